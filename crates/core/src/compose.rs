@@ -1,0 +1,116 @@
+//! The default bodies of [`Backend`]'s composed methods: each fused op as the smaller ops it stands for.
+//!
+//! They are correct on every device, and they are what an override is tested against. They never fail on their own
+//! account, never read anything back, and call only backend methods.
+
+use tallow_quant::Format;
+
+use crate::ops::{
+    Copy, Dequant, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Normalize, Project, ProjectMany, QkvPrep,
+    Rotate, Rows, RowsTo,
+};
+use crate::{Backend, DType, Error, HostWeight, Result, Tensor, Weight};
+
+/// Rows of a weight that are unpacked at a time: enough to keep a device busy, few enough to stay small.
+const TILE: usize = 256;
+
+/// Writes zeros.
+pub fn zero<B: Backend>(b: &B, t: &Tensor<B>) -> Result<()> {
+    b.write(t, &vec![0; t.bytes()])
+}
+
+/// Uploads a weight as the file has it.
+pub fn prepare<B: Backend>(b: &B, weight: HostWeight<'_>) -> Result<Weight<B>> {
+    let HostWeight { format, rows, cols, bytes } = weight;
+    let want = format.row_bytes(cols).and_then(|n| n.checked_mul(rows));
+    if want != Some(bytes.len()) {
+        let want = want.map_or(format!("whole blocks of {format}"), |n| format!("{n} bytes"));
+        let got = format!("{cols} columns in {} bytes", bytes.len());
+        return Err(Error::Shape { op: "prepare", what: "the weight's bytes", want, got });
+    }
+    let dense = match format {
+        Format::F32 => Some(DType::F32),
+        Format::F16 => Some(DType::F16),
+        Format::BF16 => Some(DType::BF16),
+        _ => None,
+    };
+    let (dtype, width) = dense.map_or((DType::U8, bytes.len() / rows.max(1)), |d| (d, cols));
+    let data = b.alloc(dtype, rows, width)?;
+    b.write(&data, bytes)?;
+    Ok(match dense {
+        Some(_) => Weight::Dense(data),
+        None => Weight::Blocks { data, format, rows, cols },
+    })
+}
+
+/// A dense weight is multiplied as it is; any other is unpacked tile by tile.
+pub fn project<B: Backend>(b: &B, op: &Project<'_, B>) -> Result<Tensor<B>> {
+    let Project { x, by, then } = op;
+    if let Weight::Dense(w) = &by.weight {
+        return b.run(Matmul { x, w, bias: by.bias.as_ref(), then: *then });
+    }
+    let outputs = by.weight.rows();
+    let y = b.alloc(DType::F32, x.rows(), outputs)?; // [rows, outputs]
+    for start in (0..outputs).step_by(TILE) {
+        let tile = start..outputs.min(start + TILE);
+        let w = b.run(Dequant { w: &by.weight, rows: tile.clone() })?; // [tile, inputs]
+        let bias = by.bias.as_ref().map(|bias| bias.col_range(tile.clone()));
+        let part =
+            then.columns(tile.clone(), |then| b.run(Matmul { x, w: &w, bias: bias.as_ref(), then }))?; // [rows, tile]
+        b.run(Copy { from: &part, to: &y.col_range(tile) })?;
+    }
+    Ok(y)
+}
+
+/// The norm, then one layer after another into its columns of the result.
+pub fn project_many<B: Backend>(b: &B, op: &ProjectMany<'_, B>) -> Result<Tensor<B>> {
+    let normed = op.norm.map(|by| b.run(Normalize { x: op.x, by, residual: None })).transpose()?;
+    let x = normed.as_ref().unwrap_or(op.x); // [rows, inputs]
+    if let [by] = op.by {
+        return b.run(Project { x, by, then: Epilogue::NONE });
+    }
+    let y = b.alloc(DType::F32, x.rows(), op.cols())?; // [rows, sum of outputs]
+    let mut at = 0;
+    for by in op.by {
+        let part = b.run(Project { x, by, then: Epilogue::NONE })?; // [rows, outputs]
+        b.run(Copy { from: &part, to: &y.col_range(at..at + part.cols()) })?;
+        at += part.cols();
+    }
+    Ok(y)
+}
+
+/// Norms, rotations and the cache write, on column views.
+pub fn qkv_prep<B: Backend>(b: &B, op: &QkvPrep<'_, B>) -> Result<Tensor<B>> {
+    let (q_cols, kv_cols) = (op.heads.q_cols(), op.heads.kv_cols());
+    let mut q = op.qkv.col_range(0..q_cols); // [tokens, query columns]
+    let mut k = op.qkv.col_range(q_cols..q_cols + kv_cols); // [tokens, key columns]
+    let v = op.qkv.col_range(q_cols + kv_cols..op.heads.qkv_cols()); // [tokens, value columns]
+    if let Some(norm) = op.qk_norm {
+        q = b.run(Normalize { x: &q, by: &norm.q, residual: None })?;
+        k = b.run(Normalize { x: &k, by: &norm.k, residual: None })?;
+    }
+    if let Some(by) = op.rope {
+        let positions = &op.plan.positions;
+        q = b.run(Rotate { x: &q, head_dim: op.heads.dim, by, positions })?;
+        k = b.run(Rotate { x: &k, head_dim: op.heads.dim, by, positions })?;
+    }
+    b.run(KvWrite { k: &k, v: &v, heads: op.heads, kv: op.kv, plan: op.plan })?;
+    Ok(q)
+}
+
+/// Up, bend, down.
+pub fn ffn<B: Backend>(b: &B, op: &Ffn<'_, B>) -> Result<Tensor<B>> {
+    let width = op.down.weight.cols();
+    let joint = b.run(ProjectMany { x: op.x, norm: op.norm, by: op.up })?; // [rows, width or 2 * width]
+    let gate = joint.col_range(0..width);
+    let up = op.is_gated().then(|| joint.col_range(width..2 * width));
+    let bent = b.run(Glu { gate: &gate, up: up.as_ref(), act: op.act })?; // [rows, width]
+    b.run(Project { x: &bent, by: op.down, then: op.then })
+}
+
+/// The wanted rows, the norm, the projection.
+pub fn head<B: Backend>(b: &B, op: &Head<'_, B>) -> Result<Tensor<B>> {
+    let x = b.run(Rows { x: op.x, at: op.rows, to: RowsTo::Gather })?; // [outputs, dim]
+    let x = b.run(Normalize { x: &x, by: op.norm, residual: None })?;
+    b.run(Project { x: &x, by: op.by, then: op.then })
+}

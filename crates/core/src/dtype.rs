@@ -1,0 +1,64 @@
+//! [`DType`]: what a tensor's elements are. Integers are integers; nothing is smuggled through floats.
+
+use std::fmt;
+
+use half::{bf16, f16};
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the names are the types' own")]
+pub enum DType {
+    F32,
+    F16,
+    BF16,
+    I32,
+    U32,
+    I8,
+    U8,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F32 | DType::I32 | DType::U32 => 4,
+            DType::F16 | DType::BF16 => 2,
+            DType::I8 | DType::U8 => 1,
+        }
+    }
+
+    /// Is it a floating-point type?
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F16 | DType::BF16)
+    }
+
+    /// The usual short name: `bf16`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::I32 => "i32",
+            DType::U32 => "u32",
+            DType::I8 => "i8",
+            DType::U8 => "u8",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A host type that a tensor can hold.
+pub trait Elem: bytemuck::Pod {
+    /// Its name on the device.
+    const DTYPE: DType;
+}
+
+macro_rules! elem {
+    ($($t:ty => $d:ident),*) => { $(impl Elem for $t { const DTYPE: DType = DType::$d; })* };
+}
+elem!(f32 => F32, f16 => F16, bf16 => BF16, i32 => I32, u32 => U32, i8 => I8, u8 => U8);

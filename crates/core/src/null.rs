@@ -1,0 +1,101 @@
+//! [`Null`]: a device that checks, records and computes nothing.
+
+use crate::ops::{
+    Attend, Copy, Dequant, Eltwise, Embed, Glu, KvWrite, Matmul, Normalize, Rotate, Rows, RowsTo, TopK,
+    TopKOut,
+};
+use crate::{Backend, DType, Result, Tensor, Trace};
+
+/// A backend without memory or arithmetic. Models run on it to show which ops they launch, with which shapes, and
+/// the scheduler's tests run on it because it is instant. Everything it is asked to read is zero.
+#[derive(Debug, Default)]
+pub struct Null {
+    trace: Trace,
+}
+
+impl Null {
+    fn like(&self, rows: usize, cols: usize) -> Result<Tensor<Null>> {
+        self.alloc(DType::F32, rows, cols)
+    }
+}
+
+impl Backend for Null {
+    type Buf = ();
+
+    fn label(&self) -> String {
+        "null".into()
+    }
+
+    fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self>> {
+        Ok(Tensor::whole((), dtype, rows, cols))
+    }
+
+    fn write(&self, _to: &Tensor<Self>, _bytes: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn read(&self, _from: &Tensor<Self>, bytes: &mut [u8]) -> Result<()> {
+        bytes.fill(0);
+        Ok(())
+    }
+
+    fn copy(&self, _op: &Copy<'_, Self>) -> Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn embed(&self, op: &Embed<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.ids.cols(), op.table.cols())
+    }
+
+    fn normalize(&self, op: &Normalize<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.x.rows(), op.x.cols())
+    }
+
+    fn matmul(&self, op: &Matmul<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.x.rows(), op.w.rows())
+    }
+
+    fn dequant(&self, op: &Dequant<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.rows.len(), op.w.cols())
+    }
+
+    fn rotate(&self, op: &Rotate<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.x.rows(), op.x.cols())
+    }
+
+    fn kv_write(&self, _op: &KvWrite<'_, Self>) -> Result<()> {
+        Ok(())
+    }
+
+    fn attend(&self, op: &Attend<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.q.rows(), op.q.cols())
+    }
+
+    fn glu(&self, op: &Glu<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.gate.rows(), op.gate.cols())
+    }
+
+    fn eltwise(&self, op: &Eltwise<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.x.rows(), op.x.cols())
+    }
+
+    fn rows(&self, op: &Rows<'_, Self>) -> Result<Tensor<Self>> {
+        match op.to {
+            RowsTo::Gather => self.like(op.at.cols(), op.x.cols()),
+            RowsTo::AddInto(into) => Ok(into.clone()),
+        }
+    }
+
+    fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>> {
+        let ids = self.alloc(DType::U32, op.x.rows(), op.k)?;
+        Ok(TopKOut { values: self.like(op.x.rows(), op.k)?, ids })
+    }
+}

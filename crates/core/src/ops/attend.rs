@@ -1,0 +1,42 @@
+use super::kv::check_kv;
+use super::{Check, Op};
+use crate::{AttnSpec, Backend, Heads, LayerKv, Result, StepPlan, Tensor};
+
+/// Attention of the step's tokens over what the cache holds of their sequences.
+///
+/// There is one op for prefill, decode and any mix: spans of any length, read through page tables. A contiguous
+/// cache is a page as long as its sequence. The step's own keys and values are in the cache already.
+#[derive(Debug)]
+pub struct Attend<'a, B: Backend> {
+    /// [tokens, query columns]
+    pub q: &'a Tensor<B>,
+    /// How the columns divide into heads.
+    pub heads: Heads,
+    /// Scale, window, caps.
+    pub spec: &'a AttnSpec<B>,
+    /// What to attend to.
+    pub kv: LayerKv<'a, B>,
+    /// Which token belongs to which sequence, at which position.
+    pub plan: &'a StepPlan<B>,
+}
+
+impl<B: Backend> Op<B> for Attend<'_, B> {
+    /// [tokens, query columns]
+    type Out = Tensor<B>;
+    const NAME: &'static str = "attend";
+
+    fn check(&self) -> Result<()> {
+        let c = Check(Self::NAME);
+        c.f32("q", self.q)?;
+        c.shape("q", self.q, self.plan.host.tokens.len(), self.heads.q_cols())?;
+        if let Some(sinks) = &self.spec.sinks {
+            c.row("sinks", sinks, self.heads.q)?;
+        }
+        c.that(self.spec.window != Some(0), "the window", "at least 1", 0)?;
+        check_kv(&c, &self.kv, self.heads, self.plan)
+    }
+
+    fn launch(&self, b: &B) -> Result<Self::Out> {
+        b.attend(self)
+    }
+}

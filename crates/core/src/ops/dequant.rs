@@ -1,0 +1,29 @@
+use std::ops::Range;
+
+use super::{Check, Op};
+use crate::{Backend, Result, Tensor, Weight};
+
+/// Some rows of a weight as `f32`.
+#[derive(Debug)]
+pub struct Dequant<'a, B: Backend> {
+    /// [outputs, inputs]
+    pub w: &'a Weight<B>,
+    /// Which outputs.
+    pub rows: Range<usize>,
+}
+
+impl<B: Backend> Op<B> for Dequant<'_, B> {
+    /// [rows, inputs]
+    type Out = Tensor<B>;
+    const NAME: &'static str = "dequant";
+
+    fn check(&self) -> Result<()> {
+        let (c, have) = (Check(Self::NAME), self.w.rows());
+        let within = self.rows.start <= self.rows.end && self.rows.end <= have;
+        c.that(within, "the rows", format_args!("within 0..{have}"), format_args!("{:?}", self.rows))
+    }
+
+    fn launch(&self, b: &B) -> Result<Self::Out> {
+        b.dequant(self)
+    }
+}

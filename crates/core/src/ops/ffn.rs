@@ -1,0 +1,56 @@
+use super::matmul::Epilogue;
+use super::project::{check_linear, joint_cols};
+use super::{Check, Op};
+use crate::{Activation, Backend, Linear, Norm, Result, Tensor};
+
+/// A feed-forward block: normalise, project up, bend, project down.
+#[derive(Debug)]
+pub struct Ffn<'a, B: Backend> {
+    /// [rows, dim]
+    pub x: &'a Tensor<B>,
+    /// Of `x`.
+    pub norm: Option<&'a Norm<B>>,
+    /// Gate and up side by side (however many weights that takes), or up alone.
+    pub up: &'a [Linear<B>],
+    /// The bend.
+    pub act: Activation,
+    /// [dim, width]. It tells whether the block is gated: `up` gives twice the width then.
+    pub down: &'a Linear<B>,
+    /// What happens to the result.
+    pub then: Epilogue<'a, B>,
+}
+
+impl<B: Backend> Ffn<'_, B> {
+    /// Does one half of `up` gate the other?
+    pub fn is_gated(&self) -> bool {
+        joint_cols(self.up) == 2 * self.down.weight.cols()
+    }
+}
+
+impl<B: Backend> Op<B> for Ffn<'_, B> {
+    /// [rows, dim]
+    type Out = Tensor<B>;
+    const NAME: &'static str = "ffn";
+
+    fn check(&self) -> Result<()> {
+        let c = Check(Self::NAME);
+        c.f32("x", self.x)?;
+        if let Some(norm) = self.norm {
+            c.norm(norm, self.x.cols())?;
+        }
+        self.up.iter().try_for_each(|l| check_linear(&c, l, self.x.cols()))?;
+        let (joint, width) = (joint_cols(self.up), self.down.weight.cols());
+        c.that(
+            joint == width || joint == 2 * width,
+            "up",
+            format_args!("{width} or {} outputs", 2 * width),
+            joint,
+        )?;
+        check_linear(&c, self.down, width)?;
+        self.then.check(&c, self.x.rows(), self.down.weight.rows())
+    }
+
+    fn launch(&self, b: &B) -> Result<Self::Out> {
+        b.ffn(self)
+    }
+}

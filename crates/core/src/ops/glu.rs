@@ -1,0 +1,31 @@
+use super::{Check, Op};
+use crate::{Activation, Backend, Result, Tensor};
+
+/// `act(gate) * up`, or `act(gate)` alone.
+#[derive(Debug)]
+pub struct Glu<'a, B: Backend> {
+    /// [rows, cols]
+    pub gate: &'a Tensor<B>,
+    /// [rows, cols]
+    pub up: Option<&'a Tensor<B>>,
+    /// The bend.
+    pub act: Activation,
+}
+
+impl<B: Backend> Op<B> for Glu<'_, B> {
+    /// [rows, cols]
+    type Out = Tensor<B>;
+    const NAME: &'static str = "glu";
+
+    fn check(&self) -> Result<()> {
+        let c = Check(Self::NAME);
+        c.f32("gate", self.gate)?;
+        let Some(up) = self.up else { return Ok(()) };
+        c.f32("up", up)?;
+        c.shape("up", up, self.gate.rows(), self.gate.cols())
+    }
+
+    fn launch(&self, b: &B) -> Result<Self::Out> {
+        b.glu(self)
+    }
+}

@@ -1,0 +1,58 @@
+use super::{Check, Op};
+use crate::{Backend, Heads, LayerKv, Result, StepPlan, Tensor};
+
+/// Stores the step's keys and values in the cache, each token in its slot.
+#[derive(Debug)]
+pub struct KvWrite<'a, B: Backend> {
+    /// [tokens, key columns]
+    pub k: &'a Tensor<B>,
+    /// [tokens, value columns]
+    pub v: &'a Tensor<B>,
+    /// How the columns divide into heads.
+    pub heads: Heads,
+    /// Where to.
+    pub kv: LayerKv<'a, B>,
+    /// Which slots.
+    pub plan: &'a StepPlan<B>,
+}
+
+/// The cache holds pages of the plan's length for these heads.
+pub(super) fn check_kv<B: Backend>(
+    c: &Check,
+    kv: &LayerKv<'_, B>,
+    heads: Heads,
+    plan: &StepPlan<B>,
+) -> Result<()> {
+    c.that(
+        heads.kv > 0 && heads.q.is_multiple_of(heads.kv),
+        "query heads",
+        format_args!("a multiple of {}", heads.kv),
+        heads.q,
+    )?;
+    for (what, t) in [("the cache's keys", kv.k), ("the cache's values", kv.v)] {
+        c.float(what, t)?;
+        c.cols(what, t, plan.host.page_len * heads.kv_cols())?;
+        let last = plan.host.spans.iter().flat_map(|s| &s.pages).max();
+        let fits = last.is_none_or(|p| (*p as usize) < t.rows());
+        c.that(fits, "the plan's pages", format_args!("under {}", t.rows()), last.copied().unwrap_or(0))?;
+    }
+    Ok(())
+}
+
+impl<B: Backend> Op<B> for KvWrite<'_, B> {
+    type Out = ();
+    const NAME: &'static str = "kv_write";
+
+    fn check(&self) -> Result<()> {
+        let (c, tokens) = (Check(Self::NAME), self.plan.host.tokens.len());
+        for (what, t) in [("k", self.k), ("v", self.v)] {
+            c.f32(what, t)?;
+            c.shape(what, t, tokens, self.heads.kv_cols())?;
+        }
+        check_kv(&c, &self.kv, self.heads, self.plan)
+    }
+
+    fn launch(&self, b: &B) -> Result<()> {
+        b.kv_write(self)
+    }
+}

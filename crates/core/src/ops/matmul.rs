@@ -1,0 +1,82 @@
+use super::{Check, Op};
+use crate::{Backend, Result, Tensor};
+
+/// What happens to a product before it is stored: `softcap(scale * y) + residual`.
+#[derive(Debug)]
+pub struct Epilogue<'a, B: Backend> {
+    /// Multiplies the product, its bias included.
+    pub scale: f32,
+    /// `cap * tanh(y / cap)`
+    pub softcap: Option<f32>,
+    /// Like the product; added last.
+    pub residual: Option<&'a Tensor<B>>,
+}
+
+impl<'a, B: Backend> Epilogue<'a, B> {
+    /// Nothing happens.
+    pub const NONE: Epilogue<'a, B> = Epilogue { scale: 1.0, softcap: None, residual: None };
+
+    /// The product is added to `residual`.
+    pub fn add_to(residual: &'a Tensor<B>) -> Epilogue<'a, B> {
+        Epilogue { residual: Some(residual), ..Epilogue::NONE }
+    }
+
+    /// The same for the columns `range` of the product.
+    pub(crate) fn columns<R>(
+        &self,
+        range: std::ops::Range<usize>,
+        then: impl FnOnce(Epilogue<'_, B>) -> R,
+    ) -> R {
+        let residual = self.residual.map(|r| r.col_range(range));
+        then(Epilogue { scale: self.scale, softcap: self.softcap, residual: residual.as_ref() })
+    }
+
+    pub(super) fn check(&self, c: &Check, rows: usize, cols: usize) -> Result<()> {
+        let Some(residual) = self.residual else { return Ok(()) };
+        c.f32("residual", residual)?;
+        c.shape("residual", residual, rows, cols)
+    }
+}
+
+// By hand: deriving would ask for `B: Clone`.
+impl<B: Backend> Clone for Epilogue<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Epilogue<'_, B> {}
+
+/// `x · wᵀ + bias` for a dense matrix `w`.
+#[derive(Debug)]
+pub struct Matmul<'a, B: Backend> {
+    /// [rows, inputs]
+    pub x: &'a Tensor<B>,
+    /// [outputs, inputs], of any float type
+    pub w: &'a Tensor<B>,
+    /// [1, outputs]
+    pub bias: Option<&'a Tensor<B>>,
+    /// What happens next.
+    pub then: Epilogue<'a, B>,
+}
+
+impl<B: Backend> Op<B> for Matmul<'_, B> {
+    /// [rows, outputs]
+    type Out = Tensor<B>;
+    const NAME: &'static str = "matmul";
+
+    fn check(&self) -> Result<()> {
+        let c = Check(Self::NAME);
+        c.f32("x", self.x)?;
+        c.float("w", self.w)?;
+        c.cols("x", self.x, self.w.cols())?;
+        if let Some(bias) = self.bias {
+            c.row("bias", bias, self.w.rows())?;
+        }
+        self.then.check(&c, self.x.rows(), self.w.rows())
+    }
+
+    fn launch(&self, b: &B) -> Result<Self::Out> {
+        b.matmul(self)
+    }
+}

@@ -1,0 +1,26 @@
+use super::{Check, Op};
+use crate::{Backend, Result, Tensor};
+
+/// Copies the elements of one view into another of the same shape and type.
+#[derive(Debug)]
+pub struct Copy<'a, B: Backend> {
+    /// [rows, cols]
+    pub from: &'a Tensor<B>,
+    /// [rows, cols]
+    pub to: &'a Tensor<B>,
+}
+
+impl<B: Backend> Op<B> for Copy<'_, B> {
+    type Out = ();
+    const NAME: &'static str = "copy";
+
+    fn check(&self) -> Result<()> {
+        let c = Check(Self::NAME);
+        c.shape("the target", self.to, self.from.rows(), self.from.cols())?;
+        c.that(self.to.dtype() == self.from.dtype(), "the target's type", self.from.dtype(), self.to.dtype())
+    }
+
+    fn launch(&self, b: &B) -> Result<()> {
+        b.copy(self)
+    }
+}

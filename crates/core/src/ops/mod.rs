@@ -1,0 +1,127 @@
+//! Every op, one file each: its operands, its check, its launch.
+//!
+//! `check` is written once for all devices: after it, a backend may rely on shapes and types, and a step can fail only
+//! by the device. Activations are `f32`; weights and caches are what they are.
+
+mod attend;
+mod dequant;
+mod eltwise;
+mod embed;
+mod ffn;
+mod glu;
+mod head;
+mod kv;
+mod matmul;
+mod memory;
+mod normalize;
+mod project;
+mod qkv;
+mod rotate;
+mod rows;
+mod topk;
+
+use std::fmt;
+
+pub use attend::Attend;
+pub use dequant::Dequant;
+pub use eltwise::{Eltwise, With};
+pub use embed::Embed;
+pub use ffn::Ffn;
+pub use glu::Glu;
+pub use head::Head;
+pub use kv::KvWrite;
+pub use matmul::{Epilogue, Matmul};
+pub use memory::Copy;
+pub use normalize::Normalize;
+pub use project::{Project, ProjectMany};
+pub use qkv::QkvPrep;
+pub use rotate::Rotate;
+pub use rows::{Rows, RowsTo};
+pub use topk::{TopK, TopKOut};
+
+use crate::{Backend, DType, Error, Norm, Result, Tensor};
+
+/// Something a backend can be asked to do.
+pub trait Op<B: Backend>: fmt::Debug {
+    /// What comes of it.
+    type Out;
+    /// Its name in traces and messages.
+    const NAME: &'static str;
+    /// Do the operands fit together?
+    fn check(&self) -> Result<()>;
+    /// Has a backend do it. Called by [`Backend::run`] only.
+    fn launch(&self, b: &B) -> Result<Self::Out>;
+}
+
+/// The checks that ops share, bound to the op's name.
+struct Check(&'static str);
+
+impl Check {
+    fn that(
+        &self,
+        ok: bool,
+        what: &'static str,
+        want: impl fmt::Display,
+        got: impl fmt::Display,
+    ) -> Result<()> {
+        match ok {
+            true => Ok(()),
+            false => Err(Error::Shape { op: self.0, what, want: want.to_string(), got: got.to_string() }),
+        }
+    }
+
+    fn shape<B: Backend>(&self, what: &'static str, t: &Tensor<B>, rows: usize, cols: usize) -> Result<()> {
+        let got = format_args!("[{}, {}]", t.rows(), t.cols()).to_string();
+        self.that(t.rows() == rows && t.cols() == cols, what, format_args!("[{rows}, {cols}]"), got)
+    }
+
+    fn cols<B: Backend>(&self, what: &'static str, t: &Tensor<B>, cols: usize) -> Result<()> {
+        self.that(t.cols() == cols, what, format_args!("{cols} columns"), t.cols())
+    }
+
+    fn f32<B: Backend>(&self, what: &'static str, t: &Tensor<B>) -> Result<()> {
+        self.dtype(what, t, "f32", |d| d == DType::F32)
+    }
+
+    fn float<B: Backend>(&self, what: &'static str, t: &Tensor<B>) -> Result<()> {
+        self.dtype(what, t, "f32, f16 or bf16", DType::is_float)
+    }
+
+    fn dtype<B: Backend>(
+        &self,
+        what: &'static str,
+        t: &Tensor<B>,
+        want: &'static str,
+        ok: impl Fn(DType) -> bool,
+    ) -> Result<()> {
+        match ok(t.dtype()) {
+            true => Ok(()),
+            false => Err(Error::Type { op: self.0, what, want, got: t.dtype() }),
+        }
+    }
+
+    /// A row of `count` indices.
+    fn ids<B: Backend>(&self, what: &'static str, t: &Tensor<B>, count: usize) -> Result<()> {
+        self.dtype(what, t, "u32", |d| d == DType::U32)?;
+        self.shape(what, t, 1, count)
+    }
+
+    /// A row of `count` plain numbers, such as a bias.
+    fn row<B: Backend>(&self, what: &'static str, t: &Tensor<B>, count: usize) -> Result<()> {
+        self.f32(what, t)?;
+        self.shape(what, t, 1, count)
+    }
+
+    /// A normalisation that divides `cols` columns into whole groups.
+    fn norm<B: Backend>(&self, norm: &Norm<B>, cols: usize) -> Result<()> {
+        let width = norm.weight.cols();
+        self.row("the norm's weight", &norm.weight, width)?;
+        self.that(
+            width > 0 && cols.is_multiple_of(width),
+            "the norm's width",
+            format_args!("a divisor of {cols}"),
+            width,
+        )?;
+        norm.bias.as_ref().map_or(Ok(()), |bias| self.row("the norm's bias", bias, width))
+    }
+}

@@ -1,0 +1,32 @@
+use super::{Check, Op};
+use crate::{Backend, Norm, Result, Tensor};
+
+/// Normalises each group of columns of each row, and adds the result to `residual` if there is one.
+#[derive(Debug)]
+pub struct Normalize<'a, B: Backend> {
+    /// [rows, groups * width]
+    pub x: &'a Tensor<B>,
+    /// Its width is the group's.
+    pub by: &'a Norm<B>,
+    /// [rows, groups * width]
+    pub residual: Option<&'a Tensor<B>>,
+}
+
+impl<B: Backend> Op<B> for Normalize<'_, B> {
+    /// Like `x`.
+    type Out = Tensor<B>;
+    const NAME: &'static str = "normalize";
+
+    fn check(&self) -> Result<()> {
+        let c = Check(Self::NAME);
+        c.f32("x", self.x)?;
+        c.norm(self.by, self.x.cols())?;
+        let Some(residual) = self.residual else { return Ok(()) };
+        c.f32("residual", residual)?;
+        c.shape("residual", residual, self.x.rows(), self.x.cols())
+    }
+
+    fn launch(&self, b: &B) -> Result<Self::Out> {
+        b.normalize(self)
+    }
+}

@@ -1,0 +1,41 @@
+use super::{Check, Op};
+use crate::{Backend, Result, Rope, Tensor};
+
+/// Turns pairs of elements of each head by the angles of the row's position.
+#[derive(Debug)]
+pub struct Rotate<'a, B: Backend> {
+    /// [rows, heads * dim]
+    pub x: &'a Tensor<B>,
+    /// Elements of a head; those past the table's width stay as they are.
+    pub head_dim: usize,
+    /// The angles.
+    pub by: &'a Rope<B>,
+    /// [1, rows], each under the table's rows
+    pub positions: &'a Tensor<B>,
+}
+
+impl<B: Backend> Op<B> for Rotate<'_, B> {
+    /// Like `x`.
+    type Out = Tensor<B>;
+    const NAME: &'static str = "rotate";
+
+    fn check(&self) -> Result<()> {
+        let c = Check(Self::NAME);
+        c.f32("x", self.x)?;
+        c.f32("the table", &self.by.table)?;
+        let (width, dim) = (self.by.table.cols(), self.head_dim);
+        c.that(
+            width <= dim && width.is_multiple_of(2),
+            "the table's width",
+            format_args!("even, at most {dim}"),
+            width,
+        )?;
+        let whole = dim > 0 && self.x.cols().is_multiple_of(dim);
+        c.that(whole, "x", format_args!("columns a multiple of {dim}"), self.x.cols())?;
+        c.ids("positions", self.positions, self.x.rows())
+    }
+
+    fn launch(&self, b: &B) -> Result<Self::Out> {
+        b.rotate(self)
+    }
+}

@@ -1,0 +1,36 @@
+use super::{Check, Op};
+use crate::{Backend, Result, Tensor};
+
+/// The `k` largest elements of each row, largest first; of equals the one further left. NaN counts as smallest.
+#[derive(Debug)]
+pub struct TopK<'a, B: Backend> {
+    /// [rows, cols]
+    pub x: &'a Tensor<B>,
+    /// At least 1, at most `cols`.
+    pub k: usize,
+}
+
+/// What [`TopK`] finds.
+#[derive(Debug)]
+pub struct TopKOut<B: Backend> {
+    /// [rows, k]
+    pub values: Tensor<B>,
+    /// [rows, k]: their columns
+    pub ids: Tensor<B>,
+}
+
+impl<B: Backend> Op<B> for TopK<'_, B> {
+    type Out = TopKOut<B>;
+    const NAME: &'static str = "topk";
+
+    fn check(&self) -> Result<()> {
+        let c = Check(Self::NAME);
+        c.f32("x", self.x)?;
+        let most = self.x.cols();
+        c.that((1..=most).contains(&self.k), "k", format_args!("1 to {most}"), self.k)
+    }
+
+    fn launch(&self, b: &B) -> Result<Self::Out> {
+        b.topk(self)
+    }
+}

@@ -1,0 +1,139 @@
+//! [`StepPlan`]: everything that is constant for a step, computed and uploaded once, before the first layer.
+
+use crate::backend::Memory;
+use crate::{Backend, Error, Result, Tensor};
+
+/// Some consecutive tokens of one sequence that a step computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// How many tokens the step computes.
+    pub rows: usize,
+    /// How many tokens of the sequence the cache holds already: the position of the first new one.
+    pub start: usize,
+    /// The cache pages that hold the sequence, the new tokens included, in order.
+    pub pages: Vec<u32>,
+}
+
+impl Span {
+    /// Tokens of the sequence that the cache holds after the step.
+    pub fn end(&self) -> usize {
+        self.start + self.rows
+    }
+}
+
+/// A step as the host sees it: a ragged batch. Prefill, decode and any mix of them differ only in numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// The new tokens of all spans, one span after another.
+    pub tokens: Vec<u32>,
+    /// The spans, in the order of their tokens.
+    pub spans: Vec<Span>,
+    /// Rows whose logits are wanted.
+    pub outputs: Vec<u32>,
+    /// Tokens in a cache page.
+    pub page_len: usize,
+}
+
+impl Step {
+    /// Spans fill the tokens, pages hold the spans, outputs are rows.
+    fn check(&self) -> Result<()> {
+        let wrong = |what, want: String, got: String| Error::Shape { op: "step", what, want, got };
+        let rows: usize = self.spans.iter().map(|s| s.rows).sum();
+        if rows != self.tokens.len() {
+            return Err(wrong("the spans' tokens", self.tokens.len().to_string(), rows.to_string()));
+        }
+        for span in &self.spans {
+            let need = span.end().div_ceil(self.page_len.max(1));
+            if span.pages.len() < need {
+                return Err(wrong(
+                    "a span's pages",
+                    format!("at least {need}"),
+                    span.pages.len().to_string(),
+                ));
+            }
+        }
+        match self.outputs.iter().find(|o| **o as usize >= rows) {
+            Some(o) => Err(wrong("an output row", format!("under {rows}"), o.to_string())),
+            None => Ok(()),
+        }
+    }
+
+    /// The position of each token in its sequence.
+    fn positions(&self) -> Vec<u32> {
+        self.spans.iter().flat_map(|s| s.start as u32..s.end() as u32).collect()
+    }
+
+    /// The place of each token in the cache: page times page length, plus the place in the page.
+    fn slots(&self) -> Vec<u32> {
+        let len = self.page_len;
+        let slot = |s: &Span, at: usize| s.pages[at / len] * len as u32 + (at % len) as u32;
+        self.spans.iter().flat_map(|s| (s.start..s.end()).map(move |at| slot(s, at))).collect()
+    }
+}
+
+/// A step on a device. Ops borrow it; none of them computes an index of its own.
+#[derive(Debug)]
+pub struct StepPlan<B: Backend> {
+    /// The same, for backends that plan their launches on the host.
+    pub host: Step,
+    /// [1, tokens]: token ids.
+    pub tokens: Tensor<B>,
+    /// [1, tokens]: the position of each in its sequence.
+    pub positions: Tensor<B>,
+    /// [1, tokens]: the cache slot of each.
+    pub slots: Tensor<B>,
+    /// [1, spans + 1]: the first row of each span, and the number of rows.
+    pub starts: Tensor<B>,
+    /// [1, spans]: tokens of each sequence in the cache after the step.
+    pub lens: Tensor<B>,
+    /// [spans, most pages of a span]: page tables, the short ones filled up with 0.
+    pub pages: Tensor<B>,
+    /// [1, outputs]: rows whose logits are wanted.
+    pub outputs: Tensor<B>,
+}
+
+impl<B: Backend> StepPlan<B> {
+    /// Uploads a step.
+    pub fn new(b: &B, host: Step) -> Result<StepPlan<B>> {
+        host.check()?;
+        let most = host.spans.iter().map(|s| s.pages.len()).max().unwrap_or(0);
+        let mut pages = vec![0; host.spans.len() * most];
+        let mut starts = vec![0];
+        let mut lens = Vec::new();
+        for (i, span) in host.spans.iter().enumerate() {
+            pages[i * most..][..span.pages.len()].copy_from_slice(&span.pages);
+            starts.push(starts[i] + span.rows as u32);
+            lens.push(span.end() as u32);
+        }
+        Ok(StepPlan {
+            tokens: b.upload_row(&host.tokens)?,
+            positions: b.upload_row(&host.positions())?,
+            slots: b.upload_row(&host.slots())?,
+            starts: b.upload_row(&starts)?,
+            lens: b.upload_row(&lens)?,
+            pages: b.upload(&pages, host.spans.len(), most)?,
+            outputs: b.upload_row(&host.outputs)?,
+            host,
+        })
+    }
+}
+
+/// One layer's part of the cache: a page of keys and a page of values in each row.
+///
+/// How tokens, heads and elements lie within a page is the backend's own affair; only its `kv_write` and `attend`
+/// look inside.
+#[derive(Debug)]
+pub struct LayerKv<'a, B: Backend> {
+    /// [pages, page length * key columns]
+    pub k: &'a Tensor<B>,
+    /// [pages, page length * value columns]
+    pub v: &'a Tensor<B>,
+}
+
+impl<B: Backend> Clone for LayerKv<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for LayerKv<'_, B> {}

@@ -1,0 +1,66 @@
+//! What a backend was asked to do: the record that launch tables and trace snapshots are made of.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// One op that ran. An op with deeper ones right after it was composed of them; one without ran natively.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// The op's name.
+    pub op: &'static str,
+    /// How many ops were under way when it began.
+    pub depth: usize,
+}
+
+/// A backend's recorder. It costs nothing while it is off.
+#[derive(Debug, Default)]
+pub struct Trace {
+    depth: Cell<usize>,
+    log: RefCell<Option<Vec<Launch>>>,
+}
+
+impl Trace {
+    /// Begins to record, forgetting what was recorded before.
+    pub fn start(&self) {
+        *self.log.borrow_mut() = Some(Vec::new());
+    }
+
+    /// Ends recording and hands out the record.
+    pub fn stop(&self) -> Vec<Launch> {
+        self.log.borrow_mut().take().unwrap_or_default()
+    }
+
+    pub(crate) fn enter(&self, op: &'static str) -> Entered<'_> {
+        let depth = self.depth.get();
+        if let Some(log) = self.log.borrow_mut().as_mut() {
+            log.push(Launch { op, depth });
+        }
+        self.depth.set(depth + 1);
+        Entered(self)
+    }
+}
+
+/// Marks an op as under way until dropped, also when it fails or panics.
+pub(crate) struct Entered<'a>(&'a Trace);
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.0.depth.set(self.0.depth.get() - 1);
+    }
+}
+
+/// The launch table: each op the models asked for, whether the device ran it natively or composed it, how often.
+pub fn launch_table(log: &[Launch]) -> String {
+    let mut rows: BTreeMap<(&str, bool), usize> = BTreeMap::new();
+    for (i, launch) in log.iter().enumerate() {
+        let composed = log.get(i + 1).is_some_and(|next| next.depth > launch.depth);
+        *rows.entry((launch.op, composed)).or_default() += 1;
+    }
+    let mut table = String::from("op             how       launches\n");
+    for ((op, composed), count) in rows {
+        let how = if composed { "composed" } else { "native" };
+        let _ = writeln!(table, "{op:<14} {how:<9} {count:>8}");
+    }
+    table
+}

@@ -1,0 +1,206 @@
+//! What stays on the device for as long as a model does: weights, and the small modules made of them.
+
+use std::fmt;
+
+use tallow_quant::Format;
+
+use crate::{Backend, Tensor};
+
+/// A matrix of weights as a checkpoint stores it, on its way to a device: `rows` outputs of `cols` inputs each.
+#[derive(Clone, Copy)]
+pub struct HostWeight<'a> {
+    /// How the bytes are to be read.
+    pub format: Format,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// The rows, one after another, straight from the file.
+    pub bytes: &'a [u8],
+}
+
+impl fmt::Debug for HostWeight<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[{}, {}]", self.format, self.rows, self.cols)
+    }
+}
+
+/// A matrix of weights on a device, told apart by how it is stored and not by who made it.
+pub enum Weight<B: Backend> {
+    /// Plain numbers in rows, readable as a tensor.
+    Dense(Tensor<B>),
+    /// Blocks of quantized weights. `data` is the backend's own arrangement of them: only the backend that
+    /// prepared it can read it.
+    Blocks {
+        /// Bytes, arranged as `Backend::prepare` likes them.
+        data: Tensor<B>,
+        /// What one block holds.
+        format: Format,
+        /// Outputs.
+        rows: usize,
+        /// Inputs.
+        cols: usize,
+    },
+}
+
+impl<B: Backend> Weight<B> {
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        match self {
+            Weight::Dense(t) => t.rows(),
+            Weight::Blocks { rows, .. } => *rows,
+        }
+    }
+
+    /// Inputs.
+    pub fn cols(&self) -> usize {
+        match self {
+            Weight::Dense(t) => t.cols(),
+            Weight::Blocks { cols, .. } => *cols,
+        }
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Weight::Dense(t) => t.bytes(),
+            Weight::Blocks { data, .. } => data.bytes(),
+        }
+    }
+}
+
+impl<B: Backend> Clone for Weight<B> {
+    fn clone(&self) -> Self {
+        match self {
+            Weight::Dense(t) => Weight::Dense(t.clone()),
+            Weight::Blocks { data, format, rows, cols } => {
+                Weight::Blocks { data: data.clone(), format: *format, rows: *rows, cols: *cols }
+            }
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Weight<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Weight::Dense(t) => write!(f, "{t:?}"),
+            Weight::Blocks { format, rows, cols, .. } => write!(f, "{format}[{rows}, {cols}]"),
+        }
+    }
+}
+
+/// A linear layer: `x · weightᵀ + bias`.
+#[derive(Debug)]
+pub struct Linear<B: Backend> {
+    /// [outputs, inputs]
+    pub weight: Weight<B>,
+    /// [1, outputs]
+    pub bias: Option<Tensor<B>>,
+}
+
+/// Which mean a normalisation divides by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// By the root of the mean square.
+    Rms,
+    /// By the standard deviation, after taking away the mean.
+    Layer,
+}
+
+/// A normalisation. It works on groups of as many columns as its weight is wide: a whole row, or each head of it.
+#[derive(Debug)]
+pub struct Norm<B: Backend> {
+    /// What it divides by.
+    pub kind: NormKind,
+    /// [1, width], multiplied after the division.
+    pub weight: Tensor<B>,
+    /// [1, width], added last.
+    pub bias: Option<Tensor<B>>,
+    /// Added to the variance, so that nothing is divided by zero.
+    pub eps: f32,
+}
+
+/// Normalisations of queries and keys before they are rotated.
+#[derive(Debug)]
+pub struct QkNorm<B: Backend> {
+    /// For queries: as wide as a head, or as all of them.
+    pub q: Norm<B>,
+    /// For keys.
+    pub k: Norm<B>,
+}
+
+/// Which elements of a head a rotary embedding pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePairs {
+    /// Element `i` with `i + dim / 2`.
+    Halves,
+    /// Element `2 i` with `2 i + 1`.
+    Neighbours,
+}
+
+/// A rotary embedding: the angles of every position that the context has.
+///
+/// Every way of scaling rotations to long contexts ends up in this table, so no kernel knows of any.
+#[derive(Debug)]
+pub struct Rope<B: Backend> {
+    /// [context, dim]: the cosines of a position's `dim / 2` angles, then their sines.
+    pub table: Tensor<B>,
+    /// Which elements turn together. Elements of a head past `dim` stay as they are.
+    pub pairs: RopePairs,
+}
+
+/// How many heads attention has, and how wide they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads; a multiple of `kv`.
+    pub q: usize,
+    /// Key and value heads.
+    pub kv: usize,
+    /// Elements of a head.
+    pub dim: usize,
+}
+
+impl Heads {
+    /// Columns of all query heads.
+    pub fn q_cols(&self) -> usize {
+        self.q * self.dim
+    }
+
+    /// Columns of all key heads, or of all value heads.
+    pub fn kv_cols(&self) -> usize {
+        self.kv * self.dim
+    }
+
+    /// Columns of queries, keys and values side by side.
+    pub fn qkv_cols(&self) -> usize {
+        self.q_cols() + 2 * self.kv_cols()
+    }
+}
+
+/// What makes one layer's attention unlike another's.
+#[derive(Debug)]
+pub struct AttnSpec<B: Backend> {
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// A token sees at most this many tokens, itself among them.
+    pub window: Option<usize>,
+    /// Scores go through `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// [1, query heads]: a score per head that takes its share of the softmax and gives nothing.
+    pub sinks: Option<Tensor<B>>,
+    /// Does a token see only what comes before it?
+    pub causal: bool,
+}
+
+/// What a gated or plain feed-forward layer bends its numbers with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`
+    Silu,
+    /// GELU by the error function.
+    Gelu,
+    /// GELU by its tanh approximation.
+    GeluTanh,
+    /// `max(x, 0)²`
+    Relu2,
+}

@@ -1,0 +1,126 @@
+//! [`Format`]: the closed list of block formats, and what is common to all of them.
+
+use std::fmt;
+
+/// How a row of weights is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the names are the formats' own")]
+pub enum Format {
+    F32,
+    F16,
+    BF16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q2K,
+    Q3K,
+    Q4K,
+    Q5K,
+    Q6K,
+    Q8K,
+    IQ4NL,
+    IQ4XS,
+}
+
+/// What [`Format`] knows of itself: name, GGUF type number, weights in a block, bytes in a block.
+struct Facts {
+    name: &'static str,
+    gguf: u32,
+    weights: usize,
+    bytes: usize,
+}
+
+impl Format {
+    /// Every format, in the order of the enum.
+    pub const ALL: [Format; 16] = [
+        Format::F32,
+        Format::F16,
+        Format::BF16,
+        Format::Q4_0,
+        Format::Q4_1,
+        Format::Q5_0,
+        Format::Q5_1,
+        Format::Q8_0,
+        Format::Q2K,
+        Format::Q3K,
+        Format::Q4K,
+        Format::Q5K,
+        Format::Q6K,
+        Format::Q8K,
+        Format::IQ4NL,
+        Format::IQ4XS,
+    ];
+
+    const fn facts(self) -> Facts {
+        let (name, gguf, weights, bytes) = match self {
+            Format::F32 => ("F32", 0, 1, 4),
+            Format::F16 => ("F16", 1, 1, 2),
+            Format::BF16 => ("BF16", 30, 1, 2),
+            Format::Q4_0 => ("Q4_0", 2, 32, 18),
+            Format::Q4_1 => ("Q4_1", 3, 32, 20),
+            Format::Q5_0 => ("Q5_0", 6, 32, 22),
+            Format::Q5_1 => ("Q5_1", 7, 32, 24),
+            Format::Q8_0 => ("Q8_0", 8, 32, 34),
+            Format::Q2K => ("Q2_K", 10, 256, 84),
+            Format::Q3K => ("Q3_K", 11, 256, 110),
+            Format::Q4K => ("Q4_K", 12, 256, 144),
+            Format::Q5K => ("Q5_K", 13, 256, 176),
+            Format::Q6K => ("Q6_K", 14, 256, 210),
+            Format::Q8K => ("Q8_K", 15, 256, 292),
+            Format::IQ4NL => ("IQ4_NL", 20, 32, 18),
+            Format::IQ4XS => ("IQ4_XS", 23, 256, 136),
+        };
+        Facts { name, gguf, weights, bytes }
+    }
+
+    /// The usual name, as GGUF files and people write it: `Q4_K`.
+    pub const fn name(self) -> &'static str {
+        self.facts().name
+    }
+
+    /// The number that stands for this format in a GGUF file.
+    pub const fn gguf_id(self) -> u32 {
+        self.facts().gguf
+    }
+
+    /// The format that a GGUF file means by `id`, if we know it.
+    pub fn from_gguf_id(id: u32) -> Option<Format> {
+        Format::ALL.into_iter().find(|f| f.gguf_id() == id)
+    }
+
+    /// The format of that name, in any case.
+    pub fn from_name(name: &str) -> Option<Format> {
+        Format::ALL.into_iter().find(|f| f.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Weights in one block.
+    pub const fn block_weights(self) -> usize {
+        self.facts().weights
+    }
+
+    /// Bytes of one block.
+    pub const fn block_bytes(self) -> usize {
+        self.facts().bytes
+    }
+
+    /// Bytes of a row of `cols` weights, or `None` when `cols` is not a whole number of blocks (or overflows).
+    pub const fn row_bytes(self, cols: usize) -> Option<usize> {
+        if !cols.is_multiple_of(self.block_weights()) {
+            return None;
+        }
+        (cols / self.block_weights()).checked_mul(self.block_bytes())
+    }
+
+    /// Is one block one plain number?
+    pub const fn is_plain(self) -> bool {
+        self.block_weights() == 1
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

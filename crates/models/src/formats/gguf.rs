@@ -1,0 +1,445 @@
+//! GGUF, versions 2 and 3: one file of metadata and tensors.
+//!
+//! Everything in the file is believed only after it has been checked against the file's length. Arrays are not copied
+//! out: a [`Value`] remembers where they lie.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use tallow_quant::Format;
+
+use super::map::Mapping;
+use crate::error::{LoadError, Result};
+
+/// The header, metadata and tensor table of one GGUF file.
+#[derive(Debug, Clone)]
+pub struct Gguf {
+    /// The file.
+    pub file: Arc<Mapping>,
+    /// Its key-value pairs.
+    pub meta: Metadata,
+    /// Its tensors, in the file's order.
+    pub tensors: Vec<TensorInfo>,
+}
+
+/// Where a tensor lies.
+#[derive(Debug, Clone)]
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// How its numbers are stored.
+    pub format: Format,
+    /// Slowest dimension first (the file has it the other way round).
+    pub shape: Vec<usize>,
+    /// Its bytes in the file.
+    pub bytes: Range<usize>,
+}
+
+/// A GGUF file's key-value pairs.
+#[derive(Debug, Clone)]
+pub struct Metadata {
+    file: Arc<Mapping>,
+    entries: BTreeMap<String, Value>,
+}
+
+/// One value. Small numbers are widened; arrays stay in the file.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// Any unsigned integer.
+    U64(u64),
+    /// Any signed integer.
+    I64(i64),
+    /// Any float.
+    F64(f64),
+    /// A truth value.
+    Bool(bool),
+    /// Text.
+    Str(String),
+    /// Elements of one type.
+    Array(Array),
+}
+
+/// An array that lies in the file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Array {
+    kind: Kind,
+    len: usize,
+    bytes: Range<usize>,
+}
+
+impl Array {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Has it none?
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// The types that GGUF numbers 0 to 12.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    F32,
+    Bool,
+    Str,
+    Array,
+    U64,
+    I64,
+    F64,
+}
+
+impl Kind {
+    fn from_id(id: u32) -> Option<Kind> {
+        use Kind::*;
+        [U8, I8, U16, I16, U32, I32, F32, Bool, Str, Array, U64, I64, F64].get(id as usize).copied()
+    }
+
+    /// Bytes of one value; at least that many for text.
+    fn size(self) -> usize {
+        match self {
+            Kind::U8 | Kind::I8 | Kind::Bool => 1,
+            Kind::U16 | Kind::I16 => 2,
+            Kind::U32 | Kind::I32 | Kind::F32 => 4,
+            Kind::Str | Kind::U64 | Kind::I64 | Kind::F64 => 8,
+            Kind::Array => 12,
+        }
+    }
+}
+
+/// A place in the file, moving forward. Errors name the field that is being read.
+struct Reader<'a> {
+    path: &'a Path,
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn bad<T>(&self, field: &str, why: impl std::fmt::Display) -> Result<T> {
+        Err(LoadError::bad(self.path, field, why))
+    }
+
+    fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    fn take(&mut self, n: usize, field: &str) -> Result<&'a [u8]> {
+        if n > self.left() {
+            return self.bad(
+                field,
+                format_args!("needs {n} bytes at byte {}, where {} are left", self.at, self.left()),
+            );
+        }
+        self.at += n;
+        Ok(&self.bytes[self.at - n..self.at])
+    }
+
+    fn array<const N: usize>(&mut self, field: &str) -> Result<[u8; N]> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N, field)?);
+        Ok(out)
+    }
+
+    fn u32(&mut self, field: &str) -> Result<u32> {
+        self.array(field).map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self, field: &str) -> Result<u64> {
+        self.array(field).map(u64::from_le_bytes)
+    }
+
+    /// How many things of at least `size` bytes follow: never more than the file has room for.
+    fn count(&mut self, size: usize, field: &str) -> Result<usize> {
+        let n = self.u64(field)?;
+        let most = self.left() / size;
+        match usize::try_from(n) {
+            Ok(n) if n <= most => Ok(n),
+            _ => {
+                self.bad(field, format_args!("is {n}, but the rest of the file has room for {most} at most"))
+            }
+        }
+    }
+
+    fn text(&mut self, field: &str) -> Result<&'a str> {
+        let n = self.count(1, field)?;
+        let bytes = self.take(n, field)?;
+        std::str::from_utf8(bytes).or_else(|e| self.bad(field, format_args!("is not UTF-8: {e}")))
+    }
+
+    fn kind(&mut self, field: &str) -> Result<Kind> {
+        let id = self.u32(field)?;
+        Kind::from_id(id)
+            .map_or_else(|| self.bad(field, format_args!("has type {id}, which GGUF does not have")), Ok)
+    }
+
+    fn value(&mut self, field: &str) -> Result<Value> {
+        let kind = self.kind(field)?;
+        if kind != Kind::Array {
+            return self.scalar(kind, field);
+        }
+        let kind = self.kind(field)?;
+        if kind == Kind::Array {
+            return self.bad(field, "is an array of arrays, which nothing uses");
+        }
+        let len = self.count(kind.size(), field)?;
+        let start = self.at;
+        if kind == Kind::Str {
+            for _ in 0..len {
+                self.text(field)?;
+            }
+        } else {
+            self.take(len * kind.size(), field)?;
+        }
+        Ok(Value::Array(Array { kind, len, bytes: start..self.at }))
+    }
+
+    fn scalar(&mut self, kind: Kind, field: &str) -> Result<Value> {
+        Ok(match kind {
+            Kind::U8 => Value::U64(u64::from(u8::from_le_bytes(self.array(field)?))),
+            Kind::I8 => Value::I64(i64::from(i8::from_le_bytes(self.array(field)?))),
+            Kind::U16 => Value::U64(u64::from(u16::from_le_bytes(self.array(field)?))),
+            Kind::I16 => Value::I64(i64::from(i16::from_le_bytes(self.array(field)?))),
+            Kind::U32 => Value::U64(u64::from(self.u32(field)?)),
+            Kind::I32 => Value::I64(i64::from(i32::from_le_bytes(self.array(field)?))),
+            Kind::F32 => Value::F64(f64::from(f32::from_le_bytes(self.array(field)?))),
+            Kind::U64 => Value::U64(self.u64(field)?),
+            Kind::I64 => Value::I64(i64::from_le_bytes(self.array(field)?)),
+            Kind::F64 => Value::F64(f64::from_le_bytes(self.array(field)?)),
+            Kind::Bool => Value::Bool(self.array::<1>(field)? != [0]),
+            Kind::Str => Value::Str(self.text(field)?.to_owned()),
+            Kind::Array => return self.bad(field, "is an array where one value should be"),
+        })
+    }
+}
+
+impl Gguf {
+    /// Reads header, metadata and tensor table, and checks them against the file's length.
+    pub fn parse(file: Arc<Mapping>) -> Result<Gguf> {
+        let mut r = Reader { path: file.path(), bytes: &file, at: 0 };
+        let magic: [u8; 4] = r.array("the magic number")?;
+        if magic != *b"GGUF" {
+            return r.bad(
+                "the magic number",
+                format_args!("is {magic:02x?}, not \"GGUF\": this is no GGUF file"),
+            );
+        }
+        match r.u32("the version")? {
+            2 | 3 => {}
+            1 => return Err(LoadError::unsupported(r.path, "GGUF version 1", "convert the model again")),
+            v if (1..=3).contains(&v.swap_bytes()) => {
+                return Err(LoadError::unsupported(r.path, "big-endian GGUF", "get the little-endian file"));
+            }
+            v => return r.bad("the version", format_args!("is {v}; versions 2 and 3 are known")),
+        }
+        // The least that a tensor's and a pair's entry can take.
+        let tensor_count = r.count(8 + 4 + 4 + 8, "the number of tensors")?;
+        let pair_count = r.count(8 + 4 + 1, "the number of keys")?;
+        let mut entries = BTreeMap::new();
+        for i in 0..pair_count {
+            let key = r.text(&format!("key {i}"))?.to_owned();
+            let value = r.value(&key)?;
+            if entries.insert(key.clone(), value).is_some() {
+                return r.bad(&key, "is there twice");
+            }
+        }
+        let meta = Metadata { file: file.clone(), entries };
+        let tensors = tensors(&mut r, &meta, tensor_count)?;
+        Ok(Gguf { meta, tensors, file })
+    }
+}
+
+fn tensors(r: &mut Reader<'_>, meta: &Metadata, count: usize) -> Result<Vec<TensorInfo>> {
+    let mut found = Vec::new();
+    for i in 0..count {
+        let name = r.text(&format!("the name of tensor {i}"))?.to_owned();
+        let field = format!("tensor {name:?}");
+        let dims = r.u32(&field)?;
+        if !(1..=4).contains(&dims) {
+            return r.bad(&field, format_args!("has {dims} dimensions; 1 to 4 are known"));
+        }
+        let mut shape = Vec::new();
+        for _ in 0..dims {
+            let d = r.u64(&field)?;
+            match usize::try_from(d) {
+                Ok(d) if d > 0 && d <= i64::MAX as usize => shape.insert(0, d),
+                _ => return r.bad(&field, format_args!("has a dimension of {}", d as i64)),
+            }
+        }
+        let id = r.u32(&field)?;
+        let Some(format) = Format::from_gguf_id(id) else {
+            let why = format!("type {id} is not one of {}", Format::ALL.map(Format::name).join(", "));
+            return Err(LoadError::unsupported(r.path, field, why));
+        };
+        let cols = shape.last().copied().unwrap_or(0);
+        let rows = shape.iter().rev().skip(1).try_fold(1usize, |n, d| n.checked_mul(*d));
+        let Some(row) = format.row_bytes(cols) else {
+            let blocks = format.block_weights();
+            return r.bad(
+                &field,
+                format_args!("has rows of {cols}, not a multiple of {format}'s block of {blocks}"),
+            );
+        };
+        let Some(size) = rows.and_then(|n| n.checked_mul(row)) else {
+            return r.bad(&field, format_args!("has dimensions {shape:?}, whose product overflows"));
+        };
+        let offset = r.u64(&field)?;
+        found.push((TensorInfo { name, format, shape, bytes: 0..size }, offset));
+    }
+    place(r, meta, found)
+}
+
+/// Gives each tensor its bytes in the file: aligned, inside it, and no two over each other.
+fn place(r: &Reader<'_>, meta: &Metadata, found: Vec<(TensorInfo, u64)>) -> Result<Vec<TensorInfo>> {
+    let align = meta.uint("general.alignment")?.unwrap_or(32) as usize;
+    if !align.is_power_of_two() || align > 1 << 20 {
+        return r.bad("general.alignment", format_args!("is {align}; a power of two up to 2^20 is expected"));
+    }
+    let data = r.at.next_multiple_of(align);
+    let mut tensors = Vec::new();
+    for (mut t, offset) in found {
+        let field = format!("tensor {:?}", t.name);
+        if offset % align as u64 != 0 {
+            return r.bad(&field, format_args!("lies at offset {offset}, not a multiple of {align}"));
+        }
+        let start = usize::try_from(offset).ok().and_then(|o| data.checked_add(o));
+        let end = start.and_then(|s| s.checked_add(t.bytes.end)).filter(|end| *end <= r.bytes.len());
+        let (Some(start), Some(end)) = (start, end) else {
+            let (size, have) = (t.bytes.end, r.bytes.len());
+            let why = format!(
+                "{size} bytes at offset {offset} reach past the end of the file ({have} bytes): it is cut short or damaged"
+            );
+            return r.bad(&field, why);
+        };
+        t.bytes = start..end;
+        tensors.push(t);
+    }
+    let mut order: Vec<&TensorInfo> = tensors.iter().collect();
+    order.sort_by_key(|t| t.bytes.start);
+    for pair in order.windows(2) {
+        if pair[0].bytes.end > pair[1].bytes.start {
+            return r.bad(
+                &format!("tensor {:?}", pair[1].name),
+                format_args!("lies over tensor {:?}", pair[0].name),
+            );
+        }
+    }
+    order.sort_by_key(|t| &t.name);
+    if let Some(pair) = order.windows(2).find(|pair| pair[0].name == pair[1].name) {
+        return r.bad(&format!("tensor {:?}", pair[0].name), "is there twice");
+    }
+    Ok(tensors)
+}
+
+impl Metadata {
+    /// The file they stand in.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// All keys, sorted, with their values.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.entries.iter().map(|(k, v)| (k.as_str(), v))
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.entries.get(key)
+    }
+
+    fn wrong<T>(&self, key: &str, want: &str) -> Result<T> {
+        Err(LoadError::bad(self.path(), key, format_args!("is not {want}")))
+    }
+
+    /// Text.
+    pub fn text(&self, key: &str) -> Result<Option<&str>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Str(s)) => Ok(Some(s)),
+            Some(_) => self.wrong(key, "text"),
+        }
+    }
+
+    /// A number that is not negative.
+    pub fn uint(&self, key: &str) -> Result<Option<u64>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::U64(n)) => Ok(Some(*n)),
+            Some(Value::I64(n)) if *n >= 0 => Ok(Some(*n as u64)),
+            Some(_) => self.wrong(key, "a whole number of at least 0"),
+        }
+    }
+
+    /// A number.
+    pub fn float(&self, key: &str) -> Result<Option<f64>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::F64(x)) => Ok(Some(*x)),
+            Some(Value::U64(n)) => Ok(Some(*n as f64)),
+            Some(Value::I64(n)) => Ok(Some(*n as f64)),
+            Some(_) => self.wrong(key, "a number"),
+        }
+    }
+
+    /// A truth value.
+    pub fn bool(&self, key: &str) -> Result<Option<bool>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Bool(b)) => Ok(Some(*b)),
+            Some(_) => self.wrong(key, "true or false"),
+        }
+    }
+
+    fn array(&self, key: &str) -> Result<Option<(&Array, Reader<'_>)>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Array(a)) => Ok(Some((
+                a,
+                Reader { path: self.path(), bytes: &self.file[..a.bytes.end], at: a.bytes.start },
+            ))),
+            Some(_) => self.wrong(key, "an array"),
+        }
+    }
+
+    /// An array of texts.
+    pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>> {
+        let Some((array, mut r)) = self.array(key)? else { return Ok(None) };
+        if array.kind != Kind::Str {
+            return self.wrong(key, "an array of texts");
+        }
+        (0..array.len).map(|_| r.text(key)).collect::<Result<_>>().map(Some)
+    }
+
+    /// An array of whole numbers.
+    pub fn ints(&self, key: &str) -> Result<Option<Vec<i64>>> {
+        let Some((array, mut r)) = self.array(key)? else { return Ok(None) };
+        let int = |v| match v {
+            Value::I64(n) => Ok(n),
+            Value::U64(n) => {
+                i64::try_from(n).or_else(|_| self.wrong(key, "an array of numbers that fit 63 bits"))
+            }
+            Value::Bool(b) => Ok(i64::from(b)),
+            _ => self.wrong(key, "an array of whole numbers"),
+        };
+        (0..array.len).map(|_| r.scalar(array.kind, key).and_then(int)).collect::<Result<_>>().map(Some)
+    }
+
+    /// An array of numbers.
+    pub fn floats(&self, key: &str) -> Result<Option<Vec<f32>>> {
+        let Some((array, mut r)) = self.array(key)? else { return Ok(None) };
+        let float = |v| match v {
+            Value::F64(x) => Ok(x as f32),
+            _ => self.wrong(key, "an array of floats"),
+        };
+        (0..array.len).map(|_| r.scalar(array.kind, key).and_then(float)).collect::<Result<_>>().map(Some)
+    }
+}

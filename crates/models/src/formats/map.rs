@@ -1,0 +1,200 @@
+//! [`Mapping`]: a model file's bytes, mapped into memory, that survive the file being cut short.
+//!
+//! Touching a mapped page that the file no longer reaches raises SIGBUS, which would end the process. A handler puts
+//! a page of zeros there instead and marks the mapping; whoever reads calls [`Mapping::intact`] afterwards and says
+//! what happened.
+
+use std::fs::File;
+use std::ops::{Deref, Range};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use memmap2::{Mmap, UncheckedAdvice};
+
+use crate::error::{LoadError, Result};
+
+/// A file's bytes.
+#[derive(Debug)]
+pub struct Mapping {
+    path: PathBuf,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Mapped {
+        map: Mmap,
+        guard: Option<&'static Guard>,
+    },
+    /// Compiled into the program.
+    Embedded(&'static [u8]),
+}
+
+impl Mapping {
+    /// Maps a file.
+    pub fn open(path: &Path) -> Result<Mapping> {
+        let io = |why| LoadError::io(path, why);
+        let file = File::open(path).map_err(io)?;
+        if file.metadata().map_err(io)?.is_dir() {
+            return Err(io(std::io::Error::from(std::io::ErrorKind::IsADirectory)));
+        }
+        // SAFETY: the mapping is private and read-only. Others may still change the file under it: bytes then change
+        // between two reads, which every reader here tolerates (it checks what it has copied out), and a file cut
+        // short is caught by the guard.
+        let map = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file) }.map_err(io)?;
+        let guard = Guard::watch(map.as_ptr() as usize, map.len());
+        Ok(Mapping { path: path.into(), bytes: Bytes::Mapped { map, guard } })
+    }
+
+    /// Bytes that are part of the program.
+    pub fn embedded(name: &str, bytes: &'static [u8]) -> Mapping {
+        Mapping { path: name.into(), bytes: Bytes::Embedded(bytes) }
+    }
+
+    /// Where the bytes come from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Says that nothing in `range` is needed any more, so that it stops counting as this process's memory.
+    pub fn release(&self, range: Range<usize>) {
+        let Bytes::Mapped { map, .. } = &self.bytes else { return };
+        let page = 4096;
+        let (start, end) = (range.start.next_multiple_of(page), range.end.min(map.len()) / page * page);
+        if start < end {
+            // SAFETY: the mapping is of a file and nobody writes to it: dropped pages come back from the file.
+            let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
+        }
+    }
+
+    /// Has every byte read so far come from the file?
+    pub fn intact(&self) -> Result<()> {
+        match &self.bytes {
+            Bytes::Mapped { guard: Some(guard), .. } if guard.hit.load(Ordering::Acquire) => {
+                Err(LoadError::bad(
+                    &self.path,
+                    "its end",
+                    "the file was cut short while it was being read; get it again",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Deref for Mapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Mapped { map, .. } => map,
+            Bytes::Embedded(bytes) => bytes,
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if let Bytes::Mapped { guard: Some(guard), .. } = &self.bytes {
+            guard.start.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// A mapped range that the signal handler looks after.
+#[derive(Debug)]
+struct Guard {
+    /// Its address; 0 when the guard is free, 1 while it is being set.
+    start: AtomicUsize,
+    len: AtomicUsize,
+    hit: AtomicBool,
+}
+
+/// More shards than any model has; a mapping past that many goes unguarded.
+static GUARDS: [Guard; 1024] =
+    [const { Guard { start: AtomicUsize::new(0), len: AtomicUsize::new(0), hit: AtomicBool::new(false) } };
+        1024];
+
+impl Guard {
+    fn watch(start: usize, len: usize) -> Option<&'static Guard> {
+        handler::install();
+        let free = |g: &&Guard| g.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let guard = GUARDS.iter().find(free)?;
+        guard.len.store(len, Ordering::Relaxed);
+        guard.hit.store(false, Ordering::Relaxed);
+        guard.start.store(start, Ordering::Release);
+        Some(guard)
+    }
+}
+
+#[cfg(unix)]
+mod handler {
+    use std::sync::Once;
+    use std::sync::atomic::Ordering;
+
+    use super::GUARDS;
+
+    pub(super) fn install() {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            // SAFETY: the action is fully initialised (zeroed, then the handler and flags set), and the handler only
+            // does what is allowed in a signal: atomic loads and stores, mmap, and resetting the action.
+            unsafe {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = on_bus_error as *const () as usize;
+                action.sa_flags = libc::SA_SIGINFO;
+                libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+            }
+        });
+    }
+
+    extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+        // SAFETY: the kernel hands a valid siginfo to a handler installed with SA_SIGINFO.
+        let at = unsafe { (*info).si_addr() } as usize;
+        // SAFETY: sysconf is async-signal-safe in practice on every libc we run on, and has no preconditions.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        for guard in &GUARDS {
+            let start = guard.start.load(Ordering::Acquire);
+            if start > 1 && (start..start + guard.len.load(Ordering::Relaxed)).contains(&at) {
+                guard.hit.store(true, Ordering::Release);
+                let (prot, flags) =
+                    (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
+                let hole = (at / page * page) as *mut libc::c_void;
+                // SAFETY: the page lies in a read-only mapping of ours, of which nobody can rely on the bytes any
+                // more; replacing it by zeros lets the faulting read go on.
+                if unsafe { libc::mmap(hole, page, prot, flags, -1, 0) } != libc::MAP_FAILED {
+                    return;
+                }
+            }
+        }
+        // Not ours: let the fault happen again with the default action, which ends the process as it should.
+        // SAFETY: SIG_DFL is always a valid action.
+        unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    }
+}
+
+#[cfg(not(unix))]
+mod handler {
+    /// Other systems do not let a mapped file be cut short.
+    pub(super) fn install() {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_cut_short_is_an_error_and_not_a_signal() {
+        let path = std::env::temp_dir().join(format!("tallow-map-{}", std::process::id()));
+        std::fs::write(&path, vec![7u8; 3 * 65536]).unwrap();
+        let map = Mapping::open(&path).unwrap();
+        assert_eq!(map[100], 7);
+        map.intact().unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(65536).unwrap();
+        map.release(0..map.len());
+        assert_eq!((map[100], map[2 * 65536]), (7, 0));
+        let message = map.intact().unwrap_err().to_string();
+        assert!(message.contains("cut short"), "{message}");
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,83 @@
+//! What tests share: where reference data lies, and how to read it.
+//!
+//! Golden files are in the repository. Files of other owners are not: tests that use them ask [`shared`], which says so
+//! and lets them skip where the files are absent, and fails in CI.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "this crate only serves tests")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::{Dtype, SafeTensors};
+
+/// The root of the repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// A file or folder among the goldens.
+pub fn golden(name: &str) -> PathBuf {
+    let path = root().join("tests/goldens").join(name);
+    assert!(path.exists(), "{} is missing", path.display());
+    path
+}
+
+/// A file or folder that has other owners. `None`, with a notice, where there is none; a failure in CI.
+pub fn shared(name: &str) -> Option<PathBuf> {
+    let base = std::env::var_os("TALLOW_SHARED").map_or_else(|| root().join("../shared"), PathBuf::from);
+    let path = base.join("data").join(name);
+    if path.exists() {
+        return Some(path);
+    }
+    let ci = std::env::var_os("CI").is_some_and(|v| !v.is_empty() && v != "false");
+    assert!(!ci, "CI needs {}: set TALLOW_SHARED to the folder that holds data/", path.display());
+    eprintln!("skipped: {} is not here (set TALLOW_SHARED to the folder that holds data/)", path.display());
+    None
+}
+
+/// Parses a JSON file.
+pub fn json(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))).unwrap()
+}
+
+/// One tensor of a golden file.
+#[derive(Debug, Clone)]
+pub struct Golden {
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    dtype: Dtype,
+}
+
+impl Golden {
+    /// Its numbers as `f32`.
+    pub fn f32(&self) -> Vec<f32> {
+        let pairs = || self.bytes.chunks_exact(2).map(|c| [c[0], c[1]]);
+        match self.dtype {
+            Dtype::F32 => self.bytes.chunks_exact(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect(),
+            Dtype::F16 => pairs().map(|c| f16::from_le_bytes(c).to_f32()).collect(),
+            Dtype::BF16 => pairs().map(|c| bf16::from_le_bytes(c).to_f32()).collect(),
+            other => panic!("{other:?} is no float"),
+        }
+    }
+
+    /// Its numbers as token ids.
+    pub fn ids(&self) -> Vec<u32> {
+        assert_eq!(self.dtype, Dtype::I64);
+        self.bytes.chunks_exact(8).map(|c| i64::from_le_bytes(c.try_into().unwrap()) as u32).collect()
+    }
+}
+
+/// All tensors of a safetensors file.
+pub fn tensors(path: &Path) -> BTreeMap<String, Golden> {
+    let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let golden = |t: safetensors::tensor::TensorView<'_>| Golden {
+        shape: t.shape().to_vec(),
+        bytes: t.data().to_vec(),
+        dtype: t.dtype(),
+    };
+    file.tensors().into_iter().map(|(name, t)| (name, golden(t))).collect()
+}

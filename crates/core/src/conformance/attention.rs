@@ -1,0 +1,248 @@
+use half::{bf16, f16};
+
+use super::oracle::{self, Attention, Normed};
+use super::{Bench, Bounded, Host, Outcome, text};
+use crate::ops::{Attend, KvWrite, QkvPrep};
+use crate::{
+    AttnSpec, Backend, DType, Heads, LayerKv, Norm, NormKind, QkNorm, Rope, RopePairs, Span, Step, StepPlan,
+    Tensor, compose,
+};
+
+/// Sequences with keys and values for all their positions, and steps that compute parts of them.
+struct Sequences {
+    heads: Heads,
+    page_len: usize,
+    /// Length of each.
+    lens: Vec<usize>,
+    k: Vec<Host>,
+    v: Vec<Host>,
+    q: Vec<Host>,
+}
+
+impl Sequences {
+    fn new(heads: Heads, page_len: usize, lens: &[usize]) -> Sequences {
+        let make = |salt: usize, cols: usize| {
+            lens.iter().enumerate().map(|(i, n)| Host::random((31 * i + salt) as u64, *n, cols)).collect()
+        };
+        let (k, v, q) = (make(1, heads.kv_cols()), make(2, heads.kv_cols()), make(3, heads.q_cols()));
+        Sequences { heads, page_len, lens: lens.to_vec(), k, v, q }
+    }
+
+    /// The pages of sequence `i`: no two sequences share one, and they do not lie in order.
+    fn pages(&self, i: usize) -> Vec<u32> {
+        let count = |n: usize| n.div_ceil(self.page_len);
+        let before: usize = self.lens[..i].iter().map(|n| count(*n)).sum();
+        (0..count(self.lens[i])).map(|p| (before + p) as u32).rev().collect()
+    }
+
+    fn page_count(&self) -> usize {
+        self.lens.iter().map(|n| n.div_ceil(self.page_len)).sum()
+    }
+
+    /// A step that computes `rows` of sequence `i`, for each `(i, rows)`.
+    fn step(&self, parts: &[(usize, std::ops::Range<usize>)]) -> Step {
+        let span = |(i, rows): &(usize, std::ops::Range<usize>)| {
+            let pages = self.pages(*i)[..rows.end.div_ceil(self.page_len)].to_vec();
+            Span { rows: rows.len(), start: rows.start, pages }
+        };
+        let spans: Vec<Span> = parts.iter().map(span).collect();
+        let tokens = vec![0; spans.iter().map(|s| s.rows).sum()];
+        Step { tokens, spans, outputs: Vec::new(), page_len: self.page_len }
+    }
+
+    fn gather(&self, from: &[Host], parts: &[(usize, std::ops::Range<usize>)]) -> Host {
+        let cols = from.first().map_or(0, |h| h.cols);
+        let data: Vec<f32> =
+            parts.iter().flat_map(|(i, rows)| rows.clone().flat_map(|r| from[*i].row(r).to_vec())).collect();
+        Host { rows: data.len() / cols.max(1), data, cols }
+    }
+}
+
+/// A cache for one layer.
+struct Cache<B: Backend> {
+    k: Tensor<B>,
+    v: Tensor<B>,
+}
+
+impl<B: Backend> Cache<B> {
+    fn new(t: &Bench<'_, B>, s: &Sequences, dtype: DType) -> Result<Cache<B>, String> {
+        let page = || t.b.alloc(dtype, s.page_count(), s.page_len * s.heads.kv_cols()).map_err(text);
+        Ok(Cache { k: page()?, v: page()? })
+    }
+
+    fn kv(&self) -> LayerKv<'_, B> {
+        LayerKv { k: &self.k, v: &self.v }
+    }
+}
+
+/// Writes and attends to some parts of some sequences.
+fn attend_parts<B: Backend>(
+    t: &Bench<'_, B>,
+    s: &Sequences,
+    cache: &Cache<B>,
+    spec: &AttnSpec<B>,
+    parts: &[(usize, std::ops::Range<usize>)],
+) -> Result<Tensor<B>, String> {
+    let plan = StepPlan::new(t.b, s.step(parts)).map_err(text)?;
+    let (k, v) = (t.strided(&s.gather(&s.k, parts))?, t.up(&s.gather(&s.v, parts))?);
+    let q = t.strided(&s.gather(&s.q, parts))?;
+    t.b.run(KvWrite { k: &k, v: &v, heads: s.heads, kv: cache.kv(), plan: &plan }).map_err(text)?;
+    t.b.run(Attend { q: &q, heads: s.heads, spec, kv: cache.kv(), plan: &plan }).map_err(text)
+}
+
+fn rounded(h: &Host, dtype: DType) -> Host {
+    h.clone().map(|x| match dtype {
+        DType::F16 => f16::from_f32(x).to_f32(),
+        DType::BF16 => bf16::from_f32(x).to_f32(),
+        _ => x,
+    })
+}
+
+fn plain<B: Backend>() -> AttnSpec<B> {
+    AttnSpec { scale: 0.3, window: None, softcap: None, sinks: None, causal: true }
+}
+
+/// The oracle's answer for the same parts.
+fn answer<B: Backend>(
+    s: &Sequences,
+    dtype: DType,
+    spec: &AttnSpec<B>,
+    sinks: Option<&Host>,
+    parts: &[(usize, std::ops::Range<usize>)],
+) -> Bounded {
+    let (heads, group) = (s.heads, s.heads.q / s.heads.kv);
+    // One matrix for each key head of each sequence.
+    let split = |from: &[Host]| -> Vec<Vec<Host>> {
+        let head = |h: &Host, i: usize| {
+            let data = (0..h.rows).flat_map(|r| h.row(r)[i * heads.dim..][..heads.dim].to_vec()).collect();
+            rounded(&Host { data, rows: h.rows, cols: heads.dim }, dtype)
+        };
+        from.iter().map(|h| (0..heads.kv).map(|i| head(h, i)).collect()).collect()
+    };
+    let (k, v) = (split(&s.k), split(&s.v));
+    let places: Vec<(usize, usize)> =
+        parts.iter().flat_map(|(i, rows)| rows.clone().map(move |p| (*i, p))).collect();
+    Bounded::by_rows(places.len(), heads.q_cols(), |r| {
+        let (i, position) = places[r];
+        (0..heads.q)
+            .flat_map(|h| {
+                let sink = sinks.map(|x| x.data[h]);
+                let AttnSpec { scale, window, softcap, causal, .. } = *spec;
+                let q = &s.q[i].row(position)[h * heads.dim..][..heads.dim];
+                let (k, v) = (&k[i][h / group], &v[i][h / group]);
+                Attention { k, v, scale, window, softcap, sink, causal }.get(q, position)
+            })
+            .collect()
+    })
+}
+
+pub(super) fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let heads = |q, kv, dim| Heads { q, kv, dim };
+    for (heads, page_len, lens) in [
+        (heads(1, 1, 2), 1, vec![3]),
+        (heads(4, 2, 12), 4, vec![9, 1, 17]),
+        (heads(6, 1, 16), 16, vec![40, 5]),
+        (heads(3, 3, 80), 16, vec![33]),
+        (heads(4, 1, 128), 32, vec![70, 2]),
+        (heads(2, 1, 64), 700, vec![650, 3]),
+        (heads(8, 4, 8), 16, vec![1100]),
+    ] {
+        let s = Sequences::new(heads, page_len, &lens);
+        let sinks = Host::random(5, 1, heads.q);
+        let specs = [
+            plain(),
+            AttnSpec { causal: false, ..plain() },
+            AttnSpec { window: Some(7), ..plain() },
+            AttnSpec { window: Some(1), softcap: Some(0.8), ..plain() },
+            AttnSpec { sinks: Some(t.up(&sinks)?), scale: 2.0, ..plain() },
+        ];
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for spec in &specs {
+                let whole: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, 0..*n)).collect();
+                let cache = Cache::new(t, &s, dtype)?;
+                let y = attend_parts(t, &s, &cache, spec, &whole)?;
+                let sinks = spec.sinks.is_some().then_some(&sinks);
+                t.near((heads, page_len, dtype, spec), &y, &answer(&s, dtype, spec, sinks, &whole))?;
+                // One more token of each sequence over the filled cache.
+                let decode: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, n - 1..*n)).collect();
+                let y = attend_parts(t, &s, &cache, spec, &decode)?;
+                t.near((heads, dtype, spec, "decode"), &y, &answer(&s, dtype, spec, sinks, &decode))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A token's attention is the same, bit for bit, in any company and however its sequence was cut into steps.
+pub(super) fn attend_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for (heads, page_len, lens) in [
+        (Heads { q: 4, kv: 2, dim: 12 }, 4, vec![23, 6, 90]),
+        (Heads { q: 6, kv: 2, dim: 64 }, 16, vec![600, 31]),
+    ] {
+        let s = Sequences::new(heads, page_len, &lens);
+        for spec in [plain(), AttnSpec { window: Some(9), ..plain() }] {
+            for dtype in [DType::F32, DType::BF16] {
+                let whole: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, 0..*n)).collect();
+                let all = attend_parts(t, &s, &Cache::new(t, &s, dtype)?, &spec, &whole)?;
+                let mut first = 0;
+                for (i, n) in lens.iter().enumerate() {
+                    let cache = Cache::new(t, &s, dtype)?;
+                    let cuts = [0, n / 3, n / 3 + 1, (n / 2).max(n / 3 + 1), *n];
+                    for cut in cuts.windows(2).filter(|c| c[0] < c[1]) {
+                        let part = attend_parts(t, &s, &cache, &spec, &[(i, cut[0]..cut[1])])?;
+                        let same = all.row_range(first + cut[0]..first + cut[1]);
+                        t.same((heads, dtype, &spec, i, cut), &part, &same)?;
+                    }
+                    first += n;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn qkv_prep<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let heads = Heads { q: 4, kv: 2, dim: 10 };
+    let s = Sequences::new(heads, 4, &[7, 2]);
+    let parts = [(0, 0..7), (1, 0..2)];
+    let table = Host::random(8, 9, 6);
+    for (norm_width, pairs) in
+        [(None, RopePairs::Halves), (Some(10), RopePairs::Neighbours), (Some(20), RopePairs::Halves)]
+    {
+        let weight = norm_width.map(|w| Host::random(11, 1, w));
+        let norm = |weight: &Host| -> Result<Norm<B>, String> {
+            Ok(Norm { kind: NormKind::Rms, weight: t.up(weight)?, bias: None, eps: 1e-4 })
+        };
+        let qk_norm =
+            weight.as_ref().map(|w| Ok::<_, String>(QkNorm { q: norm(w)?, k: norm(w)? })).transpose()?;
+        let rope = Rope { table: t.up(&table)?, pairs };
+        let plan = StepPlan::new(t.b, s.step(&parts)).map_err(text)?;
+        let mut joint = Host { data: Vec::new(), rows: 9, cols: heads.qkv_cols() };
+        let (q, k, v) = (s.gather(&s.q, &parts), s.gather(&s.k, &parts), s.gather(&s.v, &parts));
+        for r in 0..9 {
+            joint.data.extend(q.row(r).iter().chain(k.row(r)).chain(v.row(r)));
+        }
+        let qkv = t.up(&joint)?;
+        let (one, two) = (Cache::new(t, &s, DType::F32)?, Cache::new(t, &s, DType::F32)?);
+        let op =
+            |kv| QkvPrep { qkv: &qkv, heads, qk_norm: qk_norm.as_ref(), rope: Some(&rope), kv, plan: &plan };
+        let got = t.b.run(op(one.kv())).map_err(text)?;
+        let places = oracle::row_places(&plan.host.spans);
+        let want = Bounded::by_rows(9, heads.q_cols(), |r| {
+            let row: Vec<f64> = q.row(r).iter().map(|x| f64::from(*x)).collect();
+            let row = weight.as_ref().map_or(row.clone(), |w| {
+                Normed { kind: NormKind::Rms, weight: w, bias: None, eps: 1e-4 }.row(&row)
+            });
+            let angles = table.row(places[r].1);
+            row.chunks(10).flat_map(|h| oracle::rotate(h, angles, pairs)).map(|y| (y, 8e-6)).collect()
+        });
+        t.near((norm_width, pairs), &got, &want)?;
+        t.like_default((norm_width, pairs), &got, compose::qkv_prep(t.b, &op(two.kv())))?;
+        // What is in the cache shows only through attention.
+        let attend = |cache: &Cache<B>| {
+            t.b.run(Attend { q: &got, heads, spec: &plain(), kv: cache.kv(), plan: &plan }).map_err(text)
+        };
+        t.like_default((norm_width, "cache"), &attend(&one)?, Ok(attend(&two)?))?;
+    }
+    Ok(())
+}

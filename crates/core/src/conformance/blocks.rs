@@ -1,0 +1,135 @@
+use super::oracle::{Normed, Product, activate};
+use super::{Bench, Bounded, Host, Outcome, ensure, text};
+use crate::ops::{Epilogue, Ffn, Head, ProjectMany};
+use crate::{Activation, Backend, Format, Linear, Norm, NormKind, compose};
+
+/// A norm on the host and on the device.
+fn norm<B: Backend>(t: &Bench<'_, B>, width: usize) -> Result<(Host, Norm<B>), String> {
+    let weight = Host::random(21, 1, width);
+    let by = Norm { kind: NormKind::Rms, weight: t.up(&weight)?, bias: None, eps: 1e-5 };
+    Ok((weight, by))
+}
+
+fn normed(x: &Host, weight: &Host) -> Host {
+    let norm = Normed { kind: NormKind::Rms, weight, bias: None, eps: 1e-5 };
+    let row = |r| norm.row(&x.row(r).iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+    Host { data: (0..x.rows).flat_map(row).map(|y| y as f32).collect(), ..*x }
+}
+
+fn product(x: &Host, w: &Host) -> Bounded {
+    Product { x, w, bias: None, scale: 1.0, softcap: None, residual: None }.get()
+}
+
+fn values(b: &Bounded) -> Host {
+    Host { data: b.data.iter().map(|(x, _)| *x as f32).collect(), rows: b.rows, cols: b.cols }
+}
+
+/// A result of several roundings in a row: bounded by the size of the whole.
+fn loose(b: Bounded) -> Bounded {
+    let most = b.data.iter().fold(0f64, |m, (x, _)| m.max(x.abs()));
+    Bounded { data: b.data.iter().map(|(x, _)| (*x, 1e-5 * most + 1e-5)).collect(), ..b }
+}
+
+pub(super) fn project_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for rows in [1, 3, 18] {
+        let x = Host::random(1, rows, 256);
+        let (weight, by_norm) = norm(t, 256)?;
+        let parts = [(Format::Q4K, 40), (Format::F32, 7), (Format::Q6K, 33)];
+        let made = parts.map(|(format, n)| t.weight(n as u64, format, n, 256));
+        let mut linears = Vec::new();
+        let mut hosts = Vec::new();
+        for m in made {
+            let (weight, host) = m?;
+            linears.push(Linear { weight, bias: None });
+            hosts.push(host);
+        }
+        for norm in [Some(&by_norm), None] {
+            let input = if norm.is_some() { normed(&x, &weight) } else { x.clone() };
+            let wants: Vec<Bounded> = hosts.iter().map(|w| product(&input, w)).collect();
+            let want = Bounded::by_rows(rows, 80, |r| {
+                wants.iter().flat_map(|w| w.data[r * w.cols..][..w.cols].to_vec()).collect()
+            });
+            let xs = t.strided(&x)?;
+            let op = || ProjectMany { x: &xs, norm, by: &linears };
+            let got = t.b.run(op()).map_err(text)?;
+            t.near((rows, norm.is_some()), &got, &loose(want))?;
+            t.like_default((rows, "default"), &got, compose::project_many(t.b, &op()))?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for (rows, gated, act, scale) in [
+        (1, true, Activation::Silu, 1.0),
+        (5, true, Activation::GeluTanh, 0.5),
+        (19, false, Activation::Gelu, 1.0),
+    ] {
+        let (x, residual) = (Host::random(1, rows, 96), Host::random(2, rows, 96));
+        let (weight, by_norm) = norm(t, 96)?;
+        let (gate, gate_host) = t.weight(3, Format::Q8_0, 64, 96)?;
+        let (up, up_host) = t.weight(4, Format::F16, 64, 96)?;
+        let (down, down_host) = t.weight(5, Format::Q4_0, 96, 64)?;
+        let mut ups = vec![Linear { weight: gate, bias: None }];
+        ups.extend(gated.then_some(Linear { weight: up, bias: None }));
+        let down = Linear { weight: down, bias: None };
+        let input = normed(&x, &weight);
+        let (g, u) = (product(&input, &gate_host), product(&input, &up_host));
+        let bent = g
+            .data
+            .iter()
+            .zip(&u.data)
+            .map(|((g, _), (u, _))| activate(act, *g) * if gated { *u } else { 1.0 });
+        let bent = Host { data: bent.map(|y| y as f32).collect(), rows, cols: 64 };
+        let want =
+            Product { x: &bent, w: &down_host, bias: None, scale, softcap: None, residual: Some(&residual) };
+        let (xs, rs) = (t.strided(&x)?, t.up(&residual)?);
+        let then = Epilogue { scale, ..Epilogue::add_to(&rs) };
+        let op = || Ffn { x: &xs, norm: Some(&by_norm), up: &ups, act, down: &down, then };
+        let got = t.b.run(op()).map_err(text)?;
+        t.near((rows, gated, act), &got, &loose(want.get()))?;
+        t.like_default((rows, gated, act, "default"), &got, compose::ffn(t.b, &op()))?;
+    }
+    Ok(())
+}
+
+pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let x = Host::random(1, 9, 64);
+    let (weight, by_norm) = norm(t, 64)?;
+    let (table, host) = t.weight(3, Format::Q8_0, 301, 64)?;
+    let by = Linear { weight: table, bias: None };
+    for rows in [vec![], vec![8], vec![0, 8, 3]] {
+        let picked =
+            Host { data: rows.iter().flat_map(|r| x.row(*r).to_vec()).collect(), rows: rows.len(), cols: 64 };
+        let input = normed(&picked, &weight);
+        let want =
+            Product { x: &input, w: &host, bias: None, scale: 0.25, softcap: Some(2.0), residual: None };
+        let at: Vec<u32> = rows.iter().map(|r| *r as u32).collect();
+        let (xs, at) = (t.up(&x)?, t.ids(&at)?);
+        let then = Epilogue { scale: 0.25, softcap: Some(2.0), residual: None };
+        let op = || Head { x: &xs, rows: &at, norm: &by_norm, by: &by, then };
+        let got = t.b.run(op()).map_err(text)?;
+        t.near(&rows, &got, &loose(want.get()))?;
+        t.like_default((&rows, "default"), &got, compose::head(t.b, &op()))?;
+    }
+    // Logits do not depend on which other rows were asked for.
+    let xs = t.up(&x)?;
+    let logits = |at: &[u32]| {
+        let at = t.ids(at)?;
+        t.b.run(Head { x: &xs, rows: &at, norm: &by_norm, by: &by, then: Epilogue::NONE }).map_err(text)
+    };
+    t.same("alone", &logits(&[3])?, &logits(&[0, 3, 8])?.row_range(1..2))
+}
+
+/// What runs is recorded, what it is composed of one level deeper.
+pub(super) fn trace<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let x = t.up(&values(&product(&Host::random(1, 2, 32), &Host::random(2, 32, 32))))?;
+    let (weight, _) = t.weight(3, Format::Q8_0, 8, 32)?;
+    let by = [Linear { weight, bias: None }];
+    t.b.trace().start();
+    t.b.run(ProjectMany { x: &x, norm: None, by: &by }).map_err(text)?;
+    let log = t.b.trace().stop();
+    let top: Vec<&str> = log.iter().filter(|l| l.depth == 0).map(|l| l.op).collect();
+    ensure(top == ["project_many"], || format!("the trace is {log:?}"))?;
+    ensure(t.b.trace().stop().is_empty(), || "a stopped trace goes on".into())
+}

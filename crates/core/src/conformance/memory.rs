@@ -1,0 +1,83 @@
+use half::{bf16, f16};
+
+use super::{Bench, Host, Outcome, ensure, text};
+use crate::ops::{Copy, Matmul, Normalize};
+use crate::ops::{Epilogue, TopK};
+use crate::{Backend, DType, Elem, Error, Format, HostWeight, Memory, Norm, NormKind};
+
+fn round_trip<B: Backend, T: Elem + PartialEq + std::fmt::Debug>(t: &Bench<'_, B>, data: [T; 6]) -> Outcome {
+    let up = t.b.upload(&data, 2, 3).map_err(text)?;
+    ensure(up.dtype() == T::DTYPE && (up.rows(), up.cols()) == (2, 3), || format!("{up:?} after upload"))?;
+    if !t.suite.values {
+        return Ok(());
+    }
+    ensure(t.down::<T>(&up)? == data, || format!("{up:?} did not come back as it went"))?;
+    let view = up.row_range(1..2).col_range(1..3);
+    ensure(t.down::<T>(&view)? == data[4..], || format!("a view of {up:?} reads wrong"))?;
+    let column = up.col_range(1..2);
+    ensure(t.down::<T>(&column)? == [data[1], data[4]], || format!("a column of {up:?} reads wrong"))
+}
+
+pub(super) fn memory<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    round_trip(t, [1.5f32, -2.0, f32::MIN_POSITIVE, 0.0, -0.0, 3.25])?;
+    round_trip(t, [1.5, -2.0, 0.0, 4.0, 5.0, 6.0].map(f16::from_f32))?;
+    round_trip(t, [1.5, -2.0, 0.0, 4.0, 5.0, 6.0].map(bf16::from_f32))?;
+    round_trip(t, [1i32, -2, i32::MAX, i32::MIN, 0, 7])?;
+    round_trip(t, [1u32, 2, u32::MAX, 0x3F80_0000, 0, 7])?;
+    round_trip(t, [1i8, -2, 127, -128, 0, 7])?;
+    round_trip(t, [1u8, 2, 255, 128, 0, 7])?;
+    let empty = t.b.upload::<f32>(&[], 0, 5).map_err(text)?;
+    ensure(t.down::<f32>(&empty)?.is_empty(), || "an empty tensor has elements".into())?;
+    let zeros = t.b.zeros(DType::F32, 3, 7).map_err(text)?;
+    ensure(t.down::<f32>(&zeros)?.iter().all(|x| *x == 0.0), || "zeros are not zero".into())?;
+    let (then, now) = (t.b.clock().map_err(text)?, t.b.clock().map_err(text)?);
+    ensure(now >= then, || format!("the clock went back from {then} to {now}"))?;
+    t.b.sync().map_err(text)
+}
+
+pub(super) fn copy<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let (from, to) = (Host::random(1, 5, 7), Host::random(2, 5, 7));
+    let (a, b) = (t.up(&from)?, t.up(&to)?);
+    t.b.run(Copy { from: &a.col_range(1..4), to: &b.col_range(2..5) }).map_err(text)?;
+    if !t.suite.values {
+        return Ok(());
+    }
+    let mut want = to.clone();
+    for r in 0..5 {
+        want.row_mut(r)[2..5].copy_from_slice(&from.row(r)[1..4]);
+    }
+    ensure(t.down::<f32>(&b)? == want.data, || "columns were not copied as they should".into())?;
+    let pages = t.b.upload(&[1u8, 2, 3, 4, 5, 6], 3, 2).map_err(text)?;
+    t.b.run(Copy { from: &pages.row_range(2..3), to: &pages.row_range(0..1) }).map_err(text)?;
+    ensure(t.down::<u8>(&pages)? == [5, 6, 3, 4, 5, 6], || "a row was not copied as it should".into())
+}
+
+/// What does not fit is refused before it is launched, with words.
+pub(super) fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let (x, w) = (t.up(&Host::random(1, 2, 8))?, t.up(&Host::random(2, 3, 9))?);
+    let wide = t.b.run(Matmul { x: &x, w: &w, bias: None, then: Epilogue::NONE });
+    ensure(matches!(wide, Err(Error::Shape { op: "matmul", .. })), || {
+        format!("a wrong matmul gave {wide:?}")
+    })?;
+    let ids = t.ids(&[1, 2, 3, 4, 5, 6, 7, 8])?;
+    let ints = t.b.run(Matmul { x: &ids, w: &x, bias: None, then: Epilogue::NONE });
+    ensure(matches!(ints, Err(Error::Type { .. })), || format!("a matmul of integers gave {ints:?}"))?;
+    let weight = t.up(&Host::random(3, 1, 5))?;
+    let by = Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-5 };
+    let norm = t.b.run(Normalize { x: &x, by: &by, residual: None });
+    ensure(matches!(norm, Err(Error::Shape { .. })), || format!("a norm of the wrong width gave {norm:?}"))?;
+    for k in [0, 9] {
+        let top = t.b.run(TopK { x: &x, k });
+        ensure(top.is_err(), || format!("the top {k} of 8 gave {top:?}"))?;
+    }
+    let up = t.b.upload(&[1f32, 2.0], 3, 1);
+    ensure(up.is_err(), || format!("2 elements as 3 rows gave {up:?}"))?;
+    let down = t.b.download::<u32>(&x);
+    ensure(down.is_err(), || "floats were read as integers".into())?;
+    for (format, bytes) in [(Format::F32, 31), (Format::Q8_0, 34)] {
+        let short = vec![0; bytes];
+        let got = t.b.prepare(HostWeight { format, rows: 1, cols: 8, bytes: &short });
+        ensure(got.is_err(), || format!("{bytes} bytes of {format} gave {got:?}"))?;
+    }
+    Ok(())
+}

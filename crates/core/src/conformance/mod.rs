@@ -1,0 +1,270 @@
+//! The conformance suite: every op of a backend against an `f64` oracle, every override against its default body.
+//!
+//! A backend's crate runs it with one line:
+//!
+//! ```ignore
+//! tallow_core::conformance!(Suite::exact(), MyDevice::new());
+//! ```
+//!
+//! Sizes are odd on purpose, views are strided, batches are ragged and may be empty.
+
+mod attention;
+mod blocks;
+mod memory;
+mod oracle;
+mod rowwise;
+mod weights;
+
+use std::fmt::Debug;
+
+use tallow_quant::Format;
+
+use crate::{Backend, Elem, HostWeight, Memory, Result as CoreResult, Tensor, Weight};
+
+/// What a case comes to: nothing, or what was wrong.
+pub type Outcome = Result<(), String>;
+
+/// What is asked of a backend.
+#[derive(Clone, Copy, Debug)]
+pub struct Suite {
+    /// Are there values to compare? Only the null device has none.
+    pub values: bool,
+    /// Multiplies every bound: 1 for a device that computes in `f32`.
+    pub slack: f64,
+}
+
+impl Suite {
+    /// For a device that computes in `f32`.
+    pub fn exact() -> Suite {
+        Suite { values: true, slack: 1.0 }
+    }
+
+    /// For a device that computes nothing: shapes and checks only.
+    pub fn shapes() -> Suite {
+        Suite { values: false, slack: 1.0 }
+    }
+}
+
+/// A backend under test.
+struct Bench<'a, B: Backend> {
+    b: &'a B,
+    suite: Suite,
+}
+
+/// One case: a name, and what it does to a backend.
+pub struct Case<B: Backend> {
+    /// The op or property.
+    pub name: &'static str,
+    /// Runs it.
+    pub run: fn(&B, Suite) -> Outcome,
+}
+
+/// Every case, in the order a new backend will want to make them pass.
+pub fn cases<B: Backend>() -> Vec<Case<B>> {
+    let case = |name, run| Case { name, run };
+    vec![
+        case("memory", |b, s| memory::memory(&Bench { b, suite: s })),
+        case("copy", |b, s| memory::copy(&Bench { b, suite: s })),
+        case("refusals", |b, s| memory::refusals(&Bench { b, suite: s })),
+        case("embed", |b, s| weights::embed(&Bench { b, suite: s })),
+        case("dequant", |b, s| weights::dequant(&Bench { b, suite: s })),
+        case("matmul", |b, s| weights::matmul(&Bench { b, suite: s })),
+        case("project", |b, s| weights::project(&Bench { b, suite: s })),
+        case("project_alone", |b, s| weights::project_alone(&Bench { b, suite: s })),
+        case("normalize", |b, s| rowwise::normalize(&Bench { b, suite: s })),
+        case("rotate", |b, s| rowwise::rotate(&Bench { b, suite: s })),
+        case("glu", |b, s| rowwise::glu(&Bench { b, suite: s })),
+        case("eltwise", |b, s| rowwise::eltwise(&Bench { b, suite: s })),
+        case("rows", |b, s| rowwise::rows(&Bench { b, suite: s })),
+        case("topk", |b, s| rowwise::topk(&Bench { b, suite: s })),
+        case("attend", |b, s| attention::attend(&Bench { b, suite: s })),
+        case("attend_alone", |b, s| attention::attend_alone(&Bench { b, suite: s })),
+        case("qkv_prep", |b, s| attention::qkv_prep(&Bench { b, suite: s })),
+        case("project_many", |b, s| blocks::project_many(&Bench { b, suite: s })),
+        case("ffn", |b, s| blocks::ffn(&Bench { b, suite: s })),
+        case("head", |b, s| blocks::head(&Bench { b, suite: s })),
+        case("trace", |b, s| blocks::trace(&Bench { b, suite: s })),
+    ]
+}
+
+/// Runs the suite as tests of the crate it stands in: `conformance!(suite, backend)`.
+#[macro_export]
+macro_rules! conformance {
+    ($suite:expr, $backend:expr) => {
+        #[test]
+        fn conformance() {
+            let backend = $backend;
+            let mut failed = Vec::new();
+            for case in $crate::conformance::cases() {
+                if let Err(why) = (case.run)(&backend, $suite) {
+                    failed.push(format!("{}: {why}", case.name));
+                }
+            }
+            assert!(failed.is_empty(), "{}", failed.join("\n"));
+        }
+    };
+}
+
+impl<'a, B: Backend> Bench<'a, B> {
+    fn up(&self, host: &Host) -> Result<Tensor<B>, String> {
+        self.b.upload(&host.data, host.rows, host.cols).map_err(text)
+    }
+
+    fn ids(&self, ids: &[u32]) -> Result<Tensor<B>, String> {
+        self.b.upload_row(ids).map_err(text)
+    }
+
+    /// A strided view that holds `host`, with other data around it.
+    fn strided(&self, host: &Host) -> Result<Tensor<B>, String> {
+        let mut wide = Host::random(99, host.rows, host.cols + 5);
+        for r in 0..host.rows {
+            wide.row_mut(r)[3..3 + host.cols].copy_from_slice(host.row(r));
+        }
+        Ok(self.up(&wide)?.col_range(3..3 + host.cols))
+    }
+
+    fn down<T: Elem>(&self, t: &Tensor<B>) -> Result<Vec<T>, String> {
+        self.b.download(t).map_err(text)
+    }
+
+    /// A weight of that format on the device, and the numbers it stands for.
+    fn weight(
+        &self,
+        seed: u64,
+        format: Format,
+        rows: usize,
+        cols: usize,
+    ) -> Result<(Weight<B>, Host), String> {
+        let source = Host::random(seed, rows, cols);
+        let width = format.row_bytes(cols).ok_or("the case has no whole blocks")?;
+        let mut bytes = vec![0; rows * width];
+        tallow_quant::pack(format, &source.data, &mut bytes).map_err(text)?;
+        let mut data = vec![0.0; rows * cols];
+        tallow_quant::unpack(format, &bytes, &mut data).map_err(text)?;
+        let weight = self.b.prepare(HostWeight { format, rows, cols, bytes: &bytes }).map_err(text)?;
+        Ok((weight, Host { data, rows, cols }))
+    }
+
+    /// Compares a tensor with what an oracle found, element by element.
+    fn near(&self, what: impl Debug, got: &Tensor<B>, want: &Bounded) -> Outcome {
+        if (got.rows(), got.cols()) != (want.rows, want.cols) {
+            return Err(format!("{what:?}: {got:?} where [{}, {}] was due", want.rows, want.cols));
+        }
+        if !self.suite.values {
+            return Ok(());
+        }
+        let got: Vec<f32> = self.down(got)?;
+        for (i, (g, (w, bound))) in got.iter().zip(&want.data).enumerate() {
+            let off = (f64::from(*g) - w).abs();
+            if off > bound * self.suite.slack || off.is_nan() {
+                let (r, c) = (i / want.cols, i % want.cols);
+                return Err(format!(
+                    "{what:?}: [{r}, {c}] is {g}, should be {w} within {bound:e}, is off by {off:e}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares two tensors bit by bit.
+    fn same(&self, what: impl Debug, got: &Tensor<B>, want: &Tensor<B>) -> Outcome {
+        let (got, want): (Vec<f32>, Vec<f32>) = (self.down(got)?, self.down(want)?);
+        let differs = got.iter().zip(&want).position(|(g, w)| g.to_bits() != w.to_bits());
+        match differs {
+            _ if got.len() != want.len() => {
+                Err(format!("{what:?}: {} elements, not {}", got.len(), want.len()))
+            }
+            Some(i) => {
+                Err(format!("{what:?}: element {i} is {} in one and {} in the other", got[i], want[i]))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Compares an override with its default body.
+    fn like_default(&self, what: impl Debug, got: &Tensor<B>, default: CoreResult<Tensor<B>>) -> Outcome {
+        let default: Vec<f32> = self.down(&default.map_err(text)?)?;
+        let most = default.iter().fold(0f32, |m, x| m.max(x.abs()));
+        let data = default.iter().map(|x| (f64::from(*x), 1e-5 * f64::from(most) + 1e-6)).collect();
+        self.near(what, got, &Bounded { data, rows: got.rows(), cols: got.cols() })
+    }
+}
+
+/// A matrix on the host.
+#[derive(Clone, Debug)]
+struct Host {
+    data: Vec<f32>,
+    rows: usize,
+    cols: usize,
+}
+
+impl Host {
+    /// Numbers from -1 to 1, the same for the same seed.
+    fn random(seed: u64, rows: usize, cols: usize) -> Host {
+        let mut rng = Random(seed);
+        Host { data: (0..rows * cols).map(|_| rng.signed()).collect(), rows, cols }
+    }
+
+    fn row(&self, r: usize) -> &[f32] {
+        &self.data[r * self.cols..][..self.cols]
+    }
+
+    fn row_mut(&mut self, r: usize) -> &mut [f32] {
+        &mut self.data[r * self.cols..][..self.cols]
+    }
+
+    /// The same matrix, each number changed.
+    fn map(mut self, f: impl Fn(f32) -> f32) -> Host {
+        self.data.iter_mut().for_each(|x| *x = f(*x));
+        self
+    }
+}
+
+/// What an oracle found: each number, and how far off a device may be.
+#[derive(Debug)]
+struct Bounded {
+    data: Vec<(f64, f64)>,
+    rows: usize,
+    cols: usize,
+}
+
+impl Bounded {
+    /// Built row by row; a row gives `cols` numbers with their bounds.
+    fn by_rows(rows: usize, cols: usize, mut row: impl FnMut(usize) -> Vec<(f64, f64)>) -> Bounded {
+        Bounded { data: (0..rows).flat_map(&mut row).collect(), rows, cols }
+    }
+}
+
+/// SplitMix64: small, and good enough for test data.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn signed(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+}
+
+fn text(e: impl std::fmt::Display) -> String {
+    e.to_string()
+}
+
+fn ensure(ok: bool, what: impl FnOnce() -> String) -> Outcome {
+    if ok { Ok(()) } else { Err(what()) }
+}
+
+#[cfg(test)]
+mod tests {
+    crate::conformance!(super::Suite::shapes(), crate::Null::default());
+}

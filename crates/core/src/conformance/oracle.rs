@@ -1,0 +1,163 @@
+//! The answers, in `f64`, by the plainest code there is.
+
+use super::{Bounded, Host};
+use crate::{Activation, NormKind, RopePairs, Span};
+
+/// The relative rounding of one `f32` operation, doubled.
+pub(super) const EPS: f64 = 1.2e-7;
+
+/// `x · wᵀ + bias`, scaled, capped, added to.
+pub(super) struct Product<'a> {
+    pub x: &'a Host,
+    pub w: &'a Host,
+    pub bias: Option<&'a Host>,
+    pub scale: f32,
+    pub softcap: Option<f32>,
+    pub residual: Option<&'a Host>,
+}
+
+impl Product<'_> {
+    pub(super) fn get(&self) -> Bounded {
+        Bounded::by_rows(self.x.rows, self.w.rows, |r| {
+            (0..self.w.rows)
+                .map(|c| {
+                    let terms =
+                        self.x.row(r).iter().zip(self.w.row(c)).map(|(a, b)| f64::from(*a) * f64::from(*b));
+                    let (mut y, mut size) =
+                        terms.fold((0.0, 0.0), |(y, s): (f64, f64), t| (y + t, s + t.abs()));
+                    if let Some(bias) = self.bias {
+                        y += f64::from(bias.data[c]);
+                        size += f64::from(bias.data[c]).abs();
+                    }
+                    y *= f64::from(self.scale);
+                    size *= f64::from(self.scale).abs();
+                    y = self.softcap.map_or(y, |cap| f64::from(cap) * (y / f64::from(cap)).tanh());
+                    if let Some(residual) = self.residual {
+                        y += f64::from(residual.row(r)[c]);
+                        size += f64::from(residual.row(r)[c]).abs();
+                    }
+                    // Rounding errors of a sum grow like the root of its length, on average; this is well above.
+                    (y, EPS * size * (4.0 + (self.x.cols as f64).sqrt()) + 1e-6)
+                })
+                .collect()
+        })
+    }
+}
+
+pub(super) struct Normed<'a> {
+    pub kind: NormKind,
+    pub weight: &'a Host,
+    pub bias: Option<&'a Host>,
+    pub eps: f32,
+}
+
+impl Normed<'_> {
+    /// One group.
+    fn group(&self, x: &[f64]) -> Vec<f64> {
+        let n = x.len() as f64;
+        let mean = if self.kind == NormKind::Layer { x.iter().sum::<f64>() / n } else { 0.0 };
+        let var = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+        let by = 1.0 / (var + f64::from(self.eps)).sqrt();
+        let bias = |i: usize| self.bias.map_or(0.0, |b| f64::from(b.data[i]));
+        x.iter()
+            .enumerate()
+            .map(|(i, x)| (x - mean) * by * f64::from(self.weight.data[i]) + bias(i))
+            .collect()
+    }
+
+    pub(super) fn row(&self, x: &[f64]) -> Vec<f64> {
+        x.chunks(self.weight.cols).flat_map(|g| self.group(g)).collect()
+    }
+}
+
+pub(super) fn activate(act: Activation, x: f64) -> f64 {
+    match act {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+        Activation::GeluTanh => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            0.5 * x * (1.0 + inner.tanh())
+        }
+        Activation::Relu2 => x.max(0.0).powi(2),
+    }
+}
+
+/// By its series near zero and its continued fraction far away: good to 1e-15.
+pub(super) fn erf(x: f64) -> f64 {
+    if x.abs() > 3.0 {
+        let z = x.abs();
+        let tail = (1..=60).rev().fold(z, |t, k| z + f64::from(k) / 2.0 / t);
+        let far = 1.0 - (-z * z).exp() / (tail * std::f64::consts::PI.sqrt());
+        return far * x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    sum * 2.0 / std::f64::consts::PI.sqrt()
+}
+
+/// One head turned by the angles of a table's row.
+pub(super) fn rotate(head: &[f64], angles: &[f32], pairs: RopePairs) -> Vec<f64> {
+    let (mut out, half) = (head.to_vec(), angles.len() / 2);
+    for i in 0..half {
+        let (a, b) = match pairs {
+            RopePairs::Halves => (i, i + half),
+            RopePairs::Neighbours => (2 * i, 2 * i + 1),
+        };
+        let (cos, sin) = (f64::from(angles[i]), f64::from(angles[half + i]));
+        out[a] = head[a] * cos - head[b] * sin;
+        out[b] = head[b] * cos + head[a] * sin;
+    }
+    out
+}
+
+/// Attention of one query head at one position over one sequence.
+pub(super) struct Attention<'a> {
+    /// Keys of the head, one row a position, already rounded to what the cache holds.
+    pub k: &'a Host,
+    /// Values likewise.
+    pub v: &'a Host,
+    pub scale: f32,
+    pub window: Option<usize>,
+    pub softcap: Option<f32>,
+    pub sink: Option<f32>,
+    pub causal: bool,
+}
+
+impl Attention<'_> {
+    pub(super) fn get(&self, q: &[f32], position: usize) -> Vec<(f64, f64)> {
+        let end = if self.causal { position + 1 } else { self.k.rows };
+        let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
+        // A score, and the size of what it is summed from: the score's rounding error is in proportion to that, and
+        // is a relative error of its weight.
+        let score = |p: usize| {
+            let terms = q
+                .iter()
+                .zip(self.k.row(p))
+                .map(|(a, b)| f64::from(*a) * f64::from(*b) * f64::from(self.scale));
+            let (s, size) = terms.fold((0.0, 0.0), |(s, size): (f64, f64), t| (s + t, size + t.abs()));
+            (self.softcap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh()), size)
+        };
+        let scores: Vec<(f64, f64)> = (first..end).map(score).collect();
+        let sink = self.sink.map(f64::from);
+        let most = scores.iter().map(|s| s.0).chain(sink).fold(f64::NEG_INFINITY, f64::max);
+        let size = scores.iter().fold(1.0, |m: f64, s| m.max(s.1));
+        let weights: Vec<f64> = scores.iter().map(|s| (s.0 - most).exp()).collect();
+        let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - most).exp());
+        let off = EPS * size * (4.0 + (q.len() as f64).sqrt());
+        (0..self.v.cols)
+            .map(|c| {
+                let terms = (first..end).zip(&weights).map(|(p, w)| w / sum * f64::from(self.v.row(p)[c]));
+                let (y, size) = terms.fold((0.0, 0.0), |(y, size): (f64, f64), t| (y + t, size + t.abs()));
+                (y, off * size + 1e-6)
+            })
+            .collect()
+    }
+}
+
+/// The sequence position and span of each row of a ragged step.
+pub(super) fn row_places(spans: &[Span]) -> Vec<(usize, usize)> {
+    spans.iter().enumerate().flat_map(|(i, s)| (s.start..s.end()).map(move |p| (i, p))).collect()
+}

@@ -1,0 +1,191 @@
+use super::oracle::{self, EPS, Normed};
+use super::{Bench, Bounded, Host, Outcome, Random, ensure, text};
+use crate::ops::{Eltwise, Glu, Normalize, Rotate, Rows, RowsTo, TopK, With};
+use crate::{Activation, Backend, Norm, NormKind, Rope, RopePairs};
+
+pub(super) fn normalize<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for (rows, width, groups) in
+        [(1, 1, 1), (2, 3, 1), (3, 12, 4), (5, 63, 1), (4, 64, 2), (2, 65, 3), (1, 1030, 1), (0, 8, 1)]
+    {
+        let x = Host::random(1, rows, width * groups).map(|x| 3.0 * x + 0.5);
+        let (weight, bias, residual) =
+            (Host::random(2, 1, width), Host::random(3, 1, width), Host::random(4, rows, width * groups));
+        for (kind, bias, residual) in [
+            (NormKind::Rms, None, None),
+            (NormKind::Rms, None, Some(&residual)),
+            (NormKind::Layer, Some(&bias), None),
+            (NormKind::Layer, None, None),
+        ] {
+            let eps = 1e-3;
+            let normed = Normed { kind, weight: &weight, bias, eps };
+            let want = Bounded::by_rows(rows, width * groups, |r| {
+                let row: Vec<f64> = x.row(r).iter().map(|x| f64::from(*x)).collect();
+                let add = |c: usize| residual.map_or(0.0, |h| f64::from(h.row(r)[c]));
+                normed
+                    .row(&row)
+                    .iter()
+                    .enumerate()
+                    .map(|(c, y)| (y + add(c), 4e-6 * (1.0 + y.abs())))
+                    .collect()
+            });
+            let by = Norm { kind, weight: t.up(&weight)?, bias: bias.map(|h| t.up(h)).transpose()?, eps };
+            let residual = residual.map(|h| t.strided(h)).transpose()?;
+            let y =
+                t.b.run(Normalize { x: &t.strided(&x)?, by: &by, residual: residual.as_ref() })
+                    .map_err(text)?;
+            t.near((rows, width, groups, kind), &y, &want)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn rotate<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let positions = [0u32, 5, 5, 39, 17];
+    for (heads, dim, width) in [(1, 2, 2), (3, 12, 12), (4, 16, 8), (2, 80, 32), (5, 64, 64), (1, 10, 0)] {
+        let (x, table) = (Host::random(1, positions.len(), heads * dim), Host::random(2, 40, width));
+        for pairs in [RopePairs::Halves, RopePairs::Neighbours] {
+            let want = Bounded::by_rows(positions.len(), heads * dim, |r| {
+                let row: Vec<f64> = x.row(r).iter().map(|x| f64::from(*x)).collect();
+                let angles = table.row(positions[r] as usize);
+                row.chunks(dim)
+                    .flat_map(|h| oracle::rotate(h, angles, pairs))
+                    .map(|y| (y, 4.0 * EPS))
+                    .collect()
+            });
+            let by = Rope { table: t.up(&table)?, pairs };
+            let op = Rotate { x: &t.strided(&x)?, head_dim: dim, by: &by, positions: &t.ids(&positions)? };
+            t.near((heads, dim, width, pairs), &t.b.run(op).map_err(text)?, &want)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn glu<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for (rows, cols) in [(1, 1), (3, 7), (2, 64), (5, 173), (0, 4)] {
+        let spread = |x: f32| 12.0 * x * x * x;
+        let (gate, up) = (Host::random(1, rows, cols).map(spread), Host::random(2, rows, cols));
+        for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu2] {
+            for gated in [true, false] {
+                let want = Bounded::by_rows(rows, cols, |r| {
+                    let y = |c: usize| {
+                        let x = f64::from(gate.row(r)[c]);
+                        let y = oracle::activate(act, x) * if gated { f64::from(up.row(r)[c]) } else { 1.0 };
+                        (y, 2e-6 * (1.0 + x.abs() + y.abs()))
+                    };
+                    (0..cols).map(y).collect()
+                });
+                // Side by side, as a joint projection leaves them.
+                let mut joint = Host { data: Vec::new(), rows, cols: 2 * cols };
+                for r in 0..rows {
+                    joint.data.extend(gate.row(r).iter().chain(up.row(r)));
+                }
+                let joint = t.up(&joint)?;
+                let (g, u) = (joint.col_range(0..cols), joint.col_range(cols..2 * cols));
+                let y = t.b.run(Glu { gate: &g, up: gated.then_some(&u), act }).map_err(text)?;
+                t.near((rows, cols, act, gated), &y, &want)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn eltwise<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for (rows, y_rows, cols) in [(1, 1, 1), (4, 4, 33), (4, 1, 65), (0, 1, 3)] {
+        let (x, y) = (Host::random(1, rows, cols).map(|x| 4.0 * x), Host::random(2, y_rows, cols));
+        let (xs, ys) = (t.strided(&x)?, t.strided(&y)?);
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        type Plain = fn(f64, f64, fn(f64) -> f64) -> f64;
+        let cases: [(With<'_, B>, Plain); 6] = [
+            (With::Add(&ys), |x, y, _| x + y),
+            (With::AddScaled(&ys, 0.3), |x, y, _| x + f64::from(0.3f32) * y),
+            (With::Mul(&ys), |x, y, _| x * y),
+            (With::Scale(0.7), |x, _, _| x * f64::from(0.7f32)),
+            (With::SoftCap(2.5), |x, _, _| 2.5 * (x / 2.5).tanh()),
+            (With::Gate(&ys), |x, y, sigmoid| x * sigmoid(y)),
+        ];
+        for (with, plain) in cases {
+            let want = Bounded::by_rows(rows, cols, |r| {
+                let other = y.row(if y_rows == 1 { 0 } else { r });
+                let value = |(x, y): (&f32, &f32)| plain(f64::from(*x), f64::from(*y), sigmoid);
+                x.row(r).iter().zip(other).map(value).map(|v| (v, 2e-6)).collect()
+            });
+            let what = format!("{with:?}");
+            t.near(what, &t.b.run(Eltwise { x: &xs, with }).map_err(text)?, &want)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn rows<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let x = Host::random(1, 6, 13);
+    let xs = t.strided(&x)?;
+    let at = [5u32, 0, 5, 6, u32::MAX];
+    let y = t.b.run(Rows { x: &xs, at: &t.ids(&at)?, to: RowsTo::Gather }).map_err(text)?;
+    let want = Bounded::by_rows(at.len(), 13, |r| match at[r] {
+        id @ 0..6 => x.row(id as usize).iter().map(|x| (f64::from(*x), 0.0)).collect(),
+        _ => vec![(0.0, 0.0); 13],
+    });
+    t.near("gather", &y, &want)?;
+    let none = t.b.run(Rows { x: &xs, at: &t.ids(&[])?, to: RowsTo::Gather }).map_err(text)?;
+    ensure((none.rows(), none.cols()) == (0, 13), || format!("no rows gave {none:?}"))?;
+
+    let into = Host::random(2, 4, 13);
+    let sum = t.up(&into)?;
+    let at = [3u32, 1, 3, 9, 0, 3];
+    let y = t.b.run(Rows { x: &xs, at: &t.ids(&at)?, to: RowsTo::AddInto(&sum) }).map_err(text)?;
+    let want = Bounded::by_rows(4, 13, |r| {
+        let added =
+            |c: usize| (0..6).filter(|i| at[*i] as usize == r).map(|i| f64::from(x.row(i)[c])).sum::<f64>();
+        (0..13).map(|c| (f64::from(into.row(r)[c]) + added(c), 1e-6)).collect()
+    });
+    t.near("add into", &y, &want)
+}
+
+pub(super) fn topk<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for (rows, cols, k) in [(1, 1, 1), (3, 5, 5), (2, 97, 1), (4, 1000, 20), (1, 5003, 64), (0, 3, 2)] {
+        let mut x = Host::random(1, rows, cols);
+        // Equal, infinite and missing numbers are what goes wrong.
+        let mut rng = Random(9);
+        for r in 0..rows {
+            for value in [0.5, 0.5, f32::NEG_INFINITY, f32::NAN, f32::INFINITY] {
+                x.row_mut(r)[rng.below(cols)] = value;
+            }
+        }
+        let out = t.b.run(TopK { x: &t.strided(&x)?, k }).map_err(text)?;
+        ensure((out.ids.rows(), out.ids.cols()) == (rows, k), || format!("{:?} for the top {k}", out.ids))?;
+        if !t.suite.values {
+            continue;
+        }
+        let (ids, values): (Vec<u32>, Vec<f32>) = (t.down(&out.ids)?, t.down(&out.values)?);
+        for r in 0..rows {
+            let rank = |c: &usize| (x.row(r)[*c].is_nan(), std::cmp::Reverse(Ordered(x.row(r)[*c])), *c);
+            let mut order: Vec<usize> = (0..cols).collect();
+            order.sort_by_key(rank);
+            let got: Vec<usize> = ids[r * k..][..k].iter().map(|i| *i as usize).collect();
+            ensure(got == order[..k], || {
+                format!("[{rows}, {cols}]: the top {k} are {:?}, got {got:?}", &order[..k])
+            })?;
+            let same = |(v, c): (&f32, &usize)| v.to_bits() == x.row(r)[*c].to_bits() || v.is_nan();
+            ensure(values[r * k..][..k].iter().zip(&got).all(same), || "a value is not its id's".into())?;
+        }
+    }
+    Ok(())
+}
+
+/// Numbers by size, for sorting; NaN is kept apart by the caller.
+#[derive(PartialEq)]
+struct Ordered(f32);
+
+impl Eq for Ordered {}
+
+impl PartialOrd for Ordered {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Ordered {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.partial_cmp(&other.0).unwrap_or(std::cmp::Ordering::Equal)
+    }
+}

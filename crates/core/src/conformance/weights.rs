@@ -1,0 +1,131 @@
+use super::oracle::{EPS, Product};
+use super::{Bench, Bounded, Host, Outcome, text};
+use crate::ops::{Dequant, Embed, Epilogue, Matmul, Project};
+use crate::{Backend, Format, Linear, Memory, compose};
+
+/// Columns that a format can store, odd ones where it can.
+fn widths(format: Format) -> &'static [usize] {
+    match format.block_weights() {
+        1 => &[1, 7, 48, 65, 172, 300],
+        32 => &[32, 96, 352],
+        _ => &[256, 768],
+    }
+}
+
+pub(super) fn embed<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for format in Format::ALL {
+        for &cols in widths(format) {
+            let (table, host) = t.weight(7, format, 11, cols)?;
+            let ids = [3, 0, 10, 3, 11, u32::MAX];
+            let y = t.b.run(Embed { table: &table, ids: &t.ids(&ids)?, scale: 1.5 }).map_err(text)?;
+            let want = Bounded::by_rows(ids.len(), cols, |r| {
+                let id = ids[r] as usize;
+                let row = (0..cols).map(|c| if id < 11 { f64::from(host.row(id)[c]) * 1.5 } else { 0.0 });
+                row.map(|x| (x, EPS * x.abs())).collect()
+            });
+            t.near((format, cols), &y, &want)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn dequant<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for format in Format::ALL {
+        for &cols in widths(format) {
+            let (w, host) = t.weight(8, format, 37, cols)?;
+            for rows in [0..37, 5..6, 16..33, 4..4] {
+                let y = t.b.run(Dequant { w: &w, rows: rows.clone() }).map_err(text)?;
+                let exact =
+                    |r: usize| host.row(rows.start + r).iter().map(|x| (f64::from(*x), 0.0)).collect();
+                t.near((format, cols, &rows), &y, &Bounded::by_rows(rows.len(), cols, exact))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn matmul<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for (i, &(m, n, k)) in
+        [(1, 1, 1), (1, 5, 33), (2, 7, 48), (3, 64, 31), (5, 17, 256), (9, 33, 300), (33, 19, 64), (0, 4, 8)]
+            .iter()
+            .enumerate()
+    {
+        let (x, w) = (Host::random(i as u64, m, k), Host::random(100 + i as u64, n, k));
+        let (bias, residual) = (Host::random(3, 1, n), Host::random(4, m, n));
+        for (bias, scale, softcap, residual) in
+            [(None, 1.0, None, None), (Some(&bias), 0.5, None, Some(&residual)), (None, 2.0, Some(1.5), None)]
+        {
+            let want = Product { x: &x, w: &w, bias, scale, softcap, residual }.get();
+            let (xs, ws) = (t.strided(&x)?, t.strided(&w)?);
+            let bias = bias.map(|h| t.up(h)).transpose()?;
+            let residual = residual.map(|h| t.strided(h)).transpose()?;
+            let then = Epilogue { scale, softcap, residual: residual.as_ref() };
+            let y = t.b.run(Matmul { x: &xs, w: &ws, bias: bias.as_ref(), then }).map_err(text)?;
+            t.near((m, n, k, then), &y, &want)?;
+        }
+        for half in [true, false] {
+            let round = |x: f32| {
+                if half { half::f16::from_f32(x).to_f32() } else { half::bf16::from_f32(x).to_f32() }
+            };
+            let host = w.clone().map(round);
+            let w = if half {
+                t.b.upload(&host.data.iter().map(|x| half::f16::from_f32(*x)).collect::<Vec<_>>(), n, k)
+            } else {
+                t.b.upload(&host.data.iter().map(|x| half::bf16::from_f32(*x)).collect::<Vec<_>>(), n, k)
+            };
+            let y = t.b.run(Matmul { x: &t.up(&x)?, w: &w.map_err(text)?, bias: None, then: Epilogue::NONE });
+            let want =
+                Product { x: &x, w: &host, bias: None, scale: 1.0, softcap: None, residual: None }.get();
+            t.near((m, n, k, half), &y.map_err(text)?, &want)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn project<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for format in Format::ALL {
+        for &k in widths(format) {
+            for (m, n) in [(1, 1), (1, 37), (2, 16), (3, 33), (7, 300), (20, 19), (0, 3)] {
+                let x = Host::random(5, m, k);
+                let (weight, w) = t.weight(6, format, n, k)?;
+                let (bias, residual) = (Host::random(3, 1, n), Host::random(4, m, n));
+                let by = Linear { weight, bias: Some(t.up(&bias)?) };
+                let (xs, rs) = (t.strided(&x)?, t.up(&residual)?);
+                let then = Epilogue { scale: 0.5, softcap: None, residual: Some(&rs) };
+                let op = Project { x: &xs, by: &by, then };
+                let want = Product {
+                    x: &x,
+                    w: &w,
+                    bias: Some(&bias),
+                    scale: 0.5,
+                    softcap: None,
+                    residual: Some(&residual),
+                };
+                t.near(
+                    (format, m, n, k, "composed"),
+                    &compose::project(t.b, &op).map_err(text)?,
+                    &want.get(),
+                )?;
+                t.near((format, m, n, k), &t.b.run(op).map_err(text)?, &want.get())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A row's product is the same, bit for bit, whatever other rows are there.
+pub(super) fn project_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for format in Format::ALL {
+        for &k in widths(format) {
+            let (weight, _) = t.weight(6, format, 45, k)?;
+            let by = Linear { weight, bias: None };
+            let x = t.up(&Host::random(5, 29, k))?;
+            let all = t.b.run(Project { x: &x, by: &by, then: Epilogue::NONE }).map_err(text)?;
+            for rows in [0..1, 28..29, 3..5, 5..8, 8..12, 10..17, 12..25] {
+                let some = t.b.run(Project { x: &x.row_range(rows.clone()), by: &by, then: Epilogue::NONE });
+                t.same((format, k, &rows), &some.map_err(text)?, &all.row_range(rows.clone()))?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,454 @@
+//! [`Cpu`]: the backend itself. Each method turns an op into pieces for the pool.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+use tallow_core::ops::{
+    Attend, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Normalize, Project,
+    ProjectMany, QkvPrep, Rotate, Rows, RowsTo, TopK, TopKOut, With,
+};
+use tallow_core::{Backend, DType, Error, Norm, QkNorm, Result, Tensor, Trace};
+
+use crate::Isa;
+use crate::cache::{CacheWriter, Prep};
+use crate::kernels::{AttendTask, Kernels, NormTask, Pages};
+use crate::mat::{Mat, MatMut};
+use crate::memory::{Arena, Buf};
+use crate::phases::{Part, dense, source};
+use crate::pool::{Pool, Scratch};
+
+/// Work smaller than about this many multiplications is not worth a second thread.
+const SMALL: usize = 1 << 14;
+
+/// The CPU as a device: kernels for its instruction set, threads, memory.
+pub struct Cpu {
+    pub(crate) kernels: &'static Kernels,
+    pub(crate) pool: Pool,
+    scratch: RefCell<Scratch>,
+    arena: Rc<Arena>,
+    trace: Trace,
+}
+
+impl fmt::Debug for Cpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.label())
+    }
+}
+
+impl Cpu {
+    /// The CPU with `threads` threads (the caller's included) and the kernels of `isa`.
+    pub fn new(isa: Isa, threads: usize) -> Result<Cpu> {
+        let failed = |why: String| Error::Device { device: "cpu".into(), why };
+        let kernels = Kernels::new(isa).ok_or_else(|| failed(format!("it does not have {isa}")))?;
+        let pool = Pool::new(threads).map_err(|e| failed(format!("no more threads: {e}")))?;
+        let (scratch, arena) = (RefCell::default(), Rc::default());
+        Ok(Cpu { kernels, pool, scratch, arena, trace: Trace::default() })
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.kernels.isa
+    }
+
+    /// Threads in use.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Does `work` for each piece of `0..count`, together when `cost` (of all of it) makes that worthwhile.
+    pub(crate) fn share(&self, count: usize, cost: usize, work: impl Fn(&mut Scratch, usize) + Sync) {
+        let scratch = &mut *self.scratch.borrow_mut();
+        if cost < SMALL {
+            (0..count).for_each(|i| work(scratch, i));
+        } else {
+            self.pool.run(scratch, count, work);
+        }
+    }
+
+    /// A fresh tensor like `[rows, cols]`, filled row by row.
+    fn by_rows(
+        &self,
+        rows: usize,
+        cols: usize,
+        row: impl Fn(usize, &mut [f32]) + Sync,
+    ) -> Result<Tensor<Cpu>> {
+        let out = self.alloc(DType::F32, rows, cols)?;
+        let m = MatMut::<f32>::new(&out);
+        // A piece is enough rows to be worth taking.
+        let piece = (4096 / cols.max(1)).max(1);
+        self.share(rows.div_ceil(piece), 4 * rows * cols, |_, i| {
+            for r in i * piece..rows.min((i + 1) * piece) {
+                // SAFETY: each row belongs to one piece.
+                row(r, unsafe { m.row(r) });
+            }
+        });
+        Ok(out)
+    }
+}
+
+/// A layer's cache as attention reads it.
+fn pages(t: &Tensor<Cpu>) -> Pages<'_> {
+    match t.dtype() {
+        DType::F16 => Pages::F16(Mat::new(t)),
+        DType::BF16 => Pages::BF16(Mat::new(t)),
+        _ => Pages::F32(Mat::new(t)),
+    }
+}
+
+fn norm_task(by: &Norm<Cpu>) -> NormTask<'_> {
+    let (weight, bias) = (Mat::new(&by.weight).row(0), by.bias.as_ref().map(|b| Mat::new(b).row(0)));
+    NormTask { kind: by.kind, weight, bias, eps: by.eps }
+}
+
+impl Backend for Cpu {
+    type Buf = Buf;
+
+    fn label(&self) -> String {
+        format!("cpu ({}, {} threads)", self.isa(), self.threads())
+    }
+
+    fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Cpu>> {
+        let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(dtype.size())).unwrap_or(usize::MAX);
+        match self.arena.alloc(bytes) {
+            Some(buf) => Ok(Tensor::whole(buf, dtype, rows, cols)),
+            None => Err(Error::OutOfMemory { device: "cpu".into(), asked: bytes }),
+        }
+    }
+
+    fn write(&self, to: &Tensor<Cpu>, bytes: &[u8]) -> Result<()> {
+        if !to.is_contiguous() || to.bytes() != bytes.len() {
+            let (want, got) = (format!("{to:?} without gaps"), format!("{} bytes", bytes.len()));
+            return Err(Error::Shape { op: "write", what: "the data", want, got });
+        }
+        // SAFETY: the view is contiguous and as long as the data; nothing else runs on this device meanwhile.
+        unsafe {
+            let start = to.buf().start().add(to.offset() * to.dtype().size());
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len());
+        }
+        Ok(())
+    }
+
+    fn read(&self, from: &Tensor<Cpu>, bytes: &mut [u8]) -> Result<()> {
+        if from.bytes() != bytes.len() {
+            let (want, got) = (format!("{} bytes", from.bytes()), format!("{} bytes", bytes.len()));
+            return Err(Error::Shape { op: "read", what: "the room", want, got });
+        }
+        let (size, width) = (from.dtype().size(), from.cols() * from.dtype().size());
+        for (r, out) in bytes.chunks_exact_mut(width.max(1)).enumerate() {
+            // SAFETY: row `r` lies within the view, and nothing writes on this device meanwhile.
+            unsafe {
+                let row = from.buf().start().add((from.offset() + r * from.stride()) * size);
+                std::ptr::copy_nonoverlapping(row, out.as_mut_ptr(), width);
+            }
+        }
+        Ok(())
+    }
+
+    fn copy(&self, op: &Copy<'_, Cpu>) -> Result<()> {
+        let (size, width) = (op.from.dtype().size(), op.from.cols() * op.from.dtype().size());
+        let row = |t: &Tensor<Cpu>, r: usize| {
+            // SAFETY: row `r` lies within the view.
+            unsafe { t.buf().start().add((t.offset() + r * t.stride()) * size) }
+        };
+        for r in 0..op.from.rows() {
+            // SAFETY: both rows lie within their views, which have the same width; `copy` minds overlaps.
+            unsafe { std::ptr::copy(row(op.from, r), row(op.to, r), width) };
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn embed(&self, op: &Embed<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (k, table, ids) = (self.kernels, source(op.table), Mat::<u32>::new(op.ids).row(0));
+        let (rows, scale) = (op.table.rows(), op.scale);
+        self.by_rows(ids.len(), table.cols(), |r, out| match ids[r] as usize {
+            id if id < rows => {
+                (k.unpack)(&table, id, out);
+                out.iter_mut().for_each(|x| *x *= scale);
+            }
+            _ => out.fill(0.0),
+        })
+    }
+
+    fn normalize(&self, op: &Normalize<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, task, residual) = (Mat::new(op.x), norm_task(op.by), op.residual.map(Mat::<f32>::new));
+        let k = self.kernels;
+        self.by_rows(x.rows, x.cols, |r, out| {
+            (k.norm)(&task, x.row(r), out);
+            if let Some(residual) = residual {
+                (k.add_scaled)(out, 1.0, residual.row(r));
+            }
+        })
+    }
+
+    fn matmul(&self, op: &Matmul<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let out = self.alloc(DType::F32, op.x.rows(), op.w.rows())?;
+        let part = Part { w: dense(op.w), bias: op.bias.map(Mat::new), outputs: op.w.rows(), column: 0 };
+        self.linear(Mat::new(op.x), &[part], &out, op.then);
+        Ok(out)
+    }
+
+    fn dequant(&self, op: &Dequant<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (k, w, first) = (self.kernels, source(op.w), op.rows.start);
+        self.by_rows(op.rows.len(), w.cols(), |r, out| (k.unpack)(&w, first + r, out))
+    }
+
+    fn rotate(&self, op: &Rotate<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, positions) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.positions).row(0));
+        let rope = Some((Mat::new(&op.by.table), op.by.pairs));
+        let (k, prep) = (self.kernels, Prep { norm: None, rope, dim: op.head_dim });
+        self.by_rows(x.rows, x.cols, |r, out| prep.run(k, x.row(r), positions[r], out))
+    }
+
+    fn kv_write(&self, op: &KvWrite<'_, Cpu>) -> Result<()> {
+        let (k, v) = (Mat::<f32>::new(op.k), Mat::<f32>::new(op.v));
+        let writer = CacheWriter::new(op.kv, op.plan, op.heads.dim);
+        self.share(k.rows, 4 * op.k.len(), |_, token| {
+            // SAFETY: each token belongs to one piece.
+            unsafe { writer.put(token, k.row(token), v.row(token)) };
+        });
+        Ok(())
+    }
+
+    fn attend(&self, op: &Attend<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let out = self.alloc(DType::F32, op.q.rows(), op.q.cols())?;
+        let (m, q, kernels) = (MatMut::new(&out), Mat::new(op.q), self.kernels);
+        let (k, v) = (pages(op.kv.k), pages(op.kv.v));
+        let group = op.heads.q / op.heads.kv;
+        // Tokens whose query rows together make good use of a tile of keys, and still share out evenly.
+        let tokens = (32 / group).max(1);
+        let (mut tasks, mut first, mut cost) = (Vec::new(), 0, 0);
+        for span in &op.plan.host.spans {
+            for at in (0..span.rows).step_by(tokens) {
+                let rows = first + at..first + span.rows.min(at + tokens);
+                for head in 0..op.heads.kv {
+                    tasks.push(AttendTask {
+                        q,
+                        out: &m,
+                        rows: rows.clone(),
+                        position: span.start + at,
+                        len: span.end(),
+                        pages: &span.pages,
+                        page_len: op.plan.host.page_len,
+                        k,
+                        v,
+                        heads: op.heads,
+                        head,
+                        scale: op.spec.scale,
+                        window: op.spec.window,
+                        softcap: op.spec.softcap,
+                        sinks: op.spec.sinks.as_ref().map(Mat::new),
+                        causal: op.spec.causal,
+                    });
+                }
+            }
+            first += span.rows;
+            cost += span.rows * span.end() * op.heads.q_cols();
+        }
+        self.share(tasks.len(), cost, |scratch, i| (kernels.attend)(&tasks[i], scratch));
+        Ok(out)
+    }
+
+    fn glu(&self, op: &Glu<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (k, act) = (self.kernels, op.act);
+        let (gate, up) = (Mat::<f32>::new(op.gate), op.up.map(Mat::<f32>::new));
+        self.by_rows(gate.rows, gate.cols, |r, out| (k.glu)(act, gate.row(r), up.map(|u| u.row(r)), out))
+    }
+
+    fn eltwise(&self, op: &Eltwise<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (k, x, y) = (self.kernels, Mat::<f32>::new(op.x), op.other().map(Mat::<f32>::new));
+        let y = |r: usize| y.map_or(&[][..], |y| y.row(if y.rows == 1 { 0 } else { r }));
+        let copy = |r: usize, out: &mut [f32]| out.copy_from_slice(x.row(r));
+        let (rows, cols) = (x.rows, x.cols);
+        match op.with {
+            With::Add(_) => self.by_rows(rows, cols, |r, out| {
+                copy(r, out);
+                (k.add_scaled)(out, 1.0, y(r));
+            }),
+            With::AddScaled(_, scale) => self.by_rows(rows, cols, |r, out| {
+                copy(r, out);
+                (k.add_scaled)(out, scale, y(r));
+            }),
+            With::Mul(_) => self.by_rows(rows, cols, |r, out| {
+                out.iter_mut().zip(x.row(r)).zip(y(r)).for_each(|((o, x), y)| *o = x * y);
+            }),
+            With::Scale(scale) => self.by_rows(rows, cols, |r, out| {
+                out.iter_mut().zip(x.row(r)).for_each(|(o, x)| *o = x * scale);
+            }),
+            With::SoftCap(cap) => self.by_rows(rows, cols, |r, out| {
+                copy(r, out);
+                (k.softcap)(out, cap);
+            }),
+            With::Gate(_) => self.by_rows(rows, cols, |r, out| {
+                copy(r, out);
+                (k.gate)(out, y(r));
+            }),
+        }
+    }
+
+    fn rows(&self, op: &Rows<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, at) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.at).row(0));
+        match op.to {
+            RowsTo::Gather => self.by_rows(at.len(), x.cols, |r, out| match at[r] as usize {
+                row if row < x.rows => out.copy_from_slice(x.row(row)),
+                _ => out.fill(0.0),
+            }),
+            RowsTo::AddInto(into) => {
+                let sums = MatMut::<f32>::new(into);
+                // In order, on this thread: several rows may go to one.
+                for (r, to) in at.iter().enumerate().filter(|(_, to)| (**to as usize) < sums.rows) {
+                    // SAFETY: no other thread has the tensor, and the last slice is gone.
+                    (self.kernels.add_scaled)(unsafe { sums.row(*to as usize) }, 1.0, x.row(r));
+                }
+                Ok(into.clone())
+            }
+        }
+    }
+
+    fn topk(&self, op: &TopK<'_, Cpu>) -> Result<TopKOut<Cpu>> {
+        let x = Mat::<f32>::new(op.x);
+        let ids = self.alloc(DType::U32, x.rows, op.k)?;
+        let values = self.alloc(DType::F32, x.rows, op.k)?;
+        let (i, v) = (MatMut::<u32>::new(&ids), MatMut::<f32>::new(&values));
+        let k = self.kernels;
+        self.share(x.rows, x.rows * x.cols, |_, r| {
+            // SAFETY: each row belongs to one piece.
+            let (ids, values) = unsafe { (i.row(r), v.row(r)) };
+            largest(k, x.row(r), ids);
+            ids.iter().zip(values).for_each(|(id, value)| *value = x.row(r)[*id as usize]);
+        });
+        Ok(TopKOut { values, ids })
+    }
+
+    fn project(&self, op: &Project<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let out = self.alloc(DType::F32, op.x.rows(), op.by.weight.rows())?;
+        self.linear(Mat::new(op.x), &Part::side_by_side(std::slice::from_ref(op.by)), &out, op.then);
+        Ok(out)
+    }
+
+    fn project_many(&self, op: &ProjectMany<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let out = self.alloc(DType::F32, op.x.rows(), op.cols())?;
+        let normed =
+            op.norm.map(|by| self.normalize(&Normalize { x: op.x, by, residual: None })).transpose()?;
+        let x = Mat::new(normed.as_ref().unwrap_or(op.x));
+        self.linear(x, &Part::side_by_side(op.by), &out, Epilogue::NONE);
+        Ok(out)
+    }
+
+    fn qkv_prep(&self, op: &QkvPrep<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (heads, qkv) = (op.heads, Mat::<f32>::new(op.qkv));
+        let positions = Mat::<u32>::new(&op.plan.positions).row(0);
+        let prep = |norm: fn(&QkNorm<Cpu>) -> &Norm<Cpu>| Prep {
+            norm: op.qk_norm.map(|n| norm_task(norm(n))),
+            rope: op.rope.map(|rope| (Mat::new(&rope.table), rope.pairs)),
+            dim: heads.dim,
+        };
+        let (for_q, for_k) = (prep(|n| &n.q), prep(|n| &n.k));
+        let writer = CacheWriter::new(op.kv, op.plan, heads.dim);
+        let out = self.alloc(DType::F32, qkv.rows, heads.q_cols())?;
+        let (m, kernels) = (MatMut::<f32>::new(&out), self.kernels);
+        self.share(qkv.rows, 8 * op.qkv.len(), |scratch, token| {
+            let (q, kv) = qkv.row(token).split_at(heads.q_cols());
+            let (k, v) = kv.split_at(heads.kv_cols());
+            scratch.resize(scratch.len().max(k.len()), 0.0);
+            let turned = &mut scratch[..k.len()];
+            // SAFETY: each token, and so each row, belongs to one piece.
+            unsafe {
+                for_q.run(kernels, q, positions[token], m.row(token));
+                for_k.run(kernels, k, positions[token], turned);
+                writer.put(token, turned, v);
+            }
+        });
+        Ok(out)
+    }
+
+    fn ffn(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let normed =
+            op.norm.map(|by| self.normalize(&Normalize { x: op.x, by, residual: None })).transpose()?;
+        let x = normed.as_ref().unwrap_or(op.x);
+        let bent = self.bend(op, x)?; // [rows, width]
+        let out = self.alloc(DType::F32, x.rows(), op.down.weight.rows())?;
+        self.linear(Mat::new(&bent), &Part::side_by_side(std::slice::from_ref(op.down)), &out, op.then);
+        Ok(out)
+    }
+
+    fn head(&self, op: &Head<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, at, task) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.rows).row(0), norm_task(op.norm));
+        let k = self.kernels;
+        let normed = self.by_rows(at.len(), x.cols, |r, out| match at[r] as usize {
+            row if row < x.rows => (k.norm)(&task, x.row(row), out),
+            _ => out.fill(0.0),
+        })?;
+        let out = self.alloc(DType::F32, at.len(), op.by.weight.rows())?;
+        self.linear(Mat::new(&normed), &Part::side_by_side(std::slice::from_ref(op.by)), &out, op.then);
+        Ok(out)
+    }
+}
+
+/// The columns of the largest numbers, largest first, of equals the first, NaN counting as smallest.
+fn largest(kernels: &Kernels, x: &[f32], ids: &mut [u32]) {
+    if let [id] = ids {
+        *id = (kernels.argmax)(x) as u32;
+        return;
+    }
+    let before = |a: &u32, b: &u32| {
+        let (p, q) = (x[*a as usize], x[*b as usize]);
+        // Descending; a NaN after everything else.
+        let by_value = q.partial_cmp(&p).unwrap_or_else(|| p.is_nan().cmp(&q.is_nan()));
+        by_value.then(a.cmp(b))
+    };
+    let mut order: Vec<u32> = (0..x.len() as u32).collect();
+    let k = ids.len();
+    if k < order.len() {
+        order.select_nth_unstable_by(k - 1, before);
+        order.truncate(k);
+    }
+    order.sort_unstable_by(before);
+    ids.copy_from_slice(&order);
+}
+
+#[cfg(test)]
+mod tests {
+    use tallow_core::conformance::Suite;
+
+    use super::*;
+
+    /// Every instruction set that this machine has, alone and with several threads.
+    mod scalar {
+        use super::*;
+        tallow_core::conformance!(Suite::exact(), Cpu::new(Isa::Scalar, 2).unwrap());
+    }
+
+    mod best {
+        use super::*;
+        tallow_core::conformance!(Suite::exact(), Cpu::new(Isa::best(), 3).unwrap());
+    }
+
+    mod one_thread {
+        use super::*;
+        tallow_core::conformance!(Suite::exact(), Cpu::new(Isa::best(), 1).unwrap());
+    }
+
+    mod avx2 {
+        use super::*;
+        tallow_core::conformance!(Suite::exact(), {
+            let isa = if Isa::Avx2.is_available() { Isa::Avx2 } else { Isa::Scalar };
+            Cpu::new(isa, 2).unwrap()
+        });
+    }
+
+    #[test]
+    fn what_the_cpu_lacks_is_refused() {
+        for isa in Isa::ALL.into_iter().filter(|isa| !isa.is_available()) {
+            assert!(Cpu::new(isa, 1).is_err());
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The way of keys and values into the cache, and of queries into attention.
+
+use half::{bf16, f16};
+use tallow_core::{DType, LayerKv, RopePairs, StepPlan, Tensor};
+
+use crate::backend::Cpu;
+use crate::kernels::{Kernels, NormTask};
+use crate::mat::{Mat, MatMut};
+
+/// The cache of one layer, to be written.
+enum PagesMut<'a> {
+    F32(MatMut<'a, f32>),
+    F16(MatMut<'a, f16>),
+    BF16(MatMut<'a, bf16>),
+}
+
+impl<'a> PagesMut<'a> {
+    fn new(t: &'a Tensor<Cpu>) -> PagesMut<'a> {
+        match t.dtype() {
+            DType::F16 => PagesMut::F16(MatMut::new(t)),
+            DType::BF16 => PagesMut::BF16(MatMut::new(t)),
+            _ => PagesMut::F32(MatMut::new(t)),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Nobody else may use the element meanwhile.
+    unsafe fn put(&self, page: usize, at: usize, x: f32) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match self {
+                PagesMut::F32(m) => m.put(page, at, x),
+                PagesMut::F16(m) => m.put(page, at, f16::from_f32(x)),
+                PagesMut::BF16(m) => m.put(page, at, bf16::from_f32(x)),
+            }
+        }
+    }
+}
+
+/// Where the step's tokens go in a layer's cache. The kernel module says how a page is laid out.
+pub(crate) struct CacheWriter<'a> {
+    k: PagesMut<'a>,
+    v: PagesMut<'a>,
+    slots: &'a [u32],
+    page_len: usize,
+    dim: usize,
+}
+
+impl<'a> CacheWriter<'a> {
+    pub(crate) fn new(kv: LayerKv<'a, Cpu>, plan: &'a StepPlan<Cpu>, dim: usize) -> CacheWriter<'a> {
+        let (k, v) = (PagesMut::new(kv.k), PagesMut::new(kv.v));
+        CacheWriter { k, v, slots: Mat::new(&plan.slots).row(0), page_len: plan.host.page_len, dim }
+    }
+
+    /// Stores one token's keys and values.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else may write this token meanwhile.
+    pub(crate) unsafe fn put(&self, token: usize, k: &[f32], v: &[f32]) {
+        let (len, dim) = (self.page_len, self.dim);
+        let (page, slot) = (self.slots[token] as usize / len, self.slots[token] as usize % len);
+        for (i, (k, v)) in k.iter().zip(v).enumerate() {
+            let (head, d) = (i / dim * dim * len, i % dim);
+            // SAFETY: a token's slot is its own.
+            unsafe {
+                self.k.put(page, head + d * len + slot, *k);
+                self.v.put(page, head + slot * dim + d, *v);
+            }
+        }
+    }
+}
+
+/// The norm and the rotation that queries or keys go through.
+pub(crate) struct Prep<'a> {
+    pub norm: Option<NormTask<'a>>,
+    pub rope: Option<(Mat<'a, f32>, RopePairs)>,
+    pub dim: usize,
+}
+
+impl Prep<'_> {
+    pub(crate) fn run(&self, kernels: &Kernels, x: &[f32], position: u32, out: &mut [f32]) {
+        match &self.norm {
+            Some(norm) => (kernels.norm)(norm, x, out),
+            None => out.copy_from_slice(x),
+        }
+        if let Some((table, pairs)) = self.rope {
+            let angles = angles(table, position);
+            out.chunks_exact_mut(self.dim).for_each(|head| (kernels.rotate)(pairs, angles, head));
+        }
+    }
+}
+
+/// The angles of a position. Past the table's end the last ones serve: positions are bounded before they get here.
+fn angles(table: Mat<'_, f32>, position: u32) -> &[f32] {
+    match table.rows {
+        0 => &[],
+        rows => table.row((position as usize).min(rows - 1)),
+    }
+}

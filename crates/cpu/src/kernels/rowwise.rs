@@ -1,0 +1,233 @@
+//! Kernels that work on one row at a time.
+
+use tallow_core::{Activation, NormKind, RopePairs};
+
+use crate::simd::{self, Simd};
+
+/// A normalisation of rows, in groups as wide as its weight.
+pub(crate) struct NormTask<'a> {
+    pub kind: NormKind,
+    pub weight: &'a [f32],
+    pub bias: Option<&'a [f32]>,
+    pub eps: f32,
+}
+
+/// Calls `whole` at every full vector of `n` elements, then `rest` with what remains.
+#[inline(always)]
+fn lanes<S: Simd>(n: usize, mut whole: impl FnMut(usize), rest: impl FnOnce(usize, usize)) {
+    let full = n / S::LANES * S::LANES;
+    for i in (0..full).step_by(S::LANES) {
+        whole(i);
+    }
+    if full < n {
+        rest(full, n - full);
+    }
+}
+
+/// The sum of `f` of every element.
+#[inline(always)]
+unsafe fn total<S: Simd>(x: &[f32], f: impl Fn(S::V) -> S::V) -> f32 {
+    let p = x.as_ptr();
+    // SAFETY: `lanes` stays within the slice; the caller has the instruction set.
+    unsafe {
+        let mut sum = S::splat(0.0);
+        let mut tail = 0.0;
+        lanes::<S>(
+            x.len(),
+            |i| sum = S::add(sum, f(S::load(p.add(i)))),
+            |i, n| {
+                // Lane by lane: what `f` makes of the empty lanes must not count.
+                let mut lane = [0.0; 16];
+                S::store(lane.as_mut_ptr(), f(S::load_some(p.add(i), n)));
+                tail = lane[..n].iter().sum();
+            },
+        );
+        S::sum(sum) + tail
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn norm<S: Simd>(task: &NormTask<'_>, x: &[f32], out: &mut [f32]) {
+    let width = task.weight.len();
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        // SAFETY: all slices have `width` elements, and `lanes` stays within them; the caller has the instruction set.
+        unsafe {
+            let n = width as f32;
+            let mean = if task.kind == NormKind::Layer { total::<S>(x, |v| v) / n } else { 0.0 };
+            let away = S::splat(-mean);
+            let squares = total::<S>(x, |v| {
+                let d = S::add(v, away);
+                S::mul(d, d)
+            });
+            let by = S::splat(1.0 / (squares / n + task.eps).sqrt());
+            let (p, w, o) = (x.as_ptr(), task.weight.as_ptr(), out.as_mut_ptr());
+            let bias = task.bias.map(<[f32]>::as_ptr);
+            let one = |v: S::V, w: S::V, b: S::V| S::fma(S::mul(S::add(v, away), by), w, b);
+            let zero = S::splat(0.0);
+            lanes::<S>(
+                width,
+                |i| {
+                    let b = bias.map_or(zero, |b| S::load(b.add(i)));
+                    S::store(o.add(i), one(S::load(p.add(i)), S::load(w.add(i)), b));
+                },
+                |i, n| {
+                    let b = bias.map_or(zero, |b| S::load_some(b.add(i), n));
+                    S::store_some(o.add(i), n, one(S::load_some(p.add(i), n), S::load_some(w.add(i), n), b));
+                },
+            );
+        }
+    }
+}
+
+/// GELU's error function, to about 2e-7: Abramowitz and Stegun 7.1.26.
+#[inline(always)]
+unsafe fn erf<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        let zero = S::splat(0.0);
+        let size = S::max(x, S::sub(zero, x));
+        let one = S::splat(1.0);
+        let t = S::div(one, S::fma(size, S::splat(0.327_591_1), one));
+        let mut p = S::splat(1.061_405_4);
+        for c in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
+            p = S::fma(p, t, S::splat(c));
+        }
+        let tail = S::mul(S::mul(p, t), simd::exp::<S>(S::sub(zero, S::mul(size, size))));
+        let positive = S::sub(one, tail);
+        // The sign of x, as ±1 (or 0 at 0, where the error function is 0 too).
+        let sign = S::min(S::max(S::mul(x, S::splat(f32::MAX)), S::splat(-1.0)), one);
+        S::mul(positive, sign)
+    }
+}
+
+#[inline(always)]
+unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        let half = S::splat(0.5);
+        match act {
+            Activation::Silu => S::mul(x, simd::sigmoid::<S>(x)),
+            Activation::Gelu => {
+                let e = erf::<S>(S::mul(x, S::splat(std::f32::consts::FRAC_1_SQRT_2)));
+                S::mul(S::mul(half, x), S::add(S::splat(1.0), e))
+            }
+            Activation::GeluTanh => {
+                let cubic = S::mul(S::mul(x, x), x);
+                let inner = S::mul(S::splat(0.797_884_6), S::fma(cubic, S::splat(0.044_715), x));
+                S::mul(S::mul(half, x), S::add(S::splat(1.0), simd::tanh::<S>(inner)))
+            }
+            Activation::Relu2 => {
+                let r = S::max(x, S::splat(0.0));
+                S::mul(r, r)
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn glu<S: Simd>(act: Activation, gate: &[f32], up: Option<&[f32]>, out: &mut [f32]) {
+    let n = out.len().min(gate.len()).min(up.map_or(usize::MAX, <[f32]>::len));
+    let (g, o) = (gate.as_ptr(), out.as_mut_ptr());
+    // SAFETY: `n` is within all slices; the caller has the instruction set.
+    unsafe {
+        match up.map(<[f32]>::as_ptr) {
+            Some(u) => lanes::<S>(
+                n,
+                |i| S::store(o.add(i), S::mul(activate::<S>(act, S::load(g.add(i))), S::load(u.add(i)))),
+                |i, n| {
+                    let y = S::mul(activate::<S>(act, S::load_some(g.add(i), n)), S::load_some(u.add(i), n));
+                    S::store_some(o.add(i), n, y);
+                },
+            ),
+            None => lanes::<S>(
+                n,
+                |i| S::store(o.add(i), activate::<S>(act, S::load(g.add(i)))),
+                |i, n| S::store_some(o.add(i), n, activate::<S>(act, S::load_some(g.add(i), n))),
+            ),
+        }
+    }
+}
+
+/// Changes each element by `f`.
+#[inline(always)]
+unsafe fn change<S: Simd>(x: &mut [f32], f: impl Fn(S::V) -> S::V) {
+    let p = x.as_mut_ptr();
+    // SAFETY: `lanes` stays within the slice; the caller has the instruction set.
+    unsafe {
+        lanes::<S>(
+            x.len(),
+            |i| S::store(p.add(i), f(S::load(p.add(i)))),
+            |i, n| S::store_some(p.add(i), n, f(S::load_some(p.add(i), n))),
+        );
+    }
+}
+
+/// Changes each element by `f` of it and its neighbour in `y`.
+#[inline(always)]
+unsafe fn combine<S: Simd>(x: &mut [f32], y: &[f32], f: impl Fn(S::V, S::V) -> S::V) {
+    let (n, p, q) = (x.len().min(y.len()), x.as_mut_ptr(), y.as_ptr());
+    // SAFETY: `n` is within both slices; the caller has the instruction set.
+    unsafe {
+        lanes::<S>(
+            n,
+            |i| S::store(p.add(i), f(S::load(p.add(i)), S::load(q.add(i)))),
+            |i, n| S::store_some(p.add(i), n, f(S::load_some(p.add(i), n), S::load_some(q.add(i), n))),
+        );
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn softcap<S: Simd>(x: &mut [f32], cap: f32) {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        let (cap, by) = (S::splat(cap), S::splat(1.0 / cap));
+        change::<S>(x, |v| S::mul(cap, simd::tanh::<S>(S::mul(v, by))));
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn gate<S: Simd>(x: &mut [f32], y: &[f32]) {
+    // SAFETY: the caller has the instruction set.
+    unsafe { combine::<S>(x, y, |x, y| S::mul(x, simd::sigmoid::<S>(y))) }
+}
+
+#[inline(always)]
+pub(super) unsafe fn add_scaled<S: Simd>(out: &mut [f32], scale: f32, x: &[f32]) {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        let scale = S::splat(scale);
+        combine::<S>(out, x, |o, x| S::fma(scale, x, o));
+    }
+}
+
+/// Turns one head. Written plainly: the compiler turns the halves into vectors.
+#[inline(always)]
+pub(super) fn rotate(pairs: RopePairs, angles: &[f32], head: &mut [f32]) {
+    let (cos, sin) = angles.split_at(angles.len() / 2);
+    let head = &mut head[..angles.len()];
+    match pairs {
+        RopePairs::Halves => {
+            let (a, b) = head.split_at_mut(cos.len());
+            for (((a, b), cos), sin) in a.iter_mut().zip(b).zip(cos).zip(sin) {
+                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+            }
+        }
+        RopePairs::Neighbours => {
+            for ((pair, cos), sin) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
+                (pair[0], pair[1]) = (pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin);
+            }
+        }
+    }
+}
+
+/// The first of the largest. A NaN is never larger than anything, so it wins only where there is nothing else.
+pub(super) fn argmax(x: &[f32]) -> usize {
+    let start = x.iter().position(|v| !v.is_nan()).unwrap_or(0);
+    let mut best = start;
+    for (i, v) in x.iter().enumerate().skip(start + 1) {
+        if *v > x[best] {
+            best = i;
+        }
+    }
+    best
+}

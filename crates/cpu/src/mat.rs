@@ -1,0 +1,105 @@
+//! [`Mat`] and [`MatMut`]: a tensor's elements as kernels see them, on whichever thread.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use tallow_core::Tensor;
+
+use crate::backend::Cpu;
+
+/// Elements of a tensor to be read by rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Mat<'a, T> {
+    start: *const T,
+    pub rows: usize,
+    pub cols: usize,
+    stride: usize,
+    of: PhantomData<&'a T>,
+}
+
+// SAFETY: it only reads plain numbers that nobody writes while it exists (see `Mat::new`).
+unsafe impl<T: Sync> Send for Mat<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Mat<'_, T> {}
+
+impl<'a, T: bytemuck::Pod> Mat<'a, T> {
+    /// The elements of `t`, which are `T`s: ops have been checked.
+    ///
+    /// Ops write only into tensors they have just allocated, or into the cache, whose pages no other operand shares.
+    /// So what a `Mat` reads does not change while the op runs.
+    pub(crate) fn new(t: &'a Tensor<Cpu>) -> Mat<'a, T> {
+        debug_assert_eq!(t.dtype().size(), size_of::<T>());
+        let last = t.rows().saturating_sub(1) * t.stride() + t.cols();
+        debug_assert!(t.is_empty() || (t.offset() + last) * size_of::<T>() <= t.buf().len(), "{t:?}");
+        // SAFETY: the view lies within its buffer.
+        let start = unsafe { t.buf().start().cast::<T>().add(t.offset()) };
+        Mat { start, rows: t.rows(), cols: t.cols(), stride: t.stride(), of: PhantomData }
+    }
+
+    /// One row.
+    #[inline(always)]
+    pub(crate) fn row(&self, r: usize) -> &'a [T] {
+        debug_assert!(r < self.rows);
+        // SAFETY: row `r` lies within the view, which lies within its buffer.
+        unsafe { std::slice::from_raw_parts(self.start.add(r * self.stride), self.cols) }
+    }
+}
+
+/// Elements of a fresh tensor, to be filled by several threads, each its own part.
+pub(crate) struct MatMut<'a, T> {
+    start: *mut T,
+    pub rows: usize,
+    pub cols: usize,
+    stride: usize,
+    of: PhantomData<&'a T>,
+}
+
+// SAFETY: whoever asks for a part vouches that nobody else has it (see `MatMut::part`).
+unsafe impl<T: Send> Send for MatMut<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for MatMut<'_, T> {}
+
+impl<'a, T: bytemuck::Pod> MatMut<'a, T> {
+    /// The elements of `t`, which are `T`s and which the op may write.
+    pub(crate) fn new(t: &'a Tensor<Cpu>) -> MatMut<'a, T> {
+        let m = Mat::<T>::new(t);
+        MatMut { start: m.start.cast_mut(), rows: m.rows, cols: m.cols, stride: m.stride, of: PhantomData }
+    }
+
+    /// Some columns of a row.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else may hold any of these elements while the slice lives.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref, reason = "threads fill parts of one matrix; the contract keeps them apart")]
+    pub(crate) unsafe fn part(&self, r: usize, cols: Range<usize>) -> &'a mut [T] {
+        debug_assert!(r < self.rows && cols.end <= self.cols);
+        // SAFETY: the part lies within the view; by the contract nobody else has it.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(r * self.stride + cols.start), cols.len()) }
+    }
+
+    /// A whole row, under the contract of [`part`](MatMut::part).
+    ///
+    /// # Safety
+    ///
+    /// Nobody else may hold any element of the row while the slice lives.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref, reason = "as for `part`")]
+    pub(crate) unsafe fn row(&self, r: usize) -> &'a mut [T] {
+        // SAFETY: passed on to the caller.
+        unsafe { self.part(r, 0..self.cols) }
+    }
+
+    /// Sets one element.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else may use the element meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn put(&self, r: usize, c: usize, x: T) {
+        debug_assert!(r < self.rows && c < self.cols);
+        // SAFETY: the element lies within the view; by the contract nobody else uses it.
+        unsafe { self.start.add(r * self.stride + c).write(x) }
+    }
+}

@@ -1,0 +1,278 @@
+//! [`Pool`]: threads that stay awake between ops and share out the pieces of each.
+//!
+//! A step is made of hundreds of short ops, so waking threads for each would cost more than the work. Workers spin for
+//! a while after an op, then yield, then sleep; the next op wakes the sleepers. Pieces are taken one by one, so a
+//! thread that loses its core costs its share and not half the speed.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Turns of a loop before a waiting worker lets others run. About ten microseconds.
+const SPINS: u32 = 2_000;
+/// Times it lets others run before it sleeps: well past the gap between two steps.
+const YIELDS: u32 = 2_000;
+
+/// Threads for the ops of one device. The thread that calls [`run`](Pool::run) is one of them.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+/// Memory that a thread keeps from piece to piece.
+pub(crate) type Scratch = Vec<f32>;
+
+/// What a piece of work gets: scratch memory of its thread, and which piece it is.
+type Work<'a> = dyn Fn(&mut Scratch, usize) + Sync + 'a;
+
+/// A job's work with its lifetime set aside: `run` does not return before everyone is done with it.
+#[derive(Clone, Copy)]
+struct Job {
+    work: *const Work<'static>,
+    pieces: usize,
+}
+
+// SAFETY: the work is `Sync`, and the pointer is only followed while `run` keeps it alive.
+unsafe impl Send for Job {}
+
+/// Keeps what many threads write on cache lines of their own.
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// One word that says which job is on, whether it may still be joined, and how many workers are in it.
+///
+/// Bit 0: may be joined. Bits 1 to 15: workers in it. The rest: the job's number. A worker that comes too late does
+/// not get in, so nobody ever waits for a thread that has lost its core.
+struct Gate(AtomicUsize);
+
+const OPEN: usize = 1;
+const ONE_INSIDE: usize = 2;
+const ONE_JOB: usize = 1 << 16;
+
+impl Gate {
+    fn job(&self) -> usize {
+        self.0.load(Ordering::SeqCst) / ONE_JOB
+    }
+
+    /// A new job that may be joined. Only when the last one is over.
+    fn open(&self) {
+        let next = (self.job() + 1).wrapping_mul(ONE_JOB);
+        self.0.store(next | OPEN, Ordering::SeqCst);
+    }
+
+    /// Joins the job if it may still be joined.
+    fn enter(&self) -> bool {
+        let join = |word| (word & OPEN != 0).then_some(word + ONE_INSIDE);
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, join).is_ok()
+    }
+
+    fn leave(&self) {
+        self.0.fetch_sub(ONE_INSIDE, Ordering::Release);
+    }
+
+    /// Lets nobody in any more and waits until everybody is out.
+    fn close(&self) {
+        self.0.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut turns = 0;
+        while !self.0.load(Ordering::Acquire).is_multiple_of(ONE_JOB) {
+            turns += 1;
+            if turns < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+    }
+}
+
+struct Shared {
+    gate: Apart<Gate>,
+    /// The next piece to take.
+    next: Apart<AtomicUsize>,
+    job: Mutex<Option<Job>>,
+    /// A piece panicked with this.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    asleep: Vec<Apart<AtomicBool>>,
+    stop: AtomicBool,
+}
+
+impl Shared {
+    /// Takes pieces until there are none.
+    fn work(&self, job: Job, scratch: &mut Scratch) {
+        // SAFETY: `run` waits for everybody in the job before the work goes out of scope.
+        let work = unsafe { &*job.work };
+        let all = catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                let piece = self.next.0.fetch_add(1, Ordering::Relaxed);
+                if piece >= job.pieces {
+                    break;
+                }
+                work(scratch, piece);
+            }
+        }));
+        if let Err(why) = all {
+            // The others need not go on.
+            self.next.0.store(job.pieces, Ordering::Relaxed);
+            self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
+        }
+    }
+
+    fn worker(&self, index: usize) {
+        let (mut scratch, mut seen) = (Scratch::new(), 0);
+        loop {
+            self.wait(index, seen);
+            if self.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            seen = self.gate.0.job();
+            if self.gate.0.enter() {
+                let job = *self.job.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(job) = job {
+                    self.work(job, &mut scratch);
+                }
+                self.gate.0.leave();
+            }
+        }
+    }
+
+    /// Until there is a job other than `seen`: spinning, yielding, asleep.
+    fn wait(&self, index: usize, seen: usize) {
+        let news = || self.gate.0.job() != seen || self.stop.load(Ordering::SeqCst);
+        for i in 0..SPINS + YIELDS {
+            if news() {
+                return;
+            }
+            if i < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        // Whoever opens a job looks at `asleep` after that, and we look for news after saying that we sleep: one of us
+        // sees the other.
+        let asleep = &self.asleep[index].0;
+        asleep.store(true, Ordering::SeqCst);
+        while !news() {
+            std::thread::park();
+        }
+        asleep.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Pool {
+    /// A pool of `threads`, the caller's own included.
+    pub(crate) fn new(threads: usize) -> std::io::Result<Pool> {
+        let extra = threads.max(1) - 1;
+        let shared = Arc::new(Shared {
+            gate: Apart(Gate(AtomicUsize::new(0))),
+            next: Apart(AtomicUsize::new(0)),
+            job: Mutex::new(None),
+            panic: Mutex::new(None),
+            asleep: (0..extra).map(|_| Apart(AtomicBool::new(false))).collect(),
+            stop: AtomicBool::new(false),
+        });
+        let mut pool = Pool { shared, workers: Vec::new() };
+        for index in 0..extra {
+            let shared = pool.shared.clone();
+            let name = format!("tallow-cpu-{}", index + 1);
+            pool.workers.push(std::thread::Builder::new().name(name).spawn(move || shared.worker(index))?);
+        }
+        Ok(pool)
+    }
+
+    /// Threads that work, the caller's own included.
+    pub(crate) fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Does `work` for pieces `0..pieces`, on all threads, and returns when all are done. A panic in a piece is a
+    /// panic here.
+    pub(crate) fn run(
+        &self,
+        scratch: &mut Scratch,
+        pieces: usize,
+        work: impl Fn(&mut Scratch, usize) + Sync,
+    ) {
+        if pieces <= 1 || self.workers.is_empty() {
+            (0..pieces).for_each(|piece| work(scratch, piece));
+            return;
+        }
+        let work: *const Work<'_> = &work;
+        // SAFETY: only the lifetime changes. The pointer is followed by those in the job alone, and `close` below waits
+        // for all of them before `work` can go.
+        let work = unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work) };
+        let (s, job) = (&*self.shared, Job { work, pieces });
+        *s.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
+        s.next.0.store(0, Ordering::Relaxed);
+        s.gate.0.open();
+        for (worker, asleep) in self.workers.iter().zip(&s.asleep) {
+            if asleep.0.load(Ordering::SeqCst) {
+                worker.thread().unpark();
+            }
+        }
+        s.work(job, scratch);
+        s.gate.0.close();
+        let panic = s.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(why) = panic {
+            resume_unwind(why);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for worker in self.workers.drain(..) {
+            worker.thread().unpark();
+            // A worker catches what its pieces throw, so there is nothing to learn from how it ended.
+            let _ = worker.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn every_piece_is_done_once() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads).unwrap();
+            for pieces in [0, 1, 2, 3, 100, 1000] {
+                let done: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
+                for turn in 1..=20 {
+                    pool.run(&mut Scratch::new(), pieces, |_, i| {
+                        done[i].fetch_add(1, Ordering::Relaxed);
+                    });
+                    assert!(
+                        done.iter().all(|n| n.load(Ordering::Relaxed) == turn),
+                        "{threads} threads, {pieces} pieces"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn workers_that_sleep_wake_up() {
+        let pool = Pool::new(3).unwrap();
+        for _ in 0..5 {
+            std::thread::sleep(Duration::from_millis(30));
+            let count = AtomicUsize::new(0);
+            pool.run(&mut Scratch::new(), 7, |_, _| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), 7);
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_piece_is_a_panic_of_the_caller_and_the_pool_goes_on() {
+        let pool = Pool::new(3).unwrap();
+        for bad in 0..8 {
+            let run = || pool.run(&mut Scratch::new(), 8, |_, i| assert_ne!(i, bad, "piece"));
+            assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+            let count = AtomicUsize::new(0);
+            pool.run(&mut Scratch::new(), 50, |_, _| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), 50);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! [`Simd`]: a vector of `f32` lanes, as wide as the instruction set makes it.
+//!
+//! Kernels are generic over it and `#[inline(always)]`; a kernel table instantiates them inside functions that have the
+//! instruction set enabled, where these methods become single instructions.
+
+mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use half::{bf16, f16};
+
+pub(crate) use scalar::Scalar;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Avx2, Avx512};
+
+/// A vector of `f32` lanes.
+///
+/// # Safety
+///
+/// An implementation's methods may use its instruction set: they must run only on a CPU that has it. Pointers given to
+/// `load*` and `store*` must be valid for the elements that the method names.
+pub(crate) trait Simd: Copy + 'static {
+    /// The vector.
+    type V: Copy;
+    /// Lanes of it.
+    const LANES: usize;
+
+    /// Every lane `x`.
+    unsafe fn splat(x: f32) -> Self::V;
+    /// `LANES` elements.
+    unsafe fn load(p: *const f32) -> Self::V;
+    /// The first `n < LANES` elements; the other lanes are zero.
+    unsafe fn load_some(p: *const f32, n: usize) -> Self::V;
+    /// `LANES` elements of half precision.
+    unsafe fn load_f16(p: *const u16) -> Self::V;
+    /// `LANES` elements of brain floating point.
+    unsafe fn load_bf16(p: *const u16) -> Self::V;
+    /// `LANES` elements.
+    unsafe fn store(p: *mut f32, v: Self::V);
+    /// The first `n < LANES` elements.
+    unsafe fn store_some(p: *mut f32, n: usize, v: Self::V);
+
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// To the nearest whole number, ties to even.
+    unsafe fn round(a: Self::V) -> Self::V;
+    /// `2ⁿ` for whole numbers from -126 to 127.
+    unsafe fn pow2(n: Self::V) -> Self::V;
+    /// The sum of all lanes, always in the same order.
+    unsafe fn sum(a: Self::V) -> f32;
+    /// The largest lane.
+    unsafe fn largest(a: Self::V) -> f32;
+}
+
+/// `eˣ`, to about two units in the last place; arguments are held within what `f32` can express.
+#[inline(always)]
+pub(crate) unsafe fn exp<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller runs on a CPU that has the instruction set.
+    unsafe {
+        let x = S::min(S::max(x, S::splat(-87.0)), S::splat(88.0));
+        let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
+        // ln 2 in two parts, the first short enough for n times it to be exact.
+        let r = S::fma(n, S::splat(-0.693_359_4), x);
+        let r = S::fma(n, S::splat(2.121_944_4e-4), r);
+        let mut p = S::splat(1.0 / 5040.0);
+        for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+            p = S::fma(p, r, S::splat(c));
+        }
+        S::mul(p, S::pow2(n))
+    }
+}
+
+/// `tanh x`
+#[inline(always)]
+pub(crate) unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller runs on a CPU that has the instruction set.
+    unsafe {
+        // Past 9 it is 1 to the last bit.
+        let x = S::min(S::max(x, S::splat(-9.0)), S::splat(9.0));
+        let e = exp::<S>(S::add(x, x));
+        let one = S::splat(1.0);
+        S::div(S::sub(e, one), S::add(e, one))
+    }
+}
+
+/// `1 / (1 + e⁻ˣ)`
+#[inline(always)]
+pub(crate) unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller runs on a CPU that has the instruction set.
+    unsafe {
+        let one = S::splat(1.0);
+        S::div(one, S::add(one, exp::<S>(S::sub(S::splat(0.0), x))))
+    }
+}
+
+/// Half precision to single.
+#[inline(always)]
+pub(crate) unsafe fn widen_f16<S: Simd>(x: &[f16], out: &mut [f32]) {
+    let full = x.len().min(out.len()) / S::LANES * S::LANES;
+    // SAFETY: the loop stays within both slices; the caller has the instruction set.
+    unsafe {
+        for i in (0..full).step_by(S::LANES) {
+            S::store(out.as_mut_ptr().add(i), S::load_f16(x.as_ptr().cast::<u16>().add(i)));
+        }
+    }
+    x[full..].iter().zip(&mut out[full..]).for_each(|(x, o)| *o = x.to_f32_const());
+}
+
+/// Brain floating point to single.
+#[inline(always)]
+pub(crate) unsafe fn widen_bf16<S: Simd>(x: &[bf16], out: &mut [f32]) {
+    let full = x.len().min(out.len()) / S::LANES * S::LANES;
+    // SAFETY: the loop stays within both slices; the caller has the instruction set.
+    unsafe {
+        for i in (0..full).step_by(S::LANES) {
+            S::store(out.as_mut_ptr().add(i), S::load_bf16(x.as_ptr().cast::<u16>().add(i)));
+        }
+    }
+    x[full..].iter().zip(&mut out[full..]).for_each(|(x, o)| *o = x.to_f32_const());
+}

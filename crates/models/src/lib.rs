@@ -1,6 +1,16 @@
-//! From files to a running model: checkpoints in, [`Decoder`](crate::decoder::Decoder) out.
+//! From files to a running model.
+//!
+//! [`formats`] opens files as a checkpoint; [`families`] say what a checkpoint is, as a [`spec::DecoderSpec`];
+//! [`decoder::Decoder`] brings it to a device and runs it, out of shared [`blocks`].
 
+pub mod blocks;
+pub mod decoder;
 mod error;
+pub mod families;
 pub mod formats;
+mod model;
+pub mod spec;
+pub mod weights;
 
 pub use error::LoadError;
+pub use model::Model;

@@ -1,4 +1,267 @@
 //! Model files: mapped, checked, and read as named tensors and metadata.
+//!
+//! [`Checkpoint`] is what a path turns out to be. Past it nobody knows which kind of file a tensor came from.
 
+pub mod config;
 pub mod gguf;
 pub mod map;
+pub mod names;
+pub mod safetensors;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gguf::{Gguf, Metadata};
+use map::Mapping;
+use serde_json::Value;
+use tallow_quant::Format;
+
+use crate::error::{LoadError, Result};
+
+/// Tensors by name.
+pub(crate) type StoredTensors = BTreeMap<String, Stored>;
+
+/// A tensor in a file.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    /// The file.
+    pub file: Arc<Mapping>,
+    /// What its elements are.
+    pub kind: Kind,
+    /// Slowest dimension first.
+    pub shape: Vec<usize>,
+    /// Where it lies.
+    pub bytes: Range<usize>,
+}
+
+impl Stored {
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.file.get(self.bytes.clone()).unwrap_or_default()
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Has it none?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What a stored tensor's elements are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// Weights in a known format.
+    Weights(Format),
+    /// Something else, by its file's name for it.
+    Other(String),
+}
+
+/// The settings that come with the tensors.
+#[derive(Debug, Clone)]
+pub enum Settings {
+    /// A Hugging Face folder's `config.json`.
+    Hf(Value),
+    /// A GGUF file's metadata.
+    Gguf(Metadata),
+}
+
+/// A model's files, opened and checked, nothing of them copied.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    /// What was asked for.
+    pub path: PathBuf,
+    /// How the model is built.
+    pub settings: Settings,
+    tensors: StoredTensors,
+}
+
+impl Checkpoint {
+    /// Opens a GGUF file (of several parts perhaps), a Hugging Face folder, or a folder with one GGUF model in it.
+    pub fn open(path: &Path) -> Result<Checkpoint> {
+        let meta = std::fs::metadata(path).map_err(|e| LoadError::io(path, e))?;
+        if meta.is_dir() {
+            return Checkpoint::open_folder(path);
+        }
+        let extension = path.extension().map(|e| e.to_string_lossy().to_ascii_lowercase());
+        match extension.as_deref() {
+            Some("safetensors") => match path.parent() {
+                Some(folder) if folder.as_os_str().is_empty() => Checkpoint::open_folder(Path::new(".")),
+                Some(folder) => Checkpoint::open_folder(folder),
+                None => Err(LoadError::bad(path, "the file", "stands in no folder")),
+            },
+            Some("bin" | "pt" | "pth" | "pkl" | "ckpt") => {
+                let why = "pickle files can run any code when they are read; get the model's .safetensors or .gguf files";
+                Err(LoadError::unsupported(path, "a pickle checkpoint", why))
+            }
+            _ => Checkpoint::open_gguf(path),
+        }
+    }
+
+    /// A GGUF model that is part of the program.
+    pub fn embedded(name: &str, bytes: &'static [u8]) -> Result<Checkpoint> {
+        let gguf = Gguf::parse(Arc::new(Mapping::embedded(name, bytes)))?;
+        Checkpoint::from_parts(Path::new(name), vec![gguf])
+    }
+
+    fn open_folder(folder: &Path) -> Result<Checkpoint> {
+        let config = folder.join("config.json");
+        if !config.exists() {
+            return match gguf_in(folder)? {
+                Some(path) => Checkpoint::open_gguf(&path),
+                None => Err(LoadError::bad(
+                    folder,
+                    "config.json",
+                    "is missing, and no .gguf file is there either",
+                )),
+            };
+        }
+        let settings = Settings::Hf(read_json(&config)?);
+        let mut tensors = StoredTensors::new();
+        for file in safetensors::files(folder)? {
+            safetensors::parse(&Arc::new(Mapping::open(&file)?), &mut tensors)?;
+        }
+        Ok(Checkpoint { path: folder.into(), settings, tensors })
+    }
+
+    fn open_gguf(path: &Path) -> Result<Checkpoint> {
+        let first = Gguf::parse(Arc::new(Mapping::open(path)?))?;
+        let count = first.meta.uint("split.count")?.unwrap_or(1);
+        if count <= 1 {
+            return Checkpoint::from_parts(path, vec![first]);
+        }
+        let mut parts = Vec::new();
+        for part in split_names(path, count)? {
+            let gguf = Gguf::parse(Arc::new(Mapping::open(&part)?))?;
+            let number = gguf.meta.uint("split.no")?;
+            if number != Some(parts.len() as u64) || gguf.meta.uint("split.count")? != Some(count) {
+                let why = format!("is {number:?}; part {} of {count} should stand here", parts.len());
+                return Err(LoadError::bad(&part, "split.no", why));
+            }
+            parts.push(gguf);
+        }
+        Checkpoint::from_parts(path, parts)
+    }
+
+    /// The first part has the metadata; all have tensors.
+    fn from_parts(path: &Path, parts: Vec<Gguf>) -> Result<Checkpoint> {
+        let mut tensors = StoredTensors::new();
+        let mut meta = None;
+        for part in parts {
+            for t in part.tensors {
+                let stored = Stored {
+                    file: part.file.clone(),
+                    kind: Kind::Weights(t.format),
+                    shape: t.shape,
+                    bytes: t.bytes,
+                };
+                if tensors.insert(t.name.clone(), stored).is_some() {
+                    let why = "is there twice, in two parts of the model";
+                    return Err(LoadError::bad(part.file.path(), format_args!("tensor {:?}", t.name), why));
+                }
+            }
+            meta.get_or_insert(part.meta);
+        }
+        match meta {
+            Some(meta) => Ok(Checkpoint { path: path.into(), settings: Settings::Gguf(meta), tensors }),
+            None => Err(LoadError::bad(path, "the file", "has no parts")),
+        }
+    }
+
+    /// The tensor of that name.
+    pub fn get(&self, name: &str) -> Option<&Stored> {
+        self.tensors.get(name)
+    }
+
+    /// All tensors, by name.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &Stored)> {
+        self.tensors.iter().map(|(name, t)| (name.as_str(), t))
+    }
+
+    /// Bytes of all tensors.
+    pub fn weight_bytes(&self) -> usize {
+        self.tensors.values().map(|t| t.bytes.len()).sum()
+    }
+
+    /// A file that stands beside `config.json`, parsed. `None` in GGUF models and where there is no such file.
+    pub fn json_beside(&self, name: &str) -> Result<Option<Value>> {
+        self.beside(name).map(|path| read_json(&path)).transpose()
+    }
+
+    /// The path of a file that stands beside `config.json`, if it is there.
+    pub fn beside(&self, name: &str) -> Option<PathBuf> {
+        let path = matches!(self.settings, Settings::Hf(_)).then(|| self.path.join(name))?;
+        path.exists().then_some(path)
+    }
+
+    /// Has every byte read so far come from the files?
+    pub fn intact(&self) -> Result<()> {
+        self.tensors.values().try_for_each(|t| t.file.intact())
+    }
+}
+
+/// No settings file is anywhere near this large; a tokenizer may be.
+const JSON_MOST: u64 = 256 << 20;
+
+/// Reads a JSON file of bounded size.
+pub(crate) fn read_json(path: &Path) -> Result<Value> {
+    let size = std::fs::metadata(path).map_err(|e| LoadError::io(path, e))?.len();
+    if size > JSON_MOST {
+        return Err(LoadError::bad(
+            path,
+            "the file",
+            format_args!("has {size} bytes; {JSON_MOST} are the most"),
+        ));
+    }
+    let bytes = std::fs::read(path).map_err(|e| LoadError::io(path, e))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|e| LoadError::bad(path, "the file", format_args!("is not JSON: {e}")))
+}
+
+/// The one GGUF model in a folder: a file, or the first part of one.
+fn gguf_in(folder: &Path) -> Result<Option<PathBuf>> {
+    let entries = std::fs::read_dir(folder).map_err(|e| LoadError::io(folder, e))?;
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| entry.ok().map(|e| e.path()))
+        .filter(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")))
+        .filter(|p| split_number(p).is_none_or(|(_, number, _)| number == 1))
+        .collect();
+    found.sort();
+    match found.len() {
+        0 | 1 => Ok(found.pop()),
+        n => {
+            Err(LoadError::bad(folder, "the folder", format_args!("holds {n} GGUF models; name one of them")))
+        }
+    }
+}
+
+/// `name-00002-of-00005.gguf` taken apart.
+fn split_number(path: &Path) -> Option<(String, u64, u64)> {
+    let stem = path.file_stem()?.to_str()?;
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (name, number) = rest.rsplit_once('-')?;
+    Some((name.to_owned(), number.parse().ok()?, count.parse().ok()?))
+}
+
+/// The names of all parts, from any one's.
+fn split_names(path: &Path, count: u64) -> Result<Vec<PathBuf>> {
+    let Some((name, _, named)) = split_number(path) else {
+        let why = format!(
+            "is {count}, but the file's name does not say which part it is (name-00001-of-{count:05}.gguf)"
+        );
+        return Err(LoadError::bad(path, "split.count", why));
+    };
+    if named != count || count > 10_000 {
+        return Err(LoadError::bad(
+            path,
+            "split.count",
+            format_args!("is {count}, but the file's name says {named}"),
+        ));
+    }
+    Ok((1..=count).map(|i| path.with_file_name(format!("{name}-{i:05}-of-{count:05}.gguf"))).collect())
+}

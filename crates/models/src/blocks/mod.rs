@@ -1,0 +1,21 @@
+//! The blocks that every family is made of. A forward is written here once, and nowhere else.
+
+pub mod attention;
+pub mod layer;
+pub mod mlp;
+pub mod rope;
+
+use tallow_core::{Backend, LayerKv, Rope, StepPlan};
+
+/// What a layer's forward needs besides its input.
+#[derive(Debug)]
+pub struct Context<'a, B: Backend> {
+    /// The device.
+    pub b: &'a B,
+    /// The step.
+    pub plan: &'a StepPlan<B>,
+    /// The layer's part of the cache.
+    pub kv: LayerKv<'a, B>,
+    /// The decoder's rotary embeddings.
+    pub ropes: &'a [Rope<B>],
+}

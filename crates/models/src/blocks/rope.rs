@@ -1,0 +1,156 @@
+//! Rotary embeddings: from a model's settings to the table of angles that devices read.
+
+use std::f64::consts::TAU;
+
+use tallow_core::{Backend, Memory, Result, Rope, RopePairs};
+
+/// A rotary embedding, as a model's settings describe it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeSpec {
+    /// The base of the frequencies.
+    pub theta: f64,
+    /// Elements of a head that turn.
+    pub dim: usize,
+    /// Which of them turn together.
+    pub pairs: RopePairs,
+    /// How the rotation is stretched to longer contexts.
+    pub scaling: Scaling,
+}
+
+/// How a rotation is stretched to contexts longer than the model was trained on.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Scaling {
+    /// It is not.
+    None,
+    /// All positions are divided.
+    Linear {
+        /// By this.
+        factor: f64,
+    },
+    /// The base grows with the context, once that is past the original one.
+    Dynamic {
+        /// How fast.
+        factor: f64,
+        /// The original context.
+        original: usize,
+    },
+    /// Low frequencies are divided, high ones kept, those between interpolated by wavelength.
+    Llama3 {
+        /// Low frequencies are divided by this.
+        factor: f64,
+        /// Wavelengths longer than the original context over this are low.
+        low: f64,
+        /// Wavelengths shorter than the original context over this are high.
+        high: f64,
+        /// The original context.
+        original: usize,
+    },
+    /// As `Llama3`, interpolated by index, and attention is sharpened.
+    Yarn(Yarn),
+    /// Each frequency has a divisor of its own, one set for the original context, one for longer ones.
+    Long {
+        /// For contexts up to the original one.
+        short: Vec<f64>,
+        /// For longer ones.
+        long: Vec<f64>,
+        /// The original context.
+        original: usize,
+        /// Multiplies cosines and sines.
+        attention: f64,
+    },
+    /// Each frequency has a divisor of its own.
+    Factors(Vec<f64>),
+}
+
+/// The settings of [`Scaling::Yarn`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Yarn {
+    /// Low frequencies are divided by this.
+    pub factor: f64,
+    /// The original context.
+    pub original: usize,
+    /// Turns over the original context above which a frequency is kept.
+    pub beta_fast: f64,
+    /// Turns under which it is divided.
+    pub beta_slow: f64,
+    /// Are the ends of the interpolation whole indices?
+    pub truncate: bool,
+    /// Multiplies cosines and sines.
+    pub attention: f64,
+}
+
+impl RopeSpec {
+    /// The frequencies of each pair, in turns of a radian per position, and what multiplies cosines and sines, for
+    /// contexts of `context` positions.
+    pub fn frequencies(&self, context: usize) -> (Vec<f64>, f64) {
+        let plain =
+            |theta: f64| (0..self.dim / 2).map(move |i| theta.powf(-2.0 * i as f64 / self.dim as f64));
+        match &self.scaling {
+            Scaling::None => (plain(self.theta).collect(), 1.0),
+            Scaling::Linear { factor } => (plain(self.theta).map(|f| f / factor).collect(), 1.0),
+            Scaling::Dynamic { factor, original } => {
+                let stretch = factor * context.max(*original) as f64 / *original as f64 - (factor - 1.0);
+                let theta = self.theta * stretch.powf(self.dim as f64 / (self.dim as f64 - 2.0));
+                (plain(theta).collect(), 1.0)
+            }
+            Scaling::Llama3 { factor, low, high, original } => {
+                let original = *original as f64;
+                let scaled = |f: f64| {
+                    let wavelength = TAU / f;
+                    if wavelength > original / low {
+                        return f / factor;
+                    }
+                    if wavelength < original / high {
+                        return f;
+                    }
+                    let keep = (original / wavelength - low) / (high - low);
+                    (1.0 - keep) * f / factor + keep * f
+                };
+                (plain(self.theta).map(scaled).collect(), 1.0)
+            }
+            Scaling::Yarn(yarn) => (self.yarn(yarn, plain(self.theta)), yarn.attention),
+            Scaling::Long { short, long, original, attention } => {
+                let by = if context > *original { long } else { short };
+                (plain(self.theta).zip(by).map(|(f, by)| f / by).collect(), *attention)
+            }
+            Scaling::Factors(by) => (plain(self.theta).zip(by).map(|(f, by)| f / by).collect(), 1.0),
+        }
+    }
+
+    fn yarn(&self, yarn: &Yarn, plain: impl Iterator<Item = f64>) -> Vec<f64> {
+        let dim = self.dim as f64;
+        // The index of the frequency that makes so many turns over the original context.
+        let index = |turns: f64| dim * (yarn.original as f64 / (turns * TAU)).ln() / (2.0 * self.theta.ln());
+        let (mut low, mut high) = (index(yarn.beta_fast), index(yarn.beta_slow));
+        if yarn.truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let low = low.max(0.0);
+        let mut high = high.min(dim - 1.0);
+        if low == high {
+            high += 0.001;
+        }
+        let scaled = |(i, f): (usize, f64)| {
+            let divide = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            f / yarn.factor * divide + f * (1.0 - divide)
+        };
+        plain.enumerate().map(scaled).collect()
+    }
+
+    /// Numbers in the table of `context` positions.
+    pub fn table_len(&self, context: usize) -> usize {
+        context * self.dim
+    }
+
+    /// The table for contexts of `context` positions.
+    pub fn build<B: Backend>(&self, b: &B, context: usize) -> Result<Rope<B>> {
+        let (frequencies, attention) = self.frequencies(context);
+        let mut table = Vec::with_capacity(self.table_len(context));
+        for position in 0..context {
+            let angles = frequencies.iter().map(|f| position as f64 * f);
+            table.extend(angles.clone().map(|a| (a.cos() * attention) as f32));
+            table.extend(angles.map(|a| (a.sin() * attention) as f32));
+        }
+        Ok(Rope { table: b.upload(&table, context, self.dim)?, pairs: self.pairs })
+    }
+}

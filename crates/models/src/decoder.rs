@@ -1,0 +1,81 @@
+//! [`Decoder`]: the one forward pass that all families share.
+
+use tallow_core::ops::{Embed, Epilogue, Head, Normalize};
+use tallow_core::{Backend, LayerKv, Linear, Norm, Result, Rope, StepPlan, Tensor, Weight};
+
+use crate::blocks::Context;
+use crate::blocks::layer::Layer;
+use crate::error::Result as LoadResult;
+use crate::spec::DecoderSpec;
+use crate::weights::{Progress, Weights};
+use crate::{Model, weights};
+
+/// A decoder on a device.
+#[derive(Debug)]
+pub struct Decoder<B: Backend> {
+    spec: DecoderSpec,
+    embed: Weight<B>,
+    layers: Vec<Layer<B>>,
+    norm: Norm<B>,
+    head: Linear<B>,
+    ropes: Vec<Rope<B>>,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Brings a model's weights to a device, for sequences of at most `context` tokens.
+    pub fn load(b: &B, model: &Model, context: usize, progress: Progress<'_>) -> LoadResult<Decoder<B>> {
+        let mut w = Weights::new(b, model, progress);
+        let (spec, names) = (&model.spec, w.names());
+        let ropes = spec.ropes.iter().map(|r| r.build(b, context)).collect::<Result<_>>()?;
+        let embed = w.matrix(&weights::named(names.embed), spec.vocab, spec.dim)?;
+        let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(&mut w, i, layer));
+        let layers = layers.collect::<LoadResult<_>>()?;
+        let norm = w.norm((names.norm, 0), spec.dim)?;
+        let weight = match spec.tied {
+            true => embed.clone(),
+            false => w.matrix(&weights::named(names.head), spec.vocab, spec.dim)?,
+        };
+        w.finish()?;
+        Ok(Decoder { spec: spec.clone(), embed, layers, norm, head: Linear { weight, bias: None }, ropes })
+    }
+
+    /// What it was made from.
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    /// The hidden states of a step's tokens, after the last layer. `kv` has one part for each layer.
+    pub fn forward(&self, b: &B, plan: &StepPlan<B>, kv: &[LayerKv<'_, B>]) -> Result<Tensor<B>> {
+        self.forward_seen(b, plan, kv, |_, _| Ok(()))
+    }
+
+    /// The same, showing the embeddings and what each layer makes of them to `see`.
+    pub fn forward_seen(
+        &self,
+        b: &B,
+        plan: &StepPlan<B>,
+        kv: &[LayerKv<'_, B>],
+        mut see: impl FnMut(usize, &Tensor<B>) -> Result<()>,
+    ) -> Result<Tensor<B>> {
+        // Journey, stop 5: the decoder. Tokens become hidden states, layer by layer.
+        let mut x = b.run(Embed { table: &self.embed, ids: &plan.tokens, scale: self.spec.embed_scale })?;
+        see(0, &x)?;
+        for (i, (layer, kv)) in self.layers.iter().zip(kv).enumerate() {
+            // Journey, stop 6: a layer's blocks.
+            x = layer.forward(&Context { b, plan, kv: *kv, ropes: &self.ropes }, &x)?; // [tokens, dim]
+            see(i + 1, &x)?;
+        }
+        Ok(x)
+    }
+
+    /// Hidden states after the last layer as the head sees them.
+    pub fn normed(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
+        b.run(Normalize { x, by: &self.norm, residual: None })
+    }
+
+    /// The logits of the step's outputs, from the hidden states of its tokens.
+    pub fn logits(&self, b: &B, plan: &StepPlan<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let then = Epilogue { scale: self.spec.logit_scale, ..Epilogue::NONE };
+        b.run(Head { x, rows: &plan.outputs, norm: &self.norm, by: &self.head, then })
+    }
+}

@@ -1,0 +1,41 @@
+//! Granite: Llama with a multiplier at every joint.
+
+use super::{Family, common};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names;
+use crate::spec::DecoderSpec;
+
+pub(super) static GRANITE: Family = Family {
+    name: "Granite",
+    hf: &["GraniteForCausalLM"],
+    gguf: &["granite"],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec,
+};
+
+const EMBED: Key = key("embedding_multiplier", "embedding_scale");
+const ATTENTION: Key = key("attention_multiplier", "attention.scale");
+const RESIDUAL: Key = key("residual_multiplier", "residual_scale");
+/// Logits are divided by it.
+const LOGITS: Key = key("logits_scaling", "logit_scale");
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let mut spec = common::plain(c)?;
+    common::reordered(c, &mut spec);
+    let divisor = c.number_or(LOGITS, 1.0)?;
+    if divisor == 0.0 {
+        return Err(c.bad(LOGITS, "is 0"));
+    }
+    spec.logit_scale = (1.0 / divisor) as f32;
+    spec.embed_scale = c.number_or(EMBED, 1.0)? as f32;
+    let (attention, residual) = (c.number_or(ATTENTION, 1.0)? as f32, c.number_or(RESIDUAL, 1.0)? as f32);
+    let (bias, mlp_bias) = (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
+    for layer in &mut spec.layers {
+        layer.mixer.scale = attention;
+        layer.residual_scale = residual;
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (bias, bias, mlp_bias);
+    }
+    Ok(spec)
+}

@@ -1,0 +1,29 @@
+//! Llama 1 to 3, and whatever calls itself so.
+
+use super::{Family, common};
+use crate::error::Result;
+use crate::formats::config::Config;
+use crate::formats::names;
+use crate::spec::DecoderSpec;
+
+pub(super) static LLAMA: Family = Family {
+    name: "Llama",
+    hf: &["LlamaForCausalLM"],
+    gguf: &["llama"],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec,
+};
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let mut spec = common::plain(c)?;
+    common::reordered(c, &mut spec);
+    let (attention, mlp) = (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
+    // Mistral's GGUF files call themselves so too, and may bring a window.
+    let window = if c.is_gguf() { common::window(c)? } else { None };
+    for layer in &mut spec.layers {
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (attention, attention, mlp);
+        layer.mixer.window = window;
+    }
+    Ok(spec)
+}

@@ -1,0 +1,64 @@
+//! The families: what each kind of model is, in terms of the shared blocks.
+//!
+//! A family has no forward pass. To add one, write its file and name it in [`ALL`].
+
+mod common;
+mod granite;
+mod llama;
+mod mistral;
+mod olmo;
+mod qwen;
+mod rope;
+mod smollm3;
+
+use crate::error::Result;
+use crate::formats::config::Config;
+use crate::formats::names::Names;
+use crate::spec::DecoderSpec;
+
+/// A kind of model.
+#[derive(Debug)]
+pub struct Family {
+    /// What to call it.
+    pub name: &'static str,
+    /// `architectures` in `config.json`.
+    pub hf: &'static [&'static str],
+    /// `general.architecture` in GGUF metadata.
+    pub gguf: &'static [&'static str],
+    /// Tensor names in Hugging Face folders.
+    pub hf_names: Names,
+    /// Tensor names in GGUF files.
+    pub gguf_names: Names,
+    /// Reads the settings.
+    pub spec: fn(&Config<'_>) -> Result<DecoderSpec>,
+}
+
+impl Family {
+    /// Is this tensor one that the settings were read from?
+    pub(crate) fn reads(&self, name: &str) -> bool {
+        rope::TENSORS.contains(&name)
+    }
+}
+
+/// Every family that we know.
+pub static ALL: &[&Family] = &[
+    &granite::GRANITE,
+    &llama::LLAMA,
+    &mistral::MISTRAL,
+    &olmo::OLMO2,
+    &olmo::OLMO3,
+    &qwen::QWEN2,
+    &qwen::QWEN3,
+    &smollm3::SMOLLM3,
+];
+
+/// The family of a checkpoint, by what its settings call it.
+pub fn find(config: &Config<'_>) -> Result<&'static Family> {
+    let arch = config.arch();
+    let names = |f: &Family| if config.is_gguf() { f.gguf } else { f.hf };
+    ALL.iter().find(|f| names(f).contains(&arch)).copied().ok_or_else(|| {
+        let known: Vec<&str> = ALL.iter().flat_map(|f| names(f)).copied().collect();
+        let why = format!("these are: {}", known.join(", "));
+        crate::LoadError::unsupported(&config.checkpoint().path, format!("the architecture {arch:?}"), why)
+    })
+}

@@ -1,0 +1,59 @@
+//! Qwen2 and 2.5 (biases on queries, keys and values), Qwen3 (norms on queries and keys instead).
+
+use super::{Family, common};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names;
+use crate::spec::{Bias, DecoderSpec, QkNormSpec};
+
+pub(super) static QWEN2: Family = Family {
+    name: "Qwen2",
+    hf: &["Qwen2ForCausalLM"],
+    gguf: &["qwen2"],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec: qwen2,
+};
+
+pub(super) static QWEN3: Family = Family {
+    name: "Qwen3",
+    hf: &["Qwen3ForCausalLM"],
+    gguf: &["qwen3"],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec: qwen3,
+};
+
+const USE_WINDOW: Key = key("use_sliding_window", "");
+const WINDOW_FROM: Key = key("max_window_layers", "");
+
+fn qwen2(c: &Config<'_>) -> Result<DecoderSpec> {
+    let mut spec = windowed(c)?;
+    spec.layers.iter_mut().for_each(|layer| layer.mixer.qkv_bias = Bias::Yes);
+    Ok(spec)
+}
+
+fn qwen3(c: &Config<'_>) -> Result<DecoderSpec> {
+    let mut spec = windowed(c)?;
+    let bias = common::bias(c, "attention_bias", false)?;
+    for layer in &mut spec.layers {
+        layer.mixer.qk_norm = QkNormSpec::PerHead;
+        (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
+    }
+    Ok(spec)
+}
+
+/// Some of the later layers may see only a window, if that is switched on.
+fn windowed(c: &Config<'_>) -> Result<DecoderSpec> {
+    let mut spec = common::plain(c)?;
+    if !c.flag_or(USE_WINDOW, false)? {
+        return Ok(spec);
+    }
+    let window = if c.leaves_out(common::WINDOW) { Some(4096) } else { common::window(c)? };
+    let from = c.find_count(WINDOW_FROM)?.unwrap_or(28);
+    let chosen = common::windowed(c, spec.layers.len(), |i| i >= from)?;
+    for (layer, _) in spec.layers.iter_mut().zip(chosen).filter(|(_, chosen)| *chosen) {
+        layer.mixer.window = window;
+    }
+    Ok(spec)
+}

@@ -1,0 +1,44 @@
+//! SmolLM3: Llama in which some layers have no rotary embedding.
+
+use super::{Family, common, rope};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names;
+use crate::spec::DecoderSpec;
+
+pub(super) static SMOLLM3: Family = Family {
+    name: "SmolLM3",
+    hf: &["SmolLM3ForCausalLM"],
+    gguf: &["smollm3"],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec,
+};
+
+/// 1 where a layer has a rotary embedding.
+const ROTARY: Key = key("no_rope_layers", "");
+const INTERVAL: Key = key("no_rope_layer_interval", "");
+const USE_WINDOW: Key = key("use_sliding_window", "");
+const THETA: f64 = 2_000_000.0;
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let mut spec = common::plain(c)?;
+    let head = spec.layers[0].mixer.heads.dim;
+    spec.ropes = vec![rope::rope(c, head, THETA)?];
+    spec.tied = common::tied(c, true)?;
+    common::reordered(c, &mut spec);
+    let count = spec.layers.len();
+    let interval = c.find_count(INTERVAL)?.unwrap_or(4).max(1);
+    let rotary = c.per_layer(ROTARY, count, c.find_flags(ROTARY)?)?;
+    let rotary = rotary.unwrap_or_else(|| (0..count).map(|i| !(i + 1).is_multiple_of(interval)).collect());
+    let use_window = c.flag_or(USE_WINDOW, false)?;
+    let window = common::window(c)?;
+    let windowed = common::windowed(c, count, |i| use_window && !rotary[i])?;
+    let (attention, mlp) = (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        layer.mixer.rope = rotary[i].then_some(0);
+        layer.mixer.window = window.filter(|_| windowed[i]);
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (attention, attention, mlp);
+    }
+    Ok(spec)
+}

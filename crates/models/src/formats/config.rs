@@ -1,0 +1,228 @@
+//! [`Config`]: a model's settings, read by what they mean.
+//!
+//! A [`Key`] knows a setting's name in both kinds of file. Reads are required, optional or asserted; a wrong type or
+//! an absurd value is an error that names the file and the key. Keys that nobody reads are ignored.
+
+use std::fmt::Display;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::gguf::Metadata;
+use super::{Checkpoint, Settings};
+use crate::error::{LoadError, Result};
+
+/// A setting's name in `config.json`, and in GGUF metadata after the architecture's name. Empty where a kind has none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    /// `hidden_size`
+    pub hf: &'static str,
+    /// `embedding_length` for `llama.embedding_length`
+    pub gguf: &'static str,
+}
+
+/// Shorthand for a [`Key`].
+pub const fn key(hf: &'static str, gguf: &'static str) -> Key {
+    Key { hf, gguf }
+}
+
+/// No count in a real model comes near this.
+const MOST: u64 = 1 << 32;
+
+/// The settings of a checkpoint.
+#[derive(Debug, Clone, Copy)]
+pub struct Config<'a> {
+    checkpoint: &'a Checkpoint,
+    arch: &'a str,
+    /// The object in `config.json` that keys are looked up in, and where it stands.
+    scope: Option<&'a Value>,
+    prefix: &'static str,
+}
+
+impl<'a> Config<'a> {
+    /// The settings of a checkpoint, and the name of its architecture.
+    pub fn new(checkpoint: &'a Checkpoint) -> Result<Config<'a>> {
+        let scope = match &checkpoint.settings {
+            Settings::Hf(json) => Some(json),
+            Settings::Gguf(_) => None,
+        };
+        let mut config = Config { checkpoint, arch: "", scope, prefix: "" };
+        config.arch = match &checkpoint.settings {
+            Settings::Gguf(meta) => meta.text("general.architecture")?,
+            Settings::Hf(json) => json["architectures"][0].as_str(),
+        }
+        .ok_or_else(|| {
+            config.bad(key("architectures", ""), "is missing: without it the model cannot be told")
+        })?;
+        Ok(config)
+    }
+
+    /// The same settings, `config.json`'s keys now being those of an object in it. GGUF keys stay what they are.
+    pub fn under(&self, object: &'static str) -> Config<'a> {
+        let scope = self.scope.and_then(|json| object.split('.').try_fold(json, |at, part| at.get(part)));
+        Config { scope, prefix: object, ..*self }
+    }
+
+    /// What the file calls its architecture.
+    pub fn arch(&self) -> &'a str {
+        self.arch
+    }
+
+    /// The tensors that the settings belong to.
+    pub fn checkpoint(&self) -> &'a Checkpoint {
+        self.checkpoint
+    }
+
+    /// Is it GGUF metadata?
+    pub fn is_gguf(&self) -> bool {
+        matches!(self.checkpoint.settings, Settings::Gguf(_))
+    }
+
+    fn file(&self) -> PathBuf {
+        match &self.checkpoint.settings {
+            Settings::Gguf(meta) => meta.path().to_path_buf(),
+            Settings::Hf(_) => self.checkpoint.path.join("config.json"),
+        }
+    }
+
+    /// The key as the file writes it.
+    fn name(&self, key: Key) -> String {
+        match &self.checkpoint.settings {
+            Settings::Hf(_) if self.prefix.is_empty() => key.hf.to_owned(),
+            Settings::Hf(_) => format!("{}.{}", self.prefix, key.hf),
+            Settings::Gguf(_) if key.gguf.is_empty() => "general.architecture".to_owned(),
+            Settings::Gguf(_) => format!("{}.{}", self.arch, key.gguf),
+        }
+    }
+
+    /// An error about a key.
+    pub fn bad(&self, key: Key, why: impl Display) -> LoadError {
+        LoadError::bad(&self.file(), self.name(key), why)
+    }
+
+    /// A refusal of what a key asks for.
+    pub fn unsupported(&self, key: Key, value: impl Display, why: impl Display) -> LoadError {
+        LoadError::unsupported(&self.file(), format_args!("{} = {value}", self.name(key)), why)
+    }
+
+    fn json(&self, key: Key) -> Option<&'a Value> {
+        if key.hf.is_empty() {
+            return None;
+        }
+        self.scope?.get(key.hf).filter(|v| !v.is_null())
+    }
+
+    fn meta(&self, key: Key) -> Option<(&'a Metadata, String)> {
+        match &self.checkpoint.settings {
+            Settings::Gguf(meta) if !key.gguf.is_empty() => Some((meta, self.name(key))),
+            _ => None,
+        }
+    }
+
+    /// Reads a key by whichever way its file asks for.
+    fn read<T>(
+        &self,
+        key: Key,
+        want: &str,
+        hf: impl Fn(&'a Value) -> Option<T>,
+        gguf: impl Fn(&'a Metadata, &str) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        if let Some((meta, name)) = self.meta(key) {
+            return gguf(meta, &name);
+        }
+        let Some(value) = self.json(key) else { return Ok(None) };
+        hf(value).map(Some).ok_or_else(|| self.bad(key, format_args!("is {value}, not {want}")))
+    }
+
+    fn required<T>(&self, key: Key, value: Option<T>) -> Result<T> {
+        value.ok_or_else(|| self.bad(key, "is missing"))
+    }
+
+    /// A whole number, if it is there.
+    pub fn find_count(&self, key: Key) -> Result<Option<usize>> {
+        let n = self.read(key, "a whole number of at least 0", Value::as_u64, |m, k| m.uint(k))?;
+        match n {
+            Some(n) if n > MOST => Err(self.bad(key, format_args!("is {n}, which cannot be meant"))),
+            n => Ok(n.map(|n| n as usize)),
+        }
+    }
+
+    /// A whole number.
+    pub fn count(&self, key: Key) -> Result<usize> {
+        self.find_count(key).and_then(|n| self.required(key, n))
+    }
+
+    /// A finite number, if it is there.
+    pub fn find_number(&self, key: Key) -> Result<Option<f64>> {
+        let x = self.read(key, "a number", Value::as_f64, |m, k| m.float(k))?;
+        match x {
+            Some(x) if !x.is_finite() => Err(self.bad(key, format_args!("is {x}"))),
+            x => Ok(x),
+        }
+    }
+
+    /// A finite number, or what stands for it where it is not there.
+    pub fn number_or(&self, key: Key, default: f64) -> Result<f64> {
+        Ok(self.find_number(key)?.unwrap_or(default))
+    }
+
+    /// A truth value, or what stands for it where it is not there.
+    pub fn flag_or(&self, key: Key, default: bool) -> Result<bool> {
+        let b = self.read(key, "true or false", Value::as_bool, |m, k| m.bool(k))?;
+        Ok(b.unwrap_or(default))
+    }
+
+    /// Text, if it is there.
+    pub fn find_text(&self, key: Key) -> Result<Option<&'a str>> {
+        self.read(key, "text", Value::as_str, |m, k| m.text(k))
+    }
+
+    /// A list of numbers, if it is there.
+    pub fn find_numbers(&self, key: Key) -> Result<Option<Vec<f64>>> {
+        let hf = |v: &Value| v.as_array()?.iter().map(Value::as_f64).collect();
+        let gguf = |m: &Metadata, k: &str| Ok(m.floats(k)?.map(|x| x.into_iter().map(f64::from).collect()));
+        self.read(key, "a list of numbers", hf, gguf)
+    }
+
+    /// A list of truth values (or of 0 and 1), if it is there.
+    pub fn find_flags(&self, key: Key) -> Result<Option<Vec<bool>>> {
+        let flag = |v: &Value| v.as_bool().or_else(|| v.as_u64().map(|n| n != 0));
+        let hf = |v: &Value| v.as_array()?.iter().map(flag).collect();
+        let gguf = |m: &Metadata, k: &str| Ok(m.ints(k)?.map(|x| x.into_iter().map(|n| n != 0).collect()));
+        self.read(key, "a list of truth values", hf, gguf)
+    }
+
+    /// A list of texts, if it is there.
+    pub fn find_texts(&self, key: Key) -> Result<Option<Vec<&'a str>>> {
+        let hf = |v: &'a Value| v.as_array()?.iter().map(Value::as_str).collect();
+        self.read(key, "a list of texts", hf, |m, k| m.texts(k))
+    }
+
+    /// Is there an object that keys are looked up in? Not so in GGUF metadata.
+    pub fn is_there(&self) -> bool {
+        self.scope.is_some_and(Value::is_object)
+    }
+
+    /// Is the key not even there as `null`?
+    pub fn leaves_out(&self, key: Key) -> bool {
+        match &self.checkpoint.settings {
+            Settings::Hf(_) => self.scope.is_none_or(|json| json.get(key.hf).is_none()),
+            Settings::Gguf(_) => !self.has(key),
+        }
+    }
+
+    /// Is there anything under the key?
+    pub fn has(&self, key: Key) -> bool {
+        self.json(key).is_some() || self.meta(key).is_some_and(|(meta, name)| meta.get(&name).is_some())
+    }
+
+    /// A list with one entry for each of `layers`, if it is there.
+    pub fn per_layer<T>(&self, key: Key, layers: usize, list: Option<Vec<T>>) -> Result<Option<Vec<T>>> {
+        match list {
+            Some(list) if list.len() < layers => {
+                Err(self.bad(key, format_args!("has {} entries for {layers} layers", list.len())))
+            }
+            list => Ok(list),
+        }
+    }
+}

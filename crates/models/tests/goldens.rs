@@ -1,0 +1,246 @@
+//! Every decoder of the goldens, from both kinds of file, against the reference's logits.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tallow_core::{Backend, DType, LayerKv, Memory, Span, Step, StepPlan, Tensor};
+use tallow_cpu::{Cpu, Isa};
+use tallow_models::Model;
+use tallow_models::decoder::Decoder;
+use tallow_support::{Golden, golden, json, tensors};
+
+/// Cases of the families that exist.
+const CASES: [&str; 12] = [
+    "granite",
+    "llama",
+    "llama-f16-shards",
+    "llama-f32",
+    "llama3-rope",
+    "mistral-swa",
+    "olmo2",
+    "olmo3",
+    "qwen2",
+    "qwen3",
+    "qwen3-cfgv5",
+    "smollm3",
+];
+
+/// A decoder with a cache for one sequence.
+struct Runner {
+    b: Cpu,
+    decoder: Decoder<Cpu>,
+    cache: Vec<(Tensor<Cpu>, Tensor<Cpu>)>,
+    len: usize,
+}
+
+const PAGE: usize = 16;
+
+impl Runner {
+    fn new(model: &Model, context: usize) -> Runner {
+        let b = Cpu::new(Isa::best(), 2).unwrap();
+        let decoder = Decoder::load(&b, model, context, &mut |_, _| {}).unwrap();
+        let page = |cols: usize| b.alloc(DType::F32, context.div_ceil(PAGE), PAGE * cols).unwrap();
+        let heads = decoder.spec().layers.iter().map(|l| l.mixer.heads);
+        let cache = heads.map(|h| (page(h.kv_cols()), page(h.kv_cols()))).collect();
+        Runner { b, decoder, cache, len: 0 }
+    }
+
+    /// Logits of every token, and the hidden states on the way.
+    fn step(&mut self, tokens: &[u32]) -> (Vec<f32>, Vec<Vec<f32>>) {
+        let rows = tokens.len();
+        let pages = (0..(self.len + rows).div_ceil(PAGE) as u32).collect();
+        let spans = vec![Span { rows, start: self.len, pages }];
+        let step = Step { tokens: tokens.to_vec(), spans, outputs: (0..rows as u32).collect(), page_len: PAGE };
+        let plan = StepPlan::new(&self.b, step).unwrap();
+        let kv: Vec<LayerKv<'_, Cpu>> = self.cache.iter().map(|(k, v)| LayerKv { k, v }).collect();
+        let mut hidden = Vec::new();
+        let layers = self.cache.len();
+        let seen = |i: usize, x: &Tensor<Cpu>| {
+            let x = if i == layers { self.decoder.normed(&self.b, x)? } else { x.clone() };
+            hidden.push(self.b.download(&x)?);
+            Ok(())
+        };
+        let x = self.decoder.forward_seen(&self.b, &plan, &kv, seen).unwrap();
+        let logits = self.decoder.logits(&self.b, &plan, &x).unwrap();
+        self.len += rows;
+        (self.b.download(&logits).unwrap(), hidden)
+    }
+}
+
+/// A golden case: what was asked, what the reference answered.
+struct Case {
+    facts: Value,
+    tensors: std::collections::BTreeMap<String, Golden>,
+}
+
+impl Case {
+    fn read(name: &str) -> Case {
+        let dir = golden(name);
+        Case { facts: json(&dir.join("golden.json")), tensors: tensors(&dir.join("golden.safetensors")) }
+    }
+
+    fn prompts(&self) -> Vec<(String, Vec<u32>)> {
+        let names = self.tensors.keys().filter_map(|k| k.strip_suffix(".input_ids"));
+        names.map(|n| (n.to_owned(), self.tensors[&format!("{n}.input_ids")].ids())).collect()
+    }
+
+    fn tolerance(&self) -> f32 {
+        self.facts["suggested_abs_tolerance_f32"].as_f64().unwrap() as f32
+    }
+
+    /// How far a model is from the reference, over all prompts.
+    fn distance(&self, model: &Model) -> f32 {
+        let far = self.prompts().into_iter().map(|(name, ids)| {
+            let (logits, hidden) = Runner::new(model, ids.len()).step(&ids);
+            let mut most = distance(&logits, &self.tensors[&format!("{name}.logits")].f32());
+            for (i, x) in hidden.iter().enumerate() {
+                if let Some(want) = self.tensors.get(&format!("{name}.hidden{i}")) {
+                    most = most.max(distance(x, &want.f32()));
+                }
+            }
+            most
+        });
+        far.fold(0.0, f32::max)
+    }
+
+    /// How far the logits alone are.
+    fn logit_distance(&self, model: &Model) -> f32 {
+        let far = self.prompts().into_iter().map(|(name, ids)| {
+            let (logits, _) = Runner::new(model, ids.len()).step(&ids);
+            distance(&logits, &self.tensors[&format!("{name}.logits")].f32())
+        });
+        far.fold(0.0, f32::max)
+    }
+
+    /// Greedy decoding, one token at a time.
+    fn check_greedy(&self, model: &Model) {
+        let greedy = &self.facts["greedy"];
+        let prompt = format!("prompt{}", greedy["prompt"]);
+        let ids = self.tensors[&format!("{prompt}.input_ids")].ids();
+        let want: Vec<u32> =
+            greedy["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u32).collect();
+        let mut runner = Runner::new(model, ids.len() + want.len());
+        let vocab = model.spec.vocab;
+        let mut next = ids;
+        let mut got = Vec::new();
+        for _ in &want {
+            let (logits, _) = runner.step(&next);
+            let last = &logits[logits.len() - vocab..];
+            let best = (0..vocab).max_by(|a, b| last[*a].total_cmp(&last[*b])).unwrap() as u32;
+            got.push(best);
+            next = vec![best];
+        }
+        assert_eq!(got, want);
+    }
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() }).fold(0.0, f32::max)
+}
+
+/// A copy of a case's folder with another config.
+fn with_config(name: &str, config: &Value, tag: &str) -> PathBuf {
+    let dir = std::env::temp_dir().join(format!("tallow-golden-{}-{name}-{tag}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for entry in std::fs::read_dir(golden(name)).unwrap() {
+        let path = entry.unwrap().path();
+        let file = path.file_name().unwrap().to_str().unwrap().to_owned();
+        if file.starts_with("model") {
+            std::fs::copy(&path, dir.join(file)).unwrap();
+        }
+    }
+    std::fs::write(dir.join("config.json"), serde_json::to_vec(config).unwrap()).unwrap();
+    dir
+}
+
+fn open(path: &Path) -> Model {
+    Model::open(path).unwrap_or_else(|e| panic!("{e}"))
+}
+
+#[test]
+fn folders() {
+    for name in CASES {
+        let (case, model) = (Case::read(name), open(&golden(name)));
+        let far = case.distance(&model);
+        println!("{name:<18} safetensors  {far:.2e} of {:.0e}", case.tolerance());
+        assert!(far <= case.tolerance(), "{name}: off by {far}");
+        case.check_greedy(&model);
+    }
+}
+
+#[test]
+fn newer_configs() {
+    for name in CASES {
+        let newer = golden(name).join("config.v5.json");
+        if newer.exists() {
+            let dir = with_config(name, &json(&newer), "v5");
+            let case = Case::read(name);
+            let far = case.distance(&open(&dir));
+            assert!(far <= case.tolerance(), "{name}: off by {far}");
+            std::fs::remove_dir_all(dir).unwrap();
+        }
+    }
+}
+
+#[test]
+fn gguf_twins() {
+    let mut seen = 0;
+    for name in CASES {
+        let kinds = ["bf16", "f32"].map(|k| golden("gguf-models").join(format!("{name}-{k}.gguf")));
+        for path in kinds.iter().filter(|p| p.exists()) {
+            let (case, model) = (Case::read(name), open(path));
+            let far = case.distance(&model);
+            println!("{name:<18} gguf         {far:.2e} of {:.0e}", case.tolerance());
+            assert!(far <= case.tolerance(), "{}: off by {far}", path.display());
+            case.check_greedy(&model);
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 11);
+}
+
+/// One setting changed moves the logits as far as it moves the reference's: so the tests above can fail.
+#[test]
+fn mutants_are_told_apart() {
+    let mut seen = 0;
+    for name in CASES {
+        let case = Case::read(name);
+        for (mutant, facts) in case.facts["mutants"].as_object().unwrap() {
+            let mut config = json(&golden(name).join("config.json"));
+            for (key, value) in facts["change"].as_object().unwrap() {
+                let at = key.split('.').fold(&mut config, |at, part| &mut at[part]);
+                *at = value.clone();
+            }
+            let dir = with_config(name, &config, mutant);
+            let far = case.logit_distance(&open(&dir));
+            let want = facts["max_abs_logit_change"].as_f64().unwrap() as f32;
+            println!("{name:<18} {mutant:<12} {far:.4}, the reference {want:.4}");
+            assert!(far > 5.0 * case.tolerance(), "{name}, {mutant}: moved by {far} only");
+            assert!((far - want).abs() < 0.01 * want, "{name}, {mutant}: moved by {far}, the reference by {want}");
+            std::fs::remove_dir_all(dir).unwrap();
+            seen += 1;
+        }
+    }
+    assert!(seen >= 12);
+}
+
+/// Blocks of every kind in one file.
+#[test]
+fn mixed_blocks() {
+    let dir = golden("gguf-mix");
+    let facts = json(&dir.join("golden.json"));
+    for (name, facts) in facts.as_object().unwrap() {
+        let model = open(&dir.join(format!("{name}.gguf")));
+        let want = tensors(&dir.join(format!("{name}.golden.safetensors")));
+        for (i, ids) in facts["prompts"].as_array().unwrap().iter().enumerate() {
+            let ids: Vec<u32> = ids.as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u32).collect();
+            let (logits, _) = Runner::new(&model, ids.len()).step(&ids);
+            let want = want[&format!("prompt{i}.logits")].f32();
+            let size = want.iter().fold(0f32, |m, x| m.max(x.abs()));
+            let far = distance(&logits, &want);
+            println!("{name} prompt {i}: {far:.2e} of logits up to {size:.2}");
+            assert!(far <= 1e-4 * size.max(1.0), "{name}, prompt {i}: off by {far}");
+        }
+    }
+}

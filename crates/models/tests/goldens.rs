@@ -225,6 +225,21 @@ fn mutants_are_told_apart() {
     assert!(seen >= 12);
 }
 
+/// Settings that the cases above leave out: every rope scaling, biases, windows, ties. Made by tools/goldens/make.py.
+#[test]
+fn more_settings() {
+    let mut seen = 0;
+    for entry in std::fs::read_dir(golden("more")).unwrap() {
+        let name = format!("more/{}", entry.unwrap().file_name().to_str().unwrap());
+        let (case, model) = (Case::read(&name), open(&golden(&name)));
+        let far = case.distance(&model);
+        println!("{name:<26} {far:.2e} of {:.0e}", case.tolerance());
+        assert!(far <= case.tolerance(), "{name}: off by {far}");
+        seen += 1;
+    }
+    assert!(seen >= 24);
+}
+
 /// Blocks of every kind in one file.
 #[test]
 fn mixed_blocks() {

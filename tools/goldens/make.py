@@ -1,0 +1,91 @@
+"""Makes small golden cases for settings that `tests/goldens` does not cover, by the transformers library.
+
+usage: make.py OUT_DIR            (needs: pip install torch transformers safetensors numpy)
+
+Each case is a folder like those of `tests/goldens`: `config.json`, `model.safetensors` (random weights in bf16),
+`golden.json`, `golden.safetensors` (logits of whole-prompt forwards in f32).
+"""
+import json
+import pathlib
+import sys
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+BASE = dict(
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False,
+    bos_token_id=1, eos_token_id=2, pad_token_id=0,
+)
+LONG = dict(short_factor=[1.0, 1.1, 1.3, 2.0], long_factor=[1.0, 2.0, 5.0, 9.0])
+
+CASES = {
+    "llama-linear": ("llama", dict(rope_scaling=dict(rope_type="linear", factor=2.5))),
+    "llama-linear-old-key": ("llama", dict(rope_scaling=dict(type="linear", factor=4.0))),
+    "llama-dynamic": ("llama", dict(max_position_embeddings=12, rope_scaling=dict(rope_type="dynamic", factor=2.0))),
+    "llama-yarn": ("llama", dict(rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=8.0, beta_slow=0.5))),
+    "llama-yarn-mscale": ("llama", dict(rope_scaling=dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=8, mscale=0.7, mscale_all_dim=1.3, truncate=False))),
+    "llama-yarn-attention": ("llama", dict(rope_scaling=dict(rope_type="yarn", factor=2.0, attention_factor=1.5))),
+    "llama-longrope": ("llama", dict(rope_scaling=dict(rope_type="longrope", factor=4.0, original_max_position_embeddings=10, **LONG))),
+    "llama-longrope-top": ("llama", dict(original_max_position_embeddings=16, rope_scaling=dict(rope_type="longrope", **LONG))),
+    "llama-biases": ("llama", dict(attention_bias=True, mlp_bias=True, hidden_act="gelu")),
+    "llama-mha-tanh": ("llama", dict(num_key_value_heads=4, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True)),
+    "llama-mqa-head": ("llama", dict(num_key_value_heads=1, head_dim=20, rope_theta=1e6)),
+    "mistral-no-window": ("mistral", dict(sliding_window=None)),
+    "mistral-window-3": ("mistral", dict(sliding_window=3, head_dim=10)),
+    "qwen2-window": ("qwen2", dict(num_hidden_layers=4, use_sliding_window=True, sliding_window=5, max_window_layers=2)),
+    "qwen2-layer-types": ("qwen2", dict(num_hidden_layers=3, use_sliding_window=True, sliding_window=4, layer_types=["sliding_attention", "full_attention", "sliding_attention"])),
+    "qwen2-window-off": ("qwen2", dict(use_sliding_window=False, sliding_window=4, max_window_layers=0)),
+    "qwen3-bias": ("qwen3", dict(attention_bias=True, head_dim=12)),
+    "qwen3-window": ("qwen3", dict(head_dim=8, use_sliding_window=True, sliding_window=6, max_window_layers=1)),
+    "smollm3-interval": ("smollm3", dict(num_hidden_layers=5, no_rope_layer_interval=2)),
+    "smollm3-window": ("smollm3", dict(num_hidden_layers=4, use_sliding_window=True, sliding_window=4, no_rope_layers=[1, 0, 1, 0], attention_bias=True, mlp_bias=True)),
+    "olmo2-bias": ("olmo2", dict(attention_bias=True, tie_word_embeddings=True)),
+    "olmo3-yarn": ("olmo3", dict(num_hidden_layers=4, sliding_window=6, rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16))),
+    "olmo3-layer-types": ("olmo3", dict(num_hidden_layers=3, sliding_window=5, layer_types=["full_attention", "sliding_attention", "full_attention"])),
+    "granite-biases": ("granite", dict(attention_bias=True, mlp_bias=True, embedding_multiplier=12.0, attention_multiplier=0.125, residual_multiplier=0.22, logits_scaling=8.0, tie_word_embeddings=True)),
+}
+
+
+def make(out: pathlib.Path, name: str, kind: str, extra: dict, seed: int) -> None:
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {**BASE, **extra}
+    if kind == "smollm3" and "tie_word_embeddings" not in extra:
+        settings.pop("tie_word_embeddings")
+    config = AutoConfig.for_model(kind, **json.loads(json.dumps(settings)))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            if "norm" in key:
+                p.copy_(1.0 + 0.2 * torch.randn_like(p))
+            elif key.endswith("bias"):
+                p.copy_(0.3 * torch.randn_like(p))
+            else:
+                p.copy_(torch.randn_like(p) * (1.0 if "embed" in key else 1.6 * p.shape[-1] ** -0.5))
+            p.copy_(p.bfloat16().float())
+    save_file({k: v.bfloat16().contiguous() for k, v in model.state_dict().items() if not (config.tie_word_embeddings and k == "lm_head.weight")}, folder / "model.safetensors")
+    # The settings as a person would have written them, not as the library normalises them.
+    architecture = type(model).__name__
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": kind, **settings, "torch_dtype": "bfloat16"}, indent=1))
+    generator = torch.Generator().manual_seed(seed)
+    tensors, prompts = {}, []
+    for i, length in enumerate((1, 7, 30)):
+        ids = torch.randint(3, 64, (length,), generator=generator)
+        fresh = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        with torch.no_grad():
+            logits = fresh(ids[None]).logits[0]
+            exact = fresh.double()(ids[None]).logits[0]
+        tensors[f"prompt{i}.input_ids"], tensors[f"prompt{i}.logits"] = ids, logits.float().contiguous()
+        prompts.append(ids.tolist())
+        print(f"{name:24} prompt {i}: std {logits.std():.2f}, f32 against f64 {(logits - exact).abs().max():.1e}")
+    save_file(tensors, folder / "golden.safetensors")
+    facts = dict(name=name, reference="transformers, float32, eager attention", prompts=prompts, suggested_abs_tolerance_f32=1e-4)
+    (folder / "golden.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    for seed, (name, (kind, extra)) in enumerate(CASES.items()):
+        make(pathlib.Path(sys.argv[1]), name, kind, extra, seed)

@@ -1,0 +1,79 @@
+//! [`Answer`]: from tokens to text that may be shown.
+//!
+//! Text leaves in whole characters, and only once it cannot be part of a stop any more.
+
+use std::sync::Arc;
+
+use tallow_models::tokenizer::{Detokenizer, Tokenizer};
+
+/// The text of one answer.
+#[derive(Debug)]
+pub struct Answer {
+    tokenizer: Arc<Tokenizer>,
+    text: Detokenizer,
+    stops: Vec<String>,
+    stop_tokens: Vec<u32>,
+    ignore_end: bool,
+    /// Text that may be the beginning of a stop.
+    held: String,
+}
+
+/// What a token makes of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// Text to show; the answer goes on.
+    More(String),
+    /// The last text to show, and the stop that ended it.
+    Stop(String, String),
+    /// The token itself ended it.
+    End,
+}
+
+impl Answer {
+    /// An answer that ends at any of `stops` or `stop_tokens`, or where the model ends it unless `ignore_end`.
+    pub fn new(tokenizer: Arc<Tokenizer>, stops: Vec<String>, stop_tokens: Vec<u32>, ignore_end: bool) -> Answer {
+        let text = tokenizer.stream();
+        Answer { tokenizer, text, stops, stop_tokens, ignore_end, held: String::new() }
+    }
+
+    /// Takes the next token.
+    pub fn push(&mut self, token: u32) -> Said {
+        let ends = self.tokenizer.ends_generation(token) && !self.ignore_end;
+        if ends || self.stop_tokens.contains(&token) {
+            return Said::End;
+        }
+        self.held += &self.text.push(token);
+        self.look()
+    }
+
+    /// What is left at the end.
+    pub fn rest(&mut self) -> String {
+        self.held += &self.text.finish();
+        match self.look() {
+            Said::More(text) => text + &std::mem::take(&mut self.held),
+            Said::Stop(text, _) => text,
+            Said::End => String::new(),
+        }
+    }
+
+    /// Lets go of what can be shown.
+    fn look(&mut self) -> Said {
+        // The stop that begins first; of those that begin together, the longest.
+        let found = self.stops.iter().filter_map(|s| Some((self.held.find(s.as_str())?, s)));
+        if let Some((at, stop)) = found.min_by_key(|(at, s)| (*at, std::cmp::Reverse(s.len()))) {
+            let stop = stop.clone();
+            self.held.truncate(at);
+            return Said::Stop(std::mem::take(&mut self.held), stop);
+        }
+        let keep = self.stops.iter().map(|s| overlap(&self.held, s)).max().unwrap_or(0);
+        let rest = self.held.split_off(self.held.len() - keep);
+        Said::More(std::mem::replace(&mut self.held, rest))
+    }
+}
+
+/// How many bytes at the end of `text` could be the beginning of `stop`.
+fn overlap(text: &str, stop: &str) -> usize {
+    let most = text.len().min(stop.len().saturating_sub(1));
+    let could = |n: &usize| text.is_char_boundary(text.len() - n) && stop.as_bytes().starts_with(&text.as_bytes()[text.len() - n..]);
+    (1..=most).rev().find(could).unwrap_or(0)
+}

@@ -1,0 +1,291 @@
+//! [`Engine`]: the loop that serves requests, on a thread of its own.
+
+use std::collections::HashMap;
+use std::hash::BuildHasher;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+use tallow_core::{Backend, Error};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::answer::{Answer, Said};
+use crate::handle::{Alive, Command, Done, Event, Failure, Finish, Place, Submission, Timings};
+use crate::pool::Chain;
+use crate::runner::{Asked, Outcome, Runner};
+use crate::sampler::{NotFinite, Sampler};
+use crate::scheduler::{Batch, NewSeq, Scheduler, SeqId};
+
+/// A model, its cache, its requests.
+pub struct Engine<B: Backend> {
+    runner: Runner<B>,
+    scheduler: Scheduler,
+    requests: HashMap<SeqId, Active>,
+    commands: Receiver<Command>,
+    alive: Alive,
+    /// Keyed anew in each process, so that nobody can make two salts meet.
+    salts: std::hash::RandomState,
+    next_id: u64,
+    /// When to end, once that is asked for.
+    drain: Option<Instant>,
+}
+
+/// A request that has been taken.
+struct Active {
+    prompt: Vec<u32>,
+    sampler: Sampler,
+    answer: Answer,
+    scored: usize,
+    new_tokens: usize,
+    cached: Option<usize>,
+    submitted: Instant,
+    started: Option<Instant>,
+    first: Option<Instant>,
+    events: UnboundedSender<Event>,
+    /// Has it had its last event?
+    ended: bool,
+    _place: Place,
+}
+
+impl Active {
+    fn say(&self, event: Event) {
+        // If nobody listens, the next turn of the loop drops the request.
+        let _ = self.events.send(event);
+    }
+
+    fn fail(mut self, why: Failure) {
+        self.ended = true;
+        self.say(Event::Failed(why));
+    }
+
+    fn done(mut self, text: String, reason: Finish) {
+        let now = Instant::now();
+        let started = self.started.unwrap_or(now);
+        let first = self.first.unwrap_or(now);
+        let timings =
+            Timings { queue: started - self.submitted, prefill: first - started, decode: now - first };
+        self.ended = true;
+        self.say(Event::Done(Done {
+            text,
+            reason,
+            prompt_tokens: self.prompt.len(),
+            cached_tokens: self.cached.unwrap_or(0),
+            new_tokens: self.new_tokens,
+            timings,
+        }));
+    }
+}
+
+impl Drop for Active {
+    /// Whatever happens to the engine, a request gets its last event.
+    fn drop(&mut self) {
+        if !self.ended {
+            self.say(Event::Failed(Failure::Broken("the engine stopped while it served this request".into())));
+        }
+    }
+}
+
+impl<B: Backend> Engine<B> {
+    /// An engine for the requests that come through `commands`.
+    pub fn new(runner: Runner<B>, scheduler: Scheduler, commands: Receiver<Command>, alive: Alive) -> Engine<B> {
+        let (requests, salts) = (HashMap::new(), std::hash::RandomState::new());
+        Engine { runner, scheduler, requests, commands, alive, salts, next_id: 0, drain: None }
+    }
+
+    /// Serves until nobody can ask any more, or until it has drained.
+    pub fn run(mut self) {
+        while self.listen() {
+            // Journey, stop 3: the engine's loop. Commands, the next batch, its tokens, the events.
+            self.forget_abandoned();
+            if let Some(batch) = self.scheduler.next() {
+                self.note_started(&batch);
+                self.step(&batch);
+            }
+            self.publish_stats();
+        }
+        for (_, request) in self.requests.drain() {
+            request.fail(Failure::ShuttingDown);
+        }
+    }
+
+    /// Takes what has been asked. Waits if there is nothing else to do. Is there more to come?
+    fn listen(&mut self) -> bool {
+        loop {
+            let idle = self.scheduler.is_idle();
+            let now = Instant::now();
+            if self.drain.is_some_and(|end| idle || now >= end) {
+                return false;
+            }
+            let command = match (idle, self.drain) {
+                (false, _) => match self.commands.try_recv() {
+                    Ok(command) => command,
+                    Err(TryRecvError::Empty) => return true,
+                    // Everybody who could ask has gone; those who asked are still served.
+                    Err(TryRecvError::Disconnected) => return true,
+                },
+                (true, _) => match self.commands.recv_timeout(Duration::from_secs(3600)) {
+                    Ok(command) => command,
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    Err(RecvTimeoutError::Disconnected) => return false,
+                },
+            };
+            match command {
+                Command::Submit(submission) => self.take(*submission),
+                Command::Drain { within } => self.drain = Some(now + within),
+            }
+        }
+    }
+
+    fn take(&mut self, submission: Submission) {
+        let Submission { request, events, place } = submission;
+        let id = SeqId(self.next_id);
+        self.next_id += 1;
+        let root = request.salt.map_or(Chain::ROOT, |salt| Chain::salted(self.salts.hash_one(salt)));
+        let (max_new, all_logits) = (request.max_new, request.score_prompt);
+        let new = NewSeq { id, tokens: request.prompt.clone(), max_new, root, all_logits };
+        let tokenizer = self.alive.info().tokenizer.clone();
+        let active = Active {
+            sampler: Sampler::new(request.sampling, &request.prompt),
+            answer: Answer::new(tokenizer, request.stops, request.stop_tokens, request.ignore_end),
+            prompt: request.prompt,
+            scored: 0,
+            new_tokens: 0,
+            cached: None,
+            submitted: Instant::now(),
+            started: None,
+            first: None,
+            events,
+            ended: false,
+            _place: place,
+        };
+        match self.scheduler.submit(new) {
+            Ok(()) => drop(self.requests.insert(id, active)),
+            Err(unfit) => active.fail(unfit.into()),
+        }
+    }
+
+    /// Drops requests that nobody listens to any more.
+    fn forget_abandoned(&mut self) {
+        let gone: Vec<SeqId> =
+            self.requests.iter().filter(|(_, r)| r.events.is_closed()).map(|(id, _)| *id).collect();
+        for id in gone {
+            self.scheduler.drop_seq(id);
+            self.requests.remove(&id);
+        }
+    }
+
+    fn note_started(&mut self, batch: &Batch) {
+        for part in &batch.parts {
+            let Some(request) = self.requests.get_mut(&part.id).filter(|r| r.started.is_none()) else { continue };
+            request.started = Some(Instant::now());
+            request.cached = self.scheduler.cached(part.id);
+            request.say(Event::Started { cached: request.cached.unwrap_or(0) });
+        }
+    }
+
+    /// Runs a batch. If that fails, each part is run alone, so that only the request at fault fails.
+    fn step(&mut self, batch: &Batch) {
+        self.alive.stats().steps.fetch_add(1, Ordering::Relaxed);
+        let whole = self.run_batch(batch);
+        match whole {
+            Ok(outcomes) => self.commit(batch, outcomes),
+            Err(why) if batch.parts.len() == 1 => self.fail(batch.parts[0].id, why),
+            Err(why) => {
+                tracing::error!("a step of {} sequences failed: {why}; trying each alone", batch.parts.len());
+                self.alive.stats().failed_steps.fetch_add(1, Ordering::Relaxed);
+                for part in &batch.parts {
+                    let alone = Batch { parts: vec![part.clone()] };
+                    match self.run_batch(&alone) {
+                        Ok(outcomes) => self.commit(&alone, outcomes),
+                        Err(why) => self.fail(part.id, why),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Runs a batch; a panic in it is an error like any other.
+    fn run_batch(&self, batch: &Batch) -> Result<Vec<Result<Outcome, NotFinite>>, String> {
+        let asked = |id: &SeqId| self.requests.get(id).map(|r| Asked { sampler: &r.sampler, prompt: &r.prompt });
+        let asked: Option<Vec<Asked<'_>>> = batch.parts.iter().map(|p| asked(&p.id)).collect();
+        let asked = asked.ok_or("a sequence without a request was scheduled")?;
+        match catch_unwind(AssertUnwindSafe(|| self.runner.run(batch, &asked))) {
+            Ok(outcomes) => outcomes.map_err(|e: Error| e.to_string()),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                Err(format!("an internal error, please report it: {text}"))
+            }
+        }
+    }
+
+    fn fail(&mut self, id: SeqId, why: String) {
+        self.scheduler.drop_seq(id);
+        if let Some(request) = self.requests.remove(&id) {
+            tracing::error!("request failed: {why}");
+            request.fail(Failure::Broken(why));
+        }
+    }
+
+    /// Takes note of a step's tokens and tells those who wait for them.
+    fn commit(&mut self, batch: &Batch, outcomes: Vec<Result<Outcome, NotFinite>>) {
+        let sampled = batch.parts.iter().zip(&outcomes);
+        let sampled: Vec<(SeqId, u32)> = sampled
+            .filter_map(|(part, o)| Some((part.id, o.as_ref().ok()?.next.as_ref()?.token)))
+            .collect();
+        // Journey, stop 8: the chosen tokens go into the scheduler, and out to those who asked.
+        let progress = self.scheduler.commit(batch, &sampled);
+        for (part, outcome) in batch.parts.iter().zip(outcomes) {
+            let full = progress.iter().any(|p| p.id == part.id && p.full);
+            match outcome {
+                Err(bad) => self.fail(part.id, bad.to_string()),
+                Ok(outcome) => self.tell(part.id, part.start, outcome, full),
+            }
+        }
+    }
+
+    /// Tells a request what a step gave it, and ends it if that was the last.
+    fn tell(&mut self, id: SeqId, start: usize, outcome: Outcome, full: bool) {
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        // A sequence that was computed again scores its prompt again; only what is new counts.
+        let known = request.scored.saturating_sub(start).min(outcome.prompt.len());
+        if outcome.prompt.len() > known {
+            request.scored = start + outcome.prompt.len();
+            request.say(Event::Prompt(outcome.prompt[known..].to_vec()));
+        }
+        let mut end = full.then_some(Finish::Length);
+        if let Some(choice) = outcome.next {
+            request.first.get_or_insert_with(Instant::now);
+            request.new_tokens += 1;
+            request.sampler.accept(choice.token);
+            self.alive.stats().new_tokens.fetch_add(1, Ordering::Relaxed);
+            match request.answer.push(choice.token) {
+                Said::More(text) => request.say(Event::Piece { text, choice }),
+                Said::Stop(text, stop) => {
+                    request.say(Event::Piece { text, choice });
+                    end = Some(Finish::Stop(stop));
+                }
+                Said::End => end = Some(Finish::End),
+            }
+        }
+        if let Some(reason) = end
+            && let Some(mut request) = self.requests.remove(&id)
+        {
+            self.scheduler.drop_seq(id);
+            let rest = if matches!(reason, Finish::Stop(_)) { String::new() } else { request.answer.rest() };
+            self.alive.stats().prompt_tokens.fetch_add(request.prompt.len() as u64, Ordering::Relaxed);
+            request.done(rest, reason);
+        }
+    }
+
+    fn publish_stats(&self) {
+        let (stats, counts) = (self.alive.stats(), self.scheduler.counts());
+        stats.running.store(self.scheduler.running(), Ordering::Relaxed);
+        stats.waiting.store(self.scheduler.waiting(), Ordering::Relaxed);
+        stats.pages_in_use.store(self.scheduler.pool().in_use(), Ordering::Relaxed);
+        stats.prefix_queries.store(counts.prefix_queries, Ordering::Relaxed);
+        stats.prefix_hits.store(counts.prefix_hits, Ordering::Relaxed);
+        stats.preemptions.store(counts.preemptions, Ordering::Relaxed);
+    }
+}

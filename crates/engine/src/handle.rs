@@ -1,0 +1,297 @@
+//! [`EngineHandle`]: how everybody else talks to an engine, whatever it runs on.
+//!
+//! Commands go in, events come out, one channel for each request. Dropping the receiver ends the request. Every request
+//! that is taken gets exactly one last event.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use tallow_models::tokenizer::Tokenizer;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::sampler::{Choice, Sampling};
+
+/// Something to generate.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// The prompt.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most.
+    pub max_new: usize,
+    /// How to choose them.
+    pub sampling: Sampling,
+    /// Texts that end the answer; they are not part of it.
+    pub stops: Vec<String>,
+    /// Tokens that end the answer, besides those that always do.
+    pub stop_tokens: Vec<u32>,
+    /// Go on past the tokens that always end an answer.
+    pub ignore_end: bool,
+    /// Whom to share the prefix cache with; everybody if there is none.
+    pub salt: Option<String>,
+    /// Score the prompt's tokens too.
+    pub score_prompt: bool,
+}
+
+/// What happens to a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Its prompt is being computed.
+    Started {
+        /// Prompt tokens that were in the cache already.
+        cached: usize,
+    },
+    /// Prompt tokens from the second on, scored, in order. Comes in pieces.
+    Prompt(Vec<Choice>),
+    /// A piece of the answer.
+    Piece {
+        /// Whole characters. May be empty: text that could be the beginning of a stop is held back.
+        text: String,
+        /// The token that it ends with.
+        choice: Choice,
+    },
+    /// The end of an answer.
+    Done(Done),
+    /// The end of a request that failed.
+    Failed(Failure),
+}
+
+/// How an answer ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Done {
+    /// Text that was held back and turned out not to be a stop.
+    pub text: String,
+    /// Why it ended.
+    pub reason: Finish,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of those, how many were in the cache already.
+    pub cached_tokens: usize,
+    /// Tokens generated.
+    pub new_tokens: usize,
+    /// Where the time went.
+    pub timings: Timings,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended it, or a stop token did.
+    End,
+    /// A stop text came.
+    Stop(String),
+    /// It has all the tokens that it may have, or that the context has room for.
+    Length,
+}
+
+/// Where a request's time went.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Timings {
+    /// Until its prompt was begun.
+    pub queue: Duration,
+    /// From there to the first token.
+    pub prefill: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// It cannot be done with this model: the caller's mistake.
+    #[error("{0}")]
+    Unfit(#[from] crate::scheduler::Unfit),
+    /// Too many requests wait already.
+    #[error("{0} requests are being served or waiting already; try again in a while")]
+    Full(usize),
+    /// No more requests are taken.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// Something is broken that the caller cannot help.
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// What an engine is told.
+#[derive(Debug)]
+pub enum Command {
+    /// Take a request.
+    Submit(Box<Submission>),
+    /// Finish what is under way, take nothing more, and end; what is not finished by then fails.
+    Drain {
+        /// How long it may take.
+        within: Duration,
+    },
+}
+
+/// A request on its way to the engine.
+#[derive(Debug)]
+pub struct Submission {
+    /// What to do.
+    pub request: Request,
+    /// Where to say what happens.
+    pub events: UnboundedSender<Event>,
+    /// Its place among those that are counted; given up when it is dropped.
+    pub place: Place,
+}
+
+/// One of the places for requests that an engine has.
+#[derive(Debug)]
+pub struct Place(Arc<Shared>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What is known of an engine from outside.
+#[derive(Debug)]
+pub struct Info {
+    /// Names it goes by; the first is the real one.
+    pub names: Vec<String>,
+    /// The model's tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Ids that tokens may have.
+    pub vocab: usize,
+    /// Tokens that a sequence may have.
+    pub context: usize,
+    /// Sequences under way at once.
+    pub slots: usize,
+    /// Requests that may wait for a slot.
+    pub queue: usize,
+    /// Tokens in a page of the cache.
+    pub page_len: usize,
+    /// Pages of the cache.
+    pub pages: usize,
+    /// How tokens are chosen unless a request says otherwise.
+    pub sampling: Sampling,
+}
+
+/// Numbers that an engine keeps up to date.
+#[derive(Debug, Default)]
+pub struct Stats {
+    /// Sequences under way.
+    pub running: AtomicUsize,
+    /// Sequences that wait.
+    pub waiting: AtomicUsize,
+    /// Pages that sequences have.
+    pub pages_in_use: AtomicUsize,
+    /// Prompt tokens of finished requests.
+    pub prompt_tokens: AtomicU64,
+    /// Tokens generated.
+    pub new_tokens: AtomicU64,
+    /// Prompt tokens looked for in the prefix cache.
+    pub prefix_queries: AtomicU64,
+    /// Prompt tokens found there.
+    pub prefix_hits: AtomicU64,
+    /// Sequences that had to give way.
+    pub preemptions: AtomicU64,
+    /// Steps run.
+    pub steps: AtomicU64,
+    /// Steps that failed and were run again part by part.
+    pub failed_steps: AtomicU64,
+}
+
+/// What handles and their engine share.
+#[derive(Debug)]
+pub struct Shared {
+    /// What does not change.
+    pub info: Info,
+    /// What does.
+    pub stats: Stats,
+    taken: AtomicUsize,
+    draining: AtomicBool,
+    alive: AtomicBool,
+}
+
+/// A way to an engine. Clones lead to the same one.
+#[derive(Clone, Debug)]
+pub struct EngineHandle {
+    commands: Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+impl EngineHandle {
+    /// A handle, and what its engine needs of it.
+    pub fn new(info: Info) -> (EngineHandle, std::sync::mpsc::Receiver<Command>, Alive) {
+        let (commands, receiver) = std::sync::mpsc::channel();
+        let (taken, draining) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let shared = Shared { info, stats: Stats::default(), taken, draining, alive: AtomicBool::new(true) };
+        let shared = Arc::new(shared);
+        (EngineHandle { commands, shared: shared.clone() }, receiver, Alive(shared))
+    }
+
+    /// What does not change.
+    pub fn info(&self) -> &Info {
+        &self.shared.info
+    }
+
+    /// What does.
+    pub fn stats(&self) -> &Stats {
+        &self.shared.stats
+    }
+
+    /// Requests that are being served or wait.
+    pub fn taken(&self) -> usize {
+        self.shared.taken.load(Ordering::Acquire)
+    }
+
+    /// Does it take requests?
+    pub fn is_ready(&self) -> bool {
+        self.is_alive() && !self.shared.draining.load(Ordering::Acquire)
+    }
+
+    /// Is the engine's thread there?
+    pub fn is_alive(&self) -> bool {
+        self.shared.alive.load(Ordering::Acquire)
+    }
+
+    /// Hands in a request. What happens to it comes through the receiver; dropping that ends it.
+    pub fn submit(&self, request: Request) -> Result<UnboundedReceiver<Event>, Failure> {
+        if self.shared.draining.load(Ordering::Acquire) {
+            return Err(Failure::ShuttingDown);
+        }
+        let most = self.info().slots + self.info().queue;
+        let more = |n| (n < most).then_some(n + 1);
+        if self.shared.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_err() {
+            return Err(Failure::Full(most));
+        }
+        let place = Place(self.shared.clone());
+        let (events, receiver) = unbounded_channel();
+        let submission = Box::new(Submission { request, events, place });
+        let sent = self.commands.send(Command::Submit(submission));
+        sent.map_err(|_| Failure::Broken("the engine has stopped; restart the server".into()))?;
+        Ok(receiver)
+    }
+
+    /// Lets the engine finish within some time, and end. Returns at once.
+    pub fn drain(&self, within: Duration) {
+        self.shared.draining.store(true, Ordering::Release);
+        // If it has ended already there is nobody to tell.
+        let _ = self.commands.send(Command::Drain { within });
+    }
+}
+
+/// Held by the engine's thread. When it goes, everybody knows.
+#[derive(Debug)]
+pub struct Alive(Arc<Shared>);
+
+impl Alive {
+    /// What does not change.
+    pub fn info(&self) -> &Info {
+        &self.0.info
+    }
+
+    /// What does.
+    pub fn stats(&self) -> &Stats {
+        &self.0.stats
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.alive.store(false, Ordering::Release);
+    }
+}

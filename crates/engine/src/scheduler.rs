@@ -1,0 +1,424 @@
+//! [`Scheduler`]: which tokens of which sequences the next step computes.
+//!
+//! A pure state machine: no device, no clock, no threads. A step has a budget of tokens. Sequences that are being
+//! decoded come first, one token each; what is left of the budget is shared evenly among those whose prompts are
+//! being computed, so that a long prompt delays neither the answers under way nor the short prompts beside it. When
+//! the cache is full the newest sequence gives way: it loses its pages, waits at the head of the queue, and is
+//! computed again (mostly from the prefix cache). The oldest always goes on, so everything ends.
+
+use std::collections::VecDeque;
+
+use crate::pool::{BlockId, BlockPool, Chain};
+
+/// A sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SeqId(pub u64);
+
+/// A sequence to be generated.
+#[derive(Clone, Debug)]
+pub struct NewSeq {
+    /// Its name, never used before.
+    pub id: SeqId,
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// Tokens to generate at most.
+    pub max_new: usize,
+    /// Whom it shares its prefix with.
+    pub root: Chain,
+    /// Are the logits of every prompt token wanted? Then nothing is taken from the prefix cache.
+    pub all_logits: bool,
+}
+
+/// A sequence in the scheduler.
+#[derive(Debug)]
+struct Seq {
+    id: SeqId,
+    /// The prompt and what has been generated.
+    tokens: Vec<u32>,
+    prompt_len: usize,
+    /// Tokens that the sequence may have in the end.
+    most: usize,
+    /// Tokens whose keys and values are in the cache.
+    computed: usize,
+    blocks: Vec<BlockId>,
+    root: Chain,
+    /// What the next page to be published follows.
+    after: Chain,
+    /// Pages published or found.
+    published: usize,
+    all_logits: bool,
+    /// Prompt tokens that the prefix cache spared, the first time.
+    cached: Option<usize>,
+}
+
+impl Seq {
+    fn left(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// Is only its newest token left to compute?
+    fn decodes(&self) -> bool {
+        self.left() == 1 && self.tokens.len() > self.prompt_len
+    }
+
+    /// Pages for all its tokens and one more.
+    fn pages(&self, page_len: usize) -> usize {
+        (self.tokens.len() + 1).min(self.most).max(self.tokens.len()).div_ceil(page_len)
+    }
+}
+
+/// Tokens of one sequence that a step computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Whose.
+    pub id: SeqId,
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// The position of the first.
+    pub start: usize,
+    /// The sequence's pages, up to the last of these tokens.
+    pub blocks: Vec<BlockId>,
+    /// Which of these tokens' logits are wanted.
+    pub logits: Wanted,
+}
+
+/// Logits that a part is computed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The prompt is not finished yet.
+    None,
+    /// The next token is to be sampled from the last.
+    Last,
+    /// Every token's; sample from the last if it is the prompt's last.
+    All {
+        /// Is a token to be sampled?
+        last: bool,
+    },
+}
+
+impl Wanted {
+    /// Is a token to be sampled?
+    pub fn samples(self) -> bool {
+        matches!(self, Wanted::Last | Wanted::All { last: true })
+    }
+}
+
+/// What a step computes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// One part a sequence.
+    pub parts: Vec<Part>,
+}
+
+/// What became of a sequence in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Which.
+    pub id: SeqId,
+    /// The token it got. None where only the prompt's logits were wanted.
+    pub token: Option<u32>,
+    /// Has it all the tokens it may have? Then it is gone from the scheduler.
+    pub full: bool,
+}
+
+/// Why a sequence cannot be taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// There is nothing to go on from.
+    #[error("the prompt is empty")]
+    Empty,
+    /// It is longer than the model's context.
+    #[error("the prompt has {prompt} tokens, and the context is {context}")]
+    TooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens of the context.
+        context: usize,
+    },
+}
+
+/// The scheduler's limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens of a sequence, prompt and answer.
+    pub context: usize,
+    /// Sequences under way at once.
+    pub slots: usize,
+    /// Tokens in a step.
+    pub budget: usize,
+    /// Tokens of a sequence in a step when the logits of all of them are wanted.
+    pub all_logits: usize,
+}
+
+/// Counts since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Prompt tokens that were looked for in the prefix cache.
+    pub prefix_queries: u64,
+    /// Prompt tokens that were found there.
+    pub prefix_hits: u64,
+    /// Sequences that had to give way.
+    pub preemptions: u64,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    pool: BlockPool,
+    waiting: VecDeque<Seq>,
+    /// In the order in which they were admitted.
+    running: Vec<Seq>,
+    counts: Counts,
+}
+
+impl Scheduler {
+    /// A scheduler for the pages of `pool`.
+    pub fn new(limits: Limits, pool: BlockPool) -> Scheduler {
+        let slots = limits.slots.max(1);
+        // However many sequences are being decoded, some of the budget is left for prompts.
+        let (budget, all_logits) = (limits.budget.max(2 * slots), limits.all_logits.max(1));
+        let limits = Limits { slots, budget, all_logits, ..limits };
+        Scheduler { limits, pool, waiting: VecDeque::new(), running: Vec::new(), counts: Counts::default() }
+    }
+
+    /// Tokens that a sequence may have: no longer than the context, and no more than fit the whole cache.
+    pub fn context(&self) -> usize {
+        self.limits.context.min(self.pool.count() * self.pool.page_len())
+    }
+
+    /// Takes a sequence in.
+    pub fn submit(&mut self, new: NewSeq) -> Result<(), Unfit> {
+        let (prompt, context) = (new.tokens.len(), self.context());
+        if prompt == 0 {
+            return Err(Unfit::Empty);
+        }
+        // A token of the answer must fit too, unless none is wanted.
+        if prompt + usize::from(new.max_new > 0) > context {
+            return Err(Unfit::TooLong { prompt, context });
+        }
+        self.waiting.push_back(Seq {
+            id: new.id,
+            prompt_len: prompt,
+            most: prompt.saturating_add(new.max_new).min(context),
+            tokens: new.tokens,
+            computed: 0,
+            blocks: Vec::new(),
+            root: new.root,
+            after: new.root,
+            published: 0,
+            all_logits: new.all_logits,
+            cached: None,
+        });
+        Ok(())
+    }
+
+    /// Sequences under way.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Sequences that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Is there anything to do?
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// The pages.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Counts since the start.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Prompt tokens of a sequence that the prefix cache spared, once it has been admitted.
+    pub fn cached(&self, id: SeqId) -> Option<usize> {
+        self.running.iter().chain(&self.waiting).find(|s| s.id == id)?.cached
+    }
+
+    /// Is every page accounted for?
+    pub fn check(&self) -> Result<(), String> {
+        self.pool.check(self.running.iter().flat_map(|s| s.blocks.iter().copied()))
+    }
+
+    /// Forgets a sequence: it is finished, or nobody wants it any more.
+    pub fn drop_seq(&mut self, id: SeqId) {
+        self.waiting.retain(|s| s.id != id);
+        if let Some(at) = self.running.iter().position(|s| s.id == id) {
+            let seq = self.running.remove(at);
+            self.pool.give_back(&seq.blocks);
+        }
+    }
+
+    /// What to compute next; `None` when there is nothing.
+    pub fn next(&mut self) -> Option<Batch> {
+        self.make_room();
+        self.admit();
+        let shares = self.shares();
+        let page_len = self.pool.page_len();
+        let parts = self.running.iter().zip(shares).filter(|(_, rows)| *rows > 0);
+        let parts: Vec<Part> = parts.map(|(seq, rows)| part(seq, rows, page_len)).collect();
+        (!parts.is_empty()).then_some(Batch { parts })
+    }
+
+    /// Gives each decoding sequence a page for its newest token, at the cost of the newest sequences.
+    fn make_room(&mut self) {
+        let mut i = 0;
+        while i < self.running.len() {
+            let seq = &self.running[i];
+            let need = seq.tokens.len().div_ceil(self.pool.page_len());
+            if seq.blocks.len() >= need {
+                i += 1;
+            } else if let Some(block) = self.pool.take() {
+                self.running[i].blocks.push(block);
+            } else {
+                // It may be this very one that gives way; the loop ends then.
+                self.preempt_newest();
+            }
+        }
+    }
+
+    fn preempt_newest(&mut self) {
+        let Some(mut seq) = self.running.pop() else { return };
+        self.pool.give_back(&seq.blocks);
+        seq.blocks.clear();
+        (seq.computed, seq.published, seq.after) = (0, 0, seq.root);
+        self.counts.preemptions += 1;
+        self.waiting.push_front(seq);
+    }
+
+    /// Admits waiting sequences, in order, as long as there are slots and pages.
+    fn admit(&mut self) {
+        let mut i = 0;
+        while i < self.waiting.len() && self.running.len() < self.limits.slots {
+            if self.will_be_cached(&self.waiting[i]) {
+                // Somebody computes what it begins with: it waits for that and others may pass.
+                i += 1;
+            } else if !self.start(i) {
+                return;
+            }
+        }
+    }
+
+    /// Is a page that this sequence needs being computed by another at the moment?
+    fn will_be_cached(&self, seq: &Seq) -> bool {
+        if seq.all_logits {
+            return false;
+        }
+        let page = self.pool.page_len();
+        let have = self.pool.find(seq.root, usable(seq, page)).blocks.len() * page;
+        self.running.iter().filter(|r| r.root == seq.root && r.computed < r.prompt_len).any(|r| {
+            let shared = usable(r, page).iter().zip(usable(seq, page)).take_while(|(a, b)| a == b).count();
+            shared / page * page > have
+        })
+    }
+
+    /// Gives waiting sequence `i` its pages, if there are enough.
+    fn start(&mut self, i: usize) -> bool {
+        let (page, seq) = (self.pool.page_len(), &self.waiting[i]);
+        let prefix = match seq.all_logits {
+            true => Default::default(),
+            false => self.pool.find(seq.root, usable(seq, page)),
+        };
+        let fresh = seq.pages(page) - prefix.blocks.len();
+        // Those under way will soon want a page each; without one they would have to throw this one out again.
+        let spare = self.running.len();
+        let need = fresh + self.pool.idle_among(&prefix.blocks) + spare;
+        if need > self.pool.available() {
+            return false;
+        }
+        let Some(mut seq) = self.waiting.remove(i) else { return false };
+        prefix.blocks.iter().for_each(|b| self.pool.lend(*b));
+        seq.computed = prefix.blocks.len() * page;
+        seq.published = prefix.blocks.len();
+        seq.after = prefix.end.unwrap_or(seq.root);
+        seq.blocks = prefix.blocks;
+        seq.blocks.extend((0..fresh).map_while(|_| self.pool.take()));
+        if seq.cached.is_none() {
+            seq.cached = Some(seq.computed.min(seq.prompt_len));
+            if !seq.all_logits {
+                self.counts.prefix_queries += seq.prompt_len as u64;
+                self.counts.prefix_hits += seq.computed as u64;
+            }
+        }
+        self.running.push(seq);
+        true
+    }
+
+    /// How many tokens each running sequence gets: one for those that decode, an even share of the rest of the budget
+    /// for the others.
+    fn shares(&self) -> Vec<usize> {
+        let most = |s: &Seq| if s.all_logits { s.left().min(self.limits.all_logits) } else { s.left() };
+        let mut shares: Vec<usize> = self.running.iter().map(|s| usize::from(s.decodes())).collect();
+        let mut budget = self.limits.budget - shares.iter().sum::<usize>();
+        let mut hungry: Vec<usize> = (0..shares.len()).filter(|i| !self.running[*i].decodes()).collect();
+        // Those that need less than an even share leave the rest to the others.
+        hungry.sort_by_key(|i| most(&self.running[*i]));
+        let mut left = hungry.len();
+        for i in hungry {
+            let even = budget.div_ceil(left);
+            shares[i] = most(&self.running[i]).min(even).min(budget);
+            budget -= shares[i];
+            left -= 1;
+        }
+        shares
+    }
+
+    /// Takes note of a step: its tokens are computed, and `sampled` has the next token of each part that wanted one.
+    pub fn commit(&mut self, batch: &Batch, sampled: &[(SeqId, u32)]) -> Vec<Progress> {
+        batch.parts.iter().for_each(|part| self.computed(part));
+        let mut progress = Vec::new();
+        for part in &batch.parts {
+            // A sequence that was dropped meanwhile is no longer here.
+            let Some(seq) = self.running.iter_mut().find(|s| s.id == part.id) else { continue };
+            let token = sampled.iter().find(|(id, _)| *id == part.id).map(|(_, token)| *token);
+            seq.tokens.extend(token);
+            let full = seq.tokens.len() >= seq.most && (token.is_some() || seq.left() == 0);
+            if token.is_some() || full {
+                progress.push(Progress { id: part.id, token, full });
+            }
+            if full {
+                self.drop_seq(part.id);
+            }
+        }
+        progress
+    }
+
+    /// Publishes the pages that a part has filled.
+    fn computed(&mut self, part: &Part) {
+        let page = self.pool.page_len();
+        let Some(seq) = self.running.iter_mut().find(|s| s.id == part.id) else { return };
+        seq.computed = part.start + part.tokens.len();
+        while (seq.published + 1) * page <= seq.computed {
+            let at = seq.published * page;
+            let (block, tokens) = (seq.blocks[seq.published], &seq.tokens[at..at + page]);
+            seq.after = self.pool.publish(block, seq.after, tokens);
+            seq.published += 1;
+        }
+    }
+}
+
+/// The tokens whose pages may come from the cache: the last token is computed in any case, for its logits.
+fn usable(seq: &Seq, page_len: usize) -> &[u32] {
+    &seq.tokens[..(seq.tokens.len() - 1) / page_len * page_len]
+}
+
+/// The next `rows` tokens of a sequence.
+fn part(seq: &Seq, rows: usize, page_len: usize) -> Part {
+    let (start, end) = (seq.computed, seq.computed + rows);
+    let last = end == seq.tokens.len() && seq.tokens.len() < seq.most;
+    let logits = match (seq.all_logits && start < seq.prompt_len, last) {
+        (true, last) => Wanted::All { last },
+        (false, true) => Wanted::Last,
+        (false, false) => Wanted::None,
+    };
+    let blocks = seq.blocks[..end.div_ceil(page_len)].to_vec();
+    Part { id: seq.id, tokens: seq.tokens[start..end].to_vec(), start, blocks, logits }
+}

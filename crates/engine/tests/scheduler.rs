@@ -1,0 +1,251 @@
+//! The scheduler and the pool against a model of the cache: whatever is asked, in whatever order.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use proptest::prelude::*;
+use tallow_engine::pool::{BlockPool, Chain};
+use tallow_engine::scheduler::{Batch, Limits, NewSeq, Scheduler, SeqId, Unfit, Wanted};
+
+/// A request of a schedule.
+#[derive(Clone, Debug)]
+struct Asked {
+    at_step: usize,
+    prompt: Vec<u32>,
+    max_new: usize,
+    salt: Option<u64>,
+    all_logits: bool,
+    /// Dropped by its user after so many tokens.
+    leaves_after: Option<usize>,
+}
+
+fn asked() -> impl Strategy<Value = Asked> {
+    // Few different tokens and a common beginning, so that prefixes meet.
+    let prompt = (0usize..30, prop::collection::vec(0u32..3, 1..12)).prop_map(|(common, own)| {
+        (0..common as u32).map(|i| i % 2).chain(own).collect::<Vec<u32>>()
+    });
+    let salt = prop_oneof![4 => Just(None), 1 => (0u64..2).prop_map(Some)];
+    let leaves = prop_oneof![3 => Just(None), 1 => (0usize..10).prop_map(Some)];
+    (0usize..40, prompt, 0usize..20, salt, prop::bool::weighted(0.1), leaves).prop_map(
+        |(at_step, prompt, max_new, salt, all_logits, leaves_after)| Asked {
+            at_step,
+            prompt,
+            max_new,
+            salt,
+            all_logits,
+            leaves_after,
+        },
+    )
+}
+
+/// What the tests know of a sequence.
+struct Known {
+    tokens: Vec<u32>,
+    most: usize,
+    salt: Option<u64>,
+    asked: Asked,
+    generated: usize,
+}
+
+/// The token that follows `tokens`, by a model that looks at all of them.
+fn next_token(tokens: &[u32]) -> u32 {
+    (digest(None, tokens) % 3) as u32
+}
+
+fn digest(salt: Option<u64>, tokens: &[u32]) -> u64 {
+    let mut h = DefaultHasher::new();
+    (salt, tokens).hash(&mut h);
+    h.finish()
+}
+
+/// The cache: what each slot holds, as a digest of the tokens up to it. Salts must never meet, so they are part of it.
+type Cache = HashMap<(u32, usize), u64>;
+
+/// Runs a batch on the model of the cache, and checks that it may.
+fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Known>) -> Vec<(SeqId, u32)> {
+    let mut sampled = Vec::new();
+    let mut written: HashMap<(u32, usize), SeqId> = HashMap::new();
+    for part in &batch.parts {
+        let seq = &known[&part.id];
+        let end = part.start + part.tokens.len();
+        assert_eq!(part.tokens, seq.tokens[part.start..end], "{:?} computes tokens that are not its own", part.id);
+        let slot = |p: usize| (part.blocks[p / page].0, p % page);
+        for p in 0..part.start {
+            let holds = cache.get(&slot(p)).copied();
+            assert_eq!(holds, Some(digest(seq.salt, &seq.tokens[..=p])), "{:?} reads a wrong cache at {p}", part.id);
+        }
+        for p in part.start..end {
+            let twice = written.insert(slot(p), part.id);
+            assert_eq!(twice, None, "{:?} writes where another does", part.id);
+            cache.insert(slot(p), digest(seq.salt, &seq.tokens[..=p]));
+        }
+        let last = end == seq.tokens.len() && seq.tokens.len() < seq.most;
+        assert_eq!(part.logits.samples(), last);
+        let scored = matches!(part.logits, Wanted::All { .. });
+        assert_eq!(scored, seq.asked.all_logits && part.start < seq.asked.prompt.len());
+        if last {
+            sampled.push((part.id, next_token(&seq.tokens)));
+        }
+    }
+    sampled
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_schedule_is_right_and_ends(
+        requests in prop::collection::vec(asked(), 1..14),
+        page in 1usize..6,
+        pages in 8usize..40,
+        slots in 1usize..6,
+        budget in 1usize..40,
+        context in 10usize..60,
+    ) {
+        let limits = Limits { context, slots, budget, all_logits: 3 };
+        let mut s = Scheduler::new(limits, BlockPool::new(pages, page));
+        let (mut cache, mut known) = (Cache::new(), HashMap::new());
+        let mut waiting: Vec<(SeqId, Asked)> =
+            requests.into_iter().enumerate().map(|(i, a)| (SeqId(i as u64), a)).collect();
+        let mut ended = 0;
+        let total = waiting.len();
+        for step in 0.. {
+            prop_assert!(step < 20_000, "it does not end");
+            for (id, asked) in waiting.extract_if(.., |(_, a)| a.at_step <= step) {
+                let root = asked.salt.map_or(Chain::ROOT, Chain::salted);
+                let (prompt, max_new) = (asked.prompt.len(), asked.max_new);
+                let new = NewSeq { id, tokens: asked.prompt.clone(), max_new, root, all_logits: asked.all_logits };
+                match s.submit(new) {
+                    Ok(()) => {
+                        let most = (prompt + max_new).min(s.context());
+                        let tokens = asked.prompt.clone();
+                        known.insert(id, Known { tokens, most, salt: asked.salt, asked, generated: 0 });
+                    }
+                    Err(unfit) => {
+                        let too_long = prompt + usize::from(max_new > 0) > s.context();
+                        let context = s.context();
+                        prop_assert!(too_long);
+                        prop_assert_eq!(unfit, Unfit::TooLong { prompt, context });
+                        ended += 1;
+                    }
+                }
+            }
+            let Some(batch) = s.next() else {
+                prop_assert!(s.is_idle(), "{} wait and nothing runs", s.waiting());
+                prop_assert!(s.check().is_ok(), "{:?}", s.check());
+                prop_assert_eq!(s.pool().in_use(), 0);
+                if waiting.is_empty() {
+                    break;
+                }
+                continue;
+            };
+            let rows: usize = batch.parts.iter().map(|p| p.tokens.len()).sum();
+            prop_assert!(rows <= budget.max(2 * slots) && rows > 0);
+            prop_assert!(s.running() <= slots);
+            let sampled = run(&batch, page, &mut cache, &known);
+            for p in s.commit(&batch, &sampled) {
+                let seq = known.get_mut(&p.id).unwrap();
+                seq.tokens.extend(p.token);
+                seq.generated += usize::from(p.token.is_some());
+                prop_assert_eq!(p.full, seq.tokens.len() == seq.most);
+                if p.full {
+                    known.remove(&p.id);
+                    ended += 1;
+                }
+            }
+            let leavers = known.iter().filter(|(_, k)| k.asked.leaves_after.is_some_and(|n| k.generated >= n));
+            for id in leavers.map(|(id, _)| *id).collect::<Vec<_>>() {
+                s.drop_seq(id);
+                known.remove(&id);
+                ended += 1;
+            }
+            prop_assert!(s.check().is_ok(), "{:?}", s.check());
+        }
+        prop_assert_eq!(ended, total);
+    }
+}
+
+fn scheduler(context: usize, slots: usize, budget: usize, pages: usize) -> Scheduler {
+    Scheduler::new(Limits { context, slots, budget, all_logits: 8 }, BlockPool::new(pages, 4))
+}
+
+fn submit(s: &mut Scheduler, id: u64, tokens: Vec<u32>, max_new: usize) {
+    let new = NewSeq { id: SeqId(id), tokens, max_new, root: Chain::ROOT, all_logits: false };
+    s.submit(new).unwrap();
+}
+
+/// Runs a step with made-up tokens.
+fn step(s: &mut Scheduler) -> Option<Batch> {
+    let batch = s.next()?;
+    let sampled: Vec<(SeqId, u32)> =
+        batch.parts.iter().filter(|p| p.logits.samples()).map(|p| (p.id, 7)).collect();
+    s.commit(&batch, &sampled);
+    s.check().unwrap();
+    Some(batch)
+}
+
+#[test]
+fn a_prefix_that_many_share_is_computed_once() {
+    let mut s = scheduler(100, 8, 64, 100);
+    let shared: Vec<u32> = (0..40).collect();
+    for id in 0..8 {
+        let tokens = shared.iter().copied().chain([100 + id as u32]).collect();
+        submit(&mut s, id, tokens, 2);
+    }
+    let mut computed = 0;
+    while let Some(batch) = step(&mut s) {
+        computed += batch.parts.iter().map(|p| p.tokens.len()).sum::<usize>();
+    }
+    // 40 shared tokens once, and each sequence's own last token and first answer.
+    assert_eq!(computed, 40 + 8 * 2);
+    assert_eq!(s.counts().prefix_hits, 7 * 40);
+}
+
+#[test]
+fn a_long_prompt_does_not_hold_up_others() {
+    let mut s = scheduler(1000, 4, 32, 400);
+    submit(&mut s, 0, vec![1; 5], 50);
+    step(&mut s);
+    submit(&mut s, 1, vec![2; 900], 5);
+    submit(&mut s, 2, vec![3; 10], 5);
+    let batch = step(&mut s).unwrap();
+    let rows: Vec<(u64, usize)> = batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect();
+    // The answer under way goes on, the short prompt is done at once, the long one has the rest.
+    assert_eq!(rows, [(0, 1), (1, 21), (2, 10)]);
+}
+
+#[test]
+fn the_newest_gives_way_and_comes_back() {
+    // 8 pages of 4; each of the two begins with 3 and wants 6 in the end.
+    let mut s = scheduler(24, 2, 32, 8);
+    submit(&mut s, 0, vec![1; 8], 16);
+    submit(&mut s, 1, vec![2; 8], 16);
+    let mut done = Vec::new();
+    while let Some(batch) = s.next() {
+        let sampled: Vec<_> = batch.parts.iter().filter(|p| p.logits.samples()).map(|p| (p.id, 7)).collect();
+        done.extend(s.commit(&batch, &sampled).iter().filter(|p| p.full).map(|p| p.id.0));
+    }
+    assert_eq!(done, [0, 1]);
+    assert!(s.counts().preemptions > 0);
+    assert_eq!(s.pool().available(), 8);
+}
+
+#[test]
+fn salts_do_not_meet() {
+    let mut s = scheduler(100, 8, 64, 100);
+    for (id, root) in [(0, Chain::ROOT), (1, Chain::salted(5)), (2, Chain::salted(6)), (3, Chain::salted(5))] {
+        let new = NewSeq { id: SeqId(id), tokens: vec![1; 20], max_new: 1, root, all_logits: false };
+        s.submit(new).unwrap();
+    }
+    while step(&mut s).is_some() {}
+    assert_eq!(s.counts().prefix_hits, 16);
+}
+
+#[test]
+fn what_cannot_fit_is_refused_with_both_numbers() {
+    let mut s = scheduler(50, 2, 32, 10);
+    let new = |n: usize| NewSeq { id: SeqId(n as u64), tokens: vec![1; n], max_new: 5, root: Chain::ROOT, all_logits: false };
+    assert_eq!(s.submit(new(0)), Err(Unfit::Empty));
+    assert_eq!(s.submit(new(40)), Err(Unfit::TooLong { prompt: 40, context: 40 }));
+    assert!(s.submit(new(39)).is_ok());
+}

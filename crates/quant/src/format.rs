@@ -22,6 +22,7 @@ pub enum Format {
     Q8K,
     IQ4NL,
     IQ4XS,
+    MXFP4,
 }
 
 /// What [`Format`] knows of itself: name, GGUF type number, weights in a block, bytes in a block.
@@ -34,7 +35,7 @@ struct Facts {
 
 impl Format {
     /// Every format, in the order of the enum.
-    pub const ALL: [Format; 16] = [
+    pub const ALL: [Format; 17] = [
         Format::F32,
         Format::F16,
         Format::BF16,
@@ -51,6 +52,7 @@ impl Format {
         Format::Q8K,
         Format::IQ4NL,
         Format::IQ4XS,
+        Format::MXFP4,
     ];
 
     const fn facts(self) -> Facts {
@@ -71,6 +73,7 @@ impl Format {
             Format::Q8K => ("Q8_K", 15, 256, 292),
             Format::IQ4NL => ("IQ4_NL", 20, 32, 18),
             Format::IQ4XS => ("IQ4_XS", 23, 256, 136),
+            Format::MXFP4 => ("MXFP4", 39, 32, 17),
         };
         Facts { name, gguf, weights, bytes }
     }

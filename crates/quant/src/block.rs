@@ -1,0 +1,99 @@
+//! [`Block`]: what one format's file must provide, and the way from a [`Format`] value to that code.
+
+use bytemuck::Pod;
+
+use crate::{Format, SizeError};
+
+/// One block of a format, laid out exactly as in a file.
+///
+/// A block is plain bytes with an alignment of 1, so the bytes of a row *are* its blocks wherever the row lies.
+pub trait Block: Pod {
+    /// The weights of one block: `[f32; N]`.
+    type Weights: Pod;
+
+    /// The format that this is a block of.
+    const FORMAT: Format;
+
+    /// Writes the weights that this block stands for.
+    ///
+    /// Always inlined and without branches: inside a function with `#[target_feature]` it uses those features.
+    fn unpack(&self, weights: &mut Self::Weights);
+
+    /// The block that stands for these weights as closely as the format allows.
+    ///
+    /// A plain format takes the nearest number, ties to even, and keeps what is not finite. In all others NaN counts as
+    /// zero, an infinity as the largest number, and what a block cannot reach becomes the farthest that it can: all
+    /// its weights are finite. A block of zeros stays one.
+    fn pack(weights: &Self::Weights) -> Self;
+}
+
+/// Runs an expression with `$B` standing for the block type of a [`Format`] value.
+///
+/// This is the only place that leads from a format's value to its type.
+#[macro_export]
+macro_rules! with_block {
+    ($format:expr, $B:ident => $body:expr) => {
+        $crate::with_block!(@ $format, $B, $body,
+            F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Q8K IQ4NL IQ4XS MXFP4)
+    };
+    (@ $format:expr, $B:ident, $body:expr, $($name:ident)*) => {
+        match $format {
+            $($crate::Format::$name => {
+                type $B = $crate::$name;
+                $body
+            })*
+        }
+    };
+}
+
+/// Bytes as blocks and numbers as blocks of numbers, if they are equally many.
+#[inline(always)]
+fn blocks<B: Block>(bytes: &[u8], weights: usize) -> Result<&[B], SizeError> {
+    let fits = B::FORMAT.row_bytes(weights) == Some(bytes.len());
+    let blocks = bytemuck::try_cast_slice(bytes).ok().filter(|_| fits);
+    blocks.ok_or(SizeError { format: B::FORMAT, bytes: bytes.len(), weights })
+}
+
+/// [`unpack`](crate::unpack) for a format known when this is compiled. Always inlined, as [`Block::unpack`] is.
+#[inline(always)]
+pub fn unpack_as<B: Block>(bytes: &[u8], out: &mut [f32]) -> Result<(), SizeError> {
+    let blocks = blocks::<B>(bytes, out.len())?;
+    let size = SizeError { format: B::FORMAT, bytes: bytes.len(), weights: out.len() };
+    let out: &mut [B::Weights] = bytemuck::try_cast_slice_mut(out).map_err(|_| size)?;
+    for (block, weights) in blocks.iter().zip(out) {
+        block.unpack(weights);
+    }
+    Ok(())
+}
+
+/// [`pack`](crate::pack) for a format known when this is compiled.
+#[inline(always)]
+pub fn pack_as<B: Block>(weights: &[f32], out: &mut [u8]) -> Result<(), SizeError> {
+    let size = SizeError { format: B::FORMAT, bytes: out.len(), weights: weights.len() };
+    blocks::<B>(out, weights.len())?;
+    let weights: &[B::Weights] = bytemuck::try_cast_slice(weights).map_err(|_| size)?;
+    let out: &mut [B] = bytemuck::try_cast_slice_mut(out).map_err(|_| size)?;
+    for (weights, block) in weights.iter().zip(out) {
+        *block = B::pack(weights);
+    }
+    Ok(())
+}
+
+/// Stops the build where a block's type and what [`Format`] knows of it do not agree.
+const fn check_layout<B: Block>(format: Format) {
+    assert!(B::FORMAT as u32 == format as u32, "the block type is another format's");
+    assert!(size_of::<B>() == format.block_bytes(), "the block has another size than in a file");
+    assert!(align_of::<B>() == 1, "blocks lie anywhere in a file");
+    assert!(
+        size_of::<B::Weights>() == format.block_weights() * size_of::<f32>(),
+        "another number of weights"
+    );
+}
+
+const _: () = {
+    let mut at = 0;
+    while at < Format::ALL.len() {
+        with_block!(Format::ALL[at], B => check_layout::<B>(Format::ALL[at]));
+        at += 1;
+    }
+};

@@ -1,0 +1,134 @@
+//! Choosing scales and codes: what all quantising formats share when they pack.
+//!
+//! Every fit makes the sum of squared errors small. Scales are searched over a few candidates, each followed by the
+//! least-squares scale for the codes that it gives. Codes are always chosen last, against the scale as it is stored.
+
+mod affine;
+mod scale;
+
+pub(crate) use affine::{fit_affine_block, fit_affine_super};
+pub(crate) use scale::{fit_block, fit_super};
+
+/// The numbers that codes stand for before they are scaled.
+pub(crate) trait Grid {
+    /// The largest magnitude.
+    const REACH: f32;
+
+    /// The grid's number nearest to `x`.
+    fn nearest(&self, x: f32) -> f32;
+
+    /// The code of that number.
+    fn code(&self, x: f32) -> u8;
+}
+
+/// The whole numbers from `LO` to `HI`; the code of `LO` is 0.
+pub(crate) struct Ints<const LO: i32, const HI: i32>;
+
+impl<const LO: i32, const HI: i32> Grid for Ints<LO, HI> {
+    const REACH: f32 = if -LO > HI { -LO as f32 } else { HI as f32 };
+
+    #[inline(always)]
+    fn nearest(&self, x: f32) -> f32 {
+        round(x.clamp(LO as f32, HI as f32))
+    }
+
+    #[inline(always)]
+    fn code(&self, x: f32) -> u8 {
+        (self.nearest(x) - LO as f32) as u8
+    }
+}
+
+/// The index of the value nearest to `x`, and that value. By comparisons, which become vector code.
+#[inline(always)]
+pub(crate) fn closest(ascending: &[i8], x: f32) -> (u8, f32) {
+    let mut closest = (0, f32::from(ascending[0]));
+    for pair in ascending.windows(2) {
+        let (low, high) = (f32::from(pair[0]), f32::from(pair[1]));
+        let passed = x > (low + high) / 2.0;
+        closest.0 += u8::from(passed);
+        closest.1 += if passed { high - low } else { 0.0 };
+    }
+    closest
+}
+
+/// The nearest whole number to an `x` well below 2^22: there a float has no bits left for a fraction. This becomes
+/// vector code on every processor, which `round_ties_even` does not.
+#[inline(always)]
+fn round(x: f32) -> f32 {
+    const SHIFT: f32 = 12_582_912.0;
+    (x + SHIFT) - SHIFT
+}
+
+/// The weights with NaN as zero and infinities as the largest number.
+pub(crate) fn finite<const N: usize>(weights: &[f32; N]) -> [f32; N] {
+    each(weights, |w| if w.is_nan() { 0.0 } else { w.clamp(f32::MIN, f32::MAX) })
+}
+
+/// `f` of each number. `array::map` does not become vector code.
+#[inline(always)]
+fn each<const N: usize, T: Copy + Default>(x: &[f32; N], f: impl Fn(f32) -> T) -> [T; N] {
+    let mut y = [T::default(); N];
+    for i in 0..N {
+        y[i] = f(x[i]);
+    }
+    y
+}
+
+/// The sum of squares, added in an order that becomes vector code.
+#[inline(always)]
+fn squared<const N: usize>(x: &[f32; N]) -> f32 {
+    let mut lanes = [0.0; 8];
+    for x in x.as_chunks::<8>().0 {
+        for i in 0..8 {
+            lanes[i] += x[i] * x[i];
+        }
+    }
+    lanes.iter().sum()
+}
+
+/// Weights divided by the largest magnitude among them, so that no square is too large or too small.
+pub(crate) struct Unit<const N: usize> {
+    /// The weights, between -1 and 1.
+    pub(crate) x: [f32; N],
+    /// What they were divided by.
+    pub(crate) size: f32,
+}
+
+impl<const N: usize> Unit<N> {
+    pub(crate) fn new(weights: &[f32; N]) -> Unit<N> {
+        let size = weights.iter().fold(0.0, |size: f32, w| size.max(w.abs()));
+        // In f64, where the inverse of a subnormal number is finite.
+        let inverse = if size > 0.0 { 1.0 / f64::from(size) } else { 0.0 };
+        Unit { x: each(weights, |w| (f64::from(w) * inverse) as f32), size }
+    }
+
+    /// A scale of the weights as a scale of `x`, and its inverse.
+    #[inline(always)]
+    fn step(&self, d: f32) -> (f32, f32) {
+        if d == 0.0 || self.size == 0.0 {
+            return (0.0, 0.0);
+        }
+        let step = f64::from(d) / f64::from(self.size);
+        (step as f32, (1.0 / step) as f32)
+    }
+
+    /// The squared error with scale `d`.
+    #[inline(always)]
+    pub(crate) fn error(&self, d: f32, grid: &impl Grid) -> f32 {
+        let (step, inverse) = self.step(d);
+        let errors = each(&self.x, |x| x - step * grid.nearest(x * inverse));
+        squared(&errors)
+    }
+
+    /// The codes with scale `d`.
+    #[inline(always)]
+    pub(crate) fn codes(&self, d: f32, grid: &impl Grid) -> [u8; N] {
+        let (_, inverse) = self.step(d);
+        each(&self.x, |x| grid.code(x * inverse))
+    }
+
+    /// The scale with the least squared error among those searched.
+    pub(crate) fn best_scale(&self, grid: &impl Grid) -> f32 {
+        scale::search(&self.x, grid) * self.size
+    }
+}

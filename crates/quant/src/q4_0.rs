@@ -1,0 +1,46 @@
+//! Q4_0: 32 weights of 4 bits and one scale. `w = d * (q - 8)`.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::codes::scaled;
+use crate::fit::{Ints, finite, fit_block};
+use crate::{Block, F16, Format};
+
+/// A block of [`Format::Q4_0`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Q4_0 {
+    /// The scale.
+    pub d: F16,
+    /// Codes: weight `i` in the low half of byte `i`, weight `i + 16` in the high half.
+    pub qs: [u8; 16],
+}
+
+impl Q4_0 {
+    /// What multiplies the scale, in the order of the weights: -8 to 7.
+    #[inline(always)]
+    pub fn codes(&self) -> [i8; 32] {
+        let mut codes = [0; 32];
+        for i in 0..16 {
+            codes[i] = (self.qs[i] & 15) as i8 - 8;
+            codes[i + 16] = (self.qs[i] >> 4) as i8 - 8;
+        }
+        codes
+    }
+}
+
+impl Block for Q4_0 {
+    type Weights = [f32; 32];
+    const FORMAT: Format = Format::Q4_0;
+
+    #[inline(always)]
+    fn unpack(&self, weights: &mut [f32; 32]) {
+        let d = self.d.get();
+        scaled::<32, 32>(&self.codes(), weights, |_| d);
+    }
+
+    fn pack(weights: &[f32; 32]) -> Q4_0 {
+        let (d, codes) = fit_block(&finite(weights), &Ints::<-8, 7>);
+        Q4_0 { d, qs: std::array::from_fn(|i| codes[i] | codes[i + 16] << 4) }
+    }
+}

@@ -1,0 +1,53 @@
+//! Q5_1: 32 weights of 5 bits, a scale and a minimum. `w = d * q + m`.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::codes::scaled_less;
+use crate::fit::{finite, fit_affine_block};
+use crate::q5_0::fifth_bits;
+use crate::{Block, F16, Format};
+
+/// A block of [`Format::Q5_1`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Q5_1 {
+    /// The scale.
+    pub d: F16,
+    /// What code 0 stands for.
+    pub m: F16,
+    /// The fifth bit of each code: bit `i` is weight `i`'s.
+    pub qh: [u8; 4],
+    /// The other four: weight `i` in the low half of byte `i`, weight `i + 16` in the high half.
+    pub qs: [u8; 16],
+}
+
+impl Q5_1 {
+    /// What multiplies the scale, in the order of the weights: 0 to 31.
+    #[inline(always)]
+    pub fn codes(&self) -> [u8; 32] {
+        let fifth = |i: usize| if self.qh[i / 8] & (1 << (i % 8)) == 0 { 0 } else { 16 };
+        let mut codes = [0; 32];
+        for i in 0..16 {
+            codes[i] = self.qs[i] & 15 | fifth(i);
+            codes[i + 16] = self.qs[i] >> 4 | fifth(i + 16);
+        }
+        codes
+    }
+}
+
+impl Block for Q5_1 {
+    type Weights = [f32; 32];
+    const FORMAT: Format = Format::Q5_1;
+
+    #[inline(always)]
+    fn unpack(&self, weights: &mut [f32; 32]) {
+        let (d, m) = (self.d.get(), self.m.get());
+        scaled_less::<32, 32>(&self.codes(), weights, |_| (d, -m));
+    }
+
+    fn pack(weights: &[f32; 32]) -> Q5_1 {
+        let (d, m, codes) = fit_affine_block::<31>(&finite(weights));
+        let qs = std::array::from_fn(|i| codes[i] & 15 | codes[i + 16] << 4);
+        Q5_1 { d, m, qh: fifth_bits(&codes), qs }
+    }
+}

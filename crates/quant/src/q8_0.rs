@@ -1,0 +1,34 @@
+//! Q8_0: 32 weights of 8 bits and one scale. `w = d * q`.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::codes::scaled;
+use crate::fit::{Ints, finite, fit_block};
+use crate::{Block, F16, Format};
+
+/// A block of [`Format::Q8_0`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Q8_0 {
+    /// The scale.
+    pub d: F16,
+    /// Codes.
+    pub qs: [i8; 32],
+}
+
+impl Block for Q8_0 {
+    type Weights = [f32; 32];
+    const FORMAT: Format = Format::Q8_0;
+
+    #[inline(always)]
+    fn unpack(&self, weights: &mut [f32; 32]) {
+        let d = self.d.get();
+        scaled::<32, 32>(&self.qs, weights, |_| d);
+    }
+
+    fn pack(weights: &[f32; 32]) -> Q8_0 {
+        // -128 is left out: its magnitude is no `i8`, which kernels that multiply magnitudes rely on.
+        let (d, codes) = fit_block(&finite(weights), &Ints::<-127, 127>);
+        Q8_0 { d, qs: codes.map(|code| (i16::from(code) - 127) as i8) }
+    }
+}

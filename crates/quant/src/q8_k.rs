@@ -1,0 +1,41 @@
+//! Q8_K: 256 weights of 8 bits and one scale, and the sums that a product with another k-quant needs. `w = d * q`.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::codes::scaled;
+use crate::fit::{Ints, Unit, finite};
+use crate::{Block, F32, Format};
+
+/// A block of [`Format::Q8K`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Q8K {
+    /// The scale.
+    pub d: F32,
+    /// Codes.
+    pub qs: [i8; 256],
+    /// The sum of every 16 codes, each an `i16`, low byte first.
+    pub bsums: [[u8; 2]; 16],
+}
+
+impl Block for Q8K {
+    type Weights = [f32; 256];
+    const FORMAT: Format = Format::Q8K;
+
+    #[inline(always)]
+    fn unpack(&self, weights: &mut [f32; 256]) {
+        let d = self.d.get();
+        scaled::<256, 256>(&self.qs, weights, |_| d);
+    }
+
+    fn pack(weights: &[f32; 256]) -> Q8K {
+        let unit = Unit::new(&finite(weights));
+        let grid = Ints::<-127, 127>;
+        // The largest code must stay finite.
+        let d = unit.best_scale(&grid).clamp(f32::MIN / 128.0, f32::MAX / 128.0);
+        let qs = unit.codes(d, &grid).map(|code| (i16::from(code) - 127) as i8);
+        let sum = |sub: usize| qs[16 * sub..16 * sub + 16].iter().map(|&q| i16::from(q)).sum::<i16>();
+        let bsums = std::array::from_fn(|sub| sum(sub).to_le_bytes());
+        Q8K { d: F32(d.to_le_bytes()), qs, bsums }
+    }
+}

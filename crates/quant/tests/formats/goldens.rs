@@ -1,0 +1,92 @@
+//! The reference's bytes and numbers, bit for bit, and the quality of its quantisers.
+
+use std::collections::BTreeMap;
+
+use tallow_quant::Format;
+use tallow_support::{Golden, golden, json, tensors};
+
+use super::{packed, unpacked};
+
+fn blocks() -> BTreeMap<String, Golden> {
+    tensors(&golden("gguf-blocks").join("blocks.safetensors"))
+}
+
+/// The formats that the reference has blocks of. It has none of F32 and F16, which say all by their names, nor of
+/// Q8_K, which no file holds.
+fn formats(of: &BTreeMap<String, Golden>) -> Vec<Format> {
+    let known = |f: &Format| of.contains_key(&format!("{f}.quant.raw"));
+    let (formats, others): (Vec<_>, Vec<_>) = Format::ALL.into_iter().partition(known);
+    assert_eq!(others, [Format::F32, Format::F16, Format::Q8K]);
+    formats
+}
+
+#[test]
+fn facts_are_the_references() {
+    let about = json(&golden("gguf-blocks").join("blocks.json"));
+    for format in Format::ALL {
+        if matches!(format, Format::F32 | Format::F16) {
+            continue;
+        }
+        let want = &about["types"][format.name()];
+        assert_eq!(want["ggml_type"], format.gguf_id(), "{format}");
+        assert_eq!(want["block"], format.block_weights(), "{format}");
+        assert_eq!(want["bytes"], format.block_bytes(), "{format}");
+    }
+}
+
+#[test]
+fn unpacks_to_the_references_bits() {
+    let of = blocks();
+    for format in formats(&of) {
+        for kind in ["quant", "fuzz"] {
+            let Some(raw) = of.get(&format!("{format}.{kind}.raw")) else {
+                assert_eq!((format, kind), (Format::BF16, "fuzz"));
+                continue;
+            };
+            let got = unpacked(format, &raw.bytes);
+            let want = of[&format!("{format}.{kind}.f32")].f32();
+            assert_eq!(got.len(), want.len());
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                assert_eq!(got.to_bits(), want.to_bits(), "{format} {kind} {i}: {got} is not {want}");
+            }
+        }
+    }
+}
+
+/// The root of the mean squared error, relative to that of the weights. `None` where all weights are zero.
+fn relative_error(got: &[f32], want: &[f32]) -> Option<f64> {
+    let square = |x: f64| x * x;
+    let error: f64 = got.iter().zip(want).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+    let size: f64 = want.iter().map(|b| square(f64::from(*b))).sum();
+    (size > 0.0).then(|| (error / size).sqrt())
+}
+
+#[test]
+fn packs_as_well_as_the_reference() {
+    let of = blocks();
+    let about = json(&golden("gguf-blocks").join("blocks.json"));
+    for format in formats(&of) {
+        let src = of[&format!("{format}.quant.src")].f32();
+        let theirs = of[&format!("{format}.quant.f32")].f32();
+        let ours = unpacked(format, &packed(format, &src));
+
+        let want = about["types"][format.name()]["rms_relative_error"].as_f64().unwrap();
+        let got = relative_error(&ours, &src).unwrap();
+        println!("{format:8} {got:.6}, reference {want:.6}");
+        assert!(got <= 1.03 * want, "{format}: {got}, the reference {want}");
+
+        let size = format.block_weights().max(32);
+        let rows = src.chunks(size).zip(ours.chunks(size)).zip(theirs.chunks(size)).enumerate();
+        for (row, ((src, ours), theirs)) in rows {
+            let (got, want) = (relative_error(ours, src), relative_error(theirs, src));
+            match got.zip(want) {
+                Some((got, want)) => {
+                    assert!(got <= 1.03 * want, "{format} {row}: {got}, the reference {want}")
+                }
+                None => {
+                    assert!(ours.iter().all(|w| w.to_bits() == 0), "{format} {row}: zeros became {ours:?}")
+                }
+            }
+        }
+    }
+}

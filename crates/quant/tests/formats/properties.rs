@@ -1,0 +1,232 @@
+//! What holds for every format, any bytes and any weights.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tallow_quant::{Format, SizeError, pack, unpack};
+
+use super::{packed, unpacked};
+
+/// Bits, but one NaN for all: which one comes out of arithmetic is up to the processor.
+fn bits(weights: &[f32]) -> Vec<u32> {
+    weights.iter().map(|w| if w.is_nan() { f32::NAN.to_bits() } else { w.to_bits() }).collect()
+}
+
+/// The formats that lose something.
+fn quantised() -> impl Iterator<Item = Format> {
+    Format::ALL.into_iter().filter(|f| !f.is_plain())
+}
+
+/// Weights for the largest block, of many kinds and any scale.
+fn weights() -> impl Strategy<Value = Vec<f32>> {
+    let unit = || vec(-1f32..1.0, 256);
+    let shapes = prop_oneof![
+        // Like a trained tensor.
+        (unit(), unit(), unit()).prop_map(|(a, b, c)| (0..256).map(|i| a[i] + b[i] + c[i]).collect()),
+        unit(),
+        (-1f32..1.0).prop_map(|x| vec![x; 256]),
+        // A few outliers among small ones.
+        (unit(), vec(0usize..256, 1..6), 1e-4f32..0.1).prop_map(|(x, large, small)| {
+            (0..256).map(|i| if large.contains(&i) { x[i] } else { small * x[i] }).collect()
+        }),
+        // Parts of different sizes.
+        (unit(), vec(1e-4f32..1.0, 16)).prop_map(|(x, size)| (0..256).map(|i| x[i] * size[i / 16]).collect()),
+        // Many zeros.
+        unit().prop_map(|x| x.iter().map(|x| if *x < 0.5 { 0.0 } else { x - 0.75 }).collect()),
+        // Few distinct values.
+        vec(prop::sample::select(vec![-1f32, -0.25, 0.0, 0.5, 0.75]), 256),
+        Just(vec![0.0; 256]),
+        vec(any::<f32>().prop_filter("finite", |x| x.is_finite()), 256),
+    ];
+    let scales =
+        prop_oneof![8 => (-6f32..6.0).prop_map(|e| 10f32.powf(e)), 1 => Just(1e-40), 1 => Just(1e32)];
+    let scaled = |(x, s): (Vec<f32>, f32)| x.iter().map(|x| (x * s).clamp(f32::MIN, f32::MAX)).collect();
+    (shapes, scales).prop_map(scaled)
+}
+
+/// The largest error, relative to the block's largest weight, that a format may make where nothing is out of reach;
+/// about one and a half times the largest seen in a billion weights. The squared error is what packing makes small, so
+/// a single weight may be off by more than half a step.
+fn tolerance(format: Format) -> f32 {
+    match format {
+        Format::F32 | Format::F16 | Format::BF16 => 0.0,
+        Format::Q4_0 => 0.28,
+        Format::Q4_1 => 0.24,
+        Format::Q5_0 => 0.15,
+        Format::Q5_1 => 0.15,
+        Format::Q8_0 => 0.015,
+        Format::Q2K => 0.85,
+        Format::Q3K => 0.5,
+        Format::Q4K => 0.24,
+        Format::Q5K => 0.13,
+        Format::Q6K => 0.05,
+        Format::Q8K => 0.01,
+        Format::IQ4NL => 0.25,
+        Format::IQ4XS => 0.25,
+        Format::MXFP4 => 0.35,
+    }
+}
+
+/// What the largest scale reaches, in both directions.
+fn reach(format: Format) -> f32 {
+    let codes = match format {
+        Format::Q4_0 => 7.0,
+        Format::Q5_0 => 15.0,
+        Format::Q8_0 => 127.0,
+        Format::IQ4NL => 113.0,
+        Format::Q4_1 | Format::Q5_1 => 1.0,
+        Format::Q2K => 15.0,
+        Format::Q4K | Format::Q5K => 63.0,
+        Format::Q3K => 31.0 * 3.0,
+        Format::Q6K => 127.0 * 31.0,
+        Format::IQ4XS => 31.0 * 113.0,
+        Format::F32 | Format::F16 | Format::BF16 | Format::Q8K | Format::MXFP4 => return f32::INFINITY,
+    };
+    65504.0 * codes
+}
+
+fn check_block(format: Format, weights: &[f32]) {
+    let got = unpacked(format, &packed(format, weights));
+    let largest = weights.iter().fold(0f32, |largest, w| largest.max(w.abs()));
+    // Scales are halves, whose smallest step limits what can be said about tiny weights; a code is up to 127 of them.
+    let smallest_step = if reach(format).is_finite() { 64.0 * 2f32.powi(-24) } else { f32::MIN_POSITIVE };
+    let bound = tolerance(format) * largest + smallest_step + (largest - reach(format)).max(0.0);
+    for (got, want) in got.iter().zip(weights) {
+        assert!(got.is_finite(), "{format}: {want} became {got}");
+        let off = (f64::from(*got) - f64::from(*want)).abs();
+        assert!(off <= f64::from(bound), "{format}: {want} became {got}, largest {largest}");
+        let has_zero = !matches!(
+            format,
+            Format::Q4_1
+                | Format::Q5_1
+                | Format::Q2K
+                | Format::Q4K
+                | Format::Q5K
+                | Format::IQ4NL
+                | Format::IQ4XS
+        );
+        assert!(!has_zero || *want != 0.0 || *got == 0.0, "{format}: zero became {got}");
+        assert!(largest > 0.0 || got.to_bits() == 0, "{format}: zeros became {got}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn packing_stays_within_bounds(weights in weights()) {
+        for format in quantised() {
+            weights.chunks(format.block_weights()).for_each(|block| check_block(format, block));
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_counts_as_zero_or_as_the_largest(
+        weights in weights(),
+        odd in vec((0usize..256, any::<bool>(), any::<bool>()), 1..8),
+    ) {
+        let (mut given, mut meant) = (weights.clone(), weights);
+        for (at, nan, negative) in odd {
+            let (of, becomes) = if nan { (f32::NAN, 0.0) } else { (f32::INFINITY, f32::MAX) };
+            (given[at], meant[at]) = if negative { (-of, -becomes) } else { (of, becomes) };
+        }
+        for format in quantised() {
+            let got = packed(format, &given);
+            prop_assert_eq!(&got, &packed(format, &meant), "{}", format);
+            prop_assert!(unpacked(format, &got).iter().all(|w| w.is_finite()), "{}", format);
+        }
+    }
+
+    /// Also shows that no bytes make `unpack` panic, and that bytes may lie anywhere.
+    #[test]
+    fn blocks_do_not_depend_on_each_other(bytes in vec(any::<u8>(), 1 + 3 * 292), weights in weights()) {
+        for format in Format::ALL {
+            let (block, size) = (format.block_bytes(), format.block_weights());
+            let row = &bytes[1..1 + 3 * block];
+            let each: Vec<f32> = row.chunks(block).flat_map(|b| unpacked(format, b)).collect();
+            prop_assert_eq!(bits(&unpacked(format, row)), bits(&each), "{}", format);
+
+            let row = [&weights[..size], &vec![1.0; size], &weights[256 - size..]].concat();
+            let each: Vec<u8> = row.chunks(size).flat_map(|b| packed(format, b)).collect();
+            prop_assert_eq!(packed(format, &row), each, "{}", format);
+        }
+    }
+
+    /// Random scales that are NaN, infinite or huge included: the same numbers whatever instructions are used.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn vector_code_gives_the_same_bits(bytes in vec(any::<u8>(), 5 * 292)) {
+        for format in Format::ALL {
+            let row = &bytes[..5 * format.block_bytes()];
+            let want = unpacked(format, row);
+            for unpack in x86::wrappers() {
+                let mut got = vec![0.0; want.len()];
+                unpack(format, row, &mut got).unwrap();
+                prop_assert_eq!(bits(&got), bits(&want), "{}", format);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use tallow_quant::{Format, SizeError, unpack_as, with_block};
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn with_avx2(format: Format, bytes: &[u8], out: &mut [f32]) -> Result<(), SizeError> {
+        with_block!(format, B => unpack_as::<B>(bytes, out))
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+    fn with_avx512(format: Format, bytes: &[u8], out: &mut [f32]) -> Result<(), SizeError> {
+        with_block!(format, B => unpack_as::<B>(bytes, out))
+    }
+
+    pub(super) type Unpack = fn(Format, &[u8], &mut [f32]) -> Result<(), SizeError>;
+
+    pub(super) fn wrappers() -> Vec<Unpack> {
+        let mut found: Vec<Unpack> = Vec::new();
+        let avx2 = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        if avx2 {
+            // SAFETY: the processor has the features.
+            found.push(|format, bytes, out| unsafe { with_avx2(format, bytes, out) });
+        }
+        if avx2
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
+        {
+            // SAFETY: the processor has the features.
+            found.push(|format, bytes, out| unsafe { with_avx512(format, bytes, out) });
+        }
+        found
+    }
+}
+
+#[test]
+fn sizes_must_agree() {
+    for format in Format::ALL {
+        let (block, size) = (format.block_bytes(), format.block_weights());
+        for (bytes, weights) in [
+            (block - 1, size),
+            (block + 1, size),
+            (block, 2 * size),
+            (2 * block, size),
+            (0, size),
+            (block, 0),
+        ] {
+            let want = Err(SizeError { format, bytes, weights });
+            assert_eq!(unpack(format, &vec![0; bytes], &mut vec![0.0; weights]), want);
+            assert_eq!(pack(format, &vec![0.0; weights], &mut vec![0; bytes]), want);
+        }
+        assert_eq!(unpack(format, &[], &mut []), Ok(()));
+        assert_eq!(pack(format, &[], &mut []), Ok(()));
+    }
+}
+
+#[test]
+fn size_errors_say_what_would_fit() {
+    let message = |bytes, weights| SizeError { format: Format::Q4K, bytes, weights }.to_string();
+    assert_eq!(message(5, 512), "512 weights in Q4_K are 288 bytes, not 5");
+    assert_eq!(message(144, 100), "100 weights are not whole blocks of Q4_K, which are 256");
+}

@@ -44,8 +44,8 @@ fn weights() -> impl Strategy<Value = Vec<f32>> {
 }
 
 /// The largest error, relative to the block's largest weight, that a format may make where nothing is out of reach;
-/// about one and a half times the largest seen in a billion weights. The squared error is what packing makes small, so
-/// a single weight may be off by more than half a step.
+/// one and a half to two times the largest seen in about a hundred million weights of each. The squared error is what
+/// packing makes small, so a single weight may be off by more than half a step.
 fn tolerance(format: Format) -> f32 {
     match format {
         Format::F32 | Format::F16 | Format::BF16 => 0.0,

@@ -1,0 +1,353 @@
+//! One file's bytes: fetched once, resumed where they were cut off, and believed only when they are what was announced.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use ureq::http::{Method, header};
+
+use crate::error::{HubError, Result};
+use crate::http::{Answer, Http, Target, Tries, Trouble, cut_off};
+use crate::hub::Event;
+use crate::name::is_hex;
+
+const CHUNK: usize = 256 << 10;
+/// Less than this between two cuts is no progress, so that a server cannot keep a pull busy for ever.
+const PROGRESS: u64 = 1 << 20;
+
+/// A file's content, as the hub announces it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Blob {
+    /// The file's name in the model.
+    pub(crate) file: String,
+    /// What the content is called; usually its hash.
+    pub(crate) etag: String,
+    /// How long it is.
+    pub(crate) size: u64,
+}
+
+/// An ETag without quotes, fit to be a file's name.
+pub(crate) fn clean_etag(raw: &str) -> Option<String> {
+    let etag = raw.trim().trim_start_matches("W/").trim_matches('"');
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    let ok = (1..=128).contains(&etag.len()) && etag.bytes().all(plain) && !etag.starts_with('.');
+    // Such a name would collide with a download in progress.
+    (ok && !etag.ends_with(".incomplete")).then(|| etag.to_owned())
+}
+
+/// Computes the hash that an ETag is, where it is one.
+enum Hash {
+    /// Large files: the SHA-256 of the content.
+    Sha256(Sha256),
+    /// Small files: git's name for the content.
+    Git(sha1::Sha1),
+    /// A server that tells no hash.
+    Unknown,
+}
+
+impl Hash {
+    fn new(blob: &Blob) -> Hash {
+        if is_hex(&blob.etag, 64) {
+            Hash::Sha256(Sha256::new())
+        } else if is_hex(&blob.etag, 40) {
+            Hash::Git(sha1::Sha1::new_with_prefix(format!("blob {}\0", blob.size)))
+        } else {
+            Hash::Unknown
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Hash::Sha256(h) => h.update(bytes),
+            Hash::Git(h) => h.update(bytes),
+            Hash::Unknown => {}
+        }
+    }
+
+    /// The kind of hash, and the hash.
+    fn finish(self) -> Option<(&'static str, String)> {
+        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect();
+        match self {
+            Hash::Sha256(h) => Some(("SHA-256", hex(&h.finalize()))),
+            Hash::Git(h) => Some(("git SHA-1", hex(&h.finalize()))),
+            Hash::Unknown => None,
+        }
+    }
+}
+
+/// Holds others off one blob, in this process and in others, until it is dropped. The kernel drops it with the process.
+pub(crate) struct BlobLock(#[expect(dead_code, reason = "closing the file gives the lock back")] File);
+
+impl BlobLock {
+    /// Takes the lock. `waiting` is called first if somebody else has it.
+    pub(crate) fn take(path: &Path, waiting: impl FnOnce()) -> Result<BlobLock> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(HubError::io("create", folder))?;
+        }
+        let file = File::options().create(true).truncate(false).write(true).open(path);
+        let file = file.map_err(HubError::io("open", path))?;
+        let locked = match file.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                waiting();
+                file.lock()
+            }
+            Err(TryLockError::Error(e)) => Err(e),
+            Ok(()) => Ok(()),
+        };
+        match locked {
+            Ok(()) => Ok(BlobLock(file)),
+            // Some network file systems have no locks. Two downloads then write the same bytes to the same places.
+            Err(e) if e.kind() == io::ErrorKind::Unsupported => Ok(BlobLock(file)),
+            Err(e) => Err(HubError::io("lock", path)(e)),
+        }
+    }
+}
+
+/// A download in progress: the file, what it has so far, and the hash of that.
+struct Partial<'a> {
+    blob: &'a Blob,
+    file: File,
+    path: PathBuf,
+    done: u64,
+    hash: Hash,
+}
+
+impl<'a> Partial<'a> {
+    fn open(path: PathBuf, blob: &'a Blob) -> Result<Partial<'a>> {
+        let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+        let file = file.map_err(HubError::io("open", &path))?;
+        let mut partial = Partial { blob, file, path, done: 0, hash: Hash::new(blob) };
+        let have = partial.file.metadata().map_err(HubError::io("read", &partial.path))?.len();
+        if have > blob.size {
+            partial.restart()?;
+            return Ok(partial);
+        }
+        let mut chunk = vec![0; CHUNK];
+        while partial.done < have {
+            let n = partial.file.read(&mut chunk).map_err(HubError::io("read", &partial.path))?;
+            if n == 0 {
+                break;
+            }
+            partial.hash.update(&chunk[..n]);
+            partial.done += n as u64;
+        }
+        Ok(partial)
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        self.file.set_len(0).map_err(HubError::io("empty", &self.path))?;
+        (self.done, self.hash) = (0, Hash::new(self.blob));
+        Ok(())
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all_at(bytes, self.done).map_err(|e| match e.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                let folder = self.path.parent().unwrap_or(&self.path);
+                let (needed, free) = (self.blob.size - self.done, free_space(folder).unwrap_or(0));
+                HubError::DiskFull { path: folder.to_owned(), needed, free }
+            }
+            _ => HubError::io("write", &self.path)(e),
+        })?;
+        self.hash.update(bytes);
+        self.done += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn wrong_length(&self, got: String) -> Trouble {
+        // The next pull starts afresh either way, so a failure here changes nothing.
+        let _ = fs::remove_file(&self.path);
+        HubError::WrongLength { file: self.blob.file.clone(), want: self.blob.size, got }.into()
+    }
+
+    /// Checks the content and gives it its name. All of it is on the disk before the name is.
+    fn finish(self, blob_path: &Path) -> Result<()> {
+        if let Some((kind, got)) = self.hash.finish()
+            && !got.eq_ignore_ascii_case(&self.blob.etag)
+        {
+            let _ = fs::remove_file(&self.path);
+            let (file, want) = (self.blob.file.clone(), self.blob.etag.clone());
+            return Err(HubError::WrongHash { file, kind, want, got });
+        }
+        self.file.sync_all().map_err(HubError::io("write", &self.path))?;
+        match fs::rename(&self.path, blob_path) {
+            // Only where locks do not work: somebody else was faster.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && has_length(blob_path, self.blob.size) => {}
+            renamed => renamed.map_err(HubError::io("rename", &self.path))?,
+        }
+        sync_folder(blob_path);
+        Ok(())
+    }
+}
+
+/// Fetches a file of `target` to `blob_path`, unless it is there. The caller holds the blob's lock.
+pub(crate) fn download(
+    http: &Http,
+    target: &Target,
+    blob: &Blob,
+    blob_path: &Path,
+    watch: &mut dyn FnMut(Event),
+) -> Result<()> {
+    let (file, total) = (blob.file.as_str(), blob.size);
+    if has_length(blob_path, total) {
+        watch(Event::Progress { file, done: total, total });
+        return Ok(());
+    }
+    let url = http.file_url(target.repo, target.revision, &blob.file);
+    let mut partial = Partial::open(incomplete(blob_path), blob)?;
+    watch(Event::Progress { file, done: partial.done, total });
+    let mut tries = Tries::new(&http.timing, http.timing.tries);
+    let mut ranges = true;
+    let mut best = partial.done;
+    while partial.done < total {
+        if !ranges {
+            partial.restart()?;
+        }
+        let asked = http.ask(Method::GET, &url, partial.done, target);
+        let streamed = asked.and_then(|answer| match begin(http, target, &answer, &mut partial)? {
+            Begin::Here => stream(answer, &mut partial, watch),
+            Begin::NoRanges => {
+                ranges = false;
+                Err(Trouble::Passing { why: "the server cannot resume".to_owned(), after: None })
+            }
+        });
+        if partial.done >= best.saturating_add(PROGRESS) {
+            best = partial.done;
+            tries.reset();
+        }
+        if let Err(trouble) = streamed {
+            tries.pause(&target.what(), trouble, watch)?;
+        }
+    }
+    partial.finish(blob_path)
+}
+
+/// What the head of an answer says about the body.
+enum Begin {
+    /// It begins where the partial file ends.
+    Here,
+    /// It is some other piece: ask for the whole file.
+    NoRanges,
+}
+
+fn begin(
+    http: &Http,
+    target: &Target,
+    answer: &Answer,
+    partial: &mut Partial,
+) -> std::result::Result<Begin, Trouble> {
+    let (done, size) = (partial.done, partial.blob.size);
+    match answer.status() {
+        200 => {
+            if done > 0 {
+                partial.restart()?;
+            }
+            match answer.header(header::CONTENT_LENGTH).and_then(|n| n.parse::<u64>().ok()) {
+                Some(n) if n != size => Err(partial.wrong_length(format!("the server sends {n}"))),
+                _ => Ok(Begin::Here),
+            }
+        }
+        206 => match answer.header(header::CONTENT_RANGE).and_then(content_range) {
+            Some((_, Some(total))) if total != size => {
+                Err(partial.wrong_length(format!("the server has {total}")))
+            }
+            Some((start, _)) if start == done => Ok(Begin::Here),
+            _ => Ok(Begin::NoRanges),
+        },
+        416 if done > 0 => Ok(Begin::NoRanges),
+        _ => Err(http.refusal(answer, target)),
+    }
+}
+
+/// Copies a body to the end of the partial file.
+fn stream(
+    answer: Answer,
+    partial: &mut Partial,
+    watch: &mut dyn FnMut(Event),
+) -> std::result::Result<(), Trouble> {
+    let mut body = answer.response.into_body().into_reader();
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        let n = body.read(&mut chunk).map_err(|e| cut_off(&e))?;
+        if n == 0 && partial.done < partial.blob.size {
+            return Err(cut_off(&io::ErrorKind::UnexpectedEof.into()));
+        }
+        if n == 0 {
+            return Ok(());
+        }
+        if n as u64 > partial.blob.size - partial.done {
+            return Err(partial.wrong_length("more arrived".to_owned()));
+        }
+        partial.append(&chunk[..n])?;
+        watch(Event::Progress { file: &partial.blob.file, done: partial.done, total: partial.blob.size });
+    }
+}
+
+/// Start and total of `bytes 5-9/10`.
+fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
+    let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let start = range.split_once('-')?.0.trim().parse().ok()?;
+    Some((start, total.trim().parse().ok()))
+}
+
+/// Where a blob lies until it is whole.
+pub(crate) fn incomplete(blob_path: &Path) -> PathBuf {
+    let mut name = blob_path.as_os_str().to_owned();
+    name.push(".incomplete");
+    name.into()
+}
+
+/// Is there a file of that length?
+pub(crate) fn has_length(path: &Path, size: u64) -> bool {
+    fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == size)
+}
+
+/// Bytes that this user may still write below `folder`.
+pub(crate) fn free_space(folder: &Path) -> Option<u64> {
+    let stat = rustix::fs::statvfs(folder).ok()?;
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Makes a new name in a folder last through a power cut. Where that is not possible, the name is only younger.
+pub(crate) fn sync_folder(file: &Path) {
+    let _ = file.parent().map(|folder| File::open(folder).and_then(|f| f.sync_all()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn etags_become_file_names() {
+        assert_eq!(clean_etag("\"abc\"").as_deref(), Some("abc"));
+        assert_eq!(clean_etag("W/\"a-64\"").as_deref(), Some("a-64"));
+        for bad in ["", "\"\"", "../x", "a/b", "..", ".x", "a\0", "x.incomplete", &"a".repeat(129)] {
+            assert_eq!(clean_etag(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn hashes_are_those_of_the_tools() {
+        // From `printf hello | sha256sum` and `printf hello | git hash-object --stdin`.
+        let sha256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+        let git = "b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0";
+        for etag in [sha256, git] {
+            let blob = Blob { file: String::new(), etag: etag.to_owned(), size: 5 };
+            let mut hash = Hash::new(&blob);
+            hash.update(b"hel");
+            hash.update(b"lo");
+            assert_eq!(hash.finish().unwrap().1, etag);
+        }
+    }
+
+    #[test]
+    fn content_ranges_are_read() {
+        assert_eq!(content_range("bytes 5-9/10"), Some((5, Some(10))));
+        assert_eq!(content_range("bytes 5-9/*"), Some((5, None)));
+        for bad in ["", "bytes */10", "5-9/10", "bytes -9/10"] {
+            assert_eq!(content_range(bad), None, "{bad}");
+        }
+    }
+}

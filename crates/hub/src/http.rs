@@ -1,0 +1,464 @@
+//! Requests to the hub: bounded redirects, a token that stays at home, time limits, and when to try again.
+
+use std::io::{self, Read};
+use std::time::{Duration, Instant};
+
+use ureq::http::header::{self, HeaderMap, HeaderName};
+use ureq::http::{Method, Request, Response, Uri};
+use ureq::{Agent, Body, Proxy};
+
+use crate::error::{HubError, Result};
+use crate::hub::{Event, Settings, Timing};
+use crate::name::{RepoName, is_hidden};
+
+/// A listing of a model's files is far smaller.
+const LONGEST_JSON: usize = 16 << 20;
+const MOST_REDIRECTS: usize = 10;
+/// How much of a server's own words an error repeats.
+const LONGEST_MESSAGE: usize = 300;
+
+/// Why a request failed, and whether that may pass.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// Trying again may help, at the earliest after the time that the server asked for.
+    Passing { why: String, after: Option<Duration> },
+    /// It will not.
+    Final(HubError),
+}
+
+impl From<HubError> for Trouble {
+    fn from(error: HubError) -> Trouble {
+        Trouble::Final(error)
+    }
+}
+
+/// What a request is about, for errors.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub(crate) repo: &'a RepoName,
+    pub(crate) revision: &'a str,
+    pub(crate) file: Option<&'a str>,
+}
+
+impl Target<'_> {
+    pub(crate) fn what(&self) -> String {
+        self.file.map_or_else(|| format!("the files of {}", self.repo), |f| format!("{f} of {}", self.repo))
+    }
+}
+
+/// An answer, and whether it is the hub's own.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) response: Response<Body>,
+    host: String,
+    from_hub: bool,
+}
+
+impl Answer {
+    pub(crate) fn status(&self) -> u16 {
+        self.response.status().as_u16()
+    }
+
+    pub(crate) fn header(&self, name: impl Into<HeaderName>) -> Option<&str> {
+        text(self.response.headers(), name)
+    }
+}
+
+/// A header's value, where it is text.
+fn text(headers: &HeaderMap, name: impl Into<HeaderName>) -> Option<&str> {
+    headers.get(name.into()).and_then(|v| v.to_str().ok()).map(str::trim).filter(|v| !v.is_empty())
+}
+
+/// Headers of the hub's own.
+pub(crate) const COMMIT: HeaderName = HeaderName::from_static("x-repo-commit");
+pub(crate) const LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");
+pub(crate) const LINKED_SIZE: HeaderName = HeaderName::from_static("x-linked-size");
+const ERROR_CODE: HeaderName = HeaderName::from_static("x-error-code");
+const ERROR_MESSAGE: HeaderName = HeaderName::from_static("x-error-message");
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+
+/// Who may see the token: scheme, host and port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Origin {
+    https: bool,
+    host: String,
+    port: u16,
+}
+
+impl Origin {
+    fn of(uri: &Uri) -> Option<Origin> {
+        let https = match uri.scheme_str()? {
+            "https" => true,
+            "http" => false,
+            _ => return None,
+        };
+        let port = uri.port_u16().unwrap_or(if https { 443 } else { 80 });
+        Some(Origin { https, host: uri.host()?.to_ascii_lowercase(), port })
+    }
+
+    /// What began in secret must not go on in the open.
+    fn may_lead_to(&self, other: &Origin) -> bool {
+        other.https || !self.https
+    }
+}
+
+/// The hub, as one may talk to it.
+pub(crate) struct Http {
+    agent: Agent,
+    base: String,
+    home: Origin,
+    bearer: Option<header::HeaderValue>,
+    pub(crate) timing: Timing,
+}
+
+impl Http {
+    pub(crate) fn new(settings: &Settings) -> Result<Http> {
+        let bad = |what: &'static str, why: &str| HubError::Setting { what, why: why.to_owned() };
+        let base = settings.endpoint.trim_end_matches('/').to_owned();
+        let uri: Uri =
+            base.parse().map_err(|_| bad("endpoint", "it is no address like https://huggingface.co"))?;
+        let home = Origin::of(&uri)
+            .ok_or_else(|| bad("endpoint", "it must begin with https:// or http:// and name a host"))?;
+        if uri.authority().is_some_and(|a| a.as_str().contains('@')) || uri.query().is_some() {
+            return Err(bad("endpoint", "it must have neither a password nor a query"));
+        }
+        let bearer = settings.token.as_deref().map(str::trim).filter(|t| !t.is_empty()).map(|token| {
+            let value = header::HeaderValue::from_str(&format!("Bearer {token}"));
+            let mut value = value.map_err(|_| bad("token", "it has characters that no token has"))?;
+            value.set_sensitive(true);
+            Ok(value)
+        });
+        let timing = settings.timing.clone();
+        let agent = Agent::config_builder()
+            .proxy(proxy(settings)?)
+            .user_agent(concat!("tallow/", env!("CARGO_PKG_VERSION")))
+            .max_redirects(0)
+            .http_status_as_error(false)
+            .timeout_resolve(Some(timing.connect))
+            .timeout_connect(Some(timing.connect))
+            .timeout_send_request(Some(timing.idle))
+            .timeout_recv_response(Some(timing.idle))
+            .timeout_per_read(Some(timing.idle))
+            .build()
+            .new_agent();
+        Ok(Http { agent, base, home, bearer: bearer.transpose()?, timing })
+    }
+
+    /// Where a model's list of files is.
+    pub(crate) fn listing_url(&self, target: &Target) -> String {
+        format!("{}/api/models/{}/revision/{}", self.base, target.repo, encode(target.revision, ""))
+    }
+
+    /// Where a file is.
+    pub(crate) fn file_url(&self, repo: &RepoName, commit: &str, file: &str) -> String {
+        format!("{}/{repo}/resolve/{commit}/{}", self.base, encode(file, "/"))
+    }
+
+    /// Asks, and follows redirects. The token goes to the hub's own host only, and no longer once that was left.
+    /// A HEAD ends at the redirect that already tells about the file.
+    pub(crate) fn ask(
+        &self,
+        method: Method,
+        url: &str,
+        from: u64,
+        target: &Target,
+    ) -> std::result::Result<Answer, Trouble> {
+        let refuse = |why: &str| HubError::Answer { what: target.what(), why: why.to_owned() };
+        let mut url: Uri = url.parse().map_err(|_| refuse("its address is not valid"))?;
+        let mut at_home = true;
+        for _ in 0..=MOST_REDIRECTS {
+            let origin = Origin::of(&url)
+                .ok_or_else(|| refuse("it redirects to something that is not a web address"))?;
+            at_home &= origin == self.home;
+            if !self.home.may_lead_to(&origin) {
+                return Err(refuse("it redirects from https to plain http").into());
+            }
+            let mut request = Request::builder()
+                .method(method.clone())
+                .uri(&url)
+                .header(header::ACCEPT_ENCODING, "identity");
+            if let Some(bearer) = self.bearer.as_ref().filter(|_| at_home) {
+                request = request.header(header::AUTHORIZATION, bearer);
+            }
+            if from > 0 {
+                request = request.header(header::RANGE, format!("bytes={from}-"));
+            }
+            let request = request.body(()).map_err(|_| refuse("its address is not valid"))?;
+            let response = self.agent.run(request).map_err(|e| no_answer(&origin.host, target, &e))?;
+            let answer = Answer { response, host: origin.host, from_hub: at_home };
+            let redirects = matches!(answer.status(), 301 | 302 | 303 | 307 | 308);
+            if !redirects || method == Method::HEAD && answer.header(LINKED_ETAG).is_some() {
+                return Ok(answer);
+            }
+            let location =
+                answer.header(header::LOCATION).ok_or_else(|| refuse("it redirects to nowhere"))?;
+            url = join(&url, location)
+                .ok_or_else(|| refuse("it redirects to something that is not a web address"))?;
+        }
+        Err(refuse("it redirects in circles").into())
+    }
+
+    /// Asks for a short text, as a whole.
+    pub(crate) fn json(&self, url: &str, target: &Target) -> std::result::Result<Vec<u8>, Trouble> {
+        let answer = self.ask(Method::GET, url, 0, target)?;
+        if answer.status() != 200 {
+            return Err(self.refusal(&answer, target));
+        }
+        let mut text = Vec::new();
+        let mut body = answer.response.into_body().into_reader();
+        let mut chunk = vec![0; 64 << 10];
+        // A server may keep the idle limit and still never end.
+        let start = Instant::now();
+        while start.elapsed() < self.timing.idle.saturating_mul(4) {
+            let n = body.read(&mut chunk).map_err(|e| cut_off(&e))?;
+            if n == 0 {
+                return Ok(text);
+            }
+            text.extend_from_slice(&chunk[..n]);
+            if text.len() > LONGEST_JSON {
+                let why = format!("it is longer than {} MiB", LONGEST_JSON >> 20);
+                return Err(HubError::Answer { what: target.what(), why }.into());
+            }
+        }
+        Err(Trouble::Passing { why: format!("{} is too slow", answer.host), after: None })
+    }
+
+    /// What an answer that is no success means.
+    pub(crate) fn refusal(&self, answer: &Answer, target: &Target) -> Trouble {
+        let (repo, hub) = (target.repo.clone(), self.base.clone());
+        let status = answer.status();
+        let why = format!("{} answered {status}", answer.host);
+        if matches!(status, 408 | 425 | 429) || status >= 500 {
+            return Trouble::Passing { why, after: pause(answer) };
+        }
+        let message = printable(answer.header(ERROR_MESSAGE).unwrap_or_default());
+        let has_token = self.bearer.is_some();
+        let code = answer.header(ERROR_CODE).unwrap_or_default();
+        Trouble::Final(match (status, code) {
+            _ if !answer.from_hub => {
+                HubError::Status { host: answer.host.clone(), status, what: target.what(), message }
+            }
+            (_, "GatedRepo") => HubError::Gated { repo, hub },
+            (_, "RevisionNotFound") => {
+                HubError::NoRevision { repo, revision: target.revision.to_owned(), hub }
+            }
+            (401, _) if has_token && message.contains("Invalid credentials") => HubError::Token { hub },
+            // The hub answers 401, not 404, where someone without a token asks for what does not exist.
+            (_, "RepoNotFound") | (401, _) => HubError::NoModel { repo, hub },
+            (403, _) if message.is_empty() => HubError::Gated { repo, hub },
+            (404, _) => match target.file {
+                Some(file) => HubError::NoFile { repo, file: file.to_owned() },
+                None => HubError::NoModel { repo, hub },
+            },
+            _ => HubError::Status { host: answer.host.clone(), status, what: target.what(), message },
+        })
+    }
+}
+
+/// How often something was tried, and how long to wait before the next time.
+#[derive(Debug)]
+pub(crate) struct Tries<'a> {
+    timing: &'a Timing,
+    done: u32,
+    most: u32,
+    wait: Duration,
+}
+
+impl<'a> Tries<'a> {
+    pub(crate) fn new(timing: &'a Timing, most: u32) -> Tries<'a> {
+        Tries { timing, done: 0, most, wait: timing.first_wait }
+    }
+
+    /// Things are moving again: the next trouble is the first one.
+    pub(crate) fn reset(&mut self) {
+        *self = Tries::new(self.timing, self.most);
+    }
+
+    /// Waits before the next try, or says why there is none.
+    pub(crate) fn pause(&mut self, what: &str, trouble: Trouble, watch: &mut dyn FnMut(Event)) -> Result<()> {
+        let (why, after) = match trouble {
+            Trouble::Final(error) => return Err(error),
+            Trouble::Passing { why, after } => (why, after),
+        };
+        self.done += 1;
+        if let Some(wait) = after.filter(|w| *w > self.timing.longest_wait) {
+            return Err(HubError::Busy { what: what.to_owned(), why, wait });
+        }
+        if self.done >= self.most {
+            return Err(HubError::Network { what: what.to_owned(), why, tries: self.done });
+        }
+        let wait = after.unwrap_or(self.wait);
+        self.wait = self.wait.saturating_mul(2).min(self.timing.longest_wait);
+        watch(Event::Retrying { what, why: &why, wait });
+        std::thread::sleep(wait);
+        Ok(())
+    }
+
+    /// Repeats `step` until it succeeds or there is no point in going on.
+    pub(crate) fn until<T>(
+        mut self,
+        what: &str,
+        watch: &mut dyn FnMut(Event),
+        mut step: impl FnMut() -> std::result::Result<T, Trouble>,
+    ) -> Result<T> {
+        loop {
+            match step() {
+                Ok(done) => return Ok(done),
+                Err(trouble) => self.pause(what, trouble, watch)?,
+            }
+        }
+    }
+}
+
+/// A request that got no answer.
+fn no_answer(host: &str, target: &Target, error: &ureq::Error) -> Trouble {
+    let why = match error {
+        ureq::Error::Timeout(_) => format!("{host} did not answer in time"),
+        ureq::Error::HostNotFound => format!("the name {host} is not known; is there a network?"),
+        // This is TLS. A certificate that is wrong will stay so.
+        ureq::Error::Io(e) if e.kind() == io::ErrorKind::InvalidData => {
+            let why = format!(
+                "{host} does not prove who it is ({}); is there a proxy in between?",
+                printable(&e.to_string())
+            );
+            return HubError::Network { what: target.what(), why, tries: 1 }.into();
+        }
+        ureq::Error::Io(e) => format!("no connection to {host}: {e}"),
+        e => format!("{host}: {}", printable(&e.to_string())),
+    };
+    Trouble::Passing { why, after: None }
+}
+
+/// A body that ended early.
+pub(crate) fn cut_off(error: &io::Error) -> Trouble {
+    let timed_out =
+        error.get_ref().and_then(|e| e.downcast_ref()).is_some_and(|e| matches!(e, ureq::Error::Timeout(_)));
+    let why = match error.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "nothing more arrived in time".to_owned(),
+        _ if timed_out => "nothing more arrived in time".to_owned(),
+        io::ErrorKind::UnexpectedEof => "the connection was cut".to_owned(),
+        _ => format!("the connection broke: {}", printable(&error.to_string())),
+    };
+    Trouble::Passing { why, after: None }
+}
+
+/// How long the server asks to wait: `Retry-After: 30`, or the hub's `RateLimit: "api";r=0;t=30`.
+fn pause(answer: &Answer) -> Option<Duration> {
+    let reset = || answer.header(RATE_LIMIT)?.split(';').find_map(|p| p.trim().strip_prefix("t="));
+    let seconds =
+        answer.header(header::RETRY_AFTER).or_else(|| reset().filter(|_| answer.status() == 429))?;
+    seconds.trim().parse().ok().map(Duration::from_secs)
+}
+
+fn proxy(settings: &Settings) -> Result<Option<Proxy>> {
+    let Some(url) = settings.proxy.as_deref().filter(|p| !p.is_empty()) else { return Ok(None) };
+    let bad =
+        |_| HubError::Setting { what: "proxy", why: "it is no address like http://host:port".to_owned() };
+    let plain = Proxy::new(url).map_err(bad)?;
+    let mut proxy = Proxy::builder(plain.protocol()).host(plain.host()).port(plain.port());
+    if let Some(user) = plain.username() {
+        proxy = proxy.username(user);
+    }
+    if let Some(password) = plain.password() {
+        proxy = proxy.password(password);
+    }
+    settings.no_proxy.iter().fold(proxy, |p, host| p.no_proxy(host)).build().map_err(bad).map(Some)
+}
+
+/// Percent-encodes all but plain characters and those in `keep`.
+fn encode(text: &str, keep: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.~".contains(&b) || keep.as_bytes().contains(&b);
+    let one = |b: u8| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") };
+    text.bytes().map(one).collect()
+}
+
+/// The address that `location` means when `base` answers with it.
+fn join(base: &Uri, location: &str) -> Option<Uri> {
+    let location = location.split('#').next()?;
+    let scheme = base.scheme_str()?;
+    let host = base.authority()?;
+    let whole = if location.contains("://") && !location.starts_with('/') {
+        location.to_owned()
+    } else if location.starts_with("//") {
+        format!("{scheme}:{location}")
+    } else if location.starts_with('/') {
+        format!("{scheme}://{host}{location}")
+    } else {
+        let folder = base.path().rsplit_once('/').map_or("", |(folder, _)| folder);
+        format!("{scheme}://{host}{folder}/{location}")
+    };
+    whole.parse().ok()
+}
+
+/// A server's words, fit for a terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().filter(|c| !is_hidden(*c)).take(LONGEST_MESSAGE).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_are_joined() {
+        let base: Uri = "https://hub.example/a/b/c?x=1".parse().unwrap();
+        for (location, want) in [
+            ("https://cdn.example/x?y=%20#z", "https://cdn.example/x?y=%20"),
+            ("//cdn.example/x", "https://cdn.example/x"),
+            ("/x/y", "https://hub.example/x/y"),
+            ("d", "https://hub.example/a/b/d"),
+        ] {
+            assert_eq!(join(&base, location).unwrap().to_string(), want);
+        }
+        for bad in ["http://", "https://a b/", "\u{1}://x"] {
+            assert!(join(&base, bad).is_none_or(|u| Origin::of(&u).is_none()), "{bad:?}");
+        }
+        for not_web in ["file:///etc/passwd", "ftp://x/y"] {
+            assert!(join(&base, not_web).is_none_or(|u| Origin::of(&u).is_none()), "{not_web}");
+        }
+    }
+
+    #[test]
+    fn the_token_knows_its_home() {
+        let of = |s: &str| Origin::of(&s.parse().unwrap()).unwrap();
+        let home = of("https://Hub.example");
+        assert_eq!(home, of("https://hub.example:443/x"));
+        for other in [
+            "http://hub.example",
+            "https://hub.example:8443",
+            "https://hub.example.evil.example",
+            "https://a@x",
+        ] {
+            assert_ne!(home, of(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn redirects_do_not_leave_https() {
+        let of = |s: &str| Origin::of(&s.parse().unwrap()).unwrap();
+        assert!(of("https://a").may_lead_to(&of("https://b")) && of("http://a").may_lead_to(&of("http://b")));
+        assert!(
+            of("http://a").may_lead_to(&of("https://a")) && !of("https://a").may_lead_to(&of("http://a"))
+        );
+    }
+
+    #[test]
+    fn text_is_encoded() {
+        assert_eq!(encode("a b/ü#?.gguf", "/"), "a%20b/%C3%BC%23%3F.gguf");
+        assert_eq!(encode("refs/pr/1", ""), "refs%2Fpr%2F1");
+    }
+
+    #[test]
+    fn settings_that_cannot_work_are_refused() {
+        let with = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            Http::new(&settings).map(|_| ()).unwrap_err().to_string()
+        };
+        insta::assert_snapshot!(with(|s| s.endpoint = "hub".into()), @"the endpoint cannot be used: it must begin with https:// or http:// and name a host");
+        insta::assert_snapshot!(with(|s| s.endpoint = "ftp://hub".into()), @"the endpoint cannot be used: it must begin with https:// or http:// and name a host");
+        insta::assert_snapshot!(with(|s| s.endpoint = "https://me:pw@hub".into()), @"the endpoint cannot be used: it must have neither a password nor a query");
+        insta::assert_snapshot!(with(|s| s.token = Some("hf_\nx".into())), @"the token cannot be used: it has characters that no token has");
+        insta::assert_snapshot!(with(|s| s.proxy = Some("socks9://x".into())), @"the proxy cannot be used: it is no address like http://host:port");
+    }
+}

@@ -1,0 +1,261 @@
+//! Fetching a model: ask for its files, choose, download what is missing, and only then say that it is there.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use ureq::http::{Method, header};
+
+use crate::cache::{Cache, Snapshot};
+use crate::download::{self, Blob, BlobLock};
+use crate::error::{HubError, Result};
+use crate::http::{self, Http, Target, Tries, Trouble};
+use crate::name::{ModelRef, check_path, is_commit};
+use crate::pick::pick;
+
+/// How to reach the hub.
+#[derive(Clone)]
+pub struct Settings {
+    /// Its address.
+    pub endpoint: String,
+    /// A token for models that are not open to all. It is sent to the endpoint's own host only.
+    pub token: Option<String>,
+    /// A proxy's address.
+    pub proxy: Option<String>,
+    /// Hosts that are reached without the proxy: `example.com`, or `.example.com` for all below it.
+    pub no_proxy: Vec<String>,
+    /// Time limits.
+    pub timing: Timing,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            endpoint: "https://huggingface.co".to_owned(),
+            token: None,
+            proxy: None,
+            no_proxy: Vec::new(),
+            timing: Timing::default(),
+        }
+    }
+}
+
+/// How long to wait for what. A download as a whole may take as long as it takes.
+#[derive(Debug, Clone)]
+pub struct Timing {
+    /// For a connection.
+    pub connect: Duration,
+    /// For the next byte.
+    pub idle: Duration,
+    /// How often to try before giving up, counted from the last progress.
+    pub tries: u32,
+    /// Before the second try; doubled for each further one.
+    pub first_wait: Duration,
+    /// At most, also when the server asks for more.
+    pub longest_wait: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Timing {
+        Timing {
+            connect: Duration::from_secs(15),
+            idle: Duration::from_secs(60),
+            tries: 6,
+            first_wait: Duration::from_millis(500),
+            // The hub counts requests in windows of five minutes.
+            longest_wait: Duration::from_secs(300),
+        }
+    }
+}
+
+/// What happens during a pull.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// So many files are missing, and so many bytes of them. Each will come to a `Progress` where all of it is done.
+    Missing {
+        /// How many files.
+        files: usize,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// More of a file has arrived.
+    Progress {
+        /// The file.
+        file: &'a str,
+        /// Bytes so far, including those of earlier pulls.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+    /// Another pull is fetching the file; this one waits for it.
+    Waiting {
+        /// The file.
+        file: &'a str,
+    },
+    /// Something failed and is tried again.
+    Retrying {
+        /// What is being fetched.
+        what: &'a str,
+        /// What happened.
+        why: &'a str,
+        /// How long until the next try.
+        wait: Duration,
+    },
+    /// The hub cannot be reached; the model in the cache is used as it is.
+    Offline {
+        /// What happened.
+        why: &'a HubError,
+    },
+}
+
+/// The hub and the cache in front of it.
+pub struct Hub {
+    cache: Cache,
+    http: Http,
+}
+
+/// What the hub tells about a model.
+#[derive(Deserialize)]
+struct Listing {
+    sha: String,
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
+
+impl Hub {
+    /// Checks the settings. Nothing is sent yet.
+    pub fn new(cache: Cache, settings: &Settings) -> Result<Hub> {
+        Ok(Hub { cache, http: Http::new(settings)? })
+    }
+
+    /// Makes sure that a model is in the cache, in the version that the hub has now. `watch` hears how it goes.
+    ///
+    /// Where the hub cannot be reached and the cache has the model, that one is returned.
+    pub fn pull(&self, model: &ModelRef, watch: &mut dyn FnMut(Event)) -> Result<Snapshot> {
+        let cached = match self.cache.find(model) {
+            // What is ambiguous among the cached files need not be so among all.
+            Err(HubError::Ambiguous { .. }) => None,
+            found => found?,
+        };
+        if let Some(snapshot) = cached.as_ref().filter(|s| model.revision().eq_ignore_ascii_case(&s.commit)) {
+            return Ok(snapshot.clone());
+        }
+        match (self.fetch(model, cached.is_some(), watch), cached) {
+            (Err(why), Some(snapshot)) if why.is_network() => {
+                watch(Event::Offline { why: &why });
+                Ok(snapshot)
+            }
+            (fetched, _) => fetched,
+        }
+    }
+
+    fn fetch(&self, model: &ModelRef, is_cached: bool, watch: &mut dyn FnMut(Event)) -> Result<Snapshot> {
+        let (commit, files) = self.list_files(model, is_cached, watch)?;
+        let choice = pick(&model.repo, &files, model.quant.as_deref())?;
+        self.cache.prepare(&model.repo, &commit)?;
+        let target = Target { repo: &model.repo, revision: &commit, file: None };
+        let mut blobs = Vec::new();
+        for file in &choice.files {
+            if !self.cache.has(&model.repo, &commit, file)? {
+                blobs.push(self.describe(&Target { file: Some(file), ..target }, watch)?);
+            }
+        }
+        self.check_room(model, &blobs, watch)?;
+        for blob in &blobs {
+            self.fetch_blob(&Target { file: Some(&blob.file), ..target }, blob, watch)?;
+        }
+        if !model.revision().eq_ignore_ascii_case(&commit) {
+            self.cache.write_ref(&model.repo, model.revision(), &commit)?;
+        }
+        Ok(self.cache.snapshot(&model.repo, &commit, &choice))
+    }
+
+    /// The commit that the revision stands for, and the names of its files.
+    fn list_files(
+        &self,
+        model: &ModelRef,
+        is_cached: bool,
+        watch: &mut dyn FnMut(Event),
+    ) -> Result<(String, Vec<String>)> {
+        let target = Target { repo: &model.repo, revision: model.revision(), file: None };
+        let what = target.what();
+        let bad = |why: String| HubError::Answer { what: what.clone(), why };
+        let url = self.http.listing_url(&target);
+        // With the model at hand, nobody wants to wait for a network that is not there.
+        let most = if is_cached { 1 } else { self.http.timing.tries };
+        let text =
+            Tries::new(&self.http.timing, most).until(&what, watch, || self.http.json(&url, &target))?;
+        let listing: Listing = serde_json::from_slice(&text)
+            .map_err(|e| bad(format!("it is no list of files: {}", http::printable(&e.to_string()))))?;
+        if !is_commit(&listing.sha) {
+            return Err(bad(format!("{:.50?} is no commit", listing.sha)));
+        }
+        let files: Vec<_> = listing.siblings.into_iter().map(|s| s.rfilename).collect();
+        for file in &files {
+            check_path(file).map_err(|why| HubError::FileName {
+                repo: model.repo.clone(),
+                name: file.chars().take(80).collect(),
+                why,
+            })?;
+        }
+        Ok((listing.sha.to_ascii_lowercase(), files))
+    }
+
+    /// Asks what a file is called among the blobs, and how long it is.
+    fn describe(&self, target: &Target, watch: &mut dyn FnMut(Event)) -> Result<Blob> {
+        let file = target.file.unwrap_or_default();
+        let what = target.what();
+        let url = self.http.file_url(target.repo, target.revision, file);
+        let bad = |why: &str| Trouble::Final(HubError::Answer { what: what.clone(), why: why.to_owned() });
+        Tries::new(&self.http.timing, self.http.timing.tries).until(&what, watch, || {
+            let answer = self.http.ask(Method::HEAD, &url, 0, target)?;
+            let redirects = (300..400).contains(&answer.status());
+            if !redirects && answer.status() != 200 {
+                return Err(self.http.refusal(&answer, target));
+            }
+            if answer.header(http::COMMIT).is_some_and(|c| !c.eq_ignore_ascii_case(target.revision)) {
+                return Err(bad("it is for another commit"));
+            }
+            let etag = answer.header(http::LINKED_ETAG).or_else(|| answer.header(header::ETAG));
+            let etag = etag
+                .and_then(download::clean_etag)
+                .ok_or_else(|| bad("it has no ETag to name the file by"))?;
+            let own_size = || answer.header(header::CONTENT_LENGTH).filter(|_| !redirects);
+            let size = answer.header(http::LINKED_SIZE).or_else(own_size).and_then(|s| s.parse().ok());
+            let size = size.ok_or_else(|| bad("it does not tell the file's length"))?;
+            Ok(Blob { file: file.to_owned(), etag, size })
+        })
+    }
+
+    /// Is there room for what is missing?
+    fn check_room(&self, model: &ModelRef, blobs: &[Blob], watch: &mut dyn FnMut(Event)) -> Result<()> {
+        if blobs.is_empty() {
+            return Ok(());
+        }
+        let mut needed = 0u64;
+        for blob in blobs {
+            needed = needed.saturating_add(self.cache.missing_bytes(&model.repo, blob));
+        }
+        let path = self.cache.blobs(&model.repo);
+        match download::free_space(&path) {
+            Some(free) if needed > free => Err(HubError::DiskFull { path, needed, free }),
+            _ => {
+                watch(Event::Missing { files: blobs.len(), bytes: needed });
+                Ok(())
+            }
+        }
+    }
+
+    fn fetch_blob(&self, target: &Target, blob: &Blob, watch: &mut dyn FnMut(Event)) -> Result<()> {
+        let path = self.cache.blobs(target.repo).join(&blob.etag);
+        let lock_path = self.cache.lock(target.repo, &blob.etag);
+        let lock = BlobLock::take(&lock_path, || watch(Event::Waiting { file: &blob.file }))?;
+        download::download(&self.http, target, blob, &path, watch)?;
+        drop(lock);
+        self.cache.link(target.repo, target.revision, blob)
+    }
+}

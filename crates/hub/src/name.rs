@@ -1,0 +1,335 @@
+//! What users call a model and what servers call a file: text that turns into paths, checked before it does.
+
+use std::fmt;
+
+use crate::error::{HubError, Result};
+
+/// The branch that is meant where none is named.
+const MAIN: &str = "main";
+/// No file system takes longer names.
+const LONGEST_PART: usize = 255;
+const LONGEST_PATH: usize = 1024;
+
+/// A short name for a well-known model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alias {
+    /// What the user types.
+    pub name: &'static str,
+    /// The model on the hub, as [`ModelRef::parse`] reads it.
+    pub model: &'static str,
+}
+
+const fn alias(name: &'static str, model: &'static str) -> Alias {
+    Alias { name, model }
+}
+
+/// All short names. A quantization may follow one, as in `smollm3:Q8_0`.
+pub const ALIASES: &[Alias] = &[
+    alias("bge-small", "BAAI/bge-small-en-v1.5"),
+    alias("gemma3:1b", "ggml-org/gemma-3-1b-it-GGUF"),
+    alias("gemma3:4b", "ggml-org/gemma-3-4b-it-GGUF"),
+    alias("gpt-oss:20b", "ggml-org/gpt-oss-20b-GGUF"),
+    alias("llama3.1:8b", "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF"),
+    alias("llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF"),
+    alias("llama3.2:3b", "bartowski/Llama-3.2-3B-Instruct-GGUF"),
+    alias("minilm", "sentence-transformers/all-MiniLM-L6-v2"),
+    alias("mistral:7b", "bartowski/Mistral-7B-Instruct-v0.3-GGUF"),
+    alias("phi4-mini", "unsloth/Phi-4-mini-instruct-GGUF"),
+    alias("qwen2.5:0.5b", "Qwen/Qwen2.5-0.5B-Instruct-GGUF"),
+    alias("qwen2.5:1.5b", "Qwen/Qwen2.5-1.5B-Instruct-GGUF"),
+    alias("qwen2.5:3b", "Qwen/Qwen2.5-3B-Instruct-GGUF"),
+    alias("qwen3:0.6b", "Qwen/Qwen3-0.6B-GGUF"),
+    alias("qwen3:1.7b", "Qwen/Qwen3-1.7B-GGUF"),
+    alias("qwen3:4b", "Qwen/Qwen3-4B-GGUF"),
+    alias("qwen3:8b", "Qwen/Qwen3-8B-GGUF"),
+    alias("smollm2:135m", "bartowski/SmolLM2-135M-Instruct-GGUF"),
+    alias("smollm2:360m", "bartowski/SmolLM2-360M-Instruct-GGUF"),
+    alias("smollm2:1.7b", "bartowski/SmolLM2-1.7B-Instruct-GGUF"),
+    alias("smollm3", "ggml-org/SmolLM3-3B-GGUF"),
+    alias("tinyllama", "TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF"),
+    alias("whisper:base", "openai/whisper-base"),
+    alias("whisper:tiny", "openai/whisper-tiny"),
+];
+
+/// A model's name on the hub: `org/name`, or `name` alone as the oldest ones have it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RepoName(String);
+
+impl RepoName {
+    /// Checks a name by the hub's own rules.
+    pub fn parse(text: &str) -> Result<RepoName> {
+        let bad = |why: &str| Err(HubError::name(text, why));
+        let mut parts = 0;
+        for part in text.split('/') {
+            parts += 1;
+            if part.is_empty() || part.len() > 96 {
+                return bad("each part has 1 to 96 characters");
+            }
+            if !part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) {
+                return bad("only letters, digits, '-', '_' and '.' may occur");
+            }
+            let ends = |c| part.starts_with(c) || part.ends_with(c);
+            if ends('-') || ends('.') || part.contains("--") || part.contains("..") {
+                return bad("'-' and '.' may neither begin nor end a part, nor be doubled");
+            }
+        }
+        if parts > 2 {
+            return bad("it has more than two parts");
+        }
+        if text.ends_with(".git") {
+            return bad("it ends in .git");
+        }
+        Ok(RepoName(text.to_owned()))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The name of its folder in the cache.
+    pub(crate) fn folder(&self) -> String {
+        format!("models--{}", self.0.replace('/', "--"))
+    }
+
+    /// The name that a folder of the cache stands for. `None` for data sets and whatever else lies there.
+    pub(crate) fn from_folder(folder: &str) -> Option<RepoName> {
+        RepoName::parse(&folder.strip_prefix("models--")?.replacen("--", "/", 1)).ok()
+    }
+}
+
+impl fmt::Display for RepoName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a user asked for: `org/name`, `org/name:quant`, `org/name@revision`, both, or an alias in place of the name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelRef {
+    /// The model's name on the hub.
+    pub repo: RepoName,
+    /// Which of its GGUF files: a quantization, or a file's name without its ending.
+    pub quant: Option<String>,
+    /// A branch, a tag or a commit.
+    pub revision: Option<String>,
+}
+
+impl ModelRef {
+    /// Reads what a user typed.
+    pub fn parse(text: &str) -> Result<ModelRef> {
+        if text.len() > LONGEST_PATH {
+            return Err(HubError::name(text, "it is too long"));
+        }
+        if text.contains("://") {
+            return Err(HubError::name(text, "it is an address; give only what follows the host"));
+        }
+        let (name, revision) = match text.split_once('@') {
+            Some((name, revision)) => (name, Some(parse_revision(text, revision)?)),
+            None => (text, None),
+        };
+        let (repo, quant) = split_alias(name).or_else(|| name.split_once(':')).unwrap_or((name, ""));
+        if name.ends_with(':') || quant.chars().any(is_hidden) {
+            return Err(HubError::name(text, "what follows ':' is no quantization"));
+        }
+        let same_family = |a: &&Alias| a.name.split(':').next().is_some_and(|f| f.eq_ignore_ascii_case(repo));
+        let family: Vec<_> = ALIASES.iter().filter(same_family).map(|a| a.name).collect();
+        if !family.is_empty() {
+            return Err(HubError::Alias { given: name.to_owned(), have: family.join(", ") });
+        }
+        let repo = RepoName::parse(repo)?;
+        Ok(ModelRef { repo, quant: Some(quant.to_owned()).filter(|q| !q.is_empty()), revision })
+    }
+
+    /// The revision that is meant.
+    pub(crate) fn revision(&self) -> &str {
+        self.revision.as_deref().unwrap_or(MAIN)
+    }
+}
+
+impl fmt::Display for ModelRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mark =
+            |sign, text: &Option<String>| text.as_ref().map_or(String::new(), |t| format!("{sign}{t}"));
+        write!(f, "{}{}{}", self.repo, mark(':', &self.quant), mark('@', &self.revision))
+    }
+}
+
+/// The model behind an alias, and the quantization that follows it.
+fn split_alias(name: &str) -> Option<(&'static str, &str)> {
+    let find = |name: &str| ALIASES.iter().find(|a| a.name.eq_ignore_ascii_case(name)).map(|a| a.model);
+    if let Some(model) = find(name) {
+        return Some((model, ""));
+    }
+    let (name, quant) = name.rsplit_once(':')?;
+    find(name).map(|model| (model, quant))
+}
+
+/// A revision becomes a path under `refs/`, so it obeys the rules of paths and those of git.
+fn parse_revision(whole: &str, text: &str) -> Result<String> {
+    let part_ok = |p: &str| !p.starts_with('.') && !p.starts_with('-') && !p.ends_with(".lock");
+    let char_ok = |b: u8| b.is_ascii_graphic() && !b"~^:?*[\\@{".contains(&b);
+    if check_path(text).is_err()
+        || text.contains("..")
+        || !text.bytes().all(char_ok)
+        || !text.split('/').all(part_ok)
+    {
+        return Err(HubError::name(whole, "what follows '@' is no branch, tag or commit"));
+    }
+    Ok(text.to_owned())
+}
+
+/// Is it a whole commit?
+pub(crate) fn is_commit(text: &str) -> bool {
+    is_hex(text, 40)
+}
+
+/// Is it so many hexadecimal digits?
+pub(crate) fn is_hex(text: &str, digits: usize) -> bool {
+    text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// May a file of this name, which a server or another program chose, lie in a snapshot? If not, why.
+pub(crate) fn check_path(name: &str) -> std::result::Result<(), &'static str> {
+    if name.len() > LONGEST_PATH || name.split('/').any(|part| part.len() > LONGEST_PART) {
+        return Err("it is too long");
+    }
+    if name.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return Err("it could lead out of its folder");
+    }
+    if name.contains('\\') {
+        return Err("it has a backslash");
+    }
+    if name.chars().any(is_hidden) {
+        return Err("it has control characters");
+    }
+    Ok(())
+}
+
+/// Would the character steer a terminal instead of showing up? The second kind turns the order of text around.
+pub(crate) fn is_hidden(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> (String, Option<String>, Option<String>) {
+        let m = ModelRef::parse(text).unwrap();
+        (m.repo.to_string(), m.quant, m.revision)
+    }
+
+    #[test]
+    fn names_are_split() {
+        let some = |s: &str| Some(s.to_owned());
+        assert_eq!(parsed("Qwen/Qwen3-0.6B"), ("Qwen/Qwen3-0.6B".into(), None, None));
+        assert_eq!(parsed("a/b:q8_0"), ("a/b".into(), some("q8_0"), None));
+        assert_eq!(
+            parsed("a/b:dir/file-q8@refs/pr/1"),
+            ("a/b".into(), some("dir/file-q8"), some("refs/pr/1"))
+        );
+        assert_eq!(parsed("a/b@v1.0"), ("a/b".into(), None, some("v1.0")));
+        assert_eq!(parsed("gpt2"), ("gpt2".into(), None, None));
+        assert_eq!(ModelRef::parse("a/b:Q4_0@x").unwrap().to_string(), "a/b:Q4_0@x");
+    }
+
+    #[test]
+    fn aliases_stand_for_models() {
+        assert_eq!(parsed("Qwen3:0.6B"), ("Qwen/Qwen3-0.6B-GGUF".into(), None, None));
+        assert_eq!(
+            parsed("smollm3:Q8_0@main"),
+            ("ggml-org/SmolLM3-3B-GGUF".into(), Some("Q8_0".into()), Some("main".into()))
+        );
+        for alias in ALIASES {
+            assert_eq!(parsed(alias.name), parsed(alias.model));
+            assert!(alias.model.contains('/'));
+        }
+        insta::assert_snapshot!(ModelRef::parse("qwen3:99b").unwrap_err(), @r#""qwen3:99b" is no alias; there are qwen3:0.6b, qwen3:1.7b, qwen3:4b, qwen3:8b (see `tallow list --aliases`)"#);
+    }
+
+    #[test]
+    fn names_that_could_do_harm_are_refused() {
+        for bad in [
+            "",
+            "/",
+            "a/",
+            "/a",
+            "../x",
+            "../../x",
+            "a/..",
+            "a/../b",
+            "a/b/c",
+            "a\\b/c",
+            "%2e%2e/x",
+            "a/b\0",
+            "a/ b",
+            "a/b\n",
+            "-a/b",
+            "a/b.",
+            "a--b/c",
+            "a/b..c",
+            "a/b.git",
+            "a/b:",
+            "a/b:\x1b[2J",
+            "a/b@",
+            "a/b@../x",
+            "a/b@/etc",
+            "a/b@x//y",
+            "a/b@-x",
+            "a/b@x\\y",
+            "a/b@x y",
+            "a/b@.x",
+            "a/b@m.lock",
+            "a/b@x@y",
+            "ä/b",
+            "https://huggingface.co/a/b",
+            "http://[::1]/x",
+        ] {
+            let error = ModelRef::parse(bad).expect_err(bad).to_string();
+            assert!(!error.chars().any(char::is_control), "{error:?}");
+        }
+        let long = ModelRef::parse(&"a/".repeat(5000)).unwrap_err().to_string();
+        assert!(long.len() < 400, "{long}");
+        insta::assert_snapshot!(ModelRef::parse("../x").unwrap_err(), @r#""../x" is no model name: '-' and '.' may neither begin nor end a part, nor be doubled. Names look like org/name, org/name:Q4_K_M or org/name@revision; `tallow list --aliases` shows the short ones"#);
+    }
+
+    #[test]
+    fn folders_give_the_name_back() {
+        for name in ["a/b", "gpt2", "Qwen/Qwen3-0.6B-GGUF"] {
+            let repo = RepoName::parse(name).unwrap();
+            assert_eq!(RepoName::from_folder(&repo.folder()), Some(repo));
+        }
+        assert_eq!(RepoName::parse("a/b").unwrap().folder(), "models--a--b");
+        for other in ["datasets--a--b", "models--", "models----a", "blobs", ".locks", "models--a--b--c"] {
+            assert_eq!(RepoName::from_folder(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn file_names_from_servers_are_data() {
+        for good in ["config.json", "a/b/c.gguf", "..x", "x..", "ü.json", "a b.gguf"] {
+            assert_eq!(check_path(good), Ok(()), "{good}");
+        }
+        let long = "x".repeat(256);
+        let deep = "x/".repeat(600) + "x";
+        for bad in [
+            "",
+            "/etc/passwd",
+            "../x",
+            "a/../b",
+            "a//b",
+            "a/",
+            ".",
+            "a/./b",
+            "a\\b",
+            "a\0b",
+            "a\nb",
+            "\u{202e}x",
+            &long,
+            &deep,
+        ] {
+            assert!(check_path(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Several pulls at once, and pulls that are killed: in threads and in processes of their own.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail loudly")]
+
+mod stand_in;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use stand_in::*;
+use tallow_hub::{Cache, Event, ModelRef};
+
+/// What a child finds in the folder it is started in: the hub's address. Its cache is there, too.
+const ORDER: &str = "pull-order";
+
+/// Pulls as a child of the test `name`, where this process is one. The child is this very program, told to run this
+/// very test, in a folder that has an order.
+fn is_child() -> bool {
+    let Ok(url) = fs::read_to_string(ORDER) else { return false };
+    match pull(&settings(&url), &Cache::at("cache"), "org/m", &mut |_| ()) {
+        Ok(_) => println!("pulled"),
+        Err(e) => println!("{e}"),
+    }
+    true
+}
+
+fn child(test: &str, folder: &Path, stand_in: &StandIn, shell: &str) -> Child {
+    fs::write(folder.join(ORDER), &stand_in.hub.url).unwrap();
+    let command = format!("{shell} exec \"$0\" --exact {test} --nocapture");
+    let program = std::env::current_exe().unwrap();
+    let mut command_line = Command::new("sh");
+    command_line
+        .arg("-c")
+        .arg(command)
+        .arg(program)
+        .current_dir(folder)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn until(what: &str, ready: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !ready() {
+        assert!(Instant::now() < end, "waited in vain until {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn partial_len(folder: &Path, content: &[u8]) -> u64 {
+    let blob = folder.join("cache/models--org--m/blobs").join(format!("{}.incomplete", etag(content)));
+    fs::metadata(blob).map_or(0, |m| m.len())
+}
+
+/// Serves `m.gguf`, but stops for ever after `stop` bytes the first time.
+fn hangs_once(content: &[u8], stop: usize) -> StandIn {
+    let first = AtomicBool::new(true);
+    StandIn::twisted(&[("m.gguf", content)], move |ask, say, _| {
+        if ask.path.starts_with("/signed") && first.swap(false, Ordering::SeqCst) {
+            say.stop(stop, Then::Hang)
+        } else {
+            say
+        }
+    })
+}
+
+#[test]
+fn a_killed_pull_is_resumed() {
+    if is_child() {
+        return;
+    }
+    let content = noise(3_000_000);
+    let stand_in = hangs_once(&content, 2_000_000);
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = child("a_killed_pull_is_resumed", folder.path(), &stand_in, "");
+    until("the child is half-way", || partial_len(folder.path(), &content) == 2_000_000);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let cache = Cache::at(folder.path().join("cache"));
+    assert_eq!(cache.find(&ModelRef::parse("org/m").unwrap()).unwrap(), None);
+    assert_eq!(cache.list().unwrap()[0].bytes, 2_000_000);
+    let snapshot = stand_in.pull(&cache, "org/m").unwrap();
+    assert!(fs::read(snapshot.path).unwrap() == content);
+    assert_eq!(stand_in.ranges("m.gguf"), [None, Some("bytes=2000000-".into())]);
+}
+
+#[test]
+fn a_process_waits_for_another_and_goes_on_when_that_dies() {
+    if is_child() {
+        return;
+    }
+    let content = noise(3_000_000);
+    let stand_in = hangs_once(&content, 2_000_000);
+    let folder = tempfile::tempdir().unwrap();
+    let mut child =
+        child("a_process_waits_for_another_and_goes_on_when_that_dies", folder.path(), &stand_in, "");
+    until("the child is half-way", || partial_len(folder.path(), &content) == 2_000_000);
+    let cache = Cache::at(folder.path().join("cache"));
+    let mut waited = false;
+    let snapshot = pull(&stand_in.settings(), &cache, "org/m", &mut |event| {
+        if let Event::Waiting { file } = event {
+            assert_eq!(file, "m.gguf");
+            waited = true;
+            // The lock's file stays; the lock itself goes with the process.
+            child.kill().unwrap();
+        }
+    });
+    child.wait().unwrap();
+    assert!(waited);
+    assert!(fs::read(snapshot.unwrap().path).unwrap() == content);
+    assert_eq!(stand_in.ranges("m.gguf"), [None, Some("bytes=2000000-".into())]);
+}
+
+#[test]
+fn threads_and_a_process_download_once() {
+    if is_child() {
+        return;
+    }
+    let content = noise(3_000_000);
+    let asked = AtomicUsize::new(0);
+    let stand_in = StandIn::twisted(&[("m.gguf", &content)], move |ask, say, _| {
+        // All three have made up their minds to download before the first byte comes.
+        if ask.method == "HEAD" {
+            asked.fetch_add(1, Ordering::SeqCst);
+            let end = Instant::now() + Duration::from_secs(4);
+            while asked.load(Ordering::SeqCst) < 3 && Instant::now() < end {
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        say
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::at(folder.path().join("cache"));
+    let child = child("threads_and_a_process_download_once", folder.path(), &stand_in, "");
+    let start = Barrier::new(2);
+    thread::scope(|scope| {
+        let one = || {
+            start.wait();
+            let snapshot = stand_in.pull(&cache, "org/m").unwrap();
+            assert!(fs::read(snapshot.path).unwrap() == content);
+        };
+        scope.spawn(one);
+        scope.spawn(one);
+    });
+    let said = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    assert!(said.contains("pulled"), "{said}");
+    assert_eq!(stand_in.hub.asked().iter().filter(|a| a.method == "HEAD").count(), 3);
+    assert_eq!(stand_in.downloads("m.gguf"), 1);
+}
+
+#[test]
+fn a_write_that_fails_half_way_keeps_what_came() {
+    if is_child() {
+        return;
+    }
+    let content = noise(3_000_000);
+    let stand_in = StandIn::new(&[("m.gguf", &content)]);
+    let folder = tempfile::tempdir().unwrap();
+    // No file may grow beyond 1000 blocks of 512 bytes; the signal that would say so is ignored.
+    let limit = "trap '' XFSZ; ulimit -f 1000;";
+    let child = child("a_write_that_fails_half_way_keeps_what_came", folder.path(), &stand_in, limit);
+    let said = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    assert!(
+        said.contains("cannot write cache/models--org--m/blobs/") && said.contains("File too large"),
+        "{said}"
+    );
+    let have = partial_len(folder.path(), &content);
+    assert!((1..=512_000).contains(&have), "{have}");
+    let snapshot = stand_in.pull(&Cache::at(folder.path().join("cache")), "org/m").unwrap();
+    assert!(fs::read(snapshot.path).unwrap() == content);
+    assert_eq!(stand_in.ranges("m.gguf").last().unwrap().as_deref(), Some(&*format!("bytes={have}-")));
+}

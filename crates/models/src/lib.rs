@@ -10,6 +10,7 @@ pub mod families;
 pub mod formats;
 mod model;
 pub mod spec;
+pub mod tokenizer;
 pub mod weights;
 
 pub use error::LoadError;

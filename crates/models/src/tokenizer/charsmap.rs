@@ -4,6 +4,9 @@
 //! trie's values are offsets of replacements. Nothing is believed: a broken table replaces less, but reads nothing
 //! outside itself.
 
+/// No entry is for more bytes than this. Real ones are far shorter; a broken trie can have a circle.
+const LONGEST: usize = 256;
+
 /// Replacements by what they replace.
 #[derive(Debug)]
 pub(super) struct Charsmap {
@@ -33,8 +36,8 @@ impl Charsmap {
         let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
         let unit = |at: usize| self.trie.get(at).copied().unwrap_or(0);
         let mut at = offset(unit(0));
-        let mut bytes = text.bytes().enumerate();
-        let mut next = move || {
+        let mut bytes = text.bytes().take(LONGEST).enumerate();
+        let next = move || {
             loop {
                 let (i, byte) = bytes.next().filter(|(_, byte)| *byte != 0)?;
                 at ^= byte as usize;
@@ -49,7 +52,7 @@ impl Charsmap {
                 }
             }
         };
-        std::iter::from_fn(move || next()).filter_map(|(len, at)| {
+        std::iter::from_fn(next).filter_map(|(len, at)| {
             let rest = self.replacements.get(at as usize..)?;
             Some((len, rest.split('\0').next().unwrap_or(rest)))
         })

@@ -20,21 +20,38 @@ pub(super) struct Normalizer(pub(super) Vec<Step>);
 #[derive(Debug)]
 pub(super) enum Step {
     /// The cleaning that BERT does, as `tokenizer.json` files mean it.
-    Bert { clean: bool, ideographs: bool, accents: bool, lower: bool },
+    Bert {
+        clean: bool,
+        ideographs: bool,
+        accents: bool,
+        lower: bool,
+    },
     /// The same as GGUF files mean it: it also sets punctuation apart, and knows only the first character of a
     /// decomposition.
-    BertWords { accents: bool, lower: bool },
+    BertWords {
+        accents: bool,
+        lower: bool,
+    },
     Form(Form),
     Lowercase,
-    Strip { left: bool, right: bool },
+    Strip {
+        left: bool,
+        right: bool,
+    },
     StripAccents,
     Nmt,
     /// SentencePiece's table as `tokenizer.json` files mean it: by grapheme, shortest entry first.
     Table(Charsmap),
     /// The same as GGUF files mean it, with what SentencePiece does to spaces.
     SentencePiece(SentencePiece),
-    Text { pattern: String, with: String },
-    Pattern { pattern: Pattern, with: String },
+    Text {
+        pattern: String,
+        with: String,
+    },
+    Pattern {
+        pattern: Pattern,
+        with: String,
+    },
     Prepend(String),
     ByteChars,
 }
@@ -131,7 +148,9 @@ impl Step {
     /// The changed text. `None` if nothing changed.
     fn run(&self, text: &str) -> std::result::Result<Option<String>, TokenizeError> {
         Ok(Some(match self {
-            Step::Bert { clean, ideographs, accents, lower } => bert(text, [*clean, *ideographs, *accents, *lower]),
+            Step::Bert { clean, ideographs, accents, lower } => {
+                bert(text, [*clean, *ideographs, *accents, *lower])
+            }
             Step::BertWords { accents, lower } => bert_words(text, *accents, *lower),
             Step::Form(form) => return Ok(form.run(text)),
             Step::Lowercase => text.chars().flat_map(char::to_lowercase).collect(),
@@ -141,8 +160,8 @@ impl Step {
             }
             Step::StripAccents => text.chars().filter(|c| !MARK.has(*c)).collect(),
             Step::Nmt => text.chars().filter_map(nmt).collect(),
-            Step::Table(table) => by_grapheme(table, text),
-            Step::SentencePiece(piece) => piece.run(text),
+            Step::Table(table) => by_grapheme(table, text)?,
+            Step::SentencePiece(piece) => piece.run(text)?,
             Step::Text { pattern, with } => return replace_text(text, pattern, with),
             Step::Pattern { pattern, with } => return replace_pattern(text, pattern, with).map(Some),
             Step::Prepend(prefix) => [prefix.as_str(), text].concat(),
@@ -205,15 +224,16 @@ fn bert_words(text: &str, accents: bool, lower: bool) -> String {
         let c = first.unwrap_or(c);
         if c.is_whitespace() {
             out.push(' ');
-        } else if c == '\u{FFFD}' || OTHER.has(c) || (accents && MARK.has(c)) {
+            continue;
+        }
+        if c == '\u{FFFD}' || OTHER.has(c) || (accents && MARK.has(c)) {
+            continue;
+        }
+        let written = if lower { c.to_lowercase().next().unwrap_or(c) } else { c };
+        if c.is_ascii_punctuation() || PUNCTUATION.has(c) || is_ideograph(c) {
+            out.extend([' ', written, ' ']);
         } else {
-            let written = if lower { c.to_lowercase().next().unwrap_or(c) } else { c };
-            let symbol = (c as u32) < 0x7F && c.is_ascii_punctuation();
-            if PUNCTUATION.has(c) || symbol || is_ideograph(c) {
-                out.extend([' ', written, ' ']);
-            } else {
-                out.push(written);
-            }
+            out.push(written);
         }
     }
     out
@@ -223,16 +243,19 @@ fn bert_words(text: &str, accents: bool, lower: bool) -> String {
 fn nmt(c: char) -> Option<char> {
     match c as u32 {
         0x01..=0x08 | 0x0B | 0x0E..=0x1F | 0x7F | 0x8F | 0x9F => None,
-        0x09 | 0x0A | 0x0C | 0x0D | 0x1680 | 0x200B..=0x200F | 0x2028 | 0x2029 | 0x2581 | 0xFEFF | 0xFFFD => Some(' '),
+        0x09 | 0x0A | 0x0C | 0x0D | 0x1680 | 0x200B..=0x200F | 0x2028 | 0x2029 | 0x2581 | 0xFEFF | 0xFFFD => {
+            Some(' ')
+        }
         _ => Some(c),
     }
 }
 
 /// Replaces graphemes of up to five bytes that the table has, and in the others each character that it has. Of
 /// several entries the shortest counts, and replaces the whole: so it is in the library that wrote these files.
-fn by_grapheme(table: &Charsmap, text: &str) -> String {
+fn by_grapheme(table: &Charsmap, text: &str) -> std::result::Result<String, TokenizeError> {
     let mut out = String::with_capacity(text.len());
     for grapheme in text.graphemes(true) {
+        super::check_length(out.len(), MOST_GROWN)?;
         let whole = (grapheme.len() < 6).then(|| table.prefixes(grapheme).next()).flatten();
         if let Some((_, with)) = whole {
             out.push_str(with);
@@ -245,15 +268,16 @@ fn by_grapheme(table: &Charsmap, text: &str) -> String {
             }
         }
     }
-    out
+    Ok(out)
 }
 
 impl SentencePiece {
-    fn run(&self, text: &str) -> String {
+    fn run(&self, text: &str) -> std::result::Result<String, TokenizeError> {
         let mut out = String::with_capacity(text.len() + 3);
         let (mut in_word, mut prefixed) = (false, false);
         let mut rest = text;
         while let Some(c) = rest.chars().next() {
+            super::check_length(out.len(), MOST_GROWN)?;
             let entry = self.table.as_ref().and_then(|table| table.prefixes(rest).last());
             let (len, piece) = match entry {
                 Some((len, with)) if rest.is_char_boundary(len) => (len, with),
@@ -276,7 +300,7 @@ impl SentencePiece {
             }
             rest = &rest[len..];
         }
-        out
+        Ok(out)
     }
 }
 
@@ -346,19 +370,25 @@ mod tests {
     #[test]
     fn bert_cleans_as_its_files_say() {
         let text = "  Ünïcode\u{0}\u{200b}\tA你b\u{301} İ";
-        assert_eq!(run(Step::Bert { clean: true, ideographs: true, accents: true, lower: true }, text), "  unicode a 你 b i");
-        assert_eq!(run(Step::Bert { clean: false, ideographs: false, accents: false, lower: true }, "Ä\t你"), "ä\t你");
+        assert_eq!(
+            run(Step::Bert { clean: true, ideographs: true, accents: true, lower: true }, text),
+            "  unicode a 你 b i"
+        );
+        assert_eq!(
+            run(Step::Bert { clean: false, ideographs: false, accents: false, lower: true }, "Ä\t你"),
+            "ä\t你"
+        );
         assert_eq!(run(Step::BertWords { accents: true, lower: true }, "Don't 안\u{1}!"), "don ' t ᄋ ! ");
     }
 
     #[test]
     fn a_replacement_cannot_grow_without_bound() {
         let step = Step::Text { pattern: "a".into(), with: "b".repeat(1 << 20) };
-        let grown = Normalizer(vec![step]).run(&"a".repeat(1000));
-        assert!(matches!(grown, Err(TokenizeError::TooLong { .. })));
+        let text = "a".repeat(1000);
+        assert!(matches!(Normalizer(vec![step]).run(&text), Err(TokenizeError::TooLong { .. })));
         let doubling = || Step::Text { pattern: "a".into(), with: "aa".into() };
-        let grown = Normalizer((0..60).map(|_| doubling()).collect()).run("a");
-        assert!(matches!(grown, Err(TokenizeError::TooLong { .. })));
+        let doubled = Normalizer((0..60).map(|_| doubling()).collect());
+        assert!(matches!(doubled.run("a"), Err(TokenizeError::TooLong { .. })));
     }
 
     #[test]
@@ -371,7 +401,13 @@ mod tests {
 
     #[test]
     fn a_broken_table_reads_nothing_outside_itself() {
-        for bytes in [&[][..], &[4, 0, 0, 0], &[8, 0, 0, 0, 1, 2, 3, 4], &[3, 0, 0, 0, 1, 2, 3, 4], &[4, 0, 0, 0, 1, 2, 3, 4, 255]] {
+        for bytes in [
+            &[][..],
+            &[4, 0, 0, 0],
+            &[8, 0, 0, 0, 1, 2, 3, 4],
+            &[3, 0, 0, 0, 1, 2, 3, 4],
+            &[4, 0, 0, 0, 1, 2, 3, 4, 255],
+        ] {
             assert!(Charsmap::parse(bytes).is_err(), "{bytes:?}");
         }
         let mut seed = 7u32;

@@ -29,7 +29,10 @@ pub(super) struct Pattern {
 #[derive(Debug)]
 enum Engine {
     /// Alternatives in the order of their rank.
-    Linear { alternatives: Regex, spaces: Option<Spaces> },
+    Linear {
+        alternatives: Regex,
+        spaces: Option<Spaces>,
+    },
     Looking(Box<fancy_regex::Regex>),
 }
 
@@ -201,7 +204,9 @@ fn alternatives(source: &str) -> Option<Vec<&str>> {
 /// The last byte of the escape that starts at `i`. `None` for anchors, back-references and what only one side has.
 fn escape(bytes: &[u8], i: usize) -> Option<usize> {
     match bytes.get(i + 1)? {
-        b'b' | b'B' | b'A' | b'z' | b'Z' | b'G' | b'K' | b'h' | b'H' | b'R' | b'X' | b'0'..=b'9' | 0x80.. => None,
+        b'b' | b'B' | b'A' | b'z' | b'Z' | b'G' | b'K' | b'h' | b'H' | b'R' | b'X' | b'0'..=b'9' | 0x80.. => {
+            None
+        }
         b'p' | b'P' | b'x' | b'u' if bytes.get(i + 2) == Some(&b'{') => {
             Some(i + bytes[i..].iter().position(|b| *b == b'}')?)
         }
@@ -251,7 +256,9 @@ mod tests {
 
     #[test]
     fn what_the_dialects_read_differently_backtracks() {
-        for source in [r"\p{N}{1,3}+", r"a++b", r"\s+$", r"^a", r"(?=a)b", r"(a)\1", r"[]a]", r"a+?", r"\ba", r"x(?!y)"] {
+        for source in
+            [r"\p{N}{1,3}+", r"a++b", r"\s+$", r"^a", r"(?=a)b", r"(a)\1", r"[]a]", r"a+?", r"\ba", r"x(?!y)"]
+        {
             assert!(matches!(Pattern::new(source).unwrap().engine, Engine::Looking(_)), "{source}");
         }
         // Oniguruma takes a plus after braces for a repetition of the repetition.
@@ -269,7 +276,9 @@ mod tests {
     #[test]
     fn long_runs_take_time_in_proportion() {
         let pattern = Pattern::new(REAL[1]).unwrap();
-        for text in [" ".repeat(1 << 20) + "a", "1".repeat(1 << 20), "\n ".repeat(1 << 19), "é".repeat(1 << 19)] {
+        for text in
+            [" ".repeat(1 << 20) + "a", "1".repeat(1 << 20), "\n ".repeat(1 << 19), "é".repeat(1 << 19)]
+        {
             let mut covered = 0;
             pattern.find(&text, |a, b| covered += b - a).unwrap();
             assert_eq!(covered, text.len());

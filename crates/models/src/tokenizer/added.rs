@@ -1,0 +1,344 @@
+//! [`Added`]: the tokens that are looked for in the text itself, before anything else is done to it.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+
+use aho_corasick::{AhoCorasick, Input, MatchKind};
+
+use super::Written;
+use super::unicode::WORD;
+
+/// Bytes of all such tokens together. Real files have some thousands.
+const MOST_BYTES: usize = 4 << 20;
+
+/// A token that is looked for in the text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct AddedToken {
+    pub(super) id: u32,
+    pub(super) content: String,
+    /// Does it steer the model, rather than being text?
+    pub(super) special: bool,
+    /// Must no word touch it?
+    pub(super) single_word: bool,
+    /// Does it swallow the white space before and after it?
+    pub(super) lstrip: bool,
+    pub(super) rstrip: bool,
+    /// Is it looked for in the normalised text? Then this is what it looks like there.
+    pub(super) normalized: Option<String>,
+    /// Is it written out as it is, whatever the decoder makes of other tokens?
+    pub(super) verbatim: bool,
+}
+
+impl AddedToken {
+    /// What decoding starts from.
+    pub(super) fn decoded(&self) -> &str {
+        self.normalized.as_deref().unwrap_or(&self.content)
+    }
+
+    fn looked_for_raw(&self) -> AddedToken {
+        let normalized = self.normalized.clone().filter(|_| !self.special);
+        AddedToken { normalized, ..self.clone() }
+    }
+}
+
+/// All of them, by id, and the automata that find them.
+#[derive(Debug, Default)]
+pub(super) struct Added {
+    tokens: HashMap<u32, AddedToken>,
+    ids: HashMap<String, u32>,
+    /// What special tokens are written as; decoding hides what decodes from one of these.
+    hidden: HashSet<String>,
+    all: Finders,
+    plain: Finders,
+    shielded: Finders,
+}
+
+/// What finds the tokens that are looked for in the text as it is, and in the normalised text.
+#[derive(Debug, Default)]
+struct Finders {
+    raw: Option<Finder>,
+    normalized: Option<Finder>,
+}
+
+#[derive(Debug)]
+struct Finder {
+    automaton: AhoCorasick,
+    ids: Vec<u32>,
+}
+
+/// A part of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part<'t> {
+    /// Text, and where it starts.
+    Text(&'t str, usize),
+    Token(u32),
+}
+
+/// Which text is searched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Raw,
+    Normalized,
+}
+
+impl Finder {
+    fn new<'a>(tokens: impl Iterator<Item = (&'a str, u32)>) -> Result<Option<Finder>, String> {
+        let (texts, ids): (Vec<&str>, Vec<u32>) = tokens.unzip();
+        if texts.is_empty() {
+            return Ok(None);
+        }
+        let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&texts);
+        Ok(Some(Finder { automaton: automaton.map_err(|e| e.to_string())?, ids }))
+    }
+
+    /// The next token at or after a place: start, end and id.
+    fn next(&self, text: &str, from: usize) -> Option<(usize, usize, u32)> {
+        let found = self.automaton.find(Input::new(text).range(from..))?;
+        Some((found.start(), found.end(), self.ids[found.pattern().as_usize()]))
+    }
+}
+
+impl Finders {
+    fn new<'a>(tokens: impl Iterator<Item = &'a AddedToken> + Clone) -> Result<Finders, String> {
+        let raw = tokens.clone().filter(|t| t.normalized.is_none()).map(|t| (t.content.as_str(), t.id));
+        let normalized = tokens.filter_map(|t| Some((t.normalized.as_deref()?, t.id)));
+        // A token that normalises to nothing is nowhere.
+        let normalized = normalized.filter(|(text, _)| !text.is_empty());
+        Ok(Finders { raw: Finder::new(raw)?, normalized: Finder::new(normalized)? })
+    }
+}
+
+impl Added {
+    /// Tokens without text are nowhere and must not be among `tokens`.
+    pub(super) fn new(tokens: Vec<AddedToken>) -> Result<Added, String> {
+        let bytes: usize = tokens.iter().map(|t| t.content.len().max(t.decoded().len())).sum();
+        if bytes > MOST_BYTES {
+            return Err(format!("are {bytes} bytes long together; {MOST_BYTES} are taken"));
+        }
+        let mut added = Added {
+            ids: tokens.iter().map(|t| (t.content.clone(), t.id)).collect(),
+            hidden: tokens.iter().filter(|t| t.special).map(|t| t.content.clone()).collect(),
+            tokens: tokens.into_iter().map(|t| (t.id, t)).collect(),
+            ..Added::default()
+        };
+        let mut sorted: Vec<&AddedToken> = added.tokens.values().collect();
+        sorted.sort_by_key(|t| t.id);
+        let all = Finders::new(sorted.iter().copied())?;
+        let plain = Finders::new(sorted.iter().copied().filter(|t| !t.special))?;
+        // Marks are put into text that is not normalised yet, so special tokens are looked for in that.
+        let raw: Vec<AddedToken> = sorted.iter().map(|t| t.looked_for_raw()).collect();
+        let shielded = Finders::new(raw.iter())?;
+        (added.all, added.plain, added.shielded) = (all, plain, shielded);
+        Ok(added)
+    }
+
+    pub(super) fn get(&self, id: u32) -> Option<&AddedToken> {
+        self.tokens.get(&id)
+    }
+
+    pub(super) fn id(&self, content: &str) -> Option<u32> {
+        self.ids.get(content).copied()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &AddedToken> {
+        self.tokens.values()
+    }
+
+    /// Does decoding hide a token that decodes from this, when special tokens are hidden?
+    pub(super) fn is_hidden(&self, decoded: &str) -> bool {
+        self.hidden.contains(decoded)
+    }
+
+    fn finder(&self, written: Written, stage: Stage) -> Option<&Finder> {
+        let finders = match written {
+            Written::Plain => &self.plain,
+            Written::Parsed => &self.all,
+            Written::Shielded => &self.shielded,
+        };
+        match stage {
+            Stage::Raw => finders.raw.as_ref(),
+            Stage::Normalized => finders.normalized.as_ref(),
+        }
+    }
+
+    /// The text's parts: tokens, and what lies between them. Of tokens that start at one place the longest counts.
+    pub(super) fn split<'t, E>(
+        &self,
+        text: &'t str,
+        written: Written,
+        stage: Stage,
+        mut each: impl FnMut(Part<'t>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut from = 0;
+        if let Some(finder) = self.finder(written, stage) {
+            let mut at = 0;
+            while let Some((start, end, id)) = finder.next(text, at) {
+                let Some(token) = self.tokens.get(&id) else { break };
+                if written == Written::Shielded && token.special && shield::covers(text, start) {
+                    at = after_first(text, start);
+                    continue;
+                }
+                at = end;
+                // A token before may have swallowed this one with the white space after it.
+                if let Some((start, end)) =
+                    token.extent(text, start, end, from).filter(|(_, end)| *end > from)
+                {
+                    if from < start {
+                        each(Part::Text(&text[from..start], from))?;
+                    }
+                    each(Part::Token(id))?;
+                    from = end;
+                }
+            }
+        }
+        if from < text.len() {
+            each(Part::Text(&text[from..], from))?;
+        }
+        Ok(())
+    }
+
+    /// Marks the special tokens that are written in a text, so that they are not taken for such.
+    pub(super) fn shield<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        let mut places = Vec::new();
+        if let Some(finder) = &self.shielded.raw {
+            let mut at = 0;
+            while let Some((start, _, id)) = finder.next(text, at) {
+                if self.tokens.get(&id).is_some_and(|token| token.special) {
+                    places.push(start);
+                }
+                at = after_first(text, start);
+            }
+        }
+        shield::put(text, &places)
+    }
+}
+
+impl AddedToken {
+    /// What the token takes of the text where it is found, after `from`. `None` if a word touches it and none may.
+    fn extent(&self, text: &str, start: usize, end: usize, from: usize) -> Option<(usize, usize)> {
+        let touches = |c: Option<char>| c.is_some_and(|c| WORD.has(c));
+        let (before, after) = (&text[..start], &text[end..]);
+        if self.single_word && (touches(before.chars().next_back()) || touches(after.chars().next())) {
+            return None;
+        }
+        let free = from.min(start);
+        let start = if self.lstrip { free + text[free..start].trim_end().len() } else { start };
+        let end = if self.rstrip { text.len() - after.trim_start().len() } else { end };
+        Some((start, end))
+    }
+}
+
+fn after_first(text: &str, start: usize) -> usize {
+    start + text[start..].chars().next().map_or(1, char::len_utf8)
+}
+
+/// The mark before a special token that is to be read as text.
+///
+/// It is a character that Unicode sets aside for use inside a program. One that the text has itself is doubled.
+pub(super) mod shield {
+    use std::borrow::Cow;
+
+    const MARK: char = '\u{FDD0}';
+
+    /// Is there a mark before this place?
+    pub(super) fn covers(text: &str, at: usize) -> bool {
+        text[..at].chars().rev().take_while(|c| *c == MARK).count() % 2 == 1
+    }
+
+    /// Puts marks at places, which are in order.
+    pub(super) fn put<'t>(text: &'t str, places: &[usize]) -> Cow<'t, str> {
+        if places.is_empty() && !text.contains(MARK) {
+            return Cow::Borrowed(text);
+        }
+        let mut out = String::with_capacity(text.len() + 3 * places.len());
+        let mut places = places.iter().copied().peekable();
+        for (at, c) in text.char_indices() {
+            if places.next_if_eq(&at).is_some() {
+                out.push(MARK);
+            }
+            if c == MARK {
+                out.push(MARK);
+            }
+            out.push(c);
+        }
+        Cow::Owned(out)
+    }
+
+    /// The text as it was before marks were put.
+    pub(in crate::tokenizer) fn take(text: &str) -> Cow<'_, str> {
+        if !text.contains(MARK) {
+            return Cow::Borrowed(text);
+        }
+        let mut chars = text.chars().peekable();
+        let mut out = String::with_capacity(text.len());
+        while let Some(c) = chars.next() {
+            // Of a pair the first goes; so does one alone.
+            if c != MARK || chars.next_if_eq(&MARK).is_some() {
+                out.push(c);
+            }
+        }
+        Cow::Owned(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(id: u32, content: &str) -> AddedToken {
+        AddedToken { id, content: content.into(), special: true, ..AddedToken::default() }
+    }
+
+    fn parts(added: &Added, text: &str, written: Written) -> Vec<String> {
+        let mut found = Vec::new();
+        let each = |part: Part<'_>| {
+            found.push(match part {
+                Part::Text(text, _) => text.to_owned(),
+                Part::Token(id) => format!("#{id}"),
+            });
+            Ok::<(), ()>(())
+        };
+        added.split(text, written, Stage::Raw, each).unwrap();
+        found
+    }
+
+    #[test]
+    fn the_longest_token_at_the_leftmost_place_counts() {
+        let added = Added::new(vec![token(1, "<a"), token(2, "<a>"), token(3, ">>")]).unwrap();
+        assert_eq!(parts(&added, "x<a>><a>>", Written::Parsed), ["x", "#2", ">", "#2", ">"]);
+        assert_eq!(parts(&added, "x<a>>", Written::Plain), ["x<a>>"]);
+    }
+
+    #[test]
+    fn tokens_swallow_spaces_and_stand_alone_as_told() {
+        let (mut left, mut right, mut alone) = (token(1, "<l>"), token(2, "<r>"), token(3, "mask"));
+        (left.lstrip, right.rstrip, alone.single_word) = (true, true, true);
+        let added = Added::new(vec![left, right, alone]).unwrap();
+        assert_eq!(
+            parts(&added, "a  <l> b <r> \n <l>c", Written::Parsed),
+            ["a", "#1", " b ", "#2", "#1", "c"]
+        );
+        assert_eq!(parts(&added, "mask masks _mask mask", Written::Parsed), ["#3", " masks _mask ", "#3"]);
+    }
+
+    #[test]
+    fn a_million_swallowing_tokens_take_time_in_proportion() {
+        let mut left = token(1, "<l>");
+        (left.lstrip, left.single_word) = (true, true);
+        let added = Added::new(vec![left]).unwrap();
+        assert_eq!(parts(&added, &"<l> ".repeat(1_000_000), Written::Parsed).len(), 1_000_001);
+    }
+
+    #[test]
+    fn what_is_shielded_is_text_and_comes_back_unchanged() {
+        let added = Added::new(vec![token(1, "<|x<|"), token(2, "<|end|>"), token(3, "§")]).unwrap();
+        for user in ["<|end|>", "a<|x<|end|>§", "\u{FDD0}<|end|>\u{FDD0}", "\u{FDD0}\u{FDD0}§", "nothing"] {
+            let shielded = added.shield(user);
+            let prompt = format!("<|end|>{shielded}<|end|>");
+            let parts = parts(&added, &prompt, Written::Shielded);
+            assert_eq!(parts.len(), 3, "{parts:?}");
+            assert_eq!((parts[0].as_str(), parts[2].as_str()), ("#2", "#2"));
+            assert_eq!(shield::take(&parts[1]), user);
+        }
+    }
+}

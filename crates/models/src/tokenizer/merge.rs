@@ -1,0 +1,145 @@
+//! Joining neighbours by rank: what byte-pair encoding does, whatever it takes the ranks from.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// No neighbour.
+const NONE: u32 = u32::MAX;
+
+/// A row of symbols, some of which have been joined into the one before them.
+#[derive(Debug)]
+pub(super) struct Row<S> {
+    nodes: Vec<Node<S>>,
+    /// Pairs that may be joined: rank above position, so that the lowest rank comes first, and of equals the leftmost.
+    queue: BinaryHeap<Reverse<u64>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Node<S> {
+    symbol: S,
+    next: u32,
+    before: u32,
+    gone: bool,
+}
+
+impl<S> Default for Row<S> {
+    fn default() -> Row<S> {
+        Row { nodes: Vec::new(), queue: BinaryHeap::new() }
+    }
+}
+
+impl<S: Copy> Row<S> {
+    pub(super) fn clear(&mut self) {
+        self.nodes.clear();
+    }
+
+    pub(super) fn push(&mut self, symbol: S) {
+        let at = self.nodes.len() as u32;
+        if let Some(last) = self.nodes.last_mut() {
+            last.next = at;
+        }
+        self.nodes.push(Node { symbol, next: NONE, before: at.wrapping_sub(1), gone: false });
+    }
+
+    /// Joins the pair of lowest rank, as often as there is one. `pair` gives a pair's rank and what it becomes.
+    pub(super) fn join(&mut self, pair: impl Fn(S, S) -> Option<(u32, S)>) {
+        let Row { nodes, queue } = self;
+        let entry = |rank: u32, at: u32| Reverse(u64::from(rank) << 32 | u64::from(at));
+        queue.clear();
+        queue.extend(nodes.windows(2).zip(0..).filter_map(|(two, at)| {
+            let (rank, _) = pair(two[0].symbol, two[1].symbol)?;
+            Some(entry(rank, at))
+        }));
+        while let Some(Reverse(key)) = queue.pop() {
+            let (rank, at) = ((key >> 32) as u32, key as u32);
+            let left = nodes[at as usize];
+            if left.gone || left.next == NONE {
+                continue;
+            }
+            let right = nodes[left.next as usize];
+            // The entry may be older than one of its neighbours.
+            let Some((_, joined)) = pair(left.symbol, right.symbol).filter(|(now, _)| *now == rank) else {
+                continue;
+            };
+            nodes[left.next as usize].gone = true;
+            let node = &mut nodes[at as usize];
+            (node.symbol, node.next) = (joined, right.next);
+            if let Some(after) = nodes.get_mut(right.next as usize) {
+                after.before = at;
+                if let Some((rank, _)) = pair(joined, after.symbol) {
+                    queue.push(entry(rank, at));
+                }
+            }
+            if let Some(before) = nodes.get(left.before as usize)
+                && let Some((rank, _)) = pair(before.symbol, joined)
+            {
+                queue.push(entry(rank, left.before));
+            }
+        }
+    }
+
+    pub(super) fn symbols(&self) -> impl Iterator<Item = S> {
+        self.nodes.iter().filter(|node| !node.gone).map(|node| node.symbol)
+    }
+}
+
+/// The places where text can be cut without changing what its neighbours can join to: before a `▁` that follows a
+/// character which no token has before one.
+///
+/// Without such cuts a text of SentencePiece's kind, which has no spaces, would be one word.
+#[derive(Debug)]
+pub(super) struct Seams(HashSet<char>);
+
+const SPACE: char = '▁';
+
+impl Seams {
+    pub(super) fn of<'a>(tokens: impl Iterator<Item = &'a str>) -> Seams {
+        let before =
+            |text: &'a str| text.match_indices(SPACE).filter_map(|(at, _)| text[..at].chars().next_back());
+        Seams(tokens.flat_map(before).collect())
+    }
+
+    pub(super) fn cut<'t>(&self, text: &'t str, mut each: impl FnMut(&'t str)) {
+        let mut from = 0;
+        for (at, _) in text.match_indices(SPACE) {
+            let before = text[from..at].chars().next_back();
+            if before.is_some_and(|c| !self.0.contains(&c)) {
+                each(&text[from..at]);
+                from = at;
+            }
+        }
+        if from < text.len() {
+            each(&text[from..]);
+        }
+    }
+}
+
+/// Whether the words that are tokens are also what their own joining leads to. Each is worked out when it is first
+/// asked for.
+#[derive(Debug)]
+pub(super) struct Wholes(Box<[AtomicU8]>);
+
+const UNASKED: u8 = 0;
+const YES: u8 = 1;
+const NO: u8 = 2;
+
+impl Wholes {
+    pub(super) fn new(tokens: usize) -> Wholes {
+        Wholes((0..tokens).map(|_| AtomicU8::new(UNASKED)).collect())
+    }
+
+    /// Adds `word`'s tokens to `out`, of which `id` is the token that is the word itself.
+    pub(super) fn add(&self, id: u32, out: &mut Vec<u32>, join: impl FnOnce(&mut Vec<u32>)) {
+        let known = &self.0[id as usize];
+        match known.load(Ordering::Relaxed) {
+            YES => out.push(id),
+            NO => join(out),
+            _ => {
+                let from = out.len();
+                join(out);
+                known.store(if out[from..] == [id] { YES } else { NO }, Ordering::Relaxed);
+            }
+        }
+    }
+}

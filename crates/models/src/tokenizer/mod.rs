@@ -1,0 +1,372 @@
+//! [`Tokenizer`]: text to token ids and back, from a `tokenizer.json` or from a GGUF file's metadata.
+//!
+//! One pipeline serves every kind of vocabulary: tokens that are written in the text are cut out of it, the rest is
+//! normalised, cut into words, and each word is given to the vocabulary's model. All of it takes time and memory in
+//! proportion to the text, whatever the text is, and nothing in a file or a text can make it panic.
+
+mod added;
+mod bpe;
+mod charsmap;
+mod cut;
+mod decode;
+mod ends;
+mod field;
+mod frame;
+mod gguf;
+mod json;
+mod merge;
+mod normalize;
+mod pattern;
+mod pre;
+mod spm;
+mod trie;
+mod unicode;
+mod unigram;
+mod vocab;
+mod wordpiece;
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use added::{Added, Part, shield};
+use bpe::Bpe;
+use cut::{Cutter, Words};
+use decode::{Chunk, Stage};
+use frame::Frame;
+use merge::Row;
+use normalize::Normalizer;
+use spm::Spm;
+use unigram::Unigram;
+use vocab::Vocab;
+use wordpiece::WordPiece;
+
+/// Longest text that is encoded.
+pub const MOST_TEXT: usize = 32 << 20;
+/// Longest text that normalising may make of it.
+const MOST_GROWN: usize = 256 << 20;
+
+/// What to do about special tokens when encoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Special {
+    /// Those that the model expects around a text.
+    pub around: Around,
+    /// Those that are written in the text.
+    pub written: Written,
+}
+
+impl Special {
+    /// A whole prompt that a person wrote: what the model expects around it is added, and it may not steer the model.
+    pub const PROMPT: Special = Special { around: Around::Added, written: Written::Plain };
+    /// A rendered chat: the template has written all special tokens itself.
+    pub const RENDERED: Special = Special { around: Around::Omitted, written: Written::Parsed };
+    /// The tokens of the text and nothing else.
+    pub const BARE: Special = Special { around: Around::Omitted, written: Written::Plain };
+}
+
+/// The tokens that a model expects around a text: the one that begins it, the one that ends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Around {
+    /// They are added.
+    Added,
+    /// They are not.
+    Omitted,
+}
+
+/// Special tokens that are written in a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Written {
+    /// They are text like any other. Text of users should be read so.
+    Plain,
+    /// They are the tokens.
+    Parsed,
+    /// They are the tokens, except where [`Tokenizer::shield`] has marked them as text.
+    Shielded,
+}
+
+/// Which tokens decoding shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shown {
+    /// All.
+    All,
+    /// All but special ones.
+    Text,
+}
+
+/// Why a text has no tokens.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TokenizeError {
+    /// The text is too long.
+    #[error("the text has {bytes} bytes; at most {most} can be tokenized")]
+    TooLong {
+        /// Its bytes, or those that normalising would make of it.
+        bytes: usize,
+        /// How many are taken.
+        most: usize,
+    },
+    /// A pattern of the tokenizer gave up.
+    #[error("the tokenizer's pattern {pattern:?} could not be searched in this text: {why}")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// What the search said.
+        why: String,
+    },
+    /// The vocabulary lacks something and has no token for what it lacks.
+    #[error("the vocabulary has no token for {text:?}, and none for unknown text")]
+    NoUnknown {
+        /// The text, or its start.
+        text: String,
+    },
+}
+
+fn check_length(bytes: usize, most: usize) -> Result<(), TokenizeError> {
+    if bytes <= most { Ok(()) } else { Err(TokenizeError::TooLong { bytes, most }) }
+}
+
+/// The start of a text that may be long.
+fn shorten(text: &str) -> String {
+    match text.char_indices().nth(60) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.into(),
+    }
+}
+
+/// Text to token ids and back. Copies share everything.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    parts: Arc<Parts>,
+    ends: Arc<BTreeSet<u32>>,
+}
+
+#[derive(Debug)]
+struct Parts {
+    vocab: Vocab,
+    added: Added,
+    normalizer: Normalizer,
+    cutter: Cutter,
+    model: Model,
+    frame: Frame,
+    stages: Vec<Stage>,
+    bos: Option<u32>,
+    eos: Option<u32>,
+}
+
+/// How words become tokens.
+#[derive(Debug)]
+enum Model {
+    Bpe(Box<Bpe>),
+    Spm(Box<Spm>),
+    Unigram(Box<Unigram>),
+    WordPiece(Box<WordPiece>),
+    /// Every word is a token or unknown.
+    WordLevel {
+        unknown: Option<u32>,
+    },
+}
+
+/// Memory that encoding uses again for each word.
+#[derive(Default)]
+struct Scratch {
+    ids: Row<u32>,
+    pieces: Row<spm::Piece>,
+    best: Vec<unigram::Best>,
+}
+
+impl Tokenizer {
+    /// The tokens of a text.
+    pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>, TokenizeError> {
+        check_length(text.len(), MOST_TEXT)?;
+        let parts = &*self.parts;
+        let around = special.around == Around::Added;
+        let mut out = if around { parts.frame.before.clone() } else { Vec::new() };
+        let mut scratch = Scratch::default();
+        parts.added.split(text, special.written, added::Stage::Raw, |part| match part {
+            Part::Token(id) => {
+                out.push(id);
+                Ok(())
+            }
+            Part::Text(text, at) => {
+                let text = match special.written {
+                    Written::Shielded => shield::take(text),
+                    _ => Cow::Borrowed(text),
+                };
+                parts.section(&text, at == 0, special.written, &mut scratch, &mut out)
+            }
+        })?;
+        if around {
+            out.extend(&parts.frame.after);
+        }
+        Ok(out)
+    }
+
+    /// The text of tokens. Ids that are none are left out.
+    pub fn decode(&self, ids: &[u32], shown: Shown) -> String {
+        let mut stream = self.stream(shown);
+        ids.iter().for_each(|id| stream.feed(*id));
+        stream.end();
+        stream.text
+    }
+
+    /// Decodes token by token.
+    pub fn stream(&self, shown: Shown) -> Detokenizer {
+        Detokenizer { tokenizer: self.clone(), stages: self.parts.stages.clone(), shown, text: String::new() }
+    }
+
+    /// Marks the special tokens in a text that somebody else wrote, so that [`Written::Shielded`] reads them as text
+    /// when it has become part of a rendered chat. Other readings must not see the result.
+    pub fn shield<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        self.parts.added.shield(text)
+    }
+
+    /// A token as the vocabulary writes it.
+    pub fn token_text(&self, id: u32) -> Option<&str> {
+        let added = self.parts.added.get(id).map(|token| token.content.as_str());
+        added.or_else(|| self.parts.vocab.text(id))
+    }
+
+    /// The bytes that a token adds in the middle of a text, which need not be whole characters.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let (text, verbatim) = self.parts.decoded(id)?;
+        Some(Stage::bytes(&self.parts.stages, text, verbatim))
+    }
+
+    /// The token that the vocabulary writes like this.
+    pub fn id_of(&self, text: &str) -> Option<u32> {
+        self.parts.added.id(text).or_else(|| self.parts.vocab.id(text))
+    }
+
+    /// One more than the highest id.
+    pub fn vocab_size(&self) -> usize {
+        let added = self.parts.added.iter().map(|token| token.id as usize + 1).max();
+        self.parts.vocab.len().max(added.unwrap_or(0))
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.parts.bos
+    }
+
+    /// The token that ends a text.
+    pub fn eos(&self) -> Option<u32> {
+        self.parts.eos
+    }
+
+    /// Does encoding put the token that begins a text before it, if asked for what belongs around it?
+    pub fn adds_bos(&self) -> bool {
+        self.bos().is_some_and(|bos| self.parts.frame.before.first() == Some(&bos))
+    }
+
+    /// Is an answer complete with this token: the end of the text, or of the model's turn?
+    pub fn ends_generation(&self, id: u32) -> bool {
+        self.ends.contains(&id)
+    }
+
+    /// All tokens that [end an answer](Tokenizer::ends_generation).
+    pub fn ends(&self) -> impl Iterator<Item = u32> {
+        self.ends.iter().copied()
+    }
+
+    /// The same tokenizer where these tokens end an answer too, such as those that a generation config names.
+    #[must_use]
+    pub fn ending_with(self, ids: &[u32]) -> Tokenizer {
+        let ends = self.ends.iter().chain(ids).copied().collect();
+        Tokenizer { ends: Arc::new(ends), ..self }
+    }
+
+    /// Does this token steer the model, rather than being text?
+    pub fn is_special(&self, id: u32) -> bool {
+        self.parts.added.get(id).is_some_and(|token| token.special)
+    }
+}
+
+impl Parts {
+    /// Adds the tokens of a part of the text that has no special ones.
+    fn section(
+        &self,
+        text: &str,
+        at_start: bool,
+        written: Written,
+        scratch: &mut Scratch,
+        out: &mut Vec<u32>,
+    ) -> Result<(), TokenizeError> {
+        let text = self.normalizer.run(text)?;
+        self.added.split(&text, written, added::Stage::Normalized, |part| match part {
+            Part::Token(id) => {
+                out.push(id);
+                Ok(())
+            }
+            Part::Text(text, at) => {
+                let words = self.cutter.run(Words::new(text.into(), at_start && at == 0))?;
+                words.iter().try_for_each(|word| self.word(word, scratch, out))
+            }
+        })
+    }
+
+    fn word(&self, word: &str, scratch: &mut Scratch, out: &mut Vec<u32>) -> Result<(), TokenizeError> {
+        match &self.model {
+            Model::Bpe(bpe) => {
+                bpe.add(&self.vocab, word, &mut scratch.ids, out);
+                Ok(())
+            }
+            Model::Spm(spm) => spm.add(&self.vocab, word, &mut scratch.pieces, out),
+            Model::Unigram(unigram) => unigram.add(&self.vocab, word, &mut scratch.best, out),
+            Model::WordPiece(pieces) => pieces.add(word, out),
+            Model::WordLevel { unknown } => {
+                let id = self.vocab.spoken(word).or(*unknown);
+                out.push(id.ok_or_else(|| TokenizeError::NoUnknown { text: shorten(word) })?);
+                Ok(())
+            }
+        }
+    }
+
+    /// What decoding a token starts from, and whether it is written out as it is.
+    fn decoded(&self, id: u32) -> Option<(&str, bool)> {
+        match self.added.get(id) {
+            Some(token) => Some((token.decoded(), token.verbatim)),
+            None => Some((self.vocab.text(id)?, false)),
+        }
+    }
+}
+
+/// Tokens to text, one at a time.
+///
+/// Text is given out as soon as no later token can change it, and never a part of a character. All that is given out,
+/// put together, is what [`Tokenizer::decode`] gives for the whole list.
+#[derive(Debug)]
+pub struct Detokenizer {
+    tokenizer: Tokenizer,
+    stages: Vec<Stage>,
+    shown: Shown,
+    text: String,
+}
+
+impl Detokenizer {
+    /// Takes a token and gives the text that is certain with it, if any.
+    pub fn push(&mut self, id: u32) -> Option<&str> {
+        self.text.clear();
+        self.feed(id);
+        (!self.text.is_empty()).then_some(self.text.as_str())
+    }
+
+    /// Gives what was still waiting for more. Afterwards another list can begin.
+    pub fn finish(&mut self) -> Option<&str> {
+        self.text.clear();
+        self.end();
+        (!self.text.is_empty()).then_some(self.text.as_str())
+    }
+
+    fn feed(&mut self, id: u32) {
+        let parts = &self.tokenizer.parts;
+        let Some((text, verbatim)) = parts.decoded(id) else { return };
+        if self.shown == Shown::Text && parts.added.is_hidden(text) {
+            return;
+        }
+        let chunk = Chunk { text: text.into(), opens: true, closes: true, verbatim };
+        decode::push(&mut self.stages, chunk, &mut self.text);
+    }
+
+    fn end(&mut self) {
+        decode::finish(&mut self.stages, &mut self.text);
+    }
+}

@@ -1,0 +1,94 @@
+//! [`Spm`]: SentencePiece's byte-pair encoding, where any two neighbours join whose text is a token, best score first.
+
+use super::merge::{Row, Seams, Wholes};
+use super::vocab::Vocab;
+use super::{TokenizeError, shorten};
+
+/// A piece of a word: start and length.
+pub(super) type Piece = (u32, u32);
+
+/// Scores as ranks, and what is done with text that is no token.
+#[derive(Debug)]
+pub(super) struct Spm {
+    /// Rank of each token's score: the best has 0, equal ones have equal ranks.
+    ranks: Vec<u32>,
+    bytes: Box<[Option<u32>; 256]>,
+    unknown: Option<u32>,
+    seams: Option<Seams>,
+    wholes: Wholes,
+}
+
+impl Spm {
+    /// `scores` has one for each id, and none is NaN.
+    pub(super) fn new(vocab: &Vocab, scores: &[f32], unknown: Option<u32>) -> Spm {
+        let mut sorted = scores.to_vec();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        sorted.dedup();
+        let rank = |score: &f32| sorted.partition_point(|other| other > score) as u32;
+        let mut bytes = vocab.bytes();
+        for (byte, id) in bytes.iter_mut().enumerate().take(128) {
+            *id = id.or_else(|| vocab.id((byte as u8 as char).encode_utf8(&mut [0; 4])));
+        }
+        Spm {
+            ranks: scores.iter().map(rank).collect(),
+            bytes,
+            unknown,
+            seams: vocab.id("▁").map(|_| Seams::of(vocab.iter().map(|(_, text)| text))),
+            wholes: Wholes::new(vocab.len()),
+        }
+    }
+
+    /// Adds a word's tokens to `out`.
+    pub(super) fn add(
+        &self,
+        vocab: &Vocab,
+        word: &str,
+        row: &mut Row<Piece>,
+        out: &mut Vec<u32>,
+    ) -> Result<(), TokenizeError> {
+        let Some(seams) = &self.seams else { return self.join(vocab, word, row, out) };
+        let mut result = Ok(());
+        seams.cut(word, |part| {
+            let mut join = |out: &mut Vec<u32>| {
+                let joined = self.join(vocab, part, row, out);
+                if joined.is_err() {
+                    result = joined;
+                }
+            };
+            match vocab.spoken(part) {
+                Some(id) => self.wholes.add(id, out, join),
+                None => join(out),
+            }
+        });
+        result
+    }
+
+    fn join(
+        &self,
+        vocab: &Vocab,
+        word: &str,
+        row: &mut Row<Piece>,
+        out: &mut Vec<u32>,
+    ) -> Result<(), TokenizeError> {
+        let text = |(start, len): Piece| &word[start as usize..][..len as usize];
+        row.clear();
+        word.char_indices().for_each(|(at, c)| row.push((at as u32, c.len_utf8() as u32)));
+        row.join(|left, right| {
+            let joined = (left.0, left.1 + right.1);
+            let rank = self.ranks.get(vocab.spoken(text(joined))? as usize)?;
+            Some((*rank, joined))
+        });
+        for piece in row.symbols() {
+            let text = text(piece);
+            if let Some(id) = vocab.spoken(text) {
+                out.push(id);
+                continue;
+            }
+            for byte in text.bytes() {
+                let id = self.bytes[byte as usize].or(self.unknown);
+                out.push(id.ok_or_else(|| TokenizeError::NoUnknown { text: shorten(text) })?);
+            }
+        }
+        Ok(())
+    }
+}

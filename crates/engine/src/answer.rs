@@ -2,14 +2,12 @@
 //!
 //! Text leaves in whole characters, and only once it cannot be part of a stop any more.
 
-use std::sync::Arc;
-
-use tallow_models::tokenizer::{Detokenizer, Tokenizer};
+use tallow_models::tokenizer::{Detokenizer, Shown, Tokenizer};
 
 /// The text of one answer.
 #[derive(Debug)]
 pub struct Answer {
-    tokenizer: Arc<Tokenizer>,
+    tokenizer: Tokenizer,
     text: Detokenizer,
     stops: Vec<String>,
     stop_tokens: Vec<u32>,
@@ -31,8 +29,8 @@ pub enum Said {
 
 impl Answer {
     /// An answer that ends at any of `stops` or `stop_tokens`, or where the model ends it unless `ignore_end`.
-    pub fn new(tokenizer: Arc<Tokenizer>, stops: Vec<String>, stop_tokens: Vec<u32>, ignore_end: bool) -> Answer {
-        let text = tokenizer.stream();
+    pub fn new(tokenizer: Tokenizer, stops: Vec<String>, stop_tokens: Vec<u32>, ignore_end: bool) -> Answer {
+        let text = tokenizer.stream(Shown::Text);
         Answer { tokenizer, text, stops, stop_tokens, ignore_end, held: String::new() }
     }
 
@@ -42,13 +40,13 @@ impl Answer {
         if ends || self.stop_tokens.contains(&token) {
             return Said::End;
         }
-        self.held += &self.text.push(token);
+        self.held += self.text.push(token).unwrap_or_default();
         self.look()
     }
 
     /// What is left at the end.
     pub fn rest(&mut self) -> String {
-        self.held += &self.text.finish();
+        self.held += self.text.finish().unwrap_or_default();
         match self.look() {
             Said::More(text) => text + &std::mem::take(&mut self.held),
             Said::Stop(text, _) => text,
@@ -74,6 +72,9 @@ impl Answer {
 /// How many bytes at the end of `text` could be the beginning of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let most = text.len().min(stop.len().saturating_sub(1));
-    let could = |n: &usize| text.is_char_boundary(text.len() - n) && stop.as_bytes().starts_with(&text.as_bytes()[text.len() - n..]);
+    let could = |n: &usize| {
+        text.is_char_boundary(text.len() - n)
+            && stop.as_bytes().starts_with(&text.as_bytes()[text.len() - n..])
+    };
     (1..=most).rev().find(could).unwrap_or(0)
 }

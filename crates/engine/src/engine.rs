@@ -11,11 +11,13 @@ use tallow_core::{Backend, Error};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::answer::{Answer, Said};
-use crate::handle::{Alive, Command, Done, Event, Failure, Finish, Place, Submission, Timings};
-use crate::pool::Chain;
+use crate::handle::{
+    Alive, Command, Done, EngineHandle, Event, Failure, Finish, Info, Place, Submission, Timings,
+};
+use crate::pool::{BlockPool, Chain};
 use crate::runner::{Asked, Outcome, Runner};
 use crate::sampler::{NotFinite, Sampler};
-use crate::scheduler::{Batch, NewSeq, Scheduler, SeqId};
+use crate::scheduler::{Batch, Limits, NewSeq, Scheduler, SeqId};
 
 /// A model, its cache, its requests.
 pub struct Engine<B: Backend> {
@@ -81,14 +83,42 @@ impl Drop for Active {
     /// Whatever happens to the engine, a request gets its last event.
     fn drop(&mut self) {
         if !self.ended {
-            self.say(Event::Failed(Failure::Broken("the engine stopped while it served this request".into())));
+            self.say(Event::Failed(Failure::Broken(
+                "the engine stopped while it served this request".into(),
+            )));
         }
     }
 }
 
+/// Starts an engine on a thread of its own. The runner is made there too, because a device belongs to one thread;
+/// this returns once it is made, or could not be.
+pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
+    info: Info,
+    limits: Limits,
+    runner: impl FnOnce() -> Result<Runner<B>, E> + Send + 'static,
+) -> Result<EngineHandle, E> {
+    let (handle, commands, alive) = EngineHandle::new(info);
+    let (made, when_made) = std::sync::mpsc::channel();
+    std::thread::Builder::new().name("tallow-engine".into()).spawn(move || match runner() {
+        Ok(runner) => {
+            let pool = BlockPool::new(alive.info().pages, alive.info().page_len);
+            let _ = made.send(Ok(()));
+            Engine::new(runner, Scheduler::new(limits, pool), commands, alive).run();
+        }
+        Err(why) => drop(made.send(Err(why))),
+    })?;
+    let gone = || Err(std::io::Error::other("the engine's thread ended while the model was loaded").into());
+    when_made.recv().unwrap_or_else(|_| gone()).map(|()| handle)
+}
+
 impl<B: Backend> Engine<B> {
     /// An engine for the requests that come through `commands`.
-    pub fn new(runner: Runner<B>, scheduler: Scheduler, commands: Receiver<Command>, alive: Alive) -> Engine<B> {
+    pub fn new(
+        runner: Runner<B>,
+        scheduler: Scheduler,
+        commands: Receiver<Command>,
+        alive: Alive,
+    ) -> Engine<B> {
         let (requests, salts) = (HashMap::new(), std::hash::RandomState::new());
         Engine { runner, scheduler, requests, commands, alive, salts, next_id: 0, drain: None }
     }
@@ -177,7 +207,9 @@ impl<B: Backend> Engine<B> {
 
     fn note_started(&mut self, batch: &Batch) {
         for part in &batch.parts {
-            let Some(request) = self.requests.get_mut(&part.id).filter(|r| r.started.is_none()) else { continue };
+            let Some(request) = self.requests.get_mut(&part.id).filter(|r| r.started.is_none()) else {
+                continue;
+            };
             request.started = Some(Instant::now());
             request.cached = self.scheduler.cached(part.id);
             request.say(Event::Started { cached: request.cached.unwrap_or(0) });
@@ -207,7 +239,8 @@ impl<B: Backend> Engine<B> {
 
     /// Runs a batch; a panic in it is an error like any other.
     fn run_batch(&self, batch: &Batch) -> Result<Vec<Result<Outcome, NotFinite>>, String> {
-        let asked = |id: &SeqId| self.requests.get(id).map(|r| Asked { sampler: &r.sampler, prompt: &r.prompt });
+        let asked =
+            |id: &SeqId| self.requests.get(id).map(|r| Asked { sampler: &r.sampler, prompt: &r.prompt });
         let asked: Option<Vec<Asked<'_>>> = batch.parts.iter().map(|p| asked(&p.id)).collect();
         let asked = asked.ok_or("a sequence without a request was scheduled")?;
         match catch_unwind(AssertUnwindSafe(|| self.runner.run(batch, &asked))) {
@@ -231,9 +264,8 @@ impl<B: Backend> Engine<B> {
     /// Takes note of a step's tokens and tells those who wait for them.
     fn commit(&mut self, batch: &Batch, outcomes: Vec<Result<Outcome, NotFinite>>) {
         let sampled = batch.parts.iter().zip(&outcomes);
-        let sampled: Vec<(SeqId, u32)> = sampled
-            .filter_map(|(part, o)| Some((part.id, o.as_ref().ok()?.next.as_ref()?.token)))
-            .collect();
+        let sampled: Vec<(SeqId, u32)> =
+            sampled.filter_map(|(part, o)| Some((part.id, o.as_ref().ok()?.next.as_ref()?.token))).collect();
         // Journey, stop 8: the chosen tokens go into the scheduler, and out to those who asked.
         let progress = self.scheduler.commit(batch, &sampled);
         for (part, outcome) in batch.parts.iter().zip(outcomes) {

@@ -152,7 +152,7 @@ pub struct Info {
     /// Names it goes by; the first is the real one.
     pub names: Vec<String>,
     /// The model's tokenizer.
-    pub tokenizer: Arc<Tokenizer>,
+    pub tokenizer: Tokenizer,
     /// Ids that tokens may have.
     pub vocab: usize,
     /// Tokens that a sequence may have.

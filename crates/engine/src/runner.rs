@@ -66,7 +66,9 @@ impl<B: Backend> Runner<B> {
     /// alone.
     pub fn run(&self, batch: &Batch, asked: &[Asked<'_>]) -> Result<Vec<Result<Outcome, NotFinite>>, Error> {
         let logits = self.logits(batch)?;
-        let plain = |(part, asked): (&Part, &Asked<'_>)| part.logits.samples() && asked.sampler.how().is_plain_greedy();
+        let plain = |(part, asked): (&Part, &Asked<'_>)| {
+            part.logits.samples() && asked.sampler.how().is_plain_greedy()
+        };
         let best = match batch.parts.iter().zip(asked).any(plain) {
             true => Some(self.best(&logits)?),
             false => None,
@@ -112,7 +114,9 @@ impl<B: Backend> Runner<B> {
             let last = rows.end - 1;
             let plain = asked.sampler.how().is_plain_greedy();
             let chosen = match best.map(|best| best[last]).filter(|_| plain) {
-                Some((token, value)) if value.is_finite() => Ok(Choice { token, logprob: None, top: Vec::new() }),
+                Some((token, value)) if value.is_finite() => {
+                    Ok(Choice { token, logprob: None, top: Vec::new() })
+                }
                 Some(_) => Err(NotFinite),
                 None => asked.sampler.choose(&mut self.read(logits, last)?, part.start + part.tokens.len()),
             };

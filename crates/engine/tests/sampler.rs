@@ -1,5 +1,7 @@
 //! The sampler: what each setting does, and that draws depend on nothing but seed and place.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
 use proptest::prelude::*;
 use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
 
@@ -11,7 +13,8 @@ fn choose(how: Sampling, prompt: &[u32], logits: &[f32], place: usize) -> u32 {
 fn shares(how: &Sampling, logits: &[f32]) -> Vec<f64> {
     let draws = 20_000;
     let mut counts = vec![0.0; logits.len()];
-    (0..draws).for_each(|place| counts[choose(how.clone(), &[], logits, place) as usize] += 1.0 / draws as f64);
+    (0..draws)
+        .for_each(|place| counts[choose(how.clone(), &[], logits, place) as usize] += 1.0 / draws as f64);
     counts
 }
 

@@ -1,5 +1,7 @@
 //! The scheduler and the pool against a model of the cache: whatever is asked, in whatever order.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -21,9 +23,8 @@ struct Asked {
 
 fn asked() -> impl Strategy<Value = Asked> {
     // Few different tokens and a common beginning, so that prefixes meet.
-    let prompt = (0usize..30, prop::collection::vec(0u32..3, 1..12)).prop_map(|(common, own)| {
-        (0..common as u32).map(|i| i % 2).chain(own).collect::<Vec<u32>>()
-    });
+    let prompt = (0usize..30, prop::collection::vec(0u32..3, 1..12))
+        .prop_map(|(common, own)| (0..common as u32).map(|i| i % 2).chain(own).collect::<Vec<u32>>());
     let salt = prop_oneof![4 => Just(None), 1 => (0u64..2).prop_map(Some)];
     let leaves = prop_oneof![3 => Just(None), 1 => (0usize..10).prop_map(Some)];
     (0usize..40, prompt, 0usize..20, salt, prop::bool::weighted(0.1), leaves).prop_map(
@@ -68,11 +69,21 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
     for part in &batch.parts {
         let seq = &known[&part.id];
         let end = part.start + part.tokens.len();
-        assert_eq!(part.tokens, seq.tokens[part.start..end], "{:?} computes tokens that are not its own", part.id);
+        assert_eq!(
+            part.tokens,
+            seq.tokens[part.start..end],
+            "{:?} computes tokens that are not its own",
+            part.id
+        );
         let slot = |p: usize| (part.blocks[p / page].0, p % page);
         for p in 0..part.start {
             let holds = cache.get(&slot(p)).copied();
-            assert_eq!(holds, Some(digest(seq.salt, &seq.tokens[..=p])), "{:?} reads a wrong cache at {p}", part.id);
+            assert_eq!(
+                holds,
+                Some(digest(seq.salt, &seq.tokens[..=p])),
+                "{:?} reads a wrong cache at {p}",
+                part.id
+            );
         }
         for p in part.start..end {
             let twice = written.insert(slot(p), part.id);
@@ -233,7 +244,8 @@ fn the_newest_gives_way_and_comes_back() {
 #[test]
 fn salts_do_not_meet() {
     let mut s = scheduler(100, 8, 64, 100);
-    for (id, root) in [(0, Chain::ROOT), (1, Chain::salted(5)), (2, Chain::salted(6)), (3, Chain::salted(5))] {
+    for (id, root) in [(0, Chain::ROOT), (1, Chain::salted(5)), (2, Chain::salted(6)), (3, Chain::salted(5))]
+    {
         let new = NewSeq { id: SeqId(id), tokens: vec![1; 20], max_new: 1, root, all_logits: false };
         s.submit(new).unwrap();
     }
@@ -244,7 +256,13 @@ fn salts_do_not_meet() {
 #[test]
 fn what_cannot_fit_is_refused_with_both_numbers() {
     let mut s = scheduler(50, 2, 32, 10);
-    let new = |n: usize| NewSeq { id: SeqId(n as u64), tokens: vec![1; n], max_new: 5, root: Chain::ROOT, all_logits: false };
+    let new = |n: usize| NewSeq {
+        id: SeqId(n as u64),
+        tokens: vec![1; n],
+        max_new: 5,
+        root: Chain::ROOT,
+        all_logits: false,
+    };
     assert_eq!(s.submit(new(0)), Err(Unfit::Empty));
     assert_eq!(s.submit(new(40)), Err(Unfit::TooLong { prompt: 40, context: 40 }));
     assert!(s.submit(new(39)).is_ok());

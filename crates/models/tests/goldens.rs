@@ -1,5 +1,7 @@
 //! Every decoder of the goldens, from both kinds of file, against the reference's logits.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;

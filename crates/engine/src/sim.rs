@@ -1,0 +1,173 @@
+//! [`SimEngine`]: answers requests through the same handle, from a script and without a model.
+//!
+//! What talks to an engine is tested against it: streams, stops, limits, floods, and engines that break down.
+
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use crate::answer::{Answer, Said};
+use crate::handle::{
+    Alive, Command, Done, EngineHandle, Event, Failure, Finish, Info, Place, Request, Submission, Timings,
+};
+use crate::sampler::{Choice, Scored};
+use crate::scheduler::Unfit;
+use tokio::sync::mpsc::UnboundedSender;
+
+/// What a simulated engine does.
+#[derive(Clone, Debug)]
+pub struct Script {
+    /// The tokens of every answer, over and over. An answer also ends where the tokenizer says that one does.
+    pub reply: Vec<u32>,
+    /// Time between two tokens of an answer.
+    pub pace: Duration,
+    /// Every request fails after so many tokens.
+    pub breaks_after: Option<usize>,
+    /// The whole engine dies, in a panic, once it has given so many tokens.
+    pub dies_after: Option<usize>,
+}
+
+/// A simulated engine.
+struct SimEngine {
+    script: Script,
+    commands: Receiver<Command>,
+    alive: Alive,
+    active: Vec<Talk>,
+    waiting: Vec<Talk>,
+    given: usize,
+    drain: Option<Instant>,
+}
+
+struct Talk {
+    request: Request,
+    answer: Answer,
+    new_tokens: usize,
+    events: UnboundedSender<Event>,
+    begun: Instant,
+    _place: Place,
+}
+
+/// Starts a simulated engine.
+pub fn start(info: Info, script: Script) -> EngineHandle {
+    let (handle, commands, alive) = EngineHandle::new(info);
+    std::thread::spawn(move || {
+        let (active, waiting) = (Vec::new(), Vec::new());
+        SimEngine { script, commands, alive, active, waiting, given: 0, drain: None }.run();
+    });
+    handle
+}
+
+impl SimEngine {
+    fn run(mut self) {
+        while self.listen() {
+            self.active.retain(|t| !t.events.is_closed());
+            self.waiting.retain(|t| !t.events.is_closed());
+            while self.active.len() < self.alive.info().slots && !self.waiting.is_empty() {
+                let talk = self.waiting.remove(0);
+                let _ = talk.events.send(Event::Started { cached: 0 });
+                self.active.push(talk);
+            }
+            for talk in std::mem::take(&mut self.active) {
+                let goes_on = self.turn(talk);
+                self.active.extend(goes_on);
+            }
+            self.stats();
+            std::thread::sleep(self.script.pace);
+        }
+        for talk in self.active.drain(..).chain(self.waiting.drain(..)) {
+            let _ = talk.events.send(Event::Failed(Failure::ShuttingDown));
+        }
+        self.stats();
+    }
+
+    fn stats(&self) {
+        let stats = self.alive.stats();
+        stats.running.store(self.active.len(), std::sync::atomic::Ordering::Relaxed);
+        stats.waiting.store(self.waiting.len(), std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn listen(&mut self) -> bool {
+        loop {
+            let idle = self.active.is_empty() && self.waiting.is_empty();
+            if self.drain.is_some_and(|end| idle || Instant::now() >= end) {
+                return false;
+            }
+            let command = match self.commands.try_recv() {
+                Ok(command) => Ok(command),
+                Err(TryRecvError::Empty) if !idle => return true,
+                Err(TryRecvError::Empty) => self.commands.recv().map_err(drop),
+                Err(TryRecvError::Disconnected) if !idle => return true,
+                Err(TryRecvError::Disconnected) => Err(()),
+            };
+            match command {
+                Ok(Command::Submit(submission)) => self.take(*submission),
+                Ok(Command::Drain { within }) => self.drain = Some(Instant::now() + within),
+                Err(()) => return false,
+            }
+        }
+    }
+
+    fn take(&mut self, submission: Submission) {
+        let Submission { request, events, place } = submission;
+        let info = self.alive.info();
+        let (prompt, context) = (request.prompt.len(), info.context);
+        if prompt + usize::from(request.max_new > 0) > context {
+            let _ = events.send(Event::Failed(Unfit::TooLong { prompt, context }.into()));
+            return;
+        }
+        let stops = (request.stops.clone(), request.stop_tokens.clone());
+        let answer = Answer::new(info.tokenizer.clone(), stops.0, stops.1, request.ignore_end);
+        self.waiting.push(Talk {
+            request,
+            answer,
+            new_tokens: 0,
+            events,
+            begun: Instant::now(),
+            _place: place,
+        });
+    }
+
+    /// Gives one answer its next token. Does it go on?
+    fn turn(&mut self, mut talk: Talk) -> Option<Talk> {
+        let most = talk.request.max_new.min(self.alive.info().context - talk.request.prompt.len());
+        if talk.new_tokens >= most {
+            return finish(talk, Finish::Length);
+        }
+        if self.script.breaks_after.is_some_and(|n| talk.new_tokens >= n) {
+            let _ = talk.events.send(Event::Failed(Failure::Broken("the script says so".into())));
+            return None;
+        }
+        self.given += 1;
+        assert!(self.script.dies_after.is_none_or(|n| self.given <= n), "the script says so");
+        let token = self.script.reply[talk.new_tokens % self.script.reply.len()];
+        talk.new_tokens += 1;
+        let choice = choice(token, talk.request.sampling.logprobs);
+        match talk.answer.push(token) {
+            Said::More(text) => drop(talk.events.send(Event::Piece { text, choice })),
+            Said::Stop(text, stop) => {
+                let _ = talk.events.send(Event::Piece { text, choice });
+                return finish(talk, Finish::Stop(stop));
+            }
+            Said::End => return finish(talk, Finish::End),
+        }
+        match talk.new_tokens >= most {
+            true => finish(talk, Finish::Length),
+            false => Some(talk),
+        }
+    }
+}
+
+/// A made-up probability, the same for every token.
+fn choice(token: u32, logprobs: Option<usize>) -> Choice {
+    let scored = |i: usize| Scored { token: token.wrapping_add(i as u32), logprob: -0.5 - i as f32 };
+    let top = logprobs.map(|n| (0..n).map(scored).collect()).unwrap_or_default();
+    Choice { token, logprob: logprobs.map(|_| -0.5), top }
+}
+
+fn finish(mut talk: Talk, reason: Finish) -> Option<Talk> {
+    let text = if matches!(reason, Finish::Stop(_)) { String::new() } else { talk.answer.rest() };
+    let timings = Timings { decode: talk.begun.elapsed(), ..Timings::default() };
+    let (prompt_tokens, new_tokens) = (talk.request.prompt.len(), talk.new_tokens);
+    let done = Done { text, reason, prompt_tokens, cached_tokens: 0, new_tokens, timings };
+    let _ = talk.events.send(Event::Done(done));
+    None
+}

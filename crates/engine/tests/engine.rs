@@ -1,0 +1,322 @@
+//! The engine through its handle: answers, stops, limits, requests that vanish, steps that fail, an orderly end.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod faulty;
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use faulty::Faulty;
+use tallow_core::DType;
+use tallow_cpu::{Cpu, Isa};
+use tallow_engine::engine::spawn;
+use tallow_engine::handle::{EngineHandle, Event, Failure, Finish, Info, Request};
+use tallow_engine::kv::KvShape;
+use tallow_engine::runner::Runner;
+use tallow_engine::sampler::Sampling;
+use tallow_engine::scheduler::{Limits, Unfit};
+use tallow_models::decoder::Decoder;
+use tallow_models::formats::Settings;
+use tallow_models::tokenizer::Tokenizer;
+use tallow_models::{LoadError, Model};
+use tallow_support::{golden, json};
+
+const SLOTS: usize = 4;
+
+/// A small model with random weights; its GGUF file has the vocabulary `t4`, `t5`, …
+fn model() -> Model {
+    Model::open(&golden("gguf-models/llama-bf16.gguf")).unwrap()
+}
+
+fn info(model: &Model, pages: usize) -> Info {
+    let Settings::Gguf(meta) = &model.checkpoint.settings else { panic!("a GGUF file") };
+    Info {
+        names: vec!["test".into()],
+        tokenizer: Tokenizer::from_gguf(meta).unwrap(),
+        vocab: model.spec.vocab,
+        context: 128,
+        slots: SLOTS,
+        queue: 20,
+        page_len: 4,
+        pages,
+        sampling: Sampling::default(),
+    }
+}
+
+#[derive(Debug)]
+enum Wrong {
+    Load(#[allow(dead_code, reason = "shown when a test fails")] LoadError),
+    Device(#[allow(dead_code, reason = "shown when a test fails")] tallow_core::Error),
+    Io(#[allow(dead_code, reason = "shown when a test fails")] std::io::Error),
+}
+
+impl From<std::io::Error> for Wrong {
+    fn from(e: std::io::Error) -> Wrong {
+        Wrong::Io(e)
+    }
+}
+
+fn limits() -> Limits {
+    Limits { context: 128, slots: SLOTS, budget: 32, all_logits: 8 }
+}
+
+fn start(pages: usize) -> EngineHandle {
+    let model = model();
+    let info = info(&model, pages);
+    let runner = move || {
+        let b = Cpu::new(Isa::best(), 2).map_err(Wrong::Device)?;
+        let decoder = Decoder::load(&b, &model, 128, &mut |_, _| {}).map_err(Wrong::Load)?;
+        Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages }).map_err(Wrong::Device)
+    };
+    spawn(info, limits(), runner).unwrap()
+}
+
+/// The golden's prompt and what follows it greedily.
+fn greedy() -> (Vec<u32>, Vec<u32>) {
+    let facts = json(&golden("llama/golden.json"));
+    let ids = |v: &serde_json::Value| -> Vec<u32> {
+        v.as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u32).collect()
+    };
+    let at = facts["greedy"]["prompt"].as_u64().unwrap() as usize;
+    (ids(&facts["prompts"][at]), ids(&facts["greedy"]["tokens"]))
+}
+
+fn request(prompt: &[u32], max_new: usize) -> Request {
+    Request { prompt: prompt.to_vec(), max_new, sampling: Sampling::greedy(), ..Request::default() }
+}
+
+/// All events of a request, to its end.
+fn events(handle: &EngineHandle, request: Request) -> Vec<Event> {
+    let mut receiver = handle.submit(request).unwrap();
+    std::iter::from_fn(|| receiver.blocking_recv()).collect()
+}
+
+fn tokens(events: &[Event]) -> Vec<u32> {
+    let token = |e: &Event| if let Event::Piece { choice, .. } = e { Some(choice.token) } else { None };
+    events.iter().filter_map(token).collect()
+}
+
+fn text(events: &[Event]) -> String {
+    let text = |e: &Event| match e {
+        Event::Piece { text, .. } => text.clone(),
+        Event::Done(done) => done.text.clone(),
+        _ => String::new(),
+    };
+    events.iter().map(text).collect()
+}
+
+fn reason(events: &[Event]) -> Finish {
+    match events.last() {
+        Some(Event::Done(done)) => done.reason.clone(),
+        other => panic!("the last event is {other:?}"),
+    }
+}
+
+fn ends(events: &[Event]) -> usize {
+    events.iter().filter(|e| matches!(e, Event::Done(_) | Event::Failed(_))).count()
+}
+
+/// Waits until nobody has any page.
+fn comes_to_rest(handle: &EngineHandle) {
+    let begun = Instant::now();
+    while handle.taken() > 0 || handle.stats().pages_in_use.load(Ordering::Relaxed) > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", handle.stats());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn an_answer_is_the_models_and_ends_in_one_event() {
+    let handle = start(64);
+    let (prompt, want) = greedy();
+    let got = events(&handle, request(&prompt, want.len()));
+    assert_eq!(tokens(&got), want);
+    assert_eq!(got[0], Event::Started { cached: 0 });
+    assert_eq!((ends(&got), reason(&got)), (1, Finish::Length));
+    let Some(Event::Done(done)) = got.last() else { panic!() };
+    assert_eq!((done.prompt_tokens, done.new_tokens, done.cached_tokens), (prompt.len(), want.len(), 0));
+    comes_to_rest(&handle);
+    // The same again begins from the cache, and says the same.
+    let again = events(&handle, request(&prompt, want.len()));
+    assert_eq!(again[0], Event::Started { cached: 4 });
+    assert_eq!(tokens(&again), want);
+}
+
+#[test]
+fn many_at_once_say_what_they_say_alone() {
+    let (prompt, _) = greedy();
+    let prompts: Vec<Vec<u32>> = (0..12).map(|i| prompt.iter().map(|t| 3 + (t + i) % 90).collect()).collect();
+    let sampled = |i: usize| Sampling { temperature: 0.9, top_k: 20, seed: i as u64, ..Sampling::default() };
+    let ask = |i: usize| Request { sampling: sampled(i), ..request(&prompts[i], 30) };
+    let alone: Vec<_> = (0..12).map(|i| tokens(&events(&start(64), ask(i)))).collect();
+    // Too few pages for all: some have to give way.
+    let handle = start(32);
+    let mut receivers: Vec<_> = (0..12).map(|i| handle.submit(ask(i)).unwrap()).collect();
+    for (i, r) in receivers.iter_mut().enumerate() {
+        let got: Vec<Event> = std::iter::from_fn(|| r.blocking_recv()).collect();
+        assert_eq!(tokens(&got), alone[i], "request {i}");
+        assert_eq!(ends(&got), 1);
+    }
+    assert!(handle.stats().preemptions.load(Ordering::Relaxed) > 0);
+    comes_to_rest(&handle);
+}
+
+#[test]
+fn stops_end_answers_and_never_show() {
+    let handle = start(64);
+    let (prompt, want) = greedy();
+    let whole = text(&events(&handle, request(&prompt, 12)));
+    let stop_at = |stops: &[&str]| {
+        let stops = stops.iter().map(|s| s.to_string()).collect();
+        events(&handle, Request { stops, ..request(&prompt, 12) })
+    };
+    // One that spans two tokens, one inside a token, one that begins like the text and is never completed.
+    let middle = &whole[3..6];
+    let got = stop_at(&["zzz", middle]);
+    assert_eq!(text(&got), whole[..whole.find(middle).unwrap()]);
+    assert_eq!(reason(&got), Finish::Stop(middle.into()));
+    let never = format!("{whole}!");
+    let got = stop_at(&[&never]);
+    assert_eq!((text(&got), reason(&got)), (whole.clone(), Finish::Length));
+    let got = events(&handle, Request { stop_tokens: vec![want[3]], ..request(&prompt, 12) });
+    let first = want.iter().position(|t| *t == want[3]).unwrap();
+    assert_eq!(tokens(&got), want[..first]);
+    assert_eq!(reason(&got), Finish::End);
+}
+
+#[test]
+fn prompts_are_scored_on_demand() {
+    let handle = start(64);
+    let (prompt, want) = greedy();
+    let sampling = Sampling { logprobs: Some(2), ..Sampling::greedy() };
+    let got = events(&handle, Request { score_prompt: true, sampling, ..request(&prompt, 1) });
+    let scores: Vec<_> = got
+        .iter()
+        .filter_map(|e| if let Event::Prompt(p) = e { Some(p.clone()) } else { None })
+        .flatten()
+        .collect();
+    assert_eq!(scores.iter().map(|c| c.token).collect::<Vec<_>>(), prompt[1..]);
+    assert!(scores.iter().all(|c| c.top.len() == 2 && c.logprob.unwrap() <= c.top[0].logprob));
+    assert_eq!(tokens(&got), want[..1]);
+    let none = events(&handle, Request { score_prompt: true, ..request(&prompt, 0) });
+    assert_eq!((tokens(&none).len(), reason(&none)), (0, Finish::Length));
+}
+
+#[test]
+fn what_cannot_be_done_is_said() {
+    let handle = start(64);
+    let unfit = |r: Request| match events(&handle, r).as_slice() {
+        [Event::Failed(Failure::Unfit(unfit))] => unfit.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(unfit(request(&[], 5)), Unfit::Empty);
+    assert_eq!(unfit(request(&[5; 200], 5)), Unfit::TooLong { prompt: 200, context: 128 });
+    // Up to the last place in the context, and no further.
+    let got = events(&handle, Request { ignore_end: true, ..request(&[5; 120], usize::MAX) });
+    assert_eq!((tokens(&got).len(), reason(&got)), (8, Finish::Length));
+    comes_to_rest(&handle);
+}
+
+#[test]
+fn a_queue_has_an_end() {
+    let handle = start(64);
+    let long = || Request { ignore_end: true, ..request(&[5; 8], 100) };
+    let receivers: Vec<_> = (0..SLOTS + 20).map(|_| handle.submit(long()).unwrap()).collect();
+    assert_eq!(handle.submit(long()).unwrap_err(), Failure::Full(SLOTS + 20));
+    drop(receivers);
+    comes_to_rest(&handle);
+    assert!(handle.submit(long()).is_ok());
+}
+
+#[test]
+fn who_vanishes_frees_the_pages_at_once() {
+    let handle = start(64);
+    for wait_for_token in [false, true] {
+        let mut receiver = handle.submit(Request { ignore_end: true, ..request(&[5; 40], 88) }).unwrap();
+        if wait_for_token {
+            while !matches!(receiver.blocking_recv(), Some(Event::Piece { .. })) {}
+            assert!(handle.stats().pages_in_use.load(Ordering::Relaxed) > 0);
+        }
+        let steps = handle.stats().steps.load(Ordering::Relaxed);
+        drop(receiver);
+        comes_to_rest(&handle);
+        // The step under way, perhaps the one that was begun meanwhile, and no more.
+        assert!(handle.stats().steps.load(Ordering::Relaxed) <= steps + 2);
+    }
+}
+
+#[test]
+fn it_drains() {
+    let handle = start(64);
+    let slow = handle.submit(Request { ignore_end: true, ..request(&[5; 8], 100) }).unwrap();
+    let quick = handle.submit(request(&[6; 8], 3)).unwrap();
+    handle.drain(Duration::from_secs(20));
+    assert_eq!(handle.submit(request(&[5], 1)).unwrap_err(), Failure::ShuttingDown);
+    for mut r in [slow, quick] {
+        let got: Vec<Event> = std::iter::from_fn(|| r.blocking_recv()).collect();
+        assert!(matches!(got.last(), Some(Event::Done(_))), "{got:?}");
+    }
+    while handle.is_alive() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_does_not_finish_in_time_fails_clearly() {
+    let handle = start(64);
+    let receivers: Vec<_> = (0..SLOTS + 3)
+        .map(|_| handle.submit(Request { ignore_end: true, ..request(&[5; 8], 120) }).unwrap())
+        .collect();
+    handle.drain(Duration::ZERO);
+    for mut r in receivers {
+        let got: Vec<Event> = std::iter::from_fn(|| r.blocking_recv()).collect();
+        assert_eq!(got.last(), Some(&Event::Failed(Failure::ShuttingDown)));
+        assert_eq!(ends(&got), 1);
+    }
+}
+
+/// An engine on a device that fails at some tokens.
+fn faulty() -> EngineHandle {
+    let model = model();
+    let info = info(&model, 64);
+    let runner = move || {
+        let b = Faulty::default();
+        let decoder = Decoder::load(&b, &model, 128, &mut |_, _| {}).map_err(Wrong::Load)?;
+        Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages: 64 }).map_err(Wrong::Device)
+    };
+    spawn(info, limits(), runner).unwrap()
+}
+
+#[test]
+fn one_requests_failure_stays_its_own() {
+    let handle = faulty();
+    let bad = [faulty::PANICS, faulty::FAILS, faulty::NOT_A_NUMBER];
+    let receivers: Vec<_> = (0..SLOTS as u32 * 3)
+        .map(|i| {
+            let prompt = if i % 4 == 3 { vec![20, bad[i as usize / 4], 21] } else { vec![20 + i; 3] };
+            (i % 4 == 3, handle.submit(request(&prompt, 10)).unwrap())
+        })
+        .collect();
+    let mut said = Vec::new();
+    for (fails, mut r) in receivers {
+        let got: Vec<Event> = std::iter::from_fn(|| r.blocking_recv()).collect();
+        assert_eq!(ends(&got), 1);
+        match got.last() {
+            Some(Event::Failed(Failure::Broken(why))) if fails => said.push(why.clone()),
+            Some(Event::Done(done)) if !fails => assert_eq!(done.new_tokens, 10),
+            other => panic!("{other:?}"),
+        }
+    }
+    said.sort();
+    assert_eq!(
+        said,
+        [
+            "an internal error, please report it: a bug in a kernel",
+            "faulty failed: it is out of order",
+            "the model's logits are not finite numbers: its weights are damaged, or overflow at this precision",
+        ]
+    );
+    comes_to_rest(&handle);
+    assert!(handle.is_ready());
+}

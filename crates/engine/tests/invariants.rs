@@ -1,0 +1,154 @@
+//! A token's logits are the same, bit for bit, whatever else is in the batch, however its prompt was cut, whether its
+//! prefix came from the cache, and however often its sequence had to give way: on a real model, over random schedules.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use proptest::prelude::*;
+use tallow_core::{DType, Memory};
+use tallow_cpu::{Cpu, Isa};
+use tallow_engine::kv::KvShape;
+use tallow_engine::pool::{BlockPool, Chain};
+use tallow_engine::runner::Runner;
+use tallow_engine::scheduler::{Batch, Limits, NewSeq, Part, Scheduler, SeqId, Wanted};
+use tallow_models::Model;
+use tallow_models::decoder::Decoder;
+use tallow_support::golden;
+
+fn runner(model: &Model, dtype: DType, page_len: usize, pages: usize, threads: usize) -> Runner<Cpu> {
+    let b = Cpu::new(Isa::best(), threads).unwrap();
+    let decoder = Decoder::load(&b, model, 256, &mut |_, _| {}).unwrap();
+    Runner::new(b, decoder, KvShape { dtype, page_len, pages }).unwrap()
+}
+
+/// Logits of every token of a sequence that is computed alone and at once.
+fn alone(model: &Model, dtype: DType, tokens: &[u32]) -> Vec<Vec<u32>> {
+    let r = runner(model, dtype, 256, 1, 1);
+    let blocks = BlockPool::new(1, 256).take().into_iter().collect();
+    let logits = Wanted::All { last: false };
+    let part = Part { id: SeqId(0), tokens: tokens.to_vec(), start: 0, blocks, logits };
+    let logits = r.logits(&Batch { parts: vec![part] }).unwrap();
+    let rows = (0..tokens.len()).map(|i| r.backend().download::<f32>(&logits.row_range(i..i + 1)).unwrap());
+    rows.map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
+}
+
+#[derive(Clone, Debug)]
+struct Asked {
+    tokens: Vec<u32>,
+    prompt: usize,
+    at_step: usize,
+}
+
+fn asked() -> impl Strategy<Value = Asked> {
+    let tokens = (0usize..40, prop::collection::vec(0u32..90, 2..50)).prop_map(|(common, own)| {
+        (0..common as u32).map(|i| 3 + i * 7 % 80).chain(own).collect::<Vec<u32>>()
+    });
+    (tokens, any::<prop::sample::Index>(), 0usize..12).prop_map(|(tokens, cut, at_step)| {
+        let prompt = 1 + cut.index(tokens.len() - 1);
+        Asked { tokens, prompt, at_step }
+    })
+}
+
+#[derive(Clone, Debug)]
+struct Schedule {
+    requests: Vec<Asked>,
+    page_len: usize,
+    spare_pages: usize,
+    slots: usize,
+    budget: usize,
+    threads: usize,
+}
+
+fn schedule() -> impl Strategy<Value = Schedule> {
+    let requests = prop::collection::vec(asked(), 1..7);
+    let page_len = prop_oneof![Just(1usize), Just(3), Just(16)];
+    (requests, page_len, 0usize..20, 1usize..6, 1usize..60, 1usize..4).prop_map(
+        |(requests, page_len, spare_pages, slots, budget, threads)| Schedule {
+            requests,
+            page_len,
+            spare_pages,
+            slots,
+            budget,
+            threads,
+        },
+    )
+}
+
+/// Runs a schedule, feeding each sequence its own tokens, and compares every row of logits. Says how many sequences
+/// had to give way and how many tokens came from the cache.
+fn check(model: &Model, dtype: DType, s: &Schedule) -> Result<(), TestCaseError> {
+    let want: Vec<Vec<Vec<u32>>> = s.requests.iter().map(|r| alone(model, dtype, &r.tokens)).collect();
+    // Little more than the longest needs, so that sequences give way to each other.
+    let longest = s.requests.iter().map(|r| r.tokens.len()).max().unwrap_or(1);
+    let pages = longest.div_ceil(s.page_len) + s.spare_pages;
+    let r = runner(model, dtype, s.page_len, pages, s.threads);
+    let limits = Limits { context: 256, slots: s.slots, budget: s.budget, all_logits: 5 };
+    let mut scheduler = Scheduler::new(limits, BlockPool::new(pages, s.page_len));
+    let mut waiting: Vec<usize> = (0..s.requests.len()).collect();
+    for step in 0.. {
+        for i in waiting.extract_if(.., |i| s.requests[*i].at_step <= step) {
+            let asked = &s.requests[i];
+            let (tokens, max_new) =
+                (asked.tokens[..asked.prompt].to_vec(), asked.tokens.len() - asked.prompt);
+            let new = NewSeq { id: SeqId(i as u64), tokens, max_new, root: Chain::ROOT, all_logits: false };
+            scheduler.submit(new).map_err(|e| TestCaseError::fail(e.to_string()))?;
+        }
+        let Some(mut batch) = scheduler.next() else {
+            if waiting.is_empty() {
+                break;
+            }
+            continue;
+        };
+        // Look at every row, not only at those that are sampled from.
+        let samples: Vec<bool> = batch.parts.iter().map(|p| p.logits.samples()).collect();
+        batch.parts.iter_mut().for_each(|p| p.logits = Wanted::All { last: false });
+        let logits = r.logits(&batch).unwrap();
+        let got: Vec<f32> = r.backend().download(&logits).unwrap();
+        let mut rows = got.chunks_exact(model.spec.vocab);
+        let mut next = Vec::new();
+        for (part, samples) in batch.parts.iter().zip(samples) {
+            let (i, end) = (part.id.0 as usize, part.start + part.tokens.len());
+            for position in part.start..end {
+                let row: Vec<u32> = rows.next().unwrap().iter().map(|x| x.to_bits()).collect();
+                prop_assert!(row == want[i][position], "request {i}, token {position}, step {step}");
+            }
+            if samples {
+                next.push((part.id, s.requests[i].tokens[end]));
+            }
+        }
+        scheduler.commit(&batch, &next);
+    }
+    prop_assert!(scheduler.check().is_ok());
+    prop_assert_eq!(scheduler.pool().in_use(), 0);
+    Ok(())
+}
+
+fn hold(path: &str, dtype: DType) {
+    let model = Model::open(&golden(path)).unwrap();
+    let config = ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() };
+    proptest::test_runner::TestRunner::new(config).run(&schedule(), |s| check(&model, dtype, &s)).unwrap();
+}
+
+#[test]
+fn for_f32_weights() {
+    hold("gguf-models/llama-f32-f32.gguf", DType::F32);
+}
+
+#[test]
+fn for_k_quants() {
+    hold("gguf-mix/q4_k_m-like.gguf", DType::F32);
+}
+
+#[test]
+fn for_every_block_format_and_a_16_bit_cache() {
+    hold("gguf-mix/mix-a.gguf", DType::F16);
+}
+
+#[test]
+fn for_sliding_windows_and_bf16() {
+    hold("mistral-swa", DType::BF16);
+}
+
+#[test]
+fn for_norms_behind_the_blocks() {
+    hold("olmo3", DType::F32);
+}

@@ -17,7 +17,7 @@ use crate::handle::{
 use crate::pool::{BlockPool, Chain};
 use crate::runner::{Asked, Outcome, Runner};
 use crate::sampler::{NotFinite, Sampler};
-use crate::scheduler::{Batch, Limits, NewSeq, Scheduler, SeqId};
+use crate::scheduler::{Batch, Limits, NewSeq, Scheduler, SeqId, Unfit};
 
 /// A model, its cache, its requests.
 pub struct Engine<B: Backend> {
@@ -128,7 +128,7 @@ impl<B: Backend> Engine<B> {
         while self.listen() {
             // Journey, stop 3: the engine's loop. Commands, the next batch, its tokens, the events.
             self.forget_abandoned();
-            if let Some(batch) = self.scheduler.next() {
+            if let Some(batch) = self.scheduler.next_batch() {
                 self.note_started(&batch);
                 self.step(&batch);
             }
@@ -189,7 +189,9 @@ impl<B: Backend> Engine<B> {
             ended: false,
             _place: place,
         };
-        match self.scheduler.submit(new) {
+        let vocab = self.alive.info().vocab;
+        let unknown = active.prompt.iter().find(|t| **t as usize >= vocab).map(|t| Unfit::Unknown { token: *t, vocab });
+        match unknown.map_or_else(|| self.scheduler.submit(new), Err) {
             Ok(()) => drop(self.requests.insert(id, active)),
             Err(unfit) => active.fail(unfit.into()),
         }

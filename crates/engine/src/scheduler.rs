@@ -135,6 +135,14 @@ pub enum Unfit {
         /// Tokens of the context.
         context: usize,
     },
+    /// It has a token that the model does not know.
+    #[error("the prompt has token {token}, and the model knows those under {vocab}")]
+    Unknown {
+        /// The token.
+        token: u32,
+        /// One more than the last.
+        vocab: usize,
+    },
 }
 
 /// The scheduler's limits.
@@ -258,7 +266,7 @@ impl Scheduler {
     }
 
     /// What to compute next; `None` when there is nothing.
-    pub fn next(&mut self) -> Option<Batch> {
+    pub fn next_batch(&mut self) -> Option<Batch> {
         self.make_room();
         self.admit();
         let shares = self.shares();

@@ -212,6 +212,7 @@ fn what_cannot_be_done_is_said() {
     };
     assert_eq!(unfit(request(&[], 5)), Unfit::Empty);
     assert_eq!(unfit(request(&[5; 200], 5)), Unfit::TooLong { prompt: 200, context: 128 });
+    assert_eq!(unfit(request(&[5, 96], 5)), Unfit::Unknown { token: 96, vocab: 96 });
     // Up to the last place in the context, and no further.
     let got = events(&handle, Request { ignore_end: true, ..request(&[5; 120], usize::MAX) });
     assert_eq!((tokens(&got).len(), reason(&got)), (8, Finish::Length));

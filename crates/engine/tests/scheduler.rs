@@ -141,7 +141,7 @@ proptest! {
                     }
                 }
             }
-            let Some(batch) = s.next() else {
+            let Some(batch) = s.next_batch() else {
                 prop_assert!(s.is_idle(), "{} wait and nothing runs", s.waiting());
                 prop_assert!(s.check().is_ok(), "{:?}", s.check());
                 prop_assert_eq!(s.pool().in_use(), 0);
@@ -187,7 +187,7 @@ fn submit(s: &mut Scheduler, id: u64, tokens: Vec<u32>, max_new: usize) {
 
 /// Runs a step with made-up tokens.
 fn step(s: &mut Scheduler) -> Option<Batch> {
-    let batch = s.next()?;
+    let batch = s.next_batch()?;
     let sampled: Vec<(SeqId, u32)> =
         batch.parts.iter().filter(|p| p.logits.samples()).map(|p| (p.id, 7)).collect();
     s.commit(&batch, &sampled);
@@ -232,7 +232,7 @@ fn the_newest_gives_way_and_comes_back() {
     submit(&mut s, 0, vec![1; 8], 16);
     submit(&mut s, 1, vec![2; 8], 16);
     let mut done = Vec::new();
-    while let Some(batch) = s.next() {
+    while let Some(batch) = s.next_batch() {
         let sampled: Vec<_> = batch.parts.iter().filter(|p| p.logits.samples()).map(|p| (p.id, 7)).collect();
         done.extend(s.commit(&batch, &sampled).iter().filter(|p| p.full).map(|p| p.id.0));
     }

@@ -8,6 +8,7 @@ pub mod decoder;
 mod error;
 pub mod families;
 pub mod formats;
+pub mod generation;
 mod model;
 pub mod spec;
 pub mod tokenizer;

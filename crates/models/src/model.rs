@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
-use crate::error::Result;
+use crate::error::{LoadError, Result};
 use crate::families::{self, Family};
-use crate::formats::Checkpoint;
 use crate::formats::config::Config;
 use crate::formats::names::Names;
+use crate::formats::{Checkpoint, Settings};
+use crate::generation::Generation;
 use crate::spec::DecoderSpec;
+use crate::tokenizer::Tokenizer;
 
 /// A model as its files describe it.
 #[derive(Debug, Clone)]
@@ -36,8 +38,28 @@ impl Model {
 
     pub(crate) fn names(&self) -> Names {
         match self.checkpoint.settings {
-            crate::formats::Settings::Gguf(_) => self.family.gguf_names,
-            crate::formats::Settings::Hf(_) => self.family.hf_names,
+            Settings::Gguf(_) => self.family.gguf_names,
+            Settings::Hf(_) => self.family.hf_names,
         }
+    }
+
+    /// Its tokenizer, which ends answers where the makers say.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        let tokenizer = match &self.checkpoint.settings {
+            Settings::Gguf(meta) => Tokenizer::from_gguf(meta)?,
+            Settings::Hf(_) => Tokenizer::from_folder(&self.checkpoint.path)?,
+        };
+        let (have, spec) = (tokenizer.vocab_size(), self.spec.vocab);
+        // A few tokens more are common: fine-tunes add a padding token that nobody trained. Prompts are checked.
+        if have > spec + spec / 32 {
+            let why = format!("the tokenizer has {have} tokens, and the model knows {spec}: they do not belong together");
+            return Err(LoadError::bad(&self.checkpoint.path, "the tokenizer", why));
+        }
+        Ok(tokenizer.ending_with(&self.generation()?.ends))
+    }
+
+    /// How its makers would have tokens chosen.
+    pub fn generation(&self) -> Result<Generation> {
+        Generation::read(&self.checkpoint)
     }
 }

@@ -11,6 +11,7 @@ pub mod formats;
 pub mod generation;
 mod model;
 pub mod spec;
+pub mod template;
 pub mod tokenizer;
 pub mod weights;
 

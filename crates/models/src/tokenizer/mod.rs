@@ -20,7 +20,7 @@ mod pattern;
 mod pre;
 mod spm;
 mod trie;
-mod unicode;
+pub(crate) mod unicode;
 mod unigram;
 mod vocab;
 mod wordpiece;

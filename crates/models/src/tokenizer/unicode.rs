@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use regex_syntax::hir::{Class as HirClass, HirKind};
 
 /// A set of characters, as sorted ranges.
-pub(super) struct Class(Vec<(char, char)>);
+pub(crate) struct Class(Vec<(char, char)>);
 
 impl Class {
     /// The characters that a regular expression's character class matches.
@@ -20,7 +20,7 @@ impl Class {
         }
     }
 
-    pub(super) fn has(&self, c: char) -> bool {
+    pub(crate) fn has(&self, c: char) -> bool {
         let after = self.0.partition_point(|(start, _)| *start <= c);
         after > 0 && c <= self.0[after - 1].1
     }
@@ -31,6 +31,8 @@ pub(super) static MARK: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{M}"));
 pub(super) static NONSPACING: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{Mn}"));
 /// Control, format and private-use characters.
 pub(super) static OTHER: LazyLock<Class> = LazyLock::new(|| Class::of(r"[\p{Cc}\p{Cf}\p{Co}]"));
+/// Characters that have no look of their own: format, private-use and unassigned ones.
+pub(crate) static UNSEEN: LazyLock<Class> = LazyLock::new(|| Class::of(r"[\p{Cf}\p{Co}\p{Cn}]"));
 pub(super) static WORD: LazyLock<Class> = LazyLock::new(|| Class::of(r"\w"));
 
 /// The ideographs that BERT-like models take as words of their own.
@@ -100,6 +102,7 @@ mod tests {
             (&MARK, "\u{301}\u{94b}", "a "),
             (&NONSPACING, "\u{301}", "\u{94b}a"),
             (&OTHER, "\0\u{200b}\u{e000}", "a \u{378}"),
+            (&UNSEEN, "\u{200b}\u{e000}\u{378}", "a "),
             (&WORD, "aé_9\u{200d}", " -"),
         ] {
             assert!(inside.chars().all(|c| class.has(c)), "{inside:?}");

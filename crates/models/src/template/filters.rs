@@ -1,0 +1,302 @@
+//! Filters: what stands after `|`.
+
+use super::Failure;
+use super::run::{Done, Given, Run};
+use super::value::{Kind, Value, is_space};
+use super::{json, methods};
+
+impl Run<'_> {
+    pub(super) fn filter(&mut self, name: &str, value: Value, given: Given) -> Done<Value> {
+        self.spend(0)?;
+        self.deeper(|run| match name {
+            "string" if value.as_str().is_some() => Ok(value),
+            "string" | "safe" | "trim" | "upper" | "lower" | "title" | "capitalize" | "replace" | "indent" | "center"
+            | "truncate" | "wordcount" | "escape" | "e" | "forceescape" | "urlencode" | "format" => {
+                run.text_filter(name, &value, given)
+            }
+            "default" | "d" | "length" | "count" | "first" | "last" | "list" | "join" | "items" | "tojson" | "int"
+            | "float" | "round" | "abs" | "attr" => run.plain_filter(name, value, given),
+            _ => run.list_filter(name, value, given),
+        })
+    }
+
+    fn text_filter(&mut self, name: &str, value: &Value, mut given: Given) -> Done<Value> {
+        let Value::Str(text) = self.as_text(value)? else { return Ok(Value::None) };
+        let safe = text.of.safe;
+        let text: &str = &text.of;
+        self.spend(text.len())?;
+        match name {
+            "trim" => match given.take(0, "chars") {
+                None | Some(Value::None) => self.text_like(text.trim_matches(is_space), safe),
+                Some(chars) => {
+                    let strip = self.text_like(text, safe)?;
+                    methods::call(self, &strip, "strip", Given::of(vec![chars]))
+                }
+            },
+            "upper" => self.text_like(text.to_uppercase(), safe),
+            "lower" => self.text_like(text.to_lowercase(), safe),
+            "capitalize" => self.text_like(methods::capitalized(text), safe),
+            "title" => self.text(titled(text)),
+            "replace" => {
+                let mut needed = |at, name| given.take(at, name).ok_or_else(|| Failure::wrong("replace needs two texts"));
+                let (from, to) = (needed(0, "old")?, needed(1, "new")?);
+                let (from, to) = (self.as_text(&from)?, self.as_text(&to)?);
+                let most = given.take(2, "count").and_then(|most| usize::try_from(most.as_int()?).ok());
+                let (from, to) = (from.as_str().unwrap_or_default(), to.as_str().unwrap_or_default());
+                methods::replaced(self, text, from, to, most.unwrap_or(usize::MAX))
+            }
+            "indent" => self.indent(text, given),
+            "center" => {
+                let width = given.take(0, "width").and_then(|width| width.as_int()).unwrap_or(80);
+                let missing = usize::try_from(width).unwrap_or(0).saturating_sub(text.chars().count());
+                self.room(missing)?;
+                self.spend(missing)?;
+                self.text_like(centered(text, missing, ' '), safe)
+            }
+            "truncate" => self.truncate(text, given),
+            "wordcount" => {
+                let words = text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty());
+                Ok(Value::Int(words.count() as i128))
+            }
+            "escape" | "e" | "forceescape" => {
+                self.room(text.len() * 5)?;
+                let done = if safe && name != "forceescape" { text.into() } else { escaped(text) };
+                self.text_like(done, true)
+            }
+            "urlencode" => {
+                self.room(text.len() * 3)?;
+                let plain = |b: u8| b.is_ascii_alphanumeric() || b"_.-~/".contains(&b);
+                let encode = |b: u8| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") };
+                self.text(text.bytes().map(encode).collect::<String>())
+            }
+            "format" => {
+                let values = match given.named.is_empty() {
+                    true => self.sequence(given.plain, Kind::Tuple)?,
+                    false => {
+                        let pairs = given.named.into_iter().map(|(name, value)| Ok((self.text(name)?, value)));
+                        let pairs: Vec<_> = pairs.collect::<Done<_>>()?;
+                        self.dict(pairs)?
+                    }
+                };
+                super::format::percent(self, text, &values)
+            }
+            // string and safe
+            name => self.text_like(text, name == "safe" || safe),
+        }
+    }
+
+    fn indent(&mut self, text: &str, mut given: Given) -> Done<Value> {
+        let indent = match given.take(0, "width") {
+            None => "    ".into(),
+            Some(Value::Str(indent)) => indent.of.to_string(),
+            Some(width) => {
+                let width = width.as_int().ok_or_else(|| Failure::operand("indent", &width))?;
+                let width = usize::try_from(width).unwrap_or(0);
+                self.room(width)?;
+                " ".repeat(width)
+            }
+        };
+        let first = given.take(1, "first").is_some_and(|first| first.is_true());
+        let blank = given.take(2, "blank").is_some_and(|blank| blank.is_true());
+        let text = text.to_owned() + "\n";
+        let lines = methods::lines(&text, false);
+        self.room(lines.len().saturating_mul(indent.len()).saturating_add(text.len()))?;
+        let mut out = String::new();
+        for (i, line) in lines.iter().enumerate() {
+            out.push_str(if i > 0 { "\n" } else { "" });
+            if (i > 0 && (blank || !line.is_empty())) || (i == 0 && first) {
+                out.push_str(&indent);
+            }
+            out.push_str(line);
+        }
+        self.text(out)
+    }
+
+    fn truncate(&mut self, text: &str, mut given: Given) -> Done<Value> {
+        let mut number = |at, name, otherwise: usize| {
+            let given = given.take(at, name).and_then(|n| usize::try_from(n.as_int()?).ok());
+            given.unwrap_or(otherwise)
+        };
+        let (length, leeway) = (number(0, "length", 255), number(3, "leeway", 5));
+        let kill = given.take(1, "killwords").is_some_and(|kill| kill.is_true());
+        let end = given.take(2, "end").unwrap_or(self.text("...")?);
+        let end = end.as_str().unwrap_or_default();
+        if text.chars().count() <= length.saturating_add(leeway) {
+            return self.text(text);
+        }
+        let keep = length.saturating_sub(end.chars().count());
+        let kept: String = text.chars().take(keep).collect();
+        let kept = if kill { kept.as_str() } else { kept.rsplit_once(' ').map_or(kept.as_str(), |(before, _)| before) };
+        self.text(kept.to_owned() + end)
+    }
+
+    fn plain_filter(&mut self, name: &str, value: Value, mut given: Given) -> Done<Value> {
+        match name {
+            "default" | "d" => {
+                let boolean = given.take(1, "boolean").is_some_and(|boolean| boolean.is_true());
+                if value.is_undefined() || (boolean && !value.is_true()) {
+                    return match given.take(0, "default_value") {
+                        Some(default) => Ok(default),
+                        None => self.text(""),
+                    };
+                }
+                Ok(value)
+            }
+            "length" | "count" => match value.len() {
+                Some(len) => Ok(Value::Int(len as i128)),
+                None => Err(Failure::wrong(format!("object of type '{}' has no len()", value.kind()))),
+            },
+            "last" if matches!(&value, Value::List(list) if matches!(list.of.kind, Kind::Once(_))) => {
+                Err(Failure::wrong("'generator' object is not reversible"))
+            }
+            "first" | "last" => {
+                let items = self.items(&value)?;
+                let item = if name == "first" { items.first() } else { items.last() };
+                Ok(item.cloned().unwrap_or_else(|| Value::undefined("the first or last of nothing")))
+            }
+            "list" => {
+                let items = self.items(&value)?;
+                self.list(items)
+            }
+            "join" => {
+                let between = given.take(0, "d").unwrap_or(self.text("")?);
+                let between = self.as_text(&between)?;
+                let mut items = self.items(&value)?;
+                if let Some(attribute) = given.take(1, "attribute") {
+                    items = items.iter().map(|item| self.attribute(item, &attribute)).collect::<Done<_>>()?;
+                }
+                self.joined(&items, between.as_str().unwrap_or_default())
+            }
+            "items" => match &value {
+                Value::Undefined(_) => self.once(Vec::new()),
+                Value::Dict(_) => {
+                    let pairs = methods::call(self, &value, "items", given)?;
+                    let pairs = self.items(&pairs)?;
+                    self.once(pairs)
+                }
+                _ => Err(Failure::wrong("Can only get item pairs from a mapping.")),
+            },
+            "tojson" => json::dump(self, &value, given),
+            "int" => Ok(Value::Int(match (&value, given.take(0, "default"), given.take(1, "base")) {
+                (value, default, base) => {
+                    let base = base.and_then(|base| u32::try_from(base.as_int()?).ok()).filter(|b| (2..=36).contains(b));
+                    int(value, base.unwrap_or(10)).or(default.and_then(|d| d.as_int())).unwrap_or(0)
+                }
+            })),
+            "float" => {
+                let number = match &value {
+                    Value::Str(text) => text.of.trim_matches(is_space).replace('_', "").parse().ok(),
+                    value => value.as_float(),
+                };
+                let default = given.take(0, "default").and_then(|default| default.as_float());
+                Ok(Value::Float(number.or(default).unwrap_or(0.0)))
+            }
+            "abs" => match &value {
+                Value::Float(x) => Ok(Value::Float(x.abs())),
+                value => match value.as_int().and_then(i128::checked_abs) {
+                    Some(n) => Ok(Value::Int(n)),
+                    None => Err(Failure::operand("abs()", value)),
+                },
+            },
+            "round" => round(&value, given),
+            // attr
+            _ => {
+                let name = given.take(0, "name").ok_or_else(|| Failure::wrong("attr needs a name"))?;
+                let name = name.as_str().unwrap_or_default();
+                match &value {
+                    Value::Dict(_) if !methods::has(&value, name) => Ok(Value::undefined(name)),
+                    value => self.member(value, name),
+                }
+            }
+        }
+    }
+
+    /// What a dotted path of names and numbers leads to.
+    pub(super) fn attribute(&mut self, value: &Value, path: &Value) -> Done<Value> {
+        let Value::Str(path) = path else { return self.item(value, path) };
+        let mut value = value.clone();
+        for part in path.of.split('.') {
+            let part = match part.parse() {
+                Ok(number) if part.bytes().all(|b| b.is_ascii_digit()) => Value::Int(number),
+                _ => self.text(part)?,
+            };
+            value = self.item(&value, &part)?;
+        }
+        Ok(value)
+    }
+}
+
+/// The whole number that a value is or says.
+fn int(value: &Value, base: u32) -> Option<i128> {
+    match value {
+        Value::Str(text) => {
+            let text = text.of.trim_matches(is_space).replace('_', "");
+            let digits = match base {
+                16 => text.strip_prefix("0x"),
+                8 => text.strip_prefix("0o"),
+                2 => text.strip_prefix("0b"),
+                _ => None,
+            };
+            let whole = i128::from_str_radix(digits.unwrap_or(&text), base).ok();
+            whole.or_else(|| text.parse::<f64>().ok().filter(|x| x.is_finite()).map(|x| x as i128))
+        }
+        Value::Float(x) => x.is_finite().then_some(*x as i128),
+        value => value.as_int(),
+    }
+}
+
+fn round(value: &Value, mut given: Given) -> Done<Value> {
+    let x = value.as_float().ok_or_else(|| Failure::operand("round()", value))?;
+    let precision = given.take(0, "precision").and_then(|p| i32::try_from(p.as_int()?).ok()).unwrap_or(0);
+    let method = given.take(1, "method");
+    let scale = 10f64.powi(precision.clamp(-300, 300));
+    Ok(Value::Float(match method.as_ref().and_then(Value::as_str).unwrap_or("common") {
+        "ceil" => (x * scale).ceil() / scale,
+        "floor" => (x * scale).floor() / scale,
+        // Decimal digits settle it, and halves go to the even one.
+        "common" if precision >= 0 => {
+            let text = format!("{x:.*}", precision.clamp(0, 300) as usize);
+            text.parse().unwrap_or(x)
+        }
+        "common" => (x * scale).round_ties_even() / scale,
+        other => return Err(Failure::wrong(format!("round has no method {other:?}"))),
+    }))
+}
+
+/// Upper case where a word starts, after spaces, dashes and brackets that open.
+fn titled(text: &str) -> String {
+    let splits = |c: char| is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
+    let mut out = String::with_capacity(text.len());
+    let mut starts = true;
+    for c in text.chars() {
+        if std::mem::replace(&mut starts, splits(c)) {
+            out.extend(c.to_uppercase());
+        } else {
+            out.extend(c.to_lowercase());
+        }
+    }
+    out
+}
+
+/// Text with so many characters added around it, as Python divides them.
+pub(super) fn centered(text: &str, missing: usize, fill: char) -> String {
+    let width = missing + text.chars().count();
+    let left = missing / 2 + (missing & width & 1);
+    let fills = |count: usize| std::iter::repeat_n(fill, count).collect::<String>();
+    [&fills(left), text, &fills(missing - left)].concat()
+}
+
+pub(super) fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}

@@ -13,6 +13,7 @@ mod mat;
 mod memory;
 mod phases;
 mod pool;
+mod probe;
 mod simd;
 
 pub use backend::Cpu;

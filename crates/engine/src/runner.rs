@@ -57,8 +57,17 @@ impl<B: Backend> Runner<B> {
 
     /// The logits of every token of a batch that wants them, in order.
     pub fn logits(&self, batch: &Batch) -> Result<Tensor<B>, Error> {
+        self.logits_seen(batch, |_, _| Ok(()))
+    }
+
+    /// The same, showing the embeddings and what each layer makes of them to `see`.
+    pub fn logits_seen(
+        &self,
+        batch: &Batch,
+        see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
+    ) -> Result<Tensor<B>, Error> {
         let plan = StepPlan::new(&self.b, plan::build(batch, self.page_len))?;
-        let x = self.decoder.forward(&self.b, &plan, &self.kv.layers())?;
+        let x = self.decoder.forward(&self.b, &plan, &self.kv.layers(), see)?;
         self.decoder.logits(&self.b, &plan, &x) // [outputs, vocabulary]
     }
 

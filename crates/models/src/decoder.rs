@@ -44,13 +44,9 @@ impl<B: Backend> Decoder<B> {
         &self.spec
     }
 
-    /// The hidden states of a step's tokens, after the last layer. `kv` has one part for each layer.
-    pub fn forward(&self, b: &B, plan: &StepPlan<B>, kv: &[LayerKv<'_, B>]) -> Result<Tensor<B>> {
-        self.forward_seen(b, plan, kv, |_, _| Ok(()))
-    }
-
-    /// The same, showing the embeddings and what each layer makes of them to `see`.
-    pub fn forward_seen(
+    /// The hidden states of a step's tokens, after the last layer. `kv` has one part for each layer. The embeddings and
+    /// what each layer makes of them are shown to `see` on the way.
+    pub fn forward(
         &self,
         b: &B,
         plan: &StepPlan<B>,

@@ -9,6 +9,7 @@ use crate::formats::names::Names;
 use crate::formats::{Checkpoint, Settings};
 use crate::generation::Generation;
 use crate::spec::DecoderSpec;
+use crate::template::{ChatTemplates, MOST_SOURCE};
 use crate::tokenizer::Tokenizer;
 
 /// A model as its files describe it.
@@ -56,6 +57,19 @@ impl Model {
             return Err(LoadError::bad(&self.checkpoint.path, "the tokenizer", why));
         }
         Ok(tokenizer.ending_with(&self.generation()?.ends))
+    }
+
+    /// Its chat templates; `None` if it was not made to chat.
+    pub fn templates(&self, tokenizer: &Tokenizer) -> Result<Option<ChatTemplates>> {
+        match &self.checkpoint.settings {
+            Settings::Gguf(meta) => ChatTemplates::from_gguf(meta, tokenizer),
+            Settings::Hf(_) => {
+                const CONFIG: &str = "tokenizer_config.json";
+                let config = self.checkpoint.json_beside(CONFIG)?.unwrap_or_default();
+                let jinja = self.checkpoint.text_beside("chat_template.jinja", MOST_SOURCE)?;
+                ChatTemplates::from_config(&self.checkpoint.path.join(CONFIG), &config, jinja.as_deref())
+            }
+        }
     }
 
     /// How its makers would have tokens chosen.

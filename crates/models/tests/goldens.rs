@@ -62,7 +62,7 @@ impl Runner {
             hidden.push(self.b.download(&x)?);
             Ok(())
         };
-        let x = self.decoder.forward_seen(&self.b, &plan, &kv, seen).unwrap();
+        let x = self.decoder.forward(&self.b, &plan, &kv, seen).unwrap();
         let logits = self.decoder.logits(&self.b, &plan, &x).unwrap();
         self.len += rows;
         (self.b.download(&logits).unwrap(), hidden)

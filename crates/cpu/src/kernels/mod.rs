@@ -2,6 +2,7 @@
 
 mod attend;
 mod linear;
+mod probe;
 mod rowwise;
 
 pub(crate) use attend::{AttendTask, Pages};
@@ -40,6 +41,10 @@ pub(crate) struct Kernels {
     pub softcap: fn(&mut [f32], f32),
     /// `x *= sigmoid(y)`
     pub gate: fn(&mut [f32], &[f32]),
+    /// Adds up the elements, as fast as they can be read.
+    pub read: fn(&[f32], &mut f32),
+    /// Multiplies and adds as fast as possible; counts the operations.
+    pub multiply: fn(usize, &mut u64),
 }
 
 /// Instantiates the generic kernels inside functions that have `$features` enabled.
@@ -56,6 +61,8 @@ macro_rules! table {
             add_scaled: (out: &mut [f32], scale: f32, x: &[f32]) => rowwise::add_scaled::<$simd>(out, scale, x);
             softcap: (x: &mut [f32], cap: f32) => rowwise::softcap::<$simd>(x, cap);
             gate: (x: &mut [f32], y: &[f32]) => rowwise::gate::<$simd>(x, y);
+            read: (x: &[f32], sum: &mut f32) => probe::read::<$simd>(x, sum);
+            multiply: (rounds: usize, count: &mut u64) => probe::multiply::<$simd>(rounds, count);
         );
     };
     (@fns $table:ident, $isa:expr, $simd:ty, $features:tt,

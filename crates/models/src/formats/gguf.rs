@@ -4,6 +4,7 @@
 //! out: a [`Value`] remembers where they lie.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -59,6 +60,19 @@ pub enum Value {
     Str(String),
     /// Elements of one type.
     Array(Array),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::U64(n) => n.fmt(f),
+            Value::I64(n) => n.fmt(f),
+            Value::F64(x) => x.fmt(f),
+            Value::Bool(b) => b.fmt(f),
+            Value::Str(text) => write!(f, "{text:?}"),
+            Value::Array(array) => write!(f, "{} elements", array.len),
+        }
+    }
 }
 
 /// An array that lies in the file.

@@ -193,6 +193,14 @@ impl Checkpoint {
         self.beside(name).map(|path| read_json(&path)).transpose()
     }
 
+    /// A text file that stands beside `config.json`, of at most so many bytes.
+    pub fn text_beside(&self, name: &str, most: usize) -> Result<Option<String>> {
+        let Some(path) = self.beside(name) else { return Ok(None) };
+        let bytes = read_at_most(&path, most as u64)?;
+        let text = String::from_utf8(bytes);
+        text.map(Some).map_err(|e| LoadError::bad(&path, "the file", format_args!("is not UTF-8 text: {e}")))
+    }
+
     /// The path of a file that stands beside `config.json`, if it is there.
     pub fn beside(&self, name: &str) -> Option<PathBuf> {
         let path = matches!(self.settings, Settings::Hf(_)).then(|| self.path.join(name))?;
@@ -210,17 +218,17 @@ const JSON_MOST: u64 = 256 << 20;
 
 /// Reads a JSON file of bounded size.
 pub(crate) fn read_json(path: &Path) -> Result<Value> {
-    let size = std::fs::metadata(path).map_err(|e| LoadError::io(path, e))?.len();
-    if size > JSON_MOST {
-        return Err(LoadError::bad(
-            path,
-            "the file",
-            format_args!("has {size} bytes; {JSON_MOST} are the most"),
-        ));
-    }
-    let bytes = std::fs::read(path).map_err(|e| LoadError::io(path, e))?;
-    serde_json::from_slice(&bytes)
+    serde_json::from_slice(&read_at_most(path, JSON_MOST)?)
         .map_err(|e| LoadError::bad(path, "the file", format_args!("is not JSON: {e}")))
+}
+
+fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
+    let size = std::fs::metadata(path).map_err(|e| LoadError::io(path, e))?.len();
+    if size > most {
+        let why = format_args!("has {size} bytes; {most} are the most");
+        return Err(LoadError::bad(path, "the file", why));
+    }
+    std::fs::read(path).map_err(|e| LoadError::io(path, e))
 }
 
 /// The one GGUF model in a folder: a file, or the first part of one.

@@ -1,0 +1,48 @@
+//! What this machine can do at most, at this minute: the yardstick that speeds are held against.
+
+use std::time::Instant;
+
+use crate::Cpu;
+
+/// Pieces of the memory that is read: several a thread, so that none waits long for the last.
+const PIECES: usize = 64;
+
+impl Cpu {
+    /// Bytes per second that all threads together read from memory. `memory` should be far larger than the caches.
+    pub fn read_speed(&self, memory: &[f32]) -> f64 {
+        let piece = memory.len().div_ceil(PIECES).max(1);
+        let pass = || {
+            let begun = Instant::now();
+            self.share(memory.len().div_ceil(piece), usize::MAX, |_, i| {
+                let mut sum = 0.0;
+                let end = memory.len().min((i + 1) * piece);
+                (self.kernels.read)(&memory[i * piece..end], &mut sum);
+                std::hint::black_box(sum);
+            });
+            size_of_val(memory) as f64 / begun.elapsed().as_secs_f64().max(1e-9)
+        };
+        best(3, pass)
+    }
+
+    /// Floating-point operations per second that all threads together can do in these instructions.
+    pub fn multiply_speed(&self) -> f64 {
+        const ROUNDS: usize = 1 << 16;
+        let pieces = 16 * self.threads();
+        let pass = || {
+            let begun = Instant::now();
+            let done = std::sync::atomic::AtomicU64::new(0);
+            self.share(pieces, usize::MAX, |_, _| {
+                let mut count = 0;
+                (self.kernels.multiply)(ROUNDS, &mut count);
+                done.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
+            });
+            done.into_inner() as f64 / begun.elapsed().as_secs_f64().max(1e-9)
+        };
+        best(3, pass)
+    }
+}
+
+/// The fastest of a few runs: the others were disturbed.
+fn best(runs: usize, run: impl Fn() -> f64) -> f64 {
+    (0..runs).map(|_| run()).fold(0.0, f64::max)
+}

@@ -1,0 +1,292 @@
+//! [`Answers`]: the events of a request's choices, merged in the order of their arrival, as what a client is told.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use tallow_engine::handle::{Done, Event, Failure, Finish};
+use tallow_engine::sampler::Choice;
+use tallow_models::tokenizer::Tokenizer;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::errors::ApiError;
+use crate::state::{Open, Server};
+
+/// News of one choice.
+#[derive(Debug)]
+pub(crate) struct Told {
+    /// Which one.
+    pub(crate) index: usize,
+    /// More of its text.
+    pub(crate) part: Option<Part>,
+    /// Why it ended, if it did.
+    pub(crate) end: Option<Finish>,
+}
+
+/// A piece of a text, with its tokens if those were asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Part {
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<Token>,
+}
+
+/// A token with its log-probability.
+#[derive(Debug)]
+pub(crate) struct Token {
+    pub(crate) bytes: Vec<u8>,
+    /// None for the first of a prompt.
+    pub(crate) logprob: Option<f32>,
+    pub(crate) top: Vec<(Vec<u8>, f32)>,
+    /// Characters before it.
+    pub(crate) offset: usize,
+}
+
+/// A prompt that is part of its answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Echo {
+    pub(crate) text: String,
+    /// Its first token, if tokens were asked for.
+    pub(crate) first: Option<u32>,
+}
+
+/// What all answers took together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Totals {
+    /// Tokens of the prompts, each once.
+    pub(crate) prompt: usize,
+    /// Of those, how many were in the cache.
+    pub(crate) cached: usize,
+    pub(crate) new: usize,
+    /// Prompt tokens that were computed and that were not, for every choice.
+    pub(crate) prompt_computed: usize,
+    pub(crate) prompt_reused: usize,
+    /// Tokens after the first of each choice.
+    pub(crate) later: usize,
+    /// The longest that any took.
+    pub(crate) queue: Duration,
+    pub(crate) prefill: Duration,
+    pub(crate) decode: Duration,
+}
+
+/// What to follow.
+#[derive(Debug)]
+pub(crate) struct Followed {
+    pub(crate) events: UnboundedReceiver<Event>,
+    /// Of the prompt, where that is part of the answer.
+    pub(crate) echo: Option<Echo>,
+    /// Is it the first of those that answer the same prompt?
+    pub(crate) first: bool,
+}
+
+/// The choices of one request. Dropping it ends them.
+pub(crate) struct Answers {
+    open: Open,
+    choices: Vec<Following>,
+    /// Where to look first.
+    next: usize,
+    peeked: Option<Told>,
+    over: Pin<Box<dyn Future<Output = ()> + Send>>,
+    begun: Instant,
+    wants_tokens: bool,
+    totals: Totals,
+}
+
+struct Following {
+    events: Option<UnboundedReceiver<Event>>,
+    echo: Option<Echo>,
+    is_first: bool,
+    /// Tokens of the prompt.
+    scored: Vec<Choice>,
+    /// Tokens whose text has not been told yet.
+    held: Vec<Choice>,
+    /// Characters of all tokens that have been told.
+    offset: usize,
+    last_token: Option<Instant>,
+}
+
+impl Answers {
+    pub(crate) fn new(server: &Arc<Server>, followed: Vec<Followed>, wants_tokens: bool) -> Answers {
+        let following = |f: Followed| Following {
+            events: Some(f.events),
+            echo: f.echo,
+            is_first: f.first,
+            scored: Vec::new(),
+            held: Vec::new(),
+            offset: 0,
+            last_token: None,
+        };
+        Answers {
+            open: Open::new(server),
+            choices: followed.into_iter().map(following).collect(),
+            next: 0,
+            peeked: None,
+            over: Box::pin(server.over()),
+            begun: Instant::now(),
+            wants_tokens,
+            totals: Totals::default(),
+        }
+    }
+
+    /// What all took; complete once all have ended.
+    pub(crate) fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// Have all ended, and has everything been told?
+    pub(crate) fn ended(&self) -> bool {
+        self.peeked.is_none() && self.choices.iter().all(|choice| choice.events.is_none())
+    }
+
+    /// The next news, or nothing once all have ended. After an error there is nothing more.
+    pub(crate) async fn next(&mut self) -> Option<Result<Told, ApiError>> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// Waits for the first news, but not for ever. What fails by then fails before anything has been sent.
+    pub(crate) async fn wait(&mut self, patience: Duration) -> Result<(), ApiError> {
+        if let Ok(Some(told)) = tokio::time::timeout(patience, self.next()).await {
+            self.peeked = Some(told?);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Told, ApiError>>> {
+        if let Some(told) = self.peeked.take() {
+            return Poll::Ready(Some(Ok(told)));
+        }
+        let mut silent = 0;
+        while silent < self.choices.len() {
+            let index = self.next % self.choices.len();
+            self.next = index + 1;
+            let Some(events) = &mut self.choices[index].events else {
+                silent += 1;
+                continue;
+            };
+            let event = match events.poll_recv(cx) {
+                Poll::Pending => {
+                    silent += 1;
+                    continue;
+                }
+                Poll::Ready(Some(event)) => event,
+                Poll::Ready(None) => {
+                    Event::Failed(Failure::Broken("the engine gave no end to the answer".into()))
+                }
+            };
+            silent = 0;
+            match self.take(index, event) {
+                Ok(Some(told)) => return Poll::Ready(Some(Ok(told))),
+                Ok(None) => {}
+                Err(failure) => return Poll::Ready(Some(Err(self.fail(failure)))),
+            }
+        }
+        if self.ended() {
+            return Poll::Ready(None);
+        }
+        if self.over.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Some(Err(self.fail(Failure::ShuttingDown))));
+        }
+        Poll::Pending
+    }
+
+    /// Ends all, since one has failed.
+    fn fail(&mut self, failure: Failure) -> ApiError {
+        let server = &self.open.0;
+        for choice in &mut self.choices {
+            if choice.events.take().is_some() {
+                server.metrics.ended("error");
+            }
+        }
+        ApiError::engine(failure, server.handle.is_alive())
+    }
+
+    fn take(&mut self, index: usize, event: Event) -> Result<Option<Told>, Failure> {
+        let server = &self.open.0;
+        let (choice, tokenizer) = (&mut self.choices[index], &server.handle.info().tokenizer);
+        let told = |part| Ok(Some(Told { index, part, end: None }));
+        match event {
+            Event::Started { .. } => Ok(None),
+            Event::Prompt(scored) => {
+                choice.scored.extend(scored);
+                Ok(None)
+            }
+            Event::Piece { text, choice: token } => {
+                let now = Instant::now();
+                match choice.last_token.replace(now) {
+                    None => server.metrics.first_token(now - self.begun),
+                    Some(last) => server.metrics.next_token(now - last),
+                }
+                if self.wants_tokens {
+                    choice.held.push(token);
+                }
+                match choice.part(&text, text.is_empty(), tokenizer) {
+                    None => Ok(None),
+                    part => told(part),
+                }
+            }
+            Event::Done(done) => {
+                choice.events = None;
+                // A stop is not told, and so the tokens that are nothing else are not either.
+                let stopped = matches!(done.reason, Finish::Stop(_));
+                let part = choice.part(&done.text, stopped, tokenizer);
+                self.totals.add(&done, choice.is_first);
+                server.metrics.done(&done, self.begun.elapsed());
+                Ok(Some(Told { index, part, end: Some(done.reason) }))
+            }
+            Event::Failed(failure) => Err(failure),
+        }
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        for choice in &self.choices {
+            if choice.events.is_some() {
+                self.open.0.metrics.ended("abort");
+            }
+        }
+    }
+}
+
+impl Following {
+    /// More of the text, after the prompt if that is to come first. Tokens that are `held` back wait for their text.
+    fn part(&mut self, text: &str, held: bool, tokenizer: &Tokenizer) -> Option<Part> {
+        let mut part = Part::default();
+        let mut tokens = Vec::new();
+        if let Some(echo) = self.echo.take() {
+            part.text = echo.text;
+            tokens.extend(echo.first.map(|token| Choice { token, logprob: None, top: Vec::new() }));
+            tokens.append(&mut self.scored);
+        }
+        part.text += text;
+        if !held {
+            tokens.append(&mut self.held);
+        }
+        part.tokens = tokens.into_iter().map(|choice| self.token(choice, tokenizer)).collect();
+        (!part.text.is_empty() || !part.tokens.is_empty()).then_some(part)
+    }
+
+    fn token(&mut self, choice: Choice, tokenizer: &Tokenizer) -> Token {
+        let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default();
+        let top = choice.top.iter().map(|scored| (bytes(scored.token), scored.logprob)).collect();
+        let token = Token { bytes: bytes(choice.token), logprob: choice.logprob, top, offset: self.offset };
+        self.offset += String::from_utf8_lossy(&token.bytes).chars().count();
+        token
+    }
+}
+
+impl Totals {
+    fn add(&mut self, done: &Done, first: bool) {
+        if first {
+            self.prompt += done.prompt_tokens;
+            self.cached += done.cached_tokens;
+        }
+        self.new += done.new_tokens;
+        self.prompt_reused += done.cached_tokens;
+        self.prompt_computed += done.prompt_tokens.saturating_sub(done.cached_tokens);
+        self.later += done.new_tokens.saturating_sub(1);
+        self.queue = self.queue.max(done.timings.queue);
+        self.prefill = self.prefill.max(done.timings.prefill);
+        self.decode = self.decode.max(done.timings.decode);
+    }
+}

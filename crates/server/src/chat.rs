@@ -1,0 +1,97 @@
+//! `/v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde_json::Value;
+
+use crate::body::prepare;
+use crate::errors::ApiError;
+use crate::fields::Fields;
+use crate::generation::{Generation, MOST_TOKENS};
+use crate::prompt::{Messages, is_empty_list};
+use crate::run::{Job, Prompt, run};
+use crate::state::Server;
+use crate::wire::Form;
+
+/// A chat to be answered.
+#[derive(Clone, Debug)]
+pub struct ChatRequest {
+    messages: Messages,
+    generation: Generation,
+}
+
+/// Reads the body of a request for a chat, and checks all that can be checked without the model.
+///
+/// `user`, `safety_identifier`, `prompt_cache_key` and `metadata` are taken and not used. Fields for things that are
+/// not there yet are taken where they say "off", and refused where they do not.
+pub fn parse_chat_request(body: &[u8]) -> Result<ChatRequest, ApiError> {
+    let mut fields = Fields::body(body)?;
+    let mut generation = Generation::take(&mut fields)?;
+    let messages = Messages::take(&mut fields)?;
+    generation.max_tokens = max_tokens(&mut fields)?;
+    generation.logprobs = logprobs(&mut fields)?;
+    not_yet(&mut fields)?;
+    fields.finish()?;
+    Ok(ChatRequest { messages, generation })
+}
+
+/// The newer name for the length of an answer, or the older one.
+fn max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let old = fields.whole("max_tokens", 1..=MOST_TOKENS)?;
+    let new = fields.whole("max_completion_tokens", 1..=MOST_TOKENS)?;
+    if let (Some(old), Some(new)) = (old, new)
+        && old != new
+    {
+        let why = format!("max_tokens is {old} and max_completion_tokens is {new}; give one of them");
+        return Err(ApiError::field("max_tokens", why));
+    }
+    Ok(new.or(old).map(|n| n as usize))
+}
+
+fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let wanted = fields.flag("logprobs")?.unwrap_or(false);
+    let top = fields.whole("top_logprobs", 0..=20)?;
+    match (wanted, top) {
+        (true, top) => Ok(Some(top.unwrap_or(0) as usize)),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs to be true")),
+    }
+}
+
+/// Refuses what cannot be honoured yet, unless it is switched off.
+fn not_yet(fields: &mut Fields) -> Result<(), ApiError> {
+    let never = |_: &Value| false;
+    fields.only_off("tools", is_empty_list)?;
+    fields.only_off("functions", is_empty_list)?;
+    fields.only_off("tool_choice", |v| *v == "none")?;
+    fields.only_off("function_call", |v| *v == "none")?;
+    fields.only_off("parallel_tool_calls", |v| *v == true)?;
+    fields.only_off("response_format", |v| *v == serde_json::json!({"type": "text"}))?;
+    fields.only_off("modalities", |v| *v == serde_json::json!(["text"]))?;
+    fields.only_off("store", |v| *v == false)?;
+    fields.only_off("service_tier", |v| *v == "auto" || *v == "default")?;
+    fields.only_off("verbosity", |v| *v == "medium")?;
+    fields.only_off("reasoning_effort", |v| *v == "none")?;
+    fields.only_off("prompt_cache_retention", |v| *v == "in_memory")?;
+    for name in ["audio", "prediction", "web_search_options", "moderation", "prompt_cache_options"] {
+        fields.only_off(name, never)?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Response, ApiError> {
+    let job = prepare(&server, request, |server, body| {
+        // Journey, stop 2: the chat. Its template makes it text, the tokenizer tokens, and the engine is given those.
+        let ChatRequest { messages, generation } = parse_chat_request(body)?;
+        let info = server.handle.info();
+        generation.fit(info)?;
+        let (templates, allowed) = (server.templates.as_ref(), server.settings.template_values);
+        let ids = messages.tokens(templates, allowed, &info.tokenizer)?;
+        let room = info.context.saturating_sub(ids.len());
+        let max_new = generation.max_tokens.or(server.max_tokens).unwrap_or(room);
+        Job::new(generation, Form::Chat, vec![Prompt { ids, echo: None }], max_new, info)
+    });
+    run(&server, job.await?).await
+}

@@ -1,0 +1,126 @@
+//! `/v1/completions`.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde_json::Value;
+use tallow_models::tokenizer::{Around, Shown, Tokenizer};
+
+use crate::body::prepare;
+use crate::errors::ApiError;
+use crate::fields::{Fields, text, whole, wrong};
+use crate::generation::{Generation, MOST_CHOICES, MOST_TOKENS};
+use crate::prompt::tokens_of_text;
+use crate::run::{Job, Prompt, run};
+use crate::state::Server;
+use crate::wire::Form;
+
+const MOST_PROMPTS: usize = 64;
+/// The length of an answer, where neither the request nor the server says: as OpenAI's interface has it.
+const USUAL_TOKENS: usize = 16;
+
+/// Texts to be gone on with.
+#[derive(Clone, Debug)]
+pub struct CompletionRequest {
+    prompts: Vec<Given>,
+    echo: bool,
+    generation: Generation,
+}
+
+/// A prompt as a request has it.
+#[derive(Clone, Debug)]
+enum Given {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// Reads the body of a request for completions, and checks all that can be checked without the model.
+///
+/// Special tokens that are written in a prompt are those tokens: who writes a whole prompt writes its frame too.
+pub fn parse_completion_request(body: &[u8]) -> Result<CompletionRequest, ApiError> {
+    let mut fields = Fields::body(body)?;
+    let mut generation = Generation::take(&mut fields)?;
+    let prompts = prompts(&mut fields)?;
+    let choices = prompts.len() * generation.n;
+    if choices > MOST_CHOICES {
+        let why = format!(
+            "{} prompts and n = {} are {choices} answers; at most {MOST_CHOICES} are given",
+            prompts.len(),
+            generation.n
+        );
+        return Err(ApiError::field("n", why));
+    }
+    let echo = fields.flag("echo")?.unwrap_or(false);
+    generation.max_tokens = fields.whole("max_tokens", 0..=MOST_TOKENS)?.map(|n| n as usize);
+    if generation.max_tokens == Some(0) && !echo {
+        return Err(ApiError::field(
+            "max_tokens",
+            "max_tokens can be 0 only where echo is true; else nothing is left to do",
+        ));
+    }
+    generation.logprobs = fields.whole("logprobs", 0..=5)?.map(|n| n as usize);
+    fields.only_off("suffix", |v| *v == "")?;
+    let n = generation.n;
+    fields.only_off("best_of", |v| *v == n)?;
+    fields.finish()?;
+    Ok(CompletionRequest { prompts, echo, generation })
+}
+
+fn prompts(fields: &mut Fields) -> Result<Vec<Given>, ApiError> {
+    let values = match fields.take("prompt") {
+        None => return Err(ApiError::field("prompt", "prompt is missing")),
+        Some(Value::String(text)) => return Ok(vec![Given::Text(text)]),
+        Some(Value::Array(values)) => values,
+        Some(other) => return Err(wrong("prompt".into(), "text, tokens, or a list of those", &other)),
+    };
+    if values.iter().all(Value::is_number) && !values.is_empty() {
+        return Ok(vec![Given::Tokens(tokens("prompt", values)?)]);
+    }
+    if values.is_empty() || values.len() > MOST_PROMPTS {
+        let why = format!("prompt should have from 1 to {MOST_PROMPTS} prompts, and has {}", values.len());
+        return Err(ApiError::field("prompt", why));
+    }
+    let each = |(i, value)| match value {
+        Value::Array(ids) => tokens(&format!("prompt[{i}]"), ids).map(Given::Tokens),
+        value => text(format!("prompt[{i}]"), value).map(Given::Text),
+    };
+    values.into_iter().enumerate().map(each).collect()
+}
+
+/// Token ids.
+pub(crate) fn tokens(path: &str, values: Vec<Value>) -> Result<Vec<u32>, ApiError> {
+    let id = |(i, value)| whole(format!("{path}[{i}]"), &value, 0..=i64::from(u32::MAX)).map(|id| id as u32);
+    values.into_iter().enumerate().map(id).collect()
+}
+
+impl Given {
+    fn prompt(self, echo: bool, tokenizer: &Tokenizer) -> Result<Prompt, ApiError> {
+        Ok(match self {
+            Given::Text(text) => {
+                let ids = tokens_of_text("prompt", &text, Around::Added, tokenizer)?;
+                Prompt { ids, echo: echo.then_some(text) }
+            }
+            Given::Tokens(ids) => {
+                let echo = echo.then(|| tokenizer.decode(&ids, Shown::All));
+                Prompt { ids, echo }
+            }
+        })
+    }
+}
+
+pub(crate) async fn completions(
+    State(server): State<Arc<Server>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let job = prepare(&server, request, |server, body| {
+        let CompletionRequest { prompts, echo, generation } = parse_completion_request(body)?;
+        let info = server.handle.info();
+        generation.fit(info)?;
+        let prompts = prompts.into_iter().map(|given| given.prompt(echo, &info.tokenizer));
+        let prompts = prompts.collect::<Result<_, _>>()?;
+        let max_new = generation.max_tokens.or(server.max_tokens).unwrap_or(USUAL_TOKENS);
+        Job::new(generation, Form::Completion, prompts, max_new, info)
+    });
+    run(&server, job.await?).await
+}

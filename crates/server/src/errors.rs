@@ -1,0 +1,159 @@
+//! [`ApiError`]: what clients are told when something is refused or fails, in the shape of OpenAI's interface.
+
+use std::fmt;
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use tallow_engine::handle::Failure;
+use tallow_engine::scheduler::Unfit;
+
+/// A refusal or a failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    pub(crate) status: StatusCode,
+    message: String,
+    /// The field at fault.
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct Wire<'a> {
+    error: Error<'a>,
+}
+
+#[derive(Serialize)]
+struct Error<'a> {
+    message: &'a str,
+    r#type: &'a str,
+    param: Option<&'a str>,
+    code: Option<&'a str>,
+}
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, message: impl fmt::Display) -> ApiError {
+        ApiError { status, message: message.to_string(), param: None, code: None }
+    }
+
+    /// A field is wrong.
+    pub(crate) fn field(param: impl Into<String>, message: impl fmt::Display) -> ApiError {
+        ApiError { param: Some(param.into()), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
+    }
+
+    /// The request as a whole is wrong.
+    pub(crate) fn bad(message: impl fmt::Display) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// The model is not there.
+    pub(crate) fn no_model(asked: &str, names: &[String]) -> ApiError {
+        let message = format!("there is no model {}; there is {}", quoted(asked), names.join(", "));
+        let error = ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found");
+        ApiError { param: Some("model".into()), ..error }
+    }
+
+    /// The prompt has no room in the context.
+    pub(crate) fn too_long(param: &str, prompt: usize, context: usize) -> ApiError {
+        let message = format!(
+            "the prompt has {prompt} tokens, and the model's context of {context} must hold them and the answer; \
+             shorten the prompt"
+        );
+        ApiError::field(param, message).code("context_length_exceeded")
+    }
+
+    /// The engine's thread has ended.
+    pub(crate) fn dead() -> ApiError {
+        let message = "the engine has stopped, and only a restart of the server helps";
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("engine_stopped")
+    }
+
+    pub(crate) fn code(self, code: &'static str) -> ApiError {
+        ApiError { code: Some(code), ..self }
+    }
+
+    /// What the engine said, where `alive` says whether it lives.
+    pub(crate) fn engine(failure: Failure, alive: bool) -> ApiError {
+        let unavailable = StatusCode::SERVICE_UNAVAILABLE;
+        match failure {
+            Failure::Unfit(Unfit::TooLong { prompt, context }) => {
+                ApiError::too_long("prompt", prompt, context)
+            }
+            Failure::Unfit(unfit) => ApiError::field("prompt", unfit),
+            Failure::Full(_) => ApiError::new(StatusCode::TOO_MANY_REQUESTS, failure).code("queue_full"),
+            Failure::ShuttingDown => ApiError::new(unavailable, failure).code("shutting_down"),
+            Failure::Broken(_) if !alive => ApiError::dead(),
+            Failure::Broken(why) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why),
+        }
+    }
+
+    /// As a JSON object.
+    pub(crate) fn json(&self) -> String {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            429 => "rate_limit_error",
+            400..500 => "invalid_request_error",
+            _ => "server_error",
+        };
+        let (param, code) = (self.param.as_deref(), self.code);
+        let wire = Wire { error: Error { message: &self.message, r#type: kind, param, code } };
+        // Text always becomes JSON.
+        serde_json::to_string(&wire).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.param {
+            Some(param) => write!(f, "{param}: {}", self.message),
+            None => f.write_str(&self.message),
+        }
+    }
+}
+
+impl std::error::Error for ApiError {}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = json(self.status, self.json());
+        let headers = response.headers_mut();
+        // A full queue moves on soon. A server that stops is back when somebody has started it again.
+        let wait = match self.status {
+            StatusCode::TOO_MANY_REQUESTS => Some("1"),
+            StatusCode::SERVICE_UNAVAILABLE => Some("10"),
+            _ => None,
+        };
+        if let Some(wait) = wait {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static(wait));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if matches!(self.status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
+            // The rest of the body is not read.
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+/// A response that is JSON.
+pub(crate) fn json(status: StatusCode, body: String) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// A response that is a value as JSON.
+pub(crate) fn respond(value: &impl Serialize) -> Result<Response, ApiError> {
+    let body = serde_json::to_string(value);
+    let body = body.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("no JSON: {e}")))?;
+    Ok(json(StatusCode::OK, body))
+}
+
+/// A text of somebody else in a message: in quotes, nothing in it that could act, and not long.
+pub(crate) fn quoted(text: &str) -> String {
+    match text.char_indices().nth(64) {
+        Some((at, _)) => format!("{:?}…", &text[..at]),
+        None => format!("{text:?}"),
+    }
+}

@@ -1,0 +1,233 @@
+//! [`Generation`]: what chats and completions ask for in the same fields.
+
+use std::hash::{BuildHasher, RandomState};
+
+use serde_json::Value;
+use tallow_engine::handle::{Info, Request};
+use tallow_engine::sampler::Sampling;
+
+use crate::errors::ApiError;
+use crate::fields::{Fields, number, text, whole, wrong};
+
+/// Answers to one request, all prompts together.
+pub(crate) const MOST_CHOICES: usize = 128;
+const MOST_STOPS: usize = 16;
+const MOST_STOP_BYTES: usize = 1024;
+const MOST_STOP_TOKENS: usize = 128;
+const MOST_BIASES: usize = 1024;
+const MOST_SALT: usize = 256;
+/// As many tokens as any answer could have.
+pub(crate) const MOST_TOKENS: i64 = i32::MAX as i64;
+
+/// How to generate.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Generation {
+    /// What it calls the model.
+    pub(crate) model: Option<String>,
+    /// Answers to each prompt.
+    pub(crate) n: usize,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+    stops: Vec<String>,
+    stop_tokens: Vec<u32>,
+    ignore_end: bool,
+    salt: Option<String>,
+    seed: Option<i64>,
+    temperature: Option<f32>,
+    top_k: Option<i64>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    typical_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    bias: Vec<(u32, f32)>,
+}
+
+impl Generation {
+    /// Takes those fields. `max_tokens` and `logprobs` mean different things in chats and completions, and stay.
+    pub(crate) fn take(fields: &mut Fields) -> Result<Generation, ApiError> {
+        let stream = fields.flag("stream")?.unwrap_or(false);
+        not_used(fields)?;
+        Ok(Generation {
+            model: fields.text("model")?,
+            n: fields.whole("n", 1..=MOST_CHOICES as i64)?.unwrap_or(1) as usize,
+            max_tokens: None,
+            logprobs: None,
+            stream,
+            include_usage: include_usage(fields, stream)?,
+            stops: stops(fields)?,
+            stop_tokens: stop_tokens(fields)?,
+            ignore_end: fields.flag("ignore_eos")?.unwrap_or(false),
+            salt: salt(fields)?,
+            seed: fields.whole("seed", i64::MIN..=i64::MAX)?,
+            temperature: fields.number("temperature", 0.0..=10.0)?,
+            top_k: fields.whole("top_k", -1..=MOST_TOKENS)?,
+            top_p: fields.share("top_p")?,
+            min_p: fields.number("min_p", 0.0..=1.0)?,
+            typical_p: fields.share("typical_p")?,
+            repetition_penalty: fields.number("repetition_penalty", 0.01..=10.0)?,
+            presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?,
+            frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?,
+            bias: bias(fields)?,
+        })
+    }
+
+    /// Checks what only the model knows.
+    pub(crate) fn fit(&self, info: &Info) -> Result<(), ApiError> {
+        if let Some(model) = self.model.as_ref().filter(|model| !info.names.contains(model)) {
+            return Err(ApiError::no_model(model, &info.names));
+        }
+        let known = |path: String, id: u32| match (id as usize) < info.vocab {
+            true => Ok(()),
+            false => Err(unknown_token(path, id, info.vocab)),
+        };
+        let mut stops = self.stop_tokens.iter().enumerate();
+        stops.try_for_each(|(i, id)| known(format!("stop_token_ids[{i}]"), *id))?;
+        self.bias.iter().try_for_each(|(id, _)| known(format!("logit_bias.{id}"), *id))
+    }
+
+    /// What the engine is to do with a prompt, for each of its answers. `random` is a seed for those who gave none.
+    pub(crate) fn requests(
+        &self,
+        prompt: &[u32],
+        max_new: usize,
+        score_prompt: bool,
+        info: &Info,
+    ) -> impl Iterator<Item = Request> {
+        let seed = self.seed.map_or_else(|| RandomState::new().hash_one(0), |seed| seed as u64);
+        (0..self.n as u64).map(move |i| Request {
+            prompt: prompt.to_vec(),
+            max_new,
+            sampling: self.sampling(&info.sampling, seed.wrapping_add(i)),
+            stops: self.stops.clone(),
+            stop_tokens: self.stop_tokens.clone(),
+            ignore_end: self.ignore_end,
+            salt: self.salt.clone(),
+            score_prompt,
+        })
+    }
+
+    fn sampling(&self, usual: &Sampling, seed: u64) -> Sampling {
+        Sampling {
+            temperature: self.temperature.unwrap_or(usual.temperature),
+            // Elsewhere -1 means all, as 0 does.
+            top_k: self.top_k.map_or(usual.top_k, |k| k.max(0) as usize),
+            top_p: self.top_p.unwrap_or(usual.top_p),
+            min_p: self.min_p.unwrap_or(usual.min_p),
+            typical_p: self.typical_p.unwrap_or(usual.typical_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(usual.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(usual.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(usual.frequency_penalty),
+            bias: if self.bias.is_empty() { usual.bias.clone() } else { self.bias.clone() },
+            seed,
+            logprobs: self.logprobs,
+        }
+    }
+}
+
+/// A token that the model does not have.
+pub(crate) fn unknown_token(path: String, id: u32, vocab: usize) -> ApiError {
+    let why =
+        format!("{path}: there is no token {id}; the model's are from 0 to {}", vocab.saturating_sub(1));
+    ApiError::field(path, why)
+}
+
+/// Takes fields that say who asks. They are checked, and nothing is done with them.
+fn not_used(fields: &mut Fields) -> Result<(), ApiError> {
+    for name in ["user", "safety_identifier", "prompt_cache_key"] {
+        fields.short_text(name, 1024)?;
+    }
+    if let Some(metadata) = fields.take("metadata") {
+        let path = fields.path("metadata");
+        let Value::Object(members) = metadata else { return Err(wrong(path, "an object", &metadata)) };
+        for (name, value) in members {
+            text(format!("{path}.{name}"), value)?;
+        }
+    }
+    Ok(())
+}
+
+fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
+    let Some(options) = fields.take("stream_options") else { return Ok(false) };
+    if !stream {
+        let why = "stream_options can only be there where stream is true";
+        return Err(ApiError::field("stream_options", why));
+    }
+    let mut options = Fields::within("stream_options".into(), options)?;
+    let include = options.flag("include_usage")?.unwrap_or(false);
+    options.only_off("include_obfuscation", |value| *value == false)?;
+    options.finish()?;
+    Ok(include)
+}
+
+fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let stops = match fields.take("stop") {
+        None => return Ok(Vec::new()),
+        Some(Value::String(stop)) => vec![stop],
+        Some(Value::Array(stops)) if stops.len() <= MOST_STOPS => {
+            let stops = stops.into_iter().enumerate().map(|(i, stop)| text(format!("stop[{i}]"), stop));
+            stops.collect::<Result<_, _>>()?
+        }
+        Some(Value::Array(stops)) => {
+            let why = format!("stop should have at most {MOST_STOPS} texts, and has {}", stops.len());
+            return Err(ApiError::field("stop", why));
+        }
+        Some(other) => return Err(wrong("stop".into(), "text or a list of texts", &other)),
+    };
+    match stops.iter().find(|stop| stop.is_empty() || stop.len() > MOST_STOP_BYTES) {
+        None => Ok(stops),
+        Some(stop) => {
+            let why = format!("a stop should have from 1 to {MOST_STOP_BYTES} bytes, and has {}", stop.len());
+            Err(ApiError::field("stop", why))
+        }
+    }
+}
+
+fn stop_tokens(fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
+    let id = |path, value: Value| whole(path, &value, 0..=i64::from(u32::MAX)).map(|id| id as u32);
+    let ids = fields.list("stop_token_ids", id)?.unwrap_or_default();
+    if ids.len() > MOST_STOP_TOKENS {
+        let why =
+            format!("stop_token_ids should have at most {MOST_STOP_TOKENS} tokens, and has {}", ids.len());
+        return Err(ApiError::field("stop_token_ids", why));
+    }
+    Ok(ids)
+}
+
+fn salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let salt = fields.short_text("cache_salt", MOST_SALT)?;
+    match salt.as_deref() {
+        // Whoever gives an empty salt may believe to be alone, and is not.
+        Some("") => {
+            Err(ApiError::field("cache_salt", "cache_salt should not be empty; leave it out to have none"))
+        }
+        _ => Ok(salt),
+    }
+}
+
+fn bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
+    let members = match fields.take("logit_bias") {
+        None => return Ok(Vec::new()),
+        Some(Value::Object(members)) => members,
+        Some(other) => return Err(wrong("logit_bias".into(), "an object", &other)),
+    };
+    if members.len() > MOST_BIASES {
+        let why = format!("logit_bias should have at most {MOST_BIASES} tokens, and has {}", members.len());
+        return Err(ApiError::field("logit_bias", why));
+    }
+    let mut all = Vec::new();
+    for (key, value) in members {
+        let id = key.parse().map_err(|_| {
+            let key = crate::errors::quoted(&key);
+            ApiError::field(
+                "logit_bias",
+                format!("the keys of logit_bias should be token ids, and one is {key}"),
+            )
+        })?;
+        all.push((id, number(format!("logit_bias.{id}"), &value, -100.0..=100.0)?));
+    }
+    Ok(all)
+}

@@ -1,0 +1,310 @@
+//! The JSON of answers, whole or in chunks.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use tallow_engine::handle::Finish;
+
+use crate::answers::{Part, Token, Totals};
+
+/// What OpenAI's own servers report for tokens that are as good as impossible; JSON has no infinity.
+const IMPOSSIBLE: f32 = -9999.0;
+const FINGERPRINT: &str = concat!("tallow-", env!("CARGO_PKG_VERSION"));
+
+/// Which of the two interfaces is spoken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Chat,
+    Completion,
+}
+
+/// What is the same in all chunks of an answer.
+#[derive(Debug)]
+pub(crate) struct Envelope {
+    pub(crate) form: Form,
+    pub(crate) id: String,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    pub(crate) wants_tokens: bool,
+    /// Does a last chunk have the usage?
+    pub(crate) include_usage: bool,
+}
+
+/// A choice that is complete.
+#[derive(Debug, Default)]
+pub(crate) struct Whole {
+    pub(crate) part: Part,
+    pub(crate) finish: &'static str,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'static str,
+    choices: Vec<Choice<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Timings>,
+}
+
+#[derive(Default, Serialize)]
+struct Choice<'a> {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<Message<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delta: Option<Delta<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    logprobs: Option<Logprobs>,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+    refusal: Option<()>,
+}
+
+#[derive(Default, Serialize)]
+struct Delta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Logprobs {
+    Chat {
+        content: Vec<Scored>,
+        refusal: Option<()>,
+    },
+    Completion {
+        tokens: Vec<String>,
+        token_logprobs: Vec<Option<f32>>,
+        top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
+        text_offset: Vec<usize>,
+    },
+}
+
+#[derive(Serialize)]
+struct Scored {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<Scored>>,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: Cached,
+}
+
+#[derive(Serialize)]
+struct Cached {
+    cached_tokens: usize,
+}
+
+/// Where the time went; of choices side by side, the longest of each.
+#[derive(Serialize)]
+struct Timings {
+    queue_ms: f64,
+    cache_n: usize,
+    prompt_n: usize,
+    prompt_ms: f64,
+    prompt_per_second: f64,
+    predicted_n: usize,
+    predicted_ms: f64,
+    predicted_per_second: f64,
+}
+
+impl Form {
+    fn object(self, chunk: bool) -> &'static str {
+        match (self, chunk) {
+            (Form::Chat, true) => "chat.completion.chunk",
+            (Form::Chat, false) => "chat.completion",
+            (Form::Completion, _) => "text_completion",
+        }
+    }
+
+    pub(crate) fn prefix(self) -> &'static str {
+        match self {
+            Form::Chat => "chatcmpl-",
+            Form::Completion => "cmpl-",
+        }
+    }
+}
+
+/// What clients are told of why an answer ended.
+pub(crate) fn finish_reason(end: &Finish) -> &'static str {
+    match end {
+        Finish::End | Finish::Stop(_) => "stop",
+        Finish::Length => "length",
+    }
+}
+
+impl Envelope {
+    /// All choices in one.
+    pub(crate) fn whole(&self, choices: &[Whole], totals: &Totals) -> String {
+        let choices =
+            choices.iter().enumerate().map(|(index, whole)| self.whole_choice(index, whole)).collect();
+        let body = Body {
+            usage: Some(Some(totals.usage())),
+            timings: Some(totals.timings()),
+            ..self.body(choices, false)
+        };
+        text(&body)
+    }
+
+    fn whole_choice<'a>(&self, index: usize, whole: &'a Whole) -> Choice<'a> {
+        let content = &*whole.part.text;
+        let choice = Choice {
+            index,
+            logprobs: self.wants_tokens.then(|| self.logprobs(&whole.part.tokens)),
+            finish_reason: Some(whole.finish),
+            ..Choice::default()
+        };
+        match self.form {
+            Form::Chat => {
+                let message = Some(Message { role: "assistant", content, refusal: None });
+                Choice { message, ..choice }
+            }
+            Form::Completion => Choice { text: Some(content), ..choice },
+        }
+    }
+
+    /// The chunk that begins a choice, where there is one.
+    pub(crate) fn begin(&self, index: usize) -> Option<String> {
+        let delta = Delta { role: Some("assistant"), content: Some("") };
+        let choice = Choice { index, delta: Some(delta), ..Choice::default() };
+        (self.form == Form::Chat).then(|| text(&self.body(vec![choice], true)))
+    }
+
+    /// A chunk with more of a choice.
+    pub(crate) fn part(&self, index: usize, part: &Part) -> String {
+        let logprobs = self.wants_tokens.then(|| self.logprobs(&part.tokens));
+        let choice = Choice { index, logprobs, ..Choice::default() };
+        let choice = match self.form {
+            Form::Chat => Choice { delta: Some(Delta { role: None, content: Some(&part.text) }), ..choice },
+            Form::Completion => Choice { text: Some(&part.text), ..choice },
+        };
+        text(&self.body(vec![choice], true))
+    }
+
+    /// The chunk that ends a choice. The last of all that have choices has the totals' timings.
+    pub(crate) fn end(&self, index: usize, end: &Finish, totals: Option<&Totals>) -> String {
+        let choice = Choice { index, finish_reason: Some(finish_reason(end)), ..Choice::default() };
+        let choice = match self.form {
+            Form::Chat => Choice { delta: Some(Delta::default()), ..choice },
+            Form::Completion => Choice { text: Some(""), ..choice },
+        };
+        let timings = totals.map(Totals::timings);
+        text(&Body { timings, ..self.body(vec![choice], true) })
+    }
+
+    /// The chunk after the last choice has ended, where it was asked for.
+    pub(crate) fn usage(&self, totals: &Totals) -> Option<String> {
+        let usage = Some(Some(totals.usage()));
+        self.include_usage.then(|| text(&Body { usage, ..self.body(Vec::new(), true) }))
+    }
+
+    fn body<'a>(&'a self, choices: Vec<Choice<'a>>, chunk: bool) -> Body<'a> {
+        Body {
+            id: &self.id,
+            object: self.form.object(chunk),
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            usage: self.include_usage.then_some(None),
+            timings: None,
+        }
+    }
+
+    fn logprobs(&self, tokens: &[Token]) -> Logprobs {
+        match self.form {
+            Form::Chat => Logprobs::Chat { content: tokens.iter().map(scored).collect(), refusal: None },
+            Form::Completion => Logprobs::Completion {
+                tokens: tokens.iter().map(|t| lossy(&t.bytes)).collect(),
+                token_logprobs: tokens.iter().map(|t| t.logprob.map(finite)).collect(),
+                top_logprobs: tokens.iter().map(top).collect(),
+                text_offset: tokens.iter().map(|t| t.offset).collect(),
+            },
+        }
+    }
+}
+
+impl Totals {
+    fn usage(&self) -> Usage {
+        Usage {
+            prompt_tokens: self.prompt,
+            completion_tokens: self.new,
+            total_tokens: self.prompt + self.new,
+            prompt_tokens_details: Cached { cached_tokens: self.cached },
+        }
+    }
+
+    fn timings(&self) -> Timings {
+        let rate = |n: usize, time: std::time::Duration| match time.as_secs_f64() {
+            0.0 => 0.0,
+            seconds => n as f64 / seconds,
+        };
+        Timings {
+            queue_ms: self.queue.as_secs_f64() * 1e3,
+            cache_n: self.prompt_reused,
+            prompt_n: self.prompt_computed,
+            prompt_ms: self.prefill.as_secs_f64() * 1e3,
+            prompt_per_second: rate(self.prompt_computed, self.prefill),
+            predicted_n: self.new,
+            predicted_ms: self.decode.as_secs_f64() * 1e3,
+            predicted_per_second: rate(self.later, self.decode),
+        }
+    }
+}
+
+/// A token with those that were likely in its place.
+fn scored(token: &Token) -> Scored {
+    let each = |bytes: &Vec<u8>, logprob: f32, top| Scored {
+        token: lossy(bytes),
+        logprob: finite(logprob),
+        bytes: bytes.clone(),
+        top_logprobs: top,
+    };
+    let top = token.top.iter().map(|(bytes, logprob)| each(bytes, *logprob, None)).collect();
+    each(&token.bytes, token.logprob.unwrap_or(0.0), Some(top))
+}
+
+/// The likely tokens and the one that was chosen. Of tokens that read the same the likeliest counts.
+fn top(token: &Token) -> Option<BTreeMap<String, f32>> {
+    let chosen = (lossy(&token.bytes), finite(token.logprob?));
+    let mut all = BTreeMap::new();
+    for (bytes, logprob) in &token.top {
+        all.entry(lossy(bytes)).or_insert(finite(*logprob));
+    }
+    all.entry(chosen.0).or_insert(chosen.1);
+    Some(all)
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn finite(logprob: f32) -> f32 {
+    logprob.max(IMPOSSIBLE)
+}
+
+/// As JSON. These types always become some.
+fn text(body: &Body<'_>) -> String {
+    serde_json::to_string(body).unwrap_or_default()
+}

@@ -1,2 +1,104 @@
-//! To come.
-fn main() {}
+//! The `tallow` program.
+
+mod args;
+mod chat;
+mod commands;
+mod env;
+mod load;
+mod memory;
+mod screen;
+mod settings;
+mod solo;
+
+use std::fmt;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use args::{Cli, Command};
+use clap::Parser;
+
+/// Why a command failed, in words for whoever ran it.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    why: String,
+    /// The reader of our output has gone, which is nobody's fault.
+    quiet: bool,
+}
+
+impl Failed {
+    pub(crate) fn new(why: impl fmt::Display) -> Failed {
+        Failed { why: why.to_string(), quiet: false }
+    }
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl From<std::io::Error> for Failed {
+    fn from(e: std::io::Error) -> Failed {
+        Failed { quiet: e.kind() == std::io::ErrorKind::BrokenPipe, why: e.to_string() }
+    }
+}
+
+/// Errors that say all that is needed themselves.
+macro_rules! from {
+    ($($error:ty),*) => { $(impl From<$error> for Failed { fn from(e: $error) -> Failed { Failed::new(e) } })* };
+}
+from!(
+    tallow_core::Error,
+    tallow_engine::handle::Failure,
+    tallow_hub::HubError,
+    tallow_models::LoadError,
+    tallow_models::template::TemplateError,
+    tallow_models::tokenizer::TokenizeError
+);
+
+fn main() -> ExitCode {
+    // Journey, stop 1: the command line.
+    let cli = Cli::parse();
+    log(&cli.command);
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failed) if failed.quiet => ExitCode::SUCCESS,
+        Err(failed) => {
+            eprintln!("{} {}", screen::red("error:"), screen::harmless(&failed.why));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Failed> {
+    let sources = settings::Sources::read(cli.config.as_deref())?;
+    match cli.command {
+        Command::Run(args) => commands::run::run(args, &sources),
+        Command::Serve(args) => commands::serve::serve(args, &sources),
+        Command::Bench(args) => commands::bench::bench(&args, &sources),
+        Command::Pull(args) => commands::hub::pull(&args, &sources),
+        Command::List(args) => commands::hub::list(&args),
+        Command::Rm(args) => commands::hub::rm(&args),
+        Command::Show(args) => commands::show::show(&args, &sources),
+        Command::Doctor(args) => commands::doctor::doctor(args, &sources),
+        Command::Tokenize(args) => commands::tokenize::tokenize(&args, &sources),
+        Command::Perplexity(args) => commands::perplexity::perplexity(&args, &sources),
+        Command::Dump(args) => commands::dump::dump(&args, &sources),
+        Command::Completions(args) => commands::completions(&args),
+    }
+}
+
+/// The server logs what it does; other commands only what goes wrong, unless they are asked for more.
+fn log(command: &Command) {
+    let usual = if matches!(command, Command::Serve(_)) { "info" } else { "error" };
+    let wanted = env::get("TALLOW_LOG").unwrap_or_else(|| usual.into());
+    let filter = tracing_subscriber::EnvFilter::try_new(&wanted);
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(usual));
+    let colours = std::io::stderr().is_terminal() && env::get("NO_COLOR").is_none();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .with_target(false)
+        .init();
+}

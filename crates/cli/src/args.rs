@@ -1,0 +1,359 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Runs and serves language models, on whatever hardware there is.
+#[derive(Debug, Parser)]
+#[command(name = "tallow", version, about, max_term_width = 100, arg_required_else_help = true)]
+#[command(
+    after_help = "MODEL is a path (a GGUF file or a Hugging Face folder), a name on the hub (org/name or \
+    org/name:quant), an alias (see `tallow list --aliases`), or `demo`, which is part of the program."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+    /// The configuration file [default: tallow/config.toml in the configuration folder]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Chat with a model, or have it answer one prompt
+    Run(Run),
+    /// Serve a model over HTTP, as OpenAI's API
+    Serve(Serve),
+    /// Measure how fast a model runs
+    Bench(Bench),
+    /// Download a model
+    Pull(Pull),
+    /// List the models that are on this machine
+    List(List),
+    /// Remove a downloaded model
+    Rm(Rm),
+    /// Show what a model is
+    Show(Show),
+    /// Show what this machine has, and where each setting comes from
+    Doctor(Doctor),
+    /// Show the tokens of a text
+    Tokenize(Tokenize),
+    /// Measure how well a model predicts a text
+    Perplexity(Perplexity),
+    /// Run one forward pass on given tokens and write down what comes out
+    Dump(Dump),
+    /// Print a script that completes commands in a shell
+    Completions(Completions),
+}
+
+/// How the engine is set up.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Engine")]
+pub(crate) struct EngineArgs {
+    /// Tokens of a conversation, prompt and answer [default: what the model was made for, up to 8192]
+    #[arg(short = 'c', long, value_name = "TOKENS")]
+    pub context: Option<usize>,
+    /// What keys and values are kept as: f32, f16 or bf16 [default: f16]
+    #[arg(long, value_name = "TYPE")]
+    pub kv: Option<String>,
+    /// Threads [default: the CPU's cores]
+    #[arg(short = 't', long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// The instruction set to use: scalar, avx2 or avx512 [default: the best]
+    #[arg(long, value_name = "NAME")]
+    pub isa: Option<String>,
+    /// Tokens computed in a step [default: 256]
+    #[arg(long, value_name = "TOKENS")]
+    pub batch: Option<usize>,
+    /// Never ask the hub
+    #[arg(long)]
+    pub offline: bool,
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SampleArgs {
+    /// Tokens of an answer at most [default: as many as fit]
+    #[arg(short = 'n', long, value_name = "TOKENS")]
+    pub max_tokens: Option<usize>,
+    /// 0 takes the most likely token always [default: the model's, else 0.8]
+    #[arg(long, value_name = "X")]
+    pub temperature: Option<f32>,
+    /// Only the so many most likely tokens; 0 for all [default: the model's, else 40]
+    #[arg(long, value_name = "N")]
+    pub top_k: Option<usize>,
+    /// Only the most likely tokens that together have this much [default: the model's, else 0.95]
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f32>,
+    /// Only tokens at least this likely in proportion to the most likely [default: the model's, else 0.05]
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f32>,
+    /// Only tokens of usual surprise that together have this much [default: the model's, else 1: all]
+    #[arg(long, value_name = "P")]
+    pub typical_p: Option<f32>,
+    /// Makes tokens that were there less likely [default: the model's, else 1: it does not]
+    #[arg(long, value_name = "X")]
+    pub repetition_penalty: Option<f32>,
+    /// Taken from tokens that were generated [default: 0]
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    pub presence_penalty: Option<f32>,
+    /// Taken from tokens for each time they were generated [default: 0]
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    pub frequency_penalty: Option<f32>,
+    /// The same seed gives the same answer [default: another each time]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// The model [default: demo]
+    pub model: Option<String>,
+    /// What to say to it. Without it: a chat on a terminal, else what comes through standard input
+    #[arg(trailing_var_arg = true)]
+    pub prompt: Vec<String>,
+    /// What the model is told before anything else
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Give the model the prompt as it is, without the chat template
+    #[arg(long)]
+    pub raw: bool,
+    /// Show how fast it went
+    #[arg(short, long)]
+    pub verbose: bool,
+    #[command(flatten)]
+    pub sampling: SampleArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// The model [default: demo]
+    pub model: Option<String>,
+    /// The address to listen on; 0.0.0.0 for all of the machine's [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS")]
+    pub host: Option<String>,
+    /// The port; 0 for any that is free [default: 8080]
+    #[arg(short, long, value_name = "PORT")]
+    pub port: Option<u16>,
+    /// Requests served at once [default: 8]
+    #[arg(long, value_name = "N")]
+    pub slots: Option<usize>,
+    /// Requests that may wait for a slot [default: 256]
+    #[arg(long, value_name = "N")]
+    pub queue: Option<usize>,
+    /// Another name for the model; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub alias: Vec<String>,
+    /// A file with the keys that clients must give, one a line
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// A name by which clients may reach this server, besides localhost; may be given several times
+    #[arg(long, value_name = "HOST")]
+    pub allow_host: Vec<String>,
+    /// A web origin whose pages may use this server; may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    pub allow_origin: Vec<String>,
+    /// Let requests pass arguments to the chat template
+    #[arg(long)]
+    pub allow_template_kwargs: bool,
+    /// Seconds that answers may take to finish when the server is told to stop [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub drain: Option<u64>,
+    #[command(flatten)]
+    pub sampling: SampleArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// How a table is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Table {
+    /// Markdown
+    Md,
+    /// Comma-separated values
+    Csv,
+    /// One array
+    Json,
+    /// One object a line
+    Jsonl,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    /// The model; may be given several times [default: demo]
+    #[arg(short = 'm', long = "model", value_name = "MODEL", value_delimiter = ',')]
+    pub model: Vec<String>,
+    /// Tokens of a prompt to measure
+    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    pub n_prompt: Vec<usize>,
+    /// Tokens to generate and measure
+    #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "128")]
+    pub n_gen: Vec<usize>,
+    /// Tokens that the cache holds before it begins
+    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
+    pub n_depth: Vec<usize>,
+    /// Tokens computed in a step
+    #[arg(short = 'b', long = "batch-size", value_name = "N", value_delimiter = ',', default_value = "512")]
+    pub n_batch: Vec<usize>,
+    /// Threads [default: the CPU's cores]
+    #[arg(short = 't', long, value_name = "N", value_delimiter = ',')]
+    pub threads: Vec<usize>,
+    /// What keys are kept as
+    #[arg(long = "cache-type-k", visible_alias = "kv", value_name = "TYPE", default_value = "f16")]
+    pub kv: String,
+    /// The instruction set to use [default: the best]
+    #[arg(long, value_name = "NAME")]
+    pub isa: Option<String>,
+    /// How often to measure
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
+    pub repetitions: usize,
+    /// How to write the results
+    #[arg(short = 'o', long, value_name = "FORMAT", default_value = "md")]
+    pub output: Table,
+    /// Show the ops that a step is made of, and which of them the device has kernels for
+    #[arg(long)]
+    pub explain: bool,
+    /// Never ask the hub
+    #[arg(long)]
+    pub offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Pull {
+    /// org/name, org/name:quant, org/name@revision, or an alias
+    pub model: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// List the short names instead
+    #[arg(long)]
+    pub aliases: bool,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rm {
+    /// As `tallow list` shows it
+    pub model: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Show {
+    /// The model
+    pub model: String,
+    /// The chat template, in full
+    #[arg(long)]
+    pub template: bool,
+    /// Every tensor
+    #[arg(long)]
+    pub tensors: bool,
+    /// Every key of the metadata
+    #[arg(long)]
+    pub metadata: bool,
+    /// Never ask the hub
+    #[arg(long)]
+    pub offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Show what running this model would take
+    pub model: Option<String>,
+    /// Print every command, flag, setting and variable, as Markdown
+    #[arg(long, exclusive = true)]
+    pub reference: bool,
+    #[command(flatten)]
+    pub sampling: SampleArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Tokenize {
+    /// The model
+    pub model: String,
+    /// The text [default: what comes through standard input]
+    #[arg(trailing_var_arg = true)]
+    pub text: Vec<String>,
+    /// Only the numbers, as a JSON list
+    #[arg(long)]
+    pub ids: bool,
+    /// Add the tokens that the model expects around a text
+    #[arg(long)]
+    pub special: bool,
+    /// Read special tokens that are written in the text as what they stand for
+    #[arg(long)]
+    pub parse_special: bool,
+    /// Read numbers and show the text they stand for
+    #[arg(long, short)]
+    pub decode: bool,
+    /// Never ask the hub
+    #[arg(long)]
+    pub offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Perplexity {
+    /// The model
+    pub model: String,
+    /// The text
+    pub file: PathBuf,
+    /// Tokens that are scored in a go; each go begins anew
+    #[arg(short = 'c', long, value_name = "TOKENS")]
+    pub context: Option<usize>,
+    /// What keys and values are kept as
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    pub kv: String,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Threads [default: the CPU's cores]
+    #[arg(short = 't', long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// The instruction set to use [default: the best]
+    #[arg(long, value_name = "NAME")]
+    pub isa: Option<String>,
+    /// Never ask the hub
+    #[arg(long)]
+    pub offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Dump {
+    /// The model
+    pub model: String,
+    /// safetensors file with `input_ids`, or with several of them as `NAME.input_ids`
+    #[arg(long = "in", value_name = "FILE")]
+    pub input: PathBuf,
+    /// safetensors file to write: `logits` of every token, `hidden0`, `hidden1`, …
+    #[arg(long = "out", value_name = "FILE")]
+    pub output: PathBuf,
+    /// What keys and values are kept as; everything else is f32
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    pub precision: String,
+    /// Leave out the hidden states
+    #[arg(long)]
+    pub only_logits: bool,
+    /// Threads [default: the CPU's cores]
+    #[arg(short = 't', long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// The instruction set to use [default: the best]
+    #[arg(long, value_name = "NAME")]
+    pub isa: Option<String>,
+    /// Never ask the hub
+    #[arg(long)]
+    pub offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}

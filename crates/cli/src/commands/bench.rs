@@ -1,0 +1,225 @@
+//! `tallow bench`: how fast a model runs, in the shape that other programs' benchmarks have.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Instant, SystemTime};
+
+use tallow_core::{Backend, launch_table};
+use tallow_engine::scheduler::Wanted;
+use tallow_models::Model;
+
+use super::doctor::cpu_name;
+use super::show::count;
+use crate::Failed;
+use crate::args::Bench;
+use crate::load::{self, DEMO};
+use crate::memory::size;
+use crate::settings::Sources;
+use crate::solo::{Setup, Solo};
+
+mod report;
+
+use report::{Report, Row};
+
+/// Bytes that are read to find out how fast memory is: far more than caches hold.
+pub(crate) const PROBED: usize = 256 << 20;
+
+pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
+    if args.repetitions == 0 || args.n_batch.contains(&0) || args.threads.contains(&0) {
+        return Err(Failed::new("--repetitions, --batch-size and --threads are counts from 1 on"));
+    }
+    let demo = [DEMO.to_owned()];
+    let names = if args.model.is_empty() { &demo[..] } else { &args.model };
+    let threads: Vec<Option<usize>> =
+        if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
+    let mut report = Report::new(args.output)?;
+    for name in names {
+        let model = load::model(name, load::is_offline(sources, args.offline)?)?;
+        for threads in &threads {
+            for batch in &args.n_batch {
+                let mut setup = Setup::new(sources, args.isa.as_deref(), *threads, &args.kv)?;
+                setup.batch = *batch;
+                measure(args, name, &model, setup, &mut report)?;
+            }
+        }
+    }
+    report.end()
+}
+
+/// What is measured: tokens of a prompt, or tokens generated, after so many others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Test {
+    pub prompt: usize,
+    pub generated: usize,
+    pub depth: usize,
+}
+
+impl Test {
+    fn tokens(&self) -> usize {
+        self.prompt + self.generated
+    }
+}
+
+fn tests(args: &Bench) -> Vec<Test> {
+    let mut tests = Vec::new();
+    for depth in args.n_depth.iter().copied() {
+        let prompts = args.n_prompt.iter().map(|n| Test { prompt: *n, generated: 0, depth });
+        let answers = args.n_gen.iter().map(|n| Test { prompt: 0, generated: *n, depth });
+        tests.extend(prompts.chain(answers).filter(|t| t.tokens() > 0));
+    }
+    tests
+}
+
+/// Runs all tests with one setup.
+fn measure(
+    args: &Bench,
+    name: &str,
+    model: &Model,
+    mut setup: Setup,
+    report: &mut Report,
+) -> Result<(), Failed> {
+    let tests = tests(args);
+    let longest = tests.iter().map(|t| t.depth + t.tokens()).max().unwrap_or(1);
+    let context = model.spec.context;
+    if longest > context {
+        return Err(Failed::new(format!(
+            "{name}: {longest} tokens are asked for, and the model's context is {context}; lower -p, -n or -d"
+        )));
+    }
+    setup.context = longest;
+    let mut solo = Solo::new(model, setup)?;
+    if args.explain {
+        return explain(&mut solo, model, setup.batch.min(longest));
+    }
+    let memory = vec![1.0_f32; PROBED / size_of::<f32>()];
+    for test in tests {
+        let started = SystemTime::now();
+        let mut samples = Vec::new();
+        let (mut read, mut flops) = (0.0_f64, 0.0_f64);
+        fill(&mut solo, model, test, setup.batch)?;
+        // The first time memory is touched and threads are woken; it does not count.
+        once(&mut solo, model, test, setup.batch)?;
+        for i in 0..args.repetitions {
+            if report.is_shown() && std::io::stderr().is_terminal() {
+                eprint!("\r{} {}/{} ", label(test), i + 1, args.repetitions);
+                std::io::stderr().flush()?;
+            }
+            // The machine's own speed, minute by minute: it changes where others use the machine too.
+            read = read.max(solo.backend().read_speed(&memory));
+            flops = flops.max(solo.backend().multiply_speed());
+            let begun = Instant::now();
+            once(&mut solo, model, test, setup.batch)?;
+            samples.push(begun.elapsed().as_nanos() as u64);
+        }
+        if report.is_shown() && std::io::stderr().is_terminal() {
+            eprint!("\r\u{1b}[K");
+        }
+        let bound =
+            if test.generated > 0 { read / bytes(model, setup, test) } else { flops / work(model, test) };
+        let (device, isa) = (cpu_name(), setup.isa.to_string());
+        let row = Row { name, model, setup, test, samples, started, read, flops, bound, device, isa };
+        report.row(&row)?;
+    }
+    Ok(())
+}
+
+/// `pp512`, `tg128 @ d4096`
+pub(super) fn label(test: Test) -> String {
+    let what =
+        if test.generated > 0 { format!("tg{}", test.generated) } else { format!("pp{}", test.prompt) };
+    if test.depth > 0 { format!("{what} @ d{}", test.depth) } else { what }
+}
+
+/// The tokens that come before a test.
+fn fill(solo: &mut Solo, model: &Model, test: Test, batch: usize) -> Result<(), Failed> {
+    solo.rewind(0);
+    prompt(solo, model, test.depth, batch)
+}
+
+/// One run of a test.
+fn once(solo: &mut Solo, model: &Model, test: Test, batch: usize) -> Result<(), Failed> {
+    solo.rewind(test.depth);
+    prompt(solo, model, test.prompt, batch)?;
+    for i in 0..test.generated {
+        solo.step(&[token(i, model)], Wanted::Last, |_, _| Ok(()))?;
+    }
+    Ok(solo.backend().sync()?)
+}
+
+fn prompt(solo: &mut Solo, model: &Model, tokens: usize, batch: usize) -> Result<(), Failed> {
+    let tokens: Vec<u32> = (0..tokens).map(|i| token(i, model)).collect();
+    let steps = tokens.len().div_ceil(batch);
+    for (i, step) in tokens.chunks(batch).enumerate() {
+        let wanted = if i + 1 == steps { Wanted::Last } else { Wanted::None };
+        solo.step(step, wanted, |_, _| Ok(()))?;
+    }
+    Ok(())
+}
+
+/// Any token will do, as long as they differ.
+fn token(i: usize, model: &Model) -> u32 {
+    ((i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) as u32 % model.spec.vocab as u32
+}
+
+/// Bytes that generating a token must read: the weights that it meets, and the keys and values before it.
+fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
+    let spec = &model.spec;
+    // Of a table of embeddings one row is read, unless it is the head too.
+    let table = if spec.tied { 0 } else { embedding(model) };
+    let depth = test.depth as f64 + test.generated as f64 / 2.0;
+    let cache: f64 = spec
+        .layers
+        .iter()
+        .map(|l| 2.0 * l.mixer.heads.kv_cols() as f64 * l.mixer.window.map_or(depth, |w| depth.min(w as f64)))
+        .sum();
+    (model.checkpoint.weight_bytes() - table) as f64 + cache * setup.kv.0.size() as f64
+}
+
+/// Bytes of the table of embeddings: the only tensor that has a row for each token and is not the head.
+fn embedding(model: &Model) -> usize {
+    let (vocab, dim) = (model.spec.vocab, model.spec.dim);
+    let tables = model.checkpoint.tensors().filter(|(_, t)| t.shape == [vocab, dim]);
+    tables.map(|(_, t)| t.bytes().len()).max().unwrap_or(0)
+}
+
+/// Multiplications and additions that a token of a prompt takes, on average.
+fn work(model: &Model, test: Test) -> f64 {
+    let spec = &model.spec;
+    let depth = test.depth as f64 + test.prompt as f64 / 2.0;
+    let layers: f64 = spec
+        .layers
+        .iter()
+        .map(|l| {
+            let h = l.mixer.heads;
+            let linear = spec.dim * (h.qkv_cols() + h.q_cols() + 3 * l.ffn.width);
+            let seen = l.mixer.window.map_or(depth, |w| depth.min(w as f64));
+            2.0 * linear as f64 + 4.0 * h.q_cols() as f64 * seen
+        })
+        .sum();
+    // The head runs for the last token alone.
+    layers + 2.0 * (spec.dim * spec.vocab) as f64 / test.prompt as f64
+}
+
+/// Shows what a step is made of.
+fn explain(solo: &mut Solo, model: &Model, tokens: usize) -> Result<(), Failed> {
+    let mut text = format!("{} on {}\n", model.family.name, solo.backend().label());
+    for (what, tokens) in [("a step of a prompt", tokens), ("a step of an answer", 1)] {
+        solo.rewind(0);
+        solo.backend().trace().start();
+        prompt(solo, model, tokens, tokens)?;
+        text += &format!("\n{what} ({tokens} tokens)\n{}", launch_table(&solo.backend().trace().stop()));
+    }
+    super::print(&text)
+}
+
+/// `llama 7.3 M`, with the type that most of it is stored in.
+pub(super) fn model_type(model: &Model) -> String {
+    format!("{} {}", model.family.name, count(parameters(model)))
+}
+
+pub(super) fn parameters(model: &Model) -> usize {
+    model.checkpoint.tensors().map(|(_, t)| t.len()).sum()
+}
+
+pub(super) fn weights(model: &Model) -> String {
+    size(model.checkpoint.weight_bytes() as u64)
+}

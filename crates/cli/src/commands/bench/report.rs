@@ -1,0 +1,222 @@
+//! What `tallow bench` writes: a table for people, or fields under the names that scripts know.
+
+use std::time::SystemTime;
+
+use serde_json::{Map, Value, json};
+use tallow_models::Model;
+
+use super::super::print;
+use super::{Test, label, model_type, parameters, weights};
+use crate::Failed;
+use crate::args::Table;
+use crate::screen;
+use crate::solo::Setup;
+
+/// One line of results.
+pub(super) struct Row<'a> {
+    pub name: &'a str,
+    pub model: &'a Model,
+    pub setup: Setup,
+    pub test: Test,
+    /// Nanoseconds of each run.
+    pub samples: Vec<u64>,
+    pub started: SystemTime,
+    /// Bytes per second that memory was read at, at most, meanwhile.
+    pub read: f64,
+    /// Operations per second that could be done, at most, meanwhile.
+    pub flops: f64,
+    /// Tokens per second that the machine would allow.
+    pub bound: f64,
+    pub device: String,
+    pub isa: String,
+}
+
+/// Writes rows as they come.
+pub(super) struct Report {
+    table: Table,
+    rows: usize,
+}
+
+impl Report {
+    pub(super) fn new(table: Table) -> Result<Report, Failed> {
+        if table == Table::Json {
+            print("[\n")?;
+        }
+        Ok(Report { table, rows: 0 })
+    }
+
+    /// Does somebody look at this as it comes?
+    pub(super) fn is_shown(&self) -> bool {
+        self.table == Table::Md
+    }
+
+    pub(super) fn row(&mut self, row: &Row<'_>) -> Result<(), Failed> {
+        let fields = fields(row);
+        let first = self.rows == 0;
+        self.rows += 1;
+        match self.table {
+            Table::Md => {
+                let head = if first { markdown_head() } else { String::new() };
+                print(&(head + &markdown(row)))
+            }
+            Table::Csv => {
+                let names = fields.keys().filter(|k| !k.starts_with("samples_")).cloned().collect::<Vec<_>>();
+                let head = if first { names.join(",") + "\n" } else { String::new() };
+                let values: Vec<String> = names.iter().map(|name| quoted(&fields[name.as_str()])).collect();
+                print(&(head + &values.join(",") + "\n"))
+            }
+            Table::Json => {
+                let text = format!("{:#}", Value::Object(fields));
+                let indented: Vec<String> = text.lines().map(|line| format!("  {line}")).collect();
+                print(&format!("{}{}", if first { "" } else { ",\n" }, indented.join("\n")))
+            }
+            Table::Jsonl => print(&format!("{}\n", Value::Object(fields))),
+        }
+    }
+
+    pub(super) fn end(self) -> Result<(), Failed> {
+        match self.table {
+            Table::Json => print("\n]\n"),
+            Table::Md | Table::Csv | Table::Jsonl => Ok(()),
+        }
+    }
+}
+
+fn quoted(value: &Value) -> String {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    format!("\"{}\"", text.replace('"', "\"\""))
+}
+
+const HEADS: [&str; 9] =
+    ["model", "size", "params", "backend", "threads", "test", "t/s", "read GB/s", "of roofline"];
+
+fn markdown_head() -> String {
+    let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+    let names = HEADS.iter().zip(WIDTHS).map(|(name, w)| format!("{name:<w$}")).collect();
+    let rules = WIDTHS.iter().enumerate().map(|(i, w)| match i < 4 {
+        true => "-".repeat(*w),
+        false => "-".repeat(w - 1) + ":",
+    });
+    line(names) + &line(rules.collect())
+}
+
+const WIDTHS: [usize; 9] = [30, 10, 10, 10, 7, 16, 20, 9, 11];
+
+fn markdown(row: &Row<'_>) -> String {
+    let (mean, sd) = mean_and_deviation(&speeds(row));
+    let name = format!(
+        "{} {}",
+        screen::harmless(row.name.rsplit('/').next().unwrap_or_default()),
+        model_type(row.model)
+    );
+    let cells = [
+        name,
+        weights(row.model),
+        super::count(parameters(row.model)),
+        row.isa.clone(),
+        row.setup.threads.to_string(),
+        label(row.test),
+        format!("{mean:.2} ± {sd:.2}"),
+        format!("{:.1}", row.read / 1e9),
+        format!("{:.0} %", 100.0 * mean / row.bound),
+    ];
+    let cells = cells.iter().zip(WIDTHS).enumerate().map(|(i, (cell, w))| match i < 4 {
+        true => format!("{cell:<w$}"),
+        false => format!("{cell:>w$}"),
+    });
+    format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "))
+}
+
+/// Tokens per second of each run.
+fn speeds(row: &Row<'_>) -> Vec<f64> {
+    row.samples.iter().map(|ns| row.test.tokens() as f64 * 1e9 / (*ns).max(1) as f64).collect()
+}
+
+/// The mean, and the deviation of a sample.
+fn mean_and_deviation(x: &[f64]) -> (f64, f64) {
+    let n = x.len() as f64;
+    let mean = x.iter().sum::<f64>() / n;
+    let squares: f64 = x.iter().map(|x| (x - mean).powi(2)).sum();
+    (mean, if x.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 })
+}
+
+/// The fields of a row, under the names that scripts for llama-bench know; those after `samples_ts` are ours.
+fn fields(row: &Row<'_>) -> Map<String, Value> {
+    let (setup, test, speeds) = (row.setup, row.test, speeds(row));
+    let times: Vec<f64> = row.samples.iter().map(|ns| *ns as f64).collect();
+    let ((avg_ns, sd_ns), (avg_ts, sd_ts)) = (mean_and_deviation(&times), mean_and_deviation(&speeds));
+    let kv = setup.kv.to_string();
+    let fields = json!({
+        "build_commit": env!("CARGO_PKG_VERSION"),
+        "build_number": 0,
+        "cpu_info": row.device,
+        "gpu_info": "",
+        "backends": "CPU",
+        "model_filename": row.name,
+        "model_type": model_type(row.model),
+        "model_size": row.model.checkpoint.weight_bytes(),
+        "model_n_params": parameters(row.model),
+        "n_batch": setup.batch,
+        "n_ubatch": setup.batch,
+        "n_threads": setup.threads,
+        "type_k": kv,
+        "type_v": kv,
+        "n_gpu_layers": 0,
+        "n_prompt": test.prompt,
+        "n_gen": test.generated,
+        "n_depth": test.depth,
+        "test_time": time(row.started),
+        "avg_ns": avg_ns as u64,
+        "stddev_ns": sd_ns as u64,
+        "avg_ts": avg_ts,
+        "stddev_ts": sd_ts,
+        "samples_ns": row.samples,
+        "samples_ts": speeds,
+        "isa": row.isa,
+        "read_gbs": row.read / 1e9,
+        "peak_gflops": row.flops / 1e9,
+        "roofline": avg_ts / row.bound,
+    });
+    match fields {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    }
+}
+
+/// `2026-01-31T12:00:00Z`
+fn time(at: SystemTime) -> String {
+    let seconds = at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let (day, second) = (seconds / 86_400, seconds % 86_400);
+    // Years are taken to begin in March, so that the day which some years have more comes last.
+    let z = day + 719_468;
+    let era = z / 146_097;
+    let of_era = z % 146_097;
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let date = of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (h, m, s) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{date:02}T{h:02}:{m:02}:{s:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn times_are_written_as_the_standard_says() {
+        let at = |s| time(SystemTime::UNIX_EPOCH + Duration::from_secs(s));
+        assert_eq!(at(0), "1970-01-01T00:00:00Z");
+        assert_eq!(at(951_827_696), "2000-02-29T12:34:56Z");
+        assert_eq!(at(1_741_529_100), "2025-03-09T14:05:00Z");
+    }
+
+    #[test]
+    fn deviation_is_that_of_a_sample() {
+        assert_eq!(mean_and_deviation(&[2.0, 4.0, 6.0]), (4.0, 2.0));
+        assert_eq!(mean_and_deviation(&[3.0]), (3.0, 0.0));
+    }
+}

@@ -1,0 +1,49 @@
+//! The commands, one file each.
+
+pub(crate) mod bench;
+pub(crate) mod doctor;
+pub(crate) mod dump;
+pub(crate) mod hub;
+pub(crate) mod perplexity;
+pub(crate) mod reference;
+pub(crate) mod repl;
+pub(crate) mod run;
+pub(crate) mod serve;
+pub(crate) mod show;
+pub(crate) mod tokenize;
+
+use clap::CommandFactory;
+
+use crate::Failed;
+use crate::args::{Cli, Completions};
+
+/// `tallow completions`
+pub(crate) fn completions(args: &Completions) -> Result<(), Failed> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "tallow", &mut script);
+    print(&String::from_utf8_lossy(&script))
+}
+
+/// Writes to standard output. That nobody reads it any more is no error.
+pub(crate) fn print(text: &str) -> Result<(), Failed> {
+    use std::io::Write;
+    let mut out = std::io::stdout();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// Text that was given on the command line, or else all of standard input.
+pub(crate) fn text_or_stdin(words: &[String]) -> Result<String, Failed> {
+    use std::io::Read;
+    if !words.is_empty() && words != ["-"] {
+        return Ok(words.join(" "));
+    }
+    let mut bytes = Vec::new();
+    std::io::stdin().read_to_end(&mut bytes)?;
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Failed::new(format!(
+            "standard input is not UTF-8 text: byte {at} cannot be read; convert it first (iconv)"
+        ))
+    })
+}

@@ -1,0 +1,87 @@
+//! `tallow perplexity`: how well a model predicts a text.
+
+use serde_json::json;
+use tallow_core::Memory;
+use tallow_engine::sampler;
+use tallow_engine::scheduler::Wanted;
+
+use super::print;
+use crate::Failed;
+use crate::args::Perplexity;
+use crate::load;
+use crate::screen;
+use crate::settings::Sources;
+use crate::solo::{Setup, Solo};
+
+/// Tokens of a go where nobody says.
+const USUAL: usize = 512;
+/// Tokens of a step: each brings a row of logits.
+const STEP: usize = 64;
+
+pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Failed> {
+    let name = args.file.display();
+    let text = std::fs::read(&args.file).map_err(|e| Failed::new(format!("{name}: {e}")))?;
+    let text = String::from_utf8(text).map_err(|e| {
+        Failed::new(format!(
+            "{name}: is not UTF-8 text: byte {} cannot be read",
+            e.utf8_error().valid_up_to()
+        ))
+    })?;
+    let opened = load::open(&args.model, load::is_offline(sources, args.offline)?)?;
+    let (tokenizer, most) = (&opened.tokenizer, opened.model.spec.context);
+    let tokens = tokenizer.encode(&text, tallow_models::tokenizer::Special::BARE)?;
+    let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+    let wanted = args.context.unwrap_or(USUAL.min(most));
+    if wanted < 2 || wanted > most {
+        return Err(Failed::new(format!("--context is {wanted}; 2 to {most} can be used with this model")));
+    }
+    let mut setup = Setup::new(sources, args.isa.as_deref(), args.threads, &args.kv)?;
+    (setup.context, setup.batch) = (wanted, STEP);
+    let mut solo = Solo::new(&opened.model, setup)?;
+    // Each go begins with the token that begins a text, and scores every token after its first.
+    let goes: Vec<Vec<u32>> = tokens
+        .chunks(wanted - begin.iter().len())
+        .map(|go| begin.iter().chain(go).copied().collect())
+        .collect();
+    let bar = screen::count_bar(goes.len() as u64, "scoring");
+    let (mut sum, mut squares, mut count) = (0.0, 0.0, 0_u64);
+    for go in &goes {
+        for logprob in score(&mut solo, go)? {
+            sum += logprob;
+            squares += logprob * logprob;
+            count += 1;
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    if count == 0 {
+        return Err(Failed::new(format!("{name}: has {} tokens; two are needed to score one", tokens.len())));
+    }
+    let mean = -sum / count as f64;
+    let spread = (squares / count as f64 - mean * mean).max(0.0);
+    let perplexity = mean.exp();
+    let error = perplexity * (spread / count as f64).sqrt();
+    if args.json {
+        let found = json!({
+            "model": opened.name, "perplexity": perplexity, "error": error, "tokens": count, "context": wanted,
+        });
+        return print(&format!("{found}\n"));
+    }
+    print(&format!("perplexity {perplexity:.4} +- {error:.4} ({count} tokens scored, {wanted} in a go)\n"))
+}
+
+/// The log-probability of each token after the first.
+fn score(solo: &mut Solo, tokens: &[u32]) -> Result<Vec<f64>, Failed> {
+    solo.rewind(0);
+    let mut scored = Vec::with_capacity(tokens.len());
+    for (i, step) in tokens.chunks(STEP).enumerate() {
+        let logits = solo.step(step, Wanted::All { last: true }, |_, _| Ok(()))?;
+        let following = tokens[i * STEP + 1..].iter().take(step.len());
+        for (row, token) in following.enumerate() {
+            let row: Vec<f32> = solo.backend().download(&logits.row_range(row..row + 1))?;
+            let choice = sampler::score(&row, *token, 0).map_err(Failed::new)?;
+            scored.extend(choice.logprob.map(f64::from));
+        }
+    }
+    Ok(scored)
+}

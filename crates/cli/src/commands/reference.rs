@@ -1,0 +1,61 @@
+//! The reference: every command, flag, setting and variable, taken from where they are declared.
+
+use std::fmt::Write;
+
+use clap::{Arg, Command, CommandFactory};
+
+use crate::args::Cli;
+use crate::env::VARIABLES;
+use crate::settings::KNOWN;
+
+/// All of it, as Markdown.
+pub(crate) fn reference() -> String {
+    let mut text = String::from(
+        "# Reference\n\nWritten by `tallow doctor --reference`; a test compares the two.\n\n\
+         A setting is looked up in this order: flag, variable, configuration file (`~/.config/tallow/config.toml`, or \
+         the one that `--config` names), the model's own `generation_config.json`, what is built in. `tallow doctor` \
+         shows where each value comes from.\n\n## Settings\n\n\
+         | in the configuration file | flag | variable | what it is | built in |\n|---|---|---|---|---|\n",
+    );
+    for known in KNOWN {
+        let (name, does, default) = (known.name, known.does, known.default);
+        let _ = writeln!(text, "| `{name}` | `--{name}` | `{}` | {does} | {default} |", known.variable());
+    }
+    text += "\n## Variables\n\n| variable | what it is |\n|---|---|\n";
+    for variable in VARIABLES {
+        let _ = writeln!(text, "| `{}` | {} |", variable.name, variable.does);
+    }
+    let mut cli = Cli::command();
+    cli.build();
+    text += "\n## Commands\n";
+    for command in cli.get_subcommands().filter(|c| c.get_name() != "help") {
+        one(&mut text, command);
+    }
+    text
+}
+
+fn one(text: &mut String, command: &Command) {
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let _ = write!(
+        text,
+        "\n### tallow {}\n\n{about}.\n\n| argument | what it does |\n|---|---|\n",
+        command.get_name()
+    );
+    for arg in command.get_arguments().filter(|a| a.get_id() != "help") {
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let _ = writeln!(text, "| {} | {} |", named(arg), help.replace('|', "\\|"));
+    }
+}
+
+/// `` `-t`, `--threads` `N` ``
+fn named(arg: &Arg) -> String {
+    let values = arg.get_value_names().unwrap_or_default().join(" ");
+    let takes = arg.get_action().takes_values();
+    if arg.is_positional() {
+        return format!("`{values}`");
+    }
+    let short = arg.get_short().map(|c| format!("`-{c}`"));
+    let long = arg.get_long().map(|name| format!("`--{name}`"));
+    let names: Vec<String> = short.into_iter().chain(long).collect();
+    if takes { format!("{} `{values}`", names.join(", ")) } else { names.join(", ") }
+}

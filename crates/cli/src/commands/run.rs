@@ -1,0 +1,48 @@
+//! `tallow run`: one question, or a chat.
+
+use std::io::IsTerminal;
+
+use super::{print, repl, text_or_stdin};
+use crate::Failed;
+use crate::args::Run;
+use crate::chat::{Answered, Talk, speed, writer};
+use crate::load::{self, DEMO};
+use crate::memory::Plan;
+use crate::screen;
+use crate::settings::{Defaults, Flags, Sources, resolve};
+
+pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
+    let chat = args.prompt.is_empty() && std::io::stdin().is_terminal();
+    // A prompt that cannot be read should not cost the loading of a model.
+    let prompt = if chat { String::new() } else { text_or_stdin(&args.prompt)? };
+    let opened =
+        load::open(args.model.as_deref().unwrap_or(DEMO), load::is_offline(sources, args.engine.offline)?)?;
+    let flags = Flags { engine: args.engine, sampling: args.sampling, ..Flags::default() };
+    let config = resolve(sources, &flags, &opened.generation, Defaults::CHAT)?;
+    let plan = Plan::new(&opened.model, &config);
+    if std::io::stderr().is_terminal() {
+        eprintln!("{}", screen::dim(&plan.to_string()));
+    }
+    let handle = opened.start(&config, &plan, vec![opened.name.clone()])?;
+    let templates = opened.templates.as_ref().filter(|_| !args.raw);
+    let max_tokens = config.max_tokens.as_ref().map(|s| s.value);
+    let mut talk = Talk::new(handle, opened.tokenizer.clone(), templates, max_tokens)?;
+    talk.system = args.system;
+    if chat {
+        return repl::chat(&opened, &config, talk, args.verbose);
+    }
+    let mut show = writer();
+    if !talk.has_template() {
+        // The model goes on with the prompt, so the two are read as one.
+        show(&prompt)?;
+    }
+    let answered = talk.say(&prompt, &mut show)?;
+    show("\n")?;
+    match answered {
+        Answered::Whole(done) if args.verbose => eprintln!("{}", screen::dim(&speed(&done))),
+        Answered::Whole(_) => {}
+        // As a program that the signal has ended.
+        Answered::Stopped => std::process::exit(130),
+    }
+    print("")
+}

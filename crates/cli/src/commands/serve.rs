@@ -1,0 +1,125 @@
+//! `tallow serve`: one model, many clients.
+
+use std::io::IsTerminal;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use tallow_server::{Served, Settings};
+use tokio::net::TcpListener;
+
+use crate::args::Serve;
+use crate::load::{self, DEMO};
+use crate::memory::Plan;
+use crate::settings::{Defaults, Flags, Sources, resolve};
+use crate::{Failed, env, screen};
+
+pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
+    let host = sources.get("host", args.host.clone(), "127.0.0.1".to_owned())?.value;
+    let port = sources.get("port", args.port, 8080)?.value;
+    let drain = sources.get("drain", args.drain, 30)?.value;
+    let settings = Settings {
+        api_keys: keys(args.api_key_file.as_deref())?,
+        allow_hosts: args.allow_host.clone(),
+        allow_origins: args.allow_origin.clone(),
+        template_values: args.allow_template_kwargs,
+        drain: Duration::from_secs(drain),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    // A port that is taken should not cost the loading of a model.
+    let listener = runtime.block_on(listen(&host, port))?;
+    let opened =
+        load::open(args.model.as_deref().unwrap_or(DEMO), load::is_offline(sources, args.engine.offline)?)?;
+    let config = resolve(sources, &Flags::of_server(&args), &opened.generation, Defaults::API)?;
+    let plan = Plan::new(&opened.model, &config);
+    tracing::info!("{plan}");
+    let names = std::iter::once(opened.name.clone()).chain(args.alias).collect();
+    let handle = opened.start(&config, &plan, names)?;
+    let address = listener.local_addr()?;
+    tracing::info!("serving {} on http://{address}/v1", screen::harmless(&opened.name));
+    if !address.ip().is_loopback() && settings.api_keys.is_empty() {
+        tracing::warn!(
+            "everybody who can reach {address} can use this server: set TALLOW_API_KEY or --api-key-file"
+        );
+    }
+    let served = Served {
+        handle: handle.clone(),
+        templates: opened.templates,
+        max_tokens: config.max_tokens.as_ref().map(|s| s.value),
+    };
+    runtime.block_on(tallow_server::serve(listener, served, settings, stop(drain)))?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Listens where clients are to come.
+async fn listen(host: &str, port: u16) -> Result<TcpListener, Failed> {
+    let failed =
+        |why: &dyn std::fmt::Display| Failed::new(format!("cannot listen on {host}, port {port}: {why}"));
+    let name = host.trim_start_matches('[').trim_end_matches(']');
+    let bound = match name.parse::<IpAddr>() {
+        Ok(address) => TcpListener::bind(SocketAddr::new(address, port)).await,
+        Err(_) => TcpListener::bind((name, port)).await,
+    };
+    bound.map_err(|e| match e.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            failed(&format!("{e}; take another --port, or 0 for any that is free"))
+        }
+        _ => failed(&e),
+    })
+}
+
+/// The keys that clients must give: from the environment and from a file.
+fn keys(file: Option<&Path>) -> Result<Vec<String>, Failed> {
+    let variable = env::get("TALLOW_API_KEY").unwrap_or_default();
+    let mut keys: Vec<String> = variable.split(',').map(|k| k.trim().to_owned()).collect();
+    if let Some(path) = file {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| Failed::new(format!("the keys in {} cannot be read: {e}", path.display())))?;
+        keys.extend(text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.starts_with('#')));
+        if keys.iter().all(String::is_empty) {
+            let why = format!("{} has no keys; without one the server would be open to all", path.display());
+            return Err(Failed::new(why));
+        }
+    }
+    keys.retain(|key| !key.is_empty());
+    Ok(keys)
+}
+
+/// Resolves at the first signal to stop; the second ends the program.
+async fn stop(drain: u64) {
+    let how = signal().await;
+    tracing::info!("{how}: finishing what is under way, for at most {drain} s; again to stop at once");
+    tokio::spawn(async {
+        let how = signal().await;
+        tracing::warn!("{how} again: stopping at once");
+        if std::io::stderr().is_terminal() {
+            eprintln!();
+        }
+        std::process::exit(130);
+    });
+}
+
+#[cfg(unix)]
+async fn signal() -> &'static str {
+    use tokio::signal::unix::{SignalKind, signal};
+    // Where one cannot be listened to, the system's own way of ending us remains.
+    let (mut term, mut hangup) = (signal(SignalKind::terminate()).ok(), signal(SignalKind::hangup()).ok());
+    let wait = async |s: &mut Option<tokio::signal::unix::Signal>| match s {
+        Some(s) => drop(s.recv().await),
+        None => std::future::pending().await,
+    };
+    tokio::select! {
+        () = wait(&mut term) => "SIGTERM",
+        () = wait(&mut hangup) => "SIGHUP",
+        _ = tokio::signal::ctrl_c() => "Ctrl-C",
+    }
+}
+
+#[cfg(not(unix))]
+async fn signal() -> &'static str {
+    match tokio::signal::ctrl_c().await {
+        Ok(()) => "Ctrl-C",
+        Err(_) => std::future::pending().await,
+    }
+}

@@ -1,0 +1,37 @@
+//! `tallow tokenize`: text to tokens and back.
+
+use tallow_models::tokenizer::{Around, Shown, Special, Written};
+
+use super::{print, text_or_stdin};
+use crate::Failed;
+use crate::args::Tokenize;
+use crate::load;
+use crate::screen;
+use crate::settings::Sources;
+
+pub(crate) fn tokenize(args: &Tokenize, sources: &Sources) -> Result<(), Failed> {
+    let text = text_or_stdin(&args.text)?;
+    let tokenizer = load::tokenizer(&args.model, load::is_offline(sources, args.offline)?)?;
+    if args.decode {
+        let ids = numbers(&text)?;
+        return print(&format!("{}\n", tokenizer.decode(&ids, Shown::All)));
+    }
+    let special = Special {
+        around: if args.special { Around::Added } else { Around::Omitted },
+        written: if args.parse_special { Written::Parsed } else { Written::Plain },
+    };
+    // A line end that the shell's `echo` adds is part of the text: tokenizers count it too.
+    let ids = tokenizer.encode(&text, special)?;
+    if args.ids {
+        let list: Vec<String> = ids.iter().map(u32::to_string).collect();
+        return print(&format!("[{}]\n", list.join(", ")));
+    }
+    let line = |id: &u32| format!("{id:>8}  {:?}\n", tokenizer.token_text(*id).unwrap_or_default());
+    print(&screen::harmless(&ids.iter().map(line).collect::<String>()))
+}
+
+/// Numbers, however they are separated.
+fn numbers(text: &str) -> Result<Vec<u32>, Failed> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|w| !w.is_empty());
+    words.map(|w| w.parse().map_err(|e| Failed::new(format!("{w:?} is no token: {e}")))).collect()
+}

@@ -1,0 +1,181 @@
+//! From a model's name to an engine that runs it.
+
+use std::path::{Path, PathBuf};
+
+use tallow_cpu::Cpu;
+use tallow_engine::engine::spawn;
+use tallow_engine::handle::{EngineHandle, Info};
+use tallow_engine::kv::KvShape;
+use tallow_engine::runner::Runner;
+use tallow_engine::scheduler::Limits;
+use tallow_hub::{Cache, Hub, ModelRef};
+use tallow_models::Model;
+use tallow_models::decoder::Decoder;
+use tallow_models::formats::Checkpoint;
+use tallow_models::generation::Generation;
+use tallow_models::template::ChatTemplates;
+use tallow_models::tokenizer::Tokenizer;
+
+use crate::memory::Plan;
+use crate::settings::{EngineConfig, Setting, Sources};
+use crate::{Failed, commands, env, screen};
+
+/// The model that is part of the program.
+pub(crate) const DEMO: &str = "demo";
+static DEMO_BYTES: &[u8] = include_bytes!("../../../assets/demo.gguf");
+
+/// A model with everything that goes with it, not yet on a device.
+#[derive(Debug, Clone)]
+pub(crate) struct Opened {
+    /// What to call it.
+    pub name: String,
+    pub model: Model,
+    pub tokenizer: Tokenizer,
+    pub templates: Option<ChatTemplates>,
+    pub generation: Generation,
+}
+
+/// The cache of downloaded models.
+pub(crate) fn cache() -> Result<Cache, Failed> {
+    let folder = env::hub_cache().ok_or_else(|| {
+        Failed::new("there is no folder for downloaded models: set HOME, or HF_HUB_CACHE to a folder")
+    })?;
+    Ok(Cache::at(folder))
+}
+
+/// The hub, as the environment describes it.
+pub(crate) fn hub() -> Result<Hub, Failed> {
+    let (proxy, no_proxy) = env::proxy();
+    let mut settings =
+        tallow_hub::Settings { token: env::hub_token(), proxy, no_proxy, ..Default::default() };
+    if let Some(endpoint) = env::get("HF_ENDPOINT") {
+        settings.endpoint = endpoint;
+    }
+    Ok(Hub::new(cache()?, &settings)?)
+}
+
+/// Is the hub not to be asked?
+pub(crate) fn is_offline(sources: &Sources, flag: bool) -> Result<bool, Failed> {
+    let asked: Setting<bool> = sources.get("offline", flag.then_some(true), false)?;
+    let switch =
+        env::get("HF_HUB_OFFLINE").is_some_and(|v| !["0", "false", "no", "off"].contains(&v.as_str()));
+    Ok(asked.value || switch)
+}
+
+/// Finds a model's files, downloading them if they are not here.
+fn checkpoint(name: &str, offline: bool) -> Result<Checkpoint, Failed> {
+    if name == DEMO {
+        return Ok(Checkpoint::embedded(DEMO, DEMO_BYTES)?);
+    }
+    let path = expand(name);
+    if path.exists() {
+        return Ok(Checkpoint::open(&path)?);
+    }
+    // What cannot be a name on the hub was meant as a path.
+    let meant_as_path = name.starts_with(['.', '/', '~', '\\']) || name.matches('/').count() > 1;
+    if meant_as_path || path.extension().is_some_and(|e| e == "gguf" || e == "safetensors") {
+        return Err(Failed::new(format!("{}: there is no such file or folder", path.display())));
+    }
+    let model = ModelRef::parse(name).map_err(|e| {
+        Failed::new(format!("{name:?} is no file or folder here, and no name on the hub either: {e}"))
+    })?;
+    if let Some(snapshot) = cache()?.find(&model)? {
+        return Ok(Checkpoint::open(&snapshot.path)?);
+    }
+    if offline {
+        let why = format!(
+            "{name} is not on this machine, and the hub is not to be asked (offline). `tallow list` shows what is here."
+        );
+        return Err(Failed::new(why));
+    }
+    Ok(Checkpoint::open(&commands::hub::fetch(&model)?.path)?)
+}
+
+/// A path in which `~` stands for the home folder.
+fn expand(name: &str) -> PathBuf {
+    match (name.strip_prefix("~/"), env::get("HOME")) {
+        (Some(rest), Some(home)) => Path::new(&home).join(rest),
+        _ => PathBuf::from(name),
+    }
+}
+
+/// Opens a model alone: goldens and benchmarks have no tokenizer.
+pub(crate) fn model(name: &str, offline: bool) -> Result<Model, Failed> {
+    Ok(Model::new(checkpoint(name, offline)?)?)
+}
+
+/// Opens a model and what goes with it.
+pub(crate) fn open(name: &str, offline: bool) -> Result<Opened, Failed> {
+    let model = model(name, offline)?;
+    let tokenizer = model.tokenizer()?;
+    let templates = model.templates(&tokenizer)?;
+    let generation = model.generation()?;
+    Ok(Opened { name: short_name(name), model, tokenizer, templates, generation })
+}
+
+/// Opens a model's tokenizer alone: also that of a file which has nothing else, or of a family that we do not run.
+pub(crate) fn tokenizer(name: &str, offline: bool) -> Result<Tokenizer, Failed> {
+    let checkpoint = checkpoint(name, offline)?;
+    Ok(match &checkpoint.settings {
+        tallow_models::formats::Settings::Gguf(meta) => Tokenizer::from_gguf(meta)?,
+        tallow_models::formats::Settings::Hf(_) => Tokenizer::from_folder(&checkpoint.path)?,
+    })
+}
+
+/// A model's name as clients know it: without folders and ending.
+fn short_name(name: &str) -> String {
+    let path = Path::new(name);
+    let on_disk = path.exists();
+    let last = path.file_name().map(|n| n.to_string_lossy().into_owned()).filter(|_| on_disk);
+    let last = last.unwrap_or_else(|| name.to_owned());
+    last.strip_suffix(".gguf").map_or(last.clone(), str::to_owned)
+}
+
+impl Opened {
+    /// Tokens of a sequence that the plan has room for.
+    fn limits(&self, config: &EngineConfig, plan: &Plan) -> Limits {
+        let (slots, budget) = (plan.slots, config.batch.value);
+        // Scored prompts bring a row of logits for each token; a few at a time keep that small.
+        let all_logits = (budget / 8).clamp(1, 64);
+        Limits { context: plan.context.value, slots, budget, all_logits }
+    }
+
+    fn info(&self, config: &EngineConfig, plan: &Plan, names: Vec<String>) -> Info {
+        Info {
+            names,
+            tokenizer: self.tokenizer.clone(),
+            vocab: self.model.spec.vocab,
+            context: plan.context.value,
+            slots: plan.slots,
+            queue: config.queue.value,
+            page_len: plan.shape.page_len,
+            pages: plan.shape.pages,
+            sampling: config.sampling(),
+        }
+    }
+
+    /// Puts the model on the device and starts an engine for it, under these names.
+    pub(crate) fn start(
+        &self,
+        config: &EngineConfig,
+        plan: &Plan,
+        names: Vec<String>,
+    ) -> Result<EngineHandle, Failed> {
+        plan.check()?;
+        let (isa, threads) = (config.isa.value, config.threads.value);
+        let (model, context, shape) = (self.model.clone(), plan.context.value, plan.shape);
+        let info = self.info(config, plan, names);
+        spawn(info, self.limits(config, plan), move || {
+            let b = Cpu::new(isa, threads)?;
+            runner(b, &model, context, shape)
+        })
+    }
+}
+
+/// Loads a model, showing how far it has got.
+pub(crate) fn runner(b: Cpu, model: &Model, context: usize, shape: KvShape) -> Result<Runner<Cpu>, Failed> {
+    let bar = screen::bytes_bar(model.checkpoint.weight_bytes() as u64, "loading");
+    let decoder = Decoder::load(&b, model, context, &mut |done, _| bar.set_position(done as u64));
+    bar.finish_and_clear();
+    Ok(Runner::new(b, decoder?, shape)?)
+}

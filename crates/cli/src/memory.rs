@@ -1,0 +1,194 @@
+//! How much memory there is, and what a model would take of it.
+
+use std::fmt;
+
+use tallow_core::DType;
+use tallow_engine::kv::KvShape;
+use tallow_models::Model;
+
+use crate::Failed;
+use crate::settings::{EngineConfig, Origin, Setting};
+
+/// Memory of the machine, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub total: u64,
+    /// What can be had without anything being pushed out.
+    pub free: u64,
+}
+
+impl Memory {
+    /// What the system says; `None` where we do not know how to ask.
+    pub(crate) fn now() -> Option<Memory> {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let memory = Memory { total: field(&text, "MemTotal:")?, free: field(&text, "MemAvailable:")? };
+        Some(container().map_or(memory, |limit| Memory {
+            total: memory.total.min(limit.total),
+            free: memory.free.min(limit.free),
+        }))
+    }
+}
+
+/// A line of /proc/meminfo, which counts in KiB.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.strip_prefix(name))?;
+    line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What the container that we run in may use, if there is a limit.
+fn container() -> Option<Memory> {
+    let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
+    let total: u64 = read("memory.max")?.trim().parse().ok()?;
+    let used: u64 = read("memory.current")?.trim().parse().ok()?;
+    // Pages of files are given up when memory is short.
+    let stat = read("memory.stat").unwrap_or_default();
+    let files = stat.lines().find_map(|l| l.strip_prefix("inactive_file ")?.parse::<u64>().ok()).unwrap_or(0);
+    Some(Memory { total, free: total.saturating_sub(used.saturating_sub(files)) })
+}
+
+/// A number of bytes as people write it.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut x = bytes as f64;
+    let mut unit = 0;
+    while x >= 1024.0 && unit + 1 < UNITS.len() {
+        x /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{bytes} B"),
+        _ if x < 10.0 => format!("{x:.2} {}", UNITS[unit]),
+        _ if x < 100.0 => format!("{x:.1} {}", UNITS[unit]),
+        _ => format!("{x:.0} {}", UNITS[unit]),
+    }
+}
+
+/// What running a model takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub weights: u64,
+    pub kv: u64,
+    pub workspace: u64,
+    pub context: Setting<usize>,
+    pub slots: usize,
+    pub shape: KvShape,
+    pub memory: Option<Memory>,
+}
+
+/// Tokens in a page of the cache.
+pub(crate) const PAGE: usize = 16;
+/// The longest context that is set up unless somebody asks for more.
+const USUAL_CONTEXT: usize = 8192;
+/// The shortest that is still of use; below that a model is refused.
+const LEAST_CONTEXT: usize = 512;
+/// Free memory is left to the rest of the machine: this share of it.
+const HEADROOM: f64 = 0.05;
+
+impl Plan {
+    /// Plans for a model. A context that nobody asked for is made smaller until it fits.
+    pub(crate) fn new(model: &Model, config: &EngineConfig) -> Plan {
+        let memory = Memory::now();
+        let usual = model.spec.context.min(USUAL_CONTEXT);
+        let asked = config.context.clone();
+        let mut context = asked.clone().unwrap_or(Setting { value: usual, origin: Origin::BuiltIn });
+        loop {
+            let plan = Plan::of(model, config, context.clone(), memory);
+            if asked.is_some() || plan.fits() || context.value / 2 < LEAST_CONTEXT {
+                return plan;
+            }
+            context = Setting { value: context.value / 2, origin: Origin::Memory };
+        }
+    }
+
+    fn of(model: &Model, config: &EngineConfig, context: Setting<usize>, memory: Option<Memory>) -> Plan {
+        let slots = config.slots.value;
+        let pages = slots.saturating_mul(context.value.div_ceil(PAGE));
+        let shape = KvShape { dtype: config.kv.value.0, page_len: PAGE, pages };
+        let workspace = workspace(model, config.batch.value, slots, context.value);
+        let weights = model.checkpoint.weight_bytes() as u64;
+        Plan { weights, kv: shape.bytes(&model.spec) as u64, workspace, context, slots, shape, memory }
+    }
+
+    /// For one sequence alone, whose length is settled.
+    pub(crate) fn alone(model: &Model, shape: KvShape, batch: usize) -> Plan {
+        let context = Setting { value: shape.pages * shape.page_len, origin: Origin::Flag };
+        let workspace = workspace(model, batch, 1, context.value);
+        let (weights, kv) = (model.checkpoint.weight_bytes() as u64, shape.bytes(&model.spec) as u64);
+        Plan { weights, kv, workspace, context, slots: 1, shape, memory: Memory::now() }
+    }
+
+    /// All of it.
+    pub(crate) fn total(&self) -> u64 {
+        self.weights.saturating_add(self.kv).saturating_add(self.workspace)
+    }
+
+    /// Is there room? Where nobody knows how much memory there is, it is assumed so.
+    pub(crate) fn fits(&self) -> bool {
+        self.memory.is_none_or(|m| (self.total() as f64) <= m.free as f64 * (1.0 - HEADROOM))
+    }
+
+    /// An error with the numbers if there is no room.
+    pub(crate) fn check(&self) -> Result<(), Failed> {
+        let Some(memory) = self.memory.filter(|_| !self.fits()) else { return Ok(()) };
+        let smaller = match self.slots {
+            1 => "a smaller --context".to_owned(),
+            n => format!("a smaller --context or fewer --slots than {n}"),
+        };
+        let (needs, free) = (size(self.total()), size(memory.free));
+        Err(Failed::new(format!(
+            "the model does not fit: it needs {needs}, and {free} of memory are free\n{self}\n\
+             Take {smaller}, a smaller quantization of the model, or end other programs."
+        )))
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (context, slots) = (self.context.value, self.slots);
+        let kv = match slots {
+            1 => format!("{context} tokens of {}", self.shape.dtype),
+            n => format!("{n} x {context} tokens of {}", self.shape.dtype),
+        };
+        let free = self.memory.map_or(String::new(), |m| format!(", {} free", size(m.free)));
+        write!(
+            f,
+            "memory: weights {} + cache {} ({kv}) + workspace {} = {}{free}",
+            size(self.weights),
+            size(self.kv),
+            size(self.workspace),
+            size(self.total())
+        )
+    }
+}
+
+/// What a step needs besides weights and cache, from above.
+fn workspace(model: &Model, batch: usize, slots: usize, context: usize) -> u64 {
+    let spec = &model.spec;
+    let widest =
+        |f: fn(&tallow_models::spec::LayerSpec) -> usize| spec.layers.iter().map(f).max().unwrap_or(0);
+    let qkv = widest(|l| l.mixer.heads.qkv_cols() + 2 * l.mixer.heads.q_cols());
+    let ffn = widest(|l| 3 * l.ffn.width);
+    let rows = batch.max(2 * slots) as u64;
+    let activations = rows * (4 * spec.dim + qkv.max(ffn)) as u64;
+    let logits = 2 * slots as u64 * spec.vocab as u64;
+    let tables: usize = spec.ropes.iter().map(|r| r.table_len(context)).sum();
+    (activations + logits + tables as u64) * DType::F32.size() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_well() {
+        let sizes = [0, 1023, 1024, 1536, 10 << 20, 4 << 30, 150 << 30].map(size);
+        assert_eq!(sizes, ["0 B", "1023 B", "1.00 KiB", "1.50 KiB", "10.0 MiB", "4.00 GiB", "150 GiB"]);
+    }
+
+    #[test]
+    fn meminfo_is_read() {
+        let text = "MemTotal:       24681984 kB\nMemFree:  10 kB\nMemAvailable:   20000000 kB\n";
+        assert_eq!(field(text, "MemAvailable:"), Some(20_000_000 * 1024));
+        assert_eq!(field(text, "SwapTotal:"), None);
+    }
+}

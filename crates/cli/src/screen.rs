@@ -1,0 +1,77 @@
+//! What reaches the terminal: text without surprises, colours where they are wanted, progress where somebody looks.
+
+use std::borrow::Cow;
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::env;
+
+/// Text that came from a file, a model or a server, made harmless for a terminal: control characters other than new
+/// lines and tabs are shown instead of obeyed.
+pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
+    let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+    // Marks that turn the direction of writing can make text look like other text.
+    let turns = |c: char| matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
+    if !text.chars().any(|c| obeyed(c) || turns(c)) {
+        return Cow::Borrowed(text);
+    }
+    let shown = |c: char| match c {
+        c if obeyed(c) && (c as u32) < 0x20 => char::from_u32(0x2400 + c as u32).unwrap_or('?'),
+        c if obeyed(c) || turns(c) => '\u{FFFD}',
+        c => c,
+    };
+    Cow::Owned(text.chars().map(shown).collect())
+}
+
+fn coloured(text: &str, code: &str) -> String {
+    match std::io::stderr().is_terminal() && env::get("NO_COLOR").is_none() {
+        true => format!("\u{1b}[{code}m{text}\u{1b}[0m"),
+        false => text.to_owned(),
+    }
+}
+
+pub(crate) fn red(text: &str) -> String {
+    coloured(text, "1;31")
+}
+
+pub(crate) fn dim(text: &str) -> String {
+    coloured(text, "2")
+}
+
+/// A bar that counts bytes, on a terminal; nothing in a pipe.
+pub(crate) fn bytes_bar(total: u64, what: &str) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    let style = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    bar.set_style(
+        ProgressStyle::with_template(style)
+            .unwrap_or_else(|_| ProgressStyle::default_bar())
+            .progress_chars("=> "),
+    );
+    bar.set_message(harmless(what).into_owned());
+    bar
+}
+
+/// A bar that counts things.
+pub(crate) fn count_bar(total: u64, what: &str) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    let style = "{msg} [{bar:30}] {pos}/{len} {eta}";
+    bar.set_style(
+        ProgressStyle::with_template(style)
+            .unwrap_or_else(|_| ProgressStyle::default_bar())
+            .progress_chars("=> "),
+    );
+    bar.set_message(harmless(what).into_owned());
+    bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_shown_and_not_obeyed() {
+        assert_eq!(harmless("plain\ttext\n"), "plain\ttext\n");
+        assert_eq!(harmless("\u{1b}[2Jgone\r\u{7f}\u{202e}"), "␛[2Jgone␍\u{FFFD}\u{FFFD}");
+    }
+}

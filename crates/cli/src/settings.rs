@@ -1,0 +1,412 @@
+//! Settings: one way from flags, the environment, the configuration file and the model itself to a typed
+//! [`EngineConfig`], which every command uses, and which remembers where each value came from.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use tallow_core::DType;
+use tallow_cpu::Isa;
+use tallow_engine::sampler::Sampling;
+use tallow_models::generation::{self, Generation};
+
+use crate::Failed;
+use crate::args::{EngineArgs, SampleArgs, Serve};
+use crate::env;
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Flag,
+    Environment(String),
+    File(PathBuf),
+    Model,
+    BuiltIn,
+    /// Chosen so that it fits the memory.
+    Memory,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Flag => f.write_str("the command line"),
+            Origin::Environment(name) => f.write_str(name),
+            Origin::File(path) => write!(f, "{}", path.display()),
+            Origin::Model => f.write_str(generation::FILE),
+            Origin::BuiltIn => f.write_str("built in"),
+            Origin::Memory => f.write_str("free memory"),
+        }
+    }
+}
+
+/// A value and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setting<T> {
+    pub value: T,
+    pub origin: Origin,
+}
+
+/// A setting: its name as a flag, which also gives its name in the environment and in the configuration file.
+pub(crate) struct Known {
+    pub name: &'static str,
+    pub does: &'static str,
+    pub default: &'static str,
+}
+
+const fn known(name: &'static str, does: &'static str, default: &'static str) -> Known {
+    Known { name, does, default }
+}
+
+impl Known {
+    /// `TALLOW_MAX_TOKENS` for `max-tokens`
+    pub(crate) fn variable(&self) -> String {
+        variable(self.name)
+    }
+}
+
+fn variable(name: &str) -> String {
+    format!("TALLOW_{}", name.replace('-', "_").to_uppercase())
+}
+
+/// Every setting.
+pub(crate) static KNOWN: &[Known] = &[
+    known("context", "tokens of a conversation, prompt and answer", "the model's, up to 8192"),
+    known("kv", "what keys and values are kept as: f32, f16 or bf16", "f16"),
+    known("threads", "threads", "the CPU's cores"),
+    known("isa", "the instruction set to use: scalar, avx2 or avx512", "the best"),
+    known("batch", "tokens computed in a step", "256"),
+    known("slots", "requests served at once", "8"),
+    known("queue", "requests that may wait for a slot", "256"),
+    known("max-tokens", "tokens of an answer at most", "as many as fit"),
+    known("temperature", "0 takes the most likely token always", "0.8 (server: 1)"),
+    known("top-k", "only the so many most likely tokens; 0 for all", "40 (server: 0)"),
+    known("top-p", "only the most likely tokens that together have this much", "0.95 (server: 1)"),
+    known("min-p", "only tokens at least this likely in proportion to the most likely", "0.05 (server: 0)"),
+    known("typical-p", "only tokens of usual surprise that together have this much", "1"),
+    known("repetition-penalty", "makes tokens that were there less likely", "1"),
+    known("presence-penalty", "taken from tokens that were generated", "0"),
+    known("frequency-penalty", "taken from tokens for each time they were generated", "0"),
+    known("seed", "the same seed gives the same answer", "another each time"),
+    known("host", "the address to listen on", "127.0.0.1"),
+    known("port", "the port to listen on", "8080"),
+    known("drain", "seconds that answers may take to finish when the server is told to stop", "30"),
+    known("offline", "true: never ask the hub", "false"),
+];
+
+/// Where values are looked up.
+pub(crate) struct Sources {
+    file: Option<(PathBuf, toml::Table)>,
+}
+
+impl Sources {
+    /// Reads the configuration file: the one that was named, or the usual one if it exists.
+    pub(crate) fn read(named: Option<&Path>) -> Result<Sources, Failed> {
+        let named = named.map(Path::to_path_buf).or_else(|| env::get("TALLOW_CONFIG").map(PathBuf::from));
+        let path = named.clone().or_else(|| env::config_file().filter(|p| p.exists()));
+        let Some(path) = path else { return Ok(Sources { file: None }) };
+        let text = std::fs::read_to_string(&path).map_err(|e| {
+            Failed::new(format!("the configuration file {} cannot be read: {e}", path.display()))
+        })?;
+        let table: toml::Table = text.parse().map_err(|e| {
+            Failed::new(format!("the configuration file {} is not TOML: {e}", path.display()))
+        })?;
+        if let Some(unknown) = table.keys().find(|k| KNOWN.iter().all(|s| s.name != k.as_str())) {
+            let names: Vec<&str> = KNOWN.iter().map(|s| s.name).collect();
+            let (path, names) = (path.display(), names.join(", "));
+            return Err(Failed::new(format!("{path}: there is no setting {unknown:?}; there are: {names}")));
+        }
+        Ok(Sources { file: Some((path, table)) })
+    }
+
+    /// The configuration file, if there is one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.file.as_ref().map(|(path, _)| path.as_path())
+    }
+
+    /// A setting's value: from the flag, else the environment, else the file.
+    pub(crate) fn find<T: FromStr>(&self, name: &str, flag: Option<T>) -> Result<Option<Setting<T>>, Failed>
+    where
+        T::Err: fmt::Display,
+    {
+        debug_assert!(KNOWN.iter().any(|s| s.name == name), "{name} is not in the list of settings");
+        if let Some(value) = flag {
+            return Ok(Some(Setting { value, origin: Origin::Flag }));
+        }
+        let variable = variable(name);
+        if let Some(text) = env::get(&variable) {
+            let value = text.parse().map_err(|e| Failed::new(format!("{variable} is {text:?}: {e}")))?;
+            return Ok(Some(Setting { value, origin: Origin::Environment(variable) }));
+        }
+        let Some((path, value)) = self.file.as_ref().and_then(|(p, t)| Some((p, t.get(name)?))) else {
+            return Ok(None);
+        };
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let value =
+            text.parse().map_err(|e| Failed::new(format!("{}: {name} is {text}: {e}", path.display())))?;
+        Ok(Some(Setting { value, origin: Origin::File(path.clone()) }))
+    }
+
+    /// The same, or what is built in.
+    pub(crate) fn get<T: FromStr>(
+        &self,
+        name: &str,
+        flag: Option<T>,
+        default: T,
+    ) -> Result<Setting<T>, Failed>
+    where
+        T::Err: fmt::Display,
+    {
+        Ok(self.find(name, flag)?.unwrap_or(Setting { value: default, origin: Origin::BuiltIn }))
+    }
+
+    /// The same; a model's own value comes before what is built in.
+    fn or_model<T: FromStr>(
+        &self,
+        name: &str,
+        flag: Option<T>,
+        model: Option<T>,
+        default: T,
+    ) -> Result<Setting<T>, Failed>
+    where
+        T::Err: fmt::Display,
+    {
+        let model = model.map(|value| Setting { value, origin: Origin::Model });
+        Ok(self.find(name, flag)?.or(model).unwrap_or(Setting { value: default, origin: Origin::BuiltIn }))
+    }
+}
+
+/// A type that keys and values can be kept as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KvType(pub DType);
+
+impl FromStr for KvType {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<KvType, String> {
+        let types = [DType::F32, DType::F16, DType::BF16];
+        let found = types.into_iter().find(|t| t.name() == s.to_ascii_lowercase());
+        found.map(KvType).ok_or_else(|| "keys and values can be kept as f32, f16 or bf16".into())
+    }
+}
+
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// How an engine is set up.
+#[derive(Clone, Debug)]
+pub(crate) struct EngineConfig {
+    /// `None`: what the model and the memory allow.
+    pub context: Option<Setting<usize>>,
+    pub kv: Setting<KvType>,
+    pub threads: Setting<usize>,
+    pub isa: Setting<Isa>,
+    pub batch: Setting<usize>,
+    pub slots: Setting<usize>,
+    pub queue: Setting<usize>,
+    pub max_tokens: Option<Setting<usize>>,
+    pub temperature: Setting<f32>,
+    pub top_k: Setting<usize>,
+    pub top_p: Setting<f32>,
+    pub min_p: Setting<f32>,
+    pub typical_p: Setting<f32>,
+    pub repetition_penalty: Setting<f32>,
+    pub presence_penalty: Setting<f32>,
+    pub frequency_penalty: Setting<f32>,
+    pub seed: Option<Setting<u64>>,
+}
+
+/// What is built in where neither the user nor the model says: people at a terminal get answers that hold together,
+/// clients of an API get what the API says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults {
+    slots: usize,
+    temperature: f32,
+    top_k: usize,
+    top_p: f32,
+    min_p: f32,
+}
+
+impl Defaults {
+    pub(crate) const CHAT: Defaults =
+        Defaults { slots: 1, temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05 };
+    pub(crate) const API: Defaults =
+        Defaults { slots: 8, temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
+}
+
+/// The flags that an engine's setup depends on.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Flags {
+    pub engine: EngineArgs,
+    pub sampling: SampleArgs,
+    pub slots: Option<usize>,
+    pub queue: Option<usize>,
+}
+
+impl Flags {
+    pub(crate) fn of_server(args: &Serve) -> Flags {
+        let (engine, sampling) = (args.engine.clone(), args.sampling.clone());
+        Flags { engine, sampling, slots: args.slots, queue: args.queue }
+    }
+}
+
+/// The one place where an engine's setup is decided.
+pub(crate) fn resolve(
+    sources: &Sources,
+    flags: &Flags,
+    model: &Generation,
+    defaults: Defaults,
+) -> Result<EngineConfig, Failed> {
+    let (e, s) = (&flags.engine, &flags.sampling);
+    let parse = |name: &str, text: &Option<String>| -> Result<Option<KvType>, Failed> {
+        let parsed = text.as_ref().map(|t| t.parse::<KvType>());
+        parsed.transpose().map_err(|e| Failed::new(format!("--{name}: {e}")))
+    };
+    let isa = e.isa.as_ref().map(|t| t.parse::<Isa>()).transpose();
+    let isa = isa.map_err(|e| Failed::new(format!("--isa: {e}")))?;
+    let config = EngineConfig {
+        context: sources.find("context", e.context)?,
+        kv: sources.get("kv", parse("kv", &e.kv)?, KvType(DType::F16))?,
+        threads: sources.get("threads", e.threads, cores())?,
+        isa: sources.get("isa", isa, Isa::best())?,
+        batch: sources.get("batch", e.batch, 256)?,
+        slots: sources.get("slots", flags.slots, defaults.slots)?,
+        queue: sources.get("queue", flags.queue, 256)?,
+        max_tokens: sources.find("max-tokens", s.max_tokens)?,
+        temperature: sources.or_model(
+            "temperature",
+            s.temperature,
+            model.temperature,
+            defaults.temperature,
+        )?,
+        top_k: sources.or_model("top-k", s.top_k, model.top_k, defaults.top_k)?,
+        top_p: sources.or_model("top-p", s.top_p, model.top_p, defaults.top_p)?,
+        min_p: sources.or_model("min-p", s.min_p, model.min_p, defaults.min_p)?,
+        typical_p: sources.or_model("typical-p", s.typical_p, model.typical_p, 1.0)?,
+        repetition_penalty: sources.or_model(
+            "repetition-penalty",
+            s.repetition_penalty,
+            model.repetition_penalty,
+            1.0,
+        )?,
+        presence_penalty: sources.get("presence-penalty", s.presence_penalty, 0.0)?,
+        frequency_penalty: sources.get("frequency-penalty", s.frequency_penalty, 0.0)?,
+        seed: sources.find("seed", s.seed)?,
+    };
+    config.check()?;
+    Ok(config)
+}
+
+/// Threads that are worth having.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+impl EngineConfig {
+    /// The same, with other ways to choose tokens.
+    pub(crate) fn with(mut self, sampling: &Sampling) -> EngineConfig {
+        self.temperature.value = sampling.temperature;
+        self.top_k.value = sampling.top_k;
+        self.top_p.value = sampling.top_p;
+        self.min_p.value = sampling.min_p;
+        self.typical_p.value = sampling.typical_p;
+        self.repetition_penalty.value = sampling.repetition_penalty;
+        self.presence_penalty.value = sampling.presence_penalty;
+        self.frequency_penalty.value = sampling.frequency_penalty;
+        self
+    }
+
+    /// Do the values make sense?
+    pub(crate) fn check(&self) -> Result<(), Failed> {
+        let within = |name: &str, x: f32, low: f32, high: f32| match (low..=high).contains(&x) {
+            true => Ok(()),
+            false => Err(Failed::new(format!("{name} is {x}; {low} to {high} make sense"))),
+        };
+        let share = |name: &str, x: f32| match x > 0.0 && x <= 1.0 {
+            true => Ok(()),
+            false => Err(Failed::new(format!("{name} is {x}; more than 0 and up to 1 make sense"))),
+        };
+        within("temperature", self.temperature.value, 0.0, 100.0)?;
+        share("top-p", self.top_p.value)?;
+        within("min-p", self.min_p.value, 0.0, 1.0)?;
+        share("typical-p", self.typical_p.value)?;
+        within("repetition-penalty", self.repetition_penalty.value, 0.01, 100.0)?;
+        within("presence-penalty", self.presence_penalty.value, -100.0, 100.0)?;
+        within("frequency-penalty", self.frequency_penalty.value, -100.0, 100.0)?;
+        let count = |name: &str, n: usize, most: usize| match (1..=most).contains(&n) {
+            true => Ok(()),
+            false => Err(Failed::new(format!("{name} is {n}; 1 to {most} make sense"))),
+        };
+        count("threads", self.threads.value, 1024)?;
+        count("slots", self.slots.value, 4096)?;
+        count("batch", self.batch.value, 1 << 16)?;
+        count("queue", self.queue.value, 1 << 20)?;
+        let context = self.context.as_ref().map_or(1, |c| c.value);
+        count("context", context, 1 << 24)?;
+        match self.isa.value.is_available() {
+            true => Ok(()),
+            false => {
+                let (isa, best) = (self.isa.value, Isa::best());
+                Err(Failed::new(format!("this CPU does not have {isa}; the best it has is {best}")))
+            }
+        }
+    }
+
+    /// How tokens are chosen.
+    pub(crate) fn sampling(&self) -> Sampling {
+        Sampling {
+            temperature: self.temperature.value,
+            top_k: self.top_k.value,
+            top_p: self.top_p.value,
+            min_p: self.min_p.value,
+            typical_p: self.typical_p.value,
+            repetition_penalty: self.repetition_penalty.value,
+            presence_penalty: self.presence_penalty.value,
+            frequency_penalty: self.frequency_penalty.value,
+            bias: Vec::new(),
+            seed: self.seed.as_ref().map_or_else(random, |s| s.value),
+            logprobs: None,
+        }
+    }
+
+    /// Every setting with its value and where that came from.
+    pub(crate) fn rows(&self) -> Vec<(&'static str, String, String)> {
+        fn row<T: fmt::Display>(name: &'static str, s: &Setting<T>) -> (&'static str, String, String) {
+            (name, s.value.to_string(), s.origin.to_string())
+        }
+        fn perhaps<T: fmt::Display>(
+            name: &'static str,
+            s: &Option<Setting<T>>,
+        ) -> (&'static str, String, String) {
+            let default = KNOWN.iter().find(|k| k.name == name).map_or("", |k| k.default);
+            s.as_ref().map_or_else(|| (name, default.into(), Origin::BuiltIn.to_string()), |s| row(name, s))
+        }
+        vec![
+            perhaps("context", &self.context),
+            row("kv", &self.kv),
+            row("threads", &self.threads),
+            row("isa", &self.isa),
+            row("batch", &self.batch),
+            row("slots", &self.slots),
+            row("queue", &self.queue),
+            perhaps("max-tokens", &self.max_tokens),
+            row("temperature", &self.temperature),
+            row("top-k", &self.top_k),
+            row("top-p", &self.top_p),
+            row("min-p", &self.min_p),
+            row("typical-p", &self.typical_p),
+            row("repetition-penalty", &self.repetition_penalty),
+            row("presence-penalty", &self.presence_penalty),
+            row("frequency-penalty", &self.frequency_penalty),
+            perhaps("seed", &self.seed),
+        ]
+    }
+}
+
+/// A number that is another each time.
+pub(crate) fn random() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::time::SystemTime::now())
+}

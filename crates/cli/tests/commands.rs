@@ -1,0 +1,235 @@
+//! Every command as users type it, and what they are told when they get it wrong.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use std::process::Stdio;
+
+use common::{Did, Home, did};
+use serde_json::Value;
+use tallow_support::root;
+
+const STORY: [&str; 7] = ["run", "demo", "--seed", "7", "-n", "24", "Once upon a time"];
+
+#[test]
+fn a_story_is_the_same_for_the_same_seed() {
+    let home = Home::new();
+    let story = home.run(&STORY).ok();
+    assert!(story.starts_with("Once upon a time") && story.len() > 60, "{story:?}");
+    assert_eq!(home.run(&STORY).ok(), story);
+    let other = home.run(&["run", "demo", "--seed", "8", "-n", "24", "Once upon a time"]).ok();
+    assert_ne!(other, story);
+    // Words need no quotes, and a pipe will do.
+    let words = home.run(&["run", "demo", "--seed", "7", "-n", "24", "Once", "upon", "a", "time"]).ok();
+    assert_eq!(words, story);
+    assert_eq!(home.run_with(&["run", "demo", "--seed", "7", "-n", "24"], b"Once upon a time").ok(), story);
+}
+
+#[test]
+fn nothing_but_the_answer_goes_into_a_pipe() {
+    let Did { err, .. } = Home::new().run(&STORY);
+    assert_eq!(err, "");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let home = Home::new();
+    let mut command = home.command(&["run", "demo", "-n", "500", "The king"]);
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+}
+
+#[test]
+fn text_that_is_too_long_or_no_text_is_refused() {
+    let home = Home::new();
+    let long = "word ".repeat(2_000_000);
+    insta::assert_snapshot!(home.run_with(&["run", "demo"], long.as_bytes()).failed(), @"error: the prompt has 2000003 tokens, and the context is 1024");
+    insta::assert_snapshot!(home.run_with(&["run", "demo"], b"ab\xff\xfe").failed(), @"error: standard input is not UTF-8 text: byte 2 cannot be read; convert it first (iconv)");
+}
+
+/// What a command says, with what differs from machine to machine taken out.
+fn said(home: &Home, args: &[&str]) -> String {
+    home.run(args).failed().replace(home.path().to_str().unwrap(), "~")
+}
+
+#[test]
+fn wrong_models_are_named_with_what_to_do() {
+    let home = Home::new();
+    home.file("notes.gguf", "These are my notes.");
+    home.file("empty.gguf", "");
+    home.file("model.bin", "\u{80}");
+    home.file("folder/readme.txt", "");
+    home.file("odd/config.json", r#"{"architectures": ["NobodyKnowsThis"], "model_type": "nobody"}"#);
+    home.file("odd/model.safetensors", "");
+    let tried =
+        ["./nothing.gguf", "/no/such/folder", "notes.gguf", "empty.gguf", "model.bin", "folder", "odd"];
+    let mut text = String::new();
+    for name in tried {
+        text += &format!("{name}\n  {}", said(&home, &["run", name, "Hello"]));
+    }
+    for name in ["../../no/such/file", "a/b/c", "http://example.com/x", "no spaces", "org/name", "\u{1b}[2Jx"]
+    {
+        text += &format!("{name:?}\n  {}", said(&home, &["run", "--offline", name, "Hello"]));
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    let home = Home::new();
+    let mut text = String::new();
+    let tried: [&[&str]; 9] = [
+        &["--temperature=-1"],
+        &["--temperature", "NaN"],
+        &["--top-p", "2"],
+        &["--threads", "0"],
+        &["--context", "0"],
+        &["--context", "99999999"],
+        &["--kv", "q4"],
+        &["--isa", "sse9"],
+        &["--repetition-penalty", "0"],
+    ];
+    for flags in tried {
+        let args = [&["run"], flags, &["demo", "Hello"]].concat();
+        let did = home.run(&args);
+        assert!(did.code == Some(1) || did.code == Some(2), "{did:?}");
+        let first = did.err.lines().next().unwrap();
+        // How much memory is free differs.
+        let first = first.split(", and ").next().unwrap();
+        text += &format!("{}\n  {first}\n", flags.join(" "));
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn settings_come_from_the_flag_then_the_environment_then_the_file() {
+    let home = Home::new();
+    let origin = |args: &[&str], variable: Option<&str>| {
+        let mut command = home.command(&[&["doctor"], args].concat());
+        command.envs(variable.map(|v| ("TALLOW_TOP_K", v)));
+        let out = did(command, b"").ok();
+        let row = out.lines().find(|line| line.trim_start().starts_with("top-k")).unwrap();
+        row.split_whitespace()
+            .skip(1)
+            .collect::<Vec<_>>()
+            .join(" ")
+            .replace(home.path().to_str().unwrap(), "~")
+    };
+    assert_eq!(origin(&[], None), "40 built in");
+    home.file(".config/tallow/config.toml", "top-k = 3\ntemperature = 0.5\n");
+    assert_eq!(origin(&[], None), "3 ~/.config/tallow/config.toml");
+    assert_eq!(origin(&[], Some("4")), "4 TALLOW_TOP_K");
+    assert_eq!(origin(&["--top-k", "5"], Some("4")), "5 the command line");
+    home.file(".config/tallow/config.toml", "topk = 3\n");
+    let wrong = home.run(&["doctor"]).failed();
+    assert!(wrong.contains("there is no setting \"topk\""), "{wrong}");
+    home.file(".config/tallow/config.toml", "top-k = [");
+    assert!(home.run(&["doctor"]).failed().contains("is not TOML"));
+    home.file(".config/tallow/config.toml", "top-k = \"many\"\n");
+    assert!(home.run(&["doctor"]).failed().contains("top-k is many: invalid digit"));
+}
+
+#[test]
+fn the_reference_says_what_there_is() {
+    let written = std::fs::read_to_string(root().join("docs/reference.md")).unwrap();
+    let now = Home::new().run(&["doctor", "--reference"]).ok();
+    assert!(
+        written == now,
+        "run `cargo run --release -- doctor --reference > docs/reference.md` and read the difference"
+    );
+}
+
+#[test]
+fn help_is_there_for_every_command() {
+    let home = Home::new();
+    insta::assert_snapshot!(home.run(&["--help"]).ok());
+    for command in
+        ["run", "serve", "bench", "pull", "list", "rm", "show", "doctor", "tokenize", "perplexity", "dump"]
+    {
+        let help = home.run(&[command, "--help"]).ok();
+        assert!(help.contains("Usage:"), "{help}");
+    }
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        assert!(home.run(&["completions", shell]).ok().contains("perplexity"), "{shell}");
+    }
+}
+
+#[test]
+fn tokens_go_there_and_back() {
+    let home = Home::new();
+    let text = "Café  ☕\n\tnaïve <|end_of_text|>";
+    let ids = home.run(&["tokenize", "demo", "--ids", text]).ok();
+    let back = home.run(&["tokenize", "demo", "--decode", ids.trim()]).ok();
+    assert_eq!(back, format!("{text}\n"));
+    // What looks like a special token is one only for those who ask.
+    let numbers = |ids: &str| serde_json::from_str::<Vec<u32>>(ids).unwrap();
+    assert!(!numbers(&ids).contains(&1));
+    let parsed = home.run(&["tokenize", "demo", "--ids", "--special", "--parse-special", text]).ok();
+    assert_eq!((numbers(&parsed).first(), numbers(&parsed).last()), (Some(&0), Some(&1)));
+    assert!(home.run(&["tokenize", "demo", "--decode", "1 x"]).failed().contains("\"x\" is no token"));
+}
+
+#[test]
+fn a_model_is_shown() {
+    let home = Home::new();
+    let shown = home.run(&["show", "demo"]).ok();
+    for line in
+        ["family       Llama", "context      1024 tokens", "vocabulary   4096 tokens", "types        Q8_0"]
+    {
+        assert!(shown.contains(line), "{shown}");
+    }
+    assert!(home.run(&["show", "demo", "--tensors"]).ok().contains("blk.7.ffn_down.weight"));
+    assert!(home.run(&["show", "demo", "--metadata"]).ok().contains("general.architecture = \"llama\""));
+    assert!(home.run(&["show", "demo", "--template"]).failed().contains("no chat template"));
+}
+
+#[test]
+fn an_empty_cache_is_no_error() {
+    let home = Home::new();
+    assert!(home.run(&["list"]).ok().starts_with("no models are downloaded"));
+    assert_eq!(home.run(&["list", "--json"]).ok(), "[]\n");
+    assert!(home.run(&["list", "--aliases"]).ok().contains("qwen3"));
+    insta::assert_snapshot!(said(&home, &["rm", "org/name"]));
+}
+
+#[test]
+fn a_hub_that_cannot_be_reached_is_named() {
+    let home = Home::new();
+    let why = said(&home, &["pull", "org/name"]);
+    assert!(why.contains("cannot get the files of org/name: no connection to 127.0.0.1"), "{why}");
+}
+
+#[test]
+fn speeds_are_written_in_the_shape_that_scripts_know() {
+    let home = Home::new();
+    let args = ["bench", "-m", "demo", "-p", "16", "-n", "4", "-d", "0,8", "-r", "2", "-o"];
+    let run = |format| home.run(&[&args[..], &[format]].concat()).ok();
+    let rows: Vec<Value> = serde_json::from_str(&run("json")).unwrap();
+    let tests: Vec<(u64, u64, u64)> = rows
+        .iter()
+        .map(|r| ["n_prompt", "n_gen", "n_depth"].map(|k| r[k].as_u64().unwrap()))
+        .map(|[p, n, d]| (p, n, d))
+        .collect();
+    assert_eq!(tests, [(16, 0, 0), (0, 4, 0), (16, 0, 8), (0, 4, 8)]);
+    for row in &rows {
+        let samples: Vec<f64> =
+            row["samples_ts"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+        let mean = samples.iter().sum::<f64>() / samples.len() as f64;
+        assert_eq!(samples.len(), 2);
+        assert!((row["avg_ts"].as_f64().unwrap() / mean - 1.0).abs() < 1e-9);
+        for key in
+            ["avg_ns", "stddev_ns", "stddev_ts", "model_size", "model_n_params", "read_gbs", "roofline"]
+        {
+            assert!(row[key].as_f64().is_some(), "{key}");
+        }
+    }
+    assert_eq!(run("csv").lines().count(), 5);
+    assert_eq!(run("jsonl").lines().count(), 4);
+    let table = run("md");
+    assert!(table.contains("| pp16 @ d8 |") || table.contains("pp16 @ d8 |"), "{table}");
+    assert!(home.run(&["bench", "-d", "4096"]).failed().contains("the model's context is 1024"));
+}

@@ -1,0 +1,92 @@
+//! The program as users start it: in a home of its own, with nothing in the environment.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses some of it")]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A folder that is the user's home, and is removed in the end.
+pub struct Home(PathBuf);
+
+/// What a program did.
+#[derive(Debug)]
+pub struct Did {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Did {
+    /// What it wrote, if all went well.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert_eq!(self.code, Some(0), "{}", self.err);
+        self.out
+    }
+
+    /// What it complained of.
+    #[track_caller]
+    pub fn failed(self) -> String {
+        assert_eq!(self.code, Some(1), "{self:?}");
+        self.err
+    }
+}
+
+impl Home {
+    pub fn new() -> Home {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("tallow-cli-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Home(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = self.0.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// The program, not yet started. Nothing answers where it would look for the hub.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tallow"));
+        command.args(args).env_clear().env("HOME", &self.0).env("HF_ENDPOINT", "http://127.0.0.1:9");
+        command.current_dir(&self.0);
+        command
+    }
+
+    pub fn run(&self, args: &[&str]) -> Did {
+        self.run_with(args, b"")
+    }
+
+    /// Runs it with something on standard input.
+    pub fn run_with(&self, args: &[&str], input: &[u8]) -> Did {
+        did(self.command(args), input)
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs a program to its end.
+pub fn did(mut command: Command, input: &[u8]) -> Did {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let (mut stdin, input) = (child.stdin.take().unwrap(), input.to_vec());
+    // It may not read all of it.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Did { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}

@@ -1,0 +1,189 @@
+//! `tallow dump` and `tallow perplexity` against what reference implementations recorded.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use common::Home;
+use tallow_support::{Golden, golden, json, shared, tensors};
+
+const CASES: [&str; 12] = [
+    "granite",
+    "llama",
+    "llama-f16-shards",
+    "llama-f32",
+    "llama3-rope",
+    "mistral-swa",
+    "olmo2",
+    "olmo3",
+    "qwen2",
+    "qwen3",
+    "qwen3-cfgv5",
+    "smollm3",
+];
+
+fn dump(home: &Home, model: &Path, input: &Path) -> BTreeMap<String, Golden> {
+    let output = home.path().join("out.safetensors");
+    let (model, input) = (model.to_str().unwrap(), input.to_str().unwrap());
+    home.run(&["dump", model, "--in", input, "--out", output.to_str().unwrap()]).ok();
+    tensors(&output)
+}
+
+/// How far the numbers of one are from those of the other.
+fn distance(a: &Golden, b: &Golden) -> f32 {
+    assert_eq!(a.shape, b.shape);
+    let far = |(a, b): (&f32, &f32)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() };
+    a.f32().iter().zip(&b.f32()).map(far).fold(0.0, f32::max)
+}
+
+#[test]
+fn every_family_of_the_goldens() {
+    let home = Home::new();
+    for name in CASES {
+        let folder = golden(name);
+        let tolerance =
+            json(&folder.join("golden.json"))["suggested_abs_tolerance_f32"].as_f64().unwrap() as f32;
+        let wanted = tensors(&folder.join("golden.safetensors"));
+        let got = dump(&home, &folder, &folder.join("golden.safetensors"));
+        let (mut compared, mut most) = (0, 0.0_f32);
+        for (tensor, want) in &wanted {
+            if tensor.ends_with(".logits") || tensor.contains(".hidden") {
+                let far = distance(&got[tensor], want);
+                assert!(far <= tolerance, "{name} {tensor}: off by {far}, and {tolerance} is allowed");
+                (compared, most) = (compared + 1, most.max(far));
+            }
+        }
+        println!("{name:<18} {compared:>2} tensors, off by {most:.1e} at most, {tolerance:.0e} allowed");
+        assert!(compared >= 4, "{name}: {compared}");
+    }
+}
+
+#[test]
+fn precision_is_what_was_asked_for() {
+    let home = Home::new();
+    let folder = golden("llama");
+    let input = folder.join("golden.safetensors");
+    let [folder, input] = [&folder, &input].map(|p| p.to_str().unwrap());
+    let run = |precision: &str| {
+        let output = home.path().join(precision);
+        home.run(&[
+            "dump",
+            folder,
+            "--in",
+            input,
+            "--out",
+            output.to_str().unwrap(),
+            "--precision",
+            precision,
+        ])
+        .ok();
+        tensors(&output)
+    };
+    let (exact, half, brain) = (run("f32"), run("f16"), run("bf16"));
+    let logits = exact.keys().find(|k| k.ends_with("logits") && exact[*k].shape[0] > 8).unwrap();
+    let (near, far) = (distance(&exact[logits], &half[logits]), distance(&exact[logits], &brain[logits]));
+    assert!(0.0 < near && near < far && far < 0.2, "{near} {far}");
+}
+
+#[test]
+fn wrong_inputs_are_refused() {
+    let home = Home::new();
+    let folder = golden("llama");
+    let model = folder.to_str().unwrap();
+    home.file("junk.safetensors", "not a tensor in sight");
+    let header =
+        |json: &str, data: &[u8]| [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), data].concat();
+    let one = |dtype: &str, shape: &str, len: usize| {
+        format!(r#"{{"input_ids":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,{len}]}}}}"#)
+    };
+    home.file("float.safetensors", header(&one("F32", "[1]", 4), &[0; 4]));
+    home.file("huge.safetensors", header(&one("I64", "[1]", 8), &i64::MAX.to_le_bytes()));
+    home.file("minus.safetensors", header(&one("I64", "[1]", 8), &(-1_i64).to_le_bytes()));
+    home.file("unknown.safetensors", header(&one("I32", "[1]", 4), &99_999_i32.to_le_bytes()));
+    home.file("empty.safetensors", header(&one("I64", "[0]", 0), &[]));
+    home.file("cube.safetensors", header(&one("I64", "[1,1,1]", 8), &[0; 8]));
+    home.file("other.safetensors", header("{}", &[]));
+    let mut text = String::new();
+    for name in ["nothing", "junk", "float", "huge", "minus", "unknown", "empty", "cube", "other"] {
+        let file = format!("{name}.safetensors");
+        text += &home.run(&["dump", model, "--in", &file, "--out", "out"]).failed();
+    }
+    home.file("good.safetensors", header(&one("I32", "[1]", 4), &[0; 4]));
+    text += &home.run(&["dump", model, "--in", "good.safetensors", "--out", "no/such/folder/out"]).failed();
+    insta::assert_snapshot!(text);
+}
+
+/// A small model that was trained: its logits, its text, its perplexity, from each kind of file.
+#[test]
+fn a_trained_model_behaves_as_recorded() {
+    let Some(folder) = shared("stories260K-hf") else { return };
+    let home = Home::new();
+    let facts = json(&folder.join("golden.json"));
+    let ids = &tensors(&folder.join("golden.safetensors"))["input_ids"];
+    let text = home.file("text.txt", facts["text"].as_str().unwrap());
+    let greedy = |value: &serde_json::Value| {
+        value.as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u32).collect::<Vec<_>>()
+    };
+    let files = [
+        ("", "golden.safetensors", &facts["perplexity"], &facts["greedy_from_bos"]["token_ids"]),
+        (
+            "stories260K-F16.gguf",
+            "",
+            &facts["gguf"]["stories260K-F16.gguf"]["perplexity_dequantized_f32"],
+            &facts["gguf"]["stories260K-F16.gguf"]["greedy_40_from_bos_dequantized_f32"],
+        ),
+        (
+            "stories260K-Q8_0.gguf",
+            "golden-Q8_0.safetensors",
+            &facts["gguf"]["stories260K-Q8_0.gguf"]["perplexity_dequantized_f32"],
+            &facts["gguf"]["stories260K-Q8_0.gguf"]["greedy_40_from_bos_dequantized_f32"],
+        ),
+        (
+            "stories260K-Q4_0.gguf",
+            "golden-Q4_0.safetensors",
+            &facts["gguf"]["stories260K-Q4_0.gguf"]["perplexity_dequantized_f32"],
+            &facts["gguf"]["stories260K-Q4_0.gguf"]["greedy_40_from_bos_dequantized_f32"],
+        ),
+    ];
+    for (file, logits, perplexity, tokens) in files {
+        let model = folder.join(file);
+        let name = model.to_str().unwrap();
+        if !logits.is_empty() {
+            let got = dump(&home, &model, &folder.join("golden.safetensors"));
+            let far = distance(&got["logits"], &tensors(&folder.join(logits))["logits"]);
+            println!("{file:<24} logits of {} tokens off by {far:.1e}", ids.shape[0]);
+            assert!(far < 2e-4, "{file}: {far}");
+        }
+        let found = home.run(&["perplexity", name, &text, "--json"]).ok();
+        let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+        let (found, want) = (found["perplexity"].as_f64().unwrap(), perplexity.as_f64().unwrap());
+        println!("{file:<24} perplexity {found:.6}, recorded {want:.6}");
+        assert!((found / want - 1.0).abs() < 1e-5, "{file}: {found} {want}");
+        // The reference began with the token that begins a text, and so does an empty prompt here.
+        let want = greedy(tokens);
+        let count = (want.len() - 1).to_string();
+        let said =
+            home.run(&["run", name, "--raw", "--temperature", "0", "--kv", "f32", "-n", &count, ""]).ok();
+        let list = want.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+        let meant = home.run(&["tokenize", name, "--decode", &list]).ok();
+        assert_eq!(said.trim(), meant.trim().trim_start_matches("<s>").trim(), "{file}");
+    }
+    let story = facts["greedy_from_bos"]["text"].as_str().unwrap();
+    let count = (facts["greedy_from_bos"]["token_ids"].as_array().unwrap().len() - 1).to_string();
+    let said = home.run(&[
+        "run",
+        folder.to_str().unwrap(),
+        "--raw",
+        "--temperature",
+        "0",
+        "--kv",
+        "f32",
+        "-n",
+        &count,
+        "",
+    ]);
+    assert_eq!(said.ok().trim(), story.trim());
+}

@@ -10,6 +10,8 @@ use crate::errors::ApiError;
 use crate::fields::{Fields, text, wrong};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+/// The mark before a special token of somebody else's, as it is written in lists and objects. There it shields nothing.
+const ESCAPED_MARK: &str = "\\ufdd0";
 /// Messages of one chat.
 const MOST_MESSAGES: usize = 16_384;
 
@@ -77,6 +79,13 @@ impl Messages {
         let rendered = rendered.map_err(|e| {
             ApiError::field("messages", format!("the model's chat template does not take this chat: {e}"))
         })?;
+        if rendered.contains(ESCAPED_MARK) {
+            let why = "it writes a list or an object in which there are special tokens, which cannot be told from its own";
+            return Err(ApiError::field(
+                "messages",
+                format!("the model's chat template does not take this chat: {why}"),
+            ));
+        }
         let special = Special { around: Around::Omitted, written: Written::Shielded };
         let tokens = tokenizer.encode(&rendered, special).map_err(|e| not_tokenized("messages", &e))?;
         Ok(begun(tokens, tokenizer))

@@ -202,7 +202,7 @@ impl Envelope {
         text(&self.body(vec![choice], true))
     }
 
-    /// The chunk that ends a choice. The last of all that have choices has the totals' timings.
+    /// The chunk that ends a choice. If it is the last of all it has the totals' timings.
     pub(crate) fn end(&self, index: usize, end: &Finish, totals: Option<&Totals>) -> String {
         let choice = Choice { index, finish_reason: Some(finish_reason(end)), ..Choice::default() };
         let choice = match self.form {
@@ -215,8 +215,8 @@ impl Envelope {
 
     /// The chunk after the last choice has ended, where it was asked for.
     pub(crate) fn usage(&self, totals: &Totals) -> Option<String> {
-        let usage = Some(Some(totals.usage()));
-        self.include_usage.then(|| text(&Body { usage, ..self.body(Vec::new(), true) }))
+        let (usage, timings) = (Some(Some(totals.usage())), Some(totals.timings()));
+        self.include_usage.then(|| text(&Body { usage, timings, ..self.body(Vec::new(), true) }))
     }
 
     fn body<'a>(&'a self, choices: Vec<Choice<'a>>, chunk: bool) -> Body<'a> {

@@ -1,0 +1,206 @@
+//! What these tests share: a tiny tokenizer, a served engine, and a client that shows every byte.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(dead_code, reason = "not every test needs all of it")]
+#![allow(unreachable_pub, reason = "every test is a crate of its own")]
+
+pub mod client;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tallow_engine::handle::{Command, Done, EngineHandle, Event, Finish, Info, Request, Timings};
+use tallow_engine::sampler::Sampling;
+use tallow_engine::sim::{self, Script};
+use tallow_models::template::ChatTemplates;
+use tallow_models::tokenizer::{Special, Tokenizer};
+use tallow_server::{Served, Settings};
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+
+/// Tokens after the 256 bytes: words that no text is cut into, and special tokens.
+pub const WORDS: [&str; 8] = ["Hello", " world", "!", " How", " are", " you", "<s>", "<|im_start|>"];
+pub const BOS: u32 = 262;
+pub const START: u32 = 263;
+pub const END: u32 = 264;
+pub const VOCAB: usize = 265;
+
+/// The characters that stand for bytes in vocabularies of this kind.
+fn byte_characters() -> Vec<char> {
+    let plain = |b: &u32| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let mut next = 256;
+    let character = |b: u32| match plain(&b) {
+        true => b,
+        false => {
+            next += 1;
+            next - 1
+        }
+    };
+    (0..256).map(character).map(|c| char::from_u32(c).unwrap()).collect()
+}
+
+/// A vocabulary of bytes, a few words, and special tokens. Prompts begin with `<s>`.
+pub fn tokenizer() -> Tokenizer {
+    let bytes = byte_characters();
+    let mut vocab: serde_json::Map<String, Value> =
+        bytes.iter().enumerate().map(|(id, c)| (c.to_string(), id.into())).collect();
+    for (i, word) in WORDS[..6].iter().enumerate() {
+        let written: String = word.bytes().map(|b| bytes[b as usize]).collect();
+        // Single characters are there already.
+        let written = if vocab.contains_key(&written) { format!("{written}{written}") } else { written };
+        vocab.insert(written, (256 + i).into());
+    }
+    let special = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "special": true, "normalized": false, "single_word": false,
+               "lstrip": false, "rstrip": false})
+    };
+    let file = json!({
+        "version": "1.0",
+        "added_tokens": [special(BOS, "<s>"), special(START, "<|im_start|>"), special(END, "<|im_end|>")],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [BOS], "tokens": ["<s>"]}}
+        },
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []}
+    });
+    Tokenizer::from_json(Path::new("tokenizer.json"), file.to_string().as_bytes(), None).unwrap()
+}
+
+/// The tokens of a text, one for each byte.
+pub fn bytes(text: &str) -> Vec<u32> {
+    tokenizer().encode(text, Special::BARE).unwrap()
+}
+
+/// "Hello world!!" and the end.
+pub fn hello() -> Vec<u32> {
+    vec![256, 257, 258, END]
+}
+
+pub fn templates() -> ChatTemplates {
+    let source = "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\
+                  {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{{ extra }}";
+    let config = json!({"chat_template": source, "bos_token": "<s>"});
+    ChatTemplates::from_config(Path::new("config.json"), &config, None).unwrap().unwrap()
+}
+
+pub fn info() -> Info {
+    Info {
+        names: vec!["tiny".into(), "alias".into()],
+        tokenizer: tokenizer(),
+        vocab: VOCAB,
+        context: 256,
+        slots: 4,
+        queue: 8,
+        page_len: 16,
+        pages: 64,
+        sampling: Sampling::default(),
+    }
+}
+
+pub fn script(reply: &[u32]) -> Script {
+    Script { reply: reply.to_vec(), pace: Duration::from_millis(1), breaks_after: None, dies_after: None }
+}
+
+/// An engine that says to each request what `say` gives.
+pub fn puppet(info: Info, say: impl Fn(&Request) -> Vec<Event> + Send + 'static) -> EngineHandle {
+    let (handle, commands, alive) = EngineHandle::new(info);
+    std::thread::spawn(move || {
+        while let Ok(Command::Submit(submission)) = commands.recv() {
+            say(&submission.request).into_iter().for_each(|event| drop(submission.events.send(event)));
+        }
+        drop(alive);
+    });
+    handle
+}
+
+/// An engine that ends every answer at once, and the requests that it was given.
+pub fn recorder(info: Info) -> (EngineHandle, std::sync::mpsc::Receiver<Request>) {
+    let (send, requests) = std::sync::mpsc::channel();
+    let handle = puppet(info, move |request| {
+        let _ = send.send(request.clone());
+        vec![Event::Done(done(request.prompt.len()))]
+    });
+    (handle, requests)
+}
+
+pub fn done(prompt_tokens: usize) -> Done {
+    let timings = Timings::default();
+    Done { text: String::new(), reason: Finish::End, prompt_tokens, cached_tokens: 0, new_tokens: 0, timings }
+}
+
+/// A server that runs.
+pub struct Site {
+    pub address: SocketAddr,
+    pub handle: EngineHandle,
+    runtime: Runtime,
+    stop: Option<oneshot::Sender<()>>,
+    served: Option<tokio::task::JoinHandle<std::io::Result<()>>>,
+}
+
+/// What a site is made of.
+pub struct Plan {
+    pub handle: EngineHandle,
+    pub templates: Option<ChatTemplates>,
+    pub max_tokens: Option<usize>,
+    pub settings: Settings,
+    pub bind: &'static str,
+}
+
+impl Plan {
+    pub fn new(handle: EngineHandle) -> Plan {
+        let templates = Some(templates());
+        Plan { handle, templates, max_tokens: None, settings: Settings::default(), bind: "127.0.0.1:0" }
+    }
+
+    pub fn start(self) -> Site {
+        let Plan { handle, templates, max_tokens, settings, bind } = self;
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind(bind)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let served = Served { handle: handle.clone(), templates, max_tokens };
+        let stopped = async { drop(stopped.await) };
+        let served = runtime.spawn(tallow_server::serve(listener, served, settings, stopped));
+        Site { address, handle, runtime, stop: Some(stop), served: Some(served) }
+    }
+}
+
+/// A simulated engine that answers with these tokens, served.
+pub fn site(reply: &[u32]) -> Site {
+    Plan::new(sim::start(info(), script(reply))).start()
+}
+
+impl Site {
+    /// Asks the server to stop.
+    pub fn stop(&mut self) {
+        self.stop.take().unwrap().send(()).unwrap();
+    }
+
+    /// Waits until the server has ended.
+    pub fn join(&mut self) {
+        let served = self.served.take().unwrap();
+        let within = async { tokio::time::timeout(Duration::from_secs(20), served).await };
+        self.runtime.block_on(within).expect("it ends in time").unwrap().unwrap();
+    }
+
+    /// Waits until no request has a place any more.
+    pub fn wait_free(&self) {
+        wait(|| self.handle.taken() == 0, "all places are free");
+    }
+}
+
+pub fn wait(until: impl Fn() -> bool, what: &str) {
+    let begun = Instant::now();
+    while !until() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,349 @@
+//! What comes out: bodies, streams, choices, stops, log-probabilities, usage.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use common::client::post;
+use common::{END, Plan, Site, bytes, hello, info, script, site};
+use serde_json::{Value, json};
+use tallow_engine::handle::{Done, Event};
+use tallow_engine::sampler::{Choice, Scored};
+use tallow_engine::sim;
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+/// A chat that says hello, with more fields.
+fn chat(more: Value) -> Value {
+    let mut body =
+        json!({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn text(more: Value) -> Value {
+    let mut body = json!({"model": "tiny", "prompt": "Hi", "max_tokens": 20});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// With what differs from one run to the next made the same.
+fn normal(text: &str) -> String {
+    let mut out = String::new();
+    for event in text.split_inclusive("\n\n") {
+        let value = event.trim_end().strip_prefix("data: ").unwrap_or(event);
+        let Ok(value) = serde_json::from_str::<Value>(value) else {
+            out += event;
+            continue;
+        };
+        let mut event = event.to_owned();
+        for (name, to) in [("id", json!("ID")), ("created", json!(0)), ("timings", json!("TIMINGS"))] {
+            if let Some(was) = value.get(name) {
+                let start = event.find(&format!("\"{name}\":")).unwrap() + name.len() + 3;
+                let mut values = serde_json::Deserializer::from_str(&event[start..]).into_iter::<Value>();
+                assert_eq!(values.next().unwrap().unwrap(), *was);
+                let end = start + values.byte_offset();
+                event.replace_range(start..end, &to.to_string());
+            }
+        }
+        out += &event;
+    }
+    out
+}
+
+fn streamed_text(chunks: &[Value], index: u64) -> String {
+    let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
+    let choices = choices.filter(|choice| choice["index"] == index);
+    choices.filter_map(|c| c["delta"]["content"].as_str().or(c["text"].as_str())).collect()
+}
+
+#[test]
+fn a_streamed_chat_byte_by_byte() {
+    let site = site(&hello());
+    let body = chat(json!({"stream": true, "stream_options": {"include_usage": true}}));
+    let reply = post(CHAT, body).get(&site);
+    assert_eq!(reply.status, 200);
+    assert_eq!(reply.header("content-type"), Some("text/event-stream"));
+    insta::assert_snapshot!(normal(&reply.text()), @r#"
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"usage":null}
+
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"delta":{"content":"Hello"},"logprobs":null,"finish_reason":null}],"usage":null}
+
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"delta":{"content":" world"},"logprobs":null,"finish_reason":null}],"usage":null}
+
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"delta":{"content":"!!"},"logprobs":null,"finish_reason":null}],"usage":null}
+
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}],"usage":null}
+
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[],"usage":{"prompt_tokens":21,"completion_tokens":4,"total_tokens":25,"prompt_tokens_details":{"cached_tokens":0}},"timings":"TIMINGS"}
+
+    data: [DONE]
+    "#);
+}
+
+#[test]
+fn a_streamed_completion_byte_by_byte() {
+    let reply = post(TEXT, text(json!({"stream": true}))).get(&site(&hello()));
+    insta::assert_snapshot!(normal(&reply.text()), @r#"
+    data: {"id":"ID","object":"text_completion","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"text":"Hello","logprobs":null,"finish_reason":null}]}
+
+    data: {"id":"ID","object":"text_completion","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"text":" world","logprobs":null,"finish_reason":null}]}
+
+    data: {"id":"ID","object":"text_completion","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"text":"!!","logprobs":null,"finish_reason":null}]}
+
+    data: {"id":"ID","object":"text_completion","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}],"timings":"TIMINGS"}
+
+    data: [DONE]
+    "#);
+}
+
+#[test]
+fn whole_bodies_byte_by_byte() {
+    let site = site(&hello());
+    let reply = post(CHAT, chat(json!({}))).get(&site);
+    assert_eq!(reply.header("content-type"), Some("application/json"));
+    insta::assert_snapshot!(normal(&reply.text()), @r#"{"id":"ID","object":"chat.completion","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"message":{"role":"assistant","content":"Hello world!!","refusal":null},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":21,"completion_tokens":4,"total_tokens":25,"prompt_tokens_details":{"cached_tokens":0}},"timings":"TIMINGS"}"#);
+    let reply = post(TEXT, text(json!({}))).get(&site);
+    insta::assert_snapshot!(normal(&reply.text()), @r#"{"id":"ID","object":"text_completion","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"text":"Hello world!!","logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7,"prompt_tokens_details":{"cached_tokens":0}},"timings":"TIMINGS"}"#);
+}
+
+#[test]
+fn timings_are_there_and_are_numbers() {
+    let site = site(&hello());
+    let streamed = post(CHAT, chat(json!({"stream": true}))).get(&site).chunks();
+    let (last, rest) = streamed.split_last().unwrap();
+    assert!(rest.iter().all(|chunk| chunk.get("timings").is_none() && chunk.get("usage").is_none()));
+    let whole = post(CHAT, chat(json!({}))).get(&site).json();
+    for timings in [&last["timings"], &whole["timings"]] {
+        let names = ["queue_ms", "prompt_ms", "predicted_ms", "prompt_per_second", "predicted_per_second"];
+        assert!(names.iter().all(|name| timings[name].is_f64()), "{timings}");
+        // One of the four tokens ended the answer.
+        assert_eq!((&timings["predicted_n"], &timings["cache_n"]), (&json!(4), &json!(0)));
+        assert_eq!(timings["prompt_n"], whole["usage"]["prompt_tokens"]);
+    }
+}
+
+#[test]
+fn streamed_and_whole_texts_are_the_same() {
+    // Characters in pieces, special tokens, and a stop that nearly comes.
+    let mut reply = bytes("Grüße, 世界 🦀! ");
+    reply.extend([256, 262, 257, 258]);
+    reply.extend(bytes("STO and more"));
+    reply.push(END);
+    let site = site(&reply);
+    for (path, body) in [(CHAT, chat as fn(Value) -> Value), (TEXT, text)] {
+        let more = json!({"max_tokens": 200, "stop": ["STOP", "more and"]});
+        let whole = post(path, body(more.clone())).get(&site).json();
+        let choice = &whole["choices"][0];
+        let expected = choice["message"]["content"].as_str().or(choice["text"].as_str()).unwrap();
+        assert_eq!(expected, "Grüße, 世界 🦀! Hello world!!STO and more");
+        let mut more = more;
+        more["stream"] = true.into();
+        let chunks = post(path, body(more)).get(&site).chunks();
+        assert_eq!(streamed_text(&chunks, 0), expected);
+        let reasons = chunks.iter().filter(|c| c["choices"][0]["finish_reason"].is_string());
+        assert_eq!(reasons.count(), 1);
+        assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "stop");
+    }
+}
+
+#[test]
+fn no_part_of_a_stop_is_ever_shown() {
+    let mut reply = bytes("one two three");
+    reply.push(END);
+    let site = site(&reply);
+    for (stop, left, reason) in [
+        (json!("two"), "one ", "stop"),
+        (json!(["three", "e t"]), "on", "stop"),
+        (json!(["zzz", "one"]), "", "stop"),
+        (json!("threes"), "one two three", "stop"),
+        (json!(" two threee"), "one two three", "stop"),
+    ] {
+        let more = json!({"stop": stop, "logprobs": true, "stream": true});
+        let chunks = post(CHAT, chat(more)).get(&site).chunks();
+        assert_eq!(streamed_text(&chunks, 0), left, "{stop}");
+        assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], reason);
+        let tokens =
+            chunks.iter().filter_map(|c| c["choices"][0]["logprobs"]["content"].as_array()).flatten();
+        let spoken: String = tokens.map(|token| token["token"].as_str().unwrap()).collect();
+        assert_eq!(spoken, left, "tokens of the stop are not told either");
+        let whole = post(CHAT, chat(json!({"stop": stop}))).get(&site).json();
+        assert_eq!(whole["choices"][0]["message"]["content"], left);
+    }
+    let whole = post(CHAT, chat(json!({"max_tokens": 5}))).get(&site).json();
+    assert_eq!(whole["choices"][0]["message"]["content"], "one t");
+    assert_eq!(whole["choices"][0]["finish_reason"], "length");
+    // The text held back for a stop that did not come is not lost.
+    let whole = post(CHAT, chat(json!({"max_tokens": 5, "stop": "two"}))).get(&site).json();
+    assert_eq!(whole["choices"][0]["message"]["content"], "one t");
+}
+
+#[test]
+fn several_choices_come_in_one_answer() {
+    let site = site(&hello());
+    let reply = post(CHAT, chat(json!({"n": 2}))).get(&site).json();
+    let choices = reply["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 2);
+    for (i, choice) in choices.iter().enumerate() {
+        assert_eq!((&choice["index"], &choice["message"]["content"]), (&json!(i), &json!("Hello world!!")));
+    }
+    // The prompt counts once, the answers each.
+    let one = post(CHAT, chat(json!({}))).get(&site).json();
+    assert_eq!(reply["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"]);
+    assert_eq!(reply["usage"]["completion_tokens"], 8);
+    let chunks = post(CHAT, chat(json!({"n": 3, "stream": true}))).get(&site).chunks();
+    for i in 0..3 {
+        assert_eq!(streamed_text(&chunks, i), "Hello world!!");
+        let of = chunks.iter().filter(|chunk| chunk["choices"][0]["index"] == i).collect::<Vec<_>>();
+        assert_eq!(of[0]["choices"][0]["delta"]["role"], "assistant");
+        assert_eq!(of.last().unwrap()["choices"][0]["finish_reason"], "stop");
+        assert_eq!(of.iter().filter(|c| c["choices"][0]["finish_reason"].is_string()).count(), 1);
+    }
+    let reply = post(TEXT, text(json!({"n": 2, "prompt": ["a", "bc"], "echo": true}))).get(&site).json();
+    let texts: Vec<_> = reply["choices"].as_array().unwrap().iter().map(|c| c["text"].clone()).collect();
+    assert_eq!(texts, ["aHello world!!", "aHello world!!", "bcHello world!!", "bcHello world!!"]);
+    // With the token that begins each.
+    assert_eq!(reply["usage"]["prompt_tokens"], 2 + 3);
+    site.wait_free();
+}
+
+#[test]
+fn log_probabilities_of_a_chat() {
+    let site = site(&hello());
+    let more = json!({"logprobs": true, "top_logprobs": 2});
+    let reply = post(CHAT, chat(more.clone())).get(&site).json();
+    let logprobs = &reply["choices"][0]["logprobs"];
+    insta::assert_snapshot!(logprobs.to_string(), @r#"{"content":[{"token":"Hello","logprob":-0.5,"bytes":[72,101,108,108,111],"top_logprobs":[{"token":"Hello","logprob":-0.5,"bytes":[72,101,108,108,111]},{"token":" world","logprob":-1.5,"bytes":[32,119,111,114,108,100]}]},{"token":" world","logprob":-0.5,"bytes":[32,119,111,114,108,100],"top_logprobs":[{"token":" world","logprob":-0.5,"bytes":[32,119,111,114,108,100]},{"token":"!!","logprob":-1.5,"bytes":[33,33]}]},{"token":"!!","logprob":-0.5,"bytes":[33,33],"top_logprobs":[{"token":"!!","logprob":-0.5,"bytes":[33,33]},{"token":" How","logprob":-1.5,"bytes":[32,72,111,119]}]}],"refusal":null}"#);
+    let mut more = more;
+    more["stream"] = true.into();
+    let chunks = post(CHAT, chat(more)).get(&site).chunks();
+    let streamed = chunks.iter().filter_map(|c| c["choices"][0]["logprobs"]["content"].as_array()).flatten();
+    assert_eq!(json!(streamed.collect::<Vec<_>>()), logprobs["content"]);
+    let reply = post(CHAT, chat(json!({"logprobs": true}))).get(&site).json();
+    assert_eq!(reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"], json!([]));
+    let reply = post(CHAT, chat(json!({}))).get(&site).json();
+    assert_eq!(reply["choices"][0]["logprobs"], Value::Null);
+}
+
+#[test]
+fn log_probabilities_of_a_completion() {
+    let site = site(&hello());
+    let reply = post(TEXT, text(json!({"logprobs": 1}))).get(&site).json();
+    insta::assert_snapshot!(reply["choices"][0]["logprobs"].to_string(), @r#"{"tokens":["Hello"," world","!!"],"token_logprobs":[-0.5,-0.5,-0.5],"top_logprobs":[{"Hello":-0.5},{" world":-0.5},{"!!":-0.5}],"text_offset":[0,5,11]}"#);
+    let reply = post(TEXT, text(json!({"logprobs": 0}))).get(&site).json();
+    assert_eq!(reply["choices"][0]["logprobs"]["top_logprobs"][0], json!({"Hello": -0.5}));
+}
+
+#[test]
+fn prompts_are_texts_tokens_or_lists_of_either() {
+    let site = site(&hello());
+    for (prompt, tokens, echoed) in [
+        (json!("ab"), 3, vec!["ab"]),
+        // Written special tokens are tokens, and the one that begins a text comes once.
+        (json!("<s>ab<|im_end|>"), 4, vec!["<s>ab<|im_end|>"]),
+        (json!([97, 98]), 2, vec!["ab"]),
+        (json!(["ab", "c"]), 5, vec!["ab", "c"]),
+        (json!([[97], [98, 99]]), 3, vec!["a", "bc"]),
+    ] {
+        let reply =
+            post(TEXT, text(json!({"prompt": prompt, "echo": true, "max_tokens": 1}))).get(&site).json();
+        assert_eq!(reply["usage"]["prompt_tokens"], tokens, "{prompt}");
+        let texts: Vec<_> =
+            reply["choices"].as_array().unwrap().iter().map(|c| c["text"].as_str().unwrap()).collect();
+        assert_eq!(texts, echoed.iter().map(|t| format!("{t}Hello")).collect::<Vec<_>>());
+    }
+    let reply = post(TEXT, text(json!({"echo": true, "max_tokens": 0}))).get(&site).json();
+    assert_eq!(
+        (&reply["choices"][0]["text"], &reply["usage"]["completion_tokens"]),
+        (&json!("Hi"), &json!(0))
+    );
+    assert_eq!(reply["choices"][0]["finish_reason"], "length");
+}
+
+#[test]
+fn lengths_where_a_request_does_not_say() {
+    let endless = bytes("x");
+    let count = |site: &Site, path, body: &Value| {
+        post(path, body).get(site).json()["usage"]["completion_tokens"].as_u64().unwrap() as usize
+    };
+    let site = site(&endless);
+    let said = json!({"messages": [{"role": "user", "content": "Hi"}]});
+    let prompt = post(CHAT, chat(json!({}))).get(&site).json()["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(count(&site, CHAT, &said), 256 - prompt as usize, "a chat may fill the context");
+    assert_eq!(count(&site, TEXT, &json!({"prompt": "Hi"})), 16, "a completion has 16 tokens");
+    let mut plan = Plan::new(sim::start(info(), script(&endless)));
+    plan.max_tokens = Some(7);
+    let site = plan.start();
+    assert_eq!(count(&site, CHAT, &said), 7);
+    assert_eq!(count(&site, TEXT, &json!({"prompt": "Hi"})), 7);
+    assert_eq!(count(&site, CHAT, &chat(json!({"max_tokens": 9}))), 9);
+}
+
+#[test]
+fn tokens_from_the_cache_are_reported() {
+    let handle = common::puppet(info(), |request| {
+        let n = request.prompt.len();
+        let done = Done { cached_tokens: 16, new_tokens: 3, ..common::done(n) };
+        vec![Event::Started { cached: 16 }, Event::Done(done)]
+    });
+    let site = Plan::new(handle).start();
+    let reply = post(CHAT, chat(json!({"n": 2}))).get(&site).json();
+    assert_eq!(
+        reply["usage"],
+        json!({"prompt_tokens": 21, "completion_tokens": 6, "total_tokens": 27,
+               "prompt_tokens_details": {"cached_tokens": 16}})
+    );
+    assert_eq!((&reply["timings"]["cache_n"], &reply["timings"]["prompt_n"]), (&json!(32), &json!(10)));
+    let more = json!({"stream": true, "stream_options": {"include_usage": true}});
+    let chunks = post(CHAT, chat(more)).get(&site).chunks();
+    let last = chunks.last().unwrap();
+    assert_eq!(
+        (&last["choices"], &last["usage"]["prompt_tokens_details"]["cached_tokens"]),
+        (&json!([]), &json!(16))
+    );
+    assert!(last["timings"].is_object());
+}
+
+/// An engine that scores prompts, in pieces, and then says one token.
+fn scorer() -> Site {
+    let scored = |token: u32, logprob: f32| Choice {
+        token,
+        logprob: Some(logprob),
+        top: vec![Scored { token: 98, logprob: f32::NEG_INFINITY }],
+    };
+    let handle = common::puppet(info(), move |request| {
+        assert!(request.score_prompt);
+        let mut events = vec![Event::Started { cached: 0 }];
+        events.extend(request.prompt[1..].iter().map(|token| Event::Prompt(vec![scored(*token, -1.0)])));
+        if request.max_new > 0 {
+            events.push(Event::Piece { text: "!!".into(), choice: scored(258, -2.0) });
+        }
+        events.push(Event::Done(common::done(request.prompt.len())));
+        events
+    });
+    Plan::new(handle).start()
+}
+
+#[test]
+fn prompts_are_scored() {
+    let site = scorer();
+    let more = json!({"prompt": "aé", "echo": true, "logprobs": 1, "max_tokens": 0});
+    let reply = post(TEXT, text(more)).get(&site).json();
+    assert_eq!(reply["choices"][0]["text"], "aé");
+    insta::assert_snapshot!(reply["choices"][0]["logprobs"].to_string(), @r#"{"tokens":["<s>","a","�","�"],"token_logprobs":[null,-1.0,-1.0,-1.0],"top_logprobs":[null,{"a":-1.0,"b":-9999.0},{"b":-9999.0,"�":-1.0},{"b":-9999.0,"�":-1.0}],"text_offset":[0,3,4,5]}"#);
+    let more = json!({"prompt": "aé", "echo": true, "logprobs": 1, "max_tokens": 1});
+    let whole = post(TEXT, text(more.clone())).get(&site).json();
+    assert_eq!(whole["choices"][0]["text"], "aé!!");
+    assert_eq!(whole["choices"][0]["logprobs"]["tokens"].as_array().unwrap().len(), 5);
+    let mut more = more;
+    more["stream"] = true.into();
+    let chunks = post(TEXT, text(more)).get(&site).chunks();
+    assert_eq!(streamed_text(&chunks, 0), "aé!!");
+    for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        let streamed = chunks.iter().filter_map(|c| c["choices"][0]["logprobs"][name].as_array()).flatten();
+        assert_eq!(json!(streamed.collect::<Vec<_>>()), whole["choices"][0]["logprobs"][name]);
+    }
+    let one = post(TEXT, text(json!({"prompt": [97], "echo": true, "logprobs": 0, "max_tokens": 0})));
+    assert_eq!(one.get(&site).json()["choices"][0]["logprobs"]["tokens"], json!(["a"]));
+}

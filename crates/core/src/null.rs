@@ -6,8 +6,8 @@ use crate::ops::{
 };
 use crate::{Backend, DType, Result, Tensor, Trace};
 
-/// A backend without memory or arithmetic. Models run on it to show which ops they launch, with which shapes, and
-/// the scheduler's tests run on it because it is instant. Everything it is asked to read is zero.
+/// A backend without memory or arithmetic: models run on it to show which ops they launch, and that the shapes fit.
+/// Everything it is asked to read is zero.
 #[derive(Debug, Default)]
 pub struct Null {
     trace: Trace,

@@ -1,0 +1,70 @@
+//! What a step of each family is made of: the ops on a device that composes everything, and what the CPU makes of them.
+//! A kernel that is lost, or an op that is launched once more, shows as a difference that somebody must approve.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::fmt::Write;
+
+use tallow_core::{Backend, DType, Launch, LayerKv, Null, Span, Step, StepPlan, Tensor, launch_table};
+use tallow_cpu::{Cpu, Isa};
+use tallow_models::Model;
+use tallow_models::decoder::Decoder;
+use tallow_support::golden;
+
+/// One of each family, and of each thing that a family may do differently.
+const MODELS: [&str; 9] =
+    ["granite", "llama", "mistral-swa", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3", "more/llama-biases"];
+const PAGE: usize = 16;
+
+/// The launches of one step: a prompt of three tokens beside a sequence that gets its fifth.
+fn launches<B: Backend>(b: &B, model: &Model) -> Vec<Launch> {
+    let decoder = Decoder::load(b, model, 64, &mut |_, _| {}).unwrap();
+    let page = |cols: usize| b.alloc(DType::F32, 2, PAGE * cols).unwrap();
+    let heads = decoder.spec().layers.iter().map(|l| l.mixer.heads);
+    let cache: Vec<(Tensor<B>, Tensor<B>)> = heads.map(|h| (page(h.kv_cols()), page(h.kv_cols()))).collect();
+    let kv: Vec<LayerKv<'_, B>> = cache.iter().map(|(k, v)| LayerKv { k, v }).collect();
+    let spans = vec![Span { rows: 3, start: 0, pages: vec![0] }, Span { rows: 1, start: 4, pages: vec![1] }];
+    let step = Step { tokens: vec![1, 2, 3, 4], spans, outputs: vec![2, 3], page_len: PAGE };
+    let plan = StepPlan::new(b, step).unwrap();
+    b.trace().start();
+    let x = decoder.forward(b, &plan, &kv, |_, _| Ok(())).unwrap();
+    decoder.logits(b, &plan, &x).unwrap();
+    b.trace().stop()
+}
+
+/// The launches in order; what was composed stands above what it was composed of.
+fn outline(log: &[Launch]) -> String {
+    log.iter().fold(String::new(), |mut text, launch| {
+        let _ = writeln!(text, "{:indent$}{}", "", launch.op, indent = 2 * launch.depth);
+        text
+    })
+}
+
+fn each(what: &str, text: impl Fn(&Model) -> String) {
+    for name in MODELS {
+        let model = Model::open(&golden(name)).unwrap();
+        insta::with_settings!({ omit_expression => true }, {
+            insta::assert_snapshot!(format!("{what}-{}", name.replace('/', "-")), text(&model));
+        });
+    }
+}
+
+#[test]
+fn ops_of_a_step() {
+    each("ops", |model| outline(&launches(&Null::default(), model)));
+}
+
+#[test]
+fn launch_table_of_the_cpu() {
+    each("cpu", |model| launch_table(&launches(&Cpu::new(Isa::Scalar, 1).unwrap(), model)));
+}
+
+/// The table depends on the model and on nothing of the machine.
+#[test]
+fn every_instruction_set_launches_the_same() {
+    let model = Model::open(&golden("qwen3")).unwrap();
+    let tables = Isa::ALL.into_iter().filter(|isa| isa.is_available());
+    let tables: Vec<String> =
+        tables.map(|isa| launch_table(&launches(&Cpu::new(isa, 2).unwrap(), &model))).collect();
+    assert!(tables.windows(2).all(|pair| pair[0] == pair[1]));
+}

@@ -34,7 +34,11 @@ impl Generation {
             Value::Null => Ok(None),
             value => match value.as_f64() {
                 Some(x) if range.contains(&x) => Ok(Some(x as f32)),
-                _ => Err(LoadError::bad(&path, name, format_args!("is {value}; a number in {range:?} is expected"))),
+                _ => Err(LoadError::bad(
+                    &path,
+                    name,
+                    format_args!("is {value}; a number in {range:?} is expected"),
+                )),
             },
         };
         let own = ids(&json["eos_token_id"]);

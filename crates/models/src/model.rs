@@ -53,7 +53,9 @@ impl Model {
         let (have, spec) = (tokenizer.vocab_size(), self.spec.vocab);
         // A few tokens more are common: fine-tunes add a padding token that nobody trained. Prompts are checked.
         if have > spec + spec / 32 {
-            let why = format!("the tokenizer has {have} tokens, and the model knows {spec}: they do not belong together");
+            let why = format!(
+                "the tokenizer has {have} tokens, and the model knows {spec}: they do not belong together"
+            );
             return Err(LoadError::bad(&self.checkpoint.path, "the tokenizer", why));
         }
         Ok(tokenizer.ending_with(&self.generation()?.ends))

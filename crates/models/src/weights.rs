@@ -60,12 +60,16 @@ impl<'a, B: Backend> Weights<'a, B> {
             let why = format!("has shape {:?}; the settings ask for {shape:?}", stored.shape);
             return Err(LoadError::bad(stored.file.path(), field(), why));
         }
-        let Kind::Weights(format) = &stored.kind else {
-            let why = format!("its elements are {:?}; floats or GGUF blocks are expected", stored.kind);
-            return Err(LoadError::unsupported(stored.file.path(), field(), why));
-        };
-        self.used.insert(name.to_owned());
-        Ok((stored, *format))
+        match &stored.kind {
+            Kind::Weights(format) => {
+                self.used.insert(name.to_owned());
+                Ok((stored, *format))
+            }
+            Kind::Other(elements) => {
+                let why = format!("its elements are {elements}; floats or GGUF blocks are expected");
+                Err(LoadError::unsupported(stored.file.path(), field(), why))
+            }
+        }
     }
 
     /// Counts a tensor as loaded and lets go of its pages.

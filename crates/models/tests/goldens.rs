@@ -52,7 +52,8 @@ impl Runner {
         let rows = tokens.len();
         let pages = (0..(self.len + rows).div_ceil(PAGE) as u32).collect();
         let spans = vec![Span { rows, start: self.len, pages }];
-        let step = Step { tokens: tokens.to_vec(), spans, outputs: (0..rows as u32).collect(), page_len: PAGE };
+        let step =
+            Step { tokens: tokens.to_vec(), spans, outputs: (0..rows as u32).collect(), page_len: PAGE };
         let plan = StepPlan::new(&self.b, step).unwrap();
         let kv: Vec<LayerKv<'_, Cpu>> = self.cache.iter().map(|(k, v)| LayerKv { k, v }).collect();
         let mut hidden = Vec::new();
@@ -138,7 +139,10 @@ impl Case {
 
 fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() }).fold(0.0, f32::max)
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() })
+        .fold(0.0, f32::max)
 }
 
 /// A copy of a case's folder with another config.
@@ -219,7 +223,10 @@ fn mutants_are_told_apart() {
             let want = facts["max_abs_logit_change"].as_f64().unwrap() as f32;
             println!("{name:<18} {mutant:<12} {far:.4}, the reference {want:.4}");
             assert!(far > 5.0 * case.tolerance(), "{name}, {mutant}: moved by {far} only");
-            assert!((far - want).abs() < 0.01 * want, "{name}, {mutant}: moved by {far}, the reference by {want}");
+            assert!(
+                (far - want).abs() < 0.01 * want,
+                "{name}, {mutant}: moved by {far}, the reference by {want}"
+            );
             std::fs::remove_dir_all(dir).unwrap();
             seen += 1;
         }

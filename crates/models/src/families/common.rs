@@ -85,10 +85,10 @@ pub(super) fn sane(c: &Config<'_>, key: Key, n: usize) -> Result<usize> {
 
 /// GGUF metadata may leave the vocabulary's size to the embedding's shape.
 fn vocab(c: &Config<'_>) -> Result<usize> {
-    let rows = c.checkpoint().get(&format!("{}.weight", names::GGUF.embed)).map(|t| t.shape[0]);
-    match (c.is_gguf(), rows) {
-        (true, Some(rows)) => sane(c, VOCAB, rows),
-        _ => sane(c, VOCAB, c.count(VOCAB)?),
+    let embed = c.checkpoint().get(&format!("{}.weight", names::GGUF.embed)).filter(|_| c.is_gguf());
+    match embed.and_then(|t| t.shape.first()) {
+        Some(rows) => sane(c, VOCAB, *rows),
+        None => sane(c, VOCAB, c.count(VOCAB)?),
     }
 }
 

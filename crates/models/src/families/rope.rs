@@ -60,7 +60,8 @@ fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, theta: f64) -> Result<RopeS
     let part = r.find_number(PART)?.or(c.find_number(PART)?).unwrap_or(1.0);
     let dim = c.find_count(DIM)?.unwrap_or((head as f64 * part.clamp(0.0, 1.0)) as usize);
     if dim == 0 || dim > head || !dim.is_multiple_of(2) {
-        return Err(c.bad(DIM, format_args!("is {dim}; an even number up to {head} is expected")));
+        let key = if c.is_gguf() { DIM } else { PART };
+        return Err(c.bad(key, format_args!("makes {dim} turn; an even number up to {head} is expected")));
     }
     let read = Reader { c, r, dim };
     Ok(RopeSpec { theta, dim, pairs: RopePairs::Halves, scaling: read.scaling()? })

@@ -151,7 +151,11 @@ impl<'a> Reader<'a> {
         if n > self.left() {
             return self.bad(
                 field,
-                format_args!("needs {n} bytes at byte {}, where {} are left", self.at, self.left()),
+                format_args!(
+                    "needs {n} bytes at byte {}, where {} are left: the file is cut short or damaged",
+                    self.at,
+                    self.left()
+                ),
             );
         }
         self.at += n;
@@ -172,20 +176,23 @@ impl<'a> Reader<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// How many things of at least `size` bytes follow: never more than the file has room for.
-    fn count(&mut self, size: usize, field: &str) -> Result<usize> {
+    /// How many `things` of at least `size` bytes follow: never more than the file has room for.
+    fn count(&mut self, size: usize, things: &str, field: &str) -> Result<usize> {
         let n = self.u64(field)?;
         let most = self.left() / size;
         match usize::try_from(n) {
             Ok(n) if n <= most => Ok(n),
             _ => {
-                self.bad(field, format_args!("is {n}, but the rest of the file has room for {most} at most"))
+                let why = format!(
+                    "should have {n} {things}, and the rest of the file has room for {most}: it is cut short or damaged"
+                );
+                self.bad(field, why)
             }
         }
     }
 
     fn text(&mut self, field: &str) -> Result<&'a str> {
-        let n = self.count(1, field)?;
+        let n = self.count(1, "bytes", field)?;
         let bytes = self.take(n, field)?;
         std::str::from_utf8(bytes).or_else(|e| self.bad(field, format_args!("is not UTF-8: {e}")))
     }
@@ -205,7 +212,7 @@ impl<'a> Reader<'a> {
         if kind == Kind::Array {
             return self.bad(field, "is an array of arrays, which nothing uses");
         }
-        let len = self.count(kind.size(), field)?;
+        let len = self.count(kind.size(), "elements", field)?;
         let start = self.at;
         if kind == Kind::Str {
             for _ in 0..len {
@@ -242,10 +249,8 @@ impl Gguf {
         let mut r = Reader { path: file.path(), bytes: &file, at: 0 };
         let magic: [u8; 4] = r.array("the magic number")?;
         if magic != *b"GGUF" {
-            return r.bad(
-                "the magic number",
-                format_args!("is {magic:02x?}, not \"GGUF\": this is no GGUF file"),
-            );
+            let why = format!("is \"{}\", not \"GGUF\": this is no GGUF file", magic.escape_ascii());
+            return r.bad("the magic number", why);
         }
         match r.u32("the version")? {
             2 | 3 => {}
@@ -256,8 +261,8 @@ impl Gguf {
             v => return r.bad("the version", format_args!("is {v}; versions 2 and 3 are known")),
         }
         // The least that a tensor's and a pair's entry can take.
-        let tensor_count = r.count(8 + 4 + 4 + 8, "the number of tensors")?;
-        let pair_count = r.count(8 + 4 + 1, "the number of keys")?;
+        let tensor_count = r.count(8 + 4 + 4 + 8, "tensors", "the header")?;
+        let pair_count = r.count(8 + 4 + 1, "keys", "the header")?;
         let mut entries = BTreeMap::new();
         for i in 0..pair_count {
             let key = r.text(&format!("key {i}"))?.to_owned();
@@ -296,14 +301,14 @@ fn tensors(r: &mut Reader<'_>, meta: &Metadata, count: usize) -> Result<Vec<Tens
         };
         let cols = shape.last().copied().unwrap_or(0);
         let rows = shape.iter().rev().skip(1).try_fold(1usize, |n, d| n.checked_mul(*d));
-        let Some(row) = format.row_bytes(cols) else {
-            let blocks = format.block_weights();
+        let blocks = format.block_weights();
+        if !cols.is_multiple_of(blocks) {
             return r.bad(
                 &field,
                 format_args!("has rows of {cols}, not a multiple of {format}'s block of {blocks}"),
             );
-        };
-        let Some(size) = rows.and_then(|n| n.checked_mul(row)) else {
+        }
+        let Some(size) = rows.and_then(|n| n.checked_mul(format.row_bytes(cols)?)) else {
             return r.bad(&field, format_args!("has dimensions {shape:?}, whose product overflows"));
         };
         let offset = r.u64(&field)?;
@@ -424,13 +429,19 @@ impl Metadata {
         }
     }
 
+    /// What an array held, if it really came from the file.
+    fn read<T>(&self, list: Result<Vec<T>>) -> Result<Option<Vec<T>>> {
+        self.file.intact()?;
+        list.map(Some)
+    }
+
     /// An array of texts.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>> {
         let Some((array, mut r)) = self.array(key)? else { return Ok(None) };
         if array.kind != Kind::Str {
             return self.wrong(key, "an array of texts");
         }
-        (0..array.len).map(|_| r.text(key)).collect::<Result<_>>().map(Some)
+        self.read((0..array.len).map(|_| r.text(key)).collect())
     }
 
     /// An array of whole numbers.
@@ -444,7 +455,7 @@ impl Metadata {
             Value::Bool(b) => Ok(i64::from(b)),
             _ => self.wrong(key, "an array of whole numbers"),
         };
-        (0..array.len).map(|_| r.scalar(array.kind, key).and_then(int)).collect::<Result<_>>().map(Some)
+        self.read((0..array.len).map(|_| r.scalar(array.kind, key).and_then(int)).collect())
     }
 
     /// An array of numbers.
@@ -454,6 +465,6 @@ impl Metadata {
             Value::F64(x) => Ok(x as f32),
             _ => self.wrong(key, "an array of floats"),
         };
-        (0..array.len).map(|_| r.scalar(array.kind, key).and_then(float)).collect::<Result<_>>().map(Some)
+        self.read((0..array.len).map(|_| r.scalar(array.kind, key).and_then(float)).collect())
     }
 }

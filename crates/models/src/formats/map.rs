@@ -34,10 +34,8 @@ impl Mapping {
     /// Maps a file.
     pub fn open(path: &Path) -> Result<Mapping> {
         let io = |why| LoadError::io(path, why);
+        super::regular(path)?;
         let file = File::open(path).map_err(io)?;
-        if file.metadata().map_err(io)?.is_dir() {
-            return Err(io(std::io::Error::from(std::io::ErrorKind::IsADirectory)));
-        }
         // SAFETY: the mapping is private and read-only. Others may still change the file under it: bytes then change
         // between two reads, which every reader here tolerates (it checks what it has copied out), and a file cut
         // short is caught by the guard.

@@ -95,10 +95,7 @@ impl Checkpoint {
                 Some(folder) => Checkpoint::open_folder(folder),
                 None => Err(LoadError::bad(path, "the file", "stands in no folder")),
             },
-            Some("bin" | "pt" | "pth" | "pkl" | "ckpt") => {
-                let why = "pickle files can run any code when they are read; get the model's .safetensors or .gguf files";
-                Err(LoadError::unsupported(path, "a pickle checkpoint", why))
-            }
+            Some(other) if PICKLES.contains(&other) => Err(pickle(path)),
             _ => Checkpoint::open_gguf(path),
         }
     }
@@ -114,11 +111,12 @@ impl Checkpoint {
         if !config.exists() {
             return match gguf_in(folder)? {
                 Some(path) => Checkpoint::open_gguf(&path),
-                None => Err(LoadError::bad(
-                    folder,
-                    "config.json",
-                    "is missing, and no .gguf file is there either",
-                )),
+                None => Err(match pickle_in(folder) {
+                    Some(path) => pickle(&path),
+                    None => {
+                        LoadError::bad(folder, "config.json", "is missing, and no .gguf file is there either")
+                    }
+                }),
             };
         }
         let settings = Settings::Hf(read_json(&config)?);
@@ -213,22 +211,56 @@ impl Checkpoint {
     }
 }
 
-/// No settings file is anywhere near this large; a tokenizer may be.
-const JSON_MOST: u64 = 256 << 20;
+/// The largest settings have a megabyte or two. Once read, text may take thirty times as much.
+const MOST_SETTINGS: u64 = 8 << 20;
 
-/// Reads a JSON file of bounded size.
+/// Reads a file of settings.
 pub(crate) fn read_json(path: &Path) -> Result<Value> {
-    serde_json::from_slice(&read_at_most(path, JSON_MOST)?)
-        .map_err(|e| LoadError::bad(path, "the file", format_args!("is not JSON: {e}")))
+    read_json_as(path, MOST_SETTINGS)
+}
+
+/// Reads a JSON file of at most so many bytes.
+fn read_json_as<T: serde::de::DeserializeOwned>(path: &Path, most: u64) -> Result<T> {
+    serde_json::from_slice(&read_at_most(path, most)?).map_err(|e| {
+        let what = if e.is_data() { "is not what it should be" } else { "is not JSON" };
+        LoadError::bad(path, "the file", format_args!("{what}: {e}"))
+    })
 }
 
 fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
-    let size = std::fs::metadata(path).map_err(|e| LoadError::io(path, e))?.len();
+    let size = regular(path)?.len();
     if size > most {
-        let why = format_args!("has {size} bytes; {most} are the most");
+        let why = format_args!("has {size} bytes; {most} are the most that is read");
         return Err(LoadError::bad(path, "the file", why));
     }
     std::fs::read(path).map_err(|e| LoadError::io(path, e))
+}
+
+/// What is known of a file, if it is one. To be asked before it is opened: opening a pipe waits for its writer.
+pub(crate) fn regular(path: &Path) -> Result<std::fs::Metadata> {
+    let meta = std::fs::metadata(path).map_err(|e| LoadError::io(path, e))?;
+    match meta.is_file() {
+        true => Ok(meta),
+        false => Err(LoadError::bad(path, "the path", "leads to a folder or a device, not to a file")),
+    }
+}
+
+/// How files that Python's pickle wrote are called.
+const PICKLES: [&str; 5] = ["bin", "pt", "pth", "pkl", "ckpt"];
+
+/// The refusal of a pickle.
+fn pickle(path: &Path) -> LoadError {
+    let why = "pickle files can run any code when they are read; get the model's .safetensors or .gguf files, or convert it";
+    LoadError::unsupported(path, "a pickle checkpoint", why)
+}
+
+/// The first pickle in a folder.
+fn pickle_in(folder: &Path) -> Option<PathBuf> {
+    let is_pickle = |p: &PathBuf| {
+        let extension = p.extension().map(|e| e.to_string_lossy().to_ascii_lowercase());
+        extension.is_some_and(|e| PICKLES.contains(&e.as_str()))
+    };
+    std::fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok().map(|e| e.path())).filter(is_pickle).min()
 }
 
 /// The one GGUF model in a folder: a file, or the first part of one.

@@ -1,37 +1,152 @@
-//! safetensors: a JSON header and the tensors after it. The crate of that name checks the header against the file.
+//! safetensors: eight bytes of length, a JSON header of so many bytes, and the tensors.
+//!
+//! The format's own rules are held to: tensors fill the rest of the file, without holes and without sharing bytes.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use safetensors::{Dtype, SafeTensors};
-use serde_json::Value;
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use tallow_quant::Format;
 
 use super::map::Mapping;
 use super::{Kind, Stored, StoredTensors};
 use crate::error::{LoadError, Result};
 
-/// The tensors of one file.
-pub fn parse(file: &Arc<Mapping>, tensors: &mut StoredTensors) -> Result<()> {
-    let (size, meta) = SafeTensors::read_metadata(file).map_err(|e| {
-        LoadError::bad(file.path(), "the header", format_args!("{e}; the file is damaged or cut short"))
-    })?;
-    let data = 8 + size;
-    for (name, info) in meta.tensors() {
-        let kind = match info.dtype {
-            Dtype::F32 => Kind::Weights(Format::F32),
-            Dtype::F16 => Kind::Weights(Format::F16),
-            Dtype::BF16 => Kind::Weights(Format::BF16),
-            other => Kind::Other(format!("{other:?}")),
-        };
-        let bytes = data + info.data_offsets.0..data + info.data_offsets.1;
-        let stored = Stored { file: file.clone(), kind, shape: info.shape.clone(), bytes };
-        if let Some(twin) = tensors.insert(name.clone(), stored) {
-            let why = format!("is there twice: in {} too", twin.file.path().display());
-            return Err(LoadError::bad(file.path(), format_args!("tensor {name:?}"), why));
+/// The format's own limit.
+const MOST_HEADER: u64 = 100_000_000;
+
+/// What a header says about a tensor.
+#[derive(serde::Deserialize)]
+struct Entry {
+    dtype: String,
+    /// Slowest dimension first.
+    shape: Vec<usize>,
+    /// Its first byte behind the header, and the one after its last.
+    data_offsets: (usize, usize),
+}
+
+impl Entry {
+    /// Bytes of an element, where whole bytes are one.
+    fn size(&self) -> Option<usize> {
+        match self.dtype.as_str() {
+            "F64" | "I64" | "U64" => Some(8),
+            "F32" | "I32" | "U32" => Some(4),
+            "F16" | "BF16" | "I16" | "U16" => Some(2),
+            "BOOL" | "I8" | "U8" | "F8_E4M3" | "F8_E5M2" | "F8_E8M0" => Some(1),
+            _ => None,
         }
     }
-    Ok(())
+
+    fn kind(&self) -> Kind {
+        match self.dtype.as_str() {
+            "F32" => Kind::Weights(Format::F32),
+            "F16" => Kind::Weights(Format::F16),
+            "BF16" => Kind::Weights(Format::BF16),
+            other => Kind::Other(other.to_owned()),
+        }
+    }
+
+    /// What is wrong with its place, where the tensor before it ends at `start`.
+    fn fault(&self, start: usize) -> Option<String> {
+        let (from, to) = self.data_offsets;
+        if from > to {
+            return Some(format!("begins at byte {from} and ends before that, at {to}"));
+        }
+        if from != start {
+            return Some(format!(
+                "begins at byte {from}, where {start} is the next: bytes are shared or left over"
+            ));
+        }
+        let size = self.size()?;
+        let bytes = self.shape.iter().try_fold(size, |n, d| n.checked_mul(*d));
+        let (dtype, shape) = (&self.dtype, &self.shape);
+        match bytes {
+            None => Some(format!("has shape {shape:?}, whose product overflows")),
+            Some(want) if want != to - from => {
+                Some(format!("has {} bytes, and shape {shape:?} of {dtype} takes {want}", to - from))
+            }
+            Some(_) => None,
+        }
+    }
+}
+
+/// The header, in its own order.
+struct Header(Vec<(String, Entry)>);
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Header, D::Error> {
+        struct Entries;
+
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Header;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Header, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
+                    }
+                    let entry = map.next_value();
+                    let entry = entry.map_err(|e| A::Error::custom(format_args!("tensor {name:?}: {e}")))?;
+                    entries.push((name, entry));
+                }
+                Ok(Header(entries))
+            }
+        }
+
+        from.deserialize_map(Entries)
+    }
+}
+
+/// The tensors of one file.
+pub fn parse(file: &Arc<Mapping>, tensors: &mut StoredTensors) -> Result<()> {
+    let bad = |field: &str, why: String| Err(LoadError::bad(file.path(), field, why));
+    let Some((length, rest)) = file.split_first_chunk() else {
+        return bad("the file", format!("has {} bytes, which is no safetensors file", file.len()));
+    };
+    let length = u64::from_le_bytes(*length);
+    if length > MOST_HEADER || length > rest.len() as u64 {
+        let most = MOST_HEADER.min(rest.len() as u64);
+        let why = format!(
+            "should have {length} bytes, and there is room for {most}: the file is damaged or cut short"
+        );
+        return bad("the header", why);
+    }
+    let (header, data) = rest.split_at(length as usize);
+    let Header(mut entries) = match serde_json::from_slice(header) {
+        Ok(header) => header,
+        Err(e) => return bad("the header", format!("{e}; the file is damaged")),
+    };
+    entries.sort_by_key(|(_, entry)| entry.data_offsets);
+    let (first, mut at) = (8 + header.len(), 0);
+    for (name, entry) in entries {
+        let field = format!("tensor {name:?}");
+        if let Some(why) = entry.fault(at) {
+            return bad(&field, why);
+        }
+        at = entry.data_offsets.1;
+        if at > data.len() {
+            let why =
+                format!("ends at byte {at}, and there are {}: the file is cut short or damaged", data.len());
+            return bad(&field, why);
+        }
+        let bytes = first + entry.data_offsets.0..first + at;
+        let stored = Stored { file: file.clone(), kind: entry.kind(), shape: entry.shape, bytes };
+        if let Some(twin) = tensors.insert(name, stored) {
+            return bad(&field, format!("is there twice: in {} too", twin.file.path().display()));
+        }
+    }
+    match data.len() - at {
+        0 => Ok(()),
+        left => bad("the file", format!("has {left} bytes behind its last tensor: it is damaged")),
+    }
 }
 
 /// The files that hold a folder's model: one, or those that an index names.
@@ -64,33 +179,29 @@ pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn no_weights(folder: &Path) -> LoadError {
-    let pickles = ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.pt"];
-    match pickles.iter().find(|name| folder.join(name).exists()) {
-        Some(name) => {
-            let why = "pickle files can run any code when they are read; get the model's .safetensors or .gguf files, or convert it";
-            LoadError::unsupported(&folder.join(name), "a pickle checkpoint", why)
-        }
+    match super::pickle_in(folder) {
+        Some(path) => super::pickle(&path),
         None => LoadError::bad(folder, "the folder", "holds no .safetensors and no .gguf file"),
     }
+}
+
+/// The largest real index has some 20 MB.
+const MOST_INDEX: u64 = 64 << 20;
+
+/// `model.safetensors.index.json`.
+#[derive(serde::Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
 }
 
 /// Files that an index names, each once. The index is data: it may name only files that lie in the folder.
 fn shards(folder: &Path, index: &Path) -> Result<Vec<PathBuf>> {
     let bad = |field: &str, why: String| Err(LoadError::bad(index, field, why));
-    let json: Value = super::read_json(index)?;
-    let Some(Value::Object(map)) = json.get("weight_map") else {
-        return bad("weight_map", "is missing or is no object".into());
-    };
-    let mut names: Vec<&str> = Vec::new();
-    for (tensor, file) in map {
-        match file.as_str() {
-            Some(name) if is_plain_name(name) => names.push(name),
-            Some(name) => {
-                return bad(tensor, format!("names the file {name:?}, which is not a plain file name"));
-            }
-            None => return bad(tensor, "names no file".into()),
-        }
+    let Index { weight_map } = super::read_json_as(index, MOST_INDEX)?;
+    if let Some((tensor, name)) = weight_map.iter().find(|(_, name)| !is_plain_name(name)) {
+        return bad(tensor, format!("names the file {name:?}, which is not a plain file name"));
     }
+    let mut names: Vec<&str> = weight_map.values().map(String::as_str).collect();
     names.sort_unstable();
     names.dedup();
     let root = root(folder)?;

@@ -6,7 +6,9 @@ use super::value::Value;
 
 impl Run<'_> {
     pub(super) fn test(&mut self, name: &str, value: &Value, mut given: Given) -> Done<bool> {
-        let mut other = || given.take(0, "other").ok_or_else(|| Failure::wrong(format!("test '{name}' needs an argument")));
+        let mut other = || {
+            given.take(0, "other").ok_or_else(|| Failure::wrong(format!("test '{name}' needs an argument")))
+        };
         let whole = || value.as_int().ok_or_else(|| Failure::operand(name, value));
         Ok(match name {
             "defined" => !value.is_undefined(),
@@ -22,17 +24,27 @@ impl Run<'_> {
             "mapping" => matches!(value, Value::Dict(_)),
             "sequence" => match value {
                 Value::List(list) => list.of.is_plain(),
-                value => matches!(value, Value::Str(_) | Value::Dict(_) | Value::Range(_) | Value::Undefined(_)),
+                value => {
+                    matches!(value, Value::Str(_) | Value::Dict(_) | Value::Range(_) | Value::Undefined(_))
+                }
             },
             "iterable" => value.len().is_some() || matches!(value, Value::List(_)),
             "callable" => {
-                matches!(value, Value::Macro(_) | Value::Function(_) | Value::Method(_) | Value::Loop(_) | Value::Undefined(_))
+                matches!(
+                    value,
+                    Value::Macro(_)
+                        | Value::Function(_)
+                        | Value::Method(_)
+                        | Value::Loop(_)
+                        | Value::Undefined(_)
+                )
             }
             "odd" => whole()? % 2 != 0,
             "even" => whole()? % 2 == 0,
             "divisibleby" => {
                 let by = other()?.as_int().filter(|by| *by != 0);
-                let by = by.ok_or_else(|| Failure::wrong("divisibleby takes a whole number that is not 0"))?;
+                let by =
+                    by.ok_or_else(|| Failure::wrong("divisibleby takes a whole number that is not 0"))?;
                 whole()?.checked_rem(by) == Some(0)
             }
             "lower" | "upper" => {

@@ -165,7 +165,12 @@ impl Run<'_> {
                         given.named.push((name.into(), value.clone()));
                     }
                 }
-                other => return Err(Failure::wrong(format!("argument after ** must be a mapping, not {}", other.kind()))),
+                other => {
+                    return Err(Failure::wrong(format!(
+                        "argument after ** must be a mapping, not {}",
+                        other.kind()
+                    )));
+                }
             }
         }
         Ok(given)
@@ -218,7 +223,10 @@ impl Run<'_> {
             return Err(Failure::undefined(of));
         }
         if name.starts_with("__") {
-            return Err(Failure::wrong(format!("access to attribute '{name}' of '{}' object is unsafe", value.kind())));
+            return Err(Failure::wrong(format!(
+                "access to attribute '{name}' of '{}' object is unsafe",
+                value.kind()
+            )));
         }
         if methods::changes(value, name) {
             return Ok(Value::undefined(&format!("{}.{name}, which would change a value,", value.kind())));
@@ -271,7 +279,9 @@ impl Run<'_> {
         };
         let found = match value {
             Value::Undefined(of) => return Err(Failure::undefined(of)),
-            Value::List(list) if list.of.is_plain() => index(list.of.items.len()).map(|i| list.of.items[i].clone()),
+            Value::List(list) if list.of.is_plain() => {
+                index(list.of.items.len()).map(|i| list.of.items[i].clone())
+            }
             Value::Dict(dict) => dict.of.get(item).cloned(),
             Value::Range(range) => index(range.len).map(|i| range.at(i)),
             Value::Str(text) if item.as_int().is_some() => {
@@ -341,7 +351,11 @@ impl Run<'_> {
             Some([stop]) => (0, *stop, 1),
             Some([start, stop]) => (*start, *stop, 1),
             Some([start, stop, step]) if *step != 0 => (*start, *stop, *step),
-            _ => return Err(Failure::wrong("range() takes one to three whole numbers, of which the last is not 0")),
+            _ => {
+                return Err(Failure::wrong(
+                    "range() takes one to three whole numbers, of which the last is not 0",
+                ));
+            }
         };
         let span = if step > 0 { stop.saturating_sub(start) } else { start.saturating_sub(stop) };
         let len = if span <= 0 { 0 } else { (span - 1) / step.saturating_abs() + 1 };

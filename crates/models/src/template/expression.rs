@@ -295,7 +295,9 @@ impl Parser {
             return self.arguments();
         }
         let takes = match self.kind() {
-            Kind::Name(name) => !matches!(name.as_str(), "else" | "or" | "and" | "is" | "if" | "in" | "not" | "recursive"),
+            Kind::Name(name) => {
+                !matches!(name.as_str(), "else" | "or" | "and" | "is" | "if" | "in" | "not" | "recursive")
+            }
             Kind::Str(_) | Kind::Int(_) | Kind::Float(_) | Kind::Mark("[" | "{") => true,
             _ => false,
         };

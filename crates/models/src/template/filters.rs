@@ -10,12 +10,11 @@ impl Run<'_> {
         self.spend(0)?;
         self.deeper(|run| match name {
             "string" if value.as_str().is_some() => Ok(value),
-            "string" | "safe" | "trim" | "upper" | "lower" | "title" | "capitalize" | "replace" | "indent" | "center"
-            | "truncate" | "wordcount" | "escape" | "e" | "forceescape" | "urlencode" | "format" => {
-                run.text_filter(name, &value, given)
-            }
-            "default" | "d" | "length" | "count" | "first" | "last" | "list" | "join" | "items" | "tojson" | "int"
-            | "float" | "round" | "abs" | "attr" => run.plain_filter(name, value, given),
+            "string" | "safe" | "trim" | "upper" | "lower" | "title" | "capitalize" | "replace"
+            | "indent" | "center" | "truncate" | "wordcount" | "escape" | "e" | "forceescape"
+            | "urlencode" | "format" => run.text_filter(name, &value, given),
+            "default" | "d" | "length" | "count" | "first" | "last" | "list" | "join" | "items"
+            | "tojson" | "int" | "float" | "round" | "abs" | "attr" => run.plain_filter(name, value, given),
             _ => run.list_filter(name, value, given),
         })
     }
@@ -38,7 +37,8 @@ impl Run<'_> {
             "capitalize" => self.text_like(methods::capitalized(text), safe),
             "title" => self.text(titled(text)),
             "replace" => {
-                let mut needed = |at, name| given.take(at, name).ok_or_else(|| Failure::wrong("replace needs two texts"));
+                let mut needed =
+                    |at, name| given.take(at, name).ok_or_else(|| Failure::wrong("replace needs two texts"));
                 let (from, to) = (needed(0, "old")?, needed(1, "new")?);
                 let (from, to) = (self.as_text(&from)?, self.as_text(&to)?);
                 let most = given.take(2, "count").and_then(|most| usize::try_from(most.as_int()?).ok());
@@ -55,7 +55,8 @@ impl Run<'_> {
             }
             "truncate" => self.truncate(text, given),
             "wordcount" => {
-                let words = text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty());
+                let words =
+                    text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty());
                 Ok(Value::Int(words.count() as i128))
             }
             "escape" | "e" | "forceescape" => {
@@ -73,7 +74,8 @@ impl Run<'_> {
                 let values = match given.named.is_empty() {
                     true => self.sequence(given.plain, Kind::Tuple)?,
                     false => {
-                        let pairs = given.named.into_iter().map(|(name, value)| Ok((self.text(name)?, value)));
+                        let pairs =
+                            given.named.into_iter().map(|(name, value)| Ok((self.text(name)?, value)));
                         let pairs: Vec<_> = pairs.collect::<Done<_>>()?;
                         self.dict(pairs)?
                     }
@@ -126,7 +128,11 @@ impl Run<'_> {
         }
         let keep = length.saturating_sub(end.chars().count());
         let kept: String = text.chars().take(keep).collect();
-        let kept = if kill { kept.as_str() } else { kept.rsplit_once(' ').map_or(kept.as_str(), |(before, _)| before) };
+        let kept = if kill {
+            kept.as_str()
+        } else {
+            kept.rsplit_once(' ').map_or(kept.as_str(), |(before, _)| before)
+        };
         self.text(kept.to_owned() + end)
     }
 
@@ -177,12 +183,12 @@ impl Run<'_> {
                 _ => Err(Failure::wrong("Can only get item pairs from a mapping.")),
             },
             "tojson" => json::dump(self, &value, given),
-            "int" => Ok(Value::Int(match (&value, given.take(0, "default"), given.take(1, "base")) {
-                (value, default, base) => {
-                    let base = base.and_then(|base| u32::try_from(base.as_int()?).ok()).filter(|b| (2..=36).contains(b));
-                    int(value, base.unwrap_or(10)).or(default.and_then(|d| d.as_int())).unwrap_or(0)
-                }
-            })),
+            "int" => {
+                let (default, base) = (given.take(0, "default"), given.take(1, "base"));
+                let base = base.and_then(|base| u32::try_from(base.as_int()?).ok());
+                let number = int(&value, base.filter(|b| (2..=36).contains(b)).unwrap_or(10));
+                Ok(Value::Int(number.or(default.and_then(|d| d.as_int())).unwrap_or(0)))
+            }
             "float" => {
                 let number = match &value {
                     Value::Str(text) => text.of.trim_matches(is_space).replace('_', "").parse().ok(),

@@ -25,7 +25,10 @@ pub(super) fn percent(run: &mut Run<'_>, text: &str, values: &Value) -> Done<Val
         let value = match (named, values) {
             (Some((name, after)), Value::Dict(dict)) => {
                 rest = after;
-                dict.of.get_text(name).cloned().ok_or_else(|| Failure::wrong(format!("KeyError: '{name}'")))?
+                dict.of
+                    .get_text(name)
+                    .cloned()
+                    .ok_or_else(|| Failure::wrong(format!("KeyError: '{name}'")))?
             }
             (Some(_), _) => return Err(Failure::wrong("format requires a mapping")),
             (None, _) => {
@@ -42,9 +45,18 @@ pub(super) fn percent(run: &mut Run<'_>, text: &str, values: &Value) -> Done<Val
     run.text(out)
 }
 
+/// More places than a number has.
+const MOST_PLACES: usize = 1000;
+
+/// The number that digits are; none are 0.
+fn amount(digits: &str) -> usize {
+    if digits.is_empty() { 0 } else { digits.parse().unwrap_or(usize::MAX) }
+}
+
 /// Writes one value as what follows a `%` says, and gives the text after that.
 fn conversion<'t>(run: &mut Run<'_>, spec: &'t str, value: &Value, out: &mut String) -> Done<&'t str> {
-    let unknown = || Failure::wrong(format!("unsupported format {:?}", spec.chars().take(8).collect::<String>()));
+    let unknown =
+        || Failure::wrong(format!("unsupported format {:?}", spec.chars().take(8).collect::<String>()));
     let flags = spec.len() - spec.trim_start_matches(['-', '0', '+', ' ', '#']).len();
     let digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let width_end = flags + digits(&spec[flags..]);
@@ -52,7 +64,7 @@ fn conversion<'t>(run: &mut Run<'_>, spec: &'t str, value: &Value, out: &mut Str
     let mut precision = None;
     if spec[end..].starts_with('.') {
         let len = digits(&spec[end + 1..]);
-        precision = Some(spec[end + 1..end + 1 + len].parse::<usize>().unwrap_or(0).min(100));
+        precision = Some(amount(&spec[end + 1..end + 1 + len]));
         end += 1 + len;
     }
     let kind = spec[end..].chars().next().ok_or_else(unknown)?;
@@ -60,7 +72,11 @@ fn conversion<'t>(run: &mut Run<'_>, spec: &'t str, value: &Value, out: &mut Str
     let mut written = String::new();
     match kind {
         's' | 'r' | 'a' => {
-            let fits = if kind == 's' { value.write(&mut written, 1 << 26) } else { value.write_repr(&mut written, 1 << 26) };
+            let fits = if kind == 's' {
+                value.write(&mut written, 1 << 26)
+            } else {
+                value.write_repr(&mut written, 1 << 26)
+            };
             if !fits {
                 return Err(Failure::Limit("needs too much memory"));
             }
@@ -68,29 +84,41 @@ fn conversion<'t>(run: &mut Run<'_>, spec: &'t str, value: &Value, out: &mut Str
                 written.truncate(at);
             }
         }
-        'd' | 'i' | 'u' => written = (value.as_int().map_or_else(|| number().map(|x| x as i128), Ok)?).to_string(),
+        'd' | 'i' | 'u' => {
+            written = (value.as_int().map_or_else(|| number().map(|x| x as i128), Ok)?).to_string()
+        }
         'x' => written = format!("{:x}", value.as_int().ok_or_else(|| Failure::operand("%x", value))?),
         'X' => written = format!("{:X}", value.as_int().ok_or_else(|| Failure::operand("%X", value))?),
-        'f' | 'F' => written = format!("{:.*}", precision.unwrap_or(6), number()?),
+        'f' | 'F' => {
+            let places = precision.filter(|places| *places > MOST_PLACES);
+            if let Some(places) = places {
+                return Err(Failure::wrong(format!("{places} decimal places; {MOST_PLACES} are written")));
+            }
+            written = format!("{:.*}", precision.unwrap_or(6), number()?);
+        }
         'g' if precision.is_none() => {
             let shown = float(number()?);
             written = shown.strip_suffix(".0").unwrap_or(&shown).into();
         }
         _ => return Err(unknown()),
     }
-    let width = spec[flags..width_end].parse::<usize>().unwrap_or(0);
+    let (flags, width) = (&spec[..flags], amount(&spec[flags..width_end]));
+    if flags.contains('#') {
+        return Err(unknown());
+    }
+    let is_text = matches!(kind, 's' | 'r' | 'a');
+    let sign = ['+', ' '].into_iter().find(|sign| flags.contains(*sign));
+    if let Some(sign) = sign.filter(|_| !written.starts_with('-') && !is_text) {
+        written.insert(0, sign);
+    }
     let missing = width.saturating_sub(written.chars().count());
     run.room(out.len().saturating_add(written.len()).saturating_add(missing))?;
     run.spend(written.len().saturating_add(missing))?;
-    let flags = &spec[..flags];
-    if flags.contains('+') && !written.starts_with('-') && !matches!(kind, 's' | 'r' | 'a') {
-        written.insert(0, '+');
-    }
-    let fill = if flags.contains('0') && !flags.contains('-') && kind != 's' { '0' } else { ' ' };
+    let fill = if flags.contains('0') && !flags.contains('-') && !is_text { '0' } else { ' ' };
     let fills: String = std::iter::repeat_n(fill, missing).collect();
     if flags.contains('-') {
         out.extend([written, fills]);
-    } else if fill == '0' && written.starts_with(['-', '+']) {
+    } else if fill == '0' && written.starts_with(['-', '+', ' ']) {
         out.extend([&written[..1], fills.as_str(), &written[1..]]);
     } else {
         out.extend([fills, written]);

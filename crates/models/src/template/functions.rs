@@ -12,19 +12,23 @@ impl Run<'_> {
         match name {
             "range" => self.range(given),
             "namespace" => {
-                let Value::Dict(members) = self.dict_of(given)? else { return Err(Failure::wrong("is no mapping")) };
+                let Value::Dict(members) = self.dict_of(given)? else {
+                    return Err(Failure::wrong("is no mapping"));
+                };
                 self.room((self.spaces.len() + 1) * 256)?;
                 self.spaces.push(Default::default());
                 let space = self.spaces.len() - 1;
                 for (key, value) in &members.of.entries {
-                    let name = key.as_str().ok_or_else(|| Failure::wrong("a namespace's members have names"))?;
+                    let name =
+                        key.as_str().ok_or_else(|| Failure::wrong("a namespace's members have names"))?;
                     self.set_member(space, name, value.clone())?;
                 }
                 Ok(Value::Space(space))
             }
             "dict" => self.dict_of(given),
             "strftime_now" => {
-                let format = given.take(0, "format").ok_or_else(|| Failure::wrong("strftime_now() needs a format"))?;
+                let format =
+                    given.take(0, "format").ok_or_else(|| Failure::wrong("strftime_now() needs a format"))?;
                 let Value::Str(format) = format else {
                     return Err(Failure::wrong(format!("strftime_now() takes text, not {}", format.kind())));
                 };

@@ -30,10 +30,13 @@ pub(super) fn dump(run: &mut Run<'_>, value: &Value, mut given: Given) -> Done<V
             Some(" ".repeat(width))
         }
     };
-    let (mut between, mut after_key) = (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned());
+    let (mut between, mut after_key) =
+        (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned());
     if let Some(separators) = given.take(2, "separators").filter(|s| !matches!(s, Value::None)) {
         let parts = run.items(&separators)?;
-        let (Some(item), Some(key)) = (parts.first().and_then(Value::as_str), parts.get(1).and_then(Value::as_str)) else {
+        let (Some(item), Some(key)) =
+            (parts.first().and_then(Value::as_str), parts.get(1).and_then(Value::as_str))
+        else {
             return Err(Failure::wrong("tojson takes two separators"));
         };
         (between, after_key) = (item.into(), key.into());
@@ -64,36 +67,47 @@ impl Style {
                 Ok(())
             }
             Value::List(list) if list.of.is_plain() => {
-                let write = |run: &mut Run<'_>, item: &Value, out: &mut String| self.write(run, item, depth + 1, out);
-                return self.items(run, ["[", "]"], &list.of.items, depth, out, write);
+                let write =
+                    |run: &mut Run<'_>, item: &Value, out: &mut String| self.write(run, item, depth + 1, out);
+                out.push('[');
+                self.items(run, &list.of.items, depth, out, write)?;
+                out.push(']');
+                Ok(())
             }
             Value::Dict(dict) => {
                 let mut entries: Vec<(Value, Value)> = dict.of.entries.clone();
                 if self.sort {
                     entries.sort_by(|(a, _), (b, _)| a.as_str().cmp(&b.as_str()));
                 }
-                return self.items(run, ["{", "}"], &entries, depth, out, |run, (key, value), out| {
+                out.push('{');
+                self.items(run, &entries, depth, out, |run, (key, value), out| {
                     self.key(key, out)?;
                     out.push_str(&self.after_key);
                     self.write(run, value, depth + 1, out)
-                });
+                })?;
+                out.push('}');
+                Ok(())
             }
             Value::Undefined(name) => return Err(Failure::undefined(name)),
-            other => return Err(Failure::wrong(format!("Object of type {} is not JSON serializable", other.kind()))),
+            other => {
+                return Err(Failure::wrong(format!(
+                    "Object of type {} is not JSON serializable",
+                    other.kind()
+                )));
+            }
         };
         Ok(())
     }
 
+    /// What stands between brackets.
     fn items<T>(
         &self,
         run: &mut Run<'_>,
-        [open, close]: [&str; 2],
         items: &[T],
         depth: usize,
         out: &mut String,
         mut write: impl FnMut(&mut Run<'_>, &T, &mut String) -> Done<()>,
     ) -> Done<()> {
-        out.push_str(open);
         let line = |depth: usize, out: &mut String| {
             if let Some(indent) = &self.indent {
                 out.push('\n');
@@ -109,7 +123,6 @@ impl Style {
         if !items.is_empty() {
             line(depth, out);
         }
-        out.push_str(close);
         Ok(())
     }
 
@@ -121,7 +134,12 @@ impl Style {
             Value::Bool(b) => b.to_string(),
             Value::Int(n) => n.to_string(),
             Value::Float(x) => float(*x),
-            other => return Err(Failure::wrong(format!("keys must be str, int, float, bool or None, not {}", other.kind()))),
+            other => {
+                return Err(Failure::wrong(format!(
+                    "keys must be str, int, float, bool or None, not {}",
+                    other.kind()
+                )));
+            }
         };
         self.quote(&text, out);
         Ok(())

@@ -30,8 +30,8 @@ pub(super) enum Kind {
 
 /// Punctuation inside tags, longer ones first.
 const MARKS: [&str; 28] = [
-    "//", "**", "==", "!=", ">=", "<=", "+", "-", "*", "/", "%", "~", ">", "<", "=", ".", ":", "|", ",", ";", "[", "]",
-    "(", ")", "{", "}", "!", "&",
+    "//", "**", "==", "!=", ">=", "<=", "+", "-", "*", "/", "%", "~", ">", "<", "=", ".", ":", "|", ",", ";",
+    "[", "]", "(", ")", "{", "}", "!", "&",
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,9 +165,10 @@ impl<'s> Lexer<'s> {
             Some(text.strip_prefix(word)?.trim_start_matches(is_space))
         };
         let Some(after) = word(self.rest(), "raw") else { return Ok(false) };
-        let Some(body) = after.strip_prefix("%}").or_else(|| {
-            after.strip_prefix("-%}").map(|body| body.trim_start_matches(is_space))
-        }) else {
+        let Some(body) = after
+            .strip_prefix("%}")
+            .or_else(|| after.strip_prefix("-%}").map(|body| body.trim_start_matches(is_space)))
+        else {
             return Ok(false);
         };
         self.skip(self.rest().len() - body.len());
@@ -209,7 +210,8 @@ impl<'s> Lexer<'s> {
             if c.is_ascii_digit() {
                 self.number()?;
             } else if c.is_alphanumeric() || c == '_' {
-                let name = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).map_or(rest, |end| &rest[..end]);
+                let name =
+                    rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).map_or(rest, |end| &rest[..end]);
                 self.push(Kind::Name(name.into()));
                 self.skip(name.len());
             } else if c == '"' || c == '\'' {
@@ -235,7 +237,8 @@ impl<'s> Lexer<'s> {
 
     fn number(&mut self) -> Result<(), TemplateError> {
         let rest = self.rest();
-        let digits = |text: &str| text.find(|c: char| !(c.is_ascii_digit() || c == '_')).unwrap_or(text.len());
+        let digits =
+            |text: &str| text.find(|c: char| !(c.is_ascii_digit() || c == '_')).unwrap_or(text.len());
         let radix = match rest.get(..2).map(str::to_ascii_lowercase).as_deref() {
             Some("0x") => 16,
             Some("0o") => 8,

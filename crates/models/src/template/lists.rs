@@ -49,7 +49,10 @@ impl Run<'_> {
                 let keys = Keys::take(&mut given, 0, 1);
                 let items = self.items(&value)?;
                 let sorted = self.sorted(items, &keys, name == "max")?;
-                Ok(sorted.into_iter().next().unwrap_or_else(|| Value::undefined("the least or most of nothing")))
+                Ok(sorted
+                    .into_iter()
+                    .next()
+                    .unwrap_or_else(|| Value::undefined("the least or most of nothing")))
             }
             "sum" => {
                 let attribute = given.take(0, "attribute").filter(|a| !matches!(a, Value::None));
@@ -75,7 +78,10 @@ impl Run<'_> {
                 self.list(sorted)
             }
             "batch" => {
-                let size = given.take(0, "linecount").and_then(|n| usize::try_from(n.as_int()?).ok()).filter(|n| *n > 0);
+                let size = given
+                    .take(0, "linecount")
+                    .and_then(|n| usize::try_from(n.as_int()?).ok())
+                    .filter(|n| *n > 0);
                 let size = size.ok_or_else(|| Failure::wrong("batch needs a number of items"))?;
                 let fill = given.take(1, "fill_with").filter(|fill| !matches!(fill, Value::None));
                 let mut batches = Vec::new();
@@ -119,7 +125,9 @@ impl Run<'_> {
     fn select(&mut self, name: &str, value: &Value, mut given: Given) -> Done<Value> {
         let wanted = name.starts_with("select");
         let attribute = match name.ends_with("attr") {
-            true if given.plain.is_empty() => return Err(Failure::wrong(format!("{name} needs an attribute"))),
+            true if given.plain.is_empty() => {
+                return Err(Failure::wrong(format!("{name} needs an attribute")));
+            }
             true => Some(given.plain.remove(0)),
             false => None,
         };
@@ -137,9 +145,14 @@ impl Run<'_> {
             let holds = match &test {
                 None => subject.is_true(),
                 Some(test) => {
-                    let test = test.as_str().ok_or_else(|| Failure::wrong(format!("{name} needs a test's name")))?;
+                    let test =
+                        test.as_str().ok_or_else(|| Failure::wrong(format!("{name} needs a test's name")))?;
                     self.spend(0)?;
-                    self.test(test, &subject, Given { plain: given.plain.clone(), named: given.named.clone() })?
+                    self.test(
+                        test,
+                        &subject,
+                        Given { plain: given.plain.clone(), named: given.named.clone() },
+                    )?
                 }
             };
             if holds == wanted {

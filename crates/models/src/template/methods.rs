@@ -5,16 +5,63 @@ use super::run::{Done, Given, Run};
 use super::value::{Kind, Value, is_space};
 
 const TEXT: [&str; 40] = [
-    "capitalize", "casefold", "center", "count", "endswith", "find", "format", "index", "isalnum", "isalpha", "isascii",
-    "isdecimal", "isdigit", "islower", "isnumeric", "isspace", "isupper", "join", "ljust", "lower", "lstrip", "partition",
-    "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split",
-    "splitlines", "startswith", "strip", "swapcase", "title", "upper", "zfill", "istitle",
+    "capitalize",
+    "casefold",
+    "center",
+    "count",
+    "endswith",
+    "find",
+    "format",
+    "index",
+    "isalnum",
+    "isalpha",
+    "isascii",
+    "isdecimal",
+    "isdigit",
+    "islower",
+    "isnumeric",
+    "isspace",
+    "isupper",
+    "join",
+    "ljust",
+    "lower",
+    "lstrip",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rfind",
+    "rindex",
+    "rjust",
+    "rpartition",
+    "rsplit",
+    "rstrip",
+    "split",
+    "splitlines",
+    "startswith",
+    "strip",
+    "swapcase",
+    "title",
+    "upper",
+    "zfill",
+    "istitle",
 ];
 const LIST: [&str; 3] = ["count", "index", "copy"];
 const DICT: [&str; 5] = ["get", "items", "keys", "values", "copy"];
 /// What would change a value, and is never done.
 const CHANGES: [&str; 12] = [
-    "append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update", "discard",
+    "append",
+    "clear",
+    "extend",
+    "insert",
+    "pop",
+    "popitem",
+    "remove",
+    "reverse",
+    "setdefault",
+    "sort",
+    "update",
+    "discard",
 ];
 
 /// Has the value a method of this name?
@@ -76,7 +123,9 @@ fn dict(run: &mut Run<'_>, value: &Value, name: &str, mut given: Given) -> Done<
     let Value::Dict(dict) = value else { return Ok(Value::None) };
     match name {
         "get" => {
-            let key = given.take(0, "key").ok_or_else(|| Failure::wrong("get expected at least 1 argument, got 0"))?;
+            let key = given
+                .take(0, "key")
+                .ok_or_else(|| Failure::wrong("get expected at least 1 argument, got 0"))?;
             let found = dict.of.get(&key).cloned();
             Ok(found.or_else(|| given.take(1, "default")).unwrap_or(Value::None))
         }
@@ -89,7 +138,8 @@ fn dict(run: &mut Run<'_>, value: &Value, name: &str, mut given: Given) -> Done<
             run.sequence(values, Kind::View("dict_values"))
         }
         "items" => {
-            let pair = |(key, value): &(Value, Value)| run.sequence(vec![key.clone(), value.clone()], Kind::Tuple);
+            let pair =
+                |(key, value): &(Value, Value)| run.sequence(vec![key.clone(), value.clone()], Kind::Tuple);
             let pairs = dict.of.entries.iter().map(pair).collect::<Done<_>>()?;
             run.sequence(pairs, Kind::View("dict_items"))
         }
@@ -101,7 +151,8 @@ fn list(run: &mut Run<'_>, value: &Value, name: &str, mut given: Given) -> Done<
     if name == "copy" {
         return Ok(value.clone());
     }
-    let wanted = given.take(0, "value").ok_or_else(|| Failure::wrong(format!("{name}() needs an argument")))?;
+    let wanted =
+        given.take(0, "value").ok_or_else(|| Failure::wrong(format!("{name}() needs an argument")))?;
     let mut count = 0;
     for (i, item) in run.items(value)?.iter().enumerate() {
         if run.equals(item, &wanted)? {
@@ -135,7 +186,13 @@ impl Text<'_, '_, '_> {
             "capitalize" => self.run.text_like(capitalized(text), self.safe),
             "title" => self.run.text_like(titled(text), self.safe),
             "swapcase" => {
-                let swap = |c: char| if c.is_uppercase() { c.to_lowercase().collect() } else { c.to_uppercase().collect::<String>() };
+                let swap = |c: char| {
+                    if c.is_uppercase() {
+                        c.to_lowercase().collect()
+                    } else {
+                        c.to_uppercase().collect::<String>()
+                    }
+                };
                 let swapped: String = text.chars().map(swap).collect();
                 self.run.text_like(swapped, self.safe)
             }
@@ -151,10 +208,13 @@ impl Text<'_, '_, '_> {
                     return Err(Failure::wrong("empty separator"));
                 }
                 let parts = match self.name {
-                    "partition" => text.split_once(&*at.of).map(|(a, b)| [a, &at.of, b]).unwrap_or([text, "", ""]),
+                    "partition" => {
+                        text.split_once(&*at.of).map(|(a, b)| [a, &at.of, b]).unwrap_or([text, "", ""])
+                    }
                     _ => text.rsplit_once(&*at.of).map(|(a, b)| [a, &at.of, b]).unwrap_or(["", "", text]),
                 };
-                let parts = parts.iter().map(|part| self.run.text_like(*part, self.safe)).collect::<Done<_>>()?;
+                let parts =
+                    parts.iter().map(|part| self.run.text_like(*part, self.safe)).collect::<Done<_>>()?;
                 self.run.sequence(parts, Kind::Tuple)
             }
             "startswith" | "endswith" => self.starts(),
@@ -173,7 +233,9 @@ impl Text<'_, '_, '_> {
                 let parts = self.run.items(&parts)?;
                 if let Some(other) = parts.iter().find(|part| part.as_str().is_none()) {
                     let kind = other.kind();
-                    return Err(Failure::wrong(format!("sequence item: expected str instance, {kind} found")));
+                    return Err(Failure::wrong(format!(
+                        "sequence item: expected str instance, {kind} found"
+                    )));
                 }
                 self.run.joined(&parts, text)
             }
@@ -215,7 +277,9 @@ impl Text<'_, '_, '_> {
             Some(other) => return Err(Failure::operand("strip()", &other)),
         };
         let goes = |c: char| chars.as_ref().map_or_else(|| is_space(c), |chars| chars.of.contains(c));
-        self.run.spend(self.text.len().saturating_mul(chars.as_ref().map_or(0, |chars| chars.of.len().min(64))))?;
+        self.run.spend(
+            self.text.len().saturating_mul(chars.as_ref().map_or(0, |chars| chars.of.len().min(64))),
+        )?;
         let left = match self.name {
             "strip" => self.text.trim_matches(goes),
             "lstrip" => self.text.trim_start_matches(goes),
@@ -233,7 +297,9 @@ impl Text<'_, '_, '_> {
                 let parts = blanks(text, most.unwrap_or(usize::MAX), last);
                 return self.all(parts);
             }
-            Value::Str(separator) if separator.of.is_empty() => return Err(Failure::wrong("empty separator")),
+            Value::Str(separator) if separator.of.is_empty() => {
+                return Err(Failure::wrong("empty separator"));
+            }
             Value::Str(separator) => separator,
             other => return Err(Failure::operand("split()", &other)),
         };
@@ -261,7 +327,9 @@ impl Text<'_, '_, '_> {
             Value::List(parts) if parts.of.kind == Kind::Tuple => {
                 Ok(Value::Bool(parts.of.items.iter().filter_map(Value::as_str).any(is)))
             }
-            other => Err(self.wrong(&format!("first arg must be str or a tuple of str, not {}", other.kind()))),
+            other => {
+                Err(self.wrong(&format!("first arg must be str or a tuple of str, not {}", other.kind())))
+            }
         }
     }
 
@@ -277,7 +345,8 @@ impl Text<'_, '_, '_> {
             true => text.text.to_string(),
             false => super::filters::escaped(text),
         };
-        let Value::Str(done) = replaced(self.run, self.text, &escaped(&from.of), &escaped(&to.of), most)? else {
+        let Value::Str(done) = replaced(self.run, self.text, &escaped(&from.of), &escaped(&to.of), most)?
+        else {
             return Ok(Value::None);
         };
         self.run.text_like(done.of.text.clone(), true)
@@ -396,11 +465,20 @@ fn blanks(text: &str, most: usize, last: bool) -> Vec<&str> {
 
 /// Text cut at the ends of lines.
 pub(super) fn lines(text: &str, keep: bool) -> Vec<&str> {
-    let ends = |c: char| matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}');
+    let ends = |c: char| {
+        matches!(
+            c,
+            '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
+        )
+    };
     let mut parts = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find(ends) {
-        let width = if rest[at..].starts_with("\r\n") { 2 } else { rest[at..].chars().next().map_or(1, char::len_utf8) };
+        let width = if rest[at..].starts_with("\r\n") {
+            2
+        } else {
+            rest[at..].chars().next().map_or(1, char::len_utf8)
+        };
         parts.push(&rest[..if keep { at + width } else { at }]);
         rest = &rest[at + width..];
     }

@@ -146,8 +146,11 @@ impl ChatTemplate {
         let source = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
                       {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
         // It can be read, which a test checks.
-        ChatTemplate::new(source)
-            .unwrap_or_else(|_| ChatTemplate { source: source.into(), body: Arc::default(), tokens: Vec::new() })
+        ChatTemplate::new(source).unwrap_or_else(|_| ChatTemplate {
+            source: source.into(),
+            body: Arc::default(),
+            tokens: Vec::new(),
+        })
     }
 
     /// The same template, which knows what a token is called, such as `bos_token`.
@@ -203,7 +206,8 @@ impl ChatTemplate {
 
     /// Marks the end of the last message, and gives its text.
     fn open(&self, messages: &mut [Cow<'_, Json>]) -> Result<String, Failure> {
-        let wrong = |why: &str| Err(Failure::wrong(format!("the last message cannot be gone on with: {why}")));
+        let wrong =
+            |why: &str| Err(Failure::wrong(format!("the last message cannot be gone on with: {why}")));
         if !self.source.contains("content") {
             return wrong("the template does not read its content");
         }
@@ -243,7 +247,9 @@ fn closed_off(mut rendered: String, last: &str) -> Result<String, Failure> {
     let mark = OPEN_MARK.trim_end();
     let at = rendered.rfind(mark).filter(|_| rendered.contains(last.trim_matches(value::is_space)));
     let Some(at) = at else {
-        return Err(Failure::wrong("the last message cannot be gone on with: the template leaves parts of it out"));
+        return Err(Failure::wrong(
+            "the last message cannot be gone on with: the template leaves parts of it out",
+        ));
     };
     let trims = !rendered[at..].starts_with(OPEN_MARK);
     rendered.truncate(at);

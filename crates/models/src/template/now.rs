@@ -12,7 +12,18 @@ pub struct Now {
 }
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
 ];
 const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
 /// Years that have four digits.
@@ -62,7 +73,9 @@ impl Now {
                 code = chars.next();
             }
             let code = code.ok_or("the time's format ends with %")?;
-            let written = self.field(code).ok_or_else(|| format!("the time's format has %{code}, which is not known"))?;
+            let written = self
+                .field(code)
+                .ok_or_else(|| format!("the time's format has %{code}, which is not known"))?;
             let trimmed = written.trim_start_matches(['0', ' ']);
             out.push_str(match (bare, trimmed) {
                 (false, _) => &written,
@@ -115,7 +128,7 @@ impl Now {
             'R' => return self.format("%H:%M").ok(),
             'r' => return self.format("%I:%M:%S %p").ok(),
             'c' => return self.format("%a %b %e %H:%M:%S %Y").ok(),
-            'n' => write!(out, "\n"),
+            'n' => writeln!(out),
             't' => write!(out, "\t"),
             '%' => write!(out, "%"),
             _ => return None,
@@ -154,7 +167,8 @@ mod tests {
             let (year, month, day) = now.date();
             if days > FIRST + 1 {
                 let next = day == before.2 + 1 && (year, month) == (before.0, before.1)
-                    || day == 1 && (month == before.1 + 1 && year == before.0 || month == 1 && year == before.0 + 1);
+                    || day == 1
+                        && (month == before.1 + 1 && year == before.0 || month == 1 && year == before.0 + 1);
                 assert!(next, "{before:?} {:?}", now.date());
                 assert!(now.day_of_year() == 0 || day > 1 || month > 1);
             }
@@ -162,7 +176,10 @@ mod tests {
         }
         assert_eq!(Now::from_unix(951_782_400).date(), (2000, 2, 29));
         for extreme in [i64::MIN, i64::MAX] {
-            assert_eq!(Now::from_unix(extreme).format("%Y").unwrap().trim_start_matches('-').len().min(4), 4.min(Now::from_unix(extreme).format("%Y").unwrap().len()));
+            assert_eq!(
+                Now::from_unix(extreme).format("%Y").unwrap().trim_start_matches('-').len().min(4),
+                4.min(Now::from_unix(extreme).format("%Y").unwrap().len())
+            );
         }
     }
 }

@@ -224,7 +224,9 @@ impl Run<'_> {
                     return Ok(a.partial_cmp(&b));
                 }
                 match (left, right) {
-                    (Value::Undefined(name), _) | (_, Value::Undefined(name)) => Err(Failure::undefined(name)),
+                    (Value::Undefined(name), _) | (_, Value::Undefined(name)) => {
+                        Err(Failure::undefined(name))
+                    }
                     _ => Err(Failure::wrong(format!(
                         "'{mark}' not supported between instances of '{}' and '{}'",
                         left.kind(),

@@ -40,7 +40,10 @@ impl Parser {
     }
 
     pub(super) fn next(&mut self) -> Kind {
-        let kind = self.tokens.get_mut(self.at).map_or(Kind::End, |token| std::mem::replace(&mut token.kind, Kind::End));
+        let kind = self
+            .tokens
+            .get_mut(self.at)
+            .map_or(Kind::End, |token| std::mem::replace(&mut token.kind, Kind::End));
         self.at += 1;
         kind
     }
@@ -266,7 +269,12 @@ impl Parser {
     }
 
     /// A macro's body, and whether it asks for arguments beyond its parameters.
-    fn macro_of(&mut self, name: Box<str>, parameters: Vec<(Box<str>, Option<Expr>)>, end: &str) -> Parsed<Arc<Macro>> {
+    fn macro_of(
+        &mut self,
+        name: Box<str>,
+        parameters: Vec<(Box<str>, Option<Expr>)>,
+        end: &str,
+    ) -> Parsed<Arc<Macro>> {
         let start = self.at;
         // Loops around a macro are none of its own.
         let loops = std::mem::take(&mut self.loops);

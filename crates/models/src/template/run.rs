@@ -353,7 +353,9 @@ impl<'n> Run<'n> {
             Target::Name(name) => self.set(name, value),
             Target::Member(space, name) => {
                 let Some(Value::Space(at)) = self.get(space) else {
-                    return Err(Failure::wrong(format!("{space:?} is no namespace, so it has nothing to set")));
+                    return Err(Failure::wrong(format!(
+                        "{space:?} is no namespace, so it has nothing to set"
+                    )));
                 };
                 let at = *at;
                 self.set_member(at, name, value)?;
@@ -375,7 +377,9 @@ impl<'n> Run<'n> {
     /// Sets a member of a namespace.
     pub(super) fn set_member(&mut self, space: usize, name: &str, value: Value) -> Done<()> {
         if name.starts_with('_') {
-            return Err(Failure::wrong(format!("a namespace's members must not start with '_', as {name:?} does")));
+            return Err(Failure::wrong(format!(
+                "a namespace's members must not start with '_', as {name:?} does"
+            )));
         }
         self.spend(128)?;
         if let Some(members) = self.spaces.get_mut(space) {
@@ -407,7 +411,14 @@ impl<'n> Run<'n> {
         let again = node.recursive.then(|| node.clone());
         let mut last = None;
         for at in 0..count {
-            let this = Loop { items: items.clone(), at, depth, again: again.clone(), scope, last: last.take().into() };
+            let this = Loop {
+                items: items.clone(),
+                at,
+                depth,
+                again: again.clone(),
+                scope,
+                last: last.take().into(),
+            };
             let this = Rc::new(this);
             let flow = self.scoped(scope, |run| {
                 run.set("loop", Value::Loop(this.clone()));

@@ -38,7 +38,8 @@ impl ChatTemplates {
                 for entry in list {
                     let text = |key| entry.get(key).and_then(Json::as_str);
                     let pair = text("name").zip(text("template"));
-                    let (name, source) = pair.ok_or_else(|| bad("should be a list of names and templates"))?;
+                    let (name, source) =
+                        pair.ok_or_else(|| bad("should be a list of names and templates"))?;
                     sources.push((name.into(), source));
                 }
             }
@@ -49,7 +50,9 @@ impl ChatTemplates {
             sources.insert(0, (DEFAULT.into(), source));
         }
         let mut tokens: Vec<(&str, &str)> = Vec::new();
-        for name in ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"] {
+        for name in
+            ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"]
+        {
             let token = config.get(name).unwrap_or(&Json::Null);
             let text = token.as_str().or_else(|| token.get("content")?.as_str());
             tokens.extend(text.map(|text| (name, text)));

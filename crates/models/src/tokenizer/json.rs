@@ -20,6 +20,7 @@ use super::vocab::{MOST_IDS, Vocab};
 use super::wordpiece::{self, Marks, WordPiece};
 use super::{Model, Parts, Tokenizer, ends, shorten};
 use crate::error::{LoadError, Result};
+use crate::formats::regular;
 
 /// Largest file that is read. The largest real ones have some 40 MB.
 const MOST_FILE: u64 = 512 << 20;
@@ -95,7 +96,7 @@ impl Tokenizer {
     pub fn from_folder(folder: &Path) -> Result<Tokenizer> {
         let read = |name: &str| {
             let path = folder.join(name);
-            let size = std::fs::metadata(&path).map_err(|e| LoadError::io(&path, e))?.len();
+            let size = regular(&path)?.len();
             if size > MOST_FILE {
                 let why = format!("has {size} bytes; a tokenizer's file of at most {MOST_FILE} is read");
                 return Err(LoadError::bad(&path, "its size", why));

@@ -1,0 +1,185 @@
+//! Settings: item 12.
+
+use std::fs::File;
+
+use serde_json::{Value, json};
+use tallow_models::Model;
+
+use crate::gguf_file::{GgufFile, array, float, text, uint, value};
+use crate::{Dir, Said, folder, snapshot};
+
+#[test]
+fn c3_12_settings_of_a_folder() {
+    let dir = Dir::new("12");
+    let mut said = Said::new(&dir);
+    dir.write_folder();
+    let mut open = |key: &str, value: Value| {
+        let mut config = folder::config();
+        config[key] = value.clone();
+        if value.is_null() {
+            config.as_object_mut().unwrap().remove(key);
+        }
+        dir.write("config.json", config.to_string().as_bytes());
+        said.opening(&format!("{key}: {value}"), &dir.0);
+    };
+    for value in
+        [json!(1_000_000_000), json!(0), json!(-1), json!(1.5), json!("1"), json!(u64::MAX), json!(1e300)]
+    {
+        open("num_hidden_layers", value);
+    }
+    for value in [json!(0), json!(7), json!(1 << 30), json!([16])] {
+        open("head_dim", value);
+    }
+    for value in [json!(3), json!(0), json!(1 << 30), Value::Null] {
+        open("num_attention_heads", value);
+    }
+    open("num_key_value_heads", json!(3));
+    open("num_key_value_heads", json!(0));
+    open("hidden_size", json!(1u64 << 40));
+    open("intermediate_size", json!(0));
+    open("vocab_size", json!(0));
+    open("vocab_size", json!(1_000_000_000));
+    open("vocab_size", Value::Null);
+    open("max_position_embeddings", json!(1_000_000_000));
+    for value in [json!(0), json!(-1), json!("1e4"), json!(0.5)] {
+        open("rope_theta", value);
+    }
+    for value in [
+        json!({"type": "linear"}),
+        json!({"type": "linear", "factor": 0}),
+        json!({"type": "linear", "factor": -2.0}),
+        json!({"rope_type": "spiral", "factor": 2.0}),
+        json!({"rope_type": "longrope", "short_factor": [1], "long_factor": [1], "factor": 2.0}),
+        json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 0, "high_freq_factor": 4}),
+    ] {
+        open("rope_scaling", value);
+    }
+    open("partial_rotary_factor", json!(0));
+    open("rms_norm_eps", json!(-1));
+    open("hidden_act", json!("exec"));
+    open("quantization_config", json!({"quant_method": "gptq"}));
+    open("architectures", json!(["GhostForCausalLM"]));
+    open("architectures", json!([]));
+    open("architectures", json!({"0": 1}));
+    open("architectures", Value::Null);
+    snapshot!(said);
+}
+
+#[test]
+fn c3_12_settings_that_are_no_settings() {
+    let dir = Dir::new("12-json");
+    let mut said = Said::new(&dir);
+    dir.write_folder();
+    let mut open = |case: &str, bytes: &[u8]| {
+        dir.write("config.json", bytes);
+        said.opening(case, &dir.0);
+    };
+    open("empty", b"");
+    open("a list", b"[]");
+    open("a number", b"7");
+    open("cut short", &folder::config().to_string().as_bytes()[..40]);
+    open("not UTF-8", b"{\"\xFF\": 1}");
+    open("100000 lists deep", &[b"[".repeat(100_000), b"]".repeat(100_000)].concat());
+    let with =
+        |theta: &str| folder::config().to_string().replace("{", &format!("{{\"rope_theta\": {theta},"));
+    for theta in ["NaN", "Infinity", "1e999", "-1e999"] {
+        open(&format!("rope_theta: {theta}"), with(theta).as_bytes());
+    }
+    // A million small values are many times as large once they are read.
+    open("many brackets", format!("[{}1]", "[],".repeat(3_000_000)).as_bytes());
+    let file = File::options().write(true).open(dir.0.join("config.json")).unwrap();
+    file.set_len(1 << 30).unwrap();
+    said.opening("1 GiB", &dir.0);
+    std::fs::remove_file(dir.0.join("config.json")).unwrap();
+    said.opening("none", &dir.0);
+    snapshot!(said);
+}
+
+#[test]
+fn c3_12_settings_of_a_gguf_file() {
+    let dir = Dir::new("12-gguf");
+    let mut said = Said::new(&dir);
+    let long = |n: u64| value(10, &n.to_le_bytes());
+    let minus = || value(5, &(-1i32).to_le_bytes());
+    let cases = [
+        ("block_count", "10^9", uint(1_000_000_000)),
+        ("block_count", "2^64-1", long(u64::MAX)),
+        ("block_count", "0", uint(0)),
+        ("block_count", "-1", minus()),
+        ("embedding_length", "2^40", long(1 << 40)),
+        ("attention.head_count", "0", uint(0)),
+        ("attention.head_count", "3", uint(3)),
+        ("attention.head_count_kv", "3", uint(3)),
+        ("attention.head_count_kv", "0", uint(0)),
+        ("attention.key_length", "0", uint(0)),
+        ("attention.key_length", "2^31", uint(1 << 31)),
+        ("attention.value_length", "8", uint(8)),
+        ("attention.layer_norm_rms_epsilon", "NaN", float(f32::NAN)),
+        ("attention.layer_norm_rms_epsilon", "-1", float(-1.0)),
+        ("rope.freq_base", "NaN", float(f32::NAN)),
+        ("rope.freq_base", "inf", float(f32::INFINITY)),
+        ("rope.freq_base", "0", float(0.0)),
+        ("rope.dimension_count", "0", uint(0)),
+        ("rope.dimension_count", "2^31", uint(1 << 31)),
+        ("rope.scaling.type", "spiral", text("spiral")),
+        ("rope.scaling.type", "a list", array(4, 1, &[0; 4])),
+        ("context_length", "0", uint(0)),
+        ("context_length", "2^63", long(1 << 63)),
+    ];
+    for (key, written, value) in cases {
+        let file = GgufFile::good().with(&format!("llama.{key}"), value);
+        said.gguf(&format!("{key}: {written}"), &file.bytes());
+    }
+    said.gguf("architecture: ghost", &GgufFile::good().with("general.architecture", text("ghost")).bytes());
+    let mut file = GgufFile::good();
+    file.pairs.clear();
+    said.gguf("no keys", &file.bytes());
+    snapshot!(said);
+}
+
+#[test]
+fn c3_12_a_model_in_parts() {
+    let dir = Dir::new("12-split");
+    let mut said = Said::new(&dir);
+    let part = |no: u32, count: u32| {
+        GgufFile::good().with("split.no", uint(no)).with("split.count", uint(count)).bytes()
+    };
+    said.gguf("a name without numbers", &part(0, 2));
+    std::fs::remove_file(dir.0.join("model.gguf")).unwrap();
+    let first = dir.write("m-00001-of-00002.gguf", &part(0, 2));
+    said.opening("a part is missing", &first);
+    dir.write("m-00002-of-00002.gguf", &part(0, 2));
+    said.opening("a part is another", &first);
+    dir.write("m-00002-of-00002.gguf", &part(1, 2));
+    said.opening("tensors are there twice", &first);
+    dir.write("m-00001-of-00002.gguf", &part(0, u32::MAX));
+    said.opening("billions of parts", &first);
+    let billions = dir.write("m-00001-of-4000000000.gguf", &part(0, 4_000_000_000));
+    said.opening("billions of parts, by name too", &billions);
+    snapshot!(said);
+}
+
+/// A vocabulary that is not the model's.
+#[test]
+fn c3_12_vocabularies_of_another_model() {
+    let dir = Dir::new("12-vocab");
+    let mut said = Said::new(&dir);
+    dir.write_folder();
+    let mut larger = folder::tokenizer();
+    for i in 6..100 {
+        larger["model"]["vocab"][format!("word{i}")] = json!(i);
+    }
+    dir.write("tokenizer.json", larger.to_string().as_bytes());
+    said.note("100 tokens for 8 rows", Model::open(&dir.0).unwrap().tokenizer().map(drop).unwrap_err());
+    std::fs::remove_file(dir.0.join("tokenizer.json")).unwrap();
+    said.note("no vocabulary", Model::open(&dir.0).unwrap().tokenizer().map(drop).unwrap_err());
+    dir.write_folder();
+    dir.write("generation_config.json", br#"{"temperature": -1}"#);
+    said.note("a negative temperature", Model::open(&dir.0).unwrap().tokenizer().map(drop).unwrap_err());
+    dir.write("generation_config.json", b"[");
+    said.note(
+        "generation settings cut short",
+        Model::open(&dir.0).unwrap().tokenizer().map(drop).unwrap_err(),
+    );
+    snapshot!(said);
+}

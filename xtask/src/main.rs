@@ -1,2 +1,31 @@
-//! To come.
-fn main() {}
+//! What people and CI run besides cargo's own commands: `cargo xtask COMMAND`.
+
+mod fuzz;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: cargo xtask COMMAND
+  tidy    holds the repository to its layout rules (see CONTRIBUTING.md)
+  fuzz [SECONDS [TARGET]]
+          runs each target of fuzz/ for so many seconds (30), or that one";
+
+/// The root of the repository.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn main() -> ExitCode {
+    let command: Vec<String> = std::env::args().skip(1).collect();
+    match command.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["tidy"] => tidy::run(&root()),
+        ["fuzz"] => fuzz::run(&root(), "30", None),
+        ["fuzz", seconds] => fuzz::run(&root(), seconds, None),
+        ["fuzz", seconds, target] => fuzz::run(&root(), seconds, Some(target)),
+        _ => {
+            eprintln!("{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -219,6 +219,7 @@ impl Backend for Cpu {
     }
 
     fn attend(&self, op: &Attend<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        // Journey, stop 7: attention. Each token looks at those before it, in the pages of the cache.
         let out = self.alloc(DType::F32, op.q.rows(), op.q.cols())?;
         let (m, q, kernels) = (MatMut::new(&out), Mat::new(op.q), self.kernels);
         let (k, v) = (pages(op.kv.k), pages(op.kv.v));

@@ -1,4 +1,9 @@
 //! [`Kernels`]: the inner loops, compiled for each instruction set and chosen once.
+//!
+//! # Safety
+//!
+//! What is unsafe here must run only on a CPU that has the instruction set of its `S`, and nobody else may use the part
+//! of the output that it is given.
 
 mod attend;
 mod linear;

@@ -2,6 +2,11 @@
 //!
 //! Kernels are generic over it and `#[inline(always)]`; a kernel table instantiates them inside functions that have the
 //! instruction set enabled, where these methods become single instructions.
+//!
+//! # Safety
+//!
+//! What is unsafe here must run only on a CPU that has the instruction set, and its pointers must be valid for the
+//! elements that it names.
 
 mod scalar;
 #[cfg(target_arch = "x86_64")]

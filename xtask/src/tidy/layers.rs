@@ -1,0 +1,103 @@
+//! Who may know whom: dependencies go one way.
+
+use super::Finding;
+use super::source::File;
+
+/// A crate, and those of ours that it may build on. `cli` brings everything together.
+const LAYERS: [(&str, &[&str]); 7] = [
+    ("quant", &[]),
+    ("core", &["quant"]),
+    ("cpu", &["core", "quant"]),
+    ("models", &["core", "quant"]),
+    ("engine", &["models", "core", "quant"]),
+    ("server", &["engine", "models"]),
+    ("hub", &[]),
+];
+const TOP: &str = "cli";
+
+/// Dependencies of a manifest that the program is built with, and where they stand.
+fn dependencies(manifest: &str) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    let mut inside = false;
+    for (i, line) in manifest.lines().enumerate() {
+        let line = line.trim();
+        if let Some(section) = line.strip_prefix('[') {
+            let section = section.trim_end_matches(']');
+            let build = section.ends_with("dependencies") && !section.ends_with("dev-dependencies");
+            inside = build;
+            // A section of its own: [dependencies.name]
+            if let Some((_, name)) =
+                section.split_once("dependencies.").filter(|(kind, _)| !kind.ends_with("dev-"))
+            {
+                found.push((i + 1, name));
+            }
+        } else if inside && !line.starts_with('#') {
+            let name = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            if !name.is_empty() {
+                found.push((i + 1, name));
+            }
+        }
+    }
+    found
+}
+
+pub(super) fn check(files: &[File]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for file in files {
+        let Some(member) = file.member().filter(|m| file.path == format!("crates/{m}/Cargo.toml")) else {
+            continue;
+        };
+        if member == TOP {
+            continue;
+        }
+        let Some((_, below)) = LAYERS.iter().find(|(name, _)| *name == member) else {
+            let what = format!("the crate {member} has no place: give it one in xtask/src/tidy/layers.rs");
+            found.push(Finding::new(file, 1, what));
+            continue;
+        };
+        for (line, name) in dependencies(&file.text) {
+            if let Some(other) = name.strip_prefix("tallow-")
+                && !below.contains(&other)
+            {
+                let known = if below.is_empty() { "none of ours".into() } else { below.join(", ") };
+                let what = format!("{member} must not know {other}: it may build on {known}");
+                found.push(Finding::new(file, line, what));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(member: &str, manifest: &str) -> Vec<usize> {
+        let file = File::new(&format!("crates/{member}/Cargo.toml"), manifest);
+        check(&[file]).into_iter().map(|f| f.line).collect()
+    }
+
+    #[test]
+    fn the_wrong_way_is_found() {
+        let manifest =
+            "[dependencies]\ntallow-core.workspace = true\ntallow-models = { path = \"../models\" }\n";
+        assert_eq!(found("engine", manifest), []);
+        assert_eq!(found("core", manifest), [2, 3]);
+        assert_eq!(found("cpu", manifest), [3]);
+        assert_eq!(found("cli", manifest), []);
+        assert_eq!(found("hub", "[target.'cfg(unix)'.dependencies]\ntallow-core.workspace = true"), [2]);
+        assert_eq!(found("hub", "[dependencies.tallow-core]\nworkspace = true"), [1]);
+        assert_eq!(found("server", "[build-dependencies]\n# none\n\ntallow-cpu = \"1\""), [4]);
+    }
+
+    #[test]
+    fn tests_may_cross() {
+        assert_eq!(found("models", "[dev-dependencies]\ntallow-cpu.workspace = true"), []);
+        assert_eq!(found("models", "[dev-dependencies.tallow-cpu]\nworkspace = true"), []);
+    }
+
+    #[test]
+    fn a_new_crate_needs_a_place() {
+        assert_eq!(found("utils", "[dependencies]\n"), [1]);
+    }
+}

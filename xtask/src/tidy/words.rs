@@ -1,0 +1,188 @@
+//! Words that must not stand where they would tie a layer to what is above or below it, and words that must not stand
+//! anywhere.
+
+use super::Finding;
+use super::source::File;
+
+/// Families of models. Layers below `models` serve all alike.
+const FAMILIES: [&str; 10] =
+    ["llama", "mistral", "mixtral", "qwen", "smollm", "olmo", "granite", "gemma", "deepseek", "gpt2"];
+const BELOW_MODELS: [&str; 5] = ["quant", "core", "cpu", "cuda", "wgpu"];
+
+/// Devices. Layers above the backends see the trait.
+const DEVICES: [&str; 7] = ["cuda", "wgpu", "metal", "vulkan", "avx", "neon", "nvidia"];
+const ABOVE_BACKENDS: [&str; 4] = ["models", "engine", "server", "hub"];
+
+/// What speaks over wires, and the crates below `server`. `models` reads files that are JSON; `hub` is a client.
+const WIRES: [&str; 6] = ["serde_json", "axum", "hyper", "ureq", "reqwest", "http::"];
+const BELOW_SERVER: [&str; 4] = ["quant", "core", "cpu", "engine"];
+
+/// Ways to read or change the environment.
+const ENVIRONMENT: [&str; 9] = [
+    "env::var",
+    "env::{",
+    "env::*",
+    "var_os",
+    "option_env!",
+    "env::set_var",
+    "env::remove_var",
+    "from_default_env",
+    "from_env",
+];
+/// The one file that may.
+const READS_ENVIRONMENT: &str = "crates/cli/src/env.rs";
+
+/// A word that stands in a file for a reason: path, word, reason.
+const CITED: [(&str, &str, &str); 0] = [];
+
+/// Paths of somebody's machine. Written so that this file has none.
+const MACHINES: [&str; 4] =
+    [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/")];
+/// What is left over from writing.
+const LEFTOVERS: [&str; 4] =
+    [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX"), concat!("db", "g!")];
+
+pub(super) fn check(files: &[File]) -> Vec<Finding> {
+    files.iter().flat_map(in_file).collect()
+}
+
+fn in_file(file: &File) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let member = file.member().unwrap_or_default();
+    let in_crate = |members: &[&str]| members.contains(&member) && file.is_program();
+    for (line, text) in file.lines() {
+        let lower = text.to_lowercase();
+        if in_crate(&BELOW_MODELS) {
+            let what = "names a model below the models crate: say what is different instead, or cite it in xtask/src/tidy/words.rs";
+            found.extend(named(file, line, &lower, &FAMILIES, what));
+        }
+        if in_crate(&ABOVE_BACKENDS) {
+            let what = "names a device above the backends: only cli chooses devices; ask the trait instead";
+            found.extend(named(file, line, &lower, &DEVICES, what));
+        }
+        if in_crate(&BELOW_SERVER) || (in_crate(&["models"]) && !lower.contains("serde_json")) {
+            let what = "is about a wire format below the server: hand over types instead";
+            let code = file.code.get(line - 1).map_or("", String::as_str);
+            found.extend(named(file, line, code, &WIRES, what));
+        }
+        found.extend(named(
+            file,
+            line,
+            text,
+            &MACHINES,
+            "is a path of one machine: use one from the repository's root",
+        ));
+        found.extend(leftover(file, line, text));
+    }
+    found.extend(environment(file));
+    found.extend(wire_dependencies(file));
+    found
+}
+
+fn named(file: &File, line: usize, text: &str, words: &[&str], what: &str) -> Option<Finding> {
+    let cited = |word: &str| CITED.iter().any(|(path, cited, _)| *path == file.path && *cited == word);
+    let word = words.iter().find(|word| text.contains(**word) && !cited(word))?;
+    Some(Finding::new(file, line, format!("{word:?} {what}")))
+}
+
+fn leftover(file: &File, line: usize, text: &str) -> Option<Finding> {
+    let words = || text.split(|c: char| !(c.is_alphanumeric() || c == '!' || c == '_'));
+    let word = LEFTOVERS.iter().find(|left| words().any(|word| word == **left))?;
+    Some(Finding::new(file, line, format!("{word} is left over: do it now, or write down what is missing")))
+}
+
+fn environment(file: &File) -> Vec<Finding> {
+    if !file.is_program() || file.path == READS_ENVIRONMENT {
+        return Vec::new();
+    }
+    let found = file.code_lines().filter_map(|(line, code)| {
+        let way = ENVIRONMENT.iter().find(|way| code.contains(**way))?;
+        let what =
+            format!("{way} reads the environment: {READS_ENVIRONMENT} does that, and hands over values");
+        Some(Finding::new(file, line, what))
+    });
+    found.collect()
+}
+
+/// Dependencies on wire formats, and on what reads the environment.
+fn wire_dependencies(file: &File) -> Vec<Finding> {
+    let member = file.member().unwrap_or_default();
+    if file.path != format!("crates/{member}/Cargo.toml") {
+        return Vec::new();
+    }
+    let program = file.text.split("[dev-dependencies]").next().unwrap_or_default();
+    let mut found = Vec::new();
+    for (i, line) in program.lines().enumerate() {
+        let name = line.split(['.', ' ', '=']).next().unwrap_or_default();
+        if BELOW_SERVER.contains(&member) && WIRES.contains(&name) {
+            found.push(Finding::new(file, i + 1, format!("{name} is a wire format below the server")));
+        }
+        if name == "clap" && line.contains("\"env\"") {
+            let what = format!("clap would read the environment: {READS_ENVIRONMENT} does that");
+            found.push(Finding::new(file, i + 1, what));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(path: &str, text: &str) -> Vec<usize> {
+        let mut lines: Vec<usize> = check(&[File::new(path, text)]).into_iter().map(|f| f.line).collect();
+        lines.sort_unstable();
+        lines
+    }
+
+    #[test]
+    fn families_stay_in_models() {
+        let text = "fn f() {}\n// as Llama does\nfn qwen3() {}\n";
+        assert_eq!(lines("crates/core/src/a.rs", text), [2, 3]);
+        assert_eq!(lines("crates/models/src/a.rs", text), []);
+        assert_eq!(lines("crates/cpu/tests/a.rs", text), []);
+    }
+
+    #[test]
+    fn devices_stay_below() {
+        let text = "fn f() {}\nif b.is_cuda() {}\nenum D { Vulkan }\n";
+        assert_eq!(lines("crates/engine/src/a.rs", text), [2, 3]);
+        assert_eq!(lines("crates/cli/src/a.rs", text), []);
+    }
+
+    #[test]
+    fn wires_stay_above() {
+        let text = "use serde_json::Value;\n// serde_json is not used here\nuse axum::Router;\n";
+        assert_eq!(lines("crates/engine/src/a.rs", text), [1, 3]);
+        assert_eq!(lines("crates/models/src/a.rs", text), [3]);
+        assert_eq!(lines("crates/server/src/a.rs", text), []);
+        assert_eq!(lines("crates/engine/Cargo.toml", "[dependencies]\nserde_json.workspace = true\n"), [2]);
+        assert_eq!(
+            lines("crates/engine/Cargo.toml", "[dev-dependencies]\nserde_json.workspace = true\n"),
+            []
+        );
+    }
+
+    #[test]
+    fn the_environment_is_read_in_one_file() {
+        let text = "let a = std::env::var(\"A\");\nlet b = env!(\"B\");\nlet c = option_env!(\"C\");\n\
+                    use std::env::{self};\nlet d = \"env::var\"; // env::var\nlet e = std::env::temp_dir();\n";
+        assert_eq!(lines("crates/hub/src/a.rs", text), [1, 3, 4]);
+        assert_eq!(lines("crates/cli/src/main.rs", text), [1, 3, 4]);
+        assert_eq!(lines(READS_ENVIRONMENT, text), []);
+        assert_eq!(lines("crates/hub/tests/a.rs", text), []);
+        let manifest = "[dependencies]\nclap = { version = \"4\", features = [\"env\"] }\n";
+        assert_eq!(lines("crates/cli/Cargo.toml", manifest), [2]);
+    }
+
+    #[test]
+    fn nothing_is_left_over() {
+        for word in LEFTOVERS {
+            assert_eq!(lines("docs/a.md", &format!("fine\n{word}: later\n")), [2]);
+            assert_eq!(lines("docs/a.md", &format!("a{word}a\n")), []);
+        }
+        for path in MACHINES {
+            assert_eq!(lines("crates/cli/src/a.rs", &format!("\nlet a = \"{path}x\";\n")), [2]);
+        }
+    }
+}

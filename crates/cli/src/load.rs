@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use indicatif::ProgressBar;
 use tallow_cpu::Cpu;
 use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Info};
@@ -172,9 +173,13 @@ impl Opened {
     }
 }
 
+/// Bytes that are loaded before anybody could read how far it has got.
+const QUICK: usize = 64 << 20;
+
 /// Loads a model, showing how far it has got.
 pub(crate) fn runner(b: Cpu, model: &Model, context: usize, shape: KvShape) -> Result<Runner<Cpu>, Failed> {
-    let bar = screen::bytes_bar(model.checkpoint.weight_bytes() as u64, "loading");
+    let bytes = model.checkpoint.weight_bytes();
+    let bar = if bytes < QUICK { ProgressBar::hidden() } else { screen::bytes_bar(bytes as u64, "loading") };
     let decoder = Decoder::load(&b, model, context, &mut |done, _| bar.set_position(done as u64));
     bar.finish_and_clear();
     Ok(Runner::new(b, decoder?, shape)?)

@@ -114,8 +114,11 @@ fn read(lines: &mut Lines) -> Result<Option<String>, Failed> {
                 text += last;
                 return Ok(Some(text));
             }
-            text += line;
-            text.push('\n');
+            // What opens the text may stand on a line of its own, which is no part of it.
+            if !(text.is_empty() && line.trim().is_empty()) {
+                text += line;
+                text.push('\n');
+            }
         } else if let Some(more) = line.strip_suffix('\\') {
             text += more;
             text.push('\n');

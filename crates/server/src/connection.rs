@@ -163,3 +163,81 @@ pub(crate) async fn contained<T>(work: impl Future<Output = T>) -> Option<T> {
     };
     poll_fn(poll).await
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use axum::body::Body;
+    use axum::routing::get;
+    use hyper::body::Bytes;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// Something that always has more to send.
+    struct Flood;
+
+    impl hyper::body::Body for Flood {
+        type Data = Bytes;
+        type Error = io::Error;
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<io::Result<hyper::body::Frame<Bytes>>>> {
+            Poll::Ready(Some(Ok(hyper::body::Frame::data(Bytes::from_static(&[0; 4096])))))
+        }
+    }
+
+    /// A connection to a server that floods whoever asks, and when it has ended.
+    async fn connect() -> (TcpStream, tokio::task::JoinHandle<()>) {
+        let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let router = Router::new().route("/", get(|| async { Body::new(Flood) }));
+        let closing = watch::Sender::new(false);
+        let served = async move {
+            serve(stream, router, closing.subscribe(), None).await;
+            drop(closing);
+        };
+        (client, tokio::spawn(served))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_nothing_of_an_answer_is_cut_off() {
+        let (mut client, served) = connect().await;
+        let begun = Instant::now();
+        client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        timeout(2 * TAKES_WITHIN, served).await.expect("it has ended").unwrap();
+        assert!(begun.elapsed() >= TAKES_WITHIN, "but not at once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn headers_that_never_end_are_not_waited_for() {
+        for start in ["", "GET / HTTP/1.1\r\nx: "] {
+            let (mut client, served) = connect().await;
+            let begun = Instant::now();
+            client.write_all(start.as_bytes()).await.unwrap();
+            timeout(2 * HEADERS_WITHIN, served).await.expect("it has ended").unwrap();
+            assert!(begun.elapsed() >= HEADERS_WITHIN, "but not at once");
+            let mut rest = Vec::new();
+            client.read_to_end(&mut rest).await.unwrap();
+            assert!(!String::from_utf8_lossy(&rest).contains("200"));
+        }
+    }
+
+    #[tokio::test]
+    async fn panics_are_contained() {
+        let worked = contained(async {
+            tokio::task::yield_now().await;
+            5
+        });
+        assert_eq!(worked.await, Some(5));
+        let failed = contained(async {
+            tokio::task::yield_now().await;
+            panic!("on purpose");
+        });
+        assert_eq!(failed.await, None);
+    }
+}

@@ -156,7 +156,8 @@ pub(crate) fn whole(path: String, value: &Value, range: RangeInclusive<i64>) -> 
             None if number.as_f64().is_some_and(|x| x.fract() != 0.0 || x.abs() < 1e15)
                 && !number.is_u64() =>
             {
-                Err(wrong(path, "a whole number", value))
+                let why = format!("{path} should be a whole number, and is {value}");
+                Err(ApiError::field(path, why))
             }
             _ => Err(outside(path, (range.start(), range.end()), value)),
         },

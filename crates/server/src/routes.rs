@@ -6,7 +6,7 @@ use std::time::Instant;
 use axum::Router;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -56,7 +56,13 @@ async fn every(State(server): State<Arc<Server>>, request: Request, next: Next) 
     }
     let (status, took) = (response.status().as_u16(), begun.elapsed().as_millis());
     // Everything that clients chose is escaped.
-    tracing::info!("{method} {path}: {status} after {took} ms, request {id:?}");
+    let line = format!("{method} {path}: {status} after {took} ms, request {id:?}");
+    // Probes come every few seconds.
+    if method == Method::GET {
+        tracing::debug!("{line}")
+    } else {
+        tracing::info!("{line}")
+    }
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

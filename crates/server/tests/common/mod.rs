@@ -191,6 +191,12 @@ impl Site {
         self.runtime.block_on(within).expect("it ends in time").unwrap().unwrap();
     }
 
+    /// Why the server did not start.
+    pub fn failed(&mut self) -> std::io::Error {
+        let served = self.served.take().unwrap();
+        self.runtime.block_on(served).unwrap().unwrap_err()
+    }
+
     /// Waits until no request has a place any more.
     pub fn wait_free(&self) {
         wait(|| self.handle.taken() == 0, "all places are free");

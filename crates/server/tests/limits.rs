@@ -1,0 +1,308 @@
+//! Who may ask, for what, and how slowly.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use std::io::Write as _;
+use std::sync::atomic::Ordering;
+
+use common::client::{Asked, Reply, ask, connect, post, raw, read};
+use common::{Plan, Site, hello, info, script, site};
+use serde_json::{Value, json};
+use tallow_engine::sim;
+use tallow_server::Settings;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn chat() -> Value {
+    json!({"messages": [{"role": "user", "content": "Hi"}]})
+}
+
+fn guarded(settings: Settings) -> Site {
+    Plan { settings, ..Plan::new(sim::start(info(), script(&hello()))) }.start()
+}
+
+/// It is refused, in the shape of all errors.
+fn refused(asked: Asked, site: &Site, status: u16) -> Reply {
+    let reply = asked.get(site);
+    assert_eq!(reply.status, status, "{reply:?}");
+    reply.error();
+    assert!(reply.header("x-request-id").is_some());
+    reply
+}
+
+#[test]
+fn item_18_routes_methods_and_kinds() {
+    let site = site(&hello());
+    for path in ["/", "/nowhere", "/v1", "/v1/chat", "/v1/models/", "/v1/embeddings", "//health", "/health/"]
+    {
+        refused(ask("GET", path), &site, 404);
+    }
+    for (method, path) in [
+        ("GET", CHAT),
+        ("PUT", CHAT),
+        ("DELETE", "/v1/models/tiny"),
+        ("POST", "/health"),
+        ("POST", "/metrics"),
+        ("OPTIONS", CHAT),
+        ("BREW", "/tokenize"),
+    ] {
+        let reply = refused(ask(method, path), &site, 405);
+        assert!(reply.header("allow").is_some(), "{reply:?}");
+    }
+    for kind in ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", ""] {
+        refused(post(CHAT, chat()).with("content-type", kind), &site, 415);
+    }
+    refused(ask("POST", CHAT).body(chat().to_string()), &site, 415);
+    assert_eq!(
+        post(CHAT, chat()).with("content-type", "Application/JSON; charset=utf-8").get(&site).status,
+        200
+    );
+}
+
+#[test]
+fn item_18_headers_without_end() {
+    let site = site(&hello());
+    let long = format!("GET /health HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "x".repeat(1 << 20));
+    assert_eq!(raw(&site, long.as_bytes()).status, 431);
+    let many = (0..10_000).map(|i| format!("x{i}: y\r\n")).collect::<String>();
+    assert_eq!(raw(&site, format!("GET /health HTTP/1.1\r\n{many}\r\n").as_bytes()).status, 431);
+    let few = (0..98).map(|i| format!("x{i}: y\r\n")).collect::<String>();
+    let few = format!("GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{few}\r\n");
+    assert_eq!(raw(&site, few.as_bytes()).status, 200);
+    for bytes in [
+        &b"\0\0\0\0\r\n\r\n"[..],
+        b"GET\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+    ] {
+        assert_eq!(raw(&site, bytes).status, 400);
+    }
+    assert_eq!(ask("GET", "/health").get(&site).status, 200);
+}
+
+#[test]
+fn item_18_chunks_without_end() {
+    let site = site(&hello());
+    let mut stream = connect(&site);
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    let chunk = [&b"10000\r\n"[..], &[b' '; 0x10000], b"\r\n"].concat();
+    // All that is taken, and a little more, so that the answer is not lost with what nobody reads.
+    for _ in 0..256 {
+        stream.write_all(&chunk).unwrap();
+    }
+    stream.write_all(b"1\r\n \r\n").unwrap();
+    assert_eq!(read(stream).status, 413);
+    assert_eq!(post(CHAT, chat()).get(&site).status, 200);
+}
+
+#[test]
+fn item_36_hosts() {
+    let site = site(&hello());
+    let port = site.address.port();
+    let host = |host: &str| ask("GET", "/health").with("host", host);
+    for known in ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:80", &format!("127.0.0.1:{port}")] {
+        assert_eq!(host(known).get(&site).status, 200, "{known}");
+    }
+    for evil in [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "10.0.0.1",
+        "[::2]",
+        "",
+        "localhost:x",
+        "a\u{1b}[31m",
+    ] {
+        let reply = host(evil).get(&site);
+        assert!([403, 400].contains(&reply.status), "{evil}");
+    }
+    refused(host("evil.example"), &site, 403);
+    assert_eq!(raw(&site, b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n").status, 400);
+    let two = b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\nconnection: close\r\n\r\n";
+    assert_eq!(raw(&site, two).status, 400);
+    let open = guarded(Settings { allow_hosts: vec!["Models.Example".into()], ..Settings::default() });
+    assert_eq!(host("models.example:8080").get(&open).status, 200);
+    refused(host("other.example"), &open, 403);
+    let any = guarded(Settings { allow_hosts: vec!["*".into()], ..Settings::default() });
+    assert_eq!(host("other.example").get(&any).status, 200);
+    let everywhere = Plan { bind: "0.0.0.0:0", ..Plan::new(sim::start(info(), script(&hello()))) }.start();
+    assert_eq!(
+        host("192.168.1.7:80").get(&everywhere).status,
+        200,
+        "an address cannot be made to point here"
+    );
+    refused(host("evil.example"), &everywhere, 403);
+}
+
+#[test]
+fn item_36_origins() {
+    let site = site(&hello());
+    let from = |origin: &str| ask("GET", "/health").with("host", "localhost:80").with("origin", origin);
+    for known in ["http://localhost:80", "https://LOCALHOST:80"] {
+        let reply = from(known).get(&site);
+        assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, None));
+    }
+    for evil in [
+        "https://evil.example",
+        "null",
+        "http://localhost",
+        "http://localhost:8080",
+        "file://",
+        "http://localhost:80.evil.example",
+    ] {
+        refused(from(evil), &site, 403);
+    }
+    let preflight = |origin: &str| {
+        let asked = ask("OPTIONS", CHAT).with("origin", origin);
+        asked
+            .with("access-control-request-method", "POST")
+            .with("access-control-request-headers", "authorization")
+    };
+    refused(preflight("https://evil.example"), &site, 403);
+    let friend = "https://chat.example";
+    let settings = Settings {
+        allow_origins: vec![friend.into()],
+        api_keys: vec!["secret".into()],
+        ..Settings::default()
+    };
+    let site = guarded(settings);
+    refused(preflight("https://evil.example"), &site, 403);
+    let reply = preflight(friend).get(&site);
+    assert_eq!(
+        (reply.status, reply.header("access-control-allow-origin")),
+        (204, Some(friend)),
+        "no key is needed to ask"
+    );
+    assert_eq!(reply.header("access-control-allow-methods"), Some("GET, POST"));
+    assert!(reply.header("access-control-allow-headers").unwrap().contains("authorization"));
+    let reply = refused(from(friend), &site, 401);
+    assert_eq!(
+        (reply.header("access-control-allow-origin"), reply.header("vary")),
+        (Some(friend), Some("origin"))
+    );
+    assert_eq!(from(friend).with("authorization", "Bearer secret").get(&site).status, 200);
+}
+
+#[test]
+fn item_36_keys_are_needed_on_every_route() {
+    let settings = Settings { api_keys: vec!["first".into(), "second".into()], ..Settings::default() };
+    let site = guarded(settings);
+    let routes = [
+        ("POST", CHAT),
+        ("POST", "/v1/completions"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/alias"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("GET", "/health"),
+        ("GET", "/ready"),
+        ("GET", "/metrics"),
+        ("GET", "/version"),
+        ("GET", "/nowhere"),
+        ("PUT", "/health"),
+        ("HEAD", "/health"),
+        ("OPTIONS", CHAT),
+    ];
+    for (method, path) in routes {
+        let reply = ask(method, path).get(&site);
+        assert_eq!(
+            (reply.status, reply.header("www-authenticate")),
+            (401, Some("Bearer")),
+            "{method} {path}"
+        );
+    }
+    let key = |key: &str| ask("GET", "/health").with("authorization", key);
+    let huge = format!("Bearer {}", "first".repeat(10_000));
+    for wrong in [
+        "",
+        "first",
+        "Basic first",
+        "Bearer",
+        "Bearer ",
+        "Bearer firs",
+        "Bearer firstfirst",
+        "Bearer First",
+        "Bearer second ,",
+        "Bearer third",
+        &huge,
+    ] {
+        refused(key(wrong), &site, 401);
+    }
+    for right in ["Bearer first", "bearer second"] {
+        assert_eq!(key(right).get(&site).status, 200);
+    }
+    assert_eq!(refused(key("x"), &site, 401).error().3.as_deref(), Some("invalid_api_key"));
+    assert_eq!(ask("GET", "/nowhere").with("authorization", "Bearer first").get(&site).status, 404);
+    let mut empty = guarded(Settings { api_keys: vec![String::new()], ..Settings::default() });
+    assert!(empty.failed().to_string().contains("empty"));
+}
+
+#[test]
+fn the_small_routes() {
+    let site = site(&hello());
+    let get = |path: &str| ask("GET", path).get(&site);
+    let models = get("/v1/models").json();
+    let ids: Vec<_> = models["data"].as_array().unwrap().iter().map(|m| m["id"].clone()).collect();
+    assert_eq!((models["object"].as_str(), ids), (Some("list"), vec![json!("tiny"), json!("alias")]));
+    let model = get("/v1/models/alias").json();
+    assert_eq!(
+        (&model["object"], &model["root"], &model["max_model_len"]),
+        (&json!("model"), &json!("tiny"), &json!(256))
+    );
+    assert_eq!(get("/version").json(), json!({"version": env!("CARGO_PKG_VERSION")}));
+    assert_eq!(get("/health").json(), json!({"status": "ok"}));
+    assert_eq!(get("/ready").json(), json!({"status": "ready"}));
+}
+
+#[test]
+fn metrics_have_the_names_that_routers_read() {
+    let mut named = info();
+    named.names = vec!["a\"b\\c\nd".into()];
+    let site = Plan::new(sim::start(named, script(&hello()))).start();
+    for _ in 0..3 {
+        assert_eq!(post(CHAT, chat()).get(&site).status, 200);
+    }
+    common::wait(|| site.handle.stats().running.load(Ordering::Relaxed) == 0, "the engine is idle");
+    let reply = ask("GET", "/metrics").get(&site);
+    assert_eq!(reply.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    let text = reply.text();
+    let label = r#"model_name="a\"b\\c\nd""#;
+    for line in [
+        format!("vllm:num_requests_running{{{label}}} 0"),
+        format!("vllm:num_requests_waiting{{{label}}} 0"),
+        format!("vllm:kv_cache_usage_perc{{{label}}} 0"),
+        format!("vllm:cache_config_info{{{label},block_size=\"16\",num_gpu_blocks=\"64\"}} 1"),
+        format!("vllm:request_success_total{{{label},finished_reason=\"stop\"}} 3"),
+        format!("vllm:request_success_total{{{label},finished_reason=\"abort\"}} 0"),
+        format!("vllm:time_to_first_token_seconds_bucket{{{label},le=\"+Inf\"}} 3"),
+        format!("vllm:time_to_first_token_seconds_count{{{label}}} 3"),
+        format!("vllm:inter_token_latency_seconds_count{{{label}}} 6"),
+        format!("vllm:e2e_request_latency_seconds_count{{{label}}} 3"),
+        format!("vllm:request_queue_time_seconds_count{{{label}}} 3"),
+        format!("vllm:request_prefill_time_seconds_count{{{label}}} 3"),
+        format!("vllm:request_decode_time_seconds_count{{{label}}} 3"),
+        format!("vllm:prefix_cache_hits_total{{{label}}} 0"),
+        format!("vllm:num_preemptions_total{{{label}}} 0"),
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
+    // Every line is a comment, or a name with labels and a number; buckets only grow.
+    let mut before = 0.0;
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        let value: f64 = value.parse().unwrap();
+        assert!(name.starts_with("vllm:") && name.ends_with('}'), "{line}");
+        if name.contains("_bucket") {
+            assert!(
+                value >= before || name.contains("le=\"0.001\"") || name.contains("le=\"0.01\""),
+                "{line}"
+            );
+            before = value;
+        }
+    }
+}

@@ -71,14 +71,19 @@ fn try_run(root: &Path, seconds: &str, only: Option<&str>) -> io::Result<Vec<Str
     if names.is_empty() {
         return Err(io::Error::other("there is no such target in fuzz/fuzz_targets"));
     }
+    // Targets write a file for each input, best into memory.
+    let memory = Path::new("/dev/shm");
+    let files = if memory.is_dir() { memory.into() } else { std::env::temp_dir() };
+    let files = files.join(format!("tallow-fuzz-{}", std::process::id()));
     let mut failed = Vec::new();
     for name in names {
         let (seeds, found) = (fuzz.join("seeds").join(&name), fuzz.join("corpus").join(&name));
         let artifacts = fuzz.join("artifacts").join(&name);
         [&found, &artifacts].into_iter().try_for_each(std::fs::create_dir_all)?;
         println!("fuzz: {name} for {seconds} s");
+        std::fs::create_dir_all(&files)?;
         let mut target = Command::new(fuzz.join("target").join(&host).join("release").join(&name));
-        target.arg(found).arg(seeds);
+        target.arg(found).arg(seeds).env("TMPDIR", &files);
         target.args([
             format!("-max_total_time={seconds}"),
             format!("-rss_limit_mb={MEMORY}"),
@@ -88,7 +93,9 @@ fn try_run(root: &Path, seconds: &str, only: Option<&str>) -> io::Result<Vec<Str
             "-print_final_stats=1".into(),
             "-verbosity=0".into(),
         ]);
-        if !target.status()?.success() {
+        let done = target.status();
+        std::fs::remove_dir_all(&files)?;
+        if !done?.success() {
             failed.push(name);
         }
     }

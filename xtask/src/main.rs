@@ -1,6 +1,7 @@
 //! What people and CI run besides cargo's own commands: `cargo xtask COMMAND`.
 
 mod fuzz;
+mod openai_client;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -9,7 +10,9 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask COMMAND
   tidy    holds the repository to its layout rules (see CONTRIBUTING.md)
   fuzz [SECONDS [TARGET]]
-          runs each target of fuzz/ for so many seconds (30), or that one";
+          runs each target of fuzz/ for so many seconds (30), or that one
+  openai-client
+          drives the server with OpenAI's own Python client (needs Python 3 and PyPI)";
 
 /// The root of the repository.
 fn root() -> PathBuf {
@@ -23,6 +26,7 @@ fn main() -> ExitCode {
         ["fuzz"] => fuzz::run(&root(), "30", None),
         ["fuzz", seconds] => fuzz::run(&root(), seconds, None),
         ["fuzz", seconds, target] => fuzz::run(&root(), seconds, Some(target)),
+        ["openai-client"] => openai_client::run(&root()),
         _ => {
             eprintln!("{USAGE}");
             ExitCode::from(2)

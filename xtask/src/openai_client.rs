@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 
 /// The client that is installed, so that the result is the same tomorrow.
 const CLIENT: &str = "openai==3.52.0";
@@ -19,16 +19,36 @@ impl Drop for Server {
 }
 
 /// Builds the program, installs the client in a folder of its own, starts the one and runs the other.
-pub(crate) fn run(root: &Path) -> Result<(), String> {
+pub(crate) fn run(root: &Path) -> ExitCode {
+    match try_run(root) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("openai-client: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_run(root: &Path) -> Result<(), String> {
     let venv = root.join("target/openai-client");
     let python = venv.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
     if !python.exists() {
         step(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
     }
-    step(Command::new(&python).args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", CLIENT]))?;
+    step(Command::new(&python).args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        CLIENT,
+    ]))?;
     step(Command::new("cargo").args(["build", "--release", "--quiet", "-p", "tallow"]).current_dir(root))?;
     let mut command = Command::new(root.join("target/release/tallow"));
-    command.args(["serve", "demo", "--port", "0", "--slots", "8"]).stdin(Stdio::null()).stderr(Stdio::piped());
+    command
+        .args(["serve", "demo", "--port", "0", "--slots", "8"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped());
     let mut server = Server(command.spawn().map_err(|e| format!("the server does not start: {e}"))?);
     let log = server.0.stderr.take().ok_or("the server has no log")?;
     let mut lines = BufReader::new(log).lines();

@@ -89,7 +89,10 @@ fn checkpoint(name: &str, offline: bool) -> Result<Checkpoint, Failed> {
         );
         return Err(Failed::new(why));
     }
-    Ok(Checkpoint::open(&commands::hub::fetch(&model)?.path)?)
+    let fetched = commands::hub::fetch(&model);
+    // It may have been meant as a path.
+    let fetched = fetched.map_err(|e| Failed::new(format!("{name} is no file or folder here. From the hub: {e}")))?;
+    Ok(Checkpoint::open(&fetched.path)?)
 }
 
 /// A path in which `~` stands for the home folder.

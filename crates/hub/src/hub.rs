@@ -54,6 +54,9 @@ pub struct Timing {
     pub longest_wait: Duration,
 }
 
+/// How often the hub is asked whether it is there at all.
+const FIRST_TRIES: u32 = 3;
+
 impl Default for Timing {
     fn default() -> Timing {
         Timing {
@@ -185,8 +188,9 @@ impl Hub {
         let what = target.what();
         let bad = |why: String| HubError::Answer { what: what.clone(), why };
         let url = self.http.listing_url(&target);
-        // With the model at hand, nobody wants to wait for a network that is not there.
-        let most = if is_cached { 1 } else { self.http.timing.tries };
+        // This is the first thing that is asked. If there is no network it is now that it shows, and nobody wants to
+        // wait for that; least of all with the model at hand.
+        let most = if is_cached { 1 } else { self.http.timing.tries.min(FIRST_TRIES) };
         let text =
             Tries::new(&self.http.timing, most).until(&what, watch, || self.http.json(&url, &target))?;
         let listing: Listing = serde_json::from_slice(&text)

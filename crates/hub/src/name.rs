@@ -25,16 +25,10 @@ const fn alias(name: &'static str, model: &'static str) -> Alias {
 
 /// All short names. A quantization may follow one, as in `smollm3:Q8_0`.
 pub const ALIASES: &[Alias] = &[
-    alias("bge-small", "BAAI/bge-small-en-v1.5"),
-    alias("gemma3:1b", "ggml-org/gemma-3-1b-it-GGUF"),
-    alias("gemma3:4b", "ggml-org/gemma-3-4b-it-GGUF"),
-    alias("gpt-oss:20b", "ggml-org/gpt-oss-20b-GGUF"),
     alias("llama3.1:8b", "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF"),
     alias("llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF"),
     alias("llama3.2:3b", "bartowski/Llama-3.2-3B-Instruct-GGUF"),
-    alias("minilm", "sentence-transformers/all-MiniLM-L6-v2"),
     alias("mistral:7b", "bartowski/Mistral-7B-Instruct-v0.3-GGUF"),
-    alias("phi4-mini", "unsloth/Phi-4-mini-instruct-GGUF"),
     alias("qwen2.5:0.5b", "Qwen/Qwen2.5-0.5B-Instruct-GGUF"),
     alias("qwen2.5:1.5b", "Qwen/Qwen2.5-1.5B-Instruct-GGUF"),
     alias("qwen2.5:3b", "Qwen/Qwen2.5-3B-Instruct-GGUF"),
@@ -47,8 +41,6 @@ pub const ALIASES: &[Alias] = &[
     alias("smollm2:1.7b", "bartowski/SmolLM2-1.7B-Instruct-GGUF"),
     alias("smollm3", "ggml-org/SmolLM3-3B-GGUF"),
     alias("tinyllama", "TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF"),
-    alias("whisper:base", "openai/whisper-base"),
-    alias("whisper:tiny", "openai/whisper-tiny"),
 ];
 
 /// A model's name on the hub: `org/name`, or `name` alone as the oldest ones have it.

@@ -132,6 +132,9 @@ impl<B: Backend> Engine<B> {
                 self.note_started(&batch);
                 self.step(&batch);
             }
+            if self.scheduler.is_idle() {
+                self.check_pages();
+            }
             self.publish_stats();
         }
         for (_, request) in self.requests.drain() {
@@ -310,6 +313,19 @@ impl<B: Backend> Engine<B> {
             let rest = if matches!(reason, Finish::Stop(_)) { String::new() } else { request.answer.rest() };
             self.alive.stats().prompt_tokens.fetch_add(request.prompt.len() as u64, Ordering::Relaxed);
             request.done(rest, reason);
+        }
+    }
+
+    /// Looks whether every page is where it should be, whenever nobody uses any: so a leak shows before it hurts.
+    fn check_pages(&self) {
+        let in_use = self.scheduler.pool().in_use();
+        let found = self.scheduler.check().and_then(|()| match in_use {
+            0 => Ok(()),
+            n => Err(format!("{n} pages are in use, and nobody uses them")),
+        });
+        if let Err(why) = found {
+            self.alive.stats().page_faults.fetch_add(1, Ordering::Relaxed);
+            tracing::error!("the cache's pages are not in order, please report it: {why}");
         }
     }
 

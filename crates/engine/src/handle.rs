@@ -192,6 +192,8 @@ pub struct Stats {
     pub steps: AtomicU64,
     /// Steps that failed and were run again part by part.
     pub failed_steps: AtomicU64,
+    /// How often the pages were not in order when nobody used any.
+    pub page_faults: AtomicU64,
 }
 
 /// What handles and their engine share.

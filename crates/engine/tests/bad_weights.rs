@@ -44,7 +44,7 @@ fn file(damaged: bool) -> Vec<u8> {
         vec![("token_embd".to_owned(), vec![DIM, VOCAB], 8u32, (0..VOCAB).flat_map(block).collect())];
     tensors.push(("output".into(), vec![DIM, VOCAB], 0, plain(DIM * VOCAB, 5)));
     for name in ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"] {
-        tensors.push((name.into(), vec![DIM], 0, vec![1.0f32.to_le_bytes(); DIM].concat()));
+        tensors.push((name.into(), vec![DIM], 0, [1.0f32.to_le_bytes(); DIM].concat()));
     }
     let squares = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
     for (i, name) in squares.into_iter().enumerate() {

@@ -117,13 +117,14 @@ fn ends(events: &[Event]) -> usize {
     events.iter().filter(|e| matches!(e, Event::Done(_) | Event::Failed(_))).count()
 }
 
-/// Waits until nobody has any page.
+/// Waits until nobody has any page; then each must be where it should be.
 fn comes_to_rest(handle: &EngineHandle) {
     let begun = Instant::now();
     while handle.taken() > 0 || handle.stats().pages_in_use.load(Ordering::Relaxed) > 0 {
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", handle.stats());
         std::thread::sleep(Duration::from_millis(1));
     }
+    assert_eq!(handle.stats().page_faults.load(Ordering::Relaxed), 0);
 }
 
 #[test]

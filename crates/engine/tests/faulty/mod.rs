@@ -148,7 +148,7 @@ impl Backend for Faulty {
     }
 
     fn project(&self, op: &Project<'_, Self>) -> Result<Tensor<Self>> {
-        Ok(op.then.residual.unwrap_or(op.x).clone())
+        op.then.residual.map_or_else(|| self.like(op.x.rows(), op.by.weight.rows()), |x| Ok(x.clone()))
     }
 
     fn head(&self, op: &Head<'_, Self>) -> Result<Tensor<Self>> {

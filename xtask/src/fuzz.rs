@@ -92,6 +92,7 @@ fn try_run(root: &Path, seconds: &str, only: Option<&str>) -> io::Result<Vec<Str
             format!("-artifact_prefix={}/", artifacts.display()),
             "-print_final_stats=1".into(),
             "-verbosity=0".into(),
+            "-print_funcs=0".into(),
         ]);
         let done = target.status();
         std::fs::remove_dir_all(&files)?;

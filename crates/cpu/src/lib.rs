@@ -1,6 +1,6 @@
 //! The CPU as a backend.
 //!
-//! Kernels are written once, over a vector of lanes ([`simd`]), and compiled for each instruction set; which set is
+//! Kernels are written once, over a vector of lanes (`simd`), and compiled for each instruction set; which set is
 //! used is decided once, when the device is made. Work is split over a pool of threads that stay awake between ops.
 //! Every number is computed in the same order whatever else is in the batch, so that a request's answer never depends
 //! on its company.

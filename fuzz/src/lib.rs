@@ -1,0 +1,76 @@
+//! What fuzz targets share: bytes as files, and a model that is brought as far as it goes.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use tallow_cpu::{Cpu, Isa};
+use tallow_models::Model;
+use tallow_models::decoder::Decoder;
+use tallow_models::template::{Chat, ChatTemplate, Now};
+use tallow_models::tokenizer::{Around, Shown, Special, Tokenizer, Written};
+
+/// A folder of this process, in memory where `TMPDIR` is.
+pub fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let path = std::env::temp_dir().join(format!("tallow-fuzz-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder for files");
+        path
+    })
+}
+
+/// Writes a file into the folder.
+pub fn write(name: &str, bytes: &[u8]) -> PathBuf {
+    let path = folder().join(name);
+    std::fs::write(&path, bytes).expect("a file");
+    path
+}
+
+/// Opens a model and brings it to a device, if its files let that be.
+pub fn open(path: &Path) {
+    let Ok(model) = Model::open(path) else { return };
+    if let Ok(tokenizer) = model.tokenizer() {
+        tokenize(&tokenizer);
+    }
+    let _ = model.generation();
+    let b = Cpu::new(Isa::best(), 1).expect("the processor");
+    let _ = Decoder::load(&b, &model, 16, &mut |_, _| {});
+}
+
+/// Texts there and back.
+pub fn tokenize(tokenizer: &Tokenizer) {
+    const TEXTS: [&str; 5] = [
+        "",
+        "ab c <end> é\n",
+        "  The  quick\tbrown\r\nfox 1234567 ",
+        "日本語 \u{1F468}\u{200D}\u{1F469} e\u{301}",
+        "<|im_start|>a</s>",
+    ];
+    let special =
+        [Special::PROMPT, Special::RENDERED, Special { around: Around::Added, written: Written::Shielded }];
+    for (text, special) in TEXTS.iter().flat_map(|text| special.map(|special| (text, special))) {
+        if let Ok(ids) = tokenizer.encode(&tokenizer.shield(text), special) {
+            tokenizer.decode(&ids, Shown::All);
+            tokenizer.decode(&ids, Shown::Text);
+        }
+    }
+    tokenizer.decode(&[0, 1, 2, 3, u32::MAX], Shown::All);
+}
+
+/// Renders a chat that has a bit of everything.
+pub fn render(template: &ChatTemplate) {
+    let messages = serde_json::json!([
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]},
+        {"role": "assistant", "content": null, "reasoning_content": "Easy.", "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2.5}}}
+        ]},
+        {"role": "tool", "tool_call_id": "a", "content": "4"},
+        {"role": "user", "content": "Thanks ✓"},
+    ]);
+    let tools = serde_json::json!([
+        {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+    ]);
+    let now = Now::from_unix(1_741_529_100);
+    let _ = template.render(&Chat { tools: Some(&tools), ..Chat::new(&messages, now) });
+}

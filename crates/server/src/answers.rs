@@ -255,14 +255,21 @@ impl Following {
         let mut tokens = Vec::new();
         if let Some(echo) = self.echo.take() {
             part.text = echo.text;
-            tokens.extend(echo.first.map(|token| Choice { token, logprob: None, top: Vec::new() }));
+            if let Some(token) = echo.first {
+                let first = self.token(Choice { token, logprob: None, top: Vec::new() }, tokenizer);
+                // One that was put before the text is not in it.
+                if !part.text.as_bytes().starts_with(&first.bytes) {
+                    self.offset = 0;
+                }
+                part.tokens.push(first);
+            }
             tokens.append(&mut self.scored);
         }
         part.text += text;
         if !held {
             tokens.append(&mut self.held);
         }
-        part.tokens = tokens.into_iter().map(|choice| self.token(choice, tokenizer)).collect();
+        part.tokens.extend(tokens.into_iter().map(|choice| self.token(choice, tokenizer)));
         (!part.text.is_empty() || !part.tokens.is_empty()).then_some(part)
     }
 

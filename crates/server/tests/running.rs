@@ -180,7 +180,7 @@ fn item_40_an_engine_that_dies() {
     let reply = post(CHAT, chat(json!({}))).get(&site);
     assert_eq!((reply.status, reply.error().3.as_deref()), (503, Some("engine_stopped")));
     assert_eq!(ask("GET", "/metrics").get(&site).status, 200);
-    assert_eq!(site.handle.taken(), 0);
+    site.wait_free();
 }
 
 #[test]

@@ -331,7 +331,7 @@ fn prompts_are_scored() {
     let more = json!({"prompt": "aé", "echo": true, "logprobs": 1, "max_tokens": 0});
     let reply = post(TEXT, text(more)).get(&site).json();
     assert_eq!(reply["choices"][0]["text"], "aé");
-    insta::assert_snapshot!(reply["choices"][0]["logprobs"].to_string(), @r#"{"tokens":["<s>","a","�","�"],"token_logprobs":[null,-1.0,-1.0,-1.0],"top_logprobs":[null,{"a":-1.0,"b":-9999.0},{"b":-9999.0,"�":-1.0},{"b":-9999.0,"�":-1.0}],"text_offset":[0,3,4,5]}"#);
+    insta::assert_snapshot!(reply["choices"][0]["logprobs"].to_string(), @r#"{"tokens":["<s>","a","�","�"],"token_logprobs":[null,-1.0,-1.0,-1.0],"top_logprobs":[null,{"a":-1.0,"b":-9999.0},{"b":-9999.0,"�":-1.0},{"b":-9999.0,"�":-1.0}],"text_offset":[0,0,1,2]}"#);
     let more = json!({"prompt": "aé", "echo": true, "logprobs": 1, "max_tokens": 1});
     let whole = post(TEXT, text(more.clone())).get(&site).json();
     assert_eq!(whole["choices"][0]["text"], "aé!!");
@@ -344,6 +344,9 @@ fn prompts_are_scored() {
         let streamed = chunks.iter().filter_map(|c| c["choices"][0]["logprobs"][name].as_array()).flatten();
         assert_eq!(json!(streamed.collect::<Vec<_>>()), whole["choices"][0]["logprobs"][name]);
     }
+    let more = json!({"prompt": "<s>a", "echo": true, "logprobs": 0, "max_tokens": 0});
+    let begun = post(TEXT, text(more)).get(&site).json();
+    assert_eq!(begun["choices"][0]["logprobs"]["text_offset"], json!([0, 3]), "here the text has it");
     let one = post(TEXT, text(json!({"prompt": [97], "echo": true, "logprobs": 0, "max_tokens": 0})));
     assert_eq!(one.get(&site).json()["choices"][0]["logprobs"]["tokens"], json!(["a"]));
 }

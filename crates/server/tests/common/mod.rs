@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "not every test needs all of it")]
 #![allow(unreachable_pub, reason = "every test is a crate of its own")]
 
+pub mod bodies;
 pub mod client;
 
 use std::net::SocketAddr;

@@ -1,0 +1,47 @@
+//! Bodies of requests, and what becomes of them.
+
+use serde_json::{Value, json};
+
+use super::Site;
+use super::client::post;
+
+pub const CHAT: &str = "/v1/chat/completions";
+pub const TEXT: &str = "/v1/completions";
+
+pub fn with(base: Value, more: Value) -> Value {
+    let mut base = base;
+    base.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    base
+}
+
+pub fn chat(more: Value) -> Value {
+    with(json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}), more)
+}
+
+pub fn text(more: Value) -> Value {
+    with(json!({"prompt": "Hi", "max_tokens": 2}), more)
+}
+
+/// The body is refused, and the field is named.
+pub fn refused(site: &Site, path: &str, body: &Value, param: &str) -> String {
+    let reply = post(path, body).get(site);
+    assert_eq!(reply.status, 400, "{body} {}", reply.text());
+    let (message, kind, named, _) = reply.error();
+    assert_eq!(
+        (kind.as_str(), named.as_deref()),
+        ("invalid_request_error", Some(param)),
+        "{body}: {message}"
+    );
+    message
+}
+
+/// Both interfaces refuse this.
+pub fn both_refuse(site: &Site, more: Value, param: &str) -> String {
+    refused(site, TEXT, &text(more.clone()), param);
+    refused(site, CHAT, &chat(more), param)
+}
+
+pub fn taken(site: &Site, path: &str, body: &Value) {
+    let reply = post(path, body).get(site);
+    assert_eq!(reply.status, 200, "{body} {}", reply.text());
+}

@@ -1,4 +1,4 @@
-//! A GGUF file: header, metadata, vocabulary, settings, weights.
+//! A GGUF file: header, metadata, settings, weights.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -29,9 +29,6 @@ pub fn write(name: &str, bytes: &[u8]) -> PathBuf {
 /// Opens a model and brings it to a device, if its files let that be.
 pub fn open(path: &Path) {
     let Ok(model) = Model::open(path) else { return };
-    if let Ok(tokenizer) = model.tokenizer() {
-        tokenize(&tokenizer);
-    }
     let _ = model.generation();
     let b = Cpu::new(Isa::best(), 1).expect("the processor");
     let _ = Decoder::load(&b, &model, 16, &mut |_, _| {});

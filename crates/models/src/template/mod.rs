@@ -41,8 +41,9 @@ pub const MOST_SOURCE: usize = 1 << 20;
 pub const MOST_OUTPUT: usize = 16 << 20;
 /// Memory that the values of a run may hold at one time.
 const MOST_MEMORY: usize = 256 << 20;
-/// What a run may do: bytes copied, where each step counts as some tens of them. A few seconds at most.
-const MOST_WORK: u64 = 1 << 31;
+/// What a run may do: bytes copied, where each step counts as some tens of them. About a second at most; a long chat
+/// takes a hundredth of it.
+const MOST_WORK: u64 = 1 << 29;
 
 /// Why a template cannot be read, or a chat not be rendered by it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

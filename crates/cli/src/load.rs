@@ -91,7 +91,8 @@ fn checkpoint(name: &str, offline: bool) -> Result<Checkpoint, Failed> {
     }
     let fetched = commands::hub::fetch(&model);
     // It may have been meant as a path.
-    let fetched = fetched.map_err(|e| Failed::new(format!("{name} is no file or folder here. From the hub: {e}")))?;
+    let fetched =
+        fetched.map_err(|e| Failed::new(format!("{name} is no file or folder here. From the hub: {e}")))?;
     Ok(Checkpoint::open(&fetched.path)?)
 }
 

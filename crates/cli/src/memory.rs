@@ -70,6 +70,8 @@ pub(crate) struct Plan {
     pub kv: u64,
     pub workspace: u64,
     pub context: Setting<usize>,
+    /// Tokens that the model was made for.
+    pub made_for: usize,
     pub slots: usize,
     pub shape: KvShape,
     pub memory: Option<Memory>,
@@ -106,7 +108,8 @@ impl Plan {
         let shape = KvShape { dtype: config.kv.value.0, page_len: PAGE, pages };
         let workspace = workspace(model, config.batch.value, slots, context.value);
         let weights = model.checkpoint.weight_bytes() as u64;
-        Plan { weights, kv: shape.bytes(&model.spec) as u64, workspace, context, slots, shape, memory }
+        let (kv, made_for) = (shape.bytes(&model.spec) as u64, model.spec.context);
+        Plan { weights, kv, workspace, context, made_for, slots, shape, memory }
     }
 
     /// For one sequence alone, whose length is settled.
@@ -114,7 +117,9 @@ impl Plan {
         let context = Setting { value: shape.pages * shape.page_len, origin: Origin::Flag };
         let workspace = workspace(model, batch, 1, context.value);
         let (weights, kv) = (model.checkpoint.weight_bytes() as u64, shape.bytes(&model.spec) as u64);
-        Plan { weights, kv, workspace, context, slots: 1, shape, memory: Memory::now() }
+        // The last page may reach past what the sequence may have.
+        let made_for = context.value;
+        Plan { weights, kv, workspace, context, made_for, slots: 1, shape, memory: Memory::now() }
     }
 
     /// All of it.
@@ -127,8 +132,16 @@ impl Plan {
         self.memory.is_none_or(|m| (self.total() as f64) <= m.free as f64 * (1.0 - HEADROOM))
     }
 
-    /// An error with the numbers if there is no room.
+    /// An error with the numbers if there is no room, or if the model was not made for so much.
     pub(crate) fn check(&self) -> Result<(), Failed> {
+        let (asked, made_for) = (self.context.value, self.made_for);
+        if asked > made_for {
+            return Err(Failed::new(format!(
+                "a context of {asked} tokens is asked for ({}), and the model was made for {made_for}: past that its \
+                 answers make no sense. Take --context {made_for} or less",
+                self.context.origin
+            )));
+        }
         let Some(memory) = self.memory.filter(|_| !self.fits()) else { return Ok(()) };
         let smaller = match self.slots {
             1 => "a smaller --context".to_owned(),

@@ -114,7 +114,12 @@ fn a_chat_from_the_first_line_to_the_last() {
     t.until(MORE);
     t.line("fourth");
     let shown = t.line("/show");
-    for part in ["[user] Once upon a time", "[user] first line\r\nsecond line\r\n[assistant]", "third \r\nfourth", "max-tokens 8"] {
+    for part in [
+        "[user] Once upon a time",
+        "[user] first line\r\nsecond line\r\n[assistant]",
+        "third \r\nfourth",
+        "max-tokens 8",
+    ] {
         assert!(shown.contains(part), "{part:?} is not in {shown}");
     }
     assert!(t.line("/save chat.json").contains("saved to chat.json"));

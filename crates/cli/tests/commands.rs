@@ -51,6 +51,28 @@ fn text_that_is_too_long_or_no_text_is_refused() {
     insta::assert_snapshot!(home.run_with(&["run", "demo"], b"ab\xff\xfe").failed(), @"error: standard input is not UTF-8 text: byte 2 cannot be read; convert it first (iconv)");
 }
 
+#[test]
+fn what_does_not_fit_is_refused_with_the_numbers() {
+    let home = Home::new();
+    insta::assert_snapshot!(home.run(&["run", "demo", "-c", "2000", "Hi"]).failed(), @"error: a context of 2000 tokens is asked for (the command line), and the model was made for 1024: past that its answers make no sense. Take --context 1024 or less");
+    // A cache for so many answers at once is larger than any machine's memory.
+    let why =
+        home.run(&["serve", "demo", "--port", "0", "-c", "1024", "--slots", "4096", "--kv", "f32"]).failed();
+    let tried = home.run(&["doctor", "demo"]).ok();
+    assert!(
+        tried.contains("memory: weights 7.45 MiB + cache 4.00 MiB (1024 tokens of f16) + workspace"),
+        "{tried}"
+    );
+    for part in [
+        "the model does not fit: it needs 3",
+        " of memory are free",
+        "4096 x 1024 tokens of f32",
+        "fewer --slots",
+    ] {
+        assert!(why.contains(part), "{part:?} is not in {why}");
+    }
+}
+
 /// What a command says, with what differs from machine to machine taken out.
 fn said(home: &Home, args: &[&str]) -> String {
     home.run(args).failed().replace(home.path().to_str().unwrap(), "~")

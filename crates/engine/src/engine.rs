@@ -193,7 +193,8 @@ impl<B: Backend> Engine<B> {
             _place: place,
         };
         let vocab = self.alive.info().vocab;
-        let unknown = active.prompt.iter().find(|t| **t as usize >= vocab).map(|t| Unfit::Unknown { token: *t, vocab });
+        let unknown =
+            active.prompt.iter().find(|t| **t as usize >= vocab).map(|t| Unfit::Unknown { token: *t, vocab });
         match unknown.map_or_else(|| self.scheduler.submit(new), Err) {
             Ok(()) => drop(self.requests.insert(id, active)),
             Err(unfit) => active.fail(unfit.into()),

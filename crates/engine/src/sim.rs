@@ -1,4 +1,4 @@
-//! [`SimEngine`]: answers requests through the same handle, from a script and without a model.
+//! A simulated engine: it answers requests through the same handle, from a script and without a model.
 //!
 //! What talks to an engine is tested against it: streams, stops, limits, floods, and engines that break down.
 

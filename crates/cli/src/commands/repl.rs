@@ -104,10 +104,11 @@ fn read(lines: &mut Lines) -> Result<Option<String>, Failed> {
             Err(why) => return Err(Failed::new(why)),
         };
         let mut line = line.as_str();
-        if !many && text.is_empty() {
-            if let Some(rest) = line.trim_start().strip_prefix(MANY) {
-                (many, line) = (true, rest);
-            }
+        if !many
+            && text.is_empty()
+            && let Some(rest) = line.trim_start().strip_prefix(MANY)
+        {
+            (many, line) = (true, rest);
         }
         if many {
             if let Some(last) = line.trim_end().strip_suffix(MANY) {

@@ -38,7 +38,8 @@ pub fn shared(name: &str) -> Option<PathBuf> {
 
 /// Parses a JSON file.
 pub fn json(path: &Path) -> serde_json::Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))).unwrap()
+    serde_json::from_slice(&std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
+        .unwrap()
 }
 
 /// One tensor of a golden file.
@@ -56,7 +57,9 @@ impl Golden {
     pub fn f32(&self) -> Vec<f32> {
         let pairs = || self.bytes.chunks_exact(2).map(|c| [c[0], c[1]]);
         match self.dtype {
-            Dtype::F32 => self.bytes.chunks_exact(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect(),
+            Dtype::F32 => {
+                self.bytes.chunks_exact(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect()
+            }
             Dtype::F16 => pairs().map(|c| f16::from_le_bytes(c).to_f32()).collect(),
             Dtype::BF16 => pairs().map(|c| bf16::from_le_bytes(c).to_f32()).collect(),
             other => panic!("{other:?} is no float"),

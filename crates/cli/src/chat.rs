@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tallow_engine::handle::{Done, EngineHandle, Event, Request};
 use tallow_engine::sampler::Sampling;
 use tallow_models::template::{Chat, ChatTemplate, ChatTemplates, Now};
-use tallow_models::tokenizer::{Around, Special, Tokenizer, Written};
+use tallow_models::tokenizer::{Special, Tokenizer};
 
 use crate::Failed;
 use crate::screen;
@@ -80,15 +80,12 @@ impl Talk {
         let Some(template) = &self.template else {
             let text: String =
                 self.system.iter().chain(self.messages.iter().map(|m| &m.content)).cloned().collect();
-            return plain_prompt(&self.tokenizer, &text);
+            return Ok(self.tokenizer.begun(self.tokenizer.encode(&text, Special::BARE)?));
         };
-        // What people write may not steer the model, even if it looks like the template's own marks.
-        let shield = |text: &str| self.tokenizer.shield(text).into_owned();
-        let system = self.system.iter().map(|text| json!({"role": "system", "content": shield(text)}));
-        let said = self.messages.iter().map(|m| json!({"role": m.role, "content": shield(&m.content)}));
+        let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
+        let said = self.messages.iter().map(|m| json!({"role": m.role, "content": m.content}));
         let messages = Value::Array(system.chain(said).collect());
-        let text = template.render(&Chat::new(&messages, Now::from_unix(unix_time())))?;
-        Ok(self.tokenizer.encode(&text, Special { around: Around::Omitted, written: Written::Shielded })?)
+        Ok(template.prompt(&Chat::new(&messages, Now::from_unix(unix_time())), &self.tokenizer)?)
     }
 
     /// Says something and passes the answer on as it comes. What was said and answered is remembered, unless nothing
@@ -156,14 +153,6 @@ impl Talk {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-}
-
-/// The tokens of a text that the model is to go on with.
-pub(crate) fn plain_prompt(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Failed> {
-    let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-    let mut tokens: Vec<u32> = begin.into_iter().collect();
-    tokens.extend(tokenizer.encode(text, Special::BARE)?);
-    Ok(tokens)
 }
 
 fn unix_time() -> i64 {

@@ -52,7 +52,7 @@ from!(
     tallow_engine::handle::Failure,
     tallow_hub::HubError,
     tallow_models::LoadError,
-    tallow_models::template::TemplateError,
+    tallow_models::template::PromptError,
     tallow_models::tokenizer::TokenizeError
 );
 

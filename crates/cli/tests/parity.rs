@@ -187,3 +187,24 @@ fn a_trained_model_behaves_as_recorded() {
     ]);
     assert_eq!(said.ok().trim(), story.trim());
 }
+
+/// What a model with a template is given is the rendered chat, and what people write stays text in it.
+#[test]
+fn a_chat_is_what_its_template_makes_of_it() {
+    let Some(folder) = shared("stories260K-hf") else { return };
+    let home = Home::new();
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        home.file(&format!("model/{name}"), std::fs::read(folder.join(name)).unwrap());
+    }
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    home.file("model/chat_template.jinja", template);
+    assert_eq!(home.run(&["show", "model", "--template"]).ok(), format!("{template}\n"));
+    let how = ["--temperature", "0", "-n", "16"];
+    for said in ["Lily went to the park.", "Lily </s> went <s> home."] {
+        let chat = home.run(&[&["run"], &how[..], &["--system", "Be kind.", "model", said]].concat()).ok();
+        let rendered = format!("system: Be kind.\nuser: {said}\nassistant:");
+        let raw = home.run(&[&["run", "--raw"], &how[..], &["model", &rendered]].concat()).ok();
+        assert_eq!(format!("{rendered}{chat}"), raw);
+        assert!(chat.trim().len() > 10, "{chat:?}");
+    }
+}

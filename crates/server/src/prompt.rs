@@ -10,8 +10,6 @@ use crate::errors::ApiError;
 use crate::fields::{Fields, text, wrong};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
-/// The mark before a special token of somebody else's, as it is written in lists and objects. There it shields nothing.
-const ESCAPED_MARK: &str = "\\ufdd0";
 /// Messages of one chat.
 const MOST_MESSAGES: usize = 16_384;
 
@@ -71,24 +69,9 @@ impl Messages {
             let tokens = tokenizer.encode(&contents.join("\n"), Special::PROMPT);
             return tokens.map_err(|e| not_tokenized("messages", &e));
         };
-        let messages = Value::Array(self.messages.iter().map(|m| shielded_message(tokenizer, m)).collect());
-        let values = self.values.iter().map(|(name, value)| (name.clone(), shielded(tokenizer, value)));
-        let (values, now) = (values.collect(), Now::from_unix(unix_time() as i64));
-        let chat = Chat { ending: self.ending, values: &values, ..Chat::new(&messages, now) };
-        let rendered = template.render(&chat);
-        let rendered = rendered.map_err(|e| {
-            ApiError::field("messages", format!("the model's chat template does not take this chat: {e}"))
-        })?;
-        if rendered.contains(ESCAPED_MARK) {
-            let why = "it writes a list or an object in which there are special tokens, which cannot be told from its own";
-            return Err(ApiError::field(
-                "messages",
-                format!("the model's chat template does not take this chat: {why}"),
-            ));
-        }
-        let special = Special { around: Around::Omitted, written: Written::Shielded };
-        let tokens = tokenizer.encode(&rendered, special).map_err(|e| not_tokenized("messages", &e))?;
-        Ok(begun(tokens, tokenizer))
+        let (messages, now) = (Value::Array(self.messages.clone()), Now::from_unix(unix_time() as i64));
+        let chat = Chat { ending: self.ending, values: &self.values, ..Chat::new(&messages, now) };
+        template.prompt(&chat, tokenizer).map_err(|e| ApiError::field("messages", e.to_string()))
     }
 }
 
@@ -101,18 +84,7 @@ pub(crate) fn tokens_of_text(
 ) -> Result<Vec<u32>, ApiError> {
     let tokens = tokenizer.encode(text, Special { around, written: Written::Parsed });
     let tokens = tokens.map_err(|e| not_tokenized(param, &e))?;
-    Ok(if around == Around::Added { begun(tokens, tokenizer) } else { tokens })
-}
-
-/// The tokens with the one that begins a text in front, once, if the model is used to that.
-fn begun(mut tokens: Vec<u32>, tokenizer: &Tokenizer) -> Vec<u32> {
-    let Some(bos) = tokenizer.bos().filter(|_| tokenizer.adds_bos()) else { return tokens };
-    let there = tokens.iter().take_while(|id| **id == bos).count();
-    match there {
-        0 => tokens.insert(0, bos),
-        n => drop(tokens.drain(1..n)),
-    }
-    tokens
+    Ok(if around == Around::Added { tokenizer.begun(tokens) } else { tokens })
 }
 
 fn not_tokenized(param: &str, e: &TokenizeError) -> ApiError {
@@ -122,29 +94,6 @@ fn not_tokenized(param: &str, e: &TokenizeError) -> ApiError {
 /// Seconds since the start of 1970.
 pub(crate) fn unix_time() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// A message such that no special token can be read in it. Its role is one of ours, which templates compare.
-fn shielded_message(tokenizer: &Tokenizer, message: &Value) -> Value {
-    let mut shielded = shielded(tokenizer, message);
-    if let (Some(role), Some(as_given)) = (shielded.get_mut("role"), message.get("role")) {
-        role.clone_from(as_given);
-    }
-    shielded
-}
-
-/// All texts of a value, such that no special token can be read in them.
-fn shielded(tokenizer: &Tokenizer, value: &Value) -> Value {
-    match value {
-        Value::String(text) => tokenizer.shield(text).into_owned().into(),
-        Value::Array(values) => values.iter().map(|value| shielded(tokenizer, value)).collect(),
-        Value::Object(members) => {
-            let name = |name: &String| tokenizer.shield(name).into_owned();
-            let members = members.iter().map(|(key, value)| (name(key), shielded(tokenizer, value)));
-            Value::Object(members.collect())
-        }
-        other => other.clone(),
-    }
 }
 
 /// A message, checked, its content one text.

@@ -21,6 +21,7 @@ mod methods;
 mod now;
 mod ops;
 mod parse;
+mod prompt;
 mod run;
 mod set;
 mod value;
@@ -31,6 +32,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json};
 
 pub use now::Now;
+pub use prompt::PromptError;
 pub use set::ChatTemplates;
 
 use run::Run;

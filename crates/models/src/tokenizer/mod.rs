@@ -213,6 +213,16 @@ impl Tokenizer {
         Detokenizer { tokenizer: self.clone(), stages: self.parts.stages.clone(), shown, text: String::new() }
     }
 
+    /// The tokens with the one that begins a text in front, once, if the model is used to that.
+    pub fn begun(&self, mut tokens: Vec<u32>) -> Vec<u32> {
+        let Some(bos) = self.bos().filter(|_| self.adds_bos()) else { return tokens };
+        match tokens.iter().take_while(|id| **id == bos).count() {
+            0 => tokens.insert(0, bos),
+            n => drop(tokens.drain(1..n)),
+        }
+        tokens
+    }
+
     /// Marks the special tokens in a text that somebody else wrote, so that [`Written::Shielded`] reads them as text
     /// when it has become part of a rendered chat. Other readings must not see the result.
     pub fn shield<'t>(&self, text: &'t str) -> Cow<'t, str> {

@@ -1,0 +1,76 @@
+//! From a chat to the tokens of a prompt.
+
+use serde_json::Value as Json;
+
+use super::{Chat, ChatTemplate, TemplateError};
+use crate::tokenizer::{Around, Special, TokenizeError, Tokenizer, Written};
+
+/// The mark before a special token of somebody else's, as it is written in lists and objects. There it shields nothing.
+const ESCAPED_MARK: &str = "\\ufdd0";
+
+/// Why a chat cannot be made a prompt.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PromptError {
+    /// The template fails at it.
+    #[error("the model's chat template does not take this chat: {0}")]
+    Template(#[from] TemplateError),
+    /// The template writes what somebody said in a way that hides who wrote it.
+    #[error(
+        "the model's chat template does not take this chat: it writes a list or an object in which there are special \
+         tokens, which cannot be told from its own"
+    )]
+    Unclear,
+    /// Its text has no tokens.
+    #[error("the chat cannot be tokenized: {0}")]
+    Text(#[from] TokenizeError),
+}
+
+impl ChatTemplate {
+    /// The tokens of a rendered chat. Nothing that the chat contains becomes a special token; only the template writes
+    /// those.
+    pub fn prompt(&self, chat: &Chat<'_>, tokenizer: &Tokenizer) -> Result<Vec<u32>, PromptError> {
+        let messages = match chat.messages {
+            Json::Array(list) => Json::Array(list.iter().map(|m| shielded_message(tokenizer, m)).collect()),
+            other => other.clone(),
+        };
+        let values = chat.values.iter().map(|(name, value)| (name.clone(), shielded(tokenizer, value)));
+        let [tools, documents] =
+            [chat.tools, chat.documents].map(|list| list.map(|list| shielded(tokenizer, list)));
+        let shielded = Chat {
+            messages: &messages,
+            values: &values.collect(),
+            tools: tools.as_ref(),
+            documents: documents.as_ref(),
+            ..*chat
+        };
+        let text = self.render(&shielded)?;
+        if text.contains(ESCAPED_MARK) {
+            return Err(PromptError::Unclear);
+        }
+        let special = Special { around: Around::Omitted, written: Written::Shielded };
+        Ok(tokenizer.begun(tokenizer.encode(&text, special)?))
+    }
+}
+
+/// A message such that no special token can be read in it. Its role stays as it is: templates compare it.
+fn shielded_message(tokenizer: &Tokenizer, message: &Json) -> Json {
+    let mut shielded = shielded(tokenizer, message);
+    if let (Some(role), Some(as_given)) = (shielded.get_mut("role"), message.get("role")) {
+        role.clone_from(as_given);
+    }
+    shielded
+}
+
+/// All texts of a value, such that no special token can be read in them.
+fn shielded(tokenizer: &Tokenizer, value: &Json) -> Json {
+    match value {
+        Json::String(text) => tokenizer.shield(text).into_owned().into(),
+        Json::Array(values) => values.iter().map(|value| shielded(tokenizer, value)).collect(),
+        Json::Object(members) => {
+            let name = |name: &String| tokenizer.shield(name).into_owned();
+            let members = members.iter().map(|(key, value)| (name(key), shielded(tokenizer, value)));
+            Json::Object(members.collect())
+        }
+        other => other.clone(),
+    }
+}

@@ -163,6 +163,27 @@ fn many_at_once_say_what_they_say_alone() {
     comes_to_rest(&handle);
 }
 
+/// Each of them would fill the cache alone. They give way to each other, and that comes to an end.
+#[test]
+fn c3_39_requests_that_fill_the_cache_all_end() {
+    let (prompt, _) = greedy();
+    let requests: Vec<Request> = (0..SLOTS as u32 * 2)
+        .map(|i| request(&[&prompt[..], &[20 + i]].concat(), 128 - prompt.len() - 1))
+        .map(|r| Request { ignore_end: true, ..r })
+        .collect();
+    let roomy = start(64 * SLOTS);
+    let alone: Vec<Vec<u32>> = requests.iter().map(|r| tokens(&events(&roomy, r.clone()))).collect();
+    let handle = start(128 / 4);
+    let receivers: Vec<_> = requests.iter().map(|r| handle.submit(r.clone()).unwrap()).collect();
+    for (mut r, alone) in receivers.into_iter().zip(alone) {
+        let got: Vec<Event> = std::iter::from_fn(|| r.blocking_recv()).collect();
+        assert_eq!((reason(&got), ends(&got)), (Finish::Length, 1));
+        assert_eq!(tokens(&got), alone);
+    }
+    assert!(handle.stats().preemptions.load(Ordering::Relaxed) > 0);
+    comes_to_rest(&handle);
+}
+
 #[test]
 fn stops_end_answers_and_never_show() {
     let handle = start(64);

@@ -1,0 +1,88 @@
+//! Schemas, grammars and tools, which are refused unread for now; and answers that are no text.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use common::bodies::{CHAT, both_refuse, chat, refused};
+use common::client::post;
+use common::{END, hello, site};
+use serde_json::{Value, json};
+
+fn formatted(schema: &Value) -> Value {
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    chat(json!({"response_format": format}))
+}
+
+#[test]
+fn item_27_schemas_and_tools() {
+    let site = site(&hello());
+    let deep = (0..40).fold(json!({}), |inner, _| json!({"properties": {"a": inner}}));
+    for schema in [
+        json!({"$ref": "#"}),
+        json!({"$ref": "http://169.254.169.254/latest"}),
+        json!({"type": "array", "maxItems": 1_000_000_000}),
+        json!({"type": "string", "enum": []}),
+        json!({"allOf": [{"type": "string"}, {"type": "number"}]}),
+        deep,
+    ] {
+        let message = refused(&site, CHAT, &formatted(&schema), "response_format");
+        assert!(message.contains("not supported yet"), "{message}");
+    }
+    let tool = |i: usize| json!({"type": "function", "function": {"name": format!("f{i}"), "description": "x".repeat(100)}});
+    let tools: Vec<Value> = (0..1000).map(tool).collect();
+    refused(&site, CHAT, &chat(json!({"tools": tools})), "tools");
+    refused(&site, CHAT, &chat(json!({"tool_choice": "required"})), "tool_choice");
+}
+
+/// The names that other servers have for these are no fields of this one.
+#[test]
+fn item_28_patterns_and_grammars() {
+    let site = site(&hello());
+    for (name, value) in [
+        ("guided_regex", "(a+)+$"),
+        ("guided_regex", "a{1,1000000000}"),
+        ("guided_grammar", ""),
+        ("grammar", "root ::= root \"a\""),
+        ("grammar", "root ::= \"unterminated"),
+        ("structured_outputs", "x"),
+    ] {
+        both_refuse(&site, json!({name: value}), name);
+    }
+}
+
+/// Nothing of what is refused is kept: a new schema each time costs no memory.
+#[test]
+fn item_29_a_new_schema_each_time() {
+    let site = site(&hello());
+    for i in 0..2000 {
+        let schema = json!({"type": "object", "properties": {format!("p{i}"): {"const": "x".repeat(200)}}});
+        assert_eq!(post(CHAT, &formatted(&schema)).get(&site).status, 400);
+    }
+    assert_eq!(post(CHAT, &chat(json!({}))).get(&site).status, 200);
+}
+
+/// Bytes that are no characters are shown as such, never cut and never passed on: a client's JSON stays JSON.
+#[test]
+fn item_30_answers_that_are_no_text() {
+    for (reply, text) in [
+        (vec![0xC3, 0x28, END], "\u{FFFD}("),
+        (vec![0xF0, 0x9F, 0x92, END], "\u{FFFD}"),
+        (vec![0xFF, 0xFE, 0x61, END], "\u{FFFD}\u{FFFD}a"),
+        (vec![0xE2, 0x98, 0x95, END], "☕"),
+        (b"{\"a\": <think>".iter().map(|b| u32::from(*b)).chain([END]).collect(), "{\"a\": <think>"),
+    ] {
+        let site = site(&reply);
+        let body = chat(json!({"max_tokens": 20}));
+        let whole: Value = serde_json::from_str(&post(CHAT, &body).get(&site).text()).unwrap();
+        assert_eq!(whole["choices"][0]["message"]["content"], text);
+        let streamed = post(CHAT, &chat(json!({"max_tokens": 20, "stream": true}))).get(&site).text();
+        let pieces =
+            streamed.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|d| *d != "[DONE]");
+        let said: String = pieces
+            .map(|d| serde_json::from_str::<Value>(d).unwrap())
+            .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned))
+            .collect();
+        assert_eq!(said, text);
+    }
+}

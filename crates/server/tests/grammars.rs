@@ -57,9 +57,9 @@ fn item_29_a_new_schema_each_time() {
     let site = site(&hello());
     for i in 0..2000 {
         let schema = json!({"type": "object", "properties": {format!("p{i}"): {"const": "x".repeat(200)}}});
-        assert_eq!(post(CHAT, &formatted(&schema)).get(&site).status, 400);
+        assert_eq!(post(CHAT, formatted(&schema)).get(&site).status, 400);
     }
-    assert_eq!(post(CHAT, &chat(json!({}))).get(&site).status, 200);
+    assert_eq!(post(CHAT, chat(json!({}))).get(&site).status, 200);
 }
 
 /// Bytes that are no characters are shown as such, never cut and never passed on: a client's JSON stays JSON.
@@ -76,7 +76,7 @@ fn item_30_answers_that_are_no_text() {
         let body = chat(json!({"max_tokens": 20}));
         let whole: Value = serde_json::from_str(&post(CHAT, &body).get(&site).text()).unwrap();
         assert_eq!(whole["choices"][0]["message"]["content"], text);
-        let streamed = post(CHAT, &chat(json!({"max_tokens": 20, "stream": true}))).get(&site).text();
+        let streamed = post(CHAT, chat(json!({"max_tokens": 20, "stream": true}))).get(&site).text();
         let pieces =
             streamed.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|d| *d != "[DONE]");
         let said: String = pieces

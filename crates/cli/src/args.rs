@@ -299,6 +299,20 @@ pub(crate) struct Tokenize {
     pub offline: bool,
 }
 
+/// What a command without an engine runs on.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct DeviceArgs {
+    /// Threads [default: the CPU's cores]
+    #[arg(short = 't', long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// The instruction set to use [default: the best]
+    #[arg(long, value_name = "NAME")]
+    pub isa: Option<String>,
+    /// Never ask the hub
+    #[arg(long)]
+    pub offline: bool,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Perplexity {
     /// The model
@@ -314,15 +328,8 @@ pub(crate) struct Perplexity {
     /// As JSON
     #[arg(long)]
     pub json: bool,
-    /// Threads [default: the CPU's cores]
-    #[arg(short = 't', long, value_name = "N")]
-    pub threads: Option<usize>,
-    /// The instruction set to use [default: the best]
-    #[arg(long, value_name = "NAME")]
-    pub isa: Option<String>,
-    /// Never ask the hub
-    #[arg(long)]
-    pub offline: bool,
+    #[command(flatten)]
+    pub device: DeviceArgs,
 }
 
 #[derive(Debug, Args)]
@@ -341,15 +348,8 @@ pub(crate) struct Dump {
     /// Leave out the hidden states
     #[arg(long)]
     pub only_logits: bool,
-    /// Threads [default: the CPU's cores]
-    #[arg(short = 't', long, value_name = "N")]
-    pub threads: Option<usize>,
-    /// The instruction set to use [default: the best]
-    #[arg(long, value_name = "NAME")]
-    pub isa: Option<String>,
-    /// Never ask the hub
-    #[arg(long)]
-    pub offline: bool,
+    #[command(flatten)]
+    pub device: DeviceArgs,
 }
 
 #[derive(Debug, Args)]

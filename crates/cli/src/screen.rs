@@ -41,28 +41,18 @@ pub(crate) fn dim(text: &str) -> String {
 
 /// A bar that counts bytes, on a terminal; nothing in a pipe.
 pub(crate) fn bytes_bar(total: u64, what: &str) -> ProgressBar {
-    let bar = ProgressBar::new(total);
-    let style = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-    bar.set_style(
-        ProgressStyle::with_template(style)
-            .unwrap_or_else(|_| ProgressStyle::default_bar())
-            .progress_chars("=> "),
-    );
-    bar.set_message(harmless(what).into_owned());
-    bar
+    bar(total, what, "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
 }
 
 /// A bar that counts things.
 pub(crate) fn count_bar(total: u64, what: &str) -> ProgressBar {
-    let bar = ProgressBar::new(total);
-    let style = "{msg} [{bar:30}] {pos}/{len} {eta}";
-    bar.set_style(
-        ProgressStyle::with_template(style)
-            .unwrap_or_else(|_| ProgressStyle::default_bar())
-            .progress_chars("=> "),
-    );
-    bar.set_message(harmless(what).into_owned());
-    bar
+    bar(total, what, "{msg} [{bar:30}] {pos}/{len} {eta}")
+}
+
+fn bar(total: u64, what: &str, style: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let bar = ProgressBar::new(total).with_style(style.progress_chars("=> "));
+    bar.with_message(harmless(what).into_owned())
 }
 
 #[cfg(test)]

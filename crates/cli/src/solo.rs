@@ -9,6 +9,7 @@ use tallow_engine::scheduler::{Batch, Part, SeqId, Wanted};
 use tallow_models::Model;
 
 use crate::Failed;
+use crate::args::DeviceArgs;
 use crate::load;
 use crate::memory::{self, PAGE};
 use crate::settings::{KvType, Sources, cores};
@@ -27,15 +28,11 @@ pub(crate) struct Setup {
 
 impl Setup {
     /// From flags of a command that has no engine.
-    pub(crate) fn new(
-        sources: &Sources,
-        isa: Option<&str>,
-        threads: Option<usize>,
-        kv: &str,
-    ) -> Result<Setup, Failed> {
+    pub(crate) fn new(sources: &Sources, device: &DeviceArgs, kv: &str) -> Result<Setup, Failed> {
+        let isa = device.isa.as_deref();
         let isa = isa.map(|name| name.parse().map_err(Failed::new)).transpose()?;
         let isa = sources.get("isa", isa, Isa::best())?.value;
-        let threads = sources.get("threads", threads, cores())?.value;
+        let threads = sources.get("threads", device.threads, cores())?.value;
         if !isa.is_available() {
             let best = Isa::best();
             return Err(Failed::new(format!("this CPU does not have {isa}; the best it has is {best}")));

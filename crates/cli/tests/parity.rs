@@ -8,22 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use common::Home;
-use tallow_support::{Golden, golden, json, shared, tensors};
-
-const CASES: [&str; 12] = [
-    "granite",
-    "llama",
-    "llama-f16-shards",
-    "llama-f32",
-    "llama3-rope",
-    "mistral-swa",
-    "olmo2",
-    "olmo3",
-    "qwen2",
-    "qwen3",
-    "qwen3-cfgv5",
-    "smollm3",
-];
+use tallow_support::{DECODERS, Golden, golden, json, shared, tensors};
 
 fn dump(home: &Home, model: &Path, input: &Path) -> BTreeMap<String, Golden> {
     let output = home.path().join("out.safetensors");
@@ -42,7 +27,7 @@ fn distance(a: &Golden, b: &Golden) -> f32 {
 #[test]
 fn every_family_of_the_goldens() {
     let home = Home::new();
-    for name in CASES {
+    for name in DECODERS {
         let folder = golden(name);
         let tolerance =
             json(&folder.join("golden.json"))["suggested_abs_tolerance_f32"].as_f64().unwrap() as f32;

@@ -9,23 +9,7 @@ use tallow_core::{Backend, DType, LayerKv, Memory, Span, Step, StepPlan, Tensor}
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
-use tallow_support::{Golden, golden, json, tensors};
-
-/// Cases of the families that exist.
-const CASES: [&str; 12] = [
-    "granite",
-    "llama",
-    "llama-f16-shards",
-    "llama-f32",
-    "llama3-rope",
-    "mistral-swa",
-    "olmo2",
-    "olmo3",
-    "qwen2",
-    "qwen3",
-    "qwen3-cfgv5",
-    "smollm3",
-];
+use tallow_support::{DECODERS, Golden, golden, json, tensors};
 
 /// A decoder with a cache for one sequence.
 struct Runner {
@@ -166,7 +150,7 @@ fn open(path: &Path) -> Model {
 
 #[test]
 fn folders() {
-    for name in CASES {
+    for name in DECODERS {
         let (case, model) = (Case::read(name), open(&golden(name)));
         let far = case.distance(&model);
         println!("{name:<18} safetensors  {far:.2e} of {:.0e}", case.tolerance());
@@ -177,7 +161,7 @@ fn folders() {
 
 #[test]
 fn newer_configs() {
-    for name in CASES {
+    for name in DECODERS {
         let newer = golden(name).join("config.v5.json");
         if newer.exists() {
             let dir = with_config(name, &json(&newer), "v5");
@@ -192,7 +176,7 @@ fn newer_configs() {
 #[test]
 fn gguf_twins() {
     let mut seen = 0;
-    for name in CASES {
+    for name in DECODERS {
         let kinds = ["bf16", "f32"].map(|k| golden("gguf-models").join(format!("{name}-{k}.gguf")));
         for path in kinds.iter().filter(|p| p.exists()) {
             let (case, model) = (Case::read(name), open(path));
@@ -210,7 +194,7 @@ fn gguf_twins() {
 #[test]
 fn mutants_are_told_apart() {
     let mut seen = 0;
-    for name in CASES {
+    for name in DECODERS {
         let case = Case::read(name);
         for (mutant, facts) in case.facts["mutants"].as_object().unwrap() {
             let mut config = json(&golden(name).join("config.json"));

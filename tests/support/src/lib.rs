@@ -11,6 +11,22 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
+/// The goldens of decoders, one or more of each family.
+pub const DECODERS: [&str; 12] = [
+    "granite",
+    "llama",
+    "llama-f16-shards",
+    "llama-f32",
+    "llama3-rope",
+    "mistral-swa",
+    "olmo2",
+    "olmo3",
+    "qwen2",
+    "qwen3",
+    "qwen3-cfgv5",
+    "smollm3",
+];
+
 /// The root of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()

@@ -10,7 +10,7 @@ use tallow_models::Model;
 use super::doctor::cpu_name;
 use super::show::count;
 use crate::Failed;
-use crate::args::Bench;
+use crate::args::{Bench, DeviceArgs};
 use crate::load::{self, DEMO};
 use crate::memory::size;
 use crate::settings::Sources;
@@ -36,7 +36,8 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
         let model = load::model(name, load::is_offline(sources, args.offline)?)?;
         for threads in &threads {
             for batch in &args.n_batch {
-                let mut setup = Setup::new(sources, args.isa.as_deref(), *threads, &args.kv)?;
+                let device = DeviceArgs { threads: *threads, isa: args.isa.clone(), offline: args.offline };
+                let mut setup = Setup::new(sources, &device, &args.kv)?;
                 setup.batch = *batch;
                 measure(args, name, &model, setup, &mut report)?;
             }

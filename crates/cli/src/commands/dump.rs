@@ -24,8 +24,8 @@ const MOST_INPUT: u64 = 1 << 30;
 
 pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
     let prompts = prompts(&args.input)?;
-    let model = load::model(&args.model, load::is_offline(sources, args.offline)?)?;
-    let mut setup = Setup::new(sources, args.isa.as_deref(), args.threads, &args.precision)?;
+    let model = load::model(&args.model, load::is_offline(sources, args.device.offline)?)?;
+    let mut setup = Setup::new(sources, &args.device, &args.precision)?;
     let mut written = BTreeMap::new();
     for (name, rows) in &prompts {
         check(&args.input, name, rows, &model)?;

@@ -27,7 +27,7 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
             e.utf8_error().valid_up_to()
         ))
     })?;
-    let opened = load::open(&args.model, load::is_offline(sources, args.offline)?)?;
+    let opened = load::open(&args.model, load::is_offline(sources, args.device.offline)?)?;
     let (tokenizer, most) = (&opened.tokenizer, opened.model.spec.context);
     let tokens = tokenizer.encode(&text, tallow_models::tokenizer::Special::BARE)?;
     let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
@@ -35,7 +35,7 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
     if wanted < 2 || wanted > most {
         return Err(Failed::new(format!("--context is {wanted}; 2 to {most} can be used with this model")));
     }
-    let mut setup = Setup::new(sources, args.isa.as_deref(), args.threads, &args.kv)?;
+    let mut setup = Setup::new(sources, &args.device, &args.kv)?;
     (setup.context, setup.batch) = (wanted, STEP);
     let mut solo = Solo::new(&opened.model, setup)?;
     // Each go begins with the token that begins a text, and scores every token after its first.

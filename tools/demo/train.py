@@ -1,6 +1,6 @@
 """Trains the demo model: a Llama-shaped story teller of about 7 M parameters.
 
-usage: train.py CLEAN_DIR OUT_DIR [--hours H]
+usage: train.py CLEAN_DIR OUT_DIR [--steps N]
 
 CLEAN_DIR is what `prepare.py` wrote. OUT_DIR gets `tokenizer.json`, `model.pt` (the averaged weights that
 `export.py` reads), `state.pt` (to go on after an interruption) and `log.txt`. A few hours on two CPU cores,

@@ -88,12 +88,6 @@ impl<B: Backend> Tensor<B> {
         debug_assert!(range.start <= range.end && range.end <= self.rows, "{range:?} of {self:?}");
         Tensor { offset: self.offset + range.start * self.stride, rows: range.len(), ..self.clone() }
     }
-
-    /// The same elements as `rows` x `cols`, if they follow each other without a gap and the counts agree.
-    pub fn reshaped(&self, rows: usize, cols: usize) -> Option<Tensor<B>> {
-        let same = rows.checked_mul(cols)? == self.len();
-        (same && self.is_contiguous()).then(|| Tensor { rows, cols, stride: cols, ..self.clone() })
-    }
 }
 
 // By hand: deriving would ask for `B: Clone`.

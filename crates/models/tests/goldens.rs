@@ -161,6 +161,7 @@ fn folders() {
 
 #[test]
 fn newer_configs() {
+    let mut seen = 0;
     for name in DECODERS {
         let newer = golden(name).join("config.v5.json");
         if newer.exists() {
@@ -169,8 +170,10 @@ fn newer_configs() {
             let far = case.distance(&open(&dir));
             assert!(far <= case.tolerance(), "{name}: off by {far}");
             std::fs::remove_dir_all(dir).unwrap();
+            seen += 1;
         }
     }
+    assert_eq!(seen, 11);
 }
 
 #[test]

@@ -93,11 +93,6 @@ impl Format {
         Format::ALL.into_iter().find(|f| f.gguf_id() == id)
     }
 
-    /// The format of that name, in any case.
-    pub fn from_name(name: &str) -> Option<Format> {
-        Format::ALL.into_iter().find(|f| f.name().eq_ignore_ascii_case(name))
-    }
-
     /// Weights in one block.
     pub const fn block_weights(self) -> usize {
         self.facts().weights

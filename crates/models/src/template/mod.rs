@@ -144,18 +144,6 @@ impl ChatTemplate {
         Ok(ChatTemplate { source: source.into(), body: body.into(), tokens: Vec::new() })
     }
 
-    /// A plain template in the style that most models follow, for those that have none.
-    pub fn chatml() -> ChatTemplate {
-        let source = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
-                      {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-        // It can be read, which a test checks.
-        ChatTemplate::new(source).unwrap_or_else(|_| ChatTemplate {
-            source: source.into(),
-            body: Arc::default(),
-            tokens: Vec::new(),
-        })
-    }
-
     /// The same template, which knows what a token is called, such as `bos_token`.
     #[must_use]
     pub fn with_token(mut self, name: &str, text: &str) -> ChatTemplate {

@@ -1,5 +1,6 @@
 //! `tallow pull`, `tallow list`, `tallow rm`: models from the hub.
 
+use std::io::IsTerminal;
 use std::time::SystemTime;
 
 use indicatif::ProgressBar;
@@ -42,6 +43,8 @@ fn watch(bar: &mut Option<(String, ProgressBar)>, event: Event<'_>) {
         }
     };
     match event {
+        // Where nobody looks, only what is out of the ordinary is said.
+        Event::Missing { .. } if !std::io::stderr().is_terminal() => {}
         Event::Missing { files: 0, .. } => {}
         Event::Missing { files, bytes } => tell(bar, format!("downloading {files} files, {}", size(bytes))),
         Event::Progress { file, done, total } => {

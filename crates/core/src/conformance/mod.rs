@@ -2,8 +2,9 @@
 //!
 //! A backend's crate runs it with one line:
 //!
-//! ```ignore
-//! tallow_core::conformance!(Suite::exact(), MyDevice::new());
+//! ```
+//! # use tallow_core::{Null as MyDevice, conformance::Suite};
+//! tallow_core::conformance!(Suite::shapes(), MyDevice::default());
 //! ```
 //!
 //! Sizes are odd on purpose, views are strided, batches are ragged and may be empty.

@@ -140,7 +140,8 @@ fn mean_and_deviation(x: &[f64]) -> (f64, f64) {
     (mean, if x.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 })
 }
 
-/// The fields of a row, under the names that scripts for llama-bench know; those after `samples_ts` are ours.
+/// The fields of a row, under the names that scripts for llama-bench know; those after `samples_ts` are ours. What is a
+/// choice there and none here says what is so here: no GPU, mapped files, scores that are never stored.
 fn fields(row: &Row<'_>) -> Map<String, Value> {
     let (setup, test, speeds) = (row.setup, row.test, speeds(row));
     let times: Vec<f64> = row.samples.iter().map(|ns| *ns as f64).collect();
@@ -159,9 +160,19 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
         "n_batch": setup.batch,
         "n_ubatch": setup.batch,
         "n_threads": setup.threads,
+        "cpu_mask": "0x0",
+        "cpu_strict": false,
+        "poll": 0,
         "type_k": kv,
         "type_v": kv,
         "n_gpu_layers": 0,
+        "split_mode": "none",
+        "main_gpu": 0,
+        "no_kv_offload": true,
+        "flash_attn": true,
+        "tensor_split": "0.00",
+        "use_mmap": true,
+        "embeddings": false,
         "n_prompt": test.prompt,
         "n_gen": test.generated,
         "n_depth": test.depth,

@@ -84,6 +84,9 @@ def metadata(tokenizer: dict) -> dict:
         "general.license": "mit OR apache-2.0",
         "general.file_type": 7,
         "general.quantization_version": 2,
+        # So small a model tells the same again and again unless it is held back.
+        "general.sampling.temp": 0.8,
+        "general.sampling.penalty_repeat": 1.15,
         "llama.vocab_size": train.VOCAB,
         "llama.context_length": train.CONTEXT,
         "llama.embedding_length": train.DIM,

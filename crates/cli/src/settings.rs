@@ -8,7 +8,7 @@ use std::str::FromStr;
 use tallow_core::DType;
 use tallow_cpu::Isa;
 use tallow_engine::sampler::Sampling;
-use tallow_models::generation::{self, Generation};
+use tallow_models::generation::Generation;
 
 use crate::Failed;
 use crate::args::{EngineArgs, SampleArgs, Serve};
@@ -32,7 +32,7 @@ impl fmt::Display for Origin {
             Origin::Flag => f.write_str("the command line"),
             Origin::Environment(name) => f.write_str(name),
             Origin::File(path) => write!(f, "{}", path.display()),
-            Origin::Model => f.write_str(generation::FILE),
+            Origin::Model => f.write_str("the model"),
             Origin::BuiltIn => f.write_str("built in"),
             Origin::Memory => f.write_str("free memory"),
         }

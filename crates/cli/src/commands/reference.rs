@@ -13,7 +13,7 @@ pub(crate) fn reference() -> String {
     let mut text = String::from(
         "# Reference\n\nWritten by `tallow doctor --reference`; a test compares the two.\n\n\
          A setting is looked up in this order: flag, variable, configuration file (`~/.config/tallow/config.toml`, or \
-         the one that `--config` names), the model's own `generation_config.json`, what is built in. `tallow doctor` \
+         the one that `--config` names), the model's own (`generation_config.json`, or `general.sampling` keys in a GGUF file), what is built in. `tallow doctor` \
          shows where each value comes from.\n\n## Settings\n\n\
          | in the configuration file | flag | variable | what it is | built in |\n|---|---|---|---|---|\n",
     );

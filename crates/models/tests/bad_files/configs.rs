@@ -1,9 +1,11 @@
 //! Settings: item 12.
 
 use std::fs::File;
+use std::path::Path;
 
 use serde_json::{Value, json};
 use tallow_models::Model;
+use tallow_models::generation::Generation;
 
 use crate::gguf_file::{GgufFile, array, float, text, uint, value};
 use crate::{Dir, Said, folder, snapshot};
@@ -181,5 +183,37 @@ fn c3_12_vocabularies_of_another_model() {
         "generation settings cut short",
         Model::open(&dir.0).unwrap().tokenizer().map(drop).unwrap_err(),
     );
+    snapshot!(said);
+}
+
+/// What makers say about choosing tokens, in both kinds of file.
+#[test]
+fn c3_12_settings_for_choosing_tokens() {
+    let dir = Dir::new("12-sampling");
+    let mut said = Said::new(&dir);
+    let generation = |path: &Path| Model::open(path).unwrap().generation();
+    let file = |key: &str, value: Vec<u8>| {
+        dir.write("model.gguf", &GgufFile::good().with(&format!("general.sampling.{key}"), value).bytes())
+    };
+    let minus = value(5, &(-1i32).to_le_bytes());
+    assert_eq!(generation(&file("temp", float(0.5))).unwrap().temperature, Some(0.5));
+    assert_eq!(generation(&file("penalty_repeat", float(1.5))).unwrap().repetition_penalty, Some(1.5));
+    assert_eq!(generation(&file("top_k", uint(7))).unwrap().top_k, Some(7));
+    assert_eq!(generation(&file("top_k", minus.clone())).unwrap().top_k, Some(0));
+    assert_eq!(generation(&file("sequence", text("temp"))).unwrap(), Generation::default());
+    for (key, written, value) in [
+        ("temp", "-1", minus),
+        ("temp", "NaN", float(f32::NAN)),
+        ("top_p", "a text", text("0.5")),
+        ("min_p", "2", uint(2)),
+        ("penalty_repeat", "inf", float(f32::INFINITY)),
+    ] {
+        said.note(&format!("{key}: {written}"), generation(&file(key, value)).unwrap_err());
+    }
+    let folder = Dir::new("12-sampling-folder");
+    folder.write_folder();
+    folder.write("generation_config.json", br#"{"temperature": 0.5, "top_k": 7, "eos_token_id": [1, 2]}"#);
+    let read = generation(&folder.0).unwrap();
+    assert_eq!((read.temperature, read.top_k, read.ends), (Some(0.5), Some(7), vec![1, 2]));
     snapshot!(said);
 }

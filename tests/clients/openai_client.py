@@ -76,7 +76,9 @@ def stops() -> None:
 
 
 def scores() -> None:
-    choice = chat(logprobs=True, top_logprobs=3, temperature=0, max_tokens=8).choices[0]
+    # Scores are the model's own: without its usual penalty, what is likeliest is what is taken.
+    plain = {"repetition_penalty": 1}
+    choice = chat(logprobs=True, top_logprobs=3, temperature=0, max_tokens=8, extra_body=plain).choices[0]
     content = choice.logprobs.content
     check("a score for each token", len(content) == 8, content)
     check("of three alternatives", all(len(t.top_logprobs) == 3 for t in content))

@@ -64,7 +64,10 @@ fn try_run(root: &Path, seconds: &str, only: Option<&str>) -> io::Result<Vec<Str
     // The instruments are unstable on every compiler; this lets a stable one have them, for these programs alone.
     build.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", FLAGS.join(" "));
     if !build.status()?.success() {
-        return Err(io::Error::other("the targets cannot be built (they need a C++ compiler)"));
+        return Err(io::Error::other(
+            "the targets cannot be built; the compiler says why above. They need a C++ compiler. If fuzz/Cargo.lock is behind \
+             the crates, bring it up to date: cargo update --workspace --manifest-path fuzz/Cargo.toml",
+        ));
     }
     let chosen = |name: &String| only.is_none_or(|only| only == name);
     let names: Vec<String> = targets(&fuzz)?.into_iter().filter(chosen).collect();

@@ -34,8 +34,9 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     /// Fills a contiguous tensor with `bytes`, one after another.
     fn write(&self, to: &Tensor<Self>, bytes: &[u8]) -> Result<()>;
 
-    /// Reads a tensor's elements row by row, waiting for whatever computes them.
-    fn read(&self, from: &Tensor<Self>, bytes: &mut [u8]) -> Result<()>;
+    /// Reads tensors' elements row by row, waiting for whatever computes them. All that a step gives is asked for
+    /// together: where memory is the device's own, reading costs a round trip, however little is read.
+    fn read(&self, wanted: &mut [Reading<'_, Self>]) -> Result<()>;
 
     /// Copies one view into another.
     fn copy(&self, op: &Copy<'_, Self>) -> Result<()>;
@@ -122,6 +123,26 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     }
 }
 
+/// A tensor to be read, and where its elements go, row by row.
+#[derive(Debug)]
+pub struct Reading<'a, B: Backend> {
+    /// What is read.
+    pub from: &'a Tensor<B>,
+    /// As many bytes as it has.
+    pub to: &'a mut [u8],
+}
+
+impl<B: Backend> Reading<'_, B> {
+    /// Is there as much room as there are bytes?
+    pub fn check(&self) -> Result<()> {
+        if self.from.bytes() == self.to.len() {
+            return Ok(());
+        }
+        let (want, got) = (format!("{} bytes", self.from.bytes()), format!("{} bytes", self.to.len()));
+        Err(Error::Shape { op: "read", what: "the room", want, got })
+    }
+}
+
 /// Typed access to device memory, on top of what a backend must write.
 pub trait Memory: Backend {
     /// A tensor that holds `data`.
@@ -147,7 +168,7 @@ pub trait Memory: Backend {
             return Err(Error::Type { op: "download", what, want, got: t.dtype() });
         }
         let mut data = vec![T::zeroed(); t.len()];
-        self.read(t, bytemuck::cast_slice_mut(&mut data))?;
+        self.read(&mut [Reading { from: t, to: bytemuck::cast_slice_mut(&mut data) }])?;
         Ok(data)
     }
 

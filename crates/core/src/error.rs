@@ -50,6 +50,14 @@ pub enum Error {
         /// Its own words.
         why: String,
     },
+    /// The device is gone: it was reset, unplugged or given up by its driver. Nothing can be asked of it any more.
+    #[error("{device} is lost: {why}")]
+    Lost {
+        /// The device.
+        device: String,
+        /// Its driver's words.
+        why: String,
+    },
     /// The device cannot hold a weight; said at load, never in a step.
     #[error("{0}")]
     Refused(Refusal),

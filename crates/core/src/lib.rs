@@ -17,7 +17,7 @@ mod tensor;
 mod trace;
 mod weight;
 
-pub use backend::{Backend, Memory};
+pub use backend::{Backend, Memory, Reading};
 pub use dtype::{DType, Elem};
 pub use error::{Error, Refusal, Result};
 pub use null::Null;

@@ -4,7 +4,7 @@ use crate::ops::{
     Attend, Copy, Dequant, Eltwise, Embed, Glu, KvWrite, Matmul, Normalize, Rotate, Rows, RowsTo, TopK,
     TopKOut,
 };
-use crate::{Backend, DType, Result, Tensor, Trace};
+use crate::{Backend, DType, Reading, Result, Tensor, Trace};
 
 /// A backend without memory or arithmetic: models run on it to show which ops they launch, and that the shapes fit.
 /// Everything it is asked to read is zero.
@@ -38,9 +38,12 @@ impl Backend for Null {
         Ok(())
     }
 
-    fn read(&self, _from: &Tensor<Self>, bytes: &mut [u8]) -> Result<()> {
-        bytes.fill(0);
-        Ok(())
+    fn read(&self, wanted: &mut [Reading<'_, Self>]) -> Result<()> {
+        wanted.iter_mut().try_for_each(|r| {
+            r.check()?;
+            r.to.fill(0);
+            Ok(())
+        })
     }
 
     fn copy(&self, _op: &Copy<'_, Self>) -> Result<()> {

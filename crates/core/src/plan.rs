@@ -71,7 +71,7 @@ impl Step {
     }
 }
 
-/// A step on a device. Ops borrow it; none of them computes an index of its own.
+/// A step on a device. Ops borrow it; none of them computes an index of its own. Its tensors are views of one buffer.
 #[derive(Debug)]
 pub struct StepPlan<B: Backend> {
     /// The same, for backends that plan their launches on the host.
@@ -93,26 +93,37 @@ pub struct StepPlan<B: Backend> {
 }
 
 impl<B: Backend> StepPlan<B> {
-    /// Uploads a step.
+    /// Uploads a step: all of it at once, for a device is slow to be told something.
     pub fn new(b: &B, host: Step) -> Result<StepPlan<B>> {
         host.check()?;
+        let (rows, spans) = (host.tokens.len(), host.spans.len());
         let most = host.spans.iter().map(|s| s.pages.len()).max().unwrap_or(0);
-        let mut pages = vec![0; host.spans.len() * most];
         let mut starts = vec![0];
-        let mut lens = Vec::new();
-        for (i, span) in host.spans.iter().enumerate() {
-            pages[i * most..][..span.pages.len()].copy_from_slice(&span.pages);
-            starts.push(starts[i] + span.rows as u32);
-            lens.push(span.end() as u32);
+        starts.extend(host.spans.iter().scan(0, |row, span| {
+            *row += span.rows as u32;
+            Some(*row)
+        }));
+        let lens: Vec<u32> = host.spans.iter().map(|span| span.end() as u32).collect();
+        let mut pages = vec![0; spans * most];
+        for (row, span) in pages.chunks_exact_mut(most.max(1)).zip(&host.spans) {
+            row[..span.pages.len()].copy_from_slice(&span.pages);
         }
+        let parts =
+            [&host.tokens[..], &host.positions(), &host.slots(), &starts, &lens, &pages, &host.outputs];
+        let all = b.upload_row(&parts.concat())?;
+        let mut at = 0;
+        let mut next = |rows: usize, cols: usize| {
+            at += rows * cols;
+            all.matrix(at - rows * cols, rows, cols)
+        };
         Ok(StepPlan {
-            tokens: b.upload_row(&host.tokens)?,
-            positions: b.upload_row(&host.positions())?,
-            slots: b.upload_row(&host.slots())?,
-            starts: b.upload_row(&starts)?,
-            lens: b.upload_row(&lens)?,
-            pages: b.upload(&pages, host.spans.len(), most)?,
-            outputs: b.upload_row(&host.outputs)?,
+            tokens: next(1, rows),
+            positions: next(1, rows),
+            slots: next(1, rows),
+            starts: next(1, spans + 1),
+            lens: next(1, spans),
+            pages: next(spans, most),
+            outputs: next(1, host.outputs.len()),
             host,
         })
     }

@@ -83,6 +83,12 @@ impl<B: Backend> Tensor<B> {
         Tensor { offset: self.offset + range.start, cols: range.len(), ..self.clone() }
     }
 
+    /// The matrix that lies, row after row, in this tensor of one row, from column `at` on.
+    pub fn matrix(&self, at: usize, rows: usize, cols: usize) -> Tensor<B> {
+        debug_assert!(self.rows == 1 && at + rows * cols <= self.cols, "{rows} x {cols} at {at} of {self:?}");
+        Tensor { offset: self.offset + at, rows, cols, stride: cols, ..self.clone() }
+    }
+
     /// A view of some rows.
     pub fn row_range(&self, range: Range<usize>) -> Tensor<B> {
         debug_assert!(range.start <= range.end && range.end <= self.rows, "{range:?} of {self:?}");

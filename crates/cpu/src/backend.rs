@@ -8,7 +8,7 @@ use tallow_core::ops::{
     Attend, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Normalize, Project,
     ProjectMany, QkvPrep, Rotate, Rows, RowsTo, TopK, TopKOut, With,
 };
-use tallow_core::{Backend, DType, Error, Norm, QkNorm, Result, Tensor, Trace};
+use tallow_core::{Backend, DType, Error, Norm, QkNorm, Reading, Result, Tensor, Trace};
 
 use crate::Isa;
 use crate::cache::{CacheWriter, Prep};
@@ -133,17 +133,17 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn read(&self, from: &Tensor<Cpu>, bytes: &mut [u8]) -> Result<()> {
-        if from.bytes() != bytes.len() {
-            let (want, got) = (format!("{} bytes", from.bytes()), format!("{} bytes", bytes.len()));
-            return Err(Error::Shape { op: "read", what: "the room", want, got });
-        }
-        let (size, width) = (from.dtype().size(), from.cols() * from.dtype().size());
-        for (r, out) in bytes.chunks_exact_mut(width.max(1)).enumerate() {
-            // SAFETY: row `r` lies within the view, and nothing writes on this device meanwhile.
-            unsafe {
-                let row = from.buf().start().add((from.offset() + r * from.stride()) * size);
-                std::ptr::copy_nonoverlapping(row, out.as_mut_ptr(), width);
+    fn read(&self, wanted: &mut [Reading<'_, Cpu>]) -> Result<()> {
+        for reading in wanted {
+            reading.check()?;
+            let from = reading.from;
+            let (size, width) = (from.dtype().size(), from.cols() * from.dtype().size());
+            for (r, out) in reading.to.chunks_exact_mut(width.max(1)).enumerate() {
+                // SAFETY: row `r` lies within the view, and nothing writes on this device meanwhile.
+                unsafe {
+                    let row = from.buf().start().add((from.offset() + r * from.stride()) * size);
+                    std::ptr::copy_nonoverlapping(row, out.as_mut_ptr(), width);
+                }
             }
         }
         Ok(())

@@ -1,10 +1,10 @@
 //! A device that computes nothing and fails at some tokens.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use tallow_core::ops::*;
-use tallow_core::{Backend, DType, Error, Result, Tensor, Trace};
+use tallow_core::{Backend, DType, Error, Reading, Result, Tensor, Trace};
 
 /// A token at which a kernel panics.
 pub(crate) const PANICS: u32 = 13;
@@ -12,11 +12,16 @@ pub(crate) const PANICS: u32 = 13;
 pub(crate) const FAILS: u32 = 14;
 /// A token whose logits are NaN.
 pub(crate) const NOT_A_NUMBER: u32 = 15;
+/// A token at which the device is lost, for good.
+pub(crate) const LOST: u32 = 16;
 
 /// Remembers what is written to it and gives zeros for everything else.
 #[derive(Debug, Default)]
 pub(crate) struct Faulty {
     trace: Trace,
+    lost: Cell<bool>,
+    /// For each time that something was read: rows and columns of all that was read together.
+    pub(crate) reads: RefCell<Vec<Vec<(usize, usize)>>>,
 }
 
 type Bytes = Rc<RefCell<Vec<u8>>>;
@@ -29,22 +34,28 @@ impl Faulty {
     fn fill(&self, rows: usize, cols: usize, value: impl Fn(usize) -> f32) -> Result<Tensor<Faulty>> {
         let t = self.like(rows, cols)?;
         let values: Vec<f32> = (0..rows).flat_map(|r| vec![value(r); cols]).collect();
-        self.write(&t, bytes_of(&values))?;
+        self.write(&t, &bytes_of(&values, f32::to_le_bytes))?;
         Ok(t)
     }
 }
 
-fn bytes_of(x: &[f32]) -> &[u8] {
-    // Tests need no dependency for this.
-    Box::leak(x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>().into_boxed_slice())
+fn bytes_of<T: Clone, const N: usize>(x: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
+    x.iter().flat_map(|x| bytes(x.clone())).collect()
+}
+
+/// The elements of a view, row by row.
+fn elements(t: &Tensor<Faulty>) -> Vec<u8> {
+    let (size, buf) = (t.dtype().size(), t.buf().borrow());
+    let row = |r: usize| &buf[(t.offset() + r * t.stride()) * size..][..t.cols() * size];
+    (0..t.rows()).flat_map(row).copied().collect()
 }
 
 fn u32s(t: &Tensor<Faulty>) -> Vec<u32> {
-    t.buf().borrow().chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect()
+    elements(t).chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
 fn f32s(t: &Tensor<Faulty>) -> Vec<f32> {
-    t.buf().borrow().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    elements(t).chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
 impl Backend for Faulty {
@@ -64,13 +75,19 @@ impl Backend for Faulty {
     }
 
     fn write(&self, to: &Tensor<Self>, bytes: &[u8]) -> Result<()> {
-        to.buf().borrow_mut().copy_from_slice(bytes);
+        assert!(to.is_contiguous() && to.bytes() == bytes.len(), "{} bytes into {to:?}", bytes.len());
+        let at = to.offset() * to.dtype().size();
+        to.buf().borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
-    fn read(&self, from: &Tensor<Self>, bytes: &mut [u8]) -> Result<()> {
-        let at = from.offset() * from.dtype().size();
-        bytes.copy_from_slice(&from.buf().borrow()[at..at + bytes.len()]);
+    fn read(&self, wanted: &mut [Reading<'_, Self>]) -> Result<()> {
+        for reading in &mut *wanted {
+            reading.check()?;
+            reading.to.copy_from_slice(&elements(reading.from));
+        }
+        let shapes = wanted.iter().map(|reading| (reading.from.rows(), reading.from.cols()));
+        self.reads.borrow_mut().push(shapes.collect());
         Ok(())
     }
 
@@ -85,6 +102,10 @@ impl Backend for Faulty {
     fn embed(&self, op: &Embed<'_, Self>) -> Result<Tensor<Self>> {
         let ids = u32s(op.ids);
         assert!(!ids.contains(&PANICS), "a bug in a kernel");
+        self.lost.set(self.lost.get() || ids.contains(&LOST));
+        if self.lost.get() {
+            return Err(Error::Lost { device: "faulty".into(), why: "it fell off the bus".into() });
+        }
         if ids.contains(&FAILS) {
             return Err(Error::Device { device: "faulty".into(), why: "it is out of order".into() });
         }
@@ -130,16 +151,14 @@ impl Backend for Faulty {
     }
 
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>> {
-        let ids = self.alloc(DType::U32, op.x.rows(), 1)?;
-        let values: Vec<f32> = f32s(op.x).chunks(op.x.cols()).map(|row| row[0]).collect();
-        let t = self.like(op.x.rows(), 1)?;
-        self.write(&t, bytes_of(&values))?;
-        // Token 0 is no word of the vocabulary; 30 is.
-        self.write(
-            &ids,
-            &vec![30u32; op.x.rows()].iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>(),
-        )?;
-        Ok(TopKOut { values: t, ids })
+        let (rows, cols, k) = (op.x.rows(), op.x.cols(), op.k);
+        let (values, ids) = (self.like(rows, k)?, self.alloc(DType::U32, rows, k)?);
+        let kept: Vec<f32> = f32s(op.x).chunks(cols).flat_map(|row| row[..k].to_vec()).collect();
+        self.write(&values, &bytes_of(&kept, f32::to_le_bytes))?;
+        // All of a row is equal. Token 0 is no word of the vocabulary; 30 is.
+        let kept: Vec<u32> = (0..rows * k).map(|i| ((30 + i % k) % cols) as u32).collect();
+        self.write(&ids, &bytes_of(&kept, u32::to_le_bytes))?;
+        Ok(TopKOut { values, ids })
     }
 
     /// A layer leaves the hidden states alone, so that what is wrong with a row goes all the way.

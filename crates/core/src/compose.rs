@@ -19,15 +19,22 @@ pub fn zero<B: Backend>(b: &B, t: &Tensor<B>) -> Result<()> {
     b.write(t, &vec![0; t.bytes()])
 }
 
+/// Are there as many bytes as the weight's shape says?
+pub fn check_weight(weight: &HostWeight<'_>) -> Result<()> {
+    let HostWeight { format, rows, cols, bytes } = *weight;
+    let want = format.row_bytes(cols).and_then(|n| n.checked_mul(rows));
+    if want == Some(bytes.len()) {
+        return Ok(());
+    }
+    let want = want.map_or(format!("whole blocks of {format}"), |n| format!("{n} bytes"));
+    let got = format!("{cols} columns in {} bytes", bytes.len());
+    Err(Error::Shape { op: "prepare", what: "the weight's bytes", want, got })
+}
+
 /// Uploads a weight as the file has it.
 pub fn prepare<B: Backend>(b: &B, weight: HostWeight<'_>) -> Result<Weight<B>> {
+    check_weight(&weight)?;
     let HostWeight { format, rows, cols, bytes } = weight;
-    let want = format.row_bytes(cols).and_then(|n| n.checked_mul(rows));
-    if want != Some(bytes.len()) {
-        let want = want.map_or(format!("whole blocks of {format}"), |n| format!("{n} bytes"));
-        let got = format!("{cols} columns in {} bytes", bytes.len());
-        return Err(Error::Shape { op: "prepare", what: "the weight's bytes", want, got });
-    }
     let dense = match format {
         Format::F32 => Some(DType::F32),
         Format::F16 => Some(DType::F16),

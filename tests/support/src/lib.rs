@@ -46,10 +46,17 @@ pub fn shared(name: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
+    needed(&format!("{} (set TALLOW_SHARED to the folder that holds data/)", path.display()), None)
+}
+
+/// Something that a test cannot do without. Where it is absent, says so and lets the test skip; fails in CI.
+pub fn needed<T>(what: &str, found: Option<T>) -> Option<T> {
     let ci = std::env::var_os("CI").is_some_and(|v| !v.is_empty() && v != "false");
-    assert!(!ci, "CI needs {}: set TALLOW_SHARED to the folder that holds data/", path.display());
-    eprintln!("skipped: {} is not here (set TALLOW_SHARED to the folder that holds data/)", path.display());
-    None
+    assert!(found.is_some() || !ci, "CI needs {what}");
+    if found.is_none() {
+        eprintln!("skipped: there is no {what}");
+    }
+    found
 }
 
 /// Parses a JSON file.

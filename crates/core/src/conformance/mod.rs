@@ -88,19 +88,22 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     ]
 }
 
+/// Runs every case on a backend. What failed, and why, case by case.
+pub fn run<B: Backend>(b: &B, suite: Suite) -> Vec<(&'static str, Outcome)> {
+    cases().into_iter().map(|case| (case.name, (case.run)(b, suite))).collect()
+}
+
 /// Runs the suite as tests of the crate it stands in: `conformance!(suite, backend)`.
 #[macro_export]
 macro_rules! conformance {
     ($suite:expr, $backend:expr) => {
         #[test]
         fn conformance() {
-            let backend = $backend;
-            let mut failed = Vec::new();
-            for case in $crate::conformance::cases() {
-                if let Err(why) = (case.run)(&backend, $suite) {
-                    failed.push(format!("{}: {why}", case.name));
-                }
-            }
+            let outcomes = $crate::conformance::run(&$backend, $suite);
+            let failed: Vec<String> = outcomes
+                .iter()
+                .filter_map(|(name, outcome)| Some(format!("{name}: {}", outcome.as_ref().err()?)))
+                .collect();
             assert!(failed.is_empty(), "{}", failed.join("\n"));
         }
     };

@@ -1,0 +1,423 @@
+//! [`Wgpu`]: the backend itself.
+
+use std::fmt;
+use std::rc::Rc;
+
+use tallow_core::ops::{
+    Attend, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, KvWrite, Matmul, Normalize, Project,
+    ProjectMany, QkvPrep, Rotate, Rows, RowsTo, TopK, TopKOut,
+};
+use tallow_core::{
+    Backend, DType, Error, HostWeight, Linear, Reading, Result, Tensor, Trace, Weight, compose,
+};
+
+use crate::gpu::{Block, Counts, Device, Found, Gpu};
+use crate::kernels::cache::CACHE_BLOCKS;
+use crate::kernels::linear::{Part, Product};
+use crate::weights::{self, LANES, Stored};
+
+/// A GPU as a device.
+pub struct Wgpu {
+    pub(crate) gpu: Gpu,
+    trace: Trace,
+}
+
+/// A tensor's memory. What is larger than a kernel can see at once lies in several blocks, each with the same number of
+/// whole rows.
+#[derive(Clone, Debug)]
+pub struct Buf {
+    blocks: Rc<[Block]>,
+    rows: usize,
+}
+
+impl Buf {
+    pub(crate) fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// Rows in each block; the last may have fewer.
+    pub(crate) fn rows_each(&self) -> usize {
+        self.rows
+    }
+}
+
+impl fmt::Debug for Wgpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.label())
+    }
+}
+
+impl Wgpu {
+    /// Opens a device.
+    pub fn open(found: &Found) -> Result<Wgpu> {
+        found.check()?;
+        Ok(Wgpu { gpu: Gpu::open(found)?, trace: Trace::default() })
+    }
+
+    /// What is known of the device.
+    pub fn about(&self) -> &Device {
+        self.gpu.about()
+    }
+
+    /// What it was asked to do so far.
+    pub fn counts(&self) -> Counts {
+        self.gpu.counts()
+    }
+
+    /// Memory for rows of so many bytes.
+    fn buf(&self, rows: usize, row_bytes: usize) -> Result<Buf> {
+        let bytes = rows.checked_mul(row_bytes).unwrap_or(usize::MAX);
+        let most = usize::try_from(self.gpu.most()).unwrap_or(usize::MAX);
+        if bytes <= most {
+            return Ok(Buf { blocks: Rc::new([self.gpu.alloc(bytes as u64)?]), rows: rows.max(1) });
+        }
+        // Blocks begin with whole rows, and with whole words.
+        let each = if row_bytes.is_multiple_of(4) { most / row_bytes.max(1) } else { 0 };
+        if each == 0 {
+            return Err(Error::OutOfMemory { device: self.label(), asked: bytes });
+        }
+        let block = |first: usize| self.gpu.alloc((rows.min(first + each) - first) as u64 * row_bytes as u64);
+        let blocks = (0..rows).step_by(each).map(block).collect::<Result<_>>()?;
+        Ok(Buf { blocks, rows: each })
+    }
+
+    /// The parts of a weight that lie in one block each, their outputs from column `column` of the result on.
+    pub(crate) fn parts<'a>(
+        w: &'a Weight<Wgpu>,
+        bias: Option<&'a Tensor<Wgpu>>,
+        column: usize,
+    ) -> Vec<Part<'a>> {
+        let (rows, cols) = (w.rows(), w.cols());
+        match w {
+            Weight::Dense(t) => {
+                let each = t.buf().rows_each();
+                // A view begins in the block that holds its first row.
+                let (first, blocks) = (t.offset() / t.stride().max(1), t.buf().blocks());
+                let part = |(i, block): (usize, &'a Block)| {
+                    let (from, to) = (first.max(i * each), (first + rows).min((i + 1) * each));
+                    (from < to).then(|| Part {
+                        stored: Stored::Rows(t.dtype()),
+                        block,
+                        base: t.offset() + (from - first) * t.stride() - i * each * t.stride(),
+                        step: t.stride(),
+                        rows: to - from,
+                        cols,
+                        bias,
+                        bias_at: from - first,
+                        column: column + from - first,
+                    })
+                };
+                match blocks {
+                    [block] => vec![Part {
+                        stored: Stored::Rows(t.dtype()),
+                        block,
+                        base: t.offset(),
+                        step: t.stride(),
+                        rows,
+                        cols,
+                        bias,
+                        bias_at: 0,
+                        column,
+                    }],
+                    blocks => blocks.iter().enumerate().filter_map(part).collect(),
+                }
+            }
+            Weight::Blocks { data, format, .. } => {
+                let each = data.buf().rows_each() * LANES;
+                let part = |(i, block)| Part {
+                    stored: Stored::Packed(*format),
+                    block,
+                    base: 0,
+                    step: weights::layout(*format).units(cols),
+                    rows: rows.saturating_sub(i * each).min(each),
+                    cols,
+                    bias,
+                    bias_at: i * each,
+                    column: column + i * each,
+                };
+                data.buf().blocks().iter().enumerate().map(part).collect()
+            }
+        }
+    }
+
+    /// The parts of layers whose outputs lie side by side.
+    fn side_by_side(by: &[Linear<Wgpu>]) -> Vec<Part<'_>> {
+        let mut column = 0;
+        let mut parts = Vec::new();
+        for linear in by {
+            parts.extend(Wgpu::parts(&linear.weight, linear.bias.as_ref(), column));
+            column += linear.weight.rows();
+        }
+        parts
+    }
+
+    fn like(&self, rows: usize, cols: usize) -> Result<Tensor<Wgpu>> {
+        self.alloc(DType::F32, rows, cols)
+    }
+
+    /// Gate and up as two parts with the same outputs, if they lie so that one kernel can take both.
+    fn gated<'a>(op: &Ffn<'a, Wgpu>) -> Option<[Part<'a>; 2]> {
+        let width = op.down.weight.cols();
+        if !op.is_gated() || !Wgpu::is_few(op.x.rows()) {
+            return None;
+        }
+        match &Wgpu::side_by_side(op.up)[..] {
+            [gate, up] if gate.rows == width && up.rows == width => Some([*gate, *up]),
+            // Both in one weight: the second half begins with a whole group of rows.
+            [both] if matches!(both.stored, Stored::Packed(_)) && width.is_multiple_of(LANES) => {
+                let gate = Part { rows: width, ..*both };
+                Some([gate, Part { base: both.base + width / LANES, bias_at: width, ..gate }])
+            }
+            _ => None,
+        }
+    }
+
+    /// Bytes of a view: where its first element is, and how far it is to the end of its last.
+    fn extent(t: &Tensor<Wgpu>) -> (usize, usize) {
+        let size = t.dtype().size();
+        let len = match t.is_empty() {
+            true => 0,
+            false => (t.rows() - 1) * t.stride() + t.cols(),
+        };
+        (t.offset() * size, len * size)
+    }
+}
+
+impl Backend for Wgpu {
+    type Buf = Buf;
+
+    fn label(&self) -> String {
+        self.about().to_string()
+    }
+
+    fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Wgpu>> {
+        let full = || Error::OutOfMemory { device: self.label(), asked: usize::MAX };
+        let row = cols.checked_mul(dtype.size()).ok_or_else(full)?;
+        let buf = self.buf(rows, row)?;
+        // Kernels count elements in 32 bits, and see only so many blocks of a cache.
+        let elements = buf.rows_each().checked_mul(cols).filter(|n| u32::try_from(*n).is_ok());
+        if elements.is_none() || buf.blocks().len() > CACHE_BLOCKS {
+            return Err(Error::OutOfMemory { device: self.label(), asked: row.saturating_mul(rows) });
+        }
+        Ok(Tensor::whole(buf, dtype, rows, cols))
+    }
+
+    fn write(&self, to: &Tensor<Wgpu>, bytes: &[u8]) -> Result<()> {
+        if !to.is_contiguous() || to.bytes() != bytes.len() {
+            let (want, got) = (format!("{to:?} without gaps"), format!("{} bytes", bytes.len()));
+            return Err(Error::Shape { op: "write", what: "the data", want, got });
+        }
+        let block_bytes = to.buf().rows_each() * to.stride() * to.dtype().size();
+        let (mut at, _) = Wgpu::extent(to);
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (i, start) = match to.buf().blocks() {
+                [_] => (0, at),
+                _ => (at / block_bytes, at % block_bytes),
+            };
+            let block = &to.buf().blocks()[i];
+            let len =
+                if to.buf().blocks().len() == 1 { rest.len() } else { rest.len().min(block_bytes - start) };
+            let (now, later) = rest.split_at(len);
+            self.write_bytes(block, start, now)?;
+            (rest, at) = (later, at + len);
+        }
+        Ok(())
+    }
+
+    fn read(&self, wanted: &mut [Reading<'_, Wgpu>]) -> Result<()> {
+        let mut places = Vec::new();
+        for reading in wanted.iter() {
+            reading.check()?;
+            let (start, len) = Wgpu::extent(reading.from);
+            let first = start / 4 * 4;
+            let len = if len == 0 { 0 } else { (start + len).next_multiple_of(4) - first };
+            places.push((crate::kernels::block(reading.from)?, first as u64, len as u64));
+        }
+        let bytes = self.gpu.read(&places)?;
+        let mut at = 0;
+        for (reading, (_, first, len)) in wanted.iter_mut().zip(&places) {
+            let from = reading.from;
+            let (size, (start, _)) = (from.dtype().size(), Wgpu::extent(from));
+            let (width, mut row) = (from.cols() * size, at + start - *first as usize);
+            for out in reading.to.chunks_exact_mut(width.max(1)) {
+                out.copy_from_slice(&bytes[row..row + width]);
+                row += from.stride() * size;
+            }
+            at += *len as usize;
+        }
+        Ok(())
+    }
+
+    fn copy(&self, op: &Copy<'_, Wgpu>) -> Result<()> {
+        if op.from.is_empty() {
+            return Ok(());
+        }
+        if !Wgpu::share_memory(op.from, op.to)? {
+            return self.copy_apart(op);
+        }
+        // By way of other memory, since the two may overlap.
+        let between = self.alloc(op.from.dtype(), op.from.rows(), op.from.cols())?;
+        self.copy_apart(&Copy { from: op.from, to: &between })?;
+        self.copy_apart(&Copy { from: &between, to: op.to })
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.gpu.submit()?;
+        self.gpu.wait()
+    }
+
+    fn embed(&self, op: &Embed<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.ids.cols(), op.table.cols())?;
+        self.embed_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn normalize(&self, op: &Normalize<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.x.rows(), op.x.cols())?;
+        self.normalize_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn matmul(&self, op: &Matmul<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.x.rows(), op.w.rows())?;
+        let w = Weight::Dense(op.w.clone());
+        let parts = Wgpu::parts(&w, op.bias, 0);
+        self.multiply(&Product { x: op.x, out: &out, then: op.then }, &parts)?;
+        Ok(out)
+    }
+
+    fn dequant(&self, op: &Dequant<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.rows.len(), op.w.cols())?;
+        self.dequant_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn rotate(&self, op: &Rotate<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.x.rows(), op.x.cols())?;
+        self.rotate_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn kv_write(&self, op: &KvWrite<'_, Wgpu>) -> Result<()> {
+        self.kv_write_to(op)
+    }
+
+    fn attend(&self, op: &Attend<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.q.rows(), op.q.cols())?;
+        self.attend_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn glu(&self, op: &Glu<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.gate.rows(), op.gate.cols())?;
+        self.glu_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn eltwise(&self, op: &Eltwise<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.x.rows(), op.x.cols())?;
+        self.eltwise_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn rows(&self, op: &Rows<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = match op.to {
+            RowsTo::Gather => self.like(op.at.cols(), op.x.cols())?,
+            RowsTo::AddInto(into) => into.clone(),
+        };
+        self.rows_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn topk(&self, op: &TopK<'_, Wgpu>) -> Result<TopKOut<Wgpu>> {
+        self.topk_of(op)
+    }
+
+    fn zero(&self, t: &Tensor<Wgpu>) -> Result<()> {
+        if t.offset() > 0 || t.is_empty() {
+            return compose::zero(self, t);
+        }
+        t.buf().blocks().iter().for_each(|block| self.gpu.clear(block));
+        Ok(())
+    }
+
+    fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Wgpu>> {
+        let HostWeight { format, rows, cols, bytes } = weight;
+        compose::check_weight(&weight)?;
+        let (layout, groups) = (weights::layout(format), rows.div_ceil(LANES));
+        let words = layout.group_words(cols);
+        let buf = self.buf(groups, 4 * words)?;
+        let group_bytes = bytes.len() / rows.max(1) * LANES;
+        // A few megabytes at a time, so that loading takes little memory besides the device's.
+        let at_once = ((4 << 20) / (4 * words).max(1)).max(1);
+        let mut packed = vec![0; at_once * words];
+        for (i, block) in buf.blocks().iter().enumerate() {
+            let last = groups.min((i + 1) * buf.rows_each());
+            for first in (i * buf.rows_each()..last).step_by(at_once) {
+                let count = at_once.min(last - first);
+                for (group, out) in (first..first + count).zip(packed.chunks_exact_mut(words.max(1))) {
+                    let rows = &bytes[group * group_bytes..bytes.len().min((group + 1) * group_bytes)];
+                    layout.pack(format, cols, rows, out);
+                }
+                let at = (first - i * buf.rows_each()) * words * 4;
+                self.gpu.write(block, at as u64, bytemuck::cast_slice(&packed[..count * words]))?;
+            }
+        }
+        let data = Tensor::whole(buf, DType::U32, groups, words);
+        Ok(Weight::Blocks { data, format, rows, cols })
+    }
+
+    fn project(&self, op: &Project<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.x.rows(), op.by.weight.rows())?;
+        let parts = Wgpu::parts(&op.by.weight, op.by.bias.as_ref(), 0);
+        self.multiply(&Product { x: op.x, out: &out, then: op.then }, &parts)?;
+        Ok(out)
+    }
+
+    fn project_many(&self, op: &ProjectMany<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let normed =
+            op.norm.map(|by| self.normalize(&Normalize { x: op.x, by, residual: None })).transpose()?;
+        let x = normed.as_ref().unwrap_or(op.x); // [rows, inputs]
+        let out = self.like(op.x.rows(), op.cols())?;
+        self.multiply(&Product { x, out: &out, then: Epilogue::NONE }, &Wgpu::side_by_side(op.by))?;
+        Ok(out)
+    }
+
+    fn qkv_prep(&self, op: &QkvPrep<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let usual = op.qk_norm.is_none_or(|n| Wgpu::is_usual(&n.q) && Wgpu::is_usual(&n.k));
+        if !usual {
+            return compose::qkv_prep(self, op);
+        }
+        let out = self.like(op.qkv.rows(), op.heads.q_cols())?;
+        self.qkv_prep_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn ffn(&self, op: &Ffn<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let Some(parts) = Wgpu::gated(op) else { return compose::ffn(self, op) };
+        let normed =
+            op.norm.map(|by| self.normalize(&Normalize { x: op.x, by, residual: None })).transpose()?;
+        let x = normed.as_ref().unwrap_or(op.x); // [rows, dim]
+        let bent = self.like(x.rows(), op.down.weight.cols())?;
+        self.multiply_bent(&Product { x, out: &bent, then: Epilogue::NONE }, &parts, op.act)?;
+        self.project(&Project { x: &bent, by: op.down, then: op.then })
+    }
+}
+
+impl Wgpu {
+    /// Writes bytes anywhere. The device takes whole words only, so words that are not whole are read first.
+    fn write_bytes(&self, block: &Block, at: usize, bytes: &[u8]) -> Result<()> {
+        if at.is_multiple_of(4) && bytes.len().is_multiple_of(4) {
+            return self.gpu.write(block, at as u64, bytes);
+        }
+        let (first, last) = (at / 4 * 4, (at + bytes.len()).next_multiple_of(4));
+        let mut words = self.gpu.read(&[(block, first as u64, (last - first) as u64)])?;
+        words[at - first..at - first + bytes.len()].copy_from_slice(bytes);
+        self.gpu.write(block, first as u64, &words)
+    }
+}

@@ -1,0 +1,245 @@
+//! [`Gpu`]: all that this crate asks of wgpu.
+//!
+//! Work is recorded and handed to the device in one piece: when something is read, waited for, or written while there
+//! is work that may still look at what it replaces. A step is one submission.
+
+mod fault;
+mod find;
+mod memory;
+mod record;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use tallow_core::{Error, Result};
+use wgpu::{BufferUsages, CommandEncoderDescriptor};
+
+pub use find::{Api, Device, Found, devices};
+
+use fault::Faults;
+pub(crate) use memory::{Block, Pool};
+pub(crate) use record::{Access, Arg, Kernel, Launch, Param};
+use record::{Pipeline, Recorded};
+
+/// What a device was asked to do so far. Differences tell what a step cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Kernels that were launched.
+    pub dispatches: usize,
+    /// Times that work was handed over.
+    pub submits: usize,
+    /// Times that results were waited for and fetched.
+    pub reads: usize,
+}
+
+/// A device, its queue, and what has been recorded for it.
+pub(crate) struct Gpu {
+    about: Device,
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    faults: Faults,
+    pool: Rc<Pool>,
+    pipelines: RefCell<HashMap<Kernel, Rc<Pipeline>>>,
+    groups: RefCell<HashMap<(usize, Vec<u64>), wgpu::BindGroup>>,
+    recorded: RefCell<Vec<Recorded>>,
+    /// The parameters of what is recorded, each aligned as the device wants it.
+    params: RefCell<Vec<u8>>,
+    params_buffer: wgpu::Buffer,
+    /// Where results are fetched from.
+    staging: RefCell<Option<wgpu::Buffer>>,
+    counts: Cell<Counts>,
+}
+
+/// Bytes for the parameters of what is handed over at once.
+const PARAMS: u64 = 1 << 20;
+/// Bind groups that are kept. A step of a large model has a few thousand.
+const GROUPS: usize = 1 << 14;
+/// Bytes written ahead of the device before it is waited for.
+const AHEAD: usize = 64 << 20;
+
+impl Gpu {
+    /// Opens a device with all that it offers.
+    pub(crate) fn open(found: &Found) -> Result<Gpu> {
+        let about = found.about().clone();
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("tallow"),
+            required_limits: found.limits(),
+            memory_hints: wgpu::MemoryHints::MemoryUsage,
+            ..Default::default()
+        };
+        let opened = now(found.adapter().request_device(&descriptor));
+        let (device, queue) =
+            opened.map_err(|e| Error::Device { device: about.name.clone(), why: e.to_string() })?;
+        let faults = Faults::watch(&device, about.name.clone());
+        let params_buffer = device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("params"),
+            size: PARAMS,
+            usage: BufferUsages::UNIFORM | BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        let gpu = Gpu {
+            pool: Rc::new(Pool::new(device.limits().max_storage_buffer_binding_size)),
+            about,
+            device,
+            queue,
+            faults,
+            pipelines: RefCell::default(),
+            groups: RefCell::default(),
+            recorded: RefCell::default(),
+            params: RefCell::default(),
+            params_buffer,
+            staging: RefCell::default(),
+            counts: Cell::default(),
+        };
+        gpu.faults.check()?;
+        Ok(gpu)
+    }
+
+    pub(crate) fn about(&self) -> &Device {
+        &self.about
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts.get()
+    }
+
+    pub(crate) fn limits(&self) -> wgpu::Limits {
+        self.device.limits()
+    }
+
+    fn count(&self, add: impl FnOnce(&mut Counts)) {
+        let mut counts = self.counts.get();
+        add(&mut counts);
+        self.counts.set(counts);
+    }
+
+    /// Memory of at least so many bytes, one block. More than a binding can hold is refused here: tensors are cut before.
+    pub(crate) fn alloc(&self, bytes: u64) -> Result<Block> {
+        let full = match self.pool.alloc(&self.device, &self.faults, bytes) {
+            Err(full @ Error::OutOfMemory { .. }) if bytes <= self.pool.most() => full,
+            other => return other,
+        };
+        // What nobody uses is given back, and everything that still points at it.
+        self.submit()?;
+        self.groups.borrow_mut().clear();
+        if !self.pool.trim() {
+            return Err(full);
+        }
+        self.wait()?;
+        self.pool.alloc(&self.device, &self.faults, bytes)
+    }
+
+    /// Bytes that one block may have.
+    pub(crate) fn most(&self) -> u64 {
+        self.pool.most()
+    }
+
+    /// Writes bytes, a multiple of four of them, into a block.
+    pub(crate) fn write(&self, to: &Block, at: u64, bytes: &[u8]) -> Result<()> {
+        // What has been recorded would otherwise see what is written only now.
+        self.submit()?;
+        for (i, part) in bytes.chunks(AHEAD).enumerate() {
+            self.queue.write_buffer(to.buffer(), at + (i * AHEAD) as u64, part);
+            if part.len() == AHEAD {
+                self.queue.submit([]);
+                self.wait()?;
+            }
+        }
+        self.faults.check()
+    }
+
+    /// Writes zeros over a whole block.
+    pub(crate) fn clear(&self, block: &Block) {
+        self.recorded.borrow_mut().push(Recorded::Clear(block.buffer().clone()));
+    }
+
+    /// Fetches some bytes of each of some blocks, in one go. Starts and lengths are multiples of four.
+    pub(crate) fn read(&self, wanted: &[(&Block, u64, u64)]) -> Result<Vec<u8>> {
+        let total: u64 = wanted.iter().map(|(_, _, len)| len).sum();
+        if total == 0 {
+            return Ok(Vec::new());
+        }
+        let staging = self.staging(total)?;
+        let mut at = 0;
+        for (block, start, len) in wanted.iter().filter(|(_, _, len)| *len > 0) {
+            let (from, to) = (block.buffer().clone(), staging.clone());
+            self.recorded.borrow_mut().push(Recorded::Fetch { from, start: *start, to, at, len: *len });
+            at += len;
+        }
+        self.submit()?;
+        self.count(|c| c.reads += 1);
+        let (tell, told) = std::sync::mpsc::channel();
+        staging.map_async(wgpu::MapMode::Read, 0..total, move |mapped| drop(tell.send(mapped)));
+        self.wait()?;
+        let failed = |why: String| Error::Device { device: self.about.name.clone(), why };
+        match told.try_recv() {
+            Ok(Ok(())) => {}
+            _ => return Err(failed("its results could not be fetched".into())),
+        }
+        let bytes = staging.get_mapped_range(0..total).map_err(|e| failed(e.to_string()))?.to_vec();
+        staging.unmap();
+        self.faults.check()?;
+        Ok(bytes)
+    }
+
+    /// A buffer that the host can read, kept from one time to the next.
+    fn staging(&self, bytes: u64) -> Result<wgpu::Buffer> {
+        let mut kept = self.staging.borrow_mut();
+        if let Some(buffer) = kept.as_ref().filter(|b| b.size() >= bytes) {
+            return Ok(buffer.clone());
+        }
+        let (size, usage) = (bytes.next_power_of_two(), BufferUsages::MAP_READ | BufferUsages::COPY_DST);
+        let buffer = self.faults.buffer(&self.device, size, usage)?;
+        *kept = Some(buffer.clone());
+        Ok(buffer)
+    }
+
+    /// Waits until the device has done what was handed over.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let polled = self.device.poll(wgpu::PollType::wait_indefinitely());
+        self.faults.check()?;
+        let failed =
+            |e: wgpu::PollError| Error::Device { device: self.about.name.clone(), why: e.to_string() };
+        polled.map(|_| ()).map_err(failed)
+    }
+
+    /// Hands over what has been recorded. At most one submission is under way while the next is recorded, so that a
+    /// request that is given up does not have to wait for many.
+    pub(crate) fn submit(&self) -> Result<()> {
+        let recorded = std::mem::take(&mut *self.recorded.borrow_mut());
+        if recorded.is_empty() {
+            return self.faults.check();
+        }
+        let mut params = self.params.borrow_mut();
+        self.wait()?;
+        if !params.is_empty() {
+            self.queue.write_buffer(&self.params_buffer, 0, &params);
+            params.clear();
+        }
+        let mut encoder = self.device.create_command_encoder(&CommandEncoderDescriptor::default());
+        record::encode(&mut encoder, &recorded);
+        self.queue.submit([encoder.finish()]);
+        self.count(|c| c.submits += 1);
+        self.faults.check()
+    }
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.about.name)
+    }
+}
+
+/// The result of a future of wgpu's. On the systems that we run on they are finished when they are made, or after a
+/// short while on another thread.
+fn now<F: Future>(future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    loop {
+        if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,41 @@
+// The k largest of a row, one after another: each is the largest of those that come after the last in the order of
+// value, then column.
+
+struct Found { key: u32, column: u32 }
+var<workgroup> found: array<Found, 256>;
+
+// Greater for greater numbers; both zeros are the same, and NaN is the least.
+fn key(x: f32) -> u32 {
+  let bits = bitcast<u32>(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) { return 0u; }
+  if ((bits & 0x7fffffffu) == 0u) { return 0x80000000u; }
+  return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
+}
+fn before(a: Found, b: Found) -> bool { return a.key > b.key || (a.key == b.key && a.column < b.column); }
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) id: u32) {
+  let row = p.x_at + wg.x * p.x_stride;
+  // Before every column there is.
+  var last = Found(0xffffffffu, 0u);
+  for (var n = 0u; n < p.k; n++) {
+    // After every column there is.
+    var best = Found(0u, 0xffffffffu);
+    for (var c = id; c < p.cols; c += 256u) {
+      let here = Found(key(x[row + c]), c);
+      if (before(last, here) && before(here, best)) { best = here; }
+    }
+    found[id] = best;
+    workgroupBarrier();
+    for (var half = 128u; half > 0u; half /= 2u) {
+      if (id < half && before(found[id + half], found[id])) { found[id] = found[id + half]; }
+      workgroupBarrier();
+    }
+    last = found[0];
+    if (id == 0u) {
+      values[p.values_at + wg.x * p.values_stride + n] = x[row + last.column];
+      ids[p.ids_at + wg.x * p.ids_stride + n] = last.column;
+    }
+    workgroupBarrier();
+  }
+}

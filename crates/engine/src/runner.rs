@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use bytemuck::cast_slice_mut;
 use tallow_core::ops::TopK;
-use tallow_core::{Backend, Error, Memory, StepPlan, Tensor};
+use tallow_core::{Backend, Error, Reading, StepPlan, Tensor};
 use tallow_models::decoder::Decoder;
 
 use crate::kv::{KvPool, KvShape};
@@ -75,71 +76,140 @@ impl<B: Backend> Runner<B> {
     /// alone.
     pub fn run(&self, batch: &Batch, asked: &[Asked<'_>]) -> Result<Vec<Result<Outcome, NotFinite>>, Error> {
         let logits = self.logits(batch)?;
-        let plain = |(part, asked): (&Part, &Asked<'_>)| {
-            part.logits.samples() && asked.sampler.how().is_plain_greedy()
-        };
-        let best = match batch.parts.iter().zip(asked).any(plain) {
-            true => Some(self.best(&logits)?),
-            false => None,
-        };
-        let mut row = 0;
-        let mut outcomes = Vec::new();
-        for (part, asked) in batch.parts.iter().zip(asked) {
-            let rows = row..row + outputs(part);
-            row = rows.end;
-            outcomes.push(self.outcome(part, asked, rows, &logits, best.as_deref())?);
+        let mut end = 0;
+        let needs = batch.parts.iter().zip(asked).map(|(part, asked)| {
+            let first = end;
+            end += outputs(part);
+            Needs::new(part, asked, first..end, logits.cols())
+        });
+        let needs: Vec<Needs> = needs.collect();
+        let (mut rows, likely) = self.read(&logits, &needs)?;
+        let mut rows = rows.chunks_exact_mut(logits.cols().max(1));
+        let parts = batch.parts.iter().zip(asked).zip(&needs);
+        let outcomes = parts.map(|((part, asked), needs)| {
+            let rows = rows.by_ref().take(needs.rows()).collect();
+            outcome(part, asked, rows, needs.likely.map(|of| likely.of(of)))
+        });
+        Ok(outcomes.collect())
+    }
+
+    /// Reads what is needed of a step's logits, all of it at once: the whole rows, and the most likely tokens.
+    fn read(&self, logits: &Tensor<B>, needs: &[Needs]) -> Result<(Vec<f32>, Likely), Error> {
+        let whole = runs(needs.iter().flat_map(|n| n.whole.clone()));
+        let whole: Vec<Tensor<B>> = whole.into_iter().map(|rows| logits.row_range(rows)).collect();
+        let few: Vec<(usize, usize)> = needs.iter().filter_map(|n| n.likely).collect();
+        let (first, end) = (few.first().map_or(0, |l| l.0), few.last().map_or(0, |l| l.0 + 1));
+        let k = few.iter().map(|l| l.1).max().unwrap_or(1);
+        let x = logits.row_range(first..end);
+        let top = if few.is_empty() { None } else { Some(self.b.run(TopK { x: &x, k })?) };
+
+        let mut rows = vec![0.0; whole.iter().map(Tensor::len).sum()];
+        let count = (end - first) * k;
+        let mut likely = Likely { first, k, tokens: vec![0; count], logits: vec![0.0; count] };
+        let (mut left, mut wanted) = (&mut rows[..], Vec::new());
+        for from in &whole {
+            let (to, others) = left.split_at_mut(from.len());
+            left = others;
+            wanted.push(Reading { from, to: cast_slice_mut(to) });
         }
-        Ok(outcomes)
+        if let Some(top) = &top {
+            wanted.push(Reading { from: &top.ids, to: cast_slice_mut(&mut likely.tokens) });
+            wanted.push(Reading { from: &top.values, to: cast_slice_mut(&mut likely.logits) });
+        }
+        if !wanted.is_empty() {
+            self.b.read(&mut wanted)?;
+        }
+        Ok((rows, likely))
+    }
+}
+
+/// What a part needs of a step's logits.
+#[derive(Debug)]
+struct Needs {
+    /// Rows that are needed whole: those that are scored, and the one to sample from if all of it is looked at.
+    whole: [Range<usize>; 2],
+    /// The row to sample from if its most likely tokens are enough, and how many of them.
+    likely: Option<(usize, usize)>,
+}
+
+impl Needs {
+    /// Of a part that has these `rows` of logits.
+    fn new(part: &Part, asked: &Asked<'_>, rows: Range<usize>, vocab: usize) -> Needs {
+        let scored = rows.start..rows.start + scored(part, asked).len();
+        let last = rows.end.saturating_sub(1)..rows.end;
+        match (part.logits.samples(), asked.sampler.how().looks_at()) {
+            (false, _) => Needs { whole: [scored, 0..0], likely: None },
+            (true, None) => Needs { whole: [scored, last], likely: None },
+            (true, Some(k)) => Needs { whole: [scored, 0..0], likely: Some((last.start, k.min(vocab))) },
+        }
     }
 
-    /// The largest logit of each row, found on the device, and its token.
-    fn best(&self, logits: &Tensor<B>) -> Result<Vec<(u32, f32)>, Error> {
-        let top = self.b.run(TopK { x: logits, k: 1 })?;
-        let (ids, values) = (self.b.download::<u32>(&top.ids)?, self.b.download::<f32>(&top.values)?);
-        Ok(ids.into_iter().zip(values).collect())
+    /// How many whole rows.
+    fn rows(&self) -> usize {
+        self.whole.iter().map(Range::len).sum()
     }
+}
 
-    fn outcome(
-        &self,
-        part: &Part,
-        asked: &Asked<'_>,
-        rows: Range<usize>,
-        logits: &Tensor<B>,
-        best: Option<&[(u32, f32)]>,
-    ) -> Result<Result<Outcome, NotFinite>, Error> {
-        let mut outcome = Outcome::default();
-        if let Wanted::All { .. } = part.logits {
-            let top = asked.sampler.how().logprobs.unwrap_or(0);
-            // Row i is about the token after it, as far as the prompt goes.
+/// The most likely tokens of some rows.
+#[derive(Debug)]
+struct Likely {
+    /// The first of these rows.
+    first: usize,
+    /// Tokens of each.
+    k: usize,
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+}
+
+impl Likely {
+    /// The `k` most likely tokens of a row, and their logits.
+    fn of(&self, (row, k): (usize, usize)) -> (&[u32], &[f32]) {
+        let at = (row - self.first) * self.k;
+        (&self.tokens[at..at + k], &self.logits[at..at + k])
+    }
+}
+
+/// What a part gives, by the whole rows that it needs, in order, or by the most likely tokens of its last.
+fn outcome(
+    part: &Part,
+    asked: &Asked<'_>,
+    rows: Vec<&mut [f32]>,
+    likely: Option<(&[u32], &[f32])>,
+) -> Result<Outcome, NotFinite> {
+    let (sampler, mut rows) = (asked.sampler, rows.into_iter());
+    let top = sampler.how().logprobs.unwrap_or(0);
+    let prompt = scored(part, asked).iter().zip(rows.by_ref());
+    let prompt = prompt.map(|(token, row)| sampler::score(row, *token, top)).collect::<Result<_, _>>()?;
+    let place = part.start + part.tokens.len();
+    let next = match (likely, rows.next()) {
+        (Some((tokens, logits)), _) => Some(sampler.choose_among(tokens, logits, place)?),
+        (None, Some(row)) => Some(sampler.choose(row, place)?),
+        (None, None) => None,
+    };
+    Ok(Outcome { next, prompt })
+}
+
+/// The prompt tokens that a part's first rows of logits are about: row i is about the token after it.
+fn scored<'a>(part: &Part, asked: &Asked<'a>) -> &'a [u32] {
+    match part.logits {
+        Wanted::All { .. } => {
             let following = asked.prompt.get(part.start + 1..).unwrap_or_default();
-            for (row, token) in rows.clone().zip(following) {
-                match sampler::score(&self.read(logits, row)?, *token, top) {
-                    Ok(scored) => outcome.prompt.push(scored),
-                    Err(bad) => return Ok(Err(bad)),
-                }
-            }
+            &following[..following.len().min(part.tokens.len())]
         }
-        if part.logits.samples() {
-            let last = rows.end - 1;
-            let plain = asked.sampler.how().is_plain_greedy();
-            let chosen = match best.map(|best| best[last]).filter(|_| plain) {
-                Some((token, value)) if value.is_finite() => {
-                    Ok(Choice { token, logprob: None, top: Vec::new() })
-                }
-                Some(_) => Err(NotFinite),
-                None => asked.sampler.choose(&mut self.read(logits, last)?, part.start + part.tokens.len()),
-            };
-            match chosen {
-                Ok(choice) => outcome.next = Some(choice),
-                Err(bad) => return Ok(Err(bad)),
-            }
-        }
-        Ok(Ok(outcome))
+        Wanted::None | Wanted::Last => &[],
     }
+}
 
-    fn read(&self, logits: &Tensor<B>, row: usize) -> Result<Vec<f32>, Error> {
-        self.b.download(&logits.row_range(row..row + 1))
+/// The same rows, in as few ranges as possible.
+fn runs(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for range in ranges.filter(|range| !range.is_empty()) {
+        match runs.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => runs.push(range),
+        }
     }
+    runs
 }
 
 /// Rows of logits that a part has.

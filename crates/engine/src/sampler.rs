@@ -4,7 +4,11 @@
 //! The draw depends on the seed and on the place in the sequence, and on nothing else: the same request gives the same
 //! text in any company, and again after its sequence had to be computed twice.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
+
+/// The most tokens that a device is asked to find. What models recommend for top-k is 20 to 64.
+const FEW: usize = 64;
 
 /// How to choose tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,9 +61,14 @@ impl Sampling {
         Sampling { temperature: 0.0, ..Sampling::default() }
     }
 
-    /// Is the largest logit all that is needed? Then a device finds it and no logits are read.
-    pub fn is_plain_greedy(&self) -> bool {
-        self.temperature == 0.0 && self.bias.is_empty() && !self.penalises() && self.logprobs.is_none()
+    /// How many of the most likely tokens are all that choosing looks at, where those are few. Then a device finds
+    /// them, and the other logits are never read.
+    pub fn looks_at(&self) -> Option<usize> {
+        if !self.bias.is_empty() || self.penalises() || self.logprobs.is_some() {
+            return None;
+        }
+        let most = if self.temperature <= 0.0 { 1 } else { self.top_k };
+        (1..=FEW).contains(&most).then_some(most)
     }
 
     fn penalises(&self) -> bool {
@@ -121,23 +130,26 @@ impl Sampler {
 
     /// The token for `place`, the number of tokens before it. Changes `logits`.
     pub fn choose(&self, logits: &mut [f32], place: usize) -> Result<Choice, NotFinite> {
-        // Minus infinity is a way to say never; anything else that is not finite is damage.
-        let finite = logits.iter().fold((false, false), |(some, bad), x| {
-            (some | x.is_finite(), bad | x.is_nan() | (*x == f32::INFINITY))
-        });
-        if finite != (true, false) {
-            return Err(NotFinite);
-        }
+        check(logits)?;
         let raw = self.how.logprobs.map(|top| (logits.to_vec(), top));
         self.adjust(logits);
-        let token = match self.how.temperature {
-            t if t <= 0.0 => largest(logits),
-            t => self.draw(logits, t, place),
-        };
+        let token = self.pick((0..).zip(logits.iter().copied()), place);
         match raw {
             Some((raw, top)) => score(&raw, token, top),
             None => Ok(Choice { token, logprob: None, top: Vec::new() }),
         }
+    }
+
+    /// The same from the most likely tokens alone: as many as the settings [look at](Sampling::looks_at), or all
+    /// there are; of equals those with the lower numbers.
+    ///
+    /// It differs from `choose` in one thing: NaN counts as smallest, so one among the logits that are not here goes
+    /// unnoticed, and its token is not chosen. A row that is NaN throughout, or somewhere plus infinity, is an error
+    /// for both.
+    pub fn choose_among(&self, tokens: &[u32], logits: &[f32], place: usize) -> Result<Choice, NotFinite> {
+        check(logits)?;
+        let token = self.pick(tokens.iter().copied().zip(logits.iter().copied()), place);
+        Ok(Choice { token, logprob: None, top: Vec::new() })
     }
 
     /// Bias and penalties.
@@ -156,10 +168,18 @@ impl Sampler {
         }
     }
 
-    fn draw(&self, logits: &[f32], temperature: f32, place: usize) -> u32 {
+    /// One of some tokens, by their logits.
+    fn pick(&self, row: impl Iterator<Item = (u32, f32)> + Clone, place: usize) -> u32 {
+        match self.how.temperature {
+            t if t <= 0.0 => largest(row),
+            t => self.draw(row, t, place),
+        }
+    }
+
+    fn draw(&self, row: impl Iterator<Item = (u32, f32)> + Clone, temperature: f32, place: usize) -> u32 {
         let how = &self.how;
-        let k = if how.top_k == 0 { logits.len() } else { how.top_k };
-        let mut left = candidates(logits, temperature, k);
+        let k = if how.top_k == 0 { usize::MAX } else { how.top_k };
+        let mut left = candidates(row, temperature, k);
         if how.typical_p < 1.0 {
             left = typical(left, how.typical_p);
         }
@@ -187,21 +207,26 @@ impl Sampler {
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     token: u32,
+    logit: f32,
     weight: f64,
 }
 
-/// The `k` most likely tokens, most likely first, of equals the one with the lower number. Weights are in proportion
-/// to probabilities, the first being 1.
-fn candidates(logits: &[f32], temperature: f32, k: usize) -> Vec<Candidate> {
-    let top = logits.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
+/// The most likely first, of equals the one with the lower number. By their logits, because weights of different
+/// logits can be equal; and as a device compares numbers, to which 0 and -0 are equal.
+fn order(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
+}
+
+/// The `k` most likely tokens, in order. Weights are in proportion to probabilities, the first being 1.
+fn candidates(row: impl Iterator<Item = (u32, f32)> + Clone, temperature: f32, k: usize) -> Vec<Candidate> {
+    let top = row.clone().fold(f32::NEG_INFINITY, |m, (_, x)| m.max(x));
     let weight = |x: f32| f64::from((x - top) / temperature).exp();
     // Below this share even a whole vocabulary of them comes to nothing; leaving them out saves sorting them.
     const NOTHING: f64 = 1e-12;
-    let all = logits.iter().enumerate().map(|(i, x)| Candidate { token: i as u32, weight: weight(*x) });
+    let all = row.map(|(token, logit)| Candidate { token, logit, weight: weight(logit) });
     let mut all: Vec<Candidate> = all.filter(|c| c.weight > NOTHING).collect();
-    let order = |a: &Candidate, b: &Candidate| b.weight.total_cmp(&a.weight).then(a.token.cmp(&b.token));
-    if k < all.len() && k > 0 {
-        all.select_nth_unstable_by(k - 1, order);
+    if k < all.len() {
+        all.select_nth_unstable_by(k.saturating_sub(1), order);
         all.truncate(k);
     }
     all.sort_unstable_by(order);
@@ -218,7 +243,7 @@ fn typical(mut left: Vec<Candidate>, p: f32) -> Vec<Candidate> {
         far(a).total_cmp(&far(b)).then(a.token.cmp(&b.token))
     });
     keep_until(&mut left, f64::from(p) * total);
-    left.sort_by(|a, b| b.weight.total_cmp(&a.weight).then(a.token.cmp(&b.token)));
+    left.sort_unstable_by(order);
     left
 }
 
@@ -234,9 +259,17 @@ fn keep_until(left: &mut Vec<Candidate>, enough: f64) {
     left.truncate(count);
 }
 
-fn largest(logits: &[f32]) -> u32 {
-    let best = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
-    (0..logits.len()).fold(0, best) as u32
+/// The first of those with the largest logit.
+fn largest(row: impl Iterator<Item = (u32, f32)>) -> u32 {
+    row.reduce(|best, next| if next.1 > best.1 { next } else { best }).map_or(0, |(token, _)| token)
+}
+
+/// Minus infinity is a way to say never; anything else that is not finite is damage.
+fn check(logits: &[f32]) -> Result<(), NotFinite> {
+    let finite = logits.iter().fold((false, false), |(some, bad), x| {
+        (some | x.is_finite(), bad | x.is_nan() | (*x == f32::INFINITY))
+    });
+    if finite == (true, false) { Ok(()) } else { Err(NotFinite) }
 }
 
 /// The `n` largest logits' tokens, largest first.

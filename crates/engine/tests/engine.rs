@@ -14,7 +14,7 @@ use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Event, Failure, Finish, Info, Request};
 use tallow_engine::kv::KvShape;
 use tallow_engine::runner::Runner;
-use tallow_engine::sampler::Sampling;
+use tallow_engine::sampler::{Choice, Sampling};
 use tallow_engine::scheduler::{Limits, Unfit};
 use tallow_models::decoder::Decoder;
 use tallow_models::formats::Settings;
@@ -97,6 +97,16 @@ fn tokens(events: &[Event]) -> Vec<u32> {
     events.iter().filter_map(token).collect()
 }
 
+/// What was scored and chosen.
+fn choices(events: &[Event]) -> Vec<Choice> {
+    let choices = |e: &Event| match e {
+        Event::Prompt(scored) => scored.clone(),
+        Event::Piece { choice, .. } => vec![choice.clone()],
+        _ => Vec::new(),
+    };
+    events.iter().flat_map(choices).collect()
+}
+
 fn text(events: &[Event]) -> String {
     let text = |e: &Event| match e {
         Event::Piece { text, .. } => text.clone(),
@@ -148,19 +158,49 @@ fn an_answer_is_the_models_and_ends_in_one_event() {
 fn many_at_once_say_what_they_say_alone() {
     let (prompt, _) = greedy();
     let prompts: Vec<Vec<u32>> = (0..12).map(|i| prompt.iter().map(|t| 3 + (t + i) % 90).collect()).collect();
-    let sampled = |i: usize| Sampling { temperature: 0.9, top_k: 20, seed: i as u64, ..Sampling::default() };
-    let ask = |i: usize| Request { sampling: sampled(i), ..request(&prompts[i], 30) };
-    let alone: Vec<_> = (0..12).map(|i| tokens(&events(&start(64), ask(i)))).collect();
+    // Each kind looks at the logits in its own way.
+    let sampled = |i: usize| match i % 4 {
+        0 => Sampling { temperature: 0.9, top_k: 20, seed: i as u64, ..Sampling::default() },
+        1 => Sampling::greedy(),
+        2 => Sampling { temperature: 0.9, seed: i as u64, ..Sampling::default() },
+        _ => Sampling { logprobs: Some(2), top_k: 3, seed: i as u64, ..Sampling::default() },
+    };
+    let ask = |i: usize| Request {
+        sampling: sampled(i),
+        score_prompt: i.is_multiple_of(3),
+        ..request(&prompts[i], 30)
+    };
+    let alone: Vec<_> = (0..12).map(|i| choices(&events(&start(64), ask(i)))).collect();
+    assert_eq!(alone[3].len(), prompt.len() - 1 + 30);
     // Too few pages for all: some have to give way.
     let handle = start(32);
     let mut receivers: Vec<_> = (0..12).map(|i| handle.submit(ask(i)).unwrap()).collect();
     for (i, r) in receivers.iter_mut().enumerate() {
         let got: Vec<Event> = std::iter::from_fn(|| r.blocking_recv()).collect();
-        assert_eq!(tokens(&got), alone[i], "request {i}");
+        assert_eq!(choices(&got), alone[i], "request {i}");
         assert_eq!(ends(&got), 1);
     }
     assert!(handle.stats().preemptions.load(Ordering::Relaxed) > 0);
     comes_to_rest(&handle);
+}
+
+#[test]
+fn the_most_likely_tokens_say_what_whole_rows_say() {
+    let handle = start(64);
+    let (prompt, _) = greedy();
+    for (seed, top_k) in [1, 2, 7, 40, 64, 500].into_iter().enumerate() {
+        let few = Sampling { temperature: 1.5, top_k, top_p: 0.95, seed: seed as u64, ..Sampling::default() };
+        // A bias that changes nothing, so that all logits are looked at.
+        let all = Sampling { bias: vec![(0, 0.0)], ..few.clone() };
+        assert_eq!((few.looks_at(), all.looks_at()), (Some(top_k).filter(|k| *k <= 64), None));
+        let say = |sampling| {
+            let asked = Request { sampling, ignore_end: true, ..request(&prompt, 40) };
+            tokens(&events(&handle, asked))
+        };
+        let (few, all) = (say(few), say(all));
+        assert_eq!(few.len(), 40);
+        assert_eq!(few, all, "the top {top_k}");
+    }
 }
 
 /// Each of them would fill the cache alone. They give way to each other, and that comes to an end.

@@ -3,7 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use proptest::prelude::*;
-use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
+use tallow_core::ops::TopK;
+use tallow_core::{Backend, Memory};
+use tallow_cpu::{Cpu, Isa};
+use tallow_engine::sampler::{Choice, NotFinite, Sampler, Sampling};
 
 fn choose(how: Sampling, prompt: &[u32], logits: &[f32], place: usize) -> u32 {
     Sampler::new(how, prompt).choose(&mut logits.to_vec(), place).unwrap().token
@@ -146,4 +149,83 @@ fn places_and_seeds_differ() {
     distinct.sort_unstable();
     distinct.dedup();
     assert!(distinct.len() > 40);
+}
+
+/// Logits with all that goes wrong: equal ones, some that are equal once the largest is taken from them, zeros of both
+/// signs, numbers that are hardly any, infinities, and now and then what is no number.
+fn treacherous() -> impl Strategy<Value = Vec<f32>> {
+    let near = prop_oneof![Just(1e-8f32), Just(2e-8), Just(-1e-8), Just(0.0), Just(-0.0), Just(1e-40)];
+    let one = prop_oneof![
+        30 => (-6i32..7).prop_map(|x| x as f32 / 2.0),
+        30 => near,
+        20 => -30.0f32..30.0,
+        5 => Just(f32::NEG_INFINITY),
+    ];
+    let flat = (1usize..200, -1.0f32..1.0).prop_map(|(n, x)| vec![x; n]);
+    let some = prop_oneof![2 => prop::collection::vec(one, 1..300), 1 => flat];
+    let odd = prop_oneof![8 => Just(f32::NAN), 1 => Just(f32::INFINITY), 4 => Just(f32::MAX), 4 => Just(f32::NEG_INFINITY)];
+    let odds = prop::collection::vec((any::<prop::sample::Index>(), odd), 1..400);
+    let odds = prop_oneof![3 => Just(Vec::new()), 1 => odds];
+    (some, odds, 0usize..400).prop_map(|(mut logits, odds, most)| {
+        let count = logits.len();
+        odds.iter().take(most).for_each(|(at, x)| logits[at.index(count)] = *x);
+        logits
+    })
+}
+
+/// Settings that look at few tokens.
+fn few() -> impl Strategy<Value = Sampling> {
+    let cut = || prop_oneof![Just(1.0f32), 0.01f32..1.0];
+    let min_p = prop_oneof![Just(0.0f32), 0.0f32..0.5];
+    let top_k = prop_oneof![Just(1usize), Just(2), Just(64), 1usize..=64];
+    let temperature = prop_oneof![1 => Just(0.0f32), 4 => 0.01f32..5.0];
+    (temperature, top_k, cut(), min_p, cut(), any::<u64>()).prop_map(
+        |(temperature, top_k, top_p, min_p, typical_p, seed)| Sampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            typical_p,
+            seed,
+            ..Sampling::default()
+        },
+    )
+}
+
+/// Chooses among the tokens that a device finds.
+fn choose_by_device(b: &Cpu, sampler: &Sampler, logits: &[f32], place: usize) -> Result<Choice, NotFinite> {
+    let k = sampler.how().looks_at().unwrap().min(logits.len());
+    let top = b.run(TopK { x: &b.upload_row(logits).unwrap(), k }).unwrap();
+    let (tokens, logits) = (b.download::<u32>(&top.ids).unwrap(), b.download::<f32>(&top.values).unwrap());
+    sampler.choose_among(&tokens, &logits, place)
+}
+
+#[test]
+fn the_most_likely_tokens_alone_give_the_same_token() {
+    let b = Cpu::new(Isa::best(), 1).unwrap();
+    let config = ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() };
+    let seen = std::cell::RefCell::new(std::collections::BTreeMap::new());
+    let cases = (treacherous(), few(), 0usize..10_000);
+    let outcome = proptest::test_runner::TestRunner::new(config).run(&cases, |(logits, how, place)| {
+        let sampler = Sampler::new(how, &[]);
+        let got = choose_by_device(&b, &sampler, &logits, place);
+        let mut want = sampler.choose(&mut logits.clone(), place);
+        let k = sampler.how().looks_at().unwrap().min(logits.len());
+        let sound = logits.iter().filter(|x| !x.is_nan()).count();
+        let unnoticed = k <= sound && sound < logits.len();
+        if unnoticed {
+            // NaN is not among the most likely: as if its tokens could never be.
+            let never = |x: &f32| if x.is_nan() { f32::NEG_INFINITY } else { *x };
+            want = sampler.choose(&mut logits.iter().map(never).collect::<Vec<_>>(), place);
+        }
+        *seen.borrow_mut().entry((unnoticed, want.is_ok(), k == logits.len())).or_insert(0) += 1;
+        prop_assert_eq!(got, want);
+        Ok(())
+    });
+    outcome.unwrap();
+    // All that can happen does.
+    let seen = seen.into_inner();
+    for case in [(false, true, false), (false, true, true), (false, false, false), (true, true, false)] {
+        assert!(seen.get(&case).is_some_and(|n| *n > 50), "{case:?} of {seen:?}");
+    }
 }

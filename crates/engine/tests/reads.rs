@@ -1,0 +1,164 @@
+//! What a step reads from its device: all at once, and no more than is looked at.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod faulty;
+
+use faulty::Faulty;
+use tallow_core::DType;
+use tallow_engine::kv::KvShape;
+use tallow_engine::pool::BlockId;
+use tallow_engine::runner::{Asked, Outcome, Runner};
+use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
+use tallow_engine::scheduler::{Batch, Part, SeqId, Wanted};
+use tallow_models::Model;
+use tallow_models::decoder::Decoder;
+use tallow_support::golden;
+
+const VOCAB: usize = 96;
+/// The most likely token of the faulty device.
+const LIKELY: u32 = 30;
+
+type Outcomes = Vec<Result<Outcome, NotFinite>>;
+/// Rows and columns of all that was read together.
+type Shapes = Vec<(usize, usize)>;
+
+/// A part of a prompt from its beginning on.
+fn part(tokens: &[u32], logits: Wanted) -> Part {
+    Part { id: SeqId(0), tokens: tokens.to_vec(), start: 0, blocks: vec![BlockId(0), BlockId(1)], logits }
+}
+
+fn decodes(tokens: &[u32], how: Sampling) -> (Part, Sampling, Vec<u32>) {
+    (part(tokens, Wanted::Last), how, tokens.to_vec())
+}
+
+/// Runs a step of parts, each with how it is sampled and its whole prompt. What it gave, and what was read.
+fn step(parts: &[(Part, Sampling, Vec<u32>)]) -> (Outcomes, Vec<Shapes>) {
+    let model = Model::open(&golden("gguf-models/llama-bf16.gguf")).unwrap();
+    assert_eq!(model.spec.vocab, VOCAB);
+    let b = Faulty::default();
+    let decoder = Decoder::load(&b, &model, 128, &mut |_, _| {}).unwrap();
+    let runner = Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages: 3 }).unwrap();
+    runner.backend().reads.borrow_mut().clear();
+    let samplers: Vec<Sampler> = parts.iter().map(|(_, how, p)| Sampler::new(how.clone(), p)).collect();
+    let asked = samplers.iter().zip(parts).map(|(sampler, (_, _, prompt))| Asked { sampler, prompt });
+    let asked: Vec<Asked<'_>> = asked.collect();
+    let batch = Batch { parts: parts.iter().map(|(part, _, _)| part.clone()).collect() };
+    let outcomes = runner.run(&batch, &asked).unwrap();
+    let reads = runner.backend().reads.take();
+    (outcomes, reads)
+}
+
+fn top_k(top_k: usize) -> Sampling {
+    Sampling { top_k, ..Sampling::default() }
+}
+
+fn tokens(outcomes: &[Result<Outcome, NotFinite>]) -> Vec<Option<u32>> {
+    outcomes.iter().map(|o| o.as_ref().unwrap().next.as_ref().map(|c| c.token)).collect()
+}
+
+#[test]
+fn greedy_steps_read_one_token_each() {
+    let parts: Vec<_> = (20..23).map(|t| decodes(&[t], Sampling::greedy())).collect();
+    let (outcomes, reads) = step(&parts);
+    assert_eq!(tokens(&outcomes), [Some(LIKELY); 3]);
+    assert_eq!(reads, [[(3, 1), (3, 1)]]);
+}
+
+#[test]
+fn few_likely_tokens_are_read_alone() {
+    let (_, reads) = step(&[decodes(&[20], top_k(64)), decodes(&[21; 3], top_k(5))]);
+    assert_eq!(reads, [[(2, 64), (2, 64)]]);
+    // Too many, and what needs all the others: a weight in the sum, a penalty, a bias.
+    let penalty = Sampling { repetition_penalty: 1.1, ..top_k(5) };
+    let bias = Sampling { bias: vec![(3, 1.0)], ..top_k(5) };
+    for how in [top_k(65), top_k(0), Sampling { logprobs: Some(0), ..top_k(5) }, penalty, bias] {
+        assert_eq!(step(&[decodes(&[20], how)]).1, [[(1, VOCAB)]]);
+    }
+}
+
+#[test]
+fn a_mixed_step_reads_once() {
+    let whole = Sampling::default();
+    let (outcomes, reads) = step(&[
+        decodes(&[20], Sampling::greedy()),
+        decodes(&[21], whole.clone()),
+        decodes(&[22; 2], whole.clone()),
+        (part(&[23; 5], Wanted::None), whole.clone(), vec![23; 6]),
+        decodes(&[24], top_k(3)),
+        decodes(&[25], whole),
+    ]);
+    let given: Vec<bool> = tokens(&outcomes).iter().map(Option::is_some).collect();
+    assert_eq!(given, [true, true, true, false, true, true]);
+    // Rows 1 and 2, row 4, and the first three tokens of rows 0 to 3.
+    assert_eq!(reads, [[(2, VOCAB), (1, VOCAB), (4, 3), (4, 3)]]);
+}
+
+#[test]
+fn what_is_no_number_is_told_to_its_own_part() {
+    let bad = [20, faulty::NOT_A_NUMBER, 21];
+    let ways = [Sampling::greedy(), top_k(7), Sampling::default()];
+    for ill in 0..ways.len() {
+        let parts: Vec<_> = ways
+            .iter()
+            .enumerate()
+            .map(|(i, how)| decodes(if i == ill { &bad } else { &[20, 21, 22] }, how.clone()))
+            .collect();
+        let (outcomes, reads) = step(&parts);
+        let fails: Vec<bool> = outcomes.iter().map(Result::is_err).collect();
+        assert_eq!(fails, (0..ways.len()).map(|i| i == ill).collect::<Vec<_>>());
+        assert_eq!(reads.len(), 1);
+    }
+    // A prompt that cannot be scored, beside one that can.
+    let scored =
+        |tokens: &[u32]| (part(tokens, Wanted::All { last: true }), Sampling::greedy(), tokens.to_vec());
+    let (outcomes, reads) = step(&[scored(&[20, faulty::NOT_A_NUMBER, 21, 22]), scored(&[20, 21, 22, 23])]);
+    assert_eq!(outcomes[0], Err(NotFinite));
+    let fine = outcomes[1].as_ref().unwrap();
+    assert_eq!((fine.prompt.len(), fine.next.as_ref().map(|c| c.token)), (3, Some(LIKELY)));
+    assert_eq!(reads, [[(3, VOCAB), (3, VOCAB), (5, 1), (5, 1)]]);
+}
+
+#[test]
+fn scored_prompts_read_the_rows_that_are_scored() {
+    let prompt: Vec<u32> = (20..28).collect();
+    let all = |tokens: &[u32], last: bool, how: Sampling| {
+        step(&[(part(tokens, Wanted::All { last }), how, prompt.clone())])
+    };
+    let scores = |outcomes: &[Result<Outcome, NotFinite>]| {
+        let prompt = &outcomes[0].as_ref().unwrap().prompt;
+        prompt.iter().map(|c| c.token).collect::<Vec<_>>()
+    };
+    // A piece of it, with more to come.
+    let (outcomes, reads) = all(&prompt[..5], false, Sampling::greedy());
+    assert_eq!(scores(&outcomes), prompt[1..6]);
+    assert_eq!(reads, [[(5, VOCAB)]]);
+    // The whole of it, and no answer.
+    let (outcomes, reads) = all(&prompt, false, Sampling::greedy());
+    assert_eq!((scores(&outcomes), tokens(&outcomes)), (prompt[1..].to_vec(), vec![None]));
+    assert_eq!(reads, [[(7, VOCAB)]]);
+    // And the first token of an answer.
+    let (outcomes, reads) = all(&prompt, true, Sampling::greedy());
+    assert_eq!((scores(&outcomes), tokens(&outcomes)), (prompt[1..].to_vec(), vec![Some(LIKELY)]));
+    assert_eq!(reads, [[(7, VOCAB), (1, 1), (1, 1)]]);
+    let (_, reads) = all(&prompt, true, Sampling::default());
+    assert_eq!(reads, [[(8, VOCAB)]]);
+    // A sequence that is computed again, with a token of its answer.
+    let again: Vec<u32> = (20..29).map(|t| if t == 28 { LIKELY } else { t }).collect();
+    let blocks = vec![BlockId(0), BlockId(1), BlockId(2)];
+    let again = Part { blocks, ..part(&again, Wanted::All { last: true }) };
+    let (outcomes, reads) = step(&[(again, Sampling::default(), prompt.clone())]);
+    assert_eq!(scores(&outcomes), prompt[1..]);
+    assert_eq!(reads, [[(7, VOCAB), (1, VOCAB)]]);
+}
+
+#[test]
+fn a_step_without_outputs_reads_nothing() {
+    let (outcomes, reads) = step(&[
+        (part(&[20; 5], Wanted::None), Sampling::greedy(), vec![20; 9]),
+        (part(&[21; 3], Wanted::None), Sampling::default(), vec![21; 9]),
+        (part(&[22], Wanted::All { last: false }), Sampling::greedy(), vec![22]),
+    ]);
+    assert_eq!(tokens(&outcomes), [None; 3]);
+    assert!(reads.is_empty(), "{reads:?}");
+}

@@ -18,8 +18,15 @@ use crate::weights::{self, LANES, Stored};
 
 /// A GPU as a device.
 pub struct Wgpu {
-    pub(crate) gpu: Gpu,
+    pub(crate) gpu: Rc<Gpu>,
     trace: Trace,
+}
+
+/// Shares the device, its memory and its compiled kernels, but records launches of its own.
+impl Clone for Wgpu {
+    fn clone(&self) -> Wgpu {
+        Wgpu { gpu: self.gpu.clone(), trace: Trace::default() }
+    }
 }
 
 /// A tensor's memory. What is larger than a kernel can see at once lies in several blocks, each with the same number of
@@ -51,7 +58,7 @@ impl Wgpu {
     /// Opens a device.
     pub fn open(found: &Found) -> Result<Wgpu> {
         found.check()?;
-        Ok(Wgpu { gpu: Gpu::open(found)?, trace: Trace::default() })
+        Ok(Wgpu { gpu: Rc::new(Gpu::open(found)?), trace: Trace::default() })
     }
 
     /// What is known of the device.

@@ -8,11 +8,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use tallow_core::{Backend, Error};
-use tokio::sync::mpsc::UnboundedSender;
 
 use crate::answer::{Answer, Said};
 use crate::handle::{
-    Alive, Command, Done, EngineHandle, Event, Failure, Finish, Info, Place, Submission, Timings,
+    Alive, Command, Done, EngineHandle, Event, Failure, Finish, Info, Listener, Submission, Timings,
 };
 use crate::pool::{BlockPool, Chain};
 use crate::runner::{Asked, Outcome, Runner};
@@ -21,17 +20,21 @@ use crate::scheduler::{Batch, Limits, NewSeq, Scheduler, SeqId, Unfit};
 
 /// A model, its cache, its requests.
 pub struct Engine<B: Backend> {
-    runner: Runner<B>,
-    scheduler: Scheduler,
-    requests: HashMap<SeqId, Active>,
-    commands: Receiver<Command>,
+    // Dropped in this order, whatever ends it: everybody knows, those who wait are told, and then the device is let go.
     alive: Alive,
+    commands: Receiver<Command>,
+    requests: HashMap<SeqId, Active>,
+    scheduler: Scheduler,
+    runner: Runner<B>,
     /// Keyed anew in each process, so that nobody can make two salts meet.
     salts: std::hash::RandomState,
     next_id: u64,
     /// When to end, once that is asked for.
     drain: Option<Instant>,
 }
+
+/// What each part of a batch gave.
+type Outcomes = Vec<Result<Outcome, NotFinite>>;
 
 /// A request that has been taken.
 struct Active {
@@ -44,21 +47,12 @@ struct Active {
     submitted: Instant,
     started: Option<Instant>,
     first: Option<Instant>,
-    events: UnboundedSender<Event>,
-    /// Has it had its last event?
-    ended: bool,
-    _place: Place,
+    listener: Listener,
 }
 
 impl Active {
-    fn say(&self, event: Event) {
-        // If nobody listens, the next turn of the loop drops the request.
-        let _ = self.events.send(event);
-    }
-
     fn fail(mut self, why: Failure) {
-        self.ended = true;
-        self.say(Event::Failed(why));
+        self.listener.tell(Event::Failed(why));
     }
 
     fn done(mut self, text: String, reason: Finish) {
@@ -67,8 +61,7 @@ impl Active {
         let first = self.first.unwrap_or(now);
         let timings =
             Timings { queue: started - self.submitted, prefill: first - started, decode: now - first };
-        self.ended = true;
-        self.say(Event::Done(Done {
+        self.listener.tell(Event::Done(Done {
             text,
             reason,
             prompt_tokens: self.prompt.len(),
@@ -79,13 +72,19 @@ impl Active {
     }
 }
 
-impl Drop for Active {
-    /// Whatever happens to the engine, a request gets its last event.
-    fn drop(&mut self) {
-        if !self.ended {
-            self.say(Event::Failed(Failure::Broken(
-                "the engine stopped while it served this request".into(),
-            )));
+/// Why a step failed.
+enum Fault {
+    /// The device is gone, and with it everything.
+    Lost(String),
+    /// One of its sequences is at fault, or something that may not happen again.
+    Step(String),
+}
+
+impl From<Error> for Fault {
+    fn from(e: Error) -> Fault {
+        match e {
+            Error::Lost { .. } => Fault::Lost(e.to_string()),
+            e => Fault::Step(e.to_string()),
         }
     }
 }
@@ -120,26 +119,38 @@ impl<B: Backend> Engine<B> {
         alive: Alive,
     ) -> Engine<B> {
         let (requests, salts) = (HashMap::new(), std::hash::RandomState::new());
-        Engine { runner, scheduler, requests, commands, alive, salts, next_id: 0, drain: None }
+        Engine { alive, commands, requests, scheduler, runner, salts, next_id: 0, drain: None }
     }
 
-    /// Serves until nobody can ask any more, or until it has drained.
+    /// Serves until nobody can ask any more, until it has drained, or until the device is lost.
     pub fn run(mut self) {
+        let why = self.serve();
+        // Nothing is taken from here on. Whoever still waits, here or on the way here, is told why when it is dropped.
+        self.alive.end(why);
+        for (id, _) in self.requests.drain() {
+            self.scheduler.drop_seq(id);
+        }
+        self.publish_stats();
+    }
+
+    /// The loop. Says why it ended.
+    fn serve(&mut self) -> Failure {
         while self.listen() {
             // Journey, stop 3: the engine's loop. Commands, the next batch, its tokens, the events.
             self.forget_abandoned();
             if let Some(batch) = self.scheduler.next_batch() {
                 self.note_started(&batch);
-                self.step(&batch);
+                if let Err(lost) = self.step(&batch) {
+                    tracing::error!("{lost}; all requests fail");
+                    return Failure::Broken(format!("{lost}; restart the server"));
+                }
             }
             if self.scheduler.is_idle() {
                 self.check_pages();
             }
             self.publish_stats();
         }
-        for (_, request) in self.requests.drain() {
-            request.fail(Failure::ShuttingDown);
-        }
+        Failure::ShuttingDown
     }
 
     /// Takes what has been asked. Waits if there is nothing else to do. Is there more to come?
@@ -171,7 +182,7 @@ impl<B: Backend> Engine<B> {
     }
 
     fn take(&mut self, submission: Submission) {
-        let Submission { request, events, place } = submission;
+        let Submission { request, listener } = submission;
         let id = SeqId(self.next_id);
         self.next_id += 1;
         let root = request.salt.map_or(Chain::ROOT, |salt| Chain::salted(self.salts.hash_one(salt)));
@@ -188,9 +199,7 @@ impl<B: Backend> Engine<B> {
             submitted: Instant::now(),
             started: None,
             first: None,
-            events,
-            ended: false,
-            _place: place,
+            listener,
         };
         let vocab = self.alive.info().vocab;
         let unknown =
@@ -204,7 +213,7 @@ impl<B: Backend> Engine<B> {
     /// Drops requests that nobody listens to any more.
     fn forget_abandoned(&mut self) {
         let gone: Vec<SeqId> =
-            self.requests.iter().filter(|(_, r)| r.events.is_closed()).map(|(id, _)| *id).collect();
+            self.requests.iter().filter(|(_, r)| r.listener.is_gone()).map(|(id, _)| *id).collect();
         for id in gone {
             self.scheduler.drop_seq(id);
             self.requests.remove(&id);
@@ -218,43 +227,50 @@ impl<B: Backend> Engine<B> {
             };
             request.started = Some(Instant::now());
             request.cached = self.scheduler.cached(part.id);
-            request.say(Event::Started { cached: request.cached.unwrap_or(0) });
+            request.listener.tell(Event::Started { cached: request.cached.unwrap_or(0) });
         }
     }
 
-    /// Runs a batch. If that fails, each part is run alone, so that only the request at fault fails.
-    fn step(&mut self, batch: &Batch) {
+    /// Runs a batch. If that fails, each part is run alone, so that only the request at fault fails. Fails only where
+    /// the device is lost, and says how.
+    fn step(&mut self, batch: &Batch) -> Result<(), String> {
         self.alive.stats().steps.fetch_add(1, Ordering::Relaxed);
-        let whole = self.run_batch(batch);
-        match whole {
-            Ok(outcomes) => self.commit(batch, outcomes),
-            Err(why) if batch.parts.len() == 1 => self.fail(batch.parts[0].id, why),
-            Err(why) => {
+        match self.run_batch(batch) {
+            Err(Fault::Step(why)) if batch.parts.len() > 1 => {
                 tracing::error!("a step of {} sequences failed: {why}; trying each alone", batch.parts.len());
                 self.alive.stats().failed_steps.fetch_add(1, Ordering::Relaxed);
-                for part in &batch.parts {
+                batch.parts.iter().try_for_each(|part| {
                     let alone = Batch { parts: vec![part.clone()] };
-                    match self.run_batch(&alone) {
-                        Ok(outcomes) => self.commit(&alone, outcomes),
-                        Err(why) => self.fail(part.id, why),
-                    }
-                }
+                    let ran = self.run_batch(&alone);
+                    self.settle(&alone, ran)
+                })
             }
+            ran => self.settle(batch, ran),
         }
+    }
+
+    /// Takes note of how a batch went.
+    fn settle(&mut self, batch: &Batch, ran: Result<Outcomes, Fault>) -> Result<(), String> {
+        match ran {
+            Ok(outcomes) => self.commit(batch, outcomes),
+            Err(Fault::Step(why)) => batch.parts.iter().for_each(|part| self.fail(part.id, why.clone())),
+            Err(Fault::Lost(why)) => return Err(why),
+        }
+        Ok(())
     }
 
     /// Runs a batch; a panic in it is an error like any other.
-    fn run_batch(&self, batch: &Batch) -> Result<Vec<Result<Outcome, NotFinite>>, String> {
+    fn run_batch(&self, batch: &Batch) -> Result<Outcomes, Fault> {
         let asked =
             |id: &SeqId| self.requests.get(id).map(|r| Asked { sampler: &r.sampler, prompt: &r.prompt });
         let asked: Option<Vec<Asked<'_>>> = batch.parts.iter().map(|p| asked(&p.id)).collect();
-        let asked = asked.ok_or("a sequence without a request was scheduled")?;
+        let asked = asked.ok_or_else(|| Fault::Step("a sequence without a request was scheduled".into()))?;
         match catch_unwind(AssertUnwindSafe(|| self.runner.run(batch, &asked))) {
-            Ok(outcomes) => outcomes.map_err(|e: Error| e.to_string()),
+            Ok(outcomes) => Ok(outcomes?),
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
                 let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                Err(format!("an internal error, please report it: {text}"))
+                Err(Fault::Step(format!("an internal error, please report it: {text}")))
             }
         }
     }
@@ -268,7 +284,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Takes note of a step's tokens and tells those who wait for them.
-    fn commit(&mut self, batch: &Batch, outcomes: Vec<Result<Outcome, NotFinite>>) {
+    fn commit(&mut self, batch: &Batch, outcomes: Outcomes) {
         let sampled = batch.parts.iter().zip(&outcomes);
         let sampled: Vec<(SeqId, u32)> =
             sampled.filter_map(|(part, o)| Some((part.id, o.as_ref().ok()?.next.as_ref()?.token))).collect();
@@ -290,7 +306,7 @@ impl<B: Backend> Engine<B> {
         let known = request.scored.saturating_sub(start).min(outcome.prompt.len());
         if outcome.prompt.len() > known {
             request.scored = start + outcome.prompt.len();
-            request.say(Event::Prompt(outcome.prompt[known..].to_vec()));
+            request.listener.tell(Event::Prompt(outcome.prompt[known..].to_vec()));
         }
         let mut end = full.then_some(Finish::Length);
         if let Some(choice) = outcome.next {
@@ -299,9 +315,9 @@ impl<B: Backend> Engine<B> {
             request.sampler.accept(choice.token);
             self.alive.stats().new_tokens.fetch_add(1, Ordering::Relaxed);
             match request.answer.push(choice.token) {
-                Said::More(text) => request.say(Event::Piece { text, choice }),
+                Said::More(text) => request.listener.tell(Event::Piece { text, choice }),
                 Said::Stop(text, stop) => {
-                    request.say(Event::Piece { text, choice });
+                    request.listener.tell(Event::Piece { text, choice });
                     end = Some(Finish::Stop(stop));
                 }
                 Said::End => end = Some(Finish::End),

@@ -1,11 +1,11 @@
 //! [`EngineHandle`]: how everybody else talks to an engine, whatever it runs on.
 //!
 //! Commands go in, events come out, one channel for each request. Dropping the receiver ends the request. Every request
-//! that is taken gets exactly one last event.
+//! that is taken gets exactly one last event, whatever becomes of the engine.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tallow_models::tokenizer::Tokenizer;
@@ -130,19 +130,40 @@ pub enum Command {
 pub struct Submission {
     /// What to do.
     pub request: Request,
-    /// Where to say what happens.
-    pub events: UnboundedSender<Event>,
-    /// Its place among those that are counted; given up when it is dropped.
-    pub place: Place,
+    /// Whom to tell what happens.
+    pub listener: Listener,
 }
 
-/// One of the places for requests that an engine has.
+/// Whoever asked. Holds one of the places for requests that an engine has, and gives it up when it is dropped.
 #[derive(Debug)]
-pub struct Place(Arc<Shared>);
+pub struct Listener {
+    events: UnboundedSender<Event>,
+    /// Has it had its last event?
+    ended: bool,
+    shared: Arc<Shared>,
+}
 
-impl Drop for Place {
+impl Listener {
+    /// Says what happened. After a last event there is nothing more to say.
+    pub fn tell(&mut self, event: Event) {
+        if !self.ended {
+            self.ended = matches!(event, Event::Done(_) | Event::Failed(_));
+            // Whether anybody still listens is asked elsewhere.
+            let _ = self.events.send(event);
+        }
+    }
+
+    /// Does nobody listen any more?
+    pub fn is_gone(&self) -> bool {
+        self.events.is_closed()
+    }
+}
+
+impl Drop for Listener {
+    /// Whatever happens to the engine, and to requests on their way to it: each gets its last event.
     fn drop(&mut self) {
-        self.0.taken.fetch_sub(1, Ordering::AcqRel);
+        self.tell(Event::Failed(self.shared.last_words()));
+        self.shared.taken.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -205,7 +226,19 @@ pub struct Shared {
     pub stats: Stats,
     taken: AtomicUsize,
     draining: AtomicBool,
-    alive: AtomicBool,
+    /// Why the engine has ended, once it has.
+    ended: OnceLock<Failure>,
+}
+
+impl Shared {
+    /// What to tell those who get no answer any more.
+    fn last_words(&self) -> Failure {
+        let stopped = || match self.draining.load(Ordering::Acquire) {
+            true => Failure::ShuttingDown,
+            false => Failure::Broken("the engine has stopped; restart the server".into()),
+        };
+        self.ended.get().cloned().unwrap_or_else(stopped)
+    }
 }
 
 /// A way to an engine. Clones lead to the same one.
@@ -220,7 +253,7 @@ impl EngineHandle {
     pub fn new(info: Info) -> (EngineHandle, std::sync::mpsc::Receiver<Command>, Alive) {
         let (commands, receiver) = std::sync::mpsc::channel();
         let (taken, draining) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let shared = Shared { info, stats: Stats::default(), taken, draining, alive: AtomicBool::new(true) };
+        let shared = Shared { info, stats: Stats::default(), taken, draining, ended: OnceLock::new() };
         let shared = Arc::new(shared);
         (EngineHandle { commands, shared: shared.clone() }, receiver, Alive(shared))
     }
@@ -240,31 +273,36 @@ impl EngineHandle {
         self.shared.taken.load(Ordering::Acquire)
     }
 
-    /// Does it take requests?
-    pub fn is_ready(&self) -> bool {
-        self.is_alive() && !self.shared.draining.load(Ordering::Acquire)
+    /// Does it take requests? If not, why.
+    pub fn ready(&self) -> Result<(), Failure> {
+        match self.is_alive() && !self.shared.draining.load(Ordering::Acquire) {
+            true => Ok(()),
+            false => Err(self.shared.last_words()),
+        }
     }
 
-    /// Is the engine's thread there?
+    /// Does it take requests?
+    pub fn is_ready(&self) -> bool {
+        self.ready().is_ok()
+    }
+
+    /// Does the engine live?
     pub fn is_alive(&self) -> bool {
-        self.shared.alive.load(Ordering::Acquire)
+        self.shared.ended.get().is_none()
     }
 
     /// Hands in a request. What happens to it comes through the receiver; dropping that ends it.
     pub fn submit(&self, request: Request) -> Result<UnboundedReceiver<Event>, Failure> {
-        if self.shared.draining.load(Ordering::Acquire) {
-            return Err(Failure::ShuttingDown);
-        }
+        self.ready()?;
         let most = self.info().slots + self.info().queue;
         let more = |n| (n < most).then_some(n + 1);
         if self.shared.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_err() {
             return Err(Failure::Full(most));
         }
-        let place = Place(self.shared.clone());
         let (events, receiver) = unbounded_channel();
-        let submission = Box::new(Submission { request, events, place });
-        let sent = self.commands.send(Command::Submit(submission));
-        sent.map_err(|_| Failure::Broken("the engine has stopped; restart the server".into()))?;
+        let listener = Listener { events, ended: false, shared: self.shared.clone() };
+        let sent = self.commands.send(Command::Submit(Box::new(Submission { request, listener })));
+        sent.map_err(|_| self.shared.last_words())?;
         Ok(receiver)
     }
 
@@ -276,7 +314,7 @@ impl EngineHandle {
     }
 }
 
-/// Held by the engine's thread. When it goes, everybody knows.
+/// Held by the engine's thread. When it goes, everybody knows that the engine has ended.
 #[derive(Debug)]
 pub struct Alive(Arc<Shared>);
 
@@ -290,10 +328,16 @@ impl Alive {
     pub fn stats(&self) -> &Stats {
         &self.0.stats
     }
+
+    /// Says why the engine ends. From here on it takes nothing more, and whoever gets no answer is told this.
+    pub fn end(&self, why: Failure) {
+        // What was said first stands.
+        let _ = self.0.ended.set(why);
+    }
 }
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        self.0.alive.store(false, Ordering::Release);
+        self.end(self.0.last_words());
     }
 }

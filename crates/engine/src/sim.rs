@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::answer::{Answer, Said};
 use crate::handle::{
-    Alive, Command, Done, EngineHandle, Event, Failure, Finish, Info, Place, Request, Submission, Timings,
+    Alive, Command, Done, EngineHandle, Event, Failure, Finish, Info, Listener, Request, Submission, Timings,
 };
 use crate::sampler::{Choice, Scored};
 use crate::scheduler::Unfit;
-use tokio::sync::mpsc::UnboundedSender;
 
 /// What a simulated engine does.
 #[derive(Clone, Debug)]
@@ -28,9 +27,10 @@ pub struct Script {
 
 /// A simulated engine.
 struct SimEngine {
-    script: Script,
-    commands: Receiver<Command>,
+    // Dropped in this order, as the real one is.
     alive: Alive,
+    commands: Receiver<Command>,
+    script: Script,
     active: Vec<Talk>,
     waiting: Vec<Talk>,
     given: usize,
@@ -41,9 +41,8 @@ struct Talk {
     request: Request,
     answer: Answer,
     new_tokens: usize,
-    events: UnboundedSender<Event>,
+    listener: Listener,
     begun: Instant,
-    _place: Place,
 }
 
 /// Starts a simulated engine.
@@ -51,7 +50,7 @@ pub fn start(info: Info, script: Script) -> EngineHandle {
     let (handle, commands, alive) = EngineHandle::new(info);
     std::thread::spawn(move || {
         let (active, waiting) = (Vec::new(), Vec::new());
-        SimEngine { script, commands, alive, active, waiting, given: 0, drain: None }.run();
+        SimEngine { alive, commands, script, active, waiting, given: 0, drain: None }.run();
     });
     handle
 }
@@ -59,11 +58,11 @@ pub fn start(info: Info, script: Script) -> EngineHandle {
 impl SimEngine {
     fn run(mut self) {
         while self.listen() {
-            self.active.retain(|t| !t.events.is_closed());
-            self.waiting.retain(|t| !t.events.is_closed());
+            self.active.retain(|t| !t.listener.is_gone());
+            self.waiting.retain(|t| !t.listener.is_gone());
             while self.active.len() < self.alive.info().slots && !self.waiting.is_empty() {
-                let talk = self.waiting.remove(0);
-                let _ = talk.events.send(Event::Started { cached: 0 });
+                let mut talk = self.waiting.remove(0);
+                talk.listener.tell(Event::Started { cached: 0 });
                 self.active.push(talk);
             }
             for talk in std::mem::take(&mut self.active) {
@@ -73,9 +72,9 @@ impl SimEngine {
             self.stats();
             std::thread::sleep(self.script.pace);
         }
-        for talk in self.active.drain(..).chain(self.waiting.drain(..)) {
-            let _ = talk.events.send(Event::Failed(Failure::ShuttingDown));
-        }
+        self.alive.end(Failure::ShuttingDown);
+        self.active.clear();
+        self.waiting.clear();
         self.stats();
     }
 
@@ -107,23 +106,16 @@ impl SimEngine {
     }
 
     fn take(&mut self, submission: Submission) {
-        let Submission { request, events, place } = submission;
+        let Submission { request, mut listener } = submission;
         let info = self.alive.info();
         let (prompt, context) = (request.prompt.len(), info.context);
         if prompt + usize::from(request.max_new > 0) > context {
-            let _ = events.send(Event::Failed(Unfit::TooLong { prompt, context }.into()));
+            listener.tell(Event::Failed(Unfit::TooLong { prompt, context }.into()));
             return;
         }
         let stops = (request.stops.clone(), request.stop_tokens.clone());
         let answer = Answer::new(info.tokenizer.clone(), stops.0, stops.1, request.ignore_end);
-        self.waiting.push(Talk {
-            request,
-            answer,
-            new_tokens: 0,
-            events,
-            begun: Instant::now(),
-            _place: place,
-        });
+        self.waiting.push(Talk { request, answer, new_tokens: 0, listener, begun: Instant::now() });
     }
 
     /// Gives one answer its next token. Does it go on?
@@ -133,7 +125,7 @@ impl SimEngine {
             return finish(talk, Finish::Length);
         }
         if self.script.breaks_after.is_some_and(|n| talk.new_tokens >= n) {
-            let _ = talk.events.send(Event::Failed(Failure::Broken("the script says so".into())));
+            talk.listener.tell(Event::Failed(Failure::Broken("the script says so".into())));
             return None;
         }
         self.given += 1;
@@ -142,9 +134,9 @@ impl SimEngine {
         talk.new_tokens += 1;
         let choice = choice(token, talk.request.sampling.logprobs);
         match talk.answer.push(token) {
-            Said::More(text) => drop(talk.events.send(Event::Piece { text, choice })),
+            Said::More(text) => talk.listener.tell(Event::Piece { text, choice }),
             Said::Stop(text, stop) => {
-                let _ = talk.events.send(Event::Piece { text, choice });
+                talk.listener.tell(Event::Piece { text, choice });
                 return finish(talk, Finish::Stop(stop));
             }
             Said::End => return finish(talk, Finish::End),
@@ -168,6 +160,6 @@ fn finish(mut talk: Talk, reason: Finish) -> Option<Talk> {
     let timings = Timings { decode: talk.begun.elapsed(), ..Timings::default() };
     let (prompt_tokens, new_tokens) = (talk.request.prompt.len(), talk.new_tokens);
     let done = Done { text, reason, prompt_tokens, cached_tokens: 0, new_tokens, timings };
-    let _ = talk.events.send(Event::Done(done));
+    talk.listener.tell(Event::Done(done));
     None
 }

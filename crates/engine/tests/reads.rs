@@ -2,18 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
-mod faulty;
+mod common;
 
-use faulty::Faulty;
-use tallow_core::DType;
-use tallow_engine::kv::KvShape;
+use common::{faulty, model, runner};
 use tallow_engine::pool::BlockId;
-use tallow_engine::runner::{Asked, Outcome, Runner};
+use tallow_engine::runner::{Asked, Outcome};
 use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
 use tallow_engine::scheduler::{Batch, Part, SeqId, Wanted};
-use tallow_models::Model;
-use tallow_models::decoder::Decoder;
-use tallow_support::golden;
 
 const VOCAB: usize = 96;
 /// The most likely token of the faulty device.
@@ -34,11 +29,9 @@ fn decodes(tokens: &[u32], how: Sampling) -> (Part, Sampling, Vec<u32>) {
 
 /// Runs a step of parts, each with how it is sampled and its whole prompt. What it gave, and what was read.
 fn step(parts: &[(Part, Sampling, Vec<u32>)]) -> (Outcomes, Vec<Shapes>) {
-    let model = Model::open(&golden("gguf-models/llama-bf16.gguf")).unwrap();
+    let model = model();
     assert_eq!(model.spec.vocab, VOCAB);
-    let b = Faulty::default();
-    let decoder = Decoder::load(&b, &model, 128, &mut |_, _| {}).unwrap();
-    let runner = Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages: 3 }).unwrap();
+    let runner = runner(&model);
     runner.backend().reads.borrow_mut().clear();
     let samplers: Vec<Sampler> = parts.iter().map(|(_, how, p)| Sampler::new(how.clone(), p)).collect();
     let asked = samplers.iter().zip(parts).map(|(sampler, (_, _, prompt))| Asked { sampler, prompt });

@@ -62,12 +62,6 @@ impl ApiError {
         ApiError::field(param, message).code("context_length_exceeded")
     }
 
-    /// The engine's thread has ended.
-    pub(crate) fn dead() -> ApiError {
-        let message = "the engine has stopped, and only a restart of the server helps";
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("engine_stopped")
-    }
-
     pub(crate) fn code(self, code: &'static str) -> ApiError {
         ApiError { code: Some(code), ..self }
     }
@@ -82,7 +76,7 @@ impl ApiError {
             Failure::Unfit(unfit) => ApiError::field("prompt", unfit),
             Failure::Full(_) => ApiError::new(StatusCode::TOO_MANY_REQUESTS, failure).code("queue_full"),
             Failure::ShuttingDown => ApiError::new(unavailable, failure).code("shutting_down"),
-            Failure::Broken(_) if !alive => ApiError::dead(),
+            Failure::Broken(why) if !alive => ApiError::new(unavailable, why).code("engine_stopped"),
             Failure::Broken(why) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why),
         }
     }

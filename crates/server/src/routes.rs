@@ -139,7 +139,10 @@ struct Fine {
 
 /// Does the engine live?
 async fn health(State(server): State<Arc<Server>>) -> Result<Response, ApiError> {
-    if server.handle.is_alive() { respond(&Fine { status: "ok" }) } else { Err(ApiError::dead()) }
+    if !server.handle.is_alive() {
+        server.ready()?;
+    }
+    respond(&Fine { status: "ok" })
 }
 
 /// Are requests taken?

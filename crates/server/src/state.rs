@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tallow_engine::handle::{EngineHandle, Failure};
+use tallow_engine::handle::EngineHandle;
 use tallow_models::template::ChatTemplates;
 use tokio::sync::{Semaphore, watch};
 
@@ -57,13 +57,9 @@ impl Server {
         }
     }
 
-    /// Are requests taken?
+    /// Are requests taken? If not, why.
     pub(crate) fn ready(&self) -> Result<(), ApiError> {
-        match (self.handle.is_ready(), self.handle.is_alive()) {
-            (true, _) => Ok(()),
-            (false, true) => Err(ApiError::engine(Failure::ShuttingDown, true)),
-            (false, false) => Err(ApiError::dead()),
-        }
+        self.handle.ready().map_err(|why| ApiError::engine(why, self.handle.is_alive()))
     }
 
     /// Takes no more requests, and returns once those under way are answered, or had the time they may take.

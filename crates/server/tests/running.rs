@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::client::{ask, connect, parse, post, read, read_until};
+use common::client::{Reply, ask, connect, parse, post, read, read_until};
 use common::{Plan, Site, bytes, hello, info, script, site, wait};
 use serde_json::{Value, json};
-use tallow_engine::handle::{Command, EngineHandle, Info};
+use tallow_engine::handle::{Command, EngineHandle, Event, Failure, Info};
+use tallow_engine::sampler::Choice;
 use tallow_engine::sim::{self, Script};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -179,6 +180,41 @@ fn item_40_an_engine_that_dies() {
     }
     let reply = post(CHAT, chat(json!({}))).get(&site);
     assert_eq!((reply.status, reply.error().3.as_deref()), (503, Some("engine_stopped")));
+    assert_eq!(ask("GET", "/metrics").get(&site).status, 200);
+    site.wait_free();
+}
+
+#[test]
+fn item_40_a_device_that_is_lost() {
+    let (handle, commands, alive) = EngineHandle::new(info());
+    let engine = std::thread::spawn(move || {
+        let take = || match commands.recv().unwrap() {
+            Command::Submit(submission) => submission.listener,
+            other => panic!("{other:?}"),
+        };
+        let (mut stream, whole) = (take(), take());
+        stream
+            .tell(Event::Piece { text: "x".into(), choice: Choice { token: 1, logprob: None, top: vec![] } });
+        alive.end(Failure::Broken("gpu is lost: it fell off the bus; restart the server".into()));
+        drop((stream, whole));
+    });
+    let site = Plan::new(handle).start();
+    let asked = |stream: bool| post(CHAT, chat(json!({"stream": stream}))).with("connection", "close");
+    let stream = asked(true).send(&site);
+    wait(|| site.handle.taken() == 1, "the stream comes first");
+    let lost = |reply: Reply| {
+        let (message, _, _, code) = reply.error();
+        assert_eq!((reply.status, reply.header("retry-after")), (503, Some("10")));
+        assert_eq!(code.as_deref(), Some("engine_stopped"));
+        assert_eq!(message, "gpu is lost: it fell off the bus; restart the server");
+    };
+    lost(asked(false).get(&site));
+    engine.join().unwrap();
+    let stream = read(stream).events();
+    assert!(stream[stream.len() - 1].contains("it fell off the bus"), "{stream:?}");
+    lost(post(CHAT, chat(json!({}))).get(&site));
+    lost(ask("GET", "/health").get(&site));
+    lost(ask("GET", "/ready").get(&site));
     assert_eq!(ask("GET", "/metrics").get(&site).status, 200);
     site.wait_free();
 }

@@ -113,8 +113,8 @@ pub fn script(reply: &[u32]) -> Script {
 pub fn puppet(info: Info, say: impl Fn(&Request) -> Vec<Event> + Send + 'static) -> EngineHandle {
     let (handle, commands, alive) = EngineHandle::new(info);
     std::thread::spawn(move || {
-        while let Ok(Command::Submit(submission)) = commands.recv() {
-            say(&submission.request).into_iter().for_each(|event| drop(submission.events.send(event)));
+        while let Ok(Command::Submit(mut submission)) = commands.recv() {
+            say(&submission.request).into_iter().for_each(|event| submission.listener.tell(event));
         }
         drop(alive);
     });

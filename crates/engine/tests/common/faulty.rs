@@ -102,12 +102,12 @@ impl Backend for Faulty {
     fn embed(&self, op: &Embed<'_, Self>) -> Result<Tensor<Self>> {
         let ids = u32s(op.ids);
         assert!(!ids.contains(&PANICS), "a bug in a kernel");
-        self.lost.set(self.lost.get() || ids.contains(&LOST));
-        if self.lost.get() {
-            return Err(Error::Lost { device: "faulty".into(), why: "it fell off the bus".into() });
-        }
-        if ids.contains(&FAILS) {
+        if ids.contains(&FAILS) && !self.lost.get() {
             return Err(Error::Device { device: "faulty".into(), why: "it is out of order".into() });
+        }
+        if self.lost.get() || ids.contains(&LOST) {
+            self.lost.set(true);
+            return Err(Error::Lost { device: "faulty".into(), why: "it fell off the bus".into() });
         }
         // What is wrong with one sequence shows in the row of its last token.
         let after = |r: usize| r > 0 && ids[r - 1] == NOT_A_NUMBER;

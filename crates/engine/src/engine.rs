@@ -18,6 +18,9 @@ use crate::runner::{Asked, Outcome, Runner};
 use crate::sampler::{NotFinite, Sampler};
 use crate::scheduler::{Batch, Limits, NewSeq, Scheduler, SeqId, Unfit};
 
+/// After so long without a request nobody minds a close look at the cache.
+const QUIET: Duration = Duration::from_secs(1);
+
 /// A model, its cache, its requests.
 pub struct Engine<B: Backend> {
     // Dropped in this order, whatever ends it: everybody knows, those who wait are told, and then the device is let go.
@@ -146,7 +149,7 @@ impl<B: Backend> Engine<B> {
                 }
             }
             if self.scheduler.is_idle() {
-                self.check_pages();
+                self.check_pages(cfg!(debug_assertions));
             }
             self.publish_stats();
         }
@@ -155,6 +158,7 @@ impl<B: Backend> Engine<B> {
 
     /// Takes what has been asked. Waits if there is nothing else to do. Is there more to come?
     fn listen(&mut self) -> bool {
+        let mut patience = QUIET;
         loop {
             let idle = self.scheduler.is_idle();
             let now = Instant::now();
@@ -168,9 +172,15 @@ impl<B: Backend> Engine<B> {
                     // Everybody who could ask has gone; those who asked are still served.
                     Err(TryRecvError::Disconnected) => return true,
                 },
-                (true, _) => match self.commands.recv_timeout(Duration::from_secs(3600)) {
+                (true, _) => match self.commands.recv_timeout(patience) {
                     Ok(command) => command,
-                    Err(RecvTimeoutError::Timeout) => continue,
+                    Err(RecvTimeoutError::Timeout) => {
+                        if patience == QUIET {
+                            self.check_pages(true);
+                        }
+                        patience = Duration::from_secs(3600);
+                        continue;
+                    }
                     Err(RecvTimeoutError::Disconnected) => return false,
                 },
             };
@@ -334,12 +344,10 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Looks whether every page is where it should be, whenever nobody uses any: so a leak shows before it hurts.
-    fn check_pages(&self) {
-        let in_use = self.scheduler.pool().in_use();
-        let found = self.scheduler.check().and_then(|()| match in_use {
-            0 => Ok(()),
-            n => Err(format!("{n} pages are in use, and nobody uses them")),
-        });
+    /// `closely`: each of them, which for a large cache takes as long as a token. Otherwise their counts.
+    fn check_pages(&self, closely: bool) {
+        let counts = self.scheduler.pool().at_rest();
+        let found = counts.and_then(|()| if closely { self.scheduler.check() } else { Ok(()) });
         if let Err(why) = found {
             self.alive.stats().page_faults.fetch_add(1, Ordering::Relaxed);
             tracing::error!("the cache's pages are not in order, please report it: {why}");

@@ -97,7 +97,7 @@ impl BlockPool {
 
     /// Pages that sequences have.
     pub fn in_use(&self) -> usize {
-        self.count() - self.available()
+        self.count().saturating_sub(self.available())
     }
 
     /// The published pages that `tokens` begin with, after `root`.
@@ -177,6 +177,18 @@ impl BlockPool {
             } else {
                 self.blank.push(*id);
             }
+        }
+    }
+
+    /// Nobody has any page: can all be had, and is each that holds something found? By their counts, which takes no
+    /// time; [`check`](Self::check) looks at every page.
+    pub fn at_rest(&self) -> Result<(), String> {
+        let (count, available) = (self.count(), self.available());
+        let (idle, indexed) = (self.idle.len(), self.index.len());
+        match (available == count, idle == indexed) {
+            (true, true) => Ok(()),
+            (false, _) => Err(format!("nobody uses any page, and {available} of {count} can be had")),
+            (_, false) => Err(format!("{idle} pages hold something, and {indexed} are indexed")),
         }
     }
 

@@ -173,6 +173,7 @@ proptest! {
             prop_assert!(s.check().is_ok(), "{:?}", s.check());
         }
         prop_assert_eq!(ended, total);
+        prop_assert_eq!(s.pool().at_rest(), Ok(()));
     }
 }
 
@@ -266,4 +267,29 @@ fn what_cannot_fit_is_refused_with_both_numbers() {
     assert_eq!(s.submit(new(0)), Err(Unfit::Empty));
     assert_eq!(s.submit(new(40)), Err(Unfit::TooLong { prompt: 40, context: 40 }));
     assert!(s.submit(new(39)).is_ok());
+}
+
+#[test]
+fn pages_that_are_not_in_order_are_noticed() {
+    let pool = || BlockPool::new(10, 4);
+    let told = |p: &BlockPool| (p.at_rest().err(), p.check([]).is_err());
+    assert_eq!(told(&pool()), (None, false));
+    // One that nobody gave back.
+    let mut p = pool();
+    let leaked = p.take().unwrap();
+    assert_eq!(told(&p), (Some("nobody uses any page, and 9 of 10 can be had".into()), true));
+    // One that was given back twice, which makes up for it in number, but not on a close look.
+    let twice = p.take().unwrap();
+    p.give_back(&[twice]);
+    p.give_back(&[twice]);
+    assert_eq!(told(&p), (None, true));
+    p.give_back(&[leaked]);
+    assert_eq!(told(&p), (Some("nobody uses any page, and 11 of 10 can be had".into()), true));
+    // One that is found under what it held before.
+    let mut p = pool();
+    let id = p.take().unwrap();
+    p.publish(id, Chain::ROOT, &[1; 4]);
+    p.publish(id, Chain::ROOT, &[2; 4]);
+    p.give_back(&[id]);
+    assert_eq!(told(&p), (Some("1 pages hold something, and 2 are indexed".into()), true));
 }

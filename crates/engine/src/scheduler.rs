@@ -154,7 +154,7 @@ pub struct Limits {
     pub slots: usize,
     /// Tokens in a step.
     pub budget: usize,
-    /// Tokens of a sequence in a step when the logits of all of them are wanted.
+    /// Of these, those whose logits are all wanted: they take much more memory.
     pub all_logits: usize,
 }
 
@@ -185,7 +185,7 @@ impl Scheduler {
     pub fn new(limits: Limits, pool: BlockPool) -> Scheduler {
         let slots = limits.slots.max(1);
         // However many sequences are being decoded, some of the budget is left for prompts.
-        let (budget, all_logits) = (limits.budget.max(2 * slots), limits.all_logits.max(1));
+        let (budget, all_logits) = (limits.budget.max(2 * slots), limits.all_logits.max(slots));
         let limits = Limits { slots, budget, all_logits, ..limits };
         Scheduler { limits, pool, waiting: VecDeque::new(), running: Vec::new(), counts: Counts::default() }
     }
@@ -361,18 +361,25 @@ impl Scheduler {
     }
 
     /// How many tokens each running sequence gets: one for those that decode, an even share of the rest of the budget
-    /// for the others.
+    /// for the others. Those whose logits are all wanted share the smaller budget for that besides.
     fn shares(&self) -> Vec<usize> {
         let most = |s: &Seq| if s.all_logits { s.left().min(self.limits.all_logits) } else { s.left() };
         let mut shares: Vec<usize> = self.running.iter().map(|s| usize::from(s.decodes())).collect();
         let mut budget = self.limits.budget - shares.iter().sum::<usize>();
+        let mut scored_budget = self.limits.all_logits;
         let mut hungry: Vec<usize> = (0..shares.len()).filter(|i| !self.running[*i].decodes()).collect();
         // Those that need less than an even share leave the rest to the others.
         hungry.sort_by_key(|i| most(&self.running[*i]));
         let mut left = hungry.len();
+        let mut scored_left = hungry.iter().filter(|i| self.running[**i].all_logits).count();
         for i in hungry {
-            let even = budget.div_ceil(left);
-            shares[i] = most(&self.running[i]).min(even).min(budget);
+            let seq = &self.running[i];
+            shares[i] = seq.left().min(budget.div_ceil(left));
+            if seq.all_logits {
+                shares[i] = shares[i].min(scored_budget.div_ceil(scored_left));
+                scored_budget -= shares[i];
+                scored_left -= 1;
+            }
             budget -= shares[i];
             left -= 1;
         }

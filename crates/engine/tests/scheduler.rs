@@ -152,6 +152,8 @@ proptest! {
             };
             let rows: usize = batch.parts.iter().map(|p| p.tokens.len()).sum();
             prop_assert!(rows <= budget.max(2 * slots) && rows > 0);
+            let scored = batch.parts.iter().filter(|p| matches!(p.logits, Wanted::All { .. }));
+            prop_assert!(scored.map(|p| p.tokens.len()).sum::<usize>() <= slots.max(3));
             prop_assert!(s.running() <= slots);
             let sampled = run(&batch, page, &mut cache, &known);
             for p in s.commit(&batch, &sampled) {
@@ -224,6 +226,19 @@ fn a_long_prompt_does_not_hold_up_others() {
     let rows: Vec<(u64, usize)> = batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect();
     // The answer under way goes on, the short prompt is done at once, the long one has the rest.
     assert_eq!(rows, [(0, 1), (1, 21), (2, 10)]);
+}
+
+#[test]
+fn prompts_to_be_scored_share_a_budget_of_their_own() {
+    let mut s = scheduler(1000, 4, 64, 400);
+    for (id, len, all_logits) in [(0, 100, true), (1, 2, true), (2, 100, false), (3, 100, true)] {
+        let tokens = vec![10 + id as u32; len];
+        s.submit(NewSeq { id: SeqId(id), tokens, max_new: 1, root: Chain::ROOT, all_logits }).unwrap();
+    }
+    let batch = step(&mut s).unwrap();
+    let rows: Vec<(u64, usize)> = batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect();
+    // Eight of those in a step; what they leave is for the others.
+    assert_eq!(rows, [(0, 3), (1, 2), (2, 56), (3, 3)]);
 }
 
 #[test]

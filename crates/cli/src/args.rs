@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::device::Asked;
+
 /// Runs and serves language models, on whatever hardware there is.
 #[derive(Debug, Parser)]
 #[command(name = "tallow", version, about, max_term_width = 100, arg_required_else_help = true)]
@@ -57,10 +59,13 @@ pub(crate) struct EngineArgs {
     /// What keys and values are kept as: f32, f16 or bf16 [default: f16]
     #[arg(long, value_name = "TYPE")]
     pub kv: Option<String>,
-    /// Threads [default: the CPU's cores]
+    /// Where to run: auto, cpu, vulkan, vulkan:1, metal, … [default: auto: the best GPU with room, else the CPU]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<Asked>,
+    /// Threads of the CPU [default: the CPU's cores]
     #[arg(short = 't', long, value_name = "N")]
     pub threads: Option<usize>,
-    /// The instruction set to use: scalar, avx2 or avx512 [default: the best]
+    /// The CPU's instruction set to use: scalar, avx2 or avx512 [default: the best]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
     /// Tokens computed in a step [default: 256]
@@ -199,13 +204,16 @@ pub(crate) struct Bench {
     /// Tokens computed in a step
     #[arg(short = 'b', long = "batch-size", value_name = "N", value_delimiter = ',', default_value = "512")]
     pub n_batch: Vec<usize>,
-    /// Threads [default: the CPU's cores]
+    /// Where to run: auto, cpu, vulkan, vulkan:1, metal, … [default: auto: the best GPU with room, else the CPU]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<Asked>,
+    /// Threads of the CPU [default: the CPU's cores]
     #[arg(short = 't', long, value_name = "N", value_delimiter = ',')]
     pub threads: Vec<usize>,
     /// What keys are kept as
     #[arg(long = "cache-type-k", visible_alias = "kv", value_name = "TYPE", default_value = "f16")]
     pub kv: String,
-    /// The instruction set to use [default: the best]
+    /// The CPU's instruction set to use [default: the best]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
     /// How often to measure
@@ -266,6 +274,9 @@ pub(crate) struct Show {
 pub(crate) struct Doctor {
     /// Show what running this model would take
     pub model: Option<String>,
+    /// Test every op on every device, and print what to send with a report of how that went (takes minutes)
+    #[arg(long)]
+    pub report: bool,
     /// Print every command, flag, setting and variable, as Markdown
     #[arg(long, exclusive = true)]
     pub reference: bool,
@@ -302,10 +313,13 @@ pub(crate) struct Tokenize {
 /// What a command without an engine runs on.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct DeviceArgs {
-    /// Threads [default: the CPU's cores]
+    /// Where to run: auto, cpu, vulkan, vulkan:1, metal, … [default: auto: the best GPU with room, else the CPU]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<Asked>,
+    /// Threads of the CPU [default: the CPU's cores]
     #[arg(short = 't', long, value_name = "N")]
     pub threads: Option<usize>,
-    /// The instruction set to use [default: the best]
+    /// The CPU's instruction set to use [default: the best]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
     /// Never ask the hub

@@ -33,6 +33,10 @@ pub(crate) static VARIABLES: &[Variable] = &[
     variable("HOME", "where the folders below are, if they are not set"),
     variable("XDG_CACHE_HOME", "where caches are kept"),
     variable("XDG_CONFIG_HOME", "where configuration is kept"),
+    variable(
+        "XDG_RUNTIME_DIR",
+        "if it is not set, there is no desktop, and drivers are told not to look for one",
+    ),
     variable("XDG_STATE_HOME", "where the chat's line history is kept"),
 ];
 
@@ -55,6 +59,19 @@ pub(crate) fn set() -> Vec<(String, String)> {
         .filter_map(|name| Some((told(&name, get(&name)?), name)))
         .map(|(value, name)| (name, value))
         .collect()
+}
+
+/// Without a desktop, a layer that Mesa puts into every program looks for one, and complains to whoever is there.
+/// Choosing a GPU is ours to do, so the layer can stay away.
+///
+/// # Safety
+///
+/// No other thread may run yet.
+pub(crate) unsafe fn quiet_drivers() {
+    if get("XDG_RUNTIME_DIR").is_none() {
+        // SAFETY: passed on to the caller.
+        unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
+    }
 }
 
 /// The same, under its usual name or in lower case.

@@ -1,8 +1,10 @@
 //! From a model's name to an engine that runs it.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
+use tallow_core::Backend;
 use tallow_cpu::Cpu;
 use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Info};
@@ -17,6 +19,7 @@ use tallow_models::generation::Generation;
 use tallow_models::template::ChatTemplates;
 use tallow_models::tokenizer::Tokenizer;
 
+use crate::device::{Asked, Device, candidates};
 use crate::memory::Plan;
 use crate::settings::{EngineConfig, Setting, Sources};
 use crate::{Failed, commands, env, screen};
@@ -159,29 +162,105 @@ impl Opened {
         }
     }
 
-    /// Puts the model on the device and starts an engine for it, under these names.
+    /// Starts an engine for the model under these names, on the device that was asked for or the best that has room.
+    /// Which that is, and why, is said to `say`.
     pub(crate) fn start(
         &self,
         config: &EngineConfig,
-        plan: &Plan,
         names: Vec<String>,
+        say: fn(&Note),
     ) -> Result<EngineHandle, Failed> {
-        plan.check()?;
-        let (isa, threads) = (config.isa.value, config.threads.value);
-        let (model, context, shape) = (self.model.clone(), plan.context.value, plan.shape);
-        let info = self.info(config, plan, names);
-        spawn(info, self.limits(config, plan), move || {
-            let b = Cpu::new(isa, threads)?;
-            runner(b, &model, context, shape)
+        let plan = |device: &Device| Plan::new(&self.model, config, device);
+        on_some_device(config.device.value, plan, say, |device, plan| {
+            let (model, context, shape) = (self.model.clone(), plan.context.value, plan.shape);
+            let info = self.info(config, plan, names.clone());
+            let limits = self.limits(config, plan);
+            match device.clone() {
+                Device::Cpu => {
+                    let (isa, threads) = (config.isa.value, config.threads.value);
+                    spawn(info, limits, move || runner(Cpu::new(isa, threads)?, &model, context, shape))
+                }
+                #[cfg(feature = "wgpu")]
+                Device::Gpu(found) => spawn(info, limits, move || {
+                    runner(tallow_wgpu::Wgpu::open(&found)?, &model, context, shape)
+                }),
+            }
         })
     }
+}
+
+/// What is said while a device is chosen.
+#[derive(Debug)]
+pub(crate) enum Note {
+    /// The device that is taken, and what the model takes of it.
+    Taken(String),
+    /// A device that is not, though it comes first.
+    PassedOver(String),
+}
+
+impl Note {
+    /// Shows it to somebody at a terminal. What was passed over is shown to everybody: it is never silent.
+    pub(crate) fn show(&self) {
+        match self {
+            Note::Taken(text) if std::io::stderr().is_terminal() => eprintln!("{}", screen::dim(text)),
+            Note::Taken(_) => {}
+            Note::PassedOver(text) => eprintln!("{}", screen::harmless(text)),
+        }
+    }
+
+    /// Writes it to the log.
+    pub(crate) fn log(&self) {
+        match self {
+            Note::Taken(text) => tracing::info!("{text}"),
+            Note::PassedOver(text) => tracing::warn!("{text}"),
+        }
+    }
+}
+
+/// Does something on the first device that has room for it and can do it.
+pub(crate) fn on_some_device<T>(
+    asked: Asked,
+    plan: impl Fn(&Device) -> Plan,
+    say: fn(&Note),
+    mut put: impl FnMut(&Device, &Plan) -> Result<T, Failed>,
+) -> Result<T, Failed> {
+    let (devices, why) = candidates(asked)?;
+    for (device, next) in devices.iter().zip(&devices[1..]) {
+        let plan = plan(device);
+        let put = match plan.check() {
+            Ok(()) if !plan.is_roomy() => {
+                let tokens = plan.context.value;
+                Err(Failed::new(format!("{device} has room for a context of {tokens} tokens only")))
+            }
+            Ok(()) => {
+                say(&Note::Taken(plan.to_string()));
+                put(device, &plan)
+            }
+            Err(e) => Err(e),
+        };
+        match put {
+            Ok(done) => return Ok(done),
+            Err(e) => say(&Note::PassedOver(format!("not on {device}: {e}\ntrying {next} instead"))),
+        }
+    }
+    let Some(last) = devices.last() else { return Err(Failed::new("there is no device")) };
+    let plan = plan(last);
+    plan.check()?;
+    let why = why.map_or(String::new(), |why| format!(" ({why})"));
+    say(&Note::Taken(format!("{plan}{why}")));
+    put(last, &plan)
 }
 
 /// Bytes that are loaded before anybody could read how far it has got.
 const QUICK: usize = 64 << 20;
 
 /// Loads a model, showing how far it has got.
-pub(crate) fn runner(b: Cpu, model: &Model, context: usize, shape: KvShape) -> Result<Runner<Cpu>, Failed> {
+pub(crate) fn runner<B: Backend>(
+    b: B,
+    model: &Model,
+    context: usize,
+    shape: KvShape,
+) -> Result<Runner<B>, Failed> {
     let bytes = model.checkpoint.weight_bytes();
     let bar = if bytes < QUICK { ProgressBar::hidden() } else { screen::bytes_bar(bytes as u64, "loading") };
     let decoder = Decoder::load(&b, model, context, &mut |done, _| bar.set_position(done as u64));

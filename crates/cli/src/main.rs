@@ -3,6 +3,7 @@
 mod args;
 mod chat;
 mod commands;
+mod device;
 mod env;
 mod load;
 mod memory;
@@ -57,6 +58,8 @@ from!(
 );
 
 fn main() -> ExitCode {
+    // SAFETY: no thread has been started yet.
+    unsafe { env::quiet_drivers() };
     // Journey, stop 1: the command line.
     let cli = Cli::parse();
     log(&cli.command);

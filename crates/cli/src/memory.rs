@@ -7,6 +7,7 @@ use tallow_engine::kv::KvShape;
 use tallow_models::Model;
 
 use crate::Failed;
+use crate::device::Device;
 use crate::settings::{EngineConfig, Origin, Setting};
 
 /// Memory of the machine, in bytes.
@@ -18,14 +19,16 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// What is left where two accounts of the same memory differ.
+    pub(crate) fn least(self, other: Memory) -> Memory {
+        Memory { total: self.total.min(other.total), free: self.free.min(other.free) }
+    }
+
     /// What the system says; `None` where we do not know how to ask.
     pub(crate) fn now() -> Option<Memory> {
         let text = std::fs::read_to_string("/proc/meminfo").ok()?;
         let memory = Memory { total: field(&text, "MemTotal:")?, free: field(&text, "MemAvailable:")? };
-        Some(container().map_or(memory, |limit| Memory {
-            total: memory.total.min(limit.total),
-            free: memory.free.min(limit.free),
-        }))
+        Some(container().map_or(memory, |limit| memory.least(limit)))
     }
 }
 
@@ -74,6 +77,8 @@ pub(crate) struct Plan {
     pub made_for: usize,
     pub slots: usize,
     pub shape: KvShape,
+    /// Whose memory it is.
+    pub device: String,
     pub memory: Option<Memory>,
 }
 
@@ -83,18 +88,21 @@ pub(crate) const PAGE: usize = 16;
 const USUAL_CONTEXT: usize = 8192;
 /// The shortest that is still of use; below that a model is refused.
 const LEAST_CONTEXT: usize = 512;
+/// The shortest that makes a GPU worth having where the CPU has room for more.
+const USEFUL_CONTEXT: usize = 2048;
 /// Free memory is left to the rest of the machine: this share of it.
 const HEADROOM: f64 = 0.05;
 
 impl Plan {
     /// Plans for a model. A context that nobody asked for is made smaller until it fits.
-    pub(crate) fn new(model: &Model, config: &EngineConfig) -> Plan {
-        let memory = Memory::now();
+    pub(crate) fn new(model: &Model, config: &EngineConfig, device: &Device) -> Plan {
+        let memory = device.memory();
         let usual = model.spec.context.min(USUAL_CONTEXT);
         let asked = config.context.clone();
         let mut context = asked.clone().unwrap_or(Setting { value: usual, origin: Origin::BuiltIn });
         loop {
-            let plan = Plan::of(model, config, context.clone(), memory);
+            let plan =
+                Plan { device: device.to_string(), ..Plan::of(model, config, context.clone(), memory) };
             if asked.is_some() || plan.fits() || context.value / 2 < LEAST_CONTEXT {
                 return plan;
             }
@@ -109,17 +117,23 @@ impl Plan {
         let workspace = workspace(model, config.batch.value, slots, context.value);
         let weights = model.checkpoint.weight_bytes() as u64;
         let (kv, made_for) = (shape.bytes(&model.spec) as u64, model.spec.context);
-        Plan { weights, kv, workspace, context, made_for, slots, shape, memory }
+        Plan { weights, kv, workspace, context, made_for, slots, shape, device: String::new(), memory }
+    }
+
+    /// Is the context long enough for this device to be taken where others could be?
+    pub(crate) fn is_roomy(&self) -> bool {
+        self.context.origin != Origin::Memory || self.context.value >= USEFUL_CONTEXT.min(self.made_for)
     }
 
     /// For one sequence alone, whose length is settled.
-    pub(crate) fn alone(model: &Model, shape: KvShape, batch: usize) -> Plan {
+    pub(crate) fn alone(model: &Model, shape: KvShape, batch: usize, device: &Device) -> Plan {
         let context = Setting { value: shape.pages * shape.page_len, origin: Origin::Flag };
         let workspace = workspace(model, batch, 1, context.value);
         let (weights, kv) = (model.checkpoint.weight_bytes() as u64, shape.bytes(&model.spec) as u64);
         // The last page may reach past what the sequence may have.
         let made_for = context.value;
-        Plan { weights, kv, workspace, context, made_for, slots: 1, shape, memory: Memory::now() }
+        let (name, memory) = (device.to_string(), device.memory());
+        Plan { weights, kv, workspace, context, made_for, slots: 1, shape, device: name, memory }
     }
 
     /// All of it.
@@ -149,8 +163,9 @@ impl Plan {
         };
         let (needs, free) = (size(self.total()), size(memory.free));
         Err(Failed::new(format!(
-            "the model does not fit: it needs {needs}, and {free} of memory are free\n{self}\n\
-             Take {smaller}, a smaller quantization of the model, or end other programs."
+            "the model does not fit: it needs {needs}, and {free} of memory are free on {}\n{self}\n\
+             Take {smaller}, a smaller quantization of the model, or end other programs.",
+            self.device
         )))
     }
 }
@@ -165,7 +180,8 @@ impl fmt::Display for Plan {
         let free = self.memory.map_or(String::new(), |m| format!(", {} free", size(m.free)));
         write!(
             f,
-            "memory: weights {} + cache {} ({kv}) + workspace {} = {}{free}",
+            "{}: weights {} + cache {} ({kv}) + workspace {} = {}{free}",
+            self.device,
             size(self.weights),
             size(self.kv),
             size(self.workspace),

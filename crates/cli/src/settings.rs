@@ -12,6 +12,7 @@ use tallow_models::generation::Generation;
 
 use crate::Failed;
 use crate::args::{EngineArgs, SampleArgs, Serve};
+use crate::device::Asked;
 use crate::env;
 
 /// Where a value came from.
@@ -72,8 +73,9 @@ fn variable(name: &str) -> String {
 pub(crate) static KNOWN: &[Known] = &[
     known("context", "tokens of a conversation, prompt and answer", "the model's, up to 8192"),
     known("kv", "what keys and values are kept as: f32, f16 or bf16", "f16"),
-    known("threads", "threads", "the CPU's cores"),
-    known("isa", "the instruction set to use: scalar, avx2 or avx512", "the best"),
+    known("device", "where to run: auto, cpu, vulkan, vulkan:1, metal, …", "auto"),
+    known("threads", "threads of the CPU", "the CPU's cores"),
+    known("isa", "the CPU's instruction set to use: scalar, avx2 or avx512", "the best"),
     known("batch", "tokens computed in a step", "256"),
     known("slots", "requests served at once", "8"),
     known("queue", "requests that may wait for a slot", "256"),
@@ -201,6 +203,7 @@ pub(crate) struct EngineConfig {
     /// `None`: what the model and the memory allow.
     pub context: Option<Setting<usize>>,
     pub kv: Setting<KvType>,
+    pub device: Setting<Asked>,
     pub threads: Setting<usize>,
     pub isa: Setting<Isa>,
     pub batch: Setting<usize>,
@@ -269,6 +272,7 @@ pub(crate) fn resolve(
     let config = EngineConfig {
         context: sources.find("context", e.context)?,
         kv: sources.get("kv", parse("kv", &e.kv)?, KvType(DType::F16))?,
+        device: sources.get("device", e.device, Asked::Auto)?,
         threads: sources.get("threads", e.threads, cores())?,
         isa: sources.get("isa", isa, Isa::best())?,
         batch: sources.get("batch", e.batch, 256)?,
@@ -386,6 +390,7 @@ impl EngineConfig {
         vec![
             perhaps("context", &self.context),
             row("kv", &self.kv),
+            row("device", &self.device),
             row("threads", &self.threads),
             row("isa", &self.isa),
             row("batch", &self.batch),

@@ -1,6 +1,6 @@
 //! [`Solo`]: one sequence alone on a device, for commands that look at the model itself.
 
-use tallow_core::{Error, Tensor};
+use tallow_core::{Backend, Error, Tensor};
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::kv::KvShape;
 use tallow_engine::pool::BlockId;
@@ -10,13 +10,15 @@ use tallow_models::Model;
 
 use crate::Failed;
 use crate::args::DeviceArgs;
-use crate::load;
-use crate::memory::{self, PAGE};
+use crate::device::{Asked, Device, Measured};
+use crate::load::{self, Note};
+use crate::memory::{PAGE, Plan};
 use crate::settings::{KvType, Sources, cores};
 
-/// How a model is put on the device.
+/// How a model is put on a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
+    pub device: Asked,
     pub isa: Isa,
     pub threads: usize,
     pub kv: KvType,
@@ -37,32 +39,54 @@ impl Setup {
             let best = Isa::best();
             return Err(Failed::new(format!("this CPU does not have {isa}; the best it has is {best}")));
         }
-        Ok(Setup { isa, threads, kv: kv.parse().map_err(Failed::new)?, context: 0, batch: 256 })
+        let device = sources.get("device", device.device, Asked::Auto)?.value;
+        Ok(Setup { device, isa, threads, kv: kv.parse().map_err(Failed::new)?, context: 0, batch: 256 })
     }
+}
+
+/// Something to do with a model on whichever device it comes to.
+pub(crate) trait Task {
+    type Out;
+    fn run<B: Measured>(&mut self, solo: Solo<B>) -> Result<Self::Out, Failed>;
+}
+
+/// Loads a model on a device, if it fits, and does something with it.
+pub(crate) fn alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Result<T::Out, Failed> {
+    let shape = KvShape { dtype: setup.kv.0, page_len: PAGE, pages: setup.context.div_ceil(PAGE) };
+    let plan = |device: &Device| Plan::alone(model, shape, setup.batch, device);
+    // What is taken is part of what these commands show; what is passed over has to be said.
+    let say = |note: &Note| {
+        if let Note::PassedOver(_) = note {
+            note.show()
+        }
+    };
+    load::on_some_device(setup.device, plan, say, |device, _| match device {
+        Device::Cpu => task.run(Solo::new(Cpu::new(setup.isa, setup.threads)?, model, setup.context, shape)?),
+        #[cfg(feature = "wgpu")]
+        Device::Gpu(found) => {
+            task.run(Solo::new(tallow_wgpu::Wgpu::open(found)?, model, setup.context, shape)?)
+        }
+    })
 }
 
 /// A model and one sequence of it.
-pub(crate) struct Solo {
-    runner: Runner<Cpu>,
+pub(crate) struct Solo<B: Backend> {
+    runner: Runner<B>,
     tokens: usize,
 }
 
-impl Solo {
-    /// Loads a model, if it fits.
-    pub(crate) fn new(model: &Model, setup: Setup) -> Result<Solo, Failed> {
-        let shape = KvShape { dtype: setup.kv.0, page_len: PAGE, pages: setup.context.div_ceil(PAGE) };
-        memory::Plan::alone(model, shape, setup.batch).check()?;
-        let b = Cpu::new(setup.isa, setup.threads)?;
-        Ok(Solo { runner: load::runner(b, model, setup.context, shape)?, tokens: 0 })
+impl<B: Backend> Solo<B> {
+    fn new(b: B, model: &Model, context: usize, shape: KvShape) -> Result<Solo<B>, Failed> {
+        Ok(Solo { runner: load::runner(b, model, context, shape)?, tokens: 0 })
     }
 
     /// What it runs on.
-    pub(crate) fn backend(&self) -> &Cpu {
+    pub(crate) fn backend(&self) -> &B {
         self.runner.backend()
     }
 
     /// The model on it.
-    pub(crate) fn runner(&self) -> &Runner<Cpu> {
+    pub(crate) fn runner(&self) -> &Runner<B> {
         &self.runner
     }
 
@@ -76,8 +100,8 @@ impl Solo {
         &mut self,
         tokens: &[u32],
         logits: Wanted,
-        see: impl FnMut(usize, &Tensor<Cpu>) -> Result<(), Error>,
-    ) -> Result<Tensor<Cpu>, Error> {
+        see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
+    ) -> Result<Tensor<B>, Error> {
         let start = self.tokens;
         self.tokens += tokens.len();
         let blocks = (0..self.tokens.div_ceil(PAGE) as u32).map(BlockId).collect();

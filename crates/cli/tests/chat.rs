@@ -95,7 +95,7 @@ const END: &str = "\u{4}";
 fn a_chat_from_the_first_line_to_the_last() {
     let home = Home::new();
     let mut t = Terminal::start(&home, &["run", "demo", "--seed", "1"]);
-    assert!(t.until(PROMPT).contains("memory: weights"));
+    assert!(t.until(PROMPT).contains("cpu: weights"));
     // An answer that is stopped does not end the chat.
     t.keys("Once upon a time\r");
     t.until("Once upon a time ");

@@ -60,7 +60,7 @@ fn what_does_not_fit_is_refused_with_the_numbers() {
         home.run(&["serve", "demo", "--port", "0", "-c", "1024", "--slots", "4096", "--kv", "f32"]).failed();
     let tried = home.run(&["doctor", "demo"]).ok();
     assert!(
-        tried.contains("memory: weights 7.45 MiB + cache 4.00 MiB (1024 tokens of f16) + workspace"),
+        tried.contains("cpu: weights 7.45 MiB + cache 4.00 MiB (1024 tokens of f16) + workspace"),
         "{tried}"
     );
     for part in [

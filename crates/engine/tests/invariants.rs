@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use proptest::prelude::*;
-use tallow_core::{DType, Memory};
+use tallow_core::{Backend, DType, Memory};
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::kv::KvShape;
 use tallow_engine::pool::{BlockPool, Chain};
@@ -12,23 +12,26 @@ use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::{Batch, Limits, NewSeq, Part, Scheduler, SeqId, Wanted};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
-use tallow_support::golden;
+use tallow_support::{golden, needed};
+use tallow_wgpu::{Wgpu, devices};
 
-fn runner(model: &Model, dtype: DType, page_len: usize, pages: usize, threads: usize) -> Runner<Cpu> {
-    let b = Cpu::new(Isa::best(), threads).unwrap();
+/// Makes a device, with so many threads if it has any.
+type Make<'a, B> = &'a dyn Fn(usize) -> B;
+
+fn runner<B: Backend>(b: B, model: &Model, dtype: DType, page_len: usize, pages: usize) -> Runner<B> {
     let decoder = Decoder::load(&b, model, 256, &mut |_, _| {}).unwrap();
     Runner::new(b, decoder, KvShape { dtype, page_len, pages }).unwrap()
 }
 
 /// Logits of every token of a sequence that is computed alone and at once.
-fn alone(model: &Model, dtype: DType, tokens: &[u32]) -> Vec<Vec<u32>> {
-    let r = runner(model, dtype, 256, 1, 1);
+fn alone<B: Backend>(b: B, model: &Model, dtype: DType, tokens: &[u32]) -> Vec<Vec<u32>> {
+    let r = runner(b, model, dtype, 256, 1);
     let blocks = BlockPool::new(1, 256).take().into_iter().collect();
     let logits = Wanted::All { last: false };
     let part = Part { id: SeqId(0), tokens: tokens.to_vec(), start: 0, blocks, logits };
     let logits = r.logits(&Batch { parts: vec![part] }).unwrap();
-    let rows = (0..tokens.len()).map(|i| r.backend().download::<f32>(&logits.row_range(i..i + 1)).unwrap());
-    rows.map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
+    let rows: Vec<f32> = r.backend().download(&logits).unwrap();
+    rows.chunks_exact(logits.cols()).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
 }
 
 #[derive(Clone, Debug)]
@@ -75,12 +78,18 @@ fn schedule() -> impl Strategy<Value = Schedule> {
 
 /// Runs a schedule, feeding each sequence its own tokens, and compares every row of logits. Says how many sequences
 /// had to give way and how many tokens came from the cache.
-fn check(model: &Model, dtype: DType, s: &Schedule) -> Result<(), TestCaseError> {
-    let want: Vec<Vec<Vec<u32>>> = s.requests.iter().map(|r| alone(model, dtype, &r.tokens)).collect();
+fn check<B: Backend>(
+    make: Make<'_, B>,
+    model: &Model,
+    dtype: DType,
+    s: &Schedule,
+) -> Result<(), TestCaseError> {
+    let want: Vec<Vec<Vec<u32>>> =
+        s.requests.iter().map(|r| alone(make(1), model, dtype, &r.tokens)).collect();
     // Little more than the longest needs, so that sequences give way to each other.
     let longest = s.requests.iter().map(|r| r.tokens.len()).max().unwrap_or(1);
     let pages = longest.div_ceil(s.page_len) + s.spare_pages;
-    let r = runner(model, dtype, s.page_len, pages, s.threads);
+    let r = runner(make(s.threads), model, dtype, s.page_len, pages);
     let limits = Limits { context: 256, slots: s.slots, budget: s.budget, all_logits: 5 };
     let mut scheduler = Scheduler::new(limits, BlockPool::new(pages, s.page_len));
     let mut waiting: Vec<usize> = (0..s.requests.len()).collect();
@@ -122,33 +131,62 @@ fn check(model: &Model, dtype: DType, s: &Schedule) -> Result<(), TestCaseError>
     Ok(())
 }
 
-fn hold(path: &str, dtype: DType) {
+fn hold<B: Backend>(make: Make<'_, B>, cases: u32, path: &str, dtype: DType) {
     let model = Model::open(&golden(path)).unwrap();
-    let config = ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() };
-    proptest::test_runner::TestRunner::new(config).run(&schedule(), |s| check(&model, dtype, &s)).unwrap();
+    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = proptest::test_runner::TestRunner::new(config);
+    runner.run(&schedule(), |s| check(make, &model, dtype, &s)).unwrap();
+}
+
+fn hold_on_the_cpu(path: &str, dtype: DType) {
+    hold(&|threads| Cpu::new(Isa::best(), threads).unwrap(), 40, path, dtype);
+}
+
+/// Fewer schedules: what a GPU is here may be a program on the CPU.
+fn hold_on_a_gpu(path: &str, dtype: DType) {
+    let found = devices();
+    if let Some(found) = needed("Vulkan or Metal device", found.first()) {
+        let gpu = Wgpu::open(found).unwrap();
+        hold(&|_| gpu.clone(), 12, path, dtype);
+    }
 }
 
 #[test]
 fn for_f32_weights() {
-    hold("gguf-models/llama-f32-f32.gguf", DType::F32);
+    hold_on_the_cpu("gguf-models/llama-f32-f32.gguf", DType::F32);
 }
 
 #[test]
 fn for_k_quants() {
-    hold("gguf-mix/q4_k_m-like.gguf", DType::F32);
+    hold_on_the_cpu("gguf-mix/q4_k_m-like.gguf", DType::F32);
+}
+
+#[test]
+fn for_k_quants_on_a_gpu() {
+    hold_on_a_gpu("gguf-mix/q4_k_m-like.gguf", DType::F32);
 }
 
 #[test]
 fn for_every_block_format_and_a_16_bit_cache() {
-    hold("gguf-mix/mix-a.gguf", DType::F16);
+    hold_on_the_cpu("gguf-mix/mix-a.gguf", DType::F16);
+}
+
+#[test]
+fn for_every_block_format_and_a_16_bit_cache_on_a_gpu() {
+    hold_on_a_gpu("gguf-mix/mix-a.gguf", DType::F16);
 }
 
 #[test]
 fn for_sliding_windows_and_bf16() {
-    hold("mistral-swa", DType::BF16);
+    hold_on_the_cpu("mistral-swa", DType::BF16);
+}
+
+#[test]
+fn for_sliding_windows_and_bf16_on_a_gpu() {
+    hold_on_a_gpu("mistral-swa", DType::BF16);
 }
 
 #[test]
 fn for_norms_behind_the_blocks() {
-    hold("olmo3", DType::F32);
+    hold_on_the_cpu("olmo3", DType::F32);
 }

@@ -5,11 +5,15 @@
 
 use std::fmt::Write;
 
-use tallow_core::{Backend, DType, Launch, LayerKv, Null, Span, Step, StepPlan, Tensor, launch_table};
+use tallow_core::ops::TopK;
+use tallow_core::{
+    Backend, DType, Launch, LayerKv, Null, Reading, Span, Step, StepPlan, Tensor, launch_table,
+};
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
-use tallow_support::golden;
+use tallow_support::{golden, needed};
+use tallow_wgpu::{Counts, Wgpu, devices};
 
 /// One of each family, and of each thing that a family may do differently.
 const MODELS: [&str; 9] =
@@ -57,6 +61,55 @@ fn ops_of_a_step() {
 #[test]
 fn launch_table_of_the_cpu() {
     each("cpu", |model| launch_table(&launches(&Cpu::new(Isa::Scalar, 1).unwrap(), model)));
+}
+
+/// What a step costs on a GPU: every launch, one submission, one fetch of results.
+#[test]
+fn launch_table_of_a_gpu() {
+    let found = devices();
+    let Some(found) = needed("Vulkan or Metal device", found.first()) else { return };
+    let b = Wgpu::open(found).unwrap();
+    each("wgpu", |model| {
+        let table = launch_table(&launches(&b, model));
+        let layers = model.spec.layers.len();
+        let mut text = format!("{table}\n{layers} layers\n");
+        // One more step, of one token, the way an engine runs it.
+        let (before, after) = decode(&b, model);
+        let per_layer = (after.dispatches - before.dispatches) as f64 / layers as f64;
+        let _ = writeln!(
+            text,
+            "a token: {} dispatches, {} submission, {} read-back",
+            after.dispatches - before.dispatches,
+            after.submits - before.submits,
+            after.reads - before.reads
+        );
+        // Embedding, gathering, norm, head and the choice of a token are outside of the layers.
+        assert!(per_layer <= 9.0 + 5.0 / layers as f64, "{per_layer} dispatches a layer");
+        assert_eq!((after.submits - before.submits, after.reads - before.reads), (1, 1));
+        text
+    });
+}
+
+/// The device's counts before and after a step of one token whose logits are looked at.
+fn decode(b: &Wgpu, model: &Model) -> (Counts, Counts) {
+    let decoder = Decoder::load(b, model, 64, &mut |_, _| {}).unwrap();
+    let page = |cols: usize| b.alloc(DType::F16, 2, PAGE * cols).unwrap();
+    let heads = decoder.spec().layers.iter().map(|l| l.mixer.heads);
+    let cache: Vec<(Tensor<Wgpu>, Tensor<Wgpu>)> =
+        heads.map(|h| (page(h.kv_cols()), page(h.kv_cols()))).collect();
+    let kv: Vec<LayerKv<'_, Wgpu>> = cache.iter().map(|(k, v)| LayerKv { k, v }).collect();
+    b.sync().unwrap();
+    let before = b.counts();
+    let spans = vec![Span { rows: 1, start: 0, pages: vec![0] }];
+    let step = Step { tokens: vec![1], spans, outputs: vec![0], page_len: PAGE };
+    let plan = StepPlan::new(b, step).unwrap();
+    let x = decoder.forward(b, &plan, &kv, |_, _| Ok(())).unwrap();
+    let logits = decoder.logits(b, &plan, &x).unwrap();
+    let top = b.run(TopK { x: &logits, k: 1 }).unwrap();
+    let (mut ids, mut values) = ([0; 4], [0; 4]);
+    let ids = Reading { from: &top.ids, to: &mut ids };
+    b.read(&mut [ids, Reading { from: &top.values, to: &mut values }]).unwrap();
+    (before, b.counts())
 }
 
 /// The table depends on the model and on nothing of the machine.

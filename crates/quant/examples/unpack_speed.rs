@@ -6,7 +6,7 @@ use std::error::Error;
 use std::hint::black_box;
 use std::time::Instant;
 
-use tallow_quant::{Format, SizeError, pack, unpack, unpack_as, with_block};
+use tallow_quant::{Format, SizeError, pack, unpack};
 
 type Unpack = fn(Format, &[u8], &mut [f32]) -> Result<(), SizeError>;
 
@@ -15,6 +15,8 @@ const WEIGHTS: usize = 4096;
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use tallow_quant::{unpack_as, with_block};
+
     use super::*;
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -49,9 +51,11 @@ mod x86 {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut kinds: Vec<(&str, Unpack)> = vec![("plain", unpack)];
+    let plain: [(&str, Unpack); 1] = [("plain", unpack)];
     #[cfg(target_arch = "x86_64")]
-    kinds.extend(x86::wrappers());
+    let kinds = [&plain[..], &x86::wrappers()].concat();
+    #[cfg(not(target_arch = "x86_64"))]
+    let kinds = plain;
     print!("{:8}", "");
     kinds.iter().for_each(|(name, _)| print!("{name:>10}"));
     println!("{:>20}", "pack, M weights/s");

@@ -73,7 +73,7 @@ impl Wgpu {
 
     /// Memory for rows of so many bytes.
     fn buf(&self, rows: usize, row_bytes: usize) -> Result<Buf> {
-        let bytes = rows.checked_mul(row_bytes).unwrap_or(usize::MAX);
+        let bytes = rows.saturating_mul(row_bytes);
         let most = usize::try_from(self.gpu.most()).unwrap_or(usize::MAX);
         if bytes <= most {
             return Ok(Buf { blocks: Rc::new([self.gpu.alloc(bytes as u64)?]), rows: rows.max(1) });

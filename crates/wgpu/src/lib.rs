@@ -7,7 +7,9 @@
 mod backend;
 mod gpu;
 mod kernels;
+mod probe;
 mod weights;
 
 pub use backend::{Buf, Wgpu};
 pub use gpu::{Api, Counts, Device, Found, devices};
+pub use probe::Yardstick;

@@ -4,10 +4,11 @@ use super::Finding;
 use super::source::File;
 
 /// A crate, and those of ours that it may build on. `cli` brings everything together.
-const LAYERS: [(&str, &[&str]); 7] = [
+const LAYERS: [(&str, &[&str]); 8] = [
     ("quant", &[]),
     ("core", &["quant"]),
     ("cpu", &["core", "quant"]),
+    ("wgpu", &["core"]),
     ("models", &["core", "quant"]),
     ("engine", &["models", "core", "quant"]),
     ("server", &["engine", "models"]),

@@ -7,21 +7,18 @@ use tallow_core::{Backend, launch_table};
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
 
-use super::doctor::cpu_name;
 use super::show::count;
 use crate::Failed;
 use crate::args::{Bench, DeviceArgs};
+use crate::device::{Measured, Speeds};
 use crate::load::{self, DEMO};
 use crate::memory::size;
 use crate::settings::Sources;
-use crate::solo::{Setup, Solo};
+use crate::solo::{Setup, Solo, Task, alone};
 
 mod report;
 
 use report::{Report, Row};
-
-/// Bytes that are read to find out how fast memory is: far more than caches hold.
-pub(crate) const PROBED: usize = 256 << 20;
 
 pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
     if args.repetitions == 0 || args.n_batch.contains(&0) || args.threads.contains(&0) {
@@ -36,7 +33,8 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
         let model = load::model(name, load::is_offline(sources, args.offline)?)?;
         for threads in &threads {
             for batch in &args.n_batch {
-                let device = DeviceArgs { threads: *threads, isa: args.isa.clone(), offline: args.offline };
+                let (isa, device) = (args.isa.clone(), args.device);
+                let device = DeviceArgs { device, threads: *threads, isa, offline: args.offline };
                 let mut setup = Setup::new(sources, &device, &args.kv)?;
                 setup.batch = *batch;
                 measure(args, name, &model, setup, &mut report)?;
@@ -87,40 +85,70 @@ fn measure(
         )));
     }
     setup.context = longest;
-    let mut solo = Solo::new(model, setup)?;
-    if args.explain {
-        return explain(&mut solo, model, setup.batch.min(longest));
+    alone(model, setup, &mut Measuring { args, name, model, setup, tests, report })
+}
+
+/// Tests to be run on a device.
+struct Measuring<'a> {
+    args: &'a Bench,
+    name: &'a str,
+    model: &'a Model,
+    setup: Setup,
+    tests: Vec<Test>,
+    report: &'a mut Report,
+}
+
+impl Task for Measuring<'_> {
+    type Out = ();
+
+    fn run<B: Measured>(&mut self, mut solo: Solo<B>) -> Result<(), Failed> {
+        if self.args.explain {
+            let longest = self.setup.batch.min(self.setup.context);
+            return explain(&mut solo, self.model, longest);
+        }
+        let yardstick = solo.backend().yardstick()?;
+        for test in std::mem::take(&mut self.tests) {
+            self.test(test, &mut solo, &yardstick)?;
+        }
+        Ok(())
     }
-    let memory = vec![1.0_f32; PROBED / size_of::<f32>()];
-    for test in tests {
+}
+
+impl Measuring<'_> {
+    fn test<B: Measured>(
+        &mut self,
+        test: Test,
+        solo: &mut Solo<B>,
+        yardstick: &B::Yardstick,
+    ) -> Result<(), Failed> {
+        let (model, setup) = (self.model, self.setup);
+        let shown = self.report.is_shown() && std::io::stderr().is_terminal();
         let started = SystemTime::now();
-        let mut samples = Vec::new();
-        let (mut read, mut flops) = (0.0_f64, 0.0_f64);
-        fill(&mut solo, model, test, setup.batch)?;
-        // The first time memory is touched and threads are woken; it does not count.
-        once(&mut solo, model, test, setup.batch)?;
-        for i in 0..args.repetitions {
-            if report.is_shown() && std::io::stderr().is_terminal() {
-                eprint!("\r{} {}/{} ", label(test), i + 1, args.repetitions);
+        let (mut samples, mut speeds) = (Vec::new(), Speeds::default());
+        fill(solo, model, test, setup.batch)?;
+        // The first time memory is touched, threads are woken and kernels compiled; it does not count.
+        once(solo, model, test, setup.batch)?;
+        for i in 0..self.args.repetitions {
+            if shown {
+                eprint!("\r{} {}/{} ", label(test), i + 1, self.args.repetitions);
                 std::io::stderr().flush()?;
             }
             // The machine's own speed, minute by minute: it changes where others use the machine too.
-            read = read.max(solo.backend().read_speed(&memory));
-            flops = flops.max(solo.backend().multiply_speed());
+            speeds = speeds.best(solo.backend().speeds(yardstick)?);
             let begun = Instant::now();
-            once(&mut solo, model, test, setup.batch)?;
+            once(solo, model, test, setup.batch)?;
             samples.push(begun.elapsed().as_nanos() as u64);
         }
-        if report.is_shown() && std::io::stderr().is_terminal() {
+        if shown {
             eprint!("\r\u{1b}[K");
         }
-        let bound =
-            if test.generated > 0 { read / bytes(model, setup, test) } else { flops / work(model, test) };
-        let (device, isa) = (cpu_name(), setup.isa.to_string());
-        let row = Row { name, model, setup, test, samples, started, read, flops, bound, device, isa };
-        report.row(&row)?;
+        let bound = match test.generated > 0 {
+            true => speeds.read / bytes(model, setup, test),
+            false => speeds.flops / work(model, test),
+        };
+        let device = solo.backend().label();
+        self.report.row(&Row { name: self.name, model, setup, test, samples, started, speeds, bound, device })
     }
-    Ok(())
 }
 
 /// `pp512`, `tg128 @ d4096`
@@ -131,13 +159,13 @@ pub(super) fn label(test: Test) -> String {
 }
 
 /// The tokens that come before a test.
-fn fill(solo: &mut Solo, model: &Model, test: Test, batch: usize) -> Result<(), Failed> {
+fn fill<B: Backend>(solo: &mut Solo<B>, model: &Model, test: Test, batch: usize) -> Result<(), Failed> {
     solo.rewind(0);
     prompt(solo, model, test.depth, batch)
 }
 
 /// One run of a test.
-fn once(solo: &mut Solo, model: &Model, test: Test, batch: usize) -> Result<(), Failed> {
+fn once<B: Backend>(solo: &mut Solo<B>, model: &Model, test: Test, batch: usize) -> Result<(), Failed> {
     solo.rewind(test.depth);
     prompt(solo, model, test.prompt, batch)?;
     for i in 0..test.generated {
@@ -146,7 +174,7 @@ fn once(solo: &mut Solo, model: &Model, test: Test, batch: usize) -> Result<(), 
     Ok(solo.backend().sync()?)
 }
 
-fn prompt(solo: &mut Solo, model: &Model, tokens: usize, batch: usize) -> Result<(), Failed> {
+fn prompt<B: Backend>(solo: &mut Solo<B>, model: &Model, tokens: usize, batch: usize) -> Result<(), Failed> {
     let tokens: Vec<u32> = (0..tokens).map(|i| token(i, model)).collect();
     let steps = tokens.len().div_ceil(batch);
     for (i, step) in tokens.chunks(batch).enumerate() {
@@ -201,13 +229,19 @@ fn work(model: &Model, test: Test) -> f64 {
 }
 
 /// Shows what a step is made of.
-fn explain(solo: &mut Solo, model: &Model, tokens: usize) -> Result<(), Failed> {
+fn explain<B: Measured>(solo: &mut Solo<B>, model: &Model, tokens: usize) -> Result<(), Failed> {
     let mut text = format!("{} on {}\n", model.family.name, solo.backend().label());
     for (what, tokens) in [("a step of a prompt", tokens), ("a step of an answer", 1)] {
         solo.rewind(0);
+        solo.backend().sync()?;
+        let before = solo.backend().costs();
         solo.backend().trace().start();
         prompt(solo, model, tokens, tokens)?;
         text += &format!("\n{what} ({tokens} tokens)\n{}", launch_table(&solo.backend().trace().stop()));
+        solo.backend().sync()?;
+        for ((name, after), (_, before)) in solo.backend().costs().iter().zip(&before) {
+            text += &format!("{name:<24} {:>8}\n", after - before);
+        }
     }
     super::print(&text)
 }

@@ -1,12 +1,15 @@
 //! `tallow doctor`: what there is, and where each setting comes from.
 
 use std::fmt::Write;
+use std::time::Instant;
 
+use tallow_core::conformance::Suite;
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::generation::Generation;
 
 use super::print;
 use crate::args::Doctor;
+use crate::device::{Device, Measured, Speeds, all, candidates};
 use crate::memory::{Memory, Plan, size};
 use crate::settings::{Defaults, Flags, Sources, cores, resolve};
 use crate::{Failed, env, load, screen};
@@ -16,8 +19,16 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
         return print(&super::reference::reference());
     }
     let mut text = String::new();
-    machine(&mut text);
-    cache(&mut text, sources, args.engine.offline)?;
+    machine(&mut text)?;
+    if !args.report {
+        cache(&mut text, sources, args.engine.offline)?;
+    }
+    for device in all() {
+        text += &describe(&device, args.report);
+    }
+    if args.report {
+        return print(&screen::harmless(&format!("```\n{text}```\n")));
+    }
     let opened = match &args.model {
         Some(name) => Some(load::open(name, load::is_offline(sources, args.engine.offline)?)?),
         None => None,
@@ -27,11 +38,17 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     let config = resolve(sources, &flags, &generation, Defaults::CHAT)?;
     let mut rows = config.rows();
     if let Some(opened) = &opened {
-        let plan = Plan::new(&opened.model, &config);
-        text += &format!("\n{} would take\n  {plan}\n", opened.name);
-        if plan.check().is_err() {
-            text += "  that does not fit\n";
+        let (devices, _) = candidates(config.device.value)?;
+        let plans: Vec<Plan> =
+            devices.iter().map(|device| Plan::new(&opened.model, &config, device)).collect();
+        text += &format!("\n{} would take\n", opened.name);
+        for plan in &plans {
+            let room = if plan.check().is_ok() { "" } else { "; that does not fit" };
+            text += &format!("  {plan}{room}\n");
         }
+        let Some(plan) = plans.into_iter().find(|p| p.check().is_ok()) else {
+            return Err(Failed::new(text + "There is no room for it on any device."));
+        };
         rows.retain(|(name, ..)| *name != "context");
         rows.insert(0, ("context", plan.context.value.to_string(), plan.context.origin.to_string()));
     }
@@ -47,7 +64,36 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     print(&screen::harmless(&text))
 }
 
-fn machine(text: &mut String) {
+/// A device and what it can do, with a test of its ops: of all of them and in every size if that is asked for, and on
+/// hardware at least briefly.
+fn describe(device: &Device, whole: bool) -> String {
+    let mut text = format!("\n{device}\n");
+    for (what, value) in device.facts() {
+        let _ = writeln!(text, "  {what:<12} {value}");
+    }
+    let suite = match whole {
+        true => Suite::exact(),
+        false if device.is_hardware_of_its_own() => Suite::exact().brief(),
+        false => return text,
+    };
+    let begun = Instant::now();
+    match device.test(suite) {
+        Err(why) => drop(writeln!(text, "  cannot be used: {why}")),
+        Ok(outcomes) => {
+            let wrong = outcomes.iter().filter(|(_, outcome)| outcome.is_err()).count();
+            let (right, seconds) = (outcomes.len() - wrong, begun.elapsed().as_secs_f64());
+            let _ = writeln!(text, "  {:<12} {right} ops right, {wrong} wrong, in {seconds:.1} s", "test");
+            for (op, outcome) in outcomes {
+                if let Err(why) = outcome {
+                    let _ = writeln!(text, "  {op:<12} {why}");
+                }
+            }
+        }
+    }
+    text
+}
+
+fn machine(text: &mut String) -> Result<(), Failed> {
     let _ = writeln!(
         text,
         "tallow {} on {} {}",
@@ -64,17 +110,11 @@ fn machine(text: &mut String) {
         Some(m) => drop(writeln!(text, "memory     {} of {} free", size(m.free), size(m.total))),
         None => drop(writeln!(text, "memory     unknown: this system does not say")),
     }
-    if let Ok(b) = Cpu::new(best, cores()) {
-        let memory = vec![1.0_f32; crate::commands::bench::PROBED / size_of::<f32>()];
-        let (read, flops) = (b.read_speed(&memory), b.multiply_speed());
-        let _ = writeln!(
-            text,
-            "speed      reads {:.1} GB/s, computes {:.0} GFLOP/s ({best})",
-            read / 1e9,
-            flops / 1e9
-        );
-    }
-    text.push_str("devices    cpu\n");
+    let b = Cpu::new(best, cores())?;
+    let Speeds { read, flops } = b.speeds(&b.yardstick()?)?;
+    let (read, flops) = (read / 1e9, flops / 1e9);
+    let _ = writeln!(text, "speed      reads {read:.1} GB/s, computes {flops:.0} GFLOP/s ({best})");
+    Ok(())
 }
 
 /// What the CPU calls itself.

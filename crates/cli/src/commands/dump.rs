@@ -5,16 +5,17 @@ use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensorError, SafeTensors, serialize_to_file};
-use tallow_core::Memory;
+use tallow_core::{Backend, Memory};
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
 
 use super::print;
 use crate::Failed;
 use crate::args::Dump;
+use crate::device::Measured;
 use crate::load;
 use crate::settings::Sources;
-use crate::solo::{Setup, Solo};
+use crate::solo::{Setup, Solo, Task, alone};
 
 /// A tensor to be written: its shape and its numbers.
 type Written = (Vec<usize>, Vec<u8>);
@@ -32,13 +33,7 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
         // One load for each length: some ropes depend on how long a sequence may become.
         let context = rows.iter().map(Vec::len).max().unwrap_or(0);
         (setup.context, setup.batch) = (context, context);
-        let mut solo = Solo::new(&model, setup)?;
-        let mut outputs: BTreeMap<String, Vec<f32>> = BTreeMap::new();
-        for row in rows {
-            for (output, numbers) in forward(&mut solo, row, args.only_logits)? {
-                outputs.entry(output).or_default().extend(numbers);
-            }
-        }
+        let outputs = alone(&model, setup, &mut Forward { rows, only_logits: args.only_logits })?;
         for (output, numbers) in outputs {
             let lead = if rows.len() == 1 { vec![context] } else { vec![rows.len(), context] };
             let width = numbers.len() / (rows.len() * context).max(1);
@@ -50,8 +45,32 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
     print(&written.iter().map(|(name, (shape, _))| format!("{name} {shape:?}\n")).collect::<String>())
 }
 
+/// Rows of tokens to be run, each alone.
+struct Forward<'a> {
+    rows: &'a [Vec<u32>],
+    only_logits: bool,
+}
+
+impl Task for Forward<'_> {
+    type Out = BTreeMap<String, Vec<f32>>;
+
+    fn run<B: Measured>(&mut self, mut solo: Solo<B>) -> Result<Self::Out, Failed> {
+        let mut outputs: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+        for row in self.rows {
+            for (output, numbers) in forward(&mut solo, row, self.only_logits)? {
+                outputs.entry(output).or_default().extend(numbers);
+            }
+        }
+        Ok(outputs)
+    }
+}
+
 /// One forward pass: the logits of every token, and the hidden states, the last as the head sees them.
-fn forward(solo: &mut Solo, tokens: &[u32], only_logits: bool) -> Result<Vec<(String, Vec<f32>)>, Failed> {
+fn forward<B: Backend>(
+    solo: &mut Solo<B>,
+    tokens: &[u32],
+    only_logits: bool,
+) -> Result<Vec<(String, Vec<f32>)>, Failed> {
     solo.rewind(0);
     let mut seen = Vec::new();
     let logits = solo.step(tokens, Wanted::All { last: true }, |i, x| {

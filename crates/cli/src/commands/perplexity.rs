@@ -1,17 +1,18 @@
 //! `tallow perplexity`: how well a model predicts a text.
 
 use serde_json::json;
-use tallow_core::Memory;
+use tallow_core::{Backend, Memory};
 use tallow_engine::sampler;
 use tallow_engine::scheduler::Wanted;
 
 use super::print;
 use crate::Failed;
 use crate::args::Perplexity;
+use crate::device::Measured;
 use crate::load;
 use crate::screen;
 use crate::settings::Sources;
-use crate::solo::{Setup, Solo};
+use crate::solo::{Setup, Solo, Task, alone};
 
 /// Tokens of a go where nobody says.
 const USUAL: usize = 512;
@@ -37,23 +38,12 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
     }
     let mut setup = Setup::new(sources, &args.device, &args.kv)?;
     (setup.context, setup.batch) = (wanted, STEP);
-    let mut solo = Solo::new(&opened.model, setup)?;
     // Each go begins with the token that begins a text, and scores every token after its first.
     let goes: Vec<Vec<u32>> = tokens
         .chunks(wanted - begin.iter().len())
         .map(|go| begin.iter().chain(go).copied().collect())
         .collect();
-    let bar = screen::count_bar(goes.len() as u64, "scoring");
-    let (mut sum, mut squares, mut count) = (0.0, 0.0, 0_u64);
-    for go in &goes {
-        for logprob in score(&mut solo, go)? {
-            sum += logprob;
-            squares += logprob * logprob;
-            count += 1;
-        }
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
+    let Scores { sum, squares, count } = alone(&opened.model, setup, &mut Scoring { goes: &goes })?;
     if count == 0 {
         return Err(Failed::new(format!("{name}: has {} tokens; two are needed to score one", tokens.len())));
     }
@@ -70,16 +60,48 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
     print(&format!("perplexity {perplexity:.4} +- {error:.4} ({count} tokens scored, {wanted} in a go)\n"))
 }
 
+/// Tokens to be scored.
+struct Scoring<'a> {
+    goes: &'a [Vec<u32>],
+}
+
+/// Sums over the log-probabilities of all scored tokens.
+#[derive(Default)]
+struct Scores {
+    sum: f64,
+    squares: f64,
+    count: u64,
+}
+
+impl Task for Scoring<'_> {
+    type Out = Scores;
+
+    fn run<B: Measured>(&mut self, mut solo: Solo<B>) -> Result<Scores, Failed> {
+        let bar = screen::count_bar(self.goes.len() as u64, "scoring");
+        let mut scores = Scores::default();
+        for go in self.goes {
+            for logprob in score(&mut solo, go)? {
+                scores.sum += logprob;
+                scores.squares += logprob * logprob;
+                scores.count += 1;
+            }
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        Ok(scores)
+    }
+}
+
 /// The log-probability of each token after the first.
-fn score(solo: &mut Solo, tokens: &[u32]) -> Result<Vec<f64>, Failed> {
+fn score<B: Backend>(solo: &mut Solo<B>, tokens: &[u32]) -> Result<Vec<f64>, Failed> {
     solo.rewind(0);
     let mut scored = Vec::with_capacity(tokens.len());
     for (i, step) in tokens.chunks(STEP).enumerate() {
         let logits = solo.step(step, Wanted::All { last: true }, |_, _| Ok(()))?;
+        let rows: Vec<f32> = solo.backend().download(&logits)?;
         let following = tokens[i * STEP + 1..].iter().take(step.len());
-        for (row, token) in following.enumerate() {
-            let row: Vec<f32> = solo.backend().download(&logits.row_range(row..row + 1))?;
-            let choice = sampler::score(&row, *token, 0).map_err(Failed::new)?;
+        for (row, token) in rows.chunks_exact(logits.cols()).zip(following) {
+            let choice = sampler::score(row, *token, 0).map_err(Failed::new)?;
             scored.extend(choice.logprob.map(f64::from));
         }
     }

@@ -6,8 +6,7 @@ use super::{print, repl, text_or_stdin};
 use crate::Failed;
 use crate::args::Run;
 use crate::chat::{Answered, Talk, speed, writer};
-use crate::load::{self, DEMO};
-use crate::memory::Plan;
+use crate::load::{self, DEMO, Note};
 use crate::screen;
 use crate::settings::{Defaults, Flags, Sources, resolve};
 
@@ -19,11 +18,7 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
         load::open(args.model.as_deref().unwrap_or(DEMO), load::is_offline(sources, args.engine.offline)?)?;
     let flags = Flags { engine: args.engine, sampling: args.sampling, ..Flags::default() };
     let config = resolve(sources, &flags, &opened.generation, Defaults::CHAT)?;
-    let plan = Plan::new(&opened.model, &config);
-    if std::io::stderr().is_terminal() {
-        eprintln!("{}", screen::dim(&plan.to_string()));
-    }
-    let handle = opened.start(&config, &plan, vec![opened.name.clone()])?;
+    let handle = opened.start(&config, vec![opened.name.clone()], Note::show)?;
     let templates = opened.templates.as_ref().filter(|_| !args.raw);
     let max_tokens = config.max_tokens.as_ref().map(|s| s.value);
     let mut talk = Talk::new(handle, opened.tokenizer.clone(), templates, max_tokens)?;

@@ -9,8 +9,7 @@ use tallow_server::{Served, Settings};
 use tokio::net::TcpListener;
 
 use crate::args::Serve;
-use crate::load::{self, DEMO};
-use crate::memory::Plan;
+use crate::load::{self, DEMO, Note};
 use crate::settings::{Defaults, Flags, Sources, resolve};
 use crate::{Failed, env, screen};
 
@@ -31,10 +30,8 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let opened =
         load::open(args.model.as_deref().unwrap_or(DEMO), load::is_offline(sources, args.engine.offline)?)?;
     let config = resolve(sources, &Flags::of_server(&args), &opened.generation, Defaults::API)?;
-    let plan = Plan::new(&opened.model, &config);
-    tracing::info!("{plan}");
     let names = std::iter::once(opened.name.clone()).chain(args.alias).collect();
-    let handle = opened.start(&config, &plan, names)?;
+    let handle = opened.start(&config, names, Note::log)?;
     let address = listener.local_addr()?;
     tracing::info!("serving {} on http://{address}/v1", screen::harmless(&opened.name));
     if !address.ip().is_loopback() && settings.api_keys.is_empty() {

@@ -7,6 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// The GPU that tests run on, by the name that the program knows it by.
+pub fn gpu() -> Option<String> {
+    let found = tallow_wgpu::devices();
+    let about = tallow_support::needed("Vulkan or Metal device", found.first())?.about();
+    Some(format!("{}:{}", about.api, about.index))
+}
+
 /// A folder that is the user's home, and is removed in the end.
 pub struct Home(PathBuf);
 
@@ -58,6 +65,8 @@ impl Home {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tallow"));
         command.args(args).env_clear().env("HOME", &self.0).env("HF_ENDPOINT", "http://127.0.0.1:9");
+        // What a test shows should not depend on the GPU that a machine may have.
+        command.env("TALLOW_DEVICE", "cpu");
         command.current_dir(&self.0);
         command
     }

@@ -146,7 +146,11 @@ pub(super) fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         (heads(4, 1, 128), 32, vec![70, 2]),
         (heads(2, 1, 64), 700, vec![650, 3]),
         (heads(8, 4, 8), 16, vec![1100]),
-    ] {
+    ]
+    .into_iter()
+    .rev()
+    .take(t.suite.sizes)
+    {
         let s = Sequences::new(heads, page_len, &lens);
         let sinks = Host::random(5, 1, heads.q);
         let specs = [

@@ -32,17 +32,26 @@ pub struct Suite {
     pub values: bool,
     /// Multiplies every bound: 1 for a device that computes in `f32`.
     pub slack: f64,
+    /// The formats that weights come in.
+    pub formats: &'static [Format],
+    /// How many of the many sizes that an op is tried in.
+    pub sizes: usize,
 }
 
 impl Suite {
     /// For a device that computes in `f32`.
     pub fn exact() -> Suite {
-        Suite { values: true, slack: 1.0 }
+        Suite { values: true, slack: 1.0, formats: &Format::ALL, sizes: usize::MAX }
+    }
+
+    /// The same in a few formats and sizes: enough to see whether a driver can be trusted, in seconds.
+    pub fn brief(self) -> Suite {
+        Suite { formats: &[Format::F16, Format::Q8_0, Format::Q4K], sizes: 2, ..self }
     }
 
     /// For a device that computes nothing: shapes and checks only.
     pub fn shapes() -> Suite {
-        Suite { values: false, slack: 1.0 }
+        Suite { values: false, ..Suite::exact() }
     }
 }
 

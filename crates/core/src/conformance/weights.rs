@@ -13,8 +13,8 @@ fn widths(format: Format) -> &'static [usize] {
 }
 
 pub(super) fn embed<B: Backend>(t: &Bench<'_, B>) -> Outcome {
-    for format in Format::ALL {
-        for &cols in widths(format) {
+    for &format in t.suite.formats {
+        for &cols in widths(format).iter().rev().take(t.suite.sizes) {
             let (table, host) = t.weight(7, format, 11, cols)?;
             let ids = [3, 0, 10, 3, 11, u32::MAX];
             let y = t.b.run(Embed { table: &table, ids: &t.ids(&ids)?, scale: 1.5 }).map_err(text)?;
@@ -30,8 +30,8 @@ pub(super) fn embed<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 pub(super) fn dequant<B: Backend>(t: &Bench<'_, B>) -> Outcome {
-    for format in Format::ALL {
-        for &cols in widths(format) {
+    for &format in t.suite.formats {
+        for &cols in widths(format).iter().rev().take(t.suite.sizes) {
             let (w, host) = t.weight(8, format, 37, cols)?;
             for rows in [0..37, 5..6, 16..33, 4..4] {
                 let y = t.b.run(Dequant { w: &w, rows: rows.clone() }).map_err(text)?;
@@ -48,6 +48,8 @@ pub(super) fn matmul<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (i, &(m, n, k)) in
         [(1, 1, 1), (1, 5, 33), (2, 7, 48), (3, 64, 31), (5, 17, 256), (9, 33, 300), (33, 19, 64), (0, 4, 8)]
             .iter()
+            .rev()
+            .take(t.suite.sizes.saturating_mul(2))
             .enumerate()
     {
         let (x, w) = (Host::random(i as u64, m, k), Host::random(100 + i as u64, n, k));
@@ -83,8 +85,8 @@ pub(super) fn matmul<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 pub(super) fn project<B: Backend>(t: &Bench<'_, B>) -> Outcome {
-    for format in Format::ALL {
-        for &k in widths(format) {
+    for &format in t.suite.formats {
+        for &k in widths(format).iter().rev().take(t.suite.sizes) {
             for (m, n) in [(1, 1), (1, 37), (2, 16), (3, 33), (7, 300), (20, 19), (0, 3)] {
                 let x = Host::random(5, m, k);
                 let (weight, w) = t.weight(6, format, n, k)?;
@@ -115,8 +117,8 @@ pub(super) fn project<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 
 /// A row's product is the same, bit for bit, whatever other rows are there.
 pub(super) fn project_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
-    for format in Format::ALL {
-        for &k in widths(format) {
+    for &format in t.suite.formats {
+        for &k in widths(format).iter().rev().take(t.suite.sizes) {
             let (weight, _) = t.weight(6, format, 45, k)?;
             let by = Linear { weight, bias: None };
             let x = t.up(&Host::random(5, 29, k))?;

@@ -104,10 +104,6 @@ impl Gpu {
         self.counts.get()
     }
 
-    pub(crate) fn limits(&self) -> wgpu::Limits {
-        self.device.limits()
-    }
-
     fn count(&self, add: impl FnOnce(&mut Counts)) {
         let mut counts = self.counts.get();
         add(&mut counts);

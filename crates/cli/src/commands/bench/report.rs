@@ -5,10 +5,12 @@ use std::time::SystemTime;
 use serde_json::{Map, Value, json};
 use tallow_models::Model;
 
+use super::super::doctor::cpu_name;
 use super::super::print;
 use super::{Test, label, model_type, parameters, weights};
 use crate::Failed;
 use crate::args::Table;
+use crate::device::Speeds;
 use crate::screen;
 use crate::solo::Setup;
 
@@ -21,14 +23,12 @@ pub(super) struct Row<'a> {
     /// Nanoseconds of each run.
     pub samples: Vec<u64>,
     pub started: SystemTime,
-    /// Bytes per second that memory was read at, at most, meanwhile.
-    pub read: f64,
-    /// Operations per second that could be done, at most, meanwhile.
-    pub flops: f64,
+    /// What the device could do, at most, meanwhile.
+    pub speeds: Speeds,
     /// Tokens per second that the machine would allow.
     pub bound: f64,
+    /// What it ran on.
     pub device: String,
-    pub isa: String,
 }
 
 /// Writes rows as they come.
@@ -113,11 +113,11 @@ fn markdown(row: &Row<'_>) -> String {
         name,
         weights(row.model),
         super::count(parameters(row.model)),
-        row.isa.clone(),
+        row.device.clone(),
         row.setup.threads.to_string(),
         label(row.test),
         format!("{mean:.2} ± {sd:.2}"),
-        format!("{:.1}", row.read / 1e9),
+        format!("{:.1}", row.speeds.read / 1e9),
         format!("{:.0} %", 100.0 * mean / row.bound),
     ];
     let cells = cells.iter().zip(WIDTHS).enumerate().map(|(i, (cell, w))| match i < 4 {
@@ -147,12 +147,13 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
     let times: Vec<f64> = row.samples.iter().map(|ns| *ns as f64).collect();
     let ((avg_ns, sd_ns), (avg_ts, sd_ts)) = (mean_and_deviation(&times), mean_and_deviation(&speeds));
     let kv = setup.kv.to_string();
+    let is_cpu = row.device.starts_with("cpu");
     let fields = json!({
         "build_commit": env!("CARGO_PKG_VERSION"),
         "build_number": 0,
-        "cpu_info": row.device,
-        "gpu_info": "",
-        "backends": "CPU",
+        "cpu_info": cpu_name(),
+        "gpu_info": if is_cpu { "" } else { row.device.as_str() },
+        "backends": if is_cpu { "CPU" } else { "GPU" },
         "model_filename": row.name,
         "model_type": model_type(row.model),
         "model_size": row.model.checkpoint.weight_bytes(),
@@ -165,10 +166,10 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
         "poll": 0,
         "type_k": kv,
         "type_v": kv,
-        "n_gpu_layers": 0,
+        "n_gpu_layers": if is_cpu { 0 } else { row.model.spec.layers.len() },
         "split_mode": "none",
         "main_gpu": 0,
-        "no_kv_offload": true,
+        "no_kv_offload": is_cpu,
         "flash_attn": true,
         "tensor_split": "0.00",
         "use_mmap": true,
@@ -183,9 +184,10 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
         "stddev_ts": sd_ts,
         "samples_ns": row.samples,
         "samples_ts": speeds,
-        "isa": row.isa,
-        "read_gbs": row.read / 1e9,
-        "peak_gflops": row.flops / 1e9,
+        "device": row.device,
+        "isa": row.setup.isa.to_string(),
+        "read_gbs": row.speeds.read / 1e9,
+        "peak_gflops": row.speeds.flops / 1e9,
         "roofline": avg_ts / row.bound,
     });
     match fields {

@@ -61,6 +61,11 @@ impl Wgpu {
         Ok(Wgpu { gpu: Rc::new(Gpu::open(found)?), trace: Trace::default() })
     }
 
+    #[cfg(test)]
+    pub(crate) fn within(found: &Found, most: u64) -> Result<Wgpu> {
+        Ok(Wgpu { gpu: Rc::new(Gpu::within(found, most)?), trace: Trace::default() })
+    }
+
     /// What is known of the device.
     pub fn about(&self) -> &Device {
         self.gpu.about()
@@ -71,8 +76,8 @@ impl Wgpu {
         self.gpu.counts()
     }
 
-    /// Memory for rows of so many bytes.
-    fn buf(&self, rows: usize, row_bytes: usize) -> Result<Buf> {
+    /// Memory for rows of so many bytes, in so many blocks at most.
+    fn buf(&self, rows: usize, row_bytes: usize, most_blocks: usize) -> Result<Buf> {
         let bytes = rows.saturating_mul(row_bytes);
         let most = usize::try_from(self.gpu.most()).unwrap_or(usize::MAX);
         if bytes <= most {
@@ -80,7 +85,7 @@ impl Wgpu {
         }
         // Blocks begin with whole rows, and with whole words.
         let each = if row_bytes.is_multiple_of(4) { most / row_bytes.max(1) } else { 0 };
-        if each == 0 {
+        if each == 0 || rows.div_ceil(each) > most_blocks {
             return Err(Error::OutOfMemory { device: self.label(), asked: bytes });
         }
         let block = |first: usize| self.gpu.alloc((rows.min(first + each) - first) as u64 * row_bytes as u64);
@@ -204,10 +209,11 @@ impl Backend for Wgpu {
     fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Wgpu>> {
         let full = || Error::OutOfMemory { device: self.label(), asked: usize::MAX };
         let row = cols.checked_mul(dtype.size()).ok_or_else(full)?;
-        let buf = self.buf(rows, row)?;
-        // Kernels count elements in 32 bits, and see only so many blocks of a cache.
+        // The kernels that take several blocks take only so many.
+        let buf = self.buf(rows, row, CACHE_BLOCKS)?;
+        // Kernels count elements in 32 bits.
         let elements = buf.rows_each().checked_mul(cols).filter(|n| u32::try_from(*n).is_ok());
-        if elements.is_none() || buf.blocks().len() > CACHE_BLOCKS {
+        if elements.is_none() {
             return Err(Error::OutOfMemory { device: self.label(), asked: row.saturating_mul(rows) });
         }
         Ok(Tensor::whole(buf, dtype, rows, cols))
@@ -358,7 +364,7 @@ impl Backend for Wgpu {
         compose::check_weight(&weight)?;
         let (layout, groups) = (weights::layout(format), rows.div_ceil(LANES));
         let words = layout.group_words(cols);
-        let buf = self.buf(groups, 4 * words)?;
+        let buf = self.buf(groups, 4 * words, usize::MAX)?;
         let group_bytes = bytes.len() / rows.max(1) * LANES;
         // A few megabytes at a time, so that loading takes little memory besides the device's.
         let at_once = ((4 << 20) / (4 * words).max(1)).max(1);

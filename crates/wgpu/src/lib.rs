@@ -8,6 +8,8 @@ mod backend;
 mod gpu;
 mod kernels;
 mod probe;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 pub use backend::{Buf, Wgpu};

@@ -61,6 +61,11 @@ const AHEAD: usize = 64 << 20;
 impl Gpu {
     /// Opens a device with all that it offers.
     pub(crate) fn open(found: &Found) -> Result<Gpu> {
+        Gpu::within(found, u64::MAX)
+    }
+
+    /// The same with blocks of so many bytes at most.
+    pub(crate) fn within(found: &Found, most: u64) -> Result<Gpu> {
         let about = found.about().clone();
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("tallow"),
@@ -79,7 +84,7 @@ impl Gpu {
             mapped_at_creation: false,
         });
         let gpu = Gpu {
-            pool: Rc::new(Pool::new(device.limits().max_storage_buffer_binding_size)),
+            pool: Rc::new(Pool::new(device.limits().max_storage_buffer_binding_size.min(most))),
             about,
             device,
             queue,
@@ -218,6 +223,20 @@ impl Gpu {
         self.queue.submit([encoder.finish()]);
         self.count(|c| c.submits += 1);
         self.faults.check()
+    }
+}
+
+#[cfg(test)]
+impl Gpu {
+    /// Every kernel that was compiled, by name, as its whole program.
+    pub(crate) fn programs(&self) -> Vec<(&'static str, String)> {
+        let pipelines = self.pipelines.borrow();
+        pipelines.iter().map(|(kernel, pipeline)| (kernel.name, pipeline.wgsl.clone())).collect()
+    }
+
+    /// What happens when somebody pulls it out.
+    pub(crate) fn destroy(&self) {
+        self.device.destroy();
     }
 }
 

@@ -95,6 +95,9 @@ pub(super) struct Pipeline {
     id: usize,
     pipeline: wgpu::ComputePipeline,
     layout: wgpu::BindGroupLayout,
+    /// The whole program, for tests that translate it for devices that are not here.
+    #[cfg(test)]
+    pub wgsl: String,
 }
 
 /// Something to do, in order.
@@ -251,7 +254,16 @@ impl Gpu {
             let why = format!("the kernel {name} does not compile: {}", super::fault::describe(&e));
             return Err(Error::Device { device: self.about.name.clone(), why });
         }
-        Ok(Pipeline { id: self.pipelines.borrow().len(), pipeline, layout })
+        let id = self.pipelines.borrow().len();
+        #[cfg(test)]
+        let wgsl = launch.wgsl();
+        Ok(Pipeline {
+            id,
+            pipeline,
+            layout,
+            #[cfg(test)]
+            wgsl,
+        })
     }
 
     /// The bind group for a launch's blocks, made once.

@@ -1,0 +1,243 @@
+//! The backend on the first device of this machine, be it a program on the CPU: ops against their oracles, kernels
+//! translated for devices that are not here, tensors too large for one binding, and trouble.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tallow_core::conformance::{Suite, cases};
+use tallow_core::ops::{Attend, Dequant, Embed, Epilogue, Head, KvWrite, Normalize, Project};
+use tallow_core::{
+    AttnSpec, Backend, DType, Error, Format, Heads, HostWeight, LayerKv, Linear, Memory, Norm, NormKind,
+    Span, Step, StepPlan, Tensor,
+};
+use tallow_support::needed;
+
+use crate::gpu::Param::U;
+use crate::gpu::{Found, Kernel, Launch};
+use crate::{Wgpu, devices};
+
+fn found() -> Option<Found> {
+    needed("Vulkan or Metal device", devices().into_iter().next())
+}
+
+/// Runs the cases that `takes` says, then translates every kernel they used.
+fn conforms(takes: impl Fn(&str) -> bool) {
+    let Some(found) = found() else { return };
+    let b = Wgpu::open(&found).unwrap();
+    let mut failed = Vec::new();
+    let mut ran = 0;
+    for case in cases::<Wgpu>().iter().filter(|case| takes(case.name)) {
+        ran += 1;
+        failed.extend((case.run)(&b, Suite::exact()).err().map(|why| format!("{}: {why}", case.name)));
+    }
+    println!("{}: {ran} cases, {} failed", b.label(), failed.len());
+    assert!(ran > 0 && failed.is_empty(), "{}", failed.join("\n"));
+    translate(&b);
+}
+
+const PRODUCTS: [&str; 5] = ["matmul", "project", "project_alone", "project_many", "ffn"];
+
+#[test]
+fn conformance_of_products() {
+    conforms(|name| PRODUCTS.contains(&name));
+}
+
+#[test]
+fn conformance_of_all_else() {
+    conforms(|name| !PRODUCTS.contains(&name));
+}
+
+/// Every kernel that a device has compiled, as the programs that Metal and Vulkan would be given.
+fn translate(b: &Wgpu) {
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    for (name, wgsl) in b.gpu.programs() {
+        let module = naga::front::wgsl::parse_str(&wgsl).unwrap();
+        // Nothing beyond what every device has.
+        let mut validator = naga::valid::Validator::new(
+            naga::valid::ValidationFlags::all(),
+            naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+        );
+        let info = validator.validate(&module).unwrap_or_else(|e| panic!("{name}: {e:?}\n{wgsl}"));
+        let options = naga::back::msl::Options {
+            lang_version: (2, 4),
+            fake_missing_bindings: true,
+            zero_initialize_workgroup_memory: false,
+            ..Default::default()
+        };
+        let (msl, _) = naga::back::msl::write_string(&module, &info, &options, &Default::default()).unwrap();
+        assert!(msl.contains("kernel void main_("), "{msl}");
+        let entry = naga::back::spv::PipelineOptions {
+            shader_stage: naga::ShaderStage::Compute,
+            entry_point: "main".into(),
+        };
+        let spirv = naga::back::spv::write_vec(&module, &info, &Default::default(), Some(&entry)).unwrap();
+        assert_eq!(spirv[0], 0x0723_0203);
+        *seen.entry(name).or_default() += 1;
+    }
+    println!("translated to MSL and SPIR-V: {seen:?}");
+    let names: BTreeSet<&str> = seen.into_keys().collect();
+    insta::with_settings!({ omit_expression => true }, {
+        let which = if names.contains("attend") { "all_else" } else { "products" };
+        insta::assert_snapshot!(format!("kernels_of_{which}"), names.into_iter().collect::<Vec<_>>().join("\n"));
+    });
+}
+
+fn numbers(seed: u32, n: usize) -> Vec<f32> {
+    let number = |i: usize| {
+        let x = (i as u32 ^ seed.wrapping_mul(0x9E37_79B9)).wrapping_mul(0x85EB_CA6B);
+        f32::from(((x ^ x >> 13).wrapping_mul(0xC2B2_AE35) >> 16) as u16) / 32768.0 - 1.0
+    };
+    (0..n).map(number).collect()
+}
+
+fn weight(b: &Wgpu, format: Format, rows: usize, cols: usize) -> tallow_core::Weight<Wgpu> {
+    let mut bytes = vec![0; format.row_bytes(cols).unwrap() * rows];
+    tallow_quant::pack(format, &numbers(7, rows * cols), &mut bytes).unwrap();
+    b.prepare(HostWeight { format, rows, cols, bytes: &bytes }).unwrap()
+}
+
+/// Pages of the cache that tests attend to.
+const PAGES: usize = 180;
+
+/// Attention over a cache of many pages, written in two steps.
+fn attention(b: &Wgpu, dtype: DType) -> Vec<f32> {
+    let (heads, page_len, tokens) = (Heads { q: 4, kv: 2, dim: 16 }, 4, 90);
+    let pages: Vec<u32> = (0..23).map(|i| (i * 37 + 5) % PAGES as u32).collect();
+    let cache = || b.alloc(dtype, PAGES, page_len * heads.kv_cols()).unwrap();
+    let (k, v) = (cache(), cache());
+    let kv = LayerKv { k: &k, v: &v };
+    let mut out = Vec::new();
+    for (start, rows) in [(0, tokens - 5), (tokens - 5, 5)] {
+        let spans = vec![Span { rows, start, pages: pages.clone() }];
+        let step = Step { tokens: vec![0; rows], spans, outputs: vec![], page_len };
+        let plan = StepPlan::new(b, step).unwrap();
+        let up = |seed, cols: usize| {
+            b.upload(&numbers(seed, tokens * cols)[start * cols..(start + rows) * cols], rows, cols).unwrap()
+        };
+        let (q, k, v) = (up(1, heads.q_cols()), up(2, heads.kv_cols()), up(3, heads.kv_cols()));
+        b.run(KvWrite { k: &k, v: &v, heads, kv, plan: &plan }).unwrap();
+        let spec = AttnSpec { scale: 0.25, window: None, softcap: None, sinks: None, causal: true };
+        let y = b.run(Attend { q: &q, heads, spec: &spec, kv, plan: &plan }).unwrap();
+        out.extend(b.download::<f32>(&y).unwrap());
+    }
+    out
+}
+
+/// What is larger than a binding lies in several, and gives the same bits.
+#[test]
+fn tensors_larger_than_a_binding() {
+    let Some(found) = found() else { return };
+    let whole = Wgpu::open(&found).unwrap();
+    for format in [Format::Q4K, Format::Q8_0, Format::BF16] {
+        let run = |b: &Wgpu| {
+            let w = weight(b, format, 700, 512);
+            let bias = b.upload_row(&numbers(4, 700)).unwrap();
+            let by = Linear { weight: w.clone(), bias: Some(bias) };
+            let mut out = Vec::new();
+            for rows in [1, 5, 40] {
+                let x = b.upload(&numbers(5, rows * 512), rows, 512).unwrap();
+                let y = b.run(Project { x: &x, by: &by, then: Epilogue::NONE }).unwrap();
+                out.extend(b.download::<f32>(&y).unwrap());
+            }
+            let ids = b.upload_row(&[3u32, 699, 350, 700, 31, 32]).unwrap();
+            out.extend(
+                b.download::<f32>(&b.run(Embed { table: &w, ids: &ids, scale: 2.0 }).unwrap()).unwrap(),
+            );
+            out.extend(b.download::<f32>(&b.run(Dequant { w: &w, rows: 190..240 }).unwrap()).unwrap());
+            let x = b.upload(&numbers(6, 3 * 512), 3, 512).unwrap();
+            let norm = b.upload_row(&numbers(8, 512)).unwrap();
+            let norm = Norm { kind: NormKind::Rms, weight: norm, bias: None, eps: 1e-5 };
+            let rows = b.upload_row(&[2u32, 0]).unwrap();
+            let head = Head { x: &x, rows: &rows, norm: &norm, by: &by, then: Epilogue::NONE };
+            out.extend(b.download::<f32>(&b.run(head).unwrap()).unwrap());
+            (out, blocks(&w))
+        };
+        // The largest of what is computed still fits into a block.
+        let cut = Wgpu::within(&found, 128 << 10).unwrap();
+        let ((a, one), (b, several)) = (run(&whole), run(&cut));
+        println!("{format}: in {one} block and in {several}");
+        assert!(a == b, "{format}");
+        assert!(one == 1 && several > 1);
+    }
+    for dtype in [DType::F32, DType::F16] {
+        let cut = Wgpu::within(&found, 24 << 10).unwrap();
+        assert!(cut.alloc(dtype, PAGES, 128).unwrap().buf().blocks().len() > 1);
+        assert!(attention(&cut, dtype) == attention(&whole, dtype), "{dtype}");
+    }
+    // What no kernel could see is refused when it is asked for, and not in a step.
+    let cut = Wgpu::within(&found, 1 << 10).unwrap();
+    assert!(matches!(cut.alloc(DType::F32, 100, 128), Err(Error::OutOfMemory { .. })));
+    assert!(matches!(cut.alloc(DType::F32, 1, 1000), Err(Error::OutOfMemory { .. })));
+}
+
+fn blocks(w: &tallow_core::Weight<Wgpu>) -> usize {
+    match w {
+        tallow_core::Weight::Blocks { data, .. } => data.buf().blocks().len(),
+        tallow_core::Weight::Dense(t) => t.buf().blocks().len(),
+    }
+}
+
+/// Memory that nobody uses is used again, and what does not fit is an error and no end.
+#[test]
+fn memory_is_used_again_and_runs_out_with_words() {
+    let Some(found) = found() else { return };
+    let b = Wgpu::open(&found).unwrap();
+    let id = |t: &Tensor<Wgpu>| format!("{:?}", t.buf());
+    let first = id(&b.alloc(DType::F32, 100, 100).unwrap());
+    assert_eq!(first, id(&b.alloc(DType::F32, 100, 100).unwrap()));
+    // As much as there is, in pieces that can be had, until one cannot.
+    let huge = b.alloc(DType::F32, usize::MAX / 8, 8);
+    assert!(matches!(huge, Err(Error::OutOfMemory { .. })), "{huge:?}");
+    // The device goes on.
+    let x = b.upload(&[1.0f32, 2.0, 3.0], 1, 3).unwrap();
+    assert_eq!(b.download::<f32>(&x).unwrap(), [1.0, 2.0, 3.0]);
+}
+
+#[test]
+fn a_kernel_that_does_not_compile_is_an_error_with_its_place() {
+    let Some(found) = found() else { return };
+    let b = Wgpu::open(&found).unwrap();
+    let kernel = Kernel { name: "nonsense", variant: Vec::new() };
+    let source = || "@compute @workgroup_size(1)\nfn main() { let x: u32 = 1.5; }\n".to_owned();
+    let launch = Launch { kernel, source: &source, args: vec![], params: vec![U("n", 1)], grid: [1, 1, 1] };
+    let why = b.gpu.launch(&launch).unwrap_err().to_string();
+    assert!(why.contains("the kernel nonsense does not compile") && why.contains("u32"), "{why}");
+    let x = b.upload(&[1.0f32], 1, 1).unwrap();
+    assert_eq!(b.download::<f32>(&x).unwrap(), [1.0]);
+}
+
+/// A device that is gone says so at everything it is asked, and can be let go of.
+#[test]
+fn a_device_that_is_lost_says_so() {
+    let Some(found) = found() else { return };
+    let b = Wgpu::open(&found).unwrap();
+    let x = b.upload(&numbers(1, 64), 1, 64).unwrap();
+    let norm = Norm { kind: NormKind::Rms, weight: x.clone(), bias: None, eps: 1e-5 };
+    b.run(Normalize { x: &x, by: &norm, residual: None }).unwrap();
+    b.gpu.destroy();
+    let tried: [(&str, Option<Error>); 4] = [
+        ("upload", b.upload(&[1.0f32], 1, 1).err()),
+        ("download", b.download::<f32>(&x).err()),
+        ("sync", b.sync().err()),
+        ("a new size", b.alloc(DType::F32, 77, 77).and_then(|t| b.zero(&t).and_then(|()| b.sync())).err()),
+    ];
+    for (what, e) in tried {
+        assert!(matches!(e, Some(Error::Lost { .. })), "{what}: {e:?}");
+    }
+}
+
+/// Reads and writes that begin and end within words.
+#[test]
+fn small_elements_are_written_where_they_should() {
+    let Some(found) = found() else { return };
+    let b = Wgpu::open(&found).unwrap();
+    let t = b.upload(&(0u8..35).collect::<Vec<u8>>(), 5, 7).unwrap();
+    b.write(&t.row_range(1..3), &[100; 14]).unwrap();
+    let mut want: Vec<u8> = (0..35).collect();
+    want[7..21].fill(100);
+    assert_eq!(b.download::<u8>(&t).unwrap(), want);
+    let half = half::f16::from_f32(2.5);
+    let h = b.upload(&[half; 9], 3, 3).unwrap();
+    b.zero(&h.row_range(1..2)).unwrap();
+    let zero = half::f16::ZERO;
+    assert_eq!(b.download::<half::f16>(&h).unwrap(), [half, half, half, zero, zero, zero, half, half, half]);
+}

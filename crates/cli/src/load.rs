@@ -168,7 +168,7 @@ impl Opened {
         &self,
         config: &EngineConfig,
         names: Vec<String>,
-        say: fn(&Note),
+        say: &dyn Fn(&Note),
     ) -> Result<EngineHandle, Failed> {
         let plan = |device: &Device| Plan::new(&self.model, config, device);
         on_some_device(config.device.value, plan, say, |device, plan| {
@@ -221,10 +221,21 @@ impl Note {
 pub(crate) fn on_some_device<T>(
     asked: Asked,
     plan: impl Fn(&Device) -> Plan,
-    say: fn(&Note),
-    mut put: impl FnMut(&Device, &Plan) -> Result<T, Failed>,
+    say: &dyn Fn(&Note),
+    put: impl FnMut(&Device, &Plan) -> Result<T, Failed>,
 ) -> Result<T, Failed> {
     let (devices, why) = candidates(asked)?;
+    on_one_of(&devices, why.as_deref(), plan, say, put)
+}
+
+/// The same for devices that are known. `why` says why those before the last are not there.
+fn on_one_of<T>(
+    devices: &[Device],
+    why: Option<&str>,
+    plan: impl Fn(&Device) -> Plan,
+    say: &dyn Fn(&Note),
+    mut put: impl FnMut(&Device, &Plan) -> Result<T, Failed>,
+) -> Result<T, Failed> {
     for (device, next) in devices.iter().zip(&devices[1..]) {
         let plan = plan(device);
         let put = match plan.check() {
@@ -266,4 +277,52 @@ pub(crate) fn runner<B: Backend>(
     let decoder = Decoder::load(&b, model, context, &mut |done, _| bar.set_position(done as u64));
     bar.finish_and_clear();
     Ok(Runner::new(b, decoder?, shape)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::settings::{Defaults, Flags, resolve};
+
+    /// Goes through two devices, the first of which does what `first` says.
+    fn through(context: usize, first: impl Fn() -> Result<(), Failed>) -> (Result<usize, Failed>, String) {
+        let opened = open(DEMO, true).unwrap();
+        let mut flags = Flags::default();
+        flags.engine.context = Some(context);
+        let sources = Sources::read(None).unwrap();
+        let config = resolve(&sources, &flags, &opened.generation, Defaults::CHAT).unwrap();
+        let said = RefCell::new(String::new());
+        let say = |note: &Note| {
+            *said.borrow_mut() += &match note {
+                Note::Taken(text) => format!("taken: {}\n", text.split(':').next().unwrap()),
+                Note::PassedOver(text) => format!("passed over: {text}\n"),
+            };
+        };
+        let mut tried = 0;
+        let devices = [Device::Cpu, Device::Cpu];
+        let plan = |device: &Device| Plan::new(&opened.model, &config, device);
+        let done = on_one_of(&devices, None, plan, &say, |_, _| {
+            tried += 1;
+            if tried == 1 { first().map(|()| 1) } else { Ok(tried) }
+        });
+        (done, said.into_inner())
+    }
+
+    #[test]
+    fn a_device_that_cannot_is_passed_over_with_its_words() {
+        let (done, said) = through(1024, || Ok(()));
+        assert_eq!((done.unwrap(), said.as_str()), (1, "taken: cpu\n"));
+        let (done, said) = through(1024, || Err(Failed::new("a kernel does not compile")));
+        assert_eq!(done.unwrap(), 2);
+        assert_eq!(
+            said,
+            "taken: cpu\npassed over: not on cpu: a kernel does not compile\ntrying cpu instead\ntaken: cpu\n"
+        );
+        // What fits nowhere is refused by the last.
+        let (done, said) = through(4096, || Ok(()));
+        assert!(done.unwrap_err().to_string().contains("a context of 4096 tokens is asked for"));
+        assert!(said.starts_with("passed over: not on cpu: a context of 4096"), "{said}");
+    }
 }

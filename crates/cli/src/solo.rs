@@ -60,7 +60,7 @@ pub(crate) fn alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Resul
             note.show()
         }
     };
-    load::on_some_device(setup.device, plan, say, |device, _| match device {
+    load::on_some_device(setup.device, plan, &say, |device, _| match device {
         Device::Cpu => task.run(Solo::new(Cpu::new(setup.isa, setup.threads)?, model, setup.context, shape)?),
         #[cfg(feature = "wgpu")]
         Device::Gpu(found) => {

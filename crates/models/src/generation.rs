@@ -1,5 +1,9 @@
 //! [`Generation`]: how a model's makers would have its tokens chosen.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
 use serde_json::Value as Json;
 
 use crate::error::{LoadError, Result};
@@ -26,66 +30,66 @@ const FILE: &str = "generation_config.json";
 impl Generation {
     /// Reads what a checkpoint brings. GGUF files bring their end tokens with the tokenizer.
     pub fn read(checkpoint: &Checkpoint) -> Result<Generation> {
-        let config = match &checkpoint.settings {
-            Settings::Hf(config) => config,
-            Settings::Gguf(meta) => return Generation::of_gguf(meta),
+        let (file, least_top_k, ends) = match &checkpoint.settings {
+            Settings::Hf(config) => {
+                let json = checkpoint.json_beside(FILE)?.unwrap_or_default();
+                let own = ids(&json["eos_token_id"]);
+                let ends = if own.is_empty() { ids(&config["eos_token_id"]) } else { own };
+                (Numbers::Hf { path: checkpoint.path.join(FILE), json }, 0.0, ends)
+            }
+            // Less than 0 says "all", as 0 does.
+            Settings::Gguf(meta) => (Numbers::Gguf(meta), -1e9, Vec::new()),
         };
-        let Some(json) = checkpoint.json_beside(FILE)? else {
-            return Ok(Generation { ends: ids(&config["eos_token_id"]), ..Generation::default() });
-        };
-        let path = checkpoint.path.join(FILE);
-        let number = |name: &str, range: std::ops::RangeInclusive<f64>| match &json[name] {
-            Json::Null => Ok(None),
-            value => match value.as_f64() {
-                Some(x) if range.contains(&x) => Ok(Some(x as f32)),
-                _ => Err(LoadError::bad(
-                    &path,
-                    name,
-                    format_args!("is {value}; a number in {range:?} is expected"),
-                )),
-            },
-        };
-        let own = ids(&json["eos_token_id"]);
         Ok(Generation {
-            temperature: number("temperature", 0.0..=100.0)?,
-            top_k: number("top_k", 0.0..=1e9)?.map(|k| k as usize),
-            top_p: number("top_p", 0.0..=1.0)?,
-            min_p: number("min_p", 0.0..=1.0)?,
-            typical_p: number("typical_p", 0.0..=1.0)?,
-            repetition_penalty: number("repetition_penalty", 0.01..=100.0)?,
-            ends: if own.is_empty() { ids(&config["eos_token_id"]) } else { own },
+            temperature: file.number("temperature", Some("temp"), 0.0..=100.0)?,
+            top_k: file.number("top_k", Some("top_k"), least_top_k..=1e9)?.map(|k| k as usize),
+            top_p: file.number("top_p", Some("top_p"), 0.0..=1.0)?,
+            min_p: file.number("min_p", Some("min_p"), 0.0..=1.0)?,
+            typical_p: file.number("typical_p", None, 0.0..=1.0)?,
+            repetition_penalty: file.number("repetition_penalty", Some("penalty_repeat"), 0.01..=100.0)?,
+            ends,
         })
     }
+}
 
-    fn of_gguf(meta: &Metadata) -> Result<Generation> {
-        let number = |name: &str, range: std::ops::RangeInclusive<f64>| {
-            let key = format!("general.sampling.{name}");
-            let Some(value) = meta.get(&key) else { return Ok(None) };
-            let x = match value {
-                Value::F64(x) => *x,
-                Value::I64(n) => *n as f64,
-                Value::U64(n) => *n as f64,
-                _ => f64::NAN,
-            };
-            match range.contains(&x) {
-                true => Ok(Some(x as f32)),
-                false => Err(LoadError::bad(
-                    meta.path(),
-                    &key,
-                    format_args!("is {value}; a number in {range:?} is expected"),
-                )),
+/// Where the numbers are written.
+enum Numbers<'a> {
+    Hf { path: PathBuf, json: Json },
+    Gguf(&'a Metadata),
+}
+
+impl Numbers<'_> {
+    /// A number by its names in either kind of file, if that has one for it.
+    fn number(&self, hf: &str, gguf: Option<&str>, range: RangeInclusive<f64>) -> Result<Option<f32>> {
+        let key;
+        let (path, field, written, x): (&Path, &str, &dyn Display, Option<f64>) = match self {
+            Numbers::Hf { path, json } => match &json[hf] {
+                Json::Null => return Ok(None),
+                value => (path, hf, value, value.as_f64()),
+            },
+            Numbers::Gguf(meta) => {
+                let Some(name) = gguf else { return Ok(None) };
+                key = format!("general.sampling.{name}");
+                let Some(value) = meta.get(&key) else { return Ok(None) };
+                (meta.path(), &key, value, float(value))
             }
         };
-        Ok(Generation {
-            temperature: number("temp", 0.0..=100.0)?,
-            // Less than 0 says "all", as 0 does.
-            top_k: number("top_k", -1e9..=1e9)?.map(|k| k as usize),
-            top_p: number("top_p", 0.0..=1.0)?,
-            min_p: number("min_p", 0.0..=1.0)?,
-            typical_p: None,
-            repetition_penalty: number("penalty_repeat", 0.01..=100.0)?,
-            ends: Vec::new(),
-        })
+        match x.filter(|x| range.contains(x)) {
+            Some(x) => Ok(Some(x as f32)),
+            None => {
+                let why = format_args!("is {written}; a number in {range:?} is expected");
+                Err(LoadError::bad(path, field, why))
+            }
+        }
+    }
+}
+
+fn float(value: &Value) -> Option<f64> {
+    match value {
+        Value::F64(x) => Some(*x),
+        Value::I64(n) => Some(*n as f64),
+        Value::U64(n) => Some(*n as f64),
+        _ => None,
     }
 }
 

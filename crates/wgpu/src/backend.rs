@@ -210,7 +210,7 @@ impl Backend for Wgpu {
         let full = || Error::OutOfMemory { device: self.label(), asked: usize::MAX };
         let row = cols.checked_mul(dtype.size()).ok_or_else(full)?;
         // The kernels that take several blocks take only so many.
-        let buf = self.buf(rows, row, CACHE_BLOCKS)?;
+        let buf = self.buf(rows, row, CACHE_BLOCKS.min(self.gpu.pairs_beside(6)))?;
         // Kernels count elements in 32 bits.
         let elements = buf.rows_each().checked_mul(cols).filter(|n| u32::try_from(*n).is_ok());
         if elements.is_none() {

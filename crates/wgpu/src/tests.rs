@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tallow_core::conformance::{Suite, cases};
-use tallow_core::ops::{Attend, Dequant, Embed, Epilogue, Head, KvWrite, Normalize, Project};
+use tallow_core::ops::{Attend, Dequant, Eltwise, Embed, Epilogue, Head, KvWrite, Normalize, Project, With};
 use tallow_core::{
     AttnSpec, Backend, DType, Error, Format, Heads, HostWeight, LayerKv, Linear, Memory, Norm, NormKind,
     Span, Step, StepPlan, Tensor,
@@ -223,6 +223,38 @@ fn a_device_that_is_lost_says_so() {
     for (what, e) in tried {
         assert!(matches!(e, Some(Error::Lost { .. })), "{what}: {e:?}");
     }
+}
+
+/// More launches than one submission has room for.
+#[test]
+fn many_launches() {
+    let Some(found) = found() else { return };
+    let b = Wgpu::open(&found).unwrap();
+    let mut x = b.upload(&[0.0f32, 1.0, -2.0], 1, 3).unwrap();
+    let one = b.upload(&[1.0f32; 3], 1, 3).unwrap();
+    let before = b.counts();
+    for _ in 0..20_000 {
+        x = b.run(Eltwise { x: &x, with: With::Add(&one) }).unwrap();
+    }
+    assert_eq!(b.download::<f32>(&x).unwrap(), [20_000.0, 20_001.0, 19_998.0]);
+    let after = b.counts();
+    assert!(after.submits - before.submits > 1 && after.dispatches - before.dispatches == 20_000);
+}
+
+/// Heads of an odd width cannot lie in a 16-bit cache, and that is said.
+#[test]
+fn a_cache_that_cannot_be_is_refused() {
+    let Some(found) = found() else { return };
+    let b = Wgpu::open(&found).unwrap();
+    let heads = Heads { q: 1, kv: 1, dim: 3 };
+    let (k, v) = (b.alloc(DType::F16, 2, 12).unwrap(), b.alloc(DType::F16, 2, 12).unwrap());
+    let spans = vec![Span { rows: 1, start: 0, pages: vec![1] }];
+    let step = Step { tokens: vec![0], spans, outputs: vec![], page_len: 4 };
+    let plan = StepPlan::new(&b, step).unwrap();
+    let x = b.upload(&[1.0f32; 3], 1, 3).unwrap();
+    let kv = LayerKv { k: &k, v: &v };
+    let why = b.run(KvWrite { k: &x, v: &x, heads, kv, plan: &plan }).unwrap_err().to_string();
+    insta::assert_snapshot!(why, @"the GPU failed: a cache of f16 needs heads of an even width, and these have 3");
 }
 
 /// Reads and writes that begin and end within words.

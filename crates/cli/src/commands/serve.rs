@@ -31,7 +31,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         load::open(args.model.as_deref().unwrap_or(DEMO), load::is_offline(sources, args.engine.offline)?)?;
     let config = resolve(sources, &Flags::of_server(&args), &opened.generation, Defaults::API)?;
     let names = std::iter::once(opened.name.clone()).chain(args.alias).collect();
-    let handle = opened.start(&config, names, Note::log)?;
+    let handle = opened.start(&config, names, &Note::log)?;
     let address = listener.local_addr()?;
     tracing::info!("serving {} on http://{address}/v1", screen::harmless(&opened.name));
     if !address.ip().is_loopback() && settings.api_keys.is_empty() {

@@ -108,11 +108,18 @@ macro_rules! conformance {
     ($suite:expr, $backend:expr) => {
         #[test]
         fn conformance() {
-            let outcomes = $crate::conformance::run(&$backend, $suite);
+            let backend = $backend;
+            let outcomes = $crate::conformance::run(&backend, $suite);
             let failed: Vec<String> = outcomes
                 .iter()
                 .filter_map(|(name, outcome)| Some(format!("{name}: {}", outcome.as_ref().err()?)))
                 .collect();
+            println!(
+                "{}: {} cases, {} failed",
+                $crate::Backend::label(&backend),
+                outcomes.len(),
+                failed.len()
+            );
             assert!(failed.is_empty(), "{}", failed.join("\n"));
         }
     };

@@ -81,19 +81,21 @@ impl Found {
 
     /// Has it what our kernels need? If not, what is missing.
     pub fn check(&self) -> Result<()> {
-        let limits = self.limits();
-        let needs = [
-            ("storage buffers in a kernel", limits.max_storage_buffers_per_shader_stage, BINDINGS),
-            ("invocations in a workgroup", limits.max_compute_invocations_per_workgroup, INVOCATIONS),
-            ("invocations side by side", limits.max_compute_workgroup_size_x, INVOCATIONS),
-            ("bytes that a workgroup shares", limits.max_compute_workgroup_storage_size, SHARED),
-        ];
-        let missing = needs.into_iter().find(|(_, has, needs)| has < needs);
-        missing.map_or(Ok(()), |(what, has, needs)| {
-            let why = format!("it offers {has} {what}, and {needs} are needed");
-            Err(Error::Device { device: self.about.to_string(), why })
-        })
+        let lacks = lacks(&self.limits());
+        lacks.map_or(Ok(()), |why| Err(Error::Device { device: self.about.to_string(), why }))
     }
+}
+
+/// What a device with these limits has too little of for our kernels.
+fn lacks(limits: &wgpu::Limits) -> Option<String> {
+    let needs = [
+        ("storage buffers in a kernel", limits.max_storage_buffers_per_shader_stage, BINDINGS),
+        ("invocations in a workgroup", limits.max_compute_invocations_per_workgroup, INVOCATIONS),
+        ("invocations side by side", limits.max_compute_workgroup_size_x, INVOCATIONS),
+        ("bytes that a workgroup shares", limits.max_compute_workgroup_storage_size, SHARED),
+    ];
+    let (what, has, needs) = needs.into_iter().find(|(_, has, needs)| has < needs)?;
+    Some(format!("it offers {has} {what}, and {needs} are needed"))
 }
 
 /// Every device that is reached by Metal or Vulkan, in the order of the system. None where there is no driver.
@@ -188,4 +190,19 @@ fn memory(adapter: &wgpu::Adapter) -> Option<(u64, u64)> {
     let device = hal.raw_device();
     let (total, used) = (device.recommendedMaxWorkingSetSize(), device.currentAllocatedSize() as u64);
     (total > 0).then_some((total, total.saturating_sub(used)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_device_lacks_is_said() {
+        // The least that WebGPU promises is enough.
+        assert_eq!(lacks(&wgpu::Limits::default()), None);
+        let few = wgpu::Limits { max_storage_buffers_per_shader_stage: 4, ..wgpu::Limits::default() };
+        assert_eq!(lacks(&few).unwrap(), "it offers 4 storage buffers in a kernel, and 8 are needed");
+        let small = wgpu::Limits { max_compute_workgroup_storage_size: 1 << 12, ..wgpu::Limits::default() };
+        assert!(lacks(&small).unwrap().contains("4096 bytes"));
+    }
 }

@@ -37,6 +37,7 @@ pub struct Counts {
 pub(crate) struct Gpu {
     about: Device,
     device: wgpu::Device,
+    limits: wgpu::Limits,
     queue: wgpu::Queue,
     faults: Faults,
     pool: Rc<Pool>,
@@ -77,6 +78,7 @@ impl Gpu {
         let (device, queue) =
             opened.map_err(|e| Error::Device { device: about.name.clone(), why: e.to_string() })?;
         let faults = Faults::watch(&device, about.name.clone());
+        let limits = device.limits();
         let params_buffer = device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("params"),
             size: PARAMS,
@@ -84,7 +86,8 @@ impl Gpu {
             mapped_at_creation: false,
         });
         let gpu = Gpu {
-            pool: Rc::new(Pool::new(device.limits().max_storage_buffer_binding_size.min(most))),
+            pool: Rc::new(Pool::new(limits.max_storage_buffer_binding_size.min(most))),
+            limits,
             about,
             device,
             queue,
@@ -107,6 +110,11 @@ impl Gpu {
 
     pub(crate) fn counts(&self) -> Counts {
         self.counts.get()
+    }
+
+    /// Pairs of blocks that a kernel can see beside so many others.
+    pub(crate) fn pairs_beside(&self, others: u32) -> usize {
+        (self.limits.max_storage_buffers_per_shader_stage.saturating_sub(others) / 2) as usize
     }
 
     fn count(&self, add: impl FnOnce(&mut Counts)) {

@@ -155,13 +155,13 @@ impl Gpu {
         if launch.grid.contains(&0) {
             return Ok(());
         }
-        let widest = self.device.limits().max_compute_workgroups_per_dimension;
+        let widest = self.limits.max_compute_workgroups_per_dimension;
         if let Some(n) = launch.grid.iter().find(|n| **n > widest) {
             let why = format!("{} needs {n} workgroups in a row, and it takes {widest}", launch.kernel.name);
             return Err(Error::Device { device: self.about.name.clone(), why });
         }
         let pipeline = self.pipeline(launch)?;
-        let align = self.device.limits().min_uniform_buffer_offset_alignment as usize;
+        let align = self.limits.min_uniform_buffer_offset_alignment as usize;
         let room = Param::bytes(&launch.params).next_multiple_of(align.max(16));
         if self.params.borrow().len() + room > PARAMS as usize {
             self.submit()?;

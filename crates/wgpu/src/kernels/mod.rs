@@ -1,7 +1,9 @@
 //! The kernels: for each op, what is launched with which operands. The programs are in `shaders`.
 
+pub(crate) mod attend;
 pub(crate) mod cache;
 pub(crate) mod linear;
+pub(crate) mod prep;
 pub(crate) mod rowwise;
 pub(crate) mod tables;
 

@@ -113,7 +113,7 @@ fn markdown(row: &Row<'_>) -> String {
         name,
         weights(row.model),
         super::count(parameters(row.model)),
-        row.device.clone(),
+        if is_cpu(row) { row.setup.isa.to_string() } else { short(&row.device).to_owned() },
         row.setup.threads.to_string(),
         label(row.test),
         format!("{mean:.2} ± {sd:.2}"),
@@ -125,6 +125,15 @@ fn markdown(row: &Row<'_>) -> String {
         false => format!("{cell:>w$}"),
     });
     format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "))
+}
+
+fn is_cpu(row: &Row<'_>) -> bool {
+    short(&row.device) == "cpu"
+}
+
+/// `vulkan:0`, without its maker's name for it.
+fn short(device: &str) -> &str {
+    device.split(' ').next().unwrap_or_default()
 }
 
 /// Tokens per second of each run.
@@ -147,7 +156,7 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
     let times: Vec<f64> = row.samples.iter().map(|ns| *ns as f64).collect();
     let ((avg_ns, sd_ns), (avg_ts, sd_ts)) = (mean_and_deviation(&times), mean_and_deviation(&speeds));
     let kv = setup.kv.to_string();
-    let is_cpu = row.device.starts_with("cpu");
+    let is_cpu = is_cpu(row);
     let fields = json!({
         "build_commit": env!("CARGO_PKG_VERSION"),
         "build_number": 0,

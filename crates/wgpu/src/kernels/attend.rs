@@ -1,0 +1,183 @@
+//! Attention: one kernel for any batch.
+//!
+//! A workgroup has some query rows of one key head: tokens times the heads that share it. Positions are taken in tiles
+//! of 64 and segments of 512, cut at the same absolute positions for every token, and each segment has a softmax of its
+//! own; segments are merged in order. If there are few rows, segments are spread over workgroups, and merged by a second
+//! kernel in the same order. So a token's result does not depend on its company.
+
+use std::fmt::Write;
+
+use tallow_core::ops::Attend;
+use tallow_core::{Backend, DType, Heads, Result, Tensor};
+
+use super::cache::Pages;
+use super::operand;
+use crate::backend::Wgpu;
+use crate::gpu::Param::{F, U, View};
+use crate::gpu::{Access, Arg, Kernel, Launch};
+
+/// Positions that are looked at together.
+const TILE: usize = 64;
+/// Positions that have a softmax of their own.
+const SEGMENT: usize = 512;
+/// Query rows of a workgroup at most.
+const ROWS: usize = 16;
+/// Numbers of query rows that a workgroup keeps at most.
+const QUERIES: usize = 2048;
+/// Invocations of a workgroup.
+const THREADS: usize = 128;
+/// Workgroups that keep a device busy; below that segments are spread.
+const BUSY: usize = 256;
+/// Bytes that spread segments may take.
+const SPREAD: usize = 64 << 20;
+
+/// Attention with all that is fixed in its kernels.
+struct Attention {
+    pages: Pages,
+    sinks: bool,
+    /// Query rows of a workgroup.
+    rows: usize,
+    /// Are segments spread over workgroups?
+    spread: bool,
+}
+
+impl Wgpu {
+    pub(crate) fn attend_into(&self, op: &Attend<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
+        let (heads, plan) = (op.heads, op.plan);
+        let group = heads.q / heads.kv;
+        let most = plan.host.spans.iter().map(|s| s.rows * group).max().unwrap_or(0).max(1);
+        // A power of two, so that there are few kernels.
+        let rows = most.next_power_of_two().min(ROWS).min((QUERIES / heads.dim).max(1).next_power_of_two());
+        let blocks: usize = plan.host.spans.iter().map(|s| (s.rows * group).div_ceil(rows)).sum();
+        let segments = plan.host.spans.iter().map(|s| s.end().div_ceil(SEGMENT)).max().unwrap_or(0);
+        let room = 4 * op.q.rows() * heads.q * segments * (heads.dim + 2);
+        let spread = segments > 1 && blocks * heads.kv < BUSY && room <= SPREAD;
+        let pages = Pages::new(&op.kv, heads, plan)?;
+        let attention = Attention { pages, sinks: op.spec.sinks.is_some(), rows, spread };
+        let mut params = vec![
+            F("scale", op.spec.scale),
+            F("cap", op.spec.softcap.unwrap_or(0.0)),
+            U("window", op.spec.window.map_or(u32::MAX, |w| u32::try_from(w).unwrap_or(u32::MAX))),
+            U("causal", u32::from(op.spec.causal)),
+            U("spans", plan.host.spans.len() as u32),
+            U("segments", segments as u32),
+            U("starts_at", plan.starts.offset() as u32),
+            U("lens_at", plan.lens.offset() as u32),
+            View("pages", plan.pages.offset() as u32, plan.pages.stride() as u32),
+        ];
+        let mut args = vec![
+            Arg { name: "plan", of: "u32", access: Access::Read, block: super::block(&plan.starts)? },
+            operand("out", Access::Write, out, &mut params)?,
+        ];
+        if let Some(sinks) = &op.spec.sinks {
+            args.push(operand("sinks", Access::Read, sinks, &mut params)?);
+        }
+        let parts = match spread {
+            true => Some(self.alloc(DType::F32, op.q.rows() * heads.q, segments * (heads.dim + 2))?),
+            false => None,
+        };
+        let merge = (args.clone(), params.clone());
+        args.push(operand("q", Access::Read, op.q, &mut params)?);
+        attention.pages.args(&op.kv, Access::Read, &mut args);
+        if let Some(parts) = &parts {
+            // The result is the second kernel's affair.
+            args.remove(1);
+            if attention.sinks {
+                args.remove(1);
+            }
+            args.push(operand("parts", Access::Write, parts, &mut params)?);
+        }
+        let grid = [blocks as u32, heads.kv as u32, if spread { segments as u32 } else { 1 }];
+        let source = || attention.source();
+        let kernel = Kernel { name: "attend", variant: attention.variant() };
+        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid })?;
+        let Some(parts) = &parts else { return Ok(()) };
+        let (mut args, mut params) = merge;
+        args.push(operand("parts", Access::Read, parts, &mut params)?);
+        let source = || attention.merging();
+        let kernel = Kernel { name: "attend_merge", variant: attention.variant() };
+        let grid = [op.q.rows() as u32, heads.q as u32, 1];
+        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid })
+    }
+}
+
+impl Attention {
+    fn variant(&self) -> Vec<u32> {
+        let mut v = self.pages.variant();
+        v.extend([u32::from(self.sinks), self.rows as u32, u32::from(self.spread)]);
+        v
+    }
+
+    /// Columns that an invocation has, rows that are done at a time, and rows that an invocation has.
+    fn cells(&self) -> (usize, usize, usize) {
+        let dim = self.pages.heads.dim;
+        let at_once = (THREADS / dim).max(1);
+        (dim.div_ceil(THREADS), at_once, self.rows.div_ceil(at_once))
+    }
+
+    /// A head's sink, if there are any.
+    fn sink(&self) -> &'static str {
+        match self.sinks {
+            true => "const SINKS = true;\nfn sink(head: u32) -> f32 { return sinks[p.sinks_at + head]; }\n",
+            false => "const SINKS = false;\nfn sink(head: u32) -> f32 { return 0.0; }\n",
+        }
+    }
+
+    fn source(&self) -> String {
+        let (columns, at_once, each) = self.cells();
+        let mut s = self.pages.source(false);
+        s += if self.spread {
+            "const SINKS = false;\nfn sink(head: u32) -> f32 { return 0.0; }\n"
+        } else {
+            self.sink()
+        };
+        s += include_str!("../shaders/merge.wgsl");
+        let _ =
+            writeln!(s, "const ROWS = {}u;\nconst AT_ONCE = {at_once}u;\nconst TILE = {TILE}u;", self.rows);
+        let _ = writeln!(s, "const SEGMENT = {SEGMENT}u;\nconst SPREAD = {};", self.spread);
+        // The invocation's numbers are variables of their own, so that they can be registers.
+        let cells = |line: &str| -> String {
+            let cell = |i: usize, c: usize| {
+                let line = line.replace("$row", &format!("first + {i}u * AT_ONCE"));
+                let line = line.replace("$column", &format!("{c}u * 128u + column"));
+                line.replace("$x", &format!("x_{c}")).replace('#', &format!("_{i}_{c}"))
+            };
+            (0..each).flat_map(|i| (0..columns).map(move |c| (i, c))).map(|(i, c)| cell(i, c)).collect()
+        };
+        let mut load = String::new();
+        for c in 0..columns {
+            let _ = writeln!(
+                load,
+                "        let e_{c} = min({c}u * 128u + column, DIM - 1u);\n        \
+                 let x_{c} = unpacked(v_get(page, at + e_{c} / PACK))[e_{c} % PACK];"
+            );
+        }
+        let (functions, last, finish) = match self.spread {
+            true => (
+                include_str!("../shaders/attend_put.wgsl"),
+                "    put($row, row, rows, first_token, wg.y, $column, segment, o#);\n",
+                "",
+            ),
+            false => (
+                include_str!("../shaders/attend_end.wgsl"),
+                "    whole# = merged(whole#, o#, by[min($row, ROWS - 1u)]);\n",
+                "  end_of($row, row, rows, first_token, wg.y, $column, whole#);\n",
+            ),
+        };
+        let add = "        o# = fma(weights[min($row, ROWS - 1u) * TILE + j], $x, o#);\n";
+        let text = include_str!("../shaders/attend.wgsl").replace("//FUNCTIONS//", functions);
+        let text = text.replace("//BEGIN//", &cells("  var o# = 0.0;\n  var whole# = 0.0;\n"));
+        let text = text.replace("//RESET//", &cells("    o# = 0.0;\n"));
+        let text = text.replace("//FADE//", &cells("      o# = o# * fade[min($row, ROWS - 1u)];\n"));
+        let text = text.replace("//LOAD//", &load).replace("//ADD//", &cells(add));
+        s + &text.replace("//LAST//", &cells(last)).replace("//FINISH//", &cells(finish))
+    }
+
+    fn merging(&self) -> String {
+        // This kernel sees no pages.
+        let Heads { q, dim, .. } = self.pages.heads;
+        let mut s = format!("const QUERIES = {q}u;\nconst DIM = {dim}u;\nconst SEGMENT = {SEGMENT}u;\n");
+        s += self.sink();
+        s + include_str!("../shaders/merge.wgsl") + include_str!("../shaders/attend_merge.wgsl")
+    }
+}

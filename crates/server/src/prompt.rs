@@ -16,8 +16,8 @@ const MOST_MESSAGES: usize = 16_384;
 /// A chat as a request has it.
 #[derive(Clone, Debug)]
 pub(crate) struct Messages {
-    /// Objects, each with a `role` and a `content` that is text.
-    messages: Vec<Value>,
+    /// A list of objects, each with a `role` and a `content` that is text.
+    messages: Value,
     ending: Ending,
     values: Map<String, Value>,
 }
@@ -46,7 +46,7 @@ impl Messages {
             Some(Value::Object(values)) => values,
             Some(other) => return Err(wrong("chat_template_kwargs".into(), "an object", &other)),
         };
-        Ok(Messages { messages, ending, values })
+        Ok(Messages { messages: Value::Array(messages), ending, values })
     }
 
     /// The chat's tokens. Nothing that the messages contain becomes a special token; only the template writes those.
@@ -64,13 +64,13 @@ impl Messages {
             return Err(ApiError::field("chat_template_kwargs", why));
         }
         let Some(template) = templates.and_then(|templates| templates.choose(false)) else {
-            let contents: Vec<&str> =
-                self.messages.iter().filter_map(|m| m.get("content")?.as_str()).collect();
+            let messages = self.messages.as_array().into_iter().flatten();
+            let contents: Vec<&str> = messages.filter_map(|m| m.get("content")?.as_str()).collect();
             let tokens = tokenizer.encode(&contents.join("\n"), Special::PROMPT);
             return tokens.map_err(|e| not_tokenized("messages", &e));
         };
-        let (messages, now) = (Value::Array(self.messages.clone()), Now::from_unix(unix_time() as i64));
-        let chat = Chat { ending: self.ending, values: &self.values, ..Chat::new(&messages, now) };
+        let now = Now::from_unix(unix_time() as i64);
+        let chat = Chat { ending: self.ending, values: &self.values, ..Chat::new(&self.messages, now) };
         template.prompt(&chat, tokenizer).map_err(|e| ApiError::field("messages", e.to_string()))
     }
 }

@@ -66,7 +66,14 @@ impl Yardstick {
                 Arg { name: "out", of: "u32", access: Access::Write, block: &self.out },
             ];
             let (params, grid) = (vec![U("count", (self.bytes / 16) as u32)], [GROUPS, 1, 1]);
-            b.gpu.launch(&Launch { kernel: kernel(), source: &|| READ.to_owned(), args, params, grid })
+            b.gpu.launch(&Launch {
+                kernel: kernel(),
+                source: &|| READ.to_owned(),
+                args,
+                params,
+                grid,
+                work: 0,
+            })
         })?;
         Ok(4.0 * self.bytes as f64 / seconds)
     }
@@ -78,7 +85,14 @@ impl Yardstick {
         let seconds = best(b, 4, || {
             let args = vec![Arg { name: "out", of: "u32", access: Access::Write, block: &self.out }];
             let (params, grid) = (vec![U("rounds", rounds)], [groups, 1, 1]);
-            b.gpu.launch(&Launch { kernel: kernel(), source: &|| MULTIPLY.to_owned(), args, params, grid })
+            b.gpu.launch(&Launch {
+                kernel: kernel(),
+                source: &|| MULTIPLY.to_owned(),
+                args,
+                params,
+                grid,
+                work: 0,
+            })
         })?;
         Ok(4.0 * ROUND * f64::from(rounds) * 256.0 * f64::from(groups) / seconds)
     }

@@ -198,7 +198,8 @@ fn a_kernel_that_does_not_compile_is_an_error_with_its_place() {
     let b = Wgpu::open(&found).unwrap();
     let kernel = Kernel { name: "nonsense", variant: Vec::new() };
     let source = || "@compute @workgroup_size(1)\nfn main() { let x: u32 = 1.5; }\n".to_owned();
-    let launch = Launch { kernel, source: &source, args: vec![], params: vec![U("n", 1)], grid: [1, 1, 1] };
+    let launch =
+        Launch { kernel, source: &source, args: vec![], params: vec![U("n", 1)], grid: [1, 1, 1], work: 0 };
     let why = b.gpu.launch(&launch).unwrap_err().to_string();
     assert!(why.contains("the kernel nonsense does not compile") && why.contains("u32"), "{why}");
     let x = b.upload(&[1.0f32], 1, 1).unwrap();
@@ -239,6 +240,25 @@ fn many_launches() {
     assert_eq!(b.download::<f32>(&x).unwrap(), [20_000.0, 20_001.0, 19_998.0]);
     let after = b.counts();
     assert!(after.submits - before.submits > 1 && after.dispatches - before.dispatches == 20_000);
+}
+
+/// A GPU that works at one thing for too long is reset by some systems.
+#[test]
+fn much_work_is_handed_over_in_pieces() {
+    let Some(found) = found() else { return };
+    let b = Wgpu::open(&found).unwrap();
+    let source = || "@compute @workgroup_size(1)\nfn main() { _ = p.n; }\n".to_owned();
+    let submits = |work: u64| {
+        let before = b.counts().submits;
+        for _ in 0..6 {
+            let kernel = Kernel { name: "nothing", variant: Vec::new() };
+            let (args, params) = (vec![], vec![U("n", 1)]);
+            b.gpu.launch(&Launch { kernel, source: &source, args, params, grid: [1, 1, 1], work }).unwrap();
+        }
+        b.sync().unwrap();
+        b.counts().submits - before
+    };
+    assert_eq!((submits(0), submits(20_000_000_000), submits(200_000_000_000)), (1, 3, 6));
 }
 
 /// Heads of an odd width cannot lie in a 16-bit cache, and that is said.

@@ -47,6 +47,10 @@ pub(crate) struct Gpu {
     /// The parameters of what is recorded, each aligned as the device wants it.
     params: RefCell<Vec<u8>>,
     params_buffer: wgpu::Buffer,
+    /// Multiplications that are recorded.
+    work: Cell<u64>,
+    /// Bytes written that the device has not taken yet.
+    ahead: Cell<usize>,
     /// Where results are fetched from.
     staging: RefCell<Option<wgpu::Buffer>>,
     counts: Cell<Counts>,
@@ -58,6 +62,9 @@ const PARAMS: u64 = 1 << 20;
 const GROUPS: usize = 1 << 14;
 /// Bytes written ahead of the device before it is waited for.
 const AHEAD: usize = 64 << 20;
+/// Multiplications that are handed over at once. Systems with a screen reset a GPU that works at one thing for seconds; a
+/// slow one does this in a tenth of one.
+const WORK: u64 = 50_000_000_000;
 
 impl Gpu {
     /// Opens a device with all that it offers.
@@ -97,6 +104,8 @@ impl Gpu {
             recorded: RefCell::default(),
             params: RefCell::default(),
             params_buffer,
+            work: Cell::default(),
+            ahead: Cell::default(),
             staging: RefCell::default(),
             counts: Cell::default(),
         };
@@ -150,8 +159,11 @@ impl Gpu {
         self.submit()?;
         for (i, part) in bytes.chunks(AHEAD).enumerate() {
             self.queue.write_buffer(to.buffer(), at + (i * AHEAD) as u64, part);
-            if part.len() == AHEAD {
+            // What is written is kept twice until the device has taken it.
+            self.ahead.set(self.ahead.get() + part.len());
+            if self.ahead.get() >= AHEAD {
                 self.queue.submit([]);
+                self.ahead.set(0);
                 self.wait()?;
             }
         }
@@ -229,6 +241,8 @@ impl Gpu {
         let mut encoder = self.device.create_command_encoder(&CommandEncoderDescriptor::default());
         record::encode(&mut encoder, &recorded);
         self.queue.submit([encoder.finish()]);
+        self.work.set(0);
+        self.ahead.set(0);
         self.count(|c| c.submits += 1);
         self.faults.check()
     }

@@ -10,7 +10,7 @@ use wgpu::{
     BufferBinding, BufferBindingType, BufferSize, ShaderStages,
 };
 
-use super::{Block, GROUPS, Gpu, PARAMS, now};
+use super::{Block, GROUPS, Gpu, PARAMS, WORK, now};
 
 /// Tells a program for the device from all others: its name, and the numbers that are fixed in it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -86,6 +86,8 @@ pub(crate) struct Launch<'a> {
     pub params: Vec<Param>,
     /// Workgroups.
     pub grid: [u32; 3],
+    /// Multiplications, where there may be many.
+    pub work: u64,
 }
 
 /// A kernel that the device has compiled.
@@ -163,9 +165,11 @@ impl Gpu {
         let pipeline = self.pipeline(launch)?;
         let align = self.limits.min_uniform_buffer_offset_alignment as usize;
         let room = Param::bytes(&launch.params).next_multiple_of(align.max(16));
-        if self.params.borrow().len() + room > PARAMS as usize {
+        let work = self.work.get() + launch.work;
+        if self.params.borrow().len() + room > PARAMS as usize || (work > WORK && self.work.get() > 0) {
             self.submit()?;
         }
+        self.work.set(self.work.get() + launch.work);
         let group = self.group(&pipeline, launch);
         let mut params = self.params.borrow_mut();
         let at = params.len();

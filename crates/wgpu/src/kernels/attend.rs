@@ -8,7 +8,7 @@
 use std::fmt::Write;
 
 use tallow_core::ops::Attend;
-use tallow_core::{Backend, DType, Heads, Result, Tensor};
+use tallow_core::{Backend, DType, Heads, Result, Span, Tensor};
 
 use super::cache::Pages;
 use super::operand;
@@ -90,14 +90,17 @@ impl Wgpu {
         let grid = [blocks as u32, heads.kv as u32, if spread { segments as u32 } else { 1 }];
         let source = || attention.source();
         let kernel = Kernel { name: "attend", variant: attention.variant() };
-        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid })?;
+        let seen = |s: &Span| s.rows * s.end().min(op.spec.window.map_or(usize::MAX, |w| w + s.rows));
+        let seen: usize = plan.host.spans.iter().map(seen).sum();
+        let work = 2 * seen as u64 * heads.q_cols() as u64;
+        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid, work })?;
         let Some(parts) = &parts else { return Ok(()) };
         let (mut args, mut params) = merge;
         args.push(operand("parts", Access::Read, parts, &mut params)?);
         let source = || attention.merging();
         let kernel = Kernel { name: "attend_merge", variant: attention.variant() };
         let grid = [op.q.rows() as u32, heads.q as u32, 1];
-        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid })
+        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid, work: 0 })
     }
 }
 

@@ -139,7 +139,9 @@ impl Wgpu {
             }
         }
         let kernel = Kernel { name: "", variant: Vec::new() };
-        Ok(Launch { kernel, source, args, params, grid: [0; 3] })
+        let outputs: usize = parts.iter().map(|p| p.rows).sum();
+        let work = (x.rows() * cols) as u64 * outputs as u64;
+        Ok(Launch { kernel, source, args, params, grid: [0; 3], work })
     }
 }
 

@@ -102,6 +102,7 @@ impl Wgpu {
             args,
             params,
             grid: [prep.rows as u32, prep.groups(), 1],
+            work: 0,
         })
     }
 }

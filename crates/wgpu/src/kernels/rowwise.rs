@@ -37,7 +37,7 @@ impl Wgpu {
         let (before, body) = body.split_once("----").unwrap_or(("", body));
         let source = || format!("{before}{ELEMENTS}{body}\n  }}\n}}\n");
         let groups = (rows * cols).div_ceil(THREADS).min(GROUPS) as u32;
-        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid: [groups, 1, 1] })
+        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid: [groups, 1, 1], work: 0 })
     }
 
     pub(crate) fn normalize_into(&self, op: &Normalize<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
@@ -67,7 +67,7 @@ impl Wgpu {
         };
         let kernel = Kernel { name: "normalize", variant: vec![u32::from(biased), u32::from(added)] };
         let grid = [op.x.rows() as u32, (op.x.cols() / width) as u32, 1];
-        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid })
+        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid, work: 0 })
     }
 
     pub(crate) fn glu_into(&self, op: &Glu<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
@@ -94,7 +94,7 @@ impl Wgpu {
             With::Mul(_) => (2, 1.0, "a * b"),
             With::Scale(by) => (3, by, "a * p.by"),
             With::SoftCap(by) => (4, by, "p.by * tanh(clamp(a / p.by, -20.0, 20.0))"),
-            With::Gate(_) => (5, 1.0, "a / (1.0 + exp(-b))"),
+            With::Gate(_) => (5, 1.0, "a / (1.0 + exp(min(-b, 80.0)))"),
         };
         let mut params = vec![F("by", by)];
         let mut args = vec![
@@ -193,7 +193,14 @@ impl Wgpu {
         ];
         let kernel = Kernel { name: "topk", variant: Vec::new() };
         let source = || include_str!("../shaders/topk.wgsl").to_owned();
-        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid: [rows as u32, 1, 1] })?;
+        self.gpu.launch(&Launch {
+            kernel,
+            source: &source,
+            args,
+            params,
+            grid: [rows as u32, 1, 1],
+            work: 0,
+        })?;
         Ok(TopKOut { values, ids })
     }
 

@@ -76,7 +76,14 @@ impl Wgpu {
         };
         let variant = vec![part.stored.code(), u32::from(matches!(which, Which::Ids(_)))];
         let kernel = Kernel { name: "unpack", variant };
-        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid: [out.rows() as u32, 1, 1] })
+        self.gpu.launch(&Launch {
+            kernel,
+            source: &source,
+            args,
+            params,
+            grid: [out.rows() as u32, 1, 1],
+            work: 0,
+        })
     }
 }
 

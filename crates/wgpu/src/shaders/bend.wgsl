@@ -6,7 +6,7 @@ fn erf(x: f32) -> f32 {
 }
 fn bend(x: f32) -> f32 {
   switch ACT {
-    case 0u: { return x / (1.0 + exp(-x)); }
+    case 0u: { return x / (1.0 + exp(min(-x, 80.0))); }
     case 1u: { return 0.5 * x * (1.0 + erf(x * 0.70710678118654752)); }
     case 2u: {
       let inner = 0.79788456080286536 * x * fma(0.044715 * x, x, 1.0);

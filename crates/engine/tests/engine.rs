@@ -180,7 +180,10 @@ fn who_vanishes_frees_the_pages_at_once() {
             for _ in 0..2 {
                 while !matches!(receiver.blocking_recv(), Some(Event::Piece { .. })) {}
             }
-            assert!(handle.stats().pages_in_use.load(Ordering::Relaxed) > 0);
+            // Where this thread was kept waiting the answer may have ended meanwhile, and that has been said then.
+            let held = handle.stats().pages_in_use.load(Ordering::Relaxed) > 0;
+            let rest = std::iter::from_fn(|| receiver.try_recv().ok());
+            assert!(held || rest.into_iter().any(|e| matches!(e, Event::Done(_))));
         }
         let steps = handle.stats().steps.load(Ordering::Relaxed);
         drop(receiver);

@@ -114,7 +114,9 @@ impl Plan {
         let slots = config.slots.value;
         let pages = slots.saturating_mul(context.value.div_ceil(PAGE));
         let shape = KvShape { dtype: config.kv.value.0, page_len: PAGE, pages };
-        let workspace = workspace(model, config.batch.value, slots, context.value);
+        let batch = config.batch.value;
+        let step = Step { tokens: batch.max(2 * slots), logits: scored(batch).max(slots) + slots };
+        let workspace = workspace(model, step, context.value);
         let weights = model.checkpoint.weight_bytes() as u64;
         let (kv, made_for) = (shape.bytes(&model.spec) as u64, model.spec.context);
         Plan { weights, kv, workspace, context, made_for, slots, shape, device: String::new(), memory }
@@ -126,9 +128,9 @@ impl Plan {
     }
 
     /// For one sequence alone, whose length is settled.
-    pub(crate) fn alone(model: &Model, shape: KvShape, batch: usize, device: &Device) -> Plan {
+    pub(crate) fn alone(model: &Model, shape: KvShape, step: Step, device: &Device) -> Plan {
         let context = Setting { value: shape.pages * shape.page_len, origin: Origin::Flag };
-        let workspace = workspace(model, batch, 1, context.value);
+        let workspace = workspace(model, step, context.value);
         let (weights, kv) = (model.checkpoint.weight_bytes() as u64, shape.bytes(&model.spec) as u64);
         // The last page may reach past what the sequence may have.
         let made_for = context.value;
@@ -190,16 +192,30 @@ impl fmt::Display for Plan {
     }
 }
 
+/// The most that a step has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub tokens: usize,
+    /// Tokens whose logits are wanted.
+    pub logits: usize,
+}
+
+/// Of the tokens of a step, how many may be of prompts that are scored. Each of them brings a row of logits; a few at
+/// a time keep that small.
+fn scored(batch: usize) -> usize {
+    (batch / 8).clamp(1, 64)
+}
+
 /// What a step needs besides weights and cache, from above.
-fn workspace(model: &Model, batch: usize, slots: usize, context: usize) -> u64 {
+fn workspace(model: &Model, step: Step, context: usize) -> u64 {
     let spec = &model.spec;
     let widest =
         |f: fn(&tallow_models::spec::LayerSpec) -> usize| spec.layers.iter().map(f).max().unwrap_or(0);
     let qkv = widest(|l| l.mixer.heads.qkv_cols() + 2 * l.mixer.heads.q_cols());
     let ffn = widest(|l| 3 * l.ffn.width);
-    let rows = batch.max(2 * slots) as u64;
-    let activations = rows * (4 * spec.dim + qkv.max(ffn)) as u64;
-    let logits = 2 * slots as u64 * spec.vocab as u64;
+    let activations = step.tokens as u64 * (4 * spec.dim + qkv.max(ffn)) as u64;
+    // On the device, and as they are read from it.
+    let logits = 2 * step.logits as u64 * spec.vocab as u64;
     let tables: usize = spec.ropes.iter().map(|r| r.table_len(context)).sum();
     (activations + logits + tables as u64) * DType::F32.size() as u64
 }

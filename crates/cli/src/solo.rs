@@ -12,7 +12,7 @@ use crate::Failed;
 use crate::args::DeviceArgs;
 use crate::device::{Asked, Device, Measured};
 use crate::load::{self, Note};
-use crate::memory::{PAGE, Plan};
+use crate::memory::{PAGE, Plan, Step};
 use crate::settings::{KvType, Sources, cores};
 
 /// How a model is put on a device.
@@ -26,6 +26,8 @@ pub(crate) struct Setup {
     pub context: usize,
     /// Tokens of a step at most.
     pub batch: usize,
+    /// Tokens of a step at most whose logits are wanted.
+    pub logits: usize,
 }
 
 impl Setup {
@@ -40,7 +42,8 @@ impl Setup {
             return Err(Failed::new(format!("this CPU does not have {isa}; the best it has is {best}")));
         }
         let device = sources.get("device", device.device, Asked::Auto)?.value;
-        Ok(Setup { device, isa, threads, kv: kv.parse().map_err(Failed::new)?, context: 0, batch: 256 })
+        let kv = kv.parse().map_err(Failed::new)?;
+        Ok(Setup { device, isa, threads, kv, context: 0, batch: 256, logits: 1 })
     }
 }
 
@@ -53,7 +56,8 @@ pub(crate) trait Task {
 /// Loads a model on a device, if it fits, and does something with it.
 pub(crate) fn alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Result<T::Out, Failed> {
     let shape = KvShape { dtype: setup.kv.0, page_len: PAGE, pages: setup.context.div_ceil(PAGE) };
-    let plan = |device: &Device| Plan::alone(model, shape, setup.batch, device);
+    let step = Step { tokens: setup.batch, logits: setup.logits };
+    let plan = |device: &Device| Plan::alone(model, shape, step, device);
     // What is taken is part of what these commands show; what is passed over has to be said.
     let say = |note: &Note| {
         if let Note::PassedOver(_) = note {

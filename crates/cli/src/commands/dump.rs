@@ -32,7 +32,7 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
         check(&args.input, name, rows, &model)?;
         // One load for each length: some ropes depend on how long a sequence may become.
         let context = rows.iter().map(Vec::len).max().unwrap_or(0);
-        (setup.context, setup.batch) = (context, context);
+        (setup.context, setup.batch, setup.logits) = (context, context, context);
         let outputs = alone(&model, setup, &mut Forward { rows, only_logits: args.only_logits })?;
         for (output, numbers) in outputs {
             let lead = if rows.len() == 1 { vec![context] } else { vec![rows.len(), context] };

@@ -37,7 +37,7 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
         return Err(Failed::new(format!("--context is {wanted}; 2 to {most} can be used with this model")));
     }
     let mut setup = Setup::new(sources, &args.device, &args.kv)?;
-    (setup.context, setup.batch) = (wanted, STEP);
+    (setup.context, setup.batch, setup.logits) = (wanted, STEP, STEP);
     // Each go begins with the token that begins a text, and scores every token after its first.
     let goes: Vec<Vec<u32>> = tokens
         .chunks(wanted - begin.iter().len())

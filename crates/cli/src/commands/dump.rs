@@ -20,6 +20,9 @@ use crate::solo::{Setup, Solo, Task, alone};
 /// A tensor to be written: its shape and its numbers.
 type Written = (Vec<usize>, Vec<u8>);
 
+/// A prompt: its name, and rows of tokens to be run, each alone.
+type Prompt<'a> = (&'a str, &'a [Vec<u32>]);
+
 /// Largest input file that is read.
 const MOST_INPUT: u64 = 1 << 30;
 
@@ -27,41 +30,50 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
     let prompts = prompts(&args.input)?;
     let model = load::model(&args.model, load::is_offline(sources, args.device.offline)?)?;
     let mut setup = Setup::new(sources, &args.device, &args.precision)?;
-    let mut written = BTreeMap::new();
+    // One load for each length: some ropes depend on how long a sequence may become.
+    let mut lengths: BTreeMap<usize, Vec<Prompt<'_>>> = BTreeMap::new();
     for (name, rows) in &prompts {
         check(&args.input, name, rows, &model)?;
-        // One load for each length: some ropes depend on how long a sequence may become.
-        let context = rows.iter().map(Vec::len).max().unwrap_or(0);
+        lengths.entry(rows.iter().map(Vec::len).max().unwrap_or(0)).or_default().push((name, rows));
+    }
+    let mut written = BTreeMap::new();
+    for (context, prompts) in lengths {
         (setup.context, setup.batch, setup.logits) = (context, context, context);
-        let outputs = alone(&model, setup, &mut Forward { rows, only_logits: args.only_logits })?;
-        for (output, numbers) in outputs {
-            let lead = if rows.len() == 1 { vec![context] } else { vec![rows.len(), context] };
-            let width = numbers.len() / (rows.len() * context).max(1);
-            let bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-            written.insert(format!("{name}{output}"), ([lead, vec![width]].concat(), bytes));
-        }
+        let mut forward = Forward { context, prompts, only_logits: args.only_logits };
+        written.extend(alone(&model, setup, &mut forward)?);
     }
     write(&args.output, &written)?;
     print(&written.iter().map(|(name, (shape, _))| format!("{name} {shape:?}\n")).collect::<String>())
 }
 
-/// Rows of tokens to be run, each alone.
+/// Prompts of one length.
 struct Forward<'a> {
-    rows: &'a [Vec<u32>],
+    context: usize,
+    prompts: Vec<Prompt<'a>>,
     only_logits: bool,
 }
 
 impl Task for Forward<'_> {
-    type Out = BTreeMap<String, Vec<f32>>;
+    type Out = BTreeMap<String, Written>;
 
     fn run<B: Measured>(&mut self, mut solo: Solo<B>) -> Result<Self::Out, Failed> {
-        let mut outputs: BTreeMap<String, Vec<f32>> = BTreeMap::new();
-        for row in self.rows {
-            for (output, numbers) in forward(&mut solo, row, self.only_logits)? {
-                outputs.entry(output).or_default().extend(numbers);
+        let mut written = BTreeMap::new();
+        for (name, rows) in &self.prompts {
+            let mut outputs: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+            for row in *rows {
+                for (output, numbers) in forward(&mut solo, row, self.only_logits)? {
+                    outputs.entry(output).or_default().extend(numbers);
+                }
+            }
+            let tokens = rows.len() * self.context;
+            let lead = if rows.len() == 1 { vec![self.context] } else { vec![rows.len(), self.context] };
+            for (output, numbers) in outputs {
+                let width = numbers.len() / tokens.max(1);
+                let bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+                written.insert(format!("{name}{output}"), ([&lead[..], &[width]].concat(), bytes));
             }
         }
-        Ok(outputs)
+        Ok(written)
     }
 }
 

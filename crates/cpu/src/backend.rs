@@ -323,7 +323,7 @@ impl Backend for Cpu {
         self.share(x.rows, x.rows * x.cols, |_, r| {
             // SAFETY: each row belongs to one piece.
             let (ids, values) = unsafe { (i.row(r), v.row(r)) };
-            largest(k, x.row(r), ids);
+            (k.largest)(x.row(r), ids);
             ids.iter().zip(values).for_each(|(id, value)| *value = x.row(r)[*id as usize]);
         });
         Ok(TopKOut { values, ids })
@@ -392,28 +392,6 @@ impl Backend for Cpu {
         self.linear(Mat::new(&normed), &Part::side_by_side(std::slice::from_ref(op.by)), &out, op.then);
         Ok(out)
     }
-}
-
-/// The columns of the largest numbers, largest first, of equals the first, NaN counting as smallest.
-fn largest(kernels: &Kernels, x: &[f32], ids: &mut [u32]) {
-    if let [id] = ids {
-        *id = (kernels.argmax)(x) as u32;
-        return;
-    }
-    let before = |a: &u32, b: &u32| {
-        let (p, q) = (x[*a as usize], x[*b as usize]);
-        // Descending; a NaN after everything else.
-        let by_value = q.partial_cmp(&p).unwrap_or_else(|| p.is_nan().cmp(&q.is_nan()));
-        by_value.then(a.cmp(b))
-    };
-    let mut order: Vec<u32> = (0..x.len() as u32).collect();
-    let k = ids.len();
-    if k < order.len() {
-        order.select_nth_unstable_by(k - 1, before);
-        order.truncate(k);
-    }
-    order.sort_unstable_by(before);
-    ids.copy_from_slice(&order);
 }
 
 #[cfg(test)]

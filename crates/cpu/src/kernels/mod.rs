@@ -38,8 +38,8 @@ pub(crate) struct Kernels {
     pub rotate: fn(RopePairs, &[f32], &mut [f32]),
     /// Attention of some tokens of a sequence, for the query heads of one key head.
     pub attend: fn(&AttendTask<'_>, &mut Vec<f32>),
-    /// The column of the largest number, the first of equals, NaN counting as smallest.
-    pub argmax: fn(&[f32]) -> usize,
+    /// The columns of the largest numbers, largest first, of equals the first, NaN counting as smallest.
+    pub largest: fn(&[f32], &mut [u32]),
     /// `out += scale * x`
     pub add_scaled: fn(&mut [f32], f32, &[f32]),
     /// `x = cap * tanh(x / cap)`
@@ -62,6 +62,7 @@ macro_rules! table {
             glu: (act: Activation, gate: &[f32], up: Option<&[f32]>, out: &mut [f32])
                 => rowwise::glu::<$simd>(act, gate, up, out);
             rotate: (pairs: RopePairs, angles: &[f32], head: &mut [f32]) => rowwise::rotate(pairs, angles, head);
+            largest: (x: &[f32], ids: &mut [u32]) => rowwise::largest(x, ids);
             attend: (task: &AttendTask<'_>, scratch: &mut Vec<f32>) => attend::attend::<$simd>(task, scratch);
             add_scaled: (out: &mut [f32], scale: f32, x: &[f32]) => rowwise::add_scaled::<$simd>(out, scale, x);
             softcap: (x: &mut [f32], cap: f32) => rowwise::softcap::<$simd>(x, cap);
@@ -75,7 +76,7 @@ macro_rules! table {
         mod $table {
             use super::*;
             $(table!(@one $features, $name, ($($arg: $t),*), $body);)*
-            pub(super) static TABLE: Kernels = Kernels { isa: $isa, $($name,)* argmax: rowwise::argmax };
+            pub(super) static TABLE: Kernels = Kernels { isa: $isa, $($name),* };
         }
     };
     (@one [$($feature:literal),*], $name:ident, ($($arg:ident: $t:ty),*), $body:expr) => {

@@ -1,5 +1,7 @@
 //! Kernels that work on one row at a time.
 
+use std::cmp::Ordering;
+
 use tallow_core::{Activation, NormKind, RopePairs};
 
 use crate::simd::{self, Simd};
@@ -220,14 +222,35 @@ pub(super) fn rotate(pairs: RopePairs, angles: &[f32], head: &mut [f32]) {
     }
 }
 
-/// The first of the largest. A NaN is never larger than anything, so it wins only where there is nothing else.
-pub(super) fn argmax(x: &[f32]) -> usize {
-    let start = x.iter().position(|v| !v.is_nan()).unwrap_or(0);
-    let mut best = start;
-    for (i, v) in x.iter().enumerate().skip(start + 1) {
-        if *v > x[best] {
-            best = i;
+/// The columns of the largest numbers. Written plainly, as above.
+#[inline(always)]
+pub(super) fn largest(x: &[f32], ids: &mut [u32]) {
+    const CHUNK: usize = 32;
+    let k = ids.len();
+    // There is no NaN among those that are compared.
+    let before = |a: &u32, b: &u32| {
+        let (p, q) = (x[*a as usize], x[*b as usize]);
+        q.partial_cmp(&p).unwrap_or(Ordering::Equal).then(a.cmp(b))
+    };
+    let (mut best, mut least) = (Vec::with_capacity(2 * k + CHUNK), f32::NEG_INFINITY);
+    for (chunk, first) in x.chunks(CHUNK).zip((0..).step_by(CHUNK)) {
+        // After a while, most chunks have nothing that is large enough. That is seen without a branch for each number.
+        if !chunk.iter().fold(false, |any, v| any | (*v >= least)) {
+            continue;
+        }
+        best.extend(chunk.iter().zip(first..).filter(|(v, _)| **v >= least).map(|(_, id)| id));
+        if best.len() >= 2 * k {
+            best.select_nth_unstable_by(k - 1, before);
+            best.truncate(k);
+            // What comes later and is equal to the last of them has no place.
+            least = x[best[k - 1] as usize].next_up();
         }
     }
-    best
+    best.sort_unstable_by(before);
+    best.truncate(k);
+    if best.len() < k {
+        let missing = x.iter().zip(0..).filter(|(v, _)| v.is_nan()).map(|(_, id)| id);
+        best.extend(missing.take(k - best.len()));
+    }
+    ids.copy_from_slice(&best);
 }

@@ -47,8 +47,16 @@ pub(crate) fn layout(format: Format) -> Layout {
         Format::Q8_0 => pairs(17, include_str!("shaders/formats/q8_0.wgsl")),
         Format::Q2K => whole(256, 21, include_str!("shaders/formats/q2_k.wgsl")),
         Format::Q3K => whole(256, 28, include_str!("shaders/formats/q3_k.wgsl")),
-        Format::Q4K => whole(256, 36, include_str!("shaders/formats/q4_k.wgsl")),
-        Format::Q5K => whole(256, 44, include_str!("shaders/formats/q5_k.wgsl")),
+        Format::Q4K => whole(
+            256,
+            36,
+            concat!(include_str!("shaders/formats/six_bits.wgsl"), include_str!("shaders/formats/q4_k.wgsl")),
+        ),
+        Format::Q5K => whole(
+            256,
+            44,
+            concat!(include_str!("shaders/formats/six_bits.wgsl"), include_str!("shaders/formats/q5_k.wgsl")),
+        ),
         Format::Q6K => whole(256, 53, include_str!("shaders/formats/q6_k.wgsl")),
         // The sums of codes are for products of integers.
         Format::Q8K => Layout { unused: 32, ..whole(256, 65, include_str!("shaders/formats/q8_k.wgsl")) },

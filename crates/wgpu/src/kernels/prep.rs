@@ -1,4 +1,6 @@
 //! The way of queries to attention, and of keys and values into the cache.
+//!
+//! One workgroup takes one token's queries, keys or values of a head, or of all heads where they are normalised together.
 
 use std::fmt::Write;
 
@@ -235,7 +237,7 @@ impl<'a> Prep<'a> {
 
     fn source(&self) -> String {
         let dim = self.dim;
-        let mut s = include_str!("../shaders/prep.wgsl").to_owned();
+        let mut s = "const WIDTH = 64u;\n".to_owned() + include_str!("../shaders/together.wgsl");
         let mut main = String::from(
             "@compute @workgroup_size(64)\n\
              fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) id: u32) {\n  \

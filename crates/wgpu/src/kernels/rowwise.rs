@@ -60,7 +60,8 @@ impl Wgpu {
         }
         let (biased, added) = (by.bias.is_some(), op.residual.is_some());
         let source = || {
-            let text = include_str!("../shaders/normalize.wgsl");
+            let text =
+                concat!(include_str!("../shaders/together.wgsl"), include_str!("../shaders/normalize.wgsl"));
             let y = if biased { "y = fma(y, w, bias[p.bias_at + i]);" } else { "y = y * w;" };
             let sum = "y = y + residual[p.residual_at + row * p.residual_stride + first + i];";
             text.replace("BIASED", y).replace("RESIDUAL", if added { sum } else { "" })

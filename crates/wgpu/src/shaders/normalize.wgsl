@@ -1,18 +1,5 @@
-var<workgroup> sums: array<f32, 128>;
-
-// The sum over the workgroup, in an order that depends on nothing.
-fn together(x: f32, id: u32) -> f32 {
-  workgroupBarrier();
-  sums[id] = x;
-  workgroupBarrier();
-  for (var half = 64u; half > 0u; half /= 2u) {
-    if (id < half) { sums[id] = sums[id] + sums[id + half]; }
-    workgroupBarrier();
-  }
-  return sums[0];
-}
-
-@compute @workgroup_size(128)
+const WIDTH = 128u;
+@compute @workgroup_size(WIDTH)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) id: u32) {
   let row = wg.x;
   let first = wg.y * p.width;
@@ -20,16 +7,16 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
   var mean = 0.0;
   if (p.centred != 0u) {
     var sum = 0.0;
-    for (var i = id; i < p.width; i += 128u) { sum = sum + x[at + i]; }
+    for (var i = id; i < p.width; i += WIDTH) { sum = sum + x[at + i]; }
     mean = together(sum, id) / f32(p.width);
   }
   var squares = 0.0;
-  for (var i = id; i < p.width; i += 128u) {
+  for (var i = id; i < p.width; i += WIDTH) {
     let d = x[at + i] - mean;
     squares = fma(d, d, squares);
   }
   let by = 1.0 / sqrt(together(squares, id) / f32(p.width) + p.eps);
-  for (var i = id; i < p.width; i += 128u) {
+  for (var i = id; i < p.width; i += WIDTH) {
     var y = (x[at + i] - mean) * by;
     let w = weight[p.weight_at + i];
     BIASED

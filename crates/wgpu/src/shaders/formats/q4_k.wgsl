@@ -1,12 +1,3 @@
-// The scale and the minimum of part `i` of eight, out of 12 bytes.
-fn six_bits_N(at: u32, i: u32) -> vec2<f32> {
-  let shift = 8u * (i & 3u);
-  let first = wN[at + 32u] >> shift;
-  let second = wN[at + 64u] >> shift;
-  let third = wN[at + 96u] >> shift;
-  let late = vec2<u32>((third & 15u) | ((first & 192u) >> 2u), ((third >> 4u) & 15u) | ((second & 192u) >> 2u));
-  return vec2<f32>(select(late, vec2<u32>(first & 63u, second & 63u), i < 4u));
-}
 fn unpack_N(at: u32, j: u32) -> Eight {
   let by = unpack2x16float(wN[at]) * six_bits_N(at, j >> 2u);
   let q = at + 32u * (4u + 8u * (j >> 3u) + 2u * (j & 3u));

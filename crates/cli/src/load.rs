@@ -9,8 +9,12 @@ use tallow_cpu::Cpu;
 use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Info};
 use tallow_engine::kv::KvShape;
+#[cfg(feature = "wgpu")]
+use tallow_engine::pool::BlockId;
 use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::Limits;
+#[cfg(feature = "wgpu")]
+use tallow_engine::scheduler::{Batch, Part, SeqId, Wanted};
 use tallow_hub::{Cache, Hub, ModelRef};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
@@ -181,9 +185,7 @@ impl Opened {
                     spawn(info, limits, move || runner(Cpu::new(isa, threads)?, &model, context, shape))
                 }
                 #[cfg(feature = "wgpu")]
-                Device::Gpu(found) => spawn(info, limits, move || {
-                    runner(tallow_wgpu::Wgpu::open(&found)?, &model, context, shape)
-                }),
+                Device::Gpu(found) => spawn(info, limits, move || gpu_runner(&found, &model, context, shape)),
             }
         })
     }
@@ -260,6 +262,26 @@ fn on_one_of<T>(
     let why = why.map_or(String::new(), |why| format!(" ({why})"));
     say(&Note::Taken(format!("{plan}{why}")));
     put(last, &plan)
+}
+
+/// Loads a model on a GPU, and has it compute a little: so that its kernels are compiled before the first request comes,
+/// and a driver that cannot compile them, or a device that cannot run them, shows now.
+#[cfg(feature = "wgpu")]
+pub(crate) fn gpu_runner(
+    found: &tallow_wgpu::Found,
+    model: &Model,
+    context: usize,
+    shape: KvShape,
+) -> Result<Runner<tallow_wgpu::Wgpu>, Failed> {
+    let runner = runner(tallow_wgpu::Wgpu::open(found)?, model, context, shape)?;
+    // A prompt, and a token of an answer.
+    for tokens in [context.min(64), 1] {
+        let blocks = (0..tokens.div_ceil(shape.page_len) as u32).map(BlockId).collect();
+        let (id, tokens, logits) = (SeqId(0), vec![0; tokens], Wanted::Last);
+        runner.logits(&Batch { parts: vec![Part { id, tokens, start: 0, blocks, logits }] })?;
+        runner.backend().sync()?;
+    }
+    Ok(runner)
 }
 
 /// Bytes that are loaded before anybody could read how far it has got.

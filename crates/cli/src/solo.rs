@@ -65,10 +65,13 @@ pub(crate) fn alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Resul
         }
     };
     load::on_some_device(setup.device, plan, &say, |device, _| match device {
-        Device::Cpu => task.run(Solo::new(Cpu::new(setup.isa, setup.threads)?, model, setup.context, shape)?),
+        Device::Cpu => {
+            let b = Cpu::new(setup.isa, setup.threads)?;
+            task.run(Solo { runner: load::runner(b, model, setup.context, shape)?, tokens: 0 })
+        }
         #[cfg(feature = "wgpu")]
         Device::Gpu(found) => {
-            task.run(Solo::new(tallow_wgpu::Wgpu::open(found)?, model, setup.context, shape)?)
+            task.run(Solo { runner: load::gpu_runner(found, model, setup.context, shape)?, tokens: 0 })
         }
     })
 }
@@ -80,10 +83,6 @@ pub(crate) struct Solo<B: Backend> {
 }
 
 impl<B: Backend> Solo<B> {
-    fn new(b: B, model: &Model, context: usize, shape: KvShape) -> Result<Solo<B>, Failed> {
-        Ok(Solo { runner: load::runner(b, model, context, shape)?, tokens: 0 })
-    }
-
     /// What it runs on.
     pub(crate) fn backend(&self) -> &B {
         self.runner.backend()

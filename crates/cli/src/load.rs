@@ -24,7 +24,7 @@ use tallow_models::template::ChatTemplates;
 use tallow_models::tokenizer::Tokenizer;
 
 use crate::device::{Asked, Device, candidates};
-use crate::memory::Plan;
+use crate::memory::{self, Plan};
 use crate::settings::{EngineConfig, Setting, Sources};
 use crate::{Failed, commands, env, screen};
 
@@ -148,7 +148,7 @@ impl Opened {
     fn limits(&self, config: &EngineConfig, plan: &Plan) -> Limits {
         let (slots, budget) = (plan.slots, config.batch.value);
         // Scored prompts bring a row of logits for each token; a few at a time keep that small.
-        let all_logits = (budget / 8).clamp(1, 64);
+        let all_logits = memory::scored(budget);
         Limits { context: plan.context.value, slots, budget, all_logits }
     }
 

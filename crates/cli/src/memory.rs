@@ -202,7 +202,7 @@ pub(crate) struct Step {
 
 /// Of the tokens of a step, how many may be of prompts that are scored. Each of them brings a row of logits; a few at
 /// a time keep that small.
-fn scored(batch: usize) -> usize {
+pub(crate) fn scored(batch: usize) -> usize {
     (batch / 8).clamp(1, 64)
 }
 

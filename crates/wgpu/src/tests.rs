@@ -122,6 +122,43 @@ fn attention(b: &Wgpu, dtype: DType) -> Vec<f32> {
     out
 }
 
+/// A long prompt's segments are merged within a workgroup, a token's by a kernel of their own: with the same bits.
+#[test]
+fn segments_are_merged_alike() {
+    let Some(found) = found() else { return };
+    let b = Wgpu::open(&found).unwrap();
+    let (heads, page_len, tokens) = (Heads { q: 8, kv: 4, dim: 16 }, 16, 1100);
+    let pages: Vec<u32> = (0..69).map(|i| i * 11 % 69).collect();
+    let cache = || b.alloc(DType::F16, 69, page_len * heads.kv_cols()).unwrap();
+    let (k, v) = (cache(), cache());
+    let kv = LayerKv { k: &k, v: &v };
+    let numbers = [1, 2, 3].map(|seed| numbers(seed, tokens * heads.q_cols()));
+    let attend = |start: usize, rows: usize, window: Option<usize>| {
+        let spans = vec![Span { rows, start, pages: pages.clone() }];
+        let step = Step { tokens: vec![0; rows], spans, outputs: vec![], page_len };
+        let plan = StepPlan::new(&b, step).unwrap();
+        let up = |i: usize, cols: usize| {
+            b.upload(&numbers[i][start * cols..(start + rows) * cols], rows, cols).unwrap()
+        };
+        let (q, k, v) = (up(0, heads.q_cols()), up(1, heads.kv_cols()), up(2, heads.kv_cols()));
+        b.run(KvWrite { k: &k, v: &v, heads, kv, plan: &plan }).unwrap();
+        let before = b.counts().dispatches;
+        let sinks = Some(b.upload_row(&[0.5f32; 8]).unwrap());
+        let spec = AttnSpec { scale: 0.5, window, softcap: None, sinks, causal: true };
+        let y = b.run(Attend { q: &q, heads, spec: &spec, kv, plan: &plan }).unwrap();
+        (b.counts().dispatches - before, b.download::<f32>(&y).unwrap())
+    };
+    for window in [None, Some(600)] {
+        let (launches, whole) = attend(0, tokens, window);
+        assert_eq!(launches, 1);
+        for token in [0, 511, 512, 700, 1023, 1024, 1099] {
+            let (launches, alone) = attend(token, 1, window);
+            assert_eq!(launches, if token < 512 { 1 } else { 2 });
+            assert!(alone == whole[token * heads.q_cols()..][..heads.q_cols()], "token {token}, {window:?}");
+        }
+    }
+}
+
 /// What is larger than a binding lies in several, and gives the same bits.
 #[test]
 fn tensors_larger_than_a_binding() {

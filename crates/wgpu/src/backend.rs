@@ -12,6 +12,7 @@ use tallow_core::{
 };
 
 use crate::gpu::{Block, Counts, Device, Found, Gpu};
+use crate::kernels::block;
 use crate::kernels::cache::CACHE_BLOCKS;
 use crate::kernels::linear::{Part, Product};
 use crate::weights::{self, LANES, Stored};
@@ -35,6 +36,8 @@ impl Clone for Wgpu {
 pub struct Buf {
     blocks: Rc<[Block]>,
     rows: usize,
+    /// Of the tensor that it was made for; blocks may have a few more.
+    bytes: usize,
 }
 
 impl Buf {
@@ -81,7 +84,7 @@ impl Wgpu {
         let bytes = rows.saturating_mul(row_bytes);
         let most = usize::try_from(self.gpu.most()).unwrap_or(usize::MAX);
         if bytes <= most {
-            return Ok(Buf { blocks: Rc::new([self.gpu.alloc(bytes as u64)?]), rows: rows.max(1) });
+            return Ok(Buf { blocks: Rc::new([self.gpu.alloc(bytes as u64)?]), rows: rows.max(1), bytes });
         }
         // Blocks begin with whole rows, and with whole words.
         let each = if row_bytes.is_multiple_of(4) { most / row_bytes.max(1) } else { 0 };
@@ -90,7 +93,7 @@ impl Wgpu {
         }
         let block = |first: usize| self.gpu.alloc((rows.min(first + each) - first) as u64 * row_bytes as u64);
         let blocks = (0..rows).step_by(each).map(block).collect::<Result<_>>()?;
-        Ok(Buf { blocks, rows: each })
+        Ok(Buf { blocks, rows: each, bytes })
     }
 
     /// The parts of a weight that lie in one block each, their outputs from column `column` of the result on.
@@ -98,42 +101,20 @@ impl Wgpu {
         w: &'a Weight<Wgpu>,
         bias: Option<&'a Tensor<Wgpu>>,
         column: usize,
-    ) -> Vec<Part<'a>> {
+    ) -> Result<Vec<Part<'a>>> {
         let (rows, cols) = (w.rows(), w.cols());
-        match w {
-            Weight::Dense(t) => {
-                let each = t.buf().rows_each();
-                // A view begins in the block that holds its first row.
-                let (first, blocks) = (t.offset() / t.stride().max(1), t.buf().blocks());
-                let part = |(i, block): (usize, &'a Block)| {
-                    let (from, to) = (first.max(i * each), (first + rows).min((i + 1) * each));
-                    (from < to).then(|| Part {
-                        stored: Stored::Rows(t.dtype()),
-                        block,
-                        base: t.offset() + (from - first) * t.stride() - i * each * t.stride(),
-                        step: t.stride(),
-                        rows: to - from,
-                        cols,
-                        bias,
-                        bias_at: from - first,
-                        column: column + from - first,
-                    })
-                };
-                match blocks {
-                    [block] => vec![Part {
-                        stored: Stored::Rows(t.dtype()),
-                        block,
-                        base: t.offset(),
-                        step: t.stride(),
-                        rows,
-                        cols,
-                        bias,
-                        bias_at: 0,
-                        column,
-                    }],
-                    blocks => blocks.iter().enumerate().filter_map(part).collect(),
-                }
-            }
+        Ok(match w {
+            Weight::Dense(t) => vec![Part {
+                stored: Stored::Rows(t.dtype()),
+                block: block(t)?,
+                base: t.offset(),
+                step: t.stride(),
+                rows,
+                cols,
+                bias,
+                bias_at: 0,
+                column,
+            }],
             Weight::Blocks { data, format, .. } => {
                 let each = data.buf().rows_each() * LANES;
                 let part = |(i, block)| Part {
@@ -149,18 +130,18 @@ impl Wgpu {
                 };
                 data.buf().blocks().iter().enumerate().map(part).collect()
             }
-        }
+        })
     }
 
     /// The parts of layers whose outputs lie side by side.
-    fn side_by_side(by: &[Linear<Wgpu>]) -> Vec<Part<'_>> {
+    fn side_by_side(by: &[Linear<Wgpu>]) -> Result<Vec<Part<'_>>> {
         let mut column = 0;
         let mut parts = Vec::new();
         for linear in by {
-            parts.extend(Wgpu::parts(&linear.weight, linear.bias.as_ref(), column));
+            parts.extend(Wgpu::parts(&linear.weight, linear.bias.as_ref(), column)?);
             column += linear.weight.rows();
         }
-        parts
+        Ok(parts)
     }
 
     fn like(&self, rows: usize, cols: usize) -> Result<Tensor<Wgpu>> {
@@ -168,12 +149,12 @@ impl Wgpu {
     }
 
     /// Gate and up as two parts with the same outputs, if they lie so that one kernel can take both.
-    fn gated<'a>(op: &Ffn<'a, Wgpu>) -> Option<[Part<'a>; 2]> {
+    fn gated<'a>(op: &Ffn<'a, Wgpu>) -> Result<Option<[Part<'a>; 2]>> {
         let width = op.down.weight.cols();
         if !op.is_gated() || !Wgpu::is_few(op.x.rows()) {
-            return None;
+            return Ok(None);
         }
-        match &Wgpu::side_by_side(op.up)[..] {
+        Ok(match &Wgpu::side_by_side(op.up)?[..] {
             [gate, up] if gate.rows == width && up.rows == width => Some([*gate, *up]),
             // Both in one weight: the second half begins with a whole group of rows.
             [both] if matches!(both.stored, Stored::Packed(_)) && width.is_multiple_of(LANES) => {
@@ -181,7 +162,7 @@ impl Wgpu {
                 Some([gate, Part { base: both.base + width / LANES, bias_at: width, ..gate }])
             }
             _ => None,
-        }
+        })
     }
 
     /// Bytes of a view: where its first element is, and how far it is to the end of its last.
@@ -224,20 +205,17 @@ impl Backend for Wgpu {
             let (want, got) = (format!("{to:?} without gaps"), format!("{} bytes", bytes.len()));
             return Err(Error::Shape { op: "write", what: "the data", want, got });
         }
-        let block_bytes = to.buf().rows_each() * to.stride() * to.dtype().size();
+        let block_bytes = match to.buf().blocks() {
+            [_] => usize::MAX,
+            _ => to.buf().rows_each() * to.stride() * to.dtype().size(),
+        };
         let (mut at, _) = Wgpu::extent(to);
         let mut rest = bytes;
         while !rest.is_empty() {
-            let (i, start) = match to.buf().blocks() {
-                [_] => (0, at),
-                _ => (at / block_bytes, at % block_bytes),
-            };
-            let block = &to.buf().blocks()[i];
-            let len =
-                if to.buf().blocks().len() == 1 { rest.len() } else { rest.len().min(block_bytes - start) };
-            let (now, later) = rest.split_at(len);
+            let (block, start) = (&to.buf().blocks()[at / block_bytes], at % block_bytes);
+            let (now, later) = rest.split_at(rest.len().min(block_bytes - start));
             self.write_bytes(block, start, now)?;
-            (rest, at) = (later, at + len);
+            (rest, at) = (later, at + now.len());
         }
         Ok(())
     }
@@ -249,7 +227,7 @@ impl Backend for Wgpu {
             let (start, len) = Wgpu::extent(reading.from);
             let first = start / 4 * 4;
             let len = if len == 0 { 0 } else { (start + len).next_multiple_of(4) - first };
-            places.push((crate::kernels::block(reading.from)?, first as u64, len as u64));
+            places.push((block(reading.from)?, first as u64, len as u64));
         }
         let bytes = self.gpu.read(&places)?;
         let mut at = 0;
@@ -299,7 +277,7 @@ impl Backend for Wgpu {
     fn matmul(&self, op: &Matmul<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let out = self.like(op.x.rows(), op.w.rows())?;
         let w = Weight::Dense(op.w.clone());
-        let parts = Wgpu::parts(&w, op.bias, 0);
+        let parts = Wgpu::parts(&w, op.bias, 0)?;
         self.multiply(&Product { x: op.x, out: &out, then: op.then }, &parts)?;
         Ok(out)
     }
@@ -352,7 +330,7 @@ impl Backend for Wgpu {
     }
 
     fn zero(&self, t: &Tensor<Wgpu>) -> Result<()> {
-        if t.offset() > 0 || t.is_empty() {
+        if t.bytes() != t.buf().bytes {
             return compose::zero(self, t);
         }
         t.buf().blocks().iter().for_each(|block| self.gpu.clear(block));
@@ -387,7 +365,7 @@ impl Backend for Wgpu {
 
     fn project(&self, op: &Project<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let out = self.like(op.x.rows(), op.by.weight.rows())?;
-        let parts = Wgpu::parts(&op.by.weight, op.by.bias.as_ref(), 0);
+        let parts = Wgpu::parts(&op.by.weight, op.by.bias.as_ref(), 0)?;
         self.multiply(&Product { x: op.x, out: &out, then: op.then }, &parts)?;
         Ok(out)
     }
@@ -397,7 +375,7 @@ impl Backend for Wgpu {
             op.norm.map(|by| self.normalize(&Normalize { x: op.x, by, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(op.x); // [rows, inputs]
         let out = self.like(op.x.rows(), op.cols())?;
-        self.multiply(&Product { x, out: &out, then: Epilogue::NONE }, &Wgpu::side_by_side(op.by))?;
+        self.multiply(&Product { x, out: &out, then: Epilogue::NONE }, &Wgpu::side_by_side(op.by)?)?;
         Ok(out)
     }
 
@@ -412,7 +390,7 @@ impl Backend for Wgpu {
     }
 
     fn ffn(&self, op: &Ffn<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
-        let Some(parts) = Wgpu::gated(op) else { return compose::ffn(self, op) };
+        let Some(parts) = Wgpu::gated(op)? else { return compose::ffn(self, op) };
         let normed =
             op.norm.map(|by| self.normalize(&Normalize { x: op.x, by, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(op.x); // [rows, dim]

@@ -263,6 +263,30 @@ fn a_device_that_is_lost_says_so() {
     }
 }
 
+/// What fails once leaves nothing behind that makes later steps fail.
+#[test]
+fn a_step_that_fails_is_over() {
+    let Some(found) = found() else { return };
+    let b = Wgpu::open(&found).unwrap();
+    let x = b.upload(&[1.0f32, 2.0], 1, 2).unwrap();
+    for _ in 0..3 {
+        // Twice as much as the block has is a mistake that the device itself finds.
+        let block = &x.buf().blocks()[0];
+        assert!(matches!(b.gpu.read(&[(block, 0, 2 * block.size())]), Err(Error::Device { .. })));
+        let y = b.run(Eltwise { x: &x, with: With::Scale(3.0) }).unwrap();
+        assert_eq!(b.download::<f32>(&y).unwrap(), [3.0, 6.0]);
+    }
+}
+
+/// The ops in few sizes, as `doctor` tries them on hardware.
+#[test]
+fn conformance_in_brief() {
+    let Some(found) = found() else { return };
+    let outcomes = tallow_core::conformance::run(&Wgpu::open(&found).unwrap(), Suite::exact().brief());
+    assert_eq!(outcomes.len(), cases::<Wgpu>().len());
+    assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
+}
+
 /// More launches than one submission has room for.
 #[test]
 fn many_launches() {
@@ -329,4 +353,10 @@ fn small_elements_are_written_where_they_should() {
     b.zero(&h.row_range(1..2)).unwrap();
     let zero = half::f16::ZERO;
     assert_eq!(b.download::<half::f16>(&h).unwrap(), [half, half, half, zero, zero, zero, half, half, half]);
+    // The first row is not the whole, though both begin at the same place.
+    let h = b.upload(&[half; 9], 3, 3).unwrap();
+    b.zero(&h.row_range(0..1)).unwrap();
+    assert_eq!(b.download::<half::f16>(&h).unwrap(), [zero, zero, zero, half, half, half, half, half, half]);
+    b.zero(&h).unwrap();
+    assert_eq!(b.download::<half::f16>(&h).unwrap(), [zero; 9]);
 }

@@ -200,20 +200,19 @@ impl Gpu {
         }
         let bytes = staging.get_mapped_range(0..total).map_err(|e| failed(e.to_string()))?.to_vec();
         staging.unmap();
+        // Kept only now: one that a failure left mapped could not be written to again.
+        *self.staging.borrow_mut() = Some(staging);
         self.faults.check()?;
         Ok(bytes)
     }
 
-    /// A buffer that the host can read, kept from one time to the next.
+    /// A buffer that the host can read: the one that was kept, if it is large enough.
     fn staging(&self, bytes: u64) -> Result<wgpu::Buffer> {
-        let mut kept = self.staging.borrow_mut();
-        if let Some(buffer) = kept.as_ref().filter(|b| b.size() >= bytes) {
-            return Ok(buffer.clone());
+        if let Some(buffer) = self.staging.take().filter(|b| b.size() >= bytes) {
+            return Ok(buffer);
         }
         let (size, usage) = (bytes.next_power_of_two(), BufferUsages::MAP_READ | BufferUsages::COPY_DST);
-        let buffer = self.faults.buffer(&self.device, size, usage)?;
-        *kept = Some(buffer.clone());
-        Ok(buffer)
+        self.faults.buffer(&self.device, size, usage)
     }
 
     /// Waits until the device has done what was handed over.
@@ -228,20 +227,20 @@ impl Gpu {
     /// Hands over what has been recorded. At most one submission is under way while the next is recorded, so that a
     /// request that is given up does not have to wait for many.
     pub(crate) fn submit(&self) -> Result<()> {
+        // Taken before anything can go wrong: what fails now must not come again with the next step.
         let recorded = std::mem::take(&mut *self.recorded.borrow_mut());
+        let params = std::mem::take(&mut *self.params.borrow_mut());
+        self.work.set(0);
         if recorded.is_empty() {
             return self.faults.check();
         }
-        let mut params = self.params.borrow_mut();
         self.wait()?;
         if !params.is_empty() {
             self.queue.write_buffer(&self.params_buffer, 0, &params);
-            params.clear();
         }
         let mut encoder = self.device.create_command_encoder(&CommandEncoderDescriptor::default());
         record::encode(&mut encoder, &recorded);
         self.queue.submit([encoder.finish()]);
-        self.work.set(0);
         self.ahead.set(0);
         self.count(|c| c.submits += 1);
         self.faults.check()

@@ -184,6 +184,9 @@ impl Gpu {
     /// The compiled kernel; compiled now if it is the first time.
     fn pipeline(&self, launch: &Launch<'_>) -> Result<Rc<Pipeline>> {
         if let Some(found) = self.pipelines.borrow().get(&launch.kernel) {
+            // Whatever changes the program must be part of its variant.
+            #[cfg(test)]
+            assert_eq!(found.wgsl, launch.wgsl(), "{:?}", launch.kernel);
             return Ok(found.clone());
         }
         let pipeline = Rc::new(self.compile(launch)?);

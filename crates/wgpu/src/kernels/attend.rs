@@ -31,6 +31,12 @@ const BUSY: usize = 256;
 /// Bytes that spread segments may take.
 const SPREAD: usize = 64 << 20;
 
+/// Query rows that a workgroup has at most: a power of two, so that there are few kernels, and few enough that their
+/// queries fit into the memory that it shares.
+fn most_rows(dim: usize) -> usize {
+    1 << (QUERIES / dim.max(1)).clamp(1, ROWS).ilog2()
+}
+
 /// Attention with all that is fixed in its kernels.
 struct Attention {
     pages: Pages,
@@ -46,8 +52,7 @@ impl Wgpu {
         let (heads, plan) = (op.heads, op.plan);
         let group = heads.q / heads.kv;
         let most = plan.host.spans.iter().map(|s| s.rows * group).max().unwrap_or(0).max(1);
-        // A power of two, so that there are few kernels.
-        let rows = most.next_power_of_two().min(ROWS).min((QUERIES / heads.dim).max(1).next_power_of_two());
+        let rows = most.next_power_of_two().min(most_rows(heads.dim));
         let blocks: usize = plan.host.spans.iter().map(|s| (s.rows * group).div_ceil(rows)).sum();
         let segments = plan.host.spans.iter().map(|s| s.end().div_ceil(SEGMENT)).max().unwrap_or(0);
         let room = 4 * op.q.rows() * heads.q * segments * (heads.dim + 2);
@@ -182,5 +187,20 @@ impl Attention {
         let mut s = format!("const QUERIES = {q}u;\nconst DIM = {dim}u;\nconst SEGMENT = {SEGMENT}u;\n");
         s += self.sink();
         s + include_str!("../shaders/merge.wgsl") + include_str!("../shaders/attend_merge.wgsl")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_is_enough_for_heads_of_any_usual_width() {
+        for dim in 1..=2048 {
+            let rows = most_rows(dim);
+            // Queries, weights, five numbers and a pair for each row, and the tile's pages.
+            let words = rows * dim + rows * TILE + 7 * rows + TILE;
+            assert!(rows.is_power_of_two() && 4 * words <= 16 << 10, "{rows} rows of {dim}");
+        }
     }
 }

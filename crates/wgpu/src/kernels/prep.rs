@@ -82,7 +82,7 @@ impl Wgpu {
             v: Some(part(q_cols + kv_cols, kv_cols)),
             rope: op.rope.filter(|r| r.table.cols() > 0),
             cache: Some((op.kv, Pages::new(&op.kv, op.heads, op.plan)?, op.plan)),
-            positions: op.rope.map(|_| &op.plan.positions),
+            positions: op.rope.filter(|r| r.table.cols() > 0).map(|_| &op.plan.positions),
             rows: op.qkv.rows(),
         };
         self.prep(&prep)

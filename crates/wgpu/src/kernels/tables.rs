@@ -37,7 +37,7 @@ impl Wgpu {
     }
 
     fn unpack(&self, w: &Weight<Wgpu>, which: Which<'_>, scale: f32, out: &Tensor<Wgpu>) -> Result<()> {
-        let parts = Wgpu::parts(w, None, 0);
+        let parts = Wgpu::parts(w, None, 0)?;
         parts.iter().try_for_each(|part| self.unpack_part(part, w.rows(), &which, scale, out))
     }
 

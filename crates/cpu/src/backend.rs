@@ -8,15 +8,18 @@ use tallow_core::ops::{
     Attend, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Normalize, Project,
     ProjectMany, QkvPrep, Rotate, Rows, RowsTo, TopK, TopKOut, With,
 };
-use tallow_core::{Backend, DType, Error, Norm, QkNorm, Reading, Result, Tensor, Trace};
+use tallow_core::{
+    Backend, DType, Error, HostWeight, Norm, QkNorm, Reading, Result, Tensor, Trace, Weight, compose,
+};
 
-use crate::Isa;
 use crate::cache::{CacheWriter, Prep};
 use crate::kernels::{AttendTask, Kernels, NormTask, Pages};
 use crate::mat::{Mat, MatMut};
 use crate::memory::{Arena, Buf};
+use crate::packed::{PAIR, pack_pair, packed_bytes};
 use crate::phases::{Part, dense, source};
 use crate::pool::{Pool, Scratch};
+use crate::{Arithmetic, Isa};
 
 /// Work smaller than about this many multiplications is not worth a second thread.
 const SMALL: usize = 1 << 14;
@@ -24,6 +27,7 @@ const SMALL: usize = 1 << 14;
 /// The CPU as a device: kernels for its instruction set, threads, memory.
 pub struct Cpu {
     pub(crate) kernels: &'static Kernels,
+    pub(crate) arithmetic: Arithmetic,
     pub(crate) pool: Pool,
     scratch: RefCell<Scratch>,
     arena: Rc<Arena>,
@@ -42,8 +46,13 @@ impl Cpu {
         let failed = |why: String| Error::Device { device: "cpu".into(), why };
         let kernels = Kernels::new(isa).ok_or_else(|| failed(format!("it does not have {isa}")))?;
         let pool = Pool::new(threads).map_err(|e| failed(format!("no more threads: {e}")))?;
-        let (scratch, arena) = (RefCell::default(), Rc::default());
-        Ok(Cpu { kernels, pool, scratch, arena, trace: Trace::default() })
+        let (arithmetic, scratch, arena) = (Arithmetic::Fast, RefCell::default(), Rc::default());
+        Ok(Cpu { kernels, arithmetic, pool, scratch, arena, trace: Trace::default() })
+    }
+
+    /// The same device, computing linear layers in that way.
+    pub fn with(self, arithmetic: Arithmetic) -> Cpu {
+        Cpu { arithmetic, ..self }
     }
 
     /// The instruction set in use.
@@ -71,16 +80,16 @@ impl Cpu {
         &self,
         rows: usize,
         cols: usize,
-        row: impl Fn(usize, &mut [f32]) + Sync,
+        row: impl Fn(&mut Scratch, usize, &mut [f32]) + Sync,
     ) -> Result<Tensor<Cpu>> {
         let out = self.alloc(DType::F32, rows, cols)?;
         let m = MatMut::<f32>::new(&out);
         // A piece is enough rows to be worth taking.
         let piece = (4096 / cols.max(1)).max(1);
-        self.share(rows.div_ceil(piece), 4 * rows * cols, |_, i| {
+        self.share(rows.div_ceil(piece), 4 * rows * cols, |scratch, i| {
             for r in i * piece..rows.min((i + 1) * piece) {
                 // SAFETY: each row belongs to one piece.
-                row(r, unsafe { m.row(r) });
+                row(scratch, r, unsafe { m.row(r) });
             }
         });
         Ok(out)
@@ -169,9 +178,9 @@ impl Backend for Cpu {
     fn embed(&self, op: &Embed<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (k, table, ids) = (self.kernels, source(op.table), Mat::<u32>::new(op.ids).row(0));
         let (rows, scale) = (op.table.rows(), op.scale);
-        self.by_rows(ids.len(), table.cols(), |r, out| match ids[r] as usize {
+        self.by_rows(ids.len(), table.cols(), |scratch, r, out| match ids[r] as usize {
             id if id < rows => {
-                (k.unpack)(&table, id, out);
+                table.unpack_row(k, id, &mut scratch.room, out);
                 out.iter_mut().for_each(|x| *x *= scale);
             }
             _ => out.fill(0.0),
@@ -181,7 +190,7 @@ impl Backend for Cpu {
     fn normalize(&self, op: &Normalize<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (x, task, residual) = (Mat::new(op.x), norm_task(op.by), op.residual.map(Mat::<f32>::new));
         let k = self.kernels;
-        self.by_rows(x.rows, x.cols, |r, out| {
+        self.by_rows(x.rows, x.cols, |_, r, out| {
             (k.norm)(&task, x.row(r), out);
             if let Some(residual) = residual {
                 (k.add_scaled)(out, 1.0, residual.row(r));
@@ -192,20 +201,22 @@ impl Backend for Cpu {
     fn matmul(&self, op: &Matmul<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let out = self.alloc(DType::F32, op.x.rows(), op.w.rows())?;
         let part = Part { w: dense(op.w), bias: op.bias.map(Mat::new), outputs: op.w.rows(), column: 0 };
-        self.linear(Mat::new(op.x), &[part], &out, op.then);
+        self.linear(Mat::new(op.x), &[part], &out, op.then)?;
         Ok(out)
     }
 
     fn dequant(&self, op: &Dequant<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (k, w, first) = (self.kernels, source(op.w), op.rows.start);
-        self.by_rows(op.rows.len(), w.cols(), |r, out| (k.unpack)(&w, first + r, out))
+        self.by_rows(op.rows.len(), w.cols(), |scratch, r, out| {
+            w.unpack_row(k, first + r, &mut scratch.room, out)
+        })
     }
 
     fn rotate(&self, op: &Rotate<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (x, positions) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.positions).row(0));
         let rope = Some((Mat::new(&op.by.table), op.by.pairs));
         let (k, prep) = (self.kernels, Prep { norm: None, rope, dim: op.head_dim });
-        self.by_rows(x.rows, x.cols, |r, out| prep.run(k, x.row(r), positions[r], out))
+        self.by_rows(x.rows, x.cols, |_, r, out| prep.run(k, x.row(r), positions[r], out))
     }
 
     fn kv_write(&self, op: &KvWrite<'_, Cpu>) -> Result<()> {
@@ -254,14 +265,14 @@ impl Backend for Cpu {
             first += span.rows;
             cost += span.rows * span.end() * op.heads.q_cols();
         }
-        self.share(tasks.len(), cost, |scratch, i| (kernels.attend)(&tasks[i], scratch));
+        self.share(tasks.len(), cost, |scratch, i| (kernels.attend)(&tasks[i], &mut scratch.floats));
         Ok(out)
     }
 
     fn glu(&self, op: &Glu<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (k, act) = (self.kernels, op.act);
         let (gate, up) = (Mat::<f32>::new(op.gate), op.up.map(Mat::<f32>::new));
-        self.by_rows(gate.rows, gate.cols, |r, out| (k.glu)(act, gate.row(r), up.map(|u| u.row(r)), out))
+        self.by_rows(gate.rows, gate.cols, |_, r, out| (k.glu)(act, gate.row(r), up.map(|u| u.row(r)), out))
     }
 
     fn eltwise(&self, op: &Eltwise<'_, Cpu>) -> Result<Tensor<Cpu>> {
@@ -270,25 +281,25 @@ impl Backend for Cpu {
         let copy = |r: usize, out: &mut [f32]| out.copy_from_slice(x.row(r));
         let (rows, cols) = (x.rows, x.cols);
         match op.with {
-            With::Add(_) => self.by_rows(rows, cols, |r, out| {
+            With::Add(_) => self.by_rows(rows, cols, |_, r, out| {
                 copy(r, out);
                 (k.add_scaled)(out, 1.0, y(r));
             }),
-            With::AddScaled(_, scale) => self.by_rows(rows, cols, |r, out| {
+            With::AddScaled(_, scale) => self.by_rows(rows, cols, |_, r, out| {
                 copy(r, out);
                 (k.add_scaled)(out, scale, y(r));
             }),
-            With::Mul(_) => self.by_rows(rows, cols, |r, out| {
+            With::Mul(_) => self.by_rows(rows, cols, |_, r, out| {
                 out.iter_mut().zip(x.row(r)).zip(y(r)).for_each(|((o, x), y)| *o = x * y);
             }),
-            With::Scale(scale) => self.by_rows(rows, cols, |r, out| {
+            With::Scale(scale) => self.by_rows(rows, cols, |_, r, out| {
                 out.iter_mut().zip(x.row(r)).for_each(|(o, x)| *o = x * scale);
             }),
-            With::SoftCap(cap) => self.by_rows(rows, cols, |r, out| {
+            With::SoftCap(cap) => self.by_rows(rows, cols, |_, r, out| {
                 copy(r, out);
                 (k.softcap)(out, cap);
             }),
-            With::Gate(_) => self.by_rows(rows, cols, |r, out| {
+            With::Gate(_) => self.by_rows(rows, cols, |_, r, out| {
                 copy(r, out);
                 (k.gate)(out, y(r));
             }),
@@ -298,7 +309,7 @@ impl Backend for Cpu {
     fn rows(&self, op: &Rows<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (x, at) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.at).row(0));
         match op.to {
-            RowsTo::Gather => self.by_rows(at.len(), x.cols, |r, out| match at[r] as usize {
+            RowsTo::Gather => self.by_rows(at.len(), x.cols, |_, r, out| match at[r] as usize {
                 row if row < x.rows => out.copy_from_slice(x.row(row)),
                 _ => out.fill(0.0),
             }),
@@ -329,9 +340,25 @@ impl Backend for Cpu {
         Ok(TopKOut { values, ids })
     }
 
+    fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Cpu>> {
+        compose::check_weight(&weight)?;
+        let HostWeight { format, rows, cols, bytes } = weight;
+        let pairs = rows.div_ceil(PAIR);
+        let out_of_reach = || Error::OutOfMemory { device: "cpu".into(), asked: usize::MAX };
+        let total = packed_bytes(format, rows, cols).ok_or_else(out_of_reach)?;
+        let data = self.alloc(DType::U8, pairs, total / pairs.max(1))?;
+        let (out, width) = (MatMut::<u8>::new(&data), bytes.len() / rows.max(1));
+        self.share(pairs, bytes.len(), |_, pair| {
+            let rows = &bytes[pair * PAIR * width..bytes.len().min((pair + 1) * PAIR * width)];
+            // SAFETY: each pair of panels belongs to one piece.
+            pack_pair(format, rows, width, cols, unsafe { out.row(pair) });
+        });
+        Ok(Weight::Blocks { data, format, rows, cols })
+    }
+
     fn project(&self, op: &Project<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let out = self.alloc(DType::F32, op.x.rows(), op.by.weight.rows())?;
-        self.linear(Mat::new(op.x), &Part::side_by_side(std::slice::from_ref(op.by)), &out, op.then);
+        self.linear(Mat::new(op.x), &Part::side_by_side(std::slice::from_ref(op.by)), &out, op.then)?;
         Ok(out)
     }
 
@@ -340,7 +367,7 @@ impl Backend for Cpu {
         let normed =
             op.norm.map(|by| self.normalize(&Normalize { x: op.x, by, residual: None })).transpose()?;
         let x = Mat::new(normed.as_ref().unwrap_or(op.x));
-        self.linear(x, &Part::side_by_side(op.by), &out, Epilogue::NONE);
+        self.linear(x, &Part::side_by_side(op.by), &out, Epilogue::NONE)?;
         Ok(out)
     }
 
@@ -359,8 +386,8 @@ impl Backend for Cpu {
         self.share(qkv.rows, 8 * op.qkv.len(), |scratch, token| {
             let (q, kv) = qkv.row(token).split_at(heads.q_cols());
             let (k, v) = kv.split_at(heads.kv_cols());
-            scratch.resize(scratch.len().max(k.len()), 0.0);
-            let turned = &mut scratch[..k.len()];
+            scratch.floats.resize(scratch.floats.len().max(k.len()), 0.0);
+            let turned = &mut scratch.floats[..k.len()];
             // SAFETY: each token, and so each row, belongs to one piece.
             unsafe {
                 for_q.run(kernels, q, positions[token], m.row(token));
@@ -377,51 +404,74 @@ impl Backend for Cpu {
         let x = normed.as_ref().unwrap_or(op.x);
         let bent = self.bend(op, x)?; // [rows, width]
         let out = self.alloc(DType::F32, x.rows(), op.down.weight.rows())?;
-        self.linear(Mat::new(&bent), &Part::side_by_side(std::slice::from_ref(op.down)), &out, op.then);
+        self.linear(Mat::new(&bent), &Part::side_by_side(std::slice::from_ref(op.down)), &out, op.then)?;
         Ok(out)
     }
 
     fn head(&self, op: &Head<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (x, at, task) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.rows).row(0), norm_task(op.norm));
         let k = self.kernels;
-        let normed = self.by_rows(at.len(), x.cols, |r, out| match at[r] as usize {
+        let normed = self.by_rows(at.len(), x.cols, |_, r, out| match at[r] as usize {
             row if row < x.rows => (k.norm)(&task, x.row(row), out),
             _ => out.fill(0.0),
         })?;
         let out = self.alloc(DType::F32, at.len(), op.by.weight.rows())?;
-        self.linear(Mat::new(&normed), &Part::side_by_side(std::slice::from_ref(op.by)), &out, op.then);
+        self.linear(Mat::new(&normed), &Part::side_by_side(std::slice::from_ref(op.by)), &out, op.then)?;
         Ok(out)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tallow_core::Format;
     use tallow_core::conformance::Suite;
 
     use super::*;
 
-    /// Every instruction set that this machine has, alone and with several threads.
-    mod scalar {
-        use super::*;
-        tallow_core::conformance!(Suite::exact(), Cpu::new(Isa::Scalar, 2).unwrap());
+    /// Eight bits for every 32 inputs, as plainly as it can be said.
+    fn eight_bits(format: Format, x: &[f32]) -> Vec<f32> {
+        let part = |x: &[f32]| {
+            let most = x.iter().fold(0f32, |most, x| most.max(x.abs()));
+            let (scale, by) = (most / 127.0, if most > 0.0 { 127.0 / most } else { 0.0 });
+            x.iter().map(|x| (x * by).round_ties_even() * scale).collect::<Vec<f32>>()
+        };
+        if format.is_plain() { x.to_vec() } else { x.chunks(32).flat_map(part).collect() }
     }
 
-    mod best {
-        use super::*;
-        tallow_core::conformance!(Suite::exact(), Cpu::new(Isa::best(), 3).unwrap());
+    /// A device with that instruction set, or the next that this machine has.
+    fn cpu(isa: Isa, threads: usize, arithmetic: Arithmetic) -> Cpu {
+        let isa = if isa.is_available() { isa } else { Isa::Scalar };
+        Cpu::new(isa, threads).unwrap().with(arithmetic)
     }
 
-    mod one_thread {
-        use super::*;
-        tallow_core::conformance!(Suite::exact(), Cpu::new(Isa::best(), 1).unwrap());
+    /// The suite for every instruction set, and with one thread and several.
+    macro_rules! suites {
+        ($($name:ident: $isa:expr, $threads:literal;)*) => {
+            $(mod $name {
+                use super::*;
+
+                mod exact {
+                    use super::*;
+                    tallow_core::conformance!(Suite::exact(), cpu($isa, $threads, Arithmetic::Exact));
+                }
+
+                mod fast {
+                    use super::*;
+                    tallow_core::conformance!(
+                        Suite::rounding(eight_bits, 4e-3),
+                        cpu($isa, $threads, Arithmetic::Fast)
+                    );
+                }
+            })*
+        };
     }
 
-    mod avx2 {
-        use super::*;
-        tallow_core::conformance!(Suite::exact(), {
-            let isa = if Isa::Avx2.is_available() { Isa::Avx2 } else { Isa::Scalar };
-            Cpu::new(isa, 2).unwrap()
-        });
+    suites! {
+        scalar: Isa::Scalar, 2;
+        avx2: Isa::Avx2, 2;
+        avxvnni: Isa::AvxVnni, 2;
+        best: Isa::best(), 3;
+        one_thread: Isa::best(), 1;
     }
 
     #[test]

@@ -10,13 +10,15 @@ pub enum Isa {
     Scalar,
     /// x86 with AVX2, FMA and F16C.
     Avx2,
-    /// x86 with AVX-512 F, BW, DQ and VL.
+    /// The same with AVX-VNNI.
+    AvxVnni,
+    /// x86 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
 }
 
 impl Isa {
     /// All of them, the best last.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512];
 
     /// Does this machine have it?
     pub fn is_available(self) -> bool {
@@ -29,12 +31,15 @@ impl Isa {
                     && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 Isa::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
@@ -51,6 +56,7 @@ impl Isa {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
         }
     }

@@ -5,16 +5,20 @@
 //! Every number is computed in the same order whatever else is in the batch, so that a request's answer never depends
 //! on its company.
 
+mod activations;
+mod arithmetic;
 mod backend;
 mod cache;
 mod isa;
 mod kernels;
 mod mat;
 mod memory;
+mod packed;
 mod phases;
 mod pool;
 mod probe;
 mod simd;
 
+pub use arithmetic::Arithmetic;
 pub use backend::Cpu;
 pub use isa::Isa;

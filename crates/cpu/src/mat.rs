@@ -36,6 +36,14 @@ impl<'a, T: bytemuck::Pod> Mat<'a, T> {
         Mat { start, rows: t.rows(), cols: t.cols(), stride: t.stride(), of: PhantomData }
     }
 
+    /// Some of the rows.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Mat<'a, T> {
+        debug_assert!(rows.end <= self.rows);
+        // SAFETY: the rows lie within the view (or, where there are none, the address is not used).
+        let start = unsafe { self.start.add(rows.start * self.stride) };
+        Mat { start, rows: rows.len(), ..*self }
+    }
+
     /// One row.
     #[inline(always)]
     pub(crate) fn row(&self, r: usize) -> &'a [T] {

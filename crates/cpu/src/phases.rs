@@ -2,20 +2,24 @@
 
 use std::ops::Range;
 
-use tallow_core::Backend;
 use tallow_core::ops::{Epilogue, Ffn};
-use tallow_core::{DType, Linear, Result, Tensor, Weight};
+use tallow_core::{Backend, DType, Linear, Result, Tensor, Weight};
 
+use crate::Arithmetic;
+use crate::activations::{Activations, Rounded};
 use crate::backend::Cpu;
-use crate::kernels::{LinearTask, Source};
+use crate::kernels::{LinearTask, Packed, Source, linear};
 use crate::mat::{Mat, MatMut};
+use crate::packed::PAIR;
 use crate::pool::Scratch;
 
 /// A weight as kernels read it.
 pub(crate) fn source(w: &Weight<Cpu>) -> Source<'_> {
     match w {
         Weight::Dense(t) => dense(t),
-        Weight::Blocks { data, format, cols, .. } => Source::Blocks(*format, Mat::new(data), *cols),
+        Weight::Blocks { data, format, cols, .. } => {
+            Source::Packed(Packed::new(Mat::new(data), *format, *cols))
+        }
     }
 }
 
@@ -56,9 +60,25 @@ impl<'a> Part<'a> {
 }
 
 impl Cpu {
-    /// Outputs that make a piece: large enough to be worth taking, small enough to share out evenly.
+    /// Outputs that make a piece: whole pairs of panels, enough to be worth taking, few enough to share out evenly.
     fn piece(&self, outputs: usize) -> usize {
-        (outputs / (8 * self.pool.threads())).next_multiple_of(8).clamp(8, 64)
+        (outputs / (16 * self.pool.threads())).next_multiple_of(PAIR).clamp(PAIR, 8 * PAIR)
+    }
+
+    /// The input of a phase, rounded once for all its weights if they take it so.
+    fn rounded(&self, x: Mat<'_, f32>, parts: &[Part<'_>]) -> Result<Option<Activations>> {
+        let wanted =
+            self.arithmetic == Arithmetic::Fast && parts.iter().any(|p| p.w.side(self.kernels).is_some());
+        if wanted { Activations::new(self, x, parts.iter().map(|p| p.w)).map(Some) } else { Ok(None) }
+    }
+
+    /// The same as each of the weights takes it.
+    fn rounded_for<'a>(
+        &self,
+        input: &'a Option<Activations>,
+        parts: &[Part<'_>],
+    ) -> Vec<Option<Rounded<'a>>> {
+        parts.iter().map(|p| input.as_ref()?.of(p.w.side(self.kernels)?)).collect()
     }
 
     /// One phase: every output of every part, for all rows.
@@ -68,7 +88,7 @@ impl Cpu {
         parts: &[Part<'_>],
         out: &Tensor<Cpu>,
         then: Epilogue<'_, Cpu>,
-    ) {
+    ) -> Result<()> {
         let residual = then.residual.map(Mat::new);
         let total: usize = parts.iter().map(|p| p.outputs).sum();
         let piece = self.piece(total);
@@ -83,7 +103,8 @@ impl Cpu {
         let views: Vec<Tensor<Cpu>> =
             parts.iter().map(|p| out.col_range(p.column..p.column + p.outputs)).collect();
         let outs: Vec<MatMut<'_, f32>> = views.iter().map(MatMut::new).collect();
-        let kernels = self.kernels;
+        let input = self.rounded(x, parts)?;
+        let rounded = self.rounded_for(&input, parts);
         let (scale, softcap) = (then.scale, then.softcap);
         self.share(pieces.len(), x.rows * x.cols * total, |scratch, i| {
             let (part, outputs) = &pieces[i];
@@ -92,14 +113,16 @@ impl Cpu {
                 w: p.w,
                 outputs: outputs.clone(),
                 x,
+                rounded: rounded[*part],
                 out: &outs[*part],
                 bias: p.bias,
                 scale,
                 softcap,
                 residual,
             };
-            (kernels.linear)(&task, scratch);
+            linear(self.kernels, &task, &mut scratch.room);
         });
+        Ok(())
     }
 
     /// The first phase of a feed-forward block: gate, up and activation together, so that what they exchange stays in
@@ -115,15 +138,26 @@ impl Cpu {
         let outs: Vec<MatMut<'_, f32>> = views.iter().map(MatMut::new).collect();
         let (piece, x, kernels) = (self.piece(joint), Mat::new(x), self.kernels);
         let (act, gated) = (op.act, op.is_gated());
+        let input = self.rounded(x, &parts)?;
+        let rounded = self.rounded_for(&input, &parts);
         // Some columns of the joint result, from whichever layers give them.
         let project = |columns: Range<usize>, scratch: &mut Scratch| {
-            for (p, out) in parts.iter().zip(&outs) {
+            for ((p, out), rounded) in parts.iter().zip(&outs).zip(&rounded) {
                 let (start, end) = (columns.start.max(p.column), columns.end.min(p.column + p.outputs));
                 if start < end {
-                    let outputs = start - p.column..end - p.column;
                     let (scale, softcap, residual) = (1.0, None, None);
-                    let task = LinearTask { w: p.w, outputs, x, out, bias: p.bias, scale, softcap, residual };
-                    (kernels.linear)(&task, scratch);
+                    let task = LinearTask {
+                        w: p.w,
+                        outputs: start - p.column..end - p.column,
+                        x,
+                        rounded: *rounded,
+                        out,
+                        bias: p.bias,
+                        scale,
+                        softcap,
+                        residual,
+                    };
+                    linear(kernels, &task, &mut scratch.room);
                 }
             }
         };

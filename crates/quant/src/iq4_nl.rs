@@ -32,6 +32,9 @@ pub(crate) fn look_up(values: &[i8; 16], code: u8) -> i8 {
 }
 
 impl IQ4NL {
+    /// What the codes stand for, before the scale.
+    pub const VALUES: [i8; 16] = VALUES;
+
     /// What multiplies the scale, in the order of the weights.
     #[inline(always)]
     pub fn codes(&self) -> [i8; 32] {

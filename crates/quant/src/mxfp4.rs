@@ -21,6 +21,9 @@ pub struct MXFP4 {
 const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl MXFP4 {
+    /// What the codes stand for, before the scale of [`MXFP4::scale`].
+    pub const VALUES: [i8; 16] = VALUES;
+
     /// What multiplies the scale, in the order of the weights: twice the number that the code stands for.
     #[inline(always)]
     pub fn codes(&self) -> [i8; 32] {

@@ -25,9 +25,9 @@ fn values(b: &Bounded) -> Host {
 }
 
 /// A result of several roundings in a row: bounded by the size of the whole.
-fn loose(b: Bounded) -> Bounded {
+fn loose<B: Backend>(t: &Bench<'_, B>, b: Bounded) -> Bounded {
     let most = b.data.iter().fold(0f64, |m, (x, _)| m.max(x.abs()));
-    Bounded { data: b.data.iter().map(|(x, _)| (*x, 1e-5 * most + 1e-5)).collect(), ..b }
+    Bounded { data: b.data.iter().map(|(x, _)| (*x, t.suite.chain * most + 1e-5)).collect(), ..b }
 }
 
 pub(super) fn project_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
@@ -45,14 +45,16 @@ pub(super) fn project_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         }
         for norm in [Some(&by_norm), None] {
             let input = if norm.is_some() { normed(&x, &weight) } else { x.clone() };
-            let wants: Vec<Bounded> = hosts.iter().map(|w| product(&input, w)).collect();
+            let pairs = parts.iter().zip(&hosts);
+            let wants: Vec<Bounded> =
+                pairs.map(|((format, _), w)| product(&t.met(*format, &input), w)).collect();
             let want = Bounded::by_rows(rows, 80, |r| {
                 wants.iter().flat_map(|w| w.data[r * w.cols..][..w.cols].to_vec()).collect()
             });
             let xs = t.strided(&x)?;
             let op = || ProjectMany { x: &xs, norm, by: &linears };
             let got = t.b.run(op()).map_err(text)?;
-            t.near((rows, norm.is_some()), &got, &loose(want))?;
+            t.near((rows, norm.is_some()), &got, &loose(t, want))?;
             t.like_default((rows, "default"), &got, compose::project_many(t.b, &op()))?;
         }
     }
@@ -74,20 +76,23 @@ pub(super) fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         ups.extend(gated.then_some(Linear { weight: up, bias: None }));
         let down = Linear { weight: down, bias: None };
         let input = normed(&x, &weight);
-        let (g, u) = (product(&input, &gate_host), product(&input, &up_host));
+        let (g, u) = (
+            product(&t.met(Format::Q8_0, &input), &gate_host),
+            product(&t.met(Format::F16, &input), &up_host),
+        );
         let bent = g
             .data
             .iter()
             .zip(&u.data)
             .map(|((g, _), (u, _))| activate(act, *g) * if gated { *u } else { 1.0 });
-        let bent = Host { data: bent.map(|y| y as f32).collect(), rows, cols: 64 };
+        let bent = t.met(Format::Q4_0, &Host { data: bent.map(|y| y as f32).collect(), rows, cols: 64 });
         let want =
             Product { x: &bent, w: &down_host, bias: None, scale, softcap: None, residual: Some(&residual) };
         let (xs, rs) = (t.strided(&x)?, t.up(&residual)?);
         let then = Epilogue { scale, ..Epilogue::add_to(&rs) };
         let op = || Ffn { x: &xs, norm: Some(&by_norm), up: &ups, act, down: &down, then };
         let got = t.b.run(op()).map_err(text)?;
-        t.near((rows, gated, act), &got, &loose(want.get()))?;
+        t.near((rows, gated, act), &got, &loose(t, want.get()))?;
         t.like_default((rows, gated, act, "default"), &got, compose::ffn(t.b, &op()))?;
     }
     Ok(())
@@ -101,7 +106,7 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for rows in [vec![], vec![8], vec![0, 8, 3]] {
         let picked =
             Host { data: rows.iter().flat_map(|r| x.row(*r).to_vec()).collect(), rows: rows.len(), cols: 64 };
-        let input = normed(&picked, &weight);
+        let input = t.met(Format::Q8_0, &normed(&picked, &weight));
         let want =
             Product { x: &input, w: &host, bias: None, scale: 0.25, softcap: Some(2.0), residual: None };
         let at: Vec<u32> = rows.iter().map(|r| *r as u32).collect();
@@ -109,7 +114,7 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let then = Epilogue { scale: 0.25, softcap: Some(2.0), residual: None };
         let op = || Head { x: &xs, rows: &at, norm: &by_norm, by: &by, then };
         let got = t.b.run(op()).map_err(text)?;
-        t.near(&rows, &got, &loose(want.get()))?;
+        t.near(&rows, &got, &loose(t, want.get()))?;
         t.like_default((&rows, "default"), &got, compose::head(t.b, &op()))?;
     }
     // Logits do not depend on which other rows were asked for.

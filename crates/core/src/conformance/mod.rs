@@ -36,12 +36,24 @@ pub struct Suite {
     pub formats: &'static [Format],
     /// How many of the many sizes that an op is tried in.
     pub sizes: usize,
+    /// What becomes of (a row of) a linear layer's input before it is multiplied by weights of a format: itself, unless
+    /// the device rounds it.
+    pub meets: fn(Format, &[f32]) -> Vec<f32>,
+    /// How far off results of several ops in a row may be, in proportion to the largest.
+    pub chain: f64,
 }
 
 impl Suite {
     /// For a device that computes in `f32`.
     pub fn exact() -> Suite {
-        Suite { values: true, slack: 1.0, formats: &Format::ALL, sizes: usize::MAX }
+        let meets = |_, x: &[f32]| x.to_vec();
+        Suite { values: true, slack: 1.0, formats: &Format::ALL, sizes: usize::MAX, meets, chain: 1e-5 }
+    }
+
+    /// For a device that rounds the inputs of linear layers. What it makes of rounded inputs is held to the same bounds.
+    /// Where ops follow each other, an input that lies between two steps may become the one or the other.
+    pub fn rounding(meets: fn(Format, &[f32]) -> Vec<f32>, chain: f64) -> Suite {
+        Suite { meets, chain, ..Suite::exact() }
     }
 
     /// The same in a few formats and sizes: enough to see whether a driver can be trusted, in seconds.
@@ -132,6 +144,12 @@ impl<'a, B: Backend> Bench<'a, B> {
 
     fn ids(&self, ids: &[u32]) -> Result<Tensor<B>, String> {
         self.b.upload_row(ids).map_err(text)
+    }
+
+    /// What the device multiplies weights of a format with, where it is given `x`.
+    fn met(&self, format: Format, x: &Host) -> Host {
+        let data = (0..x.rows).flat_map(|r| (self.suite.meets)(format, x.row(r))).collect();
+        Host { data, ..*x }
     }
 
     /// A strided view that holds `host`, with other data around it.

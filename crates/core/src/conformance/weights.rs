@@ -95,20 +95,13 @@ pub(super) fn project<B: Backend>(t: &Bench<'_, B>) -> Outcome {
                 let (xs, rs) = (t.strided(&x)?, t.up(&residual)?);
                 let then = Epilogue { scale: 0.5, softcap: None, residual: Some(&rs) };
                 let op = Project { x: &xs, by: &by, then };
-                let want = Product {
-                    x: &x,
-                    w: &w,
-                    bias: Some(&bias),
-                    scale: 0.5,
-                    softcap: None,
-                    residual: Some(&residual),
+                let want = |x: &Host| {
+                    let (bias, residual) = (Some(&bias), Some(&residual));
+                    Product { x, w: &w, bias, scale: 0.5, softcap: None, residual }.get()
                 };
-                t.near(
-                    (format, m, n, k, "composed"),
-                    &compose::project(t.b, &op).map_err(text)?,
-                    &want.get(),
-                )?;
-                t.near((format, m, n, k), &t.b.run(op).map_err(text)?, &want.get())?;
+                let composed = compose::project(t.b, &op).map_err(text)?;
+                t.near((format, m, n, k, "composed"), &composed, &want(&x))?;
+                t.near((format, m, n, k), &t.b.run(op).map_err(text)?, &want(&t.met(format, &x)))?;
             }
         }
     }

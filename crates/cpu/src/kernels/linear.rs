@@ -1,77 +1,139 @@
-//! Linear layers: unpack a few rows of weights at a time, multiply them with every row of the input.
-//!
-//! Each product is summed in lanes over the inputs in order, and the lanes are added up once at the end. That order
-//! does not depend on how many rows the input has or how outputs are shared among threads.
+//! Linear layers: unpack a chunk of weights, multiply it with every row of the input, go on to the next.
 
-#![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
+use std::ops::Range;
 
 use half::{bf16, f16};
-use tallow_quant::{Format, with_block};
+use tallow_quant::Format;
 
+use super::Kernels;
+use super::dot::{DotTask, PlainTask, Sums};
+use super::few::{FEW, FewRows, FewTask};
+use super::unpack::{Chunk, Plain};
+use crate::activations::{Rounded, Side};
 use crate::mat::{Mat, MatMut};
-use crate::simd::{self, Simd};
+use crate::packed::{self, CHUNK, Layout, PAIR, ROWS};
+use crate::simd::Simd;
 
-/// Inputs that are unpacked at a time: a multiple of every block, and small enough for the nearest cache.
-const DEPTH: usize = 1024;
-/// Weight rows that share a load of the input.
-const ROWS: usize = 4;
-/// The same when the input has a row or two, where more sums must be under way to keep the units busy.
-const MANY_ROWS: usize = 8;
+/// Rows of input that are multiplied while their sums stay in a near cache.
+const TOKENS: usize = 512;
 
-/// Rows of weights.
+/// A matrix of weights.
 #[derive(Clone, Copy)]
 pub(crate) enum Source<'a> {
-    /// Numbers that can be used as they are.
+    /// Panels.
+    Packed(Packed<'a>),
+    /// Rows of plain numbers, as a tensor has them.
     F32(Mat<'a, f32>),
-    /// Half precision.
     F16(Mat<'a, f16>),
-    /// Brain floating point.
     BF16(Mat<'a, bf16>),
-    /// Blocks, and how many numbers a row of them stands for.
-    Blocks(Format, Mat<'a, u8>, usize),
+}
+
+/// Panels of weights: one pair of panels in each row of bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Packed<'a> {
+    pub pairs: Mat<'a, u8>,
+    pub format: Format,
+    pub layout: Layout,
+    pub cols: usize,
+}
+
+impl<'a> Packed<'a> {
+    pub(crate) fn new(pairs: Mat<'a, u8>, format: Format, cols: usize) -> Packed<'a> {
+        Packed { pairs, format, layout: packed::layout(format), cols }
+    }
+
+    /// A chunk of a panel, and its inputs.
+    #[inline(always)]
+    pub(super) fn chunk(&self, panel: usize, chunk: usize) -> (&'a [u8], usize) {
+        let inputs = CHUNK.min(self.cols - chunk * CHUNK);
+        let bytes = self.layout.chunk(inputs);
+        let at = 2 * chunk * self.layout.chunk(CHUNK) + panel % 2 * bytes;
+        (&self.pairs.row(panel / 2)[at..at + bytes], inputs)
+    }
 }
 
 impl Source<'_> {
     /// Inputs of the layer.
     pub(crate) fn cols(&self) -> usize {
         match self {
+            Source::Packed(p) => p.cols,
             Source::F32(m) => m.cols,
             Source::F16(m) => m.cols,
             Source::BF16(m) => m.cols,
-            Source::Blocks(_, _, cols) => *cols,
         }
     }
 
-    /// Some numbers of a row, from `at` on; `at` is a multiple of `DEPTH` or of the block.
-    #[inline(always)]
-    unsafe fn unpack<S: Simd>(&self, row: usize, at: usize, out: &mut [f32]) {
-        let n = out.len();
+    /// What it needs of rounded input, if it can be multiplied with that.
+    pub(crate) fn side(&self, k: &Kernels) -> Option<Side> {
         match self {
-            Source::F32(m) => out.copy_from_slice(&m.row(row)[at..at + n]),
-            // SAFETY: the caller has the instruction set.
-            Source::F16(m) => unsafe { simd::widen_f16::<S>(&m.row(row)[at..at + n], out) },
-            // SAFETY: as above.
-            Source::BF16(m) => unsafe { simd::widen_bf16::<S>(&m.row(row)[at..at + n], out) },
-            Source::Blocks(format, m, _) => {
-                let (weights, bytes) = (format.block_weights(), format.block_bytes());
-                unpack(*format, &m.row(row)[at / weights * bytes..][..n / weights * bytes], out);
+            Source::Packed(p) if !p.format.is_plain() => Some(Side::of(p.layout, k.biased)),
+            _ => None,
+        }
+    }
+
+    /// One row as plain numbers.
+    pub(crate) fn unpack_row(&self, k: &Kernels, row: usize, room: &mut Room, out: &mut [f32]) {
+        match self {
+            Source::F32(m) => out.copy_from_slice(m.row(row)),
+            Source::F16(m) => out.iter_mut().zip(m.row(row)).for_each(|(o, x)| *o = x.to_f32()),
+            Source::BF16(m) => out.iter_mut().zip(m.row(row)).for_each(|(o, x)| *o = x.to_f32()),
+            Source::Packed(p) => {
+                for (i, out) in out.chunks_mut(CHUNK).enumerate() {
+                    let (from, inputs) = p.chunk(row / ROWS, i);
+                    (k.unpack_plain)(p.format, from, inputs, &mut room.chunks[0], &mut room.plain[0]);
+                    out.iter_mut().zip(&room.plain[0].0).for_each(|(o, x)| *o = x[row % ROWS]);
+                }
             }
         }
     }
+
+    /// A chunk of a pair of panels as plain numbers. Rows past the last are whatever they are.
+    fn unpack_pair(&self, k: &Kernels, pair: usize, inputs: Range<usize>, room: &mut Room) {
+        match self {
+            Source::Packed(p) => {
+                for i in 0..2 {
+                    let (from, inputs) = p.chunk(2 * pair + i, inputs.start / CHUNK);
+                    (k.unpack_plain)(p.format, from, inputs, &mut room.chunks[0], &mut room.plain[i]);
+                }
+            }
+            Source::F32(m) => turn(m, pair, inputs, &mut room.plain, |x| x),
+            Source::F16(m) => turn(m, pair, inputs, &mut room.plain, f16::to_f32),
+            Source::BF16(m) => turn(m, pair, inputs, &mut room.plain, bf16::to_f32),
+        }
+    }
 }
 
-/// One whole row of a weight as plain numbers.
-#[inline(always)]
-pub(super) unsafe fn unpack_row<S: Simd>(w: &Source<'_>, row: usize, out: &mut [f32]) {
-    // SAFETY: the caller has the instruction set.
-    unsafe { w.unpack::<S>(row, 0, out) }
+/// Some inputs of the rows of a pair, side by side.
+fn turn<T: bytemuck::Pod>(
+    m: &Mat<'_, T>,
+    pair: usize,
+    inputs: Range<usize>,
+    out: &mut [Plain; 2],
+    number: impl Fn(T) -> f32,
+) {
+    for row in pair * PAIR..m.rows.min((pair + 1) * PAIR) {
+        let plain = &mut out[row / ROWS % 2];
+        for (to, x) in plain.0.iter_mut().zip(&m.row(row)[inputs.clone()]) {
+            to[row % ROWS] = number(*x);
+        }
+    }
 }
 
-/// Unpacks whole blocks. Sizes agree: weights are checked when they are prepared.
-#[inline(always)]
-fn unpack(format: Format, bytes: &[u8], out: &mut [f32]) {
-    let fits = with_block!(format, B => tallow_quant::unpack_as::<B>(bytes, out));
-    debug_assert!(fits.is_ok(), "{fits:?}");
+/// Memory that a thread keeps for linear layers.
+pub(crate) struct Room {
+    chunks: Box<[Chunk; 2]>,
+    plain: Box<[Plain; 2]>,
+    sums: Vec<Sums>,
+}
+
+impl Default for Room {
+    fn default() -> Room {
+        Room {
+            chunks: Box::new([const { Chunk::EMPTY }; 2]),
+            plain: Box::new([const { Plain::EMPTY }; 2]),
+            sums: Vec::new(),
+        }
+    }
 }
 
 /// Some outputs of a linear layer.
@@ -79,9 +141,11 @@ pub(crate) struct LinearTask<'a> {
     /// [outputs, inputs]
     pub w: Source<'a>,
     /// Which outputs.
-    pub outputs: std::ops::Range<usize>,
+    pub outputs: Range<usize>,
     /// [rows, inputs]
     pub x: Mat<'a, f32>,
+    /// The same, rounded, if the weights are to be multiplied with that.
+    pub rounded: Option<Rounded<'a>>,
     /// [rows, outputs]. Nobody else writes the columns of `outputs`.
     pub out: &'a MatMut<'a, f32>,
     /// [1, outputs]
@@ -94,131 +158,86 @@ pub(crate) struct LinearTask<'a> {
     pub residual: Option<Mat<'a, f32>>,
 }
 
-#[inline(always)]
-pub(super) unsafe fn linear<S: Simd>(t: &LinearTask<'_>, scratch: &mut Vec<f32>) {
-    // SAFETY: the caller has the instruction set.
-    unsafe {
-        if t.x.rows <= 2 {
-            panels::<S, MANY_ROWS>(t, scratch);
+/// Computes the task's outputs for all rows.
+pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, room: &mut Room) {
+    if t.outputs.is_empty() {
+        return;
+    }
+    let pairs = t.outputs.start / PAIR..t.outputs.end.div_ceil(PAIR);
+    for first in (0..t.x.rows).step_by(TOKENS) {
+        let rows = first..t.x.rows.min(first + TOKENS);
+        for pair in pairs.clone() {
+            multiply(k, t, pair, rows.clone(), room);
+            // What of the pair is ours.
+            let at = t.outputs.start.max(pair * PAIR)..t.outputs.end.min((pair + 1) * PAIR);
+            let sums = &room.sums;
+            (k.finish)(&Finish { task: t, sums, rows: rows.clone(), outputs: at, first: pair * PAIR });
+        }
+    }
+}
+
+/// The sums of a pair of panels with some rows, into the room.
+fn multiply(k: &Kernels, t: &LinearTask<'_>, pair: usize, rows: Range<usize>, room: &mut Room) {
+    room.sums.clear();
+    room.sums.resize(rows.len(), Sums([[0.0; ROWS]; 2]));
+    if let Source::Packed(w) = t.w
+        && rows.len() <= FEW
+        && (t.rounded.is_some() || w.format.is_plain())
+    {
+        let x = t.rounded.map_or(FewRows::Plain(t.x), FewRows::Rounded);
+        return (k.few)(&mut FewTask { w, pair, x, rows, sums: &mut room.sums });
+    }
+    for start in (0..t.w.cols()).step_by(CHUNK) {
+        let inputs = start..t.w.cols().min(start + CHUNK);
+        if let (Some(x), Source::Packed(p)) = (t.rounded, &t.w) {
+            for (i, chunk) in room.chunks.iter_mut().enumerate() {
+                let (from, inputs) = p.chunk(2 * pair + i, start / CHUNK);
+                (k.unpack)(p.format, from, inputs, chunk);
+            }
+            let (layout, first, sums) = (p.layout, rows.start, &mut room.sums[..]);
+            (k.dot)(&mut DotTask { chunks: &room.chunks, layout, x, first, inputs, sums });
         } else {
-            panels::<S, ROWS>(t, scratch);
+            t.w.unpack_pair(k, pair, inputs.clone(), room);
+            let x = t.x.rows(rows.clone());
+            (k.dot_plain)(&mut PlainTask { plain: &room.plain, x, inputs, sums: &mut room.sums });
         }
     }
 }
 
-/// All outputs of the task, `R` at a time.
-#[inline(always)]
-unsafe fn panels<S: Simd, const R: usize>(t: &LinearTask<'_>, scratch: &mut Vec<f32>) {
-    let (k, m) = (t.w.cols(), t.x.rows);
-    // Unpacked weights, then the sums: R vectors for every row of the input.
-    let (weights, sums) = (R * DEPTH, R * m * S::LANES);
-    scratch.resize(scratch.len().max(weights + sums), 0.0);
-    let (weights, sums) = scratch.split_at_mut(weights);
-    for first in t.outputs.clone().step_by(R) {
-        // Past the last output the last one is computed again, and not stored.
-        let row = |r: usize| (first + r).min(t.outputs.end - 1);
-        for at in (0..k).step_by(DEPTH) {
-            let n = DEPTH.min(k - at);
-            let w: [*const f32; R] = std::array::from_fn(|r| {
-                if let Source::F32(m) = &t.w {
-                    return m.row(row(r))[at..at + n].as_ptr();
-                }
-                let unpacked = &mut weights[r * DEPTH..][..n];
-                // SAFETY: the caller has the instruction set.
-                unsafe { t.w.unpack::<S>(row(r), at, unpacked) };
-                unpacked.as_ptr()
-            });
-            // SAFETY: each pointer of `w` has n elements behind it, each row of x has n from `at` on, and the sums have
-            // R vectors for each row of x. The caller has the instruction set.
-            unsafe {
-                let mut c = 0;
-                while c < m {
-                    let s = &mut sums[c * R * S::LANES..];
-                    match m - c {
-                        1 => c += tile::<S, R, 1>(w, t.x, c, at..at + n, s),
-                        2 | 3 => c += tile::<S, R, 2>(w, t.x, c, at..at + n, s),
-                        4 | 5 => c += tile::<S, R, 4>(w, t.x, c, at..at + n, s),
-                        _ if R == MANY_ROWS => c += tile::<S, R, 2>(w, t.x, c, at..at + n, s),
-                        _ => c += tile::<S, R, 6>(w, t.x, c, at..at + n, s),
-                    }
-                }
-            }
-        }
-        for c in 0..m {
-            let live = R.min(t.outputs.end - first);
-            // SAFETY: the task's outputs are ours alone; the sums have R vectors for row `c`.
-            unsafe {
-                let out = t.out.part(c, first..first + live);
-                for (r, y) in out.iter_mut().enumerate() {
-                    *y = if k == 0 { 0.0 } else { S::sum(S::load(sums[(c * R + r) * S::LANES..].as_ptr())) };
-                }
-                finish::<S>(t, c, first, out);
-            }
-        }
-    }
-}
-
-/// Adds the products of `R` weight rows with `C` input rows, over some inputs, to their sums. Returns `C`.
-#[inline(always)]
-unsafe fn tile<S: Simd, const R: usize, const C: usize>(
-    w: [*const f32; R],
-    x: Mat<'_, f32>,
+/// Sums that are to become outputs.
+pub(crate) struct Finish<'a> {
+    task: &'a LinearTask<'a>,
+    /// For each of the rows.
+    sums: &'a [Sums],
+    rows: Range<usize>,
+    /// Those that are the task's, of the pair that begins with output `first`.
+    outputs: Range<usize>,
     first: usize,
-    inputs: std::ops::Range<usize>,
-    sums: &mut [f32],
-) -> usize {
-    let n = inputs.len();
-    let x: [*const f32; C] = std::array::from_fn(|c| x.row(first + c)[inputs.clone()].as_ptr());
-    let sums = sums[..R * C * S::LANES].as_mut_ptr();
-    // SAFETY: every pointer has n elements behind it, the sums R * C vectors; the caller has the instruction set.
-    unsafe {
-        let zero = S::splat(0.0);
-        let mut acc = [[zero; R]; C];
-        if inputs.start > 0 {
-            for (i, a) in acc.as_flattened_mut().iter_mut().enumerate() {
-                *a = S::load(sums.add(i * S::LANES));
-            }
-        }
-        let full = n / S::LANES * S::LANES;
-        for i in (0..full).step_by(S::LANES) {
-            let w: [S::V; R] = std::array::from_fn(|r| S::load(w[r].add(i)));
-            for c in 0..C {
-                let x = S::load(x[c].add(i));
-                for r in 0..R {
-                    acc[c][r] = S::fma(w[r], x, acc[c][r]);
-                }
-            }
-        }
-        if full < n {
-            let w: [S::V; R] = std::array::from_fn(|r| S::load_some(w[r].add(full), n - full));
-            for c in 0..C {
-                let x = S::load_some(x[c].add(full), n - full);
-                for r in 0..R {
-                    acc[c][r] = S::fma(w[r], x, acc[c][r]);
-                }
-            }
-        }
-        for (i, a) in acc.as_flattened().iter().enumerate() {
-            S::store(sums.add(i * S::LANES), *a);
-        }
-    }
-    C
 }
 
 /// Bias, scale, cap, residual.
 #[inline(always)]
-unsafe fn finish<S: Simd>(t: &LinearTask<'_>, row: usize, first: usize, out: &mut [f32]) {
-    if let Some(bias) = t.bias {
-        out.iter_mut().zip(&bias.row(0)[first..]).for_each(|(y, b)| *y += b);
-    }
-    if t.scale != 1.0 {
-        out.iter_mut().for_each(|y| *y *= t.scale);
-    }
-    if let Some(cap) = t.softcap {
-        // SAFETY: the caller has the instruction set.
-        unsafe { super::rowwise::softcap::<S>(out, cap) };
-    }
-    if let Some(residual) = t.residual {
-        out.iter_mut().zip(&residual.row(row)[first..]).for_each(|(y, r)| *y += r);
+pub(super) unsafe fn finish<S: Simd>(f: &Finish<'_>) {
+    let (t, at) = (f.task, &f.outputs);
+    for (row, sums) in f.rows.clone().zip(f.sums) {
+        let sums = &sums.0.as_flattened()[at.start - f.first..at.end - f.first];
+        // SAFETY: the task's outputs are ours alone.
+        let out = unsafe { t.out.part(row, at.clone()) };
+        for (y, sum) in out.iter_mut().zip(sums) {
+            *y = *sum;
+        }
+        if let Some(bias) = t.bias {
+            out.iter_mut().zip(&bias.row(0)[at.clone()]).for_each(|(y, b)| *y += b);
+        }
+        if t.scale != 1.0 {
+            out.iter_mut().for_each(|y| *y *= t.scale);
+        }
+        if let Some(cap) = t.softcap {
+            // SAFETY: the caller has the instruction set.
+            unsafe { super::rowwise::softcap::<S>(out, cap) };
+        }
+        if let Some(residual) = t.residual {
+            out.iter_mut().zip(&residual.row(row)[at.clone()]).for_each(|(y, r)| *y += r);
+        }
     }
 }

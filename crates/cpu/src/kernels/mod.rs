@@ -6,19 +6,28 @@
 //! of the output that it is given.
 
 mod attend;
+mod dot;
+mod few;
 mod linear;
 mod probe;
 mod rowwise;
+mod unpack;
 
 pub(crate) use attend::{AttendTask, Pages};
-pub(crate) use linear::{LinearTask, Source};
+use dot::{DotTask, PlainTask};
+use few::FewTask;
+use linear::Finish;
+pub(crate) use linear::{LinearTask, Packed, Room, Source, linear};
 pub(crate) use rowwise::NormTask;
 use tallow_core::{Activation, RopePairs};
+use tallow_quant::Format;
+use unpack::{Chunk, Plain};
 
 use crate::Isa;
-use crate::simd::Scalar;
+use crate::activations::{self, Rounding, Side};
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{Avx2, Avx512};
+use crate::simd::{Avx2, Avx512, AvxVnni};
+use crate::simd::{Lines, Scalar};
 
 /// Reads a gate and perhaps what it gates; writes the result.
 type GluKernel = fn(Activation, &[f32], Option<&[f32]>, &mut [f32]);
@@ -26,10 +35,24 @@ type GluKernel = fn(Activation, &[f32], Option<&[f32]>, &mut [f32]);
 /// The inner loops for one instruction set. To have one is to know that the CPU has the instructions.
 pub(crate) struct Kernels {
     pub isa: Isa,
-    /// One row of a weight as plain numbers.
-    pub unpack: fn(&Source<'_>, usize, &mut [f32]),
-    /// Some outputs of a linear layer, for all rows of its input.
-    pub linear: fn(&LinearTask<'_>, &mut Vec<f32>),
+    /// Unpacks a chunk of that many inputs.
+    pub unpack: fn(Format, &[u8], usize, &mut Chunk),
+    /// The same to plain numbers, with room for the codes on the way.
+    pub unpack_plain: fn(Format, &[u8], usize, &mut Chunk, &mut Plain),
+    /// Multiplies a pair of panels with a few rows.
+    pub few: fn(&mut FewTask<'_>),
+    /// Multiplies a chunk of a pair of panels with rows.
+    pub dot: fn(&mut DotTask<'_>),
+    /// The same in plain numbers.
+    pub dot_plain: fn(&mut PlainTask<'_>),
+    /// From the sums to the outputs of a linear layer.
+    pub finish: fn(&Finish<'_>),
+    /// Are signed codes multiplied with 128 added to them?
+    pub biased: bool,
+    /// Rounds inputs to eight bits.
+    pub round: fn(&mut Rounding<'_>),
+    /// What is needed of rounded inputs beside codes and scales.
+    pub fill_side: fn(Side, &[f32], &[f32], &mut [u32]),
     /// Normalises a row.
     pub norm: fn(&NormTask<'_>, &[f32], &mut [f32]),
     /// `out = act(gate) * up`
@@ -54,10 +77,19 @@ pub(crate) struct Kernels {
 
 /// Instantiates the generic kernels inside functions that have `$features` enabled.
 macro_rules! table {
-    ($table:ident, $isa:expr, $simd:ty $(, $feature:literal)*) => {
-        table!(@fns $table, $isa, $simd, [$($feature),*],
-            unpack: (w: &Source<'_>, row: usize, out: &mut [f32]) => linear::unpack_row::<$simd>(w, row, out);
-            linear: (task: &LinearTask<'_>, scratch: &mut Vec<f32>) => linear::linear::<$simd>(task, scratch);
+    ($table:ident, $isa:expr, $simd:ty, $lines:ty $(, $feature:literal)*) => {
+        table!(@fns $table, $isa, $lines, [$($feature),*],
+            unpack: (format: Format, from: &[u8], inputs: usize, to: &mut Chunk)
+                => unpack::unpack::<$lines>(format, from, inputs, to);
+            unpack_plain: (format: Format, from: &[u8], inputs: usize, room: &mut Chunk, to: &mut Plain)
+                => unpack::unpack_plain::<$lines>(format, from, inputs, room, to);
+            few: (task: &mut FewTask<'_>) => few::few::<$lines>(task);
+            dot: (task: &mut DotTask<'_>) => dot::dot::<$lines>(task);
+            dot_plain: (task: &mut PlainTask<'_>) => dot::dot_plain::<$lines>(task);
+            finish: (f: &Finish<'_>) => linear::finish::<$simd>(f);
+            round: (r: &mut Rounding<'_>) => activations::round(r);
+            fill_side: (side: Side, scales: &[f32], halves: &[f32], out: &mut [u32])
+                => activations::fill_side(side, scales, halves, out);
             norm: (task: &NormTask<'_>, x: &[f32], out: &mut [f32]) => rowwise::norm::<$simd>(task, x, out);
             glu: (act: Activation, gate: &[f32], up: Option<&[f32]>, out: &mut [f32])
                 => rowwise::glu::<$simd>(act, gate, up, out);
@@ -71,12 +103,13 @@ macro_rules! table {
             multiply: (rounds: usize, count: &mut u64) => probe::multiply::<$simd>(rounds, count);
         );
     };
-    (@fns $table:ident, $isa:expr, $simd:ty, $features:tt,
+    (@fns $table:ident, $isa:expr, $lines:ty, $features:tt,
         $($name:ident: ($($arg:ident: $t:ty),*) => $body:expr;)*) => {
         mod $table {
             use super::*;
             $(table!(@one $features, $name, ($($arg: $t),*), $body);)*
-            pub(super) static TABLE: Kernels = Kernels { isa: $isa, $($name),* };
+            pub(super) static TABLE: Kernels =
+                Kernels { isa: $isa, biased: <$lines as Lines>::BIASED, $($name),* };
         }
     };
     (@one [$($feature:literal),*], $name:ident, ($($arg:ident: $t:ty),*), $body:expr) => {
@@ -95,11 +128,15 @@ macro_rules! table {
     };
 }
 
-table!(scalar, Isa::Scalar, Scalar);
+table!(scalar, Isa::Scalar, Scalar, Scalar);
 #[cfg(target_arch = "x86_64")]
-table!(avx2, Isa::Avx2, Avx2, "avx2", "fma", "f16c");
+table!(avx2, Isa::Avx2, Avx2, Avx2, "avx2", "fma", "f16c");
 #[cfg(target_arch = "x86_64")]
-table!(avx512, Isa::Avx512, Avx512, "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl");
+table!(avxvnni, Isa::AvxVnni, Avx2, AvxVnni, "avx2", "fma", "f16c", "avxvnni");
+#[cfg(target_arch = "x86_64")]
+#[rustfmt::skip]
+table!(avx512, Isa::Avx512, Avx512, Avx512,
+    "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni");
 
 impl Kernels {
     /// The kernels for `isa`, if this CPU has it.
@@ -108,6 +145,8 @@ impl Kernels {
             Isa::Scalar => &scalar::TABLE,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &avx2::TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => &avxvnni::TABLE,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => &avx512::TABLE,
             #[cfg(not(target_arch = "x86_64"))]

@@ -8,15 +8,20 @@
 //! What is unsafe here must run only on a CPU that has the instruction set, and its pointers must be valid for the
 //! elements that it names.
 
+mod lines;
+mod lines_scalar;
+#[cfg(target_arch = "x86_64")]
+mod lines_x86;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use half::{bf16, f16};
 
+pub(crate) use lines::{Lines, Tile};
 pub(crate) use scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{Avx2, Avx512};
+pub(crate) use x86::{Avx2, Avx512, AvxVnni};
 
 /// A vector of `f32` lanes.
 ///

@@ -6,6 +6,10 @@ use super::Simd;
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
 
+/// Lines of packed weights by AVX-VNNI; all else is AVX2's.
+#[derive(Clone, Copy)]
+pub(crate) struct AvxVnni;
+
 /// Sixteen lanes of AVX-512.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;

@@ -1,0 +1,80 @@
+//! How fast linear layers are, format by format: `cargo run --release -p tallow-cpu --example linear_speed [THREADS]
+//! [ROWS,ROWS,...] [FORMAT...]`.
+//!
+//! One row of input is held against what the memory gives, many rows against what the processor multiplies. Several
+//! weights take turns, more than any cache holds, as in a model.
+
+use std::time::Instant;
+
+use tallow_core::ops::{Epilogue, Project};
+use tallow_core::{Backend, DType, Format, HostWeight, Linear, Memory};
+use tallow_cpu::{Cpu, Isa};
+
+const OUTPUTS: usize = 3072;
+const INPUTS: usize = 1024;
+/// Bytes of weights that take turns.
+const WEIGHTS: usize = 256 << 20;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let threads = args.first().map_or(Ok(2), |t| t.parse())?;
+    let rows = args.get(1).map_or("1,2,4,8,16,64,512", |r| r).split(',').map(str::parse);
+    let rows = rows.collect::<Result<Vec<usize>, _>>()?;
+    let wanted = |f: &Format| args.len() < 3 || args[2..].iter().any(|a| a.eq_ignore_ascii_case(f.name()));
+    let b = Cpu::new(Isa::best(), threads)?;
+    let memory = vec![1.0f32; WEIGHTS / 4];
+    println!("{}", b.label());
+    for format in Format::ALL.into_iter().filter(wanted) {
+        let weights = weights(&b, format)?;
+        let bytes: usize = weights.iter().map(|l| l.weight.bytes()).sum();
+        let read = b.read_speed(&memory) / 1e9;
+        print!("{:8} read {read:5.1} GB/s", format.name());
+        for &rows in &rows {
+            let few = weights.len().min(if rows > 8 { 8 } else { usize::MAX });
+            let seconds = fastest(&b, &weights[..few], rows)?;
+            let work = (2 * rows * few * OUTPUTS * INPUTS) as f64;
+            match rows {
+                1 => print!("; 1 row {:5.1} GB/s", bytes as f64 / seconds / 1e9),
+                _ => print!("; {rows} rows {:6.1} GOP/s", work / seconds / 1e9),
+            }
+        }
+        println!();
+    }
+    Ok(())
+}
+
+/// Weights that are nothing but noise.
+fn weights(b: &Cpu, format: Format) -> Result<Vec<Linear<Cpu>>, Box<dyn std::error::Error>> {
+    let width = format.row_bytes(INPUTS).ok_or("no whole blocks")?;
+    let mut seed = 1u32;
+    let mut noise = || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 16) as f32 / 65536.0 - 0.5
+    };
+    let row: Vec<f32> = (0..INPUTS).map(|_| noise()).collect();
+    let mut bytes = vec![0; width];
+    tallow_quant::pack(format, &row, &mut bytes)?;
+    let bytes = bytes.repeat(OUTPUTS);
+    let count = WEIGHTS.div_ceil(bytes.len());
+    let one = || {
+        let weight = b.prepare(HostWeight { format, rows: OUTPUTS, cols: INPUTS, bytes: &bytes })?;
+        Ok(Linear { weight, bias: None })
+    };
+    (0..count).map(|_| one()).collect()
+}
+
+/// Seconds that all the weights take, at best.
+fn fastest(b: &Cpu, weights: &[Linear<Cpu>], rows: usize) -> tallow_core::Result<f64> {
+    let x: Vec<f32> = (0..rows * INPUTS).map(|i| (i * 7 % 31) as f32 / 31.0 - 0.5).collect();
+    let x = b.upload(&x, rows, INPUTS)?;
+    debug_assert_eq!(x.dtype(), DType::F32);
+    let mut best = f64::INFINITY;
+    for _ in 0..5 {
+        let begun = Instant::now();
+        for by in weights {
+            b.run(Project { x: &x, by, then: Epilogue::NONE })?;
+        }
+        best = best.min(begun.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}

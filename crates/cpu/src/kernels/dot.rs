@@ -1,0 +1,147 @@
+//! Products of a pair of panels with rows of input, a chunk at a time: one family of loops for any number of rows.
+//!
+//! An output's sum runs over the runs of its inputs in order (or, in plain numbers, over the inputs), whatever the
+//! number of rows; between chunks it is stored without rounding. So a row's result does not depend on its company.
+
+#![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
+
+use super::unpack::{Chunk, Plain};
+use crate::activations::Rounded;
+use crate::mat::Mat;
+use crate::packed::{Layout, PART, ROWS};
+use crate::simd::{Lines, Tile};
+
+/// The sums of a row of input with a pair of panels.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Sums(pub [[f32; ROWS]; 2]);
+
+/// A chunk of a pair of panels, to be multiplied with all rows of an input.
+pub(crate) struct DotTask<'a> {
+    pub chunks: &'a [Chunk; 2],
+    pub layout: Layout,
+    pub x: Rounded<'a>,
+    /// The row that the first of the sums is of.
+    pub first: usize,
+    /// Which inputs.
+    pub inputs: std::ops::Range<usize>,
+    /// For each row. Those of the chunks before, unless this is the first.
+    pub sums: &'a mut [Sums],
+}
+
+/// The same in plain numbers.
+pub(crate) struct PlainTask<'a> {
+    pub plain: &'a [Plain; 2],
+    pub x: Mat<'a, f32>,
+    pub inputs: std::ops::Range<usize>,
+    pub sums: &'a mut [Sums],
+}
+
+/// Adds the chunk's products to the sums.
+#[inline(always)]
+pub(super) unsafe fn dot<L: Lines>(t: &mut DotTask<'_>) {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        match (t.layout.run, t.layout.has_mins(), t.layout.is_wide()) {
+            (16, false, _) => tiles::<L, 16, false, false>(t),
+            (16, true, _) => tiles::<L, 16, true, false>(t),
+            (_, true, _) => tiles::<L, 32, true, false>(t),
+            (_, _, false) => tiles::<L, 32, false, false>(t),
+            _ => tiles::<L, 32, false, true>(t),
+        }
+    }
+}
+
+/// All rows, as many at a time as registers hold.
+#[inline(always)]
+unsafe fn tiles<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &mut DotTask<'_>) {
+    let mut row = 0;
+    while row < t.sums.len() {
+        // SAFETY: so many rows are left; the caller has the instruction set.
+        row += unsafe {
+            match (t.sums.len() - row).min(L::TOKENS) {
+                1 => tile::<L, 1, RUN, MINS, WIDE>(t, row),
+                2 => tile::<L, 2, RUN, MINS, WIDE>(t, row),
+                3 => tile::<L, 3, RUN, MINS, WIDE>(t, row),
+                4 | 5 => tile::<L, 4, RUN, MINS, WIDE>(t, row),
+                _ => tile::<L, 6, RUN, MINS, WIDE>(t, row),
+            }
+        };
+    }
+}
+
+/// `T` rows from `row` on. Returns `T`.
+#[inline(always)]
+unsafe fn tile<L: Lines, const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(
+    t: &mut DotTask<'_>,
+    row: usize,
+) -> usize {
+    if T > L::TOKENS {
+        return T;
+    }
+    let [first, second] = t.chunks;
+    let n = t.inputs.len();
+    let (codes, scales, sides) = t.x.chunk(t.first + row..t.first + row + T, &t.inputs);
+    let tile = Tile {
+        codes: [first, second].map(|c| c.codes.as_ptr().cast()),
+        scales: [first, second].map(|c| c.scales.as_ptr().cast()),
+        mins: [first, second].map(|c| c.mins.as_ptr().cast()),
+        rows: std::array::from_fn(|i| codes[i * n..].as_ptr()),
+        row_scales: std::array::from_fn(|i| scales[i * n / PART..].as_ptr()),
+        sides: std::array::from_fn(|i| sides[i * n / RUN..].as_ptr()),
+        sums: t.sums[row..][..T].as_mut_ptr().cast(),
+        runs: n / RUN,
+    };
+    // SAFETY: the pointers are to all that the tile says; the caller has the instruction set.
+    unsafe { L::tile::<T, RUN, MINS, WIDE>(&tile) };
+    T
+}
+
+/// Adds the chunk's products to the sums, in plain numbers.
+#[inline(always)]
+pub(super) unsafe fn dot_plain<L: Lines>(t: &mut PlainTask<'_>) {
+    let mut row = 0;
+    while row < t.sums.len() {
+        // SAFETY: so many rows are left; the caller has the instruction set.
+        row += unsafe {
+            match (t.sums.len() - row).min(L::TOKENS_F32) {
+                1 => plain_tile::<L, 1>(t, row),
+                2 => plain_tile::<L, 2>(t, row),
+                3 => plain_tile::<L, 3>(t, row),
+                4..=7 => plain_tile::<L, 4>(t, row),
+                8..=11 => plain_tile::<L, 8>(t, row),
+                _ => plain_tile::<L, 12>(t, row),
+            }
+        };
+    }
+}
+
+#[inline(always)]
+unsafe fn plain_tile<L: Lines, const T: usize>(t: &mut PlainTask<'_>, row: usize) -> usize {
+    if T > L::TOKENS_F32 {
+        return T;
+    }
+    let x: [*const f32; T] = std::array::from_fn(|i| t.x.row(row + i)[t.inputs.clone()].as_ptr());
+    let sums = t.sums[row..][..T].as_mut_ptr().cast::<f32>();
+    let w = [t.plain[0].0.as_ptr().cast::<f32>(), t.plain[1].0.as_ptr().cast::<f32>()];
+    // SAFETY: chunks have 256 inputs, rows of x those of the task, there are T sums from `row` on; the caller has the
+    // instruction set.
+    unsafe {
+        let mut f: [[L::F; T]; 2] =
+            std::array::from_fn(|p| std::array::from_fn(|i| L::load_f32(sums.add((2 * i + p) * ROWS))));
+        for k in 0..t.inputs.len() {
+            let w = [L::load_f32(w[0].add(k * ROWS)), L::load_f32(w[1].add(k * ROWS))];
+            for i in 0..T {
+                let a = L::splat(*x[i].add(k));
+                f[0][i] = L::fma(w[0], a, f[0][i]);
+                f[1][i] = L::fma(w[1], a, f[1][i]);
+            }
+        }
+        for p in 0..2 {
+            for i in 0..T {
+                L::store_f32(sums.add((2 * i + p) * ROWS), f[p][i]);
+            }
+        }
+    }
+    T
+}

@@ -1,0 +1,322 @@
+//! From packed weights to what is multiplied: a chunk of a panel at a time, in the nearest cache.
+
+use tallow_quant::{Format, MXFP4, with_block};
+
+use crate::packed::{CHUNK, LINE, PART, Packing, ROWS, Scales};
+use crate::simd::Lines;
+
+/// A chunk of a panel, unpacked: one byte a code, one `f32` a scale.
+#[repr(C, align(64))]
+pub(crate) struct Chunk {
+    /// Line `i` has inputs `4 i` to `4 i + 3` of all rows.
+    pub codes: [[u8; LINE]; CHUNK / 4],
+    /// For each run.
+    pub scales: [[f32; ROWS]; CHUNK / 16],
+    /// What is taken away, for each run; unspecified for formats that have none.
+    pub mins: [[f32; ROWS]; CHUNK / 16],
+}
+
+/// A chunk of a panel as plain numbers, input by input.
+#[repr(C, align(64))]
+pub(crate) struct Plain(pub [[f32; ROWS]; CHUNK]);
+
+impl Chunk {
+    pub(crate) const EMPTY: Chunk = Chunk {
+        codes: [[0; LINE]; CHUNK / 4],
+        scales: [[0.0; ROWS]; CHUNK / 16],
+        mins: [[0.0; ROWS]; CHUNK / 16],
+    };
+}
+
+impl Plain {
+    pub(crate) const EMPTY: Plain = Plain([[0.0; ROWS]; CHUNK]);
+}
+
+/// Asks the memory for what comes about 16 KiB after the lines from `from` to `to`.
+///
+/// Weights are read from front to back. Asked for in that order, lines come from one page after another, and processors
+/// that look ahead within a page have one page to look ahead in. Here four pages take turns: for every four lines that
+/// are read, one line of each of four pages of the next 16 KiB. On some processors a core reads half as much again; on
+/// none less.
+#[inline(always)]
+pub(super) unsafe fn look_ahead<L: Lines>(from: *const u8, to: *const u8) {
+    const BLOCK: usize = 1 << 14;
+    const FOUR: usize = 4 * LINE;
+    let mut at = from.addr().next_multiple_of(FOUR);
+    while at < to.addr() {
+        let line = (at & !(BLOCK - 1)) + BLOCK + at % BLOCK / 4;
+        for page in 0..4 {
+            // SAFETY: asking for a line that does not exist does nothing; the caller has the instruction set.
+            unsafe { L::prefetch(from.with_addr(line + page * BLOCK / 4)) };
+        }
+        at += FOUR;
+    }
+}
+
+/// Unpacks a chunk of `inputs` inputs.
+#[inline(always)]
+pub(super) unsafe fn unpack<L: Lines>(format: Format, from: &[u8], inputs: usize, to: &mut Chunk) {
+    assert!(inputs <= CHUNK);
+    with_block!(format, B => {
+        let from = from[..B::LAYOUT.chunk(inputs)].as_ptr();
+        // SAFETY: the chunk is of that format and size; the caller has the instruction set.
+        unsafe {
+            numbers::<L, B>(from, inputs, to);
+            codes::<L, B>(from.add(B::LAYOUT.head(inputs)), inputs, to);
+        }
+    });
+}
+
+/// The numbers at the head of a chunk: what its codes are scaled by.
+pub(super) struct Head<L: Lines> {
+    from: *const u8,
+    runs: usize,
+    /// Where they are the chunk's: what scales are multiples of, and minimums.
+    d: L::F,
+    dmin: L::F,
+}
+
+impl<L: Lines> Head<L> {
+    /// The head of a chunk of `inputs` inputs.
+    ///
+    /// # Safety
+    ///
+    /// The chunk at `from` is of that format and size, and the CPU has the instruction set.
+    #[inline(always)]
+    pub(super) unsafe fn new<B: Packing>(from: *const u8, inputs: usize) -> Head<L> {
+        let layout = const { B::LAYOUT };
+        // SAFETY: passed on to the caller; asking for lines that do not exist does nothing.
+        unsafe {
+            look_ahead::<L>(from, from.add(layout.head(inputs)));
+            let none = L::splat(0.0);
+            let (d, dmin) = match layout.scales {
+                Scales::Bytes => (L::halves(from), none),
+                Scales::BytesLess | Scales::NibblesLess => (L::halves(from), L::halves(from.add(32))),
+                Scales::Single => (L::load_f32(from.cast()), none),
+                _ => (none, none),
+            };
+            Head { from, runs: inputs / layout.run, d, dmin }
+        }
+    }
+
+    /// The scales of a run, and what is taken away (nothing in particular where nothing is).
+    ///
+    /// # Safety
+    ///
+    /// The chunk has the run.
+    #[inline(always)]
+    pub(super) unsafe fn run<B: Packing>(&self, run: usize) -> (L::F, L::F) {
+        let (d, dmin) = (self.d, self.dmin);
+        // SAFETY: the head has what its layout says; the caller has the instruction set.
+        unsafe {
+            let part = run * const { B::LAYOUT }.run / PART;
+            let byte = |i: usize| self.from.add(LINE + ROWS * i);
+            match const { B::LAYOUT }.scales {
+                Scales::Plain | Scales::Single => (d, dmin),
+                Scales::Halves => (L::halves(self.from.add(32 * part)), dmin),
+                Scales::HalvesAdd => {
+                    let add = L::halves(self.from.add(64 * part + 32));
+                    (L::halves(self.from.add(64 * part)), L::mul(add, L::splat(-1.0)))
+                }
+                Scales::Bytes => (L::mul(d, L::to_f32(L::widen_i8(byte(run)))), dmin),
+                Scales::BytesLess => {
+                    let (by, less) = (L::widen_u8(byte(run)), L::widen_u8(byte(self.runs + run)));
+                    (L::mul(d, L::to_f32(by)), L::mul(dmin, L::to_f32(less)))
+                }
+                Scales::NibblesLess => {
+                    let both = L::widen_u8(byte(run));
+                    let (by, less) = (L::and(both, L::words(15)), L::right::<4>(both));
+                    (L::mul(d, L::to_f32(by)), L::mul(dmin, L::to_f32(less)))
+                }
+                Scales::Exponents => {
+                    let scale = |r: usize| MXFP4 { e: *self.from.add(ROWS * part + r), qs: [0; 16] }.scale();
+                    let scales: [f32; ROWS] = std::array::from_fn(scale);
+                    (L::load_f32(scales.as_ptr()), dmin)
+                }
+            }
+        }
+    }
+}
+
+/// The numbers of all runs.
+#[inline(always)]
+unsafe fn numbers<L: Lines, B: Packing>(from: *const u8, inputs: usize, to: &mut Chunk) {
+    // SAFETY: the chunk is of that format and size; the caller has the instruction set.
+    unsafe {
+        let head = Head::<L>::new::<B>(from, inputs);
+        let runs = to.scales.iter_mut().zip(&mut to.mins).take(head.runs);
+        for (run, (scale, min)) in runs.enumerate() {
+            let (by, less) = head.run::<B>(run);
+            L::store_f32(scale.as_mut_ptr(), by);
+            if const { B::LAYOUT.has_mins() } {
+                L::store_f32(min.as_mut_ptr(), less);
+            }
+        }
+    }
+}
+
+/// Of the part whose planes are at `p`, the codes of groups `J` and `J + 4`, as [`Lines::dot4`] takes them.
+///
+/// # Safety
+///
+/// A part has as many lines as codes have bits; the CPU has the instruction set.
+#[inline(always)]
+pub(super) unsafe fn groups<L: Lines, B: Packing, const J: usize>(p: *const u8) -> [L::I; 2] {
+    let layout = const { B::LAYOUT };
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let line = |i: usize| L::load(p.add(i * LINE));
+        let mut both = match layout.bits {
+            8 => [line(J), line(J + 4)],
+            2 | 3 => [bits::<L>(line(0), 2 * J, 0, 3), bits::<L>(line(1), 2 * J, 0, 3)],
+            _ => [bits::<L>(line(J), 0, 0, 15), bits::<L>(line(J), 4, 0, 15)],
+        };
+        for (half, group) in both.iter_mut().enumerate() {
+            let high = match layout.bits {
+                3 => bits::<L>(line(2), J + 4 * half, 2, 1),
+                5 => bits::<L>(line(4), J + 4 * half, 4, 1),
+                6 => bits::<L>(line(4 + half), 2 * J, 4, 3),
+                _ => continue,
+            };
+            *group = L::or(*group, high);
+        }
+        for group in &mut both {
+            if let Some(table) = &const { B::LAYOUT.table } {
+                *group = L::look_up(table, *group);
+            }
+            if layout.is_wide() && L::BIASED {
+                *group = L::xor(*group, L::bytes(0x80));
+            }
+        }
+        both
+    }
+}
+
+/// The bits of each byte from bit `from` on that `mask` has room for, moved to bit `to`.
+#[inline(always)]
+unsafe fn bits<L: Lines>(line: L::I, from: usize, to: usize, mask: u8) -> L::I {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        // Both are known when this is compiled, and one arm is left.
+        let moved = match to as i32 - from as i32 {
+            4 => L::left::<4>(line),
+            3 => L::left::<3>(line),
+            2 => L::left::<2>(line),
+            1 => L::left::<1>(line),
+            0 => line,
+            -1 => L::right::<1>(line),
+            -2 => L::right::<2>(line),
+            -3 => L::right::<3>(line),
+            -4 => L::right::<4>(line),
+            -5 => L::right::<5>(line),
+            _ => L::right::<6>(line),
+        };
+        L::and(moved, L::bytes(mask << to))
+    }
+}
+
+/// The codes of a chunk.
+#[inline(always)]
+unsafe fn codes<L: Lines, B: Packing>(from: *const u8, inputs: usize, to: &mut Chunk) {
+    let bytes = LINE * const { B::LAYOUT.bits };
+    for (i, out) in to.codes.chunks_exact_mut(8).take(inputs / PART).enumerate() {
+        // SAFETY: the chunk has that part; the caller has the instruction set.
+        unsafe {
+            let p = from.add(i * bytes);
+            look_ahead::<L>(p, p.add(bytes));
+            let all =
+                [groups::<L, B, 0>(p), groups::<L, B, 1>(p), groups::<L, B, 2>(p), groups::<L, B, 3>(p)];
+            for (j, [low, high]) in all.into_iter().enumerate() {
+                L::store(out[j].as_mut_ptr(), low);
+                L::store(out[j + 4].as_mut_ptr(), high);
+            }
+        }
+    }
+}
+
+/// Unpacks a chunk to plain numbers, exactly those of the format's definition. `room` is for the codes on the way.
+#[inline(always)]
+pub(super) unsafe fn unpack_plain<L: Lines>(
+    format: Format,
+    bytes: &[u8],
+    inputs: usize,
+    room: &mut Chunk,
+    to: &mut Plain,
+) {
+    let from = with_block!(format, B => bytes[..B::LAYOUT.chunk(inputs)].as_ptr());
+    // SAFETY: the chunk is of that format and size; the caller has the instruction set.
+    unsafe {
+        if format.is_plain() {
+            look_ahead::<L>(from, from.add(bytes.len()));
+        }
+        match format {
+            Format::F32 => {
+                for (k, to) in to.0[..inputs].iter_mut().enumerate() {
+                    L::store_f32(to.as_mut_ptr(), L::from_bits(L::load(from.add(k * LINE))));
+                }
+            }
+            Format::F16 => {
+                for (k, to) in to.0[..inputs].iter_mut().enumerate() {
+                    L::store_f32(to.as_mut_ptr(), L::halves(from.add(k * LINE / 2)));
+                }
+            }
+            Format::BF16 => {
+                for (i, to) in to.0[..inputs].chunks_mut(2).enumerate() {
+                    let [low, high] = pairs::<L>(from.add(i * LINE));
+                    L::store_f32(to[0].as_mut_ptr(), low);
+                    if let Some(to) = to.get_mut(1) {
+                        L::store_f32(to.as_mut_ptr(), high);
+                    }
+                }
+            }
+            _ => {
+                unpack::<L>(format, bytes, inputs, room);
+                with_block!(format, B => scaled::<L, B>(room, inputs, to));
+            }
+        }
+    }
+}
+
+/// A line of pairs of brain floating point: the first of each, and the second.
+#[inline(always)]
+pub(super) unsafe fn pairs<L: Lines>(p: *const u8) -> [L::F; 2] {
+    // SAFETY: the caller vouches for the line and has the instruction set.
+    unsafe {
+        let pairs = L::load(p);
+        let high = L::and(pairs, L::words(0xffff_0000_u32 as i32));
+        [L::from_bits(L::left::<16>(pairs)), L::from_bits(high)]
+    }
+}
+
+/// `w = scale * code - min`, rounded as the format says.
+#[inline(always)]
+unsafe fn scaled<L: Lines, B: Packing>(chunk: &Chunk, inputs: usize, to: &mut Plain) {
+    let layout = const { B::LAYOUT };
+    let bias = if layout.is_wide() { 128.0 } else { f32::from(layout.bias) };
+    // SAFETY: all arrays have what a chunk has; the caller has the instruction set.
+    unsafe {
+        for (i, (line, to)) in chunk.codes.iter().zip(to.0.chunks_exact_mut(4)).enumerate().take(inputs / 4) {
+            let run = 4 * i / layout.run;
+            let mut line = L::load(line.as_ptr());
+            if layout.is_wide() && !L::BIASED {
+                line = L::xor(line, L::bytes(0x80));
+            }
+            let (scale, min) =
+                (L::load_f32(chunk.scales[run].as_ptr()), L::load_f32(chunk.mins[run].as_ptr()));
+            let byte = L::words(255);
+            let words = [
+                L::and(line, byte),
+                L::and(L::right::<8>(line), byte),
+                L::and(L::right::<16>(line), byte),
+                L::right::<24>(line),
+            ];
+            for (word, to) in words.into_iter().zip(to) {
+                let mut w = L::mul(scale, L::sub(L::to_f32(word), L::splat(bias)));
+                if layout.has_mins() {
+                    w = L::sub(w, min);
+                }
+                L::store_f32(to.as_mut_ptr(), w);
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+use half::f16;
+
+use super::{Lines, Scalar};
+
+/// Sixteen lanes by plain arithmetic.
+const N: usize = 16;
+
+#[inline(always)]
+fn each<T>(f: impl Fn(usize) -> T) -> [T; N] {
+    std::array::from_fn(f)
+}
+
+// The methods that take pointers rely on the trait's contract: the caller vouches for the bytes named.
+impl Lines for Scalar {
+    type I = [u32; N];
+    type F = [f32; N];
+
+    const BIASED: bool = false;
+    const TOKENS: usize = 1;
+    const TOKENS_F32: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> [u32; N] {
+        // SAFETY: by the contract, 64 bytes are valid.
+        unsafe { p.cast::<[u32; N]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut u8, v: [u32; N]) {
+        // SAFETY: by the contract, 64 bytes are valid.
+        unsafe { p.cast::<[u32; N]>().write_unaligned(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
+
+    #[inline(always)]
+    unsafe fn and(a: [u32; N], b: [u32; N]) -> [u32; N] {
+        each(|i| a[i] & b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: [u32; N], b: [u32; N]) -> [u32; N] {
+        each(|i| a[i] | b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn xor(a: [u32; N], b: [u32; N]) -> [u32; N] {
+        each(|i| a[i] ^ b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn plus(a: [u32; N], b: [u32; N]) -> [u32; N] {
+        each(|i| a[i].wrapping_add(b[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn bytes(x: u8) -> [u32; N] {
+        [u32::from_ne_bytes([x; 4]); N]
+    }
+
+    #[inline(always)]
+    unsafe fn words(x: i32) -> [u32; N] {
+        [x as u32; N]
+    }
+
+    #[inline(always)]
+    unsafe fn repeat(p: *const u8) -> [u32; N] {
+        // SAFETY: by the contract, four bytes are valid.
+        [unsafe { p.cast::<u32>().read_unaligned() }; N]
+    }
+
+    #[inline(always)]
+    unsafe fn left<const K: u32>(a: [u32; N]) -> [u32; N] {
+        each(|i| a[i] << K)
+    }
+
+    #[inline(always)]
+    unsafe fn right<const K: u32>(a: [u32; N]) -> [u32; N] {
+        each(|i| a[i] >> K)
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(table: &[i8; 16], codes: [u32; N]) -> [u32; N] {
+        each(|i| u32::from_ne_bytes(codes[i].to_ne_bytes().map(|c| table[usize::from(c & 15)] as u8)))
+    }
+
+    #[inline(always)]
+    unsafe fn dot4<const WIDE: bool>(sum: [u32; N], w: [u32; N], a: [u32; N]) -> [u32; N] {
+        each(|i| {
+            let (w, a) = (w[i].to_ne_bytes(), a[i].to_ne_bytes());
+            let product = |j: usize| i32::from(w[j] as i8) * i32::from(a[j] as i8);
+            let dot = product(0) + product(1) + product(2) + product(3);
+            sum[i].wrapping_add(dot as u32)
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(a: [u32; N]) -> [f32; N] {
+        each(|i| a[i] as i32 as f32)
+    }
+
+    #[inline(always)]
+    unsafe fn from_bits(a: [u32; N]) -> [f32; N] {
+        each(|i| f32::from_bits(a[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> [f32; N] {
+        [x; N]
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(p: *const f32) -> [f32; N] {
+        // SAFETY: by the contract, 16 numbers are valid.
+        unsafe { p.cast::<[f32; N]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f32(p: *mut f32, v: [f32; N]) {
+        // SAFETY: by the contract, 16 numbers are valid.
+        unsafe { p.cast::<[f32; N]>().write_unaligned(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: [f32; N], b: [f32; N]) -> [f32; N] {
+        each(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: [f32; N], b: [f32; N]) -> [f32; N] {
+        each(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: [f32; N], b: [f32; N], c: [f32; N]) -> [f32; N] {
+        // Where the architecture always has a fused instruction it is used; elsewhere fusing would be a library call.
+        if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
+            each(|i| a[i].mul_add(b[i], c[i]))
+        } else {
+            each(|i| a[i] * b[i] + c[i])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn halves(p: *const u8) -> [f32; N] {
+        // SAFETY: by the contract, 16 halves are valid.
+        let halves = unsafe { p.cast::<[u16; N]>().read_unaligned() };
+        each(|i| f16::from_bits(halves[i]).to_f32_const())
+    }
+
+    #[inline(always)]
+    unsafe fn widen_u8(p: *const u8) -> [u32; N] {
+        // SAFETY: by the contract, 16 bytes are valid.
+        let bytes = unsafe { p.cast::<[u8; N]>().read_unaligned() };
+        each(|i| u32::from(bytes[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn widen_i8(p: *const u8) -> [u32; N] {
+        // SAFETY: by the contract, 16 bytes are valid.
+        let bytes = unsafe { p.cast::<[i8; N]>().read_unaligned() };
+        each(|i| i32::from(bytes[i]) as u32)
+    }
+}

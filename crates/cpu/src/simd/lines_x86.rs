@@ -1,0 +1,236 @@
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+use super::{Avx2, Avx512, AvxVnni, Lines, Tile};
+
+/// Writes methods whose bodies are unsafe only because they use the instruction set (and, where they take a pointer,
+/// because the caller vouches for it).
+macro_rules! ops {
+    ($(fn $name:ident $(<const $N:ident: $n:ty>)? ($($arg:ident: $t:ty),*) -> $out:ty $body:block)*) => {
+        $(
+            #[inline(always)]
+            unsafe fn $name $(<const $N: $n>)? ($($arg: $t),*) -> $out {
+                // SAFETY: by the trait's contract the CPU has the instructions and pointers are valid.
+                unsafe { $body }
+            }
+        )*
+    };
+}
+
+impl Lines for Avx512 {
+    type I = __m512i;
+    type F = __m512;
+
+    const BIASED: bool = true;
+    const TOKENS: usize = 6;
+    const TOKENS_F32: usize = 12;
+
+    ops! {
+        fn load(p: *const u8) -> __m512i { _mm512_loadu_si512(p.cast()) }
+        fn store(p: *mut u8, v: __m512i) -> () { _mm512_storeu_si512(p.cast(), v) }
+        fn prefetch(p: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+        fn and(a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
+        fn or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+        fn xor(a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
+        fn plus(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
+        fn bytes(x: u8) -> __m512i { _mm512_set1_epi8(x as i8) }
+        fn words(x: i32) -> __m512i { _mm512_set1_epi32(x) }
+        fn repeat(p: *const u8) -> __m512i { _mm512_set1_epi32(p.cast::<i32>().read_unaligned()) }
+        fn left<const N: u32>(a: __m512i) -> __m512i { _mm512_slli_epi32::<N>(a) }
+        fn right<const N: u32>(a: __m512i) -> __m512i { _mm512_srli_epi32::<N>(a) }
+        fn look_up(table: &[i8; 16], codes: __m512i) -> __m512i {
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), codes)
+        }
+        fn dot4<const WIDE: bool>(sum: __m512i, w: __m512i, a: __m512i) -> __m512i {
+            _mm512_dpbusd_epi32(sum, w, a)
+        }
+        fn to_f32(a: __m512i) -> __m512 { _mm512_cvtepi32_ps(a) }
+        fn from_bits(a: __m512i) -> __m512 { _mm512_castsi512_ps(a) }
+        fn splat(x: f32) -> __m512 { _mm512_set1_ps(x) }
+        fn load_f32(p: *const f32) -> __m512 { _mm512_loadu_ps(p) }
+        fn store_f32(p: *mut f32, v: __m512) -> () { _mm512_storeu_ps(p, v) }
+        fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
+        fn fma(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        fn halves(p: *const u8) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+        fn widen_u8(p: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
+        fn widen_i8(p: *const u8) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
+        // SAFETY: passed on to the caller.
+        unsafe { tile::<T, RUN, MINS>(t) }
+    }
+}
+
+/// [`Tile::add`] with its inner loop in assembly: the compiler would load far ahead of what it has registers for, and
+/// put sums aside in memory.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool>(t: &Tile<T>) {
+    // SAFETY: there are lines and bytes for each run; the caller has the instruction set.
+    unsafe {
+        let mut sums = t.load::<Avx512>();
+        for run in 0..t.runs {
+            let mut whole = t.begin::<Avx512, MINS>(run);
+            let codes = t.codes.map(|c| c.add(run * RUN * 16));
+            let rows = t.rows.map(|r| r.add(run * RUN));
+            /// Groups of four inputs: a line of codes of both panels, times four bytes of each row.
+            macro_rules! groups {
+                ($($g:literal)*) => {
+                    $(
+                        let w = codes.map(|c| _mm512_load_si512(c.add(64 * $g).cast()));
+                        for i in 0..T {
+                            let _spread: __m512i;
+                            asm!(
+                                "vpbroadcastd {a}, dword ptr [{row} + {at}]",
+                                "vpdpbusd {first}, {w}, {a}",
+                                "vpdpbusd {second}, {x}, {a}",
+                                a = out(zmm_reg) _spread,
+                                row = in(reg) rows[i],
+                                at = const 4 * $g,
+                                first = inout(zmm_reg) whole[0][i],
+                                second = inout(zmm_reg) whole[1][i],
+                                w = in(zmm_reg) w[0],
+                                x = in(zmm_reg) w[1],
+                                options(readonly, nostack, preserves_flags),
+                            );
+                        }
+                    )*
+                };
+            }
+            groups!(0 1 2 3);
+            if RUN == 32 {
+                groups!(4 5 6 7);
+            }
+            t.scale::<Avx512, RUN, MINS>(run, &whole, &mut sums);
+        }
+        t.store::<Avx512>(&sums);
+    }
+}
+
+/// A line in two registers of 32 bytes. `$dot` multiplies one of them.
+macro_rules! two_halves {
+    ($simd:ty, $biased:expr, $dot:ident) => {
+        impl Lines for $simd {
+            type I = [__m256i; 2];
+            type F = [__m256; 2];
+
+            const BIASED: bool = $biased;
+            const TOKENS: usize = 1;
+            const TOKENS_F32: usize = 3;
+
+            ops! {
+                fn load(p: *const u8) -> [__m256i; 2] {
+                    [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())]
+                }
+                fn store(p: *mut u8, v: [__m256i; 2]) -> () {
+                    _mm256_storeu_si256(p.cast(), v[0]);
+                    _mm256_storeu_si256(p.add(32).cast(), v[1])
+                }
+                fn prefetch(p: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+                fn and(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+                    [_mm256_and_si256(a[0], b[0]), _mm256_and_si256(a[1], b[1])]
+                }
+                fn or(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+                    [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])]
+                }
+                fn xor(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+                    [_mm256_xor_si256(a[0], b[0]), _mm256_xor_si256(a[1], b[1])]
+                }
+                fn plus(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+                    [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])]
+                }
+                fn bytes(x: u8) -> [__m256i; 2] { [_mm256_set1_epi8(x as i8); 2] }
+                fn words(x: i32) -> [__m256i; 2] { [_mm256_set1_epi32(x); 2] }
+                fn repeat(p: *const u8) -> [__m256i; 2] {
+                    [_mm256_set1_epi32(p.cast::<i32>().read_unaligned()); 2]
+                }
+                fn left<const N: u32>(a: [__m256i; 2]) -> [__m256i; 2] {
+                    let n = _mm_cvtsi32_si128(N as i32);
+                    [_mm256_sll_epi32(a[0], n), _mm256_sll_epi32(a[1], n)]
+                }
+                fn right<const N: u32>(a: [__m256i; 2]) -> [__m256i; 2] {
+                    let n = _mm_cvtsi32_si128(N as i32);
+                    [_mm256_srl_epi32(a[0], n), _mm256_srl_epi32(a[1], n)]
+                }
+                fn look_up(table: &[i8; 16], codes: [__m256i; 2]) -> [__m256i; 2] {
+                    let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+                    [_mm256_shuffle_epi8(table, codes[0]), _mm256_shuffle_epi8(table, codes[1])]
+                }
+                fn dot4<const WIDE: bool>(
+                    sum: [__m256i; 2],
+                    w: [__m256i; 2],
+                    a: [__m256i; 2]
+                ) -> [__m256i; 2] {
+                    [$dot::<WIDE>(sum[0], w[0], a[0]), $dot::<WIDE>(sum[1], w[1], a[1])]
+                }
+                fn to_f32(a: [__m256i; 2]) -> [__m256; 2] {
+                    [_mm256_cvtepi32_ps(a[0]), _mm256_cvtepi32_ps(a[1])]
+                }
+                fn from_bits(a: [__m256i; 2]) -> [__m256; 2] {
+                    [_mm256_castsi256_ps(a[0]), _mm256_castsi256_ps(a[1])]
+                }
+                fn splat(x: f32) -> [__m256; 2] { [_mm256_set1_ps(x); 2] }
+                fn load_f32(p: *const f32) -> [__m256; 2] {
+                    [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))]
+                }
+                fn store_f32(p: *mut f32, v: [__m256; 2]) -> () {
+                    _mm256_storeu_ps(p, v[0]);
+                    _mm256_storeu_ps(p.add(8), v[1])
+                }
+                fn mul(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+                    [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
+                }
+                fn sub(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+                    [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])]
+                }
+                fn fma(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+                    [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])]
+                }
+                fn halves(p: *const u8) -> [__m256; 2] {
+                    [
+                        _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+                        _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast())),
+                    ]
+                }
+                fn widen_u8(p: *const u8) -> [__m256i; 2] {
+                    [
+                        _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())),
+                        _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(8).cast())),
+                    ]
+                }
+                fn widen_i8(p: *const u8) -> [__m256i; 2] {
+                    [
+                        _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())),
+                        _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast())),
+                    ]
+                }
+            }
+        }
+    };
+}
+
+two_halves!(Avx2, false, dot_avx2);
+two_halves!(AvxVnni, true, dot_vnni);
+
+/// Products of bytes are added in pairs to 16 bits, which hold them: of codes below 128 and signed bytes, or of
+/// magnitudes up to 128 and signed bytes above -128.
+#[inline(always)]
+unsafe fn dot_avx2<const WIDE: bool>(sum: __m256i, w: __m256i, a: __m256i) -> __m256i {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        let pairs = if WIDE {
+            _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w))
+        } else {
+            _mm256_maddubs_epi16(w, a)
+        };
+        _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_vnni<const WIDE: bool>(sum: __m256i, w: __m256i, a: __m256i) -> __m256i {
+    // SAFETY: the caller has the instruction set.
+    unsafe { _mm256_dpbusd_avx_epi32(sum, w, a) }
+}

@@ -1,5 +1,6 @@
 //! What people and CI run besides cargo's own commands: `cargo xtask COMMAND`.
 
+mod bench_peers;
 mod fuzz;
 mod openai_client;
 mod tidy;
@@ -8,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo xtask COMMAND
+  bench-peers --llama DIR --models DIR
+          measures Tallow beside llama.cpp and writes the results down (--help says how to prepare it)
   tidy    holds the repository to its layout rules (see CONTRIBUTING.md)
   fuzz [SECONDS [TARGET]]
           runs each target of fuzz/ for so many seconds (30), or that one
@@ -22,6 +25,7 @@ fn root() -> PathBuf {
 fn main() -> ExitCode {
     let command: Vec<String> = std::env::args().skip(1).collect();
     match command.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["bench-peers", args @ ..] => bench_peers::run(&root(), args),
         ["tidy"] => tidy::run(&root()),
         ["fuzz"] => fuzz::run(&root(), "30", None),
         ["fuzz", seconds] => fuzz::run(&root(), seconds, None),

@@ -201,6 +201,9 @@ pub(crate) struct Bench {
     /// Tokens that the cache holds before it begins
     #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
     pub n_depth: Vec<usize>,
+    /// Sequences that are computed side by side, each with so many tokens
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    pub sequences: Vec<usize>,
     /// Tokens computed in a step
     #[arg(short = 'b', long = "batch-size", value_name = "N", value_delimiter = ',', default_value = "512")]
     pub n_batch: Vec<usize>,

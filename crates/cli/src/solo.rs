@@ -1,4 +1,4 @@
-//! [`Solo`]: one sequence alone on a device, for commands that look at the model itself.
+//! [`Solo`]: a sequence alone on a device, or a few alike, for commands that look at the model itself.
 
 use tallow_core::{Backend, Error, Tensor};
 use tallow_cpu::{Cpu, Isa};
@@ -22,8 +22,10 @@ pub(crate) struct Setup {
     pub isa: Isa,
     pub threads: usize,
     pub kv: KvType,
-    /// Tokens that the sequence may have.
+    /// Tokens that a sequence may have.
     pub context: usize,
+    /// Sequences that there may be.
+    pub sequences: usize,
     /// Tokens of a step at most.
     pub batch: usize,
     /// Tokens of a step at most whose logits are wanted.
@@ -43,7 +45,7 @@ impl Setup {
         }
         let device = sources.get("device", device.device, Asked::Auto)?.value;
         let kv = kv.parse().map_err(Failed::new)?;
-        Ok(Setup { device, isa, threads, kv, context: 0, batch: 256, logits: 1 })
+        Ok(Setup { device, isa, threads, kv, context: 0, sequences: 1, batch: 256, logits: 1 })
     }
 }
 
@@ -55,8 +57,10 @@ pub(crate) trait Task {
 
 /// Loads a model on a device, if it fits, and does something with it.
 pub(crate) fn alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Result<T::Out, Failed> {
-    let shape = KvShape { dtype: setup.kv.0, page_len: PAGE, pages: setup.context.div_ceil(PAGE) };
-    let step = Step { tokens: setup.batch, logits: setup.logits };
+    let each = setup.context.div_ceil(PAGE);
+    let shape = KvShape { dtype: setup.kv.0, page_len: PAGE, pages: each * setup.sequences };
+    // However small a step is, each sequence has a token in it.
+    let step = Step { tokens: setup.batch.max(setup.sequences), logits: setup.logits.max(setup.sequences) };
     let plan = |device: &Device| Plan::alone(model, shape, step, device);
     // What is taken is part of what these commands show; what is passed over has to be said.
     let say = |note: &Note| {
@@ -67,18 +71,21 @@ pub(crate) fn alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Resul
     load::on_some_device(setup.device, plan, &say, |device, _| match device {
         Device::Cpu => {
             let b = Cpu::new(setup.isa, setup.threads)?;
-            task.run(Solo { runner: load::runner(b, model, setup.context, shape)?, tokens: 0 })
+            task.run(Solo { runner: load::runner(b, model, setup.context, shape)?, pages: each, tokens: 0 })
         }
         #[cfg(feature = "wgpu")]
         Device::Gpu(found) => {
-            task.run(Solo { runner: load::gpu_runner(found, model, setup.context, shape)?, tokens: 0 })
+            let runner = load::gpu_runner(found, model, setup.context, shape)?;
+            task.run(Solo { runner, pages: each, tokens: 0 })
         }
     })
 }
 
-/// A model and one sequence of it.
+/// A model and sequences of it that have equally many tokens.
 pub(crate) struct Solo<B: Backend> {
     runner: Runner<B>,
+    /// Pages that each sequence has to itself.
+    pages: usize,
     tokens: usize,
 }
 
@@ -105,10 +112,22 @@ impl<B: Backend> Solo<B> {
         logits: Wanted,
         see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
     ) -> Result<Tensor<B>, Error> {
-        let start = self.tokens;
+        let parts = vec![self.part(0, tokens.to_vec(), logits)];
         self.tokens += tokens.len();
-        let blocks = (0..self.tokens.div_ceil(PAGE) as u32).map(BlockId).collect();
-        let part = Part { id: SeqId(0), tokens: tokens.to_vec(), start, blocks, logits };
-        self.runner.logits_seen(&Batch { parts: vec![part] }, see)
+        self.runner.logits_seen(&Batch { parts }, see)
+    }
+
+    /// Computes equally many tokens of each of several sequences. The logits that are wanted are returned.
+    pub(crate) fn step_of_all(&mut self, all: Vec<Vec<u32>>, logits: Wanted) -> Result<Tensor<B>, Error> {
+        let tokens = all.first().map_or(0, Vec::len);
+        let parts = all.into_iter().enumerate().map(|(i, tokens)| self.part(i, tokens, logits)).collect();
+        self.tokens += tokens;
+        self.runner.logits(&Batch { parts })
+    }
+
+    fn part(&self, sequence: usize, tokens: Vec<u32>, logits: Wanted) -> Part {
+        let (first, end) = (sequence * self.pages, self.tokens + tokens.len());
+        let blocks = (first..first + end.div_ceil(PAGE)).map(|block| BlockId(block as u32)).collect();
+        Part { id: SeqId(sequence as u64), tokens, start: self.tokens, blocks, logits }
     }
 }

@@ -253,5 +253,18 @@ fn speeds_are_written_in_the_shape_that_scripts_know() {
     assert_eq!(run("jsonl").lines().count(), 4);
     let table = run("md");
     assert!(table.contains("| pp16 @ d8 |") || table.contains("pp16 @ d8 |"), "{table}");
+    let side_by_side =
+        ["bench", "-p", "7", "-n", "2", "-b", "4", "--sequences", "1,3", "-r", "1", "-o", "json"];
+    let rows: Vec<Value> = serde_json::from_str(&home.run(&side_by_side).ok()).unwrap();
+    let sequences: Vec<u64> = rows.iter().map(|r| r["n_sequences"].as_u64().unwrap()).collect();
+    assert_eq!(sequences, [1, 1, 3, 3]);
+    for row in &rows {
+        // All sequences' tokens are counted.
+        let tokens = row["n_sequences"].as_u64().unwrap()
+            * (row["n_prompt"].as_u64().unwrap() + row["n_gen"].as_u64().unwrap());
+        let seconds = row["avg_ns"].as_f64().unwrap() / 1e9;
+        assert!((row["avg_ts"].as_f64().unwrap() * seconds / tokens as f64 - 1.0).abs() < 1e-6, "{row}");
+    }
+    assert!(home.run(&["bench", "--sequences", "0"]).failed().contains("counts from 1 on"));
     assert!(home.run(&["bench", "-d", "4096"]).failed().contains("the model's context is 1024"));
 }

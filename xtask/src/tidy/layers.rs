@@ -73,6 +73,8 @@ pub(super) fn check(files: &[File]) -> Vec<Finding> {
 mod tests {
     use super::*;
 
+    const NONE: [usize; 0] = [];
+
     fn found(member: &str, manifest: &str) -> Vec<usize> {
         let file = File::new(&format!("crates/{member}/Cargo.toml"), manifest);
         check(&[file]).into_iter().map(|f| f.line).collect()
@@ -82,10 +84,10 @@ mod tests {
     fn the_wrong_way_is_found() {
         let manifest =
             "[dependencies]\ntallow-core.workspace = true\ntallow-models = { path = \"../models\" }\n";
-        assert_eq!(found("engine", manifest), []);
+        assert_eq!(found("engine", manifest), NONE);
         assert_eq!(found("core", manifest), [2, 3]);
         assert_eq!(found("cpu", manifest), [3]);
-        assert_eq!(found("cli", manifest), []);
+        assert_eq!(found("cli", manifest), NONE);
         assert_eq!(found("hub", "[target.'cfg(unix)'.dependencies]\ntallow-core.workspace = true"), [2]);
         assert_eq!(found("hub", "[dependencies.tallow-core]\nworkspace = true"), [1]);
         assert_eq!(found("server", "[build-dependencies]\n# none\n\ntallow-cpu = \"1\""), [4]);
@@ -93,8 +95,8 @@ mod tests {
 
     #[test]
     fn tests_may_cross() {
-        assert_eq!(found("models", "[dev-dependencies]\ntallow-cpu.workspace = true"), []);
-        assert_eq!(found("models", "[dev-dependencies.tallow-cpu]\nworkspace = true"), []);
+        assert_eq!(found("models", "[dev-dependencies]\ntallow-cpu.workspace = true"), NONE);
+        assert_eq!(found("models", "[dev-dependencies.tallow-cpu]\nworkspace = true"), NONE);
     }
 
     #[test]

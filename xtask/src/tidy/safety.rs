@@ -75,6 +75,8 @@ fn within_unsafe_impl(file: &File, line: usize) -> bool {
 mod tests {
     use super::*;
 
+    const NONE: [usize; 0] = [];
+
     fn lines(text: &str) -> Vec<usize> {
         check(&[File::new("a/b.rs", text)]).into_iter().map(|f| f.line).collect()
     }
@@ -90,11 +92,11 @@ mod tests {
 
     #[test]
     fn words_are_enough() {
-        assert_eq!(lines("// SAFETY: one thread.\nunsafe impl Send for A {}"), []);
-        assert_eq!(lines("// SAFETY: it\n// is so.\nlet a =\n    b(unsafe { g() });"), []);
-        assert_eq!(lines("let a = unsafe { g() }; // SAFETY: so"), []);
-        assert_eq!(lines("/// # Safety\n///\n/// No.\n#[inline]\npub unsafe fn f() {}"), []);
-        assert_eq!(lines("// SAFETY: ours.\nunsafe impl A for B {\n    unsafe fn f() {}\n}"), []);
+        assert_eq!(lines("// SAFETY: one thread.\nunsafe impl Send for A {}"), NONE);
+        assert_eq!(lines("// SAFETY: it\n// is so.\nlet a =\n    b(unsafe { g() });"), NONE);
+        assert_eq!(lines("let a = unsafe { g() }; // SAFETY: so"), NONE);
+        assert_eq!(lines("/// # Safety\n///\n/// No.\n#[inline]\npub unsafe fn f() {}"), NONE);
+        assert_eq!(lines("// SAFETY: ours.\nunsafe impl A for B {\n    unsafe fn f() {}\n}"), NONE);
     }
 
     #[test]
@@ -111,7 +113,7 @@ mod tests {
     fn what_is_not_unsafe_is_left_alone() {
         assert_eq!(
             lines("let a = \"unsafe {\"; // unsafe {\ntype F = unsafe fn(u8);\nlet not_unsafe = 1;"),
-            []
+            NONE
         );
     }
 }

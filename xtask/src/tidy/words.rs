@@ -129,6 +129,8 @@ fn wire_dependencies(file: &File) -> Vec<Finding> {
 mod tests {
     use super::*;
 
+    const NONE: [usize; 0] = [];
+
     fn lines(path: &str, text: &str) -> Vec<usize> {
         let mut lines: Vec<usize> = check(&[File::new(path, text)]).into_iter().map(|f| f.line).collect();
         lines.sort_unstable();
@@ -139,15 +141,15 @@ mod tests {
     fn families_stay_in_models() {
         let text = "fn f() {}\n// as Llama does\nfn qwen3() {}\n";
         assert_eq!(lines("crates/core/src/a.rs", text), [2, 3]);
-        assert_eq!(lines("crates/models/src/a.rs", text), []);
-        assert_eq!(lines("crates/cpu/tests/a.rs", text), []);
+        assert_eq!(lines("crates/models/src/a.rs", text), NONE);
+        assert_eq!(lines("crates/cpu/tests/a.rs", text), NONE);
     }
 
     #[test]
     fn devices_stay_below() {
         let text = "fn f() {}\nif b.is_cuda() {}\nenum D { Vulkan }\n";
         assert_eq!(lines("crates/engine/src/a.rs", text), [2, 3]);
-        assert_eq!(lines("crates/cli/src/a.rs", text), []);
+        assert_eq!(lines("crates/cli/src/a.rs", text), NONE);
     }
 
     #[test]
@@ -155,11 +157,11 @@ mod tests {
         let text = "use serde_json::Value;\n// serde_json is not used here\nuse axum::Router;\n";
         assert_eq!(lines("crates/engine/src/a.rs", text), [1, 3]);
         assert_eq!(lines("crates/models/src/a.rs", text), [3]);
-        assert_eq!(lines("crates/server/src/a.rs", text), []);
+        assert_eq!(lines("crates/server/src/a.rs", text), NONE);
         assert_eq!(lines("crates/engine/Cargo.toml", "[dependencies]\nserde_json.workspace = true\n"), [2]);
         assert_eq!(
             lines("crates/engine/Cargo.toml", "[dev-dependencies]\nserde_json.workspace = true\n"),
-            []
+            NONE
         );
     }
 
@@ -169,8 +171,8 @@ mod tests {
                     use std::env::{self};\nlet d = \"env::var\"; // env::var\nlet e = std::env::temp_dir();\n";
         assert_eq!(lines("crates/hub/src/a.rs", text), [1, 3, 4]);
         assert_eq!(lines("crates/cli/src/main.rs", text), [1, 3, 4]);
-        assert_eq!(lines(READS_ENVIRONMENT, text), []);
-        assert_eq!(lines("crates/hub/tests/a.rs", text), []);
+        assert_eq!(lines(READS_ENVIRONMENT, text), NONE);
+        assert_eq!(lines("crates/hub/tests/a.rs", text), NONE);
         let manifest = "[dependencies]\nclap = { version = \"4\", features = [\"env\"] }\n";
         assert_eq!(lines("crates/cli/Cargo.toml", manifest), [2]);
     }
@@ -179,7 +181,7 @@ mod tests {
     fn nothing_is_left_over() {
         for word in LEFTOVERS {
             assert_eq!(lines("docs/a.md", &format!("fine\n{word}: later\n")), [2]);
-            assert_eq!(lines("docs/a.md", &format!("a{word}a\n")), []);
+            assert_eq!(lines("docs/a.md", &format!("a{word}a\n")), NONE);
         }
         for path in MACHINES {
             assert_eq!(lines("crates/cli/src/a.rs", &format!("\nlet a = \"{path}x\";\n")), [2]);

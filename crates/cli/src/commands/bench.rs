@@ -1,6 +1,7 @@
 //! `tallow bench`: how fast a model runs, in the shape that other programs' benchmarks have.
 
 use std::io::{IsTerminal, Write};
+use std::ops::Range;
 use std::time::{Instant, SystemTime};
 
 use tallow_core::{Backend, launch_table};
@@ -21,8 +22,10 @@ mod report;
 use report::{Report, Row};
 
 pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
-    if args.repetitions == 0 || args.n_batch.contains(&0) || args.threads.contains(&0) {
-        return Err(Failed::new("--repetitions, --batch-size and --threads are counts from 1 on"));
+    let counts = [&args.n_batch, &args.threads, &args.sequences];
+    if args.repetitions == 0 || counts.iter().any(|counts| counts.contains(&0)) {
+        let what = "--repetitions, --batch-size, --threads and --sequences are counts from 1 on";
+        return Err(Failed::new(what));
     }
     let demo = [DEMO.to_owned()];
     let names = if args.model.is_empty() { &demo[..] } else { &args.model };
@@ -50,20 +53,30 @@ pub(super) struct Test {
     pub prompt: usize,
     pub generated: usize,
     pub depth: usize,
+    /// That many sequences do so side by side.
+    pub sequences: usize,
 }
 
 impl Test {
-    fn tokens(&self) -> usize {
+    /// Tokens of each sequence.
+    fn each(&self) -> usize {
         self.prompt + self.generated
+    }
+
+    /// Tokens that are counted.
+    fn tokens(&self) -> usize {
+        self.each() * self.sequences
     }
 }
 
 fn tests(args: &Bench) -> Vec<Test> {
     let mut tests = Vec::new();
     for depth in args.n_depth.iter().copied() {
-        let prompts = args.n_prompt.iter().map(|n| Test { prompt: *n, generated: 0, depth });
-        let answers = args.n_gen.iter().map(|n| Test { prompt: 0, generated: *n, depth });
-        tests.extend(prompts.chain(answers).filter(|t| t.tokens() > 0));
+        for sequences in args.sequences.iter().copied() {
+            let prompts = args.n_prompt.iter().map(|n| Test { prompt: *n, generated: 0, depth, sequences });
+            let answers = args.n_gen.iter().map(|n| Test { prompt: 0, generated: *n, depth, sequences });
+            tests.extend(prompts.chain(answers).filter(|t| t.tokens() > 0));
+        }
     }
     tests
 }
@@ -77,7 +90,7 @@ fn measure(
     report: &mut Report,
 ) -> Result<(), Failed> {
     let tests = tests(args);
-    let longest = tests.iter().map(|t| t.depth + t.tokens()).max().unwrap_or(1);
+    let longest = tests.iter().map(|t| t.depth + t.each()).max().unwrap_or(1);
     let context = model.spec.context;
     if longest > context {
         return Err(Failed::new(format!(
@@ -85,6 +98,7 @@ fn measure(
         )));
     }
     setup.context = longest;
+    setup.sequences = tests.iter().map(|t| t.sequences).max().unwrap_or(1);
     alone(model, setup, &mut Measuring { args, name, model, setup, tests, report })
 }
 
@@ -143,7 +157,7 @@ impl Measuring<'_> {
             eprint!("\r\u{1b}[K");
         }
         let bound = match test.generated > 0 {
-            true => speeds.read / bytes(model, setup, test),
+            true => speeds.read * test.sequences as f64 / bytes(model, setup, test),
             false => speeds.flops / work(model, test),
         };
         let device = solo.backend().label();
@@ -151,37 +165,58 @@ impl Measuring<'_> {
     }
 }
 
-/// `pp512`, `tg128 @ d4096`
+/// `pp512`, `tg128 @ d4096`, `tg64 x 8`
 pub(super) fn label(test: Test) -> String {
     let what =
         if test.generated > 0 { format!("tg{}", test.generated) } else { format!("pp{}", test.prompt) };
-    if test.depth > 0 { format!("{what} @ d{}", test.depth) } else { what }
+    let what = if test.depth > 0 { format!("{what} @ d{}", test.depth) } else { what };
+    if test.sequences > 1 { format!("{what} x {}", test.sequences) } else { what }
 }
 
 /// The tokens that come before a test.
 fn fill<B: Backend>(solo: &mut Solo<B>, model: &Model, test: Test, batch: usize) -> Result<(), Failed> {
     solo.rewind(0);
-    prompt(solo, model, test.depth, batch)
+    prompt(solo, model, Tokens { each: test.depth, sequences: test.sequences }, batch)
 }
 
 /// One run of a test.
 fn once<B: Backend>(solo: &mut Solo<B>, model: &Model, test: Test, batch: usize) -> Result<(), Failed> {
     solo.rewind(test.depth);
-    prompt(solo, model, test.prompt, batch)?;
+    let sequences = test.sequences;
+    prompt(solo, model, Tokens { each: test.prompt, sequences }, batch)?;
     for i in 0..test.generated {
-        solo.step(&[token(i, model)], Wanted::Last, |_, _| Ok(()))?;
+        solo.step_of_all(tokens(i..i + 1, sequences, model), Wanted::Last)?;
     }
     Ok(solo.backend().sync()?)
 }
 
-fn prompt<B: Backend>(solo: &mut Solo<B>, model: &Model, tokens: usize, batch: usize) -> Result<(), Failed> {
-    let tokens: Vec<u32> = (0..tokens).map(|i| token(i, model)).collect();
-    let steps = tokens.len().div_ceil(batch);
-    for (i, step) in tokens.chunks(batch).enumerate() {
-        let wanted = if i + 1 == steps { Wanted::Last } else { Wanted::None };
-        solo.step(step, wanted, |_, _| Ok(()))?;
+/// Equally long prompts.
+#[derive(Clone, Copy)]
+struct Tokens {
+    each: usize,
+    sequences: usize,
+}
+
+fn prompt<B: Backend>(
+    solo: &mut Solo<B>,
+    model: &Model,
+    prompts: Tokens,
+    batch: usize,
+) -> Result<(), Failed> {
+    let Tokens { each, sequences } = prompts;
+    let step = (batch / sequences).max(1);
+    for start in (0..each).step_by(step) {
+        let end = each.min(start + step);
+        let wanted = if end == each { Wanted::Last } else { Wanted::None };
+        solo.step_of_all(tokens(start..end, sequences, model), wanted)?;
     }
     Ok(())
+}
+
+/// Tokens in these places of each sequence.
+fn tokens(places: Range<usize>, sequences: usize, model: &Model) -> Vec<Vec<u32>> {
+    // So far apart that sequences differ.
+    (0..sequences).map(|s| places.clone().map(|i| token(i + (s << 20), model)).collect()).collect()
 }
 
 /// Any token will do, as long as they differ.
@@ -189,7 +224,8 @@ fn token(i: usize, model: &Model) -> u32 {
     ((i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) as u32 % model.spec.vocab as u32
 }
 
-/// Bytes that generating a token must read: the weights that it meets, and the keys and values before it.
+/// Bytes that generating a token of each sequence must read: the weights that it meets, once for all, and the keys and
+/// values before it.
 fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
     let spec = &model.spec;
     // Of a table of embeddings one row is read, unless it is the head too.
@@ -200,7 +236,8 @@ fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
         .iter()
         .map(|l| 2.0 * l.mixer.heads.kv_cols() as f64 * l.mixer.window.map_or(depth, |w| depth.min(w as f64)))
         .sum();
-    (model.checkpoint.weight_bytes() - table) as f64 + cache * setup.kv.0.size() as f64
+    let cache = cache * (setup.kv.0.size() * test.sequences) as f64;
+    (model.checkpoint.weight_bytes() - table) as f64 + cache
 }
 
 /// Bytes of the table of embeddings: the only tensor that has a row for each token and is not the head.
@@ -236,7 +273,7 @@ fn explain<B: Measured>(solo: &mut Solo<B>, model: &Model, tokens: usize) -> Res
         solo.backend().sync()?;
         let before = solo.backend().costs();
         solo.backend().trace().start();
-        prompt(solo, model, tokens, tokens)?;
+        prompt(solo, model, Tokens { each: tokens, sequences: 1 }, tokens)?;
         text += &format!("\n{what} ({tokens} tokens)\n{}", launch_table(&solo.backend().trace().stop()));
         solo.backend().sync()?;
         for ((name, after), (_, before)) in solo.backend().costs().iter().zip(&before) {

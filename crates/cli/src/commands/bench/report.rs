@@ -193,6 +193,7 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
         "stddev_ts": sd_ts,
         "samples_ns": row.samples,
         "samples_ts": speeds,
+        "n_sequences": test.sequences,
         "device": row.device,
         "isa": row.setup.isa.to_string(),
         "read_gbs": row.speeds.read / 1e9,

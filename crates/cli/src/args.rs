@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use tallow_cpu::Arithmetic;
+
 use crate::device::Asked;
 
 /// Runs and serves language models, on whatever hardware there is.
@@ -65,9 +67,12 @@ pub(crate) struct EngineArgs {
     /// Threads of the CPU [default: the CPU's cores]
     #[arg(short = 't', long, value_name = "N")]
     pub threads: Option<usize>,
-    /// The CPU's instruction set to use: scalar, avx2 or avx512 [default: the best]
+    /// The CPU's instruction set to use: scalar, avx2, avxvnni or avx512 [default: the best]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
+    /// How the CPU multiplies: fast, or exact for comparisons, which is several times slower [default: fast]
+    #[arg(long, value_name = "HOW")]
+    pub arithmetic: Option<Arithmetic>,
     /// Tokens computed in a step [default: 256]
     #[arg(long, value_name = "TOKENS")]
     pub batch: Option<usize>,
@@ -219,6 +224,9 @@ pub(crate) struct Bench {
     /// The CPU's instruction set to use [default: the best]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
+    /// How the CPU multiplies: fast or exact [default: fast]
+    #[arg(long, value_name = "HOW")]
+    pub arithmetic: Option<Arithmetic>,
     /// How often to measure
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
@@ -325,6 +333,9 @@ pub(crate) struct DeviceArgs {
     /// The CPU's instruction set to use [default: the best]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
+    /// How the CPU multiplies: fast or exact [default: fast; dump: exact]
+    #[arg(long, value_name = "HOW")]
+    pub arithmetic: Option<Arithmetic>,
     /// Never ask the hub
     #[arg(long)]
     pub offline: bool,

@@ -143,7 +143,10 @@ impl Device {
     /// Runs the ops, and compares what comes out with what should.
     pub(crate) fn test(&self, suite: Suite) -> Result<Outcomes, Failed> {
         Ok(match self {
-            Device::Cpu => conformance::run(&Cpu::new(tallow_cpu::Isa::best(), cores())?, suite),
+            Device::Cpu => {
+                let b = Cpu::new(tallow_cpu::Isa::best(), cores())?.with(tallow_cpu::Arithmetic::Exact);
+                conformance::run(&b, suite)
+            }
             #[cfg(feature = "wgpu")]
             Device::Gpu(found) => conformance::run(&Wgpu::open(found)?, suite),
         })

@@ -182,7 +182,11 @@ impl Opened {
             match device.clone() {
                 Device::Cpu => {
                     let (isa, threads) = (config.isa.value, config.threads.value);
-                    spawn(info, limits, move || runner(Cpu::new(isa, threads)?, &model, context, shape))
+                    let arithmetic = config.arithmetic.value;
+                    spawn(info, limits, move || {
+                        let b = Cpu::new(isa, threads)?.with(arithmetic);
+                        runner(b, &model, context, shape)
+                    })
                 }
                 #[cfg(feature = "wgpu")]
                 Device::Gpu(found) => spawn(info, limits, move || gpu_runner(&found, &model, context, shape)),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use tallow_core::DType;
-use tallow_cpu::Isa;
+use tallow_cpu::{Arithmetic, Isa};
 use tallow_engine::sampler::Sampling;
 use tallow_models::generation::Generation;
 
@@ -75,7 +75,8 @@ pub(crate) static KNOWN: &[Known] = &[
     known("kv", "what keys and values are kept as: f32, f16 or bf16", "f16"),
     known("device", "where to run: auto, cpu, vulkan, vulkan:1, metal, …", "auto"),
     known("threads", "threads of the CPU", "the CPU's cores"),
-    known("isa", "the CPU's instruction set to use: scalar, avx2 or avx512", "the best"),
+    known("isa", "the CPU's instruction set to use: scalar, avx2, avxvnni or avx512", "the best"),
+    known("arithmetic", "how the CPU multiplies: fast, or exact for comparisons", "fast (dump: exact)"),
     known("batch", "tokens computed in a step", "256"),
     known("slots", "requests served at once", "8"),
     known("queue", "requests that may wait for a slot", "256"),
@@ -206,6 +207,7 @@ pub(crate) struct EngineConfig {
     pub device: Setting<Asked>,
     pub threads: Setting<usize>,
     pub isa: Setting<Isa>,
+    pub arithmetic: Setting<Arithmetic>,
     pub batch: Setting<usize>,
     pub slots: Setting<usize>,
     pub queue: Setting<usize>,
@@ -275,6 +277,7 @@ pub(crate) fn resolve(
         device: sources.get("device", e.device, Asked::Auto)?,
         threads: sources.get("threads", e.threads, cores())?,
         isa: sources.get("isa", isa, Isa::best())?,
+        arithmetic: sources.get("arithmetic", e.arithmetic, Arithmetic::Fast)?,
         batch: sources.get("batch", e.batch, 256)?,
         slots: sources.get("slots", flags.slots, defaults.slots)?,
         queue: sources.get("queue", flags.queue, 256)?,
@@ -393,6 +396,7 @@ impl EngineConfig {
             row("device", &self.device),
             row("threads", &self.threads),
             row("isa", &self.isa),
+            row("arithmetic", &self.arithmetic),
             row("batch", &self.batch),
             row("slots", &self.slots),
             row("queue", &self.queue),

@@ -1,7 +1,7 @@
 //! [`Solo`]: a sequence alone on a device, or a few alike, for commands that look at the model itself.
 
 use tallow_core::{Backend, Error, Tensor};
-use tallow_cpu::{Cpu, Isa};
+use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_engine::kv::KvShape;
 use tallow_engine::pool::BlockId;
 use tallow_engine::runner::Runner;
@@ -20,6 +20,7 @@ use crate::settings::{KvType, Sources, cores};
 pub(crate) struct Setup {
     pub device: Asked,
     pub isa: Isa,
+    pub arithmetic: Arithmetic,
     pub threads: usize,
     pub kv: KvType,
     /// Tokens that a sequence may have.
@@ -33,11 +34,17 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// From flags of a command that has no engine.
-    pub(crate) fn new(sources: &Sources, device: &DeviceArgs, kv: &str) -> Result<Setup, Failed> {
+    /// From flags of a command that has no engine, with the arithmetic that suits it.
+    pub(crate) fn new(
+        sources: &Sources,
+        device: &DeviceArgs,
+        kv: &str,
+        arithmetic: Arithmetic,
+    ) -> Result<Setup, Failed> {
         let isa = device.isa.as_deref();
         let isa = isa.map(|name| name.parse().map_err(Failed::new)).transpose()?;
         let isa = sources.get("isa", isa, Isa::best())?.value;
+        let arithmetic = sources.get("arithmetic", device.arithmetic, arithmetic)?.value;
         let threads = sources.get("threads", device.threads, cores())?.value;
         if !isa.is_available() {
             let best = Isa::best();
@@ -45,7 +52,7 @@ impl Setup {
         }
         let device = sources.get("device", device.device, Asked::Auto)?.value;
         let kv = kv.parse().map_err(Failed::new)?;
-        Ok(Setup { device, isa, threads, kv, context: 0, sequences: 1, batch: 256, logits: 1 })
+        Ok(Setup { device, isa, arithmetic, threads, kv, context: 0, sequences: 1, batch: 256, logits: 1 })
     }
 }
 
@@ -70,7 +77,7 @@ pub(crate) fn alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Resul
     };
     load::on_some_device(setup.device, plan, &say, |device, _| match device {
         Device::Cpu => {
-            let b = Cpu::new(setup.isa, setup.threads)?;
+            let b = Cpu::new(setup.isa, setup.threads)?.with(setup.arithmetic);
             task.run(Solo { runner: load::runner(b, model, setup.context, shape)?, pages: each, tokens: 0 })
         }
         #[cfg(feature = "wgpu")]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tallow_core::{Backend, DType, LayerKv, Memory, Span, Step, StepPlan, Tensor};
-use tallow_cpu::{Cpu, Isa};
+use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 use tallow_support::{DECODERS, Golden, golden, json, needed, tensors};
@@ -25,7 +25,7 @@ const PAGE: usize = 16;
 const GPU: f32 = 4.0;
 
 fn cpu() -> Cpu {
-    Cpu::new(Isa::best(), 2).unwrap()
+    Cpu::new(Isa::best(), 2).unwrap().with(Arithmetic::Exact)
 }
 
 /// The GPU that tests run on, be it a program.

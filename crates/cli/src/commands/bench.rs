@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::time::{Instant, SystemTime};
 
 use tallow_core::{Backend, launch_table};
+use tallow_cpu::Arithmetic;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
 
@@ -36,9 +37,9 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
         let model = load::model(name, load::is_offline(sources, args.offline)?)?;
         for threads in &threads {
             for batch in &args.n_batch {
-                let (isa, device) = (args.isa.clone(), args.device);
-                let device = DeviceArgs { device, threads: *threads, isa, offline: args.offline };
-                let mut setup = Setup::new(sources, &device, &args.kv)?;
+                let (isa, device, arithmetic) = (args.isa.clone(), args.device, args.arithmetic);
+                let device = DeviceArgs { device, threads: *threads, isa, arithmetic, offline: args.offline };
+                let mut setup = Setup::new(sources, &device, &args.kv, Arithmetic::Fast)?;
                 setup.batch = *batch;
                 measure(args, name, &model, setup, &mut report)?;
             }

@@ -12,7 +12,7 @@ use tallow_core::{Backend, DType, Error, Norm, QkNorm, Reading, Result, Tensor, 
 
 use crate::Isa;
 use crate::cache::{CacheWriter, Prep};
-use crate::kernels::{AttendTask, Kernels, NormTask, Pages};
+use crate::kernels::{AttendTask, Kept, Kernels, NormTask, Pages, Stage};
 use crate::mat::{Mat, MatMut};
 use crate::memory::{Arena, Buf};
 use crate::phases::{Part, dense, source};
@@ -84,6 +84,33 @@ impl Cpu {
             }
         });
         Ok(out)
+    }
+}
+
+impl Cpu {
+    /// Does a few tasks in about `pieces` pieces, each some segments of a task, and puts together what they come to.
+    fn attend_in_parts(&self, tasks: &[AttendTask<'_>], pieces: usize) -> Result<()> {
+        let Some(cols) = tasks.first().map(AttendTask::kept_cols) else { return Ok(()) };
+        let segments: usize = tasks.iter().map(|t| t.segments().len()).sum();
+        let piece = segments.div_ceil(pieces).max(1);
+        let (mut parts, mut starts, mut rows) = (Vec::new(), Vec::new(), 0);
+        for (i, task) in tasks.iter().enumerate() {
+            let all = task.segments();
+            parts.extend(all.clone().step_by(piece).map(|at| (i, at..all.end.min(at + piece))));
+            starts.push(rows);
+            rows += all.len() * task.count();
+        }
+        let kept = self.alloc(DType::F32, rows, cols)?;
+        let (m, kernels) = (MatMut::new(&kept), self.kernels);
+        let kept = |i: usize| Kept { rows: &m, first: starts[i] };
+        self.share(parts.len(), SMALL, |scratch, p| {
+            let (i, segments) = parts[p].clone();
+            (kernels.attend)(&tasks[i], &Stage::Segments(segments, kept(i)), scratch);
+        });
+        self.share(tasks.len(), rows * cols, |scratch, i| {
+            (kernels.attend)(&tasks[i], &Stage::Merge(kept(i)), scratch);
+        });
+        Ok(())
     }
 }
 
@@ -224,8 +251,10 @@ impl Backend for Cpu {
         let (m, q, kernels) = (MatMut::new(&out), Mat::new(op.q), self.kernels);
         let (k, v) = (pages(op.kv.k), pages(op.kv.v));
         let group = op.heads.q / op.heads.kv;
-        // Tokens whose query rows together make good use of a tile of keys, and still share out evenly.
-        let tokens = (32 / group).max(1);
+        // Tokens whose query rows together make good use of a segment, and still share out evenly.
+        let enough = 4 * self.threads();
+        let each = op.q.rows() * op.heads.kv / enough;
+        let tokens = each.clamp(16usize.div_ceil(group), 128usize.div_ceil(group));
         let (mut tasks, mut first, mut cost) = (Vec::new(), 0, 0);
         for span in &op.plan.host.spans {
             for at in (0..span.rows).step_by(tokens) {
@@ -254,7 +283,14 @@ impl Backend for Cpu {
             first += span.rows;
             cost += span.rows * span.end() * op.heads.q_cols();
         }
-        self.share(tasks.len(), cost, |scratch, i| (kernels.attend)(&tasks[i], scratch));
+        if tasks.len() >= enough || self.threads() == 1 || cost < SMALL {
+            // The last tasks of a prompt are the largest: they begin first, so that none is waited for.
+            self.share(tasks.len(), cost, |scratch, i| {
+                (kernels.attend)(&tasks[tasks.len() - 1 - i], &Stage::Whole, scratch);
+            });
+            return Ok(out);
+        }
+        self.attend_in_parts(&tasks, enough)?;
         Ok(out)
     }
 

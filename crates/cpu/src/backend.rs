@@ -105,10 +105,10 @@ impl Cpu {
         let kept = |i: usize| Kept { rows: &m, first: starts[i] };
         self.share(parts.len(), SMALL, |scratch, p| {
             let (i, segments) = parts[p].clone();
-            (kernels.attend)(&tasks[i], &Stage::Segments(segments, kept(i)), scratch);
+            tasks[i].run(kernels, &Stage::Segments(segments, kept(i)), scratch);
         });
         self.share(tasks.len(), rows * cols, |scratch, i| {
-            (kernels.attend)(&tasks[i], &Stage::Merge(kept(i)), scratch);
+            tasks[i].run(kernels, &Stage::Merge(kept(i)), scratch);
         });
         Ok(())
     }
@@ -286,7 +286,7 @@ impl Backend for Cpu {
         if tasks.len() >= enough || self.threads() == 1 || cost < SMALL {
             // The last tasks of a prompt are the largest: they begin first, so that none is waited for.
             self.share(tasks.len(), cost, |scratch, i| {
-                (kernels.attend)(&tasks[tasks.len() - 1 - i], &Stage::Whole, scratch);
+                tasks[tasks.len() - 1 - i].run(kernels, &Stage::Whole, scratch);
             });
             return Ok(out);
         }

@@ -39,8 +39,11 @@ pub(crate) struct Kernels {
     pub glu: GluKernel,
     /// Turns one head by a row of angles.
     pub rotate: fn(RopePairs, &[f32], &mut [f32]),
-    /// Attention of some tokens of a sequence, for the query heads of one key head: all of it, or a stage.
+    /// Attention of some tokens of a sequence, for the query heads of one key head: all of it, or a stage. By any cache,
+    /// and by two kinds of it without widening it first.
     pub attend: AttendKernel,
+    pub attend_f16: AttendKernel,
+    pub attend_bf16: AttendKernel,
     /// The columns of the largest numbers, largest first, of equals the first, NaN counting as smallest.
     pub largest: fn(&[f32], &mut [u32]),
     /// `out += scale * x`
@@ -68,6 +71,10 @@ macro_rules! table {
             largest: (x: &[f32], ids: &mut [u32]) => rowwise::largest(x, ids);
             attend: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
                 => attend::attend::<$simd>(task, stage, scratch);
+            attend_f16: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
+                => attend::attend_f16::<$simd>(task, stage, scratch);
+            attend_bf16: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
+                => attend::attend_bf16::<$simd>(task, stage, scratch);
             add_scaled: (out: &mut [f32], scale: f32, x: &[f32]) => rowwise::add_scaled::<$simd>(out, scale, x);
             softcap: (x: &mut [f32], cap: f32) => rowwise::softcap::<$simd>(x, cap);
             gate: (x: &mut [f32], y: &[f32]) => rowwise::gate::<$simd>(x, y);

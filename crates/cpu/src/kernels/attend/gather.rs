@@ -151,15 +151,25 @@ impl<E: Element> Sum<'_, E> {
             let ahead: [*const E; STREAMS] =
                 std::array::from_fn(|b| v[block + STREAMS + b].wrapping_add(first));
             let left = seen.end - at;
-            for slot in 0..BLOCK {
-                for b in 0..STREAMS {
-                    if left >= TILE || b * BLOCK + slot < left {
+            // SAFETY: slots are in their blocks, positions in the segment.
+            unsafe {
+                // Where elements are widened on the way memory is the limit, and the shorter loop is as good.
+                if const { size_of::<E>() == 4 } && left >= TILE {
+                    for slot in 0..BLOCK {
                         let step = slot * self.dim;
-                        // SAFETY: the slot is in the block, the position in the segment.
-                        unsafe {
+                        for b in 0..STREAMS {
                             let s = self.s.add(at + b * BLOCK + slot);
                             add(now[b].add(step), ahead[b].wrapping_add(step), s);
                         }
+                    }
+                    continue;
+                }
+                for i in 0..TILE {
+                    let (slot, b) = (i / STREAMS, i % STREAMS);
+                    if b * BLOCK + slot < left {
+                        let step = slot * self.dim;
+                        let s = self.s.add(at + b * BLOCK + slot);
+                        add(now[b].add(step), ahead[b].wrapping_add(step), s);
                     }
                 }
             }

@@ -18,13 +18,13 @@ mod softmax;
 
 use std::ops::Range;
 
-use half::{bf16, f16};
 use tallow_core::Heads;
 
 pub(crate) use page::{Layout, Pages};
-use page::{Bring, Copied, Direct, Segment};
+use page::{Bring, Direct, Segment, Wide};
 use softmax::Running;
 
+use super::Kernels;
 use crate::mat::{Mat, MatMut};
 use crate::simd::{Element, Simd};
 
@@ -179,23 +179,52 @@ impl<'a> Room<'a> {
     }
 }
 
+impl AttendTask<'_> {
+    /// Does a stage.
+    pub(crate) fn run(&self, kernels: &Kernels, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
+        let kernel = match (&self.k, &self.v) {
+            (Pages::F16(_), Pages::F16(_)) if self.direct() => kernels.attend_f16,
+            (Pages::BF16(_), Pages::BF16(_)) if self.direct() => kernels.attend_bf16,
+            _ => kernels.attend,
+        };
+        kernel(self, stage, scratch);
+    }
+
+    /// Is it better to read the pages than a copy of them?
+    fn direct(&self) -> bool {
+        self.page_len.is_multiple_of(BLOCK) && self.count() < MANY
+    }
+}
+
+/// Does a stage whatever the cache's elements are.
 #[inline(always)]
 pub(super) unsafe fn attend<S: Simd>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
-    if t.count() == 0 {
-        return;
+    let Room { k, v, mut work } = Room::new(scratch, t.count(), t.heads.dim, true);
+    let from = match (&t.k, &t.v) {
+        (Pages::F32(k), Pages::F32(v)) if t.direct() => Wide::Direct(Direct { k: *k, v: *v }),
+        _ => Wide::Copied { k, v },
+    };
+    // SAFETY: the room has what the function asks for; the caller has the instruction set.
+    unsafe { run::<S, _>(t, stage, &mut work, from) }
+}
+
+/// Does a stage by reading pages of half precision as they are.
+#[inline(always)]
+pub(super) unsafe fn attend_f16<S: Simd>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
+    let mut room = Room::new(scratch, t.count(), t.heads.dim, false);
+    if let (Pages::F16(k), Pages::F16(v)) = (t.k, t.v) {
+        // SAFETY: the room has what the function asks for; the caller has the instruction set.
+        unsafe { run::<S, _>(t, stage, &mut room.work, Direct { k, v }) }
     }
-    let direct = t.page_len.is_multiple_of(BLOCK) && t.count() < MANY;
-    let Room { k, v, mut work } = Room::new(scratch, t.count(), t.heads.dim, !direct);
-    let work = &mut work;
-    // SAFETY: the room has what the functions ask for; the caller has the instruction set.
-    unsafe {
-        match (stage, &t.k, &t.v) {
-            (Stage::Merge(kept), ..) => merge_kept::<S>(t, *kept, work),
-            (_, Pages::F32(k), Pages::F32(v)) if direct => run::<S, _>(t, stage, work, Direct { k: *k, v: *v }),
-            (_, Pages::F16(k), Pages::F16(v)) if direct => run::<S, _>(t, stage, work, Direct { k: *k, v: *v }),
-            (_, Pages::BF16(k), Pages::BF16(v)) if direct => run::<S, _>(t, stage, work, Direct { k: *k, v: *v }),
-            _ => run::<S, _>(t, stage, work, Copied { k, v }),
-        }
+}
+
+/// Does a stage by reading pages of brain floating point as they are.
+#[inline(always)]
+pub(super) unsafe fn attend_bf16<S: Simd>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
+    let mut room = Room::new(scratch, t.count(), t.heads.dim, false);
+    if let (Pages::BF16(k), Pages::BF16(v)) = (t.k, t.v) {
+        // SAFETY: the room has what the function asks for; the caller has the instruction set.
+        unsafe { run::<S, _>(t, stage, &mut room.work, Direct { k, v }) }
     }
 }
 
@@ -207,6 +236,10 @@ unsafe fn run<S: Simd, F: Bring>(
     work: &mut Work<'_>,
     mut from: F,
 ) {
+    if let Stage::Merge(kept) = stage {
+        // SAFETY: passed on to the caller.
+        return unsafe { merge_kept::<S>(t, *kept, work) };
+    }
     let (rows, all) = (t.count(), t.segments());
     load_queries::<S>(t, work.q);
     work.total.clear();
@@ -233,10 +266,16 @@ unsafe fn run<S: Simd, F: Bring>(
     }
 }
 
+/// Rows of the largest group that leaves registers for two vectors of each.
+const fn rows_at_once<S: Simd>() -> usize {
+    let most = 3 * S::REGISTERS / 8;
+    if most < ROWS { most } else { ROWS }
+}
+
 /// The query rows `0..rows` in groups that are computed together, as even as can be.
 #[inline(always)]
 fn groups<S: Simd>(rows: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = rows.div_ceil(ROWS.min(3 * S::REGISTERS / 8));
+    let count = rows.div_ceil(rows_at_once::<S>());
     (0..count).map(move |i| rows * i / count..rows * (i + 1) / count)
 }
 
@@ -254,6 +293,24 @@ fn load_queries<S: Simd>(t: &AttendTask<'_>, q: &mut [f32]) {
     }
 }
 
+/// Evaluates an expression with `$r` a constant: the number of rows of a group. What a group never has is not compiled.
+macro_rules! with_rows {
+    ($simd:ty, $rows:expr, $r:ident => $body:expr) => {
+        with_rows!(@ $simd, $rows, $r, $body, 1 2 3 4 5 6 7 8)
+    };
+    (@ $simd:ty, $rows:expr, $r:ident, $body:expr, $($n:literal)*) => {
+        match $rows {
+            $($n => {
+                if const { $n <= rows_at_once::<$simd>() } {
+                    const $r: usize = $n;
+                    $body
+                }
+            })*
+            _ => {}
+        }
+    };
+}
+
 /// The softmax of a group of rows in one segment.
 #[inline(always)]
 unsafe fn segment_rows<S: Simd, E: Element>(
@@ -263,52 +320,29 @@ unsafe fn segment_rows<S: Simd, E: Element>(
     segment: &Segment<E>,
     work: &mut Work<'_>,
 ) {
-    // SAFETY: passed on to the caller.
-    unsafe {
-        match group.len() {
-            1 => some_rows::<S, E, 1>(t, index, group.start, segment, work),
-            2 => some_rows::<S, E, 2>(t, index, group.start, segment, work),
-            3 => some_rows::<S, E, 3>(t, index, group.start, segment, work),
-            4 => some_rows::<S, E, 4>(t, index, group.start, segment, work),
-            5 => some_rows::<S, E, 5>(t, index, group.start, segment, work),
-            6 => some_rows::<S, E, 6>(t, index, group.start, segment, work),
-            7 => some_rows::<S, E, 7>(t, index, group.start, segment, work),
-            _ => some_rows::<S, E, ROWS>(t, index, group.start, segment, work),
-        }
-    }
-}
-
-/// The same for `R` rows from `first` on.
-#[inline(always)]
-unsafe fn some_rows<S: Simd, E: Element, const R: usize>(
-    t: &AttendTask<'_>,
-    index: usize,
-    first: usize,
-    segment: &Segment<E>,
-    work: &mut Work<'_>,
-) {
     let (start, dim) = (index * SEGMENT, t.heads.dim);
     let here = |seen: Range<usize>| {
         seen.start.clamp(start, start + SEGMENT) - start..seen.end.clamp(start, start + SEGMENT) - start
     };
-    let seen = here(t.see(first..first + R));
+    let seen = here(t.see(group.clone()));
     if seen.is_empty() {
-        work.segment.most[..R].fill(f32::NEG_INFINITY);
+        work.segment.most[..group.len()].fill(f32::NEG_INFINITY);
         return;
     }
     // What is computed begins with a whole tile.
     let seen = seen.start / TILE * TILE..seen.end;
-    let q = &work.q[first * dim..(first + R) * dim];
+    let q = &work.q[group.start * dim..group.end * dim];
     // SAFETY: the room has what the functions ask for; the caller has the instruction set.
     unsafe {
-        score::score::<S, E, R>(q, &segment.k, seen.clone(), dim, work.s);
-        for (r, s) in work.s.chunks_exact_mut(SEGMENT).enumerate().take(R) {
+        with_rows!(S, group.len(), R => score::score::<S, E, R>(q, &segment.k, seen.clone(), dim, work.s));
+        for (r, s) in work.s.chunks_exact_mut(SEGMENT).enumerate().take(group.len()) {
             let s = &mut s[seen.start..seen.end.next_multiple_of(TILE)];
-            let own = here(t.sees(first + r));
+            let own = here(t.sees(group.start + r));
             let own = own.start.max(seen.start) - seen.start..own.end.max(seen.start) - seen.start;
             (work.segment.most[r], work.segment.sum[r]) = softmax::weigh::<S>(s, own, t.softcap);
         }
-        gather::gather::<S, E, R>(work.s, segment, seen, dim, work.segment.values);
+        let values = &mut *work.segment.values;
+        with_rows!(S, group.len(), R => gather::gather::<S, E, R>(work.s, segment, seen, dim, values));
     }
 }
 

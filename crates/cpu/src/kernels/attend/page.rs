@@ -123,24 +123,32 @@ impl<E: Element> Bring for Direct<'_, E> {
     }
 }
 
-/// Memory for a copy: [BLOCKS, dim, BLOCK] and [BLOCKS, BLOCK, dim].
-pub(super) struct Copied<'a> {
-    pub k: &'a mut [f32],
-    pub v: &'a mut [f32],
+/// Elements that need no widening, or have been widened.
+pub(super) enum Wide<'a> {
+    /// The pages are such.
+    Direct(Direct<'a, f32>),
+    /// Memory for a copy: [BLOCKS, dim, BLOCK] and [BLOCKS, BLOCK, dim].
+    Copied { k: &'a mut [f32], v: &'a mut [f32] },
 }
 
-impl Bring for Copied<'_> {
+impl Bring for Wide<'_> {
     type E = f32;
 
     #[inline(always)]
     unsafe fn bring<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<f32> {
-        let size = BLOCK * t.heads.dim;
+        let (k, v) = match self {
+            // SAFETY: passed on to the caller.
+            Wide::Direct(direct) => return unsafe { direct.bring::<S>(t, index) },
+            Wide::Copied { k, v } => (k, v),
+        };
         // SAFETY: passed on to the caller.
-        unsafe { widen::<S>(t, index, self.k, self.v) };
-        let mut segment = Segment { k: [std::ptr::null(); BLOCKS + STREAMS], v: [std::ptr::null(); BLOCKS + STREAMS], near: true };
+        unsafe { widen::<S>(t, index, k, v) };
+        let size = BLOCK * t.heads.dim;
+        let mut segment =
+            Segment { k: [std::ptr::null(); BLOCKS + STREAMS], v: [std::ptr::null(); BLOCKS + STREAMS], near: true };
         for i in 0..BLOCKS + STREAMS {
             let at = i % BLOCKS * size;
-            let (k, v) = (&self.k[at..][..size], &self.v[at..][..size]);
+            let (k, v) = (&k[at..][..size], &v[at..][..size]);
             segment.k[i] = if i < BLOCKS { k.as_ptr() } else { v.as_ptr() };
             segment.v[i] = if i < BLOCKS { v.as_ptr() } else { k.as_ptr() };
         }

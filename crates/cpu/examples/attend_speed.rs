@@ -73,11 +73,8 @@ impl Bench {
     /// A step of some sequences, each with `rows` tokens after `start` others.
     fn plan(&self, sequences: usize, start: usize, rows: usize) -> Outcome<StepPlan<Cpu>> {
         let count = (start + rows).div_ceil(self.page);
-        let span = |i: usize| Span {
-            rows,
-            start,
-            pages: (i * count..(i + 1) * count).map(|p| p as u32).collect(),
-        };
+        let span =
+            |i: usize| Span { rows, start, pages: (i * count..(i + 1) * count).map(|p| p as u32).collect() };
         let spans = (0..sequences).map(span).collect();
         let step =
             Step { tokens: vec![0; sequences * rows], spans, outputs: Vec::new(), page_len: self.page };
@@ -124,13 +121,8 @@ impl Bench {
         .and_then(|_| {
             times(self.runs, || {
                 for layer in &layers {
-                    let op = Attend {
-                        q: &q,
-                        heads: self.heads,
-                        spec: &self.spec,
-                        kv: layer.kv(),
-                        plan: &plan,
-                    };
+                    let op =
+                        Attend { q: &q, heads: self.heads, spec: &self.spec, kv: layer.kv(), plan: &plan };
                     self.cpu.run(op)?;
                 }
                 Ok(())

@@ -1,5 +1,6 @@
 //! The way of keys and values into the cache, and of queries into attention.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use tallow_core::{DType, LayerKv, RopePairs, StepPlan, Tensor};
 
@@ -29,13 +30,44 @@ impl<'a> PagesMut<'a> {
     ///
     /// Nobody else may use the elements meanwhile.
     unsafe fn put(&self, page: usize, at: usize, apart: usize, x: &[f32]) {
-        let places = x.iter().zip((at..).step_by(apart));
         // SAFETY: passed on to the caller.
         unsafe {
             match self {
-                PagesMut::F32(m) => places.for_each(|(x, at)| m.put(page, at, *x)),
-                PagesMut::F16(m) => places.for_each(|(x, at)| m.put(page, at, f16::from_f32(*x))),
-                PagesMut::BF16(m) => places.for_each(|(x, at)| m.put(page, at, bf16::from_f32(*x))),
+                PagesMut::F32(m) => put(m, page, at, apart, x, |from, to| to.copy_from_slice(from)),
+                PagesMut::F16(m) => put(m, page, at, apart, x, |from, to| to.convert_from_f32_slice(from)),
+                PagesMut::BF16(m) => put(m, page, at, apart, x, |from, to| to.convert_from_f32_slice(from)),
+            }
+        }
+    }
+}
+
+/// Sets elements that lie `apart` from each other in a row, from `at` on, to what `narrow` makes of `x`.
+///
+/// # Safety
+///
+/// Nobody else may use the elements meanwhile.
+unsafe fn put<T: bytemuck::Pod>(
+    m: &MatMut<'_, T>,
+    row: usize,
+    at: usize,
+    apart: usize,
+    x: &[f32],
+    narrow: impl Fn(&[f32], &mut [T]),
+) {
+    // Many at a time: to narrow one alone takes as long.
+    const SOME: usize = 64;
+    let mut narrowed = [T::zeroed(); SOME];
+    for (i, x) in x.chunks(SOME).enumerate() {
+        let first = at + i * SOME * apart;
+        // SAFETY: passed on to the caller.
+        unsafe {
+            if apart == 1 {
+                narrow(x, m.part(row, first..first + x.len()));
+                continue;
+            }
+            narrow(x, &mut narrowed[..x.len()]);
+            for (i, x) in narrowed[..x.len()].iter().enumerate() {
+                m.put(row, first + i * apart, *x);
             }
         }
     }

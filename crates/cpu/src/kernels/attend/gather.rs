@@ -80,7 +80,7 @@ impl<E: Element> Sum<'_, E> {
             }
             self.each(
                 seen,
-                first,
+                (first, N * S::LANES),
                 #[inline(always)]
                 |v, ahead, s| {
                     for line in (0..N * S::LANES).step_by((64 / size_of::<E>()).max(1)) {
@@ -120,7 +120,7 @@ impl<E: Element> Sum<'_, E> {
             }
             self.each(
                 seen,
-                first,
+                (first, n),
                 #[inline(always)]
                 |v, _, s| {
                     let v = E::load_some::<S>(v, n);
@@ -135,12 +135,13 @@ impl<E: Element> Sum<'_, E> {
         }
     }
 
-    /// Calls `add` with each position's value (from element `first` on), what to fetch ahead, and its weight.
+    /// Calls `add` with `count` elements of each position's value, from element `first` on, with as many that are to be
+    /// fetched ahead, and with its weight.
     #[inline(always)]
     unsafe fn each(
         &self,
         seen: Range<usize>,
-        first: usize,
+        (first, count): (usize, usize),
         mut add: impl FnMut(*const E, *const E, *const f32),
     ) {
         let v = &self.segment.v;
@@ -148,8 +149,9 @@ impl<E: Element> Sum<'_, E> {
             let block = at / BLOCK;
             // SAFETY: blocks have `BLOCK * dim` elements.
             let now: [*const E; STREAMS] = std::array::from_fn(|b| unsafe { v[block + b].add(first) });
+            // All passes together fetch the whole of the next blocks, each block from its start to its end.
             let ahead: [*const E; STREAMS] =
-                std::array::from_fn(|b| v[block + STREAMS + b].wrapping_add(first));
+                std::array::from_fn(|b| v[block + STREAMS + b].wrapping_add(first * BLOCK));
             let left = seen.end - at;
             // SAFETY: slots are in their blocks, positions in the segment.
             unsafe {
@@ -159,7 +161,7 @@ impl<E: Element> Sum<'_, E> {
                         let step = slot * self.dim;
                         for b in 0..STREAMS {
                             let s = self.s.add(at + b * BLOCK + slot);
-                            add(now[b].add(step), ahead[b].wrapping_add(step), s);
+                            add(now[b].add(step), ahead[b].wrapping_add(slot * count), s);
                         }
                     }
                     continue;
@@ -169,7 +171,7 @@ impl<E: Element> Sum<'_, E> {
                     if b * BLOCK + slot < left {
                         let step = slot * self.dim;
                         let s = self.s.add(at + b * BLOCK + slot);
-                        add(now[b].add(step), ahead[b].wrapping_add(step), s);
+                        add(now[b].add(step), ahead[b].wrapping_add(slot * count), s);
                     }
                 }
             }

@@ -20,8 +20,8 @@ use std::ops::Range;
 
 use tallow_core::Heads;
 
-pub(crate) use page::{Layout, Pages};
 use page::{Bring, Direct, Segment, Wide};
+pub(crate) use page::{Layout, Pages};
 use softmax::Running;
 
 use super::Kernels;
@@ -162,7 +162,8 @@ impl<'a> Room<'a> {
         const LINE: usize = 16;
         let copy = if widened { SEGMENT * dim } else { 0 };
         let wide = softmax::padded(dim);
-        let sizes = [copy, copy, rows * dim, ROWS * SEGMENT, ROWS, ROWS, ROWS * wide, rows, rows, rows * wide];
+        let sizes =
+            [copy, copy, rows * dim, ROWS * SEGMENT, ROWS, ROWS, ROWS * wide, rows, rows, rows * wide];
         let need = sizes.iter().map(|n| n.next_multiple_of(LINE)).sum::<usize>() + LINE;
         scratch.resize(scratch.len().max(need), 0.0);
         let skip = scratch.as_ptr().align_offset(size_of::<[f32; LINE]>()).min(LINE);
@@ -230,12 +231,7 @@ pub(super) unsafe fn attend_bf16<S: Simd>(t: &AttendTask<'_>, stage: &Stage<'_>,
 
 /// Goes through some segments, each as `from` brings it.
 #[inline(always)]
-unsafe fn run<S: Simd, F: Bring>(
-    t: &AttendTask<'_>,
-    stage: &Stage<'_>,
-    work: &mut Work<'_>,
-    mut from: F,
-) {
+unsafe fn run<S: Simd, F: Bring>(t: &AttendTask<'_>, stage: &Stage<'_>, work: &mut Work<'_>, mut from: F) {
     if let Stage::Merge(kept) = stage {
         // SAFETY: passed on to the caller.
         return unsafe { merge_kept::<S>(t, *kept, work) };
@@ -300,11 +296,9 @@ macro_rules! with_rows {
     };
     (@ $simd:ty, $rows:expr, $r:ident, $body:expr, $($n:literal)*) => {
         match $rows {
-            $($n => {
-                if const { $n <= rows_at_once::<$simd>() } {
-                    const $r: usize = $n;
-                    $body
-                }
+            $($n if const { $n <= rows_at_once::<$simd>() } => {
+                const $r: usize = $n;
+                $body
             })*
             _ => {}
         }

@@ -106,7 +106,11 @@ impl<E: Element> Bring for Direct<'_, E> {
             // Keys and values of a block begin at the same place.
             (page, layout.value(t.head, slot))
         };
-        let mut segment = Segment { k: [std::ptr::null(); BLOCKS + STREAMS], v: [std::ptr::null(); BLOCKS + STREAMS], near: false };
+        let mut segment = Segment {
+            k: [std::ptr::null(); BLOCKS + STREAMS],
+            v: [std::ptr::null(); BLOCKS + STREAMS],
+            near: false,
+        };
         for i in 0..BLOCKS + STREAMS {
             let (page, at) = block(i);
             let (k, v) = (&self.k.row(page)[at..][..size], &self.v.row(page)[at..][..size]);
@@ -144,8 +148,11 @@ impl Bring for Wide<'_> {
         // SAFETY: passed on to the caller.
         unsafe { widen::<S>(t, index, k, v) };
         let size = BLOCK * t.heads.dim;
-        let mut segment =
-            Segment { k: [std::ptr::null(); BLOCKS + STREAMS], v: [std::ptr::null(); BLOCKS + STREAMS], near: true };
+        let mut segment = Segment {
+            k: [std::ptr::null(); BLOCKS + STREAMS],
+            v: [std::ptr::null(); BLOCKS + STREAMS],
+            near: true,
+        };
         for i in 0..BLOCKS + STREAMS {
             let at = i % BLOCKS * size;
             let (k, v) = (&k[at..][..size], &v[at..][..size]);

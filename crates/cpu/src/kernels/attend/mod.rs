@@ -40,7 +40,7 @@ const BLOCKS: usize = SEGMENT / BLOCK;
 /// Query rows that share a load of keys or values, at most.
 const ROWS: usize = 8;
 /// From this many rows on, a widened copy of a segment pays.
-const MANY: usize = 2 * ROWS + 1;
+const MANY: usize = 4 * ROWS + 1;
 
 /// Attention of some tokens of one sequence, for the query heads of one key head.
 pub(crate) struct AttendTask<'a> {

@@ -34,7 +34,7 @@ const BLOCK: usize = 16;
 /// busy.
 const TILE: usize = 4 * BLOCK;
 /// Positions whose softmax is one.
-pub(crate) const SEGMENT: usize = 256;
+const SEGMENT: usize = 256;
 /// Blocks of a segment.
 const BLOCKS: usize = SEGMENT / BLOCK;
 /// Query rows that share a load of keys or values, at most.

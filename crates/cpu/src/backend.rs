@@ -13,7 +13,7 @@ use tallow_core::{
 };
 
 use crate::cache::{CacheWriter, Prep};
-use crate::kernels::{AttendTask, Kernels, NormTask, Pages};
+use crate::kernels::{AttendTask, Kept, Kernels, NormTask, Pages, Stage};
 use crate::mat::{Mat, MatMut};
 use crate::memory::{Arena, Buf};
 use crate::packed::{PAIR, pack_pair, packed_bytes};
@@ -75,6 +75,15 @@ impl Cpu {
         }
     }
 
+    /// Does `work` for each token. Neighbours go to one thread: they are neighbours in the cache as well, and two
+    /// threads that write there would wait for each other.
+    fn by_tokens(&self, tokens: usize, cost: usize, work: impl Fn(&mut Scratch, usize) + Sync) {
+        let piece = (tokens / (4 * self.threads())).clamp(1, 16);
+        self.share(tokens.div_ceil(piece), cost, |scratch, i| {
+            (i * piece..tokens.min((i + 1) * piece)).for_each(|token| work(scratch, token));
+        });
+    }
+
     /// A fresh tensor like `[rows, cols]`, filled row by row.
     fn by_rows(
         &self,
@@ -93,6 +102,33 @@ impl Cpu {
             }
         });
         Ok(out)
+    }
+}
+
+impl Cpu {
+    /// Does a few tasks in about `pieces` pieces, each some segments of a task, and puts together what they come to.
+    fn attend_in_parts(&self, tasks: &[AttendTask<'_>], pieces: usize) -> Result<()> {
+        let Some(cols) = tasks.first().map(AttendTask::kept_cols) else { return Ok(()) };
+        let segments: usize = tasks.iter().map(|t| t.segments().len()).sum();
+        let piece = segments.div_ceil(pieces).max(1);
+        let (mut parts, mut starts, mut rows) = (Vec::new(), Vec::new(), 0);
+        for (i, task) in tasks.iter().enumerate() {
+            let all = task.segments();
+            parts.extend(all.clone().step_by(piece).map(|at| (i, at..all.end.min(at + piece))));
+            starts.push(rows);
+            rows += all.len() * task.count();
+        }
+        let kept = self.alloc(DType::F32, rows, cols)?;
+        let (m, kernels) = (MatMut::new(&kept), self.kernels);
+        let kept = |i: usize| Kept { rows: &m, first: starts[i] };
+        self.share(parts.len(), SMALL, |scratch, p| {
+            let (i, segments) = parts[p].clone();
+            tasks[i].run(kernels, &Stage::Segments(segments, kept(i)), &mut scratch.floats);
+        });
+        self.share(tasks.len(), rows * cols, |scratch, i| {
+            tasks[i].run(kernels, &Stage::Merge(kept(i)), &mut scratch.floats);
+        });
+        Ok(())
     }
 }
 
@@ -222,7 +258,7 @@ impl Backend for Cpu {
     fn kv_write(&self, op: &KvWrite<'_, Cpu>) -> Result<()> {
         let (k, v) = (Mat::<f32>::new(op.k), Mat::<f32>::new(op.v));
         let writer = CacheWriter::new(op.kv, op.plan, op.heads.dim);
-        self.share(k.rows, 4 * op.k.len(), |_, token| {
+        self.by_tokens(k.rows, 4 * op.k.len(), |_, token| {
             // SAFETY: each token belongs to one piece.
             unsafe { writer.put(token, k.row(token), v.row(token)) };
         });
@@ -235,8 +271,10 @@ impl Backend for Cpu {
         let (m, q, kernels) = (MatMut::new(&out), Mat::new(op.q), self.kernels);
         let (k, v) = (pages(op.kv.k), pages(op.kv.v));
         let group = op.heads.q / op.heads.kv;
-        // Tokens whose query rows together make good use of a tile of keys, and still share out evenly.
-        let tokens = (32 / group).max(1);
+        // Tokens whose query rows together make good use of a segment, and still share out evenly.
+        let enough = 4 * self.threads();
+        let each = op.q.rows() * op.heads.kv / enough;
+        let tokens = each.clamp(16usize.div_ceil(group), 128usize.div_ceil(group));
         let (mut tasks, mut first, mut cost) = (Vec::new(), 0, 0);
         for span in &op.plan.host.spans {
             for at in (0..span.rows).step_by(tokens) {
@@ -265,7 +303,14 @@ impl Backend for Cpu {
             first += span.rows;
             cost += span.rows * span.end() * op.heads.q_cols();
         }
-        self.share(tasks.len(), cost, |scratch, i| (kernels.attend)(&tasks[i], &mut scratch.floats));
+        if tasks.len() >= enough || self.threads() == 1 || cost < SMALL {
+            // The last tasks of a prompt are the largest: they begin first, so that none is waited for.
+            self.share(tasks.len(), cost, |scratch, i| {
+                tasks[tasks.len() - 1 - i].run(kernels, &Stage::Whole, &mut scratch.floats);
+            });
+            return Ok(out);
+        }
+        self.attend_in_parts(&tasks, enough)?;
         Ok(out)
     }
 
@@ -383,7 +428,7 @@ impl Backend for Cpu {
         let writer = CacheWriter::new(op.kv, op.plan, heads.dim);
         let out = self.alloc(DType::F32, qkv.rows, heads.q_cols())?;
         let (m, kernels) = (MatMut::<f32>::new(&out), self.kernels);
-        self.share(qkv.rows, 8 * op.qkv.len(), |scratch, token| {
+        self.by_tokens(qkv.rows, 8 * op.qkv.len(), |scratch, token| {
             let (q, kv) = qkv.row(token).split_at(heads.q_cols());
             let (k, v) = kv.split_at(heads.kv_cols());
             scratch.floats.resize(scratch.floats.len().max(k.len()), 0.0);

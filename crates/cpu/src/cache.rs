@@ -1,10 +1,11 @@
 //! The way of keys and values into the cache, and of queries into attention.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use tallow_core::{DType, LayerKv, RopePairs, StepPlan, Tensor};
 
 use crate::backend::Cpu;
-use crate::kernels::{Kernels, NormTask};
+use crate::kernels::{Kernels, Layout, NormTask};
 use crate::mat::{Mat, MatMut};
 
 /// The cache of one layer, to be written.
@@ -23,16 +24,50 @@ impl<'a> PagesMut<'a> {
         }
     }
 
+    /// Sets elements that lie `apart` from each other, from `at` on.
+    ///
     /// # Safety
     ///
-    /// Nobody else may use the element meanwhile.
-    unsafe fn put(&self, page: usize, at: usize, x: f32) {
+    /// Nobody else may use the elements meanwhile.
+    unsafe fn put(&self, page: usize, at: usize, apart: usize, x: &[f32]) {
         // SAFETY: passed on to the caller.
         unsafe {
             match self {
-                PagesMut::F32(m) => m.put(page, at, x),
-                PagesMut::F16(m) => m.put(page, at, f16::from_f32(x)),
-                PagesMut::BF16(m) => m.put(page, at, bf16::from_f32(x)),
+                PagesMut::F32(m) => put(m, page, at, apart, x, |from, to| to.copy_from_slice(from)),
+                PagesMut::F16(m) => put(m, page, at, apart, x, |from, to| to.convert_from_f32_slice(from)),
+                PagesMut::BF16(m) => put(m, page, at, apart, x, |from, to| to.convert_from_f32_slice(from)),
+            }
+        }
+    }
+}
+
+/// Sets elements that lie `apart` from each other in a row, from `at` on, to what `narrow` makes of `x`.
+///
+/// # Safety
+///
+/// Nobody else may use the elements meanwhile.
+unsafe fn put<T: bytemuck::Pod>(
+    m: &MatMut<'_, T>,
+    row: usize,
+    at: usize,
+    apart: usize,
+    x: &[f32],
+    narrow: impl Fn(&[f32], &mut [T]),
+) {
+    // Many at a time: to narrow one alone takes as long.
+    const SOME: usize = 64;
+    let mut narrowed = [T::zeroed(); SOME];
+    for (i, x) in x.chunks(SOME).enumerate() {
+        let first = at + i * SOME * apart;
+        // SAFETY: passed on to the caller.
+        unsafe {
+            if apart == 1 {
+                narrow(x, m.part(row, first..first + x.len()));
+                continue;
+            }
+            narrow(x, &mut narrowed[..x.len()]);
+            for (i, x) in narrowed[..x.len()].iter().enumerate() {
+                m.put(row, first + i * apart, *x);
             }
         }
     }
@@ -43,14 +78,14 @@ pub(crate) struct CacheWriter<'a> {
     k: PagesMut<'a>,
     v: PagesMut<'a>,
     slots: &'a [u32],
-    page_len: usize,
-    dim: usize,
+    layout: Layout,
 }
 
 impl<'a> CacheWriter<'a> {
     pub(crate) fn new(kv: LayerKv<'a, Cpu>, plan: &'a StepPlan<Cpu>, dim: usize) -> CacheWriter<'a> {
         let (k, v) = (PagesMut::new(kv.k), PagesMut::new(kv.v));
-        CacheWriter { k, v, slots: Mat::new(&plan.slots).row(0), page_len: plan.host.page_len, dim }
+        let layout = Layout { page_len: plan.host.page_len, dim };
+        CacheWriter { k, v, slots: Mat::new(&plan.slots).row(0), layout }
     }
 
     /// Stores one token's keys and values.
@@ -59,14 +94,14 @@ impl<'a> CacheWriter<'a> {
     ///
     /// Nobody else may write this token meanwhile.
     pub(crate) unsafe fn put(&self, token: usize, k: &[f32], v: &[f32]) {
-        let (len, dim) = (self.page_len, self.dim);
+        let (len, dim) = (self.layout.page_len, self.layout.dim);
         let (page, slot) = (self.slots[token] as usize / len, self.slots[token] as usize % len);
-        for (i, (k, v)) in k.iter().zip(v).enumerate() {
-            let (head, d) = (i / dim * dim * len, i % dim);
+        for (head, (k, v)) in k.chunks_exact(dim).zip(v.chunks_exact(dim)).enumerate() {
+            let ((key, apart), value) = (self.layout.key(head, slot), self.layout.value(head, slot));
             // SAFETY: a token's slot is its own.
             unsafe {
-                self.k.put(page, head + d * len + slot, *k);
-                self.v.put(page, head + slot * dim + d, *v);
+                self.k.put(page, key, apart, k);
+                self.v.put(page, value, 1, v);
             }
         }
     }

@@ -13,7 +13,7 @@ mod probe;
 mod rowwise;
 mod unpack;
 
-pub(crate) use attend::{AttendTask, Pages};
+pub(crate) use attend::{AttendTask, Kept, Layout, Pages, Stage};
 use dot::{DotTask, PlainTask};
 use few::FewTask;
 use linear::Finish;
@@ -31,6 +31,9 @@ use crate::simd::{Lines, Scalar};
 
 /// Reads a gate and perhaps what it gates; writes the result.
 type GluKernel = fn(Activation, &[f32], Option<&[f32]>, &mut [f32]);
+
+/// Does a stage of a task, in scratch memory.
+type AttendKernel = fn(&AttendTask<'_>, &Stage<'_>, &mut Vec<f32>);
 
 /// The inner loops for one instruction set. To have one is to know that the CPU has the instructions.
 pub(crate) struct Kernels {
@@ -59,8 +62,11 @@ pub(crate) struct Kernels {
     pub glu: GluKernel,
     /// Turns one head by a row of angles.
     pub rotate: fn(RopePairs, &[f32], &mut [f32]),
-    /// Attention of some tokens of a sequence, for the query heads of one key head.
-    pub attend: fn(&AttendTask<'_>, &mut Vec<f32>),
+    /// Attention of some tokens of a sequence, for the query heads of one key head: all of it, or a stage. By any cache,
+    /// and by two kinds of it without widening it first.
+    pub attend: AttendKernel,
+    pub attend_f16: AttendKernel,
+    pub attend_bf16: AttendKernel,
     /// The columns of the largest numbers, largest first, of equals the first, NaN counting as smallest.
     pub largest: fn(&[f32], &mut [u32]),
     /// `out += scale * x`
@@ -95,7 +101,12 @@ macro_rules! table {
                 => rowwise::glu::<$simd>(act, gate, up, out);
             rotate: (pairs: RopePairs, angles: &[f32], head: &mut [f32]) => rowwise::rotate(pairs, angles, head);
             largest: (x: &[f32], ids: &mut [u32]) => rowwise::largest(x, ids);
-            attend: (task: &AttendTask<'_>, scratch: &mut Vec<f32>) => attend::attend::<$simd>(task, scratch);
+            attend: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
+                => attend::attend::<$simd>(task, stage, scratch);
+            attend_f16: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
+                => attend::attend_f16::<$simd>(task, stage, scratch);
+            attend_bf16: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
+                => attend::attend_bf16::<$simd>(task, stage, scratch);
             add_scaled: (out: &mut [f32], scale: f32, x: &[f32]) => rowwise::add_scaled::<$simd>(out, scale, x);
             softcap: (x: &mut [f32], cap: f32) => rowwise::softcap::<$simd>(x, cap);
             gate: (x: &mut [f32], y: &[f32]) => rowwise::gate::<$simd>(x, y);

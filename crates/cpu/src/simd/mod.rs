@@ -34,6 +34,8 @@ pub(crate) trait Simd: Copy + 'static {
     type V: Copy;
     /// Lanes of it.
     const LANES: usize;
+    /// How many of them the CPU holds at a time.
+    const REGISTERS: usize;
 
     /// Every lane `x`.
     unsafe fn splat(x: f32) -> Self::V;
@@ -66,6 +68,78 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn sum(a: Self::V) -> f32;
     /// The largest lane.
     unsafe fn largest(a: Self::V) -> f32;
+}
+
+/// What vectors are loaded from: numbers of some precision.
+pub(crate) trait Element: bytemuck::Pod {
+    /// `LANES` elements.
+    unsafe fn load<S: Simd>(p: *const Self) -> S::V;
+
+    /// The first `n < LANES` elements; the other lanes are zero.
+    #[inline(always)]
+    unsafe fn load_some<S: Simd>(p: *const Self, n: usize) -> S::V {
+        let mut all = [Self::zeroed(); MOST_LANES];
+        // SAFETY: by the contract `n` elements are valid, and there is room for a whole vector.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, all.as_mut_ptr(), n);
+            Self::load::<S>(all.as_ptr())
+        }
+    }
+}
+
+/// Lanes of the longest vector.
+const MOST_LANES: usize = 16;
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const f32) -> S::V {
+        // SAFETY: passed on to the caller.
+        unsafe { S::load(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_some<S: Simd>(p: *const f32, n: usize) -> S::V {
+        // SAFETY: passed on to the caller.
+        unsafe { S::load_some(p, n) }
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const f16) -> S::V {
+        // SAFETY: passed on to the caller.
+        unsafe { S::load_f16(p.cast()) }
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const bf16) -> S::V {
+        // SAFETY: passed on to the caller.
+        unsafe { S::load_bf16(p.cast()) }
+    }
+}
+
+/// How many vectors of each of `rows` sums can be under way at a time, beside what goes into them.
+pub(crate) const fn at_once<S: Simd>(rows: usize) -> usize {
+    let mut n = 8;
+    while n > 1 && 4 * n * rows > 3 * S::REGISTERS {
+        n /= 2;
+    }
+    n
+}
+
+/// Has the cache line of `p` fetched, which need not be valid.
+#[inline(always)]
+pub(crate) fn prefetch<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has the instruction, and it never faults.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
 }
 
 /// `eˣ`, to about two units in the last place; arguments are held within what `f32` can express.

@@ -17,6 +17,8 @@ fn each(f: impl Fn(usize) -> f32) -> [f32; N] {
 impl Simd for Scalar {
     type V = [f32; N];
     const LANES: usize = N;
+    // A vector takes two registers of most architectures, and there are at least sixteen.
+    const REGISTERS: usize = 8;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> [f32; N] {

@@ -39,6 +39,7 @@ unsafe fn first8(n: usize) -> __m256i {
 impl Simd for Avx2 {
     type V = __m256;
     const LANES: usize = 8;
+    const REGISTERS: usize = 16;
 
     lanes! {
         fn splat(x: f32) -> __m256 { _mm256_set1_ps(x) }
@@ -84,6 +85,7 @@ fn first16(n: usize) -> __mmask16 {
 impl Simd for Avx512 {
     type V = __m512;
     const LANES: usize = 16;
+    const REGISTERS: usize = 32;
 
     lanes! {
         fn splat(x: f32) -> __m512 { _mm512_set1_ps(x) }

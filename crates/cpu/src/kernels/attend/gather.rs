@@ -1,0 +1,180 @@
+//! The values of a segment, each times its weight, summed.
+
+use std::ops::Range;
+
+use super::page::{STREAMS, Segment};
+use super::softmax::padded;
+use super::{BLOCK, SEGMENT, TILE};
+use crate::simd::{self, Element, Simd};
+
+/// `values[row] = Σ s[row][position] * v[position]` for `R` rows over the positions `seen`, which begin with a tile.
+///
+/// `s` is `[_, SEGMENT]`, `values` is `[_, padded(dim)]`. Positions are taken in an order of their own: slot by slot
+/// through the blocks of a tile, so that the blocks are read at the same time. It is the same for everybody.
+#[inline(always)]
+pub(super) unsafe fn gather<S: Simd, E: Element, const R: usize>(
+    s: &[f32],
+    segment: &Segment<E>,
+    seen: Range<usize>,
+    dim: usize,
+    values: &mut [f32],
+) {
+    let (s, values) = (&s[..R * SEGMENT], &mut values[..R * padded(dim)]);
+    values.fill(0.0);
+    let sum = Sum { s: s.as_ptr(), segment, dim, values: values.as_mut_ptr() };
+    let full = dim / S::LANES;
+    // Each stretch of columns is a pass over the values. Where they come from memory, passes are taken tile by tile, so
+    // that all but the first find the tile near.
+    let step = if segment.near || full <= simd::at_once::<S>(R) { SEGMENT } else { TILE };
+    // SAFETY: the slices have the sizes that the sum asks for; the rest is passed on to the caller.
+    unsafe {
+        for at in seen.clone().step_by(step) {
+            let some = at..seen.end.min(at + step);
+            let mut column = 0;
+            while column < full {
+                let left = full - column;
+                column += if const { simd::at_once::<S>(R) >= 8 } && left >= 8 {
+                    sum.columns::<S, R, 8>(some.clone(), column)
+                } else if const { simd::at_once::<S>(R) >= 4 } && left >= 4 {
+                    sum.columns::<S, R, 4>(some.clone(), column)
+                } else if const { simd::at_once::<S>(R) >= 2 } && left >= 2 {
+                    sum.columns::<S, R, 2>(some.clone(), column)
+                } else {
+                    sum.columns::<S, R, 1>(some.clone(), column)
+                };
+            }
+            if !dim.is_multiple_of(S::LANES) {
+                sum.rest::<S, R>(some);
+            }
+        }
+    }
+}
+
+/// A weighted sum under way.
+struct Sum<'a, E> {
+    /// [rows, SEGMENT]
+    s: *const f32,
+    segment: &'a Segment<E>,
+    dim: usize,
+    /// [rows, padded(dim)]
+    values: *mut f32,
+}
+
+impl<E: Element> Sum<'_, E> {
+    /// Adds positions to `N` vectors from vector `column` on.
+    #[inline(always)]
+    unsafe fn columns<S: Simd, const R: usize, const N: usize>(
+        &self,
+        seen: Range<usize>,
+        column: usize,
+    ) -> usize {
+        let (first, wide) = (column * S::LANES, padded(self.dim));
+        // SAFETY: the columns and positions are within what the sum has; the caller has the instruction set.
+        unsafe {
+            let out = |r: usize, i: usize| self.values.add(r * wide + first + i * S::LANES);
+            let mut sums = [[S::splat(0.0); N]; R];
+            for r in 0..R {
+                for i in 0..N {
+                    sums[r][i] = S::load(out(r, i));
+                }
+            }
+            self.each(
+                seen,
+                (first, N * S::LANES),
+                #[inline(always)]
+                |v, ahead, s| {
+                    for line in (0..N * S::LANES).step_by((64 / size_of::<E>()).max(1)) {
+                        simd::prefetch(ahead.wrapping_add(line));
+                    }
+                    let mut x = [S::splat(0.0); N];
+                    for i in 0..N {
+                        x[i] = E::load::<S>(v.add(i * S::LANES));
+                    }
+                    for r in 0..R {
+                        let s = S::splat(*s.add(r * SEGMENT));
+                        for i in 0..N {
+                            sums[r][i] = S::fma(s, x[i], sums[r][i]);
+                        }
+                    }
+                },
+            );
+            for r in 0..R {
+                for i in 0..N {
+                    S::store(out(r, i), sums[r][i]);
+                }
+            }
+        }
+        N
+    }
+
+    /// Adds positions to the last columns, which do not fill a vector.
+    #[inline(always)]
+    unsafe fn rest<S: Simd, const R: usize>(&self, seen: Range<usize>) {
+        let first = self.dim / S::LANES * S::LANES;
+        let (n, wide) = (self.dim - first, padded(self.dim));
+        // SAFETY: as in `columns`; rows of values are padded to whole vectors.
+        unsafe {
+            let mut sums = [S::splat(0.0); R];
+            for r in 0..R {
+                sums[r] = S::load(self.values.add(r * wide + first));
+            }
+            self.each(
+                seen,
+                (first, n),
+                #[inline(always)]
+                |v, _, s| {
+                    let v = E::load_some::<S>(v, n);
+                    for r in 0..R {
+                        sums[r] = S::fma(S::splat(*s.add(r * SEGMENT)), v, sums[r]);
+                    }
+                },
+            );
+            for r in 0..R {
+                S::store(self.values.add(r * wide + first), sums[r]);
+            }
+        }
+    }
+
+    /// Calls `add` with `count` elements of each position's value, from element `first` on, with as many that are to be
+    /// fetched ahead, and with its weight.
+    #[inline(always)]
+    unsafe fn each(
+        &self,
+        seen: Range<usize>,
+        (first, count): (usize, usize),
+        mut add: impl FnMut(*const E, *const E, *const f32),
+    ) {
+        let v = &self.segment.v;
+        for at in seen.clone().step_by(TILE) {
+            let block = at / BLOCK;
+            // SAFETY: blocks have `BLOCK * dim` elements.
+            let now: [*const E; STREAMS] = std::array::from_fn(|b| unsafe { v[block + b].add(first) });
+            // All passes together fetch the whole of the next blocks, each block from its start to its end.
+            let ahead: [*const E; STREAMS] =
+                std::array::from_fn(|b| v[block + STREAMS + b].wrapping_add(first * BLOCK));
+            let left = seen.end - at;
+            // SAFETY: slots are in their blocks, positions in the segment.
+            unsafe {
+                // Where elements are widened on the way memory is the limit, and the shorter loop is as good.
+                if const { size_of::<E>() == 4 } && left >= TILE {
+                    for slot in 0..BLOCK {
+                        let step = slot * self.dim;
+                        for b in 0..STREAMS {
+                            let s = self.s.add(at + b * BLOCK + slot);
+                            add(now[b].add(step), ahead[b].wrapping_add(slot * count), s);
+                        }
+                    }
+                    continue;
+                }
+                for i in 0..TILE {
+                    let (slot, b) = (i / STREAMS, i % STREAMS);
+                    if b * BLOCK + slot < left {
+                        let step = slot * self.dim;
+                        let s = self.s.add(at + b * BLOCK + slot);
+                        add(now[b].add(step), ahead[b].wrapping_add(slot * count), s);
+                    }
+                }
+            }
+        }
+    }
+}

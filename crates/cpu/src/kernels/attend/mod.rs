@@ -1,0 +1,398 @@
+//! Attention over the paged cache.
+//!
+//! Positions are taken in segments of [`SEGMENT`], cut at the same absolute positions for every token. A segment's
+//! softmax is computed on its own and merged with those before it in order. So a token's result depends on its position
+//! and on what the cache holds, and on nothing else: not on the other tokens of the step, nor on who computes which
+//! segment.
+//!
+//! A few query rows read keys and values straight from the cache, for memory is what holds them up. Many rows share a
+//! copy of a segment that is widened once. Both go through the same loops over the same layout, and so through the
+//! same sums in the same order.
+
+#![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
+
+mod gather;
+mod page;
+mod score;
+mod softmax;
+
+use std::ops::Range;
+
+use tallow_core::Heads;
+
+use page::{Bring, Direct, Segment, Wide};
+pub(crate) use page::{Layout, Pages};
+use softmax::Running;
+
+use super::Kernels;
+use crate::mat::{Mat, MatMut};
+use crate::simd::{Element, Simd};
+
+/// Positions that lie together in a page.
+const BLOCK: usize = 16;
+/// Positions whose blocks are read at the same time, each a stream of its own: one stream alone does not keep memory
+/// busy.
+const TILE: usize = 4 * BLOCK;
+/// Positions whose softmax is one.
+const SEGMENT: usize = 256;
+/// Blocks of a segment.
+const BLOCKS: usize = SEGMENT / BLOCK;
+/// Query rows that share a load of keys or values, at most.
+const ROWS: usize = 8;
+/// From this many rows on, a widened copy of a segment pays.
+const MANY: usize = 4 * ROWS + 1;
+
+/// Attention of some tokens of one sequence, for the query heads of one key head.
+pub(crate) struct AttendTask<'a> {
+    /// [tokens, query columns]
+    pub q: Mat<'a, f32>,
+    /// [tokens, query columns]. Nobody else writes the columns of these heads in these rows.
+    pub out: &'a MatMut<'a, f32>,
+    /// The rows of `q` and `out`.
+    pub rows: Range<usize>,
+    /// The position of the first of them.
+    pub position: usize,
+    /// Tokens of the sequence in the cache.
+    pub len: usize,
+    /// The sequence's pages.
+    pub pages: &'a [u32],
+    pub page_len: usize,
+    pub k: Pages<'a>,
+    pub v: Pages<'a>,
+    pub heads: Heads,
+    /// Which key head.
+    pub head: usize,
+    pub scale: f32,
+    pub window: Option<usize>,
+    pub softcap: Option<f32>,
+    pub sinks: Option<Mat<'a, f32>>,
+    pub causal: bool,
+}
+
+/// What of a task is to be done.
+pub(crate) enum Stage<'a> {
+    /// All of it.
+    Whole,
+    /// Some of its segments. What each comes to is kept.
+    Segments(Range<usize>, Kept<'a>),
+    /// What was kept is put together.
+    Merge(Kept<'a>),
+}
+
+/// Where the softmax of each segment of a task is kept until all are there: a row for each query row of each segment.
+#[derive(Clone, Copy)]
+pub(crate) struct Kept<'a> {
+    pub rows: &'a MatMut<'a, f32>,
+    /// The row of the task's first segment.
+    pub first: usize,
+}
+
+impl AttendTask<'_> {
+    /// Query heads that share the key head.
+    fn group(&self) -> usize {
+        self.heads.q / self.heads.kv
+    }
+
+    /// Query rows of the work.
+    pub(crate) fn count(&self) -> usize {
+        self.rows.len() * self.group()
+    }
+
+    /// Row `i` of the work: which row of `q`, which query head.
+    fn place(&self, i: usize) -> (usize, usize) {
+        (self.rows.start + i / self.group(), self.head * self.group() + i % self.group())
+    }
+
+    /// Where a position is in the cache: its page, and its slot there.
+    fn slot(&self, position: usize) -> (usize, usize) {
+        (self.pages[position / self.page_len] as usize, position % self.page_len)
+    }
+
+    /// The positions that row `i` of the work sees. Later rows see no less at the end and no more at the start.
+    fn sees(&self, i: usize) -> Range<usize> {
+        let position = self.position + i / self.group();
+        let end = if self.causal { position + 1 } else { self.len };
+        self.window.map_or(0, |w| (position + 1).saturating_sub(w))..end
+    }
+
+    /// The positions that some of rows `rows` see.
+    fn see(&self, rows: Range<usize>) -> Range<usize> {
+        self.sees(rows.start).start..self.sees(rows.end - 1).end
+    }
+
+    /// The segments that some row sees something of.
+    pub(crate) fn segments(&self) -> Range<usize> {
+        if self.count() == 0 {
+            return 0..0;
+        }
+        let seen = self.see(0..self.count());
+        seen.start / SEGMENT..seen.end.div_ceil(SEGMENT)
+    }
+
+    /// Columns of a row of [`Kept`].
+    pub(crate) fn kept_cols(&self) -> usize {
+        softmax::padded(self.heads.dim) + 2
+    }
+}
+
+/// Everything a task needs room for.
+struct Room<'a> {
+    /// A widened segment, if it is to be widened: [BLOCKS, dim, BLOCK]
+    k: &'a mut [f32],
+    /// [BLOCKS, BLOCK, dim]
+    v: &'a mut [f32],
+    work: Work<'a>,
+}
+
+/// What a task computes with and on.
+struct Work<'a> {
+    /// Queries, scaled: for each group of rows [dim, rows]
+    q: &'a mut [f32],
+    /// Scores, then weights: [ROWS, SEGMENT]
+    s: &'a mut [f32],
+    /// Of a group of rows in one segment.
+    segment: Running<'a>,
+    /// Of all rows in all segments so far.
+    total: Running<'a>,
+}
+
+impl<'a> Room<'a> {
+    fn new(scratch: &'a mut Vec<f32>, rows: usize, dim: usize, widened: bool) -> Room<'a> {
+        // Parts begin on cache lines.
+        const LINE: usize = 16;
+        let copy = if widened { SEGMENT * dim } else { 0 };
+        let wide = softmax::padded(dim);
+        let sizes =
+            [copy, copy, rows * dim, ROWS * SEGMENT, ROWS, ROWS, ROWS * wide, rows, rows, rows * wide];
+        let need = sizes.iter().map(|n| n.next_multiple_of(LINE)).sum::<usize>() + LINE;
+        scratch.resize(scratch.len().max(need), 0.0);
+        let skip = scratch.as_ptr().align_offset(size_of::<[f32; LINE]>()).min(LINE);
+        let mut left = &mut scratch[skip..];
+        let take = |n: usize| {
+            let (taken, rest) = std::mem::take(&mut left).split_at_mut(n.next_multiple_of(LINE));
+            left = rest;
+            &mut taken[..n]
+        };
+        let [k, v, q, s, most, sum, values, total_most, total_sum, total_values] = sizes.map(take);
+        let segment = Running { most, sum, values, wide };
+        let total = Running { most: total_most, sum: total_sum, values: total_values, wide };
+        Room { k, v, work: Work { q, s, segment, total } }
+    }
+}
+
+impl AttendTask<'_> {
+    /// Does a stage.
+    pub(crate) fn run(&self, kernels: &Kernels, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
+        let kernel = match (&self.k, &self.v) {
+            (Pages::F16(_), Pages::F16(_)) if self.direct() => kernels.attend_f16,
+            (Pages::BF16(_), Pages::BF16(_)) if self.direct() => kernels.attend_bf16,
+            _ => kernels.attend,
+        };
+        kernel(self, stage, scratch);
+    }
+
+    /// Is it better to read the pages than a copy of them?
+    fn direct(&self) -> bool {
+        self.page_len.is_multiple_of(BLOCK) && self.count() < MANY
+    }
+}
+
+/// Does a stage whatever the cache's elements are.
+#[inline(always)]
+pub(super) unsafe fn attend<S: Simd>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
+    let Room { k, v, mut work } = Room::new(scratch, t.count(), t.heads.dim, true);
+    let from = match (&t.k, &t.v) {
+        (Pages::F32(k), Pages::F32(v)) if t.direct() => Wide::Direct(Direct { k: *k, v: *v }),
+        _ => Wide::Copied { k, v },
+    };
+    // SAFETY: the room has what the function asks for; the caller has the instruction set.
+    unsafe { run::<S, _>(t, stage, &mut work, from) }
+}
+
+/// Does a stage by reading pages of half precision as they are.
+#[inline(always)]
+pub(super) unsafe fn attend_f16<S: Simd>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
+    let mut room = Room::new(scratch, t.count(), t.heads.dim, false);
+    if let (Pages::F16(k), Pages::F16(v)) = (t.k, t.v) {
+        // SAFETY: the room has what the function asks for; the caller has the instruction set.
+        unsafe { run::<S, _>(t, stage, &mut room.work, Direct { k, v }) }
+    }
+}
+
+/// Does a stage by reading pages of brain floating point as they are.
+#[inline(always)]
+pub(super) unsafe fn attend_bf16<S: Simd>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
+    let mut room = Room::new(scratch, t.count(), t.heads.dim, false);
+    if let (Pages::BF16(k), Pages::BF16(v)) = (t.k, t.v) {
+        // SAFETY: the room has what the function asks for; the caller has the instruction set.
+        unsafe { run::<S, _>(t, stage, &mut room.work, Direct { k, v }) }
+    }
+}
+
+/// Goes through some segments, each as `from` brings it.
+#[inline(always)]
+unsafe fn run<S: Simd, F: Bring>(t: &AttendTask<'_>, stage: &Stage<'_>, work: &mut Work<'_>, mut from: F) {
+    if let Stage::Merge(kept) = stage {
+        // SAFETY: passed on to the caller.
+        return unsafe { merge_kept::<S>(t, *kept, work) };
+    }
+    let (rows, all) = (t.count(), t.segments());
+    load_queries::<S>(t, work.q);
+    work.total.clear();
+    let (segments, kept) = match stage {
+        Stage::Segments(some, kept) => (some.clone(), Some(*kept)),
+        _ => (all.clone(), None),
+    };
+    for index in segments {
+        // SAFETY: passed on to the caller.
+        let segment = unsafe { from.bring::<S>(t, index) };
+        for group in groups::<S>(rows) {
+            // SAFETY: passed on to the caller.
+            unsafe {
+                segment_rows::<S, F::E>(t, index, group.clone(), &segment, work);
+                match kept {
+                    Some(kept) => kept.keep((index - all.start) * rows, group, &work.segment),
+                    None => softmax::merge::<S>(&work.segment, &mut work.total, group),
+                }
+            }
+        }
+    }
+    if kept.is_none() {
+        finish(t, &work.total);
+    }
+}
+
+/// Rows of the largest group that leaves registers for two vectors of each.
+const fn rows_at_once<S: Simd>() -> usize {
+    let most = 3 * S::REGISTERS / 8;
+    if most < ROWS { most } else { ROWS }
+}
+
+/// The query rows `0..rows` in groups that are computed together, as even as can be.
+#[inline(always)]
+fn groups<S: Simd>(rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = rows.div_ceil(rows_at_once::<S>());
+    (0..count).map(move |i| rows * i / count..rows * (i + 1) / count)
+}
+
+/// Scales the queries and lays out each group of rows so that one element of all of them lies together.
+#[inline(always)]
+fn load_queries<S: Simd>(t: &AttendTask<'_>, q: &mut [f32]) {
+    let dim = t.heads.dim;
+    for group in groups::<S>(t.count()) {
+        let out = &mut q[group.start * dim..group.end * dim];
+        for (r, i) in group.clone().enumerate() {
+            let (row, head) = t.place(i);
+            let from = &t.q.row(row)[head * dim..][..dim];
+            out[r..].iter_mut().step_by(group.len()).zip(from).for_each(|(o, q)| *o = q * t.scale);
+        }
+    }
+}
+
+/// Evaluates an expression with `$r` a constant: the number of rows of a group. What a group never has is not compiled.
+macro_rules! with_rows {
+    ($simd:ty, $rows:expr, $r:ident => $body:expr) => {
+        with_rows!(@ $simd, $rows, $r, $body, 1 2 3 4 5 6 7 8)
+    };
+    (@ $simd:ty, $rows:expr, $r:ident, $body:expr, $($n:literal)*) => {
+        match $rows {
+            $($n if const { $n <= rows_at_once::<$simd>() } => {
+                const $r: usize = $n;
+                $body
+            })*
+            _ => {}
+        }
+    };
+}
+
+/// The softmax of a group of rows in one segment.
+#[inline(always)]
+unsafe fn segment_rows<S: Simd, E: Element>(
+    t: &AttendTask<'_>,
+    index: usize,
+    group: Range<usize>,
+    segment: &Segment<E>,
+    work: &mut Work<'_>,
+) {
+    let (start, dim) = (index * SEGMENT, t.heads.dim);
+    let here = |seen: Range<usize>| {
+        seen.start.clamp(start, start + SEGMENT) - start..seen.end.clamp(start, start + SEGMENT) - start
+    };
+    let seen = here(t.see(group.clone()));
+    if seen.is_empty() {
+        work.segment.most[..group.len()].fill(f32::NEG_INFINITY);
+        return;
+    }
+    // What is computed begins with a whole tile.
+    let seen = seen.start / TILE * TILE..seen.end;
+    let q = &work.q[group.start * dim..group.end * dim];
+    // SAFETY: the room has what the functions ask for; the caller has the instruction set.
+    unsafe {
+        with_rows!(S, group.len(), R => score::score::<S, E, R>(q, &segment.k, seen.clone(), dim, work.s));
+        for (r, s) in work.s.chunks_exact_mut(SEGMENT).enumerate().take(group.len()) {
+            let s = &mut s[seen.start..seen.end.next_multiple_of(TILE)];
+            let own = here(t.sees(group.start + r));
+            let own = own.start.max(seen.start) - seen.start..own.end.max(seen.start) - seen.start;
+            (work.segment.most[r], work.segment.sum[r]) = softmax::weigh::<S>(s, own, t.softcap);
+        }
+        let values = &mut *work.segment.values;
+        with_rows!(S, group.len(), R => gather::gather::<S, E, R>(work.s, segment, seen, dim, values));
+    }
+}
+
+impl Kept<'_> {
+    /// Keeps a group's softmax of the segment whose rows begin at `row` of the task's.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else may use these rows meanwhile.
+    unsafe fn keep(&self, row: usize, group: Range<usize>, segment: &Running<'_>) {
+        for (r, i) in group.enumerate() {
+            // SAFETY: passed on to the caller.
+            let out = unsafe { self.rows.row(self.first + row + i) };
+            (out[0], out[1]) = (segment.most[r], segment.sum[r]);
+            out[2..].copy_from_slice(&segment.values[r * segment.wide..][..segment.wide]);
+        }
+    }
+}
+
+/// Merges what was kept of all segments, exactly as [`run`] would have.
+#[inline(always)]
+unsafe fn merge_kept<S: Simd>(t: &AttendTask<'_>, kept: Kept<'_>, work: &mut Work<'_>) {
+    let (rows, wide) = (t.count(), work.segment.wide);
+    work.total.clear();
+    for segment in 0..t.segments().len() {
+        for group in groups::<S>(rows) {
+            for (r, i) in group.clone().enumerate() {
+                // SAFETY: whoever computed the segment is done with it.
+                let row = unsafe { kept.rows.row(kept.first + segment * rows + i) };
+                (work.segment.most[r], work.segment.sum[r]) = (row[0], row[1]);
+                work.segment.values[r * wide..][..wide].copy_from_slice(&row[2..]);
+            }
+            // SAFETY: the caller has the instruction set.
+            unsafe { softmax::merge::<S>(&work.segment, &mut work.total, group) };
+        }
+    }
+    finish(t, &work.total);
+}
+
+/// Divides the values by the sums of their weights.
+fn finish(t: &AttendTask<'_>, total: &Running<'_>) {
+    let dim = t.heads.dim;
+    for i in 0..t.count() {
+        let (row, head) = t.place(i);
+        // A sink takes its share of the weights and gives nothing.
+        let (mut by, mut sum) = (1.0, total.sum[i]);
+        if let Some(sinks) = t.sinks {
+            let (sink, most) = (sinks.row(0)[head], total.most[i]);
+            let top = most.max(sink);
+            by = (most - top).exp();
+            sum = sum * by + (sink - top).exp();
+        }
+        // SAFETY: these columns of this row are this task's alone.
+        let out = unsafe { t.out.part(row, head * dim..(head + 1) * dim) };
+        let values = &total.values[i * total.wide..][..dim];
+        // A zero's sign would tell how many weights of zero went into it.
+        out.iter_mut().zip(values).for_each(|(o, v)| *o = v * by / sum + 0.0);
+    }
+}

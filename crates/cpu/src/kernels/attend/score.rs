@@ -1,0 +1,99 @@
+//! Scores: each query with each key of a segment.
+
+use std::ops::Range;
+
+use super::page::STREAMS;
+use super::{BLOCK, BLOCKS, SEGMENT, TILE};
+use crate::simd::{self, Element, Simd};
+
+/// `s[row][position] = q[row] · k[position]` for `R` rows and at least the positions `seen`, which begin with a tile.
+///
+/// `q` is `[dim, R]`, `s` is `[_, SEGMENT]`. A score is summed over the elements in order, whatever the tile.
+#[inline(always)]
+pub(super) unsafe fn score<S: Simd, E: Element, const R: usize>(
+    q: &[f32],
+    k: &[*const E; BLOCKS + STREAMS],
+    seen: Range<usize>,
+    dim: usize,
+    s: &mut [f32],
+) {
+    let (q, s) = (&q[..R * dim], &mut s[..R * SEGMENT]);
+    // SAFETY: passed on to the caller.
+    unsafe {
+        match const { least(simd::at_once::<S>(R), TILE / S::LANES) } {
+            8 => tiles::<S, E, R, 8>(q, k, seen, dim, s),
+            4 => tiles::<S, E, R, 4>(q, k, seen, dim, s),
+            2 => tiles::<S, E, R, 2>(q, k, seen, dim, s),
+            _ => tiles::<S, E, R, 1>(q, k, seen, dim, s),
+        }
+    }
+}
+
+/// The same, `N` vectors of positions at a time.
+#[inline(always)]
+unsafe fn tiles<S: Simd, E: Element, const R: usize, const N: usize>(
+    q: &[f32],
+    k: &[*const E; BLOCKS + STREAMS],
+    seen: Range<usize>,
+    dim: usize,
+    s: &mut [f32],
+) {
+    // Elements of the keys of a block that lie on one cache line.
+    let line = (64 / (BLOCK * size_of::<E>())).max(1);
+    // SAFETY: blocks have `BLOCK * dim` elements, `q` has `R * dim`, `s` has `R` segments; the caller has the
+    // instruction set.
+    unsafe {
+        for at in seen.step_by(N * S::LANES) {
+            let place = |i: usize| ((at + i * S::LANES) / BLOCK, (at + i * S::LANES) % BLOCK);
+            let keys: [*const E; N] = std::array::from_fn(|i| k[place(i).0].add(place(i).1));
+            let ahead: [*const E; N] = std::array::from_fn(|i| k[place(i).0 + STREAMS]);
+            let mut sums = [[S::splat(0.0); N]; R];
+            let whole = dim / line * line;
+            for d in (0..whole).step_by(line) {
+                for i in 0..N {
+                    if i * S::LANES % BLOCK == 0 {
+                        simd::prefetch(ahead[i].wrapping_add(d * BLOCK));
+                    }
+                }
+                for d in d..d + line {
+                    element::<S, E, R, N>(&keys, q.as_ptr(), d, &mut sums);
+                }
+            }
+            for d in whole..dim {
+                element::<S, E, R, N>(&keys, q.as_ptr(), d, &mut sums);
+            }
+            for r in 0..R {
+                for i in 0..N {
+                    S::store(s.as_mut_ptr().add(r * SEGMENT + at + i * S::LANES), sums[r][i]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds element `d` of the queries times that of the keys.
+#[inline(always)]
+unsafe fn element<S: Simd, E: Element, const R: usize, const N: usize>(
+    keys: &[*const E; N],
+    q: *const f32,
+    d: usize,
+    sums: &mut [[S::V; N]; R],
+) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let mut k = [S::splat(0.0); N];
+        for i in 0..N {
+            k[i] = E::load::<S>(keys[i].add(d * BLOCK));
+        }
+        for r in 0..R {
+            let q = S::splat(*q.add(d * R + r));
+            for i in 0..N {
+                sums[r][i] = S::fma(q, k[i], sums[r][i]);
+            }
+        }
+    }
+}
+
+const fn least(a: usize, b: usize) -> usize {
+    if a < b { a } else { b }
+}

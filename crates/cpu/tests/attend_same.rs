@@ -1,0 +1,102 @@
+//! A token's attention is the same, bit for bit, whether its sequence is computed at once or token by token, by one
+//! thread or by segments on many, and however long the pages are: over all the shapes that are computed differently.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use tallow_core::ops::{Attend, KvWrite};
+use tallow_core::{AttnSpec, Backend, DType, Heads, LayerKv, Memory, Span, Step, StepPlan, Tensor};
+use tallow_cpu::{Cpu, Isa};
+
+const LEN: usize = 600;
+
+/// Numbers from -1 to 1.
+fn noise(seed: u32, count: usize) -> Vec<f32> {
+    let mut x = seed;
+    let mut next = || {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        x as f32 / (1u32 << 31) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+struct Case {
+    heads: Heads,
+    dtype: DType,
+    window: Option<usize>,
+}
+
+impl Case {
+    /// The attention of the rows from `start` on, each step computing `chunk` of them, over pages of `page_len` that the
+    /// sequence's tokens have been written to at once.
+    fn rows(&self, cpu: &Cpu, page_len: usize, start: usize, chunk: usize) -> Vec<u32> {
+        let (heads, dtype) = (self.heads, self.dtype);
+        let pages = LEN.div_ceil(page_len);
+        let plan = |rows: std::ops::Range<usize>| {
+            // Pages in no order that memory would know of.
+            let pages = (0..rows.end.div_ceil(page_len)).map(|p| (pages - 1 - p) as u32).collect();
+            let spans = vec![Span { rows: rows.len(), start: rows.start, pages }];
+            let tokens = vec![0; rows.len()];
+            StepPlan::new(cpu, Step { tokens, spans, outputs: Vec::new(), page_len }).unwrap()
+        };
+        let cache = || cpu.alloc(dtype, pages, page_len * heads.kv_cols()).unwrap();
+        let (k, v) = (cache(), cache());
+        let kv = || LayerKv { k: &k, v: &v };
+        let up = |seed, cols| cpu.upload(&noise(seed, LEN * cols), LEN, cols).unwrap();
+        let (new_k, new_v, q) = (up(1, heads.kv_cols()), up(2, heads.kv_cols()), up(3, heads.q_cols()));
+        let all = plan(0..LEN);
+        cpu.run(KvWrite { k: &new_k, v: &new_v, heads, kv: kv(), plan: &all }).unwrap();
+        let spec =
+            AttnSpec { scale: 0.2, window: self.window, softcap: Some(20.0), sinks: None, causal: true };
+        let mut out = Vec::new();
+        for at in (start..LEN).step_by(chunk) {
+            let rows = at..LEN.min(at + chunk);
+            let (q, plan): (Tensor<Cpu>, _) = (q.row_range(rows.clone()), plan(rows));
+            let y = cpu.run(Attend { q: &q, heads, spec: &spec, kv: kv(), plan: &plan }).unwrap();
+            out.extend(cpu.download::<f32>(&y).unwrap().into_iter().map(f32::to_bits));
+        }
+        out
+    }
+}
+
+fn hold(isa: Isa) {
+    if !isa.is_available() {
+        return;
+    }
+    let (one, many) = (Cpu::new(isa, 1).unwrap(), Cpu::new(isa, 4).unwrap());
+    // Groups of every size that has kernels of its own, and vectors that dims fill and do not fill.
+    for (q, kv, dim) in
+        [(1, 1, 128), (2, 1, 80), (3, 1, 24), (4, 1, 40), (5, 1, 64), (12, 2, 16), (7, 1, 20), (8, 1, 128)]
+    {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for window in [None, Some(300)] {
+                let case = Case { heads: Heads { q, kv, dim }, dtype, window };
+                let whole = case.rows(&one, 16, 0, LEN);
+                for (page_len, start, chunk) in [(16, 592, 1), (48, 0, 128), (24, 580, 7), (LEN, 597, 1)] {
+                    let part = case.rows(&many, page_len, start, chunk);
+                    let same = part == whole[start * q * dim..];
+                    assert!(
+                        same,
+                        "{isa}, {q}/{kv} heads of {dim}, {dtype:?}, {window:?}, pages of {page_len}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn in_scalar() {
+    hold(Isa::Scalar);
+}
+
+#[test]
+fn in_avx2() {
+    hold(Isa::Avx2);
+}
+
+#[test]
+fn in_avx512() {
+    hold(Isa::Avx512);
+}

@@ -262,7 +262,8 @@ pub(crate) trait Measured: Backend {
     /// What measuring needs, kept from one time to the next.
     type Yardstick;
     fn yardstick(&self) -> Result<Self::Yardstick, Failed>;
-    fn speeds(&self, by: &Self::Yardstick) -> Result<Speeds, Failed>;
+    /// For a model whose weights are in blocks, or not.
+    fn speeds(&self, by: &Self::Yardstick, blocks: bool) -> Result<Speeds, Failed>;
     /// What a step cost, for those who want to know. Empty where there is nothing to say.
     fn costs(&self) -> Vec<(&'static str, usize)> {
         Vec::new()
@@ -279,8 +280,8 @@ impl Measured for Cpu {
         Ok(vec![1.0; PROBED / size_of::<f32>()])
     }
 
-    fn speeds(&self, by: &Vec<f32>) -> Result<Speeds, Failed> {
-        Ok(Speeds { read: self.read_speed(by), flops: self.multiply_speed() })
+    fn speeds(&self, by: &Vec<f32>, blocks: bool) -> Result<Speeds, Failed> {
+        Ok(Speeds { read: self.read_speed(by), flops: self.multiply_speed(blocks) })
     }
 }
 
@@ -294,7 +295,7 @@ impl Measured for Wgpu {
         Ok(tallow_wgpu::Yardstick::new(self, bytes)?)
     }
 
-    fn speeds(&self, by: &Self::Yardstick) -> Result<Speeds, Failed> {
+    fn speeds(&self, by: &Self::Yardstick, _: bool) -> Result<Speeds, Failed> {
         Ok(Speeds { read: by.read_speed(self)?, flops: by.multiply_speed(self)? })
     }
 

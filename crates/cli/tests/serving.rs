@@ -173,7 +173,7 @@ fn a_gpu_serves_what_the_cpu_does() {
     let Some(device) = gpu() else { return };
     // In full precision, so that the two devices' roundings cannot choose another token.
     let (cpu, gpu) = (
-        Server::start(&["--kv", "f32", "--device", "cpu"]),
+        Server::start(&["--kv", "f32", "--device", "cpu", "--arithmetic", "exact"]),
         Server::start(&["--kv", "f32", "--slots", "8", "--device", &device]),
     );
     let body = |i: usize| {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::Cpu;
+use crate::{Arithmetic, Cpu};
 
 /// Pieces of the memory that is read: several a thread, so that none waits long for the last.
 const PIECES: usize = 64;
@@ -14,18 +14,21 @@ impl Cpu {
         let pass = || {
             let begun = Instant::now();
             self.share(memory.len().div_ceil(piece), usize::MAX, |_, i| {
-                let mut sum = 0.0;
+                let mut bits = 0;
                 let end = memory.len().min((i + 1) * piece);
-                (self.kernels.read)(&memory[i * piece..end], &mut sum);
-                std::hint::black_box(sum);
+                (self.kernels.read)(&memory[i * piece..end], &mut bits);
+                std::hint::black_box(bits);
             });
             size_of_val(memory) as f64 / begun.elapsed().as_secs_f64().max(1e-9)
         };
         best(3, pass)
     }
 
-    /// Floating-point operations per second that all threads together can do in these instructions.
-    pub fn multiply_speed(&self) -> f64 {
+    /// Operations per second that all threads together can do in these instructions: on `f32`, or on bytes where weights
+    /// are in blocks and arithmetic is fast.
+    pub fn multiply_speed(&self, blocks: bool) -> f64 {
+        let whole = blocks && self.arithmetic == Arithmetic::Fast;
+        let multiply = if whole { self.kernels.multiply_whole } else { self.kernels.multiply };
         const ROUNDS: usize = 1 << 16;
         let pieces = 16 * self.threads();
         let pass = || {
@@ -33,7 +36,7 @@ impl Cpu {
             let done = std::sync::atomic::AtomicU64::new(0);
             self.share(pieces, usize::MAX, |_, _| {
                 let mut count = 0;
-                (self.kernels.multiply)(ROUNDS, &mut count);
+                multiply(ROUNDS, &mut count);
                 done.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
             });
             done.into_inner() as f64 / begun.elapsed().as_secs_f64().max(1e-9)

@@ -8,6 +8,7 @@ use tallow_core::{Backend, launch_table};
 use tallow_cpu::Arithmetic;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
+use tallow_models::formats::{Kind, Stored};
 
 use super::show::count;
 use crate::Failed;
@@ -139,6 +140,8 @@ impl Measuring<'_> {
         let (model, setup) = (self.model, self.setup);
         let shown = self.report.is_shown() && std::io::stderr().is_terminal();
         let started = SystemTime::now();
+        let in_blocks = |t: &Stored| matches!(t.kind, Kind::Weights(format) if !format.is_plain());
+        let blocks = model.checkpoint.tensors().any(|(_, t)| in_blocks(t));
         let (mut samples, mut speeds) = (Vec::new(), Speeds::default());
         fill(solo, model, test, setup.batch)?;
         // The first time memory is touched, threads are woken and kernels compiled; it does not count.
@@ -149,7 +152,7 @@ impl Measuring<'_> {
                 std::io::stderr().flush()?;
             }
             // The machine's own speed, minute by minute: it changes where others use the machine too.
-            speeds = speeds.best(solo.backend().speeds(yardstick)?);
+            speeds = speeds.best(solo.backend().speeds(yardstick, blocks)?);
             let begun = Instant::now();
             once(solo, model, test, setup.batch)?;
             samples.push(begun.elapsed().as_nanos() as u64);

@@ -111,9 +111,12 @@ fn machine(text: &mut String) -> Result<(), Failed> {
         None => drop(writeln!(text, "memory     unknown: this system does not say")),
     }
     let b = Cpu::new(best, cores())?;
-    let Speeds { read, flops } = b.speeds(&b.yardstick()?)?;
-    let (read, flops) = (read / 1e9, flops / 1e9);
-    let _ = writeln!(text, "speed      reads {read:.1} GB/s, computes {flops:.0} GFLOP/s ({best})");
+    let Speeds { read, flops } = b.speeds(&b.yardstick()?, false)?;
+    let (read, flops, bytes) = (read / 1e9, flops / 1e9, b.multiply_speed(true) / 1e9);
+    let _ = writeln!(
+        text,
+        "speed      reads {read:.1} GB/s, computes {flops:.0} GFLOP/s, on bytes {bytes:.0} GOP/s ({best})"
+    );
     Ok(())
 }
 

@@ -75,10 +75,12 @@ pub(crate) struct Kernels {
     pub softcap: fn(&mut [f32], f32),
     /// `x *= sigmoid(y)`
     pub gate: fn(&mut [f32], &[f32]),
-    /// Adds up the elements, as fast as they can be read.
-    pub read: fn(&[f32], &mut f32),
+    /// Reads the elements as fast as possible, and gives something that depends on all.
+    pub read: fn(&[f32], &mut u32),
     /// Multiplies and adds as fast as possible; counts the operations.
     pub multiply: fn(usize, &mut u64),
+    /// The same with bytes.
+    pub multiply_whole: fn(usize, &mut u64),
 }
 
 /// Instantiates the generic kernels inside functions that have `$features` enabled.
@@ -110,7 +112,8 @@ macro_rules! table {
             add_scaled: (out: &mut [f32], scale: f32, x: &[f32]) => rowwise::add_scaled::<$simd>(out, scale, x);
             softcap: (x: &mut [f32], cap: f32) => rowwise::softcap::<$simd>(x, cap);
             gate: (x: &mut [f32], y: &[f32]) => rowwise::gate::<$simd>(x, y);
-            read: (x: &[f32], sum: &mut f32) => probe::read::<$simd>(x, sum);
+            read: (x: &[f32], bits: &mut u32) => probe::read::<$lines>(x, bits);
+            multiply_whole: (rounds: usize, count: &mut u64) => probe::multiply_whole::<$lines>(rounds, count);
             multiply: (rounds: usize, count: &mut u64) => probe::multiply::<$simd>(rounds, count);
         );
     };

@@ -1,24 +1,56 @@
 //! What the machine can do at most: reading memory, and multiplying.
 
-use crate::simd::Simd;
+use super::unpack::look_ahead;
+use crate::packed::LINE;
+use crate::simd::{Lines, Simd};
 
 /// Enough independent sums to keep every unit busy: more than latency times units, fewer than registers.
 const CHAINS: usize = 12;
 
-/// The sum of all elements, as fast as they come.
+/// The bits of all elements, as fast as they come: asked for ahead as weights are.
 #[inline(always)]
-pub(super) unsafe fn read<S: Simd>(x: &[f32], sum: &mut f32) {
+pub(super) unsafe fn read<L: Lines>(x: &[f32], bits: &mut u32) {
+    const LINES: usize = 8;
     // SAFETY: the loop stays within the slice; the caller has the instruction set.
     unsafe {
-        let mut sums = [S::splat(0.0); CHAINS];
-        let step = CHAINS * S::LANES;
-        for chunk in x.chunks_exact(step) {
-            for (i, s) in sums.iter_mut().enumerate() {
-                *s = S::add(*s, S::load(chunk.as_ptr().add(i * S::LANES)));
+        let mut all = [L::bytes(0); LINES];
+        for chunk in x.as_chunks::<{ LINES * LINE / 4 }>().0 {
+            let p = chunk.as_ptr().cast::<u8>();
+            look_ahead::<L>(p, p.add(LINES * LINE));
+            for i in 0..LINES {
+                all[i] = L::xor(all[i], L::load(p.add(i * LINE)));
             }
         }
-        *sum = sums.into_iter().map(|s| S::sum(s)).sum();
+        let mut words = [0; LINE / 4];
+        for line in all {
+            let mut these = [0u32; LINE / 4];
+            L::store(these.as_mut_ptr().cast(), line);
+            words.iter_mut().zip(these).for_each(|(w, t)| *w ^= t);
+        }
+        *bits = words.iter().fold(0, |all, w| all ^ w);
     }
+}
+
+/// Multiplies bytes with bytes and adds `rounds` times in each chain; `count` becomes how many operations that was.
+#[inline(always)]
+pub(super) unsafe fn multiply_whole<L: Lines>(rounds: usize, count: &mut u64) {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        let (w, a) = (L::bytes(std::hint::black_box(3)), L::bytes(std::hint::black_box(2)));
+        let mut chains = [L::words(0); CHAINS];
+        for _ in 0..rounds {
+            for c in &mut chains {
+                *c = L::dot4::<false>(*c, w, a);
+            }
+        }
+        let mut words = [0u32; LINE / 4];
+        for c in chains {
+            L::store(words.as_mut_ptr().cast(), c);
+            // The result must be used, or there is nothing to measure.
+            std::hint::black_box(&words);
+        }
+    }
+    *count = (2 * rounds * CHAINS * LINE) as u64;
 }
 
 /// Multiplies and adds `rounds` times in each chain; `count` becomes how many operations that was.

@@ -187,6 +187,7 @@ pub(crate) struct Rounded<'a> {
 
 impl<'a> Rounded<'a> {
     /// Some inputs, a chunk of them, of some rows: codes, scales, and what else is needed, row after row.
+    #[inline(always)]
     pub(crate) fn chunk(
         &self,
         rows: Range<usize>,
@@ -194,11 +195,9 @@ impl<'a> Rounded<'a> {
     ) -> (&'a [u8], &'a [f32], &'a [u32]) {
         let at = inputs.start * self.rows + rows.start * inputs.len();
         let end = at + rows.len() * inputs.len();
-        (
-            &self.codes[at..end],
-            &self.scales[at / PART..end / PART],
-            &self.sides[at / self.run..end / self.run],
-        )
+        // By the two divisors that there are: dividing by any other takes as long as some of the work that this is for.
+        let sides = if self.run == PART { at / PART..end / PART } else { at / 16..end / 16 };
+        (&self.codes[at..end], &self.scales[at / PART..end / PART], &self.sides[sides])
     }
 }
 

@@ -153,7 +153,7 @@ impl Bench {
         })?;
         // Every query with the keys up to its own, and the values likewise; a multiplication and an addition each.
         let work = 4.0 * (tokens * (tokens + 1) / 2 * self.heads.q_cols()) as f64 * 1e-9;
-        let peak = self.cpu.multiply_speed() * 1e-9;
+        let peak = self.cpu.multiply_speed(false) * 1e-9;
         println!(
             "prefill {tokens:5}: {:6.1} GFLOP/s (best {:6.1}); multiply {peak:.1}: {:.0} %; storing {:.2} us a \
              token",

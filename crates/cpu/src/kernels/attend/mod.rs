@@ -8,6 +8,11 @@
 //! A few query rows read keys and values straight from the cache, for memory is what holds them up. Many rows share a
 //! copy of a segment that is widened once. Both go through the same loops over the same layout, and so through the
 //! same sums in the same order.
+//!
+//! # Safety
+//!
+//! As for [`kernels`](super): only on a CPU that has the instruction set of `S`, and nobody else may use the part of the
+//! output that it is given.
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
 

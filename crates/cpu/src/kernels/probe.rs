@@ -17,8 +17,8 @@ pub(super) unsafe fn read<L: Lines>(x: &[f32], bits: &mut u32) {
         for chunk in x.as_chunks::<{ LINES * LINE / 4 }>().0 {
             let p = chunk.as_ptr().cast::<u8>();
             look_ahead::<L>(p, p.add(LINES * LINE));
-            for i in 0..LINES {
-                all[i] = L::xor(all[i], L::load(p.add(i * LINE)));
+            for (i, all) in all.iter_mut().enumerate() {
+                *all = L::xor(*all, L::load(p.add(i * LINE)));
             }
         }
         let mut words = [0; LINE / 4];

@@ -12,6 +12,10 @@ use crate::kernels::Source;
 use crate::mat::{Mat, MatMut};
 use crate::packed::{CHUNK, Layout, PART};
 
+/// Rows of a tile, which kernels may read at once.
+pub(crate) const TILE: usize = 16;
+/// Fewer rows than this are never read in tiles.
+pub(crate) const MANY: usize = 32;
 /// What kernels need of each run of a row beside its codes and scales. It depends on how weights are stored, and not on
 /// the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,8 +111,14 @@ fn chunks(cols: usize) -> impl Iterator<Item = Range<usize>> {
     (0..cols).step_by(CHUNK).map(move |at| at..cols.min(at + CHUNK))
 }
 
+/// Rows that there must be room for: kernels for many rows may read whole tiles, to no effect.
+fn room_for(rows: usize) -> usize {
+    if rows < MANY { rows } else { rows.next_multiple_of(TILE) }
+}
+
 /// The rounded input of some linear layers.
 pub(crate) struct Activations {
+    /// With those that there only is room for.
     rows: usize,
     cols: usize,
     codes: Tensor<Cpu>,
@@ -129,7 +139,7 @@ impl Activations {
                 wanted.push(side);
             }
         }
-        let (rows, cols) = (x.rows, x.cols);
+        let (rows, cols) = (room_for(x.rows), x.cols);
         let codes = b.alloc(DType::U8, 1, rows * cols)?;
         let scales = b.alloc(DType::F32, 1, rows * cols / PART)?;
         let sides = wanted.into_iter().map(|s| Ok((s, b.alloc(DType::U32, 1, rows * cols / s.run())?)));
@@ -143,9 +153,20 @@ impl Activations {
         let (codes, scales) = (MatMut::<u8>::new(&self.codes), MatMut::<f32>::new(&self.scales));
         let sides: Vec<_> = self.sides.iter().map(|(s, t)| (*s, MatMut::<u32>::new(t))).collect();
         let (k, rows, cols) = (b.kernels, self.rows, self.cols);
+        // Rows that there only is room for are multiplied as well. Any numbers will do, but some take very long.
+        for (inputs, r) in chunks(cols).flat_map(|inputs| (x.rows..rows).map(move |r| (inputs.clone(), r))) {
+            let at = inputs.start * rows + r * inputs.len();
+            // SAFETY: nobody else has these rows.
+            unsafe {
+                scales.part(0, at / PART..(at + inputs.len()) / PART).fill(0.0);
+                for (side, out) in &sides {
+                    out.part(0, at / side.run()..(at + inputs.len()) / side.run()).fill(0);
+                }
+            }
+        }
         let piece = (8192 / cols.max(1)).max(1);
-        b.share(rows.div_ceil(piece), 4 * rows * cols, |_, i| {
-            for r in i * piece..rows.min((i + 1) * piece) {
+        b.share(x.rows.div_ceil(piece), 4 * x.rows * cols, |_, i| {
+            for r in i * piece..x.rows.min((i + 1) * piece) {
                 for inputs in chunks(cols) {
                     let at = inputs.start * rows + r * inputs.len();
                     let parts = at / PART..(at + inputs.len()) / PART;

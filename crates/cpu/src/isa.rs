@@ -14,11 +14,13 @@ pub enum Isa {
     AvxVnni,
     /// x86 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
+    /// The same with AMX's tiles of bytes, under Linux.
+    Amx,
 }
 
 impl Isa {
     /// All of them, the best last.
-    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512];
+    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
 
     /// Does this machine have it?
     pub fn is_available(self) -> bool {
@@ -41,7 +43,9 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Isa::Amx => Isa::Avx512.is_available() && may_use_tiles(),
+            #[allow(unreachable_patterns, reason = "depends on the system")]
             _ => false,
         }
     }
@@ -58,8 +62,27 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
+}
+
+/// Does the CPU have tiles of bytes, and does the system let this process use them? It must be asked first: it keeps
+/// room for their contents then, for each thread.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn may_use_tiles() -> bool {
+    use std::arch::x86_64::__cpuid_count;
+    use std::sync::LazyLock;
+
+    static MAY: LazyLock<bool> = LazyLock::new(|| {
+        const TILES_AND_BYTES: u32 = 1 << 24 | 1 << 25;
+        const ARCH_REQ_XCOMP_PERM: libc::c_ulong = 0x1023;
+        const TILE_DATA: libc::c_ulong = 18;
+        let has = __cpuid_count(7, 0).edx & TILES_AND_BYTES == TILES_AND_BYTES;
+        // SAFETY: the call only asks for a permission, and says no where it does not know the question.
+        has && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) } == 0
+    });
+    *MAY
 }
 
 impl fmt::Display for Isa {

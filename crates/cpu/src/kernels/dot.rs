@@ -18,7 +18,8 @@ pub(crate) struct Sums(pub [[f32; ROWS]; 2]);
 
 /// A chunk of a pair of panels, to be multiplied with all rows of an input.
 pub(crate) struct DotTask<'a> {
-    pub chunks: &'a [Chunk; 2],
+    /// Unpacked; of no use afterwards.
+    pub chunks: &'a mut [Chunk; 2],
     pub layout: Layout,
     pub x: Rounded<'a>,
     /// The row that the first of the sums is of.
@@ -79,7 +80,7 @@ unsafe fn tile<L: Lines, const T: usize, const RUN: usize, const MINS: bool, con
     if T > L::TOKENS {
         return T;
     }
-    let [first, second] = t.chunks;
+    let [first, second] = &*t.chunks;
     let n = t.inputs.len();
     let (codes, scales, sides) = t.x.chunk(t.first + row..t.first + row + T, &t.inputs);
     let tile = Tile {

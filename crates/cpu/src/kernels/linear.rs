@@ -195,7 +195,7 @@ fn multiply(k: &Kernels, t: &LinearTask<'_>, pair: usize, rows: Range<usize>, ro
                 (k.unpack)(p.format, from, inputs, chunk);
             }
             let (layout, first, sums) = (p.layout, rows.start, &mut room.sums[..]);
-            (k.dot)(&mut DotTask { chunks: &room.chunks, layout, x, first, inputs, sums });
+            (k.dot)(&mut DotTask { chunks: &mut room.chunks, layout, x, first, inputs, sums });
         } else {
             t.w.unpack_pair(k, pair, inputs.clone(), room);
             let x = t.x.rows(rows.clone());

@@ -5,6 +5,8 @@
 //! What is unsafe here must run only on a CPU that has the instruction set of its `S`, and nobody else may use the part
 //! of the output that it is given.
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 mod attend;
 mod dot;
 mod few;
@@ -122,7 +124,7 @@ macro_rules! table {
         mod $table {
             use super::*;
             $(table!(@one $features, $name, ($($arg: $t),*), $body);)*
-            pub(super) static TABLE: Kernels =
+            pub(super) const TABLE: Kernels =
                 Kernels { isa: $isa, biased: <$lines as Lines>::BIASED, $($name),* };
         }
     };
@@ -152,6 +154,10 @@ table!(avxvnni, Isa::AvxVnni, Avx2, AvxVnni, "avx2", "fma", "f16c", "avxvnni");
 table!(avx512, Isa::Avx512, Avx512, Avx512,
     "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni");
 
+/// What AVX-512 does, and many rows by tiles.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+static AMX: Kernels = Kernels { isa: Isa::Amx, dot: amx::dot, ..avx512::TABLE };
+
 impl Kernels {
     /// The kernels for `isa`, if this CPU has it.
     pub(crate) fn new(isa: Isa) -> Option<&'static Kernels> {
@@ -163,6 +169,8 @@ impl Kernels {
             Isa::AvxVnni => &avxvnni::TABLE,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => &avx512::TABLE,
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Isa::Amx => &AMX,
             #[cfg(not(target_arch = "x86_64"))]
             _ => &scalar::TABLE,
         })

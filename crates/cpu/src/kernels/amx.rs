@@ -1,0 +1,353 @@
+//! Products of packed weights with many rows by AMX, whose tiles multiply 16 rows of input with 16 of weights.
+//!
+//! A line of codes is a row of a tile as it is. Whole sums are exact, and they are scaled and added up as
+//! [`Tile`](crate::simd::Tile) does: so results are the same to the last bit, and a row may be computed either way.
+//!
+//! A product, of one run, goes through three places: it is multiplied in a tile, its sums go from there to memory, and
+//! from memory they are scaled. Tiles are not renamed, and each step takes some 50 cycles to show: a product is begun six
+//! before the one that is being scaled and is stored four later, when its tile is needed again.
+//!
+//! # Safety
+//!
+//! As for [`kernels`](super): only on a CPU that has AMX, in a process that may use it (see [`Isa`](crate::Isa)).
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::cell::Cell;
+use std::mem::MaybeUninit;
+
+use super::dot::{DotTask, Sums};
+use super::unpack::Chunk;
+use crate::activations::{MANY, TILE};
+use crate::packed::{CHUNK, LINE, Layout, PART, ROWS};
+
+/// The whole sums of a tile: a line for each row of input.
+#[repr(C, align(64))]
+struct Whole([[i32; ROWS]; TILE]);
+
+/// Those of four products, one after the other.
+type Four = [Whole; 4];
+
+/// Runs of a chunk.
+const RUNS: usize = CHUNK / PART;
+
+/// Shapes of the tiles, as the processor wants them.
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    /// Bytes of a row.
+    widths: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Config {
+    /// Tiles 0 to 3 are sums, 4 and 5 are a run of input, 6 and 7 are one of weights.
+    const fn new() -> Config {
+        let (mut widths, mut rows) = ([0; 16], [0; 16]);
+        let (sums, input, weights) = ((TILE, LINE), (TILE, PART), (PART / 4, LINE));
+        let shapes = [sums, sums, sums, sums, input, input, weights, weights];
+        let mut i = 0;
+        while i < shapes.len() {
+            (rows[i], widths[i]) = (shapes[i].0 as u8, shapes[i].1 as u16);
+            i += 1;
+        }
+        Config { palette: 1, start_row: 0, reserved: [0; 14], widths, rows }
+    }
+}
+
+/// Takes away what a byte says more than its code: tiles multiply signed codes.
+#[target_feature(enable = "avx512f,avx512bw")]
+fn sign(chunks: &mut [Chunk; 2], layout: Layout) {
+    let more = if layout.is_wide() { 128 } else { layout.bias };
+    for chunk in chunks {
+        chunk.codes.as_flattened_mut().iter_mut().for_each(|code| *code = code.wrapping_sub(more));
+    }
+}
+
+/// [`dot`](super::dot::dot), by tiles where that is faster: not for runs of 16, of which there are twice as many to scale,
+/// and not for a part of a chunk.
+pub(super) fn dot(t: &mut DotTask<'_>) {
+    if t.sums.len() < MANY || t.layout.run != PART || t.inputs.len() < CHUNK {
+        return (super::avx512::TABLE.dot)(t);
+    }
+    // SAFETY: this is in the kernel table that is handed out only where the CPU and the system allow it.
+    unsafe {
+        match t.layout.has_mins() {
+            true => tiles::<true>(t),
+            false => {
+                sign(t.chunks, t.layout);
+                tiles::<false>(t);
+            }
+        }
+    }
+}
+
+/// Gives this thread's tiles their shapes.
+///
+/// That takes as long as several products, so they keep them. Nothing else in this process uses tiles.
+#[inline(always)]
+unsafe fn shape() {
+    thread_local! {
+        static IS_DONE: Cell<bool> = const { Cell::new(false) };
+    }
+    if !IS_DONE.get() {
+        let config = const { &Config::new() };
+        // SAFETY: the configuration is 64 bytes of the form that the instruction reads; the CPU has it.
+        unsafe { asm!("ldtilecfg [{0}]", in(reg) config, options(readonly, nostack, preserves_flags)) };
+        IS_DONE.set(true);
+    }
+}
+
+/// Where four products begin: of the next runs of a tile of rows, with one of the panels.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    tile: usize,
+    panel: usize,
+    run: usize,
+}
+
+impl Place {
+    /// The place after this one. After the last of so many tiles comes the first, which then is computed to no effect.
+    #[inline(always)]
+    fn next(self, tiles: usize) -> Place {
+        let Place { tile, panel, run } = self;
+        match (run + 4 < RUNS, panel == 0, tile + 1 < tiles) {
+            (true, _, _) => Place { run: run + 4, ..self },
+            (_, true, _) => Place { panel: 1, run: 0, ..self },
+            (.., true) => Place { tile: tile + 1, panel: 0, run: 0 },
+            _ => Place::default(),
+        }
+    }
+}
+
+/// Where four products begin: rows and weights.
+type Begin = (*const u8, *const u8);
+
+/// Does something for each row of a tile, by a number that the compiler knows.
+macro_rules! each_row {
+    (|$i:ident| $body:expr) => { each_row!(@ $i $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15) };
+    (@ $i:ident $body:expr, $($n:literal)*) => { [$({ const $i: usize = $n; $body }),*] };
+}
+
+/// The text that stores the sums of tile `$sums` at `$out` and begins the product that is the next to use it: run `$run` of
+/// those at `$x` and `$w`.
+macro_rules! turn {
+    ($sums:literal, $input:literal, $weights:literal, $out:literal, $x:literal, $w:literal, $run:literal) => {
+        concat!(
+            "tilestored [{",
+            $out,
+            "} + {line}*1 + 1024*",
+            $run,
+            "], tmm",
+            $sums,
+            "\n",
+            "tileloadd tmm",
+            $input,
+            ", [{",
+            $x,
+            "} + {width}*1 + 32*",
+            $run,
+            "]\n",
+            "tileloadd tmm",
+            $weights,
+            ", [{",
+            $w,
+            "} + {line}*1 + 16*32*",
+            $run,
+            "]\n",
+            "tilezero tmm",
+            $sums,
+            "\n",
+            "tdpbssd tmm",
+            $sums,
+            ", tmm",
+            $input,
+            ", tmm",
+            $weights,
+            "\n",
+        )
+    };
+}
+
+/// The text that scales the whole sums of a run and adds them to the others.
+macro_rules! scale {
+    (false, $run:literal) => {
+        concat!("vmovaps zmm16, [{scales} + 64*", $run, "]\n", scale!(@rows false, $run))
+    };
+    (true, $run:literal) => {
+        concat!(
+            "vmovaps zmm16, [{scales} + 64*", $run, "]\n",
+            "vmovaps zmm19, [{mins} + 64*", $run, "]\n",
+            scale!(@rows true, $run),
+        )
+    };
+    (@rows $mins:tt, $run:literal) => {
+        scale!(@ $mins, $run, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $mins:tt, $run:literal, $($i:literal)*) => {
+        concat!($(scale!(@@ $mins, $run, $i)),*)
+    };
+    (@@ false, $run:literal, $i:literal) => {
+        concat!(
+            "vcvtdq2ps zmm17, [{here} + 1024*", $run, " + 64*", $i, "]\n",
+            "vmulps zmm18, zmm16, dword ptr [{row_scales} + 32*", $i, " + 4*", $run, "]{{1to16}}\n",
+            "vfmadd231ps zmm", $i, ", zmm17, zmm18\n",
+        )
+    };
+    (@@ true, $run:literal, $i:literal) => {
+        concat!(
+            "vcvtdq2ps zmm17, [{here} + 1024*", $run, " + 64*", $i, "]\n",
+            "vmulps zmm18, zmm16, dword ptr [{row_scales} + 32*", $i, " + 4*", $run, "]{{1to16}}\n",
+            "vfmadd231ps zmm", $i, ", zmm17, zmm18\n",
+            "vfmadd231ps zmm", $i, ", zmm19, dword ptr [{sides} + 32*", $i, " + 4*", $run, "]{{1to16}}\n",
+        )
+    };
+}
+
+/// Begins the first six products and stores the first two.
+#[inline(always)]
+unsafe fn begin(first: Begin, next: Begin, here: *mut Whole) {
+    // SAFETY: the caller vouches for rows and weights of eight products, and for the room.
+    unsafe {
+        asm!(
+            concat!(
+                // What the first four store is of no use.
+                turn!(0, 4, 6, "here", "x", "w", 0), turn!(1, 5, 7, "here", "x", "w", 1),
+                turn!(2, 4, 6, "here", "x", "w", 2), turn!(3, 5, 7, "here", "x", "w", 3),
+                turn!(0, 4, 6, "here", "y", "v", 0), turn!(1, 5, 7, "here", "y", "v", 1),
+            ),
+            x = in(reg) first.0, w = in(reg) first.1, y = in(reg) next.0, v = in(reg) next.1,
+            here = in(reg) here, line = in(reg) LINE, width = in(reg) CHUNK,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// All rows with both panels.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn tiles<const MINS: bool>(t: &mut DotTask<'_>) {
+    let tiles = t.sums.len().div_ceil(TILE);
+    let (codes, scales, sides) = t.x.chunk(t.first..t.first + tiles * TILE, &t.inputs);
+    let place = |p: Place| {
+        let (x, w) = (codes[p.tile * TILE * CHUNK..].as_ptr(), t.chunks[p.panel].codes.as_ptr());
+        // SAFETY: there are so many runs.
+        unsafe { (x.add(p.run * PART), w.cast::<u8>().add(p.run * PART * ROWS)) }
+    };
+    let mut ring = MaybeUninit::<[Four; 2]>::uninit();
+    let ring = ring.as_mut_ptr().cast::<Whole>();
+    // SAFETY: rounded rows have room for whole tiles, chunks are whole, and the ring has room for eight products; the CPU
+    // has the instructions.
+    unsafe {
+        shape();
+        let (mut here, mut there) = (ring, ring.add(4));
+        let first = place(Place::default());
+        let next = Place::default().next(tiles);
+        begin(first, place(next), here);
+        let mut after = next;
+        let mut spare = [Sums([[0.0; ROWS]; 2]); TILE];
+        for tile in 0..tiles {
+            let live = (t.sums.len() - tile * TILE).min(TILE);
+            let sums = &mut t.sums[tile * TILE..][..live];
+            let to = if live == TILE {
+                sums.as_mut_ptr()
+            } else {
+                spare[..live].copy_from_slice(sums);
+                spare.as_mut_ptr()
+            };
+            for panel in 0..2 {
+                let chunk = &t.chunks[panel];
+                let mut scale = Scale {
+                    sums: to.cast::<f32>().add(panel * ROWS),
+                    scales: chunk.scales.as_ptr().cast(),
+                    mins: chunk.mins.as_ptr().cast(),
+                    row_scales: scales[tile * TILE * RUNS..].as_ptr(),
+                    sides: sides[tile * TILE * RUNS..].as_ptr(),
+                };
+                let mut f = scale.load();
+                for run in (0..RUNS).step_by(4) {
+                    let from = place(after);
+                    after = after.next(tiles);
+                    scale.add::<MINS>(&mut f, run, [from, place(after)], [here, there]);
+                    (here, there) = (there, here);
+                }
+                scale.store(&f);
+            }
+            if live < TILE {
+                sums.copy_from_slice(&spare[..live]);
+            }
+        }
+    }
+}
+
+/// What scales the whole sums of a tile of rows with a panel: pointers to the first run of the first row.
+struct Scale {
+    /// The sums so far, those of a row two lines behind those of the row before.
+    sums: *mut f32,
+    scales: *const f32,
+    mins: *const f32,
+    row_scales: *const f32,
+    sides: *const u32,
+}
+
+impl Scale {
+    #[inline(always)]
+    unsafe fn load(&self) -> [__m512; TILE] {
+        // SAFETY: there are sums for 16 rows; the CPU has the instructions.
+        unsafe { each_row!(|I| _mm512_load_ps(self.sums.add(I * 2 * ROWS))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(&mut self, f: &[__m512; TILE]) {
+        // SAFETY: as above.
+        unsafe { each_row!(|I| _mm512_store_ps(self.sums.add(I * 2 * ROWS), f[I])) };
+    }
+
+    /// Scales four products and adds them up, storing and beginning later ones.
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn add<const MINS: bool>(
+        &self,
+        f: &mut [__m512; TILE],
+        run: usize,
+        [next, after]: [Begin; 2],
+        [here, there]: [*mut Whole; 2],
+    ) {
+        macro_rules! four {
+            ($mins:tt) => {
+                asm!(
+                    concat!(
+                        turn!(2, 4, 6, "here", "x", "w", 2), scale!($mins, 0),
+                        turn!(3, 5, 7, "here", "x", "w", 3), scale!($mins, 1),
+                        turn!(0, 4, 6, "there", "y", "v", 0), scale!($mins, 2),
+                        turn!(1, 5, 7, "there", "y", "v", 1), scale!($mins, 3),
+                        // Either is named only with minimums.
+                        "/* {mins} {sides} */",
+                    ),
+                    x = in(reg) next.0, w = in(reg) next.1, y = in(reg) after.0, v = in(reg) after.1,
+                    here = in(reg) here, there = in(reg) there,
+                    scales = in(reg) self.scales.add(run * ROWS),
+                    mins = in(reg) self.mins.add(run * ROWS),
+                    row_scales = in(reg) self.row_scales.add(run),
+                    sides = in(reg) self.sides.add(run),
+                    line = in(reg) LINE, width = in(reg) CHUNK,
+                    inout("zmm0") f[0], inout("zmm1") f[1], inout("zmm2") f[2], inout("zmm3") f[3],
+                    inout("zmm4") f[4], inout("zmm5") f[5], inout("zmm6") f[6], inout("zmm7") f[7],
+                    inout("zmm8") f[8], inout("zmm9") f[9], inout("zmm10") f[10], inout("zmm11") f[11],
+                    inout("zmm12") f[12], inout("zmm13") f[13], inout("zmm14") f[14], inout("zmm15") f[15],
+                    out("zmm16") _, out("zmm17") _, out("zmm18") _, out("zmm19") _,
+                    options(nostack, preserves_flags),
+                )
+            };
+        }
+        // SAFETY: rounded rows have codes, scales and sides for a whole tile, chunks have codes, scales and minimums for
+        // each run, the ring has room for eight products; the CPU has the instructions.
+        unsafe {
+            match MINS {
+                true => four!(true),
+                false => four!(false),
+            }
+        }
+    }
+}

@@ -2,23 +2,26 @@
 //!
 //! The same sums in the same order as in [`dot`](super::dot), where weights are unpacked first: that pays when many rows
 //! use them.
+//!
+//! One panel after the other, so that memory is read from front to back, and so that a number of the input is used once
+//! where it is loaded: then it needs no register. What is compiled for a number of rows is a function of its own
+//! ([`Lines::apart`]), or the compiler would run out of registers, and out of time.
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
 
+use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use tallow_quant::{Format, with_block};
 
 use super::dot::Sums;
 use super::linear::Packed;
-use super::unpack::{Head, groups, look_ahead, pairs};
+use super::unpack::{Head, group, look_ahead, pairs};
 use crate::activations::Rounded;
 use crate::mat::Mat;
-use crate::packed::{CHUNK, LINE, PART, Packing, ROWS};
-use crate::simd::Lines;
-
-/// Rows that are a few.
-pub(crate) const FEW: usize = 4;
+use crate::packed::{CHUNK, LINE, PAIR, PART, Packing, ROWS, Scales};
+use crate::simd::{Lines, Work};
 
 /// A pair of panels, to be multiplied with a few rows.
 pub(crate) struct FewTask<'a> {
@@ -39,212 +42,315 @@ pub(crate) enum FewRows<'a> {
     Plain(Mat<'a, f32>),
 }
 
+/// All rows, as many at a time as registers hold, and no one or two left over where that can be.
 #[inline(always)]
 pub(super) unsafe fn few<L: Lines>(t: &mut FewTask<'_>) {
-    // SAFETY: passed on to the caller.
-    unsafe {
-        match t.rows.len() {
-            1 => all_chunks::<L, 1>(t),
-            2 => all_chunks::<L, 2>(t),
-            3 => all_chunks::<L, 3>(t),
-            _ => all_chunks::<L, FEW>(t),
-        }
+    let mut row = 0;
+    while row < t.sums.len() {
+        // SAFETY: passed on to the caller.
+        row += unsafe {
+            match (t.sums.len() - row).min(L::FEW) {
+                1 => some_rows::<L, 1>(t, row),
+                2 => some_rows::<L, 2>(t, row),
+                3 => some_rows::<L, 3>(t, row),
+                4 | 5 => some_rows::<L, 4>(t, row),
+                6 | 7 => some_rows::<L, 6>(t, row),
+                8..=11 => some_rows::<L, 8>(t, row),
+                _ => some_rows::<L, 12>(t, row),
+            }
+        };
     }
 }
 
-/// The chunks of both panels, in the order in which they lie in memory.
+/// `T` rows from `row` on. Returns `T`.
 #[inline(always)]
-unsafe fn all_chunks<L: Lines, const T: usize>(t: &mut FewTask<'_>) {
-    let format = t.w.format;
-    for start in (0..t.w.cols).step_by(CHUNK) {
-        let (first, n) = t.w.chunk(2 * t.pair, start / CHUNK);
-        let (second, _) = t.w.chunk(2 * t.pair + 1, start / CHUNK);
-        let (inputs, from) = (start..start + n, [first.as_ptr(), second.as_ptr()]);
-        let sums = t.sums[..T].as_mut_ptr().cast::<f32>();
-        match t.x {
-            // SAFETY: the chunks are of that format and size, and there are sums for T rows; the caller has the
-            // instruction set.
-            FewRows::Rounded(x) => unsafe {
-                let x = rows::<T>(x, t.rows.start, &inputs);
-                with_block!(format, B => whole::<L, B, T>(from, n, &x, sums));
-            },
-            FewRows::Plain(x) => {
-                let x = std::array::from_fn(|i| x.row(t.rows.start + i)[inputs.clone()].as_ptr());
-                // SAFETY: as above.
-                unsafe { plain::<L, T>(format, from, n, x, sums) };
+unsafe fn some_rows<L: Lines, const T: usize>(t: &mut FewTask<'_>, row: usize) -> usize {
+    if T <= L::FEW
+        && let Some(sums) = t.sums[row..].first_chunk_mut::<T>()
+    {
+        let (w, pair, x, first) = (t.w, t.pair, t.x, t.rows.start + row);
+        // SAFETY: the caller has the instruction set.
+        with_block!(w.format, B => unsafe {
+            L::apart(SomeRows { w, pair, x, first, sums, block: PhantomData::<B> });
+        });
+    }
+    T
+}
+
+/// A pair of panels, to be multiplied with `T` rows.
+struct SomeRows<'a, B, const T: usize> {
+    w: Packed<'a>,
+    pair: usize,
+    x: FewRows<'a>,
+    first: usize,
+    sums: &'a mut [Sums; T],
+    block: PhantomData<B>,
+}
+
+impl<L: Lines, B: Packing, const T: usize> Work<L> for SomeRows<'_, B, T> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let is_plain = const { matches!(B::LAYOUT.scales, Scales::Plain) };
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match self.x {
+                FewRows::Rounded(x) if !is_plain => self.whole::<L>(x),
+                FewRows::Plain(x) if is_plain => self.plain::<L>(x),
+                _ => debug_assert!(false, "input of another kind than weights"),
             }
         }
     }
 }
 
-/// The same inputs of some rows.
-struct Rows<const T: usize> {
-    codes: [*const u8; T],
-    scales: [*const f32; T],
-    sides: [*const u32; T],
-}
-
-#[inline(always)]
-fn rows<const T: usize>(x: Rounded<'_>, first: usize, inputs: &Range<usize>) -> Rows<T> {
-    let (codes, scales, sides) = x.chunk(first..first + T, inputs);
-    Rows {
-        codes: std::array::from_fn(|i| codes[codes.len() / T * i..].as_ptr()),
-        scales: std::array::from_fn(|i| scales[scales.len() / T * i..].as_ptr()),
-        sides: std::array::from_fn(|i| sides[sides.len() / T * i..].as_ptr()),
-    }
-}
-
-/// Loads the sums of `T` rows with both panels.
-#[inline(always)]
-unsafe fn load<L: Lines, const T: usize>(sums: *const f32) -> [[L::F; T]; 2] {
-    // SAFETY: the caller vouches for the sums and has the instruction set.
-    std::array::from_fn(|p| std::array::from_fn(|i| unsafe { L::load_f32(sums.add((2 * i + p) * ROWS)) }))
-}
-
-#[inline(always)]
-unsafe fn store<L: Lines, const T: usize>(sums: *mut f32, f: &[[L::F; T]; 2]) {
-    for (p, f) in f.iter().enumerate() {
-        for (i, f) in f.iter().enumerate() {
-            // SAFETY: the caller vouches for the sums and has the instruction set.
-            unsafe { L::store_f32(sums.add((2 * i + p) * ROWS), *f) };
+impl<B: Packing, const T: usize> SomeRows<'_, B, T> {
+    /// All chunks of codes.
+    #[inline(always)]
+    unsafe fn whole<L: Lines>(self, x: Rounded<'_>) {
+        let sums = self.sums.as_mut_ptr().cast::<f32>();
+        for start in (0..self.w.cols).step_by(CHUNK) {
+            let inputs = start..self.w.cols.min(start + CHUNK);
+            let (codes, scales, sides) = x.chunk(self.first..self.first + T, &inputs);
+            let mut room;
+            let rows = if inputs.len() == CHUNK {
+                let (codes, scales, sides) = (codes.as_ptr(), scales.as_ptr(), sides.as_ptr());
+                Rows { codes, scales, sides, block: PhantomData::<B> }
+            } else {
+                room = Spread::<T>::EMPTY;
+                room.fill(codes, scales, sides)
+            };
+            for p in 0..2 {
+                let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
+                // SAFETY: the chunk is of that format and size, rows have what belongs to it, and there are sums for T
+                // of them; the caller has the instruction set.
+                unsafe { multiply::<L, B, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS)) };
+            }
         }
     }
-}
 
-/// Adds the products of groups `J` and `J + 4` of part `at` to the sums of their halves.
-#[inline(always)]
-unsafe fn dot_groups<L: Lines, B: Packing, const T: usize, const J: usize>(
-    halves: &mut [[L::I; 2]; T],
-    planes: *const u8,
-    x: &Rows<T>,
-    at: usize,
-) {
-    // SAFETY: the caller vouches for the part and has the instruction set.
-    unsafe {
-        let groups = groups::<L, B, J>(planes);
-        for i in 0..T {
-            for half in 0..2 {
-                let a = L::repeat(x.codes[i].add(at * PART + half * PART / 2 + 4 * J));
-                halves[i][half] = match const { B::LAYOUT.is_wide() } {
-                    true => L::dot4::<true>(halves[i][half], groups[half], a),
-                    false => L::dot4::<false>(halves[i][half], groups[half], a),
-                };
+    /// All chunks of plain numbers.
+    #[inline(always)]
+    unsafe fn plain<L: Lines>(self, x: Mat<'_, f32>) {
+        let sums = self.sums.as_mut_ptr().cast::<f32>();
+        let mut rows = [[0.0; CHUNK]; T];
+        for start in (0..self.w.cols).step_by(CHUNK) {
+            let inputs = start..self.w.cols.min(start + CHUNK);
+            for i in 0..T {
+                rows[i][..inputs.len()].copy_from_slice(&x.row(self.first + i)[inputs.clone()]);
+            }
+            for p in 0..2 {
+                let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
+                // SAFETY: the chunk is of that format and size, and there are sums for T rows; the caller has the
+                // instruction set.
+                unsafe { multiply_plain::<L, B, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS)) };
             }
         }
     }
 }
 
-/// A chunk of codes of both panels.
+/// The same inputs, at most a chunk, of some rows, which are as far apart as whole chunks are: what kernels read lies at
+/// distances that are known when they are compiled.
+struct Rows<B> {
+    codes: *const u8,
+    scales: *const f32,
+    sides: *const u32,
+    block: PhantomData<B>,
+}
+
+impl<B: Packing> Rows<B> {
+    /// From one row's scales to the next one's.
+    const SCALES: usize = CHUNK / PART;
+    const SIDES: usize = CHUNK / B::LAYOUT.run;
+}
+
+/// Rows of less than a chunk, spread out.
+struct Spread<const T: usize> {
+    codes: [[u8; CHUNK]; T],
+    scales: [[f32; CHUNK / PART]; T],
+    sides: [[u32; CHUNK / 16]; T],
+}
+
+impl<const T: usize> Spread<T> {
+    const EMPTY: Spread<T> = Spread { codes: [[0; _]; _], scales: [[0.0; _]; _], sides: [[0; _]; _] };
+
+    #[inline(always)]
+    fn fill<B: Packing>(&mut self, codes: &[u8], scales: &[f32], sides: &[u32]) -> Rows<B> {
+        spread(codes, &mut self.codes.as_flattened_mut(), T, CHUNK);
+        spread(scales, &mut self.scales.as_flattened_mut(), T, Rows::<B>::SCALES);
+        spread(sides, &mut self.sides.as_flattened_mut(), T, Rows::<B>::SIDES);
+        Rows {
+            codes: self.codes.as_ptr().cast(),
+            scales: self.scales.as_ptr().cast(),
+            sides: self.sides.as_ptr().cast(),
+            block: PhantomData,
+        }
+    }
+}
+
+/// Copies rows that lie side by side to where they are `apart`.
+fn spread<T: Copy>(from: &[T], to: &mut [T], rows: usize, apart: usize) {
+    for (from, to) in from.chunks_exact(from.len() / rows).zip(to.chunks_mut(apart)) {
+        to[..from.len()].copy_from_slice(from);
+    }
+}
+
+/// Adds to the sums of `T` rows, which are a pair of panels apart, their products with a chunk of codes of a panel.
 #[inline(always)]
-unsafe fn whole<L: Lines, B: Packing, const T: usize>(
-    from: [*const u8; 2],
+unsafe fn multiply<L: Lines, B: Packing, const T: usize>(
+    from: *const u8,
     inputs: usize,
-    x: &Rows<T>,
+    x: &Rows<B>,
     sums: *mut f32,
 ) {
     let layout = const { B::LAYOUT };
-    // SAFETY: the chunks have the parts, rows have what belongs to them; the caller has the instruction set.
+    // SAFETY: the chunk has the parts, rows have what belongs to them; the caller has the instruction set.
     unsafe {
-        let heads = [Head::<L>::new::<B>(from[0], inputs), Head::<L>::new::<B>(from[1], inputs)];
-        let mut f = load::<L, T>(sums);
+        let head = Head::<L>::new::<B>(from, inputs);
+        let mut f = [L::splat(0.0); T];
+        for i in 0..T {
+            f[i] = L::load_f32(sums.add(PAIR * i));
+        }
         for at in 0..inputs / PART {
-            for p in 0..2 {
-                let planes = from[p].add(layout.head(inputs) + at * LINE * layout.bits);
-                look_ahead::<L>(planes, planes.add(LINE * layout.bits));
-                // The sums of either half, which are runs of their own or added up: whole numbers do not mind.
-                let mut halves = [[L::words(0); 2]; T];
-                dot_groups::<L, B, T, 0>(&mut halves, planes, x, at);
-                dot_groups::<L, B, T, 1>(&mut halves, planes, x, at);
-                dot_groups::<L, B, T, 2>(&mut halves, planes, x, at);
-                dot_groups::<L, B, T, 3>(&mut halves, planes, x, at);
-                for r in 0..PART / layout.run {
-                    let run = at * (PART / layout.run) + r;
-                    let (scale, min) = heads[p].run::<B>(run);
+            let planes = from.add(layout.head(inputs) + at * LINE * layout.bits);
+            look_ahead::<L>(planes, planes.add(LINE * layout.bits));
+            for line in 0..layout.bits {
+                L::prefetch_next(planes.add(LINE * (layout.bits + line)));
+            }
+            for r in 0..PART / layout.run {
+                let run = at * (PART / layout.run) + r;
+                let sides = x.sides.add(run);
+                let mut whole = [L::words(0); T];
+                if !layout.has_mins() {
                     for i in 0..T {
-                        let [low, high] = halves[i];
-                        let mut sum = if layout.run == PART { L::plus(low, high) } else { halves[i][r] };
-                        let side = x.sides[i].add(run);
-                        if !layout.has_mins() {
-                            sum = L::plus(sum, L::repeat(side.cast()));
-                        }
-                        let by = L::mul(scale, L::splat(*x.scales[i].add(at)));
-                        f[p][i] = L::fma(L::to_f32(sum), by, f[p][i]);
-                        if layout.has_mins() {
-                            f[p][i] = L::fma(min, L::splat(f32::from_bits(*side)), f[p][i]);
-                        }
+                        whole[i] = L::repeat(sides.add(i * Rows::<B>::SIDES).cast());
                     }
                 }
+                dot_run::<L, B, T>(&mut whole, r, planes, x.codes.add(at * PART));
+                let (scale, min) = head.run::<B>(run);
+                for i in 0..T {
+                    let by = L::mul(scale, L::splat(*x.scales.add(i * Rows::<B>::SCALES + at)));
+                    f[i] = L::fma(L::to_f32(whole[i]), by, f[i]);
+                    if layout.has_mins() {
+                        let less = f32::from_bits(*sides.add(i * Rows::<B>::SIDES));
+                        f[i] = L::fma(min, L::splat(less), f[i]);
+                    }
+                }
+                // Or lines that both runs of a part read would be kept, in more registers than there are.
+                compiler_fence(Ordering::SeqCst);
             }
         }
-        store::<L, T>(sums, &f);
-    }
-}
-
-/// Adds the products of one input.
-#[inline(always)]
-unsafe fn step<L: Lines, const T: usize>(
-    f: &mut [[L::F; T]; 2],
-    x: &[*const f32; T],
-    k: usize,
-    w: [L::F; 2],
-) {
-    // SAFETY: the caller vouches for the input and has the instruction set.
-    unsafe {
         for i in 0..T {
-            let a = L::splat(*x[i].add(k));
-            f[0][i] = L::fma(w[0], a, f[0][i]);
-            f[1][i] = L::fma(w[1], a, f[1][i]);
+            L::store_f32(sums.add(PAIR * i), f[i]);
         }
     }
 }
 
-/// A chunk of plain numbers of both panels.
+/// Adds the products of run `r` of a part. Whole numbers do not mind in which order: groups of the same line follow each
+/// other.
 #[inline(always)]
-unsafe fn plain<L: Lines, const T: usize>(
-    format: Format,
-    from: [*const u8; 2],
+unsafe fn dot_run<L: Lines, B: Packing, const T: usize>(
+    whole: &mut [L::I; T],
+    r: usize,
+    planes: *const u8,
+    codes: *const u8,
+) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let all = const { B::LAYOUT.run == PART };
+        if all || r == 0 {
+            dot_group::<L, B, T, 0>(whole, planes, codes);
+        }
+        if all || r == 1 {
+            dot_group::<L, B, T, 4>(whole, planes, codes);
+        }
+        if all || r == 0 {
+            dot_group::<L, B, T, 1>(whole, planes, codes);
+        }
+        if all || r == 1 {
+            dot_group::<L, B, T, 5>(whole, planes, codes);
+        }
+        if all || r == 0 {
+            dot_group::<L, B, T, 2>(whole, planes, codes);
+        }
+        if all || r == 1 {
+            dot_group::<L, B, T, 6>(whole, planes, codes);
+        }
+        if all || r == 0 {
+            dot_group::<L, B, T, 3>(whole, planes, codes);
+        }
+        if all || r == 1 {
+            dot_group::<L, B, T, 7>(whole, planes, codes);
+        }
+    }
+}
+
+/// Adds the products of group `G` of a part.
+#[inline(always)]
+unsafe fn dot_group<L: Lines, B: Packing, const T: usize, const G: usize>(
+    whole: &mut [L::I; T],
+    planes: *const u8,
+    codes: *const u8,
+) {
+    // SAFETY: the caller vouches for the part and has the instruction set.
+    unsafe {
+        let w = group::<L, B, G>(planes);
+        for i in 0..T {
+            let a = L::repeat(codes.add(i * CHUNK + 4 * G));
+            whole[i] = match const { B::LAYOUT.is_wide() } {
+                true => L::dot4::<true>(whole[i], w, a),
+                false => L::dot4::<false>(whole[i], w, a),
+            };
+        }
+    }
+}
+
+/// Adds to the sums of `T` rows, which are a pair of panels apart, their products with a chunk of plain numbers of a panel.
+#[inline(always)]
+unsafe fn multiply_plain<L: Lines, B: Packing, const T: usize>(
+    from: *const u8,
     inputs: usize,
-    x: [*const f32; T],
+    x: &[[f32; CHUNK]; T],
     sums: *mut f32,
 ) {
-    // SAFETY: the chunks have the inputs, and so have the rows; the caller has the instruction set.
+    /// Inputs whose weights are asked for together.
+    const SOME: usize = 8;
+    let bytes = const { B::LAYOUT.bits / 8 * ROWS };
+    // SAFETY: the chunk has the inputs; the caller has the instruction set.
     unsafe {
-        let mut f = load::<L, T>(sums);
-        match format {
-            Format::BF16 => {
-                for k in (0..inputs).step_by(2) {
-                    let line = [from[0].add(k / 2 * LINE), from[1].add(k / 2 * LINE)];
-                    look_ahead::<L>(line[0], line[0].add(LINE));
-                    look_ahead::<L>(line[1], line[1].add(LINE));
-                    let ([a, b], [c, d]) = (pairs::<L>(line[0]), pairs::<L>(line[1]));
-                    step::<L, T>(&mut f, &x, k, [a, c]);
-                    if k + 1 < inputs {
-                        step::<L, T>(&mut f, &x, k + 1, [b, d]);
+        let mut f = [L::splat(0.0); T];
+        for i in 0..T {
+            f[i] = L::load_f32(sums.add(PAIR * i));
+        }
+        for some in (0..inputs).step_by(SOME) {
+            let w = from.add(some * bytes);
+            look_ahead::<L>(w, w.wrapping_add(SOME * bytes));
+            for k in (some..inputs.min(some + SOME)).step_by(2) {
+                let two = from.add(k * bytes);
+                for odd in 0..2 {
+                    if k + odd == inputs {
+                        break;
+                    }
+                    let w = number::<L, B>(two, odd);
+                    for i in 0..T {
+                        f[i] = L::fma(w, L::splat(*x[i].as_ptr().add(k + odd)), f[i]);
                     }
                 }
             }
-            Format::F16 => {
-                for k in 0..inputs {
-                    let half = [from[0].add(k * LINE / 2), from[1].add(k * LINE / 2)];
-                    look_ahead::<L>(half[0], half[0].add(LINE / 2));
-                    look_ahead::<L>(half[1], half[1].add(LINE / 2));
-                    step::<L, T>(&mut f, &x, k, [L::halves(half[0]), L::halves(half[1])]);
-                }
-            }
-            _ => {
-                for k in 0..inputs {
-                    let line = [from[0].add(k * LINE), from[1].add(k * LINE)];
-                    look_ahead::<L>(line[0], line[0].add(LINE));
-                    look_ahead::<L>(line[1], line[1].add(LINE));
-                    step::<L, T>(
-                        &mut f,
-                        &x,
-                        k,
-                        [L::from_bits(L::load(line[0])), L::from_bits(L::load(line[1]))],
-                    );
-                }
-            }
         }
-        store::<L, T>(sums, &f);
+        for i in 0..T {
+            L::store_f32(sums.add(PAIR * i), f[i]);
+        }
+    }
+}
+
+/// Plain numbers of the first or the second of two inputs.
+#[inline(always)]
+unsafe fn number<L: Lines, B: Packing>(two: *const u8, i: usize) -> L::F {
+    // SAFETY: the caller vouches for the input and has the instruction set.
+    unsafe {
+        match B::FORMAT {
+            Format::BF16 => pairs::<L>(two)[i],
+            Format::F16 => L::halves(two.add(i * LINE / 2)),
+            _ => L::load_f32(two.add(i * LINE).cast()),
+        }
     }
 }

@@ -7,7 +7,7 @@ use tallow_quant::Format;
 
 use super::Kernels;
 use super::dot::{DotTask, PlainTask, Sums};
-use super::few::{FEW, FewRows, FewTask};
+use super::few::{FewRows, FewTask};
 use super::unpack::{Chunk, Plain};
 use crate::activations::{Rounded, Side};
 use crate::mat::{Mat, MatMut};
@@ -181,7 +181,7 @@ fn multiply(k: &Kernels, t: &LinearTask<'_>, pair: usize, rows: Range<usize>, ro
     room.sums.clear();
     room.sums.resize(rows.len(), Sums([[0.0; ROWS]; 2]));
     if let Source::Packed(w) = t.w
-        && rows.len() <= FEW
+        && rows.len() <= k.few_rows
         && (t.rounded.is_some() || w.format.is_plain())
     {
         let x = t.rounded.map_or(FewRows::Plain(t.x), FewRows::Rounded);

@@ -44,6 +44,8 @@ pub(crate) struct Kernels {
     pub unpack: fn(Format, &[u8], usize, &mut Chunk),
     /// The same to plain numbers, with room for the codes on the way.
     pub unpack_plain: fn(Format, &[u8], usize, &mut Chunk, &mut Plain),
+    /// Up to how many rows are a few.
+    pub few_rows: usize,
     /// Multiplies a pair of panels with a few rows.
     pub few: fn(&mut FewTask<'_>),
     /// Multiplies a chunk of a pair of panels with rows.
@@ -125,7 +127,7 @@ macro_rules! table {
             use super::*;
             $(table!(@one $features, $name, ($($arg: $t),*), $body);)*
             pub(super) const TABLE: Kernels =
-                Kernels { isa: $isa, biased: <$lines as Lines>::BIASED, $($name),* };
+                Kernels { isa: $isa, biased: <$lines as Lines>::BIASED, few_rows: <$lines as Lines>::FEW, $($name),* };
         }
     };
     (@one [$($feature:literal),*], $name:ident, ($($arg:ident: $t:ty),*), $body:expr) => {

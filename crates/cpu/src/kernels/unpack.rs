@@ -155,40 +155,36 @@ unsafe fn numbers<L: Lines, B: Packing>(from: *const u8, inputs: usize, to: &mut
     }
 }
 
-/// Of the part whose planes are at `p`, the codes of groups `J` and `J + 4`, as [`Lines::dot4`] takes them.
+/// Of the part whose planes are at `p`, the codes of group `G`, as [`Lines::dot4`] takes them.
 ///
 /// # Safety
 ///
 /// A part has as many lines as codes have bits; the CPU has the instruction set.
 #[inline(always)]
-pub(super) unsafe fn groups<L: Lines, B: Packing, const J: usize>(p: *const u8) -> [L::I; 2] {
+pub(super) unsafe fn group<L: Lines, B: Packing, const G: usize>(p: *const u8) -> L::I {
     let layout = const { B::LAYOUT };
+    let (j, half) = (G % 4, G / 4);
     // SAFETY: passed on to the caller.
     unsafe {
         let line = |i: usize| L::load(p.add(i * LINE));
-        let mut both = match layout.bits {
-            8 => [line(J), line(J + 4)],
-            2 | 3 => [bits::<L>(line(0), 2 * J, 0, 3), bits::<L>(line(1), 2 * J, 0, 3)],
-            _ => [bits::<L>(line(J), 0, 0, 15), bits::<L>(line(J), 4, 0, 15)],
+        let mut group = match layout.bits {
+            8 => line(G),
+            2 | 3 => bits::<L>(line(half), 2 * j, 0, 3),
+            _ => bits::<L>(line(j), 4 * half, 0, 15),
         };
-        for (half, group) in both.iter_mut().enumerate() {
-            let high = match layout.bits {
-                3 => bits::<L>(line(2), J + 4 * half, 2, 1),
-                5 => bits::<L>(line(4), J + 4 * half, 4, 1),
-                6 => bits::<L>(line(4 + half), 2 * J, 4, 3),
-                _ => continue,
-            };
-            *group = L::or(*group, high);
+        group = match layout.bits {
+            3 => L::or(group, bits::<L>(line(2), G, 2, 1)),
+            5 => L::or(group, bits::<L>(line(4), G, 4, 1)),
+            6 => L::or(group, bits::<L>(line(4 + half), 2 * j, 4, 3)),
+            _ => group,
+        };
+        if let Some(table) = &const { B::LAYOUT.table } {
+            group = L::look_up(table, group);
         }
-        for group in &mut both {
-            if let Some(table) = &const { B::LAYOUT.table } {
-                *group = L::look_up(table, *group);
-            }
-            if layout.is_wide() && L::BIASED {
-                *group = L::xor(*group, L::bytes(0x80));
-            }
+        if layout.is_wide() && L::BIASED {
+            group = L::xor(group, L::bytes(0x80));
         }
-        both
+        group
     }
 }
 
@@ -224,11 +220,18 @@ unsafe fn codes<L: Lines, B: Packing>(from: *const u8, inputs: usize, to: &mut C
         unsafe {
             let p = from.add(i * bytes);
             look_ahead::<L>(p, p.add(bytes));
-            let all =
-                [groups::<L, B, 0>(p), groups::<L, B, 1>(p), groups::<L, B, 2>(p), groups::<L, B, 3>(p)];
-            for (j, [low, high]) in all.into_iter().enumerate() {
-                L::store(out[j].as_mut_ptr(), low);
-                L::store(out[j + 4].as_mut_ptr(), high);
+            let all = [
+                group::<L, B, 0>(p),
+                group::<L, B, 4>(p),
+                group::<L, B, 1>(p),
+                group::<L, B, 5>(p),
+                group::<L, B, 2>(p),
+                group::<L, B, 6>(p),
+                group::<L, B, 3>(p),
+                group::<L, B, 7>(p),
+            ];
+            for (j, group) in all.into_iter().enumerate() {
+                L::store(out[j / 2 + j % 2 * 4].as_mut_ptr(), group);
             }
         }
     }

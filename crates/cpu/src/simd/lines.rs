@@ -15,6 +15,8 @@ pub(crate) trait Lines: Copy + 'static {
 
     /// Are signed codes multiplied with 128 added to them, which is taken away from the sum? Else as they are.
     const BIASED: bool;
+    /// Rows of input that a panel is multiplied with at a time on its way from memory.
+    const FEW: usize;
     /// Rows of input that a pair of panels is multiplied with at a time, in whole numbers.
     const TOKENS: usize;
     /// The same in `f32`.
@@ -24,11 +26,11 @@ pub(crate) trait Lines: Copy + 'static {
     unsafe fn store(p: *mut u8, v: Self::I);
     /// Asks for a line that will be read soon.
     unsafe fn prefetch(p: *const u8);
+    /// Asks for a line that will be read next.
+    unsafe fn prefetch_next(p: *const u8);
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn xor(a: Self::I, b: Self::I) -> Self::I;
-    /// Words added.
-    unsafe fn plus(a: Self::I, b: Self::I) -> Self::I;
     /// Every byte `x`.
     unsafe fn bytes(x: u8) -> Self::I;
     /// Every word `x`.
@@ -62,12 +64,21 @@ pub(crate) trait Lines: Copy + 'static {
     /// 16 signed bytes, as words.
     unsafe fn widen_i8(p: *const u8) -> Self::I;
 
+    /// Does the work in a function of its own, for which registers are given out apart from all others.
+    unsafe fn apart(work: impl Work<Self>);
+
     /// Adds to the sums of `T` rows their products with a chunk of a pair of panels.
     #[inline(always)]
     unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
         // SAFETY: passed on to the caller.
         unsafe { t.add::<Self, RUN, MINS, WIDE>() }
     }
+}
+
+/// What may be done [apart](Lines::apart).
+pub(crate) trait Work<L> {
+    /// To be inlined.
+    unsafe fn run(self);
 }
 
 /// `T` rows of rounded input and a chunk of a pair of panels, to be multiplied.

@@ -1,6 +1,6 @@
 use half::f16;
 
-use super::{Lines, Scalar};
+use super::{Lines, Scalar, Work};
 
 /// Sixteen lanes by plain arithmetic.
 const N: usize = 16;
@@ -16,8 +16,20 @@ impl Lines for Scalar {
     type F = [f32; N];
 
     const BIASED: bool = false;
+    const FEW: usize = 2;
     const TOKENS: usize = 1;
     const TOKENS_F32: usize = 2;
+
+    #[inline(always)]
+    unsafe fn apart(work: impl Work<Self>) {
+        #[inline(never)]
+        unsafe fn run(work: impl Work<Scalar>) {
+            // SAFETY: passed on to the caller.
+            unsafe { work.run() }
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { run(work) }
+    }
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> [u32; N] {
@@ -35,6 +47,9 @@ impl Lines for Scalar {
     unsafe fn prefetch(_: *const u8) {}
 
     #[inline(always)]
+    unsafe fn prefetch_next(_: *const u8) {}
+
+    #[inline(always)]
     unsafe fn and(a: [u32; N], b: [u32; N]) -> [u32; N] {
         each(|i| a[i] & b[i])
     }
@@ -47,11 +62,6 @@ impl Lines for Scalar {
     #[inline(always)]
     unsafe fn xor(a: [u32; N], b: [u32; N]) -> [u32; N] {
         each(|i| a[i] ^ b[i])
-    }
-
-    #[inline(always)]
-    unsafe fn plus(a: [u32; N], b: [u32; N]) -> [u32; N] {
-        each(|i| a[i].wrapping_add(b[i]))
     }
 
     #[inline(always)]

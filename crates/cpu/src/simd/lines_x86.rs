@@ -1,7 +1,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{Avx2, Avx512, AvxVnni, Lines, Tile};
+use super::{Avx2, Avx512, AvxVnni, Lines, Tile, Work};
 
 /// Writes methods whose bodies are unsafe only because they use the instruction set (and, where they take a pointer,
 /// because the caller vouches for it).
@@ -17,11 +17,29 @@ macro_rules! ops {
     };
 }
 
+/// [`Lines::apart`] with those features.
+macro_rules! apart {
+    ($features:literal) => {
+        #[inline(always)]
+        unsafe fn apart(work: impl Work<Self>) {
+            #[inline(never)]
+            #[target_feature(enable = $features)]
+            unsafe fn run<L>(work: impl Work<L>) {
+                // SAFETY: passed on to the caller.
+                unsafe { work.run() }
+            }
+            // SAFETY: passed on to the caller, who has the instruction set.
+            unsafe { run::<Self>(work) }
+        }
+    };
+}
+
 impl Lines for Avx512 {
     type I = __m512i;
     type F = __m512;
 
     const BIASED: bool = true;
+    const FEW: usize = 12;
     const TOKENS: usize = 6;
     const TOKENS_F32: usize = 12;
 
@@ -29,10 +47,10 @@ impl Lines for Avx512 {
         fn load(p: *const u8) -> __m512i { _mm512_loadu_si512(p.cast()) }
         fn store(p: *mut u8, v: __m512i) -> () { _mm512_storeu_si512(p.cast(), v) }
         fn prefetch(p: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+        fn prefetch_next(p: *const u8) -> () { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
         fn and(a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
         fn or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
         fn xor(a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
-        fn plus(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
         fn bytes(x: u8) -> __m512i { _mm512_set1_epi8(x as i8) }
         fn words(x: i32) -> __m512i { _mm512_set1_epi32(x) }
         fn repeat(p: *const u8) -> __m512i { _mm512_set1_epi32(p.cast::<i32>().read_unaligned()) }
@@ -56,6 +74,8 @@ impl Lines for Avx512 {
         fn widen_u8(p: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
         fn widen_i8(p: *const u8) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
     }
+
+    apart!("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
 
     #[inline(always)]
     unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
@@ -111,14 +131,17 @@ unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool>(t: &Tile<T>) 
 
 /// A line in two registers of 32 bytes. `$dot` multiplies one of them.
 macro_rules! two_halves {
-    ($simd:ty, $biased:expr, $dot:ident) => {
+    ($simd:ty, $features:literal, $biased:expr, $dot:ident) => {
         impl Lines for $simd {
             type I = [__m256i; 2];
             type F = [__m256; 2];
 
             const BIASED: bool = $biased;
+            const FEW: usize = 4;
             const TOKENS: usize = 1;
             const TOKENS_F32: usize = 3;
+
+            apart!($features);
 
             ops! {
                 fn load(p: *const u8) -> [__m256i; 2] {
@@ -129,6 +152,7 @@ macro_rules! two_halves {
                     _mm256_storeu_si256(p.add(32).cast(), v[1])
                 }
                 fn prefetch(p: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+                fn prefetch_next(p: *const u8) -> () { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
                 fn and(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
                     [_mm256_and_si256(a[0], b[0]), _mm256_and_si256(a[1], b[1])]
                 }
@@ -137,9 +161,6 @@ macro_rules! two_halves {
                 }
                 fn xor(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
                     [_mm256_xor_si256(a[0], b[0]), _mm256_xor_si256(a[1], b[1])]
-                }
-                fn plus(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
-                    [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])]
                 }
                 fn bytes(x: u8) -> [__m256i; 2] { [_mm256_set1_epi8(x as i8); 2] }
                 fn words(x: i32) -> [__m256i; 2] { [_mm256_set1_epi32(x); 2] }
@@ -211,8 +232,8 @@ macro_rules! two_halves {
     };
 }
 
-two_halves!(Avx2, false, dot_avx2);
-two_halves!(AvxVnni, true, dot_vnni);
+two_halves!(Avx2, "avx2,fma,f16c", false, dot_avx2);
+two_halves!(AvxVnni, "avx2,fma,f16c,avxvnni", true, dot_vnni);
 
 /// Products of bytes are added in pairs to 16 bits, which hold them: of codes below 128 and signed bytes, or of
 /// magnitudes up to 128 and signed bytes above -128.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use tallow_core::{Backend, DType, Result, Tensor};
 
 use crate::backend::Cpu;
-use crate::kernels::Source;
+use crate::kernels::NormTask;
 use crate::mat::{Mat, MatMut};
 use crate::packed::{CHUNK, Layout, PART};
 
@@ -40,24 +40,13 @@ impl Side {
     }
 }
 
-/// Inputs of a row that are rounded together.
-pub(crate) struct Rounding<'a> {
-    /// A whole number of parts, at most a chunk.
-    pub x: &'a [f32],
-    pub codes: &'a mut [u8],
-    /// For each part.
-    pub scales: &'a mut [f32],
-    /// The sum of the codes of each half part.
-    pub sums: &'a mut [f32; CHUNK / 16],
-}
-
-/// Rounds.
+/// Rounds some parts of a row: codes, a scale for each part, and the sum of the codes of each half part.
 ///
 /// Where a part holds something that is no number, its scale is none either, and so will be what it is multiplied with.
 #[inline(always)]
-pub(crate) fn round(r: &mut Rounding<'_>) {
-    let parts = r.x.chunks_exact(PART).zip(r.codes.chunks_exact_mut(PART)).zip(r.scales.iter_mut());
-    for (((x, codes), scale), sums) in parts.zip(r.sums.chunks_exact_mut(2)) {
+fn round_parts(x: &[f32], codes: &mut [u8], scales: &mut [f32], sums: &mut [f32; CHUNK / 16]) {
+    let parts = x.chunks_exact(PART).zip(codes.chunks_exact_mut(PART)).zip(scales.iter_mut());
+    for (((x, codes), scale), sums) in parts.zip(sums.chunks_exact_mut(2)) {
         // Magnitudes compare as their bits do, and what is no number is larger than all.
         let most = x.iter().fold(0, |most: u32, x| most.max(x.to_bits() & 0x7fff_ffff));
         let most = f32::from_bits(most);
@@ -78,7 +67,7 @@ pub(crate) fn round(r: &mut Rounding<'_>) {
 
 /// Fills in what is needed of each run.
 #[inline(always)]
-pub(crate) fn fill_side(side: Side, scales: &[f32], halves: &[f32], out: &mut [u32]) {
+fn fill_side(side: Side, scales: &[f32], halves: &[f32], out: &mut [u32]) {
     let begin = |bias: u8, sum: f32| {
         // SAFETY: the sum of so few bytes, times 128, is far within 32 bits, and it is a number.
         (unsafe { (-(f32::from(bias) * sum)).to_int_unchecked::<i32>() }) as u32
@@ -102,9 +91,50 @@ pub(crate) fn fill_side(side: Side, scales: &[f32], halves: &[f32], out: &mut [u
     }
 }
 
-/// The chunks of so many inputs: which inputs.
-fn chunks(cols: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..cols).step_by(CHUNK).map(move |at| at..cols.min(at + CHUNK))
+/// Rounded rows that are being written, by several threads.
+pub(crate) struct Rounding<'a> {
+    rows: usize,
+    cols: usize,
+    codes: MatMut<'a, u8>,
+    scales: MatMut<'a, f32>,
+    sides: Vec<(Side, MatMut<'a, u32>)>,
+}
+
+impl Rounding<'_> {
+    /// Rounds a row's inputs from `first` on. They are whole parts of one chunk.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else may use these inputs of the row meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn put(&self, row: usize, first: usize, x: &[f32]) {
+        let (chunk, n) = (first / CHUNK * CHUNK, x.len());
+        let at = chunk * self.rows + row * (self.cols - chunk).min(CHUNK) + (first - chunk);
+        let mut sums = [0.0; CHUNK / 16];
+        // SAFETY: no two inputs share any of these ranges, and these inputs are the caller's.
+        unsafe {
+            let scales = self.scales.part(0, at / PART..(at + n) / PART);
+            round_parts(x, self.codes.part(0, at..at + n), scales, &mut sums);
+            for (side, out) in &self.sides {
+                let runs =
+                    if side.run() == PART { at / PART..(at + n) / PART } else { at / 16..(at + n) / 16 };
+                fill_side(*side, scales, &sums, out.part(0, runs));
+            }
+        }
+    }
+}
+
+/// Rounds a whole row.
+///
+/// # Safety
+///
+/// Nobody else may use the row meanwhile.
+#[inline(always)]
+pub(crate) unsafe fn round(to: &Rounding<'_>, row: usize, x: &[f32]) {
+    for (i, x) in x.chunks(CHUNK).enumerate() {
+        // SAFETY: passed on to the caller.
+        unsafe { to.put(row, i * CHUNK, x) };
+    }
 }
 
 /// The rounded input of some linear layers.
@@ -117,51 +147,46 @@ pub(crate) struct Activations {
 }
 
 impl Activations {
-    /// Rounds rows for weights.
-    pub(crate) fn new<'a>(
+    /// Rows yet to be written, with what weights need.
+    pub(crate) fn new(
         b: &Cpu,
-        x: Mat<'_, f32>,
-        weights: impl Iterator<Item = Source<'a>>,
+        rows: usize,
+        cols: usize,
+        needs: impl Iterator<Item = Side>,
     ) -> Result<Activations> {
-        let mut wanted: Vec<Side> = Vec::new();
-        for side in weights.filter_map(|w| w.side(b.kernels)) {
-            if !wanted.contains(&side) {
-                wanted.push(side);
-            }
-        }
-        let (rows, cols) = (x.rows, x.cols);
         let codes = b.alloc(DType::U8, 1, rows * cols)?;
         let scales = b.alloc(DType::F32, 1, rows * cols / PART)?;
-        let sides = wanted.into_iter().map(|s| Ok((s, b.alloc(DType::U32, 1, rows * cols / s.run())?)));
-        let sides = sides.collect::<Result<Vec<_>>>()?;
-        let all = Activations { rows, cols, codes, scales, sides };
-        all.fill(b, x);
-        Ok(all)
+        let mut sides: Vec<(Side, Tensor<Cpu>)> = Vec::new();
+        for side in needs {
+            if sides.iter().all(|(s, _)| *s != side) {
+                sides.push((side, b.alloc(DType::U32, 1, rows * cols / side.run())?));
+            }
+        }
+        Ok(Activations { rows, cols, codes, scales, sides })
     }
 
-    fn fill(&self, b: &Cpu, x: Mat<'_, f32>) {
-        let (codes, scales) = (MatMut::<u8>::new(&self.codes), MatMut::<f32>::new(&self.scales));
-        let sides: Vec<_> = self.sides.iter().map(|(s, t)| (*s, MatMut::<u32>::new(t))).collect();
-        let (k, rows, cols) = (b.kernels, self.rows, self.cols);
+    /// To write them.
+    pub(crate) fn rounding(&self) -> Rounding<'_> {
+        let (codes, scales) = (MatMut::new(&self.codes), MatMut::new(&self.scales));
+        let sides = self.sides.iter().map(|(s, t)| (*s, MatMut::new(t))).collect();
+        Rounding { rows: self.rows, cols: self.cols, codes, scales, sides }
+    }
+
+    /// Writes them: rows of `x`, normalised first if asked.
+    pub(crate) fn fill(&self, b: &Cpu, x: Mat<'_, f32>, norm: Option<&NormTask<'_>>) {
+        let (to, k, rows, cols) = (self.rounding(), b.kernels, self.rows, self.cols);
         let piece = (8192 / cols.max(1)).max(1);
-        b.share(rows.div_ceil(piece), 4 * rows * cols, |_, i| {
+        b.share(rows.div_ceil(piece), 4 * rows * cols, |scratch, i| {
             for r in i * piece..rows.min((i + 1) * piece) {
-                for inputs in chunks(cols) {
-                    let at = inputs.start * rows + r * inputs.len();
-                    let parts = at / PART..(at + inputs.len()) / PART;
-                    let mut sums = [0.0; CHUNK / 16];
-                    // SAFETY: each row, and so each of these ranges, belongs to one piece.
-                    unsafe {
-                        let codes = codes.part(0, at..at + inputs.len());
-                        let scales = scales.part(0, parts);
-                        let x = &x.row(r)[inputs.clone()];
-                        (k.round)(&mut Rounding { x, codes, scales, sums: &mut sums });
-                        for (side, out) in &sides {
-                            let runs = at / side.run()..(at + inputs.len()) / side.run();
-                            (k.fill_side)(*side, scales, &sums, out.part(0, runs));
-                        }
+                let x = match norm {
+                    Some(norm) => {
+                        scratch.floats.resize(scratch.floats.len().max(cols), 0.0);
+                        (k.norm)(norm, x.row(r), &mut scratch.floats[..cols]);
+                        &scratch.floats[..cols]
                     }
-                }
+                    None => x.row(r),
+                };
+                (k.round)(&to, r, x);
             }
         });
     }
@@ -208,7 +233,7 @@ mod tests {
     fn rounded(x: &[f32]) -> (Vec<u8>, Vec<f32>) {
         let (mut codes, mut scales) = (vec![0; x.len()], vec![0.0; x.len() / PART]);
         let sums = &mut [0.0; CHUNK / 16];
-        round(&mut Rounding { x, codes: &mut codes, scales: &mut scales, sums });
+        round_parts(x, &mut codes, &mut scales, sums);
         (codes, scales)
     }
 

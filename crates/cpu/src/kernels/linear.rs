@@ -123,7 +123,10 @@ fn turn<T: bytemuck::Pod>(
 pub(crate) struct Room {
     chunks: Box<[Chunk; 2]>,
     plain: Box<[Plain; 2]>,
-    sums: Vec<Sums>,
+    /// Those of the pair of panels at hand.
+    pub(super) sums: Vec<Sums>,
+    /// Those of gate and up.
+    pub(super) bent: [Vec<Sums>; 2],
 }
 
 impl Default for Room {
@@ -132,20 +135,27 @@ impl Default for Room {
             chunks: Box::new([const { Chunk::EMPTY }; 2]),
             plain: Box::new([const { Plain::EMPTY }; 2]),
             sums: Vec::new(),
+            bent: Default::default(),
         }
     }
 }
 
-/// Some outputs of a linear layer.
-pub(crate) struct LinearTask<'a> {
+/// A weight and what it is multiplied with.
+#[derive(Clone, Copy)]
+pub(crate) struct Product<'a> {
     /// [outputs, inputs]
     pub w: Source<'a>,
-    /// Which outputs.
-    pub outputs: Range<usize>,
-    /// [rows, inputs]
+    /// [rows, inputs], or without columns where the weight takes the next.
     pub x: Mat<'a, f32>,
     /// The same, rounded, if the weights are to be multiplied with that.
     pub rounded: Option<Rounded<'a>>,
+}
+
+/// Some outputs of a linear layer.
+pub(crate) struct LinearTask<'a> {
+    pub of: Product<'a>,
+    /// Which outputs.
+    pub outputs: Range<usize>,
     /// [rows, outputs]. Nobody else writes the columns of `outputs`.
     pub out: &'a MatMut<'a, f32>,
     /// [1, outputs]
@@ -158,16 +168,20 @@ pub(crate) struct LinearTask<'a> {
     pub residual: Option<Mat<'a, f32>>,
 }
 
+/// Rows, as many at a time as their sums stay near.
+pub(super) fn blocks(rows: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..rows).step_by(TOKENS).map(move |first| first..rows.min(first + TOKENS))
+}
+
 /// Computes the task's outputs for all rows.
 pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, room: &mut Room) {
     if t.outputs.is_empty() {
         return;
     }
     let pairs = t.outputs.start / PAIR..t.outputs.end.div_ceil(PAIR);
-    for first in (0..t.x.rows).step_by(TOKENS) {
-        let rows = first..t.x.rows.min(first + TOKENS);
+    for rows in blocks(t.of.x.rows) {
         for pair in pairs.clone() {
-            multiply(k, t, pair, rows.clone(), room);
+            multiply(k, &t.of, pair, rows.clone(), room);
             // What of the pair is ours.
             let at = t.outputs.start.max(pair * PAIR)..t.outputs.end.min((pair + 1) * PAIR);
             let sums = &room.sums;
@@ -177,7 +191,7 @@ pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, room: &mut Room) {
 }
 
 /// The sums of a pair of panels with some rows, into the room.
-fn multiply(k: &Kernels, t: &LinearTask<'_>, pair: usize, rows: Range<usize>, room: &mut Room) {
+pub(super) fn multiply(k: &Kernels, t: &Product<'_>, pair: usize, rows: Range<usize>, room: &mut Room) {
     room.sums.clear();
     room.sums.resize(rows.len(), Sums([[0.0; ROWS]; 2]));
     if let Source::Packed(w) = t.w

@@ -11,6 +11,7 @@ use crate::backend::Cpu;
 use crate::kernels::NormTask;
 use crate::mat::{Mat, MatMut};
 use crate::packed::{CHUNK, Layout, PART};
+use crate::simd::Simd;
 
 /// What kernels need of each run of a row beside its codes and scales. It depends on how weights are stored, and not on
 /// the weights.
@@ -40,54 +41,36 @@ impl Side {
     }
 }
 
-/// Rounds some parts of a row: codes, a scale for each part, and the sum of the codes of each half part.
+/// Rounds a part of a row to as many codes. Gives its scale, and the sum of the codes of each half.
 ///
-/// Where a part holds something that is no number, its scale is none either, and so will be what it is multiplied with.
+/// Where it holds something that is no number, its scale is none either, and so will be what it is multiplied with.
 #[inline(always)]
-fn round_parts(x: &[f32], codes: &mut [u8], scales: &mut [f32], sums: &mut [f32; CHUNK / 16]) {
-    let parts = x.chunks_exact(PART).zip(codes.chunks_exact_mut(PART)).zip(scales.iter_mut());
-    for (((x, codes), scale), sums) in parts.zip(sums.chunks_exact_mut(2)) {
-        // Magnitudes compare as their bits do, and what is no number is larger than all.
-        let most = x.iter().fold(0, |most: u32, x| most.max(x.to_bits() & 0x7fff_ffff));
-        let most = f32::from_bits(most);
-        *scale = if most.is_finite() { most / 127.0 } else { f32::NAN };
+unsafe fn round_part<S: Simd>(x: &[f32; PART], codes: &mut [u8]) -> (f32, [f32; 2]) {
+    let (from, to, mut sums) = (x.as_ptr(), codes.as_mut_ptr(), [0.0; 2]);
+    // SAFETY: both have a part, a half of which is a whole number of vectors; the caller has the instruction set.
+    unsafe {
+        let (zero, mut most) = (S::splat(0.0), S::splat(0.0));
+        for at in (0..PART).step_by(S::LANES) {
+            let x = S::load(from.add(at));
+            most = S::max(most, S::max(x, S::sub(zero, x)));
+        }
+        let most = S::largest(most);
         // Where all are so small that this overflows, they count as zero.
         let by = 127.0 / most;
         let by = if by.is_finite() { by } else { 0.0 };
-        let mut whole = [0i32; PART];
-        for ((code, whole), x) in codes.iter_mut().zip(&mut whole).zip(x) {
-            // Adding 1.5 * 2^23 rounds to a whole number, ties to even, which stands in the lowest bits.
-            *whole = ((x * by + 12_582_912.0).to_bits() as i32) << 24 >> 24;
-            *code = *whole as u8;
-        }
-        let (low, high) = whole.split_at(PART / 2);
-        (sums[0], sums[1]) = (low.iter().sum::<i32>() as f32, high.iter().sum::<i32>() as f32);
-    }
-}
-
-/// Fills in what is needed of each run.
-#[inline(always)]
-fn fill_side(side: Side, scales: &[f32], halves: &[f32], out: &mut [u32]) {
-    let begin = |bias: u8, sum: f32| {
-        // SAFETY: the sum of so few bytes, times 128, is far within 32 bits, and it is a number.
-        (unsafe { (-(f32::from(bias) * sum)).to_int_unchecked::<i32>() }) as u32
-    };
-    let wholes = halves.chunks_exact(2);
-    match side {
-        Side::Begin { run: PART, bias } => {
-            out.iter_mut().zip(wholes).for_each(|(o, h)| *o = begin(bias, h[0] + h[1]));
-        }
-        Side::Begin { bias, .. } => out.iter_mut().zip(halves).for_each(|(o, h)| *o = begin(bias, *h)),
-        Side::Less { run: PART } => {
-            let both = scales.iter().zip(wholes);
-            out.iter_mut().zip(both).for_each(|(o, (s, h))| *o = (-(s * (h[0] + h[1]))).to_bits());
-        }
-        Side::Less { .. } => {
-            let both = scales.iter().zip(wholes);
-            for (o, (s, h)) in out.chunks_exact_mut(2).zip(both) {
-                (o[0], o[1]) = ((-(s * h[0])).to_bits(), (-(s * h[1])).to_bits());
+        // Adding 1.5 * 2^23 rounds to a whole number, ties to even, which stands in the lowest bits.
+        let (by, shift) = (S::splat(by), S::splat(12_582_912.0));
+        for half in 0..2 {
+            let mut sum = zero;
+            for at in (half * PART / 2..(half + 1) * PART / 2).step_by(S::LANES) {
+                let x = S::add(S::mul(S::load(from.add(at)), by), shift);
+                S::store_bytes(to.add(at), x);
+                sum = S::add(sum, S::sub(x, shift));
             }
+            sums[half] = S::sum(sum);
         }
+        // What is no number makes none of the sum; so does what is not finite, times the zero that it was scaled by.
+        (if (sums[0] + sums[1]).is_finite() { most / 127.0 } else { f32::NAN }, sums)
     }
 }
 
@@ -101,39 +84,53 @@ pub(crate) struct Rounding<'a> {
 }
 
 impl Rounding<'_> {
-    /// Rounds a row's inputs from `first` on. They are whole parts of one chunk.
+    /// Rounds a part of a row, whose inputs begin with `first`.
     ///
     /// # Safety
     ///
-    /// Nobody else may use these inputs of the row meanwhile.
+    /// Nobody else may use the part meanwhile, and the CPU has the instruction set.
     #[inline(always)]
-    pub(crate) unsafe fn put(&self, row: usize, first: usize, x: &[f32]) {
-        let (chunk, n) = (first / CHUNK * CHUNK, x.len());
+    pub(crate) unsafe fn put<S: Simd>(&self, row: usize, first: usize, x: &[f32; PART]) {
+        let chunk = first / CHUNK * CHUNK;
         let at = chunk * self.rows + row * (self.cols - chunk).min(CHUNK) + (first - chunk);
-        let mut sums = [0.0; CHUNK / 16];
-        // SAFETY: no two inputs share any of these ranges, and these inputs are the caller's.
+        // SAFETY: no two parts share any of these elements, and this part is the caller's.
         unsafe {
-            let scales = self.scales.part(0, at / PART..(at + n) / PART);
-            round_parts(x, self.codes.part(0, at..at + n), scales, &mut sums);
+            let (scale, [low, high]) = round_part::<S>(x, self.codes.part(0, at..at + PART));
+            self.scales.put(0, at / PART, scale);
             for (side, out) in &self.sides {
-                let runs =
-                    if side.run() == PART { at / PART..(at + n) / PART } else { at / 16..(at + n) / 16 };
-                fill_side(*side, scales, &sums, out.part(0, runs));
+                match *side {
+                    Side::Begin { run: PART, bias } => out.put(0, at / PART, begin(bias, low + high)),
+                    Side::Begin { bias, .. } => {
+                        out.put(0, at / 16, begin(bias, low));
+                        out.put(0, at / 16 + 1, begin(bias, high));
+                    }
+                    Side::Less { run: PART } => out.put(0, at / PART, (-(scale * (low + high))).to_bits()),
+                    Side::Less { .. } => {
+                        out.put(0, at / 16, (-(scale * low)).to_bits());
+                        out.put(0, at / 16 + 1, (-(scale * high)).to_bits());
+                    }
+                }
             }
         }
     }
+}
+
+/// What whole sums of codes of that sum begin with.
+#[inline(always)]
+fn begin(bias: u8, sum: f32) -> u32 {
+    -(f32::from(bias) * sum) as i32 as u32
 }
 
 /// Rounds a whole row.
 ///
 /// # Safety
 ///
-/// Nobody else may use the row meanwhile.
+/// Nobody else may use the row meanwhile, and the CPU has the instruction set.
 #[inline(always)]
-pub(crate) unsafe fn round(to: &Rounding<'_>, row: usize, x: &[f32]) {
-    for (i, x) in x.chunks(CHUNK).enumerate() {
+pub(crate) unsafe fn round<S: Simd>(to: &Rounding<'_>, row: usize, x: &[f32]) {
+    for (i, x) in x.as_chunks().0.iter().enumerate() {
         // SAFETY: passed on to the caller.
-        unsafe { to.put(row, i * CHUNK, x) };
+        unsafe { to.put::<S>(row, i * PART, x) };
     }
 }
 
@@ -229,11 +226,13 @@ impl<'a> Rounded<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::Scalar;
 
     fn rounded(x: &[f32]) -> (Vec<u8>, Vec<f32>) {
-        let (mut codes, mut scales) = (vec![0; x.len()], vec![0.0; x.len() / PART]);
-        let sums = &mut [0.0; CHUNK / 16];
-        round_parts(x, &mut codes, &mut scales, sums);
+        let mut codes = vec![0; x.len()];
+        let parts = x.as_chunks().0.iter().zip(codes.chunks_exact_mut(PART));
+        // SAFETY: every CPU has the scalar instruction set.
+        let scales = parts.map(|(x, codes)| unsafe { round_part::<Scalar>(x, codes) }.0).collect();
         (codes, scales)
     }
 

@@ -125,12 +125,18 @@ pub(super) unsafe fn bend_sums<S: Simd>(b: &Bend<'_>) {
                 S::store(to.add(at), y);
             }
         }
-        let bent = &bent.0.as_flattened()[..columns.len()];
-        // SAFETY: the task's columns are ours alone.
+        let bent = bent.0.as_flattened();
+        // SAFETY: the task's columns are ours alone; the caller has the instruction set.
         unsafe {
             match t.out {
-                Bent::Plain(out) => out.part(row, columns.clone()).copy_from_slice(bent),
-                Bent::Rounded(out) => out.put(row, columns.start, bent),
+                Bent::Plain(out) => {
+                    out.part(row, columns.clone()).copy_from_slice(&bent[..columns.len()]);
+                }
+                Bent::Rounded(out) => {
+                    if let Some(part) = bent.first_chunk() {
+                        out.put::<S>(row, columns.start, part);
+                    }
+                }
             }
         }
     }

@@ -12,7 +12,7 @@ use super::unpack::{Chunk, Plain};
 use crate::activations::{Rounded, Side};
 use crate::mat::{Mat, MatMut};
 use crate::packed::{self, CHUNK, Layout, PAIR, ROWS};
-use crate::simd::Simd;
+use crate::simd::{Simd, prefetch};
 
 /// Rows of input that are multiplied while their sums stay in a near cache.
 const TOKENS: usize = 512;
@@ -229,29 +229,65 @@ pub(crate) struct Finish<'a> {
     first: usize,
 }
 
+/// Rows ahead of which what will be read and written is asked for: it lies far apart.
+const AHEAD: usize = 12;
+
 /// Bias, scale, cap, residual.
 #[inline(always)]
 pub(super) unsafe fn finish<S: Simd>(f: &Finish<'_>) {
-    let (t, at) = (f.task, &f.outputs);
+    let (t, at, ours) = (f.task, &f.outputs, f.outputs.start - f.first..f.outputs.end - f.first);
+    let mut bias = [0.0; PAIR];
+    if let Some(all) = t.bias {
+        bias[ours.clone()].copy_from_slice(&all.row(0)[at.clone()]);
+    }
     for (row, sums) in f.rows.clone().zip(f.sums) {
-        let sums = &sums.0.as_flattened()[at.start - f.first..at.end - f.first];
-        // SAFETY: the task's outputs are ours alone.
-        let out = unsafe { t.out.part(row, at.clone()) };
-        for (y, sum) in out.iter_mut().zip(sums) {
-            *y = *sum;
+        let ahead = row + AHEAD;
+        if ahead < f.rows.end {
+            // SAFETY: the address alone is used, of what is ours.
+            let out = unsafe { t.out.part(ahead, at.clone()) };
+            fetch(out);
+            if let Some(residual) = t.residual {
+                fetch(&residual.row(ahead)[at.clone()]);
+            }
         }
-        if let Some(bias) = t.bias {
-            out.iter_mut().zip(&bias.row(0)[at.clone()]).for_each(|(y, b)| *y += b);
+        let mut y = Sums(sums.0);
+        let y = y.0.as_flattened_mut();
+        if t.bias.is_some() {
+            y.iter_mut().zip(&bias).for_each(|(y, b)| *y += b);
         }
         if t.scale != 1.0 {
-            out.iter_mut().for_each(|y| *y *= t.scale);
+            y.iter_mut().for_each(|y| *y *= t.scale);
         }
         if let Some(cap) = t.softcap {
             // SAFETY: the caller has the instruction set.
-            unsafe { super::rowwise::softcap::<S>(out, cap) };
+            unsafe { super::rowwise::softcap::<S>(y, cap) };
         }
-        if let Some(residual) = t.residual {
-            out.iter_mut().zip(&residual.row(row)[at.clone()]).for_each(|(y, r)| *y += r);
+        // SAFETY: the task's outputs are ours alone.
+        let out = unsafe { t.out.part(row, at.clone()) };
+        match (out.first_chunk_mut::<PAIR>(), y.first_chunk::<PAIR>()) {
+            // Of a length that is known.
+            (Some(out), Some(y)) => put(out, y, t.residual.map(|r| &r.row(row)[at.clone()])),
+            _ => put(out, &y[ours.clone()], t.residual.map(|r| &r.row(row)[at.clone()])),
         }
+    }
+}
+
+/// Asks for what will be used soon.
+#[inline(always)]
+fn fetch(x: &[f32]) {
+    for line in x.chunks(16) {
+        prefetch(line.as_ptr());
+    }
+}
+
+#[inline(always)]
+fn put(out: &mut [f32], y: &[f32], residual: Option<&[f32]>) {
+    match residual {
+        Some(residual) => {
+            for ((out, y), r) in out.iter_mut().zip(y).zip(residual) {
+                *out = y + r;
+            }
+        }
+        None => out.copy_from_slice(y),
     }
 }

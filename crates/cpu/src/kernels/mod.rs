@@ -99,7 +99,7 @@ macro_rules! table {
             dot_plain: (task: &mut PlainTask<'_>) => dot::dot_plain::<$lines>(task);
             finish: (f: &Finish<'_>) => linear::finish::<$simd>(f);
             bend: (b: &Bend<'_>) => bend::bend_sums::<$simd>(b);
-            round: (to: &Rounding<'_>, row: usize, x: &[f32]) => activations::round(to, row, x);
+            round: (to: &Rounding<'_>, row: usize, x: &[f32]) => activations::round::<$simd>(to, row, x);
             norm: (task: &NormTask<'_>, x: &[f32], out: &mut [f32]) => rowwise::norm::<$simd>(task, x, out);
             glu: (act: Activation, gate: &[f32], up: Option<&[f32]>, out: &mut [f32])
                 => rowwise::glu::<$simd>(act, gate, up, out);

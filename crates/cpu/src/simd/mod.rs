@@ -51,6 +51,8 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn store(p: *mut f32, v: Self::V);
     /// The first `n < LANES` elements.
     unsafe fn store_some(p: *mut f32, n: usize, v: Self::V);
+    /// `LANES` bytes: of each lane the lowest.
+    unsafe fn store_bytes(p: *mut u8, v: Self::V);
 
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;

@@ -8,14 +8,16 @@ use std::ops::Range;
 use tallow_core::{Backend, DType, Result, Tensor};
 
 use crate::backend::Cpu;
-use crate::kernels::Source;
+use crate::kernels::NormTask;
 use crate::mat::{Mat, MatMut};
 use crate::packed::{CHUNK, Layout, PART};
+use crate::simd::{Simd, fetch};
 
 /// Rows of a tile, which kernels may read at once.
 pub(crate) const TILE: usize = 16;
 /// Fewer rows than this are never read in tiles.
 pub(crate) const MANY: usize = 32;
+
 /// What kernels need of each run of a row beside its codes and scales. It depends on how weights are stored, and not on
 /// the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,71 +46,97 @@ impl Side {
     }
 }
 
-/// Inputs of a row that are rounded together.
-pub(crate) struct Rounding<'a> {
-    /// A whole number of parts, at most a chunk.
-    pub x: &'a [f32],
-    pub codes: &'a mut [u8],
-    /// For each part.
-    pub scales: &'a mut [f32],
-    /// The sum of the codes of each half part.
-    pub sums: &'a mut [f32; CHUNK / 16],
-}
-
-/// Rounds.
+/// Rounds a part of a row to as many codes. Gives its scale, and the sum of the codes of each half.
 ///
-/// Where a part holds something that is no number, its scale is none either, and so will be what it is multiplied with.
+/// Where it holds something that is no number, its scale is none either, and so will be what it is multiplied with.
 #[inline(always)]
-pub(crate) fn round(r: &mut Rounding<'_>) {
-    let parts = r.x.chunks_exact(PART).zip(r.codes.chunks_exact_mut(PART)).zip(r.scales.iter_mut());
-    for (((x, codes), scale), sums) in parts.zip(r.sums.chunks_exact_mut(2)) {
-        // Magnitudes compare as their bits do, and what is no number is larger than all.
-        let most = x.iter().fold(0, |most: u32, x| most.max(x.to_bits() & 0x7fff_ffff));
-        let most = f32::from_bits(most);
-        *scale = if most.is_finite() { most / 127.0 } else { f32::NAN };
+unsafe fn round_part<S: Simd>(x: &[f32; PART], codes: &mut [u8]) -> (f32, [f32; 2]) {
+    let (from, to, mut sums) = (x.as_ptr(), codes.as_mut_ptr(), [0.0; 2]);
+    // SAFETY: both have a part, a half of which is a whole number of vectors; the caller has the instruction set.
+    unsafe {
+        let (zero, mut most) = (S::splat(0.0), S::splat(0.0));
+        for at in (0..PART).step_by(S::LANES) {
+            let x = S::load(from.add(at));
+            most = S::max(most, S::max(x, S::sub(zero, x)));
+        }
+        let most = S::largest(most);
         // Where all are so small that this overflows, they count as zero.
         let by = 127.0 / most;
         let by = if by.is_finite() { by } else { 0.0 };
-        let mut whole = [0i32; PART];
-        for ((code, whole), x) in codes.iter_mut().zip(&mut whole).zip(x) {
-            // Adding 1.5 * 2^23 rounds to a whole number, ties to even, which stands in the lowest bits.
-            *whole = ((x * by + 12_582_912.0).to_bits() as i32) << 24 >> 24;
-            *code = *whole as u8;
+        // Adding 1.5 * 2^23 rounds to a whole number, ties to even, which stands in the lowest bits.
+        let (by, shift) = (S::splat(by), S::splat(12_582_912.0));
+        for (half, of_half) in sums.iter_mut().enumerate() {
+            let mut sum = zero;
+            for at in (half * PART / 2..(half + 1) * PART / 2).step_by(S::LANES) {
+                let x = S::add(S::mul(S::load(from.add(at)), by), shift);
+                S::store_bytes(to.add(at), x);
+                sum = S::add(sum, S::sub(x, shift));
+            }
+            *of_half = S::sum(sum);
         }
-        let (low, high) = whole.split_at(PART / 2);
-        (sums[0], sums[1]) = (low.iter().sum::<i32>() as f32, high.iter().sum::<i32>() as f32);
+        // What is no number makes none of the sum; so does what is not finite, times the zero that it was scaled by.
+        (if (sums[0] + sums[1]).is_finite() { most / 127.0 } else { f32::NAN }, sums)
     }
 }
 
-/// Fills in what is needed of each run.
-#[inline(always)]
-pub(crate) fn fill_side(side: Side, scales: &[f32], halves: &[f32], out: &mut [u32]) {
-    let begin = |bias: u8, sum: f32| {
-        // SAFETY: the sum of so few bytes, times 128, is far within 32 bits, and it is a number.
-        (unsafe { (-(f32::from(bias) * sum)).to_int_unchecked::<i32>() }) as u32
-    };
-    let wholes = halves.chunks_exact(2);
-    match side {
-        Side::Begin { run: PART, bias } => {
-            out.iter_mut().zip(wholes).for_each(|(o, h)| *o = begin(bias, h[0] + h[1]));
-        }
-        Side::Begin { bias, .. } => out.iter_mut().zip(halves).for_each(|(o, h)| *o = begin(bias, *h)),
-        Side::Less { run: PART } => {
-            let both = scales.iter().zip(wholes);
-            out.iter_mut().zip(both).for_each(|(o, (s, h))| *o = (-(s * (h[0] + h[1]))).to_bits());
-        }
-        Side::Less { .. } => {
-            let both = scales.iter().zip(wholes);
-            for (o, (s, h)) in out.chunks_exact_mut(2).zip(both) {
-                (o[0], o[1]) = ((-(s * h[0])).to_bits(), (-(s * h[1])).to_bits());
+/// Rounded rows that are being written, by several threads.
+pub(crate) struct Rounding<'a> {
+    rows: usize,
+    cols: usize,
+    codes: MatMut<'a, u8>,
+    scales: MatMut<'a, f32>,
+    sides: Vec<(Side, MatMut<'a, u32>)>,
+}
+
+impl Rounding<'_> {
+    /// Rounds a part of a row, whose inputs begin with `first`.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else may use the part meanwhile, and the CPU has the instruction set.
+    #[inline(always)]
+    pub(crate) unsafe fn put<S: Simd>(&self, row: usize, first: usize, x: &[f32; PART]) {
+        let chunk = first / CHUNK * CHUNK;
+        let at = chunk * self.rows + row * (self.cols - chunk).min(CHUNK) + (first - chunk);
+        // SAFETY: no two parts share any of these elements, and this part is the caller's.
+        unsafe {
+            let (scale, [low, high]) = round_part::<S>(x, self.codes.part(0, at..at + PART));
+            self.scales.put(0, at / PART, scale);
+            for (side, out) in &self.sides {
+                match *side {
+                    Side::Begin { run: PART, bias } => out.put(0, at / PART, begin(bias, low + high)),
+                    Side::Begin { bias, .. } => {
+                        out.put(0, at / 16, begin(bias, low));
+                        out.put(0, at / 16 + 1, begin(bias, high));
+                    }
+                    Side::Less { run: PART } => out.put(0, at / PART, (-(scale * (low + high))).to_bits()),
+                    Side::Less { .. } => {
+                        out.put(0, at / 16, (-(scale * low)).to_bits());
+                        out.put(0, at / 16 + 1, (-(scale * high)).to_bits());
+                    }
+                }
             }
         }
     }
 }
 
-/// The chunks of so many inputs: which inputs.
-fn chunks(cols: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..cols).step_by(CHUNK).map(move |at| at..cols.min(at + CHUNK))
+/// What whole sums of codes of that sum begin with.
+#[inline(always)]
+fn begin(bias: u8, sum: f32) -> u32 {
+    -(f32::from(bias) * sum) as i32 as u32
+}
+
+/// Rounds a whole row.
+///
+/// # Safety
+///
+/// Nobody else may use the row meanwhile, and the CPU has the instruction set.
+#[inline(always)]
+pub(crate) unsafe fn round<S: Simd>(to: &Rounding<'_>, row: usize, x: &[f32]) {
+    for (i, x) in x.as_chunks().0.iter().enumerate() {
+        // SAFETY: passed on to the caller.
+        unsafe { to.put::<S>(row, i * PART, x) };
+    }
 }
 
 /// Rows that there must be room for: kernels for many rows may read whole tiles, to no effect.
@@ -127,62 +155,67 @@ pub(crate) struct Activations {
 }
 
 impl Activations {
-    /// Rounds rows for weights.
-    pub(crate) fn new<'a>(
+    /// Rows yet to be written, with what weights need.
+    pub(crate) fn new(
         b: &Cpu,
-        x: Mat<'_, f32>,
-        weights: impl Iterator<Item = Source<'a>>,
+        rows: usize,
+        cols: usize,
+        needs: impl Iterator<Item = Side>,
     ) -> Result<Activations> {
-        let mut wanted: Vec<Side> = Vec::new();
-        for side in weights.filter_map(|w| w.side(b.kernels)) {
-            if !wanted.contains(&side) {
-                wanted.push(side);
-            }
-        }
-        let (rows, cols) = (room_for(x.rows), x.cols);
+        let (live, rows) = (rows, room_for(rows));
         let codes = b.alloc(DType::U8, 1, rows * cols)?;
         let scales = b.alloc(DType::F32, 1, rows * cols / PART)?;
-        let sides = wanted.into_iter().map(|s| Ok((s, b.alloc(DType::U32, 1, rows * cols / s.run())?)));
-        let sides = sides.collect::<Result<Vec<_>>>()?;
+        let mut sides: Vec<(Side, Tensor<Cpu>)> = Vec::new();
+        for side in needs {
+            if sides.iter().all(|(s, _)| *s != side) {
+                sides.push((side, b.alloc(DType::U32, 1, rows * cols / side.run())?));
+            }
+        }
         let all = Activations { rows, cols, codes, scales, sides };
-        all.fill(b, x);
+        all.clear(live..rows);
         Ok(all)
     }
 
-    fn fill(&self, b: &Cpu, x: Mat<'_, f32>) {
-        let (codes, scales) = (MatMut::<u8>::new(&self.codes), MatMut::<f32>::new(&self.scales));
-        let sides: Vec<_> = self.sides.iter().map(|(s, t)| (*s, MatMut::<u32>::new(t))).collect();
-        let (k, rows, cols) = (b.kernels, self.rows, self.cols);
-        // Rows that there only is room for are multiplied as well. Any numbers will do, but some take very long.
-        for (inputs, r) in chunks(cols).flat_map(|inputs| (x.rows..rows).map(move |r| (inputs.clone(), r))) {
-            let at = inputs.start * rows + r * inputs.len();
-            // SAFETY: nobody else has these rows.
+    /// Rows that there only is room for are multiplied as well. Any numbers will do, but some take very long.
+    fn clear(&self, rows: Range<usize>) {
+        let to = self.rounding();
+        for first in (0..self.cols).step_by(CHUNK) {
+            let inputs = CHUNK.min(self.cols - first);
+            let at = |row: usize, run: usize| (first * self.rows + row * inputs) / run;
+            // SAFETY: nobody else uses these rows, nor anything else of this.
             unsafe {
-                scales.part(0, at / PART..(at + inputs.len()) / PART).fill(0.0);
-                for (side, out) in &sides {
-                    out.part(0, at / side.run()..(at + inputs.len()) / side.run()).fill(0);
+                to.scales.part(0, at(rows.start, PART)..at(rows.end, PART)).fill(0.0);
+                for (side, out) in &to.sides {
+                    out.part(0, at(rows.start, side.run())..at(rows.end, side.run())).fill(0);
                 }
             }
         }
+    }
+
+    /// To write them.
+    pub(crate) fn rounding(&self) -> Rounding<'_> {
+        let (codes, scales) = (MatMut::new(&self.codes), MatMut::new(&self.scales));
+        let sides = self.sides.iter().map(|(s, t)| (*s, MatMut::new(t))).collect();
+        Rounding { rows: self.rows, cols: self.cols, codes, scales, sides }
+    }
+
+    /// Writes them: rows of `x`, normalised first if asked.
+    pub(crate) fn fill(&self, b: &Cpu, x: Mat<'_, f32>, norm: Option<&NormTask<'_>>) {
+        let (to, k, rows, cols) = (self.rounding(), b.kernels, x.rows, self.cols);
         let piece = (8192 / cols.max(1)).max(1);
-        b.share(x.rows.div_ceil(piece), 4 * x.rows * cols, |_, i| {
-            for r in i * piece..x.rows.min((i + 1) * piece) {
-                for inputs in chunks(cols) {
-                    let at = inputs.start * rows + r * inputs.len();
-                    let parts = at / PART..(at + inputs.len()) / PART;
-                    let mut sums = [0.0; CHUNK / 16];
-                    // SAFETY: each row, and so each of these ranges, belongs to one piece.
-                    unsafe {
-                        let codes = codes.part(0, at..at + inputs.len());
-                        let scales = scales.part(0, parts);
-                        let x = &x.row(r)[inputs.clone()];
-                        (k.round)(&mut Rounding { x, codes, scales, sums: &mut sums });
-                        for (side, out) in &sides {
-                            let runs = at / side.run()..(at + inputs.len()) / side.run();
-                            (k.fill_side)(*side, scales, &sums, out.part(0, runs));
-                        }
+        b.share(rows.div_ceil(piece), 4 * rows * cols, |scratch, i| {
+            for r in i * piece..rows.min((i + 1) * piece) {
+                // Another thread wrote it, or it is far away.
+                fetch(x.row(r));
+                let x = match norm {
+                    Some(norm) => {
+                        scratch.floats.resize(scratch.floats.len().max(cols), 0.0);
+                        (k.norm)(norm, x.row(r), &mut scratch.floats[..cols]);
+                        &scratch.floats[..cols]
                     }
-                }
+                    None => x.row(r),
+                };
+                (k.round)(&to, r, x);
             }
         });
     }
@@ -225,11 +258,13 @@ impl<'a> Rounded<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::Scalar;
 
     fn rounded(x: &[f32]) -> (Vec<u8>, Vec<f32>) {
-        let (mut codes, mut scales) = (vec![0; x.len()], vec![0.0; x.len() / PART]);
-        let sums = &mut [0.0; CHUNK / 16];
-        round(&mut Rounding { x, codes: &mut codes, scales: &mut scales, sums });
+        let mut codes = vec![0; x.len()];
+        let parts = x.as_chunks().0.iter().zip(codes.chunks_exact_mut(PART));
+        // SAFETY: every CPU has the scalar instruction set.
+        let scales = parts.map(|(x, codes)| unsafe { round_part::<Scalar>(x, codes) }.0).collect();
         (codes, scales)
     }
 

@@ -141,7 +141,7 @@ fn pages(t: &Tensor<Cpu>) -> Pages<'_> {
     }
 }
 
-fn norm_task(by: &Norm<Cpu>) -> NormTask<'_> {
+pub(crate) fn norm_task(by: &Norm<Cpu>) -> NormTask<'_> {
     let (weight, bias) = (Mat::new(&by.weight).row(0), by.bias.as_ref().map(|b| Mat::new(b).row(0)));
     NormTask { kind: by.kind, weight, bias, eps: by.eps }
 }
@@ -237,7 +237,8 @@ impl Backend for Cpu {
     fn matmul(&self, op: &Matmul<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let out = self.alloc(DType::F32, op.x.rows(), op.w.rows())?;
         let part = Part { w: dense(op.w), bias: op.bias.map(Mat::new), outputs: op.w.rows(), column: 0 };
-        self.linear(Mat::new(op.x), &[part], &out, op.then)?;
+        let parts = [part];
+        self.linear(&self.input(op.x, None, &parts)?, &parts, &out, op.then)?;
         Ok(out)
     }
 
@@ -402,17 +403,16 @@ impl Backend for Cpu {
     }
 
     fn project(&self, op: &Project<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let parts = Part::side_by_side(std::slice::from_ref(op.by));
         let out = self.alloc(DType::F32, op.x.rows(), op.by.weight.rows())?;
-        self.linear(Mat::new(op.x), &Part::side_by_side(std::slice::from_ref(op.by)), &out, op.then)?;
+        self.linear(&self.input(op.x, None, &parts)?, &parts, &out, op.then)?;
         Ok(out)
     }
 
     fn project_many(&self, op: &ProjectMany<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let parts = Part::side_by_side(op.by);
         let out = self.alloc(DType::F32, op.x.rows(), op.cols())?;
-        let normed =
-            op.norm.map(|by| self.normalize(&Normalize { x: op.x, by, residual: None })).transpose()?;
-        let x = Mat::new(normed.as_ref().unwrap_or(op.x));
-        self.linear(x, &Part::side_by_side(op.by), &out, Epilogue::NONE)?;
+        self.linear(&self.input(op.x, op.norm, &parts)?, &parts, &out, Epilogue::NONE)?;
         Ok(out)
     }
 
@@ -444,12 +444,9 @@ impl Backend for Cpu {
     }
 
     fn ffn(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let normed =
-            op.norm.map(|by| self.normalize(&Normalize { x: op.x, by, residual: None })).transpose()?;
-        let x = normed.as_ref().unwrap_or(op.x);
-        let bent = self.bend(op, x)?; // [rows, width]
-        let out = self.alloc(DType::F32, x.rows(), op.down.weight.rows())?;
-        self.linear(Mat::new(&bent), &Part::side_by_side(std::slice::from_ref(op.down)), &out, op.then)?;
+        let bent = self.bend(op)?; // [rows, width]
+        let out = self.alloc(DType::F32, op.x.rows(), op.down.weight.rows())?;
+        self.linear(&bent, &Part::side_by_side(std::slice::from_ref(op.down)), &out, op.then)?;
         Ok(out)
     }
 
@@ -460,8 +457,9 @@ impl Backend for Cpu {
             row if row < x.rows => (k.norm)(&task, x.row(row), out),
             _ => out.fill(0.0),
         })?;
+        let parts = Part::side_by_side(std::slice::from_ref(op.by));
         let out = self.alloc(DType::F32, at.len(), op.by.weight.rows())?;
-        self.linear(Mat::new(&normed), &Part::side_by_side(std::slice::from_ref(op.by)), &out, op.then)?;
+        self.linear(&self.input(&normed, None, &parts)?, &parts, &out, op.then)?;
         Ok(out)
     }
 }

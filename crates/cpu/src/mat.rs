@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::ptr::NonNull;
 
 use tallow_core::Tensor;
 
@@ -34,6 +35,11 @@ impl<'a, T: bytemuck::Pod> Mat<'a, T> {
         // SAFETY: the view lies within its buffer.
         let start = unsafe { t.buf().start().cast::<T>().add(t.offset()) };
         Mat { start, rows: t.rows(), cols: t.cols(), stride: t.stride(), of: PhantomData }
+    }
+
+    /// So many rows without a column.
+    pub(crate) fn without_columns(rows: usize) -> Mat<'a, T> {
+        Mat { start: NonNull::dangling().as_ptr(), rows, cols: 0, stride: 0, of: PhantomData }
     }
 
     /// Some of the rows.
@@ -72,6 +78,14 @@ impl<'a, T: bytemuck::Pod> MatMut<'a, T> {
     pub(crate) fn new(t: &'a Tensor<Cpu>) -> MatMut<'a, T> {
         let m = Mat::<T>::new(t);
         MatMut { start: m.start.cast_mut(), rows: m.rows, cols: m.cols, stride: m.stride, of: PhantomData }
+    }
+
+    /// Some of the columns, for whoever writes no others.
+    pub(crate) fn columns(&self, cols: Range<usize>) -> MatMut<'a, T> {
+        debug_assert!(cols.end <= self.cols);
+        // SAFETY: the columns lie within the view.
+        let start = unsafe { self.start.add(cols.start) };
+        MatMut { start, cols: cols.len(), ..*self }
     }
 
     /// Some columns of a row.

@@ -5,7 +5,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
@@ -56,7 +56,7 @@ impl Drop for Lent {
 /// Memory that nobody uses at the moment, by size.
 #[derive(Default)]
 pub(crate) struct Arena {
-    free: RefCell<HashMap<usize, Vec<Region>>>,
+    free: RefCell<BTreeMap<usize, Vec<Region>>>,
 }
 
 impl Arena {

@@ -1,17 +1,14 @@
 //! The phases that a layer is made of on the CPU: pieces of outputs, shared among threads.
 
-use std::ops::Range;
-
-use tallow_core::ops::{Epilogue, Ffn};
-use tallow_core::{Backend, DType, Linear, Result, Tensor, Weight};
+use tallow_core::ops::{Epilogue, Ffn, Normalize};
+use tallow_core::{Backend, DType, Linear, Norm, Result, Tensor, Weight};
 
 use crate::Arithmetic;
-use crate::activations::{Activations, Rounded};
-use crate::backend::Cpu;
-use crate::kernels::{LinearTask, Packed, Source, linear};
+use crate::activations::{Activations, Side};
+use crate::backend::{Cpu, norm_task};
+use crate::kernels::{BendTask, Bent, Given, Kernels, LinearTask, Packed, Product, Source, bend, linear};
 use crate::mat::{Mat, MatMut};
 use crate::packed::PAIR;
-use crate::pool::Scratch;
 
 /// A weight as kernels read it.
 pub(crate) fn source(w: &Weight<Cpu>) -> Source<'_> {
@@ -59,32 +56,64 @@ impl<'a> Part<'a> {
     }
 }
 
+/// What a phase multiplies: rows of numbers, as its weights take them.
+pub(crate) struct Input {
+    rows: usize,
+    /// `None` where no weight takes them so.
+    plain: Option<Tensor<Cpu>>,
+    /// The same.
+    rounded: Option<Activations>,
+}
+
+impl Input {
+    fn times<'a>(&'a self, k: &Kernels, w: Source<'a>) -> Product<'a> {
+        let x = self.plain.as_ref().map_or_else(|| Mat::without_columns(self.rows), Mat::new);
+        let rounded = self.rounded.as_ref().and_then(|r| r.of(w.side(k)?));
+        Product { w, x, rounded }
+    }
+}
+
 impl Cpu {
     /// Outputs that make a piece: whole pairs of panels, enough to be worth taking, few enough to share out evenly.
     fn piece(&self, outputs: usize) -> usize {
         (outputs / (16 * self.pool.threads())).next_multiple_of(PAIR).clamp(PAIR, 8 * PAIR)
     }
 
-    /// The input of a phase, rounded once for all its weights if they take it so.
-    fn rounded(&self, x: Mat<'_, f32>, parts: &[Part<'_>]) -> Result<Option<Activations>> {
-        let wanted =
-            self.arithmetic == Arithmetic::Fast && parts.iter().any(|p| p.w.side(self.kernels).is_some());
-        if wanted { Activations::new(self, x, parts.iter().map(|p| p.w)).map(Some) } else { Ok(None) }
+    /// What a weight needs of rounded input, if it is to be multiplied with that.
+    fn side(&self, w: &Source<'_>) -> Option<Side> {
+        if self.arithmetic == Arithmetic::Fast { w.side(self.kernels) } else { None }
     }
 
-    /// The same as each of the weights takes it.
-    fn rounded_for<'a>(
+    /// The input of a phase, normalised if asked, and rounded once for all weights that take it so.
+    pub(crate) fn input(
         &self,
-        input: &'a Option<Activations>,
+        x: &Tensor<Cpu>,
+        norm: Option<&Norm<Cpu>>,
         parts: &[Part<'_>],
-    ) -> Vec<Option<Rounded<'a>>> {
-        parts.iter().map(|p| input.as_ref()?.of(p.w.side(self.kernels)?)).collect()
+    ) -> Result<Input> {
+        let sides = || parts.iter().map(|p| self.side(&p.w));
+        let plain = match norm {
+            None => Some(x.clone()),
+            // Unless all that is wanted is the rounded row.
+            Some(_) if sides().all(|side| side.is_some()) => None,
+            Some(by) => Some(self.normalize(&Normalize { x, by, residual: None })?),
+        };
+        let mut rounded = None;
+        if sides().any(|side| side.is_some()) {
+            let to = Activations::new(self, x.rows(), x.cols(), sides().flatten())?;
+            match (&plain, norm) {
+                (None, Some(by)) => to.fill(self, Mat::new(x), Some(&norm_task(by))),
+                (plain, _) => to.fill(self, Mat::new(plain.as_ref().unwrap_or(x)), None),
+            }
+            rounded = Some(to);
+        }
+        Ok(Input { rows: x.rows(), plain, rounded })
     }
 
     /// One phase: every output of every part, for all rows.
     pub(crate) fn linear(
         &self,
-        x: Mat<'_, f32>,
+        x: &Input,
         parts: &[Part<'_>],
         out: &Tensor<Cpu>,
         then: Epilogue<'_, Cpu>,
@@ -92,90 +121,134 @@ impl Cpu {
         let residual = then.residual.map(Mat::new);
         let total: usize = parts.iter().map(|p| p.outputs).sum();
         let piece = self.piece(total);
-        let pieces: Vec<(usize, Range<usize>)> = parts
-            .iter()
-            .enumerate()
-            .flat_map(|(i, p)| {
-                (0..p.outputs).step_by(piece).map(move |at| (i, at..p.outputs.min(at + piece)))
-            })
-            .collect();
-        // Each part writes through a view that begins at its first column.
-        let views: Vec<Tensor<Cpu>> =
-            parts.iter().map(|p| out.col_range(p.column..p.column + p.outputs)).collect();
-        let outs: Vec<MatMut<'_, f32>> = views.iter().map(MatMut::new).collect();
-        let input = self.rounded(x, parts)?;
-        let rounded = self.rounded_for(&input, parts);
+        let pieces = parts.iter().map(|p| p.outputs.div_ceil(piece)).sum();
+        let y = MatMut::<f32>::new(out);
+        let products: Vec<Product<'_>> = parts.iter().map(|p| x.times(self.kernels, p.w)).collect();
         let (scale, softcap) = (then.scale, then.softcap);
-        self.share(pieces.len(), x.rows * x.cols * total, |scratch, i| {
-            let (part, outputs) = &pieces[i];
-            let p = &parts[*part];
-            let task = LinearTask {
-                w: p.w,
-                outputs: outputs.clone(),
-                x,
-                rounded: rounded[*part],
-                out: &outs[*part],
-                bias: p.bias,
-                scale,
-                softcap,
-                residual,
-            };
-            linear(self.kernels, &task, &mut scratch.room);
+        self.share(pieces, cost(x.rows, parts), |scratch, mut i| {
+            for (part, of) in parts.iter().zip(&products) {
+                let count = part.outputs.div_ceil(piece);
+                if i < count {
+                    let outputs = i * piece..part.outputs.min((i + 1) * piece);
+                    let (of, out) = (*of, y.columns(part.column..part.column + part.outputs));
+                    let task = LinearTask { of, outputs, out, bias: part.bias, scale, softcap, residual };
+                    return linear(self.kernels, &task, &mut scratch.room);
+                }
+                i -= count;
+            }
         });
         Ok(())
     }
 
     /// The first phase of a feed-forward block: gate, up and activation together, so that what they exchange stays in
-    /// the nearest cache.
-    pub(crate) fn bend(&self, op: &Ffn<'_, Cpu>, x: &Tensor<Cpu>) -> Result<Tensor<Cpu>> {
-        let (width, rows) = (op.down.weight.cols(), x.rows());
+    /// the nearest cache. Gives the input of the second.
+    pub(crate) fn bend(&self, op: &Ffn<'_, Cpu>) -> Result<Input> {
+        let (width, rows) = (op.down.weight.cols(), op.x.rows());
         let parts = Part::side_by_side(op.up);
-        let joint: usize = parts.iter().map(|p| p.outputs).sum();
-        let (y, bent) = (self.alloc(DType::F32, rows, joint)?, self.alloc(DType::F32, rows, width)?);
-        let (m, out) = (MatMut::<f32>::new(&y), MatMut::<f32>::new(&bent));
-        let views: Vec<Tensor<Cpu>> =
-            parts.iter().map(|p| y.col_range(p.column..p.column + p.outputs)).collect();
-        let outs: Vec<MatMut<'_, f32>> = views.iter().map(MatMut::new).collect();
-        let (piece, x, kernels) = (self.piece(joint), Mat::new(x), self.kernels);
-        let (act, gated) = (op.act, op.is_gated());
-        let input = self.rounded(x, &parts)?;
-        let rounded = self.rounded_for(&input, &parts);
-        // Some columns of the joint result, from whichever layers give them.
-        let project = |columns: Range<usize>, scratch: &mut Scratch| {
-            for ((p, out), rounded) in parts.iter().zip(&outs).zip(&rounded) {
-                let (start, end) = (columns.start.max(p.column), columns.end.min(p.column + p.outputs));
-                if start < end {
-                    let (scale, softcap, residual) = (1.0, None, None);
-                    let task = LinearTask {
-                        w: p.w,
-                        outputs: start - p.column..end - p.column,
-                        x,
-                        rounded: *rounded,
-                        out,
-                        bias: p.bias,
-                        scale,
-                        softcap,
-                        residual,
-                    };
-                    linear(kernels, &task, &mut scratch.room);
-                }
+        let x = self.input(op.x, op.norm, &parts)?;
+        let mut given = Vec::with_capacity(parts.len());
+        for p in &parts {
+            let of = x.times(self.kernels, p.w);
+            given.push(Given { of, bias: p.bias, columns: p.column..p.column + p.outputs });
+        }
+        let bent = match self.side(&source(&op.down.weight)) {
+            Some(side) => {
+                let rounded = Some(Activations::new(self, rows, width, std::iter::once(side))?);
+                Input { rows, plain: None, rounded }
+            }
+            None => {
+                let plain = Some(self.alloc(DType::F32, rows, width)?);
+                Input { rows, plain, rounded: None }
             }
         };
-        self.share(width.div_ceil(piece), rows * x.cols * joint, |scratch, i| {
+        let out = match (&bent.plain, &bent.rounded) {
+            (Some(plain), _) => Bent::Plain(MatMut::new(plain)),
+            (_, Some(rounded)) => Bent::Rounded(rounded.rounding()),
+            _ => return Ok(bent),
+        };
+        let (act, apart, piece) = (op.act, op.is_gated().then_some(width), self.piece(width));
+        self.share(width.div_ceil(piece), cost(rows, &parts), |scratch, i| {
             let columns = i * piece..width.min((i + 1) * piece);
-            project(columns.clone(), scratch);
-            let up = gated.then(|| columns.start + width..columns.end + width);
-            if let Some(up) = up.clone() {
-                project(up, scratch);
+            let task = BendTask { given: &given, apart, act, out: &out, columns };
+            bend(self.kernels, &task, &mut scratch.room);
+        });
+        drop(out);
+        Ok(bent)
+    }
+}
+
+/// About how many multiplications a phase takes.
+fn cost(rows: usize, parts: &[Part<'_>]) -> usize {
+    parts.iter().map(|p| rows * p.outputs * p.w.cols()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use tallow_core::{Activation, Format, HostWeight, Memory, NormKind, compose};
+
+    use super::*;
+    use crate::Isa;
+
+    /// Numbers between -1 and 1 that look random.
+    fn numbers(seed: u32, count: usize) -> Vec<f32> {
+        let mut x = seed;
+        let mut next = || {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (x >> 8) as f32 / 8_388_608.0 - 1.0
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    fn layer(b: &Cpu, format: Format, outputs: usize, inputs: usize, bias: bool) -> Linear<Cpu> {
+        let x = numbers(outputs as u32, outputs * inputs);
+        let bytes: Vec<u8> = match format {
+            // A scale of 2^-7, and codes.
+            Format::Q8_0 => {
+                let block = |x: &[f32]| {
+                    [0, 0x20].into_iter().chain(x.iter().map(|x| (x * 127.0) as i8 as u8)).collect()
+                };
+                x.chunks(32).flat_map(|x| -> Vec<u8> { block(x) }).collect()
             }
-            for r in 0..rows {
-                // SAFETY: these columns of both matrices belong to this piece; `m` is only read here.
-                unsafe {
-                    let up = up.clone().map(|up| &*m.part(r, up));
-                    (kernels.glu)(act, m.part(r, columns.clone()), up, out.part(r, columns.clone()));
+            _ => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        };
+        let weight = b.prepare(HostWeight { format, rows: outputs, cols: inputs, bytes: &bytes }).unwrap();
+        let bias = bias.then(|| b.upload_row(&numbers(7, outputs)).unwrap());
+        Linear { weight, bias }
+    }
+
+    #[test]
+    fn a_block_gives_the_bits_of_its_smaller_ops() {
+        const Q: Format = Format::Q8_0;
+        const P: Format = Format::F32;
+        let case = |up: &[(Format, usize)], down: Format, width: usize| (up.to_vec(), down, width);
+        let cases = [
+            case(&[(Q, 96), (Q, 96)], Q, 96),
+            case(&[(Q, 192)], Q, 96),
+            case(&[(P, 96), (Q, 96)], Q, 96),
+            case(&[(Q, 96)], Q, 96),
+            case(&[(P, 80)], P, 40),
+            case(&[(Q, 40), (Q, 40)], P, 40),
+            case(&[(P, 9), (Q, 50), (P, 31)], P, 45),
+        ];
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let b = Cpu::new(isa, 2).unwrap();
+            let weight = b.upload_row(&numbers(3, 64)).unwrap();
+            let norm = Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-5 };
+            for (up, format, width) in &cases {
+                for (rows, bias) in [(1, false), (3, true), (600, true)] {
+                    let x = b.upload(&numbers(1, rows * 64), rows, 64).unwrap();
+                    let up: Vec<_> = up.iter().map(|(f, n)| layer(&b, *f, *n, 64, bias)).collect();
+                    let down = layer(&b, *format, 64, *width, bias);
+                    let (norm, then) = (Some(&norm), Epilogue::add_to(&x));
+                    let op = Ffn { x: &x, norm, up: &up, act: Activation::Silu, down: &down, then };
+                    let bits = |t: Tensor<Cpu>| -> Vec<u32> {
+                        b.download::<f32>(&t).unwrap().iter().map(|x| x.to_bits()).collect()
+                    };
+                    let want = bits(compose::ffn(&b, &op).unwrap());
+                    let got = bits(b.run(op).unwrap());
+                    assert!(got == want, "{isa}, width {width}, {rows} rows");
                 }
             }
-        });
-        Ok(bent)
+        }
     }
 }

@@ -71,8 +71,9 @@ impl Check {
     }
 
     fn shape<B: Backend>(&self, what: &'static str, t: &Tensor<B>, rows: usize, cols: usize) -> Result<()> {
-        let got = format_args!("[{}, {}]", t.rows(), t.cols()).to_string();
-        self.that(t.rows() == rows && t.cols() == cols, what, format_args!("[{rows}, {cols}]"), got)
+        let fits = t.rows() == rows && t.cols() == cols;
+        let got = format_args!("[{}, {}]", t.rows(), t.cols());
+        self.that(fits, what, format_args!("[{rows}, {cols}]"), got)
     }
 
     fn cols<B: Backend>(&self, what: &'static str, t: &Tensor<B>, cols: usize) -> Result<()> {

@@ -12,7 +12,7 @@ use super::unpack::{Chunk, Plain};
 use crate::activations::{Rounded, Side};
 use crate::mat::{Mat, MatMut};
 use crate::packed::{self, CHUNK, Layout, PAIR, ROWS};
-use crate::simd::Simd;
+use crate::simd::{Simd, fetch};
 
 /// Rows of input that are multiplied while their sums stay in a near cache.
 const TOKENS: usize = 512;
@@ -123,7 +123,10 @@ fn turn<T: bytemuck::Pod>(
 pub(crate) struct Room {
     chunks: Box<[Chunk; 2]>,
     plain: Box<[Plain; 2]>,
-    sums: Vec<Sums>,
+    /// Those of the pair of panels at hand.
+    pub(super) sums: Vec<Sums>,
+    /// Sums of gate and up.
+    pub(super) gathered: [Vec<Sums>; 2],
 }
 
 impl Default for Room {
@@ -132,22 +135,29 @@ impl Default for Room {
             chunks: Box::new([const { Chunk::EMPTY }; 2]),
             plain: Box::new([const { Plain::EMPTY }; 2]),
             sums: Vec::new(),
+            gathered: Default::default(),
         }
     }
 }
 
-/// Some outputs of a linear layer.
-pub(crate) struct LinearTask<'a> {
+/// A weight and what it is multiplied with.
+#[derive(Clone, Copy)]
+pub(crate) struct Product<'a> {
     /// [outputs, inputs]
     pub w: Source<'a>,
-    /// Which outputs.
-    pub outputs: Range<usize>,
-    /// [rows, inputs]
+    /// [rows, inputs], or without columns where the weight takes the next.
     pub x: Mat<'a, f32>,
     /// The same, rounded, if the weights are to be multiplied with that.
     pub rounded: Option<Rounded<'a>>,
+}
+
+/// Some outputs of a linear layer.
+pub(crate) struct LinearTask<'a> {
+    pub of: Product<'a>,
+    /// Which outputs.
+    pub outputs: Range<usize>,
     /// [rows, outputs]. Nobody else writes the columns of `outputs`.
-    pub out: &'a MatMut<'a, f32>,
+    pub out: MatMut<'a, f32>,
     /// [1, outputs]
     pub bias: Option<Mat<'a, f32>>,
     /// Multiplies the product.
@@ -158,16 +168,20 @@ pub(crate) struct LinearTask<'a> {
     pub residual: Option<Mat<'a, f32>>,
 }
 
+/// Rows, as many at a time as their sums stay near.
+pub(super) fn blocks(rows: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..rows).step_by(TOKENS).map(move |first| first..rows.min(first + TOKENS))
+}
+
 /// Computes the task's outputs for all rows.
 pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, room: &mut Room) {
     if t.outputs.is_empty() {
         return;
     }
     let pairs = t.outputs.start / PAIR..t.outputs.end.div_ceil(PAIR);
-    for first in (0..t.x.rows).step_by(TOKENS) {
-        let rows = first..t.x.rows.min(first + TOKENS);
+    for rows in blocks(t.of.x.rows) {
         for pair in pairs.clone() {
-            multiply(k, t, pair, rows.clone(), room);
+            multiply(k, &t.of, pair, rows.clone(), room);
             // What of the pair is ours.
             let at = t.outputs.start.max(pair * PAIR)..t.outputs.end.min((pair + 1) * PAIR);
             let sums = &room.sums;
@@ -177,7 +191,7 @@ pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, room: &mut Room) {
 }
 
 /// The sums of a pair of panels with some rows, into the room.
-fn multiply(k: &Kernels, t: &LinearTask<'_>, pair: usize, rows: Range<usize>, room: &mut Room) {
+pub(super) fn multiply(k: &Kernels, t: &Product<'_>, pair: usize, rows: Range<usize>, room: &mut Room) {
     room.sums.clear();
     room.sums.resize(rows.len(), Sums([[0.0; ROWS]; 2]));
     if let Source::Packed(w) = t.w
@@ -215,29 +229,57 @@ pub(crate) struct Finish<'a> {
     first: usize,
 }
 
+/// Rows ahead of which what will be read and written is asked for: it lies far apart.
+const AHEAD: usize = 12;
+
 /// Bias, scale, cap, residual.
 #[inline(always)]
 pub(super) unsafe fn finish<S: Simd>(f: &Finish<'_>) {
-    let (t, at) = (f.task, &f.outputs);
+    let (t, at, ours) = (f.task, &f.outputs, f.outputs.start - f.first..f.outputs.end - f.first);
+    let mut bias = [0.0; PAIR];
+    if let Some(all) = t.bias {
+        bias[ours.clone()].copy_from_slice(&all.row(0)[at.clone()]);
+    }
     for (row, sums) in f.rows.clone().zip(f.sums) {
-        let sums = &sums.0.as_flattened()[at.start - f.first..at.end - f.first];
-        // SAFETY: the task's outputs are ours alone.
-        let out = unsafe { t.out.part(row, at.clone()) };
-        for (y, sum) in out.iter_mut().zip(sums) {
-            *y = *sum;
+        let ahead = row + AHEAD;
+        if ahead < f.rows.end {
+            // SAFETY: the address alone is used, of what is ours.
+            let out = unsafe { t.out.part(ahead, at.clone()) };
+            fetch(out);
+            if let Some(residual) = t.residual {
+                fetch(&residual.row(ahead)[at.clone()]);
+            }
         }
-        if let Some(bias) = t.bias {
-            out.iter_mut().zip(&bias.row(0)[at.clone()]).for_each(|(y, b)| *y += b);
+        let mut y = Sums(sums.0);
+        let y = y.0.as_flattened_mut();
+        if t.bias.is_some() {
+            y.iter_mut().zip(&bias).for_each(|(y, b)| *y += b);
         }
         if t.scale != 1.0 {
-            out.iter_mut().for_each(|y| *y *= t.scale);
+            y.iter_mut().for_each(|y| *y *= t.scale);
         }
         if let Some(cap) = t.softcap {
             // SAFETY: the caller has the instruction set.
-            unsafe { super::rowwise::softcap::<S>(out, cap) };
+            unsafe { super::rowwise::softcap::<S>(y, cap) };
         }
-        if let Some(residual) = t.residual {
-            out.iter_mut().zip(&residual.row(row)[at.clone()]).for_each(|(y, r)| *y += r);
+        // SAFETY: the task's outputs are ours alone.
+        let out = unsafe { t.out.part(row, at.clone()) };
+        match (out.first_chunk_mut::<PAIR>(), y.first_chunk::<PAIR>()) {
+            // Of a length that is known.
+            (Some(out), Some(y)) => put(out, y, t.residual.map(|r| &r.row(row)[at.clone()])),
+            _ => put(out, &y[ours.clone()], t.residual.map(|r| &r.row(row)[at.clone()])),
         }
+    }
+}
+
+#[inline(always)]
+fn put(out: &mut [f32], y: &[f32], residual: Option<&[f32]>) {
+    match residual {
+        Some(residual) => {
+            for ((out, y), r) in out.iter_mut().zip(y).zip(residual) {
+                *out = y + r;
+            }
+        }
+        None => out.copy_from_slice(y),
     }
 }

@@ -8,6 +8,7 @@
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 mod attend;
+mod bend;
 mod dot;
 mod few;
 mod linear;
@@ -16,17 +17,19 @@ mod rowwise;
 mod unpack;
 
 pub(crate) use attend::{AttendTask, Kept, Layout, Pages, Stage};
+use bend::Bend;
+pub(crate) use bend::{BendTask, Bent, Given, bend};
 use dot::{DotTask, PlainTask};
 use few::FewTask;
 use linear::Finish;
-pub(crate) use linear::{LinearTask, Packed, Room, Source, linear};
+pub(crate) use linear::{LinearTask, Packed, Product, Room, Source, linear};
 pub(crate) use rowwise::NormTask;
 use tallow_core::{Activation, RopePairs};
 use tallow_quant::Format;
 use unpack::{Chunk, Plain};
 
 use crate::Isa;
-use crate::activations::{self, Rounding, Side};
+use crate::activations::{self, Rounding};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512, AvxVnni};
 use crate::simd::{Lines, Scalar};
@@ -56,10 +59,10 @@ pub(crate) struct Kernels {
     pub finish: fn(&Finish<'_>),
     /// Are signed codes multiplied with 128 added to them?
     pub biased: bool,
-    /// Rounds inputs to eight bits.
-    pub round: fn(&mut Rounding<'_>),
-    /// What is needed of rounded inputs beside codes and scales.
-    pub fill_side: fn(Side, &[f32], &[f32], &mut [u32]),
+    /// From the sums of gate and up to the input of down.
+    pub bend: fn(&Bend<'_>),
+    /// Rounds a row to eight bits.
+    pub round: fn(&Rounding<'_>, usize, &[f32]),
     /// Normalises a row.
     pub norm: fn(&NormTask<'_>, &[f32], &mut [f32]),
     /// `out = act(gate) * up`
@@ -99,9 +102,8 @@ macro_rules! table {
             dot: (task: &mut DotTask<'_>) => dot::dot::<$lines>(task);
             dot_plain: (task: &mut PlainTask<'_>) => dot::dot_plain::<$lines>(task);
             finish: (f: &Finish<'_>) => linear::finish::<$simd>(f);
-            round: (r: &mut Rounding<'_>) => activations::round(r);
-            fill_side: (side: Side, scales: &[f32], halves: &[f32], out: &mut [u32])
-                => activations::fill_side(side, scales, halves, out);
+            bend: (b: &Bend<'_>) => bend::bend_sums::<$simd>(b);
+            round: (to: &Rounding<'_>, row: usize, x: &[f32]) => activations::round::<$simd>(to, row, x);
             norm: (task: &NormTask<'_>, x: &[f32], out: &mut [f32]) => rowwise::norm::<$simd>(task, x, out);
             glu: (act: Activation, gate: &[f32], up: Option<&[f32]>, out: &mut [f32])
                 => rowwise::glu::<$simd>(act, gate, up, out);

@@ -103,7 +103,7 @@ unsafe fn erf<S: Simd>(x: S::V) -> S::V {
 }
 
 #[inline(always)]
-unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
+pub(super) unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
     // SAFETY: the caller has the instruction set.
     unsafe {
         let half = S::splat(0.5);

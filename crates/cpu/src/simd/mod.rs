@@ -51,6 +51,8 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn store(p: *mut f32, v: Self::V);
     /// The first `n < LANES` elements.
     unsafe fn store_some(p: *mut f32, n: usize, v: Self::V);
+    /// `LANES` bytes: of each lane the lowest.
+    unsafe fn store_bytes(p: *mut u8, v: Self::V);
 
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
@@ -140,6 +142,14 @@ pub(crate) fn prefetch<T>(p: *const T) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = p;
+}
+
+/// The same of all lines of a row.
+#[inline(always)]
+pub(crate) fn fetch(x: &[f32]) {
+    for line in x.chunks(16) {
+        prefetch(line.as_ptr());
+    }
 }
 
 /// `eˣ`, to about two units in the last place; arguments are held within what `f32` can express.

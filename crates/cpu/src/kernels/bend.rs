@@ -1,0 +1,139 @@
+//! The first phase of a feed-forward block: gate and up go from their sums through the activation to the input of down,
+//! rounded if it is to be, and never to memory.
+
+use std::ops::Range;
+
+use tallow_core::Activation;
+
+use super::Kernels;
+use super::dot::Sums;
+use super::linear::{Product, Room, blocks, multiply};
+use super::rowwise::activate;
+use crate::activations::Rounding;
+use crate::mat::{Mat, MatMut};
+use crate::packed::{PAIR, ROWS};
+use crate::simd::Simd;
+
+/// Where what is bent goes: [rows, width].
+pub(crate) enum Bent<'a> {
+    Plain(MatMut<'a, f32>),
+    /// Its width is a whole number of parts.
+    Rounded(Rounding<'a>),
+}
+
+/// A linear layer that gives some columns of gate and up.
+pub(crate) struct Given<'a> {
+    pub of: Product<'a>,
+    /// [1, outputs]
+    pub bias: Option<Mat<'a, f32>>,
+    /// Which columns.
+    pub columns: Range<usize>,
+}
+
+/// Some columns of what down takes.
+pub(crate) struct BendTask<'a> {
+    /// The columns of gate, and those of up after them.
+    pub given: &'a [Given<'a>],
+    /// The distance of a gate from what it gates, if it gates anything.
+    pub apart: Option<usize>,
+    pub act: Activation,
+    pub out: &'a Bent<'a>,
+    /// Which. Nobody else writes them. They begin at a multiple of [`PAIR`].
+    pub columns: Range<usize>,
+}
+
+/// Computes the task's columns for all rows.
+pub(crate) fn bend(k: &Kernels, t: &BendTask<'_>, room: &mut Room) {
+    let rows = t.given.first().map_or(0, |g| g.of.x.rows);
+    for rows in blocks(rows) {
+        for first in t.columns.clone().step_by(PAIR) {
+            let columns = first..t.columns.end.min(first + PAIR);
+            gather(k, t.given, columns.clone(), rows.clone(), room);
+            if let Some(apart) = t.apart {
+                room.gathered.swap(0, 1);
+                gather(k, t.given, first + apart..columns.end + apart, rows.clone(), room);
+            }
+            let [last, gate] = &room.gathered;
+            let (gate, up) = if t.apart.is_some() { (gate, Some(&last[..])) } else { (last, None) };
+            (k.bend)(&Bend { task: t, gate, up, rows: rows.clone(), columns });
+        }
+    }
+}
+
+/// The sums of some columns, at most as many as a pair of panels gives, from whichever layers give them. They are the
+/// first of those gathered.
+fn gather(k: &Kernels, given: &[Given<'_>], columns: Range<usize>, rows: Range<usize>, room: &mut Room) {
+    for g in given {
+        let (start, end) = (columns.start.max(g.columns.start), columns.end.min(g.columns.end));
+        if start >= end {
+            continue;
+        }
+        let outputs = start - g.columns.start..end - g.columns.start;
+        for pair in outputs.start / PAIR..outputs.end.div_ceil(PAIR) {
+            multiply(k, &g.of, pair, rows.clone(), room);
+            let ours = outputs.start.max(pair * PAIR)..outputs.end.min((pair + 1) * PAIR);
+            let (from, to) = (ours.start - pair * PAIR, g.columns.start + ours.start - columns.start);
+            let (sums, all) = (&mut room.sums, &mut room.gathered[0]);
+            if from == 0 && ours.len() == columns.len() {
+                std::mem::swap(sums, all);
+            } else {
+                // They come from more than one pair.
+                all.resize(rows.len(), Sums([[0.0; ROWS]; 2]));
+                for (all, sums) in all.iter_mut().zip(sums) {
+                    let sums = &sums.0.as_flattened()[from..from + ours.len()];
+                    all.0.as_flattened_mut()[to..to + ours.len()].copy_from_slice(sums);
+                }
+            }
+            if let Some(bias) = g.bias {
+                let bias = &bias.row(0)[ours];
+                for all in all {
+                    all.0.as_flattened_mut()[to..].iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+                }
+            }
+        }
+    }
+}
+
+/// Sums that are to be bent.
+pub(crate) struct Bend<'a> {
+    task: &'a BendTask<'a>,
+    /// For each of the rows.
+    gate: &'a [Sums],
+    up: Option<&'a [Sums]>,
+    rows: Range<usize>,
+    columns: Range<usize>,
+}
+
+/// The activation, and what it gates.
+#[inline(always)]
+pub(super) unsafe fn bend_sums<S: Simd>(b: &Bend<'_>) {
+    let (t, columns) = (b.task, &b.columns);
+    for (i, row) in b.rows.clone().enumerate() {
+        let mut bent = Sums([[0.0; ROWS]; 2]);
+        let (gate, to) = (b.gate[i].0.as_ptr().cast::<f32>(), bent.0.as_mut_ptr().cast::<f32>());
+        // SAFETY: sums have so many elements, a whole number of vectors; the caller has the instruction set.
+        unsafe {
+            for at in (0..PAIR).step_by(S::LANES) {
+                let mut y = activate::<S>(t.act, S::load(gate.add(at)));
+                if let Some(up) = b.up {
+                    y = S::mul(y, S::load(up[i].0.as_ptr().cast::<f32>().add(at)));
+                }
+                S::store(to.add(at), y);
+            }
+        }
+        let bent = bent.0.as_flattened();
+        // SAFETY: the task's columns are ours alone; the caller has the instruction set.
+        unsafe {
+            match t.out {
+                Bent::Plain(out) => {
+                    out.part(row, columns.clone()).copy_from_slice(&bent[..columns.len()]);
+                }
+                Bent::Rounded(out) => {
+                    if let Some(part) = bent.first_chunk() {
+                        out.put::<S>(row, columns.start, part);
+                    }
+                }
+            }
+        }
+    }
+}

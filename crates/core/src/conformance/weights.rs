@@ -114,9 +114,9 @@ pub(super) fn project_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         for &k in widths(format).iter().rev().take(t.suite.sizes) {
             let (weight, _) = t.weight(6, format, 45, k)?;
             let by = Linear { weight, bias: None };
-            let x = t.up(&Host::random(5, 29, k))?;
+            let x = t.up(&Host::random(5, 61, k))?;
             let all = t.b.run(Project { x: &x, by: &by, then: Epilogue::NONE }).map_err(text)?;
-            for rows in [0..1, 28..29, 3..5, 5..8, 8..12, 10..17, 12..25] {
+            for rows in [0..1, 28..29, 3..5, 5..8, 4..12, 8..12, 9..20, 17..29, 10..17, 12..25, 20..61] {
                 let some = t.b.run(Project { x: &x.row_range(rows.clone()), by: &by, then: Epilogue::NONE });
                 t.same((format, k, &rows), &some.map_err(text)?, &all.row_range(rows.clone()))?;
             }

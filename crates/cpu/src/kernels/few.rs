@@ -213,7 +213,7 @@ unsafe fn multiply<L: Lines, B: Packing, const T: usize>(
             let planes = from.add(layout.head(inputs) + at * LINE * layout.bits);
             look_ahead::<L>(planes, planes.add(LINE * layout.bits));
             for line in 0..layout.bits {
-                L::prefetch_next(planes.add(LINE * (layout.bits + line)));
+                L::prefetch_next(planes.add(LINE * (2 * layout.bits + line)));
             }
             for r in 0..PART / layout.run {
                 let run = at * (PART / layout.run) + r;

@@ -49,6 +49,10 @@ impl Side {
 /// Rounds a part of a row to as many codes. Gives its scale, and the sum of the codes of each half.
 ///
 /// Where it holds something that is no number, its scale is none either, and so will be what it is multiplied with.
+///
+/// # Safety
+///
+/// There is a code for each number, and the CPU has the instruction set.
 #[inline(always)]
 unsafe fn round_part<S: Simd>(x: &[f32; PART], codes: &mut [u8]) -> (f32, [f32; 2]) {
     let (from, to, mut sums) = (x.as_ptr(), codes.as_mut_ptr(), [0.0; 2]);

@@ -174,9 +174,9 @@ impl<const T: usize> Spread<T> {
 
     #[inline(always)]
     fn fill<B: Packing>(&mut self, codes: &[u8], scales: &[f32], sides: &[u32]) -> Rows<B> {
-        spread(codes, &mut self.codes.as_flattened_mut(), T, CHUNK);
-        spread(scales, &mut self.scales.as_flattened_mut(), T, Rows::<B>::SCALES);
-        spread(sides, &mut self.sides.as_flattened_mut(), T, Rows::<B>::SIDES);
+        spread(codes, self.codes.as_flattened_mut(), T, CHUNK);
+        spread(scales, self.scales.as_flattened_mut(), T, Rows::<B>::SCALES);
+        spread(sides, self.sides.as_flattened_mut(), T, Rows::<B>::SIDES);
         Rows {
             codes: self.codes.as_ptr().cast(),
             scales: self.scales.as_ptr().cast(),

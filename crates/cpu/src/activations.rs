@@ -1,7 +1,7 @@
 //! Rows of input in eight bits, as quantized weights are multiplied with them.
 //!
-//! A row's every 32 numbers become whole multiples, from -127 to 127, of one scale. Kernels go through a chunk of inputs
-//! of all rows before the next, and so are the rows stored: chunk by chunk, in each chunk row by row.
+//! A row's every 32 numbers, or 256, become whole multiples, from -127 to 127, of one scale. Kernels go through a chunk of
+//! inputs of all rows before the next, and so are the rows stored: chunk by chunk, in each chunk row by row.
 
 use std::ops::Range;
 
@@ -18,48 +18,68 @@ pub(crate) const TILE: usize = 16;
 /// Fewer rows than this are never read in tiles.
 pub(crate) const MANY: usize = 32;
 
-/// What kernels need of each run of a row beside its codes and scales. It depends on how weights are stored, and not on
-/// the weights.
+/// How rows are rounded, and what kernels need beside their codes and scales. It depends on how weights are stored, and not
+/// on the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Form {
+    /// Numbers that share a scale: [`PART`] or [`CHUNK`].
+    pub span: usize,
+    pub side: Side,
+}
+
+/// What kernels need of each run of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     /// What whole sums begin with: the sum of the codes times this much less than zero, as an `i32`.
     Begin { run: usize, bias: u8 },
-    /// What minimums are multiplied by: the scale times the sum of the codes, less than zero, as an `f32`.
-    Less { run: usize },
+    /// What minimums are multiplied by: the scale times the sum of the codes of a part, less than zero, as an `f32`.
+    Less,
+    /// What minimums that are whole numbers are multiplied by: the sums of the codes of two runs, as two `i16`.
+    Pairs { run: usize },
+}
+
+impl Form {
+    /// What weights of that layout need, where signed codes are multiplied with 128 added to them or not.
+    pub(crate) fn of(layout: Layout, biased: bool) -> Form {
+        let (run, span) = (layout.run, layout.span());
+        let side = match (layout.has_mins(), layout.is_wide()) {
+            (true, _) if span == CHUNK => Side::Pairs { run },
+            (true, _) => Side::Less,
+            (_, true) => Side::Begin { run, bias: if biased { 128 } else { 0 } },
+            _ => Side::Begin { run, bias: layout.bias },
+        };
+        Form { span, side }
+    }
 }
 
 impl Side {
-    /// What weights of that layout need, where signed codes are multiplied with 128 added to them or not.
-    pub(crate) fn of(layout: Layout, biased: bool) -> Side {
-        let run = layout.run;
-        match (layout.has_mins(), layout.is_wide()) {
-            (true, _) => Side::Less { run },
-            (_, true) => Side::Begin { run, bias: if biased { 128 } else { 0 } },
-            _ => Side::Begin { run, bias: layout.bias },
-        }
-    }
-
-    fn run(self) -> usize {
+    /// Inputs of a word.
+    fn per_word(self) -> usize {
         match self {
-            Side::Begin { run, .. } | Side::Less { run } => run,
+            Side::Begin { run, .. } => run,
+            Side::Less => PART,
+            Side::Pairs { run } => 2 * run,
         }
     }
 }
 
-/// Rounds a part of a row to as many codes. Gives its scale, and the sum of the codes of each half.
+/// Sums of codes, of 16 each.
+type Sixteens = [f32; CHUNK / 16];
+
+/// Rounds some numbers, a part or a chunk, to as many codes. Gives their scale, and the sum of every 16 codes.
 ///
-/// Where it holds something that is no number, its scale is none either, and so will be what it is multiplied with.
+/// Where something is no number, the scale is none either, and so will be what it is multiplied with.
 ///
 /// # Safety
 ///
 /// There is a code for each number, and the CPU has the instruction set.
 #[inline(always)]
-unsafe fn round_part<S: Simd>(x: &[f32; PART], codes: &mut [u8]) -> (f32, [f32; 2]) {
-    let (from, to, mut sums) = (x.as_ptr(), codes.as_mut_ptr(), [0.0; 2]);
-    // SAFETY: both have a part, a half of which is a whole number of vectors; the caller has the instruction set.
+unsafe fn round_span<S: Simd, const SPAN: usize>(x: &[f32; SPAN], codes: &mut [u8]) -> (f32, Sixteens) {
+    let (from, to, mut sums) = (x.as_ptr(), codes.as_mut_ptr(), [0.0; _]);
+    // SAFETY: both have a span, of which 16 are a whole number of vectors; the caller has the instruction set.
     unsafe {
         let (zero, mut most) = (S::splat(0.0), S::splat(0.0));
-        for at in (0..PART).step_by(S::LANES) {
+        for at in (0..SPAN).step_by(S::LANES) {
             let x = S::load(from.add(at));
             most = S::max(most, S::max(x, S::sub(zero, x)));
         }
@@ -69,17 +89,19 @@ unsafe fn round_part<S: Simd>(x: &[f32; PART], codes: &mut [u8]) -> (f32, [f32; 
         let by = if by.is_finite() { by } else { 0.0 };
         // Adding 1.5 * 2^23 rounds to a whole number, ties to even, which stands in the lowest bits.
         let (by, shift) = (S::splat(by), S::splat(12_582_912.0));
-        for (half, of_half) in sums.iter_mut().enumerate() {
+        let mut all = 0.0;
+        for (i, of_16) in sums.iter_mut().enumerate().take(SPAN / 16) {
             let mut sum = zero;
-            for at in (half * PART / 2..(half + 1) * PART / 2).step_by(S::LANES) {
+            for at in (i * 16..(i + 1) * 16).step_by(S::LANES) {
                 let x = S::add(S::mul(S::load(from.add(at)), by), shift);
                 S::store_bytes(to.add(at), x);
                 sum = S::add(sum, S::sub(x, shift));
             }
-            *of_half = S::sum(sum);
+            *of_16 = S::sum(sum);
+            all += *of_16;
         }
         // What is no number makes none of the sum; so does what is not finite, times the zero that it was scaled by.
-        (if (sums[0] + sums[1]).is_finite() { most / 127.0 } else { f32::NAN }, sums)
+        (if all.is_finite() { most / 127.0 } else { f32::NAN }, sums)
     }
 }
 
@@ -87,36 +109,49 @@ unsafe fn round_part<S: Simd>(x: &[f32; PART], codes: &mut [u8]) -> (f32, [f32; 
 pub(crate) struct Rounding<'a> {
     rows: usize,
     cols: usize,
+    span: usize,
     codes: MatMut<'a, u8>,
     scales: MatMut<'a, f32>,
     sides: Vec<(Side, MatMut<'a, u32>)>,
 }
 
 impl Rounding<'_> {
-    /// Rounds a part of a row, whose inputs begin with `first`.
+    /// Rounds what shares a scale: of a row, the inputs from `first` on.
     ///
     /// # Safety
     ///
-    /// Nobody else may use the part meanwhile, and the CPU has the instruction set.
+    /// Nobody else may use them meanwhile, so many numbers share a scale, and the CPU has the instruction set.
     #[inline(always)]
-    pub(crate) unsafe fn put<S: Simd>(&self, row: usize, first: usize, x: &[f32; PART]) {
+    pub(crate) unsafe fn put<S: Simd, const SPAN: usize>(&self, row: usize, first: usize, x: &[f32; SPAN]) {
+        debug_assert_eq!(SPAN, self.span);
         let chunk = first / CHUNK * CHUNK;
         let at = chunk * self.rows + row * (self.cols - chunk).min(CHUNK) + (first - chunk);
-        // SAFETY: no two parts share any of these elements, and this part is the caller's.
+        // SAFETY: no two spans share any of these elements, and this one is the caller's.
         unsafe {
-            let (scale, [low, high]) = round_part::<S>(x, self.codes.part(0, at..at + PART));
-            self.scales.put(0, at / PART, scale);
+            let (scale, sums) = round_span::<S, SPAN>(x, self.codes.part(0, at..at + SPAN));
+            self.scales.put(0, at / SPAN, scale);
             for (side, out) in &self.sides {
+                let words = out.part(0, at / side.per_word()..(at + SPAN) / side.per_word());
+                let sums = &sums[..SPAN / 16];
                 match *side {
-                    Side::Begin { run: PART, bias } => out.put(0, at / PART, begin(bias, low + high)),
-                    Side::Begin { bias, .. } => {
-                        out.put(0, at / 16, begin(bias, low));
-                        out.put(0, at / 16 + 1, begin(bias, high));
+                    Side::Begin { run: 16, bias } => {
+                        words.iter_mut().zip(sums).for_each(|(o, s)| *o = begin(bias, *s));
                     }
-                    Side::Less { run: PART } => out.put(0, at / PART, (-(scale * (low + high))).to_bits()),
-                    Side::Less { .. } => {
-                        out.put(0, at / 16, (-(scale * low)).to_bits());
-                        out.put(0, at / 16 + 1, (-(scale * high)).to_bits());
+                    Side::Begin { bias, .. } => {
+                        let sums = sums.chunks_exact(2).map(|s| s[0] + s[1]);
+                        words.iter_mut().zip(sums).for_each(|(o, s)| *o = begin(bias, s));
+                    }
+                    Side::Less => {
+                        let sums = sums.chunks_exact(2).map(|s| s[0] + s[1]);
+                        words.iter_mut().zip(sums).for_each(|(o, s)| *o = (-(scale * s)).to_bits());
+                    }
+                    Side::Pairs { run: 16 } => {
+                        let pairs = sums.chunks_exact(2).map(|s| pair(s[0], s[1]));
+                        words.iter_mut().zip(pairs).for_each(|(o, p)| *o = p);
+                    }
+                    Side::Pairs { .. } => {
+                        let pairs = sums.chunks_exact(4).map(|s| pair(s[0] + s[1], s[2] + s[3]));
+                        words.iter_mut().zip(pairs).for_each(|(o, p)| *o = p);
                     }
                 }
             }
@@ -130,6 +165,12 @@ fn begin(bias: u8, sum: f32) -> u32 {
     -(f32::from(bias) * sum) as i32 as u32
 }
 
+/// Two sums of codes in a word, the first in its lower half.
+#[inline(always)]
+fn pair(first: f32, second: f32) -> u32 {
+    u32::from(first as i16 as u16) | u32::from(second as i16 as u16) << 16
+}
+
 /// Rounds a whole row.
 ///
 /// # Safety
@@ -137,9 +178,17 @@ fn begin(bias: u8, sum: f32) -> u32 {
 /// Nobody else may use the row meanwhile, and the CPU has the instruction set.
 #[inline(always)]
 pub(crate) unsafe fn round<S: Simd>(to: &Rounding<'_>, row: usize, x: &[f32]) {
-    for (i, x) in x.as_chunks().0.iter().enumerate() {
-        // SAFETY: passed on to the caller.
-        unsafe { to.put::<S>(row, i * PART, x) };
+    // SAFETY: passed on to the caller.
+    unsafe {
+        if to.span == PART {
+            for (i, x) in x.as_chunks().0.iter().enumerate() {
+                to.put::<S, PART>(row, i * PART, x);
+            }
+        } else {
+            for (i, x) in x.as_chunks().0.iter().enumerate() {
+                to.put::<S, CHUNK>(row, i * CHUNK, x);
+            }
+        }
     }
 }
 
@@ -153,29 +202,30 @@ pub(crate) struct Activations {
     /// With those that there only is room for.
     rows: usize,
     cols: usize,
+    span: usize,
     codes: Tensor<Cpu>,
     scales: Tensor<Cpu>,
     sides: Vec<(Side, Tensor<Cpu>)>,
 }
 
 impl Activations {
-    /// Rows yet to be written, with what weights need.
+    /// Rows yet to be written, with what weights need that take `span` numbers with one scale.
     pub(crate) fn new(
         b: &Cpu,
-        rows: usize,
-        cols: usize,
+        (rows, cols): (usize, usize),
+        span: usize,
         needs: impl Iterator<Item = Side>,
     ) -> Result<Activations> {
         let (live, rows) = (rows, room_for(rows));
         let codes = b.alloc(DType::U8, 1, rows * cols)?;
-        let scales = b.alloc(DType::F32, 1, rows * cols / PART)?;
+        let scales = b.alloc(DType::F32, 1, rows * cols / span)?;
         let mut sides: Vec<(Side, Tensor<Cpu>)> = Vec::new();
         for side in needs {
             if sides.iter().all(|(s, _)| *s != side) {
-                sides.push((side, b.alloc(DType::U32, 1, rows * cols / side.run())?));
+                sides.push((side, b.alloc(DType::U32, 1, rows * cols / side.per_word())?));
             }
         }
-        let all = Activations { rows, cols, codes, scales, sides };
+        let all = Activations { rows, cols, span, codes, scales, sides };
         all.clear(live..rows);
         Ok(all)
     }
@@ -188,9 +238,9 @@ impl Activations {
             let at = |row: usize, run: usize| (first * self.rows + row * inputs) / run;
             // SAFETY: nobody else uses these rows, nor anything else of this.
             unsafe {
-                to.scales.part(0, at(rows.start, PART)..at(rows.end, PART)).fill(0.0);
+                to.scales.part(0, at(rows.start, self.span)..at(rows.end, self.span)).fill(0.0);
                 for (side, out) in &to.sides {
-                    out.part(0, at(rows.start, side.run())..at(rows.end, side.run())).fill(0);
+                    out.part(0, at(rows.start, side.per_word())..at(rows.end, side.per_word())).fill(0);
                 }
             }
         }
@@ -200,7 +250,7 @@ impl Activations {
     pub(crate) fn rounding(&self) -> Rounding<'_> {
         let (codes, scales) = (MatMut::new(&self.codes), MatMut::new(&self.scales));
         let sides = self.sides.iter().map(|(s, t)| (*s, MatMut::new(t))).collect();
-        Rounding { rows: self.rows, cols: self.cols, codes, scales, sides }
+        Rounding { rows: self.rows, cols: self.cols, span: self.span, codes, scales, sides }
     }
 
     /// Writes them: rows of `x`, normalised first if asked.
@@ -225,11 +275,16 @@ impl Activations {
     }
 
     /// As kernels read them that multiply with weights of that kind.
-    pub(crate) fn of(&self, side: Side) -> Option<Rounded<'_>> {
-        let (_, sides) = self.sides.iter().find(|(s, _)| *s == side)?;
+    pub(crate) fn of(&self, form: Form) -> Option<Rounded<'_>> {
+        if form.span != self.span {
+            return None;
+        }
+        let (_, sides) = self.sides.iter().find(|(s, _)| *s == form.side)?;
         let codes = Mat::<u8>::new(&self.codes).row(0);
         let (scales, sides) = (Mat::new(&self.scales).row(0), Mat::new(sides).row(0));
-        Some(Rounded { rows: self.rows, codes, scales, sides, run: side.run() })
+        let shift = |inputs: usize| inputs.trailing_zeros();
+        let (per_scale, per_side) = (shift(self.span), shift(form.side.per_word()));
+        Some(Rounded { rows: self.rows, codes, scales, sides, per_scale, per_side })
     }
 }
 
@@ -240,7 +295,9 @@ pub(crate) struct Rounded<'a> {
     codes: &'a [u8],
     scales: &'a [f32],
     sides: &'a [u32],
-    run: usize,
+    /// Of how many inputs a scale is, and a side: powers of two.
+    per_scale: u32,
+    per_side: u32,
 }
 
 impl<'a> Rounded<'a> {
@@ -253,9 +310,8 @@ impl<'a> Rounded<'a> {
     ) -> (&'a [u8], &'a [f32], &'a [u32]) {
         let at = inputs.start * self.rows + rows.start * inputs.len();
         let end = at + rows.len() * inputs.len();
-        // By the two divisors that there are: dividing by any other takes as long as some of the work that this is for.
-        let sides = if self.run == PART { at / PART..end / PART } else { at / 16..end / 16 };
-        (&self.codes[at..end], &self.scales[at / PART..end / PART], &self.sides[sides])
+        let (scales, sides) = (at >> self.per_scale..end >> self.per_scale, at >> self.per_side..end >> self.per_side);
+        (&self.codes[at..end], &self.scales[scales], &self.sides[sides])
     }
 }
 
@@ -268,7 +324,7 @@ mod tests {
         let mut codes = vec![0; x.len()];
         let parts = x.as_chunks().0.iter().zip(codes.chunks_exact_mut(PART));
         // SAFETY: every CPU has the scalar instruction set.
-        let scales = parts.map(|(x, codes)| unsafe { round_part::<Scalar>(x, codes) }.0).collect();
+        let scales = parts.map(|(x, codes)| unsafe { round_span::<Scalar, PART>(x, codes) }.0).collect();
         (codes, scales)
     }
 

@@ -24,12 +24,15 @@ pub(crate) const ROWS: usize = 16;
 pub(crate) const PAIR: usize = 2 * ROWS;
 /// Inputs of a chunk.
 pub(crate) const CHUNK: usize = 256;
-/// Inputs whose codes lie together, and whose activations share a scale.
+/// Inputs whose codes lie together.
 pub(crate) const PART: usize = 32;
 /// Bytes of a line.
 pub(crate) const LINE: usize = 64;
 
 /// What a chunk begins with: 16 numbers each, one for every row.
+///
+/// Where numbers of the chunk are multiplied by whole ones of its runs, all products of the chunk add up without rounding
+/// ([`Layout::span`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scales {
     /// Nothing: the numbers are plain.
@@ -77,6 +80,24 @@ impl Layout {
     /// Are codes, looked up if they must be, signed bytes?
     pub(crate) const fn is_wide(&self) -> bool {
         self.bits == 8 || self.table.is_some()
+    }
+
+    /// Inputs whose activations share a scale: all of a chunk where products add up without rounding, else a part.
+    pub(crate) const fn span(&self) -> usize {
+        match self.scales {
+            Scales::Bytes | Scales::BytesLess | Scales::NibblesLess | Scales::Single => CHUNK,
+            _ => PART,
+        }
+    }
+
+    /// Do the products of 16 codes with bytes add up to 16 bits?
+    pub(crate) const fn is_narrow(&self) -> bool {
+        !self.is_wide() && self.bits <= 4
+    }
+
+    /// Inputs whose products are added before anything scales them.
+    pub(crate) const fn step(&self) -> usize {
+        if self.span() == CHUNK && self.is_narrow() { 16 } else { self.run }
     }
 
     /// Is something taken away from (or added to) each run?

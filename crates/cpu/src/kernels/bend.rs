@@ -11,13 +11,13 @@ use super::linear::{Product, Room, blocks, multiply};
 use super::rowwise::activate;
 use crate::activations::Rounding;
 use crate::mat::{Mat, MatMut};
-use crate::packed::{PAIR, ROWS};
+use crate::packed::{PAIR, PART, ROWS};
 use crate::simd::Simd;
 
 /// Where what is bent goes: [rows, width].
 pub(crate) enum Bent<'a> {
     Plain(MatMut<'a, f32>),
-    /// Its width is a whole number of parts.
+    /// In parts, of which its width is a whole number.
     Rounded(Rounding<'a>),
 }
 
@@ -130,7 +130,7 @@ pub(super) unsafe fn bend_sums<S: Simd>(b: &Bend<'_>) {
                 }
                 Bent::Rounded(out) => {
                     if let Some(part) = bent.first_chunk() {
-                        out.put::<S>(row, columns.start, part);
+                        out.put::<S, PART>(row, columns.start, part);
                     }
                 }
             }

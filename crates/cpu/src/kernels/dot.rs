@@ -1,15 +1,20 @@
 //! Products of a pair of panels with rows of input, a chunk at a time: one family of loops for any number of rows.
 //!
-//! An output's sum runs over the runs of its inputs in order (or, in plain numbers, over the inputs), whatever the
-//! number of rows; between chunks it is stored without rounding. So a row's result does not depend on its company.
+//! An output's sum runs over the runs of its inputs in order (or over chunks, whose products add up without rounding; or, in
+//! plain numbers, over the inputs), whatever the number of rows; between chunks it is stored as it is. So a row's result does
+//! not depend on its company.
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
+
+use std::marker::PhantomData;
+
+use tallow_quant::{Format, with_block};
 
 use super::unpack::{Chunk, Plain};
 use crate::activations::Rounded;
 use crate::mat::Mat;
-use crate::packed::{Layout, PART, ROWS};
-use crate::simd::{Lines, Tile};
+use crate::packed::{self, CHUNK, PART, Packing, ROWS};
+use crate::simd::{Lines, Tile, WholeKind, WholeTile};
 
 /// The sums of a row of input with a pair of panels.
 #[derive(Clone, Copy)]
@@ -20,7 +25,7 @@ pub(crate) struct Sums(pub [[f32; ROWS]; 2]);
 pub(crate) struct DotTask<'a> {
     /// Unpacked; of no use afterwards.
     pub chunks: &'a mut [Chunk; 2],
-    pub layout: Layout,
+    pub format: Format,
     pub x: Rounded<'a>,
     /// The row that the first of the sums is of.
     pub first: usize,
@@ -41,31 +46,31 @@ pub(crate) struct PlainTask<'a> {
 /// Adds the chunk's products to the sums.
 #[inline(always)]
 pub(super) unsafe fn dot<L: Lines>(t: &mut DotTask<'_>) {
+    let layout = packed::layout(t.format);
     // SAFETY: the caller has the instruction set.
     unsafe {
-        match (t.layout.run, t.layout.has_mins(), t.layout.is_wide()) {
-            (16, false, _) => tiles::<L, 16, false, false>(t),
-            (16, true, _) => tiles::<L, 16, true, false>(t),
-            (_, true, _) => tiles::<L, 32, true, false>(t),
-            (_, _, false) => tiles::<L, 32, false, false>(t),
-            _ => tiles::<L, 32, false, true>(t),
+        match (layout.span(), layout.has_mins(), layout.is_wide()) {
+            (CHUNK, ..) => with_block!(t.format, B => whole_tiles::<L, B>(t)),
+            (_, true, _) => tiles::<L, true, false>(t),
+            (.., false) => tiles::<L, false, false>(t),
+            _ => tiles::<L, false, true>(t),
         }
     }
 }
 
 /// All rows, as many at a time as registers hold.
 #[inline(always)]
-unsafe fn tiles<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &mut DotTask<'_>) {
+unsafe fn tiles<L: Lines, const MINS: bool, const WIDE: bool>(t: &mut DotTask<'_>) {
     let mut row = 0;
     while row < t.sums.len() {
         // SAFETY: so many rows are left; the caller has the instruction set.
         row += unsafe {
             match (t.sums.len() - row).min(L::TOKENS) {
-                1 => tile::<L, 1, RUN, MINS, WIDE>(t, row),
-                2 => tile::<L, 2, RUN, MINS, WIDE>(t, row),
-                3 => tile::<L, 3, RUN, MINS, WIDE>(t, row),
-                4 | 5 => tile::<L, 4, RUN, MINS, WIDE>(t, row),
-                _ => tile::<L, 6, RUN, MINS, WIDE>(t, row),
+                1 => tile::<L, 1, MINS, WIDE>(t, row),
+                2 => tile::<L, 2, MINS, WIDE>(t, row),
+                3 => tile::<L, 3, MINS, WIDE>(t, row),
+                4 | 5 => tile::<L, 4, MINS, WIDE>(t, row),
+                _ => tile::<L, 6, MINS, WIDE>(t, row),
             }
         };
     }
@@ -73,7 +78,7 @@ unsafe fn tiles<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(
 
 /// `T` rows from `row` on. Returns `T`.
 #[inline(always)]
-unsafe fn tile<L: Lines, const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(
+unsafe fn tile<L: Lines, const T: usize, const MINS: bool, const WIDE: bool>(
     t: &mut DotTask<'_>,
     row: usize,
 ) -> usize {
@@ -89,12 +94,68 @@ unsafe fn tile<L: Lines, const T: usize, const RUN: usize, const MINS: bool, con
         mins: [first, second].map(|c| c.mins.as_ptr().cast()),
         rows: std::array::from_fn(|i| codes[i * n..].as_ptr()),
         row_scales: std::array::from_fn(|i| scales[i * n / PART..].as_ptr()),
-        sides: std::array::from_fn(|i| sides[i * n / RUN..].as_ptr()),
+        sides: std::array::from_fn(|i| sides[i * n / PART..].as_ptr()),
         sums: t.sums[row..][..T].as_mut_ptr().cast(),
-        runs: n / RUN,
+        runs: n / PART,
     };
     // SAFETY: the pointers are to all that the tile says; the caller has the instruction set.
-    unsafe { L::tile::<T, RUN, MINS, WIDE>(&tile) };
+    unsafe { L::tile::<T, MINS, WIDE>(&tile) };
+    T
+}
+
+/// How products of a format add up.
+pub(super) struct Kind<B>(PhantomData<B>);
+
+impl<B: Packing> WholeKind for Kind<B> {
+    const STEP: usize = B::LAYOUT.step();
+    const NARROW: bool = B::LAYOUT.is_narrow();
+    const MINS: usize = if B::LAYOUT.has_mins() { CHUNK / B::LAYOUT.run / 2 } else { 0 };
+    const WIDE: bool = B::LAYOUT.is_wide();
+}
+
+/// All rows with a whole chunk, as many at a time as registers hold.
+#[inline(always)]
+unsafe fn whole_tiles<L: Lines, B: Packing>(t: &mut DotTask<'_>) {
+    if const { B::LAYOUT.span() } != t.inputs.len() {
+        debug_assert!(false, "part of a chunk");
+        return;
+    }
+    let mut row = 0;
+    while row < t.sums.len() {
+        // SAFETY: so many rows are left; the caller has the instruction set.
+        row += unsafe {
+            match (t.sums.len() - row).min(L::TOKENS) {
+                1 => whole_tile::<L, B, 1>(t, row),
+                2 => whole_tile::<L, B, 2>(t, row),
+                3 => whole_tile::<L, B, 3>(t, row),
+                4 | 5 => whole_tile::<L, B, 4>(t, row),
+                _ => whole_tile::<L, B, 6>(t, row),
+            }
+        };
+    }
+}
+
+/// `T` rows from `row` on. Returns `T`.
+#[inline(always)]
+unsafe fn whole_tile<L: Lines, B: Packing, const T: usize>(t: &mut DotTask<'_>, row: usize) -> usize {
+    if T > L::TOKENS {
+        return T;
+    }
+    let [first, second] = &*t.chunks;
+    let (codes, scales, sides) = t.x.chunk(t.first + row..t.first + row + T, &t.inputs);
+    let words = sides.len() / T;
+    let tile = WholeTile {
+        codes: [first, second].map(|c| c.codes.as_ptr().cast()),
+        by: [first, second].map(|c| c.whole.by.as_ptr().cast()),
+        less: [first, second].map(|c| c.whole.less.as_ptr().cast()),
+        scales: [first, second].map(|c| c.whole.scales.as_ptr().cast()),
+        rows: std::array::from_fn(|i| codes[i * CHUNK..].as_ptr()),
+        row_scales: scales.as_ptr(),
+        sides: std::array::from_fn(|i| sides[i * words..].as_ptr()),
+        sums: t.sums[row..][..T].as_mut_ptr().cast(),
+    };
+    // SAFETY: the pointers are to all that the tile says; the caller has the instruction set.
+    unsafe { L::whole_tile::<T, Kind<B>>(&tile) };
     T
 }
 

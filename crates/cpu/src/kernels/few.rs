@@ -15,13 +15,13 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use tallow_quant::{Format, with_block};
 
-use super::dot::Sums;
+use super::dot::{Kind, Sums};
 use super::linear::Packed;
 use super::unpack::{Head, group, look_ahead, pairs};
 use crate::activations::Rounded;
 use crate::mat::Mat;
 use crate::packed::{CHUNK, LINE, PAIR, PART, Packing, ROWS, Scales};
-use crate::simd::{Lines, Work};
+use crate::simd::{Lines, WholeKind, Work, scale_whole};
 
 /// A pair of panels, to be multiplied with a few rows.
 pub(crate) struct FewTask<'a> {
@@ -122,7 +122,13 @@ impl<B: Packing, const T: usize> SomeRows<'_, B, T> {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
                 // SAFETY: the chunk is of that format and size, rows have what belongs to it, and there are sums for T
                 // of them; the caller has the instruction set.
-                unsafe { multiply::<L, B, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS)) };
+                unsafe {
+                    if const { B::LAYOUT.span() } == PART {
+                        multiply::<L, B, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS));
+                    } else if n == CHUNK {
+                        multiply_whole::<L, B, T>(chunk.as_ptr(), &rows, sums.add(p * ROWS));
+                    }
+                }
             }
         }
     }
@@ -158,8 +164,8 @@ struct Rows<B> {
 
 impl<B: Packing> Rows<B> {
     /// From one row's scales to the next one's.
-    const SCALES: usize = CHUNK / PART;
-    const SIDES: usize = CHUNK / B::LAYOUT.run;
+    const SCALES: usize = CHUNK / B::LAYOUT.span();
+    const SIDES: usize = CHUNK / B::LAYOUT.run / if B::LAYOUT.span() == CHUNK && B::LAYOUT.has_mins() { 2 } else { 1 };
 }
 
 /// Rows of less than a chunk, spread out.
@@ -215,28 +221,25 @@ unsafe fn multiply<L: Lines, B: Packing, const T: usize>(
             for line in 0..layout.bits {
                 L::prefetch_next(planes.add(LINE * (2 * layout.bits + line)));
             }
-            for r in 0..PART / layout.run {
-                let run = at * (PART / layout.run) + r;
-                let sides = x.sides.add(run);
-                let mut whole = [L::words(0); T];
-                if !layout.has_mins() {
-                    for i in 0..T {
-                        whole[i] = L::repeat(sides.add(i * Rows::<B>::SIDES).cast());
-                    }
-                }
-                dot_run::<L, B, T>(&mut whole, r, planes, x.codes.add(at * PART));
-                let (scale, min) = head.run::<B>(run);
+            let sides = x.sides.add(at);
+            let mut whole = [L::words(0); T];
+            if !layout.has_mins() {
                 for i in 0..T {
-                    let by = L::mul(scale, L::splat(*x.scales.add(i * Rows::<B>::SCALES + at)));
-                    f[i] = L::fma(L::to_f32(whole[i]), by, f[i]);
-                    if layout.has_mins() {
-                        let less = f32::from_bits(*sides.add(i * Rows::<B>::SIDES));
-                        f[i] = L::fma(min, L::splat(less), f[i]);
-                    }
+                    whole[i] = L::repeat(sides.add(i * Rows::<B>::SIDES).cast());
                 }
-                // Or lines that both runs of a part read would be kept, in more registers than there are.
-                compiler_fence(Ordering::SeqCst);
             }
+            dot_step::<L, B, T>(&mut whole, 0, planes, x.codes.add(at * PART));
+            let (scale, min) = head.run::<B>(at);
+            for i in 0..T {
+                let by = L::mul(scale, L::splat(*x.scales.add(i * Rows::<B>::SCALES + at)));
+                f[i] = L::fma(L::to_f32(whole[i]), by, f[i]);
+                if layout.has_mins() {
+                    let less = f32::from_bits(*sides.add(i * Rows::<B>::SIDES));
+                    f[i] = L::fma(min, L::splat(less), f[i]);
+                }
+            }
+            // Or lines that parts read alike would be kept, in more registers than there are.
+            compiler_fence(Ordering::SeqCst);
         }
         for i in 0..T {
             L::store_f32(sums.add(PAIR * i), f[i]);
@@ -244,10 +247,61 @@ unsafe fn multiply<L: Lines, B: Packing, const T: usize>(
     }
 }
 
-/// Adds the products of run `r` of a part. Whole numbers do not mind in which order: groups of the same line follow each
+/// The same where all products of the chunk add up without rounding.
+#[inline(always)]
+unsafe fn multiply_whole<L: Lines, B: Packing, const T: usize>(from: *const u8, x: &Rows<B>, sums: *mut f32) {
+    let layout = const { B::LAYOUT };
+    let (step, mins) = const { (Kind::<B>::STEP, Kind::<B>::MINS) };
+    // SAFETY: the chunk has the parts, rows have what belongs to them; the caller has the instruction set.
+    unsafe {
+        let head = Head::<L>::new::<B>(from, CHUNK);
+        let mut all = [L::words(0); T];
+        for at in 0..CHUNK / PART {
+            let planes = from.add(layout.head(CHUNK) + at * LINE * layout.bits);
+            look_ahead::<L>(planes, planes.add(LINE * layout.bits));
+            for line in 0..layout.bits {
+                L::prefetch_next(planes.add(LINE * (2 * layout.bits + line)));
+            }
+            for r in 0..PART / step {
+                let i_step = at * (PART / step) + r;
+                let mut whole = [L::words(0); T];
+                if mins == 0 {
+                    for i in 0..T {
+                        whole[i] = L::repeat(x.sides.add(i * Rows::<B>::SIDES + i_step).cast());
+                    }
+                }
+                dot_step::<L, B, T>(&mut whole, r, planes, x.codes.add(at * PART));
+                let by = head.by::<B>(i_step);
+                for i in 0..T {
+                    all[i] = match const { Kind::<B>::NARROW } {
+                        true => L::dot2(all[i], whole[i], by),
+                        false => L::mul_add(whole[i], by, all[i]),
+                    };
+                }
+                // As above.
+                compiler_fence(Ordering::SeqCst);
+            }
+        }
+        let scales = head.scales();
+        let mut less = [L::words(0); T];
+        for pair in 0..mins {
+            let min = head.less::<B>(pair);
+            for i in 0..T {
+                less[i] = L::dot2(less[i], min, L::repeat(x.sides.add(i * Rows::<B>::SIDES + pair).cast()));
+            }
+        }
+        for i in 0..T {
+            let to = sums.add(PAIR * i);
+            let row = x.scales.add(i * Rows::<B>::SCALES);
+            L::store_f32(to, scale_whole::<L, Kind<B>>(all[i], less[i], scales, row, L::load_f32(to)));
+        }
+    }
+}
+
+/// Adds the products of step `r` of a part. Whole numbers do not mind in which order: groups of the same line follow each
 /// other.
 #[inline(always)]
-unsafe fn dot_run<L: Lines, B: Packing, const T: usize>(
+unsafe fn dot_step<L: Lines, B: Packing, const T: usize>(
     whole: &mut [L::I; T],
     r: usize,
     planes: *const u8,
@@ -255,7 +309,7 @@ unsafe fn dot_run<L: Lines, B: Packing, const T: usize>(
 ) {
     // SAFETY: passed on to the caller.
     unsafe {
-        let all = const { B::LAYOUT.run == PART };
+        let all = const { B::LAYOUT.step() == PART };
         if all || r == 0 {
             dot_group::<L, B, T, 0>(whole, planes, codes);
         }

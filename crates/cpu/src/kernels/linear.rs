@@ -9,7 +9,7 @@ use super::Kernels;
 use super::dot::{DotTask, PlainTask, Sums};
 use super::few::{FewRows, FewTask};
 use super::unpack::{Chunk, Plain};
-use crate::activations::{Rounded, Side};
+use crate::activations::{Form, Rounded};
 use crate::mat::{Mat, MatMut};
 use crate::packed::{self, CHUNK, Layout, PAIR, ROWS};
 use crate::simd::{Simd, fetch};
@@ -64,9 +64,9 @@ impl Source<'_> {
     }
 
     /// What it needs of rounded input, if it can be multiplied with that.
-    pub(crate) fn side(&self, k: &Kernels) -> Option<Side> {
+    pub(crate) fn form(&self, k: &Kernels) -> Option<Form> {
         match self {
-            Source::Packed(p) if !p.format.is_plain() => Some(Side::of(p.layout, k.biased)),
+            Source::Packed(p) if !p.format.is_plain() => Some(Form::of(p.layout, k.biased)),
             _ => None,
         }
     }
@@ -208,8 +208,8 @@ pub(super) fn multiply(k: &Kernels, t: &Product<'_>, pair: usize, rows: Range<us
                 let (from, inputs) = p.chunk(2 * pair + i, start / CHUNK);
                 (k.unpack)(p.format, from, inputs, chunk);
             }
-            let (layout, first, sums) = (p.layout, rows.start, &mut room.sums[..]);
-            (k.dot)(&mut DotTask { chunks: &mut room.chunks, layout, x, first, inputs, sums });
+            let (format, first, sums) = (p.format, rows.start, &mut room.sums[..]);
+            (k.dot)(&mut DotTask { chunks: &mut room.chunks, format, x, first, inputs, sums });
         } else {
             t.w.unpack_pair(k, pair, inputs.clone(), room);
             let x = t.x.rows(rows.clone());

@@ -5,15 +5,27 @@ use tallow_quant::{Format, MXFP4, with_block};
 use crate::packed::{CHUNK, LINE, PART, Packing, ROWS, Scales};
 use crate::simd::Lines;
 
-/// A chunk of a panel, unpacked: one byte a code, one `f32` a scale.
+/// A chunk of a panel, unpacked: one byte a code, and what scales them. What a format has none of is unspecified.
 #[repr(C, align(64))]
 pub(crate) struct Chunk {
     /// Line `i` has inputs `4 i` to `4 i + 3` of all rows.
     pub codes: [[u8; LINE]; CHUNK / 4],
     /// For each run.
     pub scales: [[f32; ROWS]; CHUNK / 16],
-    /// What is taken away, for each run; unspecified for formats that have none.
+    /// What is taken away, for each run.
     pub mins: [[f32; ROWS]; CHUNK / 16],
+    pub whole: Whole,
+}
+
+/// What scales a chunk whose products add up without rounding.
+#[repr(C, align(64))]
+pub(crate) struct Whole {
+    /// What sums are multiplied by, for each step.
+    pub by: [[i32; ROWS]; CHUNK / 16],
+    /// What is taken away: of two runs, in halves of a word.
+    pub less: [[i32; ROWS]; CHUNK / 32],
+    /// The scale of what was multiplied, and that of what is taken away, less than zero.
+    pub scales: [[f32; ROWS]; 2],
 }
 
 /// A chunk of a panel as plain numbers, input by input.
@@ -25,6 +37,11 @@ impl Chunk {
         codes: [[0; LINE]; CHUNK / 4],
         scales: [[0.0; ROWS]; CHUNK / 16],
         mins: [[0.0; ROWS]; CHUNK / 16],
+        whole: Whole {
+            by: [[0; ROWS]; CHUNK / 16],
+            less: [[0; ROWS]; CHUNK / 32],
+            scales: [[0.0; ROWS]; 2],
+        },
     };
 }
 
@@ -53,7 +70,7 @@ pub(super) unsafe fn look_ahead<L: Lines>(from: *const u8, to: *const u8) {
     }
 }
 
-/// Unpacks a chunk of `inputs` inputs.
+/// Unpacks a chunk of `inputs` inputs, to be multiplied with rounded rows.
 #[inline(always)]
 pub(super) unsafe fn unpack<L: Lines>(format: Format, from: &[u8], inputs: usize, to: &mut Chunk) {
     assert!(inputs <= CHUNK);
@@ -61,7 +78,11 @@ pub(super) unsafe fn unpack<L: Lines>(format: Format, from: &[u8], inputs: usize
         let from = from[..B::LAYOUT.chunk(inputs)].as_ptr();
         // SAFETY: the chunk is of that format and size; the caller has the instruction set.
         unsafe {
-            numbers::<L, B>(from, inputs, to);
+            if const { B::LAYOUT.span() == CHUNK } {
+                whole_numbers::<L, B>(from, &mut to.whole);
+            } else {
+                numbers::<L, B>(from, inputs, to);
+            }
             codes::<L, B>(from.add(B::LAYOUT.head(inputs)), inputs, to);
         }
     });
@@ -135,6 +156,78 @@ impl<L: Lines> Head<L> {
                 }
             }
         }
+    }
+}
+
+impl<L: Lines> Head<L> {
+    /// The scale of what is [multiplied](Head::by), and that of what is [taken away](Head::less), less than zero.
+    #[inline(always)]
+    pub(super) unsafe fn scales(&self) -> [L::F; 2] {
+        // SAFETY: who made this has the instruction set.
+        unsafe { [self.d, L::mul(self.dmin, L::splat(-1.0))] }
+    }
+
+    /// What sums of step `step` of a whole chunk are multiplied by.
+    ///
+    /// # Safety
+    ///
+    /// The chunk has the step.
+    #[inline(always)]
+    pub(super) unsafe fn by<B: Packing>(&self, step: usize) -> L::I {
+        let layout = const { B::LAYOUT };
+        // SAFETY: the head has what its layout says; the caller has the instruction set.
+        unsafe {
+            let byte = self.from.add(LINE + ROWS * (step * layout.step() / layout.run));
+            match layout.scales {
+                // The upper half of a word is another factor.
+                Scales::Bytes if layout.is_narrow() => L::and(L::widen_i8(byte), L::words(0xffff)),
+                Scales::Bytes => L::widen_i8(byte),
+                Scales::BytesLess => L::widen_u8(byte),
+                Scales::NibblesLess => L::and(L::widen_u8(byte), L::words(15)),
+                _ => L::words(1),
+            }
+        }
+    }
+
+    /// What is taken away from two runs of a whole chunk, in halves of a word.
+    ///
+    /// # Safety
+    ///
+    /// The chunk has the pair.
+    #[inline(always)]
+    pub(super) unsafe fn less<B: Packing>(&self, pair: usize) -> L::I {
+        let layout = const { B::LAYOUT };
+        let runs = CHUNK / layout.run;
+        // SAFETY: as above.
+        unsafe {
+            let byte = |run: usize| L::widen_u8(self.from.add(LINE + ROWS * run));
+            let one = |run: usize| match layout.scales {
+                Scales::NibblesLess => L::right::<4>(byte(run)),
+                _ => byte(runs + run),
+            };
+            L::or(one(2 * pair), L::left::<16>(one(2 * pair + 1)))
+        }
+    }
+}
+
+/// What scales a whole chunk.
+#[inline(always)]
+unsafe fn whole_numbers<L: Lines, B: Packing>(from: *const u8, to: &mut Whole) {
+    let layout = const { B::LAYOUT };
+    // SAFETY: the chunk is of that format, and whole; the caller has the instruction set.
+    unsafe {
+        let head = Head::<L>::new::<B>(from, CHUNK);
+        for (step, by) in to.by.iter_mut().take(CHUNK / layout.step()).enumerate() {
+            L::store(by.as_mut_ptr().cast(), head.by::<B>(step));
+        }
+        if layout.has_mins() {
+            for (pair, less) in to.less.iter_mut().take(CHUNK / layout.run / 2).enumerate() {
+                L::store(less.as_mut_ptr().cast(), head.less::<B>(pair));
+            }
+        }
+        let [d, dmin] = head.scales();
+        L::store_f32(to.scales[0].as_mut_ptr(), d);
+        L::store_f32(to.scales[1].as_mut_ptr(), dmin);
     }
 }
 
@@ -246,6 +339,7 @@ pub(super) unsafe fn unpack_plain<L: Lines>(
     room: &mut Chunk,
     to: &mut Plain,
 ) {
+    assert!(inputs <= CHUNK);
     let from = with_block!(format, B => bytes[..B::LAYOUT.chunk(inputs)].as_ptr());
     // SAFETY: the chunk is of that format and size; the caller has the instruction set.
     unsafe {
@@ -272,10 +366,11 @@ pub(super) unsafe fn unpack_plain<L: Lines>(
                     }
                 }
             }
-            _ => {
-                unpack::<L>(format, bytes, inputs, room);
-                with_block!(format, B => scaled::<L, B>(room, inputs, to));
-            }
+            _ => with_block!(format, B => {
+                numbers::<L, B>(from, inputs, room);
+                codes::<L, B>(from.add(B::LAYOUT.head(inputs)), inputs, room);
+                scaled::<L, B>(room, inputs, to);
+            }),
         }
     }
 }

@@ -46,6 +46,10 @@ pub(crate) trait Lines: Copy + 'static {
     /// Adds to each word the product of its four bytes of `w` with those of `a`, which are signed. Bytes of `w` are below
     /// 128; or, where `WIDE`, any (with [`BIASED`](Lines::BIASED)) or signed (without), `a` being above -128.
     unsafe fn dot4<const WIDE: bool>(sum: Self::I, w: Self::I, a: Self::I) -> Self::I;
+    /// Adds to each word the products of the two halves of `a`, signed, with those of `b`.
+    unsafe fn dot2(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// `a * b + c`, words.
+    unsafe fn mul_add(a: Self::I, b: Self::I, c: Self::I) -> Self::I;
     unsafe fn to_f32(a: Self::I) -> Self::F;
     /// Numbers by their bits.
     unsafe fn from_bits(a: Self::I) -> Self::F;
@@ -67,11 +71,39 @@ pub(crate) trait Lines: Copy + 'static {
     /// Does the work in a function of its own, for which registers are given out apart from all others.
     unsafe fn apart(work: impl Work<Self>);
 
-    /// Adds to the sums of `T` rows their products with a chunk of a pair of panels.
+    /// Adds to the whole sums, of each panel with each row, the products of `STEP` inputs. `codes` are the lines of each
+    /// panel, `rows` the bytes of each row.
     #[inline(always)]
-    unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
+    unsafe fn groups<const T: usize, const STEP: usize, const WIDE: bool>(
+        whole: &mut [[Self::I; T]; 2],
+        codes: [*const u8; 2],
+        rows: [*const u8; T],
+    ) {
+        // SAFETY: the caller vouches for lines and bytes and has the instruction set.
+        unsafe {
+            for g in 0..STEP / 4 {
+                let w = [Self::load(codes[0].add(64 * g)), Self::load(codes[1].add(64 * g))];
+                for i in 0..T {
+                    let a = Self::repeat(rows[i].add(4 * g));
+                    whole[0][i] = Self::dot4::<WIDE>(whole[0][i], w[0], a);
+                    whole[1][i] = Self::dot4::<WIDE>(whole[1][i], w[1], a);
+                }
+            }
+        }
+    }
+
+    /// [Adds](Tile::add) what a tile says.
+    #[inline(always)]
+    unsafe fn tile<const T: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
         // SAFETY: passed on to the caller.
-        unsafe { t.add::<Self, RUN, MINS, WIDE>() }
+        unsafe { t.add::<Self, MINS, WIDE>() }
+    }
+
+    /// [Adds](WholeTile::add) what a tile says.
+    #[inline(always)]
+    unsafe fn whole_tile<const T: usize, K: WholeKind>(t: &WholeTile<T>) {
+        // SAFETY: passed on to the caller.
+        unsafe { t.add::<Self, K>() }
     }
 }
 
@@ -81,7 +113,7 @@ pub(crate) trait Work<L> {
     unsafe fn run(self);
 }
 
-/// `T` rows of rounded input and a chunk of a pair of panels, to be multiplied.
+/// `T` rows of rounded input and a chunk of a pair of panels, to be multiplied, every 32 inputs having a scale.
 ///
 /// All pointers are to what a chunk has: codes in lines, 16 scales (and minimums) for each run; for each row its bytes,
 /// a scale for every 32 of them, and for each run what its sum begins with or what minimums are multiplied by.
@@ -97,38 +129,41 @@ pub(crate) struct Tile<const T: usize> {
     pub runs: usize,
 }
 
-impl<const T: usize> Tile<T> {
-    /// The sums so far.
-    #[inline(always)]
-    pub(super) unsafe fn load<L: Lines>(&self) -> [[L::F; T]; 2] {
-        // SAFETY: there are 32 sums for each row; the caller has the instruction set.
-        let sum = |p: usize, i: usize| unsafe { L::load_f32(self.sums.add((2 * i + p) * 16)) };
-        std::array::from_fn(|p| std::array::from_fn(|i| sum(p, i)))
-    }
+/// The sums so far.
+#[inline(always)]
+unsafe fn load<L: Lines, const T: usize>(sums: *const f32) -> [[L::F; T]; 2] {
+    // SAFETY: the caller has 32 sums for each row, and the instruction set.
+    let sum = |p: usize, i: usize| unsafe { L::load_f32(sums.add((2 * i + p) * 16)) };
+    std::array::from_fn(|p| std::array::from_fn(|i| sum(p, i)))
+}
 
-    #[inline(always)]
-    pub(super) unsafe fn store<L: Lines>(&self, sums: &[[L::F; T]; 2]) {
-        for (p, sums) in sums.iter().enumerate() {
-            for (i, sum) in sums.iter().enumerate() {
-                // SAFETY: there are 32 sums for each row; the caller has the instruction set.
-                unsafe { L::store_f32(self.sums.add((2 * i + p) * 16), *sum) };
-            }
+#[inline(always)]
+unsafe fn store<L: Lines, const T: usize>(to: *mut f32, sums: &[[L::F; T]; 2]) {
+    for (p, sums) in sums.iter().enumerate() {
+        for (i, sum) in sums.iter().enumerate() {
+            // SAFETY: the caller has 32 sums for each row, and the instruction set.
+            unsafe { L::store_f32(to.add((2 * i + p) * 16), *sum) };
         }
     }
+}
 
-    /// What the whole sums of a run begin with.
-    #[inline(always)]
-    pub(super) unsafe fn begin<L: Lines, const MINS: bool>(&self, run: usize) -> [[L::I; T]; 2] {
-        // SAFETY: there are sides for each run; the caller has the instruction set.
-        let begin = std::array::from_fn(|i| unsafe {
-            if MINS { L::words(0) } else { L::repeat(self.sides[i].add(run).cast()) }
-        });
-        [begin; 2]
-    }
+/// What the whole sums of a run begin with: what is at those places, or nothing.
+#[inline(always)]
+unsafe fn begin<L: Lines, const T: usize>(sides: Option<[*const u32; T]>) -> [[L::I; T]; 2] {
+    // SAFETY: the caller vouches for the places, and has the instruction set.
+    let begin = std::array::from_fn(|i| unsafe {
+        match &sides {
+            Some(sides) => L::repeat(sides[i].cast()),
+            None => L::words(0),
+        }
+    });
+    [begin; 2]
+}
 
+impl<const T: usize> Tile<T> {
     /// Scales the whole sums of a run and adds them to the others.
     #[inline(always)]
-    pub(super) unsafe fn scale<L: Lines, const RUN: usize, const MINS: bool>(
+    unsafe fn scale<L: Lines, const MINS: bool>(
         &self,
         run: usize,
         whole: &[[L::I; T]; 2],
@@ -139,7 +174,7 @@ impl<const T: usize> Tile<T> {
             for p in 0..2 {
                 let scale = L::load_f32(self.scales[p].add(run * 16));
                 for i in 0..T {
-                    let by = L::mul(scale, L::splat(*self.row_scales[i].add(run * RUN / 32)));
+                    let by = L::mul(scale, L::splat(*self.row_scales[i].add(run)));
                     sums[p][i] = L::fma(L::to_f32(whole[p][i]), by, sums[p][i]);
                 }
                 if MINS {
@@ -153,25 +188,115 @@ impl<const T: usize> Tile<T> {
         }
     }
 
+    /// Adds to the sums of `T` rows their products with a chunk of a pair of panels.
     #[inline(always)]
-    unsafe fn add<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(&self) {
+    pub(super) unsafe fn add<L: Lines, const MINS: bool, const WIDE: bool>(&self) {
         // SAFETY: there are lines and bytes for each run; the caller has the instruction set.
         unsafe {
-            let mut sums = self.load::<L>();
+            let mut sums = load::<L, T>(self.sums);
             for run in 0..self.runs {
-                let mut whole = self.begin::<L, MINS>(run);
-                for g in 0..RUN / 4 {
-                    let line = (run * (RUN / 4) + g) * 64;
-                    let w = [L::load(self.codes[0].add(line)), L::load(self.codes[1].add(line))];
+                let sides = self.sides.map(|s| s.add(run));
+                let mut whole = begin::<L, T>((!MINS).then_some(sides));
+                let codes = self.codes.map(|c| c.add(run * 32 * 16));
+                L::groups::<T, 32, WIDE>(&mut whole, codes, self.rows.map(|r| r.add(run * 32)));
+                self.scale::<L, MINS>(run, &whole, &mut sums);
+            }
+            store::<L, T>(self.sums, &sums);
+        }
+    }
+}
+
+/// How products of a chunk add up whose weights are whole numbers times one scale.
+pub(crate) trait WholeKind {
+    /// Inputs whose products are added before they are multiplied.
+    const STEP: usize;
+    /// Do these sums fit 16 bits?
+    const NARROW: bool;
+    /// Pairs of runs, if each run has a minimum.
+    const MINS: usize;
+    /// As for [`Lines::dot4`].
+    const WIDE: bool;
+}
+
+/// `T` rows of rounded input and a chunk of a pair of panels, to be multiplied, each having one scale.
+///
+/// All pointers are to what a chunk has: codes in lines; for each step what 16 rows are multiplied by, and for each pair of
+/// runs their minimums, side by side; for each row its bytes, its scale, and what its sums begin with or what minimums are
+/// multiplied by.
+pub(crate) struct WholeTile<const T: usize> {
+    pub codes: [*const u8; 2],
+    pub by: [*const i32; 2],
+    pub less: [*const i32; 2],
+    /// 16 scales of products, and 16 of minimums, less than zero.
+    pub scales: [*const f32; 2],
+    pub rows: [*const u8; T],
+    pub row_scales: *const f32,
+    pub sides: [*const u32; T],
+    /// For each row, 16 sums with each of the panels.
+    pub sums: *mut f32,
+}
+
+/// Adds to sums of 16 rows those of a chunk, which are whole numbers.
+#[inline(always)]
+pub(crate) unsafe fn scale_whole<L: Lines, K: WholeKind>(
+    all: L::I,
+    mins: L::I,
+    [d, dmin]: [L::F; 2],
+    row_scale: *const f32,
+    sums: L::F,
+) -> L::F {
+    // SAFETY: the caller vouches for the scale, and has the instruction set.
+    unsafe {
+        let all = L::to_f32(all);
+        let all = match K::MINS {
+            0 => L::mul(all, d),
+            _ => L::fma(all, d, L::mul(L::to_f32(mins), dmin)),
+        };
+        L::fma(all, L::splat(*row_scale), sums)
+    }
+}
+
+impl<const T: usize> WholeTile<T> {
+    /// Adds to the sums of `T` rows their products with a chunk of a pair of panels.
+    #[inline(always)]
+    pub(super) unsafe fn add<L: Lines, K: WholeKind>(&self) {
+        // SAFETY: there is for each step and each pair of runs what the tile says; the caller has the instruction set.
+        unsafe {
+            let mut all = [[L::words(0); T]; 2];
+            for step in 0..256 / K::STEP {
+                let sides = self.sides.map(|s| s.wrapping_add(step));
+                let mut whole = begin::<L, T>((K::MINS == 0).then_some(sides));
+                let codes = self.codes.map(|c| c.add(step * K::STEP * 16));
+                let rows = self.rows.map(|r| r.add(step * K::STEP));
+                match K::WIDE {
+                    true => L::groups::<T, 32, true>(&mut whole, codes, rows),
+                    false if K::STEP == 16 => L::groups::<T, 16, false>(&mut whole, codes, rows),
+                    false => L::groups::<T, 32, false>(&mut whole, codes, rows),
+                }
+                for p in 0..2 {
+                    let by = L::load(self.by[p].add(step * 16).cast());
                     for i in 0..T {
-                        let a = L::repeat(self.rows[i].add(run * RUN + 4 * g));
-                        whole[0][i] = L::dot4::<WIDE>(whole[0][i], w[0], a);
-                        whole[1][i] = L::dot4::<WIDE>(whole[1][i], w[1], a);
+                        all[p][i] = match K::NARROW {
+                            true => L::dot2(all[p][i], whole[p][i], by),
+                            false => L::mul_add(whole[p][i], by, all[p][i]),
+                        };
                     }
                 }
-                self.scale::<L, RUN, MINS>(run, &whole, &mut sums);
             }
-            self.store::<L>(&sums);
+            for p in 0..2 {
+                let scales = [L::load_f32(self.scales[p]), L::load_f32(self.scales[p].add(16))];
+                for i in 0..T {
+                    let mut mins = L::words(0);
+                    for pair in 0..K::MINS {
+                        let less = L::load(self.less[p].add(pair * 16).cast());
+                        mins = L::dot2(mins, less, L::repeat(self.sides[i].add(pair).cast()));
+                    }
+                    let sums = self.sums.add((2 * i + p) * 16);
+                    let sum = L::load_f32(sums);
+                    let row = self.row_scales.add(i);
+                    L::store_f32(sums, scale_whole::<L, K>(all[p][i], mins, scales, row, sum));
+                }
+            }
         }
     }
 }

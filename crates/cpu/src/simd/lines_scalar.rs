@@ -106,6 +106,21 @@ impl Lines for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn dot2(sum: [u32; N], a: [u32; N], b: [u32; N]) -> [u32; N] {
+        let low = |x: u32| i32::from(x as i16);
+        let high = |x: u32| x as i32 >> 16;
+        each(|i| {
+            let dot = (low(a[i]) * low(b[i])).wrapping_add(high(a[i]) * high(b[i]));
+            sum[i].wrapping_add(dot as u32)
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: [u32; N], b: [u32; N], c: [u32; N]) -> [u32; N] {
+        each(|i| a[i].wrapping_mul(b[i]).wrapping_add(c[i]))
+    }
+
+    #[inline(always)]
     unsafe fn to_f32(a: [u32; N]) -> [f32; N] {
         each(|i| a[i] as i32 as f32)
     }

@@ -1,7 +1,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{Avx2, Avx512, AvxVnni, Lines, Tile, Work};
+use super::{Avx2, Avx512, AvxVnni, Lines, Tile, WholeKind, WholeTile, Work};
 
 /// Writes methods whose bodies are unsafe only because they use the instruction set (and, where they take a pointer,
 /// because the caller vouches for it).
@@ -62,6 +62,10 @@ impl Lines for Avx512 {
         fn dot4<const WIDE: bool>(sum: __m512i, w: __m512i, a: __m512i) -> __m512i {
             _mm512_dpbusd_epi32(sum, w, a)
         }
+        fn dot2(sum: __m512i, a: __m512i, b: __m512i) -> __m512i { dot2(sum, a, b) }
+        fn mul_add(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
+            _mm512_add_epi32(_mm512_mullo_epi32(a, b), c)
+        }
         fn to_f32(a: __m512i) -> __m512 { _mm512_cvtepi32_ps(a) }
         fn from_bits(a: __m512i) -> __m512 { _mm512_castsi512_ps(a) }
         fn splat(x: f32) -> __m512 { _mm512_set1_ps(x) }
@@ -78,54 +82,98 @@ impl Lines for Avx512 {
     apart!("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
 
     #[inline(always)]
-    unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
+    unsafe fn groups<const T: usize, const STEP: usize, const WIDE: bool>(
+        whole: &mut [[__m512i; T]; 2],
+        codes: [*const u8; 2],
+        rows: [*const u8; T],
+    ) {
         // SAFETY: passed on to the caller.
-        unsafe { tile::<T, RUN, MINS>(t) }
+        unsafe { groups::<T, STEP>(whole, codes, rows) }
+    }
+
+    #[inline(always)]
+    unsafe fn tile<const T: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
+        // SAFETY: passed on to the caller.
+        unsafe { tile::<T, MINS, WIDE>(t) }
+    }
+
+    #[inline(always)]
+    unsafe fn whole_tile<const T: usize, K: WholeKind>(t: &WholeTile<T>) {
+        // SAFETY: passed on to the caller.
+        unsafe { whole_tile::<T, K>(t) }
     }
 }
 
-/// [`Tile::add`] with its inner loop in assembly: the compiler would load far ahead of what it has registers for, and
-/// put sums aside in memory.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool>(t: &Tile<T>) {
-    // SAFETY: there are lines and bytes for each run; the caller has the instruction set.
+/// In assembly: the compiler would take two instructions for it, hoping to wait less.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn dot2(mut sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: the CPU has the instruction.
     unsafe {
-        let mut sums = t.load::<Avx512>();
-        for run in 0..t.runs {
-            let mut whole = t.begin::<Avx512, MINS>(run);
-            let codes = t.codes.map(|c| c.add(run * RUN * 16));
-            let rows = t.rows.map(|r| r.add(run * RUN));
-            /// Groups of four inputs: a line of codes of both panels, times four bytes of each row.
-            macro_rules! groups {
-                ($($g:literal)*) => {
-                    $(
-                        let w = codes.map(|c| _mm512_load_si512(c.add(64 * $g).cast()));
-                        for i in 0..T {
-                            let _spread: __m512i;
-                            asm!(
-                                "vpbroadcastd {a}, dword ptr [{row} + {at}]",
-                                "vpdpbusd {first}, {w}, {a}",
-                                "vpdpbusd {second}, {x}, {a}",
-                                a = out(zmm_reg) _spread,
-                                row = in(reg) rows[i],
-                                at = const 4 * $g,
-                                first = inout(zmm_reg) whole[0][i],
-                                second = inout(zmm_reg) whole[1][i],
-                                w = in(zmm_reg) w[0],
-                                x = in(zmm_reg) w[1],
-                                options(readonly, nostack, preserves_flags),
-                            );
-                        }
-                    )*
-                };
-            }
-            groups!(0 1 2 3);
-            if RUN == 32 {
-                groups!(4 5 6 7);
-            }
-            t.scale::<Avx512, RUN, MINS>(run, &whole, &mut sums);
+        asm!(
+            "vpdpwssd {sum}, {a}, {b}",
+            sum = inout(zmm_reg) sum,
+            a = in(zmm_reg) a,
+            b = in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sum
+}
+
+/// [`Tile::add`] in a function that has registers of 512 bits, which assembly asks for.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn tile<const T: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
+    // SAFETY: passed on to the caller.
+    unsafe { t.add::<Avx512, MINS, WIDE>() }
+}
+
+/// [`WholeTile::add`], likewise.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn whole_tile<const T: usize, K: WholeKind>(t: &WholeTile<T>) {
+    // SAFETY: passed on to the caller.
+    unsafe { t.add::<Avx512, K>() }
+}
+
+/// [`Lines::groups`] in assembly: the compiler would load far ahead of what it has registers for, and put sums aside in
+/// memory.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn groups<const T: usize, const STEP: usize>(
+    whole: &mut [[__m512i; T]; 2],
+    codes: [*const u8; 2],
+    rows: [*const u8; T],
+) {
+    /// Groups of four inputs: a line of codes of both panels, times four bytes of each row.
+    macro_rules! groups {
+        ($($g:literal)*) => {
+            $(
+                let w = codes.map(|c| _mm512_load_si512(c.add(64 * $g).cast()));
+                for i in 0..T {
+                    let _spread: __m512i;
+                    asm!(
+                        "vpbroadcastd {a}, dword ptr [{row} + {at}]",
+                        "vpdpbusd {first}, {w}, {a}",
+                        "vpdpbusd {second}, {x}, {a}",
+                        a = out(zmm_reg) _spread,
+                        row = in(reg) rows[i],
+                        at = const 4 * $g,
+                        first = inout(zmm_reg) whole[0][i],
+                        second = inout(zmm_reg) whole[1][i],
+                        w = in(zmm_reg) w[0],
+                        x = in(zmm_reg) w[1],
+                        options(readonly, nostack, preserves_flags),
+                    );
+                }
+            )*
+        };
+    }
+    // SAFETY: the caller vouches for lines and bytes and has the instruction set.
+    unsafe {
+        groups!(0 1 2 3);
+        if STEP == 32 {
+            groups!(4 5 6 7);
         }
-        t.store::<Avx512>(&sums);
     }
 }
 
@@ -185,6 +233,18 @@ macro_rules! two_halves {
                     a: [__m256i; 2]
                 ) -> [__m256i; 2] {
                     [$dot::<WIDE>(sum[0], w[0], a[0]), $dot::<WIDE>(sum[1], w[1], a[1])]
+                }
+                fn dot2(sum: [__m256i; 2], a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+                    [
+                        _mm256_add_epi32(sum[0], _mm256_madd_epi16(a[0], b[0])),
+                        _mm256_add_epi32(sum[1], _mm256_madd_epi16(a[1], b[1])),
+                    ]
+                }
+                fn mul_add(a: [__m256i; 2], b: [__m256i; 2], c: [__m256i; 2]) -> [__m256i; 2] {
+                    [
+                        _mm256_add_epi32(_mm256_mullo_epi32(a[0], b[0]), c[0]),
+                        _mm256_add_epi32(_mm256_mullo_epi32(a[1], b[1]), c[1]),
+                    ]
                 }
                 fn to_f32(a: [__m256i; 2]) -> [__m256; 2] {
                     [_mm256_cvtepi32_ps(a[0]), _mm256_cvtepi32_ps(a[1])]

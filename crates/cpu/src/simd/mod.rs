@@ -18,7 +18,7 @@ mod x86;
 
 use half::{bf16, f16};
 
-pub(crate) use lines::{Lines, Tile, Work};
+pub(crate) use lines::{Lines, Tile, WholeKind, WholeTile, Work, scale_whole};
 pub(crate) use scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512, AvxVnni};

@@ -1,7 +1,4 @@
-//! Products of packed weights with many rows by AMX, whose tiles multiply 16 rows of input with 16 of weights.
-//!
-//! A line of codes is a row of a tile as it is. Whole sums are exact, and they are scaled and added up as
-//! [`Tile`](crate::simd::Tile) does: so results are the same to the last bit, and a row may be computed either way.
+//! Where every run has a scale: whole sums are scaled and added up as [`Tile`](crate::simd::Tile) does.
 //!
 //! A product, of one run, goes through three places: it is multiplied in a tile, its sums go from there to memory, and
 //! from memory they are scaled. Tiles are not renamed, and each step takes some 50 cycles to show: a product is begun six
@@ -9,16 +6,16 @@
 //!
 //! # Safety
 //!
-//! As for [`kernels`](super): only on a CPU that has AMX, in a process that may use it (see [`Isa`](crate::Isa)).
+//! As for [`amx`](super).
 
 use std::arch::asm;
 use std::arch::x86_64::*;
-use std::cell::Cell;
 use std::mem::MaybeUninit;
 
-use super::dot::{DotTask, Sums};
-use super::unpack::Chunk;
-use crate::activations::{MANY, TILE};
+use super::super::dot::{DotTask, Sums};
+use super::super::unpack::Chunk;
+use super::{Shape, shape};
+use crate::activations::TILE;
 use crate::packed::{CHUNK, LINE, Layout, PART, ROWS};
 
 /// The whole sums of a tile: a line for each row of input.
@@ -31,32 +28,6 @@ type Four = [Whole; 4];
 /// Runs of a chunk.
 const RUNS: usize = CHUNK / PART;
 
-/// Shapes of the tiles, as the processor wants them.
-#[repr(C, align(64))]
-struct Config {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    /// Bytes of a row.
-    widths: [u16; 16],
-    rows: [u8; 16],
-}
-
-impl Config {
-    /// Tiles 0 to 3 are sums, 4 and 5 are a run of input, 6 and 7 are one of weights.
-    const fn new() -> Config {
-        let (mut widths, mut rows) = ([0; 16], [0; 16]);
-        let (sums, input, weights) = ((TILE, LINE), (TILE, PART), (PART / 4, LINE));
-        let shapes = [sums, sums, sums, sums, input, input, weights, weights];
-        let mut i = 0;
-        while i < shapes.len() {
-            (rows[i], widths[i]) = (shapes[i].0 as u8, shapes[i].1 as u16);
-            i += 1;
-        }
-        Config { palette: 1, start_row: 0, reserved: [0; 14], widths, rows }
-    }
-}
-
 /// Takes away what a byte says more than its code: tiles multiply signed codes.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn sign(chunks: &mut [Chunk; 2], layout: Layout) {
@@ -66,37 +37,17 @@ fn sign(chunks: &mut [Chunk; 2], layout: Layout) {
     }
 }
 
-/// [`dot`](super::dot::dot), by tiles where that is faster: not for runs of 16, of which there are twice as many to scale,
-/// and not for a part of a chunk.
-pub(super) fn dot(t: &mut DotTask<'_>) {
-    if t.sums.len() < MANY || t.layout.run != PART || t.inputs.len() < CHUNK {
-        return (super::avx512::TABLE.dot)(t);
-    }
-    // SAFETY: this is in the kernel table that is handed out only where the CPU and the system allow it.
+/// Multiplies all rows with both panels.
+pub(super) unsafe fn tiles(t: &mut DotTask<'_>, layout: Layout) {
+    // SAFETY: passed on to the caller.
     unsafe {
-        match t.layout.has_mins() {
-            true => tiles::<true>(t),
+        match layout.has_mins() {
+            true => all::<true>(t),
             false => {
-                sign(t.chunks, t.layout);
-                tiles::<false>(t);
+                sign(t.chunks, layout);
+                all::<false>(t);
             }
         }
-    }
-}
-
-/// Gives this thread's tiles their shapes.
-///
-/// That takes as long as several products, so they keep them. Nothing else in this process uses tiles.
-#[inline(always)]
-unsafe fn shape() {
-    thread_local! {
-        static IS_DONE: Cell<bool> = const { Cell::new(false) };
-    }
-    if !IS_DONE.get() {
-        let config = const { &Config::new() };
-        // SAFETY: the configuration is 64 bytes of the form that the instruction reads; the CPU has it.
-        unsafe { asm!("ldtilecfg [{0}]", in(reg) config, options(readonly, nostack, preserves_flags)) };
-        IS_DONE.set(true);
     }
 }
 
@@ -227,7 +178,7 @@ unsafe fn begin(first: Begin, next: Begin, here: *mut Whole) {
 
 /// All rows with both panels.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn tiles<const MINS: bool>(t: &mut DotTask<'_>) {
+unsafe fn all<const MINS: bool>(t: &mut DotTask<'_>) {
     let tiles = t.sums.len().div_ceil(TILE);
     let (codes, scales, sides) = t.x.chunk(t.first..t.first + tiles * TILE, &t.inputs);
     let place = |p: Place| {
@@ -240,7 +191,7 @@ unsafe fn tiles<const MINS: bool>(t: &mut DotTask<'_>) {
     // SAFETY: rounded rows have room for whole tiles, chunks are whole, and the ring has room for eight products; the CPU
     // has the instructions.
     unsafe {
-        shape();
+        shape(Shape::Runs);
         let (mut here, mut there) = (ring, ring.add(4));
         let first = place(Place::default());
         let next = Place::default().next(tiles);

@@ -310,7 +310,8 @@ impl<'a> Rounded<'a> {
     ) -> (&'a [u8], &'a [f32], &'a [u32]) {
         let at = inputs.start * self.rows + rows.start * inputs.len();
         let end = at + rows.len() * inputs.len();
-        let (scales, sides) = (at >> self.per_scale..end >> self.per_scale, at >> self.per_side..end >> self.per_side);
+        let (scales, sides) =
+            (at >> self.per_scale..end >> self.per_scale, at >> self.per_side..end >> self.per_side);
         (&self.codes[at..end], &self.scales[scales], &self.sides[sides])
     }
 }

@@ -175,8 +175,12 @@ pub(crate) trait Packing: Block {
     fn head(&self, at: usize, head: &mut Head<'_>);
 }
 
-fn unsigned(codes: &[i8], bias: u8, out: &mut [u8]) {
-    out.iter_mut().zip(codes).for_each(|(o, c)| *o = c.wrapping_add_unsigned(bias) as u8);
+/// With the bias added. `out` has that length.
+#[inline(always)]
+fn unsigned<const N: usize>(codes: &[i8; N], bias: u8, out: &mut [u8]) {
+    if let Some(out) = out.first_chunk_mut::<N>() {
+        *out = codes.map(|c| c.wrapping_add_unsigned(bias) as u8);
+    }
 }
 
 impl Packing for Q4_0 {

@@ -165,7 +165,8 @@ struct Rows<B> {
 impl<B: Packing> Rows<B> {
     /// From one row's scales to the next one's.
     const SCALES: usize = CHUNK / B::LAYOUT.span();
-    const SIDES: usize = CHUNK / B::LAYOUT.run / if B::LAYOUT.span() == CHUNK && B::LAYOUT.has_mins() { 2 } else { 1 };
+    const SIDES: usize =
+        CHUNK / B::LAYOUT.run / if B::LAYOUT.span() == CHUNK && B::LAYOUT.has_mins() { 2 } else { 1 };
 }
 
 /// Rows of less than a chunk, spread out.

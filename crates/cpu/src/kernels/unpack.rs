@@ -37,11 +37,7 @@ impl Chunk {
         codes: [[0; LINE]; CHUNK / 4],
         scales: [[0.0; ROWS]; CHUNK / 16],
         mins: [[0.0; ROWS]; CHUNK / 16],
-        whole: Whole {
-            by: [[0; ROWS]; CHUNK / 16],
-            less: [[0; ROWS]; CHUNK / 32],
-            scales: [[0.0; ROWS]; 2],
-        },
+        whole: Whole { by: [[0; ROWS]; CHUNK / 16], less: [[0; ROWS]; CHUNK / 32], scales: [[0.0; ROWS]; 2] },
     };
 }
 

@@ -71,35 +71,14 @@ pub(crate) trait Lines: Copy + 'static {
     /// Does the work in a function of its own, for which registers are given out apart from all others.
     unsafe fn apart(work: impl Work<Self>);
 
-    /// Adds to the whole sums, of each panel with each row, the products of `STEP` inputs. `codes` are the lines of each
-    /// panel, `rows` the bytes of each row.
-    #[inline(always)]
-    unsafe fn groups<const T: usize, const STEP: usize, const WIDE: bool>(
-        whole: &mut [[Self::I; T]; 2],
-        codes: [*const u8; 2],
-        rows: [*const u8; T],
-    ) {
-        // SAFETY: the caller vouches for lines and bytes and has the instruction set.
-        unsafe {
-            for g in 0..STEP / 4 {
-                let w = [Self::load(codes[0].add(64 * g)), Self::load(codes[1].add(64 * g))];
-                for i in 0..T {
-                    let a = Self::repeat(rows[i].add(4 * g));
-                    whole[0][i] = Self::dot4::<WIDE>(whole[0][i], w[0], a);
-                    whole[1][i] = Self::dot4::<WIDE>(whole[1][i], w[1], a);
-                }
-            }
-        }
-    }
-
-    /// [Adds](Tile::add) what a tile says.
+    /// Adds to the sums of `T` rows their products with a chunk of a pair of panels.
     #[inline(always)]
     unsafe fn tile<const T: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
         // SAFETY: passed on to the caller.
         unsafe { t.add::<Self, MINS, WIDE>() }
     }
 
-    /// [Adds](WholeTile::add) what a tile says.
+    /// The same where all products of the chunk add up without rounding.
     #[inline(always)]
     unsafe fn whole_tile<const T: usize, K: WholeKind>(t: &WholeTile<T>) {
         // SAFETY: passed on to the caller.
@@ -129,44 +108,71 @@ pub(crate) struct Tile<const T: usize> {
     pub runs: usize,
 }
 
-/// The sums so far.
-#[inline(always)]
-unsafe fn load<L: Lines, const T: usize>(sums: *const f32) -> [[L::F; T]; 2] {
-    // SAFETY: the caller has 32 sums for each row, and the instruction set.
-    let sum = |p: usize, i: usize| unsafe { L::load_f32(sums.add((2 * i + p) * 16)) };
-    std::array::from_fn(|p| std::array::from_fn(|i| sum(p, i)))
-}
+/// The whole sums of `T` rows with each of two panels.
+pub(super) type WholeSums<L, const T: usize> = [[<L as Lines>::I; T]; 2];
 
+/// Adds to whole sums the products of `STEP` inputs: of the panels whose lines are at `codes` with rows whose bytes are at
+/// `rows`.
 #[inline(always)]
-unsafe fn store<L: Lines, const T: usize>(to: *mut f32, sums: &[[L::F; T]; 2]) {
-    for (p, sums) in sums.iter().enumerate() {
-        for (i, sum) in sums.iter().enumerate() {
-            // SAFETY: the caller has 32 sums for each row, and the instruction set.
-            unsafe { L::store_f32(to.add((2 * i + p) * 16), *sum) };
+unsafe fn add_groups<L: Lines, const T: usize, const STEP: usize, const WIDE: bool>(
+    whole: &mut WholeSums<L, T>,
+    codes: [*const u8; 2],
+    rows: [*const u8; T],
+) {
+    // SAFETY: the caller vouches for lines and bytes and has the instruction set.
+    unsafe {
+        for g in 0..STEP / 4 {
+            let w = [L::load(codes[0].add(64 * g)), L::load(codes[1].add(64 * g))];
+            for i in 0..T {
+                let a = L::repeat(rows[i].add(4 * g));
+                whole[0][i] = L::dot4::<WIDE>(whole[0][i], w[0], a);
+                whole[1][i] = L::dot4::<WIDE>(whole[1][i], w[1], a);
+            }
         }
     }
 }
 
-/// What the whole sums of a run begin with: what is at those places, or nothing.
-#[inline(always)]
-unsafe fn begin<L: Lines, const T: usize>(sides: Option<[*const u32; T]>) -> [[L::I; T]; 2] {
-    // SAFETY: the caller vouches for the places, and has the instruction set.
-    let begin = std::array::from_fn(|i| unsafe {
-        match &sides {
-            Some(sides) => L::repeat(sides[i].cast()),
-            None => L::words(0),
-        }
-    });
-    [begin; 2]
-}
-
 impl<const T: usize> Tile<T> {
-    /// Scales the whole sums of a run and adds them to the others.
+    /// The sums so far.
     #[inline(always)]
-    unsafe fn scale<L: Lines, const MINS: bool>(
+    pub(super) unsafe fn load<L: Lines>(&self) -> [[L::F; T]; 2] {
+        // SAFETY: there are 32 sums for each row; the caller has the instruction set.
+        let sum = |p: usize, i: usize| unsafe { L::load_f32(self.sums.add((2 * i + p) * 16)) };
+        std::array::from_fn(|p| std::array::from_fn(|i| sum(p, i)))
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn store<L: Lines>(&self, sums: &[[L::F; T]; 2]) {
+        for (p, sums) in sums.iter().enumerate() {
+            for (i, sum) in sums.iter().enumerate() {
+                // SAFETY: there are 32 sums for each row; the caller has the instruction set.
+                unsafe { L::store_f32(self.sums.add((2 * i + p) * 16), *sum) };
+            }
+        }
+    }
+
+    /// What the whole sums of a run begin with, where its lines are, and where its bytes.
+    #[inline(always)]
+    pub(super) unsafe fn begin<L: Lines, const MINS: bool>(
         &self,
         run: usize,
-        whole: &[[L::I; T]; 2],
+    ) -> (WholeSums<L, T>, [*const u8; 2], [*const u8; T]) {
+        // SAFETY: there are lines, bytes and sides for each run; the caller has the instruction set.
+        unsafe {
+            let begin = std::array::from_fn(|i| match MINS {
+                true => L::words(0),
+                false => L::repeat(self.sides[i].add(run).cast()),
+            });
+            ([begin; 2], self.codes.map(|c| c.add(run * 32 * 16)), self.rows.map(|r| r.add(run * 32)))
+        }
+    }
+
+    /// Scales the whole sums of a run and adds them to the others.
+    #[inline(always)]
+    pub(super) unsafe fn scale<L: Lines, const MINS: bool>(
+        &self,
+        run: usize,
+        whole: &WholeSums<L, T>,
         sums: &mut [[L::F; T]; 2],
     ) {
         // SAFETY: there are scales, minimums and sides for each run; the caller has the instruction set.
@@ -190,18 +196,16 @@ impl<const T: usize> Tile<T> {
 
     /// Adds to the sums of `T` rows their products with a chunk of a pair of panels.
     #[inline(always)]
-    pub(super) unsafe fn add<L: Lines, const MINS: bool, const WIDE: bool>(&self) {
+    unsafe fn add<L: Lines, const MINS: bool, const WIDE: bool>(&self) {
         // SAFETY: there are lines and bytes for each run; the caller has the instruction set.
         unsafe {
-            let mut sums = load::<L, T>(self.sums);
+            let mut sums = self.load::<L>();
             for run in 0..self.runs {
-                let sides = self.sides.map(|s| s.add(run));
-                let mut whole = begin::<L, T>((!MINS).then_some(sides));
-                let codes = self.codes.map(|c| c.add(run * 32 * 16));
-                L::groups::<T, 32, WIDE>(&mut whole, codes, self.rows.map(|r| r.add(run * 32)));
+                let (mut whole, codes, rows) = self.begin::<L, MINS>(run);
+                add_groups::<L, T, 32, WIDE>(&mut whole, codes, rows);
                 self.scale::<L, MINS>(run, &whole, &mut sums);
             }
-            store::<L, T>(self.sums, &sums);
+            self.store::<L>(&sums);
         }
     }
 }
@@ -257,32 +261,55 @@ pub(crate) unsafe fn scale_whole<L: Lines, K: WholeKind>(
 }
 
 impl<const T: usize> WholeTile<T> {
-    /// Adds to the sums of `T` rows their products with a chunk of a pair of panels.
+    /// Steps of a chunk.
+    pub(super) const fn steps<K: WholeKind>() -> usize {
+        256 / K::STEP
+    }
+
+    /// What the whole sums of a step begin with, where its lines are, and where its bytes.
     #[inline(always)]
-    pub(super) unsafe fn add<L: Lines, K: WholeKind>(&self) {
-        // SAFETY: there is for each step and each pair of runs what the tile says; the caller has the instruction set.
+    pub(super) unsafe fn begin<L: Lines, K: WholeKind>(
+        &self,
+        step: usize,
+    ) -> (WholeSums<L, T>, [*const u8; 2], [*const u8; T]) {
+        // SAFETY: there are lines, bytes and, without minimums, sides for each step; the caller has the instruction set.
         unsafe {
-            let mut all = [[L::words(0); T]; 2];
-            for step in 0..256 / K::STEP {
-                let sides = self.sides.map(|s| s.wrapping_add(step));
-                let mut whole = begin::<L, T>((K::MINS == 0).then_some(sides));
-                let codes = self.codes.map(|c| c.add(step * K::STEP * 16));
-                let rows = self.rows.map(|r| r.add(step * K::STEP));
-                match K::WIDE {
-                    true => L::groups::<T, 32, true>(&mut whole, codes, rows),
-                    false if K::STEP == 16 => L::groups::<T, 16, false>(&mut whole, codes, rows),
-                    false => L::groups::<T, 32, false>(&mut whole, codes, rows),
-                }
-                for p in 0..2 {
-                    let by = L::load(self.by[p].add(step * 16).cast());
-                    for i in 0..T {
-                        all[p][i] = match K::NARROW {
-                            true => L::dot2(all[p][i], whole[p][i], by),
-                            false => L::mul_add(whole[p][i], by, all[p][i]),
-                        };
-                    }
+            let begin = std::array::from_fn(|i| match K::MINS {
+                0 => L::repeat(self.sides[i].add(step).cast()),
+                _ => L::words(0),
+            });
+            let codes = self.codes.map(|c| c.add(step * K::STEP * 16));
+            ([begin; 2], codes, self.rows.map(|r| r.add(step * K::STEP)))
+        }
+    }
+
+    /// Multiplies the whole sums of a step and adds them to the others.
+    #[inline(always)]
+    pub(super) unsafe fn multiply<L: Lines, K: WholeKind>(
+        &self,
+        step: usize,
+        whole: &WholeSums<L, T>,
+        all: &mut WholeSums<L, T>,
+    ) {
+        // SAFETY: there is a factor for each step; the caller has the instruction set.
+        unsafe {
+            for p in 0..2 {
+                let by = L::load(self.by[p].add(step * 16).cast());
+                for i in 0..T {
+                    all[p][i] = match K::NARROW {
+                        true => L::dot2(all[p][i], whole[p][i], by),
+                        false => L::mul_add(whole[p][i], by, all[p][i]),
+                    };
                 }
             }
+        }
+    }
+
+    /// Scales the sums of the chunk and adds them to the others.
+    #[inline(always)]
+    pub(super) unsafe fn scale<L: Lines, K: WholeKind>(&self, all: &WholeSums<L, T>) {
+        // SAFETY: there are minimums for each pair of runs, and sums for each row; the caller has the instruction set.
+        unsafe {
             for p in 0..2 {
                 let scales = [L::load_f32(self.scales[p]), L::load_f32(self.scales[p].add(16))];
                 for i in 0..T {
@@ -292,11 +319,29 @@ impl<const T: usize> WholeTile<T> {
                         mins = L::dot2(mins, less, L::repeat(self.sides[i].add(pair).cast()));
                     }
                     let sums = self.sums.add((2 * i + p) * 16);
-                    let sum = L::load_f32(sums);
-                    let row = self.row_scales.add(i);
+                    let (row, sum) = (self.row_scales.add(i), L::load_f32(sums));
                     L::store_f32(sums, scale_whole::<L, K>(all[p][i], mins, scales, row, sum));
                 }
             }
+        }
+    }
+
+    /// Adds to the sums of `T` rows their products with a chunk of a pair of panels.
+    #[inline(always)]
+    unsafe fn add<L: Lines, K: WholeKind>(&self) {
+        // SAFETY: there is for each step what the tile says; the caller has the instruction set.
+        unsafe {
+            let mut all = [[L::words(0); T]; 2];
+            for step in 0..Self::steps::<K>() {
+                let (mut whole, codes, rows) = self.begin::<L, K>(step);
+                match (K::STEP, K::WIDE) {
+                    (_, true) => add_groups::<L, T, 32, true>(&mut whole, codes, rows),
+                    (16, _) => add_groups::<L, T, 16, false>(&mut whole, codes, rows),
+                    _ => add_groups::<L, T, 32, false>(&mut whole, codes, rows),
+                }
+                self.multiply::<L, K>(step, &whole, &mut all);
+            }
+            self.scale::<L, K>(&all);
         }
     }
 }

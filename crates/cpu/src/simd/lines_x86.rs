@@ -82,19 +82,9 @@ impl Lines for Avx512 {
     apart!("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
 
     #[inline(always)]
-    unsafe fn groups<const T: usize, const STEP: usize, const WIDE: bool>(
-        whole: &mut [[__m512i; T]; 2],
-        codes: [*const u8; 2],
-        rows: [*const u8; T],
-    ) {
-        // SAFETY: passed on to the caller.
-        unsafe { groups::<T, STEP>(whole, codes, rows) }
-    }
-
-    #[inline(always)]
     unsafe fn tile<const T: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
         // SAFETY: passed on to the caller.
-        unsafe { tile::<T, MINS, WIDE>(t) }
+        unsafe { tile::<T, MINS>(t) }
     }
 
     #[inline(always)]
@@ -121,59 +111,62 @@ fn dot2(mut sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
     sum
 }
 
-/// [`Tile::add`] in a function that has registers of 512 bits, which assembly asks for.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn tile<const T: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
-    // SAFETY: passed on to the caller.
-    unsafe { t.add::<Avx512, MINS, WIDE>() }
+/// Adds the products of some groups of four inputs: a line of codes of both panels, times four bytes of each row. In
+/// assembly: the compiler would load far ahead of what it has registers for, and put sums aside in memory.
+macro_rules! add_groups {
+    ($whole:ident, $codes:ident, $rows:ident, $($g:literal)*) => {
+        $(
+            let w = $codes.map(|c| _mm512_load_si512(c.add(64 * $g).cast()));
+            for i in 0..T {
+                let _spread: __m512i;
+                asm!(
+                    "vpbroadcastd {a}, dword ptr [{row} + {at}]",
+                    "vpdpbusd {first}, {w}, {a}",
+                    "vpdpbusd {second}, {x}, {a}",
+                    a = out(zmm_reg) _spread,
+                    row = in(reg) $rows[i],
+                    at = const 4 * $g,
+                    first = inout(zmm_reg) $whole[0][i],
+                    second = inout(zmm_reg) $whole[1][i],
+                    w = in(zmm_reg) w[0],
+                    x = in(zmm_reg) w[1],
+                    options(readonly, nostack, preserves_flags),
+                );
+            }
+        )*
+    };
 }
 
-/// [`WholeTile::add`], likewise.
+/// What `Tile::add` does.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn tile<const T: usize, const MINS: bool>(t: &Tile<T>) {
+    // SAFETY: there are lines and bytes for each run; the caller has the instruction set.
+    unsafe {
+        let mut sums = t.load::<Avx512>();
+        for run in 0..t.runs {
+            let (mut whole, codes, rows) = t.begin::<Avx512, MINS>(run);
+            add_groups!(whole, codes, rows, 0 1 2 3 4 5 6 7);
+            t.scale::<Avx512, MINS>(run, &whole, &mut sums);
+        }
+        t.store::<Avx512>(&sums);
+    }
+}
+
+/// What `WholeTile::add` does.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn whole_tile<const T: usize, K: WholeKind>(t: &WholeTile<T>) {
-    // SAFETY: passed on to the caller.
-    unsafe { t.add::<Avx512, K>() }
-}
-
-/// [`Lines::groups`] in assembly: the compiler would load far ahead of what it has registers for, and put sums aside in
-/// memory.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn groups<const T: usize, const STEP: usize>(
-    whole: &mut [[__m512i; T]; 2],
-    codes: [*const u8; 2],
-    rows: [*const u8; T],
-) {
-    /// Groups of four inputs: a line of codes of both panels, times four bytes of each row.
-    macro_rules! groups {
-        ($($g:literal)*) => {
-            $(
-                let w = codes.map(|c| _mm512_load_si512(c.add(64 * $g).cast()));
-                for i in 0..T {
-                    let _spread: __m512i;
-                    asm!(
-                        "vpbroadcastd {a}, dword ptr [{row} + {at}]",
-                        "vpdpbusd {first}, {w}, {a}",
-                        "vpdpbusd {second}, {x}, {a}",
-                        a = out(zmm_reg) _spread,
-                        row = in(reg) rows[i],
-                        at = const 4 * $g,
-                        first = inout(zmm_reg) whole[0][i],
-                        second = inout(zmm_reg) whole[1][i],
-                        w = in(zmm_reg) w[0],
-                        x = in(zmm_reg) w[1],
-                        options(readonly, nostack, preserves_flags),
-                    );
-                }
-            )*
-        };
-    }
-    // SAFETY: the caller vouches for lines and bytes and has the instruction set.
+    // SAFETY: there is for each step what the tile says; the caller has the instruction set.
     unsafe {
-        groups!(0 1 2 3);
-        if STEP == 32 {
-            groups!(4 5 6 7);
+        let mut all = [[_mm512_setzero_si512(); T]; 2];
+        for step in 0..WholeTile::<T>::steps::<K>() {
+            let (mut whole, codes, rows) = t.begin::<Avx512, K>(step);
+            add_groups!(whole, codes, rows, 0 1 2 3);
+            if K::STEP == 32 {
+                add_groups!(whole, codes, rows, 4 5 6 7);
+            }
+            t.multiply::<Avx512, K>(step, &whole, &mut all);
         }
+        t.scale::<Avx512, K>(&all);
     }
 }
 

@@ -36,7 +36,8 @@ unsafe fn split(chunk: &Chunk, layout: Layout, to: *mut Bytes) {
         // SAFETY: there is a line for each of the chunk's, and a factor for each step; the CPU has the instructions.
         unsafe {
             let by = _mm512_load_si512(chunk.whole.by[4 * i / layout.step()].as_ptr().cast());
-            let by = _mm512_or_si512(_mm512_and_si512(by, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32::<16>(by));
+            let by =
+                _mm512_or_si512(_mm512_and_si512(by, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32::<16>(by));
             let codes = _mm512_sub_epi8(_mm512_load_si512(line.as_ptr().cast()), more);
             let first = _mm512_mullo_epi16(_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(codes)), by);
             let second = _mm512_mullo_epi16(_mm512_srai_epi16::<8>(codes), by);
@@ -86,8 +87,12 @@ macro_rules! scale {
 
 /// The text that scales a row with both panels, if any is to be scaled.
 macro_rules! row {
-    (none, $i:tt) => { "" };
-    ($mins:tt, $i:tt) => { concat!(scale!($mins, $i, 0), scale!($mins, $i, 1)) };
+    (none, $i:tt) => {
+        ""
+    };
+    ($mins:tt, $i:tt) => {
+        concat!(scale!($mins, $i, 0), scale!($mins, $i, 1))
+    };
 }
 
 /// The text that loads what scaling wants of both panels.
@@ -243,7 +248,8 @@ unsafe fn all<const MINS: usize>(t: &mut DotTask<'_>, layout: Layout) {
     let tiles = t.sums.len().div_ceil(TILE);
     let (codes, scales, sides) = t.x.chunk(t.first..t.first + tiles * TILE, &t.inputs);
     let words = sides.len() / (tiles * TILE);
-    let (mut weights, mut ring) = (MaybeUninit::<[Bytes; 2]>::uninit(), MaybeUninit::<[Products; 2]>::uninit());
+    let (mut weights, mut ring) =
+        (MaybeUninit::<[Bytes; 2]>::uninit(), MaybeUninit::<[Products; 2]>::uninit());
     let (weights, ring) = (weights.as_mut_ptr().cast::<Bytes>(), ring.as_mut_ptr().cast::<Products>());
     let mut spare = [Sums([[0.0; ROWS]; 2]); TILE];
     // SAFETY: rounded rows have room for whole tiles, chunks are whole, there are bytes for both panels and products of two

@@ -1,7 +1,7 @@
 //! Rows of input in eight bits, as quantized weights are multiplied with them.
 //!
-//! A row's every 32 numbers, or 256, become whole multiples, from -127 to 127, of one scale. Kernels go through a chunk of
-//! inputs of all rows before the next, and so are the rows stored: chunk by chunk, in each chunk row by row.
+//! A chunk of a row becomes whole multiples, from -127 to 127, of one scale. Kernels go through a chunk of inputs of all rows
+//! before the next, and so are the rows stored: chunk by chunk, in each chunk row by row.
 
 use std::ops::Range;
 
@@ -18,41 +18,30 @@ pub(crate) const TILE: usize = 16;
 /// Fewer rows than this are never read in tiles.
 pub(crate) const MANY: usize = 32;
 
-/// How rows are rounded, and what kernels need beside their codes and scales. It depends on how weights are stored, and not
-/// on the weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Form {
-    /// Numbers that share a scale: [`PART`] or [`CHUNK`].
-    pub span: usize,
-    pub side: Side,
-}
-
-/// What kernels need of each run of a row.
+/// What kernels need of each run of a row beside its codes and scales. It depends on how weights are stored, and not on
+/// the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     /// What whole sums begin with: the sum of the codes times this much less than zero, as an `i32`.
     Begin { run: usize, bias: u8 },
-    /// What minimums are multiplied by: the scale times the sum of the codes of a part, less than zero, as an `f32`.
+    /// What minimums are multiplied by: the sum of the codes of a part, less than zero, as an `f32`.
     Less,
     /// What minimums that are whole numbers are multiplied by: the sums of the codes of two runs, as two `i16`.
     Pairs { run: usize },
 }
 
-impl Form {
+impl Side {
     /// What weights of that layout need, where signed codes are multiplied with 128 added to them or not.
-    pub(crate) fn of(layout: Layout, biased: bool) -> Form {
-        let (run, span) = (layout.run, layout.span());
-        let side = match (layout.has_mins(), layout.is_wide()) {
-            (true, _) if span == CHUNK => Side::Pairs { run },
+    pub(crate) fn of(layout: Layout, biased: bool) -> Side {
+        let run = layout.run;
+        match (layout.has_mins(), layout.is_wide()) {
+            (true, _) if layout.is_whole() => Side::Pairs { run },
             (true, _) => Side::Less,
             (_, true) => Side::Begin { run, bias: if biased { 128 } else { 0 } },
             _ => Side::Begin { run, bias: layout.bias },
-        };
-        Form { span, side }
+        }
     }
-}
 
-impl Side {
     /// Inputs of a word.
     fn per_word(self) -> usize {
         match self {
@@ -63,23 +52,20 @@ impl Side {
     }
 }
 
-/// Sums of codes, of 16 each.
-type Sixteens = [f32; CHUNK / 16];
-
-/// Rounds some numbers, a part or a chunk, to as many codes. Gives their scale, and the sum of every 16 codes.
+/// Rounds a chunk, or what there is of one, to as many codes. Gives the scale, and writes the sum of every 16 codes.
 ///
 /// Where something is no number, the scale is none either, and so will be what it is multiplied with.
 ///
 /// # Safety
 ///
-/// There is a code for each number, and the CPU has the instruction set.
+/// There is a code for each number, of which there are some 32, and the CPU has the instruction set.
 #[inline(always)]
-unsafe fn round_span<S: Simd, const SPAN: usize>(x: &[f32; SPAN], codes: &mut [u8]) -> (f32, Sixteens) {
-    let (from, to, mut sums) = (x.as_ptr(), codes.as_mut_ptr(), [0.0; _]);
-    // SAFETY: both have a span, of which 16 are a whole number of vectors; the caller has the instruction set.
+unsafe fn round_chunk<S: Simd>(x: &[f32], codes: &mut [u8], sums: &mut [f32; CHUNK / 16]) -> f32 {
+    let (from, to) = (x.as_ptr(), codes.as_mut_ptr());
+    // SAFETY: both have so many elements, of which 16 are a whole number of vectors; the caller has the instruction set.
     unsafe {
         let (zero, mut most) = (S::splat(0.0), S::splat(0.0));
-        for at in (0..SPAN).step_by(S::LANES) {
+        for at in (0..x.len()).step_by(S::LANES) {
             let x = S::load(from.add(at));
             most = S::max(most, S::max(x, S::sub(zero, x)));
         }
@@ -90,7 +76,7 @@ unsafe fn round_span<S: Simd, const SPAN: usize>(x: &[f32; SPAN], codes: &mut [u
         // Adding 1.5 * 2^23 rounds to a whole number, ties to even, which stands in the lowest bits.
         let (by, shift) = (S::splat(by), S::splat(12_582_912.0));
         let mut all = 0.0;
-        for (i, of_16) in sums.iter_mut().enumerate().take(SPAN / 16) {
+        for (i, of_16) in sums.iter_mut().enumerate().take(x.len() / 16) {
             let mut sum = zero;
             for at in (i * 16..(i + 1) * 16).step_by(S::LANES) {
                 let x = S::add(S::mul(S::load(from.add(at)), by), shift);
@@ -101,62 +87,51 @@ unsafe fn round_span<S: Simd, const SPAN: usize>(x: &[f32; SPAN], codes: &mut [u
             all += *of_16;
         }
         // What is no number makes none of the sum; so does what is not finite, times the zero that it was scaled by.
-        (if all.is_finite() { most / 127.0 } else { f32::NAN }, sums)
+        if all.is_finite() { most / 127.0 } else { f32::NAN }
     }
 }
 
 /// Rounded rows that are being written, by several threads.
 pub(crate) struct Rounding<'a> {
     rows: usize,
-    cols: usize,
-    span: usize,
     codes: MatMut<'a, u8>,
     scales: MatMut<'a, f32>,
     sides: Vec<(Side, MatMut<'a, u32>)>,
 }
 
 impl Rounding<'_> {
-    /// Rounds what shares a scale: of a row, the inputs from `first` on.
+    /// Rounds a chunk of a row, or what there is of one.
     ///
     /// # Safety
     ///
-    /// Nobody else may use them meanwhile, so many numbers share a scale, and the CPU has the instruction set.
+    /// Nobody else may use it meanwhile, and the CPU has the instruction set.
     #[inline(always)]
-    pub(crate) unsafe fn put<S: Simd, const SPAN: usize>(&self, row: usize, first: usize, x: &[f32; SPAN]) {
-        debug_assert_eq!(SPAN, self.span);
-        let chunk = first / CHUNK * CHUNK;
-        let at = chunk * self.rows + row * (self.cols - chunk).min(CHUNK) + (first - chunk);
-        // SAFETY: no two spans share any of these elements, and this one is the caller's.
+    unsafe fn put<S: Simd>(&self, row: usize, chunk: usize, x: &[f32]) {
+        let at = chunk * CHUNK * self.rows + row * x.len();
+        let mut sums = [0.0; CHUNK / 16];
+        // SAFETY: no two chunks share any of these elements, and this one is the caller's.
         unsafe {
-            let (scale, sums) = round_span::<S, SPAN>(x, self.codes.part(0, at..at + SPAN));
-            self.scales.put(0, at / SPAN, scale);
+            let scale = round_chunk::<S>(x, self.codes.part(0, at..at + x.len()), &mut sums);
+            self.scales.put(0, chunk * self.rows + row, scale);
+            let sums = &sums[..x.len() / 16];
             for (side, out) in &self.sides {
-                let words = out.part(0, at / side.per_word()..(at + SPAN) / side.per_word());
-                let sums = &sums[..SPAN / 16];
+                let words = out.part(0, at / side.per_word()..(at + x.len()) / side.per_word());
                 match *side {
-                    Side::Begin { run: 16, bias } => {
-                        words.iter_mut().zip(sums).for_each(|(o, s)| *o = begin(bias, *s));
-                    }
-                    Side::Begin { bias, .. } => {
-                        let sums = sums.chunks_exact(2).map(|s| s[0] + s[1]);
-                        words.iter_mut().zip(sums).for_each(|(o, s)| *o = begin(bias, s));
-                    }
-                    Side::Less => {
-                        let sums = sums.chunks_exact(2).map(|s| s[0] + s[1]);
-                        words.iter_mut().zip(sums).for_each(|(o, s)| *o = (-(scale * s)).to_bits());
-                    }
-                    Side::Pairs { run: 16 } => {
-                        let pairs = sums.chunks_exact(2).map(|s| pair(s[0], s[1]));
-                        words.iter_mut().zip(pairs).for_each(|(o, p)| *o = p);
-                    }
-                    Side::Pairs { .. } => {
-                        let pairs = sums.chunks_exact(4).map(|s| pair(s[0] + s[1], s[2] + s[3]));
-                        words.iter_mut().zip(pairs).for_each(|(o, p)| *o = p);
-                    }
+                    Side::Begin { run: 16, bias } => fill::<1>(words, sums, |s| begin(bias, s[0])),
+                    Side::Begin { bias, .. } => fill::<2>(words, sums, |s| begin(bias, s[0] + s[1])),
+                    Side::Less => fill::<2>(words, sums, |s| (-(s[0] + s[1])).to_bits()),
+                    Side::Pairs { run: 16 } => fill::<2>(words, sums, |s| pair(s[0], s[1])),
+                    Side::Pairs { .. } => fill::<4>(words, sums, |s| pair(s[0] + s[1], s[2] + s[3])),
                 }
             }
         }
     }
+}
+
+/// Makes a word of every `N` sums.
+#[inline(always)]
+fn fill<const N: usize>(words: &mut [u32], sums: &[f32], word: impl Fn(&[f32; N]) -> u32) {
+    words.iter_mut().zip(sums.as_chunks().0).for_each(|(w, s)| *w = word(s));
 }
 
 /// What whole sums of codes of that sum begin with.
@@ -178,15 +153,13 @@ fn pair(first: f32, second: f32) -> u32 {
 /// Nobody else may use the row meanwhile, and the CPU has the instruction set.
 #[inline(always)]
 pub(crate) unsafe fn round<S: Simd>(to: &Rounding<'_>, row: usize, x: &[f32]) {
-    // SAFETY: passed on to the caller.
-    unsafe {
-        if to.span == PART {
-            for (i, x) in x.as_chunks().0.iter().enumerate() {
-                to.put::<S, PART>(row, i * PART, x);
-            }
-        } else {
-            for (i, x) in x.as_chunks().0.iter().enumerate() {
-                to.put::<S, CHUNK>(row, i * CHUNK, x);
+    for (i, x) in x.chunks(CHUNK).enumerate() {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match x.first_chunk::<CHUNK>() {
+                // Of a length that is known.
+                Some(x) => to.put::<S>(row, i, x),
+                None => to.put::<S>(row, i, x),
             }
         }
     }
@@ -202,30 +175,29 @@ pub(crate) struct Activations {
     /// With those that there only is room for.
     rows: usize,
     cols: usize,
-    span: usize,
     codes: Tensor<Cpu>,
     scales: Tensor<Cpu>,
     sides: Vec<(Side, Tensor<Cpu>)>,
 }
 
 impl Activations {
-    /// Rows yet to be written, with what weights need that take `span` numbers with one scale.
+    /// Rows yet to be written, with what weights need.
     pub(crate) fn new(
         b: &Cpu,
-        (rows, cols): (usize, usize),
-        span: usize,
+        rows: usize,
+        cols: usize,
         needs: impl Iterator<Item = Side>,
     ) -> Result<Activations> {
         let (live, rows) = (rows, room_for(rows));
         let codes = b.alloc(DType::U8, 1, rows * cols)?;
-        let scales = b.alloc(DType::F32, 1, rows * cols / span)?;
+        let scales = b.alloc(DType::F32, 1, rows * cols.div_ceil(CHUNK))?;
         let mut sides: Vec<(Side, Tensor<Cpu>)> = Vec::new();
         for side in needs {
             if sides.iter().all(|(s, _)| *s != side) {
                 sides.push((side, b.alloc(DType::U32, 1, rows * cols / side.per_word())?));
             }
         }
-        let all = Activations { rows, cols, span, codes, scales, sides };
+        let all = Activations { rows, cols, codes, scales, sides };
         all.clear(live..rows);
         Ok(all)
     }
@@ -235,10 +207,11 @@ impl Activations {
         let to = self.rounding();
         for first in (0..self.cols).step_by(CHUNK) {
             let inputs = CHUNK.min(self.cols - first);
-            let at = |row: usize, run: usize| (first * self.rows + row * inputs) / run;
+            let at = |row: usize, per_word: usize| (first * self.rows + row * inputs) / per_word;
+            let scale = |row: usize| first / CHUNK * self.rows + row;
             // SAFETY: nobody else uses these rows, nor anything else of this.
             unsafe {
-                to.scales.part(0, at(rows.start, self.span)..at(rows.end, self.span)).fill(0.0);
+                to.scales.part(0, scale(rows.start)..scale(rows.end)).fill(0.0);
                 for (side, out) in &to.sides {
                     out.part(0, at(rows.start, side.per_word())..at(rows.end, side.per_word())).fill(0);
                 }
@@ -250,7 +223,7 @@ impl Activations {
     pub(crate) fn rounding(&self) -> Rounding<'_> {
         let (codes, scales) = (MatMut::new(&self.codes), MatMut::new(&self.scales));
         let sides = self.sides.iter().map(|(s, t)| (*s, MatMut::new(t))).collect();
-        Rounding { rows: self.rows, cols: self.cols, span: self.span, codes, scales, sides }
+        Rounding { rows: self.rows, codes, scales, sides }
     }
 
     /// Writes them: rows of `x`, normalised first if asked.
@@ -275,16 +248,11 @@ impl Activations {
     }
 
     /// As kernels read them that multiply with weights of that kind.
-    pub(crate) fn of(&self, form: Form) -> Option<Rounded<'_>> {
-        if form.span != self.span {
-            return None;
-        }
-        let (_, sides) = self.sides.iter().find(|(s, _)| *s == form.side)?;
+    pub(crate) fn of(&self, side: Side) -> Option<Rounded<'_>> {
+        let (_, sides) = self.sides.iter().find(|(s, _)| *s == side)?;
         let codes = Mat::<u8>::new(&self.codes).row(0);
         let (scales, sides) = (Mat::new(&self.scales).row(0), Mat::new(sides).row(0));
-        let shift = |inputs: usize| inputs.trailing_zeros();
-        let (per_scale, per_side) = (shift(self.span), shift(form.side.per_word()));
-        Some(Rounded { rows: self.rows, codes, scales, sides, per_scale, per_side })
+        Some(Rounded { rows: self.rows, codes, scales, sides, shift: side.per_word().trailing_zeros() })
     }
 }
 
@@ -295,9 +263,8 @@ pub(crate) struct Rounded<'a> {
     codes: &'a [u8],
     scales: &'a [f32],
     sides: &'a [u32],
-    /// Of how many inputs a scale is, and a side: powers of two.
-    per_scale: u32,
-    per_side: u32,
+    /// Of how many inputs a side is, as a power of two.
+    shift: u32,
 }
 
 impl<'a> Rounded<'a> {
@@ -310,9 +277,9 @@ impl<'a> Rounded<'a> {
     ) -> (&'a [u8], &'a [f32], &'a [u32]) {
         let at = inputs.start * self.rows + rows.start * inputs.len();
         let end = at + rows.len() * inputs.len();
-        let (scales, sides) =
-            (at >> self.per_scale..end >> self.per_scale, at >> self.per_side..end >> self.per_side);
-        (&self.codes[at..end], &self.scales[scales], &self.sides[sides])
+        let scale = inputs.start / CHUNK * self.rows;
+        let scales = &self.scales[scale + rows.start..scale + rows.end];
+        (&self.codes[at..end], scales, &self.sides[at >> self.shift..end >> self.shift])
     }
 }
 
@@ -321,29 +288,28 @@ mod tests {
     use super::*;
     use crate::simd::Scalar;
 
-    fn rounded(x: &[f32]) -> (Vec<u8>, Vec<f32>) {
+    fn rounded(x: &[f32]) -> (Vec<u8>, f32) {
         let mut codes = vec![0; x.len()];
-        let parts = x.as_chunks().0.iter().zip(codes.chunks_exact_mut(PART));
         // SAFETY: every CPU has the scalar instruction set.
-        let scales = parts.map(|(x, codes)| unsafe { round_span::<Scalar, PART>(x, codes) }.0).collect();
-        (codes, scales)
+        let scale = unsafe { round_chunk::<Scalar>(x, &mut codes, &mut [0.0; _]) };
+        (codes, scale)
     }
 
     #[test]
     fn what_is_no_number_stays_none() {
+        assert!(rounded(&[0.5; 64]).1 == 0.5 / 127.0);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = [0.5; 64];
             x[40] = bad;
-            let (_, scales) = rounded(&x);
-            assert!(scales[0] == 0.5 / 127.0 && scales[1].is_nan());
+            assert!(rounded(&x).1.is_nan());
         }
     }
 
     #[test]
     fn tiny_numbers_count_as_zero_and_large_ones_do_not_overflow() {
         for x in [1e-42, f32::MAX / 2.0, 0.0] {
-            let (codes, scales) = rounded(&[x; 32]);
-            let back = f32::from(codes[0] as i8) * scales[0];
+            let (codes, scale) = rounded(&[x; 32]);
+            let back = f32::from(codes[0] as i8) * scale;
             assert!((back - x).abs() <= x.abs() * 1e-6 + 1e-41, "{x}");
         }
     }

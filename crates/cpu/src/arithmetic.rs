@@ -6,8 +6,8 @@ use std::str::FromStr;
 /// What the input of a linear layer is to the weights that it meets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// Quantized weights meet their input rounded to eight bits, with a scale for every 32 numbers. That is what others
-    /// compute too, and several times as fast as `Exact`.
+    /// Quantized weights meet their input rounded to eight bits, with a scale for every 256 numbers. It is several times as
+    /// fast as `Exact`.
     #[default]
     Fast,
     /// All numbers are `f32`: for comparing with references.

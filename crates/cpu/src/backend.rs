@@ -471,14 +471,14 @@ mod tests {
 
     use super::*;
 
-    /// Eight bits for every input, with a scale for as many as a block of the weights has, as plainly as it can be said.
+    /// Eight bits for every input, and a scale for every 256, as plainly as it can be said.
     fn eight_bits(format: Format, x: &[f32]) -> Vec<f32> {
         let part = |x: &[f32]| {
             let most = x.iter().fold(0f32, |most, x| most.max(x.abs()));
             let (scale, by) = (most / 127.0, if most > 0.0 { 127.0 / most } else { 0.0 });
             x.iter().map(|x| (x * by).round_ties_even() * scale).collect::<Vec<f32>>()
         };
-        if format.is_plain() { x.to_vec() } else { x.chunks(format.block_weights()).flat_map(part).collect() }
+        if format.is_plain() { x.to_vec() } else { x.chunks(256).flat_map(part).collect() }
     }
 
     /// A device with that instruction set, or the next that this machine has.

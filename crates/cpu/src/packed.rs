@@ -32,7 +32,7 @@ pub(crate) const LINE: usize = 64;
 /// What a chunk begins with: 16 numbers each, one for every row.
 ///
 /// Where numbers of the chunk are multiplied by whole ones of its runs, all products of the chunk add up without rounding
-/// ([`Layout::span`]).
+/// ([`Layout::is_whole`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scales {
     /// Nothing: the numbers are plain.
@@ -82,12 +82,9 @@ impl Layout {
         self.bits == 8 || self.table.is_some()
     }
 
-    /// Inputs whose activations share a scale: all of a chunk where products add up without rounding, else a part.
-    pub(crate) const fn span(&self) -> usize {
-        match self.scales {
-            Scales::Bytes | Scales::BytesLess | Scales::NibblesLess | Scales::Single => CHUNK,
-            _ => PART,
-        }
+    /// Do all products of a chunk add up without rounding? They do where whole numbers multiply one scale, or none do.
+    pub(crate) const fn is_whole(&self) -> bool {
+        matches!(self.scales, Scales::Bytes | Scales::BytesLess | Scales::NibblesLess | Scales::Single)
     }
 
     /// Do the products of 16 codes with bytes add up to 16 bits?
@@ -97,7 +94,7 @@ impl Layout {
 
     /// Inputs whose products are added before anything scales them.
     pub(crate) const fn step(&self) -> usize {
-        if self.span() == CHUNK && self.is_narrow() { 16 } else { self.run }
+        if self.is_whole() && self.is_narrow() { 16 } else { self.run }
     }
 
     /// Is something taken away from (or added to) each run?

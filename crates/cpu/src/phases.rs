@@ -4,11 +4,11 @@ use tallow_core::ops::{Epilogue, Ffn, Normalize};
 use tallow_core::{Backend, DType, Linear, Norm, Result, Tensor, Weight};
 
 use crate::Arithmetic;
-use crate::activations::{Activations, Form};
+use crate::activations::{Activations, Side};
 use crate::backend::{Cpu, norm_task};
-use crate::kernels::{BendTask, Bent, Given, Kernels, LinearTask, Packed, Product, Source, bend, linear};
+use crate::kernels::{BendTask, Given, Kernels, LinearTask, Packed, Product, Source, bend, linear};
 use crate::mat::{Mat, MatMut};
-use crate::packed::{CHUNK, PAIR, PART};
+use crate::packed::PAIR;
 
 /// A weight as kernels read it.
 pub(crate) fn source(w: &Weight<Cpu>) -> Source<'_> {
@@ -61,14 +61,14 @@ pub(crate) struct Input {
     rows: usize,
     /// `None` where no weight takes them so.
     plain: Option<Tensor<Cpu>>,
-    /// The same, rounded in each way that some weight takes.
-    rounded: Vec<Activations>,
+    /// The same.
+    rounded: Option<Activations>,
 }
 
 impl Input {
     fn times<'a>(&'a self, k: &Kernels, w: Source<'a>) -> Product<'a> {
         let x = self.plain.as_ref().map_or_else(|| Mat::without_columns(self.rows), Mat::new);
-        let rounded = w.form(k).and_then(|form| self.rounded.iter().find_map(|r| r.of(form)));
+        let rounded = self.rounded.as_ref().and_then(|r| r.of(w.side(k)?));
         Product { w, x, rounded }
     }
 }
@@ -80,8 +80,8 @@ impl Cpu {
     }
 
     /// What a weight needs of rounded input, if it is to be multiplied with that.
-    fn form(&self, w: &Source<'_>) -> Option<Form> {
-        if self.arithmetic == Arithmetic::Fast { w.form(self.kernels) } else { None }
+    fn side(&self, w: &Source<'_>) -> Option<Side> {
+        if self.arithmetic == Arithmetic::Fast { w.side(self.kernels) } else { None }
     }
 
     /// The input of a phase, normalised if asked, and rounded once for all weights that take it so.
@@ -91,25 +91,21 @@ impl Cpu {
         norm: Option<&Norm<Cpu>>,
         parts: &[Part<'_>],
     ) -> Result<Input> {
-        let forms = || parts.iter().map(|p| self.form(&p.w));
+        let sides = || parts.iter().map(|p| self.side(&p.w));
         let plain = match norm {
             None => Some(x.clone()),
-            // Unless all that is wanted is rounded rows.
-            Some(_) if forms().all(|form| form.is_some()) => None,
+            // Unless all that is wanted is the rounded row.
+            Some(_) if sides().all(|side| side.is_some()) => None,
             Some(by) => Some(self.normalize(&Normalize { x, by, residual: None })?),
         };
-        let mut rounded = Vec::new();
-        for span in [PART, CHUNK] {
-            let sides = || forms().flatten().filter(|f| f.span == span).map(|f| f.side);
-            if sides().next().is_none() {
-                continue;
-            }
-            let to = Activations::new(self, (x.rows(), x.cols()), span, sides())?;
+        let mut rounded = None;
+        if sides().any(|side| side.is_some()) {
+            let to = Activations::new(self, x.rows(), x.cols(), sides().flatten())?;
             match (&plain, norm) {
                 (None, Some(by)) => to.fill(self, Mat::new(x), Some(&norm_task(by))),
                 (plain, _) => to.fill(self, Mat::new(plain.as_ref().unwrap_or(x)), None),
             }
-            rounded.push(to);
+            rounded = Some(to);
         }
         Ok(Input { rows: x.rows(), plain, rounded })
     }
@@ -155,34 +151,16 @@ impl Cpu {
             let of = x.times(self.kernels, p.w);
             given.push(Given { of, bias: p.bias, columns: p.column..p.column + p.outputs });
         }
-        let down = Part::side_by_side(std::slice::from_ref(op.down));
-        let bent = match down.first().and_then(|p| self.form(&p.w)) {
-            Some(Form { span: PART, side }) => {
-                let parts = Activations::new(self, (rows, width), PART, std::iter::once(side))?;
-                Input { rows, plain: None, rounded: vec![parts] }
-            }
-            _ => {
-                let plain = Some(self.alloc(DType::F32, rows, width)?);
-                Input { rows, plain, rounded: Vec::new() }
-            }
-        };
-        let out = match (&bent.plain, bent.rounded.first()) {
-            (Some(plain), _) => Bent::Plain(MatMut::new(plain)),
-            (_, Some(rounded)) => Bent::Rounded(rounded.rounding()),
-            _ => return Ok(bent),
-        };
+        let bent = self.alloc(DType::F32, rows, width)?;
+        let out = MatMut::new(&bent);
         let (act, apart, piece) = (op.act, op.is_gated().then_some(width), self.piece(width));
         self.share(width.div_ceil(piece), cost(rows, &parts), |scratch, i| {
             let columns = i * piece..width.min((i + 1) * piece);
             let task = BendTask { given: &given, apart, act, out: &out, columns };
             bend(self.kernels, &task, &mut scratch.room);
         });
-        drop(out);
-        match bent.plain {
-            // Not before all columns are there can a chunk of a row be rounded.
-            Some(plain) => self.input(&plain, None, &down),
-            None => Ok(bent),
-        }
+        // Not before all columns of a chunk are there can it be rounded.
+        self.input(&bent, None, &Part::side_by_side(std::slice::from_ref(op.down)))
     }
 }
 

@@ -1,5 +1,5 @@
-//! The first phase of a feed-forward block: gate and up go from their sums through the activation to the input of down,
-//! rounded if it is to be, and never to memory.
+//! The first phase of a feed-forward block: gate and up go from their sums through the activation to the input of down, and
+//! never to memory.
 
 use std::ops::Range;
 
@@ -9,17 +9,9 @@ use super::Kernels;
 use super::dot::Sums;
 use super::linear::{Product, Room, blocks, multiply};
 use super::rowwise::activate;
-use crate::activations::Rounding;
 use crate::mat::{Mat, MatMut};
-use crate::packed::{PAIR, PART, ROWS};
+use crate::packed::{PAIR, ROWS};
 use crate::simd::Simd;
-
-/// Where what is bent goes: [rows, width].
-pub(crate) enum Bent<'a> {
-    Plain(MatMut<'a, f32>),
-    /// In parts, of which its width is a whole number.
-    Rounded(Rounding<'a>),
-}
 
 /// A linear layer that gives some columns of gate and up.
 pub(crate) struct Given<'a> {
@@ -37,7 +29,8 @@ pub(crate) struct BendTask<'a> {
     /// The distance of a gate from what it gates, if it gates anything.
     pub apart: Option<usize>,
     pub act: Activation,
-    pub out: &'a Bent<'a>,
+    /// [rows, width]
+    pub out: &'a MatMut<'a, f32>,
     /// Which. Nobody else writes them. They begin at a multiple of [`PAIR`].
     pub columns: Range<usize>,
 }
@@ -122,18 +115,7 @@ pub(super) unsafe fn bend_sums<S: Simd>(b: &Bend<'_>) {
             }
         }
         let bent = bent.0.as_flattened();
-        // SAFETY: the task's columns are ours alone; the caller has the instruction set.
-        unsafe {
-            match t.out {
-                Bent::Plain(out) => {
-                    out.part(row, columns.clone()).copy_from_slice(&bent[..columns.len()]);
-                }
-                Bent::Rounded(out) => {
-                    if let Some(part) = bent.first_chunk() {
-                        out.put::<S, PART>(row, columns.start, part);
-                    }
-                }
-            }
-        }
+        // SAFETY: the task's columns are ours alone.
+        unsafe { t.out.part(row, columns.clone()) }.copy_from_slice(&bent[..columns.len()]);
     }
 }

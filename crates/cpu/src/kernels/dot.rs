@@ -1,8 +1,8 @@
 //! Products of a pair of panels with rows of input, a chunk at a time: one family of loops for any number of rows.
 //!
-//! An output's sum runs over the runs of its inputs in order (or over chunks, whose products add up without rounding; or, in
-//! plain numbers, over the inputs), whatever the number of rows; between chunks it is stored as it is. So a row's result does
-//! not depend on its company.
+//! An output's sum runs over chunks of inputs in order, and in a chunk over its runs unless its products add up without
+//! rounding (or, in plain numbers, over the inputs), whatever the number of rows. So a row's result does not depend on its
+//! company.
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
 
@@ -49,8 +49,8 @@ pub(super) unsafe fn dot<L: Lines>(t: &mut DotTask<'_>) {
     let layout = packed::layout(t.format);
     // SAFETY: the caller has the instruction set.
     unsafe {
-        match (layout.span(), layout.has_mins(), layout.is_wide()) {
-            (CHUNK, ..) => with_block!(t.format, B => whole_tiles::<L, B>(t)),
+        match (layout.is_whole(), layout.has_mins(), layout.is_wide()) {
+            (true, ..) => with_block!(t.format, B => whole_tiles::<L, B>(t)),
             (_, true, _) => tiles::<L, true, false>(t),
             (.., false) => tiles::<L, false, false>(t),
             _ => tiles::<L, false, true>(t),
@@ -93,7 +93,7 @@ unsafe fn tile<L: Lines, const T: usize, const MINS: bool, const WIDE: bool>(
         scales: [first, second].map(|c| c.scales.as_ptr().cast()),
         mins: [first, second].map(|c| c.mins.as_ptr().cast()),
         rows: std::array::from_fn(|i| codes[i * n..].as_ptr()),
-        row_scales: std::array::from_fn(|i| scales[i * n / PART..].as_ptr()),
+        row_scales: scales.as_ptr(),
         sides: std::array::from_fn(|i| sides[i * n / PART..].as_ptr()),
         sums: t.sums[row..][..T].as_mut_ptr().cast(),
         runs: n / PART,
@@ -116,8 +116,8 @@ impl<B: Packing> WholeKind for Kind<B> {
 /// All rows with a whole chunk, as many at a time as registers hold.
 #[inline(always)]
 unsafe fn whole_tiles<L: Lines, B: Packing>(t: &mut DotTask<'_>) {
-    if const { B::LAYOUT.span() } != t.inputs.len() {
-        debug_assert!(false, "part of a chunk");
+    if !const { B::LAYOUT.is_whole() } || t.inputs.len() != CHUNK {
+        debug_assert!(false, "no whole chunk");
         return;
     }
     let mut row = 0;

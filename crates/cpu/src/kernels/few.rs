@@ -123,7 +123,7 @@ impl<B: Packing, const T: usize> SomeRows<'_, B, T> {
                 // SAFETY: the chunk is of that format and size, rows have what belongs to it, and there are sums for T
                 // of them; the caller has the instruction set.
                 unsafe {
-                    if const { B::LAYOUT.span() } == PART {
+                    if !const { B::LAYOUT.is_whole() } {
                         multiply::<L, B, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS));
                     } else if n == CHUNK {
                         multiply_whole::<L, B, T>(chunk.as_ptr(), &rows, sums.add(p * ROWS));
@@ -163,30 +163,27 @@ struct Rows<B> {
 }
 
 impl<B: Packing> Rows<B> {
-    /// From one row's scales to the next one's.
-    const SCALES: usize = CHUNK / B::LAYOUT.span();
+    /// From one row's sides to the next one's.
     const SIDES: usize =
-        CHUNK / B::LAYOUT.run / if B::LAYOUT.span() == CHUNK && B::LAYOUT.has_mins() { 2 } else { 1 };
+        CHUNK / B::LAYOUT.run / if B::LAYOUT.is_whole() && B::LAYOUT.has_mins() { 2 } else { 1 };
 }
 
 /// Rows of less than a chunk, spread out.
 struct Spread<const T: usize> {
     codes: [[u8; CHUNK]; T],
-    scales: [[f32; CHUNK / PART]; T],
     sides: [[u32; CHUNK / 16]; T],
 }
 
 impl<const T: usize> Spread<T> {
-    const EMPTY: Spread<T> = Spread { codes: [[0; _]; _], scales: [[0.0; _]; _], sides: [[0; _]; _] };
+    const EMPTY: Spread<T> = Spread { codes: [[0; _]; _], sides: [[0; _]; _] };
 
     #[inline(always)]
     fn fill<B: Packing>(&mut self, codes: &[u8], scales: &[f32], sides: &[u32]) -> Rows<B> {
         spread(codes, self.codes.as_flattened_mut(), T, CHUNK);
-        spread(scales, self.scales.as_flattened_mut(), T, Rows::<B>::SCALES);
         spread(sides, self.sides.as_flattened_mut(), T, Rows::<B>::SIDES);
         Rows {
             codes: self.codes.as_ptr().cast(),
-            scales: self.scales.as_ptr().cast(),
+            scales: scales.as_ptr(),
             sides: self.sides.as_ptr().cast(),
             block: PhantomData,
         }
@@ -213,9 +210,6 @@ unsafe fn multiply<L: Lines, B: Packing, const T: usize>(
     unsafe {
         let head = Head::<L>::new::<B>(from, inputs);
         let mut f = [L::splat(0.0); T];
-        for i in 0..T {
-            f[i] = L::load_f32(sums.add(PAIR * i));
-        }
         for at in 0..inputs / PART {
             let planes = from.add(layout.head(inputs) + at * LINE * layout.bits);
             look_ahead::<L>(planes, planes.add(LINE * layout.bits));
@@ -232,8 +226,7 @@ unsafe fn multiply<L: Lines, B: Packing, const T: usize>(
             dot_step::<L, B, T>(&mut whole, 0, planes, x.codes.add(at * PART));
             let (scale, min) = head.run::<B>(at);
             for i in 0..T {
-                let by = L::mul(scale, L::splat(*x.scales.add(i * Rows::<B>::SCALES + at)));
-                f[i] = L::fma(L::to_f32(whole[i]), by, f[i]);
+                f[i] = L::fma(L::to_f32(whole[i]), scale, f[i]);
                 if layout.has_mins() {
                     let less = f32::from_bits(*sides.add(i * Rows::<B>::SIDES));
                     f[i] = L::fma(min, L::splat(less), f[i]);
@@ -243,7 +236,8 @@ unsafe fn multiply<L: Lines, B: Packing, const T: usize>(
             compiler_fence(Ordering::SeqCst);
         }
         for i in 0..T {
-            L::store_f32(sums.add(PAIR * i), f[i]);
+            let to = sums.add(PAIR * i);
+            L::store_f32(to, L::fma(f[i], L::splat(*x.scales.add(i)), L::load_f32(to)));
         }
     }
 }
@@ -293,7 +287,7 @@ unsafe fn multiply_whole<L: Lines, B: Packing, const T: usize>(from: *const u8, 
         }
         for i in 0..T {
             let to = sums.add(PAIR * i);
-            let row = x.scales.add(i * Rows::<B>::SCALES);
+            let row = x.scales.add(i);
             L::store_f32(to, scale_whole::<L, Kind<B>>(all[i], less[i], scales, row, L::load_f32(to)));
         }
     }

@@ -9,7 +9,7 @@ use super::Kernels;
 use super::dot::{DotTask, PlainTask, Sums};
 use super::few::{FewRows, FewTask};
 use super::unpack::{Chunk, Plain};
-use crate::activations::{Form, Rounded};
+use crate::activations::{Rounded, Side};
 use crate::mat::{Mat, MatMut};
 use crate::packed::{self, CHUNK, Layout, PAIR, ROWS};
 use crate::simd::{Simd, fetch};
@@ -64,9 +64,9 @@ impl Source<'_> {
     }
 
     /// What it needs of rounded input, if it can be multiplied with that.
-    pub(crate) fn form(&self, k: &Kernels) -> Option<Form> {
+    pub(crate) fn side(&self, k: &Kernels) -> Option<Side> {
         match self {
-            Source::Packed(p) if !p.format.is_plain() => Some(Form::of(p.layout, k.biased)),
+            Source::Packed(p) if !p.format.is_plain() => Some(Side::of(p.layout, k.biased)),
             _ => None,
         }
     }

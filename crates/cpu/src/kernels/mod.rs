@@ -18,7 +18,7 @@ mod unpack;
 
 pub(crate) use attend::{AttendTask, Kept, Layout, Pages, Stage};
 use bend::Bend;
-pub(crate) use bend::{BendTask, Bent, Given, bend};
+pub(crate) use bend::{BendTask, Given, bend};
 use dot::{DotTask, PlainTask};
 use few::FewTask;
 use linear::Finish;

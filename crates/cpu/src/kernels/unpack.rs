@@ -74,7 +74,7 @@ pub(super) unsafe fn unpack<L: Lines>(format: Format, from: &[u8], inputs: usize
         let from = from[..B::LAYOUT.chunk(inputs)].as_ptr();
         // SAFETY: the chunk is of that format and size; the caller has the instruction set.
         unsafe {
-            if const { B::LAYOUT.span() == CHUNK } {
+            if const { B::LAYOUT.is_whole() } {
                 whole_numbers::<L, B>(from, &mut to.whole);
             } else {
                 numbers::<L, B>(from, inputs, to);

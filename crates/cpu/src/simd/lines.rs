@@ -92,16 +92,16 @@ pub(crate) trait Work<L> {
     unsafe fn run(self);
 }
 
-/// `T` rows of rounded input and a chunk of a pair of panels, to be multiplied, every 32 inputs having a scale.
+/// `T` rows of rounded input and a chunk of a pair of panels, to be multiplied, every run of weights having a scale.
 ///
-/// All pointers are to what a chunk has: codes in lines, 16 scales (and minimums) for each run; for each row its bytes,
-/// a scale for every 32 of them, and for each run what its sum begins with or what minimums are multiplied by.
+/// All pointers are to what a chunk has: codes in lines, 16 scales (and minimums) for each run; for each row its bytes, its
+/// scale, and for each run what its sum begins with or what minimums are multiplied by.
 pub(crate) struct Tile<const T: usize> {
     pub codes: [*const u8; 2],
     pub scales: [*const f32; 2],
     pub mins: [*const f32; 2],
     pub rows: [*const u8; T],
-    pub row_scales: [*const f32; T],
+    pub row_scales: *const f32,
     pub sides: [*const u32; T],
     /// For each row, 16 sums with each of the panels.
     pub sums: *mut f32,
@@ -133,20 +133,17 @@ unsafe fn add_groups<L: Lines, const T: usize, const STEP: usize, const WIDE: bo
 }
 
 impl<const T: usize> Tile<T> {
-    /// The sums so far.
+    /// Adds to the sums those of a chunk.
     #[inline(always)]
-    pub(super) unsafe fn load<L: Lines>(&self) -> [[L::F; T]; 2] {
-        // SAFETY: there are 32 sums for each row; the caller has the instruction set.
-        let sum = |p: usize, i: usize| unsafe { L::load_f32(self.sums.add((2 * i + p) * 16)) };
-        std::array::from_fn(|p| std::array::from_fn(|i| sum(p, i)))
-    }
-
-    #[inline(always)]
-    pub(super) unsafe fn store<L: Lines>(&self, sums: &[[L::F; T]; 2]) {
-        for (p, sums) in sums.iter().enumerate() {
-            for (i, sum) in sums.iter().enumerate() {
-                // SAFETY: there are 32 sums for each row; the caller has the instruction set.
-                unsafe { L::store_f32(self.sums.add((2 * i + p) * 16), *sum) };
+    pub(super) unsafe fn store<L: Lines>(&self, chunk: &[[L::F; T]; 2]) {
+        for (p, chunk) in chunk.iter().enumerate() {
+            for (i, of_chunk) in chunk.iter().enumerate() {
+                // SAFETY: there are 32 sums and a scale for each row; the caller has the instruction set.
+                unsafe {
+                    let sum = self.sums.add((2 * i + p) * 16);
+                    let by = L::splat(*self.row_scales.add(i));
+                    L::store_f32(sum, L::fma(*of_chunk, by, L::load_f32(sum)));
+                }
             }
         }
     }
@@ -167,7 +164,7 @@ impl<const T: usize> Tile<T> {
         }
     }
 
-    /// Scales the whole sums of a run and adds them to the others.
+    /// Scales the whole sums of a run and adds them to those of the chunk.
     #[inline(always)]
     pub(super) unsafe fn scale<L: Lines, const MINS: bool>(
         &self,
@@ -180,8 +177,7 @@ impl<const T: usize> Tile<T> {
             for p in 0..2 {
                 let scale = L::load_f32(self.scales[p].add(run * 16));
                 for i in 0..T {
-                    let by = L::mul(scale, L::splat(*self.row_scales[i].add(run)));
-                    sums[p][i] = L::fma(L::to_f32(whole[p][i]), by, sums[p][i]);
+                    sums[p][i] = L::fma(L::to_f32(whole[p][i]), scale, sums[p][i]);
                 }
                 if MINS {
                     let min = L::load_f32(self.mins[p].add(run * 16));
@@ -199,7 +195,7 @@ impl<const T: usize> Tile<T> {
     unsafe fn add<L: Lines, const MINS: bool, const WIDE: bool>(&self) {
         // SAFETY: there are lines and bytes for each run; the caller has the instruction set.
         unsafe {
-            let mut sums = self.load::<L>();
+            let mut sums = [[L::splat(0.0); T]; 2];
             for run in 0..self.runs {
                 let (mut whole, codes, rows) = self.begin::<L, MINS>(run);
                 add_groups::<L, T, 32, WIDE>(&mut whole, codes, rows);
@@ -222,7 +218,7 @@ pub(crate) trait WholeKind {
     const WIDE: bool;
 }
 
-/// `T` rows of rounded input and a chunk of a pair of panels, to be multiplied, each having one scale.
+/// The same where the weights of a chunk are whole numbers times one scale.
 ///
 /// All pointers are to what a chunk has: codes in lines; for each step what 16 rows are multiplied by, and for each pair of
 /// runs their minimums, side by side; for each row its bytes, its scale, and what its sums begin with or what minimums are

@@ -142,7 +142,7 @@ macro_rules! add_groups {
 unsafe fn tile<const T: usize, const MINS: bool>(t: &Tile<T>) {
     // SAFETY: there are lines and bytes for each run; the caller has the instruction set.
     unsafe {
-        let mut sums = t.load::<Avx512>();
+        let mut sums = [[_mm512_setzero_ps(); T]; 2];
         for run in 0..t.runs {
             let (mut whole, codes, rows) = t.begin::<Avx512, MINS>(run);
             add_groups!(whole, codes, rows, 0 1 2 3 4 5 6 7);

@@ -25,9 +25,9 @@ pub(super) fn dot(t: &mut DotTask<'_>) {
     let layout = packed::layout(t.format);
     // SAFETY: this is in the kernel table that is handed out only where the CPU and the system allow it.
     unsafe {
-        match layout.span() {
-            CHUNK => whole::tiles(t, layout),
-            _ => runs::tiles(t, layout),
+        match layout.is_whole() {
+            true => whole::tiles(t, layout),
+            false => runs::tiles(t, layout),
         }
     }
 }

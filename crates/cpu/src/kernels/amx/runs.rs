@@ -143,15 +143,13 @@ macro_rules! scale {
     (@@ false, $run:literal, $i:literal) => {
         concat!(
             "vcvtdq2ps zmm17, [{here} + 1024*", $run, " + 64*", $i, "]\n",
-            "vmulps zmm18, zmm16, dword ptr [{row_scales} + 32*", $i, " + 4*", $run, "]{{1to16}}\n",
-            "vfmadd231ps zmm", $i, ", zmm17, zmm18\n",
+            "vfmadd231ps zmm", $i, ", zmm17, zmm16\n",
         )
     };
     (@@ true, $run:literal, $i:literal) => {
         concat!(
             "vcvtdq2ps zmm17, [{here} + 1024*", $run, " + 64*", $i, "]\n",
-            "vmulps zmm18, zmm16, dword ptr [{row_scales} + 32*", $i, " + 4*", $run, "]{{1to16}}\n",
-            "vfmadd231ps zmm", $i, ", zmm17, zmm18\n",
+            "vfmadd231ps zmm", $i, ", zmm17, zmm16\n",
             "vfmadd231ps zmm", $i, ", zmm19, dword ptr [{sides} + 32*", $i, " + 4*", $run, "]{{1to16}}\n",
         )
     };
@@ -213,10 +211,10 @@ unsafe fn all<const MINS: bool>(t: &mut DotTask<'_>) {
                     sums: to.cast::<f32>().add(panel * ROWS),
                     scales: chunk.scales.as_ptr().cast(),
                     mins: chunk.mins.as_ptr().cast(),
-                    row_scales: scales[tile * TILE * RUNS..].as_ptr(),
+                    row_scales: scales[tile * TILE..].as_ptr(),
                     sides: sides[tile * TILE * RUNS..].as_ptr(),
                 };
-                let mut f = scale.load();
+                let mut f = [_mm512_setzero_ps(); TILE];
                 for run in (0..RUNS).step_by(4) {
                     let from = place(after);
                     after = after.next(tiles);
@@ -243,16 +241,16 @@ struct Scale {
 }
 
 impl Scale {
-    #[inline(always)]
-    unsafe fn load(&self) -> [__m512; TILE] {
-        // SAFETY: there are sums for 16 rows; the CPU has the instructions.
-        unsafe { each_row!(|I| _mm512_load_ps(self.sums.add(I * 2 * ROWS))) }
-    }
-
+    /// Adds to the sums those of a chunk.
     #[inline(always)]
     unsafe fn store(&mut self, f: &[__m512; TILE]) {
-        // SAFETY: as above.
-        unsafe { each_row!(|I| _mm512_store_ps(self.sums.add(I * 2 * ROWS), f[I])) };
+        // SAFETY: there are sums and a scale for each of 16 rows; the CPU has the instructions.
+        unsafe {
+            each_row!(|I| {
+                let (sum, by) = (self.sums.add(I * 2 * ROWS), _mm512_set1_ps(*self.row_scales.add(I)));
+                _mm512_store_ps(sum, _mm512_fmadd_ps(f[I], by, _mm512_load_ps(sum)));
+            })
+        };
     }
 
     /// Scales four products and adds them up, storing and beginning later ones.
@@ -280,14 +278,13 @@ impl Scale {
                     here = in(reg) here, there = in(reg) there,
                     scales = in(reg) self.scales.add(run * ROWS),
                     mins = in(reg) self.mins.add(run * ROWS),
-                    row_scales = in(reg) self.row_scales.add(run),
                     sides = in(reg) self.sides.add(run),
                     line = in(reg) LINE, width = in(reg) CHUNK,
                     inout("zmm0") f[0], inout("zmm1") f[1], inout("zmm2") f[2], inout("zmm3") f[3],
                     inout("zmm4") f[4], inout("zmm5") f[5], inout("zmm6") f[6], inout("zmm7") f[7],
                     inout("zmm8") f[8], inout("zmm9") f[9], inout("zmm10") f[10], inout("zmm11") f[11],
                     inout("zmm12") f[12], inout("zmm13") f[13], inout("zmm14") f[14], inout("zmm15") f[15],
-                    out("zmm16") _, out("zmm17") _, out("zmm18") _, out("zmm19") _,
+                    out("zmm16") _, out("zmm17") _, out("zmm19") _,
                     options(nostack, preserves_flags),
                 )
             };

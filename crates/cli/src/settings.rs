@@ -72,7 +72,7 @@ fn variable(name: &str) -> String {
 /// Every setting.
 pub(crate) static KNOWN: &[Known] = &[
     known("context", "tokens of a conversation, prompt and answer", "the model's, up to 8192"),
-    known("kv", "what keys and values are kept as: f32, f16 or bf16", "f16"),
+    known("kv", "what keys and values are kept as: f32, f16 or bf16", "bf16 with amx, else f16"),
     known("device", "where to run: auto, cpu, vulkan, vulkan:1, metal, …", "auto"),
     known("threads", "threads of the CPU", "the CPU's cores"),
     known("isa", "the CPU's instruction set to use: scalar, avx2, avxvnni, avx512 or amx", "the best"),
@@ -182,6 +182,16 @@ impl Sources {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KvType(pub DType);
 
+impl KvType {
+    /// What is best on a device: what it multiplies fastest, of 16 bits.
+    pub(crate) fn best(device: Asked, isa: Isa) -> KvType {
+        match (device, isa) {
+            (Asked::Auto | Asked::Cpu, Isa::Amx) => KvType(DType::BF16),
+            _ => KvType(DType::F16),
+        }
+    }
+}
+
 impl FromStr for KvType {
     type Err = String;
 
@@ -271,12 +281,15 @@ pub(crate) fn resolve(
     };
     let isa = e.isa.as_ref().map(|t| t.parse::<Isa>()).transpose();
     let isa = isa.map_err(|e| Failed::new(format!("--isa: {e}")))?;
+    let device = sources.get("device", e.device, Asked::Auto)?;
+    let isa = sources.get("isa", isa, Isa::best())?;
+    let kv = sources.get("kv", parse("kv", &e.kv)?, KvType::best(device.value, isa.value))?;
     let config = EngineConfig {
         context: sources.find("context", e.context)?,
-        kv: sources.get("kv", parse("kv", &e.kv)?, KvType(DType::F16))?,
-        device: sources.get("device", e.device, Asked::Auto)?,
+        kv,
+        device,
         threads: sources.get("threads", e.threads, cores())?,
-        isa: sources.get("isa", isa, Isa::best())?,
+        isa,
         arithmetic: sources.get("arithmetic", e.arithmetic, Arithmetic::Fast)?,
         batch: sources.get("batch", e.batch, 256)?,
         slots: sources.get("slots", flags.slots, defaults.slots)?,

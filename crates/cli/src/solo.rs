@@ -34,11 +34,12 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// From flags of a command that has no engine, with the arithmetic that suits it.
+    /// From flags of a command that has no engine, with the arithmetic that suits it. Without a type keys and values are
+    /// kept as is best.
     pub(crate) fn new(
         sources: &Sources,
         device: &DeviceArgs,
-        kv: &str,
+        kv: Option<&str>,
         arithmetic: Arithmetic,
     ) -> Result<Setup, Failed> {
         let isa = device.isa.as_deref();
@@ -51,7 +52,7 @@ impl Setup {
             return Err(Failed::new(format!("this CPU does not have {isa}; the best it has is {best}")));
         }
         let device = sources.get("device", device.device, Asked::Auto)?.value;
-        let kv = kv.parse().map_err(Failed::new)?;
+        let kv = kv.map_or(Ok(KvType::best(device, isa)), |kv| kv.parse().map_err(Failed::new))?;
         Ok(Setup { device, isa, arithmetic, threads, kv, context: 0, sequences: 1, batch: 256, logits: 1 })
     }
 }

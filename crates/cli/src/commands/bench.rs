@@ -40,7 +40,7 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
             for batch in &args.n_batch {
                 let (isa, device, arithmetic) = (args.isa.clone(), args.device, args.arithmetic);
                 let device = DeviceArgs { device, threads: *threads, isa, arithmetic, offline: args.offline };
-                let mut setup = Setup::new(sources, &device, &args.kv, Arithmetic::Fast)?;
+                let mut setup = Setup::new(sources, &device, args.kv.as_deref(), Arithmetic::Fast)?;
                 setup.batch = *batch;
                 measure(args, name, &model, setup, &mut report)?;
             }

@@ -30,7 +30,7 @@ const MOST_INPUT: u64 = 1 << 30;
 pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
     let prompts = prompts(&args.input)?;
     let model = load::model(&args.model, load::is_offline(sources, args.device.offline)?)?;
-    let mut setup = Setup::new(sources, &args.device, &args.precision, Arithmetic::Exact)?;
+    let mut setup = Setup::new(sources, &args.device, Some(&args.precision), Arithmetic::Exact)?;
     // One load for each length: some ropes depend on how long a sequence may become.
     let mut lengths: BTreeMap<usize, Vec<Prompt<'_>>> = BTreeMap::new();
     for (name, rows) in &prompts {

@@ -37,7 +37,7 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
     if wanted < 2 || wanted > most {
         return Err(Failed::new(format!("--context is {wanted}; 2 to {most} can be used with this model")));
     }
-    let mut setup = Setup::new(sources, &args.device, &args.kv, Arithmetic::Fast)?;
+    let mut setup = Setup::new(sources, &args.device, Some(&args.kv), Arithmetic::Fast)?;
     (setup.context, setup.batch, setup.logits) = (wanted, STEP, STEP);
     // Each go begins with the token that begins a text, and scores every token after its first.
     let goes: Vec<Vec<u32>> = tokens

@@ -16,7 +16,7 @@ mod probe;
 mod rowwise;
 mod unpack;
 
-pub(crate) use attend::{AttendTask, Kept, Layout, Pages, Stage};
+pub(crate) use attend::{AttendTask, Kept, Layout, Pages, Stage, keep};
 use bend::Bend;
 pub(crate) use bend::{BendTask, Bent, Given, bend};
 use dot::{DotTask, PlainTask};

@@ -429,6 +429,7 @@ unsafe fn merge_kept<S: Simd>(t: &AttendTask<'_>, kept: Kept<'_>, work: &mut Wor
 }
 
 /// Divides the values by the sums of their weights.
+#[inline(always)]
 fn finish(t: &AttendTask<'_>, total: &Running<'_>) {
     let dim = t.heads.dim;
     for i in 0..t.count() {

@@ -3,9 +3,9 @@
 //! Tiles sum as [`paired`] says, and what comes before and after them is what few rows go through. So results are the same to
 //! the last bit, and a row may be computed either way.
 //!
-//! A segment is copied to where it lies as tiles want it. Then rows are taken in groups of [`GROUP`]. A group goes through three
-//! steps: scores, by tiles; weights, by vectors; values, by tiles. While vectors work on one group, tiles work on the scores
-//! of the next and the values of the one before: a processor does both at a time, if they come mixed.
+//! A segment is copied to where it lies as tiles want it. Then rows are taken in groups of [`GROUP`]: scores by tiles, weights
+//! by vectors, values by tiles. Vectors and tiles do not work at the same time, however they are mixed: a product of tiles
+//! takes one of the two ports that long vectors have.
 //!
 //! # Safety
 //!
@@ -23,7 +23,7 @@ use super::softmax::{self, Running, padded};
 use super::weights;
 use super::{AttendTask, BLOCK, Kept, SEGMENT, Stage, carve, finish};
 use crate::mat::Mat;
-use crate::simd::Avx512;
+use crate::simd::{self, Avx512};
 
 /// Rows that are multiplied together: two tiles.
 const GROUP: usize = 32;
@@ -92,15 +92,12 @@ struct Room<'a> {
     k: *mut u8,
     /// Values: tiles [dim / 16, positions / 32]
     v: *mut u8,
-    /// Scores of two groups: [2, GROUP, WIDE]
-    s: [*mut f32; 2],
-    /// Weights of two groups: tiles [2, GROUP / 16, positions / 32]
-    w: [*mut u8; 2],
-    /// Of two groups: largest scores, and sums of weights.
-    most: [*mut f32; 2],
-    sum: [*mut f32; 2],
-    /// Of one group: [GROUP, dims]
-    values: *mut f32,
+    /// Scores of a group: [GROUP, WIDE]
+    s: *mut f32,
+    /// Weights of a group: tiles [GROUP / 16, positions / 32]
+    w: *mut u8,
+    /// Of a group in a segment.
+    segment: Running<'a>,
     /// Elements of a head, with those that lack to whole pairs of tiles.
     dims: usize,
     total: Running<'a>,
@@ -109,43 +106,35 @@ struct Room<'a> {
 impl<'a> Room<'a> {
     fn new(scratch: &'a mut Vec<f32>, rows: usize, dim: usize) -> Room<'a> {
         let (dims, wide) = (dim.next_multiple_of(SPAN), padded(dim));
-        let (segment, group) = (SEGMENT * dims / 2, GROUP * SEGMENT / 2);
-        let parts = carve(
-            scratch,
-            [
-                rows.next_multiple_of(GROUP) * dims / 2,
-                segment,
-                segment,
-                GROUP * WIDE,
-                GROUP * WIDE,
-                group,
-                group,
-                4 * GROUP,
-                GROUP * dims,
-                rows,
-                rows,
-                rows * wide,
-            ],
-        );
-        let [q, k, v, s0, s1, w0, w1, some, values, most, sum, total] = parts;
-        let [most0, most1, sum0, sum1] = [0, 1, 2, 3].map(|i| some[i * GROUP..].as_mut_ptr());
+        let copy = SEGMENT * dims / 2;
+        let sizes = [
+            rows.next_multiple_of(GROUP) * dims / 2,
+            copy,
+            copy,
+            GROUP * WIDE,
+            GROUP * SEGMENT / 2,
+            GROUP,
+            GROUP,
+            GROUP * dims,
+            rows,
+            rows,
+            rows * wide,
+        ];
+        let [q, k, v, s, w, most, sum, values, total_most, total_sum, total_values] = carve(scratch, sizes);
         Room {
             q: q.as_mut_ptr().cast(),
             k: k.as_mut_ptr().cast(),
             v: v.as_mut_ptr().cast(),
-            s: [s0.as_mut_ptr(), s1.as_mut_ptr()],
-            w: [w0.as_mut_ptr().cast(), w1.as_mut_ptr().cast()],
-            most: [most0, most1],
-            sum: [sum0, sum1],
-            values: values.as_mut_ptr(),
+            s: s.as_mut_ptr(),
+            w: w.as_mut_ptr().cast(),
+            segment: Running { most, sum, values, wide: dims },
             dims,
-            total: Running { most, sum, values: total, wide },
+            total: Running { most: total_most, sum: total_sum, values: total_values, wide },
         }
     }
 }
 
 /// 32 rows times 32 columns, by four tiles at a time.
-#[derive(Clone, Copy)]
 struct Product {
     /// The tiles of the first 16 rows, one after the other, and those of the first 16 columns.
     left: *const u8,
@@ -159,83 +148,72 @@ struct Product {
     width: usize,
 }
 
-/// Products under way.
-struct Products {
-    all: Vec<Product>,
-    /// The one that is next, and its step.
-    next: usize,
-    step: usize,
-}
-
-impl Products {
-    /// Forgets what is done and takes others.
-    fn set(&mut self, products: impl Iterator<Item = Product>) {
-        self.all.clear();
-        self.all.extend(products.filter(|p| p.steps > 0));
-        (self.next, self.step) = (0, 0);
-    }
-
-    /// Steps to do.
-    fn len(&self) -> usize {
-        self.all[self.next..].iter().map(|p| p.steps).sum::<usize>() - self.step
-    }
-
-    /// Does some steps, if there are any.
+impl Product {
     #[inline(always)]
-    unsafe fn advance(&mut self, steps: usize) {
-        for _ in 0..steps {
-            let Some(p) = self.all.get(self.next) else { return };
-            // SAFETY: whoever made the product vouches for what it names; the caller has the instructions.
-            unsafe {
-                if self.step == 0 {
-                    asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                        options(nostack, preserves_flags));
-                }
-                let (left, right) = (p.left.add(self.step * TILE), p.right.add(self.step * TILE));
+    unsafe fn run(&self) {
+        // SAFETY: whoever made the product vouches for what it names; the caller has the instructions.
+        unsafe {
+            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                options(nostack, preserves_flags, nomem));
+            for step in 0..self.steps {
+                let (left, right) = (self.left.add(step * TILE), self.right.add(step * TILE));
                 asm!(
-                    "tileloadd tmm4, [{l} + {line}*1]",
-                    "tileloadd tmm6, [{r} + {line}*1]",
+                    "tileloadd tmm4, [{left} + {line}*1]",
+                    "tileloadd tmm6, [{right} + {line}*1]",
                     "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{s} + {line}*1]",
+                    "tileloadd tmm7, [{more_right} + {line}*1]",
                     "tdpbf16ps tmm1, tmm4, tmm7",
-                    "tileloadd tmm5, [{m} + {line}*1]",
+                    "tileloadd tmm5, [{more_left} + {line}*1]",
                     "tdpbf16ps tmm2, tmm5, tmm6",
                     "tdpbf16ps tmm3, tmm5, tmm7",
-                    l = in(reg) left, m = in(reg) left.add(p.apart),
-                    r = in(reg) right, s = in(reg) right.add(p.apart),
+                    left = in(reg) left, more_left = in(reg) left.add(self.apart),
+                    right = in(reg) right, more_right = in(reg) right.add(self.apart),
                     line = in(reg) 64usize,
                     options(nostack, preserves_flags, readonly),
                 );
-                self.step += 1;
-                if self.step == p.steps {
-                    asm!(
-                        "tilestored [{o} + {width}*1], tmm0",
-                        "tilestored [{o} + {width}*1 + 64], tmm1",
-                        "tilestored [{p} + {width}*1], tmm2",
-                        "tilestored [{p} + {width}*1 + 64], tmm3",
-                        o = in(reg) p.out, p = in(reg) p.out.byte_add(SIDE * p.width),
-                        width = in(reg) p.width,
-                        options(nostack, preserves_flags),
-                    );
-                    (self.next, self.step) = (self.next + 1, 0);
-                }
             }
+            asm!(
+                "tilestored [{out} + {width}*1], tmm0",
+                "tilestored [{out} + {width}*1 + 64], tmm1",
+                "tilestored [{more} + {width}*1], tmm2",
+                "tilestored [{more} + {width}*1 + 64], tmm3",
+                out = in(reg) self.out, more = in(reg) self.out.byte_add(SIDE * self.width),
+                width = in(reg) self.width,
+                options(nostack, preserves_flags),
+            );
         }
     }
 }
 
-/// Copies keys and values of the positions `seen` of a segment, which are whole stretches. What is past the sequence's end
-/// is zero.
+/// The stretches of the segment from `start` on that have some of the positions `seen`.
+fn stretches(start: usize, seen: Range<usize>) -> Range<usize> {
+    let here = |p: usize| p.clamp(start, start + SEGMENT) - start;
+    let first = here(seen.start) / SPAN * SPAN;
+    first..here(seen.end).next_multiple_of(SPAN).max(first)
+}
+
+/// Of two runs of 16 words, one of the first, one of the second, and so on.
+static TURNS: [u16; SPAN] = {
+    let mut turns = [0; SPAN];
+    let mut i = 0;
+    while i < SPAN {
+        turns[i] = (i / 2 + i % 2 * SIDE) as u16;
+        i += 1;
+    }
+    turns
+};
+
+/// Copies the keys of a segment that some row sees, in whole stretches.
 #[inline(always)]
-unsafe fn copy(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, start: usize, seen: Range<usize>) {
+unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, index: usize) {
+    let start = index * SEGMENT;
+    let seen = stretches(start, t.see(0..t.count()));
     let layout = Layout { page_len: t.page_len, dim: t.heads.dim };
     let (dim, dims) = (t.heads.dim, room.dims);
-    // Of two runs of 16 words, one of the first, one of the second, and so on.
-    let turns: [u16; SPAN] = std::array::from_fn(|i| (i / 2 + i % 2 * SIDE) as u16);
     // SAFETY: pages have room for all positions before the end, the room for a segment; the caller has the instructions.
     unsafe {
-        let turns = _mm512_loadu_si512(turns.as_ptr().cast());
-        for at in seen.clone().step_by(BLOCK) {
+        let turns = _mm512_loadu_si512(TURNS.as_ptr().cast());
+        for at in seen.step_by(BLOCK) {
             let first = start + at;
             let to = room.k.add(at / BLOCK * (dims / SPAN) * TILE);
             for line in dim / 2..dims / 2 {
@@ -271,6 +249,19 @@ unsafe fn copy(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, start: usiz
                 (0..BLOCK).for_each(|i| to.add(dim / 2 * SPAN + i * 2 + 1).write(bf16::ZERO));
             }
         }
+    }
+}
+
+/// Copies the values likewise. Those past the sequence's end are zero.
+#[inline(always)]
+unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, index: usize) {
+    let start = index * SEGMENT;
+    let seen = stretches(start, t.see(0..t.count()));
+    let layout = Layout { page_len: t.page_len, dim: t.heads.dim };
+    let (dim, dims) = (t.heads.dim, room.dims);
+    // SAFETY: as above.
+    unsafe {
+        let turns = _mm512_loadu_si512(TURNS.as_ptr().cast());
         for at in seen.step_by(2) {
             let value = |at: usize| {
                 let (page, slot) = t.slot((start + at).min(t.len - 1));
@@ -295,20 +286,41 @@ unsafe fn copy(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, start: usiz
 }
 
 /// Lays out the queries, scaled and rounded. What lacks to whole groups and tiles is zero.
-fn load_queries(t: &AttendTask<'_>, room: &mut Room<'_>) {
-    let (dim, dims, scale) = (t.heads.dim, room.dims, t.scale_to_two());
+#[inline(always)]
+unsafe fn load_queries(t: &AttendTask<'_>, room: &Room<'_>) {
+    // Rows that are asked for before they are wanted: they lie far from each other.
+    const AHEAD: usize = 8;
+    let (dim, depth, scale) = (t.heads.dim, room.dims / SPAN, t.scale_to_two());
+    let from = |i: usize| {
+        let (row, head) = t.place(i);
+        &t.q.row(row)[head * dim..(head + 1) * dim]
+    };
     for i in 0..t.count().next_multiple_of(GROUP) {
-        for first in (0..dims).step_by(SPAN) {
-            // SAFETY: the room is for so many rows of so many elements.
-            let to = unsafe {
-                let tile = room.q.add((i / SIDE * (dims / SPAN) + first / SPAN) * TILE);
-                std::slice::from_raw_parts_mut(tile.add(i % SIDE * 64).cast::<u16>(), SPAN)
-            };
-            to.fill(0);
-            if i < t.count() && first < dim {
-                let (row, head) = t.place(i);
-                let from = &t.q.row(row)[head * dim..(head + 1) * dim][first..dim.min(first + SPAN)];
-                to.iter_mut().zip(from).for_each(|(o, q)| *o = (paired::query(q * scale).to_bits() >> 16) as u16);
+        if i + AHEAD < t.count() {
+            simd::fetch(from(i + AHEAD));
+        }
+        let from = if i < t.count() { from(i) } else { &[] };
+        for d in 0..depth {
+            let from = &from[from.len().min(d * SPAN)..];
+            let mut words = [_mm256_setzero_si256(); 2];
+            // SAFETY: within the slice, and the room is for so many rows of so many elements; the caller has the
+            // instructions.
+            unsafe {
+                for (half, words) in words.iter_mut().enumerate() {
+                    let left = from.len().saturating_sub(half * SIDE);
+                    if left > 0 {
+                        let mask = if left >= SIDE { 0xffff } else { (1u16 << left) - 1 };
+                        let q = _mm512_maskz_loadu_ps(mask, from.as_ptr().add(half * SIDE));
+                        let mut all = [0.0; SIDE];
+                        _mm512_storeu_ps(all.as_mut_ptr(), q);
+                        let rounded = all.map(|q| paired::query(q * scale).to_bits());
+                        let rounded = _mm512_loadu_si512(rounded.as_ptr().cast());
+                        *words = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
+                    }
+                }
+                let to = room.q.add((i / SIDE * depth + d) * TILE + i % SIDE * 64);
+                _mm256_store_si256(to.cast(), words[0]);
+                _mm256_store_si256(to.add(32).cast(), words[1]);
             }
         }
     }
@@ -316,46 +328,52 @@ fn load_queries(t: &AttendTask<'_>, room: &mut Room<'_>) {
 
 /// A group of rows in a segment.
 struct Part {
-    /// Which of two rooms it has.
-    which: usize,
+    /// Where the segment begins.
+    start: usize,
     rows: Range<usize>,
     /// Positions of the segment that some row sees, in whole stretches.
     seen: Range<usize>,
 }
 
 impl Part {
-    fn spans(&self) -> usize {
-        self.seen.len() / SPAN
-    }
-
-    /// Scores of all rows, stretch by stretch.
-    fn scores(&self, room: &Room<'_>) -> impl Iterator<Item = Product> {
+    /// Scores of all rows.
+    #[inline(always)]
+    unsafe fn score(&self, room: &Room<'_>) {
         let depth = room.dims / SPAN;
-        let (which, q, k, s) = (self.which, room.q, room.k, room.s);
-        let first = self.rows.start / SIDE;
-        self.seen.clone().step_by(SPAN).map(move |at| Product {
-            // Within the room: as many tiles as it has been made for.
-            left: q.wrapping_add(first * depth * TILE),
-            right: k.wrapping_add(at / BLOCK * depth * TILE),
-            steps: depth,
-            apart: depth * TILE,
-            out: s[which].wrapping_add(at),
-            width: WIDE * size_of::<f32>(),
-        })
+        for at in self.seen.clone().step_by(SPAN) {
+            // SAFETY: the room has all of it; the caller has the instructions.
+            unsafe {
+                let product = Product {
+                    left: room.q.add(self.rows.start / SIDE * depth * TILE),
+                    right: room.k.add(at / BLOCK * depth * TILE),
+                    steps: depth,
+                    apart: depth * TILE,
+                    out: room.s.add(at),
+                    width: WIDE * size_of::<f32>(),
+                };
+                product.run();
+            }
+        }
     }
 
-    /// Values of all rows, 32 elements at a time.
-    fn values(&self, room: &Room<'_>) -> impl Iterator<Item = Product> {
-        let (dims, v, w, out) = (room.dims, room.v, room.w[self.which], room.values);
-        let (first, steps) = (self.seen.start / SPAN * TILE, self.spans());
-        (0..dims).step_by(SPAN).map(move |column| Product {
-            left: w.wrapping_add(first),
-            right: v.wrapping_add(column / SIDE * SPANS * TILE + first),
-            steps,
-            apart: SPANS * TILE,
-            out: out.wrapping_add(column),
-            width: dims * size_of::<f32>(),
-        })
+    /// Values of all rows.
+    #[inline(always)]
+    unsafe fn gather(&self, room: &mut Room<'_>) {
+        let first = self.seen.start / SPAN * TILE;
+        for column in (0..room.dims).step_by(SPAN) {
+            // SAFETY: as above.
+            unsafe {
+                let product = Product {
+                    left: room.w.add(first),
+                    right: room.v.add(column / SIDE * SPANS * TILE + first),
+                    steps: self.seen.len() / SPAN,
+                    apart: SPANS * TILE,
+                    out: room.segment.values.as_mut_ptr().add(column),
+                    width: room.dims * size_of::<f32>(),
+                };
+                product.run();
+            }
+        }
     }
 }
 
@@ -364,72 +382,82 @@ impl Part {
 unsafe fn run(t: &AttendTask<'_>, from: Cache<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     let (rows, all) = (t.count(), t.segments());
     let mut room = Room::new(scratch, rows, t.heads.dim);
-    let mut products = Products { all: Vec::new(), next: 0, step: 0 };
-    load_queries(t, &mut room);
+    // SAFETY: passed on to the caller.
+    unsafe { load_queries(t, &room) };
     room.total.clear();
     let (segments, kept) = match stage {
         Stage::Segments(some, kept) => (some.clone(), Some(*kept)),
         _ => (all.clone(), None),
     };
-    for index in segments {
-        let start = index * SEGMENT;
-        let part = |first: usize| {
-            let rows = first..rows.min(first + GROUP);
-            let seen = t.see(rows.clone());
-            let here = |p: usize| p.clamp(start, start + SEGMENT) - start;
-            let seen = here(seen.start) / SPAN * SPAN..here(seen.end).next_multiple_of(SPAN);
-            // Nothing may be seen of it, and then nothing is multiplied.
-            let seen = seen.start..seen.end.max(seen.start);
-            Part { which: first / GROUP % 2, rows, seen }
-        };
-        let kept = kept.map(|kept| (kept, (index - all.start) * rows));
+    for index in segments.clone() {
+        let (start, kept) = (index * SEGMENT, kept.map(|kept| (kept, (index - all.start) * rows)));
+        let next = (index + 1 < segments.end).then_some(index + 1);
         // SAFETY: passed on to the caller.
         unsafe {
-            let seen = part(0).seen.start..part((rows - 1) / GROUP * GROUP).seen.end;
-            copy(t, from, &room, start, seen);
-            products.set(part(0).scores(&room));
-            products.advance(products.len());
-            let mut before = None;
+            copy_keys(t, from, &room, index);
+            copy_values(t, from, &room, index);
             for first in (0..rows).step_by(GROUP) {
-                let now = part(first);
-                let next = (first + GROUP < rows).then(|| part(first + GROUP));
-                let values = before.iter().flat_map(|p: &Part| p.values(&room));
-                products.set(values.chain(next.iter().flat_map(|p| p.scores(&room))));
-                let each = products.len().div_ceil(now.rows.len());
-                for r in 0..now.rows.len() {
-                    products.advance(each);
-                    weigh(t, &room, &now, r, start);
+                let rows = first..rows.min(first + GROUP);
+                let part = Part { start, seen: stretches(start, t.see(rows.clone())), rows };
+                part.score(&room);
+                for r in 0..part.rows.len() {
+                    if let Some(next) = next {
+                        fetch(t, from, next, part.rows.start + r);
+                    }
+                    weigh(t, &mut room, &part, r);
                 }
-                products.advance(products.len());
-                if let Some(before) = before {
-                    end(&mut room, &before, kept);
-                }
-                before = Some(now);
-            }
-            if let Some(last) = before {
-                products.set(last.values(&room));
-                products.advance(products.len());
-                end(&mut room, &last, kept);
+                part.gather(&mut room);
+                end(&mut room, &part, kept);
             }
         }
     }
-    if kept.is_none() {
+    if let Stage::Whole = stage {
         finish(t, &room.total);
+    }
+}
+
+/// Has some of a segment's memory fetched: as much as there is for each row of the task.
+#[inline(always)]
+fn fetch(t: &AttendTask<'_>, from: Cache<'_>, index: usize, row: usize) {
+    // Of blocks that do not lie together nothing is asked for.
+    if !t.page_len.is_multiple_of(BLOCK) {
+        return;
+    }
+    let layout = Layout { page_len: t.page_len, dim: t.heads.dim };
+    // Elements on a line; lines of a block, and those of the segment's keys and values for each row.
+    const LINE: usize = 32;
+    let block = BLOCK * t.heads.dim / LINE;
+    let each = (2 * SEGMENT / BLOCK * block).div_ceil(t.count());
+    let mut line = row * each;
+    let end = line + each;
+    while line < end {
+        let (which, first) = (line / block, line % block);
+        let position = index * SEGMENT + which / 2 * BLOCK;
+        if which >= 2 * SEGMENT / BLOCK || position >= t.len {
+            return;
+        }
+        let (page, slot) = t.slot(position);
+        let pages = if which % 2 == 0 { from.k } else { from.v };
+        let p = pages.row(page)[layout.value(t.head, slot)..].as_ptr();
+        let count = (block - first).min(end - line);
+        for i in first..first + count {
+            simd::prefetch(p.wrapping_add(i * LINE));
+        }
+        line += count;
     }
 }
 
 /// The weights of a row of a group.
 #[inline(always)]
-unsafe fn weigh(t: &AttendTask<'_>, room: &Room<'_>, part: &Part, r: usize, start: usize) {
-    let (which, seen) = (part.which, part.seen.clone());
+unsafe fn weigh(t: &AttendTask<'_>, room: &mut Room<'_>, part: &Part, r: usize) {
+    let seen = part.seen.clone();
     let own = t.sees(part.rows.start + r);
-    let here = |p: usize| p.clamp(start + seen.start, start + seen.end) - start - seen.start;
-    let odd: [u16; 2 * SIDE] = std::array::from_fn(|i| (2 * i + 1) as u16);
+    let here = |p: usize| p.clamp(part.start + seen.start, part.start + seen.end) - part.start - seen.start;
     // SAFETY: the room has scores and weights for all rows of a group; the caller has the instructions.
     unsafe {
-        let odd = _mm512_loadu_si512(odd.as_ptr().cast());
-        let s = std::slice::from_raw_parts_mut(room.s[which].add(r * WIDE + seen.start), seen.len());
-        let to = room.w[which].add((r / SIDE * SPANS + seen.start / SPAN) * TILE + r % SIDE * 64);
+        let odd = _mm512_loadu_si512(ODD.as_ptr().cast());
+        let s = std::slice::from_raw_parts_mut(room.s.add(r * WIDE + seen.start), seen.len());
+        let to = room.w.add((r / SIDE * SPANS + seen.start / SPAN) * TILE + r % SIDE * 64);
         let (most, sum) = weights::weigh::<Avx512>(
             s,
             here(own.start)..here(own.end),
@@ -441,25 +469,31 @@ unsafe fn weigh(t: &AttendTask<'_>, room: &Room<'_>, part: &Part, r: usize, star
                 _mm512_store_si512(to.add(at / SPAN * TILE).cast(), both);
             },
         );
-        (*room.most[which].add(r), *room.sum[which].add(r)) = (most, sum);
+        (room.segment.most[r], room.segment.sum[r]) = (most, sum);
     }
 }
+
+/// The odd ones of so many words.
+static ODD: [u16; SPAN] = {
+    let mut odd = [0; SPAN];
+    let mut i = 0;
+    while i < SPAN {
+        odd[i] = 2 * i as u16 + 1;
+        i += 1;
+    }
+    odd
+};
 
 /// Adds a group whose values are there to the segments before, or keeps it.
 #[inline(always)]
 unsafe fn end(room: &mut Room<'_>, part: &Part, kept: Option<(Kept<'_>, usize)>) {
-    for at in (0..part.rows.len()).step_by(SIDE) {
-        let count = SIDE.min(part.rows.len() - at);
-        let rows = part.rows.start + at..part.rows.start + at + count;
-        // SAFETY: the room has as much for a group, and nothing writes to it now; the rest is passed on to the caller.
+    let Running { most, sum, values, wide } = &mut room.segment;
+    let groups = most.chunks_mut(SIDE).zip(sum.chunks_mut(SIDE)).zip(values.chunks_mut(SIDE * *wide));
+    for (first, ((most, sum), values)) in part.rows.clone().step_by(SIDE).zip(groups) {
+        let rows = first..part.rows.end.min(first + SIDE);
+        let segment = Running { most, sum, values, wide: *wide };
+        // SAFETY: passed on to the caller.
         unsafe {
-            let some = |p: *mut f32, n: usize| std::slice::from_raw_parts_mut(p, n);
-            let segment = Running {
-                most: some(room.most[part.which].add(at), count),
-                sum: some(room.sum[part.which].add(at), count),
-                values: some(room.values.add(at * room.dims), count * room.dims),
-                wide: room.dims,
-            };
             match kept {
                 Some((kept, row)) => kept.keep(row, rows, &segment),
                 None => softmax::merge::<Avx512>(&segment, &mut room.total, rows),

@@ -78,6 +78,20 @@ unsafe fn weight<S: Weight>(x: S::V) -> S::V {
     }
 }
 
+/// Lanes of the longest pair of vectors.
+const SIDE: usize = 32;
+
+/// What vectors of scores are held under: nothing, then everything, then nothing.
+static BARS: [f32; 3 * SIDE] = {
+    let mut bars = [f32::INFINITY; 3 * SIDE];
+    let mut i = SIDE;
+    while i < 2 * SIDE {
+        bars[i] = f32::NEG_INFINITY;
+        i += 1;
+    }
+    bars
+};
+
 /// Turns scores, of which one is a factor of two, into weights, and gives them to `put` by two vectors, with where their
 /// scores are and how many are before them. Returns the largest score, of which one is a factor of e, and the sum of the
 /// weights.
@@ -109,9 +123,16 @@ pub(super) unsafe fn weigh<S: Weight>(
         if let Some(cap) = softcap {
             rowwise::softcap::<S>(s, cap * std::f32::consts::LOG2_E);
         }
-        let own = seen.start - near.start..seen.end - near.start;
-        s[..own.start].fill(f32::NEG_INFINITY);
-        s[own.end..].fill(f32::NEG_INFINITY);
+        // What is not seen is at the front of the first pair and at the back of the last.
+        let last = s.len() - pair;
+        let front = BARS.as_ptr().add(2 * SIDE - (seen.start - near.start));
+        let back = BARS.as_ptr().add(SIDE - (seen.end - near.start - last));
+        for (at, bars) in [(0, front), (last, back)] {
+            for i in (0..pair).step_by(S::LANES) {
+                let p = s.as_mut_ptr().add(at + i);
+                S::store(p, S::min(S::load(p), S::load(bars.add(i))));
+            }
+        }
         let mut top = [S::splat(f32::NEG_INFINITY); 2];
         for at in (0..s.len()).step_by(pair) {
             for i in 0..2 {
@@ -119,29 +140,26 @@ pub(super) unsafe fn weigh<S: Weight>(
             }
         }
         let most = S::largest(S::max(top[0], top[1]));
-        let (shift, mut sum) = (S::splat(-most - 0.5), none);
+        let (shift, mut sums) = (S::splat(-most - 0.5), [none; 2]);
         for at in (0..s.len()).step_by(pair) {
-            let p = s.as_ptr().add(at);
+            let s = &mut s[at..at + pair];
             let mut w = [none; 2];
             for i in 0..2 {
-                w[i] = weight::<S>(S::add(S::load(p.add(i * S::LANES)), shift));
+                w[i] = weight::<S>(S::add(S::load(s.as_ptr().add(i * S::LANES)), shift));
             }
-            let s = &mut s[at..at + pair];
-            if at < own.start || at + pair > own.end {
-                for i in 0..2 {
-                    S::store(s.as_mut_ptr().add(i * S::LANES), w[i]);
-                }
-                s[..own.start.saturating_sub(at)].fill(0.0);
-                s[(own.end - at).min(pair)..].fill(0.0);
-                for i in 0..2 {
-                    w[i] = S::load(s.as_ptr().add(i * S::LANES));
+            for (edge, bars) in [(0, front), (last, back)] {
+                if at == edge {
+                    for i in 0..2 {
+                        w[i] = S::min(w[i], S::max(S::load(bars.add(i * S::LANES)), none));
+                    }
                 }
             }
             for i in 0..2 {
-                sum = S::add(sum, w[i]);
+                sums[i] = S::add(sums[i], w[i]);
             }
             put(s, near.start + at, w);
         }
+        let sum = S::add(sums[0], sums[1]);
         (most * std::f32::consts::LN_2, S::sum(sum))
     }
 }

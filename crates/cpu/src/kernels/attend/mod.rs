@@ -263,7 +263,7 @@ unsafe fn run<S: Weight, F: Bring, const PAIRED: bool>(
 ) {
     if let Stage::Merge(kept) = stage {
         // SAFETY: passed on to the caller.
-        return unsafe { merge_kept::<S>(t, *kept, work) };
+        return unsafe { merge_kept::<S, PAIRED>(t, *kept, work) };
     }
     let (rows, all) = (t.count(), t.segments());
     load_queries::<S, PAIRED>(t, work.q);
@@ -275,7 +275,7 @@ unsafe fn run<S: Weight, F: Bring, const PAIRED: bool>(
     for index in segments {
         // SAFETY: passed on to the caller.
         let segment = unsafe { from.bring::<S>(t, index) };
-        for group in groups::<S>(rows) {
+        for group in groups::<S, PAIRED>(rows) {
             // SAFETY: passed on to the caller.
             unsafe {
                 segment_rows::<S, F::E, PAIRED>(t, index, group.clone(), &segment, work);
@@ -287,7 +287,7 @@ unsafe fn run<S: Weight, F: Bring, const PAIRED: bool>(
         }
     }
     if kept.is_none() {
-        finish(t, &work.total);
+        finish::<PAIRED>(t, &work.total);
     }
 }
 
@@ -299,16 +299,26 @@ const fn rows_at_once<S: Simd>() -> usize {
 
 /// The query rows `0..rows` in groups that are computed together, as even as can be.
 #[inline(always)]
-fn groups<S: Simd>(rows: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = rows.div_ceil(rows_at_once::<S>());
+fn groups<S: Simd, const PAIRED: bool>(rows: usize) -> impl Iterator<Item = Range<usize>> {
+    // Each sum is two. A few rows are read from memory once for all, many from near, with two vectors of each.
+    let most = match PAIRED && rows >= MANY {
+        true => (rows_at_once_of_pairs::<S>()).max(1),
+        false => rows_at_once::<S>(),
+    };
+    let count = rows.div_ceil(most);
     (0..count).map(move |i| rows * i / count..rows * (i + 1) / count)
+}
+
+/// The same where each sum is two.
+const fn rows_at_once_of_pairs<S: Simd>() -> usize {
+    3 * S::REGISTERS / 16
 }
 
 /// Scales the queries and lays out each group of rows so that one element of all of them lies together.
 #[inline(always)]
 fn load_queries<S: Simd, const PAIRED: bool>(t: &AttendTask<'_>, q: &mut [f32]) {
     let dim = t.heads.dim;
-    for group in groups::<S>(t.count()) {
+    for group in groups::<S, PAIRED>(t.count()) {
         let out = &mut q[group.start * dim..group.end * dim];
         for (r, i) in group.clone().enumerate() {
             let (row, head) = t.place(i);
@@ -370,16 +380,20 @@ unsafe fn segment_rows<S: Weight, E: Element, const PAIRED: bool>(
             let own = here(t.sees(group.start + r));
             let own = own.start.max(seen.start) - seen.start..own.end.max(seen.start) - seen.start;
             (work.segment.most[r], work.segment.sum[r]) = match PAIRED {
-                true => weights::weigh::<S>(
-                    s,
-                    own,
-                    t.softcap,
-                    #[inline(always)]
-                    |to, _, w| {
-                        S::store(to.as_mut_ptr(), w[0]);
-                        S::store(to.as_mut_ptr().add(S::LANES), w[1]);
-                    },
-                ),
+                true => {
+                    let most = weights::largest::<S>(s, own.clone(), t.softcap);
+                    let sum = weights::weigh::<S>(
+                        s,
+                        own,
+                        most,
+                        #[inline(always)]
+                        |to, _, w| {
+                            S::store(to.as_mut_ptr(), w[0]);
+                            S::store(to.as_mut_ptr().add(S::LANES), w[1]);
+                        },
+                    );
+                    (most * std::f32::consts::LN_2, sum)
+                }
                 false => softmax::weigh::<S>(s, own, t.softcap),
             };
         }
@@ -410,11 +424,15 @@ impl Kept<'_> {
 
 /// Merges what was kept of all segments, exactly as [`run`] would have.
 #[inline(always)]
-unsafe fn merge_kept<S: Simd>(t: &AttendTask<'_>, kept: Kept<'_>, work: &mut Work<'_>) {
+unsafe fn merge_kept<S: Simd, const PAIRED: bool>(
+    t: &AttendTask<'_>,
+    kept: Kept<'_>,
+    work: &mut Work<'_>,
+) {
     let (rows, wide) = (t.count(), work.segment.wide);
     work.total.clear();
     for segment in 0..t.segments().len() {
-        for group in groups::<S>(rows) {
+        for group in groups::<S, PAIRED>(rows) {
             for (r, i) in group.clone().enumerate() {
                 // SAFETY: whoever computed the segment is done with it.
                 let row = unsafe { kept.rows.row(kept.first + segment * rows + i) };
@@ -425,12 +443,12 @@ unsafe fn merge_kept<S: Simd>(t: &AttendTask<'_>, kept: Kept<'_>, work: &mut Wor
             unsafe { softmax::merge::<S>(&work.segment, &mut work.total, group) };
         }
     }
-    finish(t, &work.total);
+    finish::<PAIRED>(t, &work.total);
 }
 
 /// Divides the values by the sums of their weights.
 #[inline(always)]
-fn finish(t: &AttendTask<'_>, total: &Running<'_>) {
+fn finish<const PAIRED: bool>(t: &AttendTask<'_>, total: &Running<'_>) {
     let dim = t.heads.dim;
     for i in 0..t.count() {
         let (row, head) = t.place(i);
@@ -446,6 +464,11 @@ fn finish(t: &AttendTask<'_>, total: &Running<'_>) {
         let out = unsafe { t.out.part(row, head * dim..(head + 1) * dim) };
         let values = &total.values[i * total.wide..][..dim];
         // A zero's sign would tell how many weights of zero went into it.
-        out.iter_mut().zip(values).for_each(|(o, v)| *o = v * by / sum + 0.0);
+        if PAIRED {
+            let by = by / sum;
+            out.iter_mut().zip(values).for_each(|(o, v)| *o = v * by + 0.0);
+        } else {
+            out.iter_mut().zip(values).for_each(|(o, v)| *o = v * by / sum + 0.0);
+        }
     }
 }

@@ -28,13 +28,15 @@ pub(crate) fn keep(x: &mut [bf16]) {
     x.iter_mut().for_each(|x| *x = if x.to_bits() & LARGE == 0 { bf16::ZERO } else { *x });
 }
 
+/// A query's element is no smaller, unless it is zero.
+pub(super) const LEAST_QUERY: f32 = 1.0 / (1u64 << 40) as f32;
+
 /// A query's element, scaled, rounded to bf16.
 #[inline(always)]
 pub(super) fn query(x: f32) -> f32 {
-    const LEAST: f32 = 1.0 / (1u64 << 40) as f32;
     let bits = x.to_bits();
     let rounded = f32::from_bits(bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000);
-    if rounded.abs() < LEAST { 0.0 } else { rounded }
+    if rounded.abs() < LEAST_QUERY { 0.0 } else { rounded }
 }
 
 /// As [`score`](super::score::score).

@@ -302,27 +302,32 @@ unsafe fn load_queries(t: &AttendTask<'_>, room: &Room<'_>) {
         let from = if i < t.count() { from(i) } else { &[] };
         for d in 0..depth {
             let from = &from[from.len().min(d * SPAN)..];
-            let mut words = [_mm256_setzero_si256(); 2];
             // SAFETY: within the slice, and the room is for so many rows of so many elements; the caller has the
             // instructions.
             unsafe {
-                for (half, words) in words.iter_mut().enumerate() {
-                    let left = from.len().saturating_sub(half * SIDE);
-                    if left > 0 {
-                        let mask = if left >= SIDE { 0xffff } else { (1u16 << left) - 1 };
-                        let q = _mm512_maskz_loadu_ps(mask, from.as_ptr().add(half * SIDE));
-                        let mut all = [0.0; SIDE];
-                        _mm512_storeu_ps(all.as_mut_ptr(), q);
-                        let rounded = all.map(|q| paired::query(q * scale).to_bits());
-                        let rounded = _mm512_loadu_si512(rounded.as_ptr().cast());
-                        *words = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
-                    }
-                }
                 let to = room.q.add((i / SIDE * depth + d) * TILE + i % SIDE * 64);
-                _mm256_store_si256(to.cast(), words[0]);
-                _mm256_store_si256(to.add(32).cast(), words[1]);
+                for half in [0, SIDE] {
+                    let left = from.len().saturating_sub(half);
+                    let mask = if left >= SIDE { 0xffff } else { (1u16 << left) - 1 };
+                    let q = _mm512_maskz_loadu_ps(mask, from.as_ptr().wrapping_add(half));
+                    _mm256_store_si256(to.add(half * 2).cast(), queries(q, scale));
+                }
             }
         }
+    }
+}
+
+/// [`query`](paired::query) of 16 numbers, as bf16.
+#[inline(always)]
+unsafe fn queries(q: __m512, scale: f32) -> __m256i {
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        let bits = _mm512_castps_si512(_mm512_mul_ps(q, _mm512_set1_ps(scale)));
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        let size = _mm512_and_si512(rounded, _mm512_set1_epi32(0x7fff_0000));
+        let large = _mm512_cmpge_epi32_mask(size, _mm512_set1_epi32(paired::LEAST_QUERY.to_bits() as i32));
+        _mm512_maskz_cvtepi32_epi16(large, _mm512_srli_epi32::<16>(rounded))
     }
 }
 
@@ -352,6 +357,43 @@ impl Part {
                     width: WIDE * size_of::<f32>(),
                 };
                 product.run();
+            }
+        }
+    }
+
+    /// Weights of all rows. With each row something else is done.
+    #[inline(always)]
+    unsafe fn weigh(&self, t: &AttendTask<'_>, room: &mut Room<'_>, also: impl Fn(usize)) {
+        let (seen, first) = (self.seen.clone(), self.start + self.seen.start);
+        let own = |r: usize| {
+            let own = t.sees(self.rows.start + r);
+            let here = |p: usize| p.clamp(first, first + seen.len()) - first;
+            here(own.start)..here(own.end)
+        };
+        // SAFETY: the room has scores and weights for all rows of a group; the caller has the instructions.
+        unsafe {
+            let s = |r: usize| std::slice::from_raw_parts_mut(room.s.add(r * WIDE + seen.start), seen.len());
+            let mut most = [0.0; GROUP];
+            // All of these first: they take long to come and little to do.
+            for r in 0..self.rows.len() {
+                most[r] = weights::largest::<Avx512>(s(r), own(r), t.softcap);
+            }
+            let odd = _mm512_loadu_si512(ODD.as_ptr().cast());
+            for r in 0..self.rows.len() {
+                also(r);
+                let to = room.w.add((r / SIDE * SPANS + seen.start / SPAN) * TILE + r % SIDE * 64);
+                room.segment.sum[r] = weights::weigh::<Avx512>(
+                    s(r),
+                    own(r),
+                    most[r],
+                    #[inline(always)]
+                    |_, at, w| {
+                        let [low, high] = w.map(|w| _mm512_castps_si512(w));
+                        let both = _mm512_permutex2var_epi16(low, odd, high);
+                        _mm512_store_si512(to.add(at / SPAN * TILE).cast(), both);
+                    },
+                );
+                room.segment.most[r] = most[r] * std::f32::consts::LN_2;
             }
         }
     }
@@ -400,19 +442,18 @@ unsafe fn run(t: &AttendTask<'_>, from: Cache<'_>, stage: &Stage<'_>, scratch: &
                 let rows = first..rows.min(first + GROUP);
                 let part = Part { start, seen: stretches(start, t.see(rows.clone())), rows };
                 part.score(&room);
-                for r in 0..part.rows.len() {
+                part.weigh(t, &mut room, |r| {
                     if let Some(next) = next {
                         fetch(t, from, next, part.rows.start + r);
                     }
-                    weigh(t, &mut room, &part, r);
-                }
+                });
                 part.gather(&mut room);
                 end(&mut room, &part, kept);
             }
         }
     }
     if let Stage::Whole = stage {
-        finish(t, &room.total);
+        finish::<true>(t, &room.total);
     }
 }
 
@@ -444,32 +485,6 @@ fn fetch(t: &AttendTask<'_>, from: Cache<'_>, index: usize, row: usize) {
             simd::prefetch(p.wrapping_add(i * LINE));
         }
         line += count;
-    }
-}
-
-/// The weights of a row of a group.
-#[inline(always)]
-unsafe fn weigh(t: &AttendTask<'_>, room: &mut Room<'_>, part: &Part, r: usize) {
-    let seen = part.seen.clone();
-    let own = t.sees(part.rows.start + r);
-    let here = |p: usize| p.clamp(part.start + seen.start, part.start + seen.end) - part.start - seen.start;
-    // SAFETY: the room has scores and weights for all rows of a group; the caller has the instructions.
-    unsafe {
-        let odd = _mm512_loadu_si512(ODD.as_ptr().cast());
-        let s = std::slice::from_raw_parts_mut(room.s.add(r * WIDE + seen.start), seen.len());
-        let to = room.w.add((r / SIDE * SPANS + seen.start / SPAN) * TILE + r % SIDE * 64);
-        let (most, sum) = weights::weigh::<Avx512>(
-            s,
-            here(own.start)..here(own.end),
-            t.softcap,
-            #[inline(always)]
-            |_, at, w| {
-                let [low, high] = w.map(|w| _mm512_castps_si512(w));
-                let both = _mm512_permutex2var_epi16(low, odd, high);
-                _mm512_store_si512(to.add(at / SPAN * TILE).cast(), both);
-            },
-        );
-        (room.segment.most[r], room.segment.sum[r]) = (most, sum);
     }
 }
 

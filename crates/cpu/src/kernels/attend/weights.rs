@@ -92,42 +92,43 @@ static BARS: [f32; 3 * SIDE] = {
     bars
 };
 
-/// Turns scores, of which one is a factor of two, into weights, and gives them to `put` by two vectors, with where their
-/// scores are and how many are before them. Returns the largest score, of which one is a factor of e, and the sum of the
-/// weights.
-///
-/// Only the positions `seen` of `s` count, the others weigh nothing at all. `s` is pairs of vectors, and is made use of.
+/// Where in some scores there are pairs of vectors of which something is seen.
 #[inline(always)]
-pub(super) unsafe fn weigh<S: Weight>(
-    s: &mut [f32],
-    seen: Range<usize>,
-    softcap: Option<f32>,
-    mut put: impl FnMut(&mut [f32], usize, [S::V; 2]),
-) -> (f32, f32) {
+fn near<S: Simd>(seen: &Range<usize>) -> Range<usize> {
+    let pair = 2 * S::LANES;
+    match seen.is_empty() {
+        true => 0..0,
+        false => seen.start / pair * pair..seen.end.next_multiple_of(pair),
+    }
+}
+
+/// Bars for the first pair of those, whose front may not be seen, and for the last, whose back may not be.
+#[inline(always)]
+unsafe fn bars<S: Simd>(seen: &Range<usize>) -> [*const f32; 2] {
+    let near = near::<S>(seen);
+    // SAFETY: a pair is no longer than a side.
+    unsafe {
+        let front = BARS.as_ptr().add(2 * SIDE - (seen.start - near.start));
+        [front, BARS.as_ptr().add(SIDE - 2 * S::LANES + (near.end - seen.end))]
+    }
+}
+
+/// Makes scores, of which one is a factor of two, ready to be weighed: of what is not seen none is left. Returns the
+/// largest.
+#[inline(always)]
+pub(super) unsafe fn largest<S: Weight>(s: &mut [f32], seen: Range<usize>, softcap: Option<f32>) -> f32 {
     let pair = 2 * S::LANES;
     debug_assert!(s.len().is_multiple_of(pair));
-    // Vectors of which something is seen, in pairs.
-    let near = seen.start / pair * pair..seen.end.next_multiple_of(pair);
+    if seen.is_empty() {
+        return f32::NEG_INFINITY;
+    }
+    let s = &mut s[near::<S>(&seen)];
     // SAFETY: within the slice; the caller has the instruction set.
     unsafe {
-        let none = S::splat(0.0);
-        for at in (0..s.len()).step_by(pair) {
-            if seen.is_empty() || !near.contains(&at) {
-                put(&mut s[at..at + pair], at, [none; 2]);
-            }
-        }
-        if seen.is_empty() {
-            return (f32::NEG_INFINITY, 0.0);
-        }
-        let s = &mut s[near.clone()];
         if let Some(cap) = softcap {
             rowwise::softcap::<S>(s, cap * std::f32::consts::LOG2_E);
         }
-        // What is not seen is at the front of the first pair and at the back of the last.
-        let last = s.len() - pair;
-        let front = BARS.as_ptr().add(2 * SIDE - (seen.start - near.start));
-        let back = BARS.as_ptr().add(SIDE - (seen.end - near.start - last));
-        for (at, bars) in [(0, front), (last, back)] {
+        for (at, bars) in [0, s.len() - pair].into_iter().zip(bars::<S>(&seen)) {
             for i in (0..pair).step_by(S::LANES) {
                 let p = s.as_mut_ptr().add(at + i);
                 S::store(p, S::min(S::load(p), S::load(bars.add(i))));
@@ -139,7 +140,32 @@ pub(super) unsafe fn weigh<S: Weight>(
                 top[i] = S::max(top[i], S::load(s.as_ptr().add(at + i * S::LANES)));
             }
         }
-        let most = S::largest(S::max(top[0], top[1]));
+        S::largest(S::max(top[0], top[1]))
+    }
+}
+
+/// Turns scores that are ready into weights, and gives them to `put` by two vectors, with where their scores are and how
+/// many are before them. What is not seen weighs nothing at all. Returns the sum of the weights.
+#[inline(always)]
+pub(super) unsafe fn weigh<S: Weight>(
+    s: &mut [f32],
+    seen: Range<usize>,
+    most: f32,
+    mut put: impl FnMut(&mut [f32], usize, [S::V; 2]),
+) -> f32 {
+    let (pair, near) = (2 * S::LANES, near::<S>(&seen));
+    // SAFETY: within the slice; the caller has the instruction set.
+    unsafe {
+        let none = S::splat(0.0);
+        for at in (0..near.start).chain(near.end..s.len()).step_by(pair) {
+            put(&mut s[at..at + pair], at, [none; 2]);
+        }
+        if near.is_empty() {
+            return 0.0;
+        }
+        let [front, back] = bars::<S>(&seen);
+        let s = &mut s[near.clone()];
+        let last = s.len() - pair;
         let (shift, mut sums) = (S::splat(-most - 0.5), [none; 2]);
         for at in (0..s.len()).step_by(pair) {
             let s = &mut s[at..at + pair];
@@ -160,6 +186,6 @@ pub(super) unsafe fn weigh<S: Weight>(
             put(s, near.start + at, w);
         }
         let sum = S::add(sums[0], sums[1]);
-        (most * std::f32::consts::LN_2, S::sum(sum))
+        S::sum(sum)
     }
 }

@@ -87,9 +87,15 @@ fn hold(isa: Isa) {
                 let case = Case { heads: Heads { q, kv, dim }, dtype, window };
                 let whole = case.rows(&one, 16, 0, LEN);
                 // Steps of one token, and of as many as are just few or just many.
-                for (page_len, start, chunk) in
-                    [(16, 592, 1), (48, 0, 128), (24, 580, 7), (LEN, 597, 1), (16, 530, 16), (32, 530, 17), (16, 500, 33)]
-                {
+                for (page_len, start, chunk) in [
+                    (16, 592, 1),
+                    (48, 0, 128),
+                    (24, 580, 7),
+                    (LEN, 597, 1),
+                    (16, 530, 16),
+                    (32, 530, 17),
+                    (16, 500, 33),
+                ] {
                     let part = case.rows(&many, page_len, start, chunk);
                     let same = part == whole[start * q * dim..];
                     assert!(

@@ -9,6 +9,9 @@
 //! copy of a segment that is widened once. Both go through the same loops over the same layout, and so through the
 //! same sums in the same order.
 //!
+//! Where the cache holds bf16, queries and weights are rounded to bf16 as well, and sums are made as tiles of matrices make
+//! them ([`paired`]). So a processor that has such tiles takes them for many rows ([`tiles`]), and the same bits come out.
+//!
 //! # Safety
 //!
 //! As for [`kernels`](super): only on a CPU that has the instruction set of `S`, and nobody else may use the part of the
@@ -275,7 +278,7 @@ unsafe fn run<S: Weight, F: Bring, const PAIRED: bool>(
     for index in segments {
         // SAFETY: passed on to the caller.
         let segment = unsafe { from.bring::<S>(t, index) };
-        for group in groups::<S, PAIRED>(rows) {
+        for group in groups::<S, PAIRED>(t) {
             // SAFETY: passed on to the caller.
             unsafe {
                 segment_rows::<S, F::E, PAIRED>(t, index, group.clone(), &segment, work);
@@ -297,28 +300,20 @@ const fn rows_at_once<S: Simd>() -> usize {
     if most < ROWS { most } else { ROWS }
 }
 
-/// The query rows `0..rows` in groups that are computed together, as even as can be.
+/// The query rows of a task in groups that are computed together, as even as can be.
 #[inline(always)]
-fn groups<S: Simd, const PAIRED: bool>(rows: usize) -> impl Iterator<Item = Range<usize>> {
-    // Each sum is two. A few rows are read from memory once for all, many from near, with two vectors of each.
-    let most = match PAIRED && rows >= MANY {
-        true => (rows_at_once_of_pairs::<S>()).max(1),
-        false => rows_at_once::<S>(),
-    };
+fn groups<S: Simd, const PAIRED: bool>(t: &AttendTask<'_>) -> impl Iterator<Item = Range<usize>> {
+    let rows = t.count();
+    let most = if PAIRED && !t.direct() { paired::rows_of_copy::<S>() } else { rows_at_once::<S>() };
     let count = rows.div_ceil(most);
     (0..count).map(move |i| rows * i / count..rows * (i + 1) / count)
-}
-
-/// The same where each sum is two.
-const fn rows_at_once_of_pairs<S: Simd>() -> usize {
-    3 * S::REGISTERS / 16
 }
 
 /// Scales the queries and lays out each group of rows so that one element of all of them lies together.
 #[inline(always)]
 fn load_queries<S: Simd, const PAIRED: bool>(t: &AttendTask<'_>, q: &mut [f32]) {
     let dim = t.heads.dim;
-    for group in groups::<S, PAIRED>(t.count()) {
+    for group in groups::<S, PAIRED>(t) {
         let out = &mut q[group.start * dim..group.end * dim];
         for (r, i) in group.clone().enumerate() {
             let (row, head) = t.place(i);
@@ -334,12 +329,12 @@ fn load_queries<S: Simd, const PAIRED: bool>(t: &AttendTask<'_>, q: &mut [f32]) 
 
 /// Evaluates an expression with `$r` a constant: the number of rows of a group. What a group never has is not compiled.
 macro_rules! with_rows {
-    ($simd:ty, $rows:expr, $r:ident => $body:expr) => {
-        with_rows!(@ $simd, $rows, $r, $body, 1 2 3 4 5 6 7 8)
+    ($rows:expr, $most:expr, $r:ident => $body:expr) => {
+        with_rows!(@ $rows, $most, $r, $body, 1 2 3 4 5 6 7 8)
     };
-    (@ $simd:ty, $rows:expr, $r:ident, $body:expr, $($n:literal)*) => {
+    (@ $rows:expr, $most:expr, $r:ident, $body:expr, $($n:literal)*) => {
         match $rows {
-            $($n if const { $n <= rows_at_once::<$simd>() } => {
+            $($n if const { $n <= $most } => {
                 const $r: usize = $n;
                 $body
             })*
@@ -371,10 +366,13 @@ unsafe fn segment_rows<S: Weight, E: Element, const PAIRED: bool>(
     let q = &work.q[group.start * dim..group.end * dim];
     // SAFETY: the room has what the functions ask for; the caller has the instruction set.
     unsafe {
-        with_rows!(S, group.len(), R => match PAIRED {
-            true => paired::score::<S, E, R>(q, &segment.k, seen.clone(), dim, work.s),
-            false => score::score::<S, E, R>(q, &segment.k, seen.clone(), dim, work.s),
-        });
+        if PAIRED {
+            with_rows!(group.len(), paired::rows_at_once::<S, E>(), R =>
+                paired::score::<S, E, R>(q, &segment.k, seen.clone(), dim, work.s));
+        } else {
+            with_rows!(group.len(), rows_at_once::<S>(), R =>
+                score::score::<S, E, R>(q, &segment.k, seen.clone(), dim, work.s));
+        }
         for (r, s) in work.s.chunks_exact_mut(SEGMENT).enumerate().take(group.len()) {
             let s = &mut s[seen.start..seen.end.next_multiple_of(TILE)];
             let own = here(t.sees(group.start + r));
@@ -398,10 +396,13 @@ unsafe fn segment_rows<S: Weight, E: Element, const PAIRED: bool>(
             };
         }
         let values = &mut *work.segment.values;
-        with_rows!(S, group.len(), R => match PAIRED {
-            true => paired::gather::<S, E, R>(work.s, segment, seen, dim, values),
-            false => gather::gather::<S, E, R>(work.s, segment, seen, dim, values),
-        });
+        if PAIRED {
+            with_rows!(group.len(), paired::rows_at_once::<S, E>(), R =>
+                paired::gather::<S, E, R>(work.s, segment, seen, dim, values));
+        } else {
+            with_rows!(group.len(), rows_at_once::<S>(), R =>
+                gather::gather::<S, E, R>(work.s, segment, seen, dim, values));
+        }
     }
 }
 
@@ -424,15 +425,11 @@ impl Kept<'_> {
 
 /// Merges what was kept of all segments, exactly as [`run`] would have.
 #[inline(always)]
-unsafe fn merge_kept<S: Simd, const PAIRED: bool>(
-    t: &AttendTask<'_>,
-    kept: Kept<'_>,
-    work: &mut Work<'_>,
-) {
+unsafe fn merge_kept<S: Simd, const PAIRED: bool>(t: &AttendTask<'_>, kept: Kept<'_>, work: &mut Work<'_>) {
     let (rows, wide) = (t.count(), work.segment.wide);
     work.total.clear();
     for segment in 0..t.segments().len() {
-        for group in groups::<S, PAIRED>(rows) {
+        for group in groups::<S, PAIRED>(t) {
             for (r, i) in group.clone().enumerate() {
                 // SAFETY: whoever computed the segment is done with it.
                 let row = unsafe { kept.rows.row(kept.first + segment * rows + i) };

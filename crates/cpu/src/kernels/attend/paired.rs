@@ -39,6 +39,17 @@ pub(super) fn query(x: f32) -> f32 {
     if rounded.abs() < LEAST_QUERY { 0.0 } else { rounded }
 }
 
+/// Rows of the largest group that works on a widened copy. Each sum is two, and there are two vectors of each.
+pub(super) const fn rows_of_copy<S: Simd>() -> usize {
+    let most = 3 * S::REGISTERS / 16;
+    if most < 1 { 1 } else { most }
+}
+
+/// Rows of the largest group: what comes from memory, as it is, is to be read once for a few rows.
+pub(super) const fn rows_at_once<S: Simd, E: Element>() -> usize {
+    if size_of::<E>() == size_of::<f32>() { rows_of_copy::<S>() } else { super::rows_at_once::<S>() }
+}
+
 /// As [`score`](super::score::score).
 #[inline(always)]
 pub(super) unsafe fn score<S: Simd, E: Element, const R: usize>(

@@ -61,7 +61,7 @@ pub(in crate::kernels) fn attend_bf16(t: &AttendTask<'_>, stage: &Stage<'_>, scr
     match (t.k, t.v, stage) {
         (Pages::BF16(k), Pages::BF16(v), Stage::Whole | Stage::Segments(..)) if t.count() >= MANY => {
             let mut before = Config([0; 64]);
-            // TODO-MERGE: `amx::shape(Shape::Whole)` instead of the three.
+            // Others on this thread have shapes of their own, and must find them again. One shape for all would do.
             // SAFETY: this is in the kernel table that is handed out only where the CPU and the system allow it.
             unsafe {
                 asm!("sttilecfg [{0}]", in(reg) &mut before, options(nostack, preserves_flags));
@@ -153,8 +153,13 @@ impl Product {
     unsafe fn run(&self) {
         // SAFETY: whoever made the product vouches for what it names; the caller has the instructions.
         unsafe {
-            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                options(nostack, preserves_flags, nomem));
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack, preserves_flags, nomem)
+            );
             for step in 0..self.steps {
                 let (left, right) = (self.left.add(step * TILE), self.right.add(step * TILE));
                 asm!(
@@ -275,7 +280,8 @@ unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, inde
                     n if of => ((1u32 << n) - 1) as u16,
                     _ => 0,
                 };
-                let load = |p: *const bf16, mask| _mm256_maskz_loadu_epi16(mask, p.wrapping_add(column).cast());
+                let load =
+                    |p: *const bf16, mask| _mm256_maskz_loadu_epi16(mask, p.wrapping_add(column).cast());
                 let (one, two) = (load(one, some(left > 0)), load(two, some(left > 1)));
                 let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(one), two);
                 let to = room.v.add((column / SIDE * SPANS + at / SPAN) * TILE + at % SPAN / 2 * 64);

@@ -9,9 +9,9 @@ use std::ops::Range;
 use std::arch::x86_64::*;
 
 use crate::kernels::rowwise;
-use crate::simd::{Scalar, Simd};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
+use crate::simd::{Scalar, Simd};
 
 /// A vector whose lanes can be put together from exponents and digits.
 pub(in crate::kernels) trait Weight: Simd {

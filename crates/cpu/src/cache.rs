@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use tallow_core::{DType, LayerKv, RopePairs, StepPlan, Tensor};
 
 use crate::backend::Cpu;
-use crate::kernels::{Kernels, Layout, NormTask};
+use crate::kernels::{Kernels, Layout, NormTask, keep};
 use crate::mat::{Mat, MatMut};
 
 /// The cache of one layer, to be written.
@@ -35,7 +35,10 @@ impl<'a> PagesMut<'a> {
             match self {
                 PagesMut::F32(m) => put(m, page, at, apart, x, |from, to| to.copy_from_slice(from)),
                 PagesMut::F16(m) => put(m, page, at, apart, x, |from, to| to.convert_from_f32_slice(from)),
-                PagesMut::BF16(m) => put(m, page, at, apart, x, |from, to| to.convert_from_f32_slice(from)),
+                PagesMut::BF16(m) => put(m, page, at, apart, x, |from, to| {
+                    to.convert_from_f32_slice(from);
+                    keep(to);
+                }),
             }
         }
     }

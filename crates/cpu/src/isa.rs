@@ -14,7 +14,7 @@ pub enum Isa {
     AvxVnni,
     /// x86 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
-    /// The same with AMX's tiles of bytes, under Linux.
+    /// The same with AMX's tiles of bytes and of brain floating point, under Linux.
     Amx,
 }
 
@@ -67,7 +67,7 @@ impl Isa {
     }
 }
 
-/// Does the CPU have tiles of bytes, and does the system let this process use them? It must be asked first: it keeps
+/// Does the CPU have tiles of bytes and of brain floating point, and does the system let this process use them? It must be asked first: it keeps
 /// room for their contents then, for each thread.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn may_use_tiles() -> bool {
@@ -75,10 +75,10 @@ fn may_use_tiles() -> bool {
     use std::sync::LazyLock;
 
     static MAY: LazyLock<bool> = LazyLock::new(|| {
-        const TILES_AND_BYTES: u32 = 1 << 24 | 1 << 25;
+        const TILES: u32 = 1 << 22 | 1 << 24 | 1 << 25;
         const ARCH_REQ_XCOMP_PERM: libc::c_ulong = 0x1023;
         const TILE_DATA: libc::c_ulong = 18;
-        let has = __cpuid_count(7, 0).edx & TILES_AND_BYTES == TILES_AND_BYTES;
+        let has = __cpuid_count(7, 0).edx & TILES == TILES;
         // SAFETY: the call only asks for a permission, and says no where it does not know the question.
         has && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) } == 0
     });

@@ -60,20 +60,42 @@ impl Case {
     }
 }
 
+/// Heads of queries, heads of keys, and their elements: groups of every size that has kernels of its own, and vectors and
+/// tiles that dims fill and do not fill.
+const SHAPES: [(usize, usize, usize); 11] = [
+    (1, 1, 128),
+    (2, 1, 80),
+    (3, 1, 24),
+    (4, 1, 40),
+    (5, 1, 64),
+    (12, 2, 16),
+    (7, 1, 20),
+    (8, 1, 128),
+    (3, 1, 96),
+    (2, 1, 256),
+    (17, 1, 34),
+];
+
 fn hold(isa: Isa) {
     if !isa.is_available() {
         return;
     }
     let (one, many) = (Cpu::new(isa, 1).unwrap(), Cpu::new(isa, 4).unwrap());
-    // Groups of every size that has kernels of its own, and vectors that dims fill and do not fill.
-    for (q, kv, dim) in
-        [(1, 1, 128), (2, 1, 80), (3, 1, 24), (4, 1, 40), (5, 1, 64), (12, 2, 16), (7, 1, 20), (8, 1, 128)]
-    {
+    for (q, kv, dim) in SHAPES {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            for window in [None, Some(300)] {
+            for window in [None, Some(300), Some(20)] {
                 let case = Case { heads: Heads { q, kv, dim }, dtype, window };
                 let whole = case.rows(&one, 16, 0, LEN);
-                for (page_len, start, chunk) in [(16, 592, 1), (48, 0, 128), (24, 580, 7), (LEN, 597, 1)] {
+                // Steps of one token, and of as many as are just few or just many.
+                for (page_len, start, chunk) in [
+                    (16, 592, 1),
+                    (48, 0, 128),
+                    (24, 580, 7),
+                    (LEN, 597, 1),
+                    (16, 530, 16),
+                    (32, 530, 17),
+                    (16, 500, 33),
+                ] {
                     let part = case.rows(&many, page_len, start, chunk);
                     let same = part == whole[start * q * dim..];
                     assert!(
@@ -99,4 +121,25 @@ fn in_avx2() {
 #[test]
 fn in_avx512() {
     hold(Isa::Avx512);
+}
+
+#[test]
+fn in_amx() {
+    hold(Isa::Amx);
+}
+
+/// Tiles of bf16 and vectors come to the same.
+#[test]
+fn in_tiles_and_vectors() {
+    if !Isa::Amx.is_available() {
+        return;
+    }
+    let (vectors, tiles) = (Cpu::new(Isa::Avx512, 2).unwrap(), Cpu::new(Isa::Amx, 2).unwrap());
+    for (q, kv, dim) in SHAPES {
+        for window in [None, Some(100)] {
+            let case = Case { heads: Heads { q, kv, dim }, dtype: DType::BF16, window };
+            let same = case.rows(&vectors, 16, 0, LEN) == case.rows(&tiles, 16, 0, LEN);
+            assert!(same, "{q}/{kv} heads of {dim}, {window:?}");
+        }
+    }
 }

@@ -130,7 +130,9 @@ fn answer<B: Backend>(
                 let AttnSpec { scale, window, softcap, causal, .. } = *spec;
                 let q = &s.q[i].row(position)[h * heads.dim..][..heads.dim];
                 let (k, v) = (&k[i][h / group], &v[i][h / group]);
-                Attention { k, v, scale, window, softcap, sink, causal }.get(q, position)
+                // A device may multiply a cache of bf16 with queries and weights of bf16, which have eight bits.
+                let loose = if dtype == DType::BF16 { 1.0 / 256.0 } else { 0.0 };
+                Attention { k, v, scale, window, softcap, sink, causal, loose }.get(q, position)
             })
             .collect()
     })

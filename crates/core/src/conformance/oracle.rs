@@ -124,29 +124,37 @@ pub(super) struct Attention<'a> {
     pub softcap: Option<f32>,
     pub sink: Option<f32>,
     pub causal: bool,
+    /// How far off queries and weights may be, in proportion, where a device rounds them to what the cache holds.
+    pub loose: f64,
 }
 
 impl Attention<'_> {
     pub(super) fn get(&self, q: &[f32], position: usize) -> Vec<(f64, f64)> {
         let end = if self.causal { position + 1 } else { self.k.rows };
         let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
-        // A score, and the size of what it is summed from: the score's rounding error is in proportion to that, and
-        // is a relative error of its weight.
+        // A score, the size of what it is summed from, and the size of what rounded queries make of it: the score's
+        // rounding errors are in proportion to those, and are relative errors of its weight. Queries are rounded each
+        // on its own, so their errors add up as random ones do: three times the root of their squares is five times
+        // what is to be expected.
         let score = |p: usize| {
             let terms = q
                 .iter()
                 .zip(self.k.row(p))
                 .map(|(a, b)| f64::from(*a) * f64::from(*b) * f64::from(self.scale));
-            let (s, size) = terms.fold((0.0, 0.0), |(s, size): (f64, f64), t| (s + t, size + t.abs()));
-            (self.softcap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh()), size)
+            let (s, size, squares) = terms.fold((0.0, 0.0, 0.0), |(s, size, squares): (f64, f64, f64), t| {
+                (s + t, size + t.abs(), squares + t * t)
+            });
+            let s = self.softcap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh());
+            (s, size, 3.0 * squares.sqrt())
         };
-        let scores: Vec<(f64, f64)> = (first..end).map(score).collect();
+        let scores: Vec<(f64, f64, f64)> = (first..end).map(score).collect();
         let sink = self.sink.map(f64::from);
         let most = scores.iter().map(|s| s.0).chain(sink).fold(f64::NEG_INFINITY, f64::max);
         let size = scores.iter().fold(1.0, |m: f64, s| m.max(s.1));
         let weights: Vec<f64> = scores.iter().map(|s| (s.0 - most).exp()).collect();
         let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - most).exp());
-        let off = EPS * size * (4.0 + (q.len() as f64).sqrt());
+        let queries = scores.iter().fold(0.0, |m: f64, s| m.max(s.2));
+        let off = EPS * size * (4.0 + (q.len() as f64).sqrt()) + self.loose * (1.0 + queries);
         (0..self.v.cols)
             .map(|c| {
                 let terms = (first..end).zip(&weights).map(|(p, w)| w / sum * f64::from(self.v.row(p)[c]));

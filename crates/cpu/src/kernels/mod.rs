@@ -16,7 +16,7 @@ mod probe;
 mod rowwise;
 mod unpack;
 
-pub(crate) use attend::{AttendTask, Kept, Layout, Pages, Stage};
+pub(crate) use attend::{AttendTask, Kept, Layout, Pages, Stage, keep};
 use bend::Bend;
 pub(crate) use bend::{BendTask, Given, bend};
 use dot::{DotTask, PlainTask};
@@ -70,7 +70,7 @@ pub(crate) struct Kernels {
     /// Turns one head by a row of angles.
     pub rotate: fn(RopePairs, &[f32], &mut [f32]),
     /// Attention of some tokens of a sequence, for the query heads of one key head: all of it, or a stage. By any cache,
-    /// and by two kinds of it without widening it first.
+    /// by one of half precision without widening it first, and by one of brain floating point.
     pub attend: AttendKernel,
     pub attend_f16: AttendKernel,
     pub attend_bf16: AttendKernel,
@@ -160,7 +160,8 @@ table!(avx512, Isa::Avx512, Avx512, Avx512,
 
 /// What AVX-512 does, and many rows by tiles.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-static AMX: Kernels = Kernels { isa: Isa::Amx, dot: amx::dot, ..avx512::TABLE };
+static AMX: Kernels =
+    Kernels { isa: Isa::Amx, dot: amx::dot, attend_bf16: attend::tiles::attend_bf16, ..avx512::TABLE };
 
 impl Kernels {
     /// The kernels for `isa`, if this CPU has it.

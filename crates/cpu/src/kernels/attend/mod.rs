@@ -9,6 +9,9 @@
 //! copy of a segment that is widened once. Both go through the same loops over the same layout, and so through the
 //! same sums in the same order.
 //!
+//! Where the cache holds bf16, queries and weights are rounded to bf16 as well, and sums are made as tiles of matrices make
+//! them ([`paired`]). So a processor that has such tiles takes them for many rows ([`tiles`]), and the same bits come out.
+//!
 //! # Safety
 //!
 //! As for [`kernels`](super): only on a CPU that has the instruction set of `S`, and nobody else may use the part of the
@@ -18,8 +21,12 @@
 
 mod gather;
 mod page;
+mod paired;
 mod score;
 mod softmax;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(super) mod tiles;
+mod weights;
 
 use std::ops::Range;
 
@@ -27,7 +34,9 @@ use tallow_core::Heads;
 
 use page::{Bring, Direct, Segment, Wide};
 pub(crate) use page::{Layout, Pages};
+pub(crate) use paired::keep;
 use softmax::Running;
+use weights::Weight;
 
 use super::Kernels;
 use crate::mat::{Mat, MatMut};
@@ -149,6 +158,20 @@ struct Room<'a> {
     work: Work<'a>,
 }
 
+/// Parts of scratch memory, each of so many numbers. They begin on cache lines.
+fn carve<const N: usize>(scratch: &mut Vec<f32>, sizes: [usize; N]) -> [&mut [f32]; N] {
+    const LINE: usize = 16;
+    let need = sizes.iter().map(|n| n.next_multiple_of(LINE)).sum::<usize>() + LINE;
+    scratch.resize(scratch.len().max(need), 0.0);
+    let skip = scratch.as_ptr().align_offset(size_of::<[f32; LINE]>()).min(LINE);
+    let mut left = &mut scratch[skip..];
+    sizes.map(|n| {
+        let (taken, rest) = std::mem::take(&mut left).split_at_mut(n.next_multiple_of(LINE));
+        left = rest;
+        &mut taken[..n]
+    })
+}
+
 /// What a task computes with and on.
 struct Work<'a> {
     /// Queries, scaled: for each group of rows [dim, rows]
@@ -163,22 +186,11 @@ struct Work<'a> {
 
 impl<'a> Room<'a> {
     fn new(scratch: &'a mut Vec<f32>, rows: usize, dim: usize, widened: bool) -> Room<'a> {
-        // Parts begin on cache lines.
-        const LINE: usize = 16;
         let copy = if widened { SEGMENT * dim } else { 0 };
         let wide = softmax::padded(dim);
         let sizes =
             [copy, copy, rows * dim, ROWS * SEGMENT, ROWS, ROWS, ROWS * wide, rows, rows, rows * wide];
-        let need = sizes.iter().map(|n| n.next_multiple_of(LINE)).sum::<usize>() + LINE;
-        scratch.resize(scratch.len().max(need), 0.0);
-        let skip = scratch.as_ptr().align_offset(size_of::<[f32; LINE]>()).min(LINE);
-        let mut left = &mut scratch[skip..];
-        let take = |n: usize| {
-            let (taken, rest) = std::mem::take(&mut left).split_at_mut(n.next_multiple_of(LINE));
-            left = rest;
-            &mut taken[..n]
-        };
-        let [k, v, q, s, most, sum, values, total_most, total_sum, total_values] = sizes.map(take);
+        let [k, v, q, s, most, sum, values, total_most, total_sum, total_values] = carve(scratch, sizes);
         let segment = Running { most, sum, values, wide };
         let total = Running { most: total_most, sum: total_sum, values: total_values, wide };
         Room { k, v, work: Work { q, s, segment, total } }
@@ -190,10 +202,15 @@ impl AttendTask<'_> {
     pub(crate) fn run(&self, kernels: &Kernels, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
         let kernel = match (&self.k, &self.v) {
             (Pages::F16(_), Pages::F16(_)) if self.direct() => kernels.attend_f16,
-            (Pages::BF16(_), Pages::BF16(_)) if self.direct() => kernels.attend_bf16,
+            (Pages::BF16(_), Pages::BF16(_)) => kernels.attend_bf16,
             _ => kernels.attend,
         };
         kernel(self, stage, scratch);
+    }
+
+    /// The scale of queries where one more of score is to be a factor of two, not of e.
+    fn scale_to_two(&self) -> f32 {
+        self.scale * std::f32::consts::LOG2_E
     }
 
     /// Is it better to read the pages than a copy of them?
@@ -204,45 +221,55 @@ impl AttendTask<'_> {
 
 /// Does a stage whatever the cache's elements are.
 #[inline(always)]
-pub(super) unsafe fn attend<S: Simd>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
+pub(super) unsafe fn attend<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     let Room { k, v, mut work } = Room::new(scratch, t.count(), t.heads.dim, true);
     let from = match (&t.k, &t.v) {
         (Pages::F32(k), Pages::F32(v)) if t.direct() => Wide::Direct(Direct { k: *k, v: *v }),
         _ => Wide::Copied { k, v },
     };
     // SAFETY: the room has what the function asks for; the caller has the instruction set.
-    unsafe { run::<S, _>(t, stage, &mut work, from) }
+    unsafe { run::<S, _, false>(t, stage, &mut work, from) }
 }
 
 /// Does a stage by reading pages of half precision as they are.
 #[inline(always)]
-pub(super) unsafe fn attend_f16<S: Simd>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
+pub(super) unsafe fn attend_f16<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     let mut room = Room::new(scratch, t.count(), t.heads.dim, false);
     if let (Pages::F16(k), Pages::F16(v)) = (t.k, t.v) {
         // SAFETY: the room has what the function asks for; the caller has the instruction set.
-        unsafe { run::<S, _>(t, stage, &mut room.work, Direct { k, v }) }
+        unsafe { run::<S, _, false>(t, stage, &mut room.work, Direct { k, v }) }
     }
 }
 
-/// Does a stage by reading pages of brain floating point as they are.
+/// Does a stage by pages of brain floating point. All that is multiplied is rounded to it, and summed as [`paired`] says.
 #[inline(always)]
-pub(super) unsafe fn attend_bf16<S: Simd>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
-    let mut room = Room::new(scratch, t.count(), t.heads.dim, false);
-    if let (Pages::BF16(k), Pages::BF16(v)) = (t.k, t.v) {
-        // SAFETY: the room has what the function asks for; the caller has the instruction set.
-        unsafe { run::<S, _>(t, stage, &mut room.work, Direct { k, v }) }
+pub(super) unsafe fn attend_bf16<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
+    let Room { k: copy_k, v: copy_v, mut work } = Room::new(scratch, t.count(), t.heads.dim, !t.direct());
+    // SAFETY: the room has what the functions ask for; the caller has the instruction set.
+    unsafe {
+        match (t.k, t.v) {
+            (Pages::BF16(k), Pages::BF16(v)) if t.direct() => {
+                run::<S, _, true>(t, stage, &mut work, Direct { k, v });
+            }
+            _ => run::<S, _, true>(t, stage, &mut work, Wide::Copied { k: copy_k, v: copy_v }),
+        }
     }
 }
 
 /// Goes through some segments, each as `from` brings it.
 #[inline(always)]
-unsafe fn run<S: Simd, F: Bring>(t: &AttendTask<'_>, stage: &Stage<'_>, work: &mut Work<'_>, mut from: F) {
+unsafe fn run<S: Weight, F: Bring, const PAIRED: bool>(
+    t: &AttendTask<'_>,
+    stage: &Stage<'_>,
+    work: &mut Work<'_>,
+    mut from: F,
+) {
     if let Stage::Merge(kept) = stage {
         // SAFETY: passed on to the caller.
-        return unsafe { merge_kept::<S>(t, *kept, work) };
+        return unsafe { merge_kept::<S, PAIRED>(t, *kept, work) };
     }
     let (rows, all) = (t.count(), t.segments());
-    load_queries::<S>(t, work.q);
+    load_queries::<S, PAIRED>(t, work.q);
     work.total.clear();
     let (segments, kept) = match stage {
         Stage::Segments(some, kept) => (some.clone(), Some(*kept)),
@@ -251,10 +278,10 @@ unsafe fn run<S: Simd, F: Bring>(t: &AttendTask<'_>, stage: &Stage<'_>, work: &m
     for index in segments {
         // SAFETY: passed on to the caller.
         let segment = unsafe { from.bring::<S>(t, index) };
-        for group in groups::<S>(rows) {
+        for group in groups::<S, PAIRED>(t) {
             // SAFETY: passed on to the caller.
             unsafe {
-                segment_rows::<S, F::E>(t, index, group.clone(), &segment, work);
+                segment_rows::<S, F::E, PAIRED>(t, index, group.clone(), &segment, work);
                 match kept {
                     Some(kept) => kept.keep((index - all.start) * rows, group, &work.segment),
                     None => softmax::merge::<S>(&work.segment, &mut work.total, group),
@@ -263,7 +290,7 @@ unsafe fn run<S: Simd, F: Bring>(t: &AttendTask<'_>, stage: &Stage<'_>, work: &m
         }
     }
     if kept.is_none() {
-        finish(t, &work.total);
+        finish::<PAIRED>(t, &work.total);
     }
 }
 
@@ -273,35 +300,41 @@ const fn rows_at_once<S: Simd>() -> usize {
     if most < ROWS { most } else { ROWS }
 }
 
-/// The query rows `0..rows` in groups that are computed together, as even as can be.
+/// The query rows of a task in groups that are computed together, as even as can be.
 #[inline(always)]
-fn groups<S: Simd>(rows: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = rows.div_ceil(rows_at_once::<S>());
+fn groups<S: Simd, const PAIRED: bool>(t: &AttendTask<'_>) -> impl Iterator<Item = Range<usize>> {
+    let rows = t.count();
+    let most = if PAIRED && !t.direct() { paired::rows_of_copy::<S>() } else { rows_at_once::<S>() };
+    let count = rows.div_ceil(most);
     (0..count).map(move |i| rows * i / count..rows * (i + 1) / count)
 }
 
 /// Scales the queries and lays out each group of rows so that one element of all of them lies together.
 #[inline(always)]
-fn load_queries<S: Simd>(t: &AttendTask<'_>, q: &mut [f32]) {
+fn load_queries<S: Simd, const PAIRED: bool>(t: &AttendTask<'_>, q: &mut [f32]) {
     let dim = t.heads.dim;
-    for group in groups::<S>(t.count()) {
+    for group in groups::<S, PAIRED>(t) {
         let out = &mut q[group.start * dim..group.end * dim];
         for (r, i) in group.clone().enumerate() {
             let (row, head) = t.place(i);
             let from = &t.q.row(row)[head * dim..][..dim];
-            out[r..].iter_mut().step_by(group.len()).zip(from).for_each(|(o, q)| *o = q * t.scale);
+            let out = out[r..].iter_mut().step_by(group.len()).zip(from);
+            match PAIRED {
+                true => out.for_each(|(o, q)| *o = paired::query(q * t.scale_to_two())),
+                false => out.for_each(|(o, q)| *o = q * t.scale),
+            }
         }
     }
 }
 
 /// Evaluates an expression with `$r` a constant: the number of rows of a group. What a group never has is not compiled.
 macro_rules! with_rows {
-    ($simd:ty, $rows:expr, $r:ident => $body:expr) => {
-        with_rows!(@ $simd, $rows, $r, $body, 1 2 3 4 5 6 7 8)
+    ($rows:expr, $most:expr, $r:ident => $body:expr) => {
+        with_rows!(@ $rows, $most, $r, $body, 1 2 3 4 5 6 7 8)
     };
-    (@ $simd:ty, $rows:expr, $r:ident, $body:expr, $($n:literal)*) => {
+    (@ $rows:expr, $most:expr, $r:ident, $body:expr, $($n:literal)*) => {
         match $rows {
-            $($n if const { $n <= rows_at_once::<$simd>() } => {
+            $($n if const { $n <= $most } => {
                 const $r: usize = $n;
                 $body
             })*
@@ -312,7 +345,7 @@ macro_rules! with_rows {
 
 /// The softmax of a group of rows in one segment.
 #[inline(always)]
-unsafe fn segment_rows<S: Simd, E: Element>(
+unsafe fn segment_rows<S: Weight, E: Element, const PAIRED: bool>(
     t: &AttendTask<'_>,
     index: usize,
     group: Range<usize>,
@@ -333,15 +366,43 @@ unsafe fn segment_rows<S: Simd, E: Element>(
     let q = &work.q[group.start * dim..group.end * dim];
     // SAFETY: the room has what the functions ask for; the caller has the instruction set.
     unsafe {
-        with_rows!(S, group.len(), R => score::score::<S, E, R>(q, &segment.k, seen.clone(), dim, work.s));
+        if PAIRED {
+            with_rows!(group.len(), paired::rows_at_once::<S, E>(), R =>
+                paired::score::<S, E, R>(q, &segment.k, seen.clone(), dim, work.s));
+        } else {
+            with_rows!(group.len(), rows_at_once::<S>(), R =>
+                score::score::<S, E, R>(q, &segment.k, seen.clone(), dim, work.s));
+        }
         for (r, s) in work.s.chunks_exact_mut(SEGMENT).enumerate().take(group.len()) {
             let s = &mut s[seen.start..seen.end.next_multiple_of(TILE)];
             let own = here(t.sees(group.start + r));
             let own = own.start.max(seen.start) - seen.start..own.end.max(seen.start) - seen.start;
-            (work.segment.most[r], work.segment.sum[r]) = softmax::weigh::<S>(s, own, t.softcap);
+            (work.segment.most[r], work.segment.sum[r]) = match PAIRED {
+                true => {
+                    let most = weights::largest::<S>(s, own.clone(), t.softcap);
+                    let sum = weights::weigh::<S>(
+                        s,
+                        own,
+                        most,
+                        #[inline(always)]
+                        |to, _, w| {
+                            S::store(to.as_mut_ptr(), w[0]);
+                            S::store(to.as_mut_ptr().add(S::LANES), w[1]);
+                        },
+                    );
+                    (most * std::f32::consts::LN_2, sum)
+                }
+                false => softmax::weigh::<S>(s, own, t.softcap),
+            };
         }
         let values = &mut *work.segment.values;
-        with_rows!(S, group.len(), R => gather::gather::<S, E, R>(work.s, segment, seen, dim, values));
+        if PAIRED {
+            with_rows!(group.len(), paired::rows_at_once::<S, E>(), R =>
+                paired::gather::<S, E, R>(work.s, segment, seen, dim, values));
+        } else {
+            with_rows!(group.len(), rows_at_once::<S>(), R =>
+                gather::gather::<S, E, R>(work.s, segment, seen, dim, values));
+        }
     }
 }
 
@@ -356,18 +417,19 @@ impl Kept<'_> {
             // SAFETY: passed on to the caller.
             let out = unsafe { self.rows.row(self.first + row + i) };
             (out[0], out[1]) = (segment.most[r], segment.sum[r]);
-            out[2..].copy_from_slice(&segment.values[r * segment.wide..][..segment.wide]);
+            let wide = out.len() - 2;
+            out[2..].copy_from_slice(&segment.values[r * segment.wide..][..wide]);
         }
     }
 }
 
 /// Merges what was kept of all segments, exactly as [`run`] would have.
 #[inline(always)]
-unsafe fn merge_kept<S: Simd>(t: &AttendTask<'_>, kept: Kept<'_>, work: &mut Work<'_>) {
+unsafe fn merge_kept<S: Simd, const PAIRED: bool>(t: &AttendTask<'_>, kept: Kept<'_>, work: &mut Work<'_>) {
     let (rows, wide) = (t.count(), work.segment.wide);
     work.total.clear();
     for segment in 0..t.segments().len() {
-        for group in groups::<S>(rows) {
+        for group in groups::<S, PAIRED>(t) {
             for (r, i) in group.clone().enumerate() {
                 // SAFETY: whoever computed the segment is done with it.
                 let row = unsafe { kept.rows.row(kept.first + segment * rows + i) };
@@ -378,11 +440,12 @@ unsafe fn merge_kept<S: Simd>(t: &AttendTask<'_>, kept: Kept<'_>, work: &mut Wor
             unsafe { softmax::merge::<S>(&work.segment, &mut work.total, group) };
         }
     }
-    finish(t, &work.total);
+    finish::<PAIRED>(t, &work.total);
 }
 
 /// Divides the values by the sums of their weights.
-fn finish(t: &AttendTask<'_>, total: &Running<'_>) {
+#[inline(always)]
+fn finish<const PAIRED: bool>(t: &AttendTask<'_>, total: &Running<'_>) {
     let dim = t.heads.dim;
     for i in 0..t.count() {
         let (row, head) = t.place(i);
@@ -398,6 +461,11 @@ fn finish(t: &AttendTask<'_>, total: &Running<'_>) {
         let out = unsafe { t.out.part(row, head * dim..(head + 1) * dim) };
         let values = &total.values[i * total.wide..][..dim];
         // A zero's sign would tell how many weights of zero went into it.
-        out.iter_mut().zip(values).for_each(|(o, v)| *o = v * by / sum + 0.0);
+        if PAIRED {
+            let by = by / sum;
+            out.iter_mut().zip(values).for_each(|(o, v)| *o = v * by + 0.0);
+        } else {
+            out.iter_mut().zip(values).for_each(|(o, v)| *o = v * by / sum + 0.0);
+        }
     }
 }

@@ -74,7 +74,7 @@ pub(super) unsafe fn weigh<S: Simd>(s: &mut [f32], seen: Range<usize>, softcap: 
     }
 }
 
-/// Adds a finished segment of the rows `group` to those before it.
+/// Adds a finished segment of the rows `group`, of which there are no more than 16, to those before it.
 #[inline(always)]
 pub(super) unsafe fn merge<S: Simd>(segment: &Running<'_>, total: &mut Running<'_>, group: Range<usize>) {
     // Room for whole vectors.
@@ -100,7 +100,8 @@ pub(super) unsafe fn merge<S: Simd>(segment: &Running<'_>, total: &mut Running<'
             let keep = if before == f32::NEG_INFINITY { 0.0 } else { keep[r] };
             total.most[i] = before.max(here);
             total.sum[i] = total.sum[i] * keep + segment.sum[r] * add[r];
-            let (values, more) = (&mut total.values[i * wide..][..wide], &segment.values[r * wide..][..wide]);
+            let (values, more) =
+                (&mut total.values[i * wide..][..wide], &segment.values[r * segment.wide..][..wide]);
             let (keep, add) = (S::splat(keep), S::splat(add[r]));
             for at in (0..wide).step_by(S::LANES) {
                 let kept = S::mul(S::load(values.as_ptr().add(at)), keep);

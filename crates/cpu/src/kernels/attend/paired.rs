@@ -1,0 +1,304 @@
+//! Scores and weighted sums as tiles of bf16 make them.
+//!
+//! A tile sums the products of 32 pairs of numbers as two chains, one of the first, third and so on and one of the others;
+//! their sum is added to what there is. It does so in `f32`, where products of bf16 are exact, each sum rounded to the
+//! nearest. So vectors do the same with fused instructions or without. Whether what lacks to 32 is left away or is zero makes no
+//! difference: a chain begins with a zero that is positive, and nothing turns it negative.
+//!
+//! One thing is different: tiles take numbers below 2⁻¹²⁶ for zero, vectors do not. So there are none. Keys and values are at
+//! least 2⁻⁶³ or zero ([`keep`]), queries at least 2⁻⁴⁰ or zero ([`query`]), weights at least 2⁻⁴⁸ or zero. All have eight
+//! bits, so their products are multiples of 2⁻¹²⁵, and so is whatever is summed from them: zero or large enough.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use super::page::{STREAMS, Segment};
+use super::softmax::padded;
+use super::{BLOCK, BLOCKS, SEGMENT, TILE};
+use crate::simd::{self, Element, Simd};
+
+/// Products that a tile sums before it adds them to others.
+pub(super) const SPAN: usize = 32;
+
+/// Leaves of numbers for the cache those that are large enough.
+pub(crate) fn keep(x: &mut [bf16]) {
+    // One of the exponent's two highest bits.
+    const LARGE: u16 = 0x6000;
+    x.iter_mut().for_each(|x| *x = if x.to_bits() & LARGE == 0 { bf16::ZERO } else { *x });
+}
+
+/// A query's element is no smaller, unless it is zero.
+pub(super) const LEAST_QUERY: f32 = 1.0 / (1u64 << 40) as f32;
+
+/// A query's element, scaled, rounded to bf16.
+#[inline(always)]
+pub(super) fn query(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let rounded = f32::from_bits(bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000);
+    if rounded.abs() < LEAST_QUERY { 0.0 } else { rounded }
+}
+
+/// Rows of the largest group that works on a widened copy. Each sum is two, and there are two vectors of each.
+pub(super) const fn rows_of_copy<S: Simd>() -> usize {
+    let most = 3 * S::REGISTERS / 16;
+    if most < 1 { 1 } else { most }
+}
+
+/// Rows of the largest group: what comes from memory, as it is, is to be read once for a few rows.
+pub(super) const fn rows_at_once<S: Simd, E: Element>() -> usize {
+    if size_of::<E>() == size_of::<f32>() { rows_of_copy::<S>() } else { super::rows_at_once::<S>() }
+}
+
+/// As [`score`](super::score::score).
+#[inline(always)]
+pub(super) unsafe fn score<S: Simd, E: Element, const R: usize>(
+    q: &[f32],
+    k: &[*const E; BLOCKS + STREAMS],
+    seen: Range<usize>,
+    dim: usize,
+    s: &mut [f32],
+) {
+    let (q, s) = (&q[..R * dim], &mut s[..R * SEGMENT]);
+    // SAFETY: passed on to the caller.
+    unsafe {
+        match const { at_once::<S>(R) } {
+            8 | 4 if const { 4 * S::LANES <= TILE } => scores::<S, E, R, 4>(q, k, seen, dim, s),
+            2.. => scores::<S, E, R, 2>(q, k, seen, dim, s),
+            _ => scores::<S, E, R, 1>(q, k, seen, dim, s),
+        }
+    }
+}
+
+/// How many vectors of each of `rows` sums can be under way at a time: a sum is two.
+const fn at_once<S: Simd>(rows: usize) -> usize {
+    simd::at_once::<S>(2 * rows)
+}
+
+/// The same, `N` vectors of positions at a time.
+#[inline(always)]
+unsafe fn scores<S: Simd, E: Element, const R: usize, const N: usize>(
+    q: &[f32],
+    k: &[*const E; BLOCKS + STREAMS],
+    seen: Range<usize>,
+    dim: usize,
+    s: &mut [f32],
+) {
+    // SAFETY: blocks have `BLOCK * dim` elements, `q` has `R * dim`, `s` has `R` segments; the caller has the
+    // instruction set.
+    unsafe {
+        for at in seen.step_by(N * S::LANES) {
+            let place = |i: usize| ((at + i * S::LANES) / BLOCK, (at + i * S::LANES) % BLOCK);
+            let keys: [*const E; N] = std::array::from_fn(|i| k[place(i).0].add(place(i).1));
+            let ahead: [*const E; N] = std::array::from_fn(|i| k[place(i).0 + STREAMS]);
+            let mut sums = [[S::splat(0.0); N]; R];
+            for first in (0..dim).step_by(SPAN) {
+                let end = dim.min(first + SPAN);
+                let (mut even, mut odd) = ([[S::splat(0.0); N]; R], [[S::splat(0.0); N]; R]);
+                for d in (first..end / 2 * 2).step_by(2) {
+                    // What is read as it is comes from memory, two elements of a block on a cache line.
+                    if const { size_of::<E>() == 2 } {
+                        for i in 0..N {
+                            if i * S::LANES % BLOCK == 0 {
+                                simd::prefetch(ahead[i].wrapping_add(d * BLOCK));
+                            }
+                        }
+                    }
+                    element::<S, E, R, N>(&keys, q.as_ptr(), d, &mut even);
+                    element::<S, E, R, N>(&keys, q.as_ptr(), d + 1, &mut odd);
+                }
+                if end % 2 == 1 {
+                    element::<S, E, R, N>(&keys, q.as_ptr(), end - 1, &mut even);
+                }
+                for r in 0..R {
+                    for i in 0..N {
+                        sums[r][i] = S::add(sums[r][i], S::add(even[r][i], odd[r][i]));
+                    }
+                }
+            }
+            for r in 0..R {
+                for i in 0..N {
+                    S::store(s.as_mut_ptr().add(r * SEGMENT + at + i * S::LANES), sums[r][i]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds element `d` of the queries times that of the keys.
+#[inline(always)]
+unsafe fn element<S: Simd, E: Element, const R: usize, const N: usize>(
+    keys: &[*const E; N],
+    q: *const f32,
+    d: usize,
+    sums: &mut [[S::V; N]; R],
+) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let mut k = [S::splat(0.0); N];
+        for i in 0..N {
+            k[i] = E::load::<S>(keys[i].add(d * BLOCK));
+        }
+        for r in 0..R {
+            let q = S::splat(*q.add(d * R + r));
+            for i in 0..N {
+                sums[r][i] = S::fma(q, k[i], sums[r][i]);
+            }
+        }
+    }
+}
+
+/// As [`gather`](super::gather::gather).
+#[inline(always)]
+pub(super) unsafe fn gather<S: Simd, E: Element, const R: usize>(
+    s: &[f32],
+    segment: &Segment<E>,
+    seen: Range<usize>,
+    dim: usize,
+    values: &mut [f32],
+) {
+    let (s, values) = (&s[..R * SEGMENT], &mut values[..R * padded(dim)]);
+    values.fill(0.0);
+    let sum = Sum { s: s.as_ptr(), segment, dim, values: values.as_mut_ptr() };
+    let full = dim / S::LANES;
+    // As there: passes are taken tile by tile where values come from memory.
+    let step = if segment.near { SEGMENT } else { TILE };
+    // SAFETY: the slices have the sizes that the sum asks for; the rest is passed on to the caller.
+    unsafe {
+        for at in seen.clone().step_by(step) {
+            let some = at..seen.end.min(at + step);
+            let mut column = 0;
+            while column < full {
+                let left = full - column;
+                column += if const { at_once::<S>(R) >= 8 } && left >= 8 {
+                    sum.columns::<S, R, 8>(some.clone(), column)
+                } else if const { at_once::<S>(R) >= 4 } && left >= 4 {
+                    sum.columns::<S, R, 4>(some.clone(), column)
+                } else if const { at_once::<S>(R) >= 2 } && left >= 2 {
+                    sum.columns::<S, R, 2>(some.clone(), column)
+                } else {
+                    sum.columns::<S, R, 1>(some.clone(), column)
+                };
+            }
+            if !dim.is_multiple_of(S::LANES) {
+                sum.rest::<S, R>(some);
+            }
+        }
+    }
+}
+
+/// A weighted sum under way.
+struct Sum<'a, E> {
+    /// [rows, SEGMENT]
+    s: *const f32,
+    segment: &'a Segment<E>,
+    dim: usize,
+    /// [rows, padded(dim)]
+    values: *mut f32,
+}
+
+impl<E: Element> Sum<'_, E> {
+    /// Adds positions to `N` vectors from vector `column` on.
+    #[inline(always)]
+    unsafe fn columns<S: Simd, const R: usize, const N: usize>(
+        &self,
+        seen: Range<usize>,
+        column: usize,
+    ) -> usize {
+        let first = column * S::LANES;
+        // SAFETY: the columns are within what the sum has; the rest is passed on to the caller.
+        unsafe {
+            self.spans::<S, R, N>(
+                seen,
+                (first, N * S::LANES),
+                #[inline(always)]
+                |v| {
+                    let mut x = [S::splat(0.0); N];
+                    for i in 0..N {
+                        x[i] = E::load::<S>(v.add(i * S::LANES));
+                    }
+                    x
+                },
+            );
+        }
+        N
+    }
+
+    /// Adds positions to the last columns, which do not fill a vector.
+    #[inline(always)]
+    unsafe fn rest<S: Simd, const R: usize>(&self, seen: Range<usize>) {
+        let first = self.dim / S::LANES * S::LANES;
+        let n = self.dim - first;
+        // SAFETY: as in `columns`; rows of values are padded to whole vectors.
+        unsafe {
+            self.spans::<S, R, 1>(
+                seen,
+                (first, n),
+                #[inline(always)]
+                |v| [E::load_some::<S>(v, n)],
+            );
+        }
+    }
+
+    /// Adds positions to the `count` columns from `first` on, of which `load` reads those of one position.
+    #[inline(always)]
+    unsafe fn spans<S: Simd, const R: usize, const N: usize>(
+        &self,
+        seen: Range<usize>,
+        (first, count): (usize, usize),
+        load: impl Fn(*const E) -> [S::V; N],
+    ) {
+        let wide = padded(self.dim);
+        // SAFETY: values have room for whole vectors; the rest is passed on to the caller.
+        unsafe {
+            for at in seen.clone().step_by(SPAN) {
+                let end = seen.end.min(at + SPAN);
+                let (mut even, mut odd) = ([[S::splat(0.0); N]; R], [[S::splat(0.0); N]; R]);
+                for position in (at..end / 2 * 2).step_by(2) {
+                    self.add::<S, R, N>(position, (first, count), &load, &mut even);
+                    self.add::<S, R, N>(position + 1, (first, count), &load, &mut odd);
+                }
+                if end % 2 == 1 {
+                    self.add::<S, R, N>(end - 1, (first, count), &load, &mut even);
+                }
+                for r in 0..R {
+                    for i in 0..N {
+                        let out = self.values.add(r * wide + first + i * S::LANES);
+                        S::store(out, S::add(S::load(out), S::add(even[r][i], odd[r][i])));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds one position.
+    #[inline(always)]
+    unsafe fn add<S: Simd, const R: usize, const N: usize>(
+        &self,
+        position: usize,
+        (first, count): (usize, usize),
+        load: &impl Fn(*const E) -> [S::V; N],
+        sums: &mut [[S::V; N]; R],
+    ) {
+        let v = &self.segment.v;
+        // SAFETY: blocks have `BLOCK * dim` elements, weights are a segment for each row; the caller has the
+        // instruction set.
+        unsafe {
+            // All passes together fetch the whole of the next tile, from four places at a time.
+            if const { size_of::<E>() == 2 } {
+                let (i, next) = (position % TILE, position / TILE * STREAMS + STREAMS);
+                let ahead = v[next + i % STREAMS].wrapping_add(first * BLOCK + i / STREAMS * count);
+                for line in (0..N * S::LANES).step_by(64 / size_of::<E>()) {
+                    simd::prefetch(ahead.wrapping_add(line));
+                }
+            }
+            let x = load(v[position / BLOCK].add(first + position % BLOCK * self.dim));
+            for r in 0..R {
+                let s = S::splat(*self.s.add(r * SEGMENT + position));
+                for i in 0..N {
+                    sums[r][i] = S::fma(s, x[i], sums[r][i]);
+                }
+            }
+        }
+    }
+}

@@ -124,12 +124,17 @@ macro_rules! table {
         );
     };
     (@fns $table:ident, $isa:expr, $lines:ty, $features:tt,
-        $($name:ident: ($($arg:ident: $t:ty),*) => $body:expr;)*) => {
+        $($name:ident: ($($arg:ident: $t:ty),*) => $body:expr;)* $(..$rest:ident)?) => {
         mod $table {
             use super::*;
             $(table!(@one $features, $name, ($($arg: $t),*), $body);)*
-            pub(super) const TABLE: Kernels =
-                Kernels { isa: $isa, biased: <$lines as Lines>::BIASED, few_rows: <$lines as Lines>::FEW, $($name),* };
+            pub(super) const TABLE: Kernels = Kernels {
+                isa: $isa,
+                biased: <$lines as Lines>::BIASED,
+                few_rows: <$lines as Lines>::FEW,
+                $($name,)*
+                $(..$rest::TABLE)?
+            };
         }
     };
     (@one [$($feature:literal),*], $name:ident, ($($arg:ident: $t:ty),*), $body:expr) => {
@@ -151,8 +156,16 @@ macro_rules! table {
 table!(scalar, Isa::Scalar, Scalar, Scalar);
 #[cfg(target_arch = "x86_64")]
 table!(avx2, Isa::Avx2, Avx2, Avx2, "avx2", "fma", "f16c");
+// Of what AVX2 does, this does some otherwise: what multiplies whole numbers.
 #[cfg(target_arch = "x86_64")]
-table!(avxvnni, Isa::AvxVnni, Avx2, AvxVnni, "avx2", "fma", "f16c", "avxvnni");
+table!(@fns avxvnni, Isa::AvxVnni, AvxVnni, ["avx2", "fma", "f16c", "avxvnni"],
+    unpack: (format: Format, from: &[u8], inputs: usize, to: &mut Chunk)
+        => unpack::unpack::<AvxVnni>(format, from, inputs, to);
+    few: (task: &mut FewTask<'_>) => few::few::<AvxVnni>(task);
+    dot: (task: &mut DotTask<'_>) => dot::dot::<AvxVnni>(task);
+    multiply_whole: (rounds: usize, count: &mut u64) => probe::multiply_whole::<AvxVnni>(rounds, count);
+    ..avx2
+);
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 table!(avx512, Isa::Avx512, Avx512, Avx512,

@@ -34,7 +34,7 @@ pub(super) fn dot(t: &mut DotTask<'_>) {
 
 /// What the eight tiles of a thread are.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Shape {
+pub(super) enum Shape {
     /// 0 to 3 are sums, 4 and 5 are a run of input, 6 and 7 are one of weights.
     Runs,
     /// All are 16 rows of 64 bytes.
@@ -72,9 +72,9 @@ impl Config {
 
 /// Gives this thread's tiles their shapes.
 ///
-/// That takes as long as several products, so they keep them. Nothing else in this process uses tiles.
+/// That takes as long as several products, so they keep them. Whoever uses tiles in this process has them shaped here.
 #[inline(always)]
-unsafe fn shape(shape: Shape) {
+pub(super) unsafe fn shape(shape: Shape) {
     thread_local! {
         static SHAPE: Cell<Option<Shape>> = const { Cell::new(None) };
     }

@@ -22,6 +22,7 @@ use super::paired::{self, SPAN};
 use super::softmax::{self, Running, padded};
 use super::weights;
 use super::{AttendTask, BLOCK, Kept, SEGMENT, Stage, carve, finish};
+use crate::kernels::amx;
 use crate::mat::Mat;
 use crate::simd::{self, Avx512};
 
@@ -38,36 +39,14 @@ const WIDE: usize = SEGMENT + 16;
 /// From this many rows on a copy of a segment pays.
 const MANY: usize = 17;
 
-/// Shapes of the tiles, as the processor wants them.
-#[repr(C, align(64))]
-struct Config([u8; 64]);
-
-impl Config {
-    /// All tiles are whole: 16 rows of 64 bytes.
-    const fn whole() -> Config {
-        let mut config = [0; 64];
-        config[0] = 1;
-        let mut i = 0;
-        while i < 8 {
-            (config[16 + 2 * i], config[48 + i]) = (64, 16);
-            i += 1;
-        }
-        Config(config)
-    }
-}
-
 /// [`attend_bf16`](super::attend_bf16), by tiles where rows are many.
 pub(in crate::kernels) fn attend_bf16(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     match (t.k, t.v, stage) {
         (Pages::BF16(k), Pages::BF16(v), Stage::Whole | Stage::Segments(..)) if t.count() >= MANY => {
-            let mut before = Config([0; 64]);
-            // Others on this thread have shapes of their own, and must find them again. One shape for all would do.
             // SAFETY: this is in the kernel table that is handed out only where the CPU and the system allow it.
             unsafe {
-                asm!("sttilecfg [{0}]", in(reg) &mut before, options(nostack, preserves_flags));
-                asm!("ldtilecfg [{0}]", in(reg) const { &Config::whole() }, options(nostack, preserves_flags));
+                amx::shape(amx::Shape::Whole);
                 run(t, Cache { k, v }, stage, scratch);
-                asm!("ldtilecfg [{0}]", in(reg) &before, options(nostack, preserves_flags));
             }
         }
         _ => (crate::kernels::avx512::TABLE.attend_bf16)(t, stage, scratch),

@@ -67,8 +67,8 @@ impl Isa {
     }
 }
 
-/// Does the CPU have tiles of bytes and of brain floating point, and does the system let this process use them? It must be asked first: it keeps
-/// room for their contents then, for each thread.
+/// Does the CPU have tiles of bytes and of brain floating point, and does the system let this process use them? It must be
+/// asked first: it keeps room for their contents then, for each thread.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn may_use_tiles() -> bool {
     use std::arch::x86_64::__cpuid_count;

@@ -116,10 +116,8 @@ impl<B: Packing> WholeKind for Kind<B> {
 /// All rows with a whole chunk, as many at a time as registers hold.
 #[inline(always)]
 unsafe fn whole_tiles<L: Lines, B: Packing>(t: &mut DotTask<'_>) {
-    if !const { B::LAYOUT.is_whole() } || t.inputs.len() != CHUNK {
-        debug_assert!(false, "no whole chunk");
-        return;
-    }
+    // Blocks of such formats are chunks.
+    assert!(const { B::LAYOUT.is_whole() } && t.inputs.len() == CHUNK);
     let mut row = 0;
     while row < t.sums.len() {
         // SAFETY: so many rows are left; the caller has the instruction set.

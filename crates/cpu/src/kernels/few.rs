@@ -125,7 +125,9 @@ impl<B: Packing, const T: usize> SomeRows<'_, B, T> {
                 unsafe {
                     if !const { B::LAYOUT.is_whole() } {
                         multiply::<L, B, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS));
-                    } else if n == CHUNK {
+                    } else {
+                        // Blocks of such formats are chunks.
+                        assert!(n == CHUNK);
                         multiply_whole::<L, B, T>(chunk.as_ptr(), &rows, sums.add(p * ROWS));
                     }
                 }

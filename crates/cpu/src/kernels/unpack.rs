@@ -75,6 +75,7 @@ pub(super) unsafe fn unpack<L: Lines>(format: Format, from: &[u8], inputs: usize
         // SAFETY: the chunk is of that format and size; the caller has the instruction set.
         unsafe {
             if const { B::LAYOUT.is_whole() } {
+                assert!(inputs == CHUNK);
                 whole_numbers::<L, B>(from, &mut to.whole);
             } else {
                 numbers::<L, B>(from, inputs, to);
@@ -153,9 +154,7 @@ impl<L: Lines> Head<L> {
             }
         }
     }
-}
 
-impl<L: Lines> Head<L> {
     /// The scale of what is [multiplied](Head::by), and that of what is [taken away](Head::less), less than zero.
     #[inline(always)]
     pub(super) unsafe fn scales(&self) -> [L::F; 2] {

@@ -14,6 +14,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::page::{STREAMS, Segment};
+use super::score::element;
 use super::softmax::padded;
 use super::{BLOCK, BLOCKS, SEGMENT, TILE};
 use crate::simd::{self, Element, Simd};
@@ -120,29 +121,6 @@ unsafe fn scores<S: Simd, E: Element, const R: usize, const N: usize>(
                 for i in 0..N {
                     S::store(s.as_mut_ptr().add(r * SEGMENT + at + i * S::LANES), sums[r][i]);
                 }
-            }
-        }
-    }
-}
-
-/// Adds element `d` of the queries times that of the keys.
-#[inline(always)]
-unsafe fn element<S: Simd, E: Element, const R: usize, const N: usize>(
-    keys: &[*const E; N],
-    q: *const f32,
-    d: usize,
-    sums: &mut [[S::V; N]; R],
-) {
-    // SAFETY: passed on to the caller.
-    unsafe {
-        let mut k = [S::splat(0.0); N];
-        for i in 0..N {
-            k[i] = E::load::<S>(keys[i].add(d * BLOCK));
-        }
-        for r in 0..R {
-            let q = S::splat(*q.add(d * R + r));
-            for i in 0..N {
-                sums[r][i] = S::fma(q, k[i], sums[r][i]);
             }
         }
     }

@@ -73,7 +73,7 @@ unsafe fn tiles<S: Simd, E: Element, const R: usize, const N: usize>(
 
 /// Adds element `d` of the queries times that of the keys.
 #[inline(always)]
-unsafe fn element<S: Simd, E: Element, const R: usize, const N: usize>(
+pub(super) unsafe fn element<S: Simd, E: Element, const R: usize, const N: usize>(
     keys: &[*const E; N],
     q: *const f32,
     d: usize,

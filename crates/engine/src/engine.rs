@@ -130,10 +130,10 @@ impl<B: Backend> Engine<B> {
         let why = self.serve();
         // Nothing is taken from here on. Whoever still waits, here or on the way here, is told why when it is dropped.
         self.alive.end(why);
-        for (id, _) in self.requests.drain() {
-            self.scheduler.drop_seq(id);
+        let left: Vec<SeqId> = self.requests.keys().copied().collect();
+        for id in left {
+            self.take_out(id);
         }
-        self.publish_stats();
     }
 
     /// The loop. Says why it ended.
@@ -225,8 +225,7 @@ impl<B: Backend> Engine<B> {
         let gone: Vec<SeqId> =
             self.requests.iter().filter(|(_, r)| r.listener.is_gone()).map(|(id, _)| *id).collect();
         for id in gone {
-            self.scheduler.drop_seq(id);
-            self.requests.remove(&id);
+            self.take_out(id);
         }
     }
 
@@ -285,9 +284,15 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    fn fail(&mut self, id: SeqId, why: String) {
+    /// Takes a request out, and its sequence. Whoever is told of its end after this sees its pages free.
+    fn take_out(&mut self, id: SeqId) -> Option<Active> {
         self.scheduler.drop_seq(id);
-        if let Some(request) = self.requests.remove(&id) {
+        self.publish_stats();
+        self.requests.remove(&id)
+    }
+
+    fn fail(&mut self, id: SeqId, why: String) {
+        if let Some(request) = self.take_out(id) {
             tracing::error!("request failed: {why}");
             request.fail(Failure::Broken(why));
         }
@@ -334,9 +339,8 @@ impl<B: Backend> Engine<B> {
             }
         }
         if let Some(reason) = end
-            && let Some(mut request) = self.requests.remove(&id)
+            && let Some(mut request) = self.take_out(id)
         {
-            self.scheduler.drop_seq(id);
             let rest = if matches!(reason, Finish::Stop(_)) { String::new() } else { request.answer.rest() };
             self.alive.stats().prompt_tokens.fetch_add(request.prompt.len() as u64, Ordering::Relaxed);
             request.done(rest, reason);

@@ -148,6 +148,10 @@ impl Listener {
     pub fn tell(&mut self, event: Event) {
         if !self.ended {
             self.ended = matches!(event, Event::Done(_) | Event::Failed(_));
+            if self.ended {
+                // First its place: who asks again on hearing of the end finds room.
+                self.shared.taken.fetch_sub(1, Ordering::AcqRel);
+            }
             // Whether anybody still listens is asked elsewhere.
             let _ = self.events.send(event);
         }
@@ -163,7 +167,6 @@ impl Drop for Listener {
     /// Whatever happens to the engine, and to requests on their way to it: each gets its last event.
     fn drop(&mut self) {
         self.tell(Event::Failed(self.shared.last_words()));
-        self.shared.taken.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -180,6 +180,16 @@ fn a_queue_has_an_end() {
 }
 
 #[test]
+fn who_hears_of_the_end_finds_all_of_it_free() {
+    let handle = start(64);
+    for _ in 0..200 {
+        let mut receiver = handle.submit(request(&[5; 8], 2)).unwrap();
+        while !matches!(receiver.blocking_recv(), Some(Event::Done(_))) {}
+        assert_eq!((handle.taken(), handle.stats().pages_in_use.load(Ordering::Relaxed)), (0, 0));
+    }
+}
+
+#[test]
 fn who_vanishes_frees_the_pages_at_once() {
     let handle = start(64);
     for wait_for_token in [false, true] {

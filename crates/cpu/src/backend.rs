@@ -392,7 +392,9 @@ impl Backend for Cpu {
         let pairs = rows.div_ceil(PAIR);
         let out_of_reach = || Error::OutOfMemory { device: "cpu".into(), asked: usize::MAX };
         let total = packed_bytes(format, rows, cols).ok_or_else(out_of_reach)?;
-        let data = self.alloc(DType::U8, pairs, total / pairs.max(1))?;
+        let out_of_memory = || Error::OutOfMemory { device: "cpu".into(), asked: total };
+        let data = self.arena.shelve(total).ok_or_else(out_of_memory)?;
+        let data = Tensor::whole(data, DType::U8, pairs, total / pairs.max(1));
         let (out, width) = (MatMut::<u8>::new(&data), bytes.len() / rows.max(1));
         self.share(pairs, bytes.len(), |_, pair| {
             let rows = &bytes[pair * PAIR * width..bytes.len().min((pair + 1) * PAIR * width)];

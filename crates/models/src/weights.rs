@@ -5,7 +5,7 @@
 //! may be left over: one that nobody asked for means that the model is not what we think it is.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -18,8 +18,8 @@ use crate::formats::names::{Names, is_redundant, of_layer};
 use crate::formats::{Kind, Stored};
 use crate::spec::{Bias, DecoderSpec};
 
-/// Told how many bytes of how many have been loaded.
-pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
+/// Told how many bytes of how many have been loaded, and says whether to go on.
+pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>;
 
 /// A checkpoint's tensors on their way to a device.
 pub struct Weights<'a, B: Backend> {
@@ -77,10 +77,13 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// Counts a tensor as loaded and lets go of its pages.
-    fn loaded(&mut self, stored: &Stored) {
+    fn loaded(&mut self, stored: &Stored) -> Result<()> {
         stored.file.release(stored.bytes.clone());
         self.done += stored.bytes.len();
-        (self.progress)(self.done, self.total);
+        match (self.progress)(self.done, self.total) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(LoadError::Stopped),
+        }
     }
 
     /// A matrix, as the device likes to have it.
@@ -96,7 +99,7 @@ impl<'a, B: Backend> Weights<'a, B> {
             Error::Refused(r) => LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), r),
             other => LoadError::Device(other),
         })?;
-        self.loaded(stored);
+        self.loaded(stored)?;
         Ok(weight)
     }
 
@@ -110,7 +113,7 @@ impl<'a, B: Backend> Weights<'a, B> {
             let why = format!("element {i} is {}: the file is damaged", data[i]);
             return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
         }
-        self.loaded(stored);
+        self.loaded(stored)?;
         Ok(self.b.upload_row(&data)?)
     }
 

@@ -1,5 +1,6 @@
 //! What fuzz targets share: bytes as files, and a model that is brought as far as it goes.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -31,7 +32,7 @@ pub fn open(path: &Path) {
     let Ok(model) = Model::open(path) else { return };
     let _ = model.generation();
     let b = Cpu::new(Isa::best(), 1).expect("the processor");
-    let _ = Decoder::load(&b, &model, 16, &mut |_, _| {});
+    let _ = Decoder::load(&b, &model, 16, &mut |_, _| ControlFlow::Continue(()));
 }
 
 /// Texts there and back.

@@ -1,7 +1,10 @@
 //! From a model's name to an engine that runs it.
 
 use std::io::IsTerminal;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use indicatif::ProgressBar;
 use tallow_core::Backend;
@@ -38,9 +41,23 @@ pub(crate) struct Opened {
     /// What to call it.
     pub name: String,
     pub model: Model,
+    pub generation: Generation,
+    words: OnceLock<Words>,
+}
+
+/// How a model reads and writes text.
+#[derive(Debug, Clone)]
+pub(crate) struct Words {
     pub tokenizer: Tokenizer,
     pub templates: Option<ChatTemplates>,
-    pub generation: Generation,
+}
+
+impl Words {
+    fn of(model: &Model) -> Result<Words, Failed> {
+        let tokenizer = model.tokenizer()?;
+        let templates = model.templates(&tokenizer)?;
+        Ok(Words { tokenizer, templates })
+    }
 }
 
 /// The cache of downloaded models.
@@ -116,13 +133,15 @@ pub(crate) fn model(name: &str, offline: bool) -> Result<Model, Failed> {
     Ok(Model::new(checkpoint(name, offline)?)?)
 }
 
-/// Opens a model and what goes with it.
+/// Opens a model and what goes with it. Its words are read when they are first asked for: that takes a while, in which
+/// weights can be loaded.
 pub(crate) fn open(name: &str, offline: bool) -> Result<Opened, Failed> {
     let model = model(name, offline)?;
-    let tokenizer = model.tokenizer()?;
-    let templates = model.templates(&tokenizer)?;
-    let generation = model.generation()?;
-    Ok(Opened { name: short_name(name), model, tokenizer, templates, generation })
+    let generation = match model.generation() {
+        Ok(generation) => generation,
+        Err(why) => return Err(Words::of(&model).err().unwrap_or(why.into())),
+    };
+    Ok(Opened { name: short_name(name), model, generation, words: OnceLock::new() })
 }
 
 /// Opens a model's tokenizer alone: also that of a file which has nothing else, or of a family that we do not run.
@@ -144,6 +163,21 @@ fn short_name(name: &str) -> String {
 }
 
 impl Opened {
+    /// How the model reads and writes text.
+    pub(crate) fn words(&self) -> Result<&Words, Failed> {
+        if let Some(words) = self.words.get() {
+            return Ok(words);
+        }
+        let words = Words::of(&self.model)?;
+        Ok(self.words.get_or_init(|| words))
+    }
+
+    /// What was done with the model while its words may not have been read. If they cannot be, that is the error,
+    /// whatever else there is: it does not depend on what came first.
+    pub(crate) fn after_words<T>(&self, done: Result<T, Failed>) -> Result<T, Failed> {
+        done.or_else(|why| self.words().and(Err(why)))
+    }
+
     /// Tokens of a sequence that the plan has room for.
     fn limits(&self, config: &EngineConfig, plan: &Plan) -> Limits {
         let (slots, budget) = (plan.slots, config.batch.value);
@@ -152,10 +186,10 @@ impl Opened {
         Limits { context: plan.context.value, slots, budget, all_logits }
     }
 
-    fn info(&self, config: &EngineConfig, plan: &Plan, names: Vec<String>) -> Info {
-        Info {
+    fn info(&self, config: &EngineConfig, plan: &Plan, names: Vec<String>) -> Result<Info, Failed> {
+        Ok(Info {
             names,
-            tokenizer: self.tokenizer.clone(),
+            tokenizer: self.words()?.tokenizer.clone(),
             vocab: self.model.spec.vocab,
             context: plan.context.value,
             slots: plan.slots,
@@ -163,7 +197,7 @@ impl Opened {
             page_len: plan.shape.page_len,
             pages: plan.shape.pages,
             sampling: config.sampling(),
-        }
+        })
     }
 
     /// Starts an engine for the model under these names, on the device that was asked for or the best that has room.
@@ -175,23 +209,43 @@ impl Opened {
         say: &dyn Fn(&Note),
     ) -> Result<EngineHandle, Failed> {
         let plan = |device: &Device| Plan::new(&self.model, config, device);
-        on_some_device(config.device.value, plan, say, |device, plan| {
-            let (model, context, shape) = (self.model.clone(), plan.context.value, plan.shape);
-            let info = self.info(config, plan, names.clone());
-            let limits = self.limits(config, plan);
-            match device.clone() {
-                Device::Cpu => {
-                    let (isa, threads) = (config.isa.value, config.threads.value);
-                    let arithmetic = config.arithmetic.value;
-                    spawn(info, limits, move || {
-                        let b = Cpu::new(isa, threads)?.with(arithmetic);
-                        runner(b, &model, context, shape)
-                    })
-                }
-                #[cfg(feature = "wgpu")]
-                Device::Gpu(found) => spawn(info, limits, move || gpu_runner(&found, &model, context, shape)),
+        let handle = candidates(config.device.value).and_then(|(devices, why)| {
+            if devices.len() > 1 {
+                // A device should not be passed over for words that no device can read.
+                self.words()?;
             }
-        })
+            on_one_of(&devices, why.as_deref(), plan, say, |device, plan| {
+                self.start_on(device, plan, config, names.clone())
+            })
+        });
+        self.after_words(handle)
+    }
+
+    /// The words are read while the weights are loaded.
+    fn start_on(
+        &self,
+        device: &Device,
+        plan: &Plan,
+        config: &EngineConfig,
+        names: Vec<String>,
+    ) -> Result<EngineHandle, Failed> {
+        let limits = self.limits(config, plan);
+        let loading = Loading::new(&self.model, plan.context.value, plan.shape);
+        let unwanted = loading.unwanted.clone();
+        let info = || {
+            let info = self.info(config, plan, names);
+            unwanted.store(info.is_err(), Ordering::Relaxed);
+            info
+        };
+        match device.clone() {
+            Device::Cpu => {
+                let (isa, threads) = (config.isa.value, config.threads.value);
+                let arithmetic = config.arithmetic.value;
+                spawn(info, limits, move || loading.runner(Cpu::new(isa, threads)?.with(arithmetic)))
+            }
+            #[cfg(feature = "wgpu")]
+            Device::Gpu(found) => spawn(info, limits, move || loading.gpu_runner(&found)),
+        }
     }
 }
 
@@ -268,41 +322,53 @@ fn on_one_of<T>(
     put(last, &plan)
 }
 
-/// Loads a model on a GPU, and has it compute a little: so that its kernels are compiled before the first request comes,
-/// and a driver that cannot compile them, or a device that cannot run them, shows now.
-#[cfg(feature = "wgpu")]
-pub(crate) fn gpu_runner(
-    found: &tallow_wgpu::Found,
-    model: &Model,
-    context: usize,
-    shape: KvShape,
-) -> Result<Runner<tallow_wgpu::Wgpu>, Failed> {
-    let runner = runner(tallow_wgpu::Wgpu::open(found)?, model, context, shape)?;
-    // A prompt, and a token of an answer.
-    for tokens in [context.min(64), 1] {
-        let blocks = (0..tokens.div_ceil(shape.page_len) as u32).map(BlockId).collect();
-        let (id, tokens, logits) = (SeqId(0), vec![0; tokens], Wanted::Last);
-        runner.logits(&Batch { parts: vec![Part { id, tokens, start: 0, blocks, logits }] })?;
-        runner.backend().sync()?;
-    }
-    Ok(runner)
-}
-
 /// Bytes that are loaded before anybody could read how far it has got.
 const QUICK: usize = 64 << 20;
 
-/// Loads a model, showing how far it has got.
-pub(crate) fn runner<B: Backend>(
-    b: B,
-    model: &Model,
+/// A model on its way to a device.
+pub(crate) struct Loading {
+    model: Model,
     context: usize,
     shape: KvShape,
-) -> Result<Runner<B>, Failed> {
-    let bytes = model.checkpoint.weight_bytes();
-    let bar = if bytes < QUICK { ProgressBar::hidden() } else { screen::bytes_bar(bytes as u64, "loading") };
-    let decoder = Decoder::load(&b, model, context, &mut |done, _| bar.set_position(done as u64));
-    bar.finish_and_clear();
-    Ok(Runner::new(b, decoder?, shape)?)
+    /// Does nobody need it any more?
+    unwanted: Arc<AtomicBool>,
+}
+
+impl Loading {
+    pub(crate) fn new(model: &Model, context: usize, shape: KvShape) -> Loading {
+        Loading { model: model.clone(), context, shape, unwanted: Arc::default() }
+    }
+
+    /// Loads it, showing how far it has got.
+    pub(crate) fn runner<B: Backend>(&self, b: B) -> Result<Runner<B>, Failed> {
+        let bytes = self.model.checkpoint.weight_bytes();
+        let bar =
+            if bytes < QUICK { ProgressBar::hidden() } else { screen::bytes_bar(bytes as u64, "loading") };
+        let decoder = Decoder::load(&b, &self.model, self.context, &mut |done, _| {
+            bar.set_position(done as u64);
+            match self.unwanted.load(Ordering::Relaxed) {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        });
+        bar.finish_and_clear();
+        Ok(Runner::new(b, decoder?, self.shape)?)
+    }
+
+    /// Loads it on a GPU, and has it compute a little: so that its kernels are compiled before the first request comes,
+    /// and a driver that cannot compile them, or a device that cannot run them, shows now.
+    #[cfg(feature = "wgpu")]
+    pub(crate) fn gpu_runner(&self, found: &tallow_wgpu::Found) -> Result<Runner<tallow_wgpu::Wgpu>, Failed> {
+        let runner = self.runner(tallow_wgpu::Wgpu::open(found)?)?;
+        // A prompt, and a token of an answer.
+        for tokens in [self.context.min(64), 1] {
+            let blocks = (0..tokens.div_ceil(self.shape.page_len) as u32).map(BlockId).collect();
+            let (id, tokens, logits) = (SeqId(0), vec![0; tokens], Wanted::Last);
+            runner.logits(&Batch { parts: vec![Part { id, tokens, start: 0, blocks, logits }] })?;
+            runner.backend().sync()?;
+        }
+        Ok(runner)
+    }
 }
 
 #[cfg(test)]

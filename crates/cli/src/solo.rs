@@ -11,7 +11,7 @@ use tallow_models::Model;
 use crate::Failed;
 use crate::args::DeviceArgs;
 use crate::device::{Asked, Device, Measured};
-use crate::load::{self, Note};
+use crate::load::{self, Loading, Note};
 use crate::memory::{PAGE, Plan, Step};
 use crate::settings::{KvType, Sources, cores};
 
@@ -76,14 +76,15 @@ pub(crate) fn alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Resul
             note.show()
         }
     };
+    let loading = Loading::new(model, setup.context, shape);
     load::on_some_device(setup.device, plan, &say, |device, _| match device {
         Device::Cpu => {
             let b = Cpu::new(setup.isa, setup.threads)?.with(setup.arithmetic);
-            task.run(Solo { runner: load::runner(b, model, setup.context, shape)?, pages: each, tokens: 0 })
+            task.run(Solo { runner: loading.runner(b)?, pages: each, tokens: 0 })
         }
         #[cfg(feature = "wgpu")]
         Device::Gpu(found) => {
-            let runner = load::gpu_runner(found, model, setup.context, shape)?;
+            let runner = loading.gpu_runner(found)?;
             task.run(Solo { runner, pages: each, tokens: 0 })
         }
     })

@@ -21,7 +21,7 @@ pub fn zero<B: Backend>(b: &B, t: &Tensor<B>) -> Result<()> {
 
 /// Are there as many bytes as the weight's shape says?
 pub fn check_weight(weight: &HostWeight<'_>) -> Result<()> {
-    let HostWeight { format, rows, cols, bytes } = *weight;
+    let HostWeight { format, rows, cols, bytes, .. } = *weight;
     let want = format.row_bytes(cols).and_then(|n| n.checked_mul(rows));
     if want == Some(bytes.len()) {
         return Ok(());
@@ -34,7 +34,7 @@ pub fn check_weight(weight: &HostWeight<'_>) -> Result<()> {
 /// Uploads a weight as the file has it.
 pub fn prepare<B: Backend>(b: &B, weight: HostWeight<'_>) -> Result<Weight<B>> {
     check_weight(&weight)?;
-    let HostWeight { format, rows, cols, bytes } = weight;
+    let HostWeight { format, rows, cols, bytes, .. } = weight;
     let dense = match format {
         Format::F32 => Some(DType::F32),
         Format::F16 => Some(DType::F16),

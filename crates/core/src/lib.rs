@@ -26,5 +26,5 @@ pub use tallow_quant::Format;
 pub use tensor::Tensor;
 pub use trace::{Launch, Trace, launch_table};
 pub use weight::{
-    Activation, AttnSpec, Heads, HostWeight, Linear, Norm, NormKind, QkNorm, Rope, RopePairs, Weight,
+    Activation, AttnSpec, Heads, HostWeight, Linear, Norm, NormKind, QkNorm, Rope, RopePairs, Spent, Weight,
 };

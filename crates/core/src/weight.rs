@@ -1,6 +1,7 @@
 //! What stays on the device for as long as a model does: weights, and the small modules made of them.
 
 use std::fmt;
+use std::ops::Range;
 
 use tallow_quant::Format;
 
@@ -17,6 +18,17 @@ pub struct HostWeight<'a> {
     pub cols: usize,
     /// The rows, one after another, straight from the file.
     pub bytes: &'a [u8],
+    /// Told which rows a device is done with, while it reads others, on whatever thread. A device may say nothing of a
+    /// row, or say it once.
+    pub spent: &'a Spent<'a>,
+}
+
+/// Hears which rows of a weight will not be read again, so that they need not stay in memory.
+pub type Spent<'a> = dyn Fn(Range<usize>) + Sync + 'a;
+
+impl HostWeight<'_> {
+    /// For rows that stay in memory anyhow.
+    pub const KEPT: &'static Spent<'static> = &|_| {};
 }
 
 impl fmt::Debug for HostWeight<'_> {

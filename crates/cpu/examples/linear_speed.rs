@@ -57,7 +57,13 @@ fn weights(b: &Cpu, format: Format) -> Result<Vec<Linear<Cpu>>, Box<dyn std::err
     let bytes = bytes.repeat(OUTPUTS);
     let count = WEIGHTS.div_ceil(bytes.len());
     let one = || {
-        let weight = b.prepare(HostWeight { format, rows: OUTPUTS, cols: INPUTS, bytes: &bytes })?;
+        let weight = b.prepare(HostWeight {
+            format,
+            rows: OUTPUTS,
+            cols: INPUTS,
+            bytes: &bytes,
+            spent: HostWeight::KEPT,
+        })?;
         Ok(Linear { weight, bias: None })
     };
     (0..count).map(|_| one()).collect()

@@ -23,6 +23,8 @@ use crate::{Arithmetic, Isa};
 
 /// Work smaller than about this many multiplications is not worth a second thread.
 const SMALL: usize = 1 << 14;
+/// Bytes of a weight that a thread reads before it says that it is done with them.
+const HELD: usize = 1 << 20;
 
 /// The CPU as a device: kernels for its instruction set, threads, memory.
 pub struct Cpu {
@@ -388,16 +390,23 @@ impl Backend for Cpu {
 
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Cpu>> {
         compose::check_weight(&weight)?;
-        let HostWeight { format, rows, cols, bytes } = weight;
+        let HostWeight { format, rows, cols, bytes, spent } = weight;
         let pairs = rows.div_ceil(PAIR);
         let out_of_reach = || Error::OutOfMemory { device: "cpu".into(), asked: usize::MAX };
         let total = packed_bytes(format, rows, cols).ok_or_else(out_of_reach)?;
-        let data = self.alloc(DType::U8, pairs, total / pairs.max(1))?;
+        let out_of_memory = || Error::OutOfMemory { device: "cpu".into(), asked: total };
+        let data = self.arena.shelve(total).ok_or_else(out_of_memory)?;
+        let data = Tensor::whole(data, DType::U8, pairs, total / pairs.max(1));
         let (out, width) = (MatMut::<u8>::new(&data), bytes.len() / rows.max(1));
-        self.share(pairs, bytes.len(), |_, pair| {
-            let rows = &bytes[pair * PAIR * width..bytes.len().min((pair + 1) * PAIR * width)];
-            // SAFETY: each pair of panels belongs to one piece.
-            pack_pair(format, rows, width, cols, unsafe { out.row(pair) });
+        let piece = (pairs / (2 * self.threads())).clamp(1, (HELD / (PAIR * width).max(1)).max(1));
+        self.share(pairs.div_ceil(piece), bytes.len(), |_, i| {
+            let last = pairs.min((i + 1) * piece);
+            for pair in i * piece..last {
+                let rows = &bytes[pair * PAIR * width..bytes.len().min((pair + 1) * PAIR * width)];
+                // SAFETY: each pair of panels belongs to one piece.
+                pack_pair(format, rows, width, cols, unsafe { out.row(pair) });
+            }
+            spent(i * piece * PAIR..rows.min(last * PAIR));
         });
         Ok(Weight::Blocks { data, format, rows, cols })
     }

@@ -1,7 +1,8 @@
 //! [`Buf`]: memory for tensors, given back to a free list when its last user goes.
 //!
 //! A step asks for the same sizes as the one before, so after the first step nothing is asked of the system, and the
-//! same requests in the same order get the same addresses.
+//! same requests in the same order get the same addresses. Weights stay. They lie one after another in large regions,
+//! so that huge pages serve all of them and none is filled in part.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::RefCell;
@@ -14,26 +15,40 @@ use std::rc::{Rc, Weak};
 const ALIGN: usize = 64;
 /// From this size on, memory comes in pages straight from the system: zero and untouched until somebody uses it.
 const PAGED: usize = 1 << 20;
-/// Buffers past this size are not kept for the next step: they are weights and caches, or one request's whim.
+/// Buffers past this size are not kept for the next step: they are caches, or one request's whim.
 const KEPT: usize = 64 << 20;
+/// What huge pages are aligned to, on the systems that have them.
+const HUGE: usize = 2 << 20;
+/// Weights begin at multiples of this: what kernels ask for ahead goes by pages.
+const PAGE: usize = 4096;
+/// The least that a region for weights has. Where memory is not given page by page they have regions of their own.
+const SHELF: usize = if cfg!(unix) { 64 << 20 } else { 0 };
 
 /// A handle to memory. Clones share it.
 #[derive(Clone)]
 pub struct Buf(Rc<Lent>);
 
-/// A region that goes back to its arena when it is dropped.
+/// Memory that somebody uses, and whose it is.
 struct Lent {
-    region: Option<Region>,
-    home: Weak<Arena>,
+    start: NonNull<u8>,
+    len: usize,
+    home: Home,
+}
+
+enum Home {
+    /// A region that goes back to its arena when it is dropped.
+    Arena(Option<Region>, Weak<Arena>),
+    /// A part of a region that goes when all of its parts have gone.
+    Shelf { _whole: Rc<Region> },
 }
 
 impl Buf {
     pub(crate) fn start(&self) -> *mut u8 {
-        self.0.region.as_ref().map_or(std::ptr::null_mut(), |r| r.start.as_ptr())
+        self.0.start.as_ptr()
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.region.as_ref().map_or(0, |r| r.len)
+        self.0.len
     }
 }
 
@@ -45,7 +60,8 @@ impl fmt::Debug for Buf {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        if let (Some(arena), Some(region)) = (self.home.upgrade(), self.region.take())
+        if let Home::Arena(region, arena) = &mut self.home
+            && let (Some(arena), Some(region)) = (arena.upgrade(), region.take())
             && region.len <= KEPT
         {
             arena.free.borrow_mut().entry(region.len).or_default().push(region);
@@ -57,6 +73,8 @@ impl Drop for Lent {
 #[derive(Default)]
 pub(crate) struct Arena {
     free: RefCell<BTreeMap<usize, Vec<Region>>>,
+    /// Where the next weight goes: a region, and how much of it is taken.
+    shelf: RefCell<(Weak<Region>, usize)>,
 }
 
 impl Arena {
@@ -75,7 +93,23 @@ impl Arena {
             }
             None => Region::new(len)?,
         };
-        Some(Buf(Rc::new(Lent { region: Some(region), home: Rc::downgrade(self) })))
+        let (start, home) = (region.start, Home::Arena(Some(region), Rc::downgrade(self)));
+        Some(Buf(Rc::new(Lent { start, len, home })))
+    }
+
+    /// Memory for a weight, which is zero: `bytes` bytes and no more. `None` when the system has no more.
+    pub(crate) fn shelve(&self, bytes: usize) -> Option<Buf> {
+        let len = bytes.max(1).checked_next_multiple_of(PAGE)?;
+        let mut shelf = self.shelf.borrow_mut();
+        let open = shelf.0.upgrade().filter(|all| all.len - shelf.1 >= len);
+        let (all, at) = match open {
+            Some(all) => (all, shelf.1),
+            None => (Rc::new(Region::new(len.checked_next_multiple_of(HUGE)?.max(SHELF))?), 0),
+        };
+        *shelf = (Rc::downgrade(&all), at + len);
+        // SAFETY: `at` and `len` bytes after it lie within the region, in a part that nobody else has.
+        let start = unsafe { all.start.add(at) };
+        Some(Buf(Rc::new(Lent { start, len, home: Home::Shelf { _whole: all } })))
     }
 }
 
@@ -163,8 +197,31 @@ mod tests {
     }
 
     #[test]
+    #[cfg(unix)]
+    fn weights_lie_side_by_side_and_go_together() {
+        let arena = Arena::default();
+        let sizes = [1, 5000, 3 << 20, SHELF - (3 << 20), 2 * SHELF + 1, 100];
+        for _ in 0..2 {
+            let bufs = sizes.map(|n| arena.shelve(n).unwrap());
+            let at = |i: usize| bufs[i].start() as usize;
+            assert_eq!((at(1) - at(0), at(2) - at(1)), (PAGE, 2 * PAGE));
+            assert_eq!(at(5) - at(4), 2 * SHELF + PAGE);
+            for (i, size) in sizes.into_iter().enumerate() {
+                assert!((size..size + PAGE).contains(&bufs[i].len()) && at(i).is_multiple_of(PAGE));
+                let apart = |k: usize| at(k) + bufs[k].len() <= at(i) || at(i) + bufs[i].len() <= at(k);
+                assert!((0..i).all(apart), "two weights share memory");
+                // SAFETY: the buffer has that many bytes.
+                unsafe { bufs[i].start().add(bufs[i].len() - 1).write(1) };
+            }
+        }
+        assert!(arena.shelf.borrow().0.upgrade().is_none(), "a region without weights is kept");
+    }
+
+    #[test]
     fn absurd_sizes_are_refused() {
         let arena = Rc::new(Arena::default());
+        assert!(arena.shelve(usize::MAX).is_none());
+        assert!(arena.shelve(isize::MAX as usize).is_none());
         assert!(arena.alloc(usize::MAX).is_none());
         assert!(arena.alloc(isize::MAX as usize).is_none());
     }

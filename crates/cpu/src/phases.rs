@@ -198,7 +198,15 @@ mod tests {
             }
             _ => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
         };
-        let weight = b.prepare(HostWeight { format, rows: outputs, cols: inputs, bytes: &bytes }).unwrap();
+        let weight = b
+            .prepare(HostWeight {
+                format,
+                rows: outputs,
+                cols: inputs,
+                bytes: &bytes,
+                spent: HostWeight::KEPT,
+            })
+            .unwrap();
         let bias = bias.then(|| b.upload_row(&numbers(7, outputs)).unwrap());
         Linear { weight, bias }
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use tallow_core::{Backend, Error};
@@ -93,24 +93,33 @@ impl From<Error> for Fault {
 }
 
 /// Starts an engine on a thread of its own. The runner is made there too, because a device belongs to one thread;
-/// this returns once it is made, or could not be.
+/// this returns once it is made, or could not be. Meanwhile what is to be known of the engine is found out here: if both
+/// fail, that comes first.
 pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
-    info: Info,
+    info: impl FnOnce() -> Result<Info, E>,
     limits: Limits,
     runner: impl FnOnce() -> Result<Runner<B>, E> + Send + 'static,
 ) -> Result<EngineHandle, E> {
-    let (handle, commands, alive) = EngineHandle::new(info);
-    let (made, when_made) = std::sync::mpsc::channel();
+    let (made, when_made) = channel();
+    let (begin, when_begun) = channel::<(Receiver<Command>, Alive)>();
     std::thread::Builder::new().name("tallow-engine".into()).spawn(move || match runner() {
         Ok(runner) => {
-            let pool = BlockPool::new(alive.info().pages, alive.info().page_len);
             let _ = made.send(Ok(()));
-            Engine::new(runner, Scheduler::new(limits, pool), commands, alive).run();
+            // Otherwise nobody wants it any more.
+            if let Ok((commands, alive)) = when_begun.recv() {
+                let pool = BlockPool::new(alive.info().pages, alive.info().page_len);
+                Engine::new(runner, Scheduler::new(limits, pool), commands, alive).run();
+            }
         }
         Err(why) => drop(made.send(Err(why))),
     })?;
-    let gone = || Err(std::io::Error::other("the engine's thread ended while the model was loaded").into());
-    when_made.recv().unwrap_or_else(|_| gone()).map(|()| handle)
+    let info = info();
+    let gone = || std::io::Error::other("the engine's thread ended while the model was loaded").into();
+    let made = when_made.recv().unwrap_or_else(|_| Err(gone()));
+    let (handle, commands, alive) = EngineHandle::new(info?);
+    made?;
+    begin.send((commands, alive)).map_err(|_| gone())?;
+    Ok(handle)
 }
 
 impl<B: Backend> Engine<B> {

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use tallow_core::DType;
@@ -95,11 +96,11 @@ fn start(path: &Path) -> EngineHandle {
     let limits = Limits { context: 64, slots: SLOTS, budget: 16, all_logits: 8 };
     let runner = move || {
         let b = Cpu::new(Isa::best(), 2).map_err(|e| std::io::Error::other(e.to_string()))?;
-        let decoder = Decoder::load(&b, &model, 64, &mut |_, _| {}).unwrap();
+        let decoder = Decoder::load(&b, &model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
         let shape = KvShape { dtype: DType::F32, page_len: 4, pages: PAGES };
         Runner::new(b, decoder, shape).map_err(|e| std::io::Error::other(e.to_string()))
     };
-    spawn(info, limits, runner).unwrap()
+    spawn(|| Ok(info), limits, runner).unwrap()
 }
 
 fn ask(prompt: Vec<u32>) -> Request {

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+use std::ops::ControlFlow;
+
 use proptest::prelude::*;
 use tallow_core::{Backend, DType, Memory};
 use tallow_cpu::{Cpu, Isa};
@@ -19,7 +21,7 @@ use tallow_wgpu::{Wgpu, devices};
 type Make<'a, B> = &'a dyn Fn(usize) -> B;
 
 fn runner<B: Backend>(b: B, model: &Model, dtype: DType, page_len: usize, pages: usize) -> Runner<B> {
-    let decoder = Decoder::load(&b, model, 256, &mut |_, _| {}).unwrap();
+    let decoder = Decoder::load(&b, model, 256, &mut |_, _| ControlFlow::Continue(())).unwrap();
     Runner::new(b, decoder, KvShape { dtype, page_len, pages }).unwrap()
 }
 

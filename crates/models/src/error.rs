@@ -34,6 +34,9 @@ pub enum LoadError {
         /// Why not, and what to do instead.
         why: String,
     },
+    /// Whoever asked for the model does not want it any more.
+    #[error("loading was stopped")]
+    Stopped,
     /// The device could not take the model.
     #[error("{0}")]
     Device(#[from] tallow_core::Error),

@@ -1,11 +1,13 @@
 //! [`Weights`]: from a checkpoint's tensors to a device's weights, one at a time.
 //!
-//! Each tensor is checked against the shape that the settings ask for, handed to the device, and its pages of the file
-//! let go. At the end no tensor of the checkpoint may be left over: one that nobody asked for means that the model is
-//! not what we think it is.
+//! Each tensor is checked against the shape that the settings ask for and handed to the device. What the device has read
+//! of it is checked, and its pages of the file are let go, before it reads more. At the end no tensor of the checkpoint
+//! may be left over: one that nobody asked for means that the model is not what we think it is.
 
 use std::collections::BTreeSet;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tallow_core::{Backend, Error, HostWeight, Linear, Memory, Norm, Tensor, Weight};
 use tallow_quant::Format;
@@ -16,8 +18,8 @@ use crate::formats::names::{Names, is_redundant, of_layer};
 use crate::formats::{Kind, Stored};
 use crate::spec::{Bias, DecoderSpec};
 
-/// Told how many bytes of how many have been loaded.
-pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
+/// Told how many bytes of how many have been loaded, and says whether to go on.
+pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>;
 
 /// A checkpoint's tensors on their way to a device.
 pub struct Weights<'a, B: Backend> {
@@ -25,6 +27,7 @@ pub struct Weights<'a, B: Backend> {
     model: &'a Model,
     used: BTreeSet<String>,
     done: usize,
+    total: usize,
     progress: Progress<'a>,
 }
 
@@ -35,7 +38,8 @@ pub(crate) fn named(name: &str) -> String {
 
 impl<'a, B: Backend> Weights<'a, B> {
     pub(crate) fn new(b: &'a B, model: &'a Model, progress: Progress<'a>) -> Weights<'a, B> {
-        Weights { b, model, used: BTreeSet::new(), done: 0, progress }
+        let total = model.checkpoint.weight_bytes();
+        Weights { b, model, used: BTreeSet::new(), done: 0, total, progress }
     }
 
     pub(crate) fn names(&self) -> Names {
@@ -73,22 +77,29 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// Counts a tensor as loaded and lets go of its pages.
-    fn loaded(&mut self, stored: &Stored) {
+    fn loaded(&mut self, stored: &Stored) -> Result<()> {
         stored.file.release(stored.bytes.clone());
         self.done += stored.bytes.len();
-        (self.progress)(self.done, self.model.checkpoint.weight_bytes());
+        match (self.progress)(self.done, self.total) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(LoadError::Stopped),
+        }
     }
 
     /// A matrix, as the device likes to have it.
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
         let (stored, format) = self.stored(name, &[rows, cols])?;
-        finite(stored, format, name)?;
-        let weight = self.b.prepare(HostWeight { format, rows, cols, bytes: stored.bytes() });
+        let passing = Passing::new(stored, format, rows);
+        let spent = |rows| passing.spent(rows);
+        let weight = HostWeight { format, rows, cols, bytes: stored.bytes(), spent: &spent };
+        let weight = self.b.prepare(weight);
+        // Damage comes first: what it makes a device say is no help.
+        passing.finish(name)?;
         let weight = weight.map_err(|e| match e {
             Error::Refused(r) => LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), r),
             other => LoadError::Device(other),
         })?;
-        self.loaded(stored);
+        self.loaded(stored)?;
         Ok(weight)
     }
 
@@ -102,7 +113,7 @@ impl<'a, B: Backend> Weights<'a, B> {
             let why = format!("element {i} is {}: the file is damaged", data[i]);
             return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
         }
-        self.loaded(stored);
+        self.loaded(stored)?;
         Ok(self.b.upload_row(&data)?)
     }
 
@@ -135,6 +146,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// Nothing is left over, and everything read was really in the files.
     pub(crate) fn finish(self) -> Result<()> {
         self.model.checkpoint.intact()?;
+        self.model.checkpoint.release();
         let family = self.model.family;
         let spare = |name: &str| {
             let tied_head = self.spec().tied && name == named(self.names().head);
@@ -154,21 +166,126 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 }
 
+/// A matrix on its way to a device. Rows that the device is done with are checked while they are near, and let go.
+///
 /// Plain numbers must be finite. Blocks are not looked into: what is wrong there shows in the logits.
-fn finite(stored: &Stored, format: Format, name: &str) -> Result<()> {
-    // All bits of the exponent set: infinite, or not a number.
-    let bad = |high: fn(&[u8]) -> bool, size: usize| stored.bytes().chunks_exact(size).position(high);
-    let found = match format {
-        Format::F32 => bad(|b| b[3] & 0x7F == 0x7F && b[2] & 0x80 != 0, 4),
-        Format::BF16 => bad(|b| b[1] & 0x7F == 0x7F && b[0] & 0x80 != 0, 2),
-        Format::F16 => bad(|b| b[1] & 0x7C == 0x7C, 2),
-        _ => None,
-    };
-    match found {
-        None => Ok(()),
-        Some(i) => {
-            let why = format!("element {i} is not a finite number: the file is damaged");
-            Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why))
+struct Passing<'a> {
+    stored: &'a Stored,
+    format: Format,
+    rows: usize,
+    /// How many have been checked.
+    checked: AtomicUsize,
+    /// The first element that is not finite, of those that have been checked.
+    bad: AtomicUsize,
+}
+
+/// Bytes that are looked at before they are let go, where a device does not say when it is done.
+const AT_ONCE: usize = 1 << 20;
+
+impl<'a> Passing<'a> {
+    fn new(stored: &'a Stored, format: Format, rows: usize) -> Passing<'a> {
+        Passing { stored, format, rows, checked: AtomicUsize::new(0), bad: AtomicUsize::new(usize::MAX) }
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.stored.bytes.len() / self.rows.max(1)
+    }
+
+    fn spent(&self, rows: Range<usize>) {
+        let (width, count) = (self.row_bytes(), rows.len());
+        let bytes = rows.start * width..rows.end * width;
+        let first = self.stored.bytes().get(bytes.clone()).and_then(|bytes| not_finite(self.format, bytes));
+        if let Some(first) = first {
+            self.bad.fetch_min(rows.start * (self.stored.len() / self.rows) + first, Ordering::Relaxed);
         }
+        self.checked.fetch_add(count, Ordering::Relaxed);
+        let start = self.stored.bytes.start;
+        self.stored.file.release(start + bytes.start..start + bytes.end);
+    }
+
+    /// Checks what the device has not spoken of, and says what was found.
+    fn finish(self, name: &str) -> Result<()> {
+        if self.checked.load(Ordering::Relaxed) != self.rows {
+            let step = (AT_ONCE / self.row_bytes().max(1)).max(1);
+            (0..self.rows).step_by(step).for_each(|row| self.spent(row..self.rows.min(row + step)));
+        }
+        match self.bad.into_inner() {
+            usize::MAX => Ok(()),
+            i => {
+                let why = format!("element {i} is not a finite number: the file is damaged");
+                Err(LoadError::bad(self.stored.file.path(), format!("tensor {name:?}"), why))
+            }
+        }
+    }
+}
+
+/// The first of some plain numbers that is infinite or no number: all bits of its exponent are set.
+fn not_finite(format: Format, bytes: &[u8]) -> Option<usize> {
+    match format {
+        Format::F32 => position(bytes, |x| u32::from_le_bytes(x) & 0x7F80_0000 == 0x7F80_0000),
+        Format::BF16 => position(bytes, |x| u16::from_le_bytes(x) & 0x7F80 == 0x7F80),
+        Format::F16 => position(bytes, |x| u16::from_le_bytes(x) & 0x7C00 == 0x7C00),
+        _ => None,
+    }
+}
+
+fn position<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
+    let elements = bytes.as_chunks::<N>().0;
+    // Many at once, without asking after each, is several times as fast.
+    let some_bad = |some: &[[u8; N]]| some.iter().fold(false, |bad, x| bad | is_bad(*x));
+    let at = elements.chunks(1024).position(some_bad)? * 1024;
+    elements[at..].iter().position(|x| is_bad(*x)).map(|i| at + i)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::formats::map::Mapping;
+
+    const COLS: usize = 1500;
+
+    /// Ten rows with these at some elements, the rows that a device is done with in that order, and what is said then.
+    fn said(bad: &[usize], spent: &[Range<usize>]) -> Option<String> {
+        let mut data = vec![1.0f32; 10 * COLS];
+        bad.iter().for_each(|i| data[*i] = f32::NAN);
+        let bytes: Vec<u8> = data.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let file = Arc::new(Mapping::embedded("test", bytes.leak()));
+        let (kind, bytes) = (Kind::Weights(Format::F32), 0..file.len());
+        let stored = Stored { file, kind, shape: vec![10, COLS], bytes };
+        let passing = Passing::new(&stored, Format::F32, 10);
+        spent.iter().for_each(|rows| passing.spent(rows.clone()));
+        passing.finish("w").err().map(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_first_number_that_is_none_is_named_whatever_a_device_reads_first() {
+        let first = "test: tensor \"w\": element 3001 is not a finite number: the file is damaged";
+        let bad = [3001, 3002, 4 * COLS, 10 * COLS - 1];
+        for spent in [&[][..], &[0..10], &[7..10, 4..7, 0..4], &[3..10, 0..3], &[5..10]] {
+            assert_eq!(said(&bad, spent).as_deref(), Some(first), "{spent:?}");
+            assert_eq!(said(&[], spent), None, "{spent:?}");
+        }
+        let last = said(&[10 * COLS - 1], &[0..5]).unwrap();
+        assert!(last.contains("element 14999 "), "{last}");
+    }
+
+    #[test]
+    fn what_is_not_finite_is_found_in_every_plain_format() {
+        let is = |format, bits: &[u8]| not_finite(format, bits) == Some(0);
+        for x in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(
+                is(Format::F32, &x.to_le_bytes()) && is(Format::BF16, &half::bf16::from_f32(x).to_le_bytes())
+            );
+            assert!(is(Format::F16, &half::f16::from_f32(x).to_le_bytes()));
+        }
+        for x in [0.0, -0.0, f32::MIN_POSITIVE, -1.5, f32::MAX] {
+            assert!(!is(Format::F32, &x.to_le_bytes()), "{x}");
+        }
+        assert!(
+            !is(Format::F16, &half::f16::MAX.to_le_bytes())
+                && !is(Format::BF16, &half::bf16::MAX.to_le_bytes())
+        );
     }
 }

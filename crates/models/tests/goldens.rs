@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -35,7 +36,7 @@ fn gpu() -> Option<Wgpu> {
 
 impl<'a, B: Backend> Runner<'a, B> {
     fn new(b: &'a B, model: &Model, context: usize) -> Runner<'a, B> {
-        let decoder = Decoder::load(b, model, context, &mut |_, _| {}).unwrap();
+        let decoder = Decoder::load(b, model, context, &mut |_, _| ControlFlow::Continue(())).unwrap();
         let page = |cols: usize| b.alloc(DType::F32, context.div_ceil(PAGE), PAGE * cols).unwrap();
         let heads = decoder.spec().layers.iter().map(|l| l.mixer.heads);
         let cache = heads.map(|h| (page(h.kv_cols()), page(h.kv_cols()))).collect();

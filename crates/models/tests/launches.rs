@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::fmt::Write;
+use std::ops::ControlFlow;
 
 use tallow_core::ops::TopK;
 use tallow_core::{
@@ -22,7 +23,7 @@ const PAGE: usize = 16;
 
 /// The launches of one step: a prompt of three tokens beside a sequence that gets its fifth.
 fn launches<B: Backend>(b: &B, model: &Model) -> Vec<Launch> {
-    let decoder = Decoder::load(b, model, 64, &mut |_, _| {}).unwrap();
+    let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let page = |cols: usize| b.alloc(DType::F32, 2, PAGE * cols).unwrap();
     let heads = decoder.spec().layers.iter().map(|l| l.mixer.heads);
     let cache: Vec<(Tensor<B>, Tensor<B>)> = heads.map(|h| (page(h.kv_cols()), page(h.kv_cols()))).collect();
@@ -92,7 +93,7 @@ fn launch_table_of_a_gpu() {
 
 /// The device's counts before and after a step of one token whose logits are looked at.
 fn decode(b: &Wgpu, model: &Model) -> (Counts, Counts) {
-    let decoder = Decoder::load(b, model, 64, &mut |_, _| {}).unwrap();
+    let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let page = |cols: usize| b.alloc(DType::F16, 2, PAGE * cols).unwrap();
     let heads = decoder.spec().layers.iter().map(|l| l.mixer.heads);
     let cache: Vec<(Tensor<Wgpu>, Tensor<Wgpu>)> =

@@ -338,7 +338,7 @@ impl Backend for Wgpu {
     }
 
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Wgpu>> {
-        let HostWeight { format, rows, cols, bytes } = weight;
+        let HostWeight { format, rows, cols, bytes, spent } = weight;
         compose::check_weight(&weight)?;
         let (layout, groups) = (weights::layout(format), rows.div_ceil(LANES));
         let words = layout.group_words(cols);
@@ -357,6 +357,7 @@ impl Backend for Wgpu {
                 }
                 let at = (first - i * buf.rows_each()) * words * 4;
                 self.gpu.write(block, at as u64, bytemuck::cast_slice(&packed[..count * words]))?;
+                spent(first * LANES..rows.min((first + count) * LANES));
             }
         }
         let data = Tensor::whole(buf, DType::U32, groups, words);

@@ -92,7 +92,7 @@ fn numbers(seed: u32, n: usize) -> Vec<f32> {
 fn weight(b: &Wgpu, format: Format, rows: usize, cols: usize) -> tallow_core::Weight<Wgpu> {
     let mut bytes = vec![0; format.row_bytes(cols).unwrap() * rows];
     tallow_quant::pack(format, &numbers(7, rows * cols), &mut bytes).unwrap();
-    b.prepare(HostWeight { format, rows, cols, bytes: &bytes }).unwrap()
+    b.prepare(HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT }).unwrap()
 }
 
 /// Pages of the cache that tests attend to.

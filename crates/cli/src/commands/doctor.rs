@@ -33,6 +33,9 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
         Some(name) => Some(load::open(name, load::is_offline(sources, args.engine.offline)?)?),
         None => None,
     };
+    if let Some(opened) = &opened {
+        opened.words()?;
+    }
     let generation = opened.as_ref().map_or_else(Generation::default, |o| o.generation.clone());
     let flags = Flags { engine: args.engine, sampling: args.sampling, ..Flags::default() };
     let config = resolve(sources, &flags, &generation, Defaults::CHAT)?;

@@ -30,7 +30,7 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
         ))
     })?;
     let opened = load::open(&args.model, load::is_offline(sources, args.device.offline)?)?;
-    let (tokenizer, most) = (&opened.tokenizer, opened.model.spec.context);
+    let (tokenizer, most) = (&opened.words()?.tokenizer, opened.model.spec.context);
     let tokens = tokenizer.encode(&text, tallow_models::tokenizer::Special::BARE)?;
     let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
     let wanted = args.context.unwrap_or(USUAL.min(most));

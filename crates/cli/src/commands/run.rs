@@ -17,11 +17,12 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     let opened =
         load::open(args.model.as_deref().unwrap_or(DEMO), load::is_offline(sources, args.engine.offline)?)?;
     let flags = Flags { engine: args.engine, sampling: args.sampling, ..Flags::default() };
-    let config = resolve(sources, &flags, &opened.generation, Defaults::CHAT)?;
+    let config = opened.after_words(resolve(sources, &flags, &opened.generation, Defaults::CHAT))?;
     let handle = opened.start(&config, vec![opened.name.clone()], &Note::show)?;
-    let templates = opened.templates.as_ref().filter(|_| !args.raw);
+    let words = opened.words()?;
+    let templates = words.templates.as_ref().filter(|_| !args.raw);
     let max_tokens = config.max_tokens.as_ref().map(|s| s.value);
-    let mut talk = Talk::new(handle, opened.tokenizer.clone(), templates, max_tokens)?;
+    let mut talk = Talk::new(handle, words.tokenizer.clone(), templates, max_tokens)?;
     talk.system = args.system;
     if chat {
         return repl::chat(&opened, &config, talk, args.verbose);

@@ -29,7 +29,8 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let listener = runtime.block_on(listen(&host, port))?;
     let opened =
         load::open(args.model.as_deref().unwrap_or(DEMO), load::is_offline(sources, args.engine.offline)?)?;
-    let config = resolve(sources, &Flags::of_server(&args), &opened.generation, Defaults::API)?;
+    let config = resolve(sources, &Flags::of_server(&args), &opened.generation, Defaults::API);
+    let config = opened.after_words(config)?;
     let names = std::iter::once(opened.name.clone()).chain(args.alias).collect();
     let handle = opened.start(&config, names, &Note::log)?;
     let address = listener.local_addr()?;
@@ -41,7 +42,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     }
     let served = Served {
         handle: handle.clone(),
-        templates: opened.templates,
+        templates: opened.words()?.templates.clone(),
         max_tokens: config.max_tokens.as_ref().map(|s| s.value),
     };
     runtime.block_on(tallow_server::serve(listener, served, settings, stop(drain)))?;

@@ -9,7 +9,7 @@ use tallow_models::spec::DecoderSpec;
 use super::print;
 use crate::Failed;
 use crate::args::Show;
-use crate::load::{self, Opened};
+use crate::load::{self, Opened, Words};
 use crate::memory::size;
 use crate::screen::harmless;
 use crate::settings::Sources;
@@ -19,14 +19,15 @@ const SHOWN: usize = 100;
 
 pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
     let opened = load::open(&args.model, load::is_offline(sources, args.offline)?)?;
+    let words = opened.words()?;
     if args.template {
-        let template = opened.templates.as_ref().and_then(|t| t.choose(false));
+        let template = words.templates.as_ref().and_then(|t| t.choose(false));
         let template =
             template.ok_or_else(|| Failed::new(format!("{} has no chat template", opened.name)))?;
         return print(&format!("{}\n", template.source()));
     }
     let mut text = match (args.tensors, args.metadata) {
-        (false, false) => summary(&opened),
+        (false, false) => summary(&opened, words),
         _ => String::new(),
     };
     if args.metadata {
@@ -38,11 +39,11 @@ pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
     print(&harmless(&text))
 }
 
-fn summary(opened: &Opened) -> String {
-    let (model, tokenizer) = (&opened.model, &opened.tokenizer);
+fn summary(opened: &Opened, words: &Words) -> String {
+    let (model, tokenizer) = (&opened.model, &words.tokenizer);
     let (spec, checkpoint) = (&model.spec, &model.checkpoint);
     let parameters: usize = checkpoint.tensors().map(|(_, t)| t.len()).sum();
-    let templates = match &opened.templates {
+    let templates = match &words.templates {
         None => "none: the model goes on with text as it is".into(),
         Some(t) => t.names().collect::<Vec<_>>().join(", "),
     };

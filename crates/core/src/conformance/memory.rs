@@ -76,7 +76,8 @@ pub(super) fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     ensure(down.is_err(), || "floats were read as integers".into())?;
     for (format, bytes) in [(Format::F32, 31), (Format::Q8_0, 34)] {
         let short = vec![0; bytes];
-        let got = t.b.prepare(HostWeight { format, rows: 1, cols: 8, bytes: &short });
+        let got =
+            t.b.prepare(HostWeight { format, rows: 1, cols: 8, bytes: &short, spent: HostWeight::KEPT });
         ensure(got.is_err(), || format!("{bytes} bytes of {format} gave {got:?}"))?;
     }
     Ok(())

@@ -17,6 +17,8 @@ mod rowwise;
 mod weights;
 
 use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use tallow_quant::Format;
 
@@ -179,7 +181,15 @@ impl<'a, B: Backend> Bench<'a, B> {
         tallow_quant::pack(format, &source.data, &mut bytes).map_err(text)?;
         let mut data = vec![0.0; rows * cols];
         tallow_quant::unpack(format, &bytes, &mut data).map_err(text)?;
-        let weight = self.b.prepare(HostWeight { format, rows, cols, bytes: &bytes }).map_err(text)?;
+        let spent = Mutex::new(vec![0; rows]);
+        let count = |rows: Range<usize>| {
+            let mut spent = spent.lock().unwrap_or_else(PoisonError::into_inner);
+            rows.for_each(|row| spent[row] += 1);
+        };
+        let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: &count };
+        let weight = self.b.prepare(weight).map_err(text)?;
+        let spent = spent.into_inner().unwrap_or_else(PoisonError::into_inner);
+        ensure(spent.iter().all(|times| *times <= 1), || format!("rows of {weight:?} were spent twice"))?;
         Ok((weight, Host { data, rows, cols }))
     }
 

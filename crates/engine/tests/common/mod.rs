@@ -4,6 +4,7 @@
 
 pub(crate) mod faulty;
 
+use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -66,10 +67,11 @@ pub(crate) fn start(pages: usize) -> EngineHandle {
     let info = info(&model, pages);
     let runner = move || {
         let b = Cpu::new(Isa::best(), 2).map_err(Wrong::Device)?;
-        let decoder = Decoder::load(&b, &model, 128, &mut |_, _| {}).map_err(Wrong::Load)?;
+        let decoder =
+            Decoder::load(&b, &model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
         Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages }).map_err(Wrong::Device)
     };
-    spawn(info, limits(), runner).unwrap()
+    spawn(|| Ok(info), limits(), runner).unwrap()
 }
 
 /// The golden's prompt and what follows it greedily.
@@ -141,11 +143,11 @@ pub(crate) fn comes_to_rest(handle: &EngineHandle) {
 pub(crate) fn start_faulty() -> EngineHandle {
     let model = model();
     let info = info(&model, 64);
-    spawn(info, limits(), move || Ok::<_, Wrong>(runner(&model))).unwrap()
+    spawn(|| Ok(info), limits(), move || Ok::<_, Wrong>(runner(&model))).unwrap()
 }
 
 pub(crate) fn runner(model: &Model) -> Runner<Faulty> {
     let b = Faulty::default();
-    let decoder = Decoder::load(&b, model, 128, &mut |_, _| {}).unwrap();
+    let decoder = Decoder::load(&b, model, 128, &mut |_, _| ControlFlow::Continue(())).unwrap();
     Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages: 64 }).unwrap()
 }

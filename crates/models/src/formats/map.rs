@@ -54,11 +54,15 @@ impl Mapping {
         &self.path
     }
 
-    /// Says that nothing in `range` is needed any more, so that it stops counting as this process's memory.
+    /// Says that nothing in `range` is needed any more, so that it stops counting as this process's memory. Of what lies
+    /// around it some may go too: it comes back when it is read, and nothing is read from the disk for that.
     pub fn release(&self, range: Range<usize>) {
         let Bytes::Mapped { map, .. } = &self.bytes else { return };
-        let page = 4096;
-        let (start, end) = (range.start.next_multiple_of(page), range.end.min(map.len()) / page * page);
+        // Whoever touches one page gets such a block at once, or more, so all of it must go again.
+        const BLOCK: usize = 64 << 10;
+        let base = map.as_ptr() as usize;
+        let start = ((base + range.start.min(map.len())) / BLOCK * BLOCK).max(base) - base;
+        let end = ((base + range.end.min(map.len())).next_multiple_of(BLOCK) - base).min(map.len());
         if start < end {
             // SAFETY: the mapping is of a file and nobody writes to it: dropped pages come back from the file.
             let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
@@ -193,6 +197,46 @@ mod tests {
         assert_eq!((map[100], map[2 * 65536]), (7, 0));
         let message = map.intact().unwrap_err().to_string();
         assert!(message.contains("cut short"), "{message}");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    /// KiB of a mapping that count as this process's memory.
+    #[cfg(target_os = "linux")]
+    fn held(map: &Mapping) -> usize {
+        let name = map.path().to_str().unwrap();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let of = maps.split_once(name).unwrap().1;
+        of.lines()
+            .find_map(|l| l.strip_prefix("Rss:"))
+            .unwrap()
+            .trim()
+            .trim_end_matches(" kB")
+            .parse()
+            .unwrap()
+    }
+
+    /// Also where what is released neither begins nor ends with a page, and reading brings more than was asked for.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_is_released_is_gone_and_comes_back() {
+        let path = std::env::temp_dir().join(format!("tallow-map-release-{}", std::process::id()));
+        let content: Vec<u8> = (0..16u32 << 20).map(|i| (i / 1000) as u8).collect();
+        std::fs::write(&path, &content).unwrap();
+        let map = Mapping::open(&path).unwrap();
+        assert!(map[..] == content[..]);
+        assert!(held(&map) >= 16 << 10, "{} KiB", held(&map));
+        map.release(0..map.len());
+        assert_eq!(held(&map), 0);
+        for start in (0..content.len()).step_by(100_000) {
+            let end = content.len().min(start + 100_000);
+            assert!(map[start..end] == content[start..end]);
+            // Large pages may come whole.
+            assert!(held(&map) <= 2 * (100 + 2048), "{} KiB at {start}", held(&map));
+            map.release(start..end);
+        }
+        assert_eq!(held(&map), 0);
+        assert!(map[..] == content[..]);
+        map.intact().unwrap();
         std::fs::remove_file(&path).unwrap();
     }
 }

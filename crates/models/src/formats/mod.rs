@@ -209,6 +209,12 @@ impl Checkpoint {
     pub fn intact(&self) -> Result<()> {
         self.tensors.values().try_for_each(|t| t.file.intact())
     }
+
+    /// Lets go of all that has been read. What is read again comes back.
+    pub fn release(&self) {
+        let files: BTreeMap<_, _> = self.tensors.values().map(|t| (t.file.path(), &t.file)).collect();
+        files.into_values().for_each(|file| file.release(0..file.len()));
+    }
 }
 
 /// The largest settings have a megabyte or two. Once read, text may take thirty times as much.

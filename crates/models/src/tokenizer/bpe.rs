@@ -67,7 +67,7 @@ impl Bpe {
         options: Options,
     ) -> Result<Bpe, BadMerge> {
         let mut bpe = Bpe {
-            merges: HashMap::new(),
+            merges: HashMap::with_capacity(merges.size_hint().1.unwrap_or_default()),
             strangers: Strangers::default(),
             bytes: options.bytes.then(|| vocab.bytes()),
             seams: None,

@@ -1,7 +1,7 @@
 //! Which tokens end an answer, by what they are called.
 
 /// The names, of which the earlier are more likely to be what a file without a config means by its end.
-const NAMES: [&str; 27] = [
+pub(super) const NAMES: [&str; 27] = [
     "</s>",
     "<|endoftext|>",
     "<|end_of_text|>",

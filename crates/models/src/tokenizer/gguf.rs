@@ -101,6 +101,7 @@ impl Tokens {
             return Err(keys.bad("tokens", format_args!("has {} tokens; {MOST_IDS} are taken", texts.len())));
         }
         let mut vocab = Vocab::default();
+        vocab.reserve(texts.len());
         for (text, id) in texts.iter().zip(0..) {
             let empty;
             let text = match *text {
@@ -382,20 +383,20 @@ const CONTROL_NAMES: [&str; 27] = [
 /// The tokens that are looked for in the text itself.
 fn added(meta: &Metadata, tokens: &Tokens) -> Result<Added> {
     let steers: HashSet<u32> = {
-        let all = || tokens.vocab.iter().map(|(id, text)| (text, id));
-        let control = all().filter(|(text, _)| CONTROL_NAMES.contains(text)).map(|(_, id)| id);
-        ends::by_name(all()).into_iter().chain(control).collect()
+        let known = |name: &&'static str| Some((*name, tokens.vocab.id(name)?));
+        let control = CONTROL_NAMES.iter().filter_map(known).map(|(_, id)| id);
+        ends::by_name(ends::NAMES.iter().filter_map(known)).into_iter().chain(control).collect()
     };
     let strips = Strips::of(meta)?;
     let token = |(id, text): (u32, &str)| {
         let special =
             matches!(tokens.kinds[id as usize], Kind::Control | Kind::Unknown) || steers.contains(&id);
-        let looked_for = special || tokens.kinds[id as usize] == Kind::UserDefined;
+        if !special && tokens.kinds[id as usize] != Kind::UserDefined {
+            return None;
+        }
         let (lstrip, rstrip) = strips.sides(text);
         let content = text.to_owned();
-        let token =
-            AddedToken { id, content, special, lstrip, rstrip, verbatim: true, ..AddedToken::default() };
-        looked_for.then_some(token)
+        Some(AddedToken { id, content, special, lstrip, rstrip, verbatim: true, ..AddedToken::default() })
     };
     let found = tokens.vocab.iter().filter_map(token).collect();
     Added::new(found).map_err(|why| LoadError::bad(meta.path(), "tokenizer.ggml.tokens", why))

@@ -246,7 +246,8 @@ impl ModelFile<'_> {
             return Ok(vocab);
         }
         let Pairs(pairs) = serde_json::from_str(self.vocab.get()).map_err(|e| bad(&e))?;
-        for (text, id) in &pairs {
+        vocab.reserve(pairs.len());
+        for (Text(text), id) in &pairs {
             let clash = |clash| bad(&format_args!("{:?}: {id} {clash}", shorten(text)));
             vocab.add(*id, text).map_err(clash)?;
         }
@@ -264,7 +265,7 @@ impl ModelFile<'_> {
                     return Err(LoadError::unsupported(path, "model.dropout", why));
                 }
                 let Some(merges) = self.merges else { return Err(bad("model.merges", &"is missing")) };
-                let merges: Vec<Merge> =
+                let merges: Vec<Merge<'_>> =
                     serde_json::from_str(merges.get()).map_err(|e| bad("model.merges", &e))?;
                 let options = Options {
                     unknown,
@@ -276,7 +277,7 @@ impl ModelFile<'_> {
                     dialect: Dialect::TokenizerJson,
                 };
                 let pairs = merges.iter().filter_map(|Merge(pair)| pair.as_ref());
-                let bpe = Bpe::new(vocab, pairs.map(|(a, b)| (a.as_str(), b.as_str())), options);
+                let bpe = Bpe::new(vocab, pairs.map(|(a, b)| (&*a.0, &*b.0)), options);
                 let bpe = bpe.map_err(|e| bad(&format!("model.merges[{}]", e.at), &e.why))?;
                 Ok(Model::Bpe(bpe.into()))
             }
@@ -312,20 +313,24 @@ impl ModelFile<'_> {
     }
 }
 
-/// An object of texts and ids, in its order.
-struct Pairs(Vec<(String, u32)>);
+/// A text of the file, copied only if it is written with escapes.
+#[derive(serde::Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-impl<'de> Deserialize<'de> for Pairs {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Pairs, D::Error> {
+/// An object of texts and ids, in its order.
+struct Pairs<'a>(Vec<(Text<'a>, u32)>);
+
+impl<'de> Deserialize<'de> for Pairs<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Pairs<'de>, D::Error> {
         struct Each;
         impl<'de> Visitor<'de> for Each {
-            type Value = Pairs;
+            type Value = Pairs<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object of tokens and their ids")
             }
 
-            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> std::result::Result<Pairs, M::Error> {
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> std::result::Result<Pairs<'de>, M::Error> {
                 let mut pairs = Vec::new();
                 while let Some(pair) = map.next_entry()? {
                     pairs.push(pair);
@@ -338,32 +343,39 @@ impl<'de> Deserialize<'de> for Pairs {
 }
 
 /// A merge: `"a b"` or `["a", "b"]`. A line of version instead has none.
-struct Merge(Option<(String, String)>);
+struct Merge<'a>(Option<(Text<'a>, Text<'a>)>);
 
-impl<'de> Deserialize<'de> for Merge {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Merge, D::Error> {
+impl Merge<'_> {
+    fn split<E: Error>(text: &str) -> std::result::Result<Option<(&str, &str)>, E> {
+        if text.starts_with("#version") {
+            return Ok(None);
+        }
+        let pair = text.split_once(' ').filter(|(_, b)| !b.contains(' '));
+        let why = || E::custom(format_args!("{:?} is not two tokens with a space between", shorten(text)));
+        pair.map(Some).ok_or_else(why)
+    }
+}
+
+impl<'de> Deserialize<'de> for Merge<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Merge<'de>, D::Error> {
         struct Either;
         impl<'de> Visitor<'de> for Either {
-            type Value = Merge;
+            type Value = Merge<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a merge: two tokens with a space between, or a list of two")
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> std::result::Result<Merge, E> {
-                if text.starts_with("#version") {
-                    return Ok(Merge(None));
-                }
-                match text.split_once(' ') {
-                    Some((a, b)) if !b.contains(' ') => Ok(Merge(Some((a.into(), b.into())))),
-                    _ => Err(E::custom(format_args!(
-                        "{:?} is not two tokens with a space between",
-                        shorten(text)
-                    ))),
-                }
+            fn visit_borrowed_str<E: Error>(self, text: &'de str) -> std::result::Result<Merge<'de>, E> {
+                Ok(Merge(Merge::split(text)?.map(|(a, b)| (Text(a.into()), Text(b.into())))))
             }
 
-            fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> std::result::Result<Merge, S::Error> {
+            fn visit_str<E: Error>(self, text: &str) -> std::result::Result<Merge<'de>, E> {
+                let owned = |text: &str| Text(Cow::Owned(text.to_owned()));
+                Ok(Merge(Merge::split(text)?.map(|(a, b)| (owned(a), owned(b)))))
+            }
+
+            fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> std::result::Result<Merge<'de>, S::Error> {
                 let pair = (seq.next_element()?, seq.next_element()?);
                 let ((Some(a), Some(b)), None) = (pair, seq.next_element::<String>()?) else {
                     return Err(S::Error::custom("a merge is of two tokens"));

@@ -1,15 +1,24 @@
 //! [`Vocab`]: the tokens that a model of text knows, by id and by text.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 
 /// Ids above this are refused. The largest vocabularies have some 300,000 tokens.
 pub(super) const MOST_IDS: usize = 1 << 22;
 
-/// Tokens by id and ids by token.
+/// Tokens by id and ids by token. Each text is held once, and all of them together: there are hundreds of thousands.
 #[derive(Debug, Default)]
 pub(super) struct Vocab {
-    texts: Vec<Option<Box<str>>>,
-    ids: HashMap<Box<str>, u32>,
+    letters: String,
+    /// Where a token's text starts and ends in `letters`, by id.
+    places: Vec<Option<(u32, u32)>>,
+    /// The ids, by the hash of their texts.
+    ids: HashTable<u32>,
+    /// Keyed anew in each process, so that no file can make all its tokens meet.
+    keys: RandomState,
     longest: usize,
     /// Tokens that text never becomes, however it is spelled.
     silent: HashSet<u32>,
@@ -20,6 +29,8 @@ pub(super) struct Vocab {
 pub(super) enum Clash {
     /// The id is past [`MOST_IDS`].
     Far,
+    /// All texts together are past 4 GiB.
+    Long,
     /// Another token has the id.
     Id(String),
     /// Another id has the token.
@@ -30,6 +41,7 @@ impl std::fmt::Display for Clash {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Clash::Far => write!(f, "is above the highest id that is taken, {}", MOST_IDS - 1),
+            Clash::Long => write!(f, "makes the tokens longer than {} bytes together", u32::MAX),
             Clash::Id(other) => write!(f, "is also the id of {:?}", super::shorten(other)),
             Clash::Text(id) => write!(f, "is also token {id}"),
         }
@@ -37,10 +49,17 @@ impl std::fmt::Display for Clash {
 }
 
 impl Vocab {
+    /// Makes room for so many tokens.
+    pub(super) fn reserve(&mut self, tokens: usize) {
+        self.places.reserve(tokens);
+        let Vocab { letters, places, keys, .. } = self;
+        self.ids.reserve(tokens, |id| keys.hash_one(of(letters, places, *id)));
+    }
+
     /// Adds a token.
     pub(super) fn add(&mut self, id: u32, text: &str) -> Result<(), Clash> {
-        if let Some(other) = self.ids.get(text) {
-            return Err(Clash::Text(*other));
+        if let Some(other) = self.id(text) {
+            return Err(Clash::Text(other));
         }
         self.add_twin(id, text)
     }
@@ -51,25 +70,36 @@ impl Vocab {
         if at >= MOST_IDS {
             return Err(Clash::Far);
         }
-        if at >= self.texts.len() {
-            self.texts.resize(at + 1, None);
+        if at >= self.places.len() {
+            self.places.resize(at + 1, None);
         }
-        if let Some(other) = &self.texts[at] {
-            return Err(Clash::Id(other.to_string()));
+        if let Some(other) = self.text(id) {
+            return Err(Clash::Id(other.to_owned()));
         }
-        self.texts[at] = Some(text.into());
-        self.ids.insert(text.into(), id);
+        let (start, end) = (self.letters.len() as u32, u32::try_from(self.letters.len() + text.len()));
+        self.places[at] = Some((start, end.map_err(|_| Clash::Long)?));
+        self.letters.push_str(text);
+        let Vocab { letters, places, keys, .. } = self;
+        let hash = |id: &u32| keys.hash_one(of(letters, places, *id));
+        match self.ids.entry(keys.hash_one(text), |id| of(letters, places, *id) == text, hash) {
+            Entry::Occupied(mut twin) => *twin.get_mut() = id,
+            Entry::Vacant(place) => _ = place.insert(id),
+        }
         self.longest = self.longest.max(text.len());
         Ok(())
     }
 
     pub(super) fn text(&self, id: u32) -> Option<&str> {
-        self.texts.get(id as usize)?.as_deref()
+        self.places.get(id as usize)?.is_some().then(|| of(&self.letters, &self.places, id))
     }
 
     pub(super) fn id(&self, text: &str) -> Option<u32> {
         // Hashing a text that is too long to be a token would make one long word cost its square.
-        if text.len() > self.longest { None } else { self.ids.get(text).copied() }
+        if text.len() > self.longest {
+            return None;
+        }
+        let is = |id: &u32| of(&self.letters, &self.places, *id) == text;
+        self.ids.find(self.keys.hash_one(text), is).copied()
     }
 
     /// The token that a piece of text becomes.
@@ -88,15 +118,21 @@ impl Vocab {
 
     /// One more than the highest id.
     pub(super) fn len(&self) -> usize {
-        self.texts.len()
+        self.places.len()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &str)> {
-        self.texts.iter().enumerate().filter_map(|(id, text)| Some((id as u32, text.as_deref()?)))
+        (0..self.places.len() as u32).filter_map(|id| Some((id, self.text(id)?)))
     }
 
     /// The ids of `<0x00>` to `<0xFF>`, of those that are there.
     pub(super) fn bytes(&self) -> Box<[Option<u32>; 256]> {
         Box::new(std::array::from_fn(|byte| self.id(&format!("<0x{byte:02X}>"))))
     }
+}
+
+/// The text of a token, or nothing if it has none.
+fn of<'a>(letters: &'a str, places: &[Option<(u32, u32)>], id: u32) -> &'a str {
+    let place = places.get(id as usize).copied().flatten();
+    place.and_then(|(start, end)| letters.get(start as usize..end as usize)).unwrap_or_default()
 }

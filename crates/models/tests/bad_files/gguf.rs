@@ -1,6 +1,7 @@
 //! GGUF files: items 1 to 8.
 
 use std::fs::File;
+use std::ops::ControlFlow;
 
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
@@ -11,7 +12,7 @@ use crate::{Dir, Said, snapshot};
 
 /// Brings a model to a device.
 pub(crate) fn load(model: &Model) -> Result<Decoder<Cpu>, tallow_models::LoadError> {
-    Decoder::load(&Cpu::new(Isa::best(), 2).unwrap(), model, 16, &mut |_, _| {})
+    Decoder::load(&Cpu::new(Isa::best(), 2).unwrap(), model, 16, &mut |_, _| ControlFlow::Continue(()))
 }
 
 #[test]

@@ -1,0 +1,45 @@
+//! How an engine begins: what is known of it is found out while its model is loaded, and what goes wrong is always said
+//! in the same order.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use std::io::Error;
+use std::sync::mpsc::channel;
+
+use common::faulty::Faulty;
+use common::{info, limits, model, runner};
+use tallow_engine::engine::spawn;
+use tallow_engine::runner::Runner;
+
+/// Whichever of the two is done first.
+#[test]
+fn of_two_errors_the_one_about_the_engine_is_told() {
+    for loaded_first in [true, false] {
+        let (done, when_done) = channel::<()>();
+        let early: Box<dyn FnOnce() + Send> = Box::new(move || drop(done));
+        let late: Box<dyn FnOnce() + Send> = Box::new(move || _ = when_done.recv());
+        let (load, find_out) = if loaded_first { (early, late) } else { (late, early) };
+        let runner = move || {
+            load();
+            Err::<Runner<Faulty>, _>(Error::other("the weights are wrong"))
+        };
+        let info = || {
+            find_out();
+            Err(Error::other("the words are wrong"))
+        };
+        assert_eq!(spawn(info, limits(), runner).unwrap_err().to_string(), "the words are wrong");
+    }
+}
+
+#[test]
+fn each_error_alone_is_told() {
+    let model = model();
+    let wrong = || Error::other("wrong");
+    let known = info(&model, 64);
+    let failed = spawn(|| Ok(known), limits(), move || Err::<Runner<Faulty>, _>(wrong()));
+    assert_eq!(failed.unwrap_err().to_string(), "wrong");
+    let failed = spawn(|| Err(wrong()), limits(), move || Ok(runner(&model)));
+    assert_eq!(failed.unwrap_err().to_string(), "wrong");
+}

@@ -3,6 +3,7 @@
 mod bench_peers;
 mod fuzz;
 mod openai_client;
+mod spills;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -15,7 +16,9 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   fuzz [SECONDS [TARGET]]
           runs each target of fuzz/ for so many seconds (30), or that one
   openai-client
-          drives the server with OpenAI's own Python client (needs Python 3 and PyPI)";
+          drives the server with OpenAI's own Python client (needs Python 3 and PyPI)
+  spills [PROGRAM]
+          looks for kernels' inner loops that put registers aside, in the release build or that program (needs objdump)";
 
 /// The root of the repository.
 fn root() -> PathBuf {
@@ -30,6 +33,8 @@ fn main() -> ExitCode {
         ["fuzz"] => fuzz::run(&root(), "30", None),
         ["fuzz", seconds] => fuzz::run(&root(), seconds, None),
         ["fuzz", seconds, target] => fuzz::run(&root(), seconds, Some(target)),
+        ["spills"] => spills::run(&root(), None),
+        ["spills", program] => spills::run(&root(), Some(Path::new(program))),
         ["openai-client"] => openai_client::run(&root()),
         _ => {
             eprintln!("{USAGE}");

@@ -83,7 +83,14 @@ pub(crate) trait Element: bytemuck::Pod {
         let mut all = [Self::zeroed(); MOST_LANES];
         // SAFETY: by the contract `n` elements are valid, and there is room for a whole vector.
         unsafe {
-            std::ptr::copy_nonoverlapping(p, all.as_mut_ptr(), n);
+            let mut done = 0;
+            // By sizes that are known: else it would be a call, around which everything in registers is put aside.
+            for size in [8, 4, 2, 1] {
+                if n & size != 0 {
+                    std::ptr::copy_nonoverlapping(p.add(done), all.as_mut_ptr().add(done), size);
+                    done += size;
+                }
+            }
             Self::load::<S>(all.as_ptr())
         }
     }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::page::{STREAMS, Segment};
+use super::score::add_products;
 use super::softmax::padded;
 use super::{BLOCK, SEGMENT, TILE};
 use crate::simd::{self, Element, Simd};
@@ -86,16 +87,13 @@ impl<E: Element> Sum<'_, E> {
                     for line in (0..N * S::LANES).step_by((64 / size_of::<E>()).max(1)) {
                         simd::prefetch(ahead.wrapping_add(line));
                     }
-                    let mut x = [S::splat(0.0); N];
-                    for i in 0..N {
-                        x[i] = E::load::<S>(v.add(i * S::LANES));
-                    }
-                    for r in 0..R {
-                        let s = S::splat(*s.add(r * SEGMENT));
-                        for i in 0..N {
-                            sums[r][i] = S::fma(s, x[i], sums[r][i]);
-                        }
-                    }
+                    add_products::<S, R, N>(
+                        &mut sums,
+                        #[inline(always)]
+                        |r| S::splat(*s.add(r * SEGMENT)),
+                        #[inline(always)]
+                        |i| E::load::<S>(v.add(i * S::LANES)),
+                    );
                 },
             );
             for r in 0..R {

@@ -14,7 +14,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::page::{STREAMS, Segment};
-use super::score::element;
+use super::score::{add_products, element};
 use super::softmax::padded;
 use super::{BLOCK, BLOCKS, SEGMENT, TILE};
 use crate::simd::{self, Element, Simd};
@@ -190,13 +190,7 @@ impl<E: Element> Sum<'_, E> {
                 seen,
                 (first, N * S::LANES),
                 #[inline(always)]
-                |v| {
-                    let mut x = [S::splat(0.0); N];
-                    for i in 0..N {
-                        x[i] = E::load::<S>(v.add(i * S::LANES));
-                    }
-                    x
-                },
+                |v, i| E::load::<S>(v.add(i * S::LANES)),
             );
         }
         N
@@ -213,18 +207,18 @@ impl<E: Element> Sum<'_, E> {
                 seen,
                 (first, n),
                 #[inline(always)]
-                |v| [E::load_some::<S>(v, n)],
+                |v, _| E::load_some::<S>(v, n),
             );
         }
     }
 
-    /// Adds positions to the `count` columns from `first` on, of which `load` reads those of one position.
+    /// Adds positions to the `count` columns from `first` on, of which `load` reads a vector of one position.
     #[inline(always)]
     unsafe fn spans<S: Simd, const R: usize, const N: usize>(
         &self,
         seen: Range<usize>,
         (first, count): (usize, usize),
-        load: impl Fn(*const E) -> [S::V; N],
+        load: impl Fn(*const E, usize) -> S::V,
     ) {
         let wide = padded(self.dim);
         // SAFETY: values have room for whole vectors; the rest is passed on to the caller.
@@ -255,7 +249,7 @@ impl<E: Element> Sum<'_, E> {
         &self,
         position: usize,
         (first, count): (usize, usize),
-        load: &impl Fn(*const E) -> [S::V; N],
+        load: &impl Fn(*const E, usize) -> S::V,
         sums: &mut [[S::V; N]; R],
     ) {
         let v = &self.segment.v;
@@ -270,13 +264,14 @@ impl<E: Element> Sum<'_, E> {
                     simd::prefetch(ahead.wrapping_add(line));
                 }
             }
-            let x = load(v[position / BLOCK].add(first + position % BLOCK * self.dim));
-            for r in 0..R {
-                let s = S::splat(*self.s.add(r * SEGMENT + position));
-                for i in 0..N {
-                    sums[r][i] = S::fma(s, x[i], sums[r][i]);
-                }
-            }
+            let v = v[position / BLOCK].add(first + position % BLOCK * self.dim);
+            add_products::<S, R, N>(
+                sums,
+                #[inline(always)]
+                |r| S::splat(*self.s.add(r * SEGMENT + position)),
+                #[inline(always)]
+                |i| load(v, i),
+            );
         }
     }
 }

@@ -81,14 +81,46 @@ pub(super) unsafe fn element<S: Simd, E: Element, const R: usize, const N: usize
 ) {
     // SAFETY: passed on to the caller.
     unsafe {
-        let mut k = [S::splat(0.0); N];
-        for i in 0..N {
-            k[i] = E::load::<S>(keys[i].add(d * BLOCK));
-        }
-        for r in 0..R {
-            let q = S::splat(*q.add(d * R + r));
+        add_products::<S, R, N>(
+            sums,
+            #[inline(always)]
+            |r| S::splat(*q.add(d * R + r)),
+            #[inline(always)]
+            |i| E::load::<S>(keys[i].add(d * BLOCK)),
+        );
+    }
+}
+
+/// `sums[r][i] += w(r) * x(i)`. Those factors of which there are fewer are held, or registers would not do.
+#[inline(always)]
+pub(super) unsafe fn add_products<S: Simd, const R: usize, const N: usize>(
+    sums: &mut [[S::V; N]; R],
+    w: impl Fn(usize) -> S::V,
+    x: impl Fn(usize) -> S::V,
+) {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        if const { R < N } {
+            let mut held = [S::splat(0.0); R];
+            for r in 0..R {
+                held[r] = w(r);
+            }
             for i in 0..N {
-                sums[r][i] = S::fma(q, k[i], sums[r][i]);
+                let x = x(i);
+                for r in 0..R {
+                    sums[r][i] = S::fma(held[r], x, sums[r][i]);
+                }
+            }
+        } else {
+            let mut held = [S::splat(0.0); N];
+            for i in 0..N {
+                held[i] = x(i);
+            }
+            for r in 0..R {
+                let w = w(r);
+                for i in 0..N {
+                    sums[r][i] = S::fma(w, held[i], sums[r][i]);
+                }
             }
         }
     }

@@ -92,20 +92,20 @@ impl From<Error> for Fault {
     }
 }
 
-/// Starts an engine on a thread of its own. The runner is made there too, because a device belongs to one thread;
-/// this returns once it is made, or could not be.
+/// Starts an engine on a thread of its own. The runner is made there too, because a device belongs to one thread, and
+/// with it the limits, which may depend on how fast it is; this returns once they are made, or could not be.
 pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     info: Info,
-    limits: Limits,
-    runner: impl FnOnce() -> Result<Runner<B>, E> + Send + 'static,
+    runner: impl FnOnce() -> Result<(Runner<B>, Limits), E> + Send + 'static,
 ) -> Result<EngineHandle, E> {
     let (handle, commands, alive) = EngineHandle::new(info);
     let (made, when_made) = std::sync::mpsc::channel();
     std::thread::Builder::new().name("tallow-engine".into()).spawn(move || match runner() {
-        Ok(runner) => {
+        Ok((runner, limits)) => {
             let pool = BlockPool::new(alive.info().pages, alive.info().page_len);
+            let engine = Engine::new(runner, Scheduler::new(limits, pool), commands, alive);
             let _ = made.send(Ok(()));
-            Engine::new(runner, Scheduler::new(limits, pool), commands, alive).run();
+            engine.run();
         }
         Err(why) => drop(made.send(Err(why))),
     })?;
@@ -122,6 +122,7 @@ impl<B: Backend> Engine<B> {
         alive: Alive,
     ) -> Engine<B> {
         let (requests, salts) = (HashMap::new(), std::hash::RandomState::new());
+        alive.stats().beside.store(scheduler.limits().beside, Ordering::Relaxed);
         Engine { alive, commands, requests, scheduler, runner, salts, next_id: 0, drain: None }
     }
 

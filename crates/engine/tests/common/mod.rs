@@ -58,7 +58,7 @@ impl From<std::io::Error> for Wrong {
 }
 
 pub(crate) fn limits() -> Limits {
-    Limits { context: 128, slots: SLOTS, budget: 32, all_logits: 8 }
+    Limits { context: 128, slots: SLOTS, budget: 32, beside: 32, all_logits: 8 }
 }
 
 pub(crate) fn start(pages: usize) -> EngineHandle {
@@ -67,9 +67,10 @@ pub(crate) fn start(pages: usize) -> EngineHandle {
     let runner = move || {
         let b = Cpu::new(Isa::best(), 2).map_err(Wrong::Device)?;
         let decoder = Decoder::load(&b, &model, 128, &mut |_, _| {}).map_err(Wrong::Load)?;
-        Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages }).map_err(Wrong::Device)
+        let runner = Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages });
+        Ok::<_, Wrong>((runner.map_err(Wrong::Device)?, limits()))
     };
-    spawn(info, limits(), runner).unwrap()
+    spawn(info, runner).unwrap()
 }
 
 /// The golden's prompt and what follows it greedily.
@@ -141,7 +142,7 @@ pub(crate) fn comes_to_rest(handle: &EngineHandle) {
 pub(crate) fn start_faulty() -> EngineHandle {
     let model = model();
     let info = info(&model, 64);
-    spawn(info, limits(), move || Ok::<_, Wrong>(runner(&model))).unwrap()
+    spawn(info, move || Ok::<_, Wrong>((runner(&model), limits()))).unwrap()
 }
 
 pub(crate) fn runner(model: &Model) -> Runner<Faulty> {

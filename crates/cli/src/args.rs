@@ -73,7 +73,7 @@ pub(crate) struct EngineArgs {
     /// How the CPU multiplies: fast, or exact for comparisons, which is several times slower [default: fast]
     #[arg(long, value_name = "HOW")]
     pub arithmetic: Option<Arithmetic>,
-    /// Tokens computed in a step [default: 256]
+    /// Tokens computed in a step [default: 256, fewer while a server's answers are under way]
     #[arg(long, value_name = "TOKENS")]
     pub batch: Option<usize>,
     /// Never ask the hub

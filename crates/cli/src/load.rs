@@ -12,6 +12,7 @@ use tallow_cpu::Cpu;
 use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Info};
 use tallow_engine::kv::KvShape;
+use tallow_engine::pace;
 #[cfg(feature = "wgpu")]
 use tallow_engine::pool::BlockId;
 use tallow_engine::runner::Runner;
@@ -28,7 +29,7 @@ use tallow_models::tokenizer::Tokenizer;
 
 use crate::device::{Asked, Device, candidates};
 use crate::memory::{self, Plan};
-use crate::settings::{EngineConfig, Setting, Sources};
+use crate::settings::{EngineConfig, Origin, Setting, Sources};
 use crate::{Failed, commands, env, screen};
 
 /// The model that is part of the program.
@@ -178,12 +179,12 @@ impl Opened {
         done.or_else(|why| self.words().and(Err(why)))
     }
 
-    /// Tokens of a sequence that the plan has room for.
+    /// What requests have to keep to, before anybody knows how fast the device is.
     fn limits(&self, config: &EngineConfig, plan: &Plan) -> Limits {
         let (slots, budget) = (plan.slots, config.batch.value);
         // Scored prompts bring a row of logits for each token; a few at a time keep that small.
         let all_logits = memory::scored(budget);
-        Limits { context: plan.context.value, slots, budget, all_logits }
+        Limits { context: plan.context.value, slots, budget, beside: budget, all_logits }
     }
 
     fn info(&self, config: &EngineConfig, plan: &Plan, names: Vec<String>) -> Result<Info, Failed> {
@@ -240,11 +241,17 @@ impl Opened {
         match device.clone() {
             Device::Cpu => {
                 let (isa, threads) = (config.isa.value, config.threads.value);
-                let arithmetic = config.arithmetic.value;
-                spawn(info, limits, move || loading.runner(Cpu::new(isa, threads)?.with(arithmetic)))
+                let (arithmetic, page_len) = (config.arithmetic.value, plan.shape.page_len);
+                // Who asked for a number of tokens gets it, and whoever is alone waits for nobody.
+                let chosen = config.batch.origin != Origin::BuiltIn || limits.slots == 1;
+                spawn(info, move || {
+                    let runner = loading.runner(Cpu::new(isa, threads)?.with(arithmetic))?;
+                    let limits = if chosen { limits } else { paced(&runner, limits, page_len)? };
+                    Ok((runner, limits))
+                })
             }
             #[cfg(feature = "wgpu")]
-            Device::Gpu(found) => spawn(info, limits, move || loading.gpu_runner(&found)),
+            Device::Gpu(found) => spawn(info, move || Ok((loading.gpu_runner(&found)?, limits))),
         }
     }
 }
@@ -320,6 +327,16 @@ fn on_one_of<T>(
     let why = why.map_or(String::new(), |why| format!(" ({why})"));
     say(&Note::Taken(format!("{plan}{why}")));
     put(last, &plan)
+}
+
+/// The limits, with room beside answers by what steps take here.
+fn paced<B: Backend>(runner: &Runner<B>, limits: Limits, page_len: usize) -> Result<Limits, Failed> {
+    let timings = pace::time(runner, &limits, page_len)?;
+    let beside = pace::beside(&timings, limits.budget);
+    let steps = timings.iter().map(|(tokens, took)| format!("{tokens} tokens in {} ms", took.as_millis()));
+    let steps: Vec<String> = steps.collect();
+    tracing::info!("while answers are under way a step has up to {beside} tokens ({})", steps.join(", "));
+    Ok(Limits { beside, ..limits })
 }
 
 /// Bytes that are loaded before anybody could read how far it has got.

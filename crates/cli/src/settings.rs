@@ -77,7 +77,7 @@ pub(crate) static KNOWN: &[Known] = &[
     known("threads", "threads of the CPU", "the CPU's cores"),
     known("isa", "the CPU's instruction set to use: scalar, avx2, avxvnni, avx512 or amx", "the best"),
     known("arithmetic", "how the CPU multiplies: fast, or exact for comparisons", "fast (dump: exact)"),
-    known("batch", "tokens computed in a step", "256"),
+    known("batch", "tokens computed in a step", "256, fewer while a server's answers are under way"),
     known("slots", "requests served at once", "8"),
     known("queue", "requests that may wait for a slot", "256"),
     known("max-tokens", "tokens of an answer at most", "as many as fit"),

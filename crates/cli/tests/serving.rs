@@ -126,6 +126,15 @@ fn text(words: usize) -> String {
     (0..words).map(|i| WORDS[i * i % 8]).collect::<Vec<_>>().join(" ")
 }
 
+/// Whoever names a number of tokens gets it. Where nobody does it is chosen by how long steps take, within bounds.
+#[test]
+fn steps_beside_answers_are_as_asked_or_chosen() {
+    const TOKENS: &str = "vllm:step_tokens_beside_answers";
+    assert_eq!(Server::start(&["--batch", "48"]).metric(TOKENS), 48.0);
+    let chosen = Server::start(&[]).metric(TOKENS);
+    assert!((32.0..=256.0).contains(&chosen), "{chosen}");
+}
+
 /// Prefixes that requests share are computed once, whether they come one after another or all at once.
 #[test]
 fn a_shared_prefix_is_computed_once() {

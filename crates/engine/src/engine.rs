@@ -92,18 +92,17 @@ impl From<Error> for Fault {
     }
 }
 
-/// Starts an engine on a thread of its own. The runner is made there too, because a device belongs to one thread;
-/// this returns once it is made, or could not be. Meanwhile what is to be known of the engine is found out here: if both
-/// fail, that comes first.
+/// Starts an engine on a thread of its own. The runner is made there too, because a device belongs to one thread, and
+/// with it the limits, which may depend on how fast it is; this returns once they are made, or could not be. Meanwhile
+/// what is to be known of the engine is found out here: if both fail, that comes first.
 pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     info: impl FnOnce() -> Result<Info, E>,
-    limits: Limits,
-    runner: impl FnOnce() -> Result<Runner<B>, E> + Send + 'static,
+    runner: impl FnOnce() -> Result<(Runner<B>, Limits), E> + Send + 'static,
 ) -> Result<EngineHandle, E> {
     let (made, when_made) = channel();
     let (begin, when_begun) = channel::<(Receiver<Command>, Alive)>();
     std::thread::Builder::new().name("tallow-engine".into()).spawn(move || match runner() {
-        Ok(runner) => {
+        Ok((runner, limits)) => {
             let _ = made.send(Ok(()));
             // Otherwise nobody wants it any more.
             if let Ok((commands, alive)) = when_begun.recv() {
@@ -131,6 +130,7 @@ impl<B: Backend> Engine<B> {
         alive: Alive,
     ) -> Engine<B> {
         let (requests, salts) = (HashMap::new(), std::hash::RandomState::new());
+        alive.stats().beside.store(scheduler.limits().beside, Ordering::Relaxed);
         Engine { alive, commands, requests, scheduler, runner, salts, next_id: 0, drain: None }
     }
 

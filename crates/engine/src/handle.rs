@@ -196,6 +196,8 @@ pub struct Info {
 /// Numbers that an engine keeps up to date.
 #[derive(Debug, Default)]
 pub struct Stats {
+    /// Tokens that a step may have while answers are under way.
+    pub beside: AtomicUsize,
     /// Sequences under way.
     pub running: AtomicUsize,
     /// Sequences that wait.

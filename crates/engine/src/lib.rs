@@ -1,12 +1,14 @@
 //! Many requests, one model, one thread.
 //!
 //! A [`scheduler`] picks sequences, a [`plan`] turns them into a step, a [`runner`] runs it and samples tokens, a
-//! [`pool`] lends pages of the cache. An [`engine`] does that in a loop and talks to the world through a [`handle`].
+//! [`pool`] lends pages of the cache, [`pace`] says how large a step may be. An [`engine`] does that in a loop and talks
+//! to the world through a [`handle`].
 
 pub mod answer;
 pub mod engine;
 pub mod handle;
 pub mod kv;
+pub mod pace;
 pub mod plan;
 pub mod pool;
 pub mod runner;

@@ -1,10 +1,11 @@
 //! [`Scheduler`]: which tokens of which sequences the next step computes.
 //!
-//! A pure state machine: no device, no clock, no threads. A step has a budget of tokens. Sequences that are being
-//! decoded come first, one token each; what is left of the budget is shared evenly among those whose prompts are
-//! being computed, so that a long prompt delays neither the answers under way nor the short prompts beside it. When
-//! the cache is full the newest sequence gives way: it loses its pages, waits at the head of the queue, and is
-//! computed again (mostly from the prefix cache). The oldest always goes on, so everything ends.
+//! A pure state machine: no device, no clock, no threads. A step has a budget of tokens, and a smaller one where
+//! sequences are being decoded, which all wait for it. Those come first, one token each; what is left of the budget is
+//! shared evenly among those whose prompts are being computed, so that a long prompt delays neither the answers under
+//! way nor the short prompts beside it. When the cache is full the newest sequence gives way: it loses its pages, waits
+//! at the head of the queue, and is computed again (mostly from the prefix cache). The oldest always goes on, so
+//! everything ends.
 
 use std::collections::VecDeque;
 
@@ -156,6 +157,8 @@ pub struct Limits {
     pub budget: usize,
     /// Of these, those whose logits are all wanted: they take much more memory.
     pub all_logits: usize,
+    /// Tokens in a step in which sequences are being decoded (see [`pace`](crate::pace)).
+    pub beside: usize,
 }
 
 /// Counts since the start.
@@ -186,8 +189,14 @@ impl Scheduler {
         let slots = limits.slots.max(1);
         // However many sequences are being decoded, some of the budget is left for prompts.
         let (budget, all_logits) = (limits.budget.max(2 * slots), limits.all_logits.max(slots));
-        let limits = Limits { slots, budget, all_logits, ..limits };
+        let beside = limits.beside.clamp(2 * slots, budget);
+        let limits = Limits { slots, budget, beside, all_logits, ..limits };
         Scheduler { limits, pool, waiting: VecDeque::new(), running: Vec::new(), counts: Counts::default() }
+    }
+
+    /// What it keeps to.
+    pub fn limits(&self) -> Limits {
+        self.limits
     }
 
     /// Tokens that a sequence may have: no longer than the context, and no more than fit the whole cache.
@@ -365,7 +374,8 @@ impl Scheduler {
     fn shares(&self) -> Vec<usize> {
         let most = |s: &Seq| if s.all_logits { s.left().min(self.limits.all_logits) } else { s.left() };
         let mut shares: Vec<usize> = self.running.iter().map(|s| usize::from(s.decodes())).collect();
-        let mut budget = self.limits.budget - shares.iter().sum::<usize>();
+        let decoding = shares.iter().sum::<usize>();
+        let mut budget = if decoding > 0 { self.limits.beside } else { self.limits.budget } - decoding;
         let mut scored_budget = self.limits.all_logits;
         let mut hungry: Vec<usize> = (0..shares.len()).filter(|i| !self.running[*i].decodes()).collect();
         // Those that need less than an even share leave the rest to the others.

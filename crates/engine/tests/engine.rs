@@ -8,12 +8,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use common::{
-    SLOTS, choices, comes_to_rest, ends, events, faulty, greedy, reason, request, start, start_faulty, text,
-    tokens,
+    SLOTS, choices, comes_to_rest, ends, events, faulty, greedy, info, limits, model, reason, request,
+    runner, start, start_faulty, text, tokens,
 };
-use tallow_engine::handle::{Event, Failure, Finish, Request};
+use tallow_engine::engine::Engine;
+use tallow_engine::handle::{EngineHandle, Event, Failure, Finish, Request};
+use tallow_engine::pool::BlockPool;
 use tallow_engine::sampler::Sampling;
-use tallow_engine::scheduler::Unfit;
+use tallow_engine::scheduler::{Limits, Scheduler, Unfit};
 
 #[test]
 fn an_answer_is_the_models_and_ends_in_one_event() {
@@ -177,6 +179,28 @@ fn a_queue_has_an_end() {
     drop(receivers);
     comes_to_rest(&handle);
     assert!(handle.submit(long()).is_ok());
+}
+
+/// A prompt of 100 tokens beside an answer: at once what fits while nobody reads, then seven tokens at a time, and the
+/// answer gets a token from each of these steps.
+#[test]
+fn an_answer_under_way_waits_for_small_steps_only() {
+    let model = model();
+    let (handle, commands, alive) = EngineHandle::new(info(&model, 64));
+    let answer = handle.submit(Request { ignore_end: true, ..request(&[5; 4], 20) }).unwrap();
+    let long = handle.submit(request(&[6; 100], 1)).unwrap();
+    // Nobody asks for more, so that the engine ends by itself.
+    drop(handle);
+    let runner = runner(&model);
+    let steps = runner.backend().steps.clone();
+    steps.borrow_mut().clear();
+    let limits = Limits { budget: 64, beside: 8, ..limits() };
+    Engine::new(runner, Scheduler::new(limits, BlockPool::new(64, 4)), commands, alive).run();
+    assert_eq!(*steps.borrow(), [&[64, 8, 8, 8, 8, 8, 6][..], &[1; 13]].concat());
+    for (mut receiver, count) in [(answer, 20), (long, 1)] {
+        let got: Vec<Event> = std::iter::from_fn(|| receiver.blocking_recv()).collect();
+        assert_eq!((tokens(&got).len(), reason(&got)), (count, Finish::Length));
+    }
 }
 
 #[test]

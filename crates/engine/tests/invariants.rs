@@ -92,7 +92,8 @@ fn check<B: Backend>(
     let longest = s.requests.iter().map(|r| r.tokens.len()).max().unwrap_or(1);
     let pages = longest.div_ceil(s.page_len) + s.spare_pages;
     let r = runner(make(s.threads), model, dtype, s.page_len, pages);
-    let limits = Limits { context: 256, slots: s.slots, budget: s.budget, all_logits: 5 };
+    let (slots, budget, beside) = (s.slots, s.budget, s.budget.div_ceil(2));
+    let limits = Limits { context: 256, slots, budget, beside, all_logits: 5 };
     let mut scheduler = Scheduler::new(limits, BlockPool::new(pages, s.page_len));
     let mut waiting: Vec<usize> = (0..s.requests.len()).collect();
     for step in 0.. {

@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use proptest::prelude::*;
 use tallow_engine::pool::{BlockPool, Chain};
-use tallow_engine::scheduler::{Batch, Limits, NewSeq, Scheduler, SeqId, Unfit, Wanted};
+use tallow_engine::scheduler::{Batch, Limits, NewSeq, Part, Scheduler, SeqId, Unfit, Wanted};
 
 /// A request of a schedule.
 #[derive(Clone, Debug)]
@@ -111,9 +111,10 @@ proptest! {
         pages in 8usize..40,
         slots in 1usize..6,
         budget in 1usize..40,
+        beside in 1usize..60,
         context in 10usize..60,
     ) {
-        let limits = Limits { context, slots, budget, all_logits: 3 };
+        let limits = Limits { context, slots, budget, beside, all_logits: 3 };
         let mut s = Scheduler::new(limits, BlockPool::new(pages, page));
         let (mut cache, mut known) = (Cache::new(), HashMap::new());
         let mut waiting: Vec<(SeqId, Asked)> =
@@ -152,6 +153,10 @@ proptest! {
             };
             let rows: usize = batch.parts.iter().map(|p| p.tokens.len()).sum();
             prop_assert!(rows <= budget.max(2 * slots) && rows > 0);
+            let decodes = |p: &Part| known[&p.id].generated > 0 && p.start + 1 == known[&p.id].tokens.len();
+            if batch.parts.iter().any(decodes) {
+                prop_assert!(rows <= beside.max(2 * slots));
+            }
             let scored = batch.parts.iter().filter(|p| matches!(p.logits, Wanted::All { .. }));
             prop_assert!(scored.map(|p| p.tokens.len()).sum::<usize>() <= slots.max(3));
             prop_assert!(s.running() <= slots);
@@ -180,7 +185,7 @@ proptest! {
 }
 
 fn scheduler(context: usize, slots: usize, budget: usize, pages: usize) -> Scheduler {
-    Scheduler::new(Limits { context, slots, budget, all_logits: 8 }, BlockPool::new(pages, 4))
+    Scheduler::new(Limits { context, slots, budget, beside: budget, all_logits: 8 }, BlockPool::new(pages, 4))
 }
 
 fn submit(s: &mut Scheduler, id: u64, tokens: Vec<u32>, max_new: usize) {
@@ -226,6 +231,28 @@ fn a_long_prompt_does_not_hold_up_others() {
     let rows: Vec<(u64, usize)> = batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect();
     // The answer under way goes on, the short prompt is done at once, the long one has the rest.
     assert_eq!(rows, [(0, 1), (1, 21), (2, 10)]);
+}
+
+/// Whoever reads an answer waits for smaller steps; where nobody does they are as large as can be.
+#[test]
+fn steps_are_smaller_beside_answers() {
+    let limits = Limits { context: 1000, slots: 4, budget: 64, beside: 16, all_logits: 8 };
+    let mut s = Scheduler::new(limits, BlockPool::new(400, 4));
+    let rows = |batch: Batch| -> Vec<(u64, usize)> {
+        batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect()
+    };
+    submit(&mut s, 0, vec![1; 100], 3);
+    assert_eq!(rows(step(&mut s).unwrap()), [(0, 64)]);
+    assert_eq!(rows(step(&mut s).unwrap()), [(0, 36)]);
+    submit(&mut s, 1, vec![2; 150], 2);
+    submit(&mut s, 2, vec![3; 4], 1);
+    // The first has its last two tokens to go.
+    assert_eq!(rows(step(&mut s).unwrap()), [(0, 1), (1, 11), (2, 4)]);
+    assert_eq!(rows(step(&mut s).unwrap()), [(0, 1), (1, 15)]);
+    assert_eq!(rows(step(&mut s).unwrap()), [(1, 64)]);
+    // However little room is asked for, there is some for a prompt.
+    let limits = Limits { context: 100, slots: 4, budget: 64, beside: 0, all_logits: 8 };
+    assert_eq!(Scheduler::new(limits, BlockPool::new(400, 4)).limits().beside, 8);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use common::faulty::Faulty;
 use common::{info, limits, model, runner};
 use tallow_engine::engine::spawn;
 use tallow_engine::runner::Runner;
+use tallow_engine::scheduler::Limits;
 
 /// Whichever of the two is done first.
 #[test]
@@ -23,13 +24,13 @@ fn of_two_errors_the_one_about_the_engine_is_told() {
         let (load, find_out) = if loaded_first { (early, late) } else { (late, early) };
         let runner = move || {
             load();
-            Err::<Runner<Faulty>, _>(Error::other("the weights are wrong"))
+            Err::<(Runner<Faulty>, Limits), _>(Error::other("the weights are wrong"))
         };
         let info = || {
             find_out();
             Err(Error::other("the words are wrong"))
         };
-        assert_eq!(spawn(info, limits(), runner).unwrap_err().to_string(), "the words are wrong");
+        assert_eq!(spawn(info, runner).unwrap_err().to_string(), "the words are wrong");
     }
 }
 
@@ -38,8 +39,8 @@ fn each_error_alone_is_told() {
     let model = model();
     let wrong = || Error::other("wrong");
     let known = info(&model, 64);
-    let failed = spawn(|| Ok(known), limits(), move || Err::<Runner<Faulty>, _>(wrong()));
+    let failed = spawn(|| Ok(known), move || Err::<(Runner<Faulty>, Limits), _>(wrong()));
     assert_eq!(failed.unwrap_err().to_string(), "wrong");
-    let failed = spawn(|| Err(wrong()), limits(), move || Ok(runner(&model)));
+    let failed = spawn(|| Err(wrong()), move || Ok((runner(&model), limits())));
     assert_eq!(failed.unwrap_err().to_string(), "wrong");
 }

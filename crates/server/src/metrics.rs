@@ -126,6 +126,11 @@ impl Metrics {
             stats.waiting.load(Ordering::Relaxed) as f64,
         );
         out.gauge("kv_cache_usage_perc", "Share of the cache in use, from 0 to 1.", pages);
+        out.gauge(
+            "step_tokens_beside_answers",
+            "Tokens that a step may have while answers are under way.",
+            stats.beside.load(Ordering::Relaxed) as f64,
+        );
         out.head("cache_config_info", "gauge", "How the cache is divided.");
         let config = format!(",block_size=\"{}\",num_gpu_blocks=\"{}\"", info.page_len, info.pages);
         out.line("cache_config_info", &config, 1);

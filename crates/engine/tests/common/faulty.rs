@@ -22,6 +22,8 @@ pub(crate) struct Faulty {
     lost: Cell<bool>,
     /// For each time that something was read: rows and columns of all that was read together.
     pub(crate) reads: RefCell<Vec<Vec<(usize, usize)>>>,
+    /// The tokens of each step.
+    pub(crate) steps: Rc<RefCell<Vec<usize>>>,
 }
 
 type Bytes = Rc<RefCell<Vec<u8>>>;
@@ -101,6 +103,7 @@ impl Backend for Faulty {
 
     fn embed(&self, op: &Embed<'_, Self>) -> Result<Tensor<Self>> {
         let ids = u32s(op.ids);
+        self.steps.borrow_mut().push(ids.len());
         assert!(!ids.contains(&PANICS), "a bug in a kernel");
         if ids.contains(&FAILS) && !self.lost.get() {
             return Err(Error::Device { device: "faulty".into(), why: "it is out of order".into() });

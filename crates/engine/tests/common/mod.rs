@@ -59,7 +59,7 @@ impl From<std::io::Error> for Wrong {
 }
 
 pub(crate) fn limits() -> Limits {
-    Limits { context: 128, slots: SLOTS, budget: 32, all_logits: 8 }
+    Limits { context: 128, slots: SLOTS, budget: 32, beside: 32, all_logits: 8 }
 }
 
 pub(crate) fn start(pages: usize) -> EngineHandle {
@@ -69,9 +69,10 @@ pub(crate) fn start(pages: usize) -> EngineHandle {
         let b = Cpu::new(Isa::best(), 2).map_err(Wrong::Device)?;
         let decoder =
             Decoder::load(&b, &model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
-        Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages }).map_err(Wrong::Device)
+        let runner = Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages });
+        Ok::<_, Wrong>((runner.map_err(Wrong::Device)?, limits()))
     };
-    spawn(|| Ok(info), limits(), runner).unwrap()
+    spawn(|| Ok(info), runner).unwrap()
 }
 
 /// The golden's prompt and what follows it greedily.
@@ -143,7 +144,7 @@ pub(crate) fn comes_to_rest(handle: &EngineHandle) {
 pub(crate) fn start_faulty() -> EngineHandle {
     let model = model();
     let info = info(&model, 64);
-    spawn(|| Ok(info), limits(), move || Ok::<_, Wrong>(runner(&model))).unwrap()
+    spawn(|| Ok(info), move || Ok::<_, Wrong>((runner(&model), limits()))).unwrap()
 }
 
 pub(crate) fn runner(model: &Model) -> Runner<Faulty> {

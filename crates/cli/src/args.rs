@@ -67,7 +67,7 @@ pub(crate) struct EngineArgs {
     /// Threads of the CPU [default: the CPU's cores]
     #[arg(short = 't', long, value_name = "N")]
     pub threads: Option<usize>,
-    /// The CPU's instruction set to use: scalar, avx2, avxvnni, avx512 or amx [default: the best]
+    /// The CPU's instruction set to use: scalar, neon, avx2, avxvnni, avx512 or amx [default: the best]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
     /// How the CPU multiplies: fast, or exact for comparisons, which is several times slower [default: fast]

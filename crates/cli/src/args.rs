@@ -67,7 +67,7 @@ pub(crate) struct EngineArgs {
     /// Threads of the CPU [default: the CPU's cores]
     #[arg(short = 't', long, value_name = "N")]
     pub threads: Option<usize>,
-    /// The CPU's instruction set to use: scalar, avx2, avxvnni, avx512 or amx [default: the best]
+    /// The CPU's instruction set to use: scalar, neon, avx2, avxvnni, avx512 or amx [default: the best]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
     /// How the CPU multiplies: fast, or exact for comparisons, which is several times slower [default: fast]
@@ -122,7 +122,6 @@ pub(crate) struct Run {
     /// The model [default: demo]
     pub model: Option<String>,
     /// What to say to it. Without it: a chat on a terminal, else what comes through standard input
-    #[arg(trailing_var_arg = true)]
     pub prompt: Vec<String>,
     /// What the model is told before anything else
     #[arg(long, value_name = "TEXT")]
@@ -302,7 +301,6 @@ pub(crate) struct Tokenize {
     /// The model
     pub model: String,
     /// The text [default: what comes through standard input]
-    #[arg(trailing_var_arg = true)]
     pub text: Vec<String>,
     /// Only the numbers, as a JSON list
     #[arg(long)]

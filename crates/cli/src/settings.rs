@@ -75,7 +75,7 @@ pub(crate) static KNOWN: &[Known] = &[
     known("kv", "what keys and values are kept as: f32, f16 or bf16", "bf16 with amx, else f16"),
     known("device", "where to run: auto, cpu, vulkan, vulkan:1, metal, …", "auto"),
     known("threads", "threads of the CPU", "the CPU's cores"),
-    known("isa", "the CPU's instruction set to use: scalar, avx2, avxvnni, avx512 or amx", "the best"),
+    known("isa", "the CPU's instruction set to use: scalar, neon, avx2, avxvnni, avx512 or amx", "the best"),
     known("arithmetic", "how the CPU multiplies: fast, or exact for comparisons", "fast (dump: exact)"),
     known("batch", "tokens computed in a step", "256, fewer while a server's answers are under way"),
     known("slots", "requests served at once", "8"),

@@ -24,6 +24,10 @@ fn a_story_is_the_same_for_the_same_seed() {
     let words = home.run(&["run", "demo", "--seed", "7", "-n", "24", "Once", "upon", "a", "time"]).ok();
     assert_eq!(words, story);
     assert_eq!(home.run_with(&["run", "demo", "--seed", "7", "-n", "24"], b"Once upon a time").ok(), story);
+    // What looks like a setting is one, wherever it stands, unless it is said to be none.
+    assert_eq!(home.run(&["run", "demo", "Once upon a time", "--seed", "7", "-n", "24"]).ok(), story);
+    let dashed = home.run(&["run", "demo", "--seed", "7", "-n", "1", "--", "--seed", "is a word"]).ok();
+    assert_eq!(dashed, home.run_with(&["run", "demo", "--seed", "7", "-n", "1"], b"--seed is a word").ok());
 }
 
 #[test]

@@ -8,6 +8,8 @@ use std::str::FromStr;
 pub enum Isa {
     /// What every CPU of the architecture has.
     Scalar,
+    /// ARM of 64 bits with NEON and its products of bytes.
+    Neon,
     /// x86 with AVX2, FMA and F16C.
     Avx2,
     /// The same with AVX-VNNI.
@@ -20,12 +22,17 @@ pub enum Isa {
 
 impl Isa {
     /// All of them, the best last.
-    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
+    pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
 
     /// Does this machine have it?
     pub fn is_available(self) -> bool {
         match self {
             Isa::Scalar => true,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => {
+                std::arch::is_aarch64_feature_detected!("neon")
+                    && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
                 is_x86_feature_detected!("avx2")
@@ -59,6 +66,7 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
+            Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",

@@ -6,6 +6,8 @@
 //! on its company.
 
 mod activations;
+#[cfg(all(test, target_arch = "aarch64"))]
+mod alike;
 mod arithmetic;
 mod backend;
 mod cache;

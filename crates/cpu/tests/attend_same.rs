@@ -114,6 +114,11 @@ fn in_scalar() {
 }
 
 #[test]
+fn in_neon() {
+    hold(Isa::Neon);
+}
+
+#[test]
 fn in_avx2() {
     hold(Isa::Avx2);
 }

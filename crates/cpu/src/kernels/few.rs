@@ -270,7 +270,7 @@ unsafe fn multiply_whole<L: Lines, B: Packing, const T: usize>(from: *const u8, 
                 dot_step::<L, B, T>(&mut whole, r, planes, x.codes.add(at * PART));
                 let by = head.by::<B>(i_step);
                 for i in 0..T {
-                    all[i] = match const { Kind::<B>::NARROW } {
+                    all[i] = match const { Kind::<B>::NARROW && L::HALVES } {
                         true => L::dot2(all[i], whole[i], by),
                         false => L::mul_add(whole[i], by, all[i]),
                     };

@@ -30,6 +30,8 @@ use unpack::{Chunk, Plain};
 
 use crate::Isa;
 use crate::activations::{self, Rounding};
+#[cfg(target_arch = "aarch64")]
+use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512, AvxVnni};
 use crate::simd::{Lines, Scalar};
@@ -154,6 +156,8 @@ macro_rules! table {
 }
 
 table!(scalar, Isa::Scalar, Scalar, Scalar);
+#[cfg(target_arch = "aarch64")]
+table!(neon, Isa::Neon, Neon, Neon, "neon", "dotprod");
 #[cfg(target_arch = "x86_64")]
 table!(avx2, Isa::Avx2, Avx2, Avx2, "avx2", "fma", "f16c");
 // Of what AVX2 does, this does some otherwise: what multiplies whole numbers.
@@ -181,6 +185,8 @@ impl Kernels {
     pub(crate) fn new(isa: Isa) -> Option<&'static Kernels> {
         isa.is_available().then_some(match isa {
             Isa::Scalar => &scalar::TABLE,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => &neon::TABLE,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &avx2::TABLE,
             #[cfg(target_arch = "x86_64")]
@@ -189,7 +195,7 @@ impl Kernels {
             Isa::Avx512 => &avx512::TABLE,
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Isa::Amx => &AMX,
-            #[cfg(not(target_arch = "x86_64"))]
+            #[allow(unreachable_patterns, reason = "depends on the system")]
             _ => &scalar::TABLE,
         })
     }

@@ -15,6 +15,8 @@ pub(crate) trait Lines: Copy + 'static {
 
     /// Are signed codes multiplied with 128 added to them, which is taken away from the sum? Else as they are.
     const BIASED: bool;
+    /// Are words that fit 16 bits multiplied by halves ([`dot2`](Lines::dot2)), because whole words take longer?
+    const HALVES: bool;
     /// Rows of input that a panel is multiplied with at a time on its way from memory.
     const FEW: usize;
     /// Rows of input that a pair of panels is multiplied with at a time, in whole numbers.
@@ -292,7 +294,7 @@ impl<const T: usize> WholeTile<T> {
             for p in 0..2 {
                 let by = L::load(self.by[p].add(step * 16).cast());
                 for i in 0..T {
-                    all[p][i] = match K::NARROW {
+                    all[p][i] = match K::NARROW && L::HALVES {
                         true => L::dot2(all[p][i], whole[p][i], by),
                         false => L::mul_add(whole[p][i], by, all[p][i]),
                     };

@@ -16,6 +16,7 @@ impl Lines for Scalar {
     type F = [f32; N];
 
     const BIASED: bool = false;
+    const HALVES: bool = true;
     const FEW: usize = 2;
     const TOKENS: usize = 1;
     const TOKENS_F32: usize = 2;

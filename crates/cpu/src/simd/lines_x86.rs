@@ -39,6 +39,7 @@ impl Lines for Avx512 {
     type F = __m512;
 
     const BIASED: bool = true;
+    const HALVES: bool = true;
     const FEW: usize = 12;
     const TOKENS: usize = 6;
     const TOKENS_F32: usize = 12;
@@ -178,6 +179,7 @@ macro_rules! two_halves {
             type F = [__m256; 2];
 
             const BIASED: bool = $biased;
+            const HALVES: bool = true;
             const FEW: usize = 4;
             const TOKENS: usize = 1;
             const TOKENS_F32: usize = 3;

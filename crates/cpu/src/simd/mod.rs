@@ -9,9 +9,13 @@
 //! elements that it names.
 
 mod lines;
+#[cfg(target_arch = "aarch64")]
+mod lines_neon;
 mod lines_scalar;
 #[cfg(target_arch = "x86_64")]
 mod lines_x86;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -19,6 +23,8 @@ mod x86;
 use half::{bf16, f16};
 
 pub(crate) use lines::{Lines, Tile, WholeKind, WholeTile, Work, scale_whole};
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 pub(crate) use scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512, AvxVnni};
@@ -147,7 +153,12 @@ pub(crate) fn prefetch<T>(p: *const T) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(p.cast());
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the same is so of every ARM of 64 bits.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = p;
 }
 

@@ -5,10 +5,14 @@
 
 use std::ops::Range;
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::aarch64::*;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
 use crate::kernels::rowwise;
+#[cfg(target_arch = "aarch64")]
+use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{Scalar, Simd};
@@ -24,6 +28,19 @@ impl Weight for Scalar {
     unsafe fn join(exponent: Self::V, digits: Self::V) -> Self::V {
         std::array::from_fn(|i| {
             f32::from_bits((exponent[i].to_bits() << 7).wrapping_add(digits[i].to_bits()) << 16)
+        })
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+impl Weight for Neon {
+    #[inline(always)]
+    unsafe fn join(exponent: [float32x4_t; 2], digits: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        // SAFETY: the caller has the instruction set.
+        std::array::from_fn(|i| unsafe {
+            let exponent = vshlq_n_u32::<7>(vreinterpretq_u32_f32(exponent[i]));
+            let both = vaddq_u32(exponent, vreinterpretq_u32_f32(digits[i]));
+            vreinterpretq_f32_u32(vshlq_n_u32::<16>(both))
         })
     }
 }

@@ -1,0 +1,186 @@
+//! On ARM both tables come to the same bits: their lanes are as many, and both fuse what they multiply and add. So what
+//! holds for the plain one, whose code all machines run, holds for the other.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use tallow_core::ops::{Attend, Dequant, Epilogue, Ffn, KvWrite, Project};
+use tallow_core::{
+    Activation, AttnSpec, Backend, DType, Format, Heads, HostWeight, LayerKv, Linear, Memory, Norm, NormKind,
+    Span, Step, StepPlan, Tensor,
+};
+
+use crate::kernels::{Kernels, NormTask};
+use crate::{Arithmetic, Cpu, Isa};
+
+/// Numbers from -1 to 1.
+fn noise(seed: u32, count: usize) -> Vec<f32> {
+    let mut x = seed;
+    let mut next = || {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        x as f32 / (1u32 << 31) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn linear(b: &Cpu, format: Format, rows: usize, cols: usize) -> Linear<Cpu> {
+    let mut bytes = vec![0; rows * format.row_bytes(cols).unwrap()];
+    tallow_quant::pack(format, &noise(7, rows * cols), &mut bytes).unwrap();
+    let weight = b.prepare(HostWeight { format, rows, cols, bytes: &bytes }).unwrap();
+    Linear { weight, bias: None }
+}
+
+/// What both instruction sets make of it, unless this machine has but one. The work adds its results.
+fn both(arithmetic: Arithmetic, work: impl Fn(&Cpu, &mut dyn FnMut(&Tensor<Cpu>))) {
+    if !Isa::Neon.is_available() {
+        eprintln!("skipped: this CPU lacks products of bytes");
+        return;
+    }
+    let of = |isa| {
+        let b = Cpu::new(isa, 1).unwrap().with(arithmetic);
+        let mut all = Vec::new();
+        work(&b, &mut |t| all.push(b.download::<f32>(t).unwrap().into_iter().map(f32::to_bits).collect()));
+        all
+    };
+    let (plain, neon): (Vec<Vec<u32>>, Vec<Vec<u32>>) = (of(Isa::Scalar), of(Isa::Neon));
+    assert!(!plain.is_empty());
+    let differs = plain.iter().zip(&neon).position(|(p, n)| p != n);
+    assert_eq!((plain.len(), differs), (neon.len(), None));
+}
+
+/// Products, in whole chunks and in less, of as many rows as are computed differently.
+fn products(arithmetic: Arithmetic) {
+    for format in Format::ALL {
+        both(arithmetic, |b, put| {
+            for chunks in [1_usize, 3] {
+                let block = format.block_weights();
+                let cols = (256 * chunks - 64).next_multiple_of(block) + if block == 1 { 3 } else { 0 };
+                let by = linear(b, format, 37, cols);
+                put(&b.run(Dequant { w: &by.weight, rows: 0..37 }).unwrap());
+                for rows in [1, 2, 3, 4, 5, 9, 20] {
+                    let x = b.upload(&noise(5, rows * cols), rows, cols).unwrap();
+                    put(&b.run(Project { x: &x, by: &by, then: Epilogue::NONE }).unwrap());
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn rounded_products() {
+    products(Arithmetic::Fast);
+}
+
+#[test]
+fn exact_products() {
+    products(Arithmetic::Exact);
+}
+
+#[test]
+fn feed_forward() {
+    both(Arithmetic::Fast, |b, put| {
+        let norm = Norm {
+            kind: NormKind::Rms,
+            weight: b.upload_row(&noise(3, 256)).unwrap(),
+            bias: None,
+            eps: 1e-5,
+        };
+        for format in [Format::Q4K, Format::Q8_0, Format::BF16] {
+            let (up, down) = ([linear(b, format, 512, 256)], linear(b, format, 256, 256));
+            for rows in [1, 7] {
+                let x = b.upload(&noise(1, rows * 256), rows, 256).unwrap();
+                let then = Epilogue::add_to(&x);
+                for act in [Activation::Silu, Activation::GeluTanh] {
+                    put(&b.run(Ffn { x: &x, norm: Some(&norm), up: &up, act, down: &down, then }).unwrap());
+                }
+            }
+        }
+    });
+}
+
+/// Few rows and many, of whole vectors and of less, of every type that is kept.
+#[test]
+fn attention() {
+    const LEN: usize = 290;
+    const PAGE: usize = 16;
+    both(Arithmetic::Fast, |b, put| {
+        for (q, kv, dim) in [(1, 1, 128), (3, 1, 24), (8, 2, 64), (7, 1, 20), (17, 1, 34)] {
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let heads = Heads { q, kv, dim };
+                let plan = |rows: std::ops::Range<usize>| {
+                    let pages = (0..rows.end.div_ceil(PAGE) as u32).collect();
+                    let spans = vec![Span { rows: rows.len(), start: rows.start, pages }];
+                    let step =
+                        Step { tokens: vec![0; rows.len()], spans, outputs: Vec::new(), page_len: PAGE };
+                    StepPlan::new(b, step).unwrap()
+                };
+                let cache = || b.alloc(dtype, LEN.div_ceil(PAGE), PAGE * heads.kv_cols()).unwrap();
+                let (k, v) = (cache(), cache());
+                let kv = || LayerKv { k: &k, v: &v };
+                let up = |seed, cols| b.upload(&noise(seed, LEN * cols), LEN, cols).unwrap();
+                let (new_k, new_v) = (up(1, heads.kv_cols()), up(2, heads.kv_cols()));
+                let q = up(3, heads.q_cols());
+                b.run(KvWrite { k: &new_k, v: &new_v, heads, kv: kv(), plan: &plan(0..LEN) }).unwrap();
+                for (window, softcap) in [(None, None), (Some(100), Some(20.0))] {
+                    let spec = AttnSpec { scale: 0.2, window, softcap, sinks: None, causal: true };
+                    for rows in [LEN - 1..LEN, LEN - 5..LEN, LEN - 40..LEN] {
+                        let (q, plan) = (q.row_range(rows.clone()), plan(rows));
+                        put(&b.run(Attend { q: &q, heads, spec: &spec, kv: kv(), plan: &plan }).unwrap());
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// What is computed row by row, of whole vectors and of less, of small numbers, large ones, zeros and what is no number.
+#[test]
+fn rows() {
+    let (Some(plain), Some(neon)) = (Kernels::new(Isa::Scalar), Kernels::new(Isa::Neon)) else {
+        eprintln!("skipped: this CPU lacks products of bytes");
+        return;
+    };
+    let same = |what: &str, work: &dyn Fn(&Kernels, &mut [f32])| {
+        for n in [5, 8, 203] {
+            let of = |kernels| {
+                let mut out = vec![0.0; n];
+                work(kernels, &mut out);
+                // One NaN is as good as another.
+                out.into_iter().map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }).collect::<Vec<u32>>()
+            };
+            assert!(of(plain) == of(neon), "{what} of {n}");
+        }
+    };
+    for scale in [1.0, 100.0, 1e-20, 3e38] {
+        let x = |n| noise(1, n).into_iter().map(|x| x * scale).collect::<Vec<f32>>();
+        let odd = |n| {
+            let mut x = x(n);
+            let edges = [0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+            x.iter_mut().step_by(2).zip(edges).for_each(|(x, edge)| *x = edge);
+            x
+        };
+        for kind in [NormKind::Rms, NormKind::Layer] {
+            same("a norm", &|kernels, out| {
+                let (weight, bias) = (noise(2, out.len()), noise(3, out.len()));
+                let task = NormTask { kind, weight: &weight, bias: Some(&bias), eps: 1e-5 };
+                (kernels.norm)(&task, &x(out.len()), out);
+            });
+        }
+        for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu2] {
+            same("an activation", &|kernels, out| (kernels.glu)(act, &odd(out.len()), None, out));
+            same("a gated one", &|kernels, out| {
+                (kernels.glu)(act, &odd(out.len()), Some(&noise(2, out.len())), out);
+            });
+        }
+        same("a cap", &|kernels, out| {
+            out.copy_from_slice(&odd(out.len()));
+            (kernels.softcap)(out, 30.0);
+        });
+        same("a gate", &|kernels, out| {
+            out.copy_from_slice(&noise(2, out.len()));
+            (kernels.gate)(out, &odd(out.len()));
+        });
+        same("a sum", &|kernels, out| (kernels.add_scaled)(out, 0.3, &odd(out.len())));
+    }
+}

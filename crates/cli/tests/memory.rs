@@ -12,6 +12,7 @@ use common::Home;
 use common::written::{Kind, Written};
 
 /// Runs a program and gives the most memory that it ever had in use, in bytes.
+#[allow(clippy::zombie_processes, reason = "`wait4` waits for it")]
 fn peak(home: &Home, args: &[&str]) -> u64 {
     let mut command = home.command(args);
     command.stdin(Stdio::null()).stdout(Stdio::null());

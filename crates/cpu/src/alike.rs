@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use tallow_core::conformance::{Suite, cases};
 use tallow_core::ops::{Attend, Dequant, Epilogue, Ffn, KvWrite, Project};
 use tallow_core::{
     Activation, AttnSpec, Backend, DType, Format, Heads, HostWeight, LayerKv, Linear, Memory, Norm, NormKind,
@@ -132,6 +133,19 @@ fn attention() {
             }
         }
     });
+}
+
+/// What is fused rounds otherwise than on other machines, so the oracle is asked too. Not of attention: that takes an
+/// emulator minutes.
+#[test]
+fn conformance_of_all_but_attention() {
+    let b = Cpu::new(Isa::best(), 1).unwrap().with(Arithmetic::Exact);
+    for case in cases().into_iter().filter(|case| case.name != "attend") {
+        if let Err(why) = (case.run)(&b, Suite::exact()) {
+            panic!("{}: {why}", case.name);
+        }
+    }
+    println!("{}: all but attention is right", b.label());
 }
 
 /// What is computed row by row, of whole vectors and of less, of small numbers, large ones, zeros and what is no number.

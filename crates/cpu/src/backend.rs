@@ -526,15 +526,6 @@ mod tests {
         one_thread: Isa::best(), 1;
     }
 
-    /// Enough where an emulator takes minutes for all.
-    mod brief {
-        use super::*;
-        tallow_core::conformance!(
-            Suite::rounding(eight_bits, 8e-3).brief(),
-            cpu(Isa::best(), 1, Arithmetic::Fast)
-        );
-    }
-
     #[test]
     fn what_the_cpu_lacks_is_refused() {
         for isa in Isa::ALL.into_iter().filter(|isa| !isa.is_available()) {

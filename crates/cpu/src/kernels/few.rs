@@ -270,8 +270,8 @@ unsafe fn multiply_whole<L: Lines, B: Packing, const T: usize>(from: *const u8, 
                 dot_step::<L, B, T>(&mut whole, r, planes, x.codes.add(at * PART));
                 let by = head.by::<B>(i_step);
                 for i in 0..T {
-                    all[i] = match const { Kind::<B>::NARROW && L::HALVES } {
-                        true => L::dot2(all[i], whole[i], by),
+                    all[i] = match const { Kind::<B>::NARROW } {
+                        true => L::dot2::<true>(all[i], whole[i], by),
                         false => L::mul_add(whole[i], by, all[i]),
                     };
                 }
@@ -284,7 +284,11 @@ unsafe fn multiply_whole<L: Lines, B: Packing, const T: usize>(from: *const u8, 
         for pair in 0..mins {
             let min = head.less::<B>(pair);
             for i in 0..T {
-                less[i] = L::dot2(less[i], min, L::repeat(x.sides.add(i * Rows::<B>::SIDES + pair).cast()));
+                less[i] = L::dot2::<false>(
+                    less[i],
+                    min,
+                    L::repeat(x.sides.add(i * Rows::<B>::SIDES + pair).cast()),
+                );
             }
         }
         for i in 0..T {

@@ -175,9 +175,7 @@ impl<L: Lines> Head<L> {
             let byte = self.from.add(LINE + ROWS * (step * layout.step() / layout.run));
             match layout.scales {
                 // The upper half of a word is another factor.
-                Scales::Bytes if layout.is_narrow() && L::HALVES => {
-                    L::and(L::widen_i8(byte), L::words(0xffff))
-                }
+                Scales::Bytes if layout.is_narrow() => L::and(L::widen_i8(byte), L::words(0xffff)),
                 Scales::Bytes => L::widen_i8(byte),
                 Scales::BytesLess => L::widen_u8(byte),
                 Scales::NibblesLess => L::and(L::widen_u8(byte), L::words(15)),

@@ -15,8 +15,6 @@ pub(crate) trait Lines: Copy + 'static {
 
     /// Are signed codes multiplied with 128 added to them, which is taken away from the sum? Else as they are.
     const BIASED: bool;
-    /// Are words that fit 16 bits multiplied by halves ([`dot2`](Lines::dot2)), because whole words take longer?
-    const HALVES: bool;
     /// Rows of input that a panel is multiplied with at a time on its way from memory.
     const FEW: usize;
     /// Rows of input that a pair of panels is multiplied with at a time, in whole numbers.
@@ -48,8 +46,9 @@ pub(crate) trait Lines: Copy + 'static {
     /// Adds to each word the product of its four bytes of `w` with those of `a`, which are signed. Bytes of `w` are below
     /// 128; or, where `WIDE`, any (with [`BIASED`](Lines::BIASED)) or signed (without), `a` being above -128.
     unsafe fn dot4<const WIDE: bool>(sum: Self::I, w: Self::I, a: Self::I) -> Self::I;
-    /// Adds to each word the products of the two halves of `a`, signed, with those of `b`.
-    unsafe fn dot2(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// Adds to each word the products of the two halves of `a`, signed, with those of `b`. Where `ONE`, second halves of
+    /// `b` are zero.
+    unsafe fn dot2<const ONE: bool>(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
     /// `a * b + c`, words.
     unsafe fn mul_add(a: Self::I, b: Self::I, c: Self::I) -> Self::I;
     unsafe fn to_f32(a: Self::I) -> Self::F;
@@ -294,8 +293,8 @@ impl<const T: usize> WholeTile<T> {
             for p in 0..2 {
                 let by = L::load(self.by[p].add(step * 16).cast());
                 for i in 0..T {
-                    all[p][i] = match K::NARROW && L::HALVES {
-                        true => L::dot2(all[p][i], whole[p][i], by),
+                    all[p][i] = match K::NARROW {
+                        true => L::dot2::<true>(all[p][i], whole[p][i], by),
                         false => L::mul_add(whole[p][i], by, all[p][i]),
                     };
                 }
@@ -314,7 +313,7 @@ impl<const T: usize> WholeTile<T> {
                     let mut mins = L::words(0);
                     for pair in 0..K::MINS {
                         let less = L::load(self.less[p].add(pair * 16).cast());
-                        mins = L::dot2(mins, less, L::repeat(self.sides[i].add(pair).cast()));
+                        mins = L::dot2::<false>(mins, less, L::repeat(self.sides[i].add(pair).cast()));
                     }
                     let sums = self.sums.add((2 * i + p) * 16);
                     let (row, sum) = (self.row_scales.add(i), L::load_f32(sums));

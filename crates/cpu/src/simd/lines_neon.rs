@@ -35,7 +35,6 @@ impl Lines for Neon {
     type F = F;
 
     const BIASED: bool = false;
-    const HALVES: bool = false;
     // A line takes four of 32 registers.
     const FEW: usize = 4;
     const TOKENS: usize = 2;
@@ -88,9 +87,9 @@ impl Lines for Neon {
             four!(look_up(table, codes))
         }
         fn dot4<const WIDE: bool>(sum: I, w: I, a: I) -> I { four!(sdot(sum, w, a)) }
-        fn dot2(sum: I, a: I, b: I) -> I {
-            let [s0, s1] = dot2([sum[0], sum[1]], [a[0], a[1]], [b[0], b[1]]);
-            let [s2, s3] = dot2([sum[2], sum[3]], [a[2], a[3]], [b[2], b[3]]);
+        fn dot2<const ONE: bool>(sum: I, a: I, b: I) -> I {
+            let [s0, s1] = dot2::<ONE>([sum[0], sum[1]], [a[0], a[1]], [b[0], b[1]]);
+            let [s2, s3] = dot2::<ONE>([sum[2], sum[3]], [a[2], a[3]], [b[2], b[3]]);
             [s0, s1, s2, s3]
         }
         fn mul_add(a: I, b: I, c: I) -> I { four!(vmlaq_u32(c, a, b)) }
@@ -167,7 +166,11 @@ fn sdot(mut sum: uint32x4_t, w: uint32x4_t, a: uint32x4_t) -> uint32x4_t {
 /// [`Lines::dot2`] of two registers: first halves of words and second ones are put side by side, and widen when they are
 /// multiplied.
 #[inline(always)]
-unsafe fn dot2(sum: [uint32x4_t; 2], a: [uint32x4_t; 2], b: [uint32x4_t; 2]) -> [uint32x4_t; 2] {
+unsafe fn dot2<const ONE: bool>(
+    sum: [uint32x4_t; 2],
+    a: [uint32x4_t; 2],
+    b: [uint32x4_t; 2],
+) -> [uint32x4_t; 2] {
     // SAFETY: the caller has the instruction set.
     unsafe {
         let (a, b) = (a.map(|a| vreinterpretq_s16_u32(a)), b.map(|b| vreinterpretq_s16_u32(b)));
@@ -176,7 +179,7 @@ unsafe fn dot2(sum: [uint32x4_t; 2], a: [uint32x4_t; 2], b: [uint32x4_t; 2]) -> 
             (vuzp1q_s16(a[0], a[1]), vuzp1q_s16(b[0], b[1])),
             (vuzp2q_s16(a[0], a[1]), vuzp2q_s16(b[0], b[1])),
         ];
-        for (a, b) in halves {
+        for (a, b) in halves.into_iter().take(if ONE { 1 } else { 2 }) {
             sum[0] = vmlal_s16(sum[0], vget_low_s16(a), vget_low_s16(b));
             sum[1] = vmlal_high_s16(sum[1], a, b);
         }

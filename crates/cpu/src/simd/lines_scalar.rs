@@ -16,7 +16,6 @@ impl Lines for Scalar {
     type F = [f32; N];
 
     const BIASED: bool = false;
-    const HALVES: bool = true;
     const FEW: usize = 2;
     const TOKENS: usize = 1;
     const TOKENS_F32: usize = 2;
@@ -107,7 +106,7 @@ impl Lines for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn dot2(sum: [u32; N], a: [u32; N], b: [u32; N]) -> [u32; N] {
+    unsafe fn dot2<const ONE: bool>(sum: [u32; N], a: [u32; N], b: [u32; N]) -> [u32; N] {
         let low = |x: u32| i32::from(x as i16);
         let high = |x: u32| x as i32 >> 16;
         each(|i| {

@@ -39,7 +39,6 @@ impl Lines for Avx512 {
     type F = __m512;
 
     const BIASED: bool = true;
-    const HALVES: bool = true;
     const FEW: usize = 12;
     const TOKENS: usize = 6;
     const TOKENS_F32: usize = 12;
@@ -63,7 +62,7 @@ impl Lines for Avx512 {
         fn dot4<const WIDE: bool>(sum: __m512i, w: __m512i, a: __m512i) -> __m512i {
             _mm512_dpbusd_epi32(sum, w, a)
         }
-        fn dot2(sum: __m512i, a: __m512i, b: __m512i) -> __m512i { dot2(sum, a, b) }
+        fn dot2<const ONE: bool>(sum: __m512i, a: __m512i, b: __m512i) -> __m512i { dot2(sum, a, b) }
         fn mul_add(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
             _mm512_add_epi32(_mm512_mullo_epi32(a, b), c)
         }
@@ -179,7 +178,6 @@ macro_rules! two_halves {
             type F = [__m256; 2];
 
             const BIASED: bool = $biased;
-            const HALVES: bool = true;
             const FEW: usize = 4;
             const TOKENS: usize = 1;
             const TOKENS_F32: usize = 3;
@@ -229,7 +227,11 @@ macro_rules! two_halves {
                 ) -> [__m256i; 2] {
                     [$dot::<WIDE>(sum[0], w[0], a[0]), $dot::<WIDE>(sum[1], w[1], a[1])]
                 }
-                fn dot2(sum: [__m256i; 2], a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+                fn dot2<const ONE: bool>(
+                    sum: [__m256i; 2],
+                    a: [__m256i; 2],
+                    b: [__m256i; 2]
+                ) -> [__m256i; 2] {
                     [
                         _mm256_add_epi32(sum[0], _mm256_madd_epi16(a[0], b[0])),
                         _mm256_add_epi32(sum[1], _mm256_madd_epi16(a[1], b[1])),

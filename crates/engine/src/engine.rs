@@ -100,14 +100,18 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     runner: impl FnOnce() -> Result<(Runner<B>, Limits), E> + Send + 'static,
 ) -> Result<EngineHandle, E> {
     let (made, when_made) = channel();
-    let (begin, when_begun) = channel::<(Receiver<Command>, Alive)>();
+    let (found_out, when_found_out) = channel();
+    let (begun, when_begun) = channel();
     std::thread::Builder::new().name("tallow-engine".into()).spawn(move || match runner() {
         Ok((runner, limits)) => {
             let _ = made.send(Ok(()));
             // Otherwise nobody wants it any more.
-            if let Ok((commands, alive)) = when_begun.recv() {
+            if let Ok(info) = when_found_out.recv() {
+                let (handle, commands, alive) = EngineHandle::new(info);
                 let pool = BlockPool::new(alive.info().pages, alive.info().page_len);
-                Engine::new(runner, Scheduler::new(limits, pool), commands, alive).run();
+                let engine = Engine::new(runner, Scheduler::new(limits, pool), commands, alive);
+                let _ = begun.send(handle);
+                engine.run();
             }
         }
         Err(why) => drop(made.send(Err(why))),
@@ -115,10 +119,10 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     let info = info();
     let gone = || std::io::Error::other("the engine's thread ended while the model was loaded").into();
     let made = when_made.recv().unwrap_or_else(|_| Err(gone()));
-    let (handle, commands, alive) = EngineHandle::new(info?);
+    let info = info?;
     made?;
-    begin.send((commands, alive)).map_err(|_| gone())?;
-    Ok(handle)
+    found_out.send(info).map_err(|_| gone())?;
+    when_begun.recv().map_err(|_| gone())
 }
 
 impl<B: Backend> Engine<B> {

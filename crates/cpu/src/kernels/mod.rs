@@ -183,7 +183,7 @@ static AMX: Kernels =
 impl Kernels {
     /// The kernels for `isa`, if this CPU has it.
     pub(crate) fn new(isa: Isa) -> Option<&'static Kernels> {
-        isa.is_available().then_some(match isa {
+        let table = match isa {
             Isa::Scalar => &scalar::TABLE,
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => &neon::TABLE,
@@ -196,7 +196,8 @@ impl Kernels {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Isa::Amx => &AMX,
             #[allow(unreachable_patterns, reason = "depends on the system")]
-            _ => &scalar::TABLE,
-        })
+            _ => return None,
+        };
+        isa.is_available().then_some(table)
     }
 }

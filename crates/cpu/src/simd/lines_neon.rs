@@ -9,20 +9,6 @@ type I = [uint32x4_t; 4];
 /// Sixteen numbers.
 type F = [float32x4_t; 4];
 
-/// Writes methods whose bodies are unsafe only because they use the instruction set (and, where they take a pointer,
-/// because the caller vouches for it).
-macro_rules! ops {
-    ($(fn $name:ident $(<const $N:ident: $n:ty>)? ($($arg:ident: $t:ty),*) -> $out:ty $body:block)*) => {
-        $(
-            #[inline(always)]
-            unsafe fn $name $(<const $N: $n>)? ($($arg: $t),*) -> $out {
-                // SAFETY: by the trait's contract the CPU has the instructions and pointers are valid.
-                unsafe { $body }
-            }
-        )*
-    };
-}
-
 /// What an instruction makes of each of the four registers of its operands.
 macro_rules! four {
     ($op:ident($($arg:ident),*)) => {
@@ -40,17 +26,7 @@ impl Lines for Neon {
     const TOKENS: usize = 2;
     const TOKENS_F32: usize = 2;
 
-    #[inline(always)]
-    unsafe fn apart(work: impl Work<Self>) {
-        #[inline(never)]
-        #[target_feature(enable = "neon,dotprod")]
-        unsafe fn run(work: impl Work<Neon>) {
-            // SAFETY: passed on to the caller.
-            unsafe { work.run() }
-        }
-        // SAFETY: passed on to the caller, who has the instruction set.
-        unsafe { run(work) }
-    }
+    apart!("neon,dotprod");
 
     ops! {
         fn load(p: *const u8) -> I {

@@ -3,37 +3,6 @@ use std::arch::x86_64::*;
 
 use super::{Avx2, Avx512, AvxVnni, Lines, Tile, WholeKind, WholeTile, Work};
 
-/// Writes methods whose bodies are unsafe only because they use the instruction set (and, where they take a pointer,
-/// because the caller vouches for it).
-macro_rules! ops {
-    ($(fn $name:ident $(<const $N:ident: $n:ty>)? ($($arg:ident: $t:ty),*) -> $out:ty $body:block)*) => {
-        $(
-            #[inline(always)]
-            unsafe fn $name $(<const $N: $n>)? ($($arg: $t),*) -> $out {
-                // SAFETY: by the trait's contract the CPU has the instructions and pointers are valid.
-                unsafe { $body }
-            }
-        )*
-    };
-}
-
-/// [`Lines::apart`] with those features.
-macro_rules! apart {
-    ($features:literal) => {
-        #[inline(always)]
-        unsafe fn apart(work: impl Work<Self>) {
-            #[inline(never)]
-            #[target_feature(enable = $features)]
-            unsafe fn run<L>(work: impl Work<L>) {
-                // SAFETY: passed on to the caller.
-                unsafe { work.run() }
-            }
-            // SAFETY: passed on to the caller, who has the instruction set.
-            unsafe { run::<Self>(work) }
-        }
-    };
-}
-
 impl Lines for Avx512 {
     type I = __m512i;
     type F = __m512;

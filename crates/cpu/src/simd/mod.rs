@@ -8,6 +8,39 @@
 //! What is unsafe here must run only on a CPU that has the instruction set, and its pointers must be valid for the
 //! elements that it names.
 
+/// Writes methods whose bodies are unsafe only because they use the instruction set (and, where they take a pointer,
+/// because the caller vouches for it).
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! ops {
+    ($(fn $name:ident $(<const $N:ident: $n:ty>)? ($($arg:ident: $t:ty),*) -> $out:ty $body:block)*) => {
+        $(
+            #[inline(always)]
+            unsafe fn $name $(<const $N: $n>)? ($($arg: $t),*) -> $out {
+                // SAFETY: by the trait's contract the CPU has the instructions and pointers are valid.
+                unsafe { $body }
+            }
+        )*
+    };
+}
+
+/// [`Lines::apart`] with those features.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! apart {
+    ($features:literal) => {
+        #[inline(always)]
+        unsafe fn apart(work: impl Work<Self>) {
+            #[inline(never)]
+            #[target_feature(enable = $features)]
+            unsafe fn run<L>(work: impl Work<L>) {
+                // SAFETY: passed on to the caller.
+                unsafe { work.run() }
+            }
+            // SAFETY: passed on to the caller, who has the instruction set.
+            unsafe { run::<Self>(work) }
+        }
+    };
+}
+
 mod lines;
 #[cfg(target_arch = "aarch64")]
 mod lines_neon;

@@ -9,20 +9,6 @@ use super::Simd;
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
 
-/// Writes a method whose body is unsafe only because it uses the instruction set (and, where it takes a pointer,
-/// because the caller vouches for it).
-macro_rules! lanes {
-    ($(fn $name:ident($($arg:ident: $t:ty),*) -> $out:ty $body:block)*) => {
-        $(
-            #[inline(always)]
-            unsafe fn $name($($arg: $t),*) -> $out {
-                // SAFETY: by the trait's contract the CPU has the instructions and pointers are valid.
-                unsafe { $body }
-            }
-        )*
-    };
-}
-
 /// Four numbers of half precision. In assembly: the compiler knows their type only since Rust 1.94.
 #[inline(always)]
 pub(super) unsafe fn widen(halves: uint16x4_t) -> float32x4_t {
@@ -65,7 +51,7 @@ impl Simd for Neon {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
 
-    lanes! {
+    ops! {
         fn splat(x: f32) -> [float32x4_t; 2] { [vdupq_n_f32(x); 2] }
         fn load(p: *const f32) -> [float32x4_t; 2] { [vld1q_f32(p), vld1q_f32(p.add(4))] }
         fn load_some(p: *const f32, n: usize) -> [float32x4_t; 2] {

@@ -14,20 +14,6 @@ pub(crate) struct AvxVnni;
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
 
-/// Writes a method whose body is unsafe only because it uses the instruction set (and, where it takes a pointer,
-/// because the caller vouches for it).
-macro_rules! lanes {
-    ($(fn $name:ident($($arg:ident: $t:ty),*) -> $out:ty $body:block)*) => {
-        $(
-            #[inline(always)]
-            unsafe fn $name($($arg: $t),*) -> $out {
-                // SAFETY: by the trait's contract the CPU has the instructions and pointers are valid.
-                unsafe { $body }
-            }
-        )*
-    };
-}
-
 /// A mask of the first `n` of eight lanes, as AVX2 wants it.
 #[inline(always)]
 unsafe fn first8(n: usize) -> __m256i {
@@ -41,7 +27,7 @@ impl Simd for Avx2 {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
 
-    lanes! {
+    ops! {
         fn splat(x: f32) -> __m256 { _mm256_set1_ps(x) }
         fn load(p: *const f32) -> __m256 { _mm256_loadu_ps(p) }
         fn load_some(p: *const f32, n: usize) -> __m256 { _mm256_maskload_ps(p, first8(n)) }
@@ -94,7 +80,7 @@ impl Simd for Avx512 {
     const LANES: usize = 16;
     const REGISTERS: usize = 32;
 
-    lanes! {
+    ops! {
         fn splat(x: f32) -> __m512 { _mm512_set1_ps(x) }
         fn load(p: *const f32) -> __m512 { _mm512_loadu_ps(p) }
         fn load_some(p: *const f32, n: usize) -> __m512 { _mm512_maskz_loadu_ps(first16(n), p) }

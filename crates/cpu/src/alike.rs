@@ -28,7 +28,8 @@ fn noise(seed: u32, count: usize) -> Vec<f32> {
 fn linear(b: &Cpu, format: Format, rows: usize, cols: usize) -> Linear<Cpu> {
     let mut bytes = vec![0; rows * format.row_bytes(cols).unwrap()];
     tallow_quant::pack(format, &noise(7, rows * cols), &mut bytes).unwrap();
-    let weight = b.prepare(HostWeight { format, rows, cols, bytes: &bytes }).unwrap();
+    let weight =
+        b.prepare(HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT }).unwrap();
     Linear { weight, bias: None }
 }
 

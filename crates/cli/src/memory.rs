@@ -5,6 +5,7 @@ use std::fmt;
 use tallow_core::DType;
 use tallow_engine::kv::KvShape;
 use tallow_models::Model;
+use tallow_models::spec::{ExpertsSpec, LayerSpec};
 
 use crate::Failed;
 use crate::device::Device;
@@ -209,10 +210,11 @@ pub(crate) fn scored(batch: usize) -> usize {
 /// What a step needs besides weights and cache, from above.
 fn workspace(model: &Model, step: Step, context: usize) -> u64 {
     let spec = &model.spec;
-    let widest =
-        |f: fn(&tallow_models::spec::LayerSpec) -> usize| spec.layers.iter().map(f).max().unwrap_or(0);
-    let qkv = widest(|l| l.mixer.heads.qkv_cols() + 2 * l.mixer.heads.q_cols());
-    let ffn = widest(|l| 3 * l.ffn.width);
+    let widest = |f: &dyn Fn(&LayerSpec) -> usize| spec.layers.iter().map(f).max().unwrap_or(0);
+    let qkv = widest(&|l| l.mixer.heads.qkv_cols() + 2 * l.mixer.heads.q_cols());
+    // Where experts work, each token is copied for each of its experts, and what they make of it is kept apart.
+    let sorted = |e: ExpertsSpec| 2 * e.used * spec.dim + 4 * e.count;
+    let ffn = widest(&|l| 3 * l.active_width() + l.experts.map_or(0, sorted));
     let activations = step.tokens as u64 * (4 * spec.dim + qkv.max(ffn)) as u64;
     // On the device, and as they are read from it.
     let logits = 2 * step.logits as u64 * spec.vocab as u64;

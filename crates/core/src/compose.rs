@@ -6,10 +6,10 @@
 use tallow_quant::Format;
 
 use crate::ops::{
-    Copy, Dequant, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Normalize, Project, ProjectMany, QkvPrep,
-    Rotate, Rows, RowsTo,
+    Copy, Dequant, Eltwise, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Moe, Normalize, Project, ProjectMany,
+    QkvPrep, Rotate, Rows, RowsTo, With,
 };
-use crate::{Backend, DType, Error, HostWeight, Result, Tensor, Weight};
+use crate::{Backend, DType, Error, Expert, HostWeight, Result, Tensor, Weight};
 
 /// Rows of a weight that are unpacked at a time: enough to keep a device busy, few enough to stay small.
 const TILE: usize = 256;
@@ -113,6 +113,22 @@ pub fn ffn<B: Backend>(b: &B, op: &Ffn<'_, B>) -> Result<Tensor<B>> {
     let up = op.is_gated().then(|| joint.col_range(width..2 * width));
     let bent = b.run(Glu { gate: &gate, up: up.as_ref(), act: op.act })?; // [rows, width]
     b.run(Project { x: &bent, by: op.down, then: op.then })
+}
+
+/// Every expert for every row, each times its share.
+pub fn moe<B: Backend>(b: &B, op: &Moe<'_, B>) -> Result<Tensor<B>> {
+    let mut sum = b.alloc(DType::F32, op.x.rows(), op.x.cols())?; // [rows, dim]
+    b.zero(&sum)?;
+    for (i, Expert { up, down }) in op.experts.iter().enumerate() {
+        let y = b.run(Ffn { x: op.x, norm: None, up, act: op.act, down, then: Epilogue::NONE })?;
+        let share = op.shares.col_range(i..i + 1); // [rows, 1]
+        let y = b.run(Eltwise { x: &y, with: With::Mul(&share) })?;
+        sum = b.run(Eltwise { x: &sum, with: With::Add(&y) })?;
+    }
+    let mut then = Vec::from([With::Scale(op.then.scale)]);
+    then.extend(op.then.softcap.map(With::SoftCap));
+    then.extend(op.then.residual.map(With::Add));
+    then.into_iter().try_fold(sum, |x, with| b.run(Eltwise { x: &x, with }))
 }
 
 /// The wanted rows, the norm, the projection.

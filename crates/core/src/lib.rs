@@ -26,5 +26,6 @@ pub use tallow_quant::Format;
 pub use tensor::Tensor;
 pub use trace::{Launch, Trace, launch_table};
 pub use weight::{
-    Activation, AttnSpec, Heads, HostWeight, Linear, Norm, NormKind, QkNorm, Rope, RopePairs, Spent, Weight,
+    Activation, AttnSpec, Expert, Groups, Heads, HostWeight, Linear, Norm, NormKind, QkNorm, Rope, RopePairs,
+    Routing, Scores, Spent, Weight,
 };

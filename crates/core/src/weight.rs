@@ -110,6 +110,53 @@ pub struct Linear<B: Backend> {
     pub bias: Option<Tensor<B>>,
 }
 
+/// A feed-forward block among others of its shape: gate and up side by side (however many weights that takes), or up
+/// alone, and down.
+#[derive(Debug)]
+pub struct Expert<B: Backend> {
+    /// [width, dim] each
+    pub up: Vec<Linear<B>>,
+    /// [dim, width]. It tells whether the block is gated: `up` gives twice the width then.
+    pub down: Linear<B>,
+}
+
+/// How a token's experts are chosen, and how much it takes of each.
+#[derive(Debug)]
+pub struct Routing<B: Backend> {
+    /// Experts of a token: those with the largest scores, of equals the one further left.
+    pub used: usize,
+    /// What logits become.
+    pub scores: Scores,
+    /// [1, experts]: added to scores where experts are chosen, and only there.
+    pub bias: Option<Tensor<B>>,
+    /// Experts are chosen from the best groups only.
+    pub groups: Option<Groups>,
+    /// Are the scores of those chosen divided by their sum?
+    pub to_one: bool,
+    /// Multiplies them last.
+    pub scale: f32,
+}
+
+/// What the logits of experts become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// All of them add up to one.
+    Softmax,
+    /// Each on its own.
+    Sigmoid,
+}
+
+/// Experts in groups of equal size, side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// How many there are.
+    pub count: usize,
+    /// How many of them a token's experts may be in.
+    pub used: usize,
+    /// A group is as good as the sum of so many of its best experts.
+    pub best: usize,
+}
+
 /// Which mean a normalisation divides by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {

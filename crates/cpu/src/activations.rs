@@ -165,9 +165,9 @@ pub(crate) unsafe fn round<S: Simd>(to: &Rounding<'_>, row: usize, x: &[f32]) {
     }
 }
 
-/// Rows that there must be room for: kernels for many rows may read whole tiles, to no effect.
+/// Rows that there must be room for: kernels for many rows may read whole tiles, to no effect, from any row on.
 fn room_for(rows: usize) -> usize {
-    if rows < MANY { rows } else { rows.next_multiple_of(TILE) }
+    if rows < MANY { rows } else { rows + TILE - 1 }
 }
 
 /// The rounded input of some linear layers.
@@ -226,21 +226,27 @@ impl Activations {
         Rounding { rows: self.rows, codes, scales, sides }
     }
 
-    /// Writes them: rows of `x`, normalised first if asked.
-    pub(crate) fn fill(&self, b: &Cpu, x: Mat<'_, f32>, norm: Option<&NormTask<'_>>) {
-        let (to, k, rows, cols) = (self.rounding(), b.kernels, x.rows, self.cols);
+    /// Writes them: what `row` gives for each, normalised first if asked.
+    pub(crate) fn fill<'a>(
+        &self,
+        b: &Cpu,
+        rows: usize,
+        row: impl Fn(usize) -> &'a [f32] + Sync,
+        norm: Option<&NormTask<'_>>,
+    ) {
+        let (to, k, cols) = (self.rounding(), b.kernels, self.cols);
         let piece = (8192 / cols.max(1)).max(1);
         b.share(rows.div_ceil(piece), 4 * rows * cols, |scratch, i| {
             for r in i * piece..rows.min((i + 1) * piece) {
                 // Another thread wrote it, or it is far away.
-                fetch(x.row(r));
+                fetch(row(r));
                 let x = match norm {
                     Some(norm) => {
                         scratch.floats.resize(scratch.floats.len().max(cols), 0.0);
-                        (k.norm)(norm, x.row(r), &mut scratch.floats[..cols]);
+                        (k.norm)(norm, row(r), &mut scratch.floats[..cols]);
                         &scratch.floats[..cols]
                     }
-                    None => x.row(r),
+                    None => row(r),
                 };
                 (k.round)(&to, r, x);
             }

@@ -5,8 +5,8 @@ use std::fmt;
 use std::rc::Rc;
 
 use tallow_core::ops::{
-    Attend, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Normalize, Project,
-    ProjectMany, QkvPrep, Rotate, Rows, RowsTo, TopK, TopKOut, With,
+    Attend, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Moe, Normalize,
+    Project, ProjectMany, QkvPrep, Rotate, Route, Rows, RowsTo, TopK, TopKOut, With,
 };
 use tallow_core::{
     Backend, DType, Error, HostWeight, Norm, QkNorm, Reading, Result, Tensor, Trace, Weight, compose,
@@ -87,7 +87,7 @@ impl Cpu {
     }
 
     /// A fresh tensor like `[rows, cols]`, filled row by row.
-    fn by_rows(
+    pub(crate) fn by_rows(
         &self,
         rows: usize,
         cols: usize,
@@ -325,20 +325,31 @@ impl Backend for Cpu {
 
     fn eltwise(&self, op: &Eltwise<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (k, x, y) = (self.kernels, Mat::<f32>::new(op.x), op.other().map(Mat::<f32>::new));
-        let y = |r: usize| y.map_or(&[][..], |y| y.row(if y.rows == 1 { 0 } else { r }));
         let copy = |r: usize, out: &mut [f32]| out.copy_from_slice(x.row(r));
         let (rows, cols) = (x.rows, x.cols);
+        // A row of the other, of one number as many times as there are columns.
+        fn other<'a>(y: Option<Mat<'a, f32>>, r: usize, cols: usize, room: &'a mut Vec<f32>) -> &'a [f32] {
+            match y.map(|y| y.row(if y.rows == 1 { 0 } else { r })) {
+                Some(&[one]) if cols != 1 => {
+                    room.clear();
+                    room.resize(cols, one);
+                    room
+                }
+                row => row.unwrap_or_default(),
+            }
+        }
         match op.with {
-            With::Add(_) => self.by_rows(rows, cols, |_, r, out| {
+            With::Add(_) => self.by_rows(rows, cols, |scratch, r, out| {
                 copy(r, out);
-                (k.add_scaled)(out, 1.0, y(r));
+                (k.add_scaled)(out, 1.0, other(y, r, cols, &mut scratch.floats));
             }),
-            With::AddScaled(_, scale) => self.by_rows(rows, cols, |_, r, out| {
+            With::AddScaled(_, scale) => self.by_rows(rows, cols, |scratch, r, out| {
                 copy(r, out);
-                (k.add_scaled)(out, scale, y(r));
+                (k.add_scaled)(out, scale, other(y, r, cols, &mut scratch.floats));
             }),
-            With::Mul(_) => self.by_rows(rows, cols, |_, r, out| {
-                out.iter_mut().zip(x.row(r)).zip(y(r)).for_each(|((o, x), y)| *o = x * y);
+            With::Mul(_) => self.by_rows(rows, cols, |scratch, r, out| {
+                let y = other(y, r, cols, &mut scratch.floats);
+                out.iter_mut().zip(x.row(r)).zip(y).for_each(|((o, x), y)| *o = x * y);
             }),
             With::Scale(scale) => self.by_rows(rows, cols, |_, r, out| {
                 out.iter_mut().zip(x.row(r)).for_each(|(o, x)| *o = x * scale);
@@ -347,9 +358,9 @@ impl Backend for Cpu {
                 copy(r, out);
                 (k.softcap)(out, cap);
             }),
-            With::Gate(_) => self.by_rows(rows, cols, |_, r, out| {
+            With::Gate(_) => self.by_rows(rows, cols, |scratch, r, out| {
                 copy(r, out);
-                (k.gate)(out, y(r));
+                (k.gate)(out, other(y, r, cols, &mut scratch.floats));
             }),
         }
     }
@@ -371,6 +382,10 @@ impl Backend for Cpu {
                 Ok(into.clone())
             }
         }
+    }
+
+    fn route(&self, op: &Route<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        self.routed(op)
     }
 
     fn topk(&self, op: &TopK<'_, Cpu>) -> Result<TopKOut<Cpu>> {
@@ -457,6 +472,10 @@ impl Backend for Cpu {
         let out = self.alloc(DType::F32, op.x.rows(), op.down.weight.rows())?;
         self.linear(&bent, &Part::side_by_side(std::slice::from_ref(op.down)), &out, op.then)?;
         Ok(out)
+    }
+
+    fn moe(&self, op: &Moe<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        self.mixture(op)
     }
 
     fn head(&self, op: &Head<'_, Cpu>) -> Result<Tensor<Cpu>> {

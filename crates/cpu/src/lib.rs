@@ -11,6 +11,7 @@ mod alike;
 mod arithmetic;
 mod backend;
 mod cache;
+mod experts;
 mod isa;
 mod kernels;
 mod mat;

@@ -6,7 +6,7 @@ use tallow_core::{Backend, DType, Linear, Norm, Result, Tensor, Weight};
 use crate::Arithmetic;
 use crate::activations::{Activations, Side};
 use crate::backend::{Cpu, norm_task};
-use crate::kernels::{BendTask, Given, Kernels, LinearTask, Packed, Product, Source, bend, linear};
+use crate::kernels::{BendTask, Given, Kernels, LinearTask, NormTask, Packed, Product, Source, bend, linear};
 use crate::mat::{Mat, MatMut};
 use crate::packed::PAIR;
 
@@ -66,7 +66,7 @@ pub(crate) struct Input {
 }
 
 impl Input {
-    fn times<'a>(&'a self, k: &Kernels, w: Source<'a>) -> Product<'a> {
+    pub(crate) fn times<'a>(&'a self, k: &Kernels, w: Source<'a>) -> Product<'a> {
         let x = self.plain.as_ref().map_or_else(|| Mat::without_columns(self.rows), Mat::new);
         let rounded = self.rounded.as_ref().and_then(|r| r.of(w.side(k)?));
         Product { w, x, rounded }
@@ -75,7 +75,7 @@ impl Input {
 
 impl Cpu {
     /// Outputs that make a piece: whole pairs of panels, enough to be worth taking, few enough to share out evenly.
-    fn piece(&self, outputs: usize) -> usize {
+    pub(crate) fn piece(&self, outputs: usize) -> usize {
         (outputs / (16 * self.pool.threads())).next_multiple_of(PAIR).clamp(PAIR, 8 * PAIR)
     }
 
@@ -85,29 +85,59 @@ impl Cpu {
     }
 
     /// The input of a phase, normalised if asked, and rounded once for all weights that take it so.
-    pub(crate) fn input(
+    pub(crate) fn input<'a>(
         &self,
         x: &Tensor<Cpu>,
         norm: Option<&Norm<Cpu>>,
-        parts: &[Part<'_>],
+        parts: impl IntoIterator<Item = &'a Part<'a>> + Clone,
     ) -> Result<Input> {
-        let sides = || parts.iter().map(|p| self.side(&p.w));
+        let sides = || parts.clone().into_iter().map(|p| self.side(&p.w));
         let plain = match norm {
             None => Some(x.clone()),
             // Unless all that is wanted is the rounded row.
             Some(_) if sides().all(|side| side.is_some()) => None,
             Some(by) => Some(self.normalize(&Normalize { x, by, residual: None })?),
         };
-        let mut rounded = None;
-        if sides().any(|side| side.is_some()) {
-            let to = Activations::new(self, x.rows(), x.cols(), sides().flatten())?;
-            match (&plain, norm) {
-                (None, Some(by)) => to.fill(self, Mat::new(x), Some(&norm_task(by))),
-                (plain, _) => to.fill(self, Mat::new(plain.as_ref().unwrap_or(x)), None),
-            }
-            rounded = Some(to);
-        }
+        let from = Mat::new(plain.as_ref().unwrap_or(x));
+        let norm = norm.filter(|_| plain.is_none()).map(norm_task);
+        let rounded = self.rounded(x.rows(), x.cols(), sides().flatten(), norm, |r| from.row(r))?;
         Ok(Input { rows: x.rows(), plain, rounded })
+    }
+
+    /// The input of a phase that takes some rows of `x`, and some of them several times.
+    pub(crate) fn picked<'a>(
+        &self,
+        x: &Tensor<Cpu>,
+        at: &[u32],
+        parts: impl IntoIterator<Item = &'a Part<'a>> + Clone,
+    ) -> Result<Input> {
+        let sides = || parts.clone().into_iter().map(|p| self.side(&p.w));
+        let from = Mat::<f32>::new(x);
+        let row = |place: usize| from.row(at[place] as usize);
+        let plain = match sides().all(|side| side.is_some()) {
+            true => None,
+            false => Some(self.by_rows(at.len(), x.cols(), |_, place, out| out.copy_from_slice(row(place)))?),
+        };
+        let rounded = self.rounded(at.len(), x.cols(), sides().flatten(), None, row)?;
+        Ok(Input { rows: at.len(), plain, rounded })
+    }
+
+    /// Rows rounded for whoever needs them so, if anybody does.
+    fn rounded<'a>(
+        &self,
+        rows: usize,
+        cols: usize,
+        needs: impl Iterator<Item = Side>,
+        norm: Option<NormTask<'_>>,
+        row: impl Fn(usize) -> &'a [f32] + Sync,
+    ) -> Result<Option<Activations>> {
+        let mut needs = needs.peekable();
+        if needs.peek().is_none() {
+            return Ok(None);
+        }
+        let to = Activations::new(self, rows, cols, needs)?;
+        to.fill(self, rows, row, norm.as_ref());
+        Ok(Some(to))
     }
 
     /// One phase: every output of every part, for all rows.
@@ -124,14 +154,23 @@ impl Cpu {
         let pieces = parts.iter().map(|p| p.outputs.div_ceil(piece)).sum();
         let y = MatMut::<f32>::new(out);
         let products: Vec<Product<'_>> = parts.iter().map(|p| x.times(self.kernels, p.w)).collect();
-        let (scale, softcap) = (then.scale, then.softcap);
-        self.share(pieces, cost(x.rows, parts), |scratch, mut i| {
+        let (scale, softcap, rows) = (then.scale, then.softcap, x.rows);
+        self.share(pieces, cost(rows, parts), |scratch, mut i| {
             for (part, of) in parts.iter().zip(&products) {
                 let count = part.outputs.div_ceil(piece);
                 if i < count {
                     let outputs = i * piece..part.outputs.min((i + 1) * piece);
                     let (of, out) = (*of, y.columns(part.column..part.column + part.outputs));
-                    let task = LinearTask { of, outputs, out, bias: part.bias, scale, softcap, residual };
+                    let task = LinearTask {
+                        of,
+                        rows: 0..rows,
+                        outputs,
+                        out,
+                        bias: part.bias,
+                        scale,
+                        softcap,
+                        residual,
+                    };
                     return linear(self.kernels, &task, &mut scratch.room);
                 }
                 i -= count;
@@ -156,7 +195,7 @@ impl Cpu {
         let (act, apart, piece) = (op.act, op.is_gated().then_some(width), self.piece(width));
         self.share(width.div_ceil(piece), cost(rows, &parts), |scratch, i| {
             let columns = i * piece..width.min((i + 1) * piece);
-            let task = BendTask { given: &given, apart, act, out: &out, columns };
+            let task = BendTask { given: &given, apart, act, out: &out, rows: 0..rows, columns };
             bend(self.kernels, &task, &mut scratch.room);
         });
         // Not before all columns of a chunk are there can it be rounded.
@@ -165,7 +204,7 @@ impl Cpu {
 }
 
 /// About how many multiplications a phase takes.
-fn cost(rows: usize, parts: &[Part<'_>]) -> usize {
+pub(crate) fn cost(rows: usize, parts: &[Part<'_>]) -> usize {
     parts.iter().map(|p| rows * p.outputs * p.w.cols()).sum()
 }
 

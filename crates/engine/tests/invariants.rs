@@ -190,6 +190,16 @@ fn for_sliding_windows_and_bf16_on_a_gpu() {
 }
 
 #[test]
+fn for_experts() {
+    hold_on_the_cpu("qwen2-moe", DType::F32);
+}
+
+#[test]
+fn for_experts_on_a_gpu() {
+    hold_on_a_gpu("qwen3-moe", DType::F32);
+}
+
+#[test]
 fn for_norms_behind_the_blocks() {
     hold_on_the_cpu("olmo3", DType::F32);
 }

@@ -5,12 +5,13 @@ use std::path::Path;
 use crate::error::{LoadError, Result};
 use crate::families::{self, Family};
 use crate::formats::config::Config;
-use crate::formats::names::Names;
+use crate::formats::names::{EXPERT, Names, of_layer};
 use crate::formats::{Checkpoint, Settings};
 use crate::generation::Generation;
 use crate::spec::DecoderSpec;
 use crate::template::{ChatTemplates, MOST_SOURCE};
 use crate::tokenizer::Tokenizer;
+use crate::weights::named;
 
 /// A model as its files describe it.
 #[derive(Debug, Clone)]
@@ -42,6 +43,20 @@ impl Model {
             Settings::Gguf(_) => self.family.gguf_names,
             Settings::Hf(_) => self.family.hf_names,
         }
+    }
+
+    /// Bytes of a layer's experts, all together.
+    pub fn expert_bytes(&self, layer: usize) -> usize {
+        let (names, count) = (self.names(), self.spec.layers[layer].experts.map_or(0, |e| e.count));
+        let bytes = |name: String| self.checkpoint.get(&named(&name)).map_or(0, |t| t.bytes().len());
+        let of = |pattern: &str| -> usize {
+            let name = of_layer(pattern, layer);
+            match name.contains(EXPERT) {
+                true => (0..count).map(|e| bytes(name.replace(EXPERT, &e.to_string()))).sum(),
+                false => bytes(name),
+            }
+        };
+        [names.expert_gate, names.expert_up, names.expert_down].into_iter().map(of).sum()
     }
 
     /// Its tokenizer, which ends answers where the makers say.

@@ -1,6 +1,6 @@
 //! [`DecoderSpec`]: everything that tells one decoder from another, as values. Families make it; blocks follow it.
 
-use tallow_core::{Activation, Heads, NormKind};
+use tallow_core::{Activation, Groups, Heads, NormKind, Scores};
 
 use crate::blocks::rope::RopeSpec;
 
@@ -43,6 +43,8 @@ pub struct LayerSpec {
     pub mixer: AttentionSpec,
     /// What works on each token.
     pub ffn: FfnSpec,
+    /// Where there are several such blocks, how a token gets some of them.
+    pub experts: Option<ExpertsSpec>,
     /// Where the norms stand.
     pub order: Order,
     /// Multiplies what each block adds to the hidden state.
@@ -86,6 +88,60 @@ pub struct FfnSpec {
     pub act: Activation,
     /// Have its layers biases?
     pub bias: Bias,
+}
+
+/// Several feed-forward blocks, of which a token goes through some.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertsSpec {
+    /// How many there are.
+    pub count: usize,
+    /// How many a token goes through.
+    pub used: usize,
+    /// What their logits become.
+    pub scores: Scores,
+    /// Is there a bias that has a say in which are chosen, and none in how much they count?
+    pub bias: bool,
+    /// Groups of them that are chosen first.
+    pub groups: Option<Groups>,
+    /// Do those chosen count for one together?
+    pub to_one: bool,
+    /// Multiplies what they count.
+    pub scale: f32,
+    /// A block that every token goes through besides.
+    pub shared: Option<SharedSpec>,
+}
+
+/// A feed-forward block beside experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedSpec {
+    /// Elements in the middle.
+    pub width: usize,
+    /// Does each token say how much it counts?
+    pub gated: bool,
+}
+
+impl ExpertsSpec {
+    /// Experts chosen by a softmax over all.
+    pub fn softmax(count: usize, used: usize) -> ExpertsSpec {
+        let scores = Scores::Softmax;
+        ExpertsSpec {
+            count,
+            used,
+            scores,
+            bias: false,
+            groups: None,
+            to_one: false,
+            scale: 1.0,
+            shared: None,
+        }
+    }
+}
+
+impl LayerSpec {
+    /// Elements in the middle of all feed-forward blocks that a token goes through.
+    pub fn active_width(&self) -> usize {
+        self.experts.map_or(self.ffn.width, |e| e.used * self.ffn.width + e.shared.map_or(0, |s| s.width))
+    }
 }
 
 /// Does a linear layer have a bias?

@@ -14,7 +14,7 @@ use tallow_quant::Format;
 
 use crate::Model;
 use crate::error::{LoadError, Result};
-use crate::formats::names::{Names, is_redundant, of_layer};
+use crate::formats::names::{EXPERT, Names, is_redundant, of_layer};
 use crate::formats::{Kind, Stored};
 use crate::spec::{Bias, DecoderSpec};
 
@@ -88,19 +88,70 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     /// A matrix, as the device likes to have it.
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
-        let (stored, format) = self.stored(name, &[rows, cols])?;
-        let passing = Passing::new(stored, format, rows);
-        let spent = |rows| passing.spent(rows);
-        let weight = HostWeight { format, rows, cols, bytes: stored.bytes(), spent: &spent };
-        let weight = self.b.prepare(weight);
+        let stored = self.stored(name, &[rows, cols])?;
+        let mut one = self.matrices(name, stored, 1, rows)?;
+        one.pop().ok_or_else(|| LoadError::bad(self.path(), format!("tensor {name:?}"), "is empty"))
+    }
+
+    /// The matrices that a tensor holds one after another, of so many rows each.
+    fn matrices(
+        &mut self,
+        name: &str,
+        (stored, format): (&'a Stored, Format),
+        count: usize,
+        rows: usize,
+    ) -> Result<Vec<Weight<B>>> {
+        let (passing, bytes) = (Passing::new(stored, format, count * rows), stored.bytes());
+        let (size, cols) = (bytes.len() / count.max(1), stored.shape.last().copied().unwrap_or(0));
+        let prepare = |i: usize| {
+            let spent = |of: Range<usize>| passing.spent(i * rows + of.start..i * rows + of.end);
+            let bytes = &bytes[i * size..(i + 1) * size];
+            self.b.prepare(HostWeight { format, rows, cols, bytes, spent: &spent })
+        };
+        let weights: std::result::Result<Vec<_>, _> = (0..count).map(prepare).collect();
         // Damage comes first: what it makes a device say is no help.
         passing.finish(name)?;
-        let weight = weight.map_err(|e| match e {
+        let weights = weights.map_err(|e| match e {
             Error::Refused(r) => LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), r),
             other => LoadError::Device(other),
         })?;
         self.loaded(stored)?;
-        Ok(weight)
+        Ok(weights)
+    }
+
+    /// A linear layer of layer `i` with one output, which some files have as a vector.
+    pub(crate) fn gate(&mut self, (pattern, i): (&str, usize), cols: usize) -> Result<Linear<B>> {
+        let name = named(&of_layer(pattern, i));
+        let flat = self.model.checkpoint.get(&name).is_some_and(|stored| stored.shape.len() == 1);
+        let shape = [1, cols];
+        let stored = self.stored(&name, if flat { &shape[1..] } else { &shape[..] })?;
+        let weight = self.matrices(&name, stored, 1, 1)?.pop();
+        let weight =
+            weight.ok_or_else(|| LoadError::bad(self.path(), format!("tensor {name:?}"), "is empty"))?;
+        Ok(Linear { weight, bias: None })
+    }
+
+    /// A linear layer of each expert of layer `i`, in a tensor for each or in one for all.
+    pub(crate) fn of_experts(
+        &mut self,
+        (pattern, i): (&str, usize),
+        count: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Vec<Linear<B>>> {
+        let name = of_layer(pattern, i);
+        let weights = match name.contains(EXPERT) {
+            true => {
+                let each = |e: usize| self.matrix(&named(&name.replace(EXPERT, &e.to_string())), rows, cols);
+                (0..count).map(each).collect::<Result<Vec<_>>>()?
+            }
+            false => {
+                let name = named(&name);
+                let stored = self.stored(&name, &[count, rows, cols])?;
+                self.matrices(&name, stored, count, rows)?
+            }
+        };
+        Ok(weights.into_iter().map(|weight| Linear { weight, bias: None }).collect())
     }
 
     /// A row of numbers, as `f32`.

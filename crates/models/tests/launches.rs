@@ -17,8 +17,20 @@ use tallow_support::{golden, needed};
 use tallow_wgpu::{Counts, Wgpu, devices};
 
 /// One of each family, and of each thing that a family may do differently.
-const MODELS: [&str; 9] =
-    ["granite", "llama", "mistral-swa", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3", "more/llama-biases"];
+const MODELS: [&str; 12] = [
+    "granite",
+    "llama",
+    "mistral-swa",
+    "mixtral",
+    "olmo2",
+    "olmo3",
+    "qwen2",
+    "qwen2-moe",
+    "qwen3",
+    "qwen3-moe",
+    "smollm3",
+    "more/llama-biases",
+];
 const PAGE: usize = 16;
 
 /// The launches of one step: a prompt of three tokens beside a sequence that gets its fifth.
@@ -85,7 +97,9 @@ fn launch_table_of_a_gpu() {
             after.reads - before.reads
         );
         // Embedding, gathering, norm, head and the choice of a token are outside of the layers.
-        assert!(per_layer <= 9.0 + 5.0 / layers as f64, "{per_layer} dispatches a layer");
+        // A GPU goes through experts one by one: how many dispatches that takes depends on the model.
+        let is_dense = model.spec.layers.iter().all(|l| l.experts.is_none());
+        assert!(!is_dense || per_layer <= 9.0 + 5.0 / layers as f64, "{per_layer} dispatches a layer");
         assert_eq!((after.submits - before.submits, after.reads - before.reads), (1, 1));
         text
     });

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use tallow_core::ops::{
     Attend, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, KvWrite, Matmul, Normalize, Project,
-    ProjectMany, QkvPrep, Rotate, Rows, RowsTo, TopK, TopKOut,
+    ProjectMany, QkvPrep, Rotate, Route, Rows, RowsTo, TopK, TopKOut,
 };
 use tallow_core::{
     Backend, DType, Error, HostWeight, Linear, Reading, Result, Tensor, Trace, Weight, compose,
@@ -322,6 +322,12 @@ impl Backend for Wgpu {
             RowsTo::AddInto(into) => into.clone(),
         };
         self.rows_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn route(&self, op: &Route<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.alloc(DType::F32, op.logits.rows(), op.logits.cols())?;
+        self.route_into(op, &out)?;
         Ok(out)
     }
 

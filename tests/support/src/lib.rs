@@ -12,18 +12,21 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
 /// The goldens of decoders, one or more of each family.
-pub const DECODERS: [&str; 12] = [
+pub const DECODERS: [&str; 15] = [
     "granite",
     "llama",
     "llama-f16-shards",
     "llama-f32",
     "llama3-rope",
     "mistral-swa",
+    "mixtral",
     "olmo2",
     "olmo3",
     "qwen2",
+    "qwen2-moe",
     "qwen3",
     "qwen3-cfgv5",
+    "qwen3-moe",
     "smollm3",
 ];
 

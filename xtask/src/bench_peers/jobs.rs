@@ -57,7 +57,7 @@ const MODELS: [&str; 5] =
     ["qwen3-0.6b-Q4_0", "qwen3-0.6b-Q4_K_M", "qwen3-0.6b-Q6_K", "qwen3-0.6b-Q8_0", "qwen3-0.6b-bf16"];
 const USUAL: &str = "qwen3-0.6b-Q4_K_M";
 const LARGER: &str = "llama-3.2-1b-Q8_0";
-const EXPERTS: &str = "qwen3-moe-Q4_K_M";
+const EXPERTS: &str = "qwen3-moe-Q8_0";
 /// How often a process measures the same. It warms itself up before.
 const TIMES: &str = "2";
 /// Tokens of context for each client of a server.

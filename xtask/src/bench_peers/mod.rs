@@ -28,7 +28,7 @@ docs/img/speed.svg and README.md. Nothing else should run meanwhile.
 
   --llama DIR     the folder of llama-bench, llama-batched-bench and llama-server
   --models DIR    the folder of models: qwen3-0.6b-Q4_0.gguf, -Q4_K_M, -Q6_K, -Q8_0, -bf16, llama-3.2-1b-Q8_0.gguf,
-                  qwen3-moe-Q4_K_M.gguf. What is not there is left out
+                  qwen3-moe-Q8_0.gguf. What is not there is left out
   --only LIST     some of decode,prefill,depth,batch,serve. Earlier results of the others are kept
   --rounds N      how often each pair is measured (5)
   --threads N     threads of both (all cores); rows for one thread have one

@@ -9,6 +9,7 @@ use tallow_cpu::Arithmetic;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
 use tallow_models::formats::{Kind, Stored};
+use tallow_models::spec::LayerSpec;
 
 use super::show::count;
 use crate::Failed;
@@ -241,7 +242,17 @@ fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
         .map(|l| 2.0 * l.mixer.heads.kv_cols() as f64 * l.mixer.window.map_or(depth, |w| depth.min(w as f64)))
         .sum();
     let cache = cache * (setup.kv.0.size() * test.sequences) as f64;
-    (model.checkpoint.weight_bytes() - table) as f64 + cache
+    (model.checkpoint.weight_bytes() - table) as f64 - idle(model, test.sequences) + cache
+}
+
+/// Bytes of the experts that no sequence meets, if each chooses as if by dice.
+fn idle(model: &Model, sequences: usize) -> f64 {
+    let layers = model.spec.layers.iter().enumerate();
+    let of = |(i, l): (usize, &LayerSpec)| {
+        let missed = l.experts.map(|e| (1.0 - e.used as f64 / e.count as f64).powi(sequences as i32));
+        missed.map_or(0.0, |missed| missed * model.expert_bytes(i) as f64)
+    };
+    layers.map(of).sum()
 }
 
 /// Bytes of the table of embeddings: the only tensor that has a row for each token and is not the head.
@@ -260,7 +271,7 @@ fn work(model: &Model, test: Test) -> f64 {
         .iter()
         .map(|l| {
             let h = l.mixer.heads;
-            let linear = spec.dim * (h.qkv_cols() + h.q_cols() + 3 * l.ffn.width);
+            let linear = spec.dim * (h.qkv_cols() + h.q_cols() + 3 * l.active_width());
             let seen = l.mixer.window.map_or(depth, |w| depth.min(w as f64));
             2.0 * linear as f64 + 4.0 * h.q_cols() as f64 * seen
         })

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use tallow_models::formats::{Kind, Settings};
-use tallow_models::spec::DecoderSpec;
+use tallow_models::spec::{DecoderSpec, LayerSpec};
 
 use super::print;
 use crate::Failed;
@@ -78,6 +78,13 @@ fn summary(opened: &Opened, words: &Words) -> String {
     rows.iter().fold(String::new(), |text, (name, value)| text + &format!("{name:<12} {value}\n"))
 }
 
+/// `mlp 8192`, or `8 of 128 experts of 768`
+fn feed_forward(layer: &LayerSpec) -> String {
+    let Some(experts) = layer.experts else { return format!("mlp {}", layer.ffn.width) };
+    let shared = experts.shared.map_or(String::new(), |s| format!(" and one of {}", s.width));
+    format!("{} of {} experts of {}{shared}", experts.used, experts.count, layer.ffn.width)
+}
+
 /// `8, of 32 heads for queries and 8 for keys, each 128 wide`, with a line for each kind of layer.
 fn layers(spec: &DecoderSpec) -> String {
     let mut kinds: Vec<(String, usize)> = Vec::new();
@@ -85,8 +92,11 @@ fn layers(spec: &DecoderSpec) -> String {
         let h = layer.mixer.heads;
         let window = layer.mixer.window.map_or(String::new(), |w| format!(", window {w}"));
         let kind = format!(
-            "{} query heads, {} key heads, {} wide, mlp {}{window}",
-            h.q, h.kv, h.dim, layer.ffn.width
+            "{} query heads, {} key heads, {} wide, {}{window}",
+            h.q,
+            h.kv,
+            h.dim,
+            feed_forward(layer)
         );
         match kinds.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, n)) => *n += 1,

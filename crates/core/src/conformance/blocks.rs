@@ -1,7 +1,7 @@
 use super::oracle::{Normed, Product, activate};
-use super::{Bench, Bounded, Host, Outcome, ensure, text};
-use crate::ops::{Epilogue, Ffn, Head, ProjectMany};
-use crate::{Activation, Backend, Format, Linear, Norm, NormKind, compose};
+use super::{Bench, Bounded, Host, Outcome, Random, ensure, text};
+use crate::ops::{Epilogue, Ffn, Head, Moe, ProjectMany};
+use crate::{Activation, Backend, Expert, Format, Linear, Norm, NormKind, compose};
 
 /// A norm on the host and on the device.
 fn norm<B: Backend>(t: &Bench<'_, B>, width: usize) -> Result<(Host, Norm<B>), String> {
@@ -94,6 +94,118 @@ pub(super) fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let got = t.b.run(op()).map_err(text)?;
         t.near((rows, gated, act), &got, &loose(t, want.get()))?;
         t.like_default((rows, gated, act, "default"), &got, compose::ffn(t.b, &op()))?;
+    }
+    Ok(())
+}
+
+/// Experts with two kinds of weights, and what they stand for: gate, up and down of each.
+struct Mixture<B: Backend> {
+    experts: Vec<Expert<B>>,
+    hosts: Vec<[Host; 3]>,
+}
+
+impl<B: Backend> Mixture<B> {
+    /// A whole chunk of inputs, and a part of one.
+    const DIM: usize = 288;
+    const WIDTH: usize = 64;
+
+    fn new(t: &Bench<'_, B>, count: usize, biased: bool) -> Result<Mixture<B>, String> {
+        let (mut experts, mut hosts) = (Vec::new(), Vec::new());
+        for e in 0..count as u64 {
+            let (gate, gate_host) = t.weight(10 * e, Format::Q8_0, Self::WIDTH, Self::DIM)?;
+            let (up, up_host) = t.weight(10 * e + 1, Format::F16, Self::WIDTH, Self::DIM)?;
+            let (down, down_host) = t.weight(10 * e + 2, Format::Q4_0, Self::DIM, Self::WIDTH)?;
+            let bias = |seed: u64, n: usize| {
+                let bias = biased.then(|| t.up(&Host::random(10 * e + seed, 1, n)));
+                bias.transpose()
+            };
+            experts.push(Expert {
+                up: vec![
+                    Linear { weight: gate, bias: bias(3, Self::WIDTH)? },
+                    Linear { weight: up, bias: bias(4, Self::WIDTH)? },
+                ],
+                down: Linear { weight: down, bias: bias(5, Self::DIM)? },
+            });
+            hosts.push([gate_host, up_host, down_host]);
+        }
+        Ok(Mixture { experts, hosts })
+    }
+
+    /// What expert `e` makes of some rows, without biases.
+    fn expert(&self, t: &Bench<'_, B>, e: usize, x: &Host, act: Activation) -> Bounded {
+        let [gate, up, down] = &self.hosts[e];
+        let (g, u) = (product(&t.met(Format::Q8_0, x), gate), product(&t.met(Format::F16, x), up));
+        let bent = g.data.iter().zip(&u.data).map(|((g, _), (u, _))| (activate(act, *g) * u) as f32);
+        let bent = t.met(Format::Q4_0, &Host { data: bent.collect(), rows: x.rows, cols: Self::WIDTH });
+        product(&bent, down)
+    }
+}
+
+/// Each row takes shares of some experts: none of the last, and row 0 of no other either.
+fn shares(rows: usize, experts: usize) -> Host {
+    let mut rng = Random(5);
+    let mut shares = Host { data: vec![0.0; rows * experts], rows, cols: experts };
+    for r in 1..rows {
+        for _ in 0..3 {
+            shares.row_mut(r)[rng.below(experts - 1)] = rng.signed();
+        }
+    }
+    shares
+}
+
+pub(super) fn moe<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let dim = Mixture::<B>::DIM;
+    // Of many rows some experts get more than any tile has.
+    for (rows, count, act, scale) in [
+        (1, 3, Activation::Silu, 1.0),
+        (7, 5, Activation::GeluTanh, 0.5),
+        (70, 4, Activation::Silu, 1.0),
+        (0, 2, Activation::Silu, 1.0),
+    ] {
+        let (x, residual) = (Host::random(1, rows, dim), Host::random(2, rows, dim));
+        let mixture = Mixture::new(t, count, false)?;
+        let shares = shares(rows, count);
+        let each: Vec<Bounded> = (0..count).map(|e| mixture.expert(t, e, &x, act)).collect();
+        let want = Bounded::by_rows(rows, dim, |r| {
+            let sum = |c: usize| -> f64 {
+                let term = |e: usize| each[e].data[r * dim + c].0 * f64::from(shares.row(r)[e]);
+                (0..count).map(term).sum::<f64>() * f64::from(scale) + f64::from(residual.row(r)[c])
+            };
+            (0..dim).map(|c| (sum(c), 0.0)).collect()
+        });
+        let (xs, rs, ss) = (t.strided(&x)?, t.up(&residual)?, t.strided(&shares)?);
+        let then = Epilogue { scale, ..Epilogue::add_to(&rs) };
+        let op = || Moe { x: &xs, shares: &ss, experts: &mixture.experts, act, then };
+        let got = t.b.run(op()).map_err(text)?;
+        t.near((rows, count, act), &got, &loose(t, want))?;
+        t.like_default((rows, count, act, "default"), &got, compose::moe(t.b, &op()))?;
+    }
+    let mixture = Mixture::new(t, 3, true)?;
+    let (x, shares) = (t.up(&Host::random(1, 9, Mixture::<B>::DIM))?, t.up(&shares(9, 3))?);
+    let op = || Moe {
+        x: &x,
+        shares: &shares,
+        experts: &mixture.experts,
+        act: Activation::Silu,
+        then: Epilogue::NONE,
+    };
+    t.like_default("biases", &t.b.run(op()).map_err(text)?, compose::moe(t.b, &op()))
+}
+
+/// What a row gets does not depend on how many others an expert works on.
+pub(super) fn moe_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let rows = 140;
+    let (x, taken) = (Host::random(1, rows, Mixture::<B>::DIM), shares(rows, 4));
+    let mixture = Mixture::new(t, 4, false)?;
+    let (xs, ss) = (t.up(&x)?, t.up(&taken)?);
+    let run = |rows: std::ops::Range<usize>| {
+        let (x, shares) = (xs.row_range(rows.clone()), ss.row_range(rows));
+        let (act, then) = (Activation::Silu, Epilogue::NONE);
+        t.b.run(Moe { x: &x, shares: &shares, experts: &mixture.experts, act, then }).map_err(text)
+    };
+    let all = run(0..rows)?;
+    for part in [0..1, 1..2, 77..78, 3..8, 40..90, 100..140] {
+        t.same(&part, &run(part.clone())?, &all.row_range(part.clone()))?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The answers, in `f64`, by the plainest code there is.
 
 use super::{Bounded, Host};
-use crate::{Activation, NormKind, RopePairs, Span};
+use crate::{Activation, Groups, NormKind, RopePairs, Scores, Span};
 
 /// The relative rounding of one `f32` operation, doubled.
 pub(super) const EPS: f64 = 1.2e-7;
@@ -67,6 +67,55 @@ impl Normed<'_> {
 
     pub(super) fn row(&self, x: &[f64]) -> Vec<f64> {
         x.chunks(self.weight.cols).flat_map(|g| self.group(g)).collect()
+    }
+}
+
+/// What routing makes of a token's logits.
+pub(super) struct Chosen<'a> {
+    pub used: usize,
+    pub scores: Scores,
+    pub bias: &'a [f32],
+    pub groups: Option<Groups>,
+    pub to_one: bool,
+    pub scale: f32,
+}
+
+impl Chosen<'_> {
+    pub(super) fn row(&self, logits: &[f32]) -> Vec<(f64, f64)> {
+        let x: Vec<f64> = logits.iter().map(|x| f64::from(*x)).collect();
+        let most = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = x.iter().map(|x| (x - most).exp()).sum();
+        let score = |x: &f64| match self.scores {
+            Scores::Softmax => (x - most).exp() / sum,
+            Scores::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        };
+        let scores: Vec<f64> = x.iter().map(score).collect();
+        let biased: Vec<f64> = scores.iter().zip(self.bias).map(|(s, b)| s + f64::from(*b)).collect();
+        let best = |count: usize, among: &mut dyn Iterator<Item = usize>, by: &dyn Fn(usize) -> f64| {
+            let mut order: Vec<usize> = among.collect();
+            order.sort_by(|a, b| by(*b).total_cmp(&by(*a)).then(a.cmp(b)));
+            order.truncate(count);
+            order
+        };
+        let mut open: Vec<usize> = (0..x.len()).collect();
+        if let Some(groups) = self.groups {
+            let each = x.len() / groups.count;
+            let worth = |g: usize| -> f64 {
+                let top = best(groups.best, &mut (g * each..(g + 1) * each), &|i| biased[i]);
+                top.into_iter().map(|i| biased[i]).sum()
+            };
+            let kept = best(groups.used, &mut (0..groups.count), &worth);
+            open.retain(|i| kept.contains(&(i / each)));
+        }
+        let chosen = best(self.used, &mut open.into_iter(), &|i| biased[i]);
+        let all: f64 = if self.to_one { chosen.iter().map(|i| scores[*i]).sum() } else { 1.0 };
+        let mut out = vec![(0.0, 0.0); x.len()];
+        for i in chosen {
+            let y = scores[i] / all * f64::from(self.scale);
+            // A softmax takes differences of logits, whose rounding is in proportion to them.
+            out[i] = (y, y * (20.0 + most.abs()) * EPS + 1e-9);
+        }
+        out
     }
 }
 

@@ -1,7 +1,7 @@
-use super::oracle::{self, EPS, Normed};
+use super::oracle::{self, Chosen, EPS, Normed};
 use super::{Bench, Bounded, Host, Outcome, Random, ensure, text};
-use crate::ops::{Eltwise, Glu, Normalize, Rotate, Rows, RowsTo, TopK, With};
-use crate::{Activation, Backend, Norm, NormKind, Rope, RopePairs};
+use crate::ops::{Eltwise, Glu, Normalize, Rotate, Route, Rows, RowsTo, TopK, With};
+use crate::{Activation, Backend, Groups, Norm, NormKind, Rope, RopePairs, Routing, Scores};
 
 pub(super) fn normalize<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (rows, width, groups) in
@@ -90,8 +90,16 @@ pub(super) fn glu<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 pub(super) fn eltwise<B: Backend>(t: &Bench<'_, B>) -> Outcome {
-    for (rows, y_rows, cols) in [(1, 1, 1), (4, 4, 33), (4, 1, 65), (0, 1, 3)] {
-        let (x, y) = (Host::random(1, rows, cols).map(|x| 4.0 * x), Host::random(2, y_rows, cols));
+    for (rows, cols, y_rows, y_cols) in [
+        (1, 1, 1, 1),
+        (4, 33, 4, 33),
+        (4, 65, 1, 65),
+        (0, 3, 1, 3),
+        (5, 70, 5, 1),
+        (3, 9, 1, 1),
+        (0, 3, 0, 1),
+    ] {
+        let (x, y) = (Host::random(1, rows, cols).map(|x| 4.0 * x), Host::random(2, y_rows, y_cols));
         let (xs, ys) = (t.strided(&x)?, t.strided(&y)?);
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         type Plain = fn(f64, f64, fn(f64) -> f64) -> f64;
@@ -105,9 +113,10 @@ pub(super) fn eltwise<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         ];
         for (with, plain) in cases {
             let want = Bounded::by_rows(rows, cols, |r| {
-                let other = y.row(if y_rows == 1 { 0 } else { r });
-                let value = |(x, y): (&f32, &f32)| plain(f64::from(*x), f64::from(*y), sigmoid);
-                x.row(r).iter().zip(other).map(value).map(|v| (v, 2e-6)).collect()
+                let other =
+                    |c: usize| y.row(if y_rows == 1 { 0 } else { r })[if y_cols == 1 { 0 } else { c }];
+                let value = |c: usize| plain(f64::from(x.row(r)[c]), f64::from(other(c)), sigmoid);
+                (0..cols).map(|c| (value(c), 2e-6)).collect()
             });
             let what = format!("{with:?}");
             t.near(what, &t.b.run(Eltwise { x: &xs, with }).map_err(text)?, &want)?;
@@ -139,6 +148,42 @@ pub(super) fn rows<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         (0..13).map(|c| (f64::from(into.row(r)[c]) + added(c), 1e-6)).collect()
     });
     t.near("add into", &y, &want)
+}
+
+/// Ways to choose experts: how many there are, how many of them are used, and the groups that they are in.
+const ROUTES: [(usize, usize, Option<Groups>); 6] = [
+    (1, 1, None),
+    (7, 2, None),
+    (64, 8, None),
+    (130, 9, None),
+    (24, 3, Some(Groups { count: 4, used: 2, best: 2 })),
+    (12, 4, Some(Groups { count: 6, used: 3, best: 1 })),
+];
+
+pub(super) fn route<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for (experts, used, groups) in ROUTES {
+        for (rows, scores, biased, to_one, scale) in [
+            (5, Scores::Softmax, false, false, 1.0),
+            (1, Scores::Softmax, false, true, 1.0),
+            (19, Scores::Sigmoid, true, true, 2.5),
+            (3, Scores::Sigmoid, false, false, 0.5),
+            (0, Scores::Softmax, false, true, 1.0),
+        ] {
+            let mut x = Host::random(7, rows, experts).map(|x| 6.0 * x);
+            if rows == 19 {
+                // Equals are what goes wrong.
+                (0..rows).for_each(|r| x.row_mut(r)[experts / 2] = x.row(r)[0]);
+            }
+            let bias = Host::random(8, 1, experts).map(|b| if biased { 0.5 * b } else { 0.0 });
+            let bias_there = if biased { Some(t.up(&bias)?) } else { None };
+            let by = Routing { used, scores, bias: bias_there, groups, to_one, scale };
+            let got = t.b.run(Route { logits: &t.strided(&x)?, by: &by }).map_err(text)?;
+            let by = Chosen { used, scores, bias: &bias.data, groups, to_one, scale };
+            let want = Bounded::by_rows(rows, experts, |r| by.row(x.row(r)));
+            t.near((experts, used, groups, rows), &got, &want)?;
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn topk<B: Backend>(t: &Bench<'_, B>) -> Outcome {

@@ -1,7 +1,8 @@
 use super::{Check, Op};
 use crate::{Backend, Result, Tensor};
 
-/// What [`Eltwise`] does to each element. A tensor of one row serves every row of `x`.
+/// What [`Eltwise`] does to each element. A tensor of one row serves every row of `x`, one of one column every
+/// column.
 #[derive(Debug)]
 pub enum With<'a, B: Backend> {
     /// `x + y`
@@ -48,7 +49,8 @@ impl<B: Backend> Op<B> for Eltwise<'_, B> {
         let Some(y) = self.other() else { return Ok(()) };
         c.f32("y", y)?;
         let rows = if y.rows() == 1 { 1 } else { self.x.rows() };
-        c.shape("y", y, rows, self.x.cols())
+        let cols = if y.cols() == 1 { 1 } else { self.x.cols() };
+        c.shape("y", y, rows, cols)
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {

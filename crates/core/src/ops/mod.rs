@@ -13,10 +13,12 @@ mod head;
 mod kv;
 mod matmul;
 mod memory;
+mod moe;
 mod normalize;
 mod project;
 mod qkv;
 mod rotate;
+mod route;
 mod rows;
 mod topk;
 
@@ -32,10 +34,12 @@ pub use head::Head;
 pub use kv::KvWrite;
 pub use matmul::{Epilogue, Matmul};
 pub use memory::Copy;
+pub use moe::Moe;
 pub use normalize::Normalize;
 pub use project::{Project, ProjectMany};
 pub use qkv::QkvPrep;
 pub use rotate::Rotate;
+pub use route::{MOST_EXPERTS, Route};
 pub use rows::{Rows, RowsTo};
 pub use topk::{TopK, TopKOut};
 

@@ -31,14 +31,15 @@ pub(crate) struct BendTask<'a> {
     pub act: Activation,
     /// [rows, width]
     pub out: &'a MatMut<'a, f32>,
-    /// Which. Nobody else writes them. They begin at a multiple of [`PAIR`].
+    /// Which rows.
+    pub rows: Range<usize>,
+    /// Which columns. Nobody else writes them. They begin at a multiple of [`PAIR`].
     pub columns: Range<usize>,
 }
 
-/// Computes the task's columns for all rows.
+/// Computes the task's columns for its rows.
 pub(crate) fn bend(k: &Kernels, t: &BendTask<'_>, room: &mut Room) {
-    let rows = t.given.first().map_or(0, |g| g.of.x.rows);
-    for rows in blocks(rows) {
+    for rows in blocks(t.rows.clone()) {
         for first in t.columns.clone().step_by(PAIR) {
             let columns = first..t.columns.end.min(first + PAIR);
             gather(k, t.given, columns.clone(), rows.clone(), room);

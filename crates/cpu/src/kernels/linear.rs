@@ -154,6 +154,8 @@ pub(crate) struct Product<'a> {
 /// Some outputs of a linear layer.
 pub(crate) struct LinearTask<'a> {
     pub of: Product<'a>,
+    /// Which rows. What the product has of others is not touched.
+    pub rows: Range<usize>,
     /// Which outputs.
     pub outputs: Range<usize>,
     /// [rows, outputs]. Nobody else writes the columns of `outputs`.
@@ -169,17 +171,17 @@ pub(crate) struct LinearTask<'a> {
 }
 
 /// Rows, as many at a time as their sums stay near.
-pub(super) fn blocks(rows: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..rows).step_by(TOKENS).map(move |first| first..rows.min(first + TOKENS))
+pub(super) fn blocks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    rows.clone().step_by(TOKENS).map(move |first| first..rows.end.min(first + TOKENS))
 }
 
-/// Computes the task's outputs for all rows.
+/// Computes the task's outputs for its rows.
 pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, room: &mut Room) {
     if t.outputs.is_empty() {
         return;
     }
     let pairs = t.outputs.start / PAIR..t.outputs.end.div_ceil(PAIR);
-    for rows in blocks(t.of.x.rows) {
+    for rows in blocks(t.rows.clone()) {
         for pair in pairs.clone() {
             multiply(k, &t.of, pair, rows.clone(), room);
             // What of the pair is ours.

@@ -153,6 +153,10 @@ impl Backend for Faulty {
         self.like(op.at.cols(), op.x.cols())
     }
 
+    fn route(&self, op: &Route<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.logits.rows(), op.logits.cols())
+    }
+
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>> {
         let (rows, cols, k) = (op.x.rows(), op.x.cols(), op.k);
         let (values, ids) = (self.like(rows, k)?, self.alloc(DType::U32, rows, k)?);

@@ -17,12 +17,12 @@ pub struct Mlp<B: Backend> {
 }
 
 impl<B: Backend> Mlp<B> {
-    /// Reads layer `i`'s block.
-    pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &FfnSpec) -> LoadResult<Mlp<B>> {
-        let (names, dim) = (w.names(), w.spec().dim);
-        let gate = w.linear((names.gate, i), spec.width, dim, spec.bias)?;
-        let up = w.linear((names.up, i), spec.width, dim, spec.bias)?;
-        let down = w.linear((names.down, i), dim, spec.width, spec.bias)?;
+    /// Reads layer `i`'s block: gate, up and down by these names.
+    pub fn load(w: &mut Weights<'_, B>, i: usize, names: [&str; 3], spec: &FfnSpec) -> LoadResult<Mlp<B>> {
+        let ([gate, up, down], dim) = (names, w.spec().dim);
+        let gate = w.linear((gate, i), spec.width, dim, spec.bias)?;
+        let up = w.linear((up, i), spec.width, dim, spec.bias)?;
+        let down = w.linear((down, i), dim, spec.width, spec.bias)?;
         Ok(Mlp { up: vec![gate, up], act: spec.act, down })
     }
 

@@ -2,6 +2,7 @@
 
 pub mod attention;
 pub mod layer;
+pub mod mixture;
 pub mod mlp;
 pub mod rope;
 

@@ -1,5 +1,6 @@
 //! What the settings of most decoders have in common.
 
+use tallow_core::ops::MOST_EXPERTS;
 use tallow_core::{Activation, Heads, NormKind, RopePairs};
 
 use super::rope::rope;
@@ -27,6 +28,11 @@ const LAYER_TYPES: Key = key("layer_types", "");
 
 /// What `rope_theta` is where it is left out.
 const THETA: f64 = 10_000.0;
+
+const EXPERTS: Key = key("num_experts", "expert_count");
+const EXPERTS_NEW: Key = key("num_local_experts", "expert_count");
+const EXPERTS_USED: Key = key("num_experts_per_tok", "expert_used_count");
+const EXPERT_WIDTH: Key = key("moe_intermediate_size", "expert_feed_forward_length");
 
 /// The least and most that numbers of a model can be; past that a file is damaged or malicious.
 const SANE: usize = 1 << 24;
@@ -61,7 +67,7 @@ pub(super) fn plain(c: &Config<'_>) -> Result<DecoderSpec> {
         scale: (1.0 / (heads.dim as f64).sqrt()) as f32,
     };
     let ffn = FfnSpec { width: sane(c, FFN, c.count(FFN)?)?, act: activation(c)?, bias: Bias::No };
-    let layer = LayerSpec { mixer, ffn, order: Order::Pre, residual_scale: 1.0 };
+    let layer = LayerSpec { mixer, ffn, experts: None, order: Order::Pre, residual_scale: 1.0 };
     Ok(DecoderSpec {
         vocab: vocab(c)?,
         dim,
@@ -156,6 +162,44 @@ pub(super) fn windowed(c: &Config<'_>, layers: usize, default: impl Fn(usize) ->
 /// The window, if one is set.
 pub(super) fn window(c: &Config<'_>) -> Result<Option<usize>> {
     c.find_count(WINDOW)?.map(|n| sane(c, WINDOW, n)).transpose()
+}
+
+/// How many experts there are, if there are any.
+pub(super) fn find_experts(c: &Config<'_>) -> Result<Option<usize>> {
+    let count = match c.find_count(EXPERTS)? {
+        None => c.find_count(EXPERTS_NEW)?,
+        count => count,
+    };
+    match count {
+        Some(n) if n > MOST_EXPERTS => {
+            Err(c.unsupported(EXPERTS, n, format_args!("up to {MOST_EXPERTS} are")))
+        }
+        count => Ok(count.filter(|n| *n > 0)),
+    }
+}
+
+/// How many experts there are, or `default` where that is left out.
+pub(super) fn experts(c: &Config<'_>, default: usize) -> Result<usize> {
+    Ok(find_experts(c)?.unwrap_or(default))
+}
+
+/// How many of `count` experts a token goes through.
+pub(super) fn experts_used(c: &Config<'_>, default: usize, count: usize) -> Result<usize> {
+    match c.find_count(EXPERTS_USED)?.unwrap_or(default) {
+        used if (1..=count).contains(&used) => Ok(used),
+        used => Err(c.bad(EXPERTS_USED, format_args!("is {used}, of {count} experts"))),
+    }
+}
+
+/// Elements in the middle of an expert.
+pub(super) fn expert_width(c: &Config<'_>, default: usize) -> Result<usize> {
+    sane(c, EXPERT_WIDTH, c.find_count(EXPERT_WIDTH)?.unwrap_or(default))
+}
+
+/// Has layer `i` experts? GGUF metadata leaves that to the tensors.
+pub(super) fn has_router(c: &Config<'_>, i: usize) -> bool {
+    let router = format!("{}.weight", names::of_layer(names::GGUF.router, i));
+    !c.is_gguf() || c.checkpoint().get(&router).is_some()
 }
 
 /// Pairs in GGUF files of families whose converter reorders queries and keys.

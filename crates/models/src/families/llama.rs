@@ -4,7 +4,7 @@ use super::{Family, common};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names;
-use crate::spec::DecoderSpec;
+use crate::spec::{DecoderSpec, ExpertsSpec};
 
 pub(super) static LLAMA: Family = Family {
     name: "Llama",
@@ -19,11 +19,19 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let mut spec = common::plain(c)?;
     common::reordered(c, &mut spec);
     let (attention, mlp) = (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
-    // Mistral's GGUF files call themselves so too, and may bring a window.
+    // GGUF files of Mistral and Mixtral call themselves so too, and may bring a window and experts.
     let window = if c.is_gguf() { common::window(c)? } else { None };
+    let experts = match common::find_experts(c)?.filter(|_| c.is_gguf()) {
+        Some(count) => {
+            let used = common::experts_used(c, 2, count)?;
+            Some(ExpertsSpec { to_one: true, ..ExpertsSpec::softmax(count, used) })
+        }
+        None => None,
+    };
     for layer in &mut spec.layers {
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (attention, attention, mlp);
         layer.mixer.window = window;
+        layer.experts = experts;
     }
     Ok(spec)
 }

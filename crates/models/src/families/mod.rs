@@ -6,8 +6,10 @@ mod common;
 mod granite;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo;
 mod qwen;
+mod qwen_moe;
 mod rope;
 mod smollm3;
 
@@ -45,10 +47,13 @@ pub static ALL: &[&Family] = &[
     &granite::GRANITE,
     &llama::LLAMA,
     &mistral::MISTRAL,
+    &mixtral::MIXTRAL,
     &olmo::OLMO2,
     &olmo::OLMO3,
     &qwen::QWEN2,
     &qwen::QWEN3,
+    &qwen_moe::QWEN2_MOE,
+    &qwen_moe::QWEN3_MOE,
     &smollm3::SMOLLM3,
 ];
 

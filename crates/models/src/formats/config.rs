@@ -184,6 +184,12 @@ impl<'a> Config<'a> {
         self.read(key, "a list of numbers", hf, gguf)
     }
 
+    /// A list of whole numbers, if it is there. GGUF metadata has none that is read so.
+    pub fn find_counts(&self, key: Key) -> Result<Option<Vec<usize>>> {
+        let hf = |v: &Value| v.as_array()?.iter().map(|n| usize::try_from(n.as_u64()?).ok()).collect();
+        self.read(key, "a list of whole numbers", hf, |_, _| Ok(None))
+    }
+
     /// A list of truth values (or of 0 and 1), if it is there.
     pub fn find_flags(&self, key: Key) -> Result<Option<Vec<bool>>> {
         let flag = |v: &Value| v.as_bool().or_else(|| v.as_u64().map(|n| n != 0));

@@ -1,6 +1,7 @@
 //! [`Names`]: what a checkpoint calls the parts of a decoder. Past the loader nobody knows.
 
-/// The names of a decoder's tensors, without `.weight` and `.bias`. `{}` stands for the layer's number.
+/// The names of a decoder's tensors, without `.weight` and `.bias`. `{}` stands for the layer's number, `{e}` for the
+/// expert's: without it a tensor holds what all experts have, one after another.
 ///
 /// A name may be empty where a family has no such tensor.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +23,17 @@ pub struct Names {
     pub gate: &'static str,
     pub up: &'static str,
     pub down: &'static str,
+    pub router: &'static str,
+    /// The whole name of what has a say in the choice of experts only.
+    pub router_bias: &'static str,
+    pub expert_gate: &'static str,
+    pub expert_up: &'static str,
+    pub expert_down: &'static str,
+    pub shared_gate: &'static str,
+    pub shared_up: &'static str,
+    pub shared_down: &'static str,
+    /// How much the block beside experts counts.
+    pub shared_router: &'static str,
 }
 
 /// Names as Hugging Face writes those of most decoders.
@@ -40,6 +52,15 @@ pub const HF: Names = Names {
     gate: "model.layers.{}.mlp.gate_proj",
     up: "model.layers.{}.mlp.up_proj",
     down: "model.layers.{}.mlp.down_proj",
+    router: "model.layers.{}.mlp.gate",
+    router_bias: "model.layers.{}.mlp.gate.e_score_correction_bias",
+    expert_gate: "model.layers.{}.mlp.experts.{e}.gate_proj",
+    expert_up: "model.layers.{}.mlp.experts.{e}.up_proj",
+    expert_down: "model.layers.{}.mlp.experts.{e}.down_proj",
+    shared_gate: "model.layers.{}.mlp.shared_experts.gate_proj",
+    shared_up: "model.layers.{}.mlp.shared_experts.up_proj",
+    shared_down: "model.layers.{}.mlp.shared_experts.down_proj",
+    shared_router: "",
 };
 
 /// Names in GGUF files.
@@ -58,7 +79,19 @@ pub const GGUF: Names = Names {
     gate: "blk.{}.ffn_gate",
     up: "blk.{}.ffn_up",
     down: "blk.{}.ffn_down",
+    router: "blk.{}.ffn_gate_inp",
+    router_bias: "blk.{}.exp_probs_b.bias",
+    expert_gate: "blk.{}.ffn_gate_exps",
+    expert_up: "blk.{}.ffn_up_exps",
+    expert_down: "blk.{}.ffn_down_exps",
+    shared_gate: "blk.{}.ffn_gate_shexp",
+    shared_up: "blk.{}.ffn_up_shexp",
+    shared_down: "blk.{}.ffn_down_shexp",
+    shared_router: "blk.{}.ffn_gate_inp_shexp",
 };
+
+/// What stands for an expert's number in a name.
+pub(crate) const EXPERT: &str = "{e}";
 
 /// Tensors that checkpoints carry and nobody needs: they follow from the settings.
 pub(crate) fn is_redundant(name: &str) -> bool {

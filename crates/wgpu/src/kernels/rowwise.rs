@@ -1,7 +1,7 @@
 //! Ops that look at rows one by one: norms, activations, gathers, copies, the largest.
 
-use tallow_core::ops::{Copy, Eltwise, Glu, Normalize, Rows, RowsTo, TopK, TopKOut, With};
-use tallow_core::{Backend, DType, NormKind, Result, Tensor};
+use tallow_core::ops::{Copy, Eltwise, Glu, Normalize, Route, Rows, RowsTo, TopK, TopKOut, With};
+use tallow_core::{Backend, DType, NormKind, Result, Scores, Tensor};
 
 use super::{block, operand};
 use crate::backend::Wgpu;
@@ -105,8 +105,10 @@ impl Wgpu {
         let mut body = "    let a = x[p.x_at + r * p.x_stride + c];\n".to_owned();
         if let Some(other) = op.other() {
             args.push(operand("y", Access::Read, other, &mut params)?);
-            params.push(U("one", u32::from(other.rows() == 1)));
-            body += "    let b = y[p.y_at + select(r, 0u, p.one == 1u) * p.y_stride + c];\n";
+            params
+                .extend([U("one", u32::from(other.rows() == 1)), U("column", u32::from(other.cols() == 1))]);
+            body += "    let other = select(r, 0u, p.one == 1u) * p.y_stride + select(c, 0u, p.column == 1u);\n    \
+                     let b = y[p.y_at + other];\n";
         }
         body += &format!("    out[p.out_at + r * p.out_stride + c] = {y};");
         let kernel = Kernel { name: "eltwise", variant: vec![which] };
@@ -181,6 +183,34 @@ impl Wgpu {
         );
         let kernel = Kernel { name: "copy", variant: vec![size as u32] };
         self.by_element(kernel, (1, last.saturating_sub(first)), args, params, &body)
+    }
+
+    pub(crate) fn route_into(&self, op: &Route<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
+        let by = op.by;
+        let (groups, groups_used, best) = by.groups.map_or((0, 0, 0), |g| (g.count, g.used, g.best));
+        let mut params = vec![
+            U("cols", op.logits.cols() as u32),
+            U("used", by.used as u32),
+            U("softmax", u32::from(by.scores == Scores::Softmax)),
+            U("groups", groups as u32),
+            U("groups_used", groups_used as u32),
+            U("best", best as u32),
+            U("to_one", u32::from(by.to_one)),
+            F("scale", by.scale),
+        ];
+        let mut args = vec![
+            operand("logits", Access::Read, op.logits, &mut params)?,
+            operand("out", Access::Write, out, &mut params)?,
+        ];
+        if let Some(bias) = &by.bias {
+            args.push(operand("bias", Access::Read, bias, &mut params)?);
+        }
+        let biased = by.bias.is_some();
+        let worth = if biased { "scores[c] + bias[p.bias_at + c]" } else { "scores[c]" };
+        let source = || include_str!("../shaders/route.wgsl").replace("WORTH", worth);
+        let kernel = Kernel { name: "route", variant: vec![u32::from(biased)] };
+        let grid = [op.logits.rows() as u32, 1, 1];
+        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid, work: 0 })
     }
 
     pub(crate) fn topk_of(&self, op: &TopK<'_, Wgpu>) -> Result<TopKOut<Wgpu>> {

@@ -1,0 +1,58 @@
+use super::matmul::Epilogue;
+use super::project::{check_linear, joint_cols};
+use super::{Check, Op};
+use crate::{Activation, Backend, Expert, Result, Tensor};
+
+/// A mixture of experts. Each is a feed-forward block; a row of the result is the sum of what those experts make of it
+/// that it takes a share of.
+#[derive(Debug)]
+pub struct Moe<'a, B: Backend> {
+    /// [rows, dim]
+    pub x: &'a Tensor<B>,
+    /// [rows, experts]: how much of each expert a row takes. Of experts that a row takes nothing of, nothing need be
+    /// computed for it.
+    pub shares: &'a Tensor<B>,
+    /// All alike in shape.
+    pub experts: &'a [Expert<B>],
+    /// The bend.
+    pub act: Activation,
+    /// What happens to the sum.
+    pub then: Epilogue<'a, B>,
+}
+
+impl<B: Backend> Op<B> for Moe<'_, B> {
+    /// [rows, dim]
+    type Out = Tensor<B>;
+    const NAME: &'static str = "moe";
+
+    fn check(&self) -> Result<()> {
+        let c = Check(Self::NAME);
+        c.f32("x", self.x)?;
+        c.f32("shares", self.shares)?;
+        c.shape("shares", self.shares, self.x.rows(), self.experts.len())?;
+        let dim = self.x.cols();
+        let width = self.experts.first().map_or(0, |e| e.down.weight.cols());
+        for expert in self.experts {
+            expert.up.iter().try_for_each(|l| check_linear(&c, l, dim))?;
+            let joint = joint_cols(&expert.up);
+            c.that(
+                joint == width || joint == 2 * width,
+                "up",
+                format_args!("{width} or {} outputs", 2 * width),
+                joint,
+            )?;
+            check_linear(&c, &expert.down, width)?;
+            c.that(
+                expert.down.weight.rows() == dim,
+                "down",
+                format_args!("{dim} outputs"),
+                expert.down.weight.rows(),
+            )?;
+        }
+        self.then.check(&c, self.x.rows(), dim)
+    }
+
+    fn launch(&self, b: &B) -> Result<Self::Out> {
+        b.moe(self)
+    }
+}

@@ -1,0 +1,263 @@
+//! Mixtures of experts: rows sorted by the experts they go to, and each expert's weights read once for all of its rows.
+
+use std::ops::Range;
+
+use tallow_core::ops::{Epilogue, Moe, Route};
+use tallow_core::{Backend, DType, Expert, Groups, Linear, Result, Routing, Scores, Tensor};
+
+use crate::backend::Cpu;
+use crate::kernels::{BendTask, Given, LinearTask, Product, bend, linear};
+use crate::mat::{Mat, MatMut};
+use crate::phases::{Part, cost};
+
+/// A row's place among those of an expert, and how much of what it gets there it takes.
+#[derive(Clone, Copy)]
+struct Share {
+    place: usize,
+    of: f32,
+}
+
+/// Rows in the order of the experts that they go to. A row has a place for each of its experts.
+struct Sorted {
+    /// For each place, the row that is there.
+    at: Vec<u32>,
+    /// For each expert, the places of its rows.
+    places: Vec<Range<usize>>,
+    /// For each row in turn, its places by expert.
+    shares: Vec<Share>,
+    /// For each row, where its shares end.
+    ends: Vec<usize>,
+}
+
+impl Sorted {
+    /// By how much of each expert each row takes.
+    fn new(taken: &Mat<'_, f32>) -> Sorted {
+        let mut counts = vec![0; taken.cols];
+        for r in 0..taken.rows {
+            counts.iter_mut().zip(taken.row(r)).for_each(|(n, share)| *n += usize::from(*share != 0.0));
+        }
+        let mut places = Vec::with_capacity(taken.cols);
+        let mut end = 0;
+        for count in counts {
+            places.push(end..end);
+            end += count;
+        }
+        let (mut at, mut shares, mut ends) =
+            (vec![0; end], Vec::with_capacity(end), Vec::with_capacity(taken.rows));
+        for r in 0..taken.rows {
+            for (of, places) in taken.row(r).iter().zip(&mut places) {
+                // What is no number counts as a share, so that it shows.
+                if *of != 0.0 {
+                    at[places.end] = r as u32;
+                    shares.push(Share { place: places.end, of: *of });
+                    places.end += 1;
+                }
+            }
+            ends.push(shares.len());
+        }
+        Sorted { at, places, shares, ends }
+    }
+
+    fn shares(&self, row: usize) -> &[Share] {
+        let first = row.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.shares[first..self.ends[row]]
+    }
+}
+
+/// An expert that has rows, with one of its layers.
+struct Group<'a> {
+    rows: Range<usize>,
+    parts: Vec<Part<'a>>,
+    /// Outputs of the phase.
+    outputs: usize,
+}
+
+/// The experts that have rows, those with most first: they take longest, and nobody should wait for them at the end.
+fn groups<'a>(
+    op: &'a Moe<'_, Cpu>,
+    sorted: &Sorted,
+    layer: impl Fn(&'a Expert<Cpu>) -> &'a [Linear<Cpu>],
+    outputs: usize,
+) -> Vec<Group<'a>> {
+    let with = |(e, rows): (&'a Expert<Cpu>, &Range<usize>)| {
+        (!rows.is_empty()).then(|| Group { rows: rows.clone(), parts: Part::side_by_side(layer(e)), outputs })
+    };
+    let mut groups: Vec<Group<'a>> = op.experts.iter().zip(&sorted.places).filter_map(with).collect();
+    groups.sort_by_key(|g| std::cmp::Reverse(g.rows.len()));
+    groups
+}
+
+fn cost_of(groups: &[Group<'_>]) -> usize {
+    groups.iter().map(|g| cost(g.rows.len(), &g.parts)).sum()
+}
+
+impl Cpu {
+    /// Some columns of a phase's result, and the group that they are of.
+    fn pieces(&self, groups: &[Group<'_>]) -> Vec<(usize, Range<usize>)> {
+        let total = groups.iter().map(|g| g.outputs).sum();
+        let piece = self.piece(total);
+        let of = |(i, g): (usize, &Group<'_>)| {
+            let outputs = g.outputs;
+            (0..outputs).step_by(piece).map(move |first| (i, first..outputs.min(first + piece)))
+        };
+        groups.iter().enumerate().flat_map(of).collect()
+    }
+
+    /// [`Backend::moe`]
+    pub(crate) fn mixture(&self, op: &Moe<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (dim, width) = (op.x.cols(), op.experts.first().map_or(0, |e| e.down.weight.cols()));
+        let sorted = Sorted::new(&Mat::new(op.shares));
+        let up = groups(op, &sorted, |e| &e.up, width);
+        let bent = self.bend_groups(op, &sorted, &up, width)?; // [places, width]
+        let down = groups(op, &sorted, |e| std::slice::from_ref(&e.down), dim);
+        let x = self.input(&bent, None, down.iter().flat_map(|g| &g.parts))?;
+        let given = self.alloc(DType::F32, sorted.at.len(), dim)?; // [places, dim]
+        let (pieces, out) = (self.pieces(&down), MatMut::<f32>::new(&given));
+        let products: Vec<Product<'_>> =
+            down.iter().flat_map(|g| &g.parts).map(|p| x.times(self.kernels, p.w)).collect();
+        self.share(pieces.len(), cost_of(&down), |scratch, i| {
+            let (group, outputs) = pieces[i].clone();
+            let Group { rows, parts, .. } = &down[group];
+            let (rows, out, bias) = (rows.clone(), out.columns(0..dim), parts.first().and_then(|p| p.bias));
+            let of = products[group];
+            let task = LinearTask { of, rows, outputs, out, bias, scale: 1.0, softcap: None, residual: None };
+            linear(self.kernels, &task, &mut scratch.room);
+        });
+        let (given, residual) = (Mat::<f32>::new(&given), op.then.residual.map(Mat::<f32>::new));
+        let Epilogue { scale, softcap, .. } = op.then;
+        self.by_rows(op.x.rows(), dim, |_, r, out| {
+            out.fill(0.0);
+            for share in sorted.shares(r) {
+                (self.kernels.add_scaled)(out, share.of, given.row(share.place));
+            }
+            if scale != 1.0 {
+                out.iter_mut().for_each(|y| *y *= scale);
+            }
+            if let Some(cap) = softcap {
+                (self.kernels.softcap)(out, cap);
+            }
+            if let Some(residual) = residual {
+                (self.kernels.add_scaled)(out, 1.0, residual.row(r));
+            }
+        })
+    }
+
+    /// Gate, up and activation of each expert that has rows.
+    fn bend_groups(
+        &self,
+        op: &Moe<'_, Cpu>,
+        sorted: &Sorted,
+        groups: &[Group<'_>],
+        width: usize,
+    ) -> Result<Tensor<Cpu>> {
+        let x = self.picked(op.x, &sorted.at, groups.iter().flat_map(|g| &g.parts))?;
+        let mut given = Vec::with_capacity(groups.len());
+        for g in groups {
+            let mut layers = Vec::with_capacity(g.parts.len());
+            for p in &g.parts {
+                let of = x.times(self.kernels, p.w);
+                layers.push(Given { of, bias: p.bias, columns: p.column..p.column + p.outputs });
+            }
+            given.push(layers);
+        }
+        let bent = self.alloc(DType::F32, sorted.at.len(), width)?;
+        let (pieces, out) = (self.pieces(groups), MatMut::new(&bent));
+        let act = op.act;
+        self.share(pieces.len(), cost_of(groups), |scratch, i| {
+            let (group, columns) = pieces[i].clone();
+            let (given, rows) = (&given[group], groups[group].rows.clone());
+            let joint = groups[group].parts.iter().map(|p| p.outputs).sum::<usize>();
+            let apart = (joint == 2 * width).then_some(width);
+            let task = BendTask { given, apart, act, out: &out, rows, columns };
+            bend(self.kernels, &task, &mut scratch.room);
+        });
+        Ok(bent)
+    }
+
+    /// [`Backend::route`]
+    pub(crate) fn routed(&self, op: &Route<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let logits = Mat::<f32>::new(op.logits);
+        let bias = op.by.bias.as_ref().map(|bias| Mat::<f32>::new(bias).row(0));
+        let Routing { used, scores, groups, to_one, scale, .. } = *op.by;
+        let choice = Choice { used, scores, bias, groups, to_one, scale };
+        self.by_rows(logits.rows, logits.cols, |scratch, r, out| {
+            scratch.floats.resize(scratch.floats.len().max(2 * out.len()), 0.0);
+            let (scores, worth) = scratch.floats.split_at_mut(out.len());
+            scores.copy_from_slice(logits.row(r));
+            choice.shares(scores, &mut worth[..out.len()], out);
+        })
+    }
+}
+
+/// Which is largest, of equals the first; what is no number comes last.
+fn best(of: &[f32]) -> usize {
+    let better = |a: f32, b: f32| a > b || (b.is_nan() && !a.is_nan());
+    (1..of.len()).fold(0, |best, i| if better(of[i], of[best]) { i } else { best })
+}
+
+/// [`Routing`] as threads share it.
+#[derive(Clone, Copy)]
+struct Choice<'a> {
+    used: usize,
+    scores: Scores,
+    bias: Option<&'a [f32]>,
+    groups: Option<Groups>,
+    to_one: bool,
+    scale: f32,
+}
+
+impl Choice<'_> {
+    /// The shares of a token. `scores` are its logits first; `worth` is room.
+    fn shares(&self, scores: &mut [f32], worth: &mut [f32], out: &mut [f32]) {
+        match self.scores {
+            Scores::Softmax => {
+                let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                scores.iter_mut().for_each(|x| *x = (*x - most).exp());
+                let sum: f32 = scores.iter().sum();
+                scores.iter_mut().for_each(|x| *x /= sum);
+            }
+            Scores::Sigmoid => scores.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
+        }
+        worth.copy_from_slice(scores);
+        if let Some(bias) = self.bias {
+            worth.iter_mut().zip(bias).for_each(|(w, b)| *w += b);
+        }
+        if let Some(groups) = self.groups {
+            // `out` is free until the end, and has a place for each group.
+            close_groups(groups, worth, &mut out[..groups.count]);
+        }
+        out.fill(0.0);
+        let mut sum = 0.0;
+        for _ in 0..self.used {
+            let i = best(worth);
+            worth[i] = f32::NAN;
+            out[i] = scores[i];
+            sum += scores[i];
+        }
+        let scale = if self.to_one { self.scale / sum } else { self.scale };
+        out.iter_mut().filter(|share| **share != 0.0).for_each(|share| *share *= scale);
+    }
+}
+
+/// Takes away the worth of all experts that are not in the best groups. `of_groups` is room.
+fn close_groups(groups: Groups, worth: &mut [f32], of_groups: &mut [f32]) {
+    let each = worth.len() / groups.count;
+    for (of, worth) in of_groups.iter_mut().zip(worth.chunks(each)) {
+        let mut left = worth.to_vec();
+        *of = 0.0;
+        for _ in 0..groups.best {
+            let i = best(&left);
+            *of += left[i];
+            left[i] = f32::NAN;
+        }
+    }
+    let mut open = vec![false; groups.count];
+    for _ in 0..groups.used {
+        let i = best(of_groups);
+        of_groups[i] = f32::NAN;
+        open[i] = true;
+    }
+    for (worth, _) in worth.chunks_mut(each).zip(&open).filter(|(_, open)| !**open) {
+        worth.fill(f32::NAN);
+    }
+}

@@ -1,0 +1,90 @@
+//! The feed-forward block of many experts.
+
+use tallow_core::ops::{Eltwise, Epilogue, Moe, Normalize, Project, Route, With};
+use tallow_core::{Activation, Backend, Expert, Linear, Norm, Result, Routing, Tensor};
+
+use super::Context;
+use super::mlp::Mlp;
+use crate::error::Result as LoadResult;
+use crate::formats::names::of_layer;
+use crate::spec::{Bias, ExpertsSpec, FfnSpec};
+use crate::weights::Weights;
+
+/// A router, the experts that it chooses from, and perhaps a block that every token goes through besides.
+#[derive(Debug)]
+pub struct Mixture<B: Backend> {
+    router: Linear<B>,
+    routing: Routing<B>,
+    experts: Vec<Expert<B>>,
+    act: Activation,
+    shared: Option<Shared<B>>,
+}
+
+/// A block for every token, and what says how much it counts.
+#[derive(Debug)]
+struct Shared<B: Backend> {
+    block: Mlp<B>,
+    gate: Option<Linear<B>>,
+}
+
+impl<B: Backend> Mixture<B> {
+    /// Reads layer `i`'s block. `each` is what an expert is like.
+    pub fn load(
+        w: &mut Weights<'_, B>,
+        i: usize,
+        each: &FfnSpec,
+        spec: &ExpertsSpec,
+    ) -> LoadResult<Mixture<B>> {
+        let (names, dim, count) = (w.names(), w.spec().dim, spec.count);
+        let router = w.linear((names.router, i), count, dim, Bias::No)?;
+        let bias = match spec.bias {
+            true => Some(w.vector(&of_layer(names.router_bias, i), count)?),
+            false => None,
+        };
+        let ExpertsSpec { used, scores, groups, to_one, scale, .. } = *spec;
+        let gates = w.of_experts((names.expert_gate, i), count, each.width, dim)?;
+        let ups = w.of_experts((names.expert_up, i), count, each.width, dim)?;
+        let downs = w.of_experts((names.expert_down, i), count, dim, each.width)?;
+        let expert = |((gate, up), down)| Expert { up: vec![gate, up], down };
+        let experts = gates.into_iter().zip(ups).zip(downs).map(expert).collect();
+        let shared = match spec.shared {
+            None => None,
+            Some(shared) => {
+                let like = FfnSpec { width: shared.width, ..*each };
+                let block = Mlp::load(w, i, [names.shared_gate, names.shared_up, names.shared_down], &like)?;
+                let gate = match shared.gated {
+                    true => Some(w.gate((names.shared_router, i), dim)?),
+                    false => None,
+                };
+                Some(Shared { block, gate })
+            }
+        };
+        let routing = Routing { used, scores, bias, groups, to_one, scale };
+        Ok(Mixture { router, routing, experts, act: each.act, shared })
+    }
+
+    /// `then(block(norm(x)))`
+    pub fn forward(
+        &self,
+        cx: &Context<'_, B>,
+        x: &Tensor<B>,
+        norm: Option<&Norm<B>>,
+        then: Epilogue<'_, B>,
+    ) -> Result<Tensor<B>> {
+        let b = cx.b;
+        let normed = norm.map(|by| b.run(Normalize { x, by, residual: None })).transpose()?;
+        let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
+        let logits = b.run(Project { x, by: &self.router, then: Epilogue::NONE })?; // [tokens, experts]
+        let shares = b.run(Route { logits: &logits, by: &self.routing })?; // [tokens, experts]
+        let y = b.run(Moe { x, shares: &shares, experts: &self.experts, act: self.act, then })?;
+        let Some(shared) = &self.shared else { return Ok(y) };
+        let Some(gate) = &shared.gate else {
+            let then = Epilogue { scale: then.scale, ..Epilogue::add_to(&y) };
+            return shared.block.forward(cx, x, None, then);
+        };
+        let beside = shared.block.forward(cx, x, None, Epilogue::NONE)?;
+        let gate = b.run(Project { x, by: gate, then: Epilogue::NONE })?; // [tokens, 1]
+        let beside = b.run(Eltwise { x: &beside, with: With::Gate(&gate) })?;
+        b.run(Eltwise { x: &y, with: With::AddScaled(&beside, then.scale) })
+    }
+}

@@ -1,0 +1,39 @@
+//! Mixtral: Mistral with experts, each token's two best by a softmax over those two.
+
+use super::{Family, common, rope};
+use crate::error::Result;
+use crate::formats::config::Config;
+use crate::formats::names::{self, Names};
+use crate::spec::{DecoderSpec, ExpertsSpec};
+
+pub(super) static MIXTRAL: Family = Family {
+    name: "Mixtral",
+    hf: &["MixtralForCausalLM"],
+    // Its GGUF files call themselves llama.
+    gguf: &[],
+    hf_names: Names {
+        router: "model.layers.{}.block_sparse_moe.gate",
+        expert_gate: "model.layers.{}.block_sparse_moe.experts.{e}.w1",
+        expert_up: "model.layers.{}.block_sparse_moe.experts.{e}.w3",
+        expert_down: "model.layers.{}.block_sparse_moe.experts.{e}.w2",
+        ..names::HF
+    },
+    gguf_names: names::GGUF,
+    spec,
+};
+
+/// What `rope_theta` is where it is left out.
+const THETA: f64 = 1e6;
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let mut spec = common::plain(c)?;
+    spec.ropes = vec![rope::rope(c, spec.layers[0].mixer.heads.dim, THETA)?];
+    let count = common::experts(c, 8)?;
+    let used = common::experts_used(c, 2, count)?;
+    let window = common::window(c)?;
+    for layer in &mut spec.layers {
+        layer.experts = Some(ExpertsSpec { to_one: true, ..ExpertsSpec::softmax(count, used) });
+        layer.mixer.window = window;
+    }
+    Ok(spec)
+}

@@ -1,0 +1,99 @@
+//! Qwen2-MoE (experts, and a gated block beside them) and Qwen3-MoE.
+
+use super::{Family, common};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names::{self, Names};
+use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedSpec};
+
+pub(super) static QWEN2_MOE: Family = Family {
+    name: "Qwen2-MoE",
+    hf: &["Qwen2MoeForCausalLM"],
+    gguf: &["qwen2moe"],
+    hf_names: Names {
+        shared_gate: "model.layers.{}.mlp.shared_expert.gate_proj",
+        shared_up: "model.layers.{}.mlp.shared_expert.up_proj",
+        shared_down: "model.layers.{}.mlp.shared_expert.down_proj",
+        shared_router: "model.layers.{}.mlp.shared_expert_gate",
+        ..names::HF
+    },
+    gguf_names: names::GGUF,
+    spec: qwen2_moe,
+};
+
+pub(super) static QWEN3_MOE: Family = Family {
+    name: "Qwen3-MoE",
+    hf: &["Qwen3MoeForCausalLM"],
+    gguf: &["qwen3moe"],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec: qwen3_moe,
+};
+
+const QKV_BIAS: &str = "qkv_bias";
+const EVERY: Key = key("decoder_sparse_step", "");
+const DENSE: Key = key("mlp_only_layers", "");
+const SHARED: Key = key("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
+const TO_ONE: Key = key("norm_topk_prob", "");
+const USE_WINDOW: Key = key("use_sliding_window", "");
+const WINDOW_TO: Key = key("max_window_layers", "");
+
+fn qwen2_moe(c: &Config<'_>) -> Result<DecoderSpec> {
+    let width = common::sane(c, SHARED, c.find_count(SHARED)?.unwrap_or(5632))?;
+    let count = common::experts(c, 60)?;
+    let experts = ExpertsSpec {
+        shared: Some(SharedSpec { width, gated: true }),
+        to_one: c.flag_or(TO_ONE, false)?,
+        ..ExpertsSpec::softmax(count, common::experts_used(c, 4, count)?)
+    };
+    let mut spec = mixed(c, experts, 1408)?;
+    let bias = common::bias(c, QKV_BIAS, true)?;
+    spec.layers.iter_mut().for_each(|layer| layer.mixer.qkv_bias = bias);
+    if c.flag_or(USE_WINDOW, false)? {
+        let window = if c.leaves_out(common::WINDOW) { Some(4096) } else { common::window(c)? };
+        let to = c.find_count(WINDOW_TO)?.unwrap_or(28);
+        let chosen = common::windowed(c, spec.layers.len(), |i| i % 2 == 0 && i < to)?;
+        for (layer, _) in spec.layers.iter_mut().zip(chosen).filter(|(_, chosen)| *chosen) {
+            layer.mixer.window = window;
+        }
+    }
+    Ok(spec)
+}
+
+fn qwen3_moe(c: &Config<'_>) -> Result<DecoderSpec> {
+    let count = common::experts(c, 128)?;
+    // GGUF files do not say, and whoever reads them takes it so.
+    let to_one = c.is_gguf() || c.flag_or(TO_ONE, false)?;
+    let experts = ExpertsSpec { to_one, ..ExpertsSpec::softmax(count, common::experts_used(c, 8, count)?) };
+    let mut spec = mixed(c, experts, 768)?;
+    let bias = common::bias(c, "attention_bias", false)?;
+    let window = match c.flag_or(USE_WINDOW, false)? {
+        true if c.leaves_out(common::WINDOW) => Some(4096),
+        true => common::window(c)?,
+        false => None,
+    };
+    for layer in &mut spec.layers {
+        layer.mixer.qk_norm = QkNormSpec::PerHead;
+        (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
+        layer.mixer.window = window;
+    }
+    Ok(spec)
+}
+
+/// A decoder with experts in some layers; `width` is theirs where that is left out.
+fn mixed(c: &Config<'_>, experts: ExpertsSpec, width: usize) -> Result<DecoderSpec> {
+    let mut spec = common::plain(c)?;
+    let width = common::expert_width(c, width)?;
+    let every = c.find_count(EVERY)?.unwrap_or(1);
+    if every == 0 {
+        return Err(c.bad(EVERY, "is 0"));
+    }
+    let dense = c.find_counts(DENSE)?.unwrap_or_default();
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        if (i + 1).is_multiple_of(every) && !dense.contains(&i) && common::has_router(c, i) {
+            layer.ffn.width = width;
+            layer.experts = Some(experts);
+        }
+    }
+    Ok(spec)
+}

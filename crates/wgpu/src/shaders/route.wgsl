@@ -1,0 +1,119 @@
+// The experts of a token: a workgroup makes scores of its logits, closes all but the best groups, and takes the best
+// experts one after another.
+
+struct Found { key: u32, column: u32 }
+var<workgroup> scores: array<f32, 1024>;
+// How good each expert is, in an order of whole numbers. Zero where it may not be taken (any more).
+var<workgroup> keys: array<u32, 1024>;
+var<workgroup> groups: array<u32, 1024>;
+var<workgroup> found: array<Found, 256>;
+var<workgroup> sums: array<f32, 256>;
+// A bit for each expert.
+var<workgroup> taken: array<u32, 32>;
+
+const OPEN = 0xffffffffu;
+
+// Greater for greater numbers; both zeros are the same, and NaN is the least.
+fn key(x: f32) -> u32 {
+  let bits = bitcast<u32>(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) { return 0u; }
+  if ((bits & 0x7fffffffu) == 0u) { return 0x80000000u; }
+  return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
+}
+fn before(a: Found, b: Found) -> bool { return a.key > b.key || (a.key == b.key && a.column < b.column); }
+fn worth(c: u32) -> f32 { return WORTH; }
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) id: u32) {
+  let row = p.logits_at + wg.x * p.logits_stride;
+  if (p.softmax == 1u) {
+    var most = -3.4e38;
+    for (var c = id; c < p.cols; c += 256u) { most = max(most, logits[row + c]); }
+    sums[id] = most;
+    workgroupBarrier();
+    for (var half = 128u; half > 0u; half /= 2u) {
+      if (id < half) { sums[id] = max(sums[id], sums[id + half]); }
+      workgroupBarrier();
+    }
+    most = sums[0];
+    workgroupBarrier();
+    var sum = 0.0;
+    for (var c = id; c < p.cols; c += 256u) {
+      scores[c] = exp(logits[row + c] - most);
+      sum += scores[c];
+    }
+    sums[id] = sum;
+    workgroupBarrier();
+    for (var half = 128u; half > 0u; half /= 2u) {
+      if (id < half) { sums[id] += sums[id + half]; }
+      workgroupBarrier();
+    }
+    for (var c = id; c < p.cols; c += 256u) { scores[c] /= sums[0]; }
+  } else {
+    for (var c = id; c < p.cols; c += 256u) { scores[c] = 1.0 / (1.0 + exp(min(-logits[row + c], 80.0))); }
+  }
+  for (var c = id; c < p.cols; c += 256u) { keys[c] = key(worth(c)); }
+  if (id < 32u) { taken[id] = 0u; }
+  workgroupBarrier();
+
+  if (p.groups > 0u) {
+    let each = p.cols / p.groups;
+    for (var g = id; g < p.groups; g += 256u) {
+      var sum = 0.0;
+      var last = Found(OPEN, 0u);
+      for (var n = 0u; n < p.best; n++) {
+        var best = Found(0u, OPEN);
+        for (var c = g * each; c < (g + 1u) * each; c++) {
+          let here = Found(keys[c], c);
+          if (before(last, here) && before(here, best)) { best = here; }
+        }
+        sum += worth(min(best.column, p.cols - 1u));
+        last = best;
+      }
+      groups[g] = key(sum);
+    }
+    workgroupBarrier();
+    if (id == 0u) {
+      for (var n = 0u; n < p.groups_used; n++) {
+        var best = Found(0u, OPEN);
+        for (var g = 0u; g < p.groups; g++) {
+          let here = Found(groups[g], g);
+          if (groups[g] != OPEN && before(here, best)) { best = here; }
+        }
+        if (best.column < p.groups) { groups[best.column] = OPEN; }
+      }
+    }
+    workgroupBarrier();
+    for (var c = id; c < p.cols; c += 256u) {
+      if (groups[c / each] != OPEN) { keys[c] = 0u; }
+    }
+    workgroupBarrier();
+  }
+
+  var sum = 0.0;
+  for (var n = 0u; n < p.used; n++) {
+    var best = Found(0u, OPEN);
+    for (var c = id; c < p.cols; c += 256u) {
+      let here = Found(keys[c], c);
+      if (before(here, best)) { best = here; }
+    }
+    found[id] = best;
+    workgroupBarrier();
+    for (var half = 128u; half > 0u; half /= 2u) {
+      if (id < half && before(found[id + half], found[id])) { found[id] = found[id + half]; }
+      workgroupBarrier();
+    }
+    let c = found[0].column;
+    sum += scores[c];
+    if (id == 0u) {
+      keys[c] = 0u;
+      taken[c / 32u] |= 1u << (c % 32u);
+    }
+    workgroupBarrier();
+  }
+  let scale = select(p.scale, p.scale / sum, p.to_one == 1u);
+  for (var c = id; c < p.cols; c += 256u) {
+    let mine = (taken[c / 32u] >> (c % 32u)) & 1u;
+    out[p.out_at + wg.x * p.out_stride + c] = select(0.0, scores[c] * scale, mine == 1u);
+  }
+}

@@ -17,8 +17,30 @@ use tallow_support::{golden, needed};
 use tallow_wgpu::{Counts, Wgpu, devices};
 
 /// One of each family, and of each thing that a family may do differently.
-const MODELS: [&str; 9] =
-    ["granite", "llama", "mistral-swa", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3", "more/llama-biases"];
+const MODELS: [&str; 22] = [
+    "cohere",
+    "cohere2",
+    "gemma",
+    "gemma2",
+    "gemma3-text",
+    "glm4",
+    "gpt-neox",
+    "gpt2",
+    "granite",
+    "llama",
+    "ministral3",
+    "mistral-swa",
+    "olmo2",
+    "olmo3",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+    "more/llama-biases",
+];
 const PAGE: usize = 16;
 
 /// The launches of one step: a prompt of three tokens beside a sequence that gets its fifth.

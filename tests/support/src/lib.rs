@@ -12,19 +12,33 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
 /// The goldens of decoders, one or more of each family.
-pub const DECODERS: [&str; 12] = [
+pub const DECODERS: [&str; 26] = [
+    "cohere",
+    "cohere2",
+    "gemma",
+    "gemma2",
+    "gemma2-std",
+    "gemma3-text",
+    "glm4",
+    "gpt-neox",
+    "gpt2",
     "granite",
     "llama",
     "llama-f16-shards",
     "llama-f32",
     "llama3-rope",
+    "ministral3",
     "mistral-swa",
     "olmo2",
     "olmo3",
+    "phi",
+    "phi3",
     "qwen2",
     "qwen3",
     "qwen3-cfgv5",
     "smollm3",
+    "stablelm",
+    "starcoder2",
 ];
 
 /// The root of the repository.

@@ -8,7 +8,7 @@ use crate::error::Result as LoadResult;
 use crate::spec::FfnSpec;
 use crate::weights::Weights;
 
-/// Gate and up, the bend, down.
+/// Up, with a gate or without, the bend, down.
 #[derive(Debug)]
 pub struct Mlp<B: Backend> {
     up: Vec<Linear<B>>,
@@ -20,10 +20,13 @@ impl<B: Backend> Mlp<B> {
     /// Reads layer `i`'s block.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &FfnSpec) -> LoadResult<Mlp<B>> {
         let (names, dim) = (w.names(), w.spec().dim);
-        let gate = w.linear((names.gate, i), spec.width, dim, spec.bias)?;
-        let up = w.linear((names.up, i), spec.width, dim, spec.bias)?;
-        let down = w.linear((names.down, i), dim, spec.width, spec.bias)?;
-        Ok(Mlp { up: vec![gate, up], act: spec.act, down })
+        let mut linear = |name, rows, cols| w.linear((name, i), rows, cols, spec.bias);
+        let up = match (spec.gated, names.gate_up) {
+            (false, _) => vec![linear(names.up, spec.width, dim)?],
+            (true, "") => vec![linear(names.gate, spec.width, dim)?, linear(names.up, spec.width, dim)?],
+            (true, both) => vec![linear(both, 2 * spec.width, dim)?],
+        };
+        Ok(Mlp { up, act: spec.act, down: linear(names.down, dim, spec.width)? })
     }
 
     /// `then(block(norm(x)))`

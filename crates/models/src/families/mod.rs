@@ -2,14 +2,22 @@
 //!
 //! A family has no forward pass. To add one, write its file and name it in [`ALL`].
 
+mod cohere;
 mod common;
+mod gemma;
+mod glm4;
+mod gpt2;
+mod gpt_neox;
 mod granite;
 mod llama;
 mod mistral;
 mod olmo;
+mod phi;
 mod qwen;
 mod rope;
 mod smollm3;
+mod stablelm;
+mod starcoder2;
 
 use crate::error::Result;
 use crate::formats::config::Config;
@@ -42,14 +50,27 @@ impl Family {
 
 /// Every family that we know.
 pub static ALL: &[&Family] = &[
+    &cohere::COHERE,
+    &cohere::COHERE2,
+    &gemma::GEMMA,
+    &gemma::GEMMA2,
+    &gemma::GEMMA3,
+    &glm4::GLM4,
+    &gpt2::GPT2,
+    &gpt_neox::GPT_NEOX,
     &granite::GRANITE,
     &llama::LLAMA,
+    &mistral::MINISTRAL3,
     &mistral::MISTRAL,
     &olmo::OLMO2,
     &olmo::OLMO3,
+    &phi::PHI,
+    &phi::PHI3,
     &qwen::QWEN2,
     &qwen::QWEN3,
     &smollm3::SMOLLM3,
+    &stablelm::STABLELM,
+    &starcoder2::STARCODER2,
 ];
 
 /// The family of a checkpoint, by what its settings call it.

@@ -18,6 +18,12 @@ BASE = dict(
     num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False,
     bos_token_id=1, eos_token_id=2, pad_token_id=0,
 )
+# What families call it if not like that.
+CALLED = {
+    "gpt2": dict(hidden_size="n_embd", num_hidden_layers="n_layer", num_attention_heads="n_head", intermediate_size="n_inner", max_position_embeddings="n_positions", rms_norm_eps="layer_norm_epsilon"),
+    "starcoder2": dict(rms_norm_eps="norm_epsilon"),
+    **{kind: dict(rms_norm_eps="layer_norm_eps") for kind in ("phi", "gpt_neox", "stablelm", "cohere", "cohere2")},
+}
 LONG = dict(short_factor=[1.0, 1.1, 1.3, 2.0], long_factor=[1.0, 2.0, 5.0, 9.0])
 
 CASES = {
@@ -45,13 +51,36 @@ CASES = {
     "olmo3-yarn": ("olmo3", dict(num_hidden_layers=4, sliding_window=6, rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16))),
     "olmo3-layer-types": ("olmo3", dict(num_hidden_layers=3, sliding_window=5, layer_types=["full_attention", "sliding_attention", "full_attention"])),
     "granite-biases": ("granite", dict(attention_bias=True, mlp_bias=True, embedding_multiplier=12.0, attention_multiplier=0.125, residual_multiplier=0.22, logits_scaling=8.0, tie_word_embeddings=True)),
+    "gemma-gelu": ("gemma", dict(hidden_act="gelu", head_dim=12, attention_bias=True, tie_word_embeddings=None, rms_norm_eps=None)),
+    "gemma2-layer-types": ("gemma2", dict(num_hidden_layers=3, head_dim=8, sliding_window=5, query_pre_attn_scalar=20, attention_bias=True, layer_types=["full_attention", "sliding_attention", "sliding_attention"], tie_word_embeddings=None)),
+    "gemma2-defaults": ("gemma2", dict(head_dim=8, tie_word_embeddings=None, rms_norm_eps=None)),
+    "gemma3-scaled": ("gemma3_text", dict(num_hidden_layers=4, head_dim=12, sliding_window=6, sliding_window_pattern=3, query_pre_attn_scalar=10, final_logit_softcapping=9.0, rope_theta=20000.0, rope_local_base_freq=300.0, rope_scaling=dict(rope_type="linear", factor=8.0), tie_word_embeddings=True)),
+    "gemma3-defaults": ("gemma3_text", dict(num_hidden_layers=7, head_dim=8, sliding_window=4, tie_word_embeddings=None)),
+    "phi-qk-norm": ("phi", dict(qk_layernorm=True, partial_rotary_factor=0.75, hidden_act="relu")),
+    "phi-defaults": ("phi", dict(num_key_value_heads=4, rms_norm_eps=None)),
+    "phi3-longrope": ("phi3", dict(num_attention_heads=2, num_key_value_heads=1, partial_rotary_factor=0.5, original_max_position_embeddings=16, sliding_window=9, tie_word_embeddings=True, rope_scaling=dict(type="longrope", **LONG))),
+    "cohere-qk-norm": ("cohere", dict(use_qk_norm=True, attention_bias=True, tie_word_embeddings=None)),
+    "cohere2-every-second": ("cohere2", dict(num_hidden_layers=5, sliding_window=5, sliding_window_pattern=2, rope_theta=100.0, attention_bias=True)),
+    "starcoder2-no-bias": ("starcoder2", dict(use_bias=False, sliding_window=None, hidden_act="gelu_new", tie_word_embeddings=None)),
+    "stablelm-parallel": ("stablelm", dict(use_parallel_residual=True, qk_layernorm=True, use_qkv_bias=False, partial_rotary_factor=0.5)),
+    "stablelm-defaults": ("stablelm", dict(qk_layernorm=True)),
+    "neox-in-turn": ("gpt_neox", dict(use_parallel_residual=False, attention_bias=False, rotary_pct=0.8, rotary_emb_base=500, rope_theta=10000.0, hidden_act="gelu_fast", num_key_value_heads=None)),
+    "neox-linear": ("gpt_neox", dict(rotary_pct=1.0, rope_scaling=dict(type="linear", factor=2.0), tie_word_embeddings=True, num_key_value_heads=None)),
+    "glm4-no-bias": ("glm4", dict(attention_bias=False, head_dim=12, partial_rotary_factor=0.25, rms_norm_eps=None)),
+    "glm4-defaults": ("glm4", dict(head_dim=6)),
+    "gpt2-options": ("gpt2", dict(scale_attn_by_inverse_layer_idx=True, activation_function="gelu", tie_word_embeddings=False, num_key_value_heads=None)),
+    "gpt2-unscaled": ("gpt2", dict(scale_attn_weights=False, intermediate_size=None, rms_norm_eps=None, tie_word_embeddings=None, num_key_value_heads=None)),
+    "ministral3-window": ("ministral3", dict(num_hidden_layers=3, head_dim=8, sliding_window=7, rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=8.0, original_max_position_embeddings=8, mscale=0.7, mscale_all_dim=1.3, beta_fast=16.0, beta_slow=1.0, llama_4_scaling_beta=0.3))),
 }
 
 
 def make(out: pathlib.Path, name: str, kind: str, extra: dict, seed: int) -> None:
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {**BASE, **extra}
+    # `None` leaves out what the family knows a default for.
+    called = CALLED.get(kind, {})
+    silent = {key for key, value in extra.items() if value is None and key in BASE}
+    settings = {called.get(key, key): value for key, value in {**BASE, **extra}.items() if key not in silent}
     if kind == "smollm3" and "tie_word_embeddings" not in extra:
         settings.pop("tie_word_embeddings")
     config = AutoConfig.for_model(kind, **json.loads(json.dumps(settings)))
@@ -59,7 +88,7 @@ def make(out: pathlib.Path, name: str, kind: str, extra: dict, seed: int) -> Non
     torch.manual_seed(seed)
     with torch.no_grad():
         for key, p in model.named_parameters():
-            if "norm" in key:
+            if "norm" in key or ".ln_" in key:
                 p.copy_(1.0 + 0.2 * torch.randn_like(p))
             elif key.endswith("bias"):
                 p.copy_(0.3 * torch.randn_like(p))

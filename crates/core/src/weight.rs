@@ -262,4 +262,12 @@ pub enum Activation {
     GeluTanh,
     /// `max(x, 0)²`
     Relu2,
+    /// `max(x, 0)`
+    Relu,
+}
+
+impl Activation {
+    /// Every one.
+    pub const ALL: [Activation; 5] =
+        [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu2, Activation::Relu];
 }

@@ -182,7 +182,7 @@ fn rows() {
                 (kernels.norm)(&task, &x(out.len()), out);
             });
         }
-        for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu2] {
+        for act in Activation::ALL {
             same("an activation", &|kernels, out| (kernels.glu)(act, &odd(out.len()), None, out));
             same("a gated one", &|kernels, out| {
                 (kernels.glu)(act, &odd(out.len()), Some(&noise(2, out.len())), out);

@@ -203,3 +203,38 @@ fn for_experts_on_a_gpu() {
 fn for_norms_behind_the_blocks() {
     hold_on_the_cpu("olmo3", DType::F32);
 }
+
+#[test]
+fn for_norms_on_both_sides_and_caps() {
+    hold_on_the_cpu("gemma2", DType::F32);
+}
+
+#[test]
+fn for_norms_on_both_sides_and_caps_on_a_gpu() {
+    hold_on_a_gpu("gemma2", DType::F32);
+}
+
+#[test]
+fn for_blocks_side_by_side_and_layers_without_rotation() {
+    hold_on_the_cpu("cohere2", DType::F32);
+}
+
+#[test]
+fn for_blocks_side_by_side_with_a_norm_each() {
+    hold_on_the_cpu("gpt-neox", DType::F32);
+}
+
+#[test]
+fn for_learned_positions() {
+    hold_on_the_cpu("gpt2", DType::F32);
+}
+
+#[test]
+fn for_learned_positions_on_a_gpu() {
+    hold_on_a_gpu("gpt2", DType::F32);
+}
+
+#[test]
+fn for_queries_that_grow() {
+    hold_on_the_cpu("ministral3", DType::F32);
+}

@@ -1,6 +1,6 @@
 //! [`Decoder`]: the one forward pass that all families share.
 
-use tallow_core::ops::{Embed, Epilogue, Head, Normalize};
+use tallow_core::ops::{Eltwise, Embed, Epilogue, Head, Normalize, With};
 use tallow_core::{Backend, LayerKv, Linear, Norm, Result, Rope, StepPlan, Tensor, Weight};
 
 use crate::blocks::Context;
@@ -15,6 +15,7 @@ use crate::{Model, weights};
 pub struct Decoder<B: Backend> {
     spec: DecoderSpec,
     embed: Weight<B>,
+    positions: Option<Weight<B>>,
     layers: Vec<Layer<B>>,
     norm: Norm<B>,
     head: Linear<B>,
@@ -28,6 +29,8 @@ impl<B: Backend> Decoder<B> {
         let (spec, names) = (&model.spec, w.names());
         let ropes = spec.ropes.iter().map(|r| r.build(b, context)).collect::<Result<_>>()?;
         let embed = w.matrix(&weights::named(names.embed), spec.vocab, spec.dim)?;
+        let positions = spec.positions.map(|n| w.matrix(&weights::named(names.positions), n, spec.dim));
+        let positions = positions.transpose()?;
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(&mut w, i, layer));
         let layers = layers.collect::<LoadResult<_>>()?;
         let norm = w.norm((names.norm, 0), spec.dim)?;
@@ -35,8 +38,9 @@ impl<B: Backend> Decoder<B> {
             true => embed.clone(),
             false => w.matrix(&weights::named(names.head), spec.vocab, spec.dim)?,
         };
+        let head = Linear { weight, bias: w.bias(names.head, spec.vocab, spec.head_bias)? };
         w.finish()?;
-        Ok(Decoder { spec: spec.clone(), embed, layers, norm, head: Linear { weight, bias: None }, ropes })
+        Ok(Decoder { spec: spec.clone(), embed, positions, layers, norm, head, ropes })
     }
 
     /// What it was made from.
@@ -55,6 +59,10 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<Tensor<B>> {
         // Journey, stop 5: the decoder. Tokens become hidden states, layer by layer.
         let mut x = b.run(Embed { table: &self.embed, ids: &plan.tokens, scale: self.spec.embed_scale })?;
+        if let Some(table) = &self.positions {
+            let at = b.run(Embed { table, ids: &plan.positions, scale: 1.0 })?; // [tokens, dim]
+            x = b.run(Eltwise { x: &x, with: With::Add(&at) })?;
+        }
         see(0, &x)?;
         for (i, (layer, kv)) in self.layers.iter().zip(kv).enumerate() {
             // Journey, stop 6: a layer's blocks.
@@ -71,7 +79,7 @@ impl<B: Backend> Decoder<B> {
 
     /// The logits of the step's outputs, from the hidden states of its tokens.
     pub fn logits(&self, b: &B, plan: &StepPlan<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let then = Epilogue { scale: self.spec.logit_scale, ..Epilogue::NONE };
+        let then = Epilogue { scale: self.spec.logit_scale, softcap: self.spec.logit_cap, residual: None };
         b.run(Head { x, rows: &plan.outputs, norm: &self.norm, by: &self.head, then })
     }
 }

@@ -17,12 +17,20 @@ pub struct DecoderSpec {
     pub norm: NormSpec,
     /// Is the head the embedding?
     pub tied: bool,
+    /// Has the head a bias?
+    pub head_bias: Bias,
     /// Multiplies embeddings.
     pub embed_scale: f32,
+    /// Positions that have an embedding of their own, which is added to the token's.
+    pub positions: Option<usize>,
     /// Multiplies logits.
     pub logit_scale: f32,
+    /// Logits then go through `cap * tanh(logit / cap)`.
+    pub logit_cap: Option<f32>,
     /// Rotary embeddings that layers choose from.
     pub ropes: Vec<RopeSpec>,
+    /// How many layers follow the last that only guess further tokens: they are left alone.
+    pub guessing: usize,
     /// From the first to the last.
     pub layers: Vec<LayerSpec>,
 }
@@ -34,6 +42,10 @@ pub struct NormSpec {
     pub kind: NormKind,
     /// Added to the variance.
     pub eps: f32,
+    /// Have they biases?
+    pub bias: Bias,
+    /// Added to the weights as they are stored.
+    pub lift: f32,
 }
 
 /// One layer.
@@ -58,6 +70,12 @@ pub enum Order {
     Pre,
     /// Behind each block: `x + norm(block(x))`.
     Post,
+    /// In front of each block and behind it: `x + norm(block(norm(x)))`.
+    Sandwich,
+    /// Both blocks see the layer's input, through a norm each: `x + mixer(norm(x)) + ffn(norm(x))`.
+    Parallel,
+    /// Both blocks see the layer's input, through the same norm.
+    ParallelOneNorm,
 }
 
 /// Attention.
@@ -77,15 +95,21 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// Multiplies scores.
     pub scale: f32,
+    /// Scores then go through `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// Which of the decoder's rotary embeddings queries go through once more, after the one above.
+    pub again: Option<usize>,
 }
 
-/// A feed-forward block with a gate.
+/// A feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FfnSpec {
     /// Elements in the middle.
     pub width: usize,
     /// The bend.
     pub act: Activation,
+    /// Is there a gate beside up?
+    pub gated: bool,
     /// Have its layers biases?
     pub bias: Bias,
 }
@@ -160,8 +184,10 @@ pub enum Bias {
 pub enum QkNormSpec {
     /// They are not.
     None,
-    /// Each head on its own.
+    /// Each head on its own, all with the same weights.
     PerHead,
+    /// Each head on its own, each with its own weights.
+    EachHead,
     /// All heads of a token as one.
     Whole,
 }

@@ -9,12 +9,12 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tallow_core::{Backend, Error, HostWeight, Linear, Memory, Norm, Tensor, Weight};
+use tallow_core::{Backend, Error, Heads, HostWeight, Linear, Memory, Norm, Tensor, Weight};
 use tallow_quant::Format;
 
 use crate::Model;
 use crate::error::{LoadError, Result};
-use crate::formats::names::{EXPERT, Names, is_redundant, of_layer};
+use crate::formats::names::{EXPERT, Layout, Names, is_redundant, of_layer};
 use crate::formats::{Kind, Stored};
 use crate::spec::{Bias, DecoderSpec};
 
@@ -54,10 +54,22 @@ impl<'a, B: Backend> Weights<'a, B> {
         &self.model.checkpoint.path
     }
 
+    /// The tensor of that name, or of what is left of it without what the file leaves out.
+    fn find<'n>(&self, name: &'n str) -> Option<(&'n str, &'a Stored)> {
+        let short = name.strip_prefix(self.names().base);
+        let mut names = [Some(name), short].into_iter().flatten();
+        names.find_map(|name| self.model.checkpoint.get(name).map(|stored| (name, stored)))
+    }
+
+    /// Is there a tensor of that name in layer `i`?
+    pub(crate) fn has(&self, pattern: &str, i: usize) -> bool {
+        !pattern.is_empty() && self.find(&named(&of_layer(pattern, i))).is_some()
+    }
+
     /// The tensor of that name, if its shape is right.
     fn stored(&mut self, name: &str, shape: &[usize]) -> Result<(&'a Stored, Format)> {
         let field = || format!("tensor {name:?}");
-        let Some(stored) = self.model.checkpoint.get(name) else {
+        let Some((name, stored)) = self.find(name) else {
             return Err(LoadError::bad(self.path(), field(), "is missing"));
         };
         if stored.shape != shape {
@@ -111,10 +123,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let weights: std::result::Result<Vec<_>, _> = (0..count).map(prepare).collect();
         // Damage comes first: what it makes a device say is no help.
         passing.finish(name)?;
-        let weights = weights.map_err(|e| match e {
-            Error::Refused(r) => LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), r),
-            other => LoadError::Device(other),
-        })?;
+        let weights = weights.map_err(|e| not_taken(stored, name, e))?;
         self.loaded(stored)?;
         Ok(weights)
     }
@@ -122,7 +131,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// A linear layer of layer `i` with one output, which some files have as a vector.
     pub(crate) fn gate(&mut self, (pattern, i): (&str, usize), cols: usize) -> Result<Linear<B>> {
         let name = named(&of_layer(pattern, i));
-        let flat = self.model.checkpoint.get(&name).is_some_and(|stored| stored.shape.len() == 1);
+        let flat = self.find(&name).is_some_and(|(_, stored)| stored.shape.len() == 1);
         let shape = [1, cols];
         let stored = self.stored(&name, if flat { &shape[1..] } else { &shape[..] })?;
         let weight = self.matrices(&name, stored, 1, 1)?.pop();
@@ -154,10 +163,49 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(weights.into_iter().map(|weight| Linear { weight, bias: None }).collect())
     }
 
-    /// A row of numbers, as `f32`.
-    pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Tensor<B>> {
-        let (stored, format) = self.stored(name, &[len])?;
-        let mut data = vec![0.0f32; len];
+    /// A linear layer's matrix that the file has in another order, put right by `arrange`.
+    fn arranged(
+        &mut self,
+        name: &str,
+        stored_as: [usize; 2],
+        (rows, cols): (usize, usize),
+        arrange: impl FnOnce(&[u8], &mut [u8]),
+    ) -> Result<Weight<B>> {
+        let (stored, format) = self.stored(name, &stored_as)?;
+        let mut bytes = Vec::new();
+        let len = stored.bytes().len();
+        let out_of_memory = |_| Error::OutOfMemory { device: "the host".into(), asked: len };
+        bytes.try_reserve_exact(len).map_err(out_of_memory)?;
+        bytes.resize(len, 0);
+        arrange(stored.bytes(), &mut bytes);
+        Passing::new(stored, format, stored_as[0]).finish(name)?;
+        let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
+        let weight = self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?;
+        self.loaded(stored)?;
+        Ok(weight)
+    }
+
+    /// A matrix that the file has with a row for each input.
+    fn turned(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
+        let (stored, format) = self.stored(name, &[cols, rows])?;
+        if !format.is_plain() {
+            let why = format!("it has a row for each input, and {format} cannot be turned");
+            return Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why));
+        }
+        self.arranged(name, [cols, rows], (rows, cols), |from, to| {
+            let size = from.len() / (rows * cols).max(1);
+            for (row, to) in to.chunks_exact_mut(cols * size).enumerate() {
+                for (col, to) in to.chunks_exact_mut(size).enumerate() {
+                    to.copy_from_slice(&from[(col * rows + row) * size..][..size]);
+                }
+            }
+        })
+    }
+
+    /// The numbers of a tensor of that shape, each with `lift` added.
+    fn numbers(&mut self, name: &str, shape: &[usize], lift: f32) -> Result<Vec<f32>> {
+        let (stored, format) = self.stored(name, shape)?;
+        let mut data = vec![0.0f32; stored.len()];
         let unpacked = tallow_quant::unpack(format, stored.bytes(), &mut data);
         unpacked.map_err(|e| LoadError::bad(stored.file.path(), format!("tensor {name:?}"), e))?;
         if let Some(i) = data.iter().position(|x| !x.is_finite()) {
@@ -165,7 +213,30 @@ impl<'a, B: Backend> Weights<'a, B> {
             return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
         }
         self.loaded(stored)?;
-        Ok(self.b.upload_row(&data)?)
+        data.iter_mut().for_each(|x| *x += lift);
+        Ok(data)
+    }
+
+    /// A row of numbers, as `f32`.
+    pub(crate) fn row(&mut self, name: &str, len: usize) -> Result<Tensor<B>> {
+        let numbers = self.numbers(name, &[len], 0.0)?;
+        Ok(self.b.upload_row(&numbers)?)
+    }
+
+    /// The bias of what has that name, if it has one.
+    fn bias_numbers(&mut self, name: &str, len: usize, bias: Bias) -> Result<Option<Vec<f32>>> {
+        let name = format!("{name}.bias");
+        match bias {
+            Bias::No => Ok(None),
+            Bias::IfThere if self.find(&name).is_none() => Ok(None),
+            Bias::Yes | Bias::IfThere => self.numbers(&name, &[len], 0.0).map(Some),
+        }
+    }
+
+    /// The same, on the device.
+    pub(crate) fn bias(&mut self, name: &str, len: usize, bias: Bias) -> Result<Option<Tensor<B>>> {
+        let numbers = self.bias_numbers(name, len, bias)?;
+        Ok(numbers.map(|x| self.b.upload_row(&x)).transpose()?)
     }
 
     /// A linear layer of layer `i`.
@@ -177,21 +248,76 @@ impl<'a, B: Backend> Weights<'a, B> {
         bias: Bias,
     ) -> Result<Linear<B>> {
         let name = of_layer(pattern, i);
-        let weight = self.matrix(&named(&name), rows, cols)?;
-        let bias_name = format!("{name}.bias");
-        let bias = match bias {
-            Bias::No => None,
-            Bias::IfThere if self.model.checkpoint.get(&bias_name).is_none() => None,
-            Bias::Yes | Bias::IfThere => Some(self.vector(&bias_name, rows)?),
+        let weight = match self.names().layout {
+            Layout::Rows | Layout::RowsByHead => self.matrix(&named(&name), rows, cols)?,
+            Layout::Columns => self.turned(&named(&name), rows, cols)?,
         };
-        Ok(Linear { weight, bias })
+        Ok(Linear { weight, bias: self.bias(&name, rows, bias)? })
+    }
+
+    /// Queries, keys and values of layer `i` as one.
+    pub(crate) fn qkv(
+        &mut self,
+        (pattern, i): (&str, usize),
+        heads: Heads,
+        cols: usize,
+        bias: Bias,
+    ) -> Result<Linear<B>> {
+        let rows = heads.qkv_cols();
+        if self.names().layout != Layout::RowsByHead {
+            return self.linear((pattern, i), rows, cols, bias);
+        }
+        let name = of_layer(pattern, i);
+        // As many heads of each, so that a head is three parts.
+        let weight = self.arranged(&named(&name), [rows, cols], (rows, cols), |from, to| {
+            let width = from.len() / (3 * heads.q).max(1);
+            to.chunks_exact_mut(width.max(1)).enumerate().for_each(|(i, to)| {
+                let (part, head) = (i / heads.q, i % heads.q);
+                to.copy_from_slice(&from[(3 * head + part) * width..][..width]);
+            });
+        })?;
+        let bias = self.bias_numbers(&name, rows, bias)?.map(|from| {
+            let parts = (0..3).flat_map(|part| (0..heads.q).map(move |head| (3 * head + part) * heads.dim));
+            let to: Vec<f32> = parts.flat_map(|at| from[at..at + heads.dim].to_vec()).collect();
+            self.b.upload_row(&to)
+        });
+        Ok(Linear { weight, bias: bias.transpose()? })
     }
 
     /// A norm of layer `i`.
     pub(crate) fn norm(&mut self, (pattern, i): (&str, usize), width: usize) -> Result<Norm<B>> {
-        let weight = self.vector(&named(&of_layer(pattern, i)), width)?;
+        let (name, spec) = (of_layer(pattern, i), self.spec().norm);
+        let weight = self.numbers(&named(&name), &[width], spec.lift)?;
+        let weight = self.b.upload_row(&weight)?;
+        Ok(Norm { kind: spec.kind, weight, bias: self.bias(&name, width, spec.bias)?, eps: spec.eps })
+    }
+
+    /// A norm that has no weights.
+    pub(crate) fn plain_norm(&self, width: usize) -> Result<Norm<B>> {
         let spec = self.spec().norm;
+        let weight = self.b.upload_row(&vec![1.0; width])?;
         Ok(Norm { kind: spec.kind, weight, bias: None, eps: spec.eps })
+    }
+
+    /// The weights of norms that each head has one of: one tensor, or one for each.
+    pub(crate) fn each_head(
+        &mut self,
+        (pattern, i): (&str, usize),
+        heads: usize,
+        dim: usize,
+    ) -> Result<Tensor<B>> {
+        let (pattern, lift) = (of_layer(pattern, i), self.spec().norm.lift);
+        let mut row = Vec::new();
+        match pattern.contains("{head}") {
+            true => {
+                for head in 0..heads {
+                    let name = pattern.replace("{head}", &head.to_string());
+                    row.extend(self.numbers(&named(&name), &[dim], lift)?);
+                }
+            }
+            false => row.extend(self.numbers(&named(&pattern), &[heads, dim], lift)?),
+        }
+        Ok(self.b.upload_row(&row)?)
     }
 
     /// Nothing is left over, and everything read was really in the files.
@@ -199,9 +325,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         self.model.checkpoint.intact()?;
         self.model.checkpoint.release();
         let family = self.model.family;
+        let layers = self.spec().layers.len();
+        let past = layers..layers + self.spec().guessing;
         let spare = |name: &str| {
             let tied_head = self.spec().tied && name == named(self.names().head);
-            self.used.contains(name) || tied_head || is_redundant(name) || family.reads(name)
+            let past = self.names().layer(name).is_some_and(|i| past.contains(&i));
+            self.used.contains(name) || tied_head || past || is_redundant(name) || family.reads(name)
         };
         let left: Vec<&str> =
             self.model.checkpoint.tensors().map(|(name, _)| name).filter(|n| !spare(n)).collect();
@@ -214,6 +343,14 @@ impl<'a, B: Backend> Weights<'a, B> {
                 Err(LoadError::unsupported(self.path(), format!("tensor {first:?}{more}"), why))
             }
         }
+    }
+}
+
+/// Why a device does not take a tensor.
+fn not_taken(stored: &Stored, name: &str, e: Error) -> LoadError {
+    match e {
+        Error::Refused(r) => LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), r),
+        other => LoadError::Device(other),
     }
 }
 

@@ -17,18 +17,32 @@ use tallow_support::{golden, needed};
 use tallow_wgpu::{Counts, Wgpu, devices};
 
 /// One of each family, and of each thing that a family may do differently.
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 26] = [
+    "cohere",
+    "cohere2",
+    "gemma",
+    "gemma2",
+    "gemma3-text",
+    "glm4",
+    "glm4-moe",
+    "gpt-neox",
+    "gpt2",
     "granite",
     "llama",
+    "ministral3",
     "mistral-swa",
     "mixtral",
     "olmo2",
     "olmo3",
+    "phi",
+    "phi3",
     "qwen2",
     "qwen2-moe",
     "qwen3",
     "qwen3-moe",
     "smollm3",
+    "stablelm",
+    "starcoder2",
     "more/llama-biases",
 ];
 const PAGE: usize = 16;

@@ -12,22 +12,37 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
 /// The goldens of decoders, one or more of each family.
-pub const DECODERS: [&str; 15] = [
+pub const DECODERS: [&str; 30] = [
+    "cohere",
+    "cohere2",
+    "gemma",
+    "gemma2",
+    "gemma2-std",
+    "gemma3-text",
+    "glm4",
+    "glm4-moe",
+    "gpt-neox",
+    "gpt2",
     "granite",
     "llama",
     "llama-f16-shards",
     "llama-f32",
     "llama3-rope",
+    "ministral3",
     "mistral-swa",
     "mixtral",
     "olmo2",
     "olmo3",
+    "phi",
+    "phi3",
     "qwen2",
     "qwen2-moe",
     "qwen3",
     "qwen3-cfgv5",
     "qwen3-moe",
     "smollm3",
+    "stablelm",
+    "starcoder2",
 ];
 
 /// The root of the repository.

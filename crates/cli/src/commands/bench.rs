@@ -271,7 +271,8 @@ fn work(model: &Model, test: Test) -> f64 {
         .iter()
         .map(|l| {
             let h = l.mixer.heads;
-            let linear = spec.dim * (h.qkv_cols() + h.q_cols() + 3 * l.active_width());
+            let ffn = (2 + usize::from(l.ffn.gated)) * l.active_width();
+            let linear = spec.dim * (h.qkv_cols() + h.q_cols() + ffn);
             let seen = l.mixer.window.map_or(depth, |w| depth.min(w as f64));
             2.0 * linear as f64 + 4.0 * h.q_cols() as f64 * seen
         })

@@ -128,6 +128,7 @@ pub(super) fn activate(act: Activation, x: f64) -> f64 {
             0.5 * x * (1.0 + inner.tanh())
         }
         Activation::Relu2 => x.max(0.0).powi(2),
+        Activation::Relu => x.max(0.0),
     }
 }
 

@@ -64,7 +64,7 @@ pub(super) fn glu<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (rows, cols) in [(1, 1), (3, 7), (2, 64), (5, 173), (0, 4)] {
         let spread = |x: f32| 12.0 * x * x * x;
         let (gate, up) = (Host::random(1, rows, cols).map(spread), Host::random(2, rows, cols));
-        for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu2] {
+        for act in Activation::ALL {
             for gated in [true, false] {
                 let want = Bounded::by_rows(rows, cols, |r| {
                     let y = |c: usize| {

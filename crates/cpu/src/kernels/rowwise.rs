@@ -122,6 +122,7 @@ pub(super) unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
                 let r = S::max(x, S::splat(0.0));
                 S::mul(r, r)
             }
+            Activation::Relu => S::max(S::splat(0.0), x),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Attention: joint projection, preparation, the op, projection back.
 
-use tallow_core::ops::{Attend, Epilogue, Project, ProjectMany, QkvPrep};
+use tallow_core::ops::{
+    Attend, Copy, Eltwise, Epilogue, Normalize, Project, ProjectMany, QkvPrep, Rotate, With,
+};
 use tallow_core::{AttnSpec, Backend, Heads, Linear, Norm, QkNorm, Result, Tensor};
 
 use super::Context;
@@ -14,8 +16,10 @@ pub struct Attention<B: Backend> {
     qkv: Vec<Linear<B>>,
     o: Linear<B>,
     qk_norm: Option<QkNorm<B>>,
+    own_norms: Option<OwnNorms<B>>,
     heads: Heads,
     rope: Option<usize>,
+    again: Option<usize>,
     spec: AttnSpec<B>,
 }
 
@@ -23,24 +27,32 @@ impl<B: Backend> Attention<B> {
     /// Reads layer `i`'s attention.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &AttentionSpec) -> LoadResult<Attention<B>> {
         let (names, dim, heads) = (w.names(), w.spec().dim, spec.heads);
-        let qkv = [(names.q, heads.q_cols()), (names.k, heads.kv_cols()), (names.v, heads.kv_cols())];
-        let qkv = qkv.into_iter().map(|(name, rows)| w.linear((name, i), rows, dim, spec.qkv_bias));
-        let qkv = qkv.collect::<LoadResult<_>>()?;
+        let qkv = match w.has(names.qkv, i) {
+            true => vec![w.qkv((names.qkv, i), heads, dim, spec.qkv_bias)?],
+            false => {
+                let parts =
+                    [(names.q, heads.q_cols()), (names.k, heads.kv_cols()), (names.v, heads.kv_cols())];
+                let parts =
+                    parts.into_iter().map(|(name, rows)| w.linear((name, i), rows, dim, spec.qkv_bias));
+                parts.collect::<LoadResult<_>>()?
+            }
+        };
         let o = w.linear((names.o, i), dim, heads.q_cols(), spec.out_bias)?;
         let widths = match spec.qk_norm {
-            QkNormSpec::None => None,
+            QkNormSpec::None | QkNormSpec::EachHead => None,
             QkNormSpec::PerHead => Some((heads.dim, heads.dim)),
             QkNormSpec::Whole => Some((heads.q_cols(), heads.kv_cols())),
         };
+        let mut norm = |name, width| w.norm((name, i), width);
         let qk_norm = match widths {
-            Some((q, k)) => {
-                Some(QkNorm { q: w.norm((names.q_norm, i), q)?, k: w.norm((names.k_norm, i), k)? })
-            }
+            Some((q, k)) => Some(QkNorm { q: norm(names.q_norm, q)?, k: norm(names.k_norm, k)? }),
             None => None,
         };
-        let ops =
-            AttnSpec { scale: spec.scale, window: spec.window, softcap: None, sinks: None, causal: true };
-        Ok(Attention { qkv, o, qk_norm, heads, rope: spec.rope, spec: ops })
+        let own = spec.qk_norm == QkNormSpec::EachHead;
+        let own_norms = own.then(|| OwnNorms::load(w, i, heads)).transpose()?;
+        let AttentionSpec { rope, again, scale, window, softcap, .. } = *spec;
+        let spec = AttnSpec { scale, window, softcap, sinks: None, causal: true };
+        Ok(Attention { qkv, o, qk_norm, own_norms, heads, rope, again, spec })
     }
 
     /// `then(attention(norm(x)))`
@@ -51,11 +63,54 @@ impl<B: Backend> Attention<B> {
         norm: Option<&Norm<B>>,
         then: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
-        let (b, plan, kv) = (cx.b, cx.plan, cx.kv);
-        let (heads, rope) = (self.heads, self.rope.and_then(|i| cx.ropes.get(i)));
+        let (b, plan, kv, heads) = (cx.b, cx.plan, cx.kv, self.heads);
+        let rope = |i: Option<usize>| i.and_then(|i| cx.ropes.get(i));
         let qkv = b.run(ProjectMany { x, norm, by: &self.qkv })?; // [tokens, (q + 2 kv) * dim]
-        let q = b.run(QkvPrep { qkv: &qkv, heads, qk_norm: self.qk_norm.as_ref(), rope, kv, plan })?;
+        if let Some(norms) = &self.own_norms {
+            norms.apply(b, &qkv, heads)?;
+        }
+        let (qk_norm, turn) = (self.qk_norm.as_ref(), rope(self.rope));
+        let mut q = b.run(QkvPrep { qkv: &qkv, heads, qk_norm, rope: turn, kv, plan })?; // [tokens, q * dim]
+        if let Some(by) = rope(self.again) {
+            q = b.run(Rotate { x: &q, head_dim: heads.dim, by, positions: &plan.positions })?;
+        }
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
         b.run(Project { x: &mixed, by: &self.o, then })
+    }
+}
+
+/// Norms of queries and keys in which each head has weights of its own.
+///
+/// Few models have them, and no device an op: the heads are normalised alike, and then multiplied.
+#[derive(Debug)]
+struct OwnNorms<B: Backend> {
+    /// As wide as a head, its weights all one.
+    plain: Norm<B>,
+    /// [1, q * dim]
+    q: Tensor<B>,
+    /// [1, kv * dim]
+    k: Tensor<B>,
+}
+
+impl<B: Backend> OwnNorms<B> {
+    fn load(w: &mut Weights<'_, B>, i: usize, heads: Heads) -> LoadResult<OwnNorms<B>> {
+        let names = w.names();
+        Ok(OwnNorms {
+            plain: w.plain_norm(heads.dim)?,
+            q: w.each_head((names.q_norm, i), heads.q, heads.dim)?,
+            k: w.each_head((names.k_norm, i), heads.kv, heads.dim)?,
+        })
+    }
+
+    /// Normalises queries and keys where they are. `qkv`: [tokens, (q + 2 kv) * dim]
+    fn apply(&self, b: &B, qkv: &Tensor<B>, heads: Heads) -> Result<()> {
+        let q = qkv.col_range(0..heads.q_cols());
+        let k = qkv.col_range(heads.q_cols()..heads.q_cols() + heads.kv_cols());
+        for (x, weights) in [(&q, &self.q), (&k, &self.k)] {
+            let y = b.run(Normalize { x, by: &self.plain, residual: None })?;
+            let y = b.run(Eltwise { x: &y, with: With::Mul(weights) })?;
+            b.run(Copy { from: &y, to: x })?;
+        }
+        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! A layer: two blocks, two norms, and the order they stand in.
+//! A layer: two blocks, their norms, and the order they stand in.
 
 use tallow_core::ops::{Epilogue, Normalize};
 use tallow_core::{Backend, Norm, Result, Tensor};
@@ -22,7 +22,12 @@ impl<B: Backend> FeedForward<B> {
     fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<FeedForward<B>> {
         let names = w.names();
         Ok(match &spec.experts {
-            None => FeedForward::Dense(Mlp::load(w, i, [names.gate, names.up, names.down], &spec.ffn)?),
+            None => FeedForward::Dense(Mlp::load(
+                w,
+                i,
+                [names.gate, names.up, names.gate_up, names.down],
+                &spec.ffn,
+            )?),
             Some(experts) => FeedForward::Experts(Mixture::load(w, i, &spec.ffn, experts)?),
         })
     }
@@ -45,45 +50,73 @@ impl<B: Backend> FeedForward<B> {
 /// One layer of a decoder.
 #[derive(Debug)]
 pub struct Layer<B: Backend> {
-    mixer_norm: Norm<B>,
+    mixer_norms: Norms<B>,
     mixer: Attention<B>,
-    ffn_norm: Norm<B>,
+    ffn_norms: Norms<B>,
     ffn: FeedForward<B>,
     order: Order,
     residual_scale: f32,
 }
 
+/// The norms around a block.
+#[derive(Debug)]
+struct Norms<B: Backend> {
+    before: Option<Norm<B>>,
+    behind: Option<Norm<B>>,
+}
+
+impl<B: Backend> Norms<B> {
+    /// Reads those of layer `i` that have a name.
+    fn load(w: &mut Weights<'_, B>, i: usize, names: [Option<&str>; 2]) -> LoadResult<Norms<B>> {
+        let dim = w.spec().dim;
+        let [before, behind] = names.map(|name| name.map(|name| w.norm((name, i), dim)).transpose());
+        Ok(Norms { before: before?, behind: behind? })
+    }
+}
+
 impl<B: Backend> Layer<B> {
     /// Reads layer `i`.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<Layer<B>> {
-        let (names, dim) = (w.names(), w.spec().dim);
+        let (names, order) = (w.names(), spec.order);
+        let before = order != Order::Post;
+        let behind = matches!(order, Order::Post | Order::Sandwich);
+        let of_mixer = [before.then_some(names.mixer_norm), behind.then_some(names.mixer_behind)];
+        let before = before && order != Order::ParallelOneNorm;
+        let of_ffn = [before.then_some(names.ffn_norm), behind.then_some(names.ffn_behind)];
         Ok(Layer {
-            mixer_norm: w.norm((names.mixer_norm, i), dim)?,
+            mixer_norms: Norms::load(w, i, of_mixer)?,
             mixer: Attention::load(w, i, &spec.mixer)?,
-            ffn_norm: w.norm((names.ffn_norm, i), dim)?,
+            ffn_norms: Norms::load(w, i, of_ffn)?,
             ffn: FeedForward::load(w, i, spec)?,
-            order: spec.order,
+            order,
             residual_scale: spec.residual_scale,
         })
     }
 
     /// The next hidden state. `x`: [tokens, dim]
     pub fn forward(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let (of_mixer, of_ffn) = (&self.mixer_norms, &self.ffn_norms);
+        let before = of_mixer.before.as_ref();
+        let mixed = self.add(cx, x, of_mixer, |then| self.mixer.forward(cx, x, before, then))?; // [tokens, dim]
+        let (x, before) = match self.order {
+            Order::Pre | Order::Post | Order::Sandwich => (&mixed, of_ffn.before.as_ref()),
+            Order::Parallel => (x, of_ffn.before.as_ref()),
+            Order::ParallelOneNorm => (x, before),
+        };
+        self.add(cx, &mixed, of_ffn, |then| self.ffn.forward(cx, x, before, then))
+    }
+
+    /// `to` and what a block gives, through the norm behind it if there is one.
+    fn add(
+        &self,
+        cx: &Context<'_, B>,
+        to: &Tensor<B>,
+        norms: &Norms<B>,
+        block: impl FnOnce(Epilogue<'_, B>) -> Result<Tensor<B>>,
+    ) -> Result<Tensor<B>> {
         let scale = self.residual_scale;
-        match self.order {
-            Order::Pre => {
-                let then = Epilogue { scale, ..Epilogue::add_to(x) };
-                let x = self.mixer.forward(cx, x, Some(&self.mixer_norm), then)?;
-                let then = Epilogue { scale, ..Epilogue::add_to(&x) };
-                self.ffn.forward(cx, &x, Some(&self.ffn_norm), then)
-            }
-            Order::Post => {
-                let then = Epilogue { scale, ..Epilogue::NONE };
-                let y = self.mixer.forward(cx, x, None, then)?;
-                let x = cx.b.run(Normalize { x: &y, by: &self.mixer_norm, residual: Some(x) })?;
-                let y = self.ffn.forward(cx, &x, None, then)?;
-                cx.b.run(Normalize { x: &y, by: &self.ffn_norm, residual: Some(&x) })
-            }
-        }
+        let Some(by) = &norms.behind else { return block(Epilogue { scale, ..Epilogue::add_to(to) }) };
+        let y = block(Epilogue { scale, ..Epilogue::NONE })?;
+        cx.b.run(Normalize { x: &y, by, residual: Some(to) })
     }
 }

@@ -38,7 +38,7 @@ impl<B: Backend> Mixture<B> {
         let (names, dim, count) = (w.names(), w.spec().dim, spec.count);
         let router = w.linear((names.router, i), count, dim, Bias::No)?;
         let bias = match spec.bias {
-            true => Some(w.vector(&of_layer(names.router_bias, i), count)?),
+            true => Some(w.row(&of_layer(names.router_bias, i), count)?),
             false => None,
         };
         let ExpertsSpec { used, scores, groups, to_one, scale, .. } = *spec;
@@ -51,7 +51,8 @@ impl<B: Backend> Mixture<B> {
             None => None,
             Some(shared) => {
                 let like = FfnSpec { width: shared.width, ..*each };
-                let block = Mlp::load(w, i, [names.shared_gate, names.shared_up, names.shared_down], &like)?;
+                let of_block = [names.shared_gate, names.shared_up, "", names.shared_down];
+                let block = Mlp::load(w, i, of_block, &like)?;
                 let gate = match shared.gated {
                     true => Some(w.gate((names.shared_router, i), dim)?),
                     false => None,

@@ -8,7 +8,7 @@ use crate::error::Result as LoadResult;
 use crate::spec::FfnSpec;
 use crate::weights::Weights;
 
-/// Gate and up, the bend, down.
+/// Up, with a gate or without, the bend, down.
 #[derive(Debug)]
 pub struct Mlp<B: Backend> {
     up: Vec<Linear<B>>,
@@ -17,13 +17,16 @@ pub struct Mlp<B: Backend> {
 }
 
 impl<B: Backend> Mlp<B> {
-    /// Reads layer `i`'s block: gate, up and down by these names.
-    pub fn load(w: &mut Weights<'_, B>, i: usize, names: [&str; 3], spec: &FfnSpec) -> LoadResult<Mlp<B>> {
-        let ([gate, up, down], dim) = (names, w.spec().dim);
-        let gate = w.linear((gate, i), spec.width, dim, spec.bias)?;
-        let up = w.linear((up, i), spec.width, dim, spec.bias)?;
-        let down = w.linear((down, i), dim, spec.width, spec.bias)?;
-        Ok(Mlp { up: vec![gate, up], act: spec.act, down })
+    /// Reads layer `i`'s block: gate, up, both as one, and down by these names.
+    pub fn load(w: &mut Weights<'_, B>, i: usize, names: [&str; 4], spec: &FfnSpec) -> LoadResult<Mlp<B>> {
+        let ([gate, up, both, down], dim) = (names, w.spec().dim);
+        let mut linear = |name, rows, cols| w.linear((name, i), rows, cols, spec.bias);
+        let up = match (spec.gated, both) {
+            (false, _) => vec![linear(up, spec.width, dim)?],
+            (true, "") => vec![linear(gate, spec.width, dim)?, linear(up, spec.width, dim)?],
+            (true, both) => vec![linear(both, 2 * spec.width, dim)?],
+        };
+        Ok(Mlp { up, act: spec.act, down: linear(down, dim, spec.width)? })
     }
 
     /// `then(block(norm(x)))`

@@ -9,7 +9,7 @@ use tallow_core::{Backend, Memory, Result, Rope, RopePairs};
 pub struct RopeSpec {
     /// The base of the frequencies.
     pub theta: f64,
-    /// Elements of a head that turn.
+    /// Elements of a head that turn, if that is an even number; else one more does.
     pub dim: usize,
     /// Which of them turn together.
     pub pairs: RopePairs,
@@ -60,6 +60,13 @@ pub enum Scaling {
     },
     /// Each frequency has a divisor of its own.
     Factors(Vec<f64>),
+    /// Nothing turns. Each time the original context is full, what comes is longer: by the logarithm of how often.
+    Growing {
+        /// Multiplies the logarithm.
+        by: f64,
+        /// The original context.
+        original: usize,
+    },
 }
 
 /// The settings of [`Scaling::Yarn`].
@@ -84,7 +91,7 @@ impl RopeSpec {
     /// contexts of `context` positions.
     pub fn frequencies(&self, context: usize) -> (Vec<f64>, f64) {
         let plain =
-            |theta: f64| (0..self.dim / 2).map(move |i| theta.powf(-2.0 * i as f64 / self.dim as f64));
+            |theta: f64| (0..self.width() / 2).map(move |i| theta.powf(-2.0 * i as f64 / self.dim as f64));
         match &self.scaling {
             Scaling::None => (plain(self.theta).collect(), 1.0),
             Scaling::Linear { factor } => (plain(self.theta).map(|f| f / factor).collect(), 1.0),
@@ -114,6 +121,7 @@ impl RopeSpec {
                 (plain(self.theta).zip(by).map(|(f, by)| f / by).collect(), *attention)
             }
             Scaling::Factors(by) => (plain(self.theta).zip(by).map(|(f, by)| f / by).collect(), 1.0),
+            Scaling::Growing { .. } => (vec![0.0; self.width() / 2], 1.0),
         }
     }
 
@@ -137,9 +145,22 @@ impl RopeSpec {
         plain.enumerate().map(scaled).collect()
     }
 
+    /// Elements of a head that turn.
+    fn width(&self) -> usize {
+        self.dim.next_multiple_of(2)
+    }
+
     /// Numbers in the table of `context` positions.
     pub fn table_len(&self, context: usize) -> usize {
-        context * self.dim
+        context * self.width()
+    }
+
+    /// What multiplies cosines and sines of one position, besides what multiplies all.
+    fn growth(&self, position: usize) -> f64 {
+        match self.scaling {
+            Scaling::Growing { by, original } => 1.0 + by * ((1 + position / original) as f64).ln(),
+            _ => 1.0,
+        }
     }
 
     /// The table for contexts of `context` positions.
@@ -147,10 +168,11 @@ impl RopeSpec {
         let (frequencies, attention) = self.frequencies(context);
         let mut table = Vec::with_capacity(self.table_len(context));
         for position in 0..context {
+            let attention = attention * self.growth(position);
             let angles = frequencies.iter().map(|f| position as f64 * f);
             table.extend(angles.clone().map(|a| (a.cos() * attention) as f32));
             table.extend(angles.map(|a| (a.sin() * attention) as f32));
         }
-        Ok(Rope { table: b.upload(&table, context, self.dim)?, pairs: self.pairs })
+        Ok(Rope { table: b.upload(&table, context, self.width())?, pairs: self.pairs })
     }
 }

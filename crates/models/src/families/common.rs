@@ -3,31 +3,31 @@
 use tallow_core::ops::MOST_EXPERTS;
 use tallow_core::{Activation, Heads, NormKind, RopePairs};
 
-use super::rope::rope;
+use super::rope;
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
 use crate::spec::{AttentionSpec, Bias, DecoderSpec, FfnSpec, LayerSpec, NormSpec, Order, QkNormSpec};
 
 const VOCAB: Key = key("vocab_size", "vocab_size");
-const DIM: Key = key("hidden_size", "embedding_length");
-const LAYERS: Key = key("num_hidden_layers", "block_count");
-const HEADS: Key = key("num_attention_heads", "attention.head_count");
 const KV_HEADS: Key = key("num_key_value_heads", "attention.head_count_kv");
 const HEAD_DIM: Key = key("head_dim", "attention.key_length");
 const VALUE_DIM: Key = key("", "attention.value_length");
-const FFN: Key = key("intermediate_size", "feed_forward_length");
 pub(super) const EPS: Key = key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+/// Of norms that take the mean away. Some families call it something else.
+pub(super) const LAYER_EPS: Key = key("layer_norm_eps", GGUF_LAYER_EPS);
+pub(super) const GGUF_LAYER_EPS: &str = "attention.layer_norm_epsilon";
 pub(super) const CONTEXT: Key = key("max_position_embeddings", "context_length");
-const ACT: Key = key("hidden_act", "");
+pub(super) const ACT: Key = key("hidden_act", "");
 const TIED: Key = key("tie_word_embeddings", "");
 const QUANTIZED: Key = key("quantization_config", "");
 /// Tokens that a token sees, itself included.
 pub(super) const WINDOW: Key = key("sliding_window", "attention.sliding_window");
 const LAYER_TYPES: Key = key("layer_types", "");
-
-/// What `rope_theta` is where it is left out.
-const THETA: f64 = 10_000.0;
+/// One layer of so many has no window.
+const EVERY: Key = key("sliding_window_pattern", "");
+/// Which layers have a window.
+pub(super) const WINDOWED: Key = key("", "attention.sliding_window_pattern");
 
 const EXPERTS: Key = key("num_experts", "expert_count");
 const EXPERTS_NEW: Key = key("num_local_experts", "expert_count");
@@ -37,25 +37,75 @@ const EXPERT_WIDTH: Key = key("moe_intermediate_size", "expert_feed_forward_leng
 /// The least and most that numbers of a model can be; past that a file is damaged or malicious.
 const SANE: usize = 1 << 24;
 
+/// What a family calls its settings, and what they are where they are left out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Usual {
+    pub dim: Key,
+    pub layers: Key,
+    pub heads: Key,
+    /// As many as heads, if this does not say.
+    pub kv_heads: Option<usize>,
+    /// What the heads leave of `dim` for each, if this does not say.
+    pub head_dim: Option<usize>,
+    pub ffn: Key,
+    /// How many times `dim` the feed-forward block is wide.
+    pub ffn_times: Option<usize>,
+    pub gated: bool,
+    pub act: (Key, &'static str),
+    pub context: (Key, usize),
+    pub norm: NormKind,
+    pub norm_bias: Bias,
+    pub eps: (Key, f64),
+    pub tied: bool,
+    pub rope: rope::Usual,
+}
+
+/// What most families have.
+pub(super) const USUAL: Usual = Usual {
+    dim: key("hidden_size", "embedding_length"),
+    layers: key("num_hidden_layers", "block_count"),
+    heads: key("num_attention_heads", "attention.head_count"),
+    kv_heads: None,
+    head_dim: None,
+    ffn: key("intermediate_size", "feed_forward_length"),
+    ffn_times: None,
+    gated: true,
+    act: (ACT, "silu"),
+    context: (CONTEXT, 2048),
+    norm: NormKind::Rms,
+    norm_bias: Bias::No,
+    eps: (EPS, 1e-6),
+    tied: false,
+    rope: rope::USUAL,
+};
+
+/// What families have whose norms take the mean away.
+pub(super) const USUAL_LAYER_NORM: Usual =
+    Usual { norm: NormKind::Layer, norm_bias: Bias::Yes, eps: (LAYER_EPS, 1e-5), ..USUAL };
+
 /// A decoder of plain layers, all alike: pre-norm, no biases, no norm of queries and keys, rotary embedding of the
 /// whole head, embedding not tied. Families change what is different.
 pub(super) fn plain(c: &Config<'_>) -> Result<DecoderSpec> {
+    plain_as(c, &USUAL)
+}
+
+/// The same, with a family's own names and defaults.
+pub(super) fn plain_as(c: &Config<'_>, usual: &Usual) -> Result<DecoderSpec> {
     if c.has(QUANTIZED) {
         let why =
             "quantized Hugging Face checkpoints are not read yet; use the unquantized model or a GGUF file";
         return Err(c.unsupported(QUANTIZED, "…", why));
     }
-    let dim = sane(c, DIM, c.count(DIM)?)?;
-    let count = c.count(LAYERS)?;
-    if count == 0 || count > c.checkpoint().tensors().len() {
-        return Err(
-            c.bad(LAYERS, format_args!("is {count}, with {} tensors", c.checkpoint().tensors().len()))
-        );
+    let dim = sane(c, usual.dim, c.count(usual.dim)?)?;
+    let (count, tensors) = (c.count(usual.layers)?, c.checkpoint().tensors().len());
+    if count == 0 || count > tensors {
+        return Err(c.bad(usual.layers, format_args!("is {count}, with {tensors} tensors")));
     }
-    let heads = heads(c, dim)?;
-    let eps = c.number_or(EPS, 1e-6)?;
+    let heads = heads(c, dim, usual)?;
+    let (eps_key, eps) = usual.eps;
+    let eps = c.number_or(eps_key, eps)?;
     if !(0.0..1.0).contains(&eps) {
-        return Err(c.bad(EPS, format_args!("is {eps}")));
+        return Err(c.bad(eps_key, format_args!("is {eps}")));
     }
     let mixer = AttentionSpec {
         heads,
@@ -63,20 +113,36 @@ pub(super) fn plain(c: &Config<'_>) -> Result<DecoderSpec> {
         out_bias: Bias::No,
         qk_norm: QkNormSpec::None,
         rope: Some(0),
+        again: None,
         window: None,
         scale: (1.0 / (heads.dim as f64).sqrt()) as f32,
+        softcap: None,
     };
-    let ffn = FfnSpec { width: sane(c, FFN, c.count(FFN)?)?, act: activation(c)?, bias: Bias::No };
+    let width = match (c.find_count(usual.ffn)?, usual.ffn_times) {
+        (None, Some(times)) => times * dim,
+        _ => c.count(usual.ffn)?,
+    };
+    let ffn = FfnSpec {
+        width: sane(c, usual.ffn, width)?,
+        act: activation(c, usual.act)?,
+        gated: usual.gated,
+        bias: Bias::No,
+    };
     let layer = LayerSpec { mixer, ffn, experts: None, order: Order::Pre, residual_scale: 1.0 };
+    let (context_key, context) = usual.context;
     Ok(DecoderSpec {
+        guessing: 0,
         vocab: vocab(c)?,
         dim,
-        context: sane(c, CONTEXT, c.find_count(CONTEXT)?.unwrap_or(2048))?,
-        norm: NormSpec { kind: NormKind::Rms, eps: eps as f32 },
-        tied: tied(c, false)?,
+        context: sane(c, context_key, c.find_count(context_key)?.unwrap_or(context))?,
+        norm: NormSpec { kind: usual.norm, eps: eps as f32, bias: usual.norm_bias, lift: 0.0 },
+        tied: tied(c, usual.tied)?,
+        head_bias: Bias::No,
         embed_scale: 1.0,
+        positions: None,
         logit_scale: 1.0,
-        ropes: vec![rope(c, heads.dim, THETA)?],
+        logit_cap: None,
+        ropes: vec![rope::rope(c, heads.dim, &usual.rope)?],
         layers: vec![layer; count],
     })
 }
@@ -98,16 +164,19 @@ fn vocab(c: &Config<'_>) -> Result<usize> {
     }
 }
 
-fn heads(c: &Config<'_>, dim: usize) -> Result<Heads> {
-    let q = sane(c, HEADS, c.count(HEADS)?)?;
-    let kv = sane(c, KV_HEADS, c.find_count(KV_HEADS)?.unwrap_or(q))?;
+fn heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<Heads> {
+    // `null` says that it follows from the others, nothing at all that it is as in the family's first model.
+    let left_out = |key, value: Option<usize>| value.filter(|_| !c.is_gguf() && c.leaves_out(key));
+    let q = sane(c, usual.heads, c.count(usual.heads)?)?;
+    let kv = c.find_count(KV_HEADS)?.or(left_out(KV_HEADS, usual.kv_heads));
+    let kv = sane(c, KV_HEADS, kv.unwrap_or(q))?;
     if !q.is_multiple_of(kv) {
-        return Err(c.bad(HEADS, format_args!("is {q}, not a multiple of the {kv} key heads")));
+        return Err(c.bad(usual.heads, format_args!("is {q}, not a multiple of the {kv} key heads")));
     }
-    let head = match c.find_count(HEAD_DIM)? {
+    let head = match c.find_count(HEAD_DIM)?.or(left_out(HEAD_DIM, usual.head_dim)) {
         Some(n) => sane(c, HEAD_DIM, n)?,
         None if dim.is_multiple_of(q) => dim / q,
-        None => return Err(c.bad(HEADS, format_args!("is {q}, which does not divide {dim}"))),
+        None => return Err(c.bad(usual.heads, format_args!("is {q}, which does not divide {dim}"))),
     };
     if !head.is_multiple_of(2) || head > 1024 {
         return Err(c.bad(HEAD_DIM, format_args!("is {head}; even numbers up to 1024 are supported")));
@@ -120,13 +189,17 @@ fn heads(c: &Config<'_>, dim: usize) -> Result<Heads> {
     Ok(Heads { q, kv, dim: head })
 }
 
-fn activation(c: &Config<'_>) -> Result<Activation> {
-    match c.find_text(ACT)?.unwrap_or("silu") {
+fn activation(c: &Config<'_>, (key, usual): (Key, &'static str)) -> Result<Activation> {
+    match c.find_text(key)?.unwrap_or(usual) {
         "silu" | "swish" => Ok(Activation::Silu),
-        "gelu" => Ok(Activation::Gelu),
-        "gelu_new" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+        "gelu" | "gelu_python" => Ok(Activation::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
         "relu2" => Ok(Activation::Relu2),
-        other => Err(c.unsupported(ACT, other, "silu, gelu, gelu_new, gelu_pytorch_tanh and relu2 are")),
+        "relu" => Ok(Activation::Relu),
+        other => {
+            let known = "silu, gelu, gelu_new, gelu_pytorch_tanh, relu and relu2 are";
+            Err(c.unsupported(key, other, known))
+        }
     }
 }
 
@@ -146,8 +219,11 @@ pub(super) fn bias(c: &Config<'_>, hf: &'static str, default: bool) -> Result<Bi
     Ok(if c.flag_or(key(hf, ""), default)? { Bias::Yes } else { Bias::No })
 }
 
-/// Which layers see only a window, by `layer_types`; `default` where there is no such list.
+/// Which layers see only a window, by `layer_types` or its like; `default` where there is no such list.
 pub(super) fn windowed(c: &Config<'_>, layers: usize, default: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
+    if let Some(list) = c.per_layer(WINDOWED, layers, c.find_flags(WINDOWED)?)? {
+        return Ok(list);
+    }
     let Some(types) = c.per_layer(LAYER_TYPES, layers, c.find_texts(LAYER_TYPES)?)? else {
         return Ok((0..layers).map(default).collect());
     };
@@ -159,9 +235,37 @@ pub(super) fn windowed(c: &Config<'_>, layers: usize, default: impl Fn(usize) ->
     types.into_iter().take(layers).map(window).collect()
 }
 
-/// The window, if one is set.
+/// Which layers see only a window, where the last one of every `usual` does not unless the settings say otherwise.
+pub(super) fn windowed_but_every(c: &Config<'_>, layers: usize, usual: usize) -> Result<Vec<bool>> {
+    let every = c.find_count(EVERY)?.unwrap_or(usual);
+    if every == 0 {
+        return Err(c.bad(EVERY, "is 0"));
+    }
+    windowed(c, layers, |i| !(i + 1).is_multiple_of(every))
+}
+
+/// The window, if one is set. In GGUF files 0 says that none is.
 pub(super) fn window(c: &Config<'_>) -> Result<Option<usize>> {
-    c.find_count(WINDOW)?.map(|n| sane(c, WINDOW, n)).transpose()
+    let window = c.find_count(WINDOW)?.filter(|n| *n > 0 || !c.is_gguf());
+    window.map(|n| sane(c, WINDOW, n)).transpose()
+}
+
+/// The window, where a family has one unless it is set to `null`.
+pub(super) fn window_or(c: &Config<'_>, usual: usize) -> Result<Option<usize>> {
+    if c.leaves_out(WINDOW) { Ok(Some(usual)) } else { window(c) }
+}
+
+/// A switch in `config.json`.
+pub(super) fn flag(c: &Config<'_>, switch: &'static str, default: bool) -> Result<bool> {
+    c.flag_or(key(switch, ""), default)
+}
+
+/// Refuses a switch that changes the result and is not supported.
+pub(super) fn off(c: &Config<'_>, switch: &'static str) -> Result<()> {
+    match flag(c, switch, false)? {
+        true => Err(c.unsupported(key(switch, ""), true, "false is")),
+        false => Ok(()),
+    }
 }
 
 /// How many experts there are, if there are any.

@@ -22,12 +22,9 @@ pub(super) static MIXTRAL: Family = Family {
     spec,
 };
 
-/// What `rope_theta` is where it is left out.
-const THETA: f64 = 1e6;
-
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let mut spec = common::plain(c)?;
-    spec.ropes = vec![rope::rope(c, spec.layers[0].mixer.heads.dim, THETA)?];
+    let rope = rope::Usual { theta: (rope::THETA, 1e6), ..rope::USUAL };
+    let mut spec = common::plain_as(c, &common::Usual { rope, eps: (common::EPS, 1e-5), ..common::USUAL })?;
     let count = common::experts(c, 8)?;
     let used = common::experts_used(c, 2, count)?;
     let window = common::window(c)?;

@@ -2,16 +2,24 @@
 //!
 //! A family has no forward pass. To add one, write its file and name it in [`ALL`].
 
+mod cohere;
 mod common;
+mod gemma;
+mod glm4;
+mod gpt2;
+mod gpt_neox;
 mod granite;
 mod llama;
 mod mistral;
 mod mixtral;
 mod olmo;
+mod phi;
 mod qwen;
 mod qwen_moe;
 mod rope;
 mod smollm3;
+mod stablelm;
+mod starcoder2;
 
 use crate::error::Result;
 use crate::formats::config::Config;
@@ -44,17 +52,31 @@ impl Family {
 
 /// Every family that we know.
 pub static ALL: &[&Family] = &[
+    &cohere::COHERE,
+    &cohere::COHERE2,
+    &gemma::GEMMA,
+    &gemma::GEMMA2,
+    &gemma::GEMMA3,
+    &glm4::GLM4,
+    &glm4::GLM4_MOE,
+    &gpt2::GPT2,
+    &gpt_neox::GPT_NEOX,
     &granite::GRANITE,
     &llama::LLAMA,
+    &mistral::MINISTRAL3,
     &mistral::MISTRAL,
     &mixtral::MIXTRAL,
     &olmo::OLMO2,
     &olmo::OLMO3,
+    &phi::PHI,
+    &phi::PHI3,
     &qwen::QWEN2,
     &qwen::QWEN3,
     &qwen_moe::QWEN2_MOE,
     &qwen_moe::QWEN3_MOE,
     &smollm3::SMOLLM3,
+    &stablelm::STABLELM,
+    &starcoder2::STARCODER2,
 ];
 
 /// The family of a checkpoint, by what its settings call it.

@@ -49,7 +49,7 @@ fn windowed(c: &Config<'_>) -> Result<DecoderSpec> {
     if !c.flag_or(USE_WINDOW, false)? {
         return Ok(spec);
     }
-    let window = if c.leaves_out(common::WINDOW) { Some(4096) } else { common::window(c)? };
+    let window = common::window_or(c, 4096)?;
     let from = c.find_count(WINDOW_FROM)?.unwrap_or(28);
     let chosen = common::windowed(c, spec.layers.len(), |i| i >= from)?;
     for (layer, _) in spec.layers.iter_mut().zip(chosen).filter(|(_, chosen)| *chosen) {

@@ -50,7 +50,7 @@ fn qwen2_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     let bias = common::bias(c, QKV_BIAS, true)?;
     spec.layers.iter_mut().for_each(|layer| layer.mixer.qkv_bias = bias);
     if c.flag_or(USE_WINDOW, false)? {
-        let window = if c.leaves_out(common::WINDOW) { Some(4096) } else { common::window(c)? };
+        let window = common::window_or(c, 4096)?;
         let to = c.find_count(WINDOW_TO)?.unwrap_or(28);
         let chosen = common::windowed(c, spec.layers.len(), |i| i % 2 == 0 && i < to)?;
         for (layer, _) in spec.layers.iter_mut().zip(chosen).filter(|(_, chosen)| *chosen) {
@@ -68,8 +68,7 @@ fn qwen3_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     let mut spec = mixed(c, experts, 768)?;
     let bias = common::bias(c, "attention_bias", false)?;
     let window = match c.flag_or(USE_WINDOW, false)? {
-        true if c.leaves_out(common::WINDOW) => Some(4096),
-        true => common::window(c)?,
+        true => common::window_or(c, 4096)?,
         false => None,
     };
     for layer in &mut spec.layers {

@@ -14,9 +14,13 @@ pub(super) const TENSORS: [&str; 3] = ["rope_freqs.weight", SHORT_TENSOR, LONG_T
 const SHORT_TENSOR: &str = "rope_factors_short.weight";
 const LONG_TENSOR: &str = "rope_factors_long.weight";
 
-const THETA: Key = key("rope_theta", "rope.freq_base");
+pub(super) const THETA: Key = key("rope_theta", GGUF_THETA);
+pub(super) const GGUF_THETA: &str = "rope.freq_base";
+const GGUF_WINDOW_THETA: &str = "rope.freq_base_swa";
+const LOCAL_THETA: Key = key("rope_local_base_freq", GGUF_WINDOW_THETA);
+const GROWTH: Key = key("llama_4_scaling_beta", "");
 const DIM: Key = key("", "rope.dimension_count");
-const PART: Key = key("partial_rotary_factor", "");
+pub(super) const PART: Key = key("partial_rotary_factor", "");
 const TYPE: Key = key("rope_type", "rope.scaling.type");
 const OLD_TYPE: Key = key("type", "");
 const FACTOR: Key = key("factor", "rope.scaling.factor");
@@ -32,38 +36,89 @@ const TRUNCATE: Key = key("truncate", "");
 const SHORT: Key = key("short_factor", "");
 const LONG: Key = key("long_factor", "");
 
-/// The rotary embedding of heads of `head` elements, where `theta` is the base unless the settings say otherwise.
-pub(super) fn rope(c: &Config<'_>, head: usize, theta: f64) -> Result<RopeSpec> {
-    // Newer configs keep it all under `rope_parameters`, there perhaps by kind of layer; older ones keep the scaling
-    // under `rope_scaling` and the rest above it.
+/// What a family calls its settings of rotation, and what they are where they are left out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Usual {
+    /// The base of the frequencies.
+    pub theta: (Key, f64),
+    /// The part of a head that turns.
+    pub part: (Key, f64),
+    /// The original context, for scalings that have one.
+    pub original: Option<usize>,
+}
+
+/// What most families have.
+pub(super) const USUAL: Usual = Usual { theta: (THETA, GGUF_BASE), part: (PART, 1.0), original: None };
+
+/// The base in GGUF files that do not say, whatever the family.
+const GGUF_BASE: f64 = 10_000.0;
+
+/// The settings about rotation. Newer configs keep them all under `rope_parameters`, there perhaps by kind of layer;
+/// older ones keep the scaling under `rope_scaling` and the rest above it.
+fn scope<'a>(c: &Config<'a>) -> Config<'a> {
     let object = ["rope_parameters.full_attention", "rope_parameters", "rope_scaling"];
-    let r = object.map(|o| c.under(o)).into_iter().find(|r| r.is_there()).unwrap_or(c.under("rope_scaling"));
-    spec(c, &r, head, theta)
+    object.map(|o| c.under(o)).into_iter().find(|r| r.is_there()).unwrap_or(c.under("rope_scaling"))
+}
+
+/// The rotary embedding of heads of `head` elements.
+pub(super) fn rope(c: &Config<'_>, head: usize, usual: &Usual) -> Result<RopeSpec> {
+    spec(c, &scope(c), head, usual)
+}
+
+/// Refuses what a family does not know of the ways to scale a rotation.
+pub(super) fn only(c: &Config<'_>, kinds: &[&str]) -> Result<()> {
+    let r = scope(c);
+    let kind = r.find_text(TYPE)?.or(r.find_text(OLD_TYPE)?).unwrap_or("default");
+    match c.is_gguf() || kinds.contains(&kind) {
+        true => Ok(()),
+        false => Err(r.unsupported(TYPE, kind, format_args!("this family has {}", kinds.join(", ")))),
+    }
+}
+
+/// What makes queries of late positions longer.
+pub(super) fn growing(c: &Config<'_>, rope: &RopeSpec, head: usize) -> Result<RopeSpec> {
+    let r = scope(c);
+    let by = r.find_number(GROWTH)?.ok_or_else(|| r.bad(GROWTH, "is missing"))?;
+    let original = Reader { c, r: &r, dim: head, usual: &USUAL }.original()?;
+    Ok(RopeSpec { dim: head, scaling: Scaling::Growing { by, original }, ..rope.clone() })
 }
 
 /// The rotary embedding of layers with a window, in families where it may be another than `full`, and is not scaled.
 pub(super) fn window_rope(c: &Config<'_>, full: &RopeSpec, head: usize) -> Result<RopeSpec> {
     let r = c.under("rope_parameters.sliding_attention");
     if r.is_there() {
-        return spec(c, &r, head, full.theta);
+        return spec(c, &r, head, &Usual { theta: (THETA, full.theta), ..USUAL });
     }
-    let theta = c.find_number(key("", "rope.freq_base_swa"))?.unwrap_or(full.theta);
+    let theta = c.find_number(key("", GGUF_WINDOW_THETA))?.unwrap_or(full.theta);
+    Ok(RopeSpec { theta, scaling: Scaling::None, ..full.clone() })
+}
+
+/// The rotary embedding of layers with a window, in families where it has nothing to do with `full`.
+pub(super) fn local_rope(c: &Config<'_>, full: &RopeSpec) -> Result<RopeSpec> {
+    let theta = c.find_number(LOCAL_THETA)?.unwrap_or(10_000.0);
+    let r = c.under("rope_parameters.sliding_attention");
+    if r.is_there() {
+        return spec(&r, &r, full.dim, &Usual { theta: (THETA, theta), ..USUAL });
+    }
     Ok(RopeSpec { theta, scaling: Scaling::None, ..full.clone() })
 }
 
 /// `c`: all settings; `r`: those about rotation.
-fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, theta: f64) -> Result<RopeSpec> {
-    let theta = r.find_number(THETA)?.or(c.find_number(THETA)?).unwrap_or(theta);
+fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, usual: &Usual) -> Result<RopeSpec> {
+    let left_out = |value: f64, gguf: f64| if c.is_gguf() { gguf } else { value };
+    let (key, value) = usual.theta;
+    let theta = r.find_number(THETA)?.or(c.find_number(key)?).unwrap_or(left_out(value, GGUF_BASE));
     if theta <= 1.0 {
         return Err(c.bad(THETA, format_args!("is {theta}; more than 1 is expected")));
     }
-    let part = r.find_number(PART)?.or(c.find_number(PART)?).unwrap_or(1.0);
+    let (key, value) = usual.part;
+    let part = r.find_number(PART)?.or(c.find_number(key)?).unwrap_or(left_out(value, 1.0));
     let dim = c.find_count(DIM)?.unwrap_or((head as f64 * part.clamp(0.0, 1.0)) as usize);
-    if dim == 0 || dim > head || !dim.is_multiple_of(2) {
-        let key = if c.is_gguf() { DIM } else { PART };
+    if dim == 0 || dim > head || (c.is_gguf() && !dim.is_multiple_of(2)) {
+        let key = if c.is_gguf() { DIM } else { key };
         return Err(c.bad(key, format_args!("makes {dim} turn; an even number up to {head} is expected")));
     }
-    let read = Reader { c, r, dim };
+    let read = Reader { c, r, dim, usual };
     Ok(RopeSpec { theta, dim, pairs: RopePairs::Halves, scaling: read.scaling()? })
 }
 
@@ -71,6 +126,7 @@ struct Reader<'a, 'c> {
     c: &'a Config<'c>,
     r: &'a Config<'c>,
     dim: usize,
+    usual: &'a Usual,
 }
 
 impl Reader<'_, '_> {
@@ -78,6 +134,9 @@ impl Reader<'_, '_> {
         let r = self.r;
         if let Some(by) = self.divisors("rope_freqs.weight")? {
             return Ok(Scaling::Factors(by));
+        }
+        if self.c.is_gguf() && self.c.checkpoint().get(LONG_TENSOR).is_some() {
+            return self.long();
         }
         match r.find_text(TYPE)?.or(r.find_text(OLD_TYPE)?).unwrap_or("default") {
             "default" | "none" => Ok(Scaling::None),
@@ -114,7 +173,8 @@ impl Reader<'_, '_> {
 
     /// The context that the model was trained on. Some configs have it above the other settings of rotation.
     fn original(&self) -> Result<usize> {
-        let above = if self.c.is_gguf() { None } else { self.c.find_count(ORIGINAL)? };
+        let above =
+            if self.c.is_gguf() { None } else { self.c.find_count(ORIGINAL)?.or(self.usual.original) };
         match above.or(self.r.find_count(ORIGINAL)?) {
             Some(n) => sane(self.r, ORIGINAL, n),
             None => self.context(),
@@ -177,7 +237,7 @@ impl Reader<'_, '_> {
     }
 
     fn check(&self, key: Key, list: Vec<f64>) -> Result<Vec<f64>> {
-        let want = self.dim / 2;
+        let want = self.dim.div_ceil(2);
         if list.len() != want || list.iter().any(|x| *x <= 0.0) {
             let why = format!("has {} entries; {want} of more than 0 are expected", list.len());
             return Err(self.r.bad(key, why));
@@ -190,7 +250,7 @@ impl Reader<'_, '_> {
         let Some(stored) = self.c.checkpoint().get(name).filter(|_| self.c.is_gguf()) else {
             return Ok(None);
         };
-        let mut by = vec![0.0f32; self.dim / 2];
+        let mut by = vec![0.0f32; self.dim.div_ceil(2)];
         let fits = stored.shape == [by.len()] && stored.kind == Kind::Weights(Format::F32);
         if !fits || tallow_quant::unpack(Format::F32, stored.bytes(), &mut by).is_err() {
             let why = format!(

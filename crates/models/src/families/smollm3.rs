@@ -1,6 +1,7 @@
 //! SmolLM3: Llama in which some layers have no rotary embedding.
 
-use super::{Family, common, rope};
+use super::rope::{self, THETA};
+use super::{Family, common};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
@@ -19,13 +20,10 @@ pub(super) static SMOLLM3: Family = Family {
 const ROTARY: Key = key("no_rope_layers", "");
 const INTERVAL: Key = key("no_rope_layer_interval", "");
 const USE_WINDOW: Key = key("use_sliding_window", "");
-const THETA: f64 = 2_000_000.0;
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let mut spec = common::plain(c)?;
-    let head = spec.layers[0].mixer.heads.dim;
-    spec.ropes = vec![rope::rope(c, head, THETA)?];
-    spec.tied = common::tied(c, true)?;
+    let rope = rope::Usual { theta: (THETA, 2_000_000.0), ..rope::USUAL };
+    let mut spec = common::plain_as(c, &common::Usual { tied: true, rope, ..common::USUAL })?;
     common::reordered(c, &mut spec);
     let count = spec.layers.len();
     let interval = c.find_count(INTERVAL)?.unwrap_or(4).max(1);

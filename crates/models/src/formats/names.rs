@@ -7,21 +7,34 @@
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "the fields are the parts' own names")]
 pub struct Names {
+    /// What names begin with, and in some files do not.
+    pub base: &'static str,
     pub embed: &'static str,
+    /// The embedding of positions.
+    pub positions: &'static str,
     pub norm: &'static str,
     pub head: &'static str,
-    /// The norm in front of (or, in a post-norm layer, behind) the mixer.
+    /// The norm in front of the mixer.
     pub mixer_norm: &'static str,
+    /// The norm behind the mixer.
+    pub mixer_behind: &'static str,
+    /// Queries, keys and values as one. Where a file has no such tensor they are three.
+    pub qkv: &'static str,
     pub q: &'static str,
     pub k: &'static str,
     pub v: &'static str,
     pub o: &'static str,
+    /// May have `{head}` for the number of a head.
     pub q_norm: &'static str,
     pub k_norm: &'static str,
-    /// The norm in front of (or behind) the feed-forward block.
+    /// The norm in front of the feed-forward block.
     pub ffn_norm: &'static str,
+    /// The norm behind the feed-forward block.
+    pub ffn_behind: &'static str,
     pub gate: &'static str,
     pub up: &'static str,
+    /// Gate and up as one. Where a file has no such tensor, or it is up alone, they are two.
+    pub gate_up: &'static str,
     pub down: &'static str,
     pub router: &'static str,
     /// The whole name of what has a say in the choice of experts only.
@@ -34,14 +47,38 @@ pub struct Names {
     pub shared_down: &'static str,
     /// How much the block beside experts counts.
     pub shared_router: &'static str,
+    pub layout: Layout,
+}
+
+impl Names {
+    /// The layer of a tensor, if it belongs to one.
+    pub(crate) fn layer(&self, name: &str) -> Option<usize> {
+        let (before, _) = self.q.split_once("{}").or(self.mixer_norm.split_once("{}"))?;
+        name.strip_prefix(before)?.split('.').next()?.parse().ok()
+    }
+}
+
+/// How the linear layers of a decoder's layers lie in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// A row for each output.
+    Rows,
+    /// A row for each output; queries, keys and values as one come head by head.
+    RowsByHead,
+    /// A row for each input.
+    Columns,
 }
 
 /// Names as Hugging Face writes those of most decoders.
 pub const HF: Names = Names {
+    base: "",
     embed: "model.embed_tokens",
+    positions: "",
     norm: "model.norm",
     head: "lm_head",
     mixer_norm: "model.layers.{}.input_layernorm",
+    mixer_behind: "",
+    qkv: "",
     q: "model.layers.{}.self_attn.q_proj",
     k: "model.layers.{}.self_attn.k_proj",
     v: "model.layers.{}.self_attn.v_proj",
@@ -49,8 +86,10 @@ pub const HF: Names = Names {
     q_norm: "model.layers.{}.self_attn.q_norm",
     k_norm: "model.layers.{}.self_attn.k_norm",
     ffn_norm: "model.layers.{}.post_attention_layernorm",
+    ffn_behind: "",
     gate: "model.layers.{}.mlp.gate_proj",
     up: "model.layers.{}.mlp.up_proj",
+    gate_up: "",
     down: "model.layers.{}.mlp.down_proj",
     router: "model.layers.{}.mlp.gate",
     router_bias: "model.layers.{}.mlp.gate.e_score_correction_bias",
@@ -61,14 +100,19 @@ pub const HF: Names = Names {
     shared_up: "model.layers.{}.mlp.shared_experts.up_proj",
     shared_down: "model.layers.{}.mlp.shared_experts.down_proj",
     shared_router: "",
+    layout: Layout::Rows,
 };
 
 /// Names in GGUF files.
 pub const GGUF: Names = Names {
+    base: "",
     embed: "token_embd",
+    positions: "position_embd",
     norm: "output_norm",
     head: "output",
     mixer_norm: "blk.{}.attn_norm",
+    mixer_behind: "blk.{}.post_attention_norm",
+    qkv: "",
     q: "blk.{}.attn_q",
     k: "blk.{}.attn_k",
     v: "blk.{}.attn_v",
@@ -76,8 +120,10 @@ pub const GGUF: Names = Names {
     q_norm: "blk.{}.attn_q_norm",
     k_norm: "blk.{}.attn_k_norm",
     ffn_norm: "blk.{}.ffn_norm",
+    ffn_behind: "blk.{}.post_ffw_norm",
     gate: "blk.{}.ffn_gate",
     up: "blk.{}.ffn_up",
+    gate_up: "",
     down: "blk.{}.ffn_down",
     router: "blk.{}.ffn_gate_inp",
     router_bias: "blk.{}.exp_probs_b.bias",
@@ -88,6 +134,7 @@ pub const GGUF: Names = Names {
     shared_up: "blk.{}.ffn_up_shexp",
     shared_down: "blk.{}.ffn_down_shexp",
     shared_router: "blk.{}.ffn_gate_inp_shexp",
+    layout: Layout::Rows,
 };
 
 /// What stands for an expert's number in a name.
@@ -95,7 +142,9 @@ pub(crate) const EXPERT: &str = "{e}";
 
 /// Tensors that checkpoints carry and nobody needs: they follow from the settings.
 pub(crate) fn is_redundant(name: &str) -> bool {
-    name.ends_with(".rotary_emb.inv_freq")
+    // Masks of old kinds of attention, which have names like a bias.
+    let masks = [".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"];
+    name.ends_with(".rotary_emb.inv_freq") || masks.iter().any(|mask| name.ends_with(mask))
 }
 
 /// The name of a layer's tensor.

@@ -68,6 +68,43 @@ fn c3_12_settings_of_a_folder() {
 }
 
 #[test]
+fn c3_12_settings_that_some_families_have() {
+    let dir = Dir::new("12-families");
+    let mut said = Said::new(&dir);
+    dir.write_folder();
+    for (family, key, value) in [
+        ("Gemma3ForCausalLM", "use_bidirectional_attention", json!(true)),
+        ("Gemma3ForCausalLM", "sliding_window_pattern", json!(0)),
+        ("Gemma3ForCausalLM", "final_logit_softcapping", json!(1e-60)),
+        ("Gemma3ForCausalLM", "rope_local_base_freq", json!(0)),
+        ("Gemma2ForCausalLM", "attn_logit_softcapping", json!(0)),
+        ("Gemma2ForCausalLM", "final_logit_softcapping", json!(-30.0)),
+        ("Gemma2ForCausalLM", "query_pre_attn_scalar", json!(0)),
+        ("Gemma2ForCausalLM", "layer_types", json!([])),
+        ("Gemma2ForCausalLM", "layer_types", json!(["chunked_attention", "full_attention"])),
+        ("Phi3ForCausalLM", "rope_scaling", json!({"type": "yarn", "factor": 2.0})),
+        ("Ministral3ForCausalLM", "rope_parameters", json!({"rope_type": "default"})),
+        ("GPT2LMHeadModel", "add_cross_attention", json!(true)),
+        ("GPT2LMHeadModel", "n_positions", json!(0)),
+        ("GPTNeoXForCausalLM", "rotary_pct", json!(0)),
+        ("StableLmForCausalLM", "use_parallel_residual", json!(1)),
+    ] {
+        let mut config = folder::config();
+        for (called, key) in [("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer")] {
+            config[key] = config[called].clone();
+        }
+        for key in ["n_head", "num_key_value_heads"] {
+            config[key] = config["num_attention_heads"].clone();
+        }
+        config["architectures"] = json!([family]);
+        config[key] = value.clone();
+        dir.write("config.json", config.to_string().as_bytes());
+        said.opening(&format!("{family}, {key}: {value}"), &dir.0);
+    }
+    snapshot!(said);
+}
+
+#[test]
 fn c3_12_settings_that_are_no_settings() {
     let dir = Dir::new("12-json");
     let mut said = Said::new(&dir);

@@ -12,6 +12,7 @@ fn bend(x: f32) -> f32 {
       let inner = 0.79788456080286536 * x * fma(0.044715 * x, x, 1.0);
       return 0.5 * x * (1.0 + tanh(clamp(inner, -20.0, 20.0)));
     }
-    default: { let y = max(x, 0.0); return y * y; }
+    case 3u: { let y = max(x, 0.0); return y * y; }
+    default: { return max(x, 0.0); }
   }
 }

@@ -1,0 +1,70 @@
+//! Cohere's Command R and its successors: both blocks see the same norm, pairs of neighbours turn, logits are scaled.
+//! Cohere 2 has windows, and layers without a rotation where there is none.
+
+use tallow_core::RopePairs;
+
+use super::{Family, common, rope};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names;
+use crate::spec::{Bias, DecoderSpec, Order, QkNormSpec};
+
+pub(super) static COHERE: Family = Family {
+    name: "Cohere",
+    hf: &["CohereForCausalLM"],
+    gguf: &["command-r"],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec: cohere,
+};
+
+pub(super) static COHERE2: Family = Family {
+    name: "Cohere 2",
+    hf: &["Cohere2ForCausalLM"],
+    gguf: &["cohere2"],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec: cohere2,
+};
+
+const LOGITS: Key = key("logit_scale", "logit_scale");
+
+const USUAL: common::Usual = common::Usual {
+    norm_bias: Bias::No,
+    context: (common::CONTEXT, 8192),
+    tied: true,
+    ..common::USUAL_LAYER_NORM
+};
+
+/// What both have in common.
+fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DecoderSpec> {
+    let mut spec = common::plain_as(c, usual)?;
+    spec.logit_scale = c.number_or(LOGITS, 0.0625)? as f32;
+    spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Neighbours);
+    let bias = common::bias(c, "attention_bias", false)?;
+    for layer in &mut spec.layers {
+        layer.order = Order::ParallelOneNorm;
+        (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
+    }
+    Ok(spec)
+}
+
+fn cohere(c: &Config<'_>) -> Result<DecoderSpec> {
+    let rope = rope::Usual { theta: (rope::THETA, 500_000.0), ..rope::USUAL };
+    let mut spec = base(c, &common::Usual { rope, ..USUAL })?;
+    if common::flag(c, "use_qk_norm", false)? {
+        spec.layers.iter_mut().for_each(|layer| layer.mixer.qk_norm = QkNormSpec::EachHead);
+    }
+    Ok(spec)
+}
+
+fn cohere2(c: &Config<'_>) -> Result<DecoderSpec> {
+    let mut spec = base(c, &USUAL)?;
+    let window = common::window_or(c, 4096)?;
+    let windowed = common::windowed_but_every(c, spec.layers.len(), 4)?;
+    for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
+        layer.mixer.window = window.filter(|_| windowed);
+        layer.mixer.rope = layer.mixer.window.map(|_| 0);
+    }
+    Ok(spec)
+}

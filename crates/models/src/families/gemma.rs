@@ -1,0 +1,143 @@
+//! Gemma 1 to 3, the text models: embeddings scaled by the root of their width, and norms whose weights are stored less
+//! one. Gemma 2 puts norms behind the blocks too, caps scores and logits, and gives every other layer a window. Gemma 3
+//! has norms of queries and keys instead of the cap on scores, and another rotary embedding where there is a window.
+
+use tallow_core::Activation;
+
+use super::{Family, common, rope};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names::{self, Names};
+use crate::spec::{DecoderSpec, Order, QkNormSpec};
+
+pub(super) static GEMMA: Family = Family {
+    name: "Gemma",
+    hf: &["GemmaForCausalLM"],
+    gguf: &["gemma"],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec: gemma,
+};
+
+pub(super) static GEMMA2: Family = Family {
+    name: "Gemma 2",
+    hf: &["Gemma2ForCausalLM"],
+    gguf: &["gemma2"],
+    hf_names: HF,
+    gguf_names: names::GGUF,
+    spec: gemma2,
+};
+
+pub(super) static GEMMA3: Family = Family {
+    name: "Gemma 3",
+    hf: &["Gemma3ForCausalLM"],
+    gguf: &["gemma3"],
+    hf_names: HF,
+    gguf_names: names::GGUF,
+    spec: gemma3,
+};
+
+const HF: Names = Names {
+    mixer_behind: "model.layers.{}.post_attention_layernorm",
+    ffn_norm: "model.layers.{}.pre_feedforward_layernorm",
+    ffn_behind: "model.layers.{}.post_feedforward_layernorm",
+    ..names::HF
+};
+
+const ACT: Key = key("hidden_activation", "");
+/// Scores are divided by its root.
+const SCALAR: Key = key("query_pre_attn_scalar", "");
+const SCORE_CAP: Key = key("attn_logit_softcapping", "attn_logit_softcapping");
+const LOGIT_CAP: Key = key("final_logit_softcapping", "final_logit_softcapping");
+
+const USUAL: common::Usual = common::Usual {
+    kv_heads: Some(4),
+    head_dim: Some(256),
+    act: (ACT, "gelu_pytorch_tanh"),
+    context: (common::CONTEXT, 8192),
+    tied: true,
+    ..common::USUAL
+};
+
+/// What all have in common.
+fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DecoderSpec> {
+    let mut spec = common::plain_as(c, usual)?;
+    common::off(c, "use_bidirectional_attention")?;
+    spec.embed_scale = (spec.dim as f32).sqrt();
+    // Converters to GGUF add the one.
+    spec.norm.lift = if c.is_gguf() { 0.0 } else { 1.0 };
+    let bias = common::bias(c, "attention_bias", false)?;
+    for layer in &mut spec.layers {
+        (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
+    }
+    Ok(spec)
+}
+
+fn gemma(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual { kv_heads: Some(16), act: (common::ACT, USUAL.act.1), ..USUAL };
+    let mut spec = base(c, &usual)?;
+    for layer in spec.layers.iter_mut().filter(|layer| layer.ffn.act == Activation::Gelu) {
+        // Its first configs say so and mean the other one.
+        layer.ffn.act = Activation::GeluTanh;
+    }
+    Ok(spec)
+}
+
+/// What Gemma 2 and 3 have in common. GGUF files do not tell the scale of scores, which is another one in the model that
+/// has so many layers.
+fn sandwich(c: &Config<'_>, usual: &common::Usual, largest: usize) -> Result<DecoderSpec> {
+    let mut spec = base(c, usual)?;
+    let heads = spec.layers[0].mixer.heads;
+    let scalar = match c.is_gguf() {
+        true if spec.layers.len() == largest => spec.dim as f64 / heads.q as f64,
+        true => heads.dim as f64,
+        false => c.number_or(SCALAR, 256.0)?,
+    };
+    if scalar <= 0.0 {
+        return Err(c.bad(SCALAR, format_args!("is {scalar}; more than 0 is expected")));
+    }
+    for layer in &mut spec.layers {
+        layer.order = Order::Sandwich;
+        layer.mixer.scale = (1.0 / scalar.sqrt()) as f32;
+    }
+    Ok(spec)
+}
+
+/// A cap, if one is set.
+fn cap(c: &Config<'_>, key: Key, usual: Option<f64>) -> Result<Option<f32>> {
+    let cap = if c.leaves_out(key) { usual } else { c.find_number(key)? };
+    match cap.map(|cap| cap as f32) {
+        Some(cap) if cap <= 0.0 || cap.is_infinite() => {
+            Err(c.bad(key, format_args!("is {cap}; more than 0 is expected")))
+        }
+        cap => Ok(cap),
+    }
+}
+
+fn gemma2(c: &Config<'_>) -> Result<DecoderSpec> {
+    let mut spec = sandwich(c, &USUAL, 46)?;
+    spec.logit_cap = cap(c, LOGIT_CAP, Some(30.0))?;
+    let (window, softcap) = (common::window_or(c, 4096)?, cap(c, SCORE_CAP, Some(50.0))?);
+    let windowed = common::windowed(c, spec.layers.len(), |i| i.is_multiple_of(2))?;
+    for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
+        layer.mixer.window = window.filter(|_| windowed);
+        layer.mixer.softcap = softcap;
+    }
+    Ok(spec)
+}
+
+fn gemma3(c: &Config<'_>) -> Result<DecoderSpec> {
+    let rope = rope::Usual { theta: (rope::THETA, 1_000_000.0), ..rope::USUAL };
+    let usual = common::Usual { context: (common::CONTEXT, 131_072), rope, ..USUAL };
+    let mut spec = sandwich(c, &usual, 62)?;
+    spec.logit_cap = cap(c, LOGIT_CAP, None)?;
+    spec.ropes.push(rope::local_rope(c, &spec.ropes[0])?);
+    let window = common::window_or(c, 4096)?;
+    let windowed = common::windowed_but_every(c, spec.layers.len(), 6)?;
+    for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
+        layer.mixer.window = window.filter(|_| windowed);
+        layer.mixer.rope = Some(usize::from(windowed));
+        layer.mixer.qk_norm = QkNormSpec::PerHead;
+    }
+    Ok(spec)
+}

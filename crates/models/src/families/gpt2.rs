@@ -1,0 +1,58 @@
+//! GPT-2: learned positions, no rotation, no gate, and matrices stored with a row for each input.
+
+use super::{Family, common};
+use crate::error::Result;
+use crate::formats::config::{Config, key};
+use crate::formats::names::{self, Layout, Names};
+use crate::spec::{Bias, DecoderSpec};
+
+pub(super) static GPT2: Family = Family {
+    name: "GPT-2",
+    hf: &["GPT2LMHeadModel"],
+    gguf: &["gpt2"],
+    hf_names: Names {
+        base: "transformer.",
+        embed: "transformer.wte",
+        positions: "transformer.wpe",
+        norm: "transformer.ln_f",
+        mixer_norm: "transformer.h.{}.ln_1",
+        qkv: "transformer.h.{}.attn.c_attn",
+        o: "transformer.h.{}.attn.c_proj",
+        ffn_norm: "transformer.h.{}.ln_2",
+        up: "transformer.h.{}.mlp.c_fc",
+        down: "transformer.h.{}.mlp.c_proj",
+        layout: Layout::Columns,
+        ..names::HF
+    },
+    gguf_names: Names { qkv: "blk.{}.attn_qkv", ..names::GGUF },
+    spec,
+};
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual {
+        dim: key("n_embd", common::USUAL.dim.gguf),
+        layers: key("n_layer", common::USUAL.layers.gguf),
+        heads: key("n_head", common::USUAL.heads.gguf),
+        ffn: key("n_inner", common::USUAL.ffn.gguf),
+        ffn_times: Some(4),
+        gated: false,
+        act: (key("activation_function", ""), "gelu_new"),
+        context: (key("n_positions", common::CONTEXT.gguf), 1024),
+        eps: (key("layer_norm_epsilon", common::GGUF_LAYER_EPS), 1e-5),
+        tied: true,
+        ..common::USUAL_LAYER_NORM
+    };
+    let mut spec = common::plain_as(c, &usual)?;
+    common::off(c, "add_cross_attention")?;
+    spec.positions = Some(spec.context);
+    spec.ropes.clear();
+    let scaled = common::flag(c, "scale_attn_weights", true)?;
+    let by_layer = common::flag(c, "scale_attn_by_inverse_layer_idx", false)?;
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        layer.mixer.rope = None;
+        let scale = if scaled { layer.mixer.scale } else { 1.0 };
+        layer.mixer.scale = if by_layer { scale / (i + 1) as f32 } else { scale };
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (Bias::Yes, Bias::Yes, Bias::Yes);
+    }
+    Ok(spec)
+}

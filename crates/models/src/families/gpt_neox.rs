@@ -1,0 +1,46 @@
+//! GPT-NeoX and Pythia: both blocks side by side, a norm for each; queries, keys and values of a head stored together.
+
+use super::{Family, common, rope};
+use crate::error::Result;
+use crate::formats::config::{Config, key};
+use crate::formats::names::{self, Layout, Names};
+use crate::spec::{Bias, DecoderSpec, Order};
+
+pub(super) static GPT_NEOX: Family = Family {
+    name: "GPT-NeoX",
+    hf: &["GPTNeoXForCausalLM"],
+    // Nobody has shown yet that its GGUF files give the same.
+    gguf: &[],
+    hf_names: Names {
+        embed: "gpt_neox.embed_in",
+        norm: "gpt_neox.final_layer_norm",
+        head: "embed_out",
+        mixer_norm: "gpt_neox.layers.{}.input_layernorm",
+        qkv: "gpt_neox.layers.{}.attention.query_key_value",
+        o: "gpt_neox.layers.{}.attention.dense",
+        ffn_norm: "gpt_neox.layers.{}.post_attention_layernorm",
+        up: "gpt_neox.layers.{}.mlp.dense_h_to_4h",
+        down: "gpt_neox.layers.{}.mlp.dense_4h_to_h",
+        layout: Layout::RowsByHead,
+        ..names::HF
+    },
+    gguf_names: names::GGUF,
+    spec,
+};
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let rope = rope::Usual {
+        theta: (key("rotary_emb_base", rope::GGUF_THETA), 10_000.0),
+        part: (key("rotary_pct", ""), 0.25),
+        ..rope::USUAL
+    };
+    let usual = common::Usual { gated: false, act: (common::ACT, "gelu"), rope, ..common::USUAL_LAYER_NORM };
+    let mut spec = common::plain_as(c, &usual)?;
+    let bias = common::bias(c, "attention_bias", true)?;
+    let parallel = common::flag(c, "use_parallel_residual", true)?;
+    for layer in &mut spec.layers {
+        layer.order = if parallel { Order::Parallel } else { Order::Pre };
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (bias, bias, Bias::Yes);
+    }
+    Ok(spec)
+}

@@ -1,0 +1,66 @@
+//! Phi 1 and 2 (both blocks see the same norm, no gate, biases everywhere), Phi 3 and 4 (Llama with joint tensors).
+
+use super::{Family, common, rope};
+use crate::error::Result;
+use crate::formats::config::Config;
+use crate::formats::names::{self, Names};
+use crate::spec::{Bias, DecoderSpec, Order, QkNormSpec};
+
+pub(super) static PHI: Family = Family {
+    name: "Phi",
+    hf: &["PhiForCausalLM"],
+    gguf: &["phi2"],
+    hf_names: Names {
+        norm: "model.final_layernorm",
+        o: "model.layers.{}.self_attn.dense",
+        q_norm: "model.layers.{}.self_attn.q_layernorm",
+        k_norm: "model.layers.{}.self_attn.k_layernorm",
+        up: "model.layers.{}.mlp.fc1",
+        down: "model.layers.{}.mlp.fc2",
+        ..names::HF
+    },
+    gguf_names: Names { qkv: "blk.{}.attn_qkv", ..names::GGUF },
+    spec: phi,
+};
+
+pub(super) static PHI3: Family = Family {
+    name: "Phi 3",
+    hf: &["Phi3ForCausalLM"],
+    gguf: &["phi3"],
+    hf_names: Names {
+        qkv: "model.layers.{}.self_attn.qkv_proj",
+        gate_up: "model.layers.{}.mlp.gate_up_proj",
+        ..names::HF
+    },
+    gguf_names: Names { qkv: "blk.{}.attn_qkv", gate_up: "blk.{}.ffn_up", ..names::GGUF },
+    spec: phi3,
+};
+
+fn phi(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual {
+        gated: false,
+        act: (common::ACT, "gelu_new"),
+        rope: rope::Usual { part: (rope::PART, 0.5), ..rope::USUAL },
+        ..common::USUAL_LAYER_NORM
+    };
+    let mut spec = common::plain_as(c, &usual)?;
+    spec.head_bias = Bias::Yes;
+    let normed = common::flag(c, "qk_layernorm", false)?;
+    for layer in &mut spec.layers {
+        layer.order = Order::ParallelOneNorm;
+        layer.mixer.qk_norm = if normed { QkNormSpec::PerHead } else { QkNormSpec::None };
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (Bias::Yes, Bias::Yes, Bias::Yes);
+    }
+    Ok(spec)
+}
+
+fn phi3(c: &Config<'_>) -> Result<DecoderSpec> {
+    rope::only(c, &["default", "longrope", "su"])?;
+    let rope = rope::Usual { original: Some(4096), ..rope::USUAL };
+    let usual =
+        common::Usual { eps: (common::EPS, 1e-5), context: (common::CONTEXT, 4096), rope, ..common::USUAL };
+    let mut spec = common::plain_as(c, &usual)?;
+    let window = common::window(c)?;
+    spec.layers.iter_mut().for_each(|layer| layer.mixer.window = window);
+    Ok(spec)
+}

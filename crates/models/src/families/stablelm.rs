@@ -1,0 +1,41 @@
+//! StableLM: norms that take the mean away, a quarter of each head turns; some models have both blocks side by side.
+
+use super::{Family, common, rope};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names::{self, Names};
+use crate::spec::{DecoderSpec, Order, QkNormSpec};
+
+pub(super) static STABLELM: Family = Family {
+    name: "StableLM",
+    hf: &["StableLmForCausalLM"],
+    gguf: &["stablelm"],
+    hf_names: Names {
+        q_norm: "model.layers.{}.self_attn.q_layernorm.norms.{head}",
+        k_norm: "model.layers.{}.self_attn.k_layernorm.norms.{head}",
+        ..names::HF
+    },
+    gguf_names: names::GGUF,
+    spec,
+};
+
+const PARALLEL: Key = key("use_parallel_residual", "use_parallel_residual");
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual {
+        kv_heads: Some(32),
+        context: (common::CONTEXT, 4096),
+        rope: rope::Usual { part: (rope::PART, 0.25), ..rope::USUAL },
+        ..common::USUAL_LAYER_NORM
+    };
+    let mut spec = common::plain_as(c, &usual)?;
+    let bias = common::bias(c, "use_qkv_bias", false)?;
+    let parallel = c.flag_or(PARALLEL, false)?;
+    let normed = common::flag(c, "qk_layernorm", false)?;
+    for layer in &mut spec.layers {
+        layer.order = if parallel { Order::ParallelOneNorm } else { Order::Pre };
+        layer.mixer.qk_norm = if normed { QkNormSpec::EachHead } else { QkNormSpec::None };
+        layer.mixer.qkv_bias = bias;
+    }
+    Ok(spec)
+}

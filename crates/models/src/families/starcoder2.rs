@@ -1,0 +1,36 @@
+//! StarCoder2: norms that take the mean away, biases everywhere, no gate.
+
+use super::{Family, common};
+use crate::error::Result;
+use crate::formats::config::{Config, key};
+use crate::formats::names::{self, Names};
+use crate::spec::DecoderSpec;
+
+pub(super) static STARCODER2: Family = Family {
+    name: "StarCoder2",
+    hf: &["Starcoder2ForCausalLM"],
+    // Its GGUF files do not tell its window.
+    gguf: &[],
+    hf_names: Names { up: "model.layers.{}.mlp.c_fc", down: "model.layers.{}.mlp.c_proj", ..names::HF },
+    gguf_names: names::GGUF,
+    spec,
+};
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual {
+        kv_heads: Some(2),
+        gated: false,
+        act: (common::ACT, "gelu_pytorch_tanh"),
+        context: (common::CONTEXT, 4096),
+        eps: (key("norm_epsilon", common::GGUF_LAYER_EPS), 1e-5),
+        tied: true,
+        ..common::USUAL_LAYER_NORM
+    };
+    let mut spec = common::plain_as(c, &usual)?;
+    let (bias, window) = (common::bias(c, "use_bias", true)?, common::window(c)?);
+    for layer in &mut spec.layers {
+        layer.mixer.window = window;
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (bias, bias, bias);
+    }
+    Ok(spec)
+}

@@ -107,7 +107,8 @@ fn launch_table_of_a_gpu() {
             after.reads - before.reads
         );
         // Embedding, gathering, norm, head and the choice of a token are outside of the layers.
-        assert!(per_layer <= 9.0 + 5.0 / layers as f64, "{per_layer} dispatches a layer");
+        // Norms behind the blocks are two more, and blocks without a gate of its own one.
+        assert!(per_layer <= 12.0 + 7.0 / layers as f64, "{per_layer} dispatches a layer");
         assert_eq!((after.submits - before.submits, after.reads - before.reads), (1, 1));
         text
     });

@@ -95,7 +95,10 @@ def make(out: pathlib.Path, name: str, kind: str, extra: dict, seed: int) -> Non
             else:
                 p.copy_(torch.randn_like(p) * (1.0 if "embed" in key else 1.6 * p.shape[-1] ** -0.5))
             p.copy_(p.bfloat16().float())
-    save_file({k: v.bfloat16().contiguous() for k, v in model.state_dict().items() if not (config.tie_word_embeddings and k == "lm_head.weight")}, folder / "model.safetensors")
+    state = {k: v.bfloat16().contiguous() for k, v in model.state_dict().items() if not (config.tie_word_embeddings and k == "lm_head.weight")}
+    if kind == "gpt_neox" and "lm_head.weight" in state:
+        state["embed_out.weight"] = state.pop("lm_head.weight")  # as the library's own writer does
+    save_file(state, folder / "model.safetensors")
     # The settings as a person would have written them, not as the library normalises them.
     architecture = type(model).__name__
     (folder / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": kind, **settings, "torch_dtype": "bfloat16"}, indent=1))

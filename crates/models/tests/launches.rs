@@ -111,9 +111,10 @@ fn launch_table_of_a_gpu() {
             after.reads - before.reads
         );
         // Embedding, gathering, norm, head and the choice of a token are outside of the layers.
-        // A GPU goes through experts one by one: how many dispatches that takes depends on the model.
+        // Norms behind the blocks are two more, and blocks without a gate of its own one. Through experts a GPU goes one
+        // by one: how many dispatches that takes depends on the model.
         let is_dense = model.spec.layers.iter().all(|l| l.experts.is_none());
-        assert!(!is_dense || per_layer <= 9.0 + 5.0 / layers as f64, "{per_layer} dispatches a layer");
+        assert!(!is_dense || per_layer <= 12.0 + 7.0 / layers as f64, "{per_layer} dispatches a layer");
         assert_eq!((after.submits - before.submits, after.reads - before.reads), (1, 1));
         text
     });

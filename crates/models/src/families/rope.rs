@@ -89,13 +89,14 @@ pub(super) fn window_rope(c: &Config<'_>, full: &RopeSpec, head: usize) -> Resul
     if r.is_there() {
         return spec(c, &r, head, &Usual { theta: (THETA, full.theta), ..USUAL });
     }
-    let theta = c.find_number(key("", GGUF_WINDOW_THETA))?.unwrap_or(full.theta);
+    let key = key("", GGUF_WINDOW_THETA);
+    let theta = base(c, key, c.find_number(key)?.unwrap_or(full.theta))?;
     Ok(RopeSpec { theta, scaling: Scaling::None, ..full.clone() })
 }
 
 /// The rotary embedding of layers with a window, in families where it has nothing to do with `full`.
 pub(super) fn local_rope(c: &Config<'_>, full: &RopeSpec) -> Result<RopeSpec> {
-    let theta = c.find_number(LOCAL_THETA)?.unwrap_or(10_000.0);
+    let theta = base(c, LOCAL_THETA, c.find_number(LOCAL_THETA)?.unwrap_or(10_000.0))?;
     let r = c.under("rope_parameters.sliding_attention");
     if r.is_there() {
         return spec(&r, &r, full.dim, &Usual { theta: (THETA, theta), ..USUAL });
@@ -103,14 +104,20 @@ pub(super) fn local_rope(c: &Config<'_>, full: &RopeSpec) -> Result<RopeSpec> {
     Ok(RopeSpec { theta, scaling: Scaling::None, ..full.clone() })
 }
 
+/// A base of frequencies, if it can be one.
+fn base(c: &Config<'_>, key: Key, theta: f64) -> Result<f64> {
+    match theta > 1.0 {
+        true => Ok(theta),
+        false => Err(c.bad(key, format_args!("is {theta}; more than 1 is expected"))),
+    }
+}
+
 /// `c`: all settings; `r`: those about rotation.
 fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, usual: &Usual) -> Result<RopeSpec> {
     let left_out = |value: f64, gguf: f64| if c.is_gguf() { gguf } else { value };
     let (key, value) = usual.theta;
     let theta = r.find_number(THETA)?.or(c.find_number(key)?).unwrap_or(left_out(value, GGUF_BASE));
-    if theta <= 1.0 {
-        return Err(c.bad(THETA, format_args!("is {theta}; more than 1 is expected")));
-    }
+    let theta = base(c, THETA, theta)?;
     let (key, value) = usual.part;
     let part = r.find_number(PART)?.or(c.find_number(key)?).unwrap_or(left_out(value, 1.0));
     let dim = c.find_count(DIM)?.unwrap_or((head as f64 * part.clamp(0.0, 1.0)) as usize);

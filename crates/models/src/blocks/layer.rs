@@ -15,7 +15,7 @@ use crate::weights::Weights;
 #[derive(Debug)]
 enum FeedForward<B: Backend> {
     Dense(Mlp<B>),
-    Experts(Mixture<B>),
+    Experts(Box<Mixture<B>>),
 }
 
 impl<B: Backend> FeedForward<B> {
@@ -28,7 +28,7 @@ impl<B: Backend> FeedForward<B> {
                 [names.gate, names.up, names.gate_up, names.down],
                 &spec.ffn,
             )?),
-            Some(experts) => FeedForward::Experts(Mixture::load(w, i, &spec.ffn, experts)?),
+            Some(experts) => FeedForward::Experts(Box::new(Mixture::load(w, i, &spec.ffn, experts)?)),
         })
     }
 

@@ -5,8 +5,23 @@ use super::Finding;
 use super::source::File;
 
 /// Families of models. Layers below `models` serve all alike.
-const FAMILIES: [&str; 10] =
-    ["llama", "mistral", "mixtral", "qwen", "smollm", "olmo", "granite", "gemma", "deepseek", "gpt2"];
+const FAMILIES: [&str; 15] = [
+    "llama",
+    "mistral",
+    "mixtral",
+    "ministral",
+    "qwen",
+    "smollm",
+    "olmo",
+    "granite",
+    "gemma",
+    "deepseek",
+    "gpt2",
+    "neox",
+    "cohere",
+    "stablelm",
+    "starcoder",
+];
 const BELOW_MODELS: [&str; 5] = ["quant", "core", "cpu", "cuda", "wgpu"];
 
 /// Devices. Layers above the backends see the trait.

@@ -216,6 +216,12 @@ impl Opened {
                 self.words()?;
             }
             on_one_of(&devices, why.as_deref(), plan, say, |device, plan| {
+                let has_experts = self.model.spec.layers.iter().any(|l| l.experts.is_some());
+                if has_experts && !matches!(device, Device::Cpu) {
+                    say(&Note::Slow(format!(
+                        "{device} computes every expert for every token; --device cpu may be faster"
+                    )));
+                }
                 self.start_on(device, plan, config, names.clone())
             })
         });
@@ -261,17 +267,20 @@ impl Opened {
 pub(crate) enum Note {
     /// The device that is taken, and what the model takes of it.
     Taken(String),
+    /// Why it will be slower than it could be.
+    Slow(String),
     /// A device that is not, though it comes first.
     PassedOver(String),
 }
 
 impl Note {
-    /// Shows it to somebody at a terminal. What was passed over is shown to everybody: it is never silent.
+    /// Shows it to somebody at a terminal. What was passed over, or is slow, is shown to
+    /// everybody: it is never silent.
     pub(crate) fn show(&self) {
         match self {
             Note::Taken(text) if std::io::stderr().is_terminal() => eprintln!("{}", screen::dim(text)),
             Note::Taken(_) => {}
-            Note::PassedOver(text) => eprintln!("{}", screen::harmless(text)),
+            Note::Slow(text) | Note::PassedOver(text) => eprintln!("{}", screen::harmless(text)),
         }
     }
 
@@ -279,7 +288,7 @@ impl Note {
     pub(crate) fn log(&self) {
         match self {
             Note::Taken(text) => tracing::info!("{text}"),
-            Note::PassedOver(text) => tracing::warn!("{text}"),
+            Note::Slow(text) | Note::PassedOver(text) => tracing::warn!("{text}"),
         }
     }
 }
@@ -406,6 +415,7 @@ mod tests {
         let say = |note: &Note| {
             *said.borrow_mut() += &match note {
                 Note::Taken(text) => format!("taken: {}\n", text.split(':').next().unwrap()),
+                Note::Slow(text) => format!("slow: {text}\n"),
                 Note::PassedOver(text) => format!("passed over: {text}\n"),
             };
         };

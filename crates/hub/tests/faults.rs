@@ -391,7 +391,7 @@ fn heads_that_make_no_sense_are_refused() {
 fn file_names_that_lead_elsewhere_are_refused() {
     for name in [
         "../../../evil.gguf",
-        "/tmp/evil.gguf",
+        "/evil.gguf",
         "a\\..\\evil.gguf",
         "evil\0.gguf",
         "a/./evil.gguf",

@@ -101,6 +101,11 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// A matrix, as the device likes to have it.
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
         let stored = self.stored(name, &[rows, cols])?;
+        self.single(name, stored, rows)
+    }
+
+    /// The one matrix that a tensor holds.
+    fn single(&mut self, name: &str, stored: (&'a Stored, Format), rows: usize) -> Result<Weight<B>> {
         let mut one = self.matrices(name, stored, 1, rows)?;
         one.pop().ok_or_else(|| LoadError::bad(self.path(), format!("tensor {name:?}"), "is empty"))
     }
@@ -134,9 +139,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let flat = self.find(&name).is_some_and(|(_, stored)| stored.shape.len() == 1);
         let shape = [1, cols];
         let stored = self.stored(&name, if flat { &shape[1..] } else { &shape[..] })?;
-        let weight = self.matrices(&name, stored, 1, 1)?.pop();
-        let weight =
-            weight.ok_or_else(|| LoadError::bad(self.path(), format!("tensor {name:?}"), "is empty"))?;
+        let weight = self.single(&name, stored, 1)?;
         Ok(Linear { weight, bias: None })
     }
 

@@ -27,6 +27,20 @@ impl<B: Backend> Ffn<'_, B> {
     }
 }
 
+/// Up takes the input, and down takes what up gives.
+pub(super) fn check_block<B: Backend>(
+    c: &Check,
+    up: &[Linear<B>],
+    down: &Linear<B>,
+    inputs: usize,
+) -> Result<()> {
+    up.iter().try_for_each(|l| check_linear(c, l, inputs))?;
+    let (joint, width) = (joint_cols(up), down.weight.cols());
+    let fits = joint == width || joint == 2 * width;
+    c.that(fits, "up", format_args!("{width} or {} outputs", 2 * width), joint)?;
+    check_linear(c, down, width)
+}
+
 impl<B: Backend> Op<B> for Ffn<'_, B> {
     /// [rows, dim]
     type Out = Tensor<B>;
@@ -38,15 +52,7 @@ impl<B: Backend> Op<B> for Ffn<'_, B> {
         if let Some(norm) = self.norm {
             c.norm(norm, self.x.cols())?;
         }
-        self.up.iter().try_for_each(|l| check_linear(&c, l, self.x.cols()))?;
-        let (joint, width) = (joint_cols(self.up), self.down.weight.cols());
-        c.that(
-            joint == width || joint == 2 * width,
-            "up",
-            format_args!("{width} or {} outputs", 2 * width),
-            joint,
-        )?;
-        check_linear(&c, self.down, width)?;
+        check_block(&c, self.up, self.down, self.x.cols())?;
         self.then.check(&c, self.x.rows(), self.down.weight.rows())
     }
 

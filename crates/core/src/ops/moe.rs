@@ -1,5 +1,5 @@
+use super::ffn::check_block;
 use super::matmul::Epilogue;
-use super::project::{check_linear, joint_cols};
 use super::{Check, Op};
 use crate::{Activation, Backend, Expert, Result, Tensor};
 
@@ -32,22 +32,11 @@ impl<B: Backend> Op<B> for Moe<'_, B> {
         c.shape("shares", self.shares, self.x.rows(), self.experts.len())?;
         let dim = self.x.cols();
         let width = self.experts.first().map_or(0, |e| e.down.weight.cols());
-        for expert in self.experts {
-            expert.up.iter().try_for_each(|l| check_linear(&c, l, dim))?;
-            let joint = joint_cols(&expert.up);
-            c.that(
-                joint == width || joint == 2 * width,
-                "up",
-                format_args!("{width} or {} outputs", 2 * width),
-                joint,
-            )?;
-            check_linear(&c, &expert.down, width)?;
-            c.that(
-                expert.down.weight.rows() == dim,
-                "down",
-                format_args!("{dim} outputs"),
-                expert.down.weight.rows(),
-            )?;
+        for Expert { up, down } in self.experts {
+            check_block(&c, up, down, dim)?;
+            let shape = (down.weight.rows(), down.weight.cols());
+            let (want, got) = (format_args!("[{dim}, {width}]"), format_args!("[{}, {}]", shape.0, shape.1));
+            c.that(shape == (dim, width), "down", want, got)?;
         }
         self.then.check(&c, self.x.rows(), dim)
     }

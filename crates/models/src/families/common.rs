@@ -29,8 +29,12 @@ const EVERY: Key = key("sliding_window_pattern", "");
 /// Which layers have a window.
 pub(super) const WINDOWED: Key = key("", "attention.sliding_window_pattern");
 
-const EXPERTS: Key = key("num_experts", "expert_count");
-const EXPERTS_NEW: Key = key("num_local_experts", "expert_count");
+/// Each generation of configs has a name of its own for it.
+const EXPERTS: [Key; 3] = [
+    key("num_experts", "expert_count"),
+    key("num_local_experts", "expert_count"),
+    key("n_routed_experts", "expert_count"),
+];
 const EXPERTS_USED: Key = key("num_experts_per_tok", "expert_used_count");
 const EXPERT_WIDTH: Key = key("moe_intermediate_size", "expert_feed_forward_length");
 
@@ -270,16 +274,15 @@ pub(super) fn off(c: &Config<'_>, switch: &'static str) -> Result<()> {
 
 /// How many experts there are, if there are any.
 pub(super) fn find_experts(c: &Config<'_>) -> Result<Option<usize>> {
-    let count = match c.find_count(EXPERTS)? {
-        None => c.find_count(EXPERTS_NEW)?,
-        count => count,
-    };
-    match count {
-        Some(n) if n > MOST_EXPERTS => {
-            Err(c.unsupported(EXPERTS, n, format_args!("up to {MOST_EXPERTS} are")))
+    for key in EXPERTS {
+        if let Some(n) = c.find_count(key)? {
+            return match n > MOST_EXPERTS {
+                true => Err(c.unsupported(key, n, format_args!("up to {MOST_EXPERTS} are"))),
+                false => Ok(Some(n).filter(|n| *n > 0)),
+            };
         }
-        count => Ok(count.filter(|n| *n > 0)),
     }
+    Ok(None)
 }
 
 /// How many experts there are, or `default` where that is left out.

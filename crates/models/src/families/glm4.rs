@@ -7,7 +7,7 @@ use super::{Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
-use crate::spec::{Bias, DecoderSpec, ExpertsSpec, Order, QkNormSpec, SharedSpec};
+use crate::spec::{DecoderSpec, ExpertsSpec, Order, QkNormSpec, SharedSpec};
 
 pub(super) static GLM4: Family = Family {
     name: "GLM 4",
@@ -51,7 +51,6 @@ pub(super) static GLM4_MOE: Family = Family {
     spec: with_experts,
 };
 
-const ROUTED: Key = key("n_routed_experts", "expert_count");
 const SHARED: Key = key("n_shared_experts", "expert_shared_count");
 const GROUPS: Key = key("n_group", "expert_group_count");
 const GROUPS_USED: Key = key("topk_group", "expert_group_used_count");
@@ -89,7 +88,6 @@ fn with_experts(c: &Config<'_>) -> Result<DecoderSpec> {
     };
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         layer.mixer.qkv_bias = bias;
-        layer.mixer.out_bias = Bias::No;
         if normed {
             layer.mixer.qk_norm = QkNormSpec::PerHead;
         }
@@ -102,7 +100,7 @@ fn with_experts(c: &Config<'_>) -> Result<DecoderSpec> {
 
 /// Experts of that width, each scored on its own, chosen from the best groups.
 fn routed(c: &Config<'_>, width: usize) -> Result<ExpertsSpec> {
-    let count = common::sane(c, ROUTED, c.find_count(ROUTED)?.unwrap_or(128))?;
+    let count = common::experts(c, 128)?;
     let used = common::experts_used(c, 8, count)?;
     let (groups, groups_used) = (c.find_count(GROUPS)?.unwrap_or(1), c.find_count(GROUPS_USED)?.unwrap_or(1));
     let best = 2;

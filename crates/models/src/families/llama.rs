@@ -1,10 +1,10 @@
 //! Llama 1 to 3, and whatever calls itself so.
 
-use super::{Family, common};
+use super::{Family, common, mixtral};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names;
-use crate::spec::{DecoderSpec, ExpertsSpec};
+use crate::spec::DecoderSpec;
 
 pub(super) static LLAMA: Family = Family {
     name: "Llama",
@@ -21,13 +21,8 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let (attention, mlp) = (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
     // GGUF files of Mistral and Mixtral call themselves so too, and may bring a window and experts.
     let window = if c.is_gguf() { common::window(c)? } else { None };
-    let experts = match common::find_experts(c)?.filter(|_| c.is_gguf()) {
-        Some(count) => {
-            let used = common::experts_used(c, 2, count)?;
-            Some(ExpertsSpec { to_one: true, ..ExpertsSpec::softmax(count, used) })
-        }
-        None => None,
-    };
+    let experts = common::find_experts(c)?.filter(|_| c.is_gguf());
+    let experts = experts.map(|count| mixtral::experts(c, count)).transpose()?;
     for layer in &mut spec.layers {
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (attention, attention, mlp);
         layer.mixer.window = window;

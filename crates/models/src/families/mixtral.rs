@@ -25,12 +25,16 @@ pub(super) static MIXTRAL: Family = Family {
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let rope = rope::Usual { theta: (rope::THETA, 1e6), ..rope::USUAL };
     let mut spec = common::plain_as(c, &common::Usual { rope, eps: (common::EPS, 1e-5), ..common::USUAL })?;
-    let count = common::experts(c, 8)?;
-    let used = common::experts_used(c, 2, count)?;
+    let experts = experts(c, common::experts(c, 8)?)?;
     let window = common::window(c)?;
     for layer in &mut spec.layers {
-        layer.experts = Some(ExpertsSpec { to_one: true, ..ExpertsSpec::softmax(count, used) });
+        layer.experts = Some(experts);
         layer.mixer.window = window;
     }
     Ok(spec)
+}
+
+/// So many experts, as they are used here.
+pub(super) fn experts(c: &Config<'_>, count: usize) -> Result<ExpertsSpec> {
+    Ok(ExpertsSpec { to_one: true, ..ExpertsSpec::softmax(count, common::experts_used(c, 2, count)?) })
 }

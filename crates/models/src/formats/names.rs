@@ -53,7 +53,7 @@ pub struct Names {
 impl Names {
     /// The layer of a tensor, if it belongs to one.
     pub(crate) fn layer(&self, name: &str) -> Option<usize> {
-        let (before, _) = self.q.split_once("{}").or(self.mixer_norm.split_once("{}"))?;
+        let (before, _) = self.mixer_norm.split_once("{}")?;
         name.strip_prefix(before)?.split('.').next()?.parse().ok()
     }
 }

@@ -3,6 +3,7 @@
 mod bench_peers;
 mod fuzz;
 mod openai_client;
+mod parity;
 mod spills;
 mod tidy;
 
@@ -17,6 +18,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
           runs each target of fuzz/ for so many seconds (30), or that one
   openai-client
           drives the server with OpenAI's own Python client (needs Python 3 and PyPI)
+  parity  compares golden models with their references and writes the table in docs/parity.md
   spills [PROGRAM]
           looks for kernels' inner loops that put registers aside, in the release build or that program (needs objdump)";
 
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         ["fuzz", seconds, target] => fuzz::run(&root(), seconds, Some(target)),
         ["spills"] => spills::run(&root(), None),
         ["spills", program] => spills::run(&root(), Some(Path::new(program))),
+        ["parity"] => parity::run(&root()),
         ["openai-client"] => openai_client::run(&root()),
         _ => {
             eprintln!("{USAGE}");

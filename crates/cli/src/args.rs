@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use tallow_cpu::Arithmetic;
+use tallow_models::recipe::Recipe;
 
 use crate::device::Asked;
 
@@ -76,6 +77,9 @@ pub(crate) struct EngineArgs {
     /// Tokens computed in a step [default: 256, fewer while a server's answers are under way]
     #[arg(long, value_name = "TOKENS")]
     pub batch: Option<usize>,
+    /// Quantize plain weights while they are loaded: q4_k_m, q8_0, … [default: leave them as they are]
+    #[arg(long, value_name = "TYPE")]
+    pub quant: Option<Recipe>,
     /// Never ask the hub
     #[arg(long)]
     pub offline: bool,
@@ -235,6 +239,9 @@ pub(crate) struct Bench {
     /// Show the ops that a step is made of, and which of them the device has kernels for
     #[arg(long)]
     pub explain: bool,
+    /// Quantize plain weights while they are loaded: q4_k_m, q8_0, … [default: leave them as they are]
+    #[arg(long, value_name = "TYPE")]
+    pub quant: Option<Recipe>,
     /// Never ask the hub
     #[arg(long)]
     pub offline: bool,
@@ -334,6 +341,9 @@ pub(crate) struct DeviceArgs {
     /// How the CPU multiplies: fast or exact [default: fast; dump: exact]
     #[arg(long, value_name = "HOW")]
     pub arithmetic: Option<Arithmetic>,
+    /// Quantize plain weights while they are loaded: q4_k_m, q8_0, … [default: leave them as they are]
+    #[arg(long, value_name = "TYPE")]
+    pub quant: Option<Recipe>,
     /// Never ask the hub
     #[arg(long)]
     pub offline: bool,

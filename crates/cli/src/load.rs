@@ -24,6 +24,7 @@ use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 use tallow_models::formats::Checkpoint;
 use tallow_models::generation::Generation;
+use tallow_models::recipe::Recipe;
 use tallow_models::template::ChatTemplates;
 use tallow_models::tokenizer::Tokenizer;
 
@@ -80,6 +81,20 @@ pub(crate) fn hub() -> Result<Hub, Failed> {
     Ok(Hub::new(cache()?, &settings)?)
 }
 
+/// How a model is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    offline: bool,
+    quant: Option<Recipe>,
+}
+
+impl How {
+    pub(crate) fn new(sources: &Sources, offline: bool, quant: Option<Recipe>) -> Result<How, Failed> {
+        let quant = sources.find("quant", quant)?.map(|quant| quant.value);
+        Ok(How { offline: is_offline(sources, offline)?, quant })
+    }
+}
+
 /// Is the hub not to be asked?
 pub(crate) fn is_offline(sources: &Sources, flag: bool) -> Result<bool, Failed> {
     let asked: Setting<bool> = sources.get("offline", flag.then_some(true), false)?;
@@ -130,14 +145,16 @@ fn expand(name: &str) -> PathBuf {
 }
 
 /// Opens a model alone: goldens and benchmarks have no tokenizer.
-pub(crate) fn model(name: &str, offline: bool) -> Result<Model, Failed> {
-    Ok(Model::new(checkpoint(name, offline)?)?)
+pub(crate) fn model(name: &str, how: How) -> Result<Model, Failed> {
+    let mut model = Model::new(checkpoint(name, how.offline)?)?;
+    model.recipe = how.quant;
+    Ok(model)
 }
 
 /// Opens a model and what goes with it. Its words are read when they are first asked for: that takes a while, in which
 /// weights can be loaded.
-pub(crate) fn open(name: &str, offline: bool) -> Result<Opened, Failed> {
-    let model = model(name, offline)?;
+pub(crate) fn open(name: &str, how: How) -> Result<Opened, Failed> {
+    let model = model(name, how)?;
     let generation = match model.generation() {
         Ok(generation) => generation,
         Err(why) => return Err(Words::of(&model).err().unwrap_or(why.into())),
@@ -367,7 +384,7 @@ impl Loading {
 
     /// Loads it, showing how far it has got.
     pub(crate) fn runner<B: Backend>(&self, b: B) -> Result<Runner<B>, Failed> {
-        let bytes = self.model.checkpoint.weight_bytes();
+        let bytes = self.model.weight_bytes();
         let bar =
             if bytes < QUICK { ProgressBar::hidden() } else { screen::bytes_bar(bytes as u64, "loading") };
         let decoder = Decoder::load(&b, &self.model, self.context, &mut |done, _| {
@@ -406,7 +423,7 @@ mod tests {
 
     /// Goes through two devices, the first of which does what `first` says.
     fn through(context: usize, first: impl Fn() -> Result<(), Failed>) -> (Result<usize, Failed>, String) {
-        let opened = open(DEMO, true).unwrap();
+        let opened = open(DEMO, How { offline: true, quant: None }).unwrap();
         let mut flags = Flags::default();
         flags.engine.context = Some(context);
         let sources = Sources::read(None).unwrap();

@@ -118,7 +118,7 @@ impl Plan {
         let batch = config.batch.value;
         let step = Step { tokens: batch.max(2 * slots), logits: scored(batch).max(slots) + slots };
         let workspace = workspace(model, step, context.value);
-        let weights = model.checkpoint.weight_bytes() as u64;
+        let weights = model.weight_bytes() as u64;
         let (kv, made_for) = (shape.bytes(&model.spec) as u64, model.spec.context);
         Plan { weights, kv, workspace, context, made_for, slots, shape, device: String::new(), memory }
     }
@@ -132,7 +132,7 @@ impl Plan {
     pub(crate) fn alone(model: &Model, shape: KvShape, step: Step, device: &Device) -> Plan {
         let context = Setting { value: shape.pages * shape.page_len, origin: Origin::Flag };
         let workspace = workspace(model, step, context.value);
-        let (weights, kv) = (model.checkpoint.weight_bytes() as u64, shape.bytes(&model.spec) as u64);
+        let (weights, kv) = (model.weight_bytes() as u64, shape.bytes(&model.spec) as u64);
         // The last page may reach past what the sequence may have.
         let made_for = context.value;
         let (name, memory) = (device.to_string(), device.memory());

@@ -73,6 +73,7 @@ fn variable(name: &str) -> String {
 pub(crate) static KNOWN: &[Known] = &[
     known("context", "tokens of a conversation, prompt and answer", "the model's, up to 8192"),
     known("kv", "what keys and values are kept as: f32, f16 or bf16", "bf16 with amx, else f16"),
+    known("quant", "quantize plain weights while they are loaded: q4_k_m, q8_0, …", "as they are"),
     known("device", "where to run: auto, cpu, vulkan, vulkan:1, metal, …", "auto"),
     known("threads", "threads of the CPU", "the CPU's cores"),
     known("isa", "the CPU's instruction set to use: scalar, neon, avx2, avxvnni, avx512 or amx", "the best"),

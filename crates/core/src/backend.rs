@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Instant;
 
 use crate::ops::{
-    Attend, Copy, Dequant, Eltwise, Embed, Ffn, Glu, Head, KvWrite, Matmul, Moe, Normalize, Op, Project,
-    ProjectMany, QkvPrep, Rotate, Route, Rows, TopK, TopKOut,
+    Attend, Columns, Copy, Dequant, Eltwise, Embed, Ffn, Glu, Head, KvWrite, Matmul, Moe, Normalize, Op,
+    Project, ProjectMany, QkvPrep, Rotate, Route, Rows, TopK, TopKOut,
 };
 use crate::{DType, Elem, Error, HostWeight, Result, Tensor, Trace, Weight, compose};
 
@@ -66,6 +66,8 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     fn eltwise(&self, op: &Eltwise<'_, Self>) -> Result<Tensor<Self>>;
     /// Gathers rows, or adds rows to others.
     fn rows(&self, op: &Rows<'_, Self>) -> Result<Tensor<Self>>;
+    /// Columns in another order.
+    fn columns(&self, op: &Columns<'_, Self>) -> Result<Tensor<Self>>;
     /// The experts of each token.
     fn route(&self, op: &Route<'_, Self>) -> Result<Tensor<Self>>;
     /// The largest elements of each row.

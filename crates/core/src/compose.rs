@@ -6,10 +6,10 @@
 use tallow_quant::Format;
 
 use crate::ops::{
-    Copy, Dequant, Eltwise, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Moe, Normalize, Project, ProjectMany,
-    QkvPrep, Rotate, Rows, RowsTo, With,
+    Columns, Copy, Dequant, Eltwise, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Moe, Normalize, Project,
+    ProjectMany, QkvPrep, Rotate, Rows, RowsTo, With,
 };
-use crate::{Backend, DType, Error, Expert, HostWeight, Result, Tensor, Weight};
+use crate::{Backend, DType, Error, Expert, HostWeight, Linear, Result, Tensor, Weight};
 
 /// Rows of a weight that are unpacked at a time: enough to keep a device busy, few enough to stay small.
 const TILE: usize = 256;
@@ -67,6 +67,13 @@ pub fn project<B: Backend>(b: &B, op: &Project<'_, B>) -> Result<Tensor<B>> {
         b.run(Copy { from: &part, to: &y.col_range(tile) })?;
     }
     Ok(y)
+}
+
+/// The inputs in the order that the layer wants, then the layer.
+pub(crate) fn project_shuffled<B: Backend>(b: &B, op: &Project<'_, B>, at: &Tensor<B>) -> Result<Tensor<B>> {
+    let x = b.run(Columns { x: op.x, at })?; // [rows, inputs]
+    let by = Linear::new(op.by.weight.clone(), op.by.bias.clone());
+    b.run(Project { x: &x, by: &by, then: op.then })
 }
 
 /// The norm, then one layer after another into its columns of the result.

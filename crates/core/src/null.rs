@@ -1,8 +1,8 @@
 //! [`Null`]: a device that checks, records and computes nothing.
 
 use crate::ops::{
-    Attend, Copy, Dequant, Eltwise, Embed, Glu, KvWrite, Matmul, Normalize, Rotate, Route, Rows, RowsTo,
-    TopK, TopKOut,
+    Attend, Columns, Copy, Dequant, Eltwise, Embed, Glu, KvWrite, Matmul, Normalize, Rotate, Route, Rows,
+    RowsTo, TopK, TopKOut,
 };
 use crate::{Backend, DType, Reading, Result, Tensor, Trace};
 
@@ -95,6 +95,10 @@ impl Backend for Null {
             RowsTo::Gather => self.like(op.at.cols(), op.x.cols()),
             RowsTo::AddInto(into) => Ok(into.clone()),
         }
+    }
+
+    fn columns(&self, op: &Columns<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.x.rows(), op.at.cols())
     }
 
     fn route(&self, op: &Route<'_, Self>) -> Result<Tensor<Self>> {

@@ -108,6 +108,21 @@ pub struct Linear<B: Backend> {
     pub weight: Weight<B>,
     /// [1, outputs]
     pub bias: Option<Tensor<B>>,
+    /// [1, inputs]: which column of the input each column of the weight takes, where they do not come in order. Ops
+    /// see to it: no backend meets such a layer.
+    pub order: Option<Tensor<B>>,
+}
+
+impl<B: Backend> Linear<B> {
+    /// A layer that takes its inputs as they come.
+    pub fn new(weight: Weight<B>, bias: Option<Tensor<B>>) -> Linear<B> {
+        Linear { weight, bias, order: None }
+    }
+
+    /// Are some of these to be given their inputs in another order?
+    pub(crate) fn shuffled<'a>(some: impl IntoIterator<Item = &'a Linear<B>>) -> bool {
+        some.into_iter().any(|l| l.order.is_some())
+    }
 }
 
 /// A feed-forward block among others of its shape: gate and up side by side (however many weights that takes), or up

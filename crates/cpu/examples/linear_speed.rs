@@ -64,7 +64,7 @@ fn weights(b: &Cpu, format: Format) -> Result<Vec<Linear<Cpu>>, Box<dyn std::err
             bytes: &bytes,
             spent: HostWeight::KEPT,
         })?;
-        Ok(Linear { weight, bias: None })
+        Ok(Linear::new(weight, None))
     };
     (0..count).map(|_| one()).collect()
 }

@@ -30,7 +30,7 @@ fn linear(b: &Cpu, format: Format, rows: usize, cols: usize) -> Linear<Cpu> {
     tallow_quant::pack(format, &noise(7, rows * cols), &mut bytes).unwrap();
     let weight =
         b.prepare(HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT }).unwrap();
-    Linear { weight, bias: None }
+    Linear::new(weight, None)
 }
 
 /// What both instruction sets make of it, unless this machine has but one. The work adds its results.

@@ -5,8 +5,8 @@ use std::fmt;
 use std::rc::Rc;
 
 use tallow_core::ops::{
-    Attend, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Moe, Normalize,
-    Project, ProjectMany, QkvPrep, Rotate, Route, Rows, RowsTo, TopK, TopKOut, With,
+    Attend, Columns, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Moe,
+    Normalize, Project, ProjectMany, QkvPrep, Rotate, Route, Rows, RowsTo, TopK, TopKOut, With,
 };
 use tallow_core::{
     Backend, DType, Error, HostWeight, Norm, QkNorm, Reading, Result, Tensor, Trace, Weight, compose,
@@ -382,6 +382,15 @@ impl Backend for Cpu {
                 Ok(into.clone())
             }
         }
+    }
+
+    fn columns(&self, op: &Columns<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, at) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.at).row(0));
+        self.by_rows(x.rows, at.len(), |_, r, out| {
+            let x = x.row(r);
+            let from = |at: &u32| x.get(*at as usize).copied().unwrap_or(0.0);
+            out.iter_mut().zip(at).for_each(|(out, at)| *out = from(at));
+        })
     }
 
     fn route(&self, op: &Route<'_, Cpu>) -> Result<Tensor<Cpu>> {

@@ -247,7 +247,7 @@ mod tests {
             })
             .unwrap();
         let bias = bias.then(|| b.upload_row(&numbers(7, outputs)).unwrap());
-        Linear { weight, bias }
+        Linear::new(weight, bias)
     }
 
     #[test]

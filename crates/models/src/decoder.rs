@@ -34,11 +34,11 @@ impl<B: Backend> Decoder<B> {
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(&mut w, i, layer));
         let layers = layers.collect::<LoadResult<_>>()?;
         let norm = w.norm((names.norm, 0), spec.dim)?;
-        let weight = match spec.tied {
-            true => embed.clone(),
-            false => w.matrix(&weights::named(names.head), spec.vocab, spec.dim)?,
+        let head = match spec.tied {
+            true => Linear::new(embed.clone(), None),
+            false => w.layer(&weights::named(names.head), spec.vocab, spec.dim)?,
         };
-        let head = Linear { weight, bias: w.bias(names.head, spec.vocab, spec.head_bias)? };
+        let head = Linear { bias: w.bias(names.head, spec.vocab, spec.head_bias)?, ..head };
         w.finish()?;
         Ok(Decoder { spec: spec.clone(), embed, positions, layers, norm, head, ropes })
     }

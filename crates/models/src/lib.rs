@@ -10,6 +10,7 @@ pub mod families;
 pub mod formats;
 pub mod generation;
 mod model;
+pub mod recipe;
 pub mod spec;
 pub mod template;
 pub mod tokenizer;

@@ -2,12 +2,15 @@
 
 use std::path::Path;
 
+use tallow_quant::Format;
+
 use crate::error::{LoadError, Result};
 use crate::families::{self, Family};
 use crate::formats::config::Config;
 use crate::formats::names::{EXPERT, Names, of_layer};
-use crate::formats::{Checkpoint, Settings};
+use crate::formats::{Checkpoint, Settings, Stored};
 use crate::generation::Generation;
+use crate::recipe::Recipe;
 use crate::spec::DecoderSpec;
 use crate::template::{ChatTemplates, MOST_SOURCE};
 use crate::tokenizer::Tokenizer;
@@ -22,6 +25,8 @@ pub struct Model {
     pub family: &'static Family,
     /// How it is built.
     pub spec: DecoderSpec,
+    /// What its matrices become on their way to a device, where they do not stay as they are.
+    pub recipe: Option<Recipe>,
 }
 
 impl Model {
@@ -35,7 +40,7 @@ impl Model {
         let config = Config::new(&checkpoint)?;
         let family = families::find(&config)?;
         let spec = (family.spec)(&config)?;
-        Ok(Model { checkpoint, family, spec })
+        Ok(Model { checkpoint, family, spec, recipe: None })
     }
 
     pub(crate) fn names(&self) -> Names {
@@ -45,10 +50,37 @@ impl Model {
         }
     }
 
+    /// The format that a tensor of the checkpoint reaches a device in, if it is weights.
+    pub fn format(&self, name: &str, stored: &Stored) -> Option<Format> {
+        let (format, spec) = (stored.format()?, &self.spec);
+        let Some(recipe) = self.recipe.filter(|_| stored.shape.len() > 1) else { return Some(format) };
+        let cols = stored.shape.last().copied().unwrap_or(0);
+        Some(recipe.format(&self.names(), spec.tied, spec.layers.len(), name, (format, cols)))
+    }
+
+    /// Bytes that a device is given of a tensor.
+    pub fn size(&self, name: &str, stored: &Stored) -> usize {
+        match self.format(name, stored) {
+            Some(format) if Some(format) != stored.format() => {
+                let cols = stored.shape.last().copied().unwrap_or(0);
+                format.row_bytes(cols).map_or(0, |row| row * (stored.len() / cols.max(1)))
+            }
+            _ => stored.size(),
+        }
+    }
+
+    /// Bytes that a device is given of all tensors.
+    pub fn weight_bytes(&self) -> usize {
+        self.checkpoint.tensors().map(|(name, stored)| self.size(name, stored)).sum()
+    }
+
     /// Bytes of a layer's experts, all together.
     pub fn expert_bytes(&self, layer: usize) -> usize {
         let (names, count) = (self.names(), self.spec.layers[layer].experts.map_or(0, |e| e.count));
-        let bytes = |name: String| self.checkpoint.get(&named(&name)).map_or(0, |t| t.bytes().len());
+        let bytes = |name: String| {
+            let name = named(&name);
+            self.checkpoint.get(&name).map_or(0, |stored| self.size(&name, stored))
+        };
         let of = |pattern: &str| -> usize {
             let name = of_layer(pattern, layer);
             match name.contains(EXPERT) {

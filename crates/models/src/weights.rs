@@ -14,6 +14,7 @@ use tallow_quant::Format;
 
 use crate::Model;
 use crate::error::{LoadError, Result};
+use crate::formats::grouped::Grouped;
 use crate::formats::names::{EXPERT, Layout, Names, is_redundant, of_layer};
 use crate::formats::{Kind, Stored};
 use crate::spec::{Bias, DecoderSpec};
@@ -38,7 +39,7 @@ pub(crate) fn named(name: &str) -> String {
 
 impl<'a, B: Backend> Weights<'a, B> {
     pub(crate) fn new(b: &'a B, model: &'a Model, progress: Progress<'a>) -> Weights<'a, B> {
-        let total = model.checkpoint.weight_bytes();
+        let total = model.weight_bytes();
         Weights { b, model, used: BTreeSet::new(), done: 0, total, progress }
     }
 
@@ -67,7 +68,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// The tensor of that name, if its shape is right.
-    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<(&'a Stored, Format)> {
+    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<&'a Stored> {
         let field = || format!("tensor {name:?}");
         let Some((name, stored)) = self.find(name) else {
             return Err(LoadError::bad(self.path(), field(), "is missing"));
@@ -77,9 +78,9 @@ impl<'a, B: Backend> Weights<'a, B> {
             return Err(LoadError::bad(stored.file.path(), field(), why));
         }
         match &stored.kind {
-            Kind::Weights(format) => {
+            Kind::Weights(_) | Kind::Grouped(_) => {
                 self.used.insert(name.to_owned());
-                Ok((stored, *format))
+                Ok(stored)
             }
             Kind::Other(elements) => {
                 let why = format!("its elements are {elements}; floats or GGUF blocks are expected");
@@ -88,10 +89,23 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
     }
 
+    /// The same, where it is not made of other tensors.
+    fn whole(&mut self, name: &str, shape: &[usize]) -> Result<(&'a Stored, Format)> {
+        let stored = self.stored(name, shape)?;
+        match &stored.kind {
+            Kind::Weights(format) => Ok((stored, *format)),
+            Kind::Grouped(_) | Kind::Other(_) => {
+                let why =
+                    "it is quantized in groups, which is read only where a matrix has a row for each output";
+                Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why))
+            }
+        }
+    }
+
     /// Counts a tensor as loaded and lets go of its pages.
-    fn loaded(&mut self, stored: &Stored) -> Result<()> {
+    fn loaded(&mut self, name: &str, stored: &Stored) -> Result<()> {
         stored.file.release(stored.bytes.clone());
-        self.done += stored.bytes.len();
+        self.done += self.model.size(name, stored);
         match (self.progress)(self.done, self.total) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(LoadError::Stopped),
@@ -101,11 +115,15 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// A matrix, as the device likes to have it.
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
         let stored = self.stored(name, &[rows, cols])?;
+        if matches!(&stored.kind, Kind::Grouped(matrix) if matrix.order().is_some()) {
+            let why = "its inputs come in another order, which a table cannot have";
+            return Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why));
+        }
         self.single(name, stored, rows)
     }
 
     /// The one matrix that a tensor holds.
-    fn single(&mut self, name: &str, stored: (&'a Stored, Format), rows: usize) -> Result<Weight<B>> {
+    fn single(&mut self, name: &str, stored: &'a Stored, rows: usize) -> Result<Weight<B>> {
         let mut one = self.matrices(name, stored, 1, rows)?;
         one.pop().ok_or_else(|| LoadError::bad(self.path(), format!("tensor {name:?}"), "is empty"))
     }
@@ -114,10 +132,18 @@ impl<'a, B: Backend> Weights<'a, B> {
     fn matrices(
         &mut self,
         name: &str,
-        (stored, format): (&'a Stored, Format),
+        stored: &'a Stored,
         count: usize,
         rows: usize,
     ) -> Result<Vec<Weight<B>>> {
+        let format = match &stored.kind {
+            Kind::Grouped(matrix) => return self.grouped(name, stored, matrix).map(|one| vec![one]),
+            Kind::Weights(format) => *format,
+            Kind::Other(_) => return Ok(Vec::new()),
+        };
+        if let Some(wanted) = self.model.format(name, stored).filter(|wanted| *wanted != format) {
+            return self.quantized(name, (stored, format), wanted, count, rows);
+        }
         let (passing, bytes) = (Passing::new(stored, format, count * rows), stored.bytes());
         let (size, cols) = (bytes.len() / count.max(1), stored.shape.last().copied().unwrap_or(0));
         let prepare = |i: usize| {
@@ -129,8 +155,58 @@ impl<'a, B: Backend> Weights<'a, B> {
         // Damage comes first: what it makes a device say is no help.
         passing.finish(name)?;
         let weights = weights.map_err(|e| not_taken(stored, name, e))?;
-        self.loaded(stored)?;
+        self.loaded(name, stored)?;
         Ok(weights)
+    }
+
+    /// The same, in another format than the file's.
+    fn quantized(
+        &mut self,
+        name: &str,
+        (stored, format): (&'a Stored, Format),
+        wanted: Format,
+        count: usize,
+        rows: usize,
+    ) -> Result<Vec<Weight<B>>> {
+        let (passing, cols) =
+            (Passing::new(stored, format, count * rows), stored.shape.last().copied().unwrap_or(0));
+        let size = stored.bytes().len() / count.max(1);
+        let mut bytes = room(wanted.row_bytes(cols).unwrap_or(0) * rows)?;
+        let mut weights = Vec::new();
+        for (i, from) in stored.bytes().chunks_exact(size.max(1)).enumerate() {
+            convert((format, from), (wanted, &mut bytes), rows);
+            passing.spent(i * rows..(i + 1) * rows);
+            let weight = HostWeight { format: wanted, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
+            weights.push(self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?);
+        }
+        passing.finish(name)?;
+        self.loaded(name, stored)?;
+        Ok(weights)
+    }
+
+    /// A matrix that is made of several tensors.
+    fn grouped(&mut self, name: &str, stored: &'a Stored, matrix: &Grouped) -> Result<Weight<B>> {
+        let [rows, cols] = *stored.shape else {
+            return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), "is no matrix"));
+        };
+        let mut bytes = room(matrix.size())?;
+        matrix.write(&mut bytes);
+        let format = matrix.format();
+        let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
+        let weight = self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?;
+        self.loaded(name, stored)?;
+        Ok(weight)
+    }
+
+    /// A linear layer with that weight, and without a bias.
+    pub(crate) fn layer(&mut self, name: &str, rows: usize, cols: usize) -> Result<Linear<B>> {
+        let stored = self.stored(name, &[rows, cols])?;
+        let order = match &stored.kind {
+            Kind::Grouped(matrix) => matrix.order(),
+            Kind::Weights(_) | Kind::Other(_) => None,
+        };
+        let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
+        Ok(Linear { order, ..Linear::new(self.single(name, stored, rows)?, None) })
     }
 
     /// A linear layer of layer `i` with one output, which some files have as a vector.
@@ -138,9 +214,9 @@ impl<'a, B: Backend> Weights<'a, B> {
         let name = named(&of_layer(pattern, i));
         let flat = self.find(&name).is_some_and(|(_, stored)| stored.shape.len() == 1);
         let shape = [1, cols];
-        let stored = self.stored(&name, if flat { &shape[1..] } else { &shape[..] })?;
+        let (stored, _) = self.whole(&name, if flat { &shape[1..] } else { &shape[..] })?;
         let weight = self.single(&name, stored, 1)?;
-        Ok(Linear { weight, bias: None })
+        Ok(Linear::new(weight, None))
     }
 
     /// A linear layer of each expert of layer `i`, in a tensor for each or in one for all.
@@ -152,18 +228,14 @@ impl<'a, B: Backend> Weights<'a, B> {
         cols: usize,
     ) -> Result<Vec<Linear<B>>> {
         let name = of_layer(pattern, i);
-        let weights = match name.contains(EXPERT) {
-            true => {
-                let each = |e: usize| self.matrix(&named(&name.replace(EXPERT, &e.to_string())), rows, cols);
-                (0..count).map(each).collect::<Result<Vec<_>>>()?
-            }
-            false => {
-                let name = named(&name);
-                let stored = self.stored(&name, &[count, rows, cols])?;
-                self.matrices(&name, stored, count, rows)?
-            }
-        };
-        Ok(weights.into_iter().map(|weight| Linear { weight, bias: None }).collect())
+        if name.contains(EXPERT) {
+            let each = |e: usize| self.layer(&named(&name.replace(EXPERT, &e.to_string())), rows, cols);
+            return (0..count).map(each).collect();
+        }
+        let name = named(&name);
+        let stored = self.stored(&name, &[count, rows, cols])?;
+        let weights = self.matrices(&name, stored, count, rows)?;
+        Ok(weights.into_iter().map(|weight| Linear::new(weight, None)).collect())
     }
 
     /// A linear layer's matrix that the file has in another order, put right by `arrange`.
@@ -174,23 +246,19 @@ impl<'a, B: Backend> Weights<'a, B> {
         (rows, cols): (usize, usize),
         arrange: impl FnOnce(&[u8], &mut [u8]),
     ) -> Result<Weight<B>> {
-        let (stored, format) = self.stored(name, &stored_as)?;
-        let mut bytes = Vec::new();
-        let len = stored.bytes().len();
-        let out_of_memory = |_| Error::OutOfMemory { device: "the host".into(), asked: len };
-        bytes.try_reserve_exact(len).map_err(out_of_memory)?;
-        bytes.resize(len, 0);
+        let (stored, format) = self.whole(name, &stored_as)?;
+        let mut bytes = room(stored.bytes().len())?;
         arrange(stored.bytes(), &mut bytes);
         Passing::new(stored, format, stored_as[0]).finish(name)?;
         let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
         let weight = self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?;
-        self.loaded(stored)?;
+        self.loaded(name, stored)?;
         Ok(weight)
     }
 
     /// A matrix that the file has with a row for each input.
     fn turned(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
-        let (stored, format) = self.stored(name, &[cols, rows])?;
+        let (stored, format) = self.whole(name, &[cols, rows])?;
         if !format.is_plain() {
             let why = format!("it has a row for each input, and {format} cannot be turned");
             return Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why));
@@ -207,7 +275,7 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     /// The numbers of a tensor of that shape, each with `lift` added.
     fn numbers(&mut self, name: &str, shape: &[usize], lift: f32) -> Result<Vec<f32>> {
-        let (stored, format) = self.stored(name, shape)?;
+        let (stored, format) = self.whole(name, shape)?;
         let mut data = vec![0.0f32; stored.len()];
         let unpacked = tallow_quant::unpack(format, stored.bytes(), &mut data);
         unpacked.map_err(|e| LoadError::bad(stored.file.path(), format!("tensor {name:?}"), e))?;
@@ -215,7 +283,7 @@ impl<'a, B: Backend> Weights<'a, B> {
             let why = format!("element {i} is {}: the file is damaged", data[i]);
             return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
         }
-        self.loaded(stored)?;
+        self.loaded(name, stored)?;
         data.iter_mut().for_each(|x| *x += lift);
         Ok(data)
     }
@@ -251,11 +319,11 @@ impl<'a, B: Backend> Weights<'a, B> {
         bias: Bias,
     ) -> Result<Linear<B>> {
         let name = of_layer(pattern, i);
-        let weight = match self.names().layout {
-            Layout::Rows | Layout::RowsByHead => self.matrix(&named(&name), rows, cols)?,
-            Layout::Columns => self.turned(&named(&name), rows, cols)?,
+        let layer = match self.names().layout {
+            Layout::Rows | Layout::RowsByHead => self.layer(&named(&name), rows, cols)?,
+            Layout::Columns => Linear::new(self.turned(&named(&name), rows, cols)?, None),
         };
-        Ok(Linear { weight, bias: self.bias(&name, rows, bias)? })
+        Ok(Linear { bias: self.bias(&name, rows, bias)?, ..layer })
     }
 
     /// Queries, keys and values of layer `i` as one.
@@ -284,7 +352,7 @@ impl<'a, B: Backend> Weights<'a, B> {
             let to: Vec<f32> = parts.flat_map(|at| from[at..at + heads.dim].to_vec()).collect();
             self.b.upload_row(&to)
         });
-        Ok(Linear { weight, bias: bias.transpose()? })
+        Ok(Linear::new(weight, bias.transpose()?))
     }
 
     /// A norm of layer `i`.
@@ -347,6 +415,39 @@ impl<'a, B: Backend> Weights<'a, B> {
             }
         }
     }
+}
+
+/// Memory of the host's for so many bytes.
+fn room(len: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let out_of_memory = |_| Error::OutOfMemory { device: "the host".into(), asked: len };
+    bytes.try_reserve_exact(len).map_err(out_of_memory)?;
+    bytes.resize(len, 0);
+    Ok(bytes)
+}
+
+/// Rows of one format as rows of another, by as many threads as there are cores.
+fn convert((from, source): (Format, &[u8]), (to, target): (Format, &mut [u8]), rows: usize) {
+    let (width, wanted) = (source.len() / rows.max(1), target.len() / rows.max(1));
+    if width == 0 || wanted == 0 {
+        return;
+    }
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let each = rows.div_ceil(cores);
+    let some = |source: &[u8], target: &mut [u8]| {
+        let mut row = vec![0.0; width / from.block_bytes() * from.block_weights()];
+        for (source, target) in source.chunks_exact(width).zip(target.chunks_exact_mut(wanted)) {
+            // Whole blocks on both sides: formats were chosen so.
+            let packed = tallow_quant::unpack(from, source, &mut row)
+                .and_then(|()| tallow_quant::pack(to, &row, target));
+            debug_assert!(packed.is_ok());
+        }
+    };
+    std::thread::scope(|s| {
+        for (source, target) in source.chunks(each * width).zip(target.chunks_mut(each * wanted)) {
+            s.spawn(|| some(source, target));
+        }
+    });
 }
 
 /// Why a device does not take a tensor.

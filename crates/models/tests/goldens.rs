@@ -10,6 +10,7 @@ use tallow_core::{Backend, DType, LayerKv, Memory, Span, Step, StepPlan, Tensor}
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
+use tallow_quant::Format;
 use tallow_support::{DECODERS, Golden, golden, json, needed, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
@@ -293,6 +294,37 @@ fn more_settings_on<B: Backend>(b: &B, slack: f32) {
         seen += 1;
     }
     assert!(seen >= 44);
+}
+
+/// Folders that were quantized in groups, and the format that their layers become.
+const QUANTIZED: [(&str, Format); 5] = [
+    ("awq-4bit-g32", Format::Q5_0),
+    ("ct-w4a16-g32", Format::Q4_0),
+    ("gptq-4bit-g32-actorder", Format::Q5_0),
+    ("gptq-4bit-g32-sym", Format::Q4_0),
+    ("gptq-8bit-g64", Format::Q8_0),
+];
+
+#[test]
+fn quantized_folders() {
+    quantized_folders_on(&cpu(), 1.0);
+}
+
+#[test]
+fn quantized_folders_on_a_gpu() {
+    gpu().iter().for_each(|b| quantized_folders_on(b, GPU));
+}
+
+fn quantized_folders_on<B: Backend>(b: &B, slack: f32) {
+    for (name, format) in QUANTIZED {
+        let name = format!("quant/{name}");
+        let (case, model) = (Case::read(&name), open(&golden(&name)));
+        let down = model.checkpoint.get("model.layers.0.mlp.down_proj.weight").unwrap();
+        assert_eq!(down.format(), Some(format), "{name}");
+        let far = case.distance(b, &model);
+        println!("{name:<30} {far:.2e} of {:.0e}", case.tolerance());
+        assert!(far <= slack * case.tolerance(), "{name}: off by {far}");
+    }
 }
 
 /// Blocks of every kind in one file.

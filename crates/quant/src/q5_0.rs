@@ -19,6 +19,13 @@ pub struct Q5_0 {
 }
 
 impl Q5_0 {
+    /// The block that stands for these codes, from -16 to 15, times `d`.
+    pub fn of(d: F16, codes: &[i8; 32]) -> Q5_0 {
+        let codes = codes.map(|code| (code + 16) as u8 & 31);
+        let qs = std::array::from_fn(|i| codes[i] & 15 | codes[i + 16] << 4);
+        Q5_0 { d, qh: fifth_bits(&codes), qs }
+    }
+
     /// What multiplies the scale, in the order of the weights: -16 to 15.
     #[inline(always)]
     pub fn codes(&self) -> [i8; 32] {

@@ -18,6 +18,14 @@ pub struct Q8K {
     pub bsums: [[u8; 2]; 16],
 }
 
+impl Q8K {
+    /// The block that stands for these codes times `d`.
+    pub fn of(d: F32, qs: &[i8; 256]) -> Q8K {
+        let sum = |sub: usize| qs[16 * sub..16 * sub + 16].iter().map(|&q| i16::from(q)).sum::<i16>();
+        Q8K { d, qs: *qs, bsums: std::array::from_fn(|sub| sum(sub).to_le_bytes()) }
+    }
+}
+
 impl Block for Q8K {
     type Weights = [f32; 256];
     const FORMAT: Format = Format::Q8K;
@@ -34,8 +42,6 @@ impl Block for Q8K {
         // The largest code must stay finite.
         let d = unit.best_scale(&grid).clamp(f32::MIN / 128.0, f32::MAX / 128.0);
         let qs = unit.codes(d, &grid).map(|code| (i16::from(code) - 127) as i8);
-        let sum = |sub: usize| qs[16 * sub..16 * sub + 16].iter().map(|&q| i16::from(q)).sum::<i16>();
-        let bsums = std::array::from_fn(|sub| sum(sub).to_le_bytes());
-        Q8K { d: F32(d.to_le_bytes()), qs, bsums }
+        Q8K::of(F32(d.to_le_bytes()), &qs)
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use tallow_core::ops::{
-    Attend, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, KvWrite, Matmul, Normalize, Project,
+    Attend, Columns, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, KvWrite, Matmul, Normalize, Project,
     ProjectMany, QkvPrep, Rotate, Route, Rows, RowsTo, TopK, TopKOut,
 };
 use tallow_core::{
@@ -322,6 +322,12 @@ impl Backend for Wgpu {
             RowsTo::AddInto(into) => into.clone(),
         };
         self.rows_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn columns(&self, op: &Columns<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.x.rows(), op.at.cols())?;
+        self.columns_into(op, &out)?;
         Ok(out)
     }
 

@@ -168,7 +168,7 @@ fn tensors_larger_than_a_binding() {
         let run = |b: &Wgpu| {
             let w = weight(b, format, 700, 512);
             let bias = b.upload_row(&numbers(4, 700)).unwrap();
-            let by = Linear { weight: w.clone(), bias: Some(bias) };
+            let by = Linear::new(w.clone(), Some(bias));
             let mut out = Vec::new();
             for rows in [1, 5, 40] {
                 let x = b.upload(&numbers(5, rows * 512), rows, 512).unwrap();

@@ -8,7 +8,6 @@ use tallow_core::{Backend, launch_table};
 use tallow_cpu::Arithmetic;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
-use tallow_models::formats::{Kind, Stored};
 use tallow_models::spec::LayerSpec;
 
 use super::show::count;
@@ -36,11 +35,18 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
         if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
     let mut report = Report::new(args.output)?;
     for name in names {
-        let model = load::model(name, load::is_offline(sources, args.offline)?)?;
+        let model = load::model(name, load::How::new(sources, args.offline, args.quant)?)?;
         for threads in &threads {
             for batch in &args.n_batch {
                 let (isa, device, arithmetic) = (args.isa.clone(), args.device, args.arithmetic);
-                let device = DeviceArgs { device, threads: *threads, isa, arithmetic, offline: args.offline };
+                let device = DeviceArgs {
+                    device,
+                    threads: *threads,
+                    isa,
+                    arithmetic,
+                    quant: args.quant,
+                    offline: args.offline,
+                };
                 let mut setup = Setup::new(sources, &device, args.kv.as_deref(), Arithmetic::Fast)?;
                 setup.batch = *batch;
                 measure(args, name, &model, setup, &mut report)?;
@@ -141,8 +147,8 @@ impl Measuring<'_> {
         let (model, setup) = (self.model, self.setup);
         let shown = self.report.is_shown() && std::io::stderr().is_terminal();
         let started = SystemTime::now();
-        let in_blocks = |t: &Stored| matches!(t.kind, Kind::Weights(format) if !format.is_plain());
-        let blocks = model.checkpoint.tensors().any(|(_, t)| in_blocks(t));
+        let in_blocks = |(name, t)| model.format(name, t).is_some_and(|format| !format.is_plain());
+        let blocks = model.checkpoint.tensors().any(in_blocks);
         let (mut samples, mut speeds) = (Vec::new(), Speeds::default());
         fill(solo, model, test, setup.batch)?;
         // The first time memory is touched, threads are woken and kernels compiled; it does not count.
@@ -242,7 +248,7 @@ fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
         .map(|l| 2.0 * l.mixer.heads.kv_cols() as f64 * l.mixer.window.map_or(depth, |w| depth.min(w as f64)))
         .sum();
     let cache = cache * (setup.kv.0.size() * test.sequences) as f64;
-    (model.checkpoint.weight_bytes() - table) as f64 - idle(model, test.sequences) + cache
+    (model.weight_bytes() - table) as f64 - idle(model, test.sequences) + cache
 }
 
 /// Bytes of the experts that no sequence meets, if each chooses as if by dice.
@@ -259,7 +265,7 @@ fn idle(model: &Model, sequences: usize) -> f64 {
 fn embedding(model: &Model) -> usize {
     let (vocab, dim) = (model.spec.vocab, model.spec.dim);
     let tables = model.checkpoint.tensors().filter(|(_, t)| t.shape == [vocab, dim]);
-    tables.map(|(_, t)| t.bytes().len()).max().unwrap_or(0)
+    tables.map(|(name, t)| model.size(name, t)).max().unwrap_or(0)
 }
 
 /// Multiplications and additions that a token of a prompt takes, on average.
@@ -309,5 +315,5 @@ pub(super) fn parameters(model: &Model) -> usize {
 }
 
 pub(super) fn weights(model: &Model) -> String {
-    size(model.checkpoint.weight_bytes() as u64)
+    size(model.weight_bytes() as u64)
 }

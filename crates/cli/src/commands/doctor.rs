@@ -30,7 +30,9 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
         return print(&screen::harmless(&format!("```\n{text}```\n")));
     }
     let opened = match &args.model {
-        Some(name) => Some(load::open(name, load::is_offline(sources, args.engine.offline)?)?),
+        Some(name) => {
+            Some(load::open(name, load::How::new(sources, args.engine.offline, args.engine.quant)?)?)
+        }
         None => None,
     };
     if let Some(opened) = &opened {

@@ -29,7 +29,7 @@ const MOST_INPUT: u64 = 1 << 30;
 
 pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
     let prompts = prompts(&args.input)?;
-    let model = load::model(&args.model, load::is_offline(sources, args.device.offline)?)?;
+    let model = load::model(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
     let mut setup = Setup::new(sources, &args.device, Some(&args.precision), Arithmetic::Exact)?;
     // One load for each length: some ropes depend on how long a sequence may become.
     let mut lengths: BTreeMap<usize, Vec<Prompt<'_>>> = BTreeMap::new();

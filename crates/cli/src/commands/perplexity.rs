@@ -29,7 +29,7 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
             e.utf8_error().valid_up_to()
         ))
     })?;
-    let opened = load::open(&args.model, load::is_offline(sources, args.device.offline)?)?;
+    let opened = load::open(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
     let (tokenizer, most) = (&opened.words()?.tokenizer, opened.model.spec.context);
     let tokens = tokenizer.encode(&text, tallow_models::tokenizer::Special::BARE)?;
     let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());

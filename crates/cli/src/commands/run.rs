@@ -14,8 +14,10 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     let chat = args.prompt.is_empty() && std::io::stdin().is_terminal();
     // A prompt that cannot be read should not cost the loading of a model.
     let prompt = if chat { String::new() } else { text_or_stdin(&args.prompt)? };
-    let opened =
-        load::open(args.model.as_deref().unwrap_or(DEMO), load::is_offline(sources, args.engine.offline)?)?;
+    let opened = load::open(
+        args.model.as_deref().unwrap_or(DEMO),
+        load::How::new(sources, args.engine.offline, args.engine.quant)?,
+    )?;
     let flags = Flags { engine: args.engine, sampling: args.sampling, ..Flags::default() };
     let config = opened.after_words(resolve(sources, &flags, &opened.generation, Defaults::CHAT))?;
     let handle = opened.start(&config, vec![opened.name.clone()], &Note::show)?;

@@ -27,8 +27,10 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     // A port that is taken should not cost the loading of a model.
     let listener = runtime.block_on(listen(&host, port))?;
-    let opened =
-        load::open(args.model.as_deref().unwrap_or(DEMO), load::is_offline(sources, args.engine.offline)?)?;
+    let opened = load::open(
+        args.model.as_deref().unwrap_or(DEMO),
+        load::How::new(sources, args.engine.offline, args.engine.quant)?,
+    )?;
     let config = resolve(sources, &Flags::of_server(&args), &opened.generation, Defaults::API);
     let config = opened.after_words(config)?;
     let names = std::iter::once(opened.name.clone()).chain(args.alias).collect();

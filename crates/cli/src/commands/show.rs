@@ -18,7 +18,7 @@ use crate::settings::Sources;
 const SHOWN: usize = 100;
 
 pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
-    let opened = load::open(&args.model, load::is_offline(sources, args.offline)?)?;
+    let opened = load::open(&args.model, load::How::new(sources, args.offline, None)?)?;
     let words = opened.words()?;
     if args.template {
         let template = words.templates.as_ref().and_then(|t| t.choose(false));
@@ -64,7 +64,7 @@ fn summary(opened: &Opened, words: &Words) -> String {
         ("files", checkpoint.path.display().to_string()),
         ("family", model.family.name.to_owned()),
         ("parameters", format!("{} ({parameters})", count(parameters))),
-        ("size", size(checkpoint.weight_bytes() as u64)),
+        ("size", size(model.weight_bytes() as u64)),
         ("types", mix(opened)),
         ("context", format!("{} tokens", spec.context)),
         ("width", format!("{}", spec.dim)),
@@ -117,7 +117,7 @@ fn mix(opened: &Opened) -> String {
     let mut types: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for (_, t) in opened.model.checkpoint.tensors() {
         let entry = types.entry(kind(&t.kind)).or_default();
-        *entry = (entry.0 + 1, entry.1 + t.bytes().len());
+        *entry = (entry.0 + 1, entry.1 + t.size());
     }
     let mut types: Vec<_> = types.into_iter().collect();
     types.sort_by_key(|(_, (_, bytes))| std::cmp::Reverse(*bytes));
@@ -130,6 +130,7 @@ fn mix(opened: &Opened) -> String {
 fn kind(kind: &Kind) -> String {
     match kind {
         Kind::Weights(format) => format.to_string(),
+        Kind::Grouped(matrix) => format!("{} (from groups)", matrix.format()),
         Kind::Other(name) => name.clone(),
     }
 }

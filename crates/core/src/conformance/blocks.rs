@@ -1,7 +1,7 @@
 use super::oracle::{Normed, Product, activate};
-use super::{Bench, Bounded, Host, Outcome, Random, ensure, text};
-use crate::ops::{Epilogue, Ffn, Head, Moe, ProjectMany};
-use crate::{Activation, Backend, Expert, Format, Linear, Norm, NormKind, compose};
+use super::{Bench, Bounded, CoreResult, Host, Outcome, Random, ensure, text};
+use crate::ops::{Columns, Epilogue, Ffn, Glu, Head, Moe, Normalize, Project, ProjectMany};
+use crate::{Activation, Backend, Expert, Format, Linear, Norm, NormKind, Tensor, compose};
 
 /// A norm on the host and on the device.
 fn norm<B: Backend>(t: &Bench<'_, B>, width: usize) -> Result<(Host, Norm<B>), String> {
@@ -40,7 +40,7 @@ pub(super) fn project_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let mut hosts = Vec::new();
         for m in made {
             let (weight, host) = m?;
-            linears.push(Linear { weight, bias: None });
+            linears.push(Linear::new(weight, None));
             hosts.push(host);
         }
         for norm in [Some(&by_norm), None] {
@@ -72,9 +72,9 @@ pub(super) fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let (gate, gate_host) = t.weight(3, Format::Q8_0, 64, 96)?;
         let (up, up_host) = t.weight(4, Format::F16, 64, 96)?;
         let (down, down_host) = t.weight(5, Format::Q4_0, 96, 64)?;
-        let mut ups = vec![Linear { weight: gate, bias: None }];
-        ups.extend(gated.then_some(Linear { weight: up, bias: None }));
-        let down = Linear { weight: down, bias: None };
+        let mut ups = vec![Linear::new(gate, None)];
+        ups.extend(gated.then_some(Linear::new(up, None)));
+        let down = Linear::new(down, None);
         let input = normed(&x, &weight);
         let (g, u) = (
             product(&t.met(Format::Q8_0, &input), &gate_host),
@@ -120,11 +120,8 @@ impl<B: Backend> Mixture<B> {
                 bias.transpose()
             };
             experts.push(Expert {
-                up: vec![
-                    Linear { weight: gate, bias: bias(3, Self::WIDTH)? },
-                    Linear { weight: up, bias: bias(4, Self::WIDTH)? },
-                ],
-                down: Linear { weight: down, bias: bias(5, Self::DIM)? },
+                up: vec![Linear::new(gate, bias(3, Self::WIDTH)?), Linear::new(up, bias(4, Self::WIDTH)?)],
+                down: Linear::new(down, bias(5, Self::DIM)?),
             });
             hosts.push([gate_host, up_host, down_host]);
         }
@@ -214,7 +211,7 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let x = Host::random(1, 9, 64);
     let (weight, by_norm) = norm(t, 64)?;
     let (table, host) = t.weight(3, Format::Q8_0, 301, 64)?;
-    let by = Linear { weight: table, bias: None };
+    let by = Linear::new(table, None);
     for rows in [vec![], vec![8], vec![0, 8, 3]] {
         let picked =
             Host { data: rows.iter().flat_map(|r| x.row(*r).to_vec()).collect(), rows: rows.len(), cols: 64 };
@@ -238,11 +235,65 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     t.same("alone", &logits(&[3])?, &logits(&[0, 3, 8])?.row_range(1..2))
 }
 
+/// Layers that want their inputs in another order, in every op that takes some, are the same layers given inputs in
+/// that order.
+pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let (rows, dim, width) = (5, 96, 64);
+    let order = |n: usize| (0..n as u32).map(|i| (i * 29 + 11) % n as u32).collect::<Vec<_>>();
+    let (at, at_down) = (t.ids(&order(dim))?, t.ids(&order(width))?);
+    let layer = |seed: u64, rows: usize, cols: usize, order: Option<&Tensor<B>>| {
+        let (weight, _) = t.weight(seed, Format::Q8_0, rows, cols)?;
+        let bias = t.up(&Host::random(seed, 1, rows))?;
+        Ok::<_, String>(Linear { order: order.cloned(), ..Linear::new(weight, Some(bias)) })
+    };
+    let block = |order: Option<&Tensor<B>>, of_down: Option<&Tensor<B>>| {
+        let up = vec![layer(1, width, dim, order)?, layer(2, width, dim, order)?];
+        Ok::<_, String>(Expert { up, down: layer(3, dim, width, of_down)? })
+    };
+    let x = t.up(&Host::random(5, rows, dim))?;
+    let picked = t.b.run(Columns { x: &x, at: &at }).map_err(text)?;
+    let (plain, then) = (block(None, None)?, Epilogue::NONE);
+    let other = block(Some(&at), None)?;
+    let same = |what: &str, got: CoreResult<Tensor<B>>, want: CoreResult<Tensor<B>>| {
+        t.like_default(what, &got.map_err(text)?, want)
+    };
+
+    let project = |x, by| t.b.run(Project { x, by, then });
+    same("project", project(&x, &other.up[0]), project(&picked, &plain.up[0]))?;
+    let many = |x, by| t.b.run(ProjectMany { x, norm: None, by });
+    same("project_many", many(&x, &other.up), many(&picked, &plain.up))?;
+    let act = Activation::Silu;
+    let ffn = |x, e: &Expert<B>| t.b.run(Ffn { x, norm: None, up: &e.up, act, down: &e.down, then });
+    same("ffn", ffn(&x, &other), ffn(&picked, &plain))?;
+
+    let bent =
+        t.b.run(Glu { gate: &many(&x, &plain.up[..1]).map_err(text)?, up: None, act }).map_err(text)?;
+    let turned = t.b.run(Columns { x: &bent, at: &at_down }).map_err(text)?;
+    let by_down = block(None, Some(&at_down))?;
+    let ungated =
+        |e: &Expert<B>| t.b.run(Ffn { x: &x, norm: None, up: &e.up[..1], act, down: &e.down, then });
+    same("down", ungated(&by_down), project(&turned, &plain.down))?;
+
+    let shares = t.up(&Host::random(6, rows, 1).map(f32::abs))?;
+    let moe = |x, e| t.b.run(Moe { x, shares: &shares, experts: std::slice::from_ref(e), act, then });
+    same("moe", moe(&x, &other), moe(&picked, &plain))?;
+    let (_, by_norm) = norm(t, dim)?;
+    let normed = t.b.run(Normalize { x: &x, by: &by_norm, residual: None }).map_err(text)?;
+    let (at_rows, rows) = (t.ids(&[3, 0])?, [3, 0].map(|r| normed.row_range(r..r + 1)));
+    let head =
+        t.b.run(Head { x: &x, rows: &at_rows, norm: &by_norm, by: &other.up[0], then }).map_err(text)?;
+    for (i, row) in rows.iter().enumerate() {
+        let want = project(row, &other.up[0]);
+        t.like_default(("head", i), &head.row_range(i..i + 1), want)?;
+    }
+    Ok(())
+}
+
 /// What runs is recorded, what it is composed of one level deeper.
 pub(super) fn trace<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let x = t.up(&values(&product(&Host::random(1, 2, 32), &Host::random(2, 32, 32))))?;
     let (weight, _) = t.weight(3, Format::Q8_0, 8, 32)?;
-    let by = [Linear { weight, bias: None }];
+    let by = [Linear::new(weight, None)];
     t.b.trace().start();
     t.b.run(ProjectMany { x: &x, norm: None, by: &by }).map_err(text)?;
     let log = t.b.trace().stop();

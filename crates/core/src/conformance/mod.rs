@@ -100,6 +100,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         case("glu", |b, s| rowwise::glu(&Bench { b, suite: s })),
         case("eltwise", |b, s| rowwise::eltwise(&Bench { b, suite: s })),
         case("rows", |b, s| rowwise::rows(&Bench { b, suite: s })),
+        case("columns", |b, s| rowwise::columns(&Bench { b, suite: s })),
         case("route", |b, s| rowwise::route(&Bench { b, suite: s })),
         case("topk", |b, s| rowwise::topk(&Bench { b, suite: s })),
         case("attend", |b, s| attention::attend(&Bench { b, suite: s })),
@@ -110,6 +111,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         case("moe", |b, s| blocks::moe(&Bench { b, suite: s })),
         case("moe_alone", |b, s| blocks::moe_alone(&Bench { b, suite: s })),
         case("head", |b, s| blocks::head(&Bench { b, suite: s })),
+        case("shuffled", |b, s| blocks::shuffled(&Bench { b, suite: s })),
         case("trace", |b, s| blocks::trace(&Bench { b, suite: s })),
     ]
 }

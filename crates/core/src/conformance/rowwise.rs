@@ -1,6 +1,6 @@
 use super::oracle::{self, Chosen, EPS, Normed};
 use super::{Bench, Bounded, Host, Outcome, Random, ensure, text};
-use crate::ops::{Eltwise, Glu, Normalize, Rotate, Route, Rows, RowsTo, TopK, With};
+use crate::ops::{Columns, Eltwise, Glu, Normalize, Rotate, Route, Rows, RowsTo, TopK, With};
 use crate::{Activation, Backend, Groups, Norm, NormKind, Rope, RopePairs, Routing, Scores};
 
 pub(super) fn normalize<B: Backend>(t: &Bench<'_, B>) -> Outcome {
@@ -148,6 +148,18 @@ pub(super) fn rows<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         (0..13).map(|c| (f64::from(into.row(r)[c]) + added(c), 1e-6)).collect()
     });
     t.near("add into", &y, &want)
+}
+
+pub(super) fn columns<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for rows in [0, 1, 7] {
+        let x = Host::random(1, rows, 70);
+        let at: Vec<u32> = (0..90).map(|i| (i * 37 + 5) % 73).collect();
+        let y = t.b.run(Columns { x: &t.strided(&x)?, at: &t.ids(&at)? }).map_err(text)?;
+        let picked = |x: &[f32], i: u32| (f64::from(x.get(i as usize).copied().unwrap_or(0.0)), 0.0);
+        let want = Bounded::by_rows(rows, 90, |r| at.iter().map(|i| picked(x.row(r), *i)).collect());
+        t.near(rows, &y, &want)?;
+    }
+    Ok(())
 }
 
 /// Ways to choose experts: how many there are, how many of them are used, and the groups that they are in.

@@ -91,7 +91,7 @@ pub(super) fn project<B: Backend>(t: &Bench<'_, B>) -> Outcome {
                 let x = Host::random(5, m, k);
                 let (weight, w) = t.weight(6, format, n, k)?;
                 let (bias, residual) = (Host::random(3, 1, n), Host::random(4, m, n));
-                let by = Linear { weight, bias: Some(t.up(&bias)?) };
+                let by = Linear::new(weight, Some(t.up(&bias)?));
                 let (xs, rs) = (t.strided(&x)?, t.up(&residual)?);
                 let then = Epilogue { scale: 0.5, softcap: None, residual: Some(&rs) };
                 let op = Project { x: &xs, by: &by, then };
@@ -113,7 +113,7 @@ pub(super) fn project_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for &format in t.suite.formats {
         for &k in widths(format).iter().rev().take(t.suite.sizes) {
             let (weight, _) = t.weight(6, format, 45, k)?;
-            let by = Linear { weight, bias: None };
+            let by = Linear::new(weight, None);
             let x = t.up(&Host::random(5, 61, k))?;
             let all = t.b.run(Project { x: &x, by: &by, then: Epilogue::NONE }).map_err(text)?;
             for rows in [0..1, 28..29, 3..5, 5..8, 4..12, 8..12, 9..20, 17..29, 10..17, 12..25, 20..61] {

@@ -1,7 +1,7 @@
 use super::matmul::Epilogue;
 use super::project::{check_linear, joint_cols};
 use super::{Check, Op};
-use crate::{Activation, Backend, Linear, Norm, Result, Tensor};
+use crate::{Activation, Backend, Linear, Norm, Result, Tensor, compose};
 
 /// A feed-forward block: normalise, project up, bend, project down.
 #[derive(Debug)]
@@ -57,6 +57,9 @@ impl<B: Backend> Op<B> for Ffn<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.ffn(self)
+        match Linear::shuffled(self.up.iter().chain([self.down])) {
+            true => compose::ffn(b, self),
+            false => b.ffn(self),
+        }
     }
 }

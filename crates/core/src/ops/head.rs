@@ -1,7 +1,7 @@
 use super::matmul::Epilogue;
 use super::project::check_linear;
 use super::{Check, Op};
-use crate::{Backend, Linear, Norm, Result, Tensor};
+use crate::{Backend, Linear, Norm, Result, Tensor, compose};
 
 /// The logits of some rows.
 #[derive(Debug)]
@@ -33,6 +33,9 @@ impl<B: Backend> Op<B> for Head<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.head(self)
+        match Linear::shuffled([self.by]) {
+            true => compose::head(b, self),
+            false => b.head(self),
+        }
     }
 }

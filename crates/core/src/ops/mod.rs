@@ -4,6 +4,7 @@
 //! by the device. Activations are `f32`; weights and caches are what they are.
 
 mod attend;
+mod columns;
 mod dequant;
 mod eltwise;
 mod embed;
@@ -25,6 +26,7 @@ mod topk;
 use std::fmt;
 
 pub use attend::Attend;
+pub use columns::Columns;
 pub use dequant::Dequant;
 pub use eltwise::{Eltwise, With};
 pub use embed::Embed;

@@ -1,6 +1,6 @@
 use super::matmul::Epilogue;
 use super::{Check, Op};
-use crate::{Backend, Linear, Norm, Result, Tensor};
+use crate::{Backend, Linear, Norm, Result, Tensor, compose};
 
 /// A linear layer: `x · weightᵀ + bias`, then the epilogue.
 #[derive(Debug)]
@@ -16,6 +16,7 @@ pub struct Project<'a, B: Backend> {
 /// The input and the bias fit the weight.
 pub(super) fn check_linear<B: Backend>(c: &Check, by: &Linear<B>, inputs: usize) -> Result<()> {
     c.that(by.weight.cols() == inputs, "x", format_args!("{} columns", by.weight.cols()), inputs)?;
+    by.order.as_ref().map_or(Ok(()), |order| c.ids("the order", order, inputs))?;
     by.bias.as_ref().map_or(Ok(()), |bias| c.row("bias", bias, by.weight.rows()))
 }
 
@@ -37,7 +38,10 @@ impl<B: Backend> Op<B> for Project<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.project(self)
+        match &self.by.order {
+            Some(at) => compose::project_shuffled(b, self, at),
+            None => b.project(self),
+        }
     }
 }
 
@@ -74,6 +78,9 @@ impl<B: Backend> Op<B> for ProjectMany<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.project_many(self)
+        match Linear::shuffled(self.by) {
+            true => compose::project_many(b, self),
+            false => b.project_many(self),
+        }
     }
 }

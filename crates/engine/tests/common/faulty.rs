@@ -153,6 +153,10 @@ impl Backend for Faulty {
         self.like(op.at.cols(), op.x.cols())
     }
 
+    fn columns(&self, op: &Columns<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.x.rows(), op.at.cols())
+    }
+
     fn route(&self, op: &Route<'_, Self>) -> Result<Tensor<Self>> {
         self.like(op.logits.rows(), op.logits.cols())
     }

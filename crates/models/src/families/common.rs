@@ -20,7 +20,6 @@ pub(super) const GGUF_LAYER_EPS: &str = "attention.layer_norm_epsilon";
 pub(super) const CONTEXT: Key = key("max_position_embeddings", "context_length");
 pub(super) const ACT: Key = key("hidden_act", "");
 const TIED: Key = key("tie_word_embeddings", "");
-const QUANTIZED: Key = key("quantization_config", "");
 /// Tokens that a token sees, itself included.
 pub(super) const WINDOW: Key = key("sliding_window", "attention.sliding_window");
 const LAYER_TYPES: Key = key("layer_types", "");
@@ -95,11 +94,6 @@ pub(super) fn plain(c: &Config<'_>) -> Result<DecoderSpec> {
 
 /// The same, with a family's own names and defaults.
 pub(super) fn plain_as(c: &Config<'_>, usual: &Usual) -> Result<DecoderSpec> {
-    if c.has(QUANTIZED) {
-        let why =
-            "quantized Hugging Face checkpoints are not read yet; use the unquantized model or a GGUF file";
-        return Err(c.unsupported(QUANTIZED, "…", why));
-    }
     let dim = sane(c, usual.dim, c.count(usual.dim)?)?;
     let (count, tensors) = (c.count(usual.layers)?, c.checkpoint().tensors().len());
     if count == 0 || count > tensors {

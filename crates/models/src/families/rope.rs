@@ -258,7 +258,7 @@ impl Reader<'_, '_> {
             return Ok(None);
         };
         let mut by = vec![0.0f32; self.dim.div_ceil(2)];
-        let fits = stored.shape == [by.len()] && stored.kind == Kind::Weights(Format::F32);
+        let fits = stored.shape == [by.len()] && matches!(stored.kind, Kind::Weights(Format::F32));
         if !fits || tallow_quant::unpack(Format::F32, stored.bytes(), &mut by).is_err() {
             let why = format!(
                 "tensor {name:?} is {:?}{:?}; {} numbers are expected",

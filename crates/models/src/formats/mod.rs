@@ -4,6 +4,7 @@
 
 pub mod config;
 pub mod gguf;
+pub mod grouped;
 pub mod map;
 pub mod names;
 pub mod safetensors;
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gguf::{Gguf, Metadata};
+use grouped::Grouped;
 use map::Mapping;
 use serde_json::Value;
 use tallow_quant::Format;
@@ -42,6 +44,23 @@ impl Stored {
         self.file.get(self.bytes.clone()).unwrap_or_default()
     }
 
+    /// The format that a device is given it in, if it is weights.
+    pub fn format(&self) -> Option<Format> {
+        match &self.kind {
+            Kind::Weights(format) => Some(*format),
+            Kind::Grouped(matrix) => Some(matrix.format()),
+            Kind::Other(_) => None,
+        }
+    }
+
+    /// Bytes that a device is given of it.
+    pub fn size(&self) -> usize {
+        match &self.kind {
+            Kind::Grouped(matrix) => matrix.size(),
+            Kind::Weights(_) | Kind::Other(_) => self.bytes.len(),
+        }
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
@@ -54,10 +73,12 @@ impl Stored {
 }
 
 /// What a stored tensor's elements are.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Kind {
     /// Weights in a known format.
     Weights(Format),
+    /// Whole numbers with scales in other tensors.
+    Grouped(Arc<Grouped>),
     /// Something else, by its file's name for it.
     Other(String),
 }
@@ -119,11 +140,13 @@ impl Checkpoint {
                 }),
             };
         }
-        let settings = Settings::Hf(read_json(&config)?);
+        let json = read_json(&config)?;
         let mut tensors = StoredTensors::new();
         for file in safetensors::files(folder)? {
             safetensors::parse(&Arc::new(Mapping::open(&file)?), &mut tensors)?;
         }
+        grouped::find(&json["quantization_config"], &config, &mut tensors)?;
+        let settings = Settings::Hf(json);
         Ok(Checkpoint { path: folder.into(), settings, tensors })
     }
 
@@ -179,11 +202,6 @@ impl Checkpoint {
     /// All tensors, by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &Stored)> {
         self.tensors.iter().map(|(name, t)| (name.as_str(), t))
-    }
-
-    /// Bytes of all tensors.
-    pub fn weight_bytes(&self) -> usize {
-        self.tensors.values().map(|t| t.bytes.len()).sum()
     }
 
     /// A file that stands beside `config.json`, parsed. `None` in GGUF models and where there is no such file.

@@ -1,6 +1,6 @@
 //! Ops that look at rows one by one: norms, activations, gathers, copies, the largest.
 
-use tallow_core::ops::{Copy, Eltwise, Glu, Normalize, Route, Rows, RowsTo, TopK, TopKOut, With};
+use tallow_core::ops::{Columns, Copy, Eltwise, Glu, Normalize, Route, Rows, RowsTo, TopK, TopKOut, With};
 use tallow_core::{Backend, DType, NormKind, Result, Scores, Tensor};
 
 use super::{block, operand};
@@ -141,6 +141,20 @@ impl Wgpu {
                 self.by_element(kernel, (1, op.x.cols()), args, params, body)
             }
         }
+    }
+
+    pub(crate) fn columns_into(&self, op: &Columns<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
+        let mut params = vec![U("x_cols", op.x.cols() as u32)];
+        let args = vec![
+            operand("x", Access::Read, op.x, &mut params)?,
+            operand("at", Access::Read, op.at, &mut params)?,
+            operand("out", Access::Write, out, &mut params)?,
+        ];
+        let body = "    let source = at[p.at_at + c];\n    var y = 0.0;\n    \
+                    if (source < p.x_cols) { y = x[p.x_at + r * p.x_stride + source]; }\n    \
+                    out[p.out_at + r * p.out_stride + c] = y;";
+        let kernel = Kernel { name: "columns", variant: vec![] };
+        self.by_element(kernel, (op.x.rows(), op.at.cols()), args, params, body)
     }
 
     /// Copies what lies in different blocks.

@@ -165,7 +165,7 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
         "backends": if is_cpu { "CPU" } else { "GPU" },
         "model_filename": row.name,
         "model_type": model_type(row.model),
-        "model_size": row.model.checkpoint.weight_bytes(),
+        "model_size": row.model.weight_bytes(),
         "model_n_params": parameters(row.model),
         "n_batch": setup.batch,
         "n_ubatch": setup.batch,

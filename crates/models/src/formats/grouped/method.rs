@@ -1,0 +1,366 @@
+//! [`find`]: the matrices that a checkpoint's tensors are parts of, by what its settings say of how it was quantized.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::super::{Kind, Stored, StoredTensors};
+use super::codes::{ACROSS, Codes};
+use super::{Grouped, Part, Parts, Table, bits_at};
+use crate::error::{LoadError, Result};
+
+/// How a checkpoint was quantized.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Method {
+    /// Words of several inputs; what stands for zero is stored less `lift`.
+    Gptq { bits: usize, group: Option<usize>, lift: u32 },
+    /// Words of several outputs.
+    Awq { group: Option<usize> },
+    /// Scales tell what shares one; where groups of inputs do, a group has one of these sizes.
+    Compressed { groups: Vec<usize> },
+}
+
+/// The settings of a quantization, and where they stand.
+struct Settings<'a> {
+    json: &'a Value,
+    path: &'a Path,
+}
+
+impl Settings<'_> {
+    fn bad(&self, key: &str, why: impl std::fmt::Display) -> LoadError {
+        LoadError::bad(self.path, format_args!("quantization_config.{key}"), why)
+    }
+
+    fn unsupported(&self, key: &str, why: impl std::fmt::Display) -> LoadError {
+        let what = format!("quantization_config.{key} = {}", self.json[key]);
+        LoadError::unsupported(self.path, what, why)
+    }
+
+    fn text(&self, key: &str) -> Result<Option<String>> {
+        match &self.json[key] {
+            Value::Null => Ok(None),
+            Value::String(text) => Ok(Some(text.to_ascii_lowercase())),
+            other => Err(self.bad(key, format_args!("is {other}, not text"))),
+        }
+    }
+
+    fn whole(&self, key: &str) -> Result<i64> {
+        let value = &self.json[key];
+        value.as_i64().ok_or_else(|| self.bad(key, format_args!("is {value}, not a whole number")))
+    }
+
+    /// How many inputs share a scale; `None` where all do.
+    fn group(&self) -> Result<Option<usize>> {
+        match self.whole("group_size")? {
+            -1 => Ok(None),
+            n @ 1..=0x10_0000 => Ok(Some(n as usize)),
+            n => Err(self.bad("group_size", format_args!("is {n}; -1 or the size of a group is due"))),
+        }
+    }
+
+    fn leaves_out(&self, key: &str) -> bool {
+        match &self.json[key] {
+            Value::Null => true,
+            Value::Object(map) => map.is_empty(),
+            Value::Array(list) => list.is_empty(),
+            _ => false,
+        }
+    }
+
+    fn method(&self) -> Result<Method> {
+        let method = self.text("quant_method")?;
+        match method.as_deref() {
+            Some("gptq") => self.gptq(),
+            Some("awq") => self.awq(),
+            Some("compressed-tensors") => self.compressed(),
+            _ => Err(self.unsupported(
+                "quant_method",
+                "gptq, awq and compressed-tensors are; use the unquantized model or a GGUF file",
+            )),
+        }
+    }
+
+    fn gptq(&self) -> Result<Method> {
+        let bits = match self.whole("bits")? {
+            n @ (2 | 3 | 4 | 8) => n as usize,
+            _ => return Err(self.unsupported("bits", "2, 3, 4 and 8 are")),
+        };
+        let lift = match self.text("checkpoint_format")?.as_deref() {
+            None | Some("gptq") => 1,
+            Some("gptq_v2") => 0,
+            Some(_) => return Err(self.unsupported("checkpoint_format", "gptq and gptq_v2 are")),
+        };
+        if !self.leaves_out("dynamic") {
+            return Err(self.unsupported("dynamic", "all layers are read alike"));
+        }
+        Ok(Method::Gptq { bits, group: self.group()?, lift })
+    }
+
+    fn awq(&self) -> Result<Method> {
+        if self.whole("bits")? != 4 {
+            return Err(self.unsupported("bits", "4 is"));
+        }
+        if !matches!(self.text("version")?.as_deref(), None | Some("gemm")) {
+            return Err(self.unsupported("version", "gemm is"));
+        }
+        Ok(Method::Awq { group: self.group()? })
+    }
+
+    fn compressed(&self) -> Result<Method> {
+        const FORMATS: [&str; 3] = ["pack-quantized", "int-quantized", "naive-quantized"];
+        match self.text("format")?.as_deref() {
+            Some(format) if FORMATS.contains(&format) => {}
+            _ => {
+                let why = "pack-quantized, int-quantized and naive-quantized are";
+                return Err(self.unsupported("format", why));
+            }
+        }
+        for key in ["transform_config", "sparsity_config"] {
+            if !self.leaves_out(key) && self.json[key]["format"] != "dense" {
+                return Err(self.unsupported(key, "weights are read as they are"));
+            }
+        }
+        let groups = self.json["config_groups"].as_object().into_iter().flat_map(|groups| groups.values());
+        let mut sizes = Vec::new();
+        for weights in groups.map(|group| &group["weights"]) {
+            match &weights["group_size"] {
+                Value::Null => {}
+                n => sizes.extend(n.as_u64().filter(|n| *n > 0).map(|n| n as usize)),
+            }
+            if weights["type"] == "float" {
+                return Err(self.unsupported("config_groups", "whole numbers are"));
+            }
+        }
+        Ok(Method::Compressed { groups: sizes })
+    }
+}
+
+/// Makes one tensor of those that are parts of a matrix, if `json` says that there are such.
+pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTensors) -> Result<()> {
+    if json.is_null() {
+        return Ok(());
+    }
+    let method = Settings { json, path }.method()?;
+    // What a matrix's codes are called says that there is one.
+    let ends: &[&str] = match method {
+        Method::Gptq { .. } | Method::Awq { .. } => &["qweight"],
+        Method::Compressed { .. } => &["weight_packed", "weight"],
+    };
+    let of_codes = |(name, stored): (&String, &Stored)| {
+        let (module, end) = name.rsplit_once('.')?;
+        let end = ends.iter().find(|e| **e == end)?;
+        let is_plain = *end == "weight" && !matches!(&stored.kind, Kind::Other(elements) if elements == "I8");
+        (!is_plain).then(|| (module.to_owned(), *end))
+    };
+    let modules: Vec<_> = tensors.iter().filter_map(of_codes).collect();
+    for (name, end) in modules {
+        let mut module = Module { name: &name, tensors };
+        let Some(codes) = module.take(end) else { continue };
+        let made = match &method {
+            Method::Gptq { bits, group, lift } => module.gptq(codes, *bits, *group, *lift)?,
+            Method::Awq { group } => module.awq(codes, *group)?,
+            Method::Compressed { groups } if end == "weight" => module.bytes(codes, groups)?,
+            Method::Compressed { groups } => module.packed(codes, groups)?,
+        };
+        let stored = made.codes.stored();
+        let (file, bytes) = (stored.file.clone(), stored.bytes.clone());
+        let (shape, name) = (vec![made.rows, made.cols], format!("{name}.weight"));
+        let stored = Stored { file, kind: Kind::Grouped(Arc::new(Grouped::new(made))), shape, bytes };
+        if let Some(twin) = tensors.insert(name.clone(), stored) {
+            let why = "is there beside what it was quantized to";
+            return Err(LoadError::bad(twin.file.path(), format_args!("tensor {name:?}"), why));
+        }
+    }
+    Ok(())
+}
+
+/// A layer that was quantized, and the tensors that it has parts of.
+struct Module<'a> {
+    name: &'a str,
+    tensors: &'a mut StoredTensors,
+}
+
+/// A tensor that is a part of a matrix, taken out of the others.
+struct Taken {
+    name: String,
+    stored: Stored,
+}
+
+impl Taken {
+    fn part(&self) -> Part<'_> {
+        Part { name: self.name.clone(), stored: &self.stored }
+    }
+}
+
+impl Module<'_> {
+    fn take(&mut self, end: &str) -> Option<Taken> {
+        let name = format!("{}.{end}", self.name);
+        let stored = self.tensors.remove(&name)?;
+        Some(Taken { name, stored })
+    }
+
+    /// The same, where `of` makes no sense without it.
+    fn need(&mut self, end: &str, of: &Taken) -> Result<Taken> {
+        self.take(end).ok_or_else(|| {
+            let name = format!("{}.{end}", self.name);
+            LoadError::bad(of.stored.file.path(), format_args!("tensor {name:?}"), "is missing")
+        })
+    }
+
+    fn gptq(&mut self, codes: Taken, bits: usize, group: Option<usize>, lift: u32) -> Result<Parts> {
+        let part = codes.part();
+        let [lines, rows] = part.matrix()?;
+        part.elements("I32")?;
+        let cols = 32 * lines / bits;
+        if !(32 * lines).is_multiple_of(bits) {
+            return Err(part.bad(format_args!("{lines} words do not hold numbers of {bits} bits")));
+        }
+        let group = group.unwrap_or(cols).min(cols);
+        let count = cols.div_ceil(group);
+        let scales = self.need("scales", &codes)?;
+        scales.part().shape(&[count, rows])?;
+        let zeros = self.need("qzeros", &codes)?;
+        zeros.part().shape(&[count, (rows * bits).div_ceil(32)])?;
+        let zeros = {
+            let words: Vec<u32> = zeros.part().words()?.collect();
+            let width = zeros.stored.shape[1];
+            let zero = |g: usize, r: usize| bits_at(|w| words[g * width + w], r * bits, bits) + lift;
+            (0..count).flat_map(|g| (0..rows).map(move |r| (g, r))).map(|(g, r)| zero(g, r) as i32).collect()
+        };
+        let groups = self.take("g_idx").map(|order| groups_of(&order.part(), cols, count)).transpose()?;
+        let scales = Table::ByGroup(scales.part().numbers()?);
+        let codes = Codes::Down { words: codes.stored, bits };
+        Ok(Parts { rows, cols, group, codes, zeros: Table::ByGroup(zeros), scales, groups })
+    }
+
+    fn awq(&mut self, codes: Taken, group: Option<usize>) -> Result<Parts> {
+        let part = codes.part();
+        let [cols, words] = part.matrix()?;
+        part.elements("I32")?;
+        let rows = 8 * words;
+        let group = group.unwrap_or(cols).min(cols);
+        let count = cols.div_ceil(group);
+        let scales = self.need("scales", &codes)?;
+        scales.part().shape(&[count, rows])?;
+        let zeros = self.need("qzeros", &codes)?;
+        zeros.part().shape(&[count, words])?;
+        let eight = |word: u32| {
+            let mut eight = [0i32; 8];
+            ACROSS.iter().enumerate().for_each(|(at, of)| eight[*of] = (word >> (4 * at) & 15) as i32);
+            eight
+        };
+        let zeros = Table::ByGroup(zeros.part().words()?.flat_map(eight).collect());
+        let scales = Table::ByGroup(scales.part().numbers()?);
+        let codes = Codes::Across { words: codes.stored };
+        Ok(Parts { rows, cols, group, codes, zeros, scales, groups: None })
+    }
+
+    /// A matrix of signed bytes.
+    fn bytes(&mut self, codes: Taken, groups: &[usize]) -> Result<Parts> {
+        let [rows, cols] = codes.part().matrix()?;
+        let zeros = match self.take("weight_zero_point") {
+            None => Table::All(0),
+            Some(zeros) => Table::ByRow(zeros.part().bytes()?),
+        };
+        let shape = (rows, cols);
+        self.scaled(&codes, shape, Codes::Bytes(codes.stored.clone()), zeros, groups)
+    }
+
+    /// A matrix of words.
+    fn packed(&mut self, codes: Taken, groups: &[usize]) -> Result<Parts> {
+        let part = codes.part();
+        let [rows, words] = part.matrix()?;
+        part.elements("I32")?;
+        let shape = self.need("weight_shape", &codes)?;
+        shape.part().elements("I64")?;
+        shape.part().shape(&[2])?;
+        let shape: Vec<u64> =
+            shape.stored.bytes().as_chunks().0.iter().map(|n| u64::from_le_bytes(*n)).collect();
+        let bits = [4, 8].into_iter().find(|bits| {
+            let most = (words * 32 / bits) as u64;
+            shape[0] == rows as u64 && shape[1] <= most && shape[1] + (32 / bits) as u64 > most
+        });
+        let Some(bits) = bits else {
+            let what = format!("tensor {:?}", codes.name);
+            let why =
+                format!("it has {words} words a row for a shape of {shape:?}; numbers of 4 and 8 bits are");
+            return Err(LoadError::unsupported(codes.stored.file.path(), what, why));
+        };
+        let cols = shape[1] as usize;
+        let half = 1 << (bits - 1);
+        let zeros = match self.take("weight_zero_point") {
+            None => Table::All(half),
+            // Some writers pack them, too, and some do not.
+            Some(zeros) if zeros.part().elements("I8").is_ok() => {
+                Table::ByRow(zeros.part().bytes()?.into_iter().map(|z| z + half).collect())
+            }
+            Some(zeros) => {
+                let [_, count] = zeros.part().matrix()?;
+                zeros.part().shape(&[(rows * bits).div_ceil(32), count])?;
+                let words: Vec<u32> = zeros.part().words()?.collect();
+                let zero = |(r, g)| bits_at(|w| words[w * count + g], r * bits, bits) as i32;
+                Table::ByRow((0..rows).flat_map(|r| (0..count).map(move |g| (r, g))).map(zero).collect())
+            }
+        };
+        let of_words = Codes::Along { words: codes.stored.clone(), bits };
+        self.scaled(&codes, (rows, cols), of_words, zeros, groups)
+    }
+
+    /// A matrix whose scales tell what shares one: everything, an output, or a group of its inputs.
+    fn scaled(
+        &mut self,
+        of: &Taken,
+        (rows, cols): (usize, usize),
+        codes: Codes,
+        zeros: Table<i32>,
+        sizes: &[usize],
+    ) -> Result<Parts> {
+        // What inputs are multiplied with is our own business.
+        let (_, _) = (self.take("input_scale"), self.take("input_zero_point"));
+        let scales = self.need("weight_scale", of)?;
+        let (part, numbers) = (scales.part(), scales.part().numbers()?);
+        let (group, table) = match *scales.stored.shape.as_slice() {
+            [] | [1] | [1, 1] if numbers.len() == 1 => (cols, Table::All(numbers[0])),
+            [n] if n == rows => (cols, Table::ByRow(numbers)),
+            [n, 1] if n == rows => (cols, Table::ByRow(numbers)),
+            [n, count] if n == rows && sizes.iter().any(|size| size * count == cols) => {
+                (cols / count, Table::ByRow(numbers))
+            }
+            _ => {
+                let why = format!(
+                    "has shape {:?}, which fits no matrix [{rows}, {cols}] in groups of {sizes:?}",
+                    scales.stored.shape
+                );
+                return Err(part.bad(why));
+            }
+        };
+        let count = cols / group;
+        let fits = match &zeros {
+            Table::All(_) => true,
+            Table::ByRow(all) | Table::ByGroup(all) => all.len() == rows * count,
+        };
+        let zeros = match zeros {
+            Table::ByRow(all) if all.len() == 1 => Table::All(all[0]),
+            zeros if fits => zeros,
+            _ => {
+                let name = format!("tensor \"{}.weight_zero_point\"", self.name);
+                let why = format!("there are not {count} for each of {rows} rows, as there are scales");
+                return Err(LoadError::bad(of.stored.file.path(), name, why));
+            }
+        };
+        let groups =
+            self.take("weight_g_idx").map(|order| groups_of(&order.part(), cols, count)).transpose()?;
+        Ok(Parts { rows, cols, group, codes, zeros, scales: table, groups })
+    }
+}
+
+/// The group of each input. Group sizes are the matrix's business.
+fn groups_of(part: &Part<'_>, cols: usize, count: usize) -> Result<Vec<u32>> {
+    part.shape(&[cols])?;
+    let groups: Vec<u32> = part.words()?.collect();
+    match groups.iter().position(|g| *g as usize >= count) {
+        Some(i) => Err(part.bad(format_args!("input {i} is in group {}, and there are {count}", groups[i]))),
+        None => Ok(groups),
+    }
+}

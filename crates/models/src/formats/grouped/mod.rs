@@ -1,0 +1,286 @@
+//! [`Grouped`]: matrices of whole numbers with scales that neighbours share, as GPTQ, AWQ and compressed-tensors store
+//! them.
+//!
+//! Such a checkpoint has several tensors where others have `x.weight`. [`find`] makes them that one tensor again, so
+//! that nobody else knows of it. On its way to a device it becomes blocks of the narrowest format that holds exactly
+//! the same numbers: `scale * (code - zero)` is what most block formats say, with other codes.
+//!
+//! With act-order, inputs that share a scale lie apart. Then the matrix has its inputs in another order, which the
+//! layer follows.
+
+mod codes;
+mod method;
+
+use codes::Codes;
+pub(super) use method::find;
+use tallow_quant::{F16, F32, Format, Q4_0, Q5_0, Q8_0, Q8K};
+
+use super::{Kind, Stored};
+use crate::error::{LoadError, Result};
+
+/// A matrix of whole numbers, with a scale for each group of inputs of each output.
+#[derive(Debug)]
+pub struct Grouped {
+    rows: usize,
+    cols: usize,
+    /// Inputs that share a scale.
+    group: usize,
+    codes: Codes,
+    /// What stands for zero, of each group of each output.
+    zeros: Table<i32>,
+    scales: Table<f32>,
+    /// The group of each input, where that is not its place divided by `group`.
+    groups: Option<Vec<u32>>,
+    /// What it becomes.
+    format: Format,
+}
+
+/// Something for each group of each output.
+#[derive(Debug)]
+enum Table<T> {
+    /// The same for all.
+    All(T),
+    /// A row for each output.
+    ByRow(Vec<T>),
+    /// A row for each group.
+    ByGroup(Vec<T>),
+}
+
+impl<T: Copy> Table<T> {
+    /// How many there are.
+    fn as_slice(&self) -> &[T] {
+        match self {
+            Table::All(one) => std::slice::from_ref(one),
+            Table::ByRow(all) | Table::ByGroup(all) => all,
+        }
+    }
+
+    fn at(&self, row: usize, group: usize, (rows, groups): (usize, usize)) -> T {
+        match self {
+            Table::All(one) => *one,
+            Table::ByRow(all) => all[row * groups + group],
+            Table::ByGroup(all) => all[group * rows + row],
+        }
+    }
+}
+
+/// What a matrix is made of, as a checkpoint has it.
+struct Parts {
+    rows: usize,
+    cols: usize,
+    group: usize,
+    codes: Codes,
+    zeros: Table<i32>,
+    scales: Table<f32>,
+    groups: Option<Vec<u32>>,
+}
+
+/// Rows that are turned at a time: enough of each line of the file, few enough to stay near.
+const PANEL: usize = 32;
+
+impl Grouped {
+    /// Chooses the format. What is in the tables decides, so they are read through here.
+    fn new(parts: Parts) -> Grouped {
+        let Parts { rows, cols, group, codes, zeros, scales, groups } = parts;
+        let groups = groups.filter(|of| of.iter().enumerate().any(|(i, g)| *g as usize != i / group));
+        let mut matrix = Grouped { rows, cols, group, codes, zeros, scales, groups, format: Format::F32 };
+        matrix.format = matrix.narrowest();
+        matrix
+    }
+
+    /// The narrowest format that holds all of its numbers exactly.
+    fn narrowest(&self) -> Format {
+        let zeros = self.zeros.as_slice().iter();
+        let (low, high) = zeros.fold((i32::MAX, i32::MIN), |(low, high), z| (low.min(*z), high.max(*z)));
+        let (codes, scales) = (self.codes.range(), self.scales.as_slice());
+        let (least, most) = (codes.start - high, codes.end - 1 - low);
+        let within = |bits: u32| least >= -(1 << (bits - 1)) && most < 1 << (bits - 1);
+        let blocks_of = |n: usize| self.cols.is_multiple_of(n) && self.group.is_multiple_of(n);
+        let fits_half = || scales.iter().all(|s| F16::nearest(*s).get().to_bits() == s.to_bits());
+        // Groups of other sizes cannot lie side by side.
+        let sorts = self.groups.as_ref().is_none_or(|of| {
+            let mut sizes = vec![0; self.group_count()];
+            of.iter().for_each(|g| sizes[*g as usize] += 1);
+            sizes.iter().all(|n| *n == self.group)
+        });
+        match () {
+            () if !sorts => Format::F32,
+            () if blocks_of(32) && within(4) && fits_half() => Format::Q4_0,
+            () if blocks_of(32) && within(5) && fits_half() => Format::Q5_0,
+            () if blocks_of(32) && within(8) && fits_half() => Format::Q8_0,
+            () if blocks_of(256) && within(8) => Format::Q8K,
+            () => Format::F32,
+        }
+    }
+
+    fn group_count(&self) -> usize {
+        self.cols.div_ceil(self.group)
+    }
+
+    /// The format that it becomes.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Which input each column is, once it has become blocks, where they are not in order.
+    pub(crate) fn order(&self) -> Option<Vec<u32>> {
+        let of = self.groups.as_ref().filter(|_| self.format != Format::F32)?;
+        let mut order: Vec<u32> = (0..self.cols as u32).collect();
+        order.sort_by_key(|i| of[*i as usize]);
+        Some(order)
+    }
+
+    /// Bytes of what it becomes.
+    pub fn size(&self) -> usize {
+        self.row_bytes() * self.rows
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.format.row_bytes(self.cols).unwrap_or(0)
+    }
+
+    /// Writes all rows in its format, by as many threads as there are cores.
+    pub(crate) fn write(&self, out: &mut [u8]) {
+        let order = self.order();
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let each = self.rows.div_ceil(cores).next_multiple_of(PANEL);
+        let parts = out.chunks_mut(each * self.row_bytes().max(1)).enumerate();
+        std::thread::scope(|s| {
+            for (i, out) in parts {
+                let (first, order) = (i * each, order.as_deref());
+                s.spawn(move || self.write_some(first, order, out));
+            }
+        });
+    }
+
+    /// Writes rows from `first` on.
+    fn write_some(&self, first: usize, order: Option<&[u32]>, out: &mut [u8]) {
+        let mut codes = vec![0i16; PANEL * self.cols];
+        let mut row = vec![0i16; self.cols];
+        let width = self.row_bytes();
+        for (i, out) in out.chunks_mut(PANEL * width).enumerate() {
+            let rows = first + i * PANEL..first + i * PANEL + out.len() / width;
+            self.codes.read(rows.clone(), self.cols, &mut codes);
+            for ((r, codes), out) in rows.zip(codes.chunks_exact(self.cols)).zip(out.chunks_exact_mut(width))
+            {
+                match order {
+                    Some(order) => row.iter_mut().zip(order).for_each(|(to, i)| *to = codes[*i as usize]),
+                    None => row.copy_from_slice(codes),
+                }
+                self.write_row(r, &row, out);
+            }
+        }
+    }
+
+    fn scale_and_zero(&self, row: usize, group: usize) -> (f32, i32) {
+        let shape = (self.rows, self.group_count());
+        (self.scales.at(row, group, shape), self.zeros.at(row, group, shape))
+    }
+
+    /// Writes a row whose codes stand in the order of the result.
+    fn write_row(&self, r: usize, codes: &[i16], out: &mut [u8]) {
+        match self.format {
+            Format::Q4_0 => self.write_blocks::<Q4_0, 32>(r, codes, out, |d, q| Q4_0::of(F16::nearest(d), q)),
+            Format::Q5_0 => self.write_blocks::<Q5_0, 32>(r, codes, out, |d, q| Q5_0::of(F16::nearest(d), q)),
+            Format::Q8_0 => {
+                self.write_blocks::<Q8_0, 32>(r, codes, out, |d, q| Q8_0 { d: F16::nearest(d), qs: *q })
+            }
+            Format::Q8K => {
+                self.write_blocks::<Q8K, 256>(r, codes, out, |d, q| Q8K::of(F32(d.to_le_bytes()), q))
+            }
+            _ => {
+                for (i, (code, out)) in codes.iter().zip(out.as_chunks_mut().0).enumerate() {
+                    let group = self.groups.as_ref().map_or(i / self.group, |of| of[i] as usize);
+                    let (scale, zero) = self.scale_and_zero(r, group);
+                    *out = (scale * (i32::from(*code) - zero) as f32).to_le_bytes();
+                }
+            }
+        }
+    }
+
+    fn write_blocks<B: bytemuck::Pod, const N: usize>(
+        &self,
+        r: usize,
+        codes: &[i16],
+        out: &mut [u8],
+        block: impl Fn(f32, &[i8; N]) -> B,
+    ) {
+        let out: &mut [B] = bytemuck::cast_slice_mut(out);
+        for (i, (codes, out)) in codes.as_chunks::<N>().0.iter().zip(out).enumerate() {
+            let (scale, zero) = self.scale_and_zero(r, i * N / self.group);
+            *out = block(scale, &codes.map(|q| (i32::from(q) - zero) as i8));
+        }
+    }
+}
+
+/// A tensor of another module's, which is to be read now.
+struct Part<'a> {
+    name: String,
+    stored: &'a Stored,
+}
+
+impl Part<'_> {
+    fn bad(&self, why: impl std::fmt::Display) -> LoadError {
+        LoadError::bad(self.stored.file.path(), format_args!("tensor {:?}", self.name), why)
+    }
+
+    /// Has it that shape?
+    fn shape(&self, want: &[usize]) -> Result<()> {
+        match self.stored.shape == want {
+            true => Ok(()),
+            false => Err(self.bad(format_args!("has shape {:?}; {want:?} is due", self.stored.shape))),
+        }
+    }
+
+    /// Rows and columns.
+    fn matrix(&self) -> Result<[usize; 2]> {
+        let shape = <[usize; 2]>::try_from(self.stored.shape.as_slice()).ok().filter(|s| !s.contains(&0));
+        shape.ok_or_else(|| self.bad(format_args!("has shape {:?}, which is no matrix", self.stored.shape)))
+    }
+
+    /// Has it elements of that kind?
+    fn elements(&self, want: &str) -> Result<()> {
+        match &self.stored.kind {
+            Kind::Other(have) if have == want => Ok(()),
+            Kind::Other(have) => Err(self.bad(format_args!("its elements are {have}; {want} is due"))),
+            Kind::Weights(format) => Err(self.bad(format_args!("its elements are {format}; {want} is due"))),
+            Kind::Grouped(_) => Err(self.bad("is there in another form too")),
+        }
+    }
+
+    /// Its words, which have other numbers in them.
+    fn words(&self) -> Result<impl ExactSizeIterator<Item = u32>> {
+        self.elements("I32")?;
+        Ok(self.stored.bytes().as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)))
+    }
+
+    /// Its bytes, signed.
+    fn bytes(&self) -> Result<Vec<i32>> {
+        self.elements("I8")?;
+        Ok(self.stored.bytes().iter().map(|byte| i32::from(*byte as i8)).collect())
+    }
+
+    /// Its numbers, all of them finite.
+    fn numbers(&self) -> Result<Vec<f32>> {
+        let Kind::Weights(format @ (Format::F32 | Format::F16 | Format::BF16)) = self.stored.kind else {
+            return Err(self.bad("its elements are not floats"));
+        };
+        let mut data = vec![0.0; self.stored.len()];
+        tallow_quant::unpack(format, self.stored.bytes(), &mut data).map_err(|e| self.bad(e))?;
+        match data.iter().position(|x| !x.is_finite()) {
+            Some(i) => Err(self.bad(format_args!("element {i} is {}: the file is damaged", data[i]))),
+            None => Ok(data),
+        }
+    }
+}
+
+/// The bits of a row of words from `at` on, as a number of `bits` bits.
+fn bits_at(word: impl Fn(usize) -> u32, at: usize, bits: usize) -> u32 {
+    let (index, shift) = (at / 32, at % 32);
+    let low = word(index) >> shift;
+    let rest = if shift + bits > 32 { word(index + 1) << (32 - shift) } else { 0 };
+    (low | rest) & ((1 << bits) - 1)
+}
+
+#[cfg(test)]
+mod tests;

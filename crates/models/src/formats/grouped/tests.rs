@@ -1,0 +1,338 @@
+//! Matrices written number by number as each layout says, and read back.
+
+use serde_json::{Value, json};
+
+use super::super::StoredTensors;
+use super::super::map::Mapping;
+use super::*;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A matrix as numbers: what its tensors are made from, and what they must stand for.
+struct Matrix {
+    rows: usize,
+    cols: usize,
+    group: usize,
+    bits: usize,
+    /// [rows][cols]
+    codes: Vec<Vec<u32>>,
+    /// [rows][groups]
+    zeros: Vec<Vec<u32>>,
+    scales: Vec<Vec<f32>>,
+    /// The group of each input.
+    of: Vec<usize>,
+}
+
+/// Which inputs share a scale.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Sharing {
+    Neighbours,
+    /// As many in each group, anywhere.
+    Anywhere,
+    /// Anywhere, and more in some than in others.
+    Unequal,
+}
+
+fn random(seed: &mut u64) -> u32 {
+    *seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+    (*seed >> 33) as u32
+}
+
+impl Matrix {
+    fn new(rows: usize, cols: usize, group: usize, bits: usize, sharing: Sharing) -> Matrix {
+        let mut seed = (rows * 31 + cols * 7 + group * 3 + bits) as u64;
+        let (count, seed) = (cols.div_ceil(group), &mut seed);
+        let mut of: Vec<usize> = (0..cols).map(|i| i / group).collect();
+        match sharing {
+            Sharing::Neighbours => {}
+            Sharing::Anywhere => (1..cols).rev().for_each(|i| of.swap(i, random(seed) as usize % (i + 1))),
+            Sharing::Unequal => of.iter_mut().for_each(|g| *g = random(seed) as usize % count),
+        }
+        let mut table = |width: usize, most: u32| -> Vec<Vec<u32>> {
+            (0..rows).map(|_| (0..width).map(|_| random(seed) % most).collect()).collect()
+        };
+        let (codes, zeros) = (table(cols, 1 << bits), table(count, 1 << bits));
+        // Halves, exactly.
+        let scale = |n: &u32| (1 + n % 1000) as f32 / 4096.0;
+        let scales = table(count, 1 << 30).iter().map(|row| row.iter().map(scale).collect()).collect();
+        Matrix { rows, cols, group, bits, codes, zeros, scales, of }
+    }
+
+    fn symmetric(mut self) -> Matrix {
+        let zero = 1 << (self.bits - 1);
+        self.zeros.iter_mut().flatten().for_each(|z| *z = zero);
+        self
+    }
+
+    /// What it stands for. `lift` is added to zeros.
+    fn want(&self, lift: i64) -> Vec<f32> {
+        let at = |r: usize, c: usize| {
+            let g = self.of[c];
+            let code = i64::from(self.codes[r][c]) - i64::from(self.zeros[r][g]) - lift;
+            self.scales[r][g] * code as f32
+        };
+        (0..self.rows).flat_map(|r| (0..self.cols).map(move |c| at(r, c))).collect()
+    }
+}
+
+/// Numbers of so many bits one after another in words, lowest bits first.
+fn packed(numbers: impl IntoIterator<Item = u32>, bits: usize) -> Vec<u32> {
+    let mut words = Vec::new();
+    for (i, n) in numbers.into_iter().enumerate() {
+        for bit in 0..bits {
+            let at = i * bits + bit;
+            words.resize(words.len().max(at / 32 + 1), 0u32);
+            words[at / 32] |= (n >> bit & 1) << (at % 32);
+        }
+    }
+    words
+}
+
+/// Columns as rows.
+fn turned<T: Copy>(rows: &[Vec<T>]) -> Vec<Vec<T>> {
+    (0..rows[0].len()).map(|c| rows.iter().map(|row| row[c]).collect()).collect()
+}
+
+struct Tensors(StoredTensors);
+
+impl Tensors {
+    fn add(&mut self, name: &str, kind: Kind, shape: &[usize], bytes: Vec<u8>) {
+        let file = Arc::new(Mapping::embedded("test", bytes.leak()));
+        let bytes = 0..file.len();
+        self.0.insert(format!("x.{name}"), Stored { file, kind, shape: shape.to_vec(), bytes });
+    }
+
+    fn words(&mut self, name: &str, rows: &[Vec<u32>]) {
+        let bytes = rows.iter().flatten().flat_map(|w| w.to_le_bytes()).collect();
+        self.add(name, Kind::Other("I32".into()), &[rows.len(), rows[0].len()], bytes);
+    }
+
+    fn halves(&mut self, name: &str, rows: &[Vec<f32>]) {
+        let bytes = rows.iter().flatten().flat_map(|x| F16::nearest(*x).0).collect();
+        self.add(name, Kind::Weights(Format::F16), &[rows.len(), rows[0].len()], bytes);
+    }
+
+    fn gptq(m: &Matrix) -> Tensors {
+        let mut t = Tensors(StoredTensors::new());
+        let columns: Vec<_> = m.codes.iter().map(|row| packed(row.iter().copied(), m.bits)).collect();
+        t.words("qweight", &turned(&columns));
+        let zeros: Vec<_> = turned(&m.zeros).into_iter().map(|row| packed(row, m.bits)).collect();
+        t.words("qzeros", &zeros);
+        t.halves("scales", &turned(&m.scales));
+        let of = m.of.iter().flat_map(|g| (*g as u32).to_le_bytes()).collect();
+        t.add("g_idx", Kind::Other("I32".into()), &[m.cols], of);
+        t
+    }
+
+    fn awq(m: &Matrix) -> Tensors {
+        let mut t = Tensors(StoredTensors::new());
+        // Outputs of a word: 0, 2, 4, 6, 1, 3, 5, 7.
+        let across = |rows: &[Vec<u32>]| -> Vec<Vec<u32>> {
+            let word = |eight: &[u32]| packed([0, 2, 4, 6, 1, 3, 5, 7].map(|i| eight[i]), 4)[0];
+            turned(rows).iter().map(|line| line.chunks(8).map(word).collect()).collect()
+        };
+        t.words("qweight", &across(&m.codes));
+        t.words("qzeros", &across(&m.zeros));
+        t.halves("scales", &turned(&m.scales));
+        t
+    }
+
+    fn compressed(m: &Matrix, with_zeros: bool) -> Tensors {
+        let mut t = Tensors(StoredTensors::new());
+        let rows: Vec<_> = m.codes.iter().map(|row| packed(row.iter().copied(), m.bits)).collect();
+        t.words("weight_packed", &rows);
+        let shape = [m.rows, m.cols].iter().flat_map(|n| (*n as u64).to_le_bytes()).collect();
+        t.add("weight_shape", Kind::Other("I64".into()), &[2], shape);
+        if with_zeros {
+            let zeros: Vec<_> = turned(&m.zeros).into_iter().map(|row| packed(row, m.bits)).collect();
+            t.words("weight_zero_point", &turned(&zeros));
+        }
+        t.halves("weight_scale", &m.scales);
+        if m.of.iter().enumerate().any(|(i, g)| *g != i / m.group) {
+            let of = m.of.iter().flat_map(|g| (*g as u32).to_le_bytes()).collect();
+            t.add("weight_g_idx", Kind::Other("I32".into()), &[m.cols], of);
+        }
+        t
+    }
+
+    /// What they stand for, in the order of the file, and the format that it takes.
+    fn read(mut self, settings: &Value) -> (Vec<f32>, Format) {
+        find(settings, Path::new("config.json"), &mut self.0).unwrap();
+        let names: Vec<_> = self.0.keys().collect();
+        assert_eq!(names, ["x.weight"], "nothing is left over");
+        let stored = &self.0["x.weight"];
+        let Kind::Grouped(matrix) = &stored.kind else { panic!("{stored:?}") };
+        let mut bytes = vec![0; matrix.size()];
+        matrix.write(&mut bytes);
+        let mut data = vec![0.0; stored.len()];
+        tallow_quant::unpack(matrix.format(), &bytes, &mut data).unwrap();
+        let Some(order) = matrix.order() else { return (data, matrix.format()) };
+        let cols = order.len();
+        let mut back = vec![0.0; data.len()];
+        for (row, back) in data.chunks(cols).zip(back.chunks_mut(cols)) {
+            row.iter().zip(&order).for_each(|(x, i)| back[*i as usize] = *x);
+        }
+        (back, matrix.format())
+    }
+}
+
+#[test]
+fn every_layout_stands_for_the_numbers_it_was_made_from() {
+    use Format::{F32, Q4_0, Q5_0, Q8_0};
+    use Sharing::{Anywhere, Neighbours, Unequal};
+    // Odd numbers of panels; groups that blocks fit in, and others.
+    for (rows, cols, group) in [(64, 96, 32), (96, 128, 64), (40, 256, 256), (32, 48, 16), (32, 96, 64)] {
+        for (bits, sym, narrowest) in [
+            (2, false, Q4_0),
+            (3, false, Q4_0),
+            (4, true, Q4_0),
+            (4, false, Q5_0),
+            (8, true, Q8_0),
+            (8, false, F32),
+        ] {
+            if cols * bits % 32 != 0 {
+                continue;
+            }
+            for sharing in [Neighbours, Anywhere, Unequal] {
+                let m = Matrix::new(rows, cols, group, bits, sharing);
+                let m = if sym { m.symmetric() } else { m };
+                // Groups can be brought together if they are alike; of one group all are.
+                let alike =
+                    sharing == Neighbours || cols <= group || sharing == Anywhere && cols % group == 0;
+                let format = if group % 32 == 0 && alike { narrowest } else { F32 };
+                let what = format!("[{rows}, {cols}] in groups of {group}, {bits} bits, {sharing:?}");
+                for (lift, version) in [(1, "gptq"), (0, "gptq_v2")] {
+                    let settings = json!({"quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": version});
+                    let (data, got) = Tensors::gptq(&m).read(&settings);
+                    assert!(data == m.want(lift), "{what}, {version}");
+                    if lift == 0 || !sym {
+                        assert_eq!(got, format, "{what}, {version}");
+                    }
+                }
+                if bits == 4 && sharing == Neighbours {
+                    let settings =
+                        json!({"quant_method": "awq", "bits": 4, "group_size": group, "version": "GEMM"});
+                    let (data, got) = Tensors::awq(&m).read(&settings);
+                    assert!(data == m.want(0) && got == format, "awq {what}: {got}");
+                }
+                if bits >= 4 && cols % group == 0 {
+                    let weights = json!({"num_bits": bits, "type": "int", "group_size": group});
+                    let settings = json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"weights": weights}}});
+                    let (data, got) = Tensors::compressed(&m, !sym).read(&settings);
+                    assert!(data == m.want(0) && got == format, "compressed-tensors {what}: {got}");
+                }
+            }
+        }
+    }
+}
+
+/// Scales that no half holds, and bytes.
+#[test]
+fn bytes_with_scales_of_whole_rows() {
+    let settings = json!({"quant_method": "compressed-tensors", "format": "int-quantized"});
+    for (cols, format) in [(512, Format::Q8K), (96, Format::F32)] {
+        let m = Matrix::new(5, cols, cols, 8, Sharing::Neighbours).symmetric();
+        let mut t = Tensors(StoredTensors::new());
+        let bytes = m.codes.iter().flatten().map(|q| (*q as i32 - 128) as u8).collect();
+        t.add("weight", Kind::Other("I8".into()), &[5, cols], bytes);
+        let scales: Vec<f32> = m.scales.iter().map(|row| row[0] / 3.0).collect();
+        let bytes = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+        t.add("weight_scale", Kind::Weights(Format::F32), &[5, 1], bytes);
+        t.add("input_scale", Kind::Weights(Format::F32), &[1], vec![0; 4]);
+        let (data, got) = t.read(&settings);
+        let want = |r: usize, c: usize| scales[r] * (m.codes[r][c] as i32 - 128) as f32;
+        assert!((0..5 * cols).all(|i| data[i] == want(i / cols, i % cols)));
+        assert_eq!(got, format);
+    }
+}
+
+#[test]
+fn a_number_may_stand_in_two_words() {
+    let numbers: Vec<u32> = (0..32).map(|i| (i * 5 + 3) % 8).collect();
+    let words = packed(numbers.iter().copied(), 3);
+    assert_eq!(words.len(), 3);
+    let got: Vec<u32> = (0..32).map(|i| bits_at(|w| words[w], 3 * i, 3)).collect();
+    assert_eq!(got, numbers);
+}
+
+/// Every part that may be missing, of another shape or of other elements is named.
+#[test]
+fn parts_that_do_not_fit_are_named() {
+    let m = Matrix::new(32, 64, 32, 4, Sharing::Anywhere);
+    let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": 32});
+    let awq = json!({"quant_method": "awq", "bits": 4, "group_size": 32});
+    let weights = json!({"num_bits": 4, "type": "int", "group_size": 32});
+    let compressed = json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"weights": weights}}});
+    let mut said = String::new();
+    let mut note = |what: String, settings: &Value, t: &mut Tensors| {
+        let e = find(settings, Path::new("config.json"), &mut t.0).expect_err(&what);
+        said += &format!("{what}: {e}\n");
+    };
+    for (method, settings, make) in [
+        ("gptq", &gptq, (|m| Tensors::gptq(m)) as fn(&Matrix) -> Tensors),
+        ("awq", &awq, |m| Tensors::awq(m)),
+        ("compressed-tensors", &compressed, |m| Tensors::compressed(m, true)),
+    ] {
+        let names: Vec<String> = make(&m).0.into_keys().collect();
+        for name in names {
+            let is_codes = name.ends_with("qweight") || name.ends_with("packed");
+            let optional = name.ends_with("g_idx") || name.ends_with("zero_point");
+            if !is_codes && !optional {
+                let mut t = make(&m);
+                t.0.remove(&name);
+                note(format!("{method} without {name}"), settings, &mut t);
+            }
+            let mut t = make(&m);
+            if let Some(stored) = t.0.get_mut(&name) {
+                stored.shape.push(1);
+            }
+            note(format!("{method}, another shape of {name}"), settings, &mut t);
+            let mut t = make(&m);
+            if let Some(stored) = t.0.get_mut(&name) {
+                stored.kind = Kind::Other("F64".into());
+            }
+            note(format!("{method}, other elements of {name}"), settings, &mut t);
+        }
+    }
+    let mut t = Tensors::gptq(&m);
+    t.add("g_idx", Kind::Other("I32".into()), &[64], vec![9; 256]);
+    note("a group that is not there".into(), &gptq, &mut t);
+    let mut t = Tensors::gptq(&m);
+    t.halves("scales", &vec![vec![f32::INFINITY; 32]; 2]);
+    note("an infinite scale".into(), &gptq, &mut t);
+    let mut t = Tensors::gptq(&m);
+    t.halves("weight", &vec![vec![1.0; 64]; 32]);
+    note("twice".into(), &gptq, &mut t);
+    for (key, value) in [
+        ("quant_method", json!("bitsandbytes")),
+        ("quant_method", json!(null)),
+        ("quant_method", json!(4)),
+        ("bits", json!(5)),
+        ("bits", json!("4")),
+        ("group_size", json!(0)),
+        ("group_size", json!(null)),
+        ("checkpoint_format", json!("marlin")),
+        ("dynamic", json!({"-:.*": {}})),
+    ] {
+        let mut settings = gptq.clone();
+        settings[key] = value.clone();
+        note(format!("{key} = {value}"), &settings, &mut Tensors::gptq(&m));
+    }
+    for (key, value) in [("version", json!("gemv")), ("bits", json!(8))] {
+        let mut settings = awq.clone();
+        settings[key] = value.clone();
+        note(format!("awq, {key} = {value}"), &settings, &mut Tensors::awq(&m));
+    }
+    for (key, value) in [
+        ("format", json!("nvfp4-pack-quantized")),
+        ("transform_config", json!({"config_groups": {"u": {}}})),
+        ("sparsity_config", json!({"format": "sparse-24-bitmask"})),
+        ("config_groups", json!({"group_0": {"weights": {"type": "float"}}})),
+        ("config_groups", json!({"group_0": {"weights": {"group_size": 64}}})),
+    ] {
+        let mut settings = compressed.clone();
+        settings[key] = value.clone();
+        note(format!("compressed-tensors, {key} = {value}"), &settings, &mut Tensors::compressed(&m, true));
+    }
+    insta::assert_snapshot!(said);
+}

@@ -1,0 +1,219 @@
+//! [`Recipe`]: the formats that a model's matrices are quantized to while they are loaded.
+//!
+//! What matters most gets more bits: the head; and values and what feed-forward blocks give, in the first and the last
+//! layers and every third between. What is small or looked up by number stays as it is: norms, biases, routers, positions.
+
+use std::fmt;
+use std::str::FromStr;
+
+use tallow_quant::Format;
+
+use crate::formats::names::{EXPERT, Names};
+
+/// Formats for a model's matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recipe {
+    name: &'static str,
+    /// Most of them.
+    most: Format,
+    /// Of what matters more, in some layers.
+    more: Format,
+    head: Format,
+}
+
+const fn recipe(name: &'static str, most: Format, more: Format, head: Format) -> Recipe {
+    Recipe { name, most, more, head }
+}
+
+/// From the smallest to the largest.
+const ALL: [Recipe; 17] = {
+    use Format::*;
+    [
+        recipe("q2_k", Q2K, Q4K, Q6K),
+        recipe("q3_k_s", Q3K, Q3K, Q6K),
+        recipe("q3_k_m", Q3K, Q5K, Q6K),
+        recipe("iq4_xs", IQ4XS, Q5K, Q6K),
+        recipe("iq4_nl", IQ4NL, Q5K, Q6K),
+        recipe("q4_0", Q4_0, Q4_0, Q6K),
+        recipe("q4_k_s", Q4K, Q5K, Q6K),
+        recipe("q4_k_m", Q4K, Q6K, Q6K),
+        recipe("q4_1", Q4_1, Q4_1, Q6K),
+        recipe("q5_0", Q5_0, Q5_0, Q6K),
+        recipe("q5_k_s", Q5K, Q5K, Q6K),
+        recipe("q5_k_m", Q5K, Q6K, Q6K),
+        recipe("q5_1", Q5_1, Q5_1, Q6K),
+        recipe("q6_k", Q6K, Q6K, Q6K),
+        recipe("q8_0", Q8_0, Q8_0, Q8_0),
+        recipe("bf16", BF16, BF16, BF16),
+        recipe("f16", F16, F16, F16),
+    ]
+};
+
+impl FromStr for Recipe {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Recipe, String> {
+        let wanted = text.to_ascii_lowercase();
+        let found = ALL.into_iter().find(|r| r.name == wanted);
+        found.ok_or_else(|| {
+            let names: Vec<&str> = ALL.iter().map(|r| r.name).collect();
+            format!("there is no {text:?}; there are {}", names.join(", "))
+        })
+    }
+}
+
+impl fmt::Display for Recipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// What a matrix is for, as far as that decides how many bits it gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// It stays as it is.
+    Kept,
+    Head,
+    /// Values, or what a feed-forward block gives, of that layer.
+    Telling(usize),
+    Other,
+}
+
+impl Role {
+    fn of(names: &Names, tied: bool, name: &str) -> Role {
+        // Some files leave out what names begin with.
+        let whole =
+            if name.starts_with(names.base) { name.to_owned() } else { format!("{}{name}", names.base) };
+        let name = whole.as_str();
+        let is = |pattern: &str| layer(pattern, name).is_some();
+        if [names.router, names.shared_router, names.positions].into_iter().any(is) {
+            return Role::Kept;
+        }
+        if is(names.head) || tied && is(names.embed) {
+            return Role::Head;
+        }
+        let telling = [names.v, names.qkv, names.down, names.expert_down, names.shared_down];
+        telling.into_iter().find_map(|pattern| layer(pattern, name)).map_or(Role::Other, Role::Telling)
+    }
+}
+
+/// The layer of a tensor that is called so; 0 where it is of none.
+fn layer(pattern: &str, name: &str) -> Option<usize> {
+    if pattern.is_empty() {
+        return None;
+    }
+    let name = name.strip_suffix(".weight")?;
+    let Some((before, after)) = pattern.split_once("{}") else { return (name == pattern).then_some(0) };
+    let rest = name.strip_prefix(before)?;
+    let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let (number, rest) = rest.split_at(digits);
+    let fits = match after.split_once(EXPERT) {
+        None => rest == after,
+        Some((before, after)) => {
+            let expert = rest.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+            expert.is_some_and(|e| !e.is_empty() && e.bytes().all(|b| b.is_ascii_digit()))
+        }
+    };
+    number.parse().ok().filter(|_| fits)
+}
+
+impl Recipe {
+    /// The format for a tensor that is stored in `stored`, with rows of `cols`, in a model of so many layers. Blocks
+    /// stay what they are: to quantize them again would only lose more.
+    pub(crate) fn format(
+        &self,
+        names: &Names,
+        tied: bool,
+        layers: usize,
+        name: &str,
+        (stored, cols): (Format, usize),
+    ) -> Format {
+        if !stored.is_plain() {
+            return stored;
+        }
+        let wanted = match Role::of(names, tied, name) {
+            Role::Kept => return stored,
+            Role::Head => self.head,
+            Role::Telling(layer) if matters(layer, layers) => self.more,
+            Role::Telling(_) | Role::Other => self.most,
+        };
+        fitting(wanted, cols).unwrap_or(stored)
+    }
+}
+
+/// Is it one of the layers that get more bits?
+fn matters(layer: usize, layers: usize) -> bool {
+    let eighth = layers / 8;
+    layer < eighth || layer >= layers - eighth || (layer - eighth) % 3 == 2
+}
+
+/// That format or the next finer one whose blocks rows of `cols` are made of.
+fn fitting(format: Format, cols: usize) -> Option<Format> {
+    let smaller = match format {
+        Format::Q2K | Format::Q3K | Format::IQ4XS => Format::IQ4NL,
+        Format::Q4K => Format::Q5_0,
+        Format::Q5K => Format::Q5_1,
+        Format::Q6K => Format::Q8_0,
+        other => other,
+    };
+    [format, smaller].into_iter().find(|f| cols.is_multiple_of(f.block_weights()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::names::{GGUF, HF};
+
+    #[test]
+    fn matrices_get_what_they_matter() {
+        let recipe: Recipe = "Q4_K_M".parse().unwrap();
+        let of = |names: &Names, tied, name: &str, cols| {
+            recipe.format(names, tied, 16, name, (Format::BF16, cols)).to_string()
+        };
+        let mut said = String::new();
+        for (names, list) in [
+            (
+                &HF,
+                [
+                    "model.layers.0.self_attn.v_proj",
+                    "model.layers.7.self_attn.v_proj",
+                    "model.layers.5.mlp.experts.12.down_proj",
+                    "model.layers.3.mlp.up_proj",
+                    "model.layers.3.mlp.gate",
+                    "model.layers.3.mlp.gate_proj",
+                    "model.embed_tokens",
+                    "lm_head",
+                ],
+            ),
+            (
+                &GGUF,
+                [
+                    "blk.0.attn_v",
+                    "blk.7.attn_v",
+                    "blk.4.ffn_down_exps",
+                    "blk.15.ffn_down",
+                    "blk.3.ffn_gate_inp",
+                    "blk.3.ffn_gate",
+                    "token_embd",
+                    "output",
+                ],
+            ),
+        ] {
+            for name in list {
+                let name = format!("{name}.weight");
+                let both = [256, 96, 40].map(|cols| of(names, false, &name, cols));
+                said += &format!("{name}: {}, tied {}\n", both.join(" "), of(names, true, &name, 256));
+            }
+        }
+        insta::assert_snapshot!(said);
+        assert_eq!(recipe.format(&HF, false, 4, "lm_head.weight", (Format::Q4_0, 256)), Format::Q4_0);
+    }
+
+    #[test]
+    fn every_recipe_has_a_name() {
+        for recipe in ALL {
+            assert_eq!(recipe.to_string().parse(), Ok(recipe));
+        }
+        insta::assert_snapshot!("q9".parse::<Recipe>().unwrap_err());
+    }
+}

@@ -1,0 +1,173 @@
+//! `cargo xtask parity`: how far the program's numbers are from the references', for each golden model, as it is stored,
+//! and for each type that a cache may have. Written to `docs/parity.md`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use tallow_support::{Golden, json, tensors};
+
+/// What keys and values are kept as.
+const CACHES: [&str; 3] = ["f32", "f16", "bf16"];
+
+/// A model whose logits somebody else computed.
+struct Case {
+    /// `llama`, `llama-q8_0.gguf`
+    name: String,
+    /// What its weights are stored as, most of them.
+    stored: String,
+    model: PathBuf,
+    /// The prompts, and what the reference made of them.
+    golden: PathBuf,
+    /// How far off it may be with a cache of `f32`.
+    tolerance: f64,
+}
+
+pub(crate) fn run(root: &Path) -> ExitCode {
+    match write(root) {
+        Ok(rows) => {
+            println!("parity: {rows} models, written to docs/parity.md");
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("parity: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn write(root: &Path) -> Result<usize, String> {
+    let build = Command::new("cargo").args(["build", "--release", "--quiet", "-p", "tallow"]).status();
+    if !build.map_err(|e| e.to_string())?.success() {
+        return Err("the program does not build".into());
+    }
+    let program = root.join("target/release/tallow");
+    let cases = cases(&root.join("tests/goldens"))?;
+    let mut table = String::new();
+    let mut too_far = Vec::new();
+    for case in &cases {
+        let wanted = tensors(&case.golden);
+        let mut row = format!("| {} | {} | {:.0e} |", case.name, case.stored, case.tolerance);
+        for cache in CACHES {
+            let far = distance(&wanted, &dump(&program, case, cache)?)?;
+            let _ = write!(row, " {far:.1e} |");
+            if cache == "f32" && f64::from(far) > case.tolerance {
+                too_far.push(format!("{}: off by {far:.1e}", case.name));
+            }
+        }
+        println!("{row}");
+        let _ = writeln!(table, "{row}");
+    }
+    let path = root.join("docs/parity.md");
+    let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let (before, rest) = text.split_once(BEGIN).ok_or("docs/parity.md has no place for the table")?;
+    let (_, after) = rest.split_once(END).ok_or("docs/parity.md has no end of the table")?;
+    let head = "| model | stored as | allowed | f32 cache | f16 | bf16 |\n|---|---|---|---|---|---|\n";
+    let text = format!("{before}{BEGIN}\n{head}{table}{END}{after}");
+    std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+    match too_far.is_empty() {
+        true => Ok(cases.len()),
+        false => Err(too_far.join("; ")),
+    }
+}
+
+const BEGIN: &str = "<!-- parity -->";
+const END: &str = "<!-- /parity -->";
+
+/// All golden models: folders, and GGUF files that are twins of one.
+fn cases(goldens: &Path) -> Result<Vec<Case>, String> {
+    let mut cases = Vec::new();
+    for group in ["", "quant", "more"] {
+        for folder in entries(&goldens.join(group))? {
+            let (facts, golden) = (folder.join("golden.json"), folder.join("golden.safetensors"));
+            if !folder.join("config.json").exists() || !golden.exists() || !has_logits(&golden) {
+                continue;
+            }
+            let name = name(folder.strip_prefix(goldens).unwrap_or(&folder));
+            let tolerance = tolerance(&facts)?;
+            let stored = stored(&folder);
+            for path in entries(&goldens.join("gguf-models"))? {
+                let file = self::name(Path::new(path.file_name().unwrap_or_default()));
+                let rest = file.strip_prefix(&format!("{name}-")).and_then(|rest| rest.strip_suffix(".gguf"));
+                if let Some(dtype) = rest.filter(|rest| ["bf16", "f16", "f32"].contains(rest)) {
+                    let stored = format!("{} GGUF", dtype.to_uppercase());
+                    let name = name.clone();
+                    cases.push(Case { name, stored, model: path, golden: golden.clone(), tolerance });
+                }
+            }
+            cases.push(Case { name, stored, model: folder, golden, tolerance });
+        }
+    }
+    cases.sort_by(|a, b| (&a.name, &a.stored).cmp(&(&b.name, &b.stored)));
+    Ok(cases)
+}
+
+fn name(path: &Path) -> String {
+    path.to_string_lossy().replace('\\', "/")
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let wrong = |e: std::io::Error| format!("{}: {e}", folder.display());
+    let mut entries: Vec<PathBuf> =
+        std::fs::read_dir(folder).map_err(wrong)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    entries.sort();
+    Ok(entries)
+}
+
+/// Were logits recorded? Encoders have none.
+fn has_logits(golden: &Path) -> bool {
+    tensors(golden).keys().any(|name| name.ends_with("logits"))
+}
+
+fn tolerance(facts: &Path) -> Result<f64, String> {
+    let tolerance = json(facts)["suggested_abs_tolerance_f32"].as_f64();
+    tolerance.ok_or_else(|| format!("{} does not say what is allowed", facts.display()))
+}
+
+/// What most of a folder's weights are stored as, or how they were quantized.
+fn stored(folder: &Path) -> String {
+    let config = json(&folder.join("config.json"));
+    if let Some(method) = config["quantization_config"]["quant_method"].as_str() {
+        return method.to_owned();
+    }
+    let dtype = ["dtype", "torch_dtype"].iter().find_map(|key| config[key].as_str());
+    match dtype {
+        Some("bfloat16") => "BF16".into(),
+        Some("float16") => "F16".into(),
+        _ => "F32".into(),
+    }
+}
+
+fn dump(program: &Path, case: &Case, cache: &str) -> Result<BTreeMap<String, Golden>, String> {
+    let output = std::env::temp_dir().join(format!("tallow-parity-{}.safetensors", std::process::id()));
+    let run = Command::new(program)
+        .args(["dump", "--device", "cpu", "--only-logits", "--precision", cache])
+        .arg(&case.model)
+        .arg("--in")
+        .arg(&case.golden)
+        .arg("--out")
+        .arg(&output)
+        .output()
+        .map_err(|e| e.to_string())?;
+    if !run.status.success() {
+        return Err(format!("{}: {}", case.name, String::from_utf8_lossy(&run.stderr).trim()));
+    }
+    let found = tensors(&output);
+    std::fs::remove_file(&output).map_err(|e| e.to_string())?;
+    Ok(found)
+}
+
+/// The farthest that a logit is from the reference's.
+fn distance(wanted: &BTreeMap<String, Golden>, found: &BTreeMap<String, Golden>) -> Result<f32, String> {
+    let mut most = 0f32;
+    for (name, want) in wanted.iter().filter(|(name, _)| name.ends_with("logits")) {
+        let got = found.get(name).ok_or_else(|| format!("{name} was not written"))?;
+        if got.shape != want.shape {
+            return Err(format!("{name} has shape {:?}, not {:?}", got.shape, want.shape));
+        }
+        let far = |(a, b): (&f32, &f32)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() };
+        most = got.f32().iter().zip(&want.f32()).map(far).fold(most, f32::max);
+    }
+    Ok(most)
+}

@@ -112,10 +112,12 @@ pub(crate) enum Form {
     BF16,
     TwoNibbles,
     ThreeBytes,
+    ThreeTableBytes,
     FourHalves,
     FourAdd,
     FourLess,
     FourTableHalves,
+    FourTableShort,
     FourTableBytes,
     FourTableExponents,
     FiveHalves,
@@ -134,10 +136,12 @@ impl Form {
             Form::F16 | Form::BF16 => (16, false, 32, Scales::Plain),
             Form::TwoNibbles => (2, false, 16, Scales::NibblesLess),
             Form::ThreeBytes => (3, false, 16, Scales::Bytes),
+            Form::ThreeTableBytes => (3, true, 16, Scales::Bytes),
             Form::FourHalves => (4, false, 32, Scales::Halves),
             Form::FourAdd => (4, false, 32, Scales::HalvesAdd),
             Form::FourLess => (4, false, 32, Scales::BytesLess),
             Form::FourTableHalves => (4, true, 32, Scales::Halves),
+            Form::FourTableShort => (4, true, 16, Scales::Halves),
             Form::FourTableBytes => (4, true, 32, Scales::Bytes),
             Form::FourTableExponents => (4, true, 32, Scales::Exponents),
             Form::FiveHalves => (5, false, 32, Scales::Halves),
@@ -169,16 +173,16 @@ pub(crate) mod forms {
         };
     }
 
-    forms!(F32 F16 BF16 TwoNibbles ThreeBytes FourHalves FourAdd FourLess FourTableHalves
-        FourTableBytes FourTableExponents FiveHalves FiveAdd FiveLess SixBytes EightHalves EightSingle);
+    forms!(F32 F16 BF16 TwoNibbles ThreeBytes ThreeTableBytes FourHalves FourAdd FourLess FourTableHalves
+        FourTableShort FourTableBytes FourTableExponents FiveHalves FiveAdd FiveLess SixBytes EightHalves EightSingle);
 }
 
 /// Runs an expression with `$F` standing for the type of a [`Form`] value.
 macro_rules! with_form {
     ($form:expr, $F:ident => $body:expr) => {
         $crate::form::with_form!(@ $form, $F, $body,
-            F32 F16 BF16 TwoNibbles ThreeBytes FourHalves FourAdd FourLess FourTableHalves
-            FourTableBytes FourTableExponents FiveHalves FiveAdd FiveLess SixBytes EightHalves EightSingle)
+            F32 F16 BF16 TwoNibbles ThreeBytes ThreeTableBytes FourHalves FourAdd FourLess FourTableHalves
+            FourTableShort FourTableBytes FourTableExponents FiveHalves FiveAdd FiveLess SixBytes EightHalves EightSingle)
     };
     (@ $form:expr, $F:ident, $body:expr, $($name:ident)*) => {
         match $form {

@@ -14,8 +14,8 @@
 //! Panels come in pairs, whose chunks take turns: a kernel works on both, and so reads memory from front to back.
 
 use tallow_quant::{
-    BF16, Block, F16, F32, Format, IQ4NL, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K,
-    Q8_0, Q8K, with_block,
+    BF16, Block, F16, F32, Format, Gridded, IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS, IQ4NL, IQ4XS,
+    MXFP4, NVFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Q8K, TQ1_0, TQ2_0, with_block,
 };
 
 use crate::form::{Form, Layout, Scales};
@@ -285,6 +285,70 @@ impl Packing for MXFP4 {
         head.bytes[ROWS * at + head.row] = self.e;
     }
 }
+
+impl Packing for NVFP4 {
+    const LAYOUT: Layout = Layout::looked_up(Form::FourTableShort, NVFP4::VALUES);
+
+    #[inline(always)]
+    fn codes(&self, out: &mut [u8]) {
+        for (qs, out) in self.qs.iter().zip(out.chunks_exact_mut(16)) {
+            let (low, high) = out.split_at_mut(8);
+            for ((q, low), high) in qs.iter().zip(low).zip(high) {
+                (*low, *high) = (q & 15, q >> 4);
+            }
+        }
+    }
+
+    fn head(&self, at: usize, head: &mut Head<'_>) {
+        (0..4).for_each(|part| head.half(4 * at + part, F16::nearest(self.scale(part))));
+    }
+}
+
+/// Formats whose codes number values of a table, and whose scales are whole multiples of one.
+macro_rules! gridded {
+    ($($block:ident: $form:ident),*) => {
+        $(impl Packing for $block {
+            const LAYOUT: Layout = Layout::looked_up(Form::$form, <$block as Gridded>::VALUES);
+
+            #[inline(always)]
+            fn codes(&self, out: &mut [u8]) {
+                out.copy_from_slice(&Gridded::codes(self));
+            }
+
+            fn head(&self, _: usize, head: &mut Head<'_>) {
+                head.single(self.step());
+                let every = $block::LAYOUT.shape.run / 16;
+                self.factors().iter().step_by(every).enumerate().for_each(|(i, by)| head.byte(i, *by));
+            }
+        })*
+    };
+}
+
+gridded!(IQ1S: ThreeTableBytes, IQ1M: ThreeTableBytes);
+gridded!(IQ2XXS: ThreeTableBytes, IQ2XS: ThreeTableBytes, IQ2S: ThreeTableBytes);
+gridded!(IQ3XXS: FourTableBytes, IQ3S: FourTableBytes);
+
+/// Formats of -1, 0 and 1 times one scale, which becomes that of every run and what is taken away.
+macro_rules! ternary {
+    ($($block:ident),*) => {
+        $(impl Packing for $block {
+            const LAYOUT: Layout = Layout::new(Form::TwoNibbles, 0);
+
+            #[inline(always)]
+            fn codes(&self, out: &mut [u8]) {
+                out.copy_from_slice(&$block::codes(self));
+            }
+
+            fn head(&self, _: usize, head: &mut Head<'_>) {
+                head.half(0, self.d);
+                head.half(1, self.d);
+                (0..CHUNK / 16).for_each(|run| head.byte(run, 0x11));
+            }
+        })*
+    };
+}
+
+ternary!(TQ1_0, TQ2_0);
 
 /// Numbers that stand for themselves: no codes, no scales.
 macro_rules! plain {

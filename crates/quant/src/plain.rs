@@ -47,7 +47,7 @@ impl F16 {
     }
 
     /// The nearest `f16`, ties to even.
-    pub(crate) fn nearest(x: f32) -> F16 {
+    pub fn nearest(x: f32) -> F16 {
         F16(half::f16::from_f32_const(x).to_le_bytes())
     }
 

@@ -8,9 +8,10 @@ use std::ops::Range;
 use tallow_core::{Backend, DType, Result, Tensor};
 
 use crate::backend::Cpu;
+use crate::form::Layout;
 use crate::kernels::NormTask;
 use crate::mat::{Mat, MatMut};
-use crate::packed::{CHUNK, Layout, PART};
+use crate::packed::{CHUNK, PART};
 use crate::simd::{Simd, fetch};
 
 /// Rows of a tile, which kernels may read at once.
@@ -32,10 +33,11 @@ pub(crate) enum Side {
 
 impl Side {
     /// What weights of that layout need, where signed codes are multiplied with 128 added to them or not.
-    pub(crate) fn of(layout: Layout, biased: bool) -> Side {
-        let run = layout.run;
-        match (layout.has_mins(), layout.is_wide()) {
-            (true, _) if layout.is_whole() => Side::Pairs { run },
+    pub(crate) fn of(layout: &Layout, biased: bool) -> Side {
+        let shape = layout.shape;
+        let run = shape.run;
+        match (shape.has_mins(), shape.is_wide()) {
+            (true, _) if shape.is_whole() => Side::Pairs { run },
             (true, _) => Side::Less,
             (_, true) => Side::Begin { run, bias: if biased { 128 } else { 0 } },
             _ => Side::Begin { run, bias: layout.bias },

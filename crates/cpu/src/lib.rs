@@ -12,6 +12,7 @@ mod arithmetic;
 mod backend;
 mod cache;
 mod experts;
+mod form;
 mod isa;
 mod kernels;
 mod mat;

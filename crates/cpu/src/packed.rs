@@ -14,9 +14,11 @@
 //! Panels come in pairs, whose chunks take turns: a kernel works on both, and so reads memory from front to back.
 
 use tallow_quant::{
-    BF16, Block, F16, F32, Format, IQ4NL, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K,
-    Q8_0, Q8K, with_block,
+    BF16, Block, F16, F32, Format, Gridded, IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS, IQ4NL, IQ4XS,
+    MXFP4, NVFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Q8K, TQ1_0, TQ2_0, with_block,
 };
+
+use crate::form::{Form, Layout, Scales};
 
 /// Rows of a panel.
 pub(crate) const ROWS: usize = 16;
@@ -29,114 +31,10 @@ pub(crate) const PART: usize = 32;
 /// Bytes of a line.
 pub(crate) const LINE: usize = 64;
 
-/// What a chunk begins with: 16 numbers each, one for every row.
-///
-/// Where numbers of the chunk are multiplied by whole ones of its runs, all products of the chunk add up without rounding
-/// ([`Layout::is_whole`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scales {
-    /// Nothing: the numbers are plain.
-    Plain,
-    /// A half for each part, which scales it.
-    Halves,
-    /// Two halves for each part: its scale, and what is added.
-    HalvesAdd,
-    /// A half for the chunk, and a signed byte that multiplies it for each run.
-    Bytes,
-    /// Two halves for the chunk. For each run, a byte that multiplies the first and scales; and a byte that multiplies
-    /// the second and is taken away.
-    BytesLess,
-    /// The same, the two bytes being the halves of one.
-    NibblesLess,
-    /// A single for the chunk.
-    Single,
-    /// An exponent of two for each part.
-    Exponents,
-}
-
-/// How a format's blocks become chunks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    /// Bits of a code.
-    pub bits: usize,
-    /// What codes stand for, where they are not numbers.
-    pub table: Option<[i8; 16]>,
-    /// What is taken away from each code. Codes of 8 bits, and what tables hold, are signed and have none.
-    pub bias: u8,
-    /// Inputs that share a scale: 16 or 32.
-    pub run: usize,
-    pub scales: Scales,
-}
-
-impl Layout {
-    const fn new(bits: usize, bias: u8, run: usize, scales: Scales) -> Layout {
-        Layout { bits, table: None, bias, run, scales }
-    }
-
-    const fn signed(bits: usize, table: Option<[i8; 16]>, scales: Scales) -> Layout {
-        Layout { bits, table, bias: 0, run: 32, scales }
-    }
-
-    /// Are codes, looked up if they must be, signed bytes?
-    pub(crate) const fn is_wide(&self) -> bool {
-        self.bits == 8 || self.table.is_some()
-    }
-
-    /// Do all products of a chunk add up without rounding? They do where whole numbers multiply one scale, or none do.
-    pub(crate) const fn is_whole(&self) -> bool {
-        matches!(self.scales, Scales::Bytes | Scales::BytesLess | Scales::NibblesLess | Scales::Single)
-    }
-
-    /// Do the products of 16 codes with bytes add up to 16 bits?
-    pub(crate) const fn is_narrow(&self) -> bool {
-        !self.is_wide() && self.bits <= 4
-    }
-
-    /// Inputs whose products are added before anything scales them.
-    pub(crate) const fn step(&self) -> usize {
-        if self.is_whole() && self.is_narrow() { 16 } else { self.run }
-    }
-
-    /// Is something taken away from (or added to) each run?
-    pub(crate) const fn has_mins(&self) -> bool {
-        matches!(self.scales, Scales::HalvesAdd | Scales::BytesLess | Scales::NibblesLess)
-    }
-
-    /// Bytes before the codes of a chunk.
-    pub(crate) const fn head(&self, inputs: usize) -> usize {
-        let (parts, runs) = (inputs / PART, inputs / self.run);
-        let bytes = match self.scales {
-            Scales::Plain => 0,
-            Scales::Halves => parts * 32,
-            Scales::HalvesAdd => parts * 64,
-            Scales::Bytes | Scales::NibblesLess => 64 + runs * ROWS,
-            Scales::BytesLess => 64 + 2 * runs * ROWS,
-            Scales::Single => 64,
-            Scales::Exponents => parts * ROWS,
-        };
-        bytes.next_multiple_of(LINE)
-    }
-
-    /// Bytes of a chunk of a panel.
-    pub(crate) const fn chunk(&self, inputs: usize) -> usize {
-        match self.scales {
-            Scales::Plain => (inputs * ROWS * self.bits / 8).next_multiple_of(LINE),
-            _ => self.head(inputs) + inputs / PART * LINE * self.bits,
-        }
-    }
-
-    /// Bytes of a panel.
-    pub(crate) const fn panel(&self, cols: usize) -> usize {
-        let rest = cols % CHUNK;
-        cols / CHUNK * self.chunk(CHUNK) + if rest == 0 { 0 } else { self.chunk(rest) }
-    }
-}
-
 /// Bytes of a weight, or `None` where that is past all bounds.
 pub(crate) fn packed_bytes(format: Format, rows: usize, cols: usize) -> Option<usize> {
     // Panels are hardly larger than the rows in the file, which fit into memory.
-    let layout = layout(format);
-    layout.panel(cols).checked_mul(rows.div_ceil(PAIR).checked_mul(2)?)
+    layout(format).shape.panel(cols).checked_mul(rows.div_ceil(PAIR).checked_mul(2)?)
 }
 
 /// The layout of a format.
@@ -155,7 +53,12 @@ impl Head<'_> {
         self.bytes[32 * i + 2 * self.row..][..2].copy_from_slice(&x.0);
     }
 
-    /// Byte `i` of those that follow the halves of the chunk.
+    /// The single of the chunk.
+    fn single(&mut self, x: f32) {
+        self.bytes[4 * self.row..][..4].copy_from_slice(&x.to_le_bytes());
+    }
+
+    /// Byte `i` of those that follow what the chunk has one or two of.
     fn byte(&mut self, i: usize, x: u8) {
         self.bytes[LINE + ROWS * i + self.row] = x;
     }
@@ -165,7 +68,7 @@ impl Head<'_> {
 pub(crate) trait Packing: Block {
     const LAYOUT: Layout;
 
-    /// Writes the codes, one a byte, as [`Layout`] says. `out` is as long as the block.
+    /// Writes the codes, one a byte, as [`Shape`](crate::form::Shape) says. `out` is as long as the block.
     fn codes(&self, out: &mut [u8]);
 
     /// Writes what scales the block, which is the `at`-th of its chunk.
@@ -181,7 +84,7 @@ fn unsigned<const N: usize>(codes: &[i8; N], bias: u8, out: &mut [u8]) {
 }
 
 impl Packing for Q4_0 {
-    const LAYOUT: Layout = Layout::new(4, 8, 32, Scales::Halves);
+    const LAYOUT: Layout = Layout::new(Form::FourHalves, 8);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -194,7 +97,7 @@ impl Packing for Q4_0 {
 }
 
 impl Packing for Q4_1 {
-    const LAYOUT: Layout = Layout::new(4, 0, 32, Scales::HalvesAdd);
+    const LAYOUT: Layout = Layout::new(Form::FourAdd, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -208,7 +111,7 @@ impl Packing for Q4_1 {
 }
 
 impl Packing for Q5_0 {
-    const LAYOUT: Layout = Layout::new(5, 16, 32, Scales::Halves);
+    const LAYOUT: Layout = Layout::new(Form::FiveHalves, 16);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -221,7 +124,7 @@ impl Packing for Q5_0 {
 }
 
 impl Packing for Q5_1 {
-    const LAYOUT: Layout = Layout::new(5, 0, 32, Scales::HalvesAdd);
+    const LAYOUT: Layout = Layout::new(Form::FiveAdd, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -235,7 +138,7 @@ impl Packing for Q5_1 {
 }
 
 impl Packing for Q8_0 {
-    const LAYOUT: Layout = Layout::signed(8, None, Scales::Halves);
+    const LAYOUT: Layout = Layout::new(Form::EightHalves, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -248,7 +151,7 @@ impl Packing for Q8_0 {
 }
 
 impl Packing for Q2K {
-    const LAYOUT: Layout = Layout::new(2, 0, 16, Scales::NibblesLess);
+    const LAYOUT: Layout = Layout::new(Form::TwoNibbles, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -263,7 +166,7 @@ impl Packing for Q2K {
 }
 
 impl Packing for Q3K {
-    const LAYOUT: Layout = Layout::new(3, 4, 16, Scales::Bytes);
+    const LAYOUT: Layout = Layout::new(Form::ThreeBytes, 4);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -271,13 +174,13 @@ impl Packing for Q3K {
     }
 
     fn head(&self, _: usize, head: &mut Head<'_>) {
-        head.half(0, self.d);
+        head.single(self.d.get());
         self.scales().iter().enumerate().for_each(|(i, s)| head.byte(i, *s as u8));
     }
 }
 
 impl Packing for Q4K {
-    const LAYOUT: Layout = Layout::new(4, 0, 32, Scales::BytesLess);
+    const LAYOUT: Layout = Layout::new(Form::FourLess, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -293,7 +196,7 @@ impl Packing for Q4K {
 }
 
 impl Packing for Q5K {
-    const LAYOUT: Layout = Layout::new(5, 0, 32, Scales::BytesLess);
+    const LAYOUT: Layout = Layout::new(Form::FiveLess, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -309,7 +212,7 @@ impl Packing for Q5K {
 }
 
 impl Packing for Q6K {
-    const LAYOUT: Layout = Layout::new(6, 32, 16, Scales::Bytes);
+    const LAYOUT: Layout = Layout::new(Form::SixBytes, 32);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -317,13 +220,13 @@ impl Packing for Q6K {
     }
 
     fn head(&self, _: usize, head: &mut Head<'_>) {
-        head.half(0, self.d);
+        head.single(self.d.get());
         self.scales.iter().enumerate().for_each(|(i, s)| head.byte(i, *s as u8));
     }
 }
 
 impl Packing for Q8K {
-    const LAYOUT: Layout = Layout::signed(8, None, Scales::Single);
+    const LAYOUT: Layout = Layout::new(Form::EightSingle, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -331,7 +234,7 @@ impl Packing for Q8K {
     }
 
     fn head(&self, _: usize, head: &mut Head<'_>) {
-        head.bytes[4 * head.row..][..4].copy_from_slice(&self.d.0);
+        head.single(self.d.get());
     }
 }
 
@@ -344,7 +247,7 @@ fn split_halves(qs: &[u8; 16], out: &mut [u8]) {
 }
 
 impl Packing for IQ4NL {
-    const LAYOUT: Layout = Layout::signed(4, Some(IQ4NL::VALUES), Scales::Halves);
+    const LAYOUT: Layout = Layout::looked_up(Form::FourTableHalves, IQ4NL::VALUES);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -357,7 +260,7 @@ impl Packing for IQ4NL {
 }
 
 impl Packing for IQ4XS {
-    const LAYOUT: Layout = Layout { scales: Scales::Bytes, ..IQ4NL::LAYOUT };
+    const LAYOUT: Layout = Layout::looked_up(Form::FourTableBytes, IQ4NL::VALUES);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -365,13 +268,13 @@ impl Packing for IQ4XS {
     }
 
     fn head(&self, _: usize, head: &mut Head<'_>) {
-        head.half(0, self.d);
+        head.single(self.d.get());
         self.scales().iter().enumerate().for_each(|(i, s)| head.byte(i, *s as u8));
     }
 }
 
 impl Packing for MXFP4 {
-    const LAYOUT: Layout = Layout::signed(4, Some(MXFP4::VALUES), Scales::Exponents);
+    const LAYOUT: Layout = Layout::looked_up(Form::FourTableExponents, MXFP4::VALUES);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -383,11 +286,75 @@ impl Packing for MXFP4 {
     }
 }
 
+impl Packing for NVFP4 {
+    const LAYOUT: Layout = Layout::looked_up(Form::FourTableShort, NVFP4::VALUES);
+
+    #[inline(always)]
+    fn codes(&self, out: &mut [u8]) {
+        for (qs, out) in self.qs.iter().zip(out.chunks_exact_mut(16)) {
+            let (low, high) = out.split_at_mut(8);
+            for ((q, low), high) in qs.iter().zip(low).zip(high) {
+                (*low, *high) = (q & 15, q >> 4);
+            }
+        }
+    }
+
+    fn head(&self, at: usize, head: &mut Head<'_>) {
+        (0..4).for_each(|part| head.half(4 * at + part, F16::nearest(self.scale(part))));
+    }
+}
+
+/// Formats whose codes number values of a table, and whose scales are whole multiples of one.
+macro_rules! gridded {
+    ($($block:ident: $form:ident),*) => {
+        $(impl Packing for $block {
+            const LAYOUT: Layout = Layout::looked_up(Form::$form, <$block as Gridded>::VALUES);
+
+            #[inline(always)]
+            fn codes(&self, out: &mut [u8]) {
+                out.copy_from_slice(&Gridded::codes(self));
+            }
+
+            fn head(&self, _: usize, head: &mut Head<'_>) {
+                head.single(self.step());
+                let every = $block::LAYOUT.shape.run / 16;
+                self.factors().iter().step_by(every).enumerate().for_each(|(i, by)| head.byte(i, *by));
+            }
+        })*
+    };
+}
+
+gridded!(IQ1S: ThreeTableBytes, IQ1M: ThreeTableBytes);
+gridded!(IQ2XXS: ThreeTableBytes, IQ2XS: ThreeTableBytes, IQ2S: ThreeTableBytes);
+gridded!(IQ3XXS: FourTableBytes, IQ3S: FourTableBytes);
+
+/// Formats of -1, 0 and 1 times one scale, which becomes that of every run and what is taken away.
+macro_rules! ternary {
+    ($($block:ident),*) => {
+        $(impl Packing for $block {
+            const LAYOUT: Layout = Layout::new(Form::TwoNibbles, 0);
+
+            #[inline(always)]
+            fn codes(&self, out: &mut [u8]) {
+                out.copy_from_slice(&$block::codes(self));
+            }
+
+            fn head(&self, _: usize, head: &mut Head<'_>) {
+                head.half(0, self.d);
+                head.half(1, self.d);
+                (0..CHUNK / 16).for_each(|run| head.byte(run, 0x11));
+            }
+        })*
+    };
+}
+
+ternary!(TQ1_0, TQ2_0);
+
 /// Numbers that stand for themselves: no codes, no scales.
 macro_rules! plain {
-    ($($block:ty: $bits:literal),*) => {
+    ($($block:ident),*) => {
         $(impl Packing for $block {
-            const LAYOUT: Layout = Layout::new($bits, 0, 32, Scales::Plain);
+            const LAYOUT: Layout = Layout::new(Form::$block, 0);
 
             fn codes(&self, _: &mut [u8]) {}
 
@@ -396,7 +363,7 @@ macro_rules! plain {
     };
 }
 
-plain!(F32: 32, F16: 16, BF16: 16);
+plain!(F32, F16, BF16);
 
 /// Packs a pair of panels from rows as a file has them. `rows` are at most [`PAIR`] rows of `width` bytes; what is
 /// missing of the pair is filled with zeros.
@@ -411,13 +378,13 @@ fn pack_pair_as<B: Packing>(rows: &[u8], width: usize, cols: usize, out: &mut [u
     let mut at = 0;
     for first in (0..cols).step_by(CHUNK) {
         let inputs = CHUNK.min(cols - first);
-        let bytes = B::LAYOUT.chunk(inputs);
+        let bytes = B::LAYOUT.shape.chunk(inputs);
         for (panel, rows) in rows.chunks(ROWS * width).enumerate() {
             let out = &mut out[at + panel * bytes..][..bytes];
             for (row, from) in rows.chunks_exact(width).enumerate() {
                 let weights = B::FORMAT.block_weights();
                 let from = &from[first / weights * size_of::<B>()..][..inputs / weights * size_of::<B>()];
-                match B::LAYOUT.scales {
+                match B::LAYOUT.shape.scales {
                     Scales::Plain => plain_row(from, size_of::<B>(), B::FORMAT == Format::BF16, row, out),
                     _ => blocks_row(bytemuck::cast_slice::<u8, B>(from), inputs, row, out),
                 }
@@ -439,7 +406,7 @@ fn plain_row(from: &[u8], size: usize, in_pairs: bool, row: usize, out: &mut [u8
 }
 
 fn blocks_row<B: Packing>(blocks: &[B], inputs: usize, row: usize, out: &mut [u8]) {
-    let (head, planes) = out.split_at_mut(B::LAYOUT.head(inputs));
+    let (head, planes) = out.split_at_mut(B::LAYOUT.shape.head(inputs));
     let mut head = Head { bytes: head, row };
     let mut codes = [0u32; CHUNK / 4];
     let bytes = bytemuck::bytes_of_mut(&mut codes);
@@ -451,13 +418,13 @@ fn blocks_row<B: Packing>(blocks: &[B], inputs: usize, row: usize, out: &mut [u8
     // Kernels see bytes, whichever end of a word comes first.
     let planes: &mut [u32] = bytemuck::cast_slice_mut(planes);
     for (part, w) in codes[..inputs / 4].chunks_exact(PART / 4).enumerate() {
-        let lines = &mut planes[part * B::LAYOUT.bits * ROWS..];
+        let lines = &mut planes[part * B::LAYOUT.shape.bits * ROWS..];
         let mut put = |line: usize, x: u32| lines[line * ROWS + row] = x;
         let two = |shift: u32, h: usize| {
             (0..4).map(|j| (w[4 * h + j] >> shift & 0x0303_0303) << (2 * j)).sum::<u32>()
         };
         let one = |shift: u32| (0..8).map(|g| (w[g] >> shift & 0x0101_0101) << g).sum::<u32>();
-        match B::LAYOUT.bits {
+        match B::LAYOUT.shape.bits {
             8 => (0..8).for_each(|g| put(g, w[g])),
             2 => (0..2).for_each(|h| put(h, two(0, h))),
             3 => {

@@ -323,6 +323,8 @@ mod tests {
             ("gpt-oss-120b-MXFP4_MOE", "MXFP4_MOE"),
             ("SmolLM3-3B-bf16", "BF16"),
             ("bitnet-TQ1_0", "TQ1_0"),
+            ("Mistral-7B-IQ2_XXS", "IQ2_XXS"),
+            ("Qwen3-8B-NVFP4", "NVFP4"),
             ("stories_q4_k_m", "Q4_K_M"),
         ] {
             assert_eq!(label(name).as_deref(), Some(want), "{name}");

@@ -4,9 +4,11 @@
 //! least-squares scale for the codes that it gives. Codes are always chosen last, against the scale as it is stored.
 
 mod affine;
+mod book;
 mod scale;
 
 pub(crate) use affine::{fit_affine_block, fit_affine_super};
+pub(crate) use book::{Book, Signed, fit_books, fit_ternary};
 pub(crate) use scale::{fit_block, fit_super};
 
 /// The numbers that codes stand for before they are scaled.

@@ -20,9 +20,19 @@ pub enum Format {
     Q5K,
     Q6K,
     Q8K,
+    IQ1S,
+    IQ1M,
+    IQ2XXS,
+    IQ2XS,
+    IQ2S,
+    IQ3XXS,
+    IQ3S,
     IQ4NL,
     IQ4XS,
+    TQ1_0,
+    TQ2_0,
     MXFP4,
+    NVFP4,
 }
 
 /// What [`Format`] knows of itself: name, GGUF type number, weights in a block, bytes in a block.
@@ -35,7 +45,7 @@ struct Facts {
 
 impl Format {
     /// Every format, in the order of the enum.
-    pub const ALL: [Format; 17] = [
+    pub const ALL: [Format; 27] = [
         Format::F32,
         Format::F16,
         Format::BF16,
@@ -50,9 +60,19 @@ impl Format {
         Format::Q5K,
         Format::Q6K,
         Format::Q8K,
+        Format::IQ1S,
+        Format::IQ1M,
+        Format::IQ2XXS,
+        Format::IQ2XS,
+        Format::IQ2S,
+        Format::IQ3XXS,
+        Format::IQ3S,
         Format::IQ4NL,
         Format::IQ4XS,
+        Format::TQ1_0,
+        Format::TQ2_0,
         Format::MXFP4,
+        Format::NVFP4,
     ];
 
     const fn facts(self) -> Facts {
@@ -71,9 +91,19 @@ impl Format {
             Format::Q5K => ("Q5_K", 13, 256, 176),
             Format::Q6K => ("Q6_K", 14, 256, 210),
             Format::Q8K => ("Q8_K", 15, 256, 292),
+            Format::IQ1S => ("IQ1_S", 19, 256, 50),
+            Format::IQ1M => ("IQ1_M", 29, 256, 56),
+            Format::IQ2XXS => ("IQ2_XXS", 16, 256, 66),
+            Format::IQ2XS => ("IQ2_XS", 17, 256, 74),
+            Format::IQ2S => ("IQ2_S", 22, 256, 82),
+            Format::IQ3XXS => ("IQ3_XXS", 18, 256, 98),
+            Format::IQ3S => ("IQ3_S", 21, 256, 110),
             Format::IQ4NL => ("IQ4_NL", 20, 32, 18),
             Format::IQ4XS => ("IQ4_XS", 23, 256, 136),
+            Format::TQ1_0 => ("TQ1_0", 34, 256, 54),
+            Format::TQ2_0 => ("TQ2_0", 35, 256, 66),
             Format::MXFP4 => ("MXFP4", 39, 32, 17),
+            Format::NVFP4 => ("NVFP4", 40, 64, 36),
         };
         Facts { name, gguf, weights, bytes }
     }

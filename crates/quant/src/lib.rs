@@ -28,6 +28,9 @@
 //!    - `codes()` and, where they are packed, `scales()`: the integers in the order of the weights. Kernels that
 //!      repack weights read these;
 //!    - `impl Block`: `unpack` by `codes::scaled` or `codes::scaled_less`, and `pack` by one of the fits in `fit.rs`.
+//!
+//!    Where weights choose patterns of a table together, [`Gridded`] takes the place of `codes()` and `scales()`, and
+//!    `fit_books` that of the fits.
 //! 3. Here, a `mod` and a `pub use`; in `block.rs`, the name in [`with_block!`]. The build stops where the struct and
 //!    the facts do not agree.
 //! 4. In `tests/formats`, its `tolerance` and `reach`. Reference blocks in `tests/goldens` are found by the format's
@@ -47,9 +50,18 @@ mod block;
 mod codes;
 mod fit;
 mod format;
+mod gridded;
+mod iq1_m;
+mod iq1_s;
+mod iq2_s;
+mod iq2_xs;
+mod iq2_xxs;
+mod iq3_s;
+mod iq3_xxs;
 mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
+mod nvfp4;
 mod plain;
 mod q2_k;
 mod q3_k;
@@ -63,12 +75,23 @@ mod q6_k;
 mod q8_0;
 mod q8_k;
 mod size;
+mod tq1_0;
+mod tq2_0;
 
 pub use block::{Block, pack_as, unpack_as};
 pub use format::Format;
+pub use gridded::Gridded;
+pub use iq1_m::IQ1M;
+pub use iq1_s::IQ1S;
+pub use iq2_s::IQ2S;
+pub use iq2_xs::IQ2XS;
+pub use iq2_xxs::IQ2XXS;
+pub use iq3_s::IQ3S;
+pub use iq3_xxs::IQ3XXS;
 pub use iq4_nl::IQ4NL;
 pub use iq4_xs::IQ4XS;
 pub use mxfp4::MXFP4;
+pub use nvfp4::NVFP4;
 pub use plain::{BF16, F16, F32};
 pub use q2_k::Q2K;
 pub use q3_k::Q3K;
@@ -82,6 +105,8 @@ pub use q6_k::Q6K;
 pub use q8_0::Q8_0;
 pub use q8_k::Q8K;
 pub use size::SizeError;
+pub use tq1_0::TQ1_0;
+pub use tq2_0::TQ2_0;
 
 /// Writes to `out` the weights that `bytes` hold. Both must be the same whole number of blocks.
 ///

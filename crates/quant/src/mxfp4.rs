@@ -18,7 +18,7 @@ pub struct MXFP4 {
 }
 
 /// What the codes stand for: a sign, two bits of exponent and one of fraction, twice as large as usual to be whole.
-const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub(crate) const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl MXFP4 {
     /// What the codes stand for, before the scale of [`MXFP4::scale`].
@@ -45,7 +45,7 @@ impl MXFP4 {
 }
 
 /// [`VALUES`] as something to fit weights to.
-struct Tiny;
+pub(crate) struct Tiny;
 
 impl Grid for Tiny {
     const REACH: f32 = 12.0;

@@ -5,6 +5,7 @@
 //! batch.
 
 mod backend;
+mod coded;
 mod gpu;
 mod kernels;
 mod probe;

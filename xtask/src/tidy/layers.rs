@@ -8,7 +8,7 @@ const LAYERS: [(&str, &[&str]); 8] = [
     ("quant", &[]),
     ("core", &["quant"]),
     ("cpu", &["core", "quant"]),
-    ("wgpu", &["core"]),
+    ("wgpu", &["core", "quant"]),
     ("models", &["core", "quant"]),
     ("engine", &["models", "core", "quant"]),
     ("server", &["engine", "models"]),

@@ -8,6 +8,7 @@ fn widths(format: Format) -> &'static [usize] {
     match format.block_weights() {
         1 => &[1, 7, 48, 65, 172, 300],
         32 => &[32, 96, 352],
+        64 => &[64, 192, 320],
         _ => &[256, 768],
     }
 }

@@ -8,12 +8,11 @@
 
 use std::marker::PhantomData;
 
-use tallow_quant::{Format, with_block};
-
 use super::unpack::{Chunk, Plain};
 use crate::activations::Rounded;
+use crate::form::{Formed, Layout, with_form};
 use crate::mat::Mat;
-use crate::packed::{self, CHUNK, PART, Packing, ROWS};
+use crate::packed::{CHUNK, ROWS};
 use crate::simd::{Lines, Tile, WholeKind, WholeTile};
 
 /// The sums of a row of input with a pair of panels.
@@ -25,7 +24,7 @@ pub(crate) struct Sums(pub [[f32; ROWS]; 2]);
 pub(crate) struct DotTask<'a> {
     /// Unpacked; of no use afterwards.
     pub chunks: &'a mut [Chunk; 2],
-    pub format: Format,
+    pub layout: &'a Layout,
     pub x: Rounded<'a>,
     /// The row that the first of the sums is of.
     pub first: usize,
@@ -46,31 +45,32 @@ pub(crate) struct PlainTask<'a> {
 /// Adds the chunk's products to the sums.
 #[inline(always)]
 pub(super) unsafe fn dot<L: Lines>(t: &mut DotTask<'_>) {
-    let layout = packed::layout(t.format);
+    let shape = t.layout.shape;
     // SAFETY: the caller has the instruction set.
     unsafe {
-        match (layout.is_whole(), layout.has_mins(), layout.is_wide()) {
-            (true, ..) => with_block!(t.format, B => whole_tiles::<L, B>(t)),
-            (_, true, _) => tiles::<L, true, false>(t),
-            (.., false) => tiles::<L, false, false>(t),
-            _ => tiles::<L, false, true>(t),
+        match (shape.is_whole(), shape.has_mins(), shape.is_wide()) {
+            (true, ..) => with_form!(t.layout.form, F => whole_tiles::<L, F>(t)),
+            (_, true, _) => tiles::<L, 32, true, false>(t),
+            (.., false) => tiles::<L, 32, false, false>(t),
+            _ if shape.run == 16 => tiles::<L, 16, false, true>(t),
+            _ => tiles::<L, 32, false, true>(t),
         }
     }
 }
 
 /// All rows, as many at a time as registers hold.
 #[inline(always)]
-unsafe fn tiles<L: Lines, const MINS: bool, const WIDE: bool>(t: &mut DotTask<'_>) {
+unsafe fn tiles<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &mut DotTask<'_>) {
     let mut row = 0;
     while row < t.sums.len() {
         // SAFETY: so many rows are left; the caller has the instruction set.
         row += unsafe {
             match (t.sums.len() - row).min(L::TOKENS) {
-                1 => tile::<L, 1, MINS, WIDE>(t, row),
-                2 => tile::<L, 2, MINS, WIDE>(t, row),
-                3 => tile::<L, 3, MINS, WIDE>(t, row),
-                4 | 5 => tile::<L, 4, MINS, WIDE>(t, row),
-                _ => tile::<L, 6, MINS, WIDE>(t, row),
+                1 => tile::<L, 1, RUN, MINS, WIDE>(t, row),
+                2 => tile::<L, 2, RUN, MINS, WIDE>(t, row),
+                3 => tile::<L, 3, RUN, MINS, WIDE>(t, row),
+                4 | 5 => tile::<L, 4, RUN, MINS, WIDE>(t, row),
+                _ => tile::<L, 6, RUN, MINS, WIDE>(t, row),
             }
         };
     }
@@ -78,7 +78,7 @@ unsafe fn tiles<L: Lines, const MINS: bool, const WIDE: bool>(t: &mut DotTask<'_
 
 /// `T` rows from `row` on. Returns `T`.
 #[inline(always)]
-unsafe fn tile<L: Lines, const T: usize, const MINS: bool, const WIDE: bool>(
+unsafe fn tile<L: Lines, const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(
     t: &mut DotTask<'_>,
     row: usize,
 ) -> usize {
@@ -94,40 +94,40 @@ unsafe fn tile<L: Lines, const T: usize, const MINS: bool, const WIDE: bool>(
         mins: [first, second].map(|c| c.mins.as_ptr().cast()),
         rows: std::array::from_fn(|i| codes[i * n..].as_ptr()),
         row_scales: scales.as_ptr(),
-        sides: std::array::from_fn(|i| sides[i * n / PART..].as_ptr()),
+        sides: std::array::from_fn(|i| sides[i * n / RUN..].as_ptr()),
         sums: t.sums[row..][..T].as_mut_ptr().cast(),
-        runs: n / PART,
+        runs: n / RUN,
     };
     // SAFETY: the pointers are to all that the tile says; the caller has the instruction set.
-    unsafe { L::tile::<T, MINS, WIDE>(&tile) };
+    unsafe { L::tile::<T, RUN, MINS, WIDE>(&tile) };
     T
 }
 
-/// How products of a format add up.
-pub(super) struct Kind<B>(PhantomData<B>);
+/// How products of a form add up.
+pub(super) struct Kind<F>(PhantomData<F>);
 
-impl<B: Packing> WholeKind for Kind<B> {
-    const STEP: usize = B::LAYOUT.step();
-    const NARROW: bool = B::LAYOUT.is_narrow();
-    const MINS: usize = if B::LAYOUT.has_mins() { CHUNK / B::LAYOUT.run / 2 } else { 0 };
-    const WIDE: bool = B::LAYOUT.is_wide();
+impl<F: Formed> WholeKind for Kind<F> {
+    const STEP: usize = F::SHAPE.step();
+    const NARROW: bool = F::SHAPE.is_narrow();
+    const MINS: usize = if F::SHAPE.has_mins() { CHUNK / F::SHAPE.run / 2 } else { 0 };
+    const WIDE: bool = F::SHAPE.is_wide();
 }
 
 /// All rows with a whole chunk, as many at a time as registers hold.
 #[inline(always)]
-unsafe fn whole_tiles<L: Lines, B: Packing>(t: &mut DotTask<'_>) {
+unsafe fn whole_tiles<L: Lines, F: Formed>(t: &mut DotTask<'_>) {
     // Blocks of such formats are chunks.
-    assert!(const { B::LAYOUT.is_whole() } && t.inputs.len() == CHUNK);
+    assert!(const { F::SHAPE.is_whole() } && t.inputs.len() == CHUNK);
     let mut row = 0;
     while row < t.sums.len() {
         // SAFETY: so many rows are left; the caller has the instruction set.
         row += unsafe {
             match (t.sums.len() - row).min(L::TOKENS) {
-                1 => whole_tile::<L, B, 1>(t, row),
-                2 => whole_tile::<L, B, 2>(t, row),
-                3 => whole_tile::<L, B, 3>(t, row),
-                4 | 5 => whole_tile::<L, B, 4>(t, row),
-                _ => whole_tile::<L, B, 6>(t, row),
+                1 => whole_tile::<L, F, 1>(t, row),
+                2 => whole_tile::<L, F, 2>(t, row),
+                3 => whole_tile::<L, F, 3>(t, row),
+                4 | 5 => whole_tile::<L, F, 4>(t, row),
+                _ => whole_tile::<L, F, 6>(t, row),
             }
         };
     }
@@ -135,7 +135,7 @@ unsafe fn whole_tiles<L: Lines, B: Packing>(t: &mut DotTask<'_>) {
 
 /// `T` rows from `row` on. Returns `T`.
 #[inline(always)]
-unsafe fn whole_tile<L: Lines, B: Packing, const T: usize>(t: &mut DotTask<'_>, row: usize) -> usize {
+unsafe fn whole_tile<L: Lines, F: Formed, const T: usize>(t: &mut DotTask<'_>, row: usize) -> usize {
     if T > L::TOKENS {
         return T;
     }
@@ -153,7 +153,7 @@ unsafe fn whole_tile<L: Lines, B: Packing, const T: usize>(t: &mut DotTask<'_>, 
         sums: t.sums[row..][..T].as_mut_ptr().cast(),
     };
     // SAFETY: the pointers are to all that the tile says; the caller has the instruction set.
-    unsafe { L::whole_tile::<T, Kind<B>>(&tile) };
+    unsafe { L::whole_tile::<T, Kind<F>>(&tile) };
     T
 }
 

@@ -13,14 +13,13 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use tallow_quant::{Format, with_block};
-
 use super::dot::{Kind, Sums};
 use super::linear::Packed;
 use super::unpack::{Head, group, look_ahead, pairs};
 use crate::activations::Rounded;
+use crate::form::{Form, Formed, with_form};
 use crate::mat::Mat;
-use crate::packed::{CHUNK, LINE, PAIR, PART, Packing, ROWS, Scales};
+use crate::packed::{CHUNK, LINE, PAIR, PART, ROWS};
 use crate::simd::{Lines, WholeKind, Work, scale_whole};
 
 /// A pair of panels, to be multiplied with a few rows.
@@ -70,27 +69,27 @@ unsafe fn some_rows<L: Lines, const T: usize>(t: &mut FewTask<'_>, row: usize) -
     {
         let (w, pair, x, first) = (t.w, t.pair, t.x, t.rows.start + row);
         // SAFETY: the caller has the instruction set.
-        with_block!(w.format, B => unsafe {
-            L::apart(SomeRows { w, pair, x, first, sums, block: PhantomData::<B> });
+        with_form!(w.layout.form, F => unsafe {
+            L::apart(SomeRows { w, pair, x, first, sums, form: PhantomData::<F> });
         });
     }
     T
 }
 
 /// A pair of panels, to be multiplied with `T` rows.
-struct SomeRows<'a, B, const T: usize> {
+struct SomeRows<'a, F, const T: usize> {
     w: Packed<'a>,
     pair: usize,
     x: FewRows<'a>,
     first: usize,
     sums: &'a mut [Sums; T],
-    block: PhantomData<B>,
+    form: PhantomData<F>,
 }
 
-impl<L: Lines, B: Packing, const T: usize> Work<L> for SomeRows<'_, B, T> {
+impl<L: Lines, F: Formed, const T: usize> Work<L> for SomeRows<'_, F, T> {
     #[inline(always)]
     unsafe fn run(self) {
-        let is_plain = const { matches!(B::LAYOUT.scales, Scales::Plain) };
+        let is_plain = const { F::SHAPE.is_plain() };
         // SAFETY: passed on to the caller.
         unsafe {
             match self.x {
@@ -102,33 +101,33 @@ impl<L: Lines, B: Packing, const T: usize> Work<L> for SomeRows<'_, B, T> {
     }
 }
 
-impl<B: Packing, const T: usize> SomeRows<'_, B, T> {
+impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
     /// All chunks of codes.
     #[inline(always)]
     unsafe fn whole<L: Lines>(self, x: Rounded<'_>) {
-        let sums = self.sums.as_mut_ptr().cast::<f32>();
+        let (sums, table) = (self.sums.as_mut_ptr().cast::<f32>(), &self.w.layout.table);
         for start in (0..self.w.cols).step_by(CHUNK) {
             let inputs = start..self.w.cols.min(start + CHUNK);
             let (codes, scales, sides) = x.chunk(self.first..self.first + T, &inputs);
             let mut room;
             let rows = if inputs.len() == CHUNK {
                 let (codes, scales, sides) = (codes.as_ptr(), scales.as_ptr(), sides.as_ptr());
-                Rows { codes, scales, sides, block: PhantomData::<B> }
+                Rows { codes, scales, sides, table, form: PhantomData::<F> }
             } else {
                 room = Spread::<T>::EMPTY;
-                room.fill(codes, scales, sides)
+                room.fill(codes, scales, sides, table)
             };
             for p in 0..2 {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
-                // SAFETY: the chunk is of that format and size, rows have what belongs to it, and there are sums for T
+                // SAFETY: the chunk is of that form and size, rows have what belongs to it, and there are sums for T
                 // of them; the caller has the instruction set.
                 unsafe {
-                    if !const { B::LAYOUT.is_whole() } {
-                        multiply::<L, B, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS));
+                    if !const { F::SHAPE.is_whole() } {
+                        multiply::<L, F, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS));
                     } else {
                         // Blocks of such formats are chunks.
                         assert!(n == CHUNK);
-                        multiply_whole::<L, B, T>(chunk.as_ptr(), &rows, sums.add(p * ROWS));
+                        multiply_whole::<L, F, T>(chunk.as_ptr(), &rows, sums.add(p * ROWS));
                     }
                 }
             }
@@ -147,9 +146,9 @@ impl<B: Packing, const T: usize> SomeRows<'_, B, T> {
             }
             for p in 0..2 {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
-                // SAFETY: the chunk is of that format and size, and there are sums for T rows; the caller has the
+                // SAFETY: the chunk is of that form and size, and there are sums for T rows; the caller has the
                 // instruction set.
-                unsafe { multiply_plain::<L, B, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS)) };
+                unsafe { multiply_plain::<L, F, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS)) };
             }
         }
     }
@@ -157,17 +156,19 @@ impl<B: Packing, const T: usize> SomeRows<'_, B, T> {
 
 /// The same inputs, at most a chunk, of some rows, which are as far apart as whole chunks are: what kernels read lies at
 /// distances that are known when they are compiled.
-struct Rows<B> {
+struct Rows<'a, F> {
     codes: *const u8,
     scales: *const f32,
     sides: *const u32,
-    block: PhantomData<B>,
+    /// What codes of weights stand for.
+    table: &'a [i8; 16],
+    form: PhantomData<F>,
 }
 
-impl<B: Packing> Rows<B> {
+impl<F: Formed> Rows<'_, F> {
     /// From one row's sides to the next one's.
     const SIDES: usize =
-        CHUNK / B::LAYOUT.run / if B::LAYOUT.is_whole() && B::LAYOUT.has_mins() { 2 } else { 1 };
+        CHUNK / F::SHAPE.run / if F::SHAPE.is_whole() && F::SHAPE.has_mins() { 2 } else { 1 };
 }
 
 /// Rows of less than a chunk, spread out.
@@ -180,14 +181,21 @@ impl<const T: usize> Spread<T> {
     const EMPTY: Spread<T> = Spread { codes: [[0; _]; _], sides: [[0; _]; _] };
 
     #[inline(always)]
-    fn fill<B: Packing>(&mut self, codes: &[u8], scales: &[f32], sides: &[u32]) -> Rows<B> {
+    fn fill<'a, F: Formed>(
+        &mut self,
+        codes: &[u8],
+        scales: &[f32],
+        sides: &[u32],
+        table: &'a [i8; 16],
+    ) -> Rows<'a, F> {
         spread(codes, self.codes.as_flattened_mut(), T, CHUNK);
-        spread(sides, self.sides.as_flattened_mut(), T, Rows::<B>::SIDES);
+        spread(sides, self.sides.as_flattened_mut(), T, Rows::<F>::SIDES);
         Rows {
             codes: self.codes.as_ptr().cast(),
             scales: scales.as_ptr(),
             sides: self.sides.as_ptr().cast(),
-            block: PhantomData,
+            table,
+            form: PhantomData,
         }
     }
 }
@@ -201,41 +209,44 @@ fn spread<T: Copy>(from: &[T], to: &mut [T], rows: usize, apart: usize) {
 
 /// Adds to the sums of `T` rows, which are a pair of panels apart, their products with a chunk of codes of a panel.
 #[inline(always)]
-unsafe fn multiply<L: Lines, B: Packing, const T: usize>(
+unsafe fn multiply<L: Lines, F: Formed, const T: usize>(
     from: *const u8,
     inputs: usize,
-    x: &Rows<B>,
+    x: &Rows<'_, F>,
     sums: *mut f32,
 ) {
-    let layout = const { B::LAYOUT };
+    let shape = const { F::SHAPE };
     // SAFETY: the chunk has the parts, rows have what belongs to them; the caller has the instruction set.
     unsafe {
-        let head = Head::<L>::new::<B>(from, inputs);
+        let head = Head::<L>::new::<F>(from, inputs);
         let mut f = [L::splat(0.0); T];
         for at in 0..inputs / PART {
-            let planes = from.add(layout.head(inputs) + at * LINE * layout.bits);
-            look_ahead::<L>(planes, planes.add(LINE * layout.bits));
-            for line in 0..layout.bits {
-                L::prefetch_next(planes.add(LINE * (2 * layout.bits + line)));
+            let planes = from.add(shape.head(inputs) + at * LINE * shape.bits);
+            look_ahead::<L>(planes, planes.add(LINE * shape.bits));
+            for line in 0..shape.bits {
+                L::prefetch_next(planes.add(LINE * (2 * shape.bits + line)));
             }
-            let sides = x.sides.add(at);
-            let mut whole = [L::words(0); T];
-            if !layout.has_mins() {
+            for r in 0..PART / shape.run {
+                let run = at * (PART / shape.run) + r;
+                let sides = x.sides.add(run);
+                let mut whole = [L::words(0); T];
+                if !shape.has_mins() {
+                    for i in 0..T {
+                        whole[i] = L::repeat(sides.add(i * Rows::<F>::SIDES).cast());
+                    }
+                }
+                dot_step::<L, F, T>(&mut whole, r, planes, x.codes.add(at * PART), x.table);
+                let (scale, min) = head.run::<F>(run);
                 for i in 0..T {
-                    whole[i] = L::repeat(sides.add(i * Rows::<B>::SIDES).cast());
+                    f[i] = L::fma(L::to_f32(whole[i]), scale, f[i]);
+                    if shape.has_mins() {
+                        let less = f32::from_bits(*sides.add(i * Rows::<F>::SIDES));
+                        f[i] = L::fma(min, L::splat(less), f[i]);
+                    }
                 }
+                // Or lines that parts read alike would be kept, in more registers than there are.
+                compiler_fence(Ordering::SeqCst);
             }
-            dot_step::<L, B, T>(&mut whole, 0, planes, x.codes.add(at * PART));
-            let (scale, min) = head.run::<B>(at);
-            for i in 0..T {
-                f[i] = L::fma(L::to_f32(whole[i]), scale, f[i]);
-                if layout.has_mins() {
-                    let less = f32::from_bits(*sides.add(i * Rows::<B>::SIDES));
-                    f[i] = L::fma(min, L::splat(less), f[i]);
-                }
-            }
-            // Or lines that parts read alike would be kept, in more registers than there are.
-            compiler_fence(Ordering::SeqCst);
         }
         for i in 0..T {
             let to = sums.add(PAIR * i);
@@ -246,31 +257,35 @@ unsafe fn multiply<L: Lines, B: Packing, const T: usize>(
 
 /// The same where all products of the chunk add up without rounding.
 #[inline(always)]
-unsafe fn multiply_whole<L: Lines, B: Packing, const T: usize>(from: *const u8, x: &Rows<B>, sums: *mut f32) {
-    let layout = const { B::LAYOUT };
-    let (step, mins) = const { (Kind::<B>::STEP, Kind::<B>::MINS) };
+unsafe fn multiply_whole<L: Lines, F: Formed, const T: usize>(
+    from: *const u8,
+    x: &Rows<'_, F>,
+    sums: *mut f32,
+) {
+    let shape = const { F::SHAPE };
+    let (step, mins) = const { (Kind::<F>::STEP, Kind::<F>::MINS) };
     // SAFETY: the chunk has the parts, rows have what belongs to them; the caller has the instruction set.
     unsafe {
-        let head = Head::<L>::new::<B>(from, CHUNK);
+        let head = Head::<L>::new::<F>(from, CHUNK);
         let mut all = [L::words(0); T];
         for at in 0..CHUNK / PART {
-            let planes = from.add(layout.head(CHUNK) + at * LINE * layout.bits);
-            look_ahead::<L>(planes, planes.add(LINE * layout.bits));
-            for line in 0..layout.bits {
-                L::prefetch_next(planes.add(LINE * (2 * layout.bits + line)));
+            let planes = from.add(shape.head(CHUNK) + at * LINE * shape.bits);
+            look_ahead::<L>(planes, planes.add(LINE * shape.bits));
+            for line in 0..shape.bits {
+                L::prefetch_next(planes.add(LINE * (2 * shape.bits + line)));
             }
             for r in 0..PART / step {
                 let i_step = at * (PART / step) + r;
                 let mut whole = [L::words(0); T];
                 if mins == 0 {
                     for i in 0..T {
-                        whole[i] = L::repeat(x.sides.add(i * Rows::<B>::SIDES + i_step).cast());
+                        whole[i] = L::repeat(x.sides.add(i * Rows::<F>::SIDES + i_step).cast());
                     }
                 }
-                dot_step::<L, B, T>(&mut whole, r, planes, x.codes.add(at * PART));
-                let by = head.by::<B>(i_step);
+                dot_step::<L, F, T>(&mut whole, r, planes, x.codes.add(at * PART), x.table);
+                let by = head.by::<F>(i_step);
                 for i in 0..T {
-                    all[i] = match const { Kind::<B>::NARROW } {
+                    all[i] = match const { Kind::<F>::NARROW } {
                         true => L::dot2::<true>(all[i], whole[i], by),
                         false => L::mul_add(whole[i], by, all[i]),
                     };
@@ -282,19 +297,19 @@ unsafe fn multiply_whole<L: Lines, B: Packing, const T: usize>(from: *const u8, 
         let scales = head.scales();
         let mut less = [L::words(0); T];
         for pair in 0..mins {
-            let min = head.less::<B>(pair);
+            let min = head.less::<F>(pair);
             for i in 0..T {
                 less[i] = L::dot2::<false>(
                     less[i],
                     min,
-                    L::repeat(x.sides.add(i * Rows::<B>::SIDES + pair).cast()),
+                    L::repeat(x.sides.add(i * Rows::<F>::SIDES + pair).cast()),
                 );
             }
         }
         for i in 0..T {
             let to = sums.add(PAIR * i);
             let row = x.scales.add(i);
-            L::store_f32(to, scale_whole::<L, Kind<B>>(all[i], less[i], scales, row, L::load_f32(to)));
+            L::store_f32(to, scale_whole::<L, Kind<F>>(all[i], less[i], scales, row, L::load_f32(to)));
         }
     }
 }
@@ -302,55 +317,57 @@ unsafe fn multiply_whole<L: Lines, B: Packing, const T: usize>(from: *const u8, 
 /// Adds the products of step `r` of a part. Whole numbers do not mind in which order: groups of the same line follow each
 /// other.
 #[inline(always)]
-unsafe fn dot_step<L: Lines, B: Packing, const T: usize>(
+unsafe fn dot_step<L: Lines, F: Formed, const T: usize>(
     whole: &mut [L::I; T],
     r: usize,
     planes: *const u8,
     codes: *const u8,
+    table: &[i8; 16],
 ) {
     // SAFETY: passed on to the caller.
     unsafe {
-        let all = const { B::LAYOUT.step() == PART };
+        let all = const { F::SHAPE.step() == PART };
         if all || r == 0 {
-            dot_group::<L, B, T, 0>(whole, planes, codes);
+            dot_group::<L, F, T, 0>(whole, planes, codes, table);
         }
         if all || r == 1 {
-            dot_group::<L, B, T, 4>(whole, planes, codes);
+            dot_group::<L, F, T, 4>(whole, planes, codes, table);
         }
         if all || r == 0 {
-            dot_group::<L, B, T, 1>(whole, planes, codes);
+            dot_group::<L, F, T, 1>(whole, planes, codes, table);
         }
         if all || r == 1 {
-            dot_group::<L, B, T, 5>(whole, planes, codes);
+            dot_group::<L, F, T, 5>(whole, planes, codes, table);
         }
         if all || r == 0 {
-            dot_group::<L, B, T, 2>(whole, planes, codes);
+            dot_group::<L, F, T, 2>(whole, planes, codes, table);
         }
         if all || r == 1 {
-            dot_group::<L, B, T, 6>(whole, planes, codes);
+            dot_group::<L, F, T, 6>(whole, planes, codes, table);
         }
         if all || r == 0 {
-            dot_group::<L, B, T, 3>(whole, planes, codes);
+            dot_group::<L, F, T, 3>(whole, planes, codes, table);
         }
         if all || r == 1 {
-            dot_group::<L, B, T, 7>(whole, planes, codes);
+            dot_group::<L, F, T, 7>(whole, planes, codes, table);
         }
     }
 }
 
 /// Adds the products of group `G` of a part.
 #[inline(always)]
-unsafe fn dot_group<L: Lines, B: Packing, const T: usize, const G: usize>(
+unsafe fn dot_group<L: Lines, F: Formed, const T: usize, const G: usize>(
     whole: &mut [L::I; T],
     planes: *const u8,
     codes: *const u8,
+    table: &[i8; 16],
 ) {
     // SAFETY: the caller vouches for the part and has the instruction set.
     unsafe {
-        let w = group::<L, B, G>(planes);
+        let w = group::<L, F, G>(planes, table);
         for i in 0..T {
             let a = L::repeat(codes.add(i * CHUNK + 4 * G));
-            whole[i] = match const { B::LAYOUT.is_wide() } {
+            whole[i] = match const { F::SHAPE.is_wide() } {
                 true => L::dot4::<true>(whole[i], w, a),
                 false => L::dot4::<false>(whole[i], w, a),
             };
@@ -360,7 +377,7 @@ unsafe fn dot_group<L: Lines, B: Packing, const T: usize, const G: usize>(
 
 /// Adds to the sums of `T` rows, which are a pair of panels apart, their products with a chunk of plain numbers of a panel.
 #[inline(always)]
-unsafe fn multiply_plain<L: Lines, B: Packing, const T: usize>(
+unsafe fn multiply_plain<L: Lines, F: Formed, const T: usize>(
     from: *const u8,
     inputs: usize,
     x: &[[f32; CHUNK]; T],
@@ -368,7 +385,7 @@ unsafe fn multiply_plain<L: Lines, B: Packing, const T: usize>(
 ) {
     /// Inputs whose weights are asked for together.
     const SOME: usize = 8;
-    let bytes = const { B::LAYOUT.bits / 8 * ROWS };
+    let bytes = const { F::SHAPE.bits / 8 * ROWS };
     // SAFETY: the chunk has the inputs; the caller has the instruction set.
     unsafe {
         let mut f = [L::splat(0.0); T];
@@ -384,7 +401,7 @@ unsafe fn multiply_plain<L: Lines, B: Packing, const T: usize>(
                     if k + odd == inputs {
                         break;
                     }
-                    let w = number::<L, B>(two, odd);
+                    let w = number::<L, F>(two, odd);
                     for i in 0..T {
                         f[i] = L::fma(w, L::splat(*x[i].as_ptr().add(k + odd)), f[i]);
                     }
@@ -399,12 +416,12 @@ unsafe fn multiply_plain<L: Lines, B: Packing, const T: usize>(
 
 /// Plain numbers of the first or the second of two inputs.
 #[inline(always)]
-unsafe fn number<L: Lines, B: Packing>(two: *const u8, i: usize) -> L::F {
+unsafe fn number<L: Lines, F: Formed>(two: *const u8, i: usize) -> L::F {
     // SAFETY: the caller vouches for the input and has the instruction set.
     unsafe {
-        match B::FORMAT {
-            Format::BF16 => pairs::<L>(two)[i],
-            Format::F16 => L::halves(two.add(i * LINE / 2)),
+        match F::FORM {
+            Form::BF16 => pairs::<L>(two)[i],
+            Form::F16 => L::halves(two.add(i * LINE / 2)),
             _ => L::load_f32(two.add(i * LINE).cast()),
         }
     }

@@ -10,8 +10,9 @@ use super::dot::{DotTask, PlainTask, Sums};
 use super::few::{FewRows, FewTask};
 use super::unpack::{Chunk, Plain};
 use crate::activations::{Rounded, Side};
+use crate::form::Layout;
 use crate::mat::{Mat, MatMut};
-use crate::packed::{self, CHUNK, Layout, PAIR, ROWS};
+use crate::packed::{self, CHUNK, PAIR, ROWS};
 use crate::simd::{Simd, fetch};
 
 /// Rows of input that are multiplied while their sums stay in a near cache.
@@ -32,22 +33,21 @@ pub(crate) enum Source<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Packed<'a> {
     pub pairs: Mat<'a, u8>,
-    pub format: Format,
     pub layout: Layout,
     pub cols: usize,
 }
 
 impl<'a> Packed<'a> {
     pub(crate) fn new(pairs: Mat<'a, u8>, format: Format, cols: usize) -> Packed<'a> {
-        Packed { pairs, format, layout: packed::layout(format), cols }
+        Packed { pairs, layout: packed::layout(format), cols }
     }
 
     /// A chunk of a panel, and its inputs.
     #[inline(always)]
     pub(super) fn chunk(&self, panel: usize, chunk: usize) -> (&'a [u8], usize) {
         let inputs = CHUNK.min(self.cols - chunk * CHUNK);
-        let bytes = self.layout.chunk(inputs);
-        let at = 2 * chunk * self.layout.chunk(CHUNK) + panel % 2 * bytes;
+        let bytes = self.layout.shape.chunk(inputs);
+        let at = 2 * chunk * self.layout.shape.chunk(CHUNK) + panel % 2 * bytes;
         (&self.pairs.row(panel / 2)[at..at + bytes], inputs)
     }
 }
@@ -66,7 +66,7 @@ impl Source<'_> {
     /// What it needs of rounded input, if it can be multiplied with that.
     pub(crate) fn side(&self, k: &Kernels) -> Option<Side> {
         match self {
-            Source::Packed(p) if !p.format.is_plain() => Some(Side::of(p.layout, k.biased)),
+            Source::Packed(p) if !p.layout.shape.is_plain() => Some(Side::of(&p.layout, k.biased)),
             _ => None,
         }
     }
@@ -80,7 +80,7 @@ impl Source<'_> {
             Source::Packed(p) => {
                 for (i, out) in out.chunks_mut(CHUNK).enumerate() {
                     let (from, inputs) = p.chunk(row / ROWS, i);
-                    (k.unpack_plain)(p.format, from, inputs, &mut room.chunks[0], &mut room.plain[0]);
+                    (k.unpack_plain)(&p.layout, from, inputs, &mut room.chunks[0], &mut room.plain[0]);
                     out.iter_mut().zip(&room.plain[0].0).for_each(|(o, x)| *o = x[row % ROWS]);
                 }
             }
@@ -93,7 +93,7 @@ impl Source<'_> {
             Source::Packed(p) => {
                 for i in 0..2 {
                     let (from, inputs) = p.chunk(2 * pair + i, inputs.start / CHUNK);
-                    (k.unpack_plain)(p.format, from, inputs, &mut room.chunks[0], &mut room.plain[i]);
+                    (k.unpack_plain)(&p.layout, from, inputs, &mut room.chunks[0], &mut room.plain[i]);
                 }
             }
             Source::F32(m) => turn(m, pair, inputs, &mut room.plain, |x| x),
@@ -198,7 +198,7 @@ pub(super) fn multiply(k: &Kernels, t: &Product<'_>, pair: usize, rows: Range<us
     room.sums.resize(rows.len(), Sums([[0.0; ROWS]; 2]));
     if let Source::Packed(w) = t.w
         && rows.len() <= k.few_rows
-        && (t.rounded.is_some() || w.format.is_plain())
+        && (t.rounded.is_some() || w.layout.shape.is_plain())
     {
         let x = t.rounded.map_or(FewRows::Plain(t.x), FewRows::Rounded);
         return (k.few)(&mut FewTask { w, pair, x, rows, sums: &mut room.sums });
@@ -208,10 +208,10 @@ pub(super) fn multiply(k: &Kernels, t: &Product<'_>, pair: usize, rows: Range<us
         if let (Some(x), Source::Packed(p)) = (t.rounded, &t.w) {
             for (i, chunk) in room.chunks.iter_mut().enumerate() {
                 let (from, inputs) = p.chunk(2 * pair + i, start / CHUNK);
-                (k.unpack)(p.format, from, inputs, chunk);
+                (k.unpack)(&p.layout, from, inputs, chunk);
             }
-            let (format, first, sums) = (p.format, rows.start, &mut room.sums[..]);
-            (k.dot)(&mut DotTask { chunks: &mut room.chunks, format, x, first, inputs, sums });
+            let (layout, first, sums) = (&p.layout, rows.start, &mut room.sums[..]);
+            (k.dot)(&mut DotTask { chunks: &mut room.chunks, layout, x, first, inputs, sums });
         } else {
             t.w.unpack_pair(k, pair, inputs.clone(), room);
             let x = t.x.rows(rows.clone());

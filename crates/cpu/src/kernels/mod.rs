@@ -25,11 +25,11 @@ use linear::Finish;
 pub(crate) use linear::{LinearTask, Packed, Product, Room, Source, linear};
 pub(crate) use rowwise::NormTask;
 use tallow_core::{Activation, RopePairs};
-use tallow_quant::Format;
 use unpack::{Chunk, Plain};
 
 use crate::Isa;
 use crate::activations::{self, Rounding};
+use crate::form;
 #[cfg(target_arch = "aarch64")]
 use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
@@ -46,9 +46,9 @@ type AttendKernel = fn(&AttendTask<'_>, &Stage<'_>, &mut Vec<f32>);
 pub(crate) struct Kernels {
     pub isa: Isa,
     /// Unpacks a chunk of that many inputs.
-    pub unpack: fn(Format, &[u8], usize, &mut Chunk),
+    pub unpack: fn(&form::Layout, &[u8], usize, &mut Chunk),
     /// The same to plain numbers, with room for the codes on the way.
-    pub unpack_plain: fn(Format, &[u8], usize, &mut Chunk, &mut Plain),
+    pub unpack_plain: fn(&form::Layout, &[u8], usize, &mut Chunk, &mut Plain),
     /// Up to how many rows are a few.
     pub few_rows: usize,
     /// Multiplies a pair of panels with a few rows.
@@ -96,10 +96,10 @@ pub(crate) struct Kernels {
 macro_rules! table {
     ($table:ident, $isa:expr, $simd:ty, $lines:ty $(, $feature:literal)*) => {
         table!(@fns $table, $isa, $lines, [$($feature),*],
-            unpack: (format: Format, from: &[u8], inputs: usize, to: &mut Chunk)
-                => unpack::unpack::<$lines>(format, from, inputs, to);
-            unpack_plain: (format: Format, from: &[u8], inputs: usize, room: &mut Chunk, to: &mut Plain)
-                => unpack::unpack_plain::<$lines>(format, from, inputs, room, to);
+            unpack: (layout: &form::Layout, from: &[u8], inputs: usize, to: &mut Chunk)
+                => unpack::unpack::<$lines>(layout, from, inputs, to);
+            unpack_plain: (layout: &form::Layout, from: &[u8], inputs: usize, room: &mut Chunk, to: &mut Plain)
+                => unpack::unpack_plain::<$lines>(layout, from, inputs, room, to);
             few: (task: &mut FewTask<'_>) => few::few::<$lines>(task);
             dot: (task: &mut DotTask<'_>) => dot::dot::<$lines>(task);
             dot_plain: (task: &mut PlainTask<'_>) => dot::dot_plain::<$lines>(task);
@@ -163,8 +163,8 @@ table!(avx2, Isa::Avx2, Avx2, Avx2, "avx2", "fma", "f16c");
 // Of what AVX2 does, this does some otherwise: what multiplies whole numbers.
 #[cfg(target_arch = "x86_64")]
 table!(@fns avxvnni, Isa::AvxVnni, AvxVnni, ["avx2", "fma", "f16c", "avxvnni"],
-    unpack: (format: Format, from: &[u8], inputs: usize, to: &mut Chunk)
-        => unpack::unpack::<AvxVnni>(format, from, inputs, to);
+    unpack: (layout: &form::Layout, from: &[u8], inputs: usize, to: &mut Chunk)
+        => unpack::unpack::<AvxVnni>(layout, from, inputs, to);
     few: (task: &mut FewTask<'_>) => few::few::<AvxVnni>(task);
     dot: (task: &mut DotTask<'_>) => dot::dot::<AvxVnni>(task);
     multiply_whole: (rounds: usize, count: &mut u64) => probe::multiply_whole::<AvxVnni>(rounds, count);

@@ -1,11 +1,12 @@
 //! From packed weights to what is multiplied: a chunk of a panel at a time, in the nearest cache.
 
-use tallow_quant::{Format, MXFP4, with_block};
+use tallow_quant::MXFP4;
 
-use crate::packed::{CHUNK, LINE, PART, Packing, ROWS, Scales};
+use crate::form::{Form, Formed, Layout, Scales, with_form};
+use crate::packed::{CHUNK, LINE, PART, ROWS};
 use crate::simd::Lines;
 
-/// A chunk of a panel, unpacked: one byte a code, and what scales them. What a format has none of is unspecified.
+/// A chunk of a panel, unpacked: one byte a code, and what scales them. What a form has none of is unspecified.
 #[repr(C, align(64))]
 pub(crate) struct Chunk {
     /// Line `i` has inputs `4 i` to `4 i + 3` of all rows.
@@ -68,19 +69,19 @@ pub(super) unsafe fn look_ahead<L: Lines>(from: *const u8, to: *const u8) {
 
 /// Unpacks a chunk of `inputs` inputs, to be multiplied with rounded rows.
 #[inline(always)]
-pub(super) unsafe fn unpack<L: Lines>(format: Format, from: &[u8], inputs: usize, to: &mut Chunk) {
+pub(super) unsafe fn unpack<L: Lines>(layout: &Layout, from: &[u8], inputs: usize, to: &mut Chunk) {
     assert!(inputs <= CHUNK);
-    with_block!(format, B => {
-        let from = from[..B::LAYOUT.chunk(inputs)].as_ptr();
-        // SAFETY: the chunk is of that format and size; the caller has the instruction set.
+    with_form!(layout.form, F => {
+        let from = from[..F::SHAPE.chunk(inputs)].as_ptr();
+        // SAFETY: the chunk is of that form and size; the caller has the instruction set.
         unsafe {
-            if const { B::LAYOUT.is_whole() } {
+            if const { F::SHAPE.is_whole() } {
                 assert!(inputs == CHUNK);
-                whole_numbers::<L, B>(from, &mut to.whole);
+                whole_numbers::<L, F>(from, &mut to.whole);
             } else {
-                numbers::<L, B>(from, inputs, to);
+                numbers::<L, F>(from, inputs, to);
             }
-            codes::<L, B>(from.add(B::LAYOUT.head(inputs)), inputs, to);
+            codes::<L, F>(from.add(F::SHAPE.head(inputs)), inputs, &layout.table, to);
         }
     });
 }
@@ -99,21 +100,20 @@ impl<L: Lines> Head<L> {
     ///
     /// # Safety
     ///
-    /// The chunk at `from` is of that format and size, and the CPU has the instruction set.
+    /// The chunk at `from` is of that form and size, and the CPU has the instruction set.
     #[inline(always)]
-    pub(super) unsafe fn new<B: Packing>(from: *const u8, inputs: usize) -> Head<L> {
-        let layout = const { B::LAYOUT };
+    pub(super) unsafe fn new<F: Formed>(from: *const u8, inputs: usize) -> Head<L> {
+        let shape = const { F::SHAPE };
         // SAFETY: passed on to the caller; asking for lines that do not exist does nothing.
         unsafe {
-            look_ahead::<L>(from, from.add(layout.head(inputs)));
+            look_ahead::<L>(from, from.add(shape.head(inputs)));
             let none = L::splat(0.0);
-            let (d, dmin) = match layout.scales {
-                Scales::Bytes => (L::halves(from), none),
+            let (d, dmin) = match shape.scales {
+                Scales::Bytes | Scales::Single => (L::load_f32(from.cast()), none),
                 Scales::BytesLess | Scales::NibblesLess => (L::halves(from), L::halves(from.add(32))),
-                Scales::Single => (L::load_f32(from.cast()), none),
                 _ => (none, none),
             };
-            Head { from, runs: inputs / layout.run, d, dmin }
+            Head { from, runs: inputs / shape.run, d, dmin }
         }
     }
 
@@ -123,18 +123,17 @@ impl<L: Lines> Head<L> {
     ///
     /// The chunk has the run.
     #[inline(always)]
-    pub(super) unsafe fn run<B: Packing>(&self, run: usize) -> (L::F, L::F) {
+    pub(super) unsafe fn run<F: Formed>(&self, run: usize) -> (L::F, L::F) {
         let (d, dmin) = (self.d, self.dmin);
         // SAFETY: the head has what its layout says; the caller has the instruction set.
         unsafe {
-            let part = run * const { B::LAYOUT }.run / PART;
             let byte = |i: usize| self.from.add(LINE + ROWS * i);
-            match const { B::LAYOUT }.scales {
+            match const { F::SHAPE }.scales {
                 Scales::Plain | Scales::Single => (d, dmin),
-                Scales::Halves => (L::halves(self.from.add(32 * part)), dmin),
+                Scales::Halves => (L::halves(self.from.add(32 * run)), dmin),
                 Scales::HalvesAdd => {
-                    let add = L::halves(self.from.add(64 * part + 32));
-                    (L::halves(self.from.add(64 * part)), L::mul(add, L::splat(-1.0)))
+                    let add = L::halves(self.from.add(64 * run + 32));
+                    (L::halves(self.from.add(64 * run)), L::mul(add, L::splat(-1.0)))
                 }
                 Scales::Bytes => (L::mul(d, L::to_f32(L::widen_i8(byte(run)))), dmin),
                 Scales::BytesLess => {
@@ -147,7 +146,7 @@ impl<L: Lines> Head<L> {
                     (L::mul(d, L::to_f32(by)), L::mul(dmin, L::to_f32(less)))
                 }
                 Scales::Exponents => {
-                    let scale = |r: usize| MXFP4 { e: *self.from.add(ROWS * part + r), qs: [0; 16] }.scale();
+                    let scale = |r: usize| MXFP4 { e: *self.from.add(ROWS * run + r), qs: [0; 16] }.scale();
                     let scales: [f32; ROWS] = std::array::from_fn(scale);
                     (L::load_f32(scales.as_ptr()), dmin)
                 }
@@ -168,14 +167,14 @@ impl<L: Lines> Head<L> {
     ///
     /// The chunk has the step.
     #[inline(always)]
-    pub(super) unsafe fn by<B: Packing>(&self, step: usize) -> L::I {
-        let layout = const { B::LAYOUT };
+    pub(super) unsafe fn by<F: Formed>(&self, step: usize) -> L::I {
+        let shape = const { F::SHAPE };
         // SAFETY: the head has what its layout says; the caller has the instruction set.
         unsafe {
-            let byte = self.from.add(LINE + ROWS * (step * layout.step() / layout.run));
-            match layout.scales {
+            let byte = self.from.add(LINE + ROWS * (step * shape.step() / shape.run));
+            match shape.scales {
                 // The upper half of a word is another factor.
-                Scales::Bytes if layout.is_narrow() => L::and(L::widen_i8(byte), L::words(0xffff)),
+                Scales::Bytes if shape.is_narrow() => L::and(L::widen_i8(byte), L::words(0xffff)),
                 Scales::Bytes => L::widen_i8(byte),
                 Scales::BytesLess => L::widen_u8(byte),
                 Scales::NibblesLess => L::and(L::widen_u8(byte), L::words(15)),
@@ -190,13 +189,13 @@ impl<L: Lines> Head<L> {
     ///
     /// The chunk has the pair.
     #[inline(always)]
-    pub(super) unsafe fn less<B: Packing>(&self, pair: usize) -> L::I {
-        let layout = const { B::LAYOUT };
-        let runs = CHUNK / layout.run;
+    pub(super) unsafe fn less<F: Formed>(&self, pair: usize) -> L::I {
+        let shape = const { F::SHAPE };
+        let runs = CHUNK / shape.run;
         // SAFETY: as above.
         unsafe {
             let byte = |run: usize| L::widen_u8(self.from.add(LINE + ROWS * run));
-            let one = |run: usize| match layout.scales {
+            let one = |run: usize| match shape.scales {
                 Scales::NibblesLess => L::right::<4>(byte(run)),
                 _ => byte(runs + run),
             };
@@ -207,17 +206,17 @@ impl<L: Lines> Head<L> {
 
 /// What scales a whole chunk.
 #[inline(always)]
-unsafe fn whole_numbers<L: Lines, B: Packing>(from: *const u8, to: &mut Whole) {
-    let layout = const { B::LAYOUT };
-    // SAFETY: the chunk is of that format, and whole; the caller has the instruction set.
+unsafe fn whole_numbers<L: Lines, F: Formed>(from: *const u8, to: &mut Whole) {
+    let shape = const { F::SHAPE };
+    // SAFETY: the chunk is of that form, and whole; the caller has the instruction set.
     unsafe {
-        let head = Head::<L>::new::<B>(from, CHUNK);
-        for (step, by) in to.by.iter_mut().take(CHUNK / layout.step()).enumerate() {
-            L::store(by.as_mut_ptr().cast(), head.by::<B>(step));
+        let head = Head::<L>::new::<F>(from, CHUNK);
+        for (step, by) in to.by.iter_mut().take(CHUNK / shape.step()).enumerate() {
+            L::store(by.as_mut_ptr().cast(), head.by::<F>(step));
         }
-        if layout.has_mins() {
-            for (pair, less) in to.less.iter_mut().take(CHUNK / layout.run / 2).enumerate() {
-                L::store(less.as_mut_ptr().cast(), head.less::<B>(pair));
+        if shape.has_mins() {
+            for (pair, less) in to.less.iter_mut().take(CHUNK / shape.run / 2).enumerate() {
+                L::store(less.as_mut_ptr().cast(), head.less::<F>(pair));
             }
         }
         let [d, dmin] = head.scales();
@@ -228,15 +227,15 @@ unsafe fn whole_numbers<L: Lines, B: Packing>(from: *const u8, to: &mut Whole) {
 
 /// The numbers of all runs.
 #[inline(always)]
-unsafe fn numbers<L: Lines, B: Packing>(from: *const u8, inputs: usize, to: &mut Chunk) {
-    // SAFETY: the chunk is of that format and size; the caller has the instruction set.
+unsafe fn numbers<L: Lines, F: Formed>(from: *const u8, inputs: usize, to: &mut Chunk) {
+    // SAFETY: the chunk is of that form and size; the caller has the instruction set.
     unsafe {
-        let head = Head::<L>::new::<B>(from, inputs);
+        let head = Head::<L>::new::<F>(from, inputs);
         let runs = to.scales.iter_mut().zip(&mut to.mins).take(head.runs);
         for (run, (scale, min)) in runs.enumerate() {
-            let (by, less) = head.run::<B>(run);
+            let (by, less) = head.run::<F>(run);
             L::store_f32(scale.as_mut_ptr(), by);
-            if const { B::LAYOUT.has_mins() } {
+            if const { F::SHAPE.has_mins() } {
                 L::store_f32(min.as_mut_ptr(), less);
             }
         }
@@ -249,27 +248,27 @@ unsafe fn numbers<L: Lines, B: Packing>(from: *const u8, inputs: usize, to: &mut
 ///
 /// A part has as many lines as codes have bits; the CPU has the instruction set.
 #[inline(always)]
-pub(super) unsafe fn group<L: Lines, B: Packing, const G: usize>(p: *const u8) -> L::I {
-    let layout = const { B::LAYOUT };
+pub(super) unsafe fn group<L: Lines, F: Formed, const G: usize>(p: *const u8, table: &[i8; 16]) -> L::I {
+    let shape = const { F::SHAPE };
     let (j, half) = (G % 4, G / 4);
     // SAFETY: passed on to the caller.
     unsafe {
         let line = |i: usize| L::load(p.add(i * LINE));
-        let mut group = match layout.bits {
+        let mut group = match shape.bits {
             8 => line(G),
             2 | 3 => bits::<L>(line(half), 2 * j, 0, 3),
             _ => bits::<L>(line(j), 4 * half, 0, 15),
         };
-        group = match layout.bits {
+        group = match shape.bits {
             3 => L::or(group, bits::<L>(line(2), G, 2, 1)),
             5 => L::or(group, bits::<L>(line(4), G, 4, 1)),
             6 => L::or(group, bits::<L>(line(4 + half), 2 * j, 4, 3)),
             _ => group,
         };
-        if let Some(table) = &const { B::LAYOUT.table } {
+        if shape.looked_up {
             group = L::look_up(table, group);
         }
-        if layout.is_wide() && L::BIASED {
+        if shape.is_wide() && L::BIASED {
             group = L::xor(group, L::bytes(0x80));
         }
         group
@@ -301,22 +300,22 @@ unsafe fn bits<L: Lines>(line: L::I, from: usize, to: usize, mask: u8) -> L::I {
 
 /// The codes of a chunk.
 #[inline(always)]
-unsafe fn codes<L: Lines, B: Packing>(from: *const u8, inputs: usize, to: &mut Chunk) {
-    let bytes = LINE * const { B::LAYOUT.bits };
+unsafe fn codes<L: Lines, F: Formed>(from: *const u8, inputs: usize, table: &[i8; 16], to: &mut Chunk) {
+    let bytes = LINE * const { F::SHAPE.bits };
     for (i, out) in to.codes.chunks_exact_mut(8).take(inputs / PART).enumerate() {
         // SAFETY: the chunk has that part; the caller has the instruction set.
         unsafe {
             let p = from.add(i * bytes);
             look_ahead::<L>(p, p.add(bytes));
             let all = [
-                group::<L, B, 0>(p),
-                group::<L, B, 4>(p),
-                group::<L, B, 1>(p),
-                group::<L, B, 5>(p),
-                group::<L, B, 2>(p),
-                group::<L, B, 6>(p),
-                group::<L, B, 3>(p),
-                group::<L, B, 7>(p),
+                group::<L, F, 0>(p, table),
+                group::<L, F, 4>(p, table),
+                group::<L, F, 1>(p, table),
+                group::<L, F, 5>(p, table),
+                group::<L, F, 2>(p, table),
+                group::<L, F, 6>(p, table),
+                group::<L, F, 3>(p, table),
+                group::<L, F, 7>(p, table),
             ];
             for (j, group) in all.into_iter().enumerate() {
                 L::store(out[j / 2 + j % 2 * 4].as_mut_ptr(), group);
@@ -328,31 +327,31 @@ unsafe fn codes<L: Lines, B: Packing>(from: *const u8, inputs: usize, to: &mut C
 /// Unpacks a chunk to plain numbers, exactly those of the format's definition. `room` is for the codes on the way.
 #[inline(always)]
 pub(super) unsafe fn unpack_plain<L: Lines>(
-    format: Format,
+    layout: &Layout,
     bytes: &[u8],
     inputs: usize,
     room: &mut Chunk,
     to: &mut Plain,
 ) {
     assert!(inputs <= CHUNK);
-    let from = with_block!(format, B => bytes[..B::LAYOUT.chunk(inputs)].as_ptr());
-    // SAFETY: the chunk is of that format and size; the caller has the instruction set.
+    let from = bytes[..layout.shape.chunk(inputs)].as_ptr();
+    // SAFETY: the chunk is of that form and size; the caller has the instruction set.
     unsafe {
-        if format.is_plain() {
+        if layout.shape.is_plain() {
             look_ahead::<L>(from, from.add(bytes.len()));
         }
-        match format {
-            Format::F32 => {
+        match layout.form {
+            Form::F32 => {
                 for (k, to) in to.0[..inputs].iter_mut().enumerate() {
                     L::store_f32(to.as_mut_ptr(), L::from_bits(L::load(from.add(k * LINE))));
                 }
             }
-            Format::F16 => {
+            Form::F16 => {
                 for (k, to) in to.0[..inputs].iter_mut().enumerate() {
                     L::store_f32(to.as_mut_ptr(), L::halves(from.add(k * LINE / 2)));
                 }
             }
-            Format::BF16 => {
+            Form::BF16 => {
                 for (i, to) in to.0[..inputs].chunks_mut(2).enumerate() {
                     let [low, high] = pairs::<L>(from.add(i * LINE));
                     L::store_f32(to[0].as_mut_ptr(), low);
@@ -361,10 +360,10 @@ pub(super) unsafe fn unpack_plain<L: Lines>(
                     }
                 }
             }
-            _ => with_block!(format, B => {
-                numbers::<L, B>(from, inputs, room);
-                codes::<L, B>(from.add(B::LAYOUT.head(inputs)), inputs, room);
-                scaled::<L, B>(room, inputs, to);
+            form => with_form!(form, F => {
+                numbers::<L, F>(from, inputs, room);
+                codes::<L, F>(from.add(F::SHAPE.head(inputs)), inputs, &layout.table, room);
+                scaled::<L, F>(room, inputs, layout.bias, to);
             }),
         }
     }
@@ -383,15 +382,15 @@ pub(super) unsafe fn pairs<L: Lines>(p: *const u8) -> [L::F; 2] {
 
 /// `w = scale * code - min`, rounded as the format says.
 #[inline(always)]
-unsafe fn scaled<L: Lines, B: Packing>(chunk: &Chunk, inputs: usize, to: &mut Plain) {
-    let layout = const { B::LAYOUT };
-    let bias = if layout.is_wide() { 128.0 } else { f32::from(layout.bias) };
+unsafe fn scaled<L: Lines, F: Formed>(chunk: &Chunk, inputs: usize, bias: u8, to: &mut Plain) {
+    let shape = const { F::SHAPE };
+    let bias = if shape.is_wide() { 128.0 } else { f32::from(bias) };
     // SAFETY: all arrays have what a chunk has; the caller has the instruction set.
     unsafe {
         for (i, (line, to)) in chunk.codes.iter().zip(to.0.chunks_exact_mut(4)).enumerate().take(inputs / 4) {
-            let run = 4 * i / layout.run;
+            let run = 4 * i / shape.run;
             let mut line = L::load(line.as_ptr());
-            if layout.is_wide() && !L::BIASED {
+            if shape.is_wide() && !L::BIASED {
                 line = L::xor(line, L::bytes(0x80));
             }
             let (scale, min) =
@@ -405,7 +404,7 @@ unsafe fn scaled<L: Lines, B: Packing>(chunk: &Chunk, inputs: usize, to: &mut Pl
             ];
             for (word, to) in words.into_iter().zip(to) {
                 let mut w = L::mul(scale, L::sub(L::to_f32(word), L::splat(bias)));
-                if layout.has_mins() {
+                if shape.has_mins() {
                     w = L::sub(w, min);
                 }
                 L::store_f32(to.as_mut_ptr(), w);

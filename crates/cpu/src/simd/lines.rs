@@ -72,11 +72,11 @@ pub(crate) trait Lines: Copy + 'static {
     /// Does the work in a function of its own, for which registers are given out apart from all others.
     unsafe fn apart(work: impl Work<Self>);
 
-    /// Adds to the sums of `T` rows their products with a chunk of a pair of panels.
+    /// Adds to the sums of `T` rows their products with a chunk of a pair of panels, whose runs are `RUN` inputs.
     #[inline(always)]
-    unsafe fn tile<const T: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
+    unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
         // SAFETY: passed on to the caller.
-        unsafe { t.add::<Self, MINS, WIDE>() }
+        unsafe { t.add::<Self, RUN, MINS, WIDE>() }
     }
 
     /// The same where all products of the chunk add up without rounding.
@@ -151,7 +151,7 @@ impl<const T: usize> Tile<T> {
 
     /// What the whole sums of a run begin with, where its lines are, and where its bytes.
     #[inline(always)]
-    pub(super) unsafe fn begin<L: Lines, const MINS: bool>(
+    pub(super) unsafe fn begin<L: Lines, const RUN: usize, const MINS: bool>(
         &self,
         run: usize,
     ) -> (WholeSums<L, T>, [*const u8; 2], [*const u8; T]) {
@@ -161,7 +161,7 @@ impl<const T: usize> Tile<T> {
                 true => L::words(0),
                 false => L::repeat(self.sides[i].add(run).cast()),
             });
-            ([begin; 2], self.codes.map(|c| c.add(run * 32 * 16)), self.rows.map(|r| r.add(run * 32)))
+            ([begin; 2], self.codes.map(|c| c.add(run * RUN * 16)), self.rows.map(|r| r.add(run * RUN)))
         }
     }
 
@@ -193,13 +193,13 @@ impl<const T: usize> Tile<T> {
 
     /// Adds to the sums of `T` rows their products with a chunk of a pair of panels.
     #[inline(always)]
-    unsafe fn add<L: Lines, const MINS: bool, const WIDE: bool>(&self) {
+    unsafe fn add<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(&self) {
         // SAFETY: there are lines and bytes for each run; the caller has the instruction set.
         unsafe {
             let mut sums = [[L::splat(0.0); T]; 2];
             for run in 0..self.runs {
-                let (mut whole, codes, rows) = self.begin::<L, MINS>(run);
-                add_groups::<L, T, 32, WIDE>(&mut whole, codes, rows);
+                let (mut whole, codes, rows) = self.begin::<L, RUN, MINS>(run);
+                add_groups::<L, T, RUN, WIDE>(&mut whole, codes, rows);
                 self.scale::<L, MINS>(run, &whole, &mut sums);
             }
             self.store::<L>(&sums);
@@ -332,6 +332,7 @@ impl<const T: usize> WholeTile<T> {
             for step in 0..Self::steps::<K>() {
                 let (mut whole, codes, rows) = self.begin::<L, K>(step);
                 match (K::STEP, K::WIDE) {
+                    (16, true) => add_groups::<L, T, 16, true>(&mut whole, codes, rows),
                     (_, true) => add_groups::<L, T, 32, true>(&mut whole, codes, rows),
                     (16, _) => add_groups::<L, T, 16, false>(&mut whole, codes, rows),
                     _ => add_groups::<L, T, 32, false>(&mut whole, codes, rows),

@@ -51,9 +51,9 @@ impl Lines for Avx512 {
     apart!("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
 
     #[inline(always)]
-    unsafe fn tile<const T: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
+    unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
         // SAFETY: passed on to the caller.
-        unsafe { tile::<T, MINS>(t) }
+        unsafe { tile::<T, RUN, MINS>(t) }
     }
 
     #[inline(always)]
@@ -108,13 +108,16 @@ macro_rules! add_groups {
 
 /// What `Tile::add` does.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn tile<const T: usize, const MINS: bool>(t: &Tile<T>) {
+unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool>(t: &Tile<T>) {
     // SAFETY: there are lines and bytes for each run; the caller has the instruction set.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); T]; 2];
         for run in 0..t.runs {
-            let (mut whole, codes, rows) = t.begin::<Avx512, MINS>(run);
-            add_groups!(whole, codes, rows, 0 1 2 3 4 5 6 7);
+            let (mut whole, codes, rows) = t.begin::<Avx512, RUN, MINS>(run);
+            add_groups!(whole, codes, rows, 0 1 2 3);
+            if RUN == 32 {
+                add_groups!(whole, codes, rows, 4 5 6 7);
+            }
             t.scale::<Avx512, MINS>(run, &whole, &mut sums);
         }
         t.store::<Avx512>(&sums);

@@ -39,16 +39,18 @@ fn plain_formats_keep_what_is_not_finite() {
     assert_eq!(unpacked(Format::F16, &packed(Format::F16, &[65520.0]))[0], f32::INFINITY);
 }
 
+/// A number of four bits, as the OCP specification of microscaling formats has it.
+fn fp4(code: u8) -> f64 {
+    let (exponent, fraction) = (i32::from(code >> 1 & 3), f64::from(code & 1));
+    let magnitude =
+        if exponent == 0 { fraction / 2.0 } else { (1.0 + fraction / 2.0) * 2f64.powi(exponent - 1) };
+    if code < 8 { magnitude } else { -magnitude }
+}
+
 /// Every exponent and code of MXFP4 as the OCP specification of microscaling formats has them, except for exponent 255,
 /// which files treat like the others.
 #[test]
 fn mxfp4_is_the_specifications() {
-    let fp4 = |code: u8| {
-        let (exponent, fraction) = (i32::from(code >> 1 & 3), f64::from(code & 1));
-        let magnitude =
-            if exponent == 0 { fraction / 2.0 } else { (1.0 + fraction / 2.0) * 2f64.powi(exponent - 1) };
-        if code < 8 { magnitude } else { -magnitude }
-    };
     for e in 0..=255u8 {
         for code in 0..16 {
             let mut block = [code | (15 - code) << 4; 17];
@@ -61,7 +63,39 @@ fn mxfp4_is_the_specifications() {
     }
 }
 
+/// Every scale and code of NVFP4: the scale an E4M3 of the OCP specification of 8-bit floats, whose sign files do not use; its
+/// one NaN counts as zero.
+#[test]
+fn nvfp4_is_the_specifications() {
+    for scale in 0..=255u8 {
+        let (exponent, fraction) = (i32::from(scale >> 3 & 15), f64::from(scale & 7) / 8.0);
+        let e4m3 = match exponent {
+            0 => fraction * 2f64.powi(-6),
+            _ => (1.0 + fraction) * 2f64.powi(exponent - 7),
+        };
+        let e4m3 = if scale == 127 { 0.0 } else { e4m3 };
+        for code in 0..16 {
+            let mut block = [0; 36];
+            block[2] = scale;
+            block[4 + 16..4 + 24].fill(code | (15 - code) << 4);
+            let weights = unpacked(Format::NVFP4, &block);
+            let want = |code| (fp4(code) * e4m3) as f32;
+            assert!(weights[32..40].iter().all(|w| *w == want(code)), "{scale} {code}: {weights:?}");
+            assert!(weights[40..48].iter().all(|w| *w == want(15 - code)), "{scale} {code}: {weights:?}");
+            assert!(weights[..32].iter().chain(&weights[48..]).all(|w| *w == 0.0), "{scale} {code}");
+        }
+    }
+}
+
 proptest! {
+    /// They differ in how they are stored only.
+    #[test]
+    fn tq1_0_is_tq2_0(weights in prop::collection::vec(-3f32..3.0, 256)) {
+        let [one, two] = [Format::TQ1_0, Format::TQ2_0].map(|f| unpacked(f, &packed(f, &weights)));
+        prop_assert!(one.iter().any(|w| *w != 0.0));
+        prop_assert_eq!(one, two);
+    }
+
     /// A Q8_K block is eight Q8_0 blocks that have the same scale.
     #[test]
     fn q8_k_is_q8_0_with_one_scale(d in any::<u16>(), codes in prop::collection::vec(any::<u8>(), 256)) {

@@ -62,7 +62,12 @@ fn tolerance(format: Format) -> f32 {
         Format::Q8K => 0.01,
         Format::IQ4NL => 0.25,
         Format::IQ4XS => 0.25,
-        Format::MXFP4 => 0.35,
+        Format::MXFP4 | Format::NVFP4 => 0.35,
+        Format::IQ1S | Format::IQ1M => 1.4,
+        Format::IQ2XXS | Format::IQ2XS | Format::IQ3XXS => 1.4,
+        Format::IQ2S | Format::IQ3S => 1.0,
+        // The scale is the mean of the larger ones.
+        Format::TQ1_0 | Format::TQ2_0 => 1.0,
     }
 }
 
@@ -79,6 +84,12 @@ fn reach(format: Format) -> f32 {
         Format::Q3K => 31.0 * 3.0,
         Format::Q6K => 127.0 * 31.0,
         Format::IQ4XS => 31.0 * 113.0,
+        Format::IQ1S | Format::IQ1M => 15.0 * 7.0 / 8.0,
+        Format::IQ2XXS | Format::IQ2XS | Format::IQ2S => 31.0 * 43.0 / 8.0,
+        Format::IQ3XXS => 31.0 * 62.0 / 4.0,
+        Format::IQ3S => 31.0 * 15.0,
+        Format::TQ1_0 | Format::TQ2_0 => 1.0,
+        Format::NVFP4 => return 448.0 * 6.0,
         Format::F32 | Format::F16 | Format::BF16 | Format::Q8K | Format::MXFP4 => return f32::INFINITY,
     };
     65504.0 * codes
@@ -88,7 +99,11 @@ fn check_block(format: Format, weights: &[f32]) {
     let got = unpacked(format, &packed(format, weights));
     let largest = weights.iter().fold(0f32, |largest, w| largest.max(w.abs()));
     // Scales are halves, whose smallest step limits what can be said about tiny weights; a code is up to 127 of them.
-    let smallest_step = if reach(format).is_finite() { 64.0 * 2f32.powi(-24) } else { f32::MIN_POSITIVE };
+    let smallest_step = match format {
+        Format::NVFP4 => 2f32.powi(-10),
+        _ if reach(format).is_finite() => 64.0 * 2f32.powi(-24),
+        _ => f32::MIN_POSITIVE,
+    };
     let bound = tolerance(format) * largest + smallest_step + (largest - reach(format)).max(0.0);
     for (got, want) in got.iter().zip(weights) {
         assert!(got.is_finite(), "{format}: {want} became {got}");
@@ -101,6 +116,13 @@ fn check_block(format: Format, weights: &[f32]) {
                 | Format::Q2K
                 | Format::Q4K
                 | Format::Q5K
+                | Format::IQ1S
+                | Format::IQ1M
+                | Format::IQ2XXS
+                | Format::IQ2XS
+                | Format::IQ2S
+                | Format::IQ3XXS
+                | Format::IQ3S
                 | Format::IQ4NL
                 | Format::IQ4XS
         );

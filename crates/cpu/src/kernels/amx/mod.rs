@@ -15,19 +15,20 @@ use std::cell::Cell;
 
 use super::dot::DotTask;
 use crate::activations::{MANY, TILE};
-use crate::packed::{self, CHUNK, LINE, PART};
+use crate::packed::{CHUNK, LINE, PART};
 
-/// [`dot`](super::dot::dot), by tiles where that is faster: not for a part of a chunk.
+/// [`dot`](super::dot::dot), by tiles where that is faster: not for a part of a chunk, nor where short runs are scaled.
 pub(super) fn dot(t: &mut DotTask<'_>) {
-    if t.sums.len() < MANY || t.inputs.len() < CHUNK {
+    let shape = t.layout.shape;
+    let short = !shape.is_whole() && shape.run < PART;
+    if t.sums.len() < MANY || t.inputs.len() < CHUNK || short {
         return (super::avx512::TABLE.dot)(t);
     }
-    let layout = packed::layout(t.format);
     // SAFETY: this is in the kernel table that is handed out only where the CPU and the system allow it.
     unsafe {
-        match layout.is_whole() {
-            true => whole::tiles(t, layout),
-            false => runs::tiles(t, layout),
+        match shape.is_whole() {
+            true => whole::tiles(t),
+            false => runs::tiles(t),
         }
     }
 }

@@ -16,7 +16,8 @@ use super::super::dot::{DotTask, Sums};
 use super::super::unpack::Chunk;
 use super::{Shape, shape};
 use crate::activations::TILE;
-use crate::packed::{CHUNK, LINE, Layout, PART, ROWS};
+use crate::form::Layout;
+use crate::packed::{CHUNK, LINE, PART, ROWS};
 
 /// The whole sums of a tile: a line for each row of input.
 #[repr(C, align(64))]
@@ -30,21 +31,21 @@ const RUNS: usize = CHUNK / PART;
 
 /// Takes away what a byte says more than its code: tiles multiply signed codes.
 #[target_feature(enable = "avx512f,avx512bw")]
-fn sign(chunks: &mut [Chunk; 2], layout: Layout) {
-    let more = if layout.is_wide() { 128 } else { layout.bias };
+fn sign(chunks: &mut [Chunk; 2], layout: &Layout) {
+    let more = if layout.shape.is_wide() { 128 } else { layout.bias };
     for chunk in chunks {
         chunk.codes.as_flattened_mut().iter_mut().for_each(|code| *code = code.wrapping_sub(more));
     }
 }
 
 /// Multiplies all rows with both panels.
-pub(super) unsafe fn tiles(t: &mut DotTask<'_>, layout: Layout) {
+pub(super) unsafe fn tiles(t: &mut DotTask<'_>) {
     // SAFETY: passed on to the caller.
     unsafe {
-        match layout.has_mins() {
+        match t.layout.shape.has_mins() {
             true => all::<true>(t),
             false => {
-                sign(t.chunks, layout);
+                sign(t.chunks, t.layout);
                 all::<false>(t);
             }
         }

@@ -16,7 +16,8 @@ use super::super::dot::{DotTask, Sums};
 use super::super::unpack::{Chunk, Whole};
 use super::{Shape, shape};
 use crate::activations::TILE;
-use crate::packed::{CHUNK, LINE, Layout, ROWS};
+use crate::form::Layout;
+use crate::packed::{CHUNK, LINE, ROWS};
 
 /// The weights of a chunk: low bytes and high bytes, in lines as codes are.
 #[repr(C, align(64))]
@@ -28,14 +29,14 @@ struct Products([[[i32; ROWS]; TILE]; 4]);
 
 /// Multiplies codes by what their sums would be, and splits what comes out.
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn split(chunk: &Chunk, layout: Layout, to: *mut Bytes) {
-    let more = _mm512_set1_epi8(if layout.is_wide() { i8::MIN } else { layout.bias as i8 });
+unsafe fn split(chunk: &Chunk, layout: &Layout, to: *mut Bytes) {
+    let more = _mm512_set1_epi8(if layout.shape.is_wide() { i8::MIN } else { layout.bias as i8 });
     let odd = 0xaaaa_aaaa_aaaa_aaaa;
     let (low, high) = (to.cast::<u8>(), to.cast::<u8>().wrapping_add(LINE * CHUNK / 4));
     for (i, line) in chunk.codes.iter().enumerate() {
         // SAFETY: there is a line for each of the chunk's, and a factor for each step; the CPU has the instructions.
         unsafe {
-            let by = _mm512_load_si512(chunk.whole.by[4 * i / layout.step()].as_ptr().cast());
+            let by = _mm512_load_si512(chunk.whole.by[4 * i / layout.shape.step()].as_ptr().cast());
             let by =
                 _mm512_or_si512(_mm512_and_si512(by, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32::<16>(by));
             let codes = _mm512_sub_epi8(_mm512_load_si512(line.as_ptr().cast()), more);
@@ -231,20 +232,20 @@ unsafe fn turn<const MINS: usize>(multiply: Option<Multiply>, scale: Option<Scal
 }
 
 /// Multiplies all rows with both panels.
-pub(super) unsafe fn tiles(t: &mut DotTask<'_>, layout: Layout) {
+pub(super) unsafe fn tiles(t: &mut DotTask<'_>) {
     // SAFETY: passed on to the caller.
     unsafe {
-        match (layout.has_mins(), layout.run) {
-            (false, _) => all::<0>(t, layout),
-            (true, 32) => all::<4>(t, layout),
-            _ => all::<8>(t, layout),
+        match (t.layout.shape.has_mins(), t.layout.shape.run) {
+            (false, _) => all::<0>(t),
+            (true, 32) => all::<4>(t),
+            _ => all::<8>(t),
         }
     }
 }
 
 /// A tile is multiplied while the one before is scaled.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn all<const MINS: usize>(t: &mut DotTask<'_>, layout: Layout) {
+unsafe fn all<const MINS: usize>(t: &mut DotTask<'_>) {
     let tiles = t.sums.len().div_ceil(TILE);
     let (codes, scales, sides) = t.x.chunk(t.first..t.first + tiles * TILE, &t.inputs);
     let words = sides.len() / (tiles * TILE);
@@ -257,7 +258,7 @@ unsafe fn all<const MINS: usize>(t: &mut DotTask<'_>, layout: Layout) {
     unsafe {
         shape(Shape::Whole);
         for (panel, chunk) in t.chunks.iter().enumerate() {
-            split(chunk, layout, weights.add(panel));
+            split(chunk, t.layout, weights.add(panel));
         }
         for tile in 0..=tiles {
             let multiply = (tile < tiles).then(|| Multiply {

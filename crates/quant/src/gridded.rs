@@ -1,0 +1,90 @@
+//! What IQ1, IQ2 and IQ3 share: eight weights (or four) number an entry of a table, which numbers the magnitude of each.
+//!
+//! The tables, in `assets/grids`, are facts of the formats. `tools/grids` says where they come from.
+
+use crate::Block;
+use crate::codes::scaled;
+use crate::iq4_nl::look_up;
+
+/// A block of 256 weights whose magnitudes come from a table. `w = step * factor * VALUES[code]`.
+pub trait Gridded: Block<Weights = [f32; 256]> {
+    /// What codes stand for. The highest bit of a code is its sign, or the direction in which all is moved.
+    const VALUES: [i8; 16];
+
+    /// What the factors multiply.
+    fn step(&self) -> f32;
+
+    /// For every 16 weights, an odd number below 32.
+    fn factors(&self) -> [u8; 16];
+
+    /// The codes, in the order of the weights.
+    fn codes(&self) -> [u8; 256];
+}
+
+/// What [`Block::unpack`] does.
+#[inline(always)]
+pub(crate) fn unpack<B: Gridded>(block: &B, weights: &mut [f32; 256]) {
+    let (step, factors, codes) = (block.step(), block.factors(), block.codes());
+    let mut values = [0; 256];
+    for i in 0..256 {
+        values[i] = look_up(&B::VALUES, codes[i]);
+    }
+    scaled::<256, 16>(&values, weights, |part| step * f32::from(factors[part]));
+}
+
+/// The entries of a table.
+pub(crate) const fn entries<const N: usize>(bytes: &[u8]) -> [u16; N] {
+    assert!(bytes.len() == 2 * N);
+    let mut entries = [0; N];
+    let mut i = 0;
+    while i < N {
+        entries[i] = u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]);
+        i += 1;
+    }
+    entries
+}
+
+/// What the codes of IQ2 stand for.
+pub(crate) const IQ2: [i8; 16] = [8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// What the codes of IQ1 stand for: eight times -1, 0 or 1, moved up or down by one.
+pub(crate) const IQ1: [i8; 16] = [-7, 1, 9, 0, -9, -1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// The table of IQ1.
+pub(crate) static IQ1_GRID: [u16; 2048] = entries(include_bytes!("../../../assets/grids/iq1_s.bin"));
+
+/// Magnitudes of two bits each, and signs above them.
+#[inline(always)]
+pub(crate) fn eight(entry: u16, signs: u8) -> [u8; 8] {
+    let mut codes = [0; 8];
+    for (i, code) in codes.iter_mut().enumerate() {
+        *code = (entry >> (2 * i) & 3) as u8 | (signs >> i & 1) << 2;
+    }
+    codes
+}
+
+/// Magnitudes of three bits each, of two entries, and signs above them.
+#[inline(always)]
+pub(crate) fn four_and_four(entries: [u16; 2], signs: u8) -> [u8; 8] {
+    let mut codes = [0; 8];
+    for (i, code) in codes.iter_mut().enumerate() {
+        *code = (entries[i / 4] >> (3 * (i % 4)) & 7) as u8 | (signs >> i & 1) << 3;
+    }
+    codes
+}
+
+/// Eight signs of which seven are stored: an even number of them is set.
+#[inline(always)]
+pub(crate) fn even(seven: u32) -> u8 {
+    let seven = seven as u8 & 127;
+    seven | (seven.count_ones() as u8 & 1) << 7
+}
+
+/// The odd numbers that halves of bytes stand for, low half first.
+#[inline(always)]
+pub(crate) fn odd<const N: usize>(nibbles: &[u8], each: usize) -> [u8; N] {
+    std::array::from_fn(|i| {
+        let i = i / each;
+        2 * (nibbles[i / 2] >> (4 * (i % 2)) & 15) + 1
+    })
+}

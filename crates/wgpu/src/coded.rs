@@ -1,0 +1,46 @@
+//! Formats that shaders would need tables or division to read. Their blocks become codes of two, three or four bits, and what
+//! scales them, when weights are loaded.
+
+use bytemuck::from_bytes;
+use tallow_quant::{Gridded, TQ1_0, TQ2_0};
+
+/// Codes of 256 weights: the low two bits of each and then the third; or all four.
+fn planes(codes: &[u8; 256], bits: usize, words: &mut [u32]) {
+    let mut put = |at: usize, code: u8, shift: usize| words[at] |= u32::from(code) << shift;
+    for (i, code) in codes.iter().enumerate() {
+        if bits == 4 {
+            put(i / 8, code & 15, i % 8 * 4);
+            continue;
+        }
+        put(i / 16, code & 3, i % 16 * 2);
+        if bits == 3 {
+            put(16 + i / 32, code >> 2 & 1, i % 32);
+        }
+    }
+}
+
+/// The step, the factors, and codes that number values of a table.
+pub(crate) fn gridded<B: Gridded, const BITS: usize>(block: &[u8], words: &mut [u32]) {
+    let block: &B = from_bytes(block);
+    words[0] = block.step().to_bits();
+    for (word, four) in words[1..5].iter_mut().zip(block.factors().as_chunks::<4>().0) {
+        *word = u32::from_le_bytes(*four);
+    }
+    planes(&block.codes(), BITS, &mut words[5..]);
+}
+
+/// The scale, and codes that are one more than what they stand for.
+fn ternary(d: f32, codes: &[u8; 256], words: &mut [u32]) {
+    words[0] = d.to_bits();
+    planes(codes, 2, &mut words[1..]);
+}
+
+pub(crate) fn tq1_0(block: &[u8], words: &mut [u32]) {
+    let block: &TQ1_0 = from_bytes(block);
+    ternary(block.d.get(), &block.codes(), words);
+}
+
+pub(crate) fn tq2_0(block: &[u8], words: &mut [u32]) {
+    let block: &TQ2_0 = from_bytes(block);
+    ternary(block.d.get(), &block.codes(), words);
+}

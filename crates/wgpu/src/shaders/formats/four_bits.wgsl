@@ -1,0 +1,9 @@
+// A step, 16 factors, and codes of four bits.
+fn unpack_N(at: u32, j: u32) -> Eight {
+  let factor = (wN[at + 32u * (1u + (j >> 3u))] >> (8u * ((j >> 1u) & 3u))) & 255u;
+  let scale = bitcast<f32>(wN[at]) * f32(factor);
+  let q = vec4<u32>(wN[at + 32u * (5u + j)]);
+  let a = (q >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u);
+  let b = (q >> vec4<u32>(16u, 20u, 24u, 28u)) & vec4<u32>(15u);
+  return Eight(scale * looked_up(a, VALUES), scale * looked_up(b, VALUES));
+}

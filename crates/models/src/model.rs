@@ -48,7 +48,15 @@ impl Model {
     /// Bytes of a layer's experts, all together.
     pub fn expert_bytes(&self, layer: usize) -> usize {
         let (names, count) = (self.names(), self.spec.layers[layer].experts.map_or(0, |e| e.count));
-        let bytes = |name: String| self.checkpoint.get(&named(&name)).map_or(0, |t| t.bytes().len());
+        let stored = |name: &str| self.checkpoint.get(name).map_or(0, |t| t.bytes().len());
+        let bytes = |name: String| stored(&named(&name));
+        if let Some((joint, _)) = names.expert_joint {
+            let whole = |pattern: &str| -> usize {
+                let name = of_layer(pattern, layer);
+                ["", "_blocks", "_scales"].map(|kind| stored(&format!("{name}{kind}"))).iter().sum()
+            };
+            return whole(joint) + whole(names.expert_down);
+        }
         let of = |pattern: &str| -> usize {
             let name = of_layer(pattern, layer);
             match name.contains(EXPERT) {

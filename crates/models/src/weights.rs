@@ -4,6 +4,10 @@
 //! of it is checked, and its pages of the file are let go, before it reads more. At the end no tensor of the checkpoint
 //! may be left over: one that nobody asked for means that the model is not what we think it is.
 
+mod experts;
+mod latent;
+mod turn;
+
 use std::collections::BTreeSet;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
@@ -14,9 +18,11 @@ use tallow_quant::Format;
 
 use crate::Model;
 use crate::error::{LoadError, Result};
-use crate::formats::names::{EXPERT, Layout, Names, is_redundant, of_layer};
+use crate::formats::names::{Layout, Names, is_redundant, of_layer};
 use crate::formats::{Kind, Stored};
 use crate::spec::{Bias, DecoderSpec};
+
+use turn::{Turn, plain};
 
 /// Told how many bytes of how many have been loaded, and says whether to go on.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>;
@@ -67,7 +73,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// The tensor of that name, if its shape is right.
-    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<(&'a Stored, Format)> {
+    fn shaped(&mut self, name: &str, shape: &[usize]) -> Result<&'a Stored> {
         let field = || format!("tensor {name:?}");
         let Some((name, stored)) = self.find(name) else {
             return Err(LoadError::bad(self.path(), field(), "is missing"));
@@ -76,14 +82,18 @@ impl<'a, B: Backend> Weights<'a, B> {
             let why = format!("has shape {:?}; the settings ask for {shape:?}", stored.shape);
             return Err(LoadError::bad(stored.file.path(), field(), why));
         }
+        self.used.insert(name.to_owned());
+        Ok(stored)
+    }
+
+    /// The same, if it holds weights.
+    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<(&'a Stored, Format)> {
+        let stored = self.shaped(name, shape)?;
         match &stored.kind {
-            Kind::Weights(format) => {
-                self.used.insert(name.to_owned());
-                Ok((stored, *format))
-            }
+            Kind::Weights(format) => Ok((stored, *format)),
             Kind::Other(elements) => {
                 let why = format!("its elements are {elements}; floats or GGUF blocks are expected");
-                Err(LoadError::unsupported(stored.file.path(), field(), why))
+                Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why))
             }
         }
     }
@@ -143,66 +153,45 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(Linear { weight, bias: None })
     }
 
-    /// A linear layer of each expert of layer `i`, in a tensor for each or in one for all.
-    pub(crate) fn of_experts(
-        &mut self,
-        (pattern, i): (&str, usize),
-        count: usize,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Vec<Linear<B>>> {
-        let name = of_layer(pattern, i);
-        let weights = match name.contains(EXPERT) {
-            true => {
-                let each = |e: usize| self.matrix(&named(&name.replace(EXPERT, &e.to_string())), rows, cols);
-                (0..count).map(each).collect::<Result<Vec<_>>>()?
-            }
-            false => {
-                let name = named(&name);
-                let stored = self.stored(&name, &[count, rows, cols])?;
-                self.matrices(&name, stored, count, rows)?
-            }
-        };
-        Ok(weights.into_iter().map(|weight| Linear { weight, bias: None }).collect())
-    }
-
     /// A linear layer's matrix that the file has in another order, put right by `arrange`.
     fn arranged(
         &mut self,
         name: &str,
         stored_as: [usize; 2],
-        (rows, cols): (usize, usize),
+        shape: (usize, usize),
         arrange: impl FnOnce(&[u8], &mut [u8]),
     ) -> Result<Weight<B>> {
         let (stored, format) = self.stored(name, &stored_as)?;
+        let weight = self.rearranged((stored, name), format, shape, |to| arrange(stored.bytes(), to));
+        Passing::new(stored, format, stored_as[0]).finish(name)?;
+        self.loaded(stored)?;
+        weight
+    }
+
+    /// A matrix of so many rows and columns of a tensor that has it in another order. `arrange` writes its bytes.
+    fn rearranged(
+        &self,
+        (stored, name): (&Stored, &str),
+        format: Format,
+        (rows, cols): (usize, usize),
+        arrange: impl FnOnce(&mut [u8]),
+    ) -> Result<Weight<B>> {
+        let len = format.row_bytes(cols).and_then(|n| n.checked_mul(rows)).unwrap_or(usize::MAX);
         let mut bytes = Vec::new();
-        let len = stored.bytes().len();
         let out_of_memory = |_| Error::OutOfMemory { device: "the host".into(), asked: len };
         bytes.try_reserve_exact(len).map_err(out_of_memory)?;
         bytes.resize(len, 0);
-        arrange(stored.bytes(), &mut bytes);
-        Passing::new(stored, format, stored_as[0]).finish(name)?;
+        arrange(&mut bytes);
         let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
-        let weight = self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?;
-        self.loaded(stored)?;
-        Ok(weight)
+        self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))
     }
 
     /// A matrix that the file has with a row for each input.
     fn turned(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
         let (stored, format) = self.stored(name, &[cols, rows])?;
-        if !format.is_plain() {
-            let why = format!("it has a row for each input, and {format} cannot be turned");
-            return Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why));
-        }
-        self.arranged(name, [cols, rows], (rows, cols), |from, to| {
-            let size = from.len() / (rows * cols).max(1);
-            for (row, to) in to.chunks_exact_mut(cols * size).enumerate() {
-                for (col, to) in to.chunks_exact_mut(size).enumerate() {
-                    to.copy_from_slice(&from[(col * rows + row) * size..][..size]);
-                }
-            }
-        })
+        plain(stored, name, format)?;
+        let turn = Turn { rows, cols, across: rows, first: 0, step: 1 };
+        self.arranged(name, [cols, rows], (rows, cols), |from, to| turn.bytes(from, to))
     }
 
     /// The numbers of a tensor of that shape, each with `lift` added.

@@ -192,7 +192,7 @@ fn newer_configs() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 28);
+    assert_eq!(seen, 33);
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn gguf_twins_on<B: Backend>(b: &B, slack: f32) {
             seen += 1;
         }
     }
-    assert_eq!(seen, 25);
+    assert_eq!(seen, 28);
 }
 
 /// One setting changed moves the logits as far as it moves the reference's: so the tests above can fail.
@@ -246,7 +246,7 @@ fn mutants_are_told_apart() {
             seen += 1;
         }
     }
-    assert!(seen >= 40);
+    assert!(seen >= 51);
 }
 
 /// GPT-2's own files leave out what all names begin with, and bring masks that nobody needs.
@@ -292,7 +292,55 @@ fn more_settings_on<B: Backend>(b: &B, slack: f32) {
         assert!(far <= slack * case.tolerance(), "{name}: off by {far}");
         seen += 1;
     }
-    assert!(seen >= 44);
+    assert!(seen >= 54);
+}
+
+/// Folders whose experts are quantized.
+#[test]
+fn quantized_folders() {
+    quantized_folders_on(&cpu(), 1.0);
+}
+
+#[test]
+fn quantized_folders_on_a_gpu() {
+    gpu().iter().for_each(|b| quantized_folders_on(b, GPU));
+}
+
+fn quantized_folders_on<B: Backend>(b: &B, slack: f32) {
+    let name = "quant/gpt-oss-mxfp4";
+    let (case, model) = (Case::read(name), open(&golden(name)));
+    let far = case.distance(b, &model);
+    println!("{name:<26} {far:.2e} of {:.0e}", case.tolerance());
+    assert!(far <= slack * case.tolerance(), "{name}: off by {far}");
+}
+
+/// Codes and exponents of experts are bytes in two tensors, which must fit each other and the settings.
+#[test]
+fn quantized_experts_that_do_not_fit_are_refused() {
+    let name = "quant/gpt-oss-mxfp4";
+    let config = json(&golden(name).join("config.json"));
+    let refused = |tag: &str, config: &Value, from: &str, to: &str| {
+        let dir = with_config(name, config, tag);
+        let file = dir.join("model.safetensors");
+        let bytes = std::fs::read(&file).unwrap();
+        let (header, data) = bytes.split_at(8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize);
+        let header = String::from_utf8(header[8..].to_vec()).unwrap();
+        assert!(from.len() == to.len() && header.contains(from));
+        let header = header.replace(from, to);
+        std::fs::write(&file, [&bytes[..8], header.as_bytes(), data].concat()).unwrap();
+        let b = cpu();
+        let loaded = Decoder::load(&b, &open(&dir), 16, &mut |_, _| ControlFlow::Continue(()));
+        std::fs::remove_dir_all(&dir).unwrap();
+        loaded.expect_err(tag).to_string()
+    };
+    let mut narrow = config.clone();
+    narrow["intermediate_size"] = 31.into();
+    let said = refused("narrow", &narrow, "U8", "U8");
+    assert!(said.contains("gate_up_proj_blocks") && said.contains("[4, 62, 2, 16]"), "{said}");
+    let said = refused("alone", &config, "down_proj_scales", "down_proj_scalez");
+    assert!(said.contains("down_proj_scales") && said.contains("is missing"), "{said}");
+    let said = refused("signed", &config, "U8", "I8");
+    assert!(said.contains("gate_up_proj_blocks") && said.contains("bytes are expected"), "{said}");
 }
 
 /// Blocks of every kind in one file.

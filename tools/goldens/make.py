@@ -8,6 +8,7 @@ Each case is a folder like those of `tests/goldens`: `config.json`, `model.safet
 import json
 import pathlib
 import sys
+import tempfile
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,7 +25,15 @@ CALLED = {
     "starcoder2": dict(rms_norm_eps="norm_epsilon"),
     **{kind: dict(rms_norm_eps="layer_norm_eps") for kind in ("phi", "gpt_neox", "stablelm", "cohere", "cohere2")},
 }
+# The library keeps experts otherwise than files have them: its own writer knows how.
+MIXTURES = ("gpt_oss", "phimoe", "llama4_text", "deepseek_v2", "deepseek_v3")
+# By the plainest code that the library has.
+PLAIN = dict(attn_implementation="eager", experts_implementation="eager")
+YARN = dict(type="yarn", original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)
 LONG = dict(short_factor=[1.0, 1.1, 1.3, 2.0], long_factor=[1.0, 2.0, 5.0, 9.0])
+
+# The library's PhiMoE took the long factors up to its version 4, as its makers do, and takes the short ones since.
+ONE_LONG = dict(short_factor=LONG["long_factor"], long_factor=LONG["long_factor"])
 
 CASES = {
     "llama-linear": ("llama", dict(rope_scaling=dict(rope_type="linear", factor=2.5))),
@@ -71,6 +80,16 @@ CASES = {
     "gpt2-options": ("gpt2", dict(scale_attn_by_inverse_layer_idx=True, activation_function="gelu", tie_word_embeddings=False, num_key_value_heads=None)),
     "gpt2-unscaled": ("gpt2", dict(scale_attn_weights=False, intermediate_size=None, rms_norm_eps=None, tie_word_embeddings=None, num_key_value_heads=None)),
     "ministral3-window": ("ministral3", dict(num_hidden_layers=3, head_dim=8, sliding_window=7, rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=8.0, original_max_position_embeddings=8, mscale=0.7, mscale_all_dim=1.3, beta_fast=16.0, beta_slow=1.0, llama_4_scaling_beta=0.3))),
+    "gpt-oss-odd": ("gpt_oss", dict(num_hidden_layers=3, intermediate_size=24, head_dim=8, num_local_experts=3, num_experts_per_tok=2, layer_types=["full_attention", "sliding_attention", "sliding_attention"], sliding_window=5, attention_bias=False, rope_theta=10000.0, rope_scaling=dict(**YARN, factor=4.0, truncate=True))),
+    "gpt-oss-defaults": ("gpt_oss", dict(num_hidden_layers=3, head_dim=8, num_local_experts=6, rms_norm_eps=None, tie_word_embeddings=None, rope_scaling=dict(**YARN, factor=2.0, truncate=False))),
+    "phimoe-longrope": ("phimoe", dict(num_local_experts=6, num_experts_per_tok=2, router_jitter_noise=0.2, sliding_window=9, lm_head_bias=True, original_max_position_embeddings=16, rope_scaling=dict(type="longrope", short_mscale=1.2, long_mscale=1.4, original_max_position_embeddings=16, **ONE_LONG))),
+    "phimoe-defaults": ("phimoe", dict(attention_bias=True, num_local_experts=5, rms_norm_eps=None)),
+    "llama4-options": ("llama4_text", dict(num_hidden_layers=5, head_dim=12, intermediate_size=24, intermediate_size_mlp=40, num_local_experts=5, num_experts_per_tok=2, attention_chunk_size=7, no_rope_layer_interval=2, interleave_moe_layer_step=2, use_qk_norm=False, floor_scale=4, attn_scale=0.4, attention_bias=True, rope_theta=1000.0, rope_scaling=dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16))),
+    "llama4-layers": ("llama4_text", dict(num_hidden_layers=5, head_dim=8, intermediate_size_mlp=40, num_local_experts=3, attention_chunk_size=6, moe_layers=[0, 3], no_rope_layers=[0, 1, 1, 0, 1], layer_types=["chunked_attention", "full_attention", "chunked_attention", "full_attention", "full_attention"], floor_scale=8, attn_temperature_tuning=False)),
+    "llama4-defaults": ("llama4_text", dict(num_hidden_layers=4, head_dim=8, intermediate_size_mlp=40, num_local_experts=3, rms_norm_eps=None, tie_word_embeddings=None)),
+    "deepseek-v2-yarn": ("deepseek_v2", dict(num_hidden_layers=3, num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10, moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, first_k_dense_replace=1, topk_method="group_limited_greedy", n_group=4, topk_group=2, routed_scaling_factor=1.5, rms_norm_eps=1e-2, rope_scaling=dict(**YARN, factor=8.0, mscale=0.8, mscale_all_dim=1.2))),
+    "deepseek-v3-yarn": ("deepseek_v3", dict(num_hidden_layers=3, num_key_value_heads=4, q_lora_rank=20, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=12, moe_intermediate_size=16, n_routed_experts=12, num_experts_per_tok=4, n_group=3, topk_group=2, n_shared_experts=2, first_k_dense_replace=2, norm_topk_prob=False, routed_scaling_factor=1.7, rope_interleave=False, attention_bias=True, rope_scaling=dict(**YARN, factor=8.0, mscale=1.0, mscale_all_dim=1.0))),
+    "deepseek-v3-defaults": ("deepseek_v3", dict(num_hidden_layers=4, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, moe_intermediate_size=16, n_routed_experts=16, rms_norm_eps=None)),
 }
 
 
@@ -84,7 +103,7 @@ def make(out: pathlib.Path, name: str, kind: str, extra: dict, seed: int) -> Non
     if kind == "smollm3" and "tie_word_embeddings" not in extra:
         settings.pop("tie_word_embeddings")
     config = AutoConfig.for_model(kind, **json.loads(json.dumps(settings)))
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **PLAIN).eval()
     torch.manual_seed(seed)
     with torch.no_grad():
         for key, p in model.named_parameters():
@@ -95,9 +114,16 @@ def make(out: pathlib.Path, name: str, kind: str, extra: dict, seed: int) -> Non
             else:
                 p.copy_(torch.randn_like(p) * (1.0 if "embed" in key else 1.6 * p.shape[-1] ** -0.5))
             p.copy_(p.bfloat16().float())
+        for key, p in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                p.copy_((0.3 * torch.randn_like(p)).bfloat16().float())
     state = {k: v.bfloat16().contiguous() for k, v in model.state_dict().items() if not (config.tie_word_embeddings and k == "lm_head.weight")}
     if kind == "gpt_neox" and "lm_head.weight" in state:
         state["embed_out.weight"] = state.pop("lm_head.weight")  # as the library's own writer does
+    if kind in MIXTURES:
+        with tempfile.TemporaryDirectory() as written:
+            model.bfloat16().save_pretrained(written)
+            state = load_file(pathlib.Path(written) / "model.safetensors")
     save_file(state, folder / "model.safetensors")
     # The settings as a person would have written them, not as the library normalises them.
     architecture = type(model).__name__
@@ -106,7 +132,7 @@ def make(out: pathlib.Path, name: str, kind: str, extra: dict, seed: int) -> Non
     tensors, prompts = {}, []
     for i, length in enumerate((1, 7, 30)):
         ids = torch.randint(3, 64, (length,), generator=generator)
-        fresh = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        fresh = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **PLAIN).eval()
         with torch.no_grad():
             logits = fresh(ids[None]).logits[0]
             exact = fresh.double()(ids[None]).logits[0]

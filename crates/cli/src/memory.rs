@@ -211,7 +211,8 @@ pub(crate) fn scored(batch: usize) -> usize {
 fn workspace(model: &Model, step: Step, context: usize) -> u64 {
     let spec = &model.spec;
     let widest = |f: &dyn Fn(&LayerSpec) -> usize| spec.layers.iter().map(f).max().unwrap_or(0);
-    let qkv = widest(&|l| l.mixer.heads.qkv_cols() + 2 * l.mixer.heads.q_cols());
+    let latent = |l: &LayerSpec| l.latent.map_or(0, |a| l.mixer.heads.q * (a.plain + a.turned + a.value));
+    let qkv = widest(&|l| l.mixer.heads.qkv_cols() + 2 * l.mixer.heads.q_cols() + latent(l));
     // Where experts work, each token is copied for each of its experts, and what they make of it is kept apart.
     let sorted = |e: ExpertsSpec| 2 * e.used * spec.dim + 4 * e.count;
     let ffn = widest(&|l| 3 * l.active_width() + l.experts.map_or(0, sorted));

@@ -9,7 +9,7 @@ use crate::ops::{
     Columns, Copy, Dequant, Eltwise, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Moe, Normalize, Project,
     ProjectMany, QkvPrep, Rotate, Rows, RowsTo, With,
 };
-use crate::{Backend, DType, Error, Expert, HostWeight, Linear, Result, Tensor, Weight};
+use crate::{Backend, DType, Error, Expert, HostWeight, Linear, Result, ShareOf, Tensor, Weight};
 
 /// Rows of a weight that are unpacked at a time: enough to keep a device busy, few enough to stay small.
 const TILE: usize = 256;
@@ -127,9 +127,13 @@ pub fn moe<B: Backend>(b: &B, op: &Moe<'_, B>) -> Result<Tensor<B>> {
     let mut sum = b.alloc(DType::F32, op.x.rows(), op.x.cols())?; // [rows, dim]
     b.zero(&sum)?;
     for (i, Expert { up, down }) in op.experts.iter().enumerate() {
-        let y = b.run(Ffn { x: op.x, norm: None, up, act: op.act, down, then: Epilogue::NONE })?;
         let share = op.shares.col_range(i..i + 1); // [rows, 1]
-        let y = b.run(Eltwise { x: &y, with: With::Mul(&share) })?;
+        let taken = |x: &Tensor<B>| b.run(Eltwise { x, with: With::Mul(&share) });
+        let work = |x: &Tensor<B>| b.run(Ffn { x, norm: None, up, act: op.act, down, then: Epilogue::NONE });
+        let y = match op.share_of {
+            ShareOf::Result => taken(&work(op.x)?)?,
+            ShareOf::Input => work(&taken(op.x)?)?,
+        };
         sum = b.run(Eltwise { x: &sum, with: With::Add(&y) })?;
     }
     let mut then = Vec::new();

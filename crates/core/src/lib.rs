@@ -27,5 +27,5 @@ pub use tensor::Tensor;
 pub use trace::{Launch, Trace, launch_table};
 pub use weight::{
     Activation, AttnSpec, Expert, Groups, Heads, HostWeight, Linear, Norm, NormKind, QkNorm, Rope, RopePairs,
-    Routing, Scores, Spent, Weight,
+    Routing, Scores, ShareOf, Spent, Weight,
 };

@@ -153,12 +153,27 @@ pub struct Routing<B: Backend> {
 }
 
 /// What the logits of experts become.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scores {
     /// All of them add up to one.
     Softmax,
     /// Each on its own.
     Sigmoid,
+    /// Experts are chosen one after another, by their logits. Each has its share of a softmax over those that are left
+    /// and come near it. Neither biases nor groups go with that.
+    OneByOne {
+        /// What is further below than so much of the greater of the two sizes is not near.
+        near: f32,
+    },
+}
+
+/// What a row's share of an expert multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShareOf {
+    /// What the expert makes of the row.
+    Result,
+    /// The row that the expert gets.
+    Input,
 }
 
 /// Experts in groups of equal size, side by side.
@@ -258,6 +273,8 @@ pub struct AttnSpec<B: Backend> {
     pub scale: f32,
     /// A token sees at most this many tokens, itself among them.
     pub window: Option<usize>,
+    /// Sequences are cut into chunks of so many tokens, and a token sees nothing in front of its own.
+    pub chunk: Option<usize>,
     /// Scores go through `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// [1, query heads]: a score per head that takes its share of the softmax and gives nothing.
@@ -279,10 +296,23 @@ pub enum Activation {
     Relu2,
     /// `max(x, 0)`
     Relu,
+    /// `x * sigmoid(SLOPE * x)` of what is at most `LIMIT`. What it gates is held between `-LIMIT` and `LIMIT`, and one
+    /// is added.
+    Clamped,
 }
 
 impl Activation {
     /// Every one.
-    pub const ALL: [Activation; 5] =
-        [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu2, Activation::Relu];
+    pub const ALL: [Activation; 6] = [
+        Activation::Silu,
+        Activation::Gelu,
+        Activation::GeluTanh,
+        Activation::Relu2,
+        Activation::Relu,
+        Activation::Clamped,
+    ];
+    /// Of [`Activation::Clamped`].
+    pub const SLOPE: f32 = 1.702;
+    /// Of [`Activation::Clamped`].
+    pub const LIMIT: f32 = 7.0;
 }

@@ -297,6 +297,7 @@ impl Backend for Cpu {
                         head,
                         scale: op.spec.scale,
                         window: op.spec.window,
+                        chunk: op.spec.chunk,
                         softcap: op.spec.softcap,
                         sinks: op.spec.sinks.as_ref().map(Mat::new),
                         causal: op.spec.causal,

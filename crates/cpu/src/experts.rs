@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use tallow_core::ops::{Epilogue, Moe, Route};
-use tallow_core::{Backend, DType, Expert, Groups, Linear, Result, Routing, Scores, Tensor};
+use tallow_core::{Backend, DType, Expert, Groups, Linear, Result, Routing, Scores, ShareOf, Tensor};
 
 use crate::backend::Cpu;
 use crate::kernels::{BendTask, Given, LinearTask, Product, bend, linear};
 use crate::mat::{Mat, MatMut};
-use crate::phases::{Part, cost};
+use crate::phases::{Input, Part, cost};
 
 /// A row's place among those of an expert, and how much of what it gets there it takes.
 #[derive(Clone, Copy)]
@@ -21,6 +21,8 @@ struct Share {
 struct Sorted {
     /// For each place, the row that is there.
     at: Vec<u32>,
+    /// For each place, the row's share.
+    of: Vec<f32>,
     /// For each expert, the places of its rows.
     places: Vec<Range<usize>>,
     /// For each row in turn, its places by expert.
@@ -42,20 +44,21 @@ impl Sorted {
             places.push(end..end);
             end += count;
         }
-        let (mut at, mut shares, mut ends) =
-            (vec![0; end], Vec::with_capacity(end), Vec::with_capacity(taken.rows));
+        let (mut at, mut by_place) = (vec![0; end], vec![0.0; end]);
+        let (mut shares, mut ends) = (Vec::with_capacity(end), Vec::with_capacity(taken.rows));
         for r in 0..taken.rows {
             for (of, places) in taken.row(r).iter().zip(&mut places) {
                 // What is no number counts as a share, so that it shows.
                 if *of != 0.0 {
                     at[places.end] = r as u32;
+                    by_place[places.end] = *of;
                     shares.push(Share { place: places.end, of: *of });
                     places.end += 1;
                 }
             }
             ends.push(shares.len());
         }
-        Sorted { at, places, shares, ends }
+        Sorted { at, of: by_place, places, shares, ends }
     }
 
     fn shares(&self, row: usize) -> &[Share] {
@@ -125,10 +128,12 @@ impl Cpu {
         });
         let (given, residual) = (Mat::<f32>::new(&given), op.then.residual.map(Mat::<f32>::new));
         let Epilogue { scale, softcap, .. } = op.then;
+        let by_result = op.share_of == ShareOf::Result;
         self.by_rows(op.x.rows(), dim, |_, r, out| {
             out.fill(0.0);
             for share in sorted.shares(r) {
-                (self.kernels.add_scaled)(out, share.of, given.row(share.place));
+                let by = if by_result { share.of } else { 1.0 };
+                (self.kernels.add_scaled)(out, by, given.row(share.place));
             }
             if scale != 1.0 {
                 out.iter_mut().for_each(|y| *y *= scale);
@@ -150,7 +155,7 @@ impl Cpu {
         groups: &[Group<'_>],
         width: usize,
     ) -> Result<Tensor<Cpu>> {
-        let x = self.picked(op.x, &sorted.at, groups.iter().flat_map(|g| &g.parts))?;
+        let x = self.sorted_input(op, sorted, groups)?;
         let mut given = Vec::with_capacity(groups.len());
         for g in groups {
             let mut layers = Vec::with_capacity(g.parts.len());
@@ -172,6 +177,20 @@ impl Cpu {
             bend(self.kernels, &task, &mut scratch.room);
         });
         Ok(bent)
+    }
+
+    /// A row for each place, which shares multiply if they are of inputs.
+    fn sorted_input(&self, op: &Moe<'_, Cpu>, sorted: &Sorted, groups: &[Group<'_>]) -> Result<Input> {
+        let parts = groups.iter().flat_map(|g| &g.parts);
+        if op.share_of == ShareOf::Result {
+            return self.picked(op.x, &sorted.at, parts);
+        }
+        let from = Mat::<f32>::new(op.x);
+        let x = self.by_rows(sorted.at.len(), op.x.cols(), |_, place, out| {
+            let by = sorted.of[place];
+            out.iter_mut().zip(from.row(sorted.at[place] as usize)).for_each(|(y, x)| *y = x * by);
+        })?;
+        self.input(&x, None, parts)
     }
 
     /// [`Backend::route`]
@@ -217,6 +236,7 @@ impl Choice<'_> {
                 scores.iter_mut().for_each(|x| *x /= sum);
             }
             Scores::Sigmoid => scores.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
+            Scores::OneByOne { .. } => {}
         }
         worth.copy_from_slice(scores);
         if let Some(bias) = self.bias {
@@ -230,13 +250,23 @@ impl Choice<'_> {
         let mut sum = 0.0;
         for _ in 0..self.used {
             let i = best(worth);
+            out[i] = match self.scores {
+                Scores::OneByOne { near } => share_of_near(worth, i, near),
+                Scores::Softmax | Scores::Sigmoid => scores[i],
+            };
             worth[i] = f32::NAN;
-            out[i] = scores[i];
-            sum += scores[i];
+            sum += out[i];
         }
         let scale = if self.to_one { self.scale / sum } else { self.scale };
         out.iter_mut().filter(|share| **share != 0.0).for_each(|share| *share *= scale);
     }
+}
+
+/// What a softmax gives the largest, over all that come near it. What is no number is out of it.
+fn share_of_near(logits: &[f32], largest: usize, near: f32) -> f32 {
+    let most = logits[largest];
+    let close = |x: &&f32| most - **x <= near * x.abs().max(most);
+    1.0 / logits.iter().filter(close).map(|x| (x - most).exp()).sum::<f32>()
 }
 
 /// Takes away the worth of all experts that are not in the best groups. `of_groups` is room.

@@ -47,8 +47,14 @@ impl Case {
         let (new_k, new_v, q) = (up(1, heads.kv_cols()), up(2, heads.kv_cols()), up(3, heads.q_cols()));
         let all = plan(0..LEN);
         cpu.run(KvWrite { k: &new_k, v: &new_v, heads, kv: kv(), plan: &all }).unwrap();
-        let spec =
-            AttnSpec { scale: 0.2, window: self.window, softcap: Some(20.0), sinks: None, causal: true };
+        let spec = AttnSpec {
+            scale: 0.2,
+            window: self.window,
+            chunk: None,
+            softcap: Some(20.0),
+            sinks: None,
+            causal: true,
+        };
         let mut out = Vec::new();
         for at in (start..LEN).step_by(chunk) {
             let rows = at..LEN.min(at + chunk);

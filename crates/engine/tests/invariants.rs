@@ -200,6 +200,41 @@ fn for_experts_on_a_gpu() {
 }
 
 #[test]
+fn for_experts_of_shared_inputs_and_chunks() {
+    hold_on_the_cpu("llama4-text", DType::F32);
+}
+
+#[test]
+fn for_experts_of_shared_inputs_and_chunks_on_a_gpu() {
+    hold_on_a_gpu("llama4-text", DType::F32);
+}
+
+#[test]
+fn for_experts_chosen_one_by_one() {
+    hold_on_the_cpu("phimoe", DType::F32);
+}
+
+#[test]
+fn for_sinks_and_quantized_experts() {
+    hold_on_the_cpu("quant/gpt-oss-mxfp4", DType::F16);
+}
+
+#[test]
+fn for_sinks_on_a_gpu() {
+    hold_on_a_gpu("gpt-oss", DType::F32);
+}
+
+#[test]
+fn for_narrow_rows() {
+    hold_on_the_cpu("deepseek-v3", DType::BF16);
+}
+
+#[test]
+fn for_narrow_rows_on_a_gpu() {
+    hold_on_a_gpu("deepseek-v2", DType::F32);
+}
+
+#[test]
 fn for_norms_behind_the_blocks() {
     hold_on_the_cpu("olmo3", DType::F32);
 }

@@ -52,10 +52,19 @@ impl Model {
 
     /// The format that a tensor of the checkpoint reaches a device in, if it is weights.
     pub fn format(&self, name: &str, stored: &Stored) -> Option<Format> {
-        let (format, spec) = (stored.format()?, &self.spec);
-        let Some(recipe) = self.recipe.filter(|_| stored.shape.len() > 1) else { return Some(format) };
-        let cols = stored.shape.last().copied().unwrap_or(0);
-        Some(recipe.format(&self.names(), spec.tied, spec.layers.len(), name, (format, cols)))
+        let format = stored.format()?;
+        match *stored.shape.as_slice() {
+            [.., _, cols] => Some(self.wanted(name, format, cols)),
+            _ => Some(format),
+        }
+    }
+
+    /// The format that rows of `cols` in a tensor of that name are to have on a device.
+    pub(crate) fn wanted(&self, name: &str, format: Format, cols: usize) -> Format {
+        let spec = &self.spec;
+        self.recipe.map_or(format, |recipe| {
+            recipe.format(&self.names(), spec.tied, spec.layers.len(), name, (format, cols))
+        })
     }
 
     /// Bytes that a device is given of a tensor.
@@ -77,10 +86,15 @@ impl Model {
     /// Bytes of a layer's experts, all together.
     pub fn expert_bytes(&self, layer: usize) -> usize {
         let (names, count) = (self.names(), self.spec.layers[layer].experts.map_or(0, |e| e.count));
-        let bytes = |name: String| {
-            let name = named(&name);
-            self.checkpoint.get(&name).map_or(0, |stored| self.size(&name, stored))
-        };
+        let stored = |name: &str| self.checkpoint.get(name).map_or(0, |stored| self.size(name, stored));
+        let bytes = |name: String| stored(&named(&name));
+        if let Some((joint, _)) = names.expert_joint {
+            let whole = |pattern: &str| -> usize {
+                let name = of_layer(pattern, layer);
+                ["", "_blocks", "_scales"].map(|kind| stored(&format!("{name}{kind}"))).iter().sum()
+            };
+            return whole(joint) + whole(names.expert_down);
+        }
         let of = |pattern: &str| -> usize {
             let name = of_layer(pattern, layer);
             match name.contains(EXPERT) {

@@ -1,6 +1,6 @@
 //! [`DecoderSpec`]: everything that tells one decoder from another, as values. Families make it; blocks follow it.
 
-use tallow_core::{Activation, Groups, Heads, NormKind, Scores};
+use tallow_core::{Activation, Groups, Heads, NormKind, Scores, ShareOf};
 
 use crate::blocks::rope::RopeSpec;
 
@@ -53,6 +53,8 @@ pub struct NormSpec {
 pub struct LayerSpec {
     /// What mixes tokens.
     pub mixer: AttentionSpec,
+    /// Where keys and values come from one narrow row: `mixer` then is attention over such rows.
+    pub latent: Option<LatentSpec>,
     /// What works on each token.
     pub ffn: FfnSpec,
     /// Where there are several such blocks, how a token gets some of them.
@@ -93,12 +95,41 @@ pub struct AttentionSpec {
     pub rope: Option<usize>,
     /// How far back a token sees, itself included.
     pub window: Option<usize>,
+    /// Chunks that sequences are cut into, out of which no token sees.
+    pub chunk: Option<usize>,
+    /// Has each head a score of its own beside those of tokens?
+    pub sinks: bool,
     /// Multiplies scores.
     pub scale: f32,
     /// Scores then go through `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// Which of the decoder's rotary embeddings queries go through once more, after the one above.
     pub again: Option<usize>,
+}
+
+impl AttentionSpec {
+    /// The most that a token sees, itself included, if not all before it.
+    pub fn sees(&self) -> Option<usize> {
+        self.window.into_iter().chain(self.chunk).min()
+    }
+}
+
+/// Keys and values of all heads that come from one narrow row of each token. The cache holds that row and what turns of
+/// keys, as one head as wide as both; queries are brought to that width, and what attention gives back from it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentSpec {
+    /// Elements of the row.
+    pub rank: usize,
+    /// Elements of what queries come from, if that is not the input.
+    pub q_rank: Option<usize>,
+    /// Elements of a query that do not turn.
+    pub plain: usize,
+    /// Elements of a query that turn, behind those.
+    pub turned: usize,
+    /// Elements of a value.
+    pub value: usize,
+    /// Of the norms of narrow rows.
+    pub eps: f32,
 }
 
 /// A feed-forward block.
@@ -121,8 +152,12 @@ pub struct ExpertsSpec {
     pub count: usize,
     /// How many a token goes through.
     pub used: usize,
+    /// Have their logits biases?
+    pub router_bias: Bias,
     /// What their logits become.
     pub scores: Scores,
+    /// What a token's share of one multiplies.
+    pub share_of: ShareOf,
     /// Is there a bias that has a say in which are chosen, and none in how much they count?
     pub bias: bool,
     /// Groups of them that are chosen first.
@@ -151,7 +186,9 @@ impl ExpertsSpec {
         ExpertsSpec {
             count,
             used,
+            router_bias: Bias::No,
             scores,
+            share_of: ShareOf::Result,
             bias: false,
             groups: None,
             to_one: false,
@@ -162,6 +199,17 @@ impl ExpertsSpec {
 }
 
 impl LayerSpec {
+    /// Weights of what mixes tokens, for hidden states of `dim` elements.
+    pub fn mixing_weights(&self, dim: usize) -> usize {
+        let heads = self.mixer.heads;
+        let Some(LatentSpec { rank, q_rank, plain, turned, value, .. }) = self.latent else {
+            return dim * (heads.qkv_cols() + heads.q_cols());
+        };
+        let queries = heads.q * (plain + turned);
+        let queries = q_rank.map_or(dim * queries, |narrow| narrow * (dim + queries));
+        queries + dim * (rank + turned) + heads.q * (rank * (plain + value) + value * dim)
+    }
+
     /// Elements in the middle of all feed-forward blocks that a token goes through.
     pub fn active_width(&self) -> usize {
         self.experts.map_or(self.ffn.width, |e| e.used * self.ffn.width + e.shared.map_or(0, |s| s.width))
@@ -184,6 +232,8 @@ pub enum Bias {
 pub enum QkNormSpec {
     /// They are not.
     None,
+    /// Each head on its own, without weights.
+    Plain,
     /// Each head on its own, all with the same weights.
     PerHead,
     /// Each head on its own, each with its own weights.

@@ -4,6 +4,11 @@
 //! of it is checked, and its pages of the file are let go, before it reads more. At the end no tensor of the checkpoint
 //! may be left over: one that nobody asked for means that the model is not what we think it is.
 
+mod experts;
+mod latent;
+mod quantize;
+mod turn;
+
 use std::collections::BTreeSet;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
@@ -15,9 +20,12 @@ use tallow_quant::Format;
 use crate::Model;
 use crate::error::{LoadError, Result};
 use crate::formats::grouped::Grouped;
-use crate::formats::names::{EXPERT, Layout, Names, is_redundant, of_layer};
+use crate::formats::names::{Layout, Names, is_redundant, of_layer};
 use crate::formats::{Kind, Stored};
 use crate::spec::{Bias, DecoderSpec};
+
+use quantize::{quantized, room};
+use turn::{Turn, plain};
 
 /// Told how many bytes of how many have been loaded, and says whether to go on.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>;
@@ -68,7 +76,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// The tensor of that name, if its shape is right.
-    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<&'a Stored> {
+    fn shaped(&mut self, name: &str, shape: &[usize]) -> Result<&'a Stored> {
         let field = || format!("tensor {name:?}");
         let Some((name, stored)) = self.find(name) else {
             return Err(LoadError::bad(self.path(), field(), "is missing"));
@@ -77,29 +85,24 @@ impl<'a, B: Backend> Weights<'a, B> {
             let why = format!("has shape {:?}; the settings ask for {shape:?}", stored.shape);
             return Err(LoadError::bad(stored.file.path(), field(), why));
         }
-        match &stored.kind {
-            Kind::Weights(_) | Kind::Grouped(_) => {
-                self.used.insert(name.to_owned());
-                Ok(stored)
-            }
-            Kind::Other(elements) => {
-                let why = format!("its elements are {elements}; floats or GGUF blocks are expected");
-                Err(LoadError::unsupported(stored.file.path(), field(), why))
-            }
-        }
+        self.used.insert(name.to_owned());
+        Ok(stored)
     }
 
-    /// The same, where it is not made of other tensors.
-    fn whole(&mut self, name: &str, shape: &[usize]) -> Result<(&'a Stored, Format)> {
-        let stored = self.stored(name, shape)?;
-        match &stored.kind {
-            Kind::Weights(format) => Ok((stored, *format)),
-            Kind::Grouped(_) | Kind::Other(_) => {
-                let why =
-                    "it is quantized in groups, which is read only where a matrix has a row for each output";
-                Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why))
+    /// The same, if it holds weights, and all of them.
+    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<(&'a Stored, Format)> {
+        let stored = self.shaped(name, shape)?;
+        let why = match &stored.kind {
+            Kind::Weights(format) => return Ok((stored, *format)),
+            Kind::Grouped(_) => {
+                "it is quantized in groups, which is read only where a matrix has a row for each output"
+                    .into()
             }
-        }
+            Kind::Other(elements) => {
+                format!("its elements are {elements}; floats or GGUF blocks are expected")
+            }
+        };
+        Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why))
     }
 
     /// Counts a tensor as loaded and lets go of its pages.
@@ -114,16 +117,27 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     /// A matrix, as the device likes to have it.
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
-        let stored = self.stored(name, &[rows, cols])?;
-        if matches!(&stored.kind, Kind::Grouped(matrix) if matrix.order().is_some()) {
+        let layer = self.layer(name, rows, cols)?;
+        if layer.order.is_some() {
             let why = "its inputs come in another order, which a table cannot have";
-            return Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why));
+            return Err(LoadError::unsupported(self.path(), format!("tensor {name:?}"), why));
         }
-        self.single(name, stored, rows)
+        Ok(layer.weight)
+    }
+
+    /// A linear layer with that weight, and without a bias.
+    pub(crate) fn layer(&mut self, name: &str, rows: usize, cols: usize) -> Result<Linear<B>> {
+        let shape = [rows, cols];
+        if let Some(Kind::Grouped(matrix)) = self.find(name).map(|(_, stored)| &stored.kind) {
+            let stored = self.shaped(name, &shape)?;
+            return self.grouped((stored, name), matrix, (rows, cols));
+        }
+        let stored = self.stored(name, &shape)?;
+        Ok(Linear::new(self.single(name, stored, rows)?, None))
     }
 
     /// The one matrix that a tensor holds.
-    fn single(&mut self, name: &str, stored: &'a Stored, rows: usize) -> Result<Weight<B>> {
+    fn single(&mut self, name: &str, stored: (&'a Stored, Format), rows: usize) -> Result<Weight<B>> {
         let mut one = self.matrices(name, stored, 1, rows)?;
         one.pop().ok_or_else(|| LoadError::bad(self.path(), format!("tensor {name:?}"), "is empty"))
     }
@@ -132,24 +146,16 @@ impl<'a, B: Backend> Weights<'a, B> {
     fn matrices(
         &mut self,
         name: &str,
-        stored: &'a Stored,
+        (stored, format): (&'a Stored, Format),
         count: usize,
         rows: usize,
     ) -> Result<Vec<Weight<B>>> {
-        let format = match &stored.kind {
-            Kind::Grouped(matrix) => return self.grouped(name, stored, matrix).map(|one| vec![one]),
-            Kind::Weights(format) => *format,
-            Kind::Other(_) => return Ok(Vec::new()),
-        };
-        if let Some(wanted) = self.model.format(name, stored).filter(|wanted| *wanted != format) {
-            return self.quantized(name, (stored, format), wanted, count, rows);
-        }
         let (passing, bytes) = (Passing::new(stored, format, count * rows), stored.bytes());
         let (size, cols) = (bytes.len() / count.max(1), stored.shape.last().copied().unwrap_or(0));
         let prepare = |i: usize| {
             let spent = |of: Range<usize>| passing.spent(i * rows + of.start..i * rows + of.end);
             let bytes = &bytes[i * size..(i + 1) * size];
-            self.b.prepare(HostWeight { format, rows, cols, bytes, spent: &spent })
+            self.give(name, HostWeight { format, rows, cols, bytes, spent: &spent })
         };
         let weights: std::result::Result<Vec<_>, _> = (0..count).map(prepare).collect();
         // Damage comes first: what it makes a device say is no help.
@@ -159,54 +165,32 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(weights)
     }
 
-    /// The same, in another format than the file's.
-    fn quantized(
-        &mut self,
-        name: &str,
-        (stored, format): (&'a Stored, Format),
-        wanted: Format,
-        count: usize,
-        rows: usize,
-    ) -> Result<Vec<Weight<B>>> {
-        let (passing, cols) =
-            (Passing::new(stored, format, count * rows), stored.shape.last().copied().unwrap_or(0));
-        let size = stored.bytes().len() / count.max(1);
-        let mut bytes = room(wanted.row_bytes(cols).unwrap_or(0) * rows)?;
-        let mut weights = Vec::new();
-        for (i, from) in stored.bytes().chunks_exact(size.max(1)).enumerate() {
-            convert((format, from), (wanted, &mut bytes), rows);
-            passing.spent(i * rows..(i + 1) * rows);
-            let weight = HostWeight { format: wanted, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
-            weights.push(self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?);
+    /// Hands a matrix of a tensor to the device, in the format that it is to have there.
+    fn give(&self, name: &str, weight: HostWeight<'_>) -> std::result::Result<Weight<B>, Error> {
+        let wanted = self.model.wanted(name, weight.format, weight.cols);
+        if wanted == weight.format {
+            return self.b.prepare(weight);
         }
-        passing.finish(name)?;
-        self.loaded(name, stored)?;
-        Ok(weights)
+        let bytes = quantized(&weight, wanted)?;
+        (weight.spent)(0..weight.rows);
+        self.b.prepare(HostWeight { format: wanted, bytes: &bytes, spent: HostWeight::KEPT, ..weight })
     }
 
-    /// A matrix that is made of several tensors.
-    fn grouped(&mut self, name: &str, stored: &'a Stored, matrix: &Grouped) -> Result<Weight<B>> {
-        let [rows, cols] = *stored.shape else {
-            return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), "is no matrix"));
-        };
+    /// A linear layer whose matrix is made of several tensors.
+    fn grouped(
+        &mut self,
+        (stored, name): (&'a Stored, &str),
+        matrix: &Grouped,
+        (rows, cols): (usize, usize),
+    ) -> Result<Linear<B>> {
         let mut bytes = room(matrix.size())?;
         matrix.write(&mut bytes);
         let format = matrix.format();
         let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
         let weight = self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?;
         self.loaded(name, stored)?;
-        Ok(weight)
-    }
-
-    /// A linear layer with that weight, and without a bias.
-    pub(crate) fn layer(&mut self, name: &str, rows: usize, cols: usize) -> Result<Linear<B>> {
-        let stored = self.stored(name, &[rows, cols])?;
-        let order = match &stored.kind {
-            Kind::Grouped(matrix) => matrix.order(),
-            Kind::Weights(_) | Kind::Other(_) => None,
-        };
-        let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
-        Ok(Linear { order, ..Linear::new(self.single(name, stored, rows)?, None) })
+        let order = matrix.order().map(|order| self.b.upload_row(&order)).transpose()?;
+        Ok(Linear { order, ..Linear::new(weight, None) })
     }
 
     /// A linear layer of layer `i` with one output, which some files have as a vector.
@@ -214,28 +198,9 @@ impl<'a, B: Backend> Weights<'a, B> {
         let name = named(&of_layer(pattern, i));
         let flat = self.find(&name).is_some_and(|(_, stored)| stored.shape.len() == 1);
         let shape = [1, cols];
-        let (stored, _) = self.whole(&name, if flat { &shape[1..] } else { &shape[..] })?;
+        let stored = self.stored(&name, if flat { &shape[1..] } else { &shape[..] })?;
         let weight = self.single(&name, stored, 1)?;
         Ok(Linear::new(weight, None))
-    }
-
-    /// A linear layer of each expert of layer `i`, in a tensor for each or in one for all.
-    pub(crate) fn of_experts(
-        &mut self,
-        (pattern, i): (&str, usize),
-        count: usize,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Vec<Linear<B>>> {
-        let name = of_layer(pattern, i);
-        if name.contains(EXPERT) {
-            let each = |e: usize| self.layer(&named(&name.replace(EXPERT, &e.to_string())), rows, cols);
-            return (0..count).map(each).collect();
-        }
-        let name = named(&name);
-        let stored = self.stored(&name, &[count, rows, cols])?;
-        let weights = self.matrices(&name, stored, count, rows)?;
-        Ok(weights.into_iter().map(|weight| Linear::new(weight, None)).collect())
     }
 
     /// A linear layer's matrix that the file has in another order, put right by `arrange`.
@@ -243,39 +208,42 @@ impl<'a, B: Backend> Weights<'a, B> {
         &mut self,
         name: &str,
         stored_as: [usize; 2],
-        (rows, cols): (usize, usize),
+        shape: (usize, usize),
         arrange: impl FnOnce(&[u8], &mut [u8]),
     ) -> Result<Weight<B>> {
-        let (stored, format) = self.whole(name, &stored_as)?;
-        let mut bytes = room(stored.bytes().len())?;
-        arrange(stored.bytes(), &mut bytes);
+        let (stored, format) = self.stored(name, &stored_as)?;
+        let weight = self.rearranged((stored, name), format, shape, |to| arrange(stored.bytes(), to));
         Passing::new(stored, format, stored_as[0]).finish(name)?;
-        let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
-        let weight = self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?;
         self.loaded(name, stored)?;
-        Ok(weight)
+        weight
+    }
+
+    /// A matrix of so many rows and columns of a tensor that has it in another order. `arrange` writes its bytes.
+    fn rearranged(
+        &self,
+        (stored, name): (&Stored, &str),
+        format: Format,
+        (rows, cols): (usize, usize),
+        arrange: impl FnOnce(&mut [u8]),
+    ) -> Result<Weight<B>> {
+        let len = format.row_bytes(cols).and_then(|n| n.checked_mul(rows)).unwrap_or(usize::MAX);
+        let mut bytes = room(len)?;
+        arrange(&mut bytes);
+        let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
+        self.give(name, weight).map_err(|e| not_taken(stored, name, e))
     }
 
     /// A matrix that the file has with a row for each input.
     fn turned(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
-        let (stored, format) = self.whole(name, &[cols, rows])?;
-        if !format.is_plain() {
-            let why = format!("it has a row for each input, and {format} cannot be turned");
-            return Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why));
-        }
-        self.arranged(name, [cols, rows], (rows, cols), |from, to| {
-            let size = from.len() / (rows * cols).max(1);
-            for (row, to) in to.chunks_exact_mut(cols * size).enumerate() {
-                for (col, to) in to.chunks_exact_mut(size).enumerate() {
-                    to.copy_from_slice(&from[(col * rows + row) * size..][..size]);
-                }
-            }
-        })
+        let (stored, format) = self.stored(name, &[cols, rows])?;
+        plain(stored, name, format)?;
+        let turn = Turn { rows, cols, across: rows, first: 0, step: 1 };
+        self.arranged(name, [cols, rows], (rows, cols), |from, to| turn.bytes(from, to))
     }
 
     /// The numbers of a tensor of that shape, each with `lift` added.
     fn numbers(&mut self, name: &str, shape: &[usize], lift: f32) -> Result<Vec<f32>> {
-        let (stored, format) = self.whole(name, shape)?;
+        let (stored, format) = self.stored(name, shape)?;
         let mut data = vec![0.0f32; stored.len()];
         let unpacked = tallow_quant::unpack(format, stored.bytes(), &mut data);
         unpacked.map_err(|e| LoadError::bad(stored.file.path(), format!("tensor {name:?}"), e))?;
@@ -415,39 +383,6 @@ impl<'a, B: Backend> Weights<'a, B> {
             }
         }
     }
-}
-
-/// Memory of the host's for so many bytes.
-fn room(len: usize) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let out_of_memory = |_| Error::OutOfMemory { device: "the host".into(), asked: len };
-    bytes.try_reserve_exact(len).map_err(out_of_memory)?;
-    bytes.resize(len, 0);
-    Ok(bytes)
-}
-
-/// Rows of one format as rows of another, by as many threads as there are cores.
-fn convert((from, source): (Format, &[u8]), (to, target): (Format, &mut [u8]), rows: usize) {
-    let (width, wanted) = (source.len() / rows.max(1), target.len() / rows.max(1));
-    if width == 0 || wanted == 0 {
-        return;
-    }
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let each = rows.div_ceil(cores);
-    let some = |source: &[u8], target: &mut [u8]| {
-        let mut row = vec![0.0; width / from.block_bytes() * from.block_weights()];
-        for (source, target) in source.chunks_exact(width).zip(target.chunks_exact_mut(wanted)) {
-            // Whole blocks on both sides: formats were chosen so.
-            let packed = tallow_quant::unpack(from, source, &mut row)
-                .and_then(|()| tallow_quant::pack(to, &row, target));
-            debug_assert!(packed.is_ok());
-        }
-    };
-    std::thread::scope(|s| {
-        for (source, target) in source.chunks(each * width).zip(target.chunks_mut(each * wanted)) {
-            s.spawn(|| some(source, target));
-        }
-    });
 }
 
 /// Why a device does not take a tensor.

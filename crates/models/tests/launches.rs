@@ -18,18 +18,22 @@ use tallow_support::{golden, needed};
 use tallow_wgpu::{Counts, Wgpu, devices};
 
 /// One of each family, and of each thing that a family may do differently.
-const MODELS: [&str; 26] = [
+const MODELS: [&str; 31] = [
     "cohere",
     "cohere2",
+    "deepseek-v2",
+    "deepseek-v3",
     "gemma",
     "gemma2",
     "gemma3-text",
     "glm4",
     "glm4-moe",
     "gpt-neox",
+    "gpt-oss",
     "gpt2",
     "granite",
     "llama",
+    "llama4-text",
     "ministral3",
     "mistral-swa",
     "mixtral",
@@ -37,6 +41,7 @@ const MODELS: [&str; 26] = [
     "olmo3",
     "phi",
     "phi3",
+    "phimoe",
     "qwen2",
     "qwen2-moe",
     "qwen3",
@@ -127,7 +132,9 @@ fn dispatches(layer: &LayerSpec) -> usize {
     let (bent, turned) = (usize::from(!layer.ffn.gated), usize::from(layer.mixer.again.is_some()));
     // A GPU goes through experts one by one.
     let experts = layer.experts.map_or(0, |e| 4 * e.count + 5 * usize::from(e.shared.is_some()));
-    9 + behind + bent + turned + experts
+    // Each head's part of queries and of values is a product of its own.
+    let latent = layer.latent.map_or(0, |_| 5 * layer.mixer.heads.q + 8);
+    9 + behind + bent + turned + experts + latent
 }
 
 /// The device's counts before and after a step of one token whose logits are looked at.

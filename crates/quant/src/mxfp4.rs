@@ -21,6 +21,13 @@ pub struct MXFP4 {
 pub(crate) const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl MXFP4 {
+    /// A block whose exponent and codes stand apart, the codes in pairs: weight `2 i` in the low half of byte `i`, weight
+    /// `2 i + 1` in the high half.
+    pub fn of_pairs(e: u8, pairs: &[u8; 16]) -> MXFP4 {
+        let code = |i: usize| (pairs[i / 2] >> (4 * (i % 2))) & 15;
+        MXFP4 { e, qs: std::array::from_fn(|i| code(i) | (code(i + 16) << 4)) }
+    }
+
     /// What the codes stand for, before the scale of [`MXFP4::scale`].
     pub const VALUES: [i8; 16] = VALUES;
 
@@ -89,5 +96,19 @@ impl Block for MXFP4 {
         }
         let codes: [u8; 32] = unit.codes(best.scale(), &Tiny);
         MXFP4 { qs: std::array::from_fn(|i| codes[i] | codes[i + 16] << 4), ..best }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_in_pairs_keep_their_order() {
+        let pairs: [u8; 16] = std::array::from_fn(|i| (2 * i % 16) as u8 | (((2 * i + 1) % 16) as u8) << 4);
+        let block = MXFP4::of_pairs(130, &pairs);
+        assert_eq!(block.scale(), 4.0);
+        let codes = block.codes();
+        assert!((0..32).all(|i| codes[i] == VALUES[i % 16]), "{codes:?}");
     }
 }

@@ -12,9 +12,11 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
 /// The goldens of decoders, one or more of each family.
-pub const DECODERS: [&str; 30] = [
+pub const DECODERS: [&str; 35] = [
     "cohere",
     "cohere2",
+    "deepseek-v2",
+    "deepseek-v3",
     "gemma",
     "gemma2",
     "gemma2-std",
@@ -22,12 +24,14 @@ pub const DECODERS: [&str; 30] = [
     "glm4",
     "glm4-moe",
     "gpt-neox",
+    "gpt-oss",
     "gpt2",
     "granite",
     "llama",
     "llama-f16-shards",
     "llama-f32",
     "llama3-rope",
+    "llama4-text",
     "ministral3",
     "mistral-swa",
     "mixtral",
@@ -35,6 +39,7 @@ pub const DECODERS: [&str; 30] = [
     "olmo3",
     "phi",
     "phi3",
+    "phimoe",
     "qwen2",
     "qwen2-moe",
     "qwen3",

@@ -5,7 +5,7 @@ use super::Finding;
 use super::source::File;
 
 /// Families of models. Layers below `models` serve all alike.
-const FAMILIES: [&str; 15] = [
+const FAMILIES: [&str; 17] = [
     "llama",
     "mistral",
     "mixtral",
@@ -18,6 +18,8 @@ const FAMILIES: [&str; 15] = [
     "deepseek",
     "gpt2",
     "neox",
+    "gpt-oss",
+    "phimoe",
     "cohere",
     "stablelm",
     "starcoder",

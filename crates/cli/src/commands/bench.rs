@@ -245,7 +245,7 @@ fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
     let cache: f64 = spec
         .layers
         .iter()
-        .map(|l| 2.0 * l.mixer.heads.kv_cols() as f64 * l.mixer.window.map_or(depth, |w| depth.min(w as f64)))
+        .map(|l| 2.0 * l.mixer.heads.kv_cols() as f64 * l.mixer.sees().map_or(depth, |w| depth.min(w as f64)))
         .sum();
     let cache = cache * (setup.kv.0.size() * test.sequences) as f64;
     (model.weight_bytes() - table) as f64 - idle(model, test.sequences) + cache
@@ -278,8 +278,8 @@ fn work(model: &Model, test: Test) -> f64 {
         .map(|l| {
             let h = l.mixer.heads;
             let ffn = (2 + usize::from(l.ffn.gated)) * l.active_width();
-            let linear = spec.dim * (h.qkv_cols() + h.q_cols() + ffn);
-            let seen = l.mixer.window.map_or(depth, |w| depth.min(w as f64));
+            let linear = l.mixing_weights(spec.dim) + spec.dim * ffn;
+            let seen = l.mixer.sees().map_or(depth, |w| depth.min(w as f64));
             2.0 * linear as f64 + 4.0 * h.q_cols() as f64 * seen
         })
         .sum();

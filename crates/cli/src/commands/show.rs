@@ -90,7 +90,8 @@ fn layers(spec: &DecoderSpec) -> String {
     let mut kinds: Vec<(String, usize)> = Vec::new();
     for layer in &spec.layers {
         let h = layer.mixer.heads;
-        let window = layer.mixer.window.map_or(String::new(), |w| format!(", window {w}"));
+        let of = |what: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(", {what} {n}"));
+        let window = of("window", layer.mixer.window) + &of("chunks of", layer.mixer.chunk);
         let kind = format!(
             "{} query heads, {} key heads, {} wide, {}{window}",
             h.q,

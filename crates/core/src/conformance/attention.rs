@@ -99,7 +99,7 @@ fn rounded(h: &Host, dtype: DType) -> Host {
 }
 
 fn plain<B: Backend>() -> AttnSpec<B> {
-    AttnSpec { scale: 0.3, window: None, softcap: None, sinks: None, causal: true }
+    AttnSpec { scale: 0.3, window: None, chunk: None, softcap: None, sinks: None, causal: true }
 }
 
 /// The oracle's answer for the same parts.
@@ -127,12 +127,12 @@ fn answer<B: Backend>(
         (0..heads.q)
             .flat_map(|h| {
                 let sink = sinks.map(|x| x.data[h]);
-                let AttnSpec { scale, window, softcap, causal, .. } = *spec;
+                let AttnSpec { scale, window, chunk, softcap, causal, .. } = *spec;
                 let q = &s.q[i].row(position)[h * heads.dim..][..heads.dim];
                 let (k, v) = (&k[i][h / group], &v[i][h / group]);
                 // A device may multiply a cache of bf16 with queries and weights of bf16, which have eight bits.
                 let loose = if dtype == DType::BF16 { 1.0 / 256.0 } else { 0.0 };
-                Attention { k, v, scale, window, softcap, sink, causal, loose }.get(q, position)
+                Attention { k, v, scale, window, chunk, softcap, sink, causal, loose }.get(q, position)
             })
             .collect()
     })
@@ -160,6 +160,8 @@ pub(super) fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             AttnSpec { causal: false, ..plain() },
             AttnSpec { window: Some(7), ..plain() },
             AttnSpec { window: Some(1), softcap: Some(0.8), ..plain() },
+            AttnSpec { chunk: Some(6), ..plain() },
+            AttnSpec { chunk: Some(16), window: Some(9), ..plain() },
             AttnSpec { sinks: Some(t.up(&sinks)?), scale: 2.0, ..plain() },
         ];
         for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -186,7 +188,9 @@ pub(super) fn attend_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         (Heads { q: 6, kv: 2, dim: 64 }, 16, vec![600, 31]),
     ] {
         let s = Sequences::new(heads, page_len, &lens);
-        for spec in [plain(), AttnSpec { window: Some(9), ..plain() }] {
+        for spec in
+            [plain(), AttnSpec { window: Some(9), ..plain() }, AttnSpec { chunk: Some(20), ..plain() }]
+        {
             for dtype in [DType::F32, DType::BF16] {
                 let whole: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, 0..*n)).collect();
                 let all = attend_parts(t, &s, &Cache::new(t, &s, dtype)?, &spec, &whole)?;

@@ -1,7 +1,7 @@
-use super::oracle::{Normed, Product, activate};
+use super::oracle::{Normed, Product, activate, gated as held};
 use super::{Bench, Bounded, CoreResult, Host, Outcome, Random, ensure, text};
 use crate::ops::{Columns, Epilogue, Ffn, Glu, Head, Moe, Normalize, Project, ProjectMany};
-use crate::{Activation, Backend, Expert, Format, Linear, Norm, NormKind, Tensor, compose};
+use crate::{Activation, Backend, Expert, Format, Linear, Norm, NormKind, ShareOf, Tensor, compose};
 
 /// A norm on the host and on the device.
 fn norm<B: Backend>(t: &Bench<'_, B>, width: usize) -> Result<(Host, Norm<B>), String> {
@@ -66,6 +66,7 @@ pub(super) fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         (1, true, Activation::Silu, 1.0),
         (5, true, Activation::GeluTanh, 0.5),
         (19, false, Activation::Gelu, 1.0),
+        (4, true, Activation::Clamped, 1.0),
     ] {
         let (x, residual) = (Host::random(1, rows, 96), Host::random(2, rows, 96));
         let (weight, by_norm) = norm(t, 96)?;
@@ -84,7 +85,7 @@ pub(super) fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             .data
             .iter()
             .zip(&u.data)
-            .map(|((g, _), (u, _))| activate(act, *g) * if gated { *u } else { 1.0 });
+            .map(|((g, _), (u, _))| activate(act, *g) * if gated { held(act, *u) } else { 1.0 });
         let bent = t.met(Format::Q4_0, &Host { data: bent.map(|y| y as f32).collect(), rows, cols: 64 });
         let want =
             Product { x: &bent, w: &down_host, bias: None, scale, softcap: None, residual: Some(&residual) };
@@ -132,7 +133,8 @@ impl<B: Backend> Mixture<B> {
     fn expert(&self, t: &Bench<'_, B>, e: usize, x: &Host, act: Activation) -> Bounded {
         let [gate, up, down] = &self.hosts[e];
         let (g, u) = (product(&t.met(Format::Q8_0, x), gate), product(&t.met(Format::F16, x), up));
-        let bent = g.data.iter().zip(&u.data).map(|((g, _), (u, _))| (activate(act, *g) * u) as f32);
+        let bent =
+            g.data.iter().zip(&u.data).map(|((g, _), (u, _))| (activate(act, *g) * held(act, *u)) as f32);
         let bent = t.met(Format::Q4_0, &Host { data: bent.collect(), rows: x.rows, cols: Self::WIDTH });
         product(&bent, down)
     }
@@ -153,40 +155,57 @@ fn shares(rows: usize, experts: usize) -> Host {
 pub(super) fn moe<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let dim = Mixture::<B>::DIM;
     // Of many rows some experts get more than any tile has.
-    for (rows, count, act, scale) in [
-        (1, 3, Activation::Silu, 1.0),
-        (7, 5, Activation::GeluTanh, 0.5),
-        (70, 4, Activation::Silu, 1.0),
-        (0, 2, Activation::Silu, 1.0),
+    for (rows, count, act, scale, share_of) in [
+        (1, 3, Activation::Silu, 1.0, ShareOf::Result),
+        (7, 5, Activation::GeluTanh, 0.5, ShareOf::Result),
+        (70, 4, Activation::Silu, 1.0, ShareOf::Result),
+        (0, 2, Activation::Silu, 1.0, ShareOf::Result),
+        (5, 3, Activation::Clamped, 1.0, ShareOf::Result),
+        (1, 3, Activation::Silu, 1.0, ShareOf::Input),
+        (21, 4, Activation::Silu, 0.5, ShareOf::Input),
+        (0, 2, Activation::Silu, 1.0, ShareOf::Input),
     ] {
         let (x, residual) = (Host::random(1, rows, dim), Host::random(2, rows, dim));
         let mixture = Mixture::new(t, count, false)?;
         let shares = shares(rows, count);
-        let each: Vec<Bounded> = (0..count).map(|e| mixture.expert(t, e, &x, act)).collect();
+        let by_result = share_of == ShareOf::Result;
+        let met = |e: usize| {
+            let mut x = x.clone();
+            for r in (0..rows).filter(|_| !by_result) {
+                x.row_mut(r).iter_mut().for_each(|x| *x *= shares.row(r)[e]);
+            }
+            x
+        };
+        let each: Vec<Bounded> = (0..count).map(|e| mixture.expert(t, e, &met(e), act)).collect();
         let want = Bounded::by_rows(rows, dim, |r| {
             let sum = |c: usize| -> f64 {
-                let term = |e: usize| each[e].data[r * dim + c].0 * f64::from(shares.row(r)[e]);
+                let by = |e: usize| if by_result { f64::from(shares.row(r)[e]) } else { 1.0 };
+                let term = |e: usize| each[e].data[r * dim + c].0 * by(e);
                 (0..count).map(term).sum::<f64>() * f64::from(scale) + f64::from(residual.row(r)[c])
             };
             (0..dim).map(|c| (sum(c), 0.0)).collect()
         });
         let (xs, rs, ss) = (t.strided(&x)?, t.up(&residual)?, t.strided(&shares)?);
         let then = Epilogue { scale, ..Epilogue::add_to(&rs) };
-        let op = || Moe { x: &xs, shares: &ss, experts: &mixture.experts, act, then };
+        let op = || Moe { x: &xs, shares: &ss, share_of, experts: &mixture.experts, act, then };
         let got = t.b.run(op()).map_err(text)?;
-        t.near((rows, count, act), &got, &loose(t, want))?;
+        t.near((rows, count, act, share_of), &got, &loose(t, want))?;
         t.like_default((rows, count, act, "default"), &got, compose::moe(t.b, &op()))?;
     }
     let mixture = Mixture::new(t, 3, true)?;
     let (x, shares) = (t.up(&Host::random(1, 9, Mixture::<B>::DIM))?, t.up(&shares(9, 3))?);
-    let op = || Moe {
+    let op = |share_of| Moe {
         x: &x,
         shares: &shares,
+        share_of,
         experts: &mixture.experts,
         act: Activation::Silu,
         then: Epilogue::NONE,
     };
-    t.like_default("biases", &t.b.run(op()).map_err(text)?, compose::moe(t.b, &op()))
+    let got = t.b.run(op(ShareOf::Result)).map_err(text)?;
+    t.like_default("biases", &got, compose::moe(t.b, &op(ShareOf::Result)))?;
+    let refused = t.b.run(op(ShareOf::Input));
+    ensure(refused.is_err(), || format!("biases of experts that take shares of inputs gave {refused:?}"))
 }
 
 /// What a row gets does not depend on how many others an expert works on.
@@ -195,14 +214,16 @@ pub(super) fn moe_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (x, taken) = (Host::random(1, rows, Mixture::<B>::DIM), shares(rows, 4));
     let mixture = Mixture::new(t, 4, false)?;
     let (xs, ss) = (t.up(&x)?, t.up(&taken)?);
-    let run = |rows: std::ops::Range<usize>| {
-        let (x, shares) = (xs.row_range(rows.clone()), ss.row_range(rows));
-        let (act, then) = (Activation::Silu, Epilogue::NONE);
-        t.b.run(Moe { x: &x, shares: &shares, experts: &mixture.experts, act, then }).map_err(text)
-    };
-    let all = run(0..rows)?;
-    for part in [0..1, 1..2, 77..78, 3..8, 40..90, 100..140] {
-        t.same(&part, &run(part.clone())?, &all.row_range(part.clone()))?;
+    for share_of in [ShareOf::Result, ShareOf::Input] {
+        let run = |rows: std::ops::Range<usize>| {
+            let (x, shares) = (xs.row_range(rows.clone()), ss.row_range(rows));
+            let (act, then, experts) = (Activation::Silu, Epilogue::NONE, &mixture.experts);
+            t.b.run(Moe { x: &x, shares: &shares, share_of, experts, act, then }).map_err(text)
+        };
+        let all = run(0..rows)?;
+        for part in [0..1, 1..2, 77..78, 3..8, 40..90, 100..140] {
+            t.same(&part, &run(part.clone())?, &all.row_range(part.clone()))?;
+        }
     }
     Ok(())
 }
@@ -275,7 +296,16 @@ pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     same("down", ungated(&by_down), project(&turned, &plain.down))?;
 
     let shares = t.up(&Host::random(6, rows, 1).map(f32::abs))?;
-    let moe = |x, e| t.b.run(Moe { x, shares: &shares, experts: std::slice::from_ref(e), act, then });
+    let moe = |x, e| {
+        t.b.run(Moe {
+            x,
+            shares: &shares,
+            share_of: ShareOf::Result,
+            experts: std::slice::from_ref(e),
+            act,
+            then,
+        })
+    };
     same("moe", moe(&x, &other), moe(&picked, &plain))?;
     let (_, by_norm) = norm(t, dim)?;
     let normed = t.b.run(Normalize { x: &x, by: &by_norm, residual: None }).map_err(text)?;

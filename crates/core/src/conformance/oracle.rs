@@ -83,11 +83,14 @@ pub(super) struct Chosen<'a> {
 impl Chosen<'_> {
     pub(super) fn row(&self, logits: &[f32]) -> Vec<(f64, f64)> {
         let x: Vec<f64> = logits.iter().map(|x| f64::from(*x)).collect();
+        if let Scores::OneByOne { near } = self.scores {
+            return self.one_by_one(&x, f64::from(near));
+        }
         let most = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = x.iter().map(|x| (x - most).exp()).sum();
         let score = |x: &f64| match self.scores {
             Scores::Softmax => (x - most).exp() / sum,
-            Scores::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+            Scores::Sigmoid | Scores::OneByOne { .. } => 1.0 / (1.0 + (-x).exp()),
         };
         let scores: Vec<f64> = x.iter().map(score).collect();
         let biased: Vec<f64> = scores.iter().zip(self.bias).map(|(s, b)| s + f64::from(*b)).collect();
@@ -119,6 +122,27 @@ impl Chosen<'_> {
     }
 }
 
+impl Chosen<'_> {
+    fn one_by_one(&self, x: &[f64], near: f64) -> Vec<(f64, f64)> {
+        let mut left: Vec<usize> = (0..x.len()).collect();
+        let mut chosen = Vec::new();
+        for _ in 0..self.used {
+            let best = *left.iter().max_by(|a, b| x[**a].total_cmp(&x[**b]).then(b.cmp(a))).unwrap_or(&0);
+            let close = |i: &&usize| (x[best] - x[**i]) / x[**i].abs().max(x[best]) <= near;
+            let sum: f64 = left.iter().filter(close).map(|i| (x[*i] - x[best]).exp()).sum();
+            chosen.push((best, 1.0 / sum));
+            left.retain(|i| *i != best);
+        }
+        let all: f64 = if self.to_one { chosen.iter().map(|(_, share)| share).sum() } else { 1.0 };
+        let mut out = vec![(0.0, 0.0); x.len()];
+        for (i, share) in chosen {
+            let y = share / all * f64::from(self.scale);
+            out[i] = (y, y * (20.0 + x[i].abs()) * EPS + 1e-9);
+        }
+        out
+    }
+}
+
 pub(super) fn activate(act: Activation, x: f64) -> f64 {
     match act {
         Activation::Silu => x / (1.0 + (-x).exp()),
@@ -129,7 +153,17 @@ pub(super) fn activate(act: Activation, x: f64) -> f64 {
         }
         Activation::Relu2 => x.max(0.0).powi(2),
         Activation::Relu => x.max(0.0),
+        Activation::Clamped => {
+            let x = x.min(f64::from(Activation::LIMIT));
+            x / (1.0 + (-f64::from(Activation::SLOPE) * x).exp())
+        }
     }
+}
+
+/// What an activation multiplies.
+pub(super) fn gated(act: Activation, up: f64) -> f64 {
+    let limit = f64::from(Activation::LIMIT);
+    if act == Activation::Clamped { up.clamp(-limit, limit) + 1.0 } else { up }
 }
 
 /// By its series near zero and its continued fraction far away: good to 1e-15.
@@ -171,6 +205,7 @@ pub(super) struct Attention<'a> {
     pub v: &'a Host,
     pub scale: f32,
     pub window: Option<usize>,
+    pub chunk: Option<usize>,
     pub softcap: Option<f32>,
     pub sink: Option<f32>,
     pub causal: bool,
@@ -182,6 +217,7 @@ impl Attention<'_> {
     pub(super) fn get(&self, q: &[f32], position: usize) -> Vec<(f64, f64)> {
         let end = if self.causal { position + 1 } else { self.k.rows };
         let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
+        let first = first.max(self.chunk.map_or(0, |n| position - position % n));
         // A score, the size of what it is summed from, and the size of what rounded queries make of it: the score's
         // rounding errors are in proportion to those, and are relative errors of its weight. Queries are rounded each
         // on its own, so their errors add up as random ones do: three times the root of their squares is five times

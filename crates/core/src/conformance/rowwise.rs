@@ -63,13 +63,14 @@ pub(super) fn rotate<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 pub(super) fn glu<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (rows, cols) in [(1, 1), (3, 7), (2, 64), (5, 173), (0, 4)] {
         let spread = |x: f32| 12.0 * x * x * x;
-        let (gate, up) = (Host::random(1, rows, cols).map(spread), Host::random(2, rows, cols));
+        let (gate, up) = (Host::random(1, rows, cols).map(spread), Host::random(2, rows, cols).map(spread));
         for act in Activation::ALL {
             for gated in [true, false] {
                 let want = Bounded::by_rows(rows, cols, |r| {
                     let y = |c: usize| {
                         let x = f64::from(gate.row(r)[c]);
-                        let y = oracle::activate(act, x) * if gated { f64::from(up.row(r)[c]) } else { 1.0 };
+                        let up = if gated { oracle::gated(act, f64::from(up.row(r)[c])) } else { 1.0 };
+                        let y = oracle::activate(act, x) * up;
                         (y, 2e-6 * (1.0 + x.abs() + y.abs()))
                     };
                     (0..cols).map(y).collect()
@@ -180,7 +181,12 @@ pub(super) fn route<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             (19, Scores::Sigmoid, true, true, 2.5),
             (3, Scores::Sigmoid, false, false, 0.5),
             (0, Scores::Softmax, false, true, 1.0),
+            (9, Scores::OneByOne { near: 0.02 }, false, false, 1.0),
+            (6, Scores::OneByOne { near: 0.3 }, false, true, 0.5),
         ] {
+            if groups.is_some() && matches!(scores, Scores::OneByOne { .. }) {
+                continue;
+            }
             let mut x = Host::random(7, rows, experts).map(|x| 6.0 * x);
             if rows == 19 {
                 // Equals are what goes wrong.

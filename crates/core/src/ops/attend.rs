@@ -33,6 +33,7 @@ impl<B: Backend> Op<B> for Attend<'_, B> {
             c.row("sinks", sinks, self.heads.q)?;
         }
         c.that(self.spec.window != Some(0), "the window", "at least 1", 0)?;
+        c.that(self.spec.chunk != Some(0), "the chunk", "at least 1", 0)?;
         check_kv(&c, &self.kv, self.heads, self.plan)
     }
 

@@ -1,7 +1,7 @@
 use super::{Check, Op};
 use crate::{Activation, Backend, Result, Tensor};
 
-/// `act(gate) * up`, or `act(gate)` alone.
+/// `act(gate) * up`, or `act(gate)` alone. There is one activation that holds `up` too: see [`Activation::Clamped`].
 #[derive(Debug)]
 pub struct Glu<'a, B: Backend> {
     /// [rows, cols]

@@ -1,7 +1,7 @@
 use super::ffn::check_block;
 use super::matmul::Epilogue;
 use super::{Check, Op};
-use crate::{Activation, Backend, Expert, Linear, Result, Tensor, compose};
+use crate::{Activation, Backend, Expert, Linear, Result, ShareOf, Tensor, compose};
 
 /// A mixture of experts. Each is a feed-forward block; a row of the result is the sum of what those experts make of it
 /// that it takes a share of.
@@ -12,6 +12,8 @@ pub struct Moe<'a, B: Backend> {
     /// [rows, experts]: how much of each expert a row takes. Of experts that a row takes nothing of, nothing need be
     /// computed for it.
     pub shares: &'a Tensor<B>,
+    /// What a share multiplies. Experts whose input it multiplies have no biases.
+    pub share_of: ShareOf,
     /// All alike in shape.
     pub experts: &'a [Expert<B>],
     /// The bend.
@@ -37,6 +39,8 @@ impl<B: Backend> Op<B> for Moe<'_, B> {
             let shape = (down.weight.rows(), down.weight.cols());
             let (want, got) = (format_args!("[{dim}, {width}]"), format_args!("[{}, {}]", shape.0, shape.1));
             c.that(shape == (dim, width), "down", want, got)?;
+            let plain = up.iter().chain([down]).all(|l| l.bias.is_none());
+            c.that(plain || self.share_of == ShareOf::Result, "biases", "none, of shared inputs", "some")?;
         }
         self.then.check(&c, self.x.rows(), dim)
     }

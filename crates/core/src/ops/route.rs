@@ -1,5 +1,5 @@
 use super::{Check, Op};
-use crate::{Backend, Result, Routing, Tensor};
+use crate::{Backend, Result, Routing, Scores, Tensor};
 
 /// The most experts that a layer may have: devices keep a bit for each at hand.
 pub const MOST_EXPERTS: usize = 1024;
@@ -26,6 +26,9 @@ impl<B: Backend> Op<B> for Route<'_, B> {
         if let Some(bias) = &self.by.bias {
             c.row("bias", bias, experts)?;
         }
+        let alone = self.by.bias.is_none() && self.by.groups.is_none();
+        let fits = alone || !matches!(self.by.scores, Scores::OneByOne { .. });
+        c.that(fits, "scores", "experts chosen all at once where there are biases or groups", "one by one")?;
         let mut open = experts;
         if let Some(groups) = self.by.groups {
             let whole = groups.count > 0 && experts.is_multiple_of(groups.count);

@@ -8,7 +8,7 @@ use tallow_core::Activation;
 use super::Kernels;
 use super::dot::Sums;
 use super::linear::{Product, Room, blocks, multiply};
-use super::rowwise::activate;
+use super::rowwise::{activate, gated};
 use crate::mat::{Mat, MatMut};
 use crate::packed::{PAIR, ROWS};
 use crate::simd::Simd;
@@ -110,7 +110,7 @@ pub(super) unsafe fn bend_sums<S: Simd>(b: &Bend<'_>) {
             for at in (0..PAIR).step_by(S::LANES) {
                 let mut y = activate::<S>(t.act, S::load(gate.add(at)));
                 if let Some(up) = b.up {
-                    y = S::mul(y, S::load(up[i].0.as_ptr().cast::<f32>().add(at)));
+                    y = S::mul(y, gated::<S>(t.act, S::load(up[i].0.as_ptr().cast::<f32>().add(at))));
                 }
                 S::store(to.add(at), y);
             }

@@ -123,7 +123,24 @@ pub(super) unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
                 S::mul(r, r)
             }
             Activation::Relu => S::max(S::splat(0.0), x),
+            Activation::Clamped => {
+                let x = S::min(S::splat(Activation::LIMIT), x);
+                S::mul(x, simd::sigmoid::<S>(S::mul(x, S::splat(Activation::SLOPE))))
+            }
         }
+    }
+}
+
+/// What an activation multiplies.
+#[inline(always)]
+pub(super) unsafe fn gated<S: Simd>(act: Activation, up: S::V) -> S::V {
+    match act {
+        // SAFETY: the caller has the instruction set.
+        Activation::Clamped => unsafe {
+            let held = S::min(S::splat(Activation::LIMIT), S::max(S::splat(-Activation::LIMIT), up));
+            S::add(held, S::splat(1.0))
+        },
+        _ => up,
     }
 }
 
@@ -136,10 +153,13 @@ pub(super) unsafe fn glu<S: Simd>(act: Activation, gate: &[f32], up: Option<&[f3
         match up.map(<[f32]>::as_ptr) {
             Some(u) => lanes::<S>(
                 n,
-                |i| S::store(o.add(i), S::mul(activate::<S>(act, S::load(g.add(i))), S::load(u.add(i)))),
+                |i| {
+                    let up = gated::<S>(act, S::load(u.add(i)));
+                    S::store(o.add(i), S::mul(activate::<S>(act, S::load(g.add(i))), up));
+                },
                 |i, n| {
-                    let y = S::mul(activate::<S>(act, S::load_some(g.add(i), n)), S::load_some(u.add(i), n));
-                    S::store_some(o.add(i), n, y);
+                    let up = gated::<S>(act, S::load_some(u.add(i), n));
+                    S::store_some(o.add(i), n, S::mul(activate::<S>(act, S::load_some(g.add(i), n)), up));
                 },
             ),
             None => lanes::<S>(

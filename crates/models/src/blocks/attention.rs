@@ -7,6 +7,7 @@ use tallow_core::{AttnSpec, Backend, Heads, Linear, Norm, QkNorm, Result, Tensor
 
 use super::Context;
 use crate::error::Result as LoadResult;
+use crate::formats::names::of_layer;
 use crate::spec::{AttentionSpec, QkNormSpec};
 use crate::weights::Weights;
 
@@ -39,19 +40,23 @@ impl<B: Backend> Attention<B> {
         };
         let o = w.linear((names.o, i), dim, heads.q_cols(), spec.out_bias)?;
         let widths = match spec.qk_norm {
-            QkNormSpec::None | QkNormSpec::EachHead => None,
+            QkNormSpec::None | QkNormSpec::EachHead | QkNormSpec::Plain => None,
             QkNormSpec::PerHead => Some((heads.dim, heads.dim)),
             QkNormSpec::Whole => Some((heads.q_cols(), heads.kv_cols())),
         };
         let mut norm = |name, width| w.norm((name, i), width);
         let qk_norm = match widths {
             Some((q, k)) => Some(QkNorm { q: norm(names.q_norm, q)?, k: norm(names.k_norm, k)? }),
+            None if spec.qk_norm == QkNormSpec::Plain => {
+                Some(QkNorm { q: w.plain_norm(heads.dim)?, k: w.plain_norm(heads.dim)? })
+            }
             None => None,
         };
         let own = spec.qk_norm == QkNormSpec::EachHead;
         let own_norms = own.then(|| OwnNorms::load(w, i, heads)).transpose()?;
-        let AttentionSpec { rope, again, scale, window, softcap, .. } = *spec;
-        let spec = AttnSpec { scale, window, softcap, sinks: None, causal: true };
+        let sinks = spec.sinks.then(|| w.row(&of_layer(names.sinks, i), heads.q)).transpose()?;
+        let AttentionSpec { rope, again, scale, window, chunk, softcap, .. } = *spec;
+        let spec = AttnSpec { scale, window, chunk, softcap, sinks, causal: true };
         Ok(Attention { qkv, o, qk_norm, own_norms, heads, rope, again, spec })
     }
 

@@ -5,11 +5,42 @@ use tallow_core::{Backend, Norm, Result, Tensor};
 
 use super::Context;
 use super::attention::Attention;
+use super::latent::Latent;
 use super::mixture::Mixture;
 use super::mlp::Mlp;
 use crate::error::Result as LoadResult;
 use crate::spec::{LayerSpec, Order};
 use crate::weights::Weights;
+
+/// What mixes tokens.
+#[derive(Debug)]
+enum Mixer<B: Backend> {
+    Attention(Box<Attention<B>>),
+    Latent(Box<Latent<B>>),
+}
+
+impl<B: Backend> Mixer<B> {
+    fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<Mixer<B>> {
+        Ok(match spec.latent {
+            None => Mixer::Attention(Box::new(Attention::load(w, i, &spec.mixer)?)),
+            Some(latent) => Mixer::Latent(Box::new(Latent::load(w, i, &spec.mixer, latent)?)),
+        })
+    }
+
+    /// `then(block(norm(x)))`
+    fn forward(
+        &self,
+        cx: &Context<'_, B>,
+        x: &Tensor<B>,
+        norm: Option<&Norm<B>>,
+        then: Epilogue<'_, B>,
+    ) -> Result<Tensor<B>> {
+        match self {
+            Mixer::Attention(block) => block.forward(cx, x, norm, then),
+            Mixer::Latent(block) => block.forward(cx, x, norm, then),
+        }
+    }
+}
 
 /// What works on each token.
 #[derive(Debug)]
@@ -51,7 +82,7 @@ impl<B: Backend> FeedForward<B> {
 #[derive(Debug)]
 pub struct Layer<B: Backend> {
     mixer_norms: Norms<B>,
-    mixer: Attention<B>,
+    mixer: Mixer<B>,
     ffn_norms: Norms<B>,
     ffn: FeedForward<B>,
     order: Order,
@@ -85,7 +116,7 @@ impl<B: Backend> Layer<B> {
         let of_ffn = [before.then_some(names.ffn_norm), behind.then_some(names.ffn_behind)];
         Ok(Layer {
             mixer_norms: Norms::load(w, i, of_mixer)?,
-            mixer: Attention::load(w, i, &spec.mixer)?,
+            mixer: Mixer::load(w, i, spec)?,
             ffn_norms: Norms::load(w, i, of_ffn)?,
             ffn: FeedForward::load(w, i, spec)?,
             order,

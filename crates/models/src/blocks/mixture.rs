@@ -1,13 +1,13 @@
 //! The feed-forward block of many experts.
 
 use tallow_core::ops::{Eltwise, Epilogue, Moe, Normalize, Project, Route, With};
-use tallow_core::{Activation, Backend, Expert, Linear, Norm, Result, Routing, Tensor};
+use tallow_core::{Activation, Backend, Expert, Linear, Norm, Result, Routing, ShareOf, Tensor};
 
 use super::Context;
 use super::mlp::Mlp;
 use crate::error::Result as LoadResult;
 use crate::formats::names::of_layer;
-use crate::spec::{Bias, ExpertsSpec, FfnSpec};
+use crate::spec::{ExpertsSpec, FfnSpec};
 use crate::weights::Weights;
 
 /// A router, the experts that it chooses from, and perhaps a block that every token goes through besides.
@@ -15,6 +15,7 @@ use crate::weights::Weights;
 pub struct Mixture<B: Backend> {
     router: Linear<B>,
     routing: Routing<B>,
+    share_of: ShareOf,
     experts: Vec<Expert<B>>,
     act: Activation,
     shared: Option<Shared<B>>,
@@ -36,17 +37,13 @@ impl<B: Backend> Mixture<B> {
         spec: &ExpertsSpec,
     ) -> LoadResult<Mixture<B>> {
         let (names, dim, count) = (w.names(), w.spec().dim, spec.count);
-        let router = w.linear((names.router, i), count, dim, Bias::No)?;
+        let router = w.linear((names.router, i), count, dim, spec.router_bias)?;
         let bias = match spec.bias {
             true => Some(w.row(&of_layer(names.router_bias, i), count)?),
             false => None,
         };
-        let ExpertsSpec { used, scores, groups, to_one, scale, .. } = *spec;
-        let gates = w.of_experts((names.expert_gate, i), count, each.width, dim)?;
-        let ups = w.of_experts((names.expert_up, i), count, each.width, dim)?;
-        let downs = w.of_experts((names.expert_down, i), count, dim, each.width)?;
-        let expert = |((gate, up), down)| Expert { up: vec![gate, up], down };
-        let experts = gates.into_iter().zip(ups).zip(downs).map(expert).collect();
+        let ExpertsSpec { used, scores, share_of, groups, to_one, scale, .. } = *spec;
+        let experts = w.experts(i, count, each)?;
         let shared = match spec.shared {
             None => None,
             Some(shared) => {
@@ -61,7 +58,7 @@ impl<B: Backend> Mixture<B> {
             }
         };
         let routing = Routing { used, scores, bias, groups, to_one, scale };
-        Ok(Mixture { router, routing, experts, act: each.act, shared })
+        Ok(Mixture { router, routing, share_of, experts, act: each.act, shared })
     }
 
     /// `then(block(norm(x)))`
@@ -77,7 +74,8 @@ impl<B: Backend> Mixture<B> {
         let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
         let logits = b.run(Project { x, by: &self.router, then: Epilogue::NONE })?; // [tokens, experts]
         let shares = b.run(Route { logits: &logits, by: &self.routing })?; // [tokens, experts]
-        let y = b.run(Moe { x, shares: &shares, experts: &self.experts, act: self.act, then })?;
+        let Mixture { share_of, experts, act, .. } = self;
+        let y = b.run(Moe { x, shares: &shares, share_of: *share_of, experts, act: *act, then })?;
         let Some(shared) = &self.shared else { return Ok(y) };
         let Some(gate) = &shared.gate else {
             let then = Epilogue { scale: then.scale, ..Epilogue::add_to(&y) };

@@ -1,6 +1,7 @@
 //! The blocks that every family is made of. A forward is written here once, and nowhere else.
 
 pub mod attention;
+pub mod latent;
 pub mod layer;
 pub mod mixture;
 pub mod mlp;

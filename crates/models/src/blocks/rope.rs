@@ -55,8 +55,8 @@ pub enum Scaling {
         long: Vec<f64>,
         /// The original context.
         original: usize,
-        /// Multiplies cosines and sines.
-        attention: f64,
+        /// Multiplies cosines and sines, for contexts up to the original one and for longer ones.
+        attention: [f64; 2],
     },
     /// Each frequency has a divisor of its own.
     Factors(Vec<f64>),
@@ -66,6 +66,8 @@ pub enum Scaling {
         by: f64,
         /// The original context.
         original: usize,
+        /// How many positions early it is full.
+        early: usize,
     },
 }
 
@@ -117,8 +119,9 @@ impl RopeSpec {
             }
             Scaling::Yarn(yarn) => (self.yarn(yarn, plain(self.theta)), yarn.attention),
             Scaling::Long { short, long, original, attention } => {
-                let by = if context > *original { long } else { short };
-                (plain(self.theta).zip(by).map(|(f, by)| f / by).collect(), *attention)
+                let [of_short, of_long] = *attention;
+                let (by, attention) = if context > *original { (long, of_long) } else { (short, of_short) };
+                (plain(self.theta).zip(by).map(|(f, by)| f / by).collect(), attention)
             }
             Scaling::Factors(by) => (plain(self.theta).zip(by).map(|(f, by)| f / by).collect(), 1.0),
             Scaling::Growing { .. } => (vec![0.0; self.width() / 2], 1.0),
@@ -158,7 +161,9 @@ impl RopeSpec {
     /// What multiplies cosines and sines of one position, besides what multiplies all.
     fn growth(&self, position: usize) -> f64 {
         match self.scaling {
-            Scaling::Growing { by, original } => 1.0 + by * ((1 + position / original) as f64).ln(),
+            Scaling::Growing { by, original, early } => {
+                1.0 + by * ((1 + (position + early) / original) as f64).ln()
+            }
             _ => 1.0,
         }
     }

@@ -10,7 +10,7 @@ use crate::formats::names;
 use crate::spec::{AttentionSpec, Bias, DecoderSpec, FfnSpec, LayerSpec, NormSpec, Order, QkNormSpec};
 
 const VOCAB: Key = key("vocab_size", "vocab_size");
-const KV_HEADS: Key = key("num_key_value_heads", "attention.head_count_kv");
+pub(super) const KV_HEADS: Key = key("num_key_value_heads", "attention.head_count_kv");
 const HEAD_DIM: Key = key("head_dim", "attention.key_length");
 const VALUE_DIM: Key = key("", "attention.value_length");
 pub(super) const EPS: Key = key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
@@ -34,7 +34,8 @@ const EXPERTS: [Key; 3] = [
     key("num_local_experts", "expert_count"),
     key("n_routed_experts", "expert_count"),
 ];
-const EXPERTS_USED: Key = key("num_experts_per_tok", "expert_used_count");
+pub(super) const EXPERTS_USED: Key = key("num_experts_per_tok", "expert_used_count");
+const GUESSING: Key = key("num_nextn_predict_layers", "nextn_predict_layers");
 const EXPERT_WIDTH: Key = key("moe_intermediate_size", "expert_feed_forward_length");
 
 /// The least and most that numbers of a model can be; past that a file is damaged or malicious.
@@ -94,12 +95,22 @@ pub(super) fn plain(c: &Config<'_>) -> Result<DecoderSpec> {
 
 /// The same, with a family's own names and defaults.
 pub(super) fn plain_as(c: &Config<'_>, usual: &Usual) -> Result<DecoderSpec> {
+    plain_of(c, usual, |dim| heads(c, dim, usual).map(|heads| (heads, heads.dim)))
+}
+
+/// The same, with heads that are read by `heads` from the elements of a hidden state, with how many of a head's elements
+/// may turn.
+pub(super) fn plain_of(
+    c: &Config<'_>,
+    usual: &Usual,
+    heads: impl FnOnce(usize) -> Result<(Heads, usize)>,
+) -> Result<DecoderSpec> {
     let dim = sane(c, usual.dim, c.count(usual.dim)?)?;
     let (count, tensors) = (c.count(usual.layers)?, c.checkpoint().tensors().len());
     if count == 0 || count > tensors {
         return Err(c.bad(usual.layers, format_args!("is {count}, with {tensors} tensors")));
     }
-    let heads = heads(c, dim, usual)?;
+    let (heads, turned) = heads(dim)?;
     let (eps_key, eps) = usual.eps;
     let eps = c.number_or(eps_key, eps)?;
     if !(0.0..1.0).contains(&eps) {
@@ -113,6 +124,8 @@ pub(super) fn plain_as(c: &Config<'_>, usual: &Usual) -> Result<DecoderSpec> {
         rope: Some(0),
         again: None,
         window: None,
+        chunk: None,
+        sinks: false,
         scale: (1.0 / (heads.dim as f64).sqrt()) as f32,
         softcap: None,
     };
@@ -126,7 +139,7 @@ pub(super) fn plain_as(c: &Config<'_>, usual: &Usual) -> Result<DecoderSpec> {
         gated: usual.gated,
         bias: Bias::No,
     };
-    let layer = LayerSpec { mixer, ffn, experts: None, order: Order::Pre, residual_scale: 1.0 };
+    let layer = LayerSpec { mixer, latent: None, ffn, experts: None, order: Order::Pre, residual_scale: 1.0 };
     let (context_key, context) = usual.context;
     Ok(DecoderSpec {
         guessing: 0,
@@ -140,7 +153,7 @@ pub(super) fn plain_as(c: &Config<'_>, usual: &Usual) -> Result<DecoderSpec> {
         positions: None,
         logit_scale: 1.0,
         logit_cap: None,
-        ropes: vec![rope::rope(c, heads.dim, &usual.rope)?],
+        ropes: vec![rope::rope(c, turned, &usual.rope)?],
         layers: vec![layer; count],
     })
 }
@@ -219,18 +232,28 @@ pub(super) fn bias(c: &Config<'_>, hf: &'static str, default: bool) -> Result<Bi
 
 /// Which layers see only a window, by `layer_types` or its like; `default` where there is no such list.
 pub(super) fn windowed(c: &Config<'_>, layers: usize, default: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
-    if let Some(list) = c.per_layer(WINDOWED, layers, c.find_flags(WINDOWED)?)? {
-        return Ok(list);
+    match c.per_layer(WINDOWED, layers, c.find_flags(WINDOWED)?)? {
+        Some(list) => Ok(list),
+        None => of_type(c, layers, "sliding_attention", default),
     }
+}
+
+/// Which layers `layer_types` gives that type; the others have full attention.
+pub(super) fn of_type(
+    c: &Config<'_>,
+    layers: usize,
+    kind: &str,
+    default: impl Fn(usize) -> bool,
+) -> Result<Vec<bool>> {
     let Some(types) = c.per_layer(LAYER_TYPES, layers, c.find_texts(LAYER_TYPES)?)? else {
         return Ok((0..layers).map(default).collect());
     };
-    let window = |t: &str| match t {
-        "sliding_attention" => Ok(true),
+    let is = |t: &str| match t {
         "full_attention" => Ok(false),
-        other => Err(c.unsupported(LAYER_TYPES, other, "full_attention and sliding_attention are")),
+        t if t == kind => Ok(true),
+        other => Err(c.unsupported(LAYER_TYPES, other, format_args!("full_attention and {kind} are"))),
     };
-    types.into_iter().take(layers).map(window).collect()
+    types.into_iter().take(layers).map(is).collect()
 }
 
 /// Which layers see only a window, where the last one of every `usual` does not unless the settings say otherwise.
@@ -266,6 +289,14 @@ pub(super) fn off(c: &Config<'_>, switch: &'static str) -> Result<()> {
     }
 }
 
+/// Refuses any text but one.
+pub(super) fn only(c: &Config<'_>, key: Key, text: &str) -> Result<()> {
+    match c.find_text(key)?.unwrap_or(text) {
+        said if said == text => Ok(()),
+        other => Err(c.unsupported(key, other, format_args!("{text} is"))),
+    }
+}
+
 /// How many experts there are, if there are any.
 pub(super) fn find_experts(c: &Config<'_>) -> Result<Option<usize>> {
     for key in EXPERTS {
@@ -290,6 +321,19 @@ pub(super) fn experts_used(c: &Config<'_>, default: usize, count: usize) -> Resu
         used if (1..=count).contains(&used) => Ok(used),
         used => Err(c.bad(EXPERTS_USED, format_args!("is {used}, of {count} experts"))),
     }
+}
+
+/// Layers behind the last that guess further tokens. In GGUF files they count as layers.
+pub(super) fn guessing(c: &Config<'_>, spec: &mut DecoderSpec, usual: usize) -> Result<()> {
+    spec.guessing = c.find_count(GUESSING)?.unwrap_or(if c.is_gguf() { 0 } else { usual });
+    if c.is_gguf() {
+        let (guessing, layers) = (spec.guessing, spec.layers.len());
+        if guessing >= layers {
+            return Err(c.bad(GUESSING, format_args!("is {guessing}, of {layers} layers")));
+        }
+        spec.layers.truncate(layers - guessing);
+    }
+    Ok(())
 }
 
 /// Elements in the middle of an expert.

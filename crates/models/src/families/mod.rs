@@ -4,19 +4,24 @@
 
 mod cohere;
 mod common;
+mod deepseek;
 mod gemma;
 mod glm4;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod granite;
 mod llama;
+mod llama4;
 mod mistral;
 mod mixtral;
 mod olmo;
 mod phi;
+mod phimoe;
 mod qwen;
 mod qwen_moe;
 mod rope;
+mod routed;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
@@ -54,6 +59,8 @@ impl Family {
 pub static ALL: &[&Family] = &[
     &cohere::COHERE,
     &cohere::COHERE2,
+    &deepseek::DEEPSEEK_V2,
+    &deepseek::DEEPSEEK_V3,
     &gemma::GEMMA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
@@ -61,8 +68,10 @@ pub static ALL: &[&Family] = &[
     &glm4::GLM4_MOE,
     &gpt2::GPT2,
     &gpt_neox::GPT_NEOX,
+    &gpt_oss::GPT_OSS,
     &granite::GRANITE,
     &llama::LLAMA,
+    &llama4::LLAMA4,
     &mistral::MINISTRAL3,
     &mistral::MISTRAL,
     &mixtral::MIXTRAL,
@@ -70,6 +79,7 @@ pub static ALL: &[&Family] = &[
     &olmo::OLMO3,
     &phi::PHI,
     &phi::PHI3,
+    &phimoe::PHIMOE,
     &qwen::QWEN2,
     &qwen::QWEN3,
     &qwen_moe::QWEN2_MOE,

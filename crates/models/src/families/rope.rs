@@ -33,6 +33,8 @@ const BETA_SLOW: Key = key("beta_slow", "rope.scaling.yarn_beta_slow");
 const MSCALE: Key = key("mscale", "");
 const MSCALE_ALL: Key = key("mscale_all_dim", "");
 const TRUNCATE: Key = key("truncate", "");
+const SHORT_ATTENTION: Key = key("short_mscale", "");
+const LONG_ATTENTION: Key = key("long_mscale", "");
 const SHORT: Key = key("short_factor", "");
 const LONG: Key = key("long_factor", "");
 
@@ -45,10 +47,13 @@ pub(super) struct Usual {
     pub part: (Key, f64),
     /// The original context, for scalings that have one.
     pub original: Option<usize>,
+    /// Are the ends of yarn's interpolation whole indices in GGUF files, which do not say?
+    pub gguf_truncate: bool,
 }
 
 /// What most families have.
-pub(super) const USUAL: Usual = Usual { theta: (THETA, GGUF_BASE), part: (PART, 1.0), original: None };
+pub(super) const USUAL: Usual =
+    Usual { theta: (THETA, GGUF_BASE), part: (PART, 1.0), original: None, gguf_truncate: true };
 
 /// The base in GGUF files that do not say, whatever the family.
 const GGUF_BASE: f64 = 10_000.0;
@@ -75,12 +80,34 @@ pub(super) fn only(c: &Config<'_>, kinds: &[&str]) -> Result<()> {
     }
 }
 
+/// Does a folder say anything of how a rotation is scaled, be it that it is not? GGUF files do.
+pub(super) fn is_said(c: &Config<'_>) -> bool {
+    c.is_gguf() || scope(c).is_there()
+}
+
+/// What multiplies scores where a rotation is scaled, in families that sharpen attention there.
+pub(super) fn sharpness(c: &Config<'_>) -> Result<f64> {
+    let r = scope(c);
+    let kind = r.find_text(TYPE)?.or(r.find_text(OLD_TYPE)?).unwrap_or("default");
+    let all = r.find_number(MSCALE_ALL)?.filter(|all| *all != 0.0 && kind != "default" && !c.is_gguf());
+    let Some(all) = all else { return Ok(1.0) };
+    let factor = r.find_number(FACTOR)?.ok_or_else(|| r.bad(FACTOR, "is missing"))?;
+    Ok(if factor <= 1.0 { 1.0 } else { (0.1 * all * factor.ln() + 1.0).powi(2) })
+}
+
+/// What multiplies cosines and sines of short and of long contexts, in families that say so themselves.
+pub(super) fn attention(c: &Config<'_>) -> Result<[f64; 2]> {
+    let r = scope(c);
+    let of = |key| r.find_number(key)?.ok_or_else(|| r.bad(key, "is missing"));
+    Ok([of(SHORT_ATTENTION)?, of(LONG_ATTENTION)?])
+}
+
 /// What makes queries of late positions longer.
 pub(super) fn growing(c: &Config<'_>, rope: &RopeSpec, head: usize) -> Result<RopeSpec> {
     let r = scope(c);
     let by = r.find_number(GROWTH)?.ok_or_else(|| r.bad(GROWTH, "is missing"))?;
     let original = Reader { c, r: &r, dim: head, usual: &USUAL }.original()?;
-    Ok(RopeSpec { dim: head, scaling: Scaling::Growing { by, original }, ..rope.clone() })
+    Ok(RopeSpec { dim: head, scaling: Scaling::Growing { by, original, early: 0 }, ..rope.clone() })
 }
 
 /// The rotary embedding of layers with a window, in families where it may be another than `full`, and is not scaled.
@@ -213,7 +240,7 @@ impl Reader<'_, '_> {
             original,
             beta_fast: r.find_number(BETA_FAST)?.filter(|x| *x > 0.0).unwrap_or(32.0),
             beta_slow: r.find_number(BETA_SLOW)?.filter(|x| *x > 0.0).unwrap_or(1.0),
-            truncate: r.flag_or(TRUNCATE, true)?,
+            truncate: r.flag_or(TRUNCATE, !self.c.is_gguf() || self.usual.gguf_truncate)?,
             attention,
         })
     }
@@ -225,7 +252,7 @@ impl Reader<'_, '_> {
             true => 1.0,
             false => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
         };
-        let attention = self.r.find_number(ATTENTION)?.unwrap_or(usual);
+        let attention = [self.r.find_number(ATTENTION)?.unwrap_or(usual); 2];
         let list = |key: Key, tensor: &str| -> Result<Vec<f64>> {
             let list = match self.c.is_gguf() {
                 true => self.divisors(tensor)?,

@@ -27,6 +27,9 @@ pub struct Names {
     /// May have `{head}` for the number of a head.
     pub q_norm: &'static str,
     pub k_norm: &'static str,
+    /// The whole name of scores that heads have beside those of tokens.
+    pub sinks: &'static str,
+    pub latent: LatentNames,
     /// The norm in front of the feed-forward block.
     pub ffn_norm: &'static str,
     /// The norm behind the feed-forward block.
@@ -42,12 +45,33 @@ pub struct Names {
     pub expert_gate: &'static str,
     pub expert_up: &'static str,
     pub expert_down: &'static str,
+    /// Gate and up of all experts as one, and what they and down are like then. These names are whole.
+    pub expert_joint: Option<(&'static str, Joint)>,
     pub shared_gate: &'static str,
     pub shared_up: &'static str,
     pub shared_down: &'static str,
     /// How much the block beside experts counts.
     pub shared_router: &'static str,
     pub layout: Layout,
+}
+
+/// The names of attention whose keys and values come from a narrow row.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "the fields are the parts' own names")]
+pub struct LatentNames {
+    /// From the input to what queries come from.
+    pub q_down: &'static str,
+    pub q_norm: &'static str,
+    pub q_up: &'static str,
+    /// From the input to the row, and what turns of keys.
+    pub down: &'static str,
+    pub norm: &'static str,
+    /// From the row to keys and values, head by head.
+    pub up: &'static str,
+    /// In files that have `up` in two: for each head from queries to the row,
+    pub k: &'static str,
+    /// and from the row to values.
+    pub v: &'static str,
 }
 
 impl Names {
@@ -69,6 +93,16 @@ pub enum Layout {
     Columns,
 }
 
+/// How gate and up lie in a tensor that has both of all experts. It and that of down have a row for each input, unless
+/// they are quantized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Joint {
+    /// Gate first.
+    InTurn,
+    /// An output of gate, one of up, and so on.
+    Alternating,
+}
+
 /// Names as Hugging Face writes those of most decoders.
 pub const HF: Names = Names {
     base: "",
@@ -85,6 +119,17 @@ pub const HF: Names = Names {
     o: "model.layers.{}.self_attn.o_proj",
     q_norm: "model.layers.{}.self_attn.q_norm",
     k_norm: "model.layers.{}.self_attn.k_norm",
+    sinks: "",
+    latent: LatentNames {
+        q_down: "model.layers.{}.self_attn.q_a_proj",
+        q_norm: "model.layers.{}.self_attn.q_a_layernorm",
+        q_up: "model.layers.{}.self_attn.q_b_proj",
+        down: "model.layers.{}.self_attn.kv_a_proj_with_mqa",
+        norm: "model.layers.{}.self_attn.kv_a_layernorm",
+        up: "model.layers.{}.self_attn.kv_b_proj",
+        k: "",
+        v: "",
+    },
     ffn_norm: "model.layers.{}.post_attention_layernorm",
     ffn_behind: "",
     gate: "model.layers.{}.mlp.gate_proj",
@@ -96,6 +141,7 @@ pub const HF: Names = Names {
     expert_gate: "model.layers.{}.mlp.experts.{e}.gate_proj",
     expert_up: "model.layers.{}.mlp.experts.{e}.up_proj",
     expert_down: "model.layers.{}.mlp.experts.{e}.down_proj",
+    expert_joint: None,
     shared_gate: "model.layers.{}.mlp.shared_experts.gate_proj",
     shared_up: "model.layers.{}.mlp.shared_experts.up_proj",
     shared_down: "model.layers.{}.mlp.shared_experts.down_proj",
@@ -119,6 +165,17 @@ pub const GGUF: Names = Names {
     o: "blk.{}.attn_output",
     q_norm: "blk.{}.attn_q_norm",
     k_norm: "blk.{}.attn_k_norm",
+    sinks: "",
+    latent: LatentNames {
+        q_down: "blk.{}.attn_q_a",
+        q_norm: "blk.{}.attn_q_a_norm",
+        q_up: "blk.{}.attn_q_b",
+        down: "blk.{}.attn_kv_a_mqa",
+        norm: "blk.{}.attn_kv_a_norm",
+        up: "",
+        k: "blk.{}.attn_k_b",
+        v: "blk.{}.attn_v_b",
+    },
     ffn_norm: "blk.{}.ffn_norm",
     ffn_behind: "blk.{}.post_ffw_norm",
     gate: "blk.{}.ffn_gate",
@@ -130,6 +187,7 @@ pub const GGUF: Names = Names {
     expert_gate: "blk.{}.ffn_gate_exps",
     expert_up: "blk.{}.ffn_up_exps",
     expert_down: "blk.{}.ffn_down_exps",
+    expert_joint: None,
     shared_gate: "blk.{}.ffn_gate_shexp",
     shared_up: "blk.{}.ffn_up_shexp",
     shared_down: "blk.{}.ffn_down_shexp",

@@ -63,6 +63,7 @@ impl Wgpu {
             F("scale", op.spec.scale),
             F("cap", op.spec.softcap.unwrap_or(0.0)),
             U("window", op.spec.window.map_or(u32::MAX, |w| u32::try_from(w).unwrap_or(u32::MAX))),
+            U("chunk", op.spec.chunk.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX))),
             U("causal", u32::from(op.spec.causal)),
             U("spans", plan.host.spans.len() as u32),
             U("segments", segments as u32),

@@ -302,7 +302,7 @@ impl Shape {
              if (strand < {n}u && output < p.rows_0 && at < p.tokens) {{\n    var gate = 0.0;\n    var up = 0.0;\n    \
              for (var i = 0u; i < 8u; i++) {{\n      gate = gate + sums[(strand * 8u + i) * 32u + lane];\n      \
              up = up + sums[{half}u + (strand * 8u + i) * 32u + lane];\n    }}\n    \
-             out[p.out_at + at * p.out_stride + output] = bend(gate{}) * (up{});\n  }}\n}}\n",
+             out[p.out_at + at * p.out_stride + output] = bend(gate{}) * gated(up{});\n  }}\n}}\n",
             bias(0),
             bias(1)
         );

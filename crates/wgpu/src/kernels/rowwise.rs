@@ -80,7 +80,7 @@ impl Wgpu {
         let mut y = "bend(gate[p.gate_at + r * p.gate_stride + c])".to_owned();
         if let Some(up) = op.up {
             args.push(operand("up", Access::Read, up, &mut params)?);
-            y += " * up[p.up_at + r * p.up_stride + c]";
+            y += " * gated(up[p.up_at + r * p.up_stride + c])";
         }
         let bend = include_str!("../shaders/bend.wgsl");
         let body = format!("const ACT = {act}u;\n{bend}----    out[p.out_at + r * p.out_stride + c] = {y};");
@@ -202,10 +202,16 @@ impl Wgpu {
     pub(crate) fn route_into(&self, op: &Route<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
         let by = op.by;
         let (groups, groups_used, best) = by.groups.map_or((0, 0, 0), |g| (g.count, g.used, g.best));
+        let (scores, near) = match by.scores {
+            Scores::Sigmoid => (0, 0.0),
+            Scores::Softmax => (1, 0.0),
+            Scores::OneByOne { near } => (2, near),
+        };
         let mut params = vec![
             U("cols", op.logits.cols() as u32),
             U("used", by.used as u32),
-            U("softmax", u32::from(by.scores == Scores::Softmax)),
+            U("scores", scores),
+            F("near", near),
             U("groups", groups as u32),
             U("groups_used", groups_used as u32),
             U("best", best as u32),

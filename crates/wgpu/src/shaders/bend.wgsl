@@ -4,6 +4,8 @@ fn erf(x: f32) -> f32 {
   let f = fma(fma(fma(fma(1.0614054, t, -1.453152), t, 1.4214137), t, -0.28449674), t, 0.2548296);
   return sign(x) * (1.0 - f * t * exp(-x * x));
 }
+const SLOPE = 1.702;
+const LIMIT = 7.0;
 fn bend(x: f32) -> f32 {
   switch ACT {
     case 0u: { return x / (1.0 + exp(min(-x, 80.0))); }
@@ -13,6 +15,12 @@ fn bend(x: f32) -> f32 {
       return 0.5 * x * (1.0 + tanh(clamp(inner, -20.0, 20.0)));
     }
     case 3u: { let y = max(x, 0.0); return y * y; }
-    default: { return max(x, 0.0); }
+    case 4u: { return max(x, 0.0); }
+    default: {
+      let y = min(x, LIMIT);
+      return y / (1.0 + exp(min(-SLOPE * y, 80.0)));
+    }
   }
 }
+// What it multiplies.
+fn gated(x: f32) -> f32 { return select(x, clamp(x, -LIMIT, LIMIT) + 1.0, ACT == 5u); }

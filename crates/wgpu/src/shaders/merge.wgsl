@@ -16,4 +16,6 @@ fn ended(o: f32, most: f32, sum: f32, head: u32) -> f32 {
   return o / sum;
 }
 // The first position that a token at `at` sees.
-fn seen_from(at: u32) -> u32 { return select(0u, at - p.window + 1u, at >= p.window); }
+fn seen_from(at: u32) -> u32 {
+  return max(select(0u, at - p.window + 1u, at >= p.window), at - at % p.chunk);
+}

@@ -26,7 +26,7 @@ fn worth(c: u32) -> f32 { return WORTH; }
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) id: u32) {
   let row = p.logits_at + wg.x * p.logits_stride;
-  if (p.softmax == 1u) {
+  if (p.scores == 1u) {
     var most = -3.4e38;
     for (var c = id; c < p.cols; c += 256u) { most = max(most, logits[row + c]); }
     sums[id] = most;
@@ -49,6 +49,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
       workgroupBarrier();
     }
     for (var c = id; c < p.cols; c += 256u) { scores[c] /= sums[0]; }
+  } else if (p.scores == 2u) {
+    for (var c = id; c < p.cols; c += 256u) { scores[c] = logits[row + c]; }
   } else {
     for (var c = id; c < p.cols; c += 256u) { scores[c] = 1.0 / (1.0 + exp(min(-logits[row + c], 80.0))); }
   }
@@ -104,6 +106,23 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
       workgroupBarrier();
     }
     let c = found[0].column;
+    if (p.scores == 2u) {
+      // Its share of a softmax over those that are left and come near it, itself among them.
+      let most = scores[c];
+      var near = 0.0;
+      for (var i = id; i < p.cols; i += 256u) {
+        let x = scores[i];
+        if (keys[i] != 0u && most - x <= p.near * max(abs(x), most)) { near += exp(x - most); }
+      }
+      sums[id] = near;
+      workgroupBarrier();
+      for (var half = 128u; half > 0u; half /= 2u) {
+        if (id < half) { sums[id] += sums[id + half]; }
+        workgroupBarrier();
+      }
+      if (id == 0u) { scores[c] = 1.0 / sums[0]; }
+      workgroupBarrier();
+    }
     sum += scores[c];
     if (id == 0u) {
       keys[c] = 0u;

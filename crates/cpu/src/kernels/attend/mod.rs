@@ -78,6 +78,7 @@ pub(crate) struct AttendTask<'a> {
     pub head: usize,
     pub scale: f32,
     pub window: Option<usize>,
+    pub chunk: Option<usize>,
     pub softcap: Option<f32>,
     pub sinks: Option<Mat<'a, f32>>,
     pub causal: bool,
@@ -126,7 +127,8 @@ impl AttendTask<'_> {
     fn sees(&self, i: usize) -> Range<usize> {
         let position = self.position + i / self.group();
         let end = if self.causal { position + 1 } else { self.len };
-        self.window.map_or(0, |w| (position + 1).saturating_sub(w))..end
+        let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
+        first.max(self.chunk.map_or(0, |n| position - position % n))..end
     }
 
     /// The positions that some of rows `rows` see.

@@ -1,0 +1,137 @@
+//! Attention whose keys and values come from one narrow row of each token, which is what the cache holds.
+//!
+//! A head's keys and values are products of that row. So instead of widening every row of the cache, queries are taken
+//! through the keys' matrix once, attention works on the rows as they are, and what it gives goes through the values'.
+
+use tallow_core::ops::{Attend, Copy, Epilogue, KvWrite, Normalize, Project, ProjectMany, Rotate};
+use tallow_core::{AttnSpec, Backend, DType, Heads, Linear, Norm, Result, Tensor};
+
+use super::Context;
+use crate::error::Result as LoadResult;
+use crate::spec::{AttentionSpec, Bias, LatentSpec};
+use crate::weights::Weights;
+
+/// Multi-head attention over narrow rows.
+#[derive(Debug)]
+pub struct Latent<B: Backend> {
+    /// From the input to what queries come from.
+    q_down: Option<(Linear<B>, Norm<B>)>,
+    q: Linear<B>,
+    down: Linear<B>,
+    norm: Norm<B>,
+    each: Vec<LatentHead<B>>,
+    o: Linear<B>,
+    heads: Heads,
+    rope: Option<usize>,
+    latent: LatentSpec,
+    spec: AttnSpec<B>,
+}
+
+/// What a head has of its own.
+#[derive(Debug)]
+pub(crate) struct LatentHead<B: Backend> {
+    /// From what does not turn of its queries to the row: [rank, plain]
+    pub(crate) k: Linear<B>,
+    /// From the row to its values: [value, rank]
+    pub(crate) v: Linear<B>,
+}
+
+impl<B: Backend> Latent<B> {
+    /// Reads layer `i`'s attention.
+    pub fn load(
+        w: &mut Weights<'_, B>,
+        i: usize,
+        mixer: &AttentionSpec,
+        latent: LatentSpec,
+    ) -> LoadResult<Latent<B>> {
+        let (names, dim, heads) = (w.names(), w.spec().dim, mixer.heads);
+        let LatentSpec { rank, q_rank, plain, turned, value, eps } = latent;
+        let queries = heads.q * (plain + turned);
+        let (q_down, q) = match q_rank {
+            None => (None, w.linear((names.q, i), queries, dim, Bias::No)?),
+            Some(narrow) => {
+                let down = w.linear((names.latent.q_down, i), narrow, dim, mixer.qkv_bias)?;
+                let norm = Norm { eps, ..w.norm((names.latent.q_norm, i), narrow)? };
+                (Some((down, norm)), w.linear((names.latent.q_up, i), queries, narrow, Bias::No)?)
+            }
+        };
+        let down = w.linear((names.latent.down, i), rank + turned, dim, mixer.qkv_bias)?;
+        let norm = Norm { eps, ..w.norm((names.latent.norm, i), rank)? };
+        let each = w.latent_heads(i, heads.q, &latent)?;
+        let o = w.linear((names.o, i), dim, heads.q * value, mixer.out_bias)?;
+        let AttentionSpec { rope, scale, window, chunk, softcap, .. } = *mixer;
+        let spec = AttnSpec { scale, window, chunk, softcap, sinks: None, causal: true };
+        Ok(Latent { q_down, q, down, norm, each, o, heads, rope, latent, spec })
+    }
+
+    /// `then(attention(norm(x)))`
+    pub fn forward(
+        &self,
+        cx: &Context<'_, B>,
+        x: &Tensor<B>,
+        norm: Option<&Norm<B>>,
+        then: Epilogue<'_, B>,
+    ) -> Result<Tensor<B>> {
+        let (b, plan, kv, heads) = (cx.b, cx.plan, cx.kv, self.heads);
+        let normed = norm.map(|by| b.run(Normalize { x, by, residual: None })).transpose()?;
+        let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
+        let (mut q, mut k) = (self.queries(b, x)?, self.keys(b, x)?); // [tokens, q * dim], [tokens, dim]
+        if let Some(by) = self.rope.and_then(|i| cx.ropes.get(i)) {
+            // What turns is in front in each head.
+            let turn =
+                |x: &Tensor<B>| b.run(Rotate { x, head_dim: heads.dim, by, positions: &plan.positions });
+            (q, k) = (turn(&q)?, turn(&k)?);
+        }
+        b.run(KvWrite { k: &k, v: &k, heads, kv, plan })?;
+        let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
+        let values = self.values(b, &mixed)?; // [tokens, q * value]
+        b.run(Project { x: &values, by: &self.o, then })
+    }
+
+    /// What turns of each head's queries, and the rest brought to the width of the row.
+    fn queries(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let LatentSpec { plain, turned, .. } = self.latent;
+        let q = match &self.q_down {
+            None => b.run(Project { x, by: &self.q, then: Epilogue::NONE })?,
+            Some((down, norm)) => {
+                let narrow = b.run(Project { x, by: down, then: Epilogue::NONE })?; // [tokens, narrow]
+                let by = std::slice::from_ref(&self.q);
+                b.run(ProjectMany { x: &narrow, norm: Some(norm), by })?
+            }
+        }; // [tokens, q * (plain + turned)]
+        let out = b.alloc(DType::F32, x.rows(), self.heads.q_cols())?;
+        for (i, head) in self.each.iter().enumerate() {
+            let (from, to) = (i * (plain + turned), i * self.heads.dim);
+            let turns = q.col_range(from + plain..from + plain + turned);
+            b.run(Copy { from: &turns, to: &out.col_range(to..to + turned) })?;
+            let rest = q.col_range(from..from + plain);
+            let rest = b.run(Project { x: &rest, by: &head.k, then: Epilogue::NONE })?; // [tokens, rank]
+            b.run(Copy { from: &rest, to: &out.col_range(to + turned..to + self.heads.dim) })?;
+        }
+        Ok(out)
+    }
+
+    /// What turns of keys, and the row.
+    fn keys(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let LatentSpec { rank, turned, .. } = self.latent;
+        let both = b.run(Project { x, by: &self.down, then: Epilogue::NONE })?; // [tokens, rank + turned]
+        let row = b.run(Normalize { x: &both.col_range(0..rank), by: &self.norm, residual: None })?;
+        let out = b.alloc(DType::F32, x.rows(), turned + rank)?;
+        b.run(Copy { from: &both.col_range(rank..rank + turned), to: &out.col_range(0..turned) })?;
+        b.run(Copy { from: &row, to: &out.col_range(turned..turned + rank) })?;
+        Ok(out)
+    }
+
+    /// Each head's values, of what attention gives it.
+    fn values(&self, b: &B, mixed: &Tensor<B>) -> Result<Tensor<B>> {
+        let LatentSpec { turned, value, .. } = self.latent;
+        let out = b.alloc(DType::F32, mixed.rows(), self.each.len() * value)?;
+        for (i, head) in self.each.iter().enumerate() {
+            let at = i * self.heads.dim;
+            let row = mixed.col_range(at + turned..at + self.heads.dim); // [tokens, rank]
+            let y = b.run(Project { x: &row, by: &head.v, then: Epilogue::NONE })?; // [tokens, value]
+            b.run(Copy { from: &y, to: &out.col_range(i * value..(i + 1) * value) })?;
+        }
+        Ok(out)
+    }
+}

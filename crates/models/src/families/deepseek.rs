@@ -1,0 +1,155 @@
+//! DeepSeek V2 and V3: keys and values of all heads come from a narrow row, the first layers are dense, the others have
+//! experts in groups and a block for every token beside them. They differ in how experts are chosen.
+
+use tallow_core::{Heads, RopePairs};
+
+use super::{Family, common, rope, routed};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names;
+use crate::spec::{DecoderSpec, ExpertsSpec, LatentSpec};
+
+pub(super) static DEEPSEEK_V2: Family = Family {
+    name: "DeepSeek V2",
+    hf: &["DeepseekV2ForCausalLM"],
+    // Those of V3 call themselves so too.
+    gguf: &["deepseek2"],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec: v2,
+};
+
+pub(super) static DEEPSEEK_V3: Family = Family {
+    name: "DeepSeek V3",
+    hf: &["DeepseekV3ForCausalLM"],
+    gguf: &[],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec: v3,
+};
+
+const Q_RANK: Key = key("q_lora_rank", "attention.q_lora_rank");
+const RANK: Key = key("kv_lora_rank", "attention.kv_lora_rank");
+const PLAIN: Key = key("qk_nope_head_dim", "");
+const TURNED: Key = key("qk_rope_head_dim", "rope.dimension_count");
+const VALUE: Key = key("v_head_dim", "attention.value_length_mla");
+/// What turns and what does not.
+const GGUF_KEY: Key = key("", "attention.key_length_mla");
+const GGUF_SCALING: Key = key("", "rope.scaling.type");
+const EVERY: Key = key("moe_layer_freq", "");
+const CHOICE: Key = key("topk_method", "");
+const SCORES: Key = key("scoring_func", "");
+const GGUF_SCORES: Key = key("", "expert_gating_func");
+const NEIGHBOURS: Key = key("rope_interleave", "");
+
+/// What both have in common. `experts` are those of layers that have some, made from their width.
+fn base(
+    c: &Config<'_>,
+    usual: &common::Usual,
+    (width, dense): (usize, usize),
+    experts: impl FnOnce(usize) -> Result<ExpertsSpec>,
+) -> Result<DecoderSpec> {
+    common::off(c, "mlp_bias")?;
+    if let Some(kind) = c.find_text(GGUF_SCALING)?.filter(|kind| *kind != "none") {
+        return Err(c.unsupported(GGUF_SCALING, kind, "in GGUF files of this family none is"));
+    }
+    if let Some(every) = c.find_count(EVERY)?.filter(|n| *n != 1) {
+        return Err(c.unsupported(EVERY, every, "1 is"));
+    }
+    let q = common::sane(c, usual.heads, c.count(usual.heads)?)?;
+    let latent = latent(c)?;
+    let heads = Heads { q, kv: 1, dim: latent.turned + latent.rank };
+    if let Some(kv) = c.find_count(common::KV_HEADS)?.filter(|kv| *kv != q && !c.is_gguf()) {
+        return Err(c.unsupported(
+            common::KV_HEADS,
+            kv,
+            format_args!("as many as there are heads ({q}) are"),
+        ));
+    }
+    let mut spec = common::plain_of(c, usual, |_| Ok((heads, latent.turned)))?;
+    let latent = LatentSpec { eps: if c.is_gguf() { spec.norm.eps } else { latent.eps }, ..latent };
+    spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Neighbours);
+    let width = common::expert_width(c, width)?;
+    let experts = experts(width)?;
+    let dense = c.find_count(routed::DENSE)?.unwrap_or(dense);
+    let bias = common::bias(c, "attention_bias", false)?;
+    let scale = rope::sharpness(c)? / ((latent.plain + latent.turned) as f64).sqrt();
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        layer.latent = Some(latent);
+        layer.mixer.scale = scale as f32;
+        (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
+        if i >= dense {
+            (layer.ffn.width, layer.experts) = (width, Some(experts));
+        }
+    }
+    Ok(spec)
+}
+
+fn latent(c: &Config<'_>) -> Result<LatentSpec> {
+    let count = |key: Key, usual: usize| match c.is_gguf() {
+        true => common::sane(c, key, c.count(key)?),
+        false => common::sane(c, key, c.find_count(key)?.unwrap_or(usual)),
+    };
+    let (rank, turned, value) = (count(RANK, 512)?, count(TURNED, 64)?, count(VALUE, 128)?);
+    let q_rank = match c.find_count(Q_RANK)? {
+        None if !c.is_gguf() && c.leaves_out(Q_RANK) => Some(1536),
+        q_rank => q_rank.map(|n| common::sane(c, Q_RANK, n)).transpose()?,
+    };
+    let plain = match c.is_gguf() {
+        true => count(GGUF_KEY, 0)?.checked_sub(turned).filter(|n| *n > 0),
+        false => Some(count(PLAIN, 128)?),
+    };
+    let plain =
+        plain.ok_or_else(|| c.bad(GGUF_KEY, format_args!("leaves nothing beside {turned} that turn")))?;
+    if !turned.is_multiple_of(2) || turned + rank > 1024 {
+        let why = format_args!("is {turned} beside {rank}; an even number is supported, both up to 1024");
+        return Err(c.bad(TURNED, why));
+    }
+    Ok(LatentSpec { rank, q_rank, plain, turned, value, eps: 1e-6 })
+}
+
+fn v2(c: &Config<'_>) -> Result<DecoderSpec> {
+    // GGUF metadata does not name the version, but the scores: 1 is a softmax, 2 what V3 has.
+    match c.find_count(GGUF_SCORES)?.filter(|_| c.is_gguf()) {
+        None | Some(1) => {}
+        Some(2) => return v3(c),
+        Some(other) => return Err(c.unsupported(GGUF_SCORES, other, "1 and 2 are")),
+    }
+    let usual = routed::Usual { count: 64, used: None, groups: None, shared: 2, scale: 1.0, to_one: false };
+    common::only(c, SCORES, "softmax")?;
+    if c.flag_or(routed::TO_ONE, usual.to_one)? {
+        return Err(c.unsupported(routed::TO_ONE, true, "false is"));
+    }
+    let limited = match c.find_text(CHOICE)?.unwrap_or("greedy") {
+        "greedy" => false,
+        "group_limited_greedy" => true,
+        other => return Err(c.unsupported(CHOICE, other, "greedy and group_limited_greedy are")),
+    };
+    base(c, &common::USUAL, (1407, 0), |width| {
+        let experts = routed::together(c, width, &usual)?;
+        let groups = match limited || c.is_gguf() {
+            true => routed::groups(c, experts.count, &usual, 1)?,
+            false => None,
+        };
+        // Which choice of groups such files mean, nobody has shown.
+        if groups.is_some() && c.is_gguf() {
+            return Err(c.unsupported(GGUF_SCORES, 1, "groups of experts are with 2 only"));
+        }
+        Ok(ExpertsSpec { groups, ..experts })
+    })
+}
+
+fn v3(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual { context: (common::CONTEXT, 4096), ..common::USUAL };
+    let to_one = !c.is_gguf();
+    let experts =
+        routed::Usual { count: 256, used: Some(8), groups: Some((8, 4)), shared: 1, scale: 2.5, to_one };
+    common::only(c, SCORES, "sigmoid")?;
+    common::only(c, CHOICE, "noaux_tc")?;
+    let mut spec = base(c, &usual, (2048, 3), |width| routed::alone(c, width, &experts))?;
+    if !c.flag_or(NEIGHBOURS, true)? {
+        spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Halves);
+    }
+    common::guessing(c, &mut spec, 1)?;
+    Ok(spec)
+}

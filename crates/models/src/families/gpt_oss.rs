@@ -1,0 +1,86 @@
+//! gpt-oss: experts with biases and a held activation, a score in each head that belongs to no token, and a window in
+//! every other layer. Folders have quantized experts (MXFP4) or plain ones.
+
+use tallow_core::Activation;
+
+use super::{Family, common, rope};
+use crate::blocks::rope::{Scaling, Yarn};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names::{self, Joint, Names};
+use crate::spec::{Bias, DecoderSpec, ExpertsSpec};
+
+pub(super) static GPT_OSS: Family = Family {
+    name: "gpt-oss",
+    hf: &["GptOssForCausalLM"],
+    gguf: &["gpt-oss"],
+    hf_names: Names {
+        sinks: "model.layers.{}.self_attn.sinks",
+        router: "model.layers.{}.mlp.router",
+        expert_joint: Some(("model.layers.{}.mlp.experts.gate_up_proj", Joint::Alternating)),
+        expert_down: "model.layers.{}.mlp.experts.down_proj",
+        ..names::HF
+    },
+    gguf_names: Names {
+        sinks: "blk.{}.attn_sinks.weight",
+        ffn_norm: "blk.{}.post_attention_norm",
+        ..names::GGUF
+    },
+    spec,
+};
+
+const SLOPE: Key = key("swiglu_alpha", "");
+const LIMIT: Key = key("swiglu_limit", "");
+
+/// The scaling of folders that have none.
+const USUAL_YARN: Yarn = Yarn {
+    factor: 32.0,
+    original: 4096,
+    beta_fast: 32.0,
+    beta_slow: 1.0,
+    truncate: false,
+    attention: 1.0 + 0.1 * 5.0 * std::f64::consts::LN_2,
+};
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual {
+        kv_heads: Some(8),
+        head_dim: Some(64),
+        context: (common::CONTEXT, 131_072),
+        eps: (common::EPS, 1e-5),
+        rope: rope::Usual { theta: (rope::THETA, 150_000.0), gguf_truncate: false, ..rope::USUAL },
+        ..common::USUAL
+    };
+    common::only(c, common::ACT, "silu")?;
+    held(c, SLOPE, Activation::SLOPE)?;
+    held(c, LIMIT, Activation::LIMIT)?;
+    let mut spec = common::plain_as(c, &usual)?;
+    if !rope::is_said(c) {
+        spec.ropes.iter_mut().for_each(|rope| rope.scaling = Scaling::Yarn(USUAL_YARN));
+    }
+    let count = common::experts(c, 128)?;
+    let experts = ExpertsSpec {
+        router_bias: Bias::Yes,
+        to_one: true,
+        ..ExpertsSpec::softmax(count, common::experts_used(c, 4, count)?)
+    };
+    let bias = common::bias(c, "attention_bias", true)?;
+    let window = common::window_or(c, 128)?;
+    let windowed = common::windowed(c, spec.layers.len(), |i| i % 2 == 0)?;
+    for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
+        (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
+        layer.mixer.sinks = true;
+        layer.mixer.window = window.filter(|_| windowed);
+        (layer.ffn.act, layer.ffn.bias) = (Activation::Clamped, Bias::Yes);
+        layer.experts = Some(experts);
+    }
+    Ok(spec)
+}
+
+/// Refuses other numbers than those of the activation.
+fn held(c: &Config<'_>, key: Key, want: f32) -> Result<()> {
+    match c.number_or(key, f64::from(want))? {
+        x if x as f32 == want => Ok(()),
+        x => Err(c.unsupported(key, x, format_args!("{want} is"))),
+    }
+}

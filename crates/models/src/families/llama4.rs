@@ -1,0 +1,129 @@
+//! Llama 4, the text model: layers that see only their chunk of a sequence, among them some that see all of it, without
+//! rotation and with queries that grow; experts in some layers, which get a share of their input.
+
+use tallow_core::{RopePairs, Scores, ShareOf};
+
+use super::{Family, common, rope};
+use crate::blocks::rope::{RopeSpec, Scaling};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names::{self, Joint, Names};
+use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedSpec};
+
+pub(super) static LLAMA4: Family = Family {
+    name: "Llama 4",
+    hf: &["Llama4ForCausalLM"],
+    gguf: &[],
+    hf_names: Names {
+        gate: "model.layers.{}.feed_forward.gate_proj",
+        up: "model.layers.{}.feed_forward.up_proj",
+        down: "model.layers.{}.feed_forward.down_proj",
+        router: "model.layers.{}.feed_forward.router",
+        expert_joint: Some(("model.layers.{}.feed_forward.experts.gate_up_proj", Joint::InTurn)),
+        expert_down: "model.layers.{}.feed_forward.experts.down_proj",
+        shared_gate: "model.layers.{}.feed_forward.shared_expert.gate_proj",
+        shared_up: "model.layers.{}.feed_forward.shared_expert.up_proj",
+        shared_down: "model.layers.{}.feed_forward.shared_expert.down_proj",
+        ..names::HF
+    },
+    gguf_names: names::GGUF,
+    spec,
+};
+
+/// Of a block that is no expert.
+const DENSE_WIDTH: Key = key("intermediate_size_mlp", "");
+/// Layers that have experts.
+const MIXED: Key = key("moe_layers", "");
+const EVERY: Key = key("interleave_moe_layer_step", "");
+/// Layers that turn.
+const TURNED: Key = key("no_rope_layers", "");
+const UNTURNED_EVERY: Key = key("no_rope_layer_interval", "");
+const CHUNK: Key = key("attention_chunk_size", "");
+const GROWTH: Key = key("attn_scale", "");
+const FLOOR: Key = key("floor_scale", "");
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual {
+        kv_heads: Some(8),
+        head_dim: Some(128),
+        context: (common::CONTEXT, 131_072),
+        eps: (common::EPS, 1e-5),
+        rope: rope::Usual { theta: (rope::THETA, 500_000.0), ..rope::USUAL },
+        ..common::USUAL
+    };
+    // With others a rotation makes queries longer, and their norm would have to come behind it.
+    rope::only(c, &["default", "linear", "llama3"])?;
+    let mut spec = common::plain_as(c, &usual)?;
+    spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Neighbours);
+    let (layers, experts) = (spec.layers.len(), experts(c, spec.layers[0].ffn.width)?);
+    let width = common::sane(c, DENSE_WIDTH, c.find_count(DENSE_WIDTH)?.unwrap_or(16_384))?;
+    let (mixed, turned) = (mixed(c, layers)?, turned(c, layers)?);
+    let chunked = common::of_type(c, layers, "chunked_attention", |i| turned[i])?;
+    let chunk = match c.leaves_out(CHUNK) {
+        true => Some(8192),
+        false => c.find_count(CHUNK)?.map(|n| common::sane(c, CHUNK, n)).transpose()?,
+    };
+    let normed = common::flag(c, "use_qk_norm", true)?;
+    let grows = common::flag(c, "attn_temperature_tuning", true)?;
+    if grows {
+        spec.ropes.push(growing(c, &spec.ropes[0])?);
+    }
+    let bias = common::bias(c, "attention_bias", false)?;
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
+        layer.mixer.chunk = chunk.filter(|_| chunked[i]);
+        if !turned[i] {
+            (layer.mixer.rope, layer.mixer.again) = (None, grows.then_some(1));
+        } else if normed {
+            layer.mixer.qk_norm = QkNormSpec::Plain;
+        }
+        match mixed[i] {
+            true => layer.experts = Some(experts),
+            false => layer.ffn.width = width,
+        }
+    }
+    Ok(spec)
+}
+
+fn experts(c: &Config<'_>, width: usize) -> Result<ExpertsSpec> {
+    let count = common::experts(c, 16)?;
+    Ok(ExpertsSpec {
+        scores: Scores::Sigmoid,
+        share_of: ShareOf::Input,
+        shared: Some(SharedSpec { width, gated: false }),
+        ..ExpertsSpec::softmax(count, common::experts_used(c, 1, count)?)
+    })
+}
+
+/// Which layers have experts.
+fn mixed(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    if let Some(listed) = c.find_counts(MIXED)? {
+        return Ok((0..layers).map(|i| listed.contains(&i)).collect());
+    }
+    let every = at_least_one(c, EVERY, 1)?;
+    Ok((0..layers).map(|i| (i + 1).is_multiple_of(every)).collect())
+}
+
+/// Which layers turn queries and keys.
+fn turned(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    let listed = c.find_flags(TURNED)?.filter(|list| !list.is_empty());
+    if let Some(listed) = c.per_layer(TURNED, layers, listed)? {
+        return Ok(listed);
+    }
+    let every = at_least_one(c, UNTURNED_EVERY, 4)?;
+    Ok((0..layers).map(|i| !(i + 1).is_multiple_of(every)).collect())
+}
+
+fn at_least_one(c: &Config<'_>, key: Key, usual: usize) -> Result<usize> {
+    match c.find_count(key)?.unwrap_or(usual) {
+        0 => Err(c.bad(key, "is 0")),
+        n => Ok(n),
+    }
+}
+
+/// What makes queries of late positions longer where nothing turns.
+fn growing(c: &Config<'_>, rope: &RopeSpec) -> Result<RopeSpec> {
+    let by = c.number_or(GROWTH, 0.1)?;
+    let original = common::sane(c, FLOOR, c.find_count(FLOOR)?.unwrap_or(8192))?;
+    Ok(RopeSpec { scaling: Scaling::Growing { by, original, early: 1 }, ..rope.clone() })
+}

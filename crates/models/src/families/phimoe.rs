@@ -1,0 +1,67 @@
+//! PhiMoE: experts chosen one after another, norms that take the mean away, and biases in attention and head.
+
+use tallow_core::{NormKind, Scores};
+
+use super::{Family, common, rope};
+use crate::blocks::rope::Scaling;
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names::{self, Names};
+use crate::spec::{Bias, DecoderSpec, ExpertsSpec};
+
+pub(super) static PHIMOE: Family = Family {
+    name: "PhiMoE",
+    // The second is what the first checkpoints call it.
+    hf: &["PhimoeForCausalLM", "PhiMoEForCausalLM"],
+    gguf: &[],
+    hf_names: Names {
+        router: "model.layers.{}.block_sparse_moe.gate",
+        expert_gate: "model.layers.{}.block_sparse_moe.experts.{e}.w1",
+        expert_up: "model.layers.{}.block_sparse_moe.experts.{e}.w3",
+        expert_down: "model.layers.{}.block_sparse_moe.experts.{e}.w2",
+        ..names::HF
+    },
+    gguf_names: names::GGUF,
+    spec,
+};
+
+const NOISE: Key = key("router_jitter_noise", "");
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual {
+        kv_heads: Some(8),
+        context: (common::CONTEXT, 131_072),
+        norm: NormKind::Layer,
+        norm_bias: Bias::Yes,
+        eps: (common::EPS, 1e-5),
+        rope: rope::Usual { theta: (rope::THETA, 1e6), ..rope::USUAL },
+        ..common::USUAL
+    };
+    rope::only(c, &["default", "longrope"])?;
+    let mut spec = common::plain_as(c, &usual)?;
+    for rope in &mut spec.ropes {
+        if let Scaling::Long { attention, .. } = &mut rope.scaling {
+            *attention = rope::attention(c)?;
+        }
+    }
+    let noise = c.number_or(NOISE, 0.01)?;
+    if noise < 0.0 {
+        return Err(c.bad(NOISE, format_args!("is {noise}; at least 0 is expected")));
+    }
+    let count = common::experts(c, 16)?;
+    let used = common::experts_used(c, 2, count)?;
+    if used != 2 {
+        return Err(c.unsupported(common::EXPERTS_USED, used, "2 are: there is no rule for another choice"));
+    }
+    let scores = Scores::OneByOne { near: (2.0 * noise) as f32 };
+    let experts = ExpertsSpec { scores, ..ExpertsSpec::softmax(count, used) };
+    let bias = common::bias(c, "attention_bias", false)?;
+    spec.head_bias = common::bias(c, "lm_head_bias", false)?;
+    let window = common::window(c)?;
+    for layer in &mut spec.layers {
+        (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
+        layer.mixer.window = window;
+        layer.experts = Some(experts);
+    }
+    Ok(spec)
+}

@@ -1,0 +1,192 @@
+//! Experts: a layer has its own in a tensor for each, in one for all, or with gate and up in one.
+
+use tallow_core::{Backend, Expert, Linear, Memory, Weight};
+use tallow_quant::{Format, MXFP4};
+
+use super::turn::{Turn, plain};
+use super::{Passing, Weights, named};
+use crate::error::{LoadError, Result};
+use crate::formats::names::{EXPERT, Joint, of_layer};
+use crate::formats::{Kind, Stored};
+use crate::spec::{Bias, FfnSpec};
+
+/// Rows of a joint tensor that are one matrix: from `first` on, `step` apart.
+#[derive(Clone, Copy)]
+struct Part {
+    rows: usize,
+    first: usize,
+    step: usize,
+}
+
+/// Weights of a block, and the bytes of their codes.
+const BLOCK: usize = 32;
+const CODES: usize = BLOCK / 2;
+
+impl<'a, B: Backend> Weights<'a, B> {
+    /// The experts of layer `i`.
+    pub(crate) fn experts(&mut self, i: usize, count: usize, each: &FfnSpec) -> Result<Vec<Expert<B>>> {
+        let (names, dim, width) = (self.names(), self.spec().dim, each.width);
+        let [ups, downs] = match names.expert_joint {
+            None => {
+                let gates = self.apart((names.expert_gate, i), count, width, dim, each.bias)?;
+                let ups = self.apart((names.expert_up, i), count, width, dim, each.bias)?;
+                let ups = gates.into_iter().zip(ups).map(|(gate, up)| vec![gate, up]).collect();
+                [ups, alone(self.apart((names.expert_down, i), count, dim, width, each.bias)?)]
+            }
+            Some((name, joint)) => {
+                let part = |half: usize| match joint {
+                    Joint::InTurn => Part { rows: width, first: half * width, step: 1 },
+                    Joint::Alternating => Part { rows: width, first: half, step: 2 },
+                };
+                let whole = Part { rows: dim, first: 0, step: 1 };
+                let ups = self.joint((name, i), count, dim, &[part(0), part(1)], each.bias)?;
+                [ups, self.joint((names.expert_down, i), count, width, &[whole], each.bias)?]
+            }
+        };
+        let expert = |(up, mut down): (Vec<_>, Vec<_>)| down.pop().map(|down| Expert { up, down });
+        Ok(ups.into_iter().zip(downs).filter_map(expert).collect())
+    }
+
+    /// A linear layer of each expert, in a tensor for each or in one for all.
+    fn apart(
+        &mut self,
+        (pattern, i): (&str, usize),
+        count: usize,
+        rows: usize,
+        cols: usize,
+        bias: Bias,
+    ) -> Result<Vec<Linear<B>>> {
+        let name = of_layer(pattern, i);
+        if name.contains(EXPERT) {
+            let each = |e: usize| {
+                let name = name.replace(EXPERT, &e.to_string());
+                let layer = self.layer(&named(&name), rows, cols)?;
+                Ok(Linear { bias: self.bias(&name, rows, bias)?, ..layer })
+            };
+            return (0..count).map(each).collect();
+        }
+        let weights = {
+            let name = named(&name);
+            let stored = self.stored(&name, &[count, rows, cols])?;
+            self.matrices(&name, stored, count, rows)?
+        };
+        let biases = self.expert_biases(&format!("{name}.bias"), count, rows, bias)?;
+        let linear = |(e, weight): (usize, Weight<B>)| {
+            let bias = biases.get(e * rows..(e + 1) * rows).map(|bias| self.b.upload_row(bias));
+            Ok(Linear::new(weight, bias.transpose()?))
+        };
+        weights.into_iter().enumerate().map(linear).collect()
+    }
+
+    /// The biases of all experts one after another, or nothing if they have none.
+    fn expert_biases(&mut self, name: &str, count: usize, rows: usize, bias: Bias) -> Result<Vec<f32>> {
+        match bias {
+            Bias::No => Ok(Vec::new()),
+            Bias::IfThere if self.find(name).is_none() => Ok(Vec::new()),
+            Bias::Yes | Bias::IfThere => self.numbers(name, &[count, rows], 0.0),
+        }
+    }
+
+    /// The linear layers of each expert whose outputs are parts of one tensor.
+    fn joint(
+        &mut self,
+        (pattern, i): (&str, usize),
+        count: usize,
+        cols: usize,
+        parts: &[Part],
+        bias: Bias,
+    ) -> Result<Vec<Vec<Linear<B>>>> {
+        let name = of_layer(pattern, i);
+        let outputs = parts.iter().map(|p| p.rows).sum();
+        let weights = match self.find(&format!("{name}_blocks")) {
+            Some(_) => self.joint_blocks(&name, count, (outputs, cols), parts)?,
+            None => self.joint_turned(&name, count, (outputs, cols), parts)?,
+        };
+        let biases = self.expert_biases(&format!("{name}_bias"), count, outputs, bias)?;
+        let linear = |e: usize, part: &Part, weight: Weight<B>| {
+            let of = biases.get(e * outputs..(e + 1) * outputs);
+            let of = of.map(|all| all.iter().copied().skip(part.first).step_by(part.step).take(part.rows));
+            let bias = of.map(|bias| self.b.upload_row(&bias.collect::<Vec<f32>>()));
+            Ok(Linear::new(weight, bias.transpose()?))
+        };
+        let expert = |(e, weights): (usize, Vec<Weight<B>>)| {
+            weights.into_iter().zip(parts).map(|(weight, part)| linear(e, part, weight)).collect()
+        };
+        weights.into_iter().enumerate().map(expert).collect()
+    }
+
+    /// The matrices of a tensor of plain numbers that has a row for each input.
+    fn joint_turned(
+        &mut self,
+        name: &str,
+        count: usize,
+        (outputs, cols): (usize, usize),
+        parts: &[Part],
+    ) -> Result<Vec<Vec<Weight<B>>>> {
+        let (stored, format) = self.stored(name, &[count, cols, outputs])?;
+        plain(stored, name, format)?;
+        let size = stored.bytes().len() / count.max(1);
+        let part = |e: usize, &Part { rows, first, step }: &Part| {
+            let turn = Turn { rows, cols, across: outputs, first, step };
+            let from = &stored.bytes()[e * size..(e + 1) * size];
+            self.rearranged((stored, name), format, (rows, cols), |to| turn.bytes(from, to))
+        };
+        let weights = (0..count).map(|e| parts.iter().map(|p| part(e, p)).collect()).collect();
+        Passing::new(stored, format, count * cols).finish(name)?;
+        self.loaded(name, stored)?;
+        weights
+    }
+
+    /// The matrices of a pair of tensors: codes, two to a byte, and the exponents of blocks of 32 of them.
+    fn joint_blocks(
+        &mut self,
+        name: &str,
+        count: usize,
+        (outputs, cols): (usize, usize),
+        parts: &[Part],
+    ) -> Result<Vec<Vec<Weight<B>>>> {
+        let blocks = cols / BLOCK;
+        if blocks * BLOCK != cols {
+            let why = format!("is quantized by blocks of {BLOCK}, and rows have {cols} weights");
+            return Err(LoadError::bad(self.path(), format!("tensor {name:?}"), why));
+        }
+        let codes = self.bytes_of(&format!("{name}_blocks"), &[count, outputs, blocks, CODES])?;
+        let exponents = self.bytes_of(&format!("{name}_scales"), &[count, outputs, blocks])?;
+        let part = |e: usize, part: &Part| {
+            let arrange = |to: &mut [u8]| {
+                for (row, to) in to.chunks_exact_mut((blocks * size_of::<MXFP4>()).max(1)).enumerate() {
+                    let at = (e * outputs + part.first + row * part.step) * blocks;
+                    let codes = codes.bytes()[at * CODES..(at + blocks) * CODES].as_chunks().0;
+                    let exponents = &exponents.bytes()[at..at + blocks];
+                    let to = to.as_chunks_mut::<{ size_of::<MXFP4>() }>().0;
+                    for ((to, e), pairs) in to.iter_mut().zip(exponents).zip(codes) {
+                        let MXFP4 { e, qs } = MXFP4::of_pairs(*e, pairs);
+                        to[0] = e;
+                        to[1..].copy_from_slice(&qs);
+                    }
+                }
+            };
+            self.rearranged((codes, name), Format::MXFP4, (part.rows, cols), arrange)
+        };
+        let weights = (0..count).map(|e| parts.iter().map(|p| part(e, p)).collect()).collect();
+        self.loaded(name, codes)?;
+        self.loaded(name, exponents)?;
+        weights
+    }
+
+    /// A tensor of bytes of that shape.
+    fn bytes_of(&mut self, name: &str, shape: &[usize]) -> Result<&'a Stored> {
+        let stored = self.shaped(name, shape)?;
+        match &stored.kind {
+            Kind::Other(elements) if elements == "U8" => Ok(stored),
+            other => {
+                let why = format!("its elements are {other:?}; bytes are expected");
+                Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why))
+            }
+        }
+    }
+}
+
+fn alone<T>(all: Vec<T>) -> Vec<Vec<T>> {
+    all.into_iter().map(|one| vec![one]).collect()
+}

@@ -1,0 +1,42 @@
+//! Matrices that become another format than the file's on their way to a device.
+
+use tallow_core::{Error, HostWeight};
+use tallow_quant::Format;
+
+/// Memory of the host's for so many bytes.
+pub(super) fn room(len: usize) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    let out_of_memory = |_| Error::OutOfMemory { device: "the host".into(), asked: len };
+    bytes.try_reserve_exact(len).map_err(out_of_memory)?;
+    bytes.resize(len, 0);
+    Ok(bytes)
+}
+
+/// The bytes of a matrix in format `to`, made by as many threads as there are cores.
+pub(super) fn quantized(weight: &HostWeight<'_>, to: Format) -> Result<Vec<u8>, Error> {
+    let HostWeight { format: from, rows, cols, bytes: source, .. } = *weight;
+    let (Some(width), Some(wanted)) = (from.row_bytes(cols), to.row_bytes(cols)) else {
+        return Ok(Vec::new());
+    };
+    let mut bytes = room(wanted.checked_mul(rows).unwrap_or(usize::MAX))?;
+    if width == 0 || wanted == 0 {
+        return Ok(bytes);
+    }
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let each = rows.div_ceil(cores).max(1);
+    let some = |source: &[u8], target: &mut [u8]| {
+        let mut row = vec![0.0; cols];
+        for (source, target) in source.chunks_exact(width).zip(target.chunks_exact_mut(wanted)) {
+            // Whole blocks on both sides: formats were chosen so.
+            let packed = tallow_quant::unpack(from, source, &mut row)
+                .and_then(|()| tallow_quant::pack(to, &row, target));
+            debug_assert!(packed.is_ok());
+        }
+    };
+    std::thread::scope(|s| {
+        for (source, target) in source.chunks(each * width).zip(bytes.chunks_mut(each * wanted)) {
+            s.spawn(|| some(source, target));
+        }
+    });
+    Ok(bytes)
+}

@@ -241,13 +241,13 @@ impl Heads {
 pub struct AttnSpec<B: Backend> {
     /// Multiplies the scores.
     pub scale: f32,
-    /// A token sees at most this many tokens, itself among them.
+    /// A token sees at most this many tokens to each side that it sees, itself among them.
     pub window: Option<usize>,
     /// Scores go through `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// [1, query heads]: a score per head that takes its share of the softmax and gives nothing.
     pub sinks: Option<Tensor<B>>,
-    /// Does a token see only what comes before it?
+    /// Does a token see only itself and what comes before it? Else it sees to both sides.
     pub causal: bool,
 }
 

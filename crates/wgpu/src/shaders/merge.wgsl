@@ -17,3 +17,8 @@ fn ended(o: f32, most: f32, sum: f32, head: u32) -> f32 {
 }
 // The first position that a token at `at` sees.
 fn seen_from(at: u32) -> u32 { return select(0u, at - p.window + 1u, at >= p.window); }
+// The first position after those that it sees.
+fn seen_to(at: u32, len: u32) -> u32 {
+  if (p.causal != 0u) { return at + 1u; }
+  return at + min(p.window, len - at);
+}

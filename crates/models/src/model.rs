@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::error::{LoadError, Result};
+use crate::error::Result;
 use crate::families::{self, Family};
 use crate::formats::config::Config;
 use crate::formats::names::{EXPERT, Names, of_layer};
@@ -65,14 +65,7 @@ impl Model {
             Settings::Gguf(meta) => Tokenizer::from_gguf(meta)?,
             Settings::Hf(_) => Tokenizer::from_folder(&self.checkpoint.path)?,
         };
-        let (have, spec) = (tokenizer.vocab_size(), self.spec.vocab);
-        // A few tokens more are common: fine-tunes add a padding token that nobody trained. Prompts are checked.
-        if have > spec + spec / 32 {
-            let why = format!(
-                "the tokenizer has {have} tokens, and the model knows {spec}: they do not belong together"
-            );
-            return Err(LoadError::bad(&self.checkpoint.path, "the tokenizer", why));
-        }
+        tokenizer.belongs_to(&self.checkpoint.path, self.spec.vocab)?;
         Ok(tokenizer.ending_with(&self.generation()?.ends))
     }
 

@@ -50,8 +50,8 @@ impl<B: Backend> Attention<B> {
         };
         let own = spec.qk_norm == QkNormSpec::EachHead;
         let own_norms = own.then(|| OwnNorms::load(w, i, heads)).transpose()?;
-        let AttentionSpec { rope, again, scale, window, softcap, .. } = *spec;
-        let spec = AttnSpec { scale, window, softcap, sinks: None, causal: true };
+        let AttentionSpec { rope, again, scale, window, softcap, causal, .. } = *spec;
+        let spec = AttnSpec { scale, window, softcap, sinks: None, causal };
         Ok(Attention { qkv, o, qk_norm, own_norms, heads, rope, again, spec })
     }
 

@@ -118,6 +118,7 @@ pub(super) fn plain_as(c: &Config<'_>, usual: &Usual) -> Result<DecoderSpec> {
         qk_norm: QkNormSpec::None,
         rope: Some(0),
         again: None,
+        causal: true,
         window: None,
         scale: (1.0 / (heads.dim as f64).sqrt()) as f32,
         softcap: None,
@@ -193,7 +194,7 @@ fn heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<Heads> {
     Ok(Heads { q, kv, dim: head })
 }
 
-fn activation(c: &Config<'_>, (key, usual): (Key, &'static str)) -> Result<Activation> {
+pub(super) fn activation(c: &Config<'_>, (key, usual): (Key, &'static str)) -> Result<Activation> {
     match c.find_text(key)?.unwrap_or(usual) {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu" | "gelu_python" => Ok(Activation::Gelu),

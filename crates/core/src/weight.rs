@@ -271,7 +271,7 @@ impl Heads {
 pub struct AttnSpec<B: Backend> {
     /// Multiplies the scores.
     pub scale: f32,
-    /// A token sees at most this many tokens, itself among them.
+    /// A token sees at most this many tokens to each side that it sees, itself among them.
     pub window: Option<usize>,
     /// Sequences are cut into chunks of so many tokens, and a token sees nothing in front of its own.
     pub chunk: Option<usize>,
@@ -279,7 +279,7 @@ pub struct AttnSpec<B: Backend> {
     pub softcap: Option<f32>,
     /// [1, query heads]: a score per head that takes its share of the softmax and gives nothing.
     pub sinks: Option<Tensor<B>>,
-    /// Does a token see only what comes before it?
+    /// Does a token see only itself and what comes before it? Else it sees to both sides.
     pub causal: bool,
 }
 

@@ -3,14 +3,15 @@
 //! Commands go in, events come out, one channel for each request. Dropping the receiver ends the request. Every request
 //! that is taken gets exactly one last event, whatever becomes of the engine.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tallow_models::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use crate::life::Life;
 use crate::sampler::{Choice, Sampling};
 
 /// Something to generate.
@@ -150,7 +151,7 @@ impl Listener {
             self.ended = matches!(event, Event::Done(_) | Event::Failed(_));
             if self.ended {
                 // First its place: who asks again on hearing of the end finds room.
-                self.shared.taken.fetch_sub(1, Ordering::AcqRel);
+                self.shared.life.leave();
             }
             // Whether anybody still listens is asked elsewhere.
             let _ = self.events.send(event);
@@ -166,7 +167,7 @@ impl Listener {
 impl Drop for Listener {
     /// Whatever happens to the engine, and to requests on their way to it: each gets its last event.
     fn drop(&mut self) {
-        self.tell(Event::Failed(self.shared.last_words()));
+        self.tell(Event::Failed(self.shared.life.last_words()));
     }
 }
 
@@ -229,21 +230,7 @@ pub struct Shared {
     pub info: Info,
     /// What does.
     pub stats: Stats,
-    taken: AtomicUsize,
-    draining: AtomicBool,
-    /// Why the engine has ended, once it has.
-    ended: OnceLock<Failure>,
-}
-
-impl Shared {
-    /// What to tell those who get no answer any more.
-    fn last_words(&self) -> Failure {
-        let stopped = || match self.draining.load(Ordering::Acquire) {
-            true => Failure::ShuttingDown,
-            false => Failure::Broken("the engine has stopped; restart the server".into()),
-        };
-        self.ended.get().cloned().unwrap_or_else(stopped)
-    }
+    life: Life,
 }
 
 /// A way to an engine. Clones lead to the same one.
@@ -257,9 +244,7 @@ impl EngineHandle {
     /// A handle, and what its engine needs of it.
     pub fn new(info: Info) -> (EngineHandle, std::sync::mpsc::Receiver<Command>, Alive) {
         let (commands, receiver) = std::sync::mpsc::channel();
-        let (taken, draining) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let shared = Shared { info, stats: Stats::default(), taken, draining, ended: OnceLock::new() };
-        let shared = Arc::new(shared);
+        let shared = Arc::new(Shared { info, stats: Stats::default(), life: Life::default() });
         (EngineHandle { commands, shared: shared.clone() }, receiver, Alive(shared))
     }
 
@@ -275,15 +260,12 @@ impl EngineHandle {
 
     /// Requests that are being served or wait.
     pub fn taken(&self) -> usize {
-        self.shared.taken.load(Ordering::Acquire)
+        self.shared.life.taken()
     }
 
     /// Does it take requests? If not, why.
     pub fn ready(&self) -> Result<(), Failure> {
-        match self.is_alive() && !self.shared.draining.load(Ordering::Acquire) {
-            true => Ok(()),
-            false => Err(self.shared.last_words()),
-        }
+        self.shared.life.ready()
     }
 
     /// Does it take requests?
@@ -293,27 +275,22 @@ impl EngineHandle {
 
     /// Does the engine live?
     pub fn is_alive(&self) -> bool {
-        self.shared.ended.get().is_none()
+        self.shared.life.is_alive()
     }
 
     /// Hands in a request. What happens to it comes through the receiver; dropping that ends it.
     pub fn submit(&self, request: Request) -> Result<UnboundedReceiver<Event>, Failure> {
-        self.ready()?;
-        let most = self.info().slots + self.info().queue;
-        let more = |n| (n < most).then_some(n + 1);
-        if self.shared.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_err() {
-            return Err(Failure::Full(most));
-        }
+        self.shared.life.enter(self.info().slots + self.info().queue)?;
         let (events, receiver) = unbounded_channel();
         let listener = Listener { events, ended: false, shared: self.shared.clone() };
         let sent = self.commands.send(Command::Submit(Box::new(Submission { request, listener })));
-        sent.map_err(|_| self.shared.last_words())?;
+        sent.map_err(|_| self.shared.life.last_words())?;
         Ok(receiver)
     }
 
     /// Lets the engine finish within some time, and end. Returns at once.
     pub fn drain(&self, within: Duration) {
-        self.shared.draining.store(true, Ordering::Release);
+        self.shared.life.drain();
         // If it has ended already there is nobody to tell.
         let _ = self.commands.send(Command::Drain { within });
     }
@@ -336,13 +313,12 @@ impl Alive {
 
     /// Says why the engine ends. From here on it takes nothing more, and whoever gets no answer is told this.
     pub fn end(&self, why: Failure) {
-        // What was said first stands.
-        let _ = self.0.ended.set(why);
+        self.0.life.end(why);
     }
 }
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        self.end(self.0.last_words());
+        self.end(self.0.life.last_words());
     }
 }

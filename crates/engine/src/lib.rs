@@ -2,12 +2,14 @@
 //!
 //! A [`scheduler`] picks sequences, a [`plan`] turns them into a step, a [`runner`] runs it and samples tokens, a
 //! [`pool`] lends pages of the cache, [`pace`] says how large a step may be. An [`engine`] does that in a loop and talks
-//! to the world through a [`handle`].
+//! to the world through a [`handle`]. An [`embedder`] does the same for models that make vectors of texts.
 
 pub mod answer;
+pub mod embedder;
 pub mod engine;
 pub mod handle;
 pub mod kv;
+mod life;
 pub mod pace;
 pub mod plan;
 pub mod pool;

@@ -25,8 +25,8 @@ pub struct Decoder<B: Backend> {
 impl<B: Backend> Decoder<B> {
     /// Brings a model's weights to a device, for sequences of at most `context` tokens.
     pub fn load(b: &B, model: &Model, context: usize, progress: Progress<'_>) -> LoadResult<Decoder<B>> {
-        let mut w = Weights::new(b, model, progress);
-        let (spec, names) = (&model.spec, w.names());
+        let (spec, names) = (&model.spec, model.names());
+        let mut w = Weights::new(b, model.source(), progress);
         let ropes = spec.ropes.iter().map(|r| r.build(b, context)).collect::<Result<_>>()?;
         let embed = w.matrix(&weights::named(names.embed), spec.vocab, spec.dim)?;
         let positions = spec.positions.map(|n| w.matrix(&weights::named(names.positions), n, spec.dim));
@@ -39,7 +39,12 @@ impl<B: Backend> Decoder<B> {
             false => w.layer(&weights::named(names.head), spec.vocab, spec.dim)?,
         };
         let head = Linear { bias: w.bias(names.head, spec.vocab, spec.head_bias)?, ..head };
-        w.finish()?;
+        let past = spec.layers.len()..spec.layers.len() + spec.guessing;
+        w.finish(model.family.name, |name| {
+            let tied_head = spec.tied && name == weights::named(names.head);
+            let past = names.layer(name).is_some_and(|i| past.contains(&i));
+            tied_head || past || model.family.reads(name)
+        })?;
         Ok(Decoder { spec: spec.clone(), embed, positions, layers, norm, head, ropes })
     }
 

@@ -1,10 +1,12 @@
 //! From files to a running model.
 //!
 //! [`formats`] opens files as a checkpoint; [`families`] say what a checkpoint is, as a [`spec::DecoderSpec`];
-//! [`decoder::Decoder`] brings it to a device and runs it, out of shared [`blocks`].
+//! [`decoder::Decoder`] brings it to a device and runs it, out of shared [`blocks`]. An [`encoder::Encoder`] is the
+//! same for models that write nothing.
 
 pub mod blocks;
 pub mod decoder;
+pub mod encoder;
 mod error;
 pub mod families;
 pub mod formats;

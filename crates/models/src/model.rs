@@ -4,17 +4,17 @@ use std::path::Path;
 
 use tallow_quant::Format;
 
-use crate::error::{LoadError, Result};
+use crate::error::Result;
 use crate::families::{self, Family};
 use crate::formats::config::Config;
 use crate::formats::names::{EXPERT, Names, of_layer};
 use crate::formats::{Checkpoint, Settings, Stored};
 use crate::generation::Generation;
-use crate::recipe::Recipe;
+use crate::recipe::{Quantizing, Recipe};
 use crate::spec::DecoderSpec;
 use crate::template::{ChatTemplates, MOST_SOURCE};
 use crate::tokenizer::Tokenizer;
-use crate::weights::named;
+use crate::weights::{Common, Source, named};
 
 /// A model as its files describe it.
 #[derive(Debug, Clone)]
@@ -50,37 +50,31 @@ impl Model {
         }
     }
 
-    /// The format that a tensor of the checkpoint reaches a device in, if it is weights.
-    pub fn format(&self, name: &str, stored: &Stored) -> Option<Format> {
-        let format = stored.format()?;
-        match *stored.shape.as_slice() {
-            [.., _, cols] => Some(self.wanted(name, format, cols)),
-            _ => Some(format),
+    /// What the loading of its weights depends on.
+    pub(crate) fn source(&self) -> Source<'_> {
+        let spec = &self.spec;
+        let (tied, layers) = (spec.tied, spec.layers.len());
+        Source {
+            checkpoint: &self.checkpoint,
+            names: self.names(),
+            spec: Common { dim: spec.dim, norm: spec.norm },
+            quantizing: self.recipe.map(|recipe| Quantizing { recipe, tied, layers }),
         }
     }
 
-    /// The format that rows of `cols` in a tensor of that name are to have on a device.
-    pub(crate) fn wanted(&self, name: &str, format: Format, cols: usize) -> Format {
-        let spec = &self.spec;
-        self.recipe.map_or(format, |recipe| {
-            recipe.format(&self.names(), spec.tied, spec.layers.len(), name, (format, cols))
-        })
+    /// The format that a tensor of the checkpoint reaches a device in, if it is weights.
+    pub fn format(&self, name: &str, stored: &Stored) -> Option<Format> {
+        self.source().format(name, stored)
     }
 
     /// Bytes that a device is given of a tensor.
     pub fn size(&self, name: &str, stored: &Stored) -> usize {
-        match self.format(name, stored) {
-            Some(format) if Some(format) != stored.format() => {
-                let cols = stored.shape.last().copied().unwrap_or(0);
-                format.row_bytes(cols).map_or(0, |row| row * (stored.len() / cols.max(1)))
-            }
-            _ => stored.size(),
-        }
+        self.source().size(name, stored)
     }
 
     /// Bytes that a device is given of all tensors.
     pub fn weight_bytes(&self) -> usize {
-        self.checkpoint.tensors().map(|(name, stored)| self.size(name, stored)).sum()
+        self.source().bytes()
     }
 
     /// Bytes of a layer's experts, all together.
@@ -111,14 +105,7 @@ impl Model {
             Settings::Gguf(meta) => Tokenizer::from_gguf(meta)?,
             Settings::Hf(_) => Tokenizer::from_folder(&self.checkpoint.path)?,
         };
-        let (have, spec) = (tokenizer.vocab_size(), self.spec.vocab);
-        // A few tokens more are common: fine-tunes add a padding token that nobody trained. Prompts are checked.
-        if have > spec + spec / 32 {
-            let why = format!(
-                "the tokenizer has {have} tokens, and the model knows {spec}: they do not belong together"
-            );
-            return Err(LoadError::bad(&self.checkpoint.path, "the tokenizer", why));
-        }
+        tokenizer.belongs_to(&self.checkpoint.path, self.spec.vocab)?;
         Ok(tokenizer.ending_with(&self.generation()?.ends))
     }
 

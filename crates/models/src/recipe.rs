@@ -117,25 +117,27 @@ fn layer(pattern: &str, name: &str) -> Option<usize> {
     number.parse().ok().filter(|_| fits)
 }
 
-impl Recipe {
-    /// The format for a tensor that is stored in `stored`, with rows of `cols`, in a model of so many layers. Blocks
-    /// stay what they are: to quantize them again would only lose more.
-    pub(crate) fn format(
-        &self,
-        names: &Names,
-        tied: bool,
-        layers: usize,
-        name: &str,
-        (stored, cols): (Format, usize),
-    ) -> Format {
+/// A recipe, and what it has to know of the model.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Quantizing {
+    pub recipe: Recipe,
+    /// Is the head the embedding?
+    pub tied: bool,
+    pub layers: usize,
+}
+
+impl Quantizing {
+    /// The format for rows of `cols` that are stored in `stored`, in a tensor of that name. Blocks stay what they are:
+    /// to quantize them again would only lose more.
+    pub(crate) fn format(&self, names: &Names, name: &str, (stored, cols): (Format, usize)) -> Format {
         if !stored.is_plain() {
             return stored;
         }
-        let wanted = match Role::of(names, tied, name) {
+        let wanted = match Role::of(names, self.tied, name) {
             Role::Kept => return stored,
-            Role::Head => self.head,
-            Role::Telling(layer) if matters(layer, layers) => self.more,
-            Role::Telling(_) | Role::Other => self.most,
+            Role::Head => self.recipe.head,
+            Role::Telling(layer) if matters(layer, self.layers) => self.recipe.more,
+            Role::Telling(_) | Role::Other => self.recipe.most,
         };
         fitting(wanted, cols).unwrap_or(stored)
     }
@@ -168,7 +170,8 @@ mod tests {
     fn matrices_get_what_they_matter() {
         let recipe: Recipe = "Q4_K_M".parse().unwrap();
         let of = |names: &Names, tied, name: &str, cols| {
-            recipe.format(names, tied, 16, name, (Format::BF16, cols)).to_string()
+            let how = Quantizing { recipe, tied, layers: 16 };
+            how.format(names, name, (Format::BF16, cols)).to_string()
         };
         let mut said = String::new();
         for (names, list) in [
@@ -206,7 +209,8 @@ mod tests {
             }
         }
         insta::assert_snapshot!(said);
-        assert_eq!(recipe.format(&HF, false, 4, "lm_head.weight", (Format::Q4_0, 256)), Format::Q4_0);
+        let how = Quantizing { recipe, tied: false, layers: 16 };
+        assert_eq!(how.format(&HF, "lm_head.weight", (Format::Q4_0, 256)), Format::Q4_0);
     }
 
     #[test]

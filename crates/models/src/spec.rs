@@ -72,6 +72,10 @@ pub enum Order {
     Pre,
     /// Behind each block: `x + norm(block(x))`.
     Post,
+    /// Behind each sum: `norm(x + block(x))`.
+    PostSum,
+    /// In front of the feed-forward block alone: the first layer's input comes from a norm already.
+    PreFfn,
     /// In front of each block and behind it: `x + norm(block(norm(x)))`.
     Sandwich,
     /// Both blocks see the layer's input, through a norm each: `x + mixer(norm(x)) + ffn(norm(x))`.
@@ -93,7 +97,9 @@ pub struct AttentionSpec {
     pub qk_norm: QkNormSpec,
     /// Which of the decoder's rotary embeddings, if any.
     pub rope: Option<usize>,
-    /// How far back a token sees, itself included.
+    /// Does a token see only itself and what comes before it? Else it sees to both sides.
+    pub causal: bool,
+    /// How far a token sees to each side that it sees, itself included.
     pub window: Option<usize>,
     /// Chunks that sequences are cut into, out of which no token sees.
     pub chunk: Option<usize>,

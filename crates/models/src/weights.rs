@@ -17,12 +17,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tallow_core::{Backend, Error, Heads, HostWeight, Linear, Memory, Norm, Tensor, Weight};
 use tallow_quant::Format;
 
-use crate::Model;
 use crate::error::{LoadError, Result};
 use crate::formats::grouped::Grouped;
 use crate::formats::names::{Layout, Names, is_redundant, of_layer};
-use crate::formats::{Kind, Stored};
-use crate::spec::{Bias, DecoderSpec};
+use crate::formats::{Checkpoint, Kind, Stored};
+use crate::recipe::Quantizing;
+use crate::spec::{Bias, NormSpec};
 
 use quantize::{quantized, room};
 use turn::{Turn, plain};
@@ -33,11 +33,65 @@ pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>;
 /// A checkpoint's tensors on their way to a device.
 pub struct Weights<'a, B: Backend> {
     b: &'a B,
-    model: &'a Model,
+    source: Source<'a>,
     used: BTreeSet<String>,
     done: usize,
     total: usize,
     progress: Progress<'a>,
+}
+
+/// What the loading of a model's weights depends on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source<'a> {
+    /// Where they are.
+    pub checkpoint: &'a Checkpoint,
+    /// What they are called there.
+    pub names: Names,
+    /// What blocks ask of the model.
+    pub spec: Common,
+    /// What matrices become, if they do not stay as they are.
+    pub quantizing: Option<Quantizing>,
+}
+
+impl Source<'_> {
+    /// The format that rows of `cols` in a tensor of that name are to have on a device.
+    pub(crate) fn wanted(&self, name: &str, format: Format, cols: usize) -> Format {
+        self.quantizing.map_or(format, |how| how.format(&self.names, name, (format, cols)))
+    }
+
+    /// The format that a tensor is to have on a device, if it is weights.
+    pub(crate) fn format(&self, name: &str, stored: &Stored) -> Option<Format> {
+        let format = stored.format()?;
+        match *stored.shape.as_slice() {
+            [.., _, cols] => Some(self.wanted(name, format, cols)),
+            _ => Some(format),
+        }
+    }
+
+    /// Bytes that a device is given of a tensor.
+    pub(crate) fn size(&self, name: &str, stored: &Stored) -> usize {
+        match self.format(name, stored) {
+            Some(format) if Some(format) != stored.format() => {
+                let cols = stored.shape.last().copied().unwrap_or(0);
+                format.row_bytes(cols).map_or(0, |row| row * (stored.len() / cols.max(1)))
+            }
+            _ => stored.size(),
+        }
+    }
+
+    /// Bytes that a device is given of all tensors.
+    pub(crate) fn bytes(&self) -> usize {
+        self.checkpoint.tensors().map(|(name, stored)| self.size(name, stored)).sum()
+    }
+}
+
+/// What all blocks of a model have in common.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Common {
+    /// Elements of a hidden state.
+    pub dim: usize,
+    /// Of every norm.
+    pub norm: NormSpec,
 }
 
 /// A tensor's name, from what [`Names`] says of it.
@@ -46,28 +100,27 @@ pub(crate) fn named(name: &str) -> String {
 }
 
 impl<'a, B: Backend> Weights<'a, B> {
-    pub(crate) fn new(b: &'a B, model: &'a Model, progress: Progress<'a>) -> Weights<'a, B> {
-        let total = model.weight_bytes();
-        Weights { b, model, used: BTreeSet::new(), done: 0, total, progress }
+    pub(crate) fn new(b: &'a B, source: Source<'a>, progress: Progress<'a>) -> Weights<'a, B> {
+        Weights { b, source, used: BTreeSet::new(), done: 0, total: source.bytes(), progress }
     }
 
     pub(crate) fn names(&self) -> Names {
-        self.model.names()
+        self.source.names
     }
 
-    pub(crate) fn spec(&self) -> &'a DecoderSpec {
-        &self.model.spec
+    pub(crate) fn spec(&self) -> Common {
+        self.source.spec
     }
 
     fn path(&self) -> &'a Path {
-        &self.model.checkpoint.path
+        &self.source.checkpoint.path
     }
 
     /// The tensor of that name, or of what is left of it without what the file leaves out.
     fn find<'n>(&self, name: &'n str) -> Option<(&'n str, &'a Stored)> {
         let short = name.strip_prefix(self.names().base);
         let mut names = [Some(name), short].into_iter().flatten();
-        names.find_map(|name| self.model.checkpoint.get(name).map(|stored| (name, stored)))
+        names.find_map(|name| self.source.checkpoint.get(name).map(|stored| (name, stored)))
     }
 
     /// Is there a tensor of that name in layer `i`?
@@ -108,7 +161,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// Counts a tensor as loaded and lets go of its pages.
     fn loaded(&mut self, name: &str, stored: &Stored) -> Result<()> {
         stored.file.release(stored.bytes.clone());
-        self.done += self.model.size(name, stored);
+        self.done += self.source.size(name, stored);
         match (self.progress)(self.done, self.total) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(LoadError::Stopped),
@@ -167,7 +220,7 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     /// Hands a matrix of a tensor to the device, in the format that it is to have there.
     fn give(&self, name: &str, weight: HostWeight<'_>) -> std::result::Result<Weight<B>, Error> {
-        let wanted = self.model.wanted(name, weight.format, weight.cols);
+        let wanted = self.source.wanted(name, weight.format, weight.cols);
         if wanted == weight.format {
             return self.b.prepare(weight);
         }
@@ -359,26 +412,20 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(self.b.upload_row(&row)?)
     }
 
-    /// Nothing is left over, and everything read was really in the files.
-    pub(crate) fn finish(self) -> Result<()> {
-        self.model.checkpoint.intact()?;
-        self.model.checkpoint.release();
-        let family = self.model.family;
-        let layers = self.spec().layers.len();
-        let past = layers..layers + self.spec().guessing;
-        let spare = |name: &str| {
-            let tied_head = self.spec().tied && name == named(self.names().head);
-            let past = self.names().layer(name).is_some_and(|i| past.contains(&i));
-            self.used.contains(name) || tied_head || past || is_redundant(name) || family.reads(name)
-        };
-        let left: Vec<&str> =
-            self.model.checkpoint.tensors().map(|(name, _)| name).filter(|n| !spare(n)).collect();
+    /// Nothing is left over but what a model of that family may do without, and everything read was really in the
+    /// files.
+    pub(crate) fn finish(self, family: &str, spare: impl Fn(&str) -> bool) -> Result<()> {
+        let checkpoint = self.source.checkpoint;
+        checkpoint.intact()?;
+        checkpoint.release();
+        let spare = |name: &str| self.used.contains(name) || is_redundant(name) || spare(name);
+        let left: Vec<&str> = checkpoint.tensors().map(|(name, _)| name).filter(|n| !spare(n)).collect();
         match left.as_slice() {
             [] => Ok(()),
             [first, rest @ ..] => {
                 let more =
                     if rest.is_empty() { String::new() } else { format!(" (and {} more)", rest.len()) };
-                let why = format!("a {} model has no such tensor, so this is something else", family.name);
+                let why = format!("a {family} model has no such tensor, so this is something else");
                 Err(LoadError::unsupported(self.path(), format!("tensor {first:?}{more}"), why))
             }
         }

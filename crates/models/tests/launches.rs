@@ -13,8 +13,10 @@ use tallow_core::{
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
+use tallow_models::encoder::spec::Pooling;
+use tallow_models::encoder::{Encoder, EncoderModel, Input};
 use tallow_models::spec::{LayerSpec, Order};
-use tallow_support::{golden, needed};
+use tallow_support::{ENCODERS, golden, needed};
 use tallow_wgpu::{Counts, Wgpu, devices};
 
 /// One of each family, and of each thing that a family may do differently.
@@ -89,6 +91,30 @@ fn each(what: &str, text: impl Fn(&Model) -> String) {
 #[test]
 fn ops_of_a_step() {
     each("ops", |model| outline(&launches(&Null::default(), model)));
+}
+
+/// The launches of a step of an encoder: a text of three tokens beside one of one, and a vector for each.
+fn launches_of_encoder<B: Backend>(b: &B, model: &EncoderModel) -> Vec<Launch> {
+    let encoder = Encoder::load(b, model, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let input = |tokens: &[u32]| Input { tokens: tokens.to_vec(), types: vec![0; tokens.len()] };
+    let texts = encoder.upload(b, &[input(&[1, 2, 3]), input(&[4])]).unwrap();
+    b.trace().start();
+    let x = encoder.forward(b, &texts, |_, _| Ok(())).unwrap();
+    encoder.pool(b, &texts, &x, Pooling::Mean).unwrap();
+    b.trace().stop()
+}
+
+#[test]
+fn encoders() {
+    for name in ENCODERS {
+        let model = EncoderModel::open(&golden(name)).unwrap();
+        let ops = outline(&launches_of_encoder(&Null::default(), &model));
+        let cpu = launch_table(&launches_of_encoder(&Cpu::new(Isa::Scalar, 1).unwrap(), &model));
+        insta::with_settings!({ omit_expression => true }, {
+            insta::assert_snapshot!(format!("ops-{name}"), ops);
+            insta::assert_snapshot!(format!("cpu-{name}"), cpu);
+        });
+    }
 }
 
 #[test]

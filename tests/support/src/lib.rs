@@ -5,11 +5,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "this crate only serves tests")]
 
+mod encoder;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
+
+pub use encoder::{text_encoder, with_tensors};
 
 /// The goldens of decoders, one or more of each family.
 pub const DECODERS: [&str; 35] = [
@@ -50,6 +54,9 @@ pub const DECODERS: [&str; 35] = [
     "starcoder2",
 ];
 
+/// The goldens of encoders.
+pub const ENCODERS: [&str; 4] = ["bert", "distilbert", "modernbert", "roberta"];
+
 /// The root of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -70,6 +77,13 @@ pub fn shared(name: &str) -> Option<PathBuf> {
         return Some(path);
     }
     needed(&format!("{} (set TALLOW_SHARED to the folder that holds data/)", path.display()), None)
+}
+
+/// The folder of the real MiniLM, once `tools/minilm/fetch` has brought it.
+pub fn minilm() -> Option<PathBuf> {
+    let path = root().join("target/minilm");
+    let is_there = path.join("model.safetensors").exists();
+    needed("real MiniLM in target/minilm (tools/minilm/fetch brings it)", is_there.then_some(path))
 }
 
 /// Something that a test cannot do without. Where it is absent, says so and lets the test skip; fails in CI.

@@ -215,7 +215,8 @@ pub(super) struct Attention<'a> {
 
 impl Attention<'_> {
     pub(super) fn get(&self, q: &[f32], position: usize) -> Vec<(f64, f64)> {
-        let end = if self.causal { position + 1 } else { self.k.rows };
+        let after = self.window.map_or(self.k.rows, |w| self.k.rows.min(position + w));
+        let end = if self.causal { position + 1 } else { after };
         let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
         let first = first.max(self.chunk.map_or(0, |n| position - position % n));
         // A score, the size of what it is summed from, and the size of what rounded queries make of it: the score's

@@ -55,8 +55,8 @@ impl<B: Backend> Attention<B> {
         let own = spec.qk_norm == QkNormSpec::EachHead;
         let own_norms = own.then(|| OwnNorms::load(w, i, heads)).transpose()?;
         let sinks = spec.sinks.then(|| w.row(&of_layer(names.sinks, i), heads.q)).transpose()?;
-        let AttentionSpec { rope, again, scale, window, chunk, softcap, .. } = *spec;
-        let spec = AttnSpec { scale, window, chunk, softcap, sinks, causal: true };
+        let AttentionSpec { rope, again, scale, window, chunk, softcap, causal, .. } = *spec;
+        let spec = AttnSpec { scale, window, chunk, softcap, sinks, causal };
         Ok(Attention { qkv, o, qk_norm, own_norms, heads, rope, again, spec })
     }
 

@@ -78,7 +78,7 @@ impl<B: Backend> FeedForward<B> {
     }
 }
 
-/// One layer of a decoder.
+/// One layer of a decoder or an encoder.
 #[derive(Debug)]
 pub struct Layer<B: Backend> {
     mixer_norms: Norms<B>,
@@ -109,9 +109,10 @@ impl<B: Backend> Layer<B> {
     /// Reads layer `i`.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<Layer<B>> {
         let (names, order) = (w.names(), spec.order);
-        let before = order != Order::Post;
-        let behind = matches!(order, Order::Post | Order::Sandwich);
-        let of_mixer = [before.then_some(names.mixer_norm), behind.then_some(names.mixer_behind)];
+        let before = !matches!(order, Order::Post | Order::PostSum);
+        let behind = matches!(order, Order::Post | Order::PostSum | Order::Sandwich);
+        let before_mixer = before && order != Order::PreFfn;
+        let of_mixer = [before_mixer.then_some(names.mixer_norm), behind.then_some(names.mixer_behind)];
         let before = before && order != Order::ParallelOneNorm;
         let of_ffn = [before.then_some(names.ffn_norm), behind.then_some(names.ffn_behind)];
         Ok(Layer {
@@ -130,14 +131,16 @@ impl<B: Backend> Layer<B> {
         let before = of_mixer.before.as_ref();
         let mixed = self.add(cx, x, of_mixer, |then| self.mixer.forward(cx, x, before, then))?; // [tokens, dim]
         let (x, before) = match self.order {
-            Order::Pre | Order::Post | Order::Sandwich => (&mixed, of_ffn.before.as_ref()),
+            Order::Pre | Order::Post | Order::PostSum | Order::PreFfn | Order::Sandwich => {
+                (&mixed, of_ffn.before.as_ref())
+            }
             Order::Parallel => (x, of_ffn.before.as_ref()),
             Order::ParallelOneNorm => (x, before),
         };
         self.add(cx, &mixed, of_ffn, |then| self.ffn.forward(cx, x, before, then))
     }
 
-    /// `to` and what a block gives, through the norm behind it if there is one.
+    /// `to` and what a block gives, through the norm behind the block or behind the sum if there is one.
     fn add(
         &self,
         cx: &Context<'_, B>,
@@ -146,7 +149,12 @@ impl<B: Backend> Layer<B> {
         block: impl FnOnce(Epilogue<'_, B>) -> Result<Tensor<B>>,
     ) -> Result<Tensor<B>> {
         let scale = self.residual_scale;
-        let Some(by) = &norms.behind else { return block(Epilogue { scale, ..Epilogue::add_to(to) }) };
+        let add = Epilogue { scale, ..Epilogue::add_to(to) };
+        let Some(by) = &norms.behind else { return block(add) };
+        if self.order == Order::PostSum {
+            let sum = block(add)?;
+            return cx.b.run(Normalize { x: &sum, by, residual: None });
+        }
         let y = block(Epilogue { scale, ..Epilogue::NONE })?;
         cx.b.run(Normalize { x: &y, by, residual: Some(to) })
     }

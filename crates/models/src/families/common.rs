@@ -123,6 +123,7 @@ pub(super) fn plain_of(
         qk_norm: QkNormSpec::None,
         rope: Some(0),
         again: None,
+        causal: true,
         window: None,
         chunk: None,
         sinks: false,
@@ -200,7 +201,7 @@ fn heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<Heads> {
     Ok(Heads { q, kv, dim: head })
 }
 
-fn activation(c: &Config<'_>, (key, usual): (Key, &'static str)) -> Result<Activation> {
+pub(super) fn activation(c: &Config<'_>, (key, usual): (Key, &'static str)) -> Result<Activation> {
     match c.find_text(key)?.unwrap_or(usual) {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu" | "gelu_python" => Ok(Activation::Gelu),

@@ -2,9 +2,12 @@
 //!
 //! A family has no forward pass. To add one, write its file and name it in [`ALL`].
 
+mod bert;
 mod cohere;
 mod common;
 mod deepseek;
+mod distilbert;
+mod encoders;
 mod gemma;
 mod glm4;
 mod gpt2;
@@ -15,11 +18,14 @@ mod llama;
 mod llama4;
 mod mistral;
 mod mixtral;
+mod modernbert;
+mod nomic_bert;
 mod olmo;
 mod phi;
 mod phimoe;
 mod qwen;
 mod qwen_moe;
+mod roberta;
 mod rope;
 mod routed;
 mod smollm3;
@@ -30,6 +36,8 @@ use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::Names;
 use crate::spec::DecoderSpec;
+
+pub use encoders::{EncoderFamily, encoder, find_encoder};
 
 /// A kind of model.
 #[derive(Debug)]
@@ -89,9 +97,21 @@ pub static ALL: &[&Family] = &[
     &starcoder2::STARCODER2,
 ];
 
+/// Every family of encoders that we know.
+pub static ENCODERS: &[&EncoderFamily] = &[
+    &bert::BERT,
+    &distilbert::DISTILBERT,
+    &modernbert::MODERNBERT,
+    &nomic_bert::NOMIC_BERT,
+    &roberta::ROBERTA,
+];
+
 /// The family of a checkpoint, by what its settings call it.
 pub fn find(config: &Config<'_>) -> Result<&'static Family> {
     let arch = config.arch();
+    if encoder(config).is_some() {
+        return Err(encoders::writes_no_text(config));
+    }
     let names = |f: &Family| if config.is_gguf() { f.gguf } else { f.hf };
     ALL.iter().find(|f| names(f).contains(&arch)).copied().ok_or_else(|| {
         let known: Vec<&str> = ALL.iter().flat_map(|f| names(f)).copied().collect();

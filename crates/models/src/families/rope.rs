@@ -123,7 +123,12 @@ pub(super) fn window_rope(c: &Config<'_>, full: &RopeSpec, head: usize) -> Resul
 
 /// The rotary embedding of layers with a window, in families where it has nothing to do with `full`.
 pub(super) fn local_rope(c: &Config<'_>, full: &RopeSpec) -> Result<RopeSpec> {
-    let theta = base(c, LOCAL_THETA, c.find_number(LOCAL_THETA)?.unwrap_or(10_000.0))?;
+    local_rope_as(c, full, LOCAL_THETA)
+}
+
+/// The same, where the base has another name.
+pub(super) fn local_rope_as(c: &Config<'_>, full: &RopeSpec, key: Key) -> Result<RopeSpec> {
+    let theta = base(c, key, c.find_number(key)?.unwrap_or(10_000.0))?;
     let r = c.under("rope_parameters.sliding_attention");
     if r.is_there() {
         return spec(&r, &r, full.dim, &Usual { theta: (THETA, theta), ..USUAL });

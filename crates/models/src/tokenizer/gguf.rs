@@ -171,7 +171,7 @@ impl Tokenizer {
                 let sep = keys.id("seperator_token_id", count)?.or(tokens.vocab.id("[SEP]"));
                 let sep = sep.ok_or_else(|| keys.bad("seperator_token_id", "is missing"))?;
                 let bos = bos.ok_or_else(|| keys.bad("bos_token_id", "is missing"))?;
-                Frame { before: vec![bos], after: vec![sep] }
+                Frame::around(&[bos], &[sep])
             }
             _ => {
                 let around = |flag, key, id: Option<u32>, adds| match keys.flag(flag, adds)? {
@@ -180,10 +180,9 @@ impl Tokenizer {
                         .map(|id| vec![id])
                         .ok_or_else(|| keys.bad(key, format_args!("is missing, but {flag} is set"))),
                 };
-                Frame {
-                    before: around("add_bos_token", "bos_token_id", bos, dialed.adds_bos)?,
-                    after: around("add_eos_token", "eos_token_id", eos, dialed.adds_eos)?,
-                }
+                let before = around("add_bos_token", "bos_token_id", bos, dialed.adds_bos)?;
+                let after = around("add_eos_token", "eos_token_id", eos, dialed.adds_eos)?;
+                Frame::around(&before, &after)
             }
         };
         let added = added(meta, &tokens)?;

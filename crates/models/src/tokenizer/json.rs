@@ -132,8 +132,8 @@ impl Tokenizer {
         let added = added(path, file.added_tokens, &vocab, &normalizer)?;
         vocab.silence(added.iter().filter(|token| token.special).map(|token| token.id));
         let frame = Frame::read(&field("post_processor", &file.post_processor))?;
-        for id in frame.before.iter().chain(&frame.after) {
-            if added.get(*id).is_none() && vocab.text(*id).is_none() {
+        for id in frame.tokens() {
+            if added.get(id).is_none() && vocab.text(id).is_none() {
                 return Err(
                     field("post_processor", &Value::Null).bad(format_args!("token {id} does not exist"))
                 );
@@ -145,7 +145,7 @@ impl Tokenizer {
             let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
             added.id(text).or_else(|| vocab.id(text))
         };
-        let first = frame.before.first().copied().filter(|id| added.get(*id).is_some_and(|t| t.special));
+        let first = frame.before().next().filter(|id| added.get(*id).is_some_and(|t| t.special));
         let by_name = ends::by_name(added.iter().map(|token| (token.content.as_str(), token.id)));
         let (bos, eos) = (named("bos_token").or(first), named("eos_token").or(by_name.first().copied()));
         let parts = Parts {

@@ -27,6 +27,7 @@ mod wordpiece;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use added::{Added, Part, shield};
@@ -34,12 +35,15 @@ use bpe::Bpe;
 use cut::{Cutter, Words};
 use decode::{Chunk, Stage};
 use frame::Frame;
+pub use frame::{Piece, Placed};
 use merge::Row;
 use normalize::Normalizer;
 use spm::Spm;
 use unigram::Unigram;
 use vocab::Vocab;
 use wordpiece::WordPiece;
+
+use crate::LoadError;
 
 /// Longest text that is encoded.
 pub const MOST_TEXT: usize = 32 << 20;
@@ -179,7 +183,7 @@ impl Tokenizer {
         check_length(text.len(), MOST_TEXT)?;
         let parts = &*self.parts;
         let around = special.around == Around::Added;
-        let mut out = if around { parts.frame.before.clone() } else { Vec::new() };
+        let mut out = if around { parts.frame.before().collect() } else { Vec::new() };
         let mut scratch = Scratch::default();
         parts.added.split(text, special.written, added::Stage::Raw, |part| match part {
             Part::Token(id) => {
@@ -195,7 +199,7 @@ impl Tokenizer {
             }
         })?;
         if around {
-            out.extend(&parts.frame.after);
+            out.extend(parts.frame.after());
         }
         Ok(out)
     }
@@ -252,6 +256,29 @@ impl Tokenizer {
         self.parts.vocab.len().max(added.unwrap_or(0))
     }
 
+    /// Is it the tokenizer of a model that knows so many tokens?
+    pub(crate) fn belongs_to(&self, path: &Path, model: usize) -> Result<(), LoadError> {
+        let have = self.vocab_size();
+        // A few tokens more are common: fine-tunes add a padding token that nobody trained. Prompts are checked.
+        if have <= model + model / 32 {
+            return Ok(());
+        }
+        let why = format!(
+            "the tokenizer has {have} tokens, and the model knows {model}: they do not belong together"
+        );
+        Err(LoadError::bad(path, "the tokenizer", why))
+    }
+
+    /// A text and the tokens that the model expects around it.
+    pub fn around_one(&self) -> &[Placed] {
+        self.parts.frame.one()
+    }
+
+    /// Two texts and the tokens that the model expects around and between them, if it is used to two.
+    pub fn around_two(&self) -> Option<&[Placed]> {
+        self.parts.frame.two()
+    }
+
     /// The token that begins a text.
     pub fn bos(&self) -> Option<u32> {
         self.parts.bos
@@ -264,7 +291,7 @@ impl Tokenizer {
 
     /// Does encoding put the token that begins a text before it, if asked for what belongs around it?
     pub fn adds_bos(&self) -> bool {
-        self.bos().is_some_and(|bos| self.parts.frame.before.first() == Some(&bos))
+        self.bos().is_some_and(|bos| self.parts.frame.before().next() == Some(bos))
     }
 
     /// Is an answer complete with this token: the end of the text, or of the model's turn?

@@ -30,7 +30,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
   let rows = tokens * GROUP;
   // What they see, all together.
   let begin = seen_from(start + row / GROUP);
-  let end = select(len, start + (min(row + ROWS, rows) - 1u) / GROUP + 1u, p.causal != 0u);
+  let end = seen_to(start + (min(row + ROWS, rows) - 1u) / GROUP, len);
   var segment = begin / SEGMENT;
   var segment_end = (end + SEGMENT - 1u) / SEGMENT;
   if (SPREAD) {
@@ -72,7 +72,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
         let at = start + (row + r) / GROUP;
         let position = tile + i % TILE;
         var score = NONE;
-        if (row + r < rows && position >= seen_from(at) && position < select(len, at + 1u, p.causal != 0u)) {
+        if (row + r < rows && position >= seen_from(at) && position < seen_to(at, len)) {
           let page = plan[p.pages_at + span * p.pages_stride + position / LEN];
           var k_at = wg.y * (DIM / PACK) * LEN + position % LEN;
           var sum = 0.0;

@@ -5,7 +5,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
   while (span + 1u < p.spans && plan[p.starts_at + span + 1u] <= wg.x) { span++; }
   let len = plan[p.lens_at + span];
   let at = len - (plan[p.starts_at + span + 1u] - wg.x);
-  let end = select(len, at + 1u, p.causal != 0u);
+  let end = seen_to(at, len);
   let line = p.parts_at + (wg.x * QUERIES + wg.y) * p.parts_stride;
   for (var column = id; column < DIM; column += 64u) {
     var most = NONE;

@@ -19,3 +19,8 @@ fn ended(o: f32, most: f32, sum: f32, head: u32) -> f32 {
 fn seen_from(at: u32) -> u32 {
   return max(select(0u, at - p.window + 1u, at >= p.window), at - at % p.chunk);
 }
+// The first position after those that it sees.
+fn seen_to(at: u32, len: u32) -> u32 {
+  if (p.causal != 0u) { return at + 1u; }
+  return at + min(p.window, len - at);
+}

@@ -126,7 +126,8 @@ impl AttendTask<'_> {
     /// The positions that row `i` of the work sees. Later rows see no less at the end and no more at the start.
     fn sees(&self, i: usize) -> Range<usize> {
         let position = self.position + i / self.group();
-        let end = if self.causal { position + 1 } else { self.len };
+        let after = self.window.map_or(self.len, |w| self.len.min(position.saturating_add(w)));
+        let end = if self.causal { position + 1 } else { after };
         let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
         first.max(self.chunk.map_or(0, |n| position - position % n))..end
     }

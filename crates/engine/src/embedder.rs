@@ -1,0 +1,419 @@
+//! [`Embedder`]: the loop that makes vectors and scores of texts, on a thread of its own.
+//!
+//! A request has some texts. Each step takes texts of all requests in turn, as many as its budget of tokens has room for,
+//! so that a request with many texts does not keep others waiting. What a text gives does not depend on its company.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use tallow_core::{Backend, Error, Memory};
+use tallow_models::encoder::spec::Pooling;
+use tallow_models::encoder::{Encoder, Input, Inputs};
+use tokio::sync::oneshot;
+
+use crate::handle::Failure;
+use crate::life::Life;
+
+/// Tokens that may wait at most, of all requests together.
+const MOST_WAITING: usize = 16 << 20;
+
+/// What is known of an embedder from outside.
+#[derive(Debug)]
+pub struct EmbedderInfo {
+    /// Names it goes by; the first is the real one.
+    pub names: Vec<String>,
+    /// Makes its inputs of texts.
+    pub inputs: Inputs,
+    /// What is made of texts.
+    pub wanted: Wanted,
+    /// Numbers of a text.
+    pub width: usize,
+    /// Requests that may be under way or wait.
+    pub queue: usize,
+}
+
+/// What is made of texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Vectors of this.
+    Vectors(Pooling),
+    /// Scores.
+    Scores,
+}
+
+/// Numbers that an embedder keeps up to date.
+#[derive(Debug, Default)]
+pub struct EmbedderStats {
+    /// Tokens of texts that wait.
+    pub waiting_tokens: AtomicUsize,
+    /// Tokens of texts that have been done.
+    pub tokens: AtomicU64,
+    /// Texts that have been done.
+    pub texts: AtomicU64,
+    /// Steps run.
+    pub steps: AtomicU64,
+    /// Steps that failed and were run again text by text.
+    pub failed_steps: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    info: EmbedderInfo,
+    stats: EmbedderStats,
+    life: Life,
+}
+
+/// What each text of a request gave, or why the request failed.
+pub type Answer = Result<Vec<Vec<f32>>, Failure>;
+
+/// A request that has a place. It gives it up, and its answer, when it goes.
+#[derive(Debug)]
+struct Place {
+    reply: Option<oneshot::Sender<Answer>>,
+    shared: Arc<Shared>,
+}
+
+impl Place {
+    fn answer(&mut self, answer: Answer) {
+        if let Some(reply) = self.reply.take() {
+            // First its place: who asks again on hearing of the end finds room.
+            self.shared.life.leave();
+            // Whoever asked may have gone.
+            let _ = reply.send(answer);
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.reply.as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.answer(Err(self.shared.life.last_words()));
+    }
+}
+
+/// A request under way.
+struct Job {
+    /// Texts that wait, and which of the request's they are.
+    left: VecDeque<(usize, Input)>,
+    /// What the texts gave so far.
+    given: Vec<Vec<f32>>,
+    /// How many texts have given something.
+    done: usize,
+    place: Place,
+}
+
+/// What an embedder is told.
+enum Command {
+    Submit(Job),
+    Drain(Duration),
+}
+
+/// A way to an embedder. Clones lead to the same one.
+#[derive(Clone, Debug)]
+pub struct EmbedderHandle {
+    commands: Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+impl EmbedderHandle {
+    /// What does not change.
+    pub fn info(&self) -> &EmbedderInfo {
+        &self.shared.info
+    }
+
+    /// What does.
+    pub fn stats(&self) -> &EmbedderStats {
+        &self.shared.stats
+    }
+
+    /// Requests that are being served or wait.
+    pub fn taken(&self) -> usize {
+        self.shared.life.taken()
+    }
+
+    /// Does it take requests? If not, why.
+    pub fn ready(&self) -> Result<(), Failure> {
+        self.shared.life.ready()
+    }
+
+    /// Does the embedder live?
+    pub fn is_alive(&self) -> bool {
+        self.shared.life.is_alive()
+    }
+
+    /// Hands in texts. What they give comes through the receiver, in their order; dropping that ends the request.
+    pub fn submit(&self, texts: Vec<Input>) -> Result<oneshot::Receiver<Answer>, Failure> {
+        let (shared, tokens) = (&self.shared, texts.iter().map(|t| t.tokens.len()).sum::<usize>());
+        shared.life.enter(shared.info.queue)?;
+        let (reply, answer) = oneshot::channel();
+        // From here on the place is given back whatever comes.
+        let place = Place { reply: Some(reply), shared: shared.clone() };
+        let waiting = &shared.stats.waiting_tokens;
+        let more = |n: usize| n.checked_add(tokens).filter(|n| *n <= MOST_WAITING);
+        if waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_err() {
+            return Err(Failure::Full(shared.life.taken()));
+        }
+        let (given, left) = (vec![Vec::new(); texts.len()], texts.into_iter().enumerate().collect());
+        let job = Job { left, given, done: 0, place };
+        self.commands.send(Command::Submit(job)).map_err(|_| shared.life.last_words())?;
+        Ok(answer)
+    }
+
+    /// Lets the embedder finish within some time, and end. Returns at once.
+    pub fn drain(&self, within: Duration) {
+        self.shared.life.drain();
+        // If it has ended already there is nobody to tell.
+        let _ = self.commands.send(Command::Drain(within));
+    }
+}
+
+/// An encoder on a device, and how much it computes at once.
+#[derive(Debug)]
+pub struct Worker<B: Backend> {
+    b: B,
+    encoder: Encoder<B>,
+    wanted: Wanted,
+    budget: usize,
+}
+
+impl<B: Backend> Worker<B> {
+    /// One that computes up to `budget` tokens in a step, or one text if that has more.
+    pub fn new(b: B, encoder: Encoder<B>, wanted: Wanted, budget: usize) -> Worker<B> {
+        Worker { b, encoder, wanted, budget }
+    }
+
+    /// What texts give, in their order. All is read from the device in one go.
+    pub fn run(&self, texts: &[Input]) -> Result<Vec<Vec<f32>>, Error> {
+        let b = &self.b;
+        let texts_there = self.encoder.upload(b, texts)?;
+        let x = self.encoder.forward(b, &texts_there, |_, _| Ok(()))?;
+        let rows = match self.wanted {
+            Wanted::Vectors(pooling) => Some(self.encoder.pool(b, &texts_there, &x, pooling)?),
+            Wanted::Scores => self.encoder.scores(b, &texts_there, &x)?,
+        };
+        let Some(rows) = rows else {
+            return Err(Error::Device { device: b.label(), why: "the model has no head for scores".into() });
+        };
+        let all: Vec<f32> = b.download(&rows)?;
+        Ok(all.chunks(rows.cols().max(1)).map(<[f32]>::to_vec).collect())
+    }
+}
+
+/// Starts an embedder on a thread of its own. The worker is made there too, because a device belongs to one thread; this
+/// returns once it is made, or could not be. Meanwhile what is to be known of it is found out here.
+pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
+    info: impl FnOnce() -> Result<EmbedderInfo, E>,
+    worker: impl FnOnce() -> Result<Worker<B>, E> + Send + 'static,
+) -> Result<EmbedderHandle, E> {
+    let (made, when_made) = channel();
+    let (found_out, when_found_out) = channel::<(Receiver<Command>, Arc<Shared>)>();
+    std::thread::Builder::new().name("tallow-embedder".into()).spawn(move || match worker() {
+        Ok(worker) => {
+            let _ = made.send(Ok(()));
+            // Otherwise nobody wants it any more.
+            if let Ok((commands, shared)) = when_found_out.recv() {
+                Embedder { alive: Alive(shared), commands, jobs: VecDeque::new(), worker, drain: None }.run();
+            }
+        }
+        Err(why) => drop(made.send(Err(why))),
+    })?;
+    let info = info();
+    let gone = || std::io::Error::other("the embedder's thread ended while the model was loaded").into();
+    let made = when_made.recv().unwrap_or_else(|_| Err(gone()));
+    let info = info?;
+    made?;
+    let shared = Arc::new(Shared { info, stats: EmbedderStats::default(), life: Life::default() });
+    let (commands, receiver) = channel();
+    found_out.send((receiver, shared.clone())).map_err(|_| gone())?;
+    Ok(EmbedderHandle { commands, shared })
+}
+
+/// Held by the embedder's thread. When it goes, everybody knows that the embedder has ended.
+struct Alive(Arc<Shared>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.life.end(self.0.life.last_words());
+    }
+}
+
+/// An encoder and its requests.
+struct Embedder<B: Backend> {
+    // Dropped in this order, whatever ends it: everybody knows, those who wait are told, and then the device is let go.
+    alive: Alive,
+    commands: Receiver<Command>,
+    /// Those whose turn comes first are in front.
+    jobs: VecDeque<Job>,
+    worker: Worker<B>,
+    /// When to end, once that is asked for.
+    drain: Option<Instant>,
+}
+
+/// Why a step failed.
+enum Fault {
+    /// The device is gone, and with it everything.
+    Lost(String),
+    /// One of its texts is at fault, or something that may not happen again.
+    Step(String),
+}
+
+impl<B: Backend> Embedder<B> {
+    /// Serves until nobody can ask any more, until it has drained, or until the device is lost.
+    fn run(mut self) {
+        while self.listen() {
+            self.jobs.retain(|job| {
+                let gone = job.place.is_gone();
+                if gone {
+                    forget(&self.alive.0, job);
+                }
+                !gone
+            });
+            let (places, texts) = self.pick();
+            if !texts.is_empty()
+                && let Err(lost) = self.step(places, texts)
+            {
+                tracing::error!("{lost}; all requests fail");
+                self.alive.0.life.end(Failure::Broken(format!("{lost}; restart the server")));
+                return;
+            }
+        }
+        self.alive.0.life.end(Failure::ShuttingDown);
+    }
+
+    /// Takes what has been asked. Waits if there is nothing else to do. Is there more to come?
+    fn listen(&mut self) -> bool {
+        loop {
+            let (idle, now) = (self.jobs.is_empty(), Instant::now());
+            if self.drain.is_some_and(|end| idle || now >= end) {
+                return false;
+            }
+            let command = match idle {
+                false => match self.commands.try_recv() {
+                    Ok(command) => command,
+                    // If everybody who could ask has gone, those who asked are still served.
+                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
+                },
+                true => match self.commands.recv_timeout(Duration::from_secs(3600)) {
+                    Ok(command) => command,
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    Err(RecvTimeoutError::Disconnected) => return false,
+                },
+            };
+            match command {
+                Command::Submit(mut job) if job.left.is_empty() => job.place.answer(Ok(Vec::new())),
+                Command::Submit(job) => self.jobs.push_back(job),
+                Command::Drain(within) => self.drain = Some(now + within),
+            }
+        }
+    }
+
+    /// The texts of the next step, each with its job and its place there: of each job one, then of each another, while
+    /// there is room. Whose text comes last is last the next time.
+    fn pick(&mut self) -> (Vec<(usize, usize)>, Vec<Input>) {
+        let (mut places, mut texts, mut tokens) = (Vec::new(), Vec::<Input>::new(), 0);
+        let count = self.jobs.len();
+        let mut turn = 0;
+        let mut without = 0;
+        while without < count {
+            let at = turn % count;
+            let job = &mut self.jobs[at];
+            match job.left.front() {
+                None => without += 1,
+                Some((_, text)) if !texts.is_empty() && tokens + text.tokens.len() > self.worker.budget => {
+                    break;
+                }
+                Some(_) => {
+                    without = 0;
+                    if let Some((place, text)) = job.left.pop_front() {
+                        tokens += text.tokens.len();
+                        places.push((at, place));
+                        texts.push(text);
+                    }
+                }
+            }
+            turn += 1;
+        }
+        if count > 0 {
+            let first = turn % count;
+            self.jobs.rotate_left(first);
+            places.iter_mut().for_each(|(job, _)| *job = (*job + count - first) % count);
+        }
+        self.alive.0.stats.waiting_tokens.fetch_sub(tokens, Ordering::AcqRel);
+        (places, texts)
+    }
+
+    /// Runs texts. If that fails, each is run alone, so that only the request at fault fails. Fails only where the device
+    /// is lost, and says how.
+    fn step(&mut self, places: Vec<(usize, usize)>, texts: Vec<Input>) -> Result<(), String> {
+        let stats = &self.alive.0.stats;
+        stats.steps.fetch_add(1, Ordering::Relaxed);
+        let whole = self.run_texts(&texts);
+        let outcomes: Vec<Result<Vec<f32>, String>> = match whole {
+            Ok(given) => given.into_iter().map(Ok).collect(),
+            Err(Fault::Lost(why)) => return Err(why),
+            Err(Fault::Step(why)) if texts.len() == 1 => vec![Err(why)],
+            Err(Fault::Step(why)) => {
+                tracing::error!("a step of {} texts failed: {why}; trying each alone", texts.len());
+                stats.failed_steps.fetch_add(1, Ordering::Relaxed);
+                let alone = |text: &Input| match self.run_texts(std::slice::from_ref(text)) {
+                    Ok(given) => Ok(given.into_iter().next().ok_or_else(|| "it gave nothing".to_owned())),
+                    Err(Fault::Step(why)) => Ok(Err(why)),
+                    Err(Fault::Lost(why)) => Err(why),
+                };
+                texts.iter().map(alone).collect::<Result<_, String>>()?
+            }
+        };
+        let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
+        stats.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+        stats.texts.fetch_add(texts.len() as u64, Ordering::Relaxed);
+        for ((job, place), outcome) in places.into_iter().zip(outcomes) {
+            let job = &mut self.jobs[job];
+            match outcome {
+                Ok(given) if given.iter().all(|x| x.is_finite()) => {
+                    job.given[place] = given;
+                    job.done += 1;
+                }
+                Ok(_) => fail(job, "the model gave numbers that are none; its file may be damaged".into()),
+                Err(why) => fail(job, why),
+            }
+            if job.done == job.given.len() {
+                let given = std::mem::take(&mut job.given);
+                job.place.answer(Ok(given));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs texts; a panic in it is an error like any other.
+    fn run_texts(&self, texts: &[Input]) -> Result<Vec<Vec<f32>>, Fault> {
+        match catch_unwind(AssertUnwindSafe(|| self.worker.run(texts))) {
+            Ok(Ok(given)) => Ok(given),
+            Ok(Err(e @ Error::Lost { .. })) => Err(Fault::Lost(e.to_string())),
+            Ok(Err(e)) => Err(Fault::Step(e.to_string())),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                Err(Fault::Step(format!("an internal error, please report it: {text}")))
+            }
+        }
+    }
+}
+
+/// Ends a request that failed. What it still has is let go with it before the next step.
+fn fail(job: &mut Job, why: String) {
+    tracing::error!("request failed: {why}");
+    job.place.answer(Err(Failure::Broken(why)));
+}
+
+/// The texts of a request that is gone wait no longer.
+fn forget(shared: &Shared, job: &Job) {
+    let tokens: usize = job.left.iter().map(|(_, text)| text.tokens.len()).sum();
+    shared.stats.waiting_tokens.fetch_sub(tokens, Ordering::AcqRel);
+}

@@ -1,0 +1,46 @@
+//! [`Head`]: from a text's vector to scores.
+
+use tallow_core::ops::{Epilogue, Glu, Normalize, Project};
+use tallow_core::{Backend, Linear, Norm, Result, Tensor};
+
+use super::spec::{Bend, HeadSpec};
+use crate::error::Result as LoadResult;
+use crate::spec::Bias;
+use crate::weights::Weights;
+
+/// A linear layer, a bend, perhaps a norm, a linear layer.
+#[derive(Debug)]
+pub(super) struct Head<B: Backend> {
+    dense: Linear<B>,
+    bend: Bend,
+    norm: Option<Norm<B>>,
+    out: Linear<B>,
+}
+
+impl<B: Backend> Head<B> {
+    pub(super) fn load(w: &mut Weights<'_, B>, spec: &HeadSpec) -> LoadResult<Head<B>> {
+        let dim = w.spec().dim;
+        Ok(Head {
+            dense: w.linear((spec.dense, 0), dim, dim, spec.dense_bias)?,
+            bend: spec.bend,
+            norm: spec.norm.map(|name| w.norm((name, 0), dim)).transpose()?,
+            out: w.linear((spec.out, 0), spec.labels, dim, Bias::Yes)?,
+        })
+    }
+
+    /// [texts, dim] to [texts, labels]
+    pub(super) fn forward(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let project = |x: &Tensor<B>, by, then| b.run(Project { x, by, then });
+        let bent = match self.bend {
+            // What caps numbers at one is the hyperbolic tangent.
+            Bend::Tanh => project(x, &self.dense, Epilogue { softcap: Some(1.0), ..Epilogue::NONE })?,
+            Bend::Like(act) => {
+                let gate = project(x, &self.dense, Epilogue::NONE)?;
+                b.run(Glu { gate: &gate, up: None, act })?
+            }
+        };
+        let normed =
+            self.norm.as_ref().map(|by| b.run(Normalize { x: &bent, by, residual: None })).transpose()?;
+        project(normed.as_ref().unwrap_or(&bent), &self.out, Epilogue::NONE)
+    }
+}

@@ -1,0 +1,115 @@
+//! [`EncoderModel`]: a checkpoint whose family of encoders is known, not yet on a device.
+
+use std::path::Path;
+
+use super::sentence::Sentence;
+use super::spec::EncoderSpec;
+use crate::Model;
+use crate::error::{LoadError, Result};
+use crate::families::{self, EncoderFamily};
+use crate::formats::config::Config;
+use crate::formats::{Checkpoint, Settings};
+use crate::tokenizer::Tokenizer;
+use crate::weights::{Common, Source};
+
+/// An encoder as its files describe it.
+#[derive(Debug, Clone)]
+pub struct EncoderModel {
+    /// Its files.
+    pub checkpoint: Checkpoint,
+    /// What kind it is.
+    pub family: &'static EncoderFamily,
+    /// How it is built.
+    pub spec: EncoderSpec,
+    /// How its makers would have texts made into vectors.
+    pub sentence: Sentence,
+}
+
+/// What a checkpoint is.
+#[derive(Debug, Clone)]
+pub enum AnyModel {
+    /// It writes text.
+    Decoder(Box<Model>),
+    /// It makes vectors of texts, or scores.
+    Encoder(Box<EncoderModel>),
+}
+
+impl AnyModel {
+    /// Finds out what a checkpoint is.
+    pub fn new(checkpoint: Checkpoint) -> Result<AnyModel> {
+        let config = Config::new(&checkpoint)?;
+        match families::encoder(&config) {
+            Some(_) => Ok(AnyModel::Encoder(Box::new(EncoderModel::new(checkpoint)?))),
+            None => Ok(AnyModel::Decoder(Box::new(Model::new(checkpoint)?))),
+        }
+    }
+}
+
+impl EncoderModel {
+    /// Opens a Hugging Face folder.
+    pub fn open(path: &Path) -> Result<EncoderModel> {
+        EncoderModel::new(Checkpoint::open(path)?)
+    }
+
+    /// Finds out what a checkpoint is.
+    pub fn new(checkpoint: Checkpoint) -> Result<EncoderModel> {
+        let config = Config::new(&checkpoint)?;
+        let family = families::find_encoder(&config)?;
+        let spec = (family.spec)(&config)?;
+        let sentence = Sentence::read(&checkpoint)?;
+        Ok(EncoderModel { checkpoint, family, spec, sentence })
+    }
+
+    pub(crate) fn source(&self) -> Source<'_> {
+        let spec = Common { dim: self.spec.dim, norm: self.spec.norm };
+        Source { checkpoint: &self.checkpoint, names: self.family.names, spec, quantizing: None }
+    }
+
+    /// Bytes that a device is given of all tensors.
+    pub fn weight_bytes(&self) -> usize {
+        self.source().bytes()
+    }
+
+    /// The longest text that it takes, in tokens.
+    pub fn context(&self) -> usize {
+        self.sentence.most_tokens.map_or(self.spec.context, |most| most.min(self.spec.context))
+    }
+
+    /// Its tokenizer.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        let tokenizer = match &self.checkpoint.settings {
+            Settings::Gguf(meta) => Tokenizer::from_gguf(meta)?,
+            Settings::Hf(_) => Tokenizer::from_folder(&self.checkpoint.path)?,
+        };
+        tokenizer.belongs_to(&self.checkpoint.path, self.spec.vocab)?;
+        Ok(tokenizer)
+    }
+
+    /// Does it make vectors of texts? If not, why.
+    pub fn embeds(&self) -> Result<()> {
+        match self.spec.head {
+            None => Ok(()),
+            Some(_) => {
+                let why = "its hidden states are made for that head: use `tallow rerank`, or take an embedding model";
+                let what = "making vectors by a model with a head for scores";
+                Err(LoadError::unsupported(&self.checkpoint.path, what, why))
+            }
+        }
+    }
+
+    /// Does it score pairs of texts? If not, why.
+    pub fn ranks(&self) -> Result<()> {
+        let refuse = |what: &str, why: &str| Err(LoadError::unsupported(&self.checkpoint.path, what, why));
+        match self.spec.head.map(|head| head.labels) {
+            Some(1) => Ok(()),
+            Some(n) => {
+                let what = format!("ranking by a model that gives {n} scores for a text");
+                refuse(&what, "it sorts texts into kinds; take a reranker, which gives one score")
+            }
+            None => {
+                let why = "it makes vectors of texts, for `tallow embed`; take a reranker, whose architecture ends in ForSequenceClassification";
+                refuse("ranking by a model without a head for scores", why)
+            }
+        }
+    }
+}

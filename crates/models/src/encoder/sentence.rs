@@ -1,0 +1,108 @@
+//! [`Sentence`]: how a model's makers would have texts made into vectors, as sentence-transformers writes it down.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::spec::Pooling;
+use crate::error::{LoadError, Result};
+use crate::formats::Checkpoint;
+
+const MODULES: &str = "modules.json";
+
+/// What `modules.json` and the files that it names say. All of it may be missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sentence {
+    /// What makes one vector of a text's hidden states: the mean, if nothing is said.
+    pub pooling: Pooling,
+    /// The longest text that it takes, in tokens.
+    pub most_tokens: Option<usize>,
+}
+
+/// The settings that say what of hidden states makes a vector, and what they stand for here. Older files have a switch
+/// for each, newer ones a name.
+const KINDS: [(&str, &str, Option<Pooling>); 6] = [
+    ("pooling_mode_mean_tokens", "mean", Some(Pooling::Mean)),
+    ("pooling_mode_cls_token", "cls", Some(Pooling::First)),
+    ("pooling_mode_lasttoken", "lasttoken", Some(Pooling::Last)),
+    ("pooling_mode_max_tokens", "max", None),
+    ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens", None),
+    ("pooling_mode_weightedmean_tokens", "weightedmean", None),
+];
+
+impl Sentence {
+    /// Reads what stands beside a checkpoint.
+    pub(super) fn read(checkpoint: &Checkpoint) -> Result<Sentence> {
+        let mut sentence = Sentence { pooling: Pooling::Mean, most_tokens: None };
+        let Some(modules) = checkpoint.json_beside(MODULES)? else { return Ok(sentence) };
+        let file = checkpoint.path.join(MODULES);
+        let bad = |why: &str| LoadError::bad(&file, "the file", why);
+        let modules = modules.as_array().ok_or_else(|| bad("is not a list of modules"))?;
+        for module in modules {
+            let text =
+                |key: &str| module[key].as_str().ok_or_else(|| bad("has a module without a type or path"));
+            let (kind, folder) = (text("type")?, text("path")?);
+            if Path::new(folder).components().any(|c| !matches!(c, std::path::Component::Normal(_))) {
+                return Err(LoadError::bad(
+                    &file,
+                    format!("path {folder:?}"),
+                    "leads out of the model's folder",
+                ));
+            }
+            match kind.rsplit('.').next().unwrap_or(kind) {
+                "Transformer" => {
+                    let name = Path::new(folder).join("sentence_bert_config.json");
+                    sentence.most_tokens = most_tokens(checkpoint, &name.to_string_lossy())?;
+                }
+                "Pooling" => {
+                    let name = Path::new(folder).join("config.json");
+                    sentence.pooling = pooling(checkpoint, &name.to_string_lossy())?;
+                }
+                // All vectors are.
+                "Normalize" => {}
+                other => {
+                    let why = "Transformer, Pooling and Normalize are";
+                    return Err(LoadError::unsupported(&file, format!("the module {other}"), why));
+                }
+            }
+        }
+        Ok(sentence)
+    }
+}
+
+fn most_tokens(checkpoint: &Checkpoint, name: &str) -> Result<Option<usize>> {
+    let Some(json) = checkpoint.json_beside(name)? else { return Ok(None) };
+    let file = checkpoint.path.join(name);
+    if json["do_lower_case"].as_bool() == Some(true) {
+        let why = "the tokenizer says what becomes of capital letters";
+        return Err(LoadError::unsupported(&file, "do_lower_case = true", why));
+    }
+    match &json["max_seq_length"] {
+        Value::Null => Ok(None),
+        value => match value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0) {
+            Some(n) => Ok(Some(n)),
+            None => Err(LoadError::bad(&file, "max_seq_length", format!("is {value}; a count is expected"))),
+        },
+    }
+}
+
+fn pooling(checkpoint: &Checkpoint, name: &str) -> Result<Pooling> {
+    let Some(json) = checkpoint.json_beside(name)? else { return Ok(Pooling::Mean) };
+    let file = checkpoint.path.join(name);
+    let named = json["pooling_mode"].as_str();
+    let is_on = |(switch, name, _): &&(&str, &str, Option<Pooling>)| match named {
+        Some(named) => named == *name,
+        None => json[*switch].as_bool() == Some(true),
+    };
+    let on: Vec<_> = KINDS.iter().filter(is_on).collect();
+    match on.as_slice() {
+        [(.., Some(pooling))] => Ok(*pooling),
+        [] if named.is_none() => Err(LoadError::bad(&file, "pooling_mode", "is missing")),
+        kinds => {
+            let kinds: Vec<&str> = kinds.iter().map(|(_, name, _)| *name).collect();
+            let kinds = named.map_or_else(|| kinds.join(" and "), str::to_owned);
+            let why = "one of mean, cls and lasttoken is";
+            Err(LoadError::unsupported(&file, format!("pooling by {kinds}"), why))
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! BERT: the first of its kind.
+
+use super::{EncoderFamily, encoders};
+use crate::encoder::spec::{Bend, EncoderSpec};
+use crate::error::Result;
+use crate::formats::config::Config;
+use crate::formats::names::{self, Names};
+
+pub(super) static BERT: EncoderFamily = EncoderFamily {
+    name: "BERT",
+    hf: &["BertModel", "BertForSequenceClassification", "BertForMaskedLM"],
+    names: NAMES,
+    types: "bert.embeddings.token_type_embeddings",
+    embed_norm: "bert.embeddings.LayerNorm",
+    spare: &["pooler.", "cls."],
+    spec,
+};
+
+/// As BERT calls its tensors.
+const NAMES: Names = Names {
+    base: "bert.",
+    embed: "bert.embeddings.word_embeddings",
+    positions: "bert.embeddings.position_embeddings",
+    mixer_behind: "bert.encoder.layer.{}.attention.output.LayerNorm",
+    q: "bert.encoder.layer.{}.attention.self.query",
+    k: "bert.encoder.layer.{}.attention.self.key",
+    v: "bert.encoder.layer.{}.attention.self.value",
+    o: "bert.encoder.layer.{}.attention.output.dense",
+    ffn_behind: "bert.encoder.layer.{}.output.LayerNorm",
+    up: "bert.encoder.layer.{}.intermediate.dense",
+    down: "bert.encoder.layer.{}.output.dense",
+    ..names::HF
+};
+
+fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
+    encoders::only_both_ways(c)?;
+    let mut spec = encoders::plain(c, &encoders::USUAL)?;
+    spec.types = encoders::types(c, 2)?;
+    spec.head = encoders::head(c, "bert.pooler.dense", Bend::Tanh, "classifier");
+    Ok(spec)
+}

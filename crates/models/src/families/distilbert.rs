@@ -1,0 +1,46 @@
+//! DistilBERT: BERT without kinds of tokens, and with names of its own.
+
+use tallow_core::Activation;
+
+use super::{EncoderFamily, common, encoders};
+use crate::encoder::spec::{Bend, EncoderSpec};
+use crate::error::Result;
+use crate::formats::config::{Config, key};
+use crate::formats::names::{self, Names};
+
+pub(super) static DISTILBERT: EncoderFamily = EncoderFamily {
+    name: "DistilBERT",
+    hf: &["DistilBertModel", "DistilBertForSequenceClassification", "DistilBertForMaskedLM"],
+    names: Names {
+        base: "distilbert.",
+        embed: "distilbert.embeddings.word_embeddings",
+        positions: "distilbert.embeddings.position_embeddings",
+        mixer_behind: "distilbert.transformer.layer.{}.sa_layer_norm",
+        q: "distilbert.transformer.layer.{}.attention.q_lin",
+        k: "distilbert.transformer.layer.{}.attention.k_lin",
+        v: "distilbert.transformer.layer.{}.attention.v_lin",
+        o: "distilbert.transformer.layer.{}.attention.out_lin",
+        ffn_behind: "distilbert.transformer.layer.{}.output_layer_norm",
+        up: "distilbert.transformer.layer.{}.ffn.lin1",
+        down: "distilbert.transformer.layer.{}.ffn.lin2",
+        ..names::HF
+    },
+    types: "",
+    embed_norm: "distilbert.embeddings.LayerNorm",
+    spare: &["vocab_transform.", "vocab_layer_norm.", "vocab_projector."],
+    spec,
+};
+
+fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
+    let usual = common::Usual {
+        dim: key("dim", ""),
+        layers: key("n_layers", ""),
+        heads: key("n_heads", ""),
+        ffn: key("hidden_dim", ""),
+        act: (key("activation", ""), "gelu"),
+        ..encoders::USUAL
+    };
+    let mut spec = encoders::plain(c, &usual)?;
+    spec.head = encoders::head(c, "pre_classifier", Bend::Like(Activation::Relu), "classifier");
+    Ok(spec)
+}

@@ -1,0 +1,138 @@
+//! What families of encoders have in common.
+
+use super::{ENCODERS, common, find};
+use crate::encoder::spec::{Bend, EncoderSpec, HeadSpec, Pooling, Positions};
+use crate::error::{LoadError, Result};
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names::Names;
+use crate::spec::{Bias, Order};
+use crate::weights::named;
+
+/// A kind of encoder.
+#[derive(Debug)]
+pub struct EncoderFamily {
+    /// What to call it.
+    pub name: &'static str,
+    /// `architectures` in `config.json`.
+    pub hf: &'static [&'static str],
+    /// Tensor names of its layers, in Hugging Face folders. Nobody has shown yet that GGUF files give the same.
+    pub names: Names,
+    /// The name of the embedding of kinds of tokens.
+    pub types: &'static str,
+    /// The name of the norm of embeddings.
+    pub embed_norm: &'static str,
+    /// What names begin with of tensors that are there for training or for other tasks.
+    pub spare: &'static [&'static str],
+    /// Reads the settings.
+    pub spec: fn(&Config<'_>) -> Result<EncoderSpec>,
+}
+
+/// Numbers from 0 on, which old checkpoints carry.
+const COUNTS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
+
+impl EncoderFamily {
+    /// Is this a tensor that may be left over?
+    pub(crate) fn spares(&self, name: &str) -> bool {
+        let name = name.strip_prefix(self.names.base).unwrap_or(name);
+        COUNTS.contains(&name) || self.spare.iter().any(|start| name.starts_with(start))
+    }
+}
+
+/// The family of encoders that a checkpoint is of, if it is of one.
+pub fn encoder(c: &Config<'_>) -> Option<&'static EncoderFamily> {
+    let of = |f: &&&EncoderFamily| !c.is_gguf() && f.hf.contains(&c.arch());
+    ENCODERS.iter().find(of).copied()
+}
+
+/// The same; a refusal where it is of none.
+pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
+    encoder(c).ok_or_else(|| {
+        let what = format!("embedding by the architecture {:?}", c.arch());
+        let why = match find(c) {
+            Ok(_) => "it writes text: `tallow run` and `tallow serve` are for it".to_owned(),
+            Err(_) => {
+                let known: Vec<&str> = ENCODERS.iter().flat_map(|f| f.hf).copied().collect();
+                format!("these are: {}", known.join(", "))
+            }
+        };
+        LoadError::unsupported(&c.checkpoint().path, what, why)
+    })
+}
+
+/// Why a checkpoint of an encoder is no decoder.
+pub(super) fn writes_no_text(c: &Config<'_>) -> LoadError {
+    let what = format!("writing text by the architecture {:?}", c.arch());
+    let why = "it is an encoder, which makes vectors of texts: use `tallow embed` or `tallow rerank`, or serve it for /v1/embeddings";
+    LoadError::unsupported(&c.checkpoint().path, what, why)
+}
+
+const TYPES: Key = key("type_vocab_size", "");
+const PAD: Key = key("pad_token_id", "");
+const POSITION_KIND: Key = key("position_embedding_type", "");
+
+/// What most encoders have: the usual names of settings, plain GELU, norms behind the sums.
+pub(super) const USUAL: common::Usual = common::Usual {
+    gated: false,
+    act: (common::ACT, "gelu"),
+    context: (common::CONTEXT, 512),
+    eps: (common::LAYER_EPS, 1e-12),
+    ..common::USUAL_LAYER_NORM
+};
+
+/// An encoder of layers that are all alike: norms behind the sums, biases everywhere, positions and kinds of tokens with
+/// embeddings of their own, no rotation. Families change what is different.
+pub(super) fn plain(c: &Config<'_>, usual: &common::Usual) -> Result<EncoderSpec> {
+    let like = common::plain_as(c, usual)?;
+    let mut layers = like.layers;
+    for layer in &mut layers {
+        layer.order = Order::PostSum;
+        (layer.mixer.causal, layer.mixer.rope) = (false, None);
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (Bias::Yes, Bias::Yes, Bias::Yes);
+    }
+    Ok(EncoderSpec {
+        vocab: like.vocab,
+        dim: like.dim,
+        context: like.context,
+        norm: like.norm,
+        positions: Some(Positions { rows: like.context, pad: None }),
+        types: None,
+        ropes: like.ropes,
+        layers,
+        last_norm: false,
+        head: None,
+    })
+}
+
+/// Refuses what BERT's relatives may be and are not here.
+pub(super) fn only_both_ways(c: &Config<'_>) -> Result<()> {
+    common::off(c, "is_decoder")?;
+    match c.find_text(POSITION_KIND)? {
+        None | Some("absolute") => Ok(()),
+        Some(other) => Err(c.unsupported(POSITION_KIND, other, "absolute is")),
+    }
+}
+
+/// Kinds of tokens that have embeddings.
+pub(super) fn types(c: &Config<'_>, usual: usize) -> Result<Option<usize>> {
+    let types = c.find_count(TYPES)?.unwrap_or(usual);
+    (types > 0).then(|| common::sane(c, TYPES, types)).transpose()
+}
+
+/// Positions that are counted from the token that fills up short texts.
+pub(super) fn behind_pad(c: &Config<'_>, spec: &mut EncoderSpec, usual: usize) -> Result<()> {
+    let (rows, pad) = (spec.context, c.find_count(PAD)?.unwrap_or(usual));
+    if pad + 1 >= rows {
+        return Err(c.bad(PAD, format_args!("is {pad}, and there are {rows} positions")));
+    }
+    spec.context = rows - pad - 1;
+    spec.positions = Some(Positions { rows, pad: Some(pad as u32) });
+    Ok(())
+}
+
+/// The head of a model that was made to sort or rank texts; `None` for others. `out` is its last layer's name.
+pub(super) fn head(c: &Config<'_>, dense: &'static str, bend: Bend, out: &'static str) -> Option<HeadSpec> {
+    let labels = c.checkpoint().get(&named(out)).and_then(|t| t.shape.first().copied()).unwrap_or(1);
+    let (pooling, dense_bias, norm) = (Pooling::First, Bias::Yes, None);
+    let head = HeadSpec { pooling, dense, dense_bias, bend, norm, out, labels };
+    c.arch().ends_with("ForSequenceClassification").then_some(head)
+}

@@ -1,0 +1,82 @@
+//! ModernBERT: norms in front, rotation, gated blocks, no biases, and a window in most layers.
+
+use super::{EncoderFamily, common, encoders, rope};
+use crate::encoder::spec::{Bend, EncoderSpec, HeadSpec, Pooling};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names::{self, Names};
+use crate::spec::Order;
+
+pub(super) static MODERNBERT: EncoderFamily = EncoderFamily {
+    name: "ModernBERT",
+    hf: &["ModernBertModel", "ModernBertForSequenceClassification", "ModernBertForMaskedLM"],
+    names: Names {
+        base: "model.",
+        embed: "model.embeddings.tok_embeddings",
+        norm: "model.final_norm",
+        mixer_norm: "model.layers.{}.attn_norm",
+        qkv: "model.layers.{}.attn.Wqkv",
+        o: "model.layers.{}.attn.Wo",
+        ffn_norm: "model.layers.{}.mlp_norm",
+        gate_up: "model.layers.{}.mlp.Wi",
+        down: "model.layers.{}.mlp.Wo",
+        ..names::HF
+    },
+    types: "",
+    embed_norm: "model.embeddings.norm",
+    spare: &["head.", "decoder."],
+    spec,
+};
+
+const GLOBAL_EVERY: Key = key("global_attn_every_n_layers", "");
+const WINDOW: Key = key("local_attention", "");
+const THETA: Key = key("global_rope_theta", "");
+const LOCAL_THETA: Key = key("local_rope_theta", "");
+const POOLING: Key = key("classifier_pooling", "");
+const BEND: Key = key("classifier_activation", "");
+
+fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
+    let usual = common::Usual {
+        gated: true,
+        act: (key("hidden_activation", ""), "gelu"),
+        context: (common::CONTEXT, 8192),
+        eps: (key("norm_eps", ""), 1e-5),
+        norm_bias: common::bias(c, "norm_bias", false)?,
+        rope: rope::Usual { theta: (THETA, 160_000.0), ..rope::USUAL },
+        ..encoders::USUAL
+    };
+    let mut spec = encoders::plain(c, &usual)?;
+    spec.positions = None;
+    spec.last_norm = true;
+    let local = rope::local_rope_as(c, &spec.ropes[0], LOCAL_THETA)?;
+    spec.ropes.push(local);
+    let every = c.find_count(GLOBAL_EVERY)?.unwrap_or(3);
+    if every == 0 {
+        return Err(c.bad(GLOBAL_EVERY, "is 0"));
+    }
+    let windowed = common::windowed(c, spec.layers.len(), |i| !i.is_multiple_of(every))?;
+    let window = common::sane(c, WINDOW, c.find_count(WINDOW)?.unwrap_or(128))?;
+    let (of_attention, of_ffn) =
+        (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
+    for (i, (layer, windowed)) in spec.layers.iter_mut().zip(windowed).enumerate() {
+        layer.order = if i == 0 { Order::PreFfn } else { Order::Pre };
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (of_attention, of_attention, of_ffn);
+        layer.mixer.rope = Some(usize::from(windowed));
+        // Half of the window lies to each side of a token.
+        layer.mixer.window = windowed.then_some(window / 2 + 1);
+    }
+    spec.head = head(c)?;
+    Ok(spec)
+}
+
+fn head(c: &Config<'_>) -> Result<Option<HeadSpec>> {
+    let bend = Bend::Like(common::activation(c, (BEND, "gelu"))?);
+    let Some(plain) = encoders::head(c, "head.dense", bend, "classifier") else { return Ok(None) };
+    let pooling = match c.find_text(POOLING)?.unwrap_or("cls") {
+        "cls" => Pooling::First,
+        "mean" => Pooling::Mean,
+        other => return Err(c.unsupported(POOLING, other, "cls and mean are")),
+    };
+    let dense_bias = common::bias(c, "classifier_bias", false)?;
+    Ok(Some(HeadSpec { pooling, dense_bias, norm: Some("head.norm"), ..plain }))
+}

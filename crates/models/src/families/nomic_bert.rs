@@ -1,0 +1,93 @@
+//! Nomic's BERT: rotation in place of positions, gated blocks, joint queries, keys and values, few biases.
+
+use super::{EncoderFamily, common, encoders, rope};
+use crate::encoder::spec::EncoderSpec;
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names::{self, Names};
+
+pub(super) static NOMIC_BERT: EncoderFamily = EncoderFamily {
+    name: "Nomic BERT",
+    hf: &["NomicBertModel"],
+    names: Names {
+        base: "bert.",
+        embed: "bert.embeddings.word_embeddings",
+        mixer_behind: "bert.encoder.layers.{}.norm1",
+        qkv: "bert.encoder.layers.{}.attn.Wqkv",
+        o: "bert.encoder.layers.{}.attn.out_proj",
+        ffn_behind: "bert.encoder.layers.{}.norm2",
+        gate: "bert.encoder.layers.{}.mlp.fc12",
+        up: "bert.encoder.layers.{}.mlp.fc11",
+        down: "bert.encoder.layers.{}.mlp.fc2",
+        ..names::HF
+    },
+    types: "bert.embeddings.token_type_embeddings",
+    embed_norm: "bert.emb_ln",
+    spare: &["pooler.", "cls."],
+    spec,
+};
+
+const ACT: Key = key("activation_function", "");
+const TRAINED: Key = key("max_trained_positions", "");
+const STRETCH: Key = key("rotary_scaling_factor", "");
+const EXPERTS_EVERY: Key = key("moe_every_n_layers", "");
+
+/// As the files on the hub call their settings.
+const HUBS: common::Usual = common::Usual {
+    dim: key("n_embd", ""),
+    layers: key("n_layer", ""),
+    heads: key("n_head", ""),
+    ffn: key("n_inner", ""),
+    act: (key("", ""), "silu"),
+    context: (key("n_positions", ""), 2048),
+    eps: (key("layer_norm_epsilon", ""), 1e-12),
+    rope: rope::Usual {
+        theta: (key("rotary_emb_base", ""), 10_000.0),
+        part: (key("rotary_emb_fraction", ""), 1.0),
+        ..rope::USUAL
+    },
+    ..NEWER
+};
+
+/// As newer files do.
+const NEWER: common::Usual = common::Usual {
+    gated: true,
+    act: (common::ACT, "silu"),
+    context: (common::CONTEXT, 2048),
+    rope: rope::Usual { theta: (rope::THETA, 1000.0), ..rope::USUAL },
+    ..encoders::USUAL
+};
+
+fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
+    for switch in ["prenorm", "causal", "parallel_block", "use_rms_norm", "rotary_emb_interleaved"] {
+        common::off(c, switch)?;
+    }
+    if let Some(every) = c.find_count(EXPERTS_EVERY)?.filter(|n| *n > 0) {
+        return Err(c.unsupported(EXPERTS_EVERY, every, "layers without experts are"));
+    }
+    match c.find_text(ACT)?.unwrap_or("swiglu") {
+        "swiglu" => {}
+        other => return Err(c.unsupported(ACT, other, "swiglu is")),
+    }
+    let mut spec = encoders::plain(c, if c.has(HUBS.dim) { &HUBS } else { &NEWER })?;
+    if c.has(STRETCH) {
+        // Past this each text would be turned by its own length.
+        spec.context = spec.context.min(common::sane(c, TRAINED, c.find_count(TRAINED)?.unwrap_or(2048))?);
+    }
+    spec.positions = None;
+    spec.types = encoders::types(c, 2)?;
+    let of_attention = common::bias(c, "qkv_proj_bias", false)?;
+    let (of_up, of_down) = (common::bias(c, "mlp_fc1_bias", false)?, common::bias(c, "mlp_fc2_bias", false)?);
+    if of_up != of_down {
+        return Err(c.unsupported(
+            key("mlp_fc1_bias", ""),
+            format_args!("{of_up:?}"),
+            "the same as mlp_fc2_bias is",
+        ));
+    }
+    for layer in &mut spec.layers {
+        layer.mixer.rope = Some(0);
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (of_attention, of_attention, of_up);
+    }
+    Ok(spec)
+}

@@ -1,0 +1,46 @@
+//! RoBERTa and XLM-R: BERT with positions that are counted from the token that fills up short texts.
+
+use super::{EncoderFamily, encoders};
+use crate::encoder::spec::{Bend, EncoderSpec};
+use crate::error::Result;
+use crate::formats::config::Config;
+use crate::formats::names::{self, Names};
+
+pub(super) static ROBERTA: EncoderFamily = EncoderFamily {
+    name: "RoBERTa",
+    hf: &[
+        "RobertaModel",
+        "RobertaForSequenceClassification",
+        "RobertaForMaskedLM",
+        "XLMRobertaModel",
+        "XLMRobertaForSequenceClassification",
+        "XLMRobertaForMaskedLM",
+    ],
+    names: Names {
+        base: "roberta.",
+        embed: "roberta.embeddings.word_embeddings",
+        positions: "roberta.embeddings.position_embeddings",
+        mixer_behind: "roberta.encoder.layer.{}.attention.output.LayerNorm",
+        q: "roberta.encoder.layer.{}.attention.self.query",
+        k: "roberta.encoder.layer.{}.attention.self.key",
+        v: "roberta.encoder.layer.{}.attention.self.value",
+        o: "roberta.encoder.layer.{}.attention.output.dense",
+        ffn_behind: "roberta.encoder.layer.{}.output.LayerNorm",
+        up: "roberta.encoder.layer.{}.intermediate.dense",
+        down: "roberta.encoder.layer.{}.output.dense",
+        ..names::HF
+    },
+    types: "roberta.embeddings.token_type_embeddings",
+    embed_norm: "roberta.embeddings.LayerNorm",
+    spare: &["pooler.", "lm_head."],
+    spec,
+};
+
+fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
+    encoders::only_both_ways(c)?;
+    let mut spec = encoders::plain(c, &encoders::USUAL)?;
+    encoders::behind_pad(c, &mut spec, 1)?;
+    spec.types = encoders::types(c, 2)?;
+    spec.head = encoders::head(c, "classifier.dense", Bend::Tanh, "classifier.out_proj");
+    Ok(spec)
+}

@@ -1,0 +1,378 @@
+//! Every encoder of the goldens against the reference's hidden states, and the real MiniLM.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tallow_core::{Backend, Memory, Tensor};
+use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_models::encoder::spec::Pooling;
+use tallow_models::encoder::{Cut, Encoder, EncoderModel, Input, Inputs};
+use tallow_support::{ENCODERS, Golden, golden, json, minilm, needed, tensors, with_tensors};
+use tallow_wgpu::{Wgpu, devices};
+
+/// What a GPU may be off by, in multiples of what the CPU may.
+const GPU: f32 = 4.0;
+
+fn cpu() -> Cpu {
+    Cpu::new(Isa::best(), 2).unwrap().with(Arithmetic::Exact)
+}
+
+/// The GPU that tests run on, be it a program.
+fn gpu() -> Option<Wgpu> {
+    Some(Wgpu::open(needed("Vulkan or Metal device", devices().first())?).unwrap())
+}
+
+fn load<B: Backend>(b: &B, model: &EncoderModel) -> Encoder<B> {
+    Encoder::load(b, model, &mut |_, _| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn open(path: &Path) -> EncoderModel {
+    EncoderModel::open(path).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// What an encoder makes of some texts.
+struct Answer {
+    /// Of the embeddings and of each layer: [tokens, dim]
+    hidden: Vec<Vec<f32>>,
+    /// [texts, dim] each
+    mean: Vec<f32>,
+    first: Vec<f32>,
+    last: Vec<f32>,
+    /// [texts, labels], where there is a head
+    scores: Option<Vec<f32>>,
+}
+
+fn run<B: Backend>(b: &B, encoder: &Encoder<B>, inputs: &[Input]) -> Answer {
+    let texts = encoder.upload(b, inputs).unwrap();
+    let mut hidden = Vec::new();
+    let see = |_: usize, x: &Tensor<B>| {
+        hidden.push(b.download(x)?);
+        Ok(())
+    };
+    let x = encoder.forward(b, &texts, see).unwrap();
+    let pool = |by| b.download(&encoder.pool(b, &texts, &x, by).unwrap()).unwrap();
+    let (mean, first, last) = (pool(Pooling::Mean), pool(Pooling::First), pool(Pooling::Last));
+    let scores = encoder.scores(b, &texts, &x).unwrap().map(|scores| b.download(&scores).unwrap());
+    Answer { hidden, mean, first, last, scores }
+}
+
+/// A golden case: two texts, the second filled up with padding that no model should see.
+struct Case {
+    facts: Value,
+    tensors: std::collections::BTreeMap<String, Golden>,
+    inputs: Vec<Input>,
+    dim: usize,
+}
+
+impl Case {
+    fn read(name: &str) -> Case {
+        let dir = golden(name);
+        let tensors = tensors(&dir.join("golden.safetensors"));
+        let shape = &tensors["last_hidden_state"].shape;
+        let (columns, dim) = (shape[1], shape[2]);
+        let (ids, mask) = (tensors["input_ids"].ids(), tensors["attention_mask"].ids());
+        let types = tensors.get("token_type_ids").map_or(vec![0; ids.len()], Golden::ids);
+        let input = |row: usize| {
+            let all = row * columns..(row + 1) * columns;
+            let count = mask[all.clone()].iter().sum::<u32>() as usize;
+            let some = all.start..all.start + count;
+            Input { tokens: ids[some.clone()].to_vec(), types: types[some].to_vec() }
+        };
+        let inputs = (0..shape[0]).map(input).collect();
+        Case { facts: json(&dir.join("golden.json")), tensors, inputs, dim }
+    }
+
+    fn tolerance(&self) -> f32 {
+        self.facts["suggested_abs_tolerance_f32"].as_f64().unwrap() as f32
+    }
+
+    /// The rows of a golden that are no padding.
+    fn rows(&self, name: &str) -> Vec<f32> {
+        let (all, columns) = (self.tensors[name].f32(), self.tensors[name].shape[1]);
+        let row = |(i, input): (usize, &Input)| {
+            all[i * columns * self.dim..][..input.tokens.len() * self.dim].to_vec()
+        };
+        self.inputs.iter().enumerate().flat_map(row).collect()
+    }
+
+    /// How far a model is from the reference in everything that the golden has.
+    fn distance<B: Backend>(&self, b: &B, model: &EncoderModel) -> f32 {
+        let got = run(b, &load(b, model), &self.inputs);
+        let last = got.hidden.last().unwrap();
+        let mut most = distance(last, &self.rows("last_hidden_state"));
+        for (i, x) in got.hidden.iter().enumerate() {
+            let name = format!("hidden{i}");
+            if self.tensors.contains_key(&name) {
+                most = most.max(distance(x, &self.rows(&name)));
+            }
+        }
+        let unit = |x: &[f32]| x.chunks(self.dim).flat_map(unit).collect::<Vec<_>>();
+        for (pooled, name) in [(&got.mean, "mean_pooled_l2"), (&got.first, "cls_pooled_l2")] {
+            if let Some(want) = self.tensors.get(name) {
+                most = most.max(distance(&unit(pooled), &want.f32()));
+            }
+        }
+        if let Some(want) = self.tensors.get("logits") {
+            most = most.max(distance(&got.scores.expect("a head"), &want.f32()));
+        }
+        let mut end = 0;
+        for (input, row) in self.inputs.iter().zip(got.last.chunks(self.dim)) {
+            end += input.tokens.len() * self.dim;
+            most = most.max(distance(row, &last[end - self.dim..end]));
+        }
+        most
+    }
+
+    /// How far the last hidden states of the first text are: what is recorded of mutants.
+    fn last_distance<B: Backend>(&self, b: &B, model: &EncoderModel) -> f32 {
+        let got = run(b, &load(b, model), &self.inputs[..1]);
+        let got = got.hidden.last().unwrap();
+        distance(got, &self.rows("last_hidden_state")[..got.len()])
+    }
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let far = |(a, b): (&f32, &f32)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() };
+    a.iter().zip(b).map(far).fold(0.0, f32::max)
+}
+
+/// A vector of length one.
+fn unit(x: &[f32]) -> Vec<f32> {
+    let length = x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
+    x.iter().map(|x| (f64::from(*x) / length) as f32).collect()
+}
+
+/// A folder with a case's weights, another config, and perhaps more tensors.
+fn folder(name: &str, config: &Value, more: &[(&str, &[usize], &[f32])], tag: &str) -> PathBuf {
+    let dir = std::env::temp_dir().join(format!(
+        "tallow-encoder-{}-{}-{tag}",
+        std::process::id(),
+        name.replace('/', "-")
+    ));
+    std::fs::create_dir_all(&dir).unwrap();
+    let file = with_tensors(&std::fs::read(golden(name).join("model.safetensors")).unwrap(), more);
+    std::fs::write(dir.join("model.safetensors"), file).unwrap();
+    std::fs::write(dir.join("config.json"), serde_json::to_vec(config).unwrap()).unwrap();
+    dir
+}
+
+#[test]
+fn folders() {
+    folders_on(&cpu(), 1.0);
+}
+
+#[test]
+fn folders_on_a_gpu() {
+    gpu().iter().for_each(|b| folders_on(b, GPU));
+}
+
+fn folders_on<B: Backend>(b: &B, slack: f32) {
+    for name in ENCODERS {
+        let (case, model) = (Case::read(name), open(&golden(name)));
+        let far = case.distance(b, &model);
+        println!("{name:<12} {far:.2e} of {:.0e}", case.tolerance());
+        assert!(far <= slack * case.tolerance(), "{name}: off by {far}");
+    }
+}
+
+#[test]
+fn newer_configs() {
+    for name in ENCODERS.into_iter().chain(["encoders/nomic-bert"]) {
+        let case = Case::read(name);
+        let dir = folder(name, &json(&golden(name).join("config.v5.json")), &[], "v5");
+        let far = case.distance(&cpu(), &open(&dir));
+        assert!(far <= case.tolerance(), "{name}: off by {far}");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
+
+/// One setting changed moves the hidden states as far as it moves the reference's: so the tests above can fail.
+#[test]
+fn mutants_are_told_apart() {
+    let mut seen = 0;
+    for name in ENCODERS {
+        let case = Case::read(name);
+        for (mutant, facts) in case.facts["mutants"].as_object().unwrap() {
+            let mut config = json(&golden(name).join("config.json"));
+            for (key, value) in facts["change"].as_object().unwrap() {
+                config[key] = value.clone();
+            }
+            let dir = folder(name, &config, &[], mutant);
+            let far = case.last_distance(&cpu(), &open(&dir));
+            let want = facts["max_abs_logit_change"].as_f64().unwrap() as f32;
+            println!("{name:<12} {mutant:<14} {far:.4}, the reference {want:.4}");
+            assert!(far > 5.0 * case.tolerance(), "{name}, {mutant}: moved by {far} only");
+            assert!(
+                (far - want).abs() < 0.01 * want,
+                "{name}, {mutant}: moved by {far}, the reference by {want}"
+            );
+            std::fs::remove_dir_all(dir).unwrap();
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 6);
+}
+
+/// A text's hidden states are the same, bit for bit, whatever texts are computed with it, on any number of threads.
+#[test]
+fn batched_is_alone() {
+    for name in ENCODERS {
+        let (case, model) = (Case::read(name), open(&golden(name)));
+        alone_on(&cpu(), &model, &case);
+    }
+}
+
+#[test]
+fn batched_is_alone_on_a_gpu() {
+    for (b, name) in gpu().iter().flat_map(|b| ENCODERS.map(|name| (b, name))) {
+        alone_on(b, &open(&golden(name)), &Case::read(name));
+    }
+}
+
+fn alone_on<B: Backend>(b: &B, model: &EncoderModel, case: &Case) {
+    let encoder = load(b, model);
+    let count =
+        |n: usize| Input { tokens: (0..n as u32).map(|i| 3 + i * 7 % 60).collect(), types: vec![0; n] };
+    let inputs = [case.inputs.clone(), vec![count(37), count(1), count(20)]].concat();
+    let all = run(b, &encoder, &inputs);
+    let mut first = 0;
+    for (i, input) in inputs.iter().enumerate() {
+        let alone = run(b, &encoder, std::slice::from_ref(input));
+        let n = input.tokens.len() * case.dim;
+        assert_eq!(alone.hidden.last().unwrap(), &all.hidden.last().unwrap()[first..first + n]);
+        for (alone, all) in [(&alone.mean, &all.mean), (&alone.first, &all.first), (&alone.last, &all.last)] {
+            assert_eq!(alone, &all[i * case.dim..(i + 1) * case.dim]);
+        }
+        first += n;
+    }
+}
+
+/// Heads for scores, settings that the cases above leave out, and Nomic BERT. Made by tools/goldens/encoders.py.
+#[test]
+fn more_settings() {
+    more_settings_on(&cpu(), 1.0);
+}
+
+#[test]
+fn more_settings_on_a_gpu() {
+    gpu().iter().for_each(|b| more_settings_on(b, GPU));
+}
+
+fn more_settings_on<B: Backend>(b: &B, slack: f32) {
+    let mut seen = 0;
+    for entry in std::fs::read_dir(golden("encoders")).unwrap() {
+        let name = format!("encoders/{}", entry.unwrap().file_name().to_str().unwrap());
+        let (case, model) = (Case::read(&name), open(&golden(&name)));
+        let far = case.distance(b, &model);
+        println!("{name:<28} {far:.2e} of {:.0e}", case.tolerance());
+        assert!(far <= slack * case.tolerance(), "{name}: off by {far}");
+        assert_eq!(model.ranks().is_ok(), name.contains("rank") || name.contains("biases"));
+        assert_eq!(model.embeds().is_ok(), !case.tensors.contains_key("logits"));
+        alone_on(b, &model, &case);
+        seen += 1;
+    }
+    assert_eq!(seen, 8);
+}
+
+/// The real MiniLM, from its text to its vectors.
+#[test]
+fn minilm_says_what_the_reference_says() {
+    let Some(path) = minilm() else { return };
+    let facts = json(&golden("minilm/golden.json"));
+    let want = tensors(&golden("minilm/golden.safetensors"));
+    let model = open(&path);
+    assert_eq!((model.context(), model.sentence.pooling), (256, Pooling::Mean));
+    let inputs = Inputs::new(&model).unwrap();
+    let sentences = facts["sentences"].as_array().unwrap().iter().map(|s| s.as_str().unwrap());
+    let sentences: Vec<Input> = sentences.map(|s| inputs.text(s, Cut::End).unwrap()).collect();
+    for (input, ids) in sentences.iter().zip(facts["token_ids"].as_array().unwrap()) {
+        let ids: Vec<u32> = ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        assert_eq!(input.tokens, ids);
+    }
+    let (first, vectors) = (want["last_hidden_first_sentence"].f32(), want["embeddings"].f32());
+    for how in [Arithmetic::Exact, Arithmetic::Fast] {
+        let b = cpu().with(how);
+        let got = run(&b, &load(&b, &model), &sentences);
+        let far = distance(&got.hidden.last().unwrap()[..first.len()], &first);
+        println!("MiniLM, {how:?}: hidden states off by {far:.2e}");
+        assert!(how == Arithmetic::Fast || far < 1e-4, "off by {far}");
+        for (i, (got, want)) in got.mean.chunks(384).zip(vectors.chunks(384)).enumerate() {
+            let cosine: f32 = unit(got).iter().zip(want).map(|(a, b)| a * b).sum();
+            println!("MiniLM, {how:?}: sentence {i}: cosine {cosine:.7}");
+            assert!(cosine >= 0.9999, "{how:?}: sentence {i}: cosine {cosine}");
+        }
+    }
+}
+
+/// What is no encoder, or one that we do not know, is refused with words that help.
+#[test]
+fn refusals() {
+    let said =
+        |e: tallow_models::LoadError, dir: &Path| e.to_string().replace(&dir.display().to_string(), "DIR");
+    let dir = golden("bert");
+    insta::assert_snapshot!(said(tallow_models::Model::open(&dir).unwrap_err(), &dir), @r#"DIR: writing text by the architecture "BertModel" is not supported: it is an encoder, which makes vectors of texts: use `tallow embed` or `tallow rerank`, or serve it for /v1/embeddings"#);
+    let dir = golden("llama");
+    insta::assert_snapshot!(said(EncoderModel::open(&dir).unwrap_err(), &dir), @r#"DIR: embedding by the architecture "LlamaForCausalLM" is not supported: it writes text: `tallow run` and `tallow serve` are for it"#);
+    let refused = |name: &str, key: &str, value: Value| {
+        let mut config = json(&golden(name).join("config.json"));
+        config[key] = value;
+        let dir = folder(name, &config, &[], "refused");
+        let why = EncoderModel::open(&dir)
+            .and_then(|m| Encoder::load(&cpu(), &m, &mut |_, _| ControlFlow::Continue(())))
+            .unwrap_err();
+        let why = said(why, &dir);
+        std::fs::remove_dir_all(dir).unwrap();
+        why
+    };
+    insta::assert_snapshot!(refused("bert", "position_embedding_type", json!("relative_key")), @"DIR/config.json: position_embedding_type = relative_key is not supported: absolute is");
+    insta::assert_snapshot!(refused("bert", "is_decoder", json!(true)), @"DIR/config.json: is_decoder = true is not supported: false is");
+    insta::assert_snapshot!(refused("bert", "architectures", json!(["BertForSequenceClassification"])), @r#"DIR: tensor "classifier.weight": is missing"#);
+    insta::assert_snapshot!(refused("bert", "num_hidden_layers", json!(1)), @r#"DIR: tensor "encoder.layer.1.attention.output.LayerNorm.bias" (and 15 more) is not supported: a BERT model has no such tensor, so this is something else"#);
+    insta::assert_snapshot!(refused("roberta", "pad_token_id", json!(39)), @"DIR/config.json: pad_token_id: is 39, and there are 40 positions");
+    insta::assert_snapshot!(refused("modernbert", "global_attn_every_n_layers", json!(0)), @"DIR/config.json: global_attn_every_n_layers: is 0");
+}
+
+/// What stands beside a model says how vectors are made; what we cannot do of it is refused.
+#[test]
+fn sentence_settings() {
+    let module = |kind: &str, path: &str| json!({ "type": format!("sentence_transformers.models.{kind}"), "path": path });
+    let with = |modules: Value, pooling: Value, transformer: Value| {
+        let dir = folder("bert", &json(&golden("bert").join("config.json")), &[], "sentence");
+        std::fs::create_dir_all(dir.join("1_Pooling")).unwrap();
+        std::fs::write(dir.join("modules.json"), modules.to_string()).unwrap();
+        std::fs::write(dir.join("1_Pooling/config.json"), pooling.to_string()).unwrap();
+        std::fs::write(dir.join("sentence_bert_config.json"), transformer.to_string()).unwrap();
+        let read = EncoderModel::open(&dir).map(|m| (m.sentence.pooling, m.context()));
+        let read = read.map_err(|e| e.to_string().replace(&dir.display().to_string(), "DIR"));
+        std::fs::remove_dir_all(dir).unwrap();
+        read
+    };
+    let usual = || {
+        json!([module("Transformer", ""), module("Pooling", "1_Pooling"), module("Normalize", "2_Normalize")])
+    };
+    let by = |switch: &str| json!({ switch: true });
+    let plain = || json!({});
+    assert_eq!(with(usual(), by("pooling_mode_mean_tokens"), plain()), Ok((Pooling::Mean, 40)));
+    assert_eq!(with(usual(), by("pooling_mode_cls_token"), plain()), Ok((Pooling::First, 40)));
+    assert_eq!(
+        with(usual(), by("pooling_mode_lasttoken"), json!({ "max_seq_length": 16 })),
+        Ok((Pooling::Last, 16))
+    );
+    assert_eq!(
+        with(usual(), json!({ "pooling_mode": "cls" }), json!({ "max_seq_length": 99 })),
+        Ok((Pooling::First, 40))
+    );
+    let refused = |modules, pooling, transformer| with(modules, pooling, transformer).unwrap_err();
+    insta::assert_snapshot!(refused(usual(), by("pooling_mode_max_tokens"), plain()), @"DIR/1_Pooling/config.json: pooling by max is not supported: one of mean, cls and lasttoken is");
+    insta::assert_snapshot!(refused(usual(), json!({ "pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true }), plain()), @"DIR/1_Pooling/config.json: pooling by mean and cls is not supported: one of mean, cls and lasttoken is");
+    insta::assert_snapshot!(refused(usual(), plain(), plain()), @"DIR/1_Pooling/config.json: pooling_mode: is missing");
+    insta::assert_snapshot!(refused(usual(), json!({ "pooling_mode": "attention" }), plain()), @"DIR/1_Pooling/config.json: pooling by attention is not supported: one of mean, cls and lasttoken is");
+    insta::assert_snapshot!(refused(usual(), by("pooling_mode_cls_token"), json!({ "max_seq_length": 0 })), @"DIR/sentence_bert_config.json: max_seq_length: is 0; a count is expected");
+    insta::assert_snapshot!(refused(json!([module("Dense", "2_Dense")]), plain(), plain()), @"DIR/modules.json: the module Dense is not supported: Transformer, Pooling and Normalize are");
+    insta::assert_snapshot!(refused(json!([module("Pooling", "../x")]), plain(), plain()), @r#"DIR/modules.json: path "../x": leads out of the model's folder"#);
+    insta::assert_snapshot!(refused(json!({}), plain(), plain()), @"DIR/modules.json: the file: is not a list of modules");
+}

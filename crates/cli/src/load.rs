@@ -22,6 +22,7 @@ use tallow_engine::scheduler::{Batch, Part, SeqId, Wanted};
 use tallow_hub::{Cache, Hub, ModelRef};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
+use tallow_models::encoder::{AnyModel, EncoderModel};
 use tallow_models::formats::Checkpoint;
 use tallow_models::generation::Generation;
 use tallow_models::template::ChatTemplates;
@@ -134,10 +135,24 @@ pub(crate) fn model(name: &str, offline: bool) -> Result<Model, Failed> {
     Ok(Model::new(checkpoint(name, offline)?)?)
 }
 
+/// Opens a model, whatever it does.
+pub(crate) fn any(name: &str, offline: bool) -> Result<AnyModel, Failed> {
+    Ok(AnyModel::new(checkpoint(name, offline)?)?)
+}
+
+/// Opens an encoder.
+pub(crate) fn encoder(name: &str, offline: bool) -> Result<EncoderModel, Failed> {
+    Ok(EncoderModel::new(checkpoint(name, offline)?)?)
+}
+
 /// Opens a model and what goes with it. Its words are read when they are first asked for: that takes a while, in which
 /// weights can be loaded.
 pub(crate) fn open(name: &str, offline: bool) -> Result<Opened, Failed> {
-    let model = model(name, offline)?;
+    opened(name, model(name, offline)?)
+}
+
+/// The same for a model that is open already.
+pub(crate) fn opened(name: &str, model: Model) -> Result<Opened, Failed> {
     let generation = match model.generation() {
         Ok(generation) => generation,
         Err(why) => return Err(Words::of(&model).err().unwrap_or(why.into())),
@@ -155,7 +170,7 @@ pub(crate) fn tokenizer(name: &str, offline: bool) -> Result<Tokenizer, Failed> 
 }
 
 /// A model's name as clients know it: without folders and ending.
-fn short_name(name: &str) -> String {
+pub(crate) fn short_name(name: &str) -> String {
     let path = Path::new(name);
     let on_disk = path.exists();
     let last = path.file_name().map(|n| n.to_string_lossy().into_owned()).filter(|_| on_disk);
@@ -349,7 +364,7 @@ fn paced<B: Backend>(runner: &Runner<B>, limits: Limits, page_len: usize) -> Res
 }
 
 /// Bytes that are loaded before anybody could read how far it has got.
-const QUICK: usize = 64 << 20;
+pub(crate) const QUICK: usize = 64 << 20;
 
 /// A model on its way to a device.
 pub(crate) struct Loading {

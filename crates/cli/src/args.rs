@@ -42,6 +42,10 @@ pub(crate) enum Command {
     Show(Show),
     /// Show what this machine has, and where each setting comes from
     Doctor(Doctor),
+    /// Make vectors of texts
+    Embed(Embed),
+    /// Sort documents by how well they answer a query
+    Rerank(Rerank),
     /// Show the tokens of a text
     Tokenize(Tokenize),
     /// Measure how well a model predicts a text
@@ -86,7 +90,7 @@ pub(crate) struct EngineArgs {
 }
 
 /// How tokens are chosen.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Default, PartialEq, Args)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SampleArgs {
     /// Tokens of an answer at most [default: as many as fit]
@@ -347,6 +351,48 @@ pub(crate) struct DeviceArgs {
     /// Never ask the hub
     #[arg(long)]
     pub offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Embed {
+    /// The model: an encoder
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: String,
+    /// The texts [default: the lines of standard input]
+    pub text: Vec<String>,
+    /// Only the first so many numbers of each vector, for models that were trained for it
+    #[arg(long, value_name = "N")]
+    pub dimensions: Option<usize>,
+    /// Leave out the end of texts that are too long
+    #[arg(long)]
+    pub truncate: bool,
+    /// As JSON: an object a line
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rerank {
+    /// The model: a reranker
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: String,
+    /// What is asked
+    pub query: String,
+    /// The documents [default: the lines of standard input]
+    pub documents: Vec<String>,
+    /// Only the best so many
+    #[arg(short = 'n', long, value_name = "N")]
+    pub top_n: Option<usize>,
+    /// Refuse documents that are too long, rather than leaving out their end
+    #[arg(long)]
+    pub no_truncate: bool,
+    /// As JSON: an object a line
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub device: DeviceArgs,
 }
 
 #[derive(Debug, Args)]

@@ -22,6 +22,7 @@ use tallow_engine::scheduler::{Batch, Part, SeqId, Wanted};
 use tallow_hub::{Cache, Hub, ModelRef};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
+use tallow_models::encoder::{AnyModel, EncoderModel};
 use tallow_models::formats::Checkpoint;
 use tallow_models::generation::Generation;
 use tallow_models::recipe::Recipe;
@@ -93,6 +94,16 @@ impl How {
         let quant = sources.find("quant", quant)?.map(|quant| quant.value);
         Ok(How { offline: is_offline(sources, offline)?, quant })
     }
+
+    /// Encoders are small, and are not quantized.
+    fn as_stored(self) -> Result<(), Failed> {
+        match self.quant {
+            None => Ok(()),
+            Some(quant) => Err(Failed::new(format!(
+                "--quant {quant}: encoders are used as they are stored; leave the flag (or setting) out"
+            ))),
+        }
+    }
 }
 
 /// Is the hub not to be asked?
@@ -151,10 +162,30 @@ pub(crate) fn model(name: &str, how: How) -> Result<Model, Failed> {
     Ok(model)
 }
 
+/// Opens a model, whatever it does.
+pub(crate) fn any(name: &str, how: How) -> Result<AnyModel, Failed> {
+    let mut model = AnyModel::new(checkpoint(name, how.offline)?)?;
+    match &mut model {
+        AnyModel::Decoder(model) => model.recipe = how.quant,
+        AnyModel::Encoder(_) => how.as_stored()?,
+    }
+    Ok(model)
+}
+
+/// Opens an encoder.
+pub(crate) fn encoder(name: &str, how: How) -> Result<EncoderModel, Failed> {
+    how.as_stored()?;
+    Ok(EncoderModel::new(checkpoint(name, how.offline)?)?)
+}
+
 /// Opens a model and what goes with it. Its words are read when they are first asked for: that takes a while, in which
 /// weights can be loaded.
 pub(crate) fn open(name: &str, how: How) -> Result<Opened, Failed> {
-    let model = model(name, how)?;
+    opened(name, model(name, how)?)
+}
+
+/// The same for a model that is open already.
+pub(crate) fn opened(name: &str, model: Model) -> Result<Opened, Failed> {
     let generation = match model.generation() {
         Ok(generation) => generation,
         Err(why) => return Err(Words::of(&model).err().unwrap_or(why.into())),
@@ -172,7 +203,7 @@ pub(crate) fn tokenizer(name: &str, offline: bool) -> Result<Tokenizer, Failed> 
 }
 
 /// A model's name as clients know it: without folders and ending.
-fn short_name(name: &str) -> String {
+pub(crate) fn short_name(name: &str) -> String {
     let path = Path::new(name);
     let on_disk = path.exists();
     let last = path.file_name().map(|n| n.to_string_lossy().into_owned()).filter(|_| on_disk);
@@ -366,7 +397,7 @@ fn paced<B: Backend>(runner: &Runner<B>, limits: Limits, page_len: usize) -> Res
 }
 
 /// Bytes that are loaded before anybody could read how far it has got.
-const QUICK: usize = 64 << 20;
+pub(crate) const QUICK: usize = 64 << 20;
 
 /// A model on its way to a device.
 pub(crate) struct Loading {

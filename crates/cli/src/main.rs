@@ -4,6 +4,7 @@ mod args;
 mod chat;
 mod commands;
 mod device;
+mod encoder;
 mod env;
 mod load;
 mod memory;
@@ -53,6 +54,7 @@ from!(
     tallow_engine::handle::Failure,
     tallow_hub::HubError,
     tallow_models::LoadError,
+    tallow_models::encoder::InputError,
     tallow_models::template::PromptError,
     tallow_models::tokenizer::TokenizeError
 );
@@ -84,6 +86,8 @@ fn run(cli: Cli) -> Result<(), Failed> {
         Command::Rm(args) => commands::hub::rm(&args),
         Command::Show(args) => commands::show::show(&args, &sources),
         Command::Doctor(args) => commands::doctor::doctor(args, &sources),
+        Command::Embed(args) => commands::embed::embed(&args, &sources),
+        Command::Rerank(args) => commands::embed::rerank(&args, &sources),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args, &sources),
         Command::Perplexity(args) => commands::perplexity::perplexity(&args, &sources),
         Command::Dump(args) => commands::dump::dump(&args, &sources),

@@ -5,6 +5,7 @@ use std::fmt;
 use tallow_core::DType;
 use tallow_engine::kv::KvShape;
 use tallow_models::Model;
+use tallow_models::encoder::{self, EncoderModel};
 use tallow_models::spec::{ExpertsSpec, LayerSpec};
 
 use crate::Failed;
@@ -139,6 +140,30 @@ impl Plan {
         Plan { weights, kv, workspace, context, made_for, slots: 1, shape, device: name, memory }
     }
 
+    /// For an encoder whose steps have up to so many tokens, or one text if that has more.
+    pub(crate) fn of_encoder(model: &EncoderModel, batch: usize, device: &Device) -> Plan {
+        let (spec, made_for) = (&model.spec, model.context());
+        let tokens = batch.max(made_for);
+        // A text of one token takes a page.
+        let shape = KvShape { dtype: DType::F32, page_len: encoder::PAGE, pages: tokens };
+        let cols = spec.layers.iter().map(|l| l.mixer.heads.kv_cols()).max().unwrap_or(0);
+        let kv = (2 * tokens * encoder::PAGE * cols * DType::F32.size()) as u64;
+        let tables: usize = spec.ropes.iter().map(|r| r.table_len(made_for)).sum();
+        let workspace = (tokens * activations(&spec.layers, spec.dim) + tables) * DType::F32.size();
+        let context = Setting { value: made_for, origin: Origin::Model };
+        Plan {
+            weights: model.checkpoint.weight_bytes() as u64,
+            kv,
+            workspace: workspace as u64,
+            context,
+            made_for,
+            slots: 1,
+            shape,
+            device: device.to_string(),
+            memory: device.memory(),
+        }
+    }
+
     /// All of it.
     pub(crate) fn total(&self) -> u64 {
         self.weights.saturating_add(self.kv).saturating_add(self.workspace)
@@ -210,17 +235,22 @@ pub(crate) fn scored(batch: usize) -> usize {
 /// What a step needs besides weights and cache, from above.
 fn workspace(model: &Model, step: Step, context: usize) -> u64 {
     let spec = &model.spec;
-    let widest = |f: &dyn Fn(&LayerSpec) -> usize| spec.layers.iter().map(f).max().unwrap_or(0);
-    let latent = |l: &LayerSpec| l.latent.map_or(0, |a| l.mixer.heads.q * (a.plain + a.turned + a.value));
-    let qkv = widest(&|l| l.mixer.heads.qkv_cols() + 2 * l.mixer.heads.q_cols() + latent(l));
-    // Where experts work, each token is copied for each of its experts, and what they make of it is kept apart.
-    let sorted = |e: ExpertsSpec| 2 * e.used * spec.dim + 4 * e.count;
-    let ffn = widest(&|l| 3 * l.active_width() + l.experts.map_or(0, sorted));
-    let activations = step.tokens as u64 * (4 * spec.dim + qkv.max(ffn)) as u64;
+    let activations = step.tokens as u64 * activations(&spec.layers, spec.dim) as u64;
     // On the device, and as they are read from it.
     let logits = 2 * step.logits as u64 * spec.vocab as u64;
     let tables: usize = spec.ropes.iter().map(|r| r.table_len(context)).sum();
     (activations + logits + tables as u64) * DType::F32.size() as u64
+}
+
+/// Numbers of a token that a step has at one time, from above.
+fn activations(layers: &[LayerSpec], dim: usize) -> usize {
+    let widest = |f: &dyn Fn(&LayerSpec) -> usize| layers.iter().map(f).max().unwrap_or(0);
+    let latent = |l: &LayerSpec| l.latent.map_or(0, |a| l.mixer.heads.q * (a.plain + a.turned + a.value));
+    let qkv = widest(&|l| l.mixer.heads.qkv_cols() + 2 * l.mixer.heads.q_cols() + latent(l));
+    // Where experts work, each token is copied for each of its experts, and what they make of it is kept apart.
+    let sorted = |e: ExpertsSpec| 2 * e.used * dim + 4 * e.count;
+    let ffn = widest(&|l| 3 * l.active_width() + l.experts.map_or(0, sorted));
+    4 * dim + qkv.max(ffn)
 }
 
 #[cfg(test)]

@@ -5,9 +5,10 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tallow_core::{Backend, Error, Memory};
@@ -65,6 +66,7 @@ struct Shared {
     info: EmbedderInfo,
     stats: EmbedderStats,
     life: Life,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What each text of a request gave, or why the request failed.
@@ -172,6 +174,17 @@ impl EmbedderHandle {
         // If it has ended already there is nobody to tell.
         let _ = self.commands.send(Command::Drain(within));
     }
+
+    /// Ends the embedder and waits until it has let go of its device: drivers do not like to be left while the program
+    /// ends.
+    pub fn close(&self) {
+        self.drain(Duration::ZERO);
+        let thread = self.shared.thread.lock().ok().and_then(|mut thread| thread.take());
+        if let Some(thread) = thread {
+            // If it panicked, that has been told.
+            let _ = thread.join();
+        }
+    }
 }
 
 /// An encoder on a device, and how much it computes at once.
@@ -214,22 +227,25 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
 ) -> Result<EmbedderHandle, E> {
     let (made, when_made) = channel();
     let (found_out, when_found_out) = channel::<(Receiver<Command>, Arc<Shared>)>();
-    std::thread::Builder::new().name("tallow-embedder".into()).spawn(move || match worker() {
-        Ok(worker) => {
-            let _ = made.send(Ok(()));
-            // Otherwise nobody wants it any more.
-            if let Ok((commands, shared)) = when_found_out.recv() {
-                Embedder { alive: Alive(shared), commands, jobs: VecDeque::new(), worker, drain: None }.run();
+    let thread =
+        std::thread::Builder::new().name("tallow-embedder".into()).spawn(move || match worker() {
+            Ok(worker) => {
+                let _ = made.send(Ok(()));
+                // Otherwise nobody wants it any more.
+                if let Ok((commands, shared)) = when_found_out.recv() {
+                    Embedder { alive: Alive(shared), commands, jobs: VecDeque::new(), worker, drain: None }
+                        .run();
+                }
             }
-        }
-        Err(why) => drop(made.send(Err(why))),
-    })?;
+            Err(why) => drop(made.send(Err(why))),
+        })?;
     let info = info();
     let gone = || std::io::Error::other("the embedder's thread ended while the model was loaded").into();
     let made = when_made.recv().unwrap_or_else(|_| Err(gone()));
     let info = info?;
     made?;
-    let shared = Arc::new(Shared { info, stats: EmbedderStats::default(), life: Life::default() });
+    let (stats, life, thread) = (EmbedderStats::default(), Life::default(), Mutex::new(Some(thread)));
+    let shared = Arc::new(Shared { info, stats, life, thread });
     let (commands, receiver) = channel();
     found_out.send((receiver, shared.clone())).map_err(|_| gone())?;
     Ok(EmbedderHandle { commands, shared })

@@ -154,6 +154,8 @@ fn what_is_under_way_is_finished_before_the_end() {
     handle.drain(Duration::from_secs(60));
     assert_eq!(handle.submit(vec![text(30, 4)]).unwrap_err(), Failure::ShuttingDown);
     assert_eq!(wait(answer).unwrap().len(), 3000);
+    handle.close();
+    assert!(!handle.is_alive());
     // And what has no time for that is told so.
     let handle = cpu(8);
     let answer = handle.submit(many()).unwrap();

@@ -180,6 +180,18 @@ fn folders_on<B: Backend>(b: &B, slack: f32) {
 }
 
 #[test]
+fn on_every_instruction_set() {
+    let names = ENCODERS.into_iter().chain(["encoders/modernbert-biases", "encoders/nomic-bert"]);
+    for (name, isa) in names.flat_map(|name| Isa::ALL.map(|isa| (name, isa))) {
+        if isa.is_available() {
+            let (case, b) = (Case::read(name), Cpu::new(isa, 1).unwrap().with(Arithmetic::Exact));
+            let far = case.distance(&b, &open(&golden(name)));
+            assert!(far <= case.tolerance(), "{name} by {isa}: off by {far}");
+        }
+    }
+}
+
+#[test]
 fn newer_configs() {
     for name in ENCODERS.into_iter().chain(["encoders/nomic-bert"]) {
         let case = Case::read(name);

@@ -197,12 +197,12 @@ impl Answers {
                 server.metrics.ended("error");
             }
         }
-        ApiError::engine(failure, server.handle.is_alive())
+        ApiError::engine(failure, server.model.handle.is_alive())
     }
 
     fn take(&mut self, index: usize, event: Event) -> Result<Option<Told>, Failure> {
         let server = &self.open.0;
-        let (choice, tokenizer) = (&mut self.choices[index], &server.handle.info().tokenizer);
+        let (choice, tokenizer) = (&mut self.choices[index], &server.model.handle.info().tokenizer);
         let told = |part| Ok(Some(Told { index, part, end: None }));
         match event {
             Event::Started { .. } => Ok(None),

@@ -11,7 +11,7 @@ use hyper::body::Body as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::errors::ApiError;
-use crate::state::Server;
+use crate::state::{Model, Server};
 
 /// Longest body.
 const MOST_BYTES: usize = 16 << 20;
@@ -21,10 +21,10 @@ const SMALL: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Reads a request's body and makes something of it, on a thread where that may take a while.
-pub(crate) async fn prepare<T: Send + 'static>(
-    server: &Arc<Server>,
+pub(crate) async fn prepare<M: Model, T: Send + 'static>(
+    server: &Arc<Server<M>>,
     request: Request,
-    make: impl FnOnce(&Server, &[u8]) -> Result<T, ApiError> + Send + 'static,
+    make: impl FnOnce(&Server<M>, &[u8]) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     server.ready()?;
     let (parts, body) = request.into_parts();

@@ -8,6 +8,7 @@ mod body;
 mod chat;
 mod completions;
 mod connection;
+mod embeddings;
 mod errors;
 mod fields;
 mod generation;
@@ -15,8 +16,10 @@ mod guard;
 mod json;
 mod metrics;
 mod prompt;
+mod rerank;
 mod routes;
 mod run;
+mod served;
 mod state;
 mod stream;
 mod tokens;
@@ -25,13 +28,13 @@ mod wire;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tallow_engine::handle::EngineHandle;
-use tallow_models::template::ChatTemplates;
+use axum::Router;
 use tokio::net::TcpListener;
 
 pub use chat::{ChatRequest, parse_chat_request};
 pub use completions::{CompletionRequest, parse_completion_request};
 pub use errors::ApiError;
+pub use served::{Served, ServedEncoder};
 
 /// How the server deals with its clients.
 #[derive(Clone, Debug)]
@@ -60,22 +63,31 @@ impl Default for Settings {
     }
 }
 
-/// What is served.
-#[derive(Clone, Debug)]
-pub struct Served {
-    /// The engine.
-    pub handle: EngineHandle,
-    /// How the model was taught to chat, if it was.
-    pub templates: Option<ChatTemplates>,
-    /// Tokens of an answer, where a request does not say.
-    pub max_tokens: Option<usize>,
-}
-
 /// Serves until `stop` resolves, and then until the requests that are under way have been answered or the time for that
 /// is over. New requests are refused meanwhile, and streams that do not end in time end with an error.
 pub async fn serve(
     listener: TcpListener,
     served: Served,
+    settings: Settings,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), std::io::Error> {
+    serve_model(listener, served, routes::of_writer(), settings, stop).await
+}
+
+/// The same for an encoder.
+pub async fn serve_encoder(
+    listener: TcpListener,
+    served: ServedEncoder,
+    settings: Settings,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), std::io::Error> {
+    serve_model(listener, served, routes::of_encoder(), settings, stop).await
+}
+
+async fn serve_model<M: state::Model>(
+    listener: TcpListener,
+    served: M,
+    own: Router<Arc<state::Server<M>>>,
     settings: Settings,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), std::io::Error> {
@@ -88,6 +100,6 @@ pub async fn serve(
             server.drain().await;
         }
     };
-    connection::accept(listener, routes::router(server), end).await;
+    connection::accept(listener, routes::router(own, server), end).await;
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tallow_engine::embedder::EmbedderHandle;
 use tallow_engine::handle::{Done, EngineHandle};
 
 use crate::wire::finish_reason;
@@ -147,15 +148,44 @@ impl Metrics {
             out.head(name, "counter", what);
             out.line(name, "", count.load(Ordering::Relaxed));
         }
+        self.success(&mut out);
+        for histogram in [&self.first, &self.next, &self.whole, &self.queue, &self.prefill, &self.decode] {
+            histogram.write(&mut out);
+        }
+        out.text
+    }
+
+    /// The same for an embedder.
+    pub(crate) fn page_of_embedder(&self, handle: &EmbedderHandle) -> String {
+        let (info, stats) = (handle.info(), handle.stats());
+        let mut out =
+            Page { text: String::new(), model: label(info.names.first().map_or("", String::as_str)) };
+        out.gauge("num_requests_running", "Requests under way or waiting.", handle.taken() as f64);
+        for (name, what, count) in [
+            ("prompt_tokens_total", "Tokens of texts that have been done.", &stats.tokens),
+            ("embedded_texts_total", "Texts that have been done.", &stats.texts),
+            ("steps_total", "Steps run.", &stats.steps),
+        ] {
+            out.head(name, "counter", what);
+            out.line(name, "", count.load(Ordering::Relaxed));
+        }
+        self.success(&mut out);
+        self.whole.write(&mut out);
+        out.text
+    }
+
+    /// A request to an embedder is complete.
+    pub(crate) fn embedded(&self, took: Duration) {
+        self.whole.add(took);
+        self.ended("stop");
+    }
+
+    fn success(&self, out: &mut Page) {
         out.head("request_success_total", "counter", "Answers that have ended, by reason.");
         for (reason, count) in REASONS.iter().zip(&self.ended) {
             let label = format!(",finished_reason=\"{reason}\"");
             out.line("request_success_total", &label, count.load(Ordering::Relaxed));
         }
-        for histogram in [&self.first, &self.next, &self.whole, &self.queue, &self.prefill, &self.decode] {
-            histogram.write(&mut out);
-        }
-        out.text
     }
 }
 

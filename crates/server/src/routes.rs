@@ -9,35 +9,62 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use serde::Serialize;
 
 use crate::connection::contained;
 use crate::errors::{ApiError, quoted, respond};
 use crate::guard::{REQUEST_ID, is_preflight, request_id};
-use crate::state::Server;
-use crate::{chat, completions, tokens};
+use crate::state::{self, Server};
+use crate::{Served, ServedEncoder, chat, completions, embeddings, rerank, tokens};
 
-pub(crate) fn router(server: Arc<Server>) -> Router {
+/// What a model that writes text is asked for.
+pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
+    let other =
+        || async { other("makes no vectors of texts; it has /v1/chat/completions and /v1/completions") };
     Router::new()
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
-        .route("/v1/models", get(models))
-        .route("/v1/models/{*id}", get(model))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
-        .route("/health", get(health))
-        .route("/ready", get(ready))
-        .route("/metrics", get(metrics))
+        .route("/v1/embeddings", any(other))
+        .route("/v1/rerank", any(other))
+}
+
+/// What an encoder is asked for.
+pub(crate) fn of_encoder() -> Router<Arc<Server<ServedEncoder>>> {
+    let other = || async { other("writes no text; it has /v1/embeddings and /v1/rerank") };
+    Router::new()
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/rerank", post(rerank::rerank))
+        .route("/v1/chat/completions", any(other))
+        .route("/v1/completions", any(other))
+}
+
+/// What only the other kind of model has.
+fn other(what: &str) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, format!("the model of this server {what}"))
+}
+
+pub(crate) fn router<M: state::Model>(own: Router<Arc<Server<M>>>, server: Arc<Server<M>>) -> Router {
+    own.route("/v1/models", get(models::<M>))
+        .route("/v1/models/{*id}", get(model::<M>))
+        .route("/health", get(health::<M>))
+        .route("/ready", get(ready::<M>))
+        .route("/metrics", get(metrics::<M>))
         .route("/version", get(version))
         .method_not_allowed_fallback(wrong_method)
         .fallback(no_route)
-        .layer(from_fn_with_state(server.clone(), every))
+        .layer(from_fn_with_state(server.clone(), every::<M>))
         .with_state(server)
 }
 
 /// What every request goes through.
-async fn every(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+async fn every<M: state::Model>(
+    State(server): State<Arc<Server<M>>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let begun = Instant::now();
     let (method, path) = (request.method().clone(), quoted(request.uri().path()));
     let id = request_id(request.headers());
@@ -50,7 +77,7 @@ async fn every(State(server): State<Arc<Server>>, request: Request, next: Next) 
     if let Some(reader) = reader {
         reader.allow(headers);
     }
-    if !server.handle.is_ready() {
+    if server.model.ready().is_err() {
         // So that the client asks elsewhere.
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -68,7 +95,7 @@ async fn every(State(server): State<Arc<Server>>, request: Request, next: Next) 
 }
 
 /// What every request with a key goes through.
-async fn admitted(server: &Server, request: Request, next: Next) -> Response {
+async fn admitted<M: state::Model>(server: &Server<M>, request: Request, next: Next) -> Response {
     if let Err(error) = server.guard.key(request.headers()) {
         return error.into_response();
     }
@@ -106,30 +133,30 @@ struct Model<'a> {
     max_model_len: usize,
 }
 
-fn list(server: &Server) -> Vec<Model<'_>> {
-    let info = server.handle.info();
+fn list<M: state::Model>(server: &Server<M>) -> Vec<Model<'_>> {
+    let (names, context) = (server.model.names(), server.model.context());
     let model = |id| Model {
         id,
         object: "model",
         created: server.since,
         owned_by: "tallow",
-        root: info.names.first().map(String::as_str),
-        max_model_len: info.context,
+        root: names.first().map(String::as_str),
+        max_model_len: context,
     };
-    info.names.iter().map(|name| model(name)).collect()
+    names.iter().map(|name| model(name)).collect()
 }
 
-async fn models(State(server): State<Arc<Server>>) -> Result<Response, ApiError> {
+async fn models<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
     respond(&Models { object: "list", data: list(&server) })
 }
 
-async fn model(
-    State(server): State<Arc<Server>>,
+async fn model<M: state::Model>(
+    State(server): State<Arc<Server<M>>>,
     path: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     let Path(asked) = path.map_err(|e| ApiError::bad(e.body_text()))?;
     let found = list(&server).into_iter().find(|model| model.id == asked);
-    respond(&found.ok_or_else(|| ApiError::no_model(&asked, &server.handle.info().names))?)
+    respond(&found.ok_or_else(|| ApiError::no_model(&asked, server.model.names()))?)
 }
 
 #[derive(Serialize)]
@@ -138,22 +165,22 @@ struct Fine {
 }
 
 /// Does the engine live?
-async fn health(State(server): State<Arc<Server>>) -> Result<Response, ApiError> {
-    if !server.handle.is_alive() {
+async fn health<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
+    if !server.model.is_alive() {
         server.ready()?;
     }
     respond(&Fine { status: "ok" })
 }
 
 /// Are requests taken?
-async fn ready(State(server): State<Arc<Server>>) -> Result<Response, ApiError> {
+async fn ready<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
     server.ready()?;
     respond(&Fine { status: "ready" })
 }
 
-async fn metrics(State(server): State<Arc<Server>>) -> Response {
+async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Response {
     let kind = "text/plain; version=0.0.4; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], server.metrics.page(&server.handle)).into_response()
+    ([(header::CONTENT_TYPE, kind)], server.model.metrics(&server.metrics)).into_response()
 }
 
 #[derive(Serialize)]

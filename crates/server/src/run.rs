@@ -77,12 +77,12 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
     let mut followed = Vec::new();
     for (index, (request, echo)) in requests.into_iter().enumerate() {
         // If one is refused, those before it are dropped here, which ends them.
-        let events = server.handle.submit(request);
-        let events = events.map_err(|failure| ApiError::engine(failure, server.handle.is_alive()))?;
+        let events = server.model.handle.submit(request);
+        let events = events.map_err(|failure| ApiError::engine(failure, server.model.handle.is_alive()))?;
         followed.push(Followed { events, echo, first: index % generation.n == 0 });
     }
     let mut answers = Answers::new(server, followed, wants_tokens);
-    let names = &server.handle.info().names;
+    let names = &server.model.handle.info().names;
     let envelope = Envelope {
         form,
         id: format!("{}{}", form.prefix(), unique()),

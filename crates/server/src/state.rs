@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tallow_engine::handle::EngineHandle;
-use tallow_models::template::ChatTemplates;
+use tallow_engine::handle::Failure;
 use tokio::sync::{Semaphore, watch};
 
 use crate::errors::ApiError;
@@ -17,12 +16,26 @@ const LARGE_BODIES: usize = 16;
 /// How long streams have to say that they were cut off, once the time to finish has passed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// A model that is served, whatever it does.
+pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
+    /// Names it goes by; the first is the real one.
+    fn names(&self) -> &[String];
+    /// Tokens that a sequence may have.
+    fn context(&self) -> usize;
+    /// Does its engine take requests? If not, why.
+    fn ready(&self) -> Result<(), Failure>;
+    /// Does its engine live?
+    fn is_alive(&self) -> bool;
+    /// Has its engine finish within some time, and end.
+    fn drain(&self, within: Duration);
+    /// What is counted of it.
+    fn metrics(&self, of_server: &Metrics) -> String;
+}
+
 /// What all connections share.
 #[derive(Debug)]
-pub(crate) struct Server {
-    pub(crate) handle: EngineHandle,
-    pub(crate) templates: Option<ChatTemplates>,
-    pub(crate) max_tokens: Option<usize>,
+pub(crate) struct Server<M = Served> {
+    pub(crate) model: M,
     pub(crate) settings: Settings,
     pub(crate) guard: Guard,
     pub(crate) metrics: Metrics,
@@ -38,9 +51,8 @@ pub(crate) struct Server {
     over: watch::Sender<bool>,
 }
 
-impl Server {
-    pub(crate) fn new(served: Served, settings: Settings, guard: Guard) -> Server {
-        let Served { handle, templates, max_tokens } = served;
+impl<M: Model> Server<M> {
+    pub(crate) fn new(model: M, settings: Settings, guard: Guard) -> Server<M> {
         let desks = std::thread::available_parallelism().map_or(1, usize::from);
         Server {
             metrics: Metrics::new(),
@@ -49,9 +61,7 @@ impl Server {
             desks: Arc::new(Semaphore::new(desks)),
             open: watch::Sender::new(0),
             over: watch::Sender::new(false),
-            handle,
-            templates,
-            max_tokens,
+            model,
             settings,
             guard,
         }
@@ -59,12 +69,12 @@ impl Server {
 
     /// Are requests taken? If not, why.
     pub(crate) fn ready(&self) -> Result<(), ApiError> {
-        self.handle.ready().map_err(|why| ApiError::engine(why, self.handle.is_alive()))
+        self.model.ready().map_err(|why| ApiError::engine(why, self.model.is_alive()))
     }
 
     /// Takes no more requests, and returns once those under way are answered, or had the time they may take.
     pub(crate) async fn drain(&self) {
-        self.handle.drain(self.settings.drain);
+        self.model.drain(self.settings.drain);
         let mut open = self.open.subscribe();
         if tokio::time::timeout(self.settings.drain, open.wait_for(|n| *n == 0)).await.is_err() {
             self.over.send_replace(true);
@@ -74,7 +84,7 @@ impl Server {
     }
 
     /// Resolves when the time to finish is over.
-    pub(crate) fn over(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub(crate) fn over(&self) -> impl Future<Output = ()> + Send + use<M> {
         let mut over = self.over.subscribe();
         async move {
             if over.wait_for(|over| *over).await.is_err() {
@@ -86,16 +96,16 @@ impl Server {
 
 /// A request that is being answered.
 #[derive(Debug)]
-pub(crate) struct Open(pub(crate) Arc<Server>);
+pub(crate) struct Open<M = Served>(pub(crate) Arc<Server<M>>);
 
-impl Open {
-    pub(crate) fn new(server: &Arc<Server>) -> Open {
+impl<M> Open<M> {
+    pub(crate) fn new(server: &Arc<Server<M>>) -> Open<M> {
         server.open.send_modify(|n| *n += 1);
         Open(server.clone())
     }
 }
 
-impl Drop for Open {
+impl<M> Drop for Open<M> {
     fn drop(&mut self) {
         self.0.open.send_modify(|n| *n -= 1);
     }

@@ -36,7 +36,7 @@ pub(crate) async fn tokenize(
     request: Request,
 ) -> Result<Response, ApiError> {
     prepare(&server, request, |server, body| {
-        let info = server.handle.info();
+        let info = server.model.handle.info();
         let mut fields = Fields::body(body)?;
         check_model(&mut fields, info)?;
         let with_texts = fields.flag("return_token_strs")?.unwrap_or(false);
@@ -52,7 +52,7 @@ pub(crate) async fn tokenize(
                 let messages = Messages::take(&mut fields)?;
                 fields.finish()?;
                 messages.tokens(
-                    server.templates.as_ref(),
+                    server.model.templates.as_ref(),
                     server.settings.template_values,
                     &info.tokenizer,
                 )?
@@ -70,7 +70,7 @@ pub(crate) async fn detokenize(
     request: Request,
 ) -> Result<Response, ApiError> {
     prepare(&server, request, |server, body| {
-        let info = server.handle.info();
+        let info = server.model.handle.info();
         let mut fields = Fields::body(body)?;
         check_model(&mut fields, info)?;
         let ids = match fields.take("tokens") {

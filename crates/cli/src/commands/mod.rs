@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod doctor;
 pub(crate) mod dump;
+pub(crate) mod embed;
 pub(crate) mod hub;
 pub(crate) mod perplexity;
 pub(crate) mod reference;

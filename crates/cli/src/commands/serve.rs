@@ -5,10 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use tallow_server::{Served, Settings};
+use tallow_models::encoder::{AnyModel, EncoderModel};
+use tallow_models::generation::Generation;
+use tallow_server::{Served, ServedEncoder, Settings};
 use tokio::net::TcpListener;
 
-use crate::args::Serve;
+use crate::args::{SampleArgs, Serve};
+use crate::encoder::{self, Place, Running};
 use crate::load::{self, DEMO, Note};
 use crate::settings::{Defaults, Flags, Sources, resolve};
 use crate::{Failed, env, screen};
@@ -27,21 +30,24 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     // A port that is taken should not cost the loading of a model.
     let listener = runtime.block_on(listen(&host, port))?;
-    let opened = load::open(
-        args.model.as_deref().unwrap_or(DEMO),
-        load::How::new(sources, args.engine.offline, args.engine.quant)?,
-    )?;
+    let name = args.model.as_deref().unwrap_or(DEMO);
+    let how = load::How::new(sources, args.engine.offline, args.engine.quant)?;
+    let opened = match load::any(name, how)? {
+        AnyModel::Decoder(model) => load::opened(name, *model)?,
+        AnyModel::Encoder(model) => {
+            let handle = start_encoder(&model, name, &args, sources)?;
+            announce(name, &listener, &settings)?;
+            let served = ServedEncoder { handle: handle.clone() };
+            runtime.block_on(tallow_server::serve_encoder(listener, served, settings, stop(drain)))?;
+            tracing::info!("stopped");
+            return Ok(());
+        }
+    };
     let config = resolve(sources, &Flags::of_server(&args), &opened.generation, Defaults::API);
     let config = opened.after_words(config)?;
     let names = std::iter::once(opened.name.clone()).chain(args.alias).collect();
     let handle = opened.start(&config, names, &Note::log)?;
-    let address = listener.local_addr()?;
-    tracing::info!("serving {} on http://{address}/v1", screen::harmless(&opened.name));
-    if !address.ip().is_loopback() && settings.api_keys.is_empty() {
-        tracing::warn!(
-            "everybody who can reach {address} can use this server: set TALLOW_API_KEY or --api-key-file"
-        );
-    }
+    announce(&opened.name, &listener, &settings)?;
     let served = Served {
         handle: handle.clone(),
         templates: opened.words()?.templates.clone(),
@@ -49,6 +55,42 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     };
     runtime.block_on(tallow_server::serve(listener, served, settings, stop(drain)))?;
     tracing::info!("stopped");
+    Ok(())
+}
+
+/// Starts an embedder for an encoder. What is about written text it does not take.
+fn start_encoder(
+    model: &EncoderModel,
+    name: &str,
+    args: &Serve,
+    sources: &Sources,
+) -> Result<Running, Failed> {
+    let engine = &args.engine;
+    if args.sampling != SampleArgs::default() || engine.context.is_some() || engine.kv.is_some() {
+        let why = "the model is an encoder and writes no text: --context, --kv and how tokens are chosen are not for it";
+        return Err(Failed::new(why));
+    }
+    let config = resolve(sources, &Flags::of_server(args), &Generation::default(), Defaults::API)?;
+    let names = std::iter::once(load::short_name(name)).chain(args.alias.iter().cloned()).collect();
+    let place = Place {
+        device: config.device.value,
+        isa: config.isa.value,
+        arithmetic: config.arithmetic.value,
+        threads: config.threads.value,
+        batch: config.batch.value,
+    };
+    encoder::start(model, place, names, config.slots.value + config.queue.value, &Note::log)
+}
+
+/// Says where the server is.
+fn announce(name: &str, listener: &TcpListener, settings: &Settings) -> Result<(), Failed> {
+    let address = listener.local_addr()?;
+    tracing::info!("serving {} on http://{address}/v1", screen::harmless(name));
+    if !address.ip().is_loopback() && settings.api_keys.is_empty() {
+        tracing::warn!(
+            "everybody who can reach {address} can use this server: set TALLOW_API_KEY or --api-key-file"
+        );
+    }
     Ok(())
 }
 

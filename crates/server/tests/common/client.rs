@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::Site;
+use super::At;
 
 /// What a server answered.
 #[derive(Debug)]
@@ -103,26 +103,26 @@ impl Asked {
     }
 
     /// Sends it, and gives the connection on which the answer comes.
-    pub fn send(&self, site: &Site) -> TcpStream {
+    pub fn send(&self, site: &impl At) -> TcpStream {
         let mut stream = connect(site);
         stream.write_all(&self.bytes()).unwrap();
         stream
     }
 
     /// Sends it, and waits for the whole answer.
-    pub fn get(self, site: &Site) -> Reply {
+    pub fn get(self, site: &impl At) -> Reply {
         read(self.with("connection", "close").send(site))
     }
 }
 
-pub fn connect(site: &Site) -> TcpStream {
-    let stream = TcpStream::connect(site.address).unwrap();
+pub fn connect(site: &impl At) -> TcpStream {
+    let stream = TcpStream::connect(site.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream
 }
 
 /// Sends bytes as they are, and waits for the answer.
-pub fn raw(site: &Site, bytes: &[u8]) -> Reply {
+pub fn raw(site: &impl At, bytes: &[u8]) -> Reply {
     let mut stream = connect(site);
     // A server that refuses early need not read it all.
     let _ = stream.write_all(bytes);

@@ -136,6 +136,17 @@ pub fn done(prompt_tokens: usize) -> Done {
     Done { text: String::new(), reason: Finish::End, prompt_tokens, cached_tokens: 0, new_tokens: 0, timings }
 }
 
+/// Where a server is.
+pub trait At {
+    fn address(&self) -> SocketAddr;
+}
+
+impl At for Site {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
 /// A server that runs.
 pub struct Site {
     pub address: SocketAddr,

@@ -1,0 +1,111 @@
+//! From an encoder to an embedder that runs it.
+
+use std::ops::ControlFlow;
+
+use indicatif::ProgressBar;
+use tallow_core::Backend;
+use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, Wanted, Worker, spawn};
+#[cfg(feature = "wgpu")]
+use tallow_models::encoder::Input;
+use tallow_models::encoder::{Encoder, EncoderModel, Inputs};
+
+use crate::args::DeviceArgs;
+use crate::device::{Asked, Device};
+use crate::load::{self, Note, QUICK};
+use crate::memory::Plan;
+use crate::settings::Sources;
+use crate::solo::Setup;
+use crate::{Failed, screen};
+
+/// Where and how an encoder computes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub device: Asked,
+    pub isa: Isa,
+    pub arithmetic: Arithmetic,
+    pub threads: usize,
+    /// Tokens of a step, if no text alone has more.
+    pub batch: usize,
+}
+
+impl Place {
+    /// From flags of a command.
+    pub(crate) fn new(sources: &Sources, device: &DeviceArgs) -> Result<Place, Failed> {
+        let Setup { device, isa, arithmetic, threads, batch, .. } =
+            Setup::new(sources, device, None, Arithmetic::Fast)?;
+        Ok(Place { device, isa, arithmetic, threads, batch })
+    }
+}
+
+/// An embedder that ends before the program does.
+pub(crate) struct Running(EmbedderHandle);
+
+impl std::ops::Deref for Running {
+    type Target = EmbedderHandle;
+
+    fn deref(&self) -> &EmbedderHandle {
+        &self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Starts an embedder under these names, on the device that was asked for or the best that has room, for up to so many
+/// requests at one time. Which device that is, and why, is said to `say`.
+pub(crate) fn start(
+    model: &EncoderModel,
+    place: Place,
+    names: Vec<String>,
+    queue: usize,
+    say: &dyn Fn(&Note),
+) -> Result<Running, Failed> {
+    let (wanted, width) = match model.spec.head {
+        None => (Wanted::Vectors(model.sentence.pooling), model.spec.dim),
+        Some(head) => {
+            model.ranks()?;
+            (Wanted::Scores, head.labels)
+        }
+    };
+    let plan = |device: &Device| Plan::of_encoder(model, place.batch, device);
+    let handle = load::on_some_device(place.device, plan, say, |device, _| {
+        // Words are read while weights are loaded.
+        let info = || {
+            let (names, inputs) = (names.clone(), Inputs::new(model)?);
+            Ok(EmbedderInfo { names, inputs, wanted, width, queue })
+        };
+        let model = model.clone();
+        match device.clone() {
+            Device::Cpu => spawn(info, move || {
+                let b = Cpu::new(place.isa, place.threads)?.with(place.arithmetic);
+                worker(b, &model, wanted, place.batch)
+            }),
+            #[cfg(feature = "wgpu")]
+            Device::Gpu(found) => spawn(info, move || {
+                let worker = worker(tallow_wgpu::Wgpu::open(&found)?, &model, wanted, place.batch)?;
+                // So that its kernels are compiled now, and a device that cannot run them shows.
+                for tokens in [model.context().min(64), 1] {
+                    worker.run(&[Input { tokens: vec![0; tokens], types: vec![0; tokens] }])?;
+                }
+                Ok(worker)
+            }),
+        }
+    });
+    Ok(Running(handle?))
+}
+
+/// Loads an encoder, showing how far it has got.
+fn worker<B: Backend>(b: B, model: &EncoderModel, wanted: Wanted, batch: usize) -> Result<Worker<B>, Failed> {
+    let bytes = model.checkpoint.weight_bytes();
+    let bar = if bytes < QUICK { ProgressBar::hidden() } else { screen::bytes_bar(bytes as u64, "loading") };
+    let encoder = Encoder::load(&b, model, &mut |done, _| {
+        bar.set_position(done as u64);
+        ControlFlow::Continue(())
+    });
+    bar.finish_and_clear();
+    Ok(Worker::new(b, encoder?, wanted, batch))
+}

@@ -1,0 +1,122 @@
+//! `tallow embed` and `tallow rerank`, and an encoder that is served.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use common::Home;
+use serde_json::Value;
+use tallow_support::text_encoder;
+
+/// A home with an encoder in it, or a reranker.
+fn home(labels: Option<usize>) -> Home {
+    let home = Home::new();
+    text_encoder(&home.path().join("tiny"), labels);
+    home
+}
+
+fn vectors(out: &str) -> Vec<Vec<f32>> {
+    out.lines().map(|line| line.split(' ').map(|x| x.parse().unwrap()).collect()).collect()
+}
+
+fn length(x: &[f32]) -> f32 {
+    x.iter().map(|x| x * x).sum::<f32>().sqrt()
+}
+
+#[test]
+fn texts_become_vectors_of_length_one() {
+    let home = home(None);
+    let given = vectors(&home.run(&["embed", "-m", "tiny", "the cat sat", "a dog"]).ok());
+    assert_eq!(given.len(), 2);
+    assert!(given.iter().all(|x| x.len() == 48 && (length(x) - 1.0).abs() < 1e-5));
+    assert_ne!(given[0], given[1]);
+    let lines = vectors(&home.run_with(&["embed", "-m", "tiny"], b"the cat sat\na dog\n").ok());
+    assert_eq!(lines, given);
+    let lines = "the cat sat\n".repeat(600);
+    let many = vectors(&home.run_with(&["embed", "-m", "tiny", "-"], lines.as_bytes()).ok());
+    assert!(many.len() == 600 && many.iter().all(|x| *x == given[0]));
+    let cut = vectors(&home.run(&["embed", "-m", "tiny", "--dimensions", "5", "a dog"]).ok());
+    let by = length(&given[1][..5]);
+    assert!(cut[0].len() == 5 && cut[0].iter().zip(&given[1]).all(|(a, b)| (a - b / by).abs() < 1e-6));
+}
+
+#[test]
+fn objects_say_which_text_and_how_many_tokens() {
+    let home = home(None);
+    let out = home.run(&["embed", "-m", "tiny", "--json", "the cat sat", "a dog"]).ok();
+    let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |line: &Value| (line["index"].as_u64().unwrap(), line["tokens"].as_u64().unwrap());
+    assert_eq!(lines.iter().map(of).collect::<Vec<_>>(), [(0, 5), (1, 4)]);
+    assert_eq!(lines[0]["embedding"].as_array().unwrap().len(), 48);
+}
+
+#[test]
+fn documents_are_sorted() {
+    let home = home(Some(1));
+    let out = home.run(&["rerank", "-m", "tiny", "cat", "the cat sat", "a dog", "rug . rug ."]).ok();
+    let ranked: Vec<(f32, usize)> = out
+        .lines()
+        .map(|line| {
+            let (score, rest) = line.split_once("  ").unwrap();
+            (score.parse().unwrap(), rest.split_once("  ").unwrap().0.parse().unwrap())
+        })
+        .collect();
+    assert!(ranked.len() == 3 && ranked.windows(2).all(|w| w[0].0 >= w[1].0), "{out}");
+    let top = home.run_with(
+        &["rerank", "-m", "tiny", "cat", "-n", "1", "--json"],
+        b"the cat sat\na dog\nrug . rug .\n",
+    );
+    let top: Value = serde_json::from_str(&top.ok()).unwrap();
+    assert_eq!(top["index"].as_u64().unwrap() as usize, ranked[0].1);
+    assert!((top["relevance_score"].as_f64().unwrap() as f32 - ranked[0].0).abs() < 1e-5);
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let (vectors, ranker, many) = (home(None), home(Some(1)), home(Some(3)));
+    let long = "the cat sat on the mat . ".repeat(8);
+    let said = [
+        vectors.run(&["run", "tiny", "hello"]),
+        vectors.run(&["embed", "-m", "demo", "hello"]),
+        vectors.run(&["embed", "-m", "tiny", "--dimensions", "49", "hello"]),
+        vectors.run(&["embed", "-m", "tiny", "dog", &long]),
+        vectors.run(&["rerank", "-m", "tiny", "cat", "dog"]),
+        vectors.run(&["serve", "tiny", "--port", "0", "--temperature", "1"]),
+        ranker.run(&["embed", "-m", "tiny", "hello"]),
+        ranker.run(&["rerank", "-m", "tiny", "cat", "--no-truncate", &long]),
+        many.run(&["rerank", "-m", "tiny", "cat", "dog"]),
+        many.run(&["serve", "tiny", "--port", "0"]),
+    ];
+    insta::assert_snapshot!(said.map(|did| did.failed()).concat(), @r#"
+    error: tiny: writing text by the architecture "BertModel" is not supported: it is an encoder, which makes vectors of texts: use `tallow embed` or `tallow rerank`, or serve it for /v1/embeddings
+    error: demo: embedding by the architecture "llama" is not supported: it writes text: `tallow run` and `tallow serve` are for it
+    error: --dimensions is 49; the model's vectors have 48 numbers
+    error: text 2: the text has 58 tokens, and the model takes 40; shorten it, or ask for truncation
+    error: tiny: ranking by a model without a head for scores is not supported: it makes vectors of texts, for `tallow embed`; take a reranker, whose architecture ends in ForSequenceClassification
+    error: the model is an encoder and writes no text: --context, --kv and how tokens are chosen are not for it
+    error: tiny: making vectors by a model with a head for scores is not supported: its hidden states are made for that head: use `tallow rerank`, or take an embedding model
+    error: document 1: the text has 60 tokens, and the model takes 40; shorten it, or ask for truncation
+    error: tiny: ranking by a model that gives 3 scores for a text is not supported: it sorts texts into kinds; take a reranker, which gives one score
+    error: tiny: ranking by a model that gives 3 scores for a text is not supported: it sorts texts into kinds; take a reranker, which gives one score
+    "#);
+    vectors.run(&["embed", "-m", "tiny", "--truncate", &long]).ok();
+}
+
+/// The same vectors on a GPU, but for rounding.
+#[test]
+fn vectors_on_a_gpu() {
+    let Some(gpu) = common::gpu() else { return };
+    let home = home(None);
+    let texts = ["the cat sat", "a dog", "rug . rug ."];
+    let of = |device: &str| {
+        let flags = ["embed", "-m", "tiny", "--device", device, "--arithmetic", "exact"];
+        let mut command = home.command(&[&flags[..], &texts].concat());
+        // Drivers keep what they compile under the home.
+        command.env("XDG_CACHE_HOME", home.path());
+        vectors(&common::did(command, b"").ok())
+    };
+    for (a, b) in of(&gpu).iter().zip(of("cpu")) {
+        let cosine: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
+        assert!(cosine > 0.9999, "{cosine}");
+    }
+}

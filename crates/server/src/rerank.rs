@@ -1,0 +1,107 @@
+//! `/v1/rerank`: how well documents answer a query, as Jina's and Cohere's interfaces have it.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Serialize;
+use serde_json::Value;
+use tallow_engine::embedder::Wanted;
+use tallow_models::encoder::{Cut, Input, relevance};
+
+use crate::ServedEncoder;
+use crate::body::prepare;
+use crate::embeddings::{MOST_TEXTS, Usage, answered, model, unfit};
+use crate::errors::{ApiError, respond};
+use crate::fields::{Fields, text};
+use crate::state::Server;
+
+/// What is asked for.
+struct Asked {
+    inputs: Vec<Input>,
+    /// Those that are to be part of the answer.
+    documents: Option<Vec<String>>,
+    top_n: usize,
+    model: String,
+}
+
+#[derive(Serialize)]
+struct Ranking {
+    id: String,
+    model: String,
+    usage: Usage,
+    results: Vec<Ranked>,
+}
+
+#[derive(Serialize)]
+struct Ranked {
+    index: usize,
+    relevance_score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<Document>,
+}
+
+#[derive(Serialize)]
+struct Document {
+    text: String,
+}
+
+pub(crate) async fn rerank(
+    State(server): State<Arc<Server<ServedEncoder>>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let Asked { inputs, documents, top_n, model } = prepare(&server, request, read).await?;
+    let usage = Usage::of(&inputs);
+    let scores = answered(&server, inputs).await?;
+    let mut order: Vec<(usize, f32)> =
+        scores.iter().map(|score| relevance(score.first().copied().unwrap_or(0.0))).enumerate().collect();
+    // Of equals the one further in front: sorting keeps their order.
+    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    order.truncate(top_n);
+    let ranked = |(index, relevance_score): (usize, f32)| {
+        let text = documents.as_ref().and_then(|all| all.get(index)).cloned();
+        Ranked { index, relevance_score, document: text.map(|text| Document { text }) }
+    };
+    let results = order.into_iter().map(ranked).collect();
+    respond(&Ranking { id: format!("rerank-{}", crate::run::unique()), model, usage, results })
+}
+
+fn read(server: &Server<ServedEncoder>, body: &[u8]) -> Result<Asked, ApiError> {
+    let info = server.model.handle.info();
+    if info.wanted != Wanted::Scores {
+        let why =
+            "the model of this server makes vectors of texts and does not rank them; it has /v1/embeddings";
+        return Err(ApiError::new(StatusCode::NOT_FOUND, why));
+    }
+    let mut fields = Fields::body(body)?;
+    let model = model(&mut fields, &info.names)?;
+    let missing = |name: &str| ApiError::field(name, format!("{name} is missing"));
+    let query = fields.text("query")?.ok_or_else(|| missing("query"))?;
+    let documents = fields.list("documents", document)?.ok_or_else(|| missing("documents"))?;
+    let top_n = fields.whole("top_n", 1..=i64::from(i32::MAX))?.map_or(documents.len(), |n| n as usize);
+    let shown = fields.flag("return_documents")?.unwrap_or(false);
+    let cut = if fields.flag("truncate")?.unwrap_or(true) { Cut::End } else { Cut::No };
+    fields.finish()?;
+    if documents.is_empty() || documents.len() > MOST_TEXTS {
+        let why = format!("documents should have from 1 to {MOST_TEXTS} texts, and has {}", documents.len());
+        return Err(ApiError::field("documents", why));
+    }
+    let pair = |(i, text): (usize, &String)| {
+        info.inputs.pair(&query, text, cut).map_err(|why| unfit(&format!("documents[{i}]"), &why))
+    };
+    let inputs = documents.iter().enumerate().map(pair).collect::<Result<_, _>>()?;
+    Ok(Asked { inputs, documents: shown.then_some(documents), top_n, model })
+}
+
+/// A text, or an object with one.
+fn document(path: String, value: Value) -> Result<String, ApiError> {
+    if !value.is_object() {
+        return text(path, value);
+    }
+    let mut fields = Fields::within(path, value)?;
+    let path = fields.path("text");
+    let text = fields.text("text")?.ok_or_else(|| ApiError::field(&*path, format!("{path} is missing")))?;
+    fields.finish()?;
+    Ok(text)
+}

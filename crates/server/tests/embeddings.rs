@@ -1,0 +1,348 @@
+//! `/v1/embeddings` and `/v1/rerank`, with a small encoder behind them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::client::{ask, post};
+use common::{At, hello, site};
+use serde_json::{Value, json};
+use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, Wanted, Worker, spawn};
+use tallow_models::encoder::{Encoder, EncoderModel, Inputs};
+use tallow_server::{ServedEncoder, Settings, serve_encoder};
+use tallow_support::text_encoder;
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+
+const EMBEDDINGS: &str = "/v1/embeddings";
+const RERANK: &str = "/v1/rerank";
+
+/// An encoder, served.
+struct Site {
+    address: SocketAddr,
+    handle: EmbedderHandle,
+    folder: PathBuf,
+    _runtime: Runtime,
+    _stop: oneshot::Sender<()>,
+}
+
+impl At for Site {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn embedder(model: EncoderModel, wanted: Wanted, queue: usize) -> EmbedderHandle {
+    let inputs = Inputs::new(&model).unwrap();
+    let (names, width) = (vec!["tiny".to_owned(), "alias".to_owned()], 48);
+    let info = || Ok::<_, std::io::Error>(EmbedderInfo { names, inputs, wanted, width, queue });
+    spawn(info, move || {
+        let b = Cpu::new(Isa::Scalar, 1).unwrap().with(Arithmetic::Exact);
+        let encoder = Encoder::load(&b, &model, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        Ok(Worker::new(b, encoder, wanted, 24))
+    })
+    .unwrap()
+}
+
+fn serve(labels: Option<usize>, queue: usize) -> Site {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let folder = std::env::temp_dir().join(format!("tallow-server-{}-{number}", std::process::id()));
+    text_encoder(&folder, labels);
+    let model = EncoderModel::open(&folder).unwrap();
+    let wanted = labels.map_or(Wanted::Vectors(model.sentence.pooling), |_| Wanted::Scores);
+    let handle = embedder(model, wanted, queue);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let served = ServedEncoder { handle: handle.clone() };
+    runtime.spawn(serve_encoder(listener, served, Settings::default(), async { drop(stopped.await) }));
+    Site { address, handle, folder, _runtime: runtime, _stop: stop }
+}
+
+fn numbers(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+fn length(x: &[f32]) -> f32 {
+    x.iter().map(|x| x * x).sum::<f32>().sqrt()
+}
+
+/// Vectors of an answer, in its order.
+fn vectors(site: &Site, body: Value) -> Vec<Vec<f32>> {
+    let reply = post(EMBEDDINGS, body).get(site);
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let body = reply.json();
+    let data = body["data"].as_array().unwrap();
+    for (i, item) in data.iter().enumerate() {
+        assert_eq!((&item["object"], &item["index"]), (&json!("embedding"), &json!(i)));
+    }
+    data.iter().map(|item| numbers(&item["embedding"])).collect()
+}
+
+#[test]
+fn an_answer_has_the_shape_of_openais() {
+    let site = serve(None, 8);
+    let reply = post(
+        EMBEDDINGS,
+        json!({"model": "alias", "input": ["the cat sat", "a dog"], "dimensions": 2, "user": "u"}),
+    );
+    let reply = reply.get(&site);
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let mut body = reply.json();
+    for item in body["data"].as_array_mut().unwrap() {
+        let vector = numbers(&item["embedding"].take());
+        assert_eq!(vector.len(), 2);
+        assert!((length(&vector) - 1.0).abs() < 1e-6);
+    }
+    let want = json!({
+        "object": "list",
+        "data": [
+            { "object": "embedding", "embedding": null, "index": 0 },
+            { "object": "embedding", "embedding": null, "index": 1 },
+        ],
+        "model": "alias",
+        "usage": { "prompt_tokens": 9, "total_tokens": 9 },
+    });
+    assert_eq!(body, want);
+}
+
+#[test]
+fn texts_tokens_and_lists_of_them_give_the_same() {
+    let site = serve(None, 8);
+    let one = vectors(&site, json!({"input": "the cat sat"}));
+    // [CLS] the cat sat [SEP]
+    let ids = [2, 60, 56, 58, 3];
+    assert_eq!(vectors(&site, json!({"input": ids})), one);
+    assert_eq!(vectors(&site, json!({"input": ["the cat sat"]})), one);
+    assert_eq!(vectors(&site, json!({"input": [ids]})), one);
+    let many = vectors(&site, json!({"input": ["a dog", "the cat sat", "a dog", "mat, rug"]}));
+    assert_eq!((&many[1], &many[0]), (&one[0], &many[2]));
+    assert_ne!(many[0], many[1]);
+    assert!(many.iter().all(|x| x.len() == 48 && (length(x) - 1.0).abs() < 1e-5));
+}
+
+#[test]
+fn numbers_come_as_a_list_or_as_bytes() {
+    let site = serve(None, 8);
+    let list = &vectors(&site, json!({"input": "dog", "encoding_format": "float"}))[0];
+    let coded = post(EMBEDDINGS, json!({"input": "dog", "encoding_format": "base64"})).get(&site).json();
+    let coded = coded["data"][0]["embedding"].as_str().unwrap().to_owned();
+    assert_eq!(coded.len(), 256);
+    let six = |c: u8| match c {
+        b'A'..=b'Z' => c - b'A',
+        b'a'..=b'z' => c - b'a' + 26,
+        b'0'..=b'9' => c - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        other => panic!("{other}"),
+    };
+    let bits = coded.bytes().map(|c| u32::from(six(c))).collect::<Vec<_>>();
+    let bytes = bits.chunks(4).flat_map(|c| {
+        let bits = c.iter().fold(0, |bits, six| bits << 6 | six);
+        bits.to_be_bytes()[1..].to_vec()
+    });
+    let bytes: Vec<u8> = bytes.collect();
+    let plain: Vec<f32> = bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    assert_eq!(&plain, list);
+}
+
+#[test]
+fn a_cut_vector_is_the_start_of_the_whole_one() {
+    let site = serve(None, 8);
+    let whole = &vectors(&site, json!({"input": "dog"}))[0];
+    let cut = &vectors(&site, json!({"input": "dog", "dimensions": 7}))[0];
+    let by = length(&whole[..7]);
+    assert!(cut.iter().zip(whole).all(|(a, b)| (a - b / by).abs() < 1e-6) && cut.len() == 7);
+}
+
+#[test]
+fn long_texts_are_refused_or_cut() {
+    let site = serve(None, 8);
+    let long = "the cat sat on the mat . ".repeat(8);
+    let (message, _, param, code) = post(EMBEDDINGS, json!({"input": ["dog", long]})).get(&site).error();
+    assert_eq!((param.as_deref(), code.as_deref()), (Some("input[1]"), Some("context_length_exceeded")));
+    assert!(message.contains("58 tokens, and the model takes 40"), "{message}");
+    let cut = vectors(&site, json!({"input": long, "truncate": true}));
+    // 38 of its tokens, between [CLS] and [SEP].
+    let kept: Vec<&str> = long.split_whitespace().take(38).collect();
+    assert_eq!(cut, vectors(&site, json!({"input": kept.join(" ")})));
+}
+
+#[test]
+fn error_texts() {
+    let (site, mut all) = (serve(None, 8), String::new());
+    for body in [
+        json!({}),
+        json!({"input": ""}),
+        json!({"input": []}),
+        json!({"input": ["a", ""]}),
+        json!({"input": [[]]}),
+        json!({"input": [1, 96]}),
+        json!({"input": [1, -1]}),
+        json!({"input": [1, "a"]}),
+        json!({"input": {"text": "a"}}),
+        json!({"input": vec!["a"; 2049]}),
+        json!({"input": "a", "model": "other"}),
+        json!({"input": "a", "dimensions": 0}),
+        json!({"input": "a", "dimensions": 49}),
+        json!({"input": "a", "encoding_format": "hex"}),
+        json!({"input": "a", "temperature": 1}),
+    ] {
+        let (message, kind, param, code) = post(EMBEDDINGS, body).get(&site).error();
+        assert_eq!(kind, "invalid_request_error");
+        all += &format!("{} {}: {message}\n", param.unwrap_or_default(), code.unwrap_or_default());
+    }
+    let other = post("/v1/chat/completions", json!({"messages": []})).get(&site);
+    all += &format!("{}: {}\n", other.status, other.error().0);
+    let other = post(RERANK, json!({"query": "a", "documents": ["b"]})).get(&site);
+    all += &format!("{}: {}\n", other.status, other.error().0);
+    insta::assert_snapshot!(all, @r#"
+    input : input is missing
+    input : input is an empty text
+    input : input should have from 1 to 2048 texts, and has 0
+    input[1] : input[1] is an empty text
+    input[0] : input[0]: a text of no tokens has no vector
+    input : input: there is no token 96: the model has 96
+    input[1] : input[1] should be from 0 to 4294967295, and is -1
+    input[0] : input[0] should be text, and is a number
+    input : input should be text, tokens, or a list of those, and is an object
+    input : input should have from 1 to 2048 texts, and has 2049
+    model model_not_found: there is no model "other"; there is tiny, alias
+    dimensions : dimensions should be from 1 to 48, and is 0
+    dimensions : dimensions should be from 1 to 48, and is 49
+    encoding_format : encoding_format should be float or base64
+    temperature unknown_field: the field "temperature" is not known
+    404: the model of this server writes no text; it has /v1/embeddings and /v1/rerank
+    404: the model of this server makes vectors of texts and does not rank them; it has /v1/embeddings
+    "#);
+}
+
+#[test]
+fn documents_are_ranked() {
+    let site = serve(Some(1), 8);
+    let documents = ["the cat sat", "a dog", "rug . rug .", "mat", "a dog"];
+    let body = json!({"model": "tiny", "query": "cat", "documents": documents, "return_documents": true});
+    let reply = post(RERANK, &body).get(&site);
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let whole = reply.json();
+    assert!(whole["id"].as_str().unwrap().starts_with("rerank-"));
+    assert_eq!(whole["model"], "tiny");
+    // [CLS] cat [SEP] … [SEP] for each.
+    assert_eq!(whole["usage"], json!({"prompt_tokens": 32, "total_tokens": 32}));
+    let results = whole["results"].as_array().unwrap();
+    let of = |result: &Value| {
+        (result["index"].as_u64().unwrap() as usize, result["relevance_score"].as_f64().unwrap())
+    };
+    let ranked: Vec<(usize, f64)> = results.iter().map(of).collect();
+    assert_eq!(ranked.len(), 5);
+    assert!(ranked.windows(2).all(|w| w[0].1 >= w[1].1 && (0.0..=1.0).contains(&w[0].1)), "{ranked:?}");
+    assert!(ranked.first().unwrap().1 > ranked.last().unwrap().1);
+    for (result, (index, _)) in results.iter().zip(&ranked) {
+        assert_eq!(result["document"], json!({"text": documents[*index]}));
+    }
+    // Equal documents keep their order.
+    let place = |document: usize| ranked.iter().position(|(index, _)| *index == document).unwrap();
+    assert_eq!(place(1) + 1, place(4));
+    // The best two, of documents that are objects, alone: the same scores.
+    let objects: Vec<Value> = documents.iter().map(|text| json!({"text": text})).collect();
+    let top = post(RERANK, json!({"query": "cat", "documents": objects, "top_n": 2})).get(&site).json();
+    let top: Vec<(usize, f64)> = top["results"].as_array().unwrap().iter().map(of).collect();
+    assert_eq!(top, ranked[..2]);
+}
+
+#[test]
+fn error_texts_of_rerank() {
+    let (site, mut all) = (serve(Some(1), 8), String::new());
+    let long = "the cat sat on the mat . ".repeat(8);
+    for body in [
+        json!({"documents": ["a"]}),
+        json!({"query": "a"}),
+        json!({"query": "a", "documents": []}),
+        json!({"query": "a", "documents": [1]}),
+        json!({"query": "a", "documents": [{"title": "b"}]}),
+        json!({"query": "a", "documents": ["b"], "top_n": 0}),
+        json!({"query": "a", "documents": ["b", long], "truncate": false}),
+    ] {
+        let (message, _, param, code) = post(RERANK, body).get(&site).error();
+        all += &format!("{} {}: {message}\n", param.unwrap_or_default(), code.unwrap_or_default());
+    }
+    assert_eq!(post(RERANK, json!({"query": "a", "documents": ["b", long]})).get(&site).status, 200);
+    let other = post(EMBEDDINGS, json!({"input": "a"})).get(&site);
+    all += &format!("{}: {}\n", other.status, other.error().0);
+    insta::assert_snapshot!(all, @r"
+    query : query is missing
+    documents : documents is missing
+    documents : documents should have from 1 to 2048 texts, and has 0
+    documents[0] : documents[0] should be text, and is a number
+    documents[0].text : documents[0].text is missing
+    top_n : top_n should be from 1 to 2147483647, and is 0
+    documents[1] context_length_exceeded: documents[1]: the text has 60 tokens, and the model takes 40; shorten it, or ask for truncation
+    404: the model of this server ranks texts and makes no vectors of them; it has /v1/rerank
+    ");
+}
+
+/// Many clients at once are each told what they are told alone, and nobody's place is kept.
+#[test]
+fn many_clients_at_once() {
+    let site = serve(None, 64);
+    let texts: Vec<String> =
+        (0..16).map(|i| "the cat sat on a rug ".repeat(1 + i % 5) + ["dog", "mat"][i % 2]).collect();
+    let alone: Vec<Vec<f32>> =
+        texts.iter().map(|text| vectors(&site, json!({"input": text})).remove(0)).collect();
+    let before = site.handle.stats().steps.load(Ordering::Relaxed);
+    std::thread::scope(|s| {
+        for i in 0..texts.len() {
+            let (site, texts, alone) = (&site, &texts, &alone);
+            s.spawn(move || {
+                let some: Vec<usize> = (0..6).map(|j| (i + 3 * j) % 16).collect();
+                let body = json!({"input": some.iter().map(|j| &texts[*j]).collect::<Vec<_>>()});
+                let got = vectors(site, body);
+                some.iter().zip(got).for_each(|(j, got)| assert_eq!(got, alone[*j]));
+            });
+        }
+    });
+    let steps = site.handle.stats().steps.load(Ordering::Relaxed) - before;
+    assert!(steps < 96, "{steps} steps for 96 texts");
+    assert_eq!(site.handle.taken(), 0);
+    assert_eq!(site.handle.stats().waiting_tokens.load(Ordering::Relaxed), 0);
+    let metrics = ask("GET", "/metrics").get(&site).text();
+    assert!(metrics.contains("vllm:embedded_texts_total{model_name=\"tiny\"} 112"), "{metrics}");
+    assert!(metrics.contains("finished_reason=\"stop\"} 32"), "{metrics}");
+}
+
+#[test]
+fn the_small_routes() {
+    let site = serve(None, 8);
+    for path in ["/health", "/ready", "/version"] {
+        assert_eq!(ask("GET", path).get(&site).status, 200, "{path}");
+    }
+    let models = ask("GET", "/v1/models").get(&site).json();
+    assert_eq!(models["data"][0]["id"], "tiny");
+    assert_eq!(models["data"][1]["max_model_len"], 40);
+    assert_eq!(ask("GET", "/v1/models/alias").get(&site).status, 200);
+}
+
+/// A model that writes text says what it has.
+#[test]
+fn a_writer_makes_no_vectors() {
+    let site = site(&hello());
+    for path in [EMBEDDINGS, RERANK] {
+        let reply = post(path, json!({"input": "a"})).get(&site);
+        assert_eq!(reply.status, 404);
+        assert!(reply.error().0.contains("it has /v1/chat/completions"), "{}", reply.text());
+    }
+}

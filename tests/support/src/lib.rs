@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
 /// The goldens of decoders, one or more of each family.
-pub const DECODERS: [&str; 35] = [
+pub const DECODERS: [&str; 36] = [
     "cohere",
     "cohere2",
     "deepseek-v2",
@@ -21,6 +21,7 @@ pub const DECODERS: [&str; 35] = [
     "gemma2",
     "gemma2-std",
     "gemma3-text",
+    "gemma4-text",
     "glm4",
     "glm4-moe",
     "gpt-neox",

@@ -6,6 +6,7 @@ mod cohere;
 mod common;
 mod deepseek;
 mod gemma;
+mod gemma4;
 mod glm4;
 mod gpt2;
 mod gpt_neox;
@@ -64,6 +65,7 @@ pub static ALL: &[&Family] = &[
     &gemma::GEMMA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
+    &gemma4::GEMMA4,
     &glm4::GLM4,
     &glm4::GLM4_MOE,
     &gpt2::GPT2,

@@ -100,7 +100,7 @@ pub(crate) fn start(
 
 /// Loads an encoder, showing how far it has got.
 fn worker<B: Backend>(b: B, model: &EncoderModel, wanted: Wanted, batch: usize) -> Result<Worker<B>, Failed> {
-    let bytes = model.checkpoint.weight_bytes();
+    let bytes = model.weight_bytes();
     let bar = if bytes < QUICK { ProgressBar::hidden() } else { screen::bytes_bar(bytes as u64, "loading") };
     let encoder = Encoder::load(&b, model, &mut |done, _| {
         bar.set_position(done as u64);

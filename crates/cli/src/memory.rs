@@ -152,7 +152,7 @@ impl Plan {
         let workspace = (tokens * activations(&spec.layers, spec.dim) + tables) * DType::F32.size();
         let context = Setting { value: made_for, origin: Origin::Model };
         Plan {
-            weights: model.checkpoint.weight_bytes() as u64,
+            weights: model.weight_bytes() as u64,
             kv,
             workspace: workspace as u64,
             context,

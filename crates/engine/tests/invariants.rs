@@ -225,6 +225,11 @@ fn for_sinks_on_a_gpu() {
 }
 
 #[test]
+fn for_parts_of_tokens_in_each_layer() {
+    hold_on_the_cpu("gemma4-text", DType::F32);
+}
+
+#[test]
 fn for_narrow_rows() {
     hold_on_the_cpu("deepseek-v3", DType::BF16);
 }

@@ -5,6 +5,7 @@ use tallow_core::{Backend, LayerKv, Linear, Norm, Result, Rope, StepPlan, Tensor
 
 use crate::blocks::Context;
 use crate::blocks::layer::Layer;
+use crate::blocks::side::Sides;
 use crate::error::Result as LoadResult;
 use crate::spec::DecoderSpec;
 use crate::weights::{Progress, Weights};
@@ -16,6 +17,7 @@ pub struct Decoder<B: Backend> {
     spec: DecoderSpec,
     embed: Weight<B>,
     positions: Option<Weight<B>>,
+    sides: Option<Sides<B>>,
     layers: Vec<Layer<B>>,
     norm: Norm<B>,
     head: Linear<B>,
@@ -31,6 +33,8 @@ impl<B: Backend> Decoder<B> {
         let embed = w.matrix(&weights::named(names.embed), spec.vocab, spec.dim)?;
         let positions = spec.positions.map(|n| w.matrix(&weights::named(names.positions), n, spec.dim));
         let positions = positions.transpose()?;
+        let sides =
+            spec.side.map(|width| Sides::load(&mut w, width, spec.vocab, spec.layers.len())).transpose()?;
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(&mut w, i, layer));
         let layers = layers.collect::<LoadResult<_>>()?;
         let norm = w.norm((names.norm, 0), spec.dim)?;
@@ -45,7 +49,7 @@ impl<B: Backend> Decoder<B> {
             let past = names.layer(name).is_some_and(|i| past.contains(&i));
             tied_head || past || model.family.reads(name)
         })?;
-        Ok(Decoder { spec: spec.clone(), embed, positions, layers, norm, head, ropes })
+        Ok(Decoder { spec: spec.clone(), embed, positions, sides, layers, norm, head, ropes })
     }
 
     /// What it was made from.
@@ -69,9 +73,11 @@ impl<B: Backend> Decoder<B> {
             x = b.run(Eltwise { x: &x, with: With::Add(&at) })?;
         }
         see(0, &x)?;
+        let sides = self.sides.as_ref().map(|sides| sides.forward(b, plan, &x)).transpose()?;
         for (i, (layer, kv)) in self.layers.iter().zip(kv).enumerate() {
             // Journey, stop 6: a layer's blocks.
-            x = layer.forward(&Context { b, plan, kv: *kv, ropes: &self.ropes }, &x)?; // [tokens, dim]
+            let side = self.sides.as_ref().zip(sides.as_ref()).map(|(sides, all)| sides.part(all, i));
+            x = layer.forward(&Context { b, plan, kv: *kv, ropes: &self.ropes, side }, &x)?; // [tokens, dim]
             see(i + 1, &x)?;
         }
         Ok(x)

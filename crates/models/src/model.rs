@@ -57,7 +57,7 @@ impl Model {
         Source {
             checkpoint: &self.checkpoint,
             names: self.names(),
-            spec: Common { dim: spec.dim, norm: spec.norm },
+            spec: Common { dim: spec.dim, norm: spec.norm, side: spec.side },
             quantizing: self.recipe.map(|recipe| Quantizing { recipe, tied, layers }),
         }
     }

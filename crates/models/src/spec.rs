@@ -23,6 +23,8 @@ pub struct DecoderSpec {
     pub embed_scale: f32,
     /// Positions that have an embedding of their own, which is added to the token's.
     pub positions: Option<usize>,
+    /// Elements of what each layer gets of its own beside the hidden state, if it gets anything.
+    pub side: Option<usize>,
     /// Multiplies logits.
     pub logit_scale: f32,
     /// Logits then go through `cap * tanh(logit / cap)`.
@@ -63,6 +65,8 @@ pub struct LayerSpec {
     pub order: Order,
     /// Multiplies what each block adds to the hidden state.
     pub residual_scale: f32,
+    /// Does a number of its own multiply what it gives?
+    pub scaled: bool,
 }
 
 /// Where a layer's norms stand.
@@ -95,6 +99,8 @@ pub struct AttentionSpec {
     pub out_bias: Bias,
     /// Are queries and keys normalised?
     pub qk_norm: QkNormSpec,
+    /// Are values, each head on its own, without weights?
+    pub v_norm: bool,
     /// Which of the decoder's rotary embeddings, if any.
     pub rope: Option<usize>,
     /// Does a token see only itself and what comes before it? Else it sees to both sides.

@@ -92,6 +92,8 @@ pub(crate) struct Common {
     pub dim: usize,
     /// Of every norm.
     pub norm: NormSpec,
+    /// Elements of what each layer gets of its own beside the hidden state, if it gets anything.
+    pub side: Option<usize>,
 }
 
 /// A tensor's name, from what [`Names`] says of it.

@@ -20,7 +20,7 @@ use tallow_support::{ENCODERS, golden, needed};
 use tallow_wgpu::{Counts, Wgpu, devices};
 
 /// One of each family, and of each thing that a family may do differently.
-const MODELS: [&str; 31] = [
+const MODELS: [&str; 32] = [
     "cohere",
     "cohere2",
     "deepseek-v2",
@@ -28,6 +28,7 @@ const MODELS: [&str; 31] = [
     "gemma",
     "gemma2",
     "gemma3-text",
+    "gemma4-text",
     "glm4",
     "glm4-moe",
     "gpt-neox",
@@ -144,7 +145,8 @@ fn launch_table_of_a_gpu() {
         // Embedding, gathering, norm, head and the choice of a token are outside of the layers.
         let allowed = 5
             + 2 * usize::from(model.spec.positions.is_some())
-            + model.spec.layers.iter().map(dispatches).sum::<usize>();
+            + 4 * usize::from(model.spec.side.is_some())
+            + model.spec.layers.iter().map(|l| dispatches(model, l)).sum::<usize>();
         let took = after.dispatches - before.dispatches;
         assert!(took <= allowed, "{took} dispatches, {allowed} are allowed");
         assert_eq!((after.submits - before.submits, after.reads - before.reads), (1, 1));
@@ -153,14 +155,18 @@ fn launch_table_of_a_gpu() {
 }
 
 /// How many a layer may take: as many as one of the usual kind, and what else it has.
-fn dispatches(layer: &LayerSpec) -> usize {
+fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
     let behind = 2 * usize::from(layer.order == Order::Sandwich);
     let (bent, turned) = (usize::from(!layer.ffn.gated), usize::from(layer.mixer.again.is_some()));
     // A GPU goes through experts one by one.
     let experts = layer.experts.map_or(0, |e| 4 * e.count + 5 * usize::from(e.shared.is_some()));
     // Each head's part of queries and of values is a product of its own.
     let latent = layer.latent.map_or(0, |_| 5 * layer.mixer.heads.q + 8);
-    9 + behind + bent + turned + experts + latent
+    // What the layer gets of its own, values normalised and put back, and what multiplies the result.
+    let more = 4 * usize::from(model.spec.side.is_some())
+        + 2 * usize::from(layer.mixer.v_norm)
+        + usize::from(layer.scaled);
+    9 + behind + bent + turned + experts + latent + more
 }
 
 /// The device's counts before and after a step of one token whose logits are looked at.

@@ -16,7 +16,7 @@ use safetensors::{Dtype, SafeTensors};
 pub use encoder::{text_encoder, with_tensors};
 
 /// The goldens of decoders, one or more of each family.
-pub const DECODERS: [&str; 35] = [
+pub const DECODERS: [&str; 36] = [
     "cohere",
     "cohere2",
     "deepseek-v2",
@@ -25,6 +25,7 @@ pub const DECODERS: [&str; 35] = [
     "gemma2",
     "gemma2-std",
     "gemma3-text",
+    "gemma4-text",
     "glm4",
     "glm4-moe",
     "gpt-neox",

@@ -18,6 +18,7 @@ pub struct Attention<B: Backend> {
     o: Linear<B>,
     qk_norm: Option<QkNorm<B>>,
     own_norms: Option<OwnNorms<B>>,
+    v_norm: Option<Norm<B>>,
     heads: Heads,
     rope: Option<usize>,
     again: Option<usize>,
@@ -54,10 +55,11 @@ impl<B: Backend> Attention<B> {
         };
         let own = spec.qk_norm == QkNormSpec::EachHead;
         let own_norms = own.then(|| OwnNorms::load(w, i, heads)).transpose()?;
+        let v_norm = spec.v_norm.then(|| w.plain_norm(heads.dim)).transpose()?;
         let sinks = spec.sinks.then(|| w.row(&of_layer(names.sinks, i), heads.q)).transpose()?;
         let AttentionSpec { rope, again, scale, window, chunk, softcap, causal, .. } = *spec;
         let spec = AttnSpec { scale, window, chunk, softcap, sinks, causal };
-        Ok(Attention { qkv, o, qk_norm, own_norms, heads, rope, again, spec })
+        Ok(Attention { qkv, o, qk_norm, own_norms, v_norm, heads, rope, again, spec })
     }
 
     /// `then(attention(norm(x)))`
@@ -73,6 +75,10 @@ impl<B: Backend> Attention<B> {
         let qkv = b.run(ProjectMany { x, norm, by: &self.qkv })?; // [tokens, (q + 2 kv) * dim]
         if let Some(norms) = &self.own_norms {
             norms.apply(b, &qkv, heads)?;
+        }
+        if let Some(by) = &self.v_norm {
+            let v = qkv.col_range(heads.q_cols() + heads.kv_cols()..heads.qkv_cols());
+            b.run(Copy { from: &b.run(Normalize { x: &v, by, residual: None })?, to: &v })?;
         }
         let (qk_norm, turn) = (self.qk_norm.as_ref(), rope(self.rope));
         let mut q = b.run(QkvPrep { qkv: &qkv, heads, qk_norm, rope: turn, kv, plan })?; // [tokens, q * dim]

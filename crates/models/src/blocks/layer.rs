@@ -1,6 +1,6 @@
 //! A layer: two blocks, their norms, and the order they stand in.
 
-use tallow_core::ops::{Epilogue, Normalize};
+use tallow_core::ops::{Eltwise, Epilogue, Normalize, With};
 use tallow_core::{Backend, Norm, Result, Tensor};
 
 use super::Context;
@@ -8,7 +8,9 @@ use super::attention::Attention;
 use super::latent::Latent;
 use super::mixture::Mixture;
 use super::mlp::Mlp;
+use super::side::Side;
 use crate::error::Result as LoadResult;
+use crate::formats::names::of_layer;
 use crate::spec::{LayerSpec, Order};
 use crate::weights::Weights;
 
@@ -87,6 +89,9 @@ pub struct Layer<B: Backend> {
     ffn: FeedForward<B>,
     order: Order,
     residual_scale: f32,
+    side: Option<Side<B>>,
+    /// [1, 1]
+    scale: Option<Tensor<B>>,
 }
 
 /// The norms around a block.
@@ -122,6 +127,8 @@ impl<B: Backend> Layer<B> {
             ffn: FeedForward::load(w, i, spec)?,
             order,
             residual_scale: spec.residual_scale,
+            side: w.spec().side.map(|width| Side::load(w, i, width, &spec.ffn)).transpose()?,
+            scale: spec.scaled.then(|| w.row(&of_layer(names.scale, i), 1)).transpose()?,
         })
     }
 
@@ -137,7 +144,14 @@ impl<B: Backend> Layer<B> {
             Order::Parallel => (x, of_ffn.before.as_ref()),
             Order::ParallelOneNorm => (x, before),
         };
-        self.add(cx, &mixed, of_ffn, |then| self.ffn.forward(cx, x, before, then))
+        let mut x = self.add(cx, &mixed, of_ffn, |then| self.ffn.forward(cx, x, before, then))?;
+        if let Some(side) = &self.side {
+            x = side.forward(cx, &x)?;
+        }
+        match &self.scale {
+            None => Ok(x),
+            Some(by) => cx.b.run(Eltwise { x: &x, with: With::Mul(by) }),
+        }
     }
 
     /// `to` and what a block gives, through the norm behind the block or behind the sum if there is one.

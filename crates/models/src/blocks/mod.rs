@@ -6,8 +6,9 @@ pub mod layer;
 pub mod mixture;
 pub mod mlp;
 pub mod rope;
+pub mod side;
 
-use tallow_core::{Backend, LayerKv, Rope, StepPlan};
+use tallow_core::{Backend, LayerKv, Rope, StepPlan, Tensor};
 
 /// What a layer's forward needs besides its input.
 #[derive(Debug)]
@@ -20,4 +21,6 @@ pub struct Context<'a, B: Backend> {
     pub kv: LayerKv<'a, B>,
     /// The decoder's rotary embeddings.
     pub ropes: &'a [Rope<B>],
+    /// What the layer gets of its own, if it gets anything: [tokens, width]
+    pub side: Option<Tensor<B>>,
 }

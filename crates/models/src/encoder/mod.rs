@@ -136,7 +136,7 @@ impl<B: Backend> Encoder<B> {
         // A layer's keys and values are of no use to the next: all have the same room.
         let kv = LayerKv { k: &texts.k, v: &texts.v };
         for (i, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(&Context { b, plan, kv, ropes: &self.ropes }, &x)?; // [tokens, dim]
+            x = layer.forward(&Context { b, plan, kv, ropes: &self.ropes, side: None }, &x)?; // [tokens, dim]
             if let Some(by) = self.last_norm.as_ref().filter(|_| i + 1 == self.layers.len()) {
                 x = b.run(Normalize { x: &x, by, residual: None })?;
             }

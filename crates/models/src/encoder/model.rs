@@ -61,7 +61,7 @@ impl EncoderModel {
     }
 
     pub(crate) fn source(&self) -> Source<'_> {
-        let spec = Common { dim: self.spec.dim, norm: self.spec.norm };
+        let spec = Common { dim: self.spec.dim, norm: self.spec.norm, side: None };
         Source { checkpoint: &self.checkpoint, names: self.family.names, spec, quantizing: None }
     }
 

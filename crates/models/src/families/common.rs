@@ -121,6 +121,7 @@ pub(super) fn plain_of(
         qkv_bias: Bias::No,
         out_bias: Bias::No,
         qk_norm: QkNormSpec::None,
+        v_norm: false,
         rope: Some(0),
         again: None,
         causal: true,
@@ -140,7 +141,15 @@ pub(super) fn plain_of(
         gated: usual.gated,
         bias: Bias::No,
     };
-    let layer = LayerSpec { mixer, latent: None, ffn, experts: None, order: Order::Pre, residual_scale: 1.0 };
+    let layer = LayerSpec {
+        mixer,
+        latent: None,
+        ffn,
+        experts: None,
+        order: Order::Pre,
+        residual_scale: 1.0,
+        scaled: false,
+    };
     let (context_key, context) = usual.context;
     Ok(DecoderSpec {
         guessing: 0,
@@ -152,6 +161,7 @@ pub(super) fn plain_of(
         head_bias: Bias::No,
         embed_scale: 1.0,
         positions: None,
+        side: None,
         logit_scale: 1.0,
         logit_cap: None,
         ropes: vec![rope::rope(c, turned, &usual.rope)?],
@@ -176,7 +186,7 @@ fn vocab(c: &Config<'_>) -> Result<usize> {
     }
 }
 
-fn heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<Heads> {
+pub(super) fn heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<Heads> {
     // `null` says that it follows from the others, nothing at all that it is as in the family's first model.
     let left_out = |key, value: Option<usize>| value.filter(|_| !c.is_gguf() && c.leaves_out(key));
     let q = sane(c, usual.heads, c.count(usual.heads)?)?;

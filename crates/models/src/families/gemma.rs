@@ -37,18 +37,18 @@ pub(super) static GEMMA3: Family = Family {
     spec: gemma3,
 };
 
-const HF: Names = Names {
+pub(super) const HF: Names = Names {
     mixer_behind: "model.layers.{}.post_attention_layernorm",
     ffn_norm: "model.layers.{}.pre_feedforward_layernorm",
     ffn_behind: "model.layers.{}.post_feedforward_layernorm",
     ..names::HF
 };
 
-const ACT: Key = key("hidden_activation", "");
+pub(super) const ACT: Key = key("hidden_activation", "");
 /// Scores are divided by its root.
 const SCALAR: Key = key("query_pre_attn_scalar", "");
 const SCORE_CAP: Key = key("attn_logit_softcapping", "attn_logit_softcapping");
-const LOGIT_CAP: Key = key("final_logit_softcapping", "final_logit_softcapping");
+pub(super) const LOGIT_CAP: Key = key("final_logit_softcapping", "final_logit_softcapping");
 
 const USUAL: common::Usual = common::Usual {
     kv_heads: Some(4),
@@ -104,7 +104,7 @@ fn sandwich(c: &Config<'_>, usual: &common::Usual, largest: usize) -> Result<Dec
 }
 
 /// A cap, if one is set.
-fn cap(c: &Config<'_>, key: Key, usual: Option<f64>) -> Result<Option<f32>> {
+pub(super) fn cap(c: &Config<'_>, key: Key, usual: Option<f64>) -> Result<Option<f32>> {
     let cap = if c.leaves_out(key) { usual } else { c.find_number(key)? };
     match cap.map(|cap| cap as f32) {
         Some(cap) if cap <= 0.0 || cap.is_infinite() => {

@@ -9,6 +9,7 @@ mod deepseek;
 mod distilbert;
 mod encoders;
 mod gemma;
+mod gemma4;
 mod glm4;
 mod gpt2;
 mod gpt_neox;
@@ -72,6 +73,7 @@ pub static ALL: &[&Family] = &[
     &gemma::GEMMA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
+    &gemma4::GEMMA4,
     &glm4::GLM4,
     &glm4::GLM4_MOE,
     &gpt2::GPT2,

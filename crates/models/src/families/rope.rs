@@ -152,6 +152,8 @@ fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, usual: &Usual) -> Result<Ro
     let theta = base(c, THETA, theta)?;
     let (key, value) = usual.part;
     let part = r.find_number(PART)?.or(c.find_number(key)?).unwrap_or(left_out(value, 1.0));
+    // There the part is one of frequencies, and not of the head.
+    let part = if r.find_text(TYPE)? == Some("proportional") { 1.0 } else { part };
     let dim = c.find_count(DIM)?.unwrap_or((head as f64 * part.clamp(0.0, 1.0)) as usize);
     if dim == 0 || dim > head || (c.is_gguf() && !dim.is_multiple_of(2)) {
         let key = if c.is_gguf() { DIM } else { key };
@@ -159,6 +161,11 @@ fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, usual: &Usual) -> Result<Ro
     }
     let read = Reader { c, r, dim, usual };
     Ok(RopeSpec { theta, dim, pairs: RopePairs::Halves, scaling: read.scaling()? })
+}
+
+/// The first frequencies of all, divided; the others are none.
+pub(super) fn some_of(pairs: usize, turned: usize, factor: f64) -> Scaling {
+    Scaling::Factors((0..pairs).map(|i| if i < turned { factor } else { f64::INFINITY }).collect())
 }
 
 struct Reader<'a, 'c> {
@@ -191,6 +198,7 @@ impl Reader<'_, '_> {
             }),
             "yarn" => self.yarn().map(Scaling::Yarn),
             "longrope" | "su" => self.long(),
+            "proportional" => self.proportional(),
             other => {
                 let known = "default, linear, dynamic, llama3, yarn and longrope are";
                 Err(r.unsupported(TYPE, other, known))
@@ -248,6 +256,17 @@ impl Reader<'_, '_> {
             truncate: r.flag_or(TRUNCATE, !self.c.is_gguf() || self.usual.gguf_truncate)?,
             attention,
         })
+    }
+
+    /// A part of all frequencies; the others stand still.
+    fn proportional(&self) -> Result<Scaling> {
+        let (factor, pairs) = (self.r.number_or(FACTOR, 1.0)?, self.dim / 2);
+        let turned = (self.r.number_or(PART, 1.0)? * self.dim as f64 / 2.0) as usize;
+        if factor <= 0.0 || turned > pairs {
+            let why = format!("makes {turned} of {pairs} pairs turn, by a factor of {factor}");
+            return Err(self.r.bad(PART, why));
+        }
+        Ok(some_of(pairs, turned, factor))
     }
 
     fn long(&self) -> Result<Scaling> {

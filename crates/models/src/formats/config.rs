@@ -63,6 +63,18 @@ impl<'a> Config<'a> {
         Config { scope, prefix: object, ..*self }
     }
 
+    /// The settings that `config.json` has for one layer in an object of them.
+    pub fn of_layer(&self, object: &'static str, layer: usize) -> Config<'a> {
+        let scope = self.scope.and_then(|json| json.get(object)?.get(layer.to_string()));
+        Config { scope, prefix: object, ..*self }
+    }
+
+    /// A key that is none of those, if there is one.
+    pub fn other_than(&self, keys: &[Key]) -> Option<&'a str> {
+        let mut names = self.scope?.as_object()?.keys().map(String::as_str);
+        names.find(|name| keys.iter().all(|key| key.hf != *name))
+    }
+
     /// What the file calls its architecture.
     pub fn arch(&self) -> &'a str {
         self.arch

@@ -81,7 +81,10 @@ fn cases(goldens: &Path) -> Result<Vec<Case>, String> {
     for group in ["", "quant", "more"] {
         for folder in entries(&goldens.join(group))? {
             let (facts, golden) = (folder.join("golden.json"), folder.join("golden.safetensors"));
-            if !folder.join("config.json").exists() || !golden.exists() || !has_logits(&golden) {
+            if !folder.join("config.json").exists()
+                || !golden.exists()
+                || !is_for_the_program(&folder, &golden)
+            {
                 continue;
             }
             let name = name(folder.strip_prefix(goldens).unwrap_or(&folder));
@@ -115,9 +118,15 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(entries)
 }
 
-/// Were logits recorded? Encoders have none.
-fn has_logits(golden: &Path) -> bool {
-    tensors(golden).keys().any(|name| name.ends_with("logits"))
+/// Were logits recorded (encoders have none), and are all prompts as long as the program lets them be? Some cases go past
+/// the context on purpose, to see what happens to rotations there.
+fn is_for_the_program(folder: &Path, golden: &Path) -> bool {
+    let tensors = tensors(golden);
+    let context = json(&folder.join("config.json"))["max_position_embeddings"].as_u64();
+    let is_short =
+        |golden: &Golden| context.is_none_or(|most| golden.shape.iter().product::<usize>() as u64 <= most);
+    let fits = tensors.iter().filter(|(name, _)| name.ends_with("input_ids")).all(|(_, ids)| is_short(ids));
+    fits && tensors.keys().any(|name| name.ends_with("logits"))
 }
 
 fn tolerance(facts: &Path) -> Result<f64, String> {

@@ -5,11 +5,12 @@
 mod common;
 
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{
     SLOTS, choices, comes_to_rest, ends, events, faulty, greedy, info, limits, model, reason, request,
-    runner, start, start_faulty, text, tokens,
+    runner, start, start_faulty, start_held, text, tokens,
 };
 use tallow_engine::engine::Engine;
 use tallow_engine::handle::{EngineHandle, Event, Failure, Finish, Request};
@@ -254,11 +255,15 @@ fn it_drains() {
 
 #[test]
 fn what_does_not_finish_in_time_fails_clearly() {
-    let handle = start(64);
+    let held = Arc::new(Mutex::new(()));
+    let handle = start_held(Arc::clone(&held));
+    // Nothing is done before the engine is told to stop, however fast it is.
+    let wait = held.lock().unwrap();
     let receivers: Vec<_> = (0..SLOTS + 3)
-        .map(|_| handle.submit(Request { ignore_end: true, ..request(&[5; 8], 120) }).unwrap())
+        .map(|_| handle.submit(Request { ignore_end: true, ..request(&[20; 8], 120) }).unwrap())
         .collect();
     handle.drain(Duration::ZERO);
+    drop(wait);
     for mut r in receivers {
         let got: Vec<Event> = std::iter::from_fn(|| r.blocking_recv()).collect();
         assert_eq!(got.last(), Some(&Event::Failed(Failure::ShuttingDown)));

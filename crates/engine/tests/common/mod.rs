@@ -6,6 +6,7 @@ pub(crate) mod faulty;
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use faulty::Faulty;
@@ -142,13 +143,22 @@ pub(crate) fn comes_to_rest(handle: &EngineHandle) {
 
 /// An engine on a device that fails at some tokens.
 pub(crate) fn start_faulty() -> EngineHandle {
+    start_held(Arc::default())
+}
+
+/// The same, which makes no step while somebody else has `held`.
+pub(crate) fn start_held(held: Arc<Mutex<()>>) -> EngineHandle {
     let model = model();
     let info = info(&model, 64);
-    spawn(|| Ok(info), move || Ok::<_, Wrong>((runner(&model), limits()))).unwrap()
+    let runner = move || runner_on(Faulty::held(held), &model);
+    spawn(|| Ok(info), move || Ok::<_, Wrong>((runner(), limits()))).unwrap()
 }
 
 pub(crate) fn runner(model: &Model) -> Runner<Faulty> {
-    let b = Faulty::default();
+    runner_on(Faulty::default(), model)
+}
+
+fn runner_on(b: Faulty, model: &Model) -> Runner<Faulty> {
     let decoder = Decoder::load(&b, model, 128, &mut |_, _| ControlFlow::Continue(())).unwrap();
     Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages: 64 }).unwrap()
 }

@@ -516,7 +516,12 @@ mod tests {
             let (scale, by) = (most / 127.0, if most > 0.0 { 127.0 / most } else { 0.0 });
             x.iter().map(|x| (x * by).round_ties_even() * scale).collect::<Vec<f32>>()
         };
-        if format.is_plain() { x.to_vec() } else { x.chunks(256).flat_map(part).collect() }
+        // Floats meet floats.
+        if format.is_plain() || format == Format::F8 {
+            x.to_vec()
+        } else {
+            x.chunks(256).flat_map(part).collect()
+        }
     }
 
     /// A device with that instruction set, or the next that this machine has.

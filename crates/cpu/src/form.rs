@@ -14,6 +14,8 @@ use crate::packed::{CHUNK, LINE, PART, ROWS};
 pub(crate) enum Scales {
     /// Nothing: the numbers are plain.
     Plain,
+    /// The same, with a single for each run, which scales it.
+    PlainSingles,
     /// A half for each run, which scales it.
     Halves,
     /// Two halves for each run: its scale, and what is added.
@@ -46,7 +48,7 @@ pub(crate) struct Shape {
 impl Shape {
     /// Are the numbers plain, without codes and scales?
     pub(crate) const fn is_plain(&self) -> bool {
-        matches!(self.scales, Scales::Plain)
+        matches!(self.scales, Scales::Plain | Scales::PlainSingles)
     }
 
     /// Are codes, looked up if they must be, signed bytes?
@@ -84,6 +86,7 @@ impl Shape {
             Scales::Bytes | Scales::NibblesLess => 64 + runs * ROWS,
             Scales::BytesLess => 64 + 2 * runs * ROWS,
             Scales::Single => 64,
+            Scales::PlainSingles => runs * 64,
             Scales::Exponents => runs * ROWS,
         };
         bytes.next_multiple_of(LINE)
@@ -126,6 +129,7 @@ pub(crate) enum Form {
     SixBytes,
     EightHalves,
     EightSingle,
+    EightFloats,
 }
 
 impl Form {
@@ -150,6 +154,7 @@ impl Form {
             Form::SixBytes => (6, false, 16, Scales::Bytes),
             Form::EightHalves => (8, false, 32, Scales::Halves),
             Form::EightSingle => (8, false, 32, Scales::Single),
+            Form::EightFloats => (8, false, 32, Scales::PlainSingles),
         };
         Shape { bits, looked_up, run, scales }
     }
@@ -174,7 +179,7 @@ pub(crate) mod forms {
     }
 
     forms!(F32 F16 BF16 TwoNibbles ThreeBytes ThreeTableBytes FourHalves FourAdd FourLess FourTableHalves
-        FourTableShort FourTableBytes FourTableExponents FiveHalves FiveAdd FiveLess SixBytes EightHalves EightSingle);
+        FourTableShort FourTableBytes FourTableExponents FiveHalves FiveAdd FiveLess SixBytes EightHalves EightSingle EightFloats);
 }
 
 /// Runs an expression with `$F` standing for the type of a [`Form`] value.
@@ -182,7 +187,7 @@ macro_rules! with_form {
     ($form:expr, $F:ident => $body:expr) => {
         $crate::form::with_form!(@ $form, $F, $body,
             F32 F16 BF16 TwoNibbles ThreeBytes ThreeTableBytes FourHalves FourAdd FourLess FourTableHalves
-            FourTableShort FourTableBytes FourTableExponents FiveHalves FiveAdd FiveLess SixBytes EightHalves EightSingle)
+            FourTableShort FourTableBytes FourTableExponents FiveHalves FiveAdd FiveLess SixBytes EightHalves EightSingle EightFloats)
     };
     (@ $form:expr, $F:ident, $body:expr, $($name:ident)*) => {
         match $form {

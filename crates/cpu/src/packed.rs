@@ -14,7 +14,7 @@
 //! Panels come in pairs, whose chunks take turns: a kernel works on both, and so reads memory from front to back.
 
 use tallow_quant::{
-    BF16, Block, F16, F32, Format, Gridded, IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS, IQ4NL, IQ4XS,
+    BF16, Block, F8, F16, F32, Format, Gridded, IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS, IQ4NL, IQ4XS,
     MXFP4, NVFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Q8K, TQ1_0, TQ2_0, with_block,
 };
 
@@ -365,6 +365,19 @@ macro_rules! plain {
 
 plain!(F32, F16, BF16);
 
+impl Packing for F8 {
+    const LAYOUT: Layout = Layout::new(Form::EightFloats, 0);
+
+    fn codes(&self, out: &mut [u8]) {
+        out.copy_from_slice(&self.qs);
+    }
+
+    fn head(&self, at: usize, head: &mut Head<'_>) {
+        let scale = self.d.get() / F8::TOO_LARGE;
+        head.bytes[4 * (ROWS * at + head.row)..][..4].copy_from_slice(&scale.to_le_bytes());
+    }
+}
+
 /// Packs a pair of panels from rows as a file has them. `rows` are at most [`PAIR`] rows of `width` bytes; what is
 /// missing of the pair is filled with zeros.
 pub(crate) fn pack_pair(format: Format, rows: &[u8], width: usize, cols: usize, out: &mut [u8]) {
@@ -386,6 +399,7 @@ fn pack_pair_as<B: Packing>(rows: &[u8], width: usize, cols: usize, out: &mut [u
                 let from = &from[first / weights * size_of::<B>()..][..inputs / weights * size_of::<B>()];
                 match B::LAYOUT.shape.scales {
                     Scales::Plain => plain_row(from, size_of::<B>(), B::FORMAT == Format::BF16, row, out),
+                    Scales::PlainSingles => floats_row(bytemuck::cast_slice::<u8, B>(from), inputs, row, out),
                     _ => blocks_row(bytemuck::cast_slice::<u8, B>(from), inputs, row, out),
                 }
             }
@@ -402,6 +416,19 @@ fn plain_row(from: &[u8], size: usize, in_pairs: bool, row: usize, out: &mut [u8
         if x.len() < step {
             out[line * lines * ROWS * size + row * step + x.len()..][..step - x.len()].fill(0);
         }
+    }
+}
+
+/// Scaled floats of one row: their codes input by input, behind the scales.
+fn floats_row<B: Packing>(blocks: &[B], inputs: usize, row: usize, out: &mut [u8]) {
+    let (head, codes) = out.split_at_mut(B::LAYOUT.shape.head(inputs));
+    let mut head = Head { bytes: head, row };
+    let mut codes = codes[row..].iter_mut().step_by(ROWS);
+    let mut some = [0; PART];
+    for (i, block) in blocks.iter().enumerate() {
+        block.codes(&mut some);
+        block.head(i, &mut head);
+        some.iter().zip(&mut codes).for_each(|(from, to)| *to = *from);
     }
 }
 

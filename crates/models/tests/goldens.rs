@@ -326,9 +326,11 @@ fn quantized_experts_that_do_not_fit_are_refused() {
 }
 
 /// Folders that were quantized, and the format that layers in groups become.
-const QUANTIZED: [(&str, Option<Format>); 6] = [
+const QUANTIZED: [(&str, Option<Format>); 8] = [
     ("awq-4bit-g32", Some(Format::Q5_0)),
     ("ct-w4a16-g32", Some(Format::Q4_0)),
+    ("fp8-block32", Some(Format::F8)),
+    ("fp8-tensor", Some(Format::F8)),
     ("gpt-oss-mxfp4", None),
     ("gptq-4bit-g32-actorder", Some(Format::Q5_0)),
     ("gptq-4bit-g32-sym", Some(Format::Q4_0)),

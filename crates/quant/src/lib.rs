@@ -48,6 +48,7 @@
 
 mod block;
 mod codes;
+mod f8;
 mod fit;
 mod format;
 mod gridded;
@@ -79,6 +80,7 @@ mod tq1_0;
 mod tq2_0;
 
 pub use block::{Block, pack_as, unpack_as};
+pub use f8::F8;
 pub use format::Format;
 pub use gridded::Gridded;
 pub use iq1_m::IQ1M;

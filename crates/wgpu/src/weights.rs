@@ -101,6 +101,7 @@ pub(crate) fn layout(format: Format) -> Layout {
         Format::TQ1_0 => ternary(coded::tq1_0),
         Format::TQ2_0 => ternary(coded::tq2_0),
         Format::NVFP4 => whole(64, 9, include_str!("shaders/formats/nvfp4.wgsl")),
+        Format::F8 => whole(32, 9, include_str!("shaders/formats/f8.wgsl")),
         Format::MXFP4 => Layout {
             blocks: 4,
             lead: Some((0, 1)),

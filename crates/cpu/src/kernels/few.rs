@@ -15,7 +15,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::dot::{Kind, Sums};
 use super::linear::Packed;
-use super::unpack::{Head, group, look_ahead, pairs};
+use super::unpack::{Head, float, group, look_ahead, pairs};
 use crate::activations::Rounded;
 use crate::form::{Form, Formed, with_form};
 use crate::mat::Mat;
@@ -392,8 +392,10 @@ unsafe fn multiply_plain<L: Lines, F: Formed, const T: usize>(
         for i in 0..T {
             f[i] = L::load_f32(sums.add(PAIR * i));
         }
+        let (scales, from) = (from, from.add(const { F::SHAPE }.head(inputs)));
         for some in (0..inputs).step_by(SOME) {
             let w = from.add(some * bytes);
+            let scales = scales.wrapping_add(some / PART * LINE);
             look_ahead::<L>(w, w.wrapping_add(SOME * bytes));
             for k in (some..inputs.min(some + SOME)).step_by(2) {
                 let two = from.add(k * bytes);
@@ -401,7 +403,7 @@ unsafe fn multiply_plain<L: Lines, F: Formed, const T: usize>(
                     if k + odd == inputs {
                         break;
                     }
-                    let w = number::<L, F>(two, odd);
+                    let w = number::<L, F>(two, odd, scales);
                     for i in 0..T {
                         f[i] = L::fma(w, L::splat(*x[i].as_ptr().add(k + odd)), f[i]);
                     }
@@ -414,14 +416,15 @@ unsafe fn multiply_plain<L: Lines, F: Formed, const T: usize>(
     }
 }
 
-/// Plain numbers of the first or the second of two inputs.
+/// Plain numbers of the first or the second of two inputs, which have these scales if any.
 #[inline(always)]
-unsafe fn number<L: Lines, F: Formed>(two: *const u8, i: usize) -> L::F {
+unsafe fn number<L: Lines, F: Formed>(two: *const u8, i: usize, scales: *const u8) -> L::F {
     // SAFETY: the caller vouches for the input and has the instruction set.
     unsafe {
         match F::FORM {
             Form::BF16 => pairs::<L>(two)[i],
             Form::F16 => L::halves(two.add(i * LINE / 2)),
+            Form::EightFloats => float::<L>(two.add(i * ROWS), scales),
             _ => L::load_f32(two.add(i * LINE).cast()),
         }
     }

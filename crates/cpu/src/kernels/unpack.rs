@@ -129,7 +129,7 @@ impl<L: Lines> Head<L> {
         unsafe {
             let byte = |i: usize| self.from.add(LINE + ROWS * i);
             match const { F::SHAPE }.scales {
-                Scales::Plain | Scales::Single => (d, dmin),
+                Scales::Plain | Scales::PlainSingles | Scales::Single => (d, dmin),
                 Scales::Halves => (L::halves(self.from.add(32 * run)), dmin),
                 Scales::HalvesAdd => {
                     let add = L::halves(self.from.add(64 * run + 32));
@@ -360,6 +360,13 @@ pub(super) unsafe fn unpack_plain<L: Lines>(
                     }
                 }
             }
+            Form::EightFloats => {
+                let codes = from.add(layout.shape.head(inputs));
+                for (k, to) in to.0[..inputs].iter_mut().enumerate() {
+                    let scale = from.add(k / PART * LINE);
+                    L::store_f32(to.as_mut_ptr(), float::<L>(codes.add(k * ROWS), scale));
+                }
+            }
             form => with_form!(form, F => {
                 numbers::<L, F>(from, inputs, room);
                 codes::<L, F>(from.add(F::SHAPE.head(inputs)), inputs, &layout.table, room);
@@ -377,6 +384,24 @@ pub(super) unsafe fn pairs<L: Lines>(p: *const u8) -> [L::F; 2] {
         let pairs = L::load(p);
         let high = L::and(pairs, L::words(0xffff_0000_u32 as i32));
         [L::from_bits(L::left::<16>(pairs)), L::from_bits(high)]
+    }
+}
+
+/// Floats of eight bits, one for each row, times their scales, which are as much too small as this is too large.
+///
+/// # Safety
+///
+/// There are 16 codes and a line of scales; the CPU has the instruction set.
+#[inline(always)]
+pub(super) unsafe fn float<L: Lines>(codes: *const u8, scales: *const u8) -> L::F {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let q = L::widen_u8(codes);
+        let sign = L::left::<24>(L::and(q, L::words(0x80)));
+        let exponent = L::left::<20>(L::and(q, L::words(0x7f)));
+        let x = L::from_bits(L::or(exponent, L::words(0x4000_0000)));
+        let y = L::fma(x, L::splat(2.0), L::splat(-4.0));
+        L::mul(L::min(x, y), L::from_bits(L::xor(L::load(scales), sign)))
     }
 }
 

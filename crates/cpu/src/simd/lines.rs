@@ -56,6 +56,8 @@ pub(crate) trait Lines: Copy + 'static {
     unsafe fn from_bits(a: Self::I) -> Self::F;
 
     unsafe fn splat(x: f32) -> Self::F;
+    /// The smaller of two.
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn load_f32(p: *const f32) -> Self::F;
     unsafe fn store_f32(p: *mut f32, v: Self::F);
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;

@@ -81,6 +81,7 @@ impl Lines for Neon {
             }
         }
         fn mul(a: F, b: F) -> F { four!(vmulq_f32(a, b)) }
+        fn min(a: F, b: F) -> F { four!(vminq_f32(a, b)) }
         fn sub(a: F, b: F) -> F { four!(vsubq_f32(a, b)) }
         fn fma(a: F, b: F, c: F) -> F { four!(vfmaq_f32(c, a, b)) }
         fn halves(p: *const u8) -> F {

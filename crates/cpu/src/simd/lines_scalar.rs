@@ -153,6 +153,11 @@ impl Lines for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn min(a: [f32; N], b: [f32; N]) -> [f32; N] {
+        each(|i| a[i].min(b[i]))
+    }
+
+    #[inline(always)]
     unsafe fn sub(a: [f32; N], b: [f32; N]) -> [f32; N] {
         each(|i| a[i] - b[i])
     }

@@ -42,6 +42,7 @@ impl Lines for Avx512 {
         fn store_f32(p: *mut f32, v: __m512) -> () { _mm512_storeu_ps(p, v) }
         fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
         fn sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
+        fn min(a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
         fn fma(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         fn halves(p: *const u8) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
         fn widen_u8(p: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
@@ -231,6 +232,9 @@ macro_rules! two_halves {
                 }
                 fn mul(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
                     [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
+                }
+                fn min(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+                    [_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])]
                 }
                 fn sub(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
                     [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])]

@@ -18,7 +18,7 @@ pub(super) fn quantized(weight: &HostWeight<'_>, to: Format) -> Result<Vec<u8>, 
     let (Some(width), Some(wanted)) = (from.row_bytes(cols), to.row_bytes(cols)) else {
         return Ok(Vec::new());
     };
-    let mut bytes = room(wanted.checked_mul(rows).unwrap_or(usize::MAX))?;
+    let mut bytes = room(wanted.saturating_mul(rows))?;
     if width == 0 || wanted == 0 {
         return Ok(bytes);
     }

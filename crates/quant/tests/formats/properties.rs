@@ -63,6 +63,7 @@ fn tolerance(format: Format) -> f32 {
         Format::IQ4NL => 0.25,
         Format::IQ4XS => 0.25,
         Format::MXFP4 | Format::NVFP4 => 0.35,
+        Format::F8 => 0.1,
         Format::IQ1S | Format::IQ1M => 1.4,
         Format::IQ2XXS | Format::IQ2XS | Format::IQ3XXS => 1.4,
         Format::IQ2S | Format::IQ3S => 1.0,
@@ -90,7 +91,9 @@ fn reach(format: Format) -> f32 {
         Format::IQ3S => 31.0 * 15.0,
         Format::TQ1_0 | Format::TQ2_0 => 1.0,
         Format::NVFP4 => return 448.0 * 6.0,
-        Format::F32 | Format::F16 | Format::BF16 | Format::Q8K | Format::MXFP4 => return f32::INFINITY,
+        Format::F32 | Format::F16 | Format::BF16 | Format::Q8K | Format::MXFP4 | Format::F8 => {
+            return f32::INFINITY;
+        }
     };
     65504.0 * codes
 }

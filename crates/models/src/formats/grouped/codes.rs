@@ -29,6 +29,8 @@ pub(super) enum Codes {
     },
     /// [outputs, inputs]: signed bytes.
     Bytes(Stored),
+    /// [outputs, inputs]: floats of eight bits, which are no whole numbers.
+    Floats(Stored),
 }
 
 /// Which output each four bits of a word belong to, lowest first.
@@ -40,7 +42,7 @@ impl Codes {
         match self {
             Codes::Down { bits, .. } | Codes::Along { bits, .. } => 0..1 << bits,
             Codes::Across { .. } => 0..16,
-            Codes::Bytes(_) => -128..128,
+            Codes::Bytes(_) | Codes::Floats(_) => -128..128,
         }
     }
 
@@ -48,7 +50,7 @@ impl Codes {
     pub(super) fn stored(&self) -> &Stored {
         match self {
             Codes::Down { words, .. } | Codes::Across { words } | Codes::Along { words, .. } => words,
-            Codes::Bytes(bytes) => bytes,
+            Codes::Bytes(bytes) | Codes::Floats(bytes) => bytes,
         }
     }
 
@@ -92,7 +94,7 @@ impl Codes {
                     out.iter_mut().enumerate().for_each(|(i, to)| *to = code(i) as i16);
                 }
             }
-            Codes::Bytes(stored) => {
+            Codes::Bytes(stored) | Codes::Floats(stored) => {
                 let bytes = &stored.bytes()[rows.start * cols..rows.end * cols];
                 let lines = bytes.chunks_exact(cols);
                 out.zip(lines).for_each(|(out, line)| {

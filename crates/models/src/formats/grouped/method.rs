@@ -17,6 +17,8 @@ enum Method {
     Gptq { bits: usize, group: Option<usize>, lift: u32 },
     /// Words of several outputs.
     Awq { group: Option<usize> },
+    /// Floats of eight bits; scales of blocks of so many outputs and inputs, or of one of both.
+    Floats { block: Option<[usize; 2]> },
     /// Scales tell what shares one; where groups of inputs do, a group has one of these sizes.
     Compressed { groups: Vec<usize> },
 }
@@ -74,9 +76,10 @@ impl Settings<'_> {
             Some("gptq") => self.gptq(),
             Some("awq") => self.awq(),
             Some("compressed-tensors") => self.compressed(),
+            Some("fp8") => self.floats(),
             _ => Err(self.unsupported(
                 "quant_method",
-                "gptq, awq and compressed-tensors are; use the unquantized model or a GGUF file",
+                "gptq, awq, fp8 and compressed-tensors are; use the unquantized model or a GGUF file",
             )),
         }
     }
@@ -107,12 +110,32 @@ impl Settings<'_> {
         Ok(Method::Awq { group: self.group()? })
     }
 
+    fn floats(&self) -> Result<Method> {
+        if !matches!(self.text("fmt")?.as_deref(), None | Some("e4m3" | "float8_e4m3fn")) {
+            return Err(self.unsupported("fmt", "e4m3 is"));
+        }
+        let block = match &self.json["weight_block_size"] {
+            Value::Null => None,
+            value => {
+                let sides = value.as_array().map(|sides| sides.iter().map(Value::as_u64).collect::<Vec<_>>());
+                let block = match sides.as_deref() {
+                    Some([Some(tall @ 1..=0x10_0000), Some(wide @ 1..=0x10_0000)]) => {
+                        [*tall as usize, *wide as usize]
+                    }
+                    _ => return Err(self.bad("weight_block_size", format_args!("is {value}, not two sizes"))),
+                };
+                Some(block)
+            }
+        };
+        Ok(Method::Floats { block })
+    }
+
     fn compressed(&self) -> Result<Method> {
-        const FORMATS: [&str; 3] = ["pack-quantized", "int-quantized", "naive-quantized"];
+        const FORMATS: [&str; 4] = ["pack-quantized", "int-quantized", "naive-quantized", "float-quantized"];
         match self.text("format")?.as_deref() {
             Some(format) if FORMATS.contains(&format) => {}
             _ => {
-                let why = "pack-quantized, int-quantized and naive-quantized are";
+                let why = "pack-quantized, int-quantized, naive-quantized and float-quantized are";
                 return Err(self.unsupported("format", why));
             }
         }
@@ -127,9 +150,6 @@ impl Settings<'_> {
             match &weights["group_size"] {
                 Value::Null => {}
                 n => sizes.extend(n.as_u64().filter(|n| *n > 0).map(|n| n as usize)),
-            }
-            if weights["type"] == "float" {
-                return Err(self.unsupported("config_groups", "whole numbers are"));
             }
         }
         Ok(Method::Compressed { groups: sizes })
@@ -146,12 +166,13 @@ pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTens
     // What a matrix's codes are called says that there is one.
     let ends: &[&str] = match method {
         Method::Gptq { .. } | Method::Awq { .. } => &["qweight"],
-        Method::Compressed { .. } => &["weight_packed", "weight"],
+        Method::Compressed { .. } | Method::Floats { .. } => &["weight_packed", "weight"],
     };
     let of_codes = |(name, stored): (&String, &Stored)| {
         let (module, end) = name.rsplit_once('.')?;
         let end = ends.iter().find(|e| **e == end)?;
-        let is_plain = *end == "weight" && !matches!(&stored.kind, Kind::Other(elements) if elements == "I8");
+        let coded = |elements: &str| elements == "I8" || elements == FLOATS;
+        let is_plain = *end == "weight" && !matches!(&stored.kind, Kind::Other(elements) if coded(elements));
         (!is_plain).then(|| (module.to_owned(), *end))
     };
     let modules: Vec<_> = tensors.iter().filter_map(of_codes).collect();
@@ -161,6 +182,7 @@ pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTens
         let made = match &method {
             Method::Gptq { bits, group, lift } => module.gptq(codes, *bits, *group, *lift)?,
             Method::Awq { group } => module.awq(codes, *group)?,
+            Method::Floats { block } => module.floats(codes, *block)?,
             Method::Compressed { groups } if end == "weight" => module.bytes(codes, groups)?,
             Method::Compressed { groups } => module.packed(codes, groups)?,
         };
@@ -175,6 +197,9 @@ pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTens
     }
     Ok(())
 }
+
+/// What safetensors call floats of eight bits with four of exponent.
+const FLOATS: &str = "F8_E4M3";
 
 /// A layer that was quantized, and the tensors that it has parts of.
 struct Module<'a> {
@@ -232,7 +257,7 @@ impl Module<'_> {
         let groups = self.take("g_idx").map(|order| groups_of(&order.part(), cols, count)).transpose()?;
         let scales = Table::ByGroup(scales.part().numbers()?);
         let codes = Codes::Down { words: codes.stored, bits };
-        Ok(Parts { rows, cols, group, codes, zeros: Table::ByGroup(zeros), scales, groups })
+        Ok(Parts { rows, cols, group, tall: 1, codes, zeros: Table::ByGroup(zeros), scales, groups })
     }
 
     fn awq(&mut self, codes: Taken, group: Option<usize>) -> Result<Parts> {
@@ -254,12 +279,30 @@ impl Module<'_> {
         let zeros = Table::ByGroup(zeros.part().words()?.flat_map(eight).collect());
         let scales = Table::ByGroup(scales.part().numbers()?);
         let codes = Codes::Across { words: codes.stored };
-        Ok(Parts { rows, cols, group, codes, zeros, scales, groups: None })
+        Ok(Parts { rows, cols, group, tall: 1, codes, zeros, scales, groups: None })
     }
 
-    /// A matrix of signed bytes.
+    /// A matrix of floats, whose scales are called so that they are multiplied.
+    fn floats(&mut self, codes: Taken, block: Option<[usize; 2]>) -> Result<Parts> {
+        let [rows, cols] = codes.part().matrix()?;
+        let of = Codes::Floats(codes.part().floats()?);
+        let Some([tall, group]) = block else {
+            return self.scaled(&codes, (rows, cols), of, Table::All(0), &[]);
+        };
+        let _ = self.take("input_scale");
+        let scales = self.need("weight_scale_inv", &codes)?;
+        scales.part().shape(&[rows.div_ceil(tall), cols.div_ceil(group)])?;
+        let scales = Table::ByRow(scales.part().numbers()?);
+        Ok(Parts { rows, cols, group, tall, codes: of, zeros: Table::All(0), scales, groups: None })
+    }
+
+    /// A matrix of bytes: signed numbers, or floats.
     fn bytes(&mut self, codes: Taken, groups: &[usize]) -> Result<Parts> {
         let [rows, cols] = codes.part().matrix()?;
+        if codes.part().elements(FLOATS).is_ok() {
+            let of = Codes::Floats(codes.part().floats()?);
+            return self.scaled(&codes, (rows, cols), of, Table::All(0), groups);
+        }
         let zeros = match self.take("weight_zero_point") {
             None => Table::All(0),
             Some(zeros) => Table::ByRow(zeros.part().bytes()?),
@@ -352,7 +395,7 @@ impl Module<'_> {
         };
         let groups =
             self.take("weight_g_idx").map(|order| groups_of(&order.part(), cols, count)).transpose()?;
-        Ok(Parts { rows, cols, group, codes, zeros, scales: table, groups })
+        Ok(Parts { rows, cols, group, tall: 1, codes, zeros, scales: table, groups })
     }
 }
 

@@ -13,7 +13,7 @@ mod method;
 
 use codes::Codes;
 pub(super) use method::find;
-use tallow_quant::{F16, F32, Format, Q4_0, Q5_0, Q8_0, Q8K};
+use tallow_quant::{F8, F16, F32, Format, Q4_0, Q5_0, Q8_0, Q8K};
 
 use super::{Kind, Stored};
 use crate::error::{LoadError, Result};
@@ -25,6 +25,8 @@ pub struct Grouped {
     cols: usize,
     /// Inputs that share a scale.
     group: usize,
+    /// Outputs that share a scale.
+    tall: usize,
     codes: Codes,
     /// What stands for zero, of each group of each output.
     zeros: Table<i32>,
@@ -69,6 +71,7 @@ struct Parts {
     rows: usize,
     cols: usize,
     group: usize,
+    tall: usize,
     codes: Codes,
     zeros: Table<i32>,
     scales: Table<f32>,
@@ -81,9 +84,10 @@ const PANEL: usize = 32;
 impl Grouped {
     /// Chooses the format. What is in the tables decides, so they are read through here.
     fn new(parts: Parts) -> Grouped {
-        let Parts { rows, cols, group, codes, zeros, scales, groups } = parts;
+        let Parts { rows, cols, group, tall, codes, zeros, scales, groups } = parts;
         let groups = groups.filter(|of| of.iter().enumerate().any(|(i, g)| *g as usize != i / group));
-        let mut matrix = Grouped { rows, cols, group, codes, zeros, scales, groups, format: Format::F32 };
+        let mut matrix =
+            Grouped { rows, cols, group, tall, codes, zeros, scales, groups, format: Format::F32 };
         matrix.format = matrix.narrowest();
         matrix
     }
@@ -105,6 +109,10 @@ impl Grouped {
         });
         match () {
             () if !sorts => Format::F32,
+            () if matches!(self.codes, Codes::Floats(_)) => match blocks_of(32) {
+                true => Format::F8,
+                false => Format::F32,
+            },
             () if blocks_of(32) && within(4) && fits_half() => Format::Q4_0,
             () if blocks_of(32) && within(5) && fits_half() => Format::Q5_0,
             () if blocks_of(32) && within(8) && fits_half() => Format::Q8_0,
@@ -173,7 +181,8 @@ impl Grouped {
     }
 
     fn scale_and_zero(&self, row: usize, group: usize) -> (f32, i32) {
-        let shape = (self.rows, self.group_count());
+        let shape = (self.rows.div_ceil(self.tall), self.group_count());
+        let row = row / self.tall;
         (self.scales.at(row, group, shape), self.zeros.at(row, group, shape))
     }
 
@@ -188,11 +197,16 @@ impl Grouped {
             Format::Q8K => {
                 self.write_blocks::<Q8K, 256>(r, codes, out, |d, q| Q8K::of(F32(d.to_le_bytes()), q))
             }
+            Format::F8 => self.write_blocks::<F8, 32>(r, codes, out, F8::of),
             _ => {
                 for (i, (code, out)) in codes.iter().zip(out.as_chunks_mut().0).enumerate() {
                     let group = self.groups.as_ref().map_or(i / self.group, |of| of[i] as usize);
                     let (scale, zero) = self.scale_and_zero(r, group);
-                    *out = (scale * (i32::from(*code) - zero) as f32).to_le_bytes();
+                    let number = match self.codes {
+                        Codes::Floats(_) => F8::value(*code as u8),
+                        _ => (i32::from(*code) - zero) as f32,
+                    };
+                    *out = (scale * number).to_le_bytes();
                 }
             }
         }
@@ -252,6 +266,15 @@ impl Part<'_> {
     fn words(&self) -> Result<impl ExactSizeIterator<Item = u32>> {
         self.elements("I32")?;
         Ok(self.stored.bytes().as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)))
+    }
+
+    /// Itself, where it has floats of eight bits that are all numbers.
+    fn floats(&self) -> Result<Stored> {
+        self.elements("F8_E4M3")?;
+        match self.stored.bytes().iter().position(|q| q & 0x7f == 0x7f) {
+            Some(i) => Err(self.bad(format_args!("element {i} is no number: the file is damaged"))),
+            None => Ok(self.stored.clone()),
+        }
     }
 
     /// Its bytes, signed.

@@ -246,6 +246,43 @@ fn bytes_with_scales_of_whole_rows() {
     }
 }
 
+/// Floats of eight bits whose scales are those of blocks, the last of which are cut off, of rows, or of all.
+#[test]
+fn floats_with_scales_of_blocks() {
+    let (rows, cols) = (40, 96);
+    let codes: Vec<u8> =
+        (0..rows * cols).map(|i| (i * 37 % 251) as u8).filter(|q| q & 0x7f != 0x7f).collect();
+    let codes: Vec<u8> = codes.iter().copied().cycle().take(rows * cols).collect();
+    let made = |scales: &[f32], shape: &[usize], name: &str| {
+        let mut t = Tensors(StoredTensors::new());
+        t.add("weight", Kind::Other("F8_E4M3".into()), &[rows, cols], codes.clone());
+        let bytes = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+        t.add(name, Kind::Weights(Format::F32), shape, bytes);
+        t
+    };
+    let check = |t: Tensors, settings: &Value, scale: &dyn Fn(usize, usize) -> f32, format: Format| {
+        let (data, got) = t.read(settings);
+        let want = |i: usize| scale(i / cols, i % cols) * F8::value(codes[i]);
+        assert!((0..rows * cols).all(|i| data[i] == want(i)), "{settings}");
+        assert_eq!(got, format, "{settings}");
+    };
+    for (tall, wide, format) in [(32, 64, Format::F8), (128, 128, Format::F32), (7, 16, Format::F32)] {
+        let (down, across) = (rows.div_ceil(tall), cols.div_ceil(wide));
+        let scales: Vec<f32> = (0..down * across).map(|i| 0.013 * (i + 1) as f32).collect();
+        let settings = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [tall, wide]});
+        let scale = |r: usize, c: usize| scales[r / tall * across + c / wide];
+        let format = if cols < wide { Format::F8 } else { format };
+        check(made(&scales, &[down, across], "weight_scale_inv"), &settings, &scale, format);
+    }
+    let scales: Vec<f32> = (0..rows).map(|i| 0.007 * (i + 1) as f32).collect();
+    let compressed = json!({"quant_method": "compressed-tensors", "format": "float-quantized"});
+    let plain = json!({"quant_method": "fp8"});
+    for settings in [&compressed, &plain] {
+        check(made(&scales, &[rows, 1], "weight_scale"), settings, &|r, _| scales[r], Format::F8);
+        check(made(&scales[..1], &[1], "weight_scale"), settings, &|_, _| scales[0], Format::F8);
+    }
+}
+
 #[test]
 fn a_number_may_stand_in_two_words() {
     let numbers: Vec<u32> = (0..32).map(|i| (i * 5 + 3) % 8).collect();
@@ -297,6 +334,23 @@ fn parts_that_do_not_fit_are_named() {
     let mut t = Tensors::gptq(&m);
     t.add("g_idx", Kind::Other("I32".into()), &[64], vec![9; 256]);
     note("a group that is not there".into(), &gptq, &mut t);
+    let floats = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+    let made = |codes: u8, scale: &str, shape: &[usize]| {
+        let mut t = Tensors(StoredTensors::new());
+        t.add("weight", Kind::Other("F8_E4M3".into()), &[2, 64], vec![codes; 128]);
+        t.add(scale, Kind::Weights(Format::F32), shape, 1f32.to_le_bytes().repeat(shape.iter().product()));
+        t
+    };
+    note("a float that is none".into(), &floats, &mut made(0xff, "weight_scale_inv", &[1, 1]));
+    note("blocks without scales".into(), &floats, &mut made(1, "weight_scale", &[1, 1]));
+    note("other blocks".into(), &floats, &mut made(1, "weight_scale_inv", &[2, 1]));
+    for (key, value) in
+        [("fmt", json!("e5m2")), ("weight_block_size", json!([128])), ("weight_block_size", json!([0, 1]))]
+    {
+        let mut settings = floats.clone();
+        settings[key] = value.clone();
+        note(format!("fp8, {key} = {value}"), &settings, &mut made(1, "weight_scale_inv", &[1, 1]));
+    }
     let mut t = Tensors::gptq(&m);
     t.halves("scales", &vec![vec![f32::INFINITY; 32]; 2]);
     note("an infinite scale".into(), &gptq, &mut t);
@@ -327,7 +381,6 @@ fn parts_that_do_not_fit_are_named() {
         ("format", json!("nvfp4-pack-quantized")),
         ("transform_config", json!({"config_groups": {"u": {}}})),
         ("sparsity_config", json!({"format": "sparse-24-bitmask"})),
-        ("config_groups", json!({"group_0": {"weights": {"type": "float"}}})),
         ("config_groups", json!({"group_0": {"weights": {"group_size": 64}}})),
     ] {
         let mut settings = compressed.clone();

@@ -296,7 +296,9 @@ fn tensors(r: &mut Reader<'_>, meta: &Metadata, count: usize) -> Result<Vec<Tens
         }
         let id = r.u32(&field)?;
         let Some(format) = Format::from_gguf_id(id) else {
-            let why = format!("type {id} is not one of {}", Format::ALL.map(Format::name).join(", "));
+            let known = Format::ALL.into_iter().filter(|format| format.gguf_id().is_some());
+            let known: Vec<&str> = known.map(Format::name).collect();
+            let why = format!("type {id} is not one of {}", known.join(", "));
             return Err(LoadError::unsupported(r.path, field, why));
         };
         let cols = shape.last().copied().unwrap_or(0);

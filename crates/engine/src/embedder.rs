@@ -1,4 +1,4 @@
-//! [`Embedder`]: the loop that makes vectors and scores of texts, on a thread of its own.
+//! An embedder: the loop that makes vectors and scores of texts, on a thread of its own.
 //!
 //! A request has some texts. Each step takes texts of all requests in turn, as many as its budget of tokens has room for,
 //! so that a request with many texts does not keep others waiting. What a text gives does not depend on its company.

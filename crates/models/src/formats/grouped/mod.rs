@@ -1,7 +1,7 @@
 //! [`Grouped`]: matrices of whole numbers with scales that neighbours share, as GPTQ, AWQ and compressed-tensors store
 //! them.
 //!
-//! Such a checkpoint has several tensors where others have `x.weight`. [`find`] makes them that one tensor again, so
+//! Such a checkpoint has several tensors where others have `x.weight`. `find` makes them that one tensor again, so
 //! that nobody else knows of it. On its way to a device it becomes blocks of the narrowest format that holds exactly
 //! the same numbers: `scale * (code - zero)` is what most block formats say, with other codes.
 //!

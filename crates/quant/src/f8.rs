@@ -19,7 +19,7 @@ pub struct F8 {
 }
 
 impl F8 {
-    /// What [`F8::magnified`] is too large by.
+    /// What kernels read codes as is too large by this: so no number on the way is subnormal.
     pub const TOO_LARGE: f32 = 256.0;
 
     /// 256 times what a code stands for, without its sign. Written so that it becomes vector code, and so that no

@@ -264,16 +264,36 @@ impl Opened {
                 self.words()?;
             }
             on_one_of(&devices, why.as_deref(), plan, say, |device, plan| {
-                let has_experts = self.model.spec.layers.iter().any(|l| l.experts.is_some());
-                if has_experts && !matches!(device, Device::Cpu) {
-                    say(&Note::Slow(format!(
-                        "{device} computes every expert for every token; --device cpu may be faster"
-                    )));
-                }
+                self.slow(device).into_iter().for_each(|why| say(&Note::Slow(why)));
                 self.start_on(device, plan, config, names.clone())
             })
         });
         self.after_words(handle)
+    }
+
+    /// What is right on that device, and slower than people may expect.
+    fn slow(&self, device: &Device) -> Vec<String> {
+        let (layers, on_gpu) = (&self.model.spec.layers, !matches!(device, Device::Cpu));
+        let (experts, latent) =
+            (layers.iter().any(|l| l.experts.is_some()), layers.iter().any(|l| l.latent.is_some()));
+        let mut slow = Vec::new();
+        if on_gpu && experts {
+            slow.push(format!("{device} computes every expert for every token; --device cpu may be faster"));
+        } else if self.model.has_shuffled_experts() {
+            slow.push("experts quantized with act-order are all computed for every token".into());
+        }
+        if on_gpu && latent {
+            slow.push(format!(
+                "{device} goes through this model's heads one by one; --device cpu may be faster"
+            ));
+        }
+        match self.model.widened() {
+            0 => {}
+            n => slow.push(format!(
+                "{n} tensors are quantized in a way that is kept as f32 here, which takes memory and time"
+            )),
+        }
+        slow
     }
 
     /// The words are read while the weights are loaded.

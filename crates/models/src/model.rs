@@ -7,8 +7,8 @@ use tallow_quant::Format;
 use crate::error::Result;
 use crate::families::{self, Family};
 use crate::formats::config::Config;
-use crate::formats::names::{EXPERT, Names, of_layer};
-use crate::formats::{Checkpoint, Settings, Stored};
+use crate::formats::names::{EXPERT, Names, layer_in, of_layer};
+use crate::formats::{Checkpoint, Kind, Settings, Stored};
 use crate::generation::Generation;
 use crate::recipe::{Quantizing, Recipe};
 use crate::spec::DecoderSpec;
@@ -65,6 +65,23 @@ impl Model {
     /// The format that a tensor of the checkpoint reaches a device in, if it is weights.
     pub fn format(&self, name: &str, stored: &Stored) -> Option<Format> {
         self.source().format(name, stored)
+    }
+
+    /// How many tensors are stored in groups that no block format holds, and take many times their size.
+    pub fn widened(&self) -> usize {
+        let tensors = self.checkpoint.tensors();
+        tensors.filter(|(_, t)| matches!(&t.kind, Kind::Grouped(m) if m.format() == Format::F32)).count()
+    }
+
+    /// Do experts want their inputs in an order of their own?
+    pub fn has_shuffled_experts(&self) -> bool {
+        let names = self.names();
+        let of_experts = |name: &str| {
+            let patterns = [names.expert_gate, names.expert_up, names.expert_down];
+            patterns.into_iter().any(|pattern| layer_in(pattern, name).is_some())
+        };
+        let mut tensors = self.checkpoint.tensors();
+        tensors.any(|(name, t)| matches!(&t.kind, Kind::Grouped(m) if m.is_shuffled()) && of_experts(name))
     }
 
     /// Bytes that a device is given of a tensor.

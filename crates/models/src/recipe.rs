@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use tallow_quant::Format;
 
-use crate::formats::names::{EXPERT, Names};
+use crate::formats::names::{Names, layer_in};
 
 /// Formats for a model's matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +85,7 @@ impl Role {
         let whole =
             if name.starts_with(names.base) { name.to_owned() } else { format!("{}{name}", names.base) };
         let name = whole.as_str();
-        let is = |pattern: &str| layer(pattern, name).is_some();
+        let is = |pattern: &str| layer_in(pattern, name).is_some();
         if [names.router, names.shared_router, names.positions].into_iter().any(is) {
             return Role::Kept;
         }
@@ -93,28 +93,8 @@ impl Role {
             return Role::Head;
         }
         let telling = [names.v, names.qkv, names.down, names.expert_down, names.shared_down];
-        telling.into_iter().find_map(|pattern| layer(pattern, name)).map_or(Role::Other, Role::Telling)
+        telling.into_iter().find_map(|pattern| layer_in(pattern, name)).map_or(Role::Other, Role::Telling)
     }
-}
-
-/// The layer of a tensor that is called so; 0 where it is of none.
-fn layer(pattern: &str, name: &str) -> Option<usize> {
-    if pattern.is_empty() {
-        return None;
-    }
-    let name = name.strip_suffix(".weight")?;
-    let Some((before, after)) = pattern.split_once("{}") else { return (name == pattern).then_some(0) };
-    let rest = name.strip_prefix(before)?;
-    let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-    let (number, rest) = rest.split_at(digits);
-    let fits = match after.split_once(EXPERT) {
-        None => rest == after,
-        Some((before, after)) => {
-            let expert = rest.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
-            expert.is_some_and(|e| !e.is_empty() && e.bytes().all(|b| b.is_ascii_digit()))
-        }
-    };
-    number.parse().ok().filter(|_| fits)
 }
 
 /// A recipe, and what it has to know of the model.

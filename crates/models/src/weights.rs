@@ -238,13 +238,17 @@ impl<'a, B: Backend> Weights<'a, B> {
         matrix: &Grouped,
         (rows, cols): (usize, usize),
     ) -> Result<Linear<B>> {
-        let mut bytes = room(matrix.size())?;
-        matrix.write(&mut bytes);
+        if let Some(i) = matrix.fault() {
+            let why = format!("element {i} is not a finite number: the file is damaged");
+            return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
+        }
+        let (mut bytes, order) = (room(matrix.size())?, matrix.order());
+        matrix.write(order.as_deref(), &mut bytes);
         let format = matrix.format();
         let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
         let weight = self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?;
         self.loaded(name, stored)?;
-        let order = matrix.order().map(|order| self.b.upload_row(&order)).transpose()?;
+        let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
         Ok(Linear { order, ..Linear::new(weight, None) })
     }
 

@@ -232,3 +232,23 @@ pub(crate) fn is_redundant(name: &str) -> bool {
 pub(crate) fn of_layer(pattern: &str, layer: usize) -> String {
     pattern.replace("{}", &layer.to_string())
 }
+
+/// The layer of a tensor whose name is made by that pattern; 0 where it is of none.
+pub(crate) fn layer_in(pattern: &str, name: &str) -> Option<usize> {
+    if pattern.is_empty() {
+        return None;
+    }
+    let name = name.strip_suffix(".weight")?;
+    let Some((before, after)) = pattern.split_once("{}") else { return (name == pattern).then_some(0) };
+    let rest = name.strip_prefix(before)?;
+    let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let (number, rest) = rest.split_at(digits);
+    let fits = match after.split_once(EXPERT) {
+        None => rest == after,
+        Some((before, after)) => {
+            let expert = rest.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+            expert.is_some_and(|e| !e.is_empty() && e.bytes().all(|b| b.is_ascii_digit()))
+        }
+    };
+    number.parse().ok().filter(|_| fits)
+}

@@ -4,17 +4,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
+use tallow_quant::Format;
 
 use super::super::{Kind, Stored, StoredTensors};
-use super::codes::{ACROSS, Codes};
-use super::{Grouped, Part, Parts, Table, bits_at};
+use super::codes::Codes;
+use super::{Grouped, Part, Scales, Zeros};
 use crate::error::{LoadError, Result};
 
 /// How a checkpoint was quantized.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Method {
     /// Words of several inputs; what stands for zero is stored less `lift`.
-    Gptq { bits: usize, group: Option<usize>, lift: u32 },
+    Gptq { bits: usize, group: Option<usize>, lift: i32 },
     /// Words of several outputs.
     Awq { group: Option<usize> },
     /// Floats of eight bits; scales of blocks of so many outputs and inputs, or of one of both.
@@ -189,7 +190,7 @@ pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTens
         let stored = made.codes.stored();
         let (file, bytes) = (stored.file.clone(), stored.bytes.clone());
         let (shape, name) = (vec![made.rows, made.cols], format!("{name}.weight"));
-        let stored = Stored { file, kind: Kind::Grouped(Arc::new(Grouped::new(made))), shape, bytes };
+        let stored = Stored { file, kind: Kind::Grouped(Arc::new(made.choose())), shape, bytes };
         if let Some(twin) = tensors.insert(name.clone(), stored) {
             let why = "is there beside what it was quantized to";
             return Err(LoadError::bad(twin.file.path(), format_args!("tensor {name:?}"), why));
@@ -234,7 +235,7 @@ impl Module<'_> {
         })
     }
 
-    fn gptq(&mut self, codes: Taken, bits: usize, group: Option<usize>, lift: u32) -> Result<Parts> {
+    fn gptq(&mut self, codes: Taken, bits: usize, group: Option<usize>, lift: i32) -> Result<Grouped> {
         let part = codes.part();
         let [lines, rows] = part.matrix()?;
         part.elements("I32")?;
@@ -248,19 +249,15 @@ impl Module<'_> {
         scales.part().shape(&[count, rows])?;
         let zeros = self.need("qzeros", &codes)?;
         zeros.part().shape(&[count, (rows * bits).div_ceil(32)])?;
-        let zeros = {
-            let words: Vec<u32> = zeros.part().words()?.collect();
-            let width = zeros.stored.shape[1];
-            let zero = |g: usize, r: usize| bits_at(|w| words[g * width + w], r * bits, bits) + lift;
-            (0..count).flat_map(|g| (0..rows).map(move |r| (g, r))).map(|(g, r)| zero(g, r) as i32).collect()
-        };
+        zeros.part().elements("I32")?;
+        scales.part().is_finite()?;
         let groups = self.take("g_idx").map(|order| groups_of(&order.part(), cols, count)).transpose()?;
-        let scales = Table::ByGroup(scales.part().numbers()?);
-        let codes = Codes::Down { words: codes.stored, bits };
-        Ok(Parts { rows, cols, group, tall: 1, codes, zeros: Table::ByGroup(zeros), scales, groups })
+        let zeros = Zeros::Down { words: zeros.stored, bits, lift };
+        let (codes, scales) = (Codes::Down { words: codes.stored, bits }, Scales::ByGroup(scales.stored));
+        Ok(Grouped { rows, cols, group, tall: 1, codes, zeros, scales, groups, format: Format::F32 })
     }
 
-    fn awq(&mut self, codes: Taken, group: Option<usize>) -> Result<Parts> {
+    fn awq(&mut self, codes: Taken, group: Option<usize>) -> Result<Grouped> {
         let part = codes.part();
         let [cols, words] = part.matrix()?;
         part.elements("I32")?;
@@ -271,48 +268,49 @@ impl Module<'_> {
         scales.part().shape(&[count, rows])?;
         let zeros = self.need("qzeros", &codes)?;
         zeros.part().shape(&[count, words])?;
-        let eight = |word: u32| {
-            let mut eight = [0i32; 8];
-            ACROSS.iter().enumerate().for_each(|(at, of)| eight[*of] = (word >> (4 * at) & 15) as i32);
-            eight
-        };
-        let zeros = Table::ByGroup(zeros.part().words()?.flat_map(eight).collect());
-        let scales = Table::ByGroup(scales.part().numbers()?);
-        let codes = Codes::Across { words: codes.stored };
-        Ok(Parts { rows, cols, group, tall: 1, codes, zeros, scales, groups: None })
+        zeros.part().elements("I32")?;
+        scales.part().is_finite()?;
+        let (codes, zeros) = (Codes::Across { words: codes.stored }, Zeros::Across { words: zeros.stored });
+        let scales = Scales::ByGroup(scales.stored);
+        Ok(Grouped { rows, cols, group, tall: 1, codes, zeros, scales, groups: None, format: Format::F32 })
     }
 
     /// A matrix of floats, whose scales are called so that they are multiplied.
-    fn floats(&mut self, codes: Taken, block: Option<[usize; 2]>) -> Result<Parts> {
+    fn floats(&mut self, codes: Taken, block: Option<[usize; 2]>) -> Result<Grouped> {
         let [rows, cols] = codes.part().matrix()?;
-        let of = Codes::Floats(codes.part().floats()?);
+        codes.part().elements(FLOATS)?;
+        let of = Codes::Floats(codes.stored.clone());
         let Some([tall, group]) = block else {
-            return self.scaled(&codes, (rows, cols), of, Table::All(0), &[]);
+            return self.scaled(&codes, (rows, cols), of, Zeros::All(0), &[]);
         };
         let _ = self.take("input_scale");
         let scales = self.need("weight_scale_inv", &codes)?;
         scales.part().shape(&[rows.div_ceil(tall), cols.div_ceil(group)])?;
-        let scales = Table::ByRow(scales.part().numbers()?);
-        Ok(Parts { rows, cols, group, tall, codes: of, zeros: Table::All(0), scales, groups: None })
+        scales.part().is_finite()?;
+        let (zeros, scales) = (Zeros::All(0), Scales::ByRow(scales.stored));
+        Ok(Grouped { rows, cols, group, tall, codes: of, zeros, scales, groups: None, format: Format::F32 })
     }
 
     /// A matrix of bytes: signed numbers, or floats.
-    fn bytes(&mut self, codes: Taken, groups: &[usize]) -> Result<Parts> {
+    fn bytes(&mut self, codes: Taken, groups: &[usize]) -> Result<Grouped> {
         let [rows, cols] = codes.part().matrix()?;
         if codes.part().elements(FLOATS).is_ok() {
-            let of = Codes::Floats(codes.part().floats()?);
-            return self.scaled(&codes, (rows, cols), of, Table::All(0), groups);
+            let of = Codes::Floats(codes.stored.clone());
+            return self.scaled(&codes, (rows, cols), of, Zeros::All(0), groups);
         }
         let zeros = match self.take("weight_zero_point") {
-            None => Table::All(0),
-            Some(zeros) => Table::ByRow(zeros.part().bytes()?),
+            None => Zeros::All(0),
+            Some(zeros) => {
+                zeros.part().elements("I8")?;
+                Zeros::Bytes { bytes: zeros.stored, lift: 0 }
+            }
         };
         let shape = (rows, cols);
         self.scaled(&codes, shape, Codes::Bytes(codes.stored.clone()), zeros, groups)
     }
 
     /// A matrix of words.
-    fn packed(&mut self, codes: Taken, groups: &[usize]) -> Result<Parts> {
+    fn packed(&mut self, codes: Taken, groups: &[usize]) -> Result<Grouped> {
         let part = codes.part();
         let [rows, words] = part.matrix()?;
         part.elements("I32")?;
@@ -334,17 +332,16 @@ impl Module<'_> {
         let cols = shape[1] as usize;
         let half = 1 << (bits - 1);
         let zeros = match self.take("weight_zero_point") {
-            None => Table::All(half),
+            None => Zeros::All(half),
             // Some writers pack them, too, and some do not.
             Some(zeros) if zeros.part().elements("I8").is_ok() => {
-                Table::ByRow(zeros.part().bytes()?.into_iter().map(|z| z + half).collect())
+                Zeros::Bytes { bytes: zeros.stored, lift: half }
             }
             Some(zeros) => {
                 let [_, count] = zeros.part().matrix()?;
                 zeros.part().shape(&[(rows * bits).div_ceil(32), count])?;
-                let words: Vec<u32> = zeros.part().words()?.collect();
-                let zero = |(r, g)| bits_at(|w| words[w * count + g], r * bits, bits) as i32;
-                Table::ByRow((0..rows).flat_map(|r| (0..count).map(move |g| (r, g))).map(zero).collect())
+                zeros.part().elements("I32")?;
+                Zeros::Along { words: zeros.stored, bits }
             }
         };
         let of_words = Codes::Along { words: codes.stored.clone(), bits };
@@ -357,45 +354,44 @@ impl Module<'_> {
         of: &Taken,
         (rows, cols): (usize, usize),
         codes: Codes,
-        zeros: Table<i32>,
+        zeros: Zeros,
         sizes: &[usize],
-    ) -> Result<Parts> {
+    ) -> Result<Grouped> {
         // What inputs are multiplied with is our own business.
         let (_, _) = (self.take("input_scale"), self.take("input_zero_point"));
         let scales = self.need("weight_scale", of)?;
-        let (part, numbers) = (scales.part(), scales.part().numbers()?);
+        scales.part().is_finite()?;
+        let stored = scales.stored.clone();
         let (group, table) = match *scales.stored.shape.as_slice() {
-            [] | [1] | [1, 1] if numbers.len() == 1 => (cols, Table::All(numbers[0])),
-            [n] if n == rows => (cols, Table::ByRow(numbers)),
-            [n, 1] if n == rows => (cols, Table::ByRow(numbers)),
+            [] | [1] | [1, 1] => (cols, Scales::All(stored)),
+            [n] if n == rows => (cols, Scales::ByRow(stored)),
+            [n, 1] if n == rows => (cols, Scales::ByRow(stored)),
             [n, count] if n == rows && sizes.iter().any(|size| size * count == cols) => {
-                (cols / count, Table::ByRow(numbers))
+                (cols / count, Scales::ByRow(stored))
             }
             _ => {
                 let why = format!(
                     "has shape {:?}, which fits no matrix [{rows}, {cols}] in groups of {sizes:?}",
                     scales.stored.shape
                 );
-                return Err(part.bad(why));
+                return Err(scales.part().bad(why));
             }
         };
         let count = cols / group;
         let fits = match &zeros {
-            Table::All(_) => true,
-            Table::ByRow(all) | Table::ByGroup(all) => all.len() == rows * count,
+            Zeros::Along { words, .. } => words.shape[1] == count,
+            Zeros::Bytes { bytes, .. } => bytes.len() == 1 || bytes.len() == rows * count,
+            Zeros::All(_) | Zeros::Down { .. } | Zeros::Across { .. } => true,
         };
-        let zeros = match zeros {
-            Table::ByRow(all) if all.len() == 1 => Table::All(all[0]),
-            zeros if fits => zeros,
-            _ => {
-                let name = format!("tensor \"{}.weight_zero_point\"", self.name);
-                let why = format!("there are not {count} for each of {rows} rows, as there are scales");
-                return Err(LoadError::bad(of.stored.file.path(), name, why));
-            }
-        };
+        if !fits {
+            let name = format!("tensor \"{}.weight_zero_point\"", self.name);
+            let why = format!("there are not {count} for each of {rows} rows, as there are scales");
+            return Err(LoadError::bad(of.stored.file.path(), name, why));
+        }
         let groups =
             self.take("weight_g_idx").map(|order| groups_of(&order.part(), cols, count)).transpose()?;
-        Ok(Parts { rows, cols, group, tall: 1, codes, zeros, scales: table, groups })
+        let scales = table;
+        Ok(Grouped { rows, cols, group, tall: 1, codes, zeros, scales, groups, format: Format::F32 })
     }
 }
 

@@ -10,9 +10,11 @@
 
 mod codes;
 mod method;
+mod table;
 
 use codes::Codes;
 pub(super) use method::find;
+use table::{Scales, Table, Zeros, numbers};
 use tallow_quant::{F8, F16, F32, Format, Q4_0, Q5_0, Q8_0, Q8K};
 
 use super::{Kind, Stored};
@@ -29,53 +31,12 @@ pub struct Grouped {
     tall: usize,
     codes: Codes,
     /// What stands for zero, of each group of each output.
-    zeros: Table<i32>,
-    scales: Table<f32>,
+    zeros: Zeros,
+    scales: Scales,
     /// The group of each input, where that is not its place divided by `group`.
     groups: Option<Vec<u32>>,
     /// What it becomes.
     format: Format,
-}
-
-/// Something for each group of each output.
-#[derive(Debug)]
-enum Table<T> {
-    /// The same for all.
-    All(T),
-    /// A row for each output.
-    ByRow(Vec<T>),
-    /// A row for each group.
-    ByGroup(Vec<T>),
-}
-
-impl<T: Copy> Table<T> {
-    /// How many there are.
-    fn as_slice(&self) -> &[T] {
-        match self {
-            Table::All(one) => std::slice::from_ref(one),
-            Table::ByRow(all) | Table::ByGroup(all) => all,
-        }
-    }
-
-    fn at(&self, row: usize, group: usize, (rows, groups): (usize, usize)) -> T {
-        match self {
-            Table::All(one) => *one,
-            Table::ByRow(all) => all[row * groups + group],
-            Table::ByGroup(all) => all[group * rows + row],
-        }
-    }
-}
-
-/// What a matrix is made of, as a checkpoint has it.
-struct Parts {
-    rows: usize,
-    cols: usize,
-    group: usize,
-    tall: usize,
-    codes: Codes,
-    zeros: Table<i32>,
-    scales: Table<f32>,
-    groups: Option<Vec<u32>>,
 }
 
 /// Rows that are turned at a time: enough of each line of the file, few enough to stay near.
@@ -83,20 +44,19 @@ const PANEL: usize = 32;
 
 impl Grouped {
     /// Chooses the format. What is in the tables decides, so they are read through here.
-    fn new(parts: Parts) -> Grouped {
-        let Parts { rows, cols, group, tall, codes, zeros, scales, groups } = parts;
-        let groups = groups.filter(|of| of.iter().enumerate().any(|(i, g)| *g as usize != i / group));
-        let mut matrix =
-            Grouped { rows, cols, group, tall, codes, zeros, scales, groups, format: Format::F32 };
-        matrix.format = matrix.narrowest();
-        matrix
+    fn choose(mut self) -> Grouped {
+        let group = self.group;
+        self.groups = self.groups.filter(|of| of.iter().enumerate().any(|(i, g)| *g as usize != i / group));
+        self.format = self.narrowest();
+        self
     }
 
     /// The narrowest format that holds all of its numbers exactly.
     fn narrowest(&self) -> Format {
-        let zeros = self.zeros.as_slice().iter();
+        let (zeros, scales) = (self.zeros.read(self.rows), self.scales.read());
+        let zeros = zeros.as_slice().iter();
         let (low, high) = zeros.fold((i32::MAX, i32::MIN), |(low, high), z| (low.min(*z), high.max(*z)));
-        let (codes, scales) = (self.codes.range(), self.scales.as_slice());
+        let (codes, scales) = (self.codes.range(), scales.as_slice());
         let (least, most) = (codes.start - high, codes.end - 1 - low);
         let within = |bits: u32| least >= -(1 << (bits - 1)) && most < 1 << (bits - 1);
         let blocks_of = |n: usize| self.cols.is_multiple_of(n) && self.group.is_multiple_of(n);
@@ -130,9 +90,14 @@ impl Grouped {
         self.format
     }
 
+    /// Are its inputs in another order, once it has become blocks?
+    pub(crate) fn is_shuffled(&self) -> bool {
+        self.groups.is_some() && self.format != Format::F32
+    }
+
     /// Which input each column is, once it has become blocks, where they are not in order.
     pub(crate) fn order(&self) -> Option<Vec<u32>> {
-        let of = self.groups.as_ref().filter(|_| self.format != Format::F32)?;
+        let of = self.groups.as_ref().filter(|_| self.is_shuffled())?;
         let mut order: Vec<u32> = (0..self.cols as u32).collect();
         order.sort_by_key(|i| of[*i as usize]);
         Some(order)
@@ -147,61 +112,71 @@ impl Grouped {
         self.format.row_bytes(self.cols).unwrap_or(0)
     }
 
-    /// Writes all rows in its format, by as many threads as there are cores.
-    pub(crate) fn write(&self, out: &mut [u8]) {
-        let order = self.order();
+    /// The first of its codes that stands for no number, if one does.
+    pub(crate) fn fault(&self) -> Option<usize> {
+        match &self.codes {
+            Codes::Floats(stored) => stored.bytes().iter().position(|q| q & 0x7f == 0x7f),
+            _ => None,
+        }
+    }
+
+    /// Writes all rows in its format, their inputs in `order`, by as many threads as there are cores.
+    pub(crate) fn write(&self, order: Option<&[u32]>, out: &mut [u8]) {
+        let tables = Tables { zeros: self.zeros.read(self.rows), scales: self.scales.read() };
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let each = self.rows.div_ceil(cores).next_multiple_of(PANEL);
         let parts = out.chunks_mut(each * self.row_bytes().max(1)).enumerate();
         std::thread::scope(|s| {
             for (i, out) in parts {
-                let (first, order) = (i * each, order.as_deref());
-                s.spawn(move || self.write_some(first, order, out));
+                let (first, tables) = (i * each, &tables);
+                s.spawn(move || self.write_some(first, order, tables, out));
             }
         });
     }
 
     /// Writes rows from `first` on.
-    fn write_some(&self, first: usize, order: Option<&[u32]>, out: &mut [u8]) {
+    fn write_some(&self, first: usize, order: Option<&[u32]>, tables: &Tables, out: &mut [u8]) {
         let mut codes = vec![0i16; PANEL * self.cols];
         let mut row = vec![0i16; self.cols];
         let width = self.row_bytes();
         for (i, out) in out.chunks_mut(PANEL * width).enumerate() {
             let rows = first + i * PANEL..first + i * PANEL + out.len() / width;
             self.codes.read(rows.clone(), self.cols, &mut codes);
-            for ((r, codes), out) in rows.zip(codes.chunks_exact(self.cols)).zip(out.chunks_exact_mut(width))
-            {
+            let lines = codes.chunks_exact(self.cols).zip(out.chunks_exact_mut(width));
+            for (r, (codes, out)) in rows.zip(lines) {
                 match order {
                     Some(order) => row.iter_mut().zip(order).for_each(|(to, i)| *to = codes[*i as usize]),
                     None => row.copy_from_slice(codes),
                 }
-                self.write_row(r, &row, out);
+                let shape = (self.rows.div_ceil(self.tall), self.group_count());
+                let scale_and_zero = |group: usize| {
+                    let row = r / self.tall;
+                    (tables.scales.at(row, group, shape), tables.zeros.at(row, group, shape))
+                };
+                self.write_row(&row, scale_and_zero, out);
             }
         }
     }
 
-    fn scale_and_zero(&self, row: usize, group: usize) -> (f32, i32) {
-        let shape = (self.rows.div_ceil(self.tall), self.group_count());
-        let row = row / self.tall;
-        (self.scales.at(row, group, shape), self.zeros.at(row, group, shape))
-    }
-
     /// Writes a row whose codes stand in the order of the result.
-    fn write_row(&self, r: usize, codes: &[i16], out: &mut [u8]) {
+    fn write_row(&self, codes: &[i16], of: impl Fn(usize) -> (f32, i32), out: &mut [u8]) {
         match self.format {
-            Format::Q4_0 => self.write_blocks::<Q4_0, 32>(r, codes, out, |d, q| Q4_0::of(F16::nearest(d), q)),
-            Format::Q5_0 => self.write_blocks::<Q5_0, 32>(r, codes, out, |d, q| Q5_0::of(F16::nearest(d), q)),
+            Format::Q4_0 => {
+                self.write_blocks::<Q4_0, 32>(codes, of, out, |d, q| Q4_0::of(F16::nearest(d), q))
+            }
+            Format::Q5_0 => {
+                self.write_blocks::<Q5_0, 32>(codes, of, out, |d, q| Q5_0::of(F16::nearest(d), q))
+            }
             Format::Q8_0 => {
-                self.write_blocks::<Q8_0, 32>(r, codes, out, |d, q| Q8_0 { d: F16::nearest(d), qs: *q })
+                self.write_blocks::<Q8_0, 32>(codes, of, out, |d, q| Q8_0 { d: F16::nearest(d), qs: *q });
             }
             Format::Q8K => {
-                self.write_blocks::<Q8K, 256>(r, codes, out, |d, q| Q8K::of(F32(d.to_le_bytes()), q))
+                self.write_blocks::<Q8K, 256>(codes, of, out, |d, q| Q8K::of(F32(d.to_le_bytes()), q))
             }
-            Format::F8 => self.write_blocks::<F8, 32>(r, codes, out, F8::of),
+            Format::F8 => self.write_blocks::<F8, 32>(codes, of, out, F8::of),
             _ => {
                 for (i, (code, out)) in codes.iter().zip(out.as_chunks_mut().0).enumerate() {
-                    let group = self.groups.as_ref().map_or(i / self.group, |of| of[i] as usize);
-                    let (scale, zero) = self.scale_and_zero(r, group);
+                    let (scale, zero) = of(self.groups.as_ref().map_or(i / self.group, |of| of[i] as usize));
                     let number = match self.codes {
                         Codes::Floats(_) => F8::value(*code as u8),
                         _ => (i32::from(*code) - zero) as f32,
@@ -214,17 +189,23 @@ impl Grouped {
 
     fn write_blocks<B: bytemuck::Pod, const N: usize>(
         &self,
-        r: usize,
         codes: &[i16],
+        of: impl Fn(usize) -> (f32, i32),
         out: &mut [u8],
         block: impl Fn(f32, &[i8; N]) -> B,
     ) {
         let out: &mut [B] = bytemuck::cast_slice_mut(out);
         for (i, (codes, out)) in codes.as_chunks::<N>().0.iter().zip(out).enumerate() {
-            let (scale, zero) = self.scale_and_zero(r, i * N / self.group);
+            let (scale, zero) = of(i * N / self.group);
             *out = block(scale, &codes.map(|q| (i32::from(q) - zero) as i8));
         }
     }
+}
+
+/// What codes are scaled by and are for zero, while a matrix is written.
+struct Tables {
+    zeros: Table<i32>,
+    scales: Table<f32>,
 }
 
 /// A tensor of another module's, which is to be read now.
@@ -268,31 +249,15 @@ impl Part<'_> {
         Ok(self.stored.bytes().as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)))
     }
 
-    /// Itself, where it has floats of eight bits that are all numbers.
-    fn floats(&self) -> Result<Stored> {
-        self.elements("F8_E4M3")?;
-        match self.stored.bytes().iter().position(|q| q & 0x7f == 0x7f) {
-            Some(i) => Err(self.bad(format_args!("element {i} is no number: the file is damaged"))),
-            None => Ok(self.stored.clone()),
-        }
-    }
-
-    /// Its bytes, signed.
-    fn bytes(&self) -> Result<Vec<i32>> {
-        self.elements("I8")?;
-        Ok(self.stored.bytes().iter().map(|byte| i32::from(*byte as i8)).collect())
-    }
-
-    /// Its numbers, all of them finite.
-    fn numbers(&self) -> Result<Vec<f32>> {
-        let Kind::Weights(format @ (Format::F32 | Format::F16 | Format::BF16)) = self.stored.kind else {
+    /// Are its elements plain numbers, all of them finite?
+    fn is_finite(&self) -> Result<()> {
+        let numbers = numbers(self.stored);
+        if numbers.len() != self.stored.len() {
             return Err(self.bad("its elements are not floats"));
-        };
-        let mut data = vec![0.0; self.stored.len()];
-        tallow_quant::unpack(format, self.stored.bytes(), &mut data).map_err(|e| self.bad(e))?;
-        match data.iter().position(|x| !x.is_finite()) {
-            Some(i) => Err(self.bad(format_args!("element {i} is {}: the file is damaged", data[i]))),
-            None => Ok(data),
+        }
+        match numbers.iter().position(|x| !x.is_finite()) {
+            Some(i) => Err(self.bad(format_args!("element {i} is {}: the file is damaged", numbers[i]))),
+            None => Ok(()),
         }
     }
 }

@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Rm(Rm),
     /// Show what a model is
     Show(Show),
+    /// Write a model as a GGUF file, perhaps quantized
+    Convert(Convert),
     /// Show what this machine has, and where each setting comes from
     Doctor(Doctor),
     /// Make vectors of texts
@@ -286,6 +288,25 @@ pub(crate) struct Show {
     /// Every key of the metadata
     #[arg(long)]
     pub metadata: bool,
+    /// Never ask the hub
+    #[arg(long)]
+    pub offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Convert {
+    /// The model: a Hugging Face folder or a GGUF file
+    #[arg(value_name = "IN")]
+    pub model: String,
+    /// The GGUF file to write
+    #[arg(value_name = "OUT")]
+    pub output: PathBuf,
+    /// Quantize plain weights: q4_k_m, q8_0, … [default: leave them as they are]
+    #[arg(long, value_name = "TYPE")]
+    pub quant: Option<Recipe>,
+    /// Replace a file that is there already
+    #[arg(long)]
+    pub force: bool,
     /// Never ask the hub
     #[arg(long)]
     pub offline: bool,

@@ -85,6 +85,7 @@ fn run(cli: Cli) -> Result<(), Failed> {
         Command::List(args) => commands::hub::list(&args),
         Command::Rm(args) => commands::hub::rm(&args),
         Command::Show(args) => commands::show::show(&args, &sources),
+        Command::Convert(args) => commands::convert::convert(&args, &sources),
         Command::Doctor(args) => commands::doctor::doctor(args, &sources),
         Command::Embed(args) => commands::embed::embed(&args, &sources),
         Command::Rerank(args) => commands::embed::rerank(&args, &sources),

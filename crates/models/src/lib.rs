@@ -5,6 +5,7 @@
 //! same for models that write nothing.
 
 pub mod blocks;
+pub mod convert;
 pub mod decoder;
 pub mod encoder;
 mod error;

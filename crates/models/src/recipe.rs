@@ -14,6 +14,8 @@ use crate::formats::names::{Names, layer_in};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recipe {
     name: &'static str,
+    /// The number by which GGUF files call it.
+    id: u32,
     /// Most of them.
     most: Format,
     /// Of what matters more, in some layers.
@@ -21,31 +23,31 @@ pub struct Recipe {
     head: Format,
 }
 
-const fn recipe(name: &'static str, most: Format, more: Format, head: Format) -> Recipe {
-    Recipe { name, most, more, head }
+const fn recipe(name: &'static str, id: u32, most: Format, more: Format, head: Format) -> Recipe {
+    Recipe { name, id, most, more, head }
 }
 
 /// From the smallest to the largest.
 const ALL: [Recipe; 17] = {
     use Format::*;
     [
-        recipe("q2_k", Q2K, Q4K, Q6K),
-        recipe("q3_k_s", Q3K, Q3K, Q6K),
-        recipe("q3_k_m", Q3K, Q5K, Q6K),
-        recipe("iq4_xs", IQ4XS, Q5K, Q6K),
-        recipe("iq4_nl", IQ4NL, Q5K, Q6K),
-        recipe("q4_0", Q4_0, Q4_0, Q6K),
-        recipe("q4_k_s", Q4K, Q5K, Q6K),
-        recipe("q4_k_m", Q4K, Q6K, Q6K),
-        recipe("q4_1", Q4_1, Q4_1, Q6K),
-        recipe("q5_0", Q5_0, Q5_0, Q6K),
-        recipe("q5_k_s", Q5K, Q5K, Q6K),
-        recipe("q5_k_m", Q5K, Q6K, Q6K),
-        recipe("q5_1", Q5_1, Q5_1, Q6K),
-        recipe("q6_k", Q6K, Q6K, Q6K),
-        recipe("q8_0", Q8_0, Q8_0, Q8_0),
-        recipe("bf16", BF16, BF16, BF16),
-        recipe("f16", F16, F16, F16),
+        recipe("q2_k", 10, Q2K, Q4K, Q6K),
+        recipe("q3_k_s", 11, Q3K, Q3K, Q6K),
+        recipe("q3_k_m", 12, Q3K, Q5K, Q6K),
+        recipe("iq4_xs", 30, IQ4XS, Q5K, Q6K),
+        recipe("iq4_nl", 25, IQ4NL, Q5K, Q6K),
+        recipe("q4_0", 2, Q4_0, Q4_0, Q6K),
+        recipe("q4_k_s", 14, Q4K, Q5K, Q6K),
+        recipe("q4_k_m", 15, Q4K, Q6K, Q6K),
+        recipe("q4_1", 3, Q4_1, Q4_1, Q6K),
+        recipe("q5_0", 8, Q5_0, Q5_0, Q6K),
+        recipe("q5_k_s", 16, Q5K, Q5K, Q6K),
+        recipe("q5_k_m", 17, Q5K, Q6K, Q6K),
+        recipe("q5_1", 9, Q5_1, Q5_1, Q6K),
+        recipe("q6_k", 18, Q6K, Q6K, Q6K),
+        recipe("q8_0", 7, Q8_0, Q8_0, Q8_0),
+        recipe("bf16", 32, BF16, BF16, BF16),
+        recipe("f16", 1, F16, F16, F16),
     ]
 };
 
@@ -65,6 +67,13 @@ impl FromStr for Recipe {
 impl fmt::Display for Recipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
+    }
+}
+
+impl Recipe {
+    /// The number by which GGUF files call it.
+    pub(crate) fn gguf_id(self) -> u32 {
+        self.id
     }
 }
 

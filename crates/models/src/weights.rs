@@ -24,8 +24,9 @@ use crate::formats::{Checkpoint, Kind, Stored};
 use crate::recipe::Quantizing;
 use crate::spec::{Bias, NormSpec};
 
-use quantize::{quantized, room};
-use turn::{Turn, plain};
+pub(crate) use quantize::{quantized, room};
+pub(crate) use turn::Turn;
+use turn::plain;
 
 /// Told how many bytes of how many have been loaded, and says whether to go on.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>;
@@ -500,7 +501,7 @@ impl<'a> Passing<'a> {
 }
 
 /// The first of some plain numbers that is infinite or no number: all bits of its exponent are set.
-fn not_finite(format: Format, bytes: &[u8]) -> Option<usize> {
+pub(crate) fn not_finite(format: Format, bytes: &[u8]) -> Option<usize> {
     match format {
         Format::F32 => position(bytes, |x| u32::from_le_bytes(x) & 0x7F80_0000 == 0x7F80_0000),
         Format::BF16 => position(bytes, |x| u16::from_le_bytes(x) & 0x7F80 == 0x7F80),

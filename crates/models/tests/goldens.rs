@@ -9,6 +9,7 @@ use serde_json::Value;
 use tallow_core::{Backend, DType, LayerKv, Memory, Span, Step, StepPlan, Tensor};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::Model;
+use tallow_models::convert::Conversion;
 use tallow_models::decoder::Decoder;
 use tallow_quant::Format;
 use tallow_support::{DECODERS, Golden, golden, json, needed, tensors};
@@ -385,5 +386,43 @@ fn mixed_blocks_on<B: Backend>(b: &B, slack: f32) {
             println!("{name} prompt {i}: {far:.2e} of logits up to {size:.2}");
             assert!(far <= slack * 1e-4 * size.max(1.0), "{name}, prompt {i}: off by {far}");
         }
+    }
+}
+
+/// Folders that become GGUF files give the same answers from these.
+#[test]
+fn converted_folders() {
+    let mut seen = 0;
+    for name in DECODERS {
+        let model = open(&golden(name));
+        let out = std::env::temp_dir().join(format!("tallow-converted-{}-{name}.gguf", std::process::id()));
+        let Ok(conversion) = Conversion::new(&model, &out) else { continue };
+        let mut file = std::fs::File::create(&out).unwrap();
+        conversion.write(&mut file, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        let (case, model) = (Case::read(name), open(&out));
+        let far = case.distance(&cpu(), &model);
+        println!("{name:<18} converted    {far:.2e} of {:.0e}", case.tolerance());
+        assert!(far <= case.tolerance(), "{name}: off by {far}");
+        case.check_greedy(&cpu(), &model);
+        std::fs::remove_file(out).unwrap();
+        seen += 1;
+    }
+    assert!(seen >= 25, "{seen}");
+}
+
+/// What a recipe makes of a folder on its way to a file is what it makes on the way to a device.
+#[test]
+fn recipes_make_the_same_of_files_as_of_weights() {
+    for (name, recipe) in [("stablelm", "q4_k_m"), ("qwen2-moe", "q8_0"), ("gpt2", "q5_k_m")] {
+        let mut model = open(&golden(name));
+        model.recipe = Some(recipe.parse().unwrap());
+        let out = std::env::temp_dir().join(format!("tallow-recipe-{}-{name}.gguf", std::process::id()));
+        let mut file = std::fs::File::create(&out).unwrap();
+        let conversion = Conversion::new(&model, &out).unwrap();
+        conversion.write(&mut file, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        let (_, ids) = Case::read(name).prompts().swap_remove(0);
+        let answers = [&model, &open(&out)].map(|model| Runner::new(&cpu(), model, ids.len()).step(&ids).0);
+        assert!(answers[0] == answers[1], "{name}");
+        std::fs::remove_file(out).unwrap();
     }
 }

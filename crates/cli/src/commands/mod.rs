@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub(crate) mod bench;
+pub(crate) mod convert;
 pub(crate) mod doctor;
 pub(crate) mod dump;
 pub(crate) mod embed;

@@ -22,7 +22,7 @@ pub(super) static DEEPSEEK_V2: Family = Family {
 pub(super) static DEEPSEEK_V3: Family = Family {
     name: "DeepSeek V3",
     hf: &["DeepseekV3ForCausalLM"],
-    gguf: &[],
+    gguf: &["deepseek2"],
     hf_names: names::HF,
     gguf_names: names::GGUF,
     spec: v3,

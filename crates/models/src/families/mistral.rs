@@ -9,8 +9,7 @@ use crate::spec::DecoderSpec;
 pub(super) static MISTRAL: Family = Family {
     name: "Mistral",
     hf: &["MistralForCausalLM"],
-    // Its GGUF files call themselves llama.
-    gguf: &[],
+    gguf: &["llama"],
     hf_names: names::HF,
     gguf_names: names::GGUF,
     spec,

@@ -9,8 +9,7 @@ use crate::spec::{DecoderSpec, ExpertsSpec};
 pub(super) static MIXTRAL: Family = Family {
     name: "Mixtral",
     hf: &["MixtralForCausalLM"],
-    // Its GGUF files call themselves llama.
-    gguf: &[],
+    gguf: &["llama"],
     hf_names: Names {
         router: "model.layers.{}.block_sparse_moe.gate",
         expert_gate: "model.layers.{}.block_sparse_moe.experts.{e}.w1",

@@ -33,6 +33,8 @@ mod smollm3;
 mod stablelm;
 mod starcoder2;
 
+use std::collections::HashSet;
+
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::Names;
@@ -47,7 +49,7 @@ pub struct Family {
     pub name: &'static str,
     /// `architectures` in `config.json`.
     pub hf: &'static [&'static str],
-    /// `general.architecture` in GGUF metadata.
+    /// `general.architecture` in GGUF metadata. Where several families share one, the first in [`ALL`] reads such files.
     pub gguf: &'static [&'static str],
     /// Tensor names in Hugging Face folders.
     pub hf_names: Names,
@@ -116,7 +118,9 @@ pub fn find(config: &Config<'_>) -> Result<&'static Family> {
     }
     let names = |f: &Family| if config.is_gguf() { f.gguf } else { f.hf };
     ALL.iter().find(|f| names(f).contains(&arch)).copied().ok_or_else(|| {
-        let known: Vec<&str> = ALL.iter().flat_map(|f| names(f)).copied().collect();
+        let mut known: Vec<&str> = ALL.iter().flat_map(|f| names(f)).copied().collect();
+        let mut seen = HashSet::new();
+        known.retain(|name| seen.insert(*name));
         let why = format!("these are: {}", known.join(", "));
         crate::LoadError::unsupported(&config.checkpoint().path, format!("the architecture {arch:?}"), why)
     })

@@ -19,8 +19,8 @@ pub(super) static OLMO2: Family = Family {
 pub(super) static OLMO3: Family = Family {
     name: "OLMo 3",
     hf: &["Olmo3ForCausalLM"],
-    // Its GGUF files call themselves olmo2 and bring a window.
-    gguf: &[],
+    // Such files bring a window.
+    gguf: &["olmo2"],
     hf_names: HF,
     gguf_names: names::GGUF,
     spec,

@@ -3,6 +3,8 @@
 //! A [`Key`] knows a setting's name in both kinds of file. Reads are required, optional or asserted; a wrong type or
 //! an absurd value is an error that names the file and the key. Keys that nobody reads are ignored.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::PathBuf;
 
@@ -29,6 +31,9 @@ pub const fn key(hf: &'static str, gguf: &'static str) -> Key {
 /// No count in a real model comes near this.
 const MOST: u64 = 1 << 32;
 
+/// What GGUF files call the settings that were read from a `config.json`, or stand for them where they are left out.
+pub(crate) type Noted = RefCell<BTreeMap<&'static str, Value>>;
+
 /// The settings of a checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub struct Config<'a> {
@@ -37,6 +42,7 @@ pub struct Config<'a> {
     /// The object in `config.json` that keys are looked up in, and where it stands.
     scope: Option<&'a Value>,
     prefix: &'static str,
+    noted: Option<&'a Noted>,
 }
 
 impl<'a> Config<'a> {
@@ -46,7 +52,7 @@ impl<'a> Config<'a> {
             Settings::Hf(json) => Some(json),
             Settings::Gguf(_) => None,
         };
-        let mut config = Config { checkpoint, arch: "", scope, prefix: "" };
+        let mut config = Config { checkpoint, arch: "", scope, prefix: "", noted: None };
         config.arch = match &checkpoint.settings {
             Settings::Gguf(meta) => meta.text("general.architecture")?,
             Settings::Hf(json) => json["architectures"][0].as_str(),
@@ -55,6 +61,17 @@ impl<'a> Config<'a> {
             config.bad(key("architectures", ""), "is missing: without it the model cannot be told")
         })?;
         Ok(config)
+    }
+
+    /// The same, all that is read being noted.
+    pub(crate) fn noting(self, noted: &'a Noted) -> Config<'a> {
+        Config { noted: Some(noted), ..self }
+    }
+
+    fn note(&self, key: Key, value: impl FnOnce() -> Value) {
+        if let Some(noted) = self.noted.filter(|_| !key.gguf.is_empty()) {
+            noted.borrow_mut().entry(key.gguf).or_insert_with(value);
+        }
     }
 
     /// The same settings, `config.json`'s keys now being those of an object in it. GGUF keys stay what they are.
@@ -143,6 +160,7 @@ impl<'a> Config<'a> {
             return gguf(meta, &name);
         }
         let Some(value) = self.json(key) else { return Ok(None) };
+        self.note(key, || value.clone());
         hf(value).map(Some).ok_or_else(|| self.bad(key, format_args!("is {value}, not {want}")))
     }
 
@@ -175,12 +193,15 @@ impl<'a> Config<'a> {
 
     /// A finite number, or what stands for it where it is not there.
     pub fn number_or(&self, key: Key, default: f64) -> Result<f64> {
-        Ok(self.find_number(key)?.unwrap_or(default))
+        let found = self.find_number(key)?;
+        self.note(key, || default.into());
+        Ok(found.unwrap_or(default))
     }
 
     /// A truth value, or what stands for it where it is not there.
     pub fn flag_or(&self, key: Key, default: bool) -> Result<bool> {
         let b = self.read(key, "true or false", Value::as_bool, |m, k| m.bool(k))?;
+        self.note(key, || default.into());
         Ok(b.unwrap_or(default))
     }
 

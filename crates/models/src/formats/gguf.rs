@@ -3,6 +3,8 @@
 //! Everything in the file is believed only after it has been checked against the file's length. Arrays are not copied
 //! out: a [`Value`] remembers where they lie.
 
+pub mod write;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;

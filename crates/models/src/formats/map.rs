@@ -4,6 +4,7 @@
 //! a page of zeros there instead and marks the mapping; whoever reads calls [`Mapping::intact`] afterwards and says
 //! what happened.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
@@ -26,8 +27,8 @@ enum Bytes {
         map: Mmap,
         guard: Option<&'static Guard>,
     },
-    /// Compiled into the program.
-    Embedded(&'static [u8]),
+    /// In memory: compiled into the program, or made by it.
+    Held(Cow<'static, [u8]>),
 }
 
 impl Mapping {
@@ -46,7 +47,12 @@ impl Mapping {
 
     /// Bytes that are part of the program.
     pub fn embedded(name: &str, bytes: &'static [u8]) -> Mapping {
-        Mapping { path: name.into(), bytes: Bytes::Embedded(bytes) }
+        Mapping { path: name.into(), bytes: Bytes::Held(Cow::Borrowed(bytes)) }
+    }
+
+    /// Bytes that are on their way to a file of that name.
+    pub(crate) fn held(path: &Path, bytes: Vec<u8>) -> Mapping {
+        Mapping { path: path.into(), bytes: Bytes::Held(Cow::Owned(bytes)) }
     }
 
     /// Where the bytes come from.
@@ -90,7 +96,7 @@ impl Deref for Mapping {
     fn deref(&self) -> &[u8] {
         match &self.bytes {
             Bytes::Mapped { map, .. } => map,
-            Bytes::Embedded(bytes) => bytes,
+            Bytes::Held(bytes) => bytes,
         }
     }
 }

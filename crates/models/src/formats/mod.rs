@@ -127,6 +127,11 @@ impl Checkpoint {
         Checkpoint::from_parts(Path::new(name), vec![gguf])
     }
 
+    /// One that stands in no file yet.
+    pub(crate) fn in_memory(path: &Path, settings: Settings, tensors: StoredTensors) -> Checkpoint {
+        Checkpoint { path: path.into(), settings, tensors }
+    }
+
     fn open_folder(folder: &Path) -> Result<Checkpoint> {
         let config = folder.join("config.json");
         if !config.exists() {

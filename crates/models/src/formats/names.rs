@@ -83,7 +83,78 @@ pub struct LatentNames {
     pub v: &'static str,
 }
 
+/// What is done to a part of a model when it goes from one kind of file to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Nothing: an embedding or a row.
+    Table,
+    /// A linear layer, which may lie with a row for each input.
+    Linear,
+    /// One whose outputs are queries.
+    Queries,
+    /// One whose outputs are keys.
+    Keys,
+    /// One whose outputs are queries, keys and values.
+    Joint,
+    /// A norm, whose weights may be stored less something.
+    Norm,
+    /// A tensor whose name is whole.
+    Whole,
+}
+
 impl Names {
+    /// What parts are called here and in another kind of file; an empty name is none.
+    pub(crate) fn beside(&self, other: &Names) -> Vec<(Part, &'static str, &'static str)> {
+        let of = |names: &Names| {
+            use Part::*;
+            let latent = names.latent;
+            [
+                (Table, names.embed),
+                (Table, names.positions),
+                (Norm, names.norm),
+                (Table, names.head),
+                (Norm, names.mixer_norm),
+                (Norm, names.mixer_behind),
+                (Joint, names.qkv),
+                (Queries, names.q),
+                (Keys, names.k),
+                (Linear, names.v),
+                (Linear, names.o),
+                (Norm, names.q_norm),
+                (Norm, names.k_norm),
+                (Whole, names.sinks),
+                (Linear, latent.q_down),
+                (Norm, latent.q_norm),
+                (Linear, latent.q_up),
+                (Linear, latent.down),
+                (Norm, latent.norm),
+                (Norm, names.ffn_norm),
+                (Norm, names.ffn_behind),
+                (Linear, names.gate),
+                (Linear, names.up),
+                (Linear, names.gate_up),
+                (Linear, names.down),
+                (Linear, names.router),
+                (Whole, names.router_bias),
+                (Linear, names.expert_gate),
+                (Linear, names.expert_up),
+                (Linear, names.expert_down),
+                (Table, names.side_table),
+                (Linear, names.side_from),
+                (Norm, names.side_norm),
+                (Linear, names.side_gate),
+                (Linear, names.side_back),
+                (Norm, names.side_behind),
+                (Whole, names.scale),
+                (Linear, names.shared_gate),
+                (Linear, names.shared_up),
+                (Linear, names.shared_down),
+                (Table, names.shared_router),
+            ]
+        };
+        of(self).into_iter().zip(of(other)).map(|((part, here), (_, there))| (part, here, there)).collect()
+    }
+
     /// The layer of a tensor, if it belongs to one.
     pub(crate) fn layer(&self, name: &str) -> Option<usize> {
         let (before, _) = self.mixer_norm.split_once("{}")?;

@@ -103,6 +103,10 @@ impl Bpe {
         Ok(bpe)
     }
 
+    pub(super) fn options(&self) -> &Options {
+        &self.options
+    }
+
     fn piece(&mut self, vocab: &Vocab, text: &str) -> Result<u32, String> {
         if let Some(id) = vocab.id(text) {
             return Ok(id);

@@ -91,18 +91,33 @@ struct ModelFile<'a> {
     max_input_chars_per_word: Option<usize>,
 }
 
+/// A file's bytes, if they are not too many.
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let size = regular(path)?.len();
+    if size > MOST_FILE {
+        let why = format!("has {size} bytes; a tokenizer's file of at most {MOST_FILE} is read");
+        return Err(LoadError::bad(path, "its size", why));
+    }
+    std::fs::read(path).map_err(|e| LoadError::io(path, e))
+}
+
+/// The merges of a `tokenizer.json`, in their order.
+pub(super) fn merges(path: &Path) -> Result<Vec<(String, String)>> {
+    let bad = |field: &str, e: serde_json::Error| LoadError::bad(path, field, e);
+    let json = read(path)?;
+    let file: File<'_> = serde_json::from_slice(&json).map_err(|e| bad("its JSON", e))?;
+    let model: ModelFile<'_> = serde_json::from_str(file.model.get()).map_err(|e| bad("model", e))?;
+    let Some(merges) = model.merges else { return Ok(Vec::new()) };
+    let merges: Vec<Merge<'_>> = serde_json::from_str(merges.get()).map_err(|e| bad("model.merges", e))?;
+    Ok(merges.into_iter().filter_map(|Merge(pair)| pair.map(|(a, b)| (a.0.into(), b.0.into()))).collect())
+}
+
 impl Tokenizer {
     /// Reads a folder's `tokenizer.json`, and its `tokenizer_config.json` where there is one.
     pub fn from_folder(folder: &Path) -> Result<Tokenizer> {
         let read = |name: &str| {
             let path = folder.join(name);
-            let size = regular(&path)?.len();
-            if size > MOST_FILE {
-                let why = format!("has {size} bytes; a tokenizer's file of at most {MOST_FILE} is read");
-                return Err(LoadError::bad(&path, "its size", why));
-            }
-            let bytes = std::fs::read(&path).map_err(|e| LoadError::io(&path, e))?;
-            Ok((path, bytes))
+            read(&path).map(|bytes| (path, bytes))
         };
         let (path, json) = read("tokenizer.json")?;
         let config = match read("tokenizer_config.json") {

@@ -52,6 +52,35 @@ const LINES: &str = r"[^\n]+|[\n]+";
 /// Letters of scripts with two cases, each with a space before it if there is one.
 const CASED: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 
+/// A name of each way that there is for byte-level vocabularies, the best known first.
+pub(super) const NAMES: [&str; 25] = [
+    "llama-bpe",
+    "qwen2",
+    "gpt-2",
+    "gpt-4o",
+    "tekken",
+    "deepseek-v3",
+    "deepseek-llm",
+    "deepseek-coder",
+    "qwen35",
+    "starcoder",
+    "dbrx",
+    "glm4",
+    "falcon",
+    "tiny_aya",
+    "laguna",
+    "minicpm5",
+    "seed-coder",
+    "bailingmoe",
+    "exaone-moe",
+    "jais-2",
+    "youtu",
+    "bloom",
+    "viking",
+    "superbpe",
+    "default",
+];
+
 /// A byte-level vocabulary's way, in the one form that most have.
 const fn bytes(patterns: &'static [&'static str]) -> Pre {
     Pre { patterns, alphabet: Alphabet::Bytes, words_first: false, adds_bos: false }

@@ -4,7 +4,7 @@ use tallow_core::{Error, HostWeight};
 use tallow_quant::Format;
 
 /// Memory of the host's for so many bytes.
-pub(super) fn room(len: usize) -> Result<Vec<u8>, Error> {
+pub(crate) fn room(len: usize) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     let out_of_memory = |_| Error::OutOfMemory { device: "the host".into(), asked: len };
     bytes.try_reserve_exact(len).map_err(out_of_memory)?;
@@ -13,7 +13,7 @@ pub(super) fn room(len: usize) -> Result<Vec<u8>, Error> {
 }
 
 /// The bytes of a matrix in format `to`, made by as many threads as there are cores.
-pub(super) fn quantized(weight: &HostWeight<'_>, to: Format) -> Result<Vec<u8>, Error> {
+pub(crate) fn quantized(weight: &HostWeight<'_>, to: Format) -> Result<Vec<u8>, Error> {
     let HostWeight { format: from, rows, cols, bytes: source, .. } = *weight;
     let (Some(width), Some(wanted)) = (from.row_bytes(cols), to.row_bytes(cols)) else {
         return Ok(Vec::new());

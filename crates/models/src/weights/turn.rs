@@ -15,14 +15,14 @@ pub(super) fn plain(stored: &Stored, name: &str, format: Format) -> Result<()> {
 }
 
 /// A matrix that lies in a file with a row for each of its columns, perhaps among others.
-pub(super) struct Turn {
-    pub(super) rows: usize,
-    pub(super) cols: usize,
+pub(crate) struct Turn {
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
     /// Elements of one of the file's rows.
-    pub(super) across: usize,
+    pub(crate) across: usize,
     /// Where there the first of ours is, and how far apart they are.
-    pub(super) first: usize,
-    pub(super) step: usize,
+    pub(crate) first: usize,
+    pub(crate) step: usize,
 }
 
 impl Turn {
@@ -30,7 +30,7 @@ impl Turn {
     const TILE: usize = 64;
 
     /// Its bytes, a row after another, from those of the file.
-    pub(super) fn bytes(&self, from: &[u8], to: &mut [u8]) {
+    pub(crate) fn bytes(&self, from: &[u8], to: &mut [u8]) {
         let size = to.len() / (self.rows * self.cols).max(1);
         for (tile, to) in to.chunks_mut((Self::TILE * self.cols * size).max(1)).enumerate() {
             for (col, from) in from.chunks_exact((self.across * size).max(1)).enumerate() {

@@ -1,0 +1,147 @@
+//! `tallow convert`: a model becomes a GGUF file.
+
+use std::fs::File;
+use std::io::{BufWriter, ErrorKind, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tallow_models::convert::{Conversion, WriteError};
+use tallow_models::{LoadError, Model};
+
+use super::print;
+use crate::Failed;
+use crate::args::Convert;
+use crate::load;
+use crate::memory::size;
+use crate::screen;
+use crate::settings::Sources;
+
+pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
+    let (out, name) = (&args.output, args.output.display());
+    if out.is_dir() {
+        return Err(Failed::new(format!("{name} is a folder; name the file, such as {name}/model.gguf")));
+    }
+    if out.exists() && !args.force {
+        return Err(Failed::new(format!("{name} is there already; choose another name, or --force to replace it")));
+    }
+    let model = load::model(&args.model, load::How::new(sources, args.offline, args.quant)?)?;
+    if is_of(&model, out) {
+        return Err(Failed::new(format!("{name} is what is to be read; choose another name")));
+    }
+    let conversion = Conversion::new(&model, out)?;
+    conversion.notes().iter().for_each(|note| eprintln!("{}", screen::harmless(note)));
+    let part = Part::create(out, conversion.size())?;
+    let stop = stopping();
+    let bar = screen::bytes_bar(conversion.size(), "converting");
+    let mut file = BufWriter::with_capacity(1 << 20, &part.file);
+    let written = conversion.write(&mut file, &mut |done, _| {
+        bar.set_position(done as u64);
+        if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    bar.finish_and_clear();
+    drop(file);
+    match written {
+        Ok(()) => part.finish(out)?,
+        Err(WriteError::Load(LoadError::Stopped)) => {
+            drop(part);
+            std::process::exit(130);
+        }
+        Err(WriteError::Load(e)) => return Err(e.into()),
+        Err(WriteError::Io(e)) => return Err(cannot_write(out, conversion.size(), &e)),
+    }
+    let (weights, bytes) = conversion.weights();
+    let each = bytes as f64 * 8.0 / weights.max(1) as f64;
+    print(&format!("{name}: {}, {each:.2} bits a weight\n", size(conversion.size())))
+}
+
+/// Is the file one of the model's?
+fn is_of(model: &Model, out: &Path) -> bool {
+    let Ok(out) = out.canonicalize() else { return false };
+    let mut files = model.checkpoint.tensors().map(|(_, stored)| stored.file.path());
+    files.any(|file| file.canonicalize().is_ok_and(|file| file == out))
+}
+
+fn cannot_write(out: &Path, size_of_file: u64, e: &std::io::Error) -> Failed {
+    let name = out.display();
+    match e.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            Failed::new(format!("{name}: there is no room for a file of {}", size(size_of_file)))
+        }
+        ErrorKind::FileTooLarge => Failed::new(format!(
+            "{name}: this file system takes no file of {}; choose a smaller --quant, or another place",
+            size(size_of_file)
+        )),
+        _ => Failed::new(format!("{name}: {e}")),
+    }
+}
+
+/// A file that is not whole yet. It is removed unless it is finished.
+struct Part {
+    path: PathBuf,
+    file: File,
+}
+
+impl Part {
+    /// Makes room for the file before hours of work go into it.
+    fn create(out: &Path, size: u64) -> Result<Part, Failed> {
+        let mut path = out.as_os_str().to_owned();
+        path.push(".part");
+        let path = PathBuf::from(path);
+        let file = File::create(&path).map_err(|e| Failed::new(format!("{}: {e}", path.display())))?;
+        let part = Part { path, file };
+        reserve(&part.file, size).map_err(|e| cannot_write(out, size, &e))?;
+        Ok(part)
+    }
+
+    fn finish(&self, out: &Path) -> Result<(), Failed> {
+        let moved = (&self.file).flush().and_then(|()| self.file.sync_all());
+        let moved = moved.and_then(|()| std::fs::rename(&self.path, out));
+        moved.map_err(|e| Failed::new(format!("{}: {e}", out.display())))
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // Once it is finished there is none of that name.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn reserve(file: &File, size: u64) -> std::io::Result<()> {
+    use std::os::fd::AsRawFd;
+    let size = libc::off_t::try_from(size).unwrap_or(libc::off_t::MAX);
+    // SAFETY: the descriptor is open for as long as `file` lives.
+    match unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, size) } {
+        0 => Ok(()),
+        _ => match std::io::Error::last_os_error() {
+            // Some file systems cannot: writing will tell.
+            e if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
+            e => Err(e),
+        },
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn reserve(_: &File, _: u64) -> std::io::Result<()> {
+    Ok(())
+}
+
+/// Becomes true when somebody presses Ctrl-C, so that no half of a file is left.
+fn stopping() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let pressed = stop.clone();
+    let wait = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        if let Ok(runtime) = runtime
+            && runtime.block_on(tokio::signal::ctrl_c()).is_ok()
+        {
+            pressed.store(true, Ordering::Relaxed);
+        }
+    };
+    // Without it Ctrl-C ends the program where it is.
+    let _ = std::thread::Builder::new().name("ctrl-c".into()).spawn(wait);
+    stop
+}

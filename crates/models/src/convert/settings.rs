@@ -1,0 +1,263 @@
+//! A model's settings, as GGUF metadata has them.
+
+use std::cell::RefCell;
+
+use serde_json::Value;
+use tallow_core::{NormKind, Scores};
+use tallow_quant::Format;
+
+use super::tensors::Target;
+use crate::Model;
+use crate::blocks::rope::{RopeSpec, Scaling};
+use crate::error::{LoadError, Result};
+use crate::families::{self, Family};
+use crate::formats::config::{Config, Noted};
+use crate::formats::gguf::write::{Header, Planned, Written};
+use crate::spec::{Bias, DecoderSpec};
+
+/// The family that reads GGUF files of such a model.
+pub(super) fn reader(model: &Model) -> Result<&'static Family> {
+    let arch = model.family.gguf.first();
+    let reader = arch.and_then(|arch| families::ALL.iter().find(|family| family.gguf.contains(arch)));
+    reader.copied().ok_or_else(|| {
+        let what = format!("converting a {} model", model.family.name);
+        LoadError::unsupported(&model.checkpoint.path, what, "GGUF files of that family are not read here")
+    })
+}
+
+/// Sets what most readers ask for: what the family read and has a name for there, and what can be told from the
+/// settings' meaning.
+pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Result<()> {
+    let arch = reader.gguf[0];
+    header.set("general.architecture", Written::Text(arch.into()));
+    let path = &model.checkpoint.path;
+    let path = path.canonicalize().unwrap_or_else(|_| path.clone());
+    if let Some(name) = path.file_name() {
+        header.set("general.name", Written::Text(name.to_string_lossy().into_owned()));
+    }
+    let noted = Noted::new(Default::default());
+    (model.family.spec)(&Config::new(&model.checkpoint)?.noting(&noted))?;
+    for (key, value) in RefCell::into_inner(noted) {
+        // What is said of rotation differs too much between the two kinds of file.
+        if let Some(value) = written(&value).filter(|_| !key.starts_with("rope.")) {
+            header.set(format!("{arch}.{key}"), value);
+        }
+    }
+    let mut set = |key: &str, value: Written| header.set(format!("{arch}.{key}"), value);
+    let spec = &model.spec;
+    let count = |n: usize| Written::Count(u32::try_from(n).unwrap_or(u32::MAX));
+    set("vocab_size", count(spec.vocab));
+    set("context_length", count(spec.context));
+    set("embedding_length", count(spec.dim));
+    set("block_count", count(spec.layers.len()));
+    set("nextn_predict_layers", count(0));
+    let eps = match spec.norm.kind {
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        NormKind::Layer => "attention.layer_norm_epsilon",
+    };
+    set(eps, Written::Number(spec.norm.eps));
+    let layers = &spec.layers;
+    if let Some(first) = layers.first() {
+        let heads = first.mixer.heads;
+        set("attention.head_count", count(heads.q));
+        set("attention.head_count_kv", count(heads.kv));
+        set("attention.key_length", count(heads.dim));
+        set("attention.value_length", count(heads.dim));
+    }
+    if let Some(dense) = layers.iter().find(|layer| layer.experts.is_none()) {
+        set("feed_forward_length", count(dense.ffn.width));
+    }
+    if let Some((layer, experts)) = layers.iter().find_map(|layer| Some((layer, layer.experts?))) {
+        set("expert_count", count(experts.count));
+        set("expert_used_count", count(experts.used));
+        set("expert_feed_forward_length", count(layer.ffn.width));
+        set("expert_gating_func", count(if experts.scores == Scores::Sigmoid { 2 } else { 1 }));
+    }
+    if let [first, ..] = spec.ropes.as_slice() {
+        rotation(&mut set, first);
+    }
+    if let [_, second] = spec.ropes.as_slice() {
+        set("rope.freq_base_swa", Written::Number(second.theta as f32));
+    }
+    Ok(())
+}
+
+/// A value of `config.json`, if there is one like it.
+fn written(value: &Value) -> Option<Written> {
+    let count = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
+    Some(match value {
+        Value::Null | Value::Object(_) => return None,
+        Value::Bool(flag) => Written::Flag(*flag),
+        Value::String(text) => Written::Text(text.clone()),
+        Value::Number(x) => match count(value) {
+            Some(n) => Written::Count(n),
+            None => Written::Number(x.as_f64()? as f32),
+        },
+        Value::Array(list) => {
+            let counts = |v: &Value| v.as_i64().and_then(|n| i32::try_from(n).ok());
+            let flags: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
+            let counts: Option<Vec<i32>> = list.iter().map(counts).collect();
+            let numbers = || list.iter().map(|v| v.as_f64().map(|x| x as f32)).collect::<Option<_>>();
+            flags.map(Written::Flags).or(counts.map(Written::Counts)).or_else(|| numbers().map(Written::Numbers))?
+        }
+    })
+}
+
+/// What turns, and how it is stretched. What has no key has a tensor.
+fn rotation(set: &mut impl FnMut(&str, Written), rope: &RopeSpec) {
+    let number = |x: f64| Written::Number(x as f32);
+    let count = |n: usize| Written::Count(u32::try_from(n).unwrap_or(u32::MAX));
+    set("rope.freq_base", number(rope.theta));
+    set("rope.dimension_count", count(rope.dim));
+    match &rope.scaling {
+        Scaling::Linear { factor } => {
+            set("rope.scaling.type", Written::Text("linear".into()));
+            set("rope.scaling.factor", number(*factor));
+        }
+        Scaling::Yarn(yarn) => {
+            set("rope.scaling.type", Written::Text("yarn".into()));
+            set("rope.scaling.factor", number(yarn.factor));
+            set("rope.scaling.original_context_length", count(yarn.original));
+            set("rope.scaling.yarn_beta_fast", number(yarn.beta_fast));
+            set("rope.scaling.yarn_beta_slow", number(yarn.beta_slow));
+            // It comes on top of the usual one.
+            let usual = if yarn.factor <= 1.0 { 1.0 } else { 0.1 * yarn.factor.ln() + 1.0 };
+            set("rope.scaling.attn_factor", number(yarn.attention / usual));
+        }
+        Scaling::Long { original, attention: [one, other], .. } => {
+            set("rope.scaling.original_context_length", count(*original));
+            if one == other {
+                set("rope.scaling.attn_factor", number(*one));
+            }
+        }
+        Scaling::None | Scaling::Dynamic { .. } | Scaling::Llama3 { .. } => {}
+        Scaling::Factors(_) | Scaling::Growing { .. } => {}
+    }
+}
+
+/// The tensors that belong to the settings: divisors of frequencies.
+pub(super) fn factors<'a>(model: &Model) -> Result<Vec<Target<'a>>> {
+    let Some(rope) = model.spec.ropes.first() else { return Ok(Vec::new()) };
+    let row = |name: &str, by: &[f64]| {
+        let bytes = by.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
+        Target::new_made(Planned { name: name.into(), format: Format::F32, shape: vec![by.len()] }, bytes)
+    };
+    Ok(match &rope.scaling {
+        Scaling::Llama3 { .. } => {
+            let plain = RopeSpec { scaling: Scaling::None, ..rope.clone() }.frequencies(0).0;
+            let by: Vec<f64> = plain.iter().zip(rope.frequencies(0).0).map(|(plain, f)| plain / f).collect();
+            vec![row("rope_freqs.weight", &by)]
+        }
+        Scaling::Factors(by) => vec![row("rope_freqs.weight", by)],
+        Scaling::Long { short, long, .. } => {
+            vec![row("rope_factors_long.weight", long), row("rope_factors_short.weight", short)]
+        }
+        _ => Vec::new(),
+    })
+}
+
+/// Says how far layers with a window see, and which they are.
+pub(super) fn windows(header: &mut Header, model: &Model, reader: &Family, told: bool) {
+    let arch = reader.gguf[0];
+    let layers = &model.spec.layers;
+    let window = layers.iter().find_map(|layer| layer.mixer.window);
+    let Some(window) = window else {
+        header.unset(&format!("{arch}.attention.sliding_window"));
+        return;
+    };
+    let window = u32::try_from(window).unwrap_or(u32::MAX);
+    header.set(format!("{arch}.attention.sliding_window"), Written::Count(window));
+    if told {
+        let which = layers.iter().map(|layer| layer.mixer.window.is_some()).collect();
+        header.set(format!("{arch}.attention.sliding_window_pattern"), Written::Flags(which));
+    }
+}
+
+/// What of a model its file says otherwise, if anything.
+pub(super) fn difference(model: &DecoderSpec, read: &DecoderSpec) -> Option<String> {
+    let (mine, read) = (alike(model, read), alike(read, read));
+    let parts: [(&str, bool); 12] = [
+        ("the vocabulary's size", mine.vocab == read.vocab),
+        ("the size of hidden states", mine.dim == read.dim),
+        ("the context", mine.context == read.context),
+        ("the norms", mine.norm == read.norm),
+        ("the head", (mine.tied, mine.head_bias) == (read.tied, read.head_bias)),
+        ("what multiplies embeddings", mine.embed_scale == read.embed_scale),
+        ("the embedding of positions", mine.positions == read.positions),
+        ("what layers get beside the hidden state", mine.side == read.side),
+        ("what multiplies logits", mine.logit_scale == read.logit_scale),
+        ("the cap on logits", mine.logit_cap == read.logit_cap),
+        ("the number of layers", mine.layers.len() == read.layers.len()),
+        ("the rotary embeddings", turn_alike(model, &read)),
+    ];
+    if let Some((what, _)) = parts.into_iter().find(|(_, same)| !same) {
+        return Some(what.into());
+    }
+    let mut layers = mine.layers.iter().zip(&read.layers).enumerate();
+    layers.find_map(|(i, (mine, read))| {
+        let what = match mine {
+            _ if mine == read => return None,
+            _ if mine.mixer != read.mixer || mine.latent != read.latent => "the attention",
+            _ if mine.ffn != read.ffn => "the feed-forward block",
+            _ if mine.experts != read.experts => "the experts",
+            _ => "the order of blocks",
+        };
+        Some(format!("{what} of layer {i}"))
+    })
+}
+
+/// A model's settings as the file's would be that says the same: those differences taken away that are made up for in
+/// the tensors, or say only how sure one is.
+fn alike(spec: &DecoderSpec, read: &DecoderSpec) -> DecoderSpec {
+    let mut spec = spec.clone();
+    spec.guessing = 0;
+    spec.norm.lift = 0.0;
+    // Biases are in the file or not.
+    let unsure = Bias::IfThere;
+    let sure = |bias: &mut Bias, read: Bias| {
+        if read == unsure {
+            *bias = unsure;
+        }
+    };
+    sure(&mut spec.norm.bias, read.norm.bias);
+    sure(&mut spec.head_bias, read.head_bias);
+    for (layer, read) in spec.layers.iter_mut().zip(&read.layers) {
+        sure(&mut layer.mixer.qkv_bias, read.mixer.qkv_bias);
+        sure(&mut layer.mixer.out_bias, read.mixer.out_bias);
+        sure(&mut layer.ffn.bias, read.ffn.bias);
+        if let (Some(experts), Some(read)) = (&mut layer.experts, &read.experts) {
+            sure(&mut experts.router_bias, read.router_bias);
+        }
+    }
+    spec
+}
+
+/// Do heads turn as far, at short and long contexts?
+fn turn_alike(model: &DecoderSpec, read: &DecoderSpec) -> bool {
+    let near = |a: f64, b: f64| (a - b).abs() <= 1e-5 * a.abs().max(b.abs());
+    let same = |(mine, read): (&RopeSpec, &RopeSpec)| {
+        let at = |context: usize| {
+            let ((mine, one), (read, other)) = (mine.frequencies(context), read.frequencies(context));
+            mine.len() == read.len() && near(one, other) && mine.iter().zip(read).all(|(a, b)| near(*a, b))
+        };
+        let growing = |rope: &RopeSpec| matches!(rope.scaling, Scaling::Growing { .. });
+        mine.dim == read.dim
+            && !growing(mine)
+            && !growing(read)
+            && [1, model.context / 2, model.context, 2 * model.context].into_iter().all(at)
+    };
+    model.ropes.len() == read.ropes.len() && model.ropes.iter().zip(&read.ropes).all(same)
+}
+
+/// The number by which files say what most of their matrices are.
+pub(super) fn file_type(model: &Model, tensors: &[Planned]) -> Option<u32> {
+    if let Some(recipe) = model.recipe {
+        return Some(recipe.gguf_id());
+    }
+    let most = |format: Format| {
+        let of = tensors.iter().filter(|t| t.format == format && t.shape.len() > 1);
+        of.map(|t| t.shape.iter().product::<usize>()).sum::<usize>()
+    };
+    let numbers = [(Format::F32, 0), (Format::F16, 1), (Format::Q4_0, 2), (Format::Q8_0, 7), (Format::BF16, 32)];
+    numbers.into_iter().max_by_key(|(format, _)| most(*format)).filter(|(f, _)| most(*f) > 0).map(|(_, id)| id)
+}

@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode};
 use tallow_support::{Golden, json, tensors};
 
 /// What keys and values are kept as.
-const CACHES: [&str; 3] = ["f32", "f16", "bf16"];
+const CACHES: [&str; 5] = ["f32", "f16", "bf16", "int8", "fp8"];
 
 /// A model whose logits somebody else computed.
 struct Case {
@@ -63,7 +63,7 @@ fn write(root: &Path) -> Result<usize, String> {
     let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     let (before, rest) = text.split_once(BEGIN).ok_or("docs/parity.md has no place for the table")?;
     let (_, after) = rest.split_once(END).ok_or("docs/parity.md has no end of the table")?;
-    let head = "| model | stored as | allowed | f32 cache | f16 | bf16 |\n|---|---|---|---|---|---|\n";
+    let head = "| model | stored as | allowed | f32 cache | f16 | bf16 | int8 | fp8 |\n|---|---|---|---|---|---|---|---|\n";
     let text = format!("{before}{BEGIN}\n{head}{table}{END}{after}");
     std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
     match too_far.is_empty() {

@@ -65,7 +65,7 @@ pub(crate) struct EngineArgs {
     /// Tokens of a conversation, prompt and answer [default: what the model was made for, up to 8192]
     #[arg(short = 'c', long, value_name = "TOKENS")]
     pub context: Option<usize>,
-    /// What keys and values are kept as: f32, f16 or bf16 [default: bf16 on a CPU with amx, else f16]
+    /// What keys and values are kept as: f32, f16, bf16, int8 or fp8 [default: bf16 on a CPU with amx, else f16]
     #[arg(long, value_name = "TYPE")]
     pub kv: Option<String>,
     /// Where to run: auto, cpu, vulkan, vulkan:1, metal, … [default: auto: the best GPU with room, else the CPU]
@@ -227,7 +227,7 @@ pub(crate) struct Bench {
     /// Threads of the CPU [default: the CPU's cores]
     #[arg(short = 't', long, value_name = "N", value_delimiter = ',')]
     pub threads: Vec<usize>,
-    /// What keys are kept as [default: bf16 on a CPU with amx, else f16]
+    /// What keys, and values, are kept as: f32, f16, bf16, int8 or fp8 [default: bf16 on a CPU with amx, else f16]
     #[arg(long = "cache-type-k", visible_alias = "kv", value_name = "TYPE")]
     pub kv: Option<String>,
     /// The CPU's instruction set to use [default: the best]

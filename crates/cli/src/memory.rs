@@ -10,7 +10,7 @@ use tallow_models::spec::{ExpertsSpec, LayerSpec};
 
 use crate::Failed;
 use crate::device::Device;
-use crate::settings::{EngineConfig, Origin, Setting};
+use crate::settings::{EngineConfig, KvType, Origin, Setting};
 
 /// Memory of the machine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,8 +202,8 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (context, slots) = (self.context.value, self.slots);
         let kv = match slots {
-            1 => format!("{context} tokens of {}", self.shape.dtype),
-            n => format!("{n} x {context} tokens of {}", self.shape.dtype),
+            1 => format!("{context} tokens of {}", KvType(self.shape.dtype)),
+            n => format!("{n} x {context} tokens of {}", KvType(self.shape.dtype)),
         };
         let free = self.memory.map_or(String::new(), |m| format!(", {} free", size(m.free)));
         write!(

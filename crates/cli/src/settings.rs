@@ -72,7 +72,7 @@ fn variable(name: &str) -> String {
 /// Every setting.
 pub(crate) static KNOWN: &[Known] = &[
     known("context", "tokens of a conversation, prompt and answer", "the model's, up to 8192"),
-    known("kv", "what keys and values are kept as: f32, f16 or bf16", "bf16 with amx, else f16"),
+    known("kv", "what keys and values are kept as: f32, f16, bf16, int8 or fp8", "bf16 with amx, else f16"),
     known("quant", "quantize plain weights while they are loaded: q4_k_m, q8_0, …", "as they are"),
     known("device", "where to run: auto, cpu, vulkan, vulkan:1, metal, …", "auto"),
     known("threads", "threads of the CPU", "the CPU's cores"),
@@ -184,6 +184,18 @@ impl Sources {
 pub(crate) struct KvType(pub DType);
 
 impl KvType {
+    const ALL: [KvType; 5] =
+        [KvType(DType::F32), KvType(DType::F16), KvType(DType::BF16), KvType(DType::I8), KvType(DType::F8)];
+
+    /// Its name in options and reports.
+    pub(crate) const fn name(self) -> &'static str {
+        match self.0 {
+            DType::I8 => "int8",
+            DType::F8 => "fp8",
+            other => other.name(),
+        }
+    }
+
     /// What is best on a device: what it multiplies fastest, of 16 bits.
     pub(crate) fn best(device: Asked, isa: Isa) -> KvType {
         match (device, isa) {
@@ -197,15 +209,14 @@ impl FromStr for KvType {
     type Err = String;
 
     fn from_str(s: &str) -> Result<KvType, String> {
-        let types = [DType::F32, DType::F16, DType::BF16];
-        let found = types.into_iter().find(|t| t.name() == s.to_ascii_lowercase());
-        found.map(KvType).ok_or_else(|| "keys and values can be kept as f32, f16 or bf16".into())
+        let found = KvType::ALL.into_iter().find(|t| t.name() == s.to_ascii_lowercase());
+        found.ok_or_else(|| "keys and values can be kept as f32, f16, bf16, int8 or fp8".into())
     }
 }
 
 impl fmt::Display for KvType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        f.write_str(self.name())
     }
 }
 

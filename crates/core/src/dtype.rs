@@ -15,6 +15,8 @@ pub enum DType {
     U32,
     I8,
     U8,
+    /// Floats of eight bits: a sign, four bits of exponent, three digits (e4m3).
+    F8,
 }
 
 impl DType {
@@ -23,13 +25,22 @@ impl DType {
         match self {
             DType::F32 | DType::I32 | DType::U32 => 4,
             DType::F16 | DType::BF16 => 2,
-            DType::I8 | DType::U8 => 1,
+            DType::I8 | DType::U8 | DType::F8 => 1,
         }
     }
 
-    /// Is it a floating-point type?
+    /// Is it a floating-point type of more than eight bits, whose numbers need no scale?
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16)
+    }
+
+    /// The largest code, if numbers are kept in a cache as codes with a scale: see [`LayerKv`](crate::LayerKv).
+    pub const fn reach(self) -> Option<f32> {
+        match self {
+            DType::I8 => Some(127.0),
+            DType::F8 => Some(448.0),
+            _ => None,
+        }
     }
 
     /// The usual short name: `bf16`.
@@ -42,6 +53,7 @@ impl DType {
             DType::U32 => "u32",
             DType::I8 => "i8",
             DType::U8 => "u8",
+            DType::F8 => "f8",
         }
     }
 }

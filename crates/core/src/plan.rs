@@ -133,11 +133,16 @@ impl<B: Backend> StepPlan<B> {
 ///
 /// How tokens, heads and elements lie within a page is the backend's own affair; only its `kv_write` and `attend`
 /// look inside.
+///
+/// Elements of eight bits are codes, and each head of a token has a scale for its key and one for its value, an `f32` in
+/// the same page. A number is its code times that. The scale is the largest magnitude over the largest code (see
+/// [`DType::reach`](crate::DType::reach)), so nothing is out of reach; codes are the nearest, of two as near the even one.
+/// Where something is not finite, so is the scale.
 #[derive(Debug)]
 pub struct LayerKv<'a, B: Backend> {
-    /// [pages, page length * key columns]
+    /// [pages, page length * kept key columns]
     pub k: &'a Tensor<B>,
-    /// [pages, page length * value columns]
+    /// [pages, page length * kept value columns]
     pub v: &'a Tensor<B>,
 }
 

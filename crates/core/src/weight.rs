@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use tallow_quant::Format;
 
-use crate::{Backend, Tensor};
+use crate::{Backend, DType, Tensor};
 
 /// A matrix of weights as a checkpoint stores it, on its way to a device: `rows` outputs of `cols` inputs each.
 #[derive(Clone, Copy)]
@@ -258,6 +258,13 @@ impl Heads {
     /// Columns of all key heads, or of all value heads.
     pub fn kv_cols(&self) -> usize {
         self.kv * self.dim
+    }
+
+    /// Columns of a cache of that type that a token's keys take, or its values: codes of eight bits have a scale for each
+    /// head, which is an `f32` and takes the place of four of them.
+    pub fn kept_cols(&self, dtype: DType) -> usize {
+        let scale = if dtype.reach().is_some() { size_of::<f32>() } else { 0 };
+        self.kv * (self.dim + scale)
     }
 
     /// Columns of queries, keys and values side by side.

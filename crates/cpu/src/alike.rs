@@ -108,7 +108,7 @@ fn attention() {
     const PAGE: usize = 16;
     both(Arithmetic::Fast, |b, put| {
         for (q, kv, dim) in [(1, 1, 128), (3, 1, 24), (8, 2, 64), (7, 1, 20), (17, 1, 34)] {
-            for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for dtype in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8] {
                 let heads = Heads { q, kv, dim };
                 let plan = |rows: std::ops::Range<usize>| {
                     let pages = (0..rows.end.div_ceil(PAGE) as u32).collect();
@@ -117,7 +117,7 @@ fn attention() {
                         Step { tokens: vec![0; rows.len()], spans, outputs: Vec::new(), page_len: PAGE };
                     StepPlan::new(b, step).unwrap()
                 };
-                let cache = || b.alloc(dtype, LEN.div_ceil(PAGE), PAGE * heads.kv_cols()).unwrap();
+                let cache = || b.alloc(dtype, LEN.div_ceil(PAGE), PAGE * heads.kept_cols(dtype)).unwrap();
                 let (k, v) = (cache(), cache());
                 let kv = || LayerKv { k: &k, v: &v };
                 let up = |seed, cols| b.upload(&noise(seed, LEN * cols), LEN, cols).unwrap();

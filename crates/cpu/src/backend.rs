@@ -134,15 +134,6 @@ impl Cpu {
     }
 }
 
-/// A layer's cache as attention reads it.
-fn pages(t: &Tensor<Cpu>) -> Pages<'_> {
-    match t.dtype() {
-        DType::F16 => Pages::F16(Mat::new(t)),
-        DType::BF16 => Pages::BF16(Mat::new(t)),
-        _ => Pages::F32(Mat::new(t)),
-    }
-}
-
 pub(crate) fn norm_task(by: &Norm<Cpu>) -> NormTask<'_> {
     let (weight, bias) = (Mat::new(&by.weight).row(0), by.bias.as_ref().map(|b| Mat::new(b).row(0)));
     NormTask { kind: by.kind, weight, bias, eps: by.eps }
@@ -260,7 +251,7 @@ impl Backend for Cpu {
 
     fn kv_write(&self, op: &KvWrite<'_, Cpu>) -> Result<()> {
         let (k, v) = (Mat::<f32>::new(op.k), Mat::<f32>::new(op.v));
-        let writer = CacheWriter::new(op.kv, op.plan, op.heads.dim);
+        let writer = CacheWriter::new(self.kernels, op.kv, op.plan, op.heads.dim);
         self.by_tokens(k.rows, 4 * op.k.len(), |_, token| {
             // SAFETY: each token belongs to one piece.
             unsafe { writer.put(token, k.row(token), v.row(token)) };
@@ -272,7 +263,7 @@ impl Backend for Cpu {
         // Journey, stop 7: attention. Each token looks at those before it, in the pages of the cache.
         let out = self.alloc(DType::F32, op.q.rows(), op.q.cols())?;
         let (m, q, kernels) = (MatMut::new(&out), Mat::new(op.q), self.kernels);
-        let (k, v) = (pages(op.kv.k), pages(op.kv.v));
+        let (k, v) = (Pages::new(op.kv.k), Pages::new(op.kv.v));
         let group = op.heads.q / op.heads.kv;
         // Tokens whose query rows together make good use of a segment, and still share out evenly.
         let enough = 4 * self.threads();
@@ -459,7 +450,7 @@ impl Backend for Cpu {
             dim: heads.dim,
         };
         let (for_q, for_k) = (prep(|n| &n.q), prep(|n| &n.k));
-        let writer = CacheWriter::new(op.kv, op.plan, heads.dim);
+        let writer = CacheWriter::new(self.kernels, op.kv, op.plan, heads.dim);
         let out = self.alloc(DType::F32, qkv.rows, heads.q_cols())?;
         let (m, kernels) = (MatMut::<f32>::new(&out), self.kernels);
         self.by_tokens(qkv.rows, 8 * op.qkv.len(), |scratch, token| {

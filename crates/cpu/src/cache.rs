@@ -7,12 +7,24 @@ use tallow_core::{DType, LayerKv, RopePairs, StepPlan, Tensor};
 use crate::backend::Cpu;
 use crate::kernels::{Kernels, Layout, NormTask, keep};
 use crate::mat::{Mat, MatMut};
+use crate::simd::F8;
 
 /// The cache of one layer, to be written.
 enum PagesMut<'a> {
     F32(MatMut<'a, f32>),
     F16(MatMut<'a, f16>),
     BF16(MatMut<'a, bf16>),
+    I8(MatMut<'a, i8>),
+    F8(MatMut<'a, F8>),
+}
+
+/// Where a head's key or value goes in a page.
+struct Place {
+    /// Where its elements begin, and how far apart they are.
+    at: usize,
+    apart: usize,
+    /// Where its scale is, if it has one.
+    scale: usize,
 }
 
 impl<'a> PagesMut<'a> {
@@ -20,16 +32,19 @@ impl<'a> PagesMut<'a> {
         match t.dtype() {
             DType::F16 => PagesMut::F16(MatMut::new(t)),
             DType::BF16 => PagesMut::BF16(MatMut::new(t)),
+            DType::I8 => PagesMut::I8(MatMut::new(t)),
+            DType::F8 => PagesMut::F8(MatMut::new(t)),
             _ => PagesMut::F32(MatMut::new(t)),
         }
     }
 
-    /// Sets elements that lie `apart` from each other, from `at` on.
+    /// Stores what a head has.
     ///
     /// # Safety
     ///
-    /// Nobody else may use the elements meanwhile.
-    unsafe fn put(&self, page: usize, at: usize, apart: usize, x: &[f32]) {
+    /// Nobody else may use the place meanwhile.
+    unsafe fn put(&self, kernels: &Kernels, page: usize, place: &Place, x: &[f32]) {
+        let Place { at, apart, scale } = *place;
         // SAFETY: passed on to the caller.
         unsafe {
             match self {
@@ -39,9 +54,44 @@ impl<'a> PagesMut<'a> {
                     to.convert_from_f32_slice(from);
                     keep(to);
                 }),
+                PagesMut::I8(m) => {
+                    let by = put_scale(kernels, m, page, scale, DType::I8, x);
+                    put(m, page, at, apart, x, |from, to| (kernels.to_i8)(from, by, to));
+                }
+                PagesMut::F8(m) => {
+                    let by = put_scale(kernels, m, page, scale, DType::F8, x);
+                    put(m, page, at, apart, x, |from, to| (kernels.to_f8)(from, by, to));
+                }
             }
         }
     }
+}
+
+/// Stores the scale of codes that are to stand for `x`, and says what to multiply that by for them.
+///
+/// # Safety
+///
+/// Nobody else may use the scale's bytes meanwhile.
+unsafe fn put_scale<T: bytemuck::Pod>(
+    kernels: &Kernels,
+    m: &MatMut<'_, T>,
+    page: usize,
+    at: usize,
+    dtype: DType,
+    x: &[f32],
+) -> f32 {
+    let (reach, mut most) = (dtype.reach().unwrap_or(1.0), 0.0);
+    (kernels.magnitude)(x, &mut most);
+    let by = reach / most;
+    // Where all are so small that this overflows, they count as zero. What is not finite shows in the scale.
+    let (scale, by) = match by.is_finite() {
+        true if most.is_finite() => (most / reach, by),
+        _ => (if most.is_finite() { 0.0 } else { f32::NAN }, 0.0),
+    };
+    // SAFETY: passed on to the caller.
+    let bytes = unsafe { m.part(page, at..at + size_of::<f32>()) };
+    bytes.copy_from_slice(bytemuck::cast_slice(&scale.to_le_bytes()));
+    by
 }
 
 /// Sets elements that lie `apart` from each other in a row, from `at` on, to what `narrow` makes of `x`.
@@ -82,13 +132,19 @@ pub(crate) struct CacheWriter<'a> {
     v: PagesMut<'a>,
     slots: &'a [u32],
     layout: Layout,
+    kernels: &'static Kernels,
 }
 
 impl<'a> CacheWriter<'a> {
-    pub(crate) fn new(kv: LayerKv<'a, Cpu>, plan: &'a StepPlan<Cpu>, dim: usize) -> CacheWriter<'a> {
+    pub(crate) fn new(
+        kernels: &'static Kernels,
+        kv: LayerKv<'a, Cpu>,
+        plan: &'a StepPlan<Cpu>,
+        dim: usize,
+    ) -> CacheWriter<'a> {
         let (k, v) = (PagesMut::new(kv.k), PagesMut::new(kv.v));
-        let layout = Layout { page_len: plan.host.page_len, dim };
-        CacheWriter { k, v, slots: Mat::new(&plan.slots).row(0), layout }
+        let layout = Layout::new(plan.host.page_len, dim, kv.k.dtype());
+        CacheWriter { k, v, slots: Mat::new(&plan.slots).row(0), layout, kernels }
     }
 
     /// Stores one token's keys and values.
@@ -100,11 +156,13 @@ impl<'a> CacheWriter<'a> {
         let (len, dim) = (self.layout.page_len, self.layout.dim);
         let (page, slot) = (self.slots[token] as usize / len, self.slots[token] as usize % len);
         for (head, (k, v)) in k.chunks_exact(dim).zip(v.chunks_exact(dim)).enumerate() {
-            let ((key, apart), value) = (self.layout.key(head, slot), self.layout.value(head, slot));
+            let ((at, apart), scale) = (self.layout.key(head, slot), self.layout.scale(head, slot));
+            let key = Place { at, apart, scale };
+            let value = Place { at: self.layout.value(head, slot), apart: 1, scale };
             // SAFETY: a token's slot is its own.
             unsafe {
-                self.k.put(page, key, apart, k);
-                self.v.put(page, value, 1, v);
+                self.k.put(self.kernels, page, &key, k);
+                self.v.put(self.kernels, page, &value, v);
             }
         }
     }

@@ -40,7 +40,7 @@ impl Case {
             let tokens = vec![0; rows.len()];
             StepPlan::new(cpu, Step { tokens, spans, outputs: Vec::new(), page_len }).unwrap()
         };
-        let cache = || cpu.alloc(dtype, pages, page_len * heads.kv_cols()).unwrap();
+        let cache = || cpu.alloc(dtype, pages, page_len * heads.kept_cols(dtype)).unwrap();
         let (k, v) = (cache(), cache());
         let kv = || LayerKv { k: &k, v: &v };
         let up = |seed, cols| cpu.upload(&noise(seed, LEN * cols), LEN, cols).unwrap();
@@ -88,7 +88,7 @@ fn hold(isa: Isa) {
     }
     let (one, many) = (Cpu::new(isa, 1).unwrap(), Cpu::new(isa, 4).unwrap());
     for (q, kv, dim) in SHAPES {
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for dtype in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8] {
             for window in [None, Some(300), Some(20)] {
                 let case = Case { heads: Heads { q, kv, dim }, dtype, window };
                 let whole = case.rows(&one, 16, 0, LEN);

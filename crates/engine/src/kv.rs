@@ -23,7 +23,7 @@ pub struct KvShape {
 impl KvShape {
     /// Bytes that one page takes in all layers of a model.
     pub fn page_bytes(&self, spec: &DecoderSpec) -> usize {
-        let columns: usize = spec.layers.iter().map(|l| 2 * l.mixer.heads.kv_cols()).sum();
+        let columns: usize = spec.layers.iter().map(|l| 2 * l.mixer.heads.kept_cols(self.dtype)).sum();
         columns * self.page_len * self.dtype.size()
     }
 
@@ -38,7 +38,8 @@ impl<B: Backend> KvPool<B> {
     pub fn new(b: &B, spec: &DecoderSpec, shape: KvShape) -> Result<KvPool<B>> {
         let page = |cols: usize| b.alloc(shape.dtype, shape.pages, shape.page_len * cols);
         let layer = |cols: usize| Ok((page(cols)?, page(cols)?));
-        let layers = spec.layers.iter().map(|l| layer(l.mixer.heads.kv_cols())).collect::<Result<_>>()?;
+        let layers =
+            spec.layers.iter().map(|l| layer(l.mixer.heads.kept_cols(shape.dtype))).collect::<Result<_>>()?;
         Ok(KvPool { layers })
     }
 

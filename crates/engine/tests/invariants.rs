@@ -180,6 +180,51 @@ fn for_every_block_format_and_a_16_bit_cache_on_a_gpu() {
 }
 
 #[test]
+fn for_a_cache_of_bytes() {
+    hold_on_the_cpu("gguf-mix/mix-a.gguf", DType::I8);
+}
+
+#[test]
+fn for_a_cache_of_bytes_on_a_gpu() {
+    hold_on_a_gpu("gguf-mix/mix-a.gguf", DType::I8);
+}
+
+#[test]
+fn for_a_cache_of_small_floats() {
+    hold_on_the_cpu("gguf-models/llama-f32-f32.gguf", DType::F8);
+}
+
+#[test]
+fn for_sliding_windows_and_small_floats() {
+    hold_on_the_cpu("mistral-swa", DType::F8);
+}
+
+#[test]
+fn for_sliding_windows_and_small_floats_on_a_gpu() {
+    hold_on_a_gpu("mistral-swa", DType::F8);
+}
+
+#[test]
+fn for_caps_and_bytes() {
+    hold_on_the_cpu("gemma2", DType::I8);
+}
+
+#[test]
+fn for_sinks_and_small_floats() {
+    hold_on_the_cpu("gpt-oss", DType::F8);
+}
+
+#[test]
+fn for_narrow_rows_and_bytes() {
+    hold_on_the_cpu("deepseek-v3", DType::I8);
+}
+
+#[test]
+fn for_parts_of_tokens_and_bytes() {
+    hold_on_the_cpu("gemma4-text", DType::I8);
+}
+
+#[test]
 fn for_sliding_windows_and_bf16() {
     hold_on_the_cpu("mistral-swa", DType::BF16);
 }

@@ -394,7 +394,10 @@ impl Backend for Wgpu {
 
     fn qkv_prep(&self, op: &QkvPrep<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let usual = op.qk_norm.is_none_or(|n| Wgpu::is_usual(&n.q) && Wgpu::is_usual(&n.k));
-        if !usual {
+        // A scale is found by who has all of a head.
+        let is_coded = op.kv.k.dtype().reach().is_some();
+        let whole = op.qk_norm.is_none_or(|n| !is_coded || n.k.weight.cols().is_multiple_of(op.heads.dim));
+        if !usual || !whole {
             return compose::qkv_prep(self, op);
         }
         let out = self.like(op.qkv.rows(), op.heads.q_cols())?;

@@ -245,7 +245,10 @@ fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
     let cache: f64 = spec
         .layers
         .iter()
-        .map(|l| 2.0 * l.mixer.heads.kv_cols() as f64 * l.mixer.sees().map_or(depth, |w| depth.min(w as f64)))
+        .map(|l| {
+            let seen = l.mixer.sees().map_or(depth, |w| depth.min(w as f64));
+            2.0 * l.mixer.heads.kept_cols(setup.kv.0) as f64 * seen
+        })
         .sum();
     let cache = cache * (setup.kv.0.size() * test.sequences) as f64;
     (model.weight_bytes() - table) as f64 - idle(model, test.sequences) + cache

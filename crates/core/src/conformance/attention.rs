@@ -21,10 +21,13 @@ struct Sequences {
 
 impl Sequences {
     fn new(heads: Heads, page_len: usize, lens: &[usize]) -> Sequences {
-        let make = |salt: usize, cols: usize| {
+        let make = |salt: usize, cols: usize| -> Vec<Host> {
             lens.iter().enumerate().map(|(i, n)| Host::random((31 * i + salt) as u64, *n, cols)).collect()
         };
-        let (k, v, q) = (make(1, heads.kv_cols()), make(2, heads.kv_cols()), make(3, heads.q_cols()));
+        let (mut k, mut v, q) = (make(1, heads.kv_cols()), make(2, heads.kv_cols()), make(3, heads.q_cols()));
+        for h in k.iter_mut().chain(&mut v) {
+            h.data.chunks_exact_mut(heads.dim).for_each(away_from_ties);
+        }
         Sequences { heads, page_len, lens: lens.to_vec(), k, v, q }
     }
 
@@ -66,7 +69,7 @@ struct Cache<B: Backend> {
 
 impl<B: Backend> Cache<B> {
     fn new(t: &Bench<'_, B>, s: &Sequences, dtype: DType) -> Result<Cache<B>, String> {
-        let page = || t.b.alloc(dtype, s.page_count(), s.page_len * s.heads.kv_cols()).map_err(text);
+        let page = || t.b.alloc(dtype, s.page_count(), s.page_len * s.heads.kept_cols(dtype)).map_err(text);
         Ok(Cache { k: page()?, v: page()? })
     }
 
@@ -90,12 +93,53 @@ fn attend_parts<B: Backend>(
     t.b.run(Attend { q: &q, heads: s.heads, spec, kv: cache.kv(), plan: &plan }).map_err(text)
 }
 
-fn rounded(h: &Host, dtype: DType) -> Host {
-    h.clone().map(|x| match dtype {
+/// What a cache holds of a head of some tokens.
+fn rounded(mut h: Host, dtype: DType) -> Host {
+    if let Some(reach) = dtype.reach() {
+        for row in h.data.chunks_exact_mut(h.cols.max(1)) {
+            let scale = most(row) / f64::from(reach);
+            let nearest = |x: f64| if dtype == DType::I8 { x.round_ties_even() } else { nearest_f8(x) };
+            row.iter_mut().for_each(|x| *x = (nearest(f64::from(*x) / scale) * scale) as f32);
+        }
+        return h;
+    }
+    h.map(|x| match dtype {
         DType::F16 => f16::from_f32(x).to_f32(),
         DType::BF16 => bf16::from_f32(x).to_f32(),
         _ => x,
     })
+}
+
+/// The largest magnitude.
+fn most(x: &[f32]) -> f64 {
+    f64::from(x.iter().fold(0f32, |most, x| most.max(x.abs())))
+}
+
+/// How far apart floats of eight bits are near a number: an eighth of the power of two below it, of which there is a least.
+fn step_of_f8(x: f64) -> f64 {
+    2f64.powi(x.abs().log2().floor().max(-6.0) as i32 - 3)
+}
+
+/// The nearest float of eight bits.
+fn nearest_f8(x: f64) -> f64 {
+    let step = step_of_f8(x);
+    ((x / step).round_ties_even() * step).clamp(-448.0, 448.0)
+}
+
+/// Moves numbers of a head that lie halfway between two codes of eight bits, near enough for a device that divides less
+/// exactly than others to take the other one.
+fn away_from_ties(head: &mut [f32]) {
+    let most = most(head);
+    let is_tie = |x: f64| (x.abs().fract() - 0.5).abs() < 1e-3;
+    let is_near_one = |x: f32| {
+        let (whole, float) = (f64::from(x) / most * 127.0, f64::from(x) / most * 448.0);
+        is_tie(whole) || is_tie(float / step_of_f8(float))
+    };
+    head.iter_mut().for_each(|x| {
+        while is_near_one(*x) {
+            *x *= 0.99;
+        }
+    });
 }
 
 fn plain<B: Backend>() -> AttnSpec<B> {
@@ -115,7 +159,7 @@ fn answer<B: Backend>(
     let split = |from: &[Host]| -> Vec<Vec<Host>> {
         let head = |h: &Host, i: usize| {
             let data = (0..h.rows).flat_map(|r| h.row(r)[i * heads.dim..][..heads.dim].to_vec()).collect();
-            rounded(&Host { data, rows: h.rows, cols: heads.dim }, dtype)
+            rounded(Host { data, rows: h.rows, cols: heads.dim }, dtype)
         };
         from.iter().map(|h| (0..heads.kv).map(|i| head(h, i)).collect()).collect()
     };
@@ -165,7 +209,7 @@ pub(super) fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             AttnSpec { chunk: Some(16), window: Some(9), ..plain() },
             AttnSpec { sinks: Some(t.up(&sinks)?), scale: 2.0, ..plain() },
         ];
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for dtype in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8] {
             for spec in &specs {
                 let whole: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, 0..*n)).collect();
                 let cache = Cache::new(t, &s, dtype)?;
@@ -196,7 +240,7 @@ pub(super) fn attend_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             AttnSpec { causal: false, ..plain() },
             AttnSpec { window: Some(40), causal: false, ..plain() },
         ] {
-            for dtype in [DType::F32, DType::BF16] {
+            for dtype in [DType::F32, DType::BF16, DType::I8, DType::F8] {
                 let whole: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, 0..*n)).collect();
                 let all = attend_parts(t, &s, &Cache::new(t, &s, dtype)?, &spec, &whole)?;
                 let mut first = 0;

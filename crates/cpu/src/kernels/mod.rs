@@ -9,6 +9,7 @@
 mod amx;
 mod attend;
 mod bend;
+mod codes;
 mod dot;
 mod few;
 mod linear;
@@ -21,6 +22,7 @@ use bend::Bend;
 pub(crate) use bend::{BendTask, Given, bend};
 use dot::{DotTask, PlainTask};
 use few::FewTask;
+use half::f16;
 use linear::Finish;
 pub(crate) use linear::{LinearTask, Packed, Product, Room, Source, linear};
 pub(crate) use rowwise::NormTask;
@@ -34,7 +36,7 @@ use crate::form;
 use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512, AvxVnni};
-use crate::simd::{Lines, Scalar};
+use crate::simd::{F8, Lines, Scalar};
 
 /// Reads a gate and perhaps what it gates; writes the result.
 type GluKernel = fn(Activation, &[f32], Option<&[f32]>, &mut [f32]);
@@ -72,10 +74,18 @@ pub(crate) struct Kernels {
     /// Turns one head by a row of angles.
     pub rotate: fn(RopePairs, &[f32], &mut [f32]),
     /// Attention of some tokens of a sequence, for the query heads of one key head: all of it, or a stage. By any cache,
-    /// by one of half precision without widening it first, and by one of brain floating point.
+    /// by one of brain floating point, and by ones of half precision, bytes and floats of eight bits without widening them
+    /// first.
     pub attend: AttendKernel,
     pub attend_f16: AttendKernel,
     pub attend_bf16: AttendKernel,
+    pub attend_i8: AttendKernel,
+    pub attend_f8: AttendKernel,
+    /// The largest magnitude of some numbers; something that is not finite if one of them is.
+    pub magnitude: fn(&[f32], &mut f32),
+    /// The nearest whole numbers, and the nearest floats of eight bits, to as many numbers, each multiplied.
+    pub to_i8: fn(&[f32], f32, &mut [i8]),
+    pub to_f8: fn(&[f32], f32, &mut [F8]),
     /// The columns of the largest numbers, largest first, of equals the first, NaN counting as smallest.
     pub largest: fn(&[f32], &mut [u32]),
     /// `out += scale * x`
@@ -114,9 +124,16 @@ macro_rules! table {
             attend: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
                 => attend::attend::<$simd>(task, stage, scratch);
             attend_f16: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
-                => attend::attend_f16::<$simd>(task, stage, scratch);
+                => attend::attend_as_is::<$simd, f16>(task, stage, scratch);
             attend_bf16: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
                 => attend::attend_bf16::<$simd>(task, stage, scratch);
+            attend_i8: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
+                => attend::attend_as_is::<$simd, i8>(task, stage, scratch);
+            attend_f8: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
+                => attend::attend_as_is::<$simd, F8>(task, stage, scratch);
+            magnitude: (x: &[f32], most: &mut f32) => codes::magnitude(x, most);
+            to_i8: (x: &[f32], by: f32, out: &mut [i8]) => codes::to_i8(x, by, out);
+            to_f8: (x: &[f32], by: f32, out: &mut [F8]) => codes::to_f8(x, by, out);
             add_scaled: (out: &mut [f32], scale: f32, x: &[f32]) => rowwise::add_scaled::<$simd>(out, scale, x);
             softcap: (x: &mut [f32], cap: f32) => rowwise::softcap::<$simd>(x, cap);
             gate: (x: &mut [f32], y: &[f32]) => rowwise::gate::<$simd>(x, y);

@@ -86,6 +86,10 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn load_f16(p: *const u16) -> Self::V;
     /// `LANES` elements of brain floating point.
     unsafe fn load_bf16(p: *const u16) -> Self::V;
+    /// `LANES` whole numbers.
+    unsafe fn load_i8(p: *const i8) -> Self::V;
+    /// `LANES` floats of eight bits, each divided by [`F8::TOO_LARGE`].
+    unsafe fn load_f8(p: *const F8) -> Self::V;
     /// `LANES` elements.
     unsafe fn store(p: *mut f32, v: Self::V);
     /// The first `n < LANES` elements.
@@ -168,6 +172,43 @@ impl Element for bf16 {
     }
 }
 
+impl Element for i8 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const i8) -> S::V {
+        // SAFETY: passed on to the caller.
+        unsafe { S::load_i8(p) }
+    }
+}
+
+/// A float of eight bits: a sign, four bits of exponent, three digits (e4m3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(transparent)]
+pub(crate) struct F8(pub u8);
+
+impl F8 {
+    /// Codes are read with their bits where half precision has exponent and digits, whose exponents begin so much lower.
+    /// Then subnormal numbers are right too.
+    pub(crate) const TOO_LARGE: f32 = 256.0;
+
+    /// The bits as those of half precision.
+    #[inline(always)]
+    pub(crate) fn half(self) -> f16 {
+        // The sign comes to stand twice, and is left once.
+        f16::from_bits((i16::from(self.0 as i8) << 7) as u16 & F8::BITS)
+    }
+
+    /// The bits that are taken.
+    const BITS: u16 = 0xbf80;
+}
+
+impl Element for F8 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const F8) -> S::V {
+        // SAFETY: passed on to the caller.
+        unsafe { S::load_f8(p) }
+    }
+}
+
 /// How many vectors of each of `rows` sums can be under way at a time, beside what goes into them.
 pub(crate) const fn at_once<S: Simd>(rows: usize) -> usize {
     let mut n = 8;
@@ -244,28 +285,18 @@ pub(crate) unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
     }
 }
 
-/// Half precision to single.
+/// Numbers of some precision to single.
 #[inline(always)]
-pub(crate) unsafe fn widen_f16<S: Simd>(x: &[f16], out: &mut [f32]) {
-    let full = x.len().min(out.len()) / S::LANES * S::LANES;
-    // SAFETY: the loop stays within both slices; the caller has the instruction set.
+pub(crate) unsafe fn widen<S: Simd, E: Element>(x: &[E], out: &mut [f32]) {
+    let (n, full) = (out.len(), out.len() / S::LANES * S::LANES);
+    let (x, out) = (x[..n].as_ptr(), out.as_mut_ptr());
+    // SAFETY: both slices have `n` elements; the caller has the instruction set.
     unsafe {
         for i in (0..full).step_by(S::LANES) {
-            S::store(out.as_mut_ptr().add(i), S::load_f16(x.as_ptr().cast::<u16>().add(i)));
+            S::store(out.add(i), E::load::<S>(x.add(i)));
+        }
+        if full < n {
+            S::store_some(out.add(full), n - full, E::load_some::<S>(x.add(full), n - full));
         }
     }
-    x[full..].iter().zip(&mut out[full..]).for_each(|(x, o)| *o = x.to_f32_const());
-}
-
-/// Brain floating point to single.
-#[inline(always)]
-pub(crate) unsafe fn widen_bf16<S: Simd>(x: &[bf16], out: &mut [f32]) {
-    let full = x.len().min(out.len()) / S::LANES * S::LANES;
-    // SAFETY: the loop stays within both slices; the caller has the instruction set.
-    unsafe {
-        for i in (0..full).step_by(S::LANES) {
-            S::store(out.as_mut_ptr().add(i), S::load_bf16(x.as_ptr().cast::<u16>().add(i)));
-        }
-    }
-    x[full..].iter().zip(&mut out[full..]).for_each(|(x, o)| *o = x.to_f32_const());
 }

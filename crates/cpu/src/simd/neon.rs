@@ -1,7 +1,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::Simd;
+use super::{F8, Simd};
 
 /// Eight lanes of NEON in two registers; lines of packed weights by its products of bytes (`sdot`).
 ///
@@ -69,6 +69,18 @@ impl Simd for Neon {
                 vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_low_u16(upper))),
                 vreinterpretq_f32_u32(vshll_high_n_u16::<16>(upper)),
             ]
+        }
+        fn load_i8(p: *const i8) -> [float32x4_t; 2] {
+            let words = vmovl_s8(vld1_s8(p));
+            [
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(words))),
+                vcvtq_f32_s32(vmovl_s16(vget_high_s16(words))),
+            ]
+        }
+        fn load_f8(p: *const F8) -> [float32x4_t; 2] {
+            let words = vreinterpretq_u16_s16(vshll_n_s8::<7>(vld1_s8(p.cast())));
+            let halves = vandq_u16(words, vdupq_n_u16(F8::BITS));
+            [widen(vget_low_u16(halves)), widen(vget_high_u16(halves))]
         }
         fn store(p: *mut f32, v: [float32x4_t; 2]) -> () {
             vst1q_f32(p, v[0]);

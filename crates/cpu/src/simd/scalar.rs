@@ -1,6 +1,6 @@
 use half::{bf16, f16};
 
-use super::Simd;
+use super::{F8, Simd};
 
 /// Eight lanes by plain arithmetic, which a compiler turns into whatever the architecture always has.
 #[derive(Clone, Copy)]
@@ -47,6 +47,18 @@ impl Simd for Scalar {
     unsafe fn load_bf16(p: *const u16) -> [f32; N] {
         // SAFETY: by the contract, N elements are valid.
         each(|i| bf16::from_bits(unsafe { *p.add(i) }).to_f32_const())
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> [f32; N] {
+        // SAFETY: by the contract, N elements are valid.
+        each(|i| f32::from(unsafe { *p.add(i) }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f8(p: *const F8) -> [f32; N] {
+        // SAFETY: by the contract, N elements are valid.
+        each(|i| unsafe { *p.add(i) }.half().to_f32_const())
     }
 
     #[inline(always)]

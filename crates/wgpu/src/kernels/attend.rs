@@ -158,7 +158,7 @@ impl Attention {
             let _ = writeln!(
                 load,
                 "        let e_{c} = min({c}u * 128u + column, DIM - 1u);\n        \
-                 let x_{c} = unpacked(v_get(page, at + e_{c} / PACK))[e_{c} % PACK];"
+                 let x_{c} = times * unpacked(v_get(page, at + e_{c} / PACK))[e_{c} % PACK];"
             );
         }
         let (functions, last, finish) = match self.spread {

@@ -2,7 +2,7 @@
 //!
 //! Of a page, keys lie `[head][element][token]`, so that invocations which look at neighbouring tokens read neighbouring
 //! words; values lie `[head][token][element]`, because those which look at neighbouring elements do. Elements of 16 bits
-//! go in pairs.
+//! go in pairs, codes of eight bits in fours; behind all codes of a page are its scales, `[head][token]`.
 
 use std::fmt::Write;
 
@@ -36,7 +36,10 @@ impl Pages {
         let refuse = |why: String| Err(Error::Device { device: "the GPU".into(), why });
         if !heads.dim.is_multiple_of(pages.pack()) {
             let dim = heads.dim;
-            return refuse(format!("a cache of {dtype} needs heads of an even width, and these have {dim}"));
+            let pack = pages.pack();
+            return refuse(format!(
+                "a cache of {dtype} needs heads whose width {pack} divides, and these have {dim}"
+            ));
         }
         match kv.k.offset() == 0 && kv.v.offset() == 0 {
             true => Ok(pages),
@@ -55,6 +58,11 @@ impl Pages {
         4 / self.dtype.size()
     }
 
+    /// Are elements codes that have scales?
+    pub(super) fn is_scaled(&self) -> bool {
+        self.dtype.reach().is_some()
+    }
+
     pub(super) fn args<'a>(&self, kv: &LayerKv<'a, Wgpu>, access: Access, args: &mut Vec<Arg<'a>>) {
         for (names, t) in [(KEYS, kv.k), (VALUES, kv.v)] {
             let blocks = t.buf().blocks().iter().zip(names);
@@ -66,10 +74,11 @@ impl Pages {
     pub(super) fn source(&self, stores: bool) -> String {
         let Heads { q, kv, dim } = self.heads;
         let (len, pack, each) = (self.page_len, self.pack(), self.each);
-        let page = len * self.heads.kv_cols() / pack;
+        let page = len * self.heads.kept_cols(self.dtype) / pack;
+        let scales = len * self.heads.kv_cols() / pack;
         let mut s = format!(
             "const GROUP = {}u;\nconst QUERIES = {q}u;\nconst KV_HEADS = {kv}u;\nconst DIM = {dim}u;\nconst LEN = {len}u;\n\
-             const PACK = {pack}u;\nconst PAGE = {page}u;\nconst EACH = {each}u;\n",
+             const PACK = {pack}u;\nconst PAGE = {page}u;\nconst SCALES = {scales}u;\nconst EACH = {each}u;\n",
             q / kv
         );
         for name in ["k", "v"] {
@@ -96,8 +105,14 @@ impl Pages {
             }
         }
         if stores {
+            if let Some(reach) = self.dtype.reach() {
+                let _ = writeln!(s, "const REACH = {reach:?};");
+                s += include_str!("../shaders/keep.wgsl");
+            }
             s += include_str!("../shaders/halves.wgsl");
             s += match self.dtype {
+                DType::I8 => "fn code(x: f32) -> u32 { return u32(i32(round(x))) & 0xffu; }\n",
+                DType::F8 => "fn code(x: f32) -> u32 { return as_f8(x); }\n",
                 DType::F16 => "fn packed(a: f32, b: f32) -> u32 { return as_f16(a) | (as_f16(b) << 16u); }\n",
                 DType::BF16 => {
                     "fn packed(a: f32, b: f32) -> u32 { return as_bf16(a) | (as_bf16(b) << 16u); }\n"
@@ -106,13 +121,25 @@ impl Pages {
             };
             return s;
         }
-        s + match self.dtype {
-            DType::F16 => "fn unpacked(w: u32) -> vec2<f32> { return unpack2x16float(w); }\n",
-            DType::BF16 => {
-                "fn unpacked(w: u32) -> vec2<f32> {\n  \
-                            return bitcast<vec2<f32>>(vec2<u32>(w << 16u, w & 0xffff0000u));\n}\n"
-            }
-            _ => "fn unpacked(w: u32) -> vec2<f32> { return vec2<f32>(bitcast<f32>(w), 0.0); }\n",
+        for name in ["k", "v"] {
+            let by = if self.is_scaled() {
+                format!("bitcast<f32>({name}_get(page, SCALES + i))")
+            } else {
+                "1.0".into()
+            };
+            let _ = writeln!(s, "fn {name}_by(page: u32, i: u32) -> f32 {{ return {by}; }}");
         }
+        let unpacked = match self.dtype {
+            DType::F16 => "vec4<f32>(unpack2x16float(w), 0.0, 0.0)",
+            DType::BF16 => "vec4<f32>(bitcast<vec2<f32>>(vec2<u32>(w << 16u, w & 0xffff0000u)), 0.0, 0.0)",
+            DType::I8 => "vec4<f32>(bitcast<vec4<i32>>(fours(w)) >> vec4<u32>(24u))",
+            DType::F8 => "of_f8(fours(w))",
+            _ => "vec4<f32>(bitcast<f32>(w), 0.0, 0.0, 0.0)",
+        };
+        if self.is_scaled() {
+            s += include_str!("../shaders/kept.wgsl");
+        }
+        let _ = writeln!(s, "fn unpacked(w: u32) -> vec4<f32> {{ return {unpacked}; }}");
+        s
     }
 }

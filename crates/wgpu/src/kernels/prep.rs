@@ -109,6 +109,20 @@ impl Wgpu {
     }
 }
 
+/// WGSL that stores a head's key or value as codes with a scale, each word of four codes at `to`; `value` says what an
+/// element is.
+fn coded(name: &str, head: &str, to: &str, value: impl Fn(&str) -> String) -> String {
+    let four = ["e", "e + 1u", "e + 2u", "e + 3u"].map(&value).join(", ");
+    format!(
+        "    var size = 0u;\n    for (var e = id; e < DIM; e += 64u) {{ size = max(size, size_of({})); }}\n    \
+         size = largest(size, id);\n    \
+         if (id == 0u) {{ {name}_put(page, SCALES + {head} * LEN + token, scale_of(size)); }}\n    \
+         for (var e = PACK * id; e < DIM; e += PACK * 64u) {{\n      \
+         {name}_put(page, {to}, coded(vec4<f32>({four}), to_codes(size)));\n    }}\n",
+        value("e")
+    )
+}
+
 impl<'a> Prep<'a> {
     fn q_groups(&self) -> usize {
         self.q.as_ref().map_or(0, |(q, _)| q.groups(self.dim))
@@ -235,6 +249,11 @@ impl<'a> Prep<'a> {
         );
     }
 
+    /// Does the cache hold codes that have scales?
+    fn is_coded(&self) -> bool {
+        self.cache.as_ref().is_some_and(|(_, pages, _)| pages.is_scaled())
+    }
+
     fn source(&self) -> String {
         let dim = self.dim;
         let mut s = "const WIDTH = 64u;\n".to_owned() + include_str!("../shaders/together.wgsl");
@@ -265,13 +284,30 @@ impl<'a> Prep<'a> {
             let (width, groups) = (k.width(dim), k.groups(dim));
             let _ = write!(
                 main,
-                "  if (group < {groups}u) {{\n    let first = group * {width}u;\n    let by = k_by(row, first, id);\n    \
-                 for (var c = first + PACK * id; c < first + {width}u; c += PACK * 64u) {{\n      \
-                 let a = k_value(row, c, by);\n      let b = k_value(row, c + PACK - 1u, by);\n      \
-                 k_put(page, (c / PACK) * LEN + token, packed(a, b));\n    }}\n    return;\n  }}\n  group -= {groups}u;\n"
+                "  if (group < {groups}u) {{\n    let first = group * {width}u;\n    let by = k_by(row, first, id);\n"
             );
+            if self.is_coded() {
+                let value = |e: &str| format!("k_value(row, head * DIM + {e}, by)");
+                let _ = write!(
+                    main,
+                    "    for (var head = first / DIM; head < (first + {width}u) / DIM; head++) {{\n{}    }}\n",
+                    coded("k", "head", "(head * (DIM / PACK) + e / PACK) * LEN + token", value)
+                );
+                main += "    return;\n  }\n";
+            } else {
+                let _ = write!(
+                    main,
+                    "    for (var c = first + PACK * id; c < first + {width}u; c += PACK * 64u) {{\n      \
+                 let a = k_value(row, c, by);\n      let b = k_value(row, c + PACK - 1u, by);\n      \
+                 k_put(page, (c / PACK) * LEN + token, packed(a, b));\n    }}\n    return;\n  }}\n"
+                );
+            }
+            let _ = writeln!(main, "  group -= {groups}u;");
         }
-        if self.v.is_some() {
+        if self.v.is_some() && self.is_coded() {
+            let value = |e: &str| format!("{}[p.xv_at + row * p.xv_stride + group * DIM + {e}]", x("xv"));
+            main += &coded("v", "group", "(group * LEN + token) * (DIM / PACK) + e / PACK", value);
+        } else if self.v.is_some() {
             let _ = write!(
                 main,
                 "  for (var e = PACK * id; e < DIM; e += PACK * 64u) {{\n    \

@@ -79,10 +79,11 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
           for (var e = r * DIM; e < r * DIM + DIM; e += PACK) {
             let k = unpacked(k_get(page, k_at));
             sum = fma(queries[e], k.x, sum);
-            if (PACK == 2u) { sum = fma(queries[e + 1u], k.y, sum); }
+            if (PACK >= 2u) { sum = fma(queries[e + 1u], k.y, sum); }
+            if (PACK == 4u) { sum = fma(queries[e + 3u], k.w, fma(queries[e + 2u], k.z, sum)); }
             k_at += LEN;
           }
-          score = sum * p.scale;
+          score = sum * p.scale * k_by(page, wg.y * LEN + position % LEN);
           if (p.cap > 0.0) { score = p.cap * tanh(clamp(score / p.cap, -20.0, 20.0)); }
         }
         weights[i] = score;
@@ -109,6 +110,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
       for (var j = max(begin, tile) - tile; j < min(TILE, to - tile); j++) {
         let page = tile_pages[j];
         let at = (wg.y * LEN + (tile + j) % LEN) * (DIM / PACK);
+        let times = v_by(page, wg.y * LEN + (tile + j) % LEN);
 //LOAD//
 //ADD//
       }

@@ -9,6 +9,9 @@
 //! copy of a segment that is widened once. Both go through the same loops over the same layout, and so through the
 //! same sums in the same order.
 //!
+//! Elements of eight bits are codes, whose scale is the same for all of a key or value. So it multiplies a score, or a
+//! weight, and codes are only widened.
+//!
 //! Where the cache holds bf16, queries and weights are rounded to bf16 as well, and sums are made as tiles of matrices make
 //! them ([`paired`]). So a processor that has such tiles takes them for many rows ([`tiles`]), and the same bits come out.
 //!
@@ -32,7 +35,7 @@ use std::ops::Range;
 
 use tallow_core::Heads;
 
-use page::{Bring, Direct, Segment, Wide};
+use page::{Bring, Direct, InPages, Segment, Wide};
 pub(crate) use page::{Layout, Pages};
 pub(crate) use paired::keep;
 use softmax::Running;
@@ -181,6 +184,8 @@ struct Work<'a> {
     q: &'a mut [f32],
     /// Scores, then weights: [ROWS, SEGMENT]
     s: &'a mut [f32],
+    /// What keys and values are multiplied by, if they are: [2, SEGMENT]
+    scales: &'a mut [f32],
     /// Of a group of rows in one segment.
     segment: Running<'a>,
     /// Of all rows in all segments so far.
@@ -191,12 +196,24 @@ impl<'a> Room<'a> {
     fn new(scratch: &'a mut Vec<f32>, rows: usize, dim: usize, widened: bool) -> Room<'a> {
         let copy = if widened { SEGMENT * dim } else { 0 };
         let wide = softmax::padded(dim);
-        let sizes =
-            [copy, copy, rows * dim, ROWS * SEGMENT, ROWS, ROWS, ROWS * wide, rows, rows, rows * wide];
-        let [k, v, q, s, most, sum, values, total_most, total_sum, total_values] = carve(scratch, sizes);
+        let sizes = [
+            copy,
+            copy,
+            rows * dim,
+            ROWS * SEGMENT,
+            2 * SEGMENT,
+            ROWS,
+            ROWS,
+            ROWS * wide,
+            rows,
+            rows,
+            rows * wide,
+        ];
+        let [k, v, q, s, scales, most, sum, values, total_most, total_sum, total_values] =
+            carve(scratch, sizes);
         let segment = Running { most, sum, values, wide };
         let total = Running { most: total_most, sum: total_sum, values: total_values, wide };
-        Room { k, v, work: Work { q, s, segment, total } }
+        Room { k, v, work: Work { q, s, scales, segment, total } }
     }
 }
 
@@ -206,6 +223,8 @@ impl AttendTask<'_> {
         let kernel = match (&self.k, &self.v) {
             (Pages::F16(_), Pages::F16(_)) if self.direct() => kernels.attend_f16,
             (Pages::BF16(_), Pages::BF16(_)) => kernels.attend_bf16,
+            (Pages::I8(_), Pages::I8(_)) if self.direct() => kernels.attend_i8,
+            (Pages::F8(_), Pages::F8(_)) if self.direct() => kernels.attend_f8,
             _ => kernels.attend,
         };
         kernel(self, stage, scratch);
@@ -234,11 +253,15 @@ pub(super) unsafe fn attend<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_>, sc
     unsafe { run::<S, _, false>(t, stage, &mut work, from) }
 }
 
-/// Does a stage by reading pages of half precision as they are.
+/// Does a stage by reading pages of such elements as they are.
 #[inline(always)]
-pub(super) unsafe fn attend_f16<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
+pub(super) unsafe fn attend_as_is<S: Weight, E: InPages>(
+    t: &AttendTask<'_>,
+    stage: &Stage<'_>,
+    scratch: &mut Vec<f32>,
+) {
     let mut room = Room::new(scratch, t.count(), t.heads.dim, false);
-    if let (Pages::F16(k), Pages::F16(v)) = (t.k, t.v) {
+    if let (Some(k), Some(v)) = (E::of(t.k), E::of(t.v)) {
         // SAFETY: the room has what the function asks for; the caller has the instruction set.
         unsafe { run::<S, _, false>(t, stage, &mut room.work, Direct { k, v }) }
     }
@@ -281,6 +304,9 @@ unsafe fn run<S: Weight, F: Bring, const PAIRED: bool>(
     for index in segments {
         // SAFETY: passed on to the caller.
         let segment = unsafe { from.bring::<S>(t, index) };
+        if t.is_scaled() {
+            t.bring_scales(index, work.scales);
+        }
         for group in groups::<S, PAIRED>(t) {
             // SAFETY: passed on to the caller.
             unsafe {
@@ -376,8 +402,13 @@ unsafe fn segment_rows<S: Weight, E: Element, const PAIRED: bool>(
             with_rows!(group.len(), rows_at_once::<S>(), R =>
                 score::score::<S, E, R>(q, &segment.k, seen.clone(), dim, work.s));
         }
+        let tiles = seen.start..seen.end.next_multiple_of(TILE);
+        let scales = t.is_scaled().then(|| work.scales.split_at(SEGMENT));
         for (r, s) in work.s.chunks_exact_mut(SEGMENT).enumerate().take(group.len()) {
-            let s = &mut s[seen.start..seen.end.next_multiple_of(TILE)];
+            let s = &mut s[tiles.clone()];
+            if let Some((keys, _)) = scales {
+                softmax::multiply::<S>(s, &keys[tiles.clone()]);
+            }
             let own = here(t.sees(group.start + r));
             let own = own.start.max(seen.start) - seen.start..own.end.max(seen.start) - seen.start;
             (work.segment.most[r], work.segment.sum[r]) = match PAIRED {
@@ -397,6 +428,9 @@ unsafe fn segment_rows<S: Weight, E: Element, const PAIRED: bool>(
                 }
                 false => softmax::weigh::<S>(s, own, t.softcap),
             };
+            if let Some((_, values)) = scales {
+                softmax::multiply::<S>(s, &values[tiles.clone()]);
+            }
         }
         let values = &mut *work.segment.values;
         if PAIRED {

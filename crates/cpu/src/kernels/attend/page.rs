@@ -3,13 +3,15 @@
 //! A page holds, for each key head, blocks of [`BLOCK`] slots: keys as `[block][element][slot]`, values as
 //! `[block][slot][element]`. So scores of neighbouring positions and elements of one value each fill a vector, nothing
 //! is summed across lanes, and a block is one piece of memory. Where a page is no multiple of a block, its last block is
-//! shorter.
+//! shorter. Behind a head's elements are the scales of its slots, if elements have eight bits.
 
 use half::{bf16, f16};
+use tallow_core::{DType, Tensor};
 
 use super::{AttendTask, BLOCK, BLOCKS, SEGMENT};
+use crate::backend::Cpu;
 use crate::mat::Mat;
-use crate::simd::{self, Element, Simd};
+use crate::simd::{self, Element, F8, Simd};
 
 /// Blocks of a tile: as many streams are read at a time.
 pub(super) const STREAMS: usize = super::TILE / BLOCK;
@@ -19,19 +21,35 @@ pub(super) const STREAMS: usize = super::TILE / BLOCK;
 pub(crate) struct Layout {
     pub page_len: usize,
     pub dim: usize,
+    /// Bytes of a scale, if there are any.
+    scale: usize,
 }
 
 impl Layout {
+    pub(crate) fn new(page_len: usize, dim: usize, dtype: DType) -> Layout {
+        Layout { page_len, dim, scale: if dtype.reach().is_some() { size_of::<f32>() } else { 0 } }
+    }
+
+    /// Where what belongs to a head begins.
+    fn head(self, head: usize) -> usize {
+        head * self.page_len * (self.dim + self.scale)
+    }
+
+    /// Where the scale of a head in a slot is.
+    pub(crate) fn scale(self, head: usize, slot: usize) -> usize {
+        self.head(head) + self.page_len * self.dim + slot * self.scale
+    }
+
     /// Where the key of a head in a slot begins, and how far apart its elements are.
     pub(crate) fn key(self, head: usize, slot: usize) -> (usize, usize) {
         let block = slot / BLOCK * BLOCK;
         let width = BLOCK.min(self.page_len - block);
-        ((head * self.page_len + block) * self.dim + slot - block, width)
+        (self.head(head) + block * self.dim + slot - block, width)
     }
 
     /// Where the value of a head in a slot begins. Its elements lie together.
     pub(crate) fn value(self, head: usize, slot: usize) -> usize {
-        (head * self.page_len + slot) * self.dim
+        self.head(head) + slot * self.dim
     }
 }
 
@@ -41,9 +59,57 @@ pub(crate) enum Pages<'a> {
     F32(Mat<'a, f32>),
     F16(Mat<'a, f16>),
     BF16(Mat<'a, bf16>),
+    I8(Mat<'a, i8>),
+    F8(Mat<'a, F8>),
 }
 
-impl Pages<'_> {
+/// What a cache that is read as it is may have for elements.
+pub(in crate::kernels) trait InPages: Element {
+    /// The pages, if that is what they have.
+    fn of(pages: Pages<'_>) -> Option<Mat<'_, Self>>;
+}
+
+macro_rules! in_pages {
+    ($($t:ty => $name:ident),*) => {
+        $(impl InPages for $t {
+            fn of(pages: Pages<'_>) -> Option<Mat<'_, $t>> {
+                if let Pages::$name(m) = pages { Some(m) } else { None }
+            }
+        })*
+    };
+}
+in_pages!(f16 => F16, i8 => I8, F8 => F8);
+
+impl<'a> Pages<'a> {
+    pub(crate) fn new(t: &'a Tensor<Cpu>) -> Pages<'a> {
+        match t.dtype() {
+            DType::F16 => Pages::F16(Mat::new(t)),
+            DType::BF16 => Pages::BF16(Mat::new(t)),
+            DType::I8 => Pages::I8(Mat::new(t)),
+            DType::F8 => Pages::F8(Mat::new(t)),
+            _ => Pages::F32(Mat::new(t)),
+        }
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        match self {
+            Pages::F32(_) => DType::F32,
+            Pages::F16(_) => DType::F16,
+            Pages::BF16(_) => DType::BF16,
+            Pages::I8(_) => DType::I8,
+            Pages::F8(_) => DType::F8,
+        }
+    }
+
+    /// The bytes of a page that has scales, and what they are to be multiplied by.
+    fn scaled(&self, page: usize) -> Option<(&'a [u8], f32)> {
+        match self {
+            Pages::I8(m) => Some((bytemuck::cast_slice(m.row(page)), 1.0)),
+            Pages::F8(m) => Some((bytemuck::cast_slice(m.row(page)), F8::TOO_LARGE)),
+            _ => None,
+        }
+    }
+
     /// Some elements of a page that lie together, widened.
     #[inline(always)]
     unsafe fn read<S: Simd>(&self, page: usize, at: usize, out: &mut [f32]) {
@@ -52,8 +118,10 @@ impl Pages<'_> {
         unsafe {
             match self {
                 Pages::F32(m) => out.copy_from_slice(&m.row(page)[within]),
-                Pages::F16(m) => simd::widen_f16::<S>(&m.row(page)[within], out),
-                Pages::BF16(m) => simd::widen_bf16::<S>(&m.row(page)[within], out),
+                Pages::F16(m) => simd::widen::<S, f16>(&m.row(page)[within], out),
+                Pages::BF16(m) => simd::widen::<S, bf16>(&m.row(page)[within], out),
+                Pages::I8(m) => simd::widen::<S, i8>(&m.row(page)[within], out),
+                Pages::F8(m) => simd::widen::<S, F8>(&m.row(page)[within], out),
             }
         }
     }
@@ -64,6 +132,8 @@ impl Pages<'_> {
             Pages::F32(m) => m.row(page)[at],
             Pages::F16(m) => m.row(page)[at].to_f32_const(),
             Pages::BF16(m) => m.row(page)[at].to_f32_const(),
+            Pages::I8(m) => f32::from(m.row(page)[at]),
+            Pages::F8(m) => m.row(page)[at].half().to_f32_const(),
         }
     }
 }
@@ -100,7 +170,7 @@ impl<E: Element> Bring for Direct<'_, E> {
     #[inline(always)]
     unsafe fn bring<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<E> {
         let (size, last) = (BLOCK * t.heads.dim, (t.len - 1) / BLOCK);
-        let layout = Layout { page_len: t.page_len, dim: t.heads.dim };
+        let layout = t.layout();
         let block = |i: usize| {
             let (page, slot) = t.slot((index * BLOCKS + i).min(last) * BLOCK);
             // Keys and values of a block begin at the same place.
@@ -167,7 +237,7 @@ impl Bring for Wide<'_> {
 #[inline(always)]
 unsafe fn widen<S: Simd>(t: &AttendTask<'_>, index: usize, k: &mut [f32], v: &mut [f32]) {
     let (dim, start) = (t.heads.dim, index * SEGMENT);
-    let layout = Layout { page_len: t.page_len, dim };
+    let layout = t.layout();
     let end = t.len.min(start + SEGMENT);
     let blocks = k.chunks_exact_mut(BLOCK * dim).zip(v.chunks_exact_mut(BLOCK * dim));
     for (first, (k, v)) in (start..end).step_by(BLOCK).zip(blocks) {
@@ -185,6 +255,46 @@ unsafe fn widen<S: Simd>(t: &AttendTask<'_>, index: usize, k: &mut [f32], v: &mu
                 let (at, apart) = layout.key(t.head, slot);
                 (0..dim).for_each(|d| k[d * BLOCK + i] = t.k.element(page, at + d * apart));
                 t.v.read::<S>(page, layout.value(t.head, slot), &mut v[i * dim..][..dim]);
+            }
+        }
+    }
+}
+
+impl AttendTask<'_> {
+    /// How the pages are laid out.
+    pub(super) fn layout(&self) -> Layout {
+        Layout::new(self.page_len, self.heads.dim, self.k.dtype())
+    }
+
+    /// Have elements scales?
+    pub(super) fn is_scaled(&self) -> bool {
+        self.k.dtype().reach().is_some()
+    }
+
+    /// Brings what the keys of a segment are multiplied by, and what the values are, a segment of each. Of positions past
+    /// the sequence's end nothing is left.
+    pub(super) fn bring_scales(&self, index: usize, out: &mut [f32]) {
+        let (k, v) = out.split_at_mut(SEGMENT);
+        let layout = self.layout();
+        let (start, end) = (index * SEGMENT, self.len.min((index + 1) * SEGMENT));
+        // Where a page is whole blocks the scales of one are a line.
+        let step = if self.page_len.is_multiple_of(BLOCK) { BLOCK } else { 1 };
+        let size = size_of::<f32>();
+        for (pages, out) in [(self.k, k), (self.v, v)] {
+            out[end - start..].fill(0.0);
+            let place = |at: usize| {
+                let (page, slot) = self.slot(at);
+                (pages.scaled(page), layout.scale(self.head, slot))
+            };
+            for at in (start..end).step_by(step) {
+                let (Some((bytes, by)), from) = place(at) else { continue };
+                // It is as far ahead as the segment is long, and then is there.
+                if let (Some((ahead, _)), from) = place((at + SEGMENT).min(self.len - 1)) {
+                    simd::prefetch(ahead[from..].as_ptr());
+                }
+                let scales = bytes[from..from + step * size].chunks_exact(size);
+                let out = out[at - start..].iter_mut().zip(scales).take(end - at);
+                out.for_each(|(o, x)| *o = f32::from_le_bytes([x[0], x[1], x[2], x[3]]) * by);
             }
         }
     }

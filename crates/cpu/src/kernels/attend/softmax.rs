@@ -28,6 +28,18 @@ impl Running<'_> {
     }
 }
 
+/// Multiplies scores, or weights, by the scales of keys, or values. Both are whole vectors.
+#[inline(always)]
+pub(super) unsafe fn multiply<S: Simd>(s: &mut [f32], by: &[f32]) {
+    let (n, by, s) = (s.len().min(by.len()), by.as_ptr(), s.as_mut_ptr());
+    // SAFETY: within both slices; the caller has the instruction set.
+    unsafe {
+        for at in (0..n).step_by(S::LANES) {
+            S::store(s.add(at), S::mul(S::load(s.add(at)), S::load(by.add(at))));
+        }
+    }
+}
+
 /// Turns scores into weights. Returns the largest score and the sum of the weights.
 ///
 /// Only the positions `seen` of `s` count, the others weigh nothing at all. `s` is whole vectors.

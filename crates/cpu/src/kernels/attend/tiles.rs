@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::page::{Layout, Pages};
+use super::page::Pages;
 use super::paired::{self, SPAN};
 use super::softmax::{self, Running, padded};
 use super::weights;
@@ -192,7 +192,7 @@ static TURNS: [u16; SPAN] = {
 unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, index: usize) {
     let start = index * SEGMENT;
     let seen = stretches(start, t.see(0..t.count()));
-    let layout = Layout { page_len: t.page_len, dim: t.heads.dim };
+    let layout = t.layout();
     let (dim, dims) = (t.heads.dim, room.dims);
     // SAFETY: pages have room for all positions before the end, the room for a segment; the caller has the instructions.
     unsafe {
@@ -241,7 +241,7 @@ unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, index:
 unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, index: usize) {
     let start = index * SEGMENT;
     let seen = stretches(start, t.see(0..t.count()));
-    let layout = Layout { page_len: t.page_len, dim: t.heads.dim };
+    let layout = t.layout();
     let (dim, dims) = (t.heads.dim, room.dims);
     // SAFETY: as above.
     unsafe {
@@ -449,7 +449,7 @@ fn fetch(t: &AttendTask<'_>, from: Cache<'_>, index: usize, row: usize) {
     if !t.page_len.is_multiple_of(BLOCK) {
         return;
     }
-    let layout = Layout { page_len: t.page_len, dim: t.heads.dim };
+    let layout = t.layout();
     // Elements on a line; lines of a block, and those of the segment's keys and values for each row.
     const LINE: usize = 32;
     let block = BLOCK * t.heads.dim / LINE;

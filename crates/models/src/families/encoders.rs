@@ -19,7 +19,7 @@ pub struct EncoderFamily {
     pub names: Names,
     /// The name of the embedding of kinds of tokens.
     pub types: &'static str,
-    /// The name of the norm of embeddings.
+    /// The name of the norm of embeddings; empty where there is none.
     pub embed_norm: &'static str,
     /// What names begin with of tensors that are there for training or for other tasks.
     pub spare: &'static [&'static str],
@@ -44,7 +44,13 @@ pub fn encoder(c: &Config<'_>) -> Option<&'static EncoderFamily> {
     ENCODERS.iter().find(of).copied()
 }
 
-/// The same; a refusal where it is of none.
+/// The family of the encoder of images that stands beside that of texts, if one does.
+pub fn encoder_of_images(c: &Config<'_>) -> Option<&'static EncoderFamily> {
+    let of = |f: &&&EncoderFamily| !c.is_gguf() && f.hf.contains(&c.arch());
+    ENCODERS.iter().filter(of).nth(1).copied()
+}
+
+/// The family of encoders that a checkpoint is of; a refusal where it is of none.
 pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
     encoder(c).ok_or_else(|| {
         let what = format!("embedding by the architecture {:?}", c.arch());
@@ -96,10 +102,13 @@ pub(super) fn plain(c: &Config<'_>, usual: &common::Usual) -> Result<EncoderSpec
         norm: like.norm,
         positions: Some(Positions { rows: like.context, pad: None }),
         types: None,
+        patches: None,
+        fill: None,
         ropes: like.ropes,
         layers,
         last_norm: false,
         head: None,
+        ending: None,
     })
 }
 

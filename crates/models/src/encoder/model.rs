@@ -60,9 +60,12 @@ impl EncoderModel {
     pub fn new(checkpoint: Checkpoint) -> Result<EncoderModel> {
         let config = Config::new(&checkpoint)?;
         let family = families::find_encoder(&config)?;
-        let sentence = Sentence::read(&checkpoint)?;
+        let sentence = Sentence::read(&config)?;
         let made = |family: &'static EncoderFamily, beside| {
             let (checkpoint, spec) = (checkpoint.clone(), (family.spec)(&config)?);
+            // The longest text has nothing to do with images.
+            let most_tokens = sentence.most_tokens.filter(|_| spec.patches.is_none());
+            let sentence = Sentence { most_tokens, ..sentence };
             Ok(EncoderModel { checkpoint, family, spec, sentence, beside, matching: None })
         };
         let Some(images) = families::encoder_of_images(&config) else { return made(family, None) };

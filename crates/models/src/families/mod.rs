@@ -116,6 +116,9 @@ pub static ENCODERS: &[&EncoderFamily] = &[
     &siglip::SIGLIP_IMAGES,
 ];
 
+/// Every family of encoders of which we know GGUF files.
+pub static GGUF_ENCODERS: &[&EncoderFamily] = &[&bert::BERT_GGUF, &nomic_bert::NOMIC_BERT_GGUF];
+
 /// The family of a checkpoint, by what its settings call it.
 pub fn find(config: &Config<'_>) -> Result<&'static Family> {
     let arch = config.arch();

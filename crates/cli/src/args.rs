@@ -379,8 +379,14 @@ pub(crate) struct Embed {
     /// The model: an encoder
     #[arg(short, long, value_name = "MODEL")]
     pub model: String,
-    /// The texts [default: the lines of standard input]
+    /// The texts [default: the lines of standard input, unless there are images]
     pub text: Vec<String>,
+    /// An image file, for models that see images; may be given several times. Images come behind the texts
+    #[arg(short, long = "image", value_name = "FILE")]
+    pub images: Vec<PathBuf>,
+    /// How well each text goes with each image, in place of vectors, by models that were trained for it
+    #[arg(long = "match", requires = "images", conflicts_with = "dimensions")]
+    pub matching: bool,
     /// Only the first so many numbers of each vector, for models that were trained for it
     #[arg(long, value_name = "N")]
     pub dimensions: Option<usize>,

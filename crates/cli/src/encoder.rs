@@ -6,9 +6,9 @@ use indicatif::ProgressBar;
 use tallow_core::Backend;
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, Wanted, Worker, spawn};
-#[cfg(feature = "wgpu")]
-use tallow_models::encoder::Input;
 use tallow_models::encoder::{Encoder, EncoderModel, Inputs};
+#[cfg(feature = "wgpu")]
+use tallow_models::encoder::{Image, Input, Item};
 
 use crate::args::DeviceArgs;
 use crate::device::{Asked, Device};
@@ -65,7 +65,7 @@ pub(crate) fn start(
     say: &dyn Fn(&Note),
 ) -> Result<Running, Failed> {
     let (wanted, width) = match model.spec.head {
-        None => (Wanted::Vectors(model.sentence.pooling), model.spec.dim),
+        None => (Wanted::Vectors(model.sentence.pooling), model.spec.width()),
         Some(head) => {
             model.ranks()?;
             (Wanted::Scores, head.labels)
@@ -89,7 +89,7 @@ pub(crate) fn start(
                 let worker = worker(tallow_wgpu::Wgpu::open(&found)?, &model, wanted, place.batch)?;
                 // So that its kernels are compiled now, and a device that cannot run them shows.
                 for tokens in [model.context().min(64), 1] {
-                    worker.run(&[Input { tokens: vec![0; tokens], types: vec![0; tokens] }])?;
+                    worker.run(&trial(&model, tokens))?;
                 }
                 Ok(worker)
             }),
@@ -98,14 +98,31 @@ pub(crate) fn start(
     Ok(Running(handle?))
 }
 
+/// A text of so many tokens and an image, if the model sees such.
+#[cfg(feature = "wgpu")]
+fn trial(model: &EncoderModel, tokens: usize) -> Vec<Item> {
+    let text = model.of_texts().map(|_| Input { tokens: vec![0; tokens], types: vec![0; tokens] });
+    let image = model.of_images().and_then(|model| model.spec.patches);
+    let image = image.map(|p| Image { patches: vec![0.0; p.count() * p.width()], rows: p.rows() });
+    text.map(Item::Text).into_iter().chain(image.map(Item::Image)).collect()
+}
+
 /// Loads an encoder, showing how far it has got.
 fn worker<B: Backend>(b: B, model: &EncoderModel, wanted: Wanted, batch: usize) -> Result<Worker<B>, Failed> {
     let bytes = model.weight_bytes();
     let bar = if bytes < QUICK { ProgressBar::hidden() } else { screen::bytes_bar(bytes as u64, "loading") };
-    let encoder = Encoder::load(&b, model, &mut |done, _| {
-        bar.set_position(done as u64);
-        ControlFlow::Continue(())
-    });
+    let before = std::cell::Cell::new(0);
+    let load = |model: &EncoderModel| {
+        let first = before.get();
+        Encoder::load(&b, model, &mut |done, _| {
+            before.set(first + done);
+            bar.set_position(before.get() as u64);
+            ControlFlow::Continue(())
+        })
+    };
+    let loaded =
+        load(model).and_then(|encoder| Ok((encoder, model.beside.as_deref().map(load).transpose()?)));
     bar.finish_and_clear();
-    Ok(Worker::new(b, encoder?, wanted, batch))
+    let (encoder, images) = loaded?;
+    Ok(Worker::new(b, encoder, wanted, batch).with(images))
 }

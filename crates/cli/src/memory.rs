@@ -140,8 +140,16 @@ impl Plan {
         Plan { weights, kv, workspace, context, made_for, slots: 1, shape, device: name, memory }
     }
 
-    /// For an encoder whose steps have up to so many tokens, or one text if that has more.
+    /// For an encoder whose steps have up to so many tokens, or one text if that has more. One beside it computes after
+    /// it, and has its room.
     pub(crate) fn of_encoder(model: &EncoderModel, batch: usize, device: &Device) -> Plan {
+        let plan = Plan::of_one_encoder(model, batch, device);
+        let Some(beside) = &model.beside else { return plan };
+        let other = Plan::of_one_encoder(beside, batch, device);
+        Plan { kv: plan.kv.max(other.kv), workspace: plan.workspace.max(other.workspace), ..plan }
+    }
+
+    fn of_one_encoder(model: &EncoderModel, batch: usize, device: &Device) -> Plan {
         let (spec, made_for) = (&model.spec, model.context());
         let tokens = batch.max(made_for);
         // A text of one token takes a page.

@@ -6,7 +6,7 @@ mod common;
 
 use common::Home;
 use serde_json::Value;
-use tallow_support::text_encoder;
+use tallow_support::{golden, image_encoder, text_encoder};
 
 /// A home with an encoder in it, or a reranker.
 fn home(labels: Option<usize>) -> Home {
@@ -38,6 +38,59 @@ fn texts_become_vectors_of_length_one() {
     let cut = vectors(&home.run(&["embed", "-m", "tiny", "--dimensions", "5", "a dog"]).ok());
     let by = length(&given[1][..5]);
     assert!(cut[0].len() == 5 && cut[0].iter().zip(&given[1]).all(|(a, b)| (a - b / by).abs() < 1e-6));
+}
+
+#[test]
+fn images_become_vectors_and_are_matched_with_texts() {
+    let home = Home::new();
+    image_encoder(&home.path().join("clip"));
+    let file = golden("frontends/pattern.png").display().to_string();
+    let both = vectors(&home.run(&["embed", "-m", "clip", "the cat", "--image", &file]).ok());
+    assert!(both.len() == 2 && both.iter().all(|x| x.len() == 24 && (length(x) - 1.0).abs() < 1e-5));
+    let image = vectors(&home.run(&["embed", "-m", "clip", "-i", &file]).ok());
+    assert_eq!(image, both[1..]);
+    let lines = home.run(&["embed", "-m", "clip", "--json", "-i", &file, "the cat"]).ok();
+    assert!(lines.lines().last().unwrap().contains("\"tokens\":5"), "{lines}");
+    // The shares of texts that compete are one together, and the best comes first.
+    let matched = home.run(&["embed", "-m", "clip", "--match", "-i", &file, "the cat", "a dog", "rug"]).ok();
+    let shares: Vec<f32> =
+        matched.lines().map(|line| line.split_once("  ").unwrap().0.parse().unwrap()).collect();
+    assert!(shares.len() == 3 && shares.windows(2).all(|w| w[0] >= w[1]), "{matched}");
+    assert!((shares.iter().sum::<f32>() - 1.0).abs() < 1e-4);
+    let json = home.run(&["embed", "-m", "clip", "--match", "--json", "-i", &file, "the cat", "a dog"]).ok();
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let cosine: f32 = both[0].iter().zip(&both[1]).map(|(a, b)| a * b).sum();
+    let logit = json["logits"][0].as_f64().unwrap() as f32;
+    assert!(json["logits"].as_array().unwrap().len() == 2 && (logit / cosine) > 1.0, "{json}");
+    let shown = home.run(&["show", "clip"]).ok();
+    for line in [
+        "family       CLIP",
+        "gives        vectors of 24 numbers",
+        "texts        up to 16 tokens of 99",
+        "images       16 x 16 pixels, in patches of 8 x 8",
+    ] {
+        assert!(shown.contains(line), "{shown}");
+    }
+}
+
+#[test]
+fn what_cannot_be_done_with_images_is_said() {
+    let (texts, both) = (home(None), Home::new());
+    image_encoder(&both.path().join("clip"));
+    let file = golden("frontends/pattern.png").display().to_string();
+    let text = both.path().join("notes.txt");
+    std::fs::write(&text, "no picture").unwrap();
+    let text = text.display().to_string();
+    let said = [
+        texts.run(&["embed", "-m", "tiny", "-i", &file]),
+        texts.run(&["embed", "-m", "tiny", "--match", "-i", &file, "a cat"]),
+        both.run(&["embed", "-m", "clip", "-i", &text]),
+        both.run(&["embed", "-m", "clip", "-i", "missing.png"]),
+        both.run(&["rerank", "-m", "clip", "a", "b"]),
+    ];
+    let said = said.map(|did| did.failed()).concat().replace(&file, "FILE").replace(&text, "TEXT");
+    insta::assert_snapshot!(said);
+    assert!(texts.run(&["show", "tiny"]).ok().contains("gives        vectors of 48 numbers"));
 }
 
 #[test]

@@ -303,6 +303,8 @@ pub enum Activation {
     Relu2,
     /// `max(x, 0)`
     Relu,
+    /// GELU by its approximation with a sigmoid: `x * sigmoid(SLOPE * x)`.
+    QuickGelu,
     /// `x * sigmoid(SLOPE * x)` of what is at most `LIMIT`. What it gates is held between `-LIMIT` and `LIMIT`, and one
     /// is added.
     Clamped,
@@ -310,15 +312,16 @@ pub enum Activation {
 
 impl Activation {
     /// Every one.
-    pub const ALL: [Activation; 6] = [
+    pub const ALL: [Activation; 7] = [
         Activation::Silu,
         Activation::Gelu,
         Activation::GeluTanh,
         Activation::Relu2,
         Activation::Relu,
+        Activation::QuickGelu,
         Activation::Clamped,
     ];
-    /// Of [`Activation::Clamped`].
+    /// Of [`Activation::QuickGelu`] and [`Activation::Clamped`].
     pub const SLOPE: f32 = 1.702;
     /// Of [`Activation::Clamped`].
     pub const LIMIT: f32 = 7.0;

@@ -1,6 +1,6 @@
-//! An embedder: the loop that makes vectors and scores of texts, on a thread of its own.
+//! An embedder: the loop that makes vectors and scores of texts, and vectors of images, on a thread of its own.
 //!
-//! A request has some texts. Each step takes texts of all requests in turn, as many as its budget of tokens has room for,
+//! A request has some texts or images, which are called texts here. Each step takes texts of all requests in turn, as many as its budget of tokens has room for,
 //! so that a request with many texts does not keep others waiting. What a text gives does not depend on its company.
 
 use std::collections::VecDeque;
@@ -11,15 +11,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tallow_core::{Backend, Error, Memory};
+use tallow_core::{Backend, Error, Reading, Tensor};
 use tallow_models::encoder::spec::Pooling;
-use tallow_models::encoder::{Encoder, Input, Inputs};
+use tallow_models::encoder::{Encoder, Image, Input, Inputs, Item};
 use tokio::sync::oneshot;
 
 use crate::handle::Failure;
 use crate::life::Life;
 
-/// Tokens that may wait at most, of all requests together.
+/// Tokens that may wait at most, of all requests together, or what takes as much memory.
 const MOST_WAITING: usize = 16 << 20;
 
 /// What is known of an embedder from outside.
@@ -49,7 +49,7 @@ pub enum Wanted {
 /// Numbers that an embedder keeps up to date.
 #[derive(Debug, Default)]
 pub struct EmbedderStats {
-    /// Tokens of texts that wait.
+    /// Tokens of texts that wait, and what takes as much memory of images.
     pub waiting_tokens: AtomicUsize,
     /// Tokens of texts that have been done.
     pub tokens: AtomicU64,
@@ -103,7 +103,7 @@ impl Drop for Place {
 /// A request under way.
 struct Job {
     /// Texts that wait, and which of the request's they are.
-    left: VecDeque<(usize, Input)>,
+    left: VecDeque<(usize, Item)>,
     /// What the texts gave so far.
     given: Vec<Vec<f32>>,
     /// How many texts have given something.
@@ -151,8 +151,9 @@ impl EmbedderHandle {
     }
 
     /// Hands in texts. What they give comes through the receiver, in their order; dropping that ends the request.
-    pub fn submit(&self, texts: Vec<Input>) -> Result<oneshot::Receiver<Answer>, Failure> {
-        let (shared, tokens) = (&self.shared, texts.iter().map(|t| t.tokens.len()).sum::<usize>());
+    pub fn submit(&self, texts: Vec<impl Into<Item>>) -> Result<oneshot::Receiver<Answer>, Failure> {
+        let texts: Vec<Item> = texts.into_iter().map(Into::into).collect();
+        let (shared, tokens) = (&self.shared, texts.iter().map(Item::weight).sum::<usize>());
         shared.life.enter(shared.info.queue)?;
         let (reply, answer) = oneshot::channel();
         // From here on the place is given back whatever comes.
@@ -187,11 +188,13 @@ impl EmbedderHandle {
     }
 }
 
-/// An encoder on a device, and how much it computes at once.
+/// An encoder on a device, perhaps another beside it, and how much they compute at once.
 #[derive(Debug)]
 pub struct Worker<B: Backend> {
     b: B,
     encoder: Encoder<B>,
+    /// For images, where the other is for texts.
+    beside: Option<Encoder<B>>,
     wanted: Wanted,
     budget: usize,
 }
@@ -199,23 +202,69 @@ pub struct Worker<B: Backend> {
 impl<B: Backend> Worker<B> {
     /// One that computes up to `budget` tokens in a step, or one text if that has more.
     pub fn new(b: B, encoder: Encoder<B>, wanted: Wanted, budget: usize) -> Worker<B> {
-        Worker { b, encoder, wanted, budget }
+        Worker { b, encoder, beside: None, wanted, budget }
     }
 
-    /// What texts give, in their order. All is read from the device in one go.
-    pub fn run(&self, texts: &[Input]) -> Result<Vec<Vec<f32>>, Error> {
-        let b = &self.b;
-        let texts_there = self.encoder.upload(b, texts)?;
-        let x = self.encoder.forward(b, &texts_there, |_, _| Ok(()))?;
+    /// With an encoder of images beside it.
+    pub fn with(self, images: Option<Encoder<B>>) -> Worker<B> {
+        Worker { beside: images, ..self }
+    }
+
+    /// What texts and images give, in their order. All is read from the device in one go.
+    pub fn run(&self, all: &[Item]) -> Result<Vec<Vec<f32>>, Error> {
+        let (mut texts, mut images) = (Vec::<Input>::new(), Vec::<Image>::new());
+        for item in all {
+            match item {
+                Item::Text(text) => texts.push(text.clone()),
+                Item::Image(image) => images.push(image.clone()),
+            }
+        }
+        let texts = (!texts.is_empty()).then(|| self.texts(&texts)).transpose()?;
+        let images = (!images.is_empty()).then(|| self.images(&images)).transpose()?;
+        let [mut texts, mut images] = self.read([texts, images])?.map(Vec::into_iter);
+        let of = |item: &Item| match item {
+            Item::Text(_) => texts.next(),
+            Item::Image(_) => images.next(),
+        };
+        Ok(all.iter().filter_map(of).collect())
+    }
+
+    /// [texts, numbers]
+    fn texts(&self, texts: &[Input]) -> Result<Tensor<B>, Error> {
+        let (b, encoder) = (&self.b, &self.encoder);
+        let texts = encoder.upload(b, texts)?;
+        let x = encoder.forward(b, &texts, |_, _| Ok(()))?;
         let rows = match self.wanted {
-            Wanted::Vectors(pooling) => Some(self.encoder.pool(b, &texts_there, &x, pooling)?),
-            Wanted::Scores => self.encoder.scores(b, &texts_there, &x)?,
+            Wanted::Vectors(pooling) => Some(encoder.vectors(b, &texts, &x, pooling)?),
+            Wanted::Scores => encoder.scores(b, &texts, &x)?,
         };
-        let Some(rows) = rows else {
-            return Err(Error::Device { device: b.label(), why: "the model has no head for scores".into() });
+        rows.ok_or_else(|| self.wrong("the model has no head for scores"))
+    }
+
+    /// [images, numbers]
+    fn images(&self, images: &[Image]) -> Result<Tensor<B>, Error> {
+        let (b, encoder) = (&self.b, self.beside.as_ref().unwrap_or(&self.encoder));
+        let Wanted::Vectors(pooling) = self.wanted else {
+            return Err(self.wrong("the model scores texts alone"));
         };
-        let all: Vec<f32> = b.download(&rows)?;
-        Ok(all.chunks(rows.cols().max(1)).map(<[f32]>::to_vec).collect())
+        let images = encoder.upload_images(b, images)?;
+        let x = encoder.forward(b, &images, |_, _| Ok(()))?;
+        encoder.vectors(b, &images, &x, pooling)
+    }
+
+    fn wrong(&self, why: &str) -> Error {
+        Error::Device { device: self.b.label(), why: why.into() }
+    }
+
+    /// The rows of those that are there.
+    fn read(&self, from: [Option<Tensor<B>>; 2]) -> Result<[Vec<Vec<f32>>; 2], Error> {
+        let mut to = from.each_ref().map(|t| vec![0.0f32; t.as_ref().map_or(0, Tensor::len)]);
+        let readings = from.iter().zip(&mut to).filter_map(|(from, to)| {
+            Some(Reading { from: from.as_ref()?, to: bytemuck::cast_slice_mut(to) })
+        });
+        self.b.read(&mut readings.collect::<Vec<_>>())?;
+        let mut widths = from.iter().map(|t| t.as_ref().map_or(1, Tensor::cols).max(1));
+        Ok(to.map(|rows| rows.chunks(widths.next().unwrap_or(1)).map(<[f32]>::to_vec).collect()))
     }
 }
 
@@ -332,8 +381,8 @@ impl<B: Backend> Embedder<B> {
 
     /// The texts of the next step, each with its job and its place there: of each job one, then of each another, while
     /// there is room. Whose text comes last is last the next time.
-    fn pick(&mut self) -> (Vec<(usize, usize)>, Vec<Input>) {
-        let (mut places, mut texts, mut tokens) = (Vec::new(), Vec::<Input>::new(), 0);
+    fn pick(&mut self) -> (Vec<(usize, usize)>, Vec<Item>) {
+        let (mut places, mut texts, mut tokens, mut weight) = (Vec::new(), Vec::<Item>::new(), 0, 0);
         let count = self.jobs.len();
         let mut turn = 0;
         let mut without = 0;
@@ -342,13 +391,13 @@ impl<B: Backend> Embedder<B> {
             let job = &mut self.jobs[at];
             match job.left.front() {
                 None => without += 1,
-                Some((_, text)) if !texts.is_empty() && tokens + text.tokens.len() > self.worker.budget => {
+                Some((_, text)) if !texts.is_empty() && tokens + text.rows() > self.worker.budget => {
                     break;
                 }
                 Some(_) => {
                     without = 0;
                     if let Some((place, text)) = job.left.pop_front() {
-                        tokens += text.tokens.len();
+                        (tokens, weight) = (tokens + text.rows(), weight + text.weight());
                         places.push((at, place));
                         texts.push(text);
                     }
@@ -361,13 +410,13 @@ impl<B: Backend> Embedder<B> {
             self.jobs.rotate_left(first);
             places.iter_mut().for_each(|(job, _)| *job = (*job + count - first) % count);
         }
-        self.alive.0.stats.waiting_tokens.fetch_sub(tokens, Ordering::AcqRel);
+        self.alive.0.stats.waiting_tokens.fetch_sub(weight, Ordering::AcqRel);
         (places, texts)
     }
 
     /// Runs texts. If that fails, each is run alone, so that only the request at fault fails. Fails only where the device
     /// is lost, and says how.
-    fn step(&mut self, places: Vec<(usize, usize)>, texts: Vec<Input>) -> Result<(), String> {
+    fn step(&mut self, places: Vec<(usize, usize)>, texts: Vec<Item>) -> Result<(), String> {
         let stats = &self.alive.0.stats;
         stats.steps.fetch_add(1, Ordering::Relaxed);
         let whole = self.run_texts(&texts);
@@ -378,7 +427,7 @@ impl<B: Backend> Embedder<B> {
             Err(Fault::Step(why)) => {
                 tracing::error!("a step of {} texts failed: {why}; trying each alone", texts.len());
                 stats.failed_steps.fetch_add(1, Ordering::Relaxed);
-                let alone = |text: &Input| match self.run_texts(std::slice::from_ref(text)) {
+                let alone = |text: &Item| match self.run_texts(std::slice::from_ref(text)) {
                     Ok(given) => Ok(given.into_iter().next().ok_or_else(|| "it gave nothing".to_owned())),
                     Err(Fault::Step(why)) => Ok(Err(why)),
                     Err(Fault::Lost(why)) => Err(why),
@@ -386,7 +435,7 @@ impl<B: Backend> Embedder<B> {
                 texts.iter().map(alone).collect::<Result<_, String>>()?
             }
         };
-        let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
+        let tokens: usize = texts.iter().map(Item::rows).sum();
         stats.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
         stats.texts.fetch_add(texts.len() as u64, Ordering::Relaxed);
         for ((job, place), outcome) in places.into_iter().zip(outcomes) {
@@ -408,7 +457,7 @@ impl<B: Backend> Embedder<B> {
     }
 
     /// Runs texts; a panic in it is an error like any other.
-    fn run_texts(&self, texts: &[Input]) -> Result<Vec<Vec<f32>>, Fault> {
+    fn run_texts(&self, texts: &[Item]) -> Result<Vec<Vec<f32>>, Fault> {
         match catch_unwind(AssertUnwindSafe(|| self.worker.run(texts))) {
             Ok(Ok(given)) => Ok(given),
             Ok(Err(e @ Error::Lost { .. })) => Err(Fault::Lost(e.to_string())),
@@ -430,6 +479,6 @@ fn fail(job: &mut Job, why: String) {
 
 /// The texts of a request that is gone wait no longer.
 fn forget(shared: &Shared, job: &Job) {
-    let tokens: usize = job.left.iter().map(|(_, text)| text.tokens.len()).sum();
+    let tokens: usize = job.left.iter().map(|(_, text)| text.weight()).sum();
     shared.stats.waiting_tokens.fetch_sub(tokens, Ordering::AcqRel);
 }

@@ -77,7 +77,7 @@ fn texts_give_the_same_in_any_company() {
     // Texts that are longer than a step may be have one to themselves.
     let long = wait(handle.submit(vec![text(30, 40), text(31, 2)]).unwrap()).unwrap();
     assert_eq!(long.len(), 2);
-    assert_eq!(wait(handle.submit(Vec::new()).unwrap()), Ok(Vec::new()));
+    assert_eq!(wait(handle.submit(Vec::<Input>::new()).unwrap()), Ok(Vec::new()));
 }
 
 /// Many texts, which take a while.

@@ -12,6 +12,7 @@ mod error;
 pub mod families;
 pub mod formats;
 pub mod generation;
+pub mod images;
 mod model;
 pub mod recipe;
 pub mod spec;

@@ -207,7 +207,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         rows: usize,
     ) -> Result<Vec<Weight<B>>> {
         let (passing, bytes) = (Passing::new(stored, format, count * rows), stored.bytes());
-        let (size, cols) = (bytes.len() / count.max(1), stored.shape.last().copied().unwrap_or(0));
+        let (size, cols) = (bytes.len() / count.max(1), stored.len() / (count * rows).max(1));
         let prepare = |i: usize| {
             let spent = |of: Range<usize>| passing.spent(i * rows + of.start..i * rows + of.end);
             let bytes = &bytes[i * size..(i + 1) * size];
@@ -318,8 +318,26 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     /// A row of numbers, as `f32`.
     pub(crate) fn row(&mut self, name: &str, len: usize) -> Result<Tensor<B>> {
-        let numbers = self.numbers(name, &[len], 0.0)?;
+        self.flat(name, &[len])
+    }
+
+    /// The numbers of a tensor of that shape as one row, as `f32`.
+    pub(crate) fn flat(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<B>> {
+        let numbers = self.numbers(name, shape, 0.0)?;
         Ok(self.b.upload_row(&numbers)?)
+    }
+
+    /// A linear layer of all that a filter sees at once: outputs, and what it sees.
+    pub(crate) fn filter(&mut self, name: &str, shape: [usize; 4], bias: Bias) -> Result<Linear<B>> {
+        let full = named(name);
+        let stored = self.stored(&full, &shape)?;
+        let weight = self.single(&full, stored, shape[0])?;
+        Ok(Linear::new(weight, self.bias(name, shape[0], bias)?))
+    }
+
+    /// A refusal of something about the checkpoint.
+    pub(crate) fn refuse(&self, what: &str, why: &str) -> LoadError {
+        LoadError::unsupported(self.path(), what, why)
     }
 
     /// The bias of what has that name, if it has one.

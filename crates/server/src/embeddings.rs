@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: vectors of texts, as OpenAI's interface has them.
+//! `/v1/embeddings`: vectors of texts, as OpenAI's interface has them, and of images, as Jina's has.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,9 +9,10 @@ use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
 use tallow_engine::embedder::Wanted;
-use tallow_models::encoder::{Cut, Input, InputError, shortened};
+use tallow_models::encoder::{Cut, InputError, Inputs, Item, shortened};
 
 use crate::ServedEncoder;
+use crate::base64;
 use crate::body::prepare;
 use crate::completions::tokens;
 use crate::errors::{ApiError, respond};
@@ -20,6 +21,9 @@ use crate::state::{Open, Server};
 
 /// Texts of a request at most.
 pub(crate) const MOST_TEXTS: usize = 2048;
+
+/// Images of a request at most: each takes far more memory than a text.
+const MOST_IMAGES: usize = 64;
 
 /// How a vector is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +36,7 @@ enum Encoding {
 
 /// What is asked for.
 struct Asked {
-    inputs: Vec<Input>,
+    inputs: Vec<Item>,
     encoding: Encoding,
     dimensions: Option<usize>,
     model: String,
@@ -68,8 +72,8 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    pub(crate) fn of(inputs: &[Input]) -> Usage {
-        let tokens = inputs.iter().map(|input| input.tokens.len()).sum();
+    pub(crate) fn of(inputs: &[Item]) -> Usage {
+        let tokens = inputs.iter().map(Item::rows).sum();
         Usage { prompt_tokens: tokens, total_tokens: tokens }
     }
 }
@@ -85,7 +89,7 @@ pub(crate) async fn embeddings(
         let vector = shortened(vector, asked.dimensions);
         let embedding = match asked.encoding {
             Encoding::Float => Numbers::List(vector),
-            Encoding::Base64 => Numbers::Text(base64(vector.iter().flat_map(|x| x.to_le_bytes()))),
+            Encoding::Base64 => Numbers::Text(base64::write(vector.iter().flat_map(|x| x.to_le_bytes()))),
         };
         Embedding { object: "embedding", embedding, index }
     };
@@ -96,7 +100,7 @@ pub(crate) async fn embeddings(
 /// What texts give. Whoever stops waiting for this ends it.
 pub(crate) async fn answered(
     server: &Arc<Server<ServedEncoder>>,
-    inputs: Vec<Input>,
+    inputs: Vec<Item>,
 ) -> Result<Vec<Vec<f32>>, ApiError> {
     let (_open, begun) = (Open::new(server), Instant::now());
     let handle = &server.model.handle;
@@ -155,16 +159,7 @@ fn read(server: &Server<ServedEncoder>, body: &[u8]) -> Result<Asked, ApiError> 
     let cut = if fields.flag("truncate")?.unwrap_or(false) { Cut::End } else { Cut::No };
     let input = fields.take("input");
     fields.finish()?;
-    let inputs = inputs(input, |path, given| {
-        let input = match given {
-            Given::Text(text) if text.is_empty() => {
-                return Err(ApiError::field(path, format!("{path} is an empty text")));
-            }
-            Given::Text(text) => info.inputs.text(&text, cut),
-            Given::Tokens(tokens) => info.inputs.tokens(tokens, cut),
-        };
-        input.map_err(|why| unfit(path, &why))
-    })?;
+    let inputs = inputs(input, |path, given| item(&info.inputs, path, given, cut))?;
     Ok(Asked { inputs, encoding, dimensions, model })
 }
 
@@ -172,15 +167,62 @@ fn read(server: &Server<ServedEncoder>, body: &[u8]) -> Result<Asked, ApiError> 
 enum Given {
     Text(String),
     Tokens(Vec<u32>),
+    /// The bytes of a file.
+    Image(Vec<u8>),
+}
+
+fn item(inputs: &Inputs, path: &str, given: Given, cut: Cut) -> Result<Item, ApiError> {
+    let item = match given {
+        Given::Text(text) if text.is_empty() => {
+            return Err(ApiError::field(path, format!("{path} is an empty text")));
+        }
+        Given::Text(text) => inputs.text(&text, cut).map(Item::Text),
+        Given::Tokens(tokens) => inputs.tokens(tokens, cut).map(Item::Text),
+        Given::Image(bytes) => inputs.image(&bytes).map(Item::Image),
+    };
+    item.map_err(|why| unfit(path, &why))
+}
+
+/// A text or an image in an object.
+fn object(path: String, value: Value) -> Result<(String, Given), ApiError> {
+    let mut fields = Fields::within(path.clone(), value)?;
+    let (at_text, at_image) = (fields.path("text"), fields.path("image"));
+    let both = (fields.text("text")?, fields.text("image")?);
+    fields.finish()?;
+    match both {
+        (Some(text), None) => Ok((at_text, Given::Text(text))),
+        (None, Some(url)) => {
+            let bytes = image(&at_image, &url)?;
+            Ok((at_image, Given::Image(bytes)))
+        }
+        _ => Err(ApiError::field(&*path, format!("{path} should have either text or image"))),
+    }
+}
+
+/// The bytes of an image, of a URL that holds them. Nothing is fetched: who may ask this server may not ask others
+/// through it.
+fn image(path: &str, url: &str) -> Result<Vec<u8>, ApiError> {
+    let data = url.strip_prefix("data:").and_then(|rest| rest.split_once(','));
+    let data = data.and_then(|(kind, data)| kind.ends_with(";base64").then_some(data));
+    data.and_then(base64::read).ok_or_else(|| {
+        let why = format!(
+            "{path} should be a URL with the image in it, data:image/…;base64,…; others are not fetched"
+        );
+        ApiError::field(path, why)
+    })
 }
 
 fn inputs(
     input: Option<Value>,
-    make: impl Fn(&str, Given) -> Result<Input, ApiError>,
-) -> Result<Vec<Input>, ApiError> {
+    make: impl Fn(&str, Given) -> Result<Item, ApiError>,
+) -> Result<Vec<Item>, ApiError> {
     let values = match input {
         None => return Err(ApiError::field("input", "input is missing")),
         Some(Value::String(text)) => return Ok(vec![make("input", Given::Text(text))?]),
+        Some(value @ Value::Object(_)) => {
+            let (path, given) = object("input".into(), value)?;
+            return Ok(vec![make(&path, given)?]);
+        }
         Some(Value::Array(values)) => values,
         Some(other) => return Err(wrong("input".into(), "text, tokens, or a list of those", &other)),
     };
@@ -191,48 +233,24 @@ fn inputs(
         let why = format!("input should have from 1 to {MOST_TEXTS} texts, and has {}", values.len());
         return Err(ApiError::field("input", why));
     }
+    let images = values.iter().filter(|value| value.get("image").is_some()).count();
+    if images > MOST_IMAGES {
+        let why = format!("input should have {MOST_IMAGES} images at most, and has {images}");
+        return Err(ApiError::field("input", why));
+    }
     let each = |(i, value)| {
         let path = format!("input[{i}]");
         match value {
             Value::Array(ids) => make(&path, Given::Tokens(tokens(&path, ids)?)),
-            value => make(&path, Given::Text(text(path.clone(), value)?)),
+            value @ Value::Object(_) => {
+                let (path, given) = object(path, value)?;
+                make(&path, given)
+            }
+            value => {
+                let text = text(path.clone(), value)?;
+                make(&path, Given::Text(text))
+            }
         }
     };
     values.into_iter().enumerate().map(each).collect()
-}
-
-/// Bytes as text, six bits in a character.
-fn base64(bytes: impl Iterator<Item = u8>) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let bytes: Vec<u8> = bytes.collect();
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let bits = (0..3).fold(0, |bits, i| bits << 8 | u32::from(three.get(i).copied().unwrap_or(0)));
-        for i in 0..4 {
-            let letter = LETTERS[(bits >> (18 - 6 * i) & 63) as usize];
-            text.push(if i <= three.len() { char::from(letter) } else { '=' });
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_is_that_of_rfc_4648() {
-        let pairs = [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("foobar", "Zm9vYmFy"),
-        ];
-        for (plain, coded) in pairs {
-            assert_eq!(base64(plain.bytes()), coded);
-        }
-        assert_eq!(base64([0xfb, 0xff, 0xbf].into_iter()), "+/+/");
-    }
 }

@@ -4,6 +4,7 @@
 //! tensor, and nothing below it knows JSON.
 
 mod answers;
+mod base64;
 mod body;
 mod chat;
 mod completions;

@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
 use tallow_engine::embedder::Wanted;
-use tallow_models::encoder::{Cut, Input, relevance};
+use tallow_models::encoder::{Cut, Item, relevance};
 
 use crate::ServedEncoder;
 use crate::body::prepare;
@@ -19,7 +19,7 @@ use crate::state::Server;
 
 /// What is asked for.
 struct Asked {
-    inputs: Vec<Input>,
+    inputs: Vec<Item>,
     /// Those that are to be part of the answer.
     documents: Option<Vec<String>>,
     top_n: usize,
@@ -90,7 +90,8 @@ fn read(server: &Server<ServedEncoder>, body: &[u8]) -> Result<Asked, ApiError> 
     let pair = |(i, text): (usize, &String)| {
         info.inputs.pair(&query, text, cut).map_err(|why| unfit(&format!("documents[{i}]"), &why))
     };
-    let inputs = documents.iter().enumerate().map(pair).collect::<Result<_, _>>()?;
+    let inputs =
+        documents.iter().enumerate().map(|each| pair(each).map(Item::Text)).collect::<Result<_, _>>()?;
     Ok(Asked { inputs, documents: shown.then_some(documents), top_n, model })
 }
 

@@ -6,7 +6,7 @@ mod common;
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::client::{ask, post};
@@ -16,7 +16,7 @@ use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, Wanted, Worker, spawn};
 use tallow_models::encoder::{Encoder, EncoderModel, Inputs};
 use tallow_server::{ServedEncoder, Settings, serve_encoder};
-use tallow_support::text_encoder;
+use tallow_support::{golden, image_encoder, text_encoder};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
@@ -46,23 +46,29 @@ impl Drop for Site {
 
 fn embedder(model: EncoderModel, wanted: Wanted, queue: usize) -> EmbedderHandle {
     let inputs = Inputs::new(&model).unwrap();
-    let (names, width) = (vec!["tiny".to_owned(), "alias".to_owned()], 48);
+    let (names, width) = (vec!["tiny".to_owned(), "alias".to_owned()], model.spec.width());
     let info = || Ok::<_, std::io::Error>(EmbedderInfo { names, inputs, wanted, width, queue });
     spawn(info, move || {
         let b = Cpu::new(Isa::Scalar, 1).unwrap().with(Arithmetic::Exact);
-        let encoder = Encoder::load(&b, &model, &mut |_, _| ControlFlow::Continue(())).unwrap();
-        Ok(Worker::new(b, encoder, wanted, 24))
+        let load =
+            |model: &EncoderModel| Encoder::load(&b, model, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        let (encoder, images) = (load(&model), model.beside.as_deref().map(load));
+        Ok(Worker::new(b, encoder, wanted, 24).with(images))
     })
     .unwrap()
 }
 
 fn serve(labels: Option<usize>, queue: usize) -> Site {
+    serve_folder(|folder| text_encoder(folder, labels), queue)
+}
+
+fn serve_folder(make: impl FnOnce(&Path), queue: usize) -> Site {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("tallow-server-{}-{number}", std::process::id()));
-    text_encoder(&folder, labels);
+    make(&folder);
     let model = EncoderModel::open(&folder).unwrap();
-    let wanted = labels.map_or(Wanted::Vectors(model.sentence.pooling), |_| Wanted::Scores);
+    let wanted = model.spec.head.map_or(Wanted::Vectors(model.sentence.pooling), |_| Wanted::Scores);
     let handle = embedder(model, wanted, queue);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -135,6 +141,45 @@ fn texts_tokens_and_lists_of_them_give_the_same() {
     assert!(many.iter().all(|x| x.len() == 48 && (length(x) - 1.0).abs() < 1e-5));
 }
 
+/// Texts and images in one request, and many clients at once: each gets what it would get alone.
+#[test]
+fn images_stand_beside_texts() {
+    let site = serve_folder(image_encoder, 32);
+    let file = std::fs::read(golden("frontends/pattern.png")).unwrap();
+    let url = format!("data:image/png;base64,{}", base64(&file));
+    let image = vectors(&site, json!({"input": {"image": url}})).remove(0);
+    let text = vectors(&site, json!({"input": {"text": "the cat"}})).remove(0);
+    assert_eq!(vectors(&site, json!({"input": "the cat"}))[0], text);
+    assert!(image.len() == 24 && (length(&image) - 1.0).abs() < 1e-5 && image != text);
+    std::thread::scope(|scope| {
+        let ask = || {
+            let input = json!([{"image": url}, "the cat", {"text": "a dog"}, {"image": url}]);
+            let all = vectors(&site, json!({ "input": input }));
+            assert_eq!((&all[0], &all[1], &all[3]), (&image, &text, &image));
+        };
+        (0..6).for_each(|_| drop(scope.spawn(ask)));
+    });
+    let reply = post(EMBEDDINGS, json!({"input": [{"image": url}, "the cat"]})).get(&site).json();
+    // A row in front of four patches, and two words between their marks.
+    assert_eq!(reply["usage"]["prompt_tokens"], 9);
+    let (message, _, param, _) =
+        post(EMBEDDINGS, json!({"input": ["a", {"image": "data:;base64,AAAA"}]})).get(&site).error();
+    assert_eq!(param.as_deref(), Some("input[1].image"));
+    assert_eq!(message, "input[1].image: it is no PNG, JPEG, WebP, GIF or BMP file");
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let three = |c: &[u8]| {
+        let bits = c.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - c.len()));
+        let letter = |i: usize| {
+            if i <= c.len() { char::from(LETTERS[(bits >> (18 - 6 * i) & 63) as usize]) } else { '=' }
+        };
+        [0, 1, 2, 3].map(letter)
+    };
+    bytes.chunks(3).flat_map(three).collect()
+}
+
 #[test]
 fn numbers_come_as_a_list_or_as_bytes() {
     let site = serve(None, 8);
@@ -194,7 +239,12 @@ fn error_texts() {
         json!({"input": [1, 96]}),
         json!({"input": [1, -1]}),
         json!({"input": [1, "a"]}),
-        json!({"input": {"text": "a"}}),
+        json!({"input": {"words": "a"}}),
+        json!({"input": [{"text": "a", "image": "data:,"}]}),
+        json!({"input": [{"image": "https://example.org/cat.png"}]}),
+        json!({"input": [{"image": "data:image/png;base64,!"}]}),
+        json!({"input": [{"image": "data:image/png;base64,AAAA"}]}),
+        json!({"input": vec![json!({"image": "data:;base64,"}); 65]}),
         json!({"input": vec!["a"; 2049]}),
         json!({"input": "a", "model": "other"}),
         json!({"input": "a", "dimensions": 0}),

@@ -30,6 +30,30 @@ pub fn text_encoder(folder: &Path, labels: Option<usize>) {
     write("tokenizer.json", tokenizer().to_string().as_bytes());
 }
 
+/// A folder with a small model that sees texts and images, with words as above. It takes 16 tokens or 16 x 16 pixels.
+pub fn image_encoder(folder: &Path) {
+    std::fs::create_dir_all(folder).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden("clip").join(name), folder.join(name)).unwrap();
+    }
+    let mut tokenizer = tokenizer();
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    for id in vocab.len()..97 {
+        vocab.insert(format!("[{id}]"), id.into());
+    }
+    vocab.insert("[START]".into(), 97.into());
+    vocab.insert("[END]".into(), 98.into());
+    let around = |name: &str| json!({ "SpecialToken": { "id": name, "type_id": 0 } });
+    let special = |name: &str, id: u32| json!({ "id": name, "ids": [id], "tokens": [name] });
+    tokenizer["post_processor"] = json!({
+        "type": "TemplateProcessing",
+        "single": [around("[START]"), { "Sequence": { "id": "A", "type_id": 0 } }, around("[END]")],
+        "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 1 } }],
+        "special_tokens": { "[START]": special("[START]", 97), "[END]": special("[END]", 98) },
+    });
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+}
+
 /// A safetensors file with more tensors of 32-bit numbers in it.
 pub fn with_tensors(file: &[u8], more: &[(&str, &[usize], &[f32])]) -> Vec<u8> {
     let at = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
@@ -41,6 +65,22 @@ pub fn with_tensors(file: &[u8], more: &[(&str, &[usize], &[f32])]) -> Vec<u8> {
         header[*name] = json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()] });
     }
     let header = serde_json::to_vec(&header).unwrap();
+    [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
+}
+
+/// A safetensors file with those tensors alone that are to be kept.
+pub fn only_tensors(file: &[u8], keep: impl Fn(&str) -> bool) -> Vec<u8> {
+    let at = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Map<String, Value> = serde_json::from_slice(&file[8..at]).unwrap();
+    let (mut kept, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, mut facts) in header.into_iter().filter(|(name, _)| name != "__metadata__" && keep(name)) {
+        let of = |i: usize| at + facts["data_offsets"][i].as_u64().unwrap() as usize;
+        let (bytes, start) = (&file[of(0)..of(1)], data.len());
+        data.extend(bytes);
+        facts["data_offsets"] = json!([start, data.len()]);
+        kept.insert(name, facts);
+    }
+    let header = serde_json::to_vec(&kept).unwrap();
     [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
 }
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
-pub use encoder::{text_encoder, with_tensors};
+pub use encoder::{image_encoder, only_tensors, text_encoder, with_tensors};
 
 /// The goldens of decoders, one or more of each family.
 pub const DECODERS: [&str; 36] = [

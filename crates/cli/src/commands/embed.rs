@@ -1,7 +1,9 @@
-//! `tallow embed` and `tallow rerank`: vectors of texts, and documents sorted by a query.
+//! `tallow embed` and `tallow rerank`: vectors of texts and images, and documents sorted by a query.
+
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use tallow_models::encoder::{Cut, EncoderModel, Input, relevance, shortened};
+use tallow_models::encoder::{Cut, EncoderModel, Image, Input, Item, relevance, shortened};
 
 use super::{print, text_or_stdin};
 use crate::args::{DeviceArgs, Embed, Rerank};
@@ -12,37 +14,105 @@ use crate::{Failed, screen};
 
 /// Texts that are handed in together: what they give is shown before more are.
 const TOGETHER: usize = 256;
+/// The same for images, which take more memory.
+const IMAGES_TOGETHER: usize = 16;
+/// The largest image file that is read.
+const MOST_BYTES: u64 = 256 << 20;
 
 pub(crate) fn embed(args: &Embed, sources: &Sources) -> Result<(), Failed> {
     let model = load::encoder(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
     model.embeds()?;
-    let dim = model.spec.dim;
-    if let Some(n) = args.dimensions.filter(|n| !(1..=dim).contains(n)) {
-        return Err(Failed::new(format!("--dimensions is {n}; the model's vectors have {dim} numbers")));
+    let width = model.spec.width();
+    if let Some(n) = args.dimensions.filter(|n| !(1..=width).contains(n)) {
+        return Err(Failed::new(format!("--dimensions is {n}; the model's vectors have {width} numbers")));
     }
-    let texts = texts(&args.text)?;
+    let texts = match (&args.text[..], &args.images[..]) {
+        ([], [_, ..]) if !args.matching => Vec::new(),
+        (text, _) => texts(text)?,
+    };
+    if args.matching {
+        return matched(args, &model, &texts, sources);
+    }
     let handle = start(&model, &args.model, &args.device, sources)?;
+    each_vector(args, &handle, &texts, |index, tokens, vector| {
+        let vector = shortened(vector, args.dimensions);
+        print(&match args.json {
+            true => format!("{}\n", json!({ "index": index, "embedding": vector, "tokens": tokens })),
+            false => vector.iter().map(f32::to_string).collect::<Vec<_>>().join(" ") + "\n",
+        })
+    })
+}
+
+/// Tells `to` the number, the tokens and the vector of each text, and then of each image.
+fn each_vector(
+    args: &Embed,
+    handle: &Running,
+    texts: &[String],
+    mut to: impl FnMut(usize, usize, Vec<f32>) -> Result<(), Failed>,
+) -> Result<(), Failed> {
     let cut = if args.truncate { Cut::End } else { Cut::No };
-    for (part, some) in texts.chunks(TOGETHER).enumerate() {
-        let first = part * TOGETHER;
-        let input = |(i, text): (usize, &String)| {
-            let named = |why| Failed::new(format!("text {}: {why}", first + i + 1));
-            handle.info().inputs.text(text, cut).map_err(named)
-        };
-        let inputs = some.iter().enumerate().map(input).collect::<Result<Vec<Input>, Failed>>()?;
-        let tokens: Vec<usize> = inputs.iter().map(|input| input.tokens.len()).collect();
-        let mut lines = String::new();
-        for (i, (vector, tokens)) in answered(&handle, inputs)?.into_iter().zip(tokens).enumerate() {
-            let vector = shortened(vector, args.dimensions);
-            lines += &match args.json {
-                true => json!({ "index": first + i, "embedding": vector, "tokens": tokens }).to_string(),
-                false => vector.iter().map(f32::to_string).collect::<Vec<_>>().join(" "),
-            };
-            lines.push('\n');
+    let mut next = 0;
+    let mut hand_in = |items: Vec<Item>| {
+        let tokens: Vec<usize> = items.iter().map(Item::rows).collect();
+        for (vector, tokens) in answered(handle, items)?.into_iter().zip(tokens) {
+            to(next, tokens, vector)?;
+            next += 1;
         }
-        print(&lines)?;
+        Ok::<_, Failed>(())
+    };
+    for (part, some) in texts.chunks(TOGETHER).enumerate() {
+        let item = |(i, text): (usize, &String)| {
+            let named = |why| Failed::new(format!("text {}: {why}", part * TOGETHER + i + 1));
+            handle.info().inputs.text(text, cut).map(Item::Text).map_err(named)
+        };
+        hand_in(some.iter().enumerate().map(item).collect::<Result<_, Failed>>()?)?;
+    }
+    for some in args.images.chunks(IMAGES_TOGETHER) {
+        let item = |file: &PathBuf| image(handle, file).map(Item::Image);
+        hand_in(some.iter().map(item).collect::<Result<_, Failed>>()?)?;
     }
     Ok(())
+}
+
+fn image(handle: &Running, file: &Path) -> Result<Image, Failed> {
+    let named = |why: &dyn std::fmt::Display| Failed::new(format!("{}: {why}", file.display()));
+    let size = std::fs::metadata(file).map_err(|e| named(&e))?.len();
+    if size > MOST_BYTES {
+        return Err(named(&format_args!("it has {size} bytes; {MOST_BYTES} are the most that is read")));
+    }
+    let bytes = std::fs::read(file).map_err(|e| named(&e))?;
+    handle.info().inputs.image(&bytes).map_err(|e| named(&e))
+}
+
+/// For each image, how well each text goes with it.
+fn matched(args: &Embed, model: &EncoderModel, texts: &[String], sources: &Sources) -> Result<(), Failed> {
+    let Some(matching) = model.matching else {
+        let why =
+            "--match is for models that were trained on pairs of texts and images, as CLIP and SigLIP were";
+        return Err(Failed::new(why));
+    };
+    if texts.is_empty() {
+        return Err(Failed::new("--match needs texts to match images with"));
+    }
+    let handle = start(model, &args.model, &args.device, sources)?;
+    let mut known = Vec::new();
+    each_vector(args, &handle, texts, |index, _, vector| {
+        let vector = shortened(vector, None);
+        let Some(file) = index.checked_sub(texts.len()).and_then(|i| args.images.get(i)) else {
+            known.push(vector);
+            return Ok(());
+        };
+        let logits: Vec<f32> = known.iter().map(|text| matching.logit(text, &vector)).collect();
+        let shares = matching.shares(&logits);
+        if args.json {
+            let file = file.to_string_lossy();
+            return print(&format!("{}\n", json!({ "image": file, "logits": logits, "shares": shares })));
+        }
+        let mut ranked: Vec<(f32, &String)> = shares.into_iter().zip(texts).collect();
+        ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let line = |(share, text): (f32, &String)| format!("{share:.6}  {}  {text}\n", file.display());
+        print(&screen::harmless(&ranked.into_iter().map(line).collect::<String>()))
+    })
 }
 
 pub(crate) fn rerank(args: &Rerank, sources: &Sources) -> Result<(), Failed> {
@@ -96,7 +166,7 @@ fn start(
     encoder::start(model, place, vec![load::short_name(name)], 1, &say)
 }
 
-fn answered(handle: &Running, inputs: Vec<Input>) -> Result<Vec<Vec<f32>>, Failed> {
+fn answered(handle: &Running, inputs: Vec<impl Into<Item>>) -> Result<Vec<Vec<f32>>, Failed> {
     let answer = handle.submit(inputs)?.blocking_recv();
     Ok(answer.map_err(|_| Failed::new("the embedder has ended"))??)
 }

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use tallow_models::formats::{Kind, Settings};
-use tallow_models::spec::{DecoderSpec, LayerSpec};
+use tallow_models::encoder::{AnyModel, EncoderModel};
+use tallow_models::formats::{Checkpoint, Kind, Settings};
+use tallow_models::spec::LayerSpec;
 
 use super::print;
 use crate::Failed;
@@ -18,7 +19,11 @@ use crate::settings::Sources;
 const SHOWN: usize = 100;
 
 pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
-    let opened = load::open(&args.model, load::How::new(sources, args.offline, None)?)?;
+    let model = match load::any(&args.model, load::How::new(sources, args.offline, None)?)? {
+        AnyModel::Decoder(model) => *model,
+        AnyModel::Encoder(model) => return show_encoder(args, &model),
+    };
+    let opened = load::opened(&args.model, model)?;
     let words = opened.words()?;
     if args.template {
         let template = words.templates.as_ref().and_then(|t| t.choose(false));
@@ -31,12 +36,62 @@ pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
         _ => String::new(),
     };
     if args.metadata {
-        text += &metadata(&opened);
+        text += &metadata(&opened.model.checkpoint);
     }
     if args.tensors {
-        text += &tensors(&opened);
+        text += &tensors(&opened.model.checkpoint);
     }
     print(&harmless(&text))
+}
+
+fn show_encoder(args: &Show, model: &EncoderModel) -> Result<(), Failed> {
+    let name = load::short_name(&args.model);
+    if args.template {
+        return Err(Failed::new(format!("{name} has no chat template: it is an encoder")));
+    }
+    let mut text = match (args.tensors, args.metadata) {
+        (false, false) => summary_of_encoder(name, model),
+        _ => String::new(),
+    };
+    if args.metadata {
+        text += &metadata(&model.checkpoint);
+    }
+    if args.tensors {
+        text += &tensors(&model.checkpoint);
+    }
+    print(&harmless(&text))
+}
+
+fn summary_of_encoder(name: String, model: &EncoderModel) -> String {
+    let parameters: usize = model.checkpoint.tensors().map(|(_, t)| t.len()).sum();
+    let gives = match model.spec.head {
+        None => format!("vectors of {} numbers", model.spec.width()),
+        Some(head) if head.labels == 1 => "a score for a pair of texts".into(),
+        Some(head) => format!("{} scores for a text", head.labels),
+    };
+    let mut rows = vec![
+        ("model", name),
+        ("files", model.checkpoint.path.display().to_string()),
+        ("family", model.family.name.to_owned()),
+        ("parameters", format!("{} ({parameters})", count(parameters))),
+        ("size", size(model.weight_bytes() as u64)),
+        ("types", mix(&model.checkpoint)),
+        ("gives", gives),
+    ];
+    if let Some(texts) = model.of_texts() {
+        rows.push(("texts", format!("up to {} tokens of {}", texts.context(), texts.spec.vocab)));
+        rows.push(("layers", layers(&texts.spec.layers)));
+    }
+    if let Some((images, patches)) = model.of_images().and_then(|m| Some((m, m.spec.patches?))) {
+        let (image, side) = (patches.image, patches.side);
+        rows.push(("images", format!("{image} x {image} pixels, in patches of {side} x {side}")));
+        rows.push(("layers", layers(&images.spec.layers)));
+    }
+    table(&rows)
+}
+
+fn table(rows: &[(&str, String)]) -> String {
+    rows.iter().fold(String::new(), |text, (name, value)| text + &format!("{name:<12} {value}\n"))
 }
 
 fn summary(opened: &Opened, words: &Words) -> String {
@@ -65,17 +120,17 @@ fn summary(opened: &Opened, words: &Words) -> String {
         ("family", model.family.name.to_owned()),
         ("parameters", format!("{} ({parameters})", count(parameters))),
         ("size", size(model.weight_bytes() as u64)),
-        ("types", mix(opened)),
+        ("types", mix(checkpoint)),
         ("context", format!("{} tokens", spec.context)),
         ("width", format!("{}", spec.dim)),
-        ("layers", layers(spec)),
+        ("layers", layers(&spec.layers)),
         ("vocabulary", format!("{} tokens", spec.vocab)),
         ("begins with", token(tokenizer.bos())),
         ("ends with", token(tokenizer.eos())),
         ("templates", templates),
         ("sampling", if sampling.is_empty() { "nothing said".into() } else { sampling.join(", ") }),
     ];
-    rows.iter().fold(String::new(), |text, (name, value)| text + &format!("{name:<12} {value}\n"))
+    table(&rows)
 }
 
 /// `mlp 8192`, or `8 of 128 experts of 768`
@@ -86,9 +141,9 @@ fn feed_forward(layer: &LayerSpec) -> String {
 }
 
 /// `8, of 32 heads for queries and 8 for keys, each 128 wide`, with a line for each kind of layer.
-fn layers(spec: &DecoderSpec) -> String {
+fn layers(all: &[LayerSpec]) -> String {
     let mut kinds: Vec<(String, usize)> = Vec::new();
-    for layer in &spec.layers {
+    for layer in all {
         let h = layer.mixer.heads;
         let of = |what: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(", {what} {n}"));
         let window = of("window", layer.mixer.window) + &of("chunks of", layer.mixer.chunk);
@@ -108,15 +163,15 @@ fn layers(spec: &DecoderSpec) -> String {
         [(kind, n)] => format!("{n} ({kind})"),
         _ => {
             let kinds: Vec<String> = kinds.iter().map(|(kind, n)| format!("{n} ({kind})")).collect();
-            format!("{}: {}", spec.layers.len(), kinds.join("; "))
+            format!("{}: {}", all.len(), kinds.join("; "))
         }
     }
 }
 
 /// How much of the model is stored in which type.
-fn mix(opened: &Opened) -> String {
+fn mix(checkpoint: &Checkpoint) -> String {
     let mut types: BTreeMap<String, (usize, usize)> = BTreeMap::new();
-    for (_, t) in opened.model.checkpoint.tensors() {
+    for (_, t) in checkpoint.tensors() {
         let entry = types.entry(kind(&t.kind)).or_default();
         *entry = (entry.0 + 1, entry.1 + t.size());
     }
@@ -146,19 +201,19 @@ pub(crate) fn count(n: usize) -> String {
     }
 }
 
-fn tensors(opened: &Opened) -> String {
-    opened.model.checkpoint.tensors().fold(String::new(), |mut text, (name, t)| {
+fn tensors(checkpoint: &Checkpoint) -> String {
+    checkpoint.tensors().fold(String::new(), |mut text, (name, t)| {
         let _ = writeln!(text, "{name:<48} {:<8} {:?}", kind(&t.kind), t.shape);
         text
     })
 }
 
-fn metadata(opened: &Opened) -> String {
+fn metadata(checkpoint: &Checkpoint) -> String {
     let cut = |text: String| match text.char_indices().nth(SHOWN) {
         Some((at, _)) => format!("{}… ({} characters)", &text[..at], text.chars().count()),
         None => text,
     };
-    match &opened.model.checkpoint.settings {
+    match &checkpoint.settings {
         Settings::Hf(config) => format!("{config:#}\n"),
         Settings::Gguf(meta) => meta.entries().fold(String::new(), |mut text, (key, value)| {
             let _ = writeln!(text, "{key} = {}", cut(value.to_string()));

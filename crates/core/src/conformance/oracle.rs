@@ -153,6 +153,7 @@ pub(super) fn activate(act: Activation, x: f64) -> f64 {
         }
         Activation::Relu2 => x.max(0.0).powi(2),
         Activation::Relu => x.max(0.0),
+        Activation::QuickGelu => x / (1.0 + (-f64::from(Activation::SLOPE) * x).exp()),
         Activation::Clamped => {
             let x = x.min(f64::from(Activation::LIMIT));
             x / (1.0 + (-f64::from(Activation::SLOPE) * x).exp())

@@ -123,8 +123,8 @@ pub(super) unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
                 S::mul(r, r)
             }
             Activation::Relu => S::max(S::splat(0.0), x),
-            Activation::Clamped => {
-                let x = S::min(S::splat(Activation::LIMIT), x);
+            Activation::QuickGelu | Activation::Clamped => {
+                let x = if act == Activation::Clamped { S::min(S::splat(Activation::LIMIT), x) } else { x };
                 S::mul(x, simd::sigmoid::<S>(S::mul(x, S::splat(Activation::SLOPE))))
             }
         }

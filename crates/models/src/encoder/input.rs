@@ -1,7 +1,11 @@
-//! [`Inputs`]: from texts to what an encoder takes.
+//! [`Inputs`]: from texts and images to what encoders take.
 
-use super::{EncoderModel, Input};
+use serde_json::Value;
+
+use super::{EncoderModel, Image, Input};
 use crate::error::Result;
+use crate::images::Pictures;
+use crate::images::decode::PictureError;
 use crate::tokenizer::{Piece, Placed, Special, TokenizeError, Tokenizer};
 
 /// What is done with a text that is too long.
@@ -38,15 +42,36 @@ pub enum InputError {
         /// How many there are.
         vocab: usize,
     },
+    /// The model sees no texts.
+    #[error("the model makes vectors of images alone")]
+    NoTexts,
+    /// The model sees no images.
+    #[error("the model makes vectors of texts alone")]
+    NoImages,
+    /// An image cannot be taken.
+    #[error("{0}")]
+    Image(#[from] PictureError),
     /// The tokenizer does not know how two texts stand together.
     #[error("the model's tokenizer does not say how two texts stand together, so it cannot rank")]
     NoPairs,
 }
 
-/// Makes inputs of texts. Copies share everything.
+/// Makes inputs of texts and images. Copies share everything.
 #[derive(Debug, Clone)]
 pub struct Inputs {
+    words: Option<Words>,
+    pictures: Option<Pictures>,
+    most: usize,
+}
+
+/// Makes inputs of texts.
+#[derive(Debug, Clone)]
+struct Words {
     tokenizer: Tokenizer,
+    /// Are texts written as if without punctuation and capitals? Else the tokenizer says what becomes of them.
+    plain: bool,
+    /// What texts are filled up with, if they are.
+    fill: Option<u32>,
     vocab: usize,
     types: usize,
     most: usize,
@@ -55,30 +80,76 @@ pub struct Inputs {
 impl Inputs {
     /// For a model.
     pub fn new(model: &EncoderModel) -> Result<Inputs> {
-        let (tokenizer, spec) = (model.tokenizer()?, &model.spec);
-        let (vocab, types, most) = (spec.vocab, spec.types.unwrap_or(1), model.context());
-        Ok(Inputs { tokenizer, vocab, types, most })
+        let pictures = model.of_images().and_then(|m| Some((m, m.spec.patches?)));
+        let pictures = pictures.map(|(m, patches)| Pictures::new(&m.checkpoint, patches)).transpose()?;
+        Ok(Inputs { words: model.of_texts().map(Words::new).transpose()?, pictures, most: model.context() })
     }
 
-    /// The longest input, in tokens.
+    /// The longest text, in tokens; rows of an image, where the model sees no texts.
     pub fn most(&self) -> usize {
         self.most
     }
 
+    fn words(&self) -> std::result::Result<&Words, InputError> {
+        self.words.as_ref().ok_or(InputError::NoTexts)
+    }
+
     /// A text.
     pub fn text(&self, text: &str, cut: Cut) -> std::result::Result<Input, InputError> {
+        self.words()?.text(text, cut)
+    }
+
+    /// Two texts that belong together. If they are too long the longer loses its end first.
+    pub fn pair(&self, first: &str, second: &str, cut: Cut) -> std::result::Result<Input, InputError> {
+        self.words()?.pair(first, second, cut)
+    }
+
+    /// Tokens as they are.
+    pub fn tokens(&self, tokens: Vec<u32>, cut: Cut) -> std::result::Result<Input, InputError> {
+        self.words()?.tokens(tokens, cut)
+    }
+
+    /// The bytes of an image file.
+    pub fn image(&self, bytes: &[u8]) -> std::result::Result<Image, InputError> {
+        let pictures = self.pictures.as_ref().ok_or(InputError::NoImages)?;
+        Ok(pictures.file(bytes)?)
+    }
+}
+
+const TOKENIZER: &str = "tokenizer_config.json";
+
+impl Words {
+    fn new(model: &EncoderModel) -> Result<Words> {
+        let (tokenizer, spec) = (model.tokenizer()?, &model.spec);
+        let (vocab, types, most) = (spec.vocab, spec.types.unwrap_or(1), model.context());
+        let json = model.checkpoint.json_beside(TOKENIZER)?.unwrap_or_default();
+        // What the tokenizer says of it counts for more: it is what has filled up texts.
+        let said = [&json["pad_token"], &json["pad_token"]["content"]].into_iter().find_map(Value::as_str);
+        let said = said.and_then(|token| tokenizer.id_of(token)).filter(|id| (*id as usize) < vocab);
+        let fill = spec.fill.map(|usual| said.unwrap_or(usual));
+        let plain =
+            json["tokenizer_class"].as_str().is_some_and(|class| class.starts_with("SiglipTokenizer"));
+        Ok(Words { tokenizer, plain, fill, vocab, types, most })
+    }
+
+    fn encode(&self, text: &str) -> std::result::Result<Vec<u32>, InputError> {
+        match self.plain {
+            true => Ok(self.tokenizer.encode(&plain(text), Special::BARE)?),
+            false => Ok(self.tokenizer.encode(text, Special::BARE)?),
+        }
+    }
+
+    fn text(&self, text: &str, cut: Cut) -> std::result::Result<Input, InputError> {
         let frame = self.tokenizer.around_one();
-        let mut tokens = self.tokenizer.encode(text, Special::BARE)?;
+        let mut tokens = self.encode(text)?;
         let room = self.room(frame, tokens.len(), cut)?;
         tokens.truncate(room);
         self.checked(frame, &tokens, &[])
     }
 
-    /// Two texts that belong together. If they are too long the longer loses its end first.
-    pub fn pair(&self, first: &str, second: &str, cut: Cut) -> std::result::Result<Input, InputError> {
+    fn pair(&self, first: &str, second: &str, cut: Cut) -> std::result::Result<Input, InputError> {
         let frame = self.tokenizer.around_two().ok_or(InputError::NoPairs)?;
-        let mut a = self.tokenizer.encode(first, Special::BARE)?;
-        let mut b = self.tokenizer.encode(second, Special::BARE)?;
+        let (mut a, mut b) = (self.encode(first)?, self.encode(second)?);
         let room = self.room(frame, a.len() + b.len(), cut)?;
         let (for_a, for_b) = shared_out(room, a.len(), b.len());
         a.truncate(for_a);
@@ -86,8 +157,7 @@ impl Inputs {
         self.checked(frame, &a, &b)
     }
 
-    /// Tokens as they are.
-    pub fn tokens(&self, mut tokens: Vec<u32>, cut: Cut) -> std::result::Result<Input, InputError> {
+    fn tokens(&self, mut tokens: Vec<u32>, cut: Cut) -> std::result::Result<Input, InputError> {
         let room = self.room(&[], tokens.len(), cut)?;
         tokens.truncate(room);
         self.checked(&[Placed { piece: Piece::First, of: 0 }], &tokens, &[])
@@ -115,6 +185,10 @@ impl Inputs {
             let of = if (placed.of as usize) < self.types { placed.of } else { 0 };
             input.types.resize(input.tokens.len(), of);
         }
+        if let Some(fill) = self.fill.filter(|_| !input.tokens.is_empty() && input.tokens.len() < self.most) {
+            input.tokens.resize(self.most, fill);
+            input.types.resize(self.most, 0);
+        }
         let (vocab, tokens) = (self.vocab, &input.tokens);
         match tokens.iter().find(|id| **id as usize >= vocab) {
             Some(id) => Err(InputError::Unknown { token: *id, vocab }),
@@ -125,6 +199,12 @@ impl Inputs {
             None => Ok(input),
         }
     }
+}
+
+/// A text in small letters, without the punctuation of ASCII, with single spaces.
+fn plain(text: &str) -> String {
+    let text: String = text.chars().filter(|c| !c.is_ascii_punctuation()).collect();
+    text.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// How many tokens each of two texts may keep: the longer gives first, as `tokenizers` has it.
@@ -145,6 +225,11 @@ fn shared_out(room: usize, a: usize, b: usize) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn plain_texts_have_neither_capitals_nor_punctuation() {
+        assert_eq!(plain("  A photo of\n a Cat's  [hat], ÄH…! "), "a photo of a cats hat äh…");
+    }
 
     #[test]
     fn the_longer_text_gives_first() {

@@ -1,24 +1,30 @@
-//! [`Encoder`]: from texts to vectors and scores. It is made of the blocks that decoders are made of; its tokens see to
+//! [`Encoder`]: from texts or images to vectors and scores. It is made of the blocks that decoders are made of; its tokens see to
 //! both sides, and what it has computed is not kept.
 
+mod ending;
 mod head;
 mod input;
+mod matching;
 mod model;
+mod patches;
 mod sentence;
 pub mod spec;
 
 use tallow_core::ops::{Eltwise, Embed, Normalize, Rows, RowsTo, With};
 use tallow_core::{
-    Backend, DType, LayerKv, Memory, Norm, Result, Rope, Span, Step, StepPlan, Tensor, Weight,
+    Backend, DType, Error, LayerKv, Memory, Norm, Result, Rope, Span, Step, StepPlan, Tensor, Weight,
 };
 
 use crate::blocks::Context;
 use crate::blocks::layer::Layer;
 use crate::error::Result as LoadResult;
 use crate::weights::{Progress, Weights, named};
+use ending::Ending;
 use head::Head;
 pub use input::{Cut, InputError, Inputs};
+pub use matching::Matching;
 pub use model::{AnyModel, EncoderModel};
+use patches::Patches;
 pub use sentence::Sentence;
 use spec::{EncoderSpec, Pooling};
 
@@ -34,21 +40,79 @@ pub struct Input {
     pub types: Vec<u32>,
 }
 
+/// An image as an encoder takes it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Image {
+    /// The numbers of its patches, one after another: of each all its reds, greens and blues, row by row.
+    pub patches: Vec<f32>,
+    /// How many rows it takes.
+    pub rows: usize,
+}
+
+/// What encoders take.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Item {
+    /// A text, or two.
+    Text(Input),
+    /// An image.
+    Image(Image),
+}
+
+impl Item {
+    /// Tokens of a text, and what counts as such of an image.
+    pub fn rows(&self) -> usize {
+        match self {
+            Item::Text(text) => text.tokens.len(),
+            Item::Image(image) => image.rows,
+        }
+    }
+
+    /// How much memory it takes while it waits, in tokens that take as much.
+    pub fn weight(&self) -> usize {
+        match self {
+            Item::Text(text) => text.tokens.len(),
+            // A token has a kind.
+            Item::Image(image) => image.patches.len().div_ceil(2),
+        }
+    }
+}
+
+impl From<Input> for Item {
+    fn from(text: Input) -> Item {
+        Item::Text(text)
+    }
+}
+
+impl From<Image> for Item {
+    fn from(image: Image) -> Item {
+        Item::Image(image)
+    }
+}
+
+/// What an encoder begins with.
+#[derive(Debug)]
+enum Front<B: Backend> {
+    /// Embeddings of tokens, and of kinds of tokens if there are any.
+    Tokens { table: Weight<B>, types: Option<Weight<B>> },
+    /// What it makes of squares of images.
+    Patches(Patches<B>),
+}
+
 /// An encoder on a device.
 #[derive(Debug)]
 pub struct Encoder<B: Backend> {
     spec: EncoderSpec,
-    embed: Weight<B>,
+    front: Front<B>,
     positions: Option<Weight<B>>,
-    types: Option<Weight<B>>,
-    embed_norm: Norm<B>,
+    embed_norm: Option<Norm<B>>,
     layers: Vec<Layer<B>>,
     last_norm: Option<Norm<B>>,
     ropes: Vec<Rope<B>>,
     head: Option<Head<B>>,
+    ending: Option<Ending<B>>,
 }
 
-/// Some texts on a device, and room for a layer's keys and values.
+/// Some texts on a device, or images, and room for a layer's keys and values.
 #[derive(Debug)]
 pub struct Texts<B: Backend> {
     plan: StepPlan<B>,
@@ -56,6 +120,8 @@ pub struct Texts<B: Backend> {
     places: Option<Tensor<B>>,
     /// [1, tokens]: rows of the embedding of kinds of tokens, if there is one.
     types: Option<Tensor<B>>,
+    /// [patches, numbers], of images.
+    patches: Option<Tensor<B>>,
     k: Tensor<B>,
     v: Tensor<B>,
 }
@@ -67,26 +133,34 @@ impl<B: Backend> Encoder<B> {
         let names = family.names;
         let mut w = Weights::new(b, model.source(), progress);
         let ropes = spec.ropes.iter().map(|r| r.build(b, model.context())).collect::<Result<_>>()?;
-        let embed = w.matrix(&named(names.embed), spec.vocab, spec.dim)?;
+        let front = match spec.patches {
+            Some(patches) => Front::Patches(Patches::load(&mut w, names, patches)?),
+            None => {
+                let table = w.matrix(&named(names.embed), spec.vocab, spec.dim)?;
+                let types = spec.types.map(|n| w.matrix(&named(family.types), n, spec.dim)).transpose()?;
+                Front::Tokens { table, types }
+            }
+        };
         let positions = spec.positions.map(|p| w.matrix(&named(names.positions), p.rows, spec.dim));
-        let types = spec.types.map(|n| w.matrix(&named(family.types), n, spec.dim));
-        let (positions, types) = (positions.transpose()?, types.transpose()?);
-        let embed_norm = w.norm((family.embed_norm, 0), spec.dim)?;
+        let positions = positions.transpose()?;
+        let embed_norm = (!family.embed_norm.is_empty()).then(|| w.norm((family.embed_norm, 0), spec.dim));
+        let embed_norm = embed_norm.transpose()?;
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(&mut w, i, layer));
         let layers = layers.collect::<LoadResult<_>>()?;
         let last_norm = spec.last_norm.then(|| w.norm((names.norm, 0), spec.dim)).transpose()?;
         let head = spec.head.map(|head| Head::load(&mut w, &head)).transpose()?;
+        let ending = spec.ending.map(|ending| Ending::load(&mut w, spec, &ending)).transpose()?;
         w.finish(family.name, |name| family.spares(name))?;
         Ok(Encoder {
             spec: spec.clone(),
-            embed,
+            front,
             positions,
-            types,
             embed_norm,
             layers,
             last_norm,
             ropes,
             head,
+            ending,
         })
     }
 
@@ -97,22 +171,69 @@ impl<B: Backend> Encoder<B> {
 
     /// Uploads texts. Their tokens are under [`EncoderSpec::vocab`], and no more than its context.
     pub fn upload(&self, b: &B, inputs: &[Input]) -> Result<Texts<B>> {
+        let texts = self.side_by_side(b, inputs.iter().map(|input| &input.tokens[..]))?;
+        let types: Vec<u32> = inputs.iter().flat_map(|input| &input.types).copied().collect();
+        let has_types = matches!(self.front, Front::Tokens { types: Some(_), .. });
+        Ok(Texts { types: has_types.then(|| b.upload_row(&types)).transpose()?, ..texts })
+    }
+
+    /// Uploads images, cut up as [`EncoderSpec::patches`] says.
+    pub fn upload_images(&self, b: &B, images: &[Image]) -> Result<Texts<B>> {
+        let (count, rows, width) = match self.spec.patches {
+            Some(patches) => (patches.count(), patches.rows(), patches.width()),
+            None => (0, 0, 0),
+        };
+        // They have no tokens, but their rows are counted like those.
+        let tokens = vec![0; rows];
+        let texts = self.side_by_side(b, images.iter().map(|_| &tokens[..]))?;
+        let numbers: Vec<f32> = images.iter().flat_map(|image| &image.patches).copied().collect();
+        Ok(Texts { patches: Some(b.upload(&numbers, images.len() * count, width)?), ..texts })
+    }
+
+    /// Lays out rows of texts or images, and room for their keys and values.
+    fn side_by_side<'a>(&self, b: &B, all: impl Iterator<Item = &'a [u32]>) -> Result<Texts<B>> {
         let mut step = Step { page_len: PAGE, ..Step::default() };
-        let (mut places, mut types) = (Vec::<u32>::new(), Vec::<u32>::new());
-        let mut pages = 0..0;
-        for input in inputs {
-            pages = pages.end..pages.end + input.tokens.len().div_ceil(PAGE) as u32;
-            step.spans.push(Span { rows: input.tokens.len(), start: 0, pages: pages.clone().collect() });
-            step.tokens.extend(&input.tokens);
-            types.extend(&input.types);
-            places.extend(self.spec.positions.map(|p| p.of(&input.tokens)).unwrap_or_default());
+        let (mut places, mut pages) = (Vec::<u32>::new(), 0..0);
+        for tokens in all {
+            pages = pages.end..pages.end + tokens.len().div_ceil(PAGE) as u32;
+            step.spans.push(Span { rows: tokens.len(), start: 0, pages: pages.clone().collect() });
+            step.tokens.extend(tokens);
+            places.extend(self.spec.positions.map(|p| p.of(tokens)).unwrap_or_default());
         }
         let cols = self.spec.layers.iter().map(|l| l.mixer.heads.kv_cols()).max().unwrap_or(0);
         let room = || b.alloc(DType::F32, pages.end as usize, PAGE * cols);
         let (k, v) = (room()?, room()?);
         let places = self.positions.as_ref().map(|_| b.upload_row(&places)).transpose()?;
-        let types = self.types.as_ref().map(|_| b.upload_row(&types)).transpose()?;
-        Ok(Texts { plan: StepPlan::new(b, step)?, places, types, k, v })
+        Ok(Texts { plan: StepPlan::new(b, step)?, places, types: None, patches: None, k, v })
+    }
+
+    /// What the layers begin with.
+    fn begin(&self, b: &B, texts: &Texts<B>) -> Result<Tensor<B>> {
+        let embed = |table: &Weight<B>, ids: &Tensor<B>| b.run(Embed { table, ids, scale: 1.0 });
+        let x = match &self.front {
+            Front::Tokens { table, types } => {
+                let mut x = embed(table, &texts.plan.tokens)?; // [tokens, dim]
+                for (table, ids) in [(types, &texts.types), (&self.positions, &texts.places)] {
+                    if let (Some(table), Some(ids)) = (table, ids) {
+                        let more = embed(table, ids)?; // [tokens, dim]
+                        x = b.run(Eltwise { x: &x, with: With::Add(&more) })?;
+                    }
+                }
+                x
+            }
+            Front::Patches(patches) => {
+                let given = (&self.positions, &texts.places, &texts.patches);
+                let (Some(table), Some(places), Some(numbers)) = given else {
+                    let why = "an encoder of images was given something else".into();
+                    return Err(Error::Device { device: b.label(), why });
+                };
+                patches.forward(b, numbers, texts.plan.host.spans.len(), &embed(table, places)?)?
+            }
+        };
+        match &self.embed_norm {
+            Some(by) => b.run(Normalize { x: &x, by, residual: None }),
+            None => Ok(x),
+        }
     }
 
     /// The hidden states of the texts' tokens. The embeddings and what each layer makes of them are shown to `see` on
@@ -124,14 +245,7 @@ impl<B: Backend> Encoder<B> {
         mut see: impl FnMut(usize, &Tensor<B>) -> Result<()>,
     ) -> Result<Tensor<B>> {
         let plan = &texts.plan;
-        let mut x = b.run(Embed { table: &self.embed, ids: &plan.tokens, scale: 1.0 })?; // [tokens, dim]
-        for (table, ids) in [(&self.types, &texts.types), (&self.positions, &texts.places)] {
-            if let (Some(table), Some(ids)) = (table, ids) {
-                let more = b.run(Embed { table, ids, scale: 1.0 })?; // [tokens, dim]
-                x = b.run(Eltwise { x: &x, with: With::Add(&more) })?;
-            }
-        }
-        x = b.run(Normalize { x: &x, by: &self.embed_norm, residual: None })?;
+        let mut x = self.begin(b, texts)?; // [tokens, dim]
         see(0, &x)?;
         // A layer's keys and values are of no use to the next: all have the same room.
         let kv = LayerKv { k: &texts.k, v: &texts.v };
@@ -145,29 +259,18 @@ impl<B: Backend> Encoder<B> {
         Ok(x)
     }
 
-    /// A vector for each text, of the hidden states of their tokens.
-    pub fn pool(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
-        let spans = &texts.plan.host.spans;
-        let gather = |at: &Tensor<B>| b.run(Rows { x, at, to: RowsTo::Gather });
-        match by {
-            Pooling::First => gather(&texts.plan.starts.col_range(0..spans.len())),
-            Pooling::Last => {
-                let ends = spans.iter().scan(0, |end, span| {
-                    *end += span.rows as u32;
-                    Some(*end - 1)
-                });
-                gather(&b.upload_row(&ends.collect::<Vec<u32>>())?)
-            }
-            Pooling::Mean => {
-                let of: Vec<u32> =
-                    (0..).zip(spans).flat_map(|(i, s)| std::iter::repeat_n(i, s.rows)).collect();
-                let sums = b.zeros(DType::F32, spans.len(), x.cols())?; // [texts, dim]
-                let sums = b.run(Rows { x, at: &b.upload_row(&of)?, to: RowsTo::AddInto(&sums) })?;
-                let shares: Vec<f32> = spans.iter().map(|s| 1.0 / s.rows as f32).collect();
-                let shares = b.upload(&shares, spans.len(), 1)?; // [texts, 1]
-                b.run(Eltwise { x: &sums, with: With::Mul(&shares) })
-            }
+    /// A vector for each text or image, of the hidden states of their tokens: by the model's own way, or by another where
+    /// it has none.
+    pub fn vectors(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
+        match &self.ending {
+            Some(ending) => ending.forward(b, texts, x),
+            None => gathered(b, texts, x, by),
         }
+    }
+
+    /// A vector for each text, of the hidden states of their tokens, by a rule.
+    pub fn pool(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
+        gathered(b, texts, x, by)
     }
 
     /// Scores of each text, of the hidden states of their tokens; `None` where the model has no head for them.
@@ -175,6 +278,27 @@ impl<B: Backend> Encoder<B> {
         let head = self.head.as_ref().zip(self.spec.head.as_ref());
         head.map(|(head, spec)| head.forward(b, &self.pool(b, texts, x, spec.pooling)?)).transpose()
     }
+}
+
+/// What stands for each text, by a rule: a row, or the mean of all.
+fn gathered<B: Backend>(b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
+    let (mut tokens, spans) = (&texts.plan.host.tokens[..], &texts.plan.host.spans);
+    if by != Pooling::Mean {
+        let mut rows = Vec::with_capacity(spans.len());
+        for span in spans {
+            let (of, rest) = tokens.split_at(span.rows.min(tokens.len()));
+            let first = texts.plan.host.tokens.len() - tokens.len();
+            rows.push((first + by.place(of).unwrap_or(0)) as u32);
+            tokens = rest;
+        }
+        return b.run(Rows { x, at: &b.upload_row(&rows)?, to: RowsTo::Gather });
+    }
+    let of: Vec<u32> = (0..).zip(spans).flat_map(|(i, s)| std::iter::repeat_n(i, s.rows)).collect();
+    let sums = b.zeros(DType::F32, spans.len(), x.cols())?; // [texts, dim]
+    let sums = b.run(Rows { x, at: &b.upload_row(&of)?, to: RowsTo::AddInto(&sums) })?;
+    let shares: Vec<f32> = spans.iter().map(|s| 1.0 / s.rows as f32).collect();
+    let shares = b.upload(&shares, spans.len(), 1)?; // [texts, 1]
+    b.run(Eltwise { x: &sums, with: With::Mul(&shares) })
 }
 
 /// The first so many numbers of a vector, or all, stretched to a length of one. Vectors of models that were trained for it

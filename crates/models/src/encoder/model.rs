@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::matching::Matching;
 use super::sentence::Sentence;
 use super::spec::EncoderSpec;
 use crate::Model;
@@ -23,6 +24,10 @@ pub struct EncoderModel {
     pub spec: EncoderSpec,
     /// How its makers would have texts made into vectors.
     pub sentence: Sentence,
+    /// What the same checkpoint sees images with, if this is for texts and there is something.
+    pub beside: Option<Box<EncoderModel>>,
+    /// How well texts and images go together, if the checkpoint says that.
+    pub matching: Option<Matching>,
 }
 
 /// What a checkpoint is.
@@ -30,7 +35,7 @@ pub struct EncoderModel {
 pub enum AnyModel {
     /// It writes text.
     Decoder(Box<Model>),
-    /// It makes vectors of texts, or scores.
+    /// It makes vectors of texts or images, or scores.
     Encoder(Box<EncoderModel>),
 }
 
@@ -55,9 +60,43 @@ impl EncoderModel {
     pub fn new(checkpoint: Checkpoint) -> Result<EncoderModel> {
         let config = Config::new(&checkpoint)?;
         let family = families::find_encoder(&config)?;
-        let spec = (family.spec)(&config)?;
-        let sentence = Sentence::read(&checkpoint)?;
-        Ok(EncoderModel { checkpoint, family, spec, sentence })
+        let sentence = Sentence::read(&config)?;
+        let made = |family: &'static EncoderFamily, beside| {
+            let (checkpoint, spec) = (checkpoint.clone(), (family.spec)(&config)?);
+            // The longest text has nothing to do with images.
+            let most_tokens = sentence.most_tokens.filter(|_| spec.patches.is_none());
+            let sentence = Sentence { most_tokens, ..sentence };
+            Ok(EncoderModel { checkpoint, family, spec, sentence, beside, matching: None })
+        };
+        let Some(images) = families::encoder_of_images(&config) else { return made(family, None) };
+        let images = made(images, None)?;
+        let both =
+            EncoderModel { matching: Matching::read(&checkpoint)?, ..made(family, Some(Box::new(images)))? };
+        both.alike()?;
+        Ok(both)
+    }
+
+    /// Vectors of texts and of images can only be compared if they are as long.
+    fn alike(&self) -> Result<()> {
+        let widths = (self.spec.width(), self.beside.as_ref().map_or(self.spec.width(), |m| m.spec.width()));
+        match widths {
+            (texts, images) if texts == images => Ok(()),
+            (texts, images) => {
+                let what =
+                    format!("a model whose vectors have {texts} numbers for texts and {images} for images");
+                Err(LoadError::unsupported(&self.checkpoint.path, what, "as many for both are"))
+            }
+        }
+    }
+
+    /// What it sees texts with, if it sees any.
+    pub fn of_texts(&self) -> Option<&EncoderModel> {
+        self.spec.patches.is_none().then_some(self)
+    }
+
+    /// What it sees images with, if it sees any.
+    pub fn of_images(&self) -> Option<&EncoderModel> {
+        if self.spec.patches.is_some() { Some(self) } else { self.beside.as_deref() }
     }
 
     pub(crate) fn source(&self) -> Source<'_> {
@@ -70,7 +109,7 @@ impl EncoderModel {
         self.source().bytes()
     }
 
-    /// The longest text that it takes, in tokens.
+    /// The longest text that it takes, in tokens; rows of an image, if it takes those.
     pub fn context(&self) -> usize {
         self.sentence.most_tokens.map_or(self.spec.context, |most| most.min(self.spec.context))
     }

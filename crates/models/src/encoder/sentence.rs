@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::spec::Pooling;
 use crate::error::{LoadError, Result};
 use crate::formats::Checkpoint;
+use crate::formats::config::{Config, Key, key};
 
 const MODULES: &str = "modules.json";
 
@@ -31,9 +32,13 @@ const KINDS: [(&str, &str, Option<Pooling>); 6] = [
 ];
 
 impl Sentence {
-    /// Reads what stands beside a checkpoint.
-    pub(super) fn read(checkpoint: &Checkpoint) -> Result<Sentence> {
+    /// Reads what stands beside a checkpoint, or in a GGUF file.
+    pub(super) fn read(config: &Config<'_>) -> Result<Sentence> {
+        let checkpoint = config.checkpoint();
         let mut sentence = Sentence { pooling: Pooling::Mean, most_tokens: None };
+        if config.is_gguf() {
+            return Ok(Sentence { pooling: gguf_pooling(config)?, ..sentence });
+        }
         let Some(modules) = checkpoint.json_beside(MODULES)? else { return Ok(sentence) };
         let file = checkpoint.path.join(MODULES);
         let bad = |why: &str| LoadError::bad(&file, "the file", why);
@@ -67,6 +72,18 @@ impl Sentence {
             }
         }
         Ok(sentence)
+    }
+}
+
+const POOLING: Key = key("", "pooling_type");
+
+/// GGUF files number the ways from 0, which says that there is none.
+fn gguf_pooling(config: &Config<'_>) -> Result<Pooling> {
+    match config.find_count(POOLING)? {
+        None | Some(1) => Ok(Pooling::Mean),
+        Some(2) => Ok(Pooling::First),
+        Some(3) => Ok(Pooling::Last),
+        Some(other) => Err(config.unsupported(POOLING, other, "1 (mean), 2 (first) and 3 (last) are")),
     }
 }
 

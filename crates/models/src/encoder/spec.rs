@@ -20,6 +20,10 @@ pub struct EncoderSpec {
     pub positions: Option<Positions>,
     /// Kinds of tokens that have an embedding of their own, if any: those of a first text, those of a second.
     pub types: Option<usize>,
+    /// How images are cut up, if it takes images: then it has no vocabulary, and a position for each patch.
+    pub patches: Option<PatchSpec>,
+    /// The token that texts are filled up with as far as the context, if they are.
+    pub fill: Option<u32>,
     /// Rotary embeddings that layers choose from.
     pub ropes: Vec<RopeSpec>,
     /// From the first to the last.
@@ -28,6 +32,93 @@ pub struct EncoderSpec {
     pub last_norm: bool,
     /// What gives scores, if anything does.
     pub head: Option<HeadSpec>,
+    /// What makes a vector of hidden states, if the model has a way of its own.
+    pub ending: Option<EndingSpec>,
+}
+
+impl EncoderSpec {
+    /// Numbers of a vector.
+    pub fn width(&self) -> usize {
+        self.ending.and_then(|ending| ending.project).map_or(self.dim, |project| project.width)
+    }
+}
+
+/// Images, and the squares that they are cut into.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PatchSpec {
+    /// Pixels of an image, on each side.
+    pub image: usize,
+    /// Pixels of a patch, on each side. What is left over of the image is not seen.
+    pub side: usize,
+    /// The whole name of what stands in front of the patches, if anything does.
+    pub first: Option<&'static str>,
+    /// Has the layer that takes them a bias?
+    pub bias: Bias,
+    /// What is done to pictures before, where a folder does not say it.
+    pub usual: Processing,
+}
+
+/// What a family does to pictures.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Processing {
+    /// Are they resized by their shorter side, and is a square cut out of their middle? Else they become a square.
+    pub crops: bool,
+    /// Of each colour.
+    pub mean: [f32; CHANNELS],
+    /// The standard deviation of each colour.
+    pub deviation: [f32; CHANNELS],
+}
+
+/// Red, green, blue.
+pub const CHANNELS: usize = 3;
+
+impl PatchSpec {
+    /// Patches of an image.
+    pub fn count(&self) -> usize {
+        (self.image / self.side).pow(2)
+    }
+
+    /// Rows of an image.
+    pub fn rows(&self) -> usize {
+        self.count() + usize::from(self.first.is_some())
+    }
+
+    /// Numbers of a patch.
+    pub fn width(&self) -> usize {
+        CHANNELS * self.side * self.side
+    }
+}
+
+/// From hidden states to a vector: what is gathered of them, perhaps a norm, perhaps a linear layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EndingSpec {
+    /// What is gathered.
+    pub gather: Gathering,
+    /// The norm's name, if there is one.
+    pub norm: Option<&'static str>,
+    /// The linear layer, if there is one.
+    pub project: Option<Projection>,
+}
+
+/// What is gathered of hidden states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gathering {
+    /// What a rule says.
+    By(Pooling),
+    /// What a question that the model has learnt gets from all of them, through attention and a feed-forward block. This
+    /// is what its tensors' names begin with.
+    Probe(&'static str),
+}
+
+/// A linear layer at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Projection {
+    /// Its name.
+    pub name: &'static str,
+    /// Its outputs.
+    pub width: usize,
+    /// Has it a bias?
+    pub bias: Bias,
 }
 
 /// Embeddings of positions.
@@ -61,6 +152,26 @@ pub enum Pooling {
     First,
     /// The last.
     Last,
+    /// That of the first token that is this one; the first of all where none is.
+    At(u32),
+    /// That of the token with the largest id, the first of them.
+    Largest,
+}
+
+impl Pooling {
+    /// Which of a text's tokens it is that stands for all, if one does.
+    pub(super) fn place(self, tokens: &[u32]) -> Option<usize> {
+        match self {
+            Pooling::Mean => None,
+            Pooling::First => Some(0),
+            Pooling::Last => Some(tokens.len().saturating_sub(1)),
+            Pooling::At(end) => Some(tokens.iter().position(|token| *token == end).unwrap_or(0)),
+            Pooling::Largest => {
+                let most = tokens.iter().max();
+                Some(tokens.iter().position(|token| Some(token) == most).unwrap_or(0))
+            }
+        }
+    }
 }
 
 /// From a text's vector to scores: a linear layer, a bend, perhaps a norm, a linear layer.
@@ -94,6 +205,30 @@ pub enum Bend {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_token_that_stands_for_all() {
+        let tokens = [9, 4, 30, 7, 30, 4];
+        let places = [
+            (Pooling::Mean, None),
+            (Pooling::First, Some(0)),
+            (Pooling::Last, Some(5)),
+            (Pooling::At(4), Some(1)),
+            (Pooling::At(5), Some(0)),
+            (Pooling::Largest, Some(2)),
+        ];
+        for (by, place) in places {
+            assert_eq!(by.place(&tokens), place, "{by:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_over_of_an_image_is_not_seen() {
+        let usual = Processing { crops: true, mean: [0.0; 3], deviation: [1.0; 3] };
+        let patches = |image, side, first| PatchSpec { image, side, first, bias: Bias::No, usual };
+        assert_eq!((patches(384, 14, None).rows(), patches(384, 14, None).width()), (729, 588));
+        assert_eq!(patches(224, 32, Some("class")).rows(), 50);
+    }
 
     #[test]
     fn positions_are_counted_from_the_token_that_fills() {

@@ -16,6 +16,16 @@ pub(super) static BERT: EncoderFamily = EncoderFamily {
     spec,
 };
 
+pub(super) static BERT_GGUF: EncoderFamily = EncoderFamily {
+    name: "BERT",
+    hf: &["bert"],
+    names: encoders::GGUF_NAMES,
+    types: encoders::GGUF_TYPES,
+    embed_norm: encoders::GGUF_EMBED_NORM,
+    spare: &[],
+    spec,
+};
+
 /// As BERT calls its tensors.
 const NAMES: Names = Names {
     base: "bert.",
@@ -34,6 +44,7 @@ const NAMES: Names = Names {
 
 fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     encoders::only_both_ways(c)?;
+    encoders::only_gguf_both_ways(c)?;
     let mut spec = encoders::plain(c, &encoders::USUAL)?;
     spec.types = encoders::types(c, 2)?;
     spec.head = encoders::head(c, "bert.pooler.dense", Bend::Tanh, "classifier");

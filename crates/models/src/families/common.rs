@@ -216,10 +216,11 @@ pub(super) fn activation(c: &Config<'_>, (key, usual): (Key, &'static str)) -> R
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu" | "gelu_python" => Ok(Activation::Gelu),
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+        "quick_gelu" => Ok(Activation::QuickGelu),
         "relu2" => Ok(Activation::Relu2),
         "relu" => Ok(Activation::Relu),
         other => {
-            let known = "silu, gelu, gelu_new, gelu_pytorch_tanh, relu and relu2 are";
+            let known = "silu, gelu, gelu_new, gelu_pytorch_tanh, quick_gelu, relu and relu2 are";
             Err(c.unsupported(key, other, known))
         }
     }

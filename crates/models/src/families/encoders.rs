@@ -1,10 +1,10 @@
 //! What families of encoders have in common.
 
-use super::{ENCODERS, common, find};
+use super::{ENCODERS, GGUF_ENCODERS, common, find};
 use crate::encoder::spec::{Bend, EncoderSpec, HeadSpec, Pooling, Positions};
 use crate::error::{LoadError, Result};
 use crate::formats::config::{Config, Key, key};
-use crate::formats::names::Names;
+use crate::formats::names::{self, Names};
 use crate::spec::{Bias, Order};
 use crate::weights::named;
 
@@ -13,13 +13,13 @@ use crate::weights::named;
 pub struct EncoderFamily {
     /// What to call it.
     pub name: &'static str,
-    /// `architectures` in `config.json`.
+    /// `architectures` in `config.json`, or `general.architecture` where this is of GGUF files.
     pub hf: &'static [&'static str],
-    /// Tensor names of its layers, in Hugging Face folders. Nobody has shown yet that GGUF files give the same.
+    /// Tensor names of its layers.
     pub names: Names,
     /// The name of the embedding of kinds of tokens.
     pub types: &'static str,
-    /// The name of the norm of embeddings.
+    /// The name of the norm of embeddings; empty where there is none.
     pub embed_norm: &'static str,
     /// What names begin with of tensors that are there for training or for other tasks.
     pub spare: &'static [&'static str],
@@ -40,18 +40,25 @@ impl EncoderFamily {
 
 /// The family of encoders that a checkpoint is of, if it is of one.
 pub fn encoder(c: &Config<'_>) -> Option<&'static EncoderFamily> {
-    let of = |f: &&&EncoderFamily| !c.is_gguf() && f.hf.contains(&c.arch());
-    ENCODERS.iter().find(of).copied()
+    let all = if c.is_gguf() { GGUF_ENCODERS } else { ENCODERS };
+    all.iter().find(|f| f.hf.contains(&c.arch())).copied()
 }
 
-/// The same; a refusal where it is of none.
+/// The family of the encoder of images that stands beside that of texts, if one does.
+pub fn encoder_of_images(c: &Config<'_>) -> Option<&'static EncoderFamily> {
+    let of = |f: &&&EncoderFamily| !c.is_gguf() && f.hf.contains(&c.arch());
+    ENCODERS.iter().filter(of).nth(1).copied()
+}
+
+/// The family of encoders that a checkpoint is of; a refusal where it is of none.
 pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
     encoder(c).ok_or_else(|| {
         let what = format!("embedding by the architecture {:?}", c.arch());
         let why = match find(c) {
             Ok(_) => "it writes text: `tallow run` and `tallow serve` are for it".to_owned(),
             Err(_) => {
-                let known: Vec<&str> = ENCODERS.iter().flat_map(|f| f.hf).copied().collect();
+                let all = if c.is_gguf() { GGUF_ENCODERS } else { ENCODERS };
+                let known: Vec<&str> = all.iter().flat_map(|f| f.hf).copied().collect();
                 format!("these are: {}", known.join(", "))
             }
         };
@@ -96,11 +103,32 @@ pub(super) fn plain(c: &Config<'_>, usual: &common::Usual) -> Result<EncoderSpec
         norm: like.norm,
         positions: Some(Positions { rows: like.context, pad: None }),
         types: None,
+        patches: None,
+        fill: None,
         ropes: like.ropes,
         layers,
         last_norm: false,
         head: None,
+        ending: None,
     })
+}
+
+/// As GGUF files call the embedding of kinds of tokens, and the norm of embeddings.
+pub(super) const GGUF_TYPES: &str = "token_types";
+pub(super) const GGUF_EMBED_NORM: &str = "token_embd_norm";
+
+/// Names in GGUF files of encoders whose norms stand behind the sums.
+pub(super) const GGUF_NAMES: Names =
+    Names { mixer_behind: "blk.{}.attn_output_norm", ffn_behind: "blk.{}.layer_output_norm", ..names::GGUF };
+
+const CAUSAL: Key = key("", "attention.causal");
+
+/// Refuses a GGUF file of an encoder whose tokens see to one side only.
+pub(super) fn only_gguf_both_ways(c: &Config<'_>) -> Result<()> {
+    match c.flag_or(CAUSAL, false)? {
+        true => Err(c.unsupported(CAUSAL, true, "false is")),
+        false => Ok(()),
+    }
 }
 
 /// Refuses what BERT's relatives may be and are not here.
@@ -114,7 +142,12 @@ pub(super) fn only_both_ways(c: &Config<'_>) -> Result<()> {
 
 /// Kinds of tokens that have embeddings.
 pub(super) fn types(c: &Config<'_>, usual: usize) -> Result<Option<usize>> {
-    let types = c.find_count(TYPES)?.unwrap_or(usual);
+    // GGUF files leave it to the embedding's shape.
+    let stored = c.checkpoint().get(&named(GGUF_TYPES)).filter(|_| c.is_gguf());
+    let types = match stored.and_then(|t| t.shape.first()) {
+        Some(rows) => *rows,
+        None => c.find_count(TYPES)?.unwrap_or(usual),
+    };
     (types > 0).then(|| common::sane(c, TYPES, types)).transpose()
 }
 

@@ -3,6 +3,7 @@
 //! A family has no forward pass. To add one, write its file and name it in [`ALL`].
 
 mod bert;
+mod clip;
 mod cohere;
 mod common;
 mod deepseek;
@@ -29,9 +30,11 @@ mod qwen_moe;
 mod roberta;
 mod rope;
 mod routed;
+mod siglip;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod towers;
 
 use std::collections::HashSet;
 
@@ -40,7 +43,7 @@ use crate::formats::config::Config;
 use crate::formats::names::Names;
 use crate::spec::DecoderSpec;
 
-pub use encoders::{EncoderFamily, encoder, find_encoder};
+pub use encoders::{EncoderFamily, encoder, encoder_of_images, find_encoder};
 
 /// A kind of model.
 #[derive(Debug)]
@@ -101,14 +104,22 @@ pub static ALL: &[&Family] = &[
     &starcoder2::STARCODER2,
 ];
 
-/// Every family of encoders that we know.
+/// Every family of encoders that we know. Where two name the same architecture, it has two encoders: the first is that
+/// of texts, the second that of images.
 pub static ENCODERS: &[&EncoderFamily] = &[
     &bert::BERT,
+    &clip::CLIP,
+    &clip::CLIP_IMAGES,
     &distilbert::DISTILBERT,
     &modernbert::MODERNBERT,
     &nomic_bert::NOMIC_BERT,
     &roberta::ROBERTA,
+    &siglip::SIGLIP,
+    &siglip::SIGLIP_IMAGES,
 ];
+
+/// Every family of encoders of which we know GGUF files.
+pub static GGUF_ENCODERS: &[&EncoderFamily] = &[&bert::BERT_GGUF, &nomic_bert::NOMIC_BERT_GGUF];
 
 /// The family of a checkpoint, by what its settings call it.
 pub fn find(config: &Config<'_>) -> Result<&'static Family> {

@@ -27,6 +27,16 @@ pub(super) static NOMIC_BERT: EncoderFamily = EncoderFamily {
     spec,
 };
 
+pub(super) static NOMIC_BERT_GGUF: EncoderFamily = EncoderFamily {
+    name: "Nomic BERT",
+    hf: &["nomic-bert"],
+    names: Names { qkv: "blk.{}.attn_qkv", ..encoders::GGUF_NAMES },
+    types: encoders::GGUF_TYPES,
+    embed_norm: encoders::GGUF_EMBED_NORM,
+    spare: &[],
+    spec,
+};
+
 const ACT: Key = key("activation_function", "");
 const TRAINED: Key = key("max_trained_positions", "");
 const STRETCH: Key = key("rotary_scaling_factor", "");
@@ -68,6 +78,10 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     match c.find_text(ACT)?.unwrap_or("swiglu") {
         "swiglu" => {}
         other => return Err(c.unsupported(ACT, other, "swiglu is")),
+    }
+    encoders::only_gguf_both_ways(c)?;
+    if c.is_gguf() && !c.has(rope::THETA) {
+        return Err(c.bad(rope::THETA, "is missing, and files without it do not agree on what it is"));
     }
     let mut spec = encoders::plain(c, if c.has(HUBS.dim) { &HUBS } else { &NEWER })?;
     if c.has(STRETCH) {

@@ -6,6 +6,7 @@ fn erf(x: f32) -> f32 {
 }
 const SLOPE = 1.702;
 const LIMIT = 7.0;
+const CLAMPED = 6u;
 fn bend(x: f32) -> f32 {
   switch ACT {
     case 0u: { return x / (1.0 + exp(min(-x, 80.0))); }
@@ -17,10 +18,10 @@ fn bend(x: f32) -> f32 {
     case 3u: { let y = max(x, 0.0); return y * y; }
     case 4u: { return max(x, 0.0); }
     default: {
-      let y = min(x, LIMIT);
+      let y = select(x, min(x, LIMIT), ACT == CLAMPED);
       return y / (1.0 + exp(min(-SLOPE * y, 80.0)));
     }
   }
 }
 // What it multiplies.
-fn gated(x: f32) -> f32 { return select(x, clamp(x, -LIMIT, LIMIT) + 1.0, ACT == 5u); }
+fn gated(x: f32) -> f32 { return select(x, clamp(x, -LIMIT, LIMIT) + 1.0, ACT == CLAMPED); }

@@ -1,0 +1,109 @@
+//! [`Ending`]: from hidden states to the vector of a text or an image, where a model has a way of its own.
+
+use tallow_core::ops::{Attend, Epilogue, Normalize, Project, QkvPrep, Rows, RowsTo};
+use tallow_core::{
+    AttnSpec, Backend, Heads, LayerKv, Linear, Memory, Norm, Result, Span, Step, StepPlan, Tensor,
+};
+
+use super::spec::{EncoderSpec, EndingSpec, Gathering};
+use super::{PAGE, Texts, gathered};
+use crate::blocks::Context;
+use crate::blocks::mlp::Mlp;
+use crate::error::Result as LoadResult;
+use crate::spec::Bias;
+use crate::weights::Weights;
+
+/// What is gathered, perhaps a norm, perhaps a linear layer.
+#[derive(Debug)]
+pub(super) struct Ending<B: Backend> {
+    gather: Gather<B>,
+    norm: Option<Norm<B>>,
+    project: Option<Linear<B>>,
+}
+
+#[derive(Debug)]
+enum Gather<B: Backend> {
+    By(super::spec::Pooling),
+    Probe(Box<Probe<B>>),
+}
+
+impl<B: Backend> Ending<B> {
+    pub(super) fn load(w: &mut Weights<'_, B>, of: &EncoderSpec, spec: &EndingSpec) -> LoadResult<Ending<B>> {
+        let gather = match spec.gather {
+            Gathering::By(pooling) => Gather::By(pooling),
+            Gathering::Probe(name) => Gather::Probe(Box::new(Probe::load(w, of, name)?)),
+        };
+        let norm = spec.norm.map(|name| w.norm((name, 0), of.dim)).transpose()?;
+        let project = spec.project.map(|p| w.linear((p.name, 0), p.width, of.dim, p.bias)).transpose()?;
+        Ok(Ending { gather, norm, project })
+    }
+
+    /// [rows, dim] to [texts, width]
+    pub(super) fn forward(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let mut y = match &self.gather {
+            Gather::By(pooling) => gathered(b, texts, x, *pooling)?,
+            Gather::Probe(probe) => probe.forward(b, texts, x)?,
+        };
+        if let Some(by) = &self.norm {
+            y = b.run(Normalize { x: &y, by, residual: None })?;
+        }
+        match &self.project {
+            Some(by) => b.run(Project { x: &y, by, then: Epilogue::NONE }),
+            None => Ok(y),
+        }
+    }
+}
+
+/// A question that is asked of all rows of a text or an image: attention of one query, and a feed-forward block.
+#[derive(Debug)]
+struct Probe<B: Backend> {
+    /// [1, dim]
+    question: Tensor<B>,
+    qkv: Linear<B>,
+    o: Linear<B>,
+    norm: Norm<B>,
+    mlp: Mlp<B>,
+    heads: Heads,
+    spec: AttnSpec<B>,
+}
+
+impl<B: Backend> Probe<B> {
+    /// It has heads and a width in the middle as the layers have.
+    fn load(w: &mut Weights<'_, B>, of: &EncoderSpec, name: &str) -> LoadResult<Probe<B>> {
+        let dim = of.dim;
+        let Some(like) = of.layers.first() else {
+            return Err(w.refuse("a head without layers", "it is made like them"));
+        };
+        let (heads, scale) = (like.mixer.heads, like.mixer.scale);
+        let question = w.flat(&format!("{name}.probe"), &[1, 1, dim])?;
+        let joint = w.layer(&format!("{name}.attention.in_proj_weight"), 3 * dim, dim)?;
+        let bias = Some(w.row(&format!("{name}.attention.in_proj_bias"), 3 * dim)?);
+        let o = w.linear((&format!("{name}.attention.out_proj"), 0), dim, dim, Bias::Yes)?;
+        let norm = w.norm((&format!("{name}.layernorm"), 0), dim)?;
+        let (up, down) = (format!("{name}.mlp.fc1"), format!("{name}.mlp.fc2"));
+        let mlp = Mlp::load(w, 0, ["", &up, "", &down], &like.ffn)?;
+        let spec = AttnSpec { scale, window: None, chunk: None, softcap: None, sinks: None, causal: false };
+        Ok(Probe { question, qkv: Linear { bias, ..joint }, o, norm, mlp, heads, spec })
+    }
+
+    fn forward(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let (plan, heads, spans) = (&texts.plan, self.heads, &texts.plan.host.spans);
+        let kv = LayerKv { k: &texts.k, v: &texts.v };
+        let project = |x: &Tensor<B>, by, then| b.run(Project { x, by, then });
+        let qkv = project(x, &self.qkv, Epilogue::NONE)?; // [rows, 3 * dim]
+        // Of these only keys and values are wanted, and they are in their place now.
+        b.run(QkvPrep { qkv: &qkv, heads, qk_norm: None, rope: None, kv, plan })?;
+        // The question stands where the last row of each does, and sees all rows.
+        let asked = |s: &Span| Span { rows: 1, start: s.rows.saturating_sub(1), pages: s.pages.clone() };
+        let asked: Vec<Span> = spans.iter().map(asked).collect();
+        let step = Step { tokens: vec![0; asked.len()], spans: asked, outputs: Vec::new(), page_len: PAGE };
+        let plan = StepPlan::new(b, step)?;
+        let q = project(&self.question, &self.qkv, Epilogue::NONE)?.col_range(0..heads.q_cols()); // [1, dim]
+        let all = b.upload_row(&vec![0u32; spans.len()])?;
+        let q = b.run(Rows { x: &q, at: &all, to: RowsTo::Gather })?; // [texts, dim]
+        let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan: &plan })?; // [texts, dim]
+        let y = project(&mixed, &self.o, Epilogue::NONE)?; // [texts, dim]
+        let cx = Context { b, plan: &plan, kv, ropes: &[], side: None };
+        self.mlp.forward(&cx, &y, Some(&self.norm), Epilogue::add_to(&y))
+    }
+}

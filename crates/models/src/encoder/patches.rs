@@ -1,0 +1,49 @@
+//! [`Patches`]: from the squares of images to the rows that layers take.
+
+use tallow_core::ops::{Epilogue, Project, Rows, RowsTo};
+use tallow_core::{Backend, Linear, Memory, Result, Tensor};
+
+use super::spec::{CHANNELS, PatchSpec};
+use crate::error::Result as LoadResult;
+use crate::formats::names::Names;
+use crate::weights::Weights;
+
+/// A linear layer of each patch, and perhaps a row that stands in front of them.
+#[derive(Debug)]
+pub(super) struct Patches<B: Backend> {
+    spec: PatchSpec,
+    by: Linear<B>,
+    /// [1, dim]
+    first: Option<Tensor<B>>,
+}
+
+impl<B: Backend> Patches<B> {
+    pub(super) fn load(w: &mut Weights<'_, B>, names: Names, spec: PatchSpec) -> LoadResult<Patches<B>> {
+        let (dim, side) = (w.spec().dim, spec.side);
+        let by = w.filter(names.embed, [dim, CHANNELS, side, side], spec.bias)?;
+        let first = spec.first.map(|name| w.row(name, dim)).transpose()?;
+        Ok(Patches { spec, by, first })
+    }
+
+    /// Adds rows to those of so many images' positions: [rows, dim]. `patches`: [patches, numbers]
+    pub(super) fn forward(
+        &self,
+        b: &B,
+        patches: &Tensor<B>,
+        images: usize,
+        positions: &Tensor<B>,
+    ) -> Result<Tensor<B>> {
+        let rows = self.spec.rows() as u32;
+        let of = |image: u32| image * rows..(image + 1) * rows;
+        let in_front = rows - self.spec.count() as u32;
+        let images = 0..images as u32;
+        let at: Vec<u32> = images.clone().flat_map(|i| of(i).skip(in_front as usize)).collect();
+        let y = b.run(Project { x: patches, by: &self.by, then: Epilogue::NONE })?; // [patches, dim]
+        let x = b.run(Rows { x: &y, at: &b.upload_row(&at)?, to: RowsTo::AddInto(positions) })?;
+        let Some(first) = &self.first else { return Ok(x) };
+        let all = b.upload_row(&vec![0u32; images.len()])?;
+        let first = b.run(Rows { x: first, at: &all, to: RowsTo::Gather })?; // [images, dim]
+        let at: Vec<u32> = images.map(|i| of(i).start).collect();
+        b.run(Rows { x: &first, at: &b.upload_row(&at)?, to: RowsTo::AddInto(&x) })
+    }
+}

@@ -1,0 +1,88 @@
+//! CLIP: a causal encoder of texts, whose last token stands for all, and one of images with a token in front.
+
+use super::{EncoderFamily, towers};
+use crate::encoder::spec::{EncoderSpec, EndingSpec, Gathering, PatchSpec, Pooling, Processing, Projection};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::spec::Bias;
+
+pub(super) static CLIP: EncoderFamily = EncoderFamily {
+    name: "CLIP",
+    hf: &["CLIPModel", "CLIPTextModelWithProjection", "CLIPTextModel"],
+    names: towers::TEXT,
+    types: "",
+    embed_norm: "",
+    spare: towers::BESIDE_TEXT,
+    spec: text,
+};
+
+pub(super) static CLIP_IMAGES: EncoderFamily = EncoderFamily {
+    name: "CLIP (images)",
+    hf: &["CLIPModel", "CLIPVisionModelWithProjection", "CLIPVisionModel"],
+    names: towers::IMAGES,
+    types: "",
+    // As its makers spelt it.
+    embed_norm: "vision_model.pre_layrnorm",
+    spare: towers::BESIDE_IMAGES,
+    spec: images,
+};
+
+const WIDTH: Key = key("projection_dim", "");
+const END: Key = key("eos_token_id", "");
+
+/// The end of a text in the settings of the first checkpoints, whose tokenizer has another: there it is the largest id.
+const WRONG_END: usize = 2;
+
+const USUAL: towers::Usual =
+    towers::Usual { dim: 512, layers: 12, heads: 8, ffn: 2048, act: "quick_gelu", eps: 1e-5 };
+
+const PATCHES: PatchSpec = PatchSpec {
+    image: 224,
+    side: 32,
+    first: Some("vision_model.embeddings.class_embedding"),
+    bias: Bias::No,
+    // Of the pictures that CLIP was trained on.
+    usual: Processing {
+        crops: true,
+        mean: [0.481_454_66, 0.457_827_5, 0.408_210_73],
+        deviation: [0.268_629_54, 0.261_302_6, 0.275_777_1],
+    },
+};
+
+fn text(c: &Config<'_>) -> Result<EncoderSpec> {
+    let of = within(c, "text_config_dict", "text_config");
+    let mut spec = towers::text(&of, &USUAL, (49_408, 77))?;
+    for layer in &mut spec.layers {
+        layer.mixer.causal = true;
+    }
+    let pooling = match of.find_count(END)?.unwrap_or(49_407) {
+        WRONG_END => Pooling::Largest,
+        end => Pooling::At(end as u32),
+    };
+    let project = projection(c, "CLIPTextModel", "text_projection")?;
+    spec.ending = Some(EndingSpec { gather: Gathering::By(pooling), norm: None, project });
+    Ok(spec)
+}
+
+fn images(c: &Config<'_>) -> Result<EncoderSpec> {
+    let of = within(c, "vision_config_dict", "vision_config");
+    let usual = towers::Usual { dim: 768, heads: 12, ffn: 3072, ..USUAL };
+    let mut spec = towers::images(&of, &usual, PATCHES)?;
+    // Only what is gathered is normalised.
+    spec.last_norm = false;
+    let project = projection(c, "CLIPVisionModel", "visual_projection")?;
+    let gather = Gathering::By(Pooling::First);
+    spec.ending = Some(EndingSpec { gather, norm: Some(towers::IMAGES.norm), project });
+    Ok(spec)
+}
+
+/// Older files have an object more, which counts.
+fn within<'a>(c: &Config<'a>, older: &'static str, newer: &'static str) -> Config<'a> {
+    if c.under(older).is_there() { c.under(older) } else { towers::of(c, newer) }
+}
+
+/// What brings vectors into one space, which one architecture lacks.
+fn projection(c: &Config<'_>, lacking: &str, name: &'static str) -> Result<Option<Projection>> {
+    let width = super::common::sane(c, WIDTH, c.find_count(WIDTH)?.unwrap_or(512))?;
+    Ok((c.arch() != lacking).then_some(Projection { name, width, bias: Bias::No }))
+}

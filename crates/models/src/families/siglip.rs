@@ -1,0 +1,66 @@
+//! SigLIP: an encoder of texts that are filled up to one length, and one of images that asks all patches one question.
+
+use super::{EncoderFamily, common, towers};
+use crate::encoder::spec::{EncoderSpec, EndingSpec, Gathering, PatchSpec, Pooling, Projection};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::spec::Bias;
+
+pub(super) static SIGLIP: EncoderFamily = EncoderFamily {
+    name: "SigLIP",
+    hf: &["SiglipModel", "SiglipTextModel"],
+    names: towers::TEXT,
+    types: "",
+    embed_norm: "",
+    spare: towers::BESIDE_TEXT,
+    spec: text,
+};
+
+pub(super) static SIGLIP_IMAGES: EncoderFamily = EncoderFamily {
+    name: "SigLIP (images)",
+    hf: &["SiglipModel", "SiglipVisionModel"],
+    names: towers::IMAGES,
+    types: "",
+    embed_norm: "",
+    spare: towers::BESIDE_IMAGES,
+    spec: images,
+};
+
+const WIDTH: Key = key("projection_size", "");
+const FILL: Key = key("pad_token_id", "");
+const HEAD: Key = key("vision_use_head", "");
+
+const USUAL: towers::Usual =
+    towers::Usual { dim: 768, layers: 12, heads: 12, ffn: 3072, act: "gelu_pytorch_tanh", eps: 1e-6 };
+
+const PATCHES: PatchSpec =
+    PatchSpec { image: 224, side: 16, first: None, bias: Bias::Yes, usual: towers::WHOLE };
+
+fn text(c: &Config<'_>) -> Result<EncoderSpec> {
+    let c = towers::of(c, "text_config");
+    let mut spec = towers::text(&c, &USUAL, (32_000, 64))?;
+    let fill = c.find_count(FILL)?.unwrap_or(1);
+    if fill >= spec.vocab {
+        return Err(c.bad(FILL, format_args!("is {fill}, of {} tokens", spec.vocab)));
+    }
+    spec.fill = Some(fill as u32);
+    let width = common::sane(&c, WIDTH, c.find_count(WIDTH)?.unwrap_or(spec.dim))?;
+    let project = Some(Projection { name: "text_model.head", width, bias: Bias::Yes });
+    spec.ending = Some(EndingSpec { gather: Gathering::By(Pooling::Last), norm: None, project });
+    Ok(spec)
+}
+
+fn images(c: &Config<'_>) -> Result<EncoderSpec> {
+    let c = towers::of(c, "vision_config");
+    if !c.flag_or(HEAD, true)? {
+        return Err(c.unsupported(
+            HEAD,
+            false,
+            "without its head the model makes no vectors of images: true is",
+        ));
+    }
+    let mut spec = towers::images(&c, &USUAL, PATCHES)?;
+    spec.ending =
+        Some(EndingSpec { gather: Gathering::Probe("vision_model.head"), norm: None, project: None });
+    Ok(spec)
+}

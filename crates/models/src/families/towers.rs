@@ -1,0 +1,178 @@
+//! What families have in common that see texts and images: an encoder for each, and one space for the vectors of both.
+
+use tallow_core::{Heads, NormKind};
+
+use super::common;
+use crate::encoder::spec::{EncoderSpec, PatchSpec, Positions, Processing};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names::{self, Names};
+use crate::spec::{AttentionSpec, Bias, FfnSpec, LayerSpec, NormSpec, Order, QkNormSpec};
+
+/// What settings are where they are left out, as whole files of them are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Usual {
+    pub dim: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub ffn: usize,
+    pub act: &'static str,
+    pub eps: f64,
+}
+
+const DIM: Key = key("hidden_size", "");
+const LAYERS: Key = key("num_hidden_layers", "");
+const HEADS: Key = key("num_attention_heads", "");
+const FFN: Key = key("intermediate_size", "");
+const VOCAB: Key = key("vocab_size", "");
+const IMAGE: Key = key("image_size", "");
+const PATCH: Key = key("patch_size", "");
+const CHANNELS: Key = key("num_channels", "");
+
+/// The names of the tensors of texts' layers.
+pub(super) const TEXT: Names = Names {
+    base: "text_model.",
+    embed: "text_model.embeddings.token_embedding",
+    positions: "text_model.embeddings.position_embedding",
+    norm: "text_model.final_layer_norm",
+    mixer_norm: "text_model.encoder.layers.{}.layer_norm1",
+    q: "text_model.encoder.layers.{}.self_attn.q_proj",
+    k: "text_model.encoder.layers.{}.self_attn.k_proj",
+    v: "text_model.encoder.layers.{}.self_attn.v_proj",
+    o: "text_model.encoder.layers.{}.self_attn.out_proj",
+    ffn_norm: "text_model.encoder.layers.{}.layer_norm2",
+    up: "text_model.encoder.layers.{}.mlp.fc1",
+    down: "text_model.encoder.layers.{}.mlp.fc2",
+    ..names::HF
+};
+
+/// The names of the tensors of images' layers.
+pub(super) const IMAGES: Names = Names {
+    base: "vision_model.",
+    embed: "vision_model.embeddings.patch_embedding",
+    positions: "vision_model.embeddings.position_embedding",
+    norm: "vision_model.post_layernorm",
+    mixer_norm: "vision_model.encoder.layers.{}.layer_norm1",
+    q: "vision_model.encoder.layers.{}.self_attn.q_proj",
+    k: "vision_model.encoder.layers.{}.self_attn.k_proj",
+    v: "vision_model.encoder.layers.{}.self_attn.v_proj",
+    o: "vision_model.encoder.layers.{}.self_attn.out_proj",
+    ffn_norm: "vision_model.encoder.layers.{}.layer_norm2",
+    up: "vision_model.encoder.layers.{}.mlp.fc1",
+    down: "vision_model.encoder.layers.{}.mlp.fc2",
+    ..names::HF
+};
+
+/// Of pictures that are looked at whole, from -1 to 1.
+pub(super) const WHOLE: Processing = Processing { crops: false, mean: [0.5; 3], deviation: [0.5; 3] };
+
+/// What an encoder of texts leaves to that of images beside it, and to what compares them.
+pub(super) const BESIDE_TEXT: &[&str] = &["vision_model.", "visual_projection.", "logit_scale", "logit_bias"];
+/// The other way round.
+pub(super) const BESIDE_IMAGES: &[&str] = &["text_model.", "text_projection.", "logit_scale", "logit_bias"];
+
+/// The settings of one of two encoders: an object of that name, or all, where a checkpoint has only one.
+pub(super) fn of<'a>(c: &Config<'a>, object: &'static str) -> Config<'a> {
+    let within = c.under(object);
+    if within.is_there() { within } else { *c }
+}
+
+fn count(c: &Config<'_>, key: Key, usual: usize) -> Result<usize> {
+    common::sane(c, key, c.find_count(key)?.unwrap_or(usual))
+}
+
+/// An encoder of layers that are all alike: norms in front, biases everywhere, no rotation, and no norm of embeddings.
+/// What it takes, families say.
+fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
+    let (dim, heads) = (count(c, DIM, usual.dim)?, count(c, HEADS, usual.heads)?);
+    let (layers, tensors) = (count(c, LAYERS, usual.layers)?, c.checkpoint().tensors().len());
+    if layers > tensors {
+        return Err(c.bad(LAYERS, format_args!("is {layers}, with {tensors} tensors")));
+    }
+    let head = dim / heads;
+    if !dim.is_multiple_of(heads) || !head.is_multiple_of(2) || head > 1024 {
+        let why = format_args!("is {heads}, which does not divide {dim} into even numbers up to 1024");
+        return Err(c.bad(HEADS, why));
+    }
+    let eps = c.number_or(common::LAYER_EPS, usual.eps)?;
+    if !(0.0..1.0).contains(&eps) {
+        return Err(c.bad(common::LAYER_EPS, format_args!("is {eps}")));
+    }
+    let mixer = AttentionSpec {
+        heads: Heads { q: heads, kv: heads, dim: head },
+        qkv_bias: Bias::Yes,
+        out_bias: Bias::Yes,
+        qk_norm: QkNormSpec::None,
+        v_norm: false,
+        rope: None,
+        again: None,
+        causal: false,
+        window: None,
+        chunk: None,
+        sinks: false,
+        scale: (1.0 / (head as f64).sqrt()) as f32,
+        softcap: None,
+    };
+    let act = common::activation(c, (common::ACT, usual.act))?;
+    let ffn = FfnSpec { width: count(c, FFN, usual.ffn)?, act, gated: false, bias: Bias::Yes };
+    let layer = LayerSpec {
+        mixer,
+        latent: None,
+        ffn,
+        experts: None,
+        order: Order::Pre,
+        residual_scale: 1.0,
+        scaled: false,
+    };
+    Ok(EncoderSpec {
+        vocab: 0,
+        dim,
+        context: 0,
+        norm: NormSpec { kind: NormKind::Layer, eps: eps as f32, bias: Bias::Yes, lift: 0.0 },
+        positions: None,
+        types: None,
+        patches: None,
+        fill: None,
+        ropes: Vec::new(),
+        layers: vec![layer; layers],
+        last_norm: true,
+        head: None,
+        ending: None,
+    })
+}
+
+/// An encoder of texts, with a vocabulary and a context if nothing is said of them.
+pub(super) fn text(c: &Config<'_>, usual: &Usual, (vocab, context): (usize, usize)) -> Result<EncoderSpec> {
+    let (vocab, context) = (count(c, VOCAB, vocab)?, count(c, common::CONTEXT, context)?);
+    let positions = Some(Positions { rows: context, pad: None });
+    Ok(EncoderSpec { vocab, context, positions, ..plain(c, usual)? })
+}
+
+/// An encoder of images, cut up like that if nothing is said of it.
+pub(super) fn images(c: &Config<'_>, usual: &Usual, patches: PatchSpec) -> Result<EncoderSpec> {
+    let (image, side) = (count(c, IMAGE, patches.image)?, count(c, PATCH, patches.side)?);
+    if image > MOST_SIDE {
+        return Err(c.unsupported(IMAGE, image, format_args!("up to {MOST_SIDE} are")));
+    }
+    if side > image {
+        return Err(c.bad(PATCH, format_args!("is {side}, of images of {image} pixels a side")));
+    }
+    match c.find_count(CHANNELS)?.unwrap_or(3) {
+        3 => {}
+        other => return Err(c.unsupported(CHANNELS, other, "3 are, for red, green and blue")),
+    }
+    let patches = PatchSpec { image, side, ..patches };
+    if patches.rows() > MOST_ROWS {
+        let why =
+            format_args!("is {side}: images of {image} pixels a side have more than {MOST_ROWS} patches");
+        return Err(c.bad(PATCH, why));
+    }
+    let positions = Some(Positions { rows: patches.rows(), pad: None });
+    let context = patches.rows();
+    Ok(EncoderSpec { context, positions, patches: Some(patches), ..plain(c, usual)? })
+}
+
+/// Pixels of an image's side at most.
+const MOST_SIDE: usize = 1024;
+/// Patches of an image at most: each of them sees all.
+const MOST_ROWS: usize = 1 << 16;

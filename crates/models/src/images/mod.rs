@@ -1,0 +1,60 @@
+//! Images as encoders take them: read, resized, cut, and scaled as a model's makers say.
+
+pub mod decode;
+pub mod resize;
+mod settings;
+
+use crate::encoder::Image;
+use crate::encoder::spec::PatchSpec;
+use crate::error::Result;
+use crate::formats::Checkpoint;
+use decode::{PictureError, decode};
+use resize::Picture;
+use settings::Settings;
+
+/// Makes inputs of pictures. Copies are small.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pictures {
+    settings: Settings,
+    patches: PatchSpec,
+}
+
+impl Pictures {
+    /// For an encoder whose images are cut up like that.
+    pub fn new(checkpoint: &Checkpoint, patches: PatchSpec) -> Result<Pictures> {
+        Ok(Pictures { settings: Settings::read(checkpoint, &patches)?, patches })
+    }
+
+    /// An image file.
+    pub fn file(&self, bytes: &[u8]) -> std::result::Result<Image, PictureError> {
+        self.picture(decode(bytes)?)
+    }
+
+    /// A picture.
+    pub fn picture(&self, picture: Picture) -> std::result::Result<Image, PictureError> {
+        Ok(self.patches.cut_up(&self.numbers(picture)?))
+    }
+
+    /// All reds, greens and blues of a picture, row by row, as the model takes them.
+    pub fn numbers(&self, picture: Picture) -> std::result::Result<Vec<f32>, PictureError> {
+        self.settings.apply(picture)
+    }
+}
+
+impl PatchSpec {
+    /// From all reds, greens and blues of an image, row by row, to its patches.
+    pub fn cut_up(&self, numbers: &[f32]) -> Image {
+        let PatchSpec { image, side, .. } = *self;
+        let mut patches = Vec::with_capacity(self.count() * self.width());
+        let grid = image / side;
+        for (down, across) in (0..grid).flat_map(|down| (0..grid).map(move |across| (down, across))) {
+            for channel in numbers.chunks_exact(image * image) {
+                for row in 0..side {
+                    let at = (down * side + row) * image + across * side;
+                    patches.extend(&channel[at..at + side]);
+                }
+            }
+        }
+        Image { patches, rows: self.rows() }
+    }
+}

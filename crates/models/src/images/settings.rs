@@ -1,0 +1,272 @@
+//! [`Settings`]: what is done to a picture before a model sees it, as `preprocessor_config.json` says.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::decode::{MOST_PIXELS, PictureError};
+use super::resize::{Filter, Picture};
+use crate::encoder::spec::{CHANNELS, PatchSpec, Processing};
+use crate::error::{LoadError, Result};
+use crate::formats::Checkpoint;
+
+/// The file, and the one that newer folders have in its place, in an object of it.
+const FILE: &str = "preprocessor_config.json";
+const NEWER: (&str, &str) = ("processor_config.json", "image_processor");
+
+/// How a picture is resized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Size {
+    /// Its shorter side becomes this, the longer goes along.
+    Shortest(usize),
+    /// Height and width become these.
+    Exact(usize, usize),
+}
+
+/// What is done to a picture, in this order. What is left out is not done.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Settings {
+    resize: Option<(Size, Filter)>,
+    /// Height and width of what is cut out of the middle.
+    crop: Option<(usize, usize)>,
+    /// Multiplies the bytes.
+    scale: Option<f64>,
+    /// Mean and standard deviation of each colour.
+    normal: Option<([f32; CHANNELS], [f32; CHANNELS])>,
+    /// Pixels on each side of what the model takes.
+    side: usize,
+}
+
+impl Settings {
+    /// Reads what a folder says of images that are cut up like that.
+    pub(super) fn read(checkpoint: &Checkpoint, patches: &PatchSpec) -> Result<Settings> {
+        let (usual, side) = (&patches.usual, patches.image);
+        let newer = || {
+            Ok::<_, LoadError>(
+                checkpoint.json_beside(NEWER.0)?.and_then(|mut j| Some(j.get_mut(NEWER.1)?.take())),
+            )
+        };
+        let (name, json) = match checkpoint.json_beside(FILE)? {
+            Some(json) => (FILE, json),
+            None => (NEWER.0, newer()?.unwrap_or(Value::Null)),
+        };
+        let file = File { path: checkpoint.path.join(name), json };
+        let settings = Settings {
+            resize: file.if_on("do_resize", true, || Ok((file.size(usual, side)?, file.filter()?)))?,
+            crop: file.if_on("do_center_crop", usual.crops, || file.crop(side))?,
+            scale: file.if_on("do_rescale", true, || file.number("rescale_factor", 1.0 / 255.0))?,
+            normal: file.if_on("do_normalize", true, || file.normal(usual))?,
+            side,
+        };
+        for other in ["do_pad", "do_flip_channel_order", "do_thumbnail", "do_align_long_axis"] {
+            if file.flag(other, false)? {
+                return Err(LoadError::unsupported(&file.path, format!("{other} = true"), "false is"));
+            }
+        }
+        match settings.gives() {
+            Some(size) if size == (side, side) => Ok(settings),
+            Some((height, width)) => {
+                let why =
+                    format!("makes images of {width} x {height} pixels, and the model takes {side} x {side}");
+                Err(LoadError::bad(&file.path, "the file", why))
+            }
+            // Then pictures that have the right size are taken.
+            None => Ok(settings),
+        }
+    }
+
+    /// Height and width of what comes out, if that does not depend on the picture.
+    fn gives(&self) -> Option<(usize, usize)> {
+        match (self.crop, self.resize) {
+            (Some(crop), _) => Some(crop),
+            (None, Some((Size::Exact(height, width), _))) => Some((height, width)),
+            (None, _) => None,
+        }
+    }
+
+    /// All reds, greens and blues, row by row.
+    pub(super) fn apply(&self, mut picture: Picture) -> std::result::Result<Vec<f32>, PictureError> {
+        if let Some((size, filter)) = self.resize {
+            let (height, width) = match size {
+                Size::Exact(height, width) => (height, width),
+                Size::Shortest(short) => {
+                    let (height, width) = (picture.height, picture.width);
+                    let long =
+                        (short as f64 * height.max(width) as f64 / height.min(width).max(1) as f64) as usize;
+                    if height <= width { (short, long) } else { (long, short) }
+                }
+            };
+            if height as u64 * width as u64 > MOST_PIXELS {
+                return Err(PictureError::Narrow);
+            }
+            picture = picture.resized(filter, width, height);
+        }
+        let (height, width) = self.crop.unwrap_or((picture.height, picture.width));
+        if (height, width) != (self.side, self.side) {
+            let (width, height) = (picture.width, picture.height);
+            return Err(PictureError::Size { width, height, side: self.side });
+        }
+        // From the middle; what lies outside is black.
+        let first = |whole: usize, part: usize| (whole as i64 - part as i64).div_euclid(2);
+        let (top, left) = (first(picture.height, height), first(picture.width, width));
+        let at = |of: usize, first: i64, whole: usize| {
+            usize::try_from(of as i64 + first).ok().filter(|at| *at < whole)
+        };
+        let mut numbers = Vec::with_capacity(CHANNELS * height * width);
+        for channel in 0..CHANNELS {
+            let values = self.values(channel);
+            for y in 0..height {
+                let row = at(y, top, picture.height);
+                for x in 0..width {
+                    let pixel = row.zip(at(x, left, picture.width));
+                    let byte =
+                        pixel.map_or(0, |(y, x)| picture.bytes[CHANNELS * (y * picture.width + x) + channel]);
+                    numbers.push(values[usize::from(byte)]);
+                }
+            }
+        }
+        Ok(numbers)
+    }
+
+    /// What bytes of a colour become.
+    fn values(&self, channel: usize) -> [f32; 256] {
+        std::array::from_fn(|byte| {
+            let x = self.scale.map_or(byte as f32, |scale| (byte as f64 * scale) as f32);
+            self.normal.map_or(x, |(mean, deviation)| (x - mean[channel]) / deviation[channel])
+        })
+    }
+}
+
+/// Settings as a file has them.
+struct File {
+    path: PathBuf,
+    json: Value,
+}
+
+/// Pixels that a side can be said to have.
+const MOST_SIDE: u64 = 1 << 14;
+
+impl File {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn bad<T>(&self, key: &str, value: &Value, want: &str) -> Result<T> {
+        Err(LoadError::bad(self.path(), key, format!("is {value}; {want} is expected")))
+    }
+
+    fn flag(&self, key: &str, usual: bool) -> Result<bool> {
+        match &self.json[key] {
+            Value::Null => Ok(usual),
+            Value::Bool(flag) => Ok(*flag),
+            other => self.bad(key, other, "true or false"),
+        }
+    }
+
+    /// What `read` gives, if a switch is on.
+    fn if_on<T>(&self, switch: &str, usual: bool, read: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+        self.flag(switch, usual)?.then(read).transpose()
+    }
+
+    fn number(&self, key: &str, usual: f64) -> Result<f64> {
+        match &self.json[key] {
+            Value::Null => Ok(usual),
+            value => match value.as_f64().filter(|x| x.is_finite()) {
+                Some(x) => Ok(x),
+                None => self.bad(key, value, "a number"),
+            },
+        }
+    }
+
+    /// A number of pixels in an object, or alone.
+    fn pixels(&self, key: &str, value: &Value) -> Result<Option<usize>> {
+        match value {
+            Value::Null => Ok(None),
+            value => match value.as_u64().filter(|n| (1..=MOST_SIDE).contains(n)) {
+                Some(n) => Ok(Some(n as usize)),
+                None => self.bad(key, value, "a number of pixels"),
+            },
+        }
+    }
+
+    /// Height and width in an object.
+    fn exact(&self, key: &str, value: &Value) -> Result<Option<(usize, usize)>> {
+        let [height, width] = ["height", "width"].map(|side| self.pixels(key, &value[side]));
+        Ok(height?.zip(width?))
+    }
+
+    fn size(&self, usual: &Processing, side: usize) -> Result<Size> {
+        let value = &self.json["size"];
+        let square = |n| if usual.crops { Size::Shortest(n) } else { Size::Exact(n, n) };
+        match value {
+            Value::Null => Ok(square(side)),
+            Value::Object(_) => {
+                match (self.exact("size", value)?, self.pixels("size", &value["shortest_edge"])?) {
+                    (None, Some(_)) if !value["longest_edge"].is_null() => {
+                        let why = "shortest_edge alone is, and height with width";
+                        Err(LoadError::unsupported(self.path(), "size with a longest_edge", why))
+                    }
+                    (None, Some(n)) => Ok(Size::Shortest(n)),
+                    (Some((height, width)), None) => Ok(Size::Exact(height, width)),
+                    _ => self.bad("size", value, "shortest_edge, or height and width,"),
+                }
+            }
+            value => Ok(square(self.pixels("size", value)?.unwrap_or(side))),
+        }
+    }
+
+    fn crop(&self, side: usize) -> Result<(usize, usize)> {
+        let value = &self.json["crop_size"];
+        match value {
+            Value::Object(_) => match self.exact("crop_size", value)? {
+                Some(size) => Ok(size),
+                None => self.bad("crop_size", value, "height and width"),
+            },
+            value => {
+                let n = self.pixels("crop_size", value)?.unwrap_or(side);
+                Ok((n, n))
+            }
+        }
+    }
+
+    fn filter(&self) -> Result<Filter> {
+        match &self.json["resample"] {
+            Value::Null => Ok(Filter::Bicubic),
+            value => match value.as_u64() {
+                Some(1) => Ok(Filter::Lanczos),
+                Some(2) => Ok(Filter::Bilinear),
+                Some(3) => Ok(Filter::Bicubic),
+                Some(4) => Ok(Filter::Box),
+                Some(5) => Ok(Filter::Hamming),
+                Some(0) => {
+                    let why = "1 to 5 are, which look at more than the nearest pixel";
+                    Err(LoadError::unsupported(self.path(), "resample = 0", why))
+                }
+                _ => self.bad("resample", value, "a number from 0 to 5"),
+            },
+        }
+    }
+
+    fn normal(&self, usual: &Processing) -> Result<([f32; CHANNELS], [f32; CHANNELS])> {
+        let deviation = self.colours("image_std", usual.deviation)?;
+        match deviation.contains(&0.0) {
+            true => self.bad("image_std", &self.json["image_std"], "what can be divided by"),
+            false => Ok((self.colours("image_mean", usual.mean)?, deviation)),
+        }
+    }
+
+    /// A number for each colour, or one for all.
+    fn colours(&self, key: &str, usual: [f32; CHANNELS]) -> Result<[f32; CHANNELS]> {
+        let value = &self.json[key];
+        let number = |value: &Value| value.as_f64().map(|x| x as f32).filter(|x| x.is_finite());
+        let of = match value {
+            Value::Null => Some(usual),
+            Value::Array(list) if list.len() == CHANNELS => {
+                let list: Option<Vec<f32>> = list.iter().map(number).collect();
+                list.and_then(|list| list.try_into().ok())
+            }
+            value => number(value).map(|x| [x; CHANNELS]),
+        };
+        of.map_or_else(|| self.bad(key, value, "a number for each of three colours"), Ok)
+    }
+}

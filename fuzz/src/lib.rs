@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
+use tallow_models::convert::Conversion;
 use tallow_models::decoder::Decoder;
 use tallow_models::template::{Chat, ChatTemplate, Now};
 use tallow_models::tokenizer::{Around, Shown, Special, Tokenizer, Written};
@@ -27,10 +28,13 @@ pub fn write(name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-/// Opens a model and brings it to a device, if its files let that be.
+/// Opens a model, makes a file of it and brings it to a device, if its files let that be.
 pub fn open(path: &Path) {
     let Ok(model) = Model::open(path) else { return };
     let _ = model.generation();
+    if let Ok(conversion) = Conversion::new(&model, Path::new("out.gguf")) {
+        let _ = conversion.write(&mut std::io::sink(), &mut |_, _| ControlFlow::Continue(()));
+    }
     let b = Cpu::new(Isa::best(), 1).expect("the processor");
     let _ = Decoder::load(&b, &model, 16, &mut |_, _| ControlFlow::Continue(()));
 }

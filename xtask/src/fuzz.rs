@@ -33,6 +33,9 @@ const AT_ONCE: u32 = 1024;
 /// Seconds that one input may take.
 const SLOW: u32 = 10;
 
+/// The target that begins with the quantized folders of the goldens.
+const QUANTIZED: &str = "quantized";
+
 /// The machine that is compiled for, which has to be named: build scripts are then left without instruments.
 fn host() -> io::Result<String> {
     let output = Command::new("rustc").arg("-vV").output()?;
@@ -86,7 +89,9 @@ fn try_run(root: &Path, seconds: &str, only: Option<&str>) -> io::Result<Vec<Str
         println!("fuzz: {name} for {seconds} s");
         std::fs::create_dir_all(&files)?;
         let mut target = Command::new(fuzz.join("target").join(&host).join("release").join(&name));
-        target.arg(found).arg(seeds).env("TMPDIR", &files);
+        let goldens = (name == QUANTIZED).then(|| root.join("tests/goldens/quant"));
+        target.arg(found).args([seeds].into_iter().chain(goldens).filter(|dir| dir.exists()));
+        target.env("TMPDIR", &files);
         target.args([
             format!("-max_total_time={seconds}"),
             format!("-rss_limit_mb={MEMORY}"),

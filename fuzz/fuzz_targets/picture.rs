@@ -1,0 +1,6 @@
+//! An image file.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let _ = tallow_models::images::decode::decode(bytes);
+});

@@ -304,6 +304,9 @@ pub(crate) struct Convert {
     /// Quantize plain weights: q4_k_m, q8_0, … [default: leave them as they are]
     #[arg(long, value_name = "TYPE")]
     pub quant: Option<Recipe>,
+    /// What other programs measured of the model's inputs ("imatrix"): what multiplies large ones is kept more exactly
+    #[arg(long, value_name = "FILE")]
+    pub imatrix: Option<PathBuf>,
     /// Replace a file that is there already
     #[arg(long)]
     pub force: bool,

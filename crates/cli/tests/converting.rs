@@ -16,7 +16,8 @@ fn a_folder_becomes_a_file_that_runs() {
     let home = Home::new();
     let Some(folder) = shared("stories260K-hf") else { return };
     let folder = folder.to_str().unwrap();
-    let story = |model: &str| home.run(&["run", model, "--raw", "--temperature", "0", "-n", "40", "Once upon"]).ok();
+    let story =
+        |model: &str| home.run(&["run", model, "--raw", "--temperature", "0", "-n", "40", "Once upon"]).ok();
     assert!(home.run(&["convert", folder, "plain.gguf"]).ok().starts_with("plain.gguf: "));
     assert_eq!(story("plain.gguf"), story(folder));
     let said = home.run(&["convert", folder, "small.gguf", "--quant", "q8_0"]).ok();
@@ -24,8 +25,9 @@ fn a_folder_becomes_a_file_that_runs() {
     let sizes = ["plain.gguf", "small.gguf"].map(|name| home.path().join(name).metadata().unwrap().len());
     assert!(sizes[1] < sizes[0] / 2, "{sizes:?}");
     // What a file of eight bits says is what the folder says when it is loaded in eight bits.
-    let quantized =
-        home.run(&["run", folder, "--quant", "q8_0", "--raw", "--temperature", "0", "-n", "40", "Once upon"]).ok();
+    let quantized = home
+        .run(&["run", folder, "--quant", "q8_0", "--raw", "--temperature", "0", "-n", "40", "Once upon"])
+        .ok();
     assert_eq!(story("small.gguf"), quantized);
     // A file becomes a smaller file.
     home.run(&["convert", "plain.gguf", "smaller.gguf", "--quant", "q8_0"]).ok();
@@ -48,9 +50,9 @@ fn what_is_there_stays_there() {
     assert!(did.ok().starts_with("there.gguf: "));
     insta::assert_snapshot!(home.run(&["convert", "there.gguf", "there.gguf", "--force"]).failed(), @"error: there.gguf is what is to be read; choose another name");
     insta::assert_snapshot!(home.run(&["convert", "there.gguf", "no/such/x.gguf"]).failed(), @"error: no/such/x.gguf.part: No such file or directory (os error 2)");
-    let parts = std::fs::read_dir(home.path()).unwrap().filter(|e| {
-        e.as_ref().unwrap().path().extension().is_some_and(|e| e == "part")
-    });
+    let parts = std::fs::read_dir(home.path())
+        .unwrap()
+        .filter(|e| e.as_ref().unwrap().path().extension().is_some_and(|e| e == "part"));
     assert_eq!(parts.count(), 0);
 }
 

@@ -227,7 +227,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         if wanted == weight.format {
             return self.b.prepare(weight);
         }
-        let bytes = quantized(&weight, wanted)?;
+        let bytes = quantized(&weight, wanted, None)?;
         (weight.spent)(0..weight.rows);
         self.b.prepare(HostWeight { format: wanted, bytes: &bytes, spent: HostWeight::KEPT, ..weight })
     }

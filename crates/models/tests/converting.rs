@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use tallow_models::Model;
-use tallow_models::convert::Conversion;
+use tallow_models::convert::{Conversion, Importance};
 use tallow_models::formats::gguf::Value;
 use tallow_models::formats::{Kind, Settings, Stored};
 use tallow_models::tokenizer::Special;
@@ -88,10 +88,12 @@ fn files_are_like_those_of_llama_cpp() {
             assert_eq!(mine.shape, other.shape, "{name}: {tensor}");
             // Divisors of frequencies are computed, and each program rounds on the way as it likes.
             let most = if tensor.starts_with("rope_") { 1e-6 } else { 0.0 };
-            let off = numbers(mine).into_iter().zip(numbers(other)).map(|(a, b)| (a - b).abs() / b.abs().max(1.0));
+            let off =
+                numbers(mine).into_iter().zip(numbers(other)).map(|(a, b)| (a - b).abs() / b.abs().max(1.0));
             assert!(off.fold(0.0, f32::max) <= most, "{name}: {tensor} is another");
         }
-        let (Settings::Gguf(mine), Settings::Gguf(other)) = (&ours.checkpoint.settings, &theirs.checkpoint.settings)
+        let (Settings::Gguf(mine), Settings::Gguf(other)) =
+            (&ours.checkpoint.settings, &theirs.checkpoint.settings)
         else {
             panic!("no GGUF file");
         };
@@ -107,7 +109,9 @@ fn files_are_like_those_of_llama_cpp() {
             let theirs = other.get(key).filter(|_| !key.starts_with("general.") && !counts);
             let Some(other) = theirs else { continue };
             match (as_number(value), as_number(other)) {
-                (Some(a), Some(b)) => assert!((a - b).abs() <= 1e-6 * b.abs(), "{name}: {key} is {a}, not {b}"),
+                (Some(a), Some(b)) => {
+                    assert!((a - b).abs() <= 1e-6 * b.abs(), "{name}: {key} is {a}, not {b}")
+                }
                 (None, None) => assert_eq!(value.to_string(), other.to_string(), "{name}: {key}"),
                 _ => panic!("{name}: {key} is {value}, not {other}"),
             }
@@ -167,4 +171,53 @@ fn words_go_with_the_model() {
     assert_eq!(tokens, theirs.encode(&text, Special::PROMPT).unwrap());
     assert_eq!(mine.ends().collect::<Vec<_>>(), theirs.ends().collect::<Vec<_>>());
     std::fs::remove_file(out).unwrap();
+}
+
+/// What multiplies large inputs is kept more exactly, and a file of another model is refused.
+#[test]
+fn importance_is_heeded_or_refused() {
+    let mut model = open(&golden("stablelm"));
+    model.recipe = Some("q4_0".parse().unwrap());
+    let path = out("importance.dat");
+    let file = |entries: &[(&str, usize)]| {
+        let mut bytes = (entries.len() as i32).to_le_bytes().to_vec();
+        for (name, len) in entries {
+            let (calls, name_len, len) = (1i32, name.len() as i32, *len as i32);
+            bytes.extend(
+                [&name_len.to_le_bytes()[..], name.as_bytes(), &calls.to_le_bytes(), &len.to_le_bytes()]
+                    .concat(),
+            );
+            (0..len).for_each(|i| bytes.extend(if i % 8 == 0 { 100f32 } else { 1.0 }.to_le_bytes()));
+        }
+        std::fs::write(&path, bytes).unwrap();
+        Importance::read(&path).unwrap()
+    };
+    let (weight, out) = ("blk.0.attn_q.weight", out("cared.gguf"));
+    let importance = file(&[(weight, 64)]);
+    let conversion = Conversion::new(&model, &out).unwrap().caring(&importance, &path).unwrap();
+    conversion
+        .write(&mut std::fs::File::create(&out).unwrap(), &mut |_, _| ControlFlow::Continue(()))
+        .unwrap();
+    let plain = converted(&model, "uncared").unwrap();
+    let (cared, uncared, exact) = (open(&out), open(&plain), open(&golden("stablelm")));
+    let exact = numbers(exact.checkpoint.get("model.layers.0.self_attn.q_proj.weight").unwrap());
+    let error = |model: &Model| -> f32 {
+        let squares = numbers(model.checkpoint.get(weight).unwrap())
+            .into_iter()
+            .zip(&exact)
+            .map(|(a, b)| (a - b).powi(2));
+        squares.step_by(8).sum()
+    };
+    assert!(error(&cared) < 0.9 * error(&uncared), "{} {}", error(&cared), error(&uncared));
+    for (name, stored) in cared.checkpoint.tensors().filter(|(name, _)| *name != weight) {
+        assert_eq!(stored.bytes(), uncared.checkpoint.get(name).unwrap().bytes(), "{name}");
+    }
+    let refused = |entries: &[(&str, usize)]| {
+        let why =
+            Conversion::new(&model, &out).unwrap().caring(&file(entries), &path).unwrap_err().to_string();
+        why.replace(path.to_str().unwrap(), "FILE")
+    };
+    insta::assert_snapshot!(refused(&[(weight, 63)]), @"FILE: blk.0.attn_q.weight: has 63 numbers; 64 for each of 1 matrices are due");
+    insta::assert_snapshot!(refused(&[("blk.9.attn_q.weight", 64)]), @"FILE: its names: none of them is a tensor of this model: the file is of another one");
+    [out.clone(), plain, path.clone()].iter().for_each(|path| std::fs::remove_file(path).unwrap());
 }

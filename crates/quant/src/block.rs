@@ -24,7 +24,10 @@ pub trait Block: Pod {
     /// A plain format takes the nearest number, ties to even, and keeps what is not finite. In all others NaN counts as
     /// zero, an infinity as the largest number, and what a block cannot reach becomes the farthest that it can: all
     /// its weights are finite. A block of zeros stays one.
-    fn pack(weights: &Self::Weights) -> Self;
+    ///
+    /// `care` says how much the error of each weight counts; formats whose weights choose entries of a book together, and
+    /// plain ones, do not ask.
+    fn pack(weights: &Self::Weights, care: &Self::Weights) -> Self;
 }
 
 /// Runs an expression with `$B` standing for the block type of a [`Format`] value.
@@ -69,13 +72,17 @@ pub fn unpack_as<B: Block>(bytes: &[u8], out: &mut [f32]) -> Result<(), SizeErro
 
 /// [`pack`](crate::pack) for a format known when this is compiled.
 #[inline(always)]
-pub fn pack_as<B: Block>(weights: &[f32], out: &mut [u8]) -> Result<(), SizeError> {
-    let size = SizeError { format: B::FORMAT, bytes: out.len(), weights: weights.len() };
+pub fn pack_as<B: Block>(weights: &[f32], care: &[f32], out: &mut [u8]) -> Result<(), SizeError> {
+    let size = SizeError { format: B::FORMAT, bytes: out.len(), weights: weights.len().max(care.len()) };
+    if weights.len() != care.len() {
+        return Err(size);
+    }
     blocks::<B>(out, weights.len())?;
     let weights: &[B::Weights] = bytemuck::try_cast_slice(weights).map_err(|_| size)?;
+    let care: &[B::Weights] = bytemuck::try_cast_slice(care).map_err(|_| size)?;
     let out: &mut [B] = bytemuck::try_cast_slice_mut(out).map_err(|_| size)?;
-    for (weights, block) in weights.iter().zip(out) {
-        *block = B::pack(weights);
+    for ((weights, care), block) in weights.iter().zip(care).zip(out) {
+        *block = B::pack(weights, care);
     }
     Ok(())
 }

@@ -96,8 +96,8 @@ impl Block for F8 {
         }
     }
 
-    fn pack(weights: &[f32; 32]) -> F8 {
-        let unit = Unit::new(&finite(weights));
+    fn pack(weights: &[f32; 32], care: &[f32; 32]) -> F8 {
+        let unit = Unit::new(&finite(weights), care);
         // The largest code must stay finite.
         let d = unit.best_scale(&Floats).clamp(f32::MIN / 480.0, f32::MAX / 480.0);
         F8 { d: F32(d.to_le_bytes()), qs: unit.codes(d, &Floats) }

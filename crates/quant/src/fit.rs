@@ -76,13 +76,13 @@ fn each<const N: usize, T: Copy + Default>(x: &[f32; N], f: impl Fn(f32) -> T) -
     y
 }
 
-/// The sum of squares, added in an order that becomes vector code.
+/// The sum of squares, each as often as it counts, added in an order that becomes vector code.
 #[inline(always)]
-fn squared<const N: usize>(x: &[f32; N]) -> f32 {
+fn squared<const N: usize>(x: &[f32; N], care: &[f32; N]) -> f32 {
     let mut lanes = [0.0; 8];
-    for x in x.as_chunks::<8>().0 {
+    for (x, care) in x.as_chunks::<8>().0.iter().zip(care.as_chunks::<8>().0) {
         for i in 0..8 {
-            lanes[i] += x[i] * x[i];
+            lanes[i] += care[i] * x[i] * x[i];
         }
     }
     lanes.iter().sum()
@@ -94,14 +94,28 @@ pub(crate) struct Unit<const N: usize> {
     pub(crate) x: [f32; N],
     /// What they were divided by.
     pub(crate) size: f32,
+    /// How much the error of each counts, up to 1.
+    care: [f32; N],
 }
 
 impl<const N: usize> Unit<N> {
-    pub(crate) fn new(weights: &[f32; N]) -> Unit<N> {
+    /// One of the parts that weights are made of.
+    pub(crate) fn part<const ALL: usize>(weights: &[f32; ALL], care: &[f32; ALL], part: usize) -> Unit<N> {
+        let of = |all: &[f32; ALL]| std::array::from_fn(|i| all[part * N + i]);
+        Unit::new(&of(weights), &of(care))
+    }
+
+    /// Where no error counts, all do alike.
+    pub(crate) fn new(weights: &[f32; N], care: &[f32; N]) -> Unit<N> {
+        let most = care.iter().fold(0.0f32, |most, c| most.max(*c));
+        let care = match most.is_normal() {
+            true => each(care, |c| (c / most).max(0.0)),
+            false => [1.0; N],
+        };
         let size = weights.iter().fold(0.0, |size: f32, w| size.max(w.abs()));
         // In f64, where the inverse of a subnormal number is finite.
         let inverse = if size > 0.0 { 1.0 / f64::from(size) } else { 0.0 };
-        Unit { x: each(weights, |w| (f64::from(w) * inverse) as f32), size }
+        Unit { x: each(weights, |w| (f64::from(w) * inverse) as f32), size, care }
     }
 
     /// A scale of the weights as a scale of `x`, and its inverse.
@@ -119,7 +133,7 @@ impl<const N: usize> Unit<N> {
     pub(crate) fn error(&self, d: f32, grid: &impl Grid) -> f32 {
         let (step, inverse) = self.step(d);
         let errors = each(&self.x, |x| x - step * grid.nearest(x * inverse));
-        squared(&errors)
+        squared(&errors, &self.care)
     }
 
     /// The codes with scale `d`.
@@ -131,6 +145,6 @@ impl<const N: usize> Unit<N> {
 
     /// The scale with the least squared error among those searched.
     pub(crate) fn best_scale(&self, grid: &impl Grid) -> f32 {
-        scale::search(&self.x, grid) * self.size
+        scale::search(&self.x, &self.care, grid) * self.size
     }
 }

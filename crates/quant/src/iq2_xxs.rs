@@ -57,7 +57,7 @@ impl Block for IQ2XXS {
         gridded::unpack(self, weights);
     }
 
-    fn pack(weights: &[f32; 256]) -> IQ2XXS {
+    fn pack(weights: &[f32; 256], _: &[f32; 256]) -> IQ2XXS {
         let (x, signs) = Signed::even(weights);
         let fit = fit_books(&x, &*BOOK, 4, 31, 8.0);
         let parts = array::from_fn(|part| {

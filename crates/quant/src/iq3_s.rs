@@ -65,7 +65,7 @@ impl Block for IQ3S {
         gridded::unpack(self, weights);
     }
 
-    fn pack(weights: &[f32; 256]) -> IQ3S {
+    fn pack(weights: &[f32; 256], _: &[f32; 256]) -> IQ3S {
         let (x, signs) = Signed::free(weights);
         let fit = fit_books(&x, &*BOOK, 8, 31, 1.0);
         let qs = array::from_fn(|i| fit.entries[i] as u8);

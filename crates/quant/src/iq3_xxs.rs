@@ -59,7 +59,7 @@ impl Block for IQ3XXS {
         gridded::unpack(self, weights);
     }
 
-    fn pack(weights: &[f32; 256]) -> IQ3XXS {
+    fn pack(weights: &[f32; 256], _: &[f32; 256]) -> IQ3XXS {
         let (x, signs) = Signed::even(weights);
         let fit = fit_books(&x, &*BOOK, 8, 31, 4.0);
         let signs = array::from_fn(|part| {

@@ -74,8 +74,8 @@ impl Block for IQ4NL {
         scaled::<32, 32>(&self.codes(), weights, |_| d);
     }
 
-    fn pack(weights: &[f32; 32]) -> IQ4NL {
-        let (d, codes) = fit_block(&finite(weights), &Uneven);
+    fn pack(weights: &[f32; 32], care: &[f32; 32]) -> IQ4NL {
+        let (d, codes) = fit_block(&finite(weights), care, &Uneven);
         IQ4NL { d, qs: std::array::from_fn(|i| codes[i] | codes[i + 16] << 4) }
     }
 }

@@ -60,8 +60,8 @@ impl Block for IQ4XS {
         scaled::<256, 32>(&self.codes(), weights, |part| d * f32::from(scales[part]));
     }
 
-    fn pack(weights: &[f32; 256]) -> IQ4XS {
-        let fit = fit_super::<8, 32, _>(&finite(weights), &Uneven, -32..=31);
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> IQ4XS {
+        let fit = fit_super::<8, 32, _>(&finite(weights), care, &Uneven, -32..=31);
         let bits = |i: usize| (fit.scales[i] + 32) as u32;
         let high = (0..8).map(|i| (bits(i) >> 4) << (2 * i)).sum::<u32>() as u16;
         let low = (0..8).map(|i| (bits(i) & 15) << (4 * i)).sum::<u32>();

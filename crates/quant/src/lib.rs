@@ -121,5 +121,10 @@ pub fn unpack(format: Format, bytes: &[u8], out: &mut [f32]) -> Result<(), SizeE
 ///
 /// [`Block::pack`] says what becomes of numbers that the format cannot hold.
 pub fn pack(format: Format, weights: &[f32], out: &mut [u8]) -> Result<(), SizeError> {
-    with_block!(format, B => pack_as::<B>(weights, out))
+    pack_with(format, weights, &vec![1.0; weights.len()], out)
+}
+
+/// The same, where the error of each weight counts as much as `care` says.
+pub fn pack_with(format: Format, weights: &[f32], care: &[f32], out: &mut [u8]) -> Result<(), SizeError> {
+    with_block!(format, B => pack_as::<B>(weights, care, out))
 }

@@ -80,8 +80,8 @@ impl Block for MXFP4 {
         scaled::<32, 32>(&self.codes(), weights, |_| d);
     }
 
-    fn pack(weights: &[f32; 32]) -> MXFP4 {
-        let unit = Unit::new(&finite(weights));
+    fn pack(weights: &[f32; 32], care: &[f32; 32]) -> MXFP4 {
+        let unit = Unit::new(&finite(weights), care);
         // With the exponent of the largest weight less one, that weight is in reach; one or two less may fit the
         // others better. Above 252 a code's value might not be finite.
         let top = (unit.size.to_bits() >> 23) as u8;

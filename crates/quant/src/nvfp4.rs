@@ -79,10 +79,9 @@ impl Block for NVFP4 {
         scaled::<64, 16>(&self.codes(), weights, |part| self.scale(part));
     }
 
-    fn pack(weights: &[f32; 64]) -> NVFP4 {
+    fn pack(weights: &[f32; 64], care: &[f32; 64]) -> NVFP4 {
         let weights = finite(weights);
-        let parts: [Unit<16>; 4] =
-            array::from_fn(|part| Unit::new(&array::from_fn(|i| weights[16 * part + i])));
+        let parts: [Unit<16>; 4] = array::from_fn(|part| Unit::part(&weights, care, part));
         let scales = array::from_fn(|part| best(&parts[part]));
         let qs = array::from_fn(|part| {
             let codes: [u8; 16] = parts[part].codes(half_of(scales[part]), &Tiny);

@@ -82,7 +82,7 @@ impl Block for F32 {
         weights[0] = self.get();
     }
 
-    fn pack(&[x]: &[f32; 1]) -> F32 {
+    fn pack(&[x]: &[f32; 1], _: &[f32; 1]) -> F32 {
         F32(x.to_le_bytes())
     }
 }
@@ -96,7 +96,7 @@ impl Block for F16 {
         weights[0] = self.get();
     }
 
-    fn pack(&[x]: &[f32; 1]) -> F16 {
+    fn pack(&[x]: &[f32; 1], _: &[f32; 1]) -> F16 {
         F16::nearest(x)
     }
 }
@@ -110,7 +110,7 @@ impl Block for BF16 {
         weights[0] = self.get();
     }
 
-    fn pack(&[x]: &[f32; 1]) -> BF16 {
+    fn pack(&[x]: &[f32; 1], _: &[f32; 1]) -> BF16 {
         BF16(half::bf16::from_f32_const(x).to_le_bytes())
     }
 }

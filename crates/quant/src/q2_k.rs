@@ -49,8 +49,8 @@ impl Block for Q2K {
         });
     }
 
-    fn pack(weights: &[f32; 256]) -> Q2K {
-        let fit = fit_affine_super::<16, 16, 3, 15>(&finite(weights));
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> Q2K {
+        let fit = fit_affine_super::<16, 16, 3, 15>(&finite(weights), care);
         let scales = std::array::from_fn(|sub| fit.scales[sub] | fit.mins[sub] << 4);
         let mut block = Q2K { scales, d: fit.d, dmin: fit.dmin, ..Q2K::zeroed() };
         for (i, code) in fit.codes.into_iter().enumerate() {

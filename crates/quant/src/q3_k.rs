@@ -61,8 +61,8 @@ impl Block for Q3K {
         scaled::<256, 16>(&self.codes(), weights, |part| d * f32::from(scales[part]));
     }
 
-    fn pack(weights: &[f32; 256]) -> Q3K {
-        let fit = fit_super::<16, 16, _>(&finite(weights), &Ints::<-4, 3>, -32..=31);
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> Q3K {
+        let fit = fit_super::<16, 16, _>(&finite(weights), care, &Ints::<-4, 3>, -32..=31);
         let mut block = Q3K { d: fit.d, ..Q3K::zeroed() };
         for (i, code) in fit.codes.into_iter().enumerate() {
             block.hmask[i % 32] |= (code >> 2) << (i / 32);

@@ -45,8 +45,8 @@ impl Block for Q4_0 {
         scaled::<32, 32>(&self.codes(), weights, |_| d);
     }
 
-    fn pack(weights: &[f32; 32]) -> Q4_0 {
-        let (d, codes) = fit_block(&finite(weights), &Ints::<-8, 7>);
+    fn pack(weights: &[f32; 32], care: &[f32; 32]) -> Q4_0 {
+        let (d, codes) = fit_block(&finite(weights), care, &Ints::<-8, 7>);
         Q4_0 { d, qs: std::array::from_fn(|i| codes[i] | codes[i + 16] << 4) }
     }
 }

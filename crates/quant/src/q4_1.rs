@@ -41,8 +41,8 @@ impl Block for Q4_1 {
         scaled_less::<32, 32>(&self.codes(), weights, |_| (d, -m));
     }
 
-    fn pack(weights: &[f32; 32]) -> Q4_1 {
-        let (d, m, codes) = fit_affine_block::<15>(&finite(weights));
+    fn pack(weights: &[f32; 32], care: &[f32; 32]) -> Q4_1 {
+        let (d, m, codes) = fit_affine_block::<15>(&finite(weights), care);
         Q4_1 { d, m, qs: std::array::from_fn(|i| codes[i] | codes[i + 16] << 4) }
     }
 }

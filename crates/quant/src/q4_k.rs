@@ -83,8 +83,8 @@ impl Block for Q4K {
         });
     }
 
-    fn pack(weights: &[f32; 256]) -> Q4K {
-        let fit = fit_affine_super::<8, 32, 15, 63>(&finite(weights));
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> Q4K {
+        let fit = fit_affine_super::<8, 32, 15, 63>(&finite(weights), care);
         let code = |j: usize, i: usize| fit.codes[64 * j + i];
         let qs = array::from_fn(|j| array::from_fn(|i| code(j, i) | code(j, i + 32) << 4));
         Q4K { d: fit.d, dmin: fit.dmin, scales: SixBits::new(fit.scales, fit.mins), qs }

@@ -55,8 +55,8 @@ impl Block for Q5_0 {
         scaled::<32, 32>(&self.codes(), weights, |_| d);
     }
 
-    fn pack(weights: &[f32; 32]) -> Q5_0 {
-        let (d, codes) = fit_block(&finite(weights), &Ints::<-16, 15>);
+    fn pack(weights: &[f32; 32], care: &[f32; 32]) -> Q5_0 {
+        let (d, codes) = fit_block(&finite(weights), care, &Ints::<-16, 15>);
         let qs = std::array::from_fn(|i| codes[i] & 15 | codes[i + 16] << 4);
         Q5_0 { d, qh: fifth_bits(&codes), qs }
     }

@@ -45,8 +45,8 @@ impl Block for Q5_1 {
         scaled_less::<32, 32>(&self.codes(), weights, |_| (d, -m));
     }
 
-    fn pack(weights: &[f32; 32]) -> Q5_1 {
-        let (d, m, codes) = fit_affine_block::<31>(&finite(weights));
+    fn pack(weights: &[f32; 32], care: &[f32; 32]) -> Q5_1 {
+        let (d, m, codes) = fit_affine_block::<31>(&finite(weights), care);
         let qs = std::array::from_fn(|i| codes[i] & 15 | codes[i + 16] << 4);
         Q5_1 { d, m, qh: fifth_bits(&codes), qs }
     }

@@ -53,8 +53,8 @@ impl Block for Q5K {
         });
     }
 
-    fn pack(weights: &[f32; 256]) -> Q5K {
-        let fit = fit_affine_super::<8, 32, 31, 63>(&finite(weights));
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> Q5K {
+        let fit = fit_affine_super::<8, 32, 31, 63>(&finite(weights), care);
         let scales = SixBits::new(fit.scales, fit.mins);
         let mut block = Q5K { d: fit.d, dmin: fit.dmin, scales, ..Q5K::zeroed() };
         for (i, code) in fit.codes.into_iter().enumerate() {

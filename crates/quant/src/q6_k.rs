@@ -49,8 +49,8 @@ impl Block for Q6K {
         scaled::<256, 16>(&self.codes(), weights, |part| d * f32::from(self.scales[part]));
     }
 
-    fn pack(weights: &[f32; 256]) -> Q6K {
-        let fit = fit_super::<16, 16, _>(&finite(weights), &Ints::<-32, 31>, -128..=127);
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> Q6K {
+        let fit = fit_super::<16, 16, _>(&finite(weights), care, &Ints::<-32, 31>, -128..=127);
         let mut block = Q6K { d: fit.d, scales: fit.scales.map(|s| s as i8), ..Q6K::zeroed() };
         for (i, code) in fit.codes.into_iter().enumerate() {
             let (half, j) = (i / 128, i / 32 % 4);

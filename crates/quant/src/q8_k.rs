@@ -36,8 +36,8 @@ impl Block for Q8K {
         scaled::<256, 256>(&self.qs, weights, |_| d);
     }
 
-    fn pack(weights: &[f32; 256]) -> Q8K {
-        let unit = Unit::new(&finite(weights));
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> Q8K {
+        let unit = Unit::new(&finite(weights), care);
         let grid = Ints::<-127, 127>;
         // The largest code must stay finite.
         let d = unit.best_scale(&grid).clamp(f32::MIN / 128.0, f32::MAX / 128.0);

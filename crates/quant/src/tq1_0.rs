@@ -73,8 +73,8 @@ impl Block for TQ1_0 {
         scaled::<256, 256>(&self.codes().map(|q| q as i8 - 1), weights, |_| d);
     }
 
-    fn pack(weights: &[f32; 256]) -> TQ1_0 {
-        let (d, codes) = fit_ternary(&finite(weights));
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> TQ1_0 {
+        let (d, codes) = fit_ternary(&finite(weights), care);
         TQ1_0 {
             first: array::from_fn(|i| byte(&codes[i..160], 32)),
             second: array::from_fn(|i| byte(&codes[160 + i..240], 16)),

@@ -42,8 +42,8 @@ impl Block for TQ2_0 {
         scaled::<256, 256>(&self.codes().map(|q| q as i8 - 1), weights, |_| d);
     }
 
-    fn pack(weights: &[f32; 256]) -> TQ2_0 {
-        let (d, codes) = fit_ternary(&finite(weights));
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> TQ2_0 {
+        let (d, codes) = fit_ternary(&finite(weights), care);
         let mut block = TQ2_0 { d, ..TQ2_0::zeroed() };
         for (i, code) in codes.into_iter().enumerate() {
             block.qs[i / 128][i % 32] |= code << (2 * (i / 32 % 4));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tallow_models::convert::{Conversion, WriteError};
+use tallow_models::convert::{Conversion, Importance, WriteError};
 use tallow_models::{LoadError, Model};
 
 use super::print;
@@ -24,13 +24,22 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
         return Err(Failed::new(format!("{name} is a folder; name the file, such as {name}/model.gguf")));
     }
     if out.exists() && !args.force {
-        return Err(Failed::new(format!("{name} is there already; choose another name, or --force to replace it")));
+        return Err(Failed::new(format!(
+            "{name} is there already; choose another name, or --force to replace it"
+        )));
     }
     let model = load::model(&args.model, load::How::new(sources, args.offline, args.quant)?)?;
     if is_of(&model, out) {
         return Err(Failed::new(format!("{name} is what is to be read; choose another name")));
     }
-    let conversion = Conversion::new(&model, out)?;
+    let importance = args.imatrix.as_deref().map(Importance::read).transpose()?;
+    let conversion = match (&importance, &args.imatrix) {
+        (Some(_), _) if model.recipe.is_none() => {
+            return Err(Failed::new("--imatrix is about how to quantize; say to what with --quant"));
+        }
+        (Some(importance), Some(path)) => Conversion::new(&model, out)?.caring(importance, path)?,
+        _ => Conversion::new(&model, out)?,
+    };
     conversion.notes().iter().for_each(|note| eprintln!("{}", screen::harmless(note)));
     let part = Part::create(out, conversion.size())?;
     let stop = stopping();

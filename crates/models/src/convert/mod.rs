@@ -3,6 +3,7 @@
 //! What the file is going to say is read back before a tensor is written. Where its settings or its words would make
 //! another model of it than the one that it came from, it is refused: a file that is nearly right is worse than none.
 
+mod importance;
 mod settings;
 mod tensors;
 mod words;
@@ -21,12 +22,15 @@ use crate::formats::map::Mapping;
 use crate::formats::{Checkpoint, Kind, Settings, Stored};
 use crate::weights::Progress;
 
+pub use importance::Importance;
 use tensors::Target;
 
 /// A model, and the file that it is to become.
 #[derive(Debug)]
 pub struct Conversion<'a> {
-    header: Vec<u8>,
+    header: Header,
+    /// The header's bytes.
+    front: Vec<u8>,
     /// Where tensors start in the file.
     starts: Vec<usize>,
     targets: Vec<Target<'a>>,
@@ -99,16 +103,36 @@ impl<'a> Conversion<'a> {
         if let Some(number) = settings::file_type(model, &header.tensors) {
             header.set("general.file_type", Written::Count(number));
         }
-        let Some((bytes, starts)) = header.bytes() else {
+        let Some((front, starts)) = header.bytes() else {
             return Err(LoadError::bad(&model.checkpoint.path, "its tensors", "are too large for a file"));
         };
-        Ok(Conversion { header: bytes, starts, targets, notes })
+        Ok(Conversion { header, front, starts, targets, notes })
+    }
+
+    /// Matrices that are quantized keep more exactly what multiplies larger inputs. `path` is where that was read.
+    pub fn caring(mut self, importance: &'a Importance, path: &Path) -> Result<Conversion<'a>> {
+        let mut known = 0;
+        for target in &mut self.targets {
+            known += usize::from(target.care(importance, path)?);
+        }
+        if known == 0 {
+            let why = "none of them is a tensor of this model: the file is of another one";
+            return Err(LoadError::bad(path, "its names", why));
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        self.header.set("quantize.imatrix.file", Written::Text(name));
+        let entries = u32::try_from(importance.len()).unwrap_or(u32::MAX);
+        self.header.set("quantize.imatrix.entries_count", Written::Count(entries));
+        if let Some((front, starts)) = self.header.bytes() {
+            (self.front, self.starts) = (front, starts);
+        }
+        Ok(self)
     }
 
     /// Bytes of the file.
     pub fn size(&self) -> u64 {
         let last = self.starts.last().zip(self.targets.last());
-        let end = last.map_or(self.header.len(), |(start, target)| start + target.size());
+        let end = last.map_or(self.front.len(), |(start, target)| start + target.size());
         end as u64
     }
 
@@ -135,7 +159,7 @@ impl<'a> Conversion<'a> {
                 ControlFlow::Break(()) => Err(WriteError::Load(LoadError::Stopped)),
             }
         };
-        let mut end = put(&self.header)?;
+        let mut end = put(&self.front)?;
         for (target, start) in self.targets.iter().zip(&self.starts) {
             // Tensors start where the header says.
             put(&vec![0; start - end])?;

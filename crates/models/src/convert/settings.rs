@@ -98,7 +98,10 @@ fn written(value: &Value) -> Option<Written> {
             let flags: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
             let counts: Option<Vec<i32>> = list.iter().map(counts).collect();
             let numbers = || list.iter().map(|v| v.as_f64().map(|x| x as f32)).collect::<Option<_>>();
-            flags.map(Written::Flags).or(counts.map(Written::Counts)).or_else(|| numbers().map(Written::Numbers))?
+            flags
+                .map(Written::Flags)
+                .or(counts.map(Written::Counts))
+                .or_else(|| numbers().map(Written::Numbers))?
         }
     })
 }
@@ -258,6 +261,11 @@ pub(super) fn file_type(model: &Model, tensors: &[Planned]) -> Option<u32> {
         let of = tensors.iter().filter(|t| t.format == format && t.shape.len() > 1);
         of.map(|t| t.shape.iter().product::<usize>()).sum::<usize>()
     };
-    let numbers = [(Format::F32, 0), (Format::F16, 1), (Format::Q4_0, 2), (Format::Q8_0, 7), (Format::BF16, 32)];
-    numbers.into_iter().max_by_key(|(format, _)| most(*format)).filter(|(f, _)| most(*f) > 0).map(|(_, id)| id)
+    let numbers =
+        [(Format::F32, 0), (Format::F16, 1), (Format::Q4_0, 2), (Format::Q8_0, 7), (Format::BF16, 32)];
+    numbers
+        .into_iter()
+        .max_by_key(|(format, _)| most(*format))
+        .filter(|(f, _)| most(*f) > 0)
+        .map(|(_, id)| id)
 }

@@ -2,11 +2,12 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use tallow_core::{Heads, HostWeight, RopePairs};
 use tallow_quant::Format;
 
-use super::WriteError;
+use super::{Importance, WriteError};
 use crate::Model;
 use crate::error::{LoadError, Result};
 use crate::families::Family;
@@ -24,6 +25,8 @@ const AT_ONCE: usize = 64 << 20;
 pub(super) struct Target<'a> {
     pub(super) planned: Planned,
     from: From<'a>,
+    /// How much the error of each column counts, for each matrix or for all alike.
+    care: Option<&'a [f32]>,
 }
 
 /// What a tensor of the file is made of.
@@ -65,7 +68,8 @@ pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Targe
     let (names, to, layers) = (model.names(), reader.gguf_names, model.spec.layers.len());
     let mut all = Renaming { model, names, layout: to.layout, used: BTreeSet::new(), targets: Vec::new() };
     let parts = names.beside(&to);
-    let (of_layers, alone): (Vec<_>, Vec<_>) = parts.into_iter().partition(|(_, from, _)| from.contains("{}"));
+    let (of_layers, alone): (Vec<_>, Vec<_>) =
+        parts.into_iter().partition(|(_, from, _)| from.contains("{}"));
     for (part, from, to) in alone {
         all.part(part, from, to)?;
     }
@@ -120,7 +124,9 @@ impl<'a> Renaming<'a> {
                 }
             };
             // Where a family has no norm before a block, its name may be that of one behind.
-            let Some((_, first)) = found.first().filter(|(name, _)| !self.used.contains(name)) else { continue };
+            let Some((_, first)) = found.first().filter(|(name, _)| !self.used.contains(name)) else {
+                continue;
+            };
             self.used.extend(found.iter().map(|(name, _)| name.clone()));
             if self.model.spec.tied && to == "output.weight" {
                 continue;
@@ -159,7 +165,7 @@ impl<'a> Renaming<'a> {
 impl<'a> Target<'a> {
     /// A tensor whose bytes are there already.
     pub(super) fn new_made(planned: Planned, bytes: Vec<u8>) -> Target<'a> {
-        Target { planned, from: From::Made(bytes) }
+        Target { planned, from: From::Made(bytes), care: None }
     }
 
     /// A tensor of some of the checkpoint's, in the format that it is to have.
@@ -175,7 +181,9 @@ impl<'a> Target<'a> {
             let what = format!("converting tensor {first:?}, {what}");
             Err(LoadError::unsupported(stored.file.path(), what, why))
         };
-        let Some(own) = stored.format() else { return refused("which is no weights", "floats and blocks are") };
+        let Some(own) = stored.format() else {
+            return refused("which is no weights", "floats and blocks are");
+        };
         if order == Order::Turned && !own.is_plain() {
             return refused("which has a row for each input", "only plain numbers can be turned");
         }
@@ -184,7 +192,10 @@ impl<'a> Target<'a> {
         if let Kind::Grouped(matrix) = &stored.kind
             && matrix.is_shuffled()
         {
-            return refused("which was quantized with act-order", "such files cannot keep the order of its inputs");
+            return refused(
+                "which was quantized with act-order",
+                "such files cannot keep the order of its inputs",
+            );
         }
         let flat = shape.len() < 2 || shape[..shape.len() - 1].iter().product::<usize>() == 1;
         let format = match format {
@@ -195,7 +206,7 @@ impl<'a> Target<'a> {
         };
         let planned = Planned { name, format, shape };
         match planned.size() {
-            Some(_) => Ok(Target { planned, from: From::Stored { parts, part, order } }),
+            Some(_) => Ok(Target { planned, from: From::Stored { parts, part, order }, care: None }),
             None => refused("whose rows are no whole blocks", "rows of whole blocks are"),
         }
     }
@@ -213,6 +224,19 @@ impl<'a> Target<'a> {
         }
     }
 
+    /// Takes what is known of its inputs, if anything is.
+    pub(super) fn care(&mut self, importance: &'a Importance, path: &Path) -> Result<bool> {
+        let Some(care) = importance.of(&self.planned.name) else { return Ok(false) };
+        let cols = self.planned.shape.last().copied().unwrap_or(0);
+        let matrices: usize = self.planned.shape.iter().rev().skip(2).product();
+        if care.len() != cols && care.len() != cols.saturating_mul(matrices) {
+            let why = format!("has {} numbers; {cols} for each of {matrices} matrices are due", care.len());
+            return Err(LoadError::bad(path, &self.planned.name, why));
+        }
+        self.care = Some(care);
+        Ok(true)
+    }
+
     /// Makes up for what a reader of such files takes otherwise than the model has it.
     pub(super) fn settle(&mut self, model: &DecoderSpec, read: &DecoderSpec) {
         let From::Stored { part, order, .. } = &mut self.from else { return };
@@ -225,7 +249,9 @@ impl<'a> Target<'a> {
             _ => None,
         };
         match (*part, beside) {
-            (Part::Norm, _) if model.norm.lift != read.norm.lift && self.planned.name.ends_with(".weight") => {
+            (Part::Norm, _)
+                if model.norm.lift != read.norm.lift && self.planned.name.ends_with(".weight") =>
+            {
                 *order = Order::Lifted(model.norm.lift - read.norm.lift);
             }
             (Part::Queries, Some((heads, turned))) => *order = Order::Beside { heads: heads.q, turned },
@@ -244,6 +270,7 @@ impl<'a> Target<'a> {
             From::Stored { parts, order, .. } => (parts, *order),
         };
         let cols = self.planned.shape.last().copied().unwrap_or(0);
+        let mut matrix = 0;
         for (name, stored) in parts {
             let damaged = |i: usize| {
                 let why = format!("element {i} is not a finite number: the file is damaged");
@@ -253,19 +280,42 @@ impl<'a> Target<'a> {
             let bytes = order.put(format, bytes, cols)?;
             let format = if let Order::Lifted(_) = order { Format::F32 } else { format };
             let (to, width) = (self.planned.format, format.row_bytes(cols).unwrap_or(0));
-            let some = (AT_ONCE / width.max(1)).max(1) * width;
-            for bytes in bytes.chunks(some.max(1)) {
-                let rows = bytes.len() / width.max(1);
-                match format == to {
-                    true => put(bytes)?,
-                    false => {
-                        let weight = HostWeight { format, rows, cols, bytes, spent: HostWeight::KEPT };
-                        put(&quantized(&weight, to).map_err(LoadError::Device)?)?;
-                    }
+            if format == to {
+                bytes.chunks(AT_ONCE).try_for_each(&mut *put)?;
+            } else {
+                // A matrix after another: each has inputs of its own.
+                let each = self.planned.shape.iter().rev().nth(1).map_or(bytes.len(), |rows| rows * width);
+                for bytes in bytes.chunks(each.max(1)) {
+                    self.quantize((format, bytes), (to, cols), self.care_of(matrix), put)?;
+                    matrix += 1;
                 }
             }
             stored.file.intact()?;
             stored.file.release(stored.bytes.clone());
+        }
+        Ok(())
+    }
+
+    /// What is known of the inputs of a matrix.
+    fn care_of(&self, matrix: usize) -> Option<&[f32]> {
+        let cols = self.planned.shape.last().copied().unwrap_or(0);
+        let care = self.care?;
+        if care.len() == cols { Some(care) } else { care.get(matrix * cols..(matrix + 1) * cols) }
+    }
+
+    /// Brings rows of a matrix into the format of the file, some at a time.
+    fn quantize(
+        &self,
+        (format, bytes): (Format, &[u8]),
+        (to, cols): (Format, usize),
+        care: Option<&[f32]>,
+        put: &mut dyn FnMut(&[u8]) -> std::result::Result<(), WriteError>,
+    ) -> std::result::Result<(), WriteError> {
+        let width = format.row_bytes(cols).unwrap_or(0).max(1);
+        for bytes in bytes.chunks((AT_ONCE / width).max(1) * width) {
+            let weight =
+                HostWeight { format, rows: bytes.len() / width, cols, bytes, spent: HostWeight::KEPT };
+            put(&quantized(&weight, to, care).map_err(LoadError::Device)?)?;
         }
         Ok(())
     }

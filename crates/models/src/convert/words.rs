@@ -54,7 +54,9 @@ pub(super) fn set(header: &mut Header, model: &Model, out: &Path) -> Result<()> 
 /// How a file's tokenizer would differ, if it would.
 fn difference(mine: &Tokenizer, read: &Tokenizer, vocab: usize) -> Result<Option<String>> {
     let ids = 0..u32::try_from(vocab).unwrap_or(u32::MAX);
-    if let Some(id) = ids.into_iter().find(|id| mine.token_text(*id).is_some_and(|t| read.token_text(*id) != Some(t))) {
+    if let Some(id) =
+        ids.into_iter().find(|id| mine.token_text(*id).is_some_and(|t| read.token_text(*id) != Some(t)))
+    {
         return Ok(Some(format!("token {id} would have another text")));
     }
     if (mine.bos(), mine.eos(), mine.adds_bos()) != (read.bos(), read.eos(), read.adds_bos()) {
@@ -114,7 +116,8 @@ mod tests {
             let keys = match mine.gguf_keys(&folder, vocab) {
                 Ok(keys) => keys,
                 Err(why) => {
-                    said += &format!("{name}: {}\n", why.to_string().replace(folder.to_str().unwrap(), "FOLDER"));
+                    said +=
+                        &format!("{name}: {}\n", why.to_string().replace(folder.to_str().unwrap(), "FOLDER"));
                     continue;
                 }
             };

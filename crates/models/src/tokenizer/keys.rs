@@ -48,7 +48,8 @@ const BYTE: i32 = 6;
 impl Tokenizer {
     /// The keys of this tokenizer, which was read from that folder, for a model that knows `vocab` tokens.
     pub(crate) fn gguf_keys(&self, folder: &Path, vocab: usize) -> Result<Vec<(&'static str, Written)>> {
-        let refused = |what: &str, why: &str| Err(LoadError::unsupported(folder, format!("converting {what}"), why));
+        let refused =
+            |what: &str, why: &str| Err(LoadError::unsupported(folder, format!("converting {what}"), why));
         let Model::Bpe(bpe) = &self.parts.model else {
             return refused("its tokenizer", "tokenizers of merges are");
         };
@@ -57,7 +58,10 @@ impl Tokenizer {
             true => self.of_spaces(bpe, &merges, vocab),
             false => {
                 let Some(way) = self.way(bpe, folder)? else {
-                    return refused("its tokenizer", "no known way to cut text has a name in GGUF files that is this one");
+                    return refused(
+                        "its tokenizer",
+                        "no known way to cut text has a name in GGUF files that is this one",
+                    );
                 };
                 let merges = merges.iter().map(|(a, b)| format!("{a} {b}")).collect();
                 vec![
@@ -75,7 +79,12 @@ impl Tokenizer {
             match around.as_slice() {
                 [] => keys.push((flag, Written::Flag(false))),
                 [one] if Some(*one) == id => keys.push((flag, Written::Flag(true))),
-                _ => return refused("its tokenizer", "one token before and after a text is, that which begins or ends it"),
+                _ => {
+                    return refused(
+                        "its tokenizer",
+                        "one token before and after a text is, that which begins or ends it",
+                    );
+                }
             }
         }
         for (key, id) in [("bos_token_id", self.bos()), ("eos_token_id", self.eos())] {

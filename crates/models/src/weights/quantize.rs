@@ -12,8 +12,9 @@ pub(crate) fn room(len: usize) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// The bytes of a matrix in format `to`, made by as many threads as there are cores.
-pub(crate) fn quantized(weight: &HostWeight<'_>, to: Format) -> Result<Vec<u8>, Error> {
+/// The bytes of a matrix in format `to`, made by as many threads as there are cores. `care` says how much the error of
+/// each column counts, where that is known.
+pub(crate) fn quantized(weight: &HostWeight<'_>, to: Format, care: Option<&[f32]>) -> Result<Vec<u8>, Error> {
     let HostWeight { format: from, rows, cols, bytes: source, .. } = *weight;
     let (Some(width), Some(wanted)) = (from.row_bytes(cols), to.row_bytes(cols)) else {
         return Ok(Vec::new());
@@ -22,6 +23,8 @@ pub(crate) fn quantized(weight: &HostWeight<'_>, to: Format) -> Result<Vec<u8>, 
     if width == 0 || wanted == 0 {
         return Ok(bytes);
     }
+    let alike = vec![1.0; cols];
+    let care = care.filter(|care| care.len() == cols).unwrap_or(&alike);
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let each = rows.div_ceil(cores).max(1);
     let some = |source: &[u8], target: &mut [u8]| {
@@ -29,7 +32,7 @@ pub(crate) fn quantized(weight: &HostWeight<'_>, to: Format) -> Result<Vec<u8>, 
         for (source, target) in source.chunks_exact(width).zip(target.chunks_exact_mut(wanted)) {
             // Whole blocks on both sides: formats were chosen so.
             let packed = tallow_quant::unpack(from, source, &mut row)
-                .and_then(|()| tallow_quant::pack(to, &row, target));
+                .and_then(|()| tallow_quant::pack_with(to, &row, care, target));
             debug_assert!(packed.is_ok());
         }
     };

@@ -21,7 +21,7 @@ impl<const N: usize> Unit<N> {
         let (step, inverse) = self.step(line.scale);
         let (min, _) = self.step(line.min);
         let errors = each(&self.x, |x| x - min - step * code::<MAX>(x - min, inverse));
-        squared(&errors)
+        squared(&errors, &self.care)
     }
 
     /// The codes along `line`.
@@ -37,7 +37,7 @@ impl<const N: usize> Unit<N> {
     fn best_line<const MAX: i32>(&self, highest: f32) -> Line {
         let low = self.x.iter().fold(highest, |low, &x| low.min(x));
         // From zero upwards the sums lose the least precision.
-        let line = search::<N, MAX>(&each(&self.x, |x| x - low), highest - low);
+        let line = search::<N, MAX>(&each(&self.x, |x| x - low), &self.care, highest - low);
         Line { scale: line.scale * self.size, min: (line.min + low) * self.size }
     }
 }
@@ -49,9 +49,10 @@ fn code<const MAX: i32>(x: f32, inverse: f32) -> f32 {
 }
 
 /// The best line for weights that are not negative.
-fn search<const N: usize, const MAX: i32>(x: &[f32; N], highest: f32) -> Line {
+fn search<const N: usize, const MAX: i32>(x: &[f32; N], care: &[f32; N], highest: f32) -> Line {
     let high = x.iter().fold(0.0f32, |high, &x| high.max(x));
-    let (count, sum) = (N as f32, x.iter().sum::<f32>());
+    // As if there were as many of each as it counts.
+    let (count, sum) = (care.iter().sum::<f32>(), x.iter().zip(care).map(|(x, care)| care * x).sum::<f32>());
     let flat = Line { scale: 0.0, min: (sum / count).min(highest) };
     if high == 0.0 {
         return flat;
@@ -59,12 +60,12 @@ fn search<const N: usize, const MAX: i32>(x: &[f32; N], highest: f32) -> Line {
     let inverse = TRIED.map(|tried| tried * MAX as f32 / high);
     // All candidates side by side: one vector.
     let (mut codes, mut squares, mut common) = ([0.0; 16], [0.0; 16], [0.0; 16]);
-    for x in x {
+    for (x, care) in x.iter().zip(care) {
         for i in 0..16 {
             let q = code::<MAX>(*x, inverse[i]);
-            codes[i] += q;
-            squares[i] += q * q;
-            common[i] += x * q;
+            codes[i] += care * q;
+            squares[i] += care * q * q;
+            common[i] += care * x * q;
         }
     }
     let mut best = (flat.min * (2.0 * sum - count * flat.min), flat);
@@ -87,8 +88,11 @@ fn search<const N: usize, const MAX: i32>(x: &[f32; N], highest: f32) -> Line {
 }
 
 /// A scale, a minimum and codes for a block that has one of each.
-pub(crate) fn fit_affine_block<const MAX: i32>(weights: &[f32; 32]) -> (F16, F16, [u8; 32]) {
-    let unit = Unit::new(weights);
+pub(crate) fn fit_affine_block<const MAX: i32>(
+    weights: &[f32; 32],
+    care: &[f32; 32],
+) -> (F16, F16, [u8; 32]) {
+    let unit = Unit::new(weights, care);
     let ideal = unit.best_line::<MAX>(1.0);
     let mut best = (f32::INFINITY, F16([0; 2]), F16([0; 2]));
     for d in F16::around(ideal.scale) {
@@ -115,9 +119,9 @@ pub(crate) struct AffineSuperFit<const SUBS: usize> {
 /// Fits `SUBS` parts of `LEN` weights each, with codes up to `MAX`, scales and minimums up to `TOP`.
 pub(crate) fn fit_affine_super<const SUBS: usize, const LEN: usize, const MAX: i32, const TOP: i32>(
     weights: &[f32; 256],
+    care: &[f32; 256],
 ) -> AffineSuperFit<SUBS> {
-    let parts: [Unit<LEN>; SUBS] =
-        std::array::from_fn(|sub| Unit::new(&std::array::from_fn(|i| weights[sub * LEN + i])));
+    let parts: [Unit<LEN>; SUBS] = std::array::from_fn(|sub| Unit::part(weights, care, sub));
     let ideal: [Line; SUBS] = std::array::from_fn(|sub| parts[sub].best_line::<MAX>(0.0));
     let largest = ideal.iter().fold((0.0f32, 0.0f32), |(s, m), line| (s.max(line.scale), m.max(-line.min)));
     // Rounding up keeps the largest in reach.

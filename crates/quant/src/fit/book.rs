@@ -78,7 +78,7 @@ pub(crate) struct Signed;
 impl Signed {
     /// Any signs.
     pub(crate) fn free(weights: &[f32; 256]) -> (Unit<256>, [u8; 32]) {
-        let mut unit = Unit::new(&finite(weights));
+        let mut unit = Unit::new(&finite(weights), &[1.0; 256]);
         let mut signs = [0; 32];
         for (x, signs) in unit.x.as_chunks_mut::<8>().0.iter_mut().zip(&mut signs) {
             for (i, x) in x.iter_mut().enumerate() {
@@ -217,15 +217,15 @@ fn factor<const M: usize>(part: &Part<'_, M>, ideal: f32, step: f32, top: u8) ->
 }
 
 /// A scale for -1, 0 and 1, and which of them each weight is, from zero on.
-pub(crate) fn fit_ternary(weights: &[f32; 256]) -> (F16, [u8; 256]) {
-    let unit = Unit::new(weights);
-    let mut sizes = unit.x.map(f32::abs);
-    sizes.sort_by(|a, b| b.total_cmp(a));
+pub(crate) fn fit_ternary(weights: &[f32; 256], care: &[f32; 256]) -> (F16, [u8; 256]) {
+    let unit = Unit::new(weights, care);
+    let mut sizes: [(f32, f32); 256] = std::array::from_fn(|i| (unit.x[i].abs(), unit.care[i]));
+    sizes.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     // With the largest few as ones, the best scale is their mean.
-    let (mut sum, mut best) = (0.0, (0.0, 0.0));
-    for (i, size) in sizes.into_iter().enumerate() {
-        sum += size;
-        let count = (i + 1) as f32;
+    let (mut sum, mut count, mut best) = (0.0, 0.0, (0.0, 0.0));
+    for (size, care) in sizes {
+        sum += care * size;
+        count += care;
         if sum * sum / count > best.0 {
             best = (sum * sum / count, sum / count);
         }

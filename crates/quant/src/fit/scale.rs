@@ -10,18 +10,18 @@ const TRIED: [f32; 16] =
     [0.80, 0.825, 0.85, 0.875, 0.9, 0.925, 0.95, 0.975, 1.0, 1.025, 1.05, 1.075, 1.1, 1.15, 1.2, 1.25];
 
 /// The best scale for weights between -1 and 1.
-pub(super) fn search<const N: usize, G: Grid>(x: &[f32; N], grid: &G) -> f32 {
+pub(super) fn search<const N: usize, G: Grid>(x: &[f32; N], care: &[f32; N], grid: &G) -> f32 {
     // The grid may reach farther on one side, so the scale may be negative.
     let mut best = (0.0, 0.0);
     for sign in [-1.0, 1.0] {
         let inverse = TRIED.map(|tried| sign * tried * G::REACH);
         // All candidates side by side: one vector.
         let (mut common, mut square) = ([0.0; 16], [0.0; 16]);
-        for x in x {
+        for (x, care) in x.iter().zip(care) {
             for i in 0..16 {
                 let q = grid.nearest(x * inverse[i]);
-                common[i] += x * q;
-                square[i] += q * q;
+                common[i] += care * x * q;
+                square[i] += care * q * q;
             }
         }
         for (common, square) in common.into_iter().zip(square) {
@@ -36,8 +36,12 @@ pub(super) fn search<const N: usize, G: Grid>(x: &[f32; N], grid: &G) -> f32 {
 }
 
 /// A scale and its codes for a block that has one scale.
-pub(crate) fn fit_block<const N: usize>(weights: &[f32; N], grid: &impl Grid) -> (F16, [u8; N]) {
-    let unit = Unit::new(weights);
+pub(crate) fn fit_block<const N: usize>(
+    weights: &[f32; N],
+    care: &[f32; N],
+    grid: &impl Grid,
+) -> (F16, [u8; N]) {
+    let unit = Unit::new(weights, care);
     let [below, above] = F16::around(unit.best_scale(grid));
     let better = unit.error(above.get(), grid) < unit.error(below.get(), grid);
     let d = if better { above } else { below };
@@ -54,11 +58,11 @@ pub(crate) struct SuperFit<const SUBS: usize> {
 /// Fits `SUBS` parts of `LEN` weights each, with scales in `range`.
 pub(crate) fn fit_super<const SUBS: usize, const LEN: usize, G: Grid>(
     weights: &[f32; 256],
+    care: &[f32; 256],
     grid: &G,
     range: RangeInclusive<i16>,
 ) -> SuperFit<SUBS> {
-    let parts: [Unit<LEN>; SUBS] =
-        std::array::from_fn(|sub| Unit::new(&std::array::from_fn(|i| weights[sub * LEN + i])));
+    let parts: [Unit<LEN>; SUBS] = std::array::from_fn(|sub| Unit::part(weights, care, sub));
     let ideal: [f32; SUBS] = std::array::from_fn(|sub| parts[sub].best_scale(grid));
     let largest = ideal.iter().fold(0.0f32, |largest, s| if s.abs() > largest.abs() { *s } else { largest });
     // The range reaches farther below zero. Rounding `d` up keeps the largest scale in reach. Adding zero makes

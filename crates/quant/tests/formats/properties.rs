@@ -255,3 +255,32 @@ fn size_errors_say_what_would_fit() {
     assert_eq!(message(5, 512), "512 weights in Q4_K are 288 bytes, not 5");
     assert_eq!(message(144, 100), "100 weights are not whole blocks of Q4_K, which are 256");
 }
+
+/// Errors of what counts more become smaller, at the cost of the rest.
+#[test]
+fn what_counts_is_kept_more_exactly() {
+    use Format::{IQ4NL, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5K, TQ2_0};
+    let mut seed = 7u64;
+    let mut random = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 40) as f32 / (1 << 24) as f32
+    };
+    let weights: Vec<f32> = (0..4096).map(|_| random() + random() + random() - 1.5).collect();
+    let counts: Vec<f32> = (0..4096).map(|i| if i % 7 == 0 { 50.0 } else { 1.0 }).collect();
+    for format in [Q2K, Q3K, Q4K, Q5K, Q4_0, Q4_1, Q5_0, IQ4NL, IQ4XS, TQ2_0, MXFP4] {
+        let mut bytes = vec![0; format.row_bytes(weights.len()).unwrap()];
+        let mut error = |care: &[f32]| {
+            tallow_quant::pack_with(format, &weights, care, &mut bytes).unwrap();
+            let mut back = vec![0.0; weights.len()];
+            unpack(format, &bytes, &mut back).unwrap();
+            let squares = weights.iter().zip(&back).map(|(a, b)| (a - b).powi(2));
+            squares.zip(&counts).map(|(e, count)| e * count).sum::<f32>()
+        };
+        let (with, without) = (error(&counts), error(&vec![1.0; weights.len()]));
+        assert!(with < 0.99 * without, "{format}: {with} and {without}");
+        // How much all count together is nothing to it, nor is a row in which nothing counts.
+        let more: Vec<f32> = counts.iter().map(|c| 1024.0 * c).collect();
+        assert_eq!(error(&more), with, "{format}");
+        assert_eq!(error(&vec![0.0; weights.len()]), without, "{format}");
+    }
+}

@@ -218,9 +218,11 @@ mod tests {
         ] {
             header.set(key, value);
         }
-        for (name, format, shape) in
-            [("one", Format::Q4_0, vec![3, 32]), ("two", Format::F32, vec![5]), ("three", Format::BF16, vec![2, 3, 4])]
-        {
+        for (name, format, shape) in [
+            ("one", Format::Q4_0, vec![3, 32]),
+            ("two", Format::F32, vec![5]),
+            ("three", Format::BF16, vec![2, 3, 4]),
+        ] {
             header.tensors.push(Planned { name: name.into(), format, shape });
         }
         let (mut bytes, starts) = header.bytes().unwrap();
@@ -237,7 +239,10 @@ mod tests {
         assert_eq!(meta.ints("a.flags").unwrap(), Some(vec![1, 0]));
         assert_eq!(meta.texts("a.texts").unwrap().unwrap(), texts);
         for ((tensor, planned), start) in read.tensors.iter().zip(&header.tensors).zip(&starts) {
-            assert_eq!((&tensor.name, tensor.format, &tensor.shape), (&planned.name, planned.format, &planned.shape));
+            assert_eq!(
+                (&tensor.name, tensor.format, &tensor.shape),
+                (&planned.name, planned.format, &planned.shape)
+            );
             assert_eq!(tensor.bytes.start, *start);
             assert_eq!(start % ALIGN, 0);
         }

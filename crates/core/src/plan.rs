@@ -72,7 +72,11 @@ impl Step {
         let mut rows_of_states: Vec<u32> = self.states.iter().flat_map(|s| [s.from, s.to]).collect();
         rows_of_states.sort_unstable();
         if let Some(pair) = rows_of_states.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(wrong("the rows of states", "each of them once".into(), format!("{} twice", pair[0])));
+            return Err(wrong(
+                "the rows of states",
+                "each of them once".into(),
+                format!("{} twice", pair[0]),
+            ));
         }
         match self.outputs.iter().find(|o| **o as usize >= rows) {
             Some(o) => Err(wrong("an output row", format!("under {rows}"), o.to_string())),
@@ -135,8 +139,7 @@ impl<B: Backend> StepPlan<B> {
         let states: Vec<u32> =
             host.states.iter().map(|s| s.from).chain(host.states.iter().map(|s| s.to)).collect();
         let (positions, slots) = (host.positions(), host.slots());
-        let parts =
-            [&host.tokens[..], &positions, &slots, &starts, &lens, &pages, &states, &host.outputs];
+        let parts = [&host.tokens[..], &positions, &slots, &starts, &lens, &pages, &states, &host.outputs];
         let all = b.upload_row(&parts.concat())?;
         let mut at = 0;
         let mut next = |rows: usize, cols: usize| {

@@ -64,7 +64,11 @@ impl Cpu {
                 for start in (0..heads.value_dim).step_by(BLOCK) {
                     let columns = start..heads.value_dim.min(start + BLOCK);
                     let rows = rows.clone();
-                    tasks.push((DeltaTask { heads, head, rows, qk, v, gates, out: &m, columns }, span, *state));
+                    tasks.push((
+                        DeltaTask { heads, head, rows, qk, v, gates, out: &m, columns },
+                        span,
+                        *state,
+                    ));
                 }
             }
             first = rows.end;

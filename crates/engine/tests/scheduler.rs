@@ -206,7 +206,10 @@ proptest! {
 }
 
 fn scheduler(context: usize, slots: usize, budget: usize, pages: usize) -> Scheduler {
-    Scheduler::new(Limits { context, slots, budget, beside: budget, all_logits: 8, prefixes: true }, BlockPool::new(pages, 4))
+    Scheduler::new(
+        Limits { context, slots, budget, beside: budget, all_logits: 8, prefixes: true },
+        BlockPool::new(pages, 4),
+    )
 }
 
 fn submit(s: &mut Scheduler, id: u64, tokens: Vec<u32>, max_new: usize) {

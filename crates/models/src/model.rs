@@ -106,9 +106,9 @@ impl Model {
             };
             return whole(joint) + whole(names.expert_down);
         }
-        let joint = names.expert_rows.map_or(0, |(up, down)| {
-            [up, down].map(|pattern| stored(&of_layer(pattern, layer))).iter().sum()
-        });
+        let joint = names
+            .expert_rows
+            .map_or(0, |(up, down)| [up, down].map(|pattern| stored(&of_layer(pattern, layer))).iter().sum());
         if joint > 0 {
             return joint;
         }

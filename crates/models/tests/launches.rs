@@ -7,9 +7,7 @@ use std::fmt::Write;
 use std::ops::ControlFlow;
 
 use tallow_core::ops::TopK;
-use tallow_core::{
-    Backend, DType, Launch, Null, Reading, Span, StateRows, Step, StepPlan, launch_table,
-};
+use tallow_core::{Backend, DType, Launch, Null, Reading, Span, StateRows, Step, StepPlan, launch_table};
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;
@@ -175,14 +173,16 @@ fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
     let experts = layer.experts.map_or(0, |e| 4 * e.count + 5 * usize::from(e.shared.is_some()));
     // Each head's part of queries and of values is a product of its own.
     let latent = layer.latent.map_or(0, |_| 5 * layer.mixer.heads.q + 8);
-    // What the layer gets of its own, values normalised and put back, and what multiplies the result.
+    // What the layer gets of its own, values normalised and put back, what multiplies the result, and gates, which are a
+    // fourth part beside queries, keys and values.
     let more = 4 * usize::from(model.spec.side.is_some())
         + 2 * usize::from(layer.mixer.v_norm)
         + usize::from(layer.scaled)
-        + usize::from(layer.mixer.gated && layer.delta.is_none());
-    // A delta net has a convolution in two, a norm of queries and keys, what heads recall, its norm and its gates.
+        + 2 * usize::from(layer.mixer.gated && layer.delta.is_none());
+    // A delta net has its norm, four parts side by side in two, a convolution in two, a norm of queries and keys, what
+    // heads recall, another norm, gates, and its output.
     if layer.delta.is_some() {
-        return 4 + 6 + 4 + behind + bent + experts + more;
+        return 14 + behind + bent + experts + more;
     }
     9 + behind + bent + turned + experts + latent + more
 }

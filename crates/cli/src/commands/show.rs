@@ -92,10 +92,9 @@ fn layers(spec: &DecoderSpec) -> String {
         let of = |what: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(", {what} {n}"));
         let window = of("window", layer.mixer.window) + &of("chunks of", layer.mixer.chunk);
         let heads = match (layer.delta, layer.mixer.heads) {
-            (Some(DeltaSpec { heads: h, .. }), _) => format!(
-                "{} delta heads of {} x {}, {} key heads",
-                h.values, h.key_dim, h.value_dim, h.keys
-            ),
+            (Some(DeltaSpec { heads: h, .. }), _) => {
+                format!("{} delta heads of {} x {}, {} key heads", h.values, h.key_dim, h.value_dim, h.keys)
+            }
             (None, h) => format!("{} query heads, {} key heads, {} wide", h.q, h.kv, h.dim),
         };
         let kind = format!("{heads}, {}{window}", feed_forward(layer));

@@ -107,7 +107,8 @@ fn states<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let ran = t.b.run(Convolve { x: &x, by: &by, window: &window, plan: &plan });
         ensure(ran.is_ok() == fits, || format!("a convolution with {states:?} gave {ran:?}"))?;
         let v = x.col_range(0..4);
-        let op = Delta { qk: &x, v: &v, gates: &gates, heads, by: &forgetting, matrices: &window, plan: &plan };
+        let op =
+            Delta { qk: &x, v: &v, gates: &gates, heads, by: &forgetting, matrices: &window, plan: &plan };
         let ran = t.b.run(op);
         ensure(ran.is_ok() == fits, || format!("heads with {states:?} gave {ran:?}"))?;
     }

@@ -53,12 +53,15 @@ fn gather(from: &[Host], parts: &[Part]) -> Host {
     Host { rows: parts.iter().map(|(_, rows)| rows.len()).sum(), data, cols }
 }
 
+/// Has a device do the op under test for some parts, by their plan.
+type Run<'a, B> = &'a dyn Fn(&[Part], &StepPlan<B>) -> Result<Tensor<B>, String>;
+
 /// What steps give, compared with what is due of each sequence, and with what it gives alone: bit for bit.
 fn check<B: Backend>(
     t: &Bench<'_, B>,
     what: &dyn std::fmt::Debug,
     want: &[Bounded],
-    run: &dyn Fn(&[Part], &StepPlan<B>) -> Result<Tensor<B>, String>,
+    run: Run<'_, B>,
 ) -> Outcome {
     let mut at_once = Vec::new();
     for parts in alone() {
@@ -94,9 +97,8 @@ pub(super) fn convolve<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             Bounded::by_rows(x.rows, cols, |r| {
                 let one = |c: usize| {
                     let seen = (0..kernel).filter(|j| r + j + 1 >= kernel);
-                    let terms = seen.map(|j| {
-                        f64::from(by.row(j)[c]) * f64::from(x.row(r + j + 1 - kernel)[c])
-                    });
+                    let terms =
+                        seen.map(|j| f64::from(by.row(j)[c]) * f64::from(x.row(r + j + 1 - kernel)[c]));
                     let (sum, size) = terms.fold((0.0, 0.0), |(y, s), t: f64| (y + t, s + t.abs()));
                     (activate(Activation::Silu, sum), EPS * size * (4.0 + kernel as f64) + 4e-6)
                 };
@@ -141,8 +143,7 @@ pub(super) fn delta<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let qk: Vec<Host> =
             make(100, 2 * heads.key_cols()).into_iter().map(|h| h.map(|x| short * x)).collect();
         let v = make(200, heads.value_cols());
-        let gates: Vec<Host> =
-            make(300, 2 * heads.values).into_iter().map(|h| h.map(|x| 6.0 * x)).collect();
+        let gates: Vec<Host> = make(300, 2 * heads.values).into_iter().map(|h| h.map(|x| 6.0 * x)).collect();
         let rate = Host::random(4, 1, heads.values).map(|x| 1.0 + x);
         let bias = Host::random(5, 1, heads.values);
         let want: Vec<Bounded> = (0..LENS.len())

@@ -38,7 +38,12 @@ impl<B: Backend> Op<B> for Delta<'_, B> {
         let DeltaHeads { keys, values, key_dim, value_dim, .. } = heads;
         let whole = keys > 0 && values > 0 && values.is_multiple_of(keys);
         c.that(whole, "value heads", format_args!("a multiple of {keys}"), values)?;
-        c.that((1..=MOST_KEY).contains(&key_dim), "a key", format_args!("1 to {MOST_KEY} elements"), key_dim)?;
+        c.that(
+            (1..=MOST_KEY).contains(&key_dim),
+            "a key",
+            format_args!("1 to {MOST_KEY} elements"),
+            key_dim,
+        )?;
         c.that(value_dim > 0, "a value", "some elements", value_dim)?;
         for (what, t, cols) in [
             ("qk", self.qk, 2 * heads.key_cols()),

@@ -70,7 +70,8 @@ pub(crate) fn start(pages: usize) -> EngineHandle {
         let b = Cpu::new(Isa::best(), 2).map_err(Wrong::Device)?;
         let decoder =
             Decoder::load(&b, &model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
-        let runner = Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages, sequences: SLOTS });
+        let runner =
+            Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages, sequences: SLOTS });
         Ok::<_, Wrong>((runner.map_err(Wrong::Device)?, limits()))
     };
     spawn(|| Ok(info), runner).unwrap()

@@ -37,7 +37,10 @@ impl<B: Backend> LayerCache<B> {
             return Ok(LayerCache::Pages { k: page()?, v: page()? });
         };
         let state = |len: usize| b.alloc(DType::F32, 2 * sequences, len);
-        Ok(LayerCache::State { window: state(delta.window_len())?, matrices: state(delta.heads.state_len())? })
+        Ok(LayerCache::State {
+            window: state(delta.window_len())?,
+            matrices: state(delta.heads.state_len())?,
+        })
     }
 
     /// Its keys and values.

@@ -33,7 +33,9 @@ impl<B: Backend> Delta<B> {
         let (names, dim, heads) = (w.names().delta, w.spec().dim, spec.heads);
         let DeltaHeads { values, key_dim, value_dim, .. } = heads;
         let mut parts = match w.has(names.qkvz, i) {
-            true => w.parts((names.qkvz, i), &[by_key_head(heads, [key_dim, key_dim], value_dim)], dim, Bias::No)?,
+            true => {
+                w.parts((names.qkvz, i), &[by_key_head(heads, [key_dim, key_dim], value_dim)], dim, Bias::No)?
+            }
             false => vec![
                 w.linear((names.qkv, i), heads.cols(), dim, Bias::No)?,
                 w.linear((names.z, i), heads.value_cols(), dim, Bias::No)?,

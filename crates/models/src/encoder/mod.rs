@@ -8,9 +8,7 @@ mod sentence;
 pub mod spec;
 
 use tallow_core::ops::{Eltwise, Embed, Normalize, Rows, RowsTo, With};
-use tallow_core::{
-    Backend, DType, Memory, Norm, Result, Rope, Span, Step, StepPlan, Tensor, Weight,
-};
+use tallow_core::{Backend, DType, Memory, Norm, Result, Rope, Span, Step, StepPlan, Tensor, Weight};
 
 use crate::blocks::Context;
 use crate::blocks::cache::LayerCache;

@@ -46,7 +46,10 @@ impl<'a, B: Backend> Weights<'a, B> {
             let weights = self.part_weights((stored, name), (matrix.format(), &bytes), parts, shape)?;
             self.loaded(name, stored)?;
             let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
-            return Ok(weights.into_iter().map(|w| Linear { order: order.clone(), ..Linear::new(w, None) }).collect());
+            return Ok(weights
+                .into_iter()
+                .map(|w| Linear { order: order.clone(), ..Linear::new(w, None) })
+                .collect());
         }
         let (stored, format) = self.stored(name, &shape)?;
         let weights = self.part_weights((stored, name), (format, stored.bytes()), parts, shape);
@@ -115,7 +118,12 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// How fast the heads of layer `i` forget.
-    pub(crate) fn rates(&mut self, (pattern, how): (&str, Rate), i: usize, heads: usize) -> Result<Tensor<B>> {
+    pub(crate) fn rates(
+        &mut self,
+        (pattern, how): (&str, Rate),
+        i: usize,
+        heads: usize,
+    ) -> Result<Tensor<B>> {
         let mut rates = self.numbers(&of_layer(pattern, i), &[heads], 0.0)?;
         rates.iter_mut().for_each(|x| match how {
             Rate::Logarithm => *x = x.exp(),

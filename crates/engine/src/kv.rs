@@ -36,8 +36,8 @@ impl KvShape {
 
     /// Bytes of the states of all sequences in all layers of a model: of each the one before a step, and that after it.
     pub fn state_bytes(&self, spec: &DecoderSpec) -> usize {
-        let numbers: usize = spec.layers.iter().map(|l| l.state_len()).sum();
-        (2 * numbers * DType::F32.size()).saturating_mul(self.sequences)
+        let numbers = spec.layers.iter().fold(0usize, |n, l| n.saturating_add(l.state_len()));
+        numbers.saturating_mul(2 * DType::F32.size()).saturating_mul(self.sequences)
     }
 
     /// Bytes of the whole cache.

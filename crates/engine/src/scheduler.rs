@@ -4,8 +4,8 @@
 //! sequences are being decoded, which all wait for it. Those come first, one token each; what is left of the budget is
 //! shared evenly among those whose prompts are being computed, so that a long prompt delays neither the answers under
 //! way nor the short prompts beside it. When the cache is full the newest sequence gives way: it loses its pages, waits
-//! at the head of the queue, and is computed again (mostly from the prefix cache, where there is one). The oldest always goes on, so
-//! everything ends.
+//! at the head of the queue, and is computed again (mostly from the prefix cache, where there is one). The oldest always
+//! goes on, so everything ends.
 
 use std::collections::VecDeque;
 

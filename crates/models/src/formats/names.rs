@@ -91,6 +91,23 @@ pub struct DeltaNames {
     pub o: &'static str,
 }
 
+impl DeltaNames {
+    /// Of families without such heads.
+    pub const NONE: DeltaNames = DeltaNames {
+        qkvz: "",
+        qkv: "",
+        z: "",
+        ba: "",
+        b: "",
+        a: "",
+        conv: "",
+        rate: ("", Rate::Logarithm),
+        bias: "",
+        norm: "",
+        o: "",
+    };
+}
+
 /// How a file writes how fast heads forget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rate {
@@ -180,19 +197,7 @@ pub const HF: Names = Names {
         k: "",
         v: "",
     },
-    delta: DeltaNames {
-        qkvz: "model.layers.{}.linear_attn.in_proj_qkvz",
-        qkv: "model.layers.{}.linear_attn.in_proj_qkv",
-        z: "model.layers.{}.linear_attn.in_proj_z",
-        ba: "model.layers.{}.linear_attn.in_proj_ba",
-        b: "model.layers.{}.linear_attn.in_proj_b",
-        a: "model.layers.{}.linear_attn.in_proj_a",
-        conv: "model.layers.{}.linear_attn.conv1d",
-        rate: ("model.layers.{}.linear_attn.A_log", Rate::Logarithm),
-        bias: "model.layers.{}.linear_attn.dt_bias",
-        norm: "model.layers.{}.linear_attn.norm",
-        o: "model.layers.{}.linear_attn.out_proj",
-    },
+    delta: DeltaNames::NONE,
     ffn_norm: "model.layers.{}.post_attention_layernorm",
     ffn_behind: "",
     gate: "model.layers.{}.mlp.gate_proj",

@@ -26,7 +26,7 @@ CALLED = {
     **{kind: dict(rms_norm_eps="layer_norm_eps") for kind in ("phi", "gpt_neox", "stablelm", "cohere", "cohere2")},
 }
 # The library keeps experts otherwise than files have them: its own writer knows how.
-MIXTURES = ("gpt_oss", "phimoe", "llama4_text", "deepseek_v2", "deepseek_v3")
+MIXTURES = ("gpt_oss", "phimoe", "llama4_text", "deepseek_v2", "deepseek_v3", "qwen3_next")
 # By the plainest code that the library has.
 PLAIN = dict(attn_implementation="eager", experts_implementation="eager")
 YARN = dict(type="yarn", original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)
@@ -92,6 +92,10 @@ CASES = {
     "deepseek-v3-defaults": ("deepseek_v3", dict(num_hidden_layers=4, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, moe_intermediate_size=16, n_routed_experts=16, rms_norm_eps=None)),
     "gemma4-plain": ("gemma4_text", dict(num_hidden_layers=4, head_dim=8, global_head_dim=12, sliding_window=5, hidden_size_per_layer_input=0, tie_word_embeddings=True, attention_bias=True, layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"], rope_parameters=dict(full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=1000.0), sliding_attention=dict(rope_type="default", rope_theta=100.0)))),
     "gemma4-defaults": ("gemma4_text", dict(num_hidden_layers=7, head_dim=8, global_head_dim=16, sliding_window=6, hidden_size_per_layer_input=4, vocab_size_per_layer_input=64, rms_norm_eps=None, tie_word_embeddings=None)),
+    "qwen3-next-options": ("qwen3_next", dict(num_hidden_layers=5, head_dim=8, full_attention_interval=2, decoder_sparse_step=2, mlp_only_layers=[3], norm_topk_prob=False, attention_bias=True, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20, shared_expert_intermediate_size=12, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=12, linear_value_head_dim=10, linear_conv_kernel_dim=3, partial_rotary_factor=0.5, tie_word_embeddings=True, rope_scaling=dict(**YARN, factor=4.0))),
+    "qwen3.5-defaults": ("qwen3_5_text", dict(num_hidden_layers=5, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16, linear_value_head_dim=24, rms_norm_eps=None, tie_word_embeddings=None)),
+    # The library keeps experts all in one tensor, and makers of this family so in files.
+    "qwen3.5-moe-joint": ("qwen3_5_moe_text", dict(num_hidden_layers=3, head_dim=12, layer_types=["full_attention", "linear_attention", "linear_attention"], num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=20, linear_num_key_heads=1, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=14, linear_conv_kernel_dim=2, attention_bias=True, rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 1], mrope_interleaved=True))),
 }
 
 

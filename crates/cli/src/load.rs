@@ -18,7 +18,7 @@ use tallow_engine::pool::BlockId;
 use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::Limits;
 #[cfg(feature = "wgpu")]
-use tallow_engine::scheduler::{Batch, Part, SeqId, Wanted};
+use tallow_engine::scheduler::{Batch, Part, Place, SeqId, Wanted};
 use tallow_hub::{Cache, Hub, ModelRef};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
@@ -232,7 +232,8 @@ impl Opened {
         let (slots, budget) = (plan.slots, config.batch.value);
         // Scored prompts bring a row of logits for each token; a few at a time keep that small.
         let all_logits = memory::scored(budget);
-        Limits { context: plan.context.value, slots, budget, beside: budget, all_logits }
+        let (context, prefixes) = (plan.context.value, !self.model.spec.keeps_states());
+        Limits { context, slots, budget, beside: budget, all_logits, prefixes }
     }
 
     fn info(&self, config: &EngineConfig, plan: &Plan, names: Vec<String>) -> Result<Info, Failed> {
@@ -457,8 +458,8 @@ impl Loading {
         // A prompt, and a token of an answer.
         for tokens in [self.context.min(64), 1] {
             let blocks = (0..tokens.div_ceil(self.shape.page_len) as u32).map(BlockId).collect();
-            let (id, tokens, logits) = (SeqId(0), vec![0; tokens], Wanted::Last);
-            runner.logits(&Batch { parts: vec![Part { id, tokens, start: 0, blocks, logits }] })?;
+            let (id, place, tokens, logits) = (SeqId(0), Place(0), vec![0; tokens], Wanted::Last);
+            runner.logits(&Batch { parts: vec![Part { id, tokens, start: 0, blocks, place, logits }] })?;
             runner.backend().sync()?;
         }
         Ok(runner)

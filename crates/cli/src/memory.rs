@@ -6,7 +6,7 @@ use tallow_core::DType;
 use tallow_engine::kv::KvShape;
 use tallow_models::Model;
 use tallow_models::encoder::{self, EncoderModel};
-use tallow_models::spec::{ExpertsSpec, LayerSpec};
+use tallow_models::spec::{DeltaSpec, ExpertsSpec, LayerSpec};
 
 use crate::Failed;
 use crate::device::Device;
@@ -115,7 +115,7 @@ impl Plan {
     fn of(model: &Model, config: &EngineConfig, context: Setting<usize>, memory: Option<Memory>) -> Plan {
         let slots = config.slots.value;
         let pages = slots.saturating_mul(context.value.div_ceil(PAGE));
-        let shape = KvShape { dtype: config.kv.value.0, page_len: PAGE, pages };
+        let shape = KvShape { dtype: config.kv.value.0, page_len: PAGE, pages, sequences: slots };
         let batch = config.batch.value;
         let step = Step { tokens: batch.max(2 * slots), logits: scored(batch).max(slots) + slots };
         let workspace = workspace(model, step, context.value);
@@ -153,7 +153,7 @@ impl Plan {
         let (spec, made_for) = (&model.spec, model.context());
         let tokens = batch.max(made_for);
         // A text of one token takes a page.
-        let shape = KvShape { dtype: DType::F32, page_len: encoder::PAGE, pages: tokens };
+        let shape = KvShape { dtype: DType::F32, page_len: encoder::PAGE, pages: tokens, sequences: 0 };
         let cols = spec.layers.iter().map(|l| l.mixer.heads.kv_cols()).max().unwrap_or(0);
         let kv = (2 * tokens * encoder::PAGE * cols * DType::F32.size()) as u64;
         let tables: usize = spec.ropes.iter().map(|r| r.table_len(made_for)).sum();
@@ -254,7 +254,13 @@ fn workspace(model: &Model, step: Step, context: usize) -> u64 {
 fn activations(layers: &[LayerSpec], dim: usize) -> usize {
     let widest = |f: &dyn Fn(&LayerSpec) -> usize| layers.iter().map(f).max().unwrap_or(0);
     let latent = |l: &LayerSpec| l.latent.map_or(0, |a| l.mixer.heads.q * (a.plain + a.turned + a.value));
-    let qkv = widest(&|l| l.mixer.heads.qkv_cols() + 2 * l.mixer.heads.q_cols() + latent(l));
+    let attention = |l: &LayerSpec| {
+        let heads = l.mixer.heads;
+        heads.qkv_cols() + (2 + 2 * usize::from(l.mixer.gated)) * heads.q_cols() + latent(l)
+    };
+    // What is projected, what comes of the convolution, and of the heads, three times.
+    let recalled = |d: DeltaSpec| 3 * d.heads.cols() + 5 * d.heads.value_cols() + 4 * d.heads.values;
+    let qkv = widest(&|l| l.delta.map_or_else(|| attention(l), recalled));
     // Where experts work, each token is copied for each of its experts, and what they make of it is kept apart.
     let sorted = |e: ExpertsSpec| 2 * e.used * dim + 4 * e.count;
     let ffn = widest(&|l| 3 * l.active_width() + l.experts.map_or(0, sorted));

@@ -5,7 +5,7 @@ use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_engine::kv::KvShape;
 use tallow_engine::pool::BlockId;
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{Batch, Part, SeqId, Wanted};
+use tallow_engine::scheduler::{Batch, Part, Place, SeqId, Wanted};
 use tallow_models::Model;
 
 use crate::Failed;
@@ -66,7 +66,8 @@ pub(crate) trait Task {
 /// Loads a model on a device, if it fits, and does something with it.
 pub(crate) fn alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Result<T::Out, Failed> {
     let each = setup.context.div_ceil(PAGE);
-    let shape = KvShape { dtype: setup.kv.0, page_len: PAGE, pages: each * setup.sequences };
+    let (pages, sequences) = (each * setup.sequences, setup.sequences);
+    let shape = KvShape { dtype: setup.kv.0, page_len: PAGE, pages, sequences };
     // However small a step is, each sequence has a token in it.
     let step = Step { tokens: setup.batch.max(setup.sequences), logits: setup.logits.max(setup.sequences) };
     let plan = |device: &Device| Plan::alone(model, shape, step, device);
@@ -137,6 +138,7 @@ impl<B: Backend> Solo<B> {
     fn part(&self, sequence: usize, tokens: Vec<u32>, logits: Wanted) -> Part {
         let (first, end) = (sequence * self.pages, self.tokens + tokens.len());
         let blocks = (first..first + end.div_ceil(PAGE)).map(|block| BlockId(block as u32)).collect();
-        Part { id: SeqId(sequence as u64), tokens, start: self.tokens, blocks, logits }
+        let (id, place) = (SeqId(sequence as u64), Place(sequence as u32));
+        Part { id, tokens, start: self.tokens, blocks, place, logits }
     }
 }

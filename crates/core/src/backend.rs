@@ -4,16 +4,16 @@ use std::fmt;
 use std::time::Instant;
 
 use crate::ops::{
-    Attend, Columns, Copy, Dequant, Eltwise, Embed, Ffn, Glu, Head, KvWrite, Matmul, Moe, Normalize, Op,
-    Project, ProjectMany, QkvPrep, Rotate, Route, Rows, TopK, TopKOut,
+    Attend, Columns, Convolve, Copy, Delta, Dequant, Eltwise, Embed, Ffn, Glu, Head, KvWrite, Matmul, Moe,
+    Normalize, Op, Project, ProjectMany, QkvPrep, Rotate, Route, Rows, TopK, TopKOut,
 };
 use crate::{DType, Elem, Error, HostWeight, Result, Tensor, Trace, Weight, compose};
 
 /// A device and its queue. The value belongs to one thread, the engine's; there is no global state behind it.
 ///
 /// Work is queued in the order it is asked for and is visible to [`read`](Backend::read) and after
-/// [`sync`](Backend::sync). Ops return fresh tensors and leave their operands alone; only `copy`, `kv_write` and
-/// adding `rows` write into memory they are given.
+/// [`sync`](Backend::sync). Ops return fresh tensors and leave their operands alone; only `copy`, `kv_write`,
+/// adding `rows`, and `convolve` and `delta` (what they keep of sequences) write into memory they are given.
 ///
 /// Methods take ops that have been checked. Call [`run`](Backend::run), which checks, records and launches.
 pub trait Backend: Sized + fmt::Debug + 'static {
@@ -70,6 +70,8 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     fn columns(&self, op: &Columns<'_, Self>) -> Result<Tensor<Self>>;
     /// The experts of each token.
     fn route(&self, op: &Route<'_, Self>) -> Result<Tensor<Self>>;
+    /// What heads recall that keep a matrix of their sequence.
+    fn delta(&self, op: &Delta<'_, Self>) -> Result<Tensor<Self>>;
     /// The largest elements of each row.
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>>;
 
@@ -98,6 +100,11 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     /// From joint queries, keys and values to rotated queries and a filled cache.
     fn qkv_prep(&self, op: &QkvPrep<'_, Self>) -> Result<Tensor<Self>> {
         compose::qkv_prep(self, op)
+    }
+
+    /// A convolution over the tokens of each sequence.
+    fn convolve(&self, op: &Convolve<'_, Self>) -> Result<Tensor<Self>> {
+        compose::convolve(self, op)
     }
 
     /// A whole feed-forward block.

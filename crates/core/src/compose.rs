@@ -6,10 +6,10 @@
 use tallow_quant::Format;
 
 use crate::ops::{
-    Columns, Copy, Dequant, Eltwise, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Moe, Normalize, Project,
-    ProjectMany, QkvPrep, Rotate, Rows, RowsTo, With,
+    Columns, Convolve, Copy, Dequant, Eltwise, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Moe, Normalize,
+    Project, ProjectMany, QkvPrep, Rotate, Rows, RowsTo, With,
 };
-use crate::{Backend, DType, Error, Expert, HostWeight, Linear, Result, ShareOf, Tensor, Weight};
+use crate::{Activation, Backend, DType, Error, Expert, HostWeight, Linear, Result, ShareOf, Tensor, Weight};
 
 /// Rows of a weight that are unpacked at a time: enough to keep a device busy, few enough to stay small.
 const TILE: usize = 256;
@@ -110,6 +110,39 @@ pub fn qkv_prep<B: Backend>(b: &B, op: &QkvPrep<'_, B>) -> Result<Tensor<B>> {
     }
     b.run(KvWrite { k: &k, v: &v, heads: op.heads, kv: op.kv, plan: op.plan })?;
     Ok(q)
+}
+
+/// Sequence by sequence: its rows behind those that the state has, each shifted copy of them times its weights.
+pub fn convolve<B: Backend>(b: &B, op: &Convolve<'_, B>) -> Result<Tensor<B>> {
+    let (kernel, cols) = (op.by.rows(), op.x.cols());
+    let (before, host) = (kernel - 1, &op.plan.host);
+    let y = b.alloc(DType::F32, op.x.rows(), cols)?; // [tokens, columns]
+    let mut first = 0;
+    for (span, state) in host.spans.iter().zip(&host.states) {
+        let rows = first..first + span.rows;
+        let all = b.alloc(DType::F32, before + span.rows, cols)?; // [kernel - 1 + rows, columns]
+        let old = all.row_range(0..before);
+        let kept = |row: u32| {
+            let row = row as usize;
+            op.window.row_range(row..row + 1).matrix(0, before, cols)
+        };
+        match span.start {
+            0 => b.zero(&old)?,
+            _ => b.run(Copy { from: &kept(state.from), to: &old })?,
+        }
+        b.run(Copy { from: &op.x.row_range(rows.clone()), to: &all.row_range(before..before + span.rows) })?;
+        let term = |i: usize| {
+            let by = op.by.row_range(i..i + 1);
+            b.run(Eltwise { x: &all.row_range(i..i + span.rows), with: With::Mul(&by) })
+        };
+        let sum = (1..kernel)
+            .try_fold(term(0)?, |sum, i| b.run(Eltwise { x: &sum, with: With::Add(&term(i)?) }))?; // [rows, columns]
+        let bent = b.run(Glu { gate: &sum, up: None, act: Activation::Silu })?;
+        b.run(Copy { from: &bent, to: &y.row_range(rows.clone()) })?;
+        b.run(Copy { from: &all.row_range(span.rows..span.rows + before), to: &kept(state.to) })?;
+        first = rows.end;
+    }
+    Ok(y)
 }
 
 /// Up, bend, down.

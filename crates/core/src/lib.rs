@@ -21,11 +21,11 @@ pub use backend::{Backend, Memory, Reading};
 pub use dtype::{DType, Elem};
 pub use error::{Error, Refusal, Result};
 pub use null::Null;
-pub use plan::{LayerKv, Span, Step, StepPlan};
+pub use plan::{LayerKv, LayerState, Span, StateRows, Step, StepPlan};
 pub use tallow_quant::Format;
 pub use tensor::Tensor;
 pub use trace::{Launch, Trace, launch_table};
 pub use weight::{
-    Activation, AttnSpec, Expert, Groups, Heads, HostWeight, Linear, Norm, NormKind, QkNorm, Rope, RopePairs,
-    Routing, Scores, ShareOf, Spent, Weight,
+    Activation, AttnSpec, DeltaHeads, Expert, Forgetting, Groups, Heads, HostWeight, Linear, Norm, NormKind,
+    QkNorm, Rope, RopePairs, Routing, Scores, ShareOf, Sharing, Spent, Weight,
 };

@@ -1,8 +1,8 @@
 //! [`Null`]: a device that checks, records and computes nothing.
 
 use crate::ops::{
-    Attend, Columns, Copy, Dequant, Eltwise, Embed, Glu, KvWrite, Matmul, Normalize, Rotate, Route, Rows,
-    RowsTo, TopK, TopKOut,
+    Attend, Columns, Copy, Delta, Dequant, Eltwise, Embed, Glu, KvWrite, Matmul, Normalize, Rotate, Route,
+    Rows, RowsTo, TopK, TopKOut,
 };
 use crate::{Backend, DType, Reading, Result, Tensor, Trace};
 
@@ -103,6 +103,10 @@ impl Backend for Null {
 
     fn route(&self, op: &Route<'_, Self>) -> Result<Tensor<Self>> {
         self.like(op.logits.rows(), op.logits.cols())
+    }
+
+    fn delta(&self, op: &Delta<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.v.rows(), op.v.cols())
     }
 
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>> {

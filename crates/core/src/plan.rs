@@ -21,6 +21,17 @@ impl Span {
     }
 }
 
+/// Where a sequence's state is, among the rows of what layers keep of sequences, and where it goes.
+///
+/// They are two rows: a step that fails leaves what it read as it was, and can be done again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateRows {
+    /// The state before the step. Nobody looks at it where a sequence begins: it begins with zeros.
+    pub from: u32,
+    /// The state after it.
+    pub to: u32,
+}
+
 /// A step as the host sees it: a ragged batch. Prefill, decode and any mix of them differ only in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
@@ -28,6 +39,8 @@ pub struct Step {
     pub tokens: Vec<u32>,
     /// The spans, in the order of their tokens.
     pub spans: Vec<Span>,
+    /// The state of each span; empty where no layer keeps any.
+    pub states: Vec<StateRows>,
     /// Rows whose logits are wanted.
     pub outputs: Vec<u32>,
     /// Tokens in a cache page.
@@ -35,7 +48,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Spans fill the tokens, pages hold the spans, outputs are rows.
+    /// Spans fill the tokens, pages hold the spans, states are apart, outputs are rows.
     fn check(&self) -> Result<()> {
         let wrong = |what, want: String, got: String| Error::Shape { op: "step", what, want, got };
         let rows: usize = self.spans.iter().map(|s| s.rows).sum();
@@ -51,6 +64,19 @@ impl Step {
                     span.pages.len().to_string(),
                 ));
             }
+        }
+        let count = self.states.len();
+        if count > 0 && count != self.spans.len() {
+            return Err(wrong("the spans' states", self.spans.len().to_string(), count.to_string()));
+        }
+        let mut rows_of_states: Vec<u32> = self.states.iter().flat_map(|s| [s.from, s.to]).collect();
+        rows_of_states.sort_unstable();
+        if let Some(pair) = rows_of_states.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(wrong(
+                "the rows of states",
+                "each of them once".into(),
+                format!("{} twice", pair[0]),
+            ));
         }
         match self.outputs.iter().find(|o| **o as usize >= rows) {
             Some(o) => Err(wrong("an output row", format!("under {rows}"), o.to_string())),
@@ -88,6 +114,8 @@ pub struct StepPlan<B: Backend> {
     pub lens: Tensor<B>,
     /// [spans, most pages of a span]: page tables, the short ones filled up with 0.
     pub pages: Tensor<B>,
+    /// [2, spans]: the row of each sequence's state before the step, and that after it. No rows where there are none.
+    pub states: Tensor<B>,
     /// [1, outputs]: rows whose logits are wanted.
     pub outputs: Tensor<B>,
 }
@@ -108,8 +136,10 @@ impl<B: Backend> StepPlan<B> {
         for (row, span) in pages.chunks_exact_mut(most.max(1)).zip(&host.spans) {
             row[..span.pages.len()].copy_from_slice(&span.pages);
         }
-        let parts =
-            [&host.tokens[..], &host.positions(), &host.slots(), &starts, &lens, &pages, &host.outputs];
+        let states: Vec<u32> =
+            host.states.iter().map(|s| s.from).chain(host.states.iter().map(|s| s.to)).collect();
+        let (positions, slots) = (host.positions(), host.slots());
+        let parts = [&host.tokens[..], &positions, &slots, &starts, &lens, &pages, &states, &host.outputs];
         let all = b.upload_row(&parts.concat())?;
         let mut at = 0;
         let mut next = |rows: usize, cols: usize| {
@@ -123,6 +153,7 @@ impl<B: Backend> StepPlan<B> {
             starts: next(1, spans + 1),
             lens: next(1, spans),
             pages: next(spans, most),
+            states: next(if host.states.is_empty() { 0 } else { 2 }, host.states.len()),
             outputs: next(1, host.outputs.len()),
             host,
         })
@@ -153,3 +184,22 @@ impl<B: Backend> Clone for LayerKv<'_, B> {
 }
 
 impl<B: Backend> Copy for LayerKv<'_, B> {}
+
+/// What one layer keeps of sequences besides pages: a state in each row, of which a sequence has two (see [`StateRows`]).
+///
+/// How elements lie within a row is the backend's own affair.
+#[derive(Debug)]
+pub struct LayerState<'a, B: Backend> {
+    /// [rows, (kernel - 1) * columns]: what a convolution needs of the rows before.
+    pub window: &'a Tensor<B>,
+    /// [rows, elements of all heads' matrices]
+    pub matrices: &'a Tensor<B>,
+}
+
+impl<B: Backend> Clone for LayerState<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for LayerState<'_, B> {}

@@ -273,6 +273,69 @@ impl Heads {
     }
 }
 
+/// Heads that keep a matrix of their sequence each, in place of keys and values: how many, how wide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaHeads {
+    /// Heads of queries and of keys.
+    pub keys: usize,
+    /// Heads of values, a multiple of `keys`: each keeps a matrix.
+    pub values: usize,
+    /// Elements of a query and of a key.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// Which of them share a key.
+    pub sharing: Sharing,
+}
+
+/// Which heads of values share the key of one head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Those that stand side by side.
+    Neighbours,
+    /// Key heads are taken in turn.
+    InTurn,
+}
+
+impl DeltaHeads {
+    /// Columns of all queries, or of all keys.
+    pub fn key_cols(&self) -> usize {
+        self.keys * self.key_dim
+    }
+
+    /// Columns of all values.
+    pub fn value_cols(&self) -> usize {
+        self.values * self.value_dim
+    }
+
+    /// Columns of queries, keys and values side by side.
+    pub fn cols(&self) -> usize {
+        2 * self.key_cols() + self.value_cols()
+    }
+
+    /// Elements of all heads' matrices.
+    pub fn state_len(&self) -> usize {
+        self.values * self.key_dim * self.value_dim
+    }
+
+    /// The head whose key a head of values uses.
+    pub fn key_of(&self, value: usize) -> usize {
+        match self.sharing {
+            Sharing::Neighbours => value / (self.values / self.keys.max(1)).max(1),
+            Sharing::InTurn => value % self.keys.max(1),
+        }
+    }
+}
+
+/// How fast heads forget.
+#[derive(Debug)]
+pub struct Forgetting<B: Backend> {
+    /// [1, value heads]: how fast at most, 0 or more.
+    pub rate: Tensor<B>,
+    /// [1, value heads]: added to what a token says of it.
+    pub bias: Tensor<B>,
+}
+
 /// What makes one layer's attention unlike another's.
 #[derive(Debug)]
 pub struct AttnSpec<B: Backend> {

@@ -76,8 +76,13 @@ impl Bench {
         let span =
             |i: usize| Span { rows, start, pages: (i * count..(i + 1) * count).map(|p| p as u32).collect() };
         let spans = (0..sequences).map(span).collect();
-        let step =
-            Step { tokens: vec![0; sequences * rows], spans, outputs: Vec::new(), page_len: self.page };
+        let step = Step {
+            tokens: vec![0; sequences * rows],
+            spans,
+            states: Vec::new(),
+            outputs: Vec::new(),
+            page_len: self.page,
+        };
         Ok(StepPlan::new(&self.cpu, step)?)
     }
 

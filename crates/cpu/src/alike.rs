@@ -113,8 +113,13 @@ fn attention() {
                 let plan = |rows: std::ops::Range<usize>| {
                     let pages = (0..rows.end.div_ceil(PAGE) as u32).collect();
                     let spans = vec![Span { rows: rows.len(), start: rows.start, pages }];
-                    let step =
-                        Step { tokens: vec![0; rows.len()], spans, outputs: Vec::new(), page_len: PAGE };
+                    let step = Step {
+                        tokens: vec![0; rows.len()],
+                        spans,
+                        states: Vec::new(),
+                        outputs: Vec::new(),
+                        page_len: PAGE,
+                    };
                     StepPlan::new(b, step).unwrap()
                 };
                 let cache = || b.alloc(dtype, LEN.div_ceil(PAGE), PAGE * heads.kept_cols(dtype)).unwrap();

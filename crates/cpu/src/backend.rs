@@ -5,8 +5,8 @@ use std::fmt;
 use std::rc::Rc;
 
 use tallow_core::ops::{
-    Attend, Columns, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Moe,
-    Normalize, Project, ProjectMany, QkvPrep, Rotate, Route, Rows, RowsTo, TopK, TopKOut, With,
+    Attend, Columns, Convolve, Copy, Delta, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, Head, KvWrite,
+    Matmul, Moe, Normalize, Project, ProjectMany, QkvPrep, Rotate, Route, Rows, RowsTo, TopK, TopKOut, With,
 };
 use tallow_core::{
     Backend, DType, Error, HostWeight, Norm, QkNorm, Reading, Result, Tensor, Trace, Weight, compose,
@@ -387,6 +387,14 @@ impl Backend for Cpu {
 
     fn route(&self, op: &Route<'_, Cpu>) -> Result<Tensor<Cpu>> {
         self.routed(op)
+    }
+
+    fn convolve(&self, op: &Convolve<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        self.convolution(op)
+    }
+
+    fn delta(&self, op: &Delta<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        self.recall(op)
     }
 
     fn topk(&self, op: &TopK<'_, Cpu>) -> Result<TopKOut<Cpu>> {

@@ -21,6 +21,7 @@ mod packed;
 mod phases;
 mod pool;
 mod probe;
+mod recurrent;
 mod simd;
 
 pub use arithmetic::Arithmetic;

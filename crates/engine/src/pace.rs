@@ -9,7 +9,7 @@ use tallow_core::{Backend, Error};
 
 use crate::pool::BlockId;
 use crate::runner::Runner;
-use crate::scheduler::{Batch, Limits, Part, SeqId, Wanted};
+use crate::scheduler::{Batch, Limits, Part, Place, SeqId, Wanted};
 
 /// What a step with answers in it should take at most: five tokens a second are as fast as people read.
 pub const STEP: Duration = Duration::from_millis(200);
@@ -54,7 +54,8 @@ pub fn time<B: Backend>(runner: &Runner<B>, limits: &Limits, page_len: usize) ->
             break;
         }
         let blocks = (0..(start + tokens).div_ceil(page_len) as u32).map(BlockId).collect();
-        let part = Part { id: SeqId(0), tokens: vec![0; tokens], start, blocks, logits: Wanted::Last };
+        let (id, place, logits) = (SeqId(0), Place(0), Wanted::Last);
+        let part = Part { id, tokens: vec![0; tokens], start, blocks, place, logits };
         let now = Instant::now();
         runner.logits(&Batch { parts: vec![part] })?;
         runner.backend().sync()?;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytemuck::cast_slice_mut;
 use tallow_core::ops::TopK;
-use tallow_core::{Backend, Error, Reading, StepPlan, Tensor};
+use tallow_core::{Backend, Error, Reading, Step, StepPlan, Tensor};
 use tallow_models::decoder::Decoder;
 
 use crate::kv::{KvPool, KvShape};
@@ -67,15 +67,28 @@ impl<B: Backend> Runner<B> {
         batch: &Batch,
         see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
     ) -> Result<Tensor<B>, Error> {
-        let plan = StepPlan::new(&self.b, plan::build(batch, self.page_len))?;
-        let x = self.decoder.forward(&self.b, &plan, &self.kv.layers(), see)?;
+        let logits = self.compute(batch, see)?;
+        self.kv.stepped(places(batch));
+        Ok(logits)
+    }
+
+    /// What can be done again if it fails, or if what follows it does: pages get the same once more, and states that are
+    /// read are not written.
+    fn compute(
+        &self,
+        batch: &Batch,
+        see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
+    ) -> Result<Tensor<B>, Error> {
+        let step = Step { states: self.kv.states(places(batch)), ..plan::build(batch, self.page_len) };
+        let plan = StepPlan::new(&self.b, step)?;
+        let x = self.decoder.forward(&self.b, &plan, self.kv.layers(), see)?;
         self.decoder.logits(&self.b, &plan, &x) // [outputs, vocabulary]
     }
 
     /// Runs a batch; `asked` has an entry for each of its parts. What is wrong with one part's logits is that part's
     /// alone.
     pub fn run(&self, batch: &Batch, asked: &[Asked<'_>]) -> Result<Vec<Result<Outcome, NotFinite>>, Error> {
-        let logits = self.logits(batch)?;
+        let logits = self.compute(batch, |_, _| Ok(()))?;
         let mut end = 0;
         let needs = batch.parts.iter().zip(asked).map(|(part, asked)| {
             let first = end;
@@ -90,7 +103,9 @@ impl<B: Backend> Runner<B> {
             let rows = rows.by_ref().take(needs.rows()).collect();
             outcome(part, asked, rows, needs.likely.map(|of| likely.of(of)))
         });
-        Ok(outcomes.collect())
+        let outcomes = outcomes.collect();
+        self.kv.stepped(places(batch));
+        Ok(outcomes)
     }
 
     /// Reads what is needed of a step's logits, all of it at once: the whole rows, and the most likely tokens.
@@ -210,6 +225,11 @@ fn runs(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
         }
     }
     runs
+}
+
+/// The places of a batch's sequences.
+fn places(batch: &Batch) -> impl Iterator<Item = usize> {
+    batch.parts.iter().map(|part| part.place.0 as usize)
 }
 
 /// Rows of logits that a part has.

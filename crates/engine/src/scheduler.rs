@@ -4,8 +4,8 @@
 //! sequences are being decoded, which all wait for it. Those come first, one token each; what is left of the budget is
 //! shared evenly among those whose prompts are being computed, so that a long prompt delays neither the answers under
 //! way nor the short prompts beside it. When the cache is full the newest sequence gives way: it loses its pages, waits
-//! at the head of the queue, and is computed again (mostly from the prefix cache). The oldest always goes on, so
-//! everything ends.
+//! at the head of the queue, and is computed again (mostly from the prefix cache, where there is one). The oldest always
+//! goes on, so everything ends.
 
 use std::collections::VecDeque;
 
@@ -14,6 +14,10 @@ use crate::pool::{BlockId, BlockPool, Chain};
 /// A sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SeqId(pub u64);
+
+/// A place among the sequences under way, of which each has its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place(pub u32);
 
 /// A sequence to be generated.
 #[derive(Clone, Debug)]
@@ -42,6 +46,8 @@ struct Seq {
     /// Tokens whose keys and values are in the cache.
     computed: usize,
     blocks: Vec<BlockId>,
+    /// While it is under way.
+    place: Place,
     root: Chain,
     /// What the next page to be published follows.
     after: Chain,
@@ -79,6 +85,8 @@ pub struct Part {
     pub start: usize,
     /// The sequence's pages, up to the last of these tokens.
     pub blocks: Vec<BlockId>,
+    /// The sequence's place.
+    pub place: Place,
     /// Which of these tokens' logits are wanted.
     pub logits: Wanted,
 }
@@ -159,6 +167,8 @@ pub struct Limits {
     pub all_logits: usize,
     /// Tokens in a step in which sequences are being decoded (see [`pace`](crate::pace)).
     pub beside: usize,
+    /// May a sequence go on from pages that another has filled? Not where layers keep more of it than pages.
+    pub prefixes: bool,
 }
 
 /// Counts since the start.
@@ -221,6 +231,7 @@ impl Scheduler {
             tokens: new.tokens,
             computed: 0,
             blocks: Vec::new(),
+            place: Place::default(),
             root: new.root,
             after: new.root,
             published: 0,
@@ -324,9 +335,14 @@ impl Scheduler {
         }
     }
 
+    /// May what a sequence begins with come from the cache?
+    fn takes_prefix(&self, seq: &Seq) -> bool {
+        self.limits.prefixes && !seq.all_logits
+    }
+
     /// Is a page that this sequence needs being computed by another at the moment?
     fn will_be_cached(&self, seq: &Seq) -> bool {
-        if seq.all_logits {
+        if !self.takes_prefix(seq) {
             return false;
         }
         let page = self.pool.page_len();
@@ -340,9 +356,10 @@ impl Scheduler {
     /// Gives waiting sequence `i` its pages, if there are enough.
     fn start(&mut self, i: usize) -> bool {
         let (page, seq) = (self.pool.page_len(), &self.waiting[i]);
-        let prefix = match seq.all_logits {
-            true => Default::default(),
-            false => self.pool.find(seq.root, usable(seq, page)),
+        let takes_prefix = self.takes_prefix(seq);
+        let prefix = match takes_prefix {
+            true => self.pool.find(seq.root, usable(seq, page)),
+            false => Default::default(),
         };
         let fresh = seq.pages(page) - prefix.blocks.len();
         // Those under way will soon want a page each; without one they would have to throw this one out again.
@@ -351,7 +368,10 @@ impl Scheduler {
         if need > self.pool.available() {
             return false;
         }
+        let is_free = |place: &Place| self.running.iter().all(|s| s.place != *place);
+        let Some(place) = (0..self.limits.slots as u32).map(Place).find(is_free) else { return false };
         let Some(mut seq) = self.waiting.remove(i) else { return false };
+        seq.place = place;
         prefix.blocks.iter().for_each(|b| self.pool.lend(*b));
         seq.computed = prefix.blocks.len() * page;
         seq.published = prefix.blocks.len();
@@ -360,7 +380,7 @@ impl Scheduler {
         seq.blocks.extend((0..fresh).map_while(|_| self.pool.take()));
         if seq.cached.is_none() {
             seq.cached = Some(seq.computed.min(seq.prompt_len));
-            if !seq.all_logits {
+            if takes_prefix {
                 self.counts.prefix_queries += seq.prompt_len as u64;
                 self.counts.prefix_hits += seq.computed as u64;
             }
@@ -421,6 +441,9 @@ impl Scheduler {
         let page = self.pool.page_len();
         let Some(seq) = self.running.iter_mut().find(|s| s.id == part.id) else { return };
         seq.computed = part.start + part.tokens.len();
+        if !self.limits.prefixes {
+            return;
+        }
         while (seq.published + 1) * page <= seq.computed {
             let at = seq.published * page;
             let (block, tokens) = (seq.blocks[seq.published], &seq.tokens[at..at + page]);
@@ -445,5 +468,6 @@ fn part(seq: &Seq, rows: usize, page_len: usize) -> Part {
         (false, false) => Wanted::None,
     };
     let blocks = seq.blocks[..end.div_ceil(page_len)].to_vec();
-    Part { id: seq.id, tokens: seq.tokens[start..end].to_vec(), start, blocks, logits }
+    let tokens = seq.tokens[start..end].to_vec();
+    Part { id: seq.id, tokens, start, blocks, place: seq.place, logits }
 }

@@ -93,11 +93,11 @@ fn start(path: &Path) -> EngineHandle {
         pages: PAGES,
         sampling: Sampling::default(),
     };
-    let limits = Limits { context: 64, slots: SLOTS, budget: 16, beside: 16, all_logits: 8 };
+    let limits = Limits { context: 64, slots: SLOTS, budget: 16, beside: 16, all_logits: 8, prefixes: true };
     let runner = move || {
         let b = Cpu::new(Isa::best(), 2).map_err(|e| std::io::Error::other(e.to_string()))?;
         let decoder = Decoder::load(&b, &model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
-        let shape = KvShape { dtype: DType::F32, page_len: 4, pages: PAGES };
+        let shape = KvShape { dtype: DType::F32, page_len: 4, pages: PAGES, sequences: SLOTS };
         let runner = Runner::new(b, decoder, shape).map_err(|e| std::io::Error::other(e.to_string()))?;
         Ok::<_, std::io::Error>((runner, limits))
     };

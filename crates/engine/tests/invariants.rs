@@ -6,12 +6,12 @@
 use std::ops::ControlFlow;
 
 use proptest::prelude::*;
-use tallow_core::{Backend, DType, Memory};
+use tallow_core::{Backend, DType, Memory, Tensor};
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::kv::KvShape;
-use tallow_engine::pool::{BlockPool, Chain};
+use tallow_engine::pool::{BlockId, BlockPool, Chain};
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{Batch, Limits, NewSeq, Part, Scheduler, SeqId, Wanted};
+use tallow_engine::scheduler::{Batch, Limits, NewSeq, Part, Place, Scheduler, SeqId, Wanted};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 use tallow_support::{golden, needed};
@@ -20,17 +20,18 @@ use tallow_wgpu::{Wgpu, devices};
 /// Makes a device, with so many threads if it has any.
 type Make<'a, B> = &'a dyn Fn(usize) -> B;
 
-fn runner<B: Backend>(b: B, model: &Model, dtype: DType, page_len: usize, pages: usize) -> Runner<B> {
+fn runner<B: Backend>(b: B, model: &Model, shape: KvShape) -> Runner<B> {
     let decoder = Decoder::load(&b, model, 256, &mut |_, _| ControlFlow::Continue(())).unwrap();
-    Runner::new(b, decoder, KvShape { dtype, page_len, pages }).unwrap()
+    Runner::new(b, decoder, shape).unwrap()
 }
 
 /// Logits of every token of a sequence that is computed alone and at once.
 fn alone<B: Backend>(b: B, model: &Model, dtype: DType, tokens: &[u32]) -> Vec<Vec<u32>> {
-    let r = runner(b, model, dtype, 256, 1);
+    let r = runner(b, model, KvShape { dtype, page_len: 256, pages: 1, sequences: 1 });
     let blocks = BlockPool::new(1, 256).take().into_iter().collect();
     let logits = Wanted::All { last: false };
-    let part = Part { id: SeqId(0), tokens: tokens.to_vec(), start: 0, blocks, logits };
+    let (id, place) = (SeqId(0), Place(0));
+    let part = Part { id, tokens: tokens.to_vec(), start: 0, blocks, place, logits };
     let logits = r.logits(&Batch { parts: vec![part] }).unwrap();
     let rows: Vec<f32> = r.backend().download(&logits).unwrap();
     rows.chunks_exact(logits.cols()).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
@@ -91,9 +92,11 @@ fn check<B: Backend>(
     // Little more than the longest needs, so that sequences give way to each other.
     let longest = s.requests.iter().map(|r| r.tokens.len()).max().unwrap_or(1);
     let pages = longest.div_ceil(s.page_len) + s.spare_pages;
-    let r = runner(make(s.threads), model, dtype, s.page_len, pages);
+    let shape = KvShape { dtype, page_len: s.page_len, pages, sequences: s.slots };
+    let r = runner(make(s.threads), model, shape);
     let (slots, budget, beside) = (s.slots, s.budget, s.budget.div_ceil(2));
-    let limits = Limits { context: 256, slots, budget, beside, all_logits: 5 };
+    let prefixes = !model.spec.keeps_states();
+    let limits = Limits { context: 256, slots, budget, beside, all_logits: 5, prefixes };
     let mut scheduler = Scheduler::new(limits, BlockPool::new(pages, s.page_len));
     let mut waiting: Vec<usize> = (0..s.requests.len()).collect();
     for step in 0.. {
@@ -322,4 +325,65 @@ fn for_learned_positions_on_a_gpu() {
 #[test]
 fn for_queries_that_grow() {
     hold_on_the_cpu("ministral3", DType::F32);
+}
+
+#[test]
+fn for_states_in_place_of_keys_and_values() {
+    hold_on_the_cpu("qwen3.5", DType::F16);
+}
+
+#[test]
+fn for_states_in_place_of_keys_and_values_on_a_gpu() {
+    hold_on_a_gpu("qwen3.5", DType::F32);
+}
+
+#[test]
+fn for_states_and_experts() {
+    hold_on_the_cpu("qwen3-next", DType::F32);
+}
+
+#[test]
+fn for_states_of_heads_that_share_keys_in_turn() {
+    hold_on_the_cpu("gguf-models/qwen3.5-moe-bf16.gguf", DType::BF16);
+}
+
+/// A step that fails in its midst has written the states of some layers. It can be done again nevertheless, and by others
+/// too: what it read is as it was.
+#[test]
+fn a_step_that_failed_can_be_done_again() {
+    let model = Model::open(&golden("qwen3.5")).unwrap();
+    let tokens: Vec<u32> = (0..12).map(|i| 3 + i * 7 % 80).collect();
+    let want = alone(Cpu::new(Isa::best(), 1).unwrap(), &model, DType::F32, &tokens);
+    let shape = KvShape { dtype: DType::F32, page_len: 4, pages: 6, sequences: 2 };
+    let r = runner(Cpu::new(Isa::best(), 2).unwrap(), &model, shape);
+    // The same tokens in two places.
+    let batch = |places: &[u32], part: std::ops::Range<usize>| {
+        let part = |place: &u32| Part {
+            id: SeqId(u64::from(*place)),
+            tokens: tokens[part.clone()].to_vec(),
+            start: part.start,
+            blocks: (0..3).map(|i| BlockId(3 * place + i)).collect(),
+            place: Place(*place),
+            logits: Wanted::All { last: false },
+        };
+        Batch { parts: places.iter().map(part).collect() }
+    };
+    let check = |logits: Tensor<Cpu>, part: std::ops::Range<usize>| {
+        let got: Vec<f32> = r.backend().download(&logits).unwrap();
+        let rows: Vec<Vec<u32>> =
+            got.chunks_exact(logits.cols()).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect();
+        assert!(rows.chunks(part.len()).all(|rows| *rows == want[part.clone()]), "{part:?}");
+    };
+    check(r.logits(&batch(&[0, 1], 0..5)).unwrap(), 0..5);
+    for layer in 1..4 {
+        let failed = r.logits_seen(&batch(&[0, 1], 5..9), |i, _| match i == layer {
+            true => Err(tallow_core::Error::Device { device: "test".into(), why: "it fails".into() }),
+            false => Ok(()),
+        });
+        assert!(failed.is_err());
+    }
+    // Each alone, as an engine does it; then again together.
+    check(r.logits(&batch(&[1], 5..9)).unwrap(), 5..9);
+    check(r.logits(&batch(&[0], 5..9)).unwrap(), 5..9);
+    check(r.logits(&batch(&[1, 0], 9..12)).unwrap(), 9..12);
 }

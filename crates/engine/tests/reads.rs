@@ -8,7 +8,7 @@ use common::{faulty, model, runner};
 use tallow_engine::pool::BlockId;
 use tallow_engine::runner::{Asked, Outcome};
 use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
-use tallow_engine::scheduler::{Batch, Part, SeqId, Wanted};
+use tallow_engine::scheduler::{Batch, Part, Place, SeqId, Wanted};
 
 const VOCAB: usize = 96;
 /// The most likely token of the faulty device.
@@ -20,7 +20,8 @@ type Shapes = Vec<(usize, usize)>;
 
 /// A part of a prompt from its beginning on.
 fn part(tokens: &[u32], logits: Wanted) -> Part {
-    Part { id: SeqId(0), tokens: tokens.to_vec(), start: 0, blocks: vec![BlockId(0), BlockId(1)], logits }
+    let (id, blocks, place) = (SeqId(0), vec![BlockId(0), BlockId(1)], Place(0));
+    Part { id, tokens: tokens.to_vec(), start: 0, blocks, place, logits }
 }
 
 fn decodes(tokens: &[u32], how: Sampling) -> (Part, Sampling, Vec<u32>) {

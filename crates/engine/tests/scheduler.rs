@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use proptest::prelude::*;
 use tallow_engine::pool::{BlockPool, Chain};
-use tallow_engine::scheduler::{Batch, Limits, NewSeq, Part, Scheduler, SeqId, Unfit, Wanted};
+use tallow_engine::scheduler::{Batch, Limits, NewSeq, Part, Place, Scheduler, SeqId, Unfit, Wanted};
 
 /// A request of a schedule.
 #[derive(Clone, Debug)]
@@ -101,6 +101,22 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
     sampled
 }
 
+/// What a layer without pages would keep in each place: whose tokens, and how many of them.
+type States = HashMap<Place, (SeqId, usize)>;
+
+/// Runs a batch on states: each sequence finds what its own last step has left, or begins.
+fn go_on(batch: &Batch, slots: usize, states: &mut States) {
+    let before = states.clone();
+    let mut written = HashSet::new();
+    for part in &batch.parts {
+        assert!((part.place.0 as usize) < slots && written.insert(part.place), "{:?}", part.place);
+        if part.start > 0 {
+            assert_eq!(before.get(&part.place), Some(&(part.id, part.start)), "{:?}", part.place);
+        }
+        states.insert(part.place, (part.id, part.start + part.tokens.len()));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
@@ -113,10 +129,12 @@ proptest! {
         budget in 1usize..40,
         beside in 1usize..60,
         context in 10usize..60,
+        prefixes in prop::bool::weighted(0.8),
     ) {
-        let limits = Limits { context, slots, budget, beside, all_logits: 3 };
+        let limits = Limits { context, slots, budget, beside, all_logits: 3, prefixes };
         let mut s = Scheduler::new(limits, BlockPool::new(pages, page));
         let (mut cache, mut known) = (Cache::new(), HashMap::new());
+        let mut states = States::new();
         let mut waiting: Vec<(SeqId, Asked)> =
             requests.into_iter().enumerate().map(|(i, a)| (SeqId(i as u64), a)).collect();
         let mut ended = 0;
@@ -161,6 +179,9 @@ proptest! {
             prop_assert!(scored.map(|p| p.tokens.len()).sum::<usize>() <= slots.max(3));
             prop_assert!(s.running() <= slots);
             let sampled = run(&batch, page, &mut cache, &known);
+            if !prefixes {
+                go_on(&batch, slots, &mut states);
+            }
             for p in s.commit(&batch, &sampled) {
                 let seq = known.get_mut(&p.id).unwrap();
                 seq.tokens.extend(p.token);
@@ -185,7 +206,10 @@ proptest! {
 }
 
 fn scheduler(context: usize, slots: usize, budget: usize, pages: usize) -> Scheduler {
-    Scheduler::new(Limits { context, slots, budget, beside: budget, all_logits: 8 }, BlockPool::new(pages, 4))
+    Scheduler::new(
+        Limits { context, slots, budget, beside: budget, all_logits: 8, prefixes: true },
+        BlockPool::new(pages, 4),
+    )
 }
 
 fn submit(s: &mut Scheduler, id: u64, tokens: Vec<u32>, max_new: usize) {
@@ -220,6 +244,22 @@ fn a_prefix_that_many_share_is_computed_once() {
     assert_eq!(s.counts().prefix_hits, 7 * 40);
 }
 
+/// Where layers keep more of a sequence than pages, nothing comes from the cache, and nobody waits for it.
+#[test]
+fn where_prefixes_are_of_no_use_each_computes_its_own() {
+    let limits = Limits { prefixes: false, ..scheduler(100, 8, 512, 100).limits() };
+    let mut s = Scheduler::new(limits, BlockPool::new(200, 4));
+    for id in 0..8 {
+        submit(&mut s, id, (0..40).collect(), 2);
+    }
+    let first = step(&mut s).unwrap();
+    assert_eq!(first.parts.iter().map(|p| (p.start, p.tokens.len())).collect::<Vec<_>>(), [(0, 40); 8]);
+    while step(&mut s).is_some() {}
+    assert_eq!((s.counts().prefix_queries, s.counts().prefix_hits), (0, 0));
+    submit(&mut s, 8, (0..40).collect(), 2);
+    assert_eq!(step(&mut s).unwrap().parts[0].start, 0);
+}
+
 #[test]
 fn a_long_prompt_does_not_hold_up_others() {
     let mut s = scheduler(1000, 4, 32, 400);
@@ -236,7 +276,7 @@ fn a_long_prompt_does_not_hold_up_others() {
 /// Whoever reads an answer waits for smaller steps; where nobody does they are as large as can be.
 #[test]
 fn steps_are_smaller_beside_answers() {
-    let limits = Limits { context: 1000, slots: 4, budget: 64, beside: 16, all_logits: 8 };
+    let limits = Limits { context: 1000, slots: 4, budget: 64, beside: 16, all_logits: 8, prefixes: true };
     let mut s = Scheduler::new(limits, BlockPool::new(400, 4));
     let rows = |batch: Batch| -> Vec<(u64, usize)> {
         batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect()
@@ -251,7 +291,7 @@ fn steps_are_smaller_beside_answers() {
     assert_eq!(rows(step(&mut s).unwrap()), [(0, 1), (1, 15)]);
     assert_eq!(rows(step(&mut s).unwrap()), [(1, 64)]);
     // However little room is asked for, there is some for a prompt.
-    let limits = Limits { context: 100, slots: 4, budget: 64, beside: 0, all_logits: 8 };
+    let limits = Limits { context: 100, slots: 4, budget: 64, beside: 0, all_logits: 8, prefixes: true };
     assert_eq!(Scheduler::new(limits, BlockPool::new(400, 4)).limits().beside, 8);
 }
 

@@ -1,9 +1,10 @@
 //! [`Decoder`]: the one forward pass that all families share.
 
 use tallow_core::ops::{Eltwise, Embed, Epilogue, Head, Normalize, With};
-use tallow_core::{Backend, LayerKv, Linear, Norm, Result, Rope, StepPlan, Tensor, Weight};
+use tallow_core::{Backend, Linear, Norm, Result, Rope, StepPlan, Tensor, Weight};
 
 use crate::blocks::Context;
+use crate::blocks::cache::LayerCache;
 use crate::blocks::layer::Layer;
 use crate::blocks::side::Sides;
 use crate::error::Result as LoadResult;
@@ -57,13 +58,13 @@ impl<B: Backend> Decoder<B> {
         &self.spec
     }
 
-    /// The hidden states of a step's tokens, after the last layer. `kv` has one part for each layer. The embeddings and
+    /// The hidden states of a step's tokens, after the last layer. `caches` has one for each layer. The embeddings and
     /// what each layer makes of them are shown to `see` on the way.
     pub fn forward(
         &self,
         b: &B,
         plan: &StepPlan<B>,
-        kv: &[LayerKv<'_, B>],
+        caches: &[LayerCache<B>],
         mut see: impl FnMut(usize, &Tensor<B>) -> Result<()>,
     ) -> Result<Tensor<B>> {
         // Journey, stop 5: the decoder. Tokens become hidden states, layer by layer.
@@ -74,10 +75,10 @@ impl<B: Backend> Decoder<B> {
         }
         see(0, &x)?;
         let sides = self.sides.as_ref().map(|sides| sides.forward(b, plan, &x)).transpose()?;
-        for (i, (layer, kv)) in self.layers.iter().zip(kv).enumerate() {
+        for (i, (layer, cache)) in self.layers.iter().zip(caches).enumerate() {
             // Journey, stop 6: a layer's blocks.
             let side = self.sides.as_ref().zip(sides.as_ref()).map(|(sides, all)| sides.part(all, i));
-            x = layer.forward(&Context { b, plan, kv: *kv, ropes: &self.ropes, side }, &x)?; // [tokens, dim]
+            x = layer.forward(&Context { b, plan, cache, ropes: &self.ropes, side }, &x)?; // [tokens, dim]
             see(i + 1, &x)?;
         }
         Ok(x)

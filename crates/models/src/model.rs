@@ -106,6 +106,12 @@ impl Model {
             };
             return whole(joint) + whole(names.expert_down);
         }
+        let joint = names
+            .expert_rows
+            .map_or(0, |(up, down)| [up, down].map(|pattern| stored(&of_layer(pattern, layer))).iter().sum());
+        if joint > 0 {
+            return joint;
+        }
         let of = |pattern: &str| -> usize {
             let name = of_layer(pattern, layer);
             match name.contains(EXPERT) {

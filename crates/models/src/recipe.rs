@@ -1,7 +1,8 @@
 //! [`Recipe`]: the formats that a model's matrices are quantized to while they are loaded.
 //!
 //! What matters most gets more bits: the head; and values and what feed-forward blocks give, in the first and the last
-//! layers and every third between. What is small or looked up by number stays as it is: norms, biases, routers, positions.
+//! layers and every third between. What is small or looked up by number stays as it is: norms, biases, routers, gates of
+//! whole heads, positions.
 
 use std::fmt;
 use std::str::FromStr;
@@ -95,7 +96,8 @@ impl Role {
             if name.starts_with(names.base) { name.to_owned() } else { format!("{}{name}", names.base) };
         let name = whole.as_str();
         let is = |pattern: &str| layer_in(pattern, name).is_some();
-        if [names.router, names.shared_router, names.positions].into_iter().any(is) {
+        let gates = [names.delta.ba, names.delta.b, names.delta.a];
+        if [names.router, names.shared_router, names.positions].into_iter().chain(gates).any(is) {
             return Role::Kept;
         }
         if is(names.head) || tied && is(names.embed) {

@@ -1,6 +1,6 @@
 //! [`DecoderSpec`]: everything that tells one decoder from another, as values. Families make it; blocks follow it.
 
-use tallow_core::{Activation, Groups, Heads, NormKind, Scores, ShareOf};
+use tallow_core::{Activation, DType, DeltaHeads, Groups, Heads, NormKind, Scores, ShareOf};
 
 use crate::blocks::rope::RopeSpec;
 
@@ -57,6 +57,8 @@ pub struct LayerSpec {
     pub mixer: AttentionSpec,
     /// Where keys and values come from one narrow row: `mixer` then is attention over such rows.
     pub latent: Option<LatentSpec>,
+    /// Where a state stands in for keys and values: nothing looks at `mixer` then.
+    pub delta: Option<DeltaSpec>,
     /// What works on each token.
     pub ffn: FfnSpec,
     /// Where there are several such blocks, how a token gets some of them.
@@ -117,6 +119,8 @@ pub struct AttentionSpec {
     pub softcap: Option<f32>,
     /// Which of the decoder's rotary embeddings queries go through once more, after the one above.
     pub again: Option<usize>,
+    /// Does each element of a query head's result have a gate, which comes with the queries?
+    pub gated: bool,
 }
 
 impl AttentionSpec {
@@ -142,6 +146,22 @@ pub struct LatentSpec {
     pub value: usize,
     /// Of the norms of narrow rows.
     pub eps: f32,
+}
+
+/// Heads that keep a matrix of their sequence each, behind a convolution over tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaSpec {
+    /// How many, how wide.
+    pub heads: DeltaHeads,
+    /// Tokens that the convolution sees.
+    pub kernel: usize,
+}
+
+impl DeltaSpec {
+    /// Numbers that the convolution keeps of a sequence.
+    pub fn window_len(&self) -> usize {
+        (self.kernel - 1) * self.heads.cols()
+    }
 }
 
 /// A feed-forward block.
@@ -210,12 +230,33 @@ impl ExpertsSpec {
     }
 }
 
+impl DecoderSpec {
+    /// Has any layer a state in place of keys and values? Then what came before a token is not in the pages alone.
+    pub fn keeps_states(&self) -> bool {
+        self.layers.iter().any(|layer| layer.delta.is_some())
+    }
+}
+
 impl LayerSpec {
+    /// Columns of a cache of that type that a token's keys take, or its values.
+    pub fn kept_cols(&self, dtype: DType) -> usize {
+        if self.delta.is_some() { 0 } else { self.mixer.heads.kept_cols(dtype) }
+    }
+
+    /// Numbers of a sequence's state.
+    pub fn state_len(&self) -> usize {
+        self.delta.map_or(0, |delta| delta.window_len() + delta.heads.state_len())
+    }
+
     /// Weights of what mixes tokens, for hidden states of `dim` elements.
     pub fn mixing_weights(&self, dim: usize) -> usize {
+        if let Some(DeltaSpec { heads, .. }) = self.delta {
+            return dim * (heads.cols() + 2 * heads.value_cols() + 2 * heads.values);
+        }
         let heads = self.mixer.heads;
         let Some(LatentSpec { rank, q_rank, plain, turned, value, .. }) = self.latent else {
-            return dim * (heads.qkv_cols() + heads.q_cols());
+            let gates = if self.mixer.gated { heads.q_cols() } else { 0 };
+            return dim * (heads.qkv_cols() + heads.q_cols() + gates);
         };
         let queries = heads.q * (plain + turned);
         let queries = q_rank.map_or(dim * queries, |narrow| narrow * (dim + queries));

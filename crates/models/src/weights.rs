@@ -6,6 +6,7 @@
 
 mod experts;
 mod latent;
+mod parts;
 mod quantize;
 mod turn;
 
@@ -14,7 +15,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tallow_core::{Backend, Error, Heads, HostWeight, Linear, Memory, Norm, Tensor, Weight};
+use tallow_core::{Backend, Error, HostWeight, Linear, Memory, Norm, Tensor, Weight};
 use tallow_quant::Format;
 
 use crate::error::{LoadError, Result};
@@ -24,6 +25,7 @@ use crate::formats::{Checkpoint, Kind, Stored};
 use crate::recipe::Quantizing;
 use crate::spec::{Bias, NormSpec};
 
+pub(crate) use parts::by_head;
 pub(crate) use quantize::{quantized, room};
 pub(crate) use turn::Turn;
 use turn::plain;
@@ -82,7 +84,8 @@ impl Source<'_> {
 
     /// Bytes that a device is given of all tensors.
     pub(crate) fn bytes(&self) -> usize {
-        self.checkpoint.tensors().map(|(name, stored)| self.size(name, stored)).sum()
+        let needed = self.checkpoint.tensors().filter(|(name, _)| !self.names.spares(name));
+        needed.map(|(name, stored)| self.size(name, stored)).sum()
     }
 }
 
@@ -372,35 +375,6 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(Linear { bias: self.bias(&name, rows, bias)?, ..layer })
     }
 
-    /// Queries, keys and values of layer `i` as one.
-    pub(crate) fn qkv(
-        &mut self,
-        (pattern, i): (&str, usize),
-        heads: Heads,
-        cols: usize,
-        bias: Bias,
-    ) -> Result<Linear<B>> {
-        let rows = heads.qkv_cols();
-        if self.names().layout != Layout::RowsByHead {
-            return self.linear((pattern, i), rows, cols, bias);
-        }
-        let name = of_layer(pattern, i);
-        // As many heads of each, so that a head is three parts.
-        let weight = self.arranged(&named(&name), [rows, cols], (rows, cols), |from, to| {
-            let width = from.len() / (3 * heads.q).max(1);
-            to.chunks_exact_mut(width.max(1)).enumerate().for_each(|(i, to)| {
-                let (part, head) = (i / heads.q, i % heads.q);
-                to.copy_from_slice(&from[(3 * head + part) * width..][..width]);
-            });
-        })?;
-        let bias = self.bias_numbers(&name, rows, bias)?.map(|from| {
-            let parts = (0..3).flat_map(|part| (0..heads.q).map(move |head| (3 * head + part) * heads.dim));
-            let to: Vec<f32> = parts.flat_map(|at| from[at..at + heads.dim].to_vec()).collect();
-            self.b.upload_row(&to)
-        });
-        Ok(Linear::new(weight, bias.transpose()?))
-    }
-
     /// A norm of layer `i`.
     pub(crate) fn norm(&mut self, (pattern, i): (&str, usize), width: usize) -> Result<Norm<B>> {
         let (name, spec) = (of_layer(pattern, i), self.spec().norm);
@@ -443,7 +417,9 @@ impl<'a, B: Backend> Weights<'a, B> {
         let checkpoint = self.source.checkpoint;
         checkpoint.intact()?;
         checkpoint.release();
-        let spare = |name: &str| self.used.contains(name) || is_redundant(name) || spare(name);
+        let spare = |name: &str| {
+            self.used.contains(name) || is_redundant(name) || self.names().spares(name) || spare(name)
+        };
         let left: Vec<&str> = checkpoint.tensors().map(|(name, _)| name).filter(|n| !spare(n)).collect();
         match left.as_slice() {
             [] => Ok(()),

@@ -7,11 +7,10 @@ use std::fmt::Write;
 use std::ops::ControlFlow;
 
 use tallow_core::ops::TopK;
-use tallow_core::{
-    Backend, DType, Launch, LayerKv, Null, Reading, Span, Step, StepPlan, Tensor, launch_table,
-};
+use tallow_core::{Backend, DType, Launch, Null, Reading, Span, StateRows, Step, StepPlan, launch_table};
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
+use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;
 use tallow_models::encoder::spec::Pooling;
 use tallow_models::encoder::{Encoder, EncoderModel, Input};
@@ -20,7 +19,7 @@ use tallow_support::{ENCODERS, golden, needed};
 use tallow_wgpu::{Counts, Wgpu, devices};
 
 /// One of each family, and of each thing that a family may do differently.
-const MODELS: [&str; 32] = [
+const MODELS: [&str; 35] = [
     "cohere",
     "cohere2",
     "deepseek-v2",
@@ -49,6 +48,9 @@ const MODELS: [&str; 32] = [
     "qwen2-moe",
     "qwen3",
     "qwen3-moe",
+    "qwen3-next",
+    "qwen3.5",
+    "qwen3.5-moe",
     "smollm3",
     "stablelm",
     "starcoder2",
@@ -56,18 +58,27 @@ const MODELS: [&str; 32] = [
 ];
 const PAGE: usize = 16;
 
+/// What layers keep of two sequences of a page each.
+fn cache<B: Backend>(b: &B, decoder: &Decoder<B>, dtype: DType) -> Vec<LayerCache<B>> {
+    decoder.spec().layers.iter().map(|l| LayerCache::new(b, l, dtype, [2, PAGE], 2).unwrap()).collect()
+}
+
+/// The states of so many sequences, if layers keep any.
+fn states<B: Backend>(decoder: &Decoder<B>, sequences: u32) -> Vec<StateRows> {
+    let sequences = if decoder.spec().keeps_states() { sequences } else { 0 };
+    (0..sequences).map(|i| StateRows { from: 2 * i, to: 2 * i + 1 }).collect()
+}
+
 /// The launches of one step: a prompt of three tokens beside a sequence that gets its fifth.
 fn launches<B: Backend>(b: &B, model: &Model) -> Vec<Launch> {
     let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
-    let page = |cols: usize| b.alloc(DType::F32, 2, PAGE * cols).unwrap();
-    let heads = decoder.spec().layers.iter().map(|l| l.mixer.heads);
-    let cache: Vec<(Tensor<B>, Tensor<B>)> = heads.map(|h| (page(h.kv_cols()), page(h.kv_cols()))).collect();
-    let kv: Vec<LayerKv<'_, B>> = cache.iter().map(|(k, v)| LayerKv { k, v }).collect();
+    let cache = cache(b, &decoder, DType::F32);
     let spans = vec![Span { rows: 3, start: 0, pages: vec![0] }, Span { rows: 1, start: 4, pages: vec![1] }];
-    let step = Step { tokens: vec![1, 2, 3, 4], spans, outputs: vec![2, 3], page_len: PAGE };
+    let states = states(&decoder, 2);
+    let step = Step { tokens: vec![1, 2, 3, 4], spans, states, outputs: vec![2, 3], page_len: PAGE };
     let plan = StepPlan::new(b, step).unwrap();
     b.trace().start();
-    let x = decoder.forward(b, &plan, &kv, |_, _| Ok(())).unwrap();
+    let x = decoder.forward(b, &plan, &cache, |_, _| Ok(())).unwrap();
     decoder.logits(b, &plan, &x).unwrap();
     b.trace().stop()
 }
@@ -162,27 +173,31 @@ fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
     let experts = layer.experts.map_or(0, |e| 4 * e.count + 5 * usize::from(e.shared.is_some()));
     // Each head's part of queries and of values is a product of its own.
     let latent = layer.latent.map_or(0, |_| 5 * layer.mixer.heads.q + 8);
-    // What the layer gets of its own, values normalised and put back, and what multiplies the result.
+    // What the layer gets of its own, values normalised and put back, what multiplies the result, and gates, which are a
+    // fourth part beside queries, keys and values.
     let more = 4 * usize::from(model.spec.side.is_some())
         + 2 * usize::from(layer.mixer.v_norm)
-        + usize::from(layer.scaled);
+        + usize::from(layer.scaled)
+        + 2 * usize::from(layer.mixer.gated && layer.delta.is_none());
+    // A delta net has its norm, four parts side by side in two, a convolution in two, a norm of queries and keys, what
+    // heads recall, another norm, gates, and its output.
+    if layer.delta.is_some() {
+        return 14 + behind + bent + experts + more;
+    }
     9 + behind + bent + turned + experts + latent + more
 }
 
 /// The device's counts before and after a step of one token whose logits are looked at.
 fn decode(b: &Wgpu, model: &Model) -> (Counts, Counts) {
     let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
-    let page = |cols: usize| b.alloc(DType::F16, 2, PAGE * cols).unwrap();
-    let heads = decoder.spec().layers.iter().map(|l| l.mixer.heads);
-    let cache: Vec<(Tensor<Wgpu>, Tensor<Wgpu>)> =
-        heads.map(|h| (page(h.kv_cols()), page(h.kv_cols()))).collect();
-    let kv: Vec<LayerKv<'_, Wgpu>> = cache.iter().map(|(k, v)| LayerKv { k, v }).collect();
+    let cache = cache(b, &decoder, DType::F16);
     b.sync().unwrap();
     let before = b.counts();
     let spans = vec![Span { rows: 1, start: 0, pages: vec![0] }];
-    let step = Step { tokens: vec![1], spans, outputs: vec![0], page_len: PAGE };
+    let states = states(&decoder, 1);
+    let step = Step { tokens: vec![1], spans, states, outputs: vec![0], page_len: PAGE };
     let plan = StepPlan::new(b, step).unwrap();
-    let x = decoder.forward(b, &plan, &kv, |_, _| Ok(())).unwrap();
+    let x = decoder.forward(b, &plan, &cache, |_, _| Ok(())).unwrap();
     let logits = decoder.logits(b, &plan, &x).unwrap();
     let top = b.run(TopK { x: &logits, k: 1 }).unwrap();
     let (mut ids, mut values) = ([0; 4], [0; 4]);

@@ -4,8 +4,8 @@ use std::fmt;
 use std::rc::Rc;
 
 use tallow_core::ops::{
-    Attend, Columns, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, KvWrite, Matmul, Normalize, Project,
-    ProjectMany, QkvPrep, Rotate, Route, Rows, RowsTo, TopK, TopKOut,
+    Attend, Columns, Convolve, Copy, Delta, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, KvWrite, Matmul,
+    Normalize, Project, ProjectMany, QkvPrep, Rotate, Route, Rows, RowsTo, TopK, TopKOut,
 };
 use tallow_core::{
     Backend, DType, Error, HostWeight, Linear, Reading, Result, Tensor, Trace, Weight, compose,
@@ -334,6 +334,18 @@ impl Backend for Wgpu {
     fn route(&self, op: &Route<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let out = self.alloc(DType::F32, op.logits.rows(), op.logits.cols())?;
         self.route_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn convolve(&self, op: &Convolve<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.x.rows(), op.x.cols())?;
+        self.convolve_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn delta(&self, op: &Delta<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.v.rows(), op.v.cols())?;
+        self.delta_into(op, &out)?;
         Ok(out)
     }
 

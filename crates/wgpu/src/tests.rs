@@ -108,7 +108,7 @@ fn attention(b: &Wgpu, dtype: DType) -> Vec<f32> {
     let mut out = Vec::new();
     for (start, rows) in [(0, tokens - 5), (tokens - 5, 5)] {
         let spans = vec![Span { rows, start, pages: pages.clone() }];
-        let step = Step { tokens: vec![0; rows], spans, outputs: vec![], page_len };
+        let step = Step { tokens: vec![0; rows], spans, states: Vec::new(), outputs: vec![], page_len };
         let plan = StepPlan::new(b, step).unwrap();
         let up = |seed, cols: usize| {
             b.upload(&numbers(seed, tokens * cols)[start * cols..(start + rows) * cols], rows, cols).unwrap()
@@ -136,7 +136,7 @@ fn segments_are_merged_alike() {
     let numbers = [1, 2, 3].map(|seed| numbers(seed, tokens * heads.q_cols()));
     let attend = |start: usize, rows: usize, window: Option<usize>| {
         let spans = vec![Span { rows, start, pages: pages.clone() }];
-        let step = Step { tokens: vec![0; rows], spans, outputs: vec![], page_len };
+        let step = Step { tokens: vec![0; rows], spans, states: Vec::new(), outputs: vec![], page_len };
         let plan = StepPlan::new(&b, step).unwrap();
         let up = |i: usize, cols: usize| {
             b.upload(&numbers[i][start * cols..(start + rows) * cols], rows, cols).unwrap()
@@ -331,7 +331,7 @@ fn a_cache_that_cannot_be_is_refused() {
     let heads = Heads { q: 1, kv: 1, dim: 3 };
     let (k, v) = (b.alloc(DType::F16, 2, 12).unwrap(), b.alloc(DType::F16, 2, 12).unwrap());
     let spans = vec![Span { rows: 1, start: 0, pages: vec![1] }];
-    let step = Step { tokens: vec![0], spans, outputs: vec![], page_len: 4 };
+    let step = Step { tokens: vec![0], spans, states: Vec::new(), outputs: vec![], page_len: 4 };
     let plan = StepPlan::new(&b, step).unwrap();
     let x = b.upload(&[1.0f32; 3], 1, 3).unwrap();
     let kv = LayerKv { k: &k, v: &v };

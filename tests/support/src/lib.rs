@@ -16,7 +16,7 @@ use safetensors::{Dtype, SafeTensors};
 pub use encoder::{image_encoder, only_tensors, text_encoder, with_tensors};
 
 /// The goldens of decoders, one or more of each family.
-pub const DECODERS: [&str; 36] = [
+pub const DECODERS: [&str; 39] = [
     "cohere",
     "cohere2",
     "deepseek-v2",
@@ -50,6 +50,9 @@ pub const DECODERS: [&str; 36] = [
     "qwen3",
     "qwen3-cfgv5",
     "qwen3-moe",
+    "qwen3-next",
+    "qwen3.5",
+    "qwen3.5-moe",
     "smollm3",
     "stablelm",
     "starcoder2",

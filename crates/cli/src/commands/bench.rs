@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::ops::Range;
 use std::time::{Instant, SystemTime};
 
-use tallow_core::{Backend, launch_table};
+use tallow_core::{Backend, DType, launch_table};
 use tallow_cpu::Arithmetic;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
@@ -236,7 +236,7 @@ fn token(i: usize, model: &Model) -> u32 {
 }
 
 /// Bytes that generating a token of each sequence must read: the weights that it meets, once for all, and the keys and
-/// values before it.
+/// values before it, or states.
 fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
     let spec = &model.spec;
     // Of a table of embeddings one row is read, unless it is the head too.
@@ -247,10 +247,11 @@ fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
         .iter()
         .map(|l| {
             let seen = l.mixer.sees().map_or(depth, |w| depth.min(w as f64));
-            2.0 * l.mixer.heads.kept_cols(setup.kv.0) as f64 * seen
+            2.0 * l.kept_cols(setup.kv.0) as f64 * seen
         })
         .sum();
-    let cache = cache * (setup.kv.0.size() * test.sequences) as f64;
+    let states = spec.layers.iter().map(LayerSpec::state_len).sum::<usize>() * DType::F32.size();
+    let cache = (cache * setup.kv.0.size() as f64 + states as f64) * test.sequences as f64;
     (model.weight_bytes() - table) as f64 - idle(model, test.sequences) + cache
 }
 
@@ -279,11 +280,15 @@ fn work(model: &Model, test: Test) -> f64 {
         .layers
         .iter()
         .map(|l| {
-            let h = l.mixer.heads;
             let ffn = (2 + usize::from(l.ffn.gated)) * l.active_width();
             let linear = l.mixing_weights(spec.dim) + spec.dim * ffn;
             let seen = l.mixer.sees().map_or(depth, |w| depth.min(w as f64));
-            2.0 * linear as f64 + 4.0 * h.q_cols() as f64 * seen
+            // A matrix is looked at twice for each token, and written once.
+            let mixing = match l.delta {
+                Some(delta) => 6.0 * delta.heads.state_len() as f64,
+                None => 4.0 * l.mixer.heads.q_cols() as f64 * seen,
+            };
+            2.0 * linear as f64 + mixing
         })
         .sum();
     // The head runs for the last token alone.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use tallow_models::encoder::{AnyModel, EncoderModel};
 use tallow_models::formats::{Checkpoint, Kind, Settings};
-use tallow_models::spec::LayerSpec;
+use tallow_models::spec::{DeltaSpec, LayerSpec};
 
 use super::print;
 use crate::Failed;
@@ -144,16 +144,15 @@ fn feed_forward(layer: &LayerSpec) -> String {
 fn layers(all: &[LayerSpec]) -> String {
     let mut kinds: Vec<(String, usize)> = Vec::new();
     for layer in all {
-        let h = layer.mixer.heads;
         let of = |what: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(", {what} {n}"));
         let window = of("window", layer.mixer.window) + &of("chunks of", layer.mixer.chunk);
-        let kind = format!(
-            "{} query heads, {} key heads, {} wide, {}{window}",
-            h.q,
-            h.kv,
-            h.dim,
-            feed_forward(layer)
-        );
+        let heads = match (layer.delta, layer.mixer.heads) {
+            (Some(DeltaSpec { heads: h, .. }), _) => {
+                format!("{} delta heads of {} x {}, {} key heads", h.values, h.key_dim, h.value_dim, h.keys)
+            }
+            (None, h) => format!("{} query heads, {} key heads, {} wide", h.q, h.kv, h.dim),
+        };
+        let kind = format!("{heads}, {}{window}", feed_forward(layer));
         match kinds.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, n)) => *n += 1,
             None => kinds.push((kind, 1)),

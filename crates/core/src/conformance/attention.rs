@@ -50,7 +50,7 @@ impl Sequences {
         };
         let spans: Vec<Span> = parts.iter().map(span).collect();
         let tokens = vec![0; spans.iter().map(|s| s.rows).sum()];
-        Step { tokens, spans, outputs: Vec::new(), page_len: self.page_len }
+        Step { tokens, spans, states: Vec::new(), outputs: Vec::new(), page_len: self.page_len }
     }
 
     fn gather(&self, from: &[Host], parts: &[(usize, std::ops::Range<usize>)]) -> Host {

@@ -1,9 +1,11 @@
 use half::{bf16, f16};
 
 use super::{Bench, Host, Outcome, ensure, text};
-use crate::ops::{Copy, Matmul, Normalize};
-use crate::ops::{Epilogue, TopK};
-use crate::{Backend, DType, Elem, Error, Format, HostWeight, Memory, Norm, NormKind};
+use crate::ops::{Convolve, Copy, Delta, Epilogue, Matmul, Normalize, TopK};
+use crate::{
+    Backend, DType, DeltaHeads, Elem, Error, Forgetting, Format, HostWeight, Memory, Norm, NormKind, Sharing,
+    Span, StateRows, Step, StepPlan,
+};
 
 fn round_trip<B: Backend, T: Elem + PartialEq + std::fmt::Debug>(t: &Bench<'_, B>, data: [T; 6]) -> Outcome {
     let up = t.b.upload(&data, 2, 3).map_err(text)?;
@@ -79,6 +81,36 @@ pub(super) fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let got =
             t.b.prepare(HostWeight { format, rows: 1, cols: 8, bytes: &short, spent: HostWeight::KEPT });
         ensure(got.is_err(), || format!("{bytes} bytes of {format} gave {got:?}"))?;
+    }
+    states(t)
+}
+
+/// States that are missing, that lie past the last, or that two sequences share.
+fn states<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let plan = |states: &[(u32, u32)]| {
+        let spans = vec![Span { rows: 1, start: 0, pages: vec![0] }; 2];
+        let states = states.iter().map(|(from, to)| StateRows { from: *from, to: *to }).collect();
+        StepPlan::new(t.b, Step { tokens: vec![0; 2], spans, states, outputs: Vec::new(), page_len: 4 })
+    };
+    for states in [&[(0, 1)][..], &[(0, 1), (2, 1)], &[(0, 0), (1, 2)]] {
+        let made = plan(states);
+        let made = made.map(|_| ());
+        ensure(matches!(made, Err(Error::Shape { op: "step", .. })), || format!("{states:?} gave {made:?}"))?;
+    }
+    let (x, by) = (t.up(&Host::random(1, 2, 6))?, t.up(&Host::random(2, 3, 6))?);
+    let (window, gates) = (t.up(&Host::random(3, 4, 12))?, t.up(&Host::random(4, 2, 2))?);
+    let one = t.up(&Host::random(5, 1, 1))?;
+    let forgetting = Forgetting { rate: one.clone(), bias: one };
+    let heads = DeltaHeads { keys: 1, values: 1, key_dim: 3, value_dim: 4, sharing: Sharing::InTurn };
+    for (states, fits) in [(&[][..], false), (&[(0, 1), (2, 3)][..], true), (&[(0, 1), (2, 4)][..], false)] {
+        let plan = plan(states).map_err(text)?;
+        let ran = t.b.run(Convolve { x: &x, by: &by, window: &window, plan: &plan });
+        ensure(ran.is_ok() == fits, || format!("a convolution with {states:?} gave {ran:?}"))?;
+        let v = x.col_range(0..4);
+        let op =
+            Delta { qk: &x, v: &v, gates: &gates, heads, by: &forgetting, matrices: &window, plan: &plan };
+        let ran = t.b.run(op);
+        ensure(ran.is_ok() == fits, || format!("heads with {states:?} gave {ran:?}"))?;
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ mod attention;
 mod blocks;
 mod memory;
 mod oracle;
+mod recurrent;
 mod rowwise;
 mod weights;
 
@@ -106,6 +107,8 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         case("attend", |b, s| attention::attend(&Bench { b, suite: s })),
         case("attend_alone", |b, s| attention::attend_alone(&Bench { b, suite: s })),
         case("qkv_prep", |b, s| attention::qkv_prep(&Bench { b, suite: s })),
+        case("convolve", |b, s| recurrent::convolve(&Bench { b, suite: s })),
+        case("delta", |b, s| recurrent::delta(&Bench { b, suite: s })),
         case("project_many", |b, s| blocks::project_many(&Bench { b, suite: s })),
         case("ffn", |b, s| blocks::ffn(&Bench { b, suite: s })),
         case("moe", |b, s| blocks::moe(&Bench { b, suite: s })),

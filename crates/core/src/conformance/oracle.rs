@@ -1,7 +1,7 @@
 //! The answers, in `f64`, by the plainest code there is.
 
 use super::{Bounded, Host};
-use crate::{Activation, Groups, NormKind, RopePairs, Scores, Span};
+use crate::{Activation, DeltaHeads, Groups, NormKind, RopePairs, Scores, Span};
 
 /// The relative rounding of one `f32` operation, doubled.
 pub(super) const EPS: f64 = 1.2e-7;
@@ -256,4 +256,42 @@ impl Attention<'_> {
 /// The sequence position and span of each row of a ragged step.
 pub(super) fn row_places(spans: &[Span]) -> Vec<(usize, usize)> {
     spans.iter().enumerate().flat_map(|(i, s)| (s.start..s.end()).map(move |p| (i, p))).collect()
+}
+
+/// What a head keeps of its matrix, by what a token says of it.
+pub(super) fn forgotten(said: f32, rate: f32, bias: f32) -> f64 {
+    let x = f64::from(said) + f64::from(bias);
+    (-f64::from(rate) * (1.0 + x.exp()).ln()).exp()
+}
+
+/// What heads recall of a sequence, from queries and keys, values, and what tokens say of writing; `kept` says how much
+/// of a matrix is kept at a token by a head.
+pub(super) fn recall(
+    heads: DeltaHeads,
+    [qk, v, gates]: [&Host; 3],
+    kept: impl Fn(usize, usize) -> f64,
+) -> Bounded {
+    let DeltaHeads { values, key_dim, value_dim, .. } = heads;
+    let mut matrices = vec![vec![vec![0.0f64; value_dim]; key_dim]; values];
+    let rows = Bounded::by_rows(v.rows, heads.value_cols(), |r| {
+        let mut row = Vec::new();
+        for (h, s) in matrices.iter_mut().enumerate() {
+            let part = |at: usize| qk.row(r)[at + heads.key_of(h) * key_dim..][..key_dim].iter();
+            let q: Vec<f64> = part(0).map(|x| f64::from(*x)).collect();
+            let k: Vec<f64> = part(heads.key_cols()).map(|x| f64::from(*x)).collect();
+            let (kept, written) = (kept(r, h), 1.0 / (1.0 + (-f64::from(gates.row(r)[h])).exp()));
+            s.iter_mut().flatten().for_each(|x| *x *= kept);
+            for c in 0..value_dim {
+                let at = |x: &[f64]| -> f64 { x.iter().zip(s.iter()).map(|(x, s)| x * s[c]).sum() };
+                let more = written * (f64::from(v.row(r)[h * value_dim + c]) - at(&k));
+                s.iter_mut().zip(&k).for_each(|(s, k)| s[c] += k * more);
+                let y: f64 = q.iter().zip(s.iter()).map(|(q, s)| q * s[c]).sum();
+                row.push((y / (key_dim as f64).sqrt(), 0.0));
+            }
+        }
+        row
+    });
+    // Errors go on from token to token, and are forgotten as the rest is.
+    let most = rows.data.iter().fold(0.0, |m: f64, (y, _)| m.max(y.abs()));
+    Bounded { data: rows.data.iter().map(|(y, _)| (*y, 2e-5 * most + 1e-6)).collect(), ..rows }
 }

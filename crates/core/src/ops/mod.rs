@@ -5,6 +5,8 @@
 
 mod attend;
 mod columns;
+mod convolve;
+mod delta;
 mod dequant;
 mod eltwise;
 mod embed;
@@ -27,6 +29,8 @@ use std::fmt;
 
 pub use attend::Attend;
 pub use columns::Columns;
+pub use convolve::{Convolve, MOST_KERNEL};
+pub use delta::{Delta, MOST_KEY};
 pub use dequant::Dequant;
 pub use eltwise::{Eltwise, With};
 pub use embed::Embed;

@@ -14,6 +14,7 @@ mod dot;
 mod few;
 mod linear;
 mod probe;
+mod recurrent;
 mod rowwise;
 mod unpack;
 
@@ -25,6 +26,7 @@ use few::FewTask;
 use half::f16;
 use linear::Finish;
 pub(crate) use linear::{LinearTask, Packed, Product, Room, Source, linear};
+pub(crate) use recurrent::{BLOCK, ConvolveTask, DeltaTask};
 pub(crate) use rowwise::NormTask;
 use tallow_core::{Activation, RopePairs};
 use unpack::{Chunk, Plain};
@@ -71,6 +73,10 @@ pub(crate) struct Kernels {
     pub norm: fn(&NormTask<'_>, &[f32], &mut [f32]),
     /// `out = act(gate) * up`
     pub glu: GluKernel,
+    /// A row of a convolution over tokens.
+    pub convolve: fn(&ConvolveTask<'_>, &mut [f32]),
+    /// What tokens make of a block of a head's matrix.
+    pub delta: fn(&DeltaTask<'_>, &mut [f32]),
     /// Turns one head by a row of angles.
     pub rotate: fn(RopePairs, &[f32], &mut [f32]),
     /// Attention of some tokens of a sequence, for the query heads of one key head: all of it, or a stage. By any cache,
@@ -119,6 +125,8 @@ macro_rules! table {
             norm: (task: &NormTask<'_>, x: &[f32], out: &mut [f32]) => rowwise::norm::<$simd>(task, x, out);
             glu: (act: Activation, gate: &[f32], up: Option<&[f32]>, out: &mut [f32])
                 => rowwise::glu::<$simd>(act, gate, up, out);
+            convolve: (task: &ConvolveTask<'_>, out: &mut [f32]) => recurrent::convolve::<$simd>(task, out);
+            delta: (task: &DeltaTask<'_>, block: &mut [f32]) => recurrent::delta::<$simd>(task, block);
             rotate: (pairs: RopePairs, angles: &[f32], head: &mut [f32]) => rowwise::rotate(pairs, angles, head);
             largest: (x: &[f32], ids: &mut [u32]) => rowwise::largest(x, ids);
             attend: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)

@@ -169,6 +169,10 @@ impl Backend for Faulty {
         self.like(op.logits.rows(), op.logits.cols())
     }
 
+    fn delta(&self, op: &Delta<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.v.rows(), op.v.cols())
+    }
+
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>> {
         let (rows, cols, k) = (op.x.rows(), op.x.cols(), op.k);
         let (values, ids) = (self.like(rows, k)?, self.alloc(DType::U32, rows, k)?);

@@ -60,7 +60,7 @@ impl From<std::io::Error> for Wrong {
 }
 
 pub(crate) fn limits() -> Limits {
-    Limits { context: 128, slots: SLOTS, budget: 32, beside: 32, all_logits: 8 }
+    Limits { context: 128, slots: SLOTS, budget: 32, beside: 32, all_logits: 8, prefixes: true }
 }
 
 pub(crate) fn start(pages: usize) -> EngineHandle {
@@ -70,7 +70,8 @@ pub(crate) fn start(pages: usize) -> EngineHandle {
         let b = Cpu::new(Isa::best(), 2).map_err(Wrong::Device)?;
         let decoder =
             Decoder::load(&b, &model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
-        let runner = Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages });
+        let runner =
+            Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages, sequences: SLOTS });
         Ok::<_, Wrong>((runner.map_err(Wrong::Device)?, limits()))
     };
     spawn(|| Ok(info), runner).unwrap()
@@ -160,5 +161,5 @@ pub(crate) fn runner(model: &Model) -> Runner<Faulty> {
 
 fn runner_on(b: Faulty, model: &Model) -> Runner<Faulty> {
     let decoder = Decoder::load(&b, model, 128, &mut |_, _| ControlFlow::Continue(())).unwrap();
-    Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages: 64 }).unwrap()
+    Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages: 64, sequences: SLOTS }).unwrap()
 }

@@ -9,11 +9,12 @@ use super::Context;
 use crate::error::Result as LoadResult;
 use crate::formats::names::of_layer;
 use crate::spec::{AttentionSpec, QkNormSpec};
-use crate::weights::Weights;
+use crate::weights::{Weights, by_head};
 
 /// Multi-head attention with grouped queries.
 #[derive(Debug)]
 pub struct Attention<B: Backend> {
+    /// Queries, keys and values; behind them gates, if there are any.
     qkv: Vec<Linear<B>>,
     o: Linear<B>,
     qk_norm: Option<QkNorm<B>>,
@@ -22,6 +23,7 @@ pub struct Attention<B: Backend> {
     heads: Heads,
     rope: Option<usize>,
     again: Option<usize>,
+    gated: bool,
     spec: AttnSpec<B>,
 }
 
@@ -29,11 +31,19 @@ impl<B: Backend> Attention<B> {
     /// Reads layer `i`'s attention.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &AttentionSpec) -> LoadResult<Attention<B>> {
         let (names, dim, heads) = (w.names(), w.spec().dim, spec.heads);
+        let (keys, values) = ((names.k, heads.kv_cols()), (names.v, heads.kv_cols()));
         let qkv = match w.has(names.qkv, i) {
+            _ if spec.gated => {
+                let queries = [0, 1].map(|part| by_head(heads, part, 2).collect::<Vec<_>>());
+                let mut parts = w.parts((names.q, i), &queries, dim, spec.qkv_bias)?;
+                for (at, (name, rows)) in [keys, values].into_iter().enumerate() {
+                    parts.insert(at + 1, w.linear((name, i), rows, dim, spec.qkv_bias)?);
+                }
+                parts
+            }
             true => vec![w.qkv((names.qkv, i), heads, dim, spec.qkv_bias)?],
             false => {
-                let parts =
-                    [(names.q, heads.q_cols()), (names.k, heads.kv_cols()), (names.v, heads.kv_cols())];
+                let parts = [(names.q, heads.q_cols()), keys, values];
                 let parts =
                     parts.into_iter().map(|(name, rows)| w.linear((name, i), rows, dim, spec.qkv_bias));
                 parts.collect::<LoadResult<_>>()?
@@ -57,9 +67,9 @@ impl<B: Backend> Attention<B> {
         let own_norms = own.then(|| OwnNorms::load(w, i, heads)).transpose()?;
         let v_norm = spec.v_norm.then(|| w.plain_norm(heads.dim)).transpose()?;
         let sinks = spec.sinks.then(|| w.row(&of_layer(names.sinks, i), heads.q)).transpose()?;
-        let AttentionSpec { rope, again, scale, window, chunk, softcap, causal, .. } = *spec;
+        let AttentionSpec { rope, again, gated, scale, window, chunk, softcap, causal, .. } = *spec;
         let spec = AttnSpec { scale, window, chunk, softcap, sinks, causal };
-        Ok(Attention { qkv, o, qk_norm, own_norms, v_norm, heads, rope, again, spec })
+        Ok(Attention { qkv, o, qk_norm, own_norms, v_norm, heads, rope, again, gated, spec })
     }
 
     /// `then(attention(norm(x)))`
@@ -70,9 +80,10 @@ impl<B: Backend> Attention<B> {
         norm: Option<&Norm<B>>,
         then: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
-        let (b, plan, kv, heads) = (cx.b, cx.plan, cx.kv, self.heads);
+        let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
         let rope = |i: Option<usize>| i.and_then(|i| cx.ropes.get(i));
-        let qkv = b.run(ProjectMany { x, norm, by: &self.qkv })?; // [tokens, (q + 2 kv) * dim]
+        let all = b.run(ProjectMany { x, norm, by: &self.qkv })?;
+        let qkv = all.col_range(0..heads.qkv_cols()); // [tokens, (q + 2 kv) * dim]
         if let Some(norms) = &self.own_norms {
             norms.apply(b, &qkv, heads)?;
         }
@@ -85,7 +96,11 @@ impl<B: Backend> Attention<B> {
         if let Some(by) = rope(self.again) {
             q = b.run(Rotate { x: &q, head_dim: heads.dim, by, positions: &plan.positions })?;
         }
-        let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
+        let mut mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
+        if self.gated {
+            let gates = all.col_range(heads.qkv_cols()..all.cols());
+            mixed = b.run(Eltwise { x: &mixed, with: With::Gate(&gates) })?;
+        }
         b.run(Project { x: &mixed, by: &self.o, then })
     }
 }

@@ -72,7 +72,7 @@ impl<B: Backend> Latent<B> {
         norm: Option<&Norm<B>>,
         then: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
-        let (b, plan, kv, heads) = (cx.b, cx.plan, cx.kv, self.heads);
+        let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
         let normed = norm.map(|by| b.run(Normalize { x, by, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
         let (mut q, mut k) = (self.queries(b, x)?, self.keys(b, x)?); // [tokens, q * dim], [tokens, dim]

@@ -5,6 +5,7 @@ use tallow_core::{Backend, Norm, Result, Tensor};
 
 use super::Context;
 use super::attention::Attention;
+use super::delta::Delta;
 use super::latent::Latent;
 use super::mixture::Mixture;
 use super::mlp::Mlp;
@@ -19,13 +20,15 @@ use crate::weights::Weights;
 enum Mixer<B: Backend> {
     Attention(Box<Attention<B>>),
     Latent(Box<Latent<B>>),
+    Delta(Box<Delta<B>>),
 }
 
 impl<B: Backend> Mixer<B> {
     fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<Mixer<B>> {
-        Ok(match spec.latent {
-            None => Mixer::Attention(Box::new(Attention::load(w, i, &spec.mixer)?)),
-            Some(latent) => Mixer::Latent(Box::new(Latent::load(w, i, &spec.mixer, latent)?)),
+        Ok(match (spec.delta, spec.latent) {
+            (Some(delta), _) => Mixer::Delta(Box::new(Delta::load(w, i, &delta)?)),
+            (None, None) => Mixer::Attention(Box::new(Attention::load(w, i, &spec.mixer)?)),
+            (None, Some(latent)) => Mixer::Latent(Box::new(Latent::load(w, i, &spec.mixer, latent)?)),
         })
     }
 
@@ -40,6 +43,7 @@ impl<B: Backend> Mixer<B> {
         match self {
             Mixer::Attention(block) => block.forward(cx, x, norm, then),
             Mixer::Latent(block) => block.forward(cx, x, norm, then),
+            Mixer::Delta(block) => block.forward(cx, x, norm, then),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The blocks that every family is made of. A forward is written here once, and nowhere else.
 
 pub mod attention;
+pub mod cache;
+pub mod delta;
 pub mod latent;
 pub mod layer;
 pub mod mixture;
@@ -8,7 +10,9 @@ pub mod mlp;
 pub mod rope;
 pub mod side;
 
-use tallow_core::{Backend, LayerKv, Rope, StepPlan, Tensor};
+use tallow_core::{Backend, Rope, StepPlan, Tensor};
+
+use cache::LayerCache;
 
 /// What a layer's forward needs besides its input.
 #[derive(Debug)]
@@ -17,8 +21,8 @@ pub struct Context<'a, B: Backend> {
     pub b: &'a B,
     /// The step.
     pub plan: &'a StepPlan<B>,
-    /// The layer's part of the cache.
-    pub kv: LayerKv<'a, B>,
+    /// What the layer keeps of sequences.
+    pub cache: &'a LayerCache<B>,
     /// The decoder's rotary embeddings.
     pub ropes: &'a [Rope<B>],
     /// What the layer gets of its own, if it gets anything: [tokens, width]

@@ -80,7 +80,7 @@ pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Targe
     }
     let spare = |name: &str| {
         let past = names.layer(name).is_some_and(|layer| layer >= layers);
-        past || is_redundant(name) || model.family.reads(name)
+        past || is_redundant(name) || names.spares(name) || model.family.reads(name)
     };
     match model.checkpoint.tensors().find(|(name, _)| !all.used.contains(*name) && !spare(name)) {
         None => Ok(all.targets),

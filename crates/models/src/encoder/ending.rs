@@ -1,9 +1,7 @@
 //! [`Ending`]: from hidden states to the vector of a text or an image, where a model has a way of its own.
 
 use tallow_core::ops::{Attend, Epilogue, Normalize, Project, QkvPrep, Rows, RowsTo};
-use tallow_core::{
-    AttnSpec, Backend, Heads, LayerKv, Linear, Memory, Norm, Result, Span, Step, StepPlan, Tensor,
-};
+use tallow_core::{AttnSpec, Backend, Heads, Linear, Memory, Norm, Result, Span, Step, StepPlan, Tensor};
 
 use super::spec::{EncoderSpec, EndingSpec, Gathering};
 use super::{PAGE, Texts, gathered};
@@ -88,7 +86,7 @@ impl<B: Backend> Probe<B> {
 
     fn forward(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let (plan, heads, spans) = (&texts.plan, self.heads, &texts.plan.host.spans);
-        let kv = LayerKv { k: &texts.k, v: &texts.v };
+        let (cache, kv) = (&texts.cache, texts.cache.kv()?);
         let project = |x: &Tensor<B>, by, then| b.run(Project { x, by, then });
         let qkv = project(x, &self.qkv, Epilogue::NONE)?; // [rows, 3 * dim]
         // Of these only keys and values are wanted, and they are in their place now.
@@ -96,14 +94,15 @@ impl<B: Backend> Probe<B> {
         // The question stands where the last row of each does, and sees all rows.
         let asked = |s: &Span| Span { rows: 1, start: s.rows.saturating_sub(1), pages: s.pages.clone() };
         let asked: Vec<Span> = spans.iter().map(asked).collect();
-        let step = Step { tokens: vec![0; asked.len()], spans: asked, outputs: Vec::new(), page_len: PAGE };
+        let (tokens, states) = (vec![0; asked.len()], Vec::new());
+        let step = Step { tokens, spans: asked, states, outputs: Vec::new(), page_len: PAGE };
         let plan = StepPlan::new(b, step)?;
         let q = project(&self.question, &self.qkv, Epilogue::NONE)?.col_range(0..heads.q_cols()); // [1, dim]
         let all = b.upload_row(&vec![0u32; spans.len()])?;
         let q = b.run(Rows { x: &q, at: &all, to: RowsTo::Gather })?; // [texts, dim]
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan: &plan })?; // [texts, dim]
         let y = project(&mixed, &self.o, Epilogue::NONE)?; // [texts, dim]
-        let cx = Context { b, plan: &plan, kv, ropes: &[], side: None };
+        let cx = Context { b, plan: &plan, cache, ropes: &[], side: None };
         self.mlp.forward(&cx, &y, Some(&self.norm), Epilogue::add_to(&y))
     }
 }

@@ -11,11 +11,10 @@ mod sentence;
 pub mod spec;
 
 use tallow_core::ops::{Eltwise, Embed, Normalize, Rows, RowsTo, With};
-use tallow_core::{
-    Backend, DType, Error, LayerKv, Memory, Norm, Result, Rope, Span, Step, StepPlan, Tensor, Weight,
-};
+use tallow_core::{Backend, DType, Error, Memory, Norm, Result, Rope, Span, Step, StepPlan, Tensor, Weight};
 
 use crate::blocks::Context;
+use crate::blocks::cache::LayerCache;
 use crate::blocks::layer::Layer;
 use crate::error::Result as LoadResult;
 use crate::weights::{Progress, Weights, named};
@@ -122,8 +121,8 @@ pub struct Texts<B: Backend> {
     types: Option<Tensor<B>>,
     /// [patches, numbers], of images.
     patches: Option<Tensor<B>>,
-    k: Tensor<B>,
-    v: Tensor<B>,
+    /// All layers use it in turn.
+    cache: LayerCache<B>,
 }
 
 impl<B: Backend> Encoder<B> {
@@ -202,9 +201,9 @@ impl<B: Backend> Encoder<B> {
         }
         let cols = self.spec.layers.iter().map(|l| l.mixer.heads.kv_cols()).max().unwrap_or(0);
         let room = || b.alloc(DType::F32, pages.end as usize, PAGE * cols);
-        let (k, v) = (room()?, room()?);
+        let cache = LayerCache::Pages { k: room()?, v: room()? };
         let places = self.positions.as_ref().map(|_| b.upload_row(&places)).transpose()?;
-        Ok(Texts { plan: StepPlan::new(b, step)?, places, types: None, patches: None, k, v })
+        Ok(Texts { plan: StepPlan::new(b, step)?, places, types: None, patches: None, cache })
     }
 
     /// What the layers begin with.
@@ -248,9 +247,9 @@ impl<B: Backend> Encoder<B> {
         let mut x = self.begin(b, texts)?; // [tokens, dim]
         see(0, &x)?;
         // A layer's keys and values are of no use to the next: all have the same room.
-        let kv = LayerKv { k: &texts.k, v: &texts.v };
+        let cache = &texts.cache;
         for (i, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(&Context { b, plan, kv, ropes: &self.ropes, side: None }, &x)?; // [tokens, dim]
+            x = layer.forward(&Context { b, plan, cache, ropes: &self.ropes, side: None }, &x)?; // [tokens, dim]
             if let Some(by) = self.last_norm.as_ref().filter(|_| i + 1 == self.layers.len()) {
                 x = b.run(Normalize { x: &x, by, residual: None })?;
             }

@@ -36,7 +36,7 @@ const EXPERTS: [Key; 3] = [
 ];
 pub(super) const EXPERTS_USED: Key = key("num_experts_per_tok", "expert_used_count");
 const GUESSING: Key = key("num_nextn_predict_layers", "nextn_predict_layers");
-const EXPERT_WIDTH: Key = key("moe_intermediate_size", "expert_feed_forward_length");
+pub(super) const EXPERT_WIDTH: Key = key("moe_intermediate_size", "expert_feed_forward_length");
 
 /// The least and most that numbers of a model can be; past that a file is damaged or malicious.
 const SANE: usize = 1 << 24;
@@ -124,6 +124,7 @@ pub(super) fn plain_of(
         v_norm: false,
         rope: Some(0),
         again: None,
+        gated: false,
         causal: true,
         window: None,
         chunk: None,
@@ -144,6 +145,7 @@ pub(super) fn plain_of(
     let layer = LayerSpec {
         mixer,
         latent: None,
+        delta: None,
         ffn,
         experts: None,
         order: Order::Pre,

@@ -27,6 +27,7 @@ mod phi;
 mod phimoe;
 mod qwen;
 mod qwen_moe;
+mod qwen_next;
 mod roberta;
 mod rope;
 mod routed;
@@ -99,6 +100,11 @@ pub static ALL: &[&Family] = &[
     &qwen::QWEN3,
     &qwen_moe::QWEN2_MOE,
     &qwen_moe::QWEN3_MOE,
+    &qwen_next::QWEN3_NEXT,
+    &qwen_next::QWEN35,
+    &qwen_next::QWEN35_SEEING,
+    &qwen_next::QWEN35_MOE,
+    &qwen_next::QWEN35_MOE_SEEING,
     &smollm3::SMOLLM3,
     &stablelm::STABLELM,
     &starcoder2::STARCODER2,

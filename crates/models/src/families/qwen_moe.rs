@@ -39,7 +39,7 @@ const USE_WINDOW: Key = key("use_sliding_window", "");
 const WINDOW_TO: Key = key("max_window_layers", "");
 
 fn qwen2_moe(c: &Config<'_>) -> Result<DecoderSpec> {
-    let width = common::sane(c, SHARED, c.find_count(SHARED)?.unwrap_or(5632))?;
+    let width = shared_width(c, 5632)?;
     let count = common::experts(c, 60)?;
     let experts = ExpertsSpec {
         shared: Some(SharedSpec { width, gated: true }),
@@ -79,9 +79,20 @@ fn qwen3_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
+/// Elements in the middle of the block beside experts.
+pub(super) fn shared_width(c: &Config<'_>, usual: usize) -> Result<usize> {
+    common::sane(c, SHARED, c.find_count(SHARED)?.unwrap_or(usual))
+}
+
 /// A decoder with experts in some layers; `width` is theirs where that is left out.
 fn mixed(c: &Config<'_>, experts: ExpertsSpec, width: usize) -> Result<DecoderSpec> {
     let mut spec = common::plain(c)?;
+    mix(c, &mut spec, experts, width)?;
+    Ok(spec)
+}
+
+/// Puts experts into some layers; `width` is theirs where that is left out.
+pub(super) fn mix(c: &Config<'_>, spec: &mut DecoderSpec, experts: ExpertsSpec, width: usize) -> Result<()> {
     let width = common::expert_width(c, width)?;
     let every = c.find_count(EVERY)?.unwrap_or(1);
     if every == 0 {
@@ -94,5 +105,5 @@ fn mixed(c: &Config<'_>, experts: ExpertsSpec, width: usize) -> Result<DecoderSp
             layer.experts = Some(experts);
         }
     }
-    Ok(spec)
+    Ok(())
 }

@@ -99,6 +99,7 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         return Err(c.bad(common::LAYER_EPS, format_args!("is {eps}")));
     }
     let mixer = AttentionSpec {
+        gated: false,
         heads: Heads { q: heads, kv: heads, dim: head },
         qkv_bias: Bias::Yes,
         out_bias: Bias::Yes,
@@ -116,6 +117,7 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
     let act = common::activation(c, (common::ACT, usual.act))?;
     let ffn = FfnSpec { width: count(c, FFN, usual.ffn)?, act, gated: false, bias: Bias::Yes };
     let layer = LayerSpec {
+        delta: None,
         mixer,
         latent: None,
         ffn,

@@ -30,6 +30,7 @@ pub struct Names {
     /// The whole name of scores that heads have beside those of tokens.
     pub sinks: &'static str,
     pub latent: LatentNames,
+    pub delta: DeltaNames,
     /// The norm in front of the feed-forward block.
     pub ffn_norm: &'static str,
     /// The norm behind the feed-forward block.
@@ -47,6 +48,9 @@ pub struct Names {
     pub expert_down: &'static str,
     /// Gate and up of all experts as one, and what they and down are like then. These names are whole.
     pub expert_joint: Option<(&'static str, Joint)>,
+    /// Gate and up of all experts as one, and down, with a row for each output, in files that have them so. These names are
+    /// whole.
+    pub expert_rows: Option<(&'static str, &'static str)>,
     /// What layers get beside the hidden state: of each token, and from its embedding.
     pub side_table: &'static str,
     pub side_from: &'static str,
@@ -62,6 +66,55 @@ pub struct Names {
     /// How much the block beside experts counts.
     pub shared_router: &'static str,
     pub layout: Layout,
+    /// What the names of tensors begin with that a decoder has no use for: what sees pictures, or guesses further tokens.
+    pub spare: &'static [&'static str],
+}
+
+/// The names of heads that keep a matrix of their sequence.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "the fields are the parts' own names")]
+pub struct DeltaNames {
+    /// Queries, keys, values and gates as one, key head by key head. Where a file has no such tensor they are two.
+    pub qkvz: &'static str,
+    pub qkv: &'static str,
+    pub z: &'static str,
+    /// What heads write and what they keep as one, key head by key head. Where a file has no such tensor they are two.
+    pub ba: &'static str,
+    pub b: &'static str,
+    pub a: &'static str,
+    pub conv: &'static str,
+    /// The whole name of how fast heads forget, and how that is written.
+    pub rate: (&'static str, Rate),
+    /// The whole name of what is added to what a token says of it.
+    pub bias: &'static str,
+    pub norm: &'static str,
+    pub o: &'static str,
+}
+
+impl DeltaNames {
+    /// Of families without such heads.
+    pub const NONE: DeltaNames = DeltaNames {
+        qkvz: "",
+        qkv: "",
+        z: "",
+        ba: "",
+        b: "",
+        a: "",
+        conv: "",
+        rate: ("", Rate::Logarithm),
+        bias: "",
+        norm: "",
+        o: "",
+    };
+}
+
+/// How a file writes how fast heads forget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rate {
+    /// As its logarithm.
+    Logarithm,
+    /// With the other sign.
+    Negative,
 }
 
 /// The names of attention whose keys and values come from a narrow row.
@@ -155,6 +208,11 @@ impl Names {
         of(self).into_iter().zip(of(other)).map(|((part, here), (_, there))| (part, here, there)).collect()
     }
 
+    /// Has a decoder no use for a tensor of that name?
+    pub(crate) fn spares(&self, name: &str) -> bool {
+        self.spare.iter().any(|base| name.starts_with(base))
+    }
+
     /// The layer of a tensor, if it belongs to one.
     pub(crate) fn layer(&self, name: &str) -> Option<usize> {
         let (before, _) = self.mixer_norm.split_once("{}")?;
@@ -210,6 +268,7 @@ pub const HF: Names = Names {
         k: "",
         v: "",
     },
+    delta: DeltaNames::NONE,
     ffn_norm: "model.layers.{}.post_attention_layernorm",
     ffn_behind: "",
     gate: "model.layers.{}.mlp.gate_proj",
@@ -222,6 +281,7 @@ pub const HF: Names = Names {
     expert_up: "model.layers.{}.mlp.experts.{e}.up_proj",
     expert_down: "model.layers.{}.mlp.experts.{e}.down_proj",
     expert_joint: None,
+    expert_rows: None,
     side_table: "model.embed_tokens_per_layer",
     side_from: "model.per_layer_model_projection",
     side_norm: "model.per_layer_projection_norm",
@@ -234,6 +294,7 @@ pub const HF: Names = Names {
     shared_down: "model.layers.{}.mlp.shared_experts.down_proj",
     shared_router: "",
     layout: Layout::Rows,
+    spare: &[],
 };
 
 /// Names in GGUF files.
@@ -263,6 +324,19 @@ pub const GGUF: Names = Names {
         k: "blk.{}.attn_k_b",
         v: "blk.{}.attn_v_b",
     },
+    delta: DeltaNames {
+        qkvz: "",
+        qkv: "blk.{}.attn_qkv",
+        z: "blk.{}.attn_gate",
+        ba: "blk.{}.ssm_ba",
+        b: "blk.{}.ssm_beta",
+        a: "blk.{}.ssm_alpha",
+        conv: "blk.{}.ssm_conv1d",
+        rate: ("blk.{}.ssm_a", Rate::Negative),
+        bias: "blk.{}.ssm_dt.bias",
+        norm: "blk.{}.ssm_norm",
+        o: "blk.{}.ssm_out",
+    },
     ffn_norm: "blk.{}.ffn_norm",
     ffn_behind: "blk.{}.post_ffw_norm",
     gate: "blk.{}.ffn_gate",
@@ -275,6 +349,7 @@ pub const GGUF: Names = Names {
     expert_up: "blk.{}.ffn_up_exps",
     expert_down: "blk.{}.ffn_down_exps",
     expert_joint: None,
+    expert_rows: None,
     side_table: "per_layer_token_embd",
     side_from: "per_layer_model_proj",
     side_norm: "per_layer_proj_norm",
@@ -287,6 +362,7 @@ pub const GGUF: Names = Names {
     shared_down: "blk.{}.ffn_down_shexp",
     shared_router: "blk.{}.ffn_gate_inp_shexp",
     layout: Layout::Rows,
+    spare: &[],
 };
 
 /// What stands for an expert's number in a name.

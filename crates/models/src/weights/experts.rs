@@ -26,14 +26,20 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// The experts of layer `i`.
     pub(crate) fn experts(&mut self, i: usize, count: usize, each: &FfnSpec) -> Result<Vec<Expert<B>>> {
         let (names, dim, width) = (self.names(), self.spec().dim, each.width);
-        let [ups, downs] = match names.expert_joint {
-            None => {
+        let rows = names.expert_rows.map(|(up, down)| (of_layer(up, i), of_layer(down, i)));
+        let rows = rows.filter(|(up, _)| self.find(up).is_some());
+        let [ups, downs] = match (names.expert_joint, rows) {
+            (None, Some((up, down))) => {
+                let ups = self.in_rows(&up, [count, 2 * width, dim], each.bias)?;
+                [ups, self.in_rows(&down, [count, dim, width], each.bias)?]
+            }
+            (None, None) => {
                 let gates = self.apart((names.expert_gate, i), count, width, dim, each.bias)?;
                 let ups = self.apart((names.expert_up, i), count, width, dim, each.bias)?;
                 let ups = gates.into_iter().zip(ups).map(|(gate, up)| vec![gate, up]).collect();
                 [ups, alone(self.apart((names.expert_down, i), count, dim, width, each.bias)?)]
             }
-            Some((name, joint)) => {
+            (Some((name, joint)), _) => {
                 let part = |half: usize| match joint {
                     Joint::InTurn => Part { rows: width, first: half * width, step: 1 },
                     Joint::Alternating => Part { rows: width, first: half, step: 2 },
@@ -76,6 +82,18 @@ impl<'a, B: Backend> Weights<'a, B> {
             Ok(Linear::new(weight, bias.transpose()?))
         };
         weights.into_iter().enumerate().map(linear).collect()
+    }
+
+    /// A linear layer of each expert, one after another in a tensor that has a row for each output.
+    fn in_rows(&mut self, name: &str, shape: [usize; 3], bias: Bias) -> Result<Vec<Vec<Linear<B>>>> {
+        let [count, rows, _] = shape;
+        if bias == Bias::Yes {
+            let why = "has experts with biases; those without are supported where all are in one tensor";
+            return Err(LoadError::unsupported(self.path(), format!("tensor {name:?}"), why));
+        }
+        let stored = self.stored(name, &shape)?;
+        let weights = self.matrices(name, stored, count, rows)?;
+        Ok(alone(weights.into_iter().map(|weight| Linear::new(weight, None)).collect()))
     }
 
     /// The biases of all experts one after another, or nothing if they have none.

@@ -124,6 +124,19 @@ fn c3_12_settings_that_some_families_have() {
         ("DeepseekV3ForCausalLM", "kv_lora_rank", json!(1000)),
         ("DeepseekV3ForCausalLM", "topk_group", json!(9)),
         ("DeepseekV3ForCausalLM", "rope_scaling", json!({"type": "yarn", "mscale_all_dim": 1.0})),
+        ("Qwen3_5ForCausalLM", "linear_num_key_heads", json!(0)),
+        ("Qwen3_5ForCausalLM", "linear_num_value_heads", json!(24)),
+        ("Qwen3_5ForCausalLM", "linear_num_value_heads", json!(1u64 << 31)),
+        ("Qwen3_5ForCausalLM", "linear_key_head_dim", json!(257)),
+        ("Qwen3_5ForCausalLM", "linear_value_head_dim", json!(1025)),
+        ("Qwen3_5ForCausalLM", "linear_conv_kernel_dim", json!(1)),
+        ("Qwen3_5ForCausalLM", "linear_conv_kernel_dim", json!(17)),
+        ("Qwen3_5ForCausalLM", "full_attention_interval", json!(0)),
+        ("Qwen3_5ForCausalLM", "layer_types", json!(["sliding_attention"])),
+        ("Qwen3_5ForCausalLM", "text_config", json!({"hidden_size": 32})),
+        ("Qwen3_5MoeForCausalLM", "moe_intermediate_size", Value::Null),
+        ("Qwen3NextForCausalLM", "hidden_act", json!("gelu")),
+        ("Qwen3NextForCausalLM", "decoder_sparse_step", json!(0)),
     ] {
         let mut config = folder::config();
         for (called, key) in [("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer")] {

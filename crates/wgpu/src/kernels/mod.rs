@@ -4,6 +4,7 @@ pub(crate) mod attend;
 pub(crate) mod cache;
 pub(crate) mod linear;
 pub(crate) mod prep;
+pub(crate) mod recurrent;
 pub(crate) mod rowwise;
 pub(crate) mod tables;
 

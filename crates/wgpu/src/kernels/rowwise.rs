@@ -24,7 +24,7 @@ fn main(@builtin(global_invocation_id) g: vec3<u32>, @builtin(num_workgroups) n:
 
 impl Wgpu {
     /// Launches a kernel over a tensor's elements. `body` sees an element's row `r` and column `c`.
-    fn by_element(
+    pub(super) fn by_element(
         &self,
         kernel: Kernel,
         (rows, cols): (usize, usize),

@@ -1,0 +1,167 @@
+//! Ops that keep a state of each sequence, in whatever steps its tokens come.
+
+use std::ops::Range;
+
+use super::oracle::{EPS, activate, forgotten, recall};
+use super::{Bench, Bounded, Host, Outcome, text};
+use crate::ops::{Convolve, Delta};
+use crate::{
+    Activation, Backend, DeltaHeads, Forgetting, Sharing, Span, StateRows, Step, StepPlan, Tensor, compose,
+};
+
+/// Some tokens of sequence `i`.
+type Part = (usize, Range<usize>);
+
+/// Lengths of sequences, and steps that compute them: cut where it is awkward, in changing company, and with a part that
+/// is empty.
+const LENS: [usize; 3] = [11, 1, 6];
+
+fn steps() -> Vec<Vec<Part>> {
+    vec![
+        vec![(0, 0..1), (2, 0..4)],
+        vec![(2, 4..5), (0, 1..3), (1, 0..1)],
+        vec![(0, 3..3), (2, 5..6)],
+        vec![(0, 3..11)],
+    ]
+}
+
+/// Each sequence alone and at once.
+fn alone() -> Vec<Vec<Part>> {
+    LENS.iter().enumerate().map(|(i, n)| vec![(i, 0..*n)]).collect()
+}
+
+/// The plan of a step. `turns` counts those that each sequence has had. A state's two rows do not lie side by side.
+fn plan<B: Backend>(t: &Bench<'_, B>, parts: &[Part], turns: &mut [usize]) -> Result<StepPlan<B>, String> {
+    let span = |(_, rows): &Part| Span { rows: rows.len(), start: rows.start, pages: vec![0] };
+    let spans: Vec<Span> = parts.iter().map(span).collect();
+    let state = |(i, _): &Part| {
+        let (from, to) = ((turns[*i] % 2) * LENS.len() + i, ((turns[*i] + 1) % 2) * LENS.len() + i);
+        turns[*i] += 1;
+        StateRows { from: from as u32, to: to as u32 }
+    };
+    let states = parts.iter().map(state).collect();
+    let tokens = vec![0; spans.iter().map(|s| s.rows).sum()];
+    let step = Step { tokens, spans, states, outputs: Vec::new(), page_len: 64 };
+    StepPlan::new(t.b, step).map_err(text)
+}
+
+/// The rows of sequences that a step computes.
+fn gather(from: &[Host], parts: &[Part]) -> Host {
+    let cols = from[0].cols;
+    let rows = parts.iter().flat_map(|(i, rows)| rows.clone().map(|r| from[*i].row(r)));
+    let data: Vec<f32> = rows.flatten().copied().collect();
+    Host { rows: parts.iter().map(|(_, rows)| rows.len()).sum(), data, cols }
+}
+
+/// Has a device do the op under test for some parts, by their plan.
+type Run<'a, B> = &'a dyn Fn(&[Part], &StepPlan<B>) -> Result<Tensor<B>, String>;
+
+/// What steps give, compared with what is due of each sequence, and with what it gives alone: bit for bit.
+fn check<B: Backend>(
+    t: &Bench<'_, B>,
+    what: &dyn std::fmt::Debug,
+    want: &[Bounded],
+    run: Run<'_, B>,
+) -> Outcome {
+    let mut at_once = Vec::new();
+    for parts in alone() {
+        let y = run(&parts, &plan(t, &parts, &mut [0; LENS.len()])?)?;
+        let i = parts[0].0;
+        let due = Bounded { data: want[i].data.clone(), ..want[i] };
+        t.near((what, "alone", i), &y, &due)?;
+        at_once.push(y);
+    }
+    let mut turns = [0; LENS.len()];
+    for (n, parts) in steps().iter().enumerate() {
+        let y = run(parts, &plan(t, parts, &mut turns)?)?;
+        let mut first = 0;
+        for (i, rows) in parts {
+            let part = y.row_range(first..first + rows.len());
+            t.same((what, n, i, rows), &part, &at_once[*i].row_range(rows.clone()))?;
+            first += rows.len();
+        }
+    }
+    Ok(())
+}
+
+/// Memory for states, with something in it that nobody may look at.
+fn states<B: Backend>(t: &Bench<'_, B>, cols: usize) -> Result<Tensor<B>, String> {
+    t.up(&Host::random(77, 2 * LENS.len(), cols).map(|x| 1e3 * x))
+}
+
+pub(super) fn convolve<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for (kernel, cols) in [(4, 64), (2, 1), (3, 37), (5, 130), (16, 8)].into_iter().take(t.suite.sizes) {
+        let by = Host::random(3, kernel, cols);
+        let xs: Vec<Host> = (0..).zip(LENS).map(|(i, n)| Host::random(50 + i, n, cols)).collect();
+        let want = |x: &Host| {
+            Bounded::by_rows(x.rows, cols, |r| {
+                let one = |c: usize| {
+                    let seen = (0..kernel).filter(|j| r + j + 1 >= kernel);
+                    let terms =
+                        seen.map(|j| f64::from(by.row(j)[c]) * f64::from(x.row(r + j + 1 - kernel)[c]));
+                    let (sum, size) = terms.fold((0.0, 0.0), |(y, s), t: f64| (y + t, s + t.abs()));
+                    (activate(Activation::Silu, sum), EPS * size * (4.0 + kernel as f64) + 4e-6)
+                };
+                (0..cols).map(one).collect()
+            })
+        };
+        let want: Vec<Bounded> = xs.iter().map(want).collect();
+        let weights = t.strided(&by)?;
+        let (window, other) = (states(t, (kernel - 1) * cols)?, states(t, (kernel - 1) * cols)?);
+        check(t, &(kernel, cols), &want, &|parts, plan| {
+            let x = t.strided(&gather(&xs, parts))?;
+            let op = |window| Convolve { x: &x, by: &weights, window, plan };
+            let y = t.b.run(op(&window)).map_err(text)?;
+            t.like_default((kernel, cols, parts), &y, compose::convolve(t.b, &op(&other)))?;
+            Ok(y)
+        })?;
+    }
+    Ok(())
+}
+
+pub(super) fn delta<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let heads =
+        |keys, values, key_dim, value_dim, sharing| DeltaHeads { keys, values, key_dim, value_dim, sharing };
+    for heads in [
+        heads(2, 4, 8, 8, Sharing::Neighbours),
+        heads(2, 6, 12, 20, Sharing::InTurn),
+        heads(1, 2, 128, 40, Sharing::Neighbours),
+        heads(1, 1, 1, 1, Sharing::InTurn),
+        heads(3, 3, 5, 17, Sharing::Neighbours),
+        heads(1, 1, 256, 16, Sharing::InTurn),
+        heads(1, 3, 33, 65, Sharing::Neighbours),
+        heads(2, 4, 128, 128, Sharing::InTurn),
+    ]
+    .into_iter()
+    .take(t.suite.sizes)
+    {
+        // Keys and queries about as long as one.
+        let short = 1.7 / (heads.key_dim as f32).sqrt();
+        let make = |salt: u64, cols: usize| -> Vec<Host> {
+            (0..).zip(LENS).map(|(i, n)| Host::random(salt + 7 * i, n, cols)).collect()
+        };
+        let qk: Vec<Host> =
+            make(100, 2 * heads.key_cols()).into_iter().map(|h| h.map(|x| short * x)).collect();
+        let v = make(200, heads.value_cols());
+        let gates: Vec<Host> = make(300, 2 * heads.values).into_iter().map(|h| h.map(|x| 6.0 * x)).collect();
+        let rate = Host::random(4, 1, heads.values).map(|x| 1.0 + x);
+        let bias = Host::random(5, 1, heads.values);
+        let want: Vec<Bounded> = (0..LENS.len())
+            .map(|i| {
+                let kept = |r: usize, h: usize| {
+                    forgotten(gates[i].row(r)[heads.values + h], rate.data[h], bias.data[h])
+                };
+                recall(heads, [&qk[i], &v[i], &gates[i]], kept)
+            })
+            .collect();
+        let by = Forgetting { rate: t.up(&rate)?, bias: t.up(&bias)? };
+        let matrices = states(t, heads.state_len())?;
+        check(t, &heads, &want, &|parts, plan| {
+            let [qk, v, gates] = [&qk, &v, &gates].map(|of| t.strided(&gather(of, parts)));
+            let (qk, v, gates) = (qk?, v?, gates?);
+            let (matrices, by) = (&matrices, &by);
+            t.b.run(Delta { qk: &qk, v: &v, gates: &gates, heads, by, matrices, plan }).map_err(text)
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,57 @@
+use super::{Check, Op};
+use crate::{Backend, Result, StepPlan, Tensor};
+
+/// The most rows that a convolution may look at.
+pub const MOST_KERNEL: usize = 16;
+
+/// What each column of a token and of those before it come to, each times its own weight, through SiLU.
+///
+/// What it needs of tokens before the step is in the state, as is what the next step will need.
+#[derive(Debug)]
+pub struct Convolve<'a, B: Backend> {
+    /// [tokens, columns]
+    pub x: &'a Tensor<B>,
+    /// [kernel, columns]: of the token longest ago first, of the token itself last.
+    pub by: &'a Tensor<B>,
+    /// [rows, (kernel - 1) * columns]
+    pub window: &'a Tensor<B>,
+    /// Which token belongs to which sequence.
+    pub plan: &'a StepPlan<B>,
+}
+
+/// There is a state for each span of the plan.
+pub(super) fn check_states<B: Backend>(
+    c: &Check,
+    what: &'static str,
+    state: &Tensor<B>,
+    plan: &StepPlan<B>,
+) -> Result<()> {
+    let (spans, states) = (plan.host.spans.len(), &plan.host.states);
+    c.f32(what, state)?;
+    c.that(state.is_contiguous(), what, "rows without gaps", format_args!("{state:?}"))?;
+    c.that(states.len() == spans, "the plan's states", spans, states.len())?;
+    let last = states.iter().map(|s| s.from.max(s.to)).max();
+    let fits = last.is_none_or(|row| (row as usize) < state.rows());
+    c.that(fits, "the plan's states", format_args!("under {}", state.rows()), last.unwrap_or(0))
+}
+
+impl<B: Backend> Op<B> for Convolve<'_, B> {
+    /// Like `x`.
+    type Out = Tensor<B>;
+    const NAME: &'static str = "convolve";
+
+    fn check(&self) -> Result<()> {
+        let (c, cols, kernel) = (Check(Self::NAME), self.x.cols(), self.by.rows());
+        c.f32("x", self.x)?;
+        c.f32("by", self.by)?;
+        c.shape("x", self.x, self.plan.host.tokens.len(), cols)?;
+        c.shape("by", self.by, kernel, cols)?;
+        c.that((2..=MOST_KERNEL).contains(&kernel), "by", format_args!("2 to {MOST_KERNEL} rows"), kernel)?;
+        c.cols("window", self.window, (kernel - 1) * cols)?;
+        check_states(&c, "window", self.window, self.plan)
+    }
+
+    fn launch(&self, b: &B) -> Result<Self::Out> {
+        b.convolve(self)
+    }
+}

@@ -1,0 +1,65 @@
+use super::convolve::check_states;
+use super::{Check, Op};
+use crate::{Backend, DeltaHeads, Forgetting, Result, StepPlan, Tensor};
+
+/// The most elements that a key may have.
+pub const MOST_KEY: usize = 256;
+
+/// What heads recall that keep a matrix of their sequence, each in the order of its tokens.
+///
+/// Of a token a head of values forgets some of its matrix `S`, corrects what is left at the token's key by the token's
+/// value, and gives what it has at the query:
+/// `S *= exp(-rate * softplus(b + bias))`, `S += k (sigmoid(a) * (v - Sᵀk))ᵀ`, `Sᵀq / √key_dim`.
+#[derive(Debug)]
+pub struct Delta<'a, B: Backend> {
+    /// [tokens, 2 * key columns]: queries, then keys.
+    pub qk: &'a Tensor<B>,
+    /// [tokens, value columns]
+    pub v: &'a Tensor<B>,
+    /// [tokens, 2 * value heads]: the `a` of all heads, then the `b`.
+    pub gates: &'a Tensor<B>,
+    /// How the columns divide into heads.
+    pub heads: DeltaHeads,
+    /// How fast they forget.
+    pub by: &'a Forgetting<B>,
+    /// [rows, elements of all matrices]
+    pub matrices: &'a Tensor<B>,
+    /// Which token belongs to which sequence.
+    pub plan: &'a StepPlan<B>,
+}
+
+impl<B: Backend> Op<B> for Delta<'_, B> {
+    /// [tokens, value columns]
+    type Out = Tensor<B>;
+    const NAME: &'static str = "delta";
+
+    fn check(&self) -> Result<()> {
+        let (c, heads, tokens) = (Check(Self::NAME), self.heads, self.plan.host.tokens.len());
+        let DeltaHeads { keys, values, key_dim, value_dim, .. } = heads;
+        let whole = keys > 0 && values > 0 && values.is_multiple_of(keys);
+        c.that(whole, "value heads", format_args!("a multiple of {keys}"), values)?;
+        c.that(
+            (1..=MOST_KEY).contains(&key_dim),
+            "a key",
+            format_args!("1 to {MOST_KEY} elements"),
+            key_dim,
+        )?;
+        c.that(value_dim > 0, "a value", "some elements", value_dim)?;
+        for (what, t, cols) in [
+            ("qk", self.qk, 2 * heads.key_cols()),
+            ("v", self.v, heads.value_cols()),
+            ("gates", self.gates, 2 * values),
+        ] {
+            c.f32(what, t)?;
+            c.shape(what, t, tokens, cols)?;
+        }
+        c.row("rate", &self.by.rate, values)?;
+        c.row("bias", &self.by.bias, values)?;
+        c.cols("matrices", self.matrices, heads.state_len())?;
+        check_states(&c, "matrices", self.matrices, self.plan)
+    }
+
+    fn launch(&self, b: &B) -> Result<Self::Out> {
+        b.delta(self)
+    }
+}

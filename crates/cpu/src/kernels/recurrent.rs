@@ -1,0 +1,174 @@
+//! Kernels that go through the tokens of a sequence one after another.
+
+use std::ops::Range;
+
+use tallow_core::DeltaHeads;
+
+use super::rowwise::activate;
+use crate::mat::{Mat, MatMut};
+use crate::simd::Simd;
+
+/// A row of a convolution.
+pub(crate) struct ConvolveTask<'a> {
+    /// Weights of the tokens that there are, the one longest ago first.
+    pub by: Mat<'a, f32>,
+    /// These tokens' columns.
+    pub rows: &'a [&'a [f32]],
+}
+
+#[inline(always)]
+pub(super) unsafe fn convolve<S: Simd>(task: &ConvolveTask<'_>, out: &mut [f32]) {
+    let cols = out.len();
+    // SAFETY: every row has as many columns as the result, and the loop stays within them; the caller has the
+    // instruction set.
+    unsafe {
+        for at in (0..cols).step_by(S::LANES) {
+            let n = cols - at;
+            let mut sum = S::splat(0.0);
+            for (i, x) in task.rows.iter().enumerate() {
+                let (x, by) = (x.as_ptr().add(at), task.by.row(i).as_ptr().add(at));
+                sum = match n >= S::LANES {
+                    true => S::fma(S::load(x), S::load(by), sum),
+                    false => S::fma(S::load_some(x, n), S::load_some(by, n), sum),
+                };
+            }
+            let y = activate::<S>(tallow_core::Activation::Silu, sum);
+            match n >= S::LANES {
+                true => S::store(out.as_mut_ptr().add(at), y),
+                false => S::store_some(out.as_mut_ptr().add(at), n, y),
+            }
+        }
+    }
+}
+
+/// Columns of a head's matrix that lie together: a row of a block is a line of the cache, and a block of the usual size
+/// stays in the nearest cache while a thread goes through the tokens.
+pub(crate) const BLOCK: usize = 16;
+
+/// What some tokens of a sequence make of a block of a head's matrix.
+pub(crate) struct DeltaTask<'a> {
+    pub heads: DeltaHeads,
+    /// The head of values.
+    pub head: usize,
+    /// Which tokens of the step.
+    pub rows: Range<usize>,
+    pub qk: Mat<'a, f32>,
+    pub v: Mat<'a, f32>,
+    /// [tokens, 2 * value heads]: how much is written, and how much is kept.
+    pub gates: Mat<'a, f32>,
+    pub out: &'a MatMut<'a, f32>,
+    /// Columns of the head's values.
+    pub columns: Range<usize>,
+}
+
+impl DeltaTask<'_> {
+    /// Where the block lies in a row of matrices: blocks one after another, in each a row for each element of a key.
+    pub(crate) fn place(&self) -> Range<usize> {
+        let DeltaHeads { key_dim, value_dim, .. } = self.heads;
+        let start = (self.head * value_dim + self.columns.start) * key_dim;
+        start..start + self.columns.len() * key_dim
+    }
+}
+
+/// Sums under way at a time: one waits for the one before.
+const SUMS: usize = 4;
+
+/// `block`: [elements of a key, columns]
+#[inline(always)]
+pub(super) unsafe fn delta<S: Simd>(task: &DeltaTask<'_>, block: &mut [f32]) {
+    let (DeltaHeads { values, key_dim, value_dim, .. }, head) = (task.heads, task.head);
+    let width = task.columns.len();
+    let (key, first) = (task.heads.key_of(head) * key_dim, head * value_dim + task.columns.start);
+    let scale = 1.0 / (key_dim as f32).sqrt();
+    for row in task.rows.clone() {
+        let (qk, gates) = (task.qk.row(row), task.gates.row(row));
+        let token = Token {
+            q: &qk[key..][..key_dim],
+            k: &qk[task.heads.key_cols() + key..][..key_dim],
+            v: &task.v.row(row)[first..first + width],
+            written: gates[head],
+            kept: gates[values + head],
+            scale,
+        };
+        // SAFETY: these columns of this row are this task's alone.
+        let out = unsafe { task.out.part(row, first..first + width) };
+        for at in (0..width).step_by(S::LANES) {
+            // SAFETY: passed on to the caller.
+            unsafe {
+                match width - at >= S::LANES {
+                    true => some_columns::<S, true>(&token, block, at, out),
+                    false => some_columns::<S, false>(&token, block, at, out),
+                }
+            }
+        }
+    }
+}
+
+/// A token, as a block of a head's matrix sees it.
+struct Token<'a> {
+    q: &'a [f32],
+    k: &'a [f32],
+    /// As wide as the block.
+    v: &'a [f32],
+    written: f32,
+    kept: f32,
+    scale: f32,
+}
+
+/// The columns of a block from `at` on, a `WHOLE` vector of them or what is left.
+#[inline(always)]
+unsafe fn some_columns<S: Simd, const WHOLE: bool>(
+    token: &Token<'_>,
+    block: &mut [f32],
+    at: usize,
+    out: &mut [f32],
+) {
+    let Token { q, k, v, written, kept, scale } = *token;
+    let (width, n) = (v.len(), v.len() - at);
+    let whole = k.len() / SUMS * SUMS;
+    // SAFETY: each row of the block has `width` columns, as have the value and the result, and there is a row for each
+    // element of a key; the caller has the instruction set.
+    unsafe {
+        let load = |p: *const f32| if WHOLE { S::load(p) } else { S::load_some(p, n) };
+        let store = |p: *mut f32, x| if WHOLE { S::store(p, x) } else { S::store_some(p, n, x) };
+        let start = block.as_mut_ptr().add(at);
+
+        let mut found = [S::splat(0.0); SUMS];
+        let find = |i: usize, sum: S::V| S::fma(S::splat(k[i]), load(start.add(i * width)), sum);
+        for i in (0..whole).step_by(SUMS) {
+            for (j, sum) in found.iter_mut().enumerate() {
+                *sum = find(i + j, *sum);
+            }
+        }
+        for i in whole..k.len() {
+            found[0] = find(i, found[0]);
+        }
+        let kept = S::splat(kept);
+        let wrong = S::sub(load(v.as_ptr().add(at)), S::mul(kept, total::<S>(found)));
+        let more = S::mul(S::splat(written), wrong);
+
+        let mut given = [S::splat(0.0); SUMS];
+        let give = |i: usize, sum: S::V| {
+            let p = start.add(i * width);
+            let x = S::fma(S::splat(k[i]), more, S::mul(kept, load(p)));
+            store(p, x);
+            S::fma(S::splat(q[i]), x, sum)
+        };
+        for i in (0..whole).step_by(SUMS) {
+            for (j, sum) in given.iter_mut().enumerate() {
+                *sum = give(i + j, *sum);
+            }
+        }
+        for i in whole..k.len() {
+            given[0] = give(i, given[0]);
+        }
+        store(out.as_mut_ptr().add(at), S::mul(S::splat(scale), total::<S>(given)));
+    }
+}
+
+/// The sum of all, in a fixed order.
+#[inline(always)]
+unsafe fn total<S: Simd>(x: [S::V; SUMS]) -> S::V {
+    // SAFETY: the caller has the instruction set.
+    unsafe { S::add(S::add(x[0], x[1]), S::add(x[2], x[3])) }
+}

@@ -1,0 +1,110 @@
+//! Heads that keep a matrix of their sequence each, and correct it token by token, in place of attention.
+
+use tallow_core::ops::{Convolve, Delta as Recall, Epilogue, Glu, Normalize, Project, ProjectMany};
+use tallow_core::{Activation, Backend, DeltaHeads, Forgetting, Linear, Norm, NormKind, Result, Tensor};
+
+use super::Context;
+use crate::error::Result as LoadResult;
+use crate::formats::names::of_layer;
+use crate::spec::{Bias, DeltaSpec};
+use crate::weights::{Weights, named};
+
+/// Added to the square of the length of queries and keys before they are divided by it.
+const EPS: f32 = 1e-6;
+
+/// A gated delta net.
+#[derive(Debug)]
+pub struct Delta<B: Backend> {
+    /// Queries, keys and values; gates of what comes out; what heads write, and what they keep: side by side.
+    parts: Vec<Linear<B>>,
+    /// [kernel, columns of queries, keys and values]
+    kernel: Tensor<B>,
+    /// Makes queries and keys as long as one.
+    unit: Norm<B>,
+    forgetting: Forgetting<B>,
+    norm: Norm<B>,
+    o: Linear<B>,
+    heads: DeltaHeads,
+}
+
+impl<B: Backend> Delta<B> {
+    /// Reads layer `i`'s block.
+    pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &DeltaSpec) -> LoadResult<Delta<B>> {
+        let (names, dim, heads) = (w.names().delta, w.spec().dim, spec.heads);
+        let DeltaHeads { values, key_dim, value_dim, .. } = heads;
+        let mut parts = match w.has(names.qkvz, i) {
+            true => {
+                w.parts((names.qkvz, i), &[by_key_head(heads, [key_dim, key_dim], value_dim)], dim, Bias::No)?
+            }
+            false => vec![
+                w.linear((names.qkv, i), heads.cols(), dim, Bias::No)?,
+                w.linear((names.z, i), heads.value_cols(), dim, Bias::No)?,
+            ],
+        };
+        match w.has(names.ba, i) {
+            true => parts.extend(w.parts((names.ba, i), &[by_key_head(heads, [], 1)], dim, Bias::No)?),
+            false => {
+                parts.push(w.linear((names.b, i), values, dim, Bias::No)?);
+                parts.push(w.linear((names.a, i), values, dim, Bias::No)?);
+            }
+        }
+        let (eps, length) = (w.spec().norm.eps, (key_dim as f32).sqrt());
+        let row = w.upload(&vec![1.0 / length; key_dim])?;
+        // By the mean of squares, where the length is by their sum.
+        let unit = Norm { kind: NormKind::Rms, weight: row, bias: None, eps: EPS / key_dim as f32 };
+        let weight = w.row(&named(&of_layer(names.norm, i)), value_dim)?;
+        Ok(Delta {
+            parts,
+            kernel: w.convolution((names.conv, i), spec.kernel, heads.cols())?,
+            unit,
+            forgetting: Forgetting {
+                rate: w.rates(names.rate, i, values)?,
+                bias: w.row(&of_layer(names.bias, i), values)?,
+            },
+            norm: Norm { kind: NormKind::Rms, weight, bias: None, eps },
+            o: w.linear((names.o, i), dim, heads.value_cols(), Bias::No)?,
+            heads,
+        })
+    }
+
+    /// `then(block(norm(x)))`
+    pub fn forward(
+        &self,
+        cx: &Context<'_, B>,
+        x: &Tensor<B>,
+        norm: Option<&Norm<B>>,
+        then: Epilogue<'_, B>,
+    ) -> Result<Tensor<B>> {
+        let (b, plan, heads, state) = (cx.b, cx.plan, self.heads, cx.cache.state()?);
+        let (cols, keys, values) = (heads.cols(), 2 * heads.key_cols(), heads.value_cols());
+        let all = b.run(ProjectMany { x, norm, by: &self.parts })?; // [tokens, columns + values + 2 * heads]
+        let x = all.col_range(0..cols);
+        let seen = b.run(Convolve { x: &x, by: &self.kernel, window: state.window, plan })?; // [tokens, columns]
+        let qk = b.run(Normalize { x: &seen.col_range(0..keys), by: &self.unit, residual: None })?;
+        let v = seen.col_range(keys..cols);
+        let gates = all.col_range(cols + values..all.cols());
+        let (by, matrices) = (&self.forgetting, state.matrices);
+        let y = b.run(Recall { qk: &qk, v: &v, gates: &gates, heads, by, matrices, plan })?; // [tokens, values]
+        let y = b.run(Normalize { x: &y, by: &self.norm, residual: None })?;
+        let gate = all.col_range(cols..cols + values);
+        let y = b.run(Glu { gate: &gate, up: Some(&y), act: Activation::Silu })?;
+        b.run(Project { x: &y, by: &self.o, then })
+    }
+}
+
+/// The rows of a tensor that has, key head by key head, some rows for that head, and then two times `each` rows for each
+/// of its heads of values: in the order that the block wants them, all heads of a kind side by side.
+fn by_key_head<const N: usize>(
+    heads: DeltaHeads,
+    own: [usize; N],
+    each: usize,
+) -> Vec<std::ops::Range<usize>> {
+    let shared = heads.values / heads.keys * each;
+    let whole = own.iter().sum::<usize>() + 2 * shared;
+    let (mut runs, mut at) = (Vec::new(), 0);
+    for rows in own.into_iter().chain([shared; 2]) {
+        runs.extend((0..heads.keys).map(|head| head * whole + at..head * whole + at + rows));
+        at += rows;
+    }
+    runs
+}

@@ -1,0 +1,237 @@
+//! Qwen3-Next and Qwen3.5, dense and with experts: most layers are gated delta nets, and every fourth is attention whose
+//! result has a gate. Qwen3.5 comes with what sees pictures, too; its text model is read, and the rest left alone.
+
+use tallow_core::ops::{MOST_KERNEL, MOST_KEY};
+use tallow_core::{Activation, DeltaHeads, Sharing};
+
+use super::{Family, common, qwen_moe, rope};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names::{self, DeltaNames, Names, Rate};
+use crate::spec::{DecoderSpec, DeltaSpec, ExpertsSpec, QkNormSpec, SharedSpec};
+
+pub(super) static QWEN3_NEXT: Family = Family {
+    name: "Qwen3-Next",
+    hf: &["Qwen3NextForCausalLM"],
+    gguf: &["qwen3next"],
+    hf_names: TEXT,
+    gguf_names: GGUF,
+    spec: qwen3_next,
+};
+
+pub(super) static QWEN35: Family = Family {
+    name: "Qwen3.5",
+    hf: &["Qwen3_5ForCausalLM"],
+    gguf: &["qwen35"],
+    hf_names: TEXT,
+    gguf_names: GGUF,
+    spec: qwen35,
+};
+
+pub(super) static QWEN35_MOE: Family = Family {
+    name: "Qwen3.5-MoE",
+    hf: &["Qwen3_5MoeForCausalLM"],
+    gguf: &["qwen35moe"],
+    hf_names: TEXT,
+    gguf_names: GGUF,
+    spec: qwen35_moe,
+};
+
+pub(super) static QWEN35_SEEING: Family = Family {
+    name: "Qwen3.5",
+    hf: &["Qwen3_5ForConditionalGeneration"],
+    gguf: &[],
+    hf_names: WITHIN,
+    gguf_names: GGUF,
+    spec: qwen35,
+};
+
+pub(super) static QWEN35_MOE_SEEING: Family = Family {
+    name: "Qwen3.5-MoE",
+    hf: &["Qwen3_5MoeForConditionalGeneration"],
+    gguf: &[],
+    hf_names: WITHIN,
+    gguf_names: GGUF,
+    spec: qwen35_moe,
+};
+
+/// The names of a text model whose own begin with `$base`.
+macro_rules! names {
+    ($base:literal) => {
+        Names {
+            embed: concat!($base, "embed_tokens"),
+            norm: concat!($base, "norm"),
+            mixer_norm: concat!($base, "layers.{}.input_layernorm"),
+            q: concat!($base, "layers.{}.self_attn.q_proj"),
+            k: concat!($base, "layers.{}.self_attn.k_proj"),
+            v: concat!($base, "layers.{}.self_attn.v_proj"),
+            o: concat!($base, "layers.{}.self_attn.o_proj"),
+            q_norm: concat!($base, "layers.{}.self_attn.q_norm"),
+            k_norm: concat!($base, "layers.{}.self_attn.k_norm"),
+            delta: DeltaNames {
+                qkvz: concat!($base, "layers.{}.linear_attn.in_proj_qkvz"),
+                qkv: concat!($base, "layers.{}.linear_attn.in_proj_qkv"),
+                z: concat!($base, "layers.{}.linear_attn.in_proj_z"),
+                ba: concat!($base, "layers.{}.linear_attn.in_proj_ba"),
+                b: concat!($base, "layers.{}.linear_attn.in_proj_b"),
+                a: concat!($base, "layers.{}.linear_attn.in_proj_a"),
+                conv: concat!($base, "layers.{}.linear_attn.conv1d"),
+                rate: (concat!($base, "layers.{}.linear_attn.A_log"), Rate::Logarithm),
+                bias: concat!($base, "layers.{}.linear_attn.dt_bias"),
+                norm: concat!($base, "layers.{}.linear_attn.norm"),
+                o: concat!($base, "layers.{}.linear_attn.out_proj"),
+            },
+            ffn_norm: concat!($base, "layers.{}.post_attention_layernorm"),
+            gate: concat!($base, "layers.{}.mlp.gate_proj"),
+            up: concat!($base, "layers.{}.mlp.up_proj"),
+            down: concat!($base, "layers.{}.mlp.down_proj"),
+            router: concat!($base, "layers.{}.mlp.gate"),
+            expert_gate: concat!($base, "layers.{}.mlp.experts.{e}.gate_proj"),
+            expert_up: concat!($base, "layers.{}.mlp.experts.{e}.up_proj"),
+            expert_down: concat!($base, "layers.{}.mlp.experts.{e}.down_proj"),
+            expert_rows: Some((
+                concat!($base, "layers.{}.mlp.experts.gate_up_proj"),
+                concat!($base, "layers.{}.mlp.experts.down_proj"),
+            )),
+            shared_gate: concat!($base, "layers.{}.mlp.shared_expert.gate_proj"),
+            shared_up: concat!($base, "layers.{}.mlp.shared_expert.up_proj"),
+            shared_down: concat!($base, "layers.{}.mlp.shared_expert.down_proj"),
+            shared_router: concat!($base, "layers.{}.mlp.shared_expert_gate"),
+            spare: &["mtp.", "model.visual."],
+            ..names::HF
+        }
+    };
+}
+
+const TEXT: Names = names!("model.");
+const WITHIN: Names = names!("model.language_model.");
+const GGUF: Names = Names { ffn_norm: "blk.{}.post_attention_norm", ..names::GGUF };
+
+const KERNEL: Key = key("linear_conv_kernel_dim", "ssm.conv_kernel");
+const KEYS: Key = key("linear_num_key_heads", "ssm.group_count");
+const VALUES: Key = key("linear_num_value_heads", "ssm.time_step_rank");
+const KEY_DIM: Key = key("linear_key_head_dim", "ssm.state_size");
+const VALUE_DIM: Key = key("linear_value_head_dim", "");
+/// Elements of all values.
+const INNER: Key = key("", "ssm.inner_size");
+const MOST_VALUE: usize = 1024;
+/// One layer of so many is attention.
+const EVERY: Key = key("full_attention_interval", "full_attention_interval");
+/// Which layers are not.
+const RECURRENT: Key = key("", "attention.recurrent_layers");
+const EXPERTS: Key = key("num_experts", "expert_count");
+const TO_ONE: Key = key("norm_topk_prob", "");
+
+const USUAL: common::Usual = common::Usual {
+    kv_heads: Some(2),
+    head_dim: Some(256),
+    context: (common::CONTEXT, 32_768),
+    rope: rope::Usual { part: (rope::PART, 0.25), ..rope::USUAL },
+    ..common::USUAL
+};
+
+fn qwen3_next(c: &Config<'_>) -> Result<DecoderSpec> {
+    // GGUF files do not say, and whoever reads them takes it so.
+    let to_one = c.is_gguf() || c.flag_or(TO_ONE, true)?;
+    let mut spec = hybrid(c, &USUAL, Sharing::Neighbours)?;
+    if c.find_count(EXPERTS)? != Some(0) {
+        qwen_moe::mix(c, &mut spec, experts(c, [512, 10], to_one)?, 512)?;
+    }
+    Ok(spec)
+}
+
+fn qwen35(c: &Config<'_>) -> Result<DecoderSpec> {
+    let (c, tied) = text(c)?;
+    hybrid(&c, &common::Usual { kv_heads: Some(4), tied, ..USUAL }, sharing(&c))
+}
+
+fn qwen35_moe(c: &Config<'_>) -> Result<DecoderSpec> {
+    let (c, tied) = text(c)?;
+    let ffn = common::EXPERT_WIDTH;
+    let mut spec = hybrid(&c, &common::Usual { ffn, tied, ..USUAL }, sharing(&c))?;
+    let experts = experts(&c, [256, 8], true)?;
+    spec.layers.iter_mut().for_each(|layer| layer.experts = Some(experts));
+    Ok(spec)
+}
+
+/// The settings of the text model, which may stand in an object of their own, and if the head is the embedding where they
+/// do not say.
+fn text<'a>(c: &Config<'a>) -> Result<(Config<'a>, bool)> {
+    let inner = c.under("text_config");
+    Ok((if inner.is_there() { inner } else { *c }, common::flag(c, "tie_word_embeddings", false)?))
+}
+
+/// Converters of Qwen3.5 to GGUF put the heads of values in another order.
+fn sharing(c: &Config<'_>) -> Sharing {
+    if c.is_gguf() { Sharing::InTurn } else { Sharing::Neighbours }
+}
+
+/// Experts and one beside them: how many, and how many a token goes through, where that is left out.
+fn experts(c: &Config<'_>, [count, used]: [usize; 2], to_one: bool) -> Result<ExpertsSpec> {
+    let width = qwen_moe::shared_width(c, 512)?;
+    let count = common::experts(c, count)?;
+    let used = common::experts_used(c, used, count)?;
+    let shared = Some(SharedSpec { width, gated: true });
+    Ok(ExpertsSpec { shared, to_one, ..ExpertsSpec::softmax(count, used) })
+}
+
+/// What all have in common: everything but experts.
+fn hybrid(c: &Config<'_>, usual: &common::Usual, sharing: Sharing) -> Result<DecoderSpec> {
+    let mut spec = common::plain_as(c, usual)?;
+    // Converters to GGUF add the one.
+    spec.norm.lift = if c.is_gguf() { 0.0 } else { 1.0 };
+    if c.is_gguf() {
+        common::guessing(c, &mut spec, 0)?;
+    }
+    if spec.layers[0].ffn.act != Activation::Silu {
+        let act = c.find_text(common::ACT)?.unwrap_or_default();
+        return Err(c.unsupported(common::ACT, act, "silu is, which is the convolution's too"));
+    }
+    let (delta, bias) = (delta(c, sharing)?, common::bias(c, "attention_bias", false)?);
+    let recurrent = recurrent(c, spec.layers.len())?;
+    for (layer, recurrent) in spec.layers.iter_mut().zip(recurrent) {
+        layer.delta = recurrent.then_some(delta);
+        (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
+        (layer.mixer.qk_norm, layer.mixer.gated) = (QkNormSpec::PerHead, true);
+    }
+    Ok(spec)
+}
+
+/// Which layers are delta nets.
+fn recurrent(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    if let Some(list) = c.per_layer(RECURRENT, layers, c.find_flags(RECURRENT)?)? {
+        return Ok(list);
+    }
+    let every = c.find_count(EVERY)?.unwrap_or(4);
+    if every == 0 {
+        return Err(c.bad(EVERY, "is 0"));
+    }
+    common::of_type(c, layers, "linear_attention", |i| !(i + 1).is_multiple_of(every))
+}
+
+fn delta(c: &Config<'_>, sharing: Sharing) -> Result<DeltaSpec> {
+    let count = |key: Key, usual: usize| common::sane(c, key, c.find_count(key)?.unwrap_or(usual));
+    let most = |key: Key, n: usize, least: usize, most: usize| match (least..=most).contains(&n) {
+        true => Ok(n),
+        false => Err(c.unsupported(key, n, format_args!("{least} to {most} are"))),
+    };
+    let (keys, values) = (count(KEYS, 16)?, count(VALUES, 32)?);
+    if !values.is_multiple_of(keys) {
+        return Err(c.bad(VALUES, format_args!("is {values}, not a multiple of the {keys} key heads")));
+    }
+    let (value_key, value_dim) = match c.is_gguf() {
+        false => (VALUE_DIM, count(VALUE_DIM, 128)?),
+        true => match count(INNER, values * 128)? {
+            inner if inner.is_multiple_of(values) => (INNER, inner / values),
+            inner => return Err(c.bad(INNER, format_args!("is {inner}, which {values} heads do not divide"))),
+        },
+    };
+    let heads = DeltaHeads {
+        keys,
+        values,
+        key_dim: most(KEY_DIM, count(KEY_DIM, 128)?, 1, MOST_KEY)?,
+        value_dim: most(value_key, value_dim, 1, MOST_VALUE)?,
+        sharing,
+    };
+    Ok(DeltaSpec { heads, kernel: most(KERNEL, count(KERNEL, 4)?, 2, MOST_KERNEL)? })
+}

@@ -1,0 +1,144 @@
+//! Matrices whose rows lie in another order in a file, or several of which lie in one tensor.
+
+use std::ops::Range;
+
+use tallow_core::{Backend, Heads, HostWeight, Linear, Memory, Tensor, Weight};
+use tallow_quant::Format;
+
+use super::{Passing, Weights, named, not_taken, room};
+use crate::error::{LoadError, Result};
+use crate::formats::names::{Layout, Rate, of_layer};
+use crate::formats::{Kind, Stored};
+use crate::spec::Bias;
+
+/// Which rows of a tensor a matrix has, in its own order.
+pub(crate) type Runs = Vec<Range<usize>>;
+
+impl<'a, B: Backend> Weights<'a, B> {
+    /// The linear layers of layer `i` that lie in one tensor, all of whose rows are somebody's.
+    pub(crate) fn parts(
+        &mut self,
+        (pattern, i): (&str, usize),
+        parts: &[Runs],
+        cols: usize,
+        bias: Bias,
+    ) -> Result<Vec<Linear<B>>> {
+        let name = of_layer(pattern, i);
+        let rows = parts.iter().flatten().map(Range::len).sum();
+        let layers = self.part_layers(&named(&name), parts, [rows, cols])?;
+        let Some(all) = self.bias_numbers(&name, rows, bias)? else { return Ok(layers) };
+        let with_bias = |(layer, runs): (Linear<B>, &Runs)| {
+            let bias: Vec<f32> = runs.iter().flat_map(|run| &all[run.clone()]).copied().collect();
+            Ok(Linear { bias: Some(self.b.upload_row(&bias)?), ..layer })
+        };
+        layers.into_iter().zip(parts).map(with_bias).collect()
+    }
+
+    fn part_layers(&mut self, name: &str, parts: &[Runs], shape: [usize; 2]) -> Result<Vec<Linear<B>>> {
+        if let Some(Kind::Grouped(matrix)) = self.find(name).map(|(_, stored)| &stored.kind) {
+            let stored = self.shaped(name, &shape)?;
+            if let Some(i) = matrix.fault() {
+                let why = format!("element {i} is not a finite number: the file is damaged");
+                return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
+            }
+            let (mut bytes, order) = (room(matrix.size())?, matrix.order());
+            matrix.write(order.as_deref(), &mut bytes);
+            let weights = self.part_weights((stored, name), (matrix.format(), &bytes), parts, shape)?;
+            self.loaded(name, stored)?;
+            let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
+            return Ok(weights
+                .into_iter()
+                .map(|w| Linear { order: order.clone(), ..Linear::new(w, None) })
+                .collect());
+        }
+        let (stored, format) = self.stored(name, &shape)?;
+        let weights = self.part_weights((stored, name), (format, stored.bytes()), parts, shape);
+        // Damage comes first: what it makes a device say is no help.
+        Passing::new(stored, format, shape[0]).finish(name)?;
+        self.loaded(name, stored)?;
+        Ok(weights?.into_iter().map(|w| Linear::new(w, None)).collect())
+    }
+
+    /// The matrices of a tensor that became these bytes.
+    fn part_weights(
+        &self,
+        (stored, name): (&Stored, &str),
+        (format, from): (Format, &[u8]),
+        parts: &[Runs],
+        [rows, cols]: [usize; 2],
+    ) -> Result<Vec<Weight<B>>> {
+        let width = from.len() / rows.max(1);
+        let part = |runs: &Runs| {
+            let rows = runs.iter().map(Range::len).sum();
+            let mut bytes = room(rows * width)?;
+            let mut at = 0;
+            for run in runs {
+                let run = &from[run.start * width..run.end * width];
+                bytes[at..at + run.len()].copy_from_slice(run);
+                at += run.len();
+            }
+            let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
+            self.give(name, weight).map_err(|e| not_taken(stored, name, e))
+        };
+        parts.iter().map(part).collect()
+    }
+
+    /// Queries, keys and values of layer `i` as one.
+    pub(crate) fn qkv(
+        &mut self,
+        (pattern, i): (&str, usize),
+        heads: Heads,
+        cols: usize,
+        bias: Bias,
+    ) -> Result<Linear<B>> {
+        if self.names().layout != Layout::RowsByHead {
+            return self.linear((pattern, i), heads.qkv_cols(), cols, bias);
+        }
+        // As many heads of each, so that a head is three parts.
+        let runs = (0..3).flat_map(|part| by_head(heads, part, 3)).collect();
+        let mut one = self.parts((pattern, i), &[runs], cols, bias)?;
+        one.pop().ok_or_else(|| LoadError::bad(self.path(), of_layer(pattern, i), "is empty"))
+    }
+
+    /// The weights of layer `i`'s convolution over tokens, which a file has column by column. `[kernel, cols]`
+    pub(crate) fn convolution(
+        &mut self,
+        (pattern, i): (&str, usize),
+        kernel: usize,
+        cols: usize,
+    ) -> Result<Tensor<B>> {
+        let name = named(&of_layer(pattern, i));
+        let flat = self.find(&name).is_some_and(|(_, stored)| stored.shape.len() == 2);
+        let from = match flat {
+            true => self.numbers(&name, &[cols, kernel], 0.0)?,
+            false => self.numbers(&name, &[cols, 1, kernel], 0.0)?,
+        };
+        let to: Vec<f32> = (0..kernel).flat_map(|i| from.iter().skip(i).step_by(kernel)).copied().collect();
+        Ok(self.b.upload(&to, kernel, cols)?)
+    }
+
+    /// How fast the heads of layer `i` forget.
+    pub(crate) fn rates(
+        &mut self,
+        (pattern, how): (&str, Rate),
+        i: usize,
+        heads: usize,
+    ) -> Result<Tensor<B>> {
+        let mut rates = self.numbers(&of_layer(pattern, i), &[heads], 0.0)?;
+        rates.iter_mut().for_each(|x| match how {
+            Rate::Logarithm => *x = x.exp(),
+            Rate::Negative => *x = -*x,
+        });
+        self.upload(&rates)
+    }
+
+    /// A row of numbers that follow from the settings.
+    pub(crate) fn upload(&self, row: &[f32]) -> Result<Tensor<B>> {
+        Ok(self.b.upload_row(row)?)
+    }
+}
+
+/// The rows of one of the parts that each query head of a tensor has, head by head.
+pub(crate) fn by_head(heads: Heads, part: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..heads.q).map(move |head| (parts * head + part) * heads.dim..(parts * head + part + 1) * heads.dim)
+}

@@ -82,7 +82,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
             if (PACK == 2u) { sum = fma(queries[e + 1u], k.y, sum); }
             k_at += LEN;
           }
-          score = sum * p.scale;
+          score = sum * p.scale + lean(wg.y * GROUP + (row + r) % GROUP, at, position);
           if (p.cap > 0.0) { score = p.cap * tanh(clamp(score / p.cap, -20.0, 20.0)); }
         }
         weights[i] = score;

@@ -13,10 +13,12 @@ pub mod formats;
 pub mod generation;
 mod model;
 pub mod recipe;
+pub mod scribe;
 pub mod spec;
+pub mod speech;
 pub mod template;
 pub mod tokenizer;
 pub mod weights;
 
 pub use error::LoadError;
-pub use model::Model;
+pub use model::{AnyModel, Model};

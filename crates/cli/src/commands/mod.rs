@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub(crate) mod answer;
 pub(crate) mod bench;
 pub(crate) mod doctor;
 pub(crate) mod dump;
@@ -12,6 +13,7 @@ pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod tokenize;
+pub(crate) mod transcribe;
 
 use clap::CommandFactory;
 

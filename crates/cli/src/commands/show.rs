@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use tallow_models::formats::{Kind, Settings};
-use tallow_models::spec::{DecoderSpec, LayerSpec};
+use tallow_models::AnyModel;
+use tallow_models::formats::{Checkpoint, Kind, Settings};
+use tallow_models::scribe::ScribeModel;
+use tallow_models::spec::LayerSpec;
 
 use super::print;
 use crate::Failed;
@@ -18,7 +20,13 @@ use crate::settings::Sources;
 const SHOWN: usize = 100;
 
 pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
-    let opened = load::open(&args.model, load::How::new(sources, args.offline, None)?)?;
+    let how = load::How::new(sources, args.offline, None)?;
+    let opened = match load::any(&args.model, how)? {
+        AnyModel::Decoder(model) => load::opened(&args.model, *model)?,
+        AnyModel::Scribe(model) => return show_scribe(args, &model),
+        // This says why not.
+        AnyModel::Encoder(_) => load::open(&args.model, how)?,
+    };
     let words = opened.words()?;
     if args.template {
         let template = words.templates.as_ref().and_then(|t| t.choose(false));
@@ -31,12 +39,55 @@ pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
         _ => String::new(),
     };
     if args.metadata {
-        text += &metadata(&opened);
+        text += &metadata(&opened.model.checkpoint);
     }
     if args.tensors {
-        text += &tensors(&opened);
+        text += &tensors(&opened.model.checkpoint);
     }
     print(&harmless(&text))
+}
+
+/// The same for a model that takes in all of a text or a sound, and then writes.
+fn show_scribe(args: &Show, model: &ScribeModel) -> Result<(), Failed> {
+    let (name, checkpoint) = (load::short_name(&args.model), &model.checkpoint);
+    if args.template {
+        return Err(Failed::new(format!("{name} has no chat template")));
+    }
+    let (mut text, spec) = (String::new(), &model.spec);
+    if !args.tensors && !args.metadata {
+        let parameters: usize = checkpoint.tensors().map(|(_, t)| t.len()).sum();
+        let takes = match spec.encoder.sound {
+            Some(sound) => {
+                format!("sound, {} frames of {} bands at one time", 2 * spec.encoder.context, sound.bands)
+            }
+            None => format!("a text of up to {} tokens", spec.encoder.context),
+        };
+        let halves = [&spec.encoder.layers, &spec.decoder.layers].map(|all| kinds(all));
+        let rows = [
+            ("model", name),
+            ("files", checkpoint.path.display().to_string()),
+            ("family", model.family.name.to_owned()),
+            ("parameters", format!("{} ({parameters})", count(parameters))),
+            ("size", size(model.weight_bytes() as u64)),
+            ("types", mix(checkpoint)),
+            ("takes in", takes),
+            ("width", spec.decoder.dim.to_string()),
+            ("layers", format!("{} that take in; {} that write", halves[0], halves[1])),
+            ("vocabulary", format!("{} tokens", spec.decoder.vocab)),
+        ];
+        text += &table(&rows);
+    }
+    if args.metadata {
+        text += &metadata(checkpoint);
+    }
+    if args.tensors {
+        text += &tensors(checkpoint);
+    }
+    print(&harmless(&text))
+}
+
+fn table(rows: &[(&str, String)]) -> String {
+    rows.iter().fold(String::new(), |text, (name, value)| text + &format!("{name:<12} {value}\n"))
 }
 
 fn summary(opened: &Opened, words: &Words) -> String {
@@ -65,17 +116,17 @@ fn summary(opened: &Opened, words: &Words) -> String {
         ("family", model.family.name.to_owned()),
         ("parameters", format!("{} ({parameters})", count(parameters))),
         ("size", size(model.weight_bytes() as u64)),
-        ("types", mix(opened)),
+        ("types", mix(checkpoint)),
         ("context", format!("{} tokens", spec.context)),
         ("width", format!("{}", spec.dim)),
-        ("layers", layers(spec)),
+        ("layers", kinds(&spec.layers)),
         ("vocabulary", format!("{} tokens", spec.vocab)),
         ("begins with", token(tokenizer.bos())),
         ("ends with", token(tokenizer.eos())),
         ("templates", templates),
         ("sampling", if sampling.is_empty() { "nothing said".into() } else { sampling.join(", ") }),
     ];
-    rows.iter().fold(String::new(), |text, (name, value)| text + &format!("{name:<12} {value}\n"))
+    table(&rows)
 }
 
 /// `mlp 8192`, or `8 of 128 experts of 768`
@@ -86,9 +137,9 @@ fn feed_forward(layer: &LayerSpec) -> String {
 }
 
 /// `8, of 32 heads for queries and 8 for keys, each 128 wide`, with a line for each kind of layer.
-fn layers(spec: &DecoderSpec) -> String {
+fn kinds(layers: &[LayerSpec]) -> String {
     let mut kinds: Vec<(String, usize)> = Vec::new();
-    for layer in &spec.layers {
+    for layer in layers {
         let h = layer.mixer.heads;
         let of = |what: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(", {what} {n}"));
         let window = of("window", layer.mixer.window) + &of("chunks of", layer.mixer.chunk);
@@ -108,15 +159,15 @@ fn layers(spec: &DecoderSpec) -> String {
         [(kind, n)] => format!("{n} ({kind})"),
         _ => {
             let kinds: Vec<String> = kinds.iter().map(|(kind, n)| format!("{n} ({kind})")).collect();
-            format!("{}: {}", spec.layers.len(), kinds.join("; "))
+            format!("{}: {}", layers.len(), kinds.join("; "))
         }
     }
 }
 
 /// How much of the model is stored in which type.
-fn mix(opened: &Opened) -> String {
+fn mix(checkpoint: &Checkpoint) -> String {
     let mut types: BTreeMap<String, (usize, usize)> = BTreeMap::new();
-    for (_, t) in opened.model.checkpoint.tensors() {
+    for (_, t) in checkpoint.tensors() {
         let entry = types.entry(kind(&t.kind)).or_default();
         *entry = (entry.0 + 1, entry.1 + t.size());
     }
@@ -146,19 +197,19 @@ pub(crate) fn count(n: usize) -> String {
     }
 }
 
-fn tensors(opened: &Opened) -> String {
-    opened.model.checkpoint.tensors().fold(String::new(), |mut text, (name, t)| {
+fn tensors(checkpoint: &Checkpoint) -> String {
+    checkpoint.tensors().fold(String::new(), |mut text, (name, t)| {
         let _ = writeln!(text, "{name:<48} {:<8} {:?}", kind(&t.kind), t.shape);
         text
     })
 }
 
-fn metadata(opened: &Opened) -> String {
+fn metadata(checkpoint: &Checkpoint) -> String {
     let cut = |text: String| match text.char_indices().nth(SHOWN) {
         Some((at, _)) => format!("{}… ({} characters)", &text[..at], text.chars().count()),
         None => text,
     };
-    match &opened.model.checkpoint.settings {
+    match &checkpoint.settings {
         Settings::Hf(config) => format!("{config:#}\n"),
         Settings::Gguf(meta) => meta.entries().fold(String::new(), |mut text, (key, value)| {
             let _ = writeln!(text, "{key} = {}", cut(value.to_string()));

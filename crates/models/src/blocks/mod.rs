@@ -1,6 +1,8 @@
 //! The blocks that every family is made of. A forward is written here once, and nowhere else.
 
+pub mod across;
 pub mod attention;
+mod distance;
 pub mod latent;
 pub mod layer;
 pub mod mixture;
@@ -9,6 +11,15 @@ pub mod rope;
 pub mod side;
 
 use tallow_core::{Backend, LayerKv, Rope, StepPlan, Tensor};
+
+/// What a layer has made of what an encoder gave.
+#[derive(Debug)]
+pub struct Given<'a, B: Backend> {
+    /// Which of the step's tokens look at what.
+    pub plan: &'a StepPlan<B>,
+    /// Keys and values.
+    pub kv: LayerKv<'a, B>,
+}
 
 /// What a layer's forward needs besides its input.
 #[derive(Debug)]
@@ -21,6 +32,8 @@ pub struct Context<'a, B: Backend> {
     pub kv: LayerKv<'a, B>,
     /// The decoder's rotary embeddings.
     pub ropes: &'a [Rope<B>],
+    /// What an encoder gave, if there is one.
+    pub across: Option<Given<'a, B>>,
     /// What the layer gets of its own, if it gets anything: [tokens, width]
     pub side: Option<Tensor<B>>,
 }

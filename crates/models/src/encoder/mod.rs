@@ -1,6 +1,7 @@
 //! [`Encoder`]: from texts to vectors and scores. It is made of the blocks that decoders are made of; its tokens see to
 //! both sides, and what it has computed is not kept.
 
+mod ears;
 mod head;
 mod input;
 mod model;
@@ -9,16 +10,17 @@ pub mod spec;
 
 use tallow_core::ops::{Eltwise, Embed, Normalize, Rows, RowsTo, With};
 use tallow_core::{
-    Backend, DType, LayerKv, Memory, Norm, Result, Rope, Span, Step, StepPlan, Tensor, Weight,
+    Backend, DType, Error, LayerKv, Memory, Norm, Result, Rope, Span, Step, StepPlan, Tensor, Weight,
 };
 
 use crate::blocks::Context;
 use crate::blocks::layer::Layer;
 use crate::error::Result as LoadResult;
 use crate::weights::{Progress, Weights, named};
+use ears::Ears;
 use head::Head;
 pub use input::{Cut, InputError, Inputs};
-pub use model::{AnyModel, EncoderModel};
+pub use model::EncoderModel;
 pub use sentence::Sentence;
 use spec::{EncoderSpec, Pooling};
 
@@ -38,20 +40,42 @@ pub struct Input {
 #[derive(Debug)]
 pub struct Encoder<B: Backend> {
     spec: EncoderSpec,
-    embed: Weight<B>,
+    takes: Takes<B>,
     positions: Option<Weight<B>>,
     types: Option<Weight<B>>,
-    embed_norm: Norm<B>,
+    embed_norm: Option<Norm<B>>,
     layers: Vec<Layer<B>>,
     last_norm: Option<Norm<B>>,
     ropes: Vec<Rope<B>>,
     head: Option<Head<B>>,
 }
 
+/// What an encoder takes.
+#[derive(Debug)]
+enum Takes<B: Backend> {
+    /// Tokens, by their embedding.
+    Words(Weight<B>),
+    /// What is heard.
+    Sounds(Box<Ears<B>>),
+}
+
+/// What an encoder's tensors are called beside those of its layers. Names may be empty.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts {
+    /// The embedding of kinds of tokens.
+    pub types: &'static str,
+    /// The norm of embeddings.
+    pub embed_norm: &'static str,
+    /// The two convolutions of what is heard.
+    pub ears: [&'static str; 2],
+}
+
 /// Some texts on a device, and room for a layer's keys and values.
 #[derive(Debug)]
 pub struct Texts<B: Backend> {
     plan: StepPlan<B>,
+    /// [frames, bands]: what is heard, where that is taken.
+    heard: Option<Tensor<B>>,
     /// [1, tokens]: rows of the embedding of positions, if there is one.
     places: Option<Tensor<B>>,
     /// [1, tokens]: rows of the embedding of kinds of tokens, if there is one.
@@ -63,23 +87,39 @@ pub struct Texts<B: Backend> {
 impl<B: Backend> Encoder<B> {
     /// Brings a model's weights to a device.
     pub fn load(b: &B, model: &EncoderModel, progress: Progress<'_>) -> LoadResult<Encoder<B>> {
-        let (spec, family) = (&model.spec, model.family);
-        let names = family.names;
+        let family = model.family;
         let mut w = Weights::new(b, model.source(), progress);
-        let ropes = spec.ropes.iter().map(|r| r.build(b, model.context())).collect::<Result<_>>()?;
-        let embed = w.matrix(&named(names.embed), spec.vocab, spec.dim)?;
+        let parts = Parts { types: family.types, embed_norm: family.embed_norm, ears: [""; 2] };
+        let encoder = Encoder::read(&mut w, &model.spec, &parts, model.context())?;
+        w.finish(family.name, |name| family.spares(name))?;
+        Ok(encoder)
+    }
+
+    /// Reads an encoder among other things, for texts of up to so many tokens.
+    pub(crate) fn read(
+        w: &mut Weights<'_, B>,
+        spec: &EncoderSpec,
+        parts: &Parts,
+        context: usize,
+    ) -> LoadResult<Encoder<B>> {
+        let (names, b) = (w.names(), w.device());
+        let ropes = spec.ropes.iter().map(|r| r.build(b, context)).collect::<Result<_>>()?;
+        let takes = match spec.sound {
+            None => Takes::Words(w.matrix(&named(names.embed), spec.vocab, spec.dim)?),
+            Some(sound) => Takes::Sounds(Box::new(Ears::load(w, parts.ears, sound, spec.dim)?)),
+        };
         let positions = spec.positions.map(|p| w.matrix(&named(names.positions), p.rows, spec.dim));
-        let types = spec.types.map(|n| w.matrix(&named(family.types), n, spec.dim));
+        let types = spec.types.map(|n| w.matrix(&named(parts.types), n, spec.dim));
         let (positions, types) = (positions.transpose()?, types.transpose()?);
-        let embed_norm = w.norm((family.embed_norm, 0), spec.dim)?;
-        let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(&mut w, i, layer));
+        let normed = !parts.embed_norm.is_empty();
+        let embed_norm = normed.then(|| w.norm((parts.embed_norm, 0), spec.dim)).transpose()?;
+        let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(w, i, layer));
         let layers = layers.collect::<LoadResult<_>>()?;
         let last_norm = spec.last_norm.then(|| w.norm((names.norm, 0), spec.dim)).transpose()?;
-        let head = spec.head.map(|head| Head::load(&mut w, &head)).transpose()?;
-        w.finish(family.name, |name| family.spares(name))?;
+        let head = spec.head.map(|head| Head::load(w, &head)).transpose()?;
         Ok(Encoder {
             spec: spec.clone(),
-            embed,
+            takes,
             positions,
             types,
             embed_norm,
@@ -88,6 +128,14 @@ impl<B: Backend> Encoder<B> {
             ropes,
             head,
         })
+    }
+
+    /// The embedding of tokens, if it takes those.
+    pub(crate) fn embedding(&self) -> Option<&Weight<B>> {
+        match &self.takes {
+            Takes::Words(table) => Some(table),
+            Takes::Sounds(_) => None,
+        }
     }
 
     /// What it was made from.
@@ -112,7 +160,18 @@ impl<B: Backend> Encoder<B> {
         let (k, v) = (room()?, room()?);
         let places = self.positions.as_ref().map(|_| b.upload_row(&places)).transpose()?;
         let types = self.types.as_ref().map(|_| b.upload_row(&types)).transpose()?;
-        Ok(Texts { plan: StepPlan::new(b, step)?, places, types, k, v })
+        Ok(Texts { plan: StepPlan::new(b, step)?, heard: None, places, types, k, v })
+    }
+
+    /// Uploads what is heard, for an encoder of that: the frames of each sound, one after another. Each has two frames
+    /// for every position of the context.
+    pub fn upload_sounds(&self, b: &B, sounds: &[&[f32]]) -> Result<Texts<B>> {
+        let frames = 2 * self.spec.context;
+        let bands = self.spec.sound.map_or(0, |sound| sound.bands);
+        let input = Input { tokens: vec![0; self.spec.context], types: vec![0; self.spec.context] };
+        let texts = self.upload(b, &vec![input; sounds.len()])?;
+        let heard = b.upload(&sounds.concat(), frames * sounds.len(), bands)?;
+        Ok(Texts { heard: Some(heard), ..texts })
     }
 
     /// The hidden states of the texts' tokens. The embeddings and what each layer makes of them are shown to `see` on
@@ -124,19 +183,28 @@ impl<B: Backend> Encoder<B> {
         mut see: impl FnMut(usize, &Tensor<B>) -> Result<()>,
     ) -> Result<Tensor<B>> {
         let plan = &texts.plan;
-        let mut x = b.run(Embed { table: &self.embed, ids: &plan.tokens, scale: 1.0 })?; // [tokens, dim]
+        let mut x = match (&self.takes, &texts.heard) {
+            (Takes::Words(table), _) => b.run(Embed { table, ids: &plan.tokens, scale: 1.0 })?,
+            (Takes::Sounds(ears), Some(heard)) => ears.forward(b, heard, plan.host.spans.len())?,
+            (Takes::Sounds(_), None) => {
+                let (want, got) = ("sounds".to_owned(), "texts".to_owned());
+                return Err(Error::Shape { op: "encoder", what: "its input", want, got });
+            }
+        }; // [tokens, dim]
         for (table, ids) in [(&self.types, &texts.types), (&self.positions, &texts.places)] {
             if let (Some(table), Some(ids)) = (table, ids) {
                 let more = b.run(Embed { table, ids, scale: 1.0 })?; // [tokens, dim]
                 x = b.run(Eltwise { x: &x, with: With::Add(&more) })?;
             }
         }
-        x = b.run(Normalize { x: &x, by: &self.embed_norm, residual: None })?;
+        if let Some(by) = &self.embed_norm {
+            x = b.run(Normalize { x: &x, by, residual: None })?;
+        }
         see(0, &x)?;
         // A layer's keys and values are of no use to the next: all have the same room.
         let kv = LayerKv { k: &texts.k, v: &texts.v };
         for (i, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(&Context { b, plan, kv, ropes: &self.ropes, side: None }, &x)?; // [tokens, dim]
+            x = layer.forward(&Context { b, plan, kv, ropes: &self.ropes, across: None, side: None }, &x)?; // [tokens, dim]
             if let Some(by) = self.last_norm.as_ref().filter(|_| i + 1 == self.layers.len()) {
                 x = b.run(Normalize { x: &x, by, residual: None })?;
             }

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use super::sentence::Sentence;
 use super::spec::EncoderSpec;
-use crate::Model;
 use crate::error::{LoadError, Result};
 use crate::families::{self, EncoderFamily};
 use crate::formats::config::Config;
@@ -23,26 +22,6 @@ pub struct EncoderModel {
     pub spec: EncoderSpec,
     /// How its makers would have texts made into vectors.
     pub sentence: Sentence,
-}
-
-/// What a checkpoint is.
-#[derive(Debug, Clone)]
-pub enum AnyModel {
-    /// It writes text.
-    Decoder(Box<Model>),
-    /// It makes vectors of texts, or scores.
-    Encoder(Box<EncoderModel>),
-}
-
-impl AnyModel {
-    /// Finds out what a checkpoint is.
-    pub fn new(checkpoint: Checkpoint) -> Result<AnyModel> {
-        let config = Config::new(&checkpoint)?;
-        match families::encoder(&config) {
-            Some(_) => Ok(AnyModel::Encoder(Box::new(EncoderModel::new(checkpoint)?))),
-            None => Ok(AnyModel::Decoder(Box::new(Model::new(checkpoint)?))),
-        }
-    }
 }
 
 impl EncoderModel {

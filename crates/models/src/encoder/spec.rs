@@ -28,6 +28,18 @@ pub struct EncoderSpec {
     pub last_norm: bool,
     /// What gives scores, if anything does.
     pub head: Option<HeadSpec>,
+    /// Where it takes what is heard and no tokens: what that is like. Its context is half as many frames, always.
+    pub sound: Option<SoundSpec>,
+}
+
+/// What an encoder hears: frames of so many bands, made half as many hidden states by two convolutions over three
+/// neighbours.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SoundSpec {
+    /// Numbers of a frame.
+    pub bands: usize,
+    /// Behind each convolution.
+    pub act: Activation,
 }
 
 /// Embeddings of positions.

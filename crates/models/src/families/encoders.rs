@@ -100,6 +100,7 @@ pub(super) fn plain(c: &Config<'_>, usual: &common::Usual) -> Result<EncoderSpec
         layers,
         last_norm: false,
         head: None,
+        sound: None,
     })
 }
 

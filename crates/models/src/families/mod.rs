@@ -29,9 +29,12 @@ mod qwen_moe;
 mod roberta;
 mod rope;
 mod routed;
+mod scribes;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod t5;
+mod whisper;
 
 use crate::error::Result;
 use crate::formats::config::Config;
@@ -39,6 +42,7 @@ use crate::formats::names::Names;
 use crate::spec::DecoderSpec;
 
 pub use encoders::{EncoderFamily, encoder, find_encoder};
+pub use scribes::{ScribeFamily, find_scribe, scribe};
 
 /// A kind of model.
 #[derive(Debug)]
@@ -106,13 +110,20 @@ pub static ENCODERS: &[&EncoderFamily] = &[
     &modernbert::MODERNBERT,
     &nomic_bert::NOMIC_BERT,
     &roberta::ROBERTA,
+    &t5::T5_ENCODER,
 ];
+
+/// Every family of encoders with a decoder that we know.
+pub static SCRIBES: &[&ScribeFamily] = &[&t5::T5, &whisper::WHISPER];
 
 /// The family of a checkpoint, by what its settings call it.
 pub fn find(config: &Config<'_>) -> Result<&'static Family> {
     let arch = config.arch();
     if encoder(config).is_some() {
         return Err(encoders::writes_no_text(config));
+    }
+    if scribe(config).is_some() {
+        return Err(scribes::has_an_encoder(config));
     }
     let names = |f: &Family| if config.is_gguf() { f.gguf } else { f.hf };
     ALL.iter().find(|f| names(f).contains(&arch)).copied().ok_or_else(|| {

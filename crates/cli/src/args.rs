@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Embed(Embed),
     /// Sort documents by how well they answer a query
     Rerank(Rerank),
+    /// Write what is said in a sound file
+    Transcribe(Transcribe),
     /// Show the tokens of a text
     Tokenize(Tokenize),
     /// Measure how well a model predicts a text
@@ -421,6 +423,59 @@ pub(crate) struct Rerank {
     /// As JSON: an object a line
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+/// How what was said is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Transcript {
+    /// The words alone
+    Text,
+    /// The words in an object
+    Json,
+    /// All that is known of each piece
+    VerboseJson,
+    /// Subtitles
+    Srt,
+    /// Subtitles for the web
+    Vtt,
+}
+
+/// What is written of what was said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Wanted {
+    /// What was said, as it was said
+    Transcribe,
+    /// What was said, in English
+    Translate,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Transcribe {
+    /// The model: one of speech
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: String,
+    /// The sound: WAV, FLAC or MP3
+    pub file: PathBuf,
+    /// The language that is spoken: en, de, german, … [default: what the model hears in the first half minute]
+    #[arg(long, value_name = "NAME")]
+    pub language: Option<String>,
+    /// What to write
+    #[arg(long, value_name = "TASK", default_value = "transcribe")]
+    pub task: Wanted,
+    /// How to write it
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub format: Transcript,
+    /// With --format text: write when each piece was said
+    #[arg(long)]
+    pub timestamps: bool,
+    /// A text that could have come before, with names as they are to be written
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub prompt: String,
+    /// 0 takes the most likely token unless that goes wrong; above, tokens are drawn
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    pub temperature: f32,
     #[command(flatten)]
     pub device: DeviceArgs,
 }

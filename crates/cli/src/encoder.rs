@@ -14,7 +14,7 @@ use crate::args::DeviceArgs;
 use crate::device::{Asked, Device};
 use crate::load::{self, Note, QUICK};
 use crate::memory::Plan;
-use crate::settings::Sources;
+use crate::settings::{EngineConfig, Sources};
 use crate::solo::Setup;
 use crate::{Failed, screen};
 
@@ -35,6 +35,17 @@ impl Place {
         let Setup { device, isa, arithmetic, threads, batch, .. } =
             Setup::new(sources, device, None, Arithmetic::Fast)?;
         Ok(Place { device, isa, arithmetic, threads, batch })
+    }
+
+    /// From settings of an engine.
+    pub(crate) fn of(config: &EngineConfig) -> Place {
+        Place {
+            device: config.device.value,
+            isa: config.isa.value,
+            arithmetic: config.arithmetic.value,
+            threads: config.threads.value,
+            batch: config.batch.value,
+        }
     }
 }
 

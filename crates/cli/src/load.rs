@@ -20,14 +20,15 @@ use tallow_engine::scheduler::Limits;
 #[cfg(feature = "wgpu")]
 use tallow_engine::scheduler::{Batch, Part, Place, SeqId, Wanted};
 use tallow_hub::{Cache, Hub, ModelRef};
-use tallow_models::Model;
 use tallow_models::decoder::Decoder;
-use tallow_models::encoder::{AnyModel, EncoderModel};
+use tallow_models::encoder::EncoderModel;
 use tallow_models::formats::Checkpoint;
 use tallow_models::generation::Generation;
 use tallow_models::recipe::Recipe;
+use tallow_models::scribe::ScribeModel;
 use tallow_models::template::ChatTemplates;
 use tallow_models::tokenizer::Tokenizer;
+use tallow_models::{AnyModel, Model};
 
 use crate::device::{Asked, Device, candidates};
 use crate::memory::{self, Plan};
@@ -100,7 +101,7 @@ impl How {
         match self.quant {
             None => Ok(()),
             Some(quant) => Err(Failed::new(format!(
-                "--quant {quant}: encoders are used as they are stored; leave the flag (or setting) out"
+                "--quant {quant}: models with encoders are used as they are stored; leave the flag (or setting) out"
             ))),
         }
     }
@@ -167,7 +168,7 @@ pub(crate) fn any(name: &str, how: How) -> Result<AnyModel, Failed> {
     let mut model = AnyModel::new(checkpoint(name, how.offline)?)?;
     match &mut model {
         AnyModel::Decoder(model) => model.recipe = how.quant,
-        AnyModel::Encoder(_) => how.as_stored()?,
+        AnyModel::Encoder(_) | AnyModel::Scribe(_) => how.as_stored()?,
     }
     Ok(model)
 }
@@ -176,6 +177,12 @@ pub(crate) fn any(name: &str, how: How) -> Result<AnyModel, Failed> {
 pub(crate) fn encoder(name: &str, how: How) -> Result<EncoderModel, Failed> {
     how.as_stored()?;
     Ok(EncoderModel::new(checkpoint(name, how.offline)?)?)
+}
+
+/// Opens a model that takes in all of a text or a sound, and then writes.
+pub(crate) fn scribe(name: &str, how: How) -> Result<ScribeModel, Failed> {
+    how.as_stored()?;
+    Ok(ScribeModel::new(checkpoint(name, how.offline)?)?)
 }
 
 /// Opens a model and what goes with it. Its words are read when they are first asked for: that takes a while, in which

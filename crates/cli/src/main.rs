@@ -9,6 +9,7 @@ mod env;
 mod load;
 mod memory;
 mod screen;
+mod scribe;
 mod settings;
 mod solo;
 
@@ -50,8 +51,10 @@ macro_rules! from {
     ($($error:ty),*) => { $(impl From<$error> for Failed { fn from(e: $error) -> Failed { Failed::new(e) } })* };
 }
 from!(
+    tallow_audio::AudioError,
     tallow_core::Error,
     tallow_engine::handle::Failure,
+    tallow_engine::transcribe::Interrupted,
     tallow_hub::HubError,
     tallow_models::LoadError,
     tallow_models::encoder::InputError,
@@ -89,6 +92,7 @@ fn run(cli: Cli) -> Result<(), Failed> {
         Command::Doctor(args) => commands::doctor::doctor(args, &sources),
         Command::Embed(args) => commands::embed::embed(&args, &sources),
         Command::Rerank(args) => commands::embed::rerank(&args, &sources),
+        Command::Transcribe(args) => commands::transcribe::transcribe(&args, &sources),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args, &sources),
         Command::Perplexity(args) => commands::perplexity::perplexity(&args, &sources),
         Command::Dump(args) => commands::dump::dump(&args, &sources),

@@ -4,8 +4,10 @@ use std::fmt;
 
 use tallow_core::DType;
 use tallow_engine::kv::KvShape;
+use tallow_engine::scribe::Desk;
 use tallow_models::Model;
 use tallow_models::encoder::{self, EncoderModel};
+use tallow_models::scribe::ScribeModel;
 use tallow_models::spec::{DeltaSpec, ExpertsSpec, LayerSpec};
 
 use crate::Failed;
@@ -167,6 +169,28 @@ impl Plan {
             made_for,
             slots: 1,
             shape,
+            device: device.to_string(),
+            memory: device.memory(),
+        }
+    }
+
+    /// For a model that takes in all of something, and then writes.
+    pub(crate) fn of_scribe(model: &ScribeModel, desk: Desk, device: &Device) -> Plan {
+        let (encoder, decoder) = (&model.spec.encoder, &model.spec.decoder);
+        let [own, given] = desk.shapes();
+        let frames = if model.hears() { 4 * desk.read } else { 0 };
+        let read = (desk.read + frames) * activations(&encoder.layers, encoder.dim);
+        let written = desk.written * activations(&decoder.layers, decoder.dim);
+        let logits = 2 * desk.places * decoder.vocab;
+        let context = Setting { value: desk.written, origin: Origin::Model };
+        Plan {
+            weights: model.weight_bytes() as u64,
+            kv: (own.bytes(decoder).saturating_add(given.bytes(decoder))) as u64,
+            workspace: ((read + written + logits) * DType::F32.size()) as u64,
+            context,
+            made_for: desk.written,
+            slots: desk.places,
+            shape: own,
             device: device.to_string(),
             memory: device.memory(),
         }

@@ -349,6 +349,9 @@ pub struct AttnSpec<B: Backend> {
     pub softcap: Option<f32>,
     /// [1, query heads]: a score per head that takes its share of the softmax and gives nothing.
     pub sinks: Option<Tensor<B>>,
+    /// [query heads, an odd number]: added to scores, before they are capped, by how far the token that is seen is
+    /// behind the one that sees it. The middle column is for a token itself, and the outermost are for all further away.
+    pub bias: Option<Tensor<B>>,
     /// Does a token see only itself and what comes before it? Else it sees to both sides.
     pub causal: bool,
 }

@@ -187,7 +187,15 @@ fn main() -> Outcome<()> {
         heads: Heads { q: number("q", 16)?, kv: number("heads", 8)?, dim: number("dim", 128)? },
         page: number("page", 16)?,
         runs: number("runs", 7)?,
-        spec: AttnSpec { scale: 0.1, window: None, chunk: None, softcap: None, sinks: None, causal: true },
+        spec: AttnSpec {
+            scale: 0.1,
+            window: None,
+            chunk: None,
+            softcap: None,
+            sinks: None,
+            bias: None,
+            causal: true,
+        },
     };
     println!("{}, {:?}, {}, pages of {}", bench.cpu.label(), bench.heads, dtype.name(), bench.page);
     let only = argument("only");

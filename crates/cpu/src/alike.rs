@@ -130,8 +130,15 @@ fn attention() {
                 let q = up(3, heads.q_cols());
                 b.run(KvWrite { k: &new_k, v: &new_v, heads, kv: kv(), plan: &plan(0..LEN) }).unwrap();
                 for (window, softcap) in [(None, None), (Some(100), Some(20.0))] {
-                    let spec =
-                        AttnSpec { scale: 0.2, window, chunk: None, softcap, sinks: None, causal: true };
+                    let spec = AttnSpec {
+                        scale: 0.2,
+                        window,
+                        chunk: None,
+                        softcap,
+                        sinks: None,
+                        bias: None,
+                        causal: true,
+                    };
                     for rows in [LEN - 1..LEN, LEN - 5..LEN, LEN - 40..LEN] {
                         let (q, plan) = (q.row_range(rows.clone()), plan(rows));
                         put(&b.run(Attend { q: &q, heads, spec: &spec, kv: kv(), plan: &plan }).unwrap());

@@ -291,6 +291,7 @@ impl Backend for Cpu {
                         chunk: op.spec.chunk,
                         softcap: op.spec.softcap,
                         sinks: op.spec.sinks.as_ref().map(Mat::new),
+                        bias: op.spec.bias.as_ref().map(Mat::new),
                         causal: op.spec.causal,
                     });
                 }

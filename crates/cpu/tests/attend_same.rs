@@ -54,6 +54,7 @@ impl Case {
             chunk: None,
             softcap: Some(20.0),
             sinks: None,
+            bias: None,
             causal: true,
         };
         let mut out = Vec::new();

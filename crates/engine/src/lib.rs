@@ -2,7 +2,9 @@
 //!
 //! A [`scheduler`] picks sequences, a [`plan`] turns them into a step, a [`runner`] runs it and samples tokens, a
 //! [`pool`] lends pages of the cache, [`pace`] says how large a step may be. An [`engine`] does that in a loop and talks
-//! to the world through a [`handle`]. An [`embedder`] does the same for models that make vectors of texts.
+//! to the world through a [`handle`]. An [`embedder`] does the same for models that make vectors of texts, a
+//! [`scribe`] for those that take in all of a text or a sound and then write. [`transcribe`] has a scribe go through a
+//! long sound.
 
 pub mod answer;
 pub mod embedder;
@@ -16,4 +18,6 @@ pub mod pool;
 pub mod runner;
 pub mod sampler;
 pub mod scheduler;
+pub mod scribe;
 pub mod sim;
+pub mod transcribe;

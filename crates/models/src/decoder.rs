@@ -3,10 +3,10 @@
 use tallow_core::ops::{Eltwise, Embed, Epilogue, Head, Normalize, With};
 use tallow_core::{Backend, Linear, Norm, Result, Rope, StepPlan, Tensor, Weight};
 
-use crate::blocks::Context;
 use crate::blocks::cache::LayerCache;
 use crate::blocks::layer::Layer;
 use crate::blocks::side::Sides;
+use crate::blocks::{Context, Given};
 use crate::error::Result as LoadResult;
 use crate::spec::DecoderSpec;
 use crate::weights::{Progress, Weights};
@@ -30,13 +30,34 @@ impl<B: Backend> Decoder<B> {
     pub fn load(b: &B, model: &Model, context: usize, progress: Progress<'_>) -> LoadResult<Decoder<B>> {
         let (spec, names) = (&model.spec, model.names());
         let mut w = Weights::new(b, model.source(), progress);
+        let decoder = Decoder::read(&mut w, spec, context, None)?;
+        let past = spec.layers.len()..spec.layers.len() + spec.guessing;
+        w.finish(model.family.name, |name| {
+            let tied_head = spec.tied && name == weights::named(names.head);
+            let past = names.layer(name).is_some_and(|i| past.contains(&i));
+            tied_head || past || model.family.reads(name)
+        })?;
+        Ok(decoder)
+    }
+
+    /// Reads a decoder among other things. Its embedding may be there already.
+    pub(crate) fn read(
+        w: &mut Weights<'_, B>,
+        spec: &DecoderSpec,
+        context: usize,
+        embed: Option<&Weight<B>>,
+    ) -> LoadResult<Decoder<B>> {
+        let (names, b) = (w.names(), w.device());
         let ropes = spec.ropes.iter().map(|r| r.build(b, context)).collect::<Result<_>>()?;
-        let embed = w.matrix(&weights::named(names.embed), spec.vocab, spec.dim)?;
+        let embed = match embed {
+            Some(embed) => embed.clone(),
+            None => w.matrix(&weights::named(names.embed), spec.vocab, spec.dim)?,
+        };
         let positions = spec.positions.map(|n| w.matrix(&weights::named(names.positions), n, spec.dim));
         let positions = positions.transpose()?;
         let sides =
-            spec.side.map(|width| Sides::load(&mut w, width, spec.vocab, spec.layers.len())).transpose()?;
-        let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(&mut w, i, layer));
+            spec.side.map(|width| Sides::load(w, width, spec.vocab, spec.layers.len())).transpose()?;
+        let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(w, i, layer));
         let layers = layers.collect::<LoadResult<_>>()?;
         let norm = w.norm((names.norm, 0), spec.dim)?;
         let head = match spec.tied {
@@ -44,12 +65,6 @@ impl<B: Backend> Decoder<B> {
             false => w.layer(&weights::named(names.head), spec.vocab, spec.dim)?,
         };
         let head = Linear { bias: w.bias(names.head, spec.vocab, spec.head_bias)?, ..head };
-        let past = spec.layers.len()..spec.layers.len() + spec.guessing;
-        w.finish(model.family.name, |name| {
-            let tied_head = spec.tied && name == weights::named(names.head);
-            let past = names.layer(name).is_some_and(|i| past.contains(&i));
-            tied_head || past || model.family.reads(name)
-        })?;
         Ok(Decoder { spec: spec.clone(), embed, positions, sides, layers, norm, head, ropes })
     }
 
@@ -65,6 +80,18 @@ impl<B: Backend> Decoder<B> {
         b: &B,
         plan: &StepPlan<B>,
         caches: &[LayerCache<B>],
+        see: impl FnMut(usize, &Tensor<B>) -> Result<()>,
+    ) -> Result<Tensor<B>> {
+        self.forward_across(b, plan, caches, None, see)
+    }
+
+    /// The same where layers look at what an encoder gave: by that plan, at what [`keep`](Self::keep) kept there.
+    pub fn forward_across(
+        &self,
+        b: &B,
+        plan: &StepPlan<B>,
+        caches: &[LayerCache<B>],
+        given: Option<(&StepPlan<B>, &[LayerCache<B>])>,
         mut see: impl FnMut(usize, &Tensor<B>) -> Result<()>,
     ) -> Result<Tensor<B>> {
         // Journey, stop 5: the decoder. Tokens become hidden states, layer by layer.
@@ -78,10 +105,22 @@ impl<B: Backend> Decoder<B> {
         for (i, (layer, cache)) in self.layers.iter().zip(caches).enumerate() {
             // Journey, stop 6: a layer's blocks.
             let side = self.sides.as_ref().zip(sides.as_ref()).map(|(sides, all)| sides.part(all, i));
-            x = layer.forward(&Context { b, plan, cache, ropes: &self.ropes, side }, &x)?; // [tokens, dim]
+            let given = given.and_then(|(plan, all)| Some((plan, all.get(i)?)));
+            let given =
+                given.map(|(plan, cache)| Ok::<_, tallow_core::Error>(Given { plan, kv: cache.kv()? }));
+            let across = given.transpose()?;
+            let cx = Context { b, plan, cache, ropes: &self.ropes, across, side };
+            x = layer.forward(&cx, &x)?; // [tokens, dim]
             see(i + 1, &x)?;
         }
         Ok(x)
+    }
+
+    /// Keeps what each layer makes of what an encoder gave. `x`: [tokens, dim]
+    pub fn keep(&self, b: &B, x: &Tensor<B>, plan: &StepPlan<B>, caches: &[LayerCache<B>]) -> Result<()> {
+        let layers = self.layers.iter().zip(caches);
+        let mut across = layers.filter_map(|(layer, cache)| Some((layer.across()?, cache)));
+        across.try_for_each(|(across, cache)| across.keep(b, x, plan, cache.kv()?))
     }
 
     /// Hidden states after the last layer as the head sees them.

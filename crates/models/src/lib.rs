@@ -15,10 +15,12 @@ pub mod generation;
 pub mod images;
 mod model;
 pub mod recipe;
+pub mod scribe;
 pub mod spec;
+pub mod speech;
 pub mod template;
 pub mod tokenizer;
 pub mod weights;
 
 pub use error::LoadError;
-pub use model::Model;
+pub use model::{AnyModel, Model};

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use tallow_quant::Format;
 
+use crate::encoder::EncoderModel;
 use crate::error::Result;
 use crate::families::{self, Family};
 use crate::formats::config::Config;
@@ -11,6 +12,7 @@ use crate::formats::names::{EXPERT, Names, layer_in, of_layer};
 use crate::formats::{Checkpoint, Kind, Settings, Stored};
 use crate::generation::Generation;
 use crate::recipe::{Quantizing, Recipe};
+use crate::scribe::ScribeModel;
 use crate::spec::DecoderSpec;
 use crate::template::{ChatTemplates, MOST_SOURCE};
 use crate::tokenizer::Tokenizer;
@@ -148,5 +150,30 @@ impl Model {
     /// How its makers would have tokens chosen.
     pub fn generation(&self) -> Result<Generation> {
         Generation::read(&self.checkpoint)
+    }
+}
+
+/// What a checkpoint is.
+#[derive(Debug, Clone)]
+pub enum AnyModel {
+    /// It writes text.
+    Decoder(Box<Model>),
+    /// It makes vectors of texts, or scores.
+    Encoder(Box<EncoderModel>),
+    /// It takes in all of a text or a sound, and then writes.
+    Scribe(Box<ScribeModel>),
+}
+
+impl AnyModel {
+    /// Finds out what a checkpoint is.
+    pub fn new(checkpoint: Checkpoint) -> Result<AnyModel> {
+        let config = Config::new(&checkpoint)?;
+        if families::scribe(&config).is_some() {
+            return Ok(AnyModel::Scribe(Box::new(ScribeModel::new(checkpoint)?)));
+        }
+        match families::encoder(&config) {
+            Some(_) => Ok(AnyModel::Encoder(Box::new(EncoderModel::new(checkpoint)?))),
+            None => Ok(AnyModel::Decoder(Box::new(Model::new(checkpoint)?))),
+        }
     }
 }

@@ -69,6 +69,9 @@ pub struct LayerSpec {
     pub residual_scale: f32,
     /// Does a number of its own multiply what it gives?
     pub scaled: bool,
+    /// Does it look at what an encoder gave, too, with as many heads and biases? That stands between the other two, and has
+    /// a norm in front.
+    pub across: bool,
 }
 
 /// Where a layer's norms stand.
@@ -121,9 +124,28 @@ pub struct AttentionSpec {
     pub again: Option<usize>,
     /// Does each element of a query head's result have a gate, which comes with the queries?
     pub gated: bool,
+    /// What is added to scores by how far tokens are apart, if anything is.
+    pub bias: Option<BiasSpec>,
+    /// Have keys no bias, where queries and values have one?
+    pub bare_keys: bool,
+}
+
+/// Numbers that are added to scores. Distances are sorted into buckets, and each bucket has a number for each head: small
+/// distances have one of their own, larger ones share them, the more the further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BiasSpec {
+    /// How many there are; where tokens see to both sides, for both together.
+    pub buckets: usize,
+    /// From this distance on all is one.
+    pub furthest: usize,
 }
 
 impl AttentionSpec {
+    /// Have keys a bias?
+    pub fn key_bias(&self) -> Bias {
+        if self.bare_keys { Bias::No } else { self.qkv_bias }
+    }
+
     /// The most that a token sees, itself included, if not all before it.
     pub fn sees(&self) -> Option<usize> {
         self.window.into_iter().chain(self.chunk).min()

@@ -110,6 +110,16 @@ impl<'a, B: Backend> Weights<'a, B> {
         Weights { b, source, used: BTreeSet::new(), done: 0, total: source.bytes(), progress }
     }
 
+    /// Where they go.
+    pub(crate) fn device(&self) -> &'a B {
+        self.b
+    }
+
+    /// From here on tensors have other names.
+    pub(crate) fn turn_to(&mut self, names: Names) {
+        self.source.names = names;
+    }
+
     pub(crate) fn names(&self) -> Names {
         self.source.names
     }
@@ -270,11 +280,11 @@ impl<'a, B: Backend> Weights<'a, B> {
     fn arranged(
         &mut self,
         name: &str,
-        stored_as: [usize; 2],
+        stored_as: &[usize],
         shape: (usize, usize),
         arrange: impl FnOnce(&[u8], &mut [u8]),
     ) -> Result<Weight<B>> {
-        let (stored, format) = self.stored(name, &stored_as)?;
+        let (stored, format) = self.stored(name, stored_as)?;
         let weight = self.rearranged((stored, name), format, shape, |to| arrange(stored.bytes(), to));
         Passing::new(stored, format, stored_as[0]).finish(name)?;
         self.loaded(name, stored)?;
@@ -301,7 +311,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let (stored, format) = self.stored(name, &[cols, rows])?;
         plain(stored, name, format)?;
         let turn = Turn { rows, cols, across: rows, first: 0, step: 1 };
-        self.arranged(name, [cols, rows], (rows, cols), |from, to| turn.bytes(from, to))
+        self.arranged(name, &[cols, rows], (rows, cols), |from, to| turn.bytes(from, to))
     }
 
     /// The numbers of a tensor of that shape, each with `lift` added.
@@ -317,6 +327,31 @@ impl<'a, B: Backend> Weights<'a, B> {
         self.loaded(name, stored)?;
         data.iter_mut().for_each(|x| *x += lift);
         Ok(data)
+    }
+
+    /// Numbers in rows, for the host.
+    pub(crate) fn table(&mut self, name: &str, rows: usize, cols: usize) -> Result<Vec<f32>> {
+        self.numbers(name, &[rows, cols], 0.0)
+    }
+
+    /// A convolution over three neighbours, as a linear layer that takes them side by side.
+    pub(crate) fn of_neighbours(
+        &mut self,
+        pattern: &str,
+        outputs: usize,
+        inputs: usize,
+    ) -> Result<Linear<B>> {
+        let (name, shape) = (named(pattern), (outputs, 3 * inputs));
+        let (stored, format) = self.stored(&name, &[outputs, inputs, 3])?;
+        plain(stored, &name, format)?;
+        let weight = self.arranged(&name, &[outputs, inputs, 3], shape, |from, to| {
+            // In the file the three weights of an input lie together.
+            let turn = Turn { rows: 3, cols: inputs, across: 3, first: 0, step: 1 };
+            let size = from.len() / outputs.max(1);
+            let rows = from.chunks_exact(size.max(1)).zip(to.chunks_exact_mut(size.max(1)));
+            rows.for_each(|(from, to)| turn.bytes(from, to));
+        })?;
+        Ok(Linear::new(weight, self.bias(pattern, outputs, Bias::Yes)?))
     }
 
     /// A row of numbers, as `f32`.

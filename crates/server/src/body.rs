@@ -29,7 +29,7 @@ pub(crate) async fn prepare<M: Model, T: Send + 'static>(
     server.ready()?;
     let (parts, body) = request.into_parts();
     check_kind(&parts.headers)?;
-    let (bytes, large) = read(body, &server.large).await?;
+    let (bytes, large) = read(body, &server.large, MOST_BYTES).await?;
     let gone = |what: &dyn std::fmt::Display| {
         tracing::error!("a request could not be prepared: {what}");
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
@@ -57,12 +57,13 @@ fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// Reads a body, and takes a permit if it is large.
-async fn read(
+/// Reads a body of up to so many bytes, and takes a permit if it is large.
+pub(crate) async fn read(
     body: Body,
     large: &Arc<Semaphore>,
+    most: usize,
 ) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
-    match tokio::time::timeout(PATIENCE, read_all(body, large)).await {
+    match tokio::time::timeout(PATIENCE, read_all(body, large, most)).await {
         Ok(read) => read,
         Err(_) => {
             let why = format!("the body did not arrive within {} s", PATIENCE.as_secs());
@@ -74,19 +75,20 @@ async fn read(
 async fn read_all(
     mut body: Body,
     large: &Arc<Semaphore>,
+    most: usize,
 ) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
     let too_large = || {
-        let why = format!("the body is larger than {MOST_BYTES} bytes");
+        let why = format!("the body is larger than {most} bytes");
         Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why))
     };
-    if body.size_hint().lower() > MOST_BYTES as u64 {
+    if body.size_hint().lower() > most as u64 {
         return too_large();
     }
     let (mut bytes, mut permit) = (Vec::new(), None);
     while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
         let frame = frame.map_err(|e| ApiError::bad(format!("the body could not be read: {e}")))?;
         let Ok(data) = frame.into_data() else { continue };
-        if bytes.len() + data.len() > MOST_BYTES {
+        if bytes.len() + data.len() > most {
             return too_large();
         }
         if bytes.len() + data.len() > SMALL && permit.is_none() {
@@ -116,7 +118,7 @@ mod tests {
             }
         }
         let large = Arc::new(Semaphore::new(1));
-        let error = read(Body::new(Silent), &large).await.unwrap_err();
+        let error = read(Body::new(Silent), &large, MOST_BYTES).await.unwrap_err();
         assert_eq!(error.status, StatusCode::REQUEST_TIMEOUT);
     }
 
@@ -124,15 +126,18 @@ mod tests {
     async fn large_bodies_wait_for_each_other_and_small_ones_do_not() {
         let large = Arc::new(Semaphore::new(1));
         let body = |n: usize| Body::from(vec![b' '; n]);
-        let (bytes, first) = read(body(SMALL + 1), &large).await.unwrap();
+        let (bytes, first) = read(body(SMALL + 1), &large, MOST_BYTES).await.unwrap();
         assert_eq!((bytes.len(), first.is_some()), (SMALL + 1, true));
-        let (_, none) = read(body(SMALL), &large).await.unwrap();
+        let (_, none) = read(body(SMALL), &large, MOST_BYTES).await.unwrap();
         assert!(none.is_none());
-        assert_eq!(read(body(SMALL + 1), &large).await.unwrap_err().status, StatusCode::REQUEST_TIMEOUT);
-        drop(first);
-        assert!(read(body(SMALL + 1), &large).await.unwrap().1.is_some());
         assert_eq!(
-            read(body(MOST_BYTES + 1), &large).await.unwrap_err().status,
+            read(body(SMALL + 1), &large, MOST_BYTES).await.unwrap_err().status,
+            StatusCode::REQUEST_TIMEOUT
+        );
+        drop(first);
+        assert!(read(body(SMALL + 1), &large, MOST_BYTES).await.unwrap().1.is_some());
+        assert_eq!(
+            read(body(MOST_BYTES + 1), &large, MOST_BYTES).await.unwrap_err().status,
             StatusCode::PAYLOAD_TOO_LARGE
         );
     }

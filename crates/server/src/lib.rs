@@ -16,14 +16,17 @@ mod generation;
 mod guard;
 mod json;
 mod metrics;
+mod multipart;
 mod prompt;
 mod rerank;
 mod routes;
 mod run;
 mod served;
+mod speech;
 mod state;
 mod stream;
 mod tokens;
+pub mod transcript;
 mod wire;
 
 use std::sync::Arc;
@@ -35,7 +38,7 @@ use tokio::net::TcpListener;
 pub use chat::{ChatRequest, parse_chat_request};
 pub use completions::{CompletionRequest, parse_completion_request};
 pub use errors::ApiError;
-pub use served::{Served, ServedEncoder};
+pub use served::{Served, ServedEncoder, ServedSpeech};
 
 /// How the server deals with its clients.
 #[derive(Clone, Debug)]
@@ -83,6 +86,16 @@ pub async fn serve_encoder(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), std::io::Error> {
     serve_model(listener, served, routes::of_encoder(), settings, stop).await
+}
+
+/// The same for a model that hears.
+pub async fn serve_speech(
+    listener: TcpListener,
+    served: ServedSpeech,
+    settings: Settings,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), std::io::Error> {
+    serve_model(listener, served, routes::of_speech(), settings, stop).await
 }
 
 async fn serve_model<M: state::Model>(

@@ -174,6 +174,15 @@ impl Metrics {
         out.text
     }
 
+    /// The same for a model that hears, with so many requests.
+    pub(crate) fn page_of_speech(&self, name: &str, taken: usize) -> String {
+        let mut out = Page { text: String::new(), model: label(name) };
+        out.gauge("num_requests_running", "Requests under way or waiting.", taken as f64);
+        self.success(&mut out);
+        self.whole.write(&mut out);
+        out.text
+    }
+
     /// A request to an embedder is complete.
     pub(crate) fn embedded(&self, took: Duration) {
         self.whole.add(took);

@@ -16,7 +16,7 @@ use crate::connection::contained;
 use crate::errors::{ApiError, quoted, respond};
 use crate::guard::{REQUEST_ID, is_preflight, request_id};
 use crate::state::{self, Server};
-use crate::{Served, ServedEncoder, chat, completions, embeddings, rerank, tokens};
+use crate::{Served, ServedEncoder, ServedSpeech, chat, completions, embeddings, rerank, speech, tokens};
 
 /// What a model that writes text is asked for.
 pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
@@ -29,6 +29,7 @@ pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
         .route("/detokenize", post(tokens::detokenize))
         .route("/v1/embeddings", any(other))
         .route("/v1/rerank", any(other))
+        .route("/v1/audio/{*what}", any(deaf))
 }
 
 /// What an encoder is asked for.
@@ -39,6 +40,23 @@ pub(crate) fn of_encoder() -> Router<Arc<Server<ServedEncoder>>> {
         .route("/v1/rerank", post(rerank::rerank))
         .route("/v1/chat/completions", any(other))
         .route("/v1/completions", any(other))
+        .route("/v1/audio/{*what}", any(deaf))
+}
+
+/// What a model that hears is asked for.
+pub(crate) fn of_speech() -> Router<Arc<Server<ServedSpeech>>> {
+    let other = || async { other("hears; it has /v1/audio/transcriptions and /v1/audio/translations") };
+    Router::new()
+        .route("/v1/audio/transcriptions", post(speech::transcriptions))
+        .route("/v1/audio/translations", post(speech::translations))
+        .route("/v1/chat/completions", any(other))
+        .route("/v1/completions", any(other))
+        .route("/v1/embeddings", any(other))
+        .route("/v1/rerank", any(other))
+}
+
+async fn deaf() -> ApiError {
+    other("hears nothing; serve a model of speech for that")
 }
 
 /// What only the other kind of model has.

@@ -1,10 +1,13 @@
-//! [`Served`] and [`ServedEncoder`]: what a server has a model of.
+//! [`Served`], [`ServedEncoder`] and [`ServedSpeech`]: what a server has a model of.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tallow_engine::embedder::EmbedderHandle;
 use tallow_engine::handle::{EngineHandle, Failure};
+use tallow_engine::transcribe::Transcriber;
 use tallow_models::template::ChatTemplates;
+use tokio::sync::Semaphore;
 
 use crate::metrics::Metrics;
 use crate::state::Model;
@@ -25,6 +28,56 @@ pub struct Served {
 pub struct ServedEncoder {
     /// The engine.
     pub handle: EmbedderHandle,
+}
+
+/// A model that writes what was said.
+#[derive(Clone, Debug)]
+pub struct ServedSpeech {
+    /// What goes through sounds.
+    pub(crate) transcriber: Transcriber,
+    pub(crate) names: Vec<String>,
+    /// Requests that may be under way or wait, and a permit for each.
+    pub(crate) queue: usize,
+    pub(crate) seats: Arc<Semaphore>,
+}
+
+impl ServedSpeech {
+    /// Under these names, for up to so many requests at one time.
+    pub fn new(transcriber: Transcriber, names: Vec<String>, queue: usize) -> ServedSpeech {
+        let queue = queue.min(Semaphore::MAX_PERMITS);
+        ServedSpeech { transcriber, names, queue, seats: Arc::new(Semaphore::new(queue)) }
+    }
+}
+
+impl Model for ServedSpeech {
+    fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    fn context(&self) -> usize {
+        self.transcriber.speech.context
+    }
+
+    fn ready(&self) -> Result<(), Failure> {
+        match self.seats.is_closed() {
+            true => Err(Failure::ShuttingDown),
+            false => self.transcriber.handle.ready(),
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.transcriber.handle.is_alive()
+    }
+
+    fn drain(&self, _within: Duration) {
+        // Those who are under way need it for their next windows. Nobody new gets a seat.
+        self.seats.close();
+    }
+
+    fn metrics(&self, of_server: &Metrics) -> String {
+        let name = self.names.first().map_or("", String::as_str);
+        of_server.page_of_speech(name, self.queue.saturating_sub(self.seats.available_permits()))
+    }
 }
 
 impl Model for Served {

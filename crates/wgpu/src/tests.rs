@@ -115,8 +115,15 @@ fn attention(b: &Wgpu, dtype: DType) -> Vec<f32> {
         };
         let (q, k, v) = (up(1, heads.q_cols()), up(2, heads.kv_cols()), up(3, heads.kv_cols()));
         b.run(KvWrite { k: &k, v: &v, heads, kv, plan: &plan }).unwrap();
-        let spec =
-            AttnSpec { scale: 0.25, window: None, chunk: None, softcap: None, sinks: None, causal: true };
+        let spec = AttnSpec {
+            scale: 0.25,
+            window: None,
+            chunk: None,
+            softcap: None,
+            sinks: None,
+            bias: None,
+            causal: true,
+        };
         let y = b.run(Attend { q: &q, heads, spec: &spec, kv, plan: &plan }).unwrap();
         out.extend(b.download::<f32>(&y).unwrap());
     }
@@ -145,7 +152,8 @@ fn segments_are_merged_alike() {
         b.run(KvWrite { k: &k, v: &v, heads, kv, plan: &plan }).unwrap();
         let before = b.counts().dispatches;
         let sinks = Some(b.upload_row(&[0.5f32; 8]).unwrap());
-        let spec = AttnSpec { scale: 0.5, window, chunk: None, softcap: None, sinks, causal: true };
+        let spec =
+            AttnSpec { scale: 0.5, window, chunk: None, softcap: None, sinks, bias: None, causal: true };
         let y = b.run(Attend { q: &q, heads, spec: &spec, kv, plan: &plan }).unwrap();
         (b.counts().dispatches - before, b.download::<f32>(&y).unwrap())
     };

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "this crate only serves tests")]
 
 mod encoder;
+mod scribe;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
 pub use encoder::{image_encoder, only_tensors, text_encoder, with_tensors};
+pub use scribe::{listener, reader};
 
 /// The goldens of decoders, one or more of each family.
 pub const DECODERS: [&str; 39] = [

@@ -4,15 +4,16 @@ use super::Finding;
 use super::source::File;
 
 /// A crate, and those of ours that it may build on. `cli` brings everything together.
-const LAYERS: [(&str, &[&str]); 8] = [
+const LAYERS: [(&str, &[&str]); 9] = [
     ("quant", &[]),
     ("core", &["quant"]),
     ("cpu", &["core", "quant"]),
     ("wgpu", &["core", "quant"]),
     ("models", &["core", "quant"]),
     ("engine", &["models", "core", "quant"]),
-    ("server", &["engine", "models"]),
+    ("server", &["audio", "engine", "models"]),
     ("hub", &[]),
+    ("audio", &[]),
 ];
 const TOP: &str = "cli";
 

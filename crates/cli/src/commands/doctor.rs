@@ -5,7 +5,10 @@ use std::time::Instant;
 
 use tallow_core::conformance::Suite;
 use tallow_cpu::{Cpu, Isa};
+use tallow_engine::scribe::Desk;
+use tallow_models::AnyModel;
 use tallow_models::generation::Generation;
+use tallow_models::scribe::ScribeModel;
 
 use super::print;
 use crate::args::Doctor;
@@ -31,7 +34,11 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     }
     let opened = match &args.model {
         Some(name) => {
-            Some(load::open(name, load::How::new(sources, args.engine.offline, args.engine.quant)?)?)
+            let how = load::How::new(sources, args.engine.offline, args.engine.quant)?;
+            if let AnyModel::Scribe(model) = load::any(name, how)? {
+                return of_scribe(text, name, &model, &args, sources);
+            }
+            Some(load::open(name, how)?)
         }
         None => None,
     };
@@ -65,6 +72,27 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     text += "\nvariables that are set\n";
     for (name, value) in env::set() {
         let _ = writeln!(text, "  {name:<20} {value}");
+    }
+    print(&screen::harmless(&text))
+}
+
+/// What a model takes that takes in all of something and then writes, for one at a time.
+fn of_scribe(
+    mut text: String,
+    name: &str,
+    model: &ScribeModel,
+    args: &Doctor,
+    sources: &Sources,
+) -> Result<(), Failed> {
+    let flags = Flags { engine: args.engine.clone(), sampling: args.sampling.clone(), ..Flags::default() };
+    let config = resolve(sources, &flags, &model.generation()?, Defaults::CHAT)?;
+    let (read, written) = (model.spec.encoder.context, model.spec.decoder.context);
+    let desk = Desk { places: 1, read, written, dtype: config.kv.value.0, queue: 1 };
+    text += &format!("\n{} would take\n", load::short_name(name));
+    for device in candidates(config.device.value)?.0 {
+        let plan = Plan::of_scribe(model, desk, &device);
+        let room = if plan.check().is_ok() { "" } else { "; that does not fit" };
+        text += &format!("  {plan}{room}\n");
     }
     print(&screen::harmless(&text))
 }

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub(crate) mod answer;
 pub(crate) mod bench;
 pub(crate) mod convert;
 pub(crate) mod doctor;
@@ -13,6 +14,7 @@ pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod tokenize;
+pub(crate) mod transcribe;
 
 use clap::CommandFactory;
 

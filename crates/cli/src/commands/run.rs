@@ -2,6 +2,8 @@
 
 use std::io::IsTerminal;
 
+use tallow_models::AnyModel;
+
 use super::{print, repl, text_or_stdin};
 use crate::Failed;
 use crate::args::Run;
@@ -14,10 +16,19 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     let chat = args.prompt.is_empty() && std::io::stdin().is_terminal();
     // A prompt that cannot be read should not cost the loading of a model.
     let prompt = if chat { String::new() } else { text_or_stdin(&args.prompt)? };
-    let opened = load::open(
-        args.model.as_deref().unwrap_or(DEMO),
-        load::How::new(sources, args.engine.offline, args.engine.quant)?,
-    )?;
+    let name = args.model.as_deref().unwrap_or(DEMO);
+    let how = load::How::new(sources, args.engine.offline, args.engine.quant)?;
+    let opened = match load::any(name, how)? {
+        AnyModel::Decoder(model) => load::opened(name, *model)?,
+        AnyModel::Scribe(_) if chat => {
+            return Err(Failed::new(
+                "the model answers one prompt at a time: give it one, as `tallow run MODEL PROMPT`",
+            ));
+        }
+        AnyModel::Scribe(model) => return super::answer::answer(&model, &args, &prompt, sources),
+        // This says why not.
+        AnyModel::Encoder(_) => load::open(name, how)?,
+    };
     let flags = Flags { engine: args.engine, sampling: args.sampling, ..Flags::default() };
     let config = opened.after_words(resolve(sources, &flags, &opened.generation, Defaults::CHAT))?;
     let handle = opened.start(&config, vec![opened.name.clone()], &Note::show)?;

@@ -5,16 +5,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use tallow_models::encoder::{AnyModel, EncoderModel};
+use tallow_models::AnyModel;
+use tallow_models::encoder::EncoderModel;
 use tallow_models::generation::Generation;
-use tallow_server::{Served, ServedEncoder, Settings};
+use tallow_models::scribe::ScribeModel;
+use tallow_server::{Served, ServedEncoder, ServedSpeech, Settings};
 use tokio::net::TcpListener;
 
 use crate::args::{SampleArgs, Serve};
 use crate::encoder::{self, Place, Running};
 use crate::load::{self, DEMO, Note};
 use crate::settings::{Defaults, Flags, Sources, resolve};
-use crate::{Failed, env, screen};
+use crate::{Failed, env, screen, scribe};
 
 pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let host = sources.get("host", args.host.clone(), "127.0.0.1".to_owned())?.value;
@@ -39,6 +41,13 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
             announce(name, &listener, &settings)?;
             let served = ServedEncoder { handle: handle.clone() };
             runtime.block_on(tallow_server::serve_encoder(listener, served, settings, stop(drain)))?;
+            tracing::info!("stopped");
+            return Ok(());
+        }
+        AnyModel::Scribe(model) => {
+            let (_running, served) = start_scribe(&model, name, &args, sources)?;
+            announce(name, &listener, &settings)?;
+            runtime.block_on(tallow_server::serve_speech(listener, served, settings, stop(drain)))?;
             tracing::info!("stopped");
             return Ok(());
         }
@@ -72,14 +81,31 @@ fn start_encoder(
     }
     let config = resolve(sources, &Flags::of_server(args), &Generation::default(), Defaults::API)?;
     let names = std::iter::once(load::short_name(name)).chain(args.alias.iter().cloned()).collect();
-    let place = Place {
-        device: config.device.value,
-        isa: config.isa.value,
-        arithmetic: config.arithmetic.value,
-        threads: config.threads.value,
-        batch: config.batch.value,
-    };
-    encoder::start(model, place, names, config.slots.value + config.queue.value, &Note::log)
+    encoder::start(model, Place::of(&config), names, config.slots.value + config.queue.value, &Note::log)
+}
+
+/// Starts what goes through sounds. What is about written text it does not take.
+fn start_scribe(
+    model: &ScribeModel,
+    name: &str,
+    args: &Serve,
+    sources: &Sources,
+) -> Result<(scribe::Running, ServedSpeech), Failed> {
+    if !model.hears() {
+        return Err(Failed::new(
+            "the model reads all of a text before it writes, which is not served: use `tallow run`",
+        ));
+    }
+    if args.sampling != SampleArgs::default() || args.engine.context.is_some() {
+        let why = "the model writes what was said: --context and how tokens are chosen are not for it";
+        return Err(Failed::new(why));
+    }
+    let config = resolve(sources, &Flags::of_server(args), &Generation::default(), Defaults::API)?;
+    let names = std::iter::once(load::short_name(name)).chain(args.alias.iter().cloned()).collect();
+    let (places, queue) = (config.slots.value, config.slots.value + config.queue.value);
+    let (running, transcriber) =
+        scribe::transcriber(model, Place::of(&config), config.kv.value, places, &Note::log)?;
+    Ok((running, ServedSpeech::new(transcriber, names, queue)))
 }
 
 /// Says where the server is.

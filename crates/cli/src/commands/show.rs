@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use tallow_models::encoder::{AnyModel, EncoderModel};
+use tallow_models::AnyModel;
+use tallow_models::encoder::EncoderModel;
 use tallow_models::formats::{Checkpoint, Kind, Settings};
+use tallow_models::scribe::ScribeModel;
 use tallow_models::spec::{DeltaSpec, LayerSpec};
 
 use super::print;
@@ -22,6 +24,7 @@ pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
     let model = match load::any(&args.model, load::How::new(sources, args.offline, None)?)? {
         AnyModel::Decoder(model) => *model,
         AnyModel::Encoder(model) => return show_encoder(args, &model),
+        AnyModel::Scribe(model) => return show_scribe(args, &model),
     };
     let opened = load::opened(&args.model, model)?;
     let words = opened.words()?;
@@ -58,6 +61,45 @@ fn show_encoder(args: &Show, model: &EncoderModel) -> Result<(), Failed> {
     }
     if args.tensors {
         text += &tensors(&model.checkpoint);
+    }
+    print(&harmless(&text))
+}
+
+/// The same for a model that takes in all of a text or a sound, and then writes.
+fn show_scribe(args: &Show, model: &ScribeModel) -> Result<(), Failed> {
+    let (name, checkpoint) = (load::short_name(&args.model), &model.checkpoint);
+    if args.template {
+        return Err(Failed::new(format!("{name} has no chat template")));
+    }
+    let (mut text, spec) = (String::new(), &model.spec);
+    if !args.tensors && !args.metadata {
+        let parameters: usize = checkpoint.tensors().map(|(_, t)| t.len()).sum();
+        let takes = match spec.encoder.sound {
+            Some(sound) => {
+                format!("sound, {} frames of {} bands at one time", 2 * spec.encoder.context, sound.bands)
+            }
+            None => format!("a text of up to {} tokens", spec.encoder.context),
+        };
+        let halves = [&spec.encoder.layers, &spec.decoder.layers].map(|all| layers(all));
+        let rows = [
+            ("model", name),
+            ("files", checkpoint.path.display().to_string()),
+            ("family", model.family.name.to_owned()),
+            ("parameters", format!("{} ({parameters})", count(parameters))),
+            ("size", size(model.weight_bytes() as u64)),
+            ("types", mix(checkpoint)),
+            ("takes in", takes),
+            ("width", spec.decoder.dim.to_string()),
+            ("layers", format!("{} that take in; {} that write", halves[0], halves[1])),
+            ("vocabulary", format!("{} tokens", spec.decoder.vocab)),
+        ];
+        text += &table(&rows);
+    }
+    if args.metadata {
+        text += &metadata(checkpoint);
+    }
+    if args.tensors {
+        text += &tensors(checkpoint);
     }
     print(&harmless(&text))
 }

@@ -143,7 +143,7 @@ fn away_from_ties(head: &mut [f32]) {
 }
 
 fn plain<B: Backend>() -> AttnSpec<B> {
-    AttnSpec { scale: 0.3, window: None, chunk: None, softcap: None, sinks: None, causal: true }
+    AttnSpec { scale: 0.3, window: None, chunk: None, softcap: None, sinks: None, bias: None, causal: true }
 }
 
 /// The oracle's answer for the same parts.
@@ -151,7 +151,7 @@ fn answer<B: Backend>(
     s: &Sequences,
     dtype: DType,
     spec: &AttnSpec<B>,
-    sinks: Option<&Host>,
+    (sinks, bias): (Option<&Host>, Option<&Host>),
     parts: &[(usize, std::ops::Range<usize>)],
 ) -> Bounded {
     let (heads, group) = (s.heads, s.heads.q / s.heads.kv);
@@ -176,7 +176,8 @@ fn answer<B: Backend>(
                 let (k, v) = (&k[i][h / group], &v[i][h / group]);
                 // A device may multiply a cache of bf16 with queries and weights of bf16, which have eight bits.
                 let loose = if dtype == DType::BF16 { 1.0 / 256.0 } else { 0.0 };
-                Attention { k, v, scale, window, chunk, softcap, sink, causal, loose }.get(q, position)
+                let bias = bias.map(|x| x.row(h));
+                Attention { k, v, scale, window, chunk, softcap, sink, bias, causal, loose }.get(q, position)
             })
             .collect()
     })
@@ -199,6 +200,7 @@ pub(super) fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     {
         let s = Sequences::new(heads, page_len, &lens);
         let sinks = Host::random(5, 1, heads.q);
+        let bias = Host::random(6, heads.q, 2 * 11 + 1).map(|x| 2.0 * x);
         let specs = [
             plain(),
             AttnSpec { causal: false, ..plain() },
@@ -208,18 +210,20 @@ pub(super) fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             AttnSpec { chunk: Some(6), ..plain() },
             AttnSpec { chunk: Some(16), window: Some(9), ..plain() },
             AttnSpec { sinks: Some(t.up(&sinks)?), scale: 2.0, ..plain() },
+            AttnSpec { bias: Some(t.strided(&bias)?), ..plain() },
+            AttnSpec { bias: Some(t.up(&bias)?), causal: false, softcap: Some(3.0), ..plain() },
         ];
         for dtype in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8] {
             for spec in &specs {
                 let whole: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, 0..*n)).collect();
                 let cache = Cache::new(t, &s, dtype)?;
                 let y = attend_parts(t, &s, &cache, spec, &whole)?;
-                let sinks = spec.sinks.is_some().then_some(&sinks);
-                t.near((heads, page_len, dtype, spec), &y, &answer(&s, dtype, spec, sinks, &whole))?;
+                let own = (spec.sinks.is_some().then_some(&sinks), spec.bias.is_some().then_some(&bias));
+                t.near((heads, page_len, dtype, spec), &y, &answer(&s, dtype, spec, own, &whole))?;
                 // One more token of each sequence over the filled cache.
                 let decode: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, n - 1..*n)).collect();
                 let y = attend_parts(t, &s, &cache, spec, &decode)?;
-                t.near((heads, dtype, spec, "decode"), &y, &answer(&s, dtype, spec, sinks, &decode))?;
+                t.near((heads, dtype, spec, "decode"), &y, &answer(&s, dtype, spec, own, &decode))?;
             }
         }
     }
@@ -239,6 +243,8 @@ pub(super) fn attend_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             AttnSpec { chunk: Some(20), ..plain() },
             AttnSpec { causal: false, ..plain() },
             AttnSpec { window: Some(40), causal: false, ..plain() },
+            AttnSpec { bias: Some(t.up(&Host::random(6, heads.q, 31))?), ..plain() },
+            AttnSpec { bias: Some(t.up(&Host::random(6, heads.q, 31))?), causal: false, ..plain() },
         ] {
             for dtype in [DType::F32, DType::BF16, DType::I8, DType::F8] {
                 let whole: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, 0..*n)).collect();

@@ -209,6 +209,8 @@ pub(super) struct Attention<'a> {
     pub chunk: Option<usize>,
     pub softcap: Option<f32>,
     pub sink: Option<f32>,
+    /// A row of the bias.
+    pub bias: Option<&'a [f32]>,
     pub causal: bool,
     /// How far off queries and weights may be, in proportion, where a device rounds them to what the cache holds.
     pub loose: f64,
@@ -232,6 +234,11 @@ impl Attention<'_> {
             let (s, size, squares) = terms.fold((0.0, 0.0, 0.0), |(s, size, squares): (f64, f64, f64), t| {
                 (s + t, size + t.abs(), squares + t * t)
             });
+            let bias = self.bias.map_or(0.0, |row| {
+                let reach = row.len() as i64 / 2;
+                f64::from(row[(p as i64 - position as i64 + reach).clamp(0, 2 * reach) as usize])
+            });
+            let (s, size) = (s + bias, size + bias.abs());
             let s = self.softcap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh());
             (s, size, 3.0 * squares.sqrt())
         };

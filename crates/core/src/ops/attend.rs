@@ -32,6 +32,16 @@ impl<B: Backend> Op<B> for Attend<'_, B> {
         if let Some(sinks) = &self.spec.sinks {
             c.row("sinks", sinks, self.heads.q)?;
         }
+        if let Some(bias) = &self.spec.bias {
+            c.f32("the bias", bias)?;
+            c.that(
+                bias.rows() == self.heads.q,
+                "the bias",
+                format_args!("{} rows", self.heads.q),
+                bias.rows(),
+            )?;
+            c.that(bias.cols() % 2 == 1, "the bias", "an odd number of columns", bias.cols())?;
+        }
         c.that(self.spec.window != Some(0), "the window", "at least 1", 0)?;
         c.that(self.spec.chunk != Some(0), "the chunk", "at least 1", 0)?;
         check_kv(&c, &self.kv, self.heads, self.plan)

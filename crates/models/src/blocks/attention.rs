@@ -5,7 +5,7 @@ use tallow_core::ops::{
 };
 use tallow_core::{AttnSpec, Backend, Heads, Linear, Norm, QkNorm, Result, Tensor};
 
-use super::Context;
+use super::{Context, distance};
 use crate::error::Result as LoadResult;
 use crate::formats::names::of_layer;
 use crate::spec::{AttentionSpec, QkNormSpec};
@@ -44,8 +44,11 @@ impl<B: Backend> Attention<B> {
             true => vec![w.qkv((names.qkv, i), heads, dim, spec.qkv_bias)?],
             false => {
                 let parts = [(names.q, heads.q_cols()), keys, values];
-                let parts =
-                    parts.into_iter().map(|(name, rows)| w.linear((name, i), rows, dim, spec.qkv_bias));
+                let biases = [spec.qkv_bias, spec.key_bias(), spec.qkv_bias];
+                let parts = parts
+                    .into_iter()
+                    .zip(biases)
+                    .map(|((name, rows), bias)| w.linear((name, i), rows, dim, bias));
                 parts.collect::<LoadResult<_>>()?
             }
         };
@@ -67,8 +70,9 @@ impl<B: Backend> Attention<B> {
         let own_norms = own.then(|| OwnNorms::load(w, i, heads)).transpose()?;
         let v_norm = spec.v_norm.then(|| w.plain_norm(heads.dim)).transpose()?;
         let sinks = spec.sinks.then(|| w.row(&of_layer(names.sinks, i), heads.q)).transpose()?;
+        let bias = spec.bias.map(|bias| distance::load(w, i, heads.q, bias, spec.causal)).transpose()?;
         let AttentionSpec { rope, again, gated, scale, window, chunk, softcap, causal, .. } = *spec;
-        let spec = AttnSpec { scale, window, chunk, softcap, sinks, causal };
+        let spec = AttnSpec { scale, window, chunk, softcap, sinks, bias, causal };
         Ok(Attention { qkv, o, qk_norm, own_norms, v_norm, heads, rope, again, gated, spec })
     }
 

@@ -60,7 +60,7 @@ impl<B: Backend> Latent<B> {
         let each = w.latent_heads(i, heads.q, &latent)?;
         let o = w.linear((names.o, i), dim, heads.q * value, mixer.out_bias)?;
         let AttentionSpec { rope, scale, window, chunk, softcap, .. } = *mixer;
-        let spec = AttnSpec { scale, window, chunk, softcap, sinks: None, causal: true };
+        let spec = AttnSpec { scale, window, chunk, softcap, sinks: None, bias: None, causal: true };
         Ok(Latent { q_down, q, down, norm, each, o, heads, rope, latent, spec })
     }
 

@@ -4,6 +4,7 @@ use tallow_core::ops::{Eltwise, Epilogue, Normalize, With};
 use tallow_core::{Backend, Norm, Result, Tensor};
 
 use super::Context;
+use super::across::Across;
 use super::attention::Attention;
 use super::delta::Delta;
 use super::latent::Latent;
@@ -58,13 +59,12 @@ enum FeedForward<B: Backend> {
 impl<B: Backend> FeedForward<B> {
     fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<FeedForward<B>> {
         let names = w.names();
+        let alone = !spec.ffn.gated && !names.up_alone.is_empty();
+        let up = if alone { names.up_alone } else { names.up };
         Ok(match &spec.experts {
-            None => FeedForward::Dense(Mlp::load(
-                w,
-                i,
-                [names.gate, names.up, names.gate_up, names.down],
-                &spec.ffn,
-            )?),
+            None => {
+                FeedForward::Dense(Mlp::load(w, i, [names.gate, up, names.gate_up, names.down], &spec.ffn)?)
+            }
             Some(experts) => FeedForward::Experts(Box::new(Mixture::load(w, i, &spec.ffn, experts)?)),
         })
     }
@@ -89,6 +89,7 @@ impl<B: Backend> FeedForward<B> {
 pub struct Layer<B: Backend> {
     mixer_norms: Norms<B>,
     mixer: Mixer<B>,
+    across: Option<Box<Across<B>>>,
     ffn_norms: Norms<B>,
     ffn: FeedForward<B>,
     order: Order,
@@ -127,6 +128,7 @@ impl<B: Backend> Layer<B> {
         Ok(Layer {
             mixer_norms: Norms::load(w, i, of_mixer)?,
             mixer: Mixer::load(w, i, spec)?,
+            across: spec.across.then(|| Across::load(w, i, &spec.mixer).map(Box::new)).transpose()?,
             ffn_norms: Norms::load(w, i, of_ffn)?,
             ffn: FeedForward::load(w, i, spec)?,
             order,
@@ -136,11 +138,19 @@ impl<B: Backend> Layer<B> {
         })
     }
 
+    /// What looks at what an encoder gave, if the layer has that.
+    pub fn across(&self) -> Option<&Across<B>> {
+        self.across.as_deref()
+    }
+
     /// The next hidden state. `x`: [tokens, dim]
     pub fn forward(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let (of_mixer, of_ffn) = (&self.mixer_norms, &self.ffn_norms);
         let before = of_mixer.before.as_ref();
-        let mixed = self.add(cx, x, of_mixer, |then| self.mixer.forward(cx, x, before, then))?; // [tokens, dim]
+        let mut mixed = self.add(cx, x, of_mixer, |then| self.mixer.forward(cx, x, before, then))?; // [tokens, dim]
+        if let Some((across, given)) = self.across.as_ref().zip(cx.across.as_ref()) {
+            mixed = across.forward(cx.b, given, &mixed)?;
+        }
         let (x, before) = match self.order {
             Order::Pre | Order::Post | Order::PostSum | Order::PreFfn | Order::Sandwich => {
                 (&mixed, of_ffn.before.as_ref())

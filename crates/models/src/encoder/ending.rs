@@ -75,13 +75,14 @@ impl<B: Backend> Probe<B> {
         let (heads, scale) = (like.mixer.heads, like.mixer.scale);
         let question = w.flat(&format!("{name}.probe"), &[1, 1, dim])?;
         let joint = w.layer(&format!("{name}.attention.in_proj_weight"), 3 * dim, dim)?;
-        let bias = Some(w.row(&format!("{name}.attention.in_proj_bias"), 3 * dim)?);
+        let of_joint = Some(w.row(&format!("{name}.attention.in_proj_bias"), 3 * dim)?);
         let o = w.linear((&format!("{name}.attention.out_proj"), 0), dim, dim, Bias::Yes)?;
         let norm = w.norm((&format!("{name}.layernorm"), 0), dim)?;
         let (up, down) = (format!("{name}.mlp.fc1"), format!("{name}.mlp.fc2"));
         let mlp = Mlp::load(w, 0, ["", &up, "", &down], &like.ffn)?;
-        let spec = AttnSpec { scale, window: None, chunk: None, softcap: None, sinks: None, causal: false };
-        Ok(Probe { question, qkv: Linear { bias, ..joint }, o, norm, mlp, heads, spec })
+        let (window, chunk, softcap, sinks, bias) = (None, None, None, None, None);
+        let spec = AttnSpec { scale, window, chunk, softcap, sinks, bias, causal: false };
+        Ok(Probe { question, qkv: Linear { bias: of_joint, ..joint }, o, norm, mlp, heads, spec })
     }
 
     fn forward(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
@@ -102,7 +103,7 @@ impl<B: Backend> Probe<B> {
         let q = b.run(Rows { x: &q, at: &all, to: RowsTo::Gather })?; // [texts, dim]
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan: &plan })?; // [texts, dim]
         let y = project(&mixed, &self.o, Epilogue::NONE)?; // [texts, dim]
-        let cx = Context { b, plan: &plan, cache, ropes: &[], side: None };
+        let cx = Context { b, plan: &plan, cache, ropes: &[], across: None, side: None };
         self.mlp.forward(&cx, &y, Some(&self.norm), Epilogue::add_to(&y))
     }
 }

@@ -1,6 +1,7 @@
 //! [`Encoder`]: from texts or images to vectors and scores. It is made of the blocks that decoders are made of; its tokens see to
 //! both sides, and what it has computed is not kept.
 
+mod ears;
 mod ending;
 mod head;
 mod input;
@@ -18,11 +19,12 @@ use crate::blocks::cache::LayerCache;
 use crate::blocks::layer::Layer;
 use crate::error::Result as LoadResult;
 use crate::weights::{Progress, Weights, named};
+use ears::Ears;
 use ending::Ending;
 use head::Head;
 pub use input::{Cut, InputError, Inputs};
 pub use matching::Matching;
-pub use model::{AnyModel, EncoderModel};
+pub use model::EncoderModel;
 use patches::Patches;
 pub use sentence::Sentence;
 use spec::{EncoderSpec, Pooling};
@@ -95,6 +97,14 @@ enum Front<B: Backend> {
     Tokens { table: Weight<B>, types: Option<Weight<B>> },
     /// What it makes of squares of images.
     Patches(Patches<B>),
+    /// What it makes of what is heard.
+    Sounds(Box<Ears<B>>),
+}
+
+/// An encoder was given what it does not take.
+fn other() -> Error {
+    let (want, got) = ("images or sounds".to_owned(), "texts".to_owned());
+    Error::Shape { op: "encoder", what: "its input", want, got }
 }
 
 /// An encoder on a device.
@@ -111,7 +121,18 @@ pub struct Encoder<B: Backend> {
     ending: Option<Ending<B>>,
 }
 
-/// Some texts on a device, or images, and room for a layer's keys and values.
+/// What an encoder's tensors are called beside those of its layers. Names may be empty.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts {
+    /// The embedding of kinds of tokens.
+    pub types: &'static str,
+    /// The norm of embeddings.
+    pub embed_norm: &'static str,
+    /// The two convolutions of what is heard.
+    pub ears: [&'static str; 2],
+}
+
+/// Some texts on a device, or images or sounds, and room for a layer's keys and values.
 #[derive(Debug)]
 pub struct Texts<B: Backend> {
     plan: StepPlan<B>,
@@ -119,8 +140,8 @@ pub struct Texts<B: Backend> {
     places: Option<Tensor<B>>,
     /// [1, tokens]: rows of the embedding of kinds of tokens, if there is one.
     types: Option<Tensor<B>>,
-    /// [patches, numbers], of images.
-    patches: Option<Tensor<B>>,
+    /// [patches or frames, numbers], of images and sounds.
+    numbers: Option<Tensor<B>>,
     /// All layers use it in turn.
     cache: LayerCache<B>,
 }
@@ -128,28 +149,41 @@ pub struct Texts<B: Backend> {
 impl<B: Backend> Encoder<B> {
     /// Brings a model's weights to a device.
     pub fn load(b: &B, model: &EncoderModel, progress: Progress<'_>) -> LoadResult<Encoder<B>> {
-        let (spec, family) = (&model.spec, model.family);
-        let names = family.names;
+        let family = model.family;
         let mut w = Weights::new(b, model.source(), progress);
-        let ropes = spec.ropes.iter().map(|r| r.build(b, model.context())).collect::<Result<_>>()?;
-        let front = match spec.patches {
-            Some(patches) => Front::Patches(Patches::load(&mut w, names, patches)?),
-            None => {
+        let parts = Parts { types: family.types, embed_norm: family.embed_norm, ears: [""; 2] };
+        let encoder = Encoder::read(&mut w, &model.spec, &parts, model.context())?;
+        w.finish(family.name, |name| family.spares(name))?;
+        Ok(encoder)
+    }
+
+    /// Reads an encoder among other things, for texts of up to so many tokens.
+    pub(crate) fn read(
+        w: &mut Weights<'_, B>,
+        spec: &EncoderSpec,
+        parts: &Parts,
+        context: usize,
+    ) -> LoadResult<Encoder<B>> {
+        let (names, b) = (w.names(), w.device());
+        let ropes = spec.ropes.iter().map(|r| r.build(b, context)).collect::<Result<_>>()?;
+        let front = match (spec.patches, spec.sound) {
+            (Some(patches), _) => Front::Patches(Patches::load(w, names, patches)?),
+            (None, Some(sound)) => Front::Sounds(Box::new(Ears::load(w, parts.ears, sound, spec.dim)?)),
+            (None, None) => {
                 let table = w.matrix(&named(names.embed), spec.vocab, spec.dim)?;
-                let types = spec.types.map(|n| w.matrix(&named(family.types), n, spec.dim)).transpose()?;
+                let types = spec.types.map(|n| w.matrix(&named(parts.types), n, spec.dim)).transpose()?;
                 Front::Tokens { table, types }
             }
         };
         let positions = spec.positions.map(|p| w.matrix(&named(names.positions), p.rows, spec.dim));
         let positions = positions.transpose()?;
-        let embed_norm = (!family.embed_norm.is_empty()).then(|| w.norm((family.embed_norm, 0), spec.dim));
-        let embed_norm = embed_norm.transpose()?;
-        let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(&mut w, i, layer));
+        let normed = !parts.embed_norm.is_empty();
+        let embed_norm = normed.then(|| w.norm((parts.embed_norm, 0), spec.dim)).transpose()?;
+        let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(w, i, layer));
         let layers = layers.collect::<LoadResult<_>>()?;
         let last_norm = spec.last_norm.then(|| w.norm((names.norm, 0), spec.dim)).transpose()?;
-        let head = spec.head.map(|head| Head::load(&mut w, &head)).transpose()?;
-        let ending = spec.ending.map(|ending| Ending::load(&mut w, spec, &ending)).transpose()?;
-        w.finish(family.name, |name| family.spares(name))?;
+        let head = spec.head.map(|head| Head::load(w, &head)).transpose()?;
+        let ending = spec.ending.map(|ending| Ending::load(w, spec, &ending)).transpose()?;
         Ok(Encoder {
             spec: spec.clone(),
             front,
@@ -161,6 +195,14 @@ impl<B: Backend> Encoder<B> {
             head,
             ending,
         })
+    }
+
+    /// The embedding of tokens, if it takes those.
+    pub(crate) fn embedding(&self) -> Option<&Weight<B>> {
+        match &self.front {
+            Front::Tokens { table, .. } => Some(table),
+            Front::Patches(_) | Front::Sounds(_) => None,
+        }
     }
 
     /// What it was made from.
@@ -186,7 +228,7 @@ impl<B: Backend> Encoder<B> {
         let tokens = vec![0; rows];
         let texts = self.side_by_side(b, images.iter().map(|_| &tokens[..]))?;
         let numbers: Vec<f32> = images.iter().flat_map(|image| &image.patches).copied().collect();
-        Ok(Texts { patches: Some(b.upload(&numbers, images.len() * count, width)?), ..texts })
+        Ok(Texts { numbers: Some(b.upload(&numbers, images.len() * count, width)?), ..texts })
     }
 
     /// Lays out rows of texts or images, and room for their keys and values.
@@ -203,36 +245,46 @@ impl<B: Backend> Encoder<B> {
         let room = || b.alloc(DType::F32, pages.end as usize, PAGE * cols);
         let cache = LayerCache::Pages { k: room()?, v: room()? };
         let places = self.positions.as_ref().map(|_| b.upload_row(&places)).transpose()?;
-        Ok(Texts { plan: StepPlan::new(b, step)?, places, types: None, patches: None, cache })
+        Ok(Texts { plan: StepPlan::new(b, step)?, places, types: None, numbers: None, cache })
     }
 
     /// What the layers begin with.
     fn begin(&self, b: &B, texts: &Texts<B>) -> Result<Tensor<B>> {
         let embed = |table: &Weight<B>, ids: &Tensor<B>| b.run(Embed { table, ids, scale: 1.0 });
-        let x = match &self.front {
-            Front::Tokens { table, types } => {
-                let mut x = embed(table, &texts.plan.tokens)?; // [tokens, dim]
-                for (table, ids) in [(types, &texts.types), (&self.positions, &texts.places)] {
-                    if let (Some(table), Some(ids)) = (table, ids) {
-                        let more = embed(table, ids)?; // [tokens, dim]
-                        x = b.run(Eltwise { x: &x, with: With::Add(&more) })?;
-                    }
-                }
-                x
+        let (plan, places) = (&texts.plan, self.positions.as_ref().zip(texts.places.as_ref()));
+        let (mut x, more) = match (&self.front, &texts.numbers) {
+            (Front::Tokens { table, types }, _) => {
+                let types = types.as_ref().zip(texts.types.as_ref());
+                (embed(table, &plan.tokens)?, vec![types, places]) // [tokens, dim]
             }
-            Front::Patches(patches) => {
-                let given = (&self.positions, &texts.places, &texts.patches);
-                let (Some(table), Some(places), Some(numbers)) = given else {
-                    let why = "an encoder of images was given something else".into();
-                    return Err(Error::Device { device: b.label(), why });
-                };
-                patches.forward(b, numbers, texts.plan.host.spans.len(), &embed(table, places)?)?
+            (Front::Sounds(ears), Some(heard)) => {
+                (ears.forward(b, heard, plan.host.spans.len())?, vec![places]) // [tokens, dim]
             }
+            (Front::Patches(patches), Some(numbers)) => {
+                let places = places.map(|(table, ids)| embed(table, ids)).transpose()?;
+                let Some(places) = places else { return Err(other()) };
+                (patches.forward(b, numbers, plan.host.spans.len(), &places)?, Vec::new())
+            }
+            (Front::Sounds(_) | Front::Patches(_), None) => return Err(other()),
         };
+        for (table, ids) in more.into_iter().flatten() {
+            let more = embed(table, ids)?; // [tokens, dim]
+            x = b.run(Eltwise { x: &x, with: With::Add(&more) })?;
+        }
         match &self.embed_norm {
             Some(by) => b.run(Normalize { x: &x, by, residual: None }),
             None => Ok(x),
         }
+    }
+
+    /// Uploads what is heard, for an encoder of that: the frames of each sound, one after another. Each has two frames
+    /// for every position of the context.
+    pub fn upload_sounds(&self, b: &B, sounds: &[&[f32]]) -> Result<Texts<B>> {
+        let (context, bands) = (self.spec.context, self.spec.sound.map_or(0, |sound| sound.bands));
+        let tokens = vec![0; context];
+        let texts = self.side_by_side(b, sounds.iter().map(|_| &tokens[..]))?;
+        let heard = b.upload(&sounds.concat(), 2 * context * sounds.len(), bands)?;
+        Ok(Texts { numbers: Some(heard), ..texts })
     }
 
     /// The hidden states of the texts' tokens. The embeddings and what each layer makes of them are shown to `see` on
@@ -249,7 +301,8 @@ impl<B: Backend> Encoder<B> {
         // A layer's keys and values are of no use to the next: all have the same room.
         let cache = &texts.cache;
         for (i, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(&Context { b, plan, cache, ropes: &self.ropes, side: None }, &x)?; // [tokens, dim]
+            let cx = Context { b, plan, cache, ropes: &self.ropes, across: None, side: None };
+            x = layer.forward(&cx, &x)?; // [tokens, dim]
             if let Some(by) = self.last_norm.as_ref().filter(|_| i + 1 == self.layers.len()) {
                 x = b.run(Normalize { x: &x, by, residual: None })?;
             }

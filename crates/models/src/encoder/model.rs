@@ -5,7 +5,6 @@ use std::path::Path;
 use super::matching::Matching;
 use super::sentence::Sentence;
 use super::spec::EncoderSpec;
-use crate::Model;
 use crate::error::{LoadError, Result};
 use crate::families::{self, EncoderFamily};
 use crate::formats::config::Config;
@@ -28,26 +27,6 @@ pub struct EncoderModel {
     pub beside: Option<Box<EncoderModel>>,
     /// How well texts and images go together, if the checkpoint says that.
     pub matching: Option<Matching>,
-}
-
-/// What a checkpoint is.
-#[derive(Debug, Clone)]
-pub enum AnyModel {
-    /// It writes text.
-    Decoder(Box<Model>),
-    /// It makes vectors of texts or images, or scores.
-    Encoder(Box<EncoderModel>),
-}
-
-impl AnyModel {
-    /// Finds out what a checkpoint is.
-    pub fn new(checkpoint: Checkpoint) -> Result<AnyModel> {
-        let config = Config::new(&checkpoint)?;
-        match families::encoder(&config) {
-            Some(_) => Ok(AnyModel::Encoder(Box::new(EncoderModel::new(checkpoint)?))),
-            None => Ok(AnyModel::Decoder(Box::new(Model::new(checkpoint)?))),
-        }
-    }
 }
 
 impl EncoderModel {

@@ -34,6 +34,8 @@ pub struct EncoderSpec {
     pub head: Option<HeadSpec>,
     /// What makes a vector of hidden states, if the model has a way of its own.
     pub ending: Option<EndingSpec>,
+    /// Where it takes what is heard and no tokens: what that is like. Its context is half as many frames, always.
+    pub sound: Option<SoundSpec>,
 }
 
 impl EncoderSpec {
@@ -119,6 +121,16 @@ pub struct Projection {
     pub width: usize,
     /// Has it a bias?
     pub bias: Bias,
+}
+
+/// What an encoder hears: frames of so many bands, made half as many hidden states by two convolutions over three
+/// neighbours.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SoundSpec {
+    /// Numbers of a frame.
+    pub bands: usize,
+    /// Behind each convolution.
+    pub act: Activation,
 }
 
 /// Embeddings of positions.

@@ -131,6 +131,8 @@ pub(super) fn plain_of(
         sinks: false,
         scale: (1.0 / (heads.dim as f64).sqrt()) as f32,
         softcap: None,
+        bias: None,
+        bare_keys: false,
     };
     let width = match (c.find_count(usual.ffn)?, usual.ffn_times) {
         (None, Some(times)) => times * dim,
@@ -151,6 +153,7 @@ pub(super) fn plain_of(
         order: Order::Pre,
         residual_scale: 1.0,
         scaled: false,
+        across: false,
     };
     let (context_key, context) = usual.context;
     Ok(DecoderSpec {

@@ -31,11 +31,14 @@ mod qwen_next;
 mod roberta;
 mod rope;
 mod routed;
+mod scribes;
 mod siglip;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod t5;
 mod towers;
+mod whisper;
 
 use std::collections::HashSet;
 
@@ -45,6 +48,7 @@ use crate::formats::names::Names;
 use crate::spec::DecoderSpec;
 
 pub use encoders::{EncoderFamily, encoder, encoder_of_images, find_encoder};
+pub use scribes::{ScribeFamily, find_scribe, scribe};
 
 /// A kind of model.
 #[derive(Debug)]
@@ -122,16 +126,23 @@ pub static ENCODERS: &[&EncoderFamily] = &[
     &roberta::ROBERTA,
     &siglip::SIGLIP,
     &siglip::SIGLIP_IMAGES,
+    &t5::T5_ENCODER,
 ];
 
 /// Every family of encoders of which we know GGUF files.
 pub static GGUF_ENCODERS: &[&EncoderFamily] = &[&bert::BERT_GGUF, &nomic_bert::NOMIC_BERT_GGUF];
+
+/// Every family of encoders with a decoder that we know.
+pub static SCRIBES: &[&ScribeFamily] = &[&t5::T5, &whisper::WHISPER];
 
 /// The family of a checkpoint, by what its settings call it.
 pub fn find(config: &Config<'_>) -> Result<&'static Family> {
     let arch = config.arch();
     if encoder(config).is_some() {
         return Err(encoders::writes_no_text(config));
+    }
+    if scribe(config).is_some() {
+        return Err(scribes::has_an_encoder(config));
     }
     let names = |f: &Family| if config.is_gguf() { f.gguf } else { f.hf };
     ALL.iter().find(|f| names(f).contains(&arch)).copied().ok_or_else(|| {

@@ -113,12 +113,15 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         sinks: false,
         scale: (1.0 / (head as f64).sqrt()) as f32,
         softcap: None,
+        bias: None,
+        bare_keys: false,
     };
     let act = common::activation(c, (common::ACT, usual.act))?;
     let ffn = FfnSpec { width: count(c, FFN, usual.ffn)?, act, gated: false, bias: Bias::Yes };
     let layer = LayerSpec {
         delta: None,
         mixer,
+        across: false,
         latent: None,
         ffn,
         experts: None,
@@ -140,6 +143,7 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         last_norm: true,
         head: None,
         ending: None,
+        sound: None,
     })
 }
 

@@ -29,6 +29,10 @@ pub struct Names {
     pub k_norm: &'static str,
     /// The whole name of scores that heads have beside those of tokens.
     pub sinks: &'static str,
+    /// The numbers that are added to scores by distance. Without `{}` all layers have the same.
+    pub distance: &'static str,
+    /// What looks at what an encoder gave, and the norm in front of it.
+    pub across: AcrossNames,
     pub latent: LatentNames,
     pub delta: DeltaNames,
     /// The norm in front of the feed-forward block.
@@ -37,6 +41,8 @@ pub struct Names {
     pub ffn_behind: &'static str,
     pub gate: &'static str,
     pub up: &'static str,
+    /// Up where there is no gate, if that has a name of its own.
+    pub up_alone: &'static str,
     /// Gate and up as one. Where a file has no such tensor, or it is up alone, they are two.
     pub gate_up: &'static str,
     pub down: &'static str,
@@ -115,6 +121,22 @@ pub enum Rate {
     Logarithm,
     /// With the other sign.
     Negative,
+}
+
+/// The names of attention to what an encoder gave.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "the fields are the parts' own names")]
+pub struct AcrossNames {
+    pub norm: &'static str,
+    pub q: &'static str,
+    pub k: &'static str,
+    pub v: &'static str,
+    pub o: &'static str,
+}
+
+impl AcrossNames {
+    /// Of models that have none.
+    pub const NONE: AcrossNames = AcrossNames { norm: "", q: "", k: "", v: "", o: "" };
 }
 
 /// The names of attention whose keys and values come from a narrow row.
@@ -258,6 +280,8 @@ pub const HF: Names = Names {
     q_norm: "model.layers.{}.self_attn.q_norm",
     k_norm: "model.layers.{}.self_attn.k_norm",
     sinks: "",
+    distance: "",
+    across: AcrossNames::NONE,
     latent: LatentNames {
         q_down: "model.layers.{}.self_attn.q_a_proj",
         q_norm: "model.layers.{}.self_attn.q_a_layernorm",
@@ -273,6 +297,7 @@ pub const HF: Names = Names {
     ffn_behind: "",
     gate: "model.layers.{}.mlp.gate_proj",
     up: "model.layers.{}.mlp.up_proj",
+    up_alone: "",
     gate_up: "",
     down: "model.layers.{}.mlp.down_proj",
     router: "model.layers.{}.mlp.gate",
@@ -314,6 +339,8 @@ pub const GGUF: Names = Names {
     q_norm: "blk.{}.attn_q_norm",
     k_norm: "blk.{}.attn_k_norm",
     sinks: "",
+    distance: "",
+    across: AcrossNames::NONE,
     latent: LatentNames {
         q_down: "blk.{}.attn_q_a",
         q_norm: "blk.{}.attn_q_a_norm",
@@ -341,6 +368,7 @@ pub const GGUF: Names = Names {
     ffn_behind: "blk.{}.post_ffw_norm",
     gate: "blk.{}.ffn_gate",
     up: "blk.{}.ffn_up",
+    up_alone: "",
     gate_up: "",
     down: "blk.{}.ffn_down",
     router: "blk.{}.ffn_gate_inp",

@@ -41,6 +41,7 @@ fn most_rows(dim: usize) -> usize {
 struct Attention {
     pages: Pages,
     sinks: bool,
+    bias: bool,
     /// Query rows of a workgroup.
     rows: usize,
     /// Are segments spread over workgroups?
@@ -58,7 +59,8 @@ impl Wgpu {
         let room = 4 * op.q.rows() * heads.q * segments * (heads.dim + 2);
         let spread = segments > 1 && blocks * heads.kv < BUSY && room <= SPREAD;
         let pages = Pages::new(&op.kv, heads, plan)?;
-        let attention = Attention { pages, sinks: op.spec.sinks.is_some(), rows, spread };
+        let attention =
+            Attention { pages, sinks: op.spec.sinks.is_some(), bias: op.spec.bias.is_some(), rows, spread };
         let mut params = vec![
             F("scale", op.spec.scale),
             F("cap", op.spec.softcap.unwrap_or(0.0)),
@@ -84,6 +86,10 @@ impl Wgpu {
         };
         let merge = (args.clone(), params.clone());
         args.push(operand("q", Access::Read, op.q, &mut params)?);
+        if let Some(bias) = &op.spec.bias {
+            params.push(U("reach", (bias.cols() / 2) as u32));
+            args.push(operand("bias", Access::Read, bias, &mut params)?);
+        }
         attention.pages.args(&op.kv, Access::Read, &mut args);
         if let Some(parts) = &parts {
             // The result is the second kernel's affair.
@@ -113,7 +119,7 @@ impl Wgpu {
 impl Attention {
     fn variant(&self) -> Vec<u32> {
         let mut v = self.pages.variant();
-        v.extend([u32::from(self.sinks), self.rows as u32, u32::from(self.spread)]);
+        v.extend([u32::from(self.sinks), u32::from(self.bias), self.rows as u32, u32::from(self.spread)]);
         v
     }
 
@@ -132,6 +138,20 @@ impl Attention {
         }
     }
 
+    /// What is added to a head's score of a position, for a token at another.
+    fn lean(&self) -> &'static str {
+        match self.bias {
+            true => {
+                "fn lean(head: u32, at: u32, position: u32) -> f32 {
+  let column = min(max(position + p.reach, at) - at, 2u * p.reach);
+  return bias[p.bias_at + head * p.bias_stride + column];
+}
+"
+            }
+            false => "fn lean(head: u32, at: u32, position: u32) -> f32 { return 0.0; }\n",
+        }
+    }
+
     fn source(&self) -> String {
         let (columns, at_once, each) = self.cells();
         let mut s = self.pages.source(false);
@@ -140,6 +160,7 @@ impl Attention {
         } else {
             self.sink()
         };
+        s += self.lean();
         s += include_str!("../shaders/merge.wgsl");
         let _ =
             writeln!(s, "const ROWS = {}u;\nconst AT_ONCE = {at_once}u;\nconst TILE = {TILE}u;", self.rows);

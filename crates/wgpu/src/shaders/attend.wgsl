@@ -84,6 +84,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
             k_at += LEN;
           }
           score = sum * p.scale * k_by(page, wg.y * LEN + position % LEN);
+          score += lean(wg.y * GROUP + (row + r) % GROUP, at, position);
           if (p.cap > 0.0) { score = p.cap * tanh(clamp(score / p.cap, -20.0, 20.0)); }
         }
         weights[i] = score;

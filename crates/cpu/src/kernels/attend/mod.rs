@@ -84,6 +84,8 @@ pub(crate) struct AttendTask<'a> {
     pub chunk: Option<usize>,
     pub softcap: Option<f32>,
     pub sinks: Option<Mat<'a, f32>>,
+    /// [query heads, an odd number]
+    pub bias: Option<Mat<'a, f32>>,
     pub causal: bool,
 }
 
@@ -133,6 +135,16 @@ impl AttendTask<'_> {
         let end = if self.causal { position + 1 } else { after };
         let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
         first.max(self.chunk.map_or(0, |n| position - position % n))..end
+    }
+
+    /// Adds the bias to scores of row `i` of the work, the first of which is that of position `first`.
+    fn add_bias(&self, i: usize, first: usize, scores: &mut [f32]) {
+        let Some(bias) = self.bias else { return };
+        let row = bias.row(self.place(i).1);
+        let (reach, position) = (row.len() / 2, self.position + i / self.group());
+        for (j, s) in scores.iter_mut().enumerate() {
+            *s += row[(first + j + reach).saturating_sub(position).min(2 * reach)];
+        }
     }
 
     /// The positions that some of rows `rows` see.
@@ -222,7 +234,8 @@ impl AttendTask<'_> {
     pub(crate) fn run(&self, kernels: &Kernels, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
         let kernel = match (&self.k, &self.v) {
             (Pages::F16(_), Pages::F16(_)) if self.direct() => kernels.attend_f16,
-            (Pages::BF16(_), Pages::BF16(_)) => kernels.attend_bf16,
+            // Few models have a bias, and those that have are small: one of the ways knows of it.
+            (Pages::BF16(_), Pages::BF16(_)) if self.bias.is_none() => kernels.attend_bf16,
             (Pages::I8(_), Pages::I8(_)) if self.direct() => kernels.attend_i8,
             (Pages::F8(_), Pages::F8(_)) if self.direct() => kernels.attend_f8,
             _ => kernels.attend,
@@ -426,7 +439,10 @@ unsafe fn segment_rows<S: Weight, E: Element, const PAIRED: bool>(
                     );
                     (most * std::f32::consts::LN_2, sum)
                 }
-                false => softmax::weigh::<S>(s, own, t.softcap),
+                false => {
+                    t.add_bias(group.start + r, start + seen.start + own.start, &mut s[own.clone()]);
+                    softmax::weigh::<S>(s, own, t.softcap)
+                }
             };
             if let Some((_, values)) = scales {
                 softmax::multiply::<S>(s, &values[tiles.clone()]);

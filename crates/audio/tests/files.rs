@@ -1,0 +1,105 @@
+//! Sound files of every kind that we know how to make, real speech, and files that are none.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use tallow_audio::{Audio, AudioError, RATE};
+use tallow_support::shared;
+
+/// A WAV file: 1 is for whole numbers, 3 for floats.
+fn wav(kind: u16, bits: u16, channels: u16, rate: u32, data: &[u8]) -> Vec<u8> {
+    let block = channels * bits / 8;
+    let mut file = b"RIFF".to_vec();
+    file.extend((36 + data.len() as u32).to_le_bytes());
+    file.extend(b"WAVEfmt ");
+    file.extend(16u32.to_le_bytes());
+    file.extend([kind.to_le_bytes(), channels.to_le_bytes()].concat());
+    file.extend([rate.to_le_bytes(), (rate * u32::from(block)).to_le_bytes()].concat());
+    file.extend([block.to_le_bytes(), bits.to_le_bytes()].concat());
+    file.extend(b"data");
+    file.extend((data.len() as u32).to_le_bytes());
+    [&file[..], data].concat()
+}
+
+fn all(file: Vec<u8>) -> Result<Vec<f32>, AudioError> {
+    let mut audio = Audio::bytes(file)?;
+    let mut samples = Vec::new();
+    loop {
+        let some = audio.read(1000)?;
+        let ended = some.len() < 1000;
+        samples.extend(some);
+        if ended {
+            return Ok(samples);
+        }
+    }
+}
+
+fn tone(n: usize) -> f32 {
+    0.5 * (n as f32 * 0.05).sin()
+}
+
+#[test]
+fn numbers_of_every_width_are_the_same_sound() {
+    let want: Vec<f32> = (0..5000).map(tone).collect();
+    let of = |f: &dyn Fn(f32) -> Vec<u8>| want.iter().flat_map(|x| f(*x)).collect::<Vec<u8>>();
+    let whole = |x: f32, bits: u32| (f64::from(x) * f64::from(1u32 << (bits - 1))) as i32;
+    for (kind, bits, data, near) in [
+        (1, 8, of(&|x| vec![(whole(x, 8) + 128) as u8]), 0.01),
+        (1, 16, of(&|x| whole(x, 16).to_le_bytes()[..2].to_vec()), 1e-4),
+        (1, 24, of(&|x| whole(x, 24).to_le_bytes()[..3].to_vec()), 1e-6),
+        (1, 32, of(&|x| ((f64::from(x) * 2f64.powi(31)) as i32).to_le_bytes().to_vec()), 1e-6),
+        (3, 32, of(&|x| x.to_le_bytes().to_vec()), 0.0),
+    ] {
+        let got = all(wav(kind, bits, 1, RATE, &data)).unwrap();
+        assert_eq!(got.len(), want.len(), "{bits} bits");
+        assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= near), "{bits} bits");
+    }
+}
+
+#[test]
+fn channels_become_one_and_rates_become_ours() {
+    let data: Vec<u8> = (0..48000).flat_map(|n| [tone(n), 0.0]).flat_map(f32::to_le_bytes).collect();
+    let got = all(wav(3, 32, 2, 48000, &data)).unwrap();
+    assert_eq!(got.len(), 16000);
+    let far = (500..15500).map(|n| (got[n] - 0.5 * tone(3 * n)).abs()).fold(0.0, f32::max);
+    assert!(far < 1e-3, "{far}");
+}
+
+#[test]
+fn real_speech_is_read() {
+    let Some(assets) = shared("whisper-assets") else { return };
+    let file = std::fs::read(assets.join("1272-141231-0002.wav")).unwrap();
+    let got = all(file.clone()).unwrap();
+    assert_eq!(got.len(), 213_360);
+    let data = file.windows(4).position(|four| four == b"data").unwrap() + 8;
+    let want = file[data..].chunks_exact(2).map(|c| f32::from(i16::from_le_bytes([c[0], c[1]])) / 32768.0);
+    assert!(got.iter().zip(want).all(|(a, b)| *a == b));
+    // Eleven seconds at another rate, in FLAC.
+    let got = all(std::fs::read(assets.join("jfk.flac")).unwrap()).unwrap();
+    assert!((got.len() as f32 / 16000.0 - 11.0).abs() < 0.01, "{}", got.len());
+    let loud = (got.iter().map(|x| x * x).sum::<f32>() / got.len() as f32).sqrt();
+    assert!((0.01..0.5).contains(&loud), "{loud}");
+    assert!(got.iter().all(|x| x.is_finite() && x.abs() <= 1.1));
+}
+
+#[test]
+fn damage_is_an_error_or_less_sound_and_never_more() {
+    let data: Vec<u8> = (0..4000).flat_map(|n| tone(n).to_le_bytes()).collect();
+    let good = wav(3, 32, 1, RATE, &data);
+    for end in (0..good.len()).step_by(97) {
+        if let Ok(samples) = all(good[..end].to_vec()) {
+            assert!(samples.len() <= 4000, "{end}");
+        }
+    }
+    for at in 0..44 {
+        for byte in [0, 1, 0x7f, 0xff] {
+            let mut bad = good.clone();
+            bad[at] = byte;
+            if let Ok(samples) = all(bad) {
+                assert!(samples.len() <= 16 * 4000 + 64, "{at} {byte}");
+            }
+        }
+    }
+    for none in [&b""[..], b"RIFF", b"hello, world", &[0xff; 4096]] {
+        assert!(all(none.to_vec()).is_err());
+    }
+}

@@ -1,0 +1,114 @@
+//! `tallow run` with a model that reads all of a text before it writes.
+
+use std::sync::mpsc::{Sender, channel};
+
+use tallow_engine::handle::Failure;
+use tallow_engine::sampler::Sampler;
+use tallow_engine::scribe::{Desk, Material, Pen, Task};
+use tallow_models::scribe::ScribeModel;
+use tallow_models::tokenizer::{Shown, Special, Tokenizer};
+
+use super::print;
+use crate::args::Run;
+use crate::chat::writer;
+use crate::encoder::Place;
+use crate::load::Note;
+use crate::settings::{Defaults, Flags, Sources, resolve};
+use crate::{Failed, scribe};
+
+/// Tokens of an answer where nobody says.
+const USUAL: usize = 512;
+/// Tokens of an answer at most: each takes its part of the cache from the beginning.
+const MOST: usize = 1 << 16;
+
+/// What hears of an answer, token by token.
+type Told = Result<u32, Failure>;
+
+/// Writes an answer.
+struct Answering {
+    tokenizer: Tokenizer,
+    sampler: Sampler,
+    written: usize,
+    most: usize,
+    told: Sender<Told>,
+    gone: bool,
+}
+
+impl Pen for Answering {
+    fn next(&mut self, logits: &[f32]) -> Vec<u32> {
+        let chosen = match self.sampler.choose(&mut logits.to_vec(), self.written) {
+            Ok(choice) => choice.token,
+            Err(why) => {
+                self.gone = self.told.send(Err(Failure::Broken(why.to_string()))).is_err();
+                return Vec::new();
+            }
+        };
+        self.sampler.accept(chosen);
+        self.written += 1;
+        if self.tokenizer.ends_generation(chosen) {
+            return Vec::new();
+        }
+        self.gone = self.told.send(Ok(chosen)).is_err();
+        if self.written < self.most { vec![chosen] } else { Vec::new() }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    fn end(self: Box<Self>, how: Result<(), Failure>) {
+        if let Err(why) = how {
+            // Nobody may listen any more.
+            let _ = self.told.send(Err(why));
+        }
+    }
+}
+
+/// Has a model read a prompt, and shows what it writes.
+pub(crate) fn answer(model: &ScribeModel, args: &Run, prompt: &str, sources: &Sources) -> Result<(), Failed> {
+    if model.hears() {
+        return Err(Failed::new("the model hears and reads no text: use `tallow transcribe`"));
+    }
+    if args.system.is_some() {
+        return Err(Failed::new("--system: the model knows no such text; put it in front of the prompt"));
+    }
+    let tokenizer = model.tokenizer()?;
+    let mut generation = model.generation()?;
+    // What such models are asked for has one best answer.
+    generation.temperature = generation.temperature.or(Some(0.0));
+    let flags = Flags { engine: args.engine.clone(), sampling: args.sampling.clone(), ..Flags::default() };
+    let config = resolve(sources, &flags, &generation, Defaults::CHAT)?;
+    let tokens = tokenizer.encode(prompt, Special::PROMPT)?;
+    let (read, most) = (tokens.len(), args.engine.context.unwrap_or(model.spec.encoder.context));
+    if read == 0 || read > most {
+        let why =
+            format!("the prompt has {read} tokens; from 1 to {most} are read (--context says how many)");
+        return Err(Failed::new(why));
+    }
+    let vocab = model.spec.decoder.vocab;
+    if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
+        return Err(Failed::new(format!("there is no token {id}: the model has {vocab}")));
+    }
+    let most = config.max_tokens.as_ref().map_or(USUAL, |n| n.value).clamp(1, MOST);
+    let desk = Desk { places: 1, read, written: most + 1, dtype: config.kv.value.0, queue: 1 };
+    let handle = scribe::start(model, Place::of(&config), desk, &Note::show)?;
+    let (told, hear) = channel();
+    let sampler = Sampler::new(config.sampling(), &[]);
+    let pen = Answering { tokenizer: tokenizer.clone(), sampler, written: 0, most, told, gone: false };
+    handle.submit(Task {
+        material: Material::Words(tokens),
+        begun: vec![model.spec.start],
+        pen: Box::new(pen),
+    })?;
+    let (mut text, mut show) = (tokenizer.stream(Shown::Text), writer());
+    for token in hear {
+        if let Some(piece) = text.push(token?) {
+            show(piece)?;
+        }
+    }
+    if let Some(rest) = text.finish() {
+        show(rest)?;
+    }
+    show("\n")?;
+    print("")
+}

@@ -1,0 +1,107 @@
+//! `tallow transcribe`: what is said in a sound file.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use tallow_audio::Audio;
+use tallow_cpu::Arithmetic;
+use tallow_engine::transcribe::{Segment, Wish};
+use tallow_models::speech::Job;
+use tallow_server::transcript::{Format, Transcript, clock};
+
+use super::print;
+use crate::args::{self, Transcribe, Wanted};
+use crate::encoder::Place;
+use crate::load::{self, Note};
+use crate::settings::Sources;
+use crate::solo::Setup;
+use crate::{Failed, screen, scribe};
+
+pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Failed> {
+    let named = |why: &dyn std::fmt::Display| Failed::new(format!("{}: {why}", args.file.display()));
+    // A file that cannot be read should not cost the loading of a model.
+    let mut audio = Audio::open(&args.file).map_err(|e| named(&e))?;
+    if !(0.0..=1.0).contains(&args.temperature) {
+        return Err(Failed::new(format!("--temperature is {}; 0 to 1 make sense", args.temperature)));
+    }
+    if args.timestamps && args.format != args::Transcript::Text {
+        return Err(Failed::new(
+            "--timestamps is for --format text: the others have times, or cannot have them",
+        ));
+    }
+    let model = load::scribe(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
+    let place = Place::new(sources, &args.device)?;
+    let kv = Setup::new(sources, &args.device, None, Arithmetic::Fast)?.kv;
+    // What is taken is nobody's affair here; what is passed over has to be said.
+    let say = |note: &Note| {
+        if let Note::PassedOver(_) = note {
+            note.show()
+        }
+    };
+    let (_running, transcriber) = scribe::transcriber(&model, place, kv, 1, &say)?;
+    let speech = &transcriber.speech;
+    let language = args.language.as_ref().map(|name| {
+        let none = || Failed::new(format!("--language {name}: the model knows these: {}", speech.known()));
+        speech.language(name).ok_or_else(none)
+    });
+    let job = if args.task == Wanted::Translate { Job::Translate } else { Job::Transcribe };
+    if job == Job::Translate && speech.languages.is_empty() {
+        return Err(Failed::new("--task translate: the model knows one language only"));
+    }
+    let wish = Wish {
+        language: language.transpose()?.flatten(),
+        job,
+        prompt: args.prompt.clone(),
+        temperature: args.temperature,
+        gone: Arc::new(AtomicBool::new(false)),
+    };
+    let bar = screen::count_bar(audio.seconds.map_or(0, |s| s.ceil() as u64), "seconds");
+    if audio.seconds.is_none_or(|s| s < 60.0) {
+        bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
+    }
+    let (mut segments, mut lost) = (Vec::new(), None);
+    let heard =
+        transcriber.run(&wish, &mut |n| audio.read(n).map_err(|e| e.to_string()), &mut |some, done| {
+            if args.format == args::Transcript::Text {
+                // What is there is shown at once.
+                let shown = bar.suspend(|| show(some, args.timestamps));
+                lost = lost.take().or(shown.err());
+            }
+            segments.extend_from_slice(some);
+            bar.set_position(done as u64);
+        });
+    bar.finish_and_clear();
+    let heard = heard.map_err(|e| named(&e))?;
+    if let Some(why) = lost {
+        return Err(why.into());
+    }
+    let transcript = Transcript { job, heard, segments };
+    match args.format {
+        args::Transcript::Text => print(""),
+        format => print(&transcript.written(written(format))),
+    }
+}
+
+fn written(format: args::Transcript) -> Format {
+    match format {
+        args::Transcript::Text => Format::Text,
+        args::Transcript::Json => Format::Json,
+        args::Transcript::VerboseJson => Format::VerboseJson,
+        args::Transcript::Srt => Format::Srt,
+        args::Transcript::Vtt => Format::Vtt,
+    }
+}
+
+/// Shows pieces, a line for each.
+fn show(segments: &[Segment], times: bool) -> std::io::Result<()> {
+    let mut out = std::io::stdout();
+    for segment in segments {
+        let text = screen::harmless(segment.text.trim());
+        match times {
+            true => writeln!(out, "[{} --> {}] {text}", clock(segment.start, '.'), clock(segment.end, '.'))?,
+            false => writeln!(out, "{text}")?,
+        }
+    }
+    out.flush()
+}

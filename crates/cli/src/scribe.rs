@@ -1,0 +1,105 @@
+//! From a model with an encoder and a decoder to a scribe that runs it.
+
+use std::ops::ControlFlow;
+
+use indicatif::ProgressBar;
+use tallow_core::Backend;
+use tallow_cpu::Cpu;
+use tallow_engine::scribe::{Desk, ScribeHandle, Writer, spawn};
+use tallow_engine::transcribe::Transcriber;
+use tallow_models::scribe::{Scribe, ScribeModel};
+use tallow_models::speech::Speech;
+
+use crate::device::Device;
+use crate::encoder::Place;
+use crate::load::{self, Note, QUICK};
+use crate::memory::Plan;
+use crate::settings::KvType;
+use crate::{Failed, screen};
+
+/// A scribe that ends before the program does.
+pub(crate) struct Running(ScribeHandle);
+
+impl std::ops::Deref for Running {
+    type Target = ScribeHandle;
+
+    fn deref(&self) -> &ScribeHandle {
+        &self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Starts a scribe on the device that was asked for or the best that has room. Which that is, and why, is said to `say`.
+pub(crate) fn start(
+    model: &ScribeModel,
+    place: Place,
+    desk: Desk,
+    say: &dyn Fn(&Note),
+) -> Result<Running, Failed> {
+    let plan = |device: &Device| Plan::of_scribe(model, desk, device);
+    let handle = load::on_some_device(place.device, plan, say, |device, _| {
+        let model = model.clone();
+        match device.clone() {
+            Device::Cpu => spawn(desk, move || {
+                writer(Cpu::new(place.isa, place.threads)?.with(place.arithmetic), &model, desk)
+            }),
+            #[cfg(feature = "wgpu")]
+            Device::Gpu(found) => spawn(desk, move || {
+                let writer = writer(tallow_wgpu::Wgpu::open(&found)?, &model, desk)?;
+                // So that its kernels are compiled now, and a device that cannot run them shows.
+                try_out(&writer, &model, desk)?;
+                Ok(writer)
+            }),
+        }
+    });
+    Ok(Running(handle?))
+}
+
+/// Has a writer take in something and write a little.
+#[cfg(feature = "wgpu")]
+fn try_out<B: Backend>(writer: &Writer<B>, model: &ScribeModel, desk: Desk) -> Result<(), Failed> {
+    use tallow_engine::scribe::{Line, Material};
+    let sound = model.spec.encoder.sound.map(|sound| vec![0.0; 2 * desk.read * sound.bands]);
+    let words = || Material::Words(vec![0; desk.read.min(64)]);
+    let read = writer.take_in(0, &sound.map_or_else(words, Material::Sound))?;
+    writer.write(&[Line { place: 0, read, fed: 0, tokens: vec![model.spec.start] }])?;
+    Ok(())
+}
+
+/// Loads a model, showing how far it has got.
+fn writer<B: Backend>(b: B, model: &ScribeModel, desk: Desk) -> Result<Writer<B>, Failed> {
+    let bytes = model.weight_bytes();
+    let bar = if bytes < QUICK { ProgressBar::hidden() } else { screen::bytes_bar(bytes as u64, "loading") };
+    let scribe = Scribe::load(&b, model, &mut |done, _| {
+        bar.set_position(done as u64);
+        ControlFlow::Continue(())
+    });
+    bar.finish_and_clear();
+    Ok(Writer::new(b, scribe?, desk)?)
+}
+
+/// Starts one that goes through sounds, so many at one time.
+pub(crate) fn transcriber(
+    model: &ScribeModel,
+    place: Place,
+    kv: KvType,
+    places: usize,
+    say: &dyn Fn(&Note),
+) -> Result<(Running, Transcriber), Failed> {
+    let spec = &model.spec;
+    let Some(sound) = spec.encoder.sound else {
+        return Err(Failed::new("the model reads text and hears nothing: `tallow run` is for it"));
+    };
+    let tokenizer = model.tokenizer()?;
+    let speech = Speech::read(model, &tokenizer)?;
+    let (read, written, queue) = (spec.encoder.context, spec.decoder.context, usize::MAX);
+    let desk = Desk { places, read, written, dtype: kv.0, queue };
+    let running = start(model, place, desk, say)?;
+    let transcriber = Transcriber::new(running.clone(), speech, tokenizer, sound.bands);
+    Ok((running, transcriber))
+}

@@ -1,0 +1,457 @@
+//! The loop of a model that takes in all of a text or a sound and then writes, on a thread of its own.
+//!
+//! There are so many places at its desk. A task that gets one is taken in at once, and then all that have one write a
+//! token in each step. What a task writes does not depend on its company. Which token comes next is the affair of the
+//! task's [`Pen`].
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tallow_core::{Backend, DType, Error, Memory, Span, Step, StepPlan};
+use tallow_models::blocks::across::{Look, looking};
+use tallow_models::encoder::Input;
+use tallow_models::scribe::Scribe;
+
+use crate::handle::Failure;
+use crate::kv::{KvPool, KvShape};
+use crate::life::Life;
+
+/// Tokens in a page of keys and values.
+pub const PAGE: usize = 16;
+
+/// What is taken in.
+#[derive(Debug, Clone)]
+pub enum Material {
+    /// Tokens of a text; at least one.
+    Words(Vec<u32>),
+    /// Frames of sound, one after another, as many as the model hears at one time.
+    Sound(Vec<f32>),
+}
+
+/// Decides what is written. It is asked on the scribe's thread.
+pub trait Pen: Send {
+    /// The tokens to go on with, most often one, by the logits of what comes next. None: it is done.
+    fn next(&mut self, logits: &[f32]) -> Vec<u32>;
+    /// Does nobody wait for it any more?
+    fn is_gone(&self) -> bool;
+    /// It is over: the pen was done, or there was no room for more.
+    fn end(self: Box<Self>, how: Result<(), Failure>);
+}
+
+/// Something to take in and to write about.
+pub struct Task {
+    /// What is taken in.
+    pub material: Material,
+    /// What is written already, such as the token that writing begins with.
+    pub begun: Vec<u32>,
+    /// What goes on.
+    pub pen: Box<dyn Pen>,
+}
+
+/// How much a scribe does at one time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Desk {
+    /// Tasks that write at one time.
+    pub places: usize,
+    /// Tokens that can be taken in for one.
+    pub read: usize,
+    /// Tokens that can be written for one.
+    pub written: usize,
+    /// What keys and values are kept as.
+    pub dtype: DType,
+    /// Tasks that may be under way or wait.
+    pub queue: usize,
+}
+
+impl Desk {
+    fn shape(&self, tokens: usize) -> KvShape {
+        let pages = self.places * tokens.div_ceil(PAGE);
+        KvShape { dtype: self.dtype, page_len: PAGE, pages, sequences: self.places }
+    }
+
+    /// How much is kept of what is written, and of what was taken in.
+    pub fn shapes(&self) -> [KvShape; 2] {
+        [self.shape(self.written), self.shape(self.read)]
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    desk: Desk,
+    life: Life,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A task that has a right to be done. It gives that up when it goes, and says so if it was not done.
+struct Held {
+    pen: Option<Box<dyn Pen>>,
+    shared: Arc<Shared>,
+}
+
+impl Held {
+    fn end(&mut self, how: Result<(), Failure>) {
+        if let Some(pen) = self.pen.take() {
+            // First its place: who asks again on hearing of the end finds room.
+            self.shared.life.leave();
+            pen.end(how);
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.pen.as_ref().is_none_or(|pen| pen.is_gone())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.end(Err(self.shared.life.last_words()));
+    }
+}
+
+enum Command {
+    Take(Material, Vec<u32>, Held),
+    Drain(Duration),
+}
+
+/// A way to a scribe. Clones lead to the same one.
+#[derive(Clone, Debug)]
+pub struct ScribeHandle {
+    commands: Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+impl ScribeHandle {
+    /// What does not change.
+    pub fn desk(&self) -> Desk {
+        self.shared.desk
+    }
+
+    /// Tasks that are being done or wait.
+    pub fn taken(&self) -> usize {
+        self.shared.life.taken()
+    }
+
+    /// Does it take tasks? If not, why.
+    pub fn ready(&self) -> Result<(), Failure> {
+        self.shared.life.ready()
+    }
+
+    /// Does it live?
+    pub fn is_alive(&self) -> bool {
+        self.shared.life.is_alive()
+    }
+
+    /// Hands in a task. Its pen hears how it ends, once; not if this fails.
+    pub fn submit(&self, task: Task) -> Result<(), Failure> {
+        let shared = &self.shared;
+        shared.life.enter(shared.desk.queue)?;
+        let held = Held { pen: Some(task.pen), shared: shared.clone() };
+        let taken = Command::Take(task.material, task.begun, held);
+        self.commands.send(taken).map_err(|_| shared.life.last_words())
+    }
+
+    /// Lets the scribe finish within some time, and end. Returns at once.
+    pub fn drain(&self, within: Duration) {
+        self.shared.life.drain();
+        // If it has ended already there is nobody to tell.
+        let _ = self.commands.send(Command::Drain(within));
+    }
+
+    /// Ends the scribe and waits until it has let go of its device.
+    pub fn close(&self) {
+        self.drain(Duration::ZERO);
+        let thread = self.shared.thread.lock().ok().and_then(|mut thread| thread.take());
+        if let Some(thread) = thread {
+            // If it panicked, that has been told.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A model on a device, with room for its desk.
+#[derive(Debug)]
+pub struct Writer<B: Backend> {
+    b: B,
+    scribe: Scribe<B>,
+    desk: Desk,
+    own: KvPool<B>,
+    given: KvPool<B>,
+}
+
+/// A sequence that a step goes on with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// Its place at the desk.
+    pub place: usize,
+    /// Tokens taken in for it.
+    pub read: usize,
+    /// Tokens of it that are there.
+    pub fed: usize,
+    /// Those that come next.
+    pub tokens: Vec<u32>,
+}
+
+impl<B: Backend> Writer<B> {
+    /// One with room for all.
+    pub fn new(b: B, scribe: Scribe<B>, desk: Desk) -> Result<Writer<B>, Error> {
+        let spec = scribe.decoder.spec();
+        let [own, given] = desk.shapes();
+        let (own, given) = (KvPool::new(&b, spec, own)?, KvPool::new(&b, spec, given)?);
+        Ok(Writer { b, scribe, desk, own, given })
+    }
+
+    fn pages(&self, place: usize, tokens: usize, most: usize) -> Vec<u32> {
+        let each = most.div_ceil(PAGE);
+        (0..tokens.div_ceil(PAGE)).map(|page| (place * each + page) as u32).collect()
+    }
+
+    /// Takes in something for a place, and says how many tokens it has become.
+    pub fn take_in(&self, place: usize, material: &Material) -> Result<usize, Error> {
+        let (b, encoder) = (&self.b, &self.scribe.encoder);
+        let there = match material {
+            Material::Words(tokens) => {
+                let input = Input { tokens: tokens.clone(), types: vec![0; tokens.len()] };
+                encoder.upload(b, &[input])?
+            }
+            Material::Sound(frames) => encoder.upload_sounds(b, &[frames])?,
+        };
+        let x = encoder.forward(b, &there, |_, _| Ok(()))?;
+        let rows = x.rows();
+        let span = Span { rows, start: 0, pages: self.pages(place, rows, self.desk.read) };
+        let step = Step { tokens: vec![0; rows], spans: vec![span], page_len: PAGE, ..Step::default() };
+        self.scribe.decoder.keep(b, &x, &StepPlan::new(b, step)?, self.given.layers())?;
+        Ok(rows)
+    }
+
+    /// The logits of what comes next in each of some lines.
+    pub fn write(&self, lines: &[Line]) -> Result<Vec<Vec<f32>>, Error> {
+        let b = &self.b;
+        let mut step = Step { page_len: PAGE, ..Step::default() };
+        for line in lines {
+            let (rows, end) = (line.tokens.len(), line.fed + line.tokens.len());
+            let pages = self.pages(line.place, end, self.desk.written);
+            step.spans.push(Span { rows, start: line.fed, pages });
+            step.tokens.extend(&line.tokens);
+            step.outputs.push(step.tokens.len() as u32 - 1);
+        }
+        let look = |line: &Line| {
+            let pages = self.pages(line.place, line.read, self.desk.read);
+            Look { rows: line.tokens.len(), read: line.read, pages }
+        };
+        let look = StepPlan::new(b, looking(&lines.iter().map(look).collect::<Vec<_>>(), PAGE))?;
+        let plan = StepPlan::new(b, step)?;
+        let logits = self.scribe.write(b, &plan, self.own.layers(), (&look, self.given.layers()))?;
+        let all: Vec<f32> = b.download(&logits)?;
+        Ok(all.chunks(logits.cols().max(1)).map(<[f32]>::to_vec).collect())
+    }
+}
+
+/// Starts a scribe on a thread of its own. The writer is made there too, because a device belongs to one thread; this
+/// returns once it is made, or could not be.
+pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
+    desk: Desk,
+    writer: impl FnOnce() -> Result<Writer<B>, E> + Send + 'static,
+) -> Result<ScribeHandle, E> {
+    let (commands, receiver) = channel();
+    let shared = Arc::new(Shared { desk, life: Life::default(), thread: Mutex::new(None) });
+    let (made, when_made) = channel();
+    let held = shared.clone();
+    let thread = std::thread::Builder::new().name("tallow-scribe".into()).spawn(move || match writer() {
+        Ok(writer) => {
+            let _ = made.send(Ok(()));
+            let writing = (0..desk.places).map(|_| None).collect();
+            let waiting = VecDeque::new();
+            Loop { alive: Alive(held), commands: receiver, waiting, writing, writer, drain: None }.run();
+        }
+        Err(why) => drop(made.send(Err(why))),
+    })?;
+    let gone = || std::io::Error::other("the scribe's thread ended while the model was loaded").into();
+    when_made.recv().unwrap_or_else(|_| Err(gone()))?;
+    if let Ok(mut slot) = shared.thread.lock() {
+        *slot = Some(thread);
+    }
+    Ok(ScribeHandle { commands, shared })
+}
+
+/// Held by the scribe's thread. When it goes, everybody knows that the scribe has ended.
+struct Alive(Arc<Shared>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.life.end(self.0.life.last_words());
+    }
+}
+
+/// A task that has a place.
+struct Writing {
+    line: Line,
+    held: Held,
+}
+
+struct Loop<B: Backend> {
+    // Dropped in this order, whatever ends it: everybody knows, those who wait are told, and then the device is let go.
+    alive: Alive,
+    commands: Receiver<Command>,
+    waiting: VecDeque<(Material, Vec<u32>, Held)>,
+    writing: Vec<Option<Writing>>,
+    writer: Writer<B>,
+    /// When to end, once that is asked for.
+    drain: Option<Instant>,
+}
+
+/// Why something was not computed.
+enum Fault {
+    /// The device is gone, and with it everything.
+    Lost(String),
+    /// One task is at fault, or something that may not happen again.
+    Step(String),
+}
+
+/// Computes; a panic is an error like any other.
+fn contained<T>(compute: impl FnOnce() -> Result<T, Error>) -> Result<T, Fault> {
+    match catch_unwind(AssertUnwindSafe(compute)) {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(e @ Error::Lost { .. })) => Err(Fault::Lost(e.to_string())),
+        Ok(Err(e)) => Err(Fault::Step(e.to_string())),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            Err(Fault::Step(format!("an internal error, please report it: {text}")))
+        }
+    }
+}
+
+fn failed(held: &mut Held, why: String) {
+    tracing::error!("request failed: {why}");
+    held.end(Err(Failure::Broken(why)));
+}
+
+impl<B: Backend> Loop<B> {
+    /// Serves until nobody can ask any more, until it has drained, or until the device is lost.
+    fn run(mut self) {
+        while self.listen() {
+            self.waiting.retain(|(.., held)| !held.is_gone());
+            self.writing.iter_mut().for_each(|place| drop(place.take_if(|w| w.held.is_gone())));
+            // One at a time: those who write wait no longer than that takes.
+            if let Err(lost) = self.admit().and_then(|()| self.step()) {
+                tracing::error!("{lost}; all requests fail");
+                self.alive.0.life.end(Failure::Broken(format!("{lost}; restart the server")));
+                return;
+            }
+        }
+        self.alive.0.life.end(Failure::ShuttingDown);
+    }
+
+    /// Takes what has been asked. Waits if there is nothing else to do. Is there more to come?
+    fn listen(&mut self) -> bool {
+        loop {
+            let idle = self.waiting.is_empty() && self.writing.iter().all(Option::is_none);
+            let now = Instant::now();
+            if self.drain.is_some_and(|end| idle || now >= end) {
+                return false;
+            }
+            let command = match idle {
+                false => match self.commands.try_recv() {
+                    Ok(command) => command,
+                    // If everybody who could ask has gone, those who asked are still served.
+                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
+                },
+                true => match self.commands.recv_timeout(Duration::from_secs(3600)) {
+                    Ok(command) => command,
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    Err(RecvTimeoutError::Disconnected) => return false,
+                },
+            };
+            match command {
+                Command::Take(material, begun, held) => self.waiting.push_back((material, begun, held)),
+                Command::Drain(within) => self.drain = Some(now + within),
+            }
+        }
+    }
+
+    /// Takes in the task that has waited longest, if there is a place for it. Fails where the device is lost.
+    fn admit(&mut self) -> Result<(), String> {
+        let Some(place) = self.writing.iter().position(Option::is_none) else { return Ok(()) };
+        let Some((material, tokens, mut held)) = self.waiting.pop_front() else { return Ok(()) };
+        let read = match &material {
+            Material::Words(tokens) => tokens.len(),
+            Material::Sound(_) => self.writer.desk.read,
+        };
+        let (most, written) = (self.writer.desk.read, self.writer.desk.written);
+        if !(1..=most).contains(&read) || !(1..=written).contains(&tokens.len()) {
+            failed(
+                &mut held,
+                format!("{read} tokens to take in and {} to begin with do not fit", tokens.len()),
+            );
+            return Ok(());
+        }
+        match contained(|| self.writer.take_in(place, &material)) {
+            Ok(read) => {
+                self.writing[place] = Some(Writing { line: Line { place, read, fed: 0, tokens }, held })
+            }
+            Err(Fault::Lost(why)) => return Err(why),
+            Err(Fault::Step(why)) => failed(&mut held, why),
+        }
+        Ok(())
+    }
+
+    /// Has all that have a place go on. If that fails, each is tried alone, so that only the one at fault fails.
+    fn step(&mut self) -> Result<(), String> {
+        let lines: Vec<Line> = self.writing.iter().flatten().map(|w| w.line.clone()).collect();
+        if lines.is_empty() {
+            return Ok(());
+        }
+        let outcomes: Vec<Result<Vec<f32>, String>> = match contained(|| self.writer.write(&lines)) {
+            Ok(rows) => rows.into_iter().map(Ok).collect(),
+            Err(Fault::Lost(why)) => return Err(why),
+            Err(Fault::Step(why)) if lines.len() == 1 => vec![Err(why)],
+            Err(Fault::Step(why)) => {
+                tracing::error!("a step of {} tasks failed: {why}; trying each alone", lines.len());
+                let alone = |line: &Line| match contained(|| self.writer.write(std::slice::from_ref(line))) {
+                    Ok(rows) => Ok(rows.into_iter().next().ok_or_else(|| "it gave nothing".to_owned())),
+                    Err(Fault::Step(why)) => Ok(Err(why)),
+                    Err(Fault::Lost(why)) => Err(why),
+                };
+                lines.iter().map(alone).collect::<Result<_, String>>()?
+            }
+        };
+        for (line, outcome) in lines.iter().zip(outcomes) {
+            self.go_on(line.place, outcome);
+        }
+        Ok(())
+    }
+
+    /// What a step gave one place.
+    fn go_on(&mut self, place: usize, outcome: Result<Vec<f32>, String>) {
+        let Some(mut writing) = self.writing[place].take() else { return };
+        let logits = match outcome {
+            Ok(logits) if logits.iter().any(|x| x.is_nan()) => {
+                Err("the model gave numbers that are none; its file may be damaged".to_owned())
+            }
+            outcome => outcome,
+        };
+        let next = logits.and_then(|logits| {
+            let pen = writing.held.pen.as_mut();
+            let next = AssertUnwindSafe(|| pen.map(|pen| pen.next(&logits)).unwrap_or_default());
+            catch_unwind(next)
+                .map_err(|_| "an internal error in choosing tokens, please report it".to_owned())
+        });
+        match next {
+            Err(why) => failed(&mut writing.held, why),
+            Ok(next) => {
+                writing.line.fed += writing.line.tokens.len();
+                let room = self.writer.desk.written.saturating_sub(writing.line.fed);
+                if next.is_empty() || next.len() > room {
+                    writing.held.end(Ok(()));
+                } else {
+                    writing.line.tokens = next;
+                    self.writing[place] = Some(writing);
+                }
+            }
+        }
+    }
+}

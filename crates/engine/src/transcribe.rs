@@ -1,0 +1,284 @@
+//! [`Transcriber`]: from a sound of any length to what was said and when, window by window. It runs on its caller's thread;
+//! what needs the model goes to the [`scribe`](crate::scribe), where it shares steps with others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tallow_models::speech::mel::{HOP, LogMel};
+use tallow_models::speech::rules::{choose, language, likelihood};
+use tallow_models::speech::window::{cut, repetition};
+use tallow_models::speech::{Job, RATE, Speech};
+use tallow_models::tokenizer::{Shown, Special, TokenizeError, Tokenizer};
+use tokio::sync::oneshot;
+
+use crate::handle::Failure;
+use crate::scribe::{Material, Pen, ScribeHandle, Task};
+
+/// A text that goes round in circles is at least so many times shorter without what was there before.
+const CIRCLES: f32 = 2.4;
+/// A text is unlikely where the logarithms of its tokens' likelihoods have a mean below this.
+const UNLIKELY: f32 = -1.0;
+/// Nobody speaks where that is likelier than this, and the text unlikely.
+const SILENT: f32 = 0.6;
+/// What is tried in turn where a text is unlikely, or goes round in circles.
+const WARMER: f32 = 0.2;
+
+/// What is to be made of a sound.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    /// The token of its language; it is heard where this is left out.
+    pub language: Option<u32>,
+    /// What to write.
+    pub job: Job,
+    /// A text that could have come before.
+    pub prompt: String,
+    /// Where to begin: 0 takes the most likely token always.
+    pub temperature: f32,
+    /// Does nobody want it any more?
+    pub gone: Arc<AtomicBool>,
+}
+
+/// A piece of what was said.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Segment {
+    /// Seconds before the window that it was heard in.
+    pub seek: f64,
+    /// Seconds before it.
+    pub start: f64,
+    /// Seconds before its end.
+    pub end: f64,
+    /// What was said.
+    pub text: String,
+    /// The same in tokens.
+    pub tokens: Vec<u32>,
+    /// Of the window's tokens.
+    pub temperature: f32,
+    /// How likely the window's tokens were.
+    pub mean_log: f32,
+    /// How many times shorter the window's text is without what was there before.
+    pub repetition: f32,
+    /// How likely it is that nobody spoke in the window.
+    pub silence: f32,
+}
+
+/// What was said in a sound, but for its pieces, which are told on the way.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Heard {
+    /// The code of its language, where the model has several.
+    pub language: Option<String>,
+    /// How long it is.
+    pub seconds: f64,
+}
+
+/// Why a sound was not gone through.
+#[derive(Debug, thiserror::Error)]
+pub enum Interrupted {
+    /// The model could not.
+    #[error("{0}")]
+    Failure(#[from] Failure),
+    /// The sound could not be read.
+    #[error("{0}")]
+    Sound(String),
+    /// The prompt could not be.
+    #[error("the prompt: {0}")]
+    Prompt(#[from] TokenizeError),
+}
+
+/// Has a scribe go through sounds. Copies share everything.
+#[derive(Debug, Clone)]
+pub struct Transcriber {
+    /// The scribe.
+    pub handle: ScribeHandle,
+    /// What is special of the model.
+    pub speech: Arc<Speech>,
+    tokenizer: Tokenizer,
+    mel: Arc<LogMel>,
+}
+
+/// What was written of a window.
+struct Draft {
+    language: Option<u32>,
+    tokens: Vec<u32>,
+    logs: f32,
+    silence: f32,
+    temperature: f32,
+}
+
+impl Draft {
+    fn mean_log(&self) -> f32 {
+        self.logs / (self.tokens.len() + 1) as f32
+    }
+
+    fn is_silence(&self) -> bool {
+        self.silence > SILENT && self.mean_log() < UNLIKELY
+    }
+}
+
+/// Writes a draft.
+struct Scribbler {
+    speech: Arc<Speech>,
+    job: Job,
+    draft: Draft,
+    begun: bool,
+    draws: u64,
+    gone: Arc<AtomicBool>,
+    reply: Option<oneshot::Sender<Result<Draft, Failure>>>,
+}
+
+impl Scribbler {
+    /// A number from 0 to 1 that depends on how many came before it only.
+    fn draw(&mut self) -> f64 {
+        self.draws = self.draws.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.draws ^ self.draws >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed ^ mixed >> 31) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+impl Pen for Scribbler {
+    fn next(&mut self, logits: &[f32]) -> Vec<u32> {
+        let speech = self.speech.clone();
+        if !self.begun {
+            self.begun = true;
+            self.draft.silence = speech.silence.map_or(0.0, |token| likelihood(logits, token));
+            self.draft.language = self.draft.language.or_else(|| language(&speech, logits));
+            let setting = speech.setting(self.draft.language, self.job);
+            if !setting.is_empty() {
+                return setting;
+            }
+        }
+        let draw = self.draw();
+        let chosen = choose(&speech, &self.draft.tokens, logits, self.draft.temperature, draw);
+        self.draft.logs += chosen.log;
+        if chosen.token == speech.end || self.draft.tokens.len() >= speech.context / 2 {
+            return Vec::new();
+        }
+        self.draft.tokens.push(chosen.token);
+        vec![chosen.token]
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    fn end(mut self: Box<Self>, how: Result<(), Failure>) {
+        let nothing = Draft { language: None, tokens: Vec::new(), logs: 0.0, silence: 0.0, temperature: 0.0 };
+        let draft = std::mem::replace(&mut self.draft, nothing);
+        if let Some(reply) = self.reply.take() {
+            // Whoever asked may have gone.
+            let _ = reply.send(how.map(|()| draft));
+        }
+    }
+}
+
+impl Transcriber {
+    /// For a model whose frames have so many bands.
+    pub fn new(handle: ScribeHandle, speech: Speech, tokenizer: Tokenizer, bands: usize) -> Transcriber {
+        Transcriber { handle, speech: Arc::new(speech), tokenizer, mel: Arc::new(LogMel::new(bands)) }
+    }
+
+    /// Samples of a window.
+    fn window(&self) -> usize {
+        2 * self.handle.desk().read * HOP
+    }
+
+    /// Goes through a sound. `more` gives the next so many samples, fewer at the end. What was said is told to `tell` piece by
+    /// piece, and after each window how many seconds are done with.
+    pub fn run(
+        &self,
+        wish: &Wish,
+        more: &mut dyn FnMut(usize) -> Result<Vec<f32>, String>,
+        tell: &mut dyn FnMut(&[Segment], f64),
+    ) -> Result<Heard, Interrupted> {
+        let (window, mut language) = (self.window(), wish.language);
+        let (mut samples, mut before, mut ended) = (Vec::new(), 0usize, false);
+        let mut begun = self.begun(&wish.prompt)?;
+        loop {
+            if !ended {
+                let wanted = window - samples.len();
+                let some = more(wanted).map_err(Interrupted::Sound)?;
+                ended = some.len() < wanted;
+                samples.extend(some);
+            }
+            if samples.is_empty() || wish.gone.load(Ordering::Relaxed) {
+                let code = language.and_then(|id| self.speech.code(id)).map(str::to_owned);
+                return Ok(Heard { language: code, seconds: before as f64 / RATE as f64 });
+            }
+            let draft = self.draft(wish, language, &begun, &samples)?;
+            language = language.or(draft.language);
+            begun = vec![self.speech.start];
+            let (seek, seconds) = (before as f64 / RATE as f64, samples.len() as f64 / RATE as f64);
+            let (pieces, done) = cut(&self.speech, &draft.tokens, seconds);
+            let all = self.tokenizer.decode(&draft.tokens, Shown::Text);
+            let segment = |piece: tallow_models::speech::window::Piece| Segment {
+                seek,
+                start: seek + piece.start,
+                end: seek + piece.end.min(seconds.max(piece.start)),
+                text: self.tokenizer.decode(&piece.tokens, Shown::Text),
+                tokens: piece.tokens,
+                temperature: draft.temperature,
+                mean_log: draft.mean_log(),
+                repetition: repetition(&all),
+                silence: draft.silence,
+            };
+            let silent = draft.is_silence();
+            let segments = pieces.into_iter().map(segment).filter(|s| !silent && !s.text.trim().is_empty());
+            let segments: Vec<Segment> = segments.collect();
+            let done = if silent { seconds } else { done };
+            let step = ((done * RATE as f64).round() as usize).clamp(1, samples.len());
+            samples.drain(..step);
+            before += step;
+            tell(&segments, before as f64 / RATE as f64);
+        }
+    }
+
+    /// What stands in front of a window's text: a text that could have come before, and the beginning.
+    fn begun(&self, prompt: &str) -> Result<Vec<u32>, TokenizeError> {
+        let mut begun = Vec::new();
+        if let (Some(before), text) = (self.speech.before, prompt.trim())
+            && !text.is_empty()
+        {
+            let tokens = self.tokenizer.encode(&format!(" {text}"), Special::BARE)?;
+            let most = (self.speech.context / 2).saturating_sub(1).min(tokens.len());
+            begun.push(before);
+            begun.extend(&tokens[tokens.len() - most..]);
+        }
+        begun.push(self.speech.start);
+        Ok(begun)
+    }
+
+    /// What is written of a window: the first draft that is likely and does not go round in circles, or the last.
+    fn draft(
+        &self,
+        wish: &Wish,
+        language: Option<u32>,
+        begun: &[u32],
+        samples: &[f32],
+    ) -> Result<Draft, Interrupted> {
+        let sound = self.mel.frames(samples, 2 * self.handle.desk().read);
+        let mut temperature = wish.temperature;
+        loop {
+            let (reply, answer) = oneshot::channel();
+            let draft = Draft { language, tokens: Vec::new(), logs: 0.0, silence: 0.0, temperature };
+            let pen = Scribbler {
+                speech: self.speech.clone(),
+                job: wish.job,
+                draft,
+                begun: false,
+                draws: u64::from(temperature.to_bits()),
+                gone: wish.gone.clone(),
+                reply: Some(reply),
+            };
+            let material = Material::Sound(sound.clone());
+            self.handle.submit(Task { material, begun: begun.to_vec(), pen: Box::new(pen) })?;
+            let gone = |_| Failure::Broken("the scribe has ended".into());
+            let draft = answer.blocking_recv().map_err(gone)??;
+            let text = self.tokenizer.decode(&draft.tokens, Shown::Text);
+            let poor = repetition(&text) > CIRCLES || draft.mean_log() < UNLIKELY;
+            if !poor || draft.is_silence() || temperature + WARMER > 1.0 + 1e-6 {
+                return Ok(draft);
+            }
+            temperature += WARMER;
+        }
+    }
+}

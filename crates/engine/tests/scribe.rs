@@ -1,0 +1,153 @@
+//! A scribe: many tasks at one desk, each as if it were alone.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tallow_core::DType;
+use tallow_cpu::{Cpu, Isa};
+use tallow_engine::handle::Failure;
+use tallow_engine::scribe::{Desk, Material, Pen, ScribeHandle, Task, Writer, spawn};
+use tallow_models::scribe::{Scribe, ScribeModel};
+use tallow_support::golden;
+
+const DESK: Desk = Desk { places: 3, read: 40, written: 24, dtype: DType::F16, queue: 20 };
+
+fn start(case: &'static str, desk: Desk) -> ScribeHandle {
+    spawn(desk, move || {
+        let model = ScribeModel::open(&golden(case)).unwrap_or_else(|e| panic!("{e}"));
+        let b = Cpu::new(Isa::best(), 2).unwrap();
+        let scribe = Scribe::load(&b, &model, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        Ok::<_, std::io::Error>(Writer::new(b, scribe, desk).unwrap())
+    })
+    .unwrap()
+}
+
+/// Writes the likeliest tokens, and keeps all logits.
+struct Greedy {
+    seen: Vec<Vec<f32>>,
+    most: usize,
+    gone: Arc<AtomicBool>,
+    panics: bool,
+    done: Option<std::sync::mpsc::Sender<Result<Vec<Vec<f32>>, Failure>>>,
+}
+
+impl Pen for Greedy {
+    fn next(&mut self, logits: &[f32]) -> Vec<u32> {
+        assert!(!self.panics, "a pen that breaks");
+        self.seen.push(logits.to_vec());
+        if self.seen.len() >= self.most {
+            return Vec::new();
+        }
+        let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap() as u32;
+        // Now and then several at once.
+        if self.seen.len() % 3 == 0 { vec![best, 5] } else { vec![best] }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    fn end(mut self: Box<Self>, how: Result<(), Failure>) {
+        let seen = std::mem::take(&mut self.seen);
+        let _ = self.done.take().unwrap().send(how.map(|()| seen));
+    }
+}
+
+type Answer = Receiver<Result<Vec<Vec<f32>>, Failure>>;
+
+fn submit(handle: &ScribeHandle, words: Vec<u32>, most: usize, panics: bool) -> (Answer, Arc<AtomicBool>) {
+    let (done, answer) = channel();
+    let gone = Arc::new(AtomicBool::new(false));
+    let pen = Greedy { seen: Vec::new(), most, gone: gone.clone(), panics, done: Some(done) };
+    let task = Task { material: Material::Words(words), begun: vec![0], pen: Box::new(pen) };
+    handle.submit(task).unwrap();
+    (answer, gone)
+}
+
+fn words(i: u32) -> Vec<u32> {
+    (0..3 + 5 * i).map(|n| (7 * n + i) % 90 + 3).chain([1]).collect()
+}
+
+#[test]
+fn company_changes_no_bit() {
+    let handle = start("t5", DESK);
+    let alone: Vec<_> =
+        (0..7).map(|i| submit(&handle, words(i), 4 + i as usize, false).0.recv().unwrap().unwrap()).collect();
+    let together: Vec<_> = (0..7).map(|i| submit(&handle, words(i), 4 + i as usize, false).0).collect();
+    for (i, (alone, together)) in alone.iter().zip(together).enumerate() {
+        assert_eq!(alone.len(), 4 + i);
+        assert!(together.recv().unwrap().unwrap() == *alone, "task {i}");
+    }
+    assert_eq!(handle.taken(), 0);
+    handle.close();
+}
+
+#[test]
+fn a_desk_that_is_full_ends_what_is_written() {
+    let handle = start("t5", Desk { written: 9, ..DESK });
+    let seen = submit(&handle, words(1), 100, false).0.recv().unwrap().unwrap();
+    assert!((6..=9).contains(&seen.len()), "{}", seen.len());
+    handle.close();
+}
+
+#[test]
+fn who_is_at_fault_fails_alone() {
+    let handle = start("t5", DESK);
+    let good = submit(&handle, words(2), 12, false).0;
+    let bad = submit(&handle, words(1), 12, true).0;
+    let long = submit(&handle, words(20), 12, false).0;
+    assert!(matches!(bad.recv().unwrap(), Err(Failure::Broken(why)) if why.contains("internal error")));
+    assert!(matches!(long.recv().unwrap(), Err(Failure::Broken(why)) if why.contains("do not fit")));
+    assert_eq!(good.recv().unwrap().unwrap().len(), 12);
+    assert_eq!(handle.taken(), 0);
+    handle.close();
+}
+
+#[test]
+fn every_task_hears_its_end_once_whatever_happens() {
+    let handle = start("t5", Desk { places: 1, queue: 3, ..DESK });
+    let (first, gone) = submit(&handle, words(2), 1000, false);
+    let waiting = submit(&handle, words(1), 5, false).0;
+    gone.store(true, Ordering::Relaxed);
+    // It may have ended by itself.
+    let _ = first.recv().unwrap();
+    waiting.recv().unwrap().unwrap();
+    handle.drain(Duration::from_secs(5));
+    assert_eq!(handle.ready(), Err(Failure::ShuttingDown));
+    let (done, _answer) = channel();
+    let pen = Greedy { seen: vec![], most: 1, gone, panics: false, done: Some(done) };
+    let task = Task { material: Material::Words(vec![1]), begun: vec![0], pen: Box::new(pen) };
+    assert_eq!(handle.submit(task), Err(Failure::ShuttingDown));
+    handle.close();
+    assert!(!handle.is_alive());
+}
+
+#[test]
+fn more_than_there_is_room_for_is_refused() {
+    let handle = start("t5", Desk { places: 1, queue: 2, ..DESK });
+    let held = Arc::new(Mutex::new(()));
+    let lock = held.lock().unwrap();
+    struct Slow(Arc<Mutex<()>>);
+    impl Pen for Slow {
+        fn next(&mut self, _: &[f32]) -> Vec<u32> {
+            drop(self.0.lock());
+            Vec::new()
+        }
+        fn is_gone(&self) -> bool {
+            false
+        }
+        fn end(self: Box<Self>, _: Result<(), Failure>) {}
+    }
+    let task =
+        || Task { material: Material::Words(vec![1]), begun: vec![0], pen: Box::new(Slow(held.clone())) };
+    handle.submit(task()).unwrap();
+    handle.submit(task()).unwrap();
+    assert_eq!(handle.submit(task()), Err(Failure::Full(2)));
+    drop(lock);
+    handle.close();
+}

@@ -1,0 +1,99 @@
+//! Attention to what an encoder gave: queries of the tokens that are written, keys and values of those that were read.
+
+use tallow_core::ops::{Attend, Epilogue, KvWrite, Project, ProjectMany};
+use tallow_core::{AttnSpec, Backend, Heads, LayerKv, Linear, Norm, Result, Span, Step, StepPlan, Tensor};
+
+use super::Given;
+use crate::error::Result as LoadResult;
+use crate::spec::AttentionSpec;
+use crate::weights::Weights;
+
+/// Multi-head attention across, with the norm in front of it.
+#[derive(Debug)]
+pub struct Across<B: Backend> {
+    norm: Norm<B>,
+    q: Linear<B>,
+    k: Linear<B>,
+    v: Linear<B>,
+    o: Linear<B>,
+    heads: Heads,
+    spec: AttnSpec<B>,
+}
+
+impl<B: Backend> Across<B> {
+    /// Reads that of layer `i`, whose other attention is `spec`.
+    pub(super) fn load(w: &mut Weights<'_, B>, i: usize, spec: &AttentionSpec) -> LoadResult<Across<B>> {
+        let (names, dim, heads) = (w.names().across, w.spec().dim, spec.heads);
+        Ok(Across {
+            norm: w.norm((names.norm, i), dim)?,
+            q: w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?,
+            k: w.linear((names.k, i), heads.kv_cols(), dim, spec.key_bias())?,
+            v: w.linear((names.v, i), heads.kv_cols(), dim, spec.qkv_bias)?,
+            o: w.linear((names.o, i), dim, heads.q_cols(), spec.out_bias)?,
+            heads,
+            spec: AttnSpec {
+                scale: spec.scale,
+                window: None,
+                chunk: None,
+                softcap: None,
+                sinks: None,
+                bias: None,
+                causal: false,
+            },
+        })
+    }
+
+    /// Keeps keys and values of what an encoder gave. `x`: [tokens, dim]
+    pub fn keep(&self, b: &B, x: &Tensor<B>, plan: &StepPlan<B>, kv: LayerKv<'_, B>) -> Result<()> {
+        let k = b.run(Project { x, by: &self.k, then: Epilogue::NONE })?; // [tokens, kv * dim]
+        let v = b.run(Project { x, by: &self.v, then: Epilogue::NONE })?; // [tokens, kv * dim]
+        b.run(KvWrite { k: &k, v: &v, heads: self.heads, kv, plan })
+    }
+
+    /// `x + attention(norm(x))`
+    pub(super) fn forward(&self, b: &B, given: &Given<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let (norm, heads) = (Some(&self.norm), self.heads);
+        let q = b.run(ProjectMany { x, norm, by: std::slice::from_ref(&self.q) })?; // [tokens, q * dim]
+        let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv: given.kv, plan: given.plan })?; // [tokens, q * dim]
+        b.run(Project { x: &mixed, by: &self.o, then: Epilogue::add_to(x) })
+    }
+}
+
+/// Tokens that are written, and what they look at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Look {
+    /// How many tokens of it the step computes.
+    pub rows: usize,
+    /// How many tokens were read; at least one.
+    pub read: usize,
+    /// The pages that hold their keys and values.
+    pub pages: Vec<u32>,
+}
+
+/// The step in which tokens look at what was read. A span ends where its sequence does, so what has fewer tokens than look
+/// at it is the sequence of several spans.
+pub fn looking(looks: &[Look], page_len: usize) -> Step {
+    let mut spans = Vec::new();
+    for look in looks {
+        for first in (0..look.rows).step_by(look.read.max(1)) {
+            let rows = look.read.min(look.rows - first);
+            spans.push(Span { rows, start: look.read - rows, pages: look.pages.clone() });
+        }
+    }
+    let tokens = vec![0; looks.iter().map(|look| look.rows).sum()];
+    Step { tokens, spans, page_len, ..Step::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_short_is_looked_at_in_several_spans() {
+        let look = |rows, read| Look { rows, read, pages: vec![3, 4] };
+        let step = looking(&[look(1, 20), look(7, 3)], 16);
+        let spans: Vec<(usize, usize)> = step.spans.iter().map(|s| (s.rows, s.start)).collect();
+        assert_eq!(spans, [(1, 19), (3, 0), (3, 0), (1, 2)]);
+        assert_eq!(step.tokens.len(), 8);
+    }
+}

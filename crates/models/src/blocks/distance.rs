@@ -1,0 +1,71 @@
+//! What is added to scores by how far tokens are apart: a table of distances, made once, so that no device knows of buckets.
+
+use tallow_core::{Backend, Memory, Tensor};
+
+use crate::error::Result;
+use crate::formats::names::of_layer;
+use crate::spec::BiasSpec;
+use crate::weights::{Weights, named};
+
+/// Reads layer `i`'s, for so many heads: [heads, distances]
+pub(super) fn load<B: Backend>(
+    w: &mut Weights<'_, B>,
+    i: usize,
+    heads: usize,
+    spec: BiasSpec,
+    causal: bool,
+) -> Result<Tensor<B>> {
+    let name = named(&of_layer(w.names().distance, i));
+    let of_buckets = w.table(&name, spec.buckets, heads)?;
+    let reach = spec.furthest as i64;
+    let row = |head: usize| {
+        let of_buckets = &of_buckets;
+        (-reach..=reach).map(move |d| of_buckets[spec.bucket(d, causal) * heads + head])
+    };
+    let table: Vec<f32> = (0..heads).flat_map(row).collect();
+    Ok(w.device().upload(&table, heads, 2 * spec.furthest + 1)?)
+}
+
+impl BiasSpec {
+    /// Distances in one direction that have a bucket of their own.
+    pub(crate) fn own(&self, causal: bool) -> usize {
+        self.buckets / if causal { 2 } else { 4 }
+    }
+
+    /// The bucket of a token so far behind the one that sees it. Numbers have 32 bits, as in the reference, so that what
+    /// lies between two buckets falls into the same.
+    fn bucket(&self, distance: i64, causal: bool) -> usize {
+        let (buckets, first, far) = match causal {
+            true => (self.buckets, 0, (-distance).max(0)),
+            false => {
+                let half = self.buckets / 2;
+                (half, if distance > 0 { half } else { 0 }, distance.abs())
+            }
+        };
+        let (own, far) = (self.own(causal), far as usize);
+        if far < own {
+            return first + far;
+        }
+        let share = (far as f32 / own as f32).ln() / (self.furthest as f64 / own as f64).ln() as f32;
+        first + (own + (share * (buckets - own) as f32) as usize).min(buckets - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_fall_into_buckets_as_in_the_reference() {
+        let spec = BiasSpec { buckets: 32, furthest: 128 };
+        let of = |causal, list: &[i64]| list.iter().map(|d| spec.bucket(*d, causal)).collect::<Vec<_>>();
+        assert_eq!(
+            of(true, &[5, 0, -1, -15, -16, -20, -64, -127, -128, -999]),
+            [0, 0, 1, 15, 16, 17, 26, 31, 31, 31]
+        );
+        assert_eq!(
+            of(false, &[0, -1, -7, -8, -999, 1, 7, 8, 16, 128, 999]),
+            [0, 1, 7, 8, 15, 17, 23, 24, 26, 31, 31]
+        );
+    }
+}

@@ -1,0 +1,80 @@
+//! [`Ears`]: from frames of sound to what layers take. A convolution is a gather of neighbours and a product.
+
+use tallow_core::ops::{Copy, Epilogue, Glu, Project, Rows, RowsTo};
+use tallow_core::{Activation, Backend, DType, Linear, Memory, Result, Tensor};
+
+use super::spec::SoundSpec;
+use crate::error::Result as LoadResult;
+use crate::weights::Weights;
+
+/// Two convolutions over three neighbours, the second of which takes every other place only.
+#[derive(Debug)]
+pub(super) struct Ears<B: Backend> {
+    /// [dim, 3 * bands]
+    first: Linear<B>,
+    /// [dim, 3 * dim]
+    second: Linear<B>,
+    act: Activation,
+}
+
+/// Neighbours that a convolution takes.
+const TAPS: usize = 3;
+
+impl<B: Backend> Ears<B> {
+    pub(super) fn load(
+        w: &mut Weights<'_, B>,
+        names: [&str; 2],
+        spec: SoundSpec,
+        dim: usize,
+    ) -> LoadResult<Ears<B>> {
+        let first = w.of_neighbours(names[0], dim, spec.bands)?;
+        Ok(Ears { first, second: w.of_neighbours(names[1], dim, dim)?, act: spec.act })
+    }
+
+    /// [sounds * frames, bands] to [sounds * frames / 2, dim]
+    pub(super) fn forward(&self, b: &B, x: &Tensor<B>, sounds: usize) -> Result<Tensor<B>> {
+        let x = self.over_neighbours(b, x, &self.first, sounds, 1)?;
+        self.over_neighbours(b, &x, &self.second, sounds, 2)
+    }
+
+    fn over_neighbours(
+        &self,
+        b: &B,
+        x: &Tensor<B>,
+        by: &Linear<B>,
+        sounds: usize,
+        step: usize,
+    ) -> Result<Tensor<B>> {
+        let len = x.rows() / sounds.max(1);
+        let side_by_side = b.alloc(DType::F32, x.rows() / step, TAPS * x.cols())?; // [places, 3 * inputs]
+        for tap in 0..TAPS {
+            let at = b.upload_row(&neighbours(sounds, len, step, tap))?;
+            let from = b.run(Rows { x, at: &at, to: RowsTo::Gather })?; // [places, inputs]
+            b.run(Copy { from: &from, to: &side_by_side.col_range(tap * x.cols()..(tap + 1) * x.cols()) })?;
+        }
+        let gate = b.run(Project { x: &side_by_side, by, then: Epilogue::NONE })?; // [places, dim]
+        b.run(Glu { gate: &gate, up: None, act: self.act })
+    }
+}
+
+/// The row of one neighbour of each place. Beyond the ends of a sound there is nothing: no row at all.
+fn neighbours(sounds: usize, len: usize, step: usize, tap: usize) -> Vec<u32> {
+    let row = |sound: usize, place: usize| match (place + tap).checked_sub(1) {
+        Some(at) if at < len => (sound * len + at) as u32,
+        _ => u32::MAX,
+    };
+    (0..sounds).flat_map(|sound| (0..len).step_by(step).map(move |place| row(sound, place))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sounds_are_no_neighbours_of_each_other() {
+        const NONE: u32 = u32::MAX;
+        assert_eq!(neighbours(2, 4, 1, 0), [NONE, 0, 1, 2, NONE, 4, 5, 6]);
+        assert_eq!(neighbours(2, 4, 2, 1), [0, 2, 4, 6]);
+        assert_eq!(neighbours(2, 4, 1, 2), [1, 2, 3, NONE, 5, 6, 7, NONE]);
+    }
+}

@@ -1,0 +1,193 @@
+//! T5: numbers added to scores by distance, scores that are not scaled, one embedding for all.
+
+use tallow_core::{Activation, Heads};
+
+use super::{EncoderFamily, ScribeFamily, common};
+use crate::encoder::Parts;
+use crate::encoder::spec::EncoderSpec;
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names::{self, AcrossNames, Names};
+use crate::scribe::ScribeSpec;
+use crate::spec::{BiasSpec, DecoderSpec};
+
+pub(super) static T5_ENCODER: EncoderFamily = EncoderFamily {
+    name: "T5",
+    hf: &["T5EncoderModel", "MT5EncoderModel"],
+    names: ENCODER,
+    types: "",
+    embed_norm: "",
+    // The other half of a whole checkpoint is of no use.
+    spare: &["encoder.embed_tokens.", "decoder.", "lm_head."],
+    spec: encoder,
+};
+
+pub(super) static T5: ScribeFamily = ScribeFamily {
+    name: "T5",
+    hf: &["T5ForConditionalGeneration", "MT5ForConditionalGeneration"],
+    encoder: ENCODER,
+    parts: Parts { types: "", embed_norm: "", ears: [""; 2] },
+    decoder: Names {
+        embed: "shared",
+        norm: "decoder.final_layer_norm",
+        mixer_norm: "decoder.block.{}.layer.0.layer_norm",
+        q: "decoder.block.{}.layer.0.SelfAttention.q",
+        k: "decoder.block.{}.layer.0.SelfAttention.k",
+        v: "decoder.block.{}.layer.0.SelfAttention.v",
+        o: "decoder.block.{}.layer.0.SelfAttention.o",
+        distance: "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        across: AcrossNames {
+            norm: "decoder.block.{}.layer.1.layer_norm",
+            q: "decoder.block.{}.layer.1.EncDecAttention.q",
+            k: "decoder.block.{}.layer.1.EncDecAttention.k",
+            v: "decoder.block.{}.layer.1.EncDecAttention.v",
+            o: "decoder.block.{}.layer.1.EncDecAttention.o",
+        },
+        ffn_norm: "decoder.block.{}.layer.2.layer_norm",
+        gate: "decoder.block.{}.layer.2.DenseReluDense.wi_0",
+        up: "decoder.block.{}.layer.2.DenseReluDense.wi_1",
+        up_alone: "decoder.block.{}.layer.2.DenseReluDense.wi",
+        down: "decoder.block.{}.layer.2.DenseReluDense.wo",
+        ..names::HF
+    },
+    // Old checkpoints have a bias across, too, which nothing reads.
+    spare: &[
+        "encoder.embed_tokens.",
+        "decoder.embed_tokens.",
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
+    ],
+    spec,
+};
+
+const ENCODER: Names = Names {
+    embed: "shared",
+    norm: "encoder.final_layer_norm",
+    mixer_norm: "encoder.block.{}.layer.0.layer_norm",
+    q: "encoder.block.{}.layer.0.SelfAttention.q",
+    k: "encoder.block.{}.layer.0.SelfAttention.k",
+    v: "encoder.block.{}.layer.0.SelfAttention.v",
+    o: "encoder.block.{}.layer.0.SelfAttention.o",
+    distance: "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+    ffn_norm: "encoder.block.{}.layer.1.layer_norm",
+    gate: "encoder.block.{}.layer.1.DenseReluDense.wi_0",
+    up: "encoder.block.{}.layer.1.DenseReluDense.wi_1",
+    up_alone: "encoder.block.{}.layer.1.DenseReluDense.wi",
+    down: "encoder.block.{}.layer.1.DenseReluDense.wo",
+    ..names::HF
+};
+
+const LAYERS: Key = key("num_layers", "");
+const DECODER_LAYERS: Key = key("num_decoder_layers", "");
+const HEADS: Key = key("num_heads", "");
+const HEAD_DIM: Key = key("d_kv", "");
+const BUCKETS: Key = key("relative_attention_num_buckets", "");
+const FURTHEST: Key = key("relative_attention_max_distance", "");
+const FFN: Key = key("feed_forward_proj", "");
+const SCALED: Key = key("scale_decoder_outputs", "");
+const START: Key = key("decoder_start_token_id", "");
+/// Distances that have a place of their own in a table, at most.
+const MOST_DISTANCE: usize = 1 << 16;
+
+/// One half of it, with layers as many as `layers` says.
+fn half(c: &Config<'_>, layers: Key, causal: bool) -> Result<DecoderSpec> {
+    let usual = common::Usual {
+        dim: key("d_model", ""),
+        layers,
+        ffn: key("d_ff", ""),
+        act: (key("", ""), "relu"),
+        context: (key("n_positions", ""), 512),
+        eps: (key("layer_norm_epsilon", ""), 1e-6),
+        tied: true,
+        ..common::USUAL
+    };
+    let mut spec = common::plain_of(c, &usual, |_| {
+        let q = common::sane(c, HEADS, c.count(HEADS)?)?;
+        let dim = c.count(HEAD_DIM)?;
+        match dim.is_multiple_of(2) && (2..=1024).contains(&dim) {
+            true => Ok((Heads { q, kv: q, dim }, dim)),
+            false => Err(c.bad(HEAD_DIM, format_args!("is {dim}; even numbers up to 1024 are supported"))),
+        }
+    })?;
+    let bias = distance(c, causal)?;
+    let (act, gated) = feed_forward(c)?;
+    for layer in &mut spec.layers {
+        (layer.mixer.rope, layer.mixer.scale, layer.mixer.causal) = (None, 1.0, causal);
+        layer.mixer.bias = Some(bias);
+        (layer.ffn.act, layer.ffn.gated, layer.across) = (act, gated, causal);
+    }
+    spec.ropes.clear();
+    Ok(spec)
+}
+
+fn distance(c: &Config<'_>, causal: bool) -> Result<BiasSpec> {
+    let buckets = common::sane(c, BUCKETS, c.find_count(BUCKETS)?.unwrap_or(32))?;
+    let furthest = c.find_count(FURTHEST)?.unwrap_or(128);
+    let bias = BiasSpec { buckets, furthest };
+    if buckets < 4 || !buckets.is_multiple_of(2) {
+        return Err(c.unsupported(BUCKETS, buckets, "even numbers from 4 on are"));
+    }
+    let own = bias.own(causal);
+    if furthest <= own || furthest > MOST_DISTANCE {
+        let why = format_args!("is {furthest}; from {} to {MOST_DISTANCE} make sense", own + 1);
+        return Err(c.bad(FURTHEST, why));
+    }
+    Ok(bias)
+}
+
+/// The bend, and whether there is a gate: the two are one setting.
+fn feed_forward(c: &Config<'_>) -> Result<(Activation, bool)> {
+    match c.find_text(FFN)?.unwrap_or("relu") {
+        "gated-gelu" => Ok((Activation::GeluTanh, true)),
+        "gated-gelu_new" => Ok((Activation::GeluTanh, true)),
+        "gated-silu" => Ok((Activation::Silu, true)),
+        "gated-relu" => Ok((Activation::Relu, true)),
+        "relu" => Ok((Activation::Relu, false)),
+        "gelu" => Ok((Activation::Gelu, false)),
+        "gelu_new" => Ok((Activation::GeluTanh, false)),
+        "silu" => Ok((Activation::Silu, false)),
+        other => Err(c.unsupported(
+            FFN,
+            other,
+            "relu, gelu, gelu_new and silu are, and all but gelu with gated- in front, and gated-gelu",
+        )),
+    }
+}
+
+fn encoder(c: &Config<'_>) -> Result<EncoderSpec> {
+    let like = half(c, LAYERS, false)?;
+    Ok(EncoderSpec {
+        vocab: like.vocab,
+        dim: like.dim,
+        context: like.context,
+        norm: like.norm,
+        positions: None,
+        types: None,
+        patches: None,
+        fill: None,
+        ropes: Vec::new(),
+        layers: like
+            .layers
+            .into_iter()
+            .map(|layer| crate::spec::LayerSpec { across: false, ..layer })
+            .collect(),
+        last_norm: true,
+        head: None,
+        ending: None,
+        sound: None,
+    })
+}
+
+fn spec(c: &Config<'_>) -> Result<ScribeSpec> {
+    let layers = if c.has(DECODER_LAYERS) { DECODER_LAYERS } else { LAYERS };
+    let mut decoder = half(c, layers, true)?;
+    // Newer files say in two places what older ones say in one.
+    decoder.tied &= c.flag_or(SCALED, true)?;
+    if decoder.tied {
+        decoder.logit_scale = (1.0 / (decoder.dim as f64).sqrt()) as f32;
+    }
+    let start = c.find_count(START)?.unwrap_or(0);
+    if start >= decoder.vocab {
+        return Err(c.bad(START, format_args!("is {start}, of {} tokens", decoder.vocab)));
+    }
+    Ok(ScribeSpec { encoder: encoder(c)?, decoder, start: start as u32, shares_embedding: true })
+}

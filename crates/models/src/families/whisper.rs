@@ -1,0 +1,128 @@
+//! Whisper: an encoder of sounds behind two convolutions, and a decoder that writes what was said.
+
+use tallow_core::Activation;
+
+use super::{ScribeFamily, common};
+use crate::encoder::Parts;
+use crate::encoder::spec::{EncoderSpec, Positions, SoundSpec};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names::{self, AcrossNames, Names};
+use crate::scribe::ScribeSpec;
+use crate::spec::{Bias, DecoderSpec};
+
+pub(super) static WHISPER: ScribeFamily = ScribeFamily {
+    name: "Whisper",
+    hf: &["WhisperForConditionalGeneration"],
+    encoder: Names {
+        base: "model.",
+        positions: "model.encoder.embed_positions",
+        norm: "model.encoder.layer_norm",
+        mixer_norm: "model.encoder.layers.{}.self_attn_layer_norm",
+        q: "model.encoder.layers.{}.self_attn.q_proj",
+        k: "model.encoder.layers.{}.self_attn.k_proj",
+        v: "model.encoder.layers.{}.self_attn.v_proj",
+        o: "model.encoder.layers.{}.self_attn.out_proj",
+        ffn_norm: "model.encoder.layers.{}.final_layer_norm",
+        up: "model.encoder.layers.{}.fc1",
+        down: "model.encoder.layers.{}.fc2",
+        ..names::HF
+    },
+    parts: Parts { types: "", embed_norm: "", ears: ["model.encoder.conv1", "model.encoder.conv2"] },
+    decoder: Names {
+        base: "model.",
+        embed: "model.decoder.embed_tokens",
+        positions: "model.decoder.embed_positions",
+        norm: "model.decoder.layer_norm",
+        head: "proj_out",
+        mixer_norm: "model.decoder.layers.{}.self_attn_layer_norm",
+        q: "model.decoder.layers.{}.self_attn.q_proj",
+        k: "model.decoder.layers.{}.self_attn.k_proj",
+        v: "model.decoder.layers.{}.self_attn.v_proj",
+        o: "model.decoder.layers.{}.self_attn.out_proj",
+        across: AcrossNames {
+            norm: "model.decoder.layers.{}.encoder_attn_layer_norm",
+            q: "model.decoder.layers.{}.encoder_attn.q_proj",
+            k: "model.decoder.layers.{}.encoder_attn.k_proj",
+            v: "model.decoder.layers.{}.encoder_attn.v_proj",
+            o: "model.decoder.layers.{}.encoder_attn.out_proj",
+        },
+        ffn_norm: "model.decoder.layers.{}.final_layer_norm",
+        up: "model.decoder.layers.{}.fc1",
+        down: "model.decoder.layers.{}.fc2",
+        ..names::HF
+    },
+    spare: &[],
+    spec,
+};
+
+const BANDS: Key = key("num_mel_bins", "");
+const READ: Key = key("max_source_positions", "");
+const WRITTEN: Key = key("max_target_positions", "");
+const ACT: (Key, &str) = (key("activation_function", ""), "gelu");
+const START: Key = key("decoder_start_token_id", "");
+
+/// One half of it.
+fn half(
+    c: &Config<'_>,
+    names: [&'static str; 3],
+    context: (Key, usize),
+    causal: bool,
+) -> Result<DecoderSpec> {
+    let [layers, heads, ffn] = names.map(|name| key(name, ""));
+    let usual = common::Usual {
+        dim: key("d_model", ""),
+        layers,
+        heads,
+        ffn,
+        gated: false,
+        act: ACT,
+        context,
+        eps: (key("", ""), 1e-5),
+        tied: true,
+        ..common::USUAL_LAYER_NORM
+    };
+    let mut spec = common::plain_as(c, &usual)?;
+    for layer in &mut spec.layers {
+        (layer.mixer.rope, layer.mixer.causal, layer.across) = (None, causal, causal);
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (Bias::Yes, Bias::Yes, Bias::Yes);
+        layer.mixer.bare_keys = true;
+    }
+    spec.ropes.clear();
+    spec.positions = Some(spec.context);
+    Ok(spec)
+}
+
+fn spec(c: &Config<'_>) -> Result<ScribeSpec> {
+    common::off(c, "scale_embedding")?;
+    let of_encoder = ["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"];
+    let of_decoder = ["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"];
+    let like = half(c, of_encoder, (READ, 1500), false)?;
+    let decoder = half(c, of_decoder, (WRITTEN, 448), true)?;
+    let bands = c.find_count(BANDS)?.unwrap_or(80);
+    if !(1..=1024).contains(&bands) {
+        return Err(c.bad(BANDS, format_args!("is {bands}; 1 to 1024 make sense")));
+    }
+    let encoder = EncoderSpec {
+        vocab: like.vocab,
+        dim: like.dim,
+        context: like.context,
+        norm: like.norm,
+        positions: Some(Positions { rows: like.context, pad: None }),
+        types: None,
+        patches: None,
+        fill: None,
+        ropes: Vec::new(),
+        layers: like.layers,
+        last_norm: true,
+        head: None,
+        ending: None,
+        // Whatever bends the layers, this bends the convolutions.
+        sound: Some(SoundSpec { bands, act: Activation::Gelu }),
+    };
+    let start = c.find_count(START)?.unwrap_or(50257);
+    if start >= decoder.vocab {
+        return Err(c.bad(START, format_args!("is {start}, of {} tokens", decoder.vocab)));
+    }
+    Ok(ScribeSpec { encoder, decoder, start: start as u32, shares_embedding: false })
+}

@@ -1,0 +1,190 @@
+//! `/v1/audio/transcriptions` and `/v1/audio/translations`: what is said in a sound file, as OpenAI's interface has it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use tallow_audio::Audio;
+use tallow_engine::handle::Failure;
+use tallow_engine::transcribe::{Interrupted, Wish};
+use tallow_models::speech::Job;
+use tokio::sync::{OwnedSemaphorePermit, TryAcquireError};
+
+use crate::ServedSpeech;
+use crate::body;
+use crate::errors::ApiError;
+use crate::multipart::{Form, boundary};
+use crate::state::{Open, Server};
+use crate::transcript::{Format, Transcript};
+
+/// Bytes of a file at most, as clients of the interface know it, and of the fields beside it.
+const MOST_BYTES: usize = (25 << 20) + (64 << 10);
+/// Bytes of a prompt at most.
+const MOST_PROMPT: usize = 64 << 10;
+
+/// What is asked for.
+struct Asked {
+    file: Vec<u8>,
+    wish: Wish,
+    format: Format,
+}
+
+pub(crate) async fn transcriptions(
+    State(server): State<Arc<Server<ServedSpeech>>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    written(server, request, Job::Transcribe).await
+}
+
+pub(crate) async fn translations(
+    State(server): State<Arc<Server<ServedSpeech>>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    written(server, request, Job::Translate).await
+}
+
+/// Says, when it goes, that nobody waits any more.
+struct Waiting(Arc<AtomicBool>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+async fn written(
+    server: Arc<Server<ServedSpeech>>,
+    request: Request,
+    job: Job,
+) -> Result<Response, ApiError> {
+    server.ready()?;
+    let seat = seat(&server)?;
+    let (parts, body) = request.into_parts();
+    let kind =
+        parts.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let boundary = boundary(kind).ok_or_else(|| {
+        let why = "the body should be a form with a file: send it as content-type: multipart/form-data";
+        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why)
+    })?;
+    let (bytes, large) = body::read(body, &server.large, MOST_BYTES).await?;
+    let (_open, begun) = (Open::new(&server), Instant::now());
+    let gone = Arc::new(AtomicBool::new(false));
+    let _waiting = Waiting(gone.clone());
+    let own = server.clone();
+    let work = tokio::task::spawn_blocking(move || {
+        // They are given back when this is done, even if nobody waits for it any more.
+        let _held = (seat, large);
+        let asked = read(&own, &bytes, &boundary, job, gone)?;
+        drop(bytes);
+        heard(&own, asked, job)
+    });
+    let broken = |e| {
+        tracing::error!("a sound could not be gone through: {e}");
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
+    };
+    let (text, format) = tokio::select! {
+        done = work => done.map_err(broken)?.inspect_err(|_| server.metrics.ended("error"))?,
+        () = server.over() => return Err(ApiError::engine(Failure::ShuttingDown, true)),
+    };
+    server.metrics.embedded(begun.elapsed());
+    Ok(([(header::CONTENT_TYPE, format.kind())], text).into_response())
+}
+
+/// A place among those who are served or wait.
+fn seat(server: &Server<ServedSpeech>) -> Result<OwnedSemaphorePermit, ApiError> {
+    let model = &server.model;
+    model.seats.clone().try_acquire_owned().map_err(|e| {
+        let why = match e {
+            TryAcquireError::NoPermits => Failure::Full(model.queue),
+            TryAcquireError::Closed => Failure::ShuttingDown,
+        };
+        ApiError::engine(why, model.transcriber.handle.is_alive())
+    })
+}
+
+fn read(
+    server: &Server<ServedSpeech>,
+    body: &[u8],
+    boundary: &str,
+    job: Job,
+    gone: Arc<AtomicBool>,
+) -> Result<Asked, ApiError> {
+    let speech = &server.model.transcriber.speech;
+    let mut form = Form::read(body, boundary)?;
+    let names = &server.model.names;
+    if let Some(model) = form.text("model")?.filter(|model| !names.contains(model)) {
+        return Err(ApiError::no_model(&model, names));
+    }
+    let Some(file) = form.bytes("file").filter(|file| !file.is_empty()) else {
+        return Err(ApiError::field("file", "file is missing or empty: it should be the sound"));
+    };
+    let language = match form.text("language")?.filter(|name| !name.is_empty() && job == Job::Transcribe) {
+        None => None,
+        Some(name) => speech.language(&name).ok_or_else(|| {
+            let why = format!("language is not one that the model knows: {}", speech.known());
+            ApiError::field("language", why)
+        })?,
+    };
+    if job == Job::Translate && speech.languages.is_empty() {
+        return Err(ApiError::bad("the model knows one language only, and does not translate"));
+    }
+    let prompt = form.text("prompt")?.unwrap_or_default();
+    if prompt.len() > MOST_PROMPT {
+        return Err(ApiError::field("prompt", format!("prompt should have at most {MOST_PROMPT} bytes")));
+    }
+    let format = form.text("response_format")?;
+    let format = Format::named(format.as_deref().unwrap_or("json")).ok_or_else(|| {
+        ApiError::field("response_format", "response_format should be json, text, srt, verbose_json or vtt")
+    })?;
+    let temperature =
+        match form.text("temperature")? {
+            None => 0.0,
+            Some(text) => text.parse().ok().filter(|x| (0.0..=1.0).contains(x)).ok_or_else(|| {
+                ApiError::field("temperature", "temperature should be a number from 0 to 1")
+            })?,
+        };
+    granularities(&mut form, format)?;
+    // As with OpenAI's model of this kind: the answer comes whole.
+    form.text("stream")?;
+    let file = file.to_vec();
+    form.finish()?;
+    Ok(Asked { file, wish: Wish { language, job, prompt, temperature, gone }, format })
+}
+
+/// Which times are wanted. Those of words are not known.
+fn granularities(form: &mut Form<'_>, format: Format) -> Result<(), ApiError> {
+    const FIELD: &str = "timestamp_granularities[]";
+    for wanted in form.texts(FIELD)? {
+        match wanted.as_str() {
+            "segment" if format == Format::VerboseJson => {}
+            "segment" => {
+                return Err(ApiError::field(FIELD, format!("{FIELD} is for response_format verbose_json")));
+            }
+            "word" => {
+                let why = format!("{FIELD}: times of single words are not supported; take segment");
+                return Err(ApiError::field(FIELD, why).code("unsupported_value"));
+            }
+            _ => return Err(ApiError::field(FIELD, format!("{FIELD} should be segment"))),
+        }
+    }
+    Ok(())
+}
+
+/// Goes through a sound.
+fn heard(server: &Server<ServedSpeech>, asked: Asked, job: Job) -> Result<(String, Format), ApiError> {
+    let transcriber = &server.model.transcriber;
+    let unfit = |why: &dyn std::fmt::Display| ApiError::field("file", format!("file: {why}"));
+    let mut audio = Audio::bytes(asked.file).map_err(|e| unfit(&e))?;
+    let mut segments = Vec::new();
+    let mut more = |n: usize| audio.read(n).map_err(|e| e.to_string());
+    let heard = transcriber.run(&asked.wish, &mut more, &mut |some, _| segments.extend_from_slice(some));
+    let heard = heard.map_err(|e| match e {
+        Interrupted::Failure(why) => ApiError::engine(why, transcriber.handle.is_alive()),
+        Interrupted::Sound(why) => unfit(&why),
+        Interrupted::Prompt(why) => ApiError::field("prompt", format!("prompt: {why}")),
+    })?;
+    Ok((Transcript { job, heard, segments }.written(asked.format), asked.format))
+}

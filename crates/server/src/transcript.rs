@@ -1,0 +1,212 @@
+//! [`Transcript`]: what was said in a sound, in the forms that OpenAI's interface has.
+
+use serde::Serialize;
+use tallow_engine::transcribe::{Heard, Segment};
+use tallow_models::speech::{Job, name_of};
+
+/// How what was said is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The words alone.
+    Text,
+    /// The words in an object.
+    Json,
+    /// All that is known of each piece.
+    VerboseJson,
+    /// Subtitles.
+    Srt,
+    /// Subtitles for the web.
+    Vtt,
+}
+
+impl Format {
+    /// By the name that requests have for it.
+    pub fn named(name: &str) -> Option<Format> {
+        Some(match name {
+            "text" => Format::Text,
+            "json" => Format::Json,
+            "verbose_json" => Format::VerboseJson,
+            "srt" => Format::Srt,
+            "vtt" => Format::Vtt,
+            _ => return None,
+        })
+    }
+
+    /// What browsers call it.
+    pub(crate) fn kind(self) -> &'static str {
+        match self {
+            Format::Json | Format::VerboseJson => "application/json",
+            Format::Text => "text/plain; charset=utf-8",
+            Format::Srt => "application/x-subrip; charset=utf-8",
+            Format::Vtt => "text/vtt; charset=utf-8",
+        }
+    }
+}
+
+/// What was said.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Transcript {
+    /// What was written of it.
+    pub job: Job,
+    /// Its language and length.
+    pub heard: Heard,
+    /// Its pieces.
+    pub segments: Vec<Segment>,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    r#type: &'static str,
+    seconds: f64,
+}
+
+#[derive(Serialize)]
+struct Brief<'a> {
+    text: &'a str,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Verbose<'a> {
+    task: &'static str,
+    language: &'a str,
+    duration: f64,
+    text: &'a str,
+    segments: Vec<Piece<'a>>,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Piece<'a> {
+    id: usize,
+    seek: u64,
+    start: f64,
+    end: f64,
+    text: &'a str,
+    tokens: &'a [u32],
+    temperature: f32,
+    avg_logprob: f32,
+    compression_ratio: f32,
+    no_speech_prob: f32,
+}
+
+impl Transcript {
+    /// The words.
+    fn text(&self) -> String {
+        let all: String = self.segments.iter().map(|s| s.text.as_str()).collect();
+        all.trim().to_owned()
+    }
+
+    /// All of it, in that form.
+    pub fn written(&self, format: Format) -> String {
+        match format {
+            Format::Text => self.text() + "\n",
+            Format::Json => json(&Brief { text: &self.text(), usage: self.usage() }),
+            Format::VerboseJson => self.verbose(),
+            Format::Srt => self.subtitles(',', |i| format!("{}\n", i + 1)),
+            Format::Vtt => "WEBVTT\n\n".to_owned() + &self.subtitles('.', |_| String::new()),
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { r#type: "duration", seconds: self.heard.seconds.ceil() }
+    }
+
+    fn verbose(&self) -> String {
+        fn piece((id, s): (usize, &Segment)) -> Piece<'_> {
+            Piece {
+                id,
+                // In steps of ten milliseconds.
+                seek: (s.seek * 100.0).round() as u64,
+                start: hundredths(s.start),
+                end: hundredths(s.end),
+                text: &s.text,
+                tokens: &s.tokens,
+                temperature: s.temperature,
+                avg_logprob: s.mean_log,
+                compression_ratio: s.repetition,
+                no_speech_prob: s.silence,
+            }
+        }
+        let segments = self.segments.iter().enumerate().map(piece).collect();
+        json(&Verbose {
+            task: if self.job == Job::Transcribe { "transcribe" } else { "translate" },
+            language: match self.job {
+                Job::Transcribe => name_of(self.heard.language.as_deref().unwrap_or("en")),
+                Job::Translate => "english",
+            },
+            duration: self.heard.seconds,
+            text: &self.text(),
+            segments,
+            usage: self.usage(),
+        })
+    }
+
+    fn subtitles(&self, mark: char, number: impl Fn(usize) -> String) -> String {
+        let one = |(i, s): (usize, &Segment)| {
+            // Such an arrow in a text would be read as a time.
+            let text = s.text.trim().replace("-->", "->");
+            format!("{}{} --> {}\n{text}\n\n", number(i), clock(s.start, mark), clock(s.end, mark))
+        };
+        self.segments.iter().enumerate().map(one).collect()
+    }
+}
+
+fn hundredths(seconds: f64) -> f64 {
+    (seconds * 100.0).round() / 100.0
+}
+
+fn json(value: &impl Serialize) -> String {
+    // Texts and finite numbers always become JSON.
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+/// `00:01:02.340`, with that mark in front of the thousandths.
+pub fn clock(seconds: f64, mark: char) -> String {
+    let ms = (seconds.max(0.0) * 1000.0).round() as u64;
+    format!("{:02}:{:02}:{:02}{mark}{:03}", ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60, ms % 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn transcript() -> Transcript {
+        let segment = |start, end, text: &str| Segment {
+            seek: 0.0,
+            start,
+            end,
+            text: text.into(),
+            tokens: vec![50364, 7],
+            temperature: 0.0,
+            mean_log: -0.25,
+            repetition: 1.5,
+            silence: 0.125,
+        };
+        let segments = vec![segment(0.0, 2.5, " Ask not"), segment(3661.04, 3662.0, " what --> you can.")];
+        Transcript {
+            job: Job::Transcribe,
+            heard: Heard { language: Some("de".into()), seconds: 11.25 },
+            segments,
+        }
+    }
+
+    #[test]
+    fn every_form_is_as_clients_know_it() {
+        let of = |format| transcript().written(format);
+        assert_eq!(of(Format::Text), "Ask not what --> you can.\n");
+        assert_eq!(
+            of(Format::Json),
+            r#"{"text":"Ask not what --> you can.","usage":{"type":"duration","seconds":12.0}}"#
+        );
+        let srt = "1\n00:00:00,000 --> 00:00:02,500\nAsk not\n\n2\n01:01:01,040 --> 01:01:02,000\nwhat -> you can.\n\n";
+        assert_eq!(of(Format::Srt), srt);
+        let vtt = "WEBVTT\n\n00:00:00.000 --> 00:00:02.500\nAsk not\n\n01:01:01.040 --> 01:01:02.000\nwhat -> you can.\n\n";
+        assert_eq!(of(Format::Vtt), vtt);
+        let verbose: serde_json::Value = serde_json::from_str(&of(Format::VerboseJson)).unwrap();
+        assert_eq!(verbose["language"], "german");
+        assert_eq!(verbose["segments"][1]["start"], 3661.04);
+        assert_eq!(verbose["segments"][0]["avg_logprob"], -0.25);
+        assert_eq!(verbose["task"], "transcribe");
+    }
+}

@@ -234,6 +234,14 @@ fn alone() {
         assert!(far <= case.tolerance(), "{arch}: off by {far}");
         std::fs::remove_dir_all(dir).unwrap();
     }
+    // One alone may be described as one of two: its own settings count.
+    let mut nested = config("clip");
+    nested["architectures"] = json!(["CLIPTextModelWithProjection"]);
+    (nested["text_config"]["projection_dim"], nested["projection_dim"]) = (json!(24), json!(512));
+    let dir = folder("clip", &nested, |t| t.starts_with("text_"), "nested");
+    let (case, model) = (Case::read("clip"), open(&dir));
+    assert!(case.of_texts(&cpu(), &model).0 <= case.tolerance() && model.of_images().is_none());
+    std::fs::remove_dir_all(dir).unwrap();
     // Without a projection the vectors are as wide as hidden states.
     let mut config = config("clip")["vision_config"].clone();
     config["architectures"] = json!(["CLIPVisionModel"]);

@@ -269,7 +269,12 @@ fn error_texts() {
     input : input: there is no token 96: the model has 96
     input[1] : input[1] should be from 0 to 4294967295, and is -1
     input[0] : input[0] should be text, and is a number
-    input : input should be text, tokens, or a list of those, and is an object
+    input.words unknown_field: the field "input.words" is not known
+    input[0] : input[0] should have either text or image
+    input[0].image : input[0].image should be a URL with the image in it, data:image/…;base64,…; others are not fetched
+    input[0].image : input[0].image should be a URL with the image in it, data:image/…;base64,…; others are not fetched
+    input[0].image : input[0].image: the model makes vectors of texts alone
+    input : input should have 64 images at most, and has 65
     input : input should have from 1 to 2048 texts, and has 2049
     model model_not_found: there is no model "other"; there is tiny, alias
     dimensions : dimensions should be from 1 to 48, and is 0

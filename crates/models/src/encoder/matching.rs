@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn texts_compete_or_stand_alone() {
         let alone = Matching { scale: 2.0, bias: Some(-1.0) };
-        assert_eq!(alone.logit(&[0.6, 0.8], &[0.8, 0.6]), 0.96 * 2.0 - 1.0);
+        assert_eq!(alone.logit(&[0.5, 0.75], &[0.75, 0.5]), 0.75 * 2.0 - 1.0);
         assert_eq!(alone.shares(&[0.0, 0.0]), [0.5, 0.5]);
         let against = Matching { scale: 2.0, bias: None };
         assert_eq!(against.shares(&[7.0, 7.0, 7.0, 7.0]), [0.25; 4]);

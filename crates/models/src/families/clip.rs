@@ -59,7 +59,7 @@ fn text(c: &Config<'_>) -> Result<EncoderSpec> {
         WRONG_END => Pooling::Largest,
         end => Pooling::At(end as u32),
     };
-    let project = projection(c, "CLIPTextModel", "text_projection")?;
+    let project = projection((c, &of), "CLIPTextModel", "text_projection")?;
     spec.ending = Some(EndingSpec { gather: Gathering::By(pooling), norm: None, project });
     Ok(spec)
 }
@@ -70,7 +70,7 @@ fn images(c: &Config<'_>) -> Result<EncoderSpec> {
     let mut spec = towers::images(&of, &usual, PATCHES)?;
     // Only what is gathered is normalised.
     spec.last_norm = false;
-    let project = projection(c, "CLIPVisionModel", "visual_projection")?;
+    let project = projection((c, &of), "CLIPVisionModel", "visual_projection")?;
     let gather = Gathering::By(Pooling::First);
     spec.ending = Some(EndingSpec { gather, norm: Some(towers::IMAGES.norm), project });
     Ok(spec)
@@ -81,8 +81,13 @@ fn within<'a>(c: &Config<'a>, older: &'static str, newer: &'static str) -> Confi
     if c.under(older).is_there() { c.under(older) } else { towers::of(c, newer) }
 }
 
-/// What brings vectors into one space, which one architecture lacks.
-fn projection(c: &Config<'_>, lacking: &str, name: &'static str) -> Result<Option<Projection>> {
+/// What brings vectors into one space, which one architecture lacks. One encoder alone has its own settings' width.
+fn projection(
+    (whole, own): (&Config<'_>, &Config<'_>),
+    lacking: &str,
+    name: &'static str,
+) -> Result<Option<Projection>> {
+    let c = if whole.arch() == "CLIPModel" { whole } else { own };
     let width = super::common::sane(c, WIDTH, c.find_count(WIDTH)?.unwrap_or(512))?;
     Ok((c.arch() != lacking).then_some(Projection { name, width, bias: Bias::No }))
 }

@@ -27,7 +27,7 @@ fn sound(seconds: f32) -> Vec<u8> {
     let sample = |n: usize| {
         let t = n as f32 / 16000.0;
         let pitch = 300.0 + 200.0 * (t * 7.0).sin();
-        (8000.0 * (t * 5.0).sin().abs() * (t * pitch * 6.28).sin()) as i16
+        (8000.0 * (t * 5.0).sin().abs() * (t * pitch * std::f32::consts::TAU).sin()) as i16
     };
     let data: Vec<u8> = (0..count).flat_map(|n| sample(n).to_le_bytes()).collect();
     let mut file = [&b"RIFF"[..], &(36 + data.len() as u32).to_le_bytes(), b"WAVEfmt "].concat();

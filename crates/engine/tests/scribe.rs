@@ -45,7 +45,7 @@ impl Pen for Greedy {
         }
         let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap() as u32;
         // Now and then several at once.
-        if self.seen.len() % 3 == 0 { vec![best, 5] } else { vec![best] }
+        if self.seen.len().is_multiple_of(3) { vec![best, 5] } else { vec![best] }
     }
 
     fn is_gone(&self) -> bool {

@@ -5,9 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use tallow_cpu::{Cpu, Isa};
-use tallow_models::Model;
+use tallow_models::AnyModel;
 use tallow_models::convert::Conversion;
 use tallow_models::decoder::Decoder;
+use tallow_models::encoder::Encoder;
+use tallow_models::formats::Checkpoint;
+use tallow_models::scribe::Scribe;
 use tallow_models::template::{Chat, ChatTemplate, Now};
 use tallow_models::tokenizer::{Around, Shown, Special, Tokenizer, Written};
 
@@ -30,13 +33,20 @@ pub fn write(name: &str, bytes: &[u8]) -> PathBuf {
 
 /// Opens a model, makes a file of it and brings it to a device, if its files let that be.
 pub fn open(path: &Path) {
-    let Ok(model) = Model::open(path) else { return };
-    let _ = model.generation();
-    if let Ok(conversion) = Conversion::new(&model, Path::new("out.gguf")) {
-        let _ = conversion.write(&mut std::io::sink(), &mut |_, _| ControlFlow::Continue(()));
-    }
+    let Ok(model) = Checkpoint::open(path).and_then(AnyModel::new) else { return };
     let b = Cpu::new(Isa::best(), 1).expect("the processor");
-    let _ = Decoder::load(&b, &model, 16, &mut |_, _| ControlFlow::Continue(()));
+    let told = &mut |_, _| ControlFlow::Continue(());
+    match model {
+        AnyModel::Encoder(model) => drop(Encoder::load(&b, &model, told)),
+        AnyModel::Scribe(model) => drop(Scribe::load(&b, &model, told)),
+        AnyModel::Decoder(model) => {
+            let _ = model.generation();
+            if let Ok(conversion) = Conversion::new(&model, Path::new("out.gguf")) {
+                let _ = conversion.write(&mut std::io::sink(), told);
+            }
+            let _ = Decoder::load(&b, &model, 16, told);
+        }
+    }
 }
 
 /// Texts there and back.

@@ -282,5 +282,5 @@ fn settings_that_are_not_implemented_are_refused() {
     refused("t5", "decoder_start_token_id", 96.into(), "of 96 tokens");
     refused("whisper", "scale_embedding", true.into(), "not supported");
     refused("whisper", "num_mel_bins", 0.into(), "make sense");
-    refused("whisper", "activation_function", "quick_gelu".into(), "not supported");
+    refused("whisper", "activation_function", "mish".into(), "not supported");
 }

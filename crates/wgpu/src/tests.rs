@@ -344,7 +344,7 @@ fn a_cache_that_cannot_be_is_refused() {
     let x = b.upload(&[1.0f32; 3], 1, 3).unwrap();
     let kv = LayerKv { k: &k, v: &v };
     let why = b.run(KvWrite { k: &x, v: &x, heads, kv, plan: &plan }).unwrap_err().to_string();
-    insta::assert_snapshot!(why, @"the GPU failed: a cache of f16 needs heads of an even width, and these have 3");
+    insta::assert_snapshot!(why, @"the GPU failed: a cache of f16 needs heads whose width 2 divides, and these have 3");
 }
 
 /// Reads and writes that begin and end within words.

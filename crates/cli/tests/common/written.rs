@@ -104,8 +104,14 @@ fn write(model: &Written, path: &str) -> u64 {
     file.write_all(&head).unwrap();
     let mut seed = 1_u32;
     for (_, shape) in &tensors {
-        let mut data = Vec::new();
-        while (data.len() as u64) < bytes(shape) {
+        // A part at a time: what a test holds counts as its children's, too.
+        let (mut data, mut written) = (Vec::new(), 0);
+        while written + (data.len() as u64) < bytes(shape) {
+            if data.len() > 1 << 20 {
+                file.write_all(&data).unwrap();
+                written += data.len() as u64;
+                data.clear();
+            }
             if let [_] = shape.as_slice() {
                 data.extend(model.norm.to_le_bytes());
                 continue;
@@ -123,7 +129,8 @@ fn write(model: &Written, path: &str) -> u64 {
                 data.push((seed >> 24) as u8);
             }
         }
-        data.resize(data.len().next_multiple_of(32), 0);
+        let end = (written as usize + data.len()).next_multiple_of(32);
+        data.resize(end - written as usize, 0);
         file.write_all(&data).unwrap();
     }
     file.flush().unwrap();

@@ -1,7 +1,7 @@
 //! Sound from files, as models of speech hear it: one channel, a fixed number of samples a second, read piece by piece.
 //!
 //! Containers are taken apart here, where whatever a header says is bounded; FLAC and MP3 are decoded by `symphonia`. What
-//! makes one channel and another rate of it is [`resample`].
+//! makes one channel and another rate of it is `resample`.
 
 mod flac;
 mod resample;

@@ -118,11 +118,14 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(entries)
 }
 
-/// Were logits recorded (encoders have none), and are all prompts as long as the program lets them be? Some cases go past
-/// the context on purpose, to see what happens to rotations there.
+/// Were logits recorded of a decoder alone (encoders have none), and are all prompts as long as the program lets them be?
+/// Some cases go past the context on purpose, to see what happens to rotations there.
 fn is_for_the_program(folder: &Path, golden: &Path) -> bool {
-    let tensors = tensors(golden);
-    let context = json(&folder.join("config.json"))["max_position_embeddings"].as_u64();
+    let (tensors, config) = (tensors(golden), json(&folder.join("config.json")));
+    if config["is_encoder_decoder"] == true {
+        return false;
+    }
+    let context = config["max_position_embeddings"].as_u64();
     let is_short =
         |golden: &Golden| context.is_none_or(|most| golden.shape.iter().product::<usize>() as u64 <= most);
     let fits = tensors.iter().filter(|(name, _)| name.ends_with("input_ids")).all(|(_, ids)| is_short(ids));

@@ -63,6 +63,15 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
         set("attention.head_count_kv", count(heads.kv));
         set("attention.key_length", count(heads.dim));
         set("attention.value_length", count(heads.dim));
+        if let Some(latent) = first.latent {
+            set("attention.value_length", count(latent.rank));
+            set("attention.key_length_mla", count(latent.plain + latent.turned));
+            set("attention.value_length_mla", count(latent.value));
+            set("attention.kv_lora_rank", count(latent.rank));
+            if let Some(rank) = latent.q_rank {
+                set("attention.q_lora_rank", count(rank));
+            }
+        }
     }
     if let Some(dense) = layers.iter().find(|layer| layer.experts.is_none()) {
         set("feed_forward_length", count(dense.ffn.width));

@@ -14,8 +14,8 @@ use crate::families::Family;
 use crate::formats::gguf::write::Planned;
 use crate::formats::names::{EXPERT, Layout, Names, Part, is_redundant, of_layer};
 use crate::formats::{Kind, Stored};
-use crate::spec::DecoderSpec;
-use crate::weights::{Turn, not_finite, quantized, room};
+use crate::spec::{DecoderSpec, LatentSpec};
+use crate::weights::{Turn, named, not_finite, quantized, room};
 
 /// Bytes of plain numbers that are made into another format at once.
 const AT_ONCE: usize = 64 << 20;
@@ -49,6 +49,10 @@ enum Order {
     ByHead(Heads),
     /// The two that turn together, which are half a head apart, come to stand side by side.
     Beside { heads: usize, turned: usize },
+    /// Of rows that come head by head, first for keys and then for values, those for keys alone, turned.
+    Keys { keys: usize, values: usize, rank: usize },
+    /// And those for values.
+    Values { keys: usize, values: usize },
     /// Each gets this more.
     Lifted(f32),
 }
@@ -77,6 +81,9 @@ pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Targe
         for (part, from, to) in &of_layers {
             all.part(*part, &of_layer(from, layer), &of_layer(to, layer))?;
         }
+    }
+    for layer in 0..layers {
+        all.latent(layer, [names.latent.up, to.latent.k, to.latent.v])?;
     }
     let spare = |name: &str| {
         let past = names.layer(name).is_some_and(|layer| layer >= layers);
@@ -145,6 +152,31 @@ impl<'a> Renaming<'a> {
         Ok(())
     }
 
+    /// Cuts in two what makes keys and values of a narrow row.
+    fn latent(&mut self, layer: usize, [up, k, v]: [&str; 3]) -> Result<()> {
+        let (mixer, latent) = (&self.model.spec.layers[layer].mixer, self.model.spec.layers[layer].latent);
+        let Some(LatentSpec { rank, plain: keys, value: values, .. }) = latent else { return Ok(()) };
+        let Some((name, stored)) = self.find(&named(&of_layer(up, layer))) else { return Ok(()) };
+        let heads = mixer.heads.q;
+        if stored.shape != [heads * (keys + values), rank] {
+            let why = format!(
+                "has shape {:?}; the settings ask for {:?}",
+                stored.shape,
+                [heads * (keys + values), rank]
+            );
+            return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
+        }
+        self.used.insert(name.clone());
+        for (to, shape, order) in [
+            (k, vec![heads, rank, keys], Order::Keys { keys, values, rank }),
+            (v, vec![heads, values, rank], Order::Values { keys, values }),
+        ] {
+            let (to, from) = (named(&of_layer(to, layer)), vec![(name.clone(), stored)]);
+            self.targets.push(Target::stored(self.model, to, shape, from, (Part::Linear, order))?);
+        }
+        Ok(())
+    }
+
     /// What the two kinds of layout make of a part.
     fn order(&self, part: Part, shape: &mut [usize]) -> Order {
         let linear = matches!(part, Part::Linear | Part::Queries | Part::Keys | Part::Joint);
@@ -184,8 +216,8 @@ impl<'a> Target<'a> {
         let Some(own) = stored.format() else {
             return refused("which is no weights", "floats and blocks are");
         };
-        if order == Order::Turned && !own.is_plain() {
-            return refused("which has a row for each input", "only plain numbers can be turned");
+        if matches!(order, Order::Turned | Order::Keys { .. }) && !own.is_plain() {
+            return refused("which has to be turned", "only plain numbers can be");
         }
         let cols = shape.last().copied().unwrap_or(0);
         let format = if shape.len() < 2 { own } else { model.source().wanted(first, own, cols) };
@@ -369,6 +401,19 @@ impl Order {
                     to.iter_mut().zip(lifted).for_each(|(to, byte)| *to = byte);
                 }
                 to.into()
+            }
+            Order::Keys { keys, values, rank } => {
+                let row = format.row_bytes(rank).unwrap_or(0);
+                let heads = bytes.chunks_exact(((keys + values) * row).max(1));
+                let mut to = room(heads.len() * keys * row)?;
+                let turn = Turn { rows: rank, cols: keys, across: rank, first: 0, step: 1 };
+                let pairs = heads.zip(to.chunks_exact_mut((keys * row).max(1)));
+                pairs.for_each(|(head, to)| turn.bytes(&head[..keys * row], to));
+                to.into()
+            }
+            Order::Values { keys, values } => {
+                let heads = bytes.chunks_exact(((keys + values) * row).max(1));
+                heads.flat_map(|head| &head[keys * row..]).copied().collect::<Vec<u8>>().into()
             }
             Order::ByHead(heads) => {
                 let each = bytes.len() / (3 * heads.q).max(1);

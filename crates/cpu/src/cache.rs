@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use tallow_core::{DType, LayerKv, RopePairs, StepPlan, Tensor};
 
 use crate::backend::Cpu;
-use crate::kernels::{Kernels, Layout, NormTask, keep};
+use crate::kernels::{Kernels, Layout, NormTask, Spread, keep, scale_of};
 use crate::mat::{Mat, MatMut};
 use crate::simd::F8;
 
@@ -20,9 +20,7 @@ enum PagesMut<'a> {
 
 /// Where a head's key or value goes in a page.
 struct Place {
-    /// Where its elements begin, and how far apart they are.
-    at: usize,
-    apart: usize,
+    elements: Spread,
     /// Where its scale is, if it has one.
     scale: usize,
 }
@@ -44,23 +42,23 @@ impl<'a> PagesMut<'a> {
     ///
     /// Nobody else may use the place meanwhile.
     unsafe fn put(&self, kernels: &Kernels, page: usize, place: &Place, x: &[f32]) {
-        let Place { at, apart, scale } = *place;
+        let Place { elements, scale } = *place;
         // SAFETY: passed on to the caller.
         unsafe {
             match self {
-                PagesMut::F32(m) => put(m, page, at, apart, x, |from, to| to.copy_from_slice(from)),
-                PagesMut::F16(m) => put(m, page, at, apart, x, |from, to| to.convert_from_f32_slice(from)),
-                PagesMut::BF16(m) => put(m, page, at, apart, x, |from, to| {
+                PagesMut::F32(m) => put(m, page, elements, x, |from, to| to.copy_from_slice(from)),
+                PagesMut::F16(m) => put(m, page, elements, x, |from, to| to.convert_from_f32_slice(from)),
+                PagesMut::BF16(m) => put(m, page, elements, x, |from, to| {
                     to.convert_from_f32_slice(from);
                     keep(to);
                 }),
                 PagesMut::I8(m) => {
                     let by = put_scale(kernels, m, page, scale, DType::I8, x);
-                    put(m, page, at, apart, x, |from, to| (kernels.to_i8)(from, by, to));
+                    put(m, page, elements, x, |from, to| (kernels.to_i8)(from, by, to));
                 }
                 PagesMut::F8(m) => {
                     let by = put_scale(kernels, m, page, scale, DType::F8, x);
-                    put(m, page, at, apart, x, |from, to| (kernels.to_f8)(from, by, to));
+                    put(m, page, elements, x, |from, to| (kernels.to_f8)(from, by, to));
                 }
             }
         }
@@ -82,19 +80,14 @@ unsafe fn put_scale<T: bytemuck::Pod>(
 ) -> f32 {
     let (reach, mut most) = (dtype.reach().unwrap_or(1.0), 0.0);
     (kernels.magnitude)(x, &mut most);
-    let by = reach / most;
-    // Where all are so small that this overflows, they count as zero. What is not finite shows in the scale.
-    let (scale, by) = match by.is_finite() {
-        true if most.is_finite() => (most / reach, by),
-        _ => (if most.is_finite() { 0.0 } else { f32::NAN }, 0.0),
-    };
+    let (scale, by) = scale_of(most, reach);
     // SAFETY: passed on to the caller.
     let bytes = unsafe { m.part(page, at..at + size_of::<f32>()) };
     bytes.copy_from_slice(bytemuck::cast_slice(&scale.to_le_bytes()));
     by
 }
 
-/// Sets elements that lie `apart` from each other in a row, from `at` on, to what `narrow` makes of `x`.
+/// Sets elements of a row to what `narrow` makes of `x`.
 ///
 /// # Safety
 ///
@@ -102,8 +95,7 @@ unsafe fn put_scale<T: bytemuck::Pod>(
 unsafe fn put<T: bytemuck::Pod>(
     m: &MatMut<'_, T>,
     row: usize,
-    at: usize,
-    apart: usize,
+    to: Spread,
     x: &[f32],
     narrow: impl Fn(&[f32], &mut [T]),
 ) {
@@ -111,16 +103,17 @@ unsafe fn put<T: bytemuck::Pod>(
     const SOME: usize = 64;
     let mut narrowed = [T::zeroed(); SOME];
     for (i, x) in x.chunks(SOME).enumerate() {
-        let first = at + i * SOME * apart;
+        let first = i * SOME;
         // SAFETY: passed on to the caller.
         unsafe {
-            if apart == 1 {
+            if to.is_whole() {
+                let first = to.element(first);
                 narrow(x, m.part(row, first..first + x.len()));
                 continue;
             }
             narrow(x, &mut narrowed[..x.len()]);
             for (i, x) in narrowed[..x.len()].iter().enumerate() {
-                m.put(row, first + i * apart, *x);
+                m.put(row, to.element(first + i), *x);
             }
         }
     }
@@ -156,9 +149,9 @@ impl<'a> CacheWriter<'a> {
         let (len, dim) = (self.layout.page_len, self.layout.dim);
         let (page, slot) = (self.slots[token] as usize / len, self.slots[token] as usize % len);
         for (head, (k, v)) in k.chunks_exact(dim).zip(v.chunks_exact(dim)).enumerate() {
-            let ((at, apart), scale) = (self.layout.key(head, slot), self.layout.scale(head, slot));
-            let key = Place { at, apart, scale };
-            let value = Place { at: self.layout.value(head, slot), apart: 1, scale };
+            let scale = self.layout.scale(head, slot);
+            let key = Place { elements: self.layout.key(head, slot), scale };
+            let value = Place { elements: self.layout.value(head, slot), scale };
             // SAFETY: a token's slot is its own.
             unsafe {
                 self.k.put(self.kernels, page, &key, k);

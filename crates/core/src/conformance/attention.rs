@@ -1,6 +1,6 @@
 use half::{bf16, f16};
 
-use super::oracle::{self, Attention, Normed};
+use super::oracle::{self, Attention, Loose, Normed};
 use super::{Bench, Bounded, Host, Outcome, text};
 use crate::ops::{Attend, KvWrite, QkvPrep};
 use crate::{
@@ -174,8 +174,13 @@ fn answer<B: Backend>(
                 let AttnSpec { scale, window, chunk, softcap, causal, .. } = *spec;
                 let q = &s.q[i].row(position)[h * heads.dim..][..heads.dim];
                 let (k, v) = (&k[i][h / group], &v[i][h / group]);
-                // A device may multiply a cache of bf16 with queries and weights of bf16, which have eight bits.
-                let loose = if dtype == DType::BF16 { 1.0 / 256.0 } else { 0.0 };
+                // A device may multiply a cache of bf16 with queries and weights of bf16, which have eight bits, and one
+                // of whole numbers with whole numbers of 16.
+                let loose = match dtype {
+                    DType::BF16 => Loose::Each(1.0 / 256.0),
+                    DType::I8 => Loose::Largest(1.0 / 65_536.0),
+                    _ => Loose::Exact,
+                };
                 let bias = bias.map(|x| x.row(h));
                 Attention { k, v, scale, window, chunk, softcap, sink, bias, causal, loose }.get(q, position)
             })

@@ -212,12 +212,24 @@ pub(super) struct Attention<'a> {
     /// A row of the bias.
     pub bias: Option<&'a [f32]>,
     pub causal: bool,
-    /// How far off queries and weights may be, in proportion, where a device rounds them to what the cache holds.
-    pub loose: f64,
+    /// How queries and weights may be rounded to meet what the cache holds.
+    pub loose: Loose,
+}
+
+/// How far off numbers may be that are rounded.
+#[derive(Clone, Copy)]
+pub(super) enum Loose {
+    Exact,
+    /// Each in proportion to itself.
+    Each(f64),
+    /// All in proportion to the largest: of a query's elements, or of weights times the values' scales.
+    Largest(f64),
 }
 
 impl Attention<'_> {
     pub(super) fn get(&self, q: &[f32], position: usize) -> Vec<(f64, f64)> {
+        let largest = |x: &[f32]| x.iter().fold(0.0, |most: f64, x| most.max(f64::from(x.abs())));
+        let most_of_query = largest(q);
         let after = self.window.map_or(self.k.rows, |w| self.k.rows.min(position + w));
         let end = if self.causal { position + 1 } else { after };
         let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
@@ -231,9 +243,14 @@ impl Attention<'_> {
                 .iter()
                 .zip(self.k.row(p))
                 .map(|(a, b)| f64::from(*a) * f64::from(*b) * f64::from(self.scale));
-            let (s, size, squares) = terms.fold((0.0, 0.0, 0.0), |(s, size, squares): (f64, f64, f64), t| {
-                (s + t, size + t.abs(), squares + t * t)
-            });
+            let (s, size) =
+                terms.clone().fold((0.0, 0.0), |(s, size): (f64, f64), t| (s + t, size + t.abs()));
+            let rounded = |k: &f32| f64::from(*k) * f64::from(self.scale) * most_of_query;
+            let squares: f64 = match self.loose {
+                Loose::Exact => 0.0,
+                Loose::Each(part) => terms.map(|t| (part * t).powi(2)).sum(),
+                Loose::Largest(part) => self.k.row(p).iter().map(|k| (part * rounded(k)).powi(2)).sum(),
+            };
             let bias = self.bias.map_or(0.0, |row| {
                 let reach = row.len() as i64 / 2;
                 f64::from(row[(p as i64 - position as i64 + reach).clamp(0, 2 * reach) as usize])
@@ -249,12 +266,20 @@ impl Attention<'_> {
         let weights: Vec<f64> = scores.iter().map(|s| (s.0 - most).exp()).collect();
         let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - most).exp());
         let queries = scores.iter().fold(0.0, |m: f64, s| m.max(s.2));
-        let off = EPS * size * (4.0 + (q.len() as f64).sqrt()) + self.loose * (1.0 + queries);
+        let (of_each, of_largest) = match self.loose {
+            Loose::Exact => (0.0, 0.0),
+            Loose::Each(part) => (part, 0.0),
+            Loose::Largest(part) => (0.0, part),
+        };
+        let off = EPS * size * (4.0 + (q.len() as f64).sqrt()) + of_each + queries;
+        // What rounded weights come to, random as well.
+        let weighed = (first..end).zip(&weights).map(|(p, w)| w / sum * largest(self.v.row(p)));
+        let weighed = 3.0 * of_largest * weighed.fold(0.0, f64::max) * ((end - first) as f64).sqrt();
         (0..self.v.cols)
             .map(|c| {
                 let terms = (first..end).zip(&weights).map(|(p, w)| w / sum * f64::from(self.v.row(p)[c]));
                 let (y, size) = terms.fold((0.0, 0.0), |(y, size): (f64, f64), t| (y + t, size + t.abs()));
-                (y, off * size + 1e-6)
+                (y, off * size + weighed + 1e-6)
             })
             .collect()
     }

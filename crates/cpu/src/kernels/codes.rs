@@ -9,6 +9,17 @@ pub(super) fn magnitude(x: &[f32], most: &mut f32) {
     *most = f32::from_bits(x.iter().fold(0, |most, x| most.max(x.to_bits() & 0x7fff_ffff)));
 }
 
+/// The scale of codes up to `reach` that stand for numbers up to `most`, and what numbers are to be multiplied by for them.
+#[inline(always)]
+pub(crate) fn scale_of(most: f32, reach: f32) -> (f32, f32) {
+    let by = reach / most;
+    // Where all are so small that this overflows, they count as zero. What is not finite shows in the scale.
+    match by.is_finite() {
+        true if most.is_finite() => (most / reach, by),
+        _ => (if most.is_finite() { 0.0 } else { f32::NAN }, 0.0),
+    }
+}
+
 /// The nearest whole numbers, which lie from -127 to 127, of two as near the even one.
 #[inline(always)]
 pub(super) fn to_i8(x: &[f32], by: f32, out: &mut [i8]) {

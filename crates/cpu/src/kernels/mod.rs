@@ -18,9 +18,10 @@ mod recurrent;
 mod rowwise;
 mod unpack;
 
-pub(crate) use attend::{AttendTask, Kept, Layout, Pages, Stage, keep};
+pub(crate) use attend::{AttendTask, Kept, Layout, Pages, Spread, Stage, keep};
 use bend::Bend;
 pub(crate) use bend::{BendTask, Given, bend};
+pub(crate) use codes::scale_of;
 use dot::{DotTask, PlainTask};
 use few::FewTask;
 use half::f16;
@@ -136,7 +137,7 @@ macro_rules! table {
             attend_bf16: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
                 => attend::attend_bf16::<$simd>(task, stage, scratch);
             attend_i8: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
-                => attend::attend_as_is::<$simd, i8>(task, stage, scratch);
+                => attend::attend_i8::<$simd>(task, stage, scratch);
             attend_f8: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
                 => attend::attend_as_is::<$simd, F8>(task, stage, scratch);
             magnitude: (x: &[f32], most: &mut f32) => codes::magnitude(x, most);

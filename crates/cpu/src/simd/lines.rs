@@ -70,6 +70,8 @@ pub(crate) trait Lines: Copy + 'static {
     unsafe fn widen_u8(p: *const u8) -> Self::I;
     /// 16 signed bytes, as words.
     unsafe fn widen_i8(p: *const u8) -> Self::I;
+    /// 32 signed bytes, as halves of words.
+    unsafe fn pairs_i8(p: *const u8) -> Self::I;
 
     /// Does the work in a function of its own, for which registers are given out apart from all others.
     unsafe fn apart(work: impl Work<Self>);

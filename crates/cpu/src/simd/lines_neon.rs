@@ -102,6 +102,16 @@ impl Lines for Neon {
             let quarters = [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)];
             four!(widen_i16(quarters))
         }
+        fn pairs_i8(p: *const u8) -> I {
+            let (low, high) = (vld1q_s8(p.cast()), vld1q_s8(p.add(16).cast()));
+            let quarters = [
+                vmovl_s8(vget_low_s8(low)),
+                vmovl_high_s8(low),
+                vmovl_s8(vget_low_s8(high)),
+                vmovl_high_s8(high),
+            ];
+            four!(vreinterpretq_u32_s16(quarters))
+        }
     }
 }
 

@@ -192,4 +192,12 @@ impl Lines for Scalar {
         let bytes = unsafe { p.cast::<[i8; N]>().read_unaligned() };
         each(|i| i32::from(bytes[i]) as u32)
     }
+
+    #[inline(always)]
+    unsafe fn pairs_i8(p: *const u8) -> [u32; N] {
+        // SAFETY: by the contract, 32 bytes are valid.
+        let bytes = unsafe { p.cast::<[i8; 2 * N]>().read_unaligned() };
+        let half = |x: i8| u32::from(i16::from(x) as u16);
+        each(|i| half(bytes[2 * i]) | half(bytes[2 * i + 1]) << 16)
+    }
 }

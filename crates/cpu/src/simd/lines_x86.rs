@@ -47,6 +47,7 @@ impl Lines for Avx512 {
         fn halves(p: *const u8) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
         fn widen_u8(p: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
         fn widen_i8(p: *const u8) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
+        fn pairs_i8(p: *const u8) -> __m512i { _mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast())) }
     }
 
     apart!("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
@@ -258,6 +259,12 @@ macro_rules! two_halves {
                     [
                         _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())),
                         _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast())),
+                    ]
+                }
+                fn pairs_i8(p: *const u8) -> [__m256i; 2] {
+                    [
+                        _mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast())),
+                        _mm256_cvtepi8_epi16(_mm_loadu_si128(p.add(16).cast())),
                     ]
                 }
             }

@@ -86,8 +86,6 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn load_f16(p: *const u16) -> Self::V;
     /// `LANES` elements of brain floating point.
     unsafe fn load_bf16(p: *const u16) -> Self::V;
-    /// `LANES` whole numbers.
-    unsafe fn load_i8(p: *const i8) -> Self::V;
     /// `LANES` floats of eight bits, each divided by [`F8::TOO_LARGE`].
     unsafe fn load_f8(p: *const F8) -> Self::V;
     /// `LANES` elements.
@@ -169,14 +167,6 @@ impl Element for bf16 {
     unsafe fn load<S: Simd>(p: *const bf16) -> S::V {
         // SAFETY: passed on to the caller.
         unsafe { S::load_bf16(p.cast()) }
-    }
-}
-
-impl Element for i8 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const i8) -> S::V {
-        // SAFETY: passed on to the caller.
-        unsafe { S::load_i8(p) }
     }
 }
 

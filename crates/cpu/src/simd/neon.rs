@@ -70,13 +70,6 @@ impl Simd for Neon {
                 vreinterpretq_f32_u32(vshll_high_n_u16::<16>(upper)),
             ]
         }
-        fn load_i8(p: *const i8) -> [float32x4_t; 2] {
-            let words = vmovl_s8(vld1_s8(p));
-            [
-                vcvtq_f32_s32(vmovl_s16(vget_low_s16(words))),
-                vcvtq_f32_s32(vmovl_s16(vget_high_s16(words))),
-            ]
-        }
         fn load_f8(p: *const F8) -> [float32x4_t; 2] {
             let words = vreinterpretq_u16_s16(vshll_n_s8::<7>(vld1_s8(p.cast())));
             let halves = vandq_u16(words, vdupq_n_u16(F8::BITS));

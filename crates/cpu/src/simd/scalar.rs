@@ -50,12 +50,6 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn load_i8(p: *const i8) -> [f32; N] {
-        // SAFETY: by the contract, N elements are valid.
-        each(|i| f32::from(unsafe { *p.add(i) }))
-    }
-
-    #[inline(always)]
     unsafe fn load_f8(p: *const F8) -> [f32; N] {
         // SAFETY: by the contract, N elements are valid.
         each(|i| unsafe { *p.add(i) }.half().to_f32_const())

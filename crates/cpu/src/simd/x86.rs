@@ -35,9 +35,6 @@ impl Simd for Avx2 {
         fn load_bf16(p: *const u16) -> __m256 {
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()))))
         }
-        fn load_i8(p: *const i8) -> __m256 {
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
-        }
         fn load_f8(p: *const F8) -> __m256 {
             let words = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(p.cast())));
             _mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16(F8::BITS as i16)))
@@ -94,9 +91,6 @@ impl Simd for Avx512 {
         fn load_f16(p: *const u16) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
         fn load_bf16(p: *const u16) -> __m512 {
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()))))
-        }
-        fn load_i8(p: *const i8) -> __m512 {
-            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))
         }
         fn load_f8(p: *const F8) -> __m512 {
             let words = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast())));

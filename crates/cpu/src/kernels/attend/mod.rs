@@ -10,7 +10,8 @@
 //! same sums in the same order.
 //!
 //! Elements of eight bits are codes, whose scale is the same for all of a key or value. So it multiplies a score, or a
-//! weight, and codes are only widened.
+//! weight. Where codes are whole numbers, so are queries and weights when they meet them ([`bytes`]); floats of eight bits are
+//! widened.
 //!
 //! Where the cache holds bf16, queries and weights are rounded to bf16 as well, and sums are made as tiles of matrices make
 //! them ([`paired`]). So a processor that has such tiles takes them for many rows ([`tiles`]), and the same bits come out.
@@ -22,6 +23,8 @@
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
 
+mod bytes;
+mod floats;
 mod gather;
 mod page;
 mod paired;
@@ -35,15 +38,18 @@ use std::ops::Range;
 
 use tallow_core::Heads;
 
+use bytes::{Bytes, FromBytes};
+use floats::Floats;
 use page::{Bring, Direct, InPages, Segment, Wide};
-pub(crate) use page::{Layout, Pages};
+pub(crate) use page::{Layout, Pages, Spread};
+use paired::Paired;
 pub(crate) use paired::keep;
 use softmax::Running;
 use weights::Weight;
 
 use super::Kernels;
 use crate::mat::{Mat, MatMut};
-use crate::simd::{Element, Simd};
+use crate::simd::{Lines, Simd};
 
 /// Positions that lie together in a page.
 const BLOCK: usize = 16;
@@ -192,12 +198,14 @@ fn carve<const N: usize>(scratch: &mut Vec<f32>, sizes: [usize; N]) -> [&mut [f3
 
 /// What a task computes with and on.
 struct Work<'a> {
-    /// Queries, scaled: for each group of rows [dim, rows]
+    /// Queries, scaled, as products want them: for each group of rows [dim + 1, rows]
     q: &'a mut [f32],
     /// Scores, then weights: [ROWS, SEGMENT]
     s: &'a mut [f32],
     /// What keys and values are multiplied by, if they are: [2, SEGMENT]
     scales: &'a mut [f32],
+    /// Weights that have been rounded, if they are, two in a word: [ROWS, SEGMENT / 2]
+    rounded: &'a mut [f32],
     /// Of a group of rows in one segment.
     segment: Running<'a>,
     /// Of all rows in all segments so far.
@@ -211,9 +219,10 @@ impl<'a> Room<'a> {
         let sizes = [
             copy,
             copy,
-            rows * dim,
+            rows * (dim + 1),
             ROWS * SEGMENT,
             2 * SEGMENT,
+            ROWS * SEGMENT / 2,
             ROWS,
             ROWS,
             ROWS * wide,
@@ -221,11 +230,11 @@ impl<'a> Room<'a> {
             rows,
             rows * wide,
         ];
-        let [k, v, q, s, scales, most, sum, values, total_most, total_sum, total_values] =
+        let [k, v, q, s, scales, rounded, most, sum, values, total_most, total_sum, total_values] =
             carve(scratch, sizes);
         let segment = Running { most, sum, values, wide };
         let total = Running { most: total_most, sum: total_sum, values: total_values, wide };
-        Room { k, v, work: Work { q, s, scales, segment, total } }
+        Room { k, v, work: Work { q, s, scales, rounded, segment, total } }
     }
 }
 
@@ -236,7 +245,7 @@ impl AttendTask<'_> {
             (Pages::F16(_), Pages::F16(_)) if self.direct() => kernels.attend_f16,
             // Few models have a bias, and those that have are small: one of the ways knows of it.
             (Pages::BF16(_), Pages::BF16(_)) if self.bias.is_none() => kernels.attend_bf16,
-            (Pages::I8(_), Pages::I8(_)) if self.direct() => kernels.attend_i8,
+            (Pages::I8(_), Pages::I8(_)) => kernels.attend_i8,
             (Pages::F8(_), Pages::F8(_)) if self.direct() => kernels.attend_f8,
             _ => kernels.attend,
         };
@@ -263,7 +272,7 @@ pub(super) unsafe fn attend<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_>, sc
         _ => Wide::Copied { k, v },
     };
     // SAFETY: the room has what the function asks for; the caller has the instruction set.
-    unsafe { run::<S, _, false>(t, stage, &mut work, from) }
+    unsafe { run::<S, Floats<f32>, _>(t, stage, &mut work, from) }
 }
 
 /// Does a stage by reading pages of such elements as they are.
@@ -276,7 +285,7 @@ pub(super) unsafe fn attend_as_is<S: Weight, E: InPages>(
     let mut room = Room::new(scratch, t.count(), t.heads.dim, false);
     if let (Some(k), Some(v)) = (E::of(t.k), E::of(t.v)) {
         // SAFETY: the room has what the function asks for; the caller has the instruction set.
-        unsafe { run::<S, _, false>(t, stage, &mut room.work, Direct { k, v }) }
+        unsafe { run::<S, Floats<E>, _>(t, stage, &mut room.work, Direct { k, v }) }
     }
 }
 
@@ -288,16 +297,74 @@ pub(super) unsafe fn attend_bf16<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_
     unsafe {
         match (t.k, t.v) {
             (Pages::BF16(k), Pages::BF16(v)) if t.direct() => {
-                run::<S, _, true>(t, stage, &mut work, Direct { k, v });
+                run::<S, Paired<_>, _>(t, stage, &mut work, Direct { k, v });
             }
-            _ => run::<S, _, true>(t, stage, &mut work, Wide::Copied { k: copy_k, v: copy_v }),
+            _ => {
+                run::<S, Paired<_>, _>(t, stage, &mut work, Wide::Copied { k: copy_k, v: copy_v });
+            }
         }
     }
 }
 
+/// Does a stage by pages of whole numbers.
+#[inline(always)]
+pub(super) unsafe fn attend_i8<S: Weight + Lines>(
+    t: &AttendTask<'_>,
+    stage: &Stage<'_>,
+    scratch: &mut Vec<f32>,
+) {
+    let paired = t.layout().paired;
+    let Room { k: copy_k, v: copy_v, mut work } = Room::new(scratch, t.count(), t.heads.dim, !paired);
+    let (Pages::I8(k), Pages::I8(v)) = (t.k, t.v) else { return };
+    let from = match paired {
+        true => FromBytes::Direct(Direct { k, v }),
+        false => FromBytes::copied(copy_k, copy_v),
+    };
+    // SAFETY: the room has what the function asks for; the caller has the instruction set.
+    unsafe { run::<S, Bytes, _>(t, stage, &mut work, from) }
+}
+
+/// How queries meet keys, and weights values.
+trait Products<S: Weight> {
+    /// What segments consist of.
+    type E: Copy;
+    /// Are sums multiplied by what they are to be divided by?
+    const INVERTED: bool;
+
+    /// Rows of the largest group that is computed together.
+    fn rows_at_once(t: &AttendTask<'_>) -> usize;
+
+    /// Scales the queries of a group of rows and lays them out.
+    unsafe fn load_queries(t: &AttendTask<'_>, group: Range<usize>, q: &mut [f32]);
+
+    /// `work.s[row][position] = query · key` for `rows` rows, whose queries are `q`, and at least the positions `seen`,
+    /// which begin with a tile.
+    unsafe fn score(
+        q: Range<usize>,
+        rows: usize,
+        k: &Segment<Self::E>,
+        seen: Range<usize>,
+        dim: usize,
+        work: &mut Work<'_>,
+    );
+
+    /// Makes weights of the scores `s` of a row, the first of which is that of position `first`, where it sees `own` of
+    /// them. Returns the largest score and the sum of weights.
+    unsafe fn weigh(
+        t: &AttendTask<'_>,
+        row: usize,
+        first: usize,
+        own: Range<usize>,
+        s: &mut [f32],
+    ) -> (f32, f32);
+
+    /// `work.segment.values[row] = Σ work.s[row][position] * value` for the same rows and positions.
+    unsafe fn gather(rows: usize, v: &Segment<Self::E>, seen: Range<usize>, dim: usize, work: &mut Work<'_>);
+}
+
 /// Goes through some segments, each as `from` brings it.
 #[inline(always)]
-unsafe fn run<S: Weight, F: Bring, const PAIRED: bool>(
+unsafe fn run<S: Weight, P: Products<S>, F: Bring<E = P::E>>(
     t: &AttendTask<'_>,
     stage: &Stage<'_>,
     work: &mut Work<'_>,
@@ -305,10 +372,14 @@ unsafe fn run<S: Weight, F: Bring, const PAIRED: bool>(
 ) {
     if let Stage::Merge(kept) = stage {
         // SAFETY: passed on to the caller.
-        return unsafe { merge_kept::<S, PAIRED>(t, *kept, work) };
+        return unsafe { merge_kept::<S, P>(t, *kept, work) };
     }
     let (rows, all) = (t.count(), t.segments());
-    load_queries::<S, PAIRED>(t, work.q);
+    let wide = t.heads.dim + 1;
+    for group in groups::<S, P>(t) {
+        // SAFETY: passed on to the caller.
+        unsafe { P::load_queries(t, group.clone(), &mut work.q[group.start * wide..group.end * wide]) };
+    }
     work.total.clear();
     let (segments, kept) = match stage {
         Stage::Segments(some, kept) => (some.clone(), Some(*kept)),
@@ -320,10 +391,10 @@ unsafe fn run<S: Weight, F: Bring, const PAIRED: bool>(
         if t.is_scaled() {
             t.bring_scales(index, work.scales);
         }
-        for group in groups::<S, PAIRED>(t) {
+        for group in groups::<S, P>(t) {
             // SAFETY: passed on to the caller.
             unsafe {
-                segment_rows::<S, F::E, PAIRED>(t, index, group.clone(), &segment, work);
+                segment_rows::<S, P>(t, index, group.clone(), &segment, work);
                 match kept {
                     Some(kept) => kept.keep((index - all.start) * rows, group, &work.segment),
                     None => softmax::merge::<S>(&work.segment, &mut work.total, group),
@@ -332,7 +403,7 @@ unsafe fn run<S: Weight, F: Bring, const PAIRED: bool>(
         }
     }
     if kept.is_none() {
-        finish::<PAIRED>(t, &work.total);
+        finish(t, &work.total, P::INVERTED);
     }
 }
 
@@ -344,28 +415,25 @@ const fn rows_at_once<S: Simd>() -> usize {
 
 /// The query rows of a task in groups that are computed together, as even as can be.
 #[inline(always)]
-fn groups<S: Simd, const PAIRED: bool>(t: &AttendTask<'_>) -> impl Iterator<Item = Range<usize>> {
+fn groups<S: Weight, P: Products<S>>(t: &AttendTask<'_>) -> impl Iterator<Item = Range<usize>> {
     let rows = t.count();
-    let most = if PAIRED && !t.direct() { paired::rows_of_copy::<S>() } else { rows_at_once::<S>() };
-    let count = rows.div_ceil(most);
+    let count = rows.div_ceil(P::rows_at_once(t));
     (0..count).map(move |i| rows * i / count..rows * (i + 1) / count)
 }
 
-/// Scales the queries and lays out each group of rows so that one element of all of them lies together.
+/// Lays out queries of a group, each times `scale`, so that one element of all of them lies together.
 #[inline(always)]
-fn load_queries<S: Simd, const PAIRED: bool>(t: &AttendTask<'_>, q: &mut [f32]) {
-    let dim = t.heads.dim;
-    for group in groups::<S, PAIRED>(t) {
-        let out = &mut q[group.start * dim..group.end * dim];
-        for (r, i) in group.clone().enumerate() {
-            let (row, head) = t.place(i);
-            let from = &t.q.row(row)[head * dim..][..dim];
-            let out = out[r..].iter_mut().step_by(group.len()).zip(from);
-            match PAIRED {
-                true => out.for_each(|(o, q)| *o = paired::query(q * t.scale_to_two())),
-                false => out.for_each(|(o, q)| *o = q * t.scale),
-            }
-        }
+fn spread_queries(
+    t: &AttendTask<'_>,
+    group: Range<usize>,
+    scale: f32,
+    round: impl Fn(f32) -> f32,
+    q: &mut [f32],
+) {
+    for (r, i) in group.clone().enumerate() {
+        let (row, head) = t.place(i);
+        let from = &t.q.row(row)[head * t.heads.dim..][..t.heads.dim];
+        q[r..].iter_mut().step_by(group.len()).zip(from).for_each(|(o, q)| *o = round(q * scale));
     }
 }
 
@@ -385,13 +453,15 @@ macro_rules! with_rows {
     };
 }
 
+use with_rows;
+
 /// The softmax of a group of rows in one segment.
 #[inline(always)]
-unsafe fn segment_rows<S: Weight, E: Element, const PAIRED: bool>(
+unsafe fn segment_rows<S: Weight, P: Products<S>>(
     t: &AttendTask<'_>,
     index: usize,
     group: Range<usize>,
-    segment: &Segment<E>,
+    segment: &Segment<P::E>,
     work: &mut Work<'_>,
 ) {
     let (start, dim) = (index * SEGMENT, t.heads.dim);
@@ -405,17 +475,11 @@ unsafe fn segment_rows<S: Weight, E: Element, const PAIRED: bool>(
     }
     // What is computed begins with a whole tile.
     let seen = seen.start / TILE * TILE..seen.end;
-    let q = &work.q[group.start * dim..group.end * dim];
+    let tiles = seen.start..seen.end.next_multiple_of(TILE);
+    let q = group.start * (dim + 1)..group.end * (dim + 1);
     // SAFETY: the room has what the functions ask for; the caller has the instruction set.
     unsafe {
-        if PAIRED {
-            with_rows!(group.len(), paired::rows_at_once::<S, E>(), R =>
-                paired::score::<S, E, R>(q, &segment.k, seen.clone(), dim, work.s));
-        } else {
-            with_rows!(group.len(), rows_at_once::<S>(), R =>
-                score::score::<S, E, R>(q, &segment.k, seen.clone(), dim, work.s));
-        }
-        let tiles = seen.start..seen.end.next_multiple_of(TILE);
+        P::score(q, group.len(), segment, seen.clone(), dim, work);
         let scales = t.is_scaled().then(|| work.scales.split_at(SEGMENT));
         for (r, s) in work.s.chunks_exact_mut(SEGMENT).enumerate().take(group.len()) {
             let s = &mut s[tiles.clone()];
@@ -424,38 +488,13 @@ unsafe fn segment_rows<S: Weight, E: Element, const PAIRED: bool>(
             }
             let own = here(t.sees(group.start + r));
             let own = own.start.max(seen.start) - seen.start..own.end.max(seen.start) - seen.start;
-            (work.segment.most[r], work.segment.sum[r]) = match PAIRED {
-                true => {
-                    let most = weights::largest::<S>(s, own.clone(), t.softcap);
-                    let sum = weights::weigh::<S>(
-                        s,
-                        own,
-                        most,
-                        #[inline(always)]
-                        |to, _, w| {
-                            S::store(to.as_mut_ptr(), w[0]);
-                            S::store(to.as_mut_ptr().add(S::LANES), w[1]);
-                        },
-                    );
-                    (most * std::f32::consts::LN_2, sum)
-                }
-                false => {
-                    t.add_bias(group.start + r, start + seen.start + own.start, &mut s[own.clone()]);
-                    softmax::weigh::<S>(s, own, t.softcap)
-                }
-            };
+            (work.segment.most[r], work.segment.sum[r]) =
+                P::weigh(t, group.start + r, start + seen.start, own, s);
             if let Some((_, values)) = scales {
                 softmax::multiply::<S>(s, &values[tiles.clone()]);
             }
         }
-        let values = &mut *work.segment.values;
-        if PAIRED {
-            with_rows!(group.len(), paired::rows_at_once::<S, E>(), R =>
-                paired::gather::<S, E, R>(work.s, segment, seen, dim, values));
-        } else {
-            with_rows!(group.len(), rows_at_once::<S>(), R =>
-                gather::gather::<S, E, R>(work.s, segment, seen, dim, values));
-        }
+        P::gather(group.len(), segment, seen, dim, work);
     }
 }
 
@@ -478,11 +517,11 @@ impl Kept<'_> {
 
 /// Merges what was kept of all segments, exactly as [`run`] would have.
 #[inline(always)]
-unsafe fn merge_kept<S: Simd, const PAIRED: bool>(t: &AttendTask<'_>, kept: Kept<'_>, work: &mut Work<'_>) {
+unsafe fn merge_kept<S: Weight, P: Products<S>>(t: &AttendTask<'_>, kept: Kept<'_>, work: &mut Work<'_>) {
     let (rows, wide) = (t.count(), work.segment.wide);
     work.total.clear();
     for segment in 0..t.segments().len() {
-        for group in groups::<S, PAIRED>(t) {
+        for group in groups::<S, P>(t) {
             for (r, i) in group.clone().enumerate() {
                 // SAFETY: whoever computed the segment is done with it.
                 let row = unsafe { kept.rows.row(kept.first + segment * rows + i) };
@@ -493,12 +532,12 @@ unsafe fn merge_kept<S: Simd, const PAIRED: bool>(t: &AttendTask<'_>, kept: Kept
             unsafe { softmax::merge::<S>(&work.segment, &mut work.total, group) };
         }
     }
-    finish::<PAIRED>(t, &work.total);
+    finish(t, &work.total, P::INVERTED);
 }
 
 /// Divides the values by the sums of their weights.
 #[inline(always)]
-fn finish<const PAIRED: bool>(t: &AttendTask<'_>, total: &Running<'_>) {
+fn finish(t: &AttendTask<'_>, total: &Running<'_>, inverted: bool) {
     let dim = t.heads.dim;
     for i in 0..t.count() {
         let (row, head) = t.place(i);
@@ -514,7 +553,7 @@ fn finish<const PAIRED: bool>(t: &AttendTask<'_>, total: &Running<'_>) {
         let out = unsafe { t.out.part(row, head * dim..(head + 1) * dim) };
         let values = &total.values[i * total.wide..][..dim];
         // A zero's sign would tell how many weights of zero went into it.
-        if PAIRED {
+        if inverted {
             let by = by / sum;
             out.iter_mut().zip(values).for_each(|(o, v)| *o = v * by + 0.0);
         } else {

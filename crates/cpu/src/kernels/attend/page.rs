@@ -4,6 +4,9 @@
 //! `[block][slot][element]`. So scores of neighbouring positions and elements of one value each fill a vector, nothing
 //! is summed across lanes, and a block is one piece of memory. Where a page is no multiple of a block, its last block is
 //! shorter. Behind a head's elements are the scales of its slots, if elements have eight bits.
+//!
+//! Whole numbers are multiplied two at a time. So two elements of a key lie together, `[block][element / 2][slot][2]`, and
+//! two slots of a value, `[block][slot / 2][element][2]`, where pages are whole blocks and elements come in pairs.
 
 use half::{bf16, f16};
 use tallow_core::{DType, Tensor};
@@ -23,11 +26,34 @@ pub(crate) struct Layout {
     pub dim: usize,
     /// Bytes of a scale, if there are any.
     scale: usize,
+    /// Do two that are multiplied together lie together?
+    pub paired: bool,
+}
+
+/// Where the elements of a head in a slot are: some side by side, then as many again so far from the first.
+#[derive(Clone, Copy)]
+pub(crate) struct Spread {
+    pub at: usize,
+    pub together: usize,
+    pub apart: usize,
+}
+
+impl Spread {
+    pub(crate) fn element(self, i: usize) -> usize {
+        self.at + i / self.together * self.apart + i % self.together
+    }
+
+    /// Are all side by side?
+    pub(crate) fn is_whole(self) -> bool {
+        self.together == self.apart
+    }
 }
 
 impl Layout {
     pub(crate) fn new(page_len: usize, dim: usize, dtype: DType) -> Layout {
-        Layout { page_len, dim, scale: if dtype.reach().is_some() { size_of::<f32>() } else { 0 } }
+        let scale = if dtype.reach().is_some() { size_of::<f32>() } else { 0 };
+        let paired = dtype == DType::I8 && page_len.is_multiple_of(BLOCK) && dim.is_multiple_of(2);
+        Layout { page_len, dim, scale, paired }
     }
 
     /// Where what belongs to a head begins.
@@ -40,16 +66,26 @@ impl Layout {
         self.head(head) + self.page_len * self.dim + slot * self.scale
     }
 
-    /// Where the key of a head in a slot begins, and how far apart its elements are.
-    pub(crate) fn key(self, head: usize, slot: usize) -> (usize, usize) {
-        let block = slot / BLOCK * BLOCK;
-        let width = BLOCK.min(self.page_len - block);
-        (self.head(head) + block * self.dim + slot - block, width)
+    /// Where a head's block begins, which begins with the slot.
+    pub(super) fn block(self, head: usize, slot: usize) -> usize {
+        self.head(head) + slot * self.dim
     }
 
-    /// Where the value of a head in a slot begins. Its elements lie together.
-    pub(crate) fn value(self, head: usize, slot: usize) -> usize {
-        self.head(head) + slot * self.dim
+    /// Where the key of a head in a slot is.
+    pub(crate) fn key(self, head: usize, slot: usize) -> Spread {
+        let together = if self.paired { 2 } else { 1 };
+        let block = slot / BLOCK * BLOCK;
+        let width = BLOCK.min(self.page_len - block);
+        let at = self.block(head, block) + (slot - block) * together;
+        Spread { at, together, apart: width * together }
+    }
+
+    /// Where the value of a head in a slot is.
+    pub(crate) fn value(self, head: usize, slot: usize) -> Spread {
+        match self.paired {
+            true => Spread { at: self.block(head, slot / 2 * 2) + slot % 2, together: 1, apart: 2 },
+            false => Spread { at: self.block(head, slot), together: 1, apart: 1 },
+        }
     }
 }
 
@@ -78,7 +114,7 @@ macro_rules! in_pages {
         })*
     };
 }
-in_pages!(f16 => F16, i8 => I8, F8 => F8);
+in_pages!(f16 => F16, F8 => F8);
 
 impl<'a> Pages<'a> {
     pub(crate) fn new(t: &'a Tensor<Cpu>) -> Pages<'a> {
@@ -120,7 +156,9 @@ impl<'a> Pages<'a> {
                 Pages::F32(m) => out.copy_from_slice(&m.row(page)[within]),
                 Pages::F16(m) => simd::widen::<S, f16>(&m.row(page)[within], out),
                 Pages::BF16(m) => simd::widen::<S, bf16>(&m.row(page)[within], out),
-                Pages::I8(m) => simd::widen::<S, i8>(&m.row(page)[within], out),
+                Pages::I8(m) => {
+                    out.iter_mut().zip(&m.row(page)[within]).for_each(|(o, x)| *o = f32::from(*x))
+                }
                 Pages::F8(m) => simd::widen::<S, F8>(&m.row(page)[within], out),
             }
         }
@@ -152,7 +190,7 @@ pub(super) struct Segment<E> {
 
 /// Something to bring segments from.
 pub(super) trait Bring {
-    type E: Element;
+    type E: Copy;
 
     /// Segment `index` of the task's sequence.
     unsafe fn bring<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<Self::E>;
@@ -164,7 +202,7 @@ pub(super) struct Direct<'a, E> {
     pub v: Mat<'a, E>,
 }
 
-impl<E: Element> Bring for Direct<'_, E> {
+impl<E: bytemuck::Pod> Bring for Direct<'_, E> {
     type E = E;
 
     #[inline(always)]
@@ -174,7 +212,7 @@ impl<E: Element> Bring for Direct<'_, E> {
         let block = |i: usize| {
             let (page, slot) = t.slot((index * BLOCKS + i).min(last) * BLOCK);
             // Keys and values of a block begin at the same place.
-            (page, layout.value(t.head, slot))
+            (page, layout.block(t.head, slot))
         };
         let mut segment = Segment {
             k: [std::ptr::null(); BLOCKS + STREAMS],
@@ -183,7 +221,8 @@ impl<E: Element> Bring for Direct<'_, E> {
         };
         for i in 0..BLOCKS + STREAMS {
             let (page, at) = block(i);
-            let (k, v) = (&self.k.row(page)[at..][..size], &self.v.row(page)[at..][..size]);
+            let (k, v) = (&self.k.row(page)[at..], &self.v.row(page)[at..]);
+            debug_assert!(k.len() >= size && v.len() >= size);
             if i < BLOCKS {
                 (segment.k[i], segment.v[i]) = (k.as_ptr(), v.as_ptr());
             } else {
@@ -238,23 +277,24 @@ impl Bring for Wide<'_> {
 unsafe fn widen<S: Simd>(t: &AttendTask<'_>, index: usize, k: &mut [f32], v: &mut [f32]) {
     let (dim, start) = (t.heads.dim, index * SEGMENT);
     let layout = t.layout();
+    let whole = t.page_len.is_multiple_of(BLOCK) && !layout.paired;
     let end = t.len.min(start + SEGMENT);
     let blocks = k.chunks_exact_mut(BLOCK * dim).zip(v.chunks_exact_mut(BLOCK * dim));
     for (first, (k, v)) in (start..end).step_by(BLOCK).zip(blocks) {
         // SAFETY: the caller has the instruction set.
         unsafe {
-            if t.page_len.is_multiple_of(BLOCK) {
+            if whole {
                 let (page, slot) = t.slot(first);
-                let at = layout.value(t.head, slot);
+                let at = layout.block(t.head, slot);
                 t.k.read::<S>(page, at, k);
                 t.v.read::<S>(page, at, v);
                 continue;
             }
             for i in 0..BLOCK.min(end - first) {
                 let (page, slot) = t.slot(first + i);
-                let (at, apart) = layout.key(t.head, slot);
-                (0..dim).for_each(|d| k[d * BLOCK + i] = t.k.element(page, at + d * apart));
-                t.v.read::<S>(page, layout.value(t.head, slot), &mut v[i * dim..][..dim]);
+                let (key, value) = (layout.key(t.head, slot), layout.value(t.head, slot));
+                (0..dim).for_each(|d| k[d * BLOCK + i] = t.k.element(page, key.element(d)));
+                (0..dim).for_each(|d| v[i * dim + d] = t.v.element(page, value.element(d)));
             }
         }
     }

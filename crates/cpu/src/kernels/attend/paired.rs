@@ -9,6 +9,7 @@
 //! least 2⁻⁶³ or zero ([`keep`]), queries at least 2⁻⁴⁰ or zero ([`query`]), weights at least 2⁻⁴⁸ or zero. All have eight
 //! bits, so their products are multiples of 2⁻¹²⁵, and so is whatever is summed from them: zero or large enough.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use half::bf16;
@@ -16,7 +17,8 @@ use half::bf16;
 use super::page::{STREAMS, Segment};
 use super::score::{add_products, element};
 use super::softmax::padded;
-use super::{BLOCK, BLOCKS, SEGMENT, TILE};
+use super::weights::{self, Weight};
+use super::{AttendTask, BLOCK, BLOCKS, Products, SEGMENT, TILE, Work, spread_queries, with_rows};
 use crate::simd::{self, Element, Simd};
 
 /// Products that a tile sums before it adds them to others.
@@ -47,8 +49,70 @@ pub(super) const fn rows_of_copy<S: Simd>() -> usize {
 }
 
 /// Rows of the largest group: what comes from memory, as it is, is to be read once for a few rows.
-pub(super) const fn rows_at_once<S: Simd, E: Element>() -> usize {
+const fn rows_at_once<S: Simd, E: Element>() -> usize {
     if size_of::<E>() == size_of::<f32>() { rows_of_copy::<S>() } else { super::rows_at_once::<S>() }
+}
+
+/// Products as tiles make them.
+pub(super) struct Paired<E>(PhantomData<E>);
+
+impl<S: Weight, E: Element> Products<S> for Paired<E> {
+    type E = E;
+    const INVERTED: bool = true;
+
+    fn rows_at_once(t: &AttendTask<'_>) -> usize {
+        if t.direct() { super::rows_at_once::<S>() } else { rows_of_copy::<S>() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_queries(t: &AttendTask<'_>, group: Range<usize>, q: &mut [f32]) {
+        spread_queries(t, group, t.scale_to_two(), query, q);
+    }
+
+    #[inline(always)]
+    unsafe fn score(
+        q: Range<usize>,
+        rows: usize,
+        k: &Segment<E>,
+        seen: Range<usize>,
+        dim: usize,
+        work: &mut Work<'_>,
+    ) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            with_rows!(rows, rows_at_once::<S, E>(), R =>
+                score::<S, E, R>(&work.q[q], &k.k, seen, dim, work.s));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn weigh(t: &AttendTask<'_>, _: usize, _: usize, own: Range<usize>, s: &mut [f32]) -> (f32, f32) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let most = weights::largest::<S>(s, own.clone(), t.softcap);
+            let sum = weights::weigh::<S>(
+                s,
+                own,
+                most,
+                #[inline(always)]
+                |to, _, w| {
+                    S::store(to.as_mut_ptr(), w[0]);
+                    S::store(to.as_mut_ptr().add(S::LANES), w[1]);
+                },
+            );
+            (most * std::f32::consts::LN_2, sum)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn gather(rows: usize, v: &Segment<E>, seen: Range<usize>, dim: usize, work: &mut Work<'_>) {
+        let values = &mut *work.segment.values;
+        // SAFETY: passed on to the caller.
+        unsafe {
+            with_rows!(rows, rows_at_once::<S, E>(), R =>
+                gather::<S, E, R>(work.s, v, seen, dim, values));
+        }
+    }
 }
 
 /// As [`score`](super::score::score).

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::page::Pages;
+use super::page::{Pages, Spread};
 use super::paired::{self, SPAN};
 use super::softmax::{self, Running, padded};
 use super::weights;
@@ -208,7 +208,7 @@ unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, index:
             }
             if t.page_len.is_multiple_of(BLOCK) {
                 let (page, slot) = t.slot(first);
-                let keys = from.k.row(page)[layout.value(t.head, slot)..][..BLOCK * dim].as_ptr();
+                let keys = from.k.row(page)[layout.block(t.head, slot)..][..BLOCK * dim].as_ptr();
                 for line in 0..dim / 2 {
                     let two = _mm512_loadu_si512(keys.add(line * 2 * BLOCK).cast());
                     _mm512_store_si512(to.add(line * 64).cast(), _mm512_permutexvar_epi16(turns, two));
@@ -223,7 +223,7 @@ unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, index:
             let to = to.cast::<bf16>();
             for i in 0..BLOCK.min(t.len - first) {
                 let (page, slot) = t.slot(first + i);
-                let (key, apart) = layout.key(t.head, slot);
+                let Spread { at: key, apart, .. } = layout.key(t.head, slot);
                 let page = from.k.row(page);
                 for d in 0..dim {
                     to.add(d / 2 * SPAN + i * 2 + d % 2).write(page[key + d * apart]);
@@ -249,7 +249,7 @@ unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, inde
         for at in seen.step_by(2) {
             let value = |at: usize| {
                 let (page, slot) = t.slot((start + at).min(t.len - 1));
-                from.v.row(page)[layout.value(t.head, slot)..][..dim].as_ptr()
+                from.v.row(page)[layout.value(t.head, slot).at..][..dim].as_ptr()
             };
             let (one, two) = (value(at), value(at + 1));
             let left = t.len.saturating_sub(start + at);
@@ -438,7 +438,7 @@ unsafe fn run(t: &AttendTask<'_>, from: Cache<'_>, stage: &Stage<'_>, scratch: &
         }
     }
     if let Stage::Whole = stage {
-        finish::<true>(t, &room.total);
+        finish(t, &room.total, true);
     }
 }
 
@@ -464,7 +464,7 @@ fn fetch(t: &AttendTask<'_>, from: Cache<'_>, index: usize, row: usize) {
         }
         let (page, slot) = t.slot(position);
         let pages = if which % 2 == 0 { from.k } else { from.v };
-        let p = pages.row(page)[layout.value(t.head, slot)..].as_ptr();
+        let p = pages.row(page)[layout.block(t.head, slot)..].as_ptr();
         let count = (block - first).min(end - line);
         for i in first..first + count {
             simd::prefetch(p.wrapping_add(i * LINE));

@@ -4,6 +4,7 @@ mod bench_peers;
 mod fuzz;
 mod openai_client;
 mod parity;
+mod quants;
 mod spills;
 mod tidy;
 
@@ -19,6 +20,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   openai-client
           drives the server with OpenAI's own Python client (needs Python 3 and PyPI)
   parity  compares golden models with their references and writes the table in docs/parity.md
+  quants --python PROGRAM
+          compares models in every type of weights with llama.cpp and writes the table in docs/parity.md (--help)
   spills [PROGRAM]
           looks for kernels' inner loops that put registers aside, in the release build or that program (needs objdump)";
 
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         ["fuzz", seconds, target] => fuzz::run(&root(), seconds, Some(target)),
         ["spills"] => spills::run(&root(), None),
         ["spills", program] => spills::run(&root(), Some(Path::new(program))),
+        ["quants", args @ ..] => quants::run(&root(), args),
         ["parity"] => parity::run(&root()),
         ["openai-client"] => openai_client::run(&root()),
         _ => {

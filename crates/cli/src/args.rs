@@ -54,6 +54,8 @@ pub(crate) enum Command {
     Tokenize(Tokenize),
     /// Measure how well a model predicts a text
     Perplexity(Perplexity),
+    /// Measure on a text which inputs of a model's layers are large, for `convert --imatrix`
+    Imatrix(Imatrix),
     /// Run one forward pass on given tokens and write down what comes out
     Dump(Dump),
     /// Print a script that completes commands in a shell
@@ -306,7 +308,7 @@ pub(crate) struct Convert {
     /// Quantize plain weights: q4_k_m, q8_0, … [default: leave them as they are]
     #[arg(long, value_name = "TYPE")]
     pub quant: Option<Recipe>,
-    /// What other programs measured of the model's inputs ("imatrix"): what multiplies large ones is kept more exactly
+    /// What `tallow imatrix` or another program measured of the model's inputs: what multiplies large ones is kept more exactly
     #[arg(long, value_name = "FILE")]
     pub imatrix: Option<PathBuf>,
     /// Replace a file that is there already
@@ -495,6 +497,28 @@ pub(crate) struct Perplexity {
     /// As JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Imatrix {
+    /// The model
+    pub model: String,
+    /// The text: some hundred thousand tokens of what the model is for
+    pub file: PathBuf,
+    /// The file to write: a GGUF file, or one of the older kind if it ends with .dat
+    #[arg(short = 'o', long, value_name = "FILE", default_value = "imatrix.gguf")]
+    pub output: PathBuf,
+    /// Tokens that the model looks at in a go; each go begins anew, and what is left over is left out
+    #[arg(short = 'c', long, value_name = "TOKENS")]
+    pub context: Option<usize>,
+    /// How many goes at most [default: the whole text]
+    #[arg(long, value_name = "N")]
+    pub goes: Option<usize>,
+    /// Replace a file that is there already
+    #[arg(long)]
+    pub force: bool,
     #[command(flatten)]
     pub device: DeviceArgs,
 }

@@ -6,6 +6,7 @@ mod commands;
 mod device;
 mod encoder;
 mod env;
+mod goes;
 mod load;
 mod memory;
 mod screen;
@@ -95,6 +96,7 @@ fn run(cli: Cli) -> Result<(), Failed> {
         Command::Transcribe(args) => commands::transcribe::transcribe(&args, &sources),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args, &sources),
         Command::Perplexity(args) => commands::perplexity::perplexity(&args, &sources),
+        Command::Imatrix(args) => commands::imatrix::imatrix(&args, &sources),
         Command::Dump(args) => commands::dump::dump(&args, &sources),
         Command::Completions(args) => commands::completions(&args),
     }

@@ -169,11 +169,7 @@ pub fn moe<B: Backend>(b: &B, op: &Moe<'_, B>) -> Result<Tensor<B>> {
         };
         sum = b.run(Eltwise { x: &sum, with: With::Add(&y) })?;
     }
-    let mut then = Vec::new();
-    then.extend((op.then.scale != 1.0).then_some(With::Scale(op.then.scale)));
-    then.extend(op.then.softcap.map(With::SoftCap));
-    then.extend(op.then.residual.map(With::Add));
-    then.into_iter().try_fold(sum, |x, with| b.run(Eltwise { x: &x, with }))
+    op.then.apply(b, sum)
 }
 
 /// The wanted rows, the norm, the projection.

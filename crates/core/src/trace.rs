@@ -4,6 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use crate::heard::{Ear, Listener, Origin};
+
 /// One op that ran. An op with deeper ones right after it was composed of them; one without ran natively.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
@@ -18,6 +20,7 @@ pub struct Launch {
 pub struct Trace {
     depth: Cell<usize>,
     log: RefCell<Option<Vec<Launch>>>,
+    listener: RefCell<Listener>,
 }
 
 impl Trace {
@@ -29,6 +32,21 @@ impl Trace {
     /// Ends recording and hands out the record.
     pub fn stop(&self) -> Vec<Launch> {
         self.log.borrow_mut().take().unwrap_or_default()
+    }
+
+    /// From here on `ear` is told what each linear layer is given that has an [`Origin`]; without one nobody is.
+    pub fn listen(&self, ear: Option<Ear>) {
+        *self.listener.borrow_mut() = Listener(ear);
+    }
+
+    pub(crate) fn is_heard(&self) -> bool {
+        self.listener.borrow().0.is_some()
+    }
+
+    pub(crate) fn hear(&self, origin: &Origin, rows: &[f32]) {
+        if let Some(ear) = self.listener.borrow_mut().0.as_mut() {
+            ear(origin, rows);
+        }
     }
 
     pub(crate) fn enter(&self, op: &'static str) -> Entered<'_> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use tallow_quant::Format;
 
-use crate::{Backend, DType, Tensor};
+use crate::{Backend, DType, Origin, Tensor};
 
 /// A matrix of weights as a checkpoint stores it, on its way to a device: `rows` outputs of `cols` inputs each.
 #[derive(Clone, Copy)]
@@ -111,12 +111,20 @@ pub struct Linear<B: Backend> {
     /// [1, inputs]: which column of the input each column of the weight takes, where they do not come in order. Ops
     /// see to it: no backend meets such a layer.
     pub order: Option<Tensor<B>>,
+    /// Where the weight comes from, for those who listen to what goes in.
+    pub origin: Option<Origin>,
 }
 
 impl<B: Backend> Linear<B> {
     /// A layer that takes its inputs as they come.
     pub fn new(weight: Weight<B>, bias: Option<Tensor<B>>) -> Linear<B> {
-        Linear { weight, bias, order: None }
+        Linear { weight, bias, order: None, origin: None }
+    }
+
+    /// The same, made of one of the matrices of a tensor.
+    pub fn from(self, tensor: &str, matrix: usize, of: usize) -> Linear<B> {
+        let cols = self.weight.cols();
+        Linear { origin: Some(Origin { tensor: tensor.into(), matrix, of, cols }), ..self }
     }
 
     /// Are some of these to be given their inputs in another order?

@@ -113,6 +113,7 @@ pub(crate) enum Form {
     F32,
     F16,
     BF16,
+    TwoHalves,
     TwoNibbles,
     ThreeBytes,
     ThreeTableBytes,
@@ -138,6 +139,7 @@ impl Form {
         let (bits, looked_up, run, scales) = match self {
             Form::F32 => (32, false, 32, Scales::Plain),
             Form::F16 | Form::BF16 => (16, false, 32, Scales::Plain),
+            Form::TwoHalves => (2, false, 32, Scales::Halves),
             Form::TwoNibbles => (2, false, 16, Scales::NibblesLess),
             Form::ThreeBytes => (3, false, 16, Scales::Bytes),
             Form::ThreeTableBytes => (3, true, 16, Scales::Bytes),
@@ -178,7 +180,7 @@ pub(crate) mod forms {
         };
     }
 
-    forms!(F32 F16 BF16 TwoNibbles ThreeBytes ThreeTableBytes FourHalves FourAdd FourLess FourTableHalves
+    forms!(F32 F16 BF16 TwoHalves TwoNibbles ThreeBytes ThreeTableBytes FourHalves FourAdd FourLess FourTableHalves
         FourTableShort FourTableBytes FourTableExponents FiveHalves FiveAdd FiveLess SixBytes EightHalves EightSingle EightFloats);
 }
 
@@ -186,7 +188,7 @@ pub(crate) mod forms {
 macro_rules! with_form {
     ($form:expr, $F:ident => $body:expr) => {
         $crate::form::with_form!(@ $form, $F, $body,
-            F32 F16 BF16 TwoNibbles ThreeBytes ThreeTableBytes FourHalves FourAdd FourLess FourTableHalves
+            F32 F16 BF16 TwoHalves TwoNibbles ThreeBytes ThreeTableBytes FourHalves FourAdd FourLess FourTableHalves
             FourTableShort FourTableBytes FourTableExponents FiveHalves FiveAdd FiveLess SixBytes EightHalves EightSingle EightFloats)
     };
     (@ $form:expr, $F:ident, $body:expr, $($name:ident)*) => {

@@ -15,7 +15,8 @@
 
 use tallow_quant::{
     BF16, Block, F8, F16, F32, Format, Gridded, IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS, IQ4NL, IQ4XS,
-    MXFP4, NVFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Q8K, TQ1_0, TQ2_0, with_block,
+    MXFP4, NVFP4, Q1_0, Q2_0, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Q8K, TQ1_0, TQ2_0,
+    with_block,
 };
 
 use crate::form::{Form, Layout, Scales};
@@ -349,6 +350,27 @@ macro_rules! ternary {
 }
 
 ternary!(TQ1_0, TQ2_0);
+
+/// Formats of a few whole numbers, of one or two bits each, and a scale for several runs.
+macro_rules! few {
+    ($($block:ident),*) => {
+        $(impl Packing for $block {
+            const LAYOUT: Layout = Layout::new(Form::TwoHalves, 1);
+
+            #[inline(always)]
+            fn codes(&self, out: &mut [u8]) {
+                out.copy_from_slice(&$block::codes(self));
+            }
+
+            fn head(&self, at: usize, head: &mut Head<'_>) {
+                let runs = <$block as Block>::FORMAT.block_weights() / $block::LAYOUT.shape.run;
+                (0..runs).for_each(|run| head.half(runs * at + run, self.d));
+            }
+        })*
+    };
+}
+
+few!(Q1_0, Q2_0);
 
 /// Numbers that stand for themselves: no codes, no scales.
 macro_rules! plain {

@@ -29,13 +29,26 @@ const fn recipe(name: &'static str, id: u32, most: Format, more: Format, head: F
 }
 
 /// From the smallest to the largest.
-const ALL: [Recipe; 17] = {
+const ALL: [Recipe; 30] = {
     use Format::*;
     [
+        recipe("q1_0", 40, Q1_0, Q1_0, Q6K),
+        recipe("iq1_s", 24, IQ1S, Q2K, Q6K),
+        recipe("tq1_0", 36, TQ1_0, TQ1_0, Q6K),
+        recipe("iq1_m", 31, IQ1M, Q2K, Q6K),
+        recipe("tq2_0", 37, TQ2_0, TQ2_0, Q6K),
+        recipe("iq2_xxs", 19, IQ2XXS, Q2K, Q6K),
+        recipe("q2_0", 41, Q2_0, Q2_0, Q6K),
+        recipe("iq2_xs", 20, IQ2XS, Q3K, Q6K),
+        recipe("iq2_s", 28, IQ2S, Q3K, Q6K),
         recipe("q2_k", 10, Q2K, Q4K, Q6K),
+        recipe("iq3_xxs", 23, IQ3XXS, Q4K, Q6K),
         recipe("q3_k_s", 11, Q3K, Q3K, Q6K),
+        recipe("iq3_s", 26, IQ3S, Q4K, Q6K),
         recipe("q3_k_m", 12, Q3K, Q5K, Q6K),
+        recipe("mxfp4", 38, MXFP4, MXFP4, Q8_0),
         recipe("iq4_xs", 30, IQ4XS, Q5K, Q6K),
+        recipe("nvfp4", 39, NVFP4, NVFP4, Q8_0),
         recipe("iq4_nl", 25, IQ4NL, Q5K, Q6K),
         recipe("q4_0", 2, Q4_0, Q4_0, Q6K),
         recipe("q4_k_s", 14, Q4K, Q5K, Q6K),
@@ -143,7 +156,10 @@ fn matters(layer: usize, layers: usize) -> bool {
 /// That format or the next finer one whose blocks rows of `cols` are made of.
 fn fitting(format: Format, cols: usize) -> Option<Format> {
     let smaller = match format {
-        Format::Q2K | Format::Q3K | Format::IQ4XS => Format::IQ4NL,
+        Format::IQ1S | Format::IQ1M | Format::TQ1_0 | Format::TQ2_0 | Format::Q1_0 => Format::Q2_0,
+        Format::IQ2XXS | Format::IQ2XS | Format::IQ2S | Format::IQ3XXS | Format::IQ3S => Format::IQ4NL,
+        Format::Q2K | Format::Q3K | Format::IQ4XS | Format::Q2_0 => Format::IQ4NL,
+        Format::NVFP4 => Format::MXFP4,
         Format::Q4K => Format::Q5_0,
         Format::Q5K => Format::Q5_1,
         Format::Q6K => Format::Q8_0,

@@ -204,7 +204,13 @@ impl<'a, B: Backend> Weights<'a, B> {
             return self.grouped((stored, name), matrix, (rows, cols));
         }
         let stored = self.stored(name, &shape)?;
-        Ok(Linear::new(self.single(name, stored, rows)?, None))
+        let layer = Linear::new(self.single(name, stored, rows)?, None);
+        Ok(layer.from(self.called(name), 0, 1))
+    }
+
+    /// What the file calls the tensor of that name.
+    fn called<'n>(&self, name: &'n str) -> &'n str {
+        self.find(name).map_or(name, |(name, _)| name)
     }
 
     /// The one matrix that a tensor holds.
@@ -265,7 +271,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let weight = self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?;
         self.loaded(name, stored)?;
         let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
-        Ok(Linear { order, ..Linear::new(weight, None) })
+        Ok(Linear { order, ..Linear::new(weight, None).from(self.called(name), 0, 1) })
     }
 
     /// A linear layer of layer `i` with one output, which some files have as a vector.
@@ -275,7 +281,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let shape = [1, cols];
         let stored = self.stored(&name, if flat { &shape[1..] } else { &shape[..] })?;
         let weight = self.single(&name, stored, 1)?;
-        Ok(Linear::new(weight, None))
+        Ok(Linear::new(weight, None).from(self.called(&name), 0, 1))
     }
 
     /// A linear layer's matrix that the file has in another order, put right by `arrange`.
@@ -407,7 +413,10 @@ impl<'a, B: Backend> Weights<'a, B> {
         let name = of_layer(pattern, i);
         let layer = match self.names().layout {
             Layout::Rows | Layout::RowsByHead => self.layer(&named(&name), rows, cols)?,
-            Layout::Columns => Linear::new(self.turned(&named(&name), rows, cols)?, None),
+            Layout::Columns => {
+                let weight = self.turned(&named(&name), rows, cols)?;
+                Linear::new(weight, None).from(self.called(&named(&name)), 0, 1)
+            }
         };
         Ok(Linear { bias: self.bias(&name, rows, bias)?, ..layer })
     }

@@ -11,7 +11,7 @@ use tallow_models::formats::gguf::Value;
 use tallow_models::formats::{Kind, Settings, Stored};
 use tallow_models::tokenizer::Special;
 use tallow_quant::Format;
-use tallow_support::{DECODERS, golden, shared};
+use tallow_support::{DECODERS, golden, json, shared};
 
 fn open(path: &Path) -> Model {
     Model::open(path).unwrap_or_else(|e| panic!("{e}"))
@@ -220,4 +220,50 @@ fn importance_is_heeded_or_refused() {
     insta::assert_snapshot!(refused(&[(weight, 63)]), @"FILE: blk.0.attn_q.weight: has 63 numbers; 64 for each of 1 matrices are due");
     insta::assert_snapshot!(refused(&[("blk.9.attn_q.weight", 64)]), @"FILE: its names: none of them is a tensor of this model: the file is of another one");
     [out.clone(), plain, path.clone()].iter().for_each(|path| std::fs::remove_file(path).unwrap());
+}
+
+/// A DeepSeek model of a scaled rotation: its file says as much of how sharp attention is, and refuses what it cannot say.
+#[test]
+fn attention_is_as_sharp_in_a_file() {
+    for (name, one, all, is_written) in [
+        ("deepseek-v2", 0.707, 0.707, true),
+        ("deepseek-v3", 1.0, 1.0, true),
+        ("deepseek-v3", 1.0, 0.8, false),
+    ] {
+        let mut config = json(&golden(name).join("config.json"));
+        config["rope_scaling"] = serde_json::json!({
+            "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1,
+            "mscale": one, "mscale_all_dim": all,
+        });
+        let folder =
+            std::env::temp_dir().join(format!("tallow-converting-{}-{name}-{all}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::copy(golden(name).join("model.safetensors"), folder.join("model.safetensors")).unwrap();
+        std::fs::write(folder.join("config.json"), serde_json::to_vec(&config).unwrap()).unwrap();
+        let model = open(&folder);
+        let written = converted(&model, &format!("yarn-{name}-{all}"));
+        std::fs::remove_dir_all(&folder).unwrap();
+        let Some(out) = written.as_ref().ok().filter(|_| is_written) else {
+            let why = written.unwrap_err();
+            assert!(why.contains("converting the rotary embeddings is not supported"), "{why}");
+            continue;
+        };
+        let file = open(out);
+        let sharp = |layer: &tallow_models::spec::LayerSpec| {
+            let latent = layer.latent.unwrap();
+            f64::from(layer.mixer.scale) * ((latent.plain + latent.turned) as f64).sqrt()
+        };
+        let want = (0.1 * all * 4f64.ln() + 1.0).powi(2);
+        for layer in model.spec.layers.iter().chain(&file.spec.layers) {
+            assert!((sharp(layer) / want - 1.0).abs() < 1e-6, "{name}: {}, not {want}", sharp(layer));
+        }
+        let [mine, read] = [&model, &file].map(|model| model.spec.ropes[0].frequencies(128));
+        assert!((mine.1 - 1.0).abs() < 1e-6 && (read.1 - 1.0).abs() < 1e-6, "{name}: {} {}", mine.1, read.1);
+        assert!(mine.0.iter().zip(&read.0).all(|(a, b)| (a / b - 1.0).abs() < 1e-5), "{name}");
+        let Settings::Gguf(meta) = &file.checkpoint.settings else { panic!() };
+        let said =
+            meta.entries().find(|(key, _)| *key == "deepseek2.rope.scaling.yarn_log_multiplier").unwrap().1;
+        assert!(matches!(said, Value::F64(x) if (x / (0.1 * all) - 1.0).abs() < 1e-6), "{name}: {said}");
+        std::fs::remove_file(out).unwrap();
+    }
 }

@@ -25,8 +25,7 @@ pub trait Block: Pod {
     /// zero, an infinity as the largest number, and what a block cannot reach becomes the farthest that it can: all
     /// its weights are finite. A block of zeros stays one.
     ///
-    /// `care` says how much the error of each weight counts; formats whose weights choose entries of a book together, and
-    /// plain ones, do not ask.
+    /// `care` says how much the error of each weight counts; plain formats do not ask.
     fn pack(weights: &Self::Weights, care: &Self::Weights) -> Self;
 }
 
@@ -38,7 +37,7 @@ macro_rules! with_block {
     ($format:expr, $B:ident => $body:expr) => {
         $crate::with_block!(@ $format, $B, $body,
             F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Q8K IQ1S IQ1M
-            IQ2XXS IQ2XS IQ2S IQ3XXS IQ3S IQ4NL IQ4XS TQ1_0 TQ2_0 MXFP4 NVFP4 F8)
+            IQ2XXS IQ2XS IQ2S IQ3XXS IQ3S IQ4NL IQ4XS TQ1_0 TQ2_0 MXFP4 NVFP4 Q1_0 Q2_0 F8)
     };
     (@ $format:expr, $B:ident, $body:expr, $($name:ident)*) => {
         match $format {

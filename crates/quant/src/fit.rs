@@ -5,10 +5,12 @@
 
 mod affine;
 mod book;
+mod few;
 mod scale;
 
 pub(crate) use affine::{fit_affine_block, fit_affine_super};
-pub(crate) use book::{Book, Signed, fit_books, fit_ternary};
+pub(crate) use book::{Book, Signed, fit_books};
+pub(crate) use few::{fit_signs, fit_ternary};
 pub(crate) use scale::{fit_block, fit_super};
 
 /// The numbers that codes stand for before they are scaled.

@@ -33,6 +33,8 @@ pub enum Format {
     TQ2_0,
     MXFP4,
     NVFP4,
+    Q1_0,
+    Q2_0,
     F8,
 }
 
@@ -46,7 +48,7 @@ struct Facts {
 
 impl Format {
     /// Every format, in the order of the enum.
-    pub const ALL: [Format; 28] = [
+    pub const ALL: [Format; 30] = [
         Format::F32,
         Format::F16,
         Format::BF16,
@@ -74,6 +76,8 @@ impl Format {
         Format::TQ2_0,
         Format::MXFP4,
         Format::NVFP4,
+        Format::Q1_0,
+        Format::Q2_0,
         Format::F8,
     ];
 
@@ -106,6 +110,8 @@ impl Format {
             Format::TQ2_0 => ("TQ2_0", Some(35), 256, 66),
             Format::MXFP4 => ("MXFP4", Some(39), 32, 17),
             Format::NVFP4 => ("NVFP4", Some(40), 64, 36),
+            Format::Q1_0 => ("Q1_0", Some(41), 128, 18),
+            Format::Q2_0 => ("Q2_0", Some(42), 64, 18),
             Format::F8 => ("F8_E4M3", None, 32, 36),
         };
         Facts { name, gguf, weights, bytes }

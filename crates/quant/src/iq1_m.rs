@@ -71,8 +71,8 @@ impl Block for IQ1M {
         gridded::unpack(self, weights);
     }
 
-    fn pack(weights: &[f32; 256], _: &[f32; 256]) -> IQ1M {
-        let fit = fit_books(&Unit::new(&finite(weights), &[1.0; 256]), &*BOOK, 2, 15, 8.0);
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> IQ1M {
+        let fit = fit_books(&Unit::new(&finite(weights), care), &*BOOK, 2, 15, 8.0);
         let d = u16::from_le_bytes(fit.d.0);
         let scales = array::from_fn(|i| {
             let four = (0..4).map(|j| u16::from(fit.factors[4 * i + j] / 2) << (3 * j)).sum::<u16>();

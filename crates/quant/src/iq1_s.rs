@@ -61,8 +61,8 @@ impl Block for IQ1S {
         gridded::unpack(self, weights);
     }
 
-    fn pack(weights: &[f32; 256], _: &[f32; 256]) -> IQ1S {
-        let fit = fit_books(&Unit::new(&finite(weights), &[1.0; 256]), &*BOOKS, 4, 15, 8.0);
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> IQ1S {
+        let fit = fit_books(&Unit::new(&finite(weights), care), &*BOOKS, 4, 15, 8.0);
         let qh = array::from_fn(|part| {
             let high = (0..4).map(|i| (fit.entries[4 * part + i] >> 8) << (3 * i)).sum::<u16>();
             let scale = u16::from(fit.factors[part] / 2) << 12;

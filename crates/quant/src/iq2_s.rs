@@ -61,8 +61,8 @@ impl Block for IQ2S {
         gridded::unpack(self, weights);
     }
 
-    fn pack(weights: &[f32; 256], _: &[f32; 256]) -> IQ2S {
-        let (x, signs) = Signed::free(weights);
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> IQ2S {
+        let (x, signs) = Signed::free(weights, care);
         let fit = fit_books(&x, &*BOOK, 2, 31, 8.0);
         let mut block = IQ2S { d: fit.d, signs, scales: fit.nibbles(), ..IQ2S::zeroed() };
         for i in 0..32 {

@@ -58,8 +58,8 @@ impl Block for IQ2XS {
         gridded::unpack(self, weights);
     }
 
-    fn pack(weights: &[f32; 256], _: &[f32; 256]) -> IQ2XS {
-        let (x, signs) = Signed::even(weights);
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> IQ2XS {
+        let (x, signs) = Signed::even(weights, care);
         let fit = fit_books(&x, &*BOOK, 2, 31, 8.0);
         let qs = array::from_fn(|i| (fit.entries[i] | u16::from(signs[i] & 127) << 9).to_le_bytes());
         IQ2XS { d: fit.d, qs, scales: fit.nibbles() }

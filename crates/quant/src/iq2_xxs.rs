@@ -57,8 +57,8 @@ impl Block for IQ2XXS {
         gridded::unpack(self, weights);
     }
 
-    fn pack(weights: &[f32; 256], _: &[f32; 256]) -> IQ2XXS {
-        let (x, signs) = Signed::even(weights);
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> IQ2XXS {
+        let (x, signs) = Signed::even(weights, care);
         let fit = fit_books(&x, &*BOOK, 4, 31, 8.0);
         let parts = array::from_fn(|part| {
             let signs = (0..4).map(|i| u32::from(signs[4 * part + i] & 127) << (7 * i)).sum::<u32>();

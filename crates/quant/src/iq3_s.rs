@@ -65,8 +65,8 @@ impl Block for IQ3S {
         gridded::unpack(self, weights);
     }
 
-    fn pack(weights: &[f32; 256], _: &[f32; 256]) -> IQ3S {
-        let (x, signs) = Signed::free(weights);
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> IQ3S {
+        let (x, signs) = Signed::free(weights, care);
         let fit = fit_books(&x, &*BOOK, 8, 31, 1.0);
         let qs = array::from_fn(|i| fit.entries[i] as u8);
         let mut block = IQ3S { d: fit.d, qs, signs, scales: fit.nibbles(), ..IQ3S::zeroed() };

@@ -59,8 +59,8 @@ impl Block for IQ3XXS {
         gridded::unpack(self, weights);
     }
 
-    fn pack(weights: &[f32; 256], _: &[f32; 256]) -> IQ3XXS {
-        let (x, signs) = Signed::even(weights);
+    fn pack(weights: &[f32; 256], care: &[f32; 256]) -> IQ3XXS {
+        let (x, signs) = Signed::even(weights, care);
         let fit = fit_books(&x, &*BOOK, 8, 31, 4.0);
         let signs = array::from_fn(|part| {
             let signs = (0..4).map(|i| u32::from(signs[4 * part + i] & 127) << (7 * i)).sum::<u32>();

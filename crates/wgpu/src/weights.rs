@@ -101,6 +101,16 @@ pub(crate) fn layout(format: Format) -> Layout {
         Format::TQ1_0 => ternary(coded::tq1_0),
         Format::TQ2_0 => ternary(coded::tq2_0),
         Format::NVFP4 => whole(64, 9, include_str!("shaders/formats/nvfp4.wgsl")),
+        Format::Q1_0 => Layout {
+            blocks: 2,
+            lead: Some((0, 2)),
+            ..whole(256, 9, include_str!("shaders/formats/q1_0.wgsl"))
+        },
+        Format::Q2_0 => Layout {
+            blocks: 2,
+            lead: Some((0, 2)),
+            ..whole(128, 9, include_str!("shaders/formats/q2_0.wgsl"))
+        },
         Format::F8 => whole(32, 9, include_str!("shaders/formats/f8.wgsl")),
         Format::MXFP4 => Layout {
             blocks: 4,

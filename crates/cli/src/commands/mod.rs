@@ -7,6 +7,7 @@ pub(crate) mod doctor;
 pub(crate) mod dump;
 pub(crate) mod embed;
 pub(crate) mod hub;
+pub(crate) mod imatrix;
 pub(crate) mod perplexity;
 pub(crate) mod reference;
 pub(crate) mod repl;

@@ -10,43 +10,25 @@ use super::print;
 use crate::Failed;
 use crate::args::Perplexity;
 use crate::device::Measured;
+use crate::goes::Goes;
 use crate::load;
 use crate::screen;
 use crate::settings::Sources;
 use crate::solo::{Setup, Solo, Task, alone};
 
-/// Tokens of a go where nobody says.
-const USUAL: usize = 512;
 /// Tokens of a step: each brings a row of logits.
 const STEP: usize = 64;
 
 pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Failed> {
-    let name = args.file.display();
-    let text = std::fs::read(&args.file).map_err(|e| Failed::new(format!("{name}: {e}")))?;
-    let text = String::from_utf8(text).map_err(|e| {
-        Failed::new(format!(
-            "{name}: is not UTF-8 text: byte {} cannot be read",
-            e.utf8_error().valid_up_to()
-        ))
-    })?;
     let opened = load::open(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
-    let (tokenizer, most) = (&opened.words()?.tokenizer, opened.model.spec.context);
-    let tokens = tokenizer.encode(&text, tallow_models::tokenizer::Special::BARE)?;
-    let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-    let wanted = args.context.unwrap_or(USUAL.min(most));
-    if wanted < 2 || wanted > most {
-        return Err(Failed::new(format!("--context is {wanted}; 2 to {most} can be used with this model")));
-    }
+    // Of each go every token after its first is scored.
+    let Goes { goes, context: wanted, tokens } = Goes::read(&args.file, &opened, args.context)?;
     let mut setup = Setup::new(sources, &args.device, Some(&args.kv), Arithmetic::Fast)?;
     (setup.context, setup.batch, setup.logits) = (wanted, STEP, STEP);
-    // Each go begins with the token that begins a text, and scores every token after its first.
-    let goes: Vec<Vec<u32>> = tokens
-        .chunks(wanted - begin.iter().len())
-        .map(|go| begin.iter().chain(go).copied().collect())
-        .collect();
     let Scores { sum, squares, count } = alone(&opened.model, setup, &mut Scoring { goes: &goes })?;
     if count == 0 {
-        return Err(Failed::new(format!("{name}: has {} tokens; two are needed to score one", tokens.len())));
+        let name = args.file.display();
+        return Err(Failed::new(format!("{name}: has {tokens} tokens; two are needed to score one")));
     }
     let mean = -sum / count as f64;
     let spread = (squares / count as f64 - mean * mean).max(0.0);

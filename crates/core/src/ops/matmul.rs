@@ -1,4 +1,4 @@
-use super::{Check, Op};
+use super::{Check, Eltwise, Op, With};
 use crate::{Backend, Result, Tensor};
 
 /// What happens to a product before it is stored: `softcap(scale * y) + residual`.
@@ -29,6 +29,15 @@ impl<'a, B: Backend> Epilogue<'a, B> {
     ) -> R {
         let residual = self.residual.map(|r| r.col_range(range));
         then(Epilogue { scale: self.scale, softcap: self.softcap, residual: residual.as_ref() })
+    }
+
+    /// What it makes of a result, by ops of its own.
+    pub(crate) fn apply(&self, b: &B, x: Tensor<B>) -> Result<Tensor<B>> {
+        let mut then = Vec::new();
+        then.extend((self.scale != 1.0).then_some(With::Scale(self.scale)));
+        then.extend(self.softcap.map(With::SoftCap));
+        then.extend(self.residual.map(With::Add));
+        then.into_iter().try_fold(x, |x, with| b.run(Eltwise { x: &x, with }))
     }
 
     pub(super) fn check(&self, c: &Check, rows: usize, cols: usize) -> Result<()> {

@@ -1,7 +1,7 @@
 use super::ffn::check_block;
 use super::matmul::Epilogue;
 use super::{Check, Op};
-use crate::{Activation, Backend, Expert, Linear, Result, ShareOf, Tensor, compose};
+use crate::{Activation, Backend, Expert, Linear, Result, ShareOf, Tensor, compose, heard};
 
 /// A mixture of experts. Each is a feed-forward block; a row of the result is the sum of what those experts make of it
 /// that it takes a share of.
@@ -46,6 +46,9 @@ impl<B: Backend> Op<B> for Moe<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
+        if b.trace().is_heard() {
+            return heard::moe(b, self);
+        }
         match Linear::shuffled(self.experts.iter().flat_map(|e| e.up.iter().chain([&e.down]))) {
             true => compose::moe(b, self),
             false => b.moe(self),

@@ -1,6 +1,6 @@
 use super::matmul::Epilogue;
 use super::{Check, Op};
-use crate::{Backend, Linear, Norm, Result, Tensor, compose};
+use crate::{Backend, Linear, Norm, Result, Tensor, compose, heard};
 
 /// A linear layer: `x · weightᵀ + bias`, then the epilogue.
 #[derive(Debug)]
@@ -38,6 +38,7 @@ impl<B: Backend> Op<B> for Project<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
+        heard::hear(b, self.x, self.by)?;
         match &self.by.order {
             Some(at) => compose::project_shuffled(b, self, at),
             None => b.project(self),
@@ -78,7 +79,7 @@ impl<B: Backend> Op<B> for ProjectMany<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        match Linear::shuffled(self.by) {
+        match b.trace().is_heard() || Linear::shuffled(self.by) {
             true => compose::project_many(b, self),
             false => b.project_many(self),
         }

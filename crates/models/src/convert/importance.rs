@@ -17,8 +17,8 @@ pub struct Importance {
 }
 
 /// What belongs to a tensor in files of the newer kind.
-const SQUARES: &str = ".in_sum2";
-const COUNTS: &str = ".counts";
+pub(super) const SQUARES: &str = ".in_sum2";
+pub(super) const COUNTS: &str = ".counts";
 
 impl Importance {
     /// Reads a file of either kind: the newer are GGUF files, the older have no name.

@@ -4,6 +4,7 @@
 //! another model of it than the one that it came from, it is refused: a file that is nearly right is worse than none.
 
 mod importance;
+mod measured;
 mod settings;
 mod tensors;
 mod words;
@@ -23,6 +24,7 @@ use crate::formats::{Checkpoint, Kind, Settings, Stored};
 use crate::weights::Progress;
 
 pub use importance::Importance;
+pub use measured::{Inputs, Measured};
 use tensors::Target;
 
 /// A model, and the file that it is to become.
@@ -140,6 +142,11 @@ impl<'a> Conversion<'a> {
     pub fn weights(&self) -> (usize, usize) {
         let count = |target: &Target<'_>| target.planned.shape.iter().product::<usize>();
         (self.targets.iter().map(count).sum(), self.targets.iter().map(Target::size).sum())
+    }
+
+    /// The tensors of the file, and which of the model's each is made of, one after another.
+    pub fn names(&self) -> Vec<(String, Vec<String>)> {
+        self.targets.iter().map(|target| (target.planned.name.clone(), target.parts())).collect()
     }
 
     /// What somebody should know of the file.

@@ -85,6 +85,18 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
     if let [first, ..] = spec.ropes.as_slice() {
         rotation(&mut set, first);
     }
+    if layers.iter().any(|layer| layer.latent.is_some()) {
+        // Such families say how scores are scaled, in place of what turns.
+        header.unset(&format!("{arch}.rope.scaling.attn_factor"));
+        let sharpening = families::rope::sharpening(&Config::new(&model.checkpoint)?)?;
+        if let (Some(Scaling::Yarn(_)), Some(all)) =
+            (spec.ropes.first().map(|rope| &rope.scaling), sharpening)
+        {
+            let key = format!("{arch}.rope.scaling.yarn_log_multiplier");
+            header.set(key, Written::Number((0.1 * all) as f32));
+        }
+    }
+    let mut set = |key: &str, value: Written| header.set(format!("{arch}.{key}"), value);
     if let [_, second] = spec.ropes.as_slice() {
         set("rope.freq_base_swa", Written::Number(second.theta as f32));
     }
@@ -234,6 +246,10 @@ fn alike(spec: &DecoderSpec, read: &DecoderSpec) -> DecoderSpec {
     sure(&mut spec.norm.bias, read.norm.bias);
     sure(&mut spec.head_bias, read.head_bias);
     for (layer, read) in spec.layers.iter_mut().zip(&read.layers) {
+        // What it follows from is rounded in the file.
+        if (layer.mixer.scale - read.mixer.scale).abs() <= 1e-6 * read.mixer.scale.abs() {
+            layer.mixer.scale = read.mixer.scale;
+        }
         sure(&mut layer.mixer.qkv_bias, read.mixer.qkv_bias);
         sure(&mut layer.mixer.out_bias, read.mixer.out_bias);
         sure(&mut layer.ffn.bias, read.ffn.bias);
@@ -253,7 +269,10 @@ fn turn_alike(model: &DecoderSpec, read: &DecoderSpec) -> bool {
             mine.len() == read.len() && near(one, other) && mine.iter().zip(read).all(|(a, b)| near(*a, b))
         };
         let growing = |rope: &RopeSpec| matches!(rope.scaling, Scaling::Growing { .. });
+        // Rows are put right only where what turns is in front in each head.
+        let latent = model.layers.iter().any(|layer| layer.latent.is_some());
         mine.dim == read.dim
+            && !(latent && mine.pairs != read.pairs)
             && !growing(mine)
             && !growing(read)
             && [1, model.context / 2, model.context, 2 * model.context].into_iter().all(at)

@@ -256,6 +256,14 @@ impl<'a> Target<'a> {
         }
     }
 
+    /// The tensors that it is made of.
+    pub(super) fn parts(&self) -> Vec<String> {
+        match &self.from {
+            From::Made(_) => Vec::new(),
+            From::Stored { parts, .. } => parts.iter().map(|(name, _)| name.clone()).collect(),
+        }
+    }
+
     /// Takes what is known of its inputs, if anything is.
     pub(super) fn care(&mut self, importance: &'a Importance, path: &Path) -> Result<bool> {
         let Some(care) = importance.of(&self.planned.name) else { return Ok(false) };

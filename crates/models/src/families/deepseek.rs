@@ -4,6 +4,7 @@
 use tallow_core::{Heads, RopePairs};
 
 use super::{Family, common, rope, routed};
+use crate::blocks::rope::Scaling;
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
@@ -36,6 +37,7 @@ const VALUE: Key = key("v_head_dim", "attention.value_length_mla");
 /// What turns and what does not.
 const GGUF_KEY: Key = key("", "attention.key_length_mla");
 const GGUF_SCALING: Key = key("", "rope.scaling.type");
+const GGUF_ATTENTION: Key = key("", "rope.scaling.attn_factor");
 const EVERY: Key = key("moe_layer_freq", "");
 const CHOICE: Key = key("topk_method", "");
 const SCORES: Key = key("scoring_func", "");
@@ -50,8 +52,11 @@ fn base(
     experts: impl FnOnce(usize) -> Result<ExpertsSpec>,
 ) -> Result<DecoderSpec> {
     common::off(c, "mlp_bias")?;
-    if let Some(kind) = c.find_text(GGUF_SCALING)?.filter(|kind| *kind != "none") {
-        return Err(c.unsupported(GGUF_SCALING, kind, "in GGUF files of this family none is"));
+    if let Some(kind) = c.find_text(GGUF_SCALING)?.filter(|kind| !["none", "yarn"].contains(kind)) {
+        return Err(c.unsupported(GGUF_SCALING, kind, "in GGUF files of this family none and yarn are"));
+    }
+    if let Some(by) = c.find_number(GGUF_ATTENTION)?.filter(|by| *by != 1.0) {
+        return Err(c.unsupported(GGUF_ATTENTION, by, "in GGUF files of this family 1 is"));
     }
     if let Some(every) = c.find_count(EVERY)?.filter(|n| *n != 1) {
         return Err(c.unsupported(EVERY, every, "1 is"));
@@ -68,7 +73,13 @@ fn base(
     }
     let mut spec = common::plain_of(c, usual, |_| Ok((heads, latent.turned)))?;
     let latent = LatentSpec { eps: if c.is_gguf() { spec.norm.eps } else { latent.eps }, ..latent };
-    spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Neighbours);
+    for rope in &mut spec.ropes {
+        rope.pairs = RopePairs::Neighbours;
+        // In such files it is scores alone that are scaled.
+        if let (Scaling::Yarn(yarn), true) = (&mut rope.scaling, c.is_gguf()) {
+            yarn.attention = 1.0;
+        }
+    }
     let width = common::expert_width(c, width)?;
     let experts = experts(width)?;
     let dense = c.find_count(routed::DENSE)?.unwrap_or(dense);

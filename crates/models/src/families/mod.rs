@@ -29,7 +29,7 @@ mod qwen;
 mod qwen_moe;
 mod qwen_next;
 mod roberta;
-mod rope;
+pub(crate) mod rope;
 mod routed;
 mod scribes;
 mod siglip;

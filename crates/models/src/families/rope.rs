@@ -32,6 +32,8 @@ const BETA_FAST: Key = key("beta_fast", "rope.scaling.yarn_beta_fast");
 const BETA_SLOW: Key = key("beta_slow", "rope.scaling.yarn_beta_slow");
 const MSCALE: Key = key("mscale", "");
 const MSCALE_ALL: Key = key("mscale_all_dim", "");
+/// A tenth of it.
+const GGUF_SHARPENING: Key = key("", "rope.scaling.yarn_log_multiplier");
 const TRUNCATE: Key = key("truncate", "");
 const SHORT_ATTENTION: Key = key("short_mscale", "");
 const LONG_ATTENTION: Key = key("long_mscale", "");
@@ -85,12 +87,25 @@ pub(super) fn is_said(c: &Config<'_>) -> bool {
     c.is_gguf() || scope(c).is_there()
 }
 
-/// What multiplies scores where a rotation is scaled, in families that sharpen attention there.
-pub(super) fn sharpness(c: &Config<'_>) -> Result<f64> {
+/// How much attention is sharpened where a rotation is scaled, in families that do that; nothing where it is not.
+pub(crate) fn sharpening(c: &Config<'_>) -> Result<Option<f64>> {
     let r = scope(c);
     let kind = r.find_text(TYPE)?.or(r.find_text(OLD_TYPE)?).unwrap_or("default");
-    let all = r.find_number(MSCALE_ALL)?.filter(|all| *all != 0.0 && kind != "default" && !c.is_gguf());
-    let Some(all) = all else { return Ok(1.0) };
+    if !c.is_gguf() {
+        return Ok(r.find_number(MSCALE_ALL)?.filter(|all| *all != 0.0 && kind != "default"));
+    }
+    match (kind, r.find_number(GGUF_SHARPENING)?) {
+        ("yarn", Some(tenth)) if tenth != 0.0 => Ok(Some(10.0 * tenth)),
+        // Files without it mean one thing to some programs, and another to others.
+        ("yarn", _) => Err(r.bad(GGUF_SHARPENING, "is missing: how sharp attention is cannot be told")),
+        _ => Ok(None),
+    }
+}
+
+/// What multiplies scores in these families.
+pub(super) fn sharpness(c: &Config<'_>) -> Result<f64> {
+    let r = scope(c);
+    let Some(all) = sharpening(c)? else { return Ok(1.0) };
     let factor = r.find_number(FACTOR)?.ok_or_else(|| r.bad(FACTOR, "is missing"))?;
     Ok(if factor <= 1.0 { 1.0 } else { (0.1 * all * factor.ln() + 1.0).powi(2) })
 }

@@ -300,7 +300,8 @@ fn tensors(r: &mut Reader<'_>, meta: &Metadata, count: usize) -> Result<Vec<Tens
         let Some(format) = Format::from_gguf_id(id) else {
             let known = Format::ALL.into_iter().filter(|format| format.gguf_id().is_some());
             let known: Vec<&str> = known.map(Format::name).collect();
-            let why = format!("type {id} is not one of {}", known.join(", "));
+            let what = named(id).map_or_else(String::new, |name| format!(" ({name})"));
+            let why = format!("type {id}{what} is not one of {}", known.join(", "));
             return Err(LoadError::unsupported(r.path, field, why));
         };
         let cols = shape.last().copied().unwrap_or(0);
@@ -319,6 +320,25 @@ fn tensors(r: &mut Reader<'_>, meta: &Metadata, count: usize) -> Result<Vec<Tens
         found.push((TensorInfo { name, format, shape, bytes: 0..size }, offset));
     }
     place(r, meta, found)
+}
+
+/// What types are called that hold no weights, or that files no longer have.
+fn named(id: u32) -> Option<&'static str> {
+    Some(match id {
+        4 => "Q4_2, given up in 2023",
+        5 => "Q4_3, given up in 2023",
+        9 => "Q8_1, for what is multiplied only",
+        24 => "I8",
+        25 => "I16",
+        26 => "I32",
+        27 => "I64",
+        28 => "F64",
+        31 => "Q4_0_4_4, given up: Q4_0 is as fast",
+        32 => "Q4_0_4_8, given up: Q4_0 is as fast",
+        33 => "Q4_0_8_8, given up: Q4_0 is as fast",
+        36..=38 => "IQ4_NL in another order, given up: IQ4_NL is as fast",
+        _ => return None,
+    })
 }
 
 /// Gives each tensor its bytes in the file: aligned, inside it, and no two over each other.

@@ -79,7 +79,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let biases = self.expert_biases(&format!("{name}.bias"), count, rows, bias)?;
         let linear = |(e, weight): (usize, Weight<B>)| {
             let bias = biases.get(e * rows..(e + 1) * rows).map(|bias| self.b.upload_row(bias));
-            Ok(Linear::new(weight, bias.transpose()?))
+            Ok(Linear::new(weight, bias.transpose()?).from(self.called(&named(&name)), e, count))
         };
         weights.into_iter().enumerate().map(linear).collect()
     }
@@ -93,7 +93,8 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
         let stored = self.stored(name, &shape)?;
         let weights = self.matrices(name, stored, count, rows)?;
-        Ok(alone(weights.into_iter().map(|weight| Linear::new(weight, None)).collect()))
+        let linear = |(e, weight)| Linear::new(weight, None).from(self.called(name), e, count);
+        Ok(alone(weights.into_iter().enumerate().map(linear).collect()))
     }
 
     /// The biases of all experts one after another, or nothing if they have none.

@@ -23,11 +23,13 @@ impl<B: Backend> Weights<'_, B> {
         }
         let (k, v) = (named(&of_layer(names.k, i)), named(&of_layer(names.v, i)));
         let stored = self.stored(&k, &[heads, rank, plain])?;
-        let k = self.matrices(&k, stored, heads, rank)?;
+        let of_keys = self.matrices(&k, stored, heads, rank)?;
         let stored = self.stored(&v, &[heads, value, rank])?;
-        let v = self.matrices(&v, stored, heads, value)?;
-        let linear = |weight| Linear::new(weight, None);
-        Ok(k.into_iter().zip(v).map(|(k, v)| LatentHead { k: linear(k), v: linear(v) }).collect())
+        let of_values = self.matrices(&v, stored, heads, value)?;
+        let linear = |name: &str, i, weight| Linear::new(weight, None).from(self.called(name), i, heads);
+        let head =
+            |(i, (of_keys, of_values))| LatentHead { k: linear(&k, i, of_keys), v: linear(&v, i, of_values) };
+        Ok(of_keys.into_iter().zip(of_values).enumerate().map(head).collect())
     }
 
     /// Each head has rows for its keys, which are turned, and rows for its values.

@@ -46,17 +46,21 @@ impl<'a, B: Backend> Weights<'a, B> {
             let weights = self.part_weights((stored, name), (matrix.format(), &bytes), parts, shape)?;
             self.loaded(name, stored)?;
             let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
-            return Ok(weights
-                .into_iter()
-                .map(|w| Linear { order: order.clone(), ..Linear::new(w, None) })
-                .collect());
+            let ordered = |w| Linear { order: order.clone(), ..Linear::new(w, None) };
+            return Ok(self.of_one(name, weights.into_iter().map(ordered)));
         }
         let (stored, format) = self.stored(name, &shape)?;
         let weights = self.part_weights((stored, name), (format, stored.bytes()), parts, shape);
         // Damage comes first: what it makes a device say is no help.
         Passing::new(stored, format, shape[0]).finish(name)?;
         self.loaded(name, stored)?;
-        Ok(weights?.into_iter().map(|w| Linear::new(w, None)).collect())
+        Ok(self.of_one(name, weights?.into_iter().map(|w| Linear::new(w, None))))
+    }
+
+    /// Layers of one tensor and one input: the first is known by it.
+    fn of_one(&self, name: &str, layers: impl Iterator<Item = Linear<B>>) -> Vec<Linear<B>> {
+        let name = self.called(name);
+        layers.enumerate().map(|(i, layer)| if i == 0 { layer.from(name, 0, 1) } else { layer }).collect()
     }
 
     /// The matrices of a tensor that became these bytes.

@@ -1,6 +1,6 @@
 //! Fits where several weights together choose an entry of a book.
 
-use super::{Ints, Unit, finite};
+use super::{Unit, finite};
 use crate::F16;
 
 /// Of how large the largest weight of a part is tried to be, relative to the largest number of the book. Far below one most
@@ -12,8 +12,6 @@ const TRIED: [f32; 16] =
 pub(crate) struct Book<const M: usize> {
     /// Of each number, that of all entries.
     columns: [Vec<f32>; M],
-    /// Of each entry, the sum of squares.
-    squares: Vec<f32>,
     reach: f32,
 }
 
@@ -24,32 +22,45 @@ impl<const M: usize> Book<M> {
             values.get(usize::from(entry >> (bits * i)) & ((1 << bits) - 1)).map_or(0.0, |v| f32::from(*v))
         };
         let columns = std::array::from_fn(|i| table.iter().map(|entry| number(*entry, i)).collect());
-        let square = |entry: &u16| (0..M).map(|i| number(*entry, i)).map(|x| x * x).sum();
         let reach = values.iter().fold(0.0, |reach: f32, v| reach.max(f32::from(*v).abs()));
-        Book { columns, squares: table.iter().map(square).collect(), reach }
+        Book { columns, reach }
     }
 
     /// All entries of this, and then those of another.
     pub(crate) fn and(mut self, other: Book<M>) -> Book<M> {
         self.columns.iter_mut().zip(other.columns).for_each(|(all, more)| all.extend(more));
-        self.squares.extend(other.squares);
         self
     }
 
-    /// Twice the products of weights with each entry.
-    fn twice(&self, x: &[f32]) -> Vec<f32> {
-        let mut twice = vec![0.0; self.squares.len()];
-        for (x, column) in x.iter().zip(&self.columns) {
-            twice.iter_mut().zip(column).for_each(|(all, v)| *all += 2.0 * x * v);
+    /// What weights come to with each entry, where errors count as much as `care` says.
+    fn group(&self, x: &[f32], care: &[f32]) -> Group {
+        let entries = self.columns.first().map_or(0, Vec::len);
+        let mut group = Group { twice: vec![0.0; entries], squares: vec![0.0; entries] };
+        for ((x, care), column) in x.iter().zip(care).zip(&self.columns) {
+            let sums = group.twice.iter_mut().zip(&mut group.squares).zip(column);
+            sums.for_each(|((twice, squares), v)| {
+                *twice += 2.0 * care * x * v;
+                *squares += care * v * v;
+            });
         }
-        twice
+        group
     }
+}
 
+/// Weights that choose an entry together.
+struct Group {
+    /// Twice their products with each entry.
+    twice: Vec<f32>,
+    /// Of each entry, the sum of squares.
+    squares: Vec<f32>,
+}
+
+impl Group {
     /// By how much the best entry times `scale` makes the squared error less than zeros do.
-    fn gain(&self, twice: &[f32], scale: f32) -> f32 {
+    fn gain(&self, scale: f32) -> f32 {
         // Side by side: one vector.
         let mut best = [f32::NEG_INFINITY; 16];
-        for (twice, squares) in twice.as_chunks::<16>().0.iter().zip(self.squares.as_chunks::<16>().0) {
+        for (twice, squares) in self.twice.as_chunks::<16>().0.iter().zip(self.squares.as_chunks::<16>().0) {
             for i in 0..16 {
                 let gain = twice[i] - scale * squares[i];
                 best[i] = if gain > best[i] { gain } else { best[i] };
@@ -59,10 +70,10 @@ impl<const M: usize> Book<M> {
     }
 
     /// The best entry. Where the scale is zero, the smallest of the best.
-    fn choose(&self, twice: &[f32], scale: f32) -> u16 {
+    fn choose(&self, scale: f32) -> u16 {
         let scale = scale.max(f32::MIN_POSITIVE);
         let mut best = (f32::NEG_INFINITY, 0);
-        for (i, (twice, square)) in twice.iter().zip(&self.squares).enumerate() {
+        for (i, (twice, square)) in self.twice.iter().zip(&self.squares).enumerate() {
             let gain = twice - scale * square;
             if gain > best.0 {
                 best = (gain, i as u16);
@@ -77,8 +88,8 @@ pub(crate) struct Signed;
 
 impl Signed {
     /// Any signs.
-    pub(crate) fn free(weights: &[f32; 256]) -> (Unit<256>, [u8; 32]) {
-        let mut unit = Unit::new(&finite(weights), &[1.0; 256]);
+    pub(crate) fn free(weights: &[f32; 256], care: &[f32; 256]) -> (Unit<256>, [u8; 32]) {
+        let mut unit = Unit::new(&finite(weights), care);
         let mut signs = [0; 32];
         for (x, signs) in unit.x.as_chunks_mut::<8>().0.iter_mut().zip(&mut signs) {
             for (i, x) in x.iter_mut().enumerate() {
@@ -89,11 +100,14 @@ impl Signed {
         (unit, signs)
     }
 
-    /// An even number of eight signs: where it is odd, the smallest weight has the wrong one, and a negative magnitude.
-    pub(crate) fn even(weights: &[f32; 256]) -> (Unit<256>, [u8; 32]) {
-        let (mut unit, mut signs) = Signed::free(weights);
-        for (x, signs) in unit.x.as_chunks_mut::<8>().0.iter_mut().zip(&mut signs) {
-            let smallest = (0..8).fold(0, |least, i| if x[i] < x[least] { i } else { least });
+    /// An even number of eight signs: where it is odd, the weight that matters least has the wrong one, and a negative
+    /// magnitude.
+    pub(crate) fn even(weights: &[f32; 256], care: &[f32; 256]) -> (Unit<256>, [u8; 32]) {
+        let (mut unit, mut signs) = Signed::free(weights, care);
+        let eights = unit.x.as_chunks_mut::<8>().0.iter_mut().zip(unit.care.as_chunks::<8>().0);
+        for ((x, care), signs) in eights.zip(&mut signs) {
+            let smallest =
+                (0..8).fold(0, |least, i| if care[i] * x[i] < care[least] * x[least] { i } else { least });
             if signs.count_ones() % 2 == 1 {
                 *signs ^= 1 << smallest;
                 x[smallest] = -x[smallest];
@@ -125,20 +139,22 @@ impl BookFit {
 struct Part<'a, const M: usize> {
     books: &'a [Book<M>],
     /// Of each book, for each group of weights.
-    twice: Vec<Vec<Vec<f32>>>,
+    groups: Vec<Vec<Group>>,
 }
 
 impl<'a, const M: usize> Part<'a, M> {
-    fn new(books: &'a [Book<M>], x: &[f32]) -> Part<'a, M> {
-        let of = |book: &Book<M>| x.chunks_exact(M).map(|group| book.twice(group)).collect();
-        Part { books, twice: books.iter().map(of).collect() }
+    fn new(books: &'a [Book<M>], x: &[f32], care: &[f32]) -> Part<'a, M> {
+        let of = |book: &Book<M>| {
+            x.chunks_exact(M).zip(care.chunks_exact(M)).map(|(x, care)| book.group(x, care)).collect()
+        };
+        Part { books, groups: books.iter().map(of).collect() }
     }
 
     /// The most that a book gains with that scale, and which.
     fn gain(&self, scale: f32) -> (f32, u8) {
         let mut best = (f32::NEG_INFINITY, 0);
-        for (i, (book, twice)) in self.books.iter().zip(&self.twice).enumerate() {
-            let gain = twice.iter().map(|group| book.gain(group, scale)).sum::<f32>();
+        for (i, groups) in self.groups.iter().enumerate() {
+            let gain = groups.iter().map(|group| group.gain(scale)).sum::<f32>();
             if gain > best.0 {
                 best = (gain, i as u8);
             }
@@ -170,7 +186,8 @@ pub(crate) fn fit_books<const M: usize>(
     top: u8,
     of: f32,
 ) -> BookFit {
-    let parts: Vec<Part<'_, M>> = unit.x.chunks_exact(groups * M).map(|x| Part::new(books, x)).collect();
+    let each = unit.x.chunks_exact(groups * M).zip(unit.care.chunks_exact(groups * M));
+    let parts: Vec<Part<'_, M>> = each.map(|(x, care)| Part::new(books, x, care)).collect();
     let ideal: Vec<f32> =
         parts.iter().zip(unit.x.chunks_exact(groups * M)).map(|(part, x)| part.ideal(x)).collect();
     let largest = ideal.iter().fold(0.0, |largest: f32, s| largest.max(*s));
@@ -195,8 +212,8 @@ pub(crate) fn fit_books<const M: usize>(
     let step = unit.step(fit.d.get()).0 / of;
     for (i, part) in parts.iter().enumerate() {
         let book = usize::from(fit.books[i]);
-        for (j, twice) in part.twice[book].iter().enumerate() {
-            fit.entries[i * groups + j] = books[book].choose(twice, step * f32::from(fit.factors[i]));
+        for (j, group) in part.groups[book].iter().enumerate() {
+            fit.entries[i * groups + j] = group.choose(step * f32::from(fit.factors[i]));
         }
     }
     fit
@@ -214,25 +231,4 @@ fn factor<const M: usize>(part: &Part<'_, M>, ideal: f32, step: f32, top: u8) ->
         }
     }
     best
-}
-
-/// A scale for -1, 0 and 1, and which of them each weight is, from zero on.
-pub(crate) fn fit_ternary(weights: &[f32; 256], care: &[f32; 256]) -> (F16, [u8; 256]) {
-    let unit = Unit::new(weights, care);
-    let mut sizes: [(f32, f32); 256] = std::array::from_fn(|i| (unit.x[i].abs(), unit.care[i]));
-    sizes.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-    // With the largest few as ones, the best scale is their mean.
-    let (mut sum, mut count, mut best) = (0.0, 0.0, (0.0, 0.0));
-    for (size, care) in sizes {
-        sum += care * size;
-        count += care;
-        if sum * sum / count > best.0 {
-            best = (sum * sum / count, sum / count);
-        }
-    }
-    let scale = (f64::from(best.1) * f64::from(unit.size)) as f32;
-    let errors = F16::around(scale).map(|d| (unit.error(d.get(), &Ints::<-1, 1>), d));
-    let [below, above] = errors;
-    let (_, d) = if above.0 < below.0 { above } else { below };
-    (d, unit.codes(d.get(), &Ints::<-1, 1>))
 }

@@ -67,8 +67,8 @@ fn tolerance(format: Format) -> f32 {
         Format::IQ1S | Format::IQ1M => 1.4,
         Format::IQ2XXS | Format::IQ2XS | Format::IQ3XXS => 1.4,
         Format::IQ2S | Format::IQ3S => 1.0,
-        // The scale is the mean of the larger ones.
-        Format::TQ1_0 | Format::TQ2_0 => 1.0,
+        // The scale is the mean of the larger ones, or of all.
+        Format::TQ1_0 | Format::TQ2_0 | Format::Q1_0 | Format::Q2_0 => 1.0,
     }
 }
 
@@ -89,7 +89,7 @@ fn reach(format: Format) -> f32 {
         Format::IQ2XXS | Format::IQ2XS | Format::IQ2S => 31.0 * 43.0 / 8.0,
         Format::IQ3XXS => 31.0 * 62.0 / 4.0,
         Format::IQ3S => 31.0 * 15.0,
-        Format::TQ1_0 | Format::TQ2_0 => 1.0,
+        Format::TQ1_0 | Format::TQ2_0 | Format::Q1_0 | Format::Q2_0 => 1.0,
         Format::NVFP4 => return 448.0 * 6.0,
         Format::F32 | Format::F16 | Format::BF16 | Format::Q8K | Format::MXFP4 | Format::F8 => {
             return f32::INFINITY;
@@ -114,7 +114,8 @@ fn check_block(format: Format, weights: &[f32]) {
         assert!(off <= f64::from(bound), "{format}: {want} became {got}, largest {largest}");
         let has_zero = !matches!(
             format,
-            Format::Q4_1
+            Format::Q1_0
+                | Format::Q4_1
                 | Format::Q5_1
                 | Format::Q2K
                 | Format::Q4K
@@ -259,7 +260,7 @@ fn size_errors_say_what_would_fit() {
 /// Errors of what counts more become smaller, at the cost of the rest.
 #[test]
 fn what_counts_is_kept_more_exactly() {
-    use Format::{IQ4NL, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5K, TQ2_0};
+    use Format::*;
     let mut seed = 7u64;
     let mut random = || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -267,7 +268,9 @@ fn what_counts_is_kept_more_exactly() {
     };
     let weights: Vec<f32> = (0..4096).map(|_| random() + random() + random() - 1.5).collect();
     let counts: Vec<f32> = (0..4096).map(|i| if i % 7 == 0 { 50.0 } else { 1.0 }).collect();
-    for format in [Q2K, Q3K, Q4K, Q5K, Q4_0, Q4_1, Q5_0, IQ4NL, IQ4XS, TQ2_0, MXFP4] {
+    let whole = [Q2K, Q3K, Q4K, Q5K, Q4_0, Q4_1, Q5_0, IQ4NL, IQ4XS, TQ2_0, MXFP4, Q1_0, Q2_0];
+    let of_books = [IQ1S, IQ1M, IQ2XXS, IQ2XS, IQ2S, IQ3XXS, IQ3S];
+    for format in whole.into_iter().chain(of_books) {
         let mut bytes = vec![0; format.row_bytes(weights.len()).unwrap()];
         let mut error = |care: &[f32]| {
             tallow_quant::pack_with(format, &weights, care, &mut bytes).unwrap();

@@ -1,0 +1,44 @@
+//! A text cut into goes: so many tokens that a model looks at by themselves.
+
+use std::path::Path;
+
+use tallow_models::tokenizer::Special;
+
+use crate::Failed;
+use crate::load::Opened;
+
+/// Tokens of a go where nobody says.
+const USUAL: usize = 512;
+
+/// The tokens of a text, cut into goes.
+pub(crate) struct Goes {
+    /// Each begins with the token that begins a text, if the model has its texts begin so.
+    pub goes: Vec<Vec<u32>>,
+    /// Tokens of a go; the last may have fewer.
+    pub context: usize,
+    /// Tokens of the text.
+    pub tokens: usize,
+}
+
+impl Goes {
+    /// Reads a text, for goes of `context` tokens.
+    pub(crate) fn read(path: &Path, opened: &Opened, context: Option<usize>) -> Result<Goes, Failed> {
+        let name = path.display();
+        let text = std::fs::read(path).map_err(|e| Failed::new(format!("{name}: {e}")))?;
+        let text = String::from_utf8(text).map_err(|e| {
+            let at = e.utf8_error().valid_up_to();
+            Failed::new(format!("{name}: is not UTF-8 text: byte {at} cannot be read"))
+        })?;
+        let (tokenizer, most) = (&opened.words()?.tokenizer, opened.model.spec.context);
+        let tokens = tokenizer.encode(&text, Special::BARE)?;
+        let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+        let context = context.unwrap_or(USUAL.min(most));
+        if context < 2 || context > most {
+            let why = format!("--context is {context}; 2 to {most} can be used with this model");
+            return Err(Failed::new(why));
+        }
+        let goes = tokens.chunks(context - begin.iter().len());
+        let goes = goes.map(|go| begin.iter().chain(go).copied().collect()).collect();
+        Ok(Goes { goes, context, tokens: tokens.len() })
+    }
+}

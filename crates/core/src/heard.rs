@@ -1,0 +1,73 @@
+//! What goes into linear layers, for those who want to know: [`Trace::listen`](crate::Trace::listen).
+//!
+//! While somebody listens, ops that are made of several linear layers run as those, so that each is heard.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::ops::{Eltwise, Epilogue, Ffn, Moe, Rows, RowsTo, With};
+use crate::{Backend, Expert, Linear, Memory, Result, ShareOf, Tensor};
+
+/// Which matrix of which tensor of a checkpoint a linear layer is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The tensor's name.
+    pub tensor: Arc<str>,
+    /// The number of the matrix, from 0.
+    pub matrix: usize,
+    /// How many matrices the tensor has.
+    pub of: usize,
+    /// Inputs of the matrix.
+    pub cols: usize,
+}
+
+/// Told which matrix has been given rows, and all of their numbers.
+pub type Ear = Box<dyn FnMut(&Origin, &[f32])>;
+
+/// Somebody who may listen.
+#[derive(Default)]
+pub(crate) struct Listener(pub(crate) Option<Ear>);
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Listener" } else { "Nobody" })
+    }
+}
+
+/// Tells who listens what a linear layer is given.
+pub(crate) fn hear<B: Backend>(b: &B, x: &Tensor<B>, by: &Linear<B>) -> Result<()> {
+    match &by.origin {
+        Some(origin) if b.trace().is_heard() && !x.is_empty() => {
+            let rows: Vec<f32> = b.download(x)?;
+            b.trace().hear(origin, &rows);
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A mixture of experts, each of which gets those rows only that take a share of it.
+pub(crate) fn moe<B: Backend>(b: &B, op: &Moe<'_, B>) -> Result<Tensor<B>> {
+    let count = op.experts.len();
+    let shares: Vec<f32> = b.download(op.shares)?; // [rows, experts]
+    let sum = b.alloc(op.x.dtype(), op.x.rows(), op.x.cols())?; // [rows, dim]
+    b.zero(&sum)?;
+    for (i, Expert { up, down }) in op.experts.iter().enumerate() {
+        let taken = shares.iter().skip(i).step_by(count).zip(0u32..).filter(|(share, _)| **share != 0.0);
+        let rows: Vec<u32> = taken.map(|(_, row)| row).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let at = &b.upload_row(&rows)?;
+        let x = b.run(Rows { x: op.x, at, to: RowsTo::Gather })?; // [some rows, dim]
+        let share = b.run(Rows { x: &op.shares.col_range(i..i + 1), at, to: RowsTo::Gather })?; // [some rows, 1]
+        let taken = |x: &Tensor<B>| b.run(Eltwise { x, with: With::Mul(&share) });
+        let work = |x: &Tensor<B>| b.run(Ffn { x, norm: None, up, act: op.act, down, then: Epilogue::NONE });
+        let y = match op.share_of {
+            ShareOf::Result => taken(&work(&x)?)?,
+            ShareOf::Input => work(&taken(&x)?)?,
+        };
+        b.run(Rows { x: &y, at, to: RowsTo::AddInto(&sum) })?;
+    }
+    op.then.apply(b, sum)
+}

@@ -1,0 +1,103 @@
+//! What linear layers are given, of every family: each tensor of layers is heard, and answers stay what they are.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::rc::Rc;
+
+use tallow_core::{Backend, DType, Memory, Origin, Span, StateRows, Step, StepPlan};
+use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_models::Model;
+use tallow_models::blocks::cache::LayerCache;
+use tallow_models::decoder::Decoder;
+use tallow_support::{DECODERS, golden};
+
+const PAGE: usize = 16;
+const TOKENS: u32 = 12;
+
+/// Of each matrix of a tensor, how many rows it was given, and their squares.
+type Heard = BTreeMap<String, Vec<(usize, f64)>>;
+
+fn add(heard: &mut Heard, origin: &Origin, rows: &[f32]) {
+    let matrices = heard.entry(origin.tensor.to_string()).or_insert_with(|| vec![(0, 0.0); origin.of]);
+    assert_eq!(rows.len() % origin.cols, 0);
+    matrices[origin.matrix].0 += rows.len() / origin.cols;
+    matrices[origin.matrix].1 += rows.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+}
+
+/// The logits of a prompt, and what was heard, if somebody listens.
+fn run(model: &Model, listen: bool) -> (Vec<f32>, Heard) {
+    let b = &Cpu::new(Isa::best(), 2).unwrap().with(Arithmetic::Exact);
+    let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let layers = decoder.spec().layers.iter();
+    let cache: Vec<_> = layers.map(|l| LayerCache::new(b, l, DType::F32, [4, PAGE], 1).unwrap()).collect();
+    let keeps = decoder.spec().keeps_states();
+    let states = if keeps { vec![StateRows { from: 0, to: 1 }] } else { Vec::new() };
+    let tokens: Vec<u32> = (1..=TOKENS).map(|i| i * 5 % 60).collect();
+    let spans = vec![Span { rows: tokens.len(), start: 0, pages: vec![0] }];
+    let step = Step { tokens, spans, states, outputs: vec![3, TOKENS - 1], page_len: PAGE };
+    let plan = StepPlan::new(b, step).unwrap();
+    let heard = Rc::new(RefCell::new(Heard::new()));
+    if listen {
+        let heard = heard.clone();
+        b.trace().listen(Some(Box::new(move |origin, rows| add(&mut heard.borrow_mut(), origin, rows))));
+    }
+    let x = decoder.forward(b, &plan, &cache, |_, _| Ok(())).unwrap();
+    b.trace().listen(None);
+    let logits = decoder.logits(b, &plan, &x).unwrap();
+    (b.download(&logits).unwrap(), heard.take())
+}
+
+#[test]
+fn every_matrix_is_heard() {
+    let (mut seen, mut mixtures) = (0, 0);
+    for name in DECODERS {
+        let kinds = ["bf16", "f32"].map(|kind| golden("gguf-models").join(format!("{name}-{kind}.gguf")));
+        let Some(path) = kinds.into_iter().find(|path| path.exists()) else { continue };
+        let model = Model::open(&path).unwrap_or_else(|e| panic!("{e}"));
+        let ((plain, nothing), (logits, heard)) = (run(&model, false), run(&model, true));
+        assert!(nothing.is_empty());
+        let most = plain.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+        let far = plain.iter().zip(&logits).fold(0.0, |far: f32, (a, b)| far.max((a - b).abs()));
+        assert!(far <= 1e-4 * most.max(1.0), "{name}: off by {far} while somebody listens");
+        let layers = model.spec.layers.len();
+        for (tensor, stored) in model.checkpoint.tensors() {
+            let layer =
+                tensor.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+            // What is looked up, or convolves, or is left out, is given nothing.
+            let is_matrix =
+                stored.shape.len() > 1 && tensor.ends_with(".weight") && !tensor.contains("conv1d");
+            if !is_matrix || layer.is_none_or(|layer| layer >= layers) {
+                continue;
+            }
+            let Some(found) = heard.get(tensor) else { panic!("{name}: {tensor} is not heard") };
+            match tensor.contains("_exps.") {
+                false => assert!(
+                    found.iter().all(|(rows, _)| *rows == TOKENS as usize),
+                    "{name}: {tensor}: {found:?}"
+                ),
+                true => {
+                    let used = model.spec.layers[layer.unwrap()].experts.unwrap().used;
+                    let (rows, squares) = found.iter().fold((0, 0.0), |(n, s), (rows, x)| (n + rows, s + x));
+                    assert_eq!(rows, used * TOKENS as usize, "{name}: {tensor}");
+                    // Each token's row goes to so many experts.
+                    let router = heard.get(&tensor.replace("ffn_up_exps", "ffn_gate_inp"));
+                    let whole = model.spec.layers[layer.unwrap()].experts.unwrap().share_of
+                        == tallow_core::ShareOf::Result;
+                    if let Some(router) = router.filter(|_| tensor.contains("ffn_up_exps") && whole) {
+                        let want = used as f64 * router[0].1;
+                        assert!(
+                            (squares / want - 1.0).abs() < 1e-4,
+                            "{name}: {tensor}: {squares}, not {want}"
+                        );
+                        mixtures += 1;
+                    }
+                }
+            }
+        }
+        seen += 1;
+    }
+    assert!(seen >= 27 && mixtures >= 5, "{seen} {mixtures}");
+}

@@ -54,7 +54,7 @@ pub(crate) enum Command {
     Tokenize(Tokenize),
     /// Measure how well a model predicts a text
     Perplexity(Perplexity),
-    /// Run one forward pass on given tokens and write down what comes out
+    /// Run one forward pass on given inputs and write down what comes out
     Dump(Dump),
     /// Print a script that completes commands in a shell
     Completions(Completions),
@@ -503,10 +503,11 @@ pub(crate) struct Perplexity {
 pub(crate) struct Dump {
     /// The model
     pub model: String,
-    /// safetensors file with `input_ids`, or with several of them as `NAME.input_ids`
+    /// safetensors file with `input_ids`, or with several of them as `NAME.input_ids`, and what else a model takes:
+    /// `attention_mask`, `token_type_ids`, `pixel_values`, `input_features`, `decoder_input_ids`
     #[arg(long = "in", value_name = "FILE")]
     pub input: PathBuf,
-    /// safetensors file to write: `logits` of every token, `hidden0`, `hidden1`, …
+    /// safetensors file to write: `logits` of every token, `hidden0`, `hidden1`, …; of encoders their vectors, too
     #[arg(long = "out", value_name = "FILE")]
     pub output: PathBuf,
     /// What keys and values are kept as; everything else is f32

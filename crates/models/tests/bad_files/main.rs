@@ -12,6 +12,7 @@ mod gguf;
 mod gguf_file;
 mod memory;
 mod safetensors;
+mod sweep;
 mod tokenizers;
 mod weights;
 

@@ -13,6 +13,7 @@ mod gguf_file;
 mod memory;
 mod safetensors;
 mod sweep;
+mod sweep_more;
 mod tokenizers;
 mod weights;
 

@@ -66,6 +66,50 @@ fn encode(b: &Cpu, model: &EncoderModel) -> Said {
     Ok(())
 }
 
+/// What is wrong with how a model's files are taken or refused.
+pub(crate) fn fault(b: &Cpu, path: &Path, words: &[&str], refused: bool) -> Option<String> {
+    let len = length(path);
+    let open = || Checkpoint::open(path).and_then(AnyModel::new).map(drop).is_ok();
+    let (opened, peak) = memory::peak_of(|| catch_unwind(AssertUnwindSafe(open)));
+    let gone = catch_unwind(AssertUnwindSafe(|| memory::peak_of(|| go(b, path))));
+    match (opened, gone) {
+        (Err(_), _) | (_, Err(_)) => Some("panics".to_owned()),
+        _ if peak > len + SPARE => Some(format!("takes {peak} bytes to open")),
+        (_, Ok((_, peak))) if peak > 8 * len + ROOM => Some(format!("takes {peak} bytes")),
+        (_, Ok((Ok(()), _))) if refused => Some("is taken".to_owned()),
+        (_, Ok((Ok(()), _))) => None,
+        (_, Ok((Err(e), _))) => complaint(path, &e.to_string(), words),
+    }
+}
+
+/// What is wrong with the words of a refusal.
+pub(crate) fn complaint(path: &Path, message: &str, words: &[&str]) -> Option<String> {
+    let says = words.iter().any(|word| message.contains(word));
+    let named = message.starts_with(path.to_str().unwrap());
+    (!says || !named).then(|| format!("says: {message}"))
+}
+
+/// What a setting may be instead.
+pub(crate) fn others() -> [Value; 15] {
+    [
+        json!(0),
+        json!(-1),
+        json!(1),
+        json!(3),
+        json!(1u64 << 31),
+        json!(u64::MAX),
+        json!(0.3),
+        json!(1e300),
+        json!("x"),
+        json!(true),
+        json!(false),
+        json!([]),
+        json!([[]]),
+        json!({}),
+        Value::Null,
+    ]
+}
+
 /// All folders of goldens with a single file of weights.
 fn goldens() -> Vec<PathBuf> {
     let root = tallow_support::root().join("tests/goldens");
@@ -112,29 +156,9 @@ impl Patient<'_> {
         self.count.is_multiple_of(self.each)
     }
 
-    /// Tries what was written. What is refused has to be with one of these words; nothing else may be, if `refused`.
+    /// Tries what was written. What is refused has to be with one of these words; all is to be, if `refused`.
     fn examine(&mut self, what: &str, words: &[&str], refused: bool) {
-        let path = self.dir.0.clone();
-        let len = length(&path);
-        let (opened, peak) = memory::peak_of(|| {
-            catch_unwind(AssertUnwindSafe(|| {
-                Checkpoint::open(&path).and_then(AnyModel::new).map(drop).is_ok()
-            }))
-        });
-        let gone = catch_unwind(AssertUnwindSafe(|| memory::peak_of(|| go(self.b, &path))));
-        let fault = match (opened, gone) {
-            (Err(_), _) | (_, Err(_)) => Some("panics".to_owned()),
-            _ if peak > len + SPARE => Some(format!("takes {peak} bytes to open")),
-            (_, Ok((_, peak))) if peak > 8 * len + ROOM => Some(format!("takes {peak} bytes")),
-            (_, Ok((Ok(()), _))) if refused => Some("is taken".to_owned()),
-            (_, Ok((Ok(()), _))) => None,
-            (_, Ok((Err(e), _))) => {
-                let message = e.to_string();
-                let says = words.iter().any(|word| message.contains(word));
-                let named = message.starts_with(path.to_str().unwrap());
-                (!says || !named).then(|| format!("says: {message}"))
-            }
-        };
+        let fault = fault(self.b, &self.dir.0, words, refused);
         self.faults.extend(fault.map(|fault| format!("{}: {what}: {fault}", self.name)));
     }
 
@@ -221,23 +245,7 @@ impl Patient<'_> {
 
     /// One setting in turn is something else.
     fn settings(&mut self) {
-        let values = [
-            json!(0),
-            json!(-1),
-            json!(1),
-            json!(3),
-            json!(1u64 << 31),
-            json!(u64::MAX),
-            json!(0.3),
-            json!(1e300),
-            json!("x"),
-            json!(true),
-            json!(false),
-            json!([]),
-            json!([[]]),
-            json!({}),
-            Value::Null,
-        ];
+        let values = others();
         for place in places(&self.config) {
             for value in &values {
                 if self.is_next() {
@@ -259,14 +267,19 @@ fn flat_len(shape: &[u64]) -> u64 {
 }
 
 /// Where settings stand, as JSON pointers.
-fn places(json: &Value) -> Vec<String> {
-    let Some(map) = json.as_object() else { return Vec::new() };
-    let within = |(key, value): (&String, &Value)| {
-        let key = format!("/{}", key.replace('~', "~0").replace('/', "~1"));
-        let deeper: Vec<String> = places(value).iter().map(|rest| format!("{key}{rest}")).collect();
-        [vec![key], deeper].concat()
+pub(crate) fn places(json: &Value) -> Vec<String> {
+    let entries: Vec<(String, &Value)> = match json {
+        Value::Object(map) => {
+            map.iter().map(|(key, value)| (key.replace('~', "~0").replace('/', "~1"), value)).collect()
+        }
+        Value::Array(list) => list.iter().enumerate().map(|(i, value)| (i.to_string(), value)).collect(),
+        _ => Vec::new(),
     };
-    map.iter().flat_map(within).collect()
+    let within = |(key, value): (String, &Value)| {
+        let deeper: Vec<String> = places(value).iter().map(|rest| format!("/{key}{rest}")).collect();
+        [vec![format!("/{key}")], deeper].concat()
+    };
+    entries.into_iter().flat_map(within).collect()
 }
 
 fn sweep(name: &str, damage: impl Fn(&mut Patient<'_>), each: usize) {

@@ -32,6 +32,8 @@ CASES = {
     "modernbert-rank": ("modernbert", MODERN, 1),
     "modernbert-biases": ("modernbert", dict(MODERN, classifier_pooling="mean", classifier_bias=True, norm_bias=True, attention_bias=True, mlp_bias=True, global_attn_every_n_layers=2), 1),
     "nomic-bert": ("nomic_bert", NOMIC, None),
+    "nomic-rank": ("nomic_bert", dict(hidden_act="gelu", num_hidden_layers=2, layer_norm_eps=1e-3), 1),
+    "modernbert-scaled": ("modernbert", dict(MODERN, local_attention=7, layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"], rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)), None),
 }
 
 # What the hub's files call what the library calls otherwise.
@@ -85,7 +87,9 @@ def make(out: pathlib.Path, name: str, kind: str, extra: dict, labels: int | Non
             p.copy_(p.bfloat16().float())
     state = {k: v.bfloat16().contiguous() for k, v in model.state_dict().items() if v.is_floating_point()}
     file = {"architectures": [type(model).__name__], "model_type": kind, **settings, "torch_dtype": "bfloat16"}
-    if kind == "nomic_bert":
+    if kind == "nomic_bert" and labels:
+        state, _ = nomic_hub(state, settings)
+    elif kind == "nomic_bert":
         (folder / "config.v5.json").write_text(json.dumps(file, indent=1))
         state, hub = nomic_hub(state, settings)
         file = {**file, **hub}

@@ -1,5 +1,5 @@
 //! `cargo xtask parity`: how far the program's numbers are from the references', for each golden model, as it is stored,
-//! and for each type that a cache may have. Written to `docs/parity.md`.
+//! and for each type that a cache may have, if it has one. Written to `docs/parity.md`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +11,18 @@ use tallow_support::{Golden, json, tensors};
 /// What keys and values are kept as.
 const CACHES: [&str; 5] = ["f32", "f16", "bf16", "int8", "fp8"];
 
-/// A model whose logits somebody else computed.
+/// What somebody else computed and is compared: the ends of these names.
+const COMPARED: [&str; 7] = [
+    "logits",
+    "logits_per_image",
+    "last_hidden_state",
+    "encoder_last_hidden",
+    "text_embeds",
+    "image_embeds",
+    "cls_pooled_l2",
+];
+
+/// A model whose answers somebody else computed.
 struct Case {
     /// `llama`, `llama-q8_0.gguf`
     name: String,
@@ -22,6 +33,8 @@ struct Case {
     golden: PathBuf,
     /// How far off it may be with a cache of `f32`.
     tolerance: f64,
+    /// What it keeps keys and values as; one for those that keep none.
+    caches: &'static [&'static str],
 }
 
 pub(crate) fn run(root: &Path) -> ExitCode {
@@ -49,13 +62,14 @@ fn write(root: &Path) -> Result<usize, String> {
     for case in &cases {
         let wanted = tensors(&case.golden);
         let mut row = format!("| {} | {} | {:.0e} |", case.name, case.stored, case.tolerance);
-        for cache in CACHES {
+        for cache in case.caches {
             let far = distance(&wanted, &dump(&program, case, cache)?)?;
             let _ = write!(row, " {far:.1e} |");
-            if cache == "f32" && f64::from(far) > case.tolerance {
+            if *cache == "f32" && f64::from(far) > case.tolerance {
                 too_far.push(format!("{}: off by {far:.1e}", case.name));
             }
         }
+        row += &" |".repeat(CACHES.len() - case.caches.len());
         println!("{row}");
         let _ = writeln!(table, "{row}");
     }
@@ -63,7 +77,7 @@ fn write(root: &Path) -> Result<usize, String> {
     let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     let (before, rest) = text.split_once(BEGIN).ok_or("docs/parity.md has no place for the table")?;
     let (_, after) = rest.split_once(END).ok_or("docs/parity.md has no end of the table")?;
-    let head = "| model | stored as | allowed | f32 cache | f16 | bf16 | int8 | fp8 |\n|---|---|---|---|---|---|---|---|\n";
+    let head = "| model | stored as | allowed | f32 | f16 | bf16 | int8 | fp8 |\n|---|---|---|---|---|---|---|---|\n";
     let text = format!("{before}{BEGIN}\n{head}{table}{END}{after}");
     std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
     match too_far.is_empty() {
@@ -78,7 +92,7 @@ const END: &str = "<!-- /parity -->";
 /// All golden models: folders, and GGUF files that are twins of one.
 fn cases(goldens: &Path) -> Result<Vec<Case>, String> {
     let mut cases = Vec::new();
-    for group in ["", "quant", "more"] {
+    for group in ["", "quant", "more", "encoders", "scribes"] {
         for folder in entries(&goldens.join(group))? {
             let (facts, golden) = (folder.join("golden.json"), folder.join("golden.safetensors"));
             if !folder.join("config.json").exists()
@@ -89,17 +103,17 @@ fn cases(goldens: &Path) -> Result<Vec<Case>, String> {
             }
             let name = name(folder.strip_prefix(goldens).unwrap_or(&folder));
             let tolerance = tolerance(&facts)?;
-            let stored = stored(&folder);
+            let (stored, caches) = (stored(&folder), caches(&folder));
             for path in entries(&goldens.join("gguf-models"))? {
                 let file = self::name(Path::new(path.file_name().unwrap_or_default()));
                 let rest = file.strip_prefix(&format!("{name}-")).and_then(|rest| rest.strip_suffix(".gguf"));
                 if let Some(dtype) = rest.filter(|rest| ["bf16", "f16", "f32"].contains(rest)) {
                     let stored = format!("{} GGUF", dtype.to_uppercase());
                     let name = name.clone();
-                    cases.push(Case { name, stored, model: path, golden: golden.clone(), tolerance });
+                    cases.push(Case { name, stored, model: path, golden: golden.clone(), tolerance, caches });
                 }
             }
-            cases.push(Case { name, stored, model: folder, golden, tolerance });
+            cases.push(Case { name, stored, model: folder, golden, tolerance, caches });
         }
     }
     cases.sort_by(|a, b| (&a.name, &a.stored).cmp(&(&b.name, &b.stored)));
@@ -118,18 +132,23 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(entries)
 }
 
-/// Were logits recorded of a decoder alone (encoders have none), and are all prompts as long as the program lets them be?
-/// Some cases go past the context on purpose, to see what happens to rotations there.
+/// Are all prompts as long as the program lets them be? Some cases go past the context on purpose, to see what happens to
+/// rotations there.
 fn is_for_the_program(folder: &Path, golden: &Path) -> bool {
-    let (tensors, config) = (tensors(golden), json(&folder.join("config.json")));
-    if config["is_encoder_decoder"] == true {
-        return false;
-    }
-    let context = config["max_position_embeddings"].as_u64();
+    let context = json(&folder.join("config.json"))["max_position_embeddings"].as_u64();
     let is_short =
-        |golden: &Golden| context.is_none_or(|most| golden.shape.iter().product::<usize>() as u64 <= most);
-    let fits = tensors.iter().filter(|(name, _)| name.ends_with("input_ids")).all(|(_, ids)| is_short(ids));
-    fits && tensors.keys().any(|name| name.ends_with("logits"))
+        |golden: &Golden| context.is_none_or(|most| golden.shape.last().is_none_or(|n| *n as u64 <= most));
+    let fits = |(name, ids): (&String, &Golden)| !name.ends_with("input_ids") || is_short(ids);
+    tensors(golden).iter().all(fits)
+}
+
+/// What a model may keep keys and values as: those that write keep some.
+fn caches(folder: &Path) -> &'static [&'static str] {
+    let config = json(&folder.join("config.json"));
+    let arch = config["architectures"][0].as_str().unwrap_or_default();
+    let writes =
+        ["ForCausalLM", "LMHeadModel", "ForConditionalGeneration"].iter().any(|end| arch.ends_with(end));
+    if writes { &CACHES } else { &CACHES[..1] }
 }
 
 fn tolerance(facts: &Path) -> Result<f64, String> {
@@ -154,7 +173,7 @@ fn stored(folder: &Path) -> String {
 fn dump(program: &Path, case: &Case, cache: &str) -> Result<BTreeMap<String, Golden>, String> {
     let output = std::env::temp_dir().join(format!("tallow-parity-{}.safetensors", std::process::id()));
     let run = Command::new(program)
-        .args(["dump", "--device", "cpu", "--only-logits", "--precision", cache])
+        .args(["dump", "--device", "cpu", "--precision", cache])
         .arg(&case.model)
         .arg("--in")
         .arg(&case.golden)
@@ -170,16 +189,25 @@ fn dump(program: &Path, case: &Case, cache: &str) -> Result<BTreeMap<String, Gol
     Ok(found)
 }
 
-/// The farthest that a logit is from the reference's.
+/// The farthest that a number is from the reference's, of those that both have.
 fn distance(wanted: &BTreeMap<String, Golden>, found: &BTreeMap<String, Golden>) -> Result<f32, String> {
-    let mut most = 0f32;
-    for (name, want) in wanted.iter().filter(|(name, _)| name.ends_with("logits")) {
+    let (mut most, mut seen) = (0f32, 0);
+    for (name, want) in wanted.iter().filter(|(name, _)| COMPARED.iter().any(|end| name.ends_with(end))) {
         let got = found.get(name).ok_or_else(|| format!("{name} was not written"))?;
         if got.shape != want.shape {
             return Err(format!("{name} has shape {:?}, not {:?}", got.shape, want.shape));
         }
+        // What fills up a text stands for nothing.
+        let mask = wanted.get("attention_mask").filter(|_| name.contains("hidden")).map(Golden::ids);
+        let width = want.shape.last().copied().unwrap_or(1);
         let far = |(a, b): (&f32, &f32)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() };
-        most = got.f32().iter().zip(&want.f32()).map(far).fold(most, f32::max);
+        let (got, want) = (got.f32(), want.f32());
+        for (i, (got, want)) in got.chunks(width).zip(want.chunks(width)).enumerate() {
+            if mask.as_ref().is_none_or(|mask| mask.get(i) == Some(&1)) {
+                most = got.iter().zip(want).map(far).fold(most, f32::max);
+            }
+        }
+        seen += 1;
     }
-    Ok(most)
+    if seen == 0 { Err("nothing was compared".into()) } else { Ok(most) }
 }

@@ -64,6 +64,39 @@ fn channels_become_one_and_rates_become_ours() {
     assert!(far < 1e-3, "{far}");
 }
 
+/// Two tones, by LAME: alone at our rate, and in two channels, the second half as loud, at that of records. What the
+/// encoder puts in front is part of the file.
+#[test]
+fn mp3_files_are_the_sound_that_they_were_made_of() {
+    let source = |n: usize| 0.4 * (n as f32 * 0.05).sin() + 0.2 * (n as f32 * 0.013).sin();
+    let files =
+        [(&include_bytes!("tone.mp3")[..], 8000, 1.0), (&include_bytes!("stereo.mp3")[..], 4800, 0.75)];
+    for (file, len, loud) in files {
+        let got = all(file.to_vec()).unwrap();
+        assert!((len..len + 3500).contains(&got.len()), "{} samples of {len}", got.len());
+        let far = |lag: usize| {
+            let off = (500..len - 500).map(|n| (got[n + lag] - loud * source(n)).powi(2)).sum::<f32>();
+            (off / (len - 1000) as f32).sqrt()
+        };
+        let (lag, far) =
+            (0..got.len() - len).map(|lag| (lag, far(lag))).min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+        // A tenth of how loud it is; another sound would be as far off as it is loud.
+        assert!(far < 0.03, "off by {far}, {lag} samples late");
+        for end in (0..file.len()).step_by(61) {
+            if let Ok(samples) = all(file[..end].to_vec()) {
+                assert!(samples.len() <= got.len(), "{end}");
+            }
+        }
+        for at in (0..file.len()).step_by(17) {
+            let mut bad = file.to_vec();
+            bad[at] ^= 0xff;
+            if let Ok(samples) = all(bad) {
+                assert!(samples.len() <= 16 * got.len(), "{at}");
+            }
+        }
+    }
+}
+
 #[test]
 fn real_speech_is_read() {
     let Some(assets) = shared("whisper-assets") else { return };

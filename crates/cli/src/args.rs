@@ -56,7 +56,7 @@ pub(crate) enum Command {
     Perplexity(Perplexity),
     /// Measure on a text which inputs of a model's layers are large, for `convert --imatrix`
     Imatrix(Imatrix),
-    /// Run one forward pass on given tokens and write down what comes out
+    /// Run one forward pass on given inputs and write down what comes out
     Dump(Dump),
     /// Print a script that completes commands in a shell
     Completions(Completions),
@@ -527,10 +527,11 @@ pub(crate) struct Imatrix {
 pub(crate) struct Dump {
     /// The model
     pub model: String,
-    /// safetensors file with `input_ids`, or with several of them as `NAME.input_ids`
+    /// safetensors file with `input_ids`, or with several of them as `NAME.input_ids`, and what else a model takes:
+    /// `attention_mask`, `token_type_ids`, `pixel_values`, `input_features`, `decoder_input_ids`
     #[arg(long = "in", value_name = "FILE")]
     pub input: PathBuf,
-    /// safetensors file to write: `logits` of every token, `hidden0`, `hidden1`, …
+    /// safetensors file to write: `logits` of every token, `hidden0`, `hidden1`, …; of encoders their vectors, too
     #[arg(long = "out", value_name = "FILE")]
     pub output: PathBuf,
     /// What keys and values are kept as; everything else is f32

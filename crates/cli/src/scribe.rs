@@ -66,7 +66,7 @@ fn try_out<B: Backend>(writer: &Writer<B>, model: &ScribeModel, desk: Desk) -> R
     use tallow_engine::scribe::{Line, Material};
     let sound = model.spec.encoder.sound.map(|sound| vec![0.0; 2 * desk.read * sound.bands]);
     let words = || Material::Words(vec![0; desk.read.min(64)]);
-    let read = writer.take_in(0, &sound.map_or_else(words, Material::Sound))?;
+    let read = writer.take_in(0, &sound.map_or_else(words, Material::Sound))?.rows();
     writer.write(&[Line { place: 0, read, fed: 0, tokens: vec![model.spec.start] }])?;
     Ok(())
 }

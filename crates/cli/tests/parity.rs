@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use common::{Home, gpu};
-use tallow_support::{DECODERS, Golden, golden, json, shared, tensors};
+use tallow_support::{DECODERS, ENCODERS, Golden, golden, json, shared, tensors};
 
 fn dump(home: &Home, model: &Path, input: &Path, device: &str) -> BTreeMap<String, Golden> {
     let output = home.path().join("out.safetensors");
@@ -44,6 +44,42 @@ fn every_family_of_the_goldens() {
         println!("{name:<18} {compared:>2} tensors, off by {most:.1e} at most, {tolerance:.0e} allowed");
         assert!(compared >= 4, "{name}: {compared}");
     }
+}
+
+/// Encoders, of images too, and encoders with decoders. What fills up a text stands for nothing.
+#[test]
+fn every_other_family_of_the_goldens() {
+    let home = Home::new();
+    for name in ENCODERS.into_iter().chain(["clip", "siglip", "t5", "whisper", "encoders/bert-sort"]) {
+        let folder = golden(name);
+        let tolerance =
+            json(&folder.join("golden.json"))["suggested_abs_tolerance_f32"].as_f64().unwrap() as f32;
+        let wanted = tensors(&folder.join("golden.safetensors"));
+        let got = dump(&home, &folder, &folder.join("golden.safetensors"), "cpu");
+        let mask = wanted.get("attention_mask").map(Golden::ids);
+        let mut compared = 0;
+        for (tensor, want) in wanted.iter().filter(|(tensor, _)| got.contains_key(*tensor)) {
+            let got = &got[tensor];
+            assert_eq!(got.shape, want.shape, "{name} {tensor}");
+            let width = *want.shape.last().unwrap();
+            let (got, want) = (got.f32(), want.f32());
+            for (i, (got, want)) in got.chunks(width).zip(want.chunks(width)).enumerate() {
+                let is_filling = tensor.contains("hidden") && mask.as_ref().is_some_and(|mask| mask[i] == 0);
+                let far = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(is_filling || far <= tolerance, "{name} {tensor}, row {i}: off by {far}");
+            }
+            compared += 1;
+        }
+        assert!(compared >= 2, "{name}: {compared}");
+    }
+    // A cache of fewer bits is for those that keep one.
+    let of = |name: &str, file: &str| golden(name).join(file).to_str().unwrap().to_owned();
+    let run = |name: &str| {
+        let (model, input) = (of(name, ""), of(name, "golden.safetensors"));
+        home.run(&["dump", &model, "--in", &input, "--out", "half", "--precision", "f16"])
+    };
+    run("t5").ok();
+    assert!(run("bert").failed().contains("encoders keep no keys and values"));
 }
 
 #[test]

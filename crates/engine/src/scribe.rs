@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tallow_core::{Backend, DType, Error, Memory, Span, Step, StepPlan};
+use tallow_core::{Backend, DType, Error, Memory, Span, Step, StepPlan, Tensor};
 use tallow_models::blocks::across::{Look, looking};
 use tallow_models::encoder::Input;
 use tallow_models::scribe::Scribe;
@@ -209,8 +209,13 @@ impl<B: Backend> Writer<B> {
         (0..tokens.div_ceil(PAGE)).map(|page| (place * each + page) as u32).collect()
     }
 
-    /// Takes in something for a place, and says how many tokens it has become.
-    pub fn take_in(&self, place: usize, material: &Material) -> Result<usize, Error> {
+    /// What it computes on.
+    pub fn device(&self) -> &B {
+        &self.b
+    }
+
+    /// Takes in something for a place, and gives what it has become: [tokens, dim]
+    pub fn take_in(&self, place: usize, material: &Material) -> Result<Tensor<B>, Error> {
         let (b, encoder) = (&self.b, &self.scribe.encoder);
         let there = match material {
             Material::Words(tokens) => {
@@ -224,19 +229,32 @@ impl<B: Backend> Writer<B> {
         let span = Span { rows, start: 0, pages: self.pages(place, rows, self.desk.read) };
         let step = Step { tokens: vec![0; rows], spans: vec![span], page_len: PAGE, ..Step::default() };
         self.scribe.decoder.keep(b, &x, &StepPlan::new(b, step)?, self.given.layers())?;
-        Ok(rows)
+        Ok(x)
     }
 
     /// The logits of what comes next in each of some lines.
     pub fn write(&self, lines: &[Line]) -> Result<Vec<Vec<f32>>, Error> {
+        let logits = self.logits(lines, |line| line.tokens.len() - 1)?;
+        let all: Vec<f32> = self.b.download(&logits)?;
+        Ok(all.chunks(logits.cols().max(1)).map(<[f32]>::to_vec).collect())
+    }
+
+    /// The logits of what comes next after each token of a line, one after another.
+    pub fn write_all(&self, line: &Line) -> Result<Vec<f32>, Error> {
+        self.b.download(&self.logits(std::slice::from_ref(line), |_| 0)?)
+    }
+
+    /// The logits of what comes next in some lines, from the token on that `from` says.
+    fn logits(&self, lines: &[Line], from: impl Fn(&Line) -> usize) -> Result<Tensor<B>, Error> {
         let b = &self.b;
         let mut step = Step { page_len: PAGE, ..Step::default() };
         for line in lines {
             let (rows, end) = (line.tokens.len(), line.fed + line.tokens.len());
             let pages = self.pages(line.place, end, self.desk.written);
             step.spans.push(Span { rows, start: line.fed, pages });
+            let first = step.tokens.len() as u32;
+            step.outputs.extend(first + from(line) as u32..first + rows as u32);
             step.tokens.extend(&line.tokens);
-            step.outputs.push(step.tokens.len() as u32 - 1);
         }
         let look = |line: &Line| {
             let pages = self.pages(line.place, line.read, self.desk.read);
@@ -244,9 +262,7 @@ impl<B: Backend> Writer<B> {
         };
         let look = StepPlan::new(b, looking(&lines.iter().map(look).collect::<Vec<_>>(), PAGE))?;
         let plan = StepPlan::new(b, step)?;
-        let logits = self.scribe.write(b, &plan, self.own.layers(), (&look, self.given.layers()))?;
-        let all: Vec<f32> = b.download(&logits)?;
-        Ok(all.chunks(logits.cols().max(1)).map(<[f32]>::to_vec).collect())
+        self.scribe.write(b, &plan, self.own.layers(), (&look, self.given.layers()))
     }
 }
 
@@ -390,8 +406,9 @@ impl<B: Backend> Loop<B> {
             return Ok(());
         }
         match contained(|| self.writer.take_in(place, &material)) {
-            Ok(read) => {
-                self.writing[place] = Some(Writing { line: Line { place, read, fed: 0, tokens }, held })
+            Ok(x) => {
+                let line = Line { place, read: x.rows(), fed: 0, tokens };
+                self.writing[place] = Some(Writing { line, held })
             }
             Err(Fault::Lost(why)) => return Err(why),
             Err(Fault::Step(why)) => failed(&mut held, why),

@@ -287,7 +287,7 @@ fn more_settings_on<B: Backend>(b: &B, slack: f32) {
         alone_on(b, &model, &case);
         seen += 1;
     }
-    assert_eq!(seen, 8);
+    assert_eq!(seen, 10);
 }
 
 /// The real MiniLM, from its text to its vectors.
@@ -379,12 +379,82 @@ fn sentence_settings() {
         Ok((Pooling::First, 40))
     );
     let refused = |modules, pooling, transformer| with(modules, pooling, transformer).unwrap_err();
-    insta::assert_snapshot!(refused(usual(), by("pooling_mode_max_tokens"), plain()), @"DIR/1_Pooling/config.json: pooling by max is not supported: one of mean, cls and lasttoken is");
-    insta::assert_snapshot!(refused(usual(), json!({ "pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true }), plain()), @"DIR/1_Pooling/config.json: pooling by mean and cls is not supported: one of mean, cls and lasttoken is");
+    assert_eq!(with(usual(), by("pooling_mode_max_tokens"), plain()), Ok((Pooling::Most, 40)));
+    insta::assert_snapshot!(refused(usual(), json!({ "pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true }), plain()), @"DIR/1_Pooling/config.json: pooling by mean and cls is not supported: one of mean, cls, lasttoken, max, mean_sqrt_len_tokens and weightedmean is");
     insta::assert_snapshot!(refused(usual(), plain(), plain()), @"DIR/1_Pooling/config.json: pooling_mode: is missing");
-    insta::assert_snapshot!(refused(usual(), json!({ "pooling_mode": "attention" }), plain()), @"DIR/1_Pooling/config.json: pooling by attention is not supported: one of mean, cls and lasttoken is");
+    insta::assert_snapshot!(refused(usual(), json!({ "pooling_mode": "attention" }), plain()), @"DIR/1_Pooling/config.json: pooling by attention is not supported: one of mean, cls, lasttoken, max, mean_sqrt_len_tokens and weightedmean is");
     insta::assert_snapshot!(refused(usual(), by("pooling_mode_cls_token"), json!({ "max_seq_length": 0 })), @"DIR/sentence_bert_config.json: max_seq_length: is 0; a count is expected");
-    insta::assert_snapshot!(refused(json!([module("Dense", "2_Dense")]), plain(), plain()), @"DIR/modules.json: the module Dense is not supported: Transformer, Pooling and Normalize are");
+    insta::assert_snapshot!(refused(json!([module("Dense", "2_Dense")]), plain(), plain()), @"DIR/2_Dense/config.json: the file: is missing");
+    insta::assert_snapshot!(refused(json!([module("LSTM", "2_LSTM")]), plain(), plain()), @"DIR/modules.json: the module LSTM is not supported: Transformer, Pooling, Dense and Normalize are");
+    insta::assert_snapshot!(refused(usual(), by("pooling_mode_cls_token"), json!({ "do_lower_case": 1 })), @"DIR/sentence_bert_config.json: do_lower_case: is 1, not true or false");
     insta::assert_snapshot!(refused(json!([module("Pooling", "../x")]), plain(), plain()), @r#"DIR/modules.json: path "../x": leads out of the model's folder"#);
     insta::assert_snapshot!(refused(json!({}), plain(), plain()), @"DIR/modules.json: the file: is not a list of modules");
+}
+
+/// Every way to make one vector of hidden states, and layers that it goes through then, as their definitions say.
+#[test]
+fn vectors_are_pooled_and_go_through_layers() {
+    let b = cpu();
+    let module = |kind: &str, path: &str| json!({ "type": format!("sentence_transformers.models.{kind}"), "path": path });
+    let dir = folder("bert", &json(&golden("bert").join("config.json")), &[], "dense");
+    for (i, act) in [(2, "activation.Tanh"), (3, "linear.Identity")] {
+        let of = dir.join(format!("{i}_Dense"));
+        std::fs::create_dir_all(&of).unwrap();
+        let (inputs, width) = if i == 2 { (48, 10) } else { (10, 6) };
+        let numbers: Vec<f32> = (0..inputs * width).map(|n| ((n * 37 % 101) as f32 - 50.0) / 200.0).collect();
+        let mut tensors = vec![("linear.weight", vec![width, inputs], &numbers[..])];
+        if i == 2 {
+            tensors.push(("linear.bias", vec![width], &numbers[..width]));
+        }
+        let tensors: Vec<_> = tensors.iter().map(|(name, shape, x)| (*name, &shape[..], *x)).collect();
+        std::fs::write(of.join("model.safetensors"), with_tensors(b"\x02\0\0\0\0\0\0\0{}", &tensors))
+            .unwrap();
+        let settings = json!({ "in_features": inputs, "out_features": width, "bias": i == 2, "activation_function": format!("torch.nn.modules.{act}") });
+        std::fs::write(of.join("config.json"), settings.to_string()).unwrap();
+    }
+    let modules = [module("Transformer", ""), module("Dense", "2_Dense"), module("Dense", "3_Dense")];
+    std::fs::write(dir.join("modules.json"), json!(modules).to_string()).unwrap();
+    let (case, model) = (Case::read("bert"), open(&dir));
+    assert_eq!(model.spec.width(), 6);
+    let encoder = load(&b, &model);
+    let texts = encoder.upload(&b, &case.inputs).unwrap();
+    let x = encoder.forward(&b, &texts, |_, _| Ok(())).unwrap();
+    let hidden: Vec<f32> = b.download(&x).unwrap();
+    let kinds =
+        [Pooling::Mean, Pooling::RootMean, Pooling::LaterMean, Pooling::Most, Pooling::First, Pooling::Last];
+    for by in kinds {
+        let got: Vec<f32> = b.download(&encoder.vectors(&b, &texts, &x, by).unwrap()).unwrap();
+        let mut rows = hidden.chunks(case.dim);
+        for (input, got) in case.inputs.iter().zip(got.chunks(6)) {
+            let rows: Vec<&[f32]> = rows.by_ref().take(input.tokens.len()).collect();
+            let pooled: Vec<f64> = (0..case.dim).map(|i| pooled(&rows, i, by)).collect();
+            let weight = |n: usize| ((n * 37 % 101) as f64 - 50.0) / 200.0;
+            let dot = |x: &[f64], r: usize| -> f64 {
+                x.iter().enumerate().map(|(c, x)| x * weight(r * case.dim + c)).sum()
+            };
+            let first: Vec<f64> = (0..10).map(|r| (dot(&pooled, r) + weight(r)).tanh()).collect();
+            let second =
+                |r: usize| -> f64 { first.iter().enumerate().map(|(c, x)| x * weight(r * 10 + c)).sum() };
+            for (r, got) in got.iter().enumerate() {
+                assert!((f64::from(*got) - second(r)).abs() < 1e-5, "{by:?}: {got} {}", second(r));
+            }
+        }
+    }
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// One number of a text's vector.
+fn pooled(rows: &[&[f32]], i: usize, by: Pooling) -> f64 {
+    let all = || rows.iter().map(|row| f64::from(row[i]));
+    let n = rows.len() as f64;
+    match by {
+        Pooling::Mean => all().sum::<f64>() / n,
+        Pooling::RootMean => all().sum::<f64>() / n.sqrt(),
+        Pooling::LaterMean => {
+            all().zip(1..).map(|(x, k)| x * f64::from(k)).sum::<f64>() / (n * (n + 1.0) / 2.0)
+        }
+        Pooling::Most => all().fold(f64::NEG_INFINITY, f64::max),
+        Pooling::First => all().next().unwrap(),
+        _ => all().last().unwrap(),
+    }
 }

@@ -150,15 +150,22 @@ fn open(path: &Path) -> ScribeModel {
 
 /// A folder with a case's weights and another config.
 fn folder(name: &str, config: &Value, tag: &str) -> std::path::PathBuf {
-    let to = std::env::temp_dir().join(format!("tallow-scribes-{}-{name}-{tag}", std::process::id()));
+    let to = std::env::temp_dir().join(format!(
+        "tallow-scribes-{}-{}-{tag}",
+        std::process::id(),
+        name.replace('/', "-")
+    ));
     std::fs::create_dir_all(&to).unwrap();
     std::fs::copy(golden(name).join("model.safetensors"), to.join("model.safetensors")).unwrap();
     std::fs::write(to.join("config.json"), config.to_string()).unwrap();
     to
 }
 
+/// Settings that those leave out. Made by tools/goldens/scribes.py.
+const MORE: [&str; 3] = ["scribes/mt5-untied", "scribes/t5-tied", "scribes/whisper-uneven"];
+
 fn near<B: Backend>(b: &B, times: f32) {
-    for name in CASES {
+    for name in CASES.into_iter().chain(MORE) {
         let case = Case::read(name);
         let (hidden, logits) = case.distance(b, &open(&golden(name)));
         let most = times * case.tolerance();
@@ -180,10 +187,13 @@ fn the_reference_is_met_on_a_gpu() {
 #[test]
 fn newer_settings_say_the_same_and_other_settings_do_not() {
     let b = cpu();
-    for name in CASES {
+    for name in CASES.into_iter().chain(MORE) {
         let case = Case::read(name);
         let newer = open(&folder(name, &json(&golden(name).join("config.v5.json")), "v5"));
         assert!(case.distance(&b, &newer).1 <= case.tolerance(), "{name}");
+        if MORE.contains(&name) {
+            continue;
+        }
         for (mutant, facts) in case.facts["mutants"].as_object().unwrap() {
             let mut config = json(&golden(name).join("config.json"));
             for (key, value) in facts["change"].as_object().unwrap() {
@@ -275,12 +285,12 @@ fn settings_that_are_not_implemented_are_refused() {
         assert!(why.contains(key) && why.contains(words), "{why}");
     };
     refused("t5", "feed_forward_proj", "gated-swiglu".into(), "not supported");
+    refused("t5", "feed_forward_proj", "gated".into(), "not supported");
     refused("t5", "relative_attention_num_buckets", 3.into(), "not supported");
     refused("t5", "relative_attention_max_distance", 2.into(), "make sense");
     refused("t5", "relative_attention_max_distance", 100_000_000.into(), "make sense");
     refused("t5", "d_kv", 7.into(), "even");
     refused("t5", "decoder_start_token_id", 96.into(), "of 96 tokens");
-    refused("whisper", "scale_embedding", true.into(), "not supported");
     refused("whisper", "num_mel_bins", 0.into(), "make sense");
     refused("whisper", "activation_function", "mish".into(), "not supported");
 }

@@ -102,6 +102,11 @@ pub fn needed<T>(what: &str, found: Option<T>) -> Option<T> {
     found
 }
 
+/// Are tests that go through many cases to go through all of them, and not through some?
+pub fn sweeps_all() -> bool {
+    std::env::var_os("TALLOW_SWEEP").is_some_and(|how| how == "all")
+}
+
 /// Parses a JSON file.
 pub fn json(path: &Path) -> serde_json::Value {
     serde_json::from_slice(&std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))

@@ -30,17 +30,26 @@ impl<B: Backend> Head<B> {
 
     /// [texts, dim] to [texts, labels]
     pub(super) fn forward(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let project = |x: &Tensor<B>, by, then| b.run(Project { x, by, then });
-        let bent = match self.bend {
-            // What caps numbers at one is the hyperbolic tangent.
-            Bend::Tanh => project(x, &self.dense, Epilogue { softcap: Some(1.0), ..Epilogue::NONE })?,
-            Bend::Like(act) => {
-                let gate = project(x, &self.dense, Epilogue::NONE)?;
-                b.run(Glu { gate: &gate, up: None, act })?
-            }
-        };
+        let bent = bent(b, x, &self.dense, Some(self.bend))?;
         let normed =
             self.norm.as_ref().map(|by| b.run(Normalize { x: &bent, by, residual: None })).transpose()?;
-        project(normed.as_ref().unwrap_or(&bent), &self.out, Epilogue::NONE)
+        let x = normed.as_ref().unwrap_or(&bent);
+        b.run(Project { x, by: &self.out, then: Epilogue::NONE })
+    }
+}
+
+/// A linear layer, and perhaps a bend.
+pub(super) fn bent<B: Backend>(
+    b: &B,
+    x: &Tensor<B>,
+    by: &Linear<B>,
+    bend: Option<Bend>,
+) -> Result<Tensor<B>> {
+    // What caps numbers at one is the hyperbolic tangent.
+    let softcap = (bend == Some(Bend::Tanh)).then_some(1.0);
+    let gate = b.run(Project { x, by, then: Epilogue { softcap, ..Epilogue::NONE } })?;
+    match bend {
+        Some(Bend::Like(act)) => b.run(Glu { gate: &gate, up: None, act }),
+        Some(Bend::Tanh) | None => Ok(gate),
     }
 }

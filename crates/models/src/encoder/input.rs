@@ -70,6 +70,8 @@ struct Words {
     tokenizer: Tokenizer,
     /// Are texts written as if without punctuation and capitals? Else the tokenizer says what becomes of them.
     plain: bool,
+    /// Are they written in small letters?
+    lowers: bool,
     /// What texts are filled up with, if they are.
     fill: Option<u32>,
     vocab: usize,
@@ -129,13 +131,15 @@ impl Words {
         let fill = spec.fill.map(|usual| said.unwrap_or(usual));
         let plain =
             json["tokenizer_class"].as_str().is_some_and(|class| class.starts_with("SiglipTokenizer"));
-        Ok(Words { tokenizer, plain, fill, vocab, types, most })
+        let lowers = model.sentence.lowers;
+        Ok(Words { tokenizer, plain, lowers, fill, vocab, types, most })
     }
 
     fn encode(&self, text: &str) -> std::result::Result<Vec<u32>, InputError> {
-        match self.plain {
-            true => Ok(self.tokenizer.encode(&plain(text), Special::BARE)?),
-            false => Ok(self.tokenizer.encode(text, Special::BARE)?),
+        match (self.plain, self.lowers) {
+            (true, _) => Ok(self.tokenizer.encode(&plain(text), Special::BARE)?),
+            (false, true) => Ok(self.tokenizer.encode(&text.to_lowercase(), Special::BARE)?),
+            (false, false) => Ok(self.tokenizer.encode(text, Special::BARE)?),
         }
     }
 

@@ -1,6 +1,7 @@
 //! [`Encoder`]: from texts or images to vectors and scores. It is made of the blocks that decoders are made of; its tokens see to
 //! both sides, and what it has computed is not kept.
 
+mod dense;
 mod ears;
 mod ending;
 mod head;
@@ -19,6 +20,7 @@ use crate::blocks::cache::LayerCache;
 use crate::blocks::layer::Layer;
 use crate::error::Result as LoadResult;
 use crate::weights::{Progress, Weights, named};
+use dense::Dense;
 use ears::Ears;
 use ending::Ending;
 use head::Head;
@@ -119,6 +121,7 @@ pub struct Encoder<B: Backend> {
     ropes: Vec<Rope<B>>,
     head: Option<Head<B>>,
     ending: Option<Ending<B>>,
+    dense: Vec<Dense<B>>,
 }
 
 /// What an encoder's tensors are called beside those of its layers. Names may be empty.
@@ -184,6 +187,7 @@ impl<B: Backend> Encoder<B> {
         let last_norm = spec.last_norm.then(|| w.norm((names.norm, 0), spec.dim)).transpose()?;
         let head = spec.head.map(|head| Head::load(w, &head)).transpose()?;
         let ending = spec.ending.map(|ending| Ending::load(w, spec, &ending)).transpose()?;
+        let dense = spec.dense.iter().map(|dense| Dense::load(w, dense)).collect::<LoadResult<_>>()?;
         Ok(Encoder {
             spec: spec.clone(),
             front,
@@ -194,6 +198,7 @@ impl<B: Backend> Encoder<B> {
             ropes,
             head,
             ending,
+            dense,
         })
     }
 
@@ -314,10 +319,11 @@ impl<B: Backend> Encoder<B> {
     /// A vector for each text or image, of the hidden states of their tokens: by the model's own way, or by another where
     /// it has none.
     pub fn vectors(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
-        match &self.ending {
-            Some(ending) => ending.forward(b, texts, x),
-            None => gathered(b, texts, x, by),
-        }
+        let vectors = match &self.ending {
+            Some(ending) => ending.forward(b, texts, x)?,
+            None => gathered(b, texts, x, by)?,
+        };
+        self.dense.iter().try_fold(vectors, |x, dense| dense.forward(b, &x))
     }
 
     /// A vector for each text, of the hidden states of their tokens, by a rule.
@@ -332,25 +338,57 @@ impl<B: Backend> Encoder<B> {
     }
 }
 
-/// What stands for each text, by a rule: a row, or the mean of all.
+/// What stands for each text, by a rule: a row, a mean of all, or the most of all.
 fn gathered<B: Backend>(b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
-    let (mut tokens, spans) = (&texts.plan.host.tokens[..], &texts.plan.host.spans);
-    if by != Pooling::Mean {
-        let mut rows = Vec::with_capacity(spans.len());
-        for span in spans {
-            let (of, rest) = tokens.split_at(span.rows.min(tokens.len()));
-            let first = texts.plan.host.tokens.len() - tokens.len();
-            rows.push((first + by.place(of).unwrap_or(0)) as u32);
-            tokens = rest;
+    let lengths: Vec<usize> = texts.plan.host.spans.iter().map(|span| span.rows).collect();
+    let share: fn(usize) -> f32 = match by {
+        Pooling::Mean => |n| 1.0 / n as f32,
+        Pooling::RootMean => |n| 1.0 / (n as f32).sqrt(),
+        Pooling::LaterMean => |n| 2.0 / (n * (n + 1)) as f32,
+        Pooling::Most => return most(b, x, &lengths),
+        Pooling::First | Pooling::Last | Pooling::At(_) | Pooling::Largest => {
+            return rows(b, &texts.plan.host.tokens, x, (&lengths, by));
         }
-        return b.run(Rows { x, at: &b.upload_row(&rows)?, to: RowsTo::Gather });
-    }
-    let of: Vec<u32> = (0..).zip(spans).flat_map(|(i, s)| std::iter::repeat_n(i, s.rows)).collect();
-    let sums = b.zeros(DType::F32, spans.len(), x.cols())?; // [texts, dim]
+    };
+    let counted = |n: &usize| (1..=*n).map(|i| i as f32).collect::<Vec<_>>();
+    let counts: Vec<f32> = lengths.iter().flat_map(counted).collect();
+    let counts = (by == Pooling::LaterMean).then(|| b.upload(&counts, counts.len(), 1)).transpose()?;
+    let counted = counts.map(|counts| b.run(Eltwise { x, with: With::Mul(&counts) })).transpose()?;
+    let of: Vec<u32> = (0..).zip(&lengths).flat_map(|(i, n)| std::iter::repeat_n(i, *n)).collect();
+    let sums = b.zeros(DType::F32, lengths.len(), x.cols())?; // [texts, dim]
+    let x = counted.as_ref().unwrap_or(x);
     let sums = b.run(Rows { x, at: &b.upload_row(&of)?, to: RowsTo::AddInto(&sums) })?;
-    let shares: Vec<f32> = spans.iter().map(|s| 1.0 / s.rows as f32).collect();
-    let shares = b.upload(&shares, spans.len(), 1)?; // [texts, 1]
+    let shares: Vec<f32> = lengths.iter().map(|n| share(*n)).collect();
+    let shares = b.upload(&shares, lengths.len(), 1)?; // [texts, 1]
     b.run(Eltwise { x: &sums, with: With::Mul(&shares) })
+}
+
+/// The row of each text that stands for all of it.
+fn rows<B: Backend>(
+    b: &B,
+    mut tokens: &[u32],
+    x: &Tensor<B>,
+    (lengths, by): (&[usize], Pooling),
+) -> Result<Tensor<B>> {
+    let (all, mut rows) = (tokens.len(), Vec::with_capacity(lengths.len()));
+    for length in lengths {
+        let (of, rest) = tokens.split_at((*length).min(tokens.len()));
+        rows.push((all - tokens.len() + by.place(of).unwrap_or(0)) as u32);
+        tokens = rest;
+    }
+    b.run(Rows { x, at: &b.upload_row(&rows)?, to: RowsTo::Gather })
+}
+
+/// The largest number in each place. No device has an op for it: few models want it.
+fn most<B: Backend>(b: &B, x: &Tensor<B>, lengths: &[usize]) -> Result<Tensor<B>> {
+    let (numbers, dim) = (b.download::<f32>(x)?, x.cols());
+    let (mut rows, mut most) = (numbers.chunks(dim.max(1)), vec![f32::NEG_INFINITY; lengths.len() * dim]);
+    for (n, most) in lengths.iter().zip(most.chunks_mut(dim.max(1))) {
+        for row in rows.by_ref().take(*n) {
+            most.iter_mut().zip(row).for_each(|(most, x)| *most = most.max(*x));
+        }
+    }
+    b.upload(&most, lengths.len(), dim)
 }
 
 /// The first so many numbers of a vector, or all, stretched to a length of one. Vectors of models that were trained for it

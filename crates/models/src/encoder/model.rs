@@ -4,13 +4,31 @@ use std::path::Path;
 
 use super::matching::Matching;
 use super::sentence::Sentence;
-use super::spec::EncoderSpec;
+use super::spec::{DenseSpec, EncoderSpec};
 use crate::error::{LoadError, Result};
 use crate::families::{self, EncoderFamily};
 use crate::formats::config::Config;
 use crate::formats::{Checkpoint, Settings};
 use crate::tokenizer::Tokenizer;
 use crate::weights::{Common, Source};
+
+/// Linear layers each of which takes what comes out before it.
+fn fitting(checkpoint: &Checkpoint, dense: Vec<DenseSpec>, spec: &EncoderSpec) -> Result<Vec<DenseSpec>> {
+    let mut width = spec.width();
+    for dense in &dense {
+        let what = format!("{}: in_features = {}", dense.name, dense.inputs);
+        if spec.ending.is_some() || spec.head.is_some() {
+            let why = "only vectors that are pooled of hidden states go through such layers";
+            return Err(LoadError::unsupported(&checkpoint.path, what, why));
+        }
+        if dense.inputs != width {
+            let why = format!("{width} numbers come out before it");
+            return Err(LoadError::bad(&checkpoint.path, what, why));
+        }
+        width = dense.width;
+    }
+    Ok(dense)
+}
 
 /// An encoder as its files describe it.
 #[derive(Debug, Clone)]
@@ -36,15 +54,19 @@ impl EncoderModel {
     }
 
     /// Finds out what a checkpoint is.
-    pub fn new(checkpoint: Checkpoint) -> Result<EncoderModel> {
+    pub fn new(mut checkpoint: Checkpoint) -> Result<EncoderModel> {
         let config = Config::new(&checkpoint)?;
         let family = families::find_encoder(&config)?;
         let sentence = Sentence::read(&config)?;
+        let dense = sentence.dense.iter().map(|folder| DenseSpec::read(&mut checkpoint, folder));
+        let dense = dense.collect::<Result<Vec<_>>>()?;
+        let config = Config::new(&checkpoint)?;
         let made = |family: &'static EncoderFamily, beside| {
-            let (checkpoint, spec) = (checkpoint.clone(), (family.spec)(&config)?);
+            let (checkpoint, mut spec) = (checkpoint.clone(), (family.spec)(&config)?);
             // The longest text has nothing to do with images.
             let most_tokens = sentence.most_tokens.filter(|_| spec.patches.is_none());
-            let sentence = Sentence { most_tokens, ..sentence };
+            let sentence = Sentence { most_tokens, ..sentence.clone() };
+            spec.dense = fitting(&checkpoint, dense.clone(), &spec)?;
             Ok(EncoderModel { checkpoint, family, spec, sentence, beside, matching: None })
         };
         let Some(images) = families::encoder_of_images(&config) else { return made(family, None) };

@@ -12,30 +12,35 @@ use crate::formats::config::{Config, Key, key};
 const MODULES: &str = "modules.json";
 
 /// What `modules.json` and the files that it names say. All of it may be missing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sentence {
     /// What makes one vector of a text's hidden states: the mean, if nothing is said.
     pub pooling: Pooling,
     /// The longest text that it takes, in tokens.
     pub most_tokens: Option<usize>,
+    /// Are capital letters made small before a text is cut up?
+    pub lowers: bool,
+    /// Folders of linear layers that vectors go through.
+    pub(super) dense: Vec<String>,
 }
 
 /// The settings that say what of hidden states makes a vector, and what they stand for here. Older files have a switch
 /// for each, newer ones a name.
-const KINDS: [(&str, &str, Option<Pooling>); 6] = [
-    ("pooling_mode_mean_tokens", "mean", Some(Pooling::Mean)),
-    ("pooling_mode_cls_token", "cls", Some(Pooling::First)),
-    ("pooling_mode_lasttoken", "lasttoken", Some(Pooling::Last)),
-    ("pooling_mode_max_tokens", "max", None),
-    ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens", None),
-    ("pooling_mode_weightedmean_tokens", "weightedmean", None),
+const KINDS: [(&str, &str, Pooling); 6] = [
+    ("pooling_mode_mean_tokens", "mean", Pooling::Mean),
+    ("pooling_mode_cls_token", "cls", Pooling::First),
+    ("pooling_mode_lasttoken", "lasttoken", Pooling::Last),
+    ("pooling_mode_max_tokens", "max", Pooling::Most),
+    ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens", Pooling::RootMean),
+    ("pooling_mode_weightedmean_tokens", "weightedmean", Pooling::LaterMean),
 ];
 
 impl Sentence {
     /// Reads what stands beside a checkpoint, or in a GGUF file.
     pub(super) fn read(config: &Config<'_>) -> Result<Sentence> {
         let checkpoint = config.checkpoint();
-        let mut sentence = Sentence { pooling: Pooling::Mean, most_tokens: None };
+        let mut sentence =
+            Sentence { pooling: Pooling::Mean, most_tokens: None, lowers: false, dense: Vec::new() };
         if config.is_gguf() {
             return Ok(Sentence { pooling: gguf_pooling(config)?, ..sentence });
         }
@@ -57,16 +62,17 @@ impl Sentence {
             match kind.rsplit('.').next().unwrap_or(kind) {
                 "Transformer" => {
                     let name = Path::new(folder).join("sentence_bert_config.json");
-                    sentence.most_tokens = most_tokens(checkpoint, &name.to_string_lossy())?;
+                    (sentence.most_tokens, sentence.lowers) = of_texts(checkpoint, &name.to_string_lossy())?;
                 }
                 "Pooling" => {
                     let name = Path::new(folder).join("config.json");
                     sentence.pooling = pooling(checkpoint, &name.to_string_lossy())?;
                 }
+                "Dense" => sentence.dense.push(folder.to_owned()),
                 // All vectors are.
                 "Normalize" => {}
                 other => {
-                    let why = "Transformer, Pooling and Normalize are";
+                    let why = "Transformer, Pooling, Dense and Normalize are";
                     return Err(LoadError::unsupported(&file, format!("the module {other}"), why));
                 }
             }
@@ -87,17 +93,21 @@ fn gguf_pooling(config: &Config<'_>) -> Result<Pooling> {
     }
 }
 
-fn most_tokens(checkpoint: &Checkpoint, name: &str) -> Result<Option<usize>> {
-    let Some(json) = checkpoint.json_beside(name)? else { return Ok(None) };
+/// The longest text, and whether capital letters are made small.
+fn of_texts(checkpoint: &Checkpoint, name: &str) -> Result<(Option<usize>, bool)> {
+    let Some(json) = checkpoint.json_beside(name)? else { return Ok((None, false)) };
     let file = checkpoint.path.join(name);
-    if json["do_lower_case"].as_bool() == Some(true) {
-        let why = "the tokenizer says what becomes of capital letters";
-        return Err(LoadError::unsupported(&file, "do_lower_case = true", why));
-    }
+    let lowers = match &json["do_lower_case"] {
+        Value::Null => false,
+        Value::Bool(lowers) => *lowers,
+        other => {
+            return Err(LoadError::bad(&file, "do_lower_case", format!("is {other}, not true or false")));
+        }
+    };
     match &json["max_seq_length"] {
-        Value::Null => Ok(None),
+        Value::Null => Ok((None, lowers)),
         value => match value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0) {
-            Some(n) => Ok(Some(n)),
+            Some(n) => Ok((Some(n), lowers)),
             None => Err(LoadError::bad(&file, "max_seq_length", format!("is {value}; a count is expected"))),
         },
     }
@@ -107,18 +117,18 @@ fn pooling(checkpoint: &Checkpoint, name: &str) -> Result<Pooling> {
     let Some(json) = checkpoint.json_beside(name)? else { return Ok(Pooling::Mean) };
     let file = checkpoint.path.join(name);
     let named = json["pooling_mode"].as_str();
-    let is_on = |(switch, name, _): &&(&str, &str, Option<Pooling>)| match named {
+    let is_on = |(switch, name, _): &&(&str, &str, Pooling)| match named {
         Some(named) => named == *name,
         None => json[*switch].as_bool() == Some(true),
     };
     let on: Vec<_> = KINDS.iter().filter(is_on).collect();
     match on.as_slice() {
-        [(.., Some(pooling))] => Ok(*pooling),
+        [(.., pooling)] => Ok(*pooling),
         [] if named.is_none() => Err(LoadError::bad(&file, "pooling_mode", "is missing")),
         kinds => {
             let kinds: Vec<&str> = kinds.iter().map(|(_, name, _)| *name).collect();
             let kinds = named.map_or_else(|| kinds.join(" and "), str::to_owned);
-            let why = "one of mean, cls and lasttoken is";
+            let why = "one of mean, cls, lasttoken, max, mean_sqrt_len_tokens and weightedmean is";
             Err(LoadError::unsupported(&file, format!("pooling by {kinds}"), why))
         }
     }

@@ -34,6 +34,8 @@ pub struct EncoderSpec {
     pub head: Option<HeadSpec>,
     /// What makes a vector of hidden states, if the model has a way of its own.
     pub ending: Option<EndingSpec>,
+    /// What vectors go through then, one after another.
+    pub dense: Vec<DenseSpec>,
     /// Where it takes what is heard and no tokens: what that is like. Its context is half as many frames, always.
     pub sound: Option<SoundSpec>,
 }
@@ -41,6 +43,9 @@ pub struct EncoderSpec {
 impl EncoderSpec {
     /// Numbers of a vector.
     pub fn width(&self) -> usize {
+        if let Some(dense) = self.dense.last() {
+            return dense.width;
+        }
         self.ending.and_then(|ending| ending.project).map_or(self.dim, |project| project.width)
     }
 }
@@ -123,6 +128,21 @@ pub struct Projection {
     pub bias: Bias,
 }
 
+/// A linear layer of vectors, and a bend, which stand beside a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DenseSpec {
+    /// Its name.
+    pub name: String,
+    /// Its inputs.
+    pub inputs: usize,
+    /// Its outputs.
+    pub width: usize,
+    /// Has it a bias?
+    pub bias: Bias,
+    /// The bend, if there is one.
+    pub bend: Option<Bend>,
+}
+
 /// What an encoder hears: frames of so many bands, made half as many hidden states by two convolutions over three
 /// neighbours.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -160,6 +180,12 @@ impl Positions {
 pub enum Pooling {
     /// The mean of all.
     Mean,
+    /// The sum of all by the root of how many they are.
+    RootMean,
+    /// The mean of all, the second counting twice, the third three times.
+    LaterMean,
+    /// The largest number of all, in each place.
+    Most,
     /// The first.
     First,
     /// The last.
@@ -174,7 +200,7 @@ impl Pooling {
     /// Which of a text's tokens it is that stands for all, if one does.
     pub(super) fn place(self, tokens: &[u32]) -> Option<usize> {
         match self {
-            Pooling::Mean => None,
+            Pooling::Mean | Pooling::RootMean | Pooling::LaterMean | Pooling::Most => None,
             Pooling::First => Some(0),
             Pooling::Last => Some(tokens.len().saturating_sub(1)),
             Pooling::At(end) => Some(tokens.iter().position(|token| *token == end).unwrap_or(0)),

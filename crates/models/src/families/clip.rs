@@ -50,7 +50,7 @@ const PATCHES: PatchSpec = PatchSpec {
 };
 
 fn text(c: &Config<'_>) -> Result<EncoderSpec> {
-    let of = within(c, "text_config_dict", "text_config");
+    let of = within(c, "text_config_dict", "text_config")?;
     let mut spec = towers::text(&of, &USUAL, (49_408, 77))?;
     for layer in &mut spec.layers {
         layer.mixer.causal = true;
@@ -65,7 +65,7 @@ fn text(c: &Config<'_>) -> Result<EncoderSpec> {
 }
 
 fn images(c: &Config<'_>) -> Result<EncoderSpec> {
-    let of = within(c, "vision_config_dict", "vision_config");
+    let of = within(c, "vision_config_dict", "vision_config")?;
     let usual = towers::Usual { dim: 768, heads: 12, ffn: 3072, ..USUAL };
     let mut spec = towers::images(&of, &usual, PATCHES)?;
     // Only what is gathered is normalised.
@@ -77,8 +77,8 @@ fn images(c: &Config<'_>) -> Result<EncoderSpec> {
 }
 
 /// Older files have an object more, which counts.
-fn within<'a>(c: &Config<'a>, older: &'static str, newer: &'static str) -> Config<'a> {
-    if c.under(older).is_there() { c.under(older) } else { towers::of(c, newer) }
+fn within<'a>(c: &Config<'a>, older: &'static str, newer: &'static str) -> Result<Config<'a>> {
+    if c.under(older).is_there() { Ok(c.under(older)) } else { towers::of(c, newer) }
 }
 
 /// What brings vectors into one space, which one architecture lacks. One encoder alone has its own settings' width.

@@ -217,7 +217,12 @@ pub(super) fn heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<Heads> 
 }
 
 pub(super) fn activation(c: &Config<'_>, (key, usual): (Key, &'static str)) -> Result<Activation> {
-    match c.find_text(key)?.unwrap_or(usual) {
+    activation_called(c, key, c.find_text(key)?.unwrap_or(usual))
+}
+
+/// What that name means, which stands under `key`.
+pub(super) fn activation_called(c: &Config<'_>, key: Key, name: &str) -> Result<Activation> {
+    match name {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu" | "gelu_python" => Ok(Activation::Gelu),
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),

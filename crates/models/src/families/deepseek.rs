@@ -139,7 +139,7 @@ fn v2(c: &Config<'_>) -> Result<DecoderSpec> {
     base(c, &common::USUAL, (1407, 0), |width| {
         let experts = routed::together(c, width, &usual)?;
         let groups = match limited || c.is_gguf() {
-            true => routed::groups(c, experts.count, &usual, 1)?,
+            true => routed::groups(c, &experts, &usual, 1)?,
             false => None,
         };
         // Which choice of groups such files mean, nobody has shown.

@@ -110,6 +110,7 @@ pub(super) fn plain(c: &Config<'_>, usual: &common::Usual) -> Result<EncoderSpec
         last_norm: false,
         head: None,
         ending: None,
+        dense: Vec::new(),
         sound: None,
     })
 }

@@ -123,6 +123,7 @@ pub static ENCODERS: &[&EncoderFamily] = &[
     &distilbert::DISTILBERT,
     &modernbert::MODERNBERT,
     &nomic_bert::NOMIC_BERT,
+    &nomic_bert::NOMIC_BERT_RANK,
     &roberta::ROBERTA,
     &siglip::SIGLIP,
     &siglip::SIGLIP_IMAGES,

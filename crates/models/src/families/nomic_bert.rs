@@ -1,30 +1,51 @@
 //! Nomic's BERT: rotation in place of positions, gated blocks, joint queries, keys and values, few biases.
 
 use super::{EncoderFamily, common, encoders, rope};
-use crate::encoder::spec::EncoderSpec;
+use crate::encoder::spec::{Bend, EncoderSpec};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
 
+/// Its tensors' names, all of which begin like that.
+macro_rules! names {
+    ($base:literal) => {
+        Names {
+            base: $base,
+            embed: concat!($base, "embeddings.word_embeddings"),
+            mixer_behind: concat!($base, "encoder.layers.{}.norm1"),
+            qkv: concat!($base, "encoder.layers.{}.attn.Wqkv"),
+            o: concat!($base, "encoder.layers.{}.attn.out_proj"),
+            ffn_behind: concat!($base, "encoder.layers.{}.norm2"),
+            gate: concat!($base, "encoder.layers.{}.mlp.fc12"),
+            up: concat!($base, "encoder.layers.{}.mlp.fc11"),
+            down: concat!($base, "encoder.layers.{}.mlp.fc2"),
+            ..names::HF
+        }
+    };
+}
+
 pub(super) static NOMIC_BERT: EncoderFamily = EncoderFamily {
     name: "Nomic BERT",
     hf: &["NomicBertModel"],
-    names: Names {
-        base: "bert.",
-        embed: "bert.embeddings.word_embeddings",
-        mixer_behind: "bert.encoder.layers.{}.norm1",
-        qkv: "bert.encoder.layers.{}.attn.Wqkv",
-        o: "bert.encoder.layers.{}.attn.out_proj",
-        ffn_behind: "bert.encoder.layers.{}.norm2",
-        gate: "bert.encoder.layers.{}.mlp.fc12",
-        up: "bert.encoder.layers.{}.mlp.fc11",
-        down: "bert.encoder.layers.{}.mlp.fc2",
-        ..names::HF
-    },
+    names: names!("bert."),
     types: "bert.embeddings.token_type_embeddings",
     embed_norm: "bert.emb_ln",
     spare: &["pooler.", "cls."],
     spec,
+};
+
+/// With a head, and as newer libraries write it.
+pub(super) static NOMIC_BERT_RANK: EncoderFamily = EncoderFamily {
+    name: "Nomic BERT",
+    hf: &["NomicBertForSequenceClassification"],
+    names: names!("nomic_bert."),
+    types: "nomic_bert.embeddings.token_type_embeddings",
+    embed_norm: "nomic_bert.emb_ln",
+    spare: &[],
+    spec: |c| {
+        let head = encoders::head(c, "nomic_bert.pooler.dense", Bend::Tanh, "classifier");
+        Ok(EncoderSpec { head, ..spec(c)? })
+    },
 };
 
 pub(super) static NOMIC_BERT_GGUF: EncoderFamily = EncoderFamily {

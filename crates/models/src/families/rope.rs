@@ -138,17 +138,22 @@ pub(super) fn window_rope(c: &Config<'_>, full: &RopeSpec, head: usize) -> Resul
 
 /// The rotary embedding of layers with a window, in families where it has nothing to do with `full`.
 pub(super) fn local_rope(c: &Config<'_>, full: &RopeSpec) -> Result<RopeSpec> {
-    local_rope_as(c, full, LOCAL_THETA)
-}
-
-/// The same, where the base has another name.
-pub(super) fn local_rope_as(c: &Config<'_>, full: &RopeSpec, key: Key) -> Result<RopeSpec> {
-    let theta = base(c, key, c.find_number(key)?.unwrap_or(10_000.0))?;
+    let theta = base(c, LOCAL_THETA, c.find_number(LOCAL_THETA)?.unwrap_or(10_000.0))?;
     let r = c.under("rope_parameters.sliding_attention");
     if r.is_there() {
         return spec(&r, &r, full.dim, &Usual { theta: (THETA, theta), ..USUAL });
     }
     Ok(RopeSpec { theta, scaling: Scaling::None, ..full.clone() })
+}
+
+/// The same, where the base has another name, and older settings of scaling are those of all layers.
+pub(super) fn local_rope_as(c: &Config<'_>, full: &RopeSpec, key: Key) -> Result<RopeSpec> {
+    let theta = base(c, key, c.find_number(key)?.unwrap_or(10_000.0))?;
+    let objects = ["rope_parameters.sliding_attention", "rope_scaling"].map(|object| c.under(object));
+    match objects.iter().find(|r| r.is_there()) {
+        Some(r) => spec(c, r, full.dim, &Usual { theta: (key, theta), ..USUAL }),
+        None => Ok(RopeSpec { theta, scaling: Scaling::None, ..full.clone() }),
+    }
 }
 
 /// A base of frequencies, if it can be one.

@@ -30,7 +30,7 @@ pub(super) struct Usual {
 /// Experts of that width, each scored on its own, with a bias where they are chosen.
 pub(super) fn alone(c: &Config<'_>, width: usize, usual: &Usual) -> Result<ExpertsSpec> {
     let together = together(c, width, usual)?;
-    let groups = groups(c, together.count, usual, 2)?;
+    let groups = groups(c, &together, usual, 2)?;
     Ok(ExpertsSpec {
         scores: Scores::Sigmoid,
         bias: true,
@@ -53,14 +53,25 @@ pub(super) fn together(c: &Config<'_>, width: usize, usual: &Usual) -> Result<Ex
     Ok(ExpertsSpec { shared, scale, ..ExpertsSpec::softmax(count, used) })
 }
 
-/// The groups that `count` experts are in, each as good as so many of its best.
-pub(super) fn groups(c: &Config<'_>, count: usize, usual: &Usual, best: usize) -> Result<Option<Groups>> {
-    let (all, used) = usual.groups.unwrap_or((1, 1));
+/// The groups that experts are in, each as good as so many of its best.
+pub(super) fn groups(
+    c: &Config<'_>,
+    experts: &ExpertsSpec,
+    usual: &Usual,
+    best: usize,
+) -> Result<Option<Groups>> {
+    let ((all, used), count) = (usual.groups.unwrap_or((1, 1)), experts.count);
     let all = c.find_count(GROUPS)?.unwrap_or(if c.is_gguf() { 1 } else { all });
     match (all, c.find_count(GROUPS_USED)?.unwrap_or(used)) {
         (0 | 1, _) => Ok(None),
         (n, used) if count.is_multiple_of(n) && count / n >= best && (1..=n).contains(&used) => {
-            Ok(Some(Groups { count: n, used, best }))
+            match used * (count / n) {
+                most if experts.used <= most => Ok(Some(Groups { count: n, used, best })),
+                most => {
+                    let why = format_args!("is {}, and the groups that are used have {most}", experts.used);
+                    Err(c.bad(common::EXPERTS_USED, why))
+                }
+            }
         }
         (n, used) => {
             Err(c.bad(GROUPS, format_args!("is {n}, of which {used} are used, for {count} experts")))

@@ -37,7 +37,7 @@ const PATCHES: PatchSpec =
     PatchSpec { image: 224, side: 16, first: None, bias: Bias::Yes, usual: towers::WHOLE };
 
 fn text(c: &Config<'_>) -> Result<EncoderSpec> {
-    let c = towers::of(c, "text_config");
+    let c = towers::of(c, "text_config")?;
     let mut spec = towers::text(&c, &USUAL, (32_000, 64))?;
     let fill = c.find_count(FILL)?.unwrap_or(1);
     if fill >= spec.vocab {
@@ -51,7 +51,7 @@ fn text(c: &Config<'_>) -> Result<EncoderSpec> {
 }
 
 fn images(c: &Config<'_>) -> Result<EncoderSpec> {
-    let c = towers::of(c, "vision_config");
+    let c = towers::of(c, "vision_config")?;
     if !c.flag_or(HEAD, true)? {
         return Err(c.unsupported(
             HEAD,

@@ -10,6 +10,7 @@ use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, AcrossNames, Names};
 use crate::scribe::ScribeSpec;
 use crate::spec::{BiasSpec, DecoderSpec};
+use crate::weights::named;
 
 pub(super) static T5_ENCODER: EncoderFamily = EncoderFamily {
     name: "T5",
@@ -84,6 +85,7 @@ const BUCKETS: Key = key("relative_attention_num_buckets", "");
 const FURTHEST: Key = key("relative_attention_max_distance", "");
 const FFN: Key = key("feed_forward_proj", "");
 const SCALED: Key = key("scale_decoder_outputs", "");
+const TIED: Key = key("tie_word_embeddings", "");
 const START: Key = key("decoder_start_token_id", "");
 /// Distances that have a place of their own in a table, at most.
 const MOST_DISTANCE: usize = 1 << 16;
@@ -123,8 +125,8 @@ fn distance(c: &Config<'_>, causal: bool) -> Result<BiasSpec> {
     let buckets = common::sane(c, BUCKETS, c.find_count(BUCKETS)?.unwrap_or(32))?;
     let furthest = c.find_count(FURTHEST)?.unwrap_or(128);
     let bias = BiasSpec { buckets, furthest };
-    if buckets < 4 || !buckets.is_multiple_of(2) {
-        return Err(c.unsupported(BUCKETS, buckets, "even numbers from 4 on are"));
+    if buckets < 4 {
+        return Err(c.unsupported(BUCKETS, buckets, "4 and more are"));
     }
     let own = bias.own(causal);
     if furthest <= own || furthest > MOST_DISTANCE {
@@ -136,21 +138,18 @@ fn distance(c: &Config<'_>, causal: bool) -> Result<BiasSpec> {
 
 /// The bend, and whether there is a gate: the two are one setting.
 fn feed_forward(c: &Config<'_>) -> Result<(Activation, bool)> {
-    match c.find_text(FFN)?.unwrap_or("relu") {
+    let usual = if is_multilingual(c) { "gated-gelu" } else { "relu" };
+    match c.find_text(FFN)?.unwrap_or(usual) {
         "gated-gelu" => Ok((Activation::GeluTanh, true)),
-        "gated-gelu_new" => Ok((Activation::GeluTanh, true)),
-        "gated-silu" => Ok((Activation::Silu, true)),
-        "gated-relu" => Ok((Activation::Relu, true)),
-        "relu" => Ok((Activation::Relu, false)),
-        "gelu" => Ok((Activation::Gelu, false)),
-        "gelu_new" => Ok((Activation::GeluTanh, false)),
-        "silu" => Ok((Activation::Silu, false)),
-        other => Err(c.unsupported(
-            FFN,
-            other,
-            "relu, gelu, gelu_new and silu are, and all but gelu with gated- in front, and gated-gelu",
-        )),
+        said => match said.strip_prefix("gated-") {
+            Some(act) => Ok((common::activation_called(c, FFN, act)?, true)),
+            None => Ok((common::activation_called(c, FFN, said)?, false)),
+        },
     }
+}
+
+fn is_multilingual(c: &Config<'_>) -> bool {
+    c.arch().starts_with("MT5")
 }
 
 fn encoder(c: &Config<'_>) -> Result<EncoderSpec> {
@@ -173,6 +172,7 @@ fn encoder(c: &Config<'_>) -> Result<EncoderSpec> {
         last_norm: true,
         head: None,
         ending: None,
+        dense: Vec::new(),
         sound: None,
     })
 }
@@ -180,9 +180,11 @@ fn encoder(c: &Config<'_>) -> Result<EncoderSpec> {
 fn spec(c: &Config<'_>) -> Result<ScribeSpec> {
     let layers = if c.has(DECODER_LAYERS) { DECODER_LAYERS } else { LAYERS };
     let mut decoder = half(c, layers, true)?;
-    // Newer files say in two places what older ones say in one.
-    decoder.tied &= c.flag_or(SCALED, true)?;
-    if decoder.tied {
+    // Newer files say of all models that the head is the embedding. Where there is a head, it is not.
+    let was_tied = c.flag_or(TIED, true)?;
+    decoder.tied = c.checkpoint().get(&named(names::HF.head)).is_none();
+    // What older files say with that, newer ones say by itself, and the multilingual ones never mean.
+    if c.flag_or(SCALED, was_tied && !is_multilingual(c))? {
         decoder.logit_scale = (1.0 / (decoder.dim as f64).sqrt()) as f32;
     }
     let start = c.find_count(START)?.unwrap_or(0);

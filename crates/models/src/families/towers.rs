@@ -72,9 +72,13 @@ pub(super) const BESIDE_TEXT: &[&str] = &["vision_model.", "visual_projection.",
 pub(super) const BESIDE_IMAGES: &[&str] = &["text_model.", "text_projection.", "logit_scale", "logit_bias"];
 
 /// The settings of one of two encoders: an object of that name, or all, where a checkpoint has only one.
-pub(super) fn of<'a>(c: &Config<'a>, object: &'static str) -> Config<'a> {
-    let within = c.under(object);
-    if within.is_there() { within } else { *c }
+pub(super) fn of<'a>(c: &Config<'a>, object: &'static str) -> Result<Config<'a>> {
+    let (within, key) = (c.under(object), key(object, ""));
+    match within.is_there() {
+        true => Ok(within),
+        false if c.has(key) => Err(c.bad(key, "is no object of settings")),
+        false => Ok(*c),
+    }
 }
 
 fn count(c: &Config<'_>, key: Key, usual: usize) -> Result<usize> {
@@ -143,6 +147,7 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         last_norm: true,
         head: None,
         ending: None,
+        dense: Vec::new(),
         sound: None,
     })
 }

@@ -94,7 +94,7 @@ fn half(
 }
 
 fn spec(c: &Config<'_>) -> Result<ScribeSpec> {
-    common::off(c, "scale_embedding")?;
+    // `scale_embedding` is written down, and nobody reads it.
     let of_encoder = ["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"];
     let of_decoder = ["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"];
     let like = half(c, of_encoder, (READ, 1500), false)?;
@@ -117,6 +117,7 @@ fn spec(c: &Config<'_>) -> Result<ScribeSpec> {
         last_norm: true,
         head: None,
         ending: None,
+        dense: Vec::new(),
         // Whatever bends the layers, this bends the convolutions.
         sound: Some(SoundSpec { bands, act: Activation::Gelu }),
     };

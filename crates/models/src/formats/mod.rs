@@ -199,6 +199,16 @@ impl Checkpoint {
         }
     }
 
+    /// Adds the tensors in a folder beside `config.json`, with its name in front of theirs.
+    pub(crate) fn add(&mut self, folder: &str) -> Result<()> {
+        let mut tensors = StoredTensors::new();
+        for file in safetensors::files(&self.path.join(folder))? {
+            safetensors::parse(&Arc::new(Mapping::open(&file)?), &mut tensors)?;
+        }
+        self.tensors.extend(tensors.into_iter().map(|(name, t)| (format!("{folder}/{name}"), t)));
+        Ok(())
+    }
+
     /// The tensor of that name.
     pub fn get(&self, name: &str) -> Option<&Stored> {
         self.tensors.get(name)

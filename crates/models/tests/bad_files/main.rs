@@ -12,6 +12,8 @@ mod gguf;
 mod gguf_file;
 mod memory;
 mod safetensors;
+mod sweep;
+mod sweep_more;
 mod tokenizers;
 mod weights;
 

@@ -18,10 +18,19 @@ enum Method {
     Gptq { bits: usize, group: Option<usize>, lift: i32 },
     /// Words of several outputs.
     Awq { group: Option<usize> },
-    /// Floats of eight bits; scales of blocks of so many outputs and inputs, or of one of both.
-    Floats { block: Option<[usize; 2]> },
-    /// Scales tell what shares one; where groups of inputs do, a group has one of these sizes.
-    Compressed { groups: Vec<usize> },
+    /// Floats of eight bits.
+    Floats(Sharing),
+    /// Whole numbers in bytes or packed in words, or floats of eight bits.
+    Compressed(Sharing),
+}
+
+/// What may share a scale where that is neither all nor an output: the scales' shape says which it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Sharing {
+    /// Neighbouring inputs of one output.
+    groups: Vec<usize>,
+    /// So many outputs and inputs.
+    blocks: Vec<[usize; 2]>,
 }
 
 /// The settings of a quantization, and where they stand.
@@ -78,9 +87,10 @@ impl Settings<'_> {
             Some("awq") => self.awq(),
             Some("compressed-tensors") => self.compressed(),
             Some("fp8") => self.floats(),
+            Some("fbgemm_fp8") => Ok(Method::Floats(Sharing::default())),
             _ => Err(self.unsupported(
                 "quant_method",
-                "gptq, awq, fp8 and compressed-tensors are; use the unquantized model or a GGUF file",
+                "gptq, awq, fp8, fbgemm_fp8 and compressed-tensors are; use the unquantized model or a GGUF file",
             )),
         }
     }
@@ -95,7 +105,9 @@ impl Settings<'_> {
             Some("gptq_v2") => 0,
             Some(_) => return Err(self.unsupported("checkpoint_format", "gptq and gptq_v2 are")),
         };
-        if !self.leaves_out("dynamic") {
+        // Which layers are left as they are tensors say, too.
+        let rules = self.json["dynamic"].as_object();
+        if !self.leaves_out("dynamic") && rules.is_none_or(|r| r.keys().any(|rule| !rule.starts_with("-:"))) {
             return Err(self.unsupported("dynamic", "all layers are read alike"));
         }
         Ok(Method::Gptq { bits, group: self.group()?, lift })
@@ -105,8 +117,10 @@ impl Settings<'_> {
         if self.whole("bits")? != 4 {
             return Err(self.unsupported("bits", "4 is"));
         }
-        if !matches!(self.text("version")?.as_deref(), None | Some("gemm")) {
-            return Err(self.unsupported("version", "gemm is"));
+        for key in ["version", "format"] {
+            if !matches!(self.text(key)?.as_deref(), None | Some("gemm")) {
+                return Err(self.unsupported(key, "gemm is"));
+            }
         }
         Ok(Method::Awq { group: self.group()? })
     }
@@ -115,26 +129,36 @@ impl Settings<'_> {
         if !matches!(self.text("fmt")?.as_deref(), None | Some("e4m3" | "float8_e4m3fn")) {
             return Err(self.unsupported("fmt", "e4m3 is"));
         }
-        let block = match &self.json["weight_block_size"] {
-            Value::Null => None,
-            value => {
-                let sides = value.as_array().map(|sides| sides.iter().map(Value::as_u64).collect::<Vec<_>>());
-                let block = match sides.as_deref() {
-                    Some([Some(tall @ 1..=0x10_0000), Some(wide @ 1..=0x10_0000)]) => {
-                        [*tall as usize, *wide as usize]
-                    }
-                    _ => return Err(self.bad("weight_block_size", format_args!("is {value}, not two sizes"))),
-                };
-                Some(block)
-            }
+        let blocks = match (&self.json["weight_block_size"], self.leaves_out("weight_block_size")) {
+            // Who leaves it out means this, if scales are so many.
+            (Value::Null, _) if self.json.get("weight_block_size").is_none() => vec![[128, 128]],
+            (_, true) => Vec::new(),
+            (value, false) => vec![self.block("weight_block_size", value)?],
         };
-        Ok(Method::Floats { block })
+        Ok(Method::Floats(Sharing { blocks, groups: Vec::new() }))
+    }
+
+    /// Outputs and inputs of a block.
+    fn block(&self, key: &str, value: &Value) -> Result<[usize; 2]> {
+        let sides: Option<Vec<u64>> = match value {
+            Value::String(text) => text.split('x').map(|side| side.trim().parse().ok()).collect(),
+            other => other.as_array().and_then(|sides| sides.iter().map(Value::as_u64).collect()),
+        };
+        match sides.as_deref() {
+            Some([tall @ 1..=0x10_0000, wide @ 1..=0x10_0000]) => Ok([*tall as usize, *wide as usize]),
+            _ => Err(self.bad(key, format_args!("is {value}, not two sizes"))),
+        }
     }
 
     fn compressed(&self) -> Result<Method> {
         const FORMATS: [&str; 4] = ["pack-quantized", "int-quantized", "naive-quantized", "float-quantized"];
+        let groups = || self.json["config_groups"].as_object().into_iter().flat_map(|groups| groups.values());
+        let known = |format: Option<&str>| format.is_some_and(|format| FORMATS.contains(&format));
+        let each_known =
+            || groups().all(|group| group["format"].is_null() || known(group["format"].as_str()));
         match self.text("format")?.as_deref() {
-            Some(format) if FORMATS.contains(&format) => {}
+            Some("mixed-precision") if each_known() => {}
+            format if known(format) && each_known() => {}
             _ => {
                 let why = "pack-quantized, int-quantized, naive-quantized and float-quantized are";
                 return Err(self.unsupported("format", why));
@@ -145,17 +169,20 @@ impl Settings<'_> {
                 return Err(self.unsupported(key, "weights are read as they are"));
             }
         }
-        let groups = self.json["config_groups"].as_object().into_iter().flat_map(|groups| groups.values());
-        let mut sizes = Vec::new();
-        for weights in groups.map(|group| &group["weights"]) {
-            match &weights["group_size"] {
-                Value::Null => {}
-                n => sizes.extend(n.as_u64().filter(|n| *n > 0).map(|n| n as usize)),
+        let mut sharing = Sharing::default();
+        for weights in groups().map(|group| &group["weights"]) {
+            sharing.groups.extend(weights["group_size"].as_u64().filter(|n| *n > 0).map(|n| n as usize));
+            let block = &weights["block_structure"];
+            if !block.is_null() {
+                sharing.blocks.push(self.block("config_groups", block)?);
             }
         }
-        Ok(Method::Compressed { groups: sizes })
+        Ok(Method::Compressed(sharing))
     }
 }
+
+/// What names end with of scales for caches of few bits: ours have their own.
+const OF_CACHES: [&str; 4] = [".k_scale", ".v_scale", ".kv_scale", ".output_scale"];
 
 /// Makes one tensor of those that are parts of a matrix, if `json` says that there are such.
 pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTensors) -> Result<()> {
@@ -164,10 +191,11 @@ pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTens
         return Ok(());
     }
     let method = Settings { json, path }.method()?;
+    tensors.retain(|name, _| !OF_CACHES.iter().any(|end| name.ends_with(end)));
     // What a matrix's codes are called says that there is one.
     let ends: &[&str] = match method {
         Method::Gptq { .. } | Method::Awq { .. } => &["qweight"],
-        Method::Compressed { .. } | Method::Floats { .. } => &["weight_packed", "weight"],
+        Method::Compressed(_) | Method::Floats(_) => &["weight_packed", "weight"],
     };
     let of_codes = |(name, stored): (&String, &Stored)| {
         let (module, end) = name.rsplit_once('.')?;
@@ -183,9 +211,9 @@ pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTens
         let made = match &method {
             Method::Gptq { bits, group, lift } => module.gptq(codes, *bits, *group, *lift)?,
             Method::Awq { group } => module.awq(codes, *group)?,
-            Method::Floats { block } => module.floats(codes, *block)?,
-            Method::Compressed { groups } if end == "weight" => module.bytes(codes, groups)?,
-            Method::Compressed { groups } => module.packed(codes, groups)?,
+            Method::Floats(sharing) => module.floats(codes, sharing)?,
+            Method::Compressed(sharing) if end == "weight" => module.bytes(codes, sharing)?,
+            Method::Compressed(sharing) => module.packed(codes, sharing)?,
         };
         let stored = made.codes.stored();
         let (file, bytes) = (stored.file.clone(), stored.bytes.clone());
@@ -246,9 +274,9 @@ impl Module<'_> {
         let group = group.unwrap_or(cols).min(cols);
         let count = cols.div_ceil(group);
         let scales = self.need("scales", &codes)?;
-        scales.part().shape(&[count, rows])?;
+        scales.part().shape_beside(&[count, rows], &part)?;
         let zeros = self.need("qzeros", &codes)?;
-        zeros.part().shape(&[count, (rows * bits).div_ceil(32)])?;
+        zeros.part().shape_beside(&[count, (rows * bits).div_ceil(32)], &part)?;
         zeros.part().elements("I32")?;
         scales.part().is_finite()?;
         let groups = self.take("g_idx").map(|order| groups_of(&order.part(), cols, count)).transpose()?;
@@ -265,9 +293,9 @@ impl Module<'_> {
         let group = group.unwrap_or(cols).min(cols);
         let count = cols.div_ceil(group);
         let scales = self.need("scales", &codes)?;
-        scales.part().shape(&[count, rows])?;
+        scales.part().shape_beside(&[count, rows], &part)?;
         let zeros = self.need("qzeros", &codes)?;
-        zeros.part().shape(&[count, words])?;
+        zeros.part().shape_beside(&[count, words], &part)?;
         zeros.part().elements("I32")?;
         scales.part().is_finite()?;
         let (codes, zeros) = (Codes::Across { words: codes.stored }, Zeros::Across { words: zeros.stored });
@@ -275,29 +303,20 @@ impl Module<'_> {
         Ok(Grouped { rows, cols, group, tall: 1, codes, zeros, scales, groups: None, format: Format::F32 })
     }
 
-    /// A matrix of floats, whose scales are called so that they are multiplied.
-    fn floats(&mut self, codes: Taken, block: Option<[usize; 2]>) -> Result<Grouped> {
-        let [rows, cols] = codes.part().matrix()?;
+    /// A matrix of floats.
+    fn floats(&mut self, codes: Taken, sharing: &Sharing) -> Result<Grouped> {
+        let shape = codes.part().matrix()?;
         codes.part().elements(FLOATS)?;
         let of = Codes::Floats(codes.stored.clone());
-        let Some([tall, group]) = block else {
-            return self.scaled(&codes, (rows, cols), of, Zeros::All(0), &[]);
-        };
-        let _ = self.take("input_scale");
-        let scales = self.need("weight_scale_inv", &codes)?;
-        scales.part().shape(&[rows.div_ceil(tall), cols.div_ceil(group)])?;
-        scales.part().is_finite()?;
-        let (zeros, scales) = (Zeros::All(0), Scales::ByRow(scales.stored));
-        Ok(Grouped { rows, cols, group, tall, codes: of, zeros, scales, groups: None, format: Format::F32 })
+        self.scaled(&codes, shape, of, Zeros::All(0), sharing)
     }
 
     /// A matrix of bytes: signed numbers, or floats.
-    fn bytes(&mut self, codes: Taken, groups: &[usize]) -> Result<Grouped> {
-        let [rows, cols] = codes.part().matrix()?;
+    fn bytes(&mut self, codes: Taken, sharing: &Sharing) -> Result<Grouped> {
         if codes.part().elements(FLOATS).is_ok() {
-            let of = Codes::Floats(codes.stored.clone());
-            return self.scaled(&codes, (rows, cols), of, Zeros::All(0), groups);
+            return self.floats(codes, sharing);
         }
+        let shape = codes.part().matrix()?;
         let zeros = match self.take("weight_zero_point") {
             None => Zeros::All(0),
             Some(zeros) => {
@@ -305,12 +324,11 @@ impl Module<'_> {
                 Zeros::Bytes { bytes: zeros.stored, lift: 0 }
             }
         };
-        let shape = (rows, cols);
-        self.scaled(&codes, shape, Codes::Bytes(codes.stored.clone()), zeros, groups)
+        self.scaled(&codes, shape, Codes::Bytes(codes.stored.clone()), zeros, sharing)
     }
 
     /// A matrix of words.
-    fn packed(&mut self, codes: Taken, groups: &[usize]) -> Result<Grouped> {
+    fn packed(&mut self, codes: Taken, sharing: &Sharing) -> Result<Grouped> {
         let part = codes.part();
         let [rows, words] = part.matrix()?;
         part.elements("I32")?;
@@ -345,39 +363,47 @@ impl Module<'_> {
             }
         };
         let of_words = Codes::Along { words: codes.stored.clone(), bits };
-        self.scaled(&codes, (rows, cols), of_words, zeros, groups)
+        self.scaled(&codes, [rows, cols], of_words, zeros, sharing)
     }
 
-    /// A matrix whose scales tell what shares one: everything, an output, or a group of its inputs.
+    /// A matrix whose scales tell what shares one: everything, an output, a group of its inputs, or a block.
     fn scaled(
         &mut self,
         of: &Taken,
-        (rows, cols): (usize, usize),
+        [rows, cols]: [usize; 2],
         codes: Codes,
         zeros: Zeros,
-        sizes: &[usize],
+        sharing: &Sharing,
     ) -> Result<Grouped> {
         // What inputs are multiplied with is our own business.
-        let (_, _) = (self.take("input_scale"), self.take("input_zero_point"));
-        let scales = self.need("weight_scale", of)?;
+        for end in ["input_scale", "input_zero_point", "activation_scale", "input_scale_ub"] {
+            let _ = self.take(end);
+        }
+        // Either name means that it is multiplied.
+        let scales = match self.take("weight_scale_inv") {
+            Some(scales) => scales,
+            None => self.need("weight_scale", of)?,
+        };
         scales.part().is_finite()?;
         let stored = scales.stored.clone();
-        let (group, table) = match *scales.stored.shape.as_slice() {
-            [] | [1] | [1, 1] => (cols, Scales::All(stored)),
-            [n] if n == rows => (cols, Scales::ByRow(stored)),
-            [n, 1] if n == rows => (cols, Scales::ByRow(stored)),
-            [n, count] if n == rows && sizes.iter().any(|size| size * count == cols) => {
-                (cols / count, Scales::ByRow(stored))
+        let shape = scales.stored.shape.as_slice();
+        let block = sharing.blocks.iter().find(|b| shape == [rows.div_ceil(b[0]), cols.div_ceil(b[1])]);
+        let (tall, group, table) = match (shape, block) {
+            (_, Some([tall, group])) => (*tall, *group, Scales::ByRow(stored)),
+            ([] | [1] | [1, 1], _) => (1, cols, Scales::All(stored)),
+            ([n] | [n, 1], _) if *n == rows => (1, cols, Scales::ByRow(stored)),
+            ([n, count], _) if *n == rows && sharing.groups.iter().any(|size| size * count == cols) => {
+                (1, cols / count, Scales::ByRow(stored))
             }
             _ => {
+                let Sharing { groups, blocks } = sharing;
                 let why = format!(
-                    "has shape {:?}, which fits no matrix [{rows}, {cols}] in groups of {sizes:?}",
-                    scales.stored.shape
+                    "has shape {shape:?}, which fits no matrix [{rows}, {cols}] in groups of {groups:?} or blocks of {blocks:?}"
                 );
                 return Err(scales.part().bad(why));
             }
         };
-        let count = cols / group;
+        let count = cols.div_ceil(group);
         let fits = match &zeros {
             Zeros::Along { words, .. } => words.shape[1] == count,
             Zeros::Bytes { bytes, .. } => bytes.len() == 1 || bytes.len() == rows * count,
@@ -391,7 +417,7 @@ impl Module<'_> {
         let groups =
             self.take("weight_g_idx").map(|order| groups_of(&order.part(), cols, count)).transpose()?;
         let scales = table;
-        Ok(Grouped { rows, cols, group, tall: 1, codes, zeros, scales, groups, format: Format::F32 })
+        Ok(Grouped { rows, cols, group, tall, codes, zeros, scales, groups, format: Format::F32 })
     }
 }
 

@@ -227,6 +227,17 @@ impl Part<'_> {
         }
     }
 
+    /// The same, where that follows from another tensor's, which may be the wrong one.
+    fn shape_beside(&self, want: &[usize], other: &Part<'_>) -> Result<()> {
+        match self.stored.shape == want {
+            true => Ok(()),
+            false => {
+                let (have, name, of) = (&self.stored.shape, &other.name, &other.stored.shape);
+                Err(self.bad(format_args!("has shape {have:?}; {want:?} is due beside {name:?} of {of:?}")))
+            }
+        }
+    }
+
     /// Rows and columns.
     fn matrix(&self) -> Result<[usize; 2]> {
         let shape = <[usize; 2]>::try_from(self.stored.shape.as_slice()).ok().filter(|s| !s.contains(&0));

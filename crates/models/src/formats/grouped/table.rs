@@ -113,6 +113,11 @@ impl Scales {
 
 /// A tensor's plain numbers; none where it has others.
 pub(super) fn numbers(stored: &Stored) -> Vec<f32> {
+    if matches!(&stored.kind, Kind::Other(elements) if elements == "F8_E8M0") {
+        // Powers of two; the last number is none.
+        let power = |e: &u8| if *e == u8::MAX { f32::NAN } else { f32::exp2(f32::from(*e) - 127.0) };
+        return stored.bytes().iter().map(power).collect();
+    }
     let Kind::Weights(format @ (Format::F32 | Format::F16 | Format::BF16)) = stored.kind else {
         return Vec::new();
     };

@@ -282,7 +282,22 @@ fn floats_with_scales_of_blocks() {
     for settings in [&compressed, &plain] {
         check(made(&scales, &[rows, 1], "weight_scale"), settings, &|r, _| scales[r], Format::F8);
         check(made(&scales[..1], &[1], "weight_scale"), settings, &|_, _| scales[0], Format::F8);
+        check(made(&scales[..1], &[], "weight_scale_inv"), settings, &|_, _| scales[0], Format::F8);
     }
+    let of_rows = json!({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0});
+    check(made(&scales, &[rows, 1], "weight_scale"), &of_rows, &|r, _| scales[r], Format::F8);
+    // Blocks as compressed-tensors says it, and scales that are powers of two.
+    let groups = json!({"group_0": {"weights": {"strategy": "block", "block_structure": [32, 64]}}});
+    let blocks =
+        json!({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups});
+    let scale = |r: usize, c: usize| scales[r / 32 * 2 + c / 64];
+    check(made(&scales[..4], &[2, 2], "weight_scale"), &blocks, &scale, Format::F8);
+    let mut powers = made(&[], &[0], "weight_scale_inv");
+    powers.add("weight_scale_inv", Kind::Other("F8_E8M0".into()), &[2, 2], vec![127, 120, 128, 125]);
+    powers.add("activation_scale", Kind::Weights(Format::F32), &[], vec![0; 4]);
+    powers.add("k_scale", Kind::Weights(Format::F32), &[], vec![0; 4]);
+    let scale = |r: usize, c: usize| [1.0, 0.007_812_5, 2.0, 0.25][r / 32 * 2 + c / 64];
+    check(powers, &json!({"quant_method": "fp8", "weight_block_size": [32, 64]}), &scale, Format::F8);
 }
 
 #[test]
@@ -355,8 +370,8 @@ fn parts_that_do_not_fit_are_named() {
         t.add(scale, Kind::Weights(Format::F32), shape, 1f32.to_le_bytes().repeat(shape.iter().product()));
         t
     };
-    note("blocks without scales".into(), &floats, &mut made(1, "weight_scale", &[1, 1]));
-    note("other blocks".into(), &floats, &mut made(1, "weight_scale_inv", &[2, 1]));
+    note("blocks without scales".into(), &floats, &mut made(1, "scale", &[1, 1]));
+    note("other blocks".into(), &floats, &mut made(1, "weight_scale_inv", &[3, 1]));
     for (key, value) in
         [("fmt", json!("e5m2")), ("weight_block_size", json!([128])), ("weight_block_size", json!([0, 1]))]
     {
@@ -379,7 +394,7 @@ fn parts_that_do_not_fit_are_named() {
         ("group_size", json!(0)),
         ("group_size", json!(null)),
         ("checkpoint_format", json!("marlin")),
-        ("dynamic", json!({"-:.*": {}})),
+        ("dynamic", json!({"-:.*": {}, "+:.*mlp.*": {"bits": 8}})),
     ] {
         let mut settings = gptq.clone();
         settings[key] = value.clone();

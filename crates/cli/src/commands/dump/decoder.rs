@@ -1,0 +1,91 @@
+//! Models that go on with a text.
+
+use std::collections::BTreeMap;
+
+use tallow_core::{Backend, Memory};
+use tallow_engine::scheduler::Wanted;
+use tallow_models::Model;
+
+use super::Tensors;
+use super::given::{Given, Ids};
+use crate::Failed;
+use crate::device::Measured;
+use crate::solo::{Setup, Solo, Task, alone};
+
+/// The logits of all tokens of all rows, each row alone, and hidden states.
+pub(super) fn dump(
+    model: &Model,
+    mut setup: Setup,
+    given: &Given,
+    only_logits: bool,
+) -> Result<Tensors, Failed> {
+    let (vocab, most) = (model.spec.vocab, model.spec.context);
+    // One load for each length: some ropes depend on how long a sequence may become.
+    let mut lengths: BTreeMap<usize, Vec<(String, Ids)>> = BTreeMap::new();
+    for before in given.groups(&["input_ids"])? {
+        let Some(rows) = given.texts(&before, vocab, most)? else { continue };
+        lengths.entry(rows.iter().map(Vec::len).max().unwrap_or(0)).or_default().push((before, rows));
+    }
+    let mut written = Tensors::new();
+    for (context, prompts) in lengths {
+        (setup.context, setup.batch, setup.logits) = (context, context, context);
+        written.extend(alone(model, setup, &mut Forward { context, prompts, only_logits })?);
+    }
+    Ok(written)
+}
+
+/// Prompts of one length.
+struct Forward {
+    context: usize,
+    prompts: Vec<(String, Ids)>,
+    only_logits: bool,
+}
+
+impl Task for Forward {
+    type Out = Tensors;
+
+    fn run<B: Measured>(&mut self, mut solo: Solo<B>) -> Result<Tensors, Failed> {
+        let mut written = Tensors::new();
+        for (name, rows) in &self.prompts {
+            let mut outputs: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+            for row in rows {
+                for (output, mut numbers) in forward(&mut solo, row, self.only_logits)? {
+                    // What fills up a row has no numbers.
+                    numbers.resize(numbers.len() / row.len() * self.context, 0.0);
+                    outputs.entry(output).or_default().extend(numbers);
+                }
+            }
+            let tokens = rows.len() * self.context;
+            let lead = if rows.len() == 1 { vec![self.context] } else { vec![rows.len(), self.context] };
+            for (output, numbers) in outputs {
+                let width = numbers.len() / tokens.max(1);
+                written.insert(format!("{name}{output}"), ([&lead[..], &[width]].concat(), numbers));
+            }
+        }
+        Ok(written)
+    }
+}
+
+/// One forward pass: the logits of every token, and the hidden states, the last as the head sees them.
+fn forward<B: Backend>(
+    solo: &mut Solo<B>,
+    tokens: &[u32],
+    only_logits: bool,
+) -> Result<Vec<(String, Vec<f32>)>, Failed> {
+    solo.rewind(0);
+    let mut seen = Vec::new();
+    let logits = solo.step(tokens, Wanted::All { last: true }, |i, x| {
+        if !only_logits {
+            seen.push((i, x.clone()));
+        }
+        Ok(())
+    })?;
+    let (b, decoder) = (solo.backend(), solo.runner().decoder());
+    let last = seen.len().saturating_sub(1);
+    let mut outputs = vec![("logits".to_owned(), b.download(&logits)?)];
+    for (i, x) in seen {
+        let x = if i == last { decoder.normed(b, &x)? } else { x };
+        outputs.push((format!("hidden{i}"), b.download(&x)?));
+    }
+    Ok(outputs)
+}

@@ -1,0 +1,160 @@
+//! Models that make vectors or scores, of texts and of images.
+
+use std::ops::ControlFlow;
+
+use tallow_core::{Backend, DType, Memory, Tensor};
+use tallow_cpu::Cpu;
+use tallow_models::encoder::spec::{CHANNELS, Pooling};
+use tallow_models::encoder::{Encoder, EncoderModel, Input, Texts, shortened};
+
+use super::given::Given;
+use super::{Tensors, say};
+use crate::Failed;
+use crate::device::Device;
+use crate::load;
+use crate::memory::Plan;
+use crate::solo::Setup;
+
+/// Hidden states, vectors of length one, and scores, of each text and image alone.
+pub(super) fn dump(model: &EncoderModel, setup: Setup, given: &Given) -> Result<Tensors, Failed> {
+    if setup.kv.0 != DType::F32 {
+        let why = "--precision: encoders keep no keys and values; leave the flag out";
+        return Err(Failed::new(why));
+    }
+    let plan = |device: &Device| Plan::of_encoder(model, setup.batch, device);
+    load::on_some_device(setup.device, plan, &say, |device, _| match device {
+        Device::Cpu => on(&Cpu::new(setup.isa, setup.threads)?.with(setup.arithmetic), model, given),
+        #[cfg(feature = "wgpu")]
+        Device::Gpu(found) => on(&tallow_wgpu::Wgpu::open(found)?, model, given),
+    })
+}
+
+fn on<B: Backend>(b: &B, model: &EncoderModel, given: &Given) -> Result<Tensors, Failed> {
+    let load = |model: &EncoderModel| Encoder::load(b, model, &mut |_, _| ControlFlow::Continue(()));
+    let texts = model.of_texts().map(load).transpose()?;
+    let images = model.of_images().map(load).transpose()?;
+    let mut written = Tensors::new();
+    for before in given.groups(&["input_ids", "pixel_values"])? {
+        let mut add = |name: &str, shape: &[usize], numbers: Vec<f32>| {
+            written.insert(format!("{before}{name}"), (shape.to_vec(), numbers));
+        };
+        let of_texts = match &texts {
+            Some(encoder) => of_texts(b, encoder, model, (given, &before), &mut add)?,
+            None => None,
+        };
+        let of_images = match &images {
+            Some(encoder) => of_images(b, encoder, (given, &before), &mut add)?,
+            None => None,
+        };
+        if let (Some(texts), Some(images), Some(matching)) = (&of_texts, &of_images, model.matching) {
+            let of =
+                |image: &Vec<f32>| texts.iter().map(|text| matching.logit(text, image)).collect::<Vec<_>>();
+            add("logits_per_image", &[images.len(), texts.len()], images.iter().flat_map(of).collect());
+        }
+    }
+    match written.is_empty() {
+        true => Err(given.wrong("has nothing that the model takes")),
+        false => Ok(written),
+    }
+}
+
+/// Takes a tensor that is to be written: its name, its shape and its numbers.
+type Add<'a> = &'a mut dyn FnMut(&str, &[usize], Vec<f32>);
+
+fn of_texts<B: Backend>(
+    b: &B,
+    encoder: &Encoder<B>,
+    model: &EncoderModel,
+    (given, before): (&Given, &str),
+    add: Add<'_>,
+) -> Result<Option<Vec<Vec<f32>>>, Failed> {
+    let spec = encoder.spec();
+    let Some(rows) = given.texts(before, spec.vocab, spec.context)? else { return Ok(None) };
+    let width = given.ids(&format!("{before}input_ids"))?.map_or(0, |rows| rows[0].len());
+    if spec.fill.is_some() && rows.iter().any(|row| row.len() < width) {
+        return Err(given.wrong("has a mask, and the model sees what its texts are filled up with"));
+    }
+    let name = format!("{before}token_type_ids");
+    let types = given.ids(&name)?.unwrap_or_else(|| vec![vec![0; width]; rows.len()]);
+    given.known(&name, &types, spec.types.unwrap_or(1))?;
+    if types.len() != rows.len() || types.iter().any(|types| types.len() != width) {
+        return Err(given.wrong(format_args!("tensor {name:?} has another shape than input_ids")));
+    }
+    let (mut hidden, mut means, mut firsts, mut own, mut scores) =
+        (Vec::<Vec<f32>>::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (tokens, mut types) in rows.iter().zip(types) {
+        types.truncate(tokens.len());
+        let text = encoder.upload(b, &[Input { tokens: tokens.clone(), types }])?;
+        let mut seen = Vec::new();
+        let x = encoder.forward(b, &text, |_, x| {
+            seen.push(x.clone());
+            Ok(())
+        })?;
+        hidden.resize(seen.len(), Vec::new());
+        for (all, x) in hidden.iter_mut().zip(&seen) {
+            let end = all.len() + width * spec.dim;
+            all.extend(b.download::<f32>(x)?);
+            // What fills up a text has no numbers.
+            all.resize(end, 0.0);
+        }
+        let vector = |y: Tensor<B>| Ok::<_, Failed>(shortened(b.download(&y)?, None));
+        let pooled = |by| vector(encoder.pool(b, &text, &x, by)?);
+        means.extend(pooled(Pooling::Mean)?);
+        firsts.extend(pooled(Pooling::First)?);
+        own.push(vector(vectors(b, encoder, &text, &x, model.sentence.pooling)?)?);
+        if let Some(y) = encoder.scores(b, &text, &x)? {
+            scores.extend(b.download::<f32>(&y)?);
+        }
+    }
+    let (count, dim) = (rows.len(), spec.dim);
+    let last = hidden.last().cloned().unwrap_or_default();
+    if spec.ending.is_some() {
+        add("text_last_hidden", &[count, width, dim], last);
+        add("text_embeds", &[count, spec.width()], own.concat());
+        return Ok(Some(own));
+    }
+    add("last_hidden_state", &[count, width, dim], last);
+    for (i, x) in hidden.into_iter().enumerate() {
+        add(&format!("hidden{i}"), &[count, width, dim], x);
+    }
+    add("mean_pooled_l2", &[count, dim], means);
+    add("cls_pooled_l2", &[count, dim], firsts);
+    if spec.head.is_some() {
+        add("logits", &[count, scores.len() / count], scores);
+    } else {
+        add("embeddings", &[count, spec.width()], own.concat());
+    }
+    Ok(Some(own))
+}
+
+fn of_images<B: Backend>(
+    b: &B,
+    encoder: &Encoder<B>,
+    (given, before): (&Given, &str),
+    add: Add<'_>,
+) -> Result<Option<Vec<Vec<f32>>>, Failed> {
+    let spec = encoder.spec();
+    let Some(patches) = spec.patches else { return Ok(None) };
+    let shape = [CHANNELS, patches.image, patches.image];
+    let Some(images) = given.floats(&format!("{before}pixel_values"), &shape)? else { return Ok(None) };
+    let (mut hidden, mut own) = (Vec::new(), Vec::new());
+    for image in &images {
+        let image = encoder.upload_images(b, &[patches.cut_up(image)])?;
+        let x = encoder.forward(b, &image, |_, _| Ok(()))?;
+        hidden.extend(b.download::<f32>(&x)?);
+        own.push(shortened(b.download(&vectors(b, encoder, &image, &x, Pooling::First)?)?, None));
+    }
+    add("vision_last_hidden", &[images.len(), patches.rows(), spec.dim], hidden);
+    add("image_embeds", &[images.len(), spec.width()], own.concat());
+    Ok(Some(own))
+}
+
+fn vectors<B: Backend>(
+    b: &B,
+    encoder: &Encoder<B>,
+    of: &Texts<B>,
+    x: &Tensor<B>,
+    by: Pooling,
+) -> Result<Tensor<B>, Failed> {
+    Ok(encoder.vectors(b, of, x, by)?)
+}

@@ -1,0 +1,69 @@
+//! `tallow dump`: what a model makes of given inputs, number by number, to compare with other programs.
+
+mod decoder;
+mod encoder;
+mod given;
+mod scribe;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, TensorView};
+use safetensors::{SafeTensorError, serialize_to_file};
+use tallow_cpu::Arithmetic;
+use tallow_models::AnyModel;
+
+use super::print;
+use crate::Failed;
+use crate::args::Dump;
+use crate::load::{self, Note};
+use crate::settings::Sources;
+use crate::solo::Setup;
+use given::Given;
+
+/// A tensor to be written: its shape and its numbers.
+type Written = (Vec<usize>, Vec<f32>);
+
+/// Tensors to be written, by name.
+type Tensors = BTreeMap<String, Written>;
+
+pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
+    let given = Given::read(&args.input)?;
+    let model = load::any(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
+    let setup = Setup::new(sources, &args.device, Some(&args.precision), Arithmetic::Exact)?;
+    let mut written = match &model {
+        AnyModel::Decoder(model) => decoder::dump(model, setup, &given, args.only_logits)?,
+        AnyModel::Encoder(model) => encoder::dump(model, setup, &given)?,
+        AnyModel::Scribe(model) => scribe::dump(model, setup, &given)?,
+    };
+    if args.only_logits {
+        written.retain(|name, _| !name.contains("hidden"));
+    }
+    write(&args.output, &written)?;
+    print(&written.iter().map(|(name, (shape, _))| format!("{name} {shape:?}\n")).collect::<String>())
+}
+
+/// What device is taken is part of what is shown nowhere; what is passed over has to be said.
+fn say(note: &Note) {
+    if let Note::PassedOver(_) = note {
+        note.show()
+    }
+}
+
+/// Writes the file, which appears under its name only when it is whole.
+fn write(path: &Path, tensors: &Tensors) -> Result<(), Failed> {
+    let failed = |why: SafeTensorError| match why {
+        // The system's words name a file that is not there yet.
+        SafeTensorError::IoError(e) => {
+            Failed::new(format!("{} cannot be written: {}", path.display(), e.kind()))
+        }
+        e => Failed::new(format!("{} cannot be written: {e}", path.display())),
+    };
+    let bytes = |numbers: &[f32]| numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let stored: Vec<_> = tensors.iter().map(|(name, (shape, x))| (name, shape, bytes(x))).collect();
+    let mut views = Vec::new();
+    for (name, shape, bytes) in &stored {
+        views.push((name, TensorView::new(Dtype::F32, shape.to_vec(), bytes).map_err(failed)?));
+    }
+    serialize_to_file(views, None, path).map_err(failed)
+}

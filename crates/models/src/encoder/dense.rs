@@ -1,0 +1,71 @@
+//! [`Dense`]: linear layers that vectors go through, as sentence-transformers has them in folders of their own.
+
+use std::path::Path;
+
+use serde_json::Value;
+use tallow_core::{Activation, Backend, Linear, Result, Tensor};
+
+use super::head::bent;
+use super::spec::{Bend, DenseSpec};
+use crate::error::{LoadError, Result as LoadResult};
+use crate::formats::Checkpoint;
+use crate::spec::Bias;
+use crate::weights::Weights;
+
+/// A linear layer, and perhaps a bend.
+#[derive(Debug)]
+pub(super) struct Dense<B: Backend> {
+    by: Linear<B>,
+    bend: Option<Bend>,
+}
+
+impl<B: Backend> Dense<B> {
+    pub(super) fn load(w: &mut Weights<'_, B>, spec: &DenseSpec) -> LoadResult<Dense<B>> {
+        let by = w.linear((&spec.name, 0), spec.width, spec.inputs, spec.bias)?;
+        Ok(Dense { by, bend: spec.bend })
+    }
+
+    /// [texts, inputs] to [texts, width]
+    pub(super) fn forward(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
+        bent(b, x, &self.by, self.bend)
+    }
+}
+
+/// The most numbers that a vector may have.
+const MOST: u64 = 1 << 20;
+
+impl DenseSpec {
+    /// Reads the settings of one in a folder beside a model, and adds its tensors to the model's.
+    pub(super) fn read(checkpoint: &mut Checkpoint, folder: &str) -> LoadResult<DenseSpec> {
+        let name = Path::new(folder).join("config.json");
+        let file = checkpoint.path.join(&name);
+        let json = checkpoint.json_beside(&name.to_string_lossy())?;
+        let json = json.ok_or_else(|| LoadError::bad(&file, "the file", "is missing"))?;
+        let count = |key: &str| match json[key].as_u64().filter(|n| (1..=MOST).contains(n)) {
+            Some(n) => Ok(n as usize),
+            None => Err(LoadError::bad(&file, key, format!("is {}; 1 to {MOST} make sense", json[key]))),
+        };
+        let (inputs, width) = (count("in_features")?, count("out_features")?);
+        let bias = match &json["bias"] {
+            Value::Null | Value::Bool(true) => Bias::Yes,
+            Value::Bool(false) => Bias::No,
+            other => return Err(LoadError::bad(&file, "bias", format!("is {other}, not true or false"))),
+        };
+        // A name of a class of PyTorch's.
+        let called = json["activation_function"].as_str().unwrap_or("Tanh");
+        let bend = match called.rsplit('.').next().unwrap_or(called) {
+            "Identity" => None,
+            "Tanh" => Some(Bend::Tanh),
+            "ReLU" => Some(Bend::Like(Activation::Relu)),
+            "GELU" => Some(Bend::Like(Activation::Gelu)),
+            "SiLU" => Some(Bend::Like(Activation::Silu)),
+            other => {
+                let what = format!("activation_function = {other}");
+                let why = "Identity, Tanh, ReLU, GELU and SiLU are";
+                return Err(LoadError::unsupported(&file, what, why));
+            }
+        };
+        checkpoint.add(folder)?;
+        Ok(DenseSpec { name: format!("{folder}/linear"), inputs, width, bias, bend })
+    }
+}

@@ -7,6 +7,7 @@ mod device;
 mod encoder;
 mod env;
 mod load;
+mod lora;
 mod memory;
 mod screen;
 mod scribe;

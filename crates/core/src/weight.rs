@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use tallow_quant::Format;
 
-use crate::{Backend, DType, Tensor};
+use crate::{Backend, DType, Site, Tensor};
 
 /// A matrix of weights as a checkpoint stores it, on its way to a device: `rows` outputs of `cols` inputs each.
 #[derive(Clone, Copy)]
@@ -111,12 +111,14 @@ pub struct Linear<B: Backend> {
     /// [1, inputs]: which column of the input each column of the weight takes, where they do not come in order. Ops
     /// see to it: no backend meets such a layer.
     pub order: Option<Tensor<B>>,
+    /// Where adapters have what they add to it, if they may add anything.
+    pub site: Option<Site>,
 }
 
 impl<B: Backend> Linear<B> {
     /// A layer that takes its inputs as they come.
     pub fn new(weight: Weight<B>, bias: Option<Tensor<B>>) -> Linear<B> {
-        Linear { weight, bias, order: None }
+        Linear { weight, bias, order: None, site: None }
     }
 
     /// Are some of these to be given their inputs in another order?

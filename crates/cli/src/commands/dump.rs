@@ -7,6 +7,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensorError, SafeTensors, serialize_to_file};
 use tallow_core::{Backend, Memory};
 use tallow_cpu::Arithmetic;
+use tallow_engine::handle::Adoption;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
 
@@ -15,6 +16,7 @@ use crate::Failed;
 use crate::args::Dump;
 use crate::device::Measured;
 use crate::load;
+use crate::lora::Lora;
 use crate::settings::Sources;
 use crate::solo::{Setup, Solo, Task, alone};
 
@@ -37,10 +39,12 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
         check(&args.input, name, rows, &model)?;
         lengths.entry(rows.iter().map(Vec::len).max().unwrap_or(0)).or_default().push((name, rows));
     }
+    let adapter = args.lora.as_ref().map(Lora::open).transpose()?;
     let mut written = BTreeMap::new();
     for (context, prompts) in lengths {
         (setup.context, setup.batch, setup.logits) = (context, context, context);
-        let mut forward = Forward { context, prompts, only_logits: args.only_logits };
+        let mut forward =
+            Forward { context, prompts, only_logits: args.only_logits, adapter: adapter.as_ref() };
         written.extend(alone(&model, setup, &mut forward)?);
     }
     write(&args.output, &written)?;
@@ -52,12 +56,17 @@ struct Forward<'a> {
     context: usize,
     prompts: Vec<Prompt<'a>>,
     only_logits: bool,
+    adapter: Option<&'a Adoption>,
 }
 
 impl Task for Forward<'_> {
     type Out = BTreeMap<String, Written>;
 
     fn run<B: Measured>(&mut self, mut solo: Solo<B>) -> Result<Self::Out, Failed> {
+        if let Some(adoption) = self.adapter {
+            let worn = solo.adapt(0, adoption)?;
+            solo.wear(&[worn]);
+        }
         let mut written = BTreeMap::new();
         for (name, rows) in &self.prompts {
             let mut outputs: BTreeMap<String, Vec<f32>> = BTreeMap::new();

@@ -8,6 +8,7 @@ use tallow_cpu::Arithmetic;
 use tallow_models::recipe::Recipe;
 
 use crate::device::Asked;
+use crate::lora::Lora;
 
 /// Runs and serves language models, on whatever hardware there is.
 #[derive(Debug, Parser)]
@@ -146,6 +147,9 @@ pub(crate) struct Run {
     /// Show how fast it went
     #[arg(short, long)]
     pub verbose: bool,
+    /// An adapter of the model: a folder that PEFT wrote or a GGUF file, as PATH or PATH:SCALE
+    #[arg(long, value_name = "ADAPTER")]
+    pub lora: Option<Lora>,
     #[command(flatten)]
     pub sampling: SampleArgs,
     #[command(flatten)]
@@ -171,6 +175,16 @@ pub(crate) struct Serve {
     /// Another name for the model; may be given several times
     #[arg(long, value_name = "NAME")]
     pub alias: Vec<String>,
+    /// An adapter that requests may name in place of the model: a folder that PEFT wrote or a GGUF file, as PATH,
+    /// NAME=PATH or NAME=PATH:SCALE; may be given several times
+    #[arg(long, value_name = "ADAPTER")]
+    pub lora: Vec<Lora>,
+    /// Let clients load and unload adapters that lie beneath this folder
+    #[arg(long, value_name = "DIR")]
+    pub lora_dir: Option<PathBuf>,
+    /// Memory that adapters loaded by clients may take, in MiB [default: 512 with --lora-dir]
+    #[arg(long, value_name = "MIB", requires = "lora_dir")]
+    pub lora_memory: Option<usize>,
     /// A file with the keys that clients must give, one a line
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
@@ -246,6 +260,10 @@ pub(crate) struct Bench {
     /// How to write the results
     #[arg(short = 'o', long, value_name = "FORMAT", default_value = "md")]
     pub output: Table,
+    /// Measure with an adapter too: a folder that PEFT wrote or a GGUF file, as PATH or PATH:SCALE. Of several,
+    /// sequences take one each in turn
+    #[arg(long, value_name = "ADAPTER")]
+    pub lora: Vec<Lora>,
     /// Show the ops that a step is made of, and which of them the device has kernels for
     #[arg(long)]
     pub explain: bool,
@@ -540,6 +558,9 @@ pub(crate) struct Dump {
     /// Leave out the hidden states
     #[arg(long)]
     pub only_logits: bool,
+    /// An adapter of the model: a folder that PEFT wrote or a GGUF file, as PATH or PATH:SCALE
+    #[arg(long, value_name = "ADAPTER")]
+    pub lora: Option<Lora>,
     #[command(flatten)]
     pub device: DeviceArgs,
 }

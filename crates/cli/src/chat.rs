@@ -114,7 +114,10 @@ impl Talk {
     ) -> Result<Answered, Failed> {
         let taught = if self.has_template() { usize::MAX } else { UNTAUGHT };
         let max_new = self.max_tokens.unwrap_or(taught);
-        let request = Request { prompt, max_new, sampling: self.sampling.clone(), ..Request::default() };
+        // Whoever loads one for a conversation wants it there.
+        let adapter = self.handle.adapters().first().map(|listed| listed.worn);
+        let request =
+            Request { prompt, max_new, sampling: self.sampling.clone(), adapter, ..Request::default() };
         let mut events = self.handle.submit(request)?;
         // The next answer to the same words is another one.
         self.sampling.seed = self.sampling.seed.wrapping_add(1);

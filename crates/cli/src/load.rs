@@ -254,6 +254,7 @@ impl Opened {
             page_len: plan.shape.page_len,
             pages: plan.shape.pages,
             sampling: config.sampling(),
+            adapter_room: config.adapter_room,
         })
     }
 
@@ -466,7 +467,9 @@ impl Loading {
         for tokens in [self.context.min(64), 1] {
             let blocks = (0..tokens.div_ceil(self.shape.page_len) as u32).map(BlockId).collect();
             let (id, place, tokens, logits) = (SeqId(0), Place(0), vec![0; tokens], Wanted::Last);
-            runner.logits(&Batch { parts: vec![Part { id, tokens, start: 0, blocks, place, logits }] })?;
+            runner.logits(&Batch {
+                parts: vec![Part { id, tokens, start: 0, blocks, place, logits, adapter: None }],
+            })?;
             runner.backend().sync()?;
         }
         Ok(runner)

@@ -8,6 +8,7 @@ mod encoder;
 mod env;
 mod goes;
 mod load;
+mod lora;
 mod memory;
 mod screen;
 mod scribe;

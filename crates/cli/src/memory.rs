@@ -74,6 +74,8 @@ pub(crate) fn size(bytes: u64) -> String {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub weights: u64,
+    /// Room for adapters.
+    pub adapters: u64,
     pub kv: u64,
     pub workspace: u64,
     pub context: Setting<usize>,
@@ -123,7 +125,8 @@ impl Plan {
         let workspace = workspace(model, step, context.value);
         let weights = model.weight_bytes() as u64;
         let (kv, made_for) = (shape.bytes(&model.spec) as u64, model.spec.context);
-        Plan { weights, kv, workspace, context, made_for, slots, shape, device: String::new(), memory }
+        let (adapters, device) = (config.adapter_room as u64, String::new());
+        Plan { weights, adapters, kv, workspace, context, made_for, slots, shape, device, memory }
     }
 
     /// Is the context long enough for this device to be taken where others could be?
@@ -139,7 +142,8 @@ impl Plan {
         // The last page may reach past what the sequence may have.
         let made_for = context.value;
         let (name, memory) = (device.to_string(), device.memory());
-        Plan { weights, kv, workspace, context, made_for, slots: 1, shape, device: name, memory }
+        let (adapters, slots) = (0, 1);
+        Plan { weights, adapters, kv, workspace, context, made_for, slots, shape, device: name, memory }
     }
 
     /// For an encoder whose steps have up to so many tokens, or one text if that has more. One beside it computes after
@@ -163,6 +167,7 @@ impl Plan {
         let context = Setting { value: made_for, origin: Origin::Model };
         Plan {
             weights: model.weight_bytes() as u64,
+            adapters: 0,
             kv,
             workspace: workspace as u64,
             context,
@@ -185,6 +190,7 @@ impl Plan {
         let context = Setting { value: desk.written, origin: Origin::Model };
         Plan {
             weights: model.weight_bytes() as u64,
+            adapters: 0,
             kv: (own.bytes(decoder).saturating_add(given.bytes(decoder))) as u64,
             workspace: ((read + written + logits) * DType::F32.size()) as u64,
             context,
@@ -198,7 +204,7 @@ impl Plan {
 
     /// All of it.
     pub(crate) fn total(&self) -> u64 {
-        self.weights.saturating_add(self.kv).saturating_add(self.workspace)
+        self.weights.saturating_add(self.adapters).saturating_add(self.kv).saturating_add(self.workspace)
     }
 
     /// Is there room? Where nobody knows how much memory there is, it is assumed so.
@@ -237,10 +243,14 @@ impl fmt::Display for Plan {
             1 => format!("{context} tokens of {}", KvType(self.shape.dtype)),
             n => format!("{n} x {context} tokens of {}", KvType(self.shape.dtype)),
         };
+        let adapters = match self.adapters {
+            0 => String::new(),
+            bytes => format!("adapters {} + ", size(bytes)),
+        };
         let free = self.memory.map_or(String::new(), |m| format!(", {} free", size(m.free)));
         write!(
             f,
-            "{}: weights {} + cache {} ({kv}) + workspace {} = {}{free}",
+            "{}: weights {} + {adapters}cache {} ({kv}) + workspace {} = {}{free}",
             self.device,
             size(self.weights),
             size(self.kv),

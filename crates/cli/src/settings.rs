@@ -243,6 +243,8 @@ pub(crate) struct EngineConfig {
     pub presence_penalty: Setting<f32>,
     pub frequency_penalty: Setting<f32>,
     pub seed: Option<Setting<u64>>,
+    /// Bytes that adapters may take.
+    pub adapter_room: usize,
 }
 
 /// What is built in where neither the user nor the model says: people at a terminal get answers that hold together,
@@ -326,6 +328,7 @@ pub(crate) fn resolve(
         presence_penalty: sources.get("presence-penalty", s.presence_penalty, 0.0)?,
         frequency_penalty: sources.get("frequency-penalty", s.frequency_penalty, 0.0)?,
         seed: sources.find("seed", s.seed)?,
+        adapter_room: 0,
     };
     config.check()?;
     Ok(config)

@@ -2,6 +2,8 @@
 
 use tallow_core::{Backend, Error, Tensor};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_engine::adapters::{AdapterId, Worn};
+use tallow_engine::handle::Adoption;
 use tallow_engine::kv::KvShape;
 use tallow_engine::pool::BlockId;
 use tallow_engine::runner::Runner;
@@ -81,12 +83,12 @@ pub(crate) fn alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Resul
     load::on_some_device(setup.device, plan, &say, |device, _| match device {
         Device::Cpu => {
             let b = Cpu::new(setup.isa, setup.threads)?.with(setup.arithmetic);
-            task.run(Solo { runner: loading.runner(b)?, pages: each, tokens: 0 })
+            task.run(Solo { runner: loading.runner(b)?, pages: each, tokens: 0, worn: Vec::new() })
         }
         #[cfg(feature = "wgpu")]
         Device::Gpu(found) => {
             let runner = loading.gpu_runner(found)?;
-            task.run(Solo { runner, pages: each, tokens: 0 })
+            task.run(Solo { runner, pages: each, tokens: 0, worn: Vec::new() })
         }
     })
 }
@@ -97,6 +99,8 @@ pub(crate) struct Solo<B: Backend> {
     /// Pages that each sequence has to itself.
     pages: usize,
     tokens: usize,
+    /// Adapters, which sequences have in turn.
+    worn: Vec<Worn>,
 }
 
 impl<B: Backend> Solo<B> {
@@ -108,6 +112,18 @@ impl<B: Backend> Solo<B> {
     /// The model on it.
     pub(crate) fn runner(&self) -> &Runner<B> {
         &self.runner
+    }
+
+    /// Loads an adapter. Sequences do not have it yet.
+    pub(crate) fn adapt(&mut self, i: usize, adoption: &Adoption) -> Result<Worn, Failed> {
+        let id = AdapterId(i as u64);
+        self.runner.adapt(id, &adoption.file).map_err(Failed::new)?;
+        Ok(Worn { id, scale: adoption.scale })
+    }
+
+    /// From here on sequences have these adapters, in turn.
+    pub(crate) fn wear(&mut self, worn: &[Worn]) {
+        self.worn = worn.to_vec();
     }
 
     /// Forgets all tokens after the first so many.
@@ -139,6 +155,7 @@ impl<B: Backend> Solo<B> {
         let (first, end) = (sequence * self.pages, self.tokens + tokens.len());
         let blocks = (first..first + end.div_ceil(PAGE)).map(|block| BlockId(block as u32)).collect();
         let (id, place) = (SeqId(sequence as u64), Place(sequence as u32));
-        Part { id, tokens, start: self.tokens, blocks, place, logits }
+        let adapter = self.worn.get(sequence % self.worn.len().max(1)).copied();
+        Part { id, tokens, start: self.tokens, blocks, place, logits, adapter }
     }
 }

@@ -82,6 +82,46 @@ fn every_other_family_of_the_goldens() {
     assert!(run("bert").failed().contains("encoders keep no keys and values"));
 }
 
+/// The program with an adapter, from both kinds of file, gives PEFT's logits; with half of it, or none, it does not.
+#[test]
+fn adapters_of_the_goldens() {
+    let home = Home::new();
+    for name in ["llama", "qwen3", "gpt2"] {
+        let folder = golden("adapters").join(name);
+        let facts = json(&folder.join("golden.json"));
+        let tolerance = facts["suggested_abs_tolerance_f32"].as_f64().unwrap() as f32;
+        let model = golden(facts["base"].as_str().unwrap());
+        let input = folder.join("golden.safetensors");
+        let (wanted, output) = (tensors(&input), home.path().join("out.safetensors"));
+        let [model, input, out] = [&model, &input, &output].map(|p| p.to_str().unwrap());
+        let far = |lora: &str| {
+            home.run(&[
+                "dump",
+                model,
+                "--in",
+                input,
+                "--out",
+                out,
+                "--only-logits",
+                "--device",
+                "cpu",
+                "--lora",
+                lora,
+            ])
+            .ok();
+            let got = tensors(&output);
+            let logits = wanted.keys().filter(|key| key.ends_with(".logits"));
+            logits.map(|key| distance(&got[key], &wanted[key])).fold(0.0, f32::max)
+        };
+        let folder = folder.to_str().unwrap();
+        for lora in [folder.to_owned(), format!("{folder}/adapter.gguf"), format!("some={folder}:1.0")] {
+            assert!(far(&lora) <= tolerance, "{lora}");
+        }
+        assert!(far(&format!("{folder}:0.5")) > 100.0 * tolerance, "{name}");
+        assert!(far(&format!("{folder}:0")) > 100.0 * tolerance, "{name}");
+    }
+}
+
 #[test]
 fn precision_is_what_was_asked_for() {
     let home = Home::new();

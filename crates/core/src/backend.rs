@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Instant;
 
 use crate::ops::{
-    Attend, Columns, Convolve, Copy, Delta, Dequant, Eltwise, Embed, Ffn, Glu, Head, KvWrite, Matmul, Moe,
-    Normalize, Op, Project, ProjectMany, QkvPrep, Rotate, Route, Rows, TopK, TopKOut,
+    Adapt, Attend, Columns, Convolve, Copy, Delta, Dequant, Eltwise, Embed, Ffn, Glu, Head, KvWrite, Matmul,
+    Moe, Normalize, Op, Project, ProjectMany, QkvPrep, Rotate, Route, Rows, TopK, TopKOut,
 };
 use crate::{DType, Elem, Error, HostWeight, Result, Tensor, Trace, Weight, compose};
 
@@ -95,6 +95,11 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     /// Several linear layers over one input, normalised first if asked.
     fn project_many(&self, op: &ProjectMany<'_, Self>) -> Result<Tensor<Self>> {
         compose::project_many(self, op)
+    }
+
+    /// Linear layers, and what the adapters of some rows add to them.
+    fn adapt(&self, op: &Adapt<'_, Self>) -> Result<Tensor<Self>> {
+        compose::adapt(self, op)
     }
 
     /// From joint queries, keys and values to rotated queries and a filled cache.

@@ -6,8 +6,8 @@
 use tallow_quant::Format;
 
 use crate::ops::{
-    Columns, Convolve, Copy, Dequant, Eltwise, Epilogue, Ffn, Glu, Head, KvWrite, Matmul, Moe, Normalize,
-    Project, ProjectMany, QkvPrep, Rotate, Rows, RowsTo, With,
+    Adapt, Addition, Columns, Convolve, Copy, Dequant, Eltwise, Epilogue, Ffn, Glu, Head, KvWrite, Matmul,
+    Moe, Normalize, Project, ProjectMany, QkvPrep, Rotate, Rows, RowsTo, With,
 };
 use crate::{Activation, Backend, DType, Error, Expert, HostWeight, Linear, Result, ShareOf, Tensor, Weight};
 
@@ -89,6 +89,29 @@ pub fn project_many<B: Backend>(b: &B, op: &ProjectMany<'_, B>) -> Result<Tensor
         let part = b.run(Project { x, by, then: Epilogue::NONE })?; // [rows, outputs]
         b.run(Copy { from: &part, to: &y.col_range(at..at + part.cols()) })?;
         at += part.cols();
+    }
+    Ok(y)
+}
+
+/// The layers alone; then, for each run of rows with an adapter, down to its rank and up to what is added.
+pub fn adapt<B: Backend>(b: &B, op: &Adapt<'_, B>) -> Result<Tensor<B>> {
+    let y = match (op.by, op.norm) {
+        ([by], None) => b.run(Project { x: op.x, by, then: op.then })?,
+        _ => b.run(ProjectMany { x: op.x, norm: op.norm, by: op.by })?,
+    }; // [rows, sum of outputs]
+    let mut additions = op.additions().peekable();
+    if additions.peek().is_none() {
+        return Ok(y);
+    }
+    let normed = op.norm.map(|by| b.run(Normalize { x: op.x, by, residual: None })).transpose()?;
+    let x = normed.as_ref().unwrap_or(op.x); // [rows, inputs]
+    for Addition { rows, columns, part, scale } in additions {
+        let down = Linear::new(Weight::clone(&part.down), None);
+        let narrow = b.run(Project { x: &x.row_range(rows.clone()), by: &down, then: Epilogue::NONE })?; // [some, rank]
+        let (up, to) = (Linear::new(part.up.clone(), None), y.row_range(rows).col_range(columns));
+        let then = Epilogue { scale, ..Epilogue::add_to(&to) };
+        let sum = b.run(Project { x: &narrow, by: &up, then })?; // [some, outputs]
+        b.run(Copy { from: &sum, to: &to })?;
     }
     Ok(y)
 }

@@ -5,6 +5,7 @@
 //! A device must write the required methods of [`Backend`] and is then complete: every fused op has a slow, correct
 //! default body in [`compose`], which is also the oracle for whoever overrides it.
 
+mod adapter;
 mod backend;
 pub mod compose;
 pub mod conformance;
@@ -18,6 +19,7 @@ mod tensor;
 mod trace;
 mod weight;
 
+pub use adapter::{Adapted, Adapter, LowRank, Site};
 pub use backend::{Backend, Memory, Reading};
 pub use dtype::{DType, Elem};
 pub use error::{Error, Refusal, Result};

@@ -1,7 +1,8 @@
 //! [`StepPlan`]: everything that is constant for a step, computed and uploaded once, before the first layer.
 
+use crate::adapter::in_turn;
 use crate::backend::Memory;
-use crate::{Backend, Error, Result, Tensor};
+use crate::{Adapted, Backend, Error, Result, Tensor};
 
 /// Some consecutive tokens of one sequence that a step computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +119,8 @@ pub struct StepPlan<B: Backend> {
     pub states: Tensor<B>,
     /// [1, outputs]: rows whose logits are wanted.
     pub outputs: Tensor<B>,
+    /// Which rows have which adapter, in order.
+    pub adapted: Vec<Adapted<B>>,
 }
 
 impl<B: Backend> StepPlan<B> {
@@ -155,8 +158,19 @@ impl<B: Backend> StepPlan<B> {
             pages: next(spans, most),
             states: next(if host.states.is_empty() { 0 } else { 2 }, host.states.len()),
             outputs: next(1, host.outputs.len()),
+            adapted: Vec::new(),
             host,
         })
+    }
+
+    /// The same step, some of whose rows have adapters.
+    pub fn adapted(self, adapted: Vec<Adapted<B>>) -> Result<StepPlan<B>> {
+        let rows = self.host.tokens.len();
+        if in_turn(&adapted, rows) {
+            return Ok(StepPlan { adapted, ..self });
+        }
+        let (want, got) = (format!("in order, under {rows}"), "others".into());
+        Err(Error::Shape { op: "step", what: "the adapters' rows", want, got })
     }
 }
 

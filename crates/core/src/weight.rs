@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use tallow_quant::Format;
 
-use crate::{Backend, DType, Origin, Tensor};
+use crate::{Backend, DType, Origin, Site, Tensor};
 
 /// A matrix of weights as a checkpoint stores it, on its way to a device: `rows` outputs of `cols` inputs each.
 #[derive(Clone, Copy)]
@@ -113,12 +113,14 @@ pub struct Linear<B: Backend> {
     pub order: Option<Tensor<B>>,
     /// Where the weight comes from, for those who listen to what goes in.
     pub origin: Option<Origin>,
+    /// Where adapters have what they add to it, if they may add anything.
+    pub site: Option<Site>,
 }
 
 impl<B: Backend> Linear<B> {
     /// A layer that takes its inputs as they come.
     pub fn new(weight: Weight<B>, bias: Option<Tensor<B>>) -> Linear<B> {
-        Linear { weight, bias, order: None, origin: None }
+        Linear { weight, bias, order: None, origin: None, site: None }
     }
 
     /// The same, made of one of the matrices of a tensor.

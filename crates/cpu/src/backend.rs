@@ -5,8 +5,9 @@ use std::fmt;
 use std::rc::Rc;
 
 use tallow_core::ops::{
-    Attend, Columns, Convolve, Copy, Delta, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, Head, KvWrite,
-    Matmul, Moe, Normalize, Project, ProjectMany, QkvPrep, Rotate, Route, Rows, RowsTo, TopK, TopKOut, With,
+    Adapt, Attend, Columns, Convolve, Copy, Delta, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, Head,
+    KvWrite, Matmul, Moe, Normalize, Project, ProjectMany, QkvPrep, Rotate, Route, Rows, RowsTo, TopK,
+    TopKOut, With,
 };
 use tallow_core::{
     Backend, DType, Error, HostWeight, Norm, QkNorm, Reading, Result, Tensor, Trace, Weight, compose,
@@ -448,6 +449,10 @@ impl Backend for Cpu {
         let out = self.alloc(DType::F32, op.x.rows(), op.cols())?;
         self.linear(&self.input(op.x, op.norm, &parts)?, &parts, &out, Epilogue::NONE)?;
         Ok(out)
+    }
+
+    fn adapt(&self, op: &Adapt<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        self.adapted(op)
     }
 
     fn qkv_prep(&self, op: &QkvPrep<'_, Cpu>) -> Result<Tensor<Cpu>> {

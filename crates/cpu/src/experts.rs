@@ -122,9 +122,8 @@ impl Cpu {
             let (group, outputs) = pieces[i].clone();
             let Group { rows, parts, .. } = &down[group];
             let (rows, out, bias) = (rows.clone(), out.columns(0..dim), parts.first().and_then(|p| p.bias));
-            let of = products[group];
-            let task = LinearTask { of, rows, outputs, out, bias, scale: 1.0, softcap: None, residual: None };
-            linear(self.kernels, &task, &mut scratch.room);
+            let task = LinearTask { bias, ..LinearTask::plain(products[group], rows, out) };
+            linear(self.kernels, &task, outputs, &mut scratch.room);
         });
         let (given, residual) = (Mat::<f32>::new(&given), op.then.residual.map(Mat::<f32>::new));
         let Epilogue { scale, softcap, .. } = op.then;

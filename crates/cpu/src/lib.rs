@@ -6,6 +6,7 @@
 //! on its company.
 
 mod activations;
+mod adapt;
 #[cfg(all(test, target_arch = "aarch64"))]
 mod alike;
 mod arithmetic;

@@ -1,12 +1,16 @@
 //! The phases that a layer is made of on the CPU: pieces of outputs, shared among threads.
 
+use std::ops::Range;
+
 use tallow_core::ops::{Epilogue, Ffn, Normalize};
 use tallow_core::{Backend, DType, Linear, Norm, Result, Tensor, Weight};
 
 use crate::Arithmetic;
 use crate::activations::{Activations, Side};
 use crate::backend::{Cpu, norm_task};
-use crate::kernels::{BendTask, Given, Kernels, LinearTask, NormTask, Packed, Product, Source, bend, linear};
+use crate::kernels::{
+    BendTask, Given, Kernels, LinearTask, NormTask, Onto, Packed, Product, Source, bend, linear,
+};
 use crate::mat::{Mat, MatMut};
 use crate::packed::PAIR;
 
@@ -39,6 +43,11 @@ pub(crate) struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
+    /// Its columns of the phase's result.
+    pub(crate) fn columns(&self) -> Range<usize> {
+        self.column..self.column + self.outputs
+    }
+
     /// Linear layers with their outputs side by side.
     pub(crate) fn side_by_side(by: &'a [Linear<Cpu>]) -> Vec<Part<'a>> {
         let mut column = 0;
@@ -148,35 +157,43 @@ impl Cpu {
         out: &Tensor<Cpu>,
         then: Epilogue<'_, Cpu>,
     ) -> Result<()> {
-        let residual = then.residual.map(Mat::new);
-        let total: usize = parts.iter().map(|p| p.outputs).sum();
-        let piece = self.piece(total);
-        let pieces = parts.iter().map(|p| p.outputs.div_ceil(piece)).sum();
-        let y = MatMut::<f32>::new(out);
-        let products: Vec<Product<'_>> = parts.iter().map(|p| x.times(self.kernels, p.w)).collect();
-        let (scale, softcap, rows) = (then.scale, then.softcap, x.rows);
-        self.share(pieces, cost(rows, parts), |scratch, mut i| {
-            for (part, of) in parts.iter().zip(&products) {
-                let count = part.outputs.div_ceil(piece);
-                if i < count {
-                    let outputs = i * piece..part.outputs.min((i + 1) * piece);
-                    let (of, out) = (*of, y.columns(part.column..part.column + part.outputs));
-                    let task = LinearTask {
-                        of,
-                        rows: 0..rows,
-                        outputs,
-                        out,
-                        bias: part.bias,
-                        scale,
-                        softcap,
-                        residual,
-                    };
-                    return linear(self.kernels, &task, &mut scratch.room);
+        self.phase(&self.tasks(x, parts, &MatMut::new(out), then));
+        Ok(())
+    }
+
+    /// What a phase does: a task for each part.
+    pub(crate) fn tasks<'a>(
+        &self,
+        x: &'a Input,
+        parts: &[Part<'a>],
+        out: &MatMut<'a, f32>,
+        then: Epilogue<'a, Cpu>,
+    ) -> Vec<LinearTask<'a>> {
+        let onto = then.residual.map_or(Onto::Nothing, |residual| Onto::Residual(Mat::new(residual)));
+        let task = |part: &Part<'a>| LinearTask {
+            bias: part.bias,
+            scale: then.scale,
+            softcap: then.softcap,
+            onto,
+            ..LinearTask::plain(x.times(self.kernels, part.w), 0..x.rows, out.columns(part.columns()))
+        };
+        parts.iter().map(task).collect()
+    }
+
+    /// Does tasks whose results nobody of them reads.
+    pub(crate) fn phase(&self, tasks: &[LinearTask<'_>]) {
+        let piece = self.piece(tasks.iter().map(|t| t.out.cols).sum());
+        let count = |task: &LinearTask<'_>| task.out.cols.div_ceil(piece);
+        let cost = tasks.iter().map(LinearTask::cost).sum();
+        self.share(tasks.iter().map(count).sum(), cost, |scratch, mut i| {
+            for task in tasks {
+                if i < count(task) {
+                    let outputs = i * piece..task.out.cols.min((i + 1) * piece);
+                    return linear(self.kernels, task, outputs, &mut scratch.room);
                 }
-                i -= count;
+                i -= count(task);
             }
         });
-        Ok(())
     }
 
     /// The first phase of a feed-forward block: gate, up and activation together, so that what they exchange stays in

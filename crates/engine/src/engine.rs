@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use tallow_core::{Backend, Error};
 
+use crate::adapters::{AdapterId, Fault as NotAdapted, Listed, Worn};
 use crate::answer::{Answer, Said};
 use crate::handle::{
-    Alive, Command, Done, EngineHandle, Event, Failure, Finish, Info, Listener, Submission, Timings,
+    Adoption, Alive, Command, Done, EngineHandle, Event, Failure, Finish, Info, Listener, Submission, Timings,
 };
 use crate::pool::{BlockPool, Chain};
 use crate::runner::{Asked, Outcome, Runner};
@@ -32,6 +33,7 @@ pub struct Engine<B: Backend> {
     /// Keyed anew in each process, so that nobody can make two salts meet.
     salts: std::hash::RandomState,
     next_id: u64,
+    next_adapter: u64,
     /// When to end, once that is asked for.
     drain: Option<Instant>,
 }
@@ -44,6 +46,7 @@ struct Active {
     prompt: Vec<u32>,
     sampler: Sampler,
     answer: Answer,
+    adapter: Option<AdapterId>,
     scored: usize,
     new_tokens: usize,
     cached: Option<usize>,
@@ -135,7 +138,17 @@ impl<B: Backend> Engine<B> {
     ) -> Engine<B> {
         let (requests, salts) = (HashMap::new(), std::hash::RandomState::new());
         alive.stats().beside.store(scheduler.limits().beside, Ordering::Relaxed);
-        Engine { alive, commands, requests, scheduler, runner, salts, next_id: 0, drain: None }
+        Engine {
+            alive,
+            commands,
+            requests,
+            scheduler,
+            runner,
+            salts,
+            next_id: 0,
+            next_adapter: 0,
+            drain: None,
+        }
     }
 
     /// Serves until nobody can ask any more, until it has drained, or until the device is lost.
@@ -199,6 +212,9 @@ impl<B: Backend> Engine<B> {
             };
             match command {
                 Command::Submit(submission) => self.take(*submission),
+                // Whoever asked may have gone.
+                Command::Adapt(adoption, reply) => drop(reply.send(self.adapt(*adoption))),
+                Command::Leave(name, reply) => drop(reply.send(self.leave(name))),
                 Command::Drain { within } => self.drain = Some(now + within),
             }
         }
@@ -208,14 +224,16 @@ impl<B: Backend> Engine<B> {
         let Submission { request, listener } = submission;
         let id = SeqId(self.next_id);
         self.next_id += 1;
-        let root = request.salt.map_or(Chain::ROOT, |salt| Chain::salted(self.salts.hash_one(salt)));
+        let root = self.root(request.salt, request.adapter);
         let (max_new, all_logits) = (request.max_new, request.score_prompt);
-        let new = NewSeq { id, tokens: request.prompt.clone(), max_new, root, all_logits };
+        let (tokens, adapter) = (request.prompt.clone(), request.adapter);
+        let new = NewSeq { id, tokens, max_new, root, all_logits, adapter };
         let tokenizer = self.alive.info().tokenizer.clone();
         let active = Active {
             sampler: Sampler::new(request.sampling, &request.prompt),
             answer: Answer::new(tokenizer, request.stops, request.stop_tokens, request.ignore_end),
             prompt: request.prompt,
+            adapter: adapter.map(|worn| worn.id),
             scored: 0,
             new_tokens: 0,
             cached: None,
@@ -227,10 +245,61 @@ impl<B: Backend> Engine<B> {
         let vocab = self.alive.info().vocab;
         let unknown =
             active.prompt.iter().find(|t| **t as usize >= vocab).map(|t| Unfit::Unknown { token: *t, vocab });
-        match unknown.map_or_else(|| self.scheduler.submit(new), Err) {
+        let gone = active.adapter.filter(|id| !self.runner.adapters().takes(*id)).map(|_| Unfit::NoAdapter);
+        match unknown.or(gone).map_or_else(|| self.scheduler.submit(new), Err) {
             Ok(()) => drop(self.requests.insert(id, active)),
             Err(unfit) => active.fail(unfit.into()),
         }
+    }
+
+    /// The beginning of sequences that may share pages: those of the same salt and the same adapter.
+    fn root(&self, salt: Option<String>, adapter: Option<Worn>) -> Chain {
+        match (salt, adapter) {
+            (None, None) => Chain::ROOT,
+            (Some(salt), None) => Chain::salted(self.salts.hash_one(salt)),
+            (salt, Some(Worn { id, scale })) => {
+                Chain::salted(self.salts.hash_one((salt, id, scale.to_bits())))
+            }
+        }
+    }
+
+    /// Loads an adapter.
+    fn adapt(&mut self, adoption: Adoption) -> Result<(), NotAdapted> {
+        let Adoption { name, file, scale } = adoption;
+        self.alive.check_name(&name)?;
+        let (needs, room, used) =
+            (file.bytes(), self.alive.info().adapter_room, self.runner.adapters().bytes());
+        if used.saturating_add(needs) > room {
+            return Err(NotAdapted::Full { needs, room, used });
+        }
+        let id = AdapterId(self.next_adapter);
+        self.next_adapter += 1;
+        self.runner.adapt(id, &file)?;
+        tracing::info!("adapter {name:?} is loaded from {}", file.path.display());
+        let mut all = self.alive.adapters();
+        all.push(Listed { name, path: file.path, worn: Worn { id, scale } });
+        self.alive.list(all);
+        Ok(())
+    }
+
+    /// Gives an adapter to no new request.
+    fn leave(&mut self, name: String) -> Result<(), NotAdapted> {
+        let mut all = self.alive.adapters();
+        let Some(at) = all.iter().position(|a| a.name == name) else {
+            return Err(NotAdapted::Unknown(name));
+        };
+        let id = all.remove(at).worn.id;
+        self.alive.list(all);
+        self.runner.adapters_mut().leave(id);
+        self.let_go_of_adapters();
+        tracing::info!("adapter {name:?} is unloaded");
+        Ok(())
+    }
+
+    /// Adapters that are unloaded go with the last request that has them.
+    fn let_go_of_adapters(&mut self) {
+        let requests = &self.requests;
+        self.runner.adapters_mut().let_go(|id| requests.values().any(|r| r.adapter == Some(id)));
     }
 
     /// Drops requests that nobody listens to any more.
@@ -301,7 +370,11 @@ impl<B: Backend> Engine<B> {
     fn take_out(&mut self, id: SeqId) -> Option<Active> {
         self.scheduler.drop_seq(id);
         self.publish_stats();
-        self.requests.remove(&id)
+        let request = self.requests.remove(&id);
+        if request.as_ref().is_some_and(|r| r.adapter.is_some()) {
+            self.let_go_of_adapters();
+        }
+        request
     }
 
     fn fail(&mut self, id: SeqId, why: String) {

@@ -3,14 +3,16 @@
 //! Commands go in, events come out, one channel for each request. Dropping the receiver ends the request. Every request
 //! that is taken gets exactly one last event, whatever becomes of the engine.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use tallow_models::adapter::AdapterFile;
 use tallow_models::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use crate::adapters::{Fault, Listed, Worn};
 use crate::life::Life;
 use crate::sampler::{Choice, Sampling};
 
@@ -33,6 +35,8 @@ pub struct Request {
     pub salt: Option<String>,
     /// Score the prompt's tokens too.
     pub score_prompt: bool,
+    /// What is added to the model.
+    pub adapter: Option<Worn>,
 }
 
 /// What happens to a request.
@@ -119,11 +123,26 @@ pub enum Failure {
 pub enum Command {
     /// Take a request.
     Submit(Box<Submission>),
+    /// Load an adapter, and say how that went.
+    Adapt(Box<Adoption>, Sender<Result<(), Fault>>),
+    /// Give an adapter of that name to no new request, let go of it once nobody has it, and say how that went.
+    Leave(String, Sender<Result<(), Fault>>),
     /// Finish what is under way, take nothing more, and end; what is not finished by then fails.
     Drain {
         /// How long it may take.
         within: Duration,
     },
+}
+
+/// An adapter on its way to the engine.
+#[derive(Debug)]
+pub struct Adoption {
+    /// What requests call it.
+    pub name: String,
+    /// Its files.
+    pub file: AdapterFile,
+    /// How much it counts unless a request says otherwise.
+    pub scale: f32,
 }
 
 /// A request on its way to the engine.
@@ -192,6 +211,8 @@ pub struct Info {
     pub pages: usize,
     /// How tokens are chosen unless a request says otherwise.
     pub sampling: Sampling,
+    /// Bytes that adapters may take on the device, all together.
+    pub adapter_room: usize,
 }
 
 /// Numbers that an engine keeps up to date.
@@ -230,6 +251,7 @@ pub struct Shared {
     pub info: Info,
     /// What does.
     pub stats: Stats,
+    adapters: RwLock<Vec<Listed>>,
     life: Life,
 }
 
@@ -244,7 +266,12 @@ impl EngineHandle {
     /// A handle, and what its engine needs of it.
     pub fn new(info: Info) -> (EngineHandle, std::sync::mpsc::Receiver<Command>, Alive) {
         let (commands, receiver) = std::sync::mpsc::channel();
-        let shared = Arc::new(Shared { info, stats: Stats::default(), life: Life::default() });
+        let shared = Arc::new(Shared {
+            info,
+            stats: Stats::default(),
+            adapters: RwLock::default(),
+            life: Life::default(),
+        });
         (EngineHandle { commands, shared: shared.clone() }, receiver, Alive(shared))
     }
 
@@ -256,6 +283,29 @@ impl EngineHandle {
     /// What does.
     pub fn stats(&self) -> &Stats {
         &self.shared.stats
+    }
+
+    /// The adapters that requests may have, in the order in which they were loaded.
+    pub fn adapters(&self) -> Vec<Listed> {
+        self.shared.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Loads an adapter. Waits until that is done; steps under way wait for it, too.
+    pub fn load_adapter(&self, adoption: Adoption) -> Result<(), Fault> {
+        self.ask(|reply| Command::Adapt(Box::new(adoption), reply))
+    }
+
+    /// Gives an adapter to no new request. It goes once those that have it are done.
+    pub fn unload_adapter(&self, name: &str) -> Result<(), Fault> {
+        self.ask(|reply| Command::Leave(name.to_owned(), reply))
+    }
+
+    fn ask(&self, command: impl FnOnce(Sender<Result<(), Fault>>) -> Command) -> Result<(), Fault> {
+        self.ready()?;
+        let (reply, answer) = channel();
+        let gone = || Fault::Ended(self.shared.life.last_words());
+        self.commands.send(command(reply)).map_err(|_| gone())?;
+        answer.recv().map_err(|_| gone())?
     }
 
     /// Requests that are being served or wait.
@@ -309,6 +359,23 @@ impl Alive {
     /// What does.
     pub fn stats(&self) -> &Stats {
         &self.0.stats
+    }
+
+    /// The adapters that requests may have.
+    pub fn adapters(&self) -> Vec<Listed> {
+        self.0.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Says which adapters requests may have from here on.
+    pub fn list(&self, adapters: Vec<Listed>) {
+        *self.0.adapters.write().unwrap_or_else(PoisonError::into_inner) = adapters;
+    }
+
+    /// May an adapter be called so?
+    pub fn check_name(&self, name: &str) -> Result<(), Fault> {
+        let taken =
+            self.info().names.iter().any(|n| n == name) || self.adapters().iter().any(|a| a.name == name);
+        if taken { Err(Fault::Taken(name.into())) } else { Ok(()) }
     }
 
     /// Says why the engine ends. From here on it takes nothing more, and whoever gets no answer is told this.

@@ -55,7 +55,7 @@ pub fn time<B: Backend>(runner: &Runner<B>, limits: &Limits, page_len: usize) ->
         }
         let blocks = (0..(start + tokens).div_ceil(page_len) as u32).map(BlockId).collect();
         let (id, place, logits) = (SeqId(0), Place(0), Wanted::Last);
-        let part = Part { id, tokens: vec![0; tokens], start, blocks, place, logits };
+        let part = Part { id, tokens: vec![0; tokens], start, blocks, place, logits, adapter: None };
         let now = Instant::now();
         runner.logits(&Batch { parts: vec![part] })?;
         runner.backend().sync()?;

@@ -5,8 +5,10 @@ use std::ops::Range;
 use bytemuck::cast_slice_mut;
 use tallow_core::ops::TopK;
 use tallow_core::{Backend, Error, Reading, Step, StepPlan, Tensor};
+use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
 
+use crate::adapters::{AdapterId, Adapters, Fault};
 use crate::kv::{KvPool, KvShape};
 use crate::plan;
 use crate::sampler::{self, Choice, NotFinite, Sampler};
@@ -19,6 +21,7 @@ pub struct Runner<B: Backend> {
     decoder: Decoder<B>,
     kv: KvPool<B>,
     page_len: usize,
+    adapters: Adapters<B>,
 }
 
 /// What a part is sampled with.
@@ -43,7 +46,7 @@ impl<B: Backend> Runner<B> {
     /// A runner with an empty cache.
     pub fn new(b: B, decoder: Decoder<B>, shape: KvShape) -> Result<Runner<B>, Error> {
         let kv = KvPool::new(&b, decoder.spec(), shape)?;
-        Ok(Runner { b, decoder, kv, page_len: shape.page_len })
+        Ok(Runner { b, decoder, kv, page_len: shape.page_len, adapters: Adapters::default() })
     }
 
     /// The device.
@@ -54,6 +57,21 @@ impl<B: Backend> Runner<B> {
     /// The model.
     pub fn decoder(&self) -> &Decoder<B> {
         &self.decoder
+    }
+
+    /// Brings an adapter to the device, under an id that no other had.
+    pub fn adapt(&mut self, id: AdapterId, file: &AdapterFile) -> Result<(), Fault> {
+        let adapter = self.decoder.adapter(&self.b, file);
+        self.adapters.add(id, adapter.map_err(|e| Fault::Refused(e.to_string()))?);
+        Ok(())
+    }
+
+    pub(crate) fn adapters(&self) -> &Adapters<B> {
+        &self.adapters
+    }
+
+    pub(crate) fn adapters_mut(&mut self) -> &mut Adapters<B> {
+        &mut self.adapters
     }
 
     /// The logits of every token of a batch that wants them, in order.
@@ -80,7 +98,7 @@ impl<B: Backend> Runner<B> {
         see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
     ) -> Result<Tensor<B>, Error> {
         let step = Step { states: self.kv.states(places(batch)), ..plan::build(batch, self.page_len) };
-        let plan = StepPlan::new(&self.b, step)?;
+        let plan = StepPlan::new(&self.b, step)?.adapted(self.adapters.of(&batch.parts)?)?;
         let x = self.decoder.forward(&self.b, &plan, self.kv.layers(), see)?;
         self.decoder.logits(&self.b, &plan, &x) // [outputs, vocabulary]
     }

@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 
+use crate::adapters::Worn;
 use crate::pool::{BlockId, BlockPool, Chain};
 
 /// A sequence.
@@ -32,6 +33,8 @@ pub struct NewSeq {
     pub root: Chain,
     /// Are the logits of every prompt token wanted? Then nothing is taken from the prefix cache.
     pub all_logits: bool,
+    /// What is added to the model. Sequences that differ in it have no prefix in common, which is for `root` to say.
+    pub adapter: Option<Worn>,
 }
 
 /// A sequence in the scheduler.
@@ -54,6 +57,7 @@ struct Seq {
     /// Pages published or found.
     published: usize,
     all_logits: bool,
+    adapter: Option<Worn>,
     /// Prompt tokens that the prefix cache spared, the first time.
     cached: Option<usize>,
 }
@@ -75,7 +79,7 @@ impl Seq {
 }
 
 /// Tokens of one sequence that a step computes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Part {
     /// Whose.
     pub id: SeqId,
@@ -89,6 +93,8 @@ pub struct Part {
     pub place: Place,
     /// Which of these tokens' logits are wanted.
     pub logits: Wanted,
+    /// What is added to the model.
+    pub adapter: Option<Worn>,
 }
 
 /// Logits that a part is computed for.
@@ -113,7 +119,7 @@ impl Wanted {
 }
 
 /// What a step computes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// One part a sequence.
     pub parts: Vec<Part>,
@@ -144,6 +150,9 @@ pub enum Unfit {
         /// Tokens of the context.
         context: usize,
     },
+    /// It asks for an adapter that was unloaded.
+    #[error("the adapter is not loaded any more")]
+    NoAdapter,
     /// It has a token that the model does not know.
     #[error("the prompt has token {token}, and the model knows those under {vocab}")]
     Unknown {
@@ -236,6 +245,7 @@ impl Scheduler {
             after: new.root,
             published: 0,
             all_logits: new.all_logits,
+            adapter: new.adapter,
             cached: None,
         });
         Ok(())
@@ -469,5 +479,5 @@ fn part(seq: &Seq, rows: usize, page_len: usize) -> Part {
     };
     let blocks = seq.blocks[..end.div_ceil(page_len)].to_vec();
     let tokens = seq.tokens[start..end].to_vec();
-    Part { id: seq.id, tokens, start, blocks, place: seq.place, logits }
+    Part { id: seq.id, tokens, start, blocks, place: seq.place, logits, adapter: seq.adapter }
 }

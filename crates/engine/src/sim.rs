@@ -5,9 +5,11 @@
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
+use crate::adapters::{AdapterId, Fault, Listed, Worn};
 use crate::answer::{Answer, Said};
 use crate::handle::{
-    Alive, Command, Done, EngineHandle, Event, Failure, Finish, Info, Listener, Request, Submission, Timings,
+    Adoption, Alive, Command, Done, EngineHandle, Event, Failure, Finish, Info, Listener, Request,
+    Submission, Timings,
 };
 use crate::sampler::{Choice, Scored};
 use crate::scheduler::Unfit;
@@ -99,10 +101,32 @@ impl SimEngine {
             };
             match command {
                 Ok(Command::Submit(submission)) => self.take(*submission),
+                Ok(Command::Adapt(adoption, reply)) => drop(reply.send(self.adapt(*adoption))),
+                Ok(Command::Leave(name, reply)) => drop(reply.send(self.leave(&name))),
                 Ok(Command::Drain { within }) => self.drain = Some(Instant::now() + within),
                 Err(()) => return false,
             }
         }
+    }
+
+    /// Lists an adapter. What it would do to the model does not matter here.
+    fn adapt(&mut self, adoption: Adoption) -> Result<(), Fault> {
+        let Adoption { name, file, scale } = adoption;
+        self.alive.check_name(&name)?;
+        let mut all = self.alive.adapters();
+        let id = AdapterId(all.iter().map(|a| a.worn.id.0 + 1).max().unwrap_or(0));
+        all.push(Listed { name, path: file.path, worn: Worn { id, scale } });
+        self.alive.list(all);
+        Ok(())
+    }
+
+    fn leave(&mut self, name: &str) -> Result<(), Fault> {
+        let mut all = self.alive.adapters();
+        let before = all.len();
+        all.retain(|a| a.name != name);
+        let found = all.len() < before;
+        self.alive.list(all);
+        if found { Ok(()) } else { Err(Fault::Unknown(name.into())) }
     }
 
     fn take(&mut self, submission: Submission) {

@@ -92,6 +92,7 @@ fn start(path: &Path) -> EngineHandle {
         page_len: 4,
         pages: PAGES,
         sampling: Sampling::default(),
+        adapter_room: 0,
     };
     let limits = Limits { context: 64, slots: SLOTS, budget: 16, beside: 16, all_logits: 8, prefixes: true };
     let runner = move || {

@@ -31,7 +31,7 @@ fn alone<B: Backend>(b: B, model: &Model, dtype: DType, tokens: &[u32]) -> Vec<V
     let blocks = BlockPool::new(1, 256).take().into_iter().collect();
     let logits = Wanted::All { last: false };
     let (id, place) = (SeqId(0), Place(0));
-    let part = Part { id, tokens: tokens.to_vec(), start: 0, blocks, place, logits };
+    let part = Part { id, tokens: tokens.to_vec(), start: 0, blocks, place, logits, adapter: None };
     let logits = r.logits(&Batch { parts: vec![part] }).unwrap();
     let rows: Vec<f32> = r.backend().download(&logits).unwrap();
     rows.chunks_exact(logits.cols()).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
@@ -104,7 +104,14 @@ fn check<B: Backend>(
             let asked = &s.requests[i];
             let (tokens, max_new) =
                 (asked.tokens[..asked.prompt].to_vec(), asked.tokens.len() - asked.prompt);
-            let new = NewSeq { id: SeqId(i as u64), tokens, max_new, root: Chain::ROOT, all_logits: false };
+            let new = NewSeq {
+                id: SeqId(i as u64),
+                tokens,
+                max_new,
+                root: Chain::ROOT,
+                all_logits: false,
+                adapter: None,
+            };
             scheduler.submit(new).map_err(|e| TestCaseError::fail(e.to_string()))?;
         }
         let Some(mut batch) = scheduler.next_batch() else {
@@ -365,6 +372,7 @@ fn a_step_that_failed_can_be_done_again() {
             blocks: (0..3).map(|i| BlockId(3 * place + i)).collect(),
             place: Place(*place),
             logits: Wanted::All { last: false },
+            adapter: None,
         };
         Batch { parts: places.iter().map(part).collect() }
     };

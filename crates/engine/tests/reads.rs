@@ -21,7 +21,7 @@ type Shapes = Vec<(usize, usize)>;
 /// A part of a prompt from its beginning on.
 fn part(tokens: &[u32], logits: Wanted) -> Part {
     let (id, blocks, place) = (SeqId(0), vec![BlockId(0), BlockId(1)], Place(0));
-    Part { id, tokens: tokens.to_vec(), start: 0, blocks, place, logits }
+    Part { id, tokens: tokens.to_vec(), start: 0, blocks, place, logits, adapter: None }
 }
 
 fn decodes(tokens: &[u32], how: Sampling) -> (Part, Sampling, Vec<u32>) {

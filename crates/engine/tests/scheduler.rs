@@ -144,7 +144,7 @@ proptest! {
             for (id, asked) in waiting.extract_if(.., |(_, a)| a.at_step <= step) {
                 let root = asked.salt.map_or(Chain::ROOT, Chain::salted);
                 let (prompt, max_new) = (asked.prompt.len(), asked.max_new);
-                let new = NewSeq { id, tokens: asked.prompt.clone(), max_new, root, all_logits: asked.all_logits };
+                let new = NewSeq { id, tokens: asked.prompt.clone(), max_new, root, all_logits: asked.all_logits, adapter: None };
                 match s.submit(new) {
                     Ok(()) => {
                         let most = (prompt + max_new).min(s.context());
@@ -213,7 +213,7 @@ fn scheduler(context: usize, slots: usize, budget: usize, pages: usize) -> Sched
 }
 
 fn submit(s: &mut Scheduler, id: u64, tokens: Vec<u32>, max_new: usize) {
-    let new = NewSeq { id: SeqId(id), tokens, max_new, root: Chain::ROOT, all_logits: false };
+    let new = NewSeq { id: SeqId(id), tokens, max_new, root: Chain::ROOT, all_logits: false, adapter: None };
     s.submit(new).unwrap();
 }
 
@@ -300,7 +300,8 @@ fn prompts_to_be_scored_share_a_budget_of_their_own() {
     let mut s = scheduler(1000, 4, 64, 400);
     for (id, len, all_logits) in [(0, 100, true), (1, 2, true), (2, 100, false), (3, 100, true)] {
         let tokens = vec![10 + id as u32; len];
-        s.submit(NewSeq { id: SeqId(id), tokens, max_new: 1, root: Chain::ROOT, all_logits }).unwrap();
+        s.submit(NewSeq { id: SeqId(id), tokens, max_new: 1, root: Chain::ROOT, all_logits, adapter: None })
+            .unwrap();
     }
     let batch = step(&mut s).unwrap();
     let rows: Vec<(u64, usize)> = batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect();
@@ -329,7 +330,8 @@ fn salts_do_not_meet() {
     let mut s = scheduler(100, 8, 64, 100);
     for (id, root) in [(0, Chain::ROOT), (1, Chain::salted(5)), (2, Chain::salted(6)), (3, Chain::salted(5))]
     {
-        let new = NewSeq { id: SeqId(id), tokens: vec![1; 20], max_new: 1, root, all_logits: false };
+        let new =
+            NewSeq { id: SeqId(id), tokens: vec![1; 20], max_new: 1, root, all_logits: false, adapter: None };
         s.submit(new).unwrap();
     }
     while step(&mut s).is_some() {}
@@ -345,6 +347,7 @@ fn what_cannot_fit_is_refused_with_both_numbers() {
         max_new: 5,
         root: Chain::ROOT,
         all_logits: false,
+        adapter: None,
     };
     assert_eq!(s.submit(new(0)), Err(Unfit::Empty));
     assert_eq!(s.submit(new(40)), Err(Unfit::TooLong { prompt: 40, context: 40 }));

@@ -1,13 +1,14 @@
 //! [`Decoder`]: the one forward pass that all families share.
 
 use tallow_core::ops::{Eltwise, Embed, Epilogue, Head, Normalize, With};
-use tallow_core::{Backend, Linear, Norm, Result, Rope, StepPlan, Tensor, Weight};
+use tallow_core::{Adapter, Backend, Linear, Norm, Result, Rope, StepPlan, Tensor, Weight};
 
+use crate::adapter::{AdapterFile, Targets};
 use crate::blocks::cache::LayerCache;
 use crate::blocks::layer::Layer;
 use crate::blocks::side::Sides;
 use crate::blocks::{Context, Given};
-use crate::error::Result as LoadResult;
+use crate::error::{LoadError, Result as LoadResult};
 use crate::spec::DecoderSpec;
 use crate::weights::{Progress, Weights};
 use crate::{Model, weights};
@@ -23,6 +24,7 @@ pub struct Decoder<B: Backend> {
     norm: Norm<B>,
     head: Linear<B>,
     ropes: Vec<Rope<B>>,
+    targets: Option<Targets>,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -30,7 +32,8 @@ impl<B: Backend> Decoder<B> {
     pub fn load(b: &B, model: &Model, context: usize, progress: Progress<'_>) -> LoadResult<Decoder<B>> {
         let (spec, names) = (&model.spec, model.names());
         let mut w = Weights::new(b, model.source(), progress);
-        let decoder = Decoder::read(&mut w, spec, context, None)?;
+        let mut decoder = Decoder::read(&mut w, spec, context, None)?;
+        decoder.targets = Some(Targets::new(model, w.targets()));
         let past = spec.layers.len()..spec.layers.len() + spec.guessing;
         w.finish(model.family.name, |name| {
             let tied_head = spec.tied && name == weights::named(names.head);
@@ -65,7 +68,15 @@ impl<B: Backend> Decoder<B> {
             false => w.layer(&weights::named(names.head), spec.vocab, spec.dim)?,
         };
         let head = Linear { bias: w.bias(names.head, spec.vocab, spec.head_bias)?, ..head };
-        Ok(Decoder { spec: spec.clone(), embed, positions, sides, layers, norm, head, ropes })
+        Ok(Decoder { spec: spec.clone(), embed, positions, sides, layers, norm, head, ropes, targets: None })
+    }
+
+    /// Brings an adapter for this model to its device.
+    pub fn adapter(&self, b: &B, file: &AdapterFile) -> LoadResult<Adapter<B>> {
+        match &self.targets {
+            Some(targets) => file.load(b, targets),
+            None => Err(LoadError::unsupported(&file.path, "an adapter", "the model writes with an encoder")),
+        }
     }
 
     /// What it was made from.

@@ -4,6 +4,7 @@
 //! [`decoder::Decoder`] brings it to a device and runs it, out of shared [`blocks`]. An [`encoder::Encoder`] is the
 //! same for models that write nothing.
 
+pub mod adapter;
 pub mod blocks;
 pub mod convert;
 pub mod decoder;

@@ -7,6 +7,8 @@ use crate::blocks::rope::RopeSpec;
 /// A decoder: an embedding, layers, a norm, a head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderSpec {
+    /// Have GGUF files of the family queries and keys in another order than the files of its makers?
+    pub reordered: bool,
     /// Rows of the embedding: token ids are under it.
     pub vocab: usize,
     /// Elements of a hidden state.

@@ -15,9 +15,10 @@ use std::collections::BTreeSet;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
-use tallow_core::{Backend, Error, HostWeight, Linear, Memory, Norm, Tensor, Weight};
+use tallow_core::{Backend, Error, HostWeight, Linear, Memory, Norm, Site, Tensor, Weight};
 use tallow_quant::Format;
 
+use crate::adapter::Target;
 use crate::error::{LoadError, Result};
 use crate::formats::grouped::Grouped;
 use crate::formats::names::{Layout, Names, is_redundant, of_layer};
@@ -25,6 +26,7 @@ use crate::formats::{Checkpoint, Kind, Stored};
 use crate::recipe::Quantizing;
 use crate::spec::{Bias, NormSpec};
 
+use parts::Runs;
 pub(crate) use parts::by_head;
 use passing::Passing;
 pub(crate) use passing::not_finite;
@@ -40,6 +42,7 @@ pub struct Weights<'a, B: Backend> {
     b: &'a B,
     source: Source<'a>,
     used: BTreeSet<String>,
+    targets: Vec<Target>,
     done: usize,
     total: usize,
     progress: Progress<'a>,
@@ -109,7 +112,8 @@ pub(crate) fn named(name: &str) -> String {
 
 impl<'a, B: Backend> Weights<'a, B> {
     pub(crate) fn new(b: &'a B, source: Source<'a>, progress: Progress<'a>) -> Weights<'a, B> {
-        Weights { b, source, used: BTreeSet::new(), done: 0, total: source.bytes(), progress }
+        let (used, targets, total) = (BTreeSet::new(), Vec::new(), source.bytes());
+        Weights { b, source, used, targets, done: 0, total, progress }
     }
 
     /// Where they go.
@@ -281,7 +285,8 @@ impl<'a, B: Backend> Weights<'a, B> {
         let shape = [1, cols];
         let stored = self.stored(&name, if flat { &shape[1..] } else { &shape[..] })?;
         let weight = self.single(&name, stored, 1)?;
-        Ok(Linear::new(weight, None).from(self.called(&name), 0, 1))
+        let site = self.target(&of_layer(pattern, i), (1, cols), None);
+        Ok(Linear { site: Some(site), ..Linear::new(weight, None).from(self.called(&name), 0, 1) })
     }
 
     /// A linear layer's matrix that the file has in another order, put right by `arrange`.
@@ -418,7 +423,23 @@ impl<'a, B: Backend> Weights<'a, B> {
                 Linear::new(weight, None).from(self.called(&named(&name)), 0, 1)
             }
         };
-        Ok(Linear { bias: self.bias(&name, rows, bias)?, ..layer })
+        let site = self.target(&name, (rows, cols), None);
+        Ok(Linear { bias: self.bias(&name, rows, bias)?, site: Some(site), ..layer })
+    }
+
+    /// Notes a layer that adapters may add to: the tensor of that name and shape, or those of its rows.
+    fn target(&mut self, name: &str, shape: (usize, usize), runs: Option<Runs>) -> Site {
+        let tensor = named(name);
+        let format = self.find(&tensor).and_then(|(name, stored)| self.source.format(name, stored));
+        let blocks = format.is_some_and(|format| !format.is_plain());
+        let site = Site(u32::try_from(self.targets.len()).unwrap_or(u32::MAX));
+        self.targets.push(Target { name: name.into(), shape, runs, blocks });
+        site
+    }
+
+    /// The layers so far that adapters may add to, by their sites.
+    pub(crate) fn targets(&self) -> Vec<Target> {
+        self.targets.clone()
     }
 
     /// A norm of layer `i`.

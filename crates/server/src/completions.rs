@@ -116,11 +116,11 @@ pub(crate) async fn completions(
     let job = prepare(&server, request, |server, body| {
         let CompletionRequest { prompts, echo, generation } = parse_completion_request(body)?;
         let info = server.model.handle.info();
-        generation.fit(info)?;
+        let adapter = generation.fit(&server.model.handle)?;
         let prompts = prompts.into_iter().map(|given| given.prompt(echo, &info.tokenizer));
         let prompts = prompts.collect::<Result<_, _>>()?;
         let max_new = generation.max_tokens.or(server.model.max_tokens).unwrap_or(USUAL_TOKENS);
-        Job::new(generation, Form::Completion, prompts, max_new, info)
+        Job::new(generation, Form::Completion, prompts, max_new, (adapter, info))
     });
     run(&server, job.await?).await
 }

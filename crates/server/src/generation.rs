@@ -3,9 +3,11 @@
 use std::hash::{BuildHasher, RandomState};
 
 use serde_json::Value;
-use tallow_engine::handle::{Info, Request};
+use tallow_engine::adapters::Worn;
+use tallow_engine::handle::{EngineHandle, Info, Request};
 use tallow_engine::sampler::Sampling;
 
+use crate::adapters::{self, Wanted};
 use crate::errors::ApiError;
 use crate::fields::{Fields, number, text, whole, wrong};
 
@@ -44,6 +46,7 @@ pub(crate) struct Generation {
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
     bias: Vec<(u32, f32)>,
+    lora: Option<Wanted>,
 }
 
 impl Generation {
@@ -72,21 +75,21 @@ impl Generation {
             presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?,
             frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?,
             bias: bias(fields)?,
+            lora: Wanted::take(fields)?,
         })
     }
 
-    /// Checks what only the model knows.
-    pub(crate) fn fit(&self, info: &Info) -> Result<(), ApiError> {
-        if let Some(model) = self.model.as_ref().filter(|model| !info.names.contains(model)) {
-            return Err(ApiError::no_model(model, &info.names));
-        }
+    /// Checks what only the model knows, and finds the adapter that is asked for.
+    pub(crate) fn fit(&self, handle: &EngineHandle) -> Result<Option<Worn>, ApiError> {
+        let (info, adapter) = (handle.info(), adapters::chosen(handle, self.model.as_deref(), self.lora)?);
         let known = |path: String, id: u32| match (id as usize) < info.vocab {
             true => Ok(()),
             false => Err(unknown_token(path, id, info.vocab)),
         };
         let mut stops = self.stop_tokens.iter().enumerate();
         stops.try_for_each(|(i, id)| known(format!("stop_token_ids[{i}]"), *id))?;
-        self.bias.iter().try_for_each(|(id, _)| known(format!("logit_bias.{id}"), *id))
+        self.bias.iter().try_for_each(|(id, _)| known(format!("logit_bias.{id}"), *id))?;
+        Ok(adapter)
     }
 
     /// What the engine is to do with a prompt, for each of its answers. `random` is a seed for those who gave none.
@@ -95,6 +98,7 @@ impl Generation {
         prompt: &[u32],
         max_new: usize,
         score_prompt: bool,
+        adapter: Option<Worn>,
         info: &Info,
     ) -> impl Iterator<Item = Request> {
         let seed = self.seed.map_or_else(|| RandomState::new().hash_one(0), |seed| seed as u64);
@@ -107,6 +111,7 @@ impl Generation {
             ignore_end: self.ignore_end,
             salt: self.salt.clone(),
             score_prompt,
+            adapter,
         })
     }
 

@@ -3,6 +3,7 @@
 //! It maps what clients send to requests of the engine, and the engine's events to what clients are told. It knows no
 //! tensor, and nothing below it knows JSON.
 
+mod adapters;
 mod answers;
 mod base64;
 mod body;
@@ -29,6 +30,7 @@ mod tokens;
 pub mod transcript;
 mod wire;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,6 +53,8 @@ pub struct Settings {
     pub allow_origins: Vec<String>,
     /// May requests give values to the chat template?
     pub template_values: bool,
+    /// The folder beneath which adapters lie that clients may have loaded, if they may.
+    pub adapters: Option<PathBuf>,
     /// How long requests that are under way may take once the server is to stop.
     pub drain: Duration,
 }
@@ -62,6 +66,7 @@ impl Default for Settings {
             allow_hosts: Vec::new(),
             allow_origins: Vec::new(),
             template_values: false,
+            adapters: None,
             drain: Duration::from_secs(30),
         }
     }

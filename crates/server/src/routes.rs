@@ -16,7 +16,9 @@ use crate::connection::contained;
 use crate::errors::{ApiError, quoted, respond};
 use crate::guard::{REQUEST_ID, is_preflight, request_id};
 use crate::state::{self, Server};
-use crate::{Served, ServedEncoder, ServedSpeech, chat, completions, embeddings, rerank, speech, tokens};
+use crate::{
+    Served, ServedEncoder, ServedSpeech, adapters, chat, completions, embeddings, rerank, speech, tokens,
+};
 
 /// What a model that writes text is asked for.
 pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
@@ -27,6 +29,9 @@ pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
         .route("/v1/completions", post(completions::completions))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .route("/v1/load_lora_adapter", post(adapters::load))
+        .route("/v1/unload_lora_adapter", post(adapters::unload))
+        .route("/lora-adapters", get(adapters::list))
         .route("/v1/embeddings", any(other))
         .route("/v1/rerank", any(other))
         .route("/v1/audio/{*what}", any(deaf))
@@ -134,34 +139,39 @@ async fn wrong_method(request: Request) -> ApiError {
 }
 
 #[derive(Serialize)]
-struct Models<'a> {
+struct Models {
     object: &'static str,
-    data: Vec<Model<'a>>,
+    data: Vec<Model>,
 }
 
 /// A model as clients see it.
 #[derive(Serialize)]
-struct Model<'a> {
-    id: &'a str,
+struct Model {
+    id: String,
     object: &'static str,
     created: u64,
     owned_by: &'static str,
     /// What it goes by first.
-    root: Option<&'a str>,
+    root: Option<String>,
+    /// Of an adapter, the model that it is for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<String>,
     max_model_len: usize,
 }
 
-fn list<M: state::Model>(server: &Server<M>) -> Vec<Model<'_>> {
-    let (names, context) = (server.model.names(), server.model.context());
-    let model = |id| Model {
-        id,
-        object: "model",
-        created: server.since,
-        owned_by: "tallow",
-        root: names.first().map(String::as_str),
-        max_model_len: context,
+fn list<M: state::Model>(server: &Server<M>) -> Vec<Model> {
+    let (names, max_model_len) = (server.model.names(), server.model.context());
+    let first = names.first();
+    let (object, created, owned_by) = ("model", server.since, "tallow");
+    let model = |id: &String| {
+        let (id, root, parent) = (id.clone(), first.cloned(), None);
+        Model { id, object, created, owned_by, root, parent, max_model_len }
     };
-    names.iter().map(|name| model(name)).collect()
+    let adapter = |id: String| {
+        let (root, parent) = (Some(id.clone()), first.cloned());
+        Model { id, object, created, owned_by, root, parent, max_model_len }
+    };
+    names.iter().map(model).chain(server.model.adapters().into_iter().map(adapter)).collect()
 }
 
 async fn models<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
@@ -173,8 +183,10 @@ async fn model<M: state::Model>(
     path: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     let Path(asked) = path.map_err(|e| ApiError::bad(e.body_text()))?;
-    let found = list(&server).into_iter().find(|model| model.id == asked);
-    respond(&found.ok_or_else(|| ApiError::no_model(&asked, server.model.names()))?)
+    let all = list(&server);
+    let names: Vec<String> = all.iter().map(|model| model.id.clone()).collect();
+    let found = all.into_iter().find(|model| model.id == asked);
+    respond(&found.ok_or_else(|| ApiError::no_model(&asked, &names))?)
 }
 
 #[derive(Serialize)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use axum::response::Response;
+use tallow_engine::adapters::Worn;
 use tallow_engine::handle::{Info, Request};
 
 use crate::answers::{Answers, Echo, Followed, Part};
@@ -36,7 +37,7 @@ impl Job {
         form: Form,
         prompts: Vec<Prompt>,
         max_new: usize,
-        info: &Info,
+        (adapter, info): (Option<Worn>, &Info),
     ) -> Result<Job, ApiError> {
         let param = if form == Form::Chat { "messages" } else { "prompt" };
         let (choices, places) = (prompts.len() * generation.n, info.slots + info.queue);
@@ -63,7 +64,7 @@ impl Job {
             let score_prompt = echo.is_some() && wants_tokens;
             let echo = echo.map(|text| Echo { text, first: wants_tokens.then_some(first) });
             let max_new = max_new.min(info.context - ids.len());
-            let same = generation.requests(&ids, max_new, score_prompt, info);
+            let same = generation.requests(&ids, max_new, score_prompt, adapter, info);
             requests.extend(same.map(|request| (request, echo.clone())));
         }
         Ok(Job { form, generation, requests })

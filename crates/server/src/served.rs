@@ -85,6 +85,10 @@ impl Model for Served {
         &self.handle.info().names
     }
 
+    fn adapters(&self) -> Vec<String> {
+        self.handle.adapters().into_iter().map(|a| a.name).collect()
+    }
+
     fn context(&self) -> usize {
         self.handle.info().context
     }

@@ -20,6 +20,10 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
     /// Names it goes by; the first is the real one.
     fn names(&self) -> &[String];
+    /// Names of adapters that go for its own.
+    fn adapters(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// Tokens that a sequence may have.
     fn context(&self) -> usize;
     /// Does its engine take requests? If not, why.

@@ -6,9 +6,10 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
-use tallow_engine::handle::Info;
+use tallow_engine::handle::EngineHandle;
 use tallow_models::tokenizer::{Around, Shown};
 
+use crate::adapters;
 use crate::body::prepare;
 use crate::completions::tokens;
 use crate::errors::{ApiError, respond};
@@ -38,7 +39,7 @@ pub(crate) async fn tokenize(
     prepare(&server, request, |server, body| {
         let info = server.model.handle.info();
         let mut fields = Fields::body(body)?;
-        check_model(&mut fields, info)?;
+        check_model(&mut fields, &server.model.handle)?;
         let with_texts = fields.flag("return_token_strs")?.unwrap_or(false);
         let prompt = fields.text("prompt")?;
         let tokens = match prompt {
@@ -72,7 +73,7 @@ pub(crate) async fn detokenize(
     prepare(&server, request, |server, body| {
         let info = server.model.handle.info();
         let mut fields = Fields::body(body)?;
-        check_model(&mut fields, info)?;
+        check_model(&mut fields, &server.model.handle)?;
         let ids = match fields.take("tokens") {
             Some(Value::Array(ids)) => tokens("tokens", ids)?,
             other => {
@@ -88,9 +89,6 @@ pub(crate) async fn detokenize(
     .await
 }
 
-fn check_model(fields: &mut Fields, info: &Info) -> Result<(), ApiError> {
-    match fields.text("model")? {
-        Some(model) if !info.names.contains(&model) => Err(ApiError::no_model(&model, &info.names)),
-        _ => Ok(()),
-    }
+fn check_model(fields: &mut Fields, handle: &EngineHandle) -> Result<(), ApiError> {
+    adapters::chosen(handle, fields.text("model")?.as_deref(), None).map(drop)
 }

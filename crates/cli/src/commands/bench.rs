@@ -15,6 +15,7 @@ use crate::Failed;
 use crate::args::{Bench, DeviceArgs};
 use crate::device::{Measured, Speeds};
 use crate::load::{self, DEMO};
+use crate::lora::Lora;
 use crate::memory::size;
 use crate::settings::Sources;
 use crate::solo::{Setup, Solo, Task, alone};
@@ -64,6 +65,8 @@ pub(super) struct Test {
     pub depth: usize,
     /// That many sequences do so side by side.
     pub sequences: usize,
+    /// They have adapters.
+    pub adapted: bool,
 }
 
 impl Test {
@@ -82,9 +85,25 @@ fn tests(args: &Bench) -> Vec<Test> {
     let mut tests = Vec::new();
     for depth in args.n_depth.iter().copied() {
         for sequences in args.sequences.iter().copied() {
-            let prompts = args.n_prompt.iter().map(|n| Test { prompt: *n, generated: 0, depth, sequences });
-            let answers = args.n_gen.iter().map(|n| Test { prompt: 0, generated: *n, depth, sequences });
-            tests.extend(prompts.chain(answers).filter(|t| t.tokens() > 0));
+            let prompts = args.n_prompt.iter().map(|n| Test {
+                prompt: *n,
+                generated: 0,
+                depth,
+                sequences,
+                adapted: false,
+            });
+            let answers = args.n_gen.iter().map(|n| Test {
+                prompt: 0,
+                generated: *n,
+                depth,
+                sequences,
+                adapted: false,
+            });
+            let plain = prompts.chain(answers).filter(|t| t.tokens() > 0);
+            let adapted = (!args.lora.is_empty()).then_some(true);
+            tests.extend(
+                plain.flat_map(|t| [Some(t), adapted.map(|adapted| Test { adapted, ..t })]).flatten(),
+            );
         }
     }
     tests
@@ -130,7 +149,11 @@ impl Task for Measuring<'_> {
             return explain(&mut solo, self.model, longest);
         }
         let yardstick = solo.backend().yardstick()?;
+        let adapters = Lora::open_all(&self.args.lora)?;
+        let worn = adapters.iter().enumerate().map(|(i, adoption)| solo.adapt(i, adoption));
+        let worn = worn.collect::<Result<Vec<_>, _>>()?;
         for test in std::mem::take(&mut self.tests) {
+            solo.wear(if test.adapted { &worn } else { &[] });
             self.test(test, &mut solo, &yardstick)?;
         }
         Ok(())
@@ -181,6 +204,7 @@ pub(super) fn label(test: Test) -> String {
     let what =
         if test.generated > 0 { format!("tg{}", test.generated) } else { format!("pp{}", test.prompt) };
     let what = if test.depth > 0 { format!("{what} @ d{}", test.depth) } else { what };
+    let what = if test.adapted { format!("{what} + lora") } else { what };
     if test.sequences > 1 { format!("{what} x {}", test.sequences) } else { what }
 }
 

@@ -9,6 +9,7 @@ use crate::Failed;
 use crate::args::Run;
 use crate::chat::{Answered, Talk, speed, writer};
 use crate::load::{self, DEMO, Note};
+use crate::lora::{self, Lora};
 use crate::screen;
 use crate::settings::{Defaults, Flags, Sources, resolve};
 
@@ -20,6 +21,9 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     let how = load::How::new(sources, args.engine.offline, args.engine.quant)?;
     let opened = match load::any(name, how)? {
         AnyModel::Decoder(model) => load::opened(name, *model)?,
+        _ if args.lora.is_some() => {
+            return Err(Failed::new("--lora: the model has an encoder, and takes no adapters"));
+        }
         AnyModel::Scribe(_) if chat => {
             return Err(Failed::new(
                 "the model answers one prompt at a time: give it one, as `tallow run MODEL PROMPT`",
@@ -30,8 +34,11 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
         AnyModel::Encoder(_) => load::open(name, how)?,
     };
     let flags = Flags { engine: args.engine, sampling: args.sampling, ..Flags::default() };
-    let config = opened.after_words(resolve(sources, &flags, &opened.generation, Defaults::CHAT))?;
+    let mut config = opened.after_words(resolve(sources, &flags, &opened.generation, Defaults::CHAT))?;
+    let adapters = Lora::open_all(args.lora.as_slice())?;
+    config.adapter_room = lora::bytes(&adapters);
     let handle = opened.start(&config, vec![opened.name.clone()], &Note::show)?;
+    lora::load(&handle, adapters)?;
     let words = opened.words()?;
     let templates = words.templates.as_ref().filter(|_| !args.raw);
     let max_tokens = config.max_tokens.as_ref().map(|s| s.value);

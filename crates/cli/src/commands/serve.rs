@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 use crate::args::{SampleArgs, Serve};
 use crate::encoder::{self, Place, Running};
 use crate::load::{self, DEMO, Note};
+use crate::lora::{self, Lora};
 use crate::settings::{Defaults, Flags, Sources, resolve};
 use crate::{Failed, env, screen, scribe};
 
@@ -27,6 +28,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         allow_hosts: args.allow_host.clone(),
         allow_origins: args.allow_origin.clone(),
         template_values: args.allow_template_kwargs,
+        adapters: args.lora_dir.as_deref().map(lora::folder).transpose()?,
         drain: Duration::from_secs(drain),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -36,6 +38,9 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let how = load::How::new(sources, args.engine.offline, args.engine.quant)?;
     let opened = match load::any(name, how)? {
         AnyModel::Decoder(model) => load::opened(name, *model)?,
+        _ if !args.lora.is_empty() || args.lora_dir.is_some() => {
+            return Err(Failed::new("--lora: the model has an encoder, and takes no adapters"));
+        }
         AnyModel::Encoder(model) => {
             let handle = start_encoder(&model, name, &args, sources)?;
             announce(name, &listener, &settings)?;
@@ -53,9 +58,14 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         }
     };
     let config = resolve(sources, &Flags::of_server(&args), &opened.generation, Defaults::API);
-    let config = opened.after_words(config)?;
+    let mut config = opened.after_words(config)?;
+    let adapters = Lora::open_all(&args.lora)?;
+    let for_clients =
+        args.lora_dir.as_ref().map_or(0, |_| args.lora_memory.unwrap_or(512).saturating_mul(1 << 20));
+    config.adapter_room = lora::bytes(&adapters).saturating_add(for_clients);
     let names = std::iter::once(opened.name.clone()).chain(args.alias).collect();
     let handle = opened.start(&config, names, &Note::log)?;
+    lora::load(&handle, adapters)?;
     announce(&opened.name, &listener, &settings)?;
     let served = Served {
         handle: handle.clone(),

@@ -4,13 +4,13 @@ use crate::ops::{Columns, Epilogue, Ffn, Glu, Head, Moe, Normalize, Project, Pro
 use crate::{Activation, Backend, Expert, Format, Linear, Norm, NormKind, ShareOf, Tensor, compose};
 
 /// A norm on the host and on the device.
-fn norm<B: Backend>(t: &Bench<'_, B>, width: usize) -> Result<(Host, Norm<B>), String> {
+pub(super) fn norm<B: Backend>(t: &Bench<'_, B>, width: usize) -> Result<(Host, Norm<B>), String> {
     let weight = Host::random(21, 1, width);
     let by = Norm { kind: NormKind::Rms, weight: t.up(&weight)?, bias: None, eps: 1e-5 };
     Ok((weight, by))
 }
 
-fn normed(x: &Host, weight: &Host) -> Host {
+pub(super) fn normed(x: &Host, weight: &Host) -> Host {
     let norm = Normed { kind: NormKind::Rms, weight, bias: None, eps: 1e-5 };
     let row = |r| norm.row(&x.row(r).iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
     Host { data: (0..x.rows).flat_map(row).map(|y| y as f32).collect(), ..*x }

@@ -9,6 +9,7 @@
 //!
 //! Sizes are odd on purpose, views are strided, batches are ragged and may be empty.
 
+mod adapters;
 mod attention;
 mod blocks;
 mod memory;
@@ -110,6 +111,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         case("convolve", |b, s| recurrent::convolve(&Bench { b, suite: s })),
         case("delta", |b, s| recurrent::delta(&Bench { b, suite: s })),
         case("project_many", |b, s| blocks::project_many(&Bench { b, suite: s })),
+        case("adapt", |b, s| adapters::adapt(&Bench { b, suite: s })),
         case("ffn", |b, s| blocks::ffn(&Bench { b, suite: s })),
         case("moe", |b, s| blocks::moe(&Bench { b, suite: s })),
         case("moe_alone", |b, s| blocks::moe_alone(&Bench { b, suite: s })),

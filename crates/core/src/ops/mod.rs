@@ -3,6 +3,7 @@
 //! `check` is written once for all devices: after it, a backend may rely on shapes and types, and a step can fail only
 //! by the device. Activations are `f32`; weights and caches are what they are.
 
+mod adapt;
 mod attend;
 mod columns;
 mod convolve;
@@ -27,6 +28,7 @@ mod topk;
 
 use std::fmt;
 
+pub use adapt::{Adapt, Addition};
 pub use attend::Attend;
 pub use columns::Columns;
 pub use convolve::{Convolve, MOST_KERNEL};

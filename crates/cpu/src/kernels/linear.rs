@@ -151,14 +151,22 @@ pub(crate) struct Product<'a> {
     pub rounded: Option<Rounded<'a>>,
 }
 
-/// Some outputs of a linear layer.
+/// What the outputs of a linear layer are added to.
+#[derive(Clone, Copy)]
+pub(crate) enum Onto<'a> {
+    Nothing,
+    /// [rows, outputs]
+    Residual(Mat<'a, f32>),
+    /// What is in their place already.
+    Themselves,
+}
+
+/// A linear layer for some rows.
 pub(crate) struct LinearTask<'a> {
     pub of: Product<'a>,
     /// Which rows. What the product has of others is not touched.
     pub rows: Range<usize>,
-    /// Which outputs.
-    pub outputs: Range<usize>,
-    /// [rows, outputs]. Nobody else writes the columns of `outputs`.
+    /// [rows, outputs]. Nobody else writes these rows of it.
     pub out: MatMut<'a, f32>,
     /// [1, outputs]
     pub bias: Option<Mat<'a, f32>>,
@@ -166,8 +174,20 @@ pub(crate) struct LinearTask<'a> {
     pub scale: f32,
     /// `cap * tanh(y / cap)`
     pub softcap: Option<f32>,
-    /// [rows, outputs], added last.
-    pub residual: Option<Mat<'a, f32>>,
+    /// What they are added to last.
+    pub onto: Onto<'a>,
+}
+
+impl<'a> LinearTask<'a> {
+    /// The product and nothing more.
+    pub(crate) fn plain(of: Product<'a>, rows: Range<usize>, out: MatMut<'a, f32>) -> LinearTask<'a> {
+        LinearTask { of, rows, out, bias: None, scale: 1.0, softcap: None, onto: Onto::Nothing }
+    }
+
+    /// About how many multiplications it takes.
+    pub(crate) fn cost(&self) -> usize {
+        self.rows.len() * self.out.cols * self.of.w.cols()
+    }
 }
 
 /// Rows, as many at a time as their sums stay near.
@@ -175,17 +195,17 @@ pub(super) fn blocks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     rows.clone().step_by(TOKENS).map(move |first| first..rows.end.min(first + TOKENS))
 }
 
-/// Computes the task's outputs for its rows.
-pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, room: &mut Room) {
-    if t.outputs.is_empty() {
+/// Computes some of the task's outputs, which nobody else does.
+pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, room: &mut Room) {
+    if outputs.is_empty() {
         return;
     }
-    let pairs = t.outputs.start / PAIR..t.outputs.end.div_ceil(PAIR);
+    let pairs = outputs.start / PAIR..outputs.end.div_ceil(PAIR);
     for rows in blocks(t.rows.clone()) {
         for pair in pairs.clone() {
             multiply(k, &t.of, pair, rows.clone(), room);
             // What of the pair is ours.
-            let at = t.outputs.start.max(pair * PAIR)..t.outputs.end.min((pair + 1) * PAIR);
+            let at = outputs.start.max(pair * PAIR)..outputs.end.min((pair + 1) * PAIR);
             let sums = &room.sums;
             (k.finish)(&Finish { task: t, sums, rows: rows.clone(), outputs: at, first: pair * PAIR });
         }
@@ -248,7 +268,7 @@ pub(super) unsafe fn finish<S: Simd>(f: &Finish<'_>) {
             // SAFETY: the address alone is used, of what is ours.
             let out = unsafe { t.out.part(ahead, at.clone()) };
             fetch(out);
-            if let Some(residual) = t.residual {
+            if let Onto::Residual(residual) = t.onto {
                 fetch(&residual.row(ahead)[at.clone()]);
             }
         }
@@ -266,10 +286,18 @@ pub(super) unsafe fn finish<S: Simd>(f: &Finish<'_>) {
         }
         // SAFETY: the task's outputs are ours alone.
         let out = unsafe { t.out.part(row, at.clone()) };
+        let residual = match t.onto {
+            Onto::Residual(residual) => Some(&residual.row(row)[at.clone()]),
+            Onto::Nothing => None,
+            Onto::Themselves => {
+                out.iter_mut().zip(&y[ours.clone()]).for_each(|(out, y)| *out += y);
+                continue;
+            }
+        };
         match (out.first_chunk_mut::<PAIR>(), y.first_chunk::<PAIR>()) {
             // Of a length that is known.
-            (Some(out), Some(y)) => put(out, y, t.residual.map(|r| &r.row(row)[at.clone()])),
-            _ => put(out, &y[ours.clone()], t.residual.map(|r| &r.row(row)[at.clone()])),
+            (Some(out), Some(y)) => put(out, y, residual),
+            _ => put(out, &y[ours.clone()], residual),
         }
     }
 }

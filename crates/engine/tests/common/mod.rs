@@ -43,6 +43,7 @@ pub(crate) fn info(model: &Model, pages: usize) -> Info {
         page_len: 4,
         pages,
         sampling: Sampling::default(),
+        adapter_room: 1 << 20,
     }
 }
 

@@ -1,8 +1,6 @@
 //! Attention: joint projection, preparation, the op, projection back.
 
-use tallow_core::ops::{
-    Attend, Copy, Eltwise, Epilogue, Normalize, Project, ProjectMany, QkvPrep, Rotate, With,
-};
+use tallow_core::ops::{Attend, Copy, Eltwise, Epilogue, Normalize, QkvPrep, Rotate, With};
 use tallow_core::{AttnSpec, Backend, Heads, Linear, Norm, QkNorm, Result, Tensor};
 
 use super::{Context, distance};
@@ -86,7 +84,7 @@ impl<B: Backend> Attention<B> {
     ) -> Result<Tensor<B>> {
         let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
         let rope = |i: Option<usize>| i.and_then(|i| cx.ropes.get(i));
-        let all = b.run(ProjectMany { x, norm, by: &self.qkv })?;
+        let all = cx.project_many(x, norm, &self.qkv)?;
         let qkv = all.col_range(0..heads.qkv_cols()); // [tokens, (q + 2 kv) * dim]
         if let Some(norms) = &self.own_norms {
             norms.apply(b, &qkv, heads)?;
@@ -105,7 +103,7 @@ impl<B: Backend> Attention<B> {
             let gates = all.col_range(heads.qkv_cols()..all.cols());
             mixed = b.run(Eltwise { x: &mixed, with: With::Gate(&gates) })?;
         }
-        b.run(Project { x: &mixed, by: &self.o, then })
+        cx.project(&mixed, &self.o, then)
     }
 }
 

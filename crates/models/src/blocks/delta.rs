@@ -1,6 +1,6 @@
 //! Heads that keep a matrix of their sequence each, and correct it token by token, in place of attention.
 
-use tallow_core::ops::{Convolve, Delta as Recall, Epilogue, Glu, Normalize, Project, ProjectMany};
+use tallow_core::ops::{Convolve, Delta as Recall, Epilogue, Glu, Normalize};
 use tallow_core::{Activation, Backend, DeltaHeads, Forgetting, Linear, Norm, NormKind, Result, Tensor};
 
 use super::Context;
@@ -77,7 +77,7 @@ impl<B: Backend> Delta<B> {
     ) -> Result<Tensor<B>> {
         let (b, plan, heads, state) = (cx.b, cx.plan, self.heads, cx.cache.state()?);
         let (cols, keys, values) = (heads.cols(), 2 * heads.key_cols(), heads.value_cols());
-        let all = b.run(ProjectMany { x, norm, by: &self.parts })?; // [tokens, columns + values + 2 * heads]
+        let all = cx.project_many(x, norm, &self.parts)?; // [tokens, columns + values + 2 * heads]
         let x = all.col_range(0..cols);
         let seen = b.run(Convolve { x: &x, by: &self.kernel, window: state.window, plan })?; // [tokens, columns]
         let qk = b.run(Normalize { x: &seen.col_range(0..keys), by: &self.unit, residual: None })?;
@@ -88,7 +88,7 @@ impl<B: Backend> Delta<B> {
         let y = b.run(Normalize { x: &y, by: &self.norm, residual: None })?;
         let gate = all.col_range(cols..cols + values);
         let y = b.run(Glu { gate: &gate, up: Some(&y), act: Activation::Silu })?;
-        b.run(Project { x: &y, by: &self.o, then })
+        cx.project(&y, &self.o, then)
     }
 }
 

@@ -3,7 +3,7 @@
 //! A head's keys and values are products of that row. So instead of widening every row of the cache, queries are taken
 //! through the keys' matrix once, attention works on the rows as they are, and what it gives goes through the values'.
 
-use tallow_core::ops::{Attend, Copy, Epilogue, KvWrite, Normalize, Project, ProjectMany, Rotate};
+use tallow_core::ops::{Attend, Copy, Epilogue, KvWrite, Normalize, Project, Rotate};
 use tallow_core::{AttnSpec, Backend, DType, Heads, Linear, Norm, Result, Tensor};
 
 use super::Context;
@@ -75,7 +75,7 @@ impl<B: Backend> Latent<B> {
         let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
         let normed = norm.map(|by| b.run(Normalize { x, by, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
-        let (mut q, mut k) = (self.queries(b, x)?, self.keys(b, x)?); // [tokens, q * dim], [tokens, dim]
+        let (mut q, mut k) = (self.queries(cx, x)?, self.keys(cx, x)?); // [tokens, q * dim], [tokens, dim]
         if let Some(by) = self.rope.and_then(|i| cx.ropes.get(i)) {
             // What turns is in front in each head.
             let turn =
@@ -85,18 +85,19 @@ impl<B: Backend> Latent<B> {
         b.run(KvWrite { k: &k, v: &k, heads, kv, plan })?;
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
         let values = self.values(b, &mixed)?; // [tokens, q * value]
-        b.run(Project { x: &values, by: &self.o, then })
+        cx.project(&values, &self.o, then)
     }
 
     /// What turns of each head's queries, and the rest brought to the width of the row.
-    fn queries(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
+    fn queries(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let b = cx.b;
         let LatentSpec { plain, turned, .. } = self.latent;
         let q = match &self.q_down {
-            None => b.run(Project { x, by: &self.q, then: Epilogue::NONE })?,
+            None => cx.project(x, &self.q, Epilogue::NONE)?,
             Some((down, norm)) => {
-                let narrow = b.run(Project { x, by: down, then: Epilogue::NONE })?; // [tokens, narrow]
+                let narrow = cx.project(x, down, Epilogue::NONE)?; // [tokens, narrow]
                 let by = std::slice::from_ref(&self.q);
-                b.run(ProjectMany { x: &narrow, norm: Some(norm), by })?
+                cx.project_many(&narrow, Some(norm), by)?
             }
         }; // [tokens, q * (plain + turned)]
         let out = b.alloc(DType::F32, x.rows(), self.heads.q_cols())?;
@@ -112,9 +113,10 @@ impl<B: Backend> Latent<B> {
     }
 
     /// What turns of keys, and the row.
-    fn keys(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
+    fn keys(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let b = cx.b;
         let LatentSpec { rank, turned, .. } = self.latent;
-        let both = b.run(Project { x, by: &self.down, then: Epilogue::NONE })?; // [tokens, rank + turned]
+        let both = cx.project(x, &self.down, Epilogue::NONE)?; // [tokens, rank + turned]
         let row = b.run(Normalize { x: &both.col_range(0..rank), by: &self.norm, residual: None })?;
         let out = b.alloc(DType::F32, x.rows(), turned + rank)?;
         b.run(Copy { from: &both.col_range(rank..rank + turned), to: &out.col_range(0..turned) })?;

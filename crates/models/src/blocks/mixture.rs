@@ -1,6 +1,6 @@
 //! The feed-forward block of many experts.
 
-use tallow_core::ops::{Eltwise, Epilogue, Moe, Normalize, Project, Route, With};
+use tallow_core::ops::{Eltwise, Epilogue, Moe, Normalize, Route, With};
 use tallow_core::{Activation, Backend, Expert, Linear, Norm, Result, Routing, ShareOf, Tensor};
 
 use super::Context;
@@ -72,7 +72,7 @@ impl<B: Backend> Mixture<B> {
         let b = cx.b;
         let normed = norm.map(|by| b.run(Normalize { x, by, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
-        let logits = b.run(Project { x, by: &self.router, then: Epilogue::NONE })?; // [tokens, experts]
+        let logits = cx.project(x, &self.router, Epilogue::NONE)?; // [tokens, experts]
         let shares = b.run(Route { logits: &logits, by: &self.routing })?; // [tokens, experts]
         let Mixture { share_of, experts, act, .. } = self;
         let y = b.run(Moe { x, shares: &shares, share_of: *share_of, experts, act: *act, then })?;
@@ -82,7 +82,7 @@ impl<B: Backend> Mixture<B> {
             return shared.block.forward(cx, x, None, then);
         };
         let beside = shared.block.forward(cx, x, None, Epilogue::NONE)?;
-        let gate = b.run(Project { x, by: gate, then: Epilogue::NONE })?; // [tokens, 1]
+        let gate = cx.project(x, gate, Epilogue::NONE)?; // [tokens, 1]
         let beside = b.run(Eltwise { x: &beside, with: With::Gate(&gate) })?;
         b.run(Eltwise { x: &y, with: With::AddScaled(&beside, then.scale) })
     }

@@ -37,6 +37,6 @@ impl<B: Backend> Mlp<B> {
         norm: Option<&Norm<B>>,
         then: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
-        cx.b.run(Ffn { x, norm, up: &self.up, act: self.act, down: &self.down, then })
+        cx.feed_forward(Ffn { x, norm, up: &self.up, act: self.act, down: &self.down, then })
     }
 }

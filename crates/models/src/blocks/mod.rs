@@ -12,7 +12,8 @@ pub mod mlp;
 pub mod rope;
 pub mod side;
 
-use tallow_core::{Backend, LayerKv, Rope, StepPlan, Tensor};
+use tallow_core::ops::{Adapt, Epilogue, Ffn, Glu, Project, ProjectMany};
+use tallow_core::{Backend, LayerKv, Linear, Norm, Result, Rope, StepPlan, Tensor};
 
 use cache::LayerCache;
 
@@ -40,4 +41,51 @@ pub struct Context<'a, B: Backend> {
     pub across: Option<Given<'a, B>>,
     /// What the layer gets of its own, if it gets anything: [tokens, width]
     pub side: Option<Tensor<B>>,
+}
+
+impl<B: Backend> Context<'_, B> {
+    /// `then(by(x))`, and what the adapters of rows add to it.
+    pub(crate) fn project(&self, x: &Tensor<B>, by: &Linear<B>, then: Epilogue<'_, B>) -> Result<Tensor<B>> {
+        project(self.b, self.plan, x, by, then)
+    }
+
+    /// Layers side by side over `norm(x)`, and what the adapters of rows add to them.
+    pub(crate) fn project_many(
+        &self,
+        x: &Tensor<B>,
+        norm: Option<&Norm<B>>,
+        by: &[Linear<B>],
+    ) -> Result<Tensor<B>> {
+        match &self.plan.adapted[..] {
+            [] => self.b.run(ProjectMany { x, norm, by }),
+            with => self.b.run(Adapt { x, norm, by, then: Epilogue::NONE, with }),
+        }
+    }
+
+    /// A feed-forward block. Where rows have adapters it is taken apart: they add to what is bent.
+    pub(crate) fn feed_forward(&self, op: Ffn<'_, B>) -> Result<Tensor<B>> {
+        if self.plan.adapted.is_empty() {
+            return self.b.run(op);
+        }
+        let width = op.down.weight.cols();
+        let joint = self.project_many(op.x, op.norm, op.up)?; // [rows, width or 2 * width]
+        let gate = joint.col_range(0..width);
+        let up = op.is_gated().then(|| joint.col_range(width..2 * width));
+        let bent = self.b.run(Glu { gate: &gate, up: up.as_ref(), act: op.act })?; // [rows, width]
+        self.project(&bent, op.down, op.then)
+    }
+}
+
+/// `then(by(x))`, and what the adapters of a step's rows add to it.
+pub(crate) fn project<B: Backend>(
+    b: &B,
+    plan: &StepPlan<B>,
+    x: &Tensor<B>,
+    by: &Linear<B>,
+    then: Epilogue<'_, B>,
+) -> Result<Tensor<B>> {
+    match &plan.adapted[..] {
+        [] => b.run(Project { x, by, then }),
+        with => b.run(Adapt { x, norm: None, by: std::slice::from_ref(by), then, with }),
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::f32::consts::FRAC_1_SQRT_2;
 
-use tallow_core::ops::{Eltwise, Embed, Epilogue, Glu, Normalize, Project, With};
+use tallow_core::ops::{Eltwise, Embed, Epilogue, Glu, Normalize, With};
 use tallow_core::{Activation, Backend, Linear, Norm, Result, StepPlan, Tensor, Weight};
 
 use super::Context;
@@ -36,7 +36,7 @@ impl<B: Backend> Sides<B> {
         let scale = FRAC_1_SQRT_2 * (self.width as f32).sqrt();
         let of_tokens = b.run(Embed { table: &self.table, ids: &plan.tokens, scale })?; // [tokens, layers * width]
         let then = Epilogue { scale: 1.0 / (x.cols() as f32).sqrt(), ..Epilogue::NONE };
-        let of_states = b.run(Project { x, by: &self.from, then })?; // [tokens, layers * width]
+        let of_states = super::project(b, plan, x, &self.from, then)?; // [tokens, layers * width]
         let of_states = b.run(Normalize { x: &of_states, by: &self.norm, residual: None })?;
         b.run(Eltwise { x: &of_tokens, with: With::AddScaled(&of_states, FRAC_1_SQRT_2) })
     }
@@ -71,9 +71,9 @@ impl<B: Backend> Side<B> {
     /// `x + norm(back(act(gate(x)) * part))`
     pub fn forward(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let b = cx.b;
-        let gate = b.run(Project { x, by: &self.gate, then: Epilogue::NONE })?; // [tokens, width]
+        let gate = cx.project(x, &self.gate, Epilogue::NONE)?; // [tokens, width]
         let y = b.run(Glu { gate: &gate, up: cx.side.as_ref(), act: self.act })?;
-        let y = b.run(Project { x: &y, by: &self.back, then: Epilogue::NONE })?; // [tokens, dim]
+        let y = cx.project(&y, &self.back, Epilogue::NONE)?; // [tokens, dim]
         b.run(Normalize { x: &y, by: &self.behind, residual: Some(x) })
     }
 }

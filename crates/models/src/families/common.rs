@@ -157,6 +157,7 @@ pub(super) fn plain_of(
     };
     let (context_key, context) = usual.context;
     Ok(DecoderSpec {
+        reordered: false,
         guessing: 0,
         vocab: vocab(c)?,
         dim,
@@ -371,6 +372,7 @@ pub(super) fn has_router(c: &Config<'_>, i: usize) -> bool {
 
 /// Pairs in GGUF files of families whose converter reorders queries and keys.
 pub(super) fn reordered(c: &Config<'_>, spec: &mut DecoderSpec) {
+    spec.reordered = true;
     if c.is_gguf() {
         spec.ropes.iter_mut().for_each(|r| r.pairs = RopePairs::Neighbours);
     }

@@ -25,7 +25,10 @@ impl<'a, B: Backend> Weights<'a, B> {
     ) -> Result<Vec<Linear<B>>> {
         let name = of_layer(pattern, i);
         let rows = parts.iter().flatten().map(Range::len).sum();
-        let layers = self.part_layers(&named(&name), parts, [rows, cols])?;
+        let mut layers = self.part_layers(&named(&name), parts, [rows, cols])?;
+        for (layer, runs) in layers.iter_mut().zip(parts) {
+            layer.site = Some(self.target(&name, (rows, cols), Some(runs.clone())));
+        }
         let Some(all) = self.bias_numbers(&name, rows, bias)? else { return Ok(layers) };
         let with_bias = |(layer, runs): (Linear<B>, &Runs)| {
             let bias: Vec<f32> = runs.iter().flat_map(|run| &all[run.clone()]).copied().collect();

@@ -102,6 +102,7 @@ pub fn info() -> Info {
         page_len: 16,
         pages: 64,
         sampling: Sampling::default(),
+        adapter_room: 0,
     }
 }
 

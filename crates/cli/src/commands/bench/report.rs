@@ -201,7 +201,10 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
         "roofline": avg_ts / row.bound,
     });
     match fields {
-        Value::Object(fields) => fields,
+        Value::Object(mut fields) => {
+            fields.insert("lora".into(), test.adapted.into());
+            fields
+        }
         _ => Map::new(),
     }
 }

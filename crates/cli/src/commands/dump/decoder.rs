@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use tallow_core::{Backend, Memory};
+use tallow_engine::handle::Adoption;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
 
@@ -10,6 +11,7 @@ use super::Tensors;
 use super::given::{Given, Ids};
 use crate::Failed;
 use crate::device::Measured;
+use crate::lora::Lora;
 use crate::solo::{Setup, Solo, Task, alone};
 
 /// The logits of all tokens of all rows, each row alone, and hidden states.
@@ -18,6 +20,7 @@ pub(super) fn dump(
     mut setup: Setup,
     given: &Given,
     only_logits: bool,
+    lora: Option<&Lora>,
 ) -> Result<Tensors, Failed> {
     let (vocab, most) = (model.spec.vocab, model.spec.context);
     // One load for each length: some ropes depend on how long a sequence may become.
@@ -26,25 +29,32 @@ pub(super) fn dump(
         let Some(rows) = given.texts(&before, vocab, most)? else { continue };
         lengths.entry(rows.iter().map(Vec::len).max().unwrap_or(0)).or_default().push((before, rows));
     }
+    let adapter = lora.map(Lora::open).transpose()?;
     let mut written = Tensors::new();
     for (context, prompts) in lengths {
         (setup.context, setup.batch, setup.logits) = (context, context, context);
-        written.extend(alone(model, setup, &mut Forward { context, prompts, only_logits })?);
+        let mut forward = Forward { context, prompts, only_logits, adapter: adapter.as_ref() };
+        written.extend(alone(model, setup, &mut forward)?);
     }
     Ok(written)
 }
 
 /// Prompts of one length.
-struct Forward {
+struct Forward<'a> {
     context: usize,
     prompts: Vec<(String, Ids)>,
     only_logits: bool,
+    adapter: Option<&'a Adoption>,
 }
 
-impl Task for Forward {
+impl Task for Forward<'_> {
     type Out = Tensors;
 
     fn run<B: Measured>(&mut self, mut solo: Solo<B>) -> Result<Tensors, Failed> {
+        if let Some(adoption) = self.adapter {
+            let worn = solo.adapt(0, adoption)?;
+            solo.wear(&[worn]);
+        }
         let mut written = Tensors::new();
         for (name, rows) in &self.prompts {
             let mut outputs: BTreeMap<String, Vec<f32>> = BTreeMap::new();

@@ -32,7 +32,12 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
     let model = load::any(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
     let setup = Setup::new(sources, &args.device, Some(&args.precision), Arithmetic::Exact)?;
     let mut written = match &model {
-        AnyModel::Decoder(model) => decoder::dump(model, setup, &given, args.only_logits)?,
+        AnyModel::Decoder(model) => {
+            decoder::dump(model, setup, &given, args.only_logits, args.lora.as_ref())?
+        }
+        _ if args.lora.is_some() => {
+            return Err(Failed::new("--lora: the model has an encoder, and takes no adapters"));
+        }
         AnyModel::Encoder(model) => encoder::dump(model, setup, &given)?,
         AnyModel::Scribe(model) => scribe::dump(model, setup, &given)?,
     };

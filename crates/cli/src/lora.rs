@@ -1,0 +1,91 @@
+//! [`Lora`]: an adapter as the command line names it.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use tallow_engine::handle::{Adoption, EngineHandle};
+use tallow_models::adapter::AdapterFile;
+
+use crate::Failed;
+
+/// `NAME=PATH:SCALE`, of which the path alone must be there.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Lora {
+    name: String,
+    path: PathBuf,
+    scale: f32,
+}
+
+impl FromStr for Lora {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Lora, String> {
+        let (name, rest) = text.split_once('=').map_or((None, text), |(name, rest)| (Some(name), rest));
+        let scaled = rest.rsplit_once(':').and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)));
+        let (path, scale) = scaled.unwrap_or((rest, 1.0));
+        let path = PathBuf::from(path);
+        let last = || path.file_stem().map(|name| name.to_string_lossy().into_owned());
+        let name = name.map(str::to_owned).or_else(last).unwrap_or_default();
+        if !scale.is_finite() {
+            return Err(format!("the scale is {scale}; a number is expected"));
+        }
+        match name.is_empty() || path.as_os_str().is_empty() {
+            true => Err("NAME=PATH or PATH is expected, perhaps with :SCALE behind it".into()),
+            false => Ok(Lora { name, path, scale }),
+        }
+    }
+}
+
+impl Lora {
+    /// Opens its files.
+    pub(crate) fn open(&self) -> Result<Adoption, Failed> {
+        let Lora { name, path, scale } = self.clone();
+        Ok(Adoption { name, file: AdapterFile::open(&path)?, scale })
+    }
+
+    /// Opens all, none of which may have another's name.
+    pub(crate) fn open_all(all: &[Lora]) -> Result<Vec<Adoption>, Failed> {
+        let again = |(i, lora): (usize, &Lora)| all[..i].iter().any(|other| other.name == lora.name);
+        if let Some((_, lora)) = all.iter().enumerate().find(|(i, lora)| again((*i, lora))) {
+            let why =
+                format!("--lora: two adapters are called {:?}; give one a name, as NAME=PATH", lora.name);
+            return Err(Failed::new(why));
+        }
+        all.iter().map(Lora::open).collect()
+    }
+}
+
+/// Bytes that these take on a device, from above.
+pub(crate) fn bytes(all: &[Adoption]) -> usize {
+    all.iter().map(|adoption| adoption.file.bytes()).sum()
+}
+
+/// Has an engine load these.
+pub(crate) fn load(handle: &EngineHandle, all: Vec<Adoption>) -> Result<(), Failed> {
+    all.into_iter().try_for_each(|adoption| handle.load_adapter(adoption).map_err(Failed::new))
+}
+
+/// The folder that clients may have adapters loaded from.
+pub(crate) fn folder(path: &Path) -> Result<PathBuf, Failed> {
+    let real = path.canonicalize();
+    real.map_err(|e| Failed::new(format!("--lora-dir {}: {e}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_scales_are_read() {
+        let lora = |name: &str, path: &str, scale| Ok(Lora { name: name.into(), path: path.into(), scale });
+        let read = |text: &str| text.parse::<Lora>();
+        assert_eq!(read("sql=adapters/one"), lora("sql", "adapters/one", 1.0));
+        assert_eq!(read("sql=adapters/one:0.5"), lora("sql", "adapters/one", 0.5));
+        assert_eq!(read("adapters/one"), lora("one", "adapters/one", 1.0));
+        assert_eq!(read("adapters/one.gguf:-2"), lora("one", "adapters/one.gguf", -2.0));
+        assert_eq!(read("a=C:/adapters/one"), lora("a", "C:/adapters/one", 1.0));
+        for wrong in ["", "=", "x=", "=x", "x:inf", ":1"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+}

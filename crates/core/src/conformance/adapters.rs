@@ -1,0 +1,146 @@
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::blocks::{norm, normed};
+use super::oracle::Product;
+use super::{Bench, Bounded, Host, Outcome, text};
+use crate::ops::{Adapt, Epilogue, Project, ProjectMany};
+use crate::{Adapted, Adapter, Backend, Format, Linear, LowRank, Site, compose};
+
+/// Inputs of the layers.
+const INPUTS: usize = 288;
+/// The layers: their formats and outputs. Nothing is ever added to the last.
+const LAYERS: [(Format, usize); 4] =
+    [(Format::Q8_0, 40), (Format::F32, 7), (Format::Q8_0, 65), (Format::F16, 9)];
+
+/// An adapter on the device, and down, up and scale of each of its parts on the host.
+struct Made<B: Backend> {
+    adapter: Rc<Adapter<B>>,
+    parts: BTreeMap<Site, [Host; 2]>,
+    scale: f32,
+}
+
+/// An adapter of that rank for some of the layers.
+fn made<B: Backend>(
+    t: &Bench<'_, B>,
+    rank: usize,
+    format: Format,
+    layers: &[u32],
+) -> Result<Made<B>, String> {
+    let (mut parts, mut hosts, scale) = (BTreeMap::new(), BTreeMap::new(), 0.75);
+    for &i in layers {
+        let outputs = LAYERS[i as usize].1;
+        let (down, down_host) = t.weight(rank as u64 + u64::from(i), format, rank, INPUTS)?;
+        let (up, up_host) = t.weight(50 + rank as u64 + u64::from(i), format, outputs, rank)?;
+        parts.insert(Site(i), LowRank { down: Rc::new(down), up, scale });
+        hosts.insert(Site(i), [down_host, up_host]);
+    }
+    Ok(Made { adapter: Rc::new(Adapter::new(parts)), parts: hosts, scale })
+}
+
+fn layers<B: Backend>(t: &Bench<'_, B>) -> Result<(Vec<Linear<B>>, Vec<Host>), String> {
+    let (mut layers, mut hosts) = (Vec::new(), Vec::new());
+    for (i, (format, outputs)) in LAYERS.into_iter().enumerate() {
+        let (weight, host) = t.weight(i as u64, format, outputs, INPUTS)?;
+        let site = (i + 1 < LAYERS.len()).then_some(Site(i as u32));
+        layers.push(Linear { site, ..Linear::new(weight, None) });
+        hosts.push(host);
+    }
+    Ok((layers, hosts))
+}
+
+/// What is due: the layers' products, and what the adapter of each row adds to them.
+fn due<B: Backend>(
+    t: &Bench<'_, B>,
+    x: &Host,
+    hosts: &[Host],
+    runs: &[(std::ops::Range<usize>, &Made<B>, f32)],
+) -> Bounded {
+    let product = |x: &Host, w: &Host, scale: f32| {
+        Product { x, w, bias: None, scale, softcap: None, residual: None }.get()
+    };
+    let layers = LAYERS.into_iter().zip(hosts).enumerate();
+    let each: Vec<Bounded> = layers
+        .map(|(i, ((format, _), w))| {
+            let mut y = product(&t.met(format, x), w, 1.0);
+            for (rows, made, scale) in runs {
+                let Some([down, up]) = made.parts.get(&Site(i as u32)) else { continue };
+                let narrow = product(x, down, 1.0);
+                let data = narrow.data.iter().map(|(x, _)| *x as f32).collect();
+                let narrow = Host { data, rows: x.rows, cols: down.rows };
+                let more = product(&narrow, up, scale * made.scale);
+                let ours = rows.start * up.rows..rows.end * up.rows;
+                let pairs = y.data[ours.clone()].iter_mut().zip(&more.data[ours]);
+                pairs.for_each(|(y, more)| *y = (y.0 + more.0, y.1 + 8.0 * more.1));
+            }
+            y
+        })
+        .collect();
+    Bounded::by_rows(x.rows, LAYERS.iter().map(|l| l.1).sum(), |r| {
+        each.iter().flat_map(|y| y.data[r * y.cols..][..y.cols].to_vec()).collect()
+    })
+}
+
+/// Several adapters and none, in one batch: the oracle's numbers; and for each row the same bits as alone.
+pub(super) fn adapt<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let (layers, hosts) = layers(t)?;
+    let all = [
+        made(t, 3, Format::F16, &[0, 1, 2])?,
+        made(t, 16, Format::BF16, &[0, 2])?,
+        made(t, 70, Format::F32, &[1])?,
+    ];
+    let (weight, by_norm) = norm(t, INPUTS)?;
+    for ends in [[0, 1, 1, 1], [1, 2, 2, 3], [0, 4, 5, 13], [3, 40, 41, 61], [0, 0, 0, 0]] {
+        let rows = ends[3];
+        let x = Host::random(1, rows, INPUTS);
+        let runs = [
+            (ends[0]..ends[1], &all[0], 1.0f32),
+            (ends[1]..ends[2], &all[1], 0.5),
+            (ends[2]..ends[3].saturating_sub(1).max(ends[2]), &all[2], -2.0),
+        ];
+        let adapted =
+            runs.clone().map(|(rows, made, scale)| Adapted { rows, by: made.adapter.clone(), scale });
+        for norm in [Some(&by_norm), None] {
+            let input = if norm.is_some() { normed(&x, &weight) } else { x.clone() };
+            let (xs, then) = (t.strided(&x)?, Epilogue::NONE);
+            let op = || Adapt { x: &xs, norm, by: &layers, then, with: &adapted };
+            let got = t.b.run(op()).map_err(text)?;
+            let mut want = due(t, &input, &hosts, &runs);
+            // Of a norm, which is rounded once more.
+            let most = want.data.iter().fold(0f64, |m, (x, _)| m.max(x.abs()));
+            want.data.iter_mut().for_each(|(_, bound)| *bound += t.suite.chain * most + 1e-5);
+            t.near((ends, norm.is_some()), &got, &want)?;
+            t.like_default((ends, "default"), &got, compose::adapt(t.b, &op()))?;
+            let plain = t.b.run(ProjectMany { x: &xs, norm, by: &layers }).map_err(text)?;
+            for r in 0..rows {
+                let own = |a: &Adapted<B>| {
+                    Some(Adapted { rows: 0..1, ..a.clone() }).filter(|_| a.rows.contains(&r))
+                };
+                let own: Vec<_> = adapted.iter().filter_map(own).collect();
+                let row = xs.row_range(r..r + 1);
+                let alone = t.b.run(Adapt { x: &row, norm, by: &layers, then, with: &own }).map_err(text)?;
+                t.same((ends, r, "alone"), &got.row_range(r..r + 1), &alone)?;
+                if own.is_empty() {
+                    t.same((ends, r, "without"), &got.row_range(r..r + 1), &plain.row_range(r..r + 1))?;
+                }
+            }
+        }
+    }
+    onto(t, &layers, &all[0])
+}
+
+/// A single layer, with what happens next: what is added is scaled too.
+fn onto<B: Backend>(t: &Bench<'_, B>, layers: &[Linear<B>], made: &Made<B>) -> Outcome {
+    let (x, residual) = (t.up(&Host::random(1, 6, INPUTS))?, Host::random(2, 6, LAYERS[0].1));
+    let (onto, with) = (t.up(&residual)?, [Adapted { rows: 2..5, by: made.adapter.clone(), scale: 0.5 }]);
+    let (by, then) = (&layers[..1], Epilogue { scale: 0.25, ..Epilogue::add_to(&onto) });
+    let op = || Adapt { x: &x, norm: None, by, then, with: &with };
+    let got = t.b.run(op()).map_err(text)?;
+    t.like_default("onto", &got, compose::adapt(t.b, &op()))?;
+    let plain = t.b.run(Project { x: &x, by: &by[0], then }).map_err(text)?;
+    t.same("rows without", &got.row_range(0..2), &plain.row_range(0..2))?;
+    let bare = t.b.run(Adapt { x: &x, norm: None, by, then: Epilogue::NONE, with: &with }).map_err(text)?;
+    let (bare, residual): (Vec<f32>, _) = (t.down(&bare)?, &residual.data);
+    let data = bare.iter().zip(residual).map(|(y, r)| (0.25 * f64::from(*y) + f64::from(*r), 1e-4)).collect();
+    t.near("onto", &got, &Bounded { data, rows: 6, cols: LAYERS[0].1 })
+}

@@ -1,0 +1,154 @@
+//! Adapters through an engine's handle: each request with its own, in any company; the prefix cache; coming and going.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use common::{choices, comes_to_rest, ends, events, greedy, request, start, tokens};
+use tallow_engine::adapters::{Fault, Worn};
+use tallow_engine::handle::{Adoption, EngineHandle, Event, Failure, Request};
+use tallow_engine::sampler::Sampling;
+use tallow_engine::scheduler::Unfit;
+use tallow_models::adapter::AdapterFile;
+use tallow_support::golden;
+
+fn adoption(name: &str, golden_name: &str) -> Adoption {
+    let file = AdapterFile::open(&golden("adapters").join(golden_name)).unwrap();
+    Adoption { name: name.into(), file, scale: 1.0 }
+}
+
+fn worn(handle: &EngineHandle, name: &str) -> Option<Worn> {
+    Some(handle.adapters().iter().find(|a| a.name == name).unwrap().worn)
+}
+
+/// An engine with two adapters.
+fn with_two(pages: usize) -> EngineHandle {
+    let handle = start(pages);
+    handle.load_adapter(adoption("one", "llama")).unwrap();
+    handle.load_adapter(adoption("two", "llama-some/adapter.gguf")).unwrap();
+    handle
+}
+
+/// Prompt tokens that were in the cache.
+fn cached(got: &[Event]) -> usize {
+    match got[0] {
+        Event::Started { cached } => cached,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn each_request_has_its_adapter_in_any_company() {
+    let (prompt, plain) = greedy();
+    let handle = with_two(64);
+    let half = worn(&handle, "one").map(|w| Worn { scale: 0.5, ..w });
+    let kinds = [None, worn(&handle, "one"), worn(&handle, "two"), half];
+    let sampling = Sampling { logprobs: Some(2), ..Sampling::greedy() };
+    let ask = |i: usize| {
+        let prompt: Vec<u32> = prompt.iter().map(|t| 3 + (t + i as u32 / 4) % 90).collect();
+        Request {
+            adapter: kinds[i % 4],
+            sampling: sampling.clone(),
+            score_prompt: i.is_multiple_of(3),
+            ignore_end: true,
+            ..request(&prompt, 30)
+        }
+    };
+    let alone: Vec<_> = (0..12).map(|i| choices(&events(&with_two(64), ask(i)))).collect();
+    for (i, j) in [(0, 1), (0, 2), (1, 2), (0, 3), (1, 3)] {
+        assert_ne!(alone[4 + i].last(), alone[4 + j].last(), "{i} and {j} have the same adapter");
+    }
+    // An engine that never heard of adapters says the same to those that have none.
+    let without = events(&start(64), ask(4));
+    assert_eq!(choices(&without), alone[4]);
+    assert_eq!(tokens(&events(&handle, request(&prompt, plain.len()))), plain);
+    // Too few pages for all: some have to give way.
+    let handle = with_two(40);
+    let mut receivers: Vec<_> = (0..12).map(|i| handle.submit(ask(i)).unwrap()).collect();
+    for (i, receiver) in receivers.iter_mut().enumerate() {
+        let got: Vec<Event> = std::iter::from_fn(|| receiver.blocking_recv()).collect();
+        assert_eq!(choices(&got), alone[i], "request {i}");
+        assert_eq!(ends(&got), 1);
+    }
+    comes_to_rest(&handle);
+}
+
+#[test]
+fn prefixes_are_shared_by_those_with_the_same_adapter_only() {
+    let (prompt, _) = greedy();
+    let handle = with_two(64);
+    let ask = |adapter, salt: Option<&str>| {
+        let salt = salt.map(str::to_owned);
+        events(&handle, Request { adapter, salt, ..request(&prompt, 8) })
+    };
+    let (one, two) = (worn(&handle, "one"), worn(&handle, "two"));
+    let half = one.map(|w| Worn { scale: 0.5, ..w });
+    let mut first = Vec::new();
+    for (adapter, salt) in
+        [(None, None), (one, None), (two, None), (half, None), (one, Some("a")), (None, Some("a"))]
+    {
+        let got = ask(adapter, salt);
+        assert_eq!(cached(&got), 0, "{adapter:?} {salt:?}");
+        let again = ask(adapter, salt);
+        assert_eq!((cached(&again), tokens(&again)), (4, tokens(&got)), "{adapter:?} {salt:?}");
+        first.push(tokens(&got));
+    }
+    // Another under the same name has nothing of the one before it.
+    handle.unload_adapter("one").unwrap();
+    handle.load_adapter(adoption("one", "llama-some")).unwrap();
+    let got = ask(worn(&handle, "one"), None);
+    assert_eq!((cached(&got), tokens(&got)), (0, first[2].clone()));
+    assert_ne!(first[1], first[2]);
+    comes_to_rest(&handle);
+}
+
+#[test]
+fn adapters_come_and_go_under_traffic() {
+    let (prompt, _) = greedy();
+    let handle = with_two(64);
+    let old = worn(&handle, "one");
+    let long = |adapter| Request { adapter, ignore_end: true, ..request(&prompt, 100) };
+    let want = tokens(&events(&handle, long(old)));
+    let mut under_way = handle.submit(long(old)).unwrap();
+    let mut first = Vec::new();
+    while !matches!(first.last(), Some(Event::Piece { .. })) {
+        first.push(under_way.blocking_recv().unwrap());
+    }
+    handle.unload_adapter("one").unwrap();
+    assert_eq!(handle.adapters().iter().map(|a| a.name.as_str()).collect::<Vec<_>>(), ["two"]);
+    // Nobody new gets it; another takes its name; whoever has it goes on.
+    let late = events(&handle, long(old));
+    assert_eq!(late, [Event::Failed(Failure::Unfit(Unfit::NoAdapter))]);
+    handle.load_adapter(adoption("one", "llama-some")).unwrap();
+    assert_ne!(worn(&handle, "one").unwrap().id, old.unwrap().id);
+    first.extend(std::iter::from_fn(|| under_way.blocking_recv()));
+    assert_eq!(tokens(&first), want);
+    assert_eq!(events(&handle, long(old)), [Event::Failed(Failure::Unfit(Unfit::NoAdapter))]);
+    comes_to_rest(&handle);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_harms_nobody() {
+    let (prompt, want) = greedy();
+    let handle = with_two(64);
+    assert_eq!(handle.load_adapter(adoption("one", "llama")), Err(Fault::Taken("one".into())));
+    assert_eq!(handle.load_adapter(adoption("test", "llama")), Err(Fault::Taken("test".into())));
+    assert_eq!(handle.unload_adapter("three"), Err(Fault::Unknown("three".into())));
+    let other = handle.load_adapter(adoption("three", "phi3")).unwrap_err().to_string();
+    assert!(other.contains("gate_up_proj") && other.contains("Llama"), "{other}");
+    let other = handle.load_adapter(adoption("three", "qwen3")).unwrap_err().to_string();
+    assert!(other.contains("lora_B") || other.contains("has shape"), "{other}");
+    // The room is for a megabyte.
+    let mut loaded = 0;
+    let full = loop {
+        match handle.load_adapter(adoption(&format!("more-{loaded}"), "llama")) {
+            Ok(()) => loaded += 1,
+            Err(why) => break why,
+        }
+    };
+    assert!(matches!(full, Fault::Full { room: 1_048_576, .. }) && loaded > 1, "{loaded}: {full}");
+    handle.unload_adapter("more-0").unwrap();
+    handle.load_adapter(adoption("again", "llama")).unwrap();
+    assert_eq!(tokens(&events(&handle, request(&prompt, want.len()))), want);
+    comes_to_rest(&handle);
+}

@@ -1,0 +1,227 @@
+//! [`AdapterFile`]: matrices of low rank that were trained for a model, in files of their own.
+//!
+//! A folder that PEFT wrote, or a GGUF file. It is opened and checked without its model; [`Targets`] is what a decoder
+//! knows of its own layers, and where the two meet.
+
+mod gguf;
+mod peft;
+mod targets;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use tallow_core::{Adapter, Backend, HostWeight, LowRank, Weight};
+use tallow_quant::Format;
+
+use crate::error::{LoadError, Result};
+use crate::formats::{Kind, Stored};
+use crate::weights::{not_finite, room};
+
+pub(crate) use targets::{Target, Targets};
+
+/// Rows that devices lay side by side: what a matrix has fewer of is filled up.
+const LANES: usize = 32;
+
+/// An adapter as its files describe it, not yet on a device.
+#[derive(Debug, Clone)]
+pub struct AdapterFile {
+    /// The folder or file.
+    pub path: PathBuf,
+    origin: Origin,
+    /// By the name of the layer that they are for.
+    pairs: BTreeMap<String, Pair>,
+}
+
+/// Who wrote it, and so how it calls layers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Origin {
+    Peft,
+    /// For models of that architecture.
+    Gguf(String),
+}
+
+/// What is added to one layer.
+#[derive(Debug, Clone)]
+struct Pair {
+    down: Half,
+    up: Half,
+    scale: f32,
+}
+
+/// One of the two matrices.
+#[derive(Debug, Clone)]
+struct Half {
+    name: String,
+    stored: Stored,
+    format: Format,
+    rows: usize,
+    cols: usize,
+}
+
+impl Half {
+    /// A tensor, if it is a matrix of numbers.
+    fn new(name: &str, stored: &Stored) -> Result<Half> {
+        let bad = |why: String| Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
+        let Kind::Weights(format) = stored.kind else {
+            let why = "its elements are no floats; f32, f16, bf16 and GGUF blocks are supported";
+            return Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why));
+        };
+        match *stored.shape.as_slice() {
+            [rows, cols] if rows > 0 && cols > 0 => {
+                Ok(Half { name: name.into(), stored: stored.clone(), format, rows, cols })
+            }
+            _ => bad(format!("has shape {:?}; a matrix is expected", stored.shape)),
+        }
+    }
+
+    fn field(&self) -> String {
+        format!("tensor {:?}", self.name)
+    }
+
+    fn path(&self) -> &Path {
+        self.stored.file.path()
+    }
+
+    /// Bytes on a device, from above.
+    fn bytes(&self) -> usize {
+        let size = if self.format == Format::F32 || !self.format.is_plain() { 4 } else { 2 };
+        self.rows
+            .next_multiple_of(LANES)
+            .saturating_mul(self.cols.next_multiple_of(LANES))
+            .saturating_mul(size)
+    }
+
+    /// Reads all of it once: is each number one?
+    fn check(&self) -> Result<()> {
+        let bytes = self.stored.bytes();
+        let bad = match self.format.is_plain() {
+            true => not_finite(self.format, bytes),
+            false => self.plain()?.1.as_chunks().0.iter().position(|x| !f32::from_le_bytes(*x).is_finite()),
+        };
+        self.stored.file.intact()?;
+        match bad {
+            None => Ok(()),
+            Some(i) => {
+                let why = format!("element {i} is not a finite number: the file is damaged");
+                Err(LoadError::bad(self.path(), self.field(), why))
+            }
+        }
+    }
+
+    /// Its numbers as plain ones, and in which format.
+    fn plain(&self) -> Result<(Format, Vec<u8>)> {
+        if self.format.is_plain() {
+            return Ok((self.format, self.stored.bytes().to_vec()));
+        }
+        let mut numbers = vec![0f32; self.stored.len()];
+        let unpacked = tallow_quant::unpack(self.format, self.stored.bytes(), &mut numbers);
+        unpacked.map_err(|e| LoadError::bad(self.path(), self.field(), e))?;
+        Ok((Format::F32, numbers.iter().flat_map(|x| x.to_le_bytes()).collect()))
+    }
+
+    /// Brings it to a device, with its rows in that order if in another than the file's. Beside weights in blocks it is
+    /// kept in 16 bits, which are more than those have.
+    fn load<B: Backend>(&self, b: &B, rows: Option<&[usize]>, beside_blocks: bool) -> Result<Weight<B>> {
+        let (mut format, mut bytes) = self.plain()?;
+        if beside_blocks
+            && format == Format::F32
+            && let Some(halves) = halves(&bytes)
+        {
+            (format, bytes) = (Format::F16, halves);
+        }
+        let width = bytes.len() / self.rows;
+        if let Some(rows) = rows {
+            let mut ordered = room(rows.len() * width)?;
+            for (to, from) in ordered.chunks_exact_mut(width.max(1)).zip(rows) {
+                to.copy_from_slice(&bytes[from * width..(from + 1) * width]);
+            }
+            bytes = ordered;
+        }
+        let (rows, cols) = (rows.map_or(self.rows, <[usize]>::len), self.cols);
+        let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
+        Ok(b.prepare(weight)?)
+    }
+}
+
+/// The same numbers in half precision, if that reaches so far.
+fn halves(bytes: &[u8]) -> Option<Vec<u8>> {
+    let numbers = bytes.as_chunks().0.iter().map(|x| half::f16::from_f32(f32::from_le_bytes(*x)));
+    let halves: Vec<half::f16> = numbers.collect();
+    let all = halves.iter().all(|x| x.is_finite());
+    all.then(|| halves.iter().flat_map(|x| x.to_le_bytes()).collect())
+}
+
+impl AdapterFile {
+    /// Opens a folder that PEFT wrote, or a GGUF file, and checks all that can be without the model.
+    pub fn open(path: &Path) -> Result<AdapterFile> {
+        let meta = std::fs::metadata(path).map_err(|e| LoadError::io(path, e))?;
+        let file = if meta.is_dir() { peft::open(path)? } else { gguf::open(path)? };
+        if file.pairs.is_empty() {
+            return Err(LoadError::bad(path, "the adapter", "has no tensors"));
+        }
+        for Pair { down, up, .. } in file.pairs.values() {
+            if down.rows != up.cols {
+                let why =
+                    format!("has shape {:?}, and {} {:?}", up.stored.shape, down.field(), down.stored.shape);
+                return Err(LoadError::bad(up.path(), up.field(), format!("{why}: their ranks differ")));
+            }
+            down.check()?;
+            up.check()?;
+        }
+        Ok(file)
+    }
+
+    /// Bytes that a device needs for it, from above.
+    pub fn bytes(&self) -> usize {
+        self.pairs.values().fold(0, |n, p| n.saturating_add(p.down.bytes()).saturating_add(p.up.bytes()))
+    }
+
+    /// Brings it to the device of the model that it is for.
+    pub(crate) fn load<B: Backend>(&self, b: &B, targets: &Targets) -> Result<Adapter<B>> {
+        let mut parts = BTreeMap::new();
+        for (name, pair) in &self.pairs {
+            let found = targets.find(self, name, pair)?;
+            // They lie in one tensor, so they are all in blocks or none is.
+            let blocks = found.iter().any(|target| target.blocks);
+            let down = Rc::new(pair.down.load(b, None, blocks)?);
+            for target in found {
+                let down = down.clone();
+                let up = pair.up.load(b, target.rows.as_deref(), blocks)?;
+                parts.insert(target.site, LowRank { down, up, scale: pair.scale });
+            }
+        }
+        Ok(Adapter::new(parts))
+    }
+}
+
+/// Halves of pairs by the name of their layer, until all have been seen.
+#[derive(Default)]
+struct Halves {
+    down: BTreeMap<String, Half>,
+    up: BTreeMap<String, Half>,
+}
+
+impl Halves {
+    /// Makes pairs of them, each with the scale that it has by its layer's name and rank.
+    fn pairs(mut self, scale: impl Fn(&str, &Half) -> Result<f32>) -> Result<BTreeMap<String, Pair>> {
+        let mut pairs = BTreeMap::new();
+        for (name, down) in self.down {
+            let Some(up) = self.up.remove(&name) else { return Err(lonely(&down)) };
+            let scale = scale(&name, &down)?;
+            if !scale.is_finite() {
+                let why = format!("would be multiplied by {scale}");
+                return Err(LoadError::bad(down.path(), down.field(), why));
+            }
+            pairs.insert(name, Pair { down, up, scale });
+        }
+        match self.up.into_values().next() {
+            None => Ok(pairs),
+            Some(up) => Err(lonely(&up)),
+        }
+    }
+}
+
+fn lonely(half: &Half) -> LoadError {
+    LoadError::bad(half.path(), half.field(), "is one half of a pair, and the other is missing")
+}

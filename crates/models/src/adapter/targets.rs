@@ -1,0 +1,173 @@
+//! [`Targets`]: which of a model's layers adapters may add to, and what their files call them.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use tallow_core::{Heads, Site};
+
+use super::{AdapterFile, Origin, Pair};
+use crate::Model;
+use crate::error::{LoadError, Result};
+use crate::families::Family;
+use crate::formats::Settings;
+use crate::formats::names::{Names, Part, layer_in, of_layer};
+
+/// A linear layer that adapters may add to.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    /// What its tensor is called, without `.weight`.
+    pub name: String,
+    /// The tensor's outputs and inputs.
+    pub shape: (usize, usize),
+    /// Which of the tensor's rows the layer has, if not all in order.
+    pub runs: Option<Vec<Range<usize>>>,
+    /// Are its weights in blocks?
+    pub blocks: bool,
+}
+
+/// A layer that an adapter adds to.
+pub(super) struct Found {
+    pub site: Site,
+    /// Which rows of the adapter's way up it takes, if not all in order.
+    pub rows: Option<Vec<usize>>,
+    pub blocks: bool,
+}
+
+/// The layers of a model that adapters may add to, by their [`Site`].
+#[derive(Debug, Clone)]
+pub(crate) struct Targets {
+    pub all: Vec<Target>,
+    path: PathBuf,
+    family: &'static Family,
+    is_gguf: bool,
+    /// Heads, and elements of them that turn, where GGUF files of the family have queries and keys in another order.
+    reordered: Option<(Heads, usize)>,
+}
+
+impl Targets {
+    /// Those of a model, none of which has been read.
+    pub(crate) fn new(model: &Model, all: Vec<Target>) -> Targets {
+        let spec = &model.spec;
+        let heads = spec.layers.first().map(|layer| layer.mixer.heads);
+        let turned = spec.ropes.first().map(|rope| rope.dim);
+        Targets {
+            all,
+            path: model.checkpoint.path.clone(),
+            family: model.family,
+            is_gguf: matches!(model.checkpoint.settings, Settings::Gguf(_)),
+            reordered: heads.zip(turned).filter(|_| spec.reordered),
+        }
+    }
+
+    /// The layers that a pair of an adapter is for: one, or several that lie in one tensor.
+    pub(super) fn find(&self, file: &AdapterFile, name: &str, pair: &Pair) -> Result<Vec<Found>> {
+        let own = match &file.origin {
+            Origin::Gguf(arch) if !self.family.gguf.contains(&arch.as_str()) => {
+                let why = format!("{} is a {} model", self.path.display(), self.family.name);
+                let field = format!("general.architecture = {arch:?}");
+                return Err(LoadError::bad(&file.path, field, why));
+            }
+            Origin::Gguf(_) if self.is_gguf => Some((bare(name).to_owned(), None)),
+            Origin::Peft if !self.is_gguf => Some((bare(name).to_owned(), None)),
+            Origin::Gguf(_) => self.elsewhere(&self.family.gguf_names, &self.family.hf_names, name),
+            Origin::Peft => self.elsewhere(&self.family.hf_names, &self.family.gguf_names, name),
+        };
+        let found: Vec<(usize, &Target)> = match &own {
+            Some((own, _)) => self.all.iter().enumerate().filter(|(_, t)| bare(&t.name) == own).collect(),
+            None => Vec::new(),
+        };
+        let order = own.and_then(|(_, part)| self.order(part?, pair.up.rows));
+        if found.is_empty() {
+            return Err(self.not_found(file, name, pair));
+        }
+        found.into_iter().map(|(i, target)| self.fit(i, target, pair, order.as_deref())).collect()
+    }
+
+    /// What the model calls a layer that another kind of file calls so, and what part of the model it is.
+    fn elsewhere(&self, theirs: &Names, ours: &Names, name: &str) -> Option<(String, Option<Part>)> {
+        let name = format!("{}.weight", bare(name));
+        theirs.beside(ours).into_iter().find_map(|(part, theirs, ours)| {
+            let i = layer_in(bare(theirs), &name).filter(|_| !ours.is_empty())?;
+            let own = bare(&of_layer(ours, i)).to_owned();
+            // Two parts may have one name, where a file has the one or the other.
+            self.all.iter().any(|t| bare(&t.name) == own).then_some((own, Some(part)))
+        })
+    }
+
+    /// For each row of the model's tensor which row of an adapter's that is, where the kinds of files differ in that.
+    fn order(&self, part: Part, rows: usize) -> Option<Vec<usize>> {
+        let (heads, turned) = self.reordered?;
+        let heads = match part {
+            Part::Queries => heads.q,
+            Part::Keys => heads.kv,
+            _ => return None,
+        };
+        let (dim, half) = ((rows / heads.max(1)).max(1), turned / 2);
+        // In GGUF files the two that turn together stand side by side; in others they are half of what turns apart.
+        let apart = |i: usize| {
+            let (head, at) = (i / dim, i % dim);
+            head * dim + if at < 2 * half { at / 2 + at % 2 * half } else { at }
+        };
+        let order: Vec<usize> = (0..rows).map(apart).collect();
+        if self.is_gguf {
+            return Some(order);
+        }
+        let mut back = vec![0; rows];
+        order.into_iter().enumerate().for_each(|(i, from)| back[from.min(rows - 1)] = i);
+        Some(back)
+    }
+
+    /// Does a pair fit a layer?
+    fn fit(&self, i: usize, target: &Target, pair: &Pair, order: Option<&[usize]>) -> Result<Found> {
+        let ((outputs, inputs), Pair { down, up, .. }) = (target.shape, pair);
+        let wrong = |half: &super::Half, want: String| {
+            let shape = format!("[{outputs}, {inputs}]");
+            let why = format!(
+                "has shape {:?}; {want} is expected, for {:?} of {} has shape {shape}",
+                half.stored.shape,
+                target.name,
+                self.path.display()
+            );
+            Err(LoadError::bad(half.path(), half.field(), why))
+        };
+        if down.cols != inputs {
+            return wrong(down, format!("[{}, {inputs}]", down.rows));
+        }
+        if up.rows != outputs {
+            return wrong(up, format!("[{outputs}, {}]", up.cols));
+        }
+        let place = |row: usize| order.map_or(row, |order| order[row]);
+        let rows = match (&target.runs, order) {
+            (None, None) => None,
+            (None, Some(order)) => Some(order.to_vec()),
+            (Some(runs), _) => Some(runs.iter().cloned().flatten().map(place).collect()),
+        };
+        let site = Site(u32::try_from(i).unwrap_or(u32::MAX));
+        Ok(Found { site, rows, blocks: target.blocks })
+    }
+
+    fn not_found(&self, file: &AdapterFile, name: &str, pair: &Pair) -> LoadError {
+        let what = format!("an adapter of {name:?} ({})", pair.down.field());
+        let names = [&self.family.hf_names, &self.family.gguf_names];
+        let is = |of: &dyn Fn(&Names) -> &'static str| names.iter().any(|n| bare(of(n)) == bare(name));
+        let why = if name.contains("expert") || name.contains("_exps") {
+            "adapters of attention and of what all tokens go through are; those of experts are not implemented".into()
+        } else if is(&|n| n.embed) || is(&|n| n.head) {
+            "adapters of embeddings and of the output head are not implemented".into()
+        } else {
+            let model = self.path.display();
+            format!("{model} is a {} model, and has no such layer that could take one", self.family.name)
+        };
+        LoadError::unsupported(&file.path, what, why)
+    }
+}
+
+/// A name without what files write in front of a decoder's, or not.
+fn bare(name: &str) -> &str {
+    let around = ["model.", "language_model.", "transformer."];
+    let mut name = name;
+    while let Some(rest) = around.iter().find_map(|around| name.strip_prefix(around)) {
+        name = rest;
+    }
+    name
+}

@@ -1,0 +1,450 @@
+//! Adapters of the goldens, from both kinds of file and on both kinds of model, against PEFT's logits.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use serde_json::Value;
+use tallow_core::{Adapted, Adapter, Backend, DType, Memory, Span, StateRows, Step, StepPlan};
+use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_models::Model;
+use tallow_models::adapter::AdapterFile;
+use tallow_models::blocks::cache::LayerCache;
+use tallow_models::decoder::Decoder;
+use tallow_support::{Golden, golden, json, needed, tensors};
+use tallow_wgpu::{Wgpu, devices};
+
+const PAGE: usize = 16;
+/// What a GPU may be off by, in multiples of what the CPU may.
+const GPU: f32 = 4.0;
+
+fn cpu() -> Cpu {
+    Cpu::new(Isa::best(), 2).unwrap().with(Arithmetic::Exact)
+}
+
+/// The GPU that tests run on, be it a program.
+fn gpu() -> Option<Wgpu> {
+    Some(Wgpu::open(needed("Vulkan or Metal device", devices().first())?).unwrap())
+}
+
+fn open(path: &Path) -> Model {
+    Model::open(path).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn decoder<B: Backend>(b: &B, model: &Model) -> Decoder<B> {
+    Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap()
+}
+
+type Worn<B> = Option<(Rc<Adapter<B>>, f32)>;
+
+/// Logits of all tokens of some prompts in one step, each with an adapter or none.
+fn logits<B: Backend>(b: &B, decoder: &Decoder<B>, prompts: &[(Vec<u32>, Worn<B>)]) -> Vec<Vec<f32>> {
+    let most = prompts.iter().map(|(ids, _)| ids.len().div_ceil(PAGE)).max().unwrap();
+    let shape = [most * prompts.len(), PAGE];
+    let layers = decoder.spec().layers.iter();
+    let cache: Vec<_> =
+        layers.map(|l| LayerCache::new(b, l, DType::F32, shape, prompts.len()).unwrap()).collect();
+    let mut step = Step { page_len: PAGE, ..Step::default() };
+    let mut adapted = Vec::new();
+    for (i, (ids, worn)) in prompts.iter().enumerate() {
+        let rows = step.tokens.len()..step.tokens.len() + ids.len();
+        step.tokens.extend(ids);
+        step.outputs.extend(rows.start as u32..rows.end as u32);
+        let pages = (i * most..(i + 1) * most).map(|page| page as u32).collect();
+        step.spans.push(Span { rows: ids.len(), start: 0, pages });
+        if decoder.spec().keeps_states() {
+            step.states.push(StateRows { from: 2 * i as u32, to: 2 * i as u32 + 1 });
+        }
+        adapted.extend(worn.clone().map(|(by, scale)| Adapted { rows, by, scale }));
+    }
+    let plan = StepPlan::new(b, step).unwrap().adapted(adapted).unwrap();
+    let x = decoder.forward(b, &plan, &cache, |_, _| Ok(())).unwrap();
+    let all: Vec<f32> = b.download(&decoder.logits(b, &plan, &x).unwrap()).unwrap();
+    let mut all = all.chunks_exact(decoder.spec().vocab);
+    prompts.iter().map(|(ids, _)| all.by_ref().take(ids.len()).flatten().copied().collect()).collect()
+}
+
+/// A golden case: an adapter, and what the reference answers with it.
+struct Case {
+    name: String,
+    facts: Value,
+    tensors: BTreeMap<String, Golden>,
+}
+
+impl Case {
+    fn all() -> Vec<Case> {
+        let mut names: Vec<String> = std::fs::read_dir(golden("adapters"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(names.len(), 12);
+        names.into_iter().map(|name| Case::read(&name)).collect()
+    }
+
+    fn read(name: &str) -> Case {
+        let dir = golden("adapters").join(name);
+        let facts = json(&dir.join("golden.json"));
+        Case { name: name.into(), facts, tensors: tensors(&dir.join("golden.safetensors")) }
+    }
+
+    fn folder(&self) -> PathBuf {
+        golden("adapters").join(&self.name)
+    }
+
+    fn base(&self) -> &str {
+        self.facts["base"].as_str().unwrap()
+    }
+
+    fn tolerance(&self) -> f32 {
+        self.facts["suggested_abs_tolerance_f32"].as_f64().unwrap() as f32
+    }
+
+    fn moved(&self, mutant: &str) -> f32 {
+        self.facts["mutants"][mutant].as_f64().unwrap() as f32
+    }
+
+    /// The adapter, from both kinds of file that there are.
+    fn files(&self) -> Vec<PathBuf> {
+        let gguf = self.folder().join("adapter.gguf");
+        [Some(self.folder()), gguf.exists().then_some(gguf)].into_iter().flatten().collect()
+    }
+
+    /// The model, from both kinds of file that there are.
+    fn models(&self) -> Vec<PathBuf> {
+        let gguf = golden("gguf-models").join(format!("{}-bf16.gguf", self.base()));
+        [Some(golden(self.base())), gguf.exists().then_some(gguf)].into_iter().flatten().collect()
+    }
+
+    fn prompts(&self) -> Vec<Vec<u32>> {
+        (0..3).map(|i| self.tensors[&format!("prompt{i}.input_ids")].ids()).collect()
+    }
+
+    /// How far answers with an adapter are from the reference's.
+    fn distance<B: Backend>(&self, b: &B, decoder: &Decoder<B>, worn: &Worn<B>) -> f32 {
+        let far = self.prompts().into_iter().enumerate().map(|(i, ids)| {
+            let got = logits(b, decoder, &[(ids, worn.clone())]).remove(0);
+            distance(&got, &self.tensors[&format!("prompt{i}.logits")].f32())
+        });
+        far.fold(0.0, f32::max)
+    }
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let far = a.iter().zip(b).map(|(a, b)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() });
+    far.fold(0.0, f32::max)
+}
+
+fn worn<B: Backend>(b: &B, decoder: &Decoder<B>, path: &Path, scale: f32) -> Worn<B> {
+    let file = AdapterFile::open(path).unwrap_or_else(|e| panic!("{e}"));
+    let adapter = decoder.adapter(b, &file).unwrap_or_else(|e| panic!("{e}"));
+    assert!(adapter.bytes() <= file.bytes(), "{} {}", adapter.bytes(), file.bytes());
+    Some((Rc::new(adapter), scale))
+}
+
+#[test]
+fn every_case() {
+    every_case_on(&cpu(), 1.0);
+}
+
+#[test]
+fn every_case_on_a_gpu() {
+    gpu().iter().for_each(|b| every_case_on(b, GPU));
+}
+
+fn every_case_on<B: Backend>(b: &B, slack: f32) {
+    let mut seen = 0;
+    for case in Case::all() {
+        for model in case.models() {
+            let decoder = decoder(b, &open(&model));
+            for path in case.files() {
+                // In GGUF files layers of this family lie otherwise.
+                if case.name == "qwen3-next" && model.extension().is_some() {
+                    let why = decoder.adapter(b, &AdapterFile::open(&path).unwrap()).unwrap_err().to_string();
+                    assert!(why.contains("in_proj_ba"), "{why}");
+                    continue;
+                }
+                let far = case.distance(b, &decoder, &worn(b, &decoder, &path, 1.0));
+                println!("{:<16} {far:.2e} of {:.0e}, {}", case.name, case.tolerance(), path.display());
+                assert!(far <= slack * case.tolerance(), "{}, {}: off by {far}", case.name, model.display());
+                seen += 1;
+            }
+        }
+    }
+    assert_eq!(seen, 36);
+}
+
+/// An adapter that is left out, or counts more, is as far from the reference's answer as the reference finds.
+#[test]
+fn mutants_are_told_apart() {
+    let b = cpu();
+    for case in Case::all() {
+        let decoder = decoder(&b, &open(&golden(case.base())));
+        let stronger = worn(&b, &decoder, &case.folder(), 1.5);
+        for (mutant, worn) in [("without", None), ("half_as_much_again", stronger)] {
+            let (far, want) = (case.distance(&b, &decoder, &worn), case.moved(mutant));
+            assert!(far > 100.0 * case.tolerance(), "{}, {mutant}: {far}", case.name);
+            assert!((far - want).abs() < 0.01 * want, "{}, {mutant}: {far}, the reference {want}", case.name);
+        }
+    }
+}
+
+/// Prompts with several adapters and with none, in one step, give the bits that each gives alone; so do those without one,
+/// of a model that never heard of adapters.
+#[test]
+fn together_is_alone() {
+    for arithmetic in [Arithmetic::Exact, Arithmetic::Fast] {
+        let b = Cpu::new(Isa::best(), 2).unwrap().with(arithmetic);
+        for (base, names) in [("llama", ["llama", "llama-some"]), ("qwen3", ["qwen3", "qwen3-patterns"])] {
+            together_is_alone_on(&b, &open(&golden(base)), names);
+        }
+    }
+}
+
+#[test]
+fn together_is_alone_on_a_gpu() {
+    gpu().iter().for_each(|b| together_is_alone_on(b, &open(&golden("llama")), ["llama", "llama-some"]));
+}
+
+fn together_is_alone_on<B: Backend>(b: &B, model: &Model, names: [&str; 2]) {
+    let decoder = decoder(b, model);
+    let adapters = names.map(|name| worn(b, &decoder, &golden("adapters").join(name), 1.0));
+    let prompts = Case::read(names[0]).prompts();
+    let weaker = adapters[0].as_ref().map(|(by, _)| (by.clone(), 0.25));
+    let kinds = [None, adapters[0].clone(), adapters[1].clone(), weaker, None, adapters[0].clone()];
+    let all: Vec<(Vec<u32>, Worn<B>)> =
+        kinds.into_iter().enumerate().map(|(i, worn)| (prompts[i % 3].clone(), worn)).collect();
+    let together = logits(b, &decoder, &all);
+    for (i, (one, got)) in all.iter().zip(&together).enumerate() {
+        let alone = logits(b, &decoder, std::slice::from_ref(one)).remove(0);
+        assert!(alone == *got, "prompt {i} of {names:?}");
+    }
+}
+
+/// A copy of a golden's adapter in a folder of its own, gone afterwards.
+struct Copied(PathBuf);
+
+impl Copied {
+    fn new(tag: &str) -> Copied {
+        let dir = std::env::temp_dir().join(format!("tallow-adapter-{}-{tag}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let copied = Copied(dir);
+        for file in [CONFIG, TENSORS, "adapter.gguf"] {
+            std::fs::copy(golden("adapters/llama").join(file), copied.0.join(file)).unwrap();
+        }
+        copied
+    }
+
+    /// Sets some settings, or removes those that are null.
+    fn set(&self, more: &Value) {
+        let path = self.0.join(CONFIG);
+        let mut config = json(&path);
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        std::fs::write(path, config.to_string()).unwrap();
+    }
+
+    /// Writes other tensors, which `change` makes of the names and shapes that are there.
+    fn tensors(&self, change: impl Fn(&str, Vec<usize>) -> Vec<(String, Vec<usize>, f32)>) {
+        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+        for (name, tensor) in tensors(&golden("adapters/llama").join(TENSORS)) {
+            for (name, shape, x) in change(&name, tensor.shape.clone()) {
+                let start = data.len();
+                data.extend((0..shape.iter().product::<usize>()).flat_map(|_| x.to_le_bytes()));
+                let entry = serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()] });
+                header.insert(name, entry);
+            }
+        }
+        let header = serde_json::to_vec(&header).unwrap();
+        let parts = [&header.len().to_le_bytes()[..], &header, &data];
+        std::fs::write(self.0.join(TENSORS), parts.concat()).unwrap();
+    }
+
+    /// Replaces some bytes of the GGUF file by as many others.
+    fn gguf(&self, from: &str, to: &str) {
+        let path = self.0.join("adapter.gguf");
+        let mut bytes = std::fs::read(&path).unwrap();
+        let at = bytes.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
+        assert_eq!(from.len(), to.len());
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    /// What is said of it.
+    fn said(&self, path: &Path) -> String {
+        let b = cpu();
+        let decoder = decoder(&b, &open(&golden("llama")));
+        let loaded = AdapterFile::open(path).and_then(|file| decoder.adapter(&b, &file));
+        let why = loaded.map(|_| "is taken".to_owned()).unwrap_or_else(|e| e.to_string());
+        let model = golden("llama");
+        why.replace(self.0.to_str().unwrap(), "ADAPTER").replace(model.to_str().unwrap(), "MODEL")
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const CONFIG: &str = "adapter_config.json";
+const TENSORS: &str = "adapter_model.safetensors";
+
+#[test]
+fn settings_that_are_not_honoured_are_refused() {
+    let mut said = String::new();
+    for (i, more) in [
+        serde_json::json!({}),
+        serde_json::json!({ "frobnicate": 1, "lora_dropout": 0.5, "inference_mode": false, "use_dora": false }),
+        serde_json::json!({ "peft_type": "IA3" }),
+        serde_json::json!({ "peft_type": null }),
+        serde_json::json!({ "task_type": "SEQ_CLS" }),
+        serde_json::json!({ "bias": "all" }),
+        serde_json::json!({ "use_dora": true }),
+        serde_json::json!({ "lora_bias": true }),
+        serde_json::json!({ "modules_to_save": ["lm_head"] }),
+        serde_json::json!({ "trainable_token_indices": [1, 2] }),
+        serde_json::json!({ "layer_replication": [[0, 2], [1, 2]] }),
+        serde_json::json!({ "target_parameters": ["mlp.experts.gate_up_proj"] }),
+        serde_json::json!({ "alora_invocation_tokens": [1] }),
+        serde_json::json!({ "init_lora_weights": "pissa_niter_4" }),
+        serde_json::json!({ "init_lora_weights": "gaussian" }),
+        serde_json::json!({ "r": 8 }),
+        serde_json::json!({ "r": "four" }),
+        serde_json::json!({ "rank_pattern": { "q_proj": 5 } }),
+        serde_json::json!({ "rank_pattern": { "(": 5 } }),
+        serde_json::json!({ "rank_pattern": 5 }),
+        serde_json::json!({ "lora_alpha": 1e300 }),
+        serde_json::json!({ "use_rslora": "yes" }),
+        serde_json::json!({ "target_modules": null }),
+        serde_json::json!({ "target_modules": ["q_proj", "k_proj"] }),
+        serde_json::json!({ "target_modules": ".*q_proj" }),
+        serde_json::json!({ "target_modules": "(((" }),
+        serde_json::json!({ "target_modules": "all-linear" }),
+        serde_json::json!({ "exclude_modules": "model\\.layers\\.1\\..*" }),
+        serde_json::json!({ "layers_to_transform": [0] }),
+        serde_json::json!({ "layers_to_transform": "all" }),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let copied = Copied::new(&format!("settings-{i}"));
+        copied.set(&more);
+        said += &format!("{more}:\n    {}\n", copied.said(&copied.0));
+    }
+    insta::assert_snapshot!(said);
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_refused() {
+    type Change = fn(&str, Vec<usize>) -> Vec<(String, Vec<usize>, f32)>;
+    let cases: [(&str, Change); 9] = [
+        ("as they are", |name, shape| vec![(name.into(), shape, 0.5)]),
+        ("none", |_, _| Vec::new()),
+        ("one without its other half", |name, shape| {
+            let gone = name == "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight";
+            if gone { Vec::new() } else { vec![(name.into(), shape, 0.5)] }
+        }),
+        ("more inputs than the layer", |name, mut shape| {
+            shape[1] += usize::from(name == "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight");
+            vec![(name.into(), shape, 0.5)]
+        }),
+        ("more outputs than the layer", |name, mut shape| {
+            shape[0] += usize::from(name == "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight");
+            vec![(name.into(), shape, 0.5)]
+        }),
+        ("ranks that differ", |name, mut shape| {
+            shape[1] += usize::from(name == "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight");
+            vec![(name.into(), shape, 0.5)]
+        }),
+        ("a vector", |name, shape| {
+            let flat = name == "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight";
+            vec![(name.into(), if flat { vec![shape[0] * shape[1]] } else { shape }, 0.5)]
+        }),
+        ("a number that is none", |name, shape| {
+            let bad = name == "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight";
+            vec![(name.into(), shape, if bad { f32::NAN } else { 0.5 })]
+        }),
+        ("sizes of DoRA", |name, shape| {
+            let more = name.ends_with("layers.0.mlp.down_proj.lora_A.weight");
+            let size = more.then(|| (name.replace("lora_A.weight", "lora_magnitude_vector"), vec![4], 0.5));
+            [Some((name.into(), shape, 0.5)), size].into_iter().flatten().collect()
+        }),
+    ];
+    let mut said = String::new();
+    for (i, (what, change)) in cases.into_iter().enumerate() {
+        let copied = Copied::new(&format!("tensors-{i}"));
+        copied.tensors(change);
+        said += &format!("{what}:\n    {}\n", copied.said(&copied.0));
+    }
+    let targets = serde_json::json!({ "target_modules": ["lm_head", "embed_tokens", "up_proj", "gate"] });
+    for (i, layer) in [
+        "lm_head",
+        "model.embed_tokens",
+        "model.layers.0.mlp.experts.3.up_proj",
+        "model.layers.7.mlp.up_proj",
+        "vision_tower.layers.0.up_proj",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let copied = Copied::new(&format!("layers-{i}"));
+        copied.set(&targets);
+        let (mut header, shapes) = (serde_json::Map::new(), [("A", [4, 48]), ("B", [96, 4])]);
+        let mut at = 0;
+        for (half, shape) in shapes {
+            let end = at + 4 * shape[0] * shape[1];
+            let entry = serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] });
+            header.insert(format!("base_model.model.{layer}.lora_{half}.weight"), entry);
+            at = end;
+        }
+        let header = serde_json::to_vec(&header).unwrap();
+        let bytes = [&header.len().to_le_bytes()[..], &header, &vec![0; at]].concat();
+        std::fs::write(copied.0.join(TENSORS), bytes).unwrap();
+        said += &format!("an adapter of {layer}:\n    {}\n", copied.said(&copied.0));
+    }
+    insta::assert_snapshot!(said);
+}
+
+#[test]
+fn files_that_are_no_adapters_are_refused() {
+    let mut said = String::new();
+    let mut note = |what: &str, why: String| said += &format!("{what}:\n    {why}\n");
+    let copied = Copied::new("files");
+    let gguf = copied.0.join("adapter.gguf");
+    note("as it is", copied.said(&gguf));
+    for (from, to) in [
+        ("adapter.type", "adapter.typo"),
+        ("lora_a", "lora_x"),
+        ("llama", "qwen3"),
+        ("general.type", "general.typo"),
+    ] {
+        let copied = Copied::new("gguf");
+        copied.gguf(from, to);
+        note(&format!("{from} is {to}"), copied.said(&copied.0.join("adapter.gguf")));
+    }
+    note(
+        "a model",
+        copied
+            .said(&golden("gguf-models/llama-bf16.gguf"))
+            .replace(golden("gguf-models").to_str().unwrap(), "MODELS"),
+    );
+    note("a model's folder", copied.said(&golden("llama")));
+    note("nothing", copied.said(&copied.0.join("nothing")));
+    let cut = std::fs::read(&gguf).unwrap();
+    std::fs::write(&gguf, &cut[..cut.len() - 100]).unwrap();
+    note("a file cut short", copied.said(&gguf));
+    std::fs::write(copied.0.join(CONFIG), "[]").unwrap();
+    note("settings that are a list", copied.said(&copied.0));
+    std::fs::write(copied.0.join(CONFIG), "{").unwrap();
+    note("settings that are no JSON", copied.said(&copied.0));
+    std::fs::remove_file(copied.0.join(TENSORS)).unwrap();
+    std::fs::copy(golden("adapters/llama").join(CONFIG), copied.0.join(CONFIG)).unwrap();
+    note("no tensors", copied.said(&copied.0));
+    std::fs::write(copied.0.join("adapter_model.bin"), "").unwrap();
+    note("a pickle", copied.said(&copied.0));
+    insta::assert_snapshot!(said);
+}

@@ -1,0 +1,189 @@
+//! Adapters: which of them a request wants, and how clients have them loaded and unloaded.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::Value;
+use tallow_engine::adapters::{Fault, Listed, Worn};
+use tallow_engine::handle::{Adoption, EngineHandle};
+use tallow_models::adapter::AdapterFile;
+
+use crate::body::prepare;
+use crate::errors::{ApiError, quoted, respond};
+use crate::fields::{Fields, number, whole};
+use crate::state::Server;
+
+/// Longest name, and longest path.
+const MOST_NAME: usize = 256;
+const MOST_PATH: usize = 4096;
+/// Entries of a request's `lora`.
+const MOST_ENTRIES: usize = 256;
+
+/// What a request says of adapters besides the model's name: `lora`, as llama.cpp's server has it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Wanted {
+    /// Its place in the list of adapters.
+    id: usize,
+    scale: f32,
+}
+
+impl Wanted {
+    /// Takes the field. Entries whose scale is 0 are none.
+    pub(crate) fn take(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
+        let entry = |path: String, value: Value| {
+            let mut entry = Fields::within(path.clone(), value)?;
+            let missing =
+                |name: &str| ApiError::field(format!("{path}.{name}"), format!("{path}.{name} is missing"));
+            let (id, scale) = (entry.take("id"), entry.take("scale"));
+            entry.finish()?;
+            let id = whole(format!("{path}.id"), &id.ok_or_else(|| missing("id"))?, 0..=i64::from(u32::MAX))?;
+            let scale = scale.ok_or_else(|| missing("scale"))?;
+            let scale = number(format!("{path}.scale"), &scale, -1000.0..=1000.0)?;
+            Ok(Wanted { id: id as usize, scale })
+        };
+        let all = fields.list("lora", entry)?.unwrap_or_default();
+        if all.len() > MOST_ENTRIES {
+            return Err(ApiError::field("lora", format!("lora should have at most {MOST_ENTRIES} entries")));
+        }
+        let mut some = all.into_iter().filter(|wanted| wanted.scale != 0.0);
+        let one = some.next();
+        match some.next() {
+            None => Ok(one),
+            Some(_) => {
+                let why =
+                    "several adapters in one request are not supported: give one a scale, and the others 0";
+                Err(ApiError::field("lora", why))
+            }
+        }
+    }
+}
+
+/// The adapter that a request wants, by the name of its model or by `lora`.
+pub(crate) fn chosen(
+    handle: &EngineHandle,
+    model: Option<&str>,
+    wanted: Option<Wanted>,
+) -> Result<Option<Worn>, ApiError> {
+    let (adapters, names) = (handle.adapters(), &handle.info().names);
+    let named = match model {
+        Some(model) if !names.iter().any(|name| name == model) => {
+            let found = adapters.iter().find(|a| a.name == model);
+            Some(found.ok_or_else(|| unknown(model, handle))?.worn)
+        }
+        _ => None,
+    };
+    match (named, wanted) {
+        (worn, None) => Ok(worn),
+        (Some(_), Some(_)) => {
+            Err(ApiError::field("lora", "model names an adapter already; give one of model and lora"))
+        }
+        (None, Some(Wanted { id, scale })) => {
+            let found = adapters.get(id).map(|a| Worn { id: a.worn.id, scale });
+            let why = || format!("lora: there is no adapter {id}; {} are loaded", adapters.len());
+            found.map(Some).ok_or_else(|| ApiError::field("lora", why()))
+        }
+    }
+}
+
+/// Nothing goes by that name.
+pub(crate) fn unknown(model: &str, handle: &EngineHandle) -> ApiError {
+    let adapters = handle.adapters().into_iter().map(|a| a.name);
+    let names: Vec<String> = handle.info().names.iter().cloned().chain(adapters).collect();
+    ApiError::no_model(model, &names)
+}
+
+/// An adapter as llama.cpp's server shows it.
+#[derive(Serialize)]
+struct Shown {
+    id: usize,
+    name: String,
+    scale: f32,
+}
+
+pub(crate) async fn list(State(server): State<Arc<Server>>) -> Result<Response, ApiError> {
+    let shown = |(id, Listed { name, worn, .. })| Shown { id, name, scale: worn.scale };
+    let all: Vec<Shown> = server.model.handle.adapters().into_iter().enumerate().map(shown).collect();
+    respond(&all)
+}
+
+/// `POST /v1/load_lora_adapter`
+pub(crate) async fn load(State(server): State<Arc<Server>>, request: Request) -> Result<Response, ApiError> {
+    prepare(&server, request, |server, body| {
+        let folder = allowed(server)?;
+        let mut fields = Fields::body(body)?;
+        let (name, path) =
+            (needed(&mut fields, "lora_name", MOST_NAME)?, needed(&mut fields, "lora_path", MOST_PATH)?);
+        fields.only_off("load_inplace", |value| *value == false)?;
+        fields.finish()?;
+        let path = beneath(folder, &path)?;
+        let file = AdapterFile::open(&path).map_err(|e| ApiError::field("lora_path", e))?;
+        loaded(server, server.model.handle.load_adapter(Adoption { name: name.clone(), file, scale: 1.0 }))?;
+        Ok(done(format!("Success: LoRA adapter {} added successfully.", quoted(&name))))
+    })
+    .await
+}
+
+/// `POST /v1/unload_lora_adapter`
+pub(crate) async fn unload(
+    State(server): State<Arc<Server>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    prepare(&server, request, |server, body| {
+        allowed(server)?;
+        let mut fields = Fields::body(body)?;
+        let name = needed(&mut fields, "lora_name", MOST_NAME)?;
+        // Others number adapters besides; a name says enough.
+        fields.take("lora_int_id");
+        fields.finish()?;
+        loaded(server, server.model.handle.unload_adapter(&name))?;
+        Ok(done(format!("Success: LoRA adapter {} removed successfully.", quoted(&name))))
+    })
+    .await
+}
+
+fn done(text: String) -> Response {
+    (StatusCode::OK, text).into_response()
+}
+
+/// The folder that clients may have adapters loaded from.
+fn allowed(server: &Server) -> Result<&Path, ApiError> {
+    server.settings.adapters.as_deref().ok_or_else(|| {
+        let why =
+            "clients may not load or unload adapters here; start the server with --lora-dir to allow it";
+        ApiError::new(StatusCode::FORBIDDEN, why)
+    })
+}
+
+fn needed(fields: &mut Fields, name: &str, most: usize) -> Result<String, ApiError> {
+    let text = fields.short_text(name, most)?.filter(|text| !text.is_empty());
+    text.ok_or_else(|| ApiError::field(name, format!("{name} is missing")))
+}
+
+/// A path beneath a folder. Of what lies elsewhere nothing is said, not even whether it is there.
+fn beneath(folder: &Path, path: &str) -> Result<PathBuf, ApiError> {
+    let real =
+        folder.join(path).canonicalize().ok().filter(|real| real.starts_with(folder) && real != folder);
+    real.ok_or_else(|| {
+        let why =
+            format!("there is no {} beneath the folder of adapters that this server was given", quoted(path));
+        ApiError::field("lora_path", why)
+    })
+}
+
+/// What the engine said.
+fn loaded(server: &Server, said: Result<(), Fault>) -> Result<(), ApiError> {
+    said.map_err(|fault| match fault {
+        Fault::Unknown(_) => {
+            let mut error = ApiError::field("lora_name", fault);
+            error.status = StatusCode::NOT_FOUND;
+            error
+        }
+        Fault::Taken(_) => ApiError::field("lora_name", fault),
+        Fault::Full { .. } | Fault::Refused(_) => ApiError::field("lora_path", fault),
+        Fault::Ended(failure) => ApiError::engine(failure, server.model.handle.is_alive()),
+    })
+}

@@ -1,0 +1,174 @@
+//! Adapters over HTTP: which of them a request gets, the list of models, loading and unloading, and who may.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use common::bodies::{CHAT, TEXT, chat, text};
+use common::client::{ask, post};
+use common::{Plan, Site, hello, info, script};
+use serde_json::{Value, json};
+use tallow_engine::adapters::{AdapterId, Listed, Worn};
+use tallow_engine::handle::{Adoption, Command, EngineHandle, Event, Request};
+use tallow_engine::sim;
+use tallow_models::adapter::AdapterFile;
+use tallow_server::Settings;
+use tallow_support::golden;
+
+const LOAD: &str = "/v1/load_lora_adapter";
+const UNLOAD: &str = "/v1/unload_lora_adapter";
+
+/// A simulated engine with two adapters, served; clients may load those among the goldens.
+fn adapted(folder: Option<PathBuf>) -> Site {
+    let handle = sim::start(info(), script(&hello()));
+    for (name, scale) in [("one", 1.0), ("two", 0.5)] {
+        let file = AdapterFile::open(&golden("adapters/llama")).unwrap();
+        handle.load_adapter(Adoption { name: name.into(), file, scale }).unwrap();
+    }
+    let settings = Settings { adapters: folder, ..Settings::default() };
+    Plan { settings, ..Plan::new(handle) }.start()
+}
+
+fn goldens() -> Option<PathBuf> {
+    Some(golden("adapters").canonicalize().unwrap())
+}
+
+/// An engine with two adapters that ends every answer at once, and the requests that it was given.
+fn recorder() -> (EngineHandle, std::sync::mpsc::Receiver<Request>) {
+    let (send, requests) = std::sync::mpsc::channel();
+    let (handle, commands, alive) = EngineHandle::new(info());
+    let listed = |(i, name): (u64, &str)| {
+        let worn = Worn { id: AdapterId(7 + i), scale: 0.5 };
+        Listed { name: name.into(), path: PathBuf::from("somewhere"), worn }
+    };
+    alive.list([(0, "one"), (1, "two")].map(listed).to_vec());
+    std::thread::spawn(move || {
+        while let Ok(Command::Submit(mut submission)) = commands.recv() {
+            let _ = send.send(submission.request.clone());
+            submission.listener.tell(Event::Done(common::done(submission.request.prompt.len())));
+        }
+        drop(alive);
+    });
+    (handle, requests)
+}
+
+#[test]
+fn a_request_gets_the_adapter_that_it_names() {
+    let (handle, requests) = recorder();
+    let site = Plan::new(handle).start();
+    let worn = |id, scale| Some(Worn { id: AdapterId(id), scale });
+    for (more, want) in [
+        (json!({}), None),
+        (json!({"model": "tiny"}), None),
+        (json!({"model": "alias"}), None),
+        (json!({"model": "one"}), worn(7, 0.5)),
+        (json!({"model": "two"}), worn(8, 0.5)),
+        (json!({"lora": []}), None),
+        (json!({"lora": [{"id": 1, "scale": 0.25}]}), worn(8, 0.25)),
+        (json!({"model": "tiny", "lora": [{"id": 0, "scale": 0}, {"id": 1, "scale": -1.5}]}), worn(8, -1.5)),
+        (json!({"lora": [{"id": 0, "scale": 0.0}]}), None),
+    ] {
+        for (path, body) in [(CHAT, chat(more.clone())), (TEXT, text(more.clone()))] {
+            let reply = post(path, body).get(&site);
+            assert_eq!(reply.status, 200, "{more}");
+            assert_eq!(reply.json()["model"], more.get("model").cloned().unwrap_or(json!("tiny")));
+            assert_eq!(requests.recv().unwrap().adapter, want, "{path} {more}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_chosen_is_refused() {
+    let site = adapted(goldens());
+    let mut all = String::new();
+    for body in [
+        json!({"model": "three"}),
+        json!({"lora": [{"id": 2, "scale": 1}]}),
+        json!({"lora": [{"id": 0, "scale": 1}, {"id": 1, "scale": 1}]}),
+        json!({"model": "one", "lora": [{"id": 0, "scale": 1}]}),
+        json!({"lora": [{"id": 0}]}),
+        json!({"lora": [{"scale": 1}]}),
+        json!({"lora": [{"id": 0, "scale": "much"}]}),
+        json!({"lora": [{"id": -1, "scale": 1}]}),
+        json!({"lora": {"id": 0, "scale": 1}}),
+        json!({"lora": [{"id": 0, "scale": 1, "name": "one"}]}),
+    ] {
+        let (message, _, param, _) = post(CHAT, chat(body)).get(&site).error();
+        writeln!(all, "{}: {message}", param.unwrap_or_default()).unwrap();
+    }
+    insta::assert_snapshot!(all);
+}
+
+#[test]
+fn adapters_are_listed_with_their_model() {
+    let site = adapted(None);
+    let models = ask("GET", "/v1/models").get(&site).json();
+    let facts = |m: &Value| [m["id"].clone(), m["root"].clone(), m["parent"].clone()];
+    let got: Vec<[Value; 3]> = models["data"].as_array().unwrap().iter().map(facts).collect();
+    let want = [
+        [json!("tiny"), json!("tiny"), Value::Null],
+        [json!("alias"), json!("tiny"), Value::Null],
+        [json!("one"), json!("one"), json!("tiny")],
+        [json!("two"), json!("two"), json!("tiny")],
+    ];
+    assert_eq!(got, want);
+    assert_eq!(ask("GET", "/v1/models/two").get(&site).json()["parent"], "tiny");
+    let shown = ask("GET", "/lora-adapters").get(&site).json();
+    assert_eq!(
+        shown,
+        json!([{"id": 0, "name": "one", "scale": 1.0}, {"id": 1, "name": "two", "scale": 0.5}])
+    );
+    assert_eq!(post("/tokenize", json!({"model": "two", "prompt": "x"})).get(&site).status, 200);
+}
+
+#[test]
+fn clients_load_and_unload_what_lies_in_the_folder() {
+    let site = adapted(goldens());
+    let load = |name: &str, path: &str| post(LOAD, json!({"lora_name": name, "lora_path": path})).get(&site);
+    let listed = |name: &str| site.handle.adapters().iter().any(|a| a.name == name);
+    let absolute = golden("adapters/llama/adapter.gguf").canonicalize().unwrap();
+    for (name, path) in [("three", "llama"), ("four", absolute.to_str().unwrap())] {
+        let reply = load(name, path);
+        assert_eq!((reply.status, listed(name)), (200, true), "{}", reply.text());
+        assert_eq!(post(CHAT, chat(json!({"model": name}))).get(&site).status, 200);
+    }
+    assert_eq!(post(UNLOAD, json!({"lora_name": "three"})).get(&site).status, 200);
+    assert!(!listed("three"));
+    assert_eq!(post(CHAT, chat(json!({"model": "three"}))).get(&site).status, 404);
+    let mut all = String::new();
+    let mut note = |reply: common::client::Reply| {
+        let (message, _, param, _) = reply.error();
+        writeln!(all, "{} {}: {message}", reply.status, param.unwrap_or_default()).unwrap();
+    };
+    note(load("one", "llama"));
+    note(load("tiny", "llama"));
+    note(load("five", "no-such"));
+    note(load("five", "../llama"));
+    note(load("five", "/etc/passwd"));
+    note(load("five", "llama/../../../../README.md"));
+    note(load("five", "."));
+    note(load("", "llama"));
+    note(post(LOAD, json!({"lora_name": "five"})).get(&site));
+    note(post(LOAD, json!({"lora_name": "five", "lora_path": "llama", "load_inplace": true})).get(&site));
+    note(post(UNLOAD, json!({"lora_name": "nobody"})).get(&site));
+    note(post(UNLOAD, json!({"lora_name": "one", "more": 1})).get(&site));
+    insta::assert_snapshot!(all);
+    let refused = load("five", "llama/golden.json");
+    assert_eq!(refused.status, 400);
+}
+
+#[test]
+fn without_a_folder_nobody_loads_anything() {
+    let site = adapted(None);
+    let body = json!({"lora_name": "x", "lora_path": golden("adapters/llama").to_str().unwrap()});
+    for (path, body) in [(LOAD, body), (UNLOAD, json!({"lora_name": "one"}))] {
+        let reply = post(path, body).get(&site);
+        let (message, kind, ..) = reply.error();
+        assert_eq!((reply.status, kind.as_str()), (403, "permission_error"));
+        assert!(message.contains("--lora-dir"), "{message}");
+    }
+    assert_eq!(site.handle.adapters().len(), 2);
+}

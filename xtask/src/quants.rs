@@ -105,9 +105,9 @@ impl Quants {
         let folder = root.join("target/quants");
         std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
         let texts = ["scored.txt", "measured.txt"].map(|name| folder.join(name));
-        let middle = text.floor_char_boundary(text.len() / 2);
+        let middle = boundary(&text, text.len() / 2);
         for (path, from) in texts.iter().zip([&text[..middle], &text[middle..]]) {
-            let part = &from[..from.floor_char_boundary(bytes)];
+            let part = &from[..boundary(from, bytes)];
             std::fs::write(path, part).map_err(|e| format!("{}: {e}", path.display()))?;
         }
         Ok(Quants { root: root.to_owned(), tallow, python, only, folder, texts })
@@ -175,7 +175,7 @@ impl Quants {
         }
         let mut peer = self.peer();
         let said = output(peer.arg("score").arg(&self.texts[0]).arg(CONTEXT).args(&files))?;
-        let found = said.lines().map(|line| serde_json::from_str::<serde_json::Value>(line));
+        let found = said.lines().map(serde_json::from_str::<serde_json::Value>);
         let found: Vec<_> =
             found.collect::<Result<_, _>>().map_err(|e| format!("llama.cpp's script: {e}"))?;
         for ((row, tokens), found) in rows.iter_mut().zip(&found) {
@@ -246,6 +246,11 @@ fn line(name: &str, row: &Row, whole: Option<[f64; 2]>) -> String {
 /// `FILE: 3.2 MiB, 4.52 bits a weight`
 fn bits_of(said: &str) -> Option<f64> {
     said.trim().strip_suffix(" bits a weight")?.rsplit(' ').next()?.parse().ok()
+}
+
+/// The end of the last character that ends within so many bytes.
+fn boundary(text: &str, most: usize) -> usize {
+    (0..=most.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0)
 }
 
 /// What a program writes, if it does its work.

@@ -22,9 +22,7 @@ impl Q1_0 {
     pub fn codes(&self) -> [u8; 128] {
         let mut codes = [0; 128];
         for (byte, codes) in self.qs.iter().zip(codes.as_chunks_mut::<8>().0) {
-            for i in 0..8 {
-                codes[i] = (byte >> i & 1) << 1;
-            }
+            codes.iter_mut().enumerate().for_each(|(i, code)| *code = (byte >> i & 1) << 1);
         }
         codes
     }

@@ -22,9 +22,7 @@ impl Q2_0 {
     pub fn codes(&self) -> [u8; 64] {
         let mut codes = [0; 64];
         for (byte, codes) in self.qs.iter().zip(codes.as_chunks_mut::<4>().0) {
-            for i in 0..4 {
-                codes[i] = byte >> (2 * i) & 3;
-            }
+            codes.iter_mut().enumerate().for_each(|(i, code)| *code = byte >> (2 * i) & 3);
         }
         codes
     }

@@ -272,7 +272,7 @@ fn turn_alike(model: &DecoderSpec, read: &DecoderSpec) -> bool {
         // Rows are put right only where what turns is in front in each head.
         let latent = model.layers.iter().any(|layer| layer.latent.is_some());
         mine.dim == read.dim
-            && !(latent && mine.pairs != read.pairs)
+            && (!latent || mine.pairs == read.pairs)
             && !growing(mine)
             && !growing(read)
             && [1, model.context / 2, model.context, 2 * model.context].into_iter().all(at)

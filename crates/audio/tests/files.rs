@@ -69,8 +69,10 @@ fn channels_become_one_and_rates_become_ours() {
 #[test]
 fn mp3_files_are_the_sound_that_they_were_made_of() {
     let source = |n: usize| 0.4 * (n as f32 * 0.05).sin() + 0.2 * (n as f32 * 0.013).sin();
-    let files =
-        [(&include_bytes!("tone.mp3")[..], 8000, 1.0), (&include_bytes!("stereo.mp3")[..], 4800, 0.75)];
+    let files = [
+        (&include_bytes!("../../../tests/goldens/sound/tone.mp3")[..], 8000, 1.0),
+        (&include_bytes!("../../../tests/goldens/sound/stereo.mp3")[..], 4800, 0.75),
+    ];
     for (file, len, loud) in files {
         let got = all(file.to_vec()).unwrap();
         assert!((len..len + 3500).contains(&got.len()), "{} samples of {len}", got.len());

@@ -455,6 +455,6 @@ fn pooled(rows: &[&[f32]], i: usize, by: Pooling) -> f64 {
         }
         Pooling::Most => all().fold(f64::NEG_INFINITY, f64::max),
         Pooling::First => all().next().unwrap(),
-        _ => all().last().unwrap(),
+        _ => all().next_back().unwrap(),
     }
 }

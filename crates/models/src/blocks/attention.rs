@@ -42,6 +42,12 @@ impl<B: Backend> Attention<B> {
                 parts
             }
             true => vec![w.qkv((names.qkv, i), heads, dim, spec.qkv_bias)?],
+            false if spec.values_of_keys => {
+                let q = w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?;
+                let k = w.linear((names.k, i), heads.kv_cols(), dim, spec.key_bias())?;
+                let v = Linear { weight: k.weight.clone(), bias: k.bias.clone(), order: k.order.clone() };
+                vec![q, k, v]
+            }
             false => {
                 let parts = [(names.q, heads.q_cols()), keys, values];
                 let biases = [spec.qkv_bias, spec.key_bias(), spec.qkv_bias];

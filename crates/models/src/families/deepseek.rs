@@ -4,6 +4,7 @@
 use tallow_core::{Heads, RopePairs};
 
 use super::{Family, common, rope, routed};
+use crate::blocks::rope::{RopeSpec, Scaling};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
@@ -36,6 +37,9 @@ const VALUE: Key = key("v_head_dim", "attention.value_length_mla");
 /// What turns and what does not.
 const GGUF_KEY: Key = key("", "attention.key_length_mla");
 const GGUF_SCALING: Key = key("", "rope.scaling.type");
+/// A tenth of what the logarithm of the factor is multiplied by.
+const GGUF_SHARPER: Key = key("", "rope.scaling.yarn_log_multiplier");
+const GGUF_ATTENTION: Key = key("", "rope.scaling.attn_factor");
 const EVERY: Key = key("moe_layer_freq", "");
 const CHOICE: Key = key("topk_method", "");
 const SCORES: Key = key("scoring_func", "");
@@ -50,9 +54,6 @@ fn base(
     experts: impl FnOnce(usize) -> Result<ExpertsSpec>,
 ) -> Result<DecoderSpec> {
     common::off(c, "mlp_bias")?;
-    if let Some(kind) = c.find_text(GGUF_SCALING)?.filter(|kind| *kind != "none") {
-        return Err(c.unsupported(GGUF_SCALING, kind, "in GGUF files of this family none is"));
-    }
     if let Some(every) = c.find_count(EVERY)?.filter(|n| *n != 1) {
         return Err(c.unsupported(EVERY, every, "1 is"));
     }
@@ -73,7 +74,11 @@ fn base(
     let experts = experts(width)?;
     let dense = c.find_count(routed::DENSE)?.unwrap_or(dense);
     let bias = common::bias(c, "attention_bias", false)?;
-    let scale = rope::sharpness(c)? / ((latent.plain + latent.turned) as f64).sqrt();
+    let sharpness = match c.is_gguf() {
+        true => gguf_sharpness(c, &mut spec.ropes)?,
+        false => rope::sharpness(c)?,
+    };
+    let scale = sharpness / ((latent.plain + latent.turned) as f64).sqrt();
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         layer.latent = Some(latent);
         layer.mixer.scale = scale as f32;
@@ -83,6 +88,36 @@ fn base(
         }
     }
     Ok(spec)
+}
+
+/// What multiplies scores where the rotation of a GGUF file is scaled. Such files have what that follows from; how much
+/// longer queries and keys get they do not say, and whoever reads them takes it that they do not.
+fn gguf_sharpness(c: &Config<'_>, ropes: &mut [RopeSpec]) -> Result<f64> {
+    let mut sharpness = 1.0;
+    for rope in ropes {
+        match &mut rope.scaling {
+            Scaling::None => {}
+            Scaling::Yarn(yarn) => {
+                let Some(by) = c.find_number(GGUF_SHARPER)? else {
+                    return Err(c.bad(GGUF_SHARPER, "is missing, where the rotation is scaled"));
+                };
+                if let Some(x) = c.find_number(GGUF_ATTENTION)?.filter(|x| *x != 1.0) {
+                    return Err(c.unsupported(GGUF_ATTENTION, x, "1 is"));
+                }
+                yarn.attention = 1.0;
+                sharpness = if yarn.factor <= 1.0 { 1.0 } else { (1.0 + by * yarn.factor.ln()).powi(2) };
+            }
+            _ => {
+                let kind = c.find_text(GGUF_SCALING)?.unwrap_or_default();
+                return Err(c.unsupported(
+                    GGUF_SCALING,
+                    kind,
+                    "in GGUF files of this family none and yarn are",
+                ));
+            }
+        }
+    }
+    Ok(sharpness)
 }
 
 fn latent(c: &Config<'_>) -> Result<LatentSpec> {

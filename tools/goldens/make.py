@@ -1,6 +1,6 @@
 """Makes small golden cases for settings that `tests/goldens` does not cover, by the transformers library.
 
-usage: make.py OUT_DIR            (needs: pip install torch transformers safetensors numpy)
+usage: make.py OUT_DIR [CASE...]  (needs: pip install torch transformers safetensors numpy)
 
 Each case is a folder like those of `tests/goldens`: `config.json`, `model.safetensors` (random weights in bf16),
 `golden.json`, `golden.safetensors` (logits of whole-prompt forwards in f32).
@@ -12,7 +12,7 @@ import tempfile
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 BASE = dict(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -23,10 +23,11 @@ BASE = dict(
 CALLED = {
     "gpt2": dict(hidden_size="n_embd", num_hidden_layers="n_layer", num_attention_heads="n_head", intermediate_size="n_inner", max_position_embeddings="n_positions", rms_norm_eps="layer_norm_epsilon"),
     "starcoder2": dict(rms_norm_eps="norm_epsilon"),
+    "nemotron": dict(rms_norm_eps="norm_eps"),
     **{kind: dict(rms_norm_eps="layer_norm_eps") for kind in ("phi", "gpt_neox", "stablelm", "cohere", "cohere2")},
 }
 # The library keeps experts otherwise than files have them: its own writer knows how.
-MIXTURES = ("gpt_oss", "phimoe", "llama4_text", "deepseek_v2", "deepseek_v3", "qwen3_next")
+MIXTURES = ("gpt_oss", "phimoe", "llama4_text", "deepseek_v2", "deepseek_v3", "qwen3_next", "granitemoe", "olmoe", "gemma3", "llama4", "mistral3")
 # By the plainest code that the library has.
 PLAIN = dict(attn_implementation="eager", experts_implementation="eager")
 YARN = dict(type="yarn", original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)
@@ -35,6 +36,9 @@ LONG = dict(short_factor=[1.0, 1.1, 1.3, 2.0], long_factor=[1.0, 2.0, 5.0, 9.0])
 # The library's PhiMoE took the long factors up to its version 4, as its makers do, and takes the short ones since.
 ONE_LONG = dict(short_factor=LONG["long_factor"], long_factor=LONG["long_factor"])
 
+SEES = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=28, patch_size=14)
+
+# For each: the library's name, the settings, and perhaps others of which some change the answer.
 CASES = {
     "llama-linear": ("llama", dict(rope_scaling=dict(rope_type="linear", factor=2.5))),
     "llama-linear-old-key": ("llama", dict(rope_scaling=dict(type="linear", factor=4.0))),
@@ -96,20 +100,62 @@ CASES = {
     "qwen3.5-defaults": ("qwen3_5_text", dict(num_hidden_layers=5, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16, linear_value_head_dim=24, rms_norm_eps=None, tie_word_embeddings=None)),
     # The library keeps experts all in one tensor, and makers of this family so in files.
     "qwen3.5-moe-joint": ("qwen3_5_moe_text", dict(num_hidden_layers=3, head_dim=12, layer_types=["full_attention", "linear_attention", "linear_attention"], num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=20, linear_num_key_heads=1, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=14, linear_conv_kernel_dim=2, attention_bias=True, rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 1], mrope_interleaved=True))),
+    # Families of which nothing else is here.
+    "arcee": ("arcee", dict(mlp_bias=True, head_dim=12), dict(act=dict(hidden_act="silu"))),
+    "ernie4.5": ("ernie4_5", dict(use_bias=True, head_dim=12, rms_norm_eps=None, tie_word_embeddings=None), dict(theta=dict(rope_theta=50.0))),
+    "exaone4": ("exaone4", dict(num_hidden_layers=3, sliding_window=5, sliding_window_pattern="LLG", layer_types=["sliding_attention", "sliding_attention", "full_attention"]), dict(window=dict(sliding_window=64), global_=dict(layer_types=["sliding_attention"] * 3))),
+    "glm": ("glm", dict(head_dim=12, attention_bias=True), dict(part=dict(partial_rotary_factor=1.0))),
+    "granitemoe": ("granitemoe", dict(intermediate_size=20, num_local_experts=5, num_experts_per_tok=3, embedding_multiplier=6.0, attention_multiplier=0.125, residual_multiplier=0.4, logits_scaling=4.0, attention_bias=True), dict(topk=dict(num_experts_per_tok=2), residual=dict(residual_multiplier=1.0))),
+    "ministral": ("ministral", dict(num_hidden_layers=3, sliding_window=5, head_dim=12, layer_types=["sliding_attention", "full_attention", "sliding_attention"]), dict(window=dict(sliding_window=9), types=dict(layer_types=["full_attention", "full_attention", "sliding_attention"]))),
+    "nemotron": ("nemotron", dict(head_dim=12, mlp_bias=True, attention_bias=True), dict(part=dict(partial_rotary_factor=1.0), act=dict(hidden_act="silu"))),
+    "olmoe": ("olmoe", dict(intermediate_size=20, num_experts=5, num_experts_per_tok=3, norm_topk_prob=True, clip_qkv=None, rms_norm_eps=None), dict(norm=dict(norm_topk_prob=False))),
+    "seed-oss": ("seed_oss", dict(head_dim=12, attention_out_bias=True, mlp_bias=True), dict(theta=dict(rope_theta=50.0))),
+    # Layers without keys of their own, experts beside each block, values made of keys.
+    "gemma4-shared": ("gemma4_text", dict(vocab_size=96, num_hidden_layers=5, intermediate_size=16, head_dim=8, global_head_dim=12, sliding_window=5, hidden_size_per_layer_input=4, vocab_size_per_layer_input=96, num_kv_shared_layers=2, use_double_wide_mlp=True, layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"], final_logit_softcapping=20.0, tie_word_embeddings=None), dict(window=dict(sliding_window=64))),
+    "gemma4-experts": ("gemma4_text", dict(vocab_size=96, num_hidden_layers=3, intermediate_size=24, head_dim=8, global_head_dim=16, sliding_window=6, hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1, enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=12, layer_types=["sliding_attention", "full_attention", "full_attention"], tie_word_embeddings=None), dict(topk=dict(top_k_experts=3))),
+    # Text models within what sees pictures.
+    "gemma3-within": ("gemma3", dict(text_config=dict(head_dim=8, num_attention_heads=8, num_key_value_heads=4, sliding_window=6, query_pre_attn_scalar=10, rope_scaling=dict(rope_type="linear", factor=8.0)), vision_config=dict(SEES, model_type="siglip_vision_model"), image_token_index=3)),
+    "llama4-within": ("llama4", dict(text_config=dict(head_dim=8, intermediate_size=16, intermediate_size_mlp=24, num_local_experts=3, attention_chunk_size=6), vision_config=dict(SEES, model_type="llama4_vision_model", vision_output_dim=8, projector_input_dim=8, projector_output_dim=8), image_token_index=3)),
+    "mistral3-within": ("mistral3", dict(tie_word_embeddings=False, text_config=dict(model_type="ministral3", head_dim=8, rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=8.0, original_max_position_embeddings=8, mscale=1.0, mscale_all_dim=1.0, beta_fast=16.0, beta_slow=1.0, llama_4_scaling_beta=0.3)), vision_config=dict(SEES, model_type="pixtral", head_dim=8), image_token_index=3)),
+    "qwen2-moe-none": ("qwen2_moe", dict(num_experts=0, qkv_bias=False)),
+    # As in all of the family that people use: scaled, and sharpened by as much as queries and keys get longer.
+    "deepseek-v2-sharp": ("deepseek_v2", dict(rms_norm_eps=None, num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1, rope_scaling=dict(**YARN, factor=40.0, mscale=0.707, mscale_all_dim=0.707)), dict(sharp=dict(rope_scaling=dict(**YARN, factor=4.0, mscale=0.707, mscale_all_dim=0.707)))),
 }
 
 
-def make(out: pathlib.Path, name: str, kind: str, extra: dict, seed: int) -> None:
-    folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
+def wanted(kind: str, extra: dict) -> dict:
+    """The settings as a person would have written them, not as the library normalises them."""
+    if "text_config" in extra:
+        text = {key: value for key, value in BASE.items() if not key.endswith("token_id") and key != "tie_word_embeddings"}
+        return {**extra, "text_config": {**text, **extra["text_config"]}}
     # `None` leaves out what the family knows a default for.
     called = CALLED.get(kind, {})
     silent = {key for key, value in extra.items() if value is None and key in BASE}
     settings = {called.get(key, key): value for key, value in {**BASE, **extra}.items() if key not in silent}
     if kind == "smollm3" and "tie_word_embeddings" not in extra:
         settings.pop("tie_word_embeddings")
+    return settings
+
+
+def answer(folder: pathlib.Path, auto, ids: torch.Tensor, changed: dict | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of a folder's model, in f32 and in f64, perhaps with some settings changed."""
+    with tempfile.TemporaryDirectory() as other:
+        if changed:
+            config = json.loads((folder / "config.json").read_text())
+            (pathlib.Path(other) / "config.json").write_text(json.dumps({**config, **changed}))
+            (pathlib.Path(other) / "model.safetensors").symlink_to((folder / "model.safetensors").absolute())
+            folder = other
+        fresh = auto.from_pretrained(folder, dtype=torch.float32, **PLAIN).eval()
+    with torch.no_grad():
+        return fresh(ids[None]).logits[0], fresh.double()(ids[None]).logits[0]
+
+
+def make(out: pathlib.Path, name: str, seed: int, kind: str, extra: dict, mutants: dict = {}) -> None:
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    settings, auto = wanted(kind, extra), AutoModelForImageTextToText if "text_config" in extra else AutoModelForCausalLM
     config = AutoConfig.for_model(kind, **json.loads(json.dumps(settings)))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **PLAIN).eval()
+    model = auto.from_config(config, dtype=torch.float32, **PLAIN).eval()
     torch.manual_seed(seed)
     with torch.no_grad():
         for key, p in model.named_parameters():
@@ -131,26 +177,27 @@ def make(out: pathlib.Path, name: str, kind: str, extra: dict, seed: int) -> Non
             model.bfloat16().save_pretrained(written)
             state = load_file(pathlib.Path(written) / "model.safetensors")
     save_file(state, folder / "model.safetensors")
-    # The settings as a person would have written them, not as the library normalises them.
     architecture = type(model).__name__
     (folder / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": kind, **settings, "torch_dtype": "bfloat16"}, indent=1))
     generator = torch.Generator().manual_seed(seed)
     tensors, prompts, worst = {}, [], 0.0
     for i, length in enumerate((1, 7, 30)):
         ids = torch.randint(3, 64, (length,), generator=generator)
-        fresh = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **PLAIN).eval()
-        with torch.no_grad():
-            logits = fresh(ids[None]).logits[0]
-            exact = fresh.double()(ids[None]).logits[0]
+        logits, exact = answer(folder, auto, ids)
         tensors[f"prompt{i}.input_ids"], tensors[f"prompt{i}.logits"] = ids, logits.float().contiguous()
         prompts.append(ids.tolist())
         worst = max(worst, (logits - exact).abs().max().item())
         print(f"{name:24} prompt {i}: std {logits.std():.2f}, f32 against f64 {(logits - exact).abs().max():.1e}")
     save_file(tensors, folder / "golden.safetensors")
     facts = dict(name=name, reference="transformers, float32, eager attention", prompts=prompts, suggested_abs_tolerance_f32=max(1e-4, 5 * worst))
+    # How far each moves the logits of the longest prompt.
+    moved = {m: dict(change=change, max_abs_logit_change=(answer(folder, auto, ids, change)[0] - logits).abs().max().item()) for m, change in mutants.items()}
+    if moved:
+        facts["mutants"] = moved
     (folder / "golden.json").write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":
-    for seed, (name, (kind, extra)) in enumerate(CASES.items()):
-        make(pathlib.Path(sys.argv[1]), name, kind, extra, seed)
+    for seed, (name, case) in enumerate(CASES.items()):
+        if name in sys.argv[2:] or len(sys.argv) == 2:
+            make(pathlib.Path(sys.argv[1]), name, seed, *case)

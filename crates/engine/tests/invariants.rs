@@ -235,6 +235,21 @@ fn for_parts_of_tokens_and_bytes() {
 }
 
 #[test]
+fn for_layers_with_keys_of_others() {
+    hold_on_the_cpu("more/gemma4-shared", DType::F32);
+}
+
+#[test]
+fn for_layers_with_keys_of_others_on_a_gpu() {
+    hold_on_a_gpu("more/gemma4-shared", DType::F32);
+}
+
+#[test]
+fn for_experts_beside_blocks_and_values_of_keys() {
+    hold_on_the_cpu("more/gemma4-experts", DType::BF16);
+}
+
+#[test]
 fn for_sliding_windows_and_bf16() {
     hold_on_the_cpu("mistral-swa", DType::BF16);
 }

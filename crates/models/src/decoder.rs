@@ -1,5 +1,7 @@
 //! [`Decoder`]: the one forward pass that all families share.
 
+use std::collections::HashSet;
+
 use tallow_core::ops::{Eltwise, Embed, Epilogue, Head, Normalize, With};
 use tallow_core::{Adapter, Backend, Linear, Norm, Result, Rope, StepPlan, Tensor, Weight};
 
@@ -9,6 +11,7 @@ use crate::blocks::layer::Layer;
 use crate::blocks::side::Sides;
 use crate::blocks::{Context, Given};
 use crate::error::{LoadError, Result as LoadResult};
+use crate::formats::names::of_layer;
 use crate::spec::DecoderSpec;
 use crate::weights::{Progress, Weights};
 use crate::{Model, weights};
@@ -34,11 +37,16 @@ impl<B: Backend> Decoder<B> {
         let mut w = Weights::new(b, model.source(), progress);
         let mut decoder = Decoder::read(&mut w, spec, context, None)?;
         decoder.targets = Some(Targets::new(model, w.targets()));
+        // Files may have keys and values of layers that use another's.
+        let borrowers = spec.layers.iter().enumerate().filter(|(_, layer)| layer.mixer.lender.is_some());
+        let unused = |i| [names.k, names.v, names.k_norm].map(|name| weights::named(&of_layer(name, i)));
+        let unused: HashSet<String> = borrowers.flat_map(|(i, _)| unused(i)).collect();
+        let lent = |name: &str| unused.contains(name);
         let past = spec.layers.len()..spec.layers.len() + spec.guessing;
         w.finish(model.family.name, |name| {
             let tied_head = spec.tied && name == weights::named(names.head);
             let past = names.layer(name).is_some_and(|i| past.contains(&i));
-            tied_head || past || model.family.reads(name)
+            tied_head || past || model.family.reads(name) || lent(name)
         })?;
         Ok(decoder)
     }
@@ -120,7 +128,8 @@ impl<B: Backend> Decoder<B> {
             let given =
                 given.map(|(plan, cache)| Ok::<_, tallow_core::Error>(Given { plan, kv: cache.kv()? }));
             let across = given.transpose()?;
-            let cx = Context { b, plan, cache, ropes: &self.ropes, across, side };
+            let lender = self.spec.layers[i].mixer.lender.and_then(|lender| caches.get(lender));
+            let cx = Context { b, plan, cache: lender.unwrap_or(cache), ropes: &self.ropes, across, side };
             x = layer.forward(&cx, &x)?; // [tokens, dim]
             see(i + 1, &x)?;
         }

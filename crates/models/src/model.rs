@@ -38,10 +38,16 @@ impl Model {
     }
 
     /// Finds out what a checkpoint is.
-    pub fn new(checkpoint: Checkpoint) -> Result<Model> {
-        let config = Config::new(&checkpoint)?;
-        let family = families::find(&config)?;
-        let spec = (family.spec)(&config)?;
+    pub fn new(mut checkpoint: Checkpoint) -> Result<Model> {
+        let family = families::find(&Config::new(&checkpoint)?)?;
+        checkpoint.keep_text();
+        let mut spec = family.read(&Config::new(&checkpoint)?)?;
+        if let (Settings::Hf(_), names) = (&checkpoint.settings, &family.hf_names) {
+            // Of a head that is there too and another one, the settings know nothing.
+            let [embed, head] = [names.embed, names.head].map(|name| checkpoint.get(&named(name)));
+            let same = |(a, b): (&Stored, &Stored)| a.shape == b.shape && a.bytes() == b.bytes();
+            spec.tied &= embed.zip(head).is_none_or(same);
+        }
         Ok(Model { checkpoint, family, spec, recipe: None })
     }
 
@@ -108,11 +114,11 @@ impl Model {
             };
             return whole(joint) + whole(names.expert_down);
         }
-        let joint = names
-            .expert_rows
-            .map_or(0, |(up, down)| [up, down].map(|pattern| stored(&of_layer(pattern, layer))).iter().sum());
-        if joint > 0 {
-            return joint;
+        if let Some((up, down)) = names.expert_rows {
+            let [up, down] = [up, down].map(|pattern| stored(&of_layer(pattern, layer)));
+            if up > 0 {
+                return up + down;
+            }
         }
         let of = |pattern: &str| -> usize {
             let name = of_layer(pattern, layer);

@@ -65,6 +65,8 @@ pub struct LayerSpec {
     pub ffn: FfnSpec,
     /// Where there are several such blocks, how a token gets some of them.
     pub experts: Option<ExpertsSpec>,
+    /// A block that works beside those, where both have norms of their own.
+    pub beside: Option<FfnSpec>,
     /// Where the norms stand.
     pub order: Order,
     /// Multiplies what each block adds to the hidden state.
@@ -130,6 +132,10 @@ pub struct AttentionSpec {
     pub bias: Option<BiasSpec>,
     /// Have keys no bias, where queries and values have one?
     pub bare_keys: bool,
+    /// Are values what keys are before these are normalised and turned?
+    pub values_of_keys: bool,
+    /// The layer in front whose keys and values it looks at, if it has none of its own.
+    pub lender: Option<usize>,
 }
 
 /// Numbers that are added to scores. Distances are sorted into buckets, and each bucket has a number for each head: small
@@ -224,6 +230,10 @@ pub struct ExpertsSpec {
     pub scale: f32,
     /// A block that every token goes through besides.
     pub shared: Option<SharedSpec>,
+    /// Does what chooses them see the hidden state through a norm of its own?
+    pub normed: bool,
+    /// Has each a number that multiplies what it counts?
+    pub scaled: bool,
 }
 
 /// A feed-forward block beside experts.
@@ -250,6 +260,8 @@ impl ExpertsSpec {
             to_one: false,
             scale: 1.0,
             shared: None,
+            normed: false,
+            scaled: false,
         }
     }
 }
@@ -264,7 +276,8 @@ impl DecoderSpec {
 impl LayerSpec {
     /// Columns of a cache of that type that a token's keys take, or its values.
     pub fn kept_cols(&self, dtype: DType) -> usize {
-        if self.delta.is_some() { 0 } else { self.mixer.heads.kept_cols(dtype) }
+        let keeps_none = self.delta.is_some() || self.mixer.lender.is_some();
+        if keeps_none { 0 } else { self.mixer.heads.kept_cols(dtype) }
     }
 
     /// Numbers of a sequence's state.
@@ -280,7 +293,8 @@ impl LayerSpec {
         let heads = self.mixer.heads;
         let Some(LatentSpec { rank, q_rank, plain, turned, value, .. }) = self.latent else {
             let gates = if self.mixer.gated { heads.q_cols() } else { 0 };
-            return dim * (heads.qkv_cols() + heads.q_cols() + gates);
+            let own = if self.mixer.lender.is_some() { heads.q_cols() } else { heads.qkv_cols() };
+            return dim * (own + heads.q_cols() + gates);
         };
         let queries = heads.q * (plain + turned);
         let queries = q_rank.map_or(dim * queries, |narrow| narrow * (dim + queries));
@@ -289,7 +303,9 @@ impl LayerSpec {
 
     /// Elements in the middle of all feed-forward blocks that a token goes through.
     pub fn active_width(&self) -> usize {
-        self.experts.map_or(self.ffn.width, |e| e.used * self.ffn.width + e.shared.map_or(0, |s| s.width))
+        let beside = self.beside.map_or(0, |block| block.width);
+        let of = |e: ExpertsSpec| e.used * self.ffn.width + e.shared.map_or(0, |s| s.width) + beside;
+        self.experts.map_or(self.ffn.width, of)
     }
 }
 

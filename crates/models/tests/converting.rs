@@ -119,7 +119,7 @@ fn files_are_like_those_of_llama_cpp() {
         std::fs::remove_file(out).unwrap();
         seen += 1;
     }
-    assert_eq!(seen, 27);
+    assert_eq!(seen, 28);
 }
 
 #[test]

@@ -271,7 +271,8 @@ fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
         .iter()
         .map(|l| {
             let seen = l.mixer.sees().map_or(depth, |w| depth.min(w as f64));
-            2.0 * l.kept_cols(setup.kv.0) as f64 * seen
+            let kept = l.mixer.lender.map_or(l, |i| &spec.layers[i]).kept_cols(setup.kv.0);
+            2.0 * kept as f64 * seen
         })
         .sum();
     let states = spec.layers.iter().map(LayerSpec::state_len).sum::<usize>() * DType::F32.size();

@@ -178,7 +178,8 @@ fn summary(opened: &Opened, words: &Words) -> String {
 /// `mlp 8192`, or `8 of 128 experts of 768`
 fn feed_forward(layer: &LayerSpec) -> String {
     let Some(experts) = layer.experts else { return format!("mlp {}", layer.ffn.width) };
-    let shared = experts.shared.map_or(String::new(), |s| format!(" and one of {}", s.width));
+    let beside = experts.shared.map(|s| s.width).or(layer.beside.map(|block| block.width));
+    let shared = beside.map_or(String::new(), |width| format!(" and one of {width}"));
     format!("{} of {} experts of {}{shared}", experts.used, experts.count, layer.ffn.width)
 }
 
@@ -187,7 +188,9 @@ fn layers(all: &[LayerSpec]) -> String {
     let mut kinds: Vec<(String, usize)> = Vec::new();
     for layer in all {
         let of = |what: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(", {what} {n}"));
-        let window = of("window", layer.mixer.window) + &of("chunks of", layer.mixer.chunk);
+        let window = of("window", layer.mixer.window)
+            + &of("chunks of", layer.mixer.chunk)
+            + &of("keys of layer", layer.mixer.lender);
         let heads = match (layer.delta, layer.mixer.heads) {
             (Some(DeltaSpec { heads: h, .. }), _) => {
                 format!("{} delta heads of {} x {}, {} key heads", h.values, h.key_dim, h.value_dim, h.keys)

@@ -40,6 +40,15 @@ impl<B: Backend> Attention<B> {
                 parts
             }
             true => vec![w.qkv((names.qkv, i), heads, dim, spec.qkv_bias)?],
+            false if spec.values_of_keys => {
+                let q = w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?;
+                let k = w.linear((names.k, i), heads.kv_cols(), dim, spec.key_bias())?;
+                // What adapters add to keys is added to values; what goes in is listened to once.
+                let Linear { weight, bias, order, site, .. } = &k;
+                let v =
+                    Linear { order: order.clone(), site: *site, ..Linear::new(weight.clone(), bias.clone()) };
+                vec![q, k, v]
+            }
             false => {
                 let parts = [(names.q, heads.q_cols()), keys, values];
                 let biases = [spec.qkv_bias, spec.key_bias(), spec.qkv_bias];

@@ -14,6 +14,8 @@ pub enum LayerCache<B: Backend> {
         /// [pages, page length * value columns]
         v: Tensor<B>,
     },
+    /// Nothing: it looks at another layer's.
+    None,
     /// A state that does not grow. A sequence has two rows, of which a step reads one and writes the other.
     State {
         /// [rows, (kernel - 1) * columns]
@@ -32,6 +34,9 @@ impl<B: Backend> LayerCache<B> {
         [pages, page_len]: [usize; 2],
         sequences: usize,
     ) -> Result<LayerCache<B>> {
+        if layer.mixer.lender.is_some() {
+            return Ok(LayerCache::None);
+        }
         let Some(delta) = layer.delta else {
             let page = || b.alloc(dtype, pages, page_len * layer.kept_cols(dtype));
             return Ok(LayerCache::Pages { k: page()?, v: page()? });
@@ -48,6 +53,7 @@ impl<B: Backend> LayerCache<B> {
         match self {
             LayerCache::Pages { k, v } => Ok(LayerKv { k, v }),
             LayerCache::State { .. } => Err(other("keys and values", "a state")),
+            LayerCache::None => Err(other("keys and values", "nothing")),
         }
     }
 
@@ -56,6 +62,7 @@ impl<B: Backend> LayerCache<B> {
         match self {
             LayerCache::State { window, matrices } => Ok(LayerState { window, matrices }),
             LayerCache::Pages { .. } => Err(other("a state", "keys and values")),
+            LayerCache::None => Err(other("a state", "nothing")),
         }
     }
 }

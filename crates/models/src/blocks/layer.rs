@@ -6,11 +6,13 @@ use tallow_core::{Backend, Norm, Result, Tensor};
 use super::Context;
 use super::across::Across;
 use super::attention::Attention;
+use super::borrowed::Borrowed;
 use super::delta::Delta;
 use super::latent::Latent;
 use super::mixture::Mixture;
 use super::mlp::Mlp;
 use super::side::Side;
+use super::twofold::Twofold;
 use crate::error::Result as LoadResult;
 use crate::formats::names::of_layer;
 use crate::spec::{LayerSpec, Order};
@@ -20,6 +22,7 @@ use crate::weights::Weights;
 #[derive(Debug)]
 enum Mixer<B: Backend> {
     Attention(Box<Attention<B>>),
+    Borrowed(Box<Borrowed<B>>),
     Latent(Box<Latent<B>>),
     Delta(Box<Delta<B>>),
 }
@@ -28,6 +31,9 @@ impl<B: Backend> Mixer<B> {
     fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<Mixer<B>> {
         Ok(match (spec.delta, spec.latent) {
             (Some(delta), _) => Mixer::Delta(Box::new(Delta::load(w, i, &delta)?)),
+            (None, None) if spec.mixer.lender.is_some() => {
+                Mixer::Borrowed(Box::new(Borrowed::load(w, i, &spec.mixer)?))
+            }
             (None, None) => Mixer::Attention(Box::new(Attention::load(w, i, &spec.mixer)?)),
             (None, Some(latent)) => Mixer::Latent(Box::new(Latent::load(w, i, &spec.mixer, latent)?)),
         })
@@ -43,6 +49,7 @@ impl<B: Backend> Mixer<B> {
     ) -> Result<Tensor<B>> {
         match self {
             Mixer::Attention(block) => block.forward(cx, x, norm, then),
+            Mixer::Borrowed(block) => block.forward(cx, x, norm, then),
             Mixer::Latent(block) => block.forward(cx, x, norm, then),
             Mixer::Delta(block) => block.forward(cx, x, norm, then),
         }
@@ -54,6 +61,7 @@ impl<B: Backend> Mixer<B> {
 enum FeedForward<B: Backend> {
     Dense(Mlp<B>),
     Experts(Box<Mixture<B>>),
+    Twofold(Box<Twofold<B>>),
 }
 
 impl<B: Backend> FeedForward<B> {
@@ -61,11 +69,14 @@ impl<B: Backend> FeedForward<B> {
         let names = w.names();
         let alone = !spec.ffn.gated && !names.up_alone.is_empty();
         let up = if alone { names.up_alone } else { names.up };
-        Ok(match &spec.experts {
-            None => {
+        Ok(match (&spec.experts, &spec.beside) {
+            (None, _) => {
                 FeedForward::Dense(Mlp::load(w, i, [names.gate, up, names.gate_up, names.down], &spec.ffn)?)
             }
-            Some(experts) => FeedForward::Experts(Box::new(Mixture::load(w, i, &spec.ffn, experts)?)),
+            (Some(experts), None) => FeedForward::Experts(Box::new(Mixture::load(w, i, &spec.ffn, experts)?)),
+            (Some(experts), Some(dense)) => {
+                FeedForward::Twofold(Box::new(Twofold::load(w, i, (dense, &spec.ffn), experts)?))
+            }
         })
     }
 
@@ -80,6 +91,7 @@ impl<B: Backend> FeedForward<B> {
         match self {
             FeedForward::Dense(block) => block.forward(cx, x, norm, then),
             FeedForward::Experts(block) => block.forward(cx, x, norm, then),
+            FeedForward::Twofold(block) => block.forward(cx, x, norm, then),
         }
     }
 }

@@ -13,7 +13,11 @@ use crate::weights::Weights;
 /// A router, the experts that it chooses from, and perhaps a block that every token goes through besides.
 #[derive(Debug)]
 pub struct Mixture<B: Backend> {
+    /// In front of the router, where that sees something else than experts do.
+    own: Option<Norm<B>>,
     router: Linear<B>,
+    /// What multiplies the share of each: [1, experts]
+    scale: Option<Tensor<B>>,
     routing: Routing<B>,
     share_of: ShareOf,
     experts: Vec<Expert<B>>,
@@ -42,6 +46,8 @@ impl<B: Backend> Mixture<B> {
             true => Some(w.row(&of_layer(names.router_bias, i), count)?),
             false => None,
         };
+        let own = spec.normed.then(|| w.router_norm(i)).transpose()?;
+        let each_scale = spec.scaled.then(|| w.row(&of_layer(names.expert_scale, i), count)).transpose()?;
         let ExpertsSpec { used, scores, share_of, groups, to_one, scale, .. } = *spec;
         let experts = w.experts(i, count, each)?;
         let shared = match spec.shared {
@@ -58,7 +64,7 @@ impl<B: Backend> Mixture<B> {
             }
         };
         let routing = Routing { used, scores, bias, groups, to_one, scale };
-        Ok(Mixture { router, routing, share_of, experts, act: each.act, shared })
+        Ok(Mixture { own, router, scale: each_scale, routing, share_of, experts, act: each.act, shared })
     }
 
     /// `then(block(norm(x)))`
@@ -70,10 +76,15 @@ impl<B: Backend> Mixture<B> {
         then: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let b = cx.b;
+        let own = self.own.as_ref().map(|by| b.run(Normalize { x, by, residual: None })).transpose()?;
         let normed = norm.map(|by| b.run(Normalize { x, by, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
-        let logits = cx.project(x, &self.router, Epilogue::NONE)?; // [tokens, experts]
-        let shares = b.run(Route { logits: &logits, by: &self.routing })?; // [tokens, experts]
+        let seen = own.as_ref().unwrap_or(x);
+        let logits = cx.project(seen, &self.router, Epilogue::NONE)?; // [tokens, experts]
+        let mut shares = b.run(Route { logits: &logits, by: &self.routing })?; // [tokens, experts]
+        if let Some(scale) = &self.scale {
+            shares = b.run(Eltwise { x: &shares, with: With::Mul(scale) })?;
+        }
         let Mixture { share_of, experts, act, .. } = self;
         let y = b.run(Moe { x, shares: &shares, share_of: *share_of, experts, act: *act, then })?;
         let Some(shared) = &self.shared else { return Ok(y) };

@@ -2,6 +2,7 @@
 
 pub mod across;
 pub mod attention;
+pub mod borrowed;
 pub mod cache;
 pub mod delta;
 mod distance;
@@ -11,6 +12,7 @@ pub mod mixture;
 pub mod mlp;
 pub mod rope;
 pub mod side;
+pub mod twofold;
 
 use tallow_core::ops::{Adapt, Epilogue, Ffn, Glu, Project, ProjectMany};
 use tallow_core::{Backend, LayerKv, Linear, Norm, Result, Rope, StepPlan, Tensor};

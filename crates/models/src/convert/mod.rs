@@ -79,9 +79,9 @@ impl<'a> Conversion<'a> {
             })?;
             Ok::<_, LoadError>((settings::difference(&model.spec, &read), read, header))
         };
-        let (difference, read, header) = match attempt(false)? {
-            (Some(_), ..) => attempt(true)?,
-            fits => fits,
+        let (difference, read, header) = match attempt(false) {
+            Ok(fits @ (None, ..)) => fits,
+            _ => attempt(true)?,
         };
         if let Some(what) = difference {
             let why = format!(

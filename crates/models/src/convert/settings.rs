@@ -36,7 +36,7 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
         header.set("general.name", Written::Text(name.to_string_lossy().into_owned()));
     }
     let noted = Noted::new(Default::default());
-    (model.family.spec)(&Config::new(&model.checkpoint)?.noting(&noted))?;
+    model.family.read(&Config::new(&model.checkpoint)?.noting(&noted))?;
     for (key, value) in RefCell::into_inner(noted) {
         // What is said of rotation differs too much between the two kinds of file.
         if let Some(value) = written(&value).filter(|_| !key.starts_with("rope.")) {
@@ -57,10 +57,20 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
     };
     set(eps, Written::Number(spec.norm.eps));
     let layers = &spec.layers;
-    if let Some(first) = layers.first() {
+    let by_layer = |all: Vec<usize>| match all.as_slice() {
+        [first, rest @ ..] if rest.iter().all(|n| n == first) => count(*first),
+        _ => Written::Counts(all.into_iter().map(|n| i32::try_from(n).unwrap_or(i32::MAX)).collect()),
+    };
+    if let Some(first) = layers.iter().rfind(|layer| layer.mixer.window.is_none()).or(layers.first()) {
         let heads = first.mixer.heads;
         set("attention.head_count", count(heads.q));
-        set("attention.head_count_kv", count(heads.kv));
+        set("attention.head_count_kv", by_layer(layers.iter().map(|layer| layer.mixer.heads.kv).collect()));
+        let narrow = layers.iter().map(|layer| layer.mixer.heads.dim).find(|dim| *dim != heads.dim);
+        if let Some(narrow) = narrow {
+            set("attention.key_length_swa", count(narrow));
+            set("attention.value_length_swa", count(narrow));
+            set("rope.dimension_count_swa", count(narrow));
+        }
         set("attention.key_length", count(heads.dim));
         set("attention.value_length", count(heads.dim));
         if let Some(latent) = first.latent {
@@ -73,8 +83,17 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
             }
         }
     }
-    if let Some(dense) = layers.iter().find(|layer| layer.experts.is_none()) {
-        set("feed_forward_length", count(dense.ffn.width));
+    let dense = layers.iter().filter(|layer| layer.experts.is_none() || layer.beside.is_some());
+    let dense: Vec<usize> = dense.map(|layer| layer.beside.unwrap_or(layer.ffn).width).collect();
+    if !dense.is_empty() {
+        // Of layers with experts alone nobody asks.
+        set(
+            "feed_forward_length",
+            if dense.len() == layers.len() { by_layer(dense) } else { count(dense[0]) },
+        );
+    }
+    if let Some(side) = spec.side {
+        set("embedding_length_per_layer_input", count(side));
     }
     if let Some((layer, experts)) = layers.iter().find_map(|layer| Some((layer, layer.experts?))) {
         set("expert_count", count(experts.count));
@@ -163,7 +182,8 @@ fn rotation(set: &mut impl FnMut(&str, Written), rope: &RopeSpec) {
 pub(super) fn factors<'a>(model: &Model) -> Result<Vec<Target<'a>>> {
     let Some(rope) = model.spec.ropes.first() else { return Ok(Vec::new()) };
     let row = |name: &str, by: &[f64]| {
-        let bytes = by.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
+        // What does not turn at all is divided by a number that is large enough.
+        let bytes = by.iter().flat_map(|x| (*x as f32).min(1e30).to_le_bytes()).collect();
         Target::new_made(Planned { name: name.into(), format: Format::F32, shape: vec![by.len()] }, bytes)
     };
     Ok(match &rope.scaling {
@@ -262,22 +282,24 @@ fn alike(spec: &DecoderSpec, read: &DecoderSpec) -> DecoderSpec {
 
 /// Do heads turn as far, at short and long contexts?
 fn turn_alike(model: &DecoderSpec, read: &DecoderSpec) -> bool {
-    let near = |a: f64, b: f64| (a - b).abs() <= 1e-5 * a.abs().max(b.abs());
+    let near = |a: f64, b: f64| (a - b).abs() <= 1e-5 * a.abs().max(b.abs()) + 1e-20;
     let same = |(mine, read): (&RopeSpec, &RopeSpec)| {
         let at = |context: usize| {
             let ((mine, one), (read, other)) = (mine.frequencies(context), read.frequencies(context));
             mine.len() == read.len() && near(one, other) && mine.iter().zip(read).all(|(a, b)| near(*a, b))
         };
         let growing = |rope: &RopeSpec| matches!(rope.scaling, Scaling::Growing { .. });
-        // Rows are put right only where what turns is in front in each head.
-        let latent = model.layers.iter().any(|layer| layer.latent.is_some());
         mine.dim == read.dim
-            && (!latent || mine.pairs == read.pairs)
             && !growing(mine)
             && !growing(read)
             && [1, model.context / 2, model.context, 2 * model.context].into_iter().all(at)
     };
-    model.ropes.len() == read.ropes.len() && model.ropes.iter().zip(&read.ropes).all(same)
+    // Which turn together is made up for in the tensors, but not where all keys come from one narrow row.
+    let latent = model.layers.iter().any(|layer| layer.latent.is_some());
+    let together = model.ropes.iter().zip(&read.ropes).all(|(mine, read)| mine.pairs == read.pairs);
+    (together || !latent)
+        && model.ropes.len() == read.ropes.len()
+        && model.ropes.iter().zip(&read.ropes).all(same)
 }
 
 /// The number by which files say what most of their matrices are.

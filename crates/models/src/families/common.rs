@@ -47,6 +47,9 @@ pub(super) struct Usual {
     pub dim: Key,
     pub layers: Key,
     pub heads: Key,
+    /// How many heads and tokens there are, in families that may leave that out.
+    pub head_count: Option<usize>,
+    pub vocab: Option<usize>,
     /// As many as heads, if this does not say.
     pub kv_heads: Option<usize>,
     /// What the heads leave of `dim` for each, if this does not say.
@@ -69,6 +72,8 @@ pub(super) const USUAL: Usual = Usual {
     dim: key("hidden_size", "embedding_length"),
     layers: key("num_hidden_layers", "block_count"),
     heads: key("num_attention_heads", "attention.head_count"),
+    head_count: None,
+    vocab: None,
     kv_heads: None,
     head_dim: None,
     ffn: key("intermediate_size", "feed_forward_length"),
@@ -133,6 +138,8 @@ pub(super) fn plain_of(
         softcap: None,
         bias: None,
         bare_keys: false,
+        values_of_keys: false,
+        lender: None,
     };
     let width = match (c.find_count(usual.ffn)?, usual.ffn_times) {
         (None, Some(times)) => times * dim,
@@ -150,6 +157,7 @@ pub(super) fn plain_of(
         delta: None,
         ffn,
         experts: None,
+        beside: None,
         order: Order::Pre,
         residual_scale: 1.0,
         scaled: false,
@@ -159,7 +167,7 @@ pub(super) fn plain_of(
     Ok(DecoderSpec {
         reordered: false,
         guessing: 0,
-        vocab: vocab(c)?,
+        vocab: vocab(c, usual)?,
         dim,
         context: sane(c, context_key, c.find_count(context_key)?.unwrap_or(context))?,
         norm: NormSpec { kind: usual.norm, eps: eps as f32, bias: usual.norm_bias, lift: 0.0 },
@@ -184,18 +192,19 @@ pub(super) fn sane(c: &Config<'_>, key: Key, n: usize) -> Result<usize> {
 }
 
 /// GGUF metadata may leave the vocabulary's size to the embedding's shape.
-fn vocab(c: &Config<'_>) -> Result<usize> {
+fn vocab(c: &Config<'_>, usual: &Usual) -> Result<usize> {
     let embed = c.checkpoint().get(&format!("{}.weight", names::GGUF.embed)).filter(|_| c.is_gguf());
     match embed.and_then(|t| t.shape.first()) {
         Some(rows) => sane(c, VOCAB, *rows),
-        None => sane(c, VOCAB, c.count(VOCAB)?),
+        None => sane(c, VOCAB, c.find_count(VOCAB)?.or(usual.vocab).map_or_else(|| c.count(VOCAB), Ok)?),
     }
 }
 
 pub(super) fn heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<Heads> {
     // `null` says that it follows from the others, nothing at all that it is as in the family's first model.
     let left_out = |key, value: Option<usize>| value.filter(|_| !c.is_gguf() && c.leaves_out(key));
-    let q = sane(c, usual.heads, c.count(usual.heads)?)?;
+    let q = c.find_count(usual.heads)?.or(left_out(usual.heads, usual.head_count));
+    let q = sane(c, usual.heads, q.map_or_else(|| c.count(usual.heads), Ok)?)?;
     let kv = c.find_count(KV_HEADS)?.or(left_out(KV_HEADS, usual.kv_heads));
     let kv = sane(c, KV_HEADS, kv.unwrap_or(q))?;
     if !q.is_multiple_of(kv) {
@@ -241,7 +250,14 @@ pub(super) fn activation_called(c: &Config<'_>, key: Key, name: &str) -> Result<
 pub(super) fn tied(c: &Config<'_>, default: bool) -> Result<bool> {
     match c.is_gguf() {
         true => Ok(c.checkpoint().get(&format!("{}.weight", names::GGUF.head)).is_none()),
-        false => c.flag_or(TIED, default),
+        false => {
+            // Of a text model within another both may say so.
+            let whole = c.of_whole();
+            let said = if whole.has(TIED) { whole } else { *c };
+            // Models with a text model within do not agree on what it is where it is left out.
+            let alone = c.checkpoint().get(&format!("{}.weight", names::HF.head)).is_none();
+            said.flag_or(TIED, if c.is_within() { alone } else { default })
+        }
     }
 }
 
@@ -281,7 +297,9 @@ pub(super) fn of_type(
 
 /// Which layers see only a window, where the last one of every `usual` does not unless the settings say otherwise.
 pub(super) fn windowed_but_every(c: &Config<'_>, layers: usize, usual: usize) -> Result<Vec<bool>> {
-    let every = c.find_count(EVERY)?.unwrap_or(usual);
+    // Where layers are listed it may be anything.
+    let listed = c.has(LAYER_TYPES) || c.has(WINDOWED);
+    let every = if listed { usual } else { c.find_count(EVERY)?.unwrap_or(usual) };
     if every == 0 {
         return Err(c.bad(EVERY, "is 0"));
     }
@@ -320,13 +338,13 @@ pub(super) fn only(c: &Config<'_>, key: Key, text: &str) -> Result<()> {
     }
 }
 
-/// How many experts there are, if there are any.
+/// How many experts there are, if files say so: 0 is none.
 pub(super) fn find_experts(c: &Config<'_>) -> Result<Option<usize>> {
     for key in EXPERTS {
         if let Some(n) = c.find_count(key)? {
             return match n > MOST_EXPERTS {
                 true => Err(c.unsupported(key, n, format_args!("up to {MOST_EXPERTS} are"))),
-                false => Ok(Some(n).filter(|n| *n > 0)),
+                false => Ok(Some(n)),
             };
         }
     }

@@ -30,7 +30,7 @@ pub(super) static GEMMA2: Family = Family {
 
 pub(super) static GEMMA3: Family = Family {
     name: "Gemma 3",
-    hf: &["Gemma3ForCausalLM"],
+    hf: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
     gguf: &["gemma3"],
     hf_names: HF,
     gguf_names: names::GGUF,
@@ -128,7 +128,14 @@ fn gemma2(c: &Config<'_>) -> Result<DecoderSpec> {
 
 fn gemma3(c: &Config<'_>) -> Result<DecoderSpec> {
     let rope = rope::Usual { theta: (rope::THETA, 1_000_000.0), ..rope::USUAL };
-    let usual = common::Usual { context: (common::CONTEXT, 131_072), rope, ..USUAL };
+    let usual = common::Usual {
+        // Where it sees pictures, its files leave out much.
+        head_count: Some(8),
+        vocab: Some(262_208),
+        context: (common::CONTEXT, 131_072),
+        rope,
+        ..USUAL
+    };
     let mut spec = sandwich(c, &usual, 62)?;
     spec.logit_cap = cap(c, LOGIT_CAP, None)?;
     spec.ropes.push(rope::local_rope(c, &spec.ropes[0])?);

@@ -1,5 +1,6 @@
 //! Gemma 4, the text model: norms of values too, scores as they are, wider heads in layers without a window, of whose
-//! frequencies only a part turns, and a part of each token for each layer.
+//! frequencies only a part turns, and a part of each token for each layer. In some models the last layers look at keys and
+//! values of others, in some values are made of keys, and some have experts beside each feed-forward block.
 
 use tallow_core::Heads;
 
@@ -8,49 +9,72 @@ use super::{Family, common, rope};
 use crate::blocks::rope::{RopeSpec, Scaling};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
-use crate::formats::names;
-use crate::spec::{DecoderSpec, Order, QkNormSpec};
+use crate::formats::names::{self, Names, TwofoldNames, of_layer};
+use crate::spec::{DecoderSpec, ExpertsSpec, FfnSpec, LayerSpec, Order, QkNormSpec};
 
 pub(super) static GEMMA4: Family = Family {
     name: "Gemma 4",
-    hf: &["Gemma4ForCausalLM"],
+    hf: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
     gguf: &["gemma4"],
-    hf_names: gemma::HF,
+    hf_names: Names {
+        router: "model.layers.{}.router.proj",
+        router_norm: "model.layers.{}.router.scale",
+        expert_scale: "model.layers.{}.router.per_expert_scale",
+        expert_rows: Some(("model.layers.{}.experts.gate_up_proj", "model.layers.{}.experts.down_proj")),
+        twofold: TwofoldNames {
+            dense_behind: "model.layers.{}.post_feedforward_layernorm_1",
+            before: "model.layers.{}.pre_feedforward_layernorm_2",
+            behind: "model.layers.{}.post_feedforward_layernorm_2",
+        },
+        ..gemma::HF
+    },
     gguf_names: names::GGUF,
     spec,
 };
 
 const WIDE: Key = key("global_head_dim", "");
+const WIDE_KV: Key = key("num_global_key_value_heads", "");
 const HEAD_DIM: Key = key("head_dim", "attention.key_length");
+const GGUF_VALUE: Key = key("", "attention.value_length");
 const GGUF_NARROW: Key = key("", "attention.key_length_swa");
 const GGUF_NARROW_VALUE: Key = key("", "attention.value_length_swa");
 const GGUF_NARROW_TURNED: Key = key("", "rope.dimension_count_swa");
 const GGUF_TURNED: Key = key("", "rope.dimension_count");
-const SHARED: Key = key("num_kv_shared_layers", "attention.shared_kv_layers");
+const GGUF_WIDTH: Key = key("", "feed_forward_length");
+const LENT: Key = key("num_kv_shared_layers", "attention.shared_kv_layers");
 const SIDE: Key = key("hidden_size_per_layer_input", "embedding_length_per_layer_input");
 const SIDE_VOCAB: Key = key("vocab_size_per_layer_input", "");
 const BOTH_WAYS: Key = key("use_bidirectional_attention", "");
+const USED: Key = key("top_k_experts", common::EXPERTS_USED.gguf);
+const VALUES_OF_KEYS: &str = "attention_k_eq_v";
 /// Settings by layer.
 const BY_LAYER: &str = "per_layer_config";
 
+const USUAL: common::Usual = common::Usual {
+    kv_heads: Some(4),
+    head_dim: Some(256),
+    // GGUF files may have one for each layer.
+    ffn: key("intermediate_size", ""),
+    ffn_times: Some(1),
+    act: (gemma::ACT, "gelu_pytorch_tanh"),
+    context: (common::CONTEXT, 131_072),
+    tied: true,
+    rope: rope::Usual { theta: (rope::THETA, 1e6), ..rope::USUAL },
+    ..common::USUAL
+};
+
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    refuse(c)?;
-    let usual = common::Usual {
-        kv_heads: Some(4),
-        head_dim: Some(256),
-        act: (gemma::ACT, "gelu_pytorch_tanh"),
-        context: (common::CONTEXT, 131_072),
-        tied: true,
-        rope: rope::Usual { theta: (rope::THETA, 1e6), ..rope::USUAL },
-        ..common::USUAL
-    };
+    match c.find_text(BOTH_WAYS)? {
+        None | Some("vision") => {}
+        Some(other) => return Err(c.unsupported(BOTH_WAYS, other, "attention to earlier tokens is")),
+    }
     let (mut windowed, mut heads) = (Vec::new(), Vec::new());
-    let mut spec = common::plain_of(c, &usual, |dim| {
-        let layers = c.count(usual.layers)?;
+    let mut spec = common::plain_of(c, &USUAL, |dim| {
+        let layers = c.count(USUAL.layers)?;
         windowed = windowed_layers(c, layers)?;
-        heads = heads_by_layer(c, common::heads(c, dim, &usual)?, &windowed)?;
+        heads = heads_by_layer(c, dim, &windowed)?;
         // The last layer has no window.
-        heads.last().map(|last| (*last, last.dim)).ok_or_else(|| c.bad(usual.layers, "is 0"))
+        heads.last().map(|last| (*last, last.dim)).ok_or_else(|| c.bad(USUAL.layers, "is 0"))
     })?;
     let wide = spec.layers[0].mixer.heads.dim;
     let narrow = windowed.iter().position(|windowed| *windowed).map_or(wide, |i| heads[i].dim);
@@ -71,6 +95,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     spec.side = side(c, spec.vocab)?;
     let bias = common::bias(c, "attention_bias", false)?;
     let window = common::window_or(c, 512)?;
+    let values_of_keys = common::flag(c, VALUES_OF_KEYS, false)?;
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let (mixer, windowed) = (&mut layer.mixer, windowed[i]);
         mixer.heads = heads[i];
@@ -78,26 +103,16 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         (mixer.qk_norm, mixer.v_norm, mixer.scale) = (QkNormSpec::PerHead, true, 1.0);
         mixer.window = window.filter(|_| windowed);
         mixer.rope = Some(usize::from(windowed));
+        mixer.values_of_keys = match c.is_gguf() {
+            true => c.checkpoint().get(&format!("{}.weight", of_layer(names::GGUF.v, i))).is_none(),
+            false => values_of_keys && !windowed,
+        };
         (layer.order, layer.scaled) = (Order::Sandwich, true);
     }
+    lend(c, &mut spec.layers, &windowed)?;
+    widths(c, &mut spec.layers)?;
+    experts(c, &mut spec.layers)?;
     Ok(spec)
-}
-
-/// Refuses what other models of the family have.
-fn refuse(c: &Config<'_>) -> Result<()> {
-    for switch in ["attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"] {
-        common::off(c, switch)?;
-    }
-    if let Some(n) = c.find_count(SHARED)?.filter(|n| *n > 0) {
-        return Err(c.unsupported(SHARED, n, "layers with keys and values of their own are"));
-    }
-    if let Some(n) = common::find_experts(c)? {
-        return Err(c.unsupported(key("num_experts", "expert_count"), n, "models without experts are"));
-    }
-    match c.find_text(BOTH_WAYS)? {
-        None | Some("vision") => Ok(()),
-        Some(other) => Err(c.unsupported(BOTH_WAYS, other, "attention to earlier tokens is")),
-    }
 }
 
 /// Which layers have a window: never the last.
@@ -109,35 +124,107 @@ fn windowed_layers(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     Ok(windowed)
 }
 
-/// The heads of each layer. `usual` is what `common` reads: in folders those with a window, in GGUF files the others.
-fn heads_by_layer(c: &Config<'_>, usual: Heads, windowed: &[bool]) -> Result<Vec<Heads>> {
+/// The heads of each layer.
+fn heads_by_layer(c: &Config<'_>, dim: usize, windowed: &[bool]) -> Result<Vec<Heads>> {
     let even = |key: Key, n: usize| match n.is_multiple_of(2) && (1..=1024).contains(&n) {
         true => Ok(n),
         false => Err(c.bad(key, format_args!("is {n}; even numbers up to 1024 are supported"))),
     };
+    let shared = |heads: Heads| match heads.kv > 0 && heads.q.is_multiple_of(heads.kv) {
+        true => Ok(heads),
+        false => Err(c.bad(common::KV_HEADS, format_args!("is {}, for {} heads", heads.kv, heads.q))),
+    };
     if c.is_gguf() {
-        let narrow = Heads { dim: even(GGUF_NARROW, c.count(GGUF_NARROW)?)?, ..usual };
-        for key in [GGUF_NARROW_VALUE, GGUF_NARROW_TURNED] {
-            if let Some(n) = c.find_count(key)?.filter(|n| *n != narrow.dim) {
-                return Err(c.unsupported(key, n, format_args!("{} is, as keys are wide", narrow.dim)));
+        let q = common::sane(c, USUAL.heads, c.count(USUAL.heads)?)?;
+        let wide = even(HEAD_DIM, c.count(HEAD_DIM)?)?;
+        let narrow = even(GGUF_NARROW, c.find_count(GGUF_NARROW)?.unwrap_or(wide))?;
+        for (key, dim) in [(GGUF_VALUE, wide), (GGUF_NARROW_VALUE, narrow), (GGUF_NARROW_TURNED, narrow)] {
+            if let Some(n) = c.find_count(key)?.filter(|n| *n != dim) {
+                return Err(c.unsupported(key, n, format_args!("{dim} is, as keys are wide")));
             }
         }
-        return Ok(windowed.iter().map(|w| if *w { narrow } else { usual }).collect());
+        let kv = c.count_by_layer(common::KV_HEADS, windowed.len())?;
+        let of = |(kv, windowed): (usize, &bool)| {
+            shared(Heads { q, kv, dim: if *windowed { narrow } else { wide } })
+        };
+        return kv.into_iter().zip(windowed).map(of).collect();
     }
+    let usual = common::heads(c, dim, &USUAL)?;
     let by_layer = c.under(BY_LAYER).is_there();
-    let wide = Heads { dim: even(WIDE, c.find_count(WIDE)?.unwrap_or(512))?, ..usual };
+    let fewer = if common::flag(c, VALUES_OF_KEYS, false)? { c.find_count(WIDE_KV)? } else { None };
+    let wide = even(WIDE, c.find_count(WIDE)?.unwrap_or(512))?;
     let of = |(i, windowed): (usize, &bool)| {
         let own = c.of_layer(BY_LAYER, i);
-        if let Some(other) = own.other_than(&[HEAD_DIM]) {
-            return Err(own.unsupported(key("*", ""), other, "by layer the width of heads alone is"));
+        if let Some(other) = own.other_than(&[HEAD_DIM, common::KV_HEADS]) {
+            return Err(own.unsupported(
+                key("*", ""),
+                other,
+                "by layer the number and width of heads alone are",
+            ));
         }
-        match own.find_count(HEAD_DIM)? {
-            Some(dim) => Ok(Heads { dim: even(HEAD_DIM, dim)?, ..usual }),
-            None if by_layer || *windowed => Ok(usual),
-            None => Ok(wide),
+        if !by_layer {
+            let kv = fewer.unwrap_or(usual.kv);
+            return if *windowed { Ok(usual) } else { shared(Heads { kv, dim: wide, ..usual }) };
         }
+        let kv = own.find_count(common::KV_HEADS)?.unwrap_or(usual.kv);
+        shared(Heads { kv, dim: even(HEAD_DIM, own.find_count(HEAD_DIM)?.unwrap_or(usual.dim))?, ..usual })
     };
     windowed.iter().enumerate().map(of).collect()
+}
+
+/// The last layers look at keys and values of the last one of their kind that has some.
+fn lend(c: &Config<'_>, layers: &mut [LayerSpec], windowed: &[bool]) -> Result<()> {
+    let without = c.find_count(LENT)?.unwrap_or(0);
+    let Some(own) = layers.len().checked_sub(without).filter(|own| *own > 0) else {
+        return Err(c.bad(LENT, format_args!("is {without}, of {} layers", layers.len())));
+    };
+    for i in own..layers.len() {
+        let Some(lender) = (0..own).rfind(|other| windowed[*other] == windowed[i]) else {
+            return Err(c.bad(LENT, format_args!("is {without}, and no layer before is like layer {i}")));
+        };
+        if layers[lender].mixer.heads != layers[i].mixer.heads {
+            return Err(
+                c.bad(LENT, format_args!("is {without}, and layer {i} has other heads than {lender}"))
+            );
+        }
+        layers[i].mixer.lender = Some(lender);
+        layers[i].mixer.values_of_keys = false;
+    }
+    Ok(())
+}
+
+/// Layers without keys of their own may have feed-forward blocks that are twice as wide.
+fn widths(c: &Config<'_>, layers: &mut [LayerSpec]) -> Result<()> {
+    if c.is_gguf() {
+        let widths = c.count_by_layer(GGUF_WIDTH, layers.len())?;
+        for (layer, width) in layers.iter_mut().zip(widths) {
+            layer.ffn.width = common::sane(c, GGUF_WIDTH, width)?;
+        }
+    } else if common::flag(c, "use_double_wide_mlp", false)? {
+        for layer in layers.iter_mut().filter(|layer| layer.mixer.lender.is_some()) {
+            layer.ffn.width *= 2;
+        }
+    }
+    Ok(())
+}
+
+/// Experts beside the feed-forward blocks.
+fn experts(c: &Config<'_>, layers: &mut [LayerSpec]) -> Result<()> {
+    let there = c.is_gguf() || common::flag(c, "enable_moe_block", false)?;
+    let Some(count) = common::find_experts(c)?.filter(|count| there && *count > 0) else { return Ok(()) };
+    let used = c.count(USED)?;
+    if !(1..=count).contains(&used) {
+        return Err(c.bad(USED, format_args!("is {used}, of {count} experts")));
+    }
+    let width = common::sane(c, common::EXPERT_WIDTH, c.count(common::EXPERT_WIDTH)?)?;
+    let experts =
+        ExpertsSpec { to_one: true, normed: true, scaled: true, ..ExpertsSpec::softmax(count, used) };
+    for (_, layer) in layers.iter_mut().enumerate().filter(|(i, _)| common::has_router(c, *i)) {
+        layer.beside = Some(layer.ffn);
+        layer.ffn = FfnSpec { width, ..layer.ffn };
+        layer.experts = Some(experts);
+    }
+    Ok(())
 }
 
 /// Elements of what a layer gets of its own.

@@ -1,5 +1,5 @@
-//! GLM 4: norms in front of the blocks and behind them, pairs of neighbours turn in a half of each head. With experts
-//! (MoE) it is another: norms in front, and halves turn.
+//! GLM: Llama with joint tensors, in which pairs of neighbours turn in a half of each head. GLM 4 has norms behind the
+//! blocks, too. With experts (MoE) it is another: norms in front, and halves turn.
 
 use tallow_core::RopePairs;
 
@@ -8,6 +8,15 @@ use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
 use crate::spec::{DecoderSpec, Order, QkNormSpec};
+
+pub(super) static GLM: Family = Family {
+    name: "GLM",
+    hf: &["GlmForCausalLM"],
+    gguf: &[],
+    hf_names: Names { gate_up: "model.layers.{}.mlp.gate_up_proj", ..names::HF },
+    gguf_names: names::GGUF,
+    spec: glm,
+};
 
 pub(super) static GLM4: Family = Family {
     name: "GLM 4",
@@ -20,25 +29,28 @@ pub(super) static GLM4: Family = Family {
         ..names::HF
     },
     gguf_names: Names { gate_up: "blk.{}.ffn_up", ..names::GGUF },
-    spec,
+    spec: glm4,
 };
 
-fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+fn glm(c: &Config<'_>) -> Result<DecoderSpec> {
     let usual = common::Usual {
         kv_heads: Some(2),
         head_dim: Some(128),
         context: (common::CONTEXT, 131_072),
         eps: (common::EPS, 1.5625e-7),
-        rope: rope::Usual { part: (rope::PART, 0.5), ..rope::USUAL },
+        rope: rope::Usual { part: Some((rope::PART, 0.5)), ..rope::USUAL },
         ..common::USUAL
     };
     let mut spec = common::plain_as(c, &usual)?;
     spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Neighbours);
     let bias = common::bias(c, "attention_bias", true)?;
-    for layer in &mut spec.layers {
-        layer.order = Order::Sandwich;
-        layer.mixer.qkv_bias = bias;
-    }
+    spec.layers.iter_mut().for_each(|layer| layer.mixer.qkv_bias = bias);
+    Ok(spec)
+}
+
+fn glm4(c: &Config<'_>) -> Result<DecoderSpec> {
+    let mut spec = glm(c)?;
+    spec.layers.iter_mut().for_each(|layer| layer.order = Order::Sandwich);
     Ok(spec)
 }
 
@@ -56,7 +68,7 @@ fn with_experts(c: &Config<'_>) -> Result<DecoderSpec> {
         kv_heads: Some(8),
         context: (common::CONTEXT, 131_072),
         eps: (common::EPS, 1e-5),
-        rope: rope::Usual { part: (rope::PART, 0.5), ..rope::USUAL },
+        rope: rope::Usual { part: Some((rope::PART, 0.5)), ..rope::USUAL },
         ..common::USUAL
     };
     let mut spec = common::plain_as(c, &usual)?;

@@ -12,6 +12,7 @@ pub(super) static GPT_NEOX: Family = Family {
     // Nobody has shown yet that its GGUF files give the same.
     gguf: &[],
     hf_names: Names {
+        base: "gpt_neox.",
         embed: "gpt_neox.embed_in",
         norm: "gpt_neox.final_layer_norm",
         head: "embed_out",
@@ -31,7 +32,7 @@ pub(super) static GPT_NEOX: Family = Family {
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let rope = rope::Usual {
         theta: (key("rotary_emb_base", rope::GGUF_THETA), 10_000.0),
-        part: (key("rotary_pct", ""), 0.25),
+        part: Some((key("rotary_pct", ""), 0.25)),
         ..rope::USUAL
     };
     let usual = common::Usual { gated: false, act: (common::ACT, "gelu"), rope, ..common::USUAL_LAYER_NORM };

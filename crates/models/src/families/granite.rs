@@ -1,10 +1,10 @@
-//! Granite: Llama with a multiplier at every joint.
+//! Granite: Llama with a multiplier at every joint. Its MoE models have experts in every layer.
 
 use super::{Family, common};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
-use crate::formats::names;
-use crate::spec::DecoderSpec;
+use crate::formats::names::{self, Names};
+use crate::spec::{DecoderSpec, ExpertsSpec};
 
 pub(super) static GRANITE: Family = Family {
     name: "Granite",
@@ -13,6 +13,22 @@ pub(super) static GRANITE: Family = Family {
     hf_names: names::HF,
     gguf_names: names::GGUF,
     spec,
+};
+
+pub(super) static GRANITE_MOE: Family = Family {
+    name: "Granite MoE",
+    hf: &["GraniteMoeForCausalLM"],
+    gguf: &[],
+    hf_names: Names {
+        router: "model.layers.{}.block_sparse_moe.router.layer",
+        expert_rows: Some((
+            "model.layers.{}.block_sparse_moe.input_linear.weight",
+            "model.layers.{}.block_sparse_moe.output_linear.weight",
+        )),
+        ..names::HF
+    },
+    gguf_names: names::GGUF,
+    spec: with_experts,
 };
 
 const EMBED: Key = key("embedding_multiplier", "embedding_scale");
@@ -37,5 +53,14 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.residual_scale = residual;
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (bias, bias, mlp_bias);
     }
+    Ok(spec)
+}
+
+fn with_experts(c: &Config<'_>) -> Result<DecoderSpec> {
+    let mut spec = spec(c)?;
+    let count = common::experts(c, 8)?;
+    let experts =
+        ExpertsSpec { to_one: true, ..ExpertsSpec::softmax(count, common::experts_used(c, 2, count)?) };
+    spec.layers.iter_mut().for_each(|layer| layer.experts = Some(experts));
     Ok(spec)
 }

@@ -12,7 +12,7 @@ use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedSpec};
 
 pub(super) static LLAMA4: Family = Family {
     name: "Llama 4",
-    hf: &["Llama4ForCausalLM"],
+    hf: &["Llama4ForCausalLM", "Llama4ForConditionalGeneration"],
     gguf: &[],
     hf_names: Names {
         gate: "model.layers.{}.feed_forward.gate_proj",
@@ -52,7 +52,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         ..common::USUAL
     };
     // With others a rotation makes queries longer, and their norm would have to come behind it.
-    rope::only(c, &["default", "linear", "llama3"])?;
+    rope::only(c, &["default", "linear", "dynamic", "llama3"])?;
     let mut spec = common::plain_as(c, &usual)?;
     spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Neighbours);
     let (layers, experts) = (spec.layers.len(), experts(c, spec.layers[0].ffn.width)?);

@@ -1,6 +1,7 @@
-//! Mistral: Llama with a sliding window. Ministral 3: queries grow with their position instead.
+//! Mistral: Llama with a sliding window. Ministral: in some layers. Ministral 3: queries grow with their position instead.
 
 use super::{Family, common, rope};
+use crate::blocks::rope::{RopeSpec, Scaling, Yarn};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names;
@@ -8,31 +9,57 @@ use crate::spec::DecoderSpec;
 
 pub(super) static MISTRAL: Family = Family {
     name: "Mistral",
-    hf: &["MistralForCausalLM"],
+    hf: &["MistralForCausalLM", "Mistral3ForConditionalGeneration"],
     gguf: &["llama"],
     hf_names: names::HF,
     gguf_names: names::GGUF,
     spec,
 };
 
+const USUAL: common::Usual =
+    common::Usual { kv_heads: Some(8), context: (common::CONTEXT, 131_072), ..common::USUAL };
+
 /// The window where `config.json` does not say, not even `null`.
 const WINDOW: usize = 4096;
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let mut spec = common::plain(c)?;
+    let mut spec = common::plain_as(c, &USUAL)?;
     let window = common::window_or(c, WINDOW)?;
     spec.layers.iter_mut().for_each(|layer| layer.mixer.window = window);
     Ok(spec)
 }
 
+pub(super) static MINISTRAL: Family = Family {
+    name: "Ministral",
+    hf: &["MinistralForCausalLM"],
+    gguf: &[],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec: ministral,
+};
+
+fn ministral(c: &Config<'_>) -> Result<DecoderSpec> {
+    let mut spec = common::plain_as(c, &USUAL)?;
+    let window = common::window_or(c, WINDOW)?;
+    let windowed = common::windowed(c, spec.layers.len(), |_| true)?;
+    for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
+        layer.mixer.window = window.filter(|_| windowed);
+    }
+    Ok(spec)
+}
+
 pub(super) static MINISTRAL3: Family = Family {
     name: "Ministral 3",
-    hf: &["Ministral3ForCausalLM"],
+    hf: &["Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"],
     gguf: &[],
     hf_names: names::HF,
     gguf_names: names::GGUF,
     spec: ministral3,
 };
+
+/// The scaling of folders that have none.
+const USUAL_YARN: Yarn =
+    Yarn { factor: 16.0, original: 16_384, beta_fast: 32.0, beta_slow: 1.0, truncate: true, attention: 1.0 };
 
 fn ministral3(c: &Config<'_>) -> Result<DecoderSpec> {
     let usual = common::Usual {
@@ -44,7 +71,16 @@ fn ministral3(c: &Config<'_>) -> Result<DecoderSpec> {
     };
     let mut spec = common::plain_as(c, &usual)?;
     let head = spec.layers[0].mixer.heads.dim;
-    spec.ropes.push(rope::growing(c, &spec.ropes[0], head)?);
+    let growing = match rope::is_said(c) {
+        true => rope::growing(c, &spec.ropes[0], head)?,
+        false => {
+            spec.ropes[0] =
+                RopeSpec { theta: 1e6, scaling: Scaling::Yarn(USUAL_YARN), ..spec.ropes[0].clone() };
+            let scaling = Scaling::Growing { by: 0.1, original: USUAL_YARN.original, early: 0 };
+            RopeSpec { scaling, ..spec.ropes[0].clone() }
+        }
+    };
+    spec.ropes.push(growing);
     let window = common::window(c)?;
     for layer in &mut spec.layers {
         layer.mixer.window = window;

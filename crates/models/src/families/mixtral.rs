@@ -23,7 +23,14 @@ pub(super) static MIXTRAL: Family = Family {
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let rope = rope::Usual { theta: (rope::THETA, 1e6), ..rope::USUAL };
-    let mut spec = common::plain_as(c, &common::Usual { rope, eps: (common::EPS, 1e-5), ..common::USUAL })?;
+    let usual = common::Usual {
+        kv_heads: Some(8),
+        context: (common::CONTEXT, 131_072),
+        eps: (common::EPS, 1e-5),
+        rope,
+        ..common::USUAL
+    };
+    let mut spec = common::plain_as(c, &usual)?;
     let experts = experts(c, common::experts(c, 8)?)?;
     let window = common::window(c)?;
     for layer in &mut spec.layers {

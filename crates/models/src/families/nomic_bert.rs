@@ -74,7 +74,7 @@ const HUBS: common::Usual = common::Usual {
     eps: (key("layer_norm_epsilon", ""), 1e-12),
     rope: rope::Usual {
         theta: (key("rotary_emb_base", ""), 10_000.0),
-        part: (key("rotary_emb_fraction", ""), 1.0),
+        part: Some((key("rotary_emb_fraction", ""), 1.0)),
         ..rope::USUAL
     },
     ..NEWER

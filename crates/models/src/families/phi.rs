@@ -40,7 +40,7 @@ fn phi(c: &Config<'_>) -> Result<DecoderSpec> {
     let usual = common::Usual {
         gated: false,
         act: (common::ACT, "gelu_new"),
-        rope: rope::Usual { part: (rope::PART, 0.5), ..rope::USUAL },
+        rope: rope::Usual { part: Some((rope::PART, 0.5)), ..rope::USUAL },
         ..common::USUAL_LAYER_NORM
     };
     let mut spec = common::plain_as(c, &usual)?;
@@ -55,8 +55,9 @@ fn phi(c: &Config<'_>) -> Result<DecoderSpec> {
 }
 
 fn phi3(c: &Config<'_>) -> Result<DecoderSpec> {
-    rope::only(c, &["default", "longrope", "su"])?;
-    let rope = rope::Usual { original: Some(4096), ..rope::USUAL };
+    // The last is what some files call the second.
+    rope::only(c, &["default", "longrope", "su", "yarn"])?;
+    let rope = rope::Usual { original: Some(4096), part: Some((rope::PART, 1.0)), ..rope::USUAL };
     let usual =
         common::Usual { eps: (common::EPS, 1e-5), context: (common::CONTEXT, 4096), rope, ..common::USUAL };
     let mut spec = common::plain_as(c, &usual)?;

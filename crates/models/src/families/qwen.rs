@@ -1,6 +1,6 @@
 //! Qwen2 and 2.5 (biases on queries, keys and values), Qwen3 (norms on queries and keys instead).
 
-use super::{Family, common};
+use super::{Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
@@ -8,7 +8,7 @@ use crate::spec::{Bias, DecoderSpec, QkNormSpec};
 
 pub(super) static QWEN2: Family = Family {
     name: "Qwen2",
-    hf: &["Qwen2ForCausalLM"],
+    hf: &["Qwen2ForCausalLM", QWEN2_VL, QWEN2_5_VL],
     gguf: &["qwen2"],
     hf_names: names::HF,
     gguf_names: names::GGUF,
@@ -17,24 +17,29 @@ pub(super) static QWEN2: Family = Family {
 
 pub(super) static QWEN3: Family = Family {
     name: "Qwen3",
-    hf: &["Qwen3ForCausalLM"],
+    hf: &["Qwen3ForCausalLM", QWEN3_VL],
     gguf: &["qwen3"],
     hf_names: names::HF,
     gguf_names: names::GGUF,
     spec: qwen3,
 };
 
+// What sees pictures, around the text models.
+const QWEN2_VL: &str = "Qwen2VLForConditionalGeneration";
+const QWEN2_5_VL: &str = "Qwen2_5_VLForConditionalGeneration";
+const QWEN3_VL: &str = "Qwen3VLForConditionalGeneration";
+
 const USE_WINDOW: Key = key("use_sliding_window", "");
 const WINDOW_FROM: Key = key("max_window_layers", "");
 
 fn qwen2(c: &Config<'_>) -> Result<DecoderSpec> {
-    let mut spec = windowed(c)?;
+    let mut spec = windowed(c, None)?;
     spec.layers.iter_mut().for_each(|layer| layer.mixer.qkv_bias = Bias::Yes);
     Ok(spec)
 }
 
 fn qwen3(c: &Config<'_>) -> Result<DecoderSpec> {
-    let mut spec = windowed(c)?;
+    let mut spec = windowed(c, Some(128))?;
     let bias = common::bias(c, "attention_bias", false)?;
     for layer in &mut spec.layers {
         layer.mixer.qk_norm = QkNormSpec::PerHead;
@@ -44,8 +49,20 @@ fn qwen3(c: &Config<'_>) -> Result<DecoderSpec> {
 }
 
 /// Some of the later layers may see only a window, if that is switched on.
-fn windowed(c: &Config<'_>) -> Result<DecoderSpec> {
-    let mut spec = common::plain(c)?;
+fn windowed(c: &Config<'_>, head_dim: Option<usize>) -> Result<DecoderSpec> {
+    let theta = match c.arch() {
+        QWEN3_VL => 5e5,
+        QWEN2_VL | QWEN2_5_VL => 1e6,
+        _ => rope::USUAL.theta.1,
+    };
+    let usual = common::Usual {
+        kv_heads: Some(32),
+        head_dim,
+        rope: rope::Usual { theta: (rope::THETA, theta), ..rope::USUAL },
+        context: (common::CONTEXT, 32_768),
+        ..common::USUAL
+    };
+    let mut spec = common::plain_as(c, &usual)?;
     if !c.flag_or(USE_WINDOW, false)? {
         return Ok(spec);
     }

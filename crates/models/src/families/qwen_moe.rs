@@ -41,12 +41,11 @@ const WINDOW_TO: Key = key("max_window_layers", "");
 fn qwen2_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     let width = shared_width(c, 5632)?;
     let count = common::experts(c, 60)?;
-    let experts = ExpertsSpec {
-        shared: Some(SharedSpec { width, gated: true }),
-        to_one: c.flag_or(TO_ONE, false)?,
-        ..ExpertsSpec::softmax(count, common::experts_used(c, 4, count)?)
-    };
-    let mut spec = mixed(c, experts, 1408)?;
+    let to_one = c.flag_or(TO_ONE, false)?;
+    let mut spec = mixed(c, 16, (count, 1408), || {
+        let shared = Some(SharedSpec { width, gated: true });
+        Ok(ExpertsSpec { shared, to_one, ..ExpertsSpec::softmax(count, common::experts_used(c, 4, count)?) })
+    })?;
     let bias = common::bias(c, QKV_BIAS, true)?;
     spec.layers.iter_mut().for_each(|layer| layer.mixer.qkv_bias = bias);
     if c.flag_or(USE_WINDOW, false)? {
@@ -64,8 +63,9 @@ fn qwen3_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     let count = common::experts(c, 128)?;
     // GGUF files do not say, and whoever reads them takes it so.
     let to_one = c.is_gguf() || c.flag_or(TO_ONE, false)?;
-    let experts = ExpertsSpec { to_one, ..ExpertsSpec::softmax(count, common::experts_used(c, 8, count)?) };
-    let mut spec = mixed(c, experts, 768)?;
+    let mut spec = mixed(c, 4, (count, 768), || {
+        Ok(ExpertsSpec { to_one, ..ExpertsSpec::softmax(count, common::experts_used(c, 8, count)?) })
+    })?;
     let bias = common::bias(c, "attention_bias", false)?;
     let window = match c.flag_or(USE_WINDOW, false)? {
         true => common::window_or(c, 4096)?,
@@ -84,10 +84,19 @@ pub(super) fn shared_width(c: &Config<'_>, usual: usize) -> Result<usize> {
     common::sane(c, SHARED, c.find_count(SHARED)?.unwrap_or(usual))
 }
 
-/// A decoder with experts in some layers; `width` is theirs where that is left out.
-fn mixed(c: &Config<'_>, experts: ExpertsSpec, width: usize) -> Result<DecoderSpec> {
-    let mut spec = common::plain(c)?;
-    mix(c, &mut spec, experts, width)?;
+/// A decoder with experts in some layers, if there are any; `width` is theirs where that is left out.
+fn mixed(
+    c: &Config<'_>,
+    kv_heads: usize,
+    (count, width): (usize, usize),
+    experts: impl FnOnce() -> Result<ExpertsSpec>,
+) -> Result<DecoderSpec> {
+    let kv_heads = Some(kv_heads);
+    let usual = common::Usual { kv_heads, context: (common::CONTEXT, 32_768), ..common::USUAL };
+    let mut spec = common::plain_as(c, &usual)?;
+    if count > 0 {
+        mix(c, &mut spec, experts()?, width)?;
+    }
     Ok(spec)
 }
 

@@ -21,7 +21,7 @@ pub(super) static QWEN3_NEXT: Family = Family {
 
 pub(super) static QWEN35: Family = Family {
     name: "Qwen3.5",
-    hf: &["Qwen3_5ForCausalLM"],
+    hf: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
     gguf: &["qwen35"],
     hf_names: TEXT,
     gguf_names: GGUF,
@@ -30,81 +30,35 @@ pub(super) static QWEN35: Family = Family {
 
 pub(super) static QWEN35_MOE: Family = Family {
     name: "Qwen3.5-MoE",
-    hf: &["Qwen3_5MoeForCausalLM"],
+    hf: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
     gguf: &["qwen35moe"],
     hf_names: TEXT,
     gguf_names: GGUF,
     spec: qwen35_moe,
 };
 
-pub(super) static QWEN35_SEEING: Family = Family {
-    name: "Qwen3.5",
-    hf: &["Qwen3_5ForConditionalGeneration"],
-    gguf: &[],
-    hf_names: WITHIN,
-    gguf_names: GGUF,
-    spec: qwen35,
+const TEXT: Names = Names {
+    delta: DeltaNames {
+        qkvz: "model.layers.{}.linear_attn.in_proj_qkvz",
+        qkv: "model.layers.{}.linear_attn.in_proj_qkv",
+        z: "model.layers.{}.linear_attn.in_proj_z",
+        ba: "model.layers.{}.linear_attn.in_proj_ba",
+        b: "model.layers.{}.linear_attn.in_proj_b",
+        a: "model.layers.{}.linear_attn.in_proj_a",
+        conv: "model.layers.{}.linear_attn.conv1d",
+        rate: ("model.layers.{}.linear_attn.A_log", Rate::Logarithm),
+        bias: "model.layers.{}.linear_attn.dt_bias",
+        norm: "model.layers.{}.linear_attn.norm",
+        o: "model.layers.{}.linear_attn.out_proj",
+    },
+    expert_rows: Some(("model.layers.{}.mlp.experts.gate_up_proj", "model.layers.{}.mlp.experts.down_proj")),
+    shared_gate: "model.layers.{}.mlp.shared_expert.gate_proj",
+    shared_up: "model.layers.{}.mlp.shared_expert.up_proj",
+    shared_down: "model.layers.{}.mlp.shared_expert.down_proj",
+    shared_router: "model.layers.{}.mlp.shared_expert_gate",
+    spare: &["mtp."],
+    ..names::HF
 };
-
-pub(super) static QWEN35_MOE_SEEING: Family = Family {
-    name: "Qwen3.5-MoE",
-    hf: &["Qwen3_5MoeForConditionalGeneration"],
-    gguf: &[],
-    hf_names: WITHIN,
-    gguf_names: GGUF,
-    spec: qwen35_moe,
-};
-
-/// The names of a text model whose own begin with `$base`.
-macro_rules! names {
-    ($base:literal) => {
-        Names {
-            embed: concat!($base, "embed_tokens"),
-            norm: concat!($base, "norm"),
-            mixer_norm: concat!($base, "layers.{}.input_layernorm"),
-            q: concat!($base, "layers.{}.self_attn.q_proj"),
-            k: concat!($base, "layers.{}.self_attn.k_proj"),
-            v: concat!($base, "layers.{}.self_attn.v_proj"),
-            o: concat!($base, "layers.{}.self_attn.o_proj"),
-            q_norm: concat!($base, "layers.{}.self_attn.q_norm"),
-            k_norm: concat!($base, "layers.{}.self_attn.k_norm"),
-            delta: DeltaNames {
-                qkvz: concat!($base, "layers.{}.linear_attn.in_proj_qkvz"),
-                qkv: concat!($base, "layers.{}.linear_attn.in_proj_qkv"),
-                z: concat!($base, "layers.{}.linear_attn.in_proj_z"),
-                ba: concat!($base, "layers.{}.linear_attn.in_proj_ba"),
-                b: concat!($base, "layers.{}.linear_attn.in_proj_b"),
-                a: concat!($base, "layers.{}.linear_attn.in_proj_a"),
-                conv: concat!($base, "layers.{}.linear_attn.conv1d"),
-                rate: (concat!($base, "layers.{}.linear_attn.A_log"), Rate::Logarithm),
-                bias: concat!($base, "layers.{}.linear_attn.dt_bias"),
-                norm: concat!($base, "layers.{}.linear_attn.norm"),
-                o: concat!($base, "layers.{}.linear_attn.out_proj"),
-            },
-            ffn_norm: concat!($base, "layers.{}.post_attention_layernorm"),
-            gate: concat!($base, "layers.{}.mlp.gate_proj"),
-            up: concat!($base, "layers.{}.mlp.up_proj"),
-            down: concat!($base, "layers.{}.mlp.down_proj"),
-            router: concat!($base, "layers.{}.mlp.gate"),
-            expert_gate: concat!($base, "layers.{}.mlp.experts.{e}.gate_proj"),
-            expert_up: concat!($base, "layers.{}.mlp.experts.{e}.up_proj"),
-            expert_down: concat!($base, "layers.{}.mlp.experts.{e}.down_proj"),
-            expert_rows: Some((
-                concat!($base, "layers.{}.mlp.experts.gate_up_proj"),
-                concat!($base, "layers.{}.mlp.experts.down_proj"),
-            )),
-            shared_gate: concat!($base, "layers.{}.mlp.shared_expert.gate_proj"),
-            shared_up: concat!($base, "layers.{}.mlp.shared_expert.up_proj"),
-            shared_down: concat!($base, "layers.{}.mlp.shared_expert.down_proj"),
-            shared_router: concat!($base, "layers.{}.mlp.shared_expert_gate"),
-            spare: &["mtp.", "model.visual."],
-            ..names::HF
-        }
-    };
-}
-
-const TEXT: Names = names!("model.");
-const WITHIN: Names = names!("model.language_model.");
 const GGUF: Names = Names { ffn_norm: "blk.{}.post_attention_norm", ..names::GGUF };
 
 const KERNEL: Key = key("linear_conv_kernel_dim", "ssm.conv_kernel");
@@ -126,7 +80,7 @@ const USUAL: common::Usual = common::Usual {
     kv_heads: Some(2),
     head_dim: Some(256),
     context: (common::CONTEXT, 32_768),
-    rope: rope::Usual { part: (rope::PART, 0.25), ..rope::USUAL },
+    rope: rope::Usual { part: Some((rope::PART, 0.25)), ..rope::USUAL },
     ..common::USUAL
 };
 
@@ -141,24 +95,15 @@ fn qwen3_next(c: &Config<'_>) -> Result<DecoderSpec> {
 }
 
 fn qwen35(c: &Config<'_>) -> Result<DecoderSpec> {
-    let (c, tied) = text(c)?;
-    hybrid(&c, &common::Usual { kv_heads: Some(4), tied, ..USUAL }, sharing(&c))
+    hybrid(c, &common::Usual { kv_heads: Some(4), ..USUAL }, sharing(c))
 }
 
 fn qwen35_moe(c: &Config<'_>) -> Result<DecoderSpec> {
-    let (c, tied) = text(c)?;
     let ffn = common::EXPERT_WIDTH;
-    let mut spec = hybrid(&c, &common::Usual { ffn, tied, ..USUAL }, sharing(&c))?;
-    let experts = experts(&c, [256, 8], true)?;
+    let mut spec = hybrid(c, &common::Usual { ffn, ..USUAL }, sharing(c))?;
+    let experts = experts(c, [256, 8], true)?;
     spec.layers.iter_mut().for_each(|layer| layer.experts = Some(experts));
     Ok(spec)
-}
-
-/// The settings of the text model, which may stand in an object of their own, and if the head is the embedding where they
-/// do not say.
-fn text<'a>(c: &Config<'a>) -> Result<(Config<'a>, bool)> {
-    let inner = c.under("text_config");
-    Ok((if inner.is_there() { inner } else { *c }, common::flag(c, "tie_word_embeddings", false)?))
 }
 
 /// Converters of Qwen3.5 to GGUF put the heads of values in another order.

@@ -45,8 +45,8 @@ const LONG: Key = key("long_factor", "");
 pub(super) struct Usual {
     /// The base of the frequencies.
     pub theta: (Key, f64),
-    /// The part of a head that turns.
-    pub part: (Key, f64),
+    /// The part of a head that turns, in families where it may be less than all.
+    pub part: Option<(Key, f64)>,
     /// The original context, for scalings that have one.
     pub original: Option<usize>,
     /// Are the ends of yarn's interpolation whole indices in GGUF files, which do not say?
@@ -55,7 +55,7 @@ pub(super) struct Usual {
 
 /// What most families have.
 pub(super) const USUAL: Usual =
-    Usual { theta: (THETA, GGUF_BASE), part: (PART, 1.0), original: None, gguf_truncate: true };
+    Usual { theta: (THETA, GGUF_BASE), part: None, original: None, gguf_truncate: true };
 
 /// The base in GGUF files that do not say, whatever the family.
 const GGUF_BASE: f64 = 10_000.0;
@@ -63,8 +63,8 @@ const GGUF_BASE: f64 = 10_000.0;
 /// The settings about rotation. Newer configs keep them all under `rope_parameters`, there perhaps by kind of layer;
 /// older ones keep the scaling under `rope_scaling` and the rest above it.
 fn scope<'a>(c: &Config<'a>) -> Config<'a> {
-    let object = ["rope_parameters.full_attention", "rope_parameters", "rope_scaling"];
-    object.map(|o| c.under(o)).into_iter().find(|r| r.is_there()).unwrap_or(c.under("rope_scaling"))
+    let object = ["rope_scaling", "rope_parameters.full_attention", "rope_parameters"];
+    object.map(|o| c.under(o)).into_iter().find(|r| r.says_something()).unwrap_or(c.under("rope_scaling"))
 }
 
 /// The rotary embedding of heads of `head` elements.
@@ -84,7 +84,7 @@ pub(super) fn only(c: &Config<'_>, kinds: &[&str]) -> Result<()> {
 
 /// Does a folder say anything of how a rotation is scaled, be it that it is not? GGUF files do.
 pub(super) fn is_said(c: &Config<'_>) -> bool {
-    c.is_gguf() || scope(c).is_there()
+    c.is_gguf() || scope(c).says_something()
 }
 
 /// How much attention is sharpened where a rotation is scaled, in families that do that; nothing where it is not.
@@ -170,10 +170,12 @@ fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, usual: &Usual) -> Result<Ro
     let (key, value) = usual.theta;
     let theta = r.find_number(THETA)?.or(c.find_number(key)?).unwrap_or(left_out(value, GGUF_BASE));
     let theta = base(c, THETA, theta)?;
-    let (key, value) = usual.part;
-    let part = r.find_number(PART)?.or(c.find_number(key)?).unwrap_or(left_out(value, 1.0));
-    // There the part is one of frequencies, and not of the head.
-    let part = if r.find_text(TYPE)? == Some("proportional") { 1.0 } else { part };
+    let (key, part) = match usual.part {
+        Some((key, value)) => {
+            (key, r.find_number(PART)?.or(c.find_number(key)?).unwrap_or(left_out(value, 1.0)))
+        }
+        None => (THETA, 1.0),
+    };
     let dim = c.find_count(DIM)?.unwrap_or((head as f64 * part.clamp(0.0, 1.0)) as usize);
     if dim == 0 || dim > head || (c.is_gguf() && !dim.is_multiple_of(2)) {
         let key = if c.is_gguf() { DIM } else { key };
@@ -205,7 +207,8 @@ impl Reader<'_, '_> {
             return self.long();
         }
         match r.find_text(TYPE)?.or(r.find_text(OLD_TYPE)?).unwrap_or("default") {
-            "default" | "none" => Ok(Scaling::None),
+            // Of text all axes of `mrope` are one.
+            "default" | "none" | "mrope" => Ok(Scaling::None),
             "linear" => Ok(Scaling::Linear { factor: self.positive(FACTOR)? }),
             "dynamic" if self.dim > 2 => {
                 Ok(Scaling::Dynamic { factor: self.positive(FACTOR)?, original: self.context()? })
@@ -216,6 +219,8 @@ impl Reader<'_, '_> {
                 high: self.positive(HIGH)?,
                 original: self.original()?,
             }),
+            // Some of the first files with lists of divisors call it so.
+            "yarn" if r.has(SHORT) => self.long(),
             "yarn" => self.yarn().map(Scaling::Yarn),
             "longrope" | "su" => self.long(),
             "proportional" => self.proportional(),

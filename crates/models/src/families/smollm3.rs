@@ -23,7 +23,16 @@ const USE_WINDOW: Key = key("use_sliding_window", "");
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let rope = rope::Usual { theta: (THETA, 2_000_000.0), ..rope::USUAL };
-    let mut spec = common::plain_as(c, &common::Usual { tied: true, rope, ..common::USUAL })?;
+    let mut spec = common::plain_as(
+        c,
+        &common::Usual {
+            kv_heads: Some(4),
+            context: (common::CONTEXT, 32_768),
+            tied: true,
+            rope,
+            ..common::USUAL
+        },
+    )?;
     common::reordered(c, &mut spec);
     let count = spec.layers.len();
     let interval = c.find_count(INTERVAL)?.unwrap_or(4).max(1);

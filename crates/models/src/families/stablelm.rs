@@ -25,7 +25,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let usual = common::Usual {
         kv_heads: Some(32),
         context: (common::CONTEXT, 4096),
-        rope: rope::Usual { part: (rope::PART, 0.25), ..rope::USUAL },
+        rope: rope::Usual { part: Some((rope::PART, 0.25)), ..rope::USUAL },
         ..common::USUAL_LAYER_NORM
     };
     let mut spec = common::plain_as(c, &usual)?;

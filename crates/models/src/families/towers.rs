@@ -119,6 +119,8 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         softcap: None,
         bias: None,
         bare_keys: false,
+        values_of_keys: false,
+        lender: None,
     };
     let act = common::activation(c, (common::ACT, usual.act))?;
     let ffn = FfnSpec { width: count(c, FFN, usual.ffn)?, act, gated: false, bias: Bias::Yes };
@@ -129,6 +131,7 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         latent: None,
         ffn,
         experts: None,
+        beside: None,
         order: Order::Pre,
         residual_scale: 1.0,
         scaled: false,

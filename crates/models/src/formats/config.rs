@@ -28,6 +28,9 @@ pub const fn key(hf: &'static str, gguf: &'static str) -> Key {
     Key { hf, gguf }
 }
 
+/// The object that has the settings of the text model within another.
+pub(crate) const TEXT: &str = "text_config";
+
 /// No count in a real model comes near this.
 const MOST: u64 = 1 << 32;
 
@@ -42,6 +45,8 @@ pub struct Config<'a> {
     /// The object in `config.json` that keys are looked up in, and where it stands.
     scope: Option<&'a Value>,
     prefix: &'static str,
+    /// All of `config.json`.
+    whole: Option<&'a Value>,
     noted: Option<&'a Noted>,
 }
 
@@ -52,10 +57,10 @@ impl<'a> Config<'a> {
             Settings::Hf(json) => Some(json),
             Settings::Gguf(_) => None,
         };
-        let mut config = Config { checkpoint, arch: "", scope, prefix: "", noted: None };
+        let mut config = Config { checkpoint, arch: "", scope, prefix: "", whole: scope, noted: None };
         config.arch = match &checkpoint.settings {
             Settings::Gguf(meta) => meta.text("general.architecture")?,
-            Settings::Hf(json) => json["architectures"][0].as_str(),
+            Settings::Hf(json) => json["architectures"][0].as_str().or(json["model_type"].as_str()),
         }
         .ok_or_else(|| {
             config.bad(key("architectures", ""), "is missing: without it the model cannot be told")
@@ -78,6 +83,22 @@ impl<'a> Config<'a> {
     pub fn under(&self, object: &'static str) -> Config<'a> {
         let scope = self.scope.and_then(|json| object.split('.').try_fold(json, |at, part| at.get(part)));
         Config { scope, prefix: object, ..*self }
+    }
+
+    /// The settings of the text model, where that is a part of a model which has them in an object of their own.
+    pub fn of_text(&self) -> Config<'a> {
+        let inner = self.under(TEXT);
+        if inner.is_there() { inner } else { *self }
+    }
+
+    /// Is there another model around the text model?
+    pub fn is_within(&self) -> bool {
+        self.of_whole().under(TEXT).is_there()
+    }
+
+    /// The settings of the whole model, where these are of a part.
+    pub fn of_whole(&self) -> Config<'a> {
+        Config { scope: self.whole, prefix: "", ..*self }
     }
 
     /// The settings that `config.json` has for one layer in an object of them.
@@ -223,6 +244,20 @@ impl<'a> Config<'a> {
         self.read(key, "a list of whole numbers", hf, |_, _| Ok(None))
     }
 
+    /// A whole number for each of `layers`, which GGUF metadata may have as one for all.
+    pub fn count_by_layer(&self, key: Key, layers: usize) -> Result<Vec<usize>> {
+        let Some((meta, name)) = self.meta(key).filter(|(meta, name)| meta.is_array(name)) else {
+            return Ok(vec![self.count(key)?; layers]);
+        };
+        let count = |n: i64| {
+            let n = u64::try_from(n).ok().filter(|n| *n <= MOST);
+            n.map(|n| n as usize).ok_or_else(|| self.bad(key, "has an entry that cannot be meant"))
+        };
+        let list =
+            meta.ints(&name)?.unwrap_or_default().into_iter().map(count).collect::<Result<Vec<_>>>()?;
+        self.per_layer(key, layers, Some(list)).map(Option::unwrap_or_default)
+    }
+
     /// A list of truth values (or of 0 and 1), if it is there.
     pub fn find_flags(&self, key: Key) -> Result<Option<Vec<bool>>> {
         let flag = |v: &Value| v.as_bool().or_else(|| v.as_u64().map(|n| n != 0));
@@ -240,6 +275,11 @@ impl<'a> Config<'a> {
     /// Is there an object that keys are looked up in? Not so in GGUF metadata.
     pub fn is_there(&self) -> bool {
         self.scope.is_some_and(Value::is_object)
+    }
+
+    /// Is there an object that keys are looked up in, and anything in it?
+    pub fn says_something(&self) -> bool {
+        self.scope.and_then(Value::as_object).is_some_and(|object| !object.is_empty())
     }
 
     /// Is the key not even there as `null`?

@@ -422,6 +422,11 @@ impl Metadata {
         }
     }
 
+    /// Is there an array under the key?
+    pub fn is_array(&self, key: &str) -> bool {
+        matches!(self.get(key), Some(Value::Array(_)))
+    }
+
     /// A number.
     pub fn float(&self, key: &str) -> Result<Option<f64>> {
         match self.get(key) {

@@ -209,6 +209,18 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Where the model has a text model within, keeps the tensors of that alone, under the names that they have in text
+    /// models.
+    pub(crate) fn keep_text(&mut self) {
+        let Settings::Hf(json) = &self.settings else { return };
+        if ![config::TEXT, "vision_config"].iter().any(|part| json[*part].is_object()) {
+            return;
+        }
+        let text =
+            std::mem::take(&mut self.tensors).into_iter().filter(|(name, _)| !names::is_of_senses(name));
+        self.tensors = text.map(|(name, stored)| (names::within(&name).unwrap_or(name), stored)).collect();
+    }
+
     /// The tensor of that name.
     pub fn get(&self, name: &str) -> Option<&Stored> {
         self.tensors.get(name)

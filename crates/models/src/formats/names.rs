@@ -49,6 +49,11 @@ pub struct Names {
     pub router: &'static str,
     /// The whole name of what has a say in the choice of experts only.
     pub router_bias: &'static str,
+    /// The whole name of a norm's weights in front of the router.
+    pub router_norm: &'static str,
+    /// The whole name of what multiplies experts' shares.
+    pub expert_scale: &'static str,
+    pub twofold: TwofoldNames,
     pub expert_gate: &'static str,
     pub expert_up: &'static str,
     pub expert_down: &'static str,
@@ -74,6 +79,21 @@ pub struct Names {
     pub layout: Layout,
     /// What the names of tensors begin with that a decoder has no use for: what sees pictures, or guesses further tokens.
     pub spare: &'static [&'static str],
+}
+
+/// The names of norms around a dense block and experts beside it.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "the fields are the parts' own names")]
+pub struct TwofoldNames {
+    pub dense_behind: &'static str,
+    /// In front of experts, and behind them.
+    pub before: &'static str,
+    pub behind: &'static str,
+}
+
+impl TwofoldNames {
+    /// Of models that have none.
+    pub const NONE: TwofoldNames = TwofoldNames { dense_behind: "", before: "", behind: "" };
 }
 
 /// The names of heads that keep a matrix of their sequence.
@@ -211,6 +231,13 @@ impl Names {
                 (Linear, names.down),
                 (Linear, names.router),
                 (Whole, names.router_bias),
+                (Whole, names.router_norm),
+                (Whole, names.expert_scale),
+                (Norm, names.twofold.dense_behind),
+                (Norm, names.twofold.before),
+                (Norm, names.twofold.behind),
+                (Whole, names.expert_rows.map_or("", |(up, _)| up)),
+                (Whole, names.expert_rows.map_or("", |(_, down)| down)),
                 (Linear, names.expert_gate),
                 (Linear, names.expert_up),
                 (Linear, names.expert_down),
@@ -265,7 +292,7 @@ pub enum Joint {
 
 /// Names as Hugging Face writes those of most decoders.
 pub const HF: Names = Names {
-    base: "",
+    base: "model.",
     embed: "model.embed_tokens",
     positions: "",
     norm: "model.norm",
@@ -302,6 +329,9 @@ pub const HF: Names = Names {
     down: "model.layers.{}.mlp.down_proj",
     router: "model.layers.{}.mlp.gate",
     router_bias: "model.layers.{}.mlp.gate.e_score_correction_bias",
+    router_norm: "",
+    expert_scale: "",
+    twofold: TwofoldNames::NONE,
     expert_gate: "model.layers.{}.mlp.experts.{e}.gate_proj",
     expert_up: "model.layers.{}.mlp.experts.{e}.up_proj",
     expert_down: "model.layers.{}.mlp.experts.{e}.down_proj",
@@ -373,11 +403,18 @@ pub const GGUF: Names = Names {
     down: "blk.{}.ffn_down",
     router: "blk.{}.ffn_gate_inp",
     router_bias: "blk.{}.exp_probs_b.bias",
+    router_norm: "blk.{}.ffn_gate_inp.scale",
+    expert_scale: "blk.{}.ffn_down_exps.scale",
+    twofold: TwofoldNames {
+        dense_behind: "blk.{}.post_ffw_norm_1",
+        before: "blk.{}.pre_ffw_norm_2",
+        behind: "blk.{}.post_ffw_norm_2",
+    },
     expert_gate: "blk.{}.ffn_gate_exps",
     expert_up: "blk.{}.ffn_up_exps",
     expert_down: "blk.{}.ffn_down_exps",
     expert_joint: None,
-    expert_rows: None,
+    expert_rows: Some(("blk.{}.ffn_gate_up_exps.weight", "blk.{}.ffn_down_exps.weight")),
     side_table: "per_layer_token_embd",
     side_from: "per_layer_model_proj",
     side_norm: "per_layer_proj_norm",
@@ -401,6 +438,29 @@ pub(crate) fn is_redundant(name: &str) -> bool {
     // Masks of old kinds of attention, which have names like a bias.
     let masks = [".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"];
     name.ends_with(".rotary_emb.inv_freq") || masks.iter().any(|mask| name.ends_with(mask))
+}
+
+/// Does a tensor belong to what sees or hears, and not to the text model beside it?
+pub(crate) fn is_of_senses(name: &str) -> bool {
+    let parts = [
+        "visual.",
+        "vision_tower.",
+        "vision_model.",
+        "multi_modal_projector.",
+        "embed_vision.",
+        "audio_tower.",
+        "embed_audio.",
+    ];
+    let name = name.strip_prefix("model.").unwrap_or(name);
+    parts.iter().any(|part| name.starts_with(part))
+}
+
+/// The name that a tensor of a text model within another has in text models.
+pub(crate) fn within(name: &str) -> Option<String> {
+    match name.strip_prefix("model.language_model.") {
+        Some(rest) => Some(format!("model.{rest}")),
+        None => name.strip_prefix("language_model.").map(str::to_owned),
+    }
 }
 
 /// The name of a layer's tensor.

@@ -1,6 +1,6 @@
 //! Experts: a layer has its own in a tensor for each, in one for all, or with gate and up in one.
 
-use tallow_core::{Backend, Expert, Linear, Memory, Weight};
+use tallow_core::{Backend, Expert, Linear, Memory, Norm, Weight};
 use tallow_quant::{Format, MXFP4};
 
 use super::turn::{Turn, plain};
@@ -23,6 +23,15 @@ const BLOCK: usize = 32;
 const CODES: usize = BLOCK / 2;
 
 impl<'a, B: Backend> Weights<'a, B> {
+    /// The norm in front of layer `i`'s router, whose inputs it makes shorter by the root of their number, too.
+    pub(crate) fn router_norm(&mut self, i: usize) -> Result<Norm<B>> {
+        let (name, spec) = (of_layer(self.names().router_norm, i), self.spec());
+        let mut weight = self.numbers(&name, &[spec.dim], 0.0)?;
+        let by = 1.0 / (spec.dim as f32).sqrt();
+        weight.iter_mut().for_each(|x| *x *= by);
+        Ok(Norm { kind: spec.norm.kind, weight: self.b.upload_row(&weight)?, bias: None, eps: spec.norm.eps })
+    }
+
     /// The experts of layer `i`.
     pub(crate) fn experts(&mut self, i: usize, count: usize, each: &FfnSpec) -> Result<Vec<Expert<B>>> {
         let (names, dim, width) = (self.names(), self.spec().dim, each.width);

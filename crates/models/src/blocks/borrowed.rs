@@ -1,0 +1,72 @@
+//! Attention to another layer's keys and values: a layer that has queries alone.
+
+use tallow_core::ops::{Attend, Epilogue, Normalize, Project, ProjectMany, Rotate};
+use tallow_core::{AttnSpec, Backend, Heads, Linear, Norm, Result, Tensor};
+
+use super::Context;
+use crate::error::Result as LoadResult;
+use crate::spec::{AttentionSpec, QkNormSpec};
+use crate::weights::Weights;
+
+/// Multi-head attention to what a layer in front keeps of sequences.
+#[derive(Debug)]
+pub struct Borrowed<B: Backend> {
+    q: Linear<B>,
+    q_norm: Option<Norm<B>>,
+    o: Linear<B>,
+    heads: Heads,
+    rope: Option<usize>,
+    spec: AttnSpec<B>,
+}
+
+impl<B: Backend> Borrowed<B> {
+    /// Reads layer `i`'s attention.
+    pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &AttentionSpec) -> LoadResult<Borrowed<B>> {
+        let (names, dim, heads) = (w.names(), w.spec().dim, spec.heads);
+        let AttentionSpec { rope, scale, window, chunk, softcap, causal, .. } = *spec;
+        let q_norm = match spec.qk_norm {
+            QkNormSpec::None => None,
+            QkNormSpec::PerHead => Some(w.norm((names.q_norm, i), heads.dim)?),
+            _ => {
+                return Err(w.refuse(
+                    "such a norm of queries",
+                    "one for all heads is, where keys are another layer's",
+                ));
+            }
+        };
+        if spec.sinks || spec.bias.is_some() || spec.gated || spec.again.is_some() {
+            return Err(w.refuse(
+                "a layer with keys of another",
+                "plain attention is, where keys are another layer's",
+            ));
+        }
+        Ok(Borrowed {
+            q: w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?,
+            q_norm,
+            o: w.linear((names.o, i), dim, heads.q_cols(), spec.out_bias)?,
+            heads,
+            rope,
+            spec: AttnSpec { scale, window, chunk, softcap, sinks: None, bias: None, causal },
+        })
+    }
+
+    /// `then(attention(norm(x)))`. The context's cache is the other layer's.
+    pub fn forward(
+        &self,
+        cx: &Context<'_, B>,
+        x: &Tensor<B>,
+        norm: Option<&Norm<B>>,
+        then: Epilogue<'_, B>,
+    ) -> Result<Tensor<B>> {
+        let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
+        let mut q = b.run(ProjectMany { x, norm, by: std::slice::from_ref(&self.q) })?; // [tokens, q * dim]
+        if let Some(by) = &self.q_norm {
+            q = b.run(Normalize { x: &q, by, residual: None })?;
+        }
+        if let Some(by) = self.rope.and_then(|i| cx.ropes.get(i)) {
+            q = b.run(Rotate { x: &q, head_dim: heads.dim, by, positions: &plan.positions })?;
+        }
+        let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
+        b.run(Project { x: &mixed, by: &self.o, then })
+    }
+}

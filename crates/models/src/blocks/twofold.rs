@@ -1,0 +1,60 @@
+//! A feed-forward block of two: a dense one and experts, side by side, with norms of their own.
+
+use tallow_core::ops::{Eltwise, Epilogue, Normalize, With};
+use tallow_core::{Backend, Norm, Result, Tensor};
+
+use super::Context;
+use super::mixture::Mixture;
+use super::mlp::Mlp;
+use crate::error::Result as LoadResult;
+use crate::spec::{ExpertsSpec, FfnSpec};
+use crate::weights::Weights;
+
+/// Two blocks whose results are added.
+#[derive(Debug)]
+pub struct Twofold<B: Backend> {
+    dense: Mlp<B>,
+    dense_behind: Norm<B>,
+    before: Norm<B>,
+    experts: Mixture<B>,
+    behind: Norm<B>,
+}
+
+impl<B: Backend> Twofold<B> {
+    /// Reads layer `i`'s block. `each` is what an expert is like.
+    pub fn load(
+        w: &mut Weights<'_, B>,
+        i: usize,
+        (dense, each): (&FfnSpec, &FfnSpec),
+        experts: &ExpertsSpec,
+    ) -> LoadResult<Twofold<B>> {
+        let (names, dim) = (w.names(), w.spec().dim);
+        Ok(Twofold {
+            dense: Mlp::load(w, i, [names.gate, names.up, names.gate_up, names.down], dense)?,
+            dense_behind: w.norm((names.twofold.dense_behind, i), dim)?,
+            before: w.norm((names.twofold.before, i), dim)?,
+            experts: Mixture::load(w, i, each, experts)?,
+            behind: w.norm((names.twofold.behind, i), dim)?,
+        })
+    }
+
+    /// `then(norm(dense(norm(x))) + norm(experts(norm(x))))`
+    pub fn forward(
+        &self,
+        cx: &Context<'_, B>,
+        x: &Tensor<B>,
+        norm: Option<&Norm<B>>,
+        then: Epilogue<'_, B>,
+    ) -> Result<Tensor<B>> {
+        let b = cx.b;
+        let dense = self.dense.forward(cx, x, norm, Epilogue::NONE)?;
+        let dense = b.run(Normalize { x: &dense, by: &self.dense_behind, residual: None })?;
+        let some = self.experts.forward(cx, x, Some(&self.before), Epilogue::NONE)?;
+        let y = b.run(Normalize { x: &some, by: &self.behind, residual: Some(&dense) })?; // [tokens, dim]
+        match then.residual {
+            Some(to) => b.run(Eltwise { x: to, with: With::AddScaled(&y, then.scale) }),
+            None if then.scale == 1.0 => Ok(y),
+            None => b.run(Eltwise { x: &y, with: With::Scale(then.scale) }),
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! ERNIE 4.5, the dense text models: Llama in which pairs of neighbours turn.
+
+use tallow_core::RopePairs;
+
+use super::{Family, common, rope};
+use crate::error::Result;
+use crate::formats::config::Config;
+use crate::formats::names;
+use crate::spec::DecoderSpec;
+
+pub(super) static ERNIE4_5: Family = Family {
+    name: "ERNIE 4.5",
+    // The second is what its makers' own code calls it.
+    hf: &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"],
+    gguf: &[],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec,
+};
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual {
+        kv_heads: Some(2),
+        head_dim: Some(128),
+        context: (common::CONTEXT, 131_072),
+        eps: (common::EPS, 1e-5),
+        tied: true,
+        rope: rope::Usual { theta: (rope::THETA, 500_000.0), ..rope::USUAL },
+        ..common::USUAL
+    };
+    let mut spec = common::plain_as(c, &usual)?;
+    spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Neighbours);
+    let bias = common::bias(c, "use_bias", false)?;
+    for layer in &mut spec.layers {
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (bias, bias, bias);
+    }
+    Ok(spec)
+}

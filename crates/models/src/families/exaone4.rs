@@ -1,0 +1,38 @@
+//! EXAONE 4: norms behind the blocks, and of queries and keys. Large models have windows, and no rotation where there is
+//! none.
+
+use super::{Family, common};
+use crate::error::Result;
+use crate::formats::config::Config;
+use crate::formats::names::{self, Names};
+use crate::spec::{DecoderSpec, Order, QkNormSpec};
+
+pub(super) static EXAONE4: Family = Family {
+    name: "EXAONE 4",
+    hf: &["Exaone4ForCausalLM"],
+    gguf: &[],
+    hf_names: Names {
+        mixer_behind: "model.layers.{}.post_attention_layernorm",
+        ffn_behind: "model.layers.{}.post_feedforward_layernorm",
+        ..names::HF
+    },
+    gguf_names: names::GGUF,
+    spec,
+};
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual { kv_heads: Some(32), eps: (common::EPS, 1e-5), ..common::USUAL };
+    let mut spec = common::plain_as(c, &usual)?;
+    let window = common::window_or(c, 4096)?;
+    let windowed = match window {
+        Some(_) => common::windowed_but_every(c, spec.layers.len(), 4)?,
+        None => vec![false; spec.layers.len()],
+    };
+    for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
+        layer.order = Order::Post;
+        layer.mixer.qk_norm = QkNormSpec::PerHead;
+        layer.mixer.window = window.filter(|_| windowed);
+        layer.mixer.rope = (windowed || window.is_none()).then_some(0);
+    }
+    Ok(spec)
+}

@@ -1,0 +1,35 @@
+//! Nemotron (3, 4 and Minitron): norms that take the mean away, with weights stored less one; half of each head turns; no
+//! gate.
+
+use super::{Family, common, rope};
+use crate::error::Result;
+use crate::formats::config::{Config, key};
+use crate::formats::names;
+use crate::spec::DecoderSpec;
+
+pub(super) static NEMOTRON: Family = Family {
+    name: "Nemotron",
+    hf: &["NemotronForCausalLM"],
+    gguf: &[],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec,
+};
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual {
+        gated: false,
+        act: (common::ACT, "relu2"),
+        context: (common::CONTEXT, 4096),
+        eps: (key("norm_eps", common::GGUF_LAYER_EPS), 1e-5),
+        rope: rope::Usual { part: Some((rope::PART, 0.5)), ..rope::USUAL },
+        ..common::USUAL_LAYER_NORM
+    };
+    let mut spec = common::plain_as(c, &usual)?;
+    spec.norm.lift = 1.0;
+    let (attention, mlp) = (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
+    for layer in &mut spec.layers {
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (attention, attention, mlp);
+    }
+    Ok(spec)
+}

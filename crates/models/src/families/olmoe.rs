@@ -1,0 +1,36 @@
+//! OLMoE: experts in every layer, queries and keys normalised as a whole.
+
+use super::{Family, common};
+use crate::error::Result;
+use crate::formats::config::{Config, Key, key};
+use crate::formats::names;
+use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec};
+
+pub(super) static OLMOE: Family = Family {
+    name: "OLMoE",
+    hf: &["OlmoeForCausalLM"],
+    gguf: &[],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec,
+};
+
+const CLIP: Key = key("clip_qkv", "");
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual { eps: (common::EPS, 1e-5), context: (common::CONTEXT, 4096), ..common::USUAL };
+    let mut spec = common::plain_as(c, &usual)?;
+    if let Some(most) = c.find_number(CLIP)? {
+        return Err(c.unsupported(CLIP, most, "null is"));
+    }
+    let count = common::experts(c, 64)?;
+    let to_one = common::flag(c, "norm_topk_prob", false)?;
+    let experts = ExpertsSpec { to_one, ..ExpertsSpec::softmax(count, common::experts_used(c, 8, count)?) };
+    let bias = common::bias(c, "attention_bias", false)?;
+    for layer in &mut spec.layers {
+        (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
+        layer.mixer.qk_norm = QkNormSpec::Whole;
+        layer.experts = Some(experts);
+    }
+    Ok(spec)
+}

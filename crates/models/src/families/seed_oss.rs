@@ -1,0 +1,33 @@
+//! Seed-OSS: Llama with biases on queries, keys and values.
+
+use super::{Family, common};
+use crate::error::Result;
+use crate::formats::config::Config;
+use crate::formats::names;
+use crate::spec::DecoderSpec;
+
+pub(super) static SEED_OSS: Family = Family {
+    name: "Seed-OSS",
+    hf: &["SeedOssForCausalLM"],
+    gguf: &[],
+    hf_names: names::HF,
+    gguf_names: names::GGUF,
+    spec,
+};
+
+fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+    let usual = common::Usual {
+        kv_heads: Some(8),
+        head_dim: Some(128),
+        context: (common::CONTEXT, 524_288),
+        ..common::USUAL
+    };
+    let mut spec = common::plain_as(c, &usual)?;
+    let (qkv, out) =
+        (common::bias(c, "attention_bias", true)?, common::bias(c, "attention_out_bias", false)?);
+    let mlp = common::bias(c, "mlp_bias", false)?;
+    for layer in &mut spec.layers {
+        (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (qkv, out, mlp);
+    }
+    Ok(spec)
+}

@@ -486,6 +486,9 @@ unsafe fn segment_rows<S: Weight, P: Products<S>>(
             if let Some((keys, _)) = scales {
                 softmax::multiply::<S>(s, &keys[tiles.clone()]);
             }
+            if !segment.near && seen.len() > TILE {
+                segment.fetch_values(seen.start, dim, (r, group.len()));
+            }
             let own = here(t.sees(group.start + r));
             let own = own.start.max(seen.start) - seen.start..own.end.max(seen.start) - seen.start;
             (work.segment.most[r], work.segment.sum[r]) =

@@ -188,6 +188,20 @@ pub(super) struct Segment<E> {
     pub near: bool,
 }
 
+impl<E> Segment<E> {
+    /// Has the second tile of the values from `seen` on fetched, the `part`th of so many parts of it. The first is on its way
+    /// by then. Else memory would have nothing to do while scores become weights.
+    #[inline(always)]
+    pub(super) fn fetch_values(&self, seen: usize, dim: usize, (part, of): (usize, usize)) {
+        const LINE: usize = 64;
+        let lines = BLOCK * dim * size_of::<E>() / LINE;
+        let first = seen / BLOCK + STREAMS;
+        for line in STREAMS * lines * part / of..STREAMS * lines * (part + 1) / of {
+            simd::prefetch(self.v[first + line / lines].cast::<u8>().wrapping_add(line % lines * LINE));
+        }
+    }
+}
+
 /// Something to bring segments from.
 pub(super) trait Bring {
     type E: Copy;

@@ -88,8 +88,9 @@ fn a_folder_is_quantized_with_what_was_measured() {
         serde_json::from_str::<serde_json::Value>(&said).unwrap()["perplexity"].as_f64().unwrap()
     };
     let (plain, cared, same) = (perplexity("plain.gguf"), perplexity("cared.gguf"), perplexity("same.gguf"));
-    assert!((cared - same).abs() < 1e-3 * cared, "{cared} {same}");
-    assert!((cared - plain).abs() > 1e-3 * cared, "{cared} {plain}");
+    // What was measured is the same to seven digits. A few choices are so near that even this turns them.
+    assert!((cared - same).abs() < 0.01 * cared, "{cared} {same}");
+    assert!((cared - plain).abs() > 0.02 * cared, "{cared} {plain}");
 }
 
 #[test]

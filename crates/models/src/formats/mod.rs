@@ -150,7 +150,11 @@ impl Checkpoint {
         for file in safetensors::files(folder)? {
             safetensors::parse(&Arc::new(Mapping::open(&file)?), &mut tensors)?;
         }
-        grouped::find(&json["quantization_config"], &config, &mut tensors)?;
+        // MLX writes the same under both names, and in neither a method.
+        match json.get("quantization").filter(|_| json["quantization_config"]["quant_method"].is_null()) {
+            Some(mlx @ serde_json::Value::Object(_)) => grouped::find_mlx(mlx, &config, &mut tensors)?,
+            _ => grouped::find(&json["quantization_config"], &config, &mut tensors)?,
+        }
         let settings = Settings::Hf(json);
         Ok(Checkpoint { path: folder.into(), settings, tensors })
     }

@@ -231,32 +231,32 @@ pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTens
 const FLOATS: &str = "F8_E4M3";
 
 /// A layer that was quantized, and the tensors that it has parts of.
-struct Module<'a> {
-    name: &'a str,
-    tensors: &'a mut StoredTensors,
+pub(super) struct Module<'a> {
+    pub(super) name: &'a str,
+    pub(super) tensors: &'a mut StoredTensors,
 }
 
 /// A tensor that is a part of a matrix, taken out of the others.
-struct Taken {
+pub(super) struct Taken {
     name: String,
-    stored: Stored,
+    pub(super) stored: Stored,
 }
 
 impl Taken {
-    fn part(&self) -> Part<'_> {
+    pub(super) fn part(&self) -> Part<'_> {
         Part { name: self.name.clone(), stored: &self.stored }
     }
 }
 
 impl Module<'_> {
-    fn take(&mut self, end: &str) -> Option<Taken> {
+    pub(super) fn take(&mut self, end: &str) -> Option<Taken> {
         let name = format!("{}.{end}", self.name);
         let stored = self.tensors.remove(&name)?;
         Some(Taken { name, stored })
     }
 
     /// The same, where `of` makes no sense without it.
-    fn need(&mut self, end: &str, of: &Taken) -> Result<Taken> {
+    pub(super) fn need(&mut self, end: &str, of: &Taken) -> Result<Taken> {
         self.take(end).ok_or_else(|| {
             let name = format!("{}.{end}", self.name);
             LoadError::bad(of.stored.file.path(), format_args!("tensor {name:?}"), "is missing")
@@ -282,7 +282,18 @@ impl Module<'_> {
         let groups = self.take("g_idx").map(|order| groups_of(&order.part(), cols, count)).transpose()?;
         let zeros = Zeros::Down { words: zeros.stored, bits, lift };
         let (codes, scales) = (Codes::Down { words: codes.stored, bits }, Scales::ByGroup(scales.stored));
-        Ok(Grouped { rows, cols, group, tall: 1, codes, zeros, scales, groups, format: Format::F32 })
+        Ok(Grouped {
+            rows,
+            cols,
+            group,
+            tall: 1,
+            codes,
+            zeros,
+            scales,
+            adds: None,
+            groups,
+            format: Format::F32,
+        })
     }
 
     fn awq(&mut self, codes: Taken, group: Option<usize>) -> Result<Grouped> {
@@ -300,7 +311,18 @@ impl Module<'_> {
         scales.part().is_finite()?;
         let (codes, zeros) = (Codes::Across { words: codes.stored }, Zeros::Across { words: zeros.stored });
         let scales = Scales::ByGroup(scales.stored);
-        Ok(Grouped { rows, cols, group, tall: 1, codes, zeros, scales, groups: None, format: Format::F32 })
+        Ok(Grouped {
+            rows,
+            cols,
+            group,
+            tall: 1,
+            codes,
+            zeros,
+            scales,
+            adds: None,
+            groups: None,
+            format: Format::F32,
+        })
     }
 
     /// A matrix of floats.
@@ -417,7 +439,7 @@ impl Module<'_> {
         let groups =
             self.take("weight_g_idx").map(|order| groups_of(&order.part(), cols, count)).transpose()?;
         let scales = table;
-        Ok(Grouped { rows, cols, group, tall, codes, zeros, scales, groups, format: Format::F32 })
+        Ok(Grouped { rows, cols, group, tall, codes, zeros, scales, adds: None, groups, format: Format::F32 })
     }
 }
 

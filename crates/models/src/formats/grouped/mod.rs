@@ -1,5 +1,5 @@
-//! [`Grouped`]: matrices of whole numbers with scales that neighbours share, as GPTQ, AWQ and compressed-tensors store
-//! them.
+//! [`Grouped`]: matrices of whole numbers with scales that neighbours share, as GPTQ, AWQ, compressed-tensors and
+//! MLX store them.
 //!
 //! Such a checkpoint has several tensors where others have `x.weight`. `find` makes them that one tensor again, so
 //! that nobody else knows of it. On its way to a device it becomes blocks of the narrowest format that holds exactly
@@ -10,12 +10,14 @@
 
 mod codes;
 mod method;
+mod mlx;
 mod table;
 
 use codes::Codes;
 pub(super) use method::find;
+pub(super) use mlx::find as find_mlx;
 use table::{Scales, Table, Zeros, numbers};
-use tallow_quant::{F8, F16, F32, Format, Q4_0, Q5_0, Q8_0, Q8K};
+use tallow_quant::{F8, F16, F32, Format, Q4_0, Q4_1, Q5_0, Q8_0, Q8K};
 
 use super::{Kind, Stored};
 use crate::error::{LoadError, Result};
@@ -33,6 +35,8 @@ pub struct Grouped {
     /// What stands for zero, of each group of each output.
     zeros: Zeros,
     scales: Scales,
+    /// What is added to each group of each output, where anything is.
+    adds: Option<Scales>,
     /// The group of each input, where that is not its place divided by `group`.
     groups: Option<Vec<u32>>,
     /// What it becomes.
@@ -60,7 +64,12 @@ impl Grouped {
         let (least, most) = (codes.start - high, codes.end - 1 - low);
         let within = |bits: u32| least >= -(1 << (bits - 1)) && most < 1 << (bits - 1);
         let blocks_of = |n: usize| self.cols.is_multiple_of(n) && self.group.is_multiple_of(n);
-        let fits_half = || scales.iter().all(|s| F16::nearest(*s).get().to_bits() == s.to_bits());
+        let are_halves = |all: &[f32]| all.iter().all(|s| F16::nearest(*s).get().to_bits() == s.to_bits());
+        let fits_half = || are_halves(scales);
+        if let Some(adds) = &self.adds {
+            let fits = blocks_of(32) && self.codes.range().end <= 16 && fits_half();
+            return if fits && are_halves(adds.read().as_slice()) { Format::Q4_1 } else { Format::F32 };
+        }
         // Groups of other sizes cannot lie side by side.
         let sorts = self.groups.as_ref().is_none_or(|of| {
             let mut sizes = vec![0; self.group_count()];
@@ -122,7 +131,8 @@ impl Grouped {
 
     /// Writes all rows in its format, their inputs in `order`, by as many threads as there are cores.
     pub(crate) fn write(&self, order: Option<&[u32]>, out: &mut [u8]) {
-        let tables = Tables { zeros: self.zeros.read(self.rows), scales: self.scales.read() };
+        let adds = self.adds.as_ref().map_or(Table::All(0.0), Scales::read);
+        let tables = Tables { zeros: self.zeros.read(self.rows), scales: self.scales.read(), adds };
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let each = self.rows.div_ceil(cores).next_multiple_of(PANEL);
         let parts = out.chunks_mut(each * self.row_bytes().max(1)).enumerate();
@@ -149,20 +159,30 @@ impl Grouped {
                     None => row.copy_from_slice(codes),
                 }
                 let shape = (self.rows.div_ceil(self.tall), self.group_count());
-                let scale_and_zero = |group: usize| {
+                let of = |group: usize| {
                     let row = r / self.tall;
-                    (tables.scales.at(row, group, shape), tables.zeros.at(row, group, shape))
+                    let (scale, zero) =
+                        (tables.scales.at(row, group, shape), tables.zeros.at(row, group, shape));
+                    (scale, zero, tables.adds.at(row, group, shape))
                 };
-                self.write_row(&row, scale_and_zero, out);
+                self.write_row(&row, of, out);
             }
         }
     }
 
     /// Writes a row whose codes stand in the order of the result.
-    fn write_row(&self, codes: &[i16], of: impl Fn(usize) -> (f32, i32), out: &mut [u8]) {
+    fn write_row(&self, codes: &[i16], of: impl Fn(usize) -> (f32, i32, f32), out: &mut [u8]) {
         match self.format {
             Format::Q4_0 => {
                 self.write_blocks::<Q4_0, 32>(codes, of, out, |d, q| Q4_0::of(F16::nearest(d), q))
+            }
+            Format::Q4_1 => {
+                let out: &mut [Q4_1] = bytemuck::cast_slice_mut(out);
+                for (i, (q, out)) in codes.as_chunks::<32>().0.iter().zip(out).enumerate() {
+                    let (scale, _, add) = of(i * 32 / self.group);
+                    let qs = std::array::from_fn(|i| q[i] as u8 & 15 | (q[i + 16] as u8) << 4);
+                    *out = Q4_1 { d: F16::nearest(scale), m: F16::nearest(add), qs };
+                }
             }
             Format::Q5_0 => {
                 self.write_blocks::<Q5_0, 32>(codes, of, out, |d, q| Q5_0::of(F16::nearest(d), q))
@@ -176,12 +196,15 @@ impl Grouped {
             Format::F8 => self.write_blocks::<F8, 32>(codes, of, out, F8::of),
             _ => {
                 for (i, (code, out)) in codes.iter().zip(out.as_chunks_mut().0).enumerate() {
-                    let (scale, zero) = of(self.groups.as_ref().map_or(i / self.group, |of| of[i] as usize));
+                    let (scale, zero, add) =
+                        of(self.groups.as_ref().map_or(i / self.group, |of| of[i] as usize));
                     let number = match self.codes {
                         Codes::Floats(_) => F8::value(*code as u8),
                         _ => (i32::from(*code) - zero) as f32,
                     };
-                    *out = (scale * number).to_le_bytes();
+                    let number = scale * number;
+                    let number = if self.adds.is_some() { number + add } else { number };
+                    *out = number.to_le_bytes();
                 }
             }
         }
@@ -190,13 +213,13 @@ impl Grouped {
     fn write_blocks<B: bytemuck::Pod, const N: usize>(
         &self,
         codes: &[i16],
-        of: impl Fn(usize) -> (f32, i32),
+        of: impl Fn(usize) -> (f32, i32, f32),
         out: &mut [u8],
         block: impl Fn(f32, &[i8; N]) -> B,
     ) {
         let out: &mut [B] = bytemuck::cast_slice_mut(out);
         for (i, (codes, out)) in codes.as_chunks::<N>().0.iter().zip(out).enumerate() {
-            let (scale, zero) = of(i * N / self.group);
+            let (scale, zero, _) = of(i * N / self.group);
             *out = block(scale, &codes.map(|q| (i32::from(q) - zero) as i8));
         }
     }
@@ -206,6 +229,7 @@ impl Grouped {
 struct Tables {
     zeros: Table<i32>,
     scales: Table<f32>,
+    adds: Table<f32>,
 }
 
 /// A tensor of another module's, which is to be read now.

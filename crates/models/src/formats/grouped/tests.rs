@@ -156,7 +156,15 @@ impl Tensors {
     }
 
     /// What they stand for, in the order of the file, and the format that it takes.
-    fn read(mut self, settings: &Value) -> (Vec<f32>, Format) {
+    fn read(self, settings: &Value) -> (Vec<f32>, Format) {
+        self.read_by(settings, find)
+    }
+
+    fn read_by(
+        mut self,
+        settings: &Value,
+        find: fn(&Value, &Path, &mut StoredTensors) -> Result<()>,
+    ) -> (Vec<f32>, Format) {
         find(settings, Path::new("config.json"), &mut self.0).unwrap();
         let names: Vec<_> = self.0.keys().collect();
         assert_eq!(names, ["x.weight"], "nothing is left over");
@@ -226,6 +234,78 @@ fn every_layout_stands_for_the_numbers_it_was_made_from() {
             }
         }
     }
+}
+
+/// MLX's: codes of so many bits one after another, times a scale, and something added.
+fn mlx(m: &Matrix, scales: &[Vec<f32>], adds: &[Vec<f32>]) -> Tensors {
+    let mut t = Tensors(StoredTensors::new());
+    let rows: Vec<_> = m.codes.iter().map(|row| packed(row.iter().copied(), m.bits)).collect();
+    let bytes = rows.iter().flatten().flat_map(|w| w.to_le_bytes()).collect();
+    t.add("weight", Kind::Other("U32".into()), &[rows.len(), rows[0].len()], bytes);
+    for (name, table) in [("scales", scales), ("biases", adds)] {
+        let bytes = table.iter().flatten().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect();
+        t.add(name, Kind::Weights(Format::BF16), &[table.len(), table[0].len()], bytes);
+    }
+    t
+}
+
+#[test]
+fn mlx_is_scale_times_code_and_what_is_added() {
+    for (rows, cols, group) in [(40, 128, 64), (33, 256, 128), (8, 96, 32)] {
+        for (bits, format) in [
+            (2, Format::Q4_1),
+            (3, Format::Q4_1),
+            (4, Format::Q4_1),
+            (5, Format::F32),
+            (6, Format::F32),
+            (8, Format::F32),
+        ] {
+            let m = Matrix::new(rows, cols, group, bits, Sharing::Neighbours);
+            // What brain floats hold, and halves too.
+            let brain = |x: f32| half::bf16::from_f32(x).to_f32();
+            let scales: Vec<Vec<f32>> =
+                m.scales.iter().map(|row| row.iter().map(|s| brain(*s)).collect()).collect();
+            let adds: Vec<Vec<f32>> =
+                scales.iter().map(|row| row.iter().map(|s| brain(-7.3 * s)).collect()).collect();
+            let want: Vec<f32> = (0..rows * cols)
+                .map(|i| (i / cols, i % cols))
+                .map(|(r, c)| scales[r][c / group] * m.codes[r][c] as f32 + adds[r][c / group])
+                .collect();
+            let usual = json!({"bits": 4, "group_size": 64, "x": {"bits": bits, "group_size": group}});
+            for settings in [json!({"bits": bits, "group_size": group, "mode": "affine"}), usual] {
+                let (data, got) = mlx(&m, &scales, &adds).read_by(&settings, find_mlx);
+                assert!(data == want && got == format, "[{rows}, {cols}] by {group}, {bits} bits: {got}");
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_of_mlx_that_do_not_fit_are_named() {
+    let m = Matrix::new(8, 64, 32, 4, Sharing::Neighbours);
+    let made = || mlx(&m, &m.scales, &m.scales);
+    let usual = json!({"bits": 4, "group_size": 32});
+    let mut said = String::new();
+    let mut note = |what: &str, settings: &Value, mut t: Tensors| {
+        let e = find_mlx(settings, Path::new("config.json"), &mut t.0).expect_err(what);
+        said += &format!("{what}: {e}\n");
+    };
+    let mut without = made();
+    without.0.remove("x.biases");
+    note("no biases", &usual, without);
+    let mut other = made();
+    other.0.get_mut("x.scales").unwrap().shape.push(1);
+    note("another shape", &usual, other);
+    note("another group", &json!({"bits": 4, "group_size": 128}), made());
+    for (key, value) in
+        [("bits", json!(7)), ("group_size", json!(16)), ("mode", json!("mxfp4")), ("bits", json!(null))]
+    {
+        let mut settings = usual.clone();
+        settings[key] = value.clone();
+        note(&format!("{key} = {value}"), &settings, made());
+    }
+    note("one layer", &json!({"bits": 4, "group_size": 32, "x": {"bits": 1}}), made());
+    insta::assert_snapshot!(said);
 }
 
 /// Scales that no half holds, and bytes.

@@ -107,8 +107,8 @@ impl Role {
         // Some files leave out what names begin with.
         let whole =
             if name.starts_with(names.base) { name.to_owned() } else { format!("{}{name}", names.base) };
-        let name = whole.as_str();
-        let is = |pattern: &str| layer_in(pattern, name).is_some();
+        let place = |pattern: &str| layer_in(pattern, name).or_else(|| layer_in(pattern, &whole));
+        let is = |pattern: &str| place(pattern).is_some();
         let gates = [names.delta.ba, names.delta.b, names.delta.a];
         if [names.router, names.shared_router, names.positions].into_iter().chain(gates).any(is) {
             return Role::Kept;
@@ -117,7 +117,7 @@ impl Role {
             return Role::Head;
         }
         let telling = [names.v, names.qkv, names.down, names.expert_down, names.shared_down];
-        telling.into_iter().find_map(|pattern| layer_in(pattern, name)).map_or(Role::Other, Role::Telling)
+        telling.into_iter().find_map(place).map_or(Role::Other, Role::Telling)
     }
 }
 

@@ -56,7 +56,6 @@ fn c3_12_settings_of_a_folder() {
     ] {
         open("rope_scaling", value);
     }
-    open("partial_rotary_factor", json!(0));
     open("rms_norm_eps", json!(-1));
     open("hidden_act", json!("exec"));
     open("quantization_config", json!({"quant_method": "gptq"}));
@@ -82,15 +81,15 @@ fn c3_12_settings_that_some_families_have() {
         ("Gemma2ForCausalLM", "query_pre_attn_scalar", json!(0)),
         ("Gemma2ForCausalLM", "layer_types", json!([])),
         ("Gemma2ForCausalLM", "layer_types", json!(["chunked_attention", "full_attention"])),
-        ("Phi3ForCausalLM", "rope_scaling", json!({"type": "yarn", "factor": 2.0})),
+        ("StableLmForCausalLM", "partial_rotary_factor", json!(0)),
         ("Ministral3ForCausalLM", "rope_parameters", json!({"rope_type": "default"})),
         ("GPT2LMHeadModel", "add_cross_attention", json!(true)),
         ("GPT2LMHeadModel", "n_positions", json!(0)),
         ("GPTNeoXForCausalLM", "rotary_pct", json!(0)),
         ("StableLmForCausalLM", "use_parallel_residual", json!(1)),
-        ("Gemma4ForCausalLM", "attention_k_eq_v", json!(true)),
-        ("Gemma4ForCausalLM", "num_kv_shared_layers", json!(1)),
-        ("Gemma4ForCausalLM", "num_experts", json!(4)),
+        ("Gemma4ForCausalLM", "attention_k_eq_v", json!("yes")),
+        ("Gemma4ForCausalLM", "num_kv_shared_layers", json!(100)),
+        ("Gemma4ForCausalLM", "hidden_size_per_layer_input", json!(-1)),
         ("Gemma4ForCausalLM", "use_bidirectional_attention", json!("all")),
         ("Gemma4ForCausalLM", "global_head_dim", json!(7)),
         ("Gemma4ForCausalLM", "per_layer_config", json!({"0": {"sliding_window": 7}})),

@@ -1,4 +1,4 @@
-//! [`Adapters`]: what an engine has loaded to be added to its model, for some requests and not for others.
+//! What an engine has loaded to be added to its model, for some requests and not for others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! [`AdapterFile`]: matrices of low rank that were trained for a model, in files of their own.
 //!
-//! A folder that PEFT wrote, or a GGUF file. It is opened and checked without its model; [`Targets`] is what a decoder
+//! A folder that PEFT wrote, or a GGUF file. It is opened and checked without its model; `Targets` is what a decoder
 //! knows of its own layers, and where the two meet.
 
 mod gguf;

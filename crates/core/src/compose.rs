@@ -3,11 +3,14 @@
 //! They are correct on every device, and they are what an override is tested against. They never fail on their own
 //! account, never read anything back, and call only backend methods.
 
+use std::ops::Range;
+use std::rc::Rc;
+
 use tallow_quant::Format;
 
 use crate::ops::{
     Adapt, Addition, Columns, Convolve, Copy, Dequant, Eltwise, Epilogue, Ffn, Glu, Head, KvWrite, Matmul,
-    Moe, Normalize, Project, ProjectMany, QkvPrep, Rotate, Rows, RowsTo, With,
+    Moe, Normalize, Project, ProjectMany, QkvPrep, Rotate, Rows, RowsTo, With, additions,
 };
 use crate::{Activation, Backend, DType, Error, Expert, HostWeight, Linear, Result, ShareOf, Tensor, Weight};
 
@@ -99,21 +102,43 @@ pub fn adapt<B: Backend>(b: &B, op: &Adapt<'_, B>) -> Result<Tensor<B>> {
         ([by], None) => b.run(Project { x: op.x, by, then: op.then })?,
         _ => b.run(ProjectMany { x: op.x, norm: op.norm, by: op.by })?,
     }; // [rows, sum of outputs]
-    let mut additions = op.additions().peekable();
+    let mut additions = additions(op.by, op.with).peekable();
     if additions.peek().is_none() {
         return Ok(y);
     }
     let normed = op.norm.map(|by| b.run(Normalize { x: op.x, by, residual: None })).transpose()?;
     let x = normed.as_ref().unwrap_or(op.x); // [rows, inputs]
-    for Addition { rows, columns, part, scale } in additions {
-        let down = Linear::new(Weight::clone(&part.down), None);
-        let narrow = b.run(Project { x: &x.row_range(rows.clone()), by: &down, then: Epilogue::NONE })?; // [some, rank]
+    let mut gone_down: Vec<(&Rc<Weight<B>>, Range<usize>, Tensor<B>)> = Vec::new();
+    for Addition { rows, columns, part, scale, .. } in additions {
+        // Layers that lie in one tensor have one way down in common.
+        let before = gone_down.iter().find(|(down, at, _)| Rc::ptr_eq(down, &part.down) && *at == rows);
+        let narrow = match before {
+            Some((.., narrow)) => narrow.clone(),
+            None => {
+                let (x, by) = (x.row_range(rows.clone()), Linear::new(Weight::clone(&part.down), None));
+                let narrow = b.run(Project { x: &x, by: &by, then: Epilogue::NONE })?; // [some, rank]
+                let narrow = widened(b, narrow, part.up.cols())?;
+                gone_down.push((&part.down, rows.clone(), narrow.clone()));
+                narrow
+            }
+        };
         let (up, to) = (Linear::new(part.up.clone(), None), y.row_range(rows).col_range(columns));
-        let then = Epilogue { scale, ..Epilogue::add_to(&to) };
+        let then = Epilogue { scale: scale * op.then.scale, ..Epilogue::add_to(&to) };
         let sum = b.run(Project { x: &narrow, by: &up, then })?; // [some, outputs]
         b.run(Copy { from: &sum, to: &to })?;
     }
     Ok(y)
+}
+
+/// With zeros up to so many columns.
+fn widened<B: Backend>(b: &B, x: Tensor<B>, cols: usize) -> Result<Tensor<B>> {
+    if x.cols() == cols {
+        return Ok(x);
+    }
+    let wide = b.alloc(DType::F32, x.rows(), cols)?;
+    b.zero(&wide)?;
+    b.run(Copy { from: &x, to: &wide.col_range(0..x.cols()) })?;
+    Ok(wide)
 }
 
 /// Norms, rotations and the cache write, on column views.
@@ -168,14 +193,20 @@ pub fn convolve<B: Backend>(b: &B, op: &Convolve<'_, B>) -> Result<Tensor<B>> {
     Ok(y)
 }
 
-/// Up, bend, down.
+/// Up, bend, down, each with what adapters add to it.
 pub fn ffn<B: Backend>(b: &B, op: &Ffn<'_, B>) -> Result<Tensor<B>> {
-    let width = op.down.weight.cols();
-    let joint = b.run(ProjectMany { x: op.x, norm: op.norm, by: op.up })?; // [rows, width or 2 * width]
+    let (width, with) = (op.down.weight.cols(), op.with);
+    let joint = match with {
+        [] => b.run(ProjectMany { x: op.x, norm: op.norm, by: op.up })?,
+        _ => b.run(Adapt { x: op.x, norm: op.norm, by: op.up, then: Epilogue::NONE, with })?,
+    }; // [rows, width or 2 * width]
     let gate = joint.col_range(0..width);
     let up = op.is_gated().then(|| joint.col_range(width..2 * width));
     let bent = b.run(Glu { gate: &gate, up: up.as_ref(), act: op.act })?; // [rows, width]
-    b.run(Project { x: &bent, by: op.down, then: op.then })
+    match with {
+        [] => b.run(Project { x: &bent, by: op.down, then: op.then }),
+        _ => b.run(Adapt { x: &bent, norm: None, by: std::slice::from_ref(op.down), then: op.then, with }),
+    }
 }
 
 /// Every expert for every row, each times its share.
@@ -185,7 +216,9 @@ pub fn moe<B: Backend>(b: &B, op: &Moe<'_, B>) -> Result<Tensor<B>> {
     for (i, Expert { up, down }) in op.experts.iter().enumerate() {
         let share = op.shares.col_range(i..i + 1); // [rows, 1]
         let taken = |x: &Tensor<B>| b.run(Eltwise { x, with: With::Mul(&share) });
-        let work = |x: &Tensor<B>| b.run(Ffn { x, norm: None, up, act: op.act, down, then: Epilogue::NONE });
+        let work = |x: &Tensor<B>| {
+            b.run(Ffn { x, norm: None, up, act: op.act, down, then: Epilogue::NONE, with: &[] })
+        };
         let y = match op.share_of {
             ShareOf::Result => taken(&work(op.x)?)?,
             ShareOf::Input => work(&taken(op.x)?)?,

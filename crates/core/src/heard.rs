@@ -62,7 +62,9 @@ pub(crate) fn moe<B: Backend>(b: &B, op: &Moe<'_, B>) -> Result<Tensor<B>> {
         let x = b.run(Rows { x: op.x, at, to: RowsTo::Gather })?; // [some rows, dim]
         let share = b.run(Rows { x: &op.shares.col_range(i..i + 1), at, to: RowsTo::Gather })?; // [some rows, 1]
         let taken = |x: &Tensor<B>| b.run(Eltwise { x, with: With::Mul(&share) });
-        let work = |x: &Tensor<B>| b.run(Ffn { x, norm: None, up, act: op.act, down, then: Epilogue::NONE });
+        let work = |x: &Tensor<B>| {
+            b.run(Ffn { x, norm: None, up, act: op.act, down, then: Epilogue::NONE, with: &[] })
+        };
         let y = match op.share_of {
             ShareOf::Result => taken(&work(&x)?)?,
             ShareOf::Input => work(&taken(&x)?)?,

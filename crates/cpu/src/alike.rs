@@ -94,7 +94,9 @@ fn feed_forward() {
                 let x = b.upload(&noise(1, rows * 256), rows, 256).unwrap();
                 let then = Epilogue::add_to(&x);
                 for act in [Activation::Silu, Activation::GeluTanh] {
-                    put(&b.run(Ffn { x: &x, norm: Some(&norm), up: &up, act, down: &down, then }).unwrap());
+                    put(&b
+                        .run(Ffn { x: &x, norm: Some(&norm), up: &up, act, down: &down, then, with: &[] })
+                        .unwrap());
                 }
             }
         }

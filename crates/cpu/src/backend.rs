@@ -13,6 +13,7 @@ use tallow_core::{
     Backend, DType, Error, HostWeight, Norm, QkNorm, Reading, Result, Tensor, Trace, Weight, compose,
 };
 
+use crate::adapt::Additions;
 use crate::cache::{CacheWriter, Prep};
 use crate::kernels::{AttendTask, Kept, Kernels, NormTask, Pages, Stage};
 use crate::mat::{Mat, MatMut};
@@ -232,7 +233,8 @@ impl Backend for Cpu {
         let out = self.alloc(DType::F32, op.x.rows(), op.w.rows())?;
         let part = Part { w: dense(op.w), bias: op.bias.map(Mat::new), outputs: op.w.rows(), column: 0 };
         let parts = [part];
-        self.linear(&self.input(op.x, None, &parts)?, &parts, &out, op.then)?;
+        let x = self.input(op.x, None, &parts)?;
+        self.linear(&x, &parts, &out, op.then, &Additions::default().over(self.kernels, &x));
         Ok(out)
     }
 
@@ -438,17 +440,13 @@ impl Backend for Cpu {
     }
 
     fn project(&self, op: &Project<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let parts = Part::side_by_side(std::slice::from_ref(op.by));
-        let out = self.alloc(DType::F32, op.x.rows(), op.by.weight.rows())?;
-        self.linear(&self.input(op.x, None, &parts)?, &parts, &out, op.then)?;
-        Ok(out)
+        let Project { x, by, then } = *op;
+        self.adapted(&Adapt { x, norm: None, by: std::slice::from_ref(by), then, with: &[] })
     }
 
     fn project_many(&self, op: &ProjectMany<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let parts = Part::side_by_side(op.by);
-        let out = self.alloc(DType::F32, op.x.rows(), op.cols())?;
-        self.linear(&self.input(op.x, op.norm, &parts)?, &parts, &out, Epilogue::NONE)?;
-        Ok(out)
+        let ProjectMany { x, norm, by } = *op;
+        self.adapted(&Adapt { x, norm, by, then: Epilogue::NONE, with: &[] })
     }
 
     fn adapt(&self, op: &Adapt<'_, Cpu>) -> Result<Tensor<Cpu>> {
@@ -484,9 +482,8 @@ impl Backend for Cpu {
 
     fn ffn(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let bent = self.bend(op)?; // [rows, width]
-        let out = self.alloc(DType::F32, op.x.rows(), op.down.weight.rows())?;
-        self.linear(&bent, &Part::side_by_side(std::slice::from_ref(op.down)), &out, op.then)?;
-        Ok(out)
+        let (by, then, with) = (std::slice::from_ref(op.down), op.then, op.with);
+        self.adapted(&Adapt { x: &bent, norm: None, by, then, with })
     }
 
     fn moe(&self, op: &Moe<'_, Cpu>) -> Result<Tensor<Cpu>> {
@@ -500,10 +497,7 @@ impl Backend for Cpu {
             row if row < x.rows => (k.norm)(&task, x.row(row), out),
             _ => out.fill(0.0),
         })?;
-        let parts = Part::side_by_side(std::slice::from_ref(op.by));
-        let out = self.alloc(DType::F32, at.len(), op.by.weight.rows())?;
-        self.linear(&self.input(&normed, None, &parts)?, &parts, &out, op.then)?;
-        Ok(out)
+        self.project(&Project { x: &normed, by: op.by, then: op.then })
     }
 }
 

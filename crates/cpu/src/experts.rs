@@ -160,7 +160,7 @@ impl Cpu {
             let mut layers = Vec::with_capacity(g.parts.len());
             for p in &g.parts {
                 let of = x.times(self.kernels, p.w);
-                layers.push(Given { of, bias: p.bias, columns: p.column..p.column + p.outputs });
+                layers.push(Given { of, added: Vec::new(), bias: p.bias, columns: p.columns() });
             }
             given.push(layers);
         }

@@ -37,14 +37,6 @@ impl<'a, T: bytemuck::Pod> Mat<'a, T> {
         Mat { start, rows: t.rows(), cols: t.cols(), stride: t.stride(), of: PhantomData }
     }
 
-    /// Some of the columns.
-    pub(crate) fn columns(&self, cols: Range<usize>) -> Mat<'a, T> {
-        debug_assert!(cols.end <= self.cols);
-        // SAFETY: the columns lie within the view.
-        let start = unsafe { self.start.add(cols.start) };
-        Mat { start, cols: cols.len(), ..*self }
-    }
-
     /// So many rows without a column.
     pub(crate) fn without_columns(rows: usize) -> Mat<'a, T> {
         Mat { start: NonNull::dangling().as_ptr(), rows, cols: 0, stride: 0, of: PhantomData }

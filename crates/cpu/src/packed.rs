@@ -11,7 +11,8 @@
 //! - two bits: line `h` has group `4 h + j` in bits `2 j` and `2 j + 1` of its bytes;
 //! - one bit: bit `g` of the line's bytes is group `g`'s.
 //!
-//! Panels come in pairs, whose chunks take turns: a kernel works on both, and so reads memory from front to back.
+//! Panels come in pairs, whose chunks take turns: a kernel works on both, and so reads memory from front to back. What has
+//! no more rows than a panel is one, alone.
 
 use tallow_quant::{
     BF16, Block, F8, F16, F32, Format, Gridded, IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS, IQ4NL, IQ4XS,
@@ -34,8 +35,9 @@ pub(crate) const LINE: usize = 64;
 
 /// Bytes of a weight, or `None` where that is past all bounds.
 pub(crate) fn packed_bytes(format: Format, rows: usize, cols: usize) -> Option<usize> {
-    // Panels are hardly larger than the rows in the file, which fit into memory.
-    layout(format).shape.panel(cols).checked_mul(rows.div_ceil(PAIR).checked_mul(2)?)
+    let panels = if rows <= ROWS { 1 } else { rows.div_ceil(PAIR).checked_mul(2)? };
+    // They are hardly larger than the rows in the file, which fit into memory.
+    layout(format).shape.panel(cols).checked_mul(panels)
 }
 
 /// The layout of a format.
@@ -400,8 +402,8 @@ impl Packing for F8 {
     }
 }
 
-/// Packs a pair of panels from rows as a file has them. `rows` are at most [`PAIR`] rows of `width` bytes; what is
-/// missing of the pair is filled with zeros.
+/// Packs a pair of panels, or one alone, from rows as a file has them. `rows` are at most as many as `out` has room for,
+/// of `width` bytes each; what is missing is filled with zeros.
 pub(crate) fn pack_pair(format: Format, rows: &[u8], width: usize, cols: usize, out: &mut [u8]) {
     with_block!(format, B => pack_pair_as::<B>(rows, width, cols, out));
 }
@@ -410,7 +412,7 @@ fn pack_pair_as<B: Packing>(rows: &[u8], width: usize, cols: usize, out: &mut [u
     if rows.len() < PAIR * width {
         out.fill(0);
     }
-    let mut at = 0;
+    let (mut at, panels) = (0, out.len() / B::LAYOUT.shape.panel(cols).max(1));
     for first in (0..cols).step_by(CHUNK) {
         let inputs = CHUNK.min(cols - first);
         let bytes = B::LAYOUT.shape.chunk(inputs);
@@ -426,7 +428,7 @@ fn pack_pair_as<B: Packing>(rows: &[u8], width: usize, cols: usize, out: &mut [u
                 }
             }
         }
-        at += 2 * bytes;
+        at += panels * bytes;
     }
 }
 

@@ -7,10 +7,9 @@ use tallow_core::{Backend, DType, Linear, Norm, Result, Tensor, Weight};
 
 use crate::Arithmetic;
 use crate::activations::{Activations, Side};
+use crate::adapt::{Additions, Downs};
 use crate::backend::{Cpu, norm_task};
-use crate::kernels::{
-    BendTask, Given, Kernels, LinearTask, NormTask, Onto, Packed, Product, Source, bend, linear,
-};
+use crate::kernels::{BendTask, Given, Kernels, LinearTask, NormTask, Packed, Product, Source, bend, linear};
 use crate::mat::{Mat, MatMut};
 use crate::packed::PAIR;
 
@@ -43,6 +42,11 @@ pub(crate) struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
+    /// A weight alone.
+    pub(crate) fn of(weight: &'a Weight<Cpu>) -> Part<'a> {
+        Part { w: source(weight), bias: None, outputs: weight.rows(), column: 0 }
+    }
+
     /// Its columns of the phase's result.
     pub(crate) fn columns(&self) -> Range<usize> {
         self.column..self.column + self.outputs
@@ -89,7 +93,7 @@ impl Cpu {
     }
 
     /// What a weight needs of rounded input, if it is to be multiplied with that.
-    fn side(&self, w: &Source<'_>) -> Option<Side> {
+    pub(crate) fn side(&self, w: &Source<'_>) -> Option<Side> {
         if self.arithmetic == Arithmetic::Fast { w.side(self.kernels) } else { None }
     }
 
@@ -149,44 +153,34 @@ impl Cpu {
         Ok(Some(to))
     }
 
-    /// One phase: every output of every part, for all rows.
+    /// One phase: every output of every part, for all rows, with what adapters add.
     pub(crate) fn linear(
         &self,
         x: &Input,
         parts: &[Part<'_>],
         out: &Tensor<Cpu>,
         then: Epilogue<'_, Cpu>,
-    ) -> Result<()> {
-        self.phase(&self.tasks(x, parts, &MatMut::new(out), then));
-        Ok(())
-    }
-
-    /// What a phase does: a task for each part.
-    pub(crate) fn tasks<'a>(
-        &self,
-        x: &'a Input,
-        parts: &[Part<'a>],
-        out: &MatMut<'a, f32>,
-        then: Epilogue<'a, Cpu>,
-    ) -> Vec<LinearTask<'a>> {
-        let onto = then.residual.map_or(Onto::Nothing, |residual| Onto::Residual(Mat::new(residual)));
-        let task = |part: &Part<'a>| LinearTask {
-            bias: part.bias,
-            scale: then.scale,
-            softcap: then.softcap,
-            onto,
-            ..LinearTask::plain(x.times(self.kernels, part.w), 0..x.rows, out.columns(part.columns()))
-        };
-        parts.iter().map(task).collect()
-    }
-
-    /// Does tasks whose results nobody of them reads.
-    pub(crate) fn phase(&self, tasks: &[LinearTask<'_>]) {
+        downs: &Downs<'_>,
+    ) {
+        let (out, residual) = (MatMut::new(out), then.residual.map(Mat::new));
+        let mut tasks = Vec::with_capacity(parts.len());
+        for (i, part) in parts.iter().enumerate() {
+            let of = x.times(self.kernels, part.w);
+            tasks.push(LinearTask {
+                added: downs.to(i),
+                bias: part.bias,
+                scale: then.scale,
+                softcap: then.softcap,
+                residual,
+                ..LinearTask::plain(of, 0..x.rows, out.columns(part.columns()))
+            });
+        }
         let piece = self.piece(tasks.iter().map(|t| t.out.cols).sum());
         let count = |task: &LinearTask<'_>| task.out.cols.div_ceil(piece);
         let cost = tasks.iter().map(LinearTask::cost).sum();
         self.share(tasks.iter().map(count).sum(), cost, |scratch, mut i| {
-            for task in tasks {
+            downs.help(&mut scratch.room);
+            for task in &tasks {
                 if i < count(task) {
                     let outputs = i * piece..task.out.cols.min((i + 1) * piece);
                     return linear(self.kernels, task, outputs, &mut scratch.room);
@@ -197,26 +191,28 @@ impl Cpu {
     }
 
     /// The first phase of a feed-forward block: gate, up and activation together, so that what they exchange stays in
-    /// the nearest cache. Gives the input of the second.
-    pub(crate) fn bend(&self, op: &Ffn<'_, Cpu>) -> Result<Input> {
+    /// the nearest cache.
+    pub(crate) fn bend(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (width, rows) = (op.down.weight.cols(), op.x.rows());
-        let parts = Part::side_by_side(op.up);
-        let x = self.input(op.x, op.norm, &parts)?;
+        let added = Additions::new(self, op.up, op.with, rows)?;
+        let (parts, downs) = (Part::side_by_side(op.up), added.downs());
+        let x = self.input(op.x, op.norm, parts.iter().chain(&downs))?;
+        let downs = added.over(self.kernels, &x);
         let mut given = Vec::with_capacity(parts.len());
-        for p in &parts {
-            let of = x.times(self.kernels, p.w);
-            given.push(Given { of, bias: p.bias, columns: p.column..p.column + p.outputs });
+        for (i, p) in parts.iter().enumerate() {
+            let (of, added) = (x.times(self.kernels, p.w), downs.to(i));
+            given.push(Given { of, added, bias: p.bias, columns: p.columns() });
         }
         let bent = self.alloc(DType::F32, rows, width)?;
         let out = MatMut::new(&bent);
         let (act, apart, piece) = (op.act, op.is_gated().then_some(width), self.piece(width));
         self.share(width.div_ceil(piece), cost(rows, &parts), |scratch, i| {
+            downs.help(&mut scratch.room);
             let columns = i * piece..width.min((i + 1) * piece);
             let task = BendTask { given: &given, apart, act, out: &out, rows: 0..rows, columns };
             bend(self.kernels, &task, &mut scratch.room);
         });
-        // Not before all columns of a chunk are there can it be rounded.
-        self.input(&bent, None, &Part::side_by_side(std::slice::from_ref(op.down)))
+        Ok(bent)
     }
 }
 
@@ -291,7 +287,8 @@ mod tests {
                     let up: Vec<_> = up.iter().map(|(f, n)| layer(&b, *f, *n, 64, bias)).collect();
                     let down = layer(&b, *format, 64, *width, bias);
                     let (norm, then) = (Some(&norm), Epilogue::add_to(&x));
-                    let op = Ffn { x: &x, norm, up: &up, act: Activation::Silu, down: &down, then };
+                    let op =
+                        Ffn { x: &x, norm, up: &up, act: Activation::Silu, down: &down, then, with: &[] };
                     let bits = |t: Tensor<Cpu>| -> Vec<u32> {
                         b.download::<f32>(&t).unwrap().iter().map(|x| x.to_bits()).collect()
                     };

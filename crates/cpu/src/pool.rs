@@ -172,6 +172,56 @@ impl Shared {
     }
 }
 
+/// Pieces that must be done before others of a job can be finished. Whoever takes a piece of the job takes of these first,
+/// so what is waited for is always under way.
+pub(crate) struct First {
+    pieces: usize,
+    next: AtomicUsize,
+    left: AtomicUsize,
+    done: AtomicBool,
+}
+
+impl First {
+    pub(crate) fn new(pieces: usize) -> First {
+        let next = AtomicUsize::new(0);
+        First { pieces, next, left: AtomicUsize::new(pieces), done: AtomicBool::new(false) }
+    }
+
+    /// Does those that nobody has taken.
+    pub(crate) fn help(&self, mut work: impl FnMut(usize)) {
+        while self.next.load(Ordering::Relaxed) < self.pieces {
+            let piece = self.next.fetch_add(1, Ordering::Relaxed);
+            if piece >= self.pieces {
+                return;
+            }
+            let on_panic = Released(self);
+            work(piece);
+            if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                self.done.store(true, Ordering::Release);
+            }
+            std::mem::forget(on_panic);
+        }
+    }
+
+    /// Until all are done.
+    pub(crate) fn wait(&self) {
+        let mut turns = 0;
+        while !self.done.load(Ordering::Acquire) {
+            turns += 1;
+            if turns < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+    }
+}
+
+/// Lets those go on who wait for a piece that panicked: nobody will look at what they make.
+struct Released<'a>(&'a First);
+
+impl Drop for Released<'_> {
+    fn drop(&mut self) {
+        self.0.done.store(true, Ordering::Release);
+    }
+}
+
 impl Pool {
     /// A pool of `threads`, the caller's own included.
     pub(crate) fn new(threads: usize) -> std::io::Result<Pool> {
@@ -267,6 +317,38 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    #[test]
+    fn what_comes_first_is_done_before_it_is_needed() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads).unwrap();
+            for pieces in [1, 3, 50] {
+                for _ in 0..20 {
+                    let (first, sum) = (First::new(pieces), AtomicUsize::new(0));
+                    pool.run(&mut Scratch::default(), 40, |_, _| {
+                        first.help(|i| _ = sum.fetch_add(i + 1, Ordering::Relaxed));
+                        first.wait();
+                        assert_eq!(sum.load(Ordering::Relaxed), pieces * (pieces + 1) / 2);
+                    });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_what_panicked() {
+        let pool = Pool::new(3).unwrap();
+        for bad in 0..4 {
+            let first = First::new(4);
+            let run = || {
+                pool.run(&mut Scratch::default(), 8, |_, _| {
+                    first.help(|i| assert_ne!(i, bad, "piece"));
+                    first.wait();
+                });
+            };
+            assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
         }
     }
 

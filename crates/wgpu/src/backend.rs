@@ -418,7 +418,9 @@ impl Backend for Wgpu {
     }
 
     fn ffn(&self, op: &Ffn<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
-        let Some(parts) = Wgpu::gated(op)? else { return compose::ffn(self, op) };
+        let Some(parts) = Wgpu::gated(op)?.filter(|_| op.with.is_empty()) else {
+            return compose::ffn(self, op);
+        };
         let normed =
             op.norm.map(|by| self.normalize(&Normalize { x: op.x, by, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(op.x); // [rows, dim]

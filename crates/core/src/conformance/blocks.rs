@@ -91,7 +91,7 @@ pub(super) fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             Product { x: &bent, w: &down_host, bias: None, scale, softcap: None, residual: Some(&residual) };
         let (xs, rs) = (t.strided(&x)?, t.up(&residual)?);
         let then = Epilogue { scale, ..Epilogue::add_to(&rs) };
-        let op = || Ffn { x: &xs, norm: Some(&by_norm), up: &ups, act, down: &down, then };
+        let op = || Ffn { x: &xs, norm: Some(&by_norm), up: &ups, act, down: &down, then, with: &[] };
         let got = t.b.run(op()).map_err(text)?;
         t.near((rows, gated, act), &got, &loose(t, want.get()))?;
         t.like_default((rows, gated, act, "default"), &got, compose::ffn(t.b, &op()))?;
@@ -284,15 +284,17 @@ pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let many = |x, by| t.b.run(ProjectMany { x, norm: None, by });
     same("project_many", many(&x, &other.up), many(&picked, &plain.up))?;
     let act = Activation::Silu;
-    let ffn = |x, e: &Expert<B>| t.b.run(Ffn { x, norm: None, up: &e.up, act, down: &e.down, then });
+    let ffn =
+        |x, e: &Expert<B>| t.b.run(Ffn { x, norm: None, up: &e.up, act, down: &e.down, then, with: &[] });
     same("ffn", ffn(&x, &other), ffn(&picked, &plain))?;
 
     let bent =
         t.b.run(Glu { gate: &many(&x, &plain.up[..1]).map_err(text)?, up: None, act }).map_err(text)?;
     let turned = t.b.run(Columns { x: &bent, at: &at_down }).map_err(text)?;
     let by_down = block(None, Some(&at_down))?;
-    let ungated =
-        |e: &Expert<B>| t.b.run(Ffn { x: &x, norm: None, up: &e.up[..1], act, down: &e.down, then });
+    let ungated = |e: &Expert<B>| {
+        t.b.run(Ffn { x: &x, norm: None, up: &e.up[..1], act, down: &e.down, then, with: &[] })
+    };
     same("down", ungated(&by_down), project(&turned, &plain.down))?;
 
     let shares = t.up(&Host::random(6, rows, 1).map(f32::abs))?;

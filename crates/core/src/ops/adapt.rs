@@ -23,41 +23,64 @@ pub struct Adapt<'a, B: Backend> {
     pub with: &'a [Adapted<B>],
 }
 
-/// What an adapter adds to one layer.
+/// What an adapter adds to one of some layers.
 #[derive(Debug)]
 pub struct Addition<'a, B: Backend> {
+    /// Which layer.
+    pub layer: usize,
     /// For which rows.
     pub rows: Range<usize>,
-    /// To which columns of the result.
+    /// To which columns, the layers' outputs being side by side.
     pub columns: Range<usize>,
     /// What.
     pub part: &'a LowRank<B>,
-    /// Multiplies `up · down · x`, all told.
+    /// Multiplies `up · down · x`.
     pub scale: f32,
+}
+
+/// All that adapters of some rows add to layers over one input.
+pub fn additions<'a, B: Backend>(
+    by: &'a [Linear<B>],
+    with: &'a [Adapted<B>],
+) -> impl Iterator<Item = Addition<'a, B>> {
+    let columns = by.iter().scan(0, |column, layer| {
+        *column += layer.weight.rows();
+        Some((layer.site, *column - layer.weight.rows()..*column))
+    });
+    let of_layer = move |(layer, (site, columns)): (usize, (Option<_>, Range<usize>))| {
+        let some = with.iter().filter(|a| !a.rows.is_empty());
+        some.filter_map(move |a| {
+            let (part, rows, columns) = (a.by.part(site?)?, a.rows.clone(), columns.clone());
+            Some(Addition { layer, rows, columns, part, scale: a.scale * part.scale })
+        })
+    };
+    columns.enumerate().flat_map(of_layer)
+}
+
+/// Do the adapters come in the order of their rows, and do they fit the layers?
+pub(super) fn check_adapted<B: Backend>(
+    c: &Check,
+    by: &[Linear<B>],
+    with: &[Adapted<B>],
+    rows: usize,
+) -> Result<()> {
+    let order = in_turn(with, rows);
+    c.that(order, "the adapters' rows", format_args!("in order, under {rows}"), "others")?;
+    additions(by, with).try_for_each(|a| {
+        let (rank, wide) = (a.part.rank(), a.part.up.cols());
+        let shape = |w: &crate::Weight<B>| format!("[{}, {}]", w.rows(), w.cols());
+        let (down, up) = (shape(&a.part.down), shape(&a.part.up));
+        let want = format!("[{rank}, {}]", by[a.layer].weight.cols());
+        c.that(down == want, "an adapter's way down", want, down)?;
+        let want = format!("[{}, {rank} or more]", a.columns.len());
+        c.that(a.part.up.rows() == a.columns.len() && wide >= rank, "an adapter's way up", want, up)
+    })
 }
 
 impl<'a, B: Backend> Adapt<'a, B> {
     /// Columns of the result.
     pub fn cols(&self) -> usize {
         joint_cols(self.by)
-    }
-
-    /// All that is added.
-    pub fn additions(&self) -> impl Iterator<Item = Addition<'a, B>> {
-        let (with, scale) = (self.with, self.then.scale);
-        let columns = self.by.iter().scan(0, |column, layer| {
-            *column += layer.weight.rows();
-            Some((layer.site, *column - layer.weight.rows()..*column))
-        });
-        let of_layer = move |(site, columns): (Option<_>, Range<usize>)| {
-            let some = with.iter().filter(|a| !a.rows.is_empty());
-            some.filter_map(move |a| {
-                let part = a.by.part(site?)?;
-                let scale = scale * a.scale * part.scale;
-                Some(Addition { rows: a.rows.clone(), columns: columns.clone(), part, scale })
-            })
-        };
-        columns.flat_map(of_layer)
     }
 }
 
@@ -77,17 +100,7 @@ impl<B: Backend> Op<B> for Adapt<'_, B> {
         let plain = self.then.residual.is_none() && self.then.scale == 1.0;
         let fits = self.then.softcap.is_none() && (plain || (self.by.len() == 1 && self.norm.is_none()));
         c.that(fits, "what happens next", "nothing, or no cap and one layer without a norm", "more")?;
-        let order = in_turn(self.with, self.x.rows());
-        c.that(order, "the adapters' rows", format_args!("in order, under {}", self.x.rows()), "others")?;
-        self.additions().try_for_each(|a| {
-            let (rank, outputs) = (a.part.rank(), a.columns.len());
-            let shape = |w: &crate::Weight<B>| format!("[{}, {}]", w.rows(), w.cols());
-            let (down, up) = (shape(&a.part.down), shape(&a.part.up));
-            let want = format!("[{rank}, {}]", self.x.cols());
-            c.that(down == want, "an adapter's way down", want, down)?;
-            let want = format!("[{outputs}, {rank}]");
-            c.that(up == want, "an adapter's way up", want, up)
-        })
+        check_adapted(&c, self.by, self.with, self.x.rows())
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {

@@ -1,7 +1,8 @@
+use super::adapt::check_adapted;
 use super::matmul::Epilogue;
 use super::project::{check_linear, joint_cols};
 use super::{Check, Op};
-use crate::{Activation, Backend, Linear, Norm, Result, Tensor, compose};
+use crate::{Activation, Adapted, Backend, Linear, Norm, Result, Tensor, compose};
 
 /// A feed-forward block: normalise, project up, bend, project down.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub struct Ffn<'a, B: Backend> {
     pub down: &'a Linear<B>,
     /// What happens to the result.
     pub then: Epilogue<'a, B>,
+    /// Which rows have which adapter, in order. They add to what up and down give.
+    pub with: &'a [Adapted<B>],
 }
 
 impl<B: Backend> Ffn<'_, B> {
@@ -53,6 +56,11 @@ impl<B: Backend> Op<B> for Ffn<'_, B> {
             c.norm(norm, self.x.cols())?;
         }
         check_block(&c, self.up, self.down, self.x.cols())?;
+        for by in [self.up, std::slice::from_ref(self.down)] {
+            check_adapted(&c, by, self.with, self.x.rows())?;
+        }
+        let fits = self.with.is_empty() || self.then.softcap.is_none();
+        c.that(fits, "what happens next", "no cap after what adapters add", "one")?;
         self.then.check(&c, self.x.rows(), self.down.weight.rows())
     }
 

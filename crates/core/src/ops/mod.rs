@@ -28,7 +28,7 @@ mod topk;
 
 use std::fmt;
 
-pub use adapt::{Adapt, Addition};
+pub use adapt::{Adapt, Addition, additions};
 pub use attend::Attend;
 pub use columns::Columns;
 pub use convolve::{Convolve, MOST_KERNEL};

@@ -24,6 +24,8 @@ pub(crate) struct Sums(pub [[f32; ROWS]; 2]);
 pub(crate) struct DotTask<'a> {
     /// Unpacked; of no use afterwards.
     pub chunks: &'a mut [Chunk; 2],
+    /// How many of them there are. Sums of the other may be anything.
+    pub panels: usize,
     pub layout: &'a Layout,
     pub x: Rounded<'a>,
     /// The row that the first of the sums is of.

@@ -110,14 +110,15 @@ impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
             let inputs = start..self.w.cols.min(start + CHUNK);
             let (codes, scales, sides) = x.chunk(self.first..self.first + T, &inputs);
             let mut room;
-            let rows = if inputs.len() == CHUNK {
+            // One row is as far from no other as any.
+            let rows = if inputs.len() == CHUNK || T == 1 {
                 let (codes, scales, sides) = (codes.as_ptr(), scales.as_ptr(), sides.as_ptr());
                 Rows { codes, scales, sides, table, form: PhantomData::<F> }
             } else {
                 room = Spread::<T>::EMPTY;
                 room.fill(codes, scales, sides, table)
             };
-            for p in 0..2 {
+            for p in 0..self.w.panels {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
                 // SAFETY: the chunk is of that form and size, rows have what belongs to it, and there are sums for T
                 // of them; the caller has the instruction set.
@@ -144,7 +145,7 @@ impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
             for i in 0..T {
                 rows[i][..inputs.len()].copy_from_slice(&x.row(self.first + i)[inputs.clone()]);
             }
-            for p in 0..2 {
+            for p in 0..self.w.panels {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
                 // SAFETY: the chunk is of that form and size, and there are sums for T rows; the caller has the
                 // instruction set.

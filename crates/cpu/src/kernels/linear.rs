@@ -13,10 +13,14 @@ use crate::activations::{Rounded, Side};
 use crate::form::Layout;
 use crate::mat::{Mat, MatMut};
 use crate::packed::{self, CHUNK, PAIR, ROWS};
+use crate::pool::First;
 use crate::simd::{Simd, fetch};
 
 /// Rows of input that are multiplied while their sums stay in a near cache.
 const TOKENS: usize = 512;
+
+/// Bytes of weights that arrive while what is added is multiplied.
+const SOME: usize = 2048;
 
 /// A matrix of weights.
 #[derive(Clone, Copy)]
@@ -35,11 +39,15 @@ pub(crate) struct Packed<'a> {
     pub pairs: Mat<'a, u8>,
     pub layout: Layout,
     pub cols: usize,
+    /// How many take turns: two, or one that is alone.
+    pub panels: usize,
 }
 
 impl<'a> Packed<'a> {
     pub(crate) fn new(pairs: Mat<'a, u8>, format: Format, cols: usize) -> Packed<'a> {
-        Packed { pairs, layout: packed::layout(format), cols }
+        let layout = packed::layout(format);
+        let panels = if pairs.cols > layout.shape.panel(cols) { 2 } else { 1 };
+        Packed { pairs, layout, cols, panels }
     }
 
     /// A chunk of a panel, and its inputs.
@@ -47,7 +55,7 @@ impl<'a> Packed<'a> {
     pub(super) fn chunk(&self, panel: usize, chunk: usize) -> (&'a [u8], usize) {
         let inputs = CHUNK.min(self.cols - chunk * CHUNK);
         let bytes = self.layout.shape.chunk(inputs);
-        let at = 2 * chunk * self.layout.shape.chunk(CHUNK) + panel % 2 * bytes;
+        let at = self.panels * chunk * self.layout.shape.chunk(CHUNK) + panel % 2 * bytes;
         (&self.pairs.row(panel / 2)[at..at + bytes], inputs)
     }
 }
@@ -71,6 +79,16 @@ impl Source<'_> {
         }
     }
 
+    /// Asks for a pair of panels, if there is one, or for so many bytes of it.
+    fn fetch(&self, pair: usize, bytes: usize) {
+        if let Source::Packed(p) = self
+            && pair < p.pairs.rows
+        {
+            let row = p.pairs.row(pair);
+            fetch(&row[..row.len().min(bytes)]);
+        }
+    }
+
     /// One row as plain numbers.
     pub(crate) fn unpack_row(&self, k: &Kernels, row: usize, room: &mut Room, out: &mut [f32]) {
         match self {
@@ -91,7 +109,7 @@ impl Source<'_> {
     fn unpack_pair(&self, k: &Kernels, pair: usize, inputs: Range<usize>, room: &mut Room) {
         match self {
             Source::Packed(p) => {
-                for i in 0..2 {
+                for i in 0..p.panels {
                     let (from, inputs) = p.chunk(2 * pair + i, inputs.start / CHUNK);
                     (k.unpack_plain)(&p.layout, from, inputs, &mut room.chunks[0], &mut room.plain[i]);
                 }
@@ -151,19 +169,19 @@ pub(crate) struct Product<'a> {
     pub rounded: Option<Rounded<'a>>,
 }
 
-/// What the outputs of a linear layer are added to.
-#[derive(Clone, Copy)]
-pub(crate) enum Onto<'a> {
-    Nothing,
-    /// [rows, outputs]
-    Residual(Mat<'a, f32>),
-    /// What is in their place already.
-    Themselves,
+/// What is added to the sums of some rows.
+pub(crate) struct Added<'a> {
+    /// Of as many outputs. It has all rows.
+    pub of: Product<'a>,
+    pub rows: Range<usize>,
+    /// Before that, there is nothing to multiply.
+    pub after: &'a First,
 }
 
 /// A linear layer for some rows.
 pub(crate) struct LinearTask<'a> {
     pub of: Product<'a>,
+    pub added: Vec<Added<'a>>,
     /// Which rows. What the product has of others is not touched.
     pub rows: Range<usize>,
     /// [rows, outputs]. Nobody else writes these rows of it.
@@ -174,14 +192,14 @@ pub(crate) struct LinearTask<'a> {
     pub scale: f32,
     /// `cap * tanh(y / cap)`
     pub softcap: Option<f32>,
-    /// What they are added to last.
-    pub onto: Onto<'a>,
+    /// [rows, outputs]: what is added last.
+    pub residual: Option<Mat<'a, f32>>,
 }
 
 impl<'a> LinearTask<'a> {
     /// The product and nothing more.
     pub(crate) fn plain(of: Product<'a>, rows: Range<usize>, out: MatMut<'a, f32>) -> LinearTask<'a> {
-        LinearTask { of, rows, out, bias: None, scale: 1.0, softcap: None, onto: Onto::Nothing }
+        LinearTask { of, added: Vec::new(), rows, out, bias: None, scale: 1.0, softcap: None, residual: None }
     }
 
     /// About how many multiplications it takes.
@@ -203,7 +221,7 @@ pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, roo
     let pairs = outputs.start / PAIR..outputs.end.div_ceil(PAIR);
     for rows in blocks(t.rows.clone()) {
         for pair in pairs.clone() {
-            multiply(k, &t.of, pair, rows.clone(), room);
+            multiply(k, &t.of, &t.added, pair, rows.clone(), room);
             // What of the pair is ours.
             let at = outputs.start.max(pair * PAIR)..outputs.end.min((pair + 1) * PAIR);
             let sums = &room.sums;
@@ -212,30 +230,59 @@ pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, roo
     }
 }
 
-/// The sums of a pair of panels with some rows, into the room.
-pub(super) fn multiply(k: &Kernels, t: &Product<'_>, pair: usize, rows: Range<usize>, room: &mut Room) {
-    room.sums.clear();
-    room.sums.resize(rows.len(), Sums([[0.0; ROWS]; 2]));
+/// The sums of a pair of panels with some rows, and what is added to them, into the room.
+pub(super) fn multiply(
+    k: &Kernels,
+    t: &Product<'_>,
+    added: &[Added<'_>],
+    pair: usize,
+    rows: Range<usize>,
+    room: &mut Room,
+) {
+    // It lies elsewhere, and is little: it would be waited for.
+    added.iter().for_each(|more| more.of.w.fetch(pair, usize::MAX));
+    let mut sums = std::mem::take(&mut room.sums);
+    sums.clear();
+    sums.resize(rows.len(), Sums([[0.0; ROWS]; 2]));
+    sum_up(k, t, pair, rows.clone(), room, &mut sums);
+    if !added.is_empty() {
+        // So that memory has something to do meanwhile.
+        t.w.fetch(pair + 1, SOME);
+    }
+    for more in added {
+        let some = more.rows.start.max(rows.start)..more.rows.end.min(rows.end);
+        if !some.is_empty() {
+            more.after.wait();
+            let sums = &mut sums[some.start - rows.start..some.end - rows.start];
+            sum_up(k, &more.of, pair, some, room, sums);
+        }
+    }
+    room.sums = sums;
+}
+
+/// Adds the products of a pair of panels with some rows to their sums.
+fn sum_up(k: &Kernels, t: &Product<'_>, pair: usize, rows: Range<usize>, room: &mut Room, sums: &mut [Sums]) {
     if let Source::Packed(w) = t.w
         && rows.len() <= k.few_rows
         && (t.rounded.is_some() || w.layout.shape.is_plain())
     {
         let x = t.rounded.map_or(FewRows::Plain(t.x), FewRows::Rounded);
-        return (k.few)(&mut FewTask { w, pair, x, rows, sums: &mut room.sums });
+        return (k.few)(&mut FewTask { w, pair, x, rows, sums });
     }
     for start in (0..t.w.cols()).step_by(CHUNK) {
         let inputs = start..t.w.cols().min(start + CHUNK);
         if let (Some(x), Source::Packed(p)) = (t.rounded, &t.w) {
-            for (i, chunk) in room.chunks.iter_mut().enumerate() {
+            for (i, chunk) in room.chunks.iter_mut().enumerate().take(p.panels) {
                 let (from, inputs) = p.chunk(2 * pair + i, start / CHUNK);
                 (k.unpack)(&p.layout, from, inputs, chunk);
             }
-            let (layout, first, sums) = (&p.layout, rows.start, &mut room.sums[..]);
-            (k.dot)(&mut DotTask { chunks: &mut room.chunks, layout, x, first, inputs, sums });
+            let (layout, first, sums) = (&p.layout, rows.start, &mut *sums);
+            let (chunks, panels) = (&mut *room.chunks, p.panels);
+            (k.dot)(&mut DotTask { chunks, panels, layout, x, first, inputs, sums });
         } else {
             t.w.unpack_pair(k, pair, inputs.clone(), room);
             let x = t.x.rows(rows.clone());
-            (k.dot_plain)(&mut PlainTask { plain: &room.plain, x, inputs, sums: &mut room.sums });
+            (k.dot_plain)(&mut PlainTask { plain: &room.plain, x, inputs, sums });
         }
     }
 }
@@ -268,7 +315,7 @@ pub(super) unsafe fn finish<S: Simd>(f: &Finish<'_>) {
             // SAFETY: the address alone is used, of what is ours.
             let out = unsafe { t.out.part(ahead, at.clone()) };
             fetch(out);
-            if let Onto::Residual(residual) = t.onto {
+            if let Some(residual) = t.residual {
                 fetch(&residual.row(ahead)[at.clone()]);
             }
         }
@@ -286,14 +333,7 @@ pub(super) unsafe fn finish<S: Simd>(f: &Finish<'_>) {
         }
         // SAFETY: the task's outputs are ours alone.
         let out = unsafe { t.out.part(row, at.clone()) };
-        let residual = match t.onto {
-            Onto::Residual(residual) => Some(&residual.row(row)[at.clone()]),
-            Onto::Nothing => None,
-            Onto::Themselves => {
-                out.iter_mut().zip(&y[ours.clone()]).for_each(|(out, y)| *out += y);
-                continue;
-            }
-        };
+        let residual = t.residual.map(|residual| &residual.row(row)[at.clone()]);
         match (out.first_chunk_mut::<PAIR>(), y.first_chunk::<PAIR>()) {
             // Of a length that is known.
             (Some(out), Some(y)) => put(out, y, residual),

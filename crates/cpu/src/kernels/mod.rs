@@ -26,7 +26,7 @@ use dot::{DotTask, PlainTask};
 use few::FewTask;
 use half::f16;
 use linear::Finish;
-pub(crate) use linear::{LinearTask, Onto, Packed, Product, Room, Source, linear};
+pub(crate) use linear::{Added, LinearTask, Packed, Product, Room, Source, linear};
 pub(crate) use recurrent::{BLOCK, ConvolveTask, DeltaTask};
 pub(crate) use rowwise::NormTask;
 use tallow_core::{Activation, RopePairs};

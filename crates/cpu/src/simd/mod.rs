@@ -228,8 +228,8 @@ pub(crate) fn prefetch<T>(p: *const T) {
 
 /// The same of all lines of a row.
 #[inline(always)]
-pub(crate) fn fetch(x: &[f32]) {
-    for line in x.chunks(16) {
+pub(crate) fn fetch<T>(x: &[T]) {
+    for line in x.chunks(64 / size_of::<T>()) {
         prefetch(line.as_ptr());
     }
 }

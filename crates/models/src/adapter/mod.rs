@@ -20,6 +20,8 @@ use crate::weights::{not_finite, room};
 
 pub(crate) use targets::{Target, Targets};
 
+/// What adapters are kept in beside weights in blocks: their input is rounded to eight bits for those anyhow.
+const EIGHT_BITS: Format = Format::Q8_0;
 /// Rows that devices lay side by side: what a matrix has fewer of is filled up.
 const LANES: usize = 32;
 
@@ -120,16 +122,14 @@ impl Half {
         Ok((Format::F32, numbers.iter().flat_map(|x| x.to_le_bytes()).collect()))
     }
 
-    /// Brings it to a device, with its rows in that order if in another than the file's. Beside weights in blocks it is
-    /// kept in 16 bits, which are more than those have.
-    fn load<B: Backend>(&self, b: &B, rows: Option<&[usize]>, beside_blocks: bool) -> Result<Weight<B>> {
+    /// Brings it to a device, with its rows in that order if in another than the file's. Gives, too, what multiplies it.
+    fn load<B: Backend>(
+        &self,
+        b: &B,
+        rows: Option<&[usize]>,
+        beside_blocks: bool,
+    ) -> Result<(Weight<B>, f32)> {
         let (mut format, mut bytes) = self.plain()?;
-        if beside_blocks
-            && format == Format::F32
-            && let Some(halves) = halves(&bytes)
-        {
-            (format, bytes) = (Format::F16, halves);
-        }
         let width = bytes.len() / self.rows;
         if let Some(rows) = rows {
             let mut ordered = room(rows.len() * width)?;
@@ -138,18 +138,33 @@ impl Half {
             }
             bytes = ordered;
         }
-        let (rows, cols) = (rows.map_or(self.rows, <[usize]>::len), self.cols);
+        let (rows, mut cols, mut unit) = (rows.map_or(self.rows, <[usize]>::len), self.cols, 1.0);
+        if beside_blocks {
+            cols = cols.next_multiple_of(EIGHT_BITS.block_weights());
+            (bytes, unit) = self.in_eight_bits(format, &bytes, cols)?;
+            format = EIGHT_BITS;
+        }
         let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
-        Ok(b.prepare(weight)?)
+        Ok((b.prepare(weight)?, unit))
     }
-}
 
-/// The same numbers in half precision, if that reaches so far.
-fn halves(bytes: &[u8]) -> Option<Vec<u8>> {
-    let numbers = bytes.as_chunks().0.iter().map(|x| half::f16::from_f32(f32::from_le_bytes(*x)));
-    let halves: Vec<half::f16> = numbers.collect();
-    let all = halves.iter().all(|x| x.is_finite());
-    all.then(|| halves.iter().flat_map(|x| x.to_le_bytes()).collect())
+    /// Rows of plain numbers in eight bits, filled up with zeros to that many columns, and what multiplies them: a power
+    /// of two, so that the numbers are of a size that blocks are good at.
+    fn in_eight_bits(&self, format: Format, plain: &[u8], cols: usize) -> Result<(Vec<u8>, f32)> {
+        let bad = |e: tallow_quant::SizeError| LoadError::bad(self.path(), self.field(), e);
+        let mut numbers = vec![0f32; plain.len() / format.block_bytes()];
+        tallow_quant::unpack(format, plain, &mut numbers).map_err(bad)?;
+        let most = numbers.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let unit = if most > 0.0 { most.log2().ceil().clamp(-126.0, 127.0).exp2() } else { 1.0 };
+        let rows = numbers.len() / self.cols;
+        let mut wide: Vec<f32> = vec![0.0; rows * cols];
+        for (to, from) in wide.chunks_exact_mut(cols).zip(numbers.chunks_exact(self.cols)) {
+            to.iter_mut().zip(from).for_each(|(to, x)| *to = x / unit);
+        }
+        let mut bytes = vec![0; wide.len() / EIGHT_BITS.block_weights() * EIGHT_BITS.block_bytes()];
+        tallow_quant::pack(EIGHT_BITS, &wide, &mut bytes).map_err(bad)?;
+        Ok((bytes, unit))
+    }
 }
 
 impl AdapterFile {
@@ -184,11 +199,11 @@ impl AdapterFile {
             let found = targets.find(self, name, pair)?;
             // They lie in one tensor, so they are all in blocks or none is.
             let blocks = found.iter().any(|target| target.blocks);
-            let down = Rc::new(pair.down.load(b, None, blocks)?);
+            let (down, unit) = pair.down.load(b, None, blocks)?;
+            let (down, scale) = (Rc::new(down), pair.scale * unit);
             for target in found {
-                let down = down.clone();
-                let up = pair.up.load(b, target.rows.as_deref(), blocks)?;
-                parts.insert(target.site, LowRank { down, up, scale: pair.scale });
+                let (up, unit) = pair.up.load(b, target.rows.as_deref(), blocks)?;
+                parts.insert(target.site, LowRank { down: down.clone(), up, scale: scale * unit });
             }
         }
         Ok(Adapter::new(parts))

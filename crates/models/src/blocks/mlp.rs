@@ -37,6 +37,7 @@ impl<B: Backend> Mlp<B> {
         norm: Option<&Norm<B>>,
         then: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
-        cx.feed_forward(Ffn { x, norm, up: &self.up, act: self.act, down: &self.down, then })
+        let with = &cx.plan.adapted[..];
+        cx.b.run(Ffn { x, norm, up: &self.up, act: self.act, down: &self.down, then, with })
     }
 }

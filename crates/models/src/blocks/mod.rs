@@ -14,7 +14,7 @@ pub mod rope;
 pub mod side;
 pub mod twofold;
 
-use tallow_core::ops::{Adapt, Epilogue, Ffn, Glu, Project, ProjectMany};
+use tallow_core::ops::{Adapt, Epilogue, Project, ProjectMany};
 use tallow_core::{Backend, LayerKv, Linear, Norm, Result, Rope, StepPlan, Tensor};
 
 use cache::LayerCache;
@@ -62,19 +62,6 @@ impl<B: Backend> Context<'_, B> {
             [] => self.b.run(ProjectMany { x, norm, by }),
             with => self.b.run(Adapt { x, norm, by, then: Epilogue::NONE, with }),
         }
-    }
-
-    /// A feed-forward block. Where rows have adapters it is taken apart: they add to what is bent.
-    pub(crate) fn feed_forward(&self, op: Ffn<'_, B>) -> Result<Tensor<B>> {
-        if self.plan.adapted.is_empty() {
-            return self.b.run(op);
-        }
-        let width = op.down.weight.cols();
-        let joint = self.project_many(op.x, op.norm, op.up)?; // [rows, width or 2 * width]
-        let gate = joint.col_range(0..width);
-        let up = op.is_gated().then(|| joint.col_range(width..2 * width));
-        let bent = self.b.run(Glu { gate: &gate, up: up.as_ref(), act: op.act })?; // [rows, width]
-        self.project(&bent, op.down, op.then)
     }
 }
 

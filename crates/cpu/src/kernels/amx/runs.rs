@@ -63,11 +63,11 @@ struct Place {
 impl Place {
     /// The place after this one. After the last of so many tiles comes the first, which then is computed to no effect.
     #[inline(always)]
-    fn next(self, tiles: usize) -> Place {
+    fn next(self, tiles: usize, panels: usize) -> Place {
         let Place { tile, panel, run } = self;
-        match (run + 4 < RUNS, panel == 0, tile + 1 < tiles) {
+        match (run + 4 < RUNS, panel + 1 < panels, tile + 1 < tiles) {
             (true, _, _) => Place { run: run + 4, ..self },
-            (_, true, _) => Place { panel: 1, run: 0, ..self },
+            (_, true, _) => Place { panel: panel + 1, run: 0, ..self },
             (.., true) => Place { tile: tile + 1, panel: 0, run: 0 },
             _ => Place::default(),
         }
@@ -193,7 +193,7 @@ unsafe fn all<const MINS: bool>(t: &mut DotTask<'_>) {
         shape(Shape::Runs);
         let (mut here, mut there) = (ring, ring.add(4));
         let first = place(Place::default());
-        let next = Place::default().next(tiles);
+        let next = Place::default().next(tiles, t.panels);
         begin(first, place(next), here);
         let mut after = next;
         let mut spare = [Sums([[0.0; ROWS]; 2]); TILE];
@@ -206,7 +206,7 @@ unsafe fn all<const MINS: bool>(t: &mut DotTask<'_>) {
                 spare[..live].copy_from_slice(sums);
                 spare.as_mut_ptr()
             };
-            for panel in 0..2 {
+            for panel in 0..t.panels {
                 let chunk = &t.chunks[panel];
                 let mut scale = Scale {
                     sums: to.cast::<f32>().add(panel * ROWS),
@@ -218,7 +218,7 @@ unsafe fn all<const MINS: bool>(t: &mut DotTask<'_>) {
                 let mut f = [_mm512_setzero_ps(); TILE];
                 for run in (0..RUNS).step_by(4) {
                     let from = place(after);
-                    after = after.next(tiles);
+                    after = after.next(tiles, t.panels);
                     scale.add::<MINS>(&mut f, run, [from, place(after)], [here, there]);
                     (here, there) = (there, here);
                 }

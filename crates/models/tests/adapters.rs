@@ -233,7 +233,7 @@ fn each_layer_alone_counts() {
     copied.set(&serde_json::json!({ "target_modules": "all-linear", "r": RANK, "lora_alpha": RANK }));
     let more = std::fs::read_dir(golden("more")).unwrap().map(|entry| entry.unwrap().file_name());
     let more = more.map(|name| format!("more/{}", name.to_str().unwrap()));
-    let (mut counted, mut refused) = (0, BTreeSet::new());
+    let mut refused = BTreeSet::new();
     for name in DECODERS.into_iter().map(str::to_owned).chain(more) {
         let model = open(&golden(&name));
         let decoder = decoder(&b, &model);
@@ -264,9 +264,8 @@ fn each_layer_alone_counts() {
             let far = distance(with, &all[0]) / size;
             assert!(far.is_finite() && far > 1e-3, "{name}, {layer}: {far}");
         }
-        counted += layers.len();
+        assert!(layers.len() >= 4 * decoder.spec().layers.len(), "{name} takes only {layers:?}");
     }
-    assert_eq!(counted, 2116);
     let refused = refused.into_iter().collect::<Vec<_>>().join("\n");
     insta::assert_snapshot!(refused);
 }

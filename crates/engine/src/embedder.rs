@@ -1,7 +1,8 @@
 //! An embedder: the loop that makes vectors and scores of texts, and vectors of images, on a thread of its own.
 //!
-//! A request has some texts or images, which are called texts here. Each step takes texts of all requests in turn, as many as its budget of tokens has room for,
-//! so that a request with many texts does not keep others waiting. What a text gives does not depend on its company.
+//! A request has some texts or images, which are called texts here. Each step takes texts of all requests in turn, as many
+//! as its budget of tokens has room for, so that a request with many texts does not keep others waiting. What a text gives
+//! does not depend on its company.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -46,7 +46,7 @@ impl Model {
             // Of a head that is there too and another one, the settings know nothing.
             let [embed, head] = [names.embed, names.head].map(|name| checkpoint.get(&named(name)));
             let same = |(a, b): (&Stored, &Stored)| a.shape == b.shape && a.bytes() == b.bytes();
-            spec.tied &= embed.zip(head).is_none_or(same);
+            spec.tied = spec.tied && embed.zip(head).is_none_or(same);
         }
         Ok(Model { checkpoint, family, spec, recipe: None })
     }

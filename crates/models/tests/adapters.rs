@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -14,7 +14,8 @@ use tallow_models::Model;
 use tallow_models::adapter::AdapterFile;
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;
-use tallow_support::{Golden, golden, json, needed, tensors};
+use tallow_models::formats::names::Layout;
+use tallow_support::{DECODERS, Golden, golden, json, needed, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
 const PAGE: usize = 16;
@@ -225,6 +226,50 @@ fn together_is_alone_on<B: Backend>(b: &B, model: &Model, names: [&str; 2]) {
     }
 }
 
+/// An adapter of one matrix of a model changes what comes out, or is refused by that matrix's name.
+#[test]
+fn each_layer_alone_counts() {
+    let (b, copied) = (cpu(), Copied::new("alone"));
+    copied.set(&serde_json::json!({ "target_modules": "all-linear", "r": RANK, "lora_alpha": RANK }));
+    let more = std::fs::read_dir(golden("more")).unwrap().map(|entry| entry.unwrap().file_name());
+    let more = more.map(|name| format!("more/{}", name.to_str().unwrap()));
+    let mut refused = BTreeSet::new();
+    for name in DECODERS.into_iter().map(str::to_owned).chain(more) {
+        let model = open(&golden(&name));
+        let decoder = decoder(&b, &model);
+        let prompt: Vec<u32> = (1..13).collect();
+        let (mut layers, mut prompts) = (Vec::new(), vec![(prompt.clone(), None)]);
+        for (tensor, stored) in model.checkpoint.tensors() {
+            let (Some(layer), &[rows, cols]) = (tensor.strip_suffix(".weight"), &stored.shape[..]) else {
+                continue;
+            };
+            let turned = model.family.hf_names.layout == Layout::Columns;
+            copied.pair(layer, if turned { [cols, rows] } else { [rows, cols] });
+            match decoder.adapter(&b, &AdapterFile::open(&copied.0).unwrap()) {
+                Ok(adapter) => {
+                    layers.push(layer);
+                    prompts.push((prompt.clone(), Some((Rc::new(adapter), 1.0))));
+                }
+                Err(e) => {
+                    assert!(e.to_string().contains(layer), "{name}, {layer}: {e}");
+                    let parts =
+                        layer.split('.').map(|part| if part.parse::<u32>().is_ok() { "N" } else { part });
+                    refused.insert(parts.collect::<Vec<_>>().join("."));
+                }
+            }
+        }
+        let all = logits(&b, &decoder, &prompts);
+        let size = all[0].iter().fold(0f32, |most, x| most.max(x.abs()));
+        for (layer, with) in layers.iter().zip(&all[1..]) {
+            let far = distance(with, &all[0]) / size;
+            assert!(far.is_finite() && far > 1e-3, "{name}, {layer}: {far}");
+        }
+        assert!(layers.len() >= 4 * decoder.spec().layers.len(), "{name} takes only {layers:?}");
+    }
+    let refused = refused.into_iter().collect::<Vec<_>>().join("\n");
+    insta::assert_snapshot!(refused);
+}
+
 /// A copy of a golden's adapter in a folder of its own, gone afterwards.
 struct Copied(PathBuf);
 
@@ -249,18 +294,41 @@ impl Copied {
 
     /// Writes other tensors, which `change` makes of the names and shapes that are there.
     fn tensors(&self, change: impl Fn(&str, Vec<usize>) -> Vec<(String, Vec<usize>, f32)>) {
+        let all = tensors(&golden("adapters/llama").join(TENSORS));
+        let changed = all.iter().flat_map(|(name, tensor)| change(name, tensor.shape.clone()));
+        self.write(changed.map(|(name, shape, x)| (name, vec![x; shape.iter().product()], shape)));
+    }
+
+    /// Writes these tensors, and no others.
+    fn write(&self, tensors: impl IntoIterator<Item = (String, Vec<f32>, Vec<usize>)>) {
         let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-        for (name, tensor) in tensors(&golden("adapters/llama").join(TENSORS)) {
-            for (name, shape, x) in change(&name, tensor.shape.clone()) {
-                let start = data.len();
-                data.extend((0..shape.iter().product::<usize>()).flat_map(|_| x.to_le_bytes()));
-                let entry = serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()] });
-                header.insert(name, entry);
-            }
+        for (name, numbers, shape) in tensors {
+            let start = data.len();
+            data.extend(numbers.into_iter().flat_map(f32::to_le_bytes));
+            let entry =
+                serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()] });
+            header.insert(name, entry);
         }
         let header = serde_json::to_vec(&header).unwrap();
         let parts = [&header.len().to_le_bytes()[..], &header, &data];
         std::fs::write(self.0.join(TENSORS), parts.concat()).unwrap();
+    }
+
+    /// Writes the pair of matrices of one layer, each number of which is between -1 and 1.
+    fn pair(&self, layer: &str, [outputs, inputs]: [usize; 2]) {
+        let mut at = 1u32;
+        let mut random = |n: usize| -> Vec<f32> {
+            let next = || {
+                at = at.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                at as f32 / 2f32.powi(31) - 1.0
+            };
+            std::iter::repeat_with(next).take(n).collect()
+        };
+        let halves = [("A", [RANK, inputs]), ("B", [outputs, RANK])].map(|(half, shape)| {
+            let name = format!("base_model.model.{layer}.lora_{half}.weight");
+            (name, random(shape[0] * shape[1]), shape.to_vec())
+        });
+        self.write(halves);
     }
 
     /// Replaces some bytes of the GGUF file by as many others.
@@ -292,6 +360,8 @@ impl Drop for Copied {
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
+/// Of the pairs that are made here.
+const RANK: usize = 4;
 
 #[test]
 fn settings_that_are_not_honoured_are_refused() {
@@ -393,17 +463,7 @@ fn tensors_that_do_not_fit_are_refused() {
     {
         let copied = Copied::new(&format!("layers-{i}"));
         copied.set(&targets);
-        let (mut header, shapes) = (serde_json::Map::new(), [("A", [4, 48]), ("B", [96, 4])]);
-        let mut at = 0;
-        for (half, shape) in shapes {
-            let end = at + 4 * shape[0] * shape[1];
-            let entry = serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] });
-            header.insert(format!("base_model.model.{layer}.lora_{half}.weight"), entry);
-            at = end;
-        }
-        let header = serde_json::to_vec(&header).unwrap();
-        let bytes = [&header.len().to_le_bytes()[..], &header, &vec![0; at]].concat();
-        std::fs::write(copied.0.join(TENSORS), bytes).unwrap();
+        copied.pair(layer, [96, 48]);
         said += &format!("an adapter of {layer}:\n    {}\n", copied.said(&copied.0));
     }
     insta::assert_snapshot!(said);

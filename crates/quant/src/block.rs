@@ -34,18 +34,16 @@ pub trait Block: Pod {
 /// This is the only place that leads from a format's value to its type.
 #[macro_export]
 macro_rules! with_block {
-    ($format:expr, $B:ident => $body:expr) => {
-        $crate::with_block!(@ $format, $B, $body,
-            F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Q8K IQ1S IQ1M
-            IQ2XXS IQ2XS IQ2S IQ3XXS IQ3S IQ4NL IQ4XS TQ1_0 TQ2_0 MXFP4 NVFP4 Q1_0 Q2_0 F8)
-    };
-    (@ $format:expr, $B:ident, $body:expr, $($name:ident)*) => {
+    (@ ($format:expr, $B:ident, $body:expr) $($file:ident { $($block:ident $facts:tt)* })*) => {
         match $format {
-            $($crate::Format::$name => {
-                type $B = $crate::$name;
+            $($($crate::Format::$block => {
+                type $B = $crate::$block;
                 $body
-            })*
+            })*)*
         }
+    };
+    ($format:expr, $B:ident => $body:expr) => {
+        $crate::formats!([$crate::with_block] ($format, $B, $body))
     };
 }
 

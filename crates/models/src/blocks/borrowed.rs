@@ -1,6 +1,6 @@
 //! Attention to another layer's keys and values: a layer that has queries alone.
 
-use tallow_core::ops::{Attend, Epilogue, Normalize, Project, ProjectMany, Rotate};
+use tallow_core::ops::{Attend, Epilogue, Normalize, Rotate};
 use tallow_core::{AttnSpec, Backend, Heads, Linear, Norm, Result, Tensor};
 
 use super::Context;
@@ -59,7 +59,7 @@ impl<B: Backend> Borrowed<B> {
         then: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
-        let mut q = b.run(ProjectMany { x, norm, by: std::slice::from_ref(&self.q) })?; // [tokens, q * dim]
+        let mut q = cx.project_many(x, norm, std::slice::from_ref(&self.q))?; // [tokens, q * dim]
         if let Some(by) = &self.q_norm {
             q = b.run(Normalize { x: &q, by, residual: None })?;
         }
@@ -67,6 +67,6 @@ impl<B: Backend> Borrowed<B> {
             q = b.run(Rotate { x: &q, head_dim: heads.dim, by, positions: &plan.positions })?;
         }
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
-        b.run(Project { x: &mixed, by: &self.o, then })
+        cx.project(&mixed, &self.o, then)
     }
 }

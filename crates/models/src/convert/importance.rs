@@ -28,7 +28,9 @@ impl Importance {
         let wrong = |x: &f32| !x.is_finite() || *x < 0.0;
         match inputs.iter().find(|(_, inputs)| inputs.iter().any(wrong)) {
             None => Ok(Importance { inputs }),
-            Some((name, _)) => Err(LoadError::bad(path, name, "has a mean square that can be none")),
+            Some((name, _)) => {
+                Err(LoadError::bad(path, name, "has a mean square that is no number, or less than 0"))
+            }
         }
     }
 

@@ -60,8 +60,8 @@ impl Inputs {
         self.tensors.values().flatten().filter(|sums| sums.rows == 0).count()
     }
 
-    /// A file of them that is to be called `out`, and how many tensors it knows. `names` says of each tensor of a GGUF file which of the
-    /// checkpoint's it is made of, one after another. What ends with `.dat` becomes a file of the older kind.
+    /// A file of them that is to be called `out`, and how many tensors it knows. `names` says of each tensor of a GGUF file
+    /// which of the checkpoint's it is made of, one after another. What ends with `.dat` becomes a file of the older kind.
     pub fn file(
         &self,
         out: &Path,

@@ -18,8 +18,8 @@ use crate::spec::{Bias, DecoderSpec};
 /// The family that reads GGUF files of such a model.
 pub(super) fn reader(model: &Model) -> Result<&'static Family> {
     let arch = model.family.gguf.first();
-    let reader = arch.and_then(|arch| families::ALL.iter().find(|family| family.gguf.contains(arch)));
-    reader.copied().ok_or_else(|| {
+    let reader = arch.and_then(|arch| families::decoders().find(|family| family.gguf.contains(arch)));
+    reader.ok_or_else(|| {
         let what = format!("converting a {} model", model.family.name);
         LoadError::unsupported(&model.checkpoint.path, what, "GGUF files of that family are not read here")
     })

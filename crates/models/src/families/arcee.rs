@@ -1,12 +1,14 @@
 //! Arcee's AFM: Llama without a gate in its feed-forward blocks.
 
-use super::{Family, common};
+use super::{Declared, Family, common};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names;
 use crate::spec::DecoderSpec;
 
-pub(super) static ARCEE: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&ARCEE)];
+
+static ARCEE: Family = Family {
     name: "Arcee",
     hf: &["ArceeForCausalLM"],
     gguf: &[],

@@ -1,12 +1,14 @@
 //! BERT: the first of its kind.
 
-use super::{EncoderFamily, encoders};
+use super::{Declared, EncoderFamily, encoders};
 use crate::encoder::spec::{Bend, EncoderSpec};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
 
-pub(super) static BERT: EncoderFamily = EncoderFamily {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&BERT), Declared::GgufEncoder(&BERT_GGUF)];
+
+static BERT: EncoderFamily = EncoderFamily {
     name: "BERT",
     hf: &["BertModel", "BertForSequenceClassification", "BertForMaskedLM"],
     names: NAMES,
@@ -16,7 +18,7 @@ pub(super) static BERT: EncoderFamily = EncoderFamily {
     spec,
 };
 
-pub(super) static BERT_GGUF: EncoderFamily = EncoderFamily {
+static BERT_GGUF: EncoderFamily = EncoderFamily {
     name: "BERT",
     hf: &["bert"],
     names: encoders::GGUF_NAMES,

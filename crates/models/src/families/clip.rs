@@ -1,12 +1,14 @@
 //! CLIP: a causal encoder of texts, whose last token stands for all, and one of images with a token in front.
 
-use super::{EncoderFamily, towers};
+use super::{Declared, EncoderFamily, towers};
 use crate::encoder::spec::{EncoderSpec, EndingSpec, Gathering, PatchSpec, Pooling, Processing, Projection};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::spec::Bias;
 
-pub(super) static CLIP: EncoderFamily = EncoderFamily {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&CLIP), Declared::Encoder(&CLIP_IMAGES)];
+
+static CLIP: EncoderFamily = EncoderFamily {
     name: "CLIP",
     hf: &["CLIPModel", "CLIPTextModelWithProjection", "CLIPTextModel"],
     names: towers::TEXT,
@@ -16,7 +18,7 @@ pub(super) static CLIP: EncoderFamily = EncoderFamily {
     spec: text,
 };
 
-pub(super) static CLIP_IMAGES: EncoderFamily = EncoderFamily {
+static CLIP_IMAGES: EncoderFamily = EncoderFamily {
     name: "CLIP (images)",
     hf: &["CLIPModel", "CLIPVisionModelWithProjection", "CLIPVisionModel"],
     names: towers::IMAGES,

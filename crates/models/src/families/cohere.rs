@@ -3,13 +3,15 @@
 
 use tallow_core::RopePairs;
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
 use crate::spec::{Bias, DecoderSpec, Order, QkNormSpec};
 
-pub(super) static COHERE: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&COHERE), Declared::Decoder(&COHERE2)];
+
+static COHERE: Family = Family {
     name: "Cohere",
     hf: &["CohereForCausalLM"],
     gguf: &["command-r"],
@@ -18,7 +20,7 @@ pub(super) static COHERE: Family = Family {
     spec: cohere,
 };
 
-pub(super) static COHERE2: Family = Family {
+static COHERE2: Family = Family {
     name: "Cohere 2",
     hf: &["Cohere2ForCausalLM"],
     gguf: &["cohere2"],

@@ -3,14 +3,16 @@
 
 use tallow_core::{Heads, RopePairs};
 
-use super::{Family, common, rope, routed};
+use super::{Declared, Family, common, rope, routed};
 use crate::blocks::rope::Scaling;
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
 use crate::spec::{DecoderSpec, ExpertsSpec, LatentSpec};
 
-pub(super) static DEEPSEEK_V2: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&DEEPSEEK_V2), Declared::Decoder(&DEEPSEEK_V3)];
+
+static DEEPSEEK_V2: Family = Family {
     name: "DeepSeek V2",
     hf: &["DeepseekV2ForCausalLM"],
     // Those of V3 call themselves so too.
@@ -20,7 +22,7 @@ pub(super) static DEEPSEEK_V2: Family = Family {
     spec: v2,
 };
 
-pub(super) static DEEPSEEK_V3: Family = Family {
+static DEEPSEEK_V3: Family = Family {
     name: "DeepSeek V3",
     hf: &["DeepseekV3ForCausalLM"],
     gguf: &["deepseek2"],

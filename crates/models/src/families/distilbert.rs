@@ -2,13 +2,15 @@
 
 use tallow_core::Activation;
 
-use super::{EncoderFamily, common, encoders};
+use super::{Declared, EncoderFamily, common, encoders};
 use crate::encoder::spec::{Bend, EncoderSpec};
 use crate::error::Result;
 use crate::formats::config::{Config, key};
 use crate::formats::names::{self, Names};
 
-pub(super) static DISTILBERT: EncoderFamily = EncoderFamily {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&DISTILBERT)];
+
+static DISTILBERT: EncoderFamily = EncoderFamily {
     name: "DistilBERT",
     hf: &["DistilBertModel", "DistilBertForSequenceClassification", "DistilBertForMaskedLM"],
     names: Names {

@@ -1,6 +1,6 @@
 //! What families of encoders have in common.
 
-use super::{ENCODERS, GGUF_ENCODERS, common, find};
+use super::{Declared, common, declared, find};
 use crate::encoder::spec::{Bend, EncoderSpec, HeadSpec, Pooling, Positions};
 use crate::error::{LoadError, Result};
 use crate::formats::config::{Config, Key, key};
@@ -38,16 +38,29 @@ impl EncoderFamily {
     }
 }
 
+/// The families of encoders that we know in such files as a checkpoint's.
+fn all(c: &Config<'_>) -> impl Iterator<Item = &'static EncoderFamily> {
+    let is_gguf = c.is_gguf();
+    declared().filter_map(move |d| match d {
+        Declared::Encoder(family) if !is_gguf => Some(family),
+        Declared::GgufEncoder(family) if is_gguf => Some(family),
+        _ => None,
+    })
+}
+
+/// Those of them that a checkpoint is of.
+fn of(c: &Config<'_>) -> impl Iterator<Item = &'static EncoderFamily> {
+    all(c).filter(|f| f.hf.contains(&c.arch()))
+}
+
 /// The family of encoders that a checkpoint is of, if it is of one.
 pub fn encoder(c: &Config<'_>) -> Option<&'static EncoderFamily> {
-    let all = if c.is_gguf() { GGUF_ENCODERS } else { ENCODERS };
-    all.iter().find(|f| f.hf.contains(&c.arch())).copied()
+    of(c).next()
 }
 
 /// The family of the encoder of images that stands beside that of texts, if one does.
 pub fn encoder_of_images(c: &Config<'_>) -> Option<&'static EncoderFamily> {
-    let of = |f: &&&EncoderFamily| !c.is_gguf() && f.hf.contains(&c.arch());
-    ENCODERS.iter().filter(of).nth(1).copied()
+    of(c).nth(1)
 }
 
 /// The family of encoders that a checkpoint is of; a refusal where it is of none.
@@ -57,8 +70,7 @@ pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
         let why = match find(c) {
             Ok(_) => "it writes text: `tallow run` and `tallow serve` are for it".to_owned(),
             Err(_) => {
-                let all = if c.is_gguf() { GGUF_ENCODERS } else { ENCODERS };
-                let known: Vec<&str> = all.iter().flat_map(|f| f.hf).copied().collect();
+                let known: Vec<&str> = all(c).flat_map(|f| f.hf).copied().collect();
                 format!("these are: {}", known.join(", "))
             }
         };

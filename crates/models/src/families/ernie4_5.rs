@@ -2,13 +2,15 @@
 
 use tallow_core::RopePairs;
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names;
 use crate::spec::DecoderSpec;
 
-pub(super) static ERNIE4_5: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&ERNIE4_5)];
+
+static ERNIE4_5: Family = Family {
     name: "ERNIE 4.5",
     // The second is what its makers' own code calls it.
     hf: &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"],

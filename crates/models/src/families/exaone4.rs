@@ -1,13 +1,15 @@
 //! EXAONE 4: norms behind the blocks, and of queries and keys. Large models have windows, and no rotation where there is
 //! none.
 
-use super::{Family, common};
+use super::{Declared, Family, common};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
 use crate::spec::{DecoderSpec, Order, QkNormSpec};
 
-pub(super) static EXAONE4: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&EXAONE4)];
+
+static EXAONE4: Family = Family {
     name: "EXAONE 4",
     hf: &["Exaone4ForCausalLM"],
     gguf: &[],

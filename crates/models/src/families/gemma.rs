@@ -4,13 +4,16 @@
 
 use tallow_core::Activation;
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
 use crate::spec::{DecoderSpec, Order, QkNormSpec};
 
-pub(super) static GEMMA: Family = Family {
+pub(super) const FAMILIES: &[Declared] =
+    &[Declared::Decoder(&GEMMA), Declared::Decoder(&GEMMA2), Declared::Decoder(&GEMMA3)];
+
+static GEMMA: Family = Family {
     name: "Gemma",
     hf: &["GemmaForCausalLM"],
     gguf: &["gemma"],
@@ -19,7 +22,7 @@ pub(super) static GEMMA: Family = Family {
     spec: gemma,
 };
 
-pub(super) static GEMMA2: Family = Family {
+static GEMMA2: Family = Family {
     name: "Gemma 2",
     hf: &["Gemma2ForCausalLM"],
     gguf: &["gemma2"],
@@ -28,7 +31,7 @@ pub(super) static GEMMA2: Family = Family {
     spec: gemma2,
 };
 
-pub(super) static GEMMA3: Family = Family {
+static GEMMA3: Family = Family {
     name: "Gemma 3",
     hf: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
     gguf: &["gemma3"],

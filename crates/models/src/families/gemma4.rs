@@ -5,14 +5,16 @@
 use tallow_core::Heads;
 
 use super::gemma::{self, LOGIT_CAP};
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{RopeSpec, Scaling};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names, TwofoldNames, of_layer};
 use crate::spec::{DecoderSpec, ExpertsSpec, FfnSpec, LayerSpec, Order, QkNormSpec};
 
-pub(super) static GEMMA4: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GEMMA4)];
+
+static GEMMA4: Family = Family {
     name: "Gemma 4",
     hf: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
     gguf: &["gemma4"],

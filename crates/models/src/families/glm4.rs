@@ -3,13 +3,16 @@
 
 use tallow_core::RopePairs;
 
-use super::{Family, common, rope, routed};
+use super::{Declared, Family, common, rope, routed};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
 use crate::spec::{DecoderSpec, Order, QkNormSpec};
 
-pub(super) static GLM: Family = Family {
+pub(super) const FAMILIES: &[Declared] =
+    &[Declared::Decoder(&GLM), Declared::Decoder(&GLM4), Declared::Decoder(&GLM4_MOE)];
+
+static GLM: Family = Family {
     name: "GLM",
     hf: &["GlmForCausalLM"],
     gguf: &[],
@@ -18,7 +21,7 @@ pub(super) static GLM: Family = Family {
     spec: glm,
 };
 
-pub(super) static GLM4: Family = Family {
+static GLM4: Family = Family {
     name: "GLM 4",
     hf: &["Glm4ForCausalLM"],
     gguf: &["glm4"],
@@ -54,7 +57,7 @@ fn glm4(c: &Config<'_>) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-pub(super) static GLM4_MOE: Family = Family {
+static GLM4_MOE: Family = Family {
     name: "GLM 4 MoE",
     hf: &["Glm4MoeForCausalLM"],
     gguf: &["glm4moe"],

@@ -1,12 +1,14 @@
 //! GPT-2: learned positions, no rotation, no gate, and matrices stored with a row for each input.
 
-use super::{Family, common};
+use super::{Declared, Family, common};
 use crate::error::Result;
 use crate::formats::config::{Config, key};
 use crate::formats::names::{self, Layout, Names};
 use crate::spec::{Bias, DecoderSpec};
 
-pub(super) static GPT2: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GPT2)];
+
+static GPT2: Family = Family {
     name: "GPT-2",
     hf: &["GPT2LMHeadModel"],
     gguf: &["gpt2"],

@@ -1,12 +1,14 @@
 //! GPT-NeoX and Pythia: both blocks side by side, a norm for each; queries, keys and values of a head stored together.
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, key};
 use crate::formats::names::{self, Layout, Names};
 use crate::spec::{Bias, DecoderSpec, Order};
 
-pub(super) static GPT_NEOX: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GPT_NEOX)];
+
+static GPT_NEOX: Family = Family {
     name: "GPT-NeoX",
     hf: &["GPTNeoXForCausalLM"],
     // Nobody has shown yet that its GGUF files give the same.

@@ -3,14 +3,16 @@
 
 use tallow_core::Activation;
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{Scaling, Yarn};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Joint, Names};
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec};
 
-pub(super) static GPT_OSS: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GPT_OSS)];
+
+static GPT_OSS: Family = Family {
     name: "gpt-oss",
     hf: &["GptOssForCausalLM"],
     gguf: &["gpt-oss"],

@@ -1,12 +1,14 @@
 //! Granite: Llama with a multiplier at every joint. Its MoE models have experts in every layer.
 
-use super::{Family, common};
+use super::{Declared, Family, common};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
 use crate::spec::{DecoderSpec, ExpertsSpec};
 
-pub(super) static GRANITE: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GRANITE), Declared::Decoder(&GRANITE_MOE)];
+
+static GRANITE: Family = Family {
     name: "Granite",
     hf: &["GraniteForCausalLM"],
     gguf: &["granite"],
@@ -15,7 +17,7 @@ pub(super) static GRANITE: Family = Family {
     spec,
 };
 
-pub(super) static GRANITE_MOE: Family = Family {
+static GRANITE_MOE: Family = Family {
     name: "Granite MoE",
     hf: &["GraniteMoeForCausalLM"],
     gguf: &[],

@@ -1,12 +1,14 @@
 //! Llama 1 to 3, and whatever calls itself so.
 
-use super::{Family, common, mixtral};
+use super::{Declared, Family, common, mixtral};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names;
 use crate::spec::DecoderSpec;
 
-pub(super) static LLAMA: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&LLAMA)];
+
+static LLAMA: Family = Family {
     name: "Llama",
     hf: &["LlamaForCausalLM"],
     gguf: &["llama"],

@@ -3,14 +3,16 @@
 
 use tallow_core::{RopePairs, Scores, ShareOf};
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{RopeSpec, Scaling};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Joint, Names};
 use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedSpec};
 
-pub(super) static LLAMA4: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&LLAMA4)];
+
+static LLAMA4: Family = Family {
     name: "Llama 4",
     hf: &["Llama4ForCausalLM", "Llama4ForConditionalGeneration"],
     gguf: &[],

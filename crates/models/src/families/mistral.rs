@@ -1,13 +1,16 @@
 //! Mistral: Llama with a sliding window. Ministral: in some layers. Ministral 3: queries grow with their position instead.
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{RopeSpec, Scaling, Yarn};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names;
 use crate::spec::DecoderSpec;
 
-pub(super) static MISTRAL: Family = Family {
+pub(super) const FAMILIES: &[Declared] =
+    &[Declared::Decoder(&MINISTRAL), Declared::Decoder(&MINISTRAL3), Declared::Decoder(&MISTRAL)];
+
+static MISTRAL: Family = Family {
     name: "Mistral",
     hf: &["MistralForCausalLM", "Mistral3ForConditionalGeneration"],
     gguf: &["llama"],
@@ -29,7 +32,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-pub(super) static MINISTRAL: Family = Family {
+static MINISTRAL: Family = Family {
     name: "Ministral",
     hf: &["MinistralForCausalLM"],
     gguf: &[],
@@ -48,7 +51,7 @@ fn ministral(c: &Config<'_>) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-pub(super) static MINISTRAL3: Family = Family {
+static MINISTRAL3: Family = Family {
     name: "Ministral 3",
     hf: &["Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"],
     gguf: &[],

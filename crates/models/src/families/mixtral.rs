@@ -1,12 +1,14 @@
 //! Mixtral: Mistral with experts, each token's two best by a softmax over those two.
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
 use crate::spec::{DecoderSpec, ExpertsSpec};
 
-pub(super) static MIXTRAL: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&MIXTRAL)];
+
+static MIXTRAL: Family = Family {
     name: "Mixtral",
     hf: &["MixtralForCausalLM"],
     gguf: &["llama"],

@@ -1,50 +1,63 @@
 //! The families: what each kind of model is, in terms of the shared blocks.
 //!
-//! A family has no forward pass. To add one, write its file and name it in [`ALL`].
+//! A family has no forward pass. To add one, write its file and name it in `families!`, below.
 
-mod arcee;
-mod bert;
-mod clip;
-mod cohere;
 mod common;
-mod deepseek;
-mod distilbert;
 mod encoders;
-mod ernie4_5;
-mod exaone4;
-mod gemma;
-mod gemma4;
-mod glm4;
-mod gpt2;
-mod gpt_neox;
-mod gpt_oss;
-mod granite;
-mod llama;
-mod llama4;
-mod mistral;
-mod mixtral;
-mod modernbert;
-mod nemotron;
-mod nomic_bert;
-mod olmo;
-mod olmoe;
-mod phi;
-mod phimoe;
-mod qwen;
-mod qwen_moe;
-mod qwen_next;
-mod roberta;
 pub(crate) mod rope;
 mod routed;
 mod scribes;
-mod seed_oss;
-mod siglip;
-mod smollm3;
-mod stablelm;
-mod starcoder2;
-mod t5;
 mod towers;
-mod whisper;
+
+/// Makes a module of each family's file, and lists what they have. `cargo fmt` does not see these modules:
+/// CONTRIBUTING.md says what does.
+macro_rules! families {
+    ($($file:ident,)*) => {
+        $(mod $file;)*
+
+        const FILES: &[&[Declared]] = &[$($file::FAMILIES),*];
+    };
+}
+
+families! {
+    arcee,
+    bert,
+    clip,
+    cohere,
+    deepseek,
+    distilbert,
+    ernie4_5,
+    exaone4,
+    gemma,
+    gemma4,
+    glm4,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    granite,
+    llama,
+    llama4,
+    mistral,
+    mixtral,
+    modernbert,
+    nemotron,
+    nomic_bert,
+    olmo,
+    olmoe,
+    phi,
+    phimoe,
+    qwen,
+    qwen_moe,
+    qwen_next,
+    roberta,
+    seed_oss,
+    siglip,
+    smollm3,
+    stablelm,
+    starcoder2,
+    t5,
+    whisper,
+}
 
 use std::collections::HashSet;
 
@@ -64,7 +77,8 @@ pub struct Family {
     /// `architectures` in `config.json`: the first is that of the text model alone, others may be of models that it is
     /// within.
     pub hf: &'static [&'static str],
-    /// `general.architecture` in GGUF metadata. Where several families share one, the first in [`ALL`] reads such files.
+    /// `general.architecture` in GGUF metadata. Where several families share one, the first reads
+    /// such files.
     pub gguf: &'static [&'static str],
     /// Tensor names in Hugging Face folders.
     pub hf_names: Names,
@@ -93,74 +107,28 @@ impl Family {
     }
 }
 
-/// Every family that we know.
-pub static ALL: &[&Family] = &[
-    &arcee::ARCEE,
-    &cohere::COHERE,
-    &cohere::COHERE2,
-    &deepseek::DEEPSEEK_V2,
-    &deepseek::DEEPSEEK_V3,
-    &ernie4_5::ERNIE4_5,
-    &exaone4::EXAONE4,
-    &gemma::GEMMA,
-    &gemma::GEMMA2,
-    &gemma::GEMMA3,
-    &gemma4::GEMMA4,
-    &glm4::GLM,
-    &glm4::GLM4,
-    &glm4::GLM4_MOE,
-    &gpt2::GPT2,
-    &gpt_neox::GPT_NEOX,
-    &gpt_oss::GPT_OSS,
-    &granite::GRANITE,
-    &granite::GRANITE_MOE,
-    &llama::LLAMA,
-    &llama4::LLAMA4,
-    &mistral::MINISTRAL,
-    &mistral::MINISTRAL3,
-    &mistral::MISTRAL,
-    &mixtral::MIXTRAL,
-    &nemotron::NEMOTRON,
-    &olmo::OLMO2,
-    &olmo::OLMO3,
-    &olmoe::OLMOE,
-    &phi::PHI,
-    &phi::PHI3,
-    &phimoe::PHIMOE,
-    &qwen::QWEN2,
-    &qwen::QWEN3,
-    &qwen_moe::QWEN2_MOE,
-    &qwen_moe::QWEN3_MOE,
-    &qwen_next::QWEN3_NEXT,
-    &qwen_next::QWEN35,
-    &qwen_next::QWEN35_MOE,
-    &seed_oss::SEED_OSS,
-    &smollm3::SMOLLM3,
-    &stablelm::STABLELM,
-    &starcoder2::STARCODER2,
-];
+/// What a family's file has, as its `FAMILIES`.
+#[derive(Debug, Clone, Copy)]
+enum Declared {
+    /// What writes text.
+    Decoder(&'static Family),
+    /// What makes vectors or scores, in Hugging Face folders. Where two name the same architecture, it has two encoders:
+    /// the first is that of texts, the second that of images.
+    Encoder(&'static EncoderFamily),
+    /// The same in GGUF files.
+    GgufEncoder(&'static EncoderFamily),
+    /// What takes in all of a text or a sound, and then writes.
+    Scribe(&'static ScribeFamily),
+}
 
-/// Every family of encoders that we know. Where two name the same architecture, it has two encoders: the first is that
-/// of texts, the second that of images.
-pub static ENCODERS: &[&EncoderFamily] = &[
-    &bert::BERT,
-    &clip::CLIP,
-    &clip::CLIP_IMAGES,
-    &distilbert::DISTILBERT,
-    &modernbert::MODERNBERT,
-    &nomic_bert::NOMIC_BERT,
-    &nomic_bert::NOMIC_BERT_RANK,
-    &roberta::ROBERTA,
-    &siglip::SIGLIP,
-    &siglip::SIGLIP_IMAGES,
-    &t5::T5_ENCODER,
-];
+fn declared() -> impl Iterator<Item = Declared> {
+    FILES.iter().copied().flatten().copied()
+}
 
-/// Every family of encoders of which we know GGUF files.
-pub static GGUF_ENCODERS: &[&EncoderFamily] = &[&bert::BERT_GGUF, &nomic_bert::NOMIC_BERT_GGUF];
-
-/// Every family of encoders with a decoder that we know.
-pub static SCRIBES: &[&ScribeFamily] = &[&t5::T5, &whisper::WHISPER];
+/// Every family of decoders that we know.
+pub(crate) fn decoders() -> impl Iterator<Item = &'static Family> {
+    declared().filter_map(|d| if let Declared::Decoder(family) = d { Some(family) } else { None })
+}
 
 const MODEL_TYPE: Key = key("model_type", "");
 
@@ -176,16 +144,16 @@ pub fn find(config: &Config<'_>) -> Result<&'static Family> {
     let names = |f: &Family| if config.is_gguf() { f.gguf } else { f.hf };
     // What sees pictures has one name with text models of several kinds. Some folders have no name but that of the kind.
     let inner = config.under(TEXT).find_text(MODEL_TYPE)?.or((!config.is_gguf()).then_some(arch));
-    let listed: Vec<&Family> = ALL.iter().copied().filter(|f| names(f).contains(&arch)).collect();
+    let listed: Vec<&Family> = decoders().filter(|f| names(f).contains(&arch)).collect();
     let called = |f: &&&Family| inner.is_some_and(|kind| f.is_called(kind));
     let found = match listed.as_slice() {
-        [] => ALL.iter().find(|f| !config.is_gguf() && f.is_called(arch)),
-        [one] => Some(one),
-        several if config.is_gguf() => several.first(),
-        several => several.iter().find(called),
+        [] => decoders().find(|f| !config.is_gguf() && f.is_called(arch)),
+        [one] => Some(*one),
+        several if config.is_gguf() => several.first().copied(),
+        several => several.iter().find(called).copied(),
     };
-    found.copied().ok_or_else(|| {
-        let mut known: Vec<&str> = ALL.iter().flat_map(|f| names(f)).copied().collect();
+    found.ok_or_else(|| {
+        let mut known: Vec<&str> = decoders().flat_map(names).copied().collect();
         let mut seen = HashSet::new();
         known.retain(|name| seen.insert(*name));
         let why = format!("these are: {}", known.join(", "));

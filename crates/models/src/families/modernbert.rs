@@ -1,13 +1,15 @@
 //! ModernBERT: norms in front, rotation, gated blocks, no biases, and a window in most layers.
 
-use super::{EncoderFamily, common, encoders, rope};
+use super::{Declared, EncoderFamily, common, encoders, rope};
 use crate::encoder::spec::{Bend, EncoderSpec, HeadSpec, Pooling};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
 use crate::spec::Order;
 
-pub(super) static MODERNBERT: EncoderFamily = EncoderFamily {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&MODERNBERT)];
+
+static MODERNBERT: EncoderFamily = EncoderFamily {
     name: "ModernBERT",
     hf: &["ModernBertModel", "ModernBertForSequenceClassification", "ModernBertForMaskedLM"],
     names: Names {

@@ -1,13 +1,15 @@
 //! Nemotron (3, 4 and Minitron): norms that take the mean away, with weights stored less one; half of each head turns; no
 //! gate.
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, key};
 use crate::formats::names;
 use crate::spec::DecoderSpec;
 
-pub(super) static NEMOTRON: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&NEMOTRON)];
+
+static NEMOTRON: Family = Family {
     name: "Nemotron",
     hf: &["NemotronForCausalLM"],
     gguf: &[],

@@ -1,6 +1,6 @@
 //! Nomic's BERT: rotation in place of positions, gated blocks, joint queries, keys and values, few biases.
 
-use super::{EncoderFamily, common, encoders, rope};
+use super::{Declared, EncoderFamily, common, encoders, rope};
 use crate::encoder::spec::{Bend, EncoderSpec};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
@@ -24,7 +24,13 @@ macro_rules! names {
     };
 }
 
-pub(super) static NOMIC_BERT: EncoderFamily = EncoderFamily {
+pub(super) const FAMILIES: &[Declared] = &[
+    Declared::Encoder(&NOMIC_BERT),
+    Declared::Encoder(&NOMIC_BERT_RANK),
+    Declared::GgufEncoder(&NOMIC_BERT_GGUF),
+];
+
+static NOMIC_BERT: EncoderFamily = EncoderFamily {
     name: "Nomic BERT",
     hf: &["NomicBertModel"],
     names: names!("bert."),
@@ -35,7 +41,7 @@ pub(super) static NOMIC_BERT: EncoderFamily = EncoderFamily {
 };
 
 /// With a head, and as newer libraries write it.
-pub(super) static NOMIC_BERT_RANK: EncoderFamily = EncoderFamily {
+static NOMIC_BERT_RANK: EncoderFamily = EncoderFamily {
     name: "Nomic BERT",
     hf: &["NomicBertForSequenceClassification"],
     names: names!("nomic_bert."),
@@ -48,7 +54,7 @@ pub(super) static NOMIC_BERT_RANK: EncoderFamily = EncoderFamily {
     },
 };
 
-pub(super) static NOMIC_BERT_GGUF: EncoderFamily = EncoderFamily {
+static NOMIC_BERT_GGUF: EncoderFamily = EncoderFamily {
     name: "Nomic BERT",
     hf: &["nomic-bert"],
     names: Names { qkv: "blk.{}.attn_qkv", ..encoders::GGUF_NAMES },

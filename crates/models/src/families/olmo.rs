@@ -1,13 +1,15 @@
 //! OLMo 2 and 3: norms behind the blocks, queries and keys normalised as a whole. OLMo 3 adds a window to three layers
 //! of four, whose rotary embedding is not scaled.
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
 use crate::spec::{DecoderSpec, Order, QkNormSpec};
 
-pub(super) static OLMO2: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&OLMO2), Declared::Decoder(&OLMO3)];
+
+static OLMO2: Family = Family {
     name: "OLMo 2",
     hf: &["Olmo2ForCausalLM"],
     gguf: &["olmo2"],
@@ -16,7 +18,7 @@ pub(super) static OLMO2: Family = Family {
     spec,
 };
 
-pub(super) static OLMO3: Family = Family {
+static OLMO3: Family = Family {
     name: "OLMo 3",
     hf: &["Olmo3ForCausalLM"],
     // Such files bring a window.

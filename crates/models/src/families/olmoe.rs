@@ -1,12 +1,14 @@
 //! OLMoE: experts in every layer, queries and keys normalised as a whole.
 
-use super::{Family, common};
+use super::{Declared, Family, common};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
 use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec};
 
-pub(super) static OLMOE: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&OLMOE)];
+
+static OLMOE: Family = Family {
     name: "OLMoE",
     hf: &["OlmoeForCausalLM"],
     gguf: &[],

@@ -1,12 +1,14 @@
 //! Phi 1 and 2 (both blocks see the same norm, no gate, biases everywhere), Phi 3 and 4 (Llama with joint tensors).
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
 use crate::spec::{Bias, DecoderSpec, Order, QkNormSpec};
 
-pub(super) static PHI: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&PHI), Declared::Decoder(&PHI3)];
+
+static PHI: Family = Family {
     name: "Phi",
     hf: &["PhiForCausalLM"],
     gguf: &["phi2"],
@@ -23,7 +25,7 @@ pub(super) static PHI: Family = Family {
     spec: phi,
 };
 
-pub(super) static PHI3: Family = Family {
+static PHI3: Family = Family {
     name: "Phi 3",
     hf: &["Phi3ForCausalLM"],
     gguf: &["phi3"],

@@ -2,14 +2,16 @@
 
 use tallow_core::{NormKind, Scores};
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::blocks::rope::Scaling;
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec};
 
-pub(super) static PHIMOE: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&PHIMOE)];
+
+static PHIMOE: Family = Family {
     name: "PhiMoE",
     // The second is what the first checkpoints call it.
     hf: &["PhimoeForCausalLM", "PhiMoEForCausalLM"],

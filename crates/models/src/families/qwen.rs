@@ -1,12 +1,14 @@
 //! Qwen2 and 2.5 (biases on queries, keys and values), Qwen3 (norms on queries and keys instead).
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
 use crate::spec::{Bias, DecoderSpec, QkNormSpec};
 
-pub(super) static QWEN2: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&QWEN2), Declared::Decoder(&QWEN3)];
+
+static QWEN2: Family = Family {
     name: "Qwen2",
     hf: &["Qwen2ForCausalLM", QWEN2_VL, QWEN2_5_VL],
     gguf: &["qwen2"],
@@ -15,7 +17,7 @@ pub(super) static QWEN2: Family = Family {
     spec: qwen2,
 };
 
-pub(super) static QWEN3: Family = Family {
+static QWEN3: Family = Family {
     name: "Qwen3",
     hf: &["Qwen3ForCausalLM", QWEN3_VL],
     gguf: &["qwen3"],

@@ -1,12 +1,14 @@
 //! Qwen2-MoE (experts, and a gated block beside them) and Qwen3-MoE.
 
-use super::{Family, common};
+use super::{Declared, Family, common};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
 use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedSpec};
 
-pub(super) static QWEN2_MOE: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&QWEN2_MOE), Declared::Decoder(&QWEN3_MOE)];
+
+static QWEN2_MOE: Family = Family {
     name: "Qwen2-MoE",
     hf: &["Qwen2MoeForCausalLM"],
     gguf: &["qwen2moe"],
@@ -21,7 +23,7 @@ pub(super) static QWEN2_MOE: Family = Family {
     spec: qwen2_moe,
 };
 
-pub(super) static QWEN3_MOE: Family = Family {
+static QWEN3_MOE: Family = Family {
     name: "Qwen3-MoE",
     hf: &["Qwen3MoeForCausalLM"],
     gguf: &["qwen3moe"],

@@ -4,13 +4,16 @@
 use tallow_core::ops::{MOST_KERNEL, MOST_KEY};
 use tallow_core::{Activation, DeltaHeads, Sharing};
 
-use super::{Family, common, qwen_moe, rope};
+use super::{Declared, Family, common, qwen_moe, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, DeltaNames, Names, Rate};
 use crate::spec::{DecoderSpec, DeltaSpec, ExpertsSpec, QkNormSpec, SharedSpec};
 
-pub(super) static QWEN3_NEXT: Family = Family {
+pub(super) const FAMILIES: &[Declared] =
+    &[Declared::Decoder(&QWEN3_NEXT), Declared::Decoder(&QWEN35), Declared::Decoder(&QWEN35_MOE)];
+
+static QWEN3_NEXT: Family = Family {
     name: "Qwen3-Next",
     hf: &["Qwen3NextForCausalLM"],
     gguf: &["qwen3next"],
@@ -19,7 +22,7 @@ pub(super) static QWEN3_NEXT: Family = Family {
     spec: qwen3_next,
 };
 
-pub(super) static QWEN35: Family = Family {
+static QWEN35: Family = Family {
     name: "Qwen3.5",
     hf: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
     gguf: &["qwen35"],
@@ -28,7 +31,7 @@ pub(super) static QWEN35: Family = Family {
     spec: qwen35,
 };
 
-pub(super) static QWEN35_MOE: Family = Family {
+static QWEN35_MOE: Family = Family {
     name: "Qwen3.5-MoE",
     hf: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
     gguf: &["qwen35moe"],

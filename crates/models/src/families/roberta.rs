@@ -1,12 +1,14 @@
 //! RoBERTa and XLM-R: BERT with positions that are counted from the token that fills up short texts.
 
-use super::{EncoderFamily, encoders};
+use super::{Declared, EncoderFamily, encoders};
 use crate::encoder::spec::{Bend, EncoderSpec};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
 
-pub(super) static ROBERTA: EncoderFamily = EncoderFamily {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&ROBERTA)];
+
+static ROBERTA: EncoderFamily = EncoderFamily {
     name: "RoBERTa",
     hf: &[
         "RobertaModel",

@@ -1,6 +1,6 @@
 //! What families of encoders with decoders have in common.
 
-use super::{SCRIBES, find};
+use super::{Declared, declared, find};
 use crate::encoder::Parts;
 use crate::error::{LoadError, Result};
 use crate::formats::config::Config;
@@ -26,16 +26,20 @@ pub struct ScribeFamily {
     pub spec: fn(&Config<'_>) -> Result<ScribeSpec>,
 }
 
+/// Every family of encoders with decoders that we know.
+fn all() -> impl Iterator<Item = &'static ScribeFamily> {
+    declared().filter_map(|d| if let Declared::Scribe(family) = d { Some(family) } else { None })
+}
+
 /// The family of encoders with decoders that a checkpoint is of, if it is of one.
 pub fn scribe(c: &Config<'_>) -> Option<&'static ScribeFamily> {
-    let of = |f: &&&ScribeFamily| !c.is_gguf() && f.hf.contains(&c.arch());
-    SCRIBES.iter().find(of).copied()
+    all().find(|f| !c.is_gguf() && f.hf.contains(&c.arch()))
 }
 
 /// The same; a refusal where it is of none.
 pub fn find_scribe(c: &Config<'_>) -> Result<&'static ScribeFamily> {
     scribe(c).ok_or_else(|| {
-        let known: Vec<&str> = SCRIBES.iter().flat_map(|f| f.hf).copied().collect();
+        let known: Vec<&str> = all().flat_map(|f| f.hf).copied().collect();
         let what = format!("encoding and then writing by the architecture {:?}", c.arch());
         let why = match find(c) {
             Ok(_) => "it has a decoder alone: `tallow run` and `tallow serve` are for it".to_owned(),

@@ -1,12 +1,14 @@
 //! Seed-OSS: Llama with biases on queries, keys and values.
 
-use super::{Family, common};
+use super::{Declared, Family, common};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names;
 use crate::spec::DecoderSpec;
 
-pub(super) static SEED_OSS: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&SEED_OSS)];
+
+static SEED_OSS: Family = Family {
     name: "Seed-OSS",
     hf: &["SeedOssForCausalLM"],
     gguf: &[],

@@ -1,12 +1,14 @@
 //! SigLIP: an encoder of texts that are filled up to one length, and one of images that asks all patches one question.
 
-use super::{EncoderFamily, common, towers};
+use super::{Declared, EncoderFamily, common, towers};
 use crate::encoder::spec::{EncoderSpec, EndingSpec, Gathering, PatchSpec, Pooling, Projection};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::spec::Bias;
 
-pub(super) static SIGLIP: EncoderFamily = EncoderFamily {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&SIGLIP), Declared::Encoder(&SIGLIP_IMAGES)];
+
+static SIGLIP: EncoderFamily = EncoderFamily {
     name: "SigLIP",
     hf: &["SiglipModel", "SiglipTextModel"],
     names: towers::TEXT,
@@ -16,7 +18,7 @@ pub(super) static SIGLIP: EncoderFamily = EncoderFamily {
     spec: text,
 };
 
-pub(super) static SIGLIP_IMAGES: EncoderFamily = EncoderFamily {
+static SIGLIP_IMAGES: EncoderFamily = EncoderFamily {
     name: "SigLIP (images)",
     hf: &["SiglipModel", "SiglipVisionModel"],
     names: towers::IMAGES,

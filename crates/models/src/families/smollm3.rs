@@ -1,13 +1,15 @@
 //! SmolLM3: Llama in which some layers have no rotary embedding.
 
 use super::rope::{self, THETA};
-use super::{Family, common};
+use super::{Declared, Family, common};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
 use crate::spec::DecoderSpec;
 
-pub(super) static SMOLLM3: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&SMOLLM3)];
+
+static SMOLLM3: Family = Family {
     name: "SmolLM3",
     hf: &["SmolLM3ForCausalLM"],
     gguf: &["smollm3"],

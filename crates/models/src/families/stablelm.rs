@@ -1,12 +1,14 @@
 //! StableLM: norms that take the mean away, a quarter of each head turns; some models have both blocks side by side.
 
-use super::{Family, common, rope};
+use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
 use crate::spec::{DecoderSpec, Order, QkNormSpec};
 
-pub(super) static STABLELM: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&STABLELM)];
+
+static STABLELM: Family = Family {
     name: "StableLM",
     hf: &["StableLmForCausalLM"],
     gguf: &["stablelm"],

@@ -1,12 +1,14 @@
 //! StarCoder2: norms that take the mean away, biases everywhere, no gate.
 
-use super::{Family, common};
+use super::{Declared, Family, common};
 use crate::error::Result;
 use crate::formats::config::{Config, key};
 use crate::formats::names::{self, Names};
 use crate::spec::DecoderSpec;
 
-pub(super) static STARCODER2: Family = Family {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&STARCODER2)];
+
+static STARCODER2: Family = Family {
     name: "StarCoder2",
     hf: &["Starcoder2ForCausalLM"],
     // Its GGUF files do not tell its window.

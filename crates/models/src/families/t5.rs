@@ -2,7 +2,7 @@
 
 use tallow_core::{Activation, Heads};
 
-use super::{EncoderFamily, ScribeFamily, common};
+use super::{Declared, EncoderFamily, ScribeFamily, common};
 use crate::encoder::Parts;
 use crate::encoder::spec::EncoderSpec;
 use crate::error::Result;
@@ -12,7 +12,9 @@ use crate::scribe::ScribeSpec;
 use crate::spec::{BiasSpec, DecoderSpec};
 use crate::weights::named;
 
-pub(super) static T5_ENCODER: EncoderFamily = EncoderFamily {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&T5_ENCODER), Declared::Scribe(&T5)];
+
+static T5_ENCODER: EncoderFamily = EncoderFamily {
     name: "T5",
     hf: &["T5EncoderModel", "MT5EncoderModel"],
     names: ENCODER,
@@ -23,7 +25,7 @@ pub(super) static T5_ENCODER: EncoderFamily = EncoderFamily {
     spec: encoder,
 };
 
-pub(super) static T5: ScribeFamily = ScribeFamily {
+static T5: ScribeFamily = ScribeFamily {
     name: "T5",
     hf: &["T5ForConditionalGeneration", "MT5ForConditionalGeneration"],
     encoder: ENCODER,

@@ -2,7 +2,7 @@
 
 use tallow_core::Activation;
 
-use super::{ScribeFamily, common};
+use super::{Declared, ScribeFamily, common};
 use crate::encoder::Parts;
 use crate::encoder::spec::{EncoderSpec, Positions, SoundSpec};
 use crate::error::Result;
@@ -11,7 +11,9 @@ use crate::formats::names::{self, AcrossNames, Names};
 use crate::scribe::ScribeSpec;
 use crate::spec::{Bias, DecoderSpec};
 
-pub(super) static WHISPER: ScribeFamily = ScribeFamily {
+pub(super) const FAMILIES: &[Declared] = &[Declared::Scribe(&WHISPER)];
+
+static WHISPER: ScribeFamily = ScribeFamily {
     name: "Whisper",
     hf: &["WhisperForConditionalGeneration"],
     encoder: Names {

@@ -12,9 +12,7 @@ use tallow_core::DType;
 use super::page::{Bring, Direct, STREAMS, Segment};
 use super::softmax::padded;
 use super::weights::Weight;
-use super::{
-    AttendTask, BLOCK, BLOCKS, Pages, Products, SEGMENT, TILE, Work, rows_at_once, softmax, with_rows,
-};
+use super::{AttendTask, BLOCK, BLOCKS, Pages, Products, SEGMENT, TILE, Work, rows_at_once, with_rows};
 use crate::kernels::codes;
 use crate::simd::{self, Lines};
 
@@ -113,11 +111,6 @@ pub(super) struct Bytes;
 
 impl<S: Weight + Lines> Products<S> for Bytes {
     type E = i8;
-    const INVERTED: bool = false;
-
-    fn rows_at_once(_: &AttendTask<'_>) -> usize {
-        rows_at_once::<S>()
-    }
 
     /// The layout is [pairs of elements, rows], then what each row is to be multiplied by.
     #[inline(always)]
@@ -152,19 +145,6 @@ impl<S: Weight + Lines> Products<S> for Bytes {
                 _ => scores::<S, R, 1>(q, scales, k, seen, work.s),
             });
         }
-    }
-
-    #[inline(always)]
-    unsafe fn weigh(
-        t: &AttendTask<'_>,
-        row: usize,
-        first: usize,
-        own: Range<usize>,
-        s: &mut [f32],
-    ) -> (f32, f32) {
-        t.add_bias(row, first + own.start, &mut s[own.clone()]);
-        // SAFETY: passed on to the caller.
-        unsafe { softmax::weigh::<S>(s, own, t.softcap) }
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::page::Segment;
 use super::weights::Weight;
-use super::{AttendTask, Products, Work, gather, rows_at_once, score, softmax, spread_queries, with_rows};
+use super::{AttendTask, Products, Work, gather, rows_at_once, score, spread_queries, with_rows};
 use crate::simd::Element;
 
 /// Keys and values of some precision are widened on their way.
@@ -13,11 +13,6 @@ pub(super) struct Floats<E>(PhantomData<E>);
 
 impl<S: Weight, E: Element> Products<S> for Floats<E> {
     type E = E;
-    const INVERTED: bool = false;
-
-    fn rows_at_once(_: &AttendTask<'_>) -> usize {
-        rows_at_once::<S>()
-    }
 
     #[inline(always)]
     unsafe fn load_queries(t: &AttendTask<'_>, group: Range<usize>, q: &mut [f32]) {
@@ -38,19 +33,6 @@ impl<S: Weight, E: Element> Products<S> for Floats<E> {
             with_rows!(rows, rows_at_once::<S>(), R =>
                 score::score::<S, E, R>(&work.q[q], &k.k, seen, dim, work.s));
         }
-    }
-
-    #[inline(always)]
-    unsafe fn weigh(
-        t: &AttendTask<'_>,
-        row: usize,
-        first: usize,
-        own: Range<usize>,
-        s: &mut [f32],
-    ) -> (f32, f32) {
-        t.add_bias(row, first + own.start, &mut s[own.clone()]);
-        // SAFETY: passed on to the caller.
-        unsafe { softmax::weigh::<S>(s, own, t.softcap) }
     }
 
     #[inline(always)]

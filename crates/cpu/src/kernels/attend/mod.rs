@@ -328,11 +328,13 @@ pub(super) unsafe fn attend_i8<S: Weight + Lines>(
 trait Products<S: Weight> {
     /// What segments consist of.
     type E: Copy;
-    /// Are sums multiplied by what they are to be divided by?
-    const INVERTED: bool;
+    /// Are values multiplied by one over the sum of their weights? Else they are divided by it.
+    const INVERTED: bool = false;
 
     /// Rows of the largest group that is computed together.
-    fn rows_at_once(t: &AttendTask<'_>) -> usize;
+    fn rows_at_once(_: &AttendTask<'_>) -> usize {
+        rows_at_once::<S>()
+    }
 
     /// Scales the queries of a group of rows and lays them out.
     unsafe fn load_queries(t: &AttendTask<'_>, group: Range<usize>, q: &mut [f32]);
@@ -350,13 +352,18 @@ trait Products<S: Weight> {
 
     /// Makes weights of the scores `s` of a row, the first of which is that of position `first`, where it sees `own` of
     /// them. Returns the largest score and the sum of weights.
+    #[inline(always)]
     unsafe fn weigh(
         t: &AttendTask<'_>,
         row: usize,
         first: usize,
         own: Range<usize>,
         s: &mut [f32],
-    ) -> (f32, f32);
+    ) -> (f32, f32) {
+        t.add_bias(row, first + own.start, &mut s[own.clone()]);
+        // SAFETY: passed on to the caller.
+        unsafe { softmax::weigh::<S>(s, own, t.softcap) }
+    }
 
     /// `work.segment.values[row] = Σ work.s[row][position] * value` for the same rows and positions.
     unsafe fn gather(rows: usize, v: &Segment<Self::E>, seen: Range<usize>, dim: usize, work: &mut Work<'_>);

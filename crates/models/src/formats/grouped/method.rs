@@ -427,13 +427,13 @@ impl Module<'_> {
         };
         let count = cols.div_ceil(group);
         let fits = match &zeros {
-            Zeros::Along { words, .. } => words.shape[1] == count,
-            Zeros::Bytes { bytes, .. } => bytes.len() == 1 || bytes.len() == rows * count,
+            Zeros::Along { words, .. } => tall == 1 && words.shape[1] == count,
+            Zeros::Bytes { bytes, .. } => bytes.len() == 1 || bytes.len() == rows.div_ceil(tall) * count,
             Zeros::All(_) | Zeros::Down { .. } | Zeros::Across { .. } => true,
         };
         if !fits {
             let name = format!("tensor \"{}.weight_zero_point\"", self.name);
-            let why = format!("there are not {count} for each of {rows} rows, as there are scales");
+            let why = format!("does not fit the scales, which have shape {shape:?}");
             return Err(LoadError::bad(of.stored.file.path(), name, why));
         }
         let groups =

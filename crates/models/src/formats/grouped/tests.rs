@@ -380,6 +380,38 @@ fn floats_with_scales_of_blocks() {
     check(powers, &json!({"quant_method": "fp8", "weight_block_size": [32, 64]}), &scale, Format::F8);
 }
 
+/// Whole numbers that share a scale and a zero with their neighbours in both directions.
+#[test]
+fn whole_numbers_in_blocks() {
+    let (rows, cols) = (40, 96);
+    let codes: Vec<u8> = (0..rows * cols).map(|i| (i * 37 % 251) as u8).collect();
+    let (scales, zeros) = ([0.5f32, 0.25, 1.0, 2.0, 0.125, 4.0], [3i8, -7, 0, 5, -1, 2]);
+    let made = |zeros: &[i8], shape: &[usize]| {
+        let mut t = Tensors(StoredTensors::new());
+        t.add("weight", Kind::Other("I8".into()), &[rows, cols], codes.clone());
+        let bytes = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+        t.add("weight_scale", Kind::Weights(Format::F32), &[2, 3], bytes);
+        let bytes = zeros.iter().map(|z| *z as u8).collect();
+        t.add("weight_zero_point", Kind::Other("I8".into()), shape, bytes);
+        t
+    };
+    let groups = json!({"group_0": {"weights": {"strategy": "block", "block_structure": [32, 32]}}});
+    let settings =
+        json!({"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": groups});
+    let (data, _) = made(&zeros, &[2, 3]).read(&settings);
+    for (i, got) in data.iter().enumerate() {
+        let block = i / cols / 32 * 3 + i % cols / 32;
+        assert_eq!(
+            *got,
+            scales[block] * f32::from(i16::from(codes[i] as i8) - i16::from(zeros[block])),
+            "{i}"
+        );
+    }
+    let mut others = made(&zeros.repeat(20), &[rows, 3]).0;
+    let e = find(&settings, Path::new("config.json"), &mut others).unwrap_err();
+    assert!(e.to_string().contains("weight_zero_point"), "{e}");
+}
+
 #[test]
 fn floats_that_are_none_are_found() {
     let mut t = Tensors(StoredTensors::new());

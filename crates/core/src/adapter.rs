@@ -15,7 +15,7 @@ pub struct Site(pub u32);
 pub struct LowRank<B: Backend> {
     /// [rank, inputs]. Layers that lie in one tensor have one in common.
     pub down: Rc<Weight<B>>,
-    /// [outputs, rank], or with more inputs where its blocks are larger: what is past the rank is nothing.
+    /// [outputs, rank]
     pub up: Weight<B>,
     /// Multiplies the product.
     pub scale: f32,

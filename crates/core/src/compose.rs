@@ -117,7 +117,6 @@ pub fn adapt<B: Backend>(b: &B, op: &Adapt<'_, B>) -> Result<Tensor<B>> {
             None => {
                 let (x, by) = (x.row_range(rows.clone()), Linear::new(Weight::clone(&part.down), None));
                 let narrow = b.run(Project { x: &x, by: &by, then: Epilogue::NONE })?; // [some, rank]
-                let narrow = widened(b, narrow, part.up.cols())?;
                 gone_down.push((&part.down, rows.clone(), narrow.clone()));
                 narrow
             }
@@ -128,17 +127,6 @@ pub fn adapt<B: Backend>(b: &B, op: &Adapt<'_, B>) -> Result<Tensor<B>> {
         b.run(Copy { from: &sum, to: &to })?;
     }
     Ok(y)
-}
-
-/// With zeros up to so many columns.
-fn widened<B: Backend>(b: &B, x: Tensor<B>, cols: usize) -> Result<Tensor<B>> {
-    if x.cols() == cols {
-        return Ok(x);
-    }
-    let wide = b.alloc(DType::F32, x.rows(), cols)?;
-    b.zero(&wide)?;
-    b.run(Copy { from: &x, to: &wide.col_range(0..x.cols()) })?;
-    Ok(wide)
 }
 
 /// Norms, rotations and the cache write, on column views.

@@ -29,7 +29,7 @@ struct Way<'a> {
     down: &'a Rc<Weight<Cpu>>,
     rows: Range<usize>,
     scale: f32,
-    /// [rows, rank], or with more columns where the ways up take more.
+    /// [rows, rank]
     narrow: Tensor<Cpu>,
     /// The same, if they take it so.
     rounded: Option<Activations>,
@@ -57,10 +57,7 @@ impl<'a> Additions<'a> {
             let way = all.ways.iter().position(same).unwrap_or(all.ways.len());
             let up = Part::of(&part.up);
             if way == all.ways.len() {
-                let narrow = b.alloc(DType::F32, rows, part.up.cols())?;
-                if narrow.cols() > part.rank() {
-                    b.zero(&narrow)?;
-                }
+                let narrow = b.alloc(DType::F32, rows, part.rank())?;
                 let side = b.side(&up.w);
                 let rounded = side.map(|side| Activations::new(b, rows, narrow.cols(), [side].into_iter()));
                 let (down, rounded) = (&part.down, rounded.transpose()?);
@@ -84,7 +81,7 @@ impl<'a> Additions<'a> {
             let narrow = Mat::new(&way.narrow);
             for first in way.rows.clone().step_by(TOGETHER) {
                 let rows = first..way.rows.end.min(first + TOGETHER);
-                let task = LinearTask::plain(of, rows, to.columns(0..way.down.rows()));
+                let task = LinearTask::plain(of, rows, to.columns(0..to.cols));
                 let round = way.rounded.as_ref().map(|to| (to.rounding(), narrow));
                 pieces.push(Piece { task: LinearTask { scale: way.scale, ..task }, round });
             }

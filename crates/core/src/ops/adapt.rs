@@ -67,13 +67,16 @@ pub(super) fn check_adapted<B: Backend>(
     let order = in_turn(with, rows);
     c.that(order, "the adapters' rows", format_args!("in order, under {rows}"), "others")?;
     additions(by, with).try_for_each(|a| {
-        let (rank, wide) = (a.part.rank(), a.part.up.cols());
-        let shape = |w: &crate::Weight<B>| format!("[{}, {}]", w.rows(), w.cols());
-        let (down, up) = (shape(&a.part.down), shape(&a.part.up));
-        let want = format!("[{rank}, {}]", by[a.layer].weight.cols());
-        c.that(down == want, "an adapter's way down", want, down)?;
-        let want = format!("[{}, {rank} or more]", a.columns.len());
-        c.that(a.part.up.rows() == a.columns.len() && wide >= rank, "an adapter's way up", want, up)
+        let (rank, inputs, outputs) = (a.part.rank(), by[a.layer].weight.cols(), a.columns.len());
+        let halves = [
+            ("an adapter's way down", &*a.part.down, rank, inputs),
+            ("an adapter's way up", &a.part.up, outputs, rank),
+        ];
+        halves.into_iter().try_for_each(|(what, w, rows, cols)| {
+            let (want, got) =
+                (format_args!("[{rows}, {cols}]"), format_args!("[{}, {}]", w.rows(), w.cols()));
+            c.that((w.rows(), w.cols()) == (rows, cols), what, want, got)
+        })
     })
 }
 

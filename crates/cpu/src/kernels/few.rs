@@ -139,17 +139,24 @@ impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
     #[inline(always)]
     unsafe fn plain<L: Lines>(self, x: Mat<'_, f32>) {
         let sums = self.sums.as_mut_ptr().cast::<f32>();
-        let mut rows = [[0.0; CHUNK]; T];
+        let mut room;
         for start in (0..self.w.cols).step_by(CHUNK) {
             let inputs = start..self.w.cols.min(start + CHUNK);
-            for i in 0..T {
-                rows[i][..inputs.len()].copy_from_slice(&x.row(self.first + i)[inputs.clone()]);
-            }
+            // One row is as far from no other as any.
+            let rows = if T == 1 {
+                x.row(self.first)[inputs].as_ptr()
+            } else {
+                room = [[0.0; CHUNK]; T];
+                for i in 0..T {
+                    room[i][..inputs.len()].copy_from_slice(&x.row(self.first + i)[inputs.clone()]);
+                }
+                room.as_ptr().cast()
+            };
             for p in 0..self.w.panels {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
                 // SAFETY: the chunk is of that form and size, and there are sums for T rows; the caller has the
                 // instruction set.
-                unsafe { multiply_plain::<L, F, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS)) };
+                unsafe { multiply_plain::<L, F, T>(chunk.as_ptr(), n, rows, sums.add(p * ROWS)) };
             }
         }
     }
@@ -377,11 +384,12 @@ unsafe fn dot_group<L: Lines, F: Formed, const T: usize, const G: usize>(
 }
 
 /// Adds to the sums of `T` rows, which are a pair of panels apart, their products with a chunk of plain numbers of a panel.
+/// What is in `x` is a chunk apart.
 #[inline(always)]
 unsafe fn multiply_plain<L: Lines, F: Formed, const T: usize>(
     from: *const u8,
     inputs: usize,
-    x: &[[f32; CHUNK]; T],
+    x: *const f32,
     sums: *mut f32,
 ) {
     /// Inputs whose weights are asked for together.
@@ -406,7 +414,7 @@ unsafe fn multiply_plain<L: Lines, F: Formed, const T: usize>(
                     }
                     let w = number::<L, F>(two, odd, scales);
                     for i in 0..T {
-                        f[i] = L::fma(w, L::splat(*x[i].as_ptr().add(k + odd)), f[i]);
+                        f[i] = L::fma(w, L::splat(*x.add(i * CHUNK + k + odd)), f[i]);
                     }
                 }
             }

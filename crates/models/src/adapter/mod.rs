@@ -20,7 +20,7 @@ use crate::weights::{not_finite, room};
 
 pub(crate) use targets::{Target, Targets};
 
-/// What adapters are kept in beside weights in blocks: their input is rounded to eight bits for those anyhow.
+/// Numbers in eight bits.
 const EIGHT_BITS: Format = Format::Q8_0;
 /// Rows that devices lay side by side: what a matrix has fewer of is filled up.
 const LANES: usize = 32;
@@ -123,6 +123,9 @@ impl Half {
     }
 
     /// Brings it to a device, with its rows in that order if in another than the file's. Gives, too, what multiplies it.
+    ///
+    /// Beside weights in blocks, it is kept in eight bits where rows are whole blocks, else in sixteen: what those are
+    /// multiplied with is rounded to eight anyhow.
     fn load<B: Backend>(
         &self,
         b: &B,
@@ -138,31 +141,28 @@ impl Half {
             }
             bytes = ordered;
         }
-        let (rows, mut cols, mut unit) = (rows.map_or(self.rows, <[usize]>::len), self.cols, 1.0);
-        if beside_blocks {
-            cols = cols.next_multiple_of(EIGHT_BITS.block_weights());
-            (bytes, unit) = self.in_eight_bits(format, &bytes, cols)?;
-            format = EIGHT_BITS;
+        let (rows, cols, mut unit) = (rows.map_or(self.rows, <[usize]>::len), self.cols, 1.0);
+        let whole = cols.is_multiple_of(EIGHT_BITS.block_weights());
+        let narrower = if whole { EIGHT_BITS } else { Format::F16 };
+        if beside_blocks && narrower.row_bytes(cols) < format.row_bytes(cols) {
+            (bytes, unit) = self.narrowed(format, &bytes, narrower)?;
+            format = narrower;
         }
         let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
         Ok((b.prepare(weight)?, unit))
     }
 
-    /// Rows of plain numbers in eight bits, filled up with zeros to that many columns, and what multiplies them: a power
-    /// of two, so that the numbers are of a size that blocks are good at.
-    fn in_eight_bits(&self, format: Format, plain: &[u8], cols: usize) -> Result<(Vec<u8>, f32)> {
+    /// Plain numbers in a narrower format, and what multiplies them: a power of two, so that they are of a size that the
+    /// format is good at.
+    fn narrowed(&self, format: Format, plain: &[u8], to: Format) -> Result<(Vec<u8>, f32)> {
         let bad = |e: tallow_quant::SizeError| LoadError::bad(self.path(), self.field(), e);
         let mut numbers = vec![0f32; plain.len() / format.block_bytes()];
         tallow_quant::unpack(format, plain, &mut numbers).map_err(bad)?;
         let most = numbers.iter().fold(0f32, |most, x| most.max(x.abs()));
         let unit = if most > 0.0 { most.log2().ceil().clamp(-126.0, 127.0).exp2() } else { 1.0 };
-        let rows = numbers.len() / self.cols;
-        let mut wide: Vec<f32> = vec![0.0; rows * cols];
-        for (to, from) in wide.chunks_exact_mut(cols).zip(numbers.chunks_exact(self.cols)) {
-            to.iter_mut().zip(from).for_each(|(to, x)| *to = x / unit);
-        }
-        let mut bytes = vec![0; wide.len() / EIGHT_BITS.block_weights() * EIGHT_BITS.block_bytes()];
-        tallow_quant::pack(EIGHT_BITS, &wide, &mut bytes).map_err(bad)?;
+        numbers.iter_mut().for_each(|x| *x /= unit);
+        let mut bytes = vec![0; numbers.len() / to.block_weights() * to.block_bytes()];
+        tallow_quant::pack(to, &numbers, &mut bytes).map_err(bad)?;
         Ok((bytes, unit))
     }
 }

@@ -24,8 +24,9 @@ impl FromStr for Lora {
         let scaled = rest.rsplit_once(':').and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)));
         let (path, scale) = scaled.unwrap_or((rest, 1.0));
         let path = PathBuf::from(path);
-        let last = || path.file_stem().map(|name| name.to_string_lossy().into_owned());
-        let name = name.map(str::to_owned).or_else(last).unwrap_or_default();
+        // A folder's name may have a point within.
+        let last = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+        let name = name.unwrap_or_else(|| last.strip_suffix(".gguf").unwrap_or(&last)).to_owned();
         if !scale.is_finite() {
             return Err(format!("the scale is {scale}; a number is expected"));
         }
@@ -83,6 +84,7 @@ mod tests {
         assert_eq!(read("sql=adapters/one:0.5"), lora("sql", "adapters/one", 0.5));
         assert_eq!(read("adapters/one"), lora("one", "adapters/one", 1.0));
         assert_eq!(read("adapters/one.gguf:-2"), lora("one", "adapters/one.gguf", -2.0));
+        assert_eq!(read("adapters/sql-v1.5"), lora("sql-v1.5", "adapters/sql-v1.5", 1.0));
         assert_eq!(read("a=C:/adapters/one"), lora("a", "C:/adapters/one", 1.0));
         for wrong in ["", "=", "x=", "=x", "x:inf", ":1"] {
             assert!(read(wrong).is_err(), "{wrong}");

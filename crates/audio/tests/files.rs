@@ -114,6 +114,16 @@ fn real_speech_is_read() {
     let loud = (got.iter().map(|x| x * x).sum::<f32>() / got.len() as f32).sqrt();
     assert!((0.01..0.5).contains(&loud), "{loud}");
     assert!(got.iter().all(|x| x.is_finite() && x.abs() <= 1.1));
+    // Its beginning, damaged anywhere.
+    let good = &std::fs::read(assets.join("jfk.flac")).unwrap()[..1 << 16];
+    let whole = all(good.to_vec()).unwrap();
+    for (i, at) in (0..64).chain((64..good.len()).step_by(997)).enumerate() {
+        let mut bad = good.to_vec();
+        bad[at] = [0, 0xff, !bad[at], bad[at] ^ 0x10][i % 4];
+        if let Ok(samples) = all(bad) {
+            assert!(samples.len() <= 64 * whole.len(), "{at}: {}", samples.len());
+        }
+    }
 }
 
 #[test]

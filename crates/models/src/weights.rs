@@ -26,8 +26,8 @@ use crate::formats::{Checkpoint, Kind, Stored};
 use crate::recipe::Quantizing;
 use crate::spec::{Bias, NormSpec};
 
-use parts::Runs;
-pub(crate) use parts::by_head;
+pub(crate) use experts::{Pair, bytes_alone};
+pub(crate) use parts::{Runs, by_head};
 use passing::Passing;
 pub(crate) use passing::not_finite;
 pub(crate) use quantize::{quantized, room};

@@ -11,6 +11,7 @@ use tallow_core::{Backend, DType, Memory, Origin, Span, StateRows, Step, StepPla
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;
+use tallow_models::convert::Conversion;
 use tallow_models::decoder::Decoder;
 use tallow_support::{DECODERS, golden};
 
@@ -100,4 +101,24 @@ fn every_matrix_is_heard() {
         seen += 1;
     }
     assert!(seen >= 27 && mixtures >= 5, "{seen} {mixtures}");
+}
+
+/// What a file's matrices are made of is heard in its folder, also where they are taken apart on the way.
+#[test]
+fn matrices_of_files_are_heard_in_folders() {
+    for name in ["gpt-oss", "quant/gpt-oss-mxfp4", "qwen3-next", "qwen3.5", "qwen3.5-moe", "mixtral"] {
+        let model = Model::open(&golden(name)).unwrap_or_else(|e| panic!("{e}"));
+        let (_, heard) = run(&model, true);
+        let mut orders = 0;
+        for made in Conversion::new(&model, std::path::Path::new("out.gguf")).unwrap().names() {
+            let is_matrix = ["attn_q.", "attn_qkv.", "attn_gate.", "ssm_out.", "_exps.weight", "ffn_up."]
+                .into_iter()
+                .any(|kind| made.name.contains(kind) && made.name.ends_with(".weight"));
+            for part in made.parts.iter().filter(|_| is_matrix) {
+                assert!(heard.contains_key(part), "{name}: {part} of {} is not heard", made.name);
+            }
+            orders += usize::from(made.columns.is_some());
+        }
+        assert_eq!(orders > 0, name.starts_with("qwen3.5"), "{name}");
+    }
 }

@@ -94,7 +94,7 @@ impl<B: Backend> Delta<B> {
 
 /// The rows of a tensor that has, key head by key head, some rows for that head, and then two times `each` rows for each
 /// of its heads of values: in the order that the block wants them, all heads of a kind side by side.
-fn by_key_head<const N: usize>(
+pub(crate) fn by_key_head<const N: usize>(
     heads: DeltaHeads,
     own: [usize; N],
     each: usize,

@@ -10,6 +10,7 @@ use tallow_quant::Format;
 use crate::error::{LoadError, Result};
 use crate::formats::gguf::write::{Header, Planned, Written};
 
+use super::Made;
 use super::importance::{COUNTS, SQUARES};
 
 /// Sums over what the matrices of a checkpoint's tensors were given.
@@ -60,18 +61,19 @@ impl Inputs {
         self.tensors.values().flatten().filter(|sums| sums.rows == 0).count()
     }
 
-    /// A file of them that is to be called `out`, and how many tensors it knows. `names` says of each tensor of a GGUF file
-    /// which of the checkpoint's it is made of, one after another. What ends with `.dat` becomes a file of the older kind.
-    pub fn file(
-        &self,
-        out: &Path,
-        names: &[(String, Vec<String>)],
-        measured: &Measured,
-    ) -> Result<(Vec<u8>, usize)> {
+    /// A file of them that is to be called `out`, and how many tensors it knows. `names` says what each tensor of a GGUF
+    /// file is made of. What ends with `.dat` becomes a file of the older kind.
+    pub fn file(&self, out: &Path, names: &[Made], measured: &Measured) -> Result<(Vec<u8>, usize)> {
         let (mut found, nothing) = (BTreeMap::new(), [Sums::default()]);
-        for (name, parts) in names {
+        for Made { name, parts, columns } in names {
             let of = |part: &String| self.tensors.get(part.as_str()).map_or(&nothing[..], Vec::as_slice);
-            let matrices: Vec<&Sums> = parts.iter().flat_map(of).collect();
+            let ordered = |sums: &Sums| match columns {
+                Some(order) if order.len() == sums.squares.len() => {
+                    Sums { squares: order.iter().map(|i| sums.squares[*i]).collect(), rows: sums.rows }
+                }
+                _ => sums.clone(),
+            };
+            let matrices: Vec<Sums> = parts.iter().flat_map(of).map(ordered).collect();
             let cols = matrices.iter().map(|sums| sums.squares.len()).max().unwrap_or(0);
             if cols > 0 {
                 found.insert(name.as_str(), (matrices, cols));
@@ -85,7 +87,7 @@ impl Inputs {
 }
 
 /// Of each tensor, what its matrices were given, and the columns of each.
-type Found<'a> = BTreeMap<&'a str, (Vec<&'a Sums>, usize)>;
+type Found<'a> = BTreeMap<&'a str, (Vec<Sums>, usize)>;
 
 /// A GGUF file: sums, and how many rows they are of.
 fn new(found: &Found<'_>, measured: &Measured) -> Option<Vec<u8>> {
@@ -101,7 +103,7 @@ fn new(found: &Found<'_>, measured: &Measured) -> Option<Vec<u8>> {
             header.tensors.push(Planned { name, format: Format::F32, shape: vec![matrices.len(), cols] });
             data.push(numbers);
         };
-        let squares = |sums: &&Sums| {
+        let squares = |sums: &Sums| {
             (0..*cols).map(|i| sums.squares.get(i).map_or(0.0, |s| *s as f32)).collect::<Vec<_>>()
         };
         plan(SQUARES, *cols, matrices.iter().flat_map(squares).collect());
@@ -168,8 +170,10 @@ mod tests {
         assert_eq!(inputs.unheard(), 2);
         let names =
             [("a", vec!["plain"]), ("b", vec!["experts"]), ("c", vec!["one.0", "one.1"]), ("d", vec!["no"])];
-        let names =
-            names.map(|(name, parts)| (name.to_owned(), parts.into_iter().map(str::to_owned).collect()));
+        let names = names.map(|(name, parts)| {
+            let columns = (name == "a").then(|| vec![1, 0]);
+            Made { name: name.to_owned(), parts: parts.into_iter().map(str::to_owned).collect(), columns }
+        });
         let measured = Measured { text: "text".into(), goes: 3, context: 2 };
         for is_old in [true, false] {
             let end = if is_old { "dat" } else { "gguf" };
@@ -181,7 +185,7 @@ mod tests {
             std::fs::remove_file(path).unwrap();
             let nothing = if is_old { 1.0 } else { 0.0 };
             let mean = |x: f32| (x * 2.0) / 2.0;
-            assert_eq!(read.of("a"), Some(&[10.0 / 3.0, 8.0].map(mean)[..]), "{is_old}");
+            assert_eq!(read.of("a"), Some(&[8.0, 10.0 / 3.0].map(mean)[..]), "{is_old}");
             let experts = [nothing, nothing, 4.0, 1.0, nothing, nothing];
             assert_eq!(read.of("b"), Some(&experts[..]), "{is_old}");
             assert_eq!(read.of("c"), Some(&[25.0, 0.25, nothing, nothing][..]), "{is_old}");

@@ -3,8 +3,11 @@
 //! What the file is going to say is read back before a tensor is written. Where its settings or its words would make
 //! another model of it than the one that it came from, it is refused: a file that is nearly right is worse than none.
 
+mod changes;
 mod importance;
 mod measured;
+mod pieces;
+mod renaming;
 mod settings;
 mod tensors;
 mod words;
@@ -65,7 +68,7 @@ impl<'a> Conversion<'a> {
             }
             other => other?,
         }
-        let mut targets = tensors::renamed(model, reader)?;
+        let mut targets = renaming::renamed(model, reader)?;
         targets.extend(settings::factors(model)?);
         header.tensors = targets.iter().map(|target| target.planned.clone()).collect();
         // Some readers know which layers have a window, others must be told.
@@ -90,7 +93,7 @@ impl<'a> Conversion<'a> {
             );
             return Err(LoadError::unsupported(&model.checkpoint.path, format!("converting {what}"), why));
         }
-        targets.iter_mut().for_each(|target| target.settle(&model.spec, &read));
+        targets.iter_mut().try_for_each(|target| target.settle(&model.spec, &read))?;
         Conversion::planned(model, header, targets, notes)
     }
 
@@ -144,9 +147,9 @@ impl<'a> Conversion<'a> {
         (self.targets.iter().map(count).sum(), self.targets.iter().map(Target::size).sum())
     }
 
-    /// The tensors of the file, and which of the model's each is made of, one after another.
-    pub fn names(&self) -> Vec<(String, Vec<String>)> {
-        self.targets.iter().map(|target| (target.planned.name.clone(), target.parts())).collect()
+    /// The tensors of the file, and what each is made of.
+    pub fn names(&self) -> Vec<Made> {
+        self.targets.iter().map(Target::parts).collect()
     }
 
     /// What somebody should know of the file.
@@ -174,6 +177,17 @@ impl<'a> Conversion<'a> {
         }
         Ok(out.flush()?)
     }
+}
+
+/// A tensor of a file, and what it is made of.
+#[derive(Debug, Clone, Default)]
+pub struct Made {
+    /// Its name.
+    pub name: String,
+    /// Which of the model's tensors it is made of, one after another.
+    pub parts: Vec<String>,
+    /// Which of their columns its own are, where those come in another order.
+    pub columns: Option<Vec<usize>>,
 }
 
 /// Why a file was not written.

@@ -13,7 +13,7 @@ use crate::error::{LoadError, Result};
 use crate::families::{self, Family};
 use crate::formats::config::{Config, Noted};
 use crate::formats::gguf::write::{Header, Planned, Written};
-use crate::spec::{Bias, DecoderSpec};
+use crate::spec::{Bias, DecoderSpec, DeltaSpec, LayerSpec};
 
 /// The family that reads GGUF files of such a model.
 pub(super) fn reader(model: &Model) -> Result<&'static Family> {
@@ -39,7 +39,9 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
     model.family.read(&Config::new(&model.checkpoint)?.noting(&noted))?;
     for (key, value) in RefCell::into_inner(noted) {
         // What is said of rotation differs too much between the two kinds of file.
-        if let Some(value) = written(&value).filter(|_| !key.starts_with("rope.")) {
+        if key == families::rope::SECTIONS.gguf {
+            header.set(format!("{arch}.{key}"), Written::Counts(sections(&value)));
+        } else if let Some(value) = written(&value).filter(|_| !key.starts_with("rope.")) {
             header.set(format!("{arch}.{key}"), value);
         }
     }
@@ -101,6 +103,18 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
         set("expert_feed_forward_length", count(layer.ffn.width));
         set("expert_gating_func", count(if experts.scores == Scores::Sigmoid { 2 } else { 1 }));
     }
+    if let Some(shared) = layers.iter().find_map(|layer| layer.experts?.shared) {
+        set("expert_shared_feed_forward_length", count(shared.width));
+    }
+    if let Some(DeltaSpec { heads, kernel }) = layers.iter().find_map(|layer| layer.delta) {
+        set("ssm.conv_kernel", count(kernel));
+        set("ssm.state_size", count(heads.key_dim));
+        set("ssm.group_count", count(heads.keys));
+        set("ssm.time_step_rank", count(heads.values));
+        set("ssm.inner_size", count(heads.value_cols()));
+        let is_recalled = |layer: &LayerSpec| layer.delta.is_some();
+        set("attention.recurrent_layers", Written::Flags(layers.iter().map(is_recalled).collect()));
+    }
     if let [first, ..] = spec.ropes.as_slice() {
         rotation(&mut set, first);
     }
@@ -120,6 +134,13 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
         set("rope.freq_base_swa", Written::Number(second.theta as f32));
     }
     Ok(())
+}
+
+/// How many pairs turn by each of four positions.
+fn sections(value: &Value) -> Vec<i32> {
+    let said = value.as_array().into_iter().flatten();
+    let counts = said.map(|n| n.as_i64().and_then(|n| i32::try_from(n).ok()).unwrap_or(0));
+    counts.chain(std::iter::repeat(0)).take(4).collect()
 }
 
 /// A value of `config.json`, if there is one like it.
@@ -242,6 +263,7 @@ pub(super) fn difference(model: &DecoderSpec, read: &DecoderSpec) -> Option<Stri
         let what = match mine {
             _ if mine == read => return None,
             _ if mine.mixer != read.mixer || mine.latent != read.latent => "the attention",
+            _ if mine.delta != read.delta => "what stands for the attention",
             _ if mine.ffn != read.ffn => "the feed-forward block",
             _ if mine.experts != read.experts => "the experts",
             _ => "the order of blocks",
@@ -269,6 +291,10 @@ fn alike(spec: &DecoderSpec, read: &DecoderSpec) -> DecoderSpec {
         // What it follows from is rounded in the file.
         if (layer.mixer.scale - read.mixer.scale).abs() <= 1e-6 * read.mixer.scale.abs() {
             layer.mixer.scale = read.mixer.scale;
+        }
+        if let (Some(mine), Some(read)) = (&mut layer.delta, &read.delta) {
+            // Heads of values change places.
+            mine.heads.sharing = read.heads.sharing;
         }
         sure(&mut layer.mixer.qkv_bias, read.mixer.qkv_bias);
         sure(&mut layer.mixer.out_bias, read.mixer.out_bias);

@@ -1,21 +1,19 @@
-//! A model's tensors on their way into a GGUF file: other names, perhaps another order, perhaps another format.
+//! [`Target`]: a tensor of a GGUF file, made of a model's: perhaps in another order, perhaps in another format.
 
-use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::path::Path;
 
-use tallow_core::{Heads, HostWeight, RopePairs};
+use tallow_core::{DeltaHeads, HostWeight, RopePairs, Sharing};
 use tallow_quant::Format;
 
-use super::{Importance, WriteError};
+use super::changes::Change;
+use super::pieces::Piece;
+use super::{Importance, Made, WriteError};
 use crate::Model;
 use crate::error::{LoadError, Result};
-use crate::families::Family;
 use crate::formats::gguf::write::Planned;
-use crate::formats::names::{EXPERT, Layout, Names, Part, is_redundant, of_layer};
-use crate::formats::{Kind, Stored};
-use crate::spec::{DecoderSpec, LatentSpec};
-use crate::weights::{Turn, named, not_finite, quantized, room};
+use crate::formats::names::Part;
+use crate::spec::DecoderSpec;
+use crate::weights::quantized;
 
 /// Bytes of plain numbers that are made into another format at once.
 const AT_ONCE: usize = 64 << 20;
@@ -34,164 +32,36 @@ pub(super) struct Target<'a> {
 enum From<'a> {
     /// Bytes that are there already.
     Made(Vec<u8>),
-    /// Tensors of the checkpoint, one after another.
-    Stored { parts: Vec<(String, &'a Stored)>, part: Part, order: Order },
+    /// Tensors of the checkpoint.
+    Stored(Stacked<'a>),
 }
 
-/// What becomes of a tensor's elements.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Order {
-    /// They stay.
-    Same,
-    /// Rows become columns.
-    Turned,
-    /// Queries, keys and values that come head by head come one after another.
-    ByHead(Heads),
-    /// The two that turn together, which are half a head apart, come to stand side by side.
-    Beside { heads: usize, turned: usize },
-    /// Of rows that come head by head, first for keys and then for values, those for keys alone, turned.
-    Keys { keys: usize, values: usize, rank: usize },
-    /// And those for values.
-    Values { keys: usize, values: usize },
-    /// Each gets this more.
-    Lifted(f32),
+/// Tensors of a checkpoint, one after another, whose matrices all change in the same way.
+#[derive(Debug)]
+struct Stacked<'a> {
+    pieces: Vec<Piece<'a>>,
+    part: Part,
+    /// Of each piece.
+    matrices: usize,
+    /// Rows and columns of a matrix as it is stored.
+    shape: [usize; 2],
+    changes: Vec<Change>,
 }
 
 /// A GGUF file's tensors, in the formats that they are to have.
 pub(super) fn same(model: &Model) -> Result<Vec<Target<'_>>> {
     let mut targets = Vec::new();
     for (name, stored) in model.checkpoint.tensors() {
-        let (parts, shape) = (vec![(name.to_owned(), stored)], stored.shape.clone());
-        targets.push(Target::stored(model, name.to_owned(), shape, parts, (Part::Whole, Order::Same))?);
+        let pieces = vec![Piece::new(name.to_owned(), stored)];
+        targets.push(Target::stored(
+            model,
+            name.to_owned(),
+            (pieces, &stored.shape),
+            Part::Whole,
+            Vec::new(),
+        )?);
     }
     Ok(targets)
-}
-
-/// A folder's tensors, named as `reader` wants them. Nothing is left over but what loading leaves over, too.
-pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Target<'a>>> {
-    let (names, to, layers) = (model.names(), reader.gguf_names, model.spec.layers.len());
-    let mut all = Renaming { model, names, layout: to.layout, used: BTreeSet::new(), targets: Vec::new() };
-    let parts = names.beside(&to);
-    let (of_layers, alone): (Vec<_>, Vec<_>) =
-        parts.into_iter().partition(|(_, from, _)| from.contains("{}"));
-    for (part, from, to) in alone {
-        all.part(part, from, to)?;
-    }
-    for layer in 0..layers {
-        for (part, from, to) in &of_layers {
-            all.part(*part, &of_layer(from, layer), &of_layer(to, layer))?;
-        }
-    }
-    for layer in 0..layers {
-        all.latent(layer, [names.latent.up, to.latent.k, to.latent.v])?;
-    }
-    let spare = |name: &str| {
-        let past = names.layer(name).is_some_and(|layer| layer >= layers);
-        past || is_redundant(name) || names.spares(name) || model.family.reads(name)
-    };
-    match model.checkpoint.tensors().find(|(name, _)| !all.used.contains(*name) && !spare(name)) {
-        None => Ok(all.targets),
-        Some((name, stored)) => {
-            let why = "what GGUF files have in its place is not known here";
-            Err(LoadError::unsupported(stored.file.path(), format!("converting tensor {name:?}"), why))
-        }
-    }
-}
-
-/// Tensors that are being renamed.
-struct Renaming<'a> {
-    model: &'a Model,
-    names: Names,
-    layout: Layout,
-    used: BTreeSet<String>,
-    targets: Vec<Target<'a>>,
-}
-
-impl<'a> Renaming<'a> {
-    /// The tensor of that name, if it is there.
-    fn find(&self, name: &str) -> Option<(String, &'a Stored)> {
-        let short = name.strip_prefix(self.names.base);
-        let mut names = [Some(name), short].into_iter().flatten();
-        names.find_map(|name| Some((name.to_owned(), self.model.checkpoint.get(name)?)))
-    }
-
-    /// Takes what the checkpoint has of a part: a weight, a bias, each of all experts or heads.
-    fn part(&mut self, part: Part, from: &str, to: &str) -> Result<()> {
-        if from.is_empty() || to.is_empty() {
-            return Ok(());
-        }
-        let kinds: &[&str] = if part == Part::Whole { &[""] } else { &[".weight", ".bias"] };
-        for kind in kinds {
-            let (from, to) = (format!("{from}{kind}"), format!("{to}{kind}"));
-            let found = match [EXPERT, "{head}"].into_iter().find(|many| from.contains(many)) {
-                None => self.find(&from).into_iter().collect(),
-                Some(many) => {
-                    let each = |i: usize| self.find(&from.replace(many, &i.to_string()));
-                    (0..).map_while(each).collect::<Vec<_>>()
-                }
-            };
-            // Where a family has no norm before a block, its name may be that of one behind.
-            let Some((_, first)) = found.first().filter(|(name, _)| !self.used.contains(name)) else {
-                continue;
-            };
-            self.used.extend(found.iter().map(|(name, _)| name.clone()));
-            if self.model.spec.tied && to == "output.weight" {
-                continue;
-            }
-            let mut shape = first.shape.clone();
-            if found.len() > 1 || from.contains(EXPERT) {
-                shape.insert(0, found.len());
-            }
-            if let Some((name, other)) = found.iter().find(|(_, stored)| stored.shape != first.shape) {
-                let why = format!("has shape {:?}, and others of its kind {:?}", other.shape, first.shape);
-                return Err(LoadError::bad(other.file.path(), format!("tensor {name:?}"), why));
-            }
-            let order = self.order(part, &mut shape);
-            self.targets.push(Target::stored(self.model, to, shape, found, (part, order))?);
-        }
-        Ok(())
-    }
-
-    /// Cuts in two what makes keys and values of a narrow row.
-    fn latent(&mut self, layer: usize, [up, k, v]: [&str; 3]) -> Result<()> {
-        let (mixer, latent) = (&self.model.spec.layers[layer].mixer, self.model.spec.layers[layer].latent);
-        let Some(LatentSpec { rank, plain: keys, value: values, .. }) = latent else { return Ok(()) };
-        let Some((name, stored)) = self.find(&named(&of_layer(up, layer))) else { return Ok(()) };
-        let heads = mixer.heads.q;
-        if stored.shape != [heads * (keys + values), rank] {
-            let why = format!(
-                "has shape {:?}; the settings ask for {:?}",
-                stored.shape,
-                [heads * (keys + values), rank]
-            );
-            return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
-        }
-        self.used.insert(name.clone());
-        for (to, shape, order) in [
-            (k, vec![heads, rank, keys], Order::Keys { keys, values, rank }),
-            (v, vec![heads, values, rank], Order::Values { keys, values }),
-        ] {
-            let (to, from) = (named(&of_layer(to, layer)), vec![(name.clone(), stored)]);
-            self.targets.push(Target::stored(self.model, to, shape, from, (Part::Linear, order))?);
-        }
-        Ok(())
-    }
-
-    /// What the two kinds of layout make of a part.
-    fn order(&self, part: Part, shape: &mut [usize]) -> Order {
-        let linear = matches!(part, Part::Linear | Part::Queries | Part::Keys | Part::Joint);
-        match (self.names.layout, self.layout) {
-            (Layout::Columns, Layout::Rows) if linear && shape.len() > 1 => {
-                let last = shape.len();
-                shape.swap(last - 2, last - 1);
-                Order::Turned
-            }
-            (Layout::RowsByHead, Layout::Rows) if part == Part::Joint => {
-                self.model.spec.layers.first().map_or(Order::Same, |l| Order::ByHead(l.mixer.heads))
-            }
-            _ => Order::Same,
-        }
-    }
 }
 
 impl<'a> Target<'a> {
@@ -200,47 +70,49 @@ impl<'a> Target<'a> {
         Target { planned, from: From::Made(bytes), care: None }
     }
 
-    /// A tensor of some of the checkpoint's, in the format that it is to have.
-    fn stored(
+    /// A tensor of some of the checkpoint's, which have that shape together, in the format that it is to have.
+    pub(super) fn stored(
         model: &Model,
         name: String,
-        shape: Vec<usize>,
-        parts: Vec<(String, &'a Stored)>,
-        (part, order): (Part, Order),
+        (pieces, shape): (Vec<Piece<'a>>, &[usize]),
+        part: Part,
+        changes: Vec<Change>,
     ) -> Result<Target<'a>> {
-        let (first, stored) = &parts[0];
-        let refused = |what: &str, why: &str| {
-            let what = format!("converting tensor {first:?}, {what}");
-            Err(LoadError::unsupported(stored.file.path(), what, why))
+        let Some(own) = pieces[0].format() else {
+            return Err(refused(&pieces[0], ["which is no weights", "floats and blocks are"]));
         };
-        let Some(own) = stored.format() else {
-            return refused("which is no weights", "floats and blocks are");
+        // A bias has an element for each row of its layer.
+        let is_row = shape.len() < 2 || name.ends_with(".bias");
+        let (leading, stored) = match *shape {
+            [ref leading @ .., n] if is_row => (leading, [n, 1]),
+            [ref leading @ .., rows, cols] => (leading, [rows, cols]),
+            [] | [_] => (&[][..], [1, 1]),
         };
-        if matches!(order, Order::Turned | Order::Keys { .. }) && !own.is_plain() {
-            return refused("which has to be turned", "only plain numbers can be");
+        let matrices = leading.iter().product::<usize>() / pieces.len();
+        let stacked = Stacked { pieces, part, matrices: matrices.max(1), shape: stored, changes };
+        let [rows, cols] = stacked.changes.iter().fold(stored, |shape, change| change.shape(shape));
+        let mut shape = leading.to_vec();
+        shape.extend([rows, cols].into_iter().take(if is_row { 1 } else { 2 }));
+        let first = &stacked.pieces[0];
+        let is_kept = is_row || part == Part::Kernel;
+        let format = if is_kept { own } else { model.source().wanted(&first.name, own, cols) };
+        if first.is_shuffled() && model.recipe.is_none() {
+            let why = "such files cannot keep the order of its inputs; with a format to quantize it to, as in --quant q4_k_m, it is written in the usual order";
+            return Err(refused(first, ["which was quantized with act-order", why]));
         }
-        let cols = shape.last().copied().unwrap_or(0);
-        let format = if shape.len() < 2 { own } else { model.source().wanted(first, own, cols) };
-        if let Kind::Grouped(matrix) = &stored.kind
-            && matrix.is_shuffled()
-        {
-            return refused(
-                "which was quantized with act-order",
-                "such files cannot keep the order of its inputs",
-            );
-        }
-        let flat = shape.len() < 2 || shape[..shape.len() - 1].iter().product::<usize>() == 1;
+        let is_flat = is_kept || shape[..shape.len() - 1].iter().product::<usize>() == 1;
         let format = match format {
             // Readers take rows of numbers, and what routes, as f32 only.
-            f if f.is_plain() && (flat || name.contains("ffn_gate_inp")) => Format::F32,
+            f if f.is_plain() && (is_flat || name.contains("ffn_gate_inp")) => Format::F32,
             f if f.gguf_id().is_none() => Format::BF16,
             f => f,
         };
+        stacked.changes.iter().try_for_each(|change| stacked.allows(change))?;
         let planned = Planned { name, format, shape };
-        match planned.size() {
-            Some(_) => Ok(Target { planned, from: From::Stored { parts, part, order }, care: None }),
-            None => refused("whose rows are no whole blocks", "rows of whole blocks are"),
+        if planned.size().is_none() {
+            return Err(refused(first, ["whose rows are no whole blocks", "rows of whole blocks are"]));
         }
+        Ok(Target { planned, from: From::Stored(stacked), care: None })
     }
 
     /// Bytes in the file.
@@ -252,16 +124,21 @@ impl<'a> Target<'a> {
     pub(super) fn made(&self) -> Option<&[u8]> {
         match &self.from {
             From::Made(bytes) => Some(bytes),
-            From::Stored { .. } => None,
+            From::Stored(_) => None,
         }
     }
 
-    /// The tensors that it is made of.
-    pub(super) fn parts(&self) -> Vec<String> {
-        match &self.from {
-            From::Made(_) => Vec::new(),
-            From::Stored { parts, .. } => parts.iter().map(|(name, _)| name.clone()).collect(),
+    /// What it is made of.
+    pub(super) fn parts(&self) -> Made {
+        let mut made = Made { name: self.planned.name.clone(), parts: Vec::new(), columns: None };
+        if let From::Stored(stacked) = &self.from {
+            made.parts = stacked.pieces.iter().map(|piece| piece.name.clone()).collect();
+            made.columns = stacked.changes.iter().find_map(|change| match change {
+                Change::Columns(runs) => Some(runs.iter().cloned().flatten().collect()),
+                _ => None,
+            });
         }
+        made
     }
 
     /// Takes what is known of its inputs, if anything is.
@@ -278,26 +155,14 @@ impl<'a> Target<'a> {
     }
 
     /// Makes up for what a reader of such files takes otherwise than the model has it.
-    pub(super) fn settle(&mut self, model: &DecoderSpec, read: &DecoderSpec) {
-        let From::Stored { part, order, .. } = &mut self.from else { return };
-        let pairs = |spec: &DecoderSpec| spec.ropes.first().map(|rope| (rope.pairs, rope.dim));
-        let heads = model.layers.first().map(|layer| layer.mixer.heads);
-        let beside = match (pairs(model), pairs(read), heads) {
-            (Some((RopePairs::Halves, turned)), Some((RopePairs::Neighbours, _)), Some(heads)) => {
-                Some((heads, turned))
-            }
-            _ => None,
-        };
-        match (*part, beside) {
-            (Part::Norm, _)
-                if model.norm.lift != read.norm.lift && self.planned.name.ends_with(".weight") =>
-            {
-                *order = Order::Lifted(model.norm.lift - read.norm.lift);
-            }
-            (Part::Queries, Some((heads, turned))) => *order = Order::Beside { heads: heads.q, turned },
-            (Part::Keys, Some((heads, turned))) => *order = Order::Beside { heads: heads.kv, turned },
-            _ => {}
+    pub(super) fn settle(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
+        let From::Stored(stacked) = &mut self.from else { return Ok(()) };
+        let is_weight = self.planned.name.ends_with(".weight");
+        if stacked.part == Part::Norm && model.norm.lift != read.norm.lift && is_weight {
+            stacked.changes.push(Change::Lifted(model.norm.lift - read.norm.lift));
         }
+        stacked.beside(model, read)?;
+        stacked.in_turn(model, read)
     }
 
     /// Gives its bytes to `put`, some at a time.
@@ -305,33 +170,28 @@ impl<'a> Target<'a> {
         &self,
         put: &mut dyn FnMut(&[u8]) -> std::result::Result<(), WriteError>,
     ) -> std::result::Result<(), WriteError> {
-        let (parts, order) = match &self.from {
+        let stacked = match &self.from {
             From::Made(bytes) => return put(bytes),
-            From::Stored { parts, order, .. } => (parts, *order),
+            From::Stored(stacked) => stacked,
         };
         let cols = self.planned.shape.last().copied().unwrap_or(0);
-        let mut matrix = 0;
-        for (name, stored) in parts {
-            let damaged = |i: usize| {
-                let why = format!("element {i} is not a finite number: the file is damaged");
-                LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why)
-            };
-            let (format, bytes) = self.read(stored, &damaged)?;
-            let bytes = order.put(format, bytes, cols)?;
-            let format = if let Order::Lifted(_) = order { Format::F32 } else { format };
-            let (to, width) = (self.planned.format, format.row_bytes(cols).unwrap_or(0));
-            if format == to {
-                bytes.chunks(AT_ONCE).try_for_each(&mut *put)?;
-            } else {
-                // A matrix after another: each has inputs of its own.
-                let each = self.planned.shape.iter().rev().nth(1).map_or(bytes.len(), |rows| rows * width);
-                for bytes in bytes.chunks(each.max(1)) {
-                    self.quantize((format, bytes), (to, cols), self.care_of(matrix), put)?;
-                    matrix += 1;
+        for (i, piece) in stacked.pieces.iter().enumerate() {
+            for matrix in 0..stacked.matrices {
+                let mut numbers = piece.matrix(matrix, stacked.matrices, stacked.shape)?;
+                let mut shape = stacked.shape;
+                for change in &stacked.changes {
+                    numbers = change.apply(numbers, shape)?;
+                    shape = change.shape(shape);
+                }
+                let ((format, bytes), to) = (numbers, self.planned.format);
+                if format == to {
+                    bytes.chunks(AT_ONCE).try_for_each(&mut *put)?;
+                } else {
+                    let care = self.care_of(i * stacked.matrices + matrix);
+                    self.quantize((format, &bytes), (to, cols), care, put)?;
                 }
             }
-            stored.file.intact()?;
-            stored.file.release(stored.bytes.clone());
+            piece.release()?;
         }
         Ok(())
     }
@@ -359,96 +219,88 @@ impl<'a> Target<'a> {
         }
         Ok(())
     }
-
-    /// What the checkpoint has, and in which format.
-    fn read<'s>(
-        &self,
-        stored: &'s Stored,
-        damaged: &dyn Fn(usize) -> LoadError,
-    ) -> Result<(Format, Cow<'s, [u8]>)> {
-        match &stored.kind {
-            Kind::Grouped(matrix) => {
-                if let Some(i) = matrix.fault() {
-                    return Err(damaged(i));
-                }
-                let mut bytes = room(matrix.size())?;
-                matrix.write(None, &mut bytes);
-                Ok((matrix.format(), bytes.into()))
-            }
-            Kind::Weights(format) => match not_finite(*format, stored.bytes()) {
-                Some(i) => Err(damaged(i)),
-                None => Ok((*format, stored.bytes().into())),
-            },
-            // Refused when this was planned.
-            Kind::Other(_) => Ok((Format::F32, Cow::Borrowed(&[]))),
-        }
-    }
 }
 
-impl Order {
-    /// Puts a tensor's elements in order; rows have so many `cols` afterwards.
-    fn put(self, format: Format, bytes: Cow<'_, [u8]>, cols: usize) -> Result<Cow<'_, [u8]>> {
-        let row = format.row_bytes(cols).unwrap_or(0).max(1);
-        // A bias has an element for each row of its weights.
-        let flat = bytes.len() == row;
-        Ok(match self {
-            Order::Same => bytes,
-            Order::Turned => {
-                let rows = bytes.len() / row;
-                let mut to = room(bytes.len())?;
-                Turn { rows, cols, across: rows, first: 0, step: 1 }.bytes(&bytes, &mut to);
-                to.into()
+impl Stacked<'_> {
+    /// The two elements that turn together, which are half of what turns apart, come to stand side by side.
+    fn beside(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
+        let pairs = |spec: &DecoderSpec| spec.ropes.first().map(|rope| (rope.pairs, rope.dim));
+        let heads = model.layers.first().map(|layer| layer.mixer.heads);
+        let (Some((RopePairs::Halves, turned)), Some((RopePairs::Neighbours, _)), Some(heads)) =
+            (pairs(model), pairs(read), heads)
+        else {
+            return Ok(());
+        };
+        let count = match self.part {
+            Part::Queries => heads.q,
+            Part::Keys => heads.kv,
+            _ => return Ok(()),
+        };
+        let rows = self.changes.iter().fold(self.shape, |shape, change| change.shape(shape))[0];
+        let (dim, half) = ((rows / count.max(1)).max(1), turned / 2);
+        let row = |i: usize| {
+            let (head, at) = (i / dim, i % dim);
+            head * dim + if at < 2 * half { at / 2 + at % 2 * half } else { at }
+        };
+        self.change(Change::Rows((0..rows).map(row).map(|row| row..row + 1).collect()))
+    }
+
+    /// Heads of values that share a key, which stand side by side, come to stand as many apart as there are keys.
+    fn in_turn(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
+        let heads =
+            |spec: &DecoderSpec| spec.layers.iter().find_map(|layer| layer.delta.map(|delta| delta.heads));
+        let (Some(mine), Some(DeltaHeads { sharing: Sharing::InTurn, .. })) = (heads(model), heads(read))
+        else {
+            return Ok(());
+        };
+        let DeltaHeads { keys, values, value_dim, sharing, .. } = mine;
+        if sharing == Sharing::InTurn || keys == values {
+            return Ok(());
+        }
+        let some = |first: usize, each: usize| {
+            let old = move |i: usize| i % keys * (values / keys) + i / keys;
+            (0..values).map(move |i| first + old(i) * each..first + (old(i) + 1) * each)
+        };
+        let before = 2 * mine.key_cols();
+        self.change(match self.part {
+            Part::Recalled | Part::Kernel => {
+                Change::Rows(std::iter::once(0..before).chain(some(before, value_dim)).collect())
             }
-            Order::Lifted(by) => {
-                let mut numbers = vec![0.0; cols];
-                let mut to = room(bytes.len() / row * cols * 4)?;
-                for (from, to) in bytes.chunks_exact(row).zip(to.chunks_exact_mut((cols * 4).max(1))) {
-                    // Norms are plain numbers: loading refuses others.
-                    let _ = tallow_quant::unpack(format, from, &mut numbers);
-                    let lifted = numbers.iter().flat_map(|x| (x + by).to_le_bytes());
-                    to.iter_mut().zip(lifted).for_each(|(to, byte)| *to = byte);
-                }
-                to.into()
+            Part::Values => Change::Rows(some(0, value_dim).collect()),
+            Part::OfValues => Change::Columns(some(0, value_dim).collect()),
+            Part::ByKeyHead => {
+                let what = ["which has heads in an order of its own", "that of other heads is"];
+                return Err(refused(&self.pieces[0], what));
             }
-            Order::Keys { keys, values, rank } => {
-                let row = format.row_bytes(rank).unwrap_or(0);
-                let heads = bytes.chunks_exact(((keys + values) * row).max(1));
-                let mut to = room(heads.len() * keys * row)?;
-                let turn = Turn { rows: rank, cols: keys, across: rank, first: 0, step: 1 };
-                let pairs = heads.zip(to.chunks_exact_mut((keys * row).max(1)));
-                pairs.for_each(|(head, to)| turn.bytes(&head[..keys * row], to));
-                to.into()
-            }
-            Order::Values { keys, values } => {
-                let heads = bytes.chunks_exact(((keys + values) * row).max(1));
-                heads.flat_map(|head| &head[keys * row..]).copied().collect::<Vec<u8>>().into()
-            }
-            Order::ByHead(heads) => {
-                let each = bytes.len() / (3 * heads.q).max(1);
-                moved(&bytes, each, |i| 3 * (i % heads.q) + i / heads.q)?
-            }
-            Order::Beside { heads, turned } => {
-                let width = if flat { format.row_bytes(1).unwrap_or(row) } else { row };
-                let dim = (bytes.len() / width / heads.max(1)).max(1);
-                let half = turned / 2;
-                moved(&bytes, width, |i| {
-                    let (head, at) = (i / dim, i % dim);
-                    let from = if at < 2 * half { at / 2 + at % 2 * half } else { at };
-                    head * dim + from
-                })?
-            }
+            Part::EachHead | Part::NumberEach | Part::Rates => Change::Rows(some(0, 1).collect()),
+            _ => return Ok(()),
         })
     }
-}
 
-/// Pieces of `each` bytes in another order: piece `i` is what piece `from(i)` was.
-fn moved(bytes: &[u8], each: usize, from: impl Fn(usize) -> usize) -> Result<Cow<'static, [u8]>> {
-    let mut to = room(bytes.len())?;
-    for (i, to) in to.chunks_exact_mut(each.max(1)).enumerate() {
-        let at = from(i) * each;
-        if let Some(from) = bytes.get(at..at + each) {
-            to.copy_from_slice(from);
+    /// Adds a change that puts rows or columns in another order.
+    fn change(&mut self, change: Change) -> Result<()> {
+        let shape = self.changes.iter().fold(self.shape, |shape, change| change.shape(shape));
+        if change.shape(shape) != shape {
+            let (piece, [rows, cols]) = (&self.pieces[0], change.shape(shape));
+            let why = format!("makes {shape:?}; the settings ask for [{rows}, {cols}]");
+            return Err(LoadError::bad(piece.stored.file.path(), format!("tensor {:?}", piece.name), why));
+        }
+        self.allows(&change)?;
+        self.changes.push(change);
+        Ok(())
+    }
+
+    fn allows(&self, change: &Change) -> Result<()> {
+        let piece = &self.pieces[0];
+        match piece.format().and_then(|format| change.refuses(format)) {
+            None => Ok(()),
+            Some(what) => Err(refused(piece, what)),
         }
     }
-    Ok(to.into())
+}
+
+/// A refusal of a tensor, by what it is and why that cannot be.
+fn refused(piece: &Piece<'_>, [what, why]: [&str; 2]) -> LoadError {
+    let what = format!("converting tensor {:?}, {what}", piece.name);
+    LoadError::unsupported(piece.stored.file.path(), what, why)
 }

@@ -98,10 +98,12 @@ fn qwen3_next(c: &Config<'_>) -> Result<DecoderSpec> {
 }
 
 fn qwen35(c: &Config<'_>) -> Result<DecoderSpec> {
+    rope::sections(c)?;
     hybrid(c, &common::Usual { kv_heads: Some(4), ..USUAL }, sharing(c))
 }
 
 fn qwen35_moe(c: &Config<'_>) -> Result<DecoderSpec> {
+    rope::sections(c)?;
     let ffn = common::EXPERT_WIDTH;
     let mut spec = hybrid(c, &common::Usual { ffn, ..USUAL }, sharing(c))?;
     let experts = experts(c, [256, 8], true)?;

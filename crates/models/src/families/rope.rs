@@ -26,6 +26,8 @@ const OLD_TYPE: Key = key("type", "");
 const FACTOR: Key = key("factor", "rope.scaling.factor");
 const ORIGINAL: Key = key("original_max_position_embeddings", "rope.scaling.original_context_length");
 const ATTENTION: Key = key("attention_factor", "rope.scaling.attn_factor");
+/// Of pairs, how many turn by time, height and width. Of text all three are one.
+pub(crate) const SECTIONS: Key = key("mrope_section", "rope.dimension_sections");
 const LOW: Key = key("low_freq_factor", "");
 const HIGH: Key = key("high_freq_factor", "");
 const BETA_FAST: Key = key("beta_fast", "rope.scaling.yarn_beta_fast");
@@ -85,6 +87,11 @@ pub(super) fn only(c: &Config<'_>, kinds: &[&str]) -> Result<()> {
 /// Does a folder say anything of how a rotation is scaled, be it that it is not? GGUF files do.
 pub(super) fn is_said(c: &Config<'_>) -> bool {
     c.is_gguf() || scope(c).says_something()
+}
+
+/// Reads what says of pairs by what they turn: nothing here depends on it, but other readers of GGUF files ask for it.
+pub(super) fn sections(c: &Config<'_>) -> Result<()> {
+    scope(c).counts_or(SECTIONS, &[11, 11, 10]).map(|_| ())
 }
 
 /// How much attention is sharpened where a rotation is scaled, in families that do that; nothing where it is not.

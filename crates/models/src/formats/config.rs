@@ -244,6 +244,13 @@ impl<'a> Config<'a> {
         self.read(key, "a list of whole numbers", hf, |_, _| Ok(None))
     }
 
+    /// A list of whole numbers, or what stands for it where it is not there.
+    pub fn counts_or(&self, key: Key, default: &[usize]) -> Result<Vec<usize>> {
+        let found = self.find_counts(key)?;
+        self.note(key, || default.into());
+        Ok(found.unwrap_or_else(|| default.to_vec()))
+    }
+
     /// A whole number for each of `layers`, which GGUF metadata may have as one for all.
     pub fn count_by_layer(&self, key: Key, layers: usize) -> Result<Vec<usize>> {
         let Some((meta, name)) = self.meta(key).filter(|(meta, name)| meta.is_array(name)) else {

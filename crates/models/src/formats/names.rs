@@ -134,6 +134,28 @@ impl DeltaNames {
     };
 }
 
+impl DeltaNames {
+    /// What parts are called here and in another kind of file, where heads may come in another order.
+    pub(crate) fn beside(&self, other: &DeltaNames) -> Vec<(Part, &'static str, &'static str)> {
+        let of = |names: &DeltaNames| {
+            use Part::*;
+            [
+                (Recalled, names.qkv),
+                (Values, names.z),
+                (ByKeyHead, names.ba),
+                (EachHead, names.b),
+                (EachHead, names.a),
+                (Kernel, names.conv),
+                (Rates, names.rate.0),
+                (NumberEach, names.bias),
+                (Table, names.norm),
+                (OfValues, names.o),
+            ]
+        };
+        of(self).into_iter().zip(of(other)).map(|((part, here), (_, there))| (part, here, there)).collect()
+    }
+}
+
 /// How a file writes how fast heads forget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rate {
@@ -193,12 +215,35 @@ pub(crate) enum Part {
     Joint,
     /// A norm, whose weights may be stored less something.
     Norm,
+    /// A linear layer whose outputs are queries, keys and values of heads that keep a matrix.
+    Recalled,
+    /// The weights of the convolution over those.
+    Kernel,
+    /// A linear layer with an output for each element of such heads' values.
+    Values,
+    /// One with an input for each.
+    OfValues,
+    /// One with an output for each such head.
+    EachHead,
+    /// One whose outputs come key head by key head.
+    ByKeyHead,
+    /// The whole name of a number for each head that keeps a matrix.
+    NumberEach,
+    /// The whole name of how fast each forgets.
+    Rates,
     /// A tensor whose name is whole.
     Whole,
 }
 
+impl Part {
+    /// Is its name whole?
+    pub(crate) fn is_whole(self) -> bool {
+        matches!(self, Part::Whole | Part::NumberEach | Part::Rates)
+    }
+}
+
 impl Names {
-    /// What parts are called here and in another kind of file; an empty name is none.
+    /// What parts are called here and in another kind of file, but those of [`DeltaNames`]; an empty name is none.
     pub(crate) fn beside(&self, other: &Names) -> Vec<(Part, &'static str, &'static str)> {
         let of = |names: &Names| {
             use Part::*;

@@ -51,6 +51,9 @@ impl Settings {
             None => (NEWER.0, newer()?.unwrap_or(Value::Null)),
         };
         let file = File { path: checkpoint.path.join(name), json };
+        if !file.json.is_null() && !file.json.is_object() {
+            return file.bad("the file", &file.json, "an object of settings");
+        }
         let settings = Settings {
             resize: file.if_on("do_resize", true, || Ok((file.size(usual, side)?, file.filter()?)))?,
             crop: file.if_on("do_center_crop", usual.crops, || file.crop(side))?,
@@ -96,7 +99,8 @@ impl Settings {
                     if height <= width { (short, long) } else { (long, short) }
                 }
             };
-            if height as u64 * width as u64 > MOST_PIXELS {
+            // Rows are resized first, and then columns: between the two it may be wide and tall.
+            if height.max(picture.height) as u64 * width as u64 > MOST_PIXELS {
                 return Err(PictureError::Narrow);
             }
             picture = picture.resized(filter, width, height);

@@ -22,6 +22,48 @@ struct Part {
 const BLOCK: usize = 32;
 const CODES: usize = BLOCK / 2;
 
+/// Matrices whose codes, two to a byte, and the exponents of blocks of them are two tensors.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pair<'a> {
+    pub(crate) codes: &'a Stored,
+    pub(crate) exponents: &'a Stored,
+}
+
+impl Pair<'_> {
+    /// The shapes of both tensors, if rows are whole blocks.
+    pub(crate) fn shapes(count: usize, rows: usize, cols: usize) -> Option<([usize; 4], [usize; 3])> {
+        let blocks = cols.is_multiple_of(BLOCK).then_some(cols / BLOCK)?;
+        Some(([count, rows, blocks, CODES], [count, rows, blocks]))
+    }
+
+    /// Writes those of their rows as blocks.
+    pub(crate) fn rows(&self, rows: impl Iterator<Item = usize>, to: &mut [u8]) {
+        let blocks = self.exponents.shape.last().copied().unwrap_or(0);
+        for (row, to) in rows.zip(to.chunks_exact_mut((blocks * size_of::<MXFP4>()).max(1))) {
+            let at = row * blocks;
+            let codes = self.codes.bytes()[at * CODES..(at + blocks) * CODES].as_chunks().0;
+            let exponents = &self.exponents.bytes()[at..at + blocks];
+            let to = to.as_chunks_mut::<{ size_of::<MXFP4>() }>().0;
+            for ((to, e), pairs) in to.iter_mut().zip(exponents).zip(codes) {
+                let MXFP4 { e, qs } = MXFP4::of_pairs(*e, pairs);
+                to[0] = e;
+                to[1..].copy_from_slice(&qs);
+            }
+        }
+    }
+}
+
+/// Does a tensor hold bytes that mean something only beside others?
+pub(crate) fn bytes_alone(stored: &Stored, name: &str) -> Result<()> {
+    match &stored.kind {
+        Kind::Other(elements) if elements == "U8" => Ok(()),
+        other => {
+            let why = format!("its elements are {other:?}; bytes are expected");
+            Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why))
+        }
+    }
+}
+
 impl<'a, B: Backend> Weights<'a, B> {
     /// The norm in front of layer `i`'s router, whose inputs it makes shorter by the root of their number, too.
     pub(crate) fn router_norm(&mut self, i: usize) -> Result<Norm<B>> {
@@ -126,16 +168,20 @@ impl<'a, B: Backend> Weights<'a, B> {
     ) -> Result<Vec<Vec<Linear<B>>>> {
         let name = of_layer(pattern, i);
         let outputs = parts.iter().map(|p| p.rows).sum();
-        let weights = match self.find(&format!("{name}_blocks")) {
-            Some(_) => self.joint_blocks(&name, count, (outputs, cols), parts)?,
-            None => self.joint_turned(&name, count, (outputs, cols), parts)?,
+        let blocks = format!("{name}_blocks");
+        let (weights, origin) = match self.find(&blocks) {
+            Some(_) => (self.joint_blocks(&name, count, (outputs, cols), parts)?, blocks.as_str()),
+            None => (self.joint_turned(&name, count, (outputs, cols), parts)?, name.as_str()),
         };
+        let origin = self.called(origin);
         let biases = self.expert_biases(&format!("{name}_bias"), count, outputs, bias)?;
         let linear = |e: usize, part: &Part, weight: Weight<B>| {
             let of = biases.get(e * outputs..(e + 1) * outputs);
             let of = of.map(|all| all.iter().copied().skip(part.first).step_by(part.step).take(part.rows));
             let bias = of.map(|bias| self.b.upload_row(&bias.collect::<Vec<f32>>()));
-            Ok(Linear::new(weight, bias.transpose()?))
+            let layer = Linear::new(weight, bias.transpose()?);
+            // All parts have one input: the first is known by it.
+            Ok(if part.first == 0 { layer.from(origin, e, count) } else { layer })
         };
         let expert = |(e, weights): (usize, Vec<Weight<B>>)| {
             weights.into_iter().zip(parts).map(|(weight, part)| linear(e, part, weight)).collect()
@@ -173,28 +219,16 @@ impl<'a, B: Backend> Weights<'a, B> {
         (outputs, cols): (usize, usize),
         parts: &[Part],
     ) -> Result<Vec<Vec<Weight<B>>>> {
-        let blocks = cols / BLOCK;
-        if blocks * BLOCK != cols {
+        let Some((of_codes, of_exponents)) = Pair::shapes(count, outputs, cols) else {
             let why = format!("is quantized by blocks of {BLOCK}, and rows have {cols} weights");
             return Err(LoadError::bad(self.path(), format!("tensor {name:?}"), why));
-        }
-        let codes = self.bytes_of(&format!("{name}_blocks"), &[count, outputs, blocks, CODES])?;
-        let exponents = self.bytes_of(&format!("{name}_scales"), &[count, outputs, blocks])?;
+        };
+        let codes = self.bytes_of(&format!("{name}_blocks"), &of_codes)?;
+        let exponents = self.bytes_of(&format!("{name}_scales"), &of_exponents)?;
+        let pair = Pair { codes, exponents };
         let part = |e: usize, part: &Part| {
-            let arrange = |to: &mut [u8]| {
-                for (row, to) in to.chunks_exact_mut((blocks * size_of::<MXFP4>()).max(1)).enumerate() {
-                    let at = (e * outputs + part.first + row * part.step) * blocks;
-                    let codes = codes.bytes()[at * CODES..(at + blocks) * CODES].as_chunks().0;
-                    let exponents = &exponents.bytes()[at..at + blocks];
-                    let to = to.as_chunks_mut::<{ size_of::<MXFP4>() }>().0;
-                    for ((to, e), pairs) in to.iter_mut().zip(exponents).zip(codes) {
-                        let MXFP4 { e, qs } = MXFP4::of_pairs(*e, pairs);
-                        to[0] = e;
-                        to[1..].copy_from_slice(&qs);
-                    }
-                }
-            };
-            self.rearranged((codes, name), Format::MXFP4, (part.rows, cols), arrange)
+            let rows = (0..part.rows).map(|row| e * outputs + part.first + row * part.step);
+            self.rearranged((codes, name), Format::MXFP4, (part.rows, cols), |to| pair.rows(rows, to))
         };
         let weights = (0..count).map(|e| parts.iter().map(|p| part(e, p)).collect()).collect();
         self.loaded(name, codes)?;
@@ -205,13 +239,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// A tensor of bytes of that shape.
     fn bytes_of(&mut self, name: &str, shape: &[usize]) -> Result<&'a Stored> {
         let stored = self.shaped(name, shape)?;
-        match &stored.kind {
-            Kind::Other(elements) if elements == "U8" => Ok(stored),
-            other => {
-                let why = format!("its elements are {other:?}; bytes are expected");
-                Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why))
-            }
-        }
+        bytes_alone(stored, name).map(|()| stored)
     }
 }
 

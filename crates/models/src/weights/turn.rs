@@ -15,6 +15,7 @@ pub(super) fn plain(stored: &Stored, name: &str, format: Format) -> Result<()> {
 }
 
 /// A matrix that lies in a file with a row for each of its columns, perhaps among others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Turn {
     pub(crate) rows: usize,
     pub(crate) cols: usize,

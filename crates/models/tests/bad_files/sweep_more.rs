@@ -9,6 +9,8 @@ use tallow_cpu::{Cpu, Isa};
 use tallow_models::encoder::EncoderModel;
 use tallow_models::images::Pictures;
 use tallow_models::images::resize::Picture;
+use tallow_models::scribe::ScribeModel;
+use tallow_models::speech::{Job, Speech};
 use tallow_models::tokenizer::{Special, Tokenizer};
 
 use crate::sweep::{complaint, fault, others, places};
@@ -122,12 +124,34 @@ fn how_pictures_are_prepared() {
         "crop_size": { "height": 16, "width": 16 }, "do_rescale": true, "rescale_factor": 0.004,
         "do_normalize": true, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4], "do_pad": false,
     });
-    let dir = folder("clip", "sweep-pictures");
-    settings(&dir, "preprocessor_config.json", &good, |path| {
+    let see = |path: &Path| {
         let model = EncoderModel::open(path)?;
         let images = model.of_images().unwrap();
         let pictures = Pictures::new(&images.checkpoint, images.spec.patches.unwrap())?;
-        let _ = pictures.picture(Picture { width: 20, height: 17, bytes: vec![100; 3 * 20 * 17] });
+        for (width, height) in [(20, 17), (1, 40), (40, 1)] {
+            let _ = pictures.picture(Picture { width, height, bytes: vec![100; 3 * width * height] });
+        }
+        Ok(())
+    };
+    settings(&folder("clip", "sweep-pictures"), "preprocessor_config.json", &good, see);
+    let good = json!({
+        "do_resize": true, "size": { "height": 16, "width": 16 }, "resample": 2, "do_center_crop": null,
+        "do_convert_rgb": null, "rescale_factor": 0.00392156862745098, "image_mean": 0.5, "image_std": [0.5, 0.5, 0.5],
+    });
+    settings(&folder("siglip", "sweep-square"), "preprocessor_config.json", &good, see);
+    let newer = json!({ "image_processor": good });
+    settings(&folder("siglip", "sweep-newer"), "processor_config.json", &newer, see);
+}
+
+#[test]
+fn how_speech_is_written() {
+    let dir = Dir::new("sweep-speech");
+    tallow_support::listener(&dir.0);
+    let good = tallow_support::json(&dir.0.join("generation_config.json"));
+    settings(&dir, "generation_config.json", &good, |path| {
+        let model = ScribeModel::open(path)?;
+        let speech = Speech::read(&model, &Tokenizer::from_folder(path)?)?;
+        let _ = speech.setting(speech.language("en").flatten(), Job::Transcribe);
         Ok(())
     });
 }

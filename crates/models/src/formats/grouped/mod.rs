@@ -114,11 +114,7 @@ impl Grouped {
 
     /// Bytes of what it becomes.
     pub fn size(&self) -> usize {
-        self.row_bytes() * self.rows
-    }
-
-    fn row_bytes(&self) -> usize {
-        self.format.row_bytes(self.cols).unwrap_or(0)
+        self.format.row_bytes(self.cols).unwrap_or(0) * self.rows
     }
 
     /// The first of its codes that stands for no number, if one does.
@@ -129,26 +125,43 @@ impl Grouped {
         }
     }
 
-    /// Writes all rows in its format, their inputs in `order`, by as many threads as there are cores.
+    /// Writes all rows in its format, their inputs in `order`.
     pub(crate) fn write(&self, order: Option<&[u32]>, out: &mut [u8]) {
+        self.write_as(self.format, order, out);
+    }
+
+    /// Writes all rows as `f32`, whatever it would become, their inputs in the order that they have.
+    pub(crate) fn write_plain(&self, out: &mut [u8]) {
+        self.write_as(Format::F32, None, out);
+    }
+
+    /// Writes all rows by as many threads as there are cores.
+    fn write_as(&self, format: Format, order: Option<&[u32]>, out: &mut [u8]) {
         let adds = self.adds.as_ref().map_or(Table::All(0.0), Scales::read);
         let tables = Tables { zeros: self.zeros.read(self.rows), scales: self.scales.read(), adds };
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let each = self.rows.div_ceil(cores).next_multiple_of(PANEL);
-        let parts = out.chunks_mut(each * self.row_bytes().max(1)).enumerate();
+        let width = format.row_bytes(self.cols).unwrap_or(0);
+        let parts = out.chunks_mut((each * width).max(1)).enumerate();
         std::thread::scope(|s| {
             for (i, out) in parts {
                 let (first, tables) = (i * each, &tables);
-                s.spawn(move || self.write_some(first, order, tables, out));
+                s.spawn(move || self.write_some((format, width), first, order, tables, out));
             }
         });
     }
 
     /// Writes rows from `first` on.
-    fn write_some(&self, first: usize, order: Option<&[u32]>, tables: &Tables, out: &mut [u8]) {
+    fn write_some(
+        &self,
+        (format, width): (Format, usize),
+        first: usize,
+        order: Option<&[u32]>,
+        tables: &Tables,
+        out: &mut [u8],
+    ) {
         let mut codes = vec![0i16; PANEL * self.cols];
         let mut row = vec![0i16; self.cols];
-        let width = self.row_bytes();
         for (i, out) in out.chunks_mut(PANEL * width).enumerate() {
             let rows = first + i * PANEL..first + i * PANEL + out.len() / width;
             self.codes.read(rows.clone(), self.cols, &mut codes);
@@ -165,14 +178,20 @@ impl Grouped {
                         (tables.scales.at(row, group, shape), tables.zeros.at(row, group, shape));
                     (scale, zero, tables.adds.at(row, group, shape))
                 };
-                self.write_row(&row, of, out);
+                self.write_row(format, &row, of, out);
             }
         }
     }
 
     /// Writes a row whose codes stand in the order of the result.
-    fn write_row(&self, codes: &[i16], of: impl Fn(usize) -> (f32, i32, f32), out: &mut [u8]) {
-        match self.format {
+    fn write_row(
+        &self,
+        format: Format,
+        codes: &[i16],
+        of: impl Fn(usize) -> (f32, i32, f32),
+        out: &mut [u8],
+    ) {
+        match format {
             Format::Q4_0 => {
                 self.write_blocks::<Q4_0, 32>(codes, of, out, |d, q| Q4_0::of(F16::nearest(d), q))
             }

@@ -176,12 +176,19 @@ impl Tensors {
         assert_eq!(matrix.fault(), None);
         let mut data = vec![0.0; stored.len()];
         tallow_quant::unpack(matrix.format(), &bytes, &mut data).unwrap();
-        let Some(order) = order else { return (data, matrix.format()) };
+        let mut plain = vec![0; 4 * data.len()];
+        matrix.write_plain(&mut plain);
+        let plain: Vec<f32> = plain.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+        let Some(order) = order else {
+            assert!(plain == data);
+            return (data, matrix.format());
+        };
         let cols = order.len();
         let mut back = vec![0.0; data.len()];
         for (row, back) in data.chunks(cols).zip(back.chunks_mut(cols)) {
             row.iter().zip(&order).for_each(|(x, i)| back[*i as usize] = *x);
         }
+        assert!(plain == back);
         (back, matrix.format())
     }
 }

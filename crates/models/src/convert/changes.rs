@@ -1,0 +1,101 @@
+//! What is done to the matrices of a tensor on their way into a GGUF file.
+
+use std::borrow::Cow;
+
+use tallow_quant::Format;
+
+use crate::error::Result;
+use crate::weights::{Runs, Turn, room};
+
+/// A step on the way.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Change {
+    /// Rows become columns, all or some of them.
+    Turned(Turn),
+    /// Rows come in another order, or only some of them do.
+    Rows(Runs),
+    /// Columns come in another order.
+    Columns(Runs),
+    /// Each number gets this more.
+    Lifted(f32),
+    /// Logarithms of how fast heads forget become that, with the other sign.
+    Rates,
+}
+
+/// A matrix's numbers, and what they are.
+pub(super) type Numbers<'a> = (Format, Cow<'a, [u8]>);
+
+impl Change {
+    /// Rows and columns of what has so many.
+    pub(super) fn shape(&self, [rows, cols]: [usize; 2]) -> [usize; 2] {
+        match self {
+            Change::Turned(turn) => [turn.rows, turn.cols],
+            Change::Rows(runs) => [runs.iter().map(|run| run.len()).sum(), cols],
+            Change::Columns(runs) => [rows, runs.iter().map(|run| run.len()).sum()],
+            Change::Lifted(_) | Change::Rates => [rows, cols],
+        }
+    }
+
+    /// What it is to be done to, and why it cannot be where numbers are in that format, if it cannot.
+    pub(super) fn refuses(&self, format: Format) -> Option<[&'static str; 2]> {
+        let is_whole = |n: usize| format.row_bytes(n).is_some();
+        match self {
+            Change::Turned(_) if !format.is_plain() => {
+                Some(["which has to be turned", "only plain numbers can be"])
+            }
+            Change::Columns(runs) if !runs.iter().all(|run| is_whole(run.start) && is_whole(run.end)) => {
+                Some(["whose columns have to change places", "only those of whole blocks can"])
+            }
+            _ => None,
+        }
+    }
+
+    /// Changes a matrix of so many rows and columns.
+    pub(super) fn apply<'a>(
+        &self,
+        (format, bytes): Numbers<'a>,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Numbers<'a>> {
+        let row = format.row_bytes(cols).unwrap_or(0);
+        let [wanted, across] = self.shape([rows, cols]);
+        let size = |format: Format| format.row_bytes(across).unwrap_or(0).saturating_mul(wanted);
+        let mut to = match self {
+            Change::Lifted(_) | Change::Rates => room(size(Format::F32))?,
+            _ => room(size(format))?,
+        };
+        match self {
+            Change::Turned(turn) => turn.bytes(&bytes, &mut to),
+            Change::Rows(runs) => {
+                let mut rest = &mut to[..];
+                for run in runs {
+                    let (some, after) = rest.split_at_mut(run.len() * row);
+                    some.copy_from_slice(&bytes[run.start * row..run.end * row]);
+                    rest = after;
+                }
+            }
+            Change::Columns(runs) => {
+                let at = |n: usize| format.row_bytes(n).unwrap_or(0);
+                for (from, mut to) in bytes.chunks_exact(row.max(1)).zip(to.chunks_exact_mut(row.max(1))) {
+                    for run in runs {
+                        let (some, after) = to.split_at_mut(at(run.len()));
+                        some.copy_from_slice(&from[at(run.start)..at(run.end)]);
+                        to = after;
+                    }
+                }
+            }
+            Change::Lifted(by) => each(format, &bytes, &mut to, |x| x + by),
+            Change::Rates => each(format, &bytes, &mut to, |x| -x.exp()),
+        }
+        let format = if let Change::Lifted(_) | Change::Rates = self { Format::F32 } else { format };
+        Ok((format, to.into()))
+    }
+}
+
+/// Makes another number of each, as `f32`.
+fn each(format: Format, bytes: &[u8], to: &mut [u8], change: impl Fn(f32) -> f32) {
+    let to = to.as_chunks_mut::<4>().0;
+    let mut numbers = vec![0.0; to.len()];
+    // There is room for as many.
+    let _ = tallow_quant::unpack(format, bytes, &mut numbers);
+    to.iter_mut().zip(numbers).for_each(|(to, x)| *to = change(x).to_le_bytes());
+}

@@ -1,0 +1,234 @@
+//! A folder's tensors under the names that they have in GGUF files.
+
+use std::collections::BTreeSet;
+use std::iter;
+use std::ops::Range;
+
+use super::changes::Change;
+use super::pieces::Piece;
+use super::tensors::Target;
+use crate::Model;
+use crate::blocks::delta::by_key_head;
+use crate::error::{LoadError, Result};
+use crate::families::Family;
+use crate::formats::names::{EXPERT, Joint, Layout, Names, Part, Rate, is_redundant, of_layer};
+use crate::spec::LatentSpec;
+use crate::weights::{Pair, Runs, Turn, by_head, bytes_alone, named};
+
+/// A folder's tensors, named as `reader` wants them. Nothing is left over but what loading leaves over, too.
+pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Target<'a>>> {
+    let (names, layers) = (model.names(), model.spec.layers.len());
+    let mut all =
+        Renaming { model, names, to: reader.gguf_names, used: BTreeSet::new(), targets: Vec::new() };
+    let (parts, recalled) = (names.beside(&all.to), names.delta.beside(&all.to.delta));
+    let (of_layers, alone): (Vec<_>, Vec<_>) =
+        parts.into_iter().chain(recalled).partition(|(_, from, _)| from.contains("{}"));
+    for (part, from, to) in alone {
+        all.part(part, from, to)?;
+    }
+    for layer in 0..layers {
+        for (part, from, to) in &of_layers {
+            all.part(*part, &of_layer(from, layer), &of_layer(to, layer))?;
+        }
+        all.latent(layer)?;
+        all.joint(layer)?;
+        all.recalled(layer)?;
+    }
+    let spare = |name: &str| {
+        let past = names.layer(name).is_some_and(|layer| layer >= layers);
+        past || is_redundant(name) || names.spares(name) || model.family.reads(name)
+    };
+    match model.checkpoint.tensors().find(|(name, _)| !all.used.contains(*name) && !spare(name)) {
+        None => Ok(all.targets),
+        Some((name, stored)) => {
+            let why = "what GGUF files have in its place is not known here";
+            Err(LoadError::unsupported(stored.file.path(), format!("converting tensor {name:?}"), why))
+        }
+    }
+}
+
+/// Tensors that are being renamed.
+struct Renaming<'a> {
+    model: &'a Model,
+    names: Names,
+    to: Names,
+    used: BTreeSet<String>,
+    targets: Vec<Target<'a>>,
+}
+
+impl<'a> Renaming<'a> {
+    /// The tensor of that name, if it is there.
+    fn find(&self, name: &str) -> Option<Piece<'a>> {
+        let short = name.strip_prefix(self.names.base);
+        let mut names = [Some(name), short].into_iter().flatten();
+        names.find_map(|name| Some(Piece::new(name.to_owned(), self.model.checkpoint.get(name)?)))
+    }
+
+    /// The tensor of that name, if it is there, which then has that shape.
+    fn shaped(&mut self, name: &str, shape: &[usize]) -> Result<Option<Piece<'a>>> {
+        let Some(piece) = self.find(name) else { return Ok(None) };
+        if piece.stored.shape != shape {
+            let why = format!("has shape {:?}; the settings ask for {shape:?}", piece.stored.shape);
+            return Err(LoadError::bad(piece.stored.file.path(), format!("tensor {:?}", piece.name), why));
+        }
+        self.used.insert(piece.name.clone());
+        Ok(Some(piece))
+    }
+
+    /// Adds a tensor of the file: made of `pieces`, which have that shape, by those changes.
+    fn add(
+        &mut self,
+        to: String,
+        pieces: Vec<Piece<'a>>,
+        shape: &[usize],
+        (part, changes): (Part, Vec<Change>),
+    ) -> Result<()> {
+        self.targets.push(Target::stored(self.model, to, (pieces, shape), part, changes)?);
+        Ok(())
+    }
+
+    /// Takes what the checkpoint has of a part: a weight, a bias, each of all experts or heads.
+    fn part(&mut self, part: Part, from: &str, to: &str) -> Result<()> {
+        if from.is_empty() || to.is_empty() {
+            return Ok(());
+        }
+        let kinds: &[&str] = if part.is_whole() { &[""] } else { &[".weight", ".bias"] };
+        for kind in kinds {
+            let (from, to) = (format!("{from}{kind}"), format!("{to}{kind}"));
+            let found = match [EXPERT, "{head}"].into_iter().find(|many| from.contains(many)) {
+                None => self.find(&from).into_iter().collect(),
+                Some(many) => {
+                    let each = |i: usize| self.find(&from.replace(many, &i.to_string()));
+                    (0..).map_while(each).collect::<Vec<_>>()
+                }
+            };
+            // Where a family has no norm before a block, its name may be that of one behind.
+            let Some(first) = found.first().filter(|piece| !self.used.contains(&piece.name)) else {
+                continue;
+            };
+            let first = first.stored;
+            self.used.extend(found.iter().map(|piece| piece.name.clone()));
+            if self.model.spec.tied && to == "output.weight" {
+                continue;
+            }
+            if let Some(Piece { name, stored, .. }) = found.iter().find(|p| p.stored.shape != first.shape) {
+                let why = format!("has shape {:?}, and others of its kind {:?}", stored.shape, first.shape);
+                return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
+            }
+            let mut shape = first.shape.clone();
+            if found.len() > 1 || from.contains(EXPERT) {
+                shape.insert(0, found.len());
+            }
+            if let (Part::Kernel, [cols, 1, kernel]) = (part, shape.as_slice()) {
+                shape = vec![*cols, *kernel];
+            }
+            let changes = self.changes(part, &shape);
+            self.add(to, found, &shape, (part, changes))?;
+        }
+        Ok(())
+    }
+
+    /// What the two kinds of file make of a part.
+    fn changes(&self, part: Part, shape: &[usize]) -> Vec<Change> {
+        let linear = matches!(part, Part::Linear | Part::Queries | Part::Keys | Part::Joint);
+        match (self.names.layout, self.to.layout, shape) {
+            (Layout::Columns, Layout::Rows, &[cols, rows]) if linear => {
+                vec![Change::Turned(Turn { rows, cols, across: rows, first: 0, step: 1 })]
+            }
+            (Layout::RowsByHead, Layout::Rows, _) if part == Part::Joint => {
+                let heads = self.model.spec.layers.first().map(|layer| layer.mixer.heads);
+                let rows = |heads| (0..3).flat_map(|part| by_head(heads, part, 3)).collect();
+                heads.map(|heads| Change::Rows(rows(heads))).into_iter().collect()
+            }
+            _ if part == Part::Rates => match (self.names.delta.rate.1, self.to.delta.rate.1) {
+                (Rate::Logarithm, Rate::Negative) => vec![Change::Rates],
+                _ => Vec::new(),
+            },
+            _ => Vec::new(),
+        }
+    }
+
+    /// Cuts in two what makes keys and values of a narrow row.
+    fn latent(&mut self, layer: usize) -> Result<()> {
+        let (spec, from, to) = (&self.model.spec.layers[layer], self.names.latent, self.to.latent);
+        let Some(LatentSpec { rank, plain: keys, value: values, .. }) = spec.latent else { return Ok(()) };
+        let (heads, rows) = (spec.mixer.heads.q, keys + values);
+        let Some(up) = self.shaped(&named(&of_layer(from.up, layer)), &[heads * rows, rank])? else {
+            return Ok(());
+        };
+        let turn = Turn { rows: rank, cols: keys, across: rank, first: 0, step: 1 };
+        let some = |rows: Range<usize>| Change::Rows(iter::once(rows).collect());
+        for (to, change) in
+            [(to.k, vec![some(0..keys), Change::Turned(turn)]), (to.v, vec![some(keys..rows)])]
+        {
+            let to = named(&of_layer(to, layer));
+            self.add(to, vec![up.clone()], &[heads, rows, rank], (Part::Linear, change))?;
+        }
+        Ok(())
+    }
+
+    /// Takes apart what is gate and up of all experts, and what is down beside it.
+    fn joint(&mut self, layer: usize) -> Result<()> {
+        let Some((up, joint)) = self.names.expert_joint else { return Ok(()) };
+        let spec = &self.model.spec.layers[layer];
+        let (width, dim) = (spec.ffn.width, self.model.spec.dim);
+        let Some(count) = spec.experts.map(|experts| experts.count) else { return Ok(()) };
+        let half = |i: usize| match joint {
+            Joint::InTurn => (i * width, 1),
+            Joint::Alternating => (i, 2),
+        };
+        for (from, to, shape, rows, (first, step)) in [
+            (up, self.to.expert_gate, [count, 2 * width, dim], width, half(0)),
+            (up, self.to.expert_up, [count, 2 * width, dim], width, half(1)),
+            (self.names.expert_down, self.to.expert_down, [count, dim, width], dim, (0, 1)),
+        ] {
+            let (from, to) = (of_layer(from, layer), of_layer(to, layer));
+            let [_, outputs, cols] = shape;
+            let some: Runs = (0..rows).map(|row| first + row * step).map(|row| row..row + 1).collect();
+            let some = if rows < outputs { vec![Change::Rows(some)] } else { Vec::new() };
+            if let Some(pair) = self.pair(&from, shape)? {
+                self.add(named(&to), vec![pair], &shape, (Part::Linear, some.clone()))?;
+            } else if let Some(plain) = self.shaped(&from, &[count, cols, outputs])? {
+                let turn = Change::Turned(Turn { rows, cols, across: outputs, first, step });
+                self.add(named(&to), vec![plain], &[count, cols, outputs], (Part::Linear, vec![turn]))?;
+            }
+            if let Some(bias) = self.shaped(&format!("{from}_bias"), &[count, outputs])? {
+                self.add(format!("{to}.bias"), vec![bias], &[count, outputs], (Part::Linear, some))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Matrices of that shape whose codes and exponents are two tensors, if they are there.
+    fn pair(&mut self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Option<Piece<'a>>> {
+        let Some((of_codes, of_exponents)) = Pair::shapes(count, rows, cols) else { return Ok(None) };
+        let Some(codes) = self.shaped(&format!("{name}_blocks"), &of_codes)? else { return Ok(None) };
+        let name = format!("{name}_scales");
+        let Some(exponents) = self.shaped(&name, &of_exponents)? else {
+            return Err(LoadError::bad(
+                &self.model.checkpoint.path,
+                format!("tensor {name:?}"),
+                "is missing",
+            ));
+        };
+        bytes_alone(codes.stored, &codes.name)?;
+        bytes_alone(exponents.stored, &exponents.name)?;
+        Ok(Some(Piece { exponents: Some(exponents.stored), ..codes }))
+    }
+
+    /// Takes apart what comes key head by key head: queries, keys and values of heads that keep a matrix, and their gates.
+    fn recalled(&mut self, layer: usize) -> Result<()> {
+        let Some(heads) = self.model.spec.layers[layer].delta.map(|delta| delta.heads) else { return Ok(()) };
+        let (rows, dim) = (heads.cols() + heads.value_cols(), self.model.spec.dim);
+        let from = named(&of_layer(self.names.delta.qkvz, layer));
+        let Some(all) = self.shaped(&from, &[rows, dim])? else { return Ok(()) };
+        let mut seen = by_key_head(heads, [heads.key_dim; 2], heads.value_dim);
+        let gates = seen.split_off(3 * heads.keys);
+        let to = self.to.delta;
+        for (to, part, runs) in [(to.qkv, Part::Recalled, seen), (to.z, Part::Values, gates)] {
+            let to = named(&of_layer(to, layer));
+            self.add(to, vec![all.clone()], &[rows, dim], (part, vec![Change::Rows(runs)]))?;
+        }
+        Ok(())
+    }
+}

@@ -13,6 +13,7 @@ mod memory;
 mod screen;
 mod scribe;
 mod settings;
+mod signal;
 mod solo;
 
 use std::fmt;

@@ -17,6 +17,7 @@ use crate::load;
 use crate::memory::size;
 use crate::screen;
 use crate::settings::Sources;
+use crate::signal::signal;
 
 pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
     let (out, name) = (&args.output, args.output.display());
@@ -27,6 +28,10 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
         return Err(Failed::new(format!(
             "{name} is there already; choose another name, or --force to replace it"
         )));
+    }
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        return Err(Failed::new(format!("{name}: there is no folder {}; make it first", folder.display())));
     }
     let model = load::model(&args.model, load::How::new(sources, args.offline, args.quant)?)?;
     if is_of(&model, out) {
@@ -75,9 +80,10 @@ fn is_of(model: &Model, out: &Path) -> bool {
 fn cannot_write(out: &Path, size_of_file: u64, e: &std::io::Error) -> Failed {
     let name = out.display();
     match e.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            Failed::new(format!("{name}: there is no room for a file of {}", size(size_of_file)))
-        }
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Failed::new(format!(
+            "{name}: there is no room for a file of {}; choose a smaller --quant, or another place",
+            size(size_of_file)
+        )),
         ErrorKind::FileTooLarge => Failed::new(format!(
             "{name}: this file system takes no file of {}; choose a smaller --quant, or another place",
             size(size_of_file)
@@ -138,19 +144,18 @@ fn reserve(_: &File, _: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Becomes true when somebody presses Ctrl-C, so that no half of a file is left.
+/// Becomes true when somebody asks us to stop, so that no half of a file is left.
 fn stopping() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let pressed = stop.clone();
     let wait = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        if let Ok(runtime) = runtime
-            && runtime.block_on(tokio::signal::ctrl_c()).is_ok()
-        {
+        if let Ok(runtime) = runtime {
+            runtime.block_on(signal());
             pressed.store(true, Ordering::Relaxed);
         }
     };
-    // Without it Ctrl-C ends the program where it is.
-    let _ = std::thread::Builder::new().name("ctrl-c".into()).spawn(wait);
+    // Without it the program ends where it is.
+    let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
     stop
 }

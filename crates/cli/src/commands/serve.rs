@@ -17,6 +17,7 @@ use crate::encoder::{self, Place, Running};
 use crate::load::{self, DEMO, Note};
 use crate::lora::{self, Lora};
 use crate::settings::{Defaults, Flags, Sources, resolve};
+use crate::signal::signal;
 use crate::{Failed, env, screen, scribe};
 
 pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
@@ -176,28 +177,4 @@ async fn stop(drain: u64) {
         }
         std::process::exit(130);
     });
-}
-
-#[cfg(unix)]
-async fn signal() -> &'static str {
-    use tokio::signal::unix::{SignalKind, signal};
-    // Where one cannot be listened to, the system's own way of ending us remains.
-    let (mut term, mut hangup) = (signal(SignalKind::terminate()).ok(), signal(SignalKind::hangup()).ok());
-    let wait = async |s: &mut Option<tokio::signal::unix::Signal>| match s {
-        Some(s) => drop(s.recv().await),
-        None => std::future::pending().await,
-    };
-    tokio::select! {
-        () = wait(&mut term) => "SIGTERM",
-        () = wait(&mut hangup) => "SIGHUP",
-        _ = tokio::signal::ctrl_c() => "Ctrl-C",
-    }
-}
-
-#[cfg(not(unix))]
-async fn signal() -> &'static str {
-    match tokio::signal::ctrl_c().await {
-        Ok(()) => "Ctrl-C",
-        Err(_) => std::future::pending().await,
-    }
 }

@@ -301,6 +301,6 @@ impl Stacked<'_> {
 
 /// A refusal of a tensor, by what it is and why that cannot be.
 fn refused(piece: &Piece<'_>, [what, why]: [&str; 2]) -> LoadError {
-    let what = format!("converting tensor {:?}, {what}", piece.name);
+    let what = format!("converting tensor {:?}, {what},", piece.name);
     LoadError::unsupported(piece.stored.file.path(), what, why)
 }

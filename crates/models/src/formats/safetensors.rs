@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -208,7 +209,13 @@ fn shards(folder: &Path, index: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for name in names {
         let path = folder.join(name);
-        let real = path.canonicalize().map_err(|e| LoadError::io(&path, e))?;
+        let real = match path.canonicalize() {
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                let why = format!("names {name}, which is not there: the folder is not all of the model");
+                return bad("weight_map", why);
+            }
+            other => other.map_err(|e| LoadError::io(&path, e))?,
+        };
         if !real.starts_with(&root) {
             let why = format!("{name} is a link out of {}; copy the file there instead", root.display());
             return bad("weight_map", why);

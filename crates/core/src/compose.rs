@@ -3,7 +3,6 @@
 //! They are correct on every device, and they are what an override is tested against. They never fail on their own
 //! account, never read anything back, and call only backend methods.
 
-use std::ops::Range;
 use std::rc::Rc;
 
 use tallow_quant::Format;
@@ -108,23 +107,25 @@ pub fn adapt<B: Backend>(b: &B, op: &Adapt<'_, B>) -> Result<Tensor<B>> {
     }
     let normed = op.norm.map(|by| b.run(Normalize { x: op.x, by, residual: None })).transpose()?;
     let x = normed.as_ref().unwrap_or(op.x); // [rows, inputs]
-    let mut gone_down: Vec<(&Rc<Weight<B>>, Range<usize>, Tensor<B>)> = Vec::new();
-    for Addition { rows, columns, part, scale, .. } in additions {
-        // Layers that lie in one tensor have one way down in common.
-        let before = gone_down.iter().find(|(down, at, _)| Rc::ptr_eq(down, &part.down) && *at == rows);
-        let narrow = match before {
-            Some((.., narrow)) => narrow.clone(),
+    // Layers that lie in one tensor have one way down in common.
+    let mut gone: Vec<(Addition<'_, B>, Tensor<B>)> = Vec::new();
+    for more in additions {
+        let same =
+            |(a, _): &&(Addition<'_, B>, _)| Rc::ptr_eq(&a.part.down, &more.part.down) && a.rows == more.rows;
+        let narrow = match gone.iter().find(same) {
+            Some((_, narrow)) => narrow.clone(),
             None => {
-                let (x, by) = (x.row_range(rows.clone()), Linear::new(Weight::clone(&part.down), None));
-                let narrow = b.run(Project { x: &x, by: &by, then: Epilogue::NONE })?; // [some, rank]
-                gone_down.push((&part.down, rows.clone(), narrow.clone()));
-                narrow
+                let x = x.row_range(more.rows.clone());
+                let by = Linear::new(Weight::clone(&more.part.down), None);
+                b.run(Project { x: &x, by: &by, then: Epilogue::NONE })? // [some, rank]
             }
         };
-        let (up, to) = (Linear::new(part.up.clone(), None), y.row_range(rows).col_range(columns));
-        let then = Epilogue { scale: scale * op.then.scale, ..Epilogue::add_to(&to) };
-        let sum = b.run(Project { x: &narrow, by: &up, then })?; // [some, outputs]
+        let to = y.row_range(more.rows.clone()).col_range(more.columns.clone());
+        let by = Linear::new(more.part.up.clone(), None);
+        let then = Epilogue { scale: more.scale * op.then.scale, ..Epilogue::add_to(&to) };
+        let sum = b.run(Project { x: &narrow, by: &by, then })?; // [some, outputs]
         b.run(Copy { from: &sum, to: &to })?;
+        gone.push((more, narrow));
     }
     Ok(y)
 }

@@ -16,7 +16,7 @@ use tallow_quant::Format;
 
 use crate::error::{LoadError, Result};
 use crate::formats::{Kind, Stored};
-use crate::weights::{not_finite, room};
+use crate::weights::{not_finite, quantized, room};
 
 pub(crate) use targets::{Target, Targets};
 
@@ -113,13 +113,10 @@ impl Half {
 
     /// Its numbers as plain ones, and in which format.
     fn plain(&self) -> Result<(Format, Vec<u8>)> {
-        if self.format.is_plain() {
-            return Ok((self.format, self.stored.bytes().to_vec()));
-        }
-        let mut numbers = vec![0f32; self.stored.len()];
-        let unpacked = tallow_quant::unpack(self.format, self.stored.bytes(), &mut numbers);
-        unpacked.map_err(|e| LoadError::bad(self.path(), self.field(), e))?;
-        Ok((Format::F32, numbers.iter().flat_map(|x| x.to_le_bytes()).collect()))
+        let format = if self.format.is_plain() { self.format } else { Format::F32 };
+        let (rows, cols, bytes) = (self.rows, self.cols, self.stored.bytes());
+        let weight = HostWeight { format: self.format, rows, cols, bytes, spent: HostWeight::KEPT };
+        Ok((format, quantized(&weight, format, None)?))
     }
 
     /// Brings it to a device, with its rows in that order if in another than the file's. Gives, too, what multiplies it.
@@ -141,30 +138,30 @@ impl Half {
             }
             bytes = ordered;
         }
-        let (rows, cols, mut unit) = (rows.map_or(self.rows, <[usize]>::len), self.cols, 1.0);
+        let (rows, cols) = (rows.map_or(self.rows, <[usize]>::len), self.cols);
         let whole = cols.is_multiple_of(EIGHT_BITS.block_weights());
         let narrower = if whole { EIGHT_BITS } else { Format::F16 };
+        let mut unit = 1.0;
         if beside_blocks && narrower.row_bytes(cols) < format.row_bytes(cols) {
-            (bytes, unit) = self.narrowed(format, &bytes, narrower)?;
+            let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
+            (bytes, unit) = narrowed(&weight, narrower)?;
             format = narrower;
         }
         let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
         Ok((b.prepare(weight)?, unit))
     }
+}
 
-    /// Plain numbers in a narrower format, and what multiplies them: a power of two, so that they are of a size that the
-    /// format is good at.
-    fn narrowed(&self, format: Format, plain: &[u8], to: Format) -> Result<(Vec<u8>, f32)> {
-        let bad = |e: tallow_quant::SizeError| LoadError::bad(self.path(), self.field(), e);
-        let mut numbers = vec![0f32; plain.len() / format.block_bytes()];
-        tallow_quant::unpack(format, plain, &mut numbers).map_err(bad)?;
-        let most = numbers.iter().fold(0f32, |most, x| most.max(x.abs()));
-        let unit = if most > 0.0 { most.log2().ceil().clamp(-126.0, 127.0).exp2() } else { 1.0 };
-        numbers.iter_mut().for_each(|x| *x /= unit);
-        let mut bytes = vec![0; numbers.len() / to.block_weights() * to.block_bytes()];
-        tallow_quant::pack(to, &numbers, &mut bytes).map_err(bad)?;
-        Ok((bytes, unit))
-    }
+/// Plain numbers in a narrower format, and what multiplies them: a power of two, so that they are of a size that the format
+/// is good at.
+fn narrowed(weight: &HostWeight<'_>, to: Format) -> Result<(Vec<u8>, f32)> {
+    let mut plain = quantized(weight, Format::F32, None)?;
+    let numbers = plain.as_chunks_mut().0;
+    let most = numbers.iter().fold(0f32, |most, x| most.max(f32::from_le_bytes(*x).abs()));
+    let unit = if most > 0.0 { most.log2().ceil().clamp(-126.0, 127.0).exp2() } else { 1.0 };
+    numbers.iter_mut().for_each(|x| *x = (f32::from_le_bytes(*x) / unit).to_le_bytes());
+    let weight = HostWeight { format: Format::F32, bytes: &plain, ..*weight };
+    Ok((quantized(&weight, to, None)?, unit))
 }
 
 impl AdapterFile {

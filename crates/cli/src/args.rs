@@ -265,7 +265,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "ADAPTER")]
     pub lora: Vec<Lora>,
     /// Show the ops that a step is made of, and which of them the device has kernels for
-    #[arg(long)]
+    #[arg(long, conflicts_with = "lora")]
     pub explain: bool,
     /// Quantize plain weights while they are loaded: q4_k_m, q8_0, … [default: leave them as they are]
     #[arg(long, value_name = "TYPE")]

@@ -6,6 +6,7 @@ use std::time::{Instant, SystemTime};
 
 use tallow_core::{Backend, DType, launch_table};
 use tallow_cpu::Arithmetic;
+use tallow_engine::handle::Adoption;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
 use tallow_models::spec::LayerSpec;
@@ -125,9 +126,11 @@ fn measure(
             "{name}: {longest} tokens are asked for, and the model's context is {context}; lower -p, -n or -d"
         )));
     }
+    // What is wrong with them should not cost the loading of a model.
+    let adapters = Lora::open_all(&args.lora)?;
     setup.context = longest;
     setup.sequences = tests.iter().map(|t| t.sequences).max().unwrap_or(1);
-    alone(model, setup, &mut Measuring { args, name, model, setup, tests, report })
+    alone(model, setup, &mut Measuring { args, name, model, setup, tests, adapters, report })
 }
 
 /// Tests to be run on a device.
@@ -137,6 +140,7 @@ struct Measuring<'a> {
     model: &'a Model,
     setup: Setup,
     tests: Vec<Test>,
+    adapters: Vec<Adoption>,
     report: &'a mut Report,
 }
 
@@ -149,8 +153,7 @@ impl Task for Measuring<'_> {
             return explain(&mut solo, self.model, longest);
         }
         let yardstick = solo.backend().yardstick()?;
-        let adapters = Lora::open_all(&self.args.lora)?;
-        let worn = adapters.iter().enumerate().map(|(i, adoption)| solo.adapt(i, adoption));
+        let worn = self.adapters.iter().enumerate().map(|(i, adoption)| solo.adapt(i, adoption));
         let worn = worn.collect::<Result<Vec<_>, _>>()?;
         for test in std::mem::take(&mut self.tests) {
             solo.wear(if test.adapted { &worn } else { &[] });

@@ -40,7 +40,8 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let opened = match load::any(name, how)? {
         AnyModel::Decoder(model) => load::opened(name, *model)?,
         _ if !args.lora.is_empty() || args.lora_dir.is_some() => {
-            return Err(Failed::new("--lora: the model has an encoder, and takes no adapters"));
+            let flag = if args.lora.is_empty() { "--lora-dir" } else { "--lora" };
+            return Err(Failed::new(format!("{flag}: the model has an encoder, and takes no adapters")));
         }
         AnyModel::Encoder(model) => {
             let handle = start_encoder(&model, name, &args, sources)?;

@@ -118,7 +118,7 @@ impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
                 room = Spread::<T>::EMPTY;
                 room.fill(codes, scales, sides, table)
             };
-            for p in 0..self.w.panels {
+            for p in 0..2 {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
                 // SAFETY: the chunk is of that form and size, rows have what belongs to it, and there are sums for T
                 // of them; the caller has the instruction set.
@@ -152,7 +152,7 @@ impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
                 }
                 room.as_ptr().cast()
             };
-            for p in 0..self.w.panels {
+            for p in 0..2 {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
                 // SAFETY: the chunk is of that form and size, and there are sums for T rows; the caller has the
                 // instruction set.

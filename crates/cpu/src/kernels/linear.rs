@@ -50,12 +50,13 @@ impl<'a> Packed<'a> {
         Packed { pairs, layout, cols, panels }
     }
 
-    /// A chunk of a panel, and its inputs.
+    /// A chunk of a panel, and its inputs. Where a panel is alone, the one beside it is itself once more: loops over a pair
+    /// keep their form, and nobody looks at what the second gives.
     #[inline(always)]
     pub(super) fn chunk(&self, panel: usize, chunk: usize) -> (&'a [u8], usize) {
         let inputs = CHUNK.min(self.cols - chunk * CHUNK);
         let bytes = self.layout.shape.chunk(inputs);
-        let at = self.panels * chunk * self.layout.shape.chunk(CHUNK) + panel % 2 * bytes;
+        let at = self.panels * chunk * self.layout.shape.chunk(CHUNK) + (panel & (self.panels - 1)) * bytes;
         (&self.pairs.row(panel / 2)[at..at + bytes], inputs)
     }
 }

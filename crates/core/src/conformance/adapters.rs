@@ -4,8 +4,8 @@ use std::rc::Rc;
 use super::blocks::{norm, normed};
 use super::oracle::Product;
 use super::{Bench, Bounded, Host, Outcome, text};
-use crate::ops::{Adapt, Epilogue, Project, ProjectMany};
-use crate::{Adapted, Adapter, Backend, Format, Linear, LowRank, Site, compose};
+use crate::ops::{Adapt, Epilogue, Ffn, Project, ProjectMany};
+use crate::{Activation, Adapted, Adapter, Backend, Format, Linear, LowRank, Site, compose};
 
 /// Inputs of the layers.
 const INPUTS: usize = 288;
@@ -17,6 +17,7 @@ const LAYERS: [(Format, usize); 4] =
 struct Made<B: Backend> {
     adapter: Rc<Adapter<B>>,
     parts: BTreeMap<Site, [Host; 2]>,
+    format: Format,
     scale: f32,
 }
 
@@ -35,7 +36,7 @@ fn made<B: Backend>(
         parts.insert(Site(i), LowRank { down: Rc::new(down), up, scale });
         hosts.insert(Site(i), [down_host, up_host]);
     }
-    Ok(Made { adapter: Rc::new(Adapter::new(parts)), parts: hosts, scale })
+    Ok(Made { adapter: Rc::new(Adapter::new(parts)), parts: hosts, format, scale })
 }
 
 fn layers<B: Backend>(t: &Bench<'_, B>) -> Result<(Vec<Linear<B>>, Vec<Host>), String> {
@@ -65,10 +66,10 @@ fn due<B: Backend>(
             let mut y = product(&t.met(format, x), w, 1.0);
             for (rows, made, scale) in runs {
                 let Some([down, up]) = made.parts.get(&Site(i as u32)) else { continue };
-                let narrow = product(x, down, 1.0);
+                let narrow = product(&t.met(made.format, x), down, 1.0);
                 let data = narrow.data.iter().map(|(x, _)| *x as f32).collect();
                 let narrow = Host { data, rows: x.rows, cols: down.rows };
-                let more = product(&narrow, up, scale * made.scale);
+                let more = product(&t.met(made.format, &narrow), up, scale * made.scale);
                 let ours = rows.start * up.rows..rows.end * up.rows;
                 let pairs = y.data[ours.clone()].iter_mut().zip(&more.data[ours]);
                 pairs.for_each(|(y, more)| *y = (y.0 + more.0, y.1 + 8.0 * more.1));
@@ -86,8 +87,8 @@ pub(super) fn adapt<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (layers, hosts) = layers(t)?;
     let all = [
         made(t, 3, Format::F16, &[0, 1, 2])?,
-        made(t, 16, Format::BF16, &[0, 2])?,
-        made(t, 70, Format::F32, &[1])?,
+        made(t, 32, Format::Q8_0, &[0, 2])?,
+        made(t, 70, Format::BF16, &[1])?,
     ];
     let (weight, by_norm) = norm(t, INPUTS)?;
     for ends in [[0, 1, 1, 1], [1, 2, 2, 3], [0, 4, 5, 13], [3, 40, 41, 61], [0, 0, 0, 0]] {
@@ -126,7 +127,8 @@ pub(super) fn adapt<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             }
         }
     }
-    onto(t, &layers, &all[0])
+    onto(t, &layers, &all[0])?;
+    block(t)
 }
 
 /// A single layer, with what happens next: what is added is scaled too.
@@ -143,4 +145,40 @@ fn onto<B: Backend>(t: &Bench<'_, B>, layers: &[Linear<B>], made: &Made<B>) -> O
     let (bare, residual): (Vec<f32>, _) = (t.down(&bare)?, &residual.data);
     let data = bare.iter().zip(residual).map(|(y, r)| (0.25 * f64::from(*y) + f64::from(*r), 1e-4)).collect();
     t.near("onto", &got, &Bounded { data, rows: 6, cols: LAYERS[0].1 })
+}
+
+/// A feed-forward block: something is added before the bend, and after it.
+fn block<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let (mut parts, mut layers) = (BTreeMap::new(), Vec::new());
+    for (i, (outputs, inputs)) in [(64, 96), (64, 96), (96, 64)].into_iter().enumerate() {
+        let (site, seed) = (Site(i as u32), 10 * i as u64);
+        let (down, _) = t.weight(seed, Format::Q8_0, 16, inputs)?;
+        let (up, _) = t.weight(seed + 1, Format::F16, outputs, 16)?;
+        parts.insert(site, LowRank { down: Rc::new(down), up, scale: 0.5 });
+        let (weight, _) = t.weight(seed + 2, Format::Q8_0, outputs, inputs)?;
+        layers.push(Linear { site: Some(site), ..Linear::new(weight, None) });
+    }
+    let adapter = Rc::new(Adapter::new(parts));
+    let (up, down) = (&layers[..2], &layers[2]);
+    for rows in [1, 7, 70] {
+        let x = t.up(&Host::random(1, rows, 96))?;
+        let first = rows / 3;
+        let with = [Adapted { rows: first..rows, by: adapter.clone(), scale: 0.75 }];
+        let then = Epilogue::add_to(&x);
+        let op = |with| Ffn { x: &x, norm: None, up, act: Activation::Silu, down, then, with };
+        let got = t.b.run(op(&with)).map_err(text)?;
+        t.like_default((rows, "block"), &got, compose::ffn(t.b, &op(&with)))?;
+        let plain = t.b.run(op(&[])).map_err(text)?;
+        t.same((rows, "without"), &got.row_range(0..first), &plain.row_range(0..first))?;
+        let (row, own) = (x.row_range(rows - 1..rows), [Adapted { rows: 0..1, ..with[0].clone() }]);
+        let (x, then, with) = (&row, Epilogue::add_to(&row), &own[..]);
+        let alone =
+            t.b.run(Ffn { x, norm: None, up, act: Activation::Silu, down, then, with }).map_err(text)?;
+        t.same((rows, "alone"), &got.row_range(rows - 1..rows), &alone)?;
+        let (got, plain): (Vec<f32>, Vec<f32>) = (t.down(&alone)?, t.down(&plain.row_range(rows - 1..rows))?);
+        if got == plain {
+            return Err(format!("block of {rows} rows: nothing is added"));
+        }
+    }
+    Ok(())
 }

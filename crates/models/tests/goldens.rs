@@ -184,6 +184,40 @@ fn folders_on<B: Backend>(b: &B, slack: f32) {
     }
 }
 
+/// What means something in another family means nothing here.
+#[test]
+fn names_of_other_families_are_ignored() {
+    for (name, stray) in [
+        ("gpt2", &[("num_key_value_heads", 1), ("head_dim", 6)] as &[_]),
+        ("gpt-neox", &[("num_key_value_heads", 1), ("head_dim", 6)]),
+        ("deepseek-v3", &[("num_experts", 3)]),
+        ("glm4-moe", &[("num_experts", 3), ("num_local_experts", 5)]),
+        ("mixtral", &[("num_experts", 3), ("n_routed_experts", 5)]),
+        ("qwen3-moe", &[("n_routed_experts", 5)]),
+    ] {
+        let mut config = json(&golden(name).join("config.json"));
+        stray.iter().for_each(|(key, value)| config[*key] = (*value).into());
+        let dir = with_config(name, &config, "stray");
+        let case = Case::read(name);
+        let far = case.distance(&cpu(), &open(&dir));
+        assert!(far <= case.tolerance(), "{name}: off by {far}");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
+
+/// Mistral's layers may differ, as Ministral's do.
+#[test]
+fn a_mistral_with_layer_types_is_a_ministral() {
+    let name = "more/ministral";
+    let mut config = json(&golden(name).join("config.json"));
+    config["architectures"] = vec!["MistralForCausalLM"].into();
+    let dir = with_config(name, &config, "mistral");
+    let case = Case::read(name);
+    let far = case.distance(&cpu(), &open(&dir));
+    assert!(far <= case.tolerance(), "off by {far}");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
 #[test]
 fn newer_configs() {
     let mut seen = 0;

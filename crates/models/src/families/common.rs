@@ -28,12 +28,10 @@ const EVERY: Key = key("sliding_window_pattern", "");
 /// Which layers have a window.
 pub(super) const WINDOWED: Key = key("", "attention.sliding_window_pattern");
 
-/// Each generation of configs has a name of its own for it.
-const EXPERTS: [Key; 3] = [
-    key("num_experts", "expert_count"),
-    key("num_local_experts", "expert_count"),
-    key("n_routed_experts", "expert_count"),
-];
+/// Each family has one of these names for it; newer configs may use another's.
+pub(super) const EXPERTS: Key = key("num_experts", "expert_count");
+pub(super) const LOCAL_EXPERTS: Key = key("num_local_experts", "expert_count");
+pub(super) const ROUTED_EXPERTS: Key = key("n_routed_experts", "expert_count");
 pub(super) const EXPERTS_USED: Key = key("num_experts_per_tok", "expert_used_count");
 const GUESSING: Key = key("num_nextn_predict_layers", "nextn_predict_layers");
 pub(super) const EXPERT_WIDTH: Key = key("moe_intermediate_size", "expert_feed_forward_length");
@@ -212,18 +210,40 @@ pub(super) fn heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<Heads> 
     }
     let head = match c.find_count(HEAD_DIM)?.or(left_out(HEAD_DIM, usual.head_dim)) {
         Some(n) => sane(c, HEAD_DIM, n)?,
-        None if dim.is_multiple_of(q) => dim / q,
-        None => return Err(c.bad(usual.heads, format_args!("is {q}, which does not divide {dim}"))),
+        None => share(c, usual.heads, dim, q)?,
     };
-    if !head.is_multiple_of(2) || head > 1024 {
-        return Err(c.bad(HEAD_DIM, format_args!("is {head}; even numbers up to 1024 are supported")));
-    }
+    even(c, HEAD_DIM, head)?;
     if let Some(v) = c.find_count(VALUE_DIM)?
         && v != head
     {
         return Err(c.unsupported(VALUE_DIM, v, format_args!("values as wide as keys ({head}) are")));
     }
     Ok(Heads { q, kv, dim: head })
+}
+
+/// Heads that share a hidden state out among them, each with its own keys, in families that know no others: what their
+/// configs say of other families' heads means nothing.
+pub(super) fn own_heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<(Heads, usize)> {
+    let q = sane(c, usual.heads, c.count(usual.heads)?)?;
+    let head = share(c, usual.heads, dim, q)?;
+    even(c, usual.heads, head)?;
+    Ok((Heads { q, kv: q, dim: head }, head))
+}
+
+fn share(c: &Config<'_>, heads: Key, dim: usize, q: usize) -> Result<usize> {
+    match dim.is_multiple_of(q) {
+        true => Ok(dim / q),
+        false => Err(c.bad(heads, format_args!("is {q}, which does not divide {dim}"))),
+    }
+}
+
+fn even(c: &Config<'_>, key: Key, head: usize) -> Result<()> {
+    match head.is_multiple_of(2) && head <= 1024 {
+        true => Ok(()),
+        false => {
+            Err(c.bad(key, format_args!("makes heads of {head}; even numbers up to 1024 are supported")))
+        }
+    }
 }
 
 pub(super) fn activation(c: &Config<'_>, (key, usual): (Key, &'static str)) -> Result<Activation> {
@@ -338,9 +358,9 @@ pub(super) fn only(c: &Config<'_>, key: Key, text: &str) -> Result<()> {
     }
 }
 
-/// How many experts there are, if files say so: 0 is none.
-pub(super) fn find_experts(c: &Config<'_>) -> Result<Option<usize>> {
-    for key in EXPERTS {
+/// How many experts there are, if files say so, by the family's own name if that is there: 0 is none.
+pub(super) fn find_experts(c: &Config<'_>, own: Key) -> Result<Option<usize>> {
+    for key in [own, EXPERTS, LOCAL_EXPERTS, ROUTED_EXPERTS] {
         if let Some(n) = c.find_count(key)? {
             return match n > MOST_EXPERTS {
                 true => Err(c.unsupported(key, n, format_args!("up to {MOST_EXPERTS} are"))),
@@ -352,8 +372,8 @@ pub(super) fn find_experts(c: &Config<'_>) -> Result<Option<usize>> {
 }
 
 /// How many experts there are, or `default` where that is left out.
-pub(super) fn experts(c: &Config<'_>, default: usize) -> Result<usize> {
-    Ok(find_experts(c)?.unwrap_or(default))
+pub(super) fn experts(c: &Config<'_>, own: Key, default: usize) -> Result<usize> {
+    Ok(find_experts(c, own)?.unwrap_or(default))
 }
 
 /// How many of `count` experts a token goes through.

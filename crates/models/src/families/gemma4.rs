@@ -213,7 +213,9 @@ fn widths(c: &Config<'_>, layers: &mut [LayerSpec]) -> Result<()> {
 /// Experts beside the feed-forward blocks.
 fn experts(c: &Config<'_>, layers: &mut [LayerSpec]) -> Result<()> {
     let there = c.is_gguf() || common::flag(c, "enable_moe_block", false)?;
-    let Some(count) = common::find_experts(c)?.filter(|count| there && *count > 0) else { return Ok(()) };
+    let Some(count) = common::find_experts(c, common::EXPERTS)?.filter(|count| there && *count > 0) else {
+        return Ok(());
+    };
     let used = c.count(USED)?;
     if !(1..=count).contains(&used) {
         return Err(c.bad(USED, format_args!("is {used}, of {count} experts")));

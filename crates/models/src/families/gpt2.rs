@@ -44,7 +44,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         tied: true,
         ..common::USUAL_LAYER_NORM
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_of(c, &usual, |dim| common::own_heads(c, dim, &usual))?;
     common::off(c, "add_cross_attention")?;
     spec.positions = Some(spec.context);
     spec.ropes.clear();

@@ -38,7 +38,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         ..rope::USUAL
     };
     let usual = common::Usual { gated: false, act: (common::ACT, "gelu"), rope, ..common::USUAL_LAYER_NORM };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_of(c, &usual, |dim| common::own_heads(c, dim, &usual))?;
     let bias = common::bias(c, "attention_bias", true)?;
     let parallel = common::flag(c, "use_parallel_residual", true)?;
     for layer in &mut spec.layers {

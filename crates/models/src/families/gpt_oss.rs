@@ -60,7 +60,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     if !rope::is_said(c) {
         spec.ropes.iter_mut().for_each(|rope| rope.scaling = Scaling::Yarn(USUAL_YARN));
     }
-    let count = common::experts(c, 128)?;
+    let count = common::experts(c, common::LOCAL_EXPERTS, 128)?;
     let experts = ExpertsSpec {
         router_bias: Bias::Yes,
         to_one: true,

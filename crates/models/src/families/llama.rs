@@ -23,7 +23,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let (attention, mlp) = (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
     // GGUF files of Mistral and Mixtral call themselves so too, and may bring a window and experts.
     let window = if c.is_gguf() { common::window(c)? } else { None };
-    let experts = common::find_experts(c)?.filter(|count| c.is_gguf() && *count > 0);
+    let experts = common::find_experts(c, common::LOCAL_EXPERTS)?.filter(|count| c.is_gguf() && *count > 0);
     let experts = experts.map(|count| mixtral::experts(c, count)).transpose()?;
     for layer in &mut spec.layers {
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (attention, attention, mlp);

@@ -88,7 +88,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
 }
 
 fn experts(c: &Config<'_>, width: usize) -> Result<ExpertsSpec> {
-    let count = common::experts(c, 16)?;
+    let count = common::experts(c, common::LOCAL_EXPERTS, 16)?;
     Ok(ExpertsSpec {
         scores: Scores::Sigmoid,
         share_of: ShareOf::Input,

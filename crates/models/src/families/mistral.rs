@@ -1,4 +1,5 @@
-//! Mistral: Llama with a sliding window. Ministral: in some layers. Ministral 3: queries grow with their position instead.
+//! Mistral and Ministral: Llama with a sliding window, perhaps in some layers only. Ministral 3: queries grow with their
+//! position instead.
 
 use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{RopeSpec, Scaling, Yarn};
@@ -28,7 +29,10 @@ const WINDOW: usize = 4096;
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let mut spec = common::plain_as(c, &USUAL)?;
     let window = common::window_or(c, WINDOW)?;
-    spec.layers.iter_mut().for_each(|layer| layer.mixer.window = window);
+    let windowed = common::windowed(c, spec.layers.len(), |_| true)?;
+    for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
+        layer.mixer.window = window.filter(|_| windowed);
+    }
     Ok(spec)
 }
 
@@ -38,18 +42,8 @@ static MINISTRAL: Family = Family {
     gguf: &[],
     hf_names: names::HF,
     gguf_names: names::GGUF,
-    spec: ministral,
+    spec,
 };
-
-fn ministral(c: &Config<'_>) -> Result<DecoderSpec> {
-    let mut spec = common::plain_as(c, &USUAL)?;
-    let window = common::window_or(c, WINDOW)?;
-    let windowed = common::windowed(c, spec.layers.len(), |_| true)?;
-    for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
-        layer.mixer.window = window.filter(|_| windowed);
-    }
-    Ok(spec)
-}
 
 static MINISTRAL3: Family = Family {
     name: "Ministral 3",

@@ -33,7 +33,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         ..common::USUAL
     };
     let mut spec = common::plain_as(c, &usual)?;
-    let experts = experts(c, common::experts(c, 8)?)?;
+    let experts = experts(c, common::experts(c, common::LOCAL_EXPERTS, 8)?)?;
     let window = common::window(c)?;
     for layer in &mut spec.layers {
         layer.experts = Some(experts);

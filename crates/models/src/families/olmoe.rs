@@ -25,7 +25,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     if let Some(most) = c.find_number(CLIP)? {
         return Err(c.unsupported(CLIP, most, "null is"));
     }
-    let count = common::experts(c, 64)?;
+    let count = common::experts(c, common::EXPERTS, 64)?;
     let to_one = common::flag(c, "norm_topk_prob", false)?;
     let experts = ExpertsSpec { to_one, ..ExpertsSpec::softmax(count, common::experts_used(c, 8, count)?) };
     let bias = common::bias(c, "attention_bias", false)?;

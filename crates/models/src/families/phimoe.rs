@@ -50,7 +50,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     if noise < 0.0 {
         return Err(c.bad(NOISE, format_args!("is {noise}; at least 0 is expected")));
     }
-    let count = common::experts(c, 16)?;
+    let count = common::experts(c, common::LOCAL_EXPERTS, 16)?;
     let used = common::experts_used(c, 2, count)?;
     if used != 2 {
         return Err(c.unsupported(common::EXPERTS_USED, used, "2 are: there is no rule for another choice"));

@@ -42,7 +42,7 @@ const WINDOW_TO: Key = key("max_window_layers", "");
 
 fn qwen2_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     let width = shared_width(c, 5632)?;
-    let count = common::experts(c, 60)?;
+    let count = common::experts(c, common::EXPERTS, 60)?;
     let to_one = c.flag_or(TO_ONE, false)?;
     let mut spec = mixed(c, 16, (count, 1408), || {
         let shared = Some(SharedSpec { width, gated: true });
@@ -62,7 +62,7 @@ fn qwen2_moe(c: &Config<'_>) -> Result<DecoderSpec> {
 }
 
 fn qwen3_moe(c: &Config<'_>) -> Result<DecoderSpec> {
-    let count = common::experts(c, 128)?;
+    let count = common::experts(c, common::EXPERTS, 128)?;
     // GGUF files do not say, and whoever reads them takes it so.
     let to_one = c.is_gguf() || c.flag_or(TO_ONE, false)?;
     let mut spec = mixed(c, 4, (count, 768), || {

@@ -119,7 +119,7 @@ fn sharing(c: &Config<'_>) -> Sharing {
 /// Experts and one beside them: how many, and how many a token goes through, where that is left out.
 fn experts(c: &Config<'_>, [count, used]: [usize; 2], to_one: bool) -> Result<ExpertsSpec> {
     let width = qwen_moe::shared_width(c, 512)?;
-    let count = common::experts(c, count)?;
+    let count = common::experts(c, common::EXPERTS, count)?;
     let used = common::experts_used(c, used, count)?;
     let shared = Some(SharedSpec { width, gated: true });
     Ok(ExpertsSpec { shared, to_one, ..ExpertsSpec::softmax(count, used) })

@@ -228,9 +228,14 @@ impl Reader<'_, '_> {
             }),
             // Some of the first files with lists of divisors call it so.
             "yarn" if r.has(SHORT) => self.long(),
-            "yarn" => self.yarn().map(Scaling::Yarn),
+            // Its ends lie between pairs.
+            "yarn" if self.dim.is_multiple_of(2) => self.yarn().map(Scaling::Yarn),
             "longrope" | "su" => self.long(),
             "proportional" => self.proportional(),
+            kind @ ("dynamic" | "yarn") => {
+                let known = format_args!("default is, where {} elements of a head turn", self.dim);
+                Err(r.unsupported(TYPE, kind, known))
+            }
             other => {
                 let known = "default, linear, dynamic, llama3, yarn and longrope are";
                 Err(r.unsupported(TYPE, other, known))

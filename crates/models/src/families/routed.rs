@@ -42,7 +42,7 @@ pub(super) fn alone(c: &Config<'_>, width: usize, usual: &Usual) -> Result<Exper
 
 /// Experts of that width, chosen by a softmax over all.
 pub(super) fn together(c: &Config<'_>, width: usize, usual: &Usual) -> Result<ExpertsSpec> {
-    let count = common::experts(c, usual.count)?;
+    let count = common::experts(c, common::ROUTED_EXPERTS, usual.count)?;
     let used = usual.used.map_or_else(|| c.count(common::EXPERTS_USED), Ok)?;
     let used = common::experts_used(c, used, count)?;
     let shared = match c.find_count(SHARED)?.unwrap_or(usual.shared) {

@@ -167,6 +167,11 @@ impl Checkpoint {
         }
         let mut parts = Vec::new();
         for part in split_names(path, count)? {
+            if !part.exists() {
+                let name = part.file_name().unwrap_or_default().to_string_lossy();
+                let why = format!("is {count}, and {name} is not there: all parts belong in one folder");
+                return Err(LoadError::bad(path, "split.count", why));
+            }
             let gguf = Gguf::parse(Arc::new(Mapping::open(&part)?))?;
             let number = gguf.meta.uint("split.no")?;
             if number != Some(parts.len() as u64) || gguf.meta.uint("split.count")? != Some(count) {

@@ -26,8 +26,8 @@ CALLED = {
     "nemotron": dict(rms_norm_eps="norm_eps"),
     **{kind: dict(rms_norm_eps="layer_norm_eps") for kind in ("phi", "gpt_neox", "stablelm", "cohere", "cohere2")},
 }
-# The library keeps experts otherwise than files have them: its own writer knows how.
-MIXTURES = ("gpt_oss", "phimoe", "llama4_text", "deepseek_v2", "deepseek_v3", "qwen3_next", "granitemoe", "olmoe", "gemma3", "llama4", "mistral3")
+# Of these, files keep all experts in one tensor, and the library's writer takes them apart.
+JOINT = ("qwen3_5_moe_text",)
 # By the plainest code that the library has.
 PLAIN = dict(attn_implementation="eager", experts_implementation="eager")
 YARN = dict(type="yarn", original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)
@@ -169,13 +169,12 @@ def make(out: pathlib.Path, name: str, seed: int, kind: str, extra: dict, mutant
         for key, p in model.named_buffers():
             if key.endswith(("e_score_correction_bias", "layer_scalar")):
                 p.copy_((0.3 * torch.randn_like(p) + ("scalar" in key)).bfloat16().float())
-    state = {k: v.bfloat16().contiguous() for k, v in model.state_dict().items() if not (config.tie_word_embeddings and k == "lm_head.weight")}
-    if kind == "gpt_neox" and "lm_head.weight" in state:
-        state["embed_out.weight"] = state.pop("lm_head.weight")  # as the library's own writer does
-    if kind in MIXTURES:
-        with tempfile.TemporaryDirectory() as written:
-            model.bfloat16().save_pretrained(written)
-            state = load_file(pathlib.Path(written) / "model.safetensors")
+    # By the library's own writer: in memory, names and experts are others than in files.
+    with tempfile.TemporaryDirectory() as written:
+        model.bfloat16().save_pretrained(written)
+        state = load_file(pathlib.Path(written) / "model.safetensors")
+    if kind in JOINT:
+        state = {k: v.contiguous() for k, v in model.state_dict().items()}
     save_file(state, folder / "model.safetensors")
     architecture = type(model).__name__
     (folder / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": kind, **settings, "torch_dtype": "bfloat16"}, indent=1))

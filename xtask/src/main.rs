@@ -19,7 +19,9 @@ const USAGE: &str = "usage: cargo xtask COMMAND
           runs each target of fuzz/ for so many seconds (30), or that one
   openai-client
           drives the server with OpenAI's own Python client (needs Python 3 and PyPI)
-  parity  compares golden models with their references and writes the table in docs/parity.md
+  parity [FOLDER]
+          compares golden models with their references and writes the table in docs/parity.md, or those of a folder, and
+          tells which are off
   quants --python PROGRAM
           compares models in every type of weights with llama.cpp and writes the table in docs/parity.md (--help)
   spills [PROGRAM]
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         ["spills", program] => spills::run(&root(), Some(Path::new(program))),
         ["quants", args @ ..] => quants::run(&root(), args),
         ["parity"] => parity::run(&root()),
+        ["parity", folder] => parity::run_on(&root(), Path::new(folder)),
         ["openai-client"] => openai_client::run(&root()),
         _ => {
             eprintln!("{USAGE}");

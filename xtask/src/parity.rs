@@ -1,5 +1,7 @@
 //! `cargo xtask parity`: how far the program's numbers are from the references', for each golden model, as it is stored,
 //! and for each type that a cache may have, if it has one. Written to `docs/parity.md`.
+//!
+//! `cargo xtask parity FOLDER`: the same for models elsewhere, of which only those that are off are told.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -23,6 +25,7 @@ const COMPARED: [&str; 7] = [
 ];
 
 /// A model whose answers somebody else computed.
+#[derive(Clone)]
 struct Case {
     /// `llama`, `llama-q8_0.gguf`
     name: String,
@@ -50,12 +53,51 @@ pub(crate) fn run(root: &Path) -> ExitCode {
     }
 }
 
-fn write(root: &Path) -> Result<usize, String> {
-    let build = Command::new("cargo").args(["build", "--release", "--quiet", "-p", "tallow"]).status();
-    if !build.map_err(|e| e.to_string())?.success() {
-        return Err("the program does not build".into());
+pub(crate) fn run_on(root: &Path, folder: &Path) -> ExitCode {
+    match look(root, folder) {
+        Ok([near, far, refused]) => {
+            println!("parity: {near} models are as they should be, {far} are off, {refused} are refused");
+            if far == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(why) => {
+            eprintln!("parity: {why}");
+            ExitCode::FAILURE
+        }
     }
-    let program = root.join("target/release/tallow");
+}
+
+/// How many models of a folder are as the reference says, how many are off, and how many are refused.
+fn look(root: &Path, folder: &Path) -> Result<[usize; 3], String> {
+    let program = program(root)?;
+    let mut counts = [0; 3];
+    for case in cases_of(folder, folder)? {
+        match dump(&program, &case, "f32") {
+            Err(why) => {
+                println!("refused: {why}");
+                counts[2] += 1;
+            }
+            Ok(found) => match distance(&tensors(&case.golden), &found)? {
+                far if f64::from(far) <= case.tolerance => counts[0] += 1,
+                far => {
+                    println!("{}: off by {far:.1e}, {:.0e} is allowed", case.name, case.tolerance);
+                    counts[1] += 1;
+                }
+            },
+        }
+    }
+    Ok(counts)
+}
+
+fn program(root: &Path) -> Result<PathBuf, String> {
+    let build = Command::new("cargo").args(["build", "--release", "--quiet", "-p", "tallow"]).status();
+    match build.map_err(|e| e.to_string())?.success() {
+        true => Ok(root.join("target/release/tallow")),
+        false => Err("the program does not build".into()),
+    }
+}
+
+fn write(root: &Path) -> Result<usize, String> {
+    let program = program(root)?;
     let cases = cases(&root.join("tests/goldens"))?;
     let mut table = String::new();
     let mut too_far = Vec::new();
@@ -93,30 +135,36 @@ const END: &str = "<!-- /parity -->";
 fn cases(goldens: &Path) -> Result<Vec<Case>, String> {
     let mut cases = Vec::new();
     for group in ["", "quant", "more", "encoders", "scribes"] {
-        for folder in entries(&goldens.join(group))? {
-            let (facts, golden) = (folder.join("golden.json"), folder.join("golden.safetensors"));
-            if !folder.join("config.json").exists()
-                || !golden.exists()
-                || !is_for_the_program(&folder, &golden)
-            {
-                continue;
-            }
-            let name = name(folder.strip_prefix(goldens).unwrap_or(&folder));
-            let tolerance = tolerance(&facts)?;
-            let (stored, caches) = (stored(&folder), caches(&folder));
+        for case in cases_of(goldens, &goldens.join(group))? {
             for path in entries(&goldens.join("gguf-models"))? {
-                let file = self::name(Path::new(path.file_name().unwrap_or_default()));
-                let rest = file.strip_prefix(&format!("{name}-")).and_then(|rest| rest.strip_suffix(".gguf"));
+                let file = name(Path::new(path.file_name().unwrap_or_default()));
+                let rest =
+                    file.strip_prefix(&format!("{}-", case.name)).and_then(|rest| rest.strip_suffix(".gguf"));
                 if let Some(dtype) = rest.filter(|rest| ["bf16", "f16", "f32"].contains(rest)) {
                     let stored = format!("{} GGUF", dtype.to_uppercase());
-                    let name = name.clone();
-                    cases.push(Case { name, stored, model: path, golden: golden.clone(), tolerance, caches });
+                    cases.push(Case { stored, model: path, ..case.clone() });
                 }
             }
-            cases.push(Case { name, stored, model: folder, golden, tolerance, caches });
+            cases.push(case);
         }
     }
     cases.sort_by(|a, b| (&a.name, &a.stored).cmp(&(&b.name, &b.stored)));
+    Ok(cases)
+}
+
+/// The models in a folder beneath `root`.
+fn cases_of(root: &Path, folder: &Path) -> Result<Vec<Case>, String> {
+    let mut cases = Vec::new();
+    for model in entries(folder)? {
+        let golden = model.join("golden.safetensors");
+        let is_there = model.join("config.json").exists() && golden.exists();
+        if is_there && is_for_the_program(&model, &golden) {
+            let name = name(model.strip_prefix(root).unwrap_or(&model));
+            let tolerance = tolerance(&model.join("golden.json"))?;
+            let (stored, caches) = (stored(&model), caches(&model));
+            cases.push(Case { name, stored, model, golden, tolerance, caches });
+        }
+    }
     Ok(cases)
 }
 

@@ -91,10 +91,13 @@ const MORE: &str = "... ";
 const STOP: &str = "\u{3}";
 const END: &str = "\u{4}";
 
+/// Makes an answer that takes seconds: there is time to stop it.
+const SLOWLY: [&str; 6] = ["-n", "1900", "--isa", "scalar", "--arithmetic", "exact"];
+
 #[test]
 fn a_chat_from_the_first_line_to_the_last() {
     let home = Home::new();
-    let mut t = Terminal::start(&home, &["run", "demo", "--seed", "1"]);
+    let mut t = Terminal::start(&home, &[&["run", "demo", "--seed", "1"], &SLOWLY[..]].concat());
     assert!(t.until(PROMPT).contains("cpu: weights"));
     // An answer that is stopped does not end the chat.
     t.keys("Once upon a time\r");
@@ -163,7 +166,7 @@ fn a_chat_from_the_first_line_to_the_last() {
 #[test]
 fn one_question_can_be_stopped() {
     let home = Home::new();
-    let mut t = Terminal::start(&home, &["run", "demo", "-n", "900", "Once upon a time"]);
+    let mut t = Terminal::start(&home, &[&["run", "demo", "Once upon a time"], &SLOWLY[..]].concat());
     t.until("Once upon a time ");
     t.keys(STOP);
     assert_eq!(t.child.wait().unwrap().code(), Some(130));

@@ -176,7 +176,7 @@ fn block<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             t.b.run(Ffn { x, norm: None, up, act: Activation::Silu, down, then, with }).map_err(text)?;
         t.same((rows, "alone"), &got.row_range(rows - 1..rows), &alone)?;
         let (got, plain): (Vec<f32>, Vec<f32>) = (t.down(&alone)?, t.down(&plain.row_range(rows - 1..rows))?);
-        if got == plain {
+        if t.suite.values && got == plain {
             return Err(format!("block of {rows} rows: nothing is added"));
         }
     }

@@ -46,6 +46,27 @@ fn numbers(stored: &Stored) -> Vec<f32> {
     data
 }
 
+/// Settings that ask for more of a head than is there.
+#[test]
+fn heads_that_are_too_wide_are_refused() {
+    let folder = out("wide").with_extension("");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::copy(golden("llama").join("model.safetensors"), folder.join("model.safetensors")).unwrap();
+    let mut config = json(&golden("llama").join("config.json"));
+    for (size, fits) in [(12, true), (14, false), (64, false)] {
+        config["head_dim"] = size.into();
+        std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        match converted(&open(&folder), "wide") {
+            Ok(file) => {
+                std::fs::remove_file(file).unwrap();
+                assert!(fits, "{size}");
+            }
+            Err(why) => assert!(!fits && why.contains("the settings ask for"), "{size}: {why}"),
+        }
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 /// Every case is written or refused, and this says which.
 #[test]
 fn every_case_is_written_or_refused() {

@@ -36,6 +36,18 @@ impl Change {
         }
     }
 
+    /// Is all that it takes there, in a matrix of so many rows and columns?
+    pub(super) fn is_within(&self, [rows, cols]: [usize; 2]) -> bool {
+        let within =
+            |runs: &Runs, count: usize| runs.iter().all(|run| run.start <= run.end && run.end <= count);
+        match self {
+            Change::Turned(turn) => turn.is_within(rows.saturating_mul(cols)),
+            Change::Rows(runs) => within(runs, rows),
+            Change::Columns(runs) => within(runs, cols),
+            Change::Lifted(_) | Change::Rates => true,
+        }
+    }
+
     /// What it is to be done to, and why it cannot be where numbers are in that format, if it cannot.
     pub(super) fn refuses(&self, format: Format) -> Option<[&'static str; 2]> {
         let is_whole = |n: usize| format.row_bytes(n).is_some();

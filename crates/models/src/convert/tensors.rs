@@ -107,7 +107,7 @@ impl<'a> Target<'a> {
             f if f.gguf_id().is_none() => Format::BF16,
             f => f,
         };
-        stacked.changes.iter().try_for_each(|change| stacked.allows(change))?;
+        stacked.changes.iter().try_fold(stored, |shape, change| stacked.allows(change, shape))?;
         let planned = Planned { name, format, shape };
         if planned.size().is_none() {
             return Err(refused(first, ["whose rows are no whole blocks", "rows of whole blocks are"]));
@@ -285,17 +285,22 @@ impl Stacked<'_> {
             let why = format!("makes {shape:?}; the settings ask for [{rows}, {cols}]");
             return Err(LoadError::bad(piece.stored.file.path(), format!("tensor {:?}", piece.name), why));
         }
-        self.allows(&change)?;
+        self.allows(&change, shape)?;
         self.changes.push(change);
         Ok(())
     }
 
-    fn allows(&self, change: &Change) -> Result<()> {
+    /// The shape after a change of matrices of that shape, if it can be made.
+    fn allows(&self, change: &Change, shape: [usize; 2]) -> Result<[usize; 2]> {
         let piece = &self.pieces[0];
-        match piece.format().and_then(|format| change.refuses(format)) {
-            None => Ok(()),
-            Some(what) => Err(refused(piece, what)),
+        if let Some(what) = piece.format().and_then(|format| change.refuses(format)) {
+            return Err(refused(piece, what));
         }
+        if !change.is_within(shape) {
+            let why = format!("makes {shape:?}, and the settings ask for what is not there");
+            return Err(LoadError::bad(piece.stored.file.path(), format!("tensor {:?}", piece.name), why));
+        }
+        Ok(change.shape(shape))
     }
 }
 

@@ -30,6 +30,12 @@ impl Turn {
     /// Rows that are written side by side, so that what is read lies together.
     const TILE: usize = 64;
 
+    /// Is it made of no more and no less than so many elements?
+    pub(crate) fn is_within(&self, count: usize) -> bool {
+        let last = self.rows.saturating_sub(1).saturating_mul(self.step).saturating_add(self.first);
+        last < self.across && self.across.checked_mul(self.cols) == Some(count)
+    }
+
     /// Its bytes, a row after another, from those of the file.
     pub(crate) fn bytes(&self, from: &[u8], to: &mut [u8]) {
         let size = to.len() / (self.rows * self.cols).max(1);

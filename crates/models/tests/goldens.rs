@@ -160,6 +160,15 @@ fn with_config(name: &str, config: &Value, tag: &str) -> PathBuf {
     dir
 }
 
+/// A case answers as the reference does by another config, too.
+fn says_the_same(name: &str, config: &Value, tag: &str) {
+    let dir = with_config(name, config, tag);
+    let case = Case::read(name);
+    let far = case.distance(&cpu(), &open(&dir));
+    assert!(far <= case.tolerance(), "{name}, {tag}: off by {far}");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
 fn open(path: &Path) -> Model {
     Model::open(path).unwrap_or_else(|e| panic!("{e}"))
 }
@@ -197,11 +206,7 @@ fn names_of_other_families_are_ignored() {
     ] {
         let mut config = json(&golden(name).join("config.json"));
         stray.iter().for_each(|(key, value)| config[*key] = (*value).into());
-        let dir = with_config(name, &config, "stray");
-        let case = Case::read(name);
-        let far = case.distance(&cpu(), &open(&dir));
-        assert!(far <= case.tolerance(), "{name}: off by {far}");
-        std::fs::remove_dir_all(dir).unwrap();
+        says_the_same(name, &config, "stray");
     }
 }
 
@@ -211,11 +216,7 @@ fn a_mistral_with_layer_types_is_a_ministral() {
     let name = "more/ministral";
     let mut config = json(&golden(name).join("config.json"));
     config["architectures"] = vec!["MistralForCausalLM"].into();
-    let dir = with_config(name, &config, "mistral");
-    let case = Case::read(name);
-    let far = case.distance(&cpu(), &open(&dir));
-    assert!(far <= case.tolerance(), "off by {far}");
-    std::fs::remove_dir_all(dir).unwrap();
+    says_the_same(name, &config, "mistral");
 }
 
 #[test]
@@ -224,11 +225,7 @@ fn newer_configs() {
     for name in DECODERS {
         let newer = golden(name).join("config.v5.json");
         if newer.exists() {
-            let dir = with_config(name, &json(&newer), "v5");
-            let case = Case::read(name);
-            let far = case.distance(&cpu(), &open(&dir));
-            assert!(far <= case.tolerance(), "{name}: off by {far}");
-            std::fs::remove_dir_all(dir).unwrap();
+            says_the_same(name, &json(&newer), "v5");
             seen += 1;
         }
     }

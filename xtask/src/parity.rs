@@ -71,7 +71,7 @@ fn look(root: &Path, folder: &Path) -> Result<[usize; 3], String> {
     let program = program(root)?;
     let mut counts = [0; 3];
     for case in cases_of(folder, folder)? {
-        match dump(&program, &case, "f32") {
+        match dump(&program, &case, "f32")? {
             Err(why) => {
                 println!("refused: {why}");
                 counts[2] += 1;
@@ -105,7 +105,7 @@ fn write(root: &Path) -> Result<usize, String> {
         let wanted = tensors(&case.golden);
         let mut row = format!("| {} | {} | {:.0e} |", case.name, case.stored, case.tolerance);
         for cache in case.caches {
-            let far = distance(&wanted, &dump(&program, case, cache)?)?;
+            let far = distance(&wanted, &dump(&program, case, cache)??)?;
             let _ = write!(row, " {far:.1e} |");
             if *cache == "f32" && f64::from(far) > case.tolerance {
                 too_far.push(format!("{}: off by {far:.1e}", case.name));
@@ -218,7 +218,12 @@ fn stored(folder: &Path) -> String {
     }
 }
 
-fn dump(program: &Path, case: &Case, cache: &str) -> Result<BTreeMap<String, Golden>, String> {
+/// What the program makes of a case, or why it refuses to. That it refuses must not hide that it crashes.
+fn dump(
+    program: &Path,
+    case: &Case,
+    cache: &str,
+) -> Result<Result<BTreeMap<String, Golden>, String>, String> {
     let output = std::env::temp_dir().join(format!("tallow-parity-{}.safetensors", std::process::id()));
     let run = Command::new(program)
         .args(["dump", "--device", "cpu", "--precision", cache])
@@ -229,12 +234,15 @@ fn dump(program: &Path, case: &Case, cache: &str) -> Result<BTreeMap<String, Gol
         .arg(&output)
         .output()
         .map_err(|e| e.to_string())?;
-    if !run.status.success() {
-        return Err(format!("{}: {}", case.name, String::from_utf8_lossy(&run.stderr).trim()));
+    let said = || format!("{}: {}", case.name, String::from_utf8_lossy(&run.stderr).trim());
+    match run.status.code() {
+        Some(0) => {}
+        Some(1) => return Ok(Err(said())),
+        _ => return Err(format!("{}, {}", said(), run.status)),
     }
     let found = tensors(&output);
     std::fs::remove_file(&output).map_err(|e| e.to_string())?;
-    Ok(found)
+    Ok(Ok(found))
 }
 
 /// The farthest that a number is from the reference's, of those that both have.

@@ -31,26 +31,33 @@ impl<B: Backend> LowRank<B> {
 /// Matrices of low rank for some of a model's linear layers.
 #[derive(Debug)]
 pub struct Adapter<B: Backend> {
-    parts: BTreeMap<Site, LowRank<B>>,
+    /// By the number of their site: every layer of every step asks.
+    parts: Vec<Option<LowRank<B>>>,
 }
 
 impl<B: Backend> Adapter<B> {
     /// An adapter of these parts.
     pub fn new(parts: BTreeMap<Site, LowRank<B>>) -> Adapter<B> {
-        Adapter { parts }
+        let mut by_site = Vec::new();
+        for (Site(site), part) in parts {
+            by_site.resize_with(site as usize, || None);
+            by_site.push(Some(part));
+        }
+        Adapter { parts: by_site }
     }
 
     /// What it adds to the layer at a place.
     pub fn part(&self, site: Site) -> Option<&LowRank<B>> {
-        self.parts.get(&site)
+        self.parts.get(site.0 as usize)?.as_ref()
     }
 
     /// Bytes on the device.
     pub fn bytes(&self) -> usize {
         let mut seen = BTreeSet::new();
-        let downs = self.parts.values().filter(|part| seen.insert(Rc::as_ptr(&part.down)));
+        let parts = || self.parts.iter().flatten();
+        let downs = parts().filter(|part| seen.insert(Rc::as_ptr(&part.down)));
         let downs: usize = downs.map(|part| part.down.bytes()).sum();
-        downs + self.parts.values().map(|part| part.up.bytes()).sum::<usize>()
+        downs + parts().map(|part| part.up.bytes()).sum::<usize>()
     }
 }
 

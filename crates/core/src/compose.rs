@@ -24,7 +24,7 @@ pub fn zero<B: Backend>(b: &B, t: &Tensor<B>) -> Result<()> {
 /// Are there as many bytes as the weight's shape says?
 pub fn check_weight(weight: &HostWeight<'_>) -> Result<()> {
     let HostWeight { format, rows, cols, bytes, .. } = *weight;
-    let want = format.row_bytes(cols).and_then(|n| n.checked_mul(rows));
+    let want = HostWeight::row_bytes(format, cols).and_then(|n| n.checked_mul(rows));
     if want == Some(bytes.len()) {
         return Ok(());
     }

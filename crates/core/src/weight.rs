@@ -16,7 +16,7 @@ pub struct HostWeight<'a> {
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
-    /// The rows, one after another, straight from the file.
+    /// The rows, one after another, straight from the file. See [`HostWeight::row_bytes`].
     pub bytes: &'a [u8],
     /// Told which rows a device is done with, while it reads others, on whatever thread. A device may say nothing of a
     /// row, or say it once.
@@ -29,6 +29,14 @@ pub type Spent<'a> = dyn Fn(Range<usize>) + Sync + 'a;
 impl HostWeight<'_> {
     /// For rows that stay in memory anyhow.
     pub const KEPT: &'static Spent<'static> = &|_| {};
+
+    /// Bytes of a row. It has whole blocks, but in Q8_0 it may end within one, which goes on with zeros.
+    pub const fn row_bytes(format: Format, cols: usize) -> Option<usize> {
+        match format {
+            Format::Q8_0 => format.row_bytes(cols.next_multiple_of(format.block_weights())),
+            _ => format.row_bytes(cols),
+        }
+    }
 }
 
 impl fmt::Debug for HostWeight<'_> {

@@ -148,20 +148,25 @@ fn pair(first: f32, second: f32) -> u32 {
     u32::from(first as i16 as u16) | u32::from(second as i16 as u16) << 16
 }
 
-/// Rounds a whole row.
+/// Rounds a row, from the chunk `first` on. What is no whole part goes on with zeros.
 ///
 /// # Safety
 ///
 /// Nobody else may use the row meanwhile, and the CPU has the instruction set.
 #[inline(always)]
-pub(crate) unsafe fn round<S: Simd>(to: &Rounding<'_>, row: usize, x: &[f32]) {
-    for (i, x) in x.chunks(CHUNK).enumerate() {
+pub(crate) unsafe fn round<S: Simd>(to: &Rounding<'_>, row: usize, first: usize, x: &[f32]) {
+    for (i, x) in (first..).zip(x.chunks(CHUNK)) {
         // SAFETY: passed on to the caller.
         unsafe {
             match x.first_chunk::<CHUNK>() {
                 // Of a length that is known.
                 Some(x) => to.put::<S>(row, i, x),
-                None => to.put::<S>(row, i, x),
+                None if x.len().is_multiple_of(PART) => to.put::<S>(row, i, x),
+                None => {
+                    let mut whole = [0.0; CHUNK];
+                    whole[..x.len()].copy_from_slice(x);
+                    to.put::<S>(row, i, &whole[..x.len().next_multiple_of(PART)]);
+                }
             }
         }
     }
@@ -176,6 +181,7 @@ fn room_for(rows: usize) -> usize {
 pub(crate) struct Activations {
     /// With those that there only is room for.
     rows: usize,
+    /// Whole parts.
     cols: usize,
     codes: Tensor<Cpu>,
     scales: Tensor<Cpu>,
@@ -190,7 +196,7 @@ impl Activations {
         cols: usize,
         needs: impl Iterator<Item = Side>,
     ) -> Result<Activations> {
-        let (live, rows) = (rows, room_for(rows));
+        let (live, rows, cols) = (rows, room_for(rows), cols.next_multiple_of(PART));
         let codes = b.alloc(DType::U8, 1, rows * cols)?;
         let scales = b.alloc(DType::F32, 1, rows * cols.div_ceil(CHUNK))?;
         let mut sides: Vec<(Side, Tensor<Cpu>)> = Vec::new();
@@ -236,21 +242,22 @@ impl Activations {
         row: impl Fn(usize) -> &'a [f32] + Sync,
         norm: Option<&NormTask<'_>>,
     ) {
-        let (to, k, cols) = (self.rounding(), b.kernels, self.cols);
-        let piece = (8192 / cols.max(1)).max(1);
-        b.share(rows.div_ceil(piece), 4 * rows * cols, |scratch, i| {
+        let (to, k) = (self.rounding(), b.kernels);
+        let piece = (8192 / self.cols.max(1)).max(1);
+        b.share(rows.div_ceil(piece), 4 * rows * self.cols, |scratch, i| {
             for r in i * piece..rows.min((i + 1) * piece) {
                 // Another thread wrote it, or it is far away.
                 fetch(row(r));
                 let x = match norm {
                     Some(norm) => {
+                        let cols = row(r).len();
                         scratch.floats.resize(scratch.floats.len().max(cols), 0.0);
                         (k.norm)(norm, row(r), &mut scratch.floats[..cols]);
                         &scratch.floats[..cols]
                     }
                     None => row(r),
                 };
-                (k.round)(&to, r, x);
+                (k.round)(&to, r, 0, x);
             }
         });
     }
@@ -276,6 +283,13 @@ pub(crate) struct Rounded<'a> {
 }
 
 impl<'a> Rounded<'a> {
+    /// What comes after so many chunks, as rows of their own.
+    pub(crate) fn after(self, chunks: usize) -> Rounded<'a> {
+        let (rows, codes) = (chunks * self.rows, chunks * CHUNK * self.rows);
+        let (codes, sides) = (&self.codes[codes..], &self.sides[codes >> self.shift..]);
+        Rounded { codes, scales: &self.scales[rows..], sides, ..self }
+    }
+
     /// Some inputs, a chunk of them, of some rows: codes, scales, and what else is needed, row after row.
     #[inline(always)]
     pub(crate) fn chunk(

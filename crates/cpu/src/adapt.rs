@@ -9,8 +9,9 @@ use tallow_core::{Adapted, Backend, DType, Linear, Result, Tensor, Weight};
 
 use crate::activations::{Activations, Rounding};
 use crate::backend::Cpu;
-use crate::kernels::{Added, Kernels, LinearTask, Product, Room, linear};
+use crate::kernels::{Added, AddedPart, Kernels, LinearTask, Product, Room, Source, linear};
 use crate::mat::{Mat, MatMut};
+use crate::packed::CHUNK;
 use crate::phases::{Input, Part, source};
 use crate::pool::First;
 
@@ -21,25 +22,36 @@ const TOGETHER: usize = 64;
 #[derive(Default)]
 pub(crate) struct Additions<'a> {
     ways: Vec<Way<'a>>,
+    /// In the order of their layers.
     ups: Vec<Up<'a>>,
+    /// [rows, ranks side by side]: room for what ways down give.
+    narrow: Option<Tensor<Cpu>>,
+    /// The same, for ways up that take it so.
+    rounded: Option<Activations>,
 }
 
-/// A way down, and room for what it gives.
+/// A way down.
 struct Way<'a> {
     down: &'a Rc<Weight<Cpu>>,
+    w: Source<'a>,
     rows: Range<usize>,
     scale: f32,
-    /// [rows, rank]
-    narrow: Tensor<Cpu>,
-    /// The same, if they take it so.
-    rounded: Option<Activations>,
+    /// Where what it gives begins: in plain numbers, and in rounded ones.
+    column: usize,
+    chunk: usize,
+}
+
+impl Way<'_> {
+    fn columns(&self) -> Range<usize> {
+        self.column..self.column + self.down.rows()
+    }
 }
 
 /// A way up.
 struct Up<'a> {
     layer: usize,
     way: usize,
-    part: Part<'a>,
+    w: Source<'a>,
 }
 
 impl<'a> Additions<'a> {
@@ -51,63 +63,82 @@ impl<'a> Additions<'a> {
         rows: usize,
     ) -> Result<Additions<'a>> {
         let mut all = Additions::default();
+        if with.is_empty() {
+            return Ok(all);
+        }
+        all.ways.reserve(by.len());
+        all.ups.reserve(by.len());
+        let (mut column, mut chunk) = (0, 0);
         for Addition { layer, rows: of, part, scale, .. } in additions(by, with) {
             // Layers that lie in one tensor have one way down in common.
             let same = |way: &Way<'_>| Rc::ptr_eq(way.down, &part.down) && way.rows == of;
             let way = all.ways.iter().position(same).unwrap_or(all.ways.len());
-            let up = Part::of(&part.up);
             if way == all.ways.len() {
-                let narrow = b.alloc(DType::F32, rows, part.rank())?;
-                let side = b.side(&up.w);
-                let rounded = side.map(|side| Activations::new(b, rows, narrow.cols(), [side].into_iter()));
-                let (down, rounded) = (&part.down, rounded.transpose()?);
-                all.ways.push(Way { down, rows: of, scale, narrow, rounded });
+                let down = &part.down;
+                all.ways.push(Way { down, w: source(down), rows: of, scale, column, chunk });
+                column += part.rank();
+                chunk += part.rank().div_ceil(CHUNK);
             }
-            all.ups.push(Up { layer, way, part: up });
+            all.ups.push(Up { layer, way, w: source(&part.up) });
+        }
+        if !all.ways.is_empty() {
+            all.narrow = Some(b.alloc(DType::F32, rows, column)?);
+            let mut sides = all.ups.iter().filter_map(|up| b.side(&up.w)).peekable();
+            let rounded = sides.peek().is_some().then(|| Activations::new(b, rows, chunk * CHUNK, sides));
+            all.rounded = rounded.transpose()?;
         }
         Ok(all)
     }
 
     /// The ways down, which take the layers' input.
-    pub(crate) fn downs(&self) -> Vec<Part<'a>> {
-        self.ways.iter().map(|way| Part::of(way.down)).collect()
+    pub(crate) fn downs(&self) -> impl Iterator<Item = &Source<'a>> + Clone {
+        self.ways.iter().map(|way| &way.w)
     }
 
     /// They over their input.
     pub(crate) fn over<'t>(&'t self, k: &'static Kernels, x: &'t Input) -> Downs<'t> {
-        let (mut pieces, mut ups) = (Vec::new(), Vec::new());
+        let rounding = self.rounded.as_ref().map(Activations::rounding);
+        let Some(narrow) = &self.narrow else {
+            return Downs { k, pieces: Vec::new(), rounding, parts: Vec::new(), first: First::new(0) };
+        };
+        let count = self.ways.iter().map(|way| way.rows.len().div_ceil(TOGETHER)).sum();
+        let (mut pieces, mut parts) = (Vec::with_capacity(count), Vec::with_capacity(self.ups.len()));
+        let (to, from) = (MatMut::new(narrow), Mat::new(narrow));
         for way in &self.ways {
-            let (of, to) = (x.times(k, source(way.down)), MatMut::new(&way.narrow));
-            let narrow = Mat::new(&way.narrow);
+            let of = x.times(k, way.w);
             for first in way.rows.clone().step_by(TOGETHER) {
                 let rows = first..way.rows.end.min(first + TOGETHER);
-                let task = LinearTask::plain(of, rows, to.columns(0..to.cols));
-                let round = way.rounded.as_ref().map(|to| (to.rounding(), narrow));
-                pieces.push(Piece { task: LinearTask { scale: way.scale, ..task }, round });
+                let task = LinearTask::plain(of, rows, to.columns(way.columns()));
+                let (task, given) = (LinearTask { scale: way.scale, ..task }, from.columns(way.columns()));
+                pieces.push(Piece { task, given, chunk: way.chunk });
             }
         }
-        for Up { layer, way, part } in &self.ups {
-            let (way, w) = (&self.ways[*way], part.w);
-            let rounded = way.rounded.as_ref().and_then(|r| r.of(w.side(k)?));
-            ups.push((*layer, Product { w, x: Mat::new(&way.narrow), rounded }, way.rows.clone()));
+        for Up { layer, way, w } in &self.ups {
+            let way = &self.ways[*way];
+            let rounded = self.rounded.as_ref().and_then(|r| r.of(w.side(k)?));
+            let rounded = rounded.map(|r| r.after(way.chunk));
+            let of = Product { w: *w, x: from.columns(way.columns()), rounded };
+            parts.push(AddedPart { layer: *layer, of, rows: way.rows.clone() });
         }
-        let first = First::new(pieces.len());
-        Downs { k, pieces, ups, first }
+        Downs { k, first: First::new(pieces.len()), pieces, rounding, parts }
     }
 }
 
-/// A way down for some rows, and how what it gives is rounded, if it is.
+/// A way down for some rows.
 struct Piece<'a> {
     task: LinearTask<'a>,
-    round: Option<(Rounding<'a>, Mat<'a, f32>)>,
+    /// What it gives, and from which chunk on that is rounded, if it is.
+    given: Mat<'a, f32>,
+    chunk: usize,
 }
 
 /// Ways down as pieces of a phase whose others need what they give.
 pub(crate) struct Downs<'a> {
     k: &'static Kernels,
     pieces: Vec<Piece<'a>>,
-    /// What is added to which layer, and for which rows.
-    ups: Vec<(usize, Product<'a>, Range<usize>)>,
+    rounding: Option<Rounding<'a>>,
+    /// What is added, in the order of its layers.
+    parts: Vec<AddedPart<'a>>,
     first: First,
 }
 
@@ -115,26 +146,27 @@ impl Downs<'_> {
     /// Goes those that nobody goes yet. Each piece of the phase begins with this.
     pub(crate) fn help(&self, room: &mut Room) {
         self.first.help(|i| {
-            let Piece { task, round } = &self.pieces[i];
+            let Piece { task, given, chunk } = &self.pieces[i];
             linear(self.k, task, 0..task.out.cols, room);
-            if let Some((to, from)) = round {
-                task.rows.clone().for_each(|row| (self.k.round)(to, row, from.row(row)));
+            if let Some(to) = &self.rounding {
+                task.rows.clone().for_each(|row| (self.k.round)(to, row, *chunk, given.row(row)));
             }
         });
     }
 
     /// What is added to a layer.
-    pub(crate) fn to(&self, layer: usize) -> Vec<Added<'_>> {
-        let of_layer = self.ups.iter().filter(|up| up.0 == layer);
-        of_layer.map(|(_, of, rows)| Added { of: *of, rows: rows.clone(), after: &self.first }).collect()
+    pub(crate) fn to(&self, layer: usize) -> Added<'_> {
+        let before = |layer: usize| self.parts.partition_point(|part| part.layer < layer);
+        let parts = &self.parts[before(layer)..before(layer + 1)];
+        Added { parts, after: (!parts.is_empty()).then_some(&self.first) }
     }
 }
 
 impl Cpu {
     pub(crate) fn adapted(&self, op: &Adapt<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let added = Additions::new(self, op.by, op.with, op.x.rows())?;
-        let (parts, downs) = (Part::side_by_side(op.by), added.downs());
-        let x = self.input(op.x, op.norm, parts.iter().chain(&downs))?;
+        let parts = Part::side_by_side(op.by);
+        let x = self.input(op.x, op.norm, parts.iter().map(|p| &p.w).chain(added.downs()))?;
         let out = self.alloc(DType::F32, op.x.rows(), op.cols())?;
         self.linear(&x, &parts, &out, op.then, &added.over(self.kernels, &x));
         Ok(out)

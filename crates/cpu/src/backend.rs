@@ -18,7 +18,7 @@ use crate::cache::{CacheWriter, Prep};
 use crate::kernels::{AttendTask, Kept, Kernels, NormTask, Pages, Stage};
 use crate::mat::{Mat, MatMut};
 use crate::memory::{Arena, Buf};
-use crate::packed::{PAIR, pack_pair, packed_bytes};
+use crate::packed::{PAIR, layout, pack_pair, packed_bytes};
 use crate::phases::{Part, dense, source};
 use crate::pool::{Pool, Scratch};
 use crate::{Arithmetic, Isa};
@@ -209,7 +209,7 @@ impl Backend for Cpu {
     fn embed(&self, op: &Embed<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (k, table, ids) = (self.kernels, source(op.table), Mat::<u32>::new(op.ids).row(0));
         let (rows, scale) = (op.table.rows(), op.scale);
-        self.by_rows(ids.len(), table.cols(), |scratch, r, out| match ids[r] as usize {
+        self.by_rows(ids.len(), op.table.cols(), |scratch, r, out| match ids[r] as usize {
             id if id < rows => {
                 table.unpack_row(k, id, &mut scratch.room, out);
                 out.iter_mut().for_each(|x| *x *= scale);
@@ -233,14 +233,14 @@ impl Backend for Cpu {
         let out = self.alloc(DType::F32, op.x.rows(), op.w.rows())?;
         let part = Part { w: dense(op.w), bias: op.bias.map(Mat::new), outputs: op.w.rows(), column: 0 };
         let parts = [part];
-        let x = self.input(op.x, None, &parts)?;
+        let x = self.input(op.x, None, parts.iter().map(|p| &p.w))?;
         self.linear(&x, &parts, &out, op.then, &Additions::default().over(self.kernels, &x));
         Ok(out)
     }
 
     fn dequant(&self, op: &Dequant<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (k, w, first) = (self.kernels, source(op.w), op.rows.start);
-        self.by_rows(op.rows.len(), w.cols(), |scratch, r, out| {
+        self.by_rows(op.rows.len(), op.w.cols(), |scratch, r, out| {
             w.unpack_row(k, first + r, &mut scratch.room, out)
         })
     }
@@ -423,7 +423,8 @@ impl Backend for Cpu {
         let out_of_reach = || Error::OutOfMemory { device: "cpu".into(), asked: usize::MAX };
         let total = packed_bytes(format, rows, cols).ok_or_else(out_of_reach)?;
         let out_of_memory = || Error::OutOfMemory { device: "cpu".into(), asked: total };
-        let data = self.arena.shelve(total).ok_or_else(out_of_memory)?;
+        let past = layout(format).shape.past(cols);
+        let data = self.arena.shelve(total.saturating_add(past)).ok_or_else(out_of_memory)?;
         let data = Tensor::whole(data, DType::U8, pairs, total / pairs.max(1));
         let (out, width) = (MatMut::<u8>::new(&data), bytes.len() / rows.max(1));
         let piece = (pairs / (2 * self.threads())).clamp(1, (HELD / (PAIR * width).max(1)).max(1));

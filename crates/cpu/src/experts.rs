@@ -6,7 +6,7 @@ use tallow_core::ops::{Epilogue, Moe, Route};
 use tallow_core::{Backend, DType, Expert, Groups, Linear, Result, Routing, Scores, ShareOf, Tensor};
 
 use crate::backend::Cpu;
-use crate::kernels::{BendTask, Given, LinearTask, Product, bend, linear};
+use crate::kernels::{Added, BendTask, Given, LinearTask, Product, bend, linear};
 use crate::mat::{Mat, MatMut};
 use crate::phases::{Input, Part, cost};
 
@@ -113,7 +113,7 @@ impl Cpu {
         let up = groups(op, &sorted, |e| &e.up, width);
         let bent = self.bend_groups(op, &sorted, &up, width)?; // [places, width]
         let down = groups(op, &sorted, |e| std::slice::from_ref(&e.down), dim);
-        let x = self.input(&bent, None, down.iter().flat_map(|g| &g.parts))?;
+        let x = self.input(&bent, None, down.iter().flat_map(|g| &g.parts).map(|p| &p.w))?;
         let given = self.alloc(DType::F32, sorted.at.len(), dim)?; // [places, dim]
         let (pieces, out) = (self.pieces(&down), MatMut::<f32>::new(&given));
         let products: Vec<Product<'_>> =
@@ -160,7 +160,7 @@ impl Cpu {
             let mut layers = Vec::with_capacity(g.parts.len());
             for p in &g.parts {
                 let of = x.times(self.kernels, p.w);
-                layers.push(Given { of, added: Vec::new(), bias: p.bias, columns: p.columns() });
+                layers.push(Given { of, added: Added::default(), bias: p.bias, columns: p.columns() });
             }
             given.push(layers);
         }
@@ -180,7 +180,7 @@ impl Cpu {
 
     /// A row for each place, which shares multiply if they are of inputs.
     fn sorted_input(&self, op: &Moe<'_, Cpu>, sorted: &Sorted, groups: &[Group<'_>]) -> Result<Input> {
-        let parts = groups.iter().flat_map(|g| &g.parts);
+        let parts = groups.iter().flat_map(|g| &g.parts).map(|p| &p.w);
         if op.share_of == ShareOf::Result {
             return self.picked(op.x, &sorted.at, parts);
         }

@@ -78,7 +78,7 @@ impl Shape {
 
     /// Bytes before the codes of a chunk.
     pub(crate) const fn head(&self, inputs: usize) -> usize {
-        let runs = inputs / self.run;
+        let runs = inputs.div_ceil(self.run);
         let bytes = match self.scales {
             Scales::Plain => 0,
             Scales::Halves => runs * 32,
@@ -92,12 +92,24 @@ impl Shape {
         bytes.next_multiple_of(LINE)
     }
 
-    /// Bytes of a chunk of a panel.
+    /// Inputs that kernels see of so many: whole parts, where there are codes.
+    pub(crate) const fn seen(&self, inputs: usize) -> usize {
+        if self.is_plain() { inputs } else { inputs.next_multiple_of(PART) }
+    }
+
+    /// Bytes of a chunk of a panel. Where lines are groups of inputs, it has none of those past the last.
     pub(crate) const fn chunk(&self, inputs: usize) -> usize {
         match self.scales {
             Scales::Plain => (inputs * ROWS * self.bits / 8).next_multiple_of(LINE),
-            _ => self.head(inputs) + inputs / PART * LINE * self.bits,
+            _ if self.bits == 8 => self.head(inputs) + inputs.div_ceil(4) * LINE,
+            _ => self.head(inputs) + inputs.div_ceil(PART) * LINE * self.bits,
         }
+    }
+
+    /// Bytes that kernels read past the end of a panel: of codes for which there is no input, and which are therefore
+    /// multiplied with zeros, whatever they are.
+    pub(crate) const fn past(&self, cols: usize) -> usize {
+        self.panel(self.seen(cols)) - self.panel(cols)
     }
 
     /// Bytes of a panel.

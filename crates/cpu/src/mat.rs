@@ -37,6 +37,14 @@ impl<'a, T: bytemuck::Pod> Mat<'a, T> {
         Mat { start, rows: t.rows(), cols: t.cols(), stride: t.stride(), of: PhantomData }
     }
 
+    /// Its rows, each with so many elements that come after it. The buffer has them after the last row, too.
+    pub(crate) fn and_past(t: &'a Tensor<Cpu>, more: usize) -> Mat<'a, T> {
+        let m = Mat::new(t);
+        let last = m.rows.saturating_sub(1) * m.stride + m.cols + more;
+        assert!(more == 0 || (t.offset() + last) * size_of::<T>() <= t.buf().len(), "{t:?} and {more} more");
+        Mat { cols: m.cols + more, ..m }
+    }
+
     /// So many rows without a column.
     pub(crate) fn without_columns(rows: usize) -> Mat<'a, T> {
         Mat { start: NonNull::dangling().as_ptr(), rows, cols: 0, stride: 0, of: PhantomData }
@@ -48,6 +56,14 @@ impl<'a, T: bytemuck::Pod> Mat<'a, T> {
         // SAFETY: the rows lie within the view (or, where there are none, the address is not used).
         let start = unsafe { self.start.add(rows.start * self.stride) };
         Mat { start, rows: rows.len(), ..*self }
+    }
+
+    /// Some of the columns.
+    pub(crate) fn columns(&self, cols: Range<usize>) -> Mat<'a, T> {
+        debug_assert!(cols.end <= self.cols);
+        // SAFETY: the columns lie within the view.
+        let start = unsafe { self.start.add(cols.start) };
+        Mat { start, cols: cols.len(), ..*self }
     }
 
     /// One row.

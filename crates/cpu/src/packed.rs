@@ -33,7 +33,8 @@ pub(crate) const PART: usize = 32;
 /// Bytes of a line.
 pub(crate) const LINE: usize = 64;
 
-/// Bytes of a weight, or `None` where that is past all bounds.
+/// Bytes of a weight, without what kernels read [past](crate::form::Shape::past) its end, or `None` where they are more than
+/// there can be.
 pub(crate) fn packed_bytes(format: Format, rows: usize, cols: usize) -> Option<usize> {
     let panels = if rows <= ROWS { 1 } else { rows.div_ceil(PAIR).checked_mul(2)? };
     // They are hardly larger than the rows in the file, which fit into memory.
@@ -41,8 +42,8 @@ pub(crate) fn packed_bytes(format: Format, rows: usize, cols: usize) -> Option<u
 }
 
 /// The layout of a format.
-pub(crate) fn layout(format: Format) -> Layout {
-    with_block!(format, B => B::LAYOUT)
+pub(crate) fn layout(format: Format) -> &'static Layout {
+    with_block!(format, B => &B::LAYOUT)
 }
 
 /// The numbers at the head of a chunk, for one row.
@@ -420,7 +421,8 @@ fn pack_pair_as<B: Packing>(rows: &[u8], width: usize, cols: usize, out: &mut [u
             let out = &mut out[at + panel * bytes..][..bytes];
             for (row, from) in rows.chunks_exact(width).enumerate() {
                 let weights = B::FORMAT.block_weights();
-                let from = &from[first / weights * size_of::<B>()..][..inputs / weights * size_of::<B>()];
+                let from =
+                    &from[first / weights * size_of::<B>()..][..inputs.div_ceil(weights) * size_of::<B>()];
                 match B::LAYOUT.shape.scales {
                     Scales::Plain => plain_row(from, size_of::<B>(), B::FORMAT == Format::BF16, row, out),
                     Scales::PlainSingles => floats_row(bytemuck::cast_slice::<u8, B>(from), inputs, row, out),
@@ -468,15 +470,16 @@ fn blocks_row<B: Packing>(blocks: &[B], inputs: usize, row: usize, out: &mut [u8
     }
     // Kernels see bytes, whichever end of a word comes first.
     let planes: &mut [u32] = bytemuck::cast_slice_mut(planes);
-    for (part, w) in codes[..inputs / 4].chunks_exact(PART / 4).enumerate() {
+    for (part, w) in codes[..B::LAYOUT.shape.seen(inputs) / 4].chunks_exact(PART / 4).enumerate() {
         let lines = &mut planes[part * B::LAYOUT.shape.bits * ROWS..];
+        let groups = (lines.len() / ROWS).min(PART / 4);
         let mut put = |line: usize, x: u32| lines[line * ROWS + row] = x;
         let two = |shift: u32, h: usize| {
             (0..4).map(|j| (w[4 * h + j] >> shift & 0x0303_0303) << (2 * j)).sum::<u32>()
         };
         let one = |shift: u32| (0..8).map(|g| (w[g] >> shift & 0x0101_0101) << g).sum::<u32>();
         match B::LAYOUT.shape.bits {
-            8 => (0..8).for_each(|g| put(g, w[g])),
+            8 => (0..groups).for_each(|g| put(g, w[g])),
             2 => (0..2).for_each(|h| put(h, two(0, h))),
             3 => {
                 (0..2).for_each(|h| put(h, two(0, h)));

@@ -17,9 +17,7 @@ use crate::packed::PAIR;
 pub(crate) fn source(w: &Weight<Cpu>) -> Source<'_> {
     match w {
         Weight::Dense(t) => dense(t),
-        Weight::Blocks { data, format, cols, .. } => {
-            Source::Packed(Packed::new(Mat::new(data), *format, *cols))
-        }
+        Weight::Blocks { data, format, cols, .. } => Source::Packed(Packed::new(data, *format, *cols)),
     }
 }
 
@@ -42,11 +40,6 @@ pub(crate) struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// A weight alone.
-    pub(crate) fn of(weight: &'a Weight<Cpu>) -> Part<'a> {
-        Part { w: source(weight), bias: None, outputs: weight.rows(), column: 0 }
-    }
-
     /// Its columns of the phase's result.
     pub(crate) fn columns(&self) -> Range<usize> {
         self.column..self.column + self.outputs
@@ -102,9 +95,9 @@ impl Cpu {
         &self,
         x: &Tensor<Cpu>,
         norm: Option<&Norm<Cpu>>,
-        parts: impl IntoIterator<Item = &'a Part<'a>> + Clone,
+        by: impl Iterator<Item = &'a Source<'a>> + Clone,
     ) -> Result<Input> {
-        let sides = || parts.clone().into_iter().map(|p| self.side(&p.w));
+        let sides = || by.clone().map(|w| self.side(w));
         let plain = match norm {
             None => Some(x.clone()),
             // Unless all that is wanted is the rounded row.
@@ -122,9 +115,9 @@ impl Cpu {
         &self,
         x: &Tensor<Cpu>,
         at: &[u32],
-        parts: impl IntoIterator<Item = &'a Part<'a>> + Clone,
+        by: impl Iterator<Item = &'a Source<'a>> + Clone,
     ) -> Result<Input> {
-        let sides = || parts.clone().into_iter().map(|p| self.side(&p.w));
+        let sides = || by.clone().map(|w| self.side(w));
         let from = Mat::<f32>::new(x);
         let row = |place: usize| from.row(at[place] as usize);
         let plain = match sides().all(|side| side.is_some()) {
@@ -195,8 +188,8 @@ impl Cpu {
     pub(crate) fn bend(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (width, rows) = (op.down.weight.cols(), op.x.rows());
         let added = Additions::new(self, op.up, op.with, rows)?;
-        let (parts, downs) = (Part::side_by_side(op.up), added.downs());
-        let x = self.input(op.x, op.norm, parts.iter().chain(&downs))?;
+        let parts = Part::side_by_side(op.up);
+        let x = self.input(op.x, op.norm, parts.iter().map(|p| &p.w).chain(added.downs()))?;
         let downs = added.over(self.kernels, &x);
         let mut given = Vec::with_capacity(parts.len());
         for (i, p) in parts.iter().enumerate() {

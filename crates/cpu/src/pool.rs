@@ -174,6 +174,7 @@ impl Shared {
 
 /// Pieces that must be done before others of a job can be finished. Whoever takes a piece of the job takes of these first,
 /// so what is waited for is always under way.
+#[repr(align(128))]
 pub(crate) struct First {
     pieces: usize,
     next: AtomicUsize,

@@ -158,7 +158,7 @@ impl Layout {
     /// Puts a group of rows (the last may have fewer than 32) into its words. `rows` are whole rows of the file.
     pub(crate) fn pack(&self, format: Format, cols: usize, rows: &[u8], out: &mut [u32]) {
         let block_bytes = format.block_bytes();
-        let row_bytes = cols / format.block_weights() * block_bytes;
+        let row_bytes = cols.div_ceil(format.block_weights()) * block_bytes;
         let unit_bytes = self.blocks * block_bytes;
         let mut words = vec![0; self.words];
         out.fill(0);

@@ -87,7 +87,7 @@ pub(super) fn adapt<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (layers, hosts) = layers(t)?;
     let all = [
         made(t, 3, Format::F16, &[0, 1, 2])?,
-        made(t, 32, Format::Q8_0, &[0, 2])?,
+        made(t, 16, Format::Q8_0, &[0, 2])?,
         made(t, 70, Format::BF16, &[1])?,
     ];
     let (weight, by_norm) = norm(t, INPUTS)?;

@@ -76,7 +76,7 @@ pub(super) fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     ensure(up.is_err(), || format!("2 elements as 3 rows gave {up:?}"))?;
     let down = t.b.download::<u32>(&x);
     ensure(down.is_err(), || "floats were read as integers".into())?;
-    for (format, bytes) in [(Format::F32, 31), (Format::Q8_0, 34)] {
+    for (format, bytes) in [(Format::F32, 31), (Format::Q8_0, 33), (Format::Q4_0, 18)] {
         let short = vec![0; bytes];
         let got =
             t.b.prepare(HostWeight { format, rows: 1, cols: 8, bytes: &short, spent: HostWeight::KEPT });

@@ -186,11 +186,17 @@ impl<'a, B: Backend> Bench<'a, B> {
         cols: usize,
     ) -> Result<(Weight<B>, Host), String> {
         let source = Host::random(seed, rows, cols);
-        let width = format.row_bytes(cols).ok_or("the case has no whole blocks")?;
-        let mut bytes = vec![0; rows * width];
-        tallow_quant::pack(format, &source.data, &mut bytes).map_err(text)?;
-        let mut data = vec![0.0; rows * cols];
-        tallow_quant::unpack(format, &bytes, &mut data).map_err(text)?;
+        let width = HostWeight::row_bytes(format, cols).ok_or("the case has no whole blocks")?;
+        let (mut bytes, mut data) = (vec![0; rows * width], vec![0.0; rows * cols]);
+        let mut whole = vec![0.0; cols.next_multiple_of(format.block_weights())];
+        for (r, bytes) in bytes.chunks_exact_mut(width.max(1)).enumerate() {
+            let ours = r * cols..(r + 1) * cols;
+            whole[..cols].copy_from_slice(&source.data[ours.clone()]);
+            tallow_quant::pack(format, &whole, bytes).map_err(text)?;
+            tallow_quant::unpack(format, bytes, &mut whole).map_err(text)?;
+            data[ours].copy_from_slice(&whole[..cols]);
+            whole.fill(0.0);
+        }
         let spent = Mutex::new(vec![0; rows]);
         let count = |rows: Range<usize>| {
             let mut spent = spent.lock().unwrap_or_else(PoisonError::into_inner);

@@ -6,6 +6,8 @@ use crate::{Backend, Format, Linear, Memory, compose};
 /// Columns that a format can store, odd ones where it can.
 fn widths(format: Format) -> &'static [usize] {
     match format.block_weights() {
+        // See `HostWeight::row_bytes`.
+        32 if format == Format::Q8_0 => &[7, 32, 352, 300, 16],
         1 => &[1, 7, 48, 65, 172, 300],
         32 => &[32, 96, 352],
         64 => &[64, 192, 320],

@@ -16,7 +16,7 @@ use crate::simd::Simd;
 /// A linear layer that gives some columns of gate and up.
 pub(crate) struct Given<'a> {
     pub of: Product<'a>,
-    pub added: Vec<Added<'a>>,
+    pub added: Added<'a>,
     /// [1, outputs]
     pub bias: Option<Mat<'a, f32>>,
     /// Which columns.
@@ -65,7 +65,7 @@ fn gather(k: &Kernels, given: &[Given<'_>], columns: Range<usize>, rows: Range<u
         }
         let outputs = start - g.columns.start..end - g.columns.start;
         for pair in outputs.start / PAIR..outputs.end.div_ceil(PAIR) {
-            multiply(k, &g.of, &g.added, pair, rows.clone(), room);
+            multiply(k, &g.of, g.added, pair, rows.clone(), room);
             let ours = outputs.start.max(pair * PAIR)..outputs.end.min((pair + 1) * PAIR);
             let (from, to) = (ours.start - pair * PAIR, g.columns.start + ours.start - columns.start);
             let (sums, all) = (&mut room.sums, &mut room.gathered[0]);

@@ -105,6 +105,10 @@ impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
     /// All chunks of codes.
     #[inline(always)]
     unsafe fn whole<L: Lines>(self, x: Rounded<'_>) {
+        if const { matches!(F::FORM, Form::EightHalves) } && self.w.cols == PART {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.one_part::<L>(x) };
+        }
         let (sums, table) = (self.sums.as_mut_ptr().cast::<f32>(), &self.w.layout.table);
         for start in (0..self.w.cols).step_by(CHUNK) {
             let inputs = start..self.w.cols.min(start + CHUNK);
@@ -118,7 +122,7 @@ impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
                 room = Spread::<T>::EMPTY;
                 room.fill(codes, scales, sides, table)
             };
-            for p in 0..2 {
+            for p in 0..self.w.panels {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
                 // SAFETY: the chunk is of that form and size, rows have what belongs to it, and there are sums for T
                 // of them; the caller has the instruction set.
@@ -130,6 +134,39 @@ impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
                         assert!(n == CHUNK);
                         multiply_whole::<L, F, T>(chunk.as_ptr(), &rows, sums.add(p * ROWS));
                     }
+                }
+            }
+        }
+    }
+
+    /// The only part of codes of eight bits, as adapters have on their way up: so little that what goes on around loops
+    /// over parts would take longer.
+    #[inline(always)]
+    unsafe fn one_part<L: Lines>(self, x: Rounded<'_>) {
+        let (codes, scales, sides) = x.chunk(self.first..self.first + T, &(0..PART));
+        for p in 0..self.w.panels {
+            let (chunk, _) = self.w.chunk(2 * self.pair + p, 0);
+            let lines = chunk[LINE..].chunks_exact(LINE).take(self.w.groups());
+            // SAFETY: the chunk begins with its scales, rows have codes for a part, a scale and a side; the caller has
+            // the instruction set.
+            unsafe {
+                let mut whole = [L::words(0); T];
+                for i in 0..T {
+                    whole[i] = L::repeat(sides[i..].as_ptr().cast());
+                }
+                for (group, line) in lines.enumerate() {
+                    let w = L::load(line.as_ptr());
+                    let w = if L::BIASED { L::xor(w, L::bytes(0x80)) } else { w };
+                    for i in 0..T {
+                        whole[i] =
+                            L::dot4::<true>(whole[i], w, L::repeat(codes[i * PART + 4 * group..].as_ptr()));
+                    }
+                }
+                let scale = L::halves(chunk.as_ptr());
+                for i in 0..T {
+                    let f = L::fma(L::to_f32(whole[i]), scale, L::splat(0.0));
+                    let sums = self.sums[i].0[p].as_mut_ptr();
+                    L::store_f32(sums, L::fma(f, L::splat(scales[i]), L::load_f32(sums)));
                 }
             }
         }
@@ -152,7 +189,7 @@ impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
                 }
                 room.as_ptr().cast()
             };
-            for p in 0..2 {
+            for p in 0..self.w.panels {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
                 // SAFETY: the chunk is of that form and size, and there are sums for T rows; the caller has the
                 // instruction set.

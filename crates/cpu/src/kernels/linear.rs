@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
+use tallow_core::Tensor;
 use tallow_quant::Format;
 
 use super::Kernels;
@@ -10,17 +11,15 @@ use super::dot::{DotTask, PlainTask, Sums};
 use super::few::{FewRows, FewTask};
 use super::unpack::{Chunk, Plain};
 use crate::activations::{Rounded, Side};
+use crate::backend::Cpu;
 use crate::form::Layout;
 use crate::mat::{Mat, MatMut};
-use crate::packed::{self, CHUNK, PAIR, ROWS};
+use crate::packed::{self, CHUNK, LINE, PAIR, PART, ROWS};
 use crate::pool::First;
 use crate::simd::{Simd, fetch};
 
 /// Rows of input that are multiplied while their sums stay in a near cache.
 const TOKENS: usize = 512;
-
-/// Bytes of weights that arrive while what is added is multiplied.
-const SOME: usize = 2048;
 
 /// A matrix of weights.
 #[derive(Clone, Copy)]
@@ -37,32 +36,47 @@ pub(crate) enum Source<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Packed<'a> {
     pub pairs: Mat<'a, u8>,
-    pub layout: Layout,
+    pub layout: &'static Layout,
+    /// As kernels [see](crate::form::Shape::seen) them.
     pub cols: usize,
     /// How many take turns: two, or one that is alone.
     pub panels: usize,
+    /// Bytes of a whole chunk of a panel.
+    chunk: usize,
+    /// Bytes of its last, if that is none, as kernels see them; and how many of those come after its end.
+    rest: usize,
+    past: usize,
 }
 
 impl<'a> Packed<'a> {
-    pub(crate) fn new(pairs: Mat<'a, u8>, format: Format, cols: usize) -> Packed<'a> {
+    pub(crate) fn new(data: &'a Tensor<Cpu>, format: Format, cols: usize) -> Packed<'a> {
         let layout = packed::layout(format);
-        let panels = if pairs.cols > layout.shape.panel(cols) { 2 } else { 1 };
-        Packed { pairs, layout, cols, panels }
+        let (shape, last) = (&layout.shape, cols % CHUNK);
+        let (chunk, rest) = (shape.chunk(CHUNK), shape.chunk(shape.seen(last)));
+        let (cols, past) = (shape.seen(cols), rest - shape.chunk(last));
+        let panel = cols / CHUNK * chunk + if last == 0 { 0 } else { rest - past };
+        let panels = if data.cols() > panel { 2 } else { 1 };
+        Packed { pairs: Mat::and_past(data, past), layout, cols, panels, chunk, rest, past }
     }
 
-    /// A chunk of a panel, and its inputs. Where a panel is alone, the one beside it is itself once more: loops over a pair
-    /// keep their form, and nobody looks at what the second gives.
+    /// Groups of four inputs of one part of eight bits.
+    pub(super) fn groups(&self) -> usize {
+        (PART * ROWS - self.past) / LINE
+    }
+
+    /// A chunk of a panel, and its inputs.
     #[inline(always)]
     pub(super) fn chunk(&self, panel: usize, chunk: usize) -> (&'a [u8], usize) {
         let inputs = CHUNK.min(self.cols - chunk * CHUNK);
-        let bytes = self.layout.shape.chunk(inputs);
-        let at = self.panels * chunk * self.layout.shape.chunk(CHUNK) + (panel & (self.panels - 1)) * bytes;
+        let (bytes, apart) =
+            if inputs == CHUNK { (self.chunk, self.chunk) } else { (self.rest, self.rest - self.past) };
+        let at = self.panels * chunk * self.chunk + (panel & (self.panels - 1)) * apart;
         (&self.pairs.row(panel / 2)[at..at + bytes], inputs)
     }
 }
 
 impl Source<'_> {
-    /// Inputs of the layer.
+    /// Inputs of the layer, as kernels see them.
     pub(crate) fn cols(&self) -> usize {
         match self {
             Source::Packed(p) => p.cols,
@@ -75,18 +89,15 @@ impl Source<'_> {
     /// What it needs of rounded input, if it can be multiplied with that.
     pub(crate) fn side(&self, k: &Kernels) -> Option<Side> {
         match self {
-            Source::Packed(p) if !p.layout.shape.is_plain() => Some(Side::of(&p.layout, k.biased)),
+            Source::Packed(p) if !p.layout.shape.is_plain() => Some(Side::of(p.layout, k.biased)),
             _ => None,
         }
     }
 
-    /// Asks for a pair of panels, if there is one, or for so many bytes of it.
-    fn fetch(&self, pair: usize, bytes: usize) {
-        if let Source::Packed(p) = self
-            && pair < p.pairs.rows
-        {
-            let row = p.pairs.row(pair);
-            fetch(&row[..row.len().min(bytes)]);
+    /// Asks for a pair of panels.
+    fn fetch(&self, pair: usize) {
+        if let Source::Packed(p) = self {
+            fetch(p.pairs.row(pair));
         }
     }
 
@@ -99,7 +110,7 @@ impl Source<'_> {
             Source::Packed(p) => {
                 for (i, out) in out.chunks_mut(CHUNK).enumerate() {
                     let (from, inputs) = p.chunk(row / ROWS, i);
-                    (k.unpack_plain)(&p.layout, from, inputs, &mut room.chunks[0], &mut room.plain[0]);
+                    (k.unpack_plain)(p.layout, from, inputs, &mut room.chunks[0], &mut room.plain[0]);
                     out.iter_mut().zip(&room.plain[0].0).for_each(|(o, x)| *o = x[row % ROWS]);
                 }
             }
@@ -112,7 +123,7 @@ impl Source<'_> {
             Source::Packed(p) => {
                 for i in 0..p.panels {
                     let (from, inputs) = p.chunk(2 * pair + i, inputs.start / CHUNK);
-                    (k.unpack_plain)(&p.layout, from, inputs, &mut room.chunks[0], &mut room.plain[i]);
+                    (k.unpack_plain)(p.layout, from, inputs, &mut room.chunks[0], &mut room.plain[i]);
                 }
             }
             Source::F32(m) => turn(m, pair, inputs, &mut room.plain, |x| x),
@@ -170,19 +181,27 @@ pub(crate) struct Product<'a> {
     pub rounded: Option<Rounded<'a>>,
 }
 
-/// What is added to the sums of some rows.
+/// What is added to the sums of a layer.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Added<'a> {
+    pub parts: &'a [AddedPart<'a>],
+    /// Before that, there is nothing to multiply.
+    pub after: Option<&'a First>,
+}
+
+/// What is added to the sums of some rows.
+pub(crate) struct AddedPart<'a> {
+    /// Which layer's.
+    pub layer: usize,
     /// Of as many outputs. It has all rows.
     pub of: Product<'a>,
     pub rows: Range<usize>,
-    /// Before that, there is nothing to multiply.
-    pub after: &'a First,
 }
 
 /// A linear layer for some rows.
 pub(crate) struct LinearTask<'a> {
     pub of: Product<'a>,
-    pub added: Vec<Added<'a>>,
+    pub added: Added<'a>,
     /// Which rows. What the product has of others is not touched.
     pub rows: Range<usize>,
     /// [rows, outputs]. Nobody else writes these rows of it.
@@ -200,7 +219,16 @@ pub(crate) struct LinearTask<'a> {
 impl<'a> LinearTask<'a> {
     /// The product and nothing more.
     pub(crate) fn plain(of: Product<'a>, rows: Range<usize>, out: MatMut<'a, f32>) -> LinearTask<'a> {
-        LinearTask { of, added: Vec::new(), rows, out, bias: None, scale: 1.0, softcap: None, residual: None }
+        LinearTask {
+            of,
+            added: Added::default(),
+            rows,
+            out,
+            bias: None,
+            scale: 1.0,
+            softcap: None,
+            residual: None,
+        }
     }
 
     /// About how many multiplications it takes.
@@ -222,7 +250,7 @@ pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, roo
     let pairs = outputs.start / PAIR..outputs.end.div_ceil(PAIR);
     for rows in blocks(t.rows.clone()) {
         for pair in pairs.clone() {
-            multiply(k, &t.of, &t.added, pair, rows.clone(), room);
+            multiply(k, &t.of, t.added, pair, rows.clone(), room);
             // What of the pair is ours.
             let at = outputs.start.max(pair * PAIR)..outputs.end.min((pair + 1) * PAIR);
             let sums = &room.sums;
@@ -235,25 +263,23 @@ pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, roo
 pub(super) fn multiply(
     k: &Kernels,
     t: &Product<'_>,
-    added: &[Added<'_>],
+    added: Added<'_>,
     pair: usize,
     rows: Range<usize>,
     room: &mut Room,
 ) {
     // It lies elsewhere, and is little: it would be waited for.
-    added.iter().for_each(|more| more.of.w.fetch(pair, usize::MAX));
+    added.parts.iter().for_each(|more| more.of.w.fetch(pair));
     let mut sums = std::mem::take(&mut room.sums);
     sums.clear();
     sums.resize(rows.len(), Sums([[0.0; ROWS]; 2]));
     sum_up(k, t, pair, rows.clone(), room, &mut sums);
-    if !added.is_empty() {
-        // So that memory has something to do meanwhile.
-        t.w.fetch(pair + 1, SOME);
+    if let Some(first) = added.after {
+        first.wait();
     }
-    for more in added {
+    for more in added.parts {
         let some = more.rows.start.max(rows.start)..more.rows.end.min(rows.end);
         if !some.is_empty() {
-            more.after.wait();
             let sums = &mut sums[some.start - rows.start..some.end - rows.start];
             sum_up(k, &more.of, pair, some, room, sums);
         }
@@ -275,14 +301,14 @@ fn sum_up(k: &Kernels, t: &Product<'_>, pair: usize, rows: Range<usize>, room: &
         if let (Some(x), Source::Packed(p)) = (t.rounded, &t.w) {
             for (i, chunk) in room.chunks.iter_mut().enumerate().take(p.panels) {
                 let (from, inputs) = p.chunk(2 * pair + i, start / CHUNK);
-                (k.unpack)(&p.layout, from, inputs, chunk);
+                (k.unpack)(p.layout, from, inputs, chunk);
             }
-            let (layout, first, sums) = (&p.layout, rows.start, &mut *sums);
+            let (layout, first, sums) = (p.layout, rows.start, &mut *sums);
             let (chunks, panels) = (&mut *room.chunks, p.panels);
             (k.dot)(&mut DotTask { chunks, panels, layout, x, first, inputs, sums });
         } else {
             t.w.unpack_pair(k, pair, inputs.clone(), room);
-            let x = t.x.rows(rows.clone());
+            let (x, inputs) = (t.x.rows(rows.clone()), inputs.start..inputs.end.min(t.x.cols));
             (k.dot_plain)(&mut PlainTask { plain: &room.plain, x, inputs, sums });
         }
     }

@@ -26,7 +26,7 @@ use dot::{DotTask, PlainTask};
 use few::FewTask;
 use half::f16;
 use linear::Finish;
-pub(crate) use linear::{Added, LinearTask, Packed, Product, Room, Source, linear};
+pub(crate) use linear::{Added, AddedPart, LinearTask, Packed, Product, Room, Source, linear};
 pub(crate) use recurrent::{BLOCK, ConvolveTask, DeltaTask};
 pub(crate) use rowwise::NormTask;
 use tallow_core::{Activation, RopePairs};
@@ -69,7 +69,7 @@ pub(crate) struct Kernels {
     /// From the sums of gate and up to the input of down.
     pub bend: fn(&Bend<'_>),
     /// Rounds a row to eight bits.
-    pub round: fn(&Rounding<'_>, usize, &[f32]),
+    pub round: fn(&Rounding<'_>, usize, usize, &[f32]),
     /// Normalises a row.
     pub norm: fn(&NormTask<'_>, &[f32], &mut [f32]),
     /// `out = act(gate) * up`
@@ -122,7 +122,7 @@ macro_rules! table {
             dot_plain: (task: &mut PlainTask<'_>) => dot::dot_plain::<$lines>(task);
             finish: (f: &Finish<'_>) => linear::finish::<$simd>(f);
             bend: (b: &Bend<'_>) => bend::bend_sums::<$simd>(b);
-            round: (to: &Rounding<'_>, row: usize, x: &[f32]) => activations::round::<$simd>(to, row, x);
+            round: (to: &Rounding<'_>, row: usize, first: usize, x: &[f32]) => activations::round::<$simd>(to, row, first, x);
             norm: (task: &NormTask<'_>, x: &[f32], out: &mut [f32]) => rowwise::norm::<$simd>(task, x, out);
             glu: (act: Activation, gate: &[f32], up: Option<&[f32]>, out: &mut [f32])
                 => rowwise::glu::<$simd>(act, gate, up, out);

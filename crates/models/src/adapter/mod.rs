@@ -121,8 +121,7 @@ impl Half {
 
     /// Brings it to a device, with its rows in that order if in another than the file's. Gives, too, what multiplies it.
     ///
-    /// Beside weights in blocks, it is kept in eight bits where rows are whole blocks, else in sixteen: what those are
-    /// multiplied with is rounded to eight anyhow.
+    /// Beside weights in blocks, it is kept in eight bits: what those are multiplied with is rounded to eight anyhow.
     fn load<B: Backend>(
         &self,
         b: &B,
@@ -139,29 +138,35 @@ impl Half {
             bytes = ordered;
         }
         let (rows, cols) = (rows.map_or(self.rows, <[usize]>::len), self.cols);
-        let whole = cols.is_multiple_of(EIGHT_BITS.block_weights());
-        let narrower = if whole { EIGHT_BITS } else { Format::F16 };
         let mut unit = 1.0;
-        if beside_blocks && narrower.row_bytes(cols) < format.row_bytes(cols) {
+        if beside_blocks {
             let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
-            (bytes, unit) = narrowed(&weight, narrower)?;
-            format = narrower;
+            (bytes, unit) = narrowed(&weight)?;
+            format = EIGHT_BITS;
         }
         let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
         Ok((b.prepare(weight)?, unit))
     }
 }
 
-/// Plain numbers in a narrower format, and what multiplies them: a power of two, so that they are of a size that the format
-/// is good at.
-fn narrowed(weight: &HostWeight<'_>, to: Format) -> Result<(Vec<u8>, f32)> {
+/// Plain numbers in eight bits, and what multiplies them: a power of two, so that they are of a size that scales are good
+/// at.
+fn narrowed(weight: &HostWeight<'_>) -> Result<(Vec<u8>, f32)> {
     let mut plain = quantized(weight, Format::F32, None)?;
     let numbers = plain.as_chunks_mut().0;
     let most = numbers.iter().fold(0f32, |most, x| most.max(f32::from_le_bytes(*x).abs()));
     let unit = if most > 0.0 { most.log2().ceil().clamp(-126.0, 127.0).exp2() } else { 1.0 };
     numbers.iter_mut().for_each(|x| *x = (f32::from_le_bytes(*x) / unit).to_le_bytes());
-    let weight = HostWeight { format: Format::F32, bytes: &plain, ..*weight };
-    Ok((quantized(&weight, to, None)?, unit))
+    // The last block of a row goes on with zeros.
+    let cols = weight.cols.next_multiple_of(EIGHT_BITS.block_weights());
+    if cols > weight.cols {
+        let mut whole = room(weight.rows.saturating_mul(4 * cols))?;
+        let rows = whole.chunks_exact_mut(4 * cols).zip(plain.chunks_exact(4 * weight.cols));
+        rows.for_each(|(whole, row)| whole[..row.len()].copy_from_slice(row));
+        plain = whole;
+    }
+    let weight = HostWeight { format: Format::F32, cols, bytes: &plain, ..*weight };
+    Ok((quantized(&weight, EIGHT_BITS, None)?, unit))
 }
 
 impl AdapterFile {

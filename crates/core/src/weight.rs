@@ -33,7 +33,10 @@ impl HostWeight<'_> {
     /// Bytes of a row. It has whole blocks, but in Q8_0 it may end within one, which goes on with zeros.
     pub const fn row_bytes(format: Format, cols: usize) -> Option<usize> {
         match format {
-            Format::Q8_0 => format.row_bytes(cols.next_multiple_of(format.block_weights())),
+            Format::Q8_0 => match cols.checked_next_multiple_of(format.block_weights()) {
+                Some(whole) => format.row_bytes(whole),
+                None => None,
+            },
             _ => format.row_bytes(cols),
         }
     }

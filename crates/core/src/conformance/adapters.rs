@@ -82,12 +82,18 @@ fn due<B: Backend>(
     })
 }
 
-/// Several adapters and none, in one batch: the oracle's numbers; and for each row the same bits as alone.
+/// Ranks that are whole blocks, and one that ends within a block.
 pub(super) fn adapt<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    [16, 32].into_iter().try_for_each(|rank| together(t, rank))?;
+    block(t)
+}
+
+/// Several adapters and none, in one batch: the oracle's numbers; and for each row the same bits as alone.
+fn together<B: Backend>(t: &Bench<'_, B>, rank: usize) -> Outcome {
     let (layers, hosts) = layers(t)?;
     let all = [
         made(t, 3, Format::F16, &[0, 1, 2])?,
-        made(t, 16, Format::Q8_0, &[0, 2])?,
+        made(t, rank, Format::Q8_0, &[0, 2])?,
         made(t, 70, Format::BF16, &[1])?,
     ];
     let (weight, by_norm) = norm(t, INPUTS)?;
@@ -127,8 +133,7 @@ pub(super) fn adapt<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             }
         }
     }
-    onto(t, &layers, &all[0])?;
-    block(t)
+    onto(t, &layers, &all[0])
 }
 
 /// A single layer, with what happens next: what is added is scaled too.

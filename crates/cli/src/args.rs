@@ -49,6 +49,8 @@ pub(crate) enum Command {
     Embed(Embed),
     /// Sort documents by how well they answer a query
     Rerank(Rerank),
+    /// Classify texts by a model that was trained for it
+    Classify(Classify),
     /// Write what is said in a sound file
     Transcribe(Transcribe),
     /// Show the tokens of a text
@@ -217,6 +219,23 @@ pub(crate) enum Table {
     Json,
     /// One object a line
     Jsonl,
+    /// Statements that make a table and fill it
+    Sql,
+}
+
+/// Tokens of a prompt and of an answer that are measured together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PromptAndAnswer(pub usize, pub usize);
+
+impl std::str::FromStr for PromptAndAnswer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PromptAndAnswer, String> {
+        let both =
+            text.split_once(',').and_then(|(p, g)| Some((p.trim().parse().ok()?, g.trim().parse().ok()?)));
+        both.map(|(p, g)| PromptAndAnswer(p, g))
+            .ok_or_else(|| "two counts are expected, such as 512,128".into())
+    }
 }
 
 #[derive(Debug, Args)]
@@ -230,15 +249,27 @@ pub(crate) struct Bench {
     /// Tokens to generate and measure
     #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "128")]
     pub n_gen: Vec<usize>,
+    /// Prompt and answer measured together, as PROMPT,ANSWER; may be given several times
+    #[arg(long, value_name = "N,N")]
+    pub pg: Vec<PromptAndAnswer>,
     /// Tokens that the cache holds before it begins
     #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
     pub n_depth: Vec<usize>,
     /// Sequences that are computed side by side, each with so many tokens
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     pub sequences: Vec<usize>,
-    /// Tokens computed in a step
-    #[arg(short = 'b', long = "batch-size", value_name = "N", value_delimiter = ',', default_value = "512")]
+    /// Tokens computed in a step [default: 512]
+    #[arg(short = 'b', long = "batch-size", value_name = "N", value_delimiter = ',')]
     pub n_batch: Vec<usize>,
+    /// The same: where both are given a step has the smaller number
+    #[arg(long = "ubatch-size", value_name = "N", value_delimiter = ',')]
+    pub n_ubatch: Vec<usize>,
+    /// Attention is always fused: 1, on and auto change nothing, and 0 is refused
+    #[arg(long = "flash-attn", value_name = "SWITCH", hide = true)]
+    pub flash_attn: Option<String>,
+    /// A model runs on one device: 0 is --device cpu, as many as the model has or more change nothing
+    #[arg(long = "n-gpu-layers", value_name = "N", hide = true)]
+    pub gpu_layers: Option<usize>,
     /// Where to run: auto, cpu, vulkan, vulkan:1, metal, … [default: auto: the best GPU with room, else the CPU]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<Asked>,
@@ -246,8 +277,8 @@ pub(crate) struct Bench {
     #[arg(short = 't', long, value_name = "N", value_delimiter = ',')]
     pub threads: Vec<usize>,
     /// What keys, and values, are kept as: f32, f16, bf16, int8 or fp8 [default: bf16 on a CPU with amx, else f16]
-    #[arg(long = "cache-type-k", visible_alias = "kv", value_name = "TYPE")]
-    pub kv: Option<String>,
+    #[arg(long = "cache-type-k", visible_alias = "kv", value_name = "TYPE", value_delimiter = ',')]
+    pub kv: Vec<String>,
     /// The CPU's instruction set to use [default: the best]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
@@ -326,6 +357,9 @@ pub(crate) struct Convert {
     /// Quantize plain weights: q4_k_m, q8_0, … [default: leave them as they are]
     #[arg(long, value_name = "TYPE")]
     pub quant: Option<Recipe>,
+    /// With --quant: quantize again what is quantized already, which loses more than quantizing the original would
+    #[arg(long)]
+    pub allow_requantize: bool,
     /// What `tallow imatrix` or another program measured of the model's inputs: what multiplies large ones is kept more exactly
     #[arg(long, value_name = "FILE")]
     pub imatrix: Option<PathBuf>,
@@ -447,6 +481,23 @@ pub(crate) struct Rerank {
     pub device: DeviceArgs,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct Classify {
+    /// The model: a sequence classifier
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: String,
+    /// The texts [default: the lines of standard input]
+    pub text: Vec<String>,
+    /// Leave out the end of texts that are too long
+    #[arg(long)]
+    pub truncate: bool,
+    /// As JSON: an object a line, with the probabilities of all labels
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
 /// How what was said is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transcript {
@@ -549,9 +600,13 @@ pub(crate) struct Dump {
     /// `attention_mask`, `token_type_ids`, `pixel_values`, `input_features`, `decoder_input_ids`
     #[arg(long = "in", value_name = "FILE")]
     pub input: PathBuf,
-    /// safetensors file to write: `logits` of every token, `hidden0`, `hidden1`, …; of encoders their vectors, too
+    /// safetensors file to write: `logits` of every token, `hidden0`, `hidden1`, …; of encoders their embeddings, scores
+    /// and `pooler_output`, too
     #[arg(long = "out", value_name = "FILE")]
     pub output: PathBuf,
+    /// Replace a file that is there already
+    #[arg(long)]
+    pub force: bool,
     /// What keys and values are kept as; everything else is f32
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     pub precision: String,

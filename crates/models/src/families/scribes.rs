@@ -51,7 +51,7 @@ pub fn find_scribe(c: &Config<'_>) -> Result<&'static ScribeFamily> {
 
 /// Why a checkpoint with an encoder is no decoder.
 pub(super) fn has_an_encoder(c: &Config<'_>) -> LoadError {
-    let what = format!("going on with a text by the architecture {:?}", c.arch());
+    let what = format!("text generation with architecture {:?}", c.arch());
     let why = "it has an encoder: `tallow run` takes one prompt at a time for it if it reads text, `tallow transcribe` if it hears";
     LoadError::unsupported(&c.checkpoint().path, what, why)
 }

@@ -176,8 +176,8 @@ fn refusals_say_what_to_do() {
         vectors.run(&["classify", "-m", "tiny", "hello"]),
     ];
     insta::assert_snapshot!(said.map(|did| did.failed()).concat(), @r#"
-    error: tiny: text generation with architecture "BertModel" is not supported: it is an encoder: use `tallow embed`, `tallow rerank` or `tallow classify`, or serve it for /v1/embeddings
-    error: demo: computing embeddings with architecture "llama" is not supported: it generates text: use `tallow run` or `tallow serve`
+    error: tiny: text generation with the architecture "BertModel" is not supported: it is an encoder: use `tallow embed`, `tallow rerank` or `tallow classify`, or serve it
+    error: demo: embedding with the architecture "llama" is not supported: it generates text: use `tallow run` or `tallow serve`
     error: --dimensions is 49; the model's vectors have 48 numbers
     error: text 2: the text has 58 tokens, and the model takes 40; shorten it, or ask for truncation
     error: tiny: reranking by a model without a head for scores is not supported: it computes embeddings, for `tallow embed`; take a reranker, whose architecture ends in ForSequenceClassification

@@ -409,9 +409,9 @@ fn refusals() {
     let said =
         |e: tallow_models::LoadError, dir: &Path| e.to_string().replace(&dir.display().to_string(), "DIR");
     let dir = golden("bert");
-    insta::assert_snapshot!(said(tallow_models::Model::open(&dir).unwrap_err(), &dir), @r#"DIR: text generation with architecture "BertModel" is not supported: it is an encoder: use `tallow embed`, `tallow rerank` or `tallow classify`, or serve it for /v1/embeddings"#);
+    insta::assert_snapshot!(said(tallow_models::Model::open(&dir).unwrap_err(), &dir), @r#"DIR: text generation with the architecture "BertModel" is not supported: it is an encoder: use `tallow embed`, `tallow rerank` or `tallow classify`, or serve it"#);
     let dir = golden("llama");
-    insta::assert_snapshot!(said(EncoderModel::open(&dir).unwrap_err(), &dir), @r#"DIR: computing embeddings with architecture "LlamaForCausalLM" is not supported: it generates text: use `tallow run` or `tallow serve`"#);
+    insta::assert_snapshot!(said(EncoderModel::open(&dir).unwrap_err(), &dir), @r#"DIR: embedding with the architecture "LlamaForCausalLM" is not supported: it generates text: use `tallow run` or `tallow serve`"#);
     let refused = |name: &str, key: &str, value: Value| {
         let mut config = json(&golden(name).join("config.json"));
         config[key] = value;

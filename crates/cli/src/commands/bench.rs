@@ -42,6 +42,11 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
         let what = "there is nothing to measure: give prompt tokens with -p, tokens to generate with -n, or both with --pg";
         return Err(Failed::new(what));
     }
+    if !args.explain && tests(args).is_empty() {
+        return Err(Failed::new(
+            "-p 0 and -n 0 leave nothing to measure: give a number of tokens to one of them",
+        ));
+    }
     let demo = [DEMO.to_owned()];
     let names = if args.model.is_empty() { &demo[..] } else { &args.model };
     let threads: Vec<Option<usize>> =

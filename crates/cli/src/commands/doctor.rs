@@ -9,7 +9,7 @@ use tallow_engine::scribe::Desk;
 use tallow_models::AnyModel;
 use tallow_models::generation::Generation;
 
-use super::print;
+use super::{counted, print};
 use crate::args::Doctor;
 use crate::device::{Device, Measured, Speeds, all, candidates};
 use crate::memory::{Memory, Plan, size};
@@ -73,7 +73,7 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
             Err(why) => verdict = Err(why),
         }
     }
-    let file = sources.file().map_or("none".to_owned(), |p| p.display().to_string());
+    let file = sources.described();
     let _ = writeln!(text, "\nsettings of `tallow run` (configuration file: {file})");
     for (name, value, origin) in rows {
         let _ = writeln!(text, "  {name:<20} {value:<28} {origin}");
@@ -209,8 +209,7 @@ fn cache(text: &mut String, sources: &Sources, offline: bool) -> Result<(), Fail
     let models = load::cache()?.list();
     let what = match &models {
         Ok(models) => {
-            let many = if models.len() == 1 { "" } else { "s" };
-            format!("{} model{many}, {}", models.len(), size(models.iter().map(|m| m.bytes).sum()))
+            format!("{}, {}", counted(models.len(), "model"), size(models.iter().map(|m| m.bytes).sum()))
         }
         Err(why) => why.to_string(),
     };

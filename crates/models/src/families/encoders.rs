@@ -66,7 +66,7 @@ pub fn encoder_of_images(c: &Config<'_>) -> Option<&'static EncoderFamily> {
 /// The family of encoders that a checkpoint is of; a refusal where it is of none.
 pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
     encoder(c).ok_or_else(|| {
-        let what = format!("computing embeddings with architecture {:?}", c.arch());
+        let what = format!("embedding with the architecture {:?}", c.arch());
         let why = match find(c) {
             Ok(_) => "it generates text: use `tallow run` or `tallow serve`".to_owned(),
             Err(_) => {
@@ -80,8 +80,8 @@ pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
 
 /// Why a checkpoint of an encoder is no decoder.
 pub(super) fn writes_no_text(c: &Config<'_>) -> LoadError {
-    let what = format!("text generation with architecture {:?}", c.arch());
-    let why = "it is an encoder: use `tallow embed`, `tallow rerank` or `tallow classify`, or serve it for /v1/embeddings";
+    let what = format!("text generation with the architecture {:?}", c.arch());
+    let why = "it is an encoder: use `tallow embed`, `tallow rerank` or `tallow classify`, or serve it";
     LoadError::unsupported(&c.checkpoint().path, what, why)
 }
 

@@ -74,6 +74,8 @@ pub(crate) enum Command {
     Embed(Embed),
     /// Sort documents by relevance to a query, with a reranker
     Rerank(Rerank),
+    /// Classify texts with a sequence classifier
+    Classify(Classify),
     /// Transcribe speech from a sound file (Whisper)
     Transcribe(Transcribe),
     /// Show the tokens of a text

@@ -140,15 +140,20 @@ impl Device {
         own.into_iter().chain(memory).collect()
     }
 
-    /// Runs the ops, and compares what comes out with what should.
-    pub(crate) fn test(&self, suite: Suite) -> Result<Outcomes, Failed> {
+    /// Runs the ops, and compares what comes out with what should. Before each op `told` hears how many of how many are
+    /// done, and its name.
+    pub(crate) fn test(
+        &self,
+        suite: Suite,
+        told: &mut dyn FnMut(usize, usize, &'static str),
+    ) -> Result<Outcomes, Failed> {
         Ok(match self {
             Device::Cpu => {
                 let b = Cpu::new(tallow_cpu::Isa::best(), cores())?.with(tallow_cpu::Arithmetic::Exact);
-                conformance::run(&b, suite)
+                conformance::run_telling(&b, suite, told)
             }
             #[cfg(feature = "wgpu")]
-            Device::Gpu(found) => conformance::run(&Wgpu::open(found)?, suite),
+            Device::Gpu(found) => conformance::run_telling(&Wgpu::open(found)?, suite, told),
         })
     }
 }

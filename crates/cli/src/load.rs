@@ -96,6 +96,11 @@ impl How {
         Ok(How { offline: is_offline(sources, offline)?, quant })
     }
 
+    /// With that type of weights or none, whatever the configuration file says: what is written is not what is run.
+    pub(crate) fn to_write(sources: &Sources, offline: bool, quant: Option<Recipe>) -> Result<How, Failed> {
+        Ok(How { offline: is_offline(sources, offline)?, quant })
+    }
+
     /// Encoders are small, and are not quantized.
     fn as_stored(self) -> Result<(), Failed> {
         match self.quant {
@@ -164,7 +169,13 @@ fn expand(name: &str) -> PathBuf {
 pub(crate) fn model(name: &str, how: How) -> Result<Model, Failed> {
     let mut model = Model::new(checkpoint(name, how.offline)?)?;
     model.recipe = how.quant;
+    quantized(&model).for_each(|note| note.show());
     Ok(model)
+}
+
+/// What somebody should know of how the model is quantized on its way to a device.
+pub(crate) fn quantized(model: &Model) -> impl Iterator<Item = Note> {
+    model.quantizing_notes().into_iter().map(Note::Quantized)
 }
 
 /// Opens a model, whatever it does.
@@ -276,6 +287,7 @@ impl Opened {
                 // A device should not be passed over for words that no device can read.
                 self.words()?;
             }
+            quantized(&self.model).for_each(|note| say(&note));
             on_one_of(&devices, why.as_deref(), plan, say, |device, plan| {
                 self.slow(device).into_iter().for_each(|why| say(&Note::Slow(why)));
                 self.start_on(device, plan, config, names.clone())
@@ -350,6 +362,8 @@ pub(crate) enum Note {
     Taken(String),
     /// Why it will be slower than it could be.
     Slow(String),
+    /// What became of weights that were to be quantized.
+    Quantized(String),
     /// A device that is not, though it comes first.
     PassedOver(String),
 }
@@ -361,7 +375,9 @@ impl Note {
         match self {
             Note::Taken(text) if std::io::stderr().is_terminal() => eprintln!("{}", screen::dim(text)),
             Note::Taken(_) => {}
-            Note::Slow(text) | Note::PassedOver(text) => eprintln!("{}", screen::harmless(text)),
+            Note::Slow(text) | Note::Quantized(text) | Note::PassedOver(text) => {
+                eprintln!("{}", screen::harmless(text))
+            }
         }
     }
 
@@ -369,7 +385,7 @@ impl Note {
     pub(crate) fn log(&self) {
         match self {
             Note::Taken(text) => tracing::info!("{text}"),
-            Note::Slow(text) | Note::PassedOver(text) => tracing::warn!("{text}"),
+            Note::Slow(text) | Note::Quantized(text) | Note::PassedOver(text) => tracing::warn!("{text}"),
         }
     }
 }
@@ -498,7 +514,7 @@ mod tests {
         let say = |note: &Note| {
             *said.borrow_mut() += &match note {
                 Note::Taken(text) => format!("taken: {}\n", text.split(':').next().unwrap()),
-                Note::Slow(text) => format!("slow: {text}\n"),
+                Note::Slow(text) | Note::Quantized(text) => format!("slow: {text}\n"),
                 Note::PassedOver(text) => format!("passed over: {text}\n"),
             };
         };

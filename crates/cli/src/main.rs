@@ -96,6 +96,7 @@ fn run(mut cli: Cli) -> Result<(), Failed> {
         Command::Doctor(args) => commands::doctor::doctor(args, &sources),
         Command::Embed(args) => commands::embed::embed(&args, &sources),
         Command::Rerank(args) => commands::embed::rerank(&args, &sources),
+        Command::Classify(args) => commands::embed::classify(&args, &sources),
         Command::Transcribe(args) => commands::transcribe::transcribe(&args, &sources),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args, &sources),
         Command::Perplexity(args) => commands::perplexity::perplexity(&args, &sources),

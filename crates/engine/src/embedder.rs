@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use tallow_core::{Backend, Error, Reading, Tensor};
 use tallow_models::encoder::spec::Pooling;
-use tallow_models::encoder::{Encoder, Image, Input, Inputs, Item};
+use tallow_models::encoder::{Classes, Encoder, Image, Input, Inputs, Item};
 use tokio::sync::oneshot;
 
 use crate::handle::Failure;
@@ -34,6 +34,8 @@ pub struct EmbedderInfo {
     pub wanted: Wanted,
     /// Numbers of a text.
     pub width: usize,
+    /// What scores mean, where the model gives those.
+    pub classes: Option<Classes>,
     /// Requests that may be under way or wait.
     pub queue: usize,
 }

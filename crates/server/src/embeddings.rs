@@ -141,7 +141,10 @@ pub(crate) fn unfit(path: &str, why: &InputError) -> ApiError {
 fn read(server: &Server<ServedEncoder>, body: &[u8]) -> Result<Asked, ApiError> {
     let info = server.model.handle.info();
     if info.wanted == Wanted::Scores {
-        let why = "the model of this server ranks texts and makes no vectors of them; it has /v1/rerank";
+        let why = match info.width {
+            1 => "the model of this server is a reranker and computes no embeddings; it has /v1/rerank",
+            _ => "the model of this server is a classifier and computes no embeddings; it has /classify",
+        };
         return Err(ApiError::new(StatusCode::NOT_FOUND, why));
     }
     let mut fields = Fields::body(body)?;
@@ -164,14 +167,14 @@ fn read(server: &Server<ServedEncoder>, body: &[u8]) -> Result<Asked, ApiError> 
 }
 
 /// What a vector is made of.
-enum Given {
+pub(crate) enum Given {
     Text(String),
     Tokens(Vec<u32>),
     /// The bytes of a file.
     Image(Vec<u8>),
 }
 
-fn item(inputs: &Inputs, path: &str, given: Given, cut: Cut) -> Result<Item, ApiError> {
+pub(crate) fn item(inputs: &Inputs, path: &str, given: Given, cut: Cut) -> Result<Item, ApiError> {
     let item = match given {
         Given::Text(text) if text.is_empty() => {
             return Err(ApiError::field(path, format!("{path} is an empty text")));
@@ -212,7 +215,7 @@ fn image(path: &str, url: &str) -> Result<Vec<u8>, ApiError> {
     })
 }
 
-fn inputs(
+pub(crate) fn inputs(
     input: Option<Value>,
     make: impl Fn(&str, Given) -> Result<Item, ApiError>,
 ) -> Result<Vec<Item>, ApiError> {

@@ -8,6 +8,7 @@ mod answers;
 mod base64;
 mod body;
 mod chat;
+mod classify;
 mod completions;
 mod connection;
 mod embeddings;

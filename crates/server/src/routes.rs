@@ -17,13 +17,17 @@ use crate::errors::{ApiError, quoted, respond};
 use crate::guard::{REQUEST_ID, is_preflight, request_id};
 use crate::state::{self, Server};
 use crate::{
-    Served, ServedEncoder, ServedSpeech, adapters, chat, completions, embeddings, rerank, speech, tokens,
+    Served, ServedEncoder, ServedSpeech, adapters, chat, classify, completions, embeddings, rerank, speech,
+    tokens,
 };
 
 /// What a model that writes text is asked for.
 pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
-    let other =
-        || async { other("makes no vectors of texts; it has /v1/chat/completions and /v1/completions") };
+    let other = || async {
+        other(
+            "computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions",
+        )
+    };
     Router::new()
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
@@ -34,15 +38,17 @@ pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
         .route("/lora-adapters", get(adapters::list))
         .route("/v1/embeddings", any(other))
         .route("/v1/rerank", any(other))
+        .route("/classify", any(other))
         .route("/v1/audio/{*what}", any(deaf))
 }
 
 /// What an encoder is asked for.
 pub(crate) fn of_encoder() -> Router<Arc<Server<ServedEncoder>>> {
-    let other = || async { other("writes no text; it has /v1/embeddings and /v1/rerank") };
+    let other = || async { other("generates no text; it has /v1/embeddings, /v1/rerank or /classify") };
     Router::new()
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/rerank", post(rerank::rerank))
+        .route("/classify", post(classify::classify))
         .route("/v1/chat/completions", any(other))
         .route("/v1/completions", any(other))
         .route("/v1/audio/{*what}", any(deaf))
@@ -58,6 +64,7 @@ pub(crate) fn of_speech() -> Router<Arc<Server<ServedSpeech>>> {
         .route("/v1/completions", any(other))
         .route("/v1/embeddings", any(other))
         .route("/v1/rerank", any(other))
+        .route("/classify", any(other))
 }
 
 async fn deaf() -> ApiError {

@@ -81,6 +81,9 @@ fn examples(command: &str) -> Option<&'static str> {
         "rerank" => {
             "Examples:\n  tallow rerank BAAI/bge-reranker-v2-m3 \"who sat?\" \"The cat sat.\" \"A dog.\""
         }
+        "classify" => {
+            "Examples:\n  tallow classify distilbert/distilbert-base-uncased-finetuned-sst-2-english \"A fine film.\""
+        }
         "transcribe" => {
             "Examples:
   tallow transcribe openai/whisper-small talk.mp3

@@ -209,7 +209,7 @@ impl Answers {
         let (choice, tokenizer) = (&mut self.choices[index], &server.model.handle.info().tokenizer);
         let told = |part| Ok(Some(Told { index, part, end: None }));
         match event {
-            Event::Started { .. } => Ok(None),
+            Event::Started { .. } | Event::Prefill { .. } => Ok(None),
             Event::Prompt(scored) => {
                 choice.scored.extend(scored);
                 Ok(None)

@@ -299,6 +299,19 @@ pub(crate) struct Serve {
     /// Let requests pass values to the chat template
     #[arg(long)]
     pub allow_template_kwargs: bool,
+    /// Memory for bodies, prompts and unsent answers, in MiB [default: 512]
+    ///
+    /// All requests together hold no more than this; one that would is refused or waits.
+    #[arg(long, value_name = "MIB")]
+    pub max_memory_in_flight: Option<usize>,
+    /// Connections at one time [default: 4096]
+    ///
+    /// For one more, the connection that has been idle longest is closed. Fewer where the system gives fewer descriptors.
+    #[arg(long, value_name = "N")]
+    pub max_connections: Option<usize>,
+    /// Connections of one address [default: half of --max-connections]
+    #[arg(long, value_name = "N")]
+    pub max_connections_per_address: Option<usize>,
     /// Seconds for open answers when told to stop [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub drain: Option<u64>,

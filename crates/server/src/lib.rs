@@ -7,16 +7,19 @@ mod adapters;
 mod answers;
 mod base64;
 mod body;
+mod budget;
 mod chat;
 mod classify;
 mod completions;
 mod connection;
+mod desks;
 mod embeddings;
 mod errors;
 mod fields;
 mod generation;
 mod guard;
 mod json;
+mod limits;
 mod metrics;
 mod multipart;
 mod prompt;
@@ -24,11 +27,14 @@ mod rerank;
 mod routes;
 mod run;
 mod served;
+mod socket;
 mod speech;
 mod state;
 mod stream;
+mod table;
 mod tokens;
 pub mod transcript;
+mod visit;
 mod wire;
 
 use std::path::PathBuf;
@@ -41,6 +47,7 @@ use tokio::net::TcpListener;
 pub use chat::{ChatRequest, parse_chat_request};
 pub use completions::{CompletionRequest, parse_completion_request};
 pub use errors::ApiError;
+pub use limits::Limits;
 pub use served::{Served, ServedEncoder, ServedSpeech};
 
 /// How the server deals with its clients.
@@ -58,6 +65,8 @@ pub struct Settings {
     pub adapters: Option<PathBuf>,
     /// How long requests that are under way may take once the server is to stop.
     pub drain: Duration,
+    /// What clients may take of the machine.
+    pub limits: Limits,
 }
 
 impl Default for Settings {
@@ -69,6 +78,7 @@ impl Default for Settings {
             template_values: false,
             adapters: None,
             drain: Duration::from_secs(30),
+            limits: Limits::default(),
         }
     }
 }
@@ -120,6 +130,7 @@ async fn serve_model<M: state::Model>(
             server.drain().await;
         }
     };
-    connection::accept(listener, routes::router(own, server), end).await;
+    let table = server.table.clone();
+    connection::accept(listener, routes::router(own, server), table, end).await;
     Ok(())
 }

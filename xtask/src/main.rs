@@ -1,10 +1,12 @@
 //! What people and CI run besides cargo's own commands: `cargo xtask COMMAND`.
 
 mod bench_peers;
+mod browser;
 mod fuzz;
 mod openai_client;
 mod parity;
 mod quants;
+mod server;
 mod spills;
 mod tidy;
 
@@ -14,6 +16,7 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask COMMAND
   bench-peers --llama DIR --models DIR
           measures Tallow beside llama.cpp and writes the results down (--help says how to prepare it)
+  browser drives the server with OpenAI's own JavaScript client, from pages in Chromium (skipped where there is none)
   tidy    holds the repository to its layout rules (see CONTRIBUTING.md)
   fuzz [SECONDS [TARGET]]
           runs each target of fuzz/ for so many seconds (30), or that one
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
     let command: Vec<String> = std::env::args().skip(1).collect();
     match command.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["bench-peers", args @ ..] => bench_peers::run(&root(), args),
+        ["browser"] => browser::run(&root()),
         ["tidy"] => tidy::run(&root()),
         ["fuzz"] => fuzz::run(&root(), "30", None),
         ["fuzz", seconds] => fuzz::run(&root(), seconds, None),

@@ -13,11 +13,14 @@ mod connection;
 mod embeddings;
 mod errors;
 mod fields;
+mod foreign;
 mod generation;
 mod guard;
 mod json;
 mod metrics;
 mod multipart;
+mod origin;
+mod page;
 mod prompt;
 mod rerank;
 mod routes;
@@ -26,6 +29,7 @@ mod served;
 mod speech;
 mod state;
 mod stream;
+mod thinking;
 mod tokens;
 pub mod transcript;
 mod wire;
@@ -69,6 +73,17 @@ impl Default for Settings {
             adapters: None,
             drain: Duration::from_secs(30),
         }
+    }
+}
+
+impl Settings {
+    /// Looks for settings that can never have the effect that is wanted of them. Gives what to type instead.
+    pub fn check(&self) -> Result<(), String> {
+        if self.api_keys.iter().any(String::is_empty) {
+            return Err("an API key is empty, which everybody knows".into());
+        }
+        self.allow_hosts.iter().try_for_each(|host| origin::check_host(host))?;
+        self.allow_origins.iter().try_for_each(|origin| origin::check_origin(origin))
     }
 }
 

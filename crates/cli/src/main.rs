@@ -3,6 +3,7 @@
 mod args;
 mod chat;
 mod commands;
+mod descriptors;
 mod device;
 mod encoder;
 mod env;

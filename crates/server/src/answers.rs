@@ -14,6 +14,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::errors::ApiError;
 use crate::state::{Open, Server};
 use crate::thinking::Reasoned;
+use crate::visit::Visit;
 
 /// News of one choice.
 #[derive(Debug)]
@@ -105,6 +106,8 @@ pub(crate) struct Followed {
 /// The choices of one request. Dropping it ends them.
 pub(crate) struct Answers {
     open: Open,
+    /// What counts the events that have not been taken.
+    visit: Option<Arc<Visit>>,
     choices: Vec<Following>,
     /// Where to look first.
     next: usize,
@@ -150,6 +153,7 @@ impl Answers {
         };
         Answers {
             open: Open::new(server),
+            visit: Visit::current(),
             choices: followed.into_iter().map(following).collect(),
             next: 0,
             peeked: None,
@@ -200,7 +204,12 @@ impl Answers {
                     silent += 1;
                     continue;
                 }
-                Poll::Ready(Some(event)) => event,
+                Poll::Ready(Some(event)) => {
+                    if let Some(visit) = &self.visit {
+                        visit.claim.taken(event.bytes());
+                    }
+                    event
+                }
                 Poll::Ready(None) => {
                     Event::Failed(Failure::Broken("the engine gave no end to the answer".into()))
                 }

@@ -98,11 +98,12 @@ pub(crate) async fn chat(State(server): State<Arc<Server>>, request: Request) ->
     let caller = Caller::of(&request);
     let job = prepare(&server, request, move |server, body| {
         // Journey, stop 2: the chat. Its template makes it text, the tokenizer tokens, and the engine is given those.
-        let ChatRequest { messages, mut generation } = parse_chat_request(body)?;
+        let ChatRequest { messages, mut generation } = parse_chat_request(&body)?;
+        drop(body);
         let info = server.model.handle.info();
         let adapter = generation.fit(&server.model.handle)?;
         let (templates, allowed) = (server.model.templates.as_ref(), server.settings.template_values);
-        let ids = messages.tokens(templates, allowed, &info.tokenizer)?;
+        let ids = messages.tokens(templates, allowed, &info.tokenizer, info.context)?;
         let room = info.context.saturating_sub(ids.len());
         let max_new = generation.length(server.model.max_tokens, room);
         generation.keep_apart(caller);

@@ -7,9 +7,11 @@ mod adapters;
 mod answers;
 mod base64;
 mod body;
+mod budget;
 mod chat;
 mod completions;
 mod connection;
+mod desks;
 mod embeddings;
 mod errors;
 mod fields;
@@ -17,6 +19,7 @@ mod foreign;
 mod generation;
 mod guard;
 mod json;
+mod limits;
 mod metrics;
 mod multipart;
 mod origin;
@@ -26,12 +29,15 @@ mod rerank;
 mod routes;
 mod run;
 mod served;
+mod socket;
 mod speech;
 mod state;
 mod stream;
+mod table;
 mod thinking;
 mod tokens;
 pub mod transcript;
+mod visit;
 mod wire;
 
 use std::path::PathBuf;
@@ -44,6 +50,7 @@ use tokio::net::TcpListener;
 pub use chat::{ChatRequest, parse_chat_request};
 pub use completions::{CompletionRequest, parse_completion_request};
 pub use errors::ApiError;
+pub use limits::Limits;
 pub use served::{Served, ServedEncoder, ServedSpeech};
 
 /// How the server deals with its clients.
@@ -61,6 +68,8 @@ pub struct Settings {
     pub adapters: Option<PathBuf>,
     /// How long requests that are under way may take once the server is to stop.
     pub drain: Duration,
+    /// What clients may take of the machine.
+    pub limits: Limits,
 }
 
 impl Default for Settings {
@@ -72,6 +81,7 @@ impl Default for Settings {
             template_values: false,
             adapters: None,
             drain: Duration::from_secs(30),
+            limits: Limits::default(),
         }
     }
 }
@@ -134,6 +144,7 @@ async fn serve_model<M: state::Model>(
             server.drain().await;
         }
     };
-    connection::accept(listener, routes::router(own, server), end).await;
+    let table = server.table.clone();
+    connection::accept(listener, routes::router(own, server), table, end).await;
     Ok(())
 }

@@ -87,9 +87,17 @@ pub(crate) fn router<M: state::Model>(own: Router<Arc<Server<M>>>, server: Arc<S
 /// What every request goes through.
 async fn every<M: state::Model>(
     State(server): State<Arc<Server<M>>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
+    // A request whose target names a host is for that one, whatever the header says.
+    let target = request.uri().authority().map(|to| HeaderValue::try_from(to.as_str()));
+    if let Some(Ok(host)) = target
+        && request.headers().get_all(header::HOST).iter().count() == 1
+    {
+        request.headers_mut().insert(header::HOST, host);
+    }
+    let visit = server.visit(&request);
     let begun = Instant::now();
     let (method, path) = (request.method().clone(), quoted(request.uri().path()));
     let id = request_id(request.headers());
@@ -98,7 +106,7 @@ async fn every<M: state::Model>(
         Ok(Some(reader)) if is_preflight(&method, request.headers()) => {
             (reader.preflight(request.headers()), Some(reader))
         }
-        Ok(reader) => (admitted(&server, request, next).await, reader),
+        Ok(reader) => (visit.scope(admitted(&server, request, next)).await, reader),
     };
     let headers = response.headers_mut();
     if let Some(reader) = reader {
@@ -118,7 +126,7 @@ async fn every<M: state::Model>(
         tracing::info!("{line}")
     }
     response.headers_mut().insert(REQUEST_ID, id);
-    response
+    visit.hold(response)
 }
 
 /// What every request with a key goes through.

@@ -7,12 +7,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tallow_cpu::Arithmetic;
 use tallow_models::recipe::Recipe;
 
+use crate::build;
 use crate::device::Asked;
+use crate::log::LogArgs;
 use crate::lora::Lora;
 
 /// Runs and serves language models, on whatever hardware there is.
 #[derive(Debug, Parser)]
-#[command(name = "tallow", version, about, max_term_width = 100, arg_required_else_help = true)]
+#[command(name = "tallow", version = build::VERSION, about, max_term_width = 100, arg_required_else_help = true)]
 #[command(
     after_help = "MODEL is a path (a GGUF file or a Hugging Face folder), a name on the hub (org/name or \
     org/name:quant), an alias (see `tallow list --aliases`), or `demo`, which is part of the program."
@@ -23,6 +25,8 @@ pub(crate) struct Cli {
     /// The configuration file [default: tallow/config.toml in the configuration folder]
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -144,8 +148,8 @@ pub(crate) struct Run {
     /// Give the model the prompt as it is, without the chat template
     #[arg(long)]
     pub raw: bool,
-    /// Show how fast it went
-    #[arg(short, long)]
+    /// Show how fast it went: `-v`, which every command has.
+    #[arg(skip)]
     pub verbose: bool,
     /// An adapter of the model: a folder that PEFT wrote or a GGUF file, as PATH or PATH:SCALE
     #[arg(long, value_name = "ADAPTER")]
@@ -197,6 +201,9 @@ pub(crate) struct Serve {
     /// Let requests pass arguments to the chat template
     #[arg(long)]
     pub allow_template_kwargs: bool,
+    /// Ask for a key on /health and /ready too, which are open otherwise
+    #[arg(long)]
+    pub private_health: bool,
     /// Seconds that answers may take to finish when the server is told to stop [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub drain: Option<u64>,

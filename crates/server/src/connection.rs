@@ -8,14 +8,19 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Sleep, sleep, timeout};
+
+use crate::access::Client;
 
 /// Connections at one time. More wait until one ends.
 const MOST_CONNECTIONS: usize = 4096;
@@ -74,11 +79,17 @@ async fn serve(
 ) {
     // Tokens are small and should not wait for each other.
     let _ = stream.set_nodelay(true);
+    let client = stream.peer_addr().ok().map(Client);
     let io = Patient { io: TokioIo::new(stream), stuck: None };
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        client.and_then(|client| request.extensions_mut().insert(client));
+        router.call(request)
+    });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADERS_WITHIN);
     builder.max_headers(MOST_HEADERS).max_buf_size(MOST_HEADER_BYTES);
-    let mut connection = pin!(builder.serve_connection(io, TowerToHyperService::new(router)));
+    let mut connection = pin!(builder.serve_connection(io, service));
     let close = async { drop(closing.wait_for(|closing| *closing).await) };
     let served = tokio::select! {
         served = &mut connection => served,

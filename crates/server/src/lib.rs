@@ -3,6 +3,7 @@
 //! It maps what clients send to requests of the engine, and the engine's events to what clients are told. It knows no
 //! tensor, and nothing below it knows JSON.
 
+mod access;
 mod adapters;
 mod answers;
 mod base64;
@@ -12,12 +13,15 @@ mod completions;
 mod connection;
 mod embeddings;
 mod errors;
+mod exposition;
 mod fields;
 mod generation;
 mod guard;
+mod health;
 mod json;
 mod metrics;
 mod multipart;
+mod process;
 mod prompt;
 mod rerank;
 mod routes;
@@ -40,6 +44,7 @@ use tokio::net::TcpListener;
 pub use chat::{ChatRequest, parse_chat_request};
 pub use completions::{CompletionRequest, parse_completion_request};
 pub use errors::ApiError;
+pub use health::LogHealth;
 pub use served::{Served, ServedEncoder, ServedSpeech};
 
 /// How the server deals with its clients.
@@ -57,6 +62,12 @@ pub struct Settings {
     pub adapters: Option<PathBuf>,
     /// How long requests that are under way may take once the server is to stop.
     pub drain: Duration,
+    /// Do `/health` and `/ready` need a key too?
+    pub private_health: bool,
+    /// How the log fares.
+    pub log: Arc<LogHealth>,
+    /// The commit that this program was built of, if that is known.
+    pub commit: Option<&'static str>,
 }
 
 impl Default for Settings {
@@ -68,6 +79,9 @@ impl Default for Settings {
             template_values: false,
             adapters: None,
             drain: Duration::from_secs(30),
+            private_health: false,
+            log: Arc::default(),
+            commit: None,
         }
     }
 }

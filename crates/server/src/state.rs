@@ -7,6 +7,7 @@ use tallow_engine::handle::Failure;
 use tokio::sync::{Semaphore, watch};
 
 use crate::errors::ApiError;
+use crate::exposition::Page;
 use crate::guard::Guard;
 use crate::metrics::Metrics;
 use crate::{Served, Settings};
@@ -32,8 +33,12 @@ pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
     fn is_alive(&self) -> bool;
     /// Has its engine finish within some time, and end.
     fn drain(&self, within: Duration);
-    /// What is counted of it.
-    fn metrics(&self, of_server: &Metrics) -> String;
+    /// Checks that found its cache out of order.
+    fn page_faults(&self) -> u64 {
+        0
+    }
+    /// Writes what is counted of it.
+    fn metrics(&self, page: &mut Page, of_server: &Metrics);
 }
 
 /// What all connections share.
@@ -42,7 +47,7 @@ pub(crate) struct Server<M = Served> {
     pub(crate) model: M,
     pub(crate) settings: Settings,
     pub(crate) guard: Guard,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
     /// When it began, in seconds since the start of 1970.
     pub(crate) since: u64,
     /// For those who hold a large body.
@@ -59,7 +64,7 @@ impl<M: Model> Server<M> {
     pub(crate) fn new(model: M, settings: Settings, guard: Guard) -> Server<M> {
         let desks = std::thread::available_parallelism().map_or(1, usize::from);
         Server {
-            metrics: Metrics::new(),
+            metrics: Arc::new(Metrics::new()),
             since: crate::prompt::unix_time(),
             large: Arc::new(Semaphore::new(LARGE_BODIES)),
             desks: Arc::new(Semaphore::new(desks)),
@@ -74,6 +79,15 @@ impl<M: Model> Server<M> {
     /// Are requests taken? If not, why.
     pub(crate) fn ready(&self) -> Result<(), ApiError> {
         self.model.ready().map_err(|why| ApiError::engine(why, self.model.is_alive()))
+    }
+
+    /// What is wrong but does not keep requests from being answered.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let pages = match self.model.page_faults() {
+            0 => None,
+            n => Some(format!("the KV cache's pages were found out of order; please report it; times: {n}")),
+        };
+        self.settings.log.problem().into_iter().chain(pages).collect()
     }
 
     /// Takes no more requests, and returns once those under way are answered, or had the time they may take.

@@ -1,6 +1,6 @@
 //! `tallow bench`: how fast a model runs, in the shape that other programs' benchmarks have.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::ops::Range;
 use std::time::{Instant, SystemTime};
 
@@ -12,7 +12,6 @@ use tallow_models::Model;
 use tallow_models::spec::LayerSpec;
 
 use super::show::count;
-use crate::Failed;
 use crate::args::{Bench, DeviceArgs};
 use crate::device::{Measured, Speeds};
 use crate::load::{self, DEMO};
@@ -20,6 +19,7 @@ use crate::lora::Lora;
 use crate::memory::size;
 use crate::settings::Sources;
 use crate::solo::{Setup, Solo, Task, alone};
+use crate::{Failed, screen};
 
 mod report;
 
@@ -181,8 +181,7 @@ impl Measuring<'_> {
         once(solo, model, test, setup.batch)?;
         for i in 0..self.args.repetitions {
             if shown {
-                eprint!("\r{} {}/{} ", label(test), i + 1, self.args.repetitions);
-                std::io::stderr().flush()?;
+                screen::tell_here(&format!("\r{} {}/{} ", label(test), i + 1, self.args.repetitions));
             }
             // The machine's own speed, minute by minute: it changes where others use the machine too.
             speeds = speeds.best(solo.backend().speeds(yardstick, blocks)?);
@@ -191,7 +190,7 @@ impl Measuring<'_> {
             samples.push(begun.elapsed().as_nanos() as u64);
         }
         if shown {
-            eprint!("\r\u{1b}[K");
+            screen::tell_here("\r\u{1b}[K");
         }
         let bound = match test.generated > 0 {
             true => speeds.read * test.sequences as f64 / bytes(model, setup, test),

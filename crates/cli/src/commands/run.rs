@@ -55,7 +55,7 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     let answered = talk.say(&prompt, &mut show)?;
     show("\n")?;
     match answered {
-        Answered::Whole(done) if args.verbose => eprintln!("{}", screen::dim(&speed(&done))),
+        Answered::Whole(done) if args.verbose => screen::tell(&screen::dim(&speed(&done))),
         Answered::Whole(_) => {}
         // As a program that the signal has ended.
         Answered::Stopped => std::process::exit(130),

@@ -204,6 +204,15 @@ pub(crate) struct Serve {
     /// Ask for a key on /health and /ready too, which are open otherwise
     #[arg(long)]
     pub private_health: bool,
+    /// Memory that all requests may hold together, in MiB: bodies, prompts and answers that are not sent yet [default: 512]
+    #[arg(long, value_name = "MIB")]
+    pub max_memory_in_flight: Option<usize>,
+    /// Connections at one time; for more, the one that has been idle longest is closed [default: 4096]
+    #[arg(long, value_name = "N")]
+    pub max_connections: Option<usize>,
+    /// Connections of one address at one time [default: half of --max-connections]
+    #[arg(long, value_name = "N")]
+    pub max_connections_per_address: Option<usize>,
     /// Seconds that answers may take to finish when the server is told to stop [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub drain: Option<u64>,

@@ -7,6 +7,7 @@ mod build;
 mod chat;
 mod clock;
 mod commands;
+mod descriptors;
 mod device;
 mod encoder;
 mod env;

@@ -40,6 +40,13 @@ pub struct Request {
     pub adapter: Option<Worn>,
 }
 
+/// Counts the bytes of events that a request has been told and nobody has taken yet: an engine goes on whether or not
+/// its client reads.
+pub trait Unread: Send + Sync + std::fmt::Debug {
+    /// There are so many bytes more. Whether the request may go on.
+    fn told(&self, bytes: usize) -> bool;
+}
+
 /// What happens to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -61,6 +68,20 @@ pub enum Event {
     Done(Done),
     /// The end of a request that failed.
     Failed(Failure),
+}
+
+impl Event {
+    /// Bytes that it takes while it waits to be taken, roughly.
+    pub fn bytes(&self) -> usize {
+        let choice = |choice: &Choice| size_of_val(choice) + size_of_val(choice.top.as_slice());
+        size_of::<Event>()
+            + match self {
+                Event::Started { .. } | Event::Failed(_) => 0,
+                Event::Prompt(choices) => choices.iter().map(choice).sum(),
+                Event::Piece { text, choice: one } => text.len() + choice(one),
+                Event::Done(done) => done.text.len(),
+            }
+    }
 }
 
 /// How an answer ended.
@@ -111,6 +132,9 @@ pub enum Failure {
     /// Too many requests wait already.
     #[error("{0} requests are being served or waiting already; try again in a while")]
     Full(usize),
+    /// Too much of its answer has not been taken.
+    #[error("the answer was not read as fast as it came, and there is no memory left for what is unread")]
+    Unread,
     /// No more requests are taken.
     #[error("the server is shutting down")]
     ShuttingDown,
@@ -161,6 +185,7 @@ pub struct Listener {
     events: UnboundedSender<Event>,
     /// Has it had its last event?
     ended: bool,
+    unread: Option<Arc<dyn Unread>>,
     shared: Arc<Shared>,
 }
 
@@ -168,6 +193,10 @@ impl Listener {
     /// Says what happened. After a last event there is nothing more to say.
     pub fn tell(&mut self, event: Event) {
         if !self.ended {
+            let event = match &self.unread {
+                Some(unread) if !unread.told(event.bytes()) => Event::Failed(Failure::Unread),
+                _ => event,
+            };
             self.ended = matches!(event, Event::Done(_) | Event::Failed(_));
             if self.ended {
                 // First its place: who asks again on hearing of the end finds room.
@@ -178,9 +207,9 @@ impl Listener {
         }
     }
 
-    /// Does nobody listen any more?
+    /// Does nobody listen any more, or is there nothing more to say?
     pub fn is_gone(&self) -> bool {
-        self.events.is_closed()
+        self.ended || self.events.is_closed()
     }
 }
 
@@ -340,9 +369,18 @@ impl EngineHandle {
 
     /// Hands in a request. What happens to it comes through the receiver; dropping that ends it.
     pub fn submit(&self, request: Request) -> Result<UnboundedReceiver<Event>, Failure> {
+        self.submit_counted(request, None)
+    }
+
+    /// The same. The bytes of what happens to it are counted, and it ends when there are too many.
+    pub fn submit_counted(
+        &self,
+        request: Request,
+        unread: Option<Arc<dyn Unread>>,
+    ) -> Result<UnboundedReceiver<Event>, Failure> {
         self.shared.life.enter(self.info().slots + self.info().queue)?;
         let (events, receiver) = unbounded_channel();
-        let listener = Listener { events, ended: false, shared: self.shared.clone() };
+        let listener = Listener { events, ended: false, unread, shared: self.shared.clone() };
         let sent = self.commands.send(Command::Submit(Box::new(Submission { request, listener })));
         sent.map_err(|_| self.shared.life.last_words())?;
         Ok(receiver)

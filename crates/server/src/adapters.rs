@@ -114,7 +114,7 @@ pub(crate) async fn list(State(server): State<Arc<Server>>) -> Result<Response, 
 pub(crate) async fn load(State(server): State<Arc<Server>>, request: Request) -> Result<Response, ApiError> {
     prepare(&server, request, |server, body| {
         let folder = allowed(server)?;
-        let mut fields = Fields::body(body)?;
+        let mut fields = Fields::body(&body)?;
         let (name, path) =
             (needed(&mut fields, "lora_name", MOST_NAME)?, needed(&mut fields, "lora_path", MOST_PATH)?);
         fields.only_off("load_inplace", |value| *value == false)?;
@@ -134,7 +134,7 @@ pub(crate) async fn unload(
 ) -> Result<Response, ApiError> {
     prepare(&server, request, |server, body| {
         allowed(server)?;
-        let mut fields = Fields::body(body)?;
+        let mut fields = Fields::body(&body)?;
         let name = needed(&mut fields, "lora_name", MOST_NAME)?;
         // Others number adapters besides; a name says enough.
         fields.take("lora_int_id");

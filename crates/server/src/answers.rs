@@ -13,6 +13,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::access::Notes;
 use crate::errors::ApiError;
 use crate::state::{Open, Server};
+use crate::visit::Visit;
 use crate::wire::finish_reason;
 
 /// News of one choice.
@@ -87,6 +88,8 @@ pub(crate) struct Followed {
 pub(crate) struct Answers {
     open: Open,
     notes: Notes,
+    /// What counts the events that have not been taken.
+    visit: Option<Arc<Visit>>,
     choices: Vec<Following>,
     /// Where to look first.
     next: usize,
@@ -124,6 +127,7 @@ impl Answers {
         Answers {
             open: Open::new(server),
             notes: Notes::current(),
+            visit: Visit::current(),
             choices: followed.into_iter().map(following).collect(),
             next: 0,
             peeked: None,
@@ -174,7 +178,12 @@ impl Answers {
                     silent += 1;
                     continue;
                 }
-                Poll::Ready(Some(event)) => event,
+                Poll::Ready(Some(event)) => {
+                    if let Some(visit) = &self.visit {
+                        visit.claim.taken(event.bytes());
+                    }
+                    event
+                }
                 Poll::Ready(None) => {
                     Event::Failed(Failure::Broken("the engine gave no end to the answer".into()))
                 }

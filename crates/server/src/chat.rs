@@ -84,11 +84,12 @@ fn not_yet(fields: &mut Fields) -> Result<(), ApiError> {
 pub(crate) async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Response, ApiError> {
     let job = prepare(&server, request, |server, body| {
         // Journey, stop 2: the chat. Its template makes it text, the tokenizer tokens, and the engine is given those.
-        let ChatRequest { messages, generation } = parse_chat_request(body)?;
+        let ChatRequest { messages, generation } = parse_chat_request(&body)?;
+        drop(body);
         let info = server.model.handle.info();
         let adapter = generation.fit(&server.model.handle)?;
         let (templates, allowed) = (server.model.templates.as_ref(), server.settings.template_values);
-        let ids = messages.tokens(templates, allowed, &info.tokenizer)?;
+        let ids = messages.tokens(templates, allowed, &info.tokenizer, info.context)?;
         let room = info.context.saturating_sub(ids.len());
         let max_new = generation.max_tokens.or(server.model.max_tokens).unwrap_or(room);
         Job::new(generation, Form::Chat, vec![Prompt { ids, echo: None }], max_new, (adapter, info))

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::Value;
-use tallow_models::tokenizer::{Around, Shown, Tokenizer};
+use tallow_engine::handle::Info;
+use tallow_models::tokenizer::{Around, Shown};
 
 use crate::body::prepare;
 use crate::errors::ApiError;
@@ -95,14 +96,17 @@ pub(crate) fn tokens(path: &str, values: Vec<Value>) -> Result<Vec<u32>, ApiErro
 }
 
 impl Given {
-    fn prompt(self, echo: bool, tokenizer: &Tokenizer) -> Result<Prompt, ApiError> {
+    fn prompt(self, echo: bool, info: &Info) -> Result<Prompt, ApiError> {
         Ok(match self {
             Given::Text(text) => {
-                let ids = tokens_of_text("prompt", &text, Around::Added, tokenizer)?;
+                let ids = tokens_of_text("prompt", &text, Around::Added, (&info.tokenizer, info.context))?;
                 Prompt { ids, echo: echo.then_some(text) }
             }
             Given::Tokens(ids) => {
-                let echo = echo.then(|| tokenizer.decode(&ids, Shown::All));
+                if ids.len() > info.context {
+                    return Err(ApiError::too_long("prompt", ids.len(), info.context));
+                }
+                let echo = echo.then(|| info.tokenizer.decode(&ids, Shown::All));
                 Prompt { ids, echo }
             }
         })
@@ -114,10 +118,11 @@ pub(crate) async fn completions(
     request: Request,
 ) -> Result<Response, ApiError> {
     let job = prepare(&server, request, |server, body| {
-        let CompletionRequest { prompts, echo, generation } = parse_completion_request(body)?;
+        let CompletionRequest { prompts, echo, generation } = parse_completion_request(&body)?;
+        drop(body);
         let info = server.model.handle.info();
         let adapter = generation.fit(&server.model.handle)?;
-        let prompts = prompts.into_iter().map(|given| given.prompt(echo, &info.tokenizer));
+        let prompts = prompts.into_iter().map(|given| given.prompt(echo, info));
         let prompts = prompts.collect::<Result<_, _>>()?;
         let max_new = generation.max_tokens.or(server.model.max_tokens).unwrap_or(USUAL_TOKENS);
         Job::new(generation, Form::Completion, prompts, max_new, (adapter, info))

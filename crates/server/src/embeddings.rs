@@ -21,12 +21,16 @@ use crate::errors::{ApiError, respond};
 use crate::fields::{Fields, text, wrong};
 use crate::metrics::Counted;
 use crate::state::{Open, Server};
+use crate::visit::Visit;
 
 /// Texts of a request at most.
 pub(crate) const MOST_TEXTS: usize = 2048;
 
 /// Images of a request at most: each takes far more memory than a text.
 const MOST_IMAGES: usize = 64;
+
+/// What a number of a vector takes, as such and as text.
+const NUMBER: usize = 24;
 
 /// How a vector is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,12 +91,20 @@ pub(crate) async fn embeddings(
 ) -> Result<Response, ApiError> {
     let asked = prepare(&server, request, read).await?;
     let usage = Usage::of(&asked.inputs);
+    if let Some(visit) = Visit::current() {
+        // Vectors, and the text of their numbers.
+        let numbers = asked.inputs.len() * server.model.handle.info().width;
+        visit.claim.grow(numbers * NUMBER).await?;
+    }
     let vectors = answered(&server, asked.inputs).await?;
     let embedding = |(index, vector): (usize, Vec<f32>)| {
         let vector = shortened(vector, asked.dimensions);
         let embedding = match asked.encoding {
             Encoding::Float => Numbers::List(vector),
-            Encoding::Base64 => Numbers::Text(base64::write(vector.iter().flat_map(|x| x.to_le_bytes()))),
+            Encoding::Base64 => {
+                let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+                Numbers::Text(base64::write(&bytes))
+            }
         };
         Embedding { object: "embedding", embedding, index }
     };
@@ -145,18 +157,19 @@ pub(crate) fn model(fields: &mut Fields, names: &[String]) -> Result<String, Api
 pub(crate) fn unfit(path: &str, why: &InputError) -> ApiError {
     let error = ApiError::field(path, format!("{path}: {why}"));
     match why {
-        InputError::TooLong { .. } => error.code("context_length_exceeded"),
+        InputError::TooLong { .. } | InputError::FarTooLong { .. } => error.code("context_length_exceeded"),
         _ => error,
     }
 }
 
-fn read(server: &Server<ServedEncoder>, body: &[u8]) -> Result<Asked, ApiError> {
+fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
     let info = server.model.handle.info();
     if info.wanted == Wanted::Scores {
         let why = "the model of this server ranks texts and makes no vectors of them; it has /v1/rerank";
         return Err(ApiError::new(StatusCode::NOT_FOUND, why));
     }
-    let mut fields = Fields::body(body)?;
+    let mut fields = Fields::body(&body)?;
+    drop(body);
     let model = model(&mut fields, &info.names)?;
     let encoding = match fields.text("encoding_format")?.as_deref() {
         None | Some("float") => Encoding::Float,

@@ -62,6 +62,15 @@ impl ApiError {
         ApiError::field(param, message).code("context_length_exceeded")
     }
 
+    /// The prompt has so many tokens more than the context that they were not counted.
+    pub(crate) fn far_too_long(param: &str, context: usize) -> ApiError {
+        let message = format!(
+            "the prompt has more than {context} tokens, and the model's context of {context} must hold them and the \
+             answer; shorten the prompt"
+        );
+        ApiError::field(param, message).code("context_length_exceeded")
+    }
+
     pub(crate) fn code(self, code: &'static str) -> ApiError {
         ApiError { code: Some(code), ..self }
     }
@@ -80,6 +89,7 @@ impl ApiError {
             }
             Failure::Unfit(unfit) => ApiError::field("prompt", unfit),
             Failure::Full(_) => ApiError::new(StatusCode::TOO_MANY_REQUESTS, failure).code("queue_full"),
+            Failure::Unread => ApiError::new(unavailable, failure).code("answer_not_read"),
             Failure::ShuttingDown => ApiError::new(unavailable, failure).code("shutting_down"),
             Failure::Broken(why) if !alive => ApiError::new(unavailable, why).code("engine_stopped"),
             Failure::Broken(why) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why),

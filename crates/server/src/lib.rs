@@ -8,9 +8,11 @@ mod adapters;
 mod answers;
 mod base64;
 mod body;
+mod budget;
 mod chat;
 mod completions;
 mod connection;
+mod desks;
 mod embeddings;
 mod errors;
 mod exposition;
@@ -19,6 +21,7 @@ mod generation;
 mod guard;
 mod health;
 mod json;
+mod limits;
 mod metrics;
 mod multipart;
 mod process;
@@ -27,11 +30,14 @@ mod rerank;
 mod routes;
 mod run;
 mod served;
+mod socket;
 mod speech;
 mod state;
 mod stream;
+mod table;
 mod tokens;
 pub mod transcript;
+mod visit;
 mod wire;
 
 use std::path::PathBuf;
@@ -45,6 +51,7 @@ pub use chat::{ChatRequest, parse_chat_request};
 pub use completions::{CompletionRequest, parse_completion_request};
 pub use errors::ApiError;
 pub use health::LogHealth;
+pub use limits::Limits;
 pub use served::{Served, ServedEncoder, ServedSpeech};
 
 /// How the server deals with its clients.
@@ -68,6 +75,8 @@ pub struct Settings {
     pub log: Arc<LogHealth>,
     /// The commit that this program was built of, if that is known.
     pub commit: Option<&'static str>,
+    /// What clients may take of the machine.
+    pub limits: Limits,
 }
 
 impl Default for Settings {
@@ -82,6 +91,7 @@ impl Default for Settings {
             private_health: false,
             log: Arc::default(),
             commit: None,
+            limits: Limits::default(),
         }
     }
 }
@@ -133,6 +143,7 @@ async fn serve_model<M: state::Model>(
             server.drain().await;
         }
     };
-    connection::accept(listener, routes::router(own, server), end).await;
+    let table = server.table.clone();
+    connection::accept(listener, routes::router(own, server), table, end).await;
     Ok(())
 }

@@ -49,7 +49,7 @@ impl Messages {
         Ok(Messages { messages: Value::Array(messages), ending, values })
     }
 
-    /// The chat's tokens. Nothing that the messages contain becomes a special token; only the template writes those.
+    /// The chat's tokens; a chat of far more than `most` is refused. Nothing that the messages contain becomes a special token; only the template writes those.
     ///
     /// A model without a template was not taught to chat. Its chats are the messages' contents, one to a line, as a
     /// text to go on with.
@@ -58,6 +58,7 @@ impl Messages {
         templates: Option<&ChatTemplates>,
         template_values: bool,
         tokenizer: &Tokenizer,
+        most: usize,
     ) -> Result<Vec<u32>, ApiError> {
         if !self.values.is_empty() && !template_values {
             let why = "this server takes no chat_template_kwargs; whoever runs it can allow them";
@@ -66,24 +67,28 @@ impl Messages {
         let Some(template) = templates.and_then(|templates| templates.choose(false)) else {
             let messages = self.messages.as_array().into_iter().flatten();
             let contents: Vec<&str> = messages.filter_map(|m| m.get("content")?.as_str()).collect();
-            let tokens = tokenizer.encode(&contents.join("\n"), Special::PROMPT);
-            return tokens.map_err(|e| not_tokenized("messages", &e));
+            let tokens = tokenizer.encode_up_to(&contents.join("\n"), Special::PROMPT, most);
+            let tokens = tokens.map_err(|e| not_tokenized("messages", &e))?;
+            return tokens.ok_or_else(|| ApiError::far_too_long("messages", most));
         };
         let now = Now::from_unix(unix_time() as i64);
         let chat = Chat { ending: self.ending, values: &self.values, ..Chat::new(&self.messages, now) };
-        template.prompt(&chat, tokenizer).map_err(|e| ApiError::field("messages", e.to_string()))
+        let tokens = template.prompt_up_to(&chat, tokenizer, most);
+        let tokens = tokens.map_err(|e| ApiError::field("messages", e.to_string()))?;
+        tokens.ok_or_else(|| ApiError::far_too_long("messages", most))
     }
 }
 
-/// A text's tokens. Whoever writes a whole prompt writes its special tokens too.
+/// A text's tokens; a text of far more than there is room for is refused. Whoever writes a whole prompt writes its special tokens too.
 pub(crate) fn tokens_of_text(
     param: &str,
     text: &str,
     around: Around,
-    tokenizer: &Tokenizer,
+    (tokenizer, most): (&Tokenizer, usize),
 ) -> Result<Vec<u32>, ApiError> {
-    let tokens = tokenizer.encode(text, Special { around, written: Written::Parsed });
+    let tokens = tokenizer.encode_up_to(text, Special { around, written: Written::Parsed }, most);
     let tokens = tokens.map_err(|e| not_tokenized(param, &e))?;
+    let tokens = tokens.ok_or_else(|| ApiError::far_too_long(param, most))?;
     Ok(if around == Around::Added { tokenizer.begun(tokens) } else { tokens })
 }
 

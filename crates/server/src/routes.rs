@@ -90,9 +90,17 @@ pub(crate) fn router<M: state::Model>(own: Router<Arc<Server<M>>>, server: Arc<S
 /// What every request goes through.
 async fn every<M: state::Model>(
     State(server): State<Arc<Server<M>>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
+    // A request whose target names a host is for that one, whatever the header says.
+    let target = request.uri().authority().map(|to| HeaderValue::try_from(to.as_str()));
+    if let Some(Ok(host)) = target
+        && request.headers().get_all(header::HOST).iter().count() == 1
+    {
+        request.headers_mut().insert(header::HOST, host);
+    }
+    let visit = server.visit(&request);
     let id = request_id(request.headers());
     let entry = Entry::new(&server.metrics, &request, &id);
     let (mut response, reader) = match server.guard.origin(request.headers()) {
@@ -100,7 +108,7 @@ async fn every<M: state::Model>(
         Ok(Some(reader)) if is_preflight(request.method(), request.headers()) => {
             (reader.preflight(), Some(reader))
         }
-        Ok(reader) => (entry.scope(admitted(&server, request, next)).await, reader),
+        Ok(reader) => (entry.scope(visit.scope(admitted(&server, request, next))).await, reader),
     };
     let headers = response.headers_mut();
     if let Some(reader) = reader {
@@ -111,7 +119,7 @@ async fn every<M: state::Model>(
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response.headers_mut().insert(REQUEST_ID, id);
-    entry.answered(response)
+    entry.answered(visit.hold(response))
 }
 
 /// What every request goes through that may come from there. Probes seldom have a key.
@@ -198,6 +206,12 @@ async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>, headers:
         "Lines of the log that could not be written.",
         log.total_dropped(),
     );
+    let filled = server.table.filled();
+    page.gauge("vllm:connections", "Connections there are.", filled.connections);
+    page.gauge("vllm:connections_max", "Connections that there may be.", filled.most);
+    page.counter("vllm:connections_given_up", "Idle or stalled connections closed for new ones.", filled.given_up);
+    let refused = "Connections turned away since their address had too many.";
+    page.counter("vllm:connections_refused", refused, filled.refused);
     let build: Labels<'_> = &[("version", version), ("commit", server.settings.commit.unwrap_or_default())];
     page.gauges("vllm:build_info", "What this server was built of.", [(build, 1)]);
     crate::process::write(&mut page, server.since);

@@ -24,7 +24,7 @@ use dense::Dense;
 use ears::Ears;
 use ending::Ending;
 use head::Head;
-pub use input::{Cut, InputError, Inputs};
+pub use input::{Cut, First, InputError, Inputs};
 pub use matching::Matching;
 pub use model::EncoderModel;
 use patches::Patches;

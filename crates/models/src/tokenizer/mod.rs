@@ -15,6 +15,7 @@ mod frame;
 mod gguf;
 mod json;
 mod keys;
+mod limit;
 mod merge;
 mod normalize;
 mod pattern;

@@ -26,7 +26,6 @@ use std::fmt;
 use std::process::ExitCode;
 
 use args::{Cli, Command};
-use clap::Parser;
 
 /// Why a command failed, in words for whoever ran it.
 #[derive(Debug)]
@@ -74,7 +73,7 @@ fn main() -> ExitCode {
     // SAFETY: no thread has been started yet.
     unsafe { env::quiet_drivers() };
     // Journey, stop 1: the command line.
-    let cli = Cli::parse();
+    let cli = args::parse();
     let serves = matches!(cli.command, Command::Serve(_));
     match log::start(&cli.log, serves).and_then(|()| run(cli)) {
         Err(failed) if !failed.quiet => {
@@ -88,8 +87,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<(), Failed> {
-    let sources = settings::Sources::read(cli.config.as_deref())?;
+fn run(mut cli: Cli) -> Result<(), Failed> {
+    let mut sources = settings::Sources::read(cli.config.as_deref())?;
+    cli.command.settle(&mut sources)?;
     match cli.command {
         Command::Run(mut args) => {
             args.verbose = cli.log.verbose > 0;
@@ -98,6 +98,7 @@ fn run(cli: Cli) -> Result<(), Failed> {
         Command::Serve(args) => commands::serve::serve(args, &sources),
         Command::Bench(args) => commands::bench::bench(&args, &sources),
         Command::Pull(args) => commands::hub::pull(&args, &sources),
+        Command::Search(args) => commands::hub::search(&args, &sources),
         Command::List(args) => commands::hub::list(&args),
         Command::Rm(args) => commands::hub::rm(&args),
         Command::Show(args) => commands::show::show(&args, &sources),

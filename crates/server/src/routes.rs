@@ -209,7 +209,11 @@ async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>, headers:
     let filled = server.table.filled();
     page.gauge("vllm:connections", "Connections there are.", filled.connections);
     page.gauge("vllm:connections_max", "Connections that there may be.", filled.most);
-    page.counter("vllm:connections_given_up", "Idle or stalled connections closed for new ones.", filled.given_up);
+    page.counter(
+        "vllm:connections_given_up",
+        "Idle or stalled connections closed for new ones.",
+        filled.given_up,
+    );
     let refused = "Connections turned away since their address had too many.";
     page.counter("vllm:connections_refused", refused, filled.refused);
     let build: Labels<'_> = &[("version", version), ("commit", server.settings.commit.unwrap_or_default())];

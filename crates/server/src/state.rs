@@ -95,7 +95,8 @@ impl<M: Model> Server<M> {
         };
         let Filled { connections, most, .. } = self.table.filled();
         let full = connections >= most;
-        let full = full.then(|| format!("all {most} connections are in use: idle ones are closed for new ones"));
+        let full =
+            full.then(|| format!("all {most} connections are in use: idle ones are closed for new ones"));
         self.settings.log.problem().into_iter().chain(pages).chain(full).collect()
     }
 

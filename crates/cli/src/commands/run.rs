@@ -21,7 +21,7 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
         Some(file) => {
             let words = Some(args.prompt.join(" ")).filter(|words| !words.is_empty());
             std::iter::once(text_file(file)?).chain(words).collect::<Vec<_>>().join("\n\n")
-        },
+        }
         None => text_or_stdin(&args.prompt)?,
     };
     let name = args.model.as_deref().unwrap_or(DEMO);

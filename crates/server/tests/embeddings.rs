@@ -447,8 +447,27 @@ fn many_clients_at_once() {
     assert_eq!(site.handle.taken(), 0);
     assert_eq!(site.handle.stats().waiting_tokens.load(Ordering::Relaxed), 0);
     let metrics = ask("GET", "/metrics").get(&site).text();
-    assert!(metrics.contains("vllm:embedded_texts_total{model_name=\"tiny\"} 112"), "{metrics}");
+    assert!(metrics.contains("vllm:embedded_texts_total{model_name=\"tiny\",engine=\"0\"} 112"), "{metrics}");
     assert!(metrics.contains("finished_reason=\"stop\"} 32"), "{metrics}");
+}
+
+/// Routers find the gauges that they choose by, and a refusal is no answer that failed.
+#[test]
+fn metrics_have_the_gauges_that_routers_read_and_count_refusals_apart() {
+    let site = serve(None, 0);
+    assert_eq!(post(EMBEDDINGS, json!({"input": "a"})).get(&site).status, 429);
+    let page = ask("GET", "/metrics").get(&site).text();
+    let labels = "{model_name=\"tiny\",engine=\"0\"";
+    for line in [
+        format!("vllm:num_requests_running{labels}}} 0"),
+        format!("vllm:num_requests_waiting{labels}}} 0"),
+        format!("vllm:kv_cache_usage_perc{labels}}} 0"),
+        format!("vllm:failed_steps_total{labels}}} 0"),
+        format!("vllm:request_success_total{labels},finished_reason=\"error\"}} 0"),
+        format!("vllm:request_refusals_total{labels},status=\"429\",code=\"queue_full\"}} 1"),
+    ] {
+        assert!(page.lines().any(|known| known == line), "{line}\n{page}");
+    }
 }
 
 #[test]

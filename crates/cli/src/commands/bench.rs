@@ -13,13 +13,13 @@ use tallow_models::Model;
 use tallow_models::formats::Settings;
 use tallow_models::spec::LayerSpec;
 
-use crate::Failed;
 use crate::args::{Bench, DeviceArgs, PromptAndAnswer};
 use crate::device::{Asked, Measured, Speeds};
 use crate::load::{self, DEMO};
 use crate::lora::Lora;
 use crate::settings::Sources;
 use crate::solo::{Setup, Solo, Task, alone};
+use crate::{Failed, screen};
 
 mod report;
 
@@ -244,8 +244,7 @@ impl Measuring<'_> {
         once(solo, model, test, setup.batch)?;
         for i in 0..self.args.repetitions {
             if shown {
-                eprint!("\r{} {}/{} ", label(test), i + 1, self.args.repetitions);
-                std::io::stderr().flush()?;
+                screen::tell_here(&format!("\r{} {}/{} ", label(test), i + 1, self.args.repetitions));
             }
             // The machine's own speed, minute by minute: it changes where others use the machine too.
             speeds = speeds.best(solo.backend().speeds(yardstick, blocks)?);
@@ -254,7 +253,7 @@ impl Measuring<'_> {
             samples.push(begun.elapsed().as_nanos() as u64);
         }
         if shown {
-            eprint!("\r\u{1b}[K");
+            screen::tell_here("\r\u{1b}[K");
         }
         let bound = bound(model, setup, test, speeds);
         let device = solo.backend().label();

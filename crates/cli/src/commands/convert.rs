@@ -49,7 +49,7 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
         (Some(importance), Some(path)) => Conversion::new(&model, out)?.caring(importance, path)?,
         _ => Conversion::new(&model, out)?,
     };
-    conversion.notes().iter().for_each(|note| eprintln!("{}", screen::harmless(note)));
+    conversion.notes().iter().for_each(|note| screen::tell(&screen::harmless(note)));
     let part = Part::create(out, conversion.size())?;
     let stop = stopping();
     let bar = screen::bytes_bar(conversion.size(), "converting");

@@ -14,7 +14,7 @@ use crate::args::Doctor;
 use crate::device::{Device, Measured, Speeds, all, candidates};
 use crate::memory::{Memory, Plan, size};
 use crate::settings::{Defaults, EngineConfig, Flags, Sources, cores, resolve};
-use crate::{Failed, env, load, screen};
+use crate::{Failed, build, env, load, screen};
 
 pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     if args.reference {
@@ -168,13 +168,8 @@ fn describe(device: &Device, whole: bool) -> String {
 }
 
 fn machine(text: &mut String) -> Result<(), Failed> {
-    let _ = writeln!(
-        text,
-        "tallow {} on {} {}",
-        env!("CARGO_PKG_VERSION"),
-        std::env::consts::OS,
-        std::env::consts::ARCH
-    );
+    let _ =
+        writeln!(text, "tallow {} on {} {}", build::VERSION, std::env::consts::OS, std::env::consts::ARCH);
     let best = Isa::best();
     let sets: Vec<String> =
         Isa::ALL.iter().filter(|isa| isa.is_available()).map(ToString::to_string).collect();

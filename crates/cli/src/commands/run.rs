@@ -21,7 +21,7 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
         Some(file) => {
             let words = Some(args.prompt.join(" ")).filter(|words| !words.is_empty());
             std::iter::once(text_file(file)?).chain(words).collect::<Vec<_>>().join("\n\n")
-        },
+        }
         None => text_or_stdin(&args.prompt)?,
     };
     let name = args.model.as_deref().unwrap_or(DEMO);
@@ -63,7 +63,7 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     let answered = talk.say(&prompt, &mut show)?;
     show("\n")?;
     match answered {
-        Answered::Whole(done) if args.verbose => eprintln!("{}", screen::dim(&speed(&done))),
+        Answered::Whole(done) if args.verbose => screen::tell(&screen::dim(&speed(&done))),
         Answered::Whole(_) => {}
         // As a program that the signal has ended.
         Answered::Stopped => std::process::exit(130),

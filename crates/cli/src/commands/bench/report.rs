@@ -8,11 +8,10 @@ use tallow_models::Model;
 use super::super::doctor::cpu_name;
 use super::super::print;
 use super::{Test, label, model_type, parameters, weights};
-use crate::Failed;
 use crate::args::Table;
 use crate::device::Speeds;
-use crate::screen;
 use crate::solo::Setup;
+use crate::{Failed, build, clock, screen};
 
 /// One line of results.
 pub(super) struct Row<'a> {
@@ -213,7 +212,7 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
     let kv = setup.kv.to_string();
     let is_cpu = is_cpu(row);
     let fields = json!({
-        "build_commit": env!("CARGO_PKG_VERSION"),
+        "build_commit": build::COMMIT.unwrap_or("unknown"),
         "build_number": 0,
         "cpu_info": cpu_name(),
         "gpu_info": if is_cpu { "" } else { row.device.as_str() },
@@ -241,7 +240,7 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
         "n_prompt": test.prompt,
         "n_gen": test.generated,
         "n_depth": test.depth,
-        "test_time": time(row.started),
+        "test_time": clock::seconds(row.started),
         "avg_ns": avg_ns as u64,
         "stddev_ns": sd_ns as u64,
         "avg_ts": avg_ts,
@@ -264,36 +263,9 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
     }
 }
 
-/// `2026-01-31T12:00:00Z`
-fn time(at: SystemTime) -> String {
-    let seconds = at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let (day, second) = (seconds / 86_400, seconds % 86_400);
-    // Years are taken to begin in March, so that the day which some years have more comes last.
-    let z = day + 719_468;
-    let era = z / 146_097;
-    let of_era = z % 146_097;
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * of_year + 2) / 153;
-    let date = of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (h, m, s) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{date:02}T{h:02}:{m:02}:{s:02}Z")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
-
-    #[test]
-    fn times_are_written_as_the_standard_says() {
-        let at = |s| time(SystemTime::UNIX_EPOCH + Duration::from_secs(s));
-        assert_eq!(at(0), "1970-01-01T00:00:00Z");
-        assert_eq!(at(951_827_696), "2000-02-29T12:34:56Z");
-        assert_eq!(at(1_741_529_100), "2025-03-09T14:05:00Z");
-    }
 
     #[test]
     fn deviation_is_that_of_a_sample() {

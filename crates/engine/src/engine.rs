@@ -247,7 +247,8 @@ impl<B: Backend> Engine<B> {
         let (stops, stop_tokens) = (request.stops, request.stop_tokens);
         let active = Active {
             sampler: Sampler::new(request.sampling, &request.prompt),
-            answer: Answer::new(tokenizer, &request.prompt, stops, stop_tokens, request.ignore_end),
+            answer: Answer::new(tokenizer, &request.prompt, stops, stop_tokens, request.ignore_end)
+                .showing(request.shown),
             prompt: request.prompt,
             adapter: adapter.map(|worn| worn.id),
             scored: 0,

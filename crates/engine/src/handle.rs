@@ -32,6 +32,8 @@ pub struct Request {
     pub stop_tokens: Vec<u32>,
     /// Go on past the tokens that always end an answer.
     pub ignore_end: bool,
+    /// Special tokens that are part of the answer's text, such as those that mark its parts.
+    pub shown: Vec<u32>,
     /// Whom to share the prefix cache with; everybody if there is none.
     pub salt: Option<String>,
     /// Score the prompt's tokens too.

@@ -139,7 +139,8 @@ impl SimEngine {
         }
         let stops = (request.stops.clone(), request.stop_tokens.clone());
         let tokenizer = info.tokenizer.clone();
-        let answer = Answer::new(tokenizer, &request.prompt, stops.0, stops.1, request.ignore_end);
+        let answer = Answer::new(tokenizer, &request.prompt, stops.0, stops.1, request.ignore_end)
+            .showing(request.shown.clone());
         self.waiting.push(Talk { request, answer, new_tokens: 0, listener, begun: Instant::now() });
     }
 

@@ -17,7 +17,8 @@ use crate::errors::{ApiError, quoted, respond};
 use crate::guard::{REQUEST_ID, is_preflight, request_id};
 use crate::state::{self, Server};
 use crate::{
-    Served, ServedEncoder, ServedSpeech, adapters, chat, completions, embeddings, rerank, speech, tokens,
+    Served, ServedEncoder, ServedSpeech, adapters, chat, completions, embeddings, foreign, page, rerank,
+    speech, tokens,
 };
 
 /// What a model that writes text is asked for.
@@ -70,7 +71,8 @@ fn other(what: &str) -> ApiError {
 }
 
 pub(crate) fn router<M: state::Model>(own: Router<Arc<Server<M>>>, server: Arc<Server<M>>) -> Router {
-    own.route("/v1/models", get(models::<M>))
+    own.route("/", get(page::page::<M>))
+        .route("/v1/models", get(models::<M>))
         .route("/v1/models/{*id}", get(model::<M>))
         .route("/health", get(health::<M>))
         .route("/ready", get(ready::<M>))
@@ -101,7 +103,9 @@ async fn every<M: state::Model>(
     let id = request_id(request.headers());
     let (mut response, reader) = match server.guard.origin(request.headers()) {
         Err(error) => (error.into_response(), None),
-        Ok(Some(reader)) if is_preflight(&method, request.headers()) => (reader.preflight(), Some(reader)),
+        Ok(Some(reader)) if is_preflight(&method, request.headers()) => {
+            (reader.preflight(request.headers()), Some(reader))
+        }
         Ok(reader) => (visit.scope(admitted(&server, request, next)).await, reader),
     };
     let headers = response.headers_mut();
@@ -126,9 +130,12 @@ async fn every<M: state::Model>(
 }
 
 /// What every request with a key goes through.
-async fn admitted<M: state::Model>(server: &Server<M>, request: Request, next: Next) -> Response {
-    if let Err(error) = server.guard.key(request.headers()) {
-        return error.into_response();
+async fn admitted<M: state::Model>(server: &Server<M>, mut request: Request, next: Next) -> Response {
+    match server.guard.key(request.headers()) {
+        Ok(caller) => drop(request.extensions_mut().insert(caller)),
+        // That the server runs is no secret.
+        Err(_) if request.uri().path() == "/" => {}
+        Err(error) => return error.into_response(),
     }
     contained(next.run(request)).await.unwrap_or_else(|| {
         let why = "an internal error; please report it";
@@ -137,7 +144,9 @@ async fn admitted<M: state::Model>(server: &Server<M>, request: Request, next: N
 }
 
 async fn no_route(request: Request) -> ApiError {
-    let why = format!("there is nothing at {}", quoted(request.uri().path()));
+    let path = request.uri().path();
+    let instead = foreign::route(path).map(|instead| format!(": {instead}")).unwrap_or_default();
+    let why = format!("there is nothing at {}{instead}", quoted(path));
     ApiError::new(StatusCode::NOT_FOUND, why)
 }
 

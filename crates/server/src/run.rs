@@ -100,7 +100,8 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
         let unread = visit.clone().map(|visit| visit as Arc<dyn Unread>);
         let events = server.model.handle.submit_counted(request, unread);
         let events = events.map_err(|failure| ApiError::engine(failure, server.model.handle.is_alive()))?;
-        followed.push(Followed { events, echo, places, first: index % generation.n == 0 });
+        let reasoned = generation.reasoned.clone();
+        followed.push(Followed { events, echo, places, reasoned, first: index % generation.n == 0 });
     }
     let mut answers = Answers::new(server, followed, wants_tokens);
     let names = &server.model.handle.info().names;
@@ -123,9 +124,10 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
     while let Some(told) = answers.next().await {
         let told = told?;
         let whole = &mut wholes[told.index];
-        let Part { text, tokens } = told.part.unwrap_or_default();
+        let Part { reasoning, text, tokens } = told.part.unwrap_or_default();
+        whole.part.reasoning += &reasoning;
         whole.part.text += &text;
-        counted.add(text.len());
+        counted.add(reasoning.len() + text.len());
         whole.part.tokens.extend(tokens);
         whole.finish = told.end.as_ref().map_or(whole.finish, finish_reason);
     }

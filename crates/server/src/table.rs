@@ -53,7 +53,7 @@ pub(crate) struct Seat {
     has_interim: AtomicBool,
     /// Is the answer a stream in chunks?
     is_stream: AtomicBool,
-    /// Has any of the answer been sent?
+    /// Has any of the answer to the last request been sent, if there was one?
     is_answering: AtomicBool,
     begun: Instant,
     /// When its client last sent or took something, in milliseconds since then.
@@ -189,7 +189,7 @@ impl Seat {
             blocked: AtomicBool::new(false),
             has_interim: AtomicBool::new(false),
             is_stream: AtomicBool::new(false),
-            is_answering: AtomicBool::new(false),
+            is_answering: AtomicBool::new(true),
             begun,
             active: AtomicU64::new(0),
             given_up: AtomicBool::new(false),
@@ -236,6 +236,11 @@ impl Seat {
     /// Its answer is being sent.
     pub(crate) fn answering(&self) {
         self.is_answering.store(true, Ordering::Relaxed);
+    }
+
+    /// Is there no request that waits for its answer to begin?
+    pub(crate) fn is_answered(&self) -> bool {
+        self.is_answering.load(Ordering::Relaxed)
     }
 
     /// What shows whether its client is still there.

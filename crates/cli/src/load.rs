@@ -19,7 +19,7 @@ use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::Limits;
 #[cfg(feature = "wgpu")]
 use tallow_engine::scheduler::{Batch, Part, Place, SeqId, Wanted};
-use tallow_hub::{Cache, Hub, ModelRef};
+use tallow_hub::{Cache, Hub, HubError, ModelRef};
 use tallow_models::decoder::Decoder;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::formats::Checkpoint;
@@ -138,8 +138,12 @@ fn checkpoint(name: &str, offline: bool) -> Result<Checkpoint, Failed> {
     if meant_as_path || (ends && model.as_ref().map_or(true, |model| model.repo.as_str() == name)) {
         return Err(Failed::new(format!("{}: {}", path.display(), unreadable(&there))));
     }
-    let model = model.map_err(|e| {
-        Failed::new(format!("{name:?} is neither a file or folder here nor a valid hub name: {e}"))
+    let model = model.map_err(|e| match e {
+        HubError::Name { why, .. } => Failed::new(format!(
+            "{name:?} is neither a file or folder here nor a valid hub name: {why}. Names look like org/name, \
+             org/name:Q4_K_M or org/name@revision; `tallow search TEXT` finds short ones"
+        )),
+        other => other.into(),
     })?;
     if let Some(snapshot) = cache()?.find(&model)? {
         return Ok(Checkpoint::open(&snapshot.path)?);

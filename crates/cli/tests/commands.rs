@@ -221,7 +221,7 @@ fn the_reference_says_what_there_is() {
 #[test]
 fn help_is_there_for_every_command() {
     let home = Home::new();
-    insta::assert_snapshot!(home.run(&["--help"]).ok());
+    insta::assert_snapshot!(home.run(&["-h"]).ok());
     for command in
         ["run", "serve", "bench", "pull", "list", "rm", "show", "doctor", "tokenize", "perplexity", "dump"]
     {

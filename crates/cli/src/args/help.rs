@@ -36,7 +36,7 @@ Examples:
 
 const FILES: &str = "\
 Files:
-  ~/.cache/huggingface/hub        downloaded models, shared with other programs (HF_HUB_CACHE, HF_HOME)
+  ~/.cache/huggingface/hub        downloaded models, shared with other programs (HF_HUB_CACHE)
   ~/.config/tallow/config.toml    settings (--config, TALLOW_CONFIG)
   ~/.local/state/tallow           line history of chats
   To uninstall, remove the program and the last two; `tallow rm NAME` removes a model.";

@@ -191,7 +191,7 @@ pub(crate) struct Imatrix {
     pub model: String,
     /// Calibration text: some 100,000 tokens of what the model is for
     pub file: PathBuf,
-    /// File to write: GGUF, or the older format if it ends in .dat
+    /// GGUF file to write; .dat for the older format
     #[arg(short = 'o', long, value_name = "FILE", default_value = "imatrix.gguf")]
     pub output: PathBuf,
     /// Chunk size in tokens [default: 512]

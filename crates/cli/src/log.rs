@@ -480,7 +480,10 @@ mod tests {
 
     /// Something that can be written to when it is told so.
     #[derive(Clone, Default)]
-    struct Slow(Arc<(Mutex<(bool, Vec<u8>)>, Condvar)>);
+    struct Slow(Arc<(Gate, Condvar)>);
+
+    /// Is it open, and what has been written?
+    type Gate = Mutex<(bool, Vec<u8>)>;
 
     impl Write for Slow {
         fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
@@ -557,7 +560,9 @@ mod tests {
         let (writer, out) = (queue.clone(), Full(text.clone(), 0));
         let look = Look { format: LogFormat::Json, colours: false };
         std::thread::spawn(move || writer.write_all(out, look));
-        ["first\n", "second\n", "third\n", "fourth\n"].map(|line| queue.push(line.into()));
+        for line in ["first\n", "second\n", "third\n", "fourth\n"] {
+            queue.push(line.into());
+        }
         queue.finish(Duration::from_secs(20));
         let text = String::from_utf8(text.lock().unwrap().clone()).unwrap();
         let mut lines = text.lines();

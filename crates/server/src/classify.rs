@@ -59,14 +59,15 @@ pub(crate) async fn classify(
     respond(&Classification { id, object: "list", created, model, data, usage })
 }
 
-fn read(server: &Server<ServedEncoder>, body: &[u8]) -> Result<Asked, ApiError> {
+fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
     let info = server.model.handle.info();
     let Some(classes) = info.classes.clone() else {
         let why =
             "the model of this server computes embeddings and classifies nothing; it has /v1/embeddings";
         return Err(ApiError::new(StatusCode::NOT_FOUND, why));
     };
-    let mut fields = Fields::body(body)?;
+    let mut fields = Fields::body(&body)?;
+    drop(body);
     let model = model(&mut fields, &info.names)?;
     // Of no use here, and known to every client.
     fields.text("user")?;

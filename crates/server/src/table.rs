@@ -78,6 +78,17 @@ pub(crate) struct Place {
     pub(crate) seat: Arc<Seat>,
 }
 
+/// How full the table is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Filled {
+    pub(crate) connections: usize,
+    pub(crate) most: usize,
+    /// Idle or stalled ones that had to go for others.
+    pub(crate) given_up: u64,
+    /// Ones that were turned away since their address had too many.
+    pub(crate) refused: u64,
+}
+
 impl Table {
     /// For so many connections, and so many of one address.
     pub(crate) fn new(most: usize, most_of_one: usize) -> Table {
@@ -144,6 +155,12 @@ impl Table {
     /// Gives up the connection that has been idle longest, since there are no descriptors left.
     pub(crate) fn give_up_idle(&self) {
         self.state().give_up(self.begun, None);
+    }
+
+    pub(crate) fn filled(&self) -> Filled {
+        let state = self.state();
+        let (given_up, refused) = (state.given_up, state.refused);
+        Filled { connections: state.seats.len(), most: self.most, given_up, refused }
     }
 }
 
@@ -365,8 +382,7 @@ mod tests {
         drop(working);
         assert!(sixth.await.unwrap().is_some());
         drop((older, newer));
-        let state = table.state();
-        assert_eq!((state.seats.len(), state.given_up, state.refused), (2, 2, 0));
+        assert_eq!(table.filled(), Filled { connections: 3 - 1, most: 3, given_up: 2, refused: 0 });
     }
 
     #[tokio::test(start_paused = true)]
@@ -381,7 +397,7 @@ mod tests {
         assert!(table.enter(address(1)).await.is_none(), "both of its connections are in use");
         drop(one);
         assert!(table.enter(address(1)).await.is_some());
-        assert_eq!(table.state().refused, 1);
+        assert_eq!(table.filled().refused, 1);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `tallow bench`: how fast a model runs, in the shape that other programs' benchmarks have.
 
 use std::collections::HashSet;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::ops::Range;
 use std::time::{Instant, SystemTime};
 

@@ -244,9 +244,10 @@ impl<B: Backend> Engine<B> {
         let (tokens, adapter) = (request.prompt.clone(), request.adapter);
         let new = NewSeq { id, tokens, max_new, root, all_logits, adapter };
         let tokenizer = self.alive.info().tokenizer.clone();
+        let (stops, stop_tokens) = (request.stops, request.stop_tokens);
         let active = Active {
             sampler: Sampler::new(request.sampling, &request.prompt),
-            answer: Answer::new(tokenizer, request.stops, request.stop_tokens, request.ignore_end),
+            answer: Answer::new(tokenizer, &request.prompt, stops, stop_tokens, request.ignore_end),
             prompt: request.prompt,
             adapter: adapter.map(|worn| worn.id),
             scored: 0,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tallow_engine::handle::{Done, Event, Failure, Finish};
 use tallow_engine::sampler::Choice;
-use tallow_models::tokenizer::Tokenizer;
+use tallow_models::tokenizer::{Detokenizer, Shown, Tokenizer};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::errors::ApiError;
@@ -75,6 +75,8 @@ pub(crate) struct Followed {
     pub(crate) events: UnboundedReceiver<Event>,
     /// Of the prompt, where that is part of the answer.
     pub(crate) echo: Option<Echo>,
+    /// Decodes the answer's tokens, where it is asked for where in the text they are.
+    pub(crate) places: Option<Detokenizer>,
     /// Is it the first of those that answer the same prompt?
     pub(crate) first: bool,
 }
@@ -100,7 +102,8 @@ struct Following {
     scored: Vec<Choice>,
     /// Tokens whose text has not been told yet.
     held: Vec<Choice>,
-    /// Characters of all tokens that have been told.
+    places: Option<Detokenizer>,
+    /// Characters of the text before the next token.
     offset: usize,
     last_token: Option<Instant>,
 }
@@ -113,6 +116,7 @@ impl Answers {
             is_first: f.first,
             scored: Vec::new(),
             held: Vec::new(),
+            places: f.places,
             offset: 0,
             last_token: None,
         };
@@ -252,32 +256,44 @@ impl Following {
     /// More of the text, after the prompt if that is to come first. Tokens that are `held` back wait for their text.
     fn part(&mut self, text: &str, held: bool, tokenizer: &Tokenizer) -> Option<Part> {
         let mut part = Part::default();
-        let mut tokens = Vec::new();
         if let Some(echo) = self.echo.take() {
             part.text = echo.text;
-            if let Some(token) = echo.first {
-                let first = self.token(Choice { token, logprob: None, top: Vec::new() }, tokenizer);
-                // One that was put before the text is not in it.
-                if !part.text.as_bytes().starts_with(&first.bytes) {
-                    self.offset = 0;
-                }
-                part.tokens.push(first);
+            if let Some(first) = echo.first {
+                self.prompt(first, &part.text, tokenizer, &mut part.tokens);
             }
-            tokens.append(&mut self.scored);
         }
         part.text += text;
-        if !held {
-            tokens.append(&mut self.held);
+        let told = if held { Vec::new() } else { std::mem::take(&mut self.held) };
+        for choice in told {
+            let written = self.places.as_mut().and_then(|places| places.push(choice.token));
+            let chars = written.map_or(0, |text| text.chars().count());
+            part.tokens.push(self.token(choice, chars, tokenizer));
         }
-        part.tokens.extend(tokens.into_iter().map(|choice| self.token(choice, tokenizer)));
         (!part.text.is_empty() || !part.tokens.is_empty()).then_some(part)
     }
 
-    fn token(&mut self, choice: Choice, tokenizer: &Tokenizer) -> Token {
+    /// The tokens of a prompt, which is the text's beginning.
+    fn prompt(&mut self, first: u32, text: &str, tokenizer: &Tokenizer, tokens: &mut Vec<Token>) {
+        let mut places = tokenizer.stream(Shown::All);
+        let first = Choice { token: first, logprob: None, top: Vec::new() };
+        for (at, choice) in std::iter::once(first).chain(std::mem::take(&mut self.scored)).enumerate() {
+            // The token that begins a text stands before it, and is not in it unless the prompt has it written out.
+            let begins = at == 0 && tokenizer.bos() == Some(choice.token);
+            let outside =
+                begins && !tokenizer.token_text(choice.token).is_some_and(|bos| text.starts_with(bos));
+            let written = if outside { None } else { places.push(choice.token) };
+            let chars = written.map_or(0, |text| text.chars().count());
+            tokens.push(self.token(choice, chars, tokenizer));
+        }
+        self.offset = text.chars().count();
+    }
+
+    /// A token that adds so many characters to the text.
+    fn token(&mut self, choice: Choice, chars: usize, tokenizer: &Tokenizer) -> Token {
         let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default();
         let top = choice.top.iter().map(|scored| (bytes(scored.token), scored.logprob)).collect();
         let token = Token { bytes: bytes(choice.token), logprob: choice.logprob, top, offset: self.offset };
-        self.offset += String::from_utf8_lossy(&token.bytes).chars().count();
+        self.offset += chars;
         token
     }
 }

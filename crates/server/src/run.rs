@@ -7,6 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use tallow_engine::adapters::Worn;
 use tallow_engine::handle::{Info, Request};
+use tallow_models::tokenizer::Shown;
 
 use crate::answers::{Answers, Echo, Followed, Part};
 use crate::errors::{ApiError, json};
@@ -77,10 +78,12 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
     let (choices, wants_tokens) = (requests.len(), generation.logprobs.is_some());
     let mut followed = Vec::new();
     for (index, (request, echo)) in requests.into_iter().enumerate() {
+        let tokenizer = &server.model.handle.info().tokenizer;
+        let places = wants_tokens.then(|| tokenizer.stream_after(&request.prompt, Shown::Text));
         // If one is refused, those before it are dropped here, which ends them.
         let events = server.model.handle.submit(request);
         let events = events.map_err(|failure| ApiError::engine(failure, server.model.handle.is_alive()))?;
-        followed.push(Followed { events, echo, first: index % generation.n == 0 });
+        followed.push(Followed { events, echo, places, first: index % generation.n == 0 });
     }
     let mut answers = Answers::new(server, followed, wants_tokens);
     let names = &server.model.handle.info().names;

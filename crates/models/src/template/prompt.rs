@@ -29,6 +29,16 @@ impl ChatTemplate {
     /// The tokens of a rendered chat. Nothing that the chat contains becomes a special token; only the template writes
     /// those.
     pub fn prompt(&self, chat: &Chat<'_>, tokenizer: &Tokenizer) -> Result<Vec<u32>, PromptError> {
+        self.prompt_at_most(chat, tokenizer, usize::MAX)
+    }
+
+    /// The tokens of a rendered chat, or [`TokenizeError::TooMany`] once it is certain that there are more than `most`.
+    pub fn prompt_at_most(
+        &self,
+        chat: &Chat<'_>,
+        tokenizer: &Tokenizer,
+        most: usize,
+    ) -> Result<Vec<u32>, PromptError> {
         let messages = match chat.messages {
             Json::Array(list) => Json::Array(list.iter().map(|m| shielded_message(tokenizer, m)).collect()),
             other => other.clone(),
@@ -48,7 +58,7 @@ impl ChatTemplate {
             return Err(PromptError::Unclear);
         }
         let special = Special { around: Around::Omitted, written: Written::Shielded };
-        Ok(tokenizer.begun(tokenizer.encode(&text, special)?))
+        Ok(tokenizer.begun(tokenizer.encode_at_most(&text, special, most)?))
     }
 }
 

@@ -116,6 +116,11 @@ impl Vocab {
         self.silent.contains(&id)
     }
 
+    /// Bytes of the longest token.
+    pub(super) fn longest(&self) -> usize {
+        self.longest
+    }
+
     /// One more than the highest id.
     pub(super) fn len(&self) -> usize {
         self.places.len()

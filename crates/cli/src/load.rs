@@ -32,7 +32,7 @@ use tallow_models::{AnyModel, Model};
 
 use crate::device::{Asked, Device, candidates};
 use crate::memory::{self, Plan};
-use crate::settings::{EngineConfig, Origin, Setting, Sources};
+use crate::settings::{EngineConfig, Origin, Sources, Switch, unreadable};
 use crate::{Failed, commands, env, screen};
 
 /// The model that is part of the program.
@@ -109,10 +109,10 @@ impl How {
 
 /// Is the hub not to be asked?
 pub(crate) fn is_offline(sources: &Sources, flag: bool) -> Result<bool, Failed> {
-    let asked: Setting<bool> = sources.get("offline", flag.then_some(true), false)?;
+    let asked = sources.get("offline", flag.then_some(Switch(true)), Switch(false))?;
     let switch =
         env::get("HF_HUB_OFFLINE").is_some_and(|v| !["0", "false", "no", "off"].contains(&v.as_str()));
-    Ok(asked.value || switch)
+    Ok(asked.value.0 || switch)
 }
 
 /// Finds a model's files, downloading them if they are not here.
@@ -121,16 +121,20 @@ fn checkpoint(name: &str, offline: bool) -> Result<Checkpoint, Failed> {
         return Ok(Checkpoint::embedded(DEMO, DEMO_BYTES)?);
     }
     let path = expand(name);
-    if path.exists() {
-        return Ok(Checkpoint::open(&path)?);
-    }
+    let there = match std::fs::metadata(&path) {
+        Ok(_) => return Ok(Checkpoint::open(&path)?),
+        Err(why) => why,
+    };
     // What cannot be a name on the hub was meant as a path.
-    let meant_as_path = name.starts_with(['.', '/', '~', '\\']) || name.matches('/').count() > 1;
-    if meant_as_path || path.extension().is_some_and(|e| e == "gguf" || e == "safetensors") {
-        return Err(Failed::new(format!("{}: there is no such file or folder", path.display())));
+    let model = ModelRef::parse(name);
+    let slashes = name.matches('/').count() > 1 && model.is_err() && !name.contains("://");
+    let meant_as_path = name.starts_with(['.', '/', '~', '\\']) || slashes;
+    let ends = path.extension().is_some_and(|e| e == "gguf" || e == "safetensors") && !name.contains("://");
+    if meant_as_path || (ends && model.as_ref().map_or(true, |model| model.repo.as_str() == name)) {
+        return Err(Failed::new(format!("{}: {}", path.display(), unreadable(&there))));
     }
-    let model = ModelRef::parse(name).map_err(|e| {
-        Failed::new(format!("{name:?} is no file or folder here, and no name on the hub either: {e}"))
+    let model = model.map_err(|e| {
+        Failed::new(format!("{name:?} is neither a file or folder here nor a valid hub name: {e}"))
     })?;
     if let Some(snapshot) = cache()?.find(&model)? {
         return Ok(Checkpoint::open(&snapshot.path)?);
@@ -143,8 +147,8 @@ fn checkpoint(name: &str, offline: bool) -> Result<Checkpoint, Failed> {
     }
     let fetched = commands::hub::fetch(&model);
     // It may have been meant as a path.
-    let fetched =
-        fetched.map_err(|e| Failed::new(format!("{name} is no file or folder here. From the hub: {e}")))?;
+    let fetched = fetched
+        .map_err(|e| Failed::new(format!("{name} is neither a file or folder here nor on the hub: {e}")))?;
     Ok(Checkpoint::open(&fetched.path)?)
 }
 

@@ -21,7 +21,6 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use args::{Cli, Command};
-use clap::Parser;
 
 /// Why a command failed, in words for whoever ran it.
 #[derive(Debug)]
@@ -69,7 +68,7 @@ fn main() -> ExitCode {
     // SAFETY: no thread has been started yet.
     unsafe { env::quiet_drivers() };
     // Journey, stop 1: the command line.
-    let cli = Cli::parse();
+    let cli = args::parse();
     log(&cli.command);
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
@@ -81,13 +80,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<(), Failed> {
-    let sources = settings::Sources::read(cli.config.as_deref())?;
+fn run(mut cli: Cli) -> Result<(), Failed> {
+    let mut sources = settings::Sources::read(cli.config.as_deref())?;
+    cli.command.settle(&mut sources)?;
     match cli.command {
         Command::Run(args) => commands::run::run(args, &sources),
         Command::Serve(args) => commands::serve::serve(args, &sources),
         Command::Bench(args) => commands::bench::bench(&args, &sources),
         Command::Pull(args) => commands::hub::pull(&args, &sources),
+        Command::Search(args) => commands::hub::search(&args, &sources),
         Command::List(args) => commands::hub::list(&args),
         Command::Rm(args) => commands::hub::rm(&args),
         Command::Show(args) => commands::show::show(&args, &sources),

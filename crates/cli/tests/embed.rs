@@ -141,11 +141,11 @@ fn refusals_say_what_to_do() {
         many.run(&["serve", "tiny", "--port", "0"]),
     ];
     insta::assert_snapshot!(said.map(|did| did.failed()).concat(), @r#"
-    error: tiny: writing text by the architecture "BertModel" is not supported: it is an encoder, which makes vectors of texts: use `tallow embed` or `tallow rerank`, or serve it for /v1/embeddings
-    error: demo: embedding by the architecture "llama" is not supported: it writes text: `tallow run` and `tallow serve` are for it
+    error: tiny: text generation with the architecture "BertModel" is not supported: it is an encoder, which computes embeddings: use `tallow embed` or `tallow rerank`, or serve it for /v1/embeddings
+    error: demo: embedding with the architecture "llama" is not supported: it writes text: `tallow run` and `tallow serve` are for it
     error: --dimensions is 49; the model's vectors have 48 numbers
     error: text 2: the text has 58 tokens, and the model takes 40; shorten it, or ask for truncation
-    error: tiny: ranking by a model without a head for scores is not supported: it makes vectors of texts, for `tallow embed`; take a reranker, whose architecture ends in ForSequenceClassification
+    error: tiny: ranking by a model without a head for scores is not supported: it computes embeddings, for `tallow embed`; take a reranker, whose architecture ends in ForSequenceClassification
     error: the model is an encoder and writes no text: --context, --kv and how tokens are chosen are not for it
     error: tiny: making vectors by a model with a head for scores is not supported: its hidden states are made for that head: use `tallow rerank`, or take an embedding model
     error: document 1: the text has 60 tokens, and the model takes 40; shorten it, or ask for truncation

@@ -326,9 +326,9 @@ fn refusals() {
     let said =
         |e: tallow_models::LoadError, dir: &Path| e.to_string().replace(&dir.display().to_string(), "DIR");
     let dir = golden("bert");
-    insta::assert_snapshot!(said(tallow_models::Model::open(&dir).unwrap_err(), &dir), @r#"DIR: writing text by the architecture "BertModel" is not supported: it is an encoder, which makes vectors of texts: use `tallow embed` or `tallow rerank`, or serve it for /v1/embeddings"#);
+    insta::assert_snapshot!(said(tallow_models::Model::open(&dir).unwrap_err(), &dir), @r#"DIR: text generation with the architecture "BertModel" is not supported: it is an encoder, which computes embeddings: use `tallow embed` or `tallow rerank`, or serve it for /v1/embeddings"#);
     let dir = golden("llama");
-    insta::assert_snapshot!(said(EncoderModel::open(&dir).unwrap_err(), &dir), @r#"DIR: embedding by the architecture "LlamaForCausalLM" is not supported: it writes text: `tallow run` and `tallow serve` are for it"#);
+    insta::assert_snapshot!(said(EncoderModel::open(&dir).unwrap_err(), &dir), @r#"DIR: embedding with the architecture "LlamaForCausalLM" is not supported: it writes text: `tallow run` and `tallow serve` are for it"#);
     let refused = |name: &str, key: &str, value: Value| {
         let mut config = json(&golden(name).join("config.json"));
         config[key] = value;

@@ -31,6 +31,11 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
         let what = "--repetitions, --batch-size, --threads and --sequences are counts from 1 on";
         return Err(Failed::new(what));
     }
+    if !args.explain && tests(args).is_empty() {
+        return Err(Failed::new(
+            "-p 0 and -n 0 leave nothing to measure: give a number of tokens to one of them",
+        ));
+    }
     let demo = [DEMO.to_owned()];
     let names = if args.model.is_empty() { &demo[..] } else { &args.model };
     let threads: Vec<Option<usize>> =

@@ -10,7 +10,7 @@ use tallow_models::AnyModel;
 use tallow_models::generation::Generation;
 use tallow_models::scribe::ScribeModel;
 
-use super::print;
+use super::{counted, print};
 use crate::args::Doctor;
 use crate::device::{Device, Measured, Speeds, all, candidates};
 use crate::memory::{Memory, Plan, size};
@@ -64,7 +64,7 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
         rows.retain(|(name, ..)| *name != "context");
         rows.insert(0, ("context", plan.context.value.to_string(), plan.context.origin.to_string()));
     }
-    let file = sources.file().map_or("none".to_owned(), |p| p.display().to_string());
+    let file = sources.described();
     let _ = writeln!(text, "\nsettings of `tallow run` (configuration file: {file})");
     for (name, value, origin) in rows {
         let _ = writeln!(text, "  {name:<20} {value:<28} {origin}");
@@ -167,7 +167,9 @@ fn cache(text: &mut String, sources: &Sources, offline: bool) -> Result<(), Fail
     };
     let models = load::cache()?.list();
     let what = match &models {
-        Ok(models) => format!("{} models, {}", models.len(), size(models.iter().map(|m| m.bytes).sum())),
+        Ok(models) => {
+            format!("{}, {}", counted(models.len(), "model"), size(models.iter().map(|m| m.bytes).sum()))
+        }
         Err(why) => why.to_string(),
     };
     let _ = writeln!(text, "models     {}: {what}", folder.display());

@@ -9,7 +9,7 @@ use super::{print, text_or_stdin};
 use crate::args::{DeviceArgs, Embed, Rerank};
 use crate::encoder::{self, Place, Running};
 use crate::load::{self, Note};
-use crate::settings::Sources;
+use crate::settings::{Sources, unreadable};
 use crate::{Failed, screen};
 
 /// Texts that are handed in together: what they give is shown before more are.
@@ -76,11 +76,11 @@ fn each_vector(
 
 fn image(handle: &Running, file: &Path) -> Result<Image, Failed> {
     let named = |why: &dyn std::fmt::Display| Failed::new(format!("{}: {why}", file.display()));
-    let size = std::fs::metadata(file).map_err(|e| named(&e))?.len();
+    let size = std::fs::metadata(file).map_err(|e| named(&unreadable(&e)))?.len();
     if size > MOST_BYTES {
         return Err(named(&format_args!("it has {size} bytes; {MOST_BYTES} are the most that is read")));
     }
-    let bytes = std::fs::read(file).map_err(|e| named(&e))?;
+    let bytes = std::fs::read(file).map_err(|e| named(&unreadable(&e)))?;
     handle.info().inputs.image(&bytes).map_err(|e| named(&e))
 }
 

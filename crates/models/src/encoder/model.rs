@@ -147,7 +147,7 @@ impl EncoderModel {
                 refuse(&what, "it sorts texts into kinds; take a reranker, which gives one score")
             }
             None => {
-                let why = "it makes vectors of texts, for `tallow embed`; take a reranker, whose architecture ends in ForSequenceClassification";
+                let why = "it computes embeddings, for `tallow embed`; take a reranker, whose architecture ends in ForSequenceClassification";
                 refuse("ranking by a model without a head for scores", why)
             }
         }

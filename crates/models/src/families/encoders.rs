@@ -66,7 +66,7 @@ pub fn encoder_of_images(c: &Config<'_>) -> Option<&'static EncoderFamily> {
 /// The family of encoders that a checkpoint is of; a refusal where it is of none.
 pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
     encoder(c).ok_or_else(|| {
-        let what = format!("embedding by the architecture {:?}", c.arch());
+        let what = format!("embedding with the architecture {:?}", c.arch());
         let why = match find(c) {
             Ok(_) => "it writes text: `tallow run` and `tallow serve` are for it".to_owned(),
             Err(_) => {
@@ -80,8 +80,8 @@ pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
 
 /// Why a checkpoint of an encoder is no decoder.
 pub(super) fn writes_no_text(c: &Config<'_>) -> LoadError {
-    let what = format!("writing text by the architecture {:?}", c.arch());
-    let why = "it is an encoder, which makes vectors of texts: use `tallow embed` or `tallow rerank`, or serve it for /v1/embeddings";
+    let what = format!("text generation with the architecture {:?}", c.arch());
+    let why = "it is an encoder, which computes embeddings: use `tallow embed` or `tallow rerank`, or serve it for /v1/embeddings";
     LoadError::unsupported(&c.checkpoint().path, what, why)
 }
 

@@ -153,7 +153,7 @@ fn checkpoint(name: &str, offline: bool) -> Result<Checkpoint, Failed> {
 }
 
 /// A path in which `~` stands for the home folder.
-fn expand(name: &str) -> PathBuf {
+pub(crate) fn expand(name: &str) -> PathBuf {
     match (name.strip_prefix("~/"), env::get("HOME")) {
         (Some(rest), Some(home)) => Path::new(&home).join(rest),
         _ => PathBuf::from(name),

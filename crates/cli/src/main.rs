@@ -2,19 +2,24 @@
 
 mod args;
 mod chat;
+mod chat_args;
 mod commands;
 mod device;
+mod dialogue;
 mod encoder;
 mod env;
 mod goes;
 mod load;
 mod lora;
+mod markdown;
 mod memory;
 mod screen;
 mod scribe;
 mod settings;
 mod signal;
 mod solo;
+mod view;
+mod wrap;
 
 use std::fmt;
 use std::io::IsTerminal;

@@ -24,8 +24,18 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(shown).collect())
 }
 
+/// Are colours wanted there?
+pub(crate) fn has_colours(out: &impl IsTerminal) -> bool {
+    out.is_terminal() && env::get("NO_COLOR").is_none() && env::get("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Columns of the terminal that standard output is.
+pub(crate) fn width() -> Option<usize> {
+    console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns))
+}
+
 fn coloured(text: &str, code: &str) -> String {
-    match std::io::stderr().is_terminal() && env::get("NO_COLOR").is_none() {
+    match has_colours(&std::io::stderr()) {
         true => format!("\u{1b}[{code}m{text}\u{1b}[0m"),
         false => text.to_owned(),
     }
@@ -47,6 +57,13 @@ pub(crate) fn bytes_bar(total: u64, what: &str) -> ProgressBar {
 /// A bar that counts things.
 pub(crate) fn count_bar(total: u64, what: &str) -> ProgressBar {
     bar(total, what, "{msg} [{bar:30}] {pos}/{len} {eta}")
+}
+
+/// Shows that something goes on, of which nobody knows how long it takes.
+pub(crate) fn spinner(what: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_spinner());
+    ProgressBar::new_spinner().with_style(style).with_message(what.to_owned())
 }
 
 fn bar(total: u64, what: &str, style: &str) -> ProgressBar {

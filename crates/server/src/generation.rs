@@ -111,6 +111,7 @@ impl Generation {
             ignore_end: self.ignore_end,
             salt: self.salt.clone(),
             score_prompt,
+            progress: false,
             adapter,
         })
     }

@@ -107,8 +107,9 @@ impl Sources {
         }
         let variable = variable(name);
         if let Some(text) = env::get(&variable) {
-            let value =
-                text.parse::<T>().map_err(|e| Failed::new(format!("{variable} is {text:?}: {}", reason(&e))))?;
+            let value = text
+                .parse::<T>()
+                .map_err(|e| Failed::new(format!("{variable} is {text:?}: {}", reason(&e))))?;
             return Ok(Some(Setting { value, origin: Origin::Environment(variable) }));
         }
         let Some((value, origin)) = self.in_file(name) else { return Ok(None) };
@@ -130,7 +131,8 @@ impl Sources {
         let variable = variable(name);
         if let Some(text) = env::get(&variable) {
             let one = |text: &str| {
-                text.trim().parse::<T>()
+                text.trim()
+                    .parse::<T>()
                     .map_err(|e| Failed::new(format!("{variable} is {text:?}: {}", reason(&e))))
             };
             return text.split(',').map(one).collect();

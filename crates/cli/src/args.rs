@@ -19,8 +19,10 @@ use clap::{Args, Parser, Subcommand};
 use tallow_cpu::Arithmetic;
 use tallow_models::recipe::Recipe;
 
+use crate::build;
 use crate::chat_args::ChatArgs;
 use crate::device::Asked;
+use crate::log::LogArgs;
 use crate::lora::Lora;
 
 pub(crate) use encoders::*;
@@ -32,13 +34,15 @@ pub(crate) use tools::*;
 
 /// Runs and serves language models, on whatever hardware there is.
 #[derive(Debug, Parser)]
-#[command(name = "tallow", version, about, max_term_width = 100, arg_required_else_help = true)]
+#[command(name = "tallow", version = build::VERSION, about, max_term_width = 100, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub command: Command,
     /// Configuration file [default: ~/.config/tallow/config.toml]
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -75,6 +79,8 @@ pub(crate) enum Command {
     Embed(Embed),
     /// Sort documents by relevance to a query, with a reranker
     Rerank(Rerank),
+    /// Classify texts with a sequence classifier
+    Classify(Classify),
     /// Transcribe speech from a sound file (Whisper)
     Transcribe(Transcribe),
     /// Show the tokens of a text
@@ -235,8 +241,8 @@ pub(crate) struct Run {
     /// Give the model the prompt as it is, without the chat template
     #[arg(long, aliases = ["no-chat-template", "no-conversation", "no-cnv"])]
     pub raw: bool,
-    /// Show how fast it went
-    #[arg(short, long)]
+    /// Show how fast it went: `-v`, which every command has.
+    #[arg(skip)]
     pub verbose: bool,
     /// LoRA adapter: PATH or PATH:SCALE, a PEFT folder or a GGUF file
     #[arg(long, value_name = "ADAPTER")]
@@ -300,6 +306,24 @@ pub(crate) struct Serve {
     /// Let requests pass values to the chat template
     #[arg(long)]
     pub allow_template_kwargs: bool,
+    /// Ask for an API key on /health and /ready too
+    ///
+    /// They are open otherwise, since liveness probes and load balancers seldom have a key.
+    #[arg(long)]
+    pub private_health: bool,
+    /// Memory for bodies, prompts and unsent answers, in MiB [default: 512]
+    ///
+    /// All requests together hold no more than this; one that would is refused or waits.
+    #[arg(long, value_name = "MIB")]
+    pub max_memory_in_flight: Option<usize>,
+    /// Connections at one time [default: 4096]
+    ///
+    /// For one more, the connection that has been idle longest is closed. Fewer where the system gives fewer descriptors.
+    #[arg(long, value_name = "N")]
+    pub max_connections: Option<usize>,
+    /// Connections of one address [default: half of --max-connections]
+    #[arg(long, value_name = "N")]
+    pub max_connections_per_address: Option<usize>,
     /// Seconds for open answers when told to stop [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub drain: Option<u64>,

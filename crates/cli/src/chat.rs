@@ -298,6 +298,7 @@ impl Talk {
             max_new,
             sampling: self.sampling.clone(),
             stops: self.stops.clone(),
+            shown: self.dialogue.marks(),
             progress: true,
             adapter,
             ..Request::default()

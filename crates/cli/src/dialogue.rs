@@ -134,6 +134,11 @@ impl Dialogue {
         let ending = &prompt[prompt.len().saturating_sub(ENDING)..];
         Some(self.reasoning?.splitter(&self.tokenizer.decode(ending, Shown::All)))
     }
+
+    /// Special tokens that mark thinking, which the splitter has to see.
+    pub(crate) fn marks(&self) -> Vec<u32> {
+        self.reasoning.map_or_else(Vec::new, |r| r.special_tokens(&self.tokenizer))
+    }
 }
 
 fn unix_time() -> i64 {

@@ -33,7 +33,7 @@ impl Goes {
         let (tokenizer, most) = (&opened.words()?.tokenizer, opened.model.spec.context);
         let tokens = tokenizer.encode(&text, Special::BARE)?;
         let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-        let context = context.unwrap_or(USUAL.min(most));
+        let context = context.unwrap_or(USUAL.min(opened.model.spec.trained_context()));
         if context < 2 || context > most {
             let why = format!("--context is {context}; 2 to {most} can be used with this model");
             return Err(Failed::new(why));

@@ -101,7 +101,7 @@ const HEADROOM: f64 = 0.05;
 
 /// The context that is set up for a model unless somebody asks for another, or memory is short.
 pub(crate) fn usual_context(model: &Model) -> usize {
-    model.spec.context.min(USUAL_CONTEXT)
+    model.spec.trained_context().min(USUAL_CONTEXT)
 }
 
 impl Plan {

@@ -118,6 +118,13 @@ pub(crate) static KNOWN: &[Known] = &[
     known("host", "address to listen on", "127.0.0.1"),
     known("port", "port to listen on", "8080"),
     known("drain", "seconds that answers may take to finish when the server is told to stop", "30"),
+    known("max-memory-in-flight", "memory that a server's requests may hold together, in MiB", "512"),
+    known(
+        "max-connections",
+        "a server's connections at one time",
+        "4096, or as many as there are descriptors for",
+    ),
+    known("max-connections-per-address", "connections of one address at one time", "half of max-connections"),
     known("offline", "true: use only models that are already downloaded", "false"),
 ];
 

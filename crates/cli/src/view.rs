@@ -60,7 +60,7 @@ impl View {
         let out = io::stdout();
         let out = if out.is_terminal() {
             let width = screen::width().filter(|_| looks.wraps);
-            let colours = screen::has_colours(&out);
+            let colours = screen::colours_on(&out);
             let markdown = (looks.markdown && colours).then(Markdown::new);
             Out::Terminal(Wrap::new(out, width, colours), markdown)
         } else {
@@ -187,5 +187,5 @@ fn put(wrap: &mut Wrap<Stdout>, text: &str, style: Style, verbatim: bool) -> io:
 fn note_rolled(messages: usize) {
     let what = counted(messages, "message");
     let text = format!("(context full: the model no longer sees the oldest {what})");
-    eprintln!("{}", screen::dim(&text));
+    screen::tell(&screen::dim(&text));
 }

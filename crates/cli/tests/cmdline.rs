@@ -485,3 +485,19 @@ fn values_that_come_to_nothing_are_refused() {
     let why = home.run(&["bench", "-p", "0", "-n", "0"]).failed();
     assert!(why.contains("leave nothing to measure"), "{why}");
 }
+
+#[test]
+fn what_users_install_has_no_line_tables() {
+    let read = |name: &str| std::fs::read_to_string(root().join(name)).unwrap();
+    let manifest: toml::Table = read("Cargo.toml").parse().unwrap();
+    assert_eq!(manifest["profile"]["dist"]["strip"].as_str(), Some("debuginfo"));
+    let readme = read("README.md");
+    let install = readme.lines().find(|line| line.starts_with("cargo install")).unwrap();
+    assert!(install.contains("--profile dist"), "{install}");
+    // Where it comes from, and what it takes.
+    let package = &manifest["workspace"]["package"];
+    for fact in ["repository", "rust-version"] {
+        let fact = package[fact].as_str().unwrap();
+        assert!(readme.contains(fact), "{fact} is not in README.md");
+    }
+}

@@ -41,6 +41,13 @@ impl Answer {
         Answer { tokenizer, text, stops, stop_tokens, ignore_end, held: String::new() }
     }
 
+    /// The same, in which these special tokens can be read.
+    #[must_use]
+    pub fn showing(mut self, special: Vec<u32>) -> Answer {
+        self.text = self.text.showing(special);
+        self
+    }
+
     /// Takes the next token.
     pub fn push(&mut self, token: u32) -> Said {
         let ends = self.tokenizer.ends_generation(token) && !self.ignore_end;

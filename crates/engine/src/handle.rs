@@ -13,7 +13,8 @@ use tallow_models::adapter::AdapterFile;
 use tallow_models::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::adapters::{Fault, Listed, Worn};
+use crate::adapters::{AdapterId, AdapterUse, Fault, Listed, Worn};
+use crate::counts::StepSizes;
 use crate::life::Life;
 use crate::sampler::{Choice, Sampling};
 
@@ -32,6 +33,8 @@ pub struct Request {
     pub stop_tokens: Vec<u32>,
     /// Go on past the tokens that always end an answer.
     pub ignore_end: bool,
+    /// Special tokens that are part of the answer's text, such as those that mark its parts.
+    pub shown: Vec<u32>,
     /// Whom to share the prefix cache with; everybody if there is none.
     pub salt: Option<String>,
     /// Score the prompt's tokens too.
@@ -40,6 +43,13 @@ pub struct Request {
     pub progress: bool,
     /// What is added to the model.
     pub adapter: Option<Worn>,
+}
+
+/// Counts the bytes of events that a request has been told and nobody has taken yet: an engine goes on whether or not
+/// its client reads.
+pub trait Unread: Send + Sync + std::fmt::Debug {
+    /// There are so many bytes more. Whether the request may go on.
+    fn told(&self, bytes: usize) -> bool;
 }
 
 /// What happens to a request.
@@ -73,6 +83,20 @@ pub enum Event {
     Done(Done),
     /// The end of a request that failed.
     Failed(Failure),
+}
+
+impl Event {
+    /// Bytes that it takes while it waits to be taken, roughly.
+    pub fn bytes(&self) -> usize {
+        let choice = |choice: &Choice| size_of_val(choice) + size_of_val(choice.top.as_slice());
+        size_of::<Event>()
+            + match self {
+                Event::Started { .. } | Event::Failed(_) => 0,
+                Event::Prompt(choices) => choices.iter().map(choice).sum(),
+                Event::Piece { text, choice: one } => text.len() + choice(one),
+                Event::Done(done) => done.text.len(),
+            }
+    }
 }
 
 /// How an answer ended.
@@ -123,6 +147,9 @@ pub enum Failure {
     /// Too many requests wait already.
     #[error("{0} requests are being served or waiting already; try again in a while")]
     Full(usize),
+    /// Too much of its answer has not been taken.
+    #[error("the answer was not read as fast as it came, and there is no memory left for what is unread")]
+    Unread,
     /// No more requests are taken.
     #[error("the server is shutting down")]
     ShuttingDown,
@@ -173,6 +200,7 @@ pub struct Listener {
     events: UnboundedSender<Event>,
     /// Has it had its last event?
     ended: bool,
+    unread: Option<Arc<dyn Unread>>,
     shared: Arc<Shared>,
 }
 
@@ -180,6 +208,10 @@ impl Listener {
     /// Says what happened. After a last event there is nothing more to say.
     pub fn tell(&mut self, event: Event) {
         if !self.ended {
+            let event = match &self.unread {
+                Some(unread) if !unread.told(event.bytes()) => Event::Failed(Failure::Unread),
+                _ => event,
+            };
             self.ended = matches!(event, Event::Done(_) | Event::Failed(_));
             if self.ended {
                 // First its place: who asks again on hearing of the end finds room.
@@ -190,9 +222,9 @@ impl Listener {
         }
     }
 
-    /// Does nobody listen any more?
+    /// Does nobody listen any more, or is there nothing more to say?
     pub fn is_gone(&self) -> bool {
-        self.events.is_closed()
+        self.ended || self.events.is_closed()
     }
 }
 
@@ -251,7 +283,9 @@ pub struct Stats {
     pub preemptions: AtomicU64,
     /// Steps run.
     pub steps: AtomicU64,
-    /// Steps that failed and were run again part by part.
+    /// Tokens of steps.
+    pub step_sizes: StepSizes,
+    /// Steps that failed. Those of several sequences are run again, one sequence at a time.
     pub failed_steps: AtomicU64,
     /// How often the pages were not in order when nobody used any.
     pub page_faults: AtomicU64,
@@ -265,6 +299,7 @@ pub struct Shared {
     /// What does.
     pub stats: Stats,
     adapters: RwLock<Vec<Listed>>,
+    adapter_use: RwLock<AdapterUse>,
     life: Life,
     /// The engine's thread, where [`spawn`](crate::engine::spawn) has started one.
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -285,6 +320,7 @@ impl EngineHandle {
             info,
             stats: Stats::default(),
             adapters: RwLock::default(),
+            adapter_use: RwLock::default(),
             life: Life::default(),
             thread: Mutex::default(),
         });
@@ -304,6 +340,11 @@ impl EngineHandle {
     /// The adapters that requests may have, in the order in which they were loaded.
     pub fn adapters(&self) -> Vec<Listed> {
         self.shared.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The adapters that requests have.
+    pub fn adapter_use(&self) -> AdapterUse {
+        self.shared.adapter_use.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Loads an adapter. Waits until that is done; steps under way wait for it, too.
@@ -346,9 +387,18 @@ impl EngineHandle {
 
     /// Hands in a request. What happens to it comes through the receiver; dropping that ends it.
     pub fn submit(&self, request: Request) -> Result<UnboundedReceiver<Event>, Failure> {
+        self.submit_counted(request, None)
+    }
+
+    /// The same. The bytes of what happens to it are counted, and it ends when there are too many.
+    pub fn submit_counted(
+        &self,
+        request: Request,
+        unread: Option<Arc<dyn Unread>>,
+    ) -> Result<UnboundedReceiver<Event>, Failure> {
         self.shared.life.enter(self.info().slots + self.info().queue)?;
         let (events, receiver) = unbounded_channel();
-        let listener = Listener { events, ended: false, shared: self.shared.clone() };
+        let listener = Listener { events, ended: false, unread, shared: self.shared.clone() };
         let sent = self.commands.send(Command::Submit(Box::new(Submission { request, listener })));
         sent.map_err(|_| self.shared.life.last_words())?;
         Ok(receiver)
@@ -398,6 +448,18 @@ impl Alive {
     /// Says which adapters requests may have from here on.
     pub fn list(&self, adapters: Vec<Listed>) {
         *self.0.adapters.write().unwrap_or_else(PoisonError::into_inner) = adapters;
+    }
+
+    /// Says which adapters requests have: those with `true` are under way.
+    pub fn wear(&self, worn: impl Iterator<Item = (AdapterId, bool)>) {
+        let mut now = AdapterUse::default();
+        for (id, runs) in worn {
+            let some = if runs { &mut now.running } else { &mut now.waiting };
+            if let Err(at) = some.binary_search(&id) {
+                some.insert(at, id);
+            }
+        }
+        *self.0.adapter_use.write().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
     /// May an adapter be called so?

@@ -72,6 +72,7 @@ impl SimEngine {
                 self.active.extend(goes_on);
             }
             self.stats();
+            self.alive.stats().step_sizes.add(self.active.len());
             std::thread::sleep(self.script.pace);
         }
         self.alive.end(Failure::ShuttingDown);
@@ -84,6 +85,9 @@ impl SimEngine {
         let stats = self.alive.stats();
         stats.running.store(self.active.len(), std::sync::atomic::Ordering::Relaxed);
         stats.waiting.store(self.waiting.len(), std::sync::atomic::Ordering::Relaxed);
+        let worn = |talk: &Talk, runs| talk.request.adapter.map(|worn| (worn.id, runs));
+        let running = self.active.iter().filter_map(|talk| worn(talk, true));
+        self.alive.wear(running.chain(self.waiting.iter().filter_map(|talk| worn(talk, false))));
     }
 
     fn listen(&mut self) -> bool {
@@ -139,7 +143,8 @@ impl SimEngine {
         }
         let stops = (request.stops.clone(), request.stop_tokens.clone());
         let tokenizer = info.tokenizer.clone();
-        let answer = Answer::new(tokenizer, &request.prompt, stops.0, stops.1, request.ignore_end);
+        let answer = Answer::new(tokenizer, &request.prompt, stops.0, stops.1, request.ignore_end)
+            .showing(request.shown.clone());
         self.waiting.push(Talk { request, answer, new_tokens: 0, listener, begun: Instant::now() });
     }
 

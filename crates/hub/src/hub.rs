@@ -146,6 +146,16 @@ struct FoundModel {
     downloads: u64,
 }
 
+/// Why an answer of the hub cannot be read.
+fn unread(why: &serde_json::Error) -> String {
+    match why.classify() {
+        // A field is missing, or is another thing.
+        serde_json::error::Category::Data => http::printable(&why.to_string()),
+        serde_json::error::Category::Eof => "it is JSON that ends too early".to_owned(),
+        _ => "it is not JSON".to_owned(),
+    }
+}
+
 /// How many models a search brings.
 const MOST_FOUND: usize = 20;
 
@@ -169,7 +179,7 @@ impl Hub {
             Err(Trouble::Final(_)) => return Err(cannot("the hub refuses it".to_owned())),
         };
         let found: Vec<FoundModel> = serde_json::from_slice(&answer)
-            .map_err(|e| cannot(format!("it is no list of models: {}", http::printable(&e.to_string()))))?;
+            .map_err(|e| cannot(format!("it is no list of models: {}", unread(&e))))?;
         // What has an unsafe name is left out.
         let named =
             |m: FoundModel| Some(Match { repo: RepoName::parse(&m.id).ok()?, downloads: m.downloads });
@@ -240,7 +250,7 @@ impl Hub {
         let text =
             Tries::new(&self.http.timing, most).until(&what, watch, || self.http.json(&url, &target))?;
         let listing: Listing = serde_json::from_slice(&text)
-            .map_err(|e| bad(format!("it is no list of files: {}", http::printable(&e.to_string()))))?;
+            .map_err(|e| bad(format!("it is no list of files: {}", unread(&e))))?;
         if !is_commit(&listing.sha) {
             return Err(bad(format!("{:.50?} is no commit", listing.sha)));
         }

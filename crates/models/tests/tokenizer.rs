@@ -435,3 +435,47 @@ fn a_text_of_ten_megabytes_is_encoded_and_a_longer_one_refused() {
     assert!(matches!(refused, TokenizeError::TooLong { .. }));
     assert!(refused.to_string().contains("33554433 bytes"), "{refused}");
 }
+
+/// What fits is the same with a limit as without; what does not is counted, or found to be far too long.
+#[test]
+fn a_limit_gives_the_same_tokens_or_none() {
+    let long = |piece: &str| piece.repeat(3000);
+    let mut samples: Vec<String> =
+        ["", "a", "Hello world", "\u{110b}\u{1161}\u{11ab}e\u{301}", "  <s>  \n\n"].map(str::to_owned).into();
+    samples.extend(["Once upon a time, ", "a", " ", "\n", "日本", "e\u{301}", "<s>", "1"].map(long));
+    for (name, tokenizer) in all() {
+        for text in &samples {
+            for special in [BARE, FULL] {
+                let whole = tokenizer.encode(text, special).unwrap();
+                for most in [0, 1, 10, 100, 1000, whole.len().saturating_sub(1), whole.len(), whole.len() + 1]
+                {
+                    let shown: String = text.chars().take(20).collect();
+                    match tokenizer.encode_up_to(text, special, most).unwrap() {
+                        Some(tokens) => assert_eq!(tokens, whole, "{name}: {shown:?}, {most}"),
+                        None => assert!(whole.len() > most, "{name}: {shown:?}, {most}"),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What is far too long costs what a text of that many tokens does, not what all of it would.
+#[test]
+fn a_text_that_is_far_too_long_is_not_tokenized() {
+    for (name, tokenizer) in all() {
+        for piece in ["a", "Once upon a time, "] {
+            let text = piece.repeat((16 << 20) / piece.len());
+            let begun = std::time::Instant::now();
+            if tokenizer.encode(&text[..4 << 20], BARE).unwrap().len() <= 1024 {
+                // One long word that is unknown: it does fit.
+                continue;
+            }
+            let quarter = begun.elapsed();
+            let begun = std::time::Instant::now();
+            assert_eq!(tokenizer.encode_up_to(&text, BARE, 1024).unwrap(), None, "{name}: {piece:?}");
+            let limited = begun.elapsed();
+            assert!(limited < quarter / 4, "{name}: {piece:?} took {limited:?}, a quarter of it {quarter:?}");
+        }
+    }
+}

@@ -7,11 +7,16 @@ use std::time::{Duration, Instant};
 
 use tallow_engine::handle::{Done, Event, Failure, Finish};
 use tallow_engine::sampler::Choice;
+use tallow_models::reasoning::Piece;
 use tallow_models::tokenizer::{Detokenizer, Shown, Tokenizer};
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use crate::access::Notes;
 use crate::errors::ApiError;
 use crate::state::{Open, Server};
+use crate::thinking::Reasoned;
+use crate::visit::Visit;
+use crate::wire::finish_reason;
 
 /// News of one choice.
 #[derive(Debug)]
@@ -22,11 +27,26 @@ pub(crate) struct Told {
     pub(crate) part: Option<Part>,
     /// Why it ended, if it did.
     pub(crate) end: Option<Finish>,
+    /// How far its prompt is.
+    pub(crate) progress: Option<Progress>,
+}
+
+/// How far a prompt is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    /// Its tokens in the KV cache, those that were there before included.
+    pub(crate) computed: usize,
+    pub(crate) cached: usize,
+    pub(crate) total: usize,
+    /// Since it was begun.
+    pub(crate) took: Duration,
 }
 
 /// A piece of a text, with its tokens if those were asked for.
 #[derive(Debug, Default)]
 pub(crate) struct Part {
+    /// What the model thinks before it answers.
+    pub(crate) reasoning: String,
     pub(crate) text: String,
     pub(crate) tokens: Vec<Token>,
 }
@@ -58,9 +78,13 @@ pub(crate) struct Totals {
     /// Of those, how many were in the cache.
     pub(crate) cached: usize,
     pub(crate) new: usize,
+    /// Of those, how many are reasoning, where that can be told.
+    pub(crate) reasoning: Option<usize>,
     /// Prompt tokens that were computed and that were not, for every choice.
     pub(crate) prompt_computed: usize,
     pub(crate) prompt_reused: usize,
+    /// Tokens of the longest choice.
+    pub(crate) longest: usize,
     /// Tokens after the first of each choice.
     pub(crate) later: usize,
     /// The longest that any took.
@@ -77,6 +101,8 @@ pub(crate) struct Followed {
     pub(crate) echo: Option<Echo>,
     /// Decodes the answer's tokens, where it is asked for where in the text they are.
     pub(crate) places: Option<Detokenizer>,
+    /// How to tell reasoning, if the model marks it.
+    pub(crate) reasoned: Option<Reasoned>,
     /// Is it the first of those that answer the same prompt?
     pub(crate) first: bool,
 }
@@ -84,6 +110,9 @@ pub(crate) struct Followed {
 /// The choices of one request. Dropping it ends them.
 pub(crate) struct Answers {
     open: Open,
+    notes: Notes,
+    /// What counts the events that have not been taken.
+    visit: Option<Arc<Visit>>,
     choices: Vec<Following>,
     /// Where to look first.
     next: usize,
@@ -97,6 +126,9 @@ pub(crate) struct Answers {
 struct Following {
     events: Option<UnboundedReceiver<Event>>,
     echo: Option<Echo>,
+    reasoned: Option<Reasoned>,
+    /// Tokens of reasoning.
+    thought: usize,
     is_first: bool,
     /// Tokens of the prompt.
     scored: Vec<Choice>,
@@ -105,6 +137,7 @@ struct Following {
     places: Option<Detokenizer>,
     /// Characters of the text before the next token.
     offset: usize,
+    started: Option<Instant>,
     last_token: Option<Instant>,
 }
 
@@ -113,15 +146,20 @@ impl Answers {
         let following = |f: Followed| Following {
             events: Some(f.events),
             echo: f.echo,
+            reasoned: f.reasoned,
+            thought: 0,
             is_first: f.first,
             scored: Vec::new(),
             held: Vec::new(),
             places: f.places,
             offset: 0,
+            started: None,
             last_token: None,
         };
         Answers {
             open: Open::new(server),
+            notes: Notes::current(),
+            visit: Visit::current(),
             choices: followed.into_iter().map(following).collect(),
             next: 0,
             peeked: None,
@@ -172,7 +210,12 @@ impl Answers {
                     silent += 1;
                     continue;
                 }
-                Poll::Ready(Some(event)) => event,
+                Poll::Ready(Some(event)) => {
+                    if let Some(visit) = &self.visit {
+                        visit.claim.taken(event.bytes());
+                    }
+                    event
+                }
                 Poll::Ready(None) => {
                     Event::Failed(Failure::Broken("the engine gave no end to the answer".into()))
                 }
@@ -201,15 +244,43 @@ impl Answers {
                 server.metrics.ended("error");
             }
         }
-        ApiError::engine(failure, server.model.handle.is_alive())
+        let error = ApiError::engine(failure, server.model.handle.is_alive());
+        self.notes.note(|noted| {
+            noted.finish.push("error");
+            noted.error = Some(error.to_string());
+        });
+        error
+    }
+
+    /// Notes that a choice has ended, and what all took up to now.
+    fn note(&self, end: &Finish) {
+        let totals = &self.totals;
+        self.notes.note(|noted| {
+            noted.finish.push(finish_reason(end));
+            noted.prompt_tokens = Some(totals.prompt);
+            noted.cached_tokens = Some(totals.cached);
+            noted.completion_tokens = Some(totals.new);
+            noted.queue = Some(totals.queue);
+        });
+        if self.choices.iter().all(|choice| choice.events.is_none()) {
+            self.open.0.metrics.all_done(totals.longest);
+        }
     }
 
     fn take(&mut self, index: usize, event: Event) -> Result<Option<Told>, Failure> {
         let server = &self.open.0;
         let (choice, tokenizer) = (&mut self.choices[index], &server.model.handle.info().tokenizer);
-        let told = |part| Ok(Some(Told { index, part, end: None }));
+        let told = |part| Ok(Some(Told { index, part, end: None, progress: None }));
         match event {
-            Event::Started { .. } | Event::Prefill { .. } => Ok(None),
+            Event::Started { .. } => {
+                choice.started.get_or_insert_with(Instant::now);
+                Ok(None)
+            }
+            Event::Prefill { computed, cached, total } => {
+                let took = choice.started.map_or(Duration::ZERO, |started| started.elapsed());
+                let progress = Some(Progress { computed, cached, total, took });
+                Ok(Some(Told { index, part: None, end: None, progress }))
+            }
             Event::Prompt(scored) => {
                 choice.scored.extend(scored);
                 Ok(None)
@@ -217,13 +288,20 @@ impl Answers {
             Event::Piece { text, choice: token } => {
                 let now = Instant::now();
                 match choice.last_token.replace(now) {
-                    None => server.metrics.first_token(now - self.begun),
+                    None => {
+                        server.metrics.first_token(now - self.begun);
+                        self.notes.note(|noted| *noted.first_token.get_or_insert(now - self.begun));
+                    }
                     Some(last) => server.metrics.next_token(now - last),
                 }
                 if self.wants_tokens {
                     choice.held.push(token);
                 }
-                match choice.part(&text, text.is_empty(), tokenizer) {
+                let thinking = choice.is_thinking();
+                let part = choice.part(&text, text.is_empty(), tokenizer);
+                // Marks count as what they mark.
+                choice.thought += usize::from(thinking || choice.is_thinking());
+                match part {
                     None => Ok(None),
                     part => told(part),
                 }
@@ -233,9 +311,14 @@ impl Answers {
                 // A stop is not told, and so the tokens that are nothing else are not either.
                 let stopped = matches!(done.reason, Finish::Stop(_));
                 let part = choice.part(&done.text, stopped, tokenizer);
+                let part = choice.rest(part);
                 self.totals.add(&done, choice.is_first);
+                if choice.reasoned.is_some() {
+                    *self.totals.reasoning.get_or_insert(0) += choice.thought;
+                }
                 server.metrics.done(&done, self.begun.elapsed());
-                Ok(Some(Told { index, part, end: Some(done.reason) }))
+                self.note(&done.reason);
+                Ok(Some(Told { index, part, end: Some(done.reason), progress: None }))
             }
             Event::Failed(failure) => Err(failure),
         }
@@ -262,14 +345,34 @@ impl Following {
                 self.prompt(first, &part.text, tokenizer, &mut part.tokens);
             }
         }
-        part.text += text;
+        self.say(text, &mut part);
         let told = if held { Vec::new() } else { std::mem::take(&mut self.held) };
         for choice in told {
             let written = self.places.as_mut().and_then(|places| places.push(choice.token));
             let chars = written.map_or(0, |text| text.chars().count());
             part.tokens.push(self.token(choice, chars, tokenizer));
         }
-        (!part.text.is_empty() || !part.tokens.is_empty()).then_some(part)
+        part.is_some().then_some(part)
+    }
+
+    /// Adds more of the text to a part.
+    fn say(&mut self, text: &str, part: &mut Part) {
+        match &mut self.reasoned {
+            None => part.text += text,
+            Some(reasoned) => part.add(reasoned.splitter.push(text), reasoned.is_told),
+        }
+    }
+
+    fn is_thinking(&self) -> bool {
+        self.reasoned.as_ref().is_some_and(|reasoned| reasoned.splitter.is_thinking())
+    }
+
+    /// The last part, with what was held back because it could have been a mark.
+    fn rest(&mut self, last: Option<Part>) -> Option<Part> {
+        let Some(reasoned) = &mut self.reasoned else { return last };
+        let mut part = last.unwrap_or_default();
+        part.add(reasoned.splitter.finish(), reasoned.is_told);
+        part.is_some().then_some(part)
     }
 
     /// The tokens of a prompt, which is the text's beginning.
@@ -298,6 +401,22 @@ impl Following {
     }
 }
 
+impl Part {
+    fn is_some(&self) -> bool {
+        !(self.reasoning.is_empty() && self.text.is_empty() && self.tokens.is_empty())
+    }
+
+    fn add(&mut self, pieces: Vec<Piece>, reasoning_is_told: bool) {
+        for piece in pieces {
+            match piece {
+                Piece::Answer(text) => self.text += &text,
+                Piece::Reasoning(text) if reasoning_is_told => self.reasoning += &text,
+                Piece::Reasoning(_) => {}
+            }
+        }
+    }
+}
+
 impl Totals {
     fn add(&mut self, done: &Done, first: bool) {
         if first {
@@ -305,6 +424,7 @@ impl Totals {
             self.cached += done.cached_tokens;
         }
         self.new += done.new_tokens;
+        self.longest = self.longest.max(done.new_tokens);
         self.prompt_reused += done.cached_tokens;
         self.prompt_computed += done.prompt_tokens.saturating_sub(done.cached_tokens);
         self.later += done.new_tokens.saturating_sub(1);

@@ -2,46 +2,61 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
-use hyper::body::Body as _;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use hyper::body::{Body as _, Bytes, Frame};
+use tokio::time::Instant;
 
+use crate::budget::{Pace, SMALL, Stage, given_up};
 use crate::errors::ApiError;
+use crate::json;
 use crate::state::{Model, Server};
+use crate::visit::Visit;
 
 /// Longest body.
 const MOST_BYTES: usize = 16 << 20;
-/// Bodies up to this length are never kept waiting.
-const SMALL: usize = 64 << 10;
-/// How long a body may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Room that is made for a body at first.
+const FIRST: usize = 16 << 10;
 
 /// Reads a request's body and makes something of it, on a thread where that may take a while.
 pub(crate) async fn prepare<M: Model, T: Send + 'static>(
     server: &Arc<Server<M>>,
     request: Request,
-    make: impl FnOnce(&Server<M>, &[u8]) -> Result<T, ApiError> + Send + 'static,
+    make: impl FnOnce(&Server<M>, Vec<u8>) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    prepare_up_to(server, request, MOST_BYTES, make).await
+}
+
+/// The same for a body of up to so many bytes.
+pub(crate) async fn prepare_up_to<M: Model, T: Send + 'static>(
+    server: &Arc<Server<M>>,
+    request: Request,
+    most: usize,
+    make: impl FnOnce(&Server<M>, Vec<u8>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     server.ready()?;
+    let visit = server.visit(&request);
     let (parts, body) = request.into_parts();
     check_kind(&parts.headers)?;
-    let (bytes, large) = read(body, &server.large, MOST_BYTES).await?;
-    let gone = |what: &dyn std::fmt::Display| {
-        tracing::error!("a request could not be prepared: {what}");
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
-    };
-    let desk = server.desks.clone().acquire_owned().await.map_err(|e| gone(&e))?;
-    let server = server.clone();
+    let bytes = read(body, &visit, most).await?;
+    // Texts are copied out of the body, and values take more memory than they take in it.
+    visit.claim.grow(json::most_memory(&bytes)).await?;
+    let desk = server.desks.enter(visit.client, bytes.len() > SMALL).await;
+    let (server, held) = (server.clone(), visit.clone());
     let made = tokio::task::spawn_blocking(move || {
-        // Both are given back when this is done, even if nobody waits for it any more.
-        let _held = (large, desk);
-        make(&server, &bytes)
+        // All are given back when this is done, even if nobody waits for it any more.
+        let _held = (desk, held);
+        let length = bytes.len();
+        (make(&server, bytes), length)
     });
-    made.await.map_err(|e| gone(&e))?
+    let (made, length) = made.await.map_err(|e| {
+        tracing::error!("a request could not be prepared: {e}");
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
+    })?;
+    visit.claim.settle(length);
+    made
 }
 
 fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
@@ -57,88 +72,152 @@ fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// Reads a body of up to so many bytes, and takes a permit if it is large.
-pub(crate) async fn read(
-    body: Body,
-    large: &Arc<Semaphore>,
-    most: usize,
-) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
-    match tokio::time::timeout(PATIENCE, read_all(body, large, most)).await {
-        Ok(read) => read,
-        Err(_) => {
-            let why = format!("the body did not arrive within {} s", PATIENCE.as_secs());
-            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, why))
-        }
-    }
-}
-
-async fn read_all(
-    mut body: Body,
-    large: &Arc<Semaphore>,
-    most: usize,
-) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
+/// Reads a body of up to so many bytes. What it takes is claimed as it arrives, so a body that stalls holds only what
+/// has come of it.
+pub(crate) async fn read(mut body: Body, visit: &Visit, most: usize) -> Result<Vec<u8>, ApiError> {
     let too_large = || {
         let why = format!("the body is larger than {most} bytes");
         Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why))
     };
-    if body.size_hint().lower() > most as u64 {
+    let hint = body.size_hint();
+    if hint.lower() > most as u64 {
         return too_large();
     }
-    let (mut bytes, mut permit) = (Vec::new(), None);
-    while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+    let declared = hint.exact().map_or(most, |n| n as usize);
+    let _reading = Reading::new(visit);
+    let (mut bytes, mut pace) = (Vec::<u8>::new(), Pace::new());
+    loop {
+        let frame = tokio::select! {
+            biased;
+            frame = next(&mut body) => frame,
+            () = visit.claim.given_up() => return Err(given_up()),
+            slow = pace.too_slow() => return Err(slow),
+        };
+        let Some(frame) = frame else { return Ok(bytes) };
         let frame = frame.map_err(|e| ApiError::bad(format!("the body could not be read: {e}")))?;
         let Ok(data) = frame.into_data() else { continue };
-        if bytes.len() + data.len() > most {
+        let length = bytes.len() + data.len();
+        if length > most {
             return too_large();
         }
-        if bytes.len() + data.len() > SMALL && permit.is_none() {
-            // The semaphore is never closed.
-            permit = large.clone().acquire_owned().await.ok();
+        pace.arrived(data.len());
+        visit.claim.moved(data.len());
+        if length > bytes.capacity() {
+            let since = Instant::now();
+            let capacity = (bytes.capacity() * 2).max(FIRST).min(declared).max(length);
+            // While it waits for room it is not the client that is slow.
+            visit.seat.working();
+            visit.claim.grow(capacity - bytes.capacity()).await?;
+            visit.seat.arriving();
+            pace.excuse(since);
+            bytes.try_reserve_exact(capacity - bytes.len()).map_err(|_| no_memory(capacity))?;
         }
         bytes.extend_from_slice(&data);
     }
-    Ok((bytes, permit))
+}
+
+async fn next(body: &mut Body) -> Option<Result<Frame<Bytes>, axum::Error>> {
+    std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await
+}
+
+/// The system gives no more.
+fn no_memory(bytes: usize) -> ApiError {
+    let why = format!("there is no memory for a body of {bytes} bytes; try again in a while");
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why)
+}
+
+/// While this lives it is the client's turn.
+struct Reading<'a>(&'a Visit);
+
+impl<'a> Reading<'a> {
+    fn new(visit: &'a Visit) -> Reading<'a> {
+        visit.claim.stage(Stage::Arriving);
+        visit.seat.arriving();
+        Reading(visit)
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.seat.working();
+        self.0.claim.stage(Stage::Working);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::task::{Context, Poll};
+    use std::time::Duration;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_body_that_never_ends_times_out() {
-        struct Silent;
-        impl hyper::body::Body for Silent {
-            type Data = hyper::body::Bytes;
-            type Error = std::io::Error;
-            fn poll_frame(
-                self: Pin<&mut Self>,
-                _: &mut std::task::Context<'_>,
-            ) -> std::task::Poll<Option<Result<hyper::body::Frame<Self::Data>, Self::Error>>> {
-                std::task::Poll::Pending
+    use super::*;
+    use crate::budget::Budget;
+
+    fn visit(budget: &Arc<Budget>) -> Arc<Visit> {
+        Visit::new(budget, &Request::new(Body::empty()), false)
+    }
+
+    /// A body that sends some, and then nothing for ever.
+    struct Stalled(Option<Bytes>);
+
+    impl hyper::body::Body for Stalled {
+        type Data = Bytes;
+        type Error = std::io::Error;
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+            match self.0.take() {
+                Some(some) => Poll::Ready(Some(Ok(Frame::data(some)))),
+                None => Poll::Pending,
             }
         }
-        let large = Arc::new(Semaphore::new(1));
-        let error = read(Body::new(Silent), &large, MOST_BYTES).await.unwrap_err();
-        assert_eq!(error.status, StatusCode::REQUEST_TIMEOUT);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn large_bodies_wait_for_each_other_and_small_ones_do_not() {
-        let large = Arc::new(Semaphore::new(1));
+    async fn a_body_that_never_ends_times_out() {
+        let budget = Arc::new(Budget::new(64 << 20));
+        for sent in [0, 70_000] {
+            let body = Body::new(Stalled(Some(vec![b' '; sent].into())));
+            let error = read(body, &visit(&budget), MOST_BYTES).await.unwrap_err();
+            assert_eq!(error.status, StatusCode::REQUEST_TIMEOUT);
+        }
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stalled_bodies_keep_nobody_waiting() {
+        let budget = Arc::new(Budget::new(64 << 20));
+        // They have all that large bodies may have.
+        let stalled: Vec<_> = (0..48)
+            .map(|_| {
+                let visit = visit(&budget);
+                tokio::spawn(async move {
+                    read(Body::new(Stalled(Some(vec![b' '; 1 << 20].into()))), &visit, MOST_BYTES).await
+                })
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(budget.used() >= 40 << 20, "{}", budget.used());
         let body = |n: usize| Body::from(vec![b' '; n]);
-        let (bytes, first) = read(body(SMALL + 1), &large, MOST_BYTES).await.unwrap();
-        assert_eq!((bytes.len(), first.is_some()), (SMALL + 1, true));
-        let (_, none) = read(body(SMALL), &large, MOST_BYTES).await.unwrap();
-        assert!(none.is_none());
-        assert_eq!(
-            read(body(SMALL + 1), &large, MOST_BYTES).await.unwrap_err().status,
-            StatusCode::REQUEST_TIMEOUT
-        );
-        drop(first);
-        assert!(read(body(SMALL + 1), &large, MOST_BYTES).await.unwrap().1.is_some());
-        assert_eq!(
-            read(body(MOST_BYTES + 1), &large, MOST_BYTES).await.unwrap_err().status,
-            StatusCode::PAYLOAD_TOO_LARGE
-        );
+        let begun = Instant::now();
+        assert_eq!(read(body(91_000), &visit(&budget), MOST_BYTES).await.unwrap().len(), 91_000);
+        assert!(begun.elapsed() < Duration::from_millis(10), "a small one has room at once");
+        assert_eq!(read(body(10 << 20), &visit(&budget), MOST_BYTES).await.unwrap().len(), 10 << 20);
+        assert!(begun.elapsed() < Duration::from_secs(3), "a large one waits for {:?}", begun.elapsed());
+        let mut ends = Vec::new();
+        for one in stalled {
+            ends.push(one.await.unwrap().unwrap_err().to_string());
+        }
+        assert!(ends.iter().any(|why| why.contains("while others waited")), "{ends:?}");
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_may_have_so_many_bytes() {
+        let budget = Arc::new(Budget::new(64 << 20));
+        let body = |n: usize| Body::from(vec![b' '; n]);
+        assert_eq!(read(body(1000), &visit(&budget), 1000).await.unwrap().len(), 1000);
+        let error = read(body(1001), &visit(&budget), 1000).await.unwrap_err();
+        assert_eq!(error.status, StatusCode::PAYLOAD_TOO_LARGE);
     }
 }

@@ -1,49 +1,59 @@
 //! Connections: how many, and how long they may keep us waiting.
 
 use std::future::poll_fn;
-use std::io;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use hyper::rt::{Read, ReadBufCursor, Write};
+use axum::http::{Request, Version};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::TokioTimer;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
-/// Connections at one time. More wait until one ends.
-const MOST_CONNECTIONS: usize = 4096;
-const MOST_HEADERS: usize = 100;
-const MOST_HEADER_BYTES: usize = 64 << 10;
+use crate::access::Client;
+use crate::socket::{Socket, turn_away};
+use crate::table::{Place, Table};
+
+pub(crate) const MOST_HEADERS: usize = 100;
+pub(crate) const MOST_HEADER_BYTES: usize = 64 << 10;
 /// How long the headers of a request may take, and how long a connection may stay idle.
 const HEADERS_WITHIN: Duration = Duration::from_secs(30);
-/// How long a client may take nothing of what it is sent.
-const TAKES_WITHIN: Duration = Duration::from_secs(60);
 /// How long connections have to send what has been answered, once the server ends.
 const FLUSH: Duration = Duration::from_secs(2);
 /// A rest after a connection could not be accepted, mostly because there are no descriptors left.
-const REST: Duration = Duration::from_millis(100);
+const REST: Duration = Duration::from_millis(20);
 
 /// Serves connections until `end` resolves.
-pub(crate) async fn accept(listener: TcpListener, router: Router, end: impl Future<Output = ()>) {
-    let (places, closing) = (Arc::new(Semaphore::new(MOST_CONNECTIONS)), watch::Sender::new(false));
+pub(crate) async fn accept(
+    listener: TcpListener,
+    router: Router,
+    table: Arc<Table>,
+    end: impl Future<Output = ()>,
+) {
+    let closing = watch::Sender::new(false);
     let mut connections = JoinSet::new();
     let mut end = pin!(end);
+    // A connection that waits for a place is not forgotten while others end.
+    let mut seated = Box::pin(next(&listener, &table));
     loop {
         tokio::select! {
             () = &mut end => break,
-            (stream, place) = next(&listener, &places) => {
+            (stream, place) = &mut seated => {
+                seated.set(next(&listener, &table));
                 connections.spawn(serve(stream, router.clone(), closing.subscribe(), place));
             }
             Some(_) = connections.join_next() => {}
         }
     }
+    drop(seated);
     drop(listener);
     closing.send_replace(true);
     let all = async { while connections.join_next().await.is_some() {} };
@@ -52,36 +62,47 @@ pub(crate) async fn accept(listener: TcpListener, router: Router, end: impl Futu
 }
 
 /// The next connection, with a place for it.
-async fn next(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, Option<OwnedSemaphorePermit>) {
-    // The semaphore is never closed.
-    let place = places.clone().acquire_owned().await.ok();
+async fn next(listener: &TcpListener, table: &Arc<Table>) -> (TcpStream, Place) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return (stream, place),
+            Ok((stream, address)) => match table.enter(address.ip()).await {
+                Some(place) => return (stream, place),
+                None => turn_away(&stream),
+            },
             Err(e) => {
+                // There is one descriptor more when the connection that has been idle longest has gone.
                 tracing::warn!("a connection could not be accepted: {e}");
+                table.give_up_idle();
                 sleep(REST).await;
             }
         }
     }
 }
 
-async fn serve(
-    stream: TcpStream,
-    router: Router,
-    mut closing: watch::Receiver<bool>,
-    _place: Option<OwnedSemaphorePermit>,
-) {
+async fn serve(stream: TcpStream, router: Router, mut closing: watch::Receiver<bool>, place: Place) {
     // Tokens are small and should not wait for each other.
     let _ = stream.set_nodelay(true);
-    let io = Patient { io: TokioIo::new(stream), stuck: None };
+    let client = stream.peer_addr().ok().map(Client);
+    let seat = place.seat.clone();
+    let socket = Socket::new(stream, seat.clone());
+    let routes = TowerToHyperService::new(router);
+    let service = service_fn(|mut request: Request<Incoming>| {
+        seat.begin(request.version() == Version::HTTP_11);
+        request.extensions_mut().insert(seat.clone());
+        client.and_then(|client| request.extensions_mut().insert(client));
+        routes.call(request)
+    });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADERS_WITHIN);
     builder.max_headers(MOST_HEADERS).max_buf_size(MOST_HEADER_BYTES);
-    let mut connection = pin!(builder.serve_connection(io, TowerToHyperService::new(router)));
+    let mut connection = pin!(builder.serve_connection(socket, service));
     let close = async { drop(closing.wait_for(|closing| *closing).await) };
     let served = tokio::select! {
         served = &mut connection => served,
+        () = seat.gone() => {
+            tracing::debug!("a connection was given up for others");
+            return;
+        }
         () = close => {
             connection.as_mut().graceful_shutdown();
             connection.await
@@ -90,64 +111,6 @@ async fn serve(
     if let Err(e) = served {
         // Clients that go away or do not speak HTTP are no fault of the server's.
         tracing::debug!("a connection ended: {e}");
-    }
-}
-
-/// A stream whose reader must not stop reading: without it a client that never reads would hold its answer for ever.
-struct Patient<T> {
-    io: T,
-    /// Since something could not be sent.
-    stuck: Option<Pin<Box<Sleep>>>,
-}
-
-impl<T: Write + Unpin> Patient<T> {
-    /// Passes on what came of sending, but not for ever that it must wait.
-    fn watch<R>(&mut self, cx: &mut Context<'_>, sent: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
-        if sent.is_ready() {
-            self.stuck = None;
-            return sent;
-        }
-        let stuck = self.stuck.get_or_insert_with(|| Box::pin(sleep(TAKES_WITHIN)));
-        ready!(stuck.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing of its answer")))
-    }
-}
-
-impl<T: Read + Unpin> Read for Patient<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
-    }
-}
-
-impl<T: Write + Unpin> Write for Patient<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let sent = Pin::new(&mut self.io).poll_write(cx, buf);
-        self.watch(cx, sent)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let sent = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
-        self.watch(cx, sent)
     }
 }
 
@@ -166,7 +129,9 @@ pub(crate) async fn contained<T>(work: impl Future<Output = T>) -> Option<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
     use std::net::SocketAddr;
+    use std::pin::Pin;
 
     use axum::body::Body;
     use axum::routing::get;
@@ -175,6 +140,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+    use crate::socket::TAKES_WITHIN;
 
     /// Something that always has more to send.
     struct Flood;
@@ -197,8 +163,9 @@ mod tests {
         let (stream, _) = listener.accept().await.unwrap();
         let router = Router::new().route("/", get(|| async { Body::new(Flood) }));
         let closing = watch::Sender::new(false);
+        let place = Arc::new(Table::new(1, 1)).enter(client.local_addr().unwrap().ip()).await.unwrap();
         let served = async move {
-            serve(stream, router, closing.subscribe(), None).await;
+            serve(stream, router, closing.subscribe(), place).await;
             drop(closing);
         };
         (client, tokio::spawn(served))

@@ -62,8 +62,22 @@ impl ApiError {
         ApiError::field(param, message).code("context_length_exceeded")
     }
 
+    /// The prompt has so many tokens more than the context that they were not counted.
+    pub(crate) fn far_too_long(param: &str, context: usize) -> ApiError {
+        let message = format!(
+            "the prompt has more than {context} tokens, and the model's context of {context} must hold them and the \
+             answer; shorten the prompt"
+        );
+        ApiError::field(param, message).code("context_length_exceeded")
+    }
+
     pub(crate) fn code(self, code: &'static str) -> ApiError {
         ApiError { code: Some(code), ..self }
+    }
+
+    /// Its code, if it has one.
+    pub(crate) fn code_name(&self) -> Option<&'static str> {
+        self.code
     }
 
     /// What the engine said, where `alive` says whether it lives.
@@ -75,6 +89,7 @@ impl ApiError {
             }
             Failure::Unfit(unfit) => ApiError::field("prompt", unfit),
             Failure::Full(_) => ApiError::new(StatusCode::TOO_MANY_REQUESTS, failure).code("queue_full"),
+            Failure::Unread => ApiError::new(unavailable, failure).code("answer_not_read"),
             Failure::ShuttingDown => ApiError::new(unavailable, failure).code("shutting_down"),
             Failure::Broken(why) if !alive => ApiError::new(unavailable, why).code("engine_stopped"),
             Failure::Broken(why) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why),
@@ -128,6 +143,8 @@ impl IntoResponse for ApiError {
             // The rest of the body is not read.
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+        // For the log.
+        response.extensions_mut().insert(self);
         response
     }
 }

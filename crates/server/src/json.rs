@@ -7,12 +7,31 @@ use serde_json::{Map, Value};
 
 use crate::errors::{ApiError, quoted};
 
-/// Values in one body. Each takes far more memory than it takes in the body.
-const MOST_VALUES: usize = 1 << 20;
+/// Bytes that the values of one body may take, without their texts. Each takes far more than it takes in the body: a
+/// list of 262,144 tokens has room.
+const MOST_MEMORY: usize = 32 << 20;
+/// What a value takes in a list.
+const VALUE: usize = size_of::<Value>();
+/// What a member takes besides its value, and an object besides its members.
+const MEMBER: usize = 2 * (VALUE + 40);
+const OBJECT: usize = 512;
+
+/// Bytes that reading a body takes at most, besides the body: guessed high from the marks in it, before it is read.
+pub(crate) fn most_memory(body: &[u8]) -> usize {
+    let (mut objects, mut marks) = (0, 0);
+    for byte in body {
+        objects += usize::from(*byte == b'{');
+        marks += usize::from(matches!(byte, b',' | b':' | b'['));
+    }
+    let values = objects.saturating_mul(OBJECT + VALUE).saturating_add(marks.saturating_mul(2 * VALUE));
+    body.len() + values.min(MOST_MEMORY)
+}
 
 /// Reads an object. Nesting, values and keys that come twice are looked at here; what it means is not.
 pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
-    let mut limits = Limits { left: MOST_VALUES, twice: None };
+    // Some editors and shells put the mark of UTF-8 in front.
+    let body = body.strip_prefix("\u{feff}".as_bytes()).unwrap_or(body);
+    let mut limits = Limits { left: MOST_MEMORY, twice: None };
     let mut reader = serde_json::Deserializer::from_slice(body);
     let value = Strict(&mut limits).deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
     match value {
@@ -26,8 +45,18 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
 }
 
 struct Limits {
+    /// Bytes that values may still take.
     left: usize,
     twice: Option<String>,
+}
+
+impl Limits {
+    fn take<E: Error>(&mut self, bytes: usize) -> Result<(), E> {
+        self.left = self.left.checked_sub(bytes).ok_or_else(|| {
+            E::custom(format_args!("its values would take more than {} MiB of memory", MOST_MEMORY >> 20))
+        })?;
+        Ok(())
+    }
 }
 
 /// Reads a value within limits.
@@ -37,10 +66,6 @@ impl<'de> DeserializeSeed<'de> for Strict<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
-        match self.0.left.checked_sub(1) {
-            Some(left) => self.0.left = left,
-            None => return Err(D::Error::custom(format_args!("it has more than {MOST_VALUES} values"))),
-        }
         reader.deserialize_any(self)
     }
 }
@@ -83,6 +108,12 @@ impl<'de> Visitor<'de> for Strict<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
         let mut values = Vec::new();
         while let Some(value) = seq.next_element_seed(Strict(&mut *self.0))? {
+            let before = values.capacity();
+            if values.len() == before {
+                let more = before.max(4);
+                self.0.take(more * VALUE)?;
+                values.reserve_exact(more);
+            }
             values.push(value);
         }
         Ok(Value::Array(values))
@@ -90,6 +121,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         let mut members = Map::new();
+        self.0.take(OBJECT)?;
         while let Some(key) = map.next_key::<String>()? {
             let value = map.next_value_seed(Strict(&mut *self.0))?;
             if members.contains_key(&key) {
@@ -97,8 +129,33 @@ impl<'de> Visitor<'de> for Strict<'_> {
                 self.0.twice = Some(key);
                 return Err(why);
             }
+            self.0.take(MEMBER)?;
             members.insert(key, value);
         }
         Ok(Value::Object(members))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_values_take_is_bounded_and_guessed_high() {
+        for body in [r#"{"a":[1,2,{"b":"c"}],"d":{"e":null}}"#, r#"{}"#, r#"{"prompt":"a, b: c [d] {e}"}"#] {
+            let mut limits = Limits { left: MOST_MEMORY, twice: None };
+            let mut reader = serde_json::Deserializer::from_slice(body.as_bytes());
+            Strict(&mut limits).deserialize(&mut reader).unwrap();
+            assert!(MOST_MEMORY - limits.left <= most_memory(body.as_bytes()), "{body}");
+        }
+        let list =
+            |value: &str, n: usize| format!("{{\"a\":[{value}{}]}}", format!(",{value}").repeat(n - 1));
+        assert!(object(list("1", 262_144).as_bytes()).is_ok(), "a long prompt of tokens");
+        for many in
+            [list("1", 1 << 20), list("{}", 1 << 18), list("[[]]", 1 << 18), list("{\"\":1}", 1 << 18)]
+        {
+            let why = object(many.as_bytes()).unwrap_err().to_string();
+            assert!(why.contains("would take more than 32 MiB"), "{why}");
+        }
     }
 }

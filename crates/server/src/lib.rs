@@ -3,31 +3,46 @@
 //! It maps what clients send to requests of the engine, and the engine's events to what clients are told. It knows no
 //! tensor, and nothing below it knows JSON.
 
+mod access;
 mod adapters;
 mod answers;
 mod base64;
 mod body;
+mod budget;
 mod chat;
+mod classify;
 mod completions;
 mod connection;
+mod desks;
 mod embeddings;
 mod errors;
+mod exposition;
 mod fields;
+mod foreign;
 mod generation;
 mod guard;
+mod health;
 mod json;
+mod limits;
 mod metrics;
 mod multipart;
+mod origin;
+mod page;
+mod process;
 mod prompt;
 mod rerank;
 mod routes;
 mod run;
 mod served;
+mod socket;
 mod speech;
 mod state;
 mod stream;
+mod table;
+mod thinking;
 mod tokens;
 pub mod transcript;
+mod visit;
 mod wire;
 
 use std::path::PathBuf;
@@ -40,6 +55,8 @@ use tokio::net::TcpListener;
 pub use chat::{ChatRequest, parse_chat_request};
 pub use completions::{CompletionRequest, parse_completion_request};
 pub use errors::ApiError;
+pub use health::LogHealth;
+pub use limits::Limits;
 pub use served::{Served, ServedEncoder, ServedSpeech};
 
 /// How the server deals with its clients.
@@ -57,6 +74,14 @@ pub struct Settings {
     pub adapters: Option<PathBuf>,
     /// How long requests that are under way may take once the server is to stop.
     pub drain: Duration,
+    /// Do `/health` and `/ready` need a key too?
+    pub private_health: bool,
+    /// How the log fares.
+    pub log: Arc<LogHealth>,
+    /// The commit that this program was built of, if that is known.
+    pub commit: Option<&'static str>,
+    /// What clients may take of the machine.
+    pub limits: Limits,
 }
 
 impl Default for Settings {
@@ -68,7 +93,22 @@ impl Default for Settings {
             template_values: false,
             adapters: None,
             drain: Duration::from_secs(30),
+            private_health: false,
+            log: Arc::default(),
+            commit: None,
+            limits: Limits::default(),
         }
+    }
+}
+
+impl Settings {
+    /// Looks for settings that can never have the effect that is wanted of them. Gives what to type instead.
+    pub fn check(&self) -> Result<(), String> {
+        if self.api_keys.iter().any(String::is_empty) {
+            return Err("an API key is empty, which everybody knows".into());
+        }
+        self.allow_hosts.iter().try_for_each(|host| origin::check_host(host))?;
+        self.allow_origins.iter().try_for_each(|origin| origin::check_origin(origin))
     }
 }
 
@@ -119,6 +159,7 @@ async fn serve_model<M: state::Model>(
             server.drain().await;
         }
     };
-    connection::accept(listener, routes::router(own, server), end).await;
+    let table = server.table.clone();
+    connection::accept(listener, routes::router(own, server), table, end).await;
     Ok(())
 }

@@ -26,11 +26,72 @@ pub(crate) fn boundary(kind: &str) -> Option<String> {
     if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
         return None;
     }
-    let value = parameters.split(';').find_map(|p| {
-        let (name, value) = p.split_once('=')?;
-        name.trim().eq_ignore_ascii_case("boundary").then(|| value.trim().trim_matches('"').to_owned())
-    })?;
+    let value = parameter(parameters, "boundary")?;
     (1..=70).contains(&value.len()).then_some(value)
+}
+
+/// The value of a parameter, of several that are separated by semicolons. In quotes a semicolon is one like any letter,
+/// and a backslash stands before a quote (RFC 9110).
+fn parameter(parameters: &str, wanted: &str) -> Option<String> {
+    let mut rest = parameters;
+    loop {
+        let (name, after) = rest.split_once('=')?;
+        // What has no value is passed over.
+        let name = name.rsplit(';').next().unwrap_or(name).trim();
+        let (value, left) = value(after.trim_start());
+        if name.eq_ignore_ascii_case(wanted) {
+            return Some(value);
+        }
+        rest = left;
+    }
+}
+
+/// The value that a text begins with, and what comes after it.
+fn value(text: &str) -> (String, &str) {
+    let Some(quoted) = text.strip_prefix('"') else {
+        let (value, rest) = text.split_once(';').unwrap_or((text, ""));
+        return (value.trim_end().to_owned(), rest);
+    };
+    let (mut value, mut escaped) = (String::new(), false);
+    for (at, c) in quoted.char_indices() {
+        match c {
+            '"' if !escaped => {
+                let rest = &quoted[at + 1..];
+                return (value, rest.split_once(';').map_or("", |(_, rest)| rest));
+            }
+            '\\' if !escaped => escaped = true,
+            _ => {
+                // Browsers write paths with plain backslashes.
+                if escaped && !matches!(c, '"' | '\\') {
+                    value.push('\\');
+                }
+                value.push(c);
+                escaped = false;
+            }
+        }
+    }
+    (value, "")
+}
+
+/// The next line that is a boundary, at or after a place: where it begins, where what follows it begins, and whether it is
+/// the last. Beside the boundary such a line may have white space; with anything else it is part of a file.
+fn delimiter(body: &[u8], mark: &[u8], from: usize) -> Option<(usize, usize, bool)> {
+    let mut at = from;
+    loop {
+        let start = at + find(body.get(at..)?, mark)?;
+        let after = start + mark.len();
+        let is_last = body[after..].starts_with(b"--");
+        let blank = &body[if is_last { after + 2 } else { after }..];
+        let spaces = blank.iter().take_while(|b| matches!(b, b' ' | b'\t')).count();
+        let end = body.len() - blank.len() + spaces;
+        if body[end..].starts_with(b"\r\n") {
+            return Some((start, end + 2, is_last));
+        }
+        if is_last && end == body.len() {
+            return Some((start, end, true));
+        }
+        at = start + 1;
+    }
 }
 
 fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
@@ -49,28 +110,31 @@ impl<'a> Form<'a> {
     /// Takes a body apart.
     pub(crate) fn read(body: &'a [u8], boundary: &str) -> Result<Form<'a>, ApiError> {
         let broken = |why: &str| ApiError::bad(format!("the form is broken: {why}"));
-        let first = format!("--{boundary}");
-        let next = format!("\r\n--{boundary}");
-        let begin = find(body, first.as_bytes()).ok_or_else(|| broken("its boundary is not there"))?;
-        let mut left = &body[begin + first.len()..];
+        // The first boundary has no line before it that must end.
+        let mark = format!("--{boundary}");
+        let (start, mut at, mut is_last) =
+            delimiter(body, mark.as_bytes(), 0).ok_or_else(|| broken("its boundary is not there"))?;
+        if start > 0 && !body[..start].ends_with(b"\r\n") {
+            return Err(broken("its boundary is not at the start of a line"));
+        }
+        let mark = format!("\r\n--{boundary}");
         let mut parts = Vec::new();
-        while let Some(rest) = left.strip_prefix(b"\r\n") {
+        while !is_last {
             if parts.len() == MOST_PARTS {
                 return Err(broken(&format!("it has more than {MOST_PARTS} parts")));
             }
+            let rest = &body[at..];
             let head = find(&rest[..rest.len().min(MOST_HEADERS)], b"\r\n\r\n");
             let head = head.ok_or_else(|| broken("a part's headers do not end"))?;
             let name = name(&rest[..head]).ok_or_else(|| broken("a part has no name"))?;
-            let rest = &rest[head + 4..];
             // A part of nothing may have its end where its headers end.
-            let end = find(rest, next.as_bytes()).ok_or_else(|| broken("a part does not end"))?;
-            parts.push(Part { name, bytes: &rest[..end] });
-            left = &rest[end + next.len()..];
+            let content = at + head + 4;
+            let (end, next, last) = delimiter(body, mark.as_bytes(), content - 2)
+                .ok_or_else(|| broken("a part does not end, or there is no boundary after the last"))?;
+            parts.push(Part { name, bytes: body.get(content..end).unwrap_or_default() });
+            (at, is_last) = (next, last);
         }
-        match left.starts_with(b"--") {
-            true => Ok(Form(parts)),
-            false => Err(broken("it does not end")),
-        }
+        Ok(Form(parts))
     }
 
     /// A part's bytes.
@@ -115,10 +179,8 @@ fn name(headers: &[u8]) -> Option<String> {
         let (name, value) = line.split_once(':')?;
         name.trim().eq_ignore_ascii_case("content-disposition").then(|| value.to_owned())
     })?;
-    line.split(';').find_map(|p| {
-        let (name, value) = p.split_once('=')?;
-        name.trim().eq_ignore_ascii_case("name").then(|| value.trim().trim_matches('"').to_owned())
-    })
+    // What stands before the first semicolon is how the part is meant.
+    parameter(line.split_once(';')?.1, "name")
 }
 
 #[cfg(test)]
@@ -142,12 +204,73 @@ mod tests {
         assert_eq!(boundary(&format!("multipart/form-data; boundary={}", "x".repeat(71))), None);
     }
 
+    /// A form of one part with this line of headers, in which the text stands for a file.
+    fn one(boundary: &str, headers: &str, text: &str) -> Vec<u8> {
+        format!("--{boundary}\r\n{headers}\r\n\r\n{text}\r\n--{boundary}--\r\n").into_bytes()
+    }
+
+    #[test]
+    fn names_are_what_is_in_quotes() {
+        for (disposition, expected) in [
+            (r#"form-data; filename="a; name=evil.wav"; name="file""#, "file"),
+            (r#"form-data; name="a;b""#, "a;b"),
+            (r#"form-data; name="a\"; name=evil"; filename=x"#, r#"a"; name=evil"#),
+            (r#"form-data; filename="C:\sound\a.wav"; name="file""#, "file"),
+            ("form-data;name = file ; filename=x", "file"),
+            ("form-data; flag; name=file", "file"),
+            ("form-data; NAME=file", "file"),
+        ] {
+            let body = one("xy", &format!("Content-Disposition: {disposition}"), "x");
+            let form = Form::read(&body, "xy").unwrap();
+            assert_eq!(form.0[0].name, expected, "{disposition}");
+        }
+        assert!(Form::read(&one("xy", "Content-Disposition: form-data; filename=x", "x"), "xy").is_err());
+        assert!(Form::read(&one("xy", "Content-Disposition: name=x", "x"), "xy").is_err());
+    }
+
+    #[test]
+    fn boundaries_may_have_semicolons_and_blanks_behind_them() {
+        assert_eq!(boundary(r#"multipart/form-data; boundary="x;y""#).as_deref(), Some("x;y"));
+        assert_eq!(
+            boundary(r#"multipart/form-data; a="boundary=z"; boundary=xy ; b=c"#).as_deref(),
+            Some("xy")
+        );
+        assert_eq!(boundary("multipart/form-data; charset=x"), None);
+        let body = b"preamble\r\n--xy \t\r\ncontent-disposition: form-data; name=a\r\n\r\n1\r\n--xy  \r\n\
+            content-disposition: form-data; name=b\r\n\r\n\r\n--xy-- \r\nepilogue";
+        let mut form = Form::read(body, "xy").unwrap();
+        assert_eq!((form.bytes("a").unwrap(), form.bytes("b").unwrap()), (&b"1"[..], &b""[..]));
+        form.finish().unwrap();
+    }
+
+    #[test]
+    fn a_line_that_only_begins_like_a_boundary_is_part_of_a_file() {
+        let headers = "content-disposition: form-data; name=file";
+        for text in ["1\r\n--xyz\r\n2", "--xyz", "\r\n--xy-\r\n", "\r\n--xy.--\r\n", "1\r\n--xy--z"] {
+            let body = one("xy", headers, text);
+            let mut form = Form::read(&body, "xy").unwrap();
+            assert_eq!(form.bytes("file").unwrap(), text.as_bytes());
+            form.finish().unwrap();
+        }
+        let near = "\r\n--x".repeat(1 << 18);
+        assert_eq!(
+            Form::read(&one("xy", headers, &near), "xy").unwrap().bytes("file").unwrap(),
+            near.as_bytes()
+        );
+    }
+
     #[test]
     fn what_is_cut_anywhere_is_refused_and_nothing_panics() {
-        for end in 0..BODY.len() - 4 {
+        for end in 0..BODY.len() - 2 {
             assert!(Form::read(&BODY[..end], "xy").is_err(), "{end}");
         }
-        for broken in ["", "--xy", "--xy\r\n\r\n\r\n--xy--", "--xy\r\na: b\r\n\r\nx\r\n--xy--"] {
+        for broken in [
+            "",
+            "x--xy\r\ncontent-disposition: form-data; name=a\r\n\r\nx\r\n--xy--",
+            "--xy",
+            "--xy\r\n\r\n\r\n--xy--",
+            "--xy\r\na: b\r\n\r\nx\r\n--xy--",
+        ] {
             assert!(Form::read(broken.as_bytes(), "xy").is_err(), "{broken:?}");
         }
         let many = "--xy\r\ncontent-disposition: form-data; name=a\r\n\r\n\r\n".repeat(65) + "--xy--";

@@ -67,14 +67,21 @@ pub(crate) async fn rerank(
     respond(&Ranking { id: format!("rerank-{}", crate::run::unique()), model, usage, results })
 }
 
-fn read(server: &Server<ServedEncoder>, body: &[u8]) -> Result<Asked, ApiError> {
+fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
     let info = server.model.handle.info();
     if info.wanted != Wanted::Scores {
-        let why =
-            "the model of this server makes vectors of texts and does not rank them; it has /v1/embeddings";
+        let why = "the model of this server computes embeddings and is no reranker; it has /v1/embeddings";
         return Err(ApiError::new(StatusCode::NOT_FOUND, why));
     }
-    let mut fields = Fields::body(body)?;
+    if info.width != 1 {
+        let why = format!(
+            "the model of this server is a classifier of {} labels and no reranker, which gives one score; it has /classify",
+            info.width
+        );
+        return Err(ApiError::new(StatusCode::NOT_FOUND, why));
+    }
+    let mut fields = Fields::body(&body)?;
+    drop(body);
     let model = model(&mut fields, &info.names)?;
     let missing = |name: &str| ApiError::field(name, format!("{name} is missing"));
     let query = fields.text("query")?.ok_or_else(|| missing("query"))?;
@@ -87,9 +94,10 @@ fn read(server: &Server<ServedEncoder>, body: &[u8]) -> Result<Asked, ApiError> 
         let why = format!("documents should have from 1 to {MOST_TEXTS} texts, and has {}", documents.len());
         return Err(ApiError::field("documents", why));
     }
-    let pair = |(i, text): (usize, &String)| {
-        info.inputs.pair(&query, text, cut).map_err(|why| unfit(&format!("documents[{i}]"), &why))
-    };
+    // It is tokenized once, however many documents there are.
+    let query = info.inputs.first(&query, cut).map_err(|why| unfit("query", &why))?;
+    let pair =
+        |(i, text): (usize, &String)| query.with(text).map_err(|why| unfit(&format!("documents[{i}]"), &why));
     let inputs =
         documents.iter().enumerate().map(|each| pair(each).map(Item::Text)).collect::<Result<_, _>>()?;
     Ok(Asked { inputs, documents: shown.then_some(documents), top_n, model })

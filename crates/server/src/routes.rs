@@ -1,29 +1,38 @@
 //! All routes, what every request goes through before them, and the small ones.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::Router;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use serde::Serialize;
 
+use crate::access::Entry;
 use crate::connection::contained;
 use crate::errors::{ApiError, quoted, respond};
+use crate::exposition::{Format, Labels, Page};
 use crate::guard::{REQUEST_ID, is_preflight, request_id};
+use crate::health::{health, ready};
 use crate::state::{self, Server};
 use crate::{
-    Served, ServedEncoder, ServedSpeech, adapters, chat, completions, embeddings, rerank, speech, tokens,
+    Served, ServedEncoder, ServedSpeech, adapters, chat, classify, completions, embeddings, foreign, page,
+    rerank, speech, tokens,
 };
+
+/// What liveness and readiness probes ask for.
+const PROBES: [&str; 2] = ["/health", "/ready"];
 
 /// What a model that writes text is asked for.
 pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
-    let other =
-        || async { other("makes no vectors of texts; it has /v1/chat/completions and /v1/completions") };
+    let other = || async {
+        other(
+            "computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions",
+        )
+    };
     Router::new()
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
@@ -34,15 +43,17 @@ pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
         .route("/lora-adapters", get(adapters::list))
         .route("/v1/embeddings", any(other))
         .route("/v1/rerank", any(other))
+        .route("/classify", any(other))
         .route("/v1/audio/{*what}", any(deaf))
 }
 
 /// What an encoder is asked for.
 pub(crate) fn of_encoder() -> Router<Arc<Server<ServedEncoder>>> {
-    let other = || async { other("writes no text; it has /v1/embeddings and /v1/rerank") };
+    let other = || async { other("generates no text; it has /v1/embeddings, /v1/rerank or /classify") };
     Router::new()
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/rerank", post(rerank::rerank))
+        .route("/classify", post(classify::classify))
         .route("/v1/chat/completions", any(other))
         .route("/v1/completions", any(other))
         .route("/v1/audio/{*what}", any(deaf))
@@ -58,6 +69,7 @@ pub(crate) fn of_speech() -> Router<Arc<Server<ServedSpeech>>> {
         .route("/v1/completions", any(other))
         .route("/v1/embeddings", any(other))
         .route("/v1/rerank", any(other))
+        .route("/classify", any(other))
 }
 
 async fn deaf() -> ApiError {
@@ -70,12 +82,13 @@ fn other(what: &str) -> ApiError {
 }
 
 pub(crate) fn router<M: state::Model>(own: Router<Arc<Server<M>>>, server: Arc<Server<M>>) -> Router {
-    own.route("/v1/models", get(models::<M>))
+    own.route("/", get(page::page::<M>))
+        .route("/v1/models", get(models::<M>))
         .route("/v1/models/{*id}", get(model::<M>))
         .route("/health", get(health::<M>))
         .route("/ready", get(ready::<M>))
         .route("/metrics", get(metrics::<M>))
-        .route("/version", get(version))
+        .route("/version", get(version::<M>))
         .method_not_allowed_fallback(wrong_method)
         .fallback(no_route)
         .layer(from_fn_with_state(server.clone(), every::<M>))
@@ -85,16 +98,25 @@ pub(crate) fn router<M: state::Model>(own: Router<Arc<Server<M>>>, server: Arc<S
 /// What every request goes through.
 async fn every<M: state::Model>(
     State(server): State<Arc<Server<M>>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
-    let begun = Instant::now();
-    let (method, path) = (request.method().clone(), quoted(request.uri().path()));
+    // A request whose target names a host is for that one, whatever the header says.
+    let target = request.uri().authority().map(|to| HeaderValue::try_from(to.as_str()));
+    if let Some(Ok(host)) = target
+        && request.headers().get_all(header::HOST).iter().count() == 1
+    {
+        request.headers_mut().insert(header::HOST, host);
+    }
+    let visit = server.visit(&request);
     let id = request_id(request.headers());
+    let entry = Entry::new(&server.metrics, &request, &id);
     let (mut response, reader) = match server.guard.origin(request.headers()) {
         Err(error) => (error.into_response(), None),
-        Ok(Some(reader)) if is_preflight(&method, request.headers()) => (reader.preflight(), Some(reader)),
-        Ok(reader) => (admitted(&server, request, next).await, reader),
+        Ok(Some(reader)) if is_preflight(request.method(), request.headers()) => {
+            (reader.preflight(request.headers()), Some(reader))
+        }
+        Ok(reader) => (entry.scope(visit.scope(admitted(&server, request, next))).await, reader),
     };
     let headers = response.headers_mut();
     if let Some(reader) = reader {
@@ -104,23 +126,18 @@ async fn every<M: state::Model>(
         // So that the client asks elsewhere.
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    let (status, took) = (response.status().as_u16(), begun.elapsed().as_millis());
-    // Everything that clients chose is escaped.
-    let line = format!("{method} {path}: {status} after {took} ms, request {id:?}");
-    // Probes come every few seconds.
-    if method == Method::GET {
-        tracing::debug!("{line}")
-    } else {
-        tracing::info!("{line}")
-    }
     response.headers_mut().insert(REQUEST_ID, id);
-    response
+    entry.answered(visit.hold(response))
 }
 
-/// What every request with a key goes through.
-async fn admitted<M: state::Model>(server: &Server<M>, request: Request, next: Next) -> Response {
-    if let Err(error) = server.guard.key(request.headers()) {
-        return error.into_response();
+/// What every request goes through that may come from there. Probes seldom have a key.
+async fn admitted<M: state::Model>(server: &Server<M>, mut request: Request, next: Next) -> Response {
+    let probe = PROBES.contains(&request.uri().path()) && !server.settings.private_health;
+    match server.guard.key(request.headers()) {
+        Ok(caller) => drop(request.extensions_mut().insert(caller)),
+        // That the server runs is no secret.
+        Err(_) if probe || request.uri().path() == "/" => {}
+        Err(error) => return error.into_response(),
     }
     contained(next.run(request)).await.unwrap_or_else(|| {
         let why = "an internal error; please report it";
@@ -129,7 +146,9 @@ async fn admitted<M: state::Model>(server: &Server<M>, request: Request, next: N
 }
 
 async fn no_route(request: Request) -> ApiError {
-    let why = format!("there is nothing at {}", quoted(request.uri().path()));
+    let path = request.uri().path();
+    let instead = foreign::route(path).map(|instead| format!(": {instead}")).unwrap_or_default();
+    let why = format!("there is nothing at {}{instead}", quoted(path));
     ApiError::new(StatusCode::NOT_FOUND, why)
 }
 
@@ -189,35 +208,41 @@ async fn model<M: state::Model>(
     respond(&found.ok_or_else(|| ApiError::no_model(&asked, &names))?)
 }
 
-#[derive(Serialize)]
-struct Fine {
-    status: &'static str,
-}
-
-/// Does the engine live?
-async fn health<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
-    if !server.model.is_alive() {
-        server.ready()?;
-    }
-    respond(&Fine { status: "ok" })
-}
-
-/// Are requests taken?
-async fn ready<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
-    server.ready()?;
-    respond(&Fine { status: "ready" })
-}
-
-async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Response {
-    let kind = "text/plain; version=0.0.4; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], server.model.metrics(&server.metrics)).into_response()
+async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>, headers: HeaderMap) -> Response {
+    let format = Format::accepted(&headers);
+    let mut page = Page::new(format, server.model.names().first().map_or("", String::as_str));
+    server.model.metrics(&mut page, &server.metrics);
+    server.metrics.of_requests(&mut page);
+    let (log, version) = (&server.settings.log, env!("CARGO_PKG_VERSION"));
+    page.counter(
+        "vllm:log_lines_dropped",
+        "Lines of the log that could not be written.",
+        log.total_dropped(),
+    );
+    let filled = server.table.filled();
+    page.gauge("vllm:connections", "Connections there are.", filled.connections);
+    page.gauge("vllm:connections_max", "Connections that there may be.", filled.most);
+    page.counter(
+        "vllm:connections_given_up",
+        "Idle or stalled connections closed for new ones.",
+        filled.given_up,
+    );
+    let refused = "Connections turned away since their address had too many.";
+    page.counter("vllm:connections_refused", refused, filled.refused);
+    let build: Labels<'_> = &[("version", version), ("commit", server.settings.commit.unwrap_or_default())];
+    page.gauges("vllm:build_info", "What this server was built of.", [(build, 1)]);
+    crate::process::write(&mut page, server.since);
+    ([(header::CONTENT_TYPE, format.content_type())], page.finish()).into_response()
 }
 
 #[derive(Serialize)]
 struct Version {
     version: &'static str,
+    /// Of the source that it was built of, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    commit: Option<&'static str>,
 }
 
-async fn version() -> Result<Response, ApiError> {
-    respond(&Version { version: env!("CARGO_PKG_VERSION") })
+async fn version<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
+    respond(&Version { version: env!("CARGO_PKG_VERSION"), commit: server.settings.commit })
 }

@@ -6,15 +6,26 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use tallow_engine::adapters::Worn;
-use tallow_engine::handle::{Info, Request};
+use tallow_engine::handle::{Info, Request, Unread};
 use tallow_models::tokenizer::Shown;
 
+use crate::access::Notes;
 use crate::answers::{Answers, Echo, Followed, Part};
 use crate::errors::{ApiError, json};
 use crate::generation::{Generation, unknown_token};
 use crate::state::Server;
 use crate::stream::{SILENCE, stream};
+use crate::visit::Visit;
 use crate::wire::{Envelope, Form, Whole, finish_reason};
+
+/// What a token of an answer takes, with its log-probability, until it is JSON: measured.
+const TOKEN: usize = 512;
+/// What each of the likely tokens beside it takes.
+const LIKELY_TOKEN: usize = 320;
+/// Share of the memory for all that one answer may take for log-probabilities.
+const SHARE: usize = 4;
+/// An answer's text is counted in steps of so many bytes.
+const STEP: usize = 64 << 10;
 
 /// A prompt, and its text where that is to be part of the answer.
 #[derive(Debug)]
@@ -74,22 +85,40 @@ impl Job {
 
 /// Hands in a job and answers it. Whoever stops waiting for this ends it.
 pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiError> {
-    let Job { form, generation, requests } = job;
+    let Job { form, generation, mut requests } = job;
     let (choices, wants_tokens) = (requests.len(), generation.logprobs.is_some());
+    let (handle, notes) = (&server.model.handle, Notes::current());
+    let (max_new, worn) = requests.first().map_or((0, None), |(r, _)| (r.max_new, r.adapter));
+    let id = format!("{}{}", form.prefix(), notes.answer_id());
+    let adapters = handle.adapters();
+    notes.note(|noted| {
+        noted.completion = Some(id.clone());
+        noted.model = handle.info().names.first().cloned();
+        noted.adapter = worn.and_then(|w| Some(adapters.iter().find(|a| a.worn.id == w.id)?.name.clone()));
+    });
+    let visit = Visit::current();
+    let room = Room::of(&requests);
+    if let Some(visit) = &visit {
+        visit.claim.settle(room.bytes());
+        room.for_logprobs(&generation, &mut requests, server, visit).await?;
+    }
     let mut followed = Vec::new();
     for (index, (request, echo)) in requests.into_iter().enumerate() {
         let tokenizer = &server.model.handle.info().tokenizer;
         let places = wants_tokens.then(|| tokenizer.stream_after(&request.prompt, Shown::Text));
         // If one is refused, those before it are dropped here, which ends them.
-        let events = server.model.handle.submit(request);
-        let events = events.map_err(|failure| ApiError::engine(failure, server.model.handle.is_alive()))?;
-        followed.push(Followed { events, echo, places, first: index % generation.n == 0 });
+        let unread = visit.clone().map(|visit| visit as Arc<dyn Unread>);
+        let events = handle.submit_counted(request, unread);
+        let events = events.map_err(|failure| ApiError::engine(failure, handle.is_alive()))?;
+        let reasoned = generation.reasoned.clone();
+        followed.push(Followed { events, echo, places, reasoned, first: index % generation.n == 0 });
     }
+    server.metrics.taken(choices, max_new);
     let mut answers = Answers::new(server, followed, wants_tokens);
-    let names = &server.model.handle.info().names;
+    let names = &handle.info().names;
     let envelope = Envelope {
         form,
-        id: format!("{}{}", form.prefix(), unique()),
+        id,
         created: crate::prompt::unix_time(),
         model: generation.model.or_else(|| names.first().cloned()).unwrap_or_default(),
         wants_tokens,
@@ -101,15 +130,92 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
         return Ok(stream(answers, envelope, choices));
     }
     let mut wholes: Vec<Whole> = (0..choices).map(|_| Whole::default()).collect();
+    let mut counted =
+        Counted { visit: visit.filter(|_| !wants_tokens), base: room.bytes(), text: 0, known: 0 };
     while let Some(told) = answers.next().await {
         let told = told?;
         let whole = &mut wholes[told.index];
-        let Part { text, tokens } = told.part.unwrap_or_default();
+        let Part { reasoning, text, tokens } = told.part.unwrap_or_default();
+        whole.part.reasoning += &reasoning;
         whole.part.text += &text;
+        counted.add(reasoning.len() + text.len());
         whole.part.tokens.extend(tokens);
         whole.finish = told.end.as_ref().map_or(whole.finish, finish_reason);
     }
     Ok(json(StatusCode::OK, envelope.whole(&wholes, answers.totals())))
+}
+
+/// What an answer to these requests takes.
+struct Room {
+    requests: usize,
+    prompts: usize,
+}
+
+impl Room {
+    fn of(requests: &[(Request, Option<Echo>)]) -> Room {
+        let prompts = requests.iter().map(|(request, _)| request.prompt.len()).sum();
+        Room { requests: requests.len(), prompts }
+    }
+
+    /// Bytes of the requests themselves. The engine has copies.
+    fn bytes(&self) -> usize {
+        self.requests * 2 * size_of::<Request>() + self.prompts * 3 * size_of::<u32>()
+    }
+
+    /// Claims what log-probabilities take in an answer that is given as a whole, which is far more than its text. If
+    /// that is too much the request is refused, or its answer is shorter where it did not say how long it should be.
+    async fn for_logprobs(
+        &self,
+        generation: &Generation,
+        requests: &mut [(Request, Option<Echo>)],
+        server: &Server,
+        visit: &Visit,
+    ) -> Result<(), ApiError> {
+        let Some(top) = generation.logprobs.filter(|_| !generation.stream) else { return Ok(()) };
+        let each = TOKEN + (top + 1) * LIKELY_TOKEN;
+        let most = (server.budget.most() / SHARE / each).saturating_sub(self.scored(requests));
+        let wanted: usize = requests.iter().map(|(request, _)| request.max_new).sum();
+        if wanted > most {
+            let one = most / requests.len().max(1);
+            if generation.max_tokens.is_some() || one == 0 {
+                let why = format!(
+                    "an answer of {wanted} tokens, each with the log-probabilities of {top} more, takes too much memory as a \
+                     whole; there is room for {most}: ask for fewer tokens, n or top_logprobs, or for a stream"
+                );
+                return Err(ApiError::field("max_tokens", why).code("request_too_large"));
+            }
+            requests.iter_mut().for_each(|(request, _)| request.max_new = request.max_new.min(one));
+        }
+        visit.claim.grow((wanted.min(most) + self.scored(requests)) * each).await
+    }
+
+    /// Tokens of prompts that are part of the answer, scored.
+    fn scored(&self, requests: &[(Request, Option<Echo>)]) -> usize {
+        requests
+            .iter()
+            .filter(|(request, _)| request.score_prompt)
+            .map(|(request, _)| request.prompt.len())
+            .sum()
+    }
+}
+
+/// Counts the text of an answer that is collected.
+struct Counted {
+    visit: Option<Arc<Visit>>,
+    base: usize,
+    text: usize,
+    known: usize,
+}
+
+impl Counted {
+    fn add(&mut self, bytes: usize) {
+        self.text += bytes;
+        if let Some(visit) = self.visit.as_ref().filter(|_| self.text >= self.known + STEP) {
+            self.known = self.text;
+            // A text that grows takes up to twice its length, and so does its JSON.
+            visit.claim.settle(self.base + 4 * self.text);
+        }
+    }
 }
 
 /// A name that no other request has.

@@ -1,5 +1,6 @@
 //! `/v1/audio/transcriptions` and `/v1/audio/translations`: what is said in a sound file, as OpenAI's interface has it.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -14,20 +15,25 @@ use tallow_models::speech::Job;
 use tokio::sync::{OwnedSemaphorePermit, TryAcquireError};
 
 use crate::ServedSpeech;
+use crate::access::Notes;
 use crate::body;
 use crate::errors::ApiError;
+use crate::metrics::Counted;
 use crate::multipart::{Form, boundary};
 use crate::state::{Open, Server};
 use crate::transcript::{Format, Transcript};
 
 /// Bytes of a file at most, as clients of the interface know it, and of the fields beside it.
 const MOST_BYTES: usize = (25 << 20) + (64 << 10);
+/// Bytes that going through a sound takes besides its file.
+const DECODING: usize = 8 << 20;
 /// Bytes of a prompt at most.
 const MOST_PROMPT: usize = 64 << 10;
 
 /// What is asked for.
 struct Asked {
-    file: Vec<u8>,
+    /// Where the file is in the body.
+    file: Range<usize>,
     wish: Wish,
     format: Format,
 }
@@ -62,6 +68,7 @@ async fn written(
 ) -> Result<Response, ApiError> {
     server.ready()?;
     let seat = seat(&server)?;
+    let visit = server.visit(&request);
     let (parts, body) = request.into_parts();
     let kind =
         parts.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
@@ -69,27 +76,37 @@ async fn written(
         let why = "the body should be a form with a file: send it as content-type: multipart/form-data";
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why)
     })?;
-    let (bytes, large) = body::read(body, &server.large, MOST_BYTES).await?;
+    let mut bytes = body::read(body, &visit, MOST_BYTES).await?;
+    visit.claim.grow(DECODING).await?;
     let (_open, begun) = (Open::new(&server), Instant::now());
+    Notes::current().note(|noted| noted.model = server.model.names.first().cloned());
+    let mut counted = Counted::new(server.metrics.clone());
     let gone = Arc::new(AtomicBool::new(false));
     let _waiting = Waiting(gone.clone());
-    let own = server.clone();
+    let (own, held) = (server.clone(), visit.clone());
     let work = tokio::task::spawn_blocking(move || {
         // They are given back when this is done, even if nobody waits for it any more.
-        let _held = (seat, large);
+        let _held = (seat, held);
         let asked = read(&own, &bytes, &boundary, job, gone)?;
-        drop(bytes);
-        heard(&own, asked, job)
+        // The file stays where it is; what was around it goes.
+        bytes.truncate(asked.file.end);
+        bytes.drain(..asked.file.start);
+        heard(&own, bytes, asked, job)
     });
     let broken = |e| {
         tracing::error!("a sound could not be gone through: {e}");
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
     };
-    let (text, format) = tokio::select! {
-        done = work => done.map_err(broken)?.inspect_err(|_| server.metrics.ended("error"))?,
-        () = server.over() => return Err(ApiError::engine(Failure::ShuttingDown, true)),
+    let done = tokio::select! {
+        done = work => done.map_err(broken).and_then(|done| done),
+        () = server.over() => Err(ApiError::engine(Failure::ShuttingDown, true)),
     };
-    server.metrics.embedded(begun.elapsed());
+    match &done {
+        Ok(_) => counted.done(begun.elapsed()),
+        Err(why) if why.status.is_client_error() => counted.refused(),
+        Err(_) => counted.failed(),
+    }
+    let (text, format) = done?;
     Ok(([(header::CONTENT_TYPE, format.kind())], text).into_response())
 }
 
@@ -149,8 +166,10 @@ fn read(
     granularities(&mut form, format)?;
     // As with OpenAI's model of this kind: the answer comes whole.
     form.text("stream")?;
-    let file = file.to_vec();
     form.finish()?;
+    // It is a part of the body.
+    let start = file.as_ptr() as usize - body.as_ptr() as usize;
+    let file = start..start + file.len();
     Ok(Asked { file, wish: Wish { language, job, prompt, temperature, gone }, format })
 }
 
@@ -174,10 +193,15 @@ fn granularities(form: &mut Form<'_>, format: Format) -> Result<(), ApiError> {
 }
 
 /// Goes through a sound.
-fn heard(server: &Server<ServedSpeech>, asked: Asked, job: Job) -> Result<(String, Format), ApiError> {
+fn heard(
+    server: &Server<ServedSpeech>,
+    file: Vec<u8>,
+    asked: Asked,
+    job: Job,
+) -> Result<(String, Format), ApiError> {
     let transcriber = &server.model.transcriber;
     let unfit = |why: &dyn std::fmt::Display| ApiError::field("file", format!("file: {why}"));
-    let mut audio = Audio::bytes(asked.file).map_err(|e| unfit(&e))?;
+    let mut audio = Audio::bytes(file).map_err(|e| unfit(&e))?;
     let mut segments = Vec::new();
     let mut more = |n: usize| audio.read(n).map_err(|e| e.to_string());
     let heard = transcriber.run(&asked.wish, &mut more, &mut |some, _| segments.extend_from_slice(some));

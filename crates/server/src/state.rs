@@ -3,16 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::Request;
 use tallow_engine::handle::Failure;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
+use crate::budget::Budget;
+use crate::desks::Desks;
 use crate::errors::ApiError;
+use crate::exposition::Page;
 use crate::guard::Guard;
 use crate::metrics::Metrics;
+use crate::table::{Filled, Table};
+use crate::visit::Visit;
 use crate::{Served, Settings};
 
-/// Large bodies in memory at one time, together at most 256 MiB.
-const LARGE_BODIES: usize = 16;
 /// How long streams have to say that they were cut off, once the time to finish has passed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -32,8 +36,12 @@ pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
     fn is_alive(&self) -> bool;
     /// Has its engine finish within some time, and end.
     fn drain(&self, within: Duration);
-    /// What is counted of it.
-    fn metrics(&self, of_server: &Metrics) -> String;
+    /// Checks that found its cache out of order.
+    fn page_faults(&self) -> u64 {
+        0
+    }
+    /// Writes what is counted of it.
+    fn metrics(&self, page: &mut Page, of_server: &Metrics);
 }
 
 /// What all connections share.
@@ -42,13 +50,15 @@ pub(crate) struct Server<M = Served> {
     pub(crate) model: M,
     pub(crate) settings: Settings,
     pub(crate) guard: Guard,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
     /// When it began, in seconds since the start of 1970.
     pub(crate) since: u64,
-    /// For those who hold a large body.
-    pub(crate) large: Arc<Semaphore>,
+    /// What requests may hold.
+    pub(crate) budget: Arc<Budget>,
     /// For those who make prompts, which takes the whole of a processor.
-    pub(crate) desks: Arc<Semaphore>,
+    pub(crate) desks: Arc<Desks>,
+    /// All connections.
+    pub(crate) table: Arc<Table>,
     /// Requests that are being answered.
     open: watch::Sender<usize>,
     /// Is the time to finish over?
@@ -59,10 +69,11 @@ impl<M: Model> Server<M> {
     pub(crate) fn new(model: M, settings: Settings, guard: Guard) -> Server<M> {
         let desks = std::thread::available_parallelism().map_or(1, usize::from);
         Server {
-            metrics: Metrics::new(),
+            metrics: Arc::new(Metrics::new()),
             since: crate::prompt::unix_time(),
-            large: Arc::new(Semaphore::new(LARGE_BODIES)),
-            desks: Arc::new(Semaphore::new(desks)),
+            budget: Arc::new(Budget::new(settings.limits.memory)),
+            desks: Arc::new(Desks::new(desks)),
+            table: Arc::new(settings.limits.table()),
             open: watch::Sender::new(0),
             over: watch::Sender::new(false),
             model,
@@ -74,6 +85,25 @@ impl<M: Model> Server<M> {
     /// Are requests taken? If not, why.
     pub(crate) fn ready(&self) -> Result<(), ApiError> {
         self.model.ready().map_err(|why| ApiError::engine(why, self.model.is_alive()))
+    }
+
+    /// What is wrong but does not keep requests from being answered.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let pages = match self.model.page_faults() {
+            0 => None,
+            n => Some(format!("the KV cache's pages were found out of order; please report it; times: {n}")),
+        };
+        let Filled { connections, most, .. } = self.table.filled();
+        let full = connections >= most;
+        let full =
+            full.then(|| format!("all {most} connections are in use: idle ones are closed for new ones"));
+        self.settings.log.problem().into_iter().chain(pages).chain(full).collect()
+    }
+
+    /// What is kept of a request: of the one that is being dealt with, or of a new one.
+    pub(crate) fn visit(&self, request: &Request) -> Arc<Visit> {
+        let new = || Visit::new(&self.budget, request, !self.settings.api_keys.is_empty());
+        Visit::current().unwrap_or_else(new)
     }
 
     /// Takes no more requests, and returns once those under way are answered, or had the time they may take.

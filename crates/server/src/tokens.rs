@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tallow_engine::handle::EngineHandle;
-use tallow_models::tokenizer::{Around, Shown};
+use tallow_models::tokenizer::{Around, Shown, Tokenizer};
 
 use crate::adapters;
-use crate::body::prepare;
+use crate::body::prepare_up_to;
 use crate::completions::tokens;
 use crate::errors::{ApiError, respond};
 use crate::fields::{Fields, wrong};
@@ -18,13 +18,33 @@ use crate::generation::unknown_token;
 use crate::prompt::{Messages, tokens_of_text};
 use crate::state::Server;
 
+/// Bytes of a body that has so much room, whatever the context is.
+const MOST_BYTES: usize = 1 << 20;
+/// Bytes of a body for each token of the context, where that is more.
+const BYTES_OF_TOKEN: usize = 16;
+/// Bytes of a text that tokens become.
+const MOST_TEXT: usize = 16 << 20;
+
 #[derive(Serialize)]
-struct Tokens {
+struct Tokens<'a> {
     count: usize,
     max_model_len: usize,
-    tokens: Vec<u32>,
+    tokens: &'a [u32],
     #[serde(skip_serializing_if = "Option::is_none")]
-    token_strs: Option<Vec<String>>,
+    token_strs: Option<Texts<'a>>,
+}
+
+/// Tokens as the vocabulary writes them. There may be a million, so they are not put into a list.
+struct Texts<'a> {
+    tokens: &'a [u32],
+    tokenizer: &'a Tokenizer,
+}
+
+impl Serialize for Texts<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer
+            .collect_seq(self.tokens.iter().map(|id| self.tokenizer.token_text(*id).unwrap_or_default()))
+    }
 }
 
 #[derive(Serialize)]
@@ -32,13 +52,19 @@ struct Text {
     prompt: String,
 }
 
+/// How long a body may be: what is made of it is many times longer.
+fn most_bytes(context: usize) -> usize {
+    context.saturating_mul(BYTES_OF_TOKEN).clamp(MOST_BYTES, 8 * MOST_BYTES)
+}
+
 pub(crate) async fn tokenize(
     State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    prepare(&server, request, |server, body| {
+    let most = most_bytes(server.model.handle.info().context);
+    prepare_up_to(&server, request, most, move |server, body| {
         let info = server.model.handle.info();
-        let mut fields = Fields::body(body)?;
+        let mut fields = Fields::body(&body)?;
         check_model(&mut fields, &server.model.handle)?;
         let with_texts = fields.flag("return_token_strs")?.unwrap_or(false);
         let prompt = fields.text("prompt")?;
@@ -47,7 +73,7 @@ pub(crate) async fn tokenize(
                 let around = fields.flag("add_special_tokens")?.unwrap_or(true);
                 let around = if around { Around::Added } else { Around::Omitted };
                 fields.finish()?;
-                tokens_of_text("prompt", &prompt, around, &info.tokenizer)?
+                tokens_of_text("prompt", &prompt, around, (&info.tokenizer, most))?
             }
             None => {
                 let messages = Messages::take(&mut fields)?;
@@ -56,12 +82,13 @@ pub(crate) async fn tokenize(
                     server.model.templates.as_ref(),
                     server.settings.template_values,
                     &info.tokenizer,
+                    most,
                 )?
             }
         };
-        let text = |id: &u32| info.tokenizer.token_text(*id).unwrap_or_default().to_owned();
-        let token_strs = with_texts.then(|| tokens.iter().map(text).collect());
-        respond(&Tokens { count: tokens.len(), max_model_len: info.context, tokens, token_strs })
+        let texts = Texts { tokens: &tokens, tokenizer: &info.tokenizer };
+        let (count, token_strs) = (tokens.len(), with_texts.then_some(texts));
+        respond(&Tokens { count, max_model_len: info.context, tokens: &tokens, token_strs })
     })
     .await
 }
@@ -70,9 +97,10 @@ pub(crate) async fn detokenize(
     State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    prepare(&server, request, |server, body| {
+    let most = most_bytes(server.model.handle.info().context);
+    prepare_up_to(&server, request, most, |server, body| {
         let info = server.model.handle.info();
-        let mut fields = Fields::body(body)?;
+        let mut fields = Fields::body(&body)?;
         check_model(&mut fields, &server.model.handle)?;
         let ids = match fields.take("tokens") {
             Some(Value::Array(ids)) => tokens("tokens", ids)?,
@@ -84,9 +112,24 @@ pub(crate) async fn detokenize(
         if let Some(id) = ids.iter().find(|id| **id as usize >= info.vocab) {
             return Err(unknown_token("tokens".into(), *id, info.vocab));
         }
-        respond(&Text { prompt: info.tokenizer.decode(&ids, Shown::All) })
+        respond(&Text { prompt: text_of(&ids, &info.tokenizer)? })
     })
     .await
+}
+
+/// The text of tokens, unless it is too long.
+fn text_of(ids: &[u32], tokenizer: &Tokenizer) -> Result<String, ApiError> {
+    let (mut text, mut stream) = (String::new(), tokenizer.stream(Shown::All));
+    for id in ids {
+        text.push_str(stream.push(*id).unwrap_or_default());
+        if text.len() > MOST_TEXT {
+            let why =
+                format!("the text of these tokens has more than {MOST_TEXT} bytes; ask for fewer at a time");
+            return Err(ApiError::field("tokens", why));
+        }
+    }
+    text.push_str(stream.finish().unwrap_or_default());
+    Ok(text)
 }
 
 fn check_model(fields: &mut Fields, handle: &EngineHandle) -> Result<(), ApiError> {

@@ -278,7 +278,45 @@ fn lengths_where_a_request_does_not_say() {
     let site = plan.start();
     assert_eq!(count(&site, CHAT, &said), 7);
     assert_eq!(count(&site, TEXT, &json!({"prompt": "Hi"})), 7);
-    assert_eq!(count(&site, CHAT, &chat(json!({"max_tokens": 9}))), 9);
+    assert_eq!(count(&site, CHAT, &chat(json!({"max_tokens": 3}))), 3);
+    // It is the most that any answer has, and who asks for more is told that it was cut.
+    for (path, body) in
+        [(CHAT, chat(json!({"max_tokens": 50}))), (TEXT, json!({"prompt": "Hi", "max_tokens": 50}))]
+    {
+        let reply = post(path, &body).get(&site).json();
+        let (tokens, finish) = (&reply["usage"]["completion_tokens"], &reply["choices"][0]["finish_reason"]);
+        assert_eq!((tokens, finish), (&json!(7), &json!("length")));
+    }
+}
+
+#[test]
+fn a_stream_says_how_far_its_prompt_is() {
+    let handle = common::puppet(info(), |request| {
+        let step = |computed| Event::Prefill { computed, cached: 16, total: 40 };
+        let said = if request.progress { vec![step(24), step(40)] } else { Vec::new() };
+        let done = Done { cached_tokens: 16, new_tokens: 0, ..common::done(request.prompt.len()) };
+        std::iter::once(Event::Started { cached: 16 }).chain(said).chain([Event::Done(done)]).collect()
+    });
+    let site = Plan::new(handle).start();
+    for (path, body) in [(CHAT, chat(json!({}))), (TEXT, json!({"prompt": "Hi"}))] {
+        let asked = |wanted: bool| {
+            let mut body = body.clone();
+            body["stream"] = true.into();
+            body["return_progress"] = wanted.into();
+            post(path, body).get(&site).chunks()
+        };
+        let chunks = asked(true);
+        let told: Vec<_> = chunks.iter().filter(|chunk| chunk.get("prompt_progress").is_some()).collect();
+        let processed: Vec<_> = told.iter().map(|chunk| &chunk["prompt_progress"]["processed"]).collect();
+        assert_eq!(processed, [&json!(24), &json!(40)]);
+        let first = &told[0]["prompt_progress"];
+        assert_eq!((&first["total"], &first["cache"]), (&json!(40), &json!(16)));
+        assert!(first["time_ms"].is_u64() && told[0]["choices"][0]["finish_reason"].is_null());
+        assert!(asked(false).iter().all(|chunk| chunk.get("prompt_progress").is_none()));
+        let mut whole = body.clone();
+        whole["return_progress"] = true.into();
+        assert_eq!(post(path, whole).get(&site).param().as_deref(), Some("return_progress"));
+    }
 }
 
 #[test]

@@ -58,6 +58,22 @@ pub(crate) struct Rerank {
     pub device: DeviceArgs,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct Classify {
+    /// The classifier (an encoder with a classification head)
+    pub model: String,
+    /// The texts [default: the lines of standard input]
+    pub text: Vec<String>,
+    /// Cut texts that are longer than the context
+    #[arg(long)]
+    pub truncate: bool,
+    /// Write JSON, one object per line, with the scores of all labels
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
 /// How a transcript is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transcript {

@@ -211,7 +211,7 @@ pub(super) static FOREIGN: &[Foreign] = &[
     instead(
         &["--verbosity", "-lv", "--log-verbosity"],
         Value,
-        "-v shows speeds; the variable TALLOW_LOG says what is logged",
+        "-q and -v, or --log-level, say how much is logged",
     ),
     instead(
         &["--keep", "--n-keep", "--grp-attn-n", "-gan", "--grp-attn-w", "-gaw"],

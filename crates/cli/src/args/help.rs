@@ -36,7 +36,7 @@ Examples:
 
 const FILES: &str = "\
 Files:
-  ~/.cache/huggingface/hub        downloaded models, shared with other programs (HF_HUB_CACHE, HF_HOME)
+  ~/.cache/huggingface/hub        downloaded models, shared with other programs (HF_HUB_CACHE)
   ~/.config/tallow/config.toml    settings (--config, TALLOW_CONFIG)
   ~/.local/state/tallow           line history of chats
   To uninstall, remove the program and the last two; `tallow rm NAME` removes a model.";
@@ -80,6 +80,9 @@ fn examples(command: &str) -> Option<&'static str> {
         }
         "rerank" => {
             "Examples:\n  tallow rerank BAAI/bge-reranker-v2-m3 \"who sat?\" \"The cat sat.\" \"A dog.\""
+        }
+        "classify" => {
+            "Examples:\n  tallow classify distilbert/distilbert-base-uncased-finetuned-sst-2-english \"A fine film.\""
         }
         "transcribe" => {
             "Examples:

@@ -73,9 +73,15 @@ pub(crate) struct Convert {
     pub output: PathBuf,
     /// Quantize F32/F16/BF16 weights: q4_k_m, q8_0, …
     ///
-    /// Weights that are quantized already are left alone. Without this flag all are written as they are.
+    /// A GGUF file that is quantized already is refused, see --allow-requantize; what is quantized in a folder is left
+    /// alone. Without this flag all weights are written as they are.
     #[arg(long, value_name = "TYPE")]
     pub quant: Option<Recipe>,
+    /// Quantize again what is quantized already
+    ///
+    /// With --quant. It loses more than quantizing the original would.
+    #[arg(long)]
+    pub allow_requantize: bool,
     /// Importance matrix, from `tallow imatrix` or llama-imatrix
     ///
     /// Weights that multiply large activations are quantized more precisely.

@@ -24,6 +24,7 @@ impl Command {
             Command::Convert(args) => &mut args.model,
             Command::Embed(args) => &mut args.model,
             Command::Rerank(args) => &mut args.model,
+            Command::Classify(args) => &mut args.model,
             Command::Transcribe(args) => &mut args.model,
             Command::Tokenize(args) => &mut args.model,
             Command::Perplexity(args) => &mut args.model,

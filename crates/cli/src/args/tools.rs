@@ -21,6 +21,23 @@ pub(crate) enum Table {
     Json,
     /// One object a line
     Jsonl,
+    /// SQL statements
+    Sql,
+}
+
+/// Tokens of a prompt and of an answer that are measured together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PromptAndAnswer(pub usize, pub usize);
+
+impl std::str::FromStr for PromptAndAnswer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PromptAndAnswer, String> {
+        let both =
+            text.split_once(',').and_then(|(p, g)| Some((p.trim().parse().ok()?, g.trim().parse().ok()?)));
+        both.map(|(p, g)| PromptAndAnswer(p, g))
+            .ok_or_else(|| "two counts are expected, such as 512,128".into())
+    }
 }
 
 #[derive(Debug, Args)]
@@ -34,16 +51,32 @@ pub(crate) struct Bench {
     /// Tokens to generate and measure (decode)
     #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "128")]
     pub n_gen: Vec<usize>,
+    /// Prompt and answer measured together: N,N
+    ///
+    /// May be given several times.
+    #[arg(long, value_name = "N,N")]
+    pub pg: Vec<PromptAndAnswer>,
     /// Tokens in the KV cache beforehand
     #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
     pub n_depth: Vec<usize>,
     /// Sequences computed side by side, each with so many tokens
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     pub sequences: Vec<usize>,
-    /// Batch size: most tokens computed in one step
-    #[arg(short = 'b', long = "batch-size", value_name = "N", value_delimiter = ',', default_value = "512")]
+    /// Batch size: most tokens computed in one step [default: 512]
+    #[arg(short = 'b', long = "batch-size", value_name = "N", value_delimiter = ',')]
     #[arg(aliases = ["batch", "n-batch"])]
     pub n_batch: Vec<usize>,
+    /// The same: where both are given, the smaller number counts
+    #[arg(long = "ubatch-size", value_name = "N", value_delimiter = ',', aliases = ["ub", "ubatch"])]
+    pub n_ubatch: Vec<usize>,
+    /// Fused attention, which is always on: 0 is refused
+    #[arg(long = "flash-attn", value_name = "SWITCH", alias = "fa")]
+    pub flash_attn: Option<String>,
+    /// Layers on the GPU: all or none
+    ///
+    /// There is no partial offload: 0 is --device cpu, as many layers as the model has or more are --device auto.
+    #[arg(long = "n-gpu-layers", value_name = "N", aliases = ["ngl", "gpu-layers"])]
+    pub gpu_layers: Option<usize>,
     /// auto, cpu, vulkan, vulkan:1, metal, … [default: auto]
     ///
     /// Device to run on. auto takes the GPU with the most free memory if the model fits there, else the CPU.
@@ -55,8 +88,8 @@ pub(crate) struct Bench {
     /// Data type of the KV cache: f32, f16, bf16, int8, fp8 [default: f16]
     ///
     /// The default is bf16 on a CPU with AMX.
-    #[arg(long, value_name = "TYPE", aliases = KV)]
-    pub kv: Option<String>,
+    #[arg(long, value_name = "TYPE", value_delimiter = ',', aliases = KV)]
+    pub kv: Vec<String>,
     /// CPU instruction set [default: the best there is]
     ///
     /// scalar, neon, avx2, avxvnni, avx512 or amx.
@@ -68,9 +101,9 @@ pub(crate) struct Bench {
     /// Repetitions of each measurement
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
-    /// Output format: md, csv, json or jsonl
+    /// Output format: md, csv, json, jsonl or sql
     ///
-    /// A Markdown table, comma-separated values, one JSON array, or one JSON object per line.
+    /// A Markdown table, comma-separated values, one JSON array, one JSON object per line, or SQL statements.
     #[arg(short = 'o', long, value_name = "FORMAT", default_value = "md", hide_possible_values = true)]
     pub output: Table,
     /// Measure with a LoRA adapter, too: PATH or PATH:SCALE
@@ -159,7 +192,7 @@ pub(crate) struct Imatrix {
     pub model: String,
     /// Calibration text: some 100,000 tokens of what the model is for
     pub file: PathBuf,
-    /// File to write: GGUF, or the older format if it ends in .dat
+    /// GGUF file to write; .dat for the older format
     #[arg(short = 'o', long, value_name = "FILE", default_value = "imatrix.gguf")]
     pub output: PathBuf,
     /// Chunk size in tokens [default: 512]
@@ -189,9 +222,13 @@ pub(crate) struct Dump {
     pub input: PathBuf,
     /// safetensors file to write
     ///
-    /// `logits` of every token, and the hidden states `hidden0`, `hidden1`, …; of encoders their embeddings, too.
+    /// `logits` of every token, and the hidden states `hidden0`, `hidden1`, …; of encoders their embeddings, scores and
+    /// `pooler_output`, too.
     #[arg(long = "out", value_name = "FILE")]
     pub output: PathBuf,
+    /// Overwrite the output file if it exists
+    #[arg(long)]
+    pub force: bool,
     /// Data type of the KV cache; all else is f32
     #[arg(long = "kv", value_name = "TYPE", default_value = "f32", alias = "precision", aliases = KV)]
     pub precision: String,

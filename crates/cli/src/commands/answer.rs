@@ -130,7 +130,7 @@ pub(crate) fn answer(model: &ScribeModel, args: &Run, prompt: &str, sources: &So
     let chosen = config.max_tokens.is_some();
     if written == most && !stopped && (!chosen || std::io::stderr().is_terminal()) {
         let cut = Cut::Tokens { most, chosen, why: USUAL_WHY };
-        eprintln!("{}", screen::dim(&cut.words(false)));
+        screen::tell(&screen::dim(&cut.words(false)));
     }
     print("")
 }

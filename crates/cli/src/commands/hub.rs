@@ -44,7 +44,7 @@ fn watch(bar: &mut Option<(String, ProgressBar)>, event: Event<'_>) {
         let text = screen::harmless(&text).into_owned();
         match bar {
             Some((_, bar)) if !bar.is_hidden() => bar.println(text),
-            _ => eprintln!("{text}"),
+            _ => screen::tell(&text),
         }
     };
     match event {

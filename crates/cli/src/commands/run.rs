@@ -115,10 +115,10 @@ fn once(mut talk: Talk, prompt: &prompt::Prompt, args: &Run) -> Result<(), Faile
             // Who asked for so many tokens knows it.
             let known = matches!(cut, Some(Cut::Tokens { chosen: true, .. }));
             if let Some(cut) = cut.filter(|_| !known || std::io::stderr().is_terminal()) {
-                eprintln!("{}", screen::dim(&cut.words(false)));
+                screen::tell(&screen::dim(&cut.words(false)));
             }
             if args.verbose {
-                eprintln!("{}", screen::dim(&speed(&done)));
+                screen::tell(&screen::dim(&speed(&done)));
             }
         }
         // As a program that the signal has ended.

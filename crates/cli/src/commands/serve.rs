@@ -1,6 +1,5 @@
 //! `tallow serve`: one model, many clients.
 
-use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +8,7 @@ use tallow_models::AnyModel;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::generation::Generation;
 use tallow_models::scribe::ScribeModel;
-use tallow_server::{Served, ServedEncoder, ServedSpeech, Settings};
+use tallow_server::{Limits, Served, ServedEncoder, ServedSpeech, Settings};
 use tokio::net::TcpListener;
 
 use crate::args::{SampleArgs, Serve};
@@ -18,20 +17,25 @@ use crate::load::{self, DEMO, Note};
 use crate::lora::{self, Lora};
 use crate::settings::{Defaults, Flags, Sources, resolve};
 use crate::signal::signal;
-use crate::{Failed, env, screen, scribe};
+use crate::{Failed, build, descriptors, env, log, screen, scribe};
 
 pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let host = sources.get("host", args.host.clone(), "127.0.0.1".to_owned())?.value;
     let port = sources.get("port", args.port, 8080)?.value;
     let drain = sources.get("drain", args.drain, 30)?.value;
     let settings = Settings {
+        limits: limits(&args, sources)?,
         api_keys: keys(args.api_key_file.as_deref())?,
         allow_hosts: args.allow_host.clone(),
         allow_origins: args.allow_origin.clone(),
         template_values: args.allow_template_kwargs,
         adapters: args.lora_dir.as_deref().map(lora::folder).transpose()?,
         drain: Duration::from_secs(drain),
+        private_health: args.private_health,
+        log: log::health(),
+        commit: build::COMMIT,
     };
+    settings.check().map_err(Failed::new)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     // A port that is taken should not cost the loading of a model.
     let listener = runtime.block_on(listen(&host, port))?;
@@ -45,7 +49,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         }
         AnyModel::Encoder(model) => {
             let handle = start_encoder(&model, name, &args, sources)?;
-            announce(name, &listener, &settings)?;
+            announce(&load::short_name(name), &listener, &settings)?;
             let served = ServedEncoder { handle: handle.clone() };
             runtime.block_on(tallow_server::serve_encoder(listener, served, settings, stop(drain)))?;
             tracing::info!("stopped");
@@ -53,7 +57,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         }
         AnyModel::Scribe(model) => {
             let (_running, served) = start_scribe(&model, name, &args, sources)?;
-            announce(name, &listener, &settings)?;
+            announce(&load::short_name(name), &listener, &settings)?;
             runtime.block_on(tallow_server::serve_speech(listener, served, settings, stop(drain)))?;
             tracing::info!("stopped");
             return Ok(());
@@ -77,6 +81,36 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     runtime.block_on(tallow_server::serve(listener, served, settings, stop(drain)))?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// What clients may take of the machine.
+fn limits(args: &Serve, sources: &Sources) -> Result<Limits, Failed> {
+    let usual = Limits::default();
+    let name = "max-memory-in-flight";
+    let memory = sources.get(name, args.max_memory_in_flight, usual.memory >> 20)?.value;
+    let (least, most) = (Limits::LEAST_MEMORY >> 20, usize::MAX >> 20);
+    if !(least..=most).contains(&memory) {
+        return Err(Failed::new(format!("{name} is {memory} MiB; it must be at least {least}")));
+    }
+    let connections = sources.get("max-connections", args.max_connections, usual.connections)?.value;
+    let name = "max-connections-per-address";
+    let of_one = sources.get(name, args.max_connections_per_address, connections.div_ceil(2))?.value;
+    if connections == 0 || of_one == 0 {
+        return Err(Failed::new("max-connections and max-connections-per-address must be at least 1"));
+    }
+    let limits = Limits {
+        memory: memory << 20,
+        connections,
+        connections_per_address: of_one,
+        descriptors: descriptors::raise_limit(),
+    };
+    if limits.most_connections() < connections {
+        let most = limits.most_connections();
+        tracing::warn!(
+            "connections are limited to {most}: the system gives this process no more descriptors (ulimit -Hn)"
+        );
+    }
+    Ok(limits)
 }
 
 /// Starts an embedder for an encoder. What is about written text it does not take.
@@ -173,9 +207,7 @@ async fn stop(drain: u64) {
     tokio::spawn(async {
         let how = signal().await;
         tracing::warn!("{how} again: stopping at once");
-        if std::io::stderr().is_terminal() {
-            eprintln!();
-        }
+        log::finish();
         std::process::exit(130);
     });
 }

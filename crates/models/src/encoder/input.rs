@@ -1,5 +1,7 @@
 //! [`Inputs`]: from texts and images to what encoders take.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
 use super::{EncoderModel, Image, Input};
@@ -28,6 +30,12 @@ pub enum InputError {
     TooLong {
         /// How many it has, with those around it.
         tokens: usize,
+        /// How many the model takes.
+        most: usize,
+    },
+    /// It has so many tokens more that they were not counted.
+    #[error("the text has more than {most} tokens, which the model takes; shorten it, or ask for truncation")]
+    FarTooLong {
         /// How many the model takes.
         most: usize,
     },
@@ -101,9 +109,16 @@ impl Inputs {
         self.words()?.text(text, cut)
     }
 
+    /// The first of two texts that belong together. It is tokenized once, for any number of seconds.
+    pub fn first(&self, text: &str, cut: Cut) -> std::result::Result<First<'_>, InputError> {
+        let words = self.words()?;
+        let frame = words.tokenizer.around_two().ok_or(InputError::NoPairs)?;
+        Ok(First { words, frame, tokens: words.encode(text, cut)?, cut })
+    }
+
     /// Two texts that belong together. If they are too long the longer loses its end first.
     pub fn pair(&self, first: &str, second: &str, cut: Cut) -> std::result::Result<Input, InputError> {
-        self.words()?.pair(first, second, cut)
+        self.first(first, cut)?.with(second)
     }
 
     /// Tokens as they are.
@@ -135,30 +150,31 @@ impl Words {
         Ok(Words { tokenizer, plain, lowers, fill, vocab, types, most })
     }
 
-    fn encode(&self, text: &str) -> std::result::Result<Vec<u32>, InputError> {
-        match (self.plain, self.lowers) {
-            (true, _) => Ok(self.tokenizer.encode(&plain(text), Special::BARE)?),
-            (false, true) => Ok(self.tokenizer.encode(&text.to_lowercase(), Special::BARE)?),
-            (false, false) => Ok(self.tokenizer.encode(text, Special::BARE)?),
+    /// A text's tokens, as far as there can be room for them. What is to be cut off anyway is not tokenized.
+    fn encode(&self, text: &str, cut: Cut) -> std::result::Result<Vec<u32>, InputError> {
+        let text: Cow<'_, str> = match (self.plain, self.lowers) {
+            (true, _) => plain(text).into(),
+            (false, true) => text.to_lowercase().into(),
+            (false, false) => text.into(),
+        };
+        match cut {
+            Cut::No => {
+                let tokens = self.tokenizer.encode_up_to(&text, Special::BARE, self.most)?;
+                tokens.ok_or(InputError::FarTooLong { most: self.most })
+            }
+            Cut::End => {
+                let begun = self.tokenizer.beginning_of(&text, Special::BARE, self.most);
+                Ok(self.tokenizer.encode(begun, Special::BARE)?)
+            }
         }
     }
 
     fn text(&self, text: &str, cut: Cut) -> std::result::Result<Input, InputError> {
         let frame = self.tokenizer.around_one();
-        let mut tokens = self.encode(text)?;
+        let mut tokens = self.encode(text, cut)?;
         let room = self.room(frame, tokens.len(), cut)?;
         tokens.truncate(room);
         self.checked(frame, &tokens, &[])
-    }
-
-    fn pair(&self, first: &str, second: &str, cut: Cut) -> std::result::Result<Input, InputError> {
-        let frame = self.tokenizer.around_two().ok_or(InputError::NoPairs)?;
-        let (mut a, mut b) = (self.encode(first)?, self.encode(second)?);
-        let room = self.room(frame, a.len() + b.len(), cut)?;
-        let (for_a, for_b) = shared_out(room, a.len(), b.len());
-        a.truncate(for_a);
-        b.truncate(for_b);
-        self.checked(frame, &a, &b)
     }
 
     fn tokens(&self, mut tokens: Vec<u32>, cut: Cut) -> std::result::Result<Input, InputError> {
@@ -202,6 +218,26 @@ impl Words {
             }
             None => Ok(input),
         }
+    }
+}
+
+/// The first of two texts that belong together.
+#[derive(Debug, Clone)]
+pub struct First<'a> {
+    words: &'a Words,
+    frame: &'a [Placed],
+    tokens: Vec<u32>,
+    cut: Cut,
+}
+
+impl First<'_> {
+    /// Both texts. If they are too long the longer loses its end first.
+    pub fn with(&self, second: &str) -> std::result::Result<Input, InputError> {
+        let (a, mut b) = (&self.tokens, self.words.encode(second, self.cut)?);
+        let room = self.words.room(self.frame, a.len() + b.len(), self.cut)?;
+        let (for_a, for_b) = shared_out(room, a.len(), b.len());
+        b.truncate(for_b);
+        self.words.checked(self.frame, &a[..for_a.min(a.len())], &b)
     }
 }
 

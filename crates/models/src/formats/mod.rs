@@ -282,8 +282,18 @@ pub(crate) fn read_json(path: &Path) -> Result<Value> {
 /// Reads a JSON file of at most so many bytes.
 fn read_json_as<T: serde::de::DeserializeOwned>(path: &Path, most: u64) -> Result<T> {
     serde_json::from_slice(&read_at_most(path, most)?).map_err(|e| {
-        let what = if e.is_data() { "is not what it should be" } else { "is not JSON" };
-        LoadError::bad(path, "the file", format_args!("{what}: {e}"))
+        let (line, column) = (e.line(), e.column());
+        let why = match e.classify() {
+            serde_json::error::Category::Data => format!("is not what it should be: {e}"),
+            serde_json::error::Category::Eof => format!("is not JSON: it ends too early, in line {line}"),
+            _ => {
+                let words = e.to_string();
+                let words = words.split(" at line ").next().filter(|words| *words != "expected value");
+                let what = words.unwrap_or("what stands there is no value");
+                format!("is not JSON: line {line}, column {column}: {what}")
+            }
+        };
+        LoadError::bad(path, "the file", why)
     })
 }
 

@@ -8,6 +8,9 @@ use crate::tokenizer::{Around, Special, TokenizeError, Tokenizer, Written};
 /// The mark before a special token of somebody else's, as it is written in lists and objects. There it shields nothing.
 const ESCAPED_MARK: &str = "\\ufdd0";
 
+/// How a rendered chat is read.
+const RENDERED: Special = Special { around: Around::Omitted, written: Written::Shielded };
+
 /// Why a chat cannot be made a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PromptError {
@@ -29,16 +32,24 @@ impl ChatTemplate {
     /// The tokens of a rendered chat. Nothing that the chat contains becomes a special token; only the template writes
     /// those.
     pub fn prompt(&self, chat: &Chat<'_>, tokenizer: &Tokenizer) -> Result<Vec<u32>, PromptError> {
-        self.prompt_at_most(chat, tokenizer, usize::MAX)
+        let text = self.shielded_text(chat, tokenizer)?;
+        Ok(tokenizer.begun(tokenizer.encode(&text, RENDERED)?))
     }
 
-    /// The tokens of a rendered chat, or [`TokenizeError::TooMany`] once it is certain that there are more than `most`.
-    pub fn prompt_at_most(
+    /// The same, or nothing if the chat has far more than `most` tokens. Such a one is not tokenized to its end.
+    pub fn prompt_up_to(
         &self,
         chat: &Chat<'_>,
         tokenizer: &Tokenizer,
         most: usize,
-    ) -> Result<Vec<u32>, PromptError> {
+    ) -> Result<Option<Vec<u32>>, PromptError> {
+        let text = self.shielded_text(chat, tokenizer)?;
+        let tokens = tokenizer.encode_up_to(&text, RENDERED, most)?;
+        Ok(tokens.map(|tokens| tokenizer.begun(tokens)))
+    }
+
+    /// The rendered chat, where special tokens that its messages contain are marked as text.
+    fn shielded_text(&self, chat: &Chat<'_>, tokenizer: &Tokenizer) -> Result<String, PromptError> {
         let messages = match chat.messages {
             Json::Array(list) => Json::Array(list.iter().map(|m| shielded_message(tokenizer, m)).collect()),
             other => other.clone(),
@@ -57,8 +68,7 @@ impl ChatTemplate {
         if text.contains(ESCAPED_MARK) {
             return Err(PromptError::Unclear);
         }
-        let special = Special { around: Around::Omitted, written: Written::Shielded };
-        Ok(tokenizer.begun(tokenizer.encode_at_most(&text, special, most)?))
+        Ok(text)
     }
 }
 

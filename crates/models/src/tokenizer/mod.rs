@@ -15,6 +15,7 @@ mod frame;
 mod gguf;
 mod json;
 mod keys;
+mod limit;
 mod merge;
 mod normalize;
 mod pattern;
@@ -275,6 +276,7 @@ impl Tokenizer {
             tokenizer: self.clone(),
             stages: self.parts.stages.clone(),
             shown,
+            also: Vec::new(),
             text: String::new(),
             known: String::new(),
         }
@@ -465,12 +467,21 @@ pub struct Detokenizer {
     tokenizer: Tokenizer,
     stages: Vec<Stage>,
     shown: Shown,
+    /// Special tokens that are shown in any case.
+    also: Vec<u32>,
     text: String,
     /// The end of the prompt's text, where the stages have it still: as much of it as comes out is left out.
     known: String,
 }
 
 impl Detokenizer {
+    /// The same, which shows these special tokens, too.
+    #[must_use]
+    pub fn showing(mut self, also: Vec<u32>) -> Detokenizer {
+        self.also = also;
+        self
+    }
+
     /// Takes a token and gives the text that is certain with it, if any.
     pub fn push(&mut self, id: u32) -> Option<&str> {
         self.text.clear();
@@ -502,7 +513,7 @@ impl Detokenizer {
     fn feed(&mut self, id: u32) {
         let parts = &self.tokenizer.parts;
         let Some((text, verbatim)) = parts.decoded(id) else { return };
-        if self.shown == Shown::Text && parts.added.is_hidden(text) {
+        if self.shown == Shown::Text && parts.added.is_hidden(text) && !self.also.contains(&id) {
             return;
         }
         let chunk = Chunk { text: text.into(), opens: true, closes: true, verbatim };

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use unicode_normalization::UnicodeNormalization;
 use unicode_normalization::char::decompose_canonical;
 use unicode_segmentation::UnicodeSegmentation;
@@ -325,30 +327,9 @@ fn replace_pattern(text: &str, pattern: &Pattern, with: &str) -> std::result::Re
     Ok(out)
 }
 
-/// The bytes that standard base64 stands for.
+/// The bytes that standard base64 stands for, which may be without its padding.
 fn base64(text: &str) -> Option<Vec<u8>> {
-    let text = text.trim_end_matches('=').as_bytes();
-    let mut out = Vec::with_capacity(text.len() / 4 * 3 + 3);
-    for group in text.chunks(4) {
-        let mut bits = 0u32;
-        for c in group {
-            let six = match c {
-                b'A'..=b'Z' => c - b'A',
-                b'a'..=b'z' => c - b'a' + 26,
-                b'0'..=b'9' => c - b'0' + 52,
-                b'+' => 62,
-                b'/' => 63,
-                _ => return None,
-            };
-            bits = bits << 6 | u32::from(six);
-        }
-        bits <<= 6 * (4 - group.len());
-        if group.len() == 1 {
-            return None;
-        }
-        out.extend(&bits.to_be_bytes()[1..group.len()]);
-    }
-    Some(out)
+    STANDARD_NO_PAD.decode(text.trim_end_matches('=')).ok()
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ pub(crate) fn chat(setup: Setup<'_>, talk: Talk) -> Result<(), Failed> {
         };
         // One thing that fails does not end the chat.
         if let Err(why) = done {
-            eprintln!("{} {}", screen::red("error:"), screen::harmless(&why.to_string()));
+            screen::tell(&format!("{} {}", screen::red("error:"), screen::harmless(&why.to_string())));
         }
     }
     print("")

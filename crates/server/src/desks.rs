@@ -1,0 +1,160 @@
+//! [`Desks`]: where bodies become prompts, which takes a whole processor for a while.
+//!
+//! Clients take turns, so that what one sends delays another by one turn at most, however much it is. Large bodies never
+//! have all desks.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+use crate::visit::Client;
+
+/// Desks for large bodies at most: each holds far more memory than its body.
+const MOST_LARGE: usize = 4;
+
+/// So many places to work.
+#[derive(Debug)]
+pub(crate) struct Desks(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    free: usize,
+    /// Of those, how many a large body may have.
+    free_for_large: usize,
+    /// Those who wait. The first has the next turn.
+    turns: VecDeque<Turn>,
+}
+
+/// Whose turn it is: large and small bodies of a client take turns too.
+type Flow = (Client, bool);
+
+#[derive(Debug)]
+struct Turn {
+    flow: Flow,
+    waiting: VecDeque<oneshot::Sender<Desk>>,
+}
+
+/// A place to work; dropping it gives it to the next.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    desks: Option<Arc<Desks>>,
+    large: bool,
+}
+
+impl Desks {
+    /// At least two, so that one is left where the other has a large body.
+    pub(crate) fn new(processors: usize) -> Desks {
+        let all = processors.max(2);
+        let free_for_large = (all / 2).clamp(1, MOST_LARGE);
+        Desks(Mutex::new(State { free: all, free_for_large, turns: VecDeque::new() }))
+    }
+
+    /// Waits for a desk.
+    pub(crate) async fn enter(self: &Arc<Desks>, client: Client, large: bool) -> Desk {
+        let (give, given) = oneshot::channel();
+        self.queue(client, large, give);
+        // Senders are only dropped here, once they have been used.
+        given.await.unwrap_or(Desk { desks: None, large })
+    }
+
+    fn queue(self: &Arc<Desks>, client: Client, large: bool, give: oneshot::Sender<Desk>) {
+        let mut state = self.state();
+        match state.turns.iter_mut().find(|turn| turn.flow == (client, large)) {
+            Some(turn) => turn.waiting.push_back(give),
+            None => state.turns.push_back(Turn { flow: (client, large), waiting: VecDeque::from([give]) }),
+        }
+        self.hand_out(&mut state);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives free desks to those whose turn it is.
+    fn hand_out(self: &Arc<Desks>, state: &mut State) {
+        while state.free > 0 {
+            let may = |turn: &Turn| !turn.flow.1 || state.free_for_large > 0;
+            let Some(at) = state.turns.iter().position(may) else { return };
+            let Some(mut turn) = state.turns.remove(at) else { return };
+            let large = turn.flow.1;
+            // Who has gone meanwhile has no turn.
+            let next = std::iter::from_fn(|| turn.waiting.pop_front()).find(|give| !give.is_closed());
+            if let Some(give) = next {
+                match give.send(Desk { desks: Some(self.clone()), large }) {
+                    Ok(()) => {
+                        state.free -= 1;
+                        state.free_for_large -= usize::from(large);
+                    }
+                    // It was not counted, and so it must not be given back.
+                    Err(mut desk) => desk.desks = None,
+                }
+            }
+            if !turn.waiting.is_empty() {
+                state.turns.push_back(turn);
+            }
+        }
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        let Some(desks) = self.desks.take() else { return };
+        let mut state = desks.state();
+        state.free += 1;
+        state.free_for_large += usize::from(self.large);
+        desks.hand_out(&mut state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::{Pin, pin};
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(made) => Some(made),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn clients_take_turns_however_many_requests_one_has() {
+        let desks = Arc::new(Desks::new(2));
+        let (greedy, other) = (Client(1), Client(2));
+        let enter = |client| Box::pin(desks.enter(client, false));
+        let held: Vec<Desk> = (0..2).map(|_| poll(enter(greedy).as_mut()).unwrap()).collect();
+        let mut queue: Vec<_> = (0..100).map(|_| enter(greedy)).collect();
+        assert!(queue.iter_mut().all(|one| poll(one.as_mut()).is_none()));
+        let mut late = enter(other);
+        assert!(poll(late.as_mut()).is_none());
+        let mut held = held.into_iter();
+        drop(held.next());
+        let first = poll(queue[0].as_mut()).expect("who came first has the first turn");
+        drop(held.next());
+        let second = poll(late.as_mut()).expect("and then it is the other's");
+        // Those who give up waiting are passed over.
+        queue.drain(1..99);
+        drop(first);
+        assert!(poll(queue[1].as_mut()).is_some());
+        drop(second);
+    }
+
+    #[test]
+    fn large_bodies_leave_a_desk_to_small_ones() {
+        let desks = Arc::new(Desks::new(1));
+        let client = Client(1);
+        let first = poll(pin!(desks.enter(client, true))).unwrap();
+        let mut large = Box::pin(desks.enter(client, true));
+        assert!(poll(large.as_mut()).is_none());
+        for _ in 0..10 {
+            assert!(poll(pin!(desks.enter(client, false))).is_some());
+        }
+        drop(first);
+        assert!(poll(large.as_mut()).is_some());
+    }
+}

@@ -1,0 +1,285 @@
+//! [`Socket`]: a connection's bytes, between the system and the protocol.
+//!
+//! It knows what the protocol's implementation does not tell: whether a client takes what it is sent, whether one that
+//! has ended its side still listens, and what to say to those whose requests could not be read at all.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::errors::ApiError;
+use crate::run::unique;
+use crate::table::{Probe, Seat};
+
+/// How long a client may take nothing of what it is sent.
+pub(crate) const TAKES_WITHIN: Duration = Duration::from_secs(60);
+/// How often it is looked whether a client that has ended its side is gone altogether.
+const LOOK: Duration = Duration::from_millis(40);
+/// What clients of the protocol's second version say first.
+const SECOND_VERSION: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Say nothing, before an answer and in the middle of a stream, and every client knows to read on. One that is gone
+/// answers them with a reset.
+const BEFORE_ANSWER: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+const WITHIN_STREAM: &[u8] = b"3\r\n:\n\n\r\n";
+
+/// A connection to a client.
+pub(crate) struct Socket {
+    io: TokioIo<TcpStream>,
+    seat: Arc<Seat>,
+    /// Since something could not be sent.
+    stuck: Option<Pin<Box<Sleep>>>,
+    /// Has the client ended its side?
+    ended: bool,
+    /// When to look again whether it is gone.
+    look: Option<Pin<Box<Sleep>>>,
+    /// Has it been asked?
+    asked: bool,
+    /// Is everything sent that was to be sent?
+    clean: bool,
+    /// How many bytes came first, and are they [`SECOND_VERSION`]?
+    preface: Option<usize>,
+    /// An answer of our own in place of a bare one, as far as it has not been sent.
+    own: Option<Own>,
+}
+
+struct Own {
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+impl Socket {
+    pub(crate) fn new(stream: TcpStream, seat: Arc<Seat>) -> Socket {
+        Socket {
+            io: TokioIo::new(stream),
+            seat,
+            stuck: None,
+            ended: false,
+            look: None,
+            asked: false,
+            clean: true,
+            preface: Some(0),
+            own: None,
+        }
+    }
+
+    fn stream(&self) -> &TcpStream {
+        self.io.inner()
+    }
+
+    /// Passes on what came of sending, but not for ever that it must wait: without that a client that never reads would
+    /// hold its answer for ever.
+    fn watch<R>(&mut self, cx: &mut Context<'_>, sent: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
+        if sent.is_ready() {
+            self.stuck = None;
+            self.seat.moved();
+            return sent;
+        }
+        self.seat.blocked();
+        let stuck = self.stuck.get_or_insert_with(|| Box::pin(sleep(TAKES_WITHIN)));
+        ready!(stuck.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing of its answer")))
+    }
+
+    /// A client has ended its side, which it does when it has asked and wants to hear, and when it has gone. While its
+    /// answer is being made it is asked which; else its end is the connection's.
+    fn half_closed(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            if self.seat.is_idle() {
+                return Poll::Ready(Ok(()));
+            }
+            if let Ok(Some(error)) = self.stream().take_error() {
+                return Poll::Ready(Err(error));
+            }
+            if self.seat.is_working() && !self.asked && self.clean {
+                self.asked = true;
+                let question = match self.seat.probe() {
+                    Probe::None => &[][..],
+                    Probe::BeforeAnswer => BEFORE_ANSWER,
+                    Probe::WithinStream => WITHIN_STREAM,
+                };
+                // If it cannot be sent now the answer will tell.
+                let _ = self.stream().try_write(question);
+            }
+            let look = self.look.get_or_insert_with(|| Box::pin(sleep(LOOK)));
+            ready!(look.as_mut().poll(cx));
+            look.as_mut().reset(Instant::now() + LOOK);
+            // Who reads a body that is complete knows that by now.
+            if self.seat.is_arriving() {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+
+    /// Notes what came first. Is it the protocol's second version?
+    fn is_second_version(&mut self, read: &[u8]) -> bool {
+        let Some(known) = self.preface else { return false };
+        let expected = &SECOND_VERSION[known..];
+        let n = expected.len().min(read.len());
+        let same = expected[..n] == read[..n];
+        self.preface = same.then_some(known + n).filter(|n| *n < SECOND_VERSION.len());
+        same && known + n == SECOND_VERSION.len()
+    }
+
+    /// What is to be sent in place of an answer that the protocol's implementation has made by itself, since it could
+    /// not read the request: it has a status and nothing more.
+    fn instead(&self, bytes: &[u8]) -> Option<Own> {
+        let bare = self.clean && self.seat.is_idle() && bytes.ends_with(b"\r\n\r\n");
+        let head = std::str::from_utf8(bytes).ok().filter(|_| bare)?;
+        let status = head.strip_prefix("HTTP/1.1 ").filter(|_| head.contains("\r\ncontent-length: 0\r\n"))?;
+        let status = StatusCode::from_bytes(status.get(..3)?.as_bytes()).ok()?;
+        status.is_client_error().then(|| Own { bytes: unread(status), sent: 0 })
+    }
+
+    /// Sends what is left of an answer of our own.
+    fn poll_own(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(own) = &mut self.own {
+            let sent = Pin::new(&mut self.io).poll_write(cx, &own.bytes[own.sent..]);
+            match sent {
+                Poll::Ready(Ok(n)) if n > 0 => own.sent += n,
+                Poll::Ready(Ok(_)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(Err(e)) => return Poll::Ready(Err(e)),
+                Poll::Pending => return self.watch(cx, Poll::Pending),
+            }
+            if own.sent == own.bytes.len() {
+                self.own = None;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Notes that an answer is sent, or only leave to send a body.
+    fn sending(&mut self, bytes: &[u8]) {
+        self.clean = false;
+        if !bytes.starts_with(b"HTTP/1.1 100 ") {
+            self.seat.answering();
+        }
+    }
+}
+
+/// The answer to a request that could not be read, with a body and an id as all have, and its line in the log.
+fn unread(status: StatusCode) -> Vec<u8> {
+    let why = match status {
+        StatusCode::URI_TOO_LONG => "the request's path is too long".to_owned(),
+        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => format!(
+            "the request's headers are too large: at most {} of them and {} bytes are read",
+            crate::connection::MOST_HEADERS,
+            crate::connection::MOST_HEADER_BYTES
+        ),
+        StatusCode::HTTP_VERSION_NOT_SUPPORTED => {
+            "this server speaks HTTP/1.1 and not HTTP/2; put a proxy in front that translates".to_owned()
+        }
+        _ => "the request is no HTTP/1.1 that can be read; is it meant for https or for another server?"
+            .to_owned(),
+    };
+    let id = unique();
+    tracing::info!("a request could not be read: {} ({why}), request {id:?}", status.as_u16());
+    let body = ApiError::new(status, why).json();
+    let reason = status.canonical_reason().unwrap_or_default();
+    let head = format!(
+        "HTTP/1.1 {} {reason}\r\ncontent-type: application/json\r\nx-request-id: {id}\r\ncontent-length: {}\r\n\
+         connection: close\r\n\r\n",
+        status.as_u16(),
+        body.len()
+    );
+    (head + &body).into_bytes()
+}
+
+/// Turns a client away before anything is read, as well as that can be done without waiting for it.
+pub(crate) fn turn_away(stream: &TcpStream) {
+    let why = "too many connections from this address are in use; try again in a while";
+    let body = ApiError::new(StatusCode::TOO_MANY_REQUESTS, why).code("too_many_connections").json();
+    let head = format!(
+        "HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\ncontent-length: {}\r\nretry-after: 1\r\n\
+         connection: close\r\n\r\n",
+        body.len()
+    );
+    // Whoever is so busy that this does not fit is not read either.
+    let _ = stream.try_write((head + &body).as_bytes());
+}
+
+impl Read for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        mut buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if this.ended {
+            return this.half_closed(cx);
+        }
+        let mut bytes = [0; 8 << 10];
+        let room = bytes.len().min(buf.remaining());
+        let mut piece = hyper::rt::ReadBuf::new(&mut bytes[..room]);
+        ready!(Pin::new(&mut this.io).poll_read(cx, piece.unfilled()))?;
+        let read = piece.filled();
+        if read.is_empty() {
+            this.ended = true;
+            return this.half_closed(cx);
+        }
+        this.seat.moved();
+        if this.is_second_version(read) {
+            let _ = this.stream().try_write(&unread(StatusCode::HTTP_VERSION_NOT_SUPPORTED));
+            let why = "the client speaks HTTP/2";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, why)));
+        }
+        buf.put_slice(read);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Write for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = &mut *self;
+        ready!(this.poll_own(cx))?;
+        if let Some(own) = this.instead(buf) {
+            this.own = Some(own);
+            // What does not go out now goes before anything else does.
+            let _ = this.poll_own(cx)?;
+            return Poll::Ready(Ok(buf.len()));
+        }
+        this.sending(buf);
+        let sent = Pin::new(&mut this.io).poll_write(cx, buf);
+        this.watch(cx, sent)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        ready!(this.poll_own(cx))?;
+        this.clean = true;
+        Pin::new(&mut this.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        ready!(this.poll_own(cx))?;
+        Pin::new(&mut this.io).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = &mut *self;
+        let mut some = bufs.iter().filter(|buf| !buf.is_empty());
+        let first = some.next().map_or(&[][..], |buf| buf);
+        if this.own.is_some() || some.next().is_none() {
+            return Pin::new(this).poll_write(cx, first);
+        }
+        this.sending(first);
+        let sent = Pin::new(&mut this.io).poll_write_vectored(cx, bufs);
+        this.watch(cx, sent)
+    }
+}

@@ -1,0 +1,379 @@
+//! [`Table`]: which connections there are, and which goes when there is no place for another.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+/// A client that has not moved for so long in the middle of a request can be given up for another.
+const STALLED: Duration = Duration::from_secs(5);
+/// How often it is looked for one.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What a connection waits for.
+const IDLE: u8 = 0;
+const ARRIVING: u8 = 1;
+const WORKING: u8 = 2;
+
+/// All connections.
+#[derive(Debug)]
+pub(crate) struct Table {
+    most: usize,
+    most_of_one: usize,
+    begun: Instant,
+    state: Mutex<State>,
+    freed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    seats: HashMap<u64, Arc<Seat>>,
+    of: HashMap<IpAddr, usize>,
+    given_up: u64,
+    refused: u64,
+}
+
+/// One connection, as all parts of the server see it.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    address: IpAddr,
+    waits_for: AtomicU8,
+    /// Does its client not take what it is sent?
+    blocked: AtomicBool,
+    /// Can its client be sent what it passes over?
+    has_interim: AtomicBool,
+    /// Is the answer a stream in chunks?
+    is_stream: AtomicBool,
+    /// Has any of the answer been sent?
+    is_answering: AtomicBool,
+    begun: Instant,
+    /// When its client last sent or took something, in milliseconds since then.
+    active: AtomicU64,
+    given_up: AtomicBool,
+    gone: Notify,
+}
+
+/// What can be sent to a client without saying anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Probe {
+    None,
+    BeforeAnswer,
+    WithinStream,
+}
+
+/// A place in the table; dropping it frees it.
+#[derive(Debug)]
+pub(crate) struct Place {
+    table: Arc<Table>,
+    id: u64,
+    pub(crate) seat: Arc<Seat>,
+}
+
+/// What is known of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Filled {
+    pub(crate) connections: usize,
+    pub(crate) most: usize,
+    /// Idle or stalled ones that had to go for others.
+    pub(crate) given_up: u64,
+    /// Ones that were turned away since their address had too many.
+    pub(crate) refused: u64,
+}
+
+impl Table {
+    /// For so many connections, and so many of one address.
+    pub(crate) fn new(most: usize, most_of_one: usize) -> Table {
+        let (most, most_of_one) = (most.max(1), most_of_one.max(1));
+        Table { most, most_of_one, begun: Instant::now(), state: Mutex::default(), freed: Notify::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a connection, or none if its address has too many that are all in use. Where the table is full, the
+    /// connection that has been idle longest goes; if none is idle or stalled, this waits until one ends.
+    pub(crate) async fn enter(self: &Arc<Table>, address: IpAddr) -> Option<Place> {
+        let address = client_of(address);
+        loop {
+            let freed = self.freed.notified();
+            {
+                let mut state = self.state();
+                let of_one = state.of.get(&address).copied().unwrap_or(0);
+                if of_one >= self.most_of_one && !state.give_up(self.begun, Some(address)) {
+                    state.refused += 1;
+                    return None;
+                }
+                if state.seats.len() < self.most || state.give_up(self.begun, None) {
+                    return Some(self.seated(&mut state, address));
+                }
+            }
+            let _ = timeout(LOOK, freed).await;
+        }
+    }
+
+    fn seated(self: &Arc<Table>, state: &mut State, address: IpAddr) -> Place {
+        let (id, seat) = (state.next, Arc::new(Seat::new(address, self.begun)));
+        state.next += 1;
+        state.seats.insert(id, seat.clone());
+        *state.of.entry(address).or_default() += 1;
+        Place { table: self.clone(), id, seat }
+    }
+
+    /// Gives up the connection that has been idle longest, since there are no descriptors left.
+    pub(crate) fn give_up_idle(&self) {
+        self.state().give_up(self.begun, None);
+    }
+
+    pub(crate) fn filled(&self) -> Filled {
+        let state = self.state();
+        let (given_up, refused) = (state.given_up, state.refused);
+        Filled { connections: state.seats.len(), most: self.most, given_up, refused }
+    }
+}
+
+impl State {
+    /// Gives up the connection, of that address if one is given, that has been idle longest, or that has stalled
+    /// longest if none is idle. Is there one?
+    fn give_up(&mut self, begun: Instant, of: Option<IpAddr>) -> bool {
+        let now = begun.elapsed().as_millis() as u64;
+        let those = self.seats.iter().filter(|(_, seat)| of.is_none_or(|address| seat.address == address));
+        let worst = those.filter_map(|(id, seat)| Some((seat.may_go(now)?, *id))).min();
+        let Some((_, id)) = worst else { return false };
+        if let Some(seat) = self.seats.get(&id).cloned() {
+            seat.give_up();
+            self.remove(id);
+            self.given_up += 1;
+        }
+        true
+    }
+
+    fn remove(&mut self, id: u64) {
+        let Some(seat) = self.seats.remove(&id) else { return };
+        if let Some(count) = self.of.get_mut(&seat.address) {
+            *count -= 1;
+            if *count == 0 {
+                self.of.remove(&seat.address);
+            }
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.table.state().remove(self.id);
+        self.table.freed.notify_waiters();
+    }
+}
+
+impl Seat {
+    fn new(address: IpAddr, begun: Instant) -> Seat {
+        let seat = Seat {
+            address,
+            waits_for: AtomicU8::new(IDLE),
+            blocked: AtomicBool::new(false),
+            has_interim: AtomicBool::new(false),
+            is_stream: AtomicBool::new(false),
+            is_answering: AtomicBool::new(false),
+            begun,
+            active: AtomicU64::new(0),
+            given_up: AtomicBool::new(false),
+            gone: Notify::new(),
+        };
+        seat.moved();
+        seat
+    }
+
+    /// One of a request that came on no connection.
+    pub(crate) fn detached() -> Seat {
+        Seat::new(Ipv6Addr::UNSPECIFIED.into(), Instant::now())
+    }
+
+    /// Whom it belongs to.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Its client has sent or taken something.
+    pub(crate) fn moved(&self) {
+        self.blocked.store(false, Ordering::Relaxed);
+        self.active.store(self.begun.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Its client takes nothing.
+    pub(crate) fn blocked(&self) {
+        self.blocked.store(true, Ordering::Relaxed);
+    }
+
+    /// A request has come. Clients that speak the protocol's version 1.1 can be sent what they pass over.
+    pub(crate) fn begin(&self, has_interim: bool) {
+        self.has_interim.store(has_interim, Ordering::Relaxed);
+        self.is_stream.store(false, Ordering::Relaxed);
+        self.is_answering.store(false, Ordering::Relaxed);
+        self.working();
+    }
+
+    /// Its answer is a stream of events.
+    pub(crate) fn streaming(&self) {
+        self.is_stream.store(true, Ordering::Relaxed);
+    }
+
+    /// Its answer is being sent.
+    pub(crate) fn answering(&self) {
+        self.is_answering.store(true, Ordering::Relaxed);
+    }
+
+    /// What shows whether its client is still there.
+    pub(crate) fn probe(&self) -> Probe {
+        let [interim, stream, answering] =
+            [&self.has_interim, &self.is_stream, &self.is_answering].map(|flag| flag.load(Ordering::Relaxed));
+        match (interim, stream, answering) {
+            (true, _, false) => Probe::BeforeAnswer,
+            (true, true, true) => Probe::WithinStream,
+            _ => Probe::None,
+        }
+    }
+
+    /// The server has the request's body.
+    pub(crate) fn working(&self) {
+        self.waits_for.store(WORKING, Ordering::Release);
+    }
+
+    /// Its body is read.
+    pub(crate) fn arriving(&self) {
+        self.waits_for.store(ARRIVING, Ordering::Release);
+    }
+
+    /// It has been answered.
+    pub(crate) fn idle(&self) {
+        self.waits_for.store(IDLE, Ordering::Release);
+    }
+
+    /// Is the server at work on a request whose body it has?
+    pub(crate) fn is_working(&self) -> bool {
+        self.waits_for.load(Ordering::Acquire) == WORKING
+    }
+
+    /// Is a body being read?
+    pub(crate) fn is_arriving(&self) -> bool {
+        self.waits_for.load(Ordering::Acquire) == ARRIVING
+    }
+
+    /// Is there no request?
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waits_for.load(Ordering::Acquire) == IDLE
+    }
+
+    /// Whether it can go for another, the lower the sooner: idle ones first, then who has been still longest.
+    fn may_go(&self, now: u64) -> Option<(bool, u64)> {
+        let active = self.active.load(Ordering::Relaxed);
+        let stalled = now.saturating_sub(active) > STALLED.as_millis() as u64;
+        match self.waits_for.load(Ordering::Acquire) {
+            IDLE => Some((false, active)),
+            ARRIVING if stalled => Some((true, active)),
+            _ if self.blocked.load(Ordering::Relaxed) && stalled => Some((true, active)),
+            _ => None,
+        }
+    }
+
+    /// Ends the connection.
+    pub(crate) fn give_up(&self) {
+        self.given_up.store(true, Ordering::Release);
+        self.gone.notify_one();
+    }
+
+    /// Resolves when it is given up. One waits for that at a time.
+    pub(crate) async fn gone(&self) {
+        while !self.given_up.load(Ordering::Acquire) {
+            self.gone.notified().await;
+        }
+    }
+}
+
+/// Whom an address belongs to: of the sixth version, whoever has the network.
+fn client_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) if !v6.is_loopback() => {
+            Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into()
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn address(n: u8) -> IpAddr {
+        Ipv4Addr::new(10, 0, 0, n).into()
+    }
+
+    async fn later(ms: u64) {
+        tokio::time::sleep(Duration::from_millis(ms)).await;
+    }
+
+    fn is_given_up(place: &Place) -> bool {
+        place.seat.given_up.load(Ordering::Acquire)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_longest_idle_goes_first_and_those_at_work_stay() {
+        let table = Arc::new(Table::new(3, 3));
+        let working = table.enter(address(1)).await.unwrap();
+        working.seat.working();
+        later(10).await;
+        let (older, newer) = (table.enter(address(2)).await.unwrap(), table.enter(address(3)).await.unwrap());
+        later(10).await;
+        newer.seat.moved();
+        let fourth = table.enter(address(4)).await.unwrap();
+        assert_eq!([is_given_up(&working), is_given_up(&older), is_given_up(&newer)], [false, true, false]);
+        fourth.seat.working();
+        newer.seat.arriving();
+        // A body that stalls goes too, but not at once.
+        let begun = Instant::now();
+        let fifth = table.enter(address(5)).await.unwrap();
+        assert!(is_given_up(&newer) && begun.elapsed() >= STALLED, "{:?}", begun.elapsed());
+        fifth.seat.working();
+        let sixth = tokio::spawn({
+            let table = table.clone();
+            async move { table.enter(address(6)).await }
+        });
+        later(60_000).await;
+        assert!(!sixth.is_finished(), "all are at work");
+        drop(working);
+        assert!(sixth.await.unwrap().is_some());
+        drop((older, newer));
+        assert_eq!(table.filled(), Filled { connections: 3 - 1, most: 3, given_up: 2, refused: 0 });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_gives_up_its_own() {
+        let table = Arc::new(Table::new(10, 2));
+        let (one, two) = (table.enter(address(1)).await.unwrap(), table.enter(address(1)).await.unwrap());
+        let other = table.enter(address(2)).await.unwrap();
+        one.seat.working();
+        let three = table.enter(address(1)).await.unwrap();
+        assert!(is_given_up(&two) && !is_given_up(&one) && !is_given_up(&other));
+        three.seat.working();
+        assert!(table.enter(address(1)).await.is_none(), "both of its connections are in use");
+        drop(one);
+        assert!(table.enter(address(1)).await.is_some());
+        assert_eq!(table.filled().refused, 1);
+    }
+
+    #[test]
+    fn a_network_of_the_sixth_version_is_one_client() {
+        let of = |text: &str| client_of(text.parse().unwrap());
+        assert_eq!(of("2001:db8:1:2:3::4"), of("2001:db8:1:2::9"));
+        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+    }
+}

@@ -1,0 +1,144 @@
+//! [`Visit`]: what the server keeps of one request from its head to the last byte of its answer.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, header};
+use axum::response::Response;
+use hyper::body::{Body as _, Bytes, Frame, SizeHint};
+use tallow_engine::handle::Unread;
+
+use crate::budget::{Budget, Claim, Stage};
+use crate::table::Seat;
+
+/// An answer is handed to the connection in pieces of this, so that what has not been sent is still counted.
+const PIECE: usize = 16 << 10;
+
+tokio::task_local! {
+    static CURRENT: Arc<Visit>;
+}
+
+/// Who asks, for fairness: an address, or a key where there are keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Client(pub(crate) u64);
+
+/// What is kept of a request while it lasts.
+#[derive(Debug)]
+pub(crate) struct Visit {
+    pub(crate) client: Client,
+    pub(crate) claim: Claim,
+    pub(crate) seat: Arc<Seat>,
+}
+
+/// Headers that keys come in.
+const KEYS: [HeaderName; 3] =
+    [header::AUTHORIZATION, HeaderName::from_static("x-api-key"), HeaderName::from_static("api-key")];
+
+impl Client {
+    fn of(seat: &Seat, headers: &HeaderMap, has_keys: bool) -> Client {
+        let mut hasher = DefaultHasher::new();
+        // A key that is wrong gets no further than being compared.
+        match KEYS.iter().find_map(|name| headers.get(name)).filter(|_| has_keys) {
+            Some(key) => key.as_bytes().hash(&mut hasher),
+            None => seat.address().hash(&mut hasher),
+        }
+        Client(hasher.finish())
+    }
+}
+
+impl Unread for Visit {
+    fn told(&self, bytes: usize) -> bool {
+        self.claim.told(bytes)
+    }
+}
+
+impl Visit {
+    /// Of a request. Keys tell clients apart where there are keys.
+    pub(crate) fn new(budget: &Arc<Budget>, request: &Request, has_keys: bool) -> Arc<Visit> {
+        let seat = request.extensions().get::<Arc<Seat>>().cloned();
+        let seat = seat.unwrap_or_else(|| Arc::new(Seat::detached()));
+        let client = Client::of(&seat, request.headers(), has_keys);
+        Arc::new(Visit { client, claim: budget.claim(seat.clone()), seat })
+    }
+
+    /// The visit whose request is being dealt with.
+    pub(crate) fn current() -> Option<Arc<Visit>> {
+        CURRENT.try_with(Arc::clone).ok()
+    }
+
+    /// Deals with its request.
+    pub(crate) async fn scope<T>(self: &Arc<Visit>, work: impl Future<Output = T>) -> T {
+        CURRENT.scope(self.clone(), work).await
+    }
+
+    /// Keeps the claim until the client has taken the response.
+    pub(crate) fn hold(self: Arc<Visit>, response: Response) -> Response {
+        let kind = response.headers().get(header::CONTENT_TYPE);
+        if kind.is_some_and(|kind| kind == "text/event-stream") {
+            self.seat.streaming();
+        }
+        response.map(|body| {
+            if let Some(bytes) = body.size_hint().exact() {
+                self.claim.settle(bytes as usize);
+                self.claim.stage(Stage::Leaving);
+            }
+            Body::new(Held { body, left: Bytes::new(), visit: self })
+        })
+    }
+}
+
+/// The body of an answer, with what it is counted by.
+struct Held {
+    body: Body,
+    /// Of what the body gave last.
+    left: Bytes,
+    visit: Arc<Visit>,
+}
+
+impl hyper::body::Body for Held {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = self.get_mut();
+        if this.left.is_empty() {
+            match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => this.left = data,
+                    Err(other) => return Poll::Ready(Some(Ok(other))),
+                },
+                other => return Poll::Ready(other),
+            }
+        }
+        let piece = this.left.split_to(this.left.len().min(PIECE));
+        this.visit.claim.moved(piece.len());
+        Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (inner, left) = (self.body.size_hint(), self.left.len() as u64);
+        let mut hint = SizeHint::new();
+        hint.set_lower(inner.lower() + left);
+        if let Some(upper) = inner.upper() {
+            hint.set_upper(upper + left);
+        }
+        hint
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.visit.seat.idle();
+    }
+}

@@ -1,0 +1,232 @@
+//! The attacks. Each gives the bytes of the longest answer that it got.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use super::server::{Log, Server, answer};
+
+/// How long attacks that go on do so.
+const LONG: Duration = Duration::from_secs(8);
+/// Bytes of a body that is as long as may be, and of its text.
+const LONGEST: usize = 15_000_000;
+
+/// An attack.
+pub struct Case {
+    pub name: &'static str,
+    pub log: Log,
+    /// KiB of address space that the server may have.
+    pub space: Option<u64>,
+    /// Is there one large request at a time?
+    pub one: bool,
+    pub run: fn(&Server) -> io::Result<usize>,
+}
+
+const fn case(name: &'static str, one: bool, run: fn(&Server) -> io::Result<usize>) -> Case {
+    Case { name, log: Log::Read, space: None, one, run }
+}
+
+pub static CASES: &[Case] = &[
+    case("nothing", true, |_| {
+        std::thread::sleep(LONG);
+        Ok(0)
+    }),
+    case("one text of 15 MB to tokenize", true, tokenize_longest),
+    case("texts of 1 MB to tokenize", false, tokenize_many),
+    case("16 slow readers of long answers", false, slow_readers),
+    case("one prompt of 15 MB", true, one_prompt),
+    case("4 clients with prompts of 15 MB", false, prompts),
+    case("one chat of 15 MB", true, one_chat),
+    case("a body of many values", true, many_values),
+    case("64 bodies that stall", false, |server| stalled_bodies(server, 64, 1_000_000, 70_000)),
+    case("60 bodies that stall at their last byte", false, |server| {
+        stalled_bodies(server, 60, 16 << 20, (16 << 20) - 1)
+    }),
+    case("64 bodies that trickle", false, trickling_bodies),
+    case("10,000 idle connections", false, idle_connections),
+    case("128 answers with log-probabilities", true, log_probabilities),
+    case("8 streams of log-probabilities that nobody reads", false, unread_streams),
+    case("500 clients that vanish", false, vanishing),
+    Case {
+        space: Some(800_000),
+        ..case("one prompt of 15 MB, in 800 MB of address space", true, one_prompt)
+    },
+    Case { space: Some(800_000), ..case("one text of 15 MB to tokenize, in 800 MB", true, tokenize_longest) },
+    Case { log: Log::Full, ..case("a log on a full disk", true, many_requests) },
+    Case { log: Log::Unread, ..case("a log that nobody reads", true, many_requests) },
+];
+
+fn prompt(text: &str) -> String {
+    format!("{{\"prompt\":\"{text}\",\"return_token_strs\":true}}")
+}
+
+/// Repeats something for a while, and gives the longest answer.
+fn for_long(mut one: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    let (begun, mut longest) = (Instant::now(), 0);
+    while begun.elapsed() < LONG {
+        longest = longest.max(one()?);
+    }
+    Ok(longest)
+}
+
+/// The same by several clients at once, whose answers add up.
+fn at_once(clients: usize, one: impl Fn() -> io::Result<usize> + Sync) -> io::Result<usize> {
+    std::thread::scope(|threads| {
+        let all: Vec<_> = (0..clients).map(|_| threads.spawn(|| for_long(&one))).collect();
+        let ends = all
+            .into_iter()
+            .map(|one| one.join().unwrap_or_else(|_| Err(io::Error::other("a client failed"))));
+        ends.sum()
+    })
+}
+
+fn tokenize_longest(server: &Server) -> io::Result<usize> {
+    let body = prompt(&"a".repeat(LONGEST));
+    for_long(|| Ok(server.post("/tokenize", &body)?.1))
+}
+
+fn tokenize_many(server: &Server) -> io::Result<usize> {
+    let body = prompt(&"a".repeat(1_000_000));
+    at_once(8, || Ok(server.post("/tokenize", &body)?.1))
+}
+
+fn slow_readers(server: &Server) -> io::Result<usize> {
+    let body = prompt(&"a".repeat(1_000_000));
+    let mut clients: Vec<TcpStream> =
+        (0..16).map(|_| server.ask("/tokenize", &body)).collect::<io::Result<_>>()?;
+    for_long(|| {
+        for client in &mut clients {
+            // Those that were given up for others read nothing more.
+            let _ = client.read(&mut [0; 512]);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        Ok(0)
+    })
+}
+
+fn one_prompt(server: &Server) -> io::Result<usize> {
+    let body = format!("{{\"prompt\":\"{}\"}}", "a".repeat(LONGEST));
+    for_long(|| expect(server.post("/v1/completions", &body)?, 400))
+}
+
+fn prompts(server: &Server) -> io::Result<usize> {
+    let body = format!("{{\"prompt\":\"{}\"}}", "a".repeat(LONGEST));
+    at_once(4, || Ok(server.post("/v1/completions", &body)?.1))
+}
+
+fn one_chat(server: &Server) -> io::Result<usize> {
+    let text = "Once upon a time. ".repeat(LONGEST / 18);
+    let body = format!("{{\"messages\":[{{\"role\":\"user\",\"content\":\"{text}\"}}]}}");
+    for_long(|| expect(server.post("/v1/chat/completions", &body)?, 400))
+}
+
+fn many_values(server: &Server) -> io::Result<usize> {
+    for_long(|| {
+        for value in ["{\"a\":[]}", "[{}]", "1", "\"\""] {
+            let body =
+                format!("{{\"prompt\":[{value}{}]}}", format!(",{value}").repeat((8 << 20) / value.len()));
+            expect(server.post("/v1/completions", &body)?, 400)?;
+        }
+        Ok(0)
+    })
+}
+
+fn stalled_bodies(server: &Server, count: usize, length: usize, sent: usize) -> io::Result<usize> {
+    let start = vec![b' '; sent];
+    let held: Vec<TcpStream> = std::thread::scope(|threads| {
+        let one = || {
+            let mut stream = server.connect()?;
+            stream.write_all(server.head("POST", "/v1/completions", length).as_bytes())?;
+            // Those for which there is no room are not read.
+            stream.set_write_timeout(Some(LONG))?;
+            let _ = stream.write_all(&start);
+            Ok(stream)
+        };
+        let all: Vec<_> = (0..count).map(|_| threads.spawn(one)).collect();
+        all.into_iter().filter_map(|one| one.join().ok()).collect::<io::Result<_>>()
+    })?;
+    let begun = Instant::now();
+    let body = format!("{{\"prompt\":\"{}\"}}", "a".repeat(91_000));
+    expect(server.post("/v1/completions", &body)?, 400)?;
+    if begun.elapsed() > Duration::from_secs(5) {
+        return Err(io::Error::other(format!("a body of 91 KB took {:?}", begun.elapsed())));
+    }
+    std::thread::sleep(LONG);
+    drop(held);
+    Ok(0)
+}
+
+fn trickling_bodies(server: &Server) -> io::Result<usize> {
+    let mut clients = Vec::new();
+    for _ in 0..64 {
+        let mut stream = server.connect()?;
+        stream.write_all(server.head("POST", "/v1/completions", 1 << 20).as_bytes())?;
+        clients.push(stream);
+    }
+    for_long(|| {
+        clients.iter_mut().for_each(|client| drop(client.write_all(b"  ")));
+        std::thread::sleep(Duration::from_millis(50));
+        Ok(0)
+    })
+}
+
+fn idle_connections(server: &Server) -> io::Result<usize> {
+    let mut clients = Vec::new();
+    for i in 0..10_000 {
+        let mut stream = server.connect()?;
+        if i % 2 == 0 {
+            // Half of a head. Those that were given up cannot be written to.
+            let _ = stream.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: loc");
+        }
+        clients.push(stream);
+    }
+    std::thread::sleep(LONG);
+    Ok(0)
+}
+
+fn log_probabilities(server: &Server) -> io::Result<usize> {
+    let body = |n: usize, tokens: usize| {
+        format!(
+            "{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hi\"}}],\"n\":{n},\"max_tokens\":{tokens},\"logprobs\":true,\
+             \"top_logprobs\":20,\"ignore_eos\":true}}"
+        )
+    };
+    expect(server.post("/v1/chat/completions", &body(128, 500))?, 400)?;
+    let (status, length) = server.post("/v1/chat/completions", &body(64, 60))?;
+    expect((status, length), 200)
+}
+
+fn unread_streams(server: &Server) -> io::Result<usize> {
+    let body = "{\"prompt\":\"Once\",\"n\":1,\"max_tokens\":1000,\"logprobs\":5,\"ignore_eos\":true,\"stream\":true}";
+    let held: Vec<TcpStream> =
+        (0..8).map(|_| server.ask("/v1/completions", body)).collect::<io::Result<_>>()?;
+    std::thread::sleep(LONG);
+    drop(held);
+    Ok(0)
+}
+
+fn vanishing(server: &Server) -> io::Result<usize> {
+    let body = "{\"prompt\":\"Once\",\"max_tokens\":1000,\"ignore_eos\":true}";
+    for _ in 0..500 {
+        drop(server.ask("/v1/completions", body)?);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(0)
+}
+
+fn many_requests(server: &Server) -> io::Result<usize> {
+    let body = "{\"prompt\":\"Once\",\"max_tokens\":0}";
+    // Each leaves a line in the log, also where it is refused: more than a pipe holds.
+    for _ in 0..3000 {
+        answer(server.ask("/v1/completions", body)?)?;
+    }
+    Ok(0)
+}
+
+/// The answer should have this status.
+fn expect((status, length): (u16, usize), wanted: u16) -> io::Result<usize> {
+    match status == wanted {
+        true => Ok(length),
+        false => Err(io::Error::other(format!("the answer is {status}, and should be {wanted}"))),
+    }
+}

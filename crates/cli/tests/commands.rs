@@ -351,7 +351,11 @@ fn speeds_are_written_in_the_shape_that_scripts_know() {
         &["bench", "--flash-attn", "0"],
         &["bench", "--n-gpu-layers", "3"],
     ];
-    insta::assert_snapshot!(refused.map(|args| home.run(args).failed()).concat(), @"");
+    insta::assert_snapshot!(refused.map(|args| home.run(args).failed()).concat(), @r"
+    error: -p 0 and -n 0 leave nothing to measure: give a number of tokens to one of them
+    error: --flash-attn 0: attention is always fused here, and cannot be switched off; leave the flag out
+    error: --n-gpu-layers 3: there is no partial offload, and the model has 8 layers: 0 is for the CPU, 8 or more for a GPU
+    ");
     assert!(home.run(&["bench", "--sequences", "0"]).failed().contains("counts from 1 on"));
     assert!(home.run(&["bench", "-d", "4096"]).failed().contains("the model's context is 1024"));
 }

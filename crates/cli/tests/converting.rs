@@ -80,7 +80,7 @@ fn file_type(home: &Home, name: &str) -> (String, String) {
 fn requantizing_has_to_be_allowed() {
     let home = Home::new();
     let refused = home.run(&["convert", "demo", "q4.gguf", "--quant", "q4_k_m"]).failed();
-    insta::assert_snapshot!(refused, @"");
+    insta::assert_snapshot!(refused, @r#"error: demo: tensor "blk.0.attn_k.weight": requantizing from type q8_0 is disabled: what it has lost stays lost, and more is lost. Start from the F16, BF16 or F32 model, or take --allow-requantize"#);
     assert!(!home.path().join("q4.gguf").exists());
     home.run(&["convert", "demo", "same.gguf"]).ok();
     assert_eq!(file_type(&home, "same.gguf"), ("7".into(), "Q8_0".into()));
@@ -106,7 +106,7 @@ fn requantizing_has_to_be_allowed() {
 fn quantizing_what_is_quantized_is_said_to_do_nothing() {
     let home = Home::new();
     let run = home.run(&["run", "demo", "--quant", "q2_k", "-n", "4", "Once"]);
-    insta::assert_snapshot!(run.err, @"");
+    insta::assert_snapshot!(run.err, @"--quant q2_k changes nothing: the model is quantized already (Q8_0); `tallow convert --allow-requantize` would quantize again, and lose more");
     let bench = home.run(&["bench", "-m", "demo", "--quant", "q2_k", "-p", "8", "-n", "0", "-r", "1"]);
     assert_eq!(bench.err, run.err);
     assert_eq!(bench.code, Some(0));
@@ -118,7 +118,10 @@ fn types_that_do_not_fit_are_named() {
     let home = Home::new();
     let folder = stablelm();
     let made = home.run(&["convert", &folder, "small.gguf", "--quant", "iq2_xxs"]);
-    insta::assert_snapshot!(made.err.replace(&folder, "FOLDER"), @"");
+    insta::assert_snapshot!(made.err.replace(&folder, "FOLDER"), @r"
+    FOLDER/tokenizer.json is missing, so the file will have no tokenizer
+    16 of 16 matrices have rows that are no whole blocks of iq2_xxs: 15 as IQ4_NL instead of IQ2_XXS, 1 as Q8_0 instead of Q6_K
+    ");
     made.ok();
     assert_eq!(file_type(&home, "small.gguf"), ("25".into(), "IQ4_NL".into()));
     home.run(&["convert", &folder, "plain.gguf"]).ok();
@@ -135,6 +138,10 @@ fn what_is_no_decoder_is_refused_as_such() {
         let folder = folder.to_str().unwrap();
         said += &home.run(&["convert", folder, "x.gguf", "--quant", "q8_0"]).failed().replace(folder, name);
     }
-    insta::assert_snapshot!(said, @"");
+    insta::assert_snapshot!(said, @r"
+    error: bert: GGUF files are written of models that generate text only, and this is BERT, an encoder: use it as it is stored, by `tallow embed`, `tallow rerank`, `tallow classify` or `tallow serve`
+    error: whisper: GGUF files are written of models that generate text only, and this is Whisper, a speech model: use it as it is stored, by `tallow transcribe` or `tallow serve`
+    error: t5: GGUF files are written of models that generate text only, and this is T5, an encoder with a decoder: use it as it is stored, by `tallow run`
+    ");
     assert!(!home.path().join("x.gguf").exists());
 }

@@ -95,7 +95,7 @@ fn every_other_family_of_the_goldens() {
     let of = |name: &str, file: &str| golden(name).join(file).to_str().unwrap().to_owned();
     let run = |name: &str| {
         let (model, input) = (of(name, ""), of(name, "golden.safetensors"));
-        home.run(&["dump", &model, "--in", &input, "--out", "half", "--precision", "f16"])
+        home.run(&["dump", &model, "--in", &input, "--out", "half", "--force", "--precision", "f16"])
     };
     run("t5").ok();
     assert!(run("bert").failed().contains("encoders keep no keys and values"));

@@ -91,7 +91,7 @@ impl Event {
         let choice = |choice: &Choice| size_of_val(choice) + size_of_val(choice.top.as_slice());
         size_of::<Event>()
             + match self {
-                Event::Started { .. } | Event::Failed(_) => 0,
+                Event::Started { .. } | Event::Prefill { .. } | Event::Failed(_) => 0,
                 Event::Prompt(choices) => choices.iter().map(choice).sum(),
                 Event::Piece { text, choice: one } => text.len() + choice(one),
                 Event::Done(done) => done.text.len(),

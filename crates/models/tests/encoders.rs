@@ -369,8 +369,8 @@ fn classes_are_read_from_the_config() {
     assert_eq!(classes.labels(), ["joy", "LABEL_1", "anger"]);
     near(classes.probabilities(&logits), [0.8808, 0.7311, 0.5250]);
     near(read(&[("problem_type", json!("regression"))]).unwrap().probabilities(&logits), logits);
-    insta::assert_snapshot!(read(&[("problem_type", json!("guessing"))]).unwrap_err(), @"");
-    insta::assert_snapshot!(open(&golden("bert")).classifies().unwrap_err().to_string().replace(golden("bert").to_str().unwrap(), "DIR"), @"");
+    insta::assert_snapshot!(read(&[("problem_type", json!("guessing"))]).unwrap_err(), @"DIR/config.json: problem_type = guessing is not supported: regression, single_label_classification and multi_label_classification are");
+    insta::assert_snapshot!(open(&golden("bert")).classifies().unwrap_err().to_string().replace(golden("bert").to_str().unwrap(), "DIR"), @"DIR: classifying by a model without a classification head is not supported: it computes embeddings, for `tallow embed`; take a model whose architecture ends in ForSequenceClassification");
 }
 
 /// The real MiniLM, from its text to its vectors.

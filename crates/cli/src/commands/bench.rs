@@ -38,11 +38,7 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
         return Err(Failed::new(what));
     }
     let tests = tests(args);
-    if tests.is_empty() {
-        let what = "there is nothing to measure: give prompt tokens with -p, tokens to generate with -n, or both with --pg";
-        return Err(Failed::new(what));
-    }
-    if !args.explain && tests(args).is_empty() {
+    if !args.explain && tests.is_empty() {
         return Err(Failed::new(
             "-p 0 and -n 0 leave nothing to measure: give a number of tokens to one of them",
         ));

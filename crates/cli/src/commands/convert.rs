@@ -85,18 +85,18 @@ fn decoder(args: &Convert, sources: &Sources) -> Result<Model, Failed> {
         }
         AnyModel::Encoder(model) => (
             format!("{}, an encoder", model.family.name),
-            "`tallow embed`, `tallow rerank` and `tallow serve`",
+            "`tallow embed`, `tallow rerank`, `tallow classify` or `tallow serve`",
         ),
         AnyModel::Scribe(model) if model.hears() => {
-            (format!("{}, a speech model", model.family.name), "`tallow transcribe` and `tallow serve`")
+            (format!("{}, a speech model", model.family.name), "`tallow transcribe` or `tallow serve`")
         }
         AnyModel::Scribe(model) => {
             (format!("{}, an encoder with a decoder", model.family.name), "`tallow run`")
         }
     };
     Err(Failed::new(format!(
-        "{}: GGUF files are written of models that generate text only, and this is {kind}; {others} use the model as it \
-         is stored",
+        "{}: GGUF files are written of models that generate text only, and this is {kind}: use it as it is stored, by \
+         {others}",
         screen::harmless(&args.model)
     )))
 }

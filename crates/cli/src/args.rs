@@ -20,6 +20,7 @@ use tallow_cpu::Arithmetic;
 use tallow_models::recipe::Recipe;
 
 use crate::build;
+use crate::chat_args::ChatArgs;
 use crate::device::Asked;
 use crate::log::LogArgs;
 use crate::lora::Lora;
@@ -246,6 +247,8 @@ pub(crate) struct Run {
     /// LoRA adapter: PATH or PATH:SCALE, a PEFT folder or a GGUF file
     #[arg(long, value_name = "ADAPTER")]
     pub lora: Option<Lora>,
+    #[command(flatten)]
+    pub chat: ChatArgs,
     #[command(flatten)]
     pub sampling: SampleArgs,
     #[command(flatten)]

@@ -1,76 +1,149 @@
-//! [`Talk`]: a conversation with a model, whether of one question or of many.
+//! [`Talk`]: a conversation with a model that runs, whether of one question or of many.
 
-use std::io::Write;
 use std::time::Duration;
 
-use serde_json::{Value, json};
-use tallow_engine::handle::{Done, EngineHandle, Event, Request};
+use tallow_engine::handle::{Done, EngineHandle, Event, Finish, Request};
 use tallow_engine::sampler::Sampling;
-use tallow_models::template::{Chat, ChatTemplate, ChatTemplates, Now};
-use tallow_models::tokenizer::{Special, Tokenizer};
+use tallow_models::reasoning::{Piece, Splitter};
 
 use crate::Failed;
-use crate::screen;
+use crate::dialogue::{Dialogue, Message};
 
-/// Tokens of an answer where nobody says, for models that were not taught to stop.
+/// Tokens of an answer where nobody says, for models without a chat template: they do not end by themselves.
 const UNTAUGHT: usize = 256;
+/// Why that is so.
+pub(crate) const UNTAUGHT_WHY: &str = "the default for models without a chat template";
+/// An answer goes on past a full context only if it finds so much room.
+const WORTHWHILE: usize = 16;
 
-/// One thing that was said.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
-    pub role: String,
-    pub content: String,
+/// What happens while a model answers.
+pub(crate) enum News<'a> {
+    /// So much of the prompt has been computed.
+    Prefill { computed: usize, total: usize },
+    /// The context was full: so many of the oldest messages are not given to the model any more.
+    Rolled(usize),
+    /// More of what the model thinks before it answers.
+    Thought(&'a str),
+    /// More of the answer.
+    Answer(&'a str),
 }
+
+/// What hears of it.
+pub(crate) type Listen<'a> = dyn FnMut(News<'_>) -> std::io::Result<()> + 'a;
 
 /// A conversation.
 pub(crate) struct Talk {
     handle: EngineHandle,
-    tokenizer: Tokenizer,
-    /// `None`: the model goes on with text as it is.
-    template: Option<ChatTemplate>,
     runtime: tokio::runtime::Runtime,
-    pub system: Option<String>,
-    pub messages: Vec<Message>,
+    /// Tokens that the model was made for.
+    made_for: usize,
+    pub dialogue: Dialogue,
     pub sampling: Sampling,
     pub max_tokens: Option<usize>,
-    /// Texts that end an answer; they are not part of it.
+    /// Texts that end an answer.
     pub stops: Vec<String>,
+    /// When the context is full, do the oldest turns leave?
+    pub rolls: bool,
+    /// Is there somebody who can type commands?
+    pub in_chat: bool,
 }
 
 /// How an answer came out.
 pub(crate) enum Answered {
-    Whole(Done),
+    Whole(Done, Option<Cut>),
     /// The user wanted no more.
     Stopped,
 }
 
+/// Why an answer ended before the model ended it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// The context is full.
+    Context { context: usize, made_for: usize },
+    /// It has all the tokens that it may have; if nobody has chosen how many, why.
+    Tokens { most: usize, chosen: bool, why: &'static str },
+}
+
+impl Cut {
+    /// The reason, and what to do: to a flag in a command line, or to a setting in a chat.
+    pub(crate) fn words(self, in_chat: bool) -> String {
+        let set = |setting: &str, flag: &str| match in_chat {
+            true => format!("/set {setting} N"),
+            false => format!("{flag} N"),
+        };
+        match self {
+            Cut::Context { context, made_for } if context < made_for => {
+                let set = set("context", "--context");
+                format!("(stopped: context full, {context} tokens; {set} makes room, up to {made_for})")
+            }
+            Cut::Context { context, .. } => {
+                format!("(stopped: context full, {context} tokens, which is this model's own limit)")
+            }
+            Cut::Tokens { most, chosen: true, .. } => format!("(stopped: --max-tokens {most})"),
+            Cut::Tokens { most, why, .. } => {
+                let set = set("max-tokens", "--max-tokens");
+                format!("(stopped: --max-tokens {most}, {why}; {set} for more)")
+            }
+        }
+    }
+}
+
+/// What has come of an answer.
+#[derive(Default)]
+struct Said {
+    /// Tells thinking from the answer proper.
+    splitter: Option<Splitter>,
+    tokens: Vec<u32>,
+    message: Message,
+}
+
+impl Said {
+    fn take(&mut self, text: &str, listen: &mut Listen<'_>) -> std::io::Result<()> {
+        match &mut self.splitter {
+            None => self.add(Piece::Answer(text.to_owned()), listen),
+            Some(splitter) => {
+                let pieces = splitter.push(text);
+                pieces.into_iter().try_for_each(|piece| self.add(piece, listen))
+            }
+        }
+    }
+
+    fn end(&mut self, listen: &mut Listen<'_>) -> std::io::Result<()> {
+        let held = self.splitter.as_mut().map(Splitter::finish).unwrap_or_default();
+        held.into_iter().try_for_each(|piece| self.add(piece, listen))
+    }
+
+    fn add(&mut self, piece: Piece, listen: &mut Listen<'_>) -> std::io::Result<()> {
+        match piece {
+            Piece::Reasoning(text) => {
+                self.message.reasoning += &text;
+                listen(News::Thought(&text))
+            }
+            Piece::Answer(text) if text.is_empty() => Ok(()),
+            Piece::Answer(text) => {
+                self.message.content += &text;
+                listen(News::Answer(&text))
+            }
+        }
+    }
+}
+
 impl Talk {
-    /// A conversation with nothing said yet.
-    pub(crate) fn new(
-        handle: EngineHandle,
-        tokenizer: Tokenizer,
-        templates: Option<&ChatTemplates>,
-        max_tokens: Option<usize>,
-    ) -> Result<Talk, Failed> {
+    /// A conversation in which nothing has been said, with a model that was made for so many tokens.
+    pub(crate) fn new(handle: EngineHandle, dialogue: Dialogue, made_for: usize) -> Result<Talk, Failed> {
         let sampling = handle.info().sampling.clone();
-        let template = templates.and_then(|t| t.choose(false)).cloned();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(Talk {
             handle,
-            tokenizer,
-            template,
             runtime,
-            system: None,
-            messages: Vec::new(),
+            made_for,
+            dialogue,
             sampling,
-            max_tokens,
+            max_tokens: None,
             stops: Vec::new(),
+            rolls: true,
+            in_chat: false,
         })
-    }
-
-    /// Was the model taught to chat?
-    pub(crate) fn has_template(&self) -> bool {
-        self.template.is_some()
     }
 
     /// Tokens that a conversation may have.
@@ -78,75 +151,185 @@ impl Talk {
         self.handle.info().context
     }
 
-    /// Tokens of the whole conversation so far, as the model would be given them.
-    pub(crate) fn prompt(&self) -> Result<Vec<u32>, Failed> {
-        let Some(template) = &self.template else {
-            let text: String =
-                self.system.iter().chain(self.messages.iter().map(|m| &m.content)).cloned().collect();
-            return Ok(self.tokenizer.begun(self.tokenizer.encode(&text, Special::BARE)?));
-        };
-        let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
-        let said = self.messages.iter().map(|m| json!({"role": m.role, "content": m.content}));
-        let messages = Value::Array(system.chain(said).collect());
-        Ok(template.prompt(&Chat::new(&messages, Now::from_unix(unix_time())), &self.tokenizer)?)
+    /// Tokens of the longest conversation that the model was made for.
+    pub(crate) fn made_for(&self) -> usize {
+        self.made_for
     }
 
-    /// Says something and passes the answer on as it comes. What was said and answered is remembered, unless nothing
-    /// came of it.
-    pub(crate) fn say(
-        &mut self,
-        text: &str,
-        show: impl FnMut(&str) -> std::io::Result<()>,
-    ) -> Result<Answered, Failed> {
-        self.messages.push(Message { role: "user".into(), content: text.into() });
-        let mut answer = String::new();
-        let answered = self.prompt().and_then(|prompt| self.ask(prompt, &mut answer, show));
-        if answered.is_err() && answer.is_empty() {
-            self.messages.pop();
+    /// Tokens of an answer at most.
+    pub(crate) fn most(&self) -> usize {
+        let usual = if self.dialogue.has_template() { usize::MAX } else { UNTAUGHT };
+        self.max_tokens.unwrap_or(usual)
+    }
+
+    /// Ends the engine. The conversation needs another one to go on.
+    pub(crate) fn close(&self) {
+        self.handle.clone().close();
+    }
+
+    /// Goes on with another engine.
+    pub(crate) fn go_on_with(&mut self, handle: EngineHandle) {
+        self.handle = handle;
+        // In another context there is another amount of room.
+        self.dialogue.rolled = 0;
+    }
+
+    /// Sends a message, and passes the answer on as it comes. Both become part of the conversation, unless nothing came.
+    pub(crate) fn say(&mut self, text: &str, listen: &mut Listen<'_>) -> Result<Answered, Failed> {
+        let (messages, rolled) = (self.dialogue.messages.len(), self.dialogue.rolled);
+        let (role, content) = ("user".into(), text.into());
+        self.dialogue.messages.push(Message { role, content, ..Message::default() });
+        let mut said = Said::default();
+        let answered = self.answer(&mut said, listen);
+        if answered.is_err() && said.message.content.is_empty() {
+            self.dialogue.messages.truncate(messages);
+            self.dialogue.rolled = rolled;
         } else {
-            self.messages.push(Message { role: "assistant".into(), content: answer });
+            self.dialogue.messages.push(Message { role: "assistant".into(), ..said.message });
         }
         answered
+    }
+
+    /// Answers the last message. Where the context fills up meanwhile, and older turns can leave it, the answer goes on.
+    fn answer(&mut self, said: &mut Said, listen: &mut Listen<'_>) -> Result<Answered, Failed> {
+        let most = self.most();
+        let mut prompt = self.fit(listen)?;
+        said.splitter = self.dialogue.splitter(&prompt);
+        loop {
+            let answered = self.ask(prompt, most - said.tokens.len(), said, listen)?;
+            let Answered::Whole(done, _) = answered else {
+                said.end(listen)?;
+                return Ok(Answered::Stopped);
+            };
+            let full = done.reason == Finish::Length && said.tokens.len() < most;
+            if full && let Some(more) = self.roll_for(&said.tokens, listen)? {
+                prompt = more;
+                continue;
+            }
+            said.end(listen)?;
+            let (context, made_for, chosen) = (self.context(), self.made_for, self.max_tokens.is_some());
+            let cut = match done.reason {
+                Finish::Length if full => Some(Cut::Context { context, made_for }),
+                Finish::Length => Some(Cut::Tokens { most, chosen, why: UNTAUGHT_WHY }),
+                Finish::End | Finish::Stop(_) => None,
+            };
+            return Ok(Answered::Whole(done, cut));
+        }
+    }
+
+    /// The prompt. If it leaves too little room for an answer, the oldest turns leave, until half of the context is
+    /// free: so that the cache has the beginning of the next prompts, and not every turn makes another leave.
+    fn fit(&mut self, listen: &mut Listen<'_>) -> Result<Vec<u32>, Failed> {
+        let context = self.context();
+        let room = self.most().min(context / 4).max(1);
+        let mut prompt = self.dialogue.tokens()?;
+        let rolled = self.dialogue.rolled;
+        if self.rolls && prompt.len() + room > context {
+            while prompt.len() > context / 2 && self.dialogue.roll() {
+                prompt = self.dialogue.tokens()?;
+            }
+        }
+        if prompt.len() >= context {
+            return Err(self.too_long(prompt.len()));
+        }
+        match self.dialogue.rolled - rolled {
+            0 => {}
+            messages => listen(News::Rolled(messages))?,
+        }
+        Ok(prompt)
+    }
+
+    /// The prompt and what there is of its answer, with older turns dropped; `None` if that makes no room.
+    fn roll_for(&mut self, begun: &[u32], listen: &mut Listen<'_>) -> Result<Option<Vec<u32>>, Failed> {
+        let (context, rolled) = (self.context(), self.dialogue.rolled);
+        let mut found = None;
+        while self.rolls && self.dialogue.roll() {
+            let prompt = [self.dialogue.tokens()?, begun.to_vec()].concat();
+            let length = prompt.len();
+            found = (length + WORTHWHILE <= context).then_some(prompt);
+            if length <= context / 2 {
+                break;
+            }
+        }
+        match found {
+            Some(_) => listen(News::Rolled(self.dialogue.rolled - rolled))?,
+            None => self.dialogue.rolled = rolled,
+        }
+        Ok(found)
+    }
+
+    fn too_long(&self, prompt: usize) -> Failed {
+        let (context, made_for) = (self.context(), self.made_for);
+        if !self.in_chat {
+            return too_long(prompt, context, made_for);
+        }
+        let (what, way_out) = match self.rolls {
+            true => ("the message", "Shorten it"),
+            false => {
+                ("the conversation", "/clear forgets it, without --no-roll its oldest turns would leave")
+            }
+        };
+        let limit = format!("this model's own limit is {made_for}");
+        Failed::new(match context < made_for && prompt < made_for {
+            true => {
+                let makes_room = roomy(prompt, made_for);
+                format!(
+                    "{what} has {prompt} tokens, and the context is {context}. {way_out}, or /set context {makes_room} \
+                     makes room ({limit})"
+                )
+            }
+            false => {
+                format!("{what} has {prompt} tokens, and the context is {context} ({limit}). {way_out}")
+            }
+        })
     }
 
     fn ask(
         &mut self,
         prompt: Vec<u32>,
-        answer: &mut String,
-        mut show: impl FnMut(&str) -> std::io::Result<()>,
+        max_new: usize,
+        said: &mut Said,
+        listen: &mut Listen<'_>,
     ) -> Result<Answered, Failed> {
-        let taught = if self.has_template() { usize::MAX } else { UNTAUGHT };
-        let max_new = self.max_tokens.unwrap_or(taught);
         // Whoever loads one for a conversation wants it there.
         let adapter = self.handle.adapters().first().map(|listed| listed.worn);
-        let (sampling, stops) = (self.sampling.clone(), self.stops.clone());
-        let request = Request { prompt, max_new, sampling, stops, adapter, ..Request::default() };
+        let request = Request {
+            prompt,
+            max_new,
+            sampling: self.sampling.clone(),
+            stops: self.stops.clone(),
+            shown: self.dialogue.marks(),
+            progress: true,
+            adapter,
+            ..Request::default()
+        };
         let mut events = self.handle.submit(request)?;
         // The next answer to the same words is another one.
         self.sampling.seed = self.sampling.seed.wrapping_add(1);
-        let stopped = || Ok(Answered::Stopped);
         self.runtime.block_on(async {
             loop {
                 let event = tokio::select! {
                     event = events.recv() => event,
                     pressed = tokio::signal::ctrl_c() => match pressed {
-                        Ok(()) => return stopped(),
+                        Ok(()) => return Ok(Answered::Stopped),
                         // Without a way to hear it, the system ends us as it always does.
                         Err(_) => events.recv().await,
                     },
                 };
                 match event {
-                    Some(Event::Piece { text, .. }) => {
-                        answer.push_str(&text);
-                        show(&text)?;
+                    Some(Event::Prefill { computed, total, .. }) => {
+                        listen(News::Prefill { computed, total })?
+                    }
+                    Some(Event::Piece { text, choice }) => {
+                        said.tokens.push(choice.token);
+                        said.take(&text, listen)?;
                     }
                     Some(Event::Done(done)) => {
-                        answer.push_str(&done.text);
-                        show(&done.text)?;
-                        return Ok(Answered::Whole(done));
+                        said.take(&done.text, listen)?;
+                        return Ok(Answered::Whole(done, None));
                     }
                     Some(Event::Failed(why)) => return Err(why.into()),
-                    Some(_) => {}
+                    Some(Event::Started { .. } | Event::Prompt(_)) => {}
                     None => return Err(Failed::new("the engine has stopped")),
                 }
             }
@@ -161,21 +344,23 @@ impl Talk {
     }
 }
 
-fn unix_time() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |d| d.as_secs() as i64)
+/// A context in which a prompt of so many tokens, and an answer, have room; no more than the model was made for.
+pub(crate) fn roomy(prompt: usize, made_for: usize) -> usize {
+    const STEP: usize = 1024;
+    prompt.saturating_add(2 * STEP).div_ceil(STEP).saturating_mul(STEP).min(made_for)
 }
 
-/// Writes pieces of an answer to standard output, harmless where that is a terminal.
-pub(crate) fn writer() -> impl FnMut(&str) -> std::io::Result<()> {
-    use std::io::IsTerminal;
-    let mut out = std::io::stdout();
-    let terminal = out.is_terminal();
-    move |text| {
-        let text = if terminal { screen::harmless(text) } else { text.into() };
-        out.write_all(text.as_bytes())?;
-        out.flush()
-    }
+/// A prompt that leaves no room for an answer.
+pub(crate) fn too_long(prompt: usize, context: usize, made_for: usize) -> Failed {
+    let what = format!("the prompt has {prompt} tokens, and the context is {context}");
+    let makes_room = roomy(prompt, made_for);
+    Failed::new(match (context < made_for, prompt < made_for) {
+        (true, true) => format!(
+            "{what}. This model's own limit is {made_for}: give it room with --context {makes_room} (-c {makes_room})"
+        ),
+        (true, false) => format!("{what}. This model's own limit is {made_for}: shorten the prompt"),
+        (false, _) => format!("{what}, which is this model's own limit: shorten the prompt"),
+    })
 }
 
 /// How fast an answer came, for people who want to know.

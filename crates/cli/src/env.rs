@@ -34,6 +34,7 @@ pub(crate) static VARIABLES: &[Variable] = &[
     variable("ALL_PROXY", "proxy for downloads, if HTTPS_PROXY does not say (also `all_proxy`)"),
     variable("NO_PROXY", "hosts that are reached without the proxy (also `no_proxy`)"),
     variable("NO_COLOR", "set to anything: no colours"),
+    variable("TERM", "`dumb`: no colours, and no line editing in chats"),
     variable("HOME", "where the folders below are, if they are not set"),
     variable("XDG_CACHE_HOME", "where caches are kept"),
     variable("XDG_CONFIG_HOME", "where configuration is kept"),

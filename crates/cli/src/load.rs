@@ -162,7 +162,7 @@ fn checkpoint(name: &str, offline: bool) -> Result<Checkpoint, Failed> {
 }
 
 /// A path in which `~` stands for the home folder.
-fn expand(name: &str) -> PathBuf {
+pub(crate) fn expand(name: &str) -> PathBuf {
     match (name.strip_prefix("~/"), env::get("HOME")) {
         (Some(rest), Some(home)) => Path::new(&home).join(rest),
         _ => PathBuf::from(name),
@@ -385,7 +385,9 @@ impl Note {
             Note::Taken(text) => tracing::info!("{text}"),
             Note::OnCpu(text) => tracing::info!("{text}"),
             Note::Slow(_) if log::is_quiet() => {}
-            Note::Slow(text) | Note::Quantized(text) | Note::PassedOver(text) => screen::tell(&screen::harmless(text)),
+            Note::Slow(text) | Note::Quantized(text) | Note::PassedOver(text) => {
+                screen::tell(&screen::harmless(text))
+            }
         }
     }
 

@@ -5,22 +5,27 @@
 mod args;
 mod build;
 mod chat;
+mod chat_args;
 mod clock;
 mod commands;
 mod descriptors;
 mod device;
+mod dialogue;
 mod encoder;
 mod env;
 mod goes;
 mod load;
 mod log;
 mod lora;
+mod markdown;
 mod memory;
 mod screen;
 mod scribe;
 mod settings;
 mod signal;
 mod solo;
+mod view;
+mod wrap;
 
 use std::fmt;
 use std::process::ExitCode;

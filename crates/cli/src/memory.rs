@@ -99,11 +99,16 @@ const USEFUL_CONTEXT: usize = 2048;
 /// Free memory is left to the rest of the machine: this share of it.
 const HEADROOM: f64 = 0.05;
 
+/// The context that is set up for a model unless somebody asks for another, or memory is short.
+pub(crate) fn usual_context(model: &Model) -> usize {
+    model.spec.trained_context().min(USUAL_CONTEXT)
+}
+
 impl Plan {
     /// Plans for a model. A context that nobody asked for is made smaller until it fits.
     pub(crate) fn new(model: &Model, config: &EngineConfig, device: &Device) -> Plan {
         let memory = device.memory();
-        let usual = model.spec.trained_context().min(USUAL_CONTEXT);
+        let usual = usual_context(model);
         let asked = config.context.clone();
         let mut context = asked.clone().unwrap_or(Setting { value: usual, origin: Origin::BuiltIn });
         loop {
@@ -228,6 +233,12 @@ impl Plan {
             n => format!("a smaller --context or fewer --slots than {n}"),
         };
         let (needs, free) = (size(self.total()), size(memory.free));
+        let smaller = match self.context.origin {
+            Origin::Prompt => {
+                format!("a shorter prompt (a context of {asked} tokens was chosen for this one)")
+            }
+            _ => smaller,
+        };
         Err(Failed::new(format!(
             "the model does not fit: it needs {needs}, and {free} of memory are free on {}\n{self}\n\
              Take {smaller}, a smaller quantization of the model, or end other programs.",

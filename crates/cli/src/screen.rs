@@ -24,9 +24,19 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(shown).collect())
 }
 
+/// May text there have colours?
+pub(crate) fn colours_on(out: &impl IsTerminal) -> bool {
+    out.is_terminal() && env::get("NO_COLOR").is_none() && env::get("TERM").is_none_or(|term| term != "dumb")
+}
+
 /// May text on standard error have colours?
 pub(crate) fn has_colours() -> bool {
-    std::io::stderr().is_terminal() && env::get("NO_COLOR").is_none()
+    colours_on(&std::io::stderr())
+}
+
+/// Columns of the terminal that standard output is.
+pub(crate) fn width() -> Option<usize> {
+    console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns))
 }
 
 /// Writes a line to standard error. That nobody reads it, or that it cannot be written, is no reason to fail.
@@ -63,6 +73,13 @@ pub(crate) fn bytes_bar(total: u64, what: &str) -> ProgressBar {
 /// A bar that counts things.
 pub(crate) fn count_bar(total: u64, what: &str) -> ProgressBar {
     bar(total, what, "{msg} [{bar:30}] {pos}/{len} {eta}")
+}
+
+/// Shows that something goes on, of which nobody knows how long it takes.
+pub(crate) fn spinner(what: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_spinner());
+    ProgressBar::new_spinner().with_style(style).with_message(what.to_owned())
 }
 
 fn bar(total: u64, what: &str, style: &str) -> ProgressBar {

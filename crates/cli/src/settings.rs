@@ -29,6 +29,8 @@ pub(crate) enum Origin {
     BuiltIn,
     /// Chosen so that it fits the memory.
     Memory,
+    /// Chosen so that the prompt fits it.
+    Prompt,
 }
 
 impl fmt::Display for Origin {
@@ -41,6 +43,7 @@ impl fmt::Display for Origin {
             Origin::Model => f.write_str("the model"),
             Origin::BuiltIn => f.write_str("built in"),
             Origin::Memory => f.write_str("free memory"),
+            Origin::Prompt => f.write_str("the length of the prompt"),
         }
     }
 }

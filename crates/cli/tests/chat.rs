@@ -25,14 +25,20 @@ struct Terminal {
 
 impl Terminal {
     fn start(home: &Home, args: &[&str]) -> Terminal {
-        let (mut ours, mut theirs) = (0, 0);
-        let (name, how, size) = (std::ptr::null_mut(), std::ptr::null(), std::ptr::null());
-        // SAFETY: both places are valid for a descriptor, and null asks for what is usual.
-        assert_eq!(unsafe { libc::openpty(&mut ours, &mut theirs, name, how, size) }, 0);
-        // SAFETY: both are open and owned by nobody else.
-        let (ours, theirs) = unsafe { (File::from_raw_fd(ours), File::from_raw_fd(theirs)) };
         let mut command = home.command(args);
         command.env("TERM", "xterm").env("NO_COLOR", "1");
+        Terminal::of(command, 0)
+    }
+
+    /// For a program, on a terminal with so many columns; 0 if it does not say.
+    fn of(mut command: std::process::Command, columns: u16) -> Terminal {
+        let (mut ours, mut theirs) = (0, 0);
+        let (name, how) = (std::ptr::null_mut(), std::ptr::null());
+        let size = libc::winsize { ws_row: 50, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: both places are valid for a descriptor, the size is valid, and null asks for what is usual.
+        assert_eq!(unsafe { libc::openpty(&mut ours, &mut theirs, name, how, &size) }, 0);
+        // SAFETY: both are open and owned by nobody else.
+        let (ours, theirs) = unsafe { (File::from_raw_fd(ours), File::from_raw_fd(theirs)) };
         let copy = || Stdio::from(theirs.try_clone().unwrap());
         let (input, output, error) = (copy(), copy(), copy());
         // SAFETY: between fork and exec these two calls are allowed; they make the terminal the one whose keys signal.
@@ -105,7 +111,7 @@ fn a_chat_from_the_first_line_to_the_last() {
     t.keys(STOP);
     t.until("(stopped)");
     t.until(PROMPT);
-    assert!(t.line("/set max-tokens 8").contains("set"));
+    assert!(t.line("/set max-tokens 8").contains("max-tokens is 8"));
     assert!(t.line("There was a king").contains("There was a king"));
     // Text of many lines, both ways.
     for line in ["\"\"\"", "first line"] {
@@ -126,6 +132,10 @@ fn a_chat_from_the_first_line_to_the_last() {
         assert!(shown.contains(part), "{part:?} is not in {shown}");
     }
     assert!(t.line("/save chat.json").contains("saved to chat.json"));
+    // What is there is not replaced unasked, and `~` is the home folder.
+    let said = t.line("/save ~/chat.json");
+    assert!(said.contains("~/chat.json is there already; /save! ~/chat.json replaces it"), "{said}");
+    assert!(t.line("/save! ~/chat.json").contains("saved to ~/chat.json"));
     assert!(t.line("/clear").contains("forgotten"));
     assert!(!t.line("/show").contains("[user]"));
     assert!(t.line("/load chat.json").contains("8 messages"));
@@ -133,10 +143,16 @@ fn a_chat_from_the_first_line_to_the_last() {
     // What goes wrong is said, and nothing is lost.
     for (line, why) in [
         ("/load nothing.json", "nothing.json: No such file"),
-        ("/set temperature cold", "temperature \"cold\": invalid float"),
+        ("/set temperature cold", "temperature \"cold\": a number is expected"),
+        ("/set top-k -3", "top-k \"-3\": a whole number is expected"),
+        ("/set context 4000", "context 4000: from 1 to 1024, which is this model's own limit"),
+        ("/set think", "this model's chat template has no variable for how much to think"),
         ("/set temperature -1", "temperature is -1; 0 to 100 make sense"),
-        ("/set mood good", "there is no setting \"mood\""),
-        ("/dance", "there is no /dance; /help shows what there is"),
+        ("/set mood good", "there is no setting \"mood\"; /set lists those there are"),
+        (
+            "/dance",
+            "there is no /dance; /help shows what there is. To say it to the model, begin the line with a space",
+        ),
         ("/save", "/save needs a file"),
     ] {
         let said = t.line(line);
@@ -170,4 +186,243 @@ fn one_question_can_be_stopped() {
     t.until("Once upon a time ");
     t.keys(STOP);
     assert_eq!(t.child.wait().unwrap().code(), Some(130));
+}
+
+/// Starts the demo for a few tokens an answer.
+fn short(home: &Home, more: &[&str]) -> Terminal {
+    let mut t = Terminal::start(home, &[&["run", "demo", "--seed", "1"], more].concat());
+    t.until(PROMPT);
+    t
+}
+
+#[test]
+fn a_full_context_loses_the_oldest_turns_and_goes_on() {
+    let home = Home::new();
+    let system = "The story of the king who lived in a house of stone by the sea, and of his three sons.";
+    let mut t = short(&home, &["-c", "96", "-n", "16", "-v", "--system", system]);
+    let (mut rolled, mut cached) = (0, 0);
+    for i in 0..8 {
+        let said = t.line(&format!("Then the king went to the market for the {i} time and said"));
+        assert!(!said.contains("error"), "{said}");
+        if said.contains("(context full: the model no longer sees the oldest") {
+            rolled += 1;
+            // The system prompt stays where it was, and the cache has it.
+            let (_, rest) = said.split_once("tokens (").unwrap();
+            cached += usize::from(rest.split(' ').next().unwrap().parse::<usize>().unwrap() >= 16);
+        }
+    }
+    assert!((1..8).contains(&rolled), "it rolled {rolled} times of 8");
+    assert_eq!(cached, rolled);
+    // All of it is remembered; what the model sees is told.
+    let shown = t.line("/show");
+    assert!(
+        shown.contains("for the 0 time") && shown.contains("(the model no longer sees what stands above)"),
+        "{shown}"
+    );
+    assert!(shown.contains("of 96 tokens of context used (the model's own limit is 1024)"), "{shown}");
+}
+
+#[test]
+fn an_answer_goes_on_past_a_full_context() {
+    let home = Home::new();
+    let mut t = short(&home, &["-c", "128", "-n", "40", "--temperature", "0"]);
+    t.line("Once upon a time there was a king");
+    t.line("/set max-tokens 90");
+    let said = t.line("He had a daughter");
+    assert!(said.contains("(context full: the model no longer sees the oldest 2 messages)"), "{said}");
+    assert!(said.contains("(stopped: --max-tokens 90)"), "{said}");
+}
+
+#[test]
+fn a_chat_that_must_not_roll_says_what_to_do() {
+    let home = Home::new();
+    let mut t = short(&home, &["-c", "48", "--no-roll"]);
+    let said = t.line("Once upon a time");
+    assert!(
+        said.contains("(stopped: context full, 48 tokens; /set context N makes room, up to 1024)"),
+        "{said}"
+    );
+    let said = t.line("And then");
+    for part in [
+        "error: the conversation has ",
+        ", and the context is 48. /clear forgets it",
+        "/set context 1024 makes room",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    // Both ways out lead out.
+    assert!(t.line("/set ctx 200").contains("context is 200"));
+    t.line("/set n 8");
+    let said = t.line("And then");
+    assert!(!said.contains("error") && said.contains("(stopped: --max-tokens 8)"), "{said}");
+    t.line("/clear");
+    assert!(!t.line("There was").contains("error"));
+    // A message that is too long alone is not helped by that.
+    t.keys(&format!("{}\r", "word ".repeat(300)));
+    t.until("the context is 200. /clear forgets it");
+}
+
+#[test]
+fn lines_that_wait_are_all_asked() {
+    let home = Home::new();
+    let mut t = short(&home, &["-n", "2"]);
+    t.keys("line one\rline two\r\rline three\r");
+    t.until("line three");
+    t.until(PROMPT);
+    let shown = t.line("/show");
+    for line in ["[user] line one", "[user] line two", "[user] line three"] {
+        assert!(shown.contains(line), "{line:?} is not in {shown}");
+    }
+}
+
+#[test]
+fn lines_are_remembered_when_the_terminal_is_closed() {
+    let home = Home::new();
+    let mut t = short(&home, &["-n", "2"]);
+    t.line("There was a king");
+    t.line("/set temp 0.5");
+    // SAFETY: the child is this test's own and has not been waited for.
+    assert_eq!(unsafe { libc::kill(t.child.id() as i32, libc::SIGHUP) }, 0);
+    assert_ne!(t.child.wait().unwrap().code(), Some(0));
+    let lines = std::fs::read_to_string(home.path().join(".local/state/tallow/lines")).unwrap();
+    assert!(lines.contains("There was a king\n/set temp 0.5\n"), "{lines}");
+}
+
+#[test]
+fn an_answer_can_be_tried_again_and_taken_back() {
+    let home = Home::new();
+    let mut t = short(&home, &["-n", "8"]);
+    t.line("There was a king");
+    t.line("His name was");
+    let answer = |shown: String| shown.rsplit_once("[assistant] ").unwrap().1.to_owned();
+    let first = answer(t.line("/show"));
+    t.line("/retry");
+    let shown = t.line("/show");
+    assert_eq!(shown.matches("[user] His name was").count(), 1, "{shown}");
+    assert_ne!(answer(shown), first);
+    assert!(t.line("/undo").contains("taken back: His name was (2 messages left)"));
+    assert!(t.line("/undo").contains("taken back: There was a king (0 messages left)"));
+    assert!(t.line("/undo").contains("error: there is no message to take back"));
+    assert!(t.line("/retry").contains("error: there is no message to answer again"));
+    // What is no command is a message.
+    t.line("/etc/passwd what is this");
+    t.line(" /bye");
+    let shown = t.line("/show");
+    assert!(shown.contains("[user] /etc/passwd what is this") && shown.contains("[user]  /bye"), "{shown}");
+}
+
+#[test]
+fn settings_go_with_a_saved_chat() {
+    let home = Home::new();
+    let mut t = short(&home, &["-n", "2"]);
+    for line in
+        ["/set parameter temperature 0.25", "/set top_k 7", "/set stop \"the end\"", "There was a king"]
+    {
+        t.line(line);
+    }
+    // Names are completed.
+    t.keys("/sav\tsaved.json\r");
+    t.until("saved to saved.json");
+    t.until(PROMPT);
+    for line in ["/set temp 1.5", "/set top-k 9", "/set stop", "/set n 30", "/clear"] {
+        t.line(line);
+    }
+    t.keys("/set tem\t\r");
+    t.until("/set temperature needs a value: a number");
+    t.until(PROMPT);
+    t.keys("/load sav\t\r");
+    t.until("2 messages");
+    let shown = t.line("/show");
+    for part in
+        ["temperature 0.25, top-k 7,", "max-tokens 2\r\n", "stop \"the end\"", "[user] There was a king"]
+    {
+        assert!(shown.contains(part), "{part:?} is not in {shown}");
+    }
+    let saved = std::fs::read_to_string(home.path().join("saved.json")).unwrap();
+    let saved: serde_json::Value = serde_json::from_str(&saved).unwrap();
+    assert_eq!((&saved["model"], &saved["settings"]["temperature"]), (&"demo".into(), &0.25.into()));
+    // A file from before settings were saved, and one that was tampered with.
+    home.file("old.json", r#"{"system": "Be kind.", "messages": [{"role": "user", "content": "Hi"}]}"#);
+    assert!(t.line("/load old.json").contains("1 messages"));
+    home.file("odd.json", r#"{"messages": [], "settings": {"temperature": "hot"}}"#);
+    assert!(t.line("/load odd.json").contains("odd.json: settings: temperature: a number is expected"));
+    assert!(t.line("/show").contains("[system] Be kind."));
+}
+
+#[test]
+fn lines_on_a_terminal_are_broken_between_words() {
+    let home = Home::new();
+    let story = ["run", "demo", "--seed", "7", "-n", "60", "Once upon a time"];
+    let whole = home.run(&[&story[..], &["--echo"]].concat()).ok();
+    let shown = |command| {
+        let mut t = Terminal::of(command, 30);
+        t.child.wait().unwrap();
+        t.until("(stopped: --max-tokens 60)")
+    };
+    let mut command = home.command(&story);
+    command.env("NO_COLOR", "1");
+    let text = shown(command);
+    let (_, text) = text.split_once("Once").unwrap();
+    let text = format!("Once{}", text.strip_suffix("(stopped: --max-tokens 60)").unwrap());
+    assert!(text.lines().count() > 4 && text.lines().all(|line| line.chars().count() <= 30), "{text}");
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(words(&text), words(&whole));
+    // Colours are for terminals that have them.
+    let coloured = |term: &str| {
+        let mut command = home.command(&story);
+        command.env("TERM", term);
+        shown(command).contains('\u{1b}')
+    };
+    assert!(coloured("xterm") && !coloured("dumb"));
+}
+
+/// A model that was taught to think: its template begins the thinking, unless it is told not to.
+fn thinker(home: &Home) -> Option<()> {
+    let folder = tallow_support::shared("stories260K-hf")?;
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        home.file(&format!("model/{name}"), std::fs::read(folder.join(name)).unwrap());
+    }
+    let template = "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}\
+        {% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n\
+        {% else %}<think>\n{% endif %}{% endif %}";
+    home.file("model/chat_template.jinja", template);
+    Some(())
+}
+
+#[test]
+fn thinking_can_be_switched_off_and_hidden() {
+    let home = Home::new();
+    if thinker(&home).is_none() {
+        return;
+    }
+    let ask = ["run", "model", "-n", "12", "--seed", "1", "Once upon a time"];
+    let with = |flag: &str| home.run(&[&ask[..], &[flag]].concat());
+    // In a pipe there is the answer alone, and all of this is thinking.
+    assert_eq!(home.run(&ask).ok(), "\n");
+    let answer = with("--think=false").ok();
+    assert!(answer.trim().len() > 5, "{answer:?}");
+    for flag in ["--no-think", "--think=off", "--nothink"] {
+        assert_eq!(with(flag).ok(), answer, "{flag}");
+    }
+    assert_eq!(with("--think").ok(), "\n");
+    let wrong = with("--think=perhaps");
+    assert!(wrong.err.contains("true, false, low, medium or high is expected"), "{wrong:?}");
+    let none = home.run(&["run", "demo", "--think", "-n", "1", "x"]).failed();
+    assert!(
+        none.contains("--think: this model's chat template has no variable for how much to think"),
+        "{none}"
+    );
+    assert_eq!(home.run(&["run", "demo", "--no-think", "-n", "1", "x"]).code, Some(0));
+    // On a terminal thinking is shown, and told from the answer.
+    let mut t = Terminal::start(&home, &["run", "model", "-n", "12", "--seed", "1"]);
+    t.until(PROMPT);
+    assert!(t.line("Once upon a time").contains("Thinking …"));
+    assert!(t.line("/set nothink").contains("think is false"));
+    let said = t.line("Once upon a time");
+    assert!(!said.contains("Thinking …") && said.contains("(stopped: --max-tokens 12)"), "{said}");
+    assert!(t.line("/set think").contains("think is true"));
+    assert!(t.line("Once upon a time").contains("Thinking …"));
+    let mut t = Terminal::start(&home, &["run", "model", "-n", "12", "--hide-thinking"]);
+    t.until(PROMPT);
+    assert!(!t.line("Once upon a time").contains("Thinking …"));
 }

@@ -293,7 +293,7 @@ fn a_chat_is_what_its_template_makes_of_it() {
     for said in ["Lily went to the park.", "Lily </s> went <s> home."] {
         let chat = home.run(&[&["run"], &how[..], &["--system", "Be kind.", "model", said]].concat()).ok();
         let rendered = format!("system: Be kind.\nuser: {said}\nassistant:");
-        let raw = home.run(&[&["run", "--raw"], &how[..], &["model", &rendered]].concat()).ok();
+        let raw = home.run(&[&["run", "--raw", "--echo"], &how[..], &["model", &rendered]].concat()).ok();
         assert_eq!(format!("{rendered}{chat}"), raw);
         assert!(chat.trim().len() > 10, "{chat:?}");
     }

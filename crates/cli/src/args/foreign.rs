@@ -207,11 +207,7 @@ pub(super) static FOREIGN: &[Foreign] = &[
         Value,
         "`tallow run` keeps the model until it ends; `tallow serve` keeps it for many requests",
     ),
-    instead(
-        &["--nowordwrap", "--multiline-input", "-mli"],
-        Nothing,
-        "in a chat, text between two \"\"\" has many lines",
-    ),
+    instead(&["--multiline-input", "-mli"], Nothing, "in a chat, text between two \"\"\" has many lines"),
     instead(
         &["--verbosity", "-lv", "--log-verbosity"],
         Value,

@@ -35,7 +35,8 @@ impl std::str::FromStr for PromptAndAnswer {
     fn from_str(text: &str) -> Result<PromptAndAnswer, String> {
         let both =
             text.split_once(',').and_then(|(p, g)| Some((p.trim().parse().ok()?, g.trim().parse().ok()?)));
-        both.map(|(p, g)| PromptAndAnswer(p, g)).ok_or_else(|| "two counts are expected, such as 512,128".into())
+        both.map(|(p, g)| PromptAndAnswer(p, g))
+            .ok_or_else(|| "two counts are expected, such as 512,128".into())
     }
 }
 

@@ -1,23 +1,27 @@
 //! `tallow run` with a model that reads all of a text before it writes.
 
+use std::io::IsTerminal;
 use std::sync::mpsc::{Sender, channel};
 
+use tallow_engine::answer::{Answer, Said};
 use tallow_engine::handle::Failure;
 use tallow_engine::sampler::Sampler;
 use tallow_engine::scribe::{Desk, Material, Pen, Task};
 use tallow_models::scribe::ScribeModel;
-use tallow_models::tokenizer::{Shown, Special, Tokenizer};
+use tallow_models::tokenizer::{Special, Tokenizer};
 
 use super::print;
 use crate::args::Run;
-use crate::chat::writer;
+use crate::chat::{Cut, News};
 use crate::encoder::Place;
 use crate::load::Note;
 use crate::settings::{Defaults, Flags, Sources, resolve};
-use crate::{Failed, scribe};
+use crate::view::{Looks, View};
+use crate::{Failed, screen, scribe};
 
 /// Tokens of an answer where nobody says.
 const USUAL: usize = 512;
+const USUAL_WHY: &str = "the default for models of this kind";
 /// Tokens of an answer at most: each takes its part of the cache from the beginning.
 const MOST: usize = 1 << 16;
 
@@ -100,15 +104,33 @@ pub(crate) fn answer(model: &ScribeModel, args: &Run, prompt: &str, sources: &So
         begun: vec![model.spec.start],
         pen: Box::new(pen),
     })?;
-    let (mut text, mut show) = (tokenizer.stream(Shown::Text), writer());
+    let mut text = Answer::new(tokenizer, &[], args.stop.clone(), Vec::new(), false);
+    let looks = Looks { wraps: !args.chat.plain, ..Looks::default() };
+    let mut view = View::new(looks, args.chat.echo.then(|| prompt.to_owned()));
+    let (mut written, mut stopped) = (0, false);
     for token in hear {
-        if let Some(piece) = text.push(token?) {
-            show(piece)?;
+        written += 1;
+        let said = match text.push(token?) {
+            Said::More(said) => said,
+            Said::Stop(said, _) => {
+                stopped = true;
+                said
+            }
+            Said::End => break,
+        };
+        view.tell(News::Answer(&said))?;
+        if stopped {
+            break;
         }
     }
-    if let Some(rest) = text.finish() {
-        show(rest)?;
+    if !stopped {
+        view.tell(News::Answer(&text.rest()))?;
     }
-    show("\n")?;
+    view.end()?;
+    let chosen = config.max_tokens.is_some();
+    if written == most && !stopped && (!chosen || std::io::stderr().is_terminal()) {
+        let cut = Cut::Tokens { most, chosen, why: USUAL_WHY };
+        screen::tell(&screen::dim(&cut.words(false)));
+    }
     print("")
 }

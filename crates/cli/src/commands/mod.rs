@@ -9,6 +9,7 @@ pub(crate) mod embed;
 pub(crate) mod hub;
 pub(crate) mod imatrix;
 pub(crate) mod perplexity;
+pub(crate) mod prompt;
 pub(crate) mod reference;
 pub(crate) mod repl;
 pub(crate) mod run;
@@ -61,7 +62,8 @@ pub(crate) fn text_file(path: &Path) -> Result<String, Failed> {
     utf8(bytes, &name)
 }
 
-fn utf8(bytes: Vec<u8>, name: &str) -> Result<String, Failed> {
+/// Bytes as text; `name` says where they come from.
+pub(crate) fn utf8(bytes: Vec<u8>, name: &str) -> Result<String, Failed> {
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         Failed::new(format!("{name} is not UTF-8 text: byte {at} cannot be read; convert it first (iconv)"))

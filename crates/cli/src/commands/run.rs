@@ -4,69 +4,132 @@ use std::io::IsTerminal;
 
 use tallow_models::AnyModel;
 
-use super::{print, repl, text_file, text_or_stdin};
+use super::{print, prompt, repl};
 use crate::Failed;
 use crate::args::Run;
-use crate::chat::{Answered, Talk, speed, writer};
-use crate::load::{self, DEMO, Note};
+use crate::chat::{Answered, Cut, Talk, roomy, speed, too_long};
+use crate::dialogue::{Dialogue, Message};
+use crate::load::{self, DEMO, Note, Opened};
 use crate::lora::{self, Lora};
+use crate::memory;
 use crate::screen;
-use crate::settings::{Defaults, Flags, Sources, resolve};
+use crate::settings::{Defaults, EngineConfig, Flags, Origin, Setting, Sources, resolve};
+use crate::view::{Looks, View};
+
+/// A prompt of fewer bytes, and so of fewer tokens, leaves room in any context that is set up unasked.
+const SHORT: usize = 4096;
 
 pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
-    let chat = args.prompt.is_empty() && args.file.is_none() && std::io::stdin().is_terminal();
     // A prompt that cannot be read should not cost the loading of a model.
-    let prompt = match &args.file {
-        _ if chat => String::new(),
-        Some(file) => {
-            let words = Some(args.prompt.join(" ")).filter(|words| !words.is_empty());
-            std::iter::once(text_file(file)?).chain(words).collect::<Vec<_>>().join("\n\n")
-        }
-        None => text_or_stdin(&args.prompt)?,
-    };
+    let prompt = prompt::prompt(&args)?;
+    if args.stop.iter().any(String::is_empty) {
+        return Err(Failed::new("--stop: the text is empty, and would end every answer before it begins"));
+    }
     let name = args.model.as_deref().unwrap_or(DEMO);
     let how = load::How::new(sources, args.engine.offline, args.engine.quant)?;
-    let opened = match load::any(name, how)? {
-        AnyModel::Decoder(model) => load::opened(name, *model)?,
+    let opened = match (load::any(name, how)?, &prompt) {
+        (AnyModel::Decoder(model), _) => load::opened(name, *model)?,
         _ if args.lora.is_some() => {
             return Err(Failed::new("--lora: the model has an encoder, and takes no adapters"));
         }
-        AnyModel::Scribe(_) if chat => {
+        (AnyModel::Scribe(_), None) => {
             return Err(Failed::new(
                 "the model answers one prompt at a time: give it one, as `tallow run MODEL PROMPT`",
             ));
         }
-        AnyModel::Scribe(model) => return super::answer::answer(&model, &args, &prompt, sources),
+        (AnyModel::Scribe(model), Some(prompt)) => {
+            return super::answer::answer(&model, &args, &prompt.text, sources);
+        }
         // This says why not.
-        AnyModel::Encoder(_) => load::open(name, how)?,
+        (AnyModel::Encoder(_), _) => load::open(name, how)?,
     };
-    let flags = Flags { engine: args.engine, sampling: args.sampling, ..Flags::default() };
+    let flags = Flags { engine: args.engine.clone(), sampling: args.sampling.clone(), ..Flags::default() };
     let mut config = opened.after_words(resolve(sources, &flags, &opened.generation, Defaults::CHAT))?;
     let adapters = Lora::open_all(args.lora.as_slice())?;
     config.adapter_room = lora::bytes(&adapters);
+    if let Some(prompt) = prompt.as_ref().filter(|p| p.text.len() > SHORT && config.context.is_none()) {
+        make_room(&mut config, &opened, &args, &prompt.text)?;
+    }
     let handle = opened.start(&config, vec![opened.name.clone()], &Note::show)?;
     lora::load(&handle, adapters)?;
+    let mut talk = Talk::new(handle, dialogue(&opened, &args)?, opened.model.spec.context)?;
+    talk.max_tokens = config.max_tokens.as_ref().map(|s| s.value);
+    talk.stops = args.stop.clone();
+    talk.rolls = !args.chat.no_roll;
+    match prompt {
+        Some(prompt) => once(talk, &prompt, &args),
+        None => {
+            talk.in_chat = true;
+            repl::chat(repl::Setup { opened: &opened, config, args: &args }, talk)
+        }
+    }
+}
+
+/// A conversation in which nothing has been said.
+fn dialogue(opened: &Opened, args: &Run) -> Result<Dialogue, Failed> {
     let words = opened.words()?;
     let templates = words.templates.as_ref().filter(|_| !args.raw);
-    let max_tokens = config.max_tokens.as_ref().map(|s| s.value);
-    let mut talk = Talk::new(handle, words.tokenizer.clone(), templates, max_tokens)?;
-    talk.system = args.system;
-    talk.stops = args.stop;
-    if chat {
-        return repl::chat(&opened, &config, talk, args.verbose);
+    let mut dialogue = Dialogue::new(words.tokenizer.clone(), templates);
+    dialogue.system = args.system.clone();
+    if let Some(effort) = args.chat.effort() {
+        dialogue.think(Some(effort)).map_err(|why| Failed::new(format!("--think: {why}")))?;
     }
-    let mut show = writer();
-    if !talk.has_template() {
-        // The model goes on with the prompt, so the two are read as one.
-        show(&prompt)?;
+    Ok(dialogue)
+}
+
+/// Sets up a context for a long prompt: nobody should have to count its tokens.
+fn make_room(config: &mut EngineConfig, opened: &Opened, args: &Run, prompt: &str) -> Result<(), Failed> {
+    let mut dialogue = dialogue(opened, args)?;
+    dialogue.messages.push(Message { role: "user".into(), content: prompt.into(), ..Message::default() });
+    let (tokens, made_for) = (dialogue.tokens()?.len(), opened.model.spec.context);
+    if tokens >= made_for {
+        return Err(too_long(tokens, made_for, made_for));
     }
-    let answered = talk.say(&prompt, &mut show)?;
-    show("\n")?;
+    let context = roomy(tokens, made_for);
+    if context > memory::usual_context(&opened.model) {
+        config.context = Some(Setting { value: context, origin: Origin::Prompt });
+    }
+    Ok(())
+}
+
+/// Answers one prompt.
+fn once(mut talk: Talk, prompt: &prompt::Prompt, args: &Run) -> Result<(), Failed> {
+    let terminal = std::io::stdout().is_terminal();
+    let templated = talk.dialogue.has_template();
+    // Without a template the model continues the prompt, so on a screen the two are read as one.
+    let echo = args.chat.echo || (!args.chat.no_echo && !templated && terminal && prompt.typed);
+    let mut view = View::new(looks(args, &talk), echo.then(|| prompt.text.clone()));
+    let answered = match talk.say(&prompt.text, &mut |news| view.tell(news)) {
+        // Nothing stands in front of what is wrong.
+        Err(why) if !view.has_begun() => {
+            view.abandon();
+            return Err(why);
+        }
+        answered => {
+            view.end()?;
+            answered?
+        }
+    };
     match answered {
-        Answered::Whole(done) if args.verbose => screen::tell(&screen::dim(&speed(&done))),
-        Answered::Whole(_) => {}
+        Answered::Whole(done, cut) => {
+            // Who asked for so many tokens knows it.
+            let known = matches!(cut, Some(Cut::Tokens { chosen: true, .. }));
+            if let Some(cut) = cut.filter(|_| !known || std::io::stderr().is_terminal()) {
+                screen::tell(&screen::dim(&cut.words(false)));
+            }
+            if args.verbose {
+                screen::tell(&screen::dim(&speed(&done)));
+            }
+        }
         // As a program that the signal has ended.
         Answered::Stopped => std::process::exit(130),
     }
     print("")
+}
+
+/// How answers are shown.
+pub(crate) fn looks(args: &Run, talk: &Talk) -> Looks {
+    let (wraps, hides_thinking) = (!args.chat.plain, args.chat.hide_thinking);
+    // What a model without a template writes is the user's own kind of text.
+    Looks { markdown: wraps && talk.dialogue.has_template(), wraps, hides_thinking }
 }

@@ -9,6 +9,8 @@ pub struct Written {
     pub ffn: u64,
     pub layers: u64,
     pub vocab: u64,
+    /// Tokens that it says it was made for.
+    pub context: u64,
     /// What matrices are made of.
     pub kind: Kind,
     /// What kind of vocabulary it says that it has.
@@ -26,8 +28,16 @@ pub enum Kind {
 
 impl Written {
     /// A small one that loads.
-    pub const SMALL: Written =
-        Written { dim: 64, ffn: 128, layers: 1, vocab: 64, kind: Kind::Q8_0, tokenizer: "llama", norm: 1.0 };
+    pub const SMALL: Written = Written {
+        dim: 64,
+        ffn: 128,
+        layers: 1,
+        vocab: 64,
+        context: 2048,
+        kind: Kind::Q8_0,
+        tokenizer: "llama",
+        norm: 1.0,
+    };
 
     /// Writes it, and gives the bytes of the file.
     pub fn to(&self, path: &str) -> u64 {
@@ -47,7 +57,7 @@ fn write(model: &Written, path: &str) -> u64 {
     };
     let keys = [
         string("general.architecture", "llama"),
-        uint("llama.context_length", 2048),
+        uint("llama.context_length", model.context),
         uint("llama.embedding_length", dim),
         uint("llama.block_count", layers),
         uint("llama.feed_forward_length", ffn),

@@ -1,0 +1,209 @@
+//! [`Lines`]: what the user types, with history and completion.
+
+use std::path::{Path, PathBuf};
+
+use rustyline::completion::{Completer, Pair};
+use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::FileHistory;
+use rustyline::validate::Validator;
+use rustyline::{CompletionType, Config, Context, Editor, Helper};
+
+use super::{COMMANDS, set};
+use crate::{Failed, env, load, screen};
+
+/// Marks the beginning and the end of text of many lines.
+const MANY: &str = "\"\"\"";
+/// Lines that are remembered from one chat to the next.
+const REMEMBERED: usize = 1000;
+/// File names that are offered at most.
+const MOST_NAMES: usize = 500;
+
+/// What is typed, message by message.
+pub(super) struct Lines {
+    editor: Editor<Names, FileHistory>,
+    history: Option<PathBuf>,
+}
+
+impl Lines {
+    /// With the lines of earlier chats.
+    pub(super) fn open() -> Result<Lines, Failed> {
+        let settings = Config::builder().max_history_size(REMEMBERED).map_err(Failed::new)?;
+        let settings = settings.completion_type(CompletionType::List).build();
+        let mut editor = Editor::with_config(settings).map_err(Failed::new)?;
+        editor.set_helper(Some(Names));
+        let history = env::line_history();
+        if let Some(path) = &history {
+            // The first time there is none.
+            let _ = editor.load_history(path);
+            if let Some(folder) = path.parent() {
+                let _ = std::fs::create_dir_all(folder);
+            }
+        }
+        Ok(Lines { editor, history })
+    }
+
+    /// The next message or command; `None` at the end.
+    pub(super) fn message(&mut self) -> Result<Option<String>, Failed> {
+        let read = self.read()?;
+        if let Some(text) = read.as_deref().filter(|text| !text.trim().is_empty()) {
+            self.remember(text);
+        }
+        Ok(read)
+    }
+
+    /// Keeps a line for the next chat, for this user's eyes alone: at once, since a terminal that is closed ends the
+    /// program. A disk that is full or read-only is no reason to stop.
+    fn remember(&mut self, text: &str) {
+        let _ = self.editor.add_history_entry(text);
+        if let Some(path) = &self.history {
+            let _ = self.editor.append_history(path);
+        }
+    }
+
+    fn read(&mut self) -> Result<Option<String>, Failed> {
+        let mut text = String::new();
+        let mut many = false;
+        loop {
+            let prompt = if text.is_empty() && !many { ">>> " } else { "... " };
+            let line = match self.editor.readline(prompt) {
+                Ok(line) => line,
+                // What was begun is dropped; at an empty prompt it only says how to leave.
+                Err(ReadlineError::Interrupted) => {
+                    if text.is_empty() && !many {
+                        println!("{}", screen::dim("/bye or Ctrl-D leaves."));
+                    }
+                    (text, many) = (String::new(), false);
+                    continue;
+                }
+                Err(ReadlineError::Eof) => return Ok(None),
+                Err(why) => return Err(Failed::new(why)),
+            };
+            let mut line = line.as_str();
+            if !many
+                && text.is_empty()
+                && let Some(rest) = line.trim_start().strip_prefix(MANY)
+            {
+                (many, line) = (true, rest);
+            }
+            if many {
+                if let Some(last) = line.trim_end().strip_suffix(MANY) {
+                    text += last;
+                    return Ok(Some(text));
+                }
+                // What opens the text may stand on a line of its own, which is no part of it.
+                if !(text.is_empty() && line.trim().is_empty()) {
+                    text += line;
+                    text.push('\n');
+                }
+            } else if let Some(more) = line.strip_suffix('\\') {
+                text += more;
+                text.push('\n');
+            } else {
+                text += line;
+                return Ok(Some(text));
+            }
+        }
+    }
+}
+
+/// Completes names of commands, settings and files.
+struct Names;
+
+impl Helper for Names {}
+impl Highlighter for Names {}
+impl Validator for Names {}
+impl Hinter for Names {
+    type Hint = String;
+}
+
+impl Completer for Names {
+    type Candidate = Pair;
+
+    fn complete(&self, line: &str, at: usize, _: &Context<'_>) -> rustyline::Result<(usize, Vec<Pair>)> {
+        let (start, names) = candidates(&line[..at]);
+        let pair = |(display, replacement)| Pair { display, replacement };
+        Ok((start, names.into_iter().map(pair).collect()))
+    }
+}
+
+/// Where the word begins that the line ends with, and what it could be: as it is shown, and as it is typed.
+fn candidates(line: &str) -> (usize, Vec<(String, String)>) {
+    let beginning = |names: &mut dyn Iterator<Item = &'static str>, word: &str| -> Vec<(String, String)> {
+        let names = names.filter(|name| name.starts_with(word));
+        names.map(|name| (name.to_owned(), format!("{name} "))).collect()
+    };
+    let Some((name, rest)) = line.split_once(' ') else {
+        let all = &mut COMMANDS.iter().map(|known| known.name);
+        return (0, if line.starts_with('/') { beginning(all, line) } else { Vec::new() });
+    };
+    let typed = rest.trim_start();
+    let start = line.len() - typed.len();
+    match name {
+        "/set" if !typed.contains(' ') => (start, beginning(&mut set::names(), typed)),
+        "/save" | "/save!" | "/load" => (start, files(typed)),
+        _ => (line.len(), Vec::new()),
+    }
+}
+
+/// Files and folders whose path begins so.
+fn files(typed: &str) -> Vec<(String, String)> {
+    let (folder, begun) = typed.rsplit_once('/').map_or(("", typed), |(folder, begun)| (folder, begun));
+    let looked_in = match (typed.contains('/'), folder) {
+        (false, _) => PathBuf::from("."),
+        (true, "") => PathBuf::from("/"),
+        (true, "~") => load::expand("~/"),
+        (true, folder) => load::expand(folder),
+    };
+    let before = &typed[..typed.len() - begun.len()];
+    let Ok(entries) = std::fs::read_dir(&looked_in) else { return Vec::new() };
+    let mut found: Vec<(String, String)> = entries
+        .filter_map(|entry| named(&looked_in, &entry.ok()?.file_name().into_string().ok()?, begun))
+        .map(|name| (name.clone(), format!("{before}{name}")))
+        .take(MOST_NAMES)
+        .collect();
+    found.sort();
+    found
+}
+
+/// A file's name if it begins so; a folder's with a slash. Hidden ones have to be asked for, and what would disturb the
+/// terminal is left out.
+fn named(folder: &Path, name: &str, begun: &str) -> Option<String> {
+    let wanted = name.starts_with(begun) && (begun.starts_with('.') || !name.starts_with('.'));
+    if !wanted || screen::harmless(name) != name {
+        return None;
+    }
+    let slash = if folder.join(name).is_dir() { "/" } else { "" };
+    Some(format!("{name}{slash}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_completed() {
+        let typed = |line: &str| {
+            let (start, found) = candidates(line);
+            (start, found.into_iter().map(|(_, replacement)| replacement).collect::<Vec<_>>().join("|"))
+        };
+        assert_eq!(typed("/sa"), (0, "/save ".into()));
+        assert_eq!(typed("/s"), (0, "/set |/show |/save ".into()));
+        assert_eq!(typed("/set temp"), (5, "temperature ".into()));
+        assert_eq!(typed("/set top-"), (5, "top-k |top-p ".into()));
+        assert_eq!(typed("hello /s"), (8, String::new()));
+        assert_eq!(typed("hello"), (0, String::new()));
+        let folder = std::env::temp_dir().join(format!("tallow-names-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("chats")).unwrap();
+        for name in ["chat one.json", ".hidden", "x\u{1b}[2J"] {
+            std::fs::write(folder.join(name), "").unwrap();
+        }
+        let folder = folder.to_str().unwrap();
+        let (start, found) = typed(&format!("/load {folder}/ch"));
+        assert_eq!((start, found), (6, format!("{folder}/chat one.json|{folder}/chats/")));
+        assert_eq!(typed(&format!("/load {folder}/.h")).1, format!("{folder}/.hidden"));
+        assert_eq!(typed(&format!("/load {folder}/x")).1, "");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

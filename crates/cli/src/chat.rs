@@ -85,7 +85,7 @@ impl Talk {
         let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
         let said = self.messages.iter().map(|m| json!({"role": m.role, "content": m.content}));
         let messages = Value::Array(system.chain(said).collect());
-        Ok(template.prompt(&Chat::new(&messages, Now::from_unix(unix_time())), &self.tokenizer)?)
+        Ok(template.prompt(&Chat::new(&messages, Now::local(unix_time())), &self.tokenizer)?)
     }
 
     /// Says something and passes the answer on as it comes. What was said and answered is remembered, unless nothing

@@ -69,7 +69,7 @@ impl Messages {
             let tokens = tokenizer.encode(&contents.join("\n"), Special::PROMPT);
             return tokens.map_err(|e| not_tokenized("messages", &e));
         };
-        let now = Now::from_unix(unix_time() as i64);
+        let now = Now::local(unix_time() as i64);
         let chat = Chat { ending: self.ending, values: &self.values, ..Chat::new(&self.messages, now) };
         template.prompt(&chat, tokenizer).map_err(|e| ApiError::field("messages", e.to_string()))
     }

@@ -76,6 +76,11 @@ pub(super) struct SentencePiece {
 }
 
 impl Normalizer {
+    /// Is text composed?
+    pub(super) fn composes(&self) -> bool {
+        self.0.iter().any(|step| matches!(step, Step::Form(Form::Nfc)))
+    }
+
     pub(super) fn read(field: &Field<'_>) -> Result<Normalizer> {
         field.parts("normalizers")?.iter().map(Step::read).collect::<Result<_>>().map(Normalizer)
     }
@@ -326,7 +331,7 @@ fn replace_pattern(text: &str, pattern: &Pattern, with: &str) -> std::result::Re
 }
 
 /// The bytes that standard base64 stands for.
-fn base64(text: &str) -> Option<Vec<u8>> {
+pub(super) fn base64(text: &str) -> Option<Vec<u8>> {
     let text = text.trim_end_matches('=').as_bytes();
     let mut out = Vec::with_capacity(text.len() / 4 * 3 + 3);
     for group in text.chunks(4) {

@@ -81,7 +81,7 @@ impl Dialogue {
         };
         let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
         let messages = Value::Array(system.chain(kept.map(Message::as_json)).collect());
-        let chat = Chat { values: &self.values, ..Chat::new(&messages, Now::from_unix(unix_time())) };
+        let chat = Chat { values: &self.values, ..Chat::new(&messages, Now::local(unix_time())) };
         Ok(template.prompt(&chat, &self.tokenizer)?)
     }
 

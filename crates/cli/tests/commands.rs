@@ -33,6 +33,16 @@ fn a_story_is_the_same_for_the_same_seed() {
     assert_eq!(dashed, home.run_with(&["run", "demo", "--seed", "7", "-n", "1"], b"--seed is a word").ok());
 }
 
+/// The first token of a text loses its space with SentencePiece's tokenizers. An answer's first token is not that.
+#[test]
+fn the_space_after_a_prompt_is_kept() {
+    let Some(folder) = tallow_support::shared("stories260K-hf") else { return };
+    let home = Home::new();
+    let model = folder.join("stories260K-Q8_0.gguf");
+    let told = home.run(&["run", model.to_str().unwrap(), "-n", "4", "--temperature", "0", "Once upon"]).ok();
+    assert_eq!(told.trim_end(), "Once upon a time, there");
+}
+
 #[test]
 fn nothing_but_the_answer_goes_into_a_pipe() {
     let Did { err, .. } = Home::new().run(&STORY);

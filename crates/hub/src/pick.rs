@@ -49,6 +49,7 @@ const BESIDES: &[&str] = &[
     "special_tokens_map.json",
     "spiece.model",
     "tekken.json",
+    "tiktoken.model",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -56,6 +57,19 @@ const BESIDES: &[&str] = &[
     "vocab.txt",
     "config.json",
 ];
+
+/// Files that a tokenizer is read from; one that ends in [`TIKTOKEN`] will do too.
+const TOKENIZERS: &[&str] = &[
+    "tokenizer.json",
+    "tekken.json",
+    "tokenizer.model",
+    "tiktoken.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+];
+
+const TIKTOKEN: &str = ".tiktoken";
 
 /// How pickled (or otherwise unusable) weights end.
 const PICKLES: &[&str] = &[".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack"];
@@ -103,6 +117,9 @@ pub(crate) fn pick(repo: &RepoName, files: &[String], quant: Option<&str>) -> Re
     let (variants, safetensors) = (variants(files), safetensors(files));
     match quant {
         None if !safetensors.is_empty() => {
+            if let Some(file) = unread_tokenizer(files) {
+                return Err(HubError::NoTokenizer { repo: repo.clone(), file: file.clone() });
+            }
             let besides = files.iter().filter(|f| is_besides(f)).cloned();
             let mut files: Vec<_> = besides.collect();
             files.sort_by_key(|f| f == "config.json");
@@ -260,8 +277,21 @@ fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {
 }
 
 /// Is it a small file that belongs to a safetensors model?
+/// A file of a tokenizer that cannot be read, if the model has no other. Models that have no text have none at all.
+fn unread_tokenizer(files: &[String]) -> Option<&String> {
+    let read = |file: &String| TOKENIZERS.contains(&file.as_str()) || file.ends_with(TIKTOKEN);
+    let other = |file: &&String| {
+        !file.contains('/')
+            && (file.starts_with("tokenizer")
+                || file.starts_with("tokenization_")
+                || file.ends_with(".bpe.model"))
+    };
+    if files.iter().any(read) { None } else { files.iter().find(other) }
+}
+
 fn is_besides(file: &str) -> bool {
     match file.split_once('/') {
+        None if file.ends_with(TIKTOKEN) => true,
         None => BESIDES.contains(&file),
         Some(("additional_chat_templates", name)) => name.ends_with(".jinja"),
         // Pooling and projection of sentence-transformers: `1_Pooling`, `2_Dense`.
@@ -413,6 +443,11 @@ mod tests {
         ];
         assert_eq!(picked(&names, None), want);
         assert_eq!(picked(&["consolidated.safetensors"], None), ["consolidated.safetensors"]);
+        assert_eq!(
+            picked(&["model.safetensors", "qwen.tiktoken", "tokenization_qwen.py"], None),
+            ["qwen.tiktoken", "model.safetensors"]
+        );
+        insta::assert_snapshot!(refused(&["model.safetensors", "tokenizer_config.json", "sentencepiece.bpe.model"], None), @r#"org/m has no tokenizer that can be read, only tokenizer_config.json. Look for a repository with its tokenizer.json, or with GGUF files"#);
         assert_eq!(
             picked(&["model.safetensors", "2_Dense/model.safetensors", "2_Dense/config.json"], None),
             ["2_Dense/config.json", "2_Dense/model.safetensors", "model.safetensors"]

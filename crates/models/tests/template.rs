@@ -57,6 +57,79 @@ fn real_templates_render_as_the_reference_does() {
     assert!(count > 100, "{count}");
 }
 
+/// Filters, tests, functions and methods that hardly any chat template uses, but a fine-tune's may.
+#[test]
+fn expressions_give_what_the_reference_gives() {
+    let file = tallow_support::json(&tallow_support::golden("template").join("expressions.json"));
+    let cases = file["cases"].as_array().unwrap();
+    assert!(cases.len() > 200);
+    let mut wrong = Vec::new();
+    for case in cases {
+        let source = case["source"].as_str().unwrap();
+        let rendered = ChatTemplate::new(source)
+            .and_then(|template| template.render(&Chat::new(&json!([]), now())))
+            .map_err(|e| e.to_string());
+        match (&rendered, case["text"].as_str()) {
+            (Ok(text), Some(want)) if text == want => {}
+            (Err(_), None) => {}
+            (_, want) => wrong.push(format!("{source}\n    {rendered:?}\n    should be {want:?}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A chat of so many messages of 500 bytes, by turns.
+fn long_chat(count: usize) -> Value {
+    let text = "lorem ipsum ".repeat(42)[..500].to_owned();
+    let role = |i: usize| if i % 2 == 0 { "user" } else { "assistant" };
+    (0..count).map(|i| json!({"role": role(i), "content": text})).collect()
+}
+
+/// What real templates do whose work grows with the square of a chat's length: Gemma 4's looks back over all messages at
+/// each, Reka Edge's adds each to a text.
+#[test]
+fn chats_of_five_thousand_messages_are_rendered() {
+    let chat = long_chat(5000);
+    let looks_back = "{%- for message in messages -%}
+        {%- set before = namespace(role=None, found=false) -%}
+        {%- if loop.index0 > 0 -%}
+            {%- for j in range(loop.index0 - 1, -1, -1) -%}
+                {%- if not before.found -%}
+                    {%- if messages[j]['role'] != 'tool' -%}
+                        {%- set before.role = messages[j]['role'] -%}
+                        {%- set before.found = true -%}
+                    {%- endif -%}
+                {%- endif -%}
+            {%- endfor -%}
+        {%- endif -%}
+        {{- '<|turn>' + message['role'] + ' after ' ~ before.role ~ '\n' ~ message['content'] | trim ~ '<turn|>' -}}
+    {%- endfor -%}";
+    let text = ChatTemplate::new(looks_back).unwrap().render(&Chat::new(&chat, now())).unwrap();
+    assert_eq!(text.matches("after user").count(), 2500);
+    let adds = "{%- set ns = namespace(out='') -%}
+        {%- for message in messages -%}
+            {%- set ns.out = ns.out ~ message.role ~ ': ' -%}
+            {%- set ns.out = ns.out ~ message.content -%}
+            {%- set ns.out = ns.out ~ '<sep>' -%}
+            {%- set ns.out = ns.out + ' ' -%}
+            {%- if loop.last -%}{%- set ns.out = ns.out ~ 'end' -%}{%- endif -%}
+        {%- endfor -%}
+        {{- ns.out -}}";
+    let begun = Instant::now();
+    let text = ChatTemplate::new(adds).unwrap().render(&Chat::new(&chat, now())).unwrap();
+    assert_eq!(text.matches("<sep> ").count(), 5000);
+    assert!(text.starts_with("user: lorem") && text.ends_with("<sep> end"));
+    // Each message is copied some times; that everything before it were too would be 30 GB.
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_chat_that_takes_too_long_is_said_to_be_long() {
+    let source = "{% for m in messages %}{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}{% endfor %}";
+    let refused = ChatTemplate::new(source).unwrap().render(&Chat::new(&long_chat(3), now())).unwrap_err();
+    assert_eq!(refused.to_string(), "line 1: the template takes too long for a chat of 3 messages");
+}
+
 /// What comes of a template that is made to do harm: a text, or what is said against it. In little time, and on a
 /// stack that is small.
 fn tried(case: &str, source: String) -> Result<String, String> {

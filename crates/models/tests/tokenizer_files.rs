@@ -392,3 +392,363 @@ fn arbitrary_bytes_are_refused_or_work() {
         assert!(Tokenizer::from_json(Path::new("x"), bytes, None).is_err());
     }
 }
+
+/// A folder of its own for a test.
+fn folder(name: &str, files: &[(&str, Vec<u8>)]) -> std::path::PathBuf {
+    let folder = std::env::temp_dir().join(format!("tallow-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for (name, bytes) in files {
+        std::fs::write(folder.join(name), bytes).unwrap();
+    }
+    folder
+}
+
+fn of_folder(name: &str, files: &[(&str, Vec<u8>)]) -> Result<Tokenizer, LoadError> {
+    let folder = folder(name, files);
+    let tokenizer = Tokenizer::from_folder(&folder);
+    std::fs::remove_dir_all(folder).unwrap();
+    tokenizer
+}
+
+/// The reference's ids for a vocabulary's texts, all of them with special tokens parsed: text, bare ids, and full ones.
+fn golden(folder: &Path) -> Vec<(String, Vec<u32>, Vec<u32>)> {
+    let ids =
+        |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+    let file = tallow_support::json(&folder.join("golden.json"));
+    let case = |case: &Value| {
+        (case["text"].as_str().unwrap().to_owned(), ids(&case["ids"]), ids(&case["ids_with_special"]))
+    };
+    file["cases"].as_array().unwrap().iter().map(case).collect()
+}
+
+/// A token of a byte-level vocabulary as its bytes.
+fn bytes_of(token: &str) -> Vec<u8> {
+    let plain = |b: &u32| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let others: Vec<u32> = (0..256).filter(|b| !plain(b)).collect();
+    let byte = |c: char| if c as u32 >= 256 { others[c as usize - 256] } else { c as u32 };
+    token.chars().map(|c| byte(c) as u8).collect()
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = String::new();
+    for group in bytes.chunks(3) {
+        let bits = group.iter().fold(0u32, |bits, b| bits << 8 | u32::from(*b)) << (8 * (3 - group.len()));
+        let letter =
+            |i: usize| if i <= group.len() { LETTERS[(bits >> (18 - 6 * i)) as usize & 63] } else { b'=' };
+        out.extend((0..4).map(|i| char::from(letter(i))));
+    }
+    out
+}
+
+/// `tokenizer.model` files are those that the models were released with.
+#[test]
+fn sentencepiece_files_give_the_reference_ids() {
+    for name in ["tokenizer-llama2", "tokenizer-mistral"] {
+        let Some(shared) = shared(name) else { return };
+        let files = ["tokenizer.model", "tokenizer_config.json"];
+        let files = files.map(|file| (file, std::fs::read(shared.join(file)).unwrap()));
+        let tokenizer = of_folder(name, &files).unwrap();
+        let other = Tokenizer::from_folder(&shared).unwrap();
+        // Of tokens that are written in a text, that `tokenizer.json` finds some only, by an oddity of its own.
+        for (text, ids, full) in golden(&shared).into_iter().filter(|(text, ..)| !text.contains('<')) {
+            let written = Written::Parsed;
+            let bare = tokenizer.encode(&text, Special { around: Around::Omitted, written }).unwrap();
+            assert_eq!(bare, ids, "{name} {text:?}");
+            assert_eq!(tokenizer.encode(&text, FULL).unwrap(), full, "{name} {text:?}");
+            assert_eq!(tokenizer.decode(&ids, Shown::All), other.decode(&ids, Shown::All), "{name} {text:?}");
+        }
+        assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(1), Some(2)), "{name}");
+        assert_eq!(tokenizer.vocab_size(), other.vocab_size());
+        assert!(tokenizer.is_special(1) && tokenizer.ends_generation(2));
+    }
+}
+
+/// The message of a SentencePiece model: pieces with scores and kinds, the kind of model, and a table of characters.
+fn sentencepiece(
+    pieces: &[(&str, f32, u8)],
+    model: u8,
+    fallback: bool,
+    table: &[u8],
+    flags: [bool; 2],
+) -> Vec<u8> {
+    fn number(out: &mut Vec<u8>, mut n: usize) {
+        while n >= 0x80 {
+            out.push(n as u8 | 0x80);
+            n >>= 7;
+        }
+        out.push(n as u8);
+    }
+    fn bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
+        out.push(field << 3 | 2);
+        number(out, bytes.len());
+        out.extend(bytes);
+    }
+    let mut file = Vec::new();
+    for (text, score, kind) in pieces {
+        let mut piece = Vec::new();
+        bytes(&mut piece, 1, text.as_bytes());
+        piece.push(2 << 3 | 5);
+        piece.extend(score.to_le_bytes());
+        piece.extend([3 << 3, *kind]);
+        bytes(&mut file, 1, &piece);
+    }
+    // Field 35 has a key of two bytes.
+    bytes(&mut file, 2, &[3 << 3, model, 0x98, 0x02, u8::from(fallback)]);
+    let mut normalizer = Vec::new();
+    bytes(&mut normalizer, 2, table);
+    normalizer.extend([3 << 3, u8::from(flags[0]), 4 << 3, u8::from(flags[1])]);
+    bytes(&mut file, 3, &normalizer);
+    file
+}
+
+/// T5's vocabulary as the file that it was released with: a unigram model, with a table of characters. The ids are
+/// those of the `sentencepiece` library (`tools/goldens/sentencepiece.py`).
+#[test]
+fn unigram_files_give_the_ids_of_the_library() {
+    let Some(shared) = shared("tokenizer-t5") else { return };
+    let golden = tallow_support::json(&tallow_support::golden("sentencepiece").join("t5.json"));
+    let tokenizer = of_folder(
+        "t5",
+        &[
+            ("spiece.model", t5(&shared)),
+            ("tokenizer_config.json", br#"{"tokenizer_class": "T5Tokenizer"}"#.to_vec()),
+        ],
+    )
+    .unwrap();
+    let cases = golden["cases"].as_array().unwrap();
+    assert!(cases.len() > 40);
+    for case in cases {
+        let text = case["text"].as_str().unwrap();
+        let want: Vec<u32> =
+            case["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        assert_eq!(tokenizer.encode(text, BARE).unwrap(), want, "{text:?}");
+    }
+    assert_eq!((tokenizer.adds_bos(), tokenizer.encode("a", FULL).unwrap().last()), (false, Some(&1)));
+}
+
+/// The file that T5's `tokenizer.json` was made of, without the tokens that were added to it.
+fn t5(shared: &Path) -> Vec<u8> {
+    let file = tallow_support::json(&shared.join("tokenizer.json"));
+    let encoded = file["normalizer"]["precompiled_charsmap"].as_str().unwrap();
+    let letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut bytes = Vec::new();
+    for group in encoded.trim_end_matches('=').as_bytes().chunks(4) {
+        let six = |c: &u8| letters.iter().position(|l| l == c).unwrap() as u32;
+        let bits = group.iter().fold(0, |bits, c| bits << 6 | six(c)) << (6 * (4 - group.len()));
+        bytes.extend(&bits.to_be_bytes()[1..group.len()]);
+    }
+    let vocab = file["model"]["vocab"].as_array().unwrap();
+    let pieces: Vec<(&str, f32, u8)> = vocab[..32_000]
+        .iter()
+        .map(|pair| (pair[0].as_str().unwrap(), pair[1].as_f64().unwrap() as f32))
+        .map(|(text, score)| {
+            (
+                text,
+                score,
+                match text {
+                    "<unk>" => 2,
+                    "<pad>" | "</s>" => 3,
+                    _ => 1,
+                },
+            )
+        })
+        .collect();
+    // <pad> is 0, the end 1, and the unknown 2; the file says so.
+    let mut file = sentencepiece(&pieces, 1, false, &bytes, [true, true]);
+    file.extend([2 << 3 | 2, 18, 0xc0, 2, 2, 0xc8, 2]);
+    file.extend([0xff; 9]);
+    file.extend([1, 0xd0, 2, 1]);
+    file
+}
+
+/// Llama 3's vocabulary as its first release had it, and as Mistral's releases have theirs.
+#[test]
+fn ranks_of_byte_strings_give_the_reference_ids() {
+    let Some(shared) = shared("tokenizer-llama3") else { return };
+    let file = tallow_support::json(&shared.join("tokenizer.json"));
+    let vocab = file["model"]["vocab"].as_object().unwrap();
+    let mut tokens: Vec<(u64, String)> =
+        vocab.iter().map(|(text, id)| (id.as_u64().unwrap(), base64(&bytes_of(text)))).collect();
+    // Special tokens are no ranks.
+    tokens.retain(|(rank, _)| *rank < 128_000);
+    tokens.sort_unstable();
+    assert_eq!(tokens.len(), 128_000);
+    let lines: String = tokens.iter().map(|(rank, token)| format!("{token} {rank}\n")).collect();
+    let tiktoken = of_folder("tiktoken", &[("tokenizer.model", lines.into_bytes())]).unwrap();
+    let pattern = file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"].as_str().unwrap();
+    let entries: Vec<Value> = tokens
+        .iter()
+        .map(|(rank, token)| json!({"rank": rank, "token_bytes": token, "token_str": null}))
+        .collect();
+    let tekken = json!({
+        "config": {"pattern": pattern, "num_vocab_tokens": 128_000, "default_vocab_size": 129_000,
+                   "default_num_special_tokens": 1000, "version": "v3"},
+        "vocab": entries,
+    });
+    let tekken = of_folder("tekken", &[("tekken.json", tekken.to_string().into_bytes())]).unwrap();
+    for (text, ids, full) in golden(&shared) {
+        assert_eq!(
+            tiktoken.encode(&text, Special { around: Around::Omitted, written: Written::Parsed }).unwrap(),
+            ids,
+            "{text:?}"
+        );
+        assert_eq!(tiktoken.encode(&text, FULL).unwrap(), full, "{text:?}");
+        if ids.iter().all(|id| *id < 128_000) {
+            let moved: Vec<u32> = ids.iter().map(|id| id + 1000).collect();
+            assert_eq!(tekken.encode(&text, BARE).unwrap(), moved, "{text:?}");
+            assert_eq!(tekken.decode(&moved, Shown::All), tiktoken.decode(&ids, Shown::All), "{text:?}");
+        }
+    }
+    assert_eq!(tiktoken.id_of("<|eot_id|>"), Some(128_009));
+    assert_eq!(tiktoken.id_of("<|reserved_special_token_250|>"), Some(128_255));
+    assert!(tiktoken.ends_generation(128_009) && tiktoken.bos() == Some(128_000));
+    assert_eq!((tekken.bos(), tekken.eos(), tekken.vocab_size()), (Some(1), Some(2), 129_000));
+    assert_eq!(tekken.encode("[INST]a[/INST]<SPECIAL_999>", FULL).unwrap(), [1, 3, 1064, 4, 999]);
+}
+
+/// Byte-level vocabularies as the two files that came before `tokenizer.json`.
+#[test]
+fn vocabularies_with_merges_give_the_reference_ids() {
+    for (name, class) in [
+        ("tokenizer-qwen2.5", "Qwen2Tokenizer"),
+        ("tokenizer-roberta", "RobertaTokenizer"),
+        ("tokenizer-clip", "CLIPTokenizer"),
+    ] {
+        let Some(shared) = shared(name) else { return };
+        let file = tallow_support::json(&shared.join("tokenizer.json"));
+        let merge = |merge: &Value| match merge {
+            Value::String(text) => text.clone(),
+            pair => format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+        };
+        let merges: Vec<String> = file["model"]["merges"].as_array().unwrap().iter().map(merge).collect();
+        let added: serde_json::Map<String, Value> = file["added_tokens"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|token| (token["id"].to_string(), token.clone()))
+            .collect();
+        let config = json!({
+            "tokenizer_class": class,
+            "added_tokens_decoder": added,
+            "bos_token": match class {
+                "CLIPTokenizer" => json!("<|startoftext|>"),
+                "RobertaTokenizer" => json!("<s>"),
+                _ => Value::Null,
+            },
+            "eos_token": if class == "RobertaTokenizer" { "</s>" } else { "<|endoftext|>" },
+        });
+        let tokenizer = of_folder(
+            name,
+            &[
+                ("vocab.json", file["model"]["vocab"].to_string().into_bytes()),
+                ("merges.txt", format!("#version: 0.2\n{}\n", merges.join("\n")).into_bytes()),
+                ("tokenizer_config.json", config.to_string().into_bytes()),
+            ],
+        )
+        .unwrap();
+        for (text, ids, full) in golden(&shared) {
+            let written = Written::Parsed;
+            let bare = tokenizer.encode(&text, Special { around: Around::Omitted, written }).unwrap();
+            assert_eq!(bare, ids, "{name} {text:?}");
+            assert_eq!(tokenizer.encode(&text, FULL).unwrap(), full, "{name} {text:?}");
+        }
+    }
+}
+
+#[test]
+fn a_list_of_words_gives_the_reference_ids() {
+    let Some(shared) = shared("tokenizer-bert") else { return };
+    let words = std::fs::read(shared.join("vocab.txt")).unwrap();
+    let tokenizer = of_folder("bert", &[("vocab.txt", words)]).unwrap();
+    for (text, ids, full) in golden(&shared) {
+        let written = Written::Parsed;
+        let bare = tokenizer.encode(&text, Special { around: Around::Omitted, written }).unwrap();
+        assert_eq!(bare, ids, "{text:?}");
+        assert_eq!(tokenizer.encode(&text, FULL).unwrap(), full, "{text:?}");
+    }
+}
+
+#[test]
+fn folders_without_a_tokenizer_and_with_a_bad_one_are_refused() {
+    let class =
+        |class: &str| ("tokenizer_config.json", format!(r#"{{"tokenizer_class": "{class}"}}"#).into_bytes());
+    let pieces = [("<unk>", 0.0, 2), ("a", -1.0, 1)];
+    let model = |kind| ("tokenizer.model", sentencepiece(&pieces, kind, false, &[], [true, false]));
+    let tekken = |special: u64| {
+        let config = json!({"pattern": "a", "default_vocab_size": 10, "default_num_special_tokens": special});
+        ("tekken.json", json!({"config": config, "vocab": []}).to_string().into_bytes())
+    };
+    let doubled = sentencepiece(&[("a", 0.0, 1), ("a", 0.0, 1)], 2, false, &[], [true, false]);
+    let cases = [
+        (vec![], "tokenizer.json: is missing: fetch tokenizer.json from where the model is from"),
+        (vec![("merges.txt", vec![])], "tokenizer.json: is missing"),
+        (
+            vec![("tokenizer.model", vec![])],
+            "a vocabulary of this kind whose tokenizer_config.json does not name its class",
+        ),
+        (vec![("tokenizer.model", b"\n\x7fabc".to_vec())], "the vocabulary: ends within a field"),
+        (vec![("tokenizer.model", b"\n\x00".to_vec())], "the vocabulary: piece 0 has no text"),
+        (vec![("tokenizer.model", doubled)], "the vocabulary: token 1, \"a\", is also token 0"),
+        (vec![model(3)], "the vocabulary: is of whole words or single characters"),
+        (
+            vec![model(1), class("XLMRobertaTokenizer")],
+            "class \"XLMRobertaTokenizer\" in this kind of file is not supported",
+        ),
+        (vec![("qwen.tiktoken", b"YQ== 0\nb?\n".to_vec())], "line 2: is not a token in base64 and its rank"),
+        (
+            vec![("qwen.tiktoken", b"YQ== 0\n".to_vec()), class("QWenTokenizer")],
+            "has no token for the byte 0",
+        ),
+        (vec![("a.tiktoken", b"YQ== 0\n".to_vec()), class("Other")], "fetch the model's tokenizer.json"),
+        (vec![tekken(11)], "config.default_vocab_size: is less than its 11 special tokens"),
+        (vec![tekken(4_000_000_000)], "config.default_num_special_tokens: is 4000000000"),
+        (vec![("tekken.json", b"{}".to_vec())], "its JSON: missing field"),
+        (
+            vec![("vocab.json", b"{}".to_vec()), ("merges.txt", b"a b".to_vec())],
+            "\"a\" is not in the vocabulary",
+        ),
+        (vec![("vocab.json", b"[]".to_vec()), ("merges.txt", vec![])], "its JSON: invalid type"),
+        (
+            vec![("vocab.json", b"{}".to_vec()), ("merges.txt", vec![]), class("Other")],
+            "\"Other\" in this kind of file",
+        ),
+    ];
+    for (i, (files, want)) in cases.into_iter().enumerate() {
+        let message = of_folder(&format!("bad-{i}"), &files).expect_err(want).to_string();
+        assert!(message.contains(want), "{message}\nshould have: {want}");
+    }
+}
+
+#[test]
+fn arbitrary_messages_are_refused_or_work() {
+    let pieces = [
+        ("<unk>", 0.0, 2),
+        ("<s>", 0.0, 3),
+        ("▁", -3.0, 1),
+        ("a", -2.0, 1),
+        ("▁a", -1.0, 1),
+        ("<0x0A>", 0.0, 6),
+    ];
+    let whole = sentencepiece(&pieces, 2, true, &[], [true, true]);
+    let folder = folder("arbitrary", &[]);
+    let path = folder.join("tokenizer.model");
+    let changes = prop::collection::vec((0..whole.len(), any::<u8>()), 1..4);
+    let config = ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = proptest::test_runner::TestRunner::new(config);
+    runner
+        .run(&(changes, 0..whole.len()), |(changes, len)| {
+            let mut bytes = whole.clone();
+            changes.into_iter().for_each(|(at, byte)| bytes[at] = byte);
+            for bytes in [&bytes[..], &bytes[..len]] {
+                std::fs::write(&path, bytes).unwrap();
+                if let Ok(tokenizer) = Tokenizer::from_folder(&folder) {
+                    let ids = tokenizer.encode("a  <s> é\n", FULL).unwrap_or_default();
+                    tokenizer.decode(&ids, Shown::All);
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+    std::fs::remove_dir_all(folder).unwrap();
+}

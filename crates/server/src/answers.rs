@@ -135,7 +135,7 @@ struct Following {
     /// Tokens whose text has not been told yet.
     held: Vec<Choice>,
     places: Option<Detokenizer>,
-    /// Characters of the text before the next token.
+    /// Characters of the text that are certain before the next token.
     offset: usize,
     started: Option<Instant>,
     last_token: Option<Instant>,
@@ -348,9 +348,9 @@ impl Following {
         self.say(text, &mut part);
         let told = if held { Vec::new() } else { std::mem::take(&mut self.held) };
         for choice in told {
-            let written = self.places.as_mut().and_then(|places| places.push(choice.token));
-            let chars = written.map_or(0, |text| text.chars().count());
-            part.tokens.push(self.token(choice, chars, tokenizer));
+            let waited = self.places.as_ref().map_or(0, Detokenizer::waiting);
+            let written = self.places.as_mut().map_or(0, |places| chars_of(places, choice.token));
+            part.tokens.push(self.token(choice, (waited, written), tokenizer));
         }
         part.is_some().then_some(part)
     }
@@ -384,21 +384,27 @@ impl Following {
             let begins = at == 0 && tokenizer.bos() == Some(choice.token);
             let outside =
                 begins && !tokenizer.token_text(choice.token).is_some_and(|bos| text.starts_with(bos));
-            let written = if outside { None } else { places.push(choice.token) };
-            let chars = written.map_or(0, |text| text.chars().count());
-            tokens.push(self.token(choice, chars, tokenizer));
+            let waited = places.waiting();
+            let written = if outside { 0 } else { chars_of(&mut places, choice.token) };
+            tokens.push(self.token(choice, (waited, written), tokenizer));
         }
         self.offset = text.chars().count();
     }
 
-    /// A token that adds so many characters to the text.
-    fn token(&mut self, choice: Choice, chars: usize, tokenizer: &Tokenizer) -> Token {
+    /// A token before which so many characters waited for others, and with which so many became certain.
+    fn token(&mut self, choice: Choice, (waited, written): (usize, usize), tokenizer: &Tokenizer) -> Token {
         let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default();
         let top = choice.top.iter().map(|scored| (bytes(scored.token), scored.logprob)).collect();
-        let token = Token { bytes: bytes(choice.token), logprob: choice.logprob, top, offset: self.offset };
-        self.offset += chars;
+        let offset = self.offset + waited;
+        let token = Token { bytes: bytes(choice.token), logprob: choice.logprob, top, offset };
+        self.offset += written;
         token
     }
+}
+
+/// The characters that become certain with a token.
+fn chars_of(places: &mut Detokenizer, token: u32) -> usize {
+    places.push(token).map_or(0, |text| text.chars().count())
 }
 
 impl Part {

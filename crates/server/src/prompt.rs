@@ -84,7 +84,7 @@ impl Messages {
             let tokens = tokens.map_err(|e| not_tokenized("messages", &e))?;
             return tokens.ok_or_else(|| ApiError::far_too_long("messages", most));
         };
-        let now = Now::from_unix(unix_time() as i64);
+        let now = Now::local(unix_time() as i64);
         let chat = Chat { ending: self.ending, values: &values, ..Chat::new(&self.messages, now) };
         let tokens = template.prompt_up_to(&chat, tokenizer, most);
         let tokens = tokens.map_err(|e| ApiError::field("messages", e.to_string()))?;

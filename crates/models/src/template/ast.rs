@@ -28,6 +28,8 @@ pub(super) enum What {
     /// What a body writes, through filters, written.
     Filter(Vec<Call>, Body),
     With(Vec<(Target, Expr)>, Body),
+    /// A block that a template which extends this one could replace, and whether it knows the names around it.
+    Block(bool, Body),
     Break,
     Continue,
 }
@@ -44,9 +46,9 @@ pub(super) struct Loop {
 
 #[derive(Debug)]
 pub(super) struct Macro {
-    pub(super) name: Box<str>,
+    pub(super) name: Arc<str>,
     /// Names with what they are if nothing is given.
-    pub(super) parameters: Vec<(Box<str>, Option<Expr>)>,
+    pub(super) parameters: Vec<(Arc<str>, Option<Expr>)>,
     /// Does the body ask for arguments that have no name, and for named ones that are no parameters?
     pub(super) takes_more: bool,
     pub(super) takes_named: bool,
@@ -56,9 +58,9 @@ pub(super) struct Macro {
 /// What is given a value.
 #[derive(Debug)]
 pub(super) enum Target {
-    Name(Box<str>),
+    Name(Arc<str>),
     /// A member of a namespace.
-    Member(Box<str>, Box<str>),
+    Member(Arc<str>, Arc<str>),
     Several(Vec<Target>),
 }
 
@@ -69,7 +71,7 @@ pub(super) enum Expr {
     Int(i128),
     Float(f64),
     Str(Box<str>),
-    Name(Box<str>),
+    Name(Arc<str>),
     List(Vec<Expr>),
     Tuple(Vec<Expr>),
     Dict(Vec<(Expr, Expr)>),
@@ -115,7 +117,7 @@ pub(super) enum Comparison {
 /// A step of a chain.
 #[derive(Debug)]
 pub(super) enum Link {
-    Member(Box<str>),
+    Member(Arc<str>),
     Item(Expr),
     Slice([Option<Expr>; 3]),
     Call(Arguments),

@@ -4,6 +4,49 @@ use super::Failure;
 use super::run::{Done, Given, Run};
 use super::value::Value;
 
+/// The names of tests.
+const TESTS: [&str; 39] = [
+    "defined",
+    "undefined",
+    "none",
+    "boolean",
+    "true",
+    "false",
+    "integer",
+    "float",
+    "number",
+    "string",
+    "mapping",
+    "sequence",
+    "iterable",
+    "callable",
+    "odd",
+    "even",
+    "divisibleby",
+    "lower",
+    "upper",
+    "eq",
+    "equalto",
+    "==",
+    "ne",
+    "!=",
+    "lt",
+    "lessthan",
+    "<",
+    "le",
+    "<=",
+    "gt",
+    "greaterthan",
+    ">",
+    "ge",
+    ">=",
+    "in",
+    "sameas",
+    "escaped",
+    "filter",
+    "test",
+];
+
 impl Run<'_> {
     pub(super) fn test(&mut self, name: &str, value: &Value, mut given: Given) -> Done<bool> {
         let mut other = || {
@@ -36,6 +79,7 @@ impl Run<'_> {
                         | Value::Function(_)
                         | Value::Method(_)
                         | Value::Loop(_)
+                        | Value::Object(_)
                         | Value::Undefined(_)
                 )
             }
@@ -80,6 +124,9 @@ impl Run<'_> {
                 let other = other()?;
                 self.contains(&other, value)?
             }
+            "escaped" => matches!(value, Value::Str(text) if text.of.safe),
+            "filter" => value.as_str().is_some_and(|name| super::filters::NAMES.contains(&name)),
+            "test" => value.as_str().is_some_and(|name| TESTS.contains(&name)),
             "sameas" => {
                 let other = other()?;
                 // Things that are one, as far as can be told of values that never change.

@@ -181,6 +181,7 @@ impl Run<'_> {
             Value::Macro(closure) => self.call_macro(&closure.clone(), given),
             Value::Function(name) => self.function(name, given),
             Value::Method(method) => self.deeper(|run| methods::call(run, &method.0, &method.1, given)),
+            Value::Object(at) => self.join_next(*at),
             Value::Loop(this) => match given.plain.into_iter().next() {
                 Some(over) => self.recurse(&this.clone(), over),
                 None => Err(Failure::wrong("the loop is called without a list")),
@@ -197,7 +198,7 @@ impl Run<'_> {
             Value::List(list) => list.of.items.len(),
             value => value.len().unwrap_or(0),
         };
-        self.spend(count * size_of::<Value>())?;
+        self.copied(count * size_of::<Value>())?;
         self.room(count * size_of::<Value>())?;
         Ok(match value {
             Value::Undefined(_) => Vec::new(),
@@ -236,11 +237,16 @@ impl Run<'_> {
         }
         let found = match value {
             Value::Dict(dict) => dict.of.get_text(name).cloned(),
-            Value::Space(at) => self.spaces.get(*at).and_then(|members| members.get(name).cloned()),
+            Value::Space(at) => self.spaces.get(*at).and_then(|space| space.get(name).cloned()),
+            Value::List(list) if list.of.kind == Kind::Group => {
+                let place = ["grouper", "list"].iter().position(|known| *known == name);
+                place.map(|at| list.of.items[at].clone())
+            }
+            Value::Object(at) if name == "current" => Some(self.cycle(*at, name)?),
             Value::Loop(this) => self.loop_member(this, name)?,
             Value::Macro(closure) if name == "name" => {
                 let name = closure.of.name.clone();
-                Some(self.text(name)?)
+                Some(self.text(&*name)?)
             }
             _ => None,
         };

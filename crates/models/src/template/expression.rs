@@ -262,7 +262,7 @@ impl Parser {
             } else if matches!(self.kind(), Kind::Name(_)) && self.is_mark_at(1, "=") {
                 let name = self.name()?;
                 self.at += 1;
-                arguments.named.push((name, self.expression()?));
+                arguments.named.push(((&*name).into(), self.expression()?));
             } else if !arguments.named.is_empty() {
                 return self.fail("arguments with names come last");
             } else {

@@ -3,7 +3,61 @@
 use super::Failure;
 use super::run::{Done, Given, Run};
 use super::value::{Kind, Value, is_space};
-use super::{json, methods};
+use super::{chars, html, json, methods};
+
+/// The names of filters.
+pub(super) const NAMES: [&str; 50] = [
+    "string",
+    "safe",
+    "trim",
+    "upper",
+    "lower",
+    "title",
+    "capitalize",
+    "replace",
+    "indent",
+    "center",
+    "truncate",
+    "wordcount",
+    "escape",
+    "e",
+    "forceescape",
+    "urlencode",
+    "format",
+    "striptags",
+    "default",
+    "d",
+    "length",
+    "count",
+    "first",
+    "last",
+    "list",
+    "join",
+    "items",
+    "tojson",
+    "int",
+    "float",
+    "round",
+    "abs",
+    "attr",
+    "filesizeformat",
+    "xmlattr",
+    "map",
+    "select",
+    "reject",
+    "selectattr",
+    "rejectattr",
+    "reverse",
+    "sort",
+    "unique",
+    "min",
+    "max",
+    "sum",
+    "dictsort",
+    "batch",
+    "slice",
+    "groupby",
+];
 
 impl Run<'_> {
     pub(super) fn filter(&mut self, name: &str, value: Value, given: Given) -> Done<Value> {
@@ -12,9 +66,11 @@ impl Run<'_> {
             "string" if value.as_str().is_some() => Ok(value),
             "string" | "safe" | "trim" | "upper" | "lower" | "title" | "capitalize" | "replace"
             | "indent" | "center" | "truncate" | "wordcount" | "escape" | "e" | "forceescape"
-            | "urlencode" | "format" => run.text_filter(name, &value, given),
+            | "urlencode" | "format" | "striptags" => run.text_filter(name, &value, given),
             "default" | "d" | "length" | "count" | "first" | "last" | "list" | "join" | "items"
-            | "tojson" | "int" | "float" | "round" | "abs" | "attr" => run.plain_filter(name, value, given),
+            | "tojson" | "int" | "float" | "round" | "abs" | "attr" | "filesizeformat" | "xmlattr" => {
+                run.plain_filter(name, value, given)
+            }
             _ => run.list_filter(name, value, given),
         })
     }
@@ -34,7 +90,7 @@ impl Run<'_> {
             },
             "upper" => self.text_like(text.to_uppercase(), safe),
             "lower" => self.text_like(text.to_lowercase(), safe),
-            "capitalize" => self.text_like(methods::capitalized(text), safe),
+            "capitalize" => self.text_like(chars::capitalized(text), safe),
             "title" => self.text(titled(text)),
             "replace" => {
                 let mut needed =
@@ -55,8 +111,9 @@ impl Run<'_> {
             }
             "truncate" => self.truncate(text, given),
             "wordcount" => {
-                let words =
-                    text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty());
+                let words = text
+                    .split(|c: char| !(chars::is_alphanumeric(c) || c == '_'))
+                    .filter(|word| !word.is_empty());
                 Ok(Value::Int(words.count() as i128))
             }
             "escape" | "e" | "forceescape" => {
@@ -70,6 +127,7 @@ impl Run<'_> {
                 let encode = |b: u8| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") };
                 self.text(text.bytes().map(encode).collect::<String>())
             }
+            "striptags" => self.without_tags(text),
             "format" => {
                 let values = match given.named.is_empty() {
                     true => self.sequence(given.plain, Kind::Tuple)?,
@@ -186,8 +244,21 @@ impl Run<'_> {
             "int" => {
                 let (default, base) = (given.take(0, "default"), given.take(1, "base"));
                 let base = base.and_then(|base| u32::try_from(base.as_int()?).ok());
-                let number = int(&value, base.filter(|b| (2..=36).contains(b)).unwrap_or(10));
+                let number = int(&value, base.filter(|b| (2..=36).contains(b)).unwrap_or(10))?;
                 Ok(Value::Int(number.or(default.and_then(|d| d.as_int())).unwrap_or(0)))
+            }
+            "filesizeformat" => {
+                let bytes = match &value {
+                    Value::Str(text) => text.of.trim_matches(is_space).parse().ok(),
+                    value => value.as_float(),
+                };
+                let bytes = bytes.ok_or_else(|| Failure::operand("filesizeformat", &value))?;
+                let binary = given.take(0, "binary").is_some_and(|binary| binary.is_true());
+                self.text(html::file_size(bytes, binary))
+            }
+            "xmlattr" => {
+                let space = given.take(0, "autospace").is_none_or(|space| space.is_true());
+                self.attributes(&value, space)
             }
             "float" => {
                 let number = match &value {
@@ -233,21 +304,42 @@ impl Run<'_> {
 }
 
 /// The whole number that a value is or says.
-fn int(value: &Value, base: u32) -> Option<i128> {
+fn int(value: &Value, base: u32) -> Done<Option<i128>> {
     match value {
         Value::Str(text) => {
-            let text = text.of.trim_matches(is_space).replace('_', "");
+            let text = text.of.trim_matches(is_space);
+            let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
+            // Digits of any script; underscores only between them.
+            let between = !unsigned.starts_with('_') && !unsigned.ends_with('_') && !unsigned.contains("__");
+            let digit = |c: char| chars::digit_of(c).and_then(|d| char::from_digit(d, 10)).unwrap_or(c);
+            let text: String = text.chars().filter(|c| *c != '_' || !between).map(digit).collect();
+            let (sign, unsigned) = text.split_at(usize::from(text.starts_with(['-', '+'])));
             let digits = match base {
-                16 => text.strip_prefix("0x"),
-                8 => text.strip_prefix("0o"),
-                2 => text.strip_prefix("0b"),
+                16 => unsigned.strip_prefix("0x").or(unsigned.strip_prefix("0X")),
+                8 => unsigned.strip_prefix("0o").or(unsigned.strip_prefix("0O")),
+                2 => unsigned.strip_prefix("0b").or(unsigned.strip_prefix("0B")),
                 _ => None,
             };
-            let whole = i128::from_str_radix(digits.unwrap_or(&text), base).ok();
-            whole.or_else(|| text.parse::<f64>().ok().filter(|x| x.is_finite()).map(|x| x as i128))
+            let digits = digits.unwrap_or(unsigned);
+            if !digits.is_empty() && digits.chars().all(|c| c.is_digit(base)) {
+                let number = i128::from_str_radix(digits, base).map_err(|_| super::ops::too_large())?;
+                return Ok(Some(if sign == "-" { -number } else { number }));
+            }
+            text.parse().ok().filter(|x: &f64| x.is_finite()).map(whole_of).transpose()
         }
-        Value::Float(x) => x.is_finite().then_some(*x as i128),
-        value => value.as_int(),
+        Value::Float(x) if !x.is_finite() => Ok(None),
+        Value::Float(x) => whole_of(*x).map(Some),
+        value => Ok(value.as_int()),
+    }
+}
+
+/// A number without its fraction.
+pub(super) fn whole_of(x: f64) -> Done<i128> {
+    // 2 to the power of 127, above which numbers are none that are counted with here.
+    if x.abs() < 170_141_183_460_469_231_731_687_303_715_884_105_728.0 {
+        Ok(x as i128)
+    } else {
+        Err(super::ops::too_large())
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::Failure;
 use super::run::{Done, Given, Run};
-use super::value::{Kind, Value, float};
+use super::spec::{self, Spec};
+use super::value::{Kind, Value};
 
 /// Python's `%` on text.
 pub(super) fn percent(run: &mut Run<'_>, text: &str, values: &Value) -> Done<Value> {
@@ -45,91 +46,60 @@ pub(super) fn percent(run: &mut Run<'_>, text: &str, values: &Value) -> Done<Val
     run.text(out)
 }
 
-/// More places than a number has.
-const MOST_PLACES: usize = 1000;
-
 /// The number that digits are; none are 0.
 fn amount(digits: &str) -> usize {
     if digits.is_empty() { 0 } else { digits.parse().unwrap_or(usize::MAX) }
 }
 
 /// Writes one value as what follows a `%` says, and gives the text after that.
-fn conversion<'t>(run: &mut Run<'_>, spec: &'t str, value: &Value, out: &mut String) -> Done<&'t str> {
+fn conversion<'t>(run: &mut Run<'_>, text: &'t str, value: &Value, out: &mut String) -> Done<&'t str> {
     let unknown =
-        || Failure::wrong(format!("unsupported format {:?}", spec.chars().take(8).collect::<String>()));
-    let flags = spec.len() - spec.trim_start_matches(['-', '0', '+', ' ', '#']).len();
-    let digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let width_end = flags + digits(&spec[flags..]);
-    let mut end = width_end;
+        || Failure::wrong(format!("unsupported format {:?}", text.chars().take(8).collect::<String>()));
+    let (flags, rest) = text.split_at(text.len() - text.trim_start_matches(['-', '0', '+', ' ', '#']).len());
+    let digits =
+        |text: &'t str| text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let (width, mut rest) = digits(rest);
     let mut precision = None;
-    if spec[end..].starts_with('.') {
-        let len = digits(&spec[end + 1..]);
-        precision = Some(amount(&spec[end + 1..end + 1 + len]));
-        end += 1 + len;
+    if let Some(after) = rest.strip_prefix('.') {
+        let (places, after) = digits(after);
+        (precision, rest) = (Some(amount(places)), after);
     }
-    let kind = spec[end..].chars().next().ok_or_else(unknown)?;
-    let number = || value.as_float().ok_or_else(|| Failure::operand("%", value));
-    let mut written = String::new();
-    match kind {
-        's' | 'r' | 'a' => {
-            let fits = if kind == 's' {
-                value.write(&mut written, 1 << 26)
-            } else {
-                value.write_repr(&mut written, 1 << 26)
-            };
-            if !fits {
-                return Err(Failure::Limit("needs too much memory"));
-            }
-            if let Some((at, _)) = precision.and_then(|most| written.char_indices().nth(most)) {
-                written.truncate(at);
-            }
-        }
-        'd' | 'i' | 'u' => {
-            written = (value.as_int().map_or_else(|| number().map(|x| x as i128), Ok)?).to_string()
-        }
-        'x' => written = format!("{:x}", value.as_int().ok_or_else(|| Failure::operand("%x", value))?),
-        'X' => written = format!("{:X}", value.as_int().ok_or_else(|| Failure::operand("%X", value))?),
-        'f' | 'F' => {
-            let places = precision.filter(|places| *places > MOST_PLACES);
-            if let Some(places) = places {
-                return Err(Failure::wrong(format!("{places} decimal places; {MOST_PLACES} are written")));
-            }
-            written = format!("{:.*}", precision.unwrap_or(6), number()?);
-        }
-        'g' if precision.is_none() => {
-            let shown = float(number()?);
-            written = shown.strip_suffix(".0").unwrap_or(&shown).into();
-        }
-        _ => return Err(unknown()),
-    }
-    let (flags, width) = (&spec[..flags], amount(&spec[flags..width_end]));
-    if flags.contains('#') {
+    let kind = rest.chars().next().ok_or_else(unknown)?;
+    let spec = Spec {
+        align: flags.contains('-').then_some('<'),
+        sign: ['+', ' '].into_iter().find(|sign| flags.contains(*sign)),
+        alternate: flags.contains('#'),
+        zero: flags.contains('0') && !flags.contains('-'),
+        width: amount(width),
+        precision,
+        kind: Some(kind),
+        ..Spec::default()
+    };
+    if !kind.is_ascii_alphabetic() {
         return Err(unknown());
     }
-    let is_text = matches!(kind, 's' | 'r' | 'a');
-    let sign = ['+', ' '].into_iter().find(|sign| flags.contains(*sign));
-    if let Some(sign) = sign.filter(|_| !written.starts_with('-') && !is_text) {
-        written.insert(0, sign);
-    }
-    let missing = width.saturating_sub(written.chars().count());
-    run.room(out.len().saturating_add(written.len()).saturating_add(missing))?;
-    run.spend(written.len().saturating_add(missing))?;
-    let fill = if flags.contains('0') && !flags.contains('-') && !is_text { '0' } else { ' ' };
-    let fills: String = std::iter::repeat_n(fill, missing).collect();
-    if flags.contains('-') {
-        out.extend([written, fills]);
-    } else if fill == '0' && written.starts_with(['-', '+', ' ']) {
-        out.extend([&written[..1], fills.as_str(), &written[1..]]);
-    } else {
-        out.extend([fills, written]);
-    }
-    Ok(&spec[end + kind.len_utf8()..])
+    spec::write_old(run, value, &spec, out)?;
+    Ok(&rest[kind.len_utf8()..])
 }
 
-/// Python's `format` on text, with names and numbers in braces but nothing about how to write them.
-pub(super) fn braces(run: &mut Run<'_>, text: &str, given: Given) -> Done<Value> {
+/// Python's `format` on text.
+pub(super) fn braces(run: &mut Run<'_>, text: &str, given: &Given) -> Done<Value> {
     let mut out = String::new();
-    let mut next = 0;
+    fill_in(run, text, given, &mut Fields::default(), &mut out)?;
+    run.text(out)
+}
+
+/// How far fields without names have come, and how deep in specifications this is.
+#[derive(Default)]
+struct Fields {
+    next: usize,
+    depth: u32,
+}
+
+fn fill_in(run: &mut Run<'_>, text: &str, given: &Given, fields: &mut Fields, out: &mut String) -> Done<()> {
+    if fields.depth > 2 {
+        return Err(Failure::wrong("Max string recursion exceeded"));
+    }
     let mut rest = text;
     while let Some(at) = rest.find(['{', '}']) {
         out.push_str(&rest[..at]);
@@ -140,21 +110,88 @@ pub(super) fn braces(run: &mut Run<'_>, text: &str, given: Given) -> Done<Value>
             rest = after;
             continue;
         }
-        let Some((name, after)) = rest.split_once('}').filter(|_| brace == "{") else {
-            return Err(Failure::wrong("Single brace encountered in format string"));
-        };
-        rest = after;
-        let value = match (name, name.parse::<usize>()) {
-            ("", _) => {
-                next += 1;
-                given.plain.get(next - 1)
-            }
-            (_, Ok(place)) => given.plain.get(place),
-            _ => given.named.iter().find(|(named, _)| &**named == name).map(|(_, value)| value),
-        };
-        let value = value.ok_or_else(|| Failure::wrong(format!("nothing is given for {{{name}}}")))?;
-        run.append(value, &mut out)?;
+        let end = if brace == "{" { closing(rest) } else { None };
+        let end = end.ok_or_else(|| Failure::wrong("Single brace encountered in format string"))?;
+        field(run, &rest[..end], given, fields, out)?;
+        rest = &rest[end + 1..];
     }
     out.push_str(rest);
-    run.text(out)
+    Ok(())
+}
+
+/// Where the brace is that closes a field.
+fn closing(text: &str) -> Option<usize> {
+    let mut depth = 0;
+    for (at, c) in text.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => return Some(at),
+            '}' => depth -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Writes a field: what it is of, how it is made text, and how that is written.
+fn field(run: &mut Run<'_>, text: &str, given: &Given, fields: &mut Fields, out: &mut String) -> Done<()> {
+    run.spend(text.len())?;
+    let (of, how) = text.split_at(text.find(['!', ':']).unwrap_or(text.len()));
+    let (conversion, spec) = match how.strip_prefix('!') {
+        None => (None, how.strip_prefix(':').unwrap_or_default()),
+        Some(how) => {
+            let (letter, spec) = how.split_once(':').unwrap_or((how, ""));
+            (Some(letter), spec)
+        }
+    };
+    let value = found(run, of, given, fields)?;
+    let mut text = String::new();
+    let value = match conversion {
+        None => value,
+        Some("s") => run.as_text(&value)?,
+        Some("r" | "a") => {
+            if !value.write_repr(&mut text, 1 << 26) {
+                return Err(Failure::Limit("needs too much memory"));
+            }
+            run.text(if conversion == Some("a") { super::value::ascii(&text) } else { text })?
+        }
+        Some(other) => return Err(Failure::wrong(format!("Unknown conversion specifier {other}"))),
+    };
+    let mut written = String::new();
+    fields.depth += 1;
+    fill_in(run, spec, given, fields, &mut written)?;
+    fields.depth -= 1;
+    spec::write(run, &value, &written, out)
+}
+
+/// The value that a field's name leads to: an argument, and members and items of it.
+fn found(run: &mut Run<'_>, name: &str, given: &Given, fields: &mut Fields) -> Done<Value> {
+    let (first, mut path) = name.split_at(name.find(['.', '[']).unwrap_or(name.len()));
+    let argument = match (first, first.parse::<usize>()) {
+        ("", _) => {
+            fields.next += 1;
+            given.plain.get(fields.next - 1)
+        }
+        (_, Ok(place)) => given.plain.get(place),
+        _ => given.named.iter().find(|(named, _)| &**named == first).map(|(_, value)| value),
+    };
+    let nothing = || Failure::wrong(format!("nothing is given for {{{first}}}"));
+    let mut value = argument.cloned().ok_or_else(nothing)?;
+    while !path.is_empty() {
+        value = if let Some(rest) = path.strip_prefix('.') {
+            let (member, rest) = rest.split_at(rest.find(['.', '[']).unwrap_or(rest.len()));
+            path = rest;
+            run.member(&value, member)?
+        } else {
+            let inside = path.strip_prefix('[').and_then(|rest| rest.split_once(']'));
+            let (item, rest) = inside.ok_or_else(|| Failure::wrong("Missing ']' in format string"))?;
+            path = rest;
+            let item = match item.parse::<u32>() {
+                Ok(number) => Value::Int(i128::from(number)),
+                Err(_) => run.text(item)?,
+            };
+            run.item(&value, &item)?
+        };
+    }
+    Ok(value)
 }

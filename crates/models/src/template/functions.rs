@@ -5,7 +5,8 @@ use super::run::{Done, Given, Run};
 use super::value::Value;
 
 /// Their names.
-pub(super) const NAMES: [&str; 5] = ["range", "namespace", "dict", "raise_exception", "strftime_now"];
+pub(super) const NAMES: [&str; 7] =
+    ["range", "namespace", "dict", "raise_exception", "strftime_now", "cycler", "joiner"];
 
 impl Run<'_> {
     pub(super) fn function(&mut self, name: &str, mut given: Given) -> Done<Value> {
@@ -26,6 +27,7 @@ impl Run<'_> {
                 Ok(Value::Space(space))
             }
             "dict" => self.dict_of(given),
+            "cycler" | "joiner" => self.object(name, given),
             "strftime_now" => {
                 let format =
                     given.take(0, "format").ok_or_else(|| Failure::wrong("strftime_now() needs a format"))?;

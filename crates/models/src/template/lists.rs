@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use super::Failure;
 use super::run::{Done, Given, Run};
-use super::value::Value;
+use super::value::{Kind, Value};
 
 impl Run<'_> {
     pub(super) fn list_filter(&mut self, name: &str, value: Value, mut given: Given) -> Done<Value> {
@@ -23,7 +23,7 @@ impl Run<'_> {
             }
             "sort" => {
                 let reverse = given.take(0, "reverse").is_some_and(|reverse| reverse.is_true());
-                let keys = Keys::take(&mut given, 1, 2);
+                let keys = Keys::take(&mut given, 1, 2).each();
                 let items = self.items(&value)?;
                 let sorted = self.sorted(items, &keys, reverse)?;
                 self.list(sorted)
@@ -74,7 +74,8 @@ impl Run<'_> {
                 let pairs = super::methods::call(self, &value, "items", Given::default())?;
                 let pairs = self.items(&pairs)?;
                 let place = Value::Int(i128::from(by_value));
-                let sorted = self.sorted(pairs, &Keys { attribute: Some(place), case }, reverse)?;
+                let sorted =
+                    self.sorted(pairs, &Keys { attributes: vec![place], case, default: None }, reverse)?;
                 self.list(sorted)
             }
             "batch" => {
@@ -95,8 +96,59 @@ impl Run<'_> {
                 }
                 self.once(batches)
             }
+            "slice" => self.slices(&value, given),
+            "groupby" => self.groups(&value, given),
             _ => Err(Failure::wrong(format!("there is no filter named '{name}'"))),
         }
+    }
+
+    /// A list in so many parts, as even as they can be.
+    fn slices(&mut self, value: &Value, mut given: Given) -> Done<Value> {
+        let count =
+            given.take(0, "slices").and_then(|n| usize::try_from(n.as_int()?).ok()).filter(|n| *n > 0);
+        let count = count.ok_or_else(|| Failure::wrong("slice needs a number of slices"))?;
+        let fill = given.take(1, "fill_with").filter(|fill| !matches!(fill, Value::None));
+        let items = self.items(value)?;
+        // Each is a list of its own.
+        self.room(count.saturating_mul(160))?;
+        let (each, more) = (items.len() / count, items.len() % count);
+        let (mut slices, mut from) = (Vec::with_capacity(count), 0);
+        for at in 0..count {
+            let end = from + each + usize::from(at < more);
+            let mut slice = items[from..end].to_vec();
+            slice.extend(fill.clone().filter(|_| at >= more));
+            slices.push(self.list(slice)?);
+            from = end;
+        }
+        self.once(slices)
+    }
+
+    /// Items that have something in common, with what that is.
+    fn groups(&mut self, value: &Value, mut given: Given) -> Done<Value> {
+        let attribute =
+            given.take(0, "attribute").ok_or_else(|| Failure::wrong("groupby needs an attribute"))?;
+        let default = given.take(1, "default").filter(|default| !matches!(default, Value::None));
+        let case = given.take(2, "case_sensitive").is_some_and(|case| case.is_true());
+        let keys = Keys { attributes: vec![attribute], case, default };
+        let items = self.items(value)?;
+        let sorted = self.sorted(items, &keys, false)?;
+        let mut groups: Vec<(Value, Vec<Value>)> = Vec::new();
+        for item in sorted {
+            let key = self.key(&item, &keys)?;
+            match groups.last_mut() {
+                Some((last, group)) if self.equals(last, &key)? => group.push(item),
+                _ => groups.push((key, vec![item])),
+            }
+        }
+        let exact = Keys { case: true, ..keys };
+        let mut found = Vec::new();
+        for (_, group) in groups {
+            // As the first of them has it.
+            let common = self.key(&group[0], &exact)?;
+            let group = self.list(group)?;
+            found.push(self.sequence(vec![common, group], Kind::Group)?);
+        }
+        self.list(found)
     }
 
     fn map(&mut self, value: &Value, mut given: Given) -> Done<Value> {
@@ -164,16 +216,25 @@ impl Run<'_> {
 
     /// What an item is sorted by.
     fn key(&mut self, item: &Value, keys: &Keys) -> Done<Value> {
-        let key = match &keys.attribute {
-            Some(attribute) => self.attribute(item, attribute)?,
-            None => item.clone(),
-        };
-        match &key {
-            Value::Str(text) if !keys.case => {
+        let mut found = Vec::with_capacity(1);
+        for attribute in &keys.attributes {
+            let key = self.attribute(item, attribute)?;
+            found.push(if key.is_undefined() { keys.default.clone().unwrap_or(key) } else { key });
+        }
+        if found.is_empty() {
+            found.push(item.clone());
+        }
+        for key in &mut found {
+            if let Value::Str(text) = key
+                && !keys.case
+            {
                 let lower = text.of.to_lowercase();
-                self.text(lower)
+                *key = self.text(lower)?;
             }
-            _ => Ok(key),
+        }
+        match <[Value; 1]>::try_from(found) {
+            Ok([key]) => Ok(key),
+            Err(several) => self.sequence(several, Kind::Tuple),
         }
     }
 
@@ -202,16 +263,25 @@ impl Run<'_> {
     }
 }
 
-/// What to sort by: an attribute, and whether the case of letters counts.
+/// What to sort by: attributes, or the items themselves, and whether the case of letters counts.
 struct Keys {
-    attribute: Option<Value>,
+    attributes: Vec<Value>,
     case: bool,
+    /// What counts where there is no such attribute.
+    default: Option<Value>,
 }
 
 impl Keys {
     fn take(given: &mut Given, case_at: usize, attribute_at: usize) -> Keys {
         let case = given.take(case_at, "case_sensitive").is_some_and(|case| case.is_true());
         let attribute = given.take(attribute_at, "attribute").filter(|a| !matches!(a, Value::None));
-        Keys { attribute, case }
+        Keys { attributes: attribute.into_iter().collect(), case, default: None }
+    }
+
+    /// Several attributes, if there are commas between them.
+    fn each(self) -> Keys {
+        let [Value::Str(text)] = self.attributes.as_slice() else { return self };
+        let parts: Vec<Value> = text.of.split(',').map(|part| text.part(part)).collect();
+        Keys { attributes: parts, ..self }
     }
 }

@@ -1,15 +1,17 @@
 //! The methods of text, lists and objects.
 
 use super::Failure;
+use super::chars;
 use super::run::{Done, Given, Run};
-use super::value::{Kind, Value, is_space};
+use super::value::{Kind, Value, is_printable, is_space};
 
-const TEXT: [&str; 40] = [
+const TEXT: [&str; 43] = [
     "capitalize",
     "casefold",
     "center",
     "count",
     "endswith",
+    "expandtabs",
     "find",
     "format",
     "index",
@@ -18,8 +20,10 @@ const TEXT: [&str; 40] = [
     "isascii",
     "isdecimal",
     "isdigit",
+    "isidentifier",
     "islower",
     "isnumeric",
+    "isprintable",
     "isspace",
     "isupper",
     "join",
@@ -71,6 +75,7 @@ pub(super) fn has(value: &Value, name: &str) -> bool {
         Value::List(list) => list.of.is_plain() && LIST.contains(&name),
         Value::Dict(_) => DICT.contains(&name),
         Value::Loop(_) => matches!(name, "cycle" | "changed"),
+        Value::Object(_) => matches!(name, "next" | "reset"),
         Value::Function(function) => *function == "dict" && name == "fromkeys",
         _ => false,
     }
@@ -95,6 +100,7 @@ pub(super) fn call(run: &mut Run<'_>, value: &Value, name: &str, given: Given) -
         }
         Value::Dict(_) => dict(run, value, name, given),
         Value::List(_) => list(run, value, name, given),
+        Value::Object(at) => run.cycle(*at, name),
         Value::Function(_) => {
             let mut given = given;
             let keys = given.take(0, "iterable").unwrap_or(Value::None);
@@ -168,6 +174,12 @@ fn list(run: &mut Run<'_>, value: &Value, name: &str, mut given: Given) -> Done<
     }
 }
 
+/// A part of a text, and how many characters are before it.
+struct Window {
+    text: String,
+    before: i128,
+}
+
 /// A method of text at work.
 struct Text<'a, 'r, 'n> {
     run: &'r mut Run<'n>,
@@ -182,9 +194,11 @@ impl Text<'_, '_, '_> {
         let text = self.text;
         match self.name {
             "upper" => self.run.text_like(text.to_uppercase(), self.safe),
-            "lower" | "casefold" => self.run.text_like(text.to_lowercase(), self.safe),
-            "capitalize" => self.run.text_like(capitalized(text), self.safe),
-            "title" => self.run.text_like(titled(text), self.safe),
+            "lower" => self.run.text_like(text.to_lowercase(), self.safe),
+            "casefold" => self.run.text_like(chars::folded(text), self.safe),
+            "capitalize" => self.run.text_like(chars::capitalized(text), self.safe),
+            "title" => self.run.text_like(chars::titled(text), self.safe),
+            "expandtabs" => self.expand_tabs(),
             "swapcase" => {
                 let swap = |c: char| {
                     if c.is_uppercase() {
@@ -240,7 +254,7 @@ impl Text<'_, '_, '_> {
                 self.run.joined(&parts, text)
             }
             "center" | "ljust" | "rjust" | "zfill" => self.pad(),
-            "format" => super::format::braces(self.run, text, self.given),
+            "format" => super::format::braces(self.run, text, &self.given),
             _ => Ok(Value::Bool(self.is())),
         }
     }
@@ -319,10 +333,14 @@ impl Text<'_, '_, '_> {
     }
 
     fn starts(mut self) -> Done<Value> {
-        let text = self.text;
+        let (part, window) = (self.needed(0, "prefix")?, self.window()?);
         let start = self.name == "startswith";
-        let is = |part: &str| if start { text.starts_with(part) } else { text.ends_with(part) };
-        match self.needed(0, "prefix")? {
+        let is = |part: &str| {
+            window
+                .as_ref()
+                .is_some_and(|w| if start { w.text.starts_with(part) } else { w.text.ends_with(part) })
+        };
+        match part {
             Value::Str(part) => Ok(Value::Bool(is(&part.of))),
             Value::List(parts) if parts.of.kind == Kind::Tuple => {
                 Ok(Value::Bool(parts.of.items.iter().filter_map(Value::as_str).any(is)))
@@ -331,6 +349,47 @@ impl Text<'_, '_, '_> {
                 Err(self.wrong(&format!("first arg must be str or a tuple of str, not {}", other.kind())))
             }
         }
+    }
+
+    /// What lies between the places that the second and the third argument say. `None` where there is nothing, not even
+    /// nothing to be found.
+    fn window(&mut self) -> Done<Option<Window>> {
+        let (start, end) = (self.number(1, "start")?, self.number(2, "end")?);
+        if start.is_none() && end.is_none() {
+            return Ok(Some(Window { text: self.text.into(), before: 0 }));
+        }
+        let count = self.text.chars().count() as i128;
+        let place = |at: i128| if at < 0 { (at + count).max(0) } else { at };
+        let (start, end) = (start.map_or(0, place), end.map_or(count, place).min(count));
+        if start > end {
+            return Ok(None);
+        }
+        self.run.spend(self.text.len())?;
+        let text = self.text.chars().skip(start as usize).take((end - start) as usize).collect();
+        Ok(Some(Window { text, before: start }))
+    }
+
+    fn expand_tabs(mut self) -> Done<Value> {
+        let size = self.number(0, "tabsize")?.unwrap_or(8);
+        let size = usize::try_from(size).unwrap_or(0);
+        let tabs = self.text.matches('\t').count();
+        self.run.room(self.text.len().saturating_add(tabs.saturating_mul(size)))?;
+        self.run.spend(tabs.saturating_mul(size))?;
+        let (mut out, mut column) = (String::with_capacity(self.text.len()), 0);
+        for c in self.text.chars() {
+            match c {
+                '\t' => {
+                    let missing = if size == 0 { 0 } else { size - column % size };
+                    out.extend(std::iter::repeat_n(' ', missing));
+                    column += missing;
+                }
+                c => {
+                    column = if matches!(c, '\n' | '\r') { 0 } else { column + 1 };
+                    out.push(c);
+                }
+            }
+        }
+        self.run.text_like(out, self.safe)
     }
 
     fn replace(mut self) -> Done<Value> {
@@ -342,7 +401,7 @@ impl Text<'_, '_, '_> {
             return replaced(self.run, self.text, &from.of, &to.of, most);
         }
         let escaped = |text: &super::value::Text| match text.safe {
-            true => text.text.to_string(),
+            true => text.text.clone(),
             false => super::filters::escaped(text),
         };
         let Value::Str(done) = replaced(self.run, self.text, &escaped(&from.of), &escaped(&to.of), most)?
@@ -354,18 +413,22 @@ impl Text<'_, '_, '_> {
 
     fn find(mut self) -> Done<Value> {
         let Value::Str(part) = self.needed(0, "sub")? else { return Err(self.wrong("takes text")) };
-        if self.given.plain.len() > 1 {
-            return Err(self.wrong("takes one argument here"));
-        }
         let part: &str = &part.of;
+        let window = self.window()?;
+        let text = window.as_ref().map_or("", |window| &window.text);
         let found = match self.name {
-            "count" if part.is_empty() => return Ok(Value::Int(self.text.chars().count() as i128 + 1)),
-            "count" => return Ok(Value::Int(self.text.matches(part).count() as i128)),
-            "find" | "index" => self.text.find(part),
-            _ => self.text.rfind(part),
+            "count" if window.is_none() => return Ok(Value::Int(0)),
+            "count" if part.is_empty() => return Ok(Value::Int(text.chars().count() as i128 + 1)),
+            "count" => return Ok(Value::Int(text.matches(part).count() as i128)),
+            _ if window.is_none() => None,
+            "find" | "index" => text.find(part),
+            _ => text.rfind(part),
         };
         match found {
-            Some(at) => Ok(Value::Int(self.text[..at].chars().count() as i128)),
+            Some(at) => {
+                let before = window.as_ref().map_or(0, |window| window.before);
+                Ok(Value::Int(before + text[..at].chars().count() as i128))
+            }
             None if self.name.ends_with("find") => Ok(Value::Int(-1)),
             None => Err(Failure::wrong("substring not found")),
         }
@@ -401,12 +464,16 @@ impl Text<'_, '_, '_> {
         match self.name {
             "isascii" => text.is_ascii(),
             "isspace" => all(is_space),
-            "isalpha" => all(char::is_alphabetic),
-            "isalnum" => all(char::is_alphanumeric),
-            "isdigit" | "isdecimal" | "isnumeric" => all(char::is_numeric),
+            "isalpha" => all(chars::is_letter),
+            "isalnum" => all(chars::is_alphanumeric),
+            "isdigit" => all(chars::is_digit),
+            "isdecimal" => all(chars::is_decimal),
+            "isnumeric" => all(chars::is_numeric),
+            "isidentifier" => chars::is_identifier(text),
+            "isprintable" => text.chars().all(is_printable),
             "islower" => text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase),
             "isupper" => text.chars().any(char::is_uppercase) && !text.chars().any(char::is_lowercase),
-            _ => text.chars().any(char::is_alphabetic) && titled(text) == text,
+            _ => text.chars().any(char::is_alphabetic) && chars::titled(text) == text,
         }
     }
 }
@@ -416,29 +483,6 @@ pub(super) fn replaced(run: &mut Run<'_>, text: &str, from: &str, to: &str, most
     let count = text.matches(from).count().min(most);
     run.room(text.len().saturating_add(count.saturating_mul(to.len())))?;
     run.text(text.replacen(from, to, most))
-}
-
-pub(super) fn capitalized(text: &str) -> String {
-    let mut chars = text.chars();
-    match chars.next() {
-        Some(first) => first.to_uppercase().chain(chars.as_str().to_lowercase().chars()).collect(),
-        None => String::new(),
-    }
-}
-
-/// Upper case where a word starts.
-fn titled(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut inside = false;
-    for c in text.chars() {
-        if inside {
-            out.extend(c.to_lowercase());
-        } else {
-            out.extend(c.to_uppercase());
-        }
-        inside = c.is_alphabetic();
-    }
-    out
 }
 
 /// Text cut at runs of white space, so many times at most, from either side. Those at the ends count for nothing,

@@ -8,22 +8,26 @@
 //! [Jinja]: https://jinja.palletsprojects.com/en/stable/templates/
 
 mod ast;
+mod chars;
 mod checks;
 mod eval;
 mod expression;
 mod filters;
 mod format;
 mod functions;
+mod html;
 mod json;
 mod lex;
 mod lists;
 mod methods;
 mod now;
+mod objects;
 mod ops;
 mod parse;
 mod prompt;
 mod run;
 mod set;
+mod spec;
 mod value;
 
 use std::borrow::Cow;
@@ -43,9 +47,14 @@ pub const MOST_SOURCE: usize = 1 << 20;
 pub const MOST_OUTPUT: usize = 16 << 20;
 /// Memory that the values of a run may hold at one time.
 const MOST_MEMORY: usize = 256 << 20;
-/// What a run may do: bytes copied, where each step counts as some tens of them. About a second at most; a long chat
-/// takes a hundredth of it.
-const MOST_WORK: u64 = 1 << 29;
+/// What a run may do, in units of about a nanosecond: steps, and bytes that are looked at or copied. About half a second
+/// for a small chat; most templates take a thousandth of it.
+const LEAST_WORK: u64 = 1 << 29;
+/// What it may do more for each byte of memory that the chat takes: there are templates that look back over all messages
+/// at each message.
+const WORK_PER_BYTE: u64 = 1 << 10;
+/// What it may do at most, however long the chat is: some seconds.
+const MOST_WORK: u64 = 1 << 33;
 
 /// Why a template cannot be read, or a chat not be rendered by it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,6 +81,12 @@ pub enum Failure {
     /// The template goes past a limit.
     #[error("the template {0}")]
     Limit(&'static str),
+    /// The template does more than it may for a chat of that length.
+    #[error("the template takes too long for a chat of {} {}", .messages, if *.messages == 1 { "message" } else { "messages" })]
+    TooLong {
+        /// Messages of the chat.
+        messages: usize,
+    },
 }
 
 impl Failure {
@@ -187,22 +202,24 @@ impl ChatTemplate {
             Ending::Open => Some(self.open(&mut messages)?),
             Ending::Closed | Ending::Prompt => None,
         };
+        run.messages = messages.len();
         for (name, text) in &self.tokens {
             let text = run.text(text.as_str())?;
-            run.set(name, text);
+            run.set_new(name, text);
         }
         for (name, value) in chat.values {
             let value = run.json(value)?;
-            run.set(name, value);
+            run.set_new(name, value);
         }
         let messages = messages.iter().map(|message| run.json(message)).collect::<Result<_, _>>()?;
         let messages = run.list(messages)?;
-        run.set("messages", messages);
+        run.set_new("messages", messages);
         for (name, value) in [("tools", chat.tools), ("documents", chat.documents)] {
             let value = run.json(value.unwrap_or(&Json::Null))?;
-            run.set(name, value);
+            run.set_new(name, value);
         }
-        run.set("add_generation_prompt", value::Value::Bool(chat.ending == Ending::Prompt));
+        run.set_new("add_generation_prompt", value::Value::Bool(chat.ending == Ending::Prompt));
+        run.allow_for_what_was_given();
         run.template(&self.body)?;
         let rendered = std::mem::take(&mut run.out);
         match open {

@@ -31,10 +31,16 @@ const FIRST: i64 = -719_162;
 const LAST: i64 = 2_932_896;
 
 impl Now {
-    /// So many seconds after the start of 1970. Add the offset of the time zone to get the time of a place.
+    /// So many seconds after the start of 1970, in UTC.
     pub fn from_unix(seconds: i64) -> Now {
         let days = seconds.div_euclid(86_400).clamp(FIRST, LAST);
         Now { days, seconds: seconds.rem_euclid(86_400) as u32 }
+    }
+
+    /// So many seconds after the start of 1970, in the time zone of this machine. Templates are told local time, as the
+    /// reference tells them.
+    pub fn local(seconds: i64) -> Now {
+        Now::from_unix(seconds.saturating_add(offset(seconds)))
     }
 
     /// Year, month from 1, and day from 1.
@@ -137,9 +143,57 @@ impl Now {
     }
 }
 
+/// Seconds by which this machine's time zone is ahead at that time. 0 where that cannot be found out.
+#[cfg(unix)]
+fn offset(seconds: i64) -> i64 {
+    let time = seconds as libc::time_t;
+    let mut local = std::mem::MaybeUninit::<libc::tm>::zeroed();
+    // SAFETY: both point to values of their types that live through the call, and nothing else knows of them.
+    let found = unsafe { libc::localtime_r(&time, local.as_mut_ptr()) };
+    if found.is_null() {
+        return 0;
+    }
+    // SAFETY: all zeroes are a valid `tm`, and the call has filled it in.
+    let local = unsafe { local.assume_init() };
+    local.tm_gmtoff as i64
+}
+
+#[cfg(not(unix))]
+fn offset(_: i64) -> i64 {
+    0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NEW_YEAR: i64 = 1_735_689_600;
+
+    /// The zone is the process's own, so the same test runs once more in a process with another.
+    #[test]
+    fn local_time_is_that_of_the_zone() {
+        let here = Now::local(NEW_YEAR).format("%F %T").unwrap();
+        let Some(zone) = std::env::args().find_map(|arg| arg.strip_prefix("--skip=zone:").map(str::to_owned))
+        else {
+            for zone in ["XYZ-9", "XYZ3:30", "UTC0"] {
+                let test = std::process::Command::new(std::env::current_exe().unwrap())
+                    .args(["local_time_is_that_of_the_zone", "--nocapture"])
+                    .arg(format!("--skip=zone:{zone}"))
+                    .env("TZ", zone)
+                    .output()
+                    .unwrap();
+                assert!(test.status.success(), "{zone}: {}", String::from_utf8_lossy(&test.stdout));
+                assert!(String::from_utf8_lossy(&test.stdout).contains("1 passed"), "{zone}");
+            }
+            return;
+        };
+        let want = match zone.as_str() {
+            "XYZ-9" => "2025-01-01 09:00:00",
+            "XYZ3:30" => "2024-12-31 20:30:00",
+            _ => "2025-01-01 00:00:00",
+        };
+        assert_eq!(here, want, "{zone}");
+    }
 
     #[test]
     fn times_are_written_as_c_writes_them() {

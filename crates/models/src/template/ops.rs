@@ -29,7 +29,7 @@ impl Failure {
     }
 }
 
-fn too_large() -> Failure {
+pub(super) fn too_large() -> Failure {
     Failure::Limit("works with too large a number")
 }
 
@@ -71,7 +71,7 @@ impl Run<'_> {
                 let safe = a.of.safe || b.of.safe;
                 let part = |text: &super::value::Text| match safe && !text.safe {
                     true => super::filters::escaped(text),
-                    false => text.text.to_string(),
+                    false => text.text.clone(),
                 };
                 self.room((a.of.len() + b.of.len()).saturating_mul(if safe { 5 } else { 1 }))
                     .and_then(|()| self.text_like(part(&a.of) + &part(&b.of), safe))
@@ -134,12 +134,31 @@ impl Run<'_> {
         let before = out.len();
         if let Value::Str(text) = value {
             self.room(before + text.of.len())?;
+            out.push_str(&text.of);
+            return self.copied(text.of.len());
+        }
+        if let Value::Space(at) = value {
+            return self.append_space(*at, out);
         }
         if !value.write(out, super::MOST_MEMORY) {
             return Err(Failure::Limit("needs too much memory"));
         }
         self.room(out.len())?;
         self.spend(out.len() - before)
+    }
+
+    /// Adds a namespace's text: its members.
+    fn append_space(&mut self, at: usize, out: &mut String) -> Done<()> {
+        let members = self.spaces.get(at).map(|space| space.members.clone()).unwrap_or_default();
+        let mut pairs = Vec::new();
+        for (name, value) in members {
+            pairs.push((self.text(&*name)?, value));
+        }
+        let members = self.dict(pairs)?;
+        out.push_str("<Namespace ");
+        self.append(&members, out)?;
+        out.push('>');
+        Ok(())
     }
 
     /// A value as text.
@@ -190,7 +209,7 @@ impl Run<'_> {
                 true
             }
             (Value::Range(a), Value::Range(b)) => a == b,
-            (Value::Space(a), Value::Space(b)) => a == b,
+            (Value::Space(a), Value::Space(b)) | (Value::Object(a), Value::Object(b)) => a == b,
             (Value::Function(a), Value::Function(b)) => a == b,
             (Value::Macro(a), Value::Macro(b)) => Rc::ptr_eq(a, b),
             _ => match (left.as_int(), right.as_int()) {

@@ -13,7 +13,7 @@ const MOST_NESTED: u32 = 100;
 
 /// The tree of a template's tokens.
 pub(super) fn parse(tokens: Vec<Token>) -> Parsed<Body> {
-    let mut parser = Parser { tokens, at: 0, depth: 0, loops: 0 };
+    let mut parser = Parser { tokens, at: 0, depth: 0, loops: 0, blocks: Vec::new() };
     let body = parser.body(&[])?;
     match parser.kind() {
         Kind::End => Ok(body),
@@ -27,6 +27,8 @@ pub(super) struct Parser {
     depth: u32,
     /// How many loops are around.
     loops: u32,
+    /// The names of blocks.
+    blocks: Vec<Arc<str>>,
 }
 
 impl Parser {
@@ -94,7 +96,7 @@ impl Parser {
         Ok(())
     }
 
-    pub(super) fn name(&mut self) -> Parsed<Box<str>> {
+    pub(super) fn name(&mut self) -> Parsed<Arc<str>> {
         match self.next() {
             Kind::Name(name) => Ok(name.into()),
             _ => {
@@ -193,12 +195,36 @@ impl Parser {
                 self.block_end()?;
                 if &*name == "break" { What::Break } else { What::Continue }
             }
-            "include" | "import" | "from" | "extends" | "block" => {
+            "block" => self.named_block()?,
+            "autoescape" => match self.expression()? {
+                Expr::Bool(false) => What::With(Vec::new(), self.body_to("endautoescape")?),
+                _ => {
+                    return self.fail("\"autoescape\" is not supported: chat templates write text, not HTML");
+                }
+            },
+            "include" | "import" | "from" | "extends" => {
                 return self.fail(format!("{name:?} needs other templates, of which there are none"));
             }
             other => return self.fail(format!("{other:?} is no block that is known, or closes nothing")),
         };
         Ok(Some(what))
+    }
+
+    fn named_block(&mut self) -> Parsed<What> {
+        let name = self.name()?;
+        if self.blocks.contains(&name) {
+            return self.fail(format!("block {name:?} is there twice"));
+        }
+        self.blocks.push(name.clone());
+        let scoped = self.skip_name("scoped");
+        self.block_end()?;
+        let loops = std::mem::take(&mut self.loops);
+        let body = self.body(&["endblock"])?;
+        self.loops = loops;
+        self.at += 1;
+        self.skip_name(&name);
+        self.block_end()?;
+        Ok(What::Block(scoped, body))
     }
 
     fn condition(&mut self) -> Parsed<What> {
@@ -254,7 +280,7 @@ impl Parser {
         Ok(What::SetBlock(target, filters, self.body_to("endset")?))
     }
 
-    fn parameters(&mut self) -> Parsed<Vec<(Box<str>, Option<Expr>)>> {
+    fn parameters(&mut self) -> Parsed<Vec<(Arc<str>, Option<Expr>)>> {
         let mut parameters = Vec::new();
         self.expect_mark("(")?;
         while !self.skip_mark(")") {
@@ -271,8 +297,8 @@ impl Parser {
     /// A macro's body, and whether it asks for arguments beyond its parameters.
     fn macro_of(
         &mut self,
-        name: Box<str>,
-        parameters: Vec<(Box<str>, Option<Expr>)>,
+        name: Arc<str>,
+        parameters: Vec<(Arc<str>, Option<Expr>)>,
         end: &str,
     ) -> Parsed<Arc<Macro>> {
         let start = self.at;
@@ -318,7 +344,7 @@ impl Parser {
     }
 
     pub(super) fn dotted(&mut self) -> Parsed<Box<str>> {
-        let mut name = self.name()?.into_string();
+        let mut name = self.name()?.to_string();
         while self.skip_mark(".") {
             name.push('.');
             name.push_str(&self.name()?);

@@ -1,12 +1,14 @@
 //! [`Run`]: a template at work, within its limits.
 
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::ast::{Body, Call, Expr, Loop as LoopNode, Macro, Statement, Target, What};
+use hashbrown::HashMap;
+
+use super::ast::{Body, Call, Expr, Link, Loop as LoopNode, Macro, Operator, Statement, Target, What};
+use super::objects::Object;
 use super::value::{Closure, Dict, Kind, List, Loop, MOST_NESTED, Meter, Metered, Text, Value};
-use super::{Failure, MOST_MEMORY, MOST_OUTPUT, MOST_WORK, Now};
+use super::{Failure, LEAST_WORK, MOST_MEMORY, MOST_OUTPUT, MOST_WORK, Now, WORK_PER_BYTE};
 
 pub(super) type Done<T> = Result<T, Failure>;
 
@@ -14,15 +16,23 @@ pub(super) type Done<T> = Result<T, Failure>;
 const MOST_DEEP: u32 = 300;
 /// What a value takes besides its parts.
 const OVERHEAD: usize = 96;
-/// What a step costs, where copying a byte costs one.
-const STEP: u64 = 64;
+/// The scope of the template, within that of its context.
+const TEMPLATE_SCOPE: usize = 1;
+/// What a step costs, where a byte that is looked at costs one.
+const STEP: u64 = 32;
+/// Bytes that are copied for one.
+const COPIED: u64 = 16;
 
 pub(super) struct Run<'n> {
     pub(super) line: u32,
     pub(super) out: String,
     pub(super) now: &'n Now,
+    /// How many messages the chat has.
+    pub(super) messages: usize,
     /// Namespaces, which are all that can change.
-    pub(super) spaces: Vec<HashMap<Box<str>, Value>>,
+    pub(super) spaces: Vec<Space>,
+    /// Cyclers and joiners, which change too.
+    pub(super) objects: Vec<Object>,
     scopes: Vec<Scope>,
     pub(super) scope: usize,
     /// How many macros were made, which may hold on to scopes.
@@ -30,12 +40,42 @@ pub(super) struct Run<'n> {
     meter: Rc<Meter>,
     work: u64,
     depth: u32,
+    /// What a loop is called within itself.
+    loop_name: Arc<str>,
 }
 
 #[derive(Default)]
 struct Scope {
-    names: HashMap<Box<str>, Value>,
+    names: HashMap<Arc<str>, Value>,
     parent: Option<usize>,
+}
+
+/// A namespace: its members, in the order in which they were first set.
+#[derive(Debug, Default)]
+pub(super) struct Space {
+    index: HashMap<Arc<str>, usize>,
+    pub(super) members: Vec<(Arc<str>, Value)>,
+}
+
+impl Space {
+    pub(super) fn get(&self, name: &str) -> Option<&Value> {
+        Some(&self.members[*self.index.get(name)?].1)
+    }
+
+    fn get_mut(&mut self, name: &str) -> Option<&mut Value> {
+        Some(&mut self.members[*self.index.get(name)?].1)
+    }
+
+    fn set(&mut self, name: &str, value: Value) {
+        match self.get_mut(name) {
+            Some(there) => *there = value,
+            None => {
+                let name: Arc<str> = name.into();
+                self.index.insert(name.clone(), self.members.len());
+                self.members.push((name, value));
+            }
+        }
+    }
 }
 
 /// How a body ended.
@@ -74,13 +114,16 @@ impl<'n> Run<'n> {
             line: 1,
             out: String::new(),
             now,
+            messages: 0,
             spaces: Vec::new(),
+            objects: Vec::new(),
             scopes: vec![Scope::default()],
             scope: 0,
             closures: 0,
             meter: Rc::default(),
-            work: MOST_WORK,
+            work: LEAST_WORK,
             depth: 0,
+            loop_name: "loop".into(),
         }
     }
 
@@ -92,9 +135,27 @@ impl<'n> Run<'n> {
         Ok(())
     }
 
-    /// Counts work: so many steps' worth of bytes.
+    /// Long chats may take more work.
+    pub(super) fn allow_for_what_was_given(&mut self) {
+        let given = self.meter.0.get() as u64;
+        self.work = self.work.saturating_add(given.saturating_mul(WORK_PER_BYTE)).min(MOST_WORK);
+    }
+
+    /// Counts work: a step, and bytes that are looked at one by one.
     pub(super) fn spend(&mut self, bytes: usize) -> Done<()> {
-        self.work = self.work.checked_sub(STEP + bytes as u64).ok_or(Failure::Limit("takes too long"))?;
+        self.work(STEP + bytes as u64)
+    }
+
+    /// Counts work: a step, and bytes that are copied.
+    pub(super) fn copied(&mut self, bytes: usize) -> Done<()> {
+        self.work(STEP + bytes as u64 / COPIED)
+    }
+
+    fn work(&mut self, units: u64) -> Done<()> {
+        match self.work.checked_sub(units) {
+            Some(left) => self.work = left,
+            None => return Err(Failure::TooLong { messages: self.messages }),
+        }
         Ok(())
     }
 
@@ -106,15 +167,19 @@ impl<'n> Run<'n> {
         }
     }
 
-    pub(super) fn text(&mut self, text: impl Into<Box<str>>) -> Done<Value> {
+    pub(super) fn text(&mut self, text: impl Into<String>) -> Done<Value> {
         self.text_like(text, false)
     }
 
     /// Text that is safe or not.
-    pub(super) fn text_like(&mut self, text: impl Into<Box<str>>, safe: bool) -> Done<Value> {
-        let text = text.into();
-        let size = text.len() + OVERHEAD;
-        self.spend(text.len())?;
+    pub(super) fn text_like(&mut self, text: impl Into<String>, safe: bool) -> Done<Value> {
+        let mut text: String = text.into();
+        // Room that may be for much more than there is.
+        if text.capacity() > 2 * text.len() {
+            text.shrink_to_fit();
+        }
+        let size = text.capacity() + OVERHEAD;
+        self.copied(text.len())?;
         self.room(size)?;
         Ok(Value::Str(Rc::new(Metered::new(Text { text, safe }, size, &self.meter))))
     }
@@ -130,7 +195,7 @@ impl<'n> Run<'n> {
 
     pub(super) fn sequence(&mut self, items: Vec<Value>, kind: Kind) -> Done<Value> {
         let size = items.len() * size_of::<Value>() + OVERHEAD;
-        self.spend(size)?;
+        self.copied(size)?;
         self.room(size)?;
         let list = List::new(items, kind);
         nested(list.depth)?;
@@ -192,7 +257,7 @@ impl<'n> Run<'n> {
 
     fn open_scope(&mut self, parent: usize) -> usize {
         let outer = self.scope;
-        self.scopes.push(Scope { names: HashMap::new(), parent: Some(parent) });
+        self.scopes.push(Scope { names: HashMap::default(), parent: Some(parent) });
         self.scope = self.scopes.len() - 1;
         outer
     }
@@ -207,7 +272,7 @@ impl<'n> Run<'n> {
 
     /// Runs a part in a scope of its own.
     fn scoped<T>(&mut self, parent: usize, part: impl FnOnce(&mut Self) -> Done<T>) -> Done<T> {
-        self.spend(256)?;
+        self.spend(0)?;
         // Scopes and namespaces that macros can hold on to stay until the end.
         self.room((self.scopes.len() + self.spaces.len()) * 256)?;
         let outer = self.open_scope(parent);
@@ -216,8 +281,13 @@ impl<'n> Run<'n> {
         done
     }
 
-    pub(super) fn set(&mut self, name: &str, value: Value) {
-        self.scopes[self.scope].names.insert(name.into(), value);
+    pub(super) fn set(&mut self, name: &Arc<str>, value: Value) {
+        self.scopes[self.scope].names.insert(name.clone(), value);
+    }
+
+    /// Gives a value to a name that is not the template's own.
+    pub(super) fn set_new(&mut self, name: &str, value: Value) {
+        self.set(&name.into(), value);
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Value> {
@@ -245,7 +315,7 @@ impl<'n> Run<'n> {
     }
 
     fn write(&mut self, text: &str) -> Done<()> {
-        self.spend(text.len())?;
+        self.copied(text.len())?;
         if self.out.len() + text.len() > MOST_OUTPUT {
             return Err(Failure::Limit("writes too much"));
         }
@@ -255,6 +325,10 @@ impl<'n> Run<'n> {
 
     fn print(&mut self, value: &Value) -> Done<()> {
         if let Value::Str(text) = value {
+            return self.write(&text.of);
+        }
+        if let Value::Space(_) = value {
+            let Value::Str(text) = self.as_text(value)? else { return Ok(()) };
             return self.write(&text.of);
         }
         let before = self.out.len();
@@ -284,8 +358,10 @@ impl<'n> Run<'n> {
                 self.for_loop(node, over, 0, self.scope)?;
             }
             What::Set(target, value) => {
-                let value = self.eval(value)?;
-                self.assign(target, value)?;
+                if !self.grow(target, value)? {
+                    let value = self.eval(value)?;
+                    self.assign(target, value)?;
+                }
             }
             What::SetBlock(target, filters, body) => {
                 let value = self.captured(|run| run.body_in_scope(body))?;
@@ -316,6 +392,11 @@ impl<'n> Run<'n> {
                     }
                     run.body(body)
                 });
+            }
+            What::Block(scoped, body) => {
+                // Blocks know what the template has set, and nothing of the loops around them.
+                let parent = if *scoped { self.scope } else { TEMPLATE_SCOPE };
+                self.scoped(parent, |run| run.body(body).map(|_| ()))?;
             }
             What::Break => return Ok(Flow::Break),
             What::Continue => return Ok(Flow::Continue),
@@ -374,6 +455,66 @@ impl<'n> Run<'n> {
         Ok(())
     }
 
+    /// Does `{% set space.name = space.name ~ more %}`, and the same with `+`, by adding to the text where it lies: a
+    /// template that collects what it writes would copy all of it for each piece. False if it is not that.
+    fn grow(&mut self, target: &Target, value: &Expr) -> Done<bool> {
+        let Target::Member(space, name) = target else { return Ok(false) };
+        let (first, rest): (&Expr, Vec<&Expr>) = match value {
+            Expr::Join(parts) => match parts.split_first() {
+                Some((first, rest)) => (first, rest.iter().collect()),
+                None => return Ok(false),
+            },
+            Expr::Arithmetic(first, rest) if rest.iter().all(|(operator, _)| *operator == Operator::Add) => {
+                (first, rest.iter().map(|(_, part)| part).collect())
+            }
+            _ => return Ok(false),
+        };
+        let Expr::Chain(start, links) = first else { return Ok(false) };
+        let same = matches!(&**start, Expr::Name(of) if of == space)
+            && matches!(links.as_slice(), [Link::Member(of)] if of == name);
+        let Some(Value::Space(at)) = self.get(space).filter(|_| same) else { return Ok(false) };
+        let at = *at;
+        let Some(Value::Str(old)) = self.spaces[at].get(name).cloned() else { return Ok(false) };
+        let rest: Vec<Value> = rest.into_iter().map(|part| self.eval(part)).collect::<Done<_>>()?;
+        let joins = matches!(value, Expr::Join(_));
+        let plain = |value: &Value| matches!(value, Value::Str(text) if !text.of.safe);
+        if old.of.safe || !(joins || rest.iter().all(plain)) {
+            let mut all = vec![Value::Str(old)];
+            all.extend(rest);
+            let mut all = all.into_iter();
+            let whole = if joins {
+                self.joined(all.as_slice(), "")?
+            } else {
+                let first = all.next().unwrap_or(Value::None);
+                all.try_fold(first, |sum, part| self.arithmetic(Operator::Add, &sum, &part))?
+            };
+            self.set_member(at, name, whole)?;
+            return Ok(true);
+        }
+        let mut more = String::new();
+        for part in &rest {
+            self.append(part, &mut more)?;
+        }
+        // A text that grows may take twice its length.
+        self.room(2 * (old.of.len() + more.len()))?;
+        self.copied(more.len())?;
+        if let Some(Value::Str(there)) = self.spaces[at].get_mut(name).filter(|there| is(there, &old)) {
+            drop(old);
+            if let Some(there) = Rc::get_mut(there) {
+                there.push_str(&more);
+                return Ok(true);
+            }
+            more.insert_str(0, &there.of.text);
+        } else {
+            // What was added has changed it meanwhile.
+            more.insert_str(0, &old.of.text);
+        }
+        self.copied(more.len())?;
+        let whole = self.text(more)?;
+        self.set_member(at, name, whole)?;
+        Ok(true)
+    }
+
     /// Sets a member of a namespace.
     pub(super) fn set_member(&mut self, space: usize, name: &str, value: Value) -> Done<()> {
         if name.starts_with('_') {
@@ -383,7 +524,7 @@ impl<'n> Run<'n> {
         }
         self.spend(128)?;
         if let Some(members) = self.spaces.get_mut(space) {
-            members.insert(name.into(), value);
+            members.set(name, value);
         }
         Ok(())
     }
@@ -421,7 +562,8 @@ impl<'n> Run<'n> {
             };
             let this = Rc::new(this);
             let flow = self.scoped(scope, |run| {
-                run.set("loop", Value::Loop(this.clone()));
+                let name = run.loop_name.clone();
+                run.set(&name, Value::Loop(this.clone()));
                 run.assign(&node.target, items.of.items[at].clone())?;
                 run.body(&node.body)
             })?;
@@ -460,7 +602,7 @@ impl<'n> Run<'n> {
         let wrong = |why: String| Err(Failure::wrong(format!("macro '{}' {why}", of.name)));
         let mut plain = std::mem::take(&mut given.plain).into_iter();
         for (name, default) in &of.parameters {
-            let named = given.named.iter().position(|(named, _)| named == name);
+            let named = given.named.iter().position(|(named, _)| **named == **name);
             let value = match (plain.next(), named) {
                 (Some(_), Some(_)) => return wrong(format!("was given '{name}' twice")),
                 (Some(value), None) => value,
@@ -474,18 +616,18 @@ impl<'n> Run<'n> {
         }
         if let Some(at) = given.named.iter().position(|(name, _)| &**name == "caller") {
             let caller = given.named.swap_remove(at).1;
-            self.set("caller", caller);
+            self.set_new("caller", caller);
         }
         if of.takes_more {
             let more = self.sequence(plain.by_ref().collect(), Kind::Tuple)?;
-            self.set("varargs", more);
+            self.set_new("varargs", more);
         }
         if of.takes_named {
             let named = std::mem::take(&mut given.named);
             let pairs: Vec<(Value, Value)> =
                 named.into_iter().map(|(name, value)| Ok((self.text(name)?, value))).collect::<Done<_>>()?;
             let named = self.dict(pairs)?;
-            self.set("kwargs", named);
+            self.set_new("kwargs", named);
         }
         if plain.next().is_some() {
             return wrong(format!("takes not more than {} argument(s)", of.parameters.len()));
@@ -513,6 +655,11 @@ impl<'n> Run<'n> {
         }
         Ok(value)
     }
+}
+
+/// Is it this very text?
+fn is(value: &Value, text: &Rc<Metered<Text>>) -> bool {
+    matches!(value, Value::Str(other) if Rc::ptr_eq(other, text))
 }
 
 fn nested(depth: u32) -> Done<()> {

@@ -5,10 +5,12 @@
 //! than it may, and knows how deeply it is nested, so that nothing that walks it can run out of stack.
 
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::fmt::Write;
+use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 use std::sync::Arc;
+
+use hashbrown::HashMap;
 
 use super::ast::{Loop as LoopNode, Macro};
 use crate::tokenizer::unicode::UNSEEN;
@@ -35,6 +37,8 @@ pub(super) enum Value {
     Range(Range),
     /// A namespace, by its place among those of the run.
     Space(usize),
+    /// A cycler or a joiner, likewise.
+    Object(usize),
     Macro(Rc<Closure>),
     /// A function that every template has.
     Function(&'static str),
@@ -62,6 +66,23 @@ impl<T> Metered<T> {
     }
 }
 
+impl Metered<Text> {
+    /// A part of the text, as text that is not safe.
+    pub(super) fn part(&self, part: &str) -> Value {
+        let text = Text { text: part.into(), safe: false };
+        Value::Str(Rc::new(Metered::new(text, part.len(), &self.meter)))
+    }
+
+    /// Adds text at the end.
+    pub(super) fn push_str(&mut self, more: &str) {
+        let before = self.of.text.capacity();
+        self.of.text.push_str(more);
+        let grown = self.of.text.capacity() - before;
+        self.size += grown;
+        self.meter.0.set(self.meter.0.get() + grown);
+    }
+}
+
 impl<T> Drop for Metered<T> {
     fn drop(&mut self) {
         self.meter.0.set(self.meter.0.get().saturating_sub(self.size));
@@ -71,7 +92,7 @@ impl<T> Drop for Metered<T> {
 /// Text, and whether it was called safe: then unsafe text that is added to it has its HTML escaped.
 #[derive(Debug)]
 pub(super) struct Text {
-    pub(super) text: Box<str>,
+    pub(super) text: String,
     pub(super) safe: bool,
 }
 
@@ -95,6 +116,8 @@ pub(super) struct List {
 pub(super) enum Kind {
     List,
     Tuple,
+    /// A tuple of what a group has in common, and the group.
+    Group,
     /// The keys, values or both of an object, by the name that Python has for that.
     View(&'static str),
     /// A row that can be gone through once. Has it been?
@@ -110,7 +133,7 @@ pub(super) struct Dict {
 }
 
 /// What makes keys the same: numbers by what they are worth, whatever their kind.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Key {
     None,
     Int(i128),
@@ -152,6 +175,33 @@ pub(super) struct Loop {
     pub(super) last: std::cell::RefCell<Option<Vec<Value>>>,
 }
 
+/// A key that is text, without being one.
+struct TextKey<'a>(&'a str);
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            Key::None => state.write_u8(0),
+            Key::Int(n) => n.hash(state),
+            Key::Float(bits) => bits.hash(state),
+            Key::Str(text) => TextKey(text).hash(state),
+            Key::Tuple(keys) => keys.hash(state),
+        }
+    }
+}
+
+impl Hash for TextKey<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl hashbrown::Equivalent<Key> for TextKey<'_> {
+    fn equivalent(&self, key: &Key) -> bool {
+        matches!(key, Key::Str(text) if **text == *self.0)
+    }
+}
+
 impl Key {
     fn of(value: &Value) -> Option<Key> {
         Some(match value {
@@ -160,7 +210,7 @@ impl Key {
             Value::Int(n) => Key::Int(*n),
             Value::Float(x) if x.fract() == 0.0 && x.abs() < 1e30 => Key::Int(*x as i128),
             Value::Float(x) => Key::Float(x.to_bits()),
-            Value::Str(s) => Key::Str(s.of.text.clone()),
+            Value::Str(s) => Key::Str(s.of.text.as_str().into()),
             // Not of tuples again, of which few bytes can hold very many.
             Value::List(list) if list.of.kind == Kind::Tuple && list.of.depth == 1 => {
                 Key::Tuple(list.of.items.iter().map(Key::of).collect::<Option<_>>()?)
@@ -186,11 +236,14 @@ impl Dict {
     }
 
     pub(super) fn get(&self, key: &Value) -> Option<&Value> {
+        if let Value::Str(text) = key {
+            return self.get_text(&text.of);
+        }
         Some(&self.entries[*self.index.get(&Key::of(key)?)?].1)
     }
 
     pub(super) fn get_text(&self, key: &str) -> Option<&Value> {
-        Some(&self.entries[*self.index.get(&Key::Str(key.into()))?].1)
+        Some(&self.entries[*self.index.get(&TextKey(key))?].1)
     }
 }
 
@@ -202,7 +255,7 @@ impl List {
 
     /// Is it a list or a tuple, whose items have places?
     pub(super) fn is_plain(&self) -> bool {
-        matches!(self.kind, Kind::List | Kind::Tuple)
+        matches!(self.kind, Kind::List | Kind::Tuple | Kind::Group)
     }
 }
 
@@ -258,7 +311,8 @@ impl Value {
             Value::Dict(dict) => !dict.of.entries.is_empty(),
             Value::Range(range) => range.len > 0,
             Value::Loop(this) => !this.items.of.items.is_empty(),
-            Value::Space(_) | Value::Macro(_) | Value::Function(_) | Value::Method(_) => true,
+            Value::Space(_) | Value::Object(_) => true,
+            Value::Macro(_) | Value::Function(_) | Value::Method(_) => true,
         }
     }
 
@@ -273,13 +327,14 @@ impl Value {
             Value::Str(_) => "str",
             Value::List(list) => match list.of.kind {
                 Kind::List => "list",
-                Kind::Tuple => "tuple",
+                Kind::Tuple | Kind::Group => "tuple",
                 Kind::View(name) => name,
                 Kind::Once(_) => "generator",
             },
             Value::Dict(_) => "dict",
             Value::Range(_) => "range",
             Value::Space(_) => "namespace",
+            Value::Object(_) => "object",
             Value::Macro(_) => "macro",
             Value::Function(_) | Value::Method(_) => "function",
             Value::Loop(_) => "loop",
@@ -347,7 +402,8 @@ impl Value {
                     step => write!(out, "range({}, {stop}, {step})", range.start),
                 }
             }
-            Value::Space(_) | Value::Macro(_) | Value::Function(_) | Value::Method(_) | Value::Loop(_) => {
+            Value::Space(_) | Value::Object(_) => write!(out, "<{}>", self.kind()),
+            Value::Macro(_) | Value::Function(_) | Value::Method(_) | Value::Loop(_) => {
                 write!(out, "<{}>", self.kind())
             }
         };
@@ -359,7 +415,7 @@ impl List {
     fn write_repr(&self, out: &mut String, most: usize) -> bool {
         match self.kind {
             Kind::List => out.push('['),
-            Kind::Tuple => out.push('('),
+            Kind::Tuple | Kind::Group => out.push('('),
             Kind::View(name) => out.extend([name, "(["]),
             Kind::Once(_) => {
                 out.push_str("<generator object>");
@@ -374,7 +430,7 @@ impl List {
         }
         out.push_str(match (&self.kind, self.items.len()) {
             (Kind::Tuple, 1) => ",)",
-            (Kind::Tuple, _) => ")",
+            (Kind::Tuple | Kind::Group, _) => ")",
             (Kind::View(_), _) => "])",
             _ => "]",
         });
@@ -413,21 +469,34 @@ fn quote(text: &str, out: &mut String) {
             '\t' => out.push_str("\\t"),
             c if c == quote => out.extend(['\\', c]),
             c if is_printable(c) => out.push(c),
-            c => {
-                let code = c as u32;
-                let _ = match code {
-                    0..=0xFF => write!(out, "\\x{code:02x}"),
-                    0x100..=0xFFFF => write!(out, "\\u{code:04x}"),
-                    _ => write!(out, "\\U{code:08x}"),
-                };
-            }
+            c => escape(c, out),
         }
     }
     out.push(quote);
 }
 
+/// Text with all but ASCII written as escapes, as Python's `ascii` does with what `repr` gave.
+pub(super) fn ascii(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_ascii() { out.push(c) } else { escape(c, &mut out) }
+    }
+    out
+}
+
+/// A character by its number.
+fn escape(c: char, out: &mut String) {
+    let code = c as u32;
+    // Writing to a string cannot fail.
+    let _ = match code {
+        0..=0xFF => write!(out, "\\x{code:02x}"),
+        0x100..=0xFFFF => write!(out, "\\u{code:04x}"),
+        _ => write!(out, "\\U{code:08x}"),
+    };
+}
+
 /// Does Python show the character as it is? Not those that separate, control or are none.
-fn is_printable(c: char) -> bool {
+pub(super) fn is_printable(c: char) -> bool {
     c == ' ' || !(c.is_control() || is_space(c) || UNSEEN.has(c))
 }
 

@@ -1,9 +1,9 @@
 //! [`Added`]: the tokens that are looked for in the text itself, before anything else is done to it.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
 
 use aho_corasick::{AhoCorasick, Input, MatchKind};
+use hashbrown::{HashMap, HashSet};
 
 use super::Written;
 use super::unicode::WORD;
@@ -30,6 +30,11 @@ pub(super) struct AddedToken {
 }
 
 impl AddedToken {
+    /// One that steers the model.
+    pub(super) fn special(id: u32, content: &str) -> AddedToken {
+        AddedToken { id, content: content.into(), special: true, verbatim: true, ..AddedToken::default() }
+    }
+
     /// What decoding starts from.
     pub(super) fn decoded(&self) -> &str {
         self.normalized.as_deref().unwrap_or(&self.content)

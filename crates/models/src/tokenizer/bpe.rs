@@ -1,6 +1,6 @@
 //! [`Bpe`]: byte-pair encoding by a list of merges.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use super::merge::{Row, Seams, Wholes};
 use super::unicode::char_of;
@@ -149,6 +149,10 @@ impl Bpe {
     }
 
     fn join(&self, vocab: &Vocab, word: &str, row: &mut Row<u32>, out: &mut Vec<u32>) {
+        if row.recall(word, out) {
+            return;
+        }
+        let from = out.len();
         row.clear();
         self.spell(vocab, word, row);
         row.join(|left, right| self.merges.get(&(left, right)).copied());
@@ -161,6 +165,7 @@ impl Bpe {
                 }
             }
         }
+        row.remember(word, from, out);
     }
 
     /// The symbols of a word's characters, before anything is joined.

@@ -9,7 +9,7 @@ use super::charsmap::Charsmap;
 use super::cut::{Cutter, Step as CutStep};
 use super::decode::{Replace, Stage, Strip};
 use super::frame::Frame;
-use super::normalize::{Normalizer, SentencePiece, Step};
+use super::normalize::{Form, Normalizer, SentencePiece, Step};
 use super::pre::{Alphabet, Pre};
 use super::spm::Spm;
 use super::unigram::{self, Unigram};
@@ -21,7 +21,7 @@ use crate::formats::gguf::Metadata;
 
 /// What a token is for. Files number these from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Normal,
     Unknown,
     Control,
@@ -31,7 +31,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn from_number(number: i64) -> Kind {
+    pub(super) fn from_number(number: i64) -> Kind {
         match number {
             2 => Kind::Unknown,
             3 => Kind::Control,
@@ -93,6 +93,12 @@ struct Tokens {
     kinds: Vec<Kind>,
 }
 
+/// Those that text never becomes: the ones that steer the model, and that for unknown text.
+pub(super) fn silent(kinds: &[Kind]) -> impl Iterator<Item = u32> {
+    let special = |(kind, id)| matches!(kind, Kind::Control | Kind::Unknown).then_some(id);
+    kinds.iter().copied().zip(0..).filter_map(special)
+}
+
 impl Tokens {
     fn read(keys: &Keys<'_>) -> Result<Tokens> {
         let name = Keys::name("tokens");
@@ -124,8 +130,7 @@ impl Tokens {
             Some(kinds) => kinds.into_iter().map(Kind::from_number).collect(),
             None => vec![Kind::Normal; count],
         };
-        let special = |(kind, id)| matches!(kind, Kind::Control | Kind::Unknown).then_some(id);
-        vocab.silence(kinds.iter().copied().zip(0..).filter_map(special));
+        vocab.silence(silent(&kinds));
         Ok(Tokens { vocab, scores, kinds })
     }
 }
@@ -226,7 +231,7 @@ fn spm(keys: &Keys<'_>, tokens: &Tokens) -> Result<Dialed> {
     })
 }
 
-fn spaces_and_bytes() -> Vec<Stage> {
+pub(super) fn spaces_and_bytes() -> Vec<Stage> {
     vec![Stage::Replace(Replace::text("▁", " ")), Stage::byte_tokens(), Stage::Fuse(false)]
 }
 
@@ -265,6 +270,7 @@ fn bpe(keys: &Keys<'_>, tokens: &Tokens, pre: Option<&str>) -> Result<Dialed> {
         model: Model::Bpe(model.into()),
         normalizer: match spaces {
             true => vec![Step::Text { pattern: " ".into(), with: "▁".into() }],
+            false if way.composes => vec![Step::Form(Form::Nfc)],
             false => Vec::new(),
         },
         cutter,
@@ -302,12 +308,27 @@ fn bert(keys: &Keys<'_>, tokens: &Tokens) -> Result<Dialed> {
     })
 }
 
+/// The model of a vocabulary whose tokens have scores and kinds, as SentencePiece has it.
+pub(super) fn of_kinds(vocab: &Vocab, scores: &[f32], kinds: &[Kind], unknown: Option<u32>) -> Unigram {
+    let kind = |id: u32| kinds[id as usize];
+    // Tokens that the user defined are always worth taking.
+    let worth =
+        |(score, id): (&f32, u32)| if kind(id) == Kind::UserDefined { 0.0 } else { f64::from(*score) };
+    let worst = scores
+        .iter()
+        .zip(kinds)
+        .filter(|(_, kind)| **kind == Kind::Normal)
+        .map(|(score, _)| f64::from(*score));
+    let worst = worst.fold(f64::from(f32::MAX), f64::min);
+    let chosen = |id| matches!(kind(id), Kind::Normal | Kind::UserDefined | Kind::Unused);
+    Unigram::new(vocab, scores.iter().zip(0..).map(worth).collect(), worst, unknown, chosen)
+}
+
 /// SentencePiece's unigram model.
 fn unigram(keys: &Keys<'_>, tokens: &Tokens) -> Result<Dialed> {
     let Tokens { vocab, scores: Some(scores), kinds } = tokens else {
         return Err(keys.bad("scores", "is missing"));
     };
-    let kind = |id: u32| kinds[id as usize];
     if let Some((id, text)) = vocab.iter().find(|(_, text)| text.len() > unigram::LONGEST) {
         let why = format_args!("token {id} has {} bytes; {} are taken", text.len(), unigram::LONGEST);
         return Err(keys.bad("tokens", why));
@@ -323,17 +344,7 @@ fn unigram(keys: &Keys<'_>, tokens: &Tokens) -> Result<Dialed> {
     let prefix = keys.flag("add_space_prefix", false)?;
     let squeeze = keys.flag("remove_extra_whitespaces", false)?;
     let unknown = keys.id("unknown_token_id", vocab.len())?.or_else(|| vocab.text(2).map(|_| 2));
-    // Tokens that the user defined are always worth taking.
-    let worth =
-        |(score, id): (&f32, u32)| if kind(id) == Kind::UserDefined { 0.0 } else { f64::from(*score) };
-    let worst = scores
-        .iter()
-        .zip(kinds)
-        .filter(|(_, kind)| **kind == Kind::Normal)
-        .map(|(score, _)| f64::from(*score));
-    let worst = worst.fold(f64::from(f32::MAX), f64::min);
-    let chosen = |id| matches!(kind(id), Kind::Normal | Kind::UserDefined | Kind::Unused);
-    let model = Unigram::new(vocab, scores.iter().zip(0..).map(worth).collect(), worst, unknown, chosen);
+    let model = of_kinds(vocab, scores, kinds, unknown);
     let mut stages = vec![Stage::Replace(Replace::text("▁", " ")), Stage::Fuse(false)];
     if prefix {
         stages.push(Stage::Strip(Strip::new(' ', 1, 0)));

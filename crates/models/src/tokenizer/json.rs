@@ -2,13 +2,14 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::added::{Added, AddedToken};
+use super::beside::Beside;
 use super::bpe::{Bpe, Dialect, Options};
 use super::cut::Cutter;
 use super::decode::Stage;
@@ -92,13 +93,26 @@ struct ModelFile<'a> {
 }
 
 /// A file's bytes, if they are not too many.
-fn read(path: &Path) -> Result<Vec<u8>> {
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     let size = regular(path)?.len();
     if size > MOST_FILE {
         let why = format!("has {size} bytes; a tokenizer's file of at most {MOST_FILE} is read");
         return Err(LoadError::bad(path, "its size", why));
     }
     std::fs::read(path).map_err(|e| LoadError::io(path, e))
+}
+
+fn text(path: &Path) -> Result<String> {
+    String::from_utf8(read(path)?).map_err(|e| LoadError::bad(path, "its text", e.utf8_error()))
+}
+
+/// The files that are SentencePiece's or tiktoken's.
+const MODELS: [&str; 3] = ["tokenizer.model", "tiktoken.model", "spiece.model"];
+
+/// The first file of a folder whose name ends so.
+fn ending(folder: &Path, end: &str) -> Option<PathBuf> {
+    let names = std::fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok().map(|e| e.path()));
+    names.filter(|path| path.to_string_lossy().ends_with(end)).min()
 }
 
 /// The merges of a `tokenizer.json`, in their order.
@@ -113,22 +127,35 @@ pub(super) fn merges(path: &Path) -> Result<Vec<(String, String)>> {
 }
 
 impl Tokenizer {
-    /// Reads a folder's `tokenizer.json`, and its `tokenizer_config.json` where there is one.
+    /// Reads a folder's tokenizer: its `tokenizer.json`, or else one of the other files that models come with. What is
+    /// beside it says more: `tokenizer_config.json`, `added_tokens.json`, `special_tokens_map.json`.
     pub fn from_folder(folder: &Path) -> Result<Tokenizer> {
-        let read = |name: &str| {
-            let path = folder.join(name);
-            read(&path).map(|bytes| (path, bytes))
-        };
-        let (path, json) = read("tokenizer.json")?;
-        let config = match read("tokenizer_config.json") {
-            Ok((path, bytes)) => {
-                let value = serde_json::from_slice::<Value>(&bytes);
-                Some(value.map_err(|e| LoadError::bad(&path, "its JSON", e))?)
-            }
-            Err(LoadError::Io { why, .. }) if why.kind() == std::io::ErrorKind::NotFound => None,
-            Err(e) => return Err(e),
-        };
-        Tokenizer::from_json(&path, &json, config.as_ref())
+        let there = |name: &str| Some(folder.join(name)).filter(|path| path.exists());
+        let beside = Beside::read(folder)?;
+        if let Some(path) = there("tokenizer.json") {
+            let config = Some(&beside.config).filter(|config| !config.is_null());
+            return Tokenizer::from_json(&path, &read(&path)?, config);
+        }
+        if let Some(path) = there("tekken.json") {
+            return Tokenizer::from_tekken(&path, &read(&path)?, &beside);
+        }
+        if let Some(path) = MODELS.into_iter().find_map(there).or_else(|| ending(folder, ".tiktoken")) {
+            let bytes = read(&path)?;
+            // A message begins with the key of its first field; a list of tokens with base64, which has no such byte.
+            return match bytes.first() {
+                Some(b'\n') => Tokenizer::from_sentencepiece(&path, &bytes, &beside),
+                _ => Tokenizer::from_tiktoken(&path, &bytes, &beside),
+            };
+        }
+        if let (Some(vocab), Some(merges)) = (there("vocab.json"), there("merges.txt")) {
+            return Tokenizer::from_merges(&vocab, &read(&vocab)?, &text(&merges)?, &beside);
+        }
+        if let Some(path) = there("vocab.txt") {
+            return Tokenizer::from_words(&path, &text(&path)?, &beside);
+        }
+        let why = "is missing: fetch tokenizer.json from where the model is from (tokenizer.model, tekken.json, a tiktoken \
+                   file, vocab.json with merges.txt, and vocab.txt are read too)";
+        Err(LoadError::bad(folder, "tokenizer.json", why))
     }
 
     /// Reads the bytes of a `tokenizer.json`. `config`, the `tokenizer_config.json` beside it, says which tokens begin

@@ -118,7 +118,11 @@ impl Tokenizer {
             SAMPLES.iter().map(|text| words(text).map(texts)).collect()
         };
         let mine = cut(&self.parts.cutter);
-        for name in pre::NAMES {
+        // One that composes text if the tokenizer does, if there is one.
+        let composes = |name: &&str| Pre::named(Some(name)).is_some_and(|way| way.composes);
+        let (alike, other): (Vec<_>, Vec<_>) =
+            pre::NAMES.into_iter().partition(|name| composes(name) == self.parts.normalizer.composes());
+        for name in alike.into_iter().chain(other) {
             let Some(way) = Pre::named(Some(name)) else { continue };
             if way.alphabet != Alphabet::Bytes || way.words_first != bpe.options().words_first {
                 continue;

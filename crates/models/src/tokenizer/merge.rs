@@ -1,16 +1,26 @@
 //! Joining neighbours by rank: what byte-pair encoding does, whatever it takes the ranks from.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicU8, Ordering};
+
+use hashbrown::{HashMap, HashSet};
 
 /// No neighbour.
 const NONE: u32 = u32::MAX;
 
+/// Words that are remembered, and bytes of the longest. A text of any length has no more in memory than that.
+const MOST_WORDS: usize = 1 << 13;
+const LONGEST_WORD: usize = 64;
+
 /// A row of symbols, some of which have been joined into the one before them.
+///
+/// It remembers what words have become, by where that stands among the tokens that it adds to: these are one list, which
+/// only grows, for as long as the row lives.
 #[derive(Debug)]
 pub(super) struct Row<S> {
     nodes: Vec<Node<S>>,
+    words: HashMap<Box<str>, (u32, u32)>,
     /// Pairs that may be joined: rank above position, so that the lowest rank comes first, and of equals the leftmost.
     queue: BinaryHeap<Reverse<u64>>,
 }
@@ -25,7 +35,7 @@ struct Node<S> {
 
 impl<S> Default for Row<S> {
     fn default() -> Row<S> {
-        Row { nodes: Vec::new(), queue: BinaryHeap::new() }
+        Row { nodes: Vec::new(), words: HashMap::default(), queue: BinaryHeap::new() }
     }
 }
 
@@ -42,9 +52,25 @@ impl<S: Copy> Row<S> {
         self.nodes.push(Node { symbol, next: NONE, before: at.wrapping_sub(1), gone: false });
     }
 
+    /// Adds what a word has become before, if it is remembered.
+    pub(super) fn recall(&self, word: &str, out: &mut Vec<u32>) -> bool {
+        let place = if word.len() <= LONGEST_WORD { self.words.get(word) } else { None };
+        if let Some((from, to)) = place {
+            out.extend_from_within(*from as usize..*to as usize);
+        }
+        place.is_some()
+    }
+
+    /// Remembers a word, whose tokens are those from a place on.
+    pub(super) fn remember(&mut self, word: &str, from: usize, out: &[u32]) {
+        if word.len() <= LONGEST_WORD && self.words.len() < MOST_WORDS {
+            self.words.insert(word.into(), (from as u32, out.len() as u32));
+        }
+    }
+
     /// Joins the pair of lowest rank, as often as there is one. `pair` gives a pair's rank and what it becomes.
     pub(super) fn join(&mut self, pair: impl Fn(S, S) -> Option<(u32, S)>) {
-        let Row { nodes, queue } = self;
+        let Row { nodes, queue, .. } = self;
         let entry = |rank: u32, at: u32| Reverse(u64::from(rank) << 32 | u64::from(at));
         queue.clear();
         queue.extend(nodes.windows(2).zip(0..).filter_map(|(two, at)| {

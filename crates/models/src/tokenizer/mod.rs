@@ -5,6 +5,7 @@
 //! proportion to the text, whatever the text is, and nothing in a file or a text can make it panic.
 
 mod added;
+mod beside;
 mod bpe;
 mod charsmap;
 mod cut;
@@ -17,9 +18,13 @@ mod json;
 mod keys;
 mod limit;
 mod merge;
+mod merges;
 mod normalize;
 mod pattern;
 mod pre;
+mod protobuf;
+mod ranks;
+mod sentencepiece;
 mod spm;
 mod trie;
 pub(crate) mod unicode;
@@ -186,7 +191,7 @@ impl Model {
     fn widest(&self, vocab: &Vocab, cutter: &Cutter) -> Option<usize> {
         let whole = match self {
             Model::Bpe(bpe) => bpe.takes_all(vocab),
-            Model::Spm(_) => true,
+            Model::Spm(spm) => spm.takes_all(),
             Model::Unigram(unigram) => unigram.takes_all(),
             Model::WordPiece(_) | Model::WordLevel { .. } => false,
         };
@@ -497,6 +502,13 @@ impl Detokenizer {
         self.leave_out_known();
         self.known.clear();
         (!self.text.is_empty()).then_some(self.text.as_str())
+    }
+
+    /// How many whole characters still wait for more tokens, which may change them.
+    pub fn waiting(&self) -> usize {
+        let mut rest = self.clone();
+        let text = rest.finish().unwrap_or_default();
+        text.trim_end_matches(char::REPLACEMENT_CHARACTER).chars().count()
     }
 
     fn leave_out_known(&mut self) {

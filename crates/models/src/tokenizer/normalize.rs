@@ -78,6 +78,11 @@ pub(super) struct SentencePiece {
 }
 
 impl Normalizer {
+    /// Is text composed?
+    pub(super) fn composes(&self) -> bool {
+        self.0.iter().any(|step| matches!(step, Step::Form(Form::Nfc)))
+    }
+
     pub(super) fn read(field: &Field<'_>) -> Result<Normalizer> {
         field.parts("normalizers")?.iter().map(Step::read).collect::<Result<_>>().map(Normalizer)
     }
@@ -328,7 +333,7 @@ fn replace_pattern(text: &str, pattern: &Pattern, with: &str) -> std::result::Re
 }
 
 /// The bytes that standard base64 stands for, which may be without its padding.
-fn base64(text: &str) -> Option<Vec<u8>> {
+pub(super) fn base64(text: &str) -> Option<Vec<u8>> {
     STANDARD_NO_PAD.decode(text.trim_end_matches('=')).ok()
 }
 

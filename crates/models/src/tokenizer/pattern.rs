@@ -2,22 +2,22 @@
 //!
 //! The patterns are written for Oniguruma, which backtracks. Nearly all of them need no look-around but one:
 //! `\s+(?!\S)`, the spaces before the last one of a run. That one is matched here as `\s+` and shortened afterwards,
-//! so that the rest is left to automata, which take each byte once. What remains goes to a backtracking engine with a
-//! limit on its steps and its time.
+//! so that the rest is left to automata, which take each byte once. What remains goes to a backtracking engine
+//! ([`Looking`]), whose steps and time are limited.
 
-use std::time::{Duration, Instant};
+mod looking;
+mod posix;
 
 use regex_automata::meta::Regex;
 use regex_automata::util::syntax;
 
 use super::TokenizeError;
+use looking::Looking;
 
 /// Longest pattern that is compiled. Real ones have at most some 2,000 bytes.
 const MOST_SOURCE: usize = 16 << 10;
 /// Memory that a compiled pattern may take.
 const MOST_COMPILED: usize = 32 << 20;
-/// Look-around that needs more time than this for each MiB of text (and one MiB more) has gone astray.
-const TIME_PER_MIB: Duration = Duration::from_secs(4);
 
 /// A compiled pattern.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ enum Engine {
         alternatives: Regex,
         spaces: Option<Spaces>,
     },
-    Looking(Box<fancy_regex::Regex>),
+    Looking(Box<Looking>),
 }
 
 /// The alternative that was `\s+(?!\S)`.
@@ -52,9 +52,10 @@ impl Pattern {
         if source.is_empty() || source.len() > MOST_SOURCE {
             return Err(format!("has {} bytes; 1 to {MOST_SOURCE} are taken", source.len()));
         }
-        let engine = match linear(source) {
+        let spelled_out = posix::spelled_out(source);
+        let engine = match linear(&spelled_out) {
             Some(engine) => engine,
-            None => Engine::Looking(Box::new(looking(source).map_err(|e| e.to_string())?)),
+            None => Engine::Looking(Box::new(Looking::new(&spelled_out)?)),
         };
         Ok(Pattern { source: source.into(), engine })
     }
@@ -75,20 +76,9 @@ impl Pattern {
                 find_shortened(alternatives, *spaces, text, each);
                 Ok(())
             }
-            Engine::Looking(regex) => {
-                let gave_up =
-                    |why: &str| TokenizeError::Pattern { pattern: self.source.clone(), why: why.into() };
-                let start = Instant::now();
-                let limit = TIME_PER_MIB.saturating_mul((text.len() >> 20) as u32 + 1);
-                for (i, m) in regex.find_iter(text).enumerate() {
-                    let m = m.map_err(|e| gave_up(&e.to_string()))?;
-                    each(m.start(), m.end());
-                    if i % 64 == 0 && start.elapsed() > limit {
-                        return Err(gave_up("took too long"));
-                    }
-                }
-                Ok(())
-            }
+            Engine::Looking(looking) => looking
+                .find(text, each)
+                .map_err(|why| TokenizeError::Pattern { pattern: self.source.clone(), why }),
         }
     }
 }
@@ -138,16 +128,6 @@ fn linear(source: &str) -> Option<Engine> {
         .build_many(&alternatives)
         .ok()?;
     Some(Engine::Linear { alternatives: regex, spaces })
-}
-
-fn looking(source: &str) -> Result<fancy_regex::Regex, fancy_regex::Error> {
-    fancy_regex::RegexBuilder::new(source)
-        .oniguruma_mode(true)
-        .multi_line(true)
-        .backtrack_limit(1_000_000)
-        .delegate_size_limit(MOST_COMPILED)
-        .max_prog_size(100_000)
-        .build()
 }
 
 /// The alternatives at the top of a pattern. `None` if it has something that the two dialects read differently.
@@ -240,15 +220,15 @@ mod tests {
         for source in REAL {
             let pattern = Pattern::new(source).unwrap();
             assert!(matches!(pattern.engine, Engine::Linear { spaces: Some(_), .. }), "{source}");
-            let slow = looking(source).unwrap();
+            let slow = Looking::new(source).unwrap();
             for _ in 0..2000 {
                 let mut text = String::new();
                 for _ in 0..24 {
                     seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                     text.push(alphabet[(seed >> 33) as usize % alphabet.len()]);
                 }
-                let want: Vec<_> =
-                    slow.find_iter(text.as_str()).map(|m| m.unwrap()).map(|m| (m.start(), m.end())).collect();
+                let mut want = Vec::new();
+                slow.find(&text, |a, b| want.push((a, b))).unwrap();
                 assert_eq!(all(&pattern, &text), want, "{source} on {text:?}");
             }
         }

@@ -14,8 +14,12 @@ pub(super) struct Spm {
     ranks: Vec<u32>,
     bytes: Box<[Option<u32>; 256]>,
     unknown: Option<u32>,
+    /// Is unknown text in a row one token, rather than one for each byte?
+    fuse: bool,
     seams: Option<Seams>,
     wholes: Wholes,
+    /// Is a word that is a token taken as it is?
+    words_first: bool,
 }
 
 impl Spm {
@@ -33,9 +37,35 @@ impl Spm {
             ranks: scores.iter().map(rank).collect(),
             bytes,
             unknown,
+            fuse: false,
+            words_first: false,
             seams: vocab.id("▁").map(|_| Seams::of(vocab.iter().map(|(_, text)| text))),
             wholes: Wholes::new(vocab.len()),
         }
+    }
+
+    /// Tokens of which a lower id joins first, and words that are tokens are taken as they are: tiktoken's reading of the
+    /// same algorithm.
+    pub(super) fn of_ranks(vocab: &Vocab) -> Spm {
+        Spm {
+            ranks: (0..vocab.len() as u32).collect(),
+            bytes: Box::new([None; 256]),
+            unknown: None,
+            fuse: false,
+            seams: None,
+            wholes: Wholes::new(0),
+            words_first: true,
+        }
+    }
+
+    /// Does every text become tokens, none for more of it than the token is long?
+    pub(super) fn takes_all(&self) -> bool {
+        !self.fuse || self.bytes.iter().all(Option::is_some)
+    }
+
+    /// Takes unknown text in a row for one token, as SentencePiece itself does.
+    pub(super) fn fusing(self) -> Spm {
+        Spm { fuse: true, ..self }
     }
 
     /// Adds a word's tokens to `out`.
@@ -46,6 +76,12 @@ impl Spm {
         row: &mut Row<Piece>,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizeError> {
+        if self.words_first
+            && let Some(id) = vocab.spoken(word)
+        {
+            out.push(id);
+            return Ok(());
+        }
         let Some(seams) = &self.seams else { return self.join(vocab, word, row, out) };
         let mut result = Ok(());
         seams.cut(word, |part| {
@@ -71,6 +107,10 @@ impl Spm {
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizeError> {
         let text = |(start, len): Piece| &word[start as usize..][..len as usize];
+        if row.recall(word, out) {
+            return Ok(());
+        }
+        let from = out.len();
         row.clear();
         word.char_indices().for_each(|(at, c)| row.push((at as u32, c.len_utf8() as u32)));
         row.join(|left, right| {
@@ -84,10 +124,21 @@ impl Spm {
                 out.push(id);
                 continue;
             }
+            if self.fuse && text.bytes().any(|byte| self.bytes[byte as usize].is_none()) {
+                let unknown = self.unknown.ok_or_else(|| TokenizeError::NoUnknown { text: shorten(text) })?;
+                if out.last() != Some(&unknown) {
+                    out.push(unknown);
+                }
+                continue;
+            }
             for byte in text.bytes() {
                 let id = self.bytes[byte as usize].or(self.unknown);
                 out.push(id.ok_or_else(|| TokenizeError::NoUnknown { text: shorten(text) })?);
             }
+        }
+        // Unknown text goes with what is before it.
+        if !self.fuse {
+            row.remember(word, from, out);
         }
         Ok(())
     }

@@ -21,8 +21,13 @@ impl Class {
     }
 
     pub(crate) fn has(&self, c: char) -> bool {
-        let after = self.0.partition_point(|(start, _)| *start <= c);
-        after > 0 && c <= self.0[after - 1].1
+        self.range_of(c).is_some()
+    }
+
+    /// The first and the last of the characters in a row that the character is among.
+    pub(crate) fn range_of(&self, c: char) -> Option<(char, char)> {
+        let before = self.0.partition_point(|(start, _)| *start <= c).checked_sub(1)?;
+        Some(self.0[before]).filter(|(_, end)| c <= *end)
     }
 }
 
@@ -33,6 +38,13 @@ pub(super) static NONSPACING: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{
 pub(super) static OTHER: LazyLock<Class> = LazyLock::new(|| Class::of(r"[\p{Cc}\p{Cf}\p{Co}]"));
 /// Characters that have no look of their own: format, private-use and unassigned ones.
 pub(crate) static UNSEEN: LazyLock<Class> = LazyLock::new(|| Class::of(r"[\p{Cf}\p{Co}\p{Cn}]"));
+pub(crate) static LETTER: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{L}"));
+pub(crate) static DECIMAL: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{Nd}"));
+/// Letters of upper, lower or title case.
+pub(crate) static CASED: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{Cased}"));
+/// What names in programs start with, and what they go on with.
+pub(crate) static XID_START: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{XID_Start}"));
+pub(crate) static XID_CONTINUE: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{XID_Continue}"));
 pub(super) static WORD: LazyLock<Class> = LazyLock::new(|| Class::of(r"\w"));
 
 /// The ideographs that BERT-like models take as words of their own.
@@ -103,6 +115,11 @@ mod tests {
             (&NONSPACING, "\u{301}", "\u{94b}a"),
             (&OTHER, "\0\u{200b}\u{e000}", "a \u{378}"),
             (&UNSEEN, "\u{200b}\u{e000}\u{378}", "a "),
+            (&LETTER, "aß你ª", "ⅷ1_"),
+            (&DECIMAL, "1٣१", "²½"),
+            (&CASED, "aAǅª", "你1"),
+            (&XID_START, "aß你", "_1 "),
+            (&XID_CONTINUE, "a_1", " -"),
             (&WORD, "aé_9\u{200d}", " -"),
         ] {
             assert!(inside.chars().all(|c| class.has(c)), "{inside:?}");

@@ -1,10 +1,9 @@
 //! [`Vocab`]: the tokens that a model of text knows, by id and by text.
 
-use std::collections::HashSet;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 
-use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
+use hashbrown::{DefaultHashBuilder, HashSet, HashTable};
 
 /// Ids above this are refused. The largest vocabularies have some 300,000 tokens.
 pub(super) const MOST_IDS: usize = 1 << 22;
@@ -18,7 +17,7 @@ pub(super) struct Vocab {
     /// The ids, by the hash of their texts.
     ids: HashTable<u32>,
     /// Keyed anew in each process, so that no file can make all its tokens meet.
-    keys: RandomState,
+    keys: DefaultHashBuilder,
     longest: usize,
     /// Tokens that text never becomes, however it is spelled.
     silent: HashSet<u32>,

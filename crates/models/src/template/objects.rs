@@ -1,0 +1,63 @@
+//! `cycler` and `joiner`: functions that give things which change when they are asked.
+
+use super::Failure;
+use super::run::{Done, Given, Run};
+use super::value::Value;
+
+/// A thing that changes, by its place among those of the run.
+#[derive(Debug)]
+pub(super) enum Object {
+    /// Goes through a list again and again.
+    Cycler { items: Value, at: usize },
+    /// Gives nothing the first time, and then what stands between.
+    Joiner { between: Value, used: bool },
+}
+
+impl Run<'_> {
+    /// `cycler(...)` or `joiner(...)`.
+    pub(super) fn object(&mut self, name: &str, mut given: Given) -> Done<Value> {
+        // They stay until the end.
+        self.room((self.objects.len() + 1) * 256)?;
+        self.spend(0)?;
+        let object = match name {
+            "cycler" if given.plain.is_empty() => {
+                return Err(Failure::wrong("at least one item has to be provided"));
+            }
+            "cycler" => Object::Cycler { items: self.list(given.plain)?, at: 0 },
+            _ => Object::Joiner {
+                between: given.take(0, "sep").map_or_else(|| self.text(", "), Ok)?,
+                used: false,
+            },
+        };
+        self.objects.push(object);
+        Ok(Value::Object(self.objects.len() - 1))
+    }
+
+    /// What a cycler gives now, and moved on if it is to be.
+    pub(super) fn cycle(&mut self, object: usize, method: &str) -> Done<Value> {
+        let Some(Object::Cycler { items: Value::List(items), at }) = self.objects.get_mut(object) else {
+            return Err(Failure::wrong(format!("'Joiner' object has no attribute '{method}'")));
+        };
+        let item = items.of.items[*at].clone();
+        match method {
+            "next" => *at = (*at + 1) % items.of.items.len(),
+            "reset" => {
+                *at = 0;
+                return Ok(Value::None);
+            }
+            _ => {}
+        }
+        Ok(item)
+    }
+
+    /// What a joiner gives when it is called.
+    pub(super) fn join_next(&mut self, object: usize) -> Done<Value> {
+        let Some(Object::Joiner { between, used }) = self.objects.get_mut(object) else {
+            return Err(Failure::wrong("'Cycler' object is not callable"));
+        };
+        match std::mem::replace(used, true) {
+            true => Ok(between.clone()),
+            false => self.text(""),
+        }
+    }
+}

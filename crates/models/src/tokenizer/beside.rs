@@ -1,0 +1,149 @@
+//! [`Beside`]: what the files beside a vocabulary say: its class, its added tokens, and which of them mean what.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::added::AddedToken;
+use super::vocab::MOST_IDS;
+use super::{ends, json, shorten};
+use crate::error::{LoadError, Result};
+
+/// `tokenizer_config.json`, `added_tokens.json` and `special_tokens_map.json`, each null where it is not there.
+pub(super) struct Beside {
+    folder: PathBuf,
+    pub(super) config: Value,
+    added: Value,
+    map: Value,
+}
+
+impl Beside {
+    pub(super) fn read(folder: &Path) -> Result<Beside> {
+        let read = |name: &str| {
+            let path = folder.join(name);
+            match json::read(&path) {
+                Ok(bytes) => {
+                    serde_json::from_slice::<Value>(&bytes).map_err(|e| LoadError::bad(&path, "its JSON", e))
+                }
+                Err(LoadError::Io { why, .. }) if why.kind() == std::io::ErrorKind::NotFound => {
+                    Ok(Value::Null)
+                }
+                Err(e) => Err(e),
+            }
+        };
+        Ok(Beside {
+            folder: folder.into(),
+            config: read("tokenizer_config.json")?,
+            added: read("added_tokens.json")?,
+            map: read("special_tokens_map.json")?,
+        })
+    }
+
+    /// The class that the reference reads the vocabulary with, without `Fast`.
+    pub(super) fn class(&self) -> Option<&str> {
+        let class = self.config["tokenizer_class"].as_str()?;
+        Some(class.strip_suffix("Fast").unwrap_or(class))
+    }
+
+    pub(super) fn flag(&self, name: &str) -> Option<bool> {
+        self.config[name].as_bool()
+    }
+
+    /// The text of a token with a meaning, such as `eos_token`.
+    pub(super) fn named(&self, name: &str) -> Option<&str> {
+        [&self.config[name], &self.map[name]].into_iter().find_map(text_of)
+    }
+
+    /// Adds what is said of added tokens to those that are known, by id. `id_of` gives the id that the vocabulary has for
+    /// a text.
+    pub(super) fn add_to(
+        &self,
+        tokens: &mut BTreeMap<u32, AddedToken>,
+        id_of: impl Fn(&str) -> Option<u32>,
+    ) -> Result<()> {
+        let special: Vec<&str> = self.special();
+        let mut add = |id: u32, content: &str, entry: &Value, file: &str| {
+            let path = self.folder.join(file);
+            if id as usize >= MOST_IDS {
+                let why = format!("{:?} has the id {id}; ids are below {MOST_IDS}", shorten(content));
+                return Err(LoadError::bad(&path, "its tokens", why));
+            }
+            let flag = |name: &str, otherwise| entry[name].as_bool().unwrap_or(otherwise);
+            let token = AddedToken {
+                id,
+                content: content.into(),
+                special: flag("special", special.contains(&content)),
+                single_word: flag("single_word", false),
+                lstrip: flag("lstrip", false),
+                rstrip: flag("rstrip", false),
+                normalized: None,
+                verbatim: true,
+            };
+            if !content.is_empty() {
+                tokens.insert(id, token);
+            }
+            Ok(())
+        };
+        // What is said of a token by its id counts for more.
+        for text in &special {
+            if let Some(id) = id_of(text) {
+                add(id, text, &Value::Null, "special_tokens_map.json")?;
+            }
+        }
+        if let Value::Object(list) = &self.added {
+            for (content, id) in list {
+                let found = id.as_u64().and_then(|id| u32::try_from(id).ok());
+                let path = self.folder.join("added_tokens.json");
+                let id =
+                    found.ok_or_else(|| LoadError::bad(&path, shorten(content), "should be a token id"))?;
+                add(id, content, &Value::Null, "added_tokens.json")?;
+            }
+        }
+        if let Value::Object(list) = &self.config["added_tokens_decoder"] {
+            for (id, entry) in list {
+                let bad = |why| {
+                    let path = self.folder.join("tokenizer_config.json");
+                    LoadError::bad(&path, format_args!("added_tokens_decoder.{id}"), why)
+                };
+                let id: u32 = id.parse().map_err(|_| bad("should be a token id"))?;
+                let content = entry["content"].as_str().ok_or_else(|| bad("has no content"))?;
+                add(id, content, entry, "tokenizer_config.json")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The texts of tokens that are said to mean something.
+    fn special(&self) -> Vec<&str> {
+        const NAMES: [&str; 7] =
+            ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+        let more = [&self.config, &self.map].map(|file| &file["additional_special_tokens"]);
+        let more = more.into_iter().filter_map(Value::as_array).flatten().filter_map(text_of);
+        NAMES.iter().filter_map(|name| self.named(name)).chain(more).collect()
+    }
+
+    /// The refusal of a class that reads its files in a way of its own.
+    pub(super) fn unknown_class(&self, path: &Path) -> LoadError {
+        let what = match self.class() {
+            Some(class) => format!("a vocabulary of the class {class:?} in this kind of file"),
+            None => "a vocabulary of this kind whose tokenizer_config.json does not name its class".into(),
+        };
+        LoadError::unsupported(path, what, "fetch the model's tokenizer.json, or use its GGUF file")
+    }
+}
+
+/// A token is a text, or an object with a content.
+fn text_of(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token.get("content")?.as_str())
+}
+
+/// The tokens that end an answer, and the one that ends a text.
+pub(super) fn ending<'a>(
+    tokens: impl Iterator<Item = &'a AddedToken>,
+    eos: Option<u32>,
+) -> (Option<u32>, std::collections::BTreeSet<u32>) {
+    let by_name = ends::by_name(tokens.map(|token| (token.content.as_str(), token.id)));
+    let eos = eos.or(by_name.first().copied());
+    (eos, by_name.into_iter().chain(eos).collect())
+}

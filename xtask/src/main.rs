@@ -2,10 +2,12 @@
 
 mod attack;
 mod bench_peers;
+mod browser;
 mod fuzz;
 mod openai_client;
 mod parity;
 mod quants;
+mod server;
 mod spills;
 mod tidy;
 
@@ -17,6 +19,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
           attacks a server, with a healthy stream beside each attack, and says what became of both
   bench-peers --llama DIR --models DIR
           measures Tallow beside llama.cpp and writes the results down (--help says how to prepare it)
+  browser drives the server with OpenAI's own JavaScript client, from pages in Chromium (skipped where there is none)
   tidy    holds the repository to its layout rules (see CONTRIBUTING.md)
   fuzz [SECONDS [TARGET]]
           runs each target of fuzz/ for so many seconds (30), or that one
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
     match command.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["attack", args @ ..] => attack::run(&root(), args),
         ["bench-peers", args @ ..] => bench_peers::run(&root(), args),
+        ["browser"] => browser::run(&root()),
         ["tidy"] => tidy::run(&root()),
         ["fuzz"] => fuzz::run(&root(), "30", None),
         ["fuzz", seconds] => fuzz::run(&root(), seconds, None),

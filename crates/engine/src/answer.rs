@@ -28,10 +28,24 @@ pub enum Said {
 }
 
 impl Answer {
-    /// An answer that ends at any of `stops` or `stop_tokens`, or where the model ends it unless `ignore_end`.
-    pub fn new(tokenizer: Tokenizer, stops: Vec<String>, stop_tokens: Vec<u32>, ignore_end: bool) -> Answer {
-        let text = tokenizer.stream(Shown::Text);
+    /// An answer to `prompt` that ends at any of `stops` or `stop_tokens`, or where the model ends it unless
+    /// `ignore_end`. Its text is what its tokens add to the prompt's.
+    pub fn new(
+        tokenizer: Tokenizer,
+        prompt: &[u32],
+        stops: Vec<String>,
+        stop_tokens: Vec<u32>,
+        ignore_end: bool,
+    ) -> Answer {
+        let text = tokenizer.stream_after(prompt, Shown::Text);
         Answer { tokenizer, text, stops, stop_tokens, ignore_end, held: String::new() }
+    }
+
+    /// The same, in which these special tokens can be read.
+    #[must_use]
+    pub fn showing(mut self, special: Vec<u32>) -> Answer {
+        self.text = self.text.showing(special);
+        self
     }
 
     /// Takes the next token.

@@ -17,7 +17,7 @@ use crate::handle::{
 use crate::pool::{BlockPool, Chain};
 use crate::runner::{Asked, Outcome, Runner};
 use crate::sampler::{NotFinite, Sampler};
-use crate::scheduler::{Batch, Limits, NewSeq, Scheduler, SeqId, Unfit};
+use crate::scheduler::{Batch, Limits, NewSeq, Part, Scheduler, SeqId, Unfit};
 
 /// After so long without a request nobody minds a close look at the cache.
 const QUIET: Duration = Duration::from_secs(1);
@@ -48,6 +48,8 @@ struct Active {
     answer: Answer,
     adapter: Option<AdapterId>,
     scored: usize,
+    /// Prompt tokens whose computation was reported; `None` where nobody asked for prefill progress.
+    reported: Option<usize>,
     new_tokens: usize,
     cached: Option<usize>,
     submitted: Instant,
@@ -57,6 +59,17 @@ struct Active {
 }
 
 impl Active {
+    /// Reports how much of the prompt has been computed, where that was asked for. A sequence that was computed again
+    /// reports only what is new.
+    fn report(&mut self, computed: usize) {
+        let (total, cached) = (self.prompt.len(), self.cached.unwrap_or(0));
+        let computed = computed.min(total);
+        if let Some(reported) = self.reported.as_mut().filter(|reported| **reported < computed) {
+            *reported = computed;
+            self.listener.tell(Event::Prefill { computed, cached, total });
+        }
+    }
+
     fn fail(mut self, why: Failure) {
         self.listener.tell(Event::Failed(why));
     }
@@ -113,7 +126,7 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     let (made, when_made) = channel();
     let (found_out, when_found_out) = channel();
     let (begun, when_begun) = channel();
-    std::thread::Builder::new().name("tallow-engine".into()).spawn(move || match runner() {
+    let thread = std::thread::Builder::new().name("tallow-engine".into()).spawn(move || match runner() {
         Ok((runner, limits)) => {
             let _ = made.send(Ok(()));
             // Otherwise nobody wants it any more.
@@ -133,7 +146,9 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     let info = info?;
     made?;
     found_out.send(info).map_err(|_| gone())?;
-    when_begun.recv().map_err(|_| gone())
+    let handle: EngineHandle = when_begun.recv().map_err(|_| gone())?;
+    handle.runs_on(thread);
+    Ok(handle)
 }
 
 impl<B: Backend> Engine<B> {
@@ -237,12 +252,15 @@ impl<B: Backend> Engine<B> {
         let (tokens, adapter) = (request.prompt.clone(), request.adapter);
         let new = NewSeq { id, tokens, max_new, root, all_logits, adapter };
         let tokenizer = self.alive.info().tokenizer.clone();
+        let (stops, stop_tokens) = (request.stops, request.stop_tokens);
         let active = Active {
             sampler: Sampler::new(request.sampling, &request.prompt),
-            answer: Answer::new(tokenizer, request.stops, request.stop_tokens, request.ignore_end),
+            answer: Answer::new(tokenizer, &request.prompt, stops, stop_tokens, request.ignore_end)
+                .showing(request.shown),
             prompt: request.prompt,
             adapter: adapter.map(|worn| worn.id),
             scored: 0,
+            reported: request.progress.then_some(0),
             new_tokens: 0,
             cached: None,
             submitted: Instant::now(),
@@ -414,14 +432,16 @@ impl<B: Backend> Engine<B> {
             let full = progress.iter().any(|p| p.id == part.id && p.full);
             match outcome {
                 Err(bad) => self.fail(part.id, bad.to_string()),
-                Ok(outcome) => self.tell(part.id, part.start, outcome, full),
+                Ok(outcome) => self.tell(part, outcome, full),
             }
         }
     }
 
     /// Tells a request what a step gave it, and ends it if that was the last.
-    fn tell(&mut self, id: SeqId, start: usize, outcome: Outcome, full: bool) {
+    fn tell(&mut self, part: &Part, outcome: Outcome, full: bool) {
+        let (id, start) = (part.id, part.start);
         let Some(request) = self.requests.get_mut(&id) else { return };
+        request.report(start + part.tokens.len());
         // A sequence that was computed again scores its prompt again; only what is new counts.
         let known = request.scored.saturating_sub(start).min(outcome.prompt.len());
         if outcome.prompt.len() > known {

@@ -5,7 +5,8 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tallow_models::adapter::AdapterFile;
@@ -32,10 +33,14 @@ pub struct Request {
     pub stop_tokens: Vec<u32>,
     /// Go on past the tokens that always end an answer.
     pub ignore_end: bool,
+    /// Special tokens that are part of the answer's text, such as those that mark its parts.
+    pub shown: Vec<u32>,
     /// Whom to share the prefix cache with; everybody if there is none.
     pub salt: Option<String>,
     /// Score the prompt's tokens too.
     pub score_prompt: bool,
+    /// Report prefill progress: an [`Event::Prefill`] after each step of the prompt.
+    pub progress: bool,
     /// What is added to the model.
     pub adapter: Option<Worn>,
 }
@@ -54,6 +59,16 @@ pub enum Event {
     Started {
         /// Prompt tokens that were in the cache already.
         cached: usize,
+    },
+    /// Prefill progress, for requests that ask for it: after each step that computed some of the prompt. Only rises, and
+    /// the last one, with all of the prompt, comes before the first piece.
+    Prefill {
+        /// Prompt tokens in the KV cache by now, those that were there before included.
+        computed: usize,
+        /// Of those, prompt tokens that were in the cache already.
+        cached: usize,
+        /// Tokens of the prompt.
+        total: usize,
     },
     /// Prompt tokens from the second on, scored, in order. Comes in pieces.
     Prompt(Vec<Choice>),
@@ -76,7 +91,7 @@ impl Event {
         let choice = |choice: &Choice| size_of_val(choice) + size_of_val(choice.top.as_slice());
         size_of::<Event>()
             + match self {
-                Event::Started { .. } | Event::Failed(_) => 0,
+                Event::Started { .. } | Event::Prefill { .. } | Event::Failed(_) => 0,
                 Event::Prompt(choices) => choices.iter().map(choice).sum(),
                 Event::Piece { text, choice: one } => text.len() + choice(one),
                 Event::Done(done) => done.text.len(),
@@ -286,6 +301,8 @@ pub struct Shared {
     adapters: RwLock<Vec<Listed>>,
     adapter_use: RwLock<AdapterUse>,
     life: Life,
+    /// The engine's thread, where [`spawn`](crate::engine::spawn) has started one.
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// A way to an engine. Clones lead to the same one.
@@ -305,6 +322,7 @@ impl EngineHandle {
             adapters: RwLock::default(),
             adapter_use: RwLock::default(),
             life: Life::default(),
+            thread: Mutex::default(),
         });
         (EngineHandle { commands, shared: shared.clone() }, receiver, Alive(shared))
     }
@@ -384,6 +402,19 @@ impl EngineHandle {
         let sent = self.commands.send(Command::Submit(Box::new(Submission { request, listener })));
         sent.map_err(|_| self.shared.life.last_words())?;
         Ok(receiver)
+    }
+
+    /// Notes the engine's thread, for [`close`](Self::close).
+    pub(crate) fn runs_on(&self, thread: JoinHandle<()>) {
+        *self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+    }
+
+    /// Ends the engine at once; requests under way fail. Returns when its memory on the device has been released.
+    pub fn close(self) {
+        self.drain(Duration::ZERO);
+        let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // A panic of the engine's was reported where it happened.
+        let _ = thread.map(JoinHandle::join);
     }
 
     /// Lets the engine finish within some time, and end. Returns at once.

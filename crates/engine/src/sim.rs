@@ -142,7 +142,9 @@ impl SimEngine {
             return;
         }
         let stops = (request.stops.clone(), request.stop_tokens.clone());
-        let answer = Answer::new(info.tokenizer.clone(), stops.0, stops.1, request.ignore_end);
+        let tokenizer = info.tokenizer.clone();
+        let answer = Answer::new(tokenizer, &request.prompt, stops.0, stops.1, request.ignore_end)
+            .showing(request.shown.clone());
         self.waiting.push(Talk { request, answer, new_tokens: 0, listener, begun: Instant::now() });
     }
 

@@ -147,6 +147,38 @@ fn prompts_are_scored_on_demand() {
 }
 
 #[test]
+fn prefill_progress_is_reported_on_demand() {
+    let handle = start(64);
+    let prefill = |r: Request| -> Vec<[usize; 3]> {
+        let got = events(&handle, r);
+        let piece = got.iter().position(|e| matches!(e, Event::Piece { .. })).unwrap();
+        let all = got.iter().enumerate().filter_map(|(at, event)| match event {
+            Event::Prefill { computed, cached, total } => Some((at, [*computed, *cached, *total])),
+            _ => None,
+        });
+        all.inspect(|(at, _)| assert!(*at < piece)).map(|(_, counts)| counts).collect()
+    };
+    // A step has up to 32 tokens.
+    let asked = || Request { progress: true, ..request(&[5; 100], 3) };
+    assert_eq!(prefill(asked()), [[32, 0, 100], [64, 0, 100], [96, 0, 100], [100, 0, 100]]);
+    // The last page is computed again for its logits.
+    assert_eq!(prefill(asked()), [[100, 96, 100]]);
+    assert!(prefill(Request { progress: false, ..asked() }).is_empty());
+}
+
+/// Whoever loads another model, or the same with another context, needs the memory first.
+#[test]
+fn an_engine_that_is_closed_has_ended() {
+    let handle = start(64);
+    let mut under_way = handle.submit(Request { ignore_end: true, ..request(&[5; 8], 100) }).unwrap();
+    let other = handle.clone();
+    handle.close();
+    assert!(!other.is_alive() && !other.is_ready());
+    let last = std::iter::from_fn(|| under_way.blocking_recv()).last();
+    assert!(matches!(last, Some(Event::Failed(Failure::ShuttingDown) | Event::Done(_))), "{last:?}");
+}
+
+#[test]
 fn what_cannot_be_done_is_said() {
     let handle = start(64);
     let unfit = |r: Request| match events(&handle, r).as_slice() {

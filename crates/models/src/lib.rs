@@ -15,6 +15,7 @@ pub mod formats;
 pub mod generation;
 pub mod images;
 mod model;
+pub mod reasoning;
 pub mod recipe;
 pub mod scribe;
 pub mod spec;

@@ -213,6 +213,81 @@ fn decoding_by_token_equals_decoding_at_once() {
     }
 }
 
+/// The text of tokens that follow others.
+fn streamed_after(tokenizer: &Tokenizer, prompt: &[u32], ids: &[u32]) -> String {
+    let mut stream = tokenizer.stream_after(prompt, Shown::Text);
+    let mut text = String::new();
+    for id in ids {
+        text.extend(stream.push(*id).map(str::to_owned));
+    }
+    text.extend(stream.finish().map(str::to_owned));
+    text
+}
+
+/// What the reference gives for a prompt's tokens and an answer's: the text of both, less the text of the first.
+#[test]
+fn an_answer_has_the_text_that_it_adds_to_the_prompt() {
+    type Case<'a> = (&'a str, &'a [u32], &'a [u32], &'a str);
+    let cases: [Case<'_>; 14] = [
+        ("stories260K-hf", &[1, 403], &[407, 261, 378], " upon a time"),
+        ("stories260K-hf", &[1, 261, 13], &[430], "b"),
+        ("stories260K-hf", &[1], &[403, 407], "Once upon"),
+        ("tokenizer-llama2", &[1, 9038], &[2501, 263, 931], " upon a time"),
+        ("tokenizer-llama2", &[1, 263, 13], &[29890], "b"),
+        ("tokenizer-llama2", &[1, 796, 29920, 904], &[29871, 30919, 31076, 13, 921], " 你好\n x"),
+        ("tokenizer-mistral", &[1, 5713], &[3714, 264, 727], " upon a time"),
+        ("tokenizer-mistral", &[1, 1054, 28764, 1233], &[28705, 29383, 29530, 13, 1318], " 你好\n x"),
+        ("tokenizer-qwen2.5", &[12522], &[5193, 264, 882], " upon a time"),
+        ("tokenizer-qwen2.5", &[], &[5193], " upon"),
+        ("tokenizer-t5", &[1447], &[1286, 3, 9, 97, 1], " upon a time"),
+        ("tokenizer-t5", &[], &[1286, 1], "upon"),
+        ("tokenizer-bert", &[101, 2320], &[2588, 1037, 2051, 102], " upon a time"),
+        ("tokenizer-bert", &[101], &[2588, 102], "upon"),
+    ];
+    for (name, prompt, answer, want) in cases {
+        let Some(tokenizer) = one(name) else { return };
+        assert_eq!(streamed_after(&tokenizer, prompt, answer), want, "{name} {prompt:?}");
+    }
+}
+
+#[test]
+fn a_prompt_and_its_answer_have_the_text_of_both() {
+    for (name, tokenizer) in all() {
+        property(60, |text, seed| {
+            // Twice, so that there is more before the answer than it is decoded after.
+            let ids = tokenizer.encode(&[text, text].concat(), FULL).unwrap();
+            let (prompt, answer) = ids.split_at(seed as usize % (ids.len() + 1));
+            let (whole, before) =
+                (tokenizer.decode(&ids, Shown::Text), tokenizer.decode(prompt, Shown::Text));
+            let added = streamed_after(tokenizer, prompt, answer);
+            match whole.strip_prefix(&before) {
+                Some(after) => assert_eq!(added, after, "{name} {prompt:?} {answer:?}"),
+                // A character, or a row of bytes, was cut in two: what has come whole since is the answer's.
+                None => assert!(whole.ends_with(&added), "{name} {prompt:?} {answer:?}"),
+            }
+        });
+    }
+}
+
+#[test]
+fn encoding_ends_where_more_tokens_than_wanted_are_certain() {
+    for (name, tokenizer) in all() {
+        property(60, |text, _| {
+            let text = text.repeat(5);
+            let ids = tokenizer.encode(&text, FULL).unwrap();
+            for most in [0, ids.len() / 3, ids.len().saturating_sub(1), ids.len(), ids.len() + 1] {
+                let within = tokenizer.encode_at_most(&text, FULL, most);
+                match ids.len() <= most {
+                    true => assert_eq!(within.as_ref(), Ok(&ids), "{name} {most} {text:?}"),
+                    false => assert_eq!(within, Err(TokenizeError::TooMany { most }), "{name} {text:?}"),
+                }
+            }
+        });
+    }
+    let said = TokenizeError::TooMany { most: 512 }.to_string();
+    assert_eq!(said, "the text has more than 512 tokens");
+}
+
 #[test]
 fn text_is_given_out_when_its_last_byte_is_there() {
     let Some(tokenizer) = one("qwen2") else { return };

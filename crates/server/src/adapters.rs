@@ -120,8 +120,10 @@ pub(crate) async fn load(State(server): State<Arc<Server>>, request: Request) ->
         fields.only_off("load_inplace", |value| *value == false)?;
         fields.finish()?;
         let path = beneath(folder, &path)?;
-        let file = AdapterFile::open(&path).map_err(|e| ApiError::field("lora_path", e))?;
-        loaded(server, server.model.handle.load_adapter(Adoption { name: name.clone(), file, scale: 1.0 }))?;
+        // Messages of files have whole paths, and where the folder lies is nobody's business.
+        let file = AdapterFile::open(&path).map_err(|e| ApiError::field("lora_path", without(folder, e)))?;
+        let said = server.model.handle.load_adapter(Adoption { name: name.clone(), file, scale: 1.0 });
+        loaded(server, said, folder)?;
         Ok(done(format!("Success: LoRA adapter {} added successfully.", quoted(&name))))
     })
     .await
@@ -133,13 +135,13 @@ pub(crate) async fn unload(
     request: Request,
 ) -> Result<Response, ApiError> {
     prepare(&server, request, |server, body| {
-        allowed(server)?;
+        let folder = allowed(server)?;
         let mut fields = Fields::body(&body)?;
         let name = needed(&mut fields, "lora_name", MOST_NAME)?;
         // Others number adapters besides; a name says enough.
         fields.take("lora_int_id");
         fields.finish()?;
-        loaded(server, server.model.handle.unload_adapter(&name))?;
+        loaded(server, server.model.handle.unload_adapter(&name), folder)?;
         Ok(done(format!("Success: LoRA adapter {} removed successfully.", quoted(&name))))
     })
     .await
@@ -174,8 +176,16 @@ fn beneath(folder: &Path, path: &str) -> Result<PathBuf, ApiError> {
     })
 }
 
+/// A message in which files have their paths beneath the folder only.
+fn without(folder: &Path, message: impl std::fmt::Display) -> String {
+    let folder = folder.to_string_lossy();
+    let folder = folder.trim_end_matches(std::path::MAIN_SEPARATOR);
+    let message = message.to_string().replace(&format!("{folder}{}", std::path::MAIN_SEPARATOR), "");
+    message.replace(folder, "the folder of adapters")
+}
+
 /// What the engine said.
-fn loaded(server: &Server, said: Result<(), Fault>) -> Result<(), ApiError> {
+fn loaded(server: &Server, said: Result<(), Fault>, folder: &Path) -> Result<(), ApiError> {
     said.map_err(|fault| match fault {
         Fault::Unknown(_) => {
             let mut error = ApiError::field("lora_name", fault);
@@ -183,7 +193,7 @@ fn loaded(server: &Server, said: Result<(), Fault>) -> Result<(), ApiError> {
             error
         }
         Fault::Taken(_) => ApiError::field("lora_name", fault),
-        Fault::Full { .. } | Fault::Refused(_) => ApiError::field("lora_path", fault),
+        Fault::Full { .. } | Fault::Refused(_) => ApiError::field("lora_path", without(folder, fault)),
         Fault::Ended(failure) => ApiError::engine(failure, server.model.handle.is_alive()),
     })
 }

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use tallow_engine::handle::{Done, Event, Failure, Finish};
 use tallow_engine::sampler::Choice;
-use tallow_models::tokenizer::Tokenizer;
+use tallow_models::reasoning::Piece;
+use tallow_models::tokenizer::{Detokenizer, Shown, Tokenizer};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::access::Notes;
 use crate::errors::ApiError;
 use crate::state::{Open, Server};
+use crate::thinking::Reasoned;
 use crate::visit::Visit;
 use crate::wire::finish_reason;
 
@@ -25,11 +27,26 @@ pub(crate) struct Told {
     pub(crate) part: Option<Part>,
     /// Why it ended, if it did.
     pub(crate) end: Option<Finish>,
+    /// How far its prompt is.
+    pub(crate) progress: Option<Progress>,
+}
+
+/// How far a prompt is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    /// Its tokens in the KV cache, those that were there before included.
+    pub(crate) computed: usize,
+    pub(crate) cached: usize,
+    pub(crate) total: usize,
+    /// Since it was begun.
+    pub(crate) took: Duration,
 }
 
 /// A piece of a text, with its tokens if those were asked for.
 #[derive(Debug, Default)]
 pub(crate) struct Part {
+    /// What the model thinks before it answers.
+    pub(crate) reasoning: String,
     pub(crate) text: String,
     pub(crate) tokens: Vec<Token>,
 }
@@ -61,6 +78,8 @@ pub(crate) struct Totals {
     /// Of those, how many were in the cache.
     pub(crate) cached: usize,
     pub(crate) new: usize,
+    /// Of those, how many are reasoning, where that can be told.
+    pub(crate) reasoning: Option<usize>,
     /// Prompt tokens that were computed and that were not, for every choice.
     pub(crate) prompt_computed: usize,
     pub(crate) prompt_reused: usize,
@@ -80,6 +99,10 @@ pub(crate) struct Followed {
     pub(crate) events: UnboundedReceiver<Event>,
     /// Of the prompt, where that is part of the answer.
     pub(crate) echo: Option<Echo>,
+    /// Decodes the answer's tokens, where it is asked for where in the text they are.
+    pub(crate) places: Option<Detokenizer>,
+    /// How to tell reasoning, if the model marks it.
+    pub(crate) reasoned: Option<Reasoned>,
     /// Is it the first of those that answer the same prompt?
     pub(crate) first: bool,
 }
@@ -103,13 +126,18 @@ pub(crate) struct Answers {
 struct Following {
     events: Option<UnboundedReceiver<Event>>,
     echo: Option<Echo>,
+    reasoned: Option<Reasoned>,
+    /// Tokens of reasoning.
+    thought: usize,
     is_first: bool,
     /// Tokens of the prompt.
     scored: Vec<Choice>,
     /// Tokens whose text has not been told yet.
     held: Vec<Choice>,
-    /// Characters of all tokens that have been told.
+    places: Option<Detokenizer>,
+    /// Characters of the text before the next token.
     offset: usize,
+    started: Option<Instant>,
     last_token: Option<Instant>,
 }
 
@@ -118,10 +146,14 @@ impl Answers {
         let following = |f: Followed| Following {
             events: Some(f.events),
             echo: f.echo,
+            reasoned: f.reasoned,
+            thought: 0,
             is_first: f.first,
             scored: Vec::new(),
             held: Vec::new(),
+            places: f.places,
             offset: 0,
+            started: None,
             last_token: None,
         };
         Answers {
@@ -238,9 +270,17 @@ impl Answers {
     fn take(&mut self, index: usize, event: Event) -> Result<Option<Told>, Failure> {
         let server = &self.open.0;
         let (choice, tokenizer) = (&mut self.choices[index], &server.model.handle.info().tokenizer);
-        let told = |part| Ok(Some(Told { index, part, end: None }));
+        let told = |part| Ok(Some(Told { index, part, end: None, progress: None }));
         match event {
-            Event::Started { .. } => Ok(None),
+            Event::Started { .. } => {
+                choice.started.get_or_insert_with(Instant::now);
+                Ok(None)
+            }
+            Event::Prefill { computed, cached, total } => {
+                let took = choice.started.map_or(Duration::ZERO, |started| started.elapsed());
+                let progress = Some(Progress { computed, cached, total, took });
+                Ok(Some(Told { index, part: None, end: None, progress }))
+            }
             Event::Prompt(scored) => {
                 choice.scored.extend(scored);
                 Ok(None)
@@ -257,7 +297,11 @@ impl Answers {
                 if self.wants_tokens {
                     choice.held.push(token);
                 }
-                match choice.part(&text, text.is_empty(), tokenizer) {
+                let thinking = choice.is_thinking();
+                let part = choice.part(&text, text.is_empty(), tokenizer);
+                // Marks count as what they mark.
+                choice.thought += usize::from(thinking || choice.is_thinking());
+                match part {
                     None => Ok(None),
                     part => told(part),
                 }
@@ -267,10 +311,14 @@ impl Answers {
                 // A stop is not told, and so the tokens that are nothing else are not either.
                 let stopped = matches!(done.reason, Finish::Stop(_));
                 let part = choice.part(&done.text, stopped, tokenizer);
+                let part = choice.rest(part);
                 self.totals.add(&done, choice.is_first);
+                if choice.reasoned.is_some() {
+                    *self.totals.reasoning.get_or_insert(0) += choice.thought;
+                }
                 server.metrics.done(&done, self.begun.elapsed());
                 self.note(&done.reason);
-                Ok(Some(Told { index, part, end: Some(done.reason) }))
+                Ok(Some(Told { index, part, end: Some(done.reason), progress: None }))
             }
             Event::Failed(failure) => Err(failure),
         }
@@ -291,33 +339,81 @@ impl Following {
     /// More of the text, after the prompt if that is to come first. Tokens that are `held` back wait for their text.
     fn part(&mut self, text: &str, held: bool, tokenizer: &Tokenizer) -> Option<Part> {
         let mut part = Part::default();
-        let mut tokens = Vec::new();
         if let Some(echo) = self.echo.take() {
             part.text = echo.text;
-            if let Some(token) = echo.first {
-                let first = self.token(Choice { token, logprob: None, top: Vec::new() }, tokenizer);
-                // One that was put before the text is not in it.
-                if !part.text.as_bytes().starts_with(&first.bytes) {
-                    self.offset = 0;
-                }
-                part.tokens.push(first);
+            if let Some(first) = echo.first {
+                self.prompt(first, &part.text, tokenizer, &mut part.tokens);
             }
-            tokens.append(&mut self.scored);
         }
-        part.text += text;
-        if !held {
-            tokens.append(&mut self.held);
+        self.say(text, &mut part);
+        let told = if held { Vec::new() } else { std::mem::take(&mut self.held) };
+        for choice in told {
+            let written = self.places.as_mut().and_then(|places| places.push(choice.token));
+            let chars = written.map_or(0, |text| text.chars().count());
+            part.tokens.push(self.token(choice, chars, tokenizer));
         }
-        part.tokens.extend(tokens.into_iter().map(|choice| self.token(choice, tokenizer)));
-        (!part.text.is_empty() || !part.tokens.is_empty()).then_some(part)
+        part.is_some().then_some(part)
     }
 
-    fn token(&mut self, choice: Choice, tokenizer: &Tokenizer) -> Token {
+    /// Adds more of the text to a part.
+    fn say(&mut self, text: &str, part: &mut Part) {
+        match &mut self.reasoned {
+            None => part.text += text,
+            Some(reasoned) => part.add(reasoned.splitter.push(text), reasoned.is_told),
+        }
+    }
+
+    fn is_thinking(&self) -> bool {
+        self.reasoned.as_ref().is_some_and(|reasoned| reasoned.splitter.is_thinking())
+    }
+
+    /// The last part, with what was held back because it could have been a mark.
+    fn rest(&mut self, last: Option<Part>) -> Option<Part> {
+        let Some(reasoned) = &mut self.reasoned else { return last };
+        let mut part = last.unwrap_or_default();
+        part.add(reasoned.splitter.finish(), reasoned.is_told);
+        part.is_some().then_some(part)
+    }
+
+    /// The tokens of a prompt, which is the text's beginning.
+    fn prompt(&mut self, first: u32, text: &str, tokenizer: &Tokenizer, tokens: &mut Vec<Token>) {
+        let mut places = tokenizer.stream(Shown::All);
+        let first = Choice { token: first, logprob: None, top: Vec::new() };
+        for (at, choice) in std::iter::once(first).chain(std::mem::take(&mut self.scored)).enumerate() {
+            // The token that begins a text stands before it, and is not in it unless the prompt has it written out.
+            let begins = at == 0 && tokenizer.bos() == Some(choice.token);
+            let outside =
+                begins && !tokenizer.token_text(choice.token).is_some_and(|bos| text.starts_with(bos));
+            let written = if outside { None } else { places.push(choice.token) };
+            let chars = written.map_or(0, |text| text.chars().count());
+            tokens.push(self.token(choice, chars, tokenizer));
+        }
+        self.offset = text.chars().count();
+    }
+
+    /// A token that adds so many characters to the text.
+    fn token(&mut self, choice: Choice, chars: usize, tokenizer: &Tokenizer) -> Token {
         let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default();
         let top = choice.top.iter().map(|scored| (bytes(scored.token), scored.logprob)).collect();
         let token = Token { bytes: bytes(choice.token), logprob: choice.logprob, top, offset: self.offset };
-        self.offset += String::from_utf8_lossy(&token.bytes).chars().count();
+        self.offset += chars;
         token
+    }
+}
+
+impl Part {
+    fn is_some(&self) -> bool {
+        !(self.reasoning.is_empty() && self.text.is_empty() && self.tokens.is_empty())
+    }
+
+    fn add(&mut self, pieces: Vec<Piece>, reasoning_is_told: bool) {
+        for piece in pieces {
+            match piece {
+                Piece::Answer(text) => self.text += &text,
+                Piece::Reasoning(text) if reasoning_is_told => self.reasoning += &text,
+                Piece::Reasoning(_) => {}
+            }
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use crate::body::prepare;
 use crate::errors::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, MOST_TOKENS};
+use crate::guard::Caller;
 use crate::prompt::{Messages, is_empty_list};
 use crate::run::{Job, Prompt, run};
 use crate::state::Server;
@@ -63,35 +64,50 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 /// Refuses what cannot be honoured yet, unless it is switched off.
 fn not_yet(fields: &mut Fields) -> Result<(), ApiError> {
     let never = |_: &Value| false;
-    fields.only_off("tools", is_empty_list)?;
-    fields.only_off("functions", is_empty_list)?;
-    fields.only_off("tool_choice", |v| *v == "none")?;
-    fields.only_off("function_call", |v| *v == "none")?;
-    fields.only_off("parallel_tool_calls", |v| *v == true)?;
-    fields.only_off("response_format", |v| *v == serde_json::json!({"type": "text"}))?;
+    const TOOLS: &str = "calling tools is not supported yet; leave it out";
+    const STORE: &str = "answers are not stored here; leave it out";
+    fields.only("tools", is_empty_list, TOOLS)?;
+    fields.only("functions", is_empty_list, TOOLS)?;
+    // Without tools the model cannot but choose none.
+    fields.only("tool_choice", |v| *v == "none" || *v == "auto", TOOLS)?;
+    fields.only("function_call", |v| *v == "none" || *v == "auto", TOOLS)?;
+    fields.only("parallel_tool_calls", Value::is_boolean, "it should be true or false")?;
+    let text = |v: &Value| *v == serde_json::json!({"type": "text"});
+    fields.only(
+        "response_format",
+        text,
+        "answers cannot be held to a format yet; describe it in the prompt",
+    )?;
     fields.only_off("modalities", |v| *v == serde_json::json!(["text"]))?;
-    fields.only_off("store", |v| *v == false)?;
-    fields.only_off("service_tier", |v| *v == "auto" || *v == "default")?;
-    fields.only_off("verbosity", |v| *v == "medium")?;
-    fields.only_off("reasoning_effort", |v| *v == "none")?;
-    fields.only_off("prompt_cache_retention", |v| *v == "in_memory")?;
-    for name in ["audio", "prediction", "web_search_options", "moderation", "prompt_cache_options"] {
+    fields.only("store", |v| *v == false, STORE)?;
+    fields.only("verbosity", |v| *v == "medium", "say in the system prompt how long answers should be")?;
+    // A guess at the answer makes it faster elsewhere, and changes none of it.
+    fields.only("prediction", Value::is_object, "it should be an object; or leave it out")?;
+    for name in ["audio", "web_search_options", "moderation", "prompt_cache_options"] {
         fields.only_off(name, never)?;
     }
+    fields.only("prompt", never, "give messages, or POST to /v1/completions")?;
+    fields.only("suffix", |v| *v == "", "POST to /v1/completions")?;
+    fields.only("echo", |v| *v == false, "POST to /v1/completions")?;
+    fields.only("best_of", |v| *v == 1, "ask for n answers with logprobs, and take the best")?;
+    fields.only("add_special_tokens", |v| *v == false, "the chat template writes them")?;
     Ok(())
 }
 
 pub(crate) async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Response, ApiError> {
-    let job = prepare(&server, request, |server, body| {
+    let caller = Caller::of(&request);
+    let job = prepare(&server, request, move |server, body| {
         // Journey, stop 2: the chat. Its template makes it text, the tokenizer tokens, and the engine is given those.
-        let ChatRequest { messages, generation } = parse_chat_request(&body)?;
+        let ChatRequest { messages, mut generation } = parse_chat_request(&body)?;
         drop(body);
         let info = server.model.handle.info();
         let adapter = generation.fit(&server.model.handle)?;
         let (templates, allowed) = (server.model.templates.as_ref(), server.settings.template_values);
         let ids = messages.tokens(templates, allowed, &info.tokenizer, info.context)?;
         let room = info.context.saturating_sub(ids.len());
-        let max_new = generation.max_tokens.or(server.model.max_tokens).unwrap_or(room);
+        let max_new = generation.length(server.model.max_tokens, room);
+        generation.keep_apart(caller);
+        generation.reasoned = messages.reasoned(templates, &ids, &info.tokenizer);
         Job::new(generation, Form::Chat, vec![Prompt { ids, echo: None }], max_new, (adapter, info))
     });
     run(&server, job.await?).await

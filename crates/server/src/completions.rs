@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tallow_engine::handle::Info;
 use tallow_models::tokenizer::{Around, Shown};
 
@@ -12,6 +12,7 @@ use crate::body::prepare;
 use crate::errors::ApiError;
 use crate::fields::{Fields, text, whole, wrong};
 use crate::generation::{Generation, MOST_CHOICES, MOST_TOKENS};
+use crate::guard::Caller;
 use crate::prompt::tokens_of_text;
 use crate::run::{Job, Prompt, run};
 use crate::state::Server;
@@ -53,6 +54,7 @@ pub fn parse_completion_request(body: &[u8]) -> Result<CompletionRequest, ApiErr
         return Err(ApiError::field("n", why));
     }
     let echo = fields.flag("echo")?.unwrap_or(false);
+    fields.rename("max_completion_tokens", "max_tokens")?;
     generation.max_tokens = fields.whole("max_tokens", 0..=MOST_TOKENS)?.map(|n| n as usize);
     if generation.max_tokens == Some(0) && !echo {
         return Err(ApiError::field(
@@ -61,9 +63,22 @@ pub fn parse_completion_request(body: &[u8]) -> Result<CompletionRequest, ApiErr
         ));
     }
     generation.logprobs = fields.whole("logprobs", 0..=5)?.map(|n| n as usize);
-    fields.only_off("suffix", |v| *v == "")?;
+    let tokens = "put the model's own tokens for filling in the middle into the prompt";
+    fields.only("suffix", |v| *v == "", tokens)?;
     let n = generation.n;
-    fields.only_off("best_of", |v| *v == n)?;
+    fields.only("best_of", |v| *v == n, "ask for n answers with logprobs, and take the best")?;
+    fields.only("store", |v| *v == false, "answers are not stored here; leave it out")?;
+    fields.only(
+        "add_special_tokens",
+        |v| *v == true,
+        "give the prompt as token ids; /tokenize makes some",
+    )?;
+    fields.only("messages", |_| false, "give a prompt, or POST to /v1/chat/completions")?;
+    fields.only(
+        "response_format",
+        |v| *v == json!({"type": "text"}),
+        "answers cannot be held to a format yet",
+    )?;
     fields.finish()?;
     Ok(CompletionRequest { prompts, echo, generation })
 }
@@ -117,14 +132,16 @@ pub(crate) async fn completions(
     State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let job = prepare(&server, request, |server, body| {
-        let CompletionRequest { prompts, echo, generation } = parse_completion_request(&body)?;
+    let caller = Caller::of(&request);
+    let job = prepare(&server, request, move |server, body| {
+        let CompletionRequest { prompts, echo, mut generation } = parse_completion_request(&body)?;
         drop(body);
         let info = server.model.handle.info();
         let adapter = generation.fit(&server.model.handle)?;
         let prompts = prompts.into_iter().map(|given| given.prompt(echo, info));
         let prompts = prompts.collect::<Result<_, _>>()?;
-        let max_new = generation.max_tokens.or(server.model.max_tokens).unwrap_or(USUAL_TOKENS);
+        let max_new = generation.length(server.model.max_tokens, USUAL_TOKENS);
+        generation.keep_apart(caller);
         Job::new(generation, Form::Completion, prompts, max_new, (adapter, info))
     });
     run(&server, job.await?).await

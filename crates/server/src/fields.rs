@@ -1,5 +1,6 @@
 //! [`Fields`]: the members of a JSON object, taken out one by one. What is left at the end is not known.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -13,25 +14,58 @@ pub(crate) struct Fields {
     /// Where the object is, for messages; nothing for the body itself.
     path: String,
     members: Map<String, Value>,
+    /// Members that the request calls otherwise: by our name, theirs.
+    renamed: BTreeMap<&'static str, &'static str>,
 }
 
 impl Fields {
     /// Those of a body.
     pub(crate) fn body(body: &[u8]) -> Result<Fields, ApiError> {
-        Ok(Fields { path: String::new(), members: crate::json::object(body)? })
+        Ok(Fields::new(String::new(), crate::json::object(body)?))
     }
 
     /// Those of an object within.
     pub(crate) fn within(path: String, value: Value) -> Result<Fields, ApiError> {
         match value {
-            Value::Object(members) => Ok(Fields { path, members }),
+            Value::Object(members) => Ok(Fields::new(path, members)),
             other => Err(wrong(path, "an object", &other)),
         }
     }
 
+    fn new(path: String, members: Map<String, Value>) -> Fields {
+        Fields { path, members, renamed: BTreeMap::new() }
+    }
+
     /// What messages call a member.
     pub(crate) fn path(&self, name: &str) -> String {
+        let name = self.renamed.get(name).copied().unwrap_or(name);
         if self.path.is_empty() { name.into() } else { format!("{}.{name}", self.path) }
+    }
+
+    /// Takes a member by the name that another server's API has for it, as if it had been given by ours.
+    pub(crate) fn rename(&mut self, theirs: &'static str, ours: &'static str) -> Result<(), ApiError> {
+        let Some(value) = self.take(theirs) else { return Ok(()) };
+        match self.members.get(ours).filter(|value| !value.is_null()) {
+            Some(other) if *other != value => {
+                let why = format!("{theirs} and {ours} mean the same, and differ; give one of them");
+                Err(ApiError::field(self.path(theirs), why))
+            }
+            _ => {
+                self.members.insert(ours.to_owned(), value);
+                self.renamed.insert(ours, theirs);
+                Ok(())
+            }
+        }
+    }
+
+    /// A member that stays where it is; `null` is none.
+    pub(crate) fn peek(&self, name: &str) -> Option<&Value> {
+        self.members.get(name).filter(|value| !value.is_null())
+    }
+
+    /// Gives a member another value.
+    pub(crate) fn set(&mut self, name: &str, value: Value) {
+        self.members.insert(name.to_owned(), value);
     }
 
     /// A member, whatever it is; `null` is none.
@@ -105,10 +139,20 @@ impl Fields {
 
     /// A member that may only be there if it says nothing: one of the values that `off` knows.
     pub(crate) fn only_off(&mut self, name: &str, off: impl Fn(&Value) -> bool) -> Result<(), ApiError> {
+        self.only(name, off, "leave it out")
+    }
+
+    /// The same, with what to do instead.
+    pub(crate) fn only(
+        &mut self,
+        name: &str,
+        harmless: impl Fn(&Value) -> bool,
+        instead: &str,
+    ) -> Result<(), ApiError> {
         match self.take(name) {
-            Some(value) if !off(&value) => {
+            Some(value) if !harmless(&value) => {
                 let path = self.path(name);
-                let why = format!("{path} with this value is not supported yet; leave it out");
+                let why = format!("{path} with this value is not supported: {instead}");
                 Err(ApiError::field(path, why).code("unsupported_value"))
             }
             _ => Ok(()),
@@ -150,7 +194,7 @@ fn outside(path: String, range: (impl fmt::Display, impl fmt::Display), is: &Val
 /// A whole number within a range.
 pub(crate) fn whole(path: String, value: &Value, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
     match value {
-        Value::Number(number) => match number.as_i64() {
+        Value::Number(number) => match number.as_i64().or_else(|| exact(number.as_f64()?)) {
             Some(n) if range.contains(&n) => Ok(n),
             // Beyond 64 bits numbers are read as fractions; what is a fraction in truth is small.
             None if number.as_f64().is_some_and(|x| x.fract() != 0.0 || x.abs() < 1e15)
@@ -163,6 +207,13 @@ pub(crate) fn whole(path: String, value: &Value, range: RangeInclusive<i64>) -> 
         },
         other => Err(wrong(path, "a whole number", other)),
     }
+}
+
+/// A whole number that is written as a fraction, such as `4.0`.
+fn exact(x: f64) -> Option<i64> {
+    // From here on not every whole number is a fraction.
+    const MOST: f64 = 9_007_199_254_740_992.0;
+    (x.fract() == 0.0 && x.abs() <= MOST).then_some(x as i64)
 }
 
 /// A number within a range.

@@ -10,6 +10,9 @@ use tallow_engine::sampler::Sampling;
 use crate::adapters::{self, Wanted};
 use crate::errors::ApiError;
 use crate::fields::{Fields, number, text, whole, wrong};
+use crate::foreign;
+use crate::guard::Caller;
+use crate::thinking::Reasoned;
 
 /// Answers to one request, all prompts together.
 pub(crate) const MOST_CHOICES: usize = 128;
@@ -32,6 +35,8 @@ pub(crate) struct Generation {
     pub(crate) logprobs: Option<usize>,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
+    /// Should a stream say how far the prompt is?
+    progress: bool,
     stops: Vec<String>,
     stop_tokens: Vec<u32>,
     ignore_end: bool,
@@ -47,11 +52,14 @@ pub(crate) struct Generation {
     frequency_penalty: Option<f32>,
     bias: Vec<(u32, f32)>,
     lora: Option<Wanted>,
+    /// How to tell reasoning in the answers, if the model marks it.
+    pub(crate) reasoned: Option<Reasoned>,
 }
 
 impl Generation {
     /// Takes those fields. `max_tokens` and `logprobs` mean different things in chats and completions, and stay.
     pub(crate) fn take(fields: &mut Fields) -> Result<Generation, ApiError> {
+        foreign::take(fields)?;
         let stream = fields.flag("stream")?.unwrap_or(false);
         not_used(fields)?;
         Ok(Generation {
@@ -61,6 +69,7 @@ impl Generation {
             logprobs: None,
             stream,
             include_usage: include_usage(fields, stream)?,
+            progress: progress(fields, stream)?,
             stops: stops(fields)?,
             stop_tokens: stop_tokens(fields)?,
             ignore_end: fields.flag("ignore_eos")?.unwrap_or(false),
@@ -68,7 +77,8 @@ impl Generation {
             seed: fields.whole("seed", i64::MIN..=i64::MAX)?,
             temperature: fields.number("temperature", 0.0..=10.0)?,
             top_k: fields.whole("top_k", -1..=MOST_TOKENS)?,
-            top_p: fields.share("top_p")?,
+            // 0 leaves the most likely token.
+            top_p: fields.number("top_p", 0.0..=1.0)?,
             min_p: fields.number("min_p", 0.0..=1.0)?,
             typical_p: fields.share("typical_p")?,
             repetition_penalty: fields.number("repetition_penalty", 0.01..=10.0)?,
@@ -76,7 +86,23 @@ impl Generation {
             frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?,
             bias: bias(fields)?,
             lora: Wanted::take(fields)?,
+            reasoned: None,
         })
+    }
+
+    /// Tokens that an answer may have: as many as the request says, or `usual`, and at most those of the server.
+    pub(crate) fn length(&self, most: Option<usize>, usual: usize) -> usize {
+        let wanted = self.max_tokens.or(most).unwrap_or(usual);
+        wanted.min(most.unwrap_or(usize::MAX))
+    }
+
+    /// Shares the prefix cache with requests of the same caller only, where callers are told apart.
+    pub(crate) fn keep_apart(&mut self, caller: Caller) {
+        if let Caller::Key(n) = caller {
+            // A salt of one's own cannot lead to another caller's pages: each has its number in front.
+            let salt = self.salt.take().map_or_else(String::new, |salt| format!(":{salt}"));
+            self.salt = Some(format!("key {n}{salt}"));
+        }
     }
 
     /// Checks what only the model knows, and finds the adapter that is asked for.
@@ -109,6 +135,8 @@ impl Generation {
             stops: self.stops.clone(),
             stop_tokens: self.stop_tokens.clone(),
             ignore_end: self.ignore_end,
+            progress: self.progress,
+            shown: self.reasoned.as_ref().map(|r| r.marks.clone()).unwrap_or_default(),
             salt: self.salt.clone(),
             score_prompt,
             adapter,
@@ -145,6 +173,11 @@ fn not_used(fields: &mut Fields) -> Result<(), ApiError> {
     for name in ["user", "safety_identifier", "prompt_cache_key"] {
         fields.short_text(name, 1024)?;
     }
+    // What may be slow or cached may be as it is here.
+    let tier = |v: &Value| *v == "auto" || *v == "default" || *v == "flex";
+    fields.only("service_tier", tier, "all requests are served alike; leave it out")?;
+    let kept = |v: &Value| *v == "in_memory" || *v == "24h";
+    fields.only("prompt_cache_retention", kept, "prefixes are cached in memory as long as there is room")?;
     if let Some(metadata) = fields.take("metadata") {
         let path = fields.path("metadata");
         let Value::Object(members) = metadata else { return Err(wrong(path, "an object", &metadata)) };
@@ -164,8 +197,18 @@ fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
     let mut options = Fields::within("stream_options".into(), options)?;
     let include = options.flag("include_usage")?.unwrap_or(false);
     options.only_off("include_obfuscation", |value| *value == false)?;
+    options.only("continuous_usage_stats", |value| *value == false, "the last chunk has the usage")?;
     options.finish()?;
     Ok(include)
+}
+
+fn progress(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
+    match fields.flag("return_progress")? {
+        Some(true) if !stream => {
+            Err(ApiError::field("return_progress", "return_progress can only be true where stream is"))
+        }
+        wanted => Ok(wanted.unwrap_or(false)),
+    }
 }
 
 fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
@@ -204,6 +247,9 @@ fn stop_tokens(fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
 
 fn salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let salt = fields.short_text("cache_salt", MOST_SALT)?;
+    // A salt that nobody else has finds nothing.
+    let cached = fields.flag("cache_prompt")?.unwrap_or(true);
+    let salt = if cached || salt.as_deref() == Some("") { salt } else { Some(crate::run::unique()) };
     match salt.as_deref() {
         // Whoever gives an empty salt may believe to be alone, and is not.
         Some("") => {

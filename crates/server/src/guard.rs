@@ -5,16 +5,19 @@
 //! from are looked at before anything else, and then its key.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
 
+use axum::extract::Request;
 use axum::http::header::{self, HeaderName};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 
 use crate::Settings;
 use crate::errors::{ApiError, quoted};
+use crate::origin::{self, ANY};
 
-/// Stands for all hosts, or all origins.
-const ANY: &str = "*";
+/// Refused hosts and origins that are said in the log, once each. Whoever makes up more is no mistake of settings.
+const MOST_HINTS: usize = 16;
 
 /// Who may ask.
 #[derive(Debug)]
@@ -23,57 +26,89 @@ pub(crate) struct Guard {
     hosts: Vec<String>,
     origins: Vec<String>,
     keys: Vec<String>,
+    /// What the log has been told of refused hosts and origins.
+    hints: Mutex<Vec<String>>,
 }
 
 /// An origin that may read answers, to be said in each.
 #[derive(Debug)]
 pub(crate) struct Reader(HeaderValue);
 
+/// Who asks, as far as callers are told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// There are no keys, or all have the same.
+    #[default]
+    Anyone,
+    /// Whoever has this of several keys.
+    Key(usize),
+}
+
+impl Caller {
+    /// Of a request that was let in.
+    pub(crate) fn of(request: &Request) -> Caller {
+        request.extensions().get().copied().unwrap_or_default()
+    }
+}
+
 impl Guard {
     pub(crate) fn new(settings: &Settings, bound: SocketAddr) -> std::io::Result<Guard> {
-        if settings.api_keys.iter().any(String::is_empty) {
-            let why = "an API key is empty, which everybody knows";
-            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
-        }
         let lower = |texts: &[String]| texts.iter().map(|text| text.to_ascii_lowercase()).collect();
+        settings.check().map_err(|why| std::io::Error::new(std::io::ErrorKind::InvalidInput, why))?;
+        let mut keys = Vec::new();
+        for key in &settings.api_keys {
+            // Given twice it is still one.
+            if !keys.contains(key) {
+                keys.push(key.clone());
+            }
+        }
         Ok(Guard {
             bound: bound.ip(),
             hosts: lower(&settings.allow_hosts),
             origins: lower(&settings.allow_origins),
-            keys: settings.api_keys.clone(),
+            keys,
+            hints: Mutex::default(),
         })
     }
 
     /// Looks where a request goes and where it comes from. Gives the origin that may read the answer, if it has one.
     pub(crate) fn origin(&self, headers: &HeaderMap) -> Result<Option<Reader>, ApiError> {
-        let forbidden = |why: String| Err(ApiError::new(StatusCode::FORBIDDEN, why));
         let mut hosts = headers.get_all(header::HOST).iter();
         let (Some(host), None) = (hosts.next().and_then(|host| host.to_str().ok()), hosts.next()) else {
             return Err(ApiError::bad("the request needs one Host header"));
         };
         let host = host.to_ascii_lowercase();
-        if !self.knows(without_port(&host)) {
-            let why = format!(
-                "the host {} is not allowed here; whoever runs this server can allow it",
-                quoted(&host)
-            );
-            return forbidden(why);
+        let name = without_port(&host);
+        if !self.knows(name) {
+            let why = format!("the host {} is not allowed here", quoted(name));
+            return Err(self.forbidden(why, "--allow-host", name));
         }
         let mut origins = headers.get_all(header::ORIGIN).iter();
         let Some(value) = origins.next() else { return Ok(None) };
         let origin = value.to_str().unwrap_or_default().to_ascii_lowercase();
         let same = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
         if origins.next().is_none() {
-            if self.origins.iter().any(|known| *known == origin || known == ANY) {
-                return Ok(Some(Reader(value.clone())));
-            }
-            if same == Some(host.as_str()) {
+            if same == Some(host.as_str()) && !self.origins.iter().any(|known| *known == origin) {
                 return Ok(None);
             }
+            if self.origins.iter().any(|known| *known == origin || known == ANY) || origin::is_local(&origin)
+            {
+                return Ok(Some(Reader(value.clone())));
+            }
         }
-        let why =
-            format!("pages of {} may not use this server; whoever runs it can allow them", quoted(&origin));
-        forbidden(why)
+        let why = format!("pages of {} may not use this server", quoted(&origin));
+        Err(self.forbidden(why, "--allow-origin", &origin))
+    }
+
+    /// A refusal that says which flag would have allowed it, to the client and once to the log.
+    fn forbidden(&self, why: String, flag: &str, value: &str) -> ApiError {
+        let why = format!("{why}; whoever runs it can allow that with {flag} {}", plain(value));
+        let mut hints = self.hints.lock().unwrap_or_else(PoisonError::into_inner);
+        if hints.len() < MOST_HINTS && !hints.contains(&why) {
+            tracing::warn!("{why}");
+            hints.push(why.clone());
+        }
+        ApiError::new(StatusCode::FORBIDDEN, why)
     }
 
     fn knows(&self, host: &str) -> bool {
@@ -87,27 +122,47 @@ impl Guard {
         match bare.parse::<IpAddr>() {
             // Bound to all addresses, any of them may be meant. Only names can be made to point here.
             Ok(address) => self.bound.is_unspecified() || address.to_canonical() == self.bound.to_canonical(),
-            Err(_) => false,
+            Err(_) => !self.bound.to_canonical().is_loopback() && origin::is_near(host),
         }
     }
 
-    /// Looks at the key, if there are any.
-    pub(crate) fn key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+    /// Looks at the key, if there are any, and says who it is.
+    pub(crate) fn key(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         if self.keys.is_empty() {
-            return Ok(());
+            return Ok(Caller::Anyone);
         }
-        let given = headers.get(header::AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
-        let given = match given.split_at_checked(7) {
+        let bearer = headers.get(header::AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
+        let bearer = match bearer.split_at_checked(7) {
             Some((scheme, key)) if scheme.eq_ignore_ascii_case(b"bearer ") => key,
             _ => b"",
         };
+        let other = |name| headers.get(name).map_or(&b""[..], HeaderValue::as_bytes);
         // All keys are compared, and all of each, so that the time tells nothing.
-        let known = self.keys.iter().fold(false, |known, key| known | same(given, key.as_bytes()));
-        if known {
-            return Ok(());
+        let mut known = None;
+        for given in [bearer, other("x-api-key"), other("api-key")] {
+            for (i, key) in self.keys.iter().enumerate() {
+                let is_it = same(given, key.as_bytes());
+                known = if is_it { Some(i) } else { known };
+            }
         }
-        let why = "a valid key is needed: send the header authorization: Bearer KEY";
-        Err(ApiError::new(StatusCode::UNAUTHORIZED, why).code("invalid_api_key"))
+        match known {
+            Some(_) if self.keys.len() == 1 => Ok(Caller::Anyone),
+            Some(i) => Ok(Caller::Key(i)),
+            None => {
+                let why =
+                    "a valid key is needed: send the header authorization: Bearer KEY, or x-api-key: KEY";
+                Err(ApiError::new(StatusCode::UNAUTHORIZED, why).code("invalid_api_key"))
+            }
+        }
+    }
+}
+
+/// What somebody can type: nothing but what names are made of, and not long.
+fn plain(text: &str) -> String {
+    let plain = |c: &char| c.is_ascii_alphanumeric() || "-._~:/[]".contains(*c);
+    match text.chars().count() <= 128 && text.chars().all(|c| plain(&c)) && !text.is_empty() {
+        true => text.to_owned(),
+        false => "NAME".to_owned(),
     }
 }
 
@@ -134,21 +189,29 @@ pub(crate) fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
+const PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-request-private-network");
+const ALLOW_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-allow-private-network");
+
 impl Reader {
-    /// The answer to a browser's question.
-    pub(crate) fn preflight(&self) -> Response {
-        let headers = [
-            (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST"),
-            (header::ACCESS_CONTROL_ALLOW_HEADERS, "authorization, content-type, x-request-id"),
-            (header::ACCESS_CONTROL_MAX_AGE, "600"),
-        ];
-        (StatusCode::NO_CONTENT, headers).into_response()
+    /// The answer to a browser's question. An origin that may ask may send whatever headers its client has.
+    pub(crate) fn preflight(&self, asked: &HeaderMap) -> Response {
+        let headers =
+            [(header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST"), (header::ACCESS_CONTROL_MAX_AGE, "600")];
+        let mut response = (StatusCode::NO_CONTENT, headers).into_response();
+        let wanted = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+        let usual = HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
+        response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.unwrap_or(usual));
+        if asked.contains_key(PRIVATE_NETWORK) {
+            response.headers_mut().insert(ALLOW_PRIVATE_NETWORK, HeaderValue::from_static("true"));
+        }
+        response
     }
 
     /// Lets the origin read a response.
     pub(crate) fn allow(&self, headers: &mut HeaderMap) {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, self.0.clone());
-        headers.insert(header::VARY, HeaderValue::from_static("origin"));
+        let varies = HeaderValue::from_static("origin, access-control-request-headers");
+        headers.insert(header::VARY, varies);
         let shown = HeaderValue::from_static("x-request-id, retry-after");
         headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, shown);
     }

@@ -29,6 +29,8 @@ pub(crate) fn most_memory(body: &[u8]) -> usize {
 
 /// Reads an object. Nesting, values and keys that come twice are looked at here; what it means is not.
 pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    // Some editors and shells put the mark of UTF-8 in front.
+    let body = body.strip_prefix("\u{feff}".as_bytes()).unwrap_or(body);
     let mut limits = Limits { left: MOST_MEMORY, twice: None };
     let mut reader = serde_json::Deserializer::from_slice(body);
     let value = Strict(&mut limits).deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));

@@ -17,6 +17,7 @@ mod embeddings;
 mod errors;
 mod exposition;
 mod fields;
+mod foreign;
 mod generation;
 mod guard;
 mod health;
@@ -24,6 +25,8 @@ mod json;
 mod limits;
 mod metrics;
 mod multipart;
+mod origin;
+mod page;
 mod process;
 mod prompt;
 mod rerank;
@@ -35,6 +38,7 @@ mod speech;
 mod state;
 mod stream;
 mod table;
+mod thinking;
 mod tokens;
 pub mod transcript;
 mod visit;
@@ -93,6 +97,17 @@ impl Default for Settings {
             commit: None,
             limits: Limits::default(),
         }
+    }
+}
+
+impl Settings {
+    /// Looks for settings that can never have the effect that is wanted of them. Gives what to type instead.
+    pub fn check(&self) -> Result<(), String> {
+        if self.api_keys.iter().any(String::is_empty) {
+            return Err("an API key is empty, which everybody knows".into());
+        }
+        self.allow_hosts.iter().try_for_each(|host| origin::check_host(host))?;
+        self.allow_origins.iter().try_for_each(|origin| origin::check_origin(origin))
     }
 }
 

@@ -3,13 +3,15 @@
 use std::time::SystemTime;
 
 use serde_json::{Map, Value};
+use tallow_models::reasoning::Reasoning;
 use tallow_models::template::{Chat, ChatTemplates, Ending, Now};
-use tallow_models::tokenizer::{Around, Special, TokenizeError, Tokenizer, Written};
+use tallow_models::tokenizer::{Around, Shown, Special, TokenizeError, Tokenizer, Written};
 
-use crate::errors::ApiError;
+use crate::errors::{ApiError, quoted};
 use crate::fields::{Fields, text, wrong};
+use crate::thinking::{Reasoned, Thinking, Told, is_harmless};
 
-const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 /// Messages of one chat.
 const MOST_MESSAGES: usize = 16_384;
 
@@ -20,7 +22,11 @@ pub(crate) struct Messages {
     messages: Value,
     ending: Ending,
     values: Map<String, Value>,
+    thinking: Thinking,
 }
+
+/// Tokens at a prompt's end in which a mark would be that begins the model's thinking.
+const ENDING: usize = 16;
 
 impl Messages {
     /// Takes the fields of a chat.
@@ -46,7 +52,7 @@ impl Messages {
             Some(Value::Object(values)) => values,
             Some(other) => return Err(wrong("chat_template_kwargs".into(), "an object", &other)),
         };
-        Ok(Messages { messages: Value::Array(messages), ending, values })
+        Ok(Messages { messages: Value::Array(messages), ending, values, thinking: Thinking::take(fields)? })
     }
 
     /// The chat's tokens; a chat of far more than `most` is refused. Nothing that the messages contain becomes a special token; only the template writes those.
@@ -60,11 +66,18 @@ impl Messages {
         tokenizer: &Tokenizer,
         most: usize,
     ) -> Result<Vec<u32>, ApiError> {
-        if !self.values.is_empty() && !template_values {
-            let why = "this server takes no chat_template_kwargs; whoever runs it can allow them";
+        let strange = self.values.iter().find(|(name, value)| !template_values && !is_harmless(name, value));
+        if let Some((name, _)) = strange {
+            let why = format!(
+                "this server does not take {} in chat_template_kwargs; whoever runs it can allow it with \
+                 --allow-template-kwargs",
+                quoted(name)
+            );
             return Err(ApiError::field("chat_template_kwargs", why));
         }
-        let Some(template) = templates.and_then(|templates| templates.choose(false)) else {
+        let template = templates.and_then(|templates| templates.choose(false));
+        let values = self.thinking.values(template, &self.values)?;
+        let Some(template) = template else {
             let messages = self.messages.as_array().into_iter().flatten();
             let contents: Vec<&str> = messages.filter_map(|m| m.get("content")?.as_str()).collect();
             let tokens = tokenizer.encode_up_to(&contents.join("\n"), Special::PROMPT, most);
@@ -72,10 +85,35 @@ impl Messages {
             return tokens.ok_or_else(|| ApiError::far_too_long("messages", most));
         };
         let now = Now::from_unix(unix_time() as i64);
-        let chat = Chat { ending: self.ending, values: &self.values, ..Chat::new(&self.messages, now) };
+        let chat = Chat { ending: self.ending, values: &values, ..Chat::new(&self.messages, now) };
         let tokens = template.prompt_up_to(&chat, tokenizer, most);
         let tokens = tokens.map_err(|e| ApiError::field("messages", e.to_string()))?;
         tokens.ok_or_else(|| ApiError::far_too_long("messages", most))
+    }
+
+    /// How to tell reasoning in an answer to these tokens of the chat, where the model marks it.
+    pub(crate) fn reasoned(
+        &self,
+        templates: Option<&ChatTemplates>,
+        tokens: &[u32],
+        tokenizer: &Tokenizer,
+    ) -> Option<Reasoned> {
+        if self.thinking.told == Told::AsItIs {
+            return None;
+        }
+        let reasoning = Reasoning::of(templates?.choose(false)?)?;
+        let splitter = match self.ending {
+            Ending::Open => {
+                let last = self.messages.as_array().and_then(|all| all.last()?.get("content")?.as_str());
+                reasoning.splitter_after(last.unwrap_or_default())
+            }
+            Ending::Prompt | Ending::Closed => {
+                let ending = &tokens[tokens.len().saturating_sub(ENDING)..];
+                reasoning.splitter(&tokenizer.decode(ending, Shown::All))
+            }
+        };
+        let (marks, is_told) = (reasoning.special_tokens(tokenizer), self.thinking.told == Told::Apart);
+        Some(Reasoned { splitter, marks, is_told })
     }
 }
 
@@ -107,15 +145,29 @@ fn message(path: String, value: Value) -> Result<Value, ApiError> {
     let role = fields.text("role")?;
     let role = role.ok_or_else(|| ApiError::field(fields.path("role"), "every message needs a role"))?;
     if !ROLES.contains(&role.as_str()) {
-        let why =
-            format!("there is no role {}; there are {}", crate::errors::quoted(&role), ROLES.join(", "));
+        let why = format!("there is no role {}; there are {}", quoted(&role), ROLES.join(", "));
         return Err(ApiError::field(fields.path("role"), why));
     }
     let mut message = Map::new();
-    // Templates know the older of the two names.
-    let known = if role == "developer" { "system" } else { &role };
+    // Templates know one name each.
+    let known = match role.as_str() {
+        "developer" => "system",
+        "function" => "tool",
+        role => role,
+    };
+    let refusal = if role == "assistant" { fields.text("refusal")? } else { None };
     message.insert("role".into(), known.into());
-    message.insert("content".into(), content(&mut fields)?.into());
+    // A model that refused has said that, and nothing else.
+    let said = match refusal {
+        Some(refusal) if fields.peek("content").is_none() => refusal,
+        _ => content(&mut fields)?,
+    };
+    message.insert("content".into(), said.into());
+    if role == "assistant" {
+        for theirs in ["reasoning", "thinking"] {
+            fields.rename(theirs, "reasoning_content")?;
+        }
+    }
     let more: &[&str] = match role.as_str() {
         "assistant" => &["name", "reasoning_content"],
         "tool" => &["name", "tool_call_id"],
@@ -127,13 +179,24 @@ fn message(path: String, value: Value) -> Result<Value, ApiError> {
         }
     }
     if role == "assistant" {
-        fields.only_off("tool_calls", is_empty_list)?;
-        fields.only_off("refusal", |_| false)?;
-        fields.only_off("function_call", |_| false)?;
-        fields.only_off("audio", |_| false)?;
+        not_replayed(&mut fields)?;
     }
+    // Prefixes are cached in any case.
+    fields.only("cache_control", Value::is_object, "it should be an object; or leave it out")?;
     fields.finish()?;
     Ok(Value::Object(message))
+}
+
+/// Takes what answers have besides their text, when they are sent again as part of a chat.
+fn not_replayed(fields: &mut Fields) -> Result<(), ApiError> {
+    fields.only_off("tool_calls", is_empty_list)?;
+    fields.only_off("function_call", |_| false)?;
+    fields.only_off("audio", |_| false)?;
+    // They say where parts of the text come from, or how sure the model was of it: nothing that it reads again.
+    for name in ["annotations", "reasoning_details"] {
+        fields.only(name, Value::is_array, "it should be a list; or leave it out")?;
+    }
+    Ok(())
 }
 
 /// What a message says: text, or parts that are text, each on a line of its own.
@@ -154,13 +217,15 @@ fn content(fields: &mut Fields) -> Result<String, ApiError> {
 fn text_part(path: String, part: Value) -> Result<String, ApiError> {
     let mut part = Fields::within(path, part)?;
     let kind = part.text("type")?.unwrap_or_default();
-    if kind != "text" {
-        let why =
-            format!("parts of type {} are not supported yet; only text is", crate::errors::quoted(&kind));
+    // A refusal is the text of a model that refuses.
+    if kind != "text" && kind != "refusal" {
+        let why = format!("parts of type {} are not supported yet; only text is", quoted(&kind));
         return Err(ApiError::field(part.path("type"), why).code("unsupported_value"));
     }
-    let path = part.path("text");
-    let said = part.take("text").unwrap_or(Value::Null);
+    let path = part.path(&kind);
+    let said = part.take(&kind).unwrap_or(Value::Null);
+    part.only("cache_control", Value::is_object, "it should be an object; or leave it out")?;
+    part.only("annotations", Value::is_array, "it should be a list; or leave it out")?;
     let said = text(path, said)?;
     part.finish()?;
     Ok(said)

@@ -19,7 +19,8 @@ use crate::guard::{REQUEST_ID, is_preflight, request_id};
 use crate::health::{health, ready};
 use crate::state::{self, Server};
 use crate::{
-    Served, ServedEncoder, ServedSpeech, adapters, chat, completions, embeddings, rerank, speech, tokens,
+    Served, ServedEncoder, ServedSpeech, adapters, chat, completions, embeddings, foreign, page, rerank,
+    speech, tokens,
 };
 
 /// What liveness and readiness probes ask for.
@@ -75,7 +76,8 @@ fn other(what: &str) -> ApiError {
 }
 
 pub(crate) fn router<M: state::Model>(own: Router<Arc<Server<M>>>, server: Arc<Server<M>>) -> Router {
-    own.route("/v1/models", get(models::<M>))
+    own.route("/", get(page::page::<M>))
+        .route("/v1/models", get(models::<M>))
         .route("/v1/models/{*id}", get(model::<M>))
         .route("/health", get(health::<M>))
         .route("/ready", get(ready::<M>))
@@ -106,7 +108,7 @@ async fn every<M: state::Model>(
     let (mut response, reader) = match server.guard.origin(request.headers()) {
         Err(error) => (error.into_response(), None),
         Ok(Some(reader)) if is_preflight(request.method(), request.headers()) => {
-            (reader.preflight(), Some(reader))
+            (reader.preflight(request.headers()), Some(reader))
         }
         Ok(reader) => (entry.scope(visit.scope(admitted(&server, request, next))).await, reader),
     };
@@ -122,11 +124,15 @@ async fn every<M: state::Model>(
     entry.answered(visit.hold(response))
 }
 
-/// What every request goes through that may come from there. Probes seldom have a key.
-async fn admitted<M: state::Model>(server: &Server<M>, request: Request, next: Next) -> Response {
-    let open = PROBES.contains(&request.uri().path()) && !server.settings.private_health;
-    if !open && let Err(error) = server.guard.key(request.headers()) {
-        return error.into_response();
+/// What every request goes through that may come from there.
+async fn admitted<M: state::Model>(server: &Server<M>, mut request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    // That the server runs is no secret, and probes seldom have a key.
+    let open = path == "/" || (PROBES.contains(&path) && !server.settings.private_health);
+    match server.guard.key(request.headers()) {
+        Ok(caller) => drop(request.extensions_mut().insert(caller)),
+        Err(_) if open => {}
+        Err(error) => return error.into_response(),
     }
     contained(next.run(request)).await.unwrap_or_else(|| {
         let why = "an internal error; please report it";
@@ -135,7 +141,9 @@ async fn admitted<M: state::Model>(server: &Server<M>, request: Request, next: N
 }
 
 async fn no_route(request: Request) -> ApiError {
-    let why = format!("there is nothing at {}", quoted(request.uri().path()));
+    let path = request.uri().path();
+    let instead = foreign::route(path).map(|instead| format!(": {instead}")).unwrap_or_default();
+    let why = format!("there is nothing at {}{instead}", quoted(path));
     ApiError::new(StatusCode::NOT_FOUND, why)
 }
 
@@ -216,6 +224,8 @@ async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>, headers:
     );
     let refused = "Connections turned away since their address had too many.";
     page.counter("vllm:connections_refused", refused, filled.refused);
+    let memory = "Memory that requests hold: bodies, prompts and answers that are not sent yet.";
+    page.gauge("vllm:memory_in_flight_bytes", memory, server.budget.used());
     let build: Labels<'_> = &[("version", version), ("commit", server.settings.commit.unwrap_or_default())];
     page.gauges("vllm:build_info", "What this server was built of.", [(build, 1)]);
     crate::process::write(&mut page, server.since);

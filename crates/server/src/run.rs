@@ -7,6 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use tallow_engine::adapters::Worn;
 use tallow_engine::handle::{Info, Request, Unread};
+use tallow_models::tokenizer::Shown;
 
 use crate::access::Notes;
 use crate::answers::{Answers, Echo, Followed, Part};
@@ -103,11 +104,14 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
     }
     let mut followed = Vec::new();
     for (index, (request, echo)) in requests.into_iter().enumerate() {
+        let tokenizer = &server.model.handle.info().tokenizer;
+        let places = wants_tokens.then(|| tokenizer.stream_after(&request.prompt, Shown::Text));
         // If one is refused, those before it are dropped here, which ends them.
         let unread = visit.clone().map(|visit| visit as Arc<dyn Unread>);
         let events = handle.submit_counted(request, unread);
         let events = events.map_err(|failure| ApiError::engine(failure, handle.is_alive()))?;
-        followed.push(Followed { events, echo, first: index % generation.n == 0 });
+        let reasoned = generation.reasoned.clone();
+        followed.push(Followed { events, echo, places, reasoned, first: index % generation.n == 0 });
     }
     server.metrics.taken(choices, max_new);
     let mut answers = Answers::new(server, followed, wants_tokens);
@@ -131,9 +135,10 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
     while let Some(told) = answers.next().await {
         let told = told?;
         let whole = &mut wholes[told.index];
-        let Part { text, tokens } = told.part.unwrap_or_default();
+        let Part { reasoning, text, tokens } = told.part.unwrap_or_default();
+        whole.part.reasoning += &reasoning;
         whole.part.text += &text;
-        counted.add(text.len());
+        counted.add(reasoning.len() + text.len());
         whole.part.tokens.extend(tokens);
         whole.finish = told.end.as_ref().map_or(whole.finish, finish_reason);
     }

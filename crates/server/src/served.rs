@@ -21,7 +21,7 @@ pub struct Served {
     pub handle: EngineHandle,
     /// How the model was taught to chat, if it was.
     pub templates: Option<ChatTemplates>,
-    /// Tokens of an answer, where a request does not say.
+    /// Tokens that an answer may have at most, and has where a request does not say; nothing for as many as fit.
     pub max_tokens: Option<usize>,
 }
 

@@ -55,7 +55,9 @@ impl Events {
 
     fn tell(&mut self, told: Option<Result<Told, ApiError>>) {
         match told {
-            Some(Ok(Told { index, part, end })) => {
+            Some(Ok(Told { index, part, end, progress })) => {
+                let progress = progress.map(|progress| self.envelope.progress(index, &progress));
+                self.say(progress);
                 let part = part.map(|part| self.envelope.part(index, &part));
                 self.say(part);
                 let last = self.answers.ended() && !self.envelope.include_usage;

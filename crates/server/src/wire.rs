@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use tallow_engine::handle::Finish;
 
-use crate::answers::{Part, Token, Totals};
+use crate::answers::{Part, Progress, Token, Totals};
 
 /// What OpenAI's own servers report for tokens that are as good as impossible; JSON has no infinity.
 const IMPOSSIBLE: f32 = -9999.0;
@@ -49,6 +49,17 @@ struct Body<'a> {
     usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<Timings>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<PromptProgress>,
+}
+
+/// How far a prompt is, as llama.cpp's server says it.
+#[derive(Serialize)]
+struct PromptProgress {
+    total: usize,
+    cache: usize,
+    processed: usize,
+    time_ms: u64,
 }
 
 #[derive(Default, Serialize)]
@@ -68,6 +79,8 @@ struct Choice<'a> {
 struct Message<'a> {
     role: &'static str,
     content: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
     refusal: Option<()>,
 }
 
@@ -75,6 +88,8 @@ struct Message<'a> {
 struct Delta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
 }
@@ -109,11 +124,18 @@ struct Usage {
     completion_tokens: usize,
     total_tokens: usize,
     prompt_tokens_details: Cached,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<Thought>,
 }
 
 #[derive(Serialize)]
 struct Cached {
     cached_tokens: usize,
+}
+
+#[derive(Serialize)]
+struct Thought {
+    reasoning_tokens: usize,
 }
 
 /// Where the time went; of choices side by side, the longest of each.
@@ -177,7 +199,8 @@ impl Envelope {
         };
         match self.form {
             Form::Chat => {
-                let message = Some(Message { role: "assistant", content, refusal: None });
+                let reasoning_content = some(&whole.part.reasoning);
+                let message = Some(Message { role: "assistant", content, reasoning_content, refusal: None });
                 Choice { message, ..choice }
             }
             Form::Completion => Choice { text: Some(content), ..choice },
@@ -186,7 +209,7 @@ impl Envelope {
 
     /// The chunk that begins a choice, where there is one.
     pub(crate) fn begin(&self, index: usize) -> Option<String> {
-        let delta = Delta { role: Some("assistant"), content: Some("") };
+        let delta = Delta { role: Some("assistant"), reasoning_content: None, content: Some("") };
         let choice = Choice { index, delta: Some(delta), ..Choice::default() };
         (self.form == Form::Chat).then(|| text(&self.body(vec![choice], true)))
     }
@@ -196,10 +219,26 @@ impl Envelope {
         let logprobs = self.wants_tokens.then(|| self.logprobs(&part.tokens));
         let choice = Choice { index, logprobs, ..Choice::default() };
         let choice = match self.form {
-            Form::Chat => Choice { delta: Some(Delta { role: None, content: Some(&part.text) }), ..choice },
+            Form::Chat => {
+                let reasoning_content = some(&part.reasoning);
+                // What is reasoning alone says nothing of the answer.
+                let content = some(&part.text).or(reasoning_content.is_none().then_some(""));
+                Choice { delta: Some(Delta { role: None, reasoning_content, content }), ..choice }
+            }
             Form::Completion => Choice { text: Some(&part.text), ..choice },
         };
         text(&self.body(vec![choice], true))
+    }
+
+    /// A chunk that says how far the prompt is, and nothing of the answer.
+    pub(crate) fn progress(&self, index: usize, progress: &Progress) -> String {
+        let Progress { computed: processed, cached: cache, total, took } = *progress;
+        let progress = PromptProgress { total, cache, processed, time_ms: took.as_millis() as u64 };
+        let choice = match self.form {
+            Form::Chat => Choice { index, delta: Some(Delta::default()), ..Choice::default() },
+            Form::Completion => Choice { index, text: Some(""), ..Choice::default() },
+        };
+        text(&Body { prompt_progress: Some(progress), ..self.body(vec![choice], true) })
     }
 
     /// The chunk that ends a choice. If it is the last of all it has the totals' timings.
@@ -229,6 +268,7 @@ impl Envelope {
             choices,
             usage: self.include_usage.then_some(None),
             timings: None,
+            prompt_progress: None,
         }
     }
 
@@ -252,6 +292,7 @@ impl Totals {
             completion_tokens: self.new,
             total_tokens: self.prompt + self.new,
             prompt_tokens_details: Cached { cached_tokens: self.cached },
+            completion_tokens_details: self.reasoning.map(|reasoning_tokens| Thought { reasoning_tokens }),
         }
     }
 
@@ -294,6 +335,10 @@ fn top(token: &Token) -> Option<BTreeMap<String, f32>> {
     }
     all.entry(chosen.0).or_insert(chosen.1);
     Some(all)
+}
+
+fn some(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
 }
 
 fn lossy(bytes: &[u8]) -> String {

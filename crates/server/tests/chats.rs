@@ -38,11 +38,20 @@ fn messages_are_rendered_by_the_template() {
     let body = json!({"messages": [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}], "name": "Ann"},
-        {"role": "assistant", "content": "three", "refusal": null, "tool_calls": []},
+        {"role": "assistant", "content": "three", "refusal": null, "tool_calls": [], "annotations": [], "audio": null,
+         "function_call": null, "reasoning_content": "hm"},
         {"role": "tool", "content": "four", "tool_call_id": "x"},
+        {"role": "function", "content": "five", "name": "f"},
+        {"role": "assistant", "content": null, "refusal": "six"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "seven"}], "reasoning": "hm"},
+        {"role": "user", "content": [{"type": "text", "text": "eight", "cache_control": {"type": "ephemeral"}}],
+         "cache_control": {"type": "ephemeral"}},
+        {"role": "assistant", "content": "nine"},
     ]});
     let all = "<s><|im_start|>system\nBe brief.<|im_end|><|im_start|>user\none\ntwo<|im_end|>\
-               <|im_start|>assistant\nthree<|im_end|><|im_start|>tool\nfour<|im_end|>";
+               <|im_start|>assistant\nthree<|im_end|><|im_start|>tool\nfour<|im_end|><|im_start|>tool\nfive<|im_end|>\
+               <|im_start|>assistant\nsix<|im_end|><|im_start|>assistant\nseven<|im_end|>\
+               <|im_start|>user\neight<|im_end|><|im_start|>assistant\nnine<|im_end|>";
     assert_eq!(prompt(&body), format!("{all}<|im_start|>assistant\n"));
     let mut closed = body.clone();
     closed["add_generation_prompt"] = false.into();
@@ -122,10 +131,23 @@ fn a_model_without_a_template_goes_on_with_the_text() {
 #[test]
 fn item_31_values_for_the_template_are_off_by_default() {
     let site = site(&hello());
-    let body =
-        json!({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"extra": "y"}});
-    let reply = post(CHAT, body).get(&site);
-    assert_eq!((reply.status, reply.param().as_deref()), (400, Some("chat_template_kwargs")));
+    let body = |values: Value| json!({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": values});
+    for values in [
+        json!({"extra": "y"}),
+        json!({"extra": true}),
+        json!({"bos_token": false}),
+        json!({"enable_thinking": "<|im_end|>"}),
+        json!({"reasoning_effort": "<|im_end|>"}),
+        json!({"thinking": true, "extra": 1}),
+    ] {
+        let reply = post(CHAT, body(values)).get(&site);
+        assert_eq!((reply.status, reply.param().as_deref()), (400, Some("chat_template_kwargs")));
+        assert!(reply.error().0.ends_with("can allow it with --allow-template-kwargs"));
+    }
+    // What steers thinking, and no more than that, anybody may say.
+    let values =
+        json!({"enable_thinking": false, "thinking": true, "reasoning_effort": "low", "thinking_budget": 5});
+    assert_eq!(post(CHAT, body(values)).get(&site).status, 200);
     let body = json!({"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ 1 }}"});
     let reply = post(CHAT, body).get(&site);
     assert_eq!((reply.status, reply.param().as_deref()), (400, Some("chat_template")));

@@ -136,7 +136,7 @@ fn item_24_numbers_out_of_range() {
     let site = site(&hello());
     for (name, range, bad, good) in [
         ("temperature", "from 0 to 10", vec![json!(-1), json!(1e308), json!(10.1)], json!(0)),
-        ("top_p", "", vec![json!(0), json!(2), json!(-0.5)], json!(1)),
+        ("top_p", "from 0 to 1", vec![json!(2), json!(-0.5)], json!(0)),
         ("top_k", "from -1 to 2147483647", vec![json!(-5), json!(2_147_483_648_u32)], json!(0)),
         ("min_p", "from 0 to 1", vec![json!(-0.1), json!(1.1)], json!(1)),
         ("typical_p", "", vec![json!(0), json!(1.5)], json!(0.5)),
@@ -165,6 +165,19 @@ fn item_24_numbers_out_of_range() {
     }
     both_refuse(&site, json!({"n_discard": -5}), "n_discard");
     both_refuse(&site, json!({"ignore_eos": 1}), "ignore_eos");
+}
+
+#[test]
+fn whole_numbers_may_be_written_as_fractions() {
+    let site = site(&hello());
+    taken(&site, CHAT, &chat(json!({"max_tokens": 4.0, "n": 2.0, "top_k": -1.0, "seed": 7.0})));
+    let reply = post(TEXT, json!({"prompt": [1.0, 2.0], "max_tokens": 3e0, "n": 2.0})).get(&site).json();
+    assert_eq!(
+        (reply["choices"].as_array().unwrap().len(), &reply["usage"]["prompt_tokens"]),
+        (2, &json!(2))
+    );
+    both_refuse(&site, json!({"n": 129.0}), "n");
+    both_refuse(&site, json!({"max_tokens": 4.5}), "max_tokens");
 }
 
 #[test]

@@ -136,7 +136,26 @@ fn item_36_hosts() {
         200,
         "an address cannot be made to point here"
     );
+    for near in ["tallow:8080", "my-box", "my-box.local:80", "host.docker.internal"] {
+        assert_eq!(host(near).get(&everywhere).status, 200, "{near} is of the own network");
+        let (message, ..) = refused(host(near), &site, 403).error();
+        let name = near.split(':').next().unwrap();
+        assert!(
+            message.ends_with(&format!("whoever runs it can allow that with --allow-host {name}")),
+            "{message}"
+        );
+    }
     refused(host("evil.example"), &everywhere, 403);
+    refused(host("tallow.evil.example"), &everywhere, 403);
+}
+
+#[test]
+fn hosts_and_origins_that_can_never_match_stop_the_start() {
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let mut host = guarded(Settings { allow_hosts: names(&["tallow", "http://x"]), ..Settings::default() });
+    assert!(host.failed().to_string().ends_with("--allow-host x"));
+    let mut origin = guarded(Settings { allow_origins: names(&["chat.example"]), ..Settings::default() });
+    assert!(origin.failed().to_string().contains("--allow-origin https://chat.example"));
 }
 
 #[test]
@@ -150,18 +169,29 @@ fn item_36_origins() {
     for evil in [
         "https://evil.example",
         "null",
-        "http://localhost",
-        "http://localhost:8080",
         "file://",
         "http://localhost:80.evil.example",
+        "http://localhost.evil.example",
+        "http://192.168.1.5:3000",
     ] {
-        refused(from(evil), &site, 403);
+        let (message, ..) = refused(from(evil), &site, 403).error();
+        assert!(message.ends_with(&format!("can allow that with --allow-origin {evil}")), "{message}");
+    }
+    for local in [
+        "http://localhost",
+        "http://localhost:3000",
+        "http://127.0.0.1:5173",
+        "vscode-webview://1a",
+        "app://x",
+    ] {
+        let reply = from(local).get(&site);
+        assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, Some(local)));
     }
     let preflight = |origin: &str| {
         let asked = ask("OPTIONS", CHAT).with("origin", origin);
         asked
             .with("access-control-request-method", "POST")
-            .with("access-control-request-headers", "authorization")
+            .with("access-control-request-headers", "authorization,content-type,x-stainless-os")
     };
     refused(preflight("https://evil.example"), &site, 403);
     let friend = "https://chat.example";
@@ -179,11 +209,18 @@ fn item_36_origins() {
         "no key is needed to ask"
     );
     assert_eq!(reply.header("access-control-allow-methods"), Some("GET, POST"));
-    assert!(reply.header("access-control-allow-headers").unwrap().contains("authorization"));
+    assert_eq!(
+        reply.header("access-control-allow-headers"),
+        Some("authorization,content-type,x-stainless-os"),
+        "whatever the client sends"
+    );
+    assert_eq!(reply.header("access-control-allow-private-network"), None);
+    let reply = preflight(friend).with("access-control-request-private-network", "true").get(&site);
+    assert_eq!(reply.header("access-control-allow-private-network"), Some("true"));
     let reply = refused(from(friend), &site, 401);
     assert_eq!(
         (reply.header("access-control-allow-origin"), reply.header("vary")),
-        (Some(friend), Some("origin"))
+        (Some(friend), Some("origin, access-control-request-headers"))
     );
     assert_eq!(from(friend).with("authorization", "Bearer secret").get(&site).status, 200);
 }
@@ -233,6 +270,15 @@ fn item_36_keys_are_needed_on_every_route() {
     for right in ["Bearer first", "bearer second"] {
         assert_eq!(key(right).get(&site).status, 200);
     }
+    for name in ["x-api-key", "api-key"] {
+        assert_eq!(ask("GET", "/version").with(name, "second").get(&site).status, 200);
+        for wrong in ["", "third", "Bearer second"] {
+            refused(ask("GET", "/version").with(name, wrong), &site, 401);
+        }
+    }
+    // Clients that have to send some key in the usual header send the right one in the other.
+    let both = ask("GET", "/version").with("authorization", "Bearer none").with("x-api-key", "first");
+    assert_eq!(both.get(&site).status, 200);
     assert_eq!(refused(key("x"), &site, 401).error().3.as_deref(), Some("invalid_api_key"));
     assert_eq!(ask("GET", "/nowhere").with("authorization", "Bearer first").get(&site).status, 404);
     let mut empty = guarded(Settings { api_keys: vec![String::new()], ..Settings::default() });

@@ -18,7 +18,7 @@ fn error_texts() {
     for (path, body) in [
         (CHAT, chat(json!({"temperature": 11}))),
         (CHAT, chat(json!({"temperature": "hot"}))),
-        (CHAT, chat(json!({"top_p": 0}))),
+        (CHAT, chat(json!({"top_p": 2}))),
         (CHAT, chat(json!({"n": 1.5}))),
         (CHAT, chat(json!({"max_tokens": 0}))),
         (CHAT, chat(json!({"max_tokens": 1, "max_completion_tokens": 2}))),
@@ -46,11 +46,11 @@ fn error_texts() {
     insta::assert_snapshot!(all, @r#"
     temperature : temperature should be from 0 to 10, and is 11
     temperature : temperature should be a number, and is text
-    top_p : top_p should be above 0 and at most 1, and is 0
+    top_p : top_p should be from 0 to 1, and is 2
     n : n should be a whole number, and is 1.5
     max_tokens : max_tokens should be from 1 to 2147483647, and is 0
     max_tokens : max_tokens is 1 and max_completion_tokens is 2; give one of them
-    tools unsupported_value: tools with this value is not supported yet; leave it out
+    tools unsupported_value: tools with this value is not supported: calling tools is not supported yet; leave it out
     frobnicate unknown_field: the field "frobnicate" is not known
     stream_options : stream_options can only be there where stream is true
     top_logprobs : top_logprobs needs logprobs to be true
@@ -59,7 +59,7 @@ fn error_texts() {
     logit_bias.265 : logit_bias.265: there is no token 265; the model's are from 0 to 264
     logit_bias : the keys of logit_bias should be token ids, and one is "x"
     messages : messages should have from 1 to 16384, and has 0
-    messages[0].role : there is no role "wizard"; there are system, developer, user, assistant, tool
+    messages[0].role : there is no role "wizard"; there are system, developer, user, assistant, tool, function
     messages[0].content[0].type unsupported_value: parts of type "image_url" are not supported yet; only text is
     messages context_length_exceeded: the prompt has 319 tokens, and the model's context of 256 must hold them and the answer; shorten the prompt
     prompt : prompt is missing
@@ -71,22 +71,20 @@ fn error_texts() {
 }
 
 /// Fields that say something; with these values they must be refused.
-const NOT_YET: [(&str, &str); 20] = [
+const NOT_YET: [(&str, &str); 18] = [
     ("tools", r#"[{"type": "function", "function": {"name": "f"}}]"#),
     ("functions", r#"[{"name": "f"}]"#),
-    ("tool_choice", r#""auto""#),
-    ("function_call", r#""auto""#),
-    ("parallel_tool_calls", "false"),
+    ("tool_choice", r#""required""#),
+    ("function_call", r#"{"name": "f"}"#),
     ("response_format", r#"{"type": "json_object"}"#),
     ("modalities", r#"["text", "audio"]"#),
     ("audio", r#"{"voice": "alloy", "format": "wav"}"#),
     ("store", "true"),
-    ("service_tier", r#""flex""#),
+    ("service_tier", r#""priority""#),
     ("verbosity", r#""low""#),
     ("reasoning_effort", r#""high""#),
-    ("prompt_cache_retention", r#""24h""#),
+    ("prompt_cache_retention", r#""for_ever""#),
     ("prompt_cache_options", r#"{"ttl": "1h"}"#),
-    ("prediction", r#"{"type": "content", "content": "x"}"#),
     ("web_search_options", "{}"),
     ("moderation", r#"{"model": "x"}"#),
     ("suffix", r#""x""#),
@@ -95,7 +93,7 @@ const NOT_YET: [(&str, &str); 20] = [
 ];
 
 /// Fields that are honoured, or that change no answer, with a value that differs from the usual.
-const HONOURED: [(&str, &str); 24] = [
+const HONOURED: [(&str, &str); 26] = [
     ("messages", r#"[{"role": "user", "content": "x"}]"#),
     ("prompt", r#""x""#),
     ("model", r#""alias""#),
@@ -120,6 +118,8 @@ const HONOURED: [(&str, &str); 24] = [
     ("echo", "true"),
     ("suffix", r#""""#),
     ("best_of", "1"),
+    ("parallel_tool_calls", "false"),
+    ("prediction", r#"{"type": "content", "content": "x"}"#),
 ];
 
 fn value(list: &[(&str, &str)], name: &str) -> Option<Value> {
@@ -195,6 +195,7 @@ fn every_field_of_the_specification_is_honoured_or_refused_by_name() {
 fn what_is_switched_off_is_taken() {
     let site = site(&hello());
     for more in [
+        json!({"tool_choice": "auto", "function_call": "auto", "service_tier": "flex", "prompt_cache_retention": "24h"}),
         json!({"tools": [], "functions": [], "tool_choice": "none", "function_call": "none"}),
         json!({"parallel_tool_calls": true, "response_format": {"type": "text"}, "modalities": ["text"]}),
         json!({"store": false, "service_tier": "auto", "verbosity": "medium", "reasoning_effort": "none"}),

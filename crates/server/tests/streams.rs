@@ -7,9 +7,10 @@ mod common;
 use common::client::post;
 use common::{END, Plan, Site, bytes, hello, info, script, site};
 use serde_json::{Value, json};
-use tallow_engine::handle::{Done, Event};
+use tallow_engine::handle::{Done, Event, Info};
 use tallow_engine::sampler::{Choice, Scored};
 use tallow_engine::sim;
+use tallow_models::tokenizer::Tokenizer;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -277,7 +278,45 @@ fn lengths_where_a_request_does_not_say() {
     let site = plan.start();
     assert_eq!(count(&site, CHAT, &said), 7);
     assert_eq!(count(&site, TEXT, &json!({"prompt": "Hi"})), 7);
-    assert_eq!(count(&site, CHAT, &chat(json!({"max_tokens": 9}))), 9);
+    assert_eq!(count(&site, CHAT, &chat(json!({"max_tokens": 3}))), 3);
+    // It is the most that any answer has, and who asks for more is told that it was cut.
+    for (path, body) in
+        [(CHAT, chat(json!({"max_tokens": 50}))), (TEXT, json!({"prompt": "Hi", "max_tokens": 50}))]
+    {
+        let reply = post(path, &body).get(&site).json();
+        let (tokens, finish) = (&reply["usage"]["completion_tokens"], &reply["choices"][0]["finish_reason"]);
+        assert_eq!((tokens, finish), (&json!(7), &json!("length")));
+    }
+}
+
+#[test]
+fn a_stream_says_how_far_its_prompt_is() {
+    let handle = common::puppet(info(), |request| {
+        let step = |computed| Event::Prefill { computed, cached: 16, total: 40 };
+        let said = if request.progress { vec![step(24), step(40)] } else { Vec::new() };
+        let done = Done { cached_tokens: 16, new_tokens: 0, ..common::done(request.prompt.len()) };
+        std::iter::once(Event::Started { cached: 16 }).chain(said).chain([Event::Done(done)]).collect()
+    });
+    let site = Plan::new(handle).start();
+    for (path, body) in [(CHAT, chat(json!({}))), (TEXT, json!({"prompt": "Hi"}))] {
+        let asked = |wanted: bool| {
+            let mut body = body.clone();
+            body["stream"] = true.into();
+            body["return_progress"] = wanted.into();
+            post(path, body).get(&site).chunks()
+        };
+        let chunks = asked(true);
+        let told: Vec<_> = chunks.iter().filter(|chunk| chunk.get("prompt_progress").is_some()).collect();
+        let processed: Vec<_> = told.iter().map(|chunk| &chunk["prompt_progress"]["processed"]).collect();
+        assert_eq!(processed, [&json!(24), &json!(40)]);
+        let first = &told[0]["prompt_progress"];
+        assert_eq!((&first["total"], &first["cache"]), (&json!(40), &json!(16)));
+        assert!(first["time_ms"].is_u64() && told[0]["choices"][0]["finish_reason"].is_null());
+        assert!(asked(false).iter().all(|chunk| chunk.get("prompt_progress").is_none()));
+        let mut whole = body.clone();
+        whole["return_progress"] = true.into();
+        assert_eq!(post(path, whole).get(&site).param().as_deref(), Some("return_progress"));
+    }
 }
 
 #[test]
@@ -331,7 +370,7 @@ fn prompts_are_scored() {
     let more = json!({"prompt": "aé", "echo": true, "logprobs": 1, "max_tokens": 0});
     let reply = post(TEXT, text(more)).get(&site).json();
     assert_eq!(reply["choices"][0]["text"], "aé");
-    insta::assert_snapshot!(reply["choices"][0]["logprobs"].to_string(), @r#"{"tokens":["<s>","a","�","�"],"token_logprobs":[null,-1.0,-1.0,-1.0],"top_logprobs":[null,{"a":-1.0,"b":-9999.0},{"b":-9999.0,"�":-1.0},{"b":-9999.0,"�":-1.0}],"text_offset":[0,0,1,2]}"#);
+    insta::assert_snapshot!(reply["choices"][0]["logprobs"].to_string(), @r#"{"tokens":["<s>","a","�","�"],"token_logprobs":[null,-1.0,-1.0,-1.0],"top_logprobs":[null,{"a":-1.0,"b":-9999.0},{"b":-9999.0,"�":-1.0},{"b":-9999.0,"�":-1.0}],"text_offset":[0,0,1,1]}"#);
     let more = json!({"prompt": "aé", "echo": true, "logprobs": 1, "max_tokens": 1});
     let whole = post(TEXT, text(more.clone())).get(&site).json();
     assert_eq!(whole["choices"][0]["text"], "aé!!");
@@ -349,4 +388,84 @@ fn prompts_are_scored() {
     assert_eq!(begun["choices"][0]["logprobs"]["text_offset"], json!([0, 3]), "here the text has it");
     let one = post(TEXT, text(json!({"prompt": [97], "echo": true, "logprobs": 0, "max_tokens": 0})));
     assert_eq!(one.get(&site).json()["choices"][0]["logprobs"]["tokens"], json!(["a"]));
+}
+
+/// The tokens of [`spaced`].
+const ONCE: [u32; 5] = [3, 4, 5, 6, 7];
+
+/// A vocabulary of SentencePiece's kind: spaces are in front of words, and a text's first one is not shown.
+fn spaced() -> Tokenizer {
+    let vocab =
+        json!({"<unk>": 0, "<s>": 1, "</s>": 2, "▁Once": 3, "▁upon": 4, "▁a": 5, "▁time": 6, "<0x0A>": 7});
+    let special = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "special": true, "normalized": false, "single_word": false,
+               "lstrip": false, "rstrip": false})
+    };
+    let replace =
+        |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+    let file = json!({
+        "added_tokens": [special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")]},
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": "▁"}, "behavior": "MergedWithNext", "invert": false},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}
+        },
+        "decoder": {"type": "Sequence", "decoders": [
+            replace("▁", " "), {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+        ]},
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>", "byte_fallback": true,
+                  "ignore_merges": true}
+    });
+    Tokenizer::from_json(std::path::Path::new("tokenizer.json"), file.to_string().as_bytes(), None).unwrap()
+}
+
+fn spaced_info() -> Info {
+    Info { tokenizer: spaced(), vocab: 8, ..info() }
+}
+
+#[test]
+fn the_space_between_a_prompt_and_its_answer_is_kept() {
+    let site = Plan::new(sim::start(spaced_info(), script(&[ONCE[1], ONCE[2], 7, ONCE[3], 2]))).start();
+    let answers = |more: Value| {
+        let reply = post(TEXT, text(more)).get(&site).json();
+        let texts =
+            reply["choices"].as_array().unwrap().iter().map(|c| c["text"].as_str().unwrap().to_owned());
+        texts.collect::<Vec<_>>()
+    };
+    assert_eq!(answers(json!({"prompt": "Once"})), [" upon a\n time"]);
+    assert_eq!(answers(json!({"prompt": "Once", "echo": true})), ["Once upon a\n time"]);
+    assert_eq!(answers(json!({"prompt": [3, 7], "n": 2})), [" upon a\n time"; 2]);
+    assert_eq!(answers(json!({"prompt": "Once", "stop": [" a"]})), [" upon"]);
+    // Nothing that is shown is before it here.
+    assert_eq!(answers(json!({"prompt": [1]})), ["upon a\n time"]);
+    let chunks = post(TEXT, text(json!({"prompt": "Once", "stream": true}))).get(&site).chunks();
+    assert_eq!(streamed_text(&chunks, 0), " upon a\n time");
+    let reply = post(TEXT, text(json!({"prompt": "Once", "logprobs": 0}))).get(&site).json();
+    let logprobs = &reply["choices"][0]["logprobs"];
+    assert_eq!(logprobs["tokens"], json!([" upon", " a", "\n", " time"]));
+    assert_eq!(logprobs["text_offset"], json!([0, 5, 7, 8]));
+    let reply = post(CHAT, chat(json!({}))).get(&site).json();
+    assert_eq!(reply["choices"][0]["message"]["content"], " upon a\n time", "a chat's prompt has text too");
+}
+
+#[test]
+fn offsets_are_those_of_the_text_where_a_first_space_is_not_shown() {
+    let scored = |token: u32| Choice { token, logprob: Some(-1.0), top: Vec::new() };
+    let handle = common::puppet(spaced_info(), move |request| {
+        let mut events = vec![Event::Started { cached: 0 }];
+        events.extend(request.prompt[1..].iter().map(|token| Event::Prompt(vec![scored(*token)])));
+        events.push(Event::Piece { text: " a".into(), choice: scored(ONCE[2]) });
+        events.push(Event::Piece { text: " time".into(), choice: scored(ONCE[3]) });
+        events.push(Event::Done(common::done(request.prompt.len())));
+        events
+    });
+    let site = Plan::new(handle).start();
+    let more = json!({"prompt": "Once upon", "echo": true, "logprobs": 0});
+    let choice = &post(TEXT, text(more)).get(&site).json()["choices"][0];
+    assert_eq!(choice["text"], "Once upon a time");
+    assert_eq!(choice["logprobs"]["tokens"], json!(["<s>", " Once", " upon", " a", " time"]));
+    assert_eq!(choice["logprobs"]["text_offset"], json!([0, 0, 4, 9, 11]));
 }

@@ -35,6 +35,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         log: log::health(),
         commit: build::COMMIT,
     };
+    settings.check().map_err(Failed::new)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     // A port that is taken should not cost the loading of a model.
     let listener = runtime.block_on(listen(&host, port))?;

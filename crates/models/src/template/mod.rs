@@ -157,6 +157,22 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// Does it read a variable of this name, which the values of a chat may set?
+    pub fn reads(&self, name: &str) -> bool {
+        // It has been read before, so there are tokens.
+        let tokens = lex::tokens(&self.source).unwrap_or_default();
+        let is = |i: Option<usize>, marks: &[&str]| {
+            let token = i.and_then(|i| tokens.get(i));
+            token.is_some_and(|t| matches!(&t.kind, lex::Kind::Mark(mark) if marks.contains(mark)))
+        };
+        tokens.iter().enumerate().any(|(i, token)| {
+            let before = i.checked_sub(1);
+            let set = before.is_some_and(|i| tokens[i].kind == lex::Kind::Name("set".into()));
+            let argument = is(before, &["(", ","]) && is(Some(i + 1), &["="]);
+            token.kind == lex::Kind::Name(name.into()) && !set && !argument && !is(before, &["."])
+        })
+    }
+
     /// The chat as text.
     pub fn render(&self, chat: &Chat<'_>) -> Result<String, TemplateError> {
         let mut run = Run::new(&chat.now);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::merge::{Row, Seams, Wholes};
+use super::unicode::char_of;
 use super::vocab::Vocab;
 
 /// A list of merges, and what is done with characters that are no token.
@@ -105,6 +106,14 @@ impl Bpe {
 
     pub(super) fn options(&self) -> &Options {
         &self.options
+    }
+
+    /// Does every text become tokens, none for more of it than the token is long?
+    pub(super) fn takes_all(&self, vocab: &Vocab) -> bool {
+        let bytes = || (0..=255).all(|byte| vocab.spoken(char_of(byte).encode_utf8(&mut [0; 4])).is_some());
+        let Options { unknown, fuse, .. } = &self.options;
+        let byte_tokens = self.bytes.as_ref().is_some_and(|bytes| bytes.iter().all(Option::is_some));
+        byte_tokens || (unknown.is_some() && !fuse) || bytes()
     }
 
     fn piece(&mut self, vocab: &Vocab, text: &str) -> Result<u32, String> {

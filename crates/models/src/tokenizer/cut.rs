@@ -228,6 +228,17 @@ impl Cutter {
         field.parts("pretokenizers")?.iter().map(Step::read).collect::<Result<_>>().map(Cutter)
     }
 
+    /// Is all text in some word?
+    pub(super) fn keeps_all(&self) -> bool {
+        self.0.iter().all(|step| match step {
+            Step::Bert | Step::Delimiter(_) | Step::Whitespace | Step::WhitespaceSplit => false,
+            Step::Punctuation(behavior) | Step::Split { behavior, .. } => *behavior != Behavior::Removed,
+            Step::ByteLevel { .. } | Step::Digits { .. } | Step::FixedLength(_) | Step::Metaspace { .. } => {
+                true
+            }
+        })
+    }
+
     pub(super) fn run(&self, mut words: Words) -> Cut<Words> {
         for step in &self.0 {
             step.run(&mut words)?;

@@ -194,7 +194,9 @@ impl Tokenizer {
         ends.extend(keys.id("eom_token_id", count)?);
         let Dialed { model, normalizer, cutter, stages, .. } = dialed;
         let (normalizer, cutter) = (Normalizer(normalizer), Cutter(cutter));
-        let parts = Parts { vocab: tokens.vocab, added, normalizer, cutter, model, frame, stages, bos, eos };
+        let widest = model.widest(&tokens.vocab, &cutter);
+        let vocab = tokens.vocab;
+        let parts = Parts { vocab, added, normalizer, cutter, model, frame, stages, bos, eos, widest };
         Ok(Tokenizer { parts: parts.into(), ends: ends.into() })
     }
 }

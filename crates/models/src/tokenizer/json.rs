@@ -163,8 +163,10 @@ impl Tokenizer {
         let first = frame.before().next().filter(|id| added.get(*id).is_some_and(|t| t.special));
         let by_name = ends::by_name(added.iter().map(|token| (token.content.as_str(), token.id)));
         let (bos, eos) = (named("bos_token").or(first), named("eos_token").or(by_name.first().copied()));
+        let cutter = Cutter::read(&field("pre_tokenizer", &file.pre_tokenizer))?;
         let parts = Parts {
-            cutter: Cutter::read(&field("pre_tokenizer", &file.pre_tokenizer))?,
+            widest: model.widest(&vocab, &cutter),
+            cutter,
             stages: Stage::read_all(&field("decoder", &file.decoder))?,
             vocab,
             added,

@@ -161,7 +161,7 @@ impl Tokenizer {
     /// The tokens of a word, without what is done to texts.
     fn encode_word(&self, word: &str, bpe: &bpe::Bpe) -> Option<Vec<u32>> {
         let mut out = Vec::new();
-        bpe.add(&self.parts.vocab, word, &mut super::Scratch::default().ids, &mut out);
+        bpe.add(&self.parts.vocab, word, &mut Default::default(), &mut out);
         Some(out)
     }
 }

@@ -111,6 +111,12 @@ pub enum TokenizeError {
         /// How many are taken.
         most: usize,
     },
+    /// The text has more tokens than were wanted.
+    #[error("the text has more than {most} tokens")]
+    TooMany {
+        /// How many were wanted at most.
+        most: usize,
+    },
     /// A pattern of the tokenizer gave up.
     #[error("the tokenizer's pattern {pattern:?} could not be searched in this text: {why}")]
     Pattern {
@@ -157,6 +163,9 @@ struct Parts {
     stages: Vec<Stage>,
     bos: Option<u32>,
     eos: Option<u32>,
+    /// The most bytes of normalised text that one token can stand for. `None` where text can vanish, or a run of
+    /// unknown text is one token.
+    widest: Option<usize>,
 }
 
 /// How words become tokens.
@@ -172,39 +181,85 @@ enum Model {
     },
 }
 
-/// Memory that encoding uses again for each word.
-#[derive(Default)]
+impl Model {
+    /// The most bytes of a text that one token can stand for, if all text becomes tokens.
+    fn widest(&self, vocab: &Vocab, cutter: &Cutter) -> Option<usize> {
+        let whole = match self {
+            Model::Bpe(bpe) => bpe.takes_all(vocab),
+            Model::Spm(_) => true,
+            Model::Unigram(unigram) => unigram.takes_all(),
+            Model::WordPiece(_) | Model::WordLevel { .. } => false,
+        };
+        (whole && cutter.keeps_all()).then(|| vocab.longest().max(1))
+    }
+}
+
+/// Tokens on their way out, and memory that encoding uses again for each word.
 struct Scratch {
+    out: Vec<u32>,
+    /// How many tokens are wanted at most.
+    most: usize,
     ids: Row<u32>,
     pieces: Row<spm::Piece>,
     best: Vec<unigram::Best>,
 }
 
+impl Scratch {
+    fn new(most: usize) -> Scratch {
+        let (ids, pieces, best) = Default::default();
+        Scratch { out: Vec::new(), most, ids, pieces, best }
+    }
+
+    fn push(&mut self, id: u32) -> Result<(), TokenizeError> {
+        self.out.push(id);
+        self.check(0)
+    }
+
+    /// Are so many tokens more still within what is wanted?
+    fn check(&self, more: usize) -> Result<(), TokenizeError> {
+        match self.out.len().saturating_add(more) <= self.most {
+            true => Ok(()),
+            false => Err(TokenizeError::TooMany { most: self.most }),
+        }
+    }
+}
+
 impl Tokenizer {
     /// The tokens of a text.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>, TokenizeError> {
+        self.encode_at_most(text, special, usize::MAX)
+    }
+
+    /// The tokens of a text, or [`TokenizeError::TooMany`] as soon as it is certain that there are more than `most`:
+    /// mostly from the text's length alone, before any work is done.
+    pub fn encode_at_most(
+        &self,
+        text: &str,
+        special: Special,
+        most: usize,
+    ) -> Result<Vec<u32>, TokenizeError> {
         check_length(text.len(), MOST_TEXT)?;
         let parts = &*self.parts;
         let around = special.around == Around::Added;
-        let mut out = if around { parts.frame.before().collect() } else { Vec::new() };
-        let mut scratch = Scratch::default();
+        let mut scratch = Scratch::new(most);
+        if around {
+            scratch.out.extend(parts.frame.before());
+        }
         parts.added.split(text, special.written, added::Stage::Raw, |part| match part {
-            Part::Token(id) => {
-                out.push(id);
-                Ok(())
-            }
+            Part::Token(id) => scratch.push(id),
             Part::Text(text, at) => {
                 let text = match special.written {
                     Written::Shielded => shield::take(text),
                     _ => Cow::Borrowed(text),
                 };
-                parts.section(&text, at == 0, special.written, &mut scratch, &mut out)
+                parts.section(&text, at == 0, special.written, &mut scratch)
             }
         })?;
         if around {
-            out.extend(parts.frame.after());
+            scratch.out.extend(parts.frame.after());
         }
-        Ok(out)
+        scratch.check(0)?;
+        Ok(scratch.out)
     }
 
     /// The text of tokens. Ids that are none are left out.
@@ -217,7 +272,46 @@ impl Tokenizer {
 
     /// Decodes token by token.
     pub fn stream(&self, shown: Shown) -> Detokenizer {
-        Detokenizer { tokenizer: self.clone(), stages: self.parts.stages.clone(), shown, text: String::new() }
+        Detokenizer {
+            tokenizer: self.clone(),
+            stages: self.parts.stages.clone(),
+            shown,
+            also: Vec::new(),
+            text: String::new(),
+            known: String::new(),
+        }
+    }
+
+    /// Decodes the tokens that follow a prompt, token by token: what they add to the prompt's own text. It is not the
+    /// text that they would be alone; SentencePiece's first token loses its space only where no text is before it.
+    pub fn stream_after(&self, prompt: &[u32], shown: Shown) -> Detokenizer {
+        let mut stream = self.stream(shown);
+        let tail = &prompt[self.context_of(prompt, shown)..];
+        tail.iter().for_each(|id| stream.feed(*id));
+        // What the prompt alone would end with may be in the stages still; it comes out with the tokens that follow.
+        stream.text.clear();
+        let mut stages = stream.stages.clone();
+        decode::finish(&mut stages, &mut stream.known);
+        stream
+    }
+
+    /// Where the tokens begin that the text after a prompt depends on: a few that have text, from one that does not
+    /// need those before it to be read.
+    fn context_of(&self, prompt: &[u32], shown: Shown) -> usize {
+        const ENOUGH: usize = 8;
+        let parts = &*self.parts;
+        let mut with_text = 0;
+        for (at, id) in prompt.iter().enumerate().rev() {
+            let Some((text, _)) = parts.decoded(*id) else { continue };
+            if (shown == Shown::Text && parts.added.is_hidden(text)) || text.is_empty() {
+                continue;
+            }
+            with_text += 1;
+            if with_text >= ENOUGH && unicode::byte_token(text).is_none() {
+                return at;
+            }
+        }
+        0
     }
 
     /// The tokens with the one that begins a text in front, once, if the model is used to that.
@@ -328,36 +422,31 @@ impl Parts {
         at_start: bool,
         written: Written,
         scratch: &mut Scratch,
-        out: &mut Vec<u32>,
     ) -> Result<(), TokenizeError> {
         let text = self.normalizer.run(text)?;
         self.added.split(&text, written, added::Stage::Normalized, |part| match part {
-            Part::Token(id) => {
-                out.push(id);
-                Ok(())
-            }
+            Part::Token(id) => scratch.push(id),
             Part::Text(text, at) => {
+                scratch.check(self.widest.map_or(0, |widest| text.len() / widest))?;
                 let words = self.cutter.run(Words::new(text.into(), at_start && at == 0))?;
-                words.iter().try_for_each(|word| self.word(word, scratch, out))
+                words.iter().try_for_each(|word| self.word(word, scratch))
             }
         })
     }
 
-    fn word(&self, word: &str, scratch: &mut Scratch, out: &mut Vec<u32>) -> Result<(), TokenizeError> {
+    fn word(&self, word: &str, scratch: &mut Scratch) -> Result<(), TokenizeError> {
+        let out = &mut scratch.out;
         match &self.model {
-            Model::Bpe(bpe) => {
-                bpe.add(&self.vocab, word, &mut scratch.ids, out);
-                Ok(())
-            }
-            Model::Spm(spm) => spm.add(&self.vocab, word, &mut scratch.pieces, out),
-            Model::Unigram(unigram) => unigram.add(&self.vocab, word, &mut scratch.best, out),
-            Model::WordPiece(pieces) => pieces.add(word, out),
+            Model::Bpe(bpe) => bpe.add(&self.vocab, word, &mut scratch.ids, out),
+            Model::Spm(spm) => spm.add(&self.vocab, word, &mut scratch.pieces, out)?,
+            Model::Unigram(unigram) => unigram.add(&self.vocab, word, &mut scratch.best, out)?,
+            Model::WordPiece(pieces) => pieces.add(word, out)?,
             Model::WordLevel { unknown } => {
                 let id = self.vocab.spoken(word).or(*unknown);
                 out.push(id.ok_or_else(|| TokenizeError::NoUnknown { text: shorten(word) })?);
-                Ok(())
             }
         }
+        scratch.check(0)
     }
 
     /// What decoding a token starts from, and whether it is written out as it is.
@@ -373,19 +462,31 @@ impl Parts {
 ///
 /// Text is given out as soon as no later token can change it, and never a part of a character. All that is given out,
 /// put together, is what [`Tokenizer::decode`] gives for the whole list.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     stages: Vec<Stage>,
     shown: Shown,
+    /// Special tokens that are shown in any case.
+    also: Vec<u32>,
     text: String,
+    /// The end of the prompt's text, where the stages have it still: as much of it as comes out is left out.
+    known: String,
 }
 
 impl Detokenizer {
+    /// The same, which shows these special tokens, too.
+    #[must_use]
+    pub fn showing(mut self, also: Vec<u32>) -> Detokenizer {
+        self.also = also;
+        self
+    }
+
     /// Takes a token and gives the text that is certain with it, if any.
     pub fn push(&mut self, id: u32) -> Option<&str> {
         self.text.clear();
         self.feed(id);
+        self.leave_out_known();
         (!self.text.is_empty()).then_some(self.text.as_str())
     }
 
@@ -393,13 +494,26 @@ impl Detokenizer {
     pub fn finish(&mut self) -> Option<&str> {
         self.text.clear();
         self.end();
+        self.leave_out_known();
+        self.known.clear();
         (!self.text.is_empty()).then_some(self.text.as_str())
+    }
+
+    fn leave_out_known(&mut self) {
+        if self.known.is_empty() || self.text.is_empty() {
+            return;
+        }
+        let same = self.text.chars().zip(self.known.chars()).take_while(|(a, b)| a == b);
+        let bytes = same.map(|(c, _)| c.len_utf8()).sum();
+        let differs = bytes < self.text.len();
+        self.text.drain(..bytes);
+        self.known.drain(..if differs { self.known.len() } else { bytes });
     }
 
     fn feed(&mut self, id: u32) {
         let parts = &self.tokenizer.parts;
         let Some((text, verbatim)) = parts.decoded(id) else { return };
-        if self.shown == Shown::Text && parts.added.is_hidden(text) {
+        if self.shown == Shown::Text && parts.added.is_hidden(text) && !self.also.contains(&id) {
             return;
         }
         let chunk = Chunk { text: text.into(), opens: true, closes: true, verbatim };

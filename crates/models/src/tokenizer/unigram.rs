@@ -56,6 +56,11 @@ impl Unigram {
         Unigram { bytes: Some(vocab.bytes()), ..self }
     }
 
+    /// Does every text become tokens, none for more of it than the token is long?
+    pub(super) fn takes_all(&self) -> bool {
+        self.bytes.as_ref().is_some_and(|bytes| bytes.iter().all(Option::is_some))
+    }
+
     /// Adds a word's tokens to `out`.
     pub(super) fn add(
         &self,

@@ -1,0 +1,65 @@
+//! The page at `/`: for people who open the server's address in a browser, and for clients that ask whether it runs.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+
+use crate::state::{Model, Server};
+
+/// The routes that people ask for first.
+const ROUTES: [(&str, &str); 5] = [
+    ("POST /v1/chat/completions", "chats"),
+    ("POST /v1/completions", "texts to be continued"),
+    ("GET /v1/models", "the models that are served"),
+    ("GET /health", "whether the server is well"),
+    ("GET /metrics", "what it does, for Prometheus"),
+];
+
+pub(crate) async fn page<M: Model>(State(server): State<Arc<Server<M>>>, headers: HeaderMap) -> Response {
+    // Whoever has no key is not told what is served.
+    let names = if server.settings.api_keys.is_empty() { server.model.names() } else { &[] };
+    let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    if accepts.contains("text/html") {
+        let policy = "default-src 'none'; style-src 'unsafe-inline'";
+        let headers =
+            [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, policy)];
+        return (headers, html(names.first().map(String::as_str))).into_response();
+    }
+    ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text(names.first().map(String::as_str)))
+        .into_response()
+}
+
+fn text(name: Option<&str>) -> String {
+    let mut page = format!("Tallow {} is running.\n", env!("CARGO_PKG_VERSION"));
+    if let Some(name) = name {
+        let _ = writeln!(page, "Model: {name}");
+    }
+    for (route, what) in ROUTES {
+        let _ = writeln!(page, "{route}: {what}");
+    }
+    page
+}
+
+fn html(name: Option<&str>) -> String {
+    let mut page = String::from(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Tallow</title>\
+         <style>body{font:16px/1.5 system-ui,sans-serif;max-width:40em;margin:3em auto;padding:0 1em}\
+         code{background:#8882;padding:.1em .3em;border-radius:3px}</style><h1>Tallow is running</h1>",
+    );
+    if let Some(name) = name {
+        let _ = write!(page, "<p>It serves <code>{}</code>.</p>", escaped(name));
+    }
+    page += "<p>Its API is OpenAI's: give a client this address with <code>/v1</code> behind it.</p><ul>";
+    for (route, what) in ROUTES {
+        let _ = write!(page, "<li><code>{route}</code>: {what}</li>");
+    }
+    let _ = write!(page, "</ul><p>Version {}.</p></html>\n", env!("CARGO_PKG_VERSION"));
+    page
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

@@ -1,0 +1,206 @@
+//! [`Thinking`]: what a request says about the model's reasoning, and [`Reasoned`], how its answer is told apart.
+
+use serde_json::{Map, Value};
+use tallow_models::reasoning::{Controls, Effort, Splitter};
+use tallow_models::template::ChatTemplate;
+
+use crate::errors::{ApiError, quoted};
+use crate::fields::{Fields, wrong};
+
+/// What a request asks for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Thinking {
+    /// How much, and the field that says so.
+    wish: Option<(String, Wish)>,
+    pub(crate) told: Told,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Wish {
+    On,
+    Effort(Effort),
+}
+
+/// What becomes of reasoning in the answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) enum Told {
+    /// It has a field of its own.
+    #[default]
+    Apart,
+    /// It is left out.
+    Never,
+    /// It stays in the text, with the model's marks.
+    AsItIs,
+}
+
+/// How an answer with reasoning is read.
+#[derive(Clone, Debug)]
+pub(crate) struct Reasoned {
+    pub(crate) splitter: Splitter,
+    /// Special tokens that mark its parts.
+    pub(crate) marks: Vec<u32>,
+    /// Is reasoning part of what is told?
+    pub(crate) is_told: bool,
+}
+
+/// Members of `chat_template_kwargs` that every server takes: they steer how a model thinks, and write nothing else.
+const HARMLESS: [&str; 5] =
+    ["enable_thinking", "thinking", "preserve_thinking", "clear_thinking", "keep_thinking"];
+
+/// May any client give this value to a template?
+pub(crate) fn is_harmless(name: &str, value: &Value) -> bool {
+    match value {
+        Value::Bool(_) => HARMLESS.contains(&name),
+        Value::Number(_) => name == "thinking_budget",
+        Value::String(text) => name == Controls::EFFORT && Effort::named(text).is_some(),
+        _ => false,
+    }
+}
+
+impl Thinking {
+    /// Takes the fields: OpenAI's `reasoning_effort`, and those that other APIs have for the same.
+    pub(crate) fn take(fields: &mut Fields) -> Result<Thinking, ApiError> {
+        let mut thinking = Thinking::default();
+        if let Some(name) = fields.text("reasoning_effort")? {
+            thinking.wish("reasoning_effort".into(), effort("reasoning_effort", &name)?)?;
+        }
+        for name in ["enable_thinking", "think"] {
+            match fields.take(name) {
+                None => {}
+                Some(Value::Bool(on)) => thinking.wish(name.into(), switched(on))?,
+                Some(Value::String(text)) if name == "think" => {
+                    thinking.wish(name.into(), effort(name, &text)?)?;
+                }
+                Some(other) => return Err(wrong(name.into(), "true or false", &other)),
+            }
+        }
+        thinking.of_objects(fields)?;
+        thinking.format(fields)?;
+        Ok(thinking)
+    }
+
+    fn of_objects(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+        if let Some(value) = fields.take("thinking") {
+            let mut within = Fields::within("thinking".into(), value)?;
+            let kind = within.text("type")?.unwrap_or_default();
+            let on = match kind.as_str() {
+                "enabled" | "adaptive" => true,
+                "disabled" => false,
+                _ => {
+                    let why =
+                        format!("thinking.type should be enabled or disabled, and is {}", quoted(&kind));
+                    return Err(ApiError::field("thinking.type", why));
+                }
+            };
+            self.wish("thinking.type".into(), switched(on))?;
+            within.only("budget_tokens", |_| false, BUDGET)?;
+            within.only("clear_thinking", |_| false, "give it as a member of chat_template_kwargs")?;
+            within.finish()?;
+        }
+        if let Some(value) = fields.take("reasoning") {
+            let mut within = Fields::within("reasoning".into(), value)?;
+            if let Some(name) = within.text("effort")? {
+                self.wish("reasoning.effort".into(), effort("reasoning.effort", &name)?)?;
+            }
+            if let Some(on) = within.flag("enabled")? {
+                self.wish("reasoning.enabled".into(), switched(on))?;
+            }
+            if within.flag("exclude")? == Some(true) {
+                self.told = Told::Never;
+            }
+            within.only("max_tokens", |_| false, BUDGET)?;
+            within.only("summary", |v| *v == "auto", "reasoning is given as it is; leave it out")?;
+            within.finish()?;
+        }
+        Ok(())
+    }
+
+    fn format(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+        if let Some(format) = fields.text("reasoning_format")? {
+            self.told = match format.as_str() {
+                "auto" | "deepseek" | "parsed" => Told::Apart,
+                "none" | "raw" => Told::AsItIs,
+                "hidden" => Told::Never,
+                _ => {
+                    let why = "reasoning_format should be auto, none or hidden";
+                    return Err(ApiError::field(
+                        "reasoning_format",
+                        format!("{why}, and is {}", quoted(&format)),
+                    ));
+                }
+            };
+        }
+        if fields.flag("include_reasoning")? == Some(false) {
+            self.told = Told::Never;
+        }
+        if fields.flag("separate_reasoning")? == Some(false) {
+            self.told = Told::AsItIs;
+        }
+        fields.only("stream_reasoning", |v| *v == true, "a stream has reasoning as it comes")
+    }
+
+    fn wish(&mut self, field: String, wish: Wish) -> Result<(), ApiError> {
+        let goes_with = |one: Wish, other: Wish| {
+            let off = |w| matches!(w, Wish::Effort(Effort::None));
+            one == other || (one == Wish::On && !off(other)) || (other == Wish::On && !off(one))
+        };
+        match &self.wish {
+            Some((other, said)) if !goes_with(*said, wish) => {
+                let why = format!("{other} and {field} contradict each other; give one of them");
+                Err(ApiError::field(field, why))
+            }
+            // The one that says more stays.
+            Some(_) if wish == Wish::On => Ok(()),
+            _ => {
+                self.wish = Some((field, wish));
+                Ok(())
+            }
+        }
+    }
+
+    /// Values for the template, besides those that the request gives it itself.
+    pub(crate) fn values(
+        &self,
+        template: Option<&ChatTemplate>,
+        given: &Map<String, Value>,
+    ) -> Result<Map<String, Value>, ApiError> {
+        let mut values = given.clone();
+        let Some((field, wish)) = &self.wish else { return Ok(values) };
+        let none = Controls { switch: None, effort: None, thinks: false };
+        let controls = template.map_or(none, Controls::of);
+        let wanted = match wish {
+            Wish::Effort(effort) => controls.values(*effort),
+            Wish::On if controls.thinks => Ok(controls.switched(true).unwrap_or_default()),
+            Wish::On => controls.switched(true).ok_or(tallow_models::reasoning::Uncontrolled::NoThinking),
+        };
+        let wanted = wanted.map_err(|why| {
+            let why = format!("{field} cannot be honoured: {why}; leave it out");
+            ApiError::field(field.as_str(), why).code("unsupported_value")
+        })?;
+        for (name, value) in wanted {
+            match values.get(&name) {
+                Some(other) if *other != value => {
+                    let why = format!("{field} and chat_template_kwargs.{name} contradict each other");
+                    return Err(ApiError::field(field.as_str(), why));
+                }
+                _ => drop(values.insert(name, value)),
+            }
+        }
+        Ok(values)
+    }
+}
+
+const BUDGET: &str = "reasoning has no limit of its own: set max_tokens, or reasoning_effort";
+
+fn switched(on: bool) -> Wish {
+    if on { Wish::On } else { Wish::Effort(Effort::None) }
+}
+
+fn effort(field: &str, name: &str) -> Result<Wish, ApiError> {
+    let effort = Effort::named(name).map(Wish::Effort);
+    effort.ok_or_else(|| {
+        let all = Effort::ALL.map(Effort::name).join(", ");
+        let why = format!("{field} should be one of {all}, and is {}", quoted(name));
+        ApiError::field(field, why)
+    })
+}

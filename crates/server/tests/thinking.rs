@@ -1,0 +1,212 @@
+//! Reasoning in answers: a field of its own, whole and in streams, and what requests may say about it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use std::path::Path;
+
+use common::bodies::{CHAT, TEXT, chat, refused, taken, text};
+use common::client::post;
+use common::{END, Plan, Site, bytes, info, recorder, script, tokenizer};
+use serde_json::{Value, json};
+use tallow_engine::sim;
+use tallow_models::template::ChatTemplates;
+use tallow_models::tokenizer::Shown;
+
+/// Thinks between tags, and can be told not to.
+const SWITCHED: &str = "{% for m in messages %}{{ m.content }}</think>{% endfor %}\
+                        {% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}";
+/// Begins to think in the prompt.
+const OPENED: &str = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}<think>\n";
+/// Thinks in a channel, as much as it is told.
+const CHANNELS: &str = "<|start|>system<|channel|>analysis {{ reasoning_effort }}<|start|>assistant";
+const PLAIN: &str = "{% for m in messages %}{{ m.content }}{% endfor %}";
+
+fn templates(source: &str) -> Option<ChatTemplates> {
+    ChatTemplates::from_config(Path::new("c"), &json!({"chat_template": source}), None).unwrap()
+}
+
+/// A model with this template that answers with this text.
+fn model(template: &str, answer: &str) -> Site {
+    let reply: Vec<u32> = bytes(answer).into_iter().chain([END]).collect();
+    Plan { templates: templates(template), ..Plan::new(sim::start(info(), script(&reply))) }.start()
+}
+
+fn long(more: Value) -> Value {
+    common::bodies::with(chat(json!({"max_tokens": 100})), more)
+}
+
+/// The reasoning and the text of an answer, whole and in a stream, which must be the same.
+fn answered(site: &Site, more: &Value) -> (Option<String>, String) {
+    let whole = post(CHAT, long(more.clone())).get(site).json();
+    let message = &whole["choices"][0]["message"];
+    let reasoning = message.get("reasoning_content").map(|text| text.as_str().unwrap().to_owned());
+    let content = message["content"].as_str().unwrap().to_owned();
+    let mut body = long(more.clone());
+    body["stream"] = true.into();
+    let chunks = post(CHAT, body).get(site).chunks();
+    let all = |name: &str| -> String {
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"][name].as_str()).collect()
+    };
+    assert_eq!(
+        (all("reasoning_content"), all("content")),
+        (reasoning.clone().unwrap_or_default(), content.clone())
+    );
+    (reasoning, content)
+}
+
+fn both(reasoning: &str, content: &str) -> (Option<String>, String) {
+    (Some(reasoning.into()), content.into())
+}
+
+#[test]
+fn reasoning_has_a_field_of_its_own() {
+    let tagged = "<think>\nI see.\n</think>\n\nYes.";
+    assert_eq!(answered(&model(SWITCHED, tagged), &json!({})), both("I see.", "Yes."));
+    assert_eq!(answered(&model(OPENED, "I see.\n</think>\n\nYes."), &json!({})), both("I see.", "Yes."));
+    let channels =
+        "<|channel|>analysis<|message|>I see.<|end|><|start|>assistant<|channel|>final<|message|>Yes.";
+    assert_eq!(answered(&model(CHANNELS, channels), &json!({})), both("I see.", "Yes."));
+    assert_eq!(answered(&model(SWITCHED, "Yes."), &json!({})), (None, "Yes.".into()));
+    // A model that does not think may write about tags.
+    assert_eq!(answered(&model(PLAIN, tagged), &json!({})), (None, tagged.into()));
+    // Cut while it thinks: nothing of that is an answer.
+    let whole = post(CHAT, chat(json!({"max_tokens": 12}))).get(&model(SWITCHED, tagged)).json();
+    let choice = &whole["choices"][0];
+    assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(""), &json!("length")));
+    assert_eq!(choice["message"]["reasoning_content"], "I se");
+}
+
+#[test]
+fn tokens_of_reasoning_are_counted() {
+    let site = model(SWITCHED, "<think>ab</think>cd");
+    let usage = post(CHAT, long(json!({}))).get(&site).json()["usage"].clone();
+    // One a byte: marks count as what they mark, and the first mark is known to be one at its end.
+    assert_eq!(usage["completion_tokens_details"], json!({"reasoning_tokens": 1 + 2 + 8}));
+    let plain = post(CHAT, long(json!({}))).get(&model(PLAIN, "ab")).json();
+    assert_eq!(plain["usage"].get("completion_tokens_details"), None);
+}
+
+#[test]
+fn reasoning_can_be_left_out_or_left_in() {
+    let answer = "<think>I see.</think>Yes.";
+    let site = model(SWITCHED, answer);
+    for more in [
+        json!({"reasoning_format": "hidden"}),
+        json!({"include_reasoning": false}),
+        json!({"reasoning": {"exclude": true}}),
+    ] {
+        assert_eq!(answered(&site, &more), (None, "Yes.".into()), "{more}");
+    }
+    for more in [json!({"reasoning_format": "none"}), json!({"separate_reasoning": false})] {
+        assert_eq!(answered(&site, &more), (None, answer.into()), "{more}");
+    }
+    refused(&site, CHAT, &chat(json!({"reasoning_format": "loud"})), "reasoning_format");
+}
+
+#[test]
+fn logprobs_are_of_all_tokens() {
+    let site = model(SWITCHED, "<think>ab</think>cd");
+    let more = json!({"logprobs": true});
+    let whole = post(CHAT, long(more)).get(&site).json();
+    let tokens = whole["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    let text: String = tokens.iter().map(|token| token["token"].as_str().unwrap()).collect();
+    assert_eq!(text, "<think>ab</think>cd");
+}
+
+/// The prompt that a body makes.
+fn prompt(template: &str, more: Value) -> String {
+    let (handle, requests) = recorder(info());
+    let site = Plan { templates: templates(template), ..Plan::new(handle) }.start();
+    taken(&site, CHAT, &chat(more));
+    tokenizer().decode(&requests.recv().unwrap().prompt, Shown::Text)
+}
+
+#[test]
+fn thinking_is_switched_by_every_name_for_it() {
+    for more in [
+        json!({"reasoning_effort": "none"}),
+        json!({"reasoning_effort": "minimal"}),
+        json!({"enable_thinking": false}),
+        json!({"think": false}),
+        json!({"thinking": {"type": "disabled"}}),
+        json!({"reasoning": {"effort": "none"}}),
+        json!({"reasoning": {"enabled": false}}),
+        json!({"chat_template_kwargs": {"enable_thinking": false}}),
+        json!({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": false}}),
+    ] {
+        assert!(prompt(SWITCHED, more.clone()).ends_with("<think></think>"), "{more}");
+    }
+    for more in [
+        json!({}),
+        json!({"reasoning_effort": "high"}),
+        json!({"think": true}),
+        json!({"think": "low"}),
+        json!({"thinking": {"type": "enabled"}, "reasoning_effort": "medium"}),
+    ] {
+        assert!(!prompt(SWITCHED, more.clone()).ends_with("<think></think>"), "{more}");
+    }
+    for (more, level) in [
+        (json!({"reasoning_effort": "high"}), "high"),
+        (json!({"reasoning_effort": "minimal"}), "low"),
+        (json!({"reasoning": {"effort": "medium"}}), "medium"),
+        (json!({"chat_template_kwargs": {"reasoning_effort": "low"}}), "low"),
+    ] {
+        assert!(prompt(CHANNELS, more.clone()).contains(&format!("analysis {level}")), "{more}");
+    }
+}
+
+#[test]
+fn what_cannot_be_honoured_is_refused_by_name() {
+    let (switched, channels) = (model(SWITCHED, "x"), model(CHANNELS, "x"));
+    let (opened, plain) = (model(OPENED, "x"), model(PLAIN, "x"));
+    let mut all = String::new();
+    for (site, more, param) in [
+        (&channels, json!({"reasoning_effort": "none"}), "reasoning_effort"),
+        (&channels, json!({"think": false}), "think"),
+        (&opened, json!({"reasoning_effort": "low"}), "reasoning_effort"),
+        (&opened, json!({"enable_thinking": false}), "enable_thinking"),
+        (&plain, json!({"reasoning_effort": "high"}), "reasoning_effort"),
+        (&plain, json!({"think": true}), "think"),
+        (&switched, json!({"reasoning_effort": "extreme"}), "reasoning_effort"),
+        (&switched, json!({"thinking": {"type": "enabled", "budget_tokens": 9}}), "thinking.budget_tokens"),
+        (&switched, json!({"thinking": {"type": "no"}}), "thinking.type"),
+        (&switched, json!({"reasoning_effort": "none", "think": true}), "think"),
+        (
+            &switched,
+            json!({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": false}}),
+            "reasoning_effort",
+        ),
+    ] {
+        all += &(refused(site, CHAT, &chat(more), param) + "\n");
+    }
+    insta::assert_snapshot!(all, @r#"
+    reasoning_effort cannot be honoured: this model always thinks; the least it takes is low; leave it out
+    think cannot be honoured: this model always thinks; the least it takes is low; leave it out
+    reasoning_effort cannot be honoured: this model always thinks: its chat template has no variable that controls it; leave it out
+    enable_thinking cannot be honoured: this model always thinks: its chat template has no variable that controls it; leave it out
+    reasoning_effort cannot be honoured: this model's chat template has no variable for how much to think; leave it out
+    think cannot be honoured: this model's chat template has no variable for how much to think; leave it out
+    reasoning_effort should be one of none, minimal, low, medium, high, and is "extreme"
+    thinking.budget_tokens with this value is not supported: reasoning has no limit of its own: set max_tokens, or reasoning_effort
+    thinking.type should be enabled or disabled, and is "no"
+    reasoning_effort and think contradict each other; give one of them
+    reasoning_effort and chat_template_kwargs.enable_thinking contradict each other
+    "#);
+    // A model that does not think does as it is told.
+    taken(&plain, CHAT, &chat(json!({"reasoning_effort": "none"})));
+    refused(&plain, TEXT, &text(json!({"reasoning_effort": "none"})), "reasoning_effort");
+}
+
+#[test]
+fn marks_that_are_special_tokens_are_read_all_the_same() {
+    // The tokenizer hides <|im_start|> and <|im_end|>; as marks of thinking they are shown.
+    let (handle, requests) = recorder(info());
+    let site = Plan { templates: templates(CHANNELS), ..Plan::new(handle) }.start();
+    taken(&site, CHAT, &chat(json!({})));
+    assert!(requests.recv().unwrap().shown.is_empty(), "it has none of those tokens");
+    let mut stream = tokenizer().stream(Shown::Text).showing(vec![END]);
+    assert_eq!(stream.push(common::START), None);
+    assert_eq!(stream.push(END), Some("<|im_end|>"));
+}

@@ -130,13 +130,14 @@ async fn every<M: state::Model>(
     entry.answered(visit.hold(response))
 }
 
-/// What every request goes through that may come from there. Probes seldom have a key.
+/// What every request goes through that may come from there.
 async fn admitted<M: state::Model>(server: &Server<M>, mut request: Request, next: Next) -> Response {
-    let probe = PROBES.contains(&request.uri().path()) && !server.settings.private_health;
+    let path = request.uri().path();
+    // That the server runs is no secret, and probes seldom have a key.
+    let open = path == "/" || (PROBES.contains(&path) && !server.settings.private_health);
     match server.guard.key(request.headers()) {
         Ok(caller) => drop(request.extensions_mut().insert(caller)),
-        // That the server runs is no secret.
-        Err(_) if probe || request.uri().path() == "/" => {}
+        Err(_) if open => {}
         Err(error) => return error.into_response(),
     }
     contained(next.run(request)).await.unwrap_or_else(|| {
@@ -229,6 +230,8 @@ async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>, headers:
     );
     let refused = "Connections turned away since their address had too many.";
     page.counter("vllm:connections_refused", refused, filled.refused);
+    let memory = "Memory that requests hold: bodies, prompts and answers that are not sent yet.";
+    page.gauge("vllm:memory_in_flight_bytes", memory, server.budget.used());
     let build: Labels<'_> = &[("version", version), ("commit", server.settings.commit.unwrap_or_default())];
     page.gauges("vllm:build_info", "What this server was built of.", [(build, 1)]);
     crate::process::write(&mut page, server.since);

@@ -1,9 +1,10 @@
 """Makes small golden cases of encoders that `tests/goldens` does not cover, by the transformers library.
 
-usage: encoders.py OUT_DIR        (needs: pip install torch transformers safetensors numpy)
+usage: encoders.py OUT_DIR [NAME...]        (needs: pip install torch transformers safetensors numpy)
 
 Each case is a folder like those of `make.py`: `config.json`, `model.safetensors` (random weights in bf16), `golden.json`,
-`golden.safetensors` (two texts, the second filled up with padding: hidden states, and scores where there is a head).
+`golden.safetensors` (two texts, the second filled up with padding: hidden states, `logits` where there is a head, and
+`pooler_output`). Cases with a changed setting say in `golden.json` how far it moves the logits or the pooler's output.
 """
 import json
 import pathlib
@@ -11,7 +12,7 @@ import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 BASE = dict(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -22,7 +23,7 @@ ROBERTA = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1
 MODERN = dict(num_hidden_layers=4, local_attention=6, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
 NOMIC = dict(num_hidden_layers=3, rope_parameters=dict(rope_type="default", rope_theta=1000.0))
 
-# For each: the library's name, the settings, and how many scores a text has, if any.
+# For each: the library's name, the settings, and how many scores a text has, if any; "mask" for logits of tokens.
 CASES = {
     "bert-rank": ("bert", dict(), 1),
     "bert-sort": ("bert", dict(hidden_act="gelu_new"), 3),
@@ -33,7 +34,25 @@ CASES = {
     "modernbert-biases": ("modernbert", dict(MODERN, classifier_pooling="mean", classifier_bias=True, norm_bias=True, attention_bias=True, mlp_bias=True, global_attn_every_n_layers=2), 1),
     "nomic-bert": ("nomic_bert", NOMIC, None),
     "nomic-rank": ("nomic_bert", dict(hidden_act="gelu", num_hidden_layers=2, layer_norm_eps=1e-3), 1),
+    "bert-mask": ("bert", dict(hidden_act="gelu_new"), "mask"),
+    "distilbert-mask": ("distilbert", dict(), "mask"),
+    "roberta-mask": ("roberta", ROBERTA, "mask"),
+    "xlm-roberta-mask": ("xlm-roberta", ROBERTA, "mask"),
+    "modernbert-mask": ("modernbert", dict(MODERN, classifier_bias=True, norm_bias=True, classifier_activation="silu"), "mask"),
+    "modernbert-mask-untied": ("modernbert", dict(MODERN, num_hidden_layers=2, tie_word_embeddings=False, decoder_bias=False), "mask"),
+    # Heads of 7 and 9 elements.
+    "bert-odd-heads": ("bert", dict(hidden_size=28), None),
+    "roberta-odd-heads": ("roberta", dict(ROBERTA, hidden_size=36), None),
     "modernbert-scaled": ("modernbert", dict(MODERN, local_attention=7, layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"], rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)), None),
+}
+
+# A setting of a case that is changed, to see that what comes out is told apart.
+CHANGES = {
+    "bert-mask": dict(hidden_act="relu"),
+    "distilbert-mask": dict(activation="relu"),
+    "roberta-mask": dict(hidden_act="relu"),
+    "modernbert-mask": dict(classifier_activation="relu"),
+    "bert-odd-heads": dict(num_attention_heads=2),
 }
 
 # What the hub's files call what the library calls otherwise.
@@ -67,13 +86,13 @@ def nomic_hub(state: dict, settings: dict) -> tuple[dict, dict]:
     return hub, config
 
 
-def make(out: pathlib.Path, name: str, kind: str, extra: dict, labels: int | None, seed: int) -> None:
+def make(out: pathlib.Path, name: str, kind: str, extra: dict, labels: int | str | None, seed: int) -> None:
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
     called = DISTIL if kind == "distilbert" else {}
     settings = {called.get(key, key): value for key, value in {**BASE, **extra}.items()}
-    config = AutoConfig.for_model(kind, **json.loads(json.dumps(settings)), **({"num_labels": labels} if labels else {}))
-    auto = AutoModelForSequenceClassification if labels else AutoModel
+    config = AutoConfig.for_model(kind, **json.loads(json.dumps(settings)), **({"num_labels": labels} if isinstance(labels, int) else {}))
+    auto = {None: AutoModel, "mask": AutoModelForMaskedLM}.get(labels, AutoModelForSequenceClassification)
     model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -86,6 +105,10 @@ def make(out: pathlib.Path, name: str, kind: str, extra: dict, labels: int | Non
                 p.copy_(torch.randn_like(p) * (1.0 if "embeddings" in key else 1.6 * p.shape[-1] ** -0.5))
             p.copy_(p.bfloat16().float())
     state = {k: v.bfloat16().contiguous() for k, v in model.state_dict().items() if v.is_floating_point()}
+    if labels == "mask" and config.tie_word_embeddings and kind != "xlm-roberta":
+        # As most files leave out what is tied; one case has it.
+        tied = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "lm_head.decoder.weight", "lm_head.decoder.bias", "vocab_projector.weight", "decoder.weight")
+        state = {key: value for key, value in state.items() if key not in tied}
     file = {"architectures": [type(model).__name__], "model_type": kind, **settings, "torch_dtype": "bfloat16"}
     if kind == "nomic_bert" and labels:
         state, _ = nomic_hub(state, settings)
@@ -116,12 +139,25 @@ def make(out: pathlib.Path, name: str, kind: str, extra: dict, labels: int | Non
     if labels:
         tensors["logits"] = answer.logits.float().contiguous()
         off = max(off, (answer.logits - exact.logits).abs().max())
+    if not labels and getattr(answer, "pooler_output", None) is not None:
+        tensors["pooler_output"] = answer.pooler_output.float().contiguous()
+        off = max(off, (answer.pooler_output - exact.pooler_output).abs().max())
+    changed = {}
+    if name in CHANGES:
+        other = auto.from_config(AutoConfig.for_model(kind, **{**json.loads(json.dumps(settings)), **CHANGES[name]}), attn_implementation="eager", dtype=torch.float32).eval()
+        other.load_state_dict(model.float().state_dict())
+        with torch.no_grad():
+            got = other(**given)
+        moved = (got.logits - answer.logits)[mask.bool()] if labels else got.pooler_output - answer.pooler_output
+        changed = dict(changed=dict(change=CHANGES[name], max_abs_change=moved.abs().max().item()))
     print(f"{name:20} std {last(answer).std():.2f}, f32 against f64 {off:.1e}")
     save_file(tensors, folder / "golden.safetensors")
-    facts = dict(name=name, reference="transformers, float32, eager attention", suggested_abs_tolerance_f32=1e-4)
+    facts = dict(name=name, reference="transformers, float32, eager attention", suggested_abs_tolerance_f32=1e-4, **changed)
     (folder / "golden.json").write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":
+    wanted = sys.argv[2:]
     for seed, (name, (kind, extra, labels)) in enumerate(CASES.items()):
-        make(pathlib.Path(sys.argv[1]), name, kind, extra, labels, seed)
+        if not wanted or name in wanted:
+            make(pathlib.Path(sys.argv[1]), name, kind, extra, labels, seed)

@@ -33,6 +33,8 @@ pub(crate) struct Talk {
     pub messages: Vec<Message>,
     pub sampling: Sampling,
     pub max_tokens: Option<usize>,
+    /// Texts that end an answer; they are not part of it.
+    pub stops: Vec<String>,
 }
 
 /// How an answer came out.
@@ -62,6 +64,7 @@ impl Talk {
             messages: Vec::new(),
             sampling,
             max_tokens,
+            stops: Vec::new(),
         })
     }
 
@@ -116,8 +119,8 @@ impl Talk {
         let max_new = self.max_tokens.unwrap_or(taught);
         // Whoever loads one for a conversation wants it there.
         let adapter = self.handle.adapters().first().map(|listed| listed.worn);
-        let request =
-            Request { prompt, max_new, sampling: self.sampling.clone(), adapter, ..Request::default() };
+        let (sampling, stops) = (self.sampling.clone(), self.stops.clone());
+        let request = Request { prompt, max_new, sampling, stops, adapter, ..Request::default() };
         let mut events = self.handle.submit(request)?;
         // The next answer to the same words is another one.
         self.sampling.seed = self.sampling.seed.wrapping_add(1);

@@ -15,9 +15,8 @@ pub(crate) fn raise_limit() -> Option<usize> {
     }
     let wanted = libc::rlimit { rlim_cur: limit.rlim_max.min(MOST), ..limit };
     // SAFETY: the pointer is to a struct of that type, which is read and not kept.
-    if wanted.rlim_cur > limit.rlim_cur
-        && unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const wanted) } == 0
-    {
+    let set = || unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const wanted) } == 0;
+    if wanted.rlim_cur > limit.rlim_cur && set() {
         limit = wanted;
     }
     usize::try_from(limit.rlim_cur).ok()

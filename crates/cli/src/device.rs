@@ -140,15 +140,20 @@ impl Device {
         own.into_iter().chain(memory).collect()
     }
 
-    /// Runs the ops, and compares what comes out with what should.
-    pub(crate) fn test(&self, suite: Suite) -> Result<Outcomes, Failed> {
+    /// Runs the ops, and compares what comes out with what should. Before each op `told` hears how many of how many are
+    /// done, and its name.
+    pub(crate) fn test(
+        &self,
+        suite: Suite,
+        told: &mut dyn FnMut(usize, usize, &'static str),
+    ) -> Result<Outcomes, Failed> {
         Ok(match self {
             Device::Cpu => {
                 let b = Cpu::new(tallow_cpu::Isa::best(), cores())?.with(tallow_cpu::Arithmetic::Exact);
-                conformance::run(&b, suite)
+                conformance::run_telling(&b, suite, told)
             }
             #[cfg(feature = "wgpu")]
-            Device::Gpu(found) => conformance::run(&Wgpu::open(found)?, suite),
+            Device::Gpu(found) => conformance::run_telling(&Wgpu::open(found)?, suite, told),
         })
     }
 }
@@ -162,8 +167,22 @@ pub(crate) fn all() -> Vec<Device> {
     std::iter::once(Device::Cpu).chain(gpus).collect()
 }
 
+/// Why no GPU comes before the CPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NoGpu {
+    pub why: String,
+    /// Is there a GPU, which cannot be used?
+    pub surprising: bool,
+}
+
+impl NoGpu {
+    fn new(why: impl std::fmt::Display, surprising: bool) -> NoGpu {
+        NoGpu { why: format!("using the CPU: {why}"), surprising }
+    }
+}
+
 /// The devices that may be taken, the best first, and a word on why no GPU comes before the CPU.
-pub(crate) fn candidates(asked: Asked) -> Result<(Vec<Device>, Option<String>), Failed> {
+pub(crate) fn candidates(asked: Asked) -> Result<(Vec<Device>, Option<NoGpu>), Failed> {
     match asked {
         Asked::Cpu => Ok((vec![Device::Cpu], None)),
         Asked::Auto => {
@@ -186,31 +205,32 @@ fn is(found: &Found, api: Api) -> bool {
 /// GPUs that are worth having: the one with most free memory first, those with memory of their own before others.
 /// If there is none, why.
 #[cfg(feature = "wgpu")]
-fn real_gpus() -> (Vec<Device>, Option<String>) {
+fn real_gpus() -> (Vec<Device>, Option<NoGpu>) {
     let found = tallow_wgpu::devices();
-    let mut unfit = Vec::new();
+    let (mut software, mut unfit) = (Vec::new(), Vec::new());
     let mut real: Vec<Found> = Vec::new();
     for found in found {
         let name = found.about().to_string();
         match found.check() {
-            _ if found.about().is_software => unfit.push(format!("{name} is a program on the CPU")),
+            _ if found.about().is_software => software.push(format!("{name} is a software renderer")),
             Err(why) => unfit.push(why.to_string()),
             Ok(()) => real.push(found),
         }
     }
     let free = |f: &Found| f.about().memory.map_or(0, |(_, free)| free);
     real.sort_by_key(|f| (f.about().shares_memory, std::cmp::Reverse(free(f))));
-    let why = match (real.is_empty(), unfit.is_empty()) {
-        (false, _) => None,
-        (true, true) => Some("no driver here offers a GPU through Vulkan or Metal".to_owned()),
-        (true, false) => Some(format!("no GPU will do: {}", unfit.join("; "))),
+    let why = match (software.as_slice(), unfit.as_slice()) {
+        _ if !real.is_empty() => None,
+        ([], []) => Some(NoGpu::new("no driver here offers a GPU through Vulkan or Metal", false)),
+        (software, []) => Some(NoGpu::new(software.join("; "), false)),
+        (_, unfit) => Some(NoGpu::new(unfit.join("; "), true)),
     };
     (real.into_iter().map(Device::Gpu).collect(), why)
 }
 
 #[cfg(not(feature = "wgpu"))]
-fn real_gpus() -> (Vec<Device>, Option<String>) {
-    (Vec::new(), Some("this program was built without support for GPUs".to_owned()))
+fn real_gpus() -> (Vec<Device>, Option<NoGpu>) {
+    (Vec::new(), Some(NoGpu::new("this program was built without support for GPUs", false)))
 }
 
 /// The GPU that was asked for.

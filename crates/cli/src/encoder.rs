@@ -77,17 +77,15 @@ pub(crate) fn start(
 ) -> Result<Running, Failed> {
     let (wanted, width) = match model.spec.head {
         None => (Wanted::Vectors(model.sentence.pooling), model.spec.width()),
-        Some(head) => {
-            model.ranks()?;
-            (Wanted::Scores, head.labels)
-        }
+        Some(head) => (Wanted::Scores, head.labels),
     };
+    let classes = model.classes()?;
     let plan = |device: &Device| Plan::of_encoder(model, place.batch, device);
     let handle = load::on_some_device(place.device, plan, say, |device, _| {
         // Words are read while weights are loaded.
         let info = || {
             let (names, inputs) = (names.clone(), Inputs::new(model)?);
-            Ok(EmbedderInfo { names, inputs, wanted, width, queue })
+            Ok(EmbedderInfo { names, inputs, wanted, width, classes: classes.clone(), queue })
         };
         let model = model.clone();
         match device.clone() {

@@ -1,4 +1,4 @@
-//! A text cut into goes: so many tokens that a model looks at by themselves.
+//! A text cut into chunks of tokens, each of which starts with an empty context.
 
 use std::path::Path;
 
@@ -6,6 +6,7 @@ use tallow_models::tokenizer::Special;
 
 use crate::Failed;
 use crate::load::Opened;
+use crate::settings::unreadable;
 
 /// Tokens of a go where nobody says.
 const USUAL: usize = 512;
@@ -24,7 +25,7 @@ impl Goes {
     /// Reads a text, for goes of `context` tokens.
     pub(crate) fn read(path: &Path, opened: &Opened, context: Option<usize>) -> Result<Goes, Failed> {
         let name = path.display();
-        let text = std::fs::read(path).map_err(|e| Failed::new(format!("{name}: {e}")))?;
+        let text = std::fs::read(path).map_err(|e| Failed::new(format!("{name}: {}", unreadable(&e))))?;
         let text = String::from_utf8(text).map_err(|e| {
             let at = e.utf8_error().valid_up_to();
             Failed::new(format!("{name}: is not UTF-8 text: byte {at} cannot be read"))
@@ -32,7 +33,7 @@ impl Goes {
         let (tokenizer, most) = (&opened.words()?.tokenizer, opened.model.spec.context);
         let tokens = tokenizer.encode(&text, Special::BARE)?;
         let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-        let context = context.unwrap_or(USUAL.min(most));
+        let context = context.unwrap_or(USUAL.min(opened.model.spec.trained_context()));
         if context < 2 || context > most {
             let why = format!("--context is {context}; 2 to {most} can be used with this model");
             return Err(Failed::new(why));

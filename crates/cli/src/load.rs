@@ -19,7 +19,7 @@ use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::Limits;
 #[cfg(feature = "wgpu")]
 use tallow_engine::scheduler::{Batch, Part, Place, SeqId, Wanted};
-use tallow_hub::{Cache, Hub, ModelRef};
+use tallow_hub::{Cache, Hub, HubError, ModelRef};
 use tallow_models::decoder::Decoder;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::formats::Checkpoint;
@@ -30,10 +30,10 @@ use tallow_models::template::ChatTemplates;
 use tallow_models::tokenizer::Tokenizer;
 use tallow_models::{AnyModel, Model};
 
-use crate::device::{Asked, Device, candidates};
+use crate::device::{Asked, Device, NoGpu, candidates};
 use crate::memory::{self, Plan};
-use crate::settings::{EngineConfig, Origin, Setting, Sources};
-use crate::{Failed, commands, env, screen};
+use crate::settings::{EngineConfig, Origin, Sources, Switch, unreadable};
+use crate::{Failed, commands, env, log, screen};
 
 /// The model that is part of the program.
 pub(crate) const DEMO: &str = "demo";
@@ -96,6 +96,11 @@ impl How {
         Ok(How { offline: is_offline(sources, offline)?, quant })
     }
 
+    /// With that type of weights or none, whatever the configuration file says: what is written is not what is run.
+    pub(crate) fn to_write(sources: &Sources, offline: bool, quant: Option<Recipe>) -> Result<How, Failed> {
+        Ok(How { offline: is_offline(sources, offline)?, quant })
+    }
+
     /// Encoders are small, and are not quantized.
     fn as_stored(self) -> Result<(), Failed> {
         match self.quant {
@@ -109,10 +114,10 @@ impl How {
 
 /// Is the hub not to be asked?
 pub(crate) fn is_offline(sources: &Sources, flag: bool) -> Result<bool, Failed> {
-    let asked: Setting<bool> = sources.get("offline", flag.then_some(true), false)?;
+    let asked = sources.get("offline", flag.then_some(Switch(true)), Switch(false))?;
     let switch =
         env::get("HF_HUB_OFFLINE").is_some_and(|v| !["0", "false", "no", "off"].contains(&v.as_str()));
-    Ok(asked.value || switch)
+    Ok(asked.value.0 || switch)
 }
 
 /// Finds a model's files, downloading them if they are not here.
@@ -121,16 +126,24 @@ fn checkpoint(name: &str, offline: bool) -> Result<Checkpoint, Failed> {
         return Ok(Checkpoint::embedded(DEMO, DEMO_BYTES)?);
     }
     let path = expand(name);
-    if path.exists() {
-        return Ok(Checkpoint::open(&path)?);
-    }
+    let there = match std::fs::metadata(&path) {
+        Ok(_) => return Ok(Checkpoint::open(&path)?),
+        Err(why) => why,
+    };
     // What cannot be a name on the hub was meant as a path.
-    let meant_as_path = name.starts_with(['.', '/', '~', '\\']) || name.matches('/').count() > 1;
-    if meant_as_path || path.extension().is_some_and(|e| e == "gguf" || e == "safetensors") {
-        return Err(Failed::new(format!("{}: there is no such file or folder", path.display())));
+    let model = ModelRef::parse(name);
+    let slashes = name.matches('/').count() > 1 && model.is_err() && !name.contains("://");
+    let meant_as_path = name.starts_with(['.', '/', '~', '\\']) || slashes;
+    let ends = path.extension().is_some_and(|e| e == "gguf" || e == "safetensors") && !name.contains("://");
+    if meant_as_path || (ends && model.as_ref().map_or(true, |model| model.repo.as_str() == name)) {
+        return Err(Failed::new(format!("{}: {}", path.display(), unreadable(&there))));
     }
-    let model = ModelRef::parse(name).map_err(|e| {
-        Failed::new(format!("{name:?} is no file or folder here, and no name on the hub either: {e}"))
+    let model = model.map_err(|e| match e {
+        HubError::Name { why, .. } => Failed::new(format!(
+            "{name:?} is neither a file or folder here nor a valid hub name: {why}. Names look like org/name, \
+             org/name:Q4_K_M or org/name@revision; `tallow search TEXT` finds short ones"
+        )),
+        other => other.into(),
     })?;
     if let Some(snapshot) = cache()?.find(&model)? {
         return Ok(Checkpoint::open(&snapshot.path)?);
@@ -143,8 +156,8 @@ fn checkpoint(name: &str, offline: bool) -> Result<Checkpoint, Failed> {
     }
     let fetched = commands::hub::fetch(&model);
     // It may have been meant as a path.
-    let fetched =
-        fetched.map_err(|e| Failed::new(format!("{name} is no file or folder here. From the hub: {e}")))?;
+    let fetched = fetched
+        .map_err(|e| Failed::new(format!("{name} is neither a file or folder here nor on the hub: {e}")))?;
     Ok(Checkpoint::open(&fetched.path)?)
 }
 
@@ -160,7 +173,13 @@ fn expand(name: &str) -> PathBuf {
 pub(crate) fn model(name: &str, how: How) -> Result<Model, Failed> {
     let mut model = Model::new(checkpoint(name, how.offline)?)?;
     model.recipe = how.quant;
+    quantized(&model).for_each(|note| note.show());
     Ok(model)
+}
+
+/// What somebody should know of how the model is quantized on its way to a device.
+pub(crate) fn quantized(model: &Model) -> impl Iterator<Item = Note> {
+    model.quantizing_notes().into_iter().map(Note::Quantized)
 }
 
 /// Opens a model, whatever it does.
@@ -272,7 +291,8 @@ impl Opened {
                 // A device should not be passed over for words that no device can read.
                 self.words()?;
             }
-            on_one_of(&devices, why.as_deref(), plan, say, |device, plan| {
+            quantized(&self.model).for_each(|note| say(&note));
+            on_one_of(&devices, why, plan, say, |device, plan| {
                 self.slow(device).into_iter().for_each(|why| say(&Note::Slow(why)));
                 self.start_on(device, plan, config, names.clone())
             })
@@ -346,8 +366,12 @@ pub(crate) enum Note {
     Taken(String),
     /// Why it will be slower than it could be.
     Slow(String),
+    /// What became of weights that were to be quantized.
+    Quantized(String),
     /// A device that is not, though it comes first.
     PassedOver(String),
+    /// Why it is the CPU, where that is no surprise.
+    OnCpu(String),
 }
 
 impl Note {
@@ -355,9 +379,13 @@ impl Note {
     /// everybody: it is never silent.
     pub(crate) fn show(&self) {
         match self {
-            Note::Taken(text) if std::io::stderr().is_terminal() => eprintln!("{}", screen::dim(text)),
-            Note::Taken(_) => {}
-            Note::Slow(text) | Note::PassedOver(text) => eprintln!("{}", screen::harmless(text)),
+            Note::Taken(text) if std::io::stderr().is_terminal() && !log::is_quiet() => {
+                screen::tell(&screen::dim(text));
+            }
+            Note::Taken(text) => tracing::info!("{text}"),
+            Note::OnCpu(text) => tracing::info!("{text}"),
+            Note::Slow(_) if log::is_quiet() => {}
+            Note::Slow(text) | Note::Quantized(text) | Note::PassedOver(text) => screen::tell(&screen::harmless(text)),
         }
     }
 
@@ -365,7 +393,8 @@ impl Note {
     pub(crate) fn log(&self) {
         match self {
             Note::Taken(text) => tracing::info!("{text}"),
-            Note::Slow(text) | Note::PassedOver(text) => tracing::warn!("{text}"),
+            Note::OnCpu(text) => tracing::debug!("{text}"),
+            Note::Slow(text) | Note::Quantized(text) | Note::PassedOver(text) => tracing::warn!("{text}"),
         }
     }
 }
@@ -378,13 +407,13 @@ pub(crate) fn on_some_device<T>(
     put: impl FnMut(&Device, &Plan) -> Result<T, Failed>,
 ) -> Result<T, Failed> {
     let (devices, why) = candidates(asked)?;
-    on_one_of(&devices, why.as_deref(), plan, say, put)
+    on_one_of(&devices, why, plan, say, put)
 }
 
 /// The same for devices that are known. `why` says why those before the last are not there.
 fn on_one_of<T>(
     devices: &[Device],
-    why: Option<&str>,
+    why: Option<NoGpu>,
     plan: impl Fn(&Device) -> Plan,
     say: &dyn Fn(&Note),
     mut put: impl FnMut(&Device, &Plan) -> Result<T, Failed>,
@@ -410,8 +439,12 @@ fn on_one_of<T>(
     let Some(last) = devices.last() else { return Err(Failed::new("there is no device")) };
     let plan = plan(last);
     plan.check()?;
-    let why = why.map_or(String::new(), |why| format!(" ({why})"));
-    say(&Note::Taken(format!("{plan}{why}")));
+    match why {
+        Some(NoGpu { why, surprising: true }) => say(&Note::PassedOver(why)),
+        Some(NoGpu { why, surprising: false }) => say(&Note::OnCpu(why)),
+        None => {}
+    }
+    say(&Note::Taken(plan.to_string()));
     put(last, &plan)
 }
 
@@ -421,7 +454,7 @@ fn paced<B: Backend>(runner: &Runner<B>, limits: Limits, page_len: usize) -> Res
     let beside = pace::beside(&timings, limits.budget);
     let steps = timings.iter().map(|(tokens, took)| format!("{tokens} tokens in {} ms", took.as_millis()));
     let steps: Vec<String> = steps.collect();
-    tracing::info!("while answers are under way a step has up to {beside} tokens ({})", steps.join(", "));
+    tracing::debug!("while answers are under way a step has up to {beside} tokens ({})", steps.join(", "));
     Ok(Limits { beside, ..limits })
 }
 
@@ -494,8 +527,9 @@ mod tests {
         let say = |note: &Note| {
             *said.borrow_mut() += &match note {
                 Note::Taken(text) => format!("taken: {}\n", text.split(':').next().unwrap()),
-                Note::Slow(text) => format!("slow: {text}\n"),
+                Note::Slow(text) | Note::Quantized(text) => format!("slow: {text}\n"),
                 Note::PassedOver(text) => format!("passed over: {text}\n"),
+                Note::OnCpu(text) => format!("on the CPU: {text}\n"),
             };
         };
         let mut tried = 0;

@@ -1,7 +1,11 @@
 //! The `tallow` program.
 
+#![deny(clippy::print_stderr)]
+
 mod args;
+mod build;
 mod chat;
+mod clock;
 mod commands;
 mod descriptors;
 mod device;
@@ -9,6 +13,7 @@ mod encoder;
 mod env;
 mod goes;
 mod load;
+mod log;
 mod lora;
 mod memory;
 mod screen;
@@ -18,11 +23,9 @@ mod signal;
 mod solo;
 
 use std::fmt;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use args::{Cli, Command};
-use clap::Parser;
 
 /// Why a command failed, in words for whoever ran it.
 #[derive(Debug)]
@@ -70,25 +73,32 @@ fn main() -> ExitCode {
     // SAFETY: no thread has been started yet.
     unsafe { env::quiet_drivers() };
     // Journey, stop 1: the command line.
-    let cli = Cli::parse();
-    log(&cli.command);
-    match run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failed) if failed.quiet => ExitCode::SUCCESS,
-        Err(failed) => {
-            eprintln!("{} {}", screen::red("error:"), screen::harmless(&failed.why));
+    let cli = args::parse();
+    let serves = matches!(cli.command, Command::Serve(_));
+    match log::start(&cli.log, serves).and_then(|()| run(cli)) {
+        Err(failed) if !failed.quiet => {
+            log::last_words(&format!("{} {}", screen::red("error:"), screen::harmless(&failed.why)));
             ExitCode::FAILURE
+        }
+        Ok(()) | Err(_) => {
+            log::finish();
+            ExitCode::SUCCESS
         }
     }
 }
 
-fn run(cli: Cli) -> Result<(), Failed> {
-    let sources = settings::Sources::read(cli.config.as_deref())?;
+fn run(mut cli: Cli) -> Result<(), Failed> {
+    let mut sources = settings::Sources::read(cli.config.as_deref())?;
+    cli.command.settle(&mut sources)?;
     match cli.command {
-        Command::Run(args) => commands::run::run(args, &sources),
+        Command::Run(mut args) => {
+            args.verbose = cli.log.verbose > 0;
+            commands::run::run(args, &sources)
+        }
         Command::Serve(args) => commands::serve::serve(args, &sources),
         Command::Bench(args) => commands::bench::bench(&args, &sources),
         Command::Pull(args) => commands::hub::pull(&args, &sources),
+        Command::Search(args) => commands::hub::search(&args, &sources),
         Command::List(args) => commands::hub::list(&args),
         Command::Rm(args) => commands::hub::rm(&args),
         Command::Show(args) => commands::show::show(&args, &sources),
@@ -96,6 +106,7 @@ fn run(cli: Cli) -> Result<(), Failed> {
         Command::Doctor(args) => commands::doctor::doctor(args, &sources),
         Command::Embed(args) => commands::embed::embed(&args, &sources),
         Command::Rerank(args) => commands::embed::rerank(&args, &sources),
+        Command::Classify(args) => commands::embed::classify(&args, &sources),
         Command::Transcribe(args) => commands::transcribe::transcribe(&args, &sources),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args, &sources),
         Command::Perplexity(args) => commands::perplexity::perplexity(&args, &sources),
@@ -103,19 +114,4 @@ fn run(cli: Cli) -> Result<(), Failed> {
         Command::Dump(args) => commands::dump::dump(&args, &sources),
         Command::Completions(args) => commands::completions(&args),
     }
-}
-
-/// The server logs what it does; other commands only what goes wrong, unless they are asked for more.
-fn log(command: &Command) {
-    let usual = if matches!(command, Command::Serve(_)) { "info" } else { "error" };
-    let wanted = env::get("TALLOW_LOG").unwrap_or_else(|| usual.into());
-    let filter = tracing_subscriber::EnvFilter::try_new(&wanted);
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(usual));
-    let colours = std::io::stderr().is_terminal() && env::get("NO_COLOR").is_none();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(colours)
-        .with_target(false)
-        .init();
 }

@@ -103,7 +103,7 @@ impl Plan {
     /// Plans for a model. A context that nobody asked for is made smaller until it fits.
     pub(crate) fn new(model: &Model, config: &EngineConfig, device: &Device) -> Plan {
         let memory = device.memory();
-        let usual = model.spec.context.min(USUAL_CONTEXT);
+        let usual = model.spec.trained_context().min(USUAL_CONTEXT);
         let asked = config.context.clone();
         let mut context = asked.clone().unwrap_or(Setting { value: usual, origin: Origin::BuiltIn });
         loop {

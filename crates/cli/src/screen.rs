@@ -1,7 +1,7 @@
 //! What reaches the terminal: text without surprises, colours where they are wanted, progress where somebody looks.
 
 use std::borrow::Cow;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -24,8 +24,24 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(shown).collect())
 }
 
+/// May text on standard error have colours?
+pub(crate) fn has_colours() -> bool {
+    std::io::stderr().is_terminal() && env::get("NO_COLOR").is_none()
+}
+
+/// Writes a line to standard error. That nobody reads it, or that it cannot be written, is no reason to fail.
+pub(crate) fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// The same without a new line.
+pub(crate) fn tell_here(text: &str) {
+    let mut err = std::io::stderr();
+    let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
+}
+
 fn coloured(text: &str, code: &str) -> String {
-    match std::io::stderr().is_terminal() && env::get("NO_COLOR").is_none() {
+    match has_colours() {
         true => format!("\u{1b}[{code}m{text}\u{1b}[0m"),
         false => text.to_owned(),
     }

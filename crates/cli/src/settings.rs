@@ -1,8 +1,10 @@
 //! Settings: one way from flags, the environment, the configuration file and the model itself to a typed
 //! [`EngineConfig`], which every command uses, and which remembers where each value came from.
 
+mod sources;
+
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use tallow_core::DType;
@@ -13,14 +15,16 @@ use tallow_models::generation::Generation;
 use crate::Failed;
 use crate::args::{EngineArgs, SampleArgs, Serve};
 use crate::device::Asked;
-use crate::env;
+
+pub(crate) use sources::{Seed, Sources, Switch, reason, unreadable};
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     Flag,
     Environment(String),
-    File(PathBuf),
+    /// With the model's name where the value is of that one's table.
+    File(PathBuf, Option<String>),
     Model,
     BuiltIn,
     /// Chosen so that it fits the memory.
@@ -32,7 +36,8 @@ impl fmt::Display for Origin {
         match self {
             Origin::Flag => f.write_str("the command line"),
             Origin::Environment(name) => f.write_str(name),
-            Origin::File(path) => write!(f, "{}", path.display()),
+            Origin::File(path, None) => write!(f, "{}", path.display()),
+            Origin::File(path, Some(model)) => write!(f, "{} [models.{model:?}]", path.display()),
             Origin::Model => f.write_str("the model"),
             Origin::BuiltIn => f.write_str("built in"),
             Origin::Memory => f.write_str("free memory"),
@@ -71,28 +76,44 @@ fn variable(name: &str) -> String {
 
 /// Every setting.
 pub(crate) static KNOWN: &[Known] = &[
-    known("context", "tokens of a conversation, prompt and answer", "the model's, up to 8192"),
-    known("kv", "what keys and values are kept as: f32, f16, bf16, int8 or fp8", "bf16 with amx, else f16"),
-    known("quant", "quantize plain weights while they are loaded: q4_k_m, q8_0, …", "as they are"),
-    known("device", "where to run: auto, cpu, vulkan, vulkan:1, metal, …", "auto"),
-    known("threads", "threads of the CPU", "the CPU's cores"),
-    known("isa", "the CPU's instruction set to use: scalar, neon, avx2, avxvnni, avx512 or amx", "the best"),
-    known("arithmetic", "how the CPU multiplies: fast, or exact for comparisons", "fast (dump: exact)"),
-    known("batch", "tokens computed in a step", "256, fewer while a server's answers are under way"),
-    known("slots", "requests served at once", "8"),
+    known("model", "model of `run` and `serve` where none is named", "demo"),
+    known("system", "system prompt of `run`", "none"),
+    known("lora", "LoRA adapters of `run` (one) and `serve`: a list, in the variable with commas", "none"),
+    known("alias", "other names of the model in `serve`: a list, in the variable with commas", "none"),
+    known(
+        "context",
+        "context size: tokens of prompt and answer",
+        "what the model was trained for, up to 8192",
+    ),
+    known("kv", "data type of the KV cache: f32, f16, bf16, int8 or fp8", "f16; bf16 on a CPU with AMX"),
+    known("quant", "quantize F32/F16/BF16 weights on load: q4_k_m, q8_0, …", "as they are stored"),
+    known("device", "device to run on: auto, cpu, vulkan, vulkan:1, metal, …", "auto"),
+    known("threads", "CPU threads", "the CPU's cores"),
+    known("isa", "CPU instruction set: scalar, neon, avx2, avxvnni, avx512 or amx", "the best there is"),
+    known("arithmetic", "CPU arithmetic: fast, or exact for comparisons", "fast (dump: exact)"),
+    known(
+        "batch",
+        "batch size: most tokens computed in one step",
+        "256; fewer while a server decodes answers",
+    ),
+    known("slots", "requests computed at once (parallel sequences)", "8"),
     known("queue", "requests that may wait for a slot", "256"),
-    known("max-tokens", "tokens of an answer at most", "as many as fit"),
-    known("temperature", "0 takes the most likely token always", "0.8 (server: 1)"),
-    known("top-k", "only the so many most likely tokens; 0 for all", "40 (server: 0)"),
-    known("top-p", "only the most likely tokens that together have this much", "0.95 (server: 1)"),
-    known("min-p", "only tokens at least this likely in proportion to the most likely", "0.05 (server: 0)"),
-    known("typical-p", "only tokens of usual surprise that together have this much", "1"),
-    known("repetition-penalty", "makes tokens that were there less likely", "1"),
-    known("presence-penalty", "taken from tokens that were generated", "0"),
-    known("frequency-penalty", "taken from tokens for each time they were generated", "0"),
-    known("seed", "the same seed gives the same answer", "another each time"),
-    known("host", "the address to listen on", "127.0.0.1"),
-    known("port", "the port to listen on", "8080"),
+    known("max-tokens", "longest answer, in tokens", "as many as fit (`run` without a chat template: 256)"),
+    known("temperature", "0 always picks the most likely token (greedy)", "0.8 (server: 1)"),
+    known("top-k", "keep only the N most likely tokens; 0 keeps all", "40 (server: 0)"),
+    known(
+        "top-p",
+        "nucleus sampling: keep the most likely tokens up to total probability P",
+        "0.95 (server: 1)",
+    ),
+    known("min-p", "drop tokens below P times the likeliest one's chance", "0.05 (server: 0)"),
+    known("typical-p", "locally typical sampling, up to total probability P", "1"),
+    known("repetition-penalty", "penalise tokens that have already appeared (1 = off)", "1"),
+    known("presence-penalty", "subtracted from the scores of tokens that were generated", "0"),
+    known("frequency-penalty", "subtracted from a token's score for each time it was generated", "0"),
+    known("seed", "the same seed gives the same answer; -1 is random", "random"),
+    known("host", "address to listen on", "127.0.0.1"),
+    known("port", "port to listen on", "8080"),
     known("drain", "seconds that answers may take to finish when the server is told to stop", "30"),
     known("max-memory-in-flight", "memory that a server's requests may hold together, in MiB", "512"),
     known(
@@ -101,92 +122,10 @@ pub(crate) static KNOWN: &[Known] = &[
         "4096, or as many as there are descriptors for",
     ),
     known("max-connections-per-address", "connections of one address at one time", "half of max-connections"),
-    known("offline", "true: never ask the hub", "false"),
+    known("offline", "true: use only models that are already downloaded", "false"),
 ];
 
-/// Where values are looked up.
-pub(crate) struct Sources {
-    file: Option<(PathBuf, toml::Table)>,
-}
-
-impl Sources {
-    /// Reads the configuration file: the one that was named, or the usual one if it exists.
-    pub(crate) fn read(named: Option<&Path>) -> Result<Sources, Failed> {
-        let named = named.map(Path::to_path_buf).or_else(|| env::get("TALLOW_CONFIG").map(PathBuf::from));
-        let path = named.clone().or_else(|| env::config_file().filter(|p| p.exists()));
-        let Some(path) = path else { return Ok(Sources { file: None }) };
-        let text = std::fs::read_to_string(&path).map_err(|e| {
-            Failed::new(format!("the configuration file {} cannot be read: {e}", path.display()))
-        })?;
-        let table: toml::Table = text.parse().map_err(|e| {
-            Failed::new(format!("the configuration file {} is not TOML: {e}", path.display()))
-        })?;
-        if let Some(unknown) = table.keys().find(|k| KNOWN.iter().all(|s| s.name != k.as_str())) {
-            let names: Vec<&str> = KNOWN.iter().map(|s| s.name).collect();
-            let (path, names) = (path.display(), names.join(", "));
-            return Err(Failed::new(format!("{path}: there is no setting {unknown:?}; there are: {names}")));
-        }
-        Ok(Sources { file: Some((path, table)) })
-    }
-
-    /// The configuration file, if there is one.
-    pub(crate) fn file(&self) -> Option<&Path> {
-        self.file.as_ref().map(|(path, _)| path.as_path())
-    }
-
-    /// A setting's value: from the flag, else the environment, else the file.
-    pub(crate) fn find<T: FromStr>(&self, name: &str, flag: Option<T>) -> Result<Option<Setting<T>>, Failed>
-    where
-        T::Err: fmt::Display,
-    {
-        debug_assert!(KNOWN.iter().any(|s| s.name == name), "{name} is not in the list of settings");
-        if let Some(value) = flag {
-            return Ok(Some(Setting { value, origin: Origin::Flag }));
-        }
-        let variable = variable(name);
-        if let Some(text) = env::get(&variable) {
-            let value = text.parse().map_err(|e| Failed::new(format!("{variable} is {text:?}: {e}")))?;
-            return Ok(Some(Setting { value, origin: Origin::Environment(variable) }));
-        }
-        let Some((path, value)) = self.file.as_ref().and_then(|(p, t)| Some((p, t.get(name)?))) else {
-            return Ok(None);
-        };
-        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let value =
-            text.parse().map_err(|e| Failed::new(format!("{}: {name} is {text}: {e}", path.display())))?;
-        Ok(Some(Setting { value, origin: Origin::File(path.clone()) }))
-    }
-
-    /// The same, or what is built in.
-    pub(crate) fn get<T: FromStr>(
-        &self,
-        name: &str,
-        flag: Option<T>,
-        default: T,
-    ) -> Result<Setting<T>, Failed>
-    where
-        T::Err: fmt::Display,
-    {
-        Ok(self.find(name, flag)?.unwrap_or(Setting { value: default, origin: Origin::BuiltIn }))
-    }
-
-    /// The same; a model's own value comes before what is built in.
-    fn or_model<T: FromStr>(
-        &self,
-        name: &str,
-        flag: Option<T>,
-        model: Option<T>,
-        default: T,
-    ) -> Result<Setting<T>, Failed>
-    where
-        T::Err: fmt::Display,
-    {
-        let model = model.map(|value| Setting { value, origin: Origin::Model });
-        Ok(self.find(name, flag)?.or(model).unwrap_or(Setting { value: default, origin: Origin::BuiltIn }))
-    }
-}
-
-/// A type that keys and values can be kept as.
+/// A data type of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KvType(pub DType);
 
@@ -216,8 +155,16 @@ impl FromStr for KvType {
     type Err = String;
 
     fn from_str(s: &str) -> Result<KvType, String> {
-        let found = KvType::ALL.into_iter().find(|t| t.name() == s.to_ascii_lowercase());
-        found.ok_or_else(|| "keys and values can be kept as f32, f16, bf16, int8 or fp8".into())
+        // As llama.cpp and vLLM call those of eight bits.
+        let name = match s.to_ascii_lowercase() {
+            name if name == "q8_0" => "int8".into(),
+            name if name == "fp8_e4m3" => "fp8".into(),
+            name => name,
+        };
+        let found = KvType::ALL.into_iter().find(|t| t.name() == name);
+        found.ok_or_else(|| {
+            format!("{s:?} is no type of the KV cache; there are f32, f16, bf16, int8 and fp8")
+        })
     }
 }
 
@@ -270,6 +217,17 @@ impl Defaults {
         Defaults { slots: 1, temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05 };
     pub(crate) const API: Defaults =
         Defaults { slots: 8, temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
+
+    /// What is built in for a setting, if it depends on who asks.
+    pub(crate) fn of(&self, name: &str) -> Option<String> {
+        match name {
+            "temperature" => Some(self.temperature.to_string()),
+            "top-k" => Some(self.top_k.to_string()),
+            "top-p" => Some(self.top_p.to_string()),
+            "min-p" => Some(self.min_p.to_string()),
+            _ => None,
+        }
+    }
 }
 
 /// The flags that an engine's setup depends on.
@@ -334,7 +292,9 @@ pub(crate) fn resolve(
         )?,
         presence_penalty: sources.get("presence-penalty", s.presence_penalty, 0.0)?,
         frequency_penalty: sources.get("frequency-penalty", s.frequency_penalty, 0.0)?,
-        seed: sources.find("seed", s.seed)?,
+        seed: sources
+            .find("seed", s.seed.map(Seed))?
+            .map(|Setting { value: Seed(value), origin }| Setting { value, origin }),
         adapter_room: 0,
     };
     config.check()?;

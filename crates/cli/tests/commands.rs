@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 use common::{Did, Home, did};
 use serde_json::Value;
-use tallow_support::root;
+use tallow_support::{golden, root};
 
 const STORY: [&str; 7] = ["run", "demo", "--seed", "7", "-n", "24", "Once upon a time"];
 
@@ -74,6 +74,56 @@ fn what_does_not_fit_is_refused_with_the_numbers() {
     ] {
         assert!(why.contains(part), "{part:?} is not in {why}");
     }
+}
+
+/// The report is what the command is for; only the verdict is an error.
+#[test]
+fn doctor_reports_and_says_the_true_reason() {
+    let home = Home::new();
+    let long = home.run(&["doctor", "demo", "-c", "2000"]);
+    assert_eq!(long.code, Some(1));
+    insta::assert_snapshot!(long.err, @"error: a context of 2000 tokens is asked for (the command line), and the model was made for 1024: past that its answers make no sense. Take --context 1024 or less");
+    assert!(long.out.contains("; the model was made for 1024 tokens\n"), "{}", long.out);
+    assert!(
+        !long.out.contains("does not fit") && long.out.contains("settings of `tallow run`"),
+        "{}",
+        long.out
+    );
+    // A folder without a tokenizer can be looked at.
+    let folder = golden("llama");
+    let folder = folder.to_str().unwrap();
+    let seen = home.run(&["doctor", folder]).ok();
+    assert!(
+        seen.contains("it cannot read or write text here: ") && seen.contains("tokenizer.json"),
+        "{seen}"
+    );
+    let shown = home.run(&["show", folder]).ok();
+    assert!(shown.contains("template     not known: ") && shown.contains("vocabulary "), "{shown}");
+    for name in ["bert", "whisper"] {
+        let seen = home.run(&["doctor", golden(name).to_str().unwrap()]).ok();
+        assert!(seen.contains(&format!("{name} would take\n  cpu: weights ")), "{seen}");
+    }
+    // A model that can go on past what it was trained on does so for who asks.
+    let dynamic = golden("more/llama-dynamic");
+    let dynamic = dynamic.to_str().unwrap();
+    for (args, tokens) in [(&["doctor", dynamic][..], 12), (&["doctor", dynamic, "-c", "24"], 24)] {
+        let seen = home.run(args).ok();
+        assert!(seen.contains(&format!("({tokens} tokens of ")), "{seen}");
+    }
+    assert!(home.run(&["doctor", dynamic, "-c", "25"]).failed().contains("the model was made for 24"));
+}
+
+#[test]
+fn dump_replaces_no_file_unasked() {
+    let home = Home::new();
+    let (model, out) = (golden("llama"), home.file("mine.safetensors", "mine"));
+    let input = model.join("golden.safetensors");
+    let [model, input] = [&model, &input].map(|path| path.to_str().unwrap());
+    let args = ["dump", model, "--in", input, "--out", "mine.safetensors"];
+    insta::assert_snapshot!(home.run(&args).failed(), @"error: mine.safetensors is there already; choose another name, or --force to replace it");
+    assert_eq!(std::fs::read(&out).unwrap(), b"mine");
+    home.run(&[&args[..], &["--force"]].concat()).ok();
+    assert!(std::fs::metadata(&out).unwrap().len() > 1000);
 }
 
 /// What a command says, with what differs from machine to machine taken out.
@@ -155,7 +205,7 @@ fn settings_come_from_the_flag_then_the_environment_then_the_file() {
     home.file(".config/tallow/config.toml", "top-k = [");
     assert!(home.run(&["doctor"]).failed().contains("is not TOML"));
     home.file(".config/tallow/config.toml", "top-k = \"many\"\n");
-    assert!(home.run(&["doctor"]).failed().contains("top-k is many: invalid digit"));
+    assert!(home.run(&["doctor"]).failed().contains("top-k is \"many\": a whole number from 0 up is expected"));
 }
 
 #[test]
@@ -171,7 +221,7 @@ fn the_reference_says_what_there_is() {
 #[test]
 fn help_is_there_for_every_command() {
     let home = Home::new();
-    insta::assert_snapshot!(home.run(&["--help"]).ok());
+    insta::assert_snapshot!(home.run(&["-h"]).ok());
     for command in
         ["run", "serve", "bench", "pull", "list", "rm", "show", "doctor", "tokenize", "perplexity", "dump"]
     {
@@ -195,7 +245,7 @@ fn tokens_go_there_and_back() {
     assert!(!numbers(&ids).contains(&1));
     let parsed = home.run(&["tokenize", "demo", "--ids", "--special", "--parse-special", text]).ok();
     assert_eq!((numbers(&parsed).first(), numbers(&parsed).last()), (Some(&0), Some(&1)));
-    assert!(home.run(&["tokenize", "demo", "--decode", "1 x"]).failed().contains("\"x\" is no token"));
+    assert!(home.run(&["tokenize", "demo", "--decode", "1 x"]).failed().contains("\"x\" is no token id"));
 }
 
 #[test]
@@ -268,6 +318,39 @@ fn speeds_are_written_in_the_shape_that_scripts_know() {
         let seconds = row["avg_ns"].as_f64().unwrap() / 1e9;
         assert!((row["avg_ts"].as_f64().unwrap() * seconds / tokens as f64 - 1.0).abs() < 1e-6, "{row}");
     }
+    let pg = ["bench", "-p", "0", "-n", "0", "--pg", "8,4", "--ubatch-size", "4", "-r", "1", "-o", "sql"];
+    let sql = home.run(&pg).ok();
+    assert!(sql.starts_with("CREATE TABLE IF NOT EXISTS llama_bench (\n"), "{sql}");
+    assert!(sql.contains("  n_ubatch INTEGER") && sql.contains("  avg_ts REAL"), "{sql}");
+    assert_eq!(sql.matches("INSERT INTO llama_bench (").count(), 1);
+    assert!(sql.contains("'llama 7.3M Q8_0'"), "{sql}");
+    let table = home.run(&["bench", "-p", "8,16", "-n", "4", "--pg", "8,4", "-d", "0,100", "-r", "1"]).ok();
+    let rows: Vec<&str> = table.lines().take_while(|line| !line.is_empty()).collect();
+    let width = rows[0].chars().count();
+    assert!(rows.len() == 10 && rows.iter().all(|row| row.chars().count() == width), "{table}");
+    assert!(rows[2].starts_with("| llama 7.3M Q8_0 ") && rows[2].contains(" | "), "{table}");
+    assert!(table.contains(" pp8+tg4 @ d100 |"), "{table}");
+    let cells = rows[2..].iter().map(|row| row.split('|').nth_back(1).unwrap().trim());
+    for cell in cells {
+        let share = cell.strip_suffix(" %").map(|share| share.parse::<u32>().unwrap());
+        assert!(cell == "in cache" || share.is_some(), "{table}");
+    }
+    assert_eq!(
+        table.contains("| in cache |") || table.contains("    in cache |"),
+        table.contains("\nin cache: "),
+        "{table}"
+    );
+    home.run(&["bench", "-p", "4", "-n", "0", "-r", "1", "--flash-attn", "1", "--n-gpu-layers", "99"]).ok();
+    let refused = [
+        &["bench", "-p", "0", "-n", "0"][..],
+        &["bench", "--flash-attn", "0"],
+        &["bench", "--n-gpu-layers", "3"],
+    ];
+    insta::assert_snapshot!(refused.map(|args| home.run(args).failed()).concat(), @r"
+    error: -p 0 and -n 0 leave nothing to measure: give a number of tokens to one of them
+    error: --flash-attn 0: attention is always fused here, and cannot be switched off; leave the flag out
+    error: --n-gpu-layers 3: there is no partial offload, and the model has 8 layers: 0 is for the CPU, 8 or more for a GPU
+    ");
     assert!(home.run(&["bench", "--sequences", "0"]).failed().contains("counts from 1 on"));
     assert!(home.run(&["bench", "-d", "4096"]).failed().contains("the model's context is 1024"));
 }

@@ -64,3 +64,84 @@ fn what_no_file_can_say_is_refused() {
     insta::assert_snapshot!(said.replace(folder.to_str().unwrap(), "FOLDER"), @"error: FOLDER: converting the rotary embeddings is not supported: a GGUF file of a Llama model cannot say what this model has there, so it would become another one");
     assert!(!home.path().join("x.gguf").exists());
 }
+
+/// A file's number for what it is made of, and what it really is made of.
+fn file_type(home: &Home, name: &str) -> (String, String) {
+    let metadata = home.run(&["show", name, "--metadata"]).ok();
+    let number =
+        metadata.lines().find_map(|line| line.strip_prefix("general.file_type = ")).unwrap_or("none");
+    let summary = home.run(&["show", name]).ok();
+    let types = summary.lines().find_map(|line| line.strip_prefix("types        ")).unwrap();
+    (number.to_owned(), types.split(' ').next().unwrap().to_owned())
+}
+
+/// What is quantized already is quantized again only for who asks for that, and a file says what it is made of.
+#[test]
+fn requantizing_has_to_be_allowed() {
+    let home = Home::new();
+    let refused = home.run(&["convert", "demo", "q4.gguf", "--quant", "q4_k_m"]).failed();
+    insta::assert_snapshot!(refused, @r#"error: demo: tensor "blk.0.attn_k.weight": requantizing from type q8_0 is disabled: what it has lost stays lost, and more is lost. Start from the F16, BF16 or F32 model, or take --allow-requantize"#);
+    assert!(!home.path().join("q4.gguf").exists());
+    home.run(&["convert", "demo", "same.gguf"]).ok();
+    assert_eq!(file_type(&home, "same.gguf"), ("7".into(), "Q8_0".into()));
+    let made = home.run(&["convert", "demo", "q4.gguf", "--quant", "q4_k_m", "--allow-requantize"]);
+    assert_eq!((made.code, made.err.as_str()), (Some(0), ""));
+    assert_eq!(file_type(&home, "q4.gguf"), ("15".into(), "Q4_K".into()));
+    let size = |name: &str| home.path().join(name).metadata().unwrap().len();
+    assert!(size("q4.gguf") < size("same.gguf") * 3 / 4, "{} {}", size("q4.gguf"), size("same.gguf"));
+    home.run(&["run", "q4.gguf", "-n", "8", "Once upon a time"]).ok();
+    // A file keeps its number when it is copied.
+    home.run(&["convert", "q4.gguf", "copy.gguf"]).ok();
+    assert_eq!(file_type(&home, "copy.gguf"), ("15".into(), "Q4_K".into()));
+    // The configuration file is about how models are run, not about what is written.
+    home.file(".config/tallow/config.toml", "quant = \"q2_k\"\n");
+    home.run(&["convert", "q4.gguf", "again.gguf"]).ok();
+    assert_eq!(file_type(&home, "again.gguf"), ("15".into(), "Q4_K".into()));
+    let alone = home.run(&["convert", "demo", "x.gguf", "--allow-requantize"]).failed();
+    insta::assert_snapshot!(alone, @"error: --allow-requantize is about how to quantize; say to what with --quant");
+}
+
+/// Who runs a quantized model with `--quant` is told that it does nothing.
+#[test]
+fn quantizing_what_is_quantized_is_said_to_do_nothing() {
+    let home = Home::new();
+    let run = home.run(&["run", "demo", "--quant", "q2_k", "-n", "4", "Once"]);
+    insta::assert_snapshot!(run.err, @"--quant q2_k changes nothing: the model is quantized already (Q8_0); `tallow convert --allow-requantize` would quantize again, and lose more");
+    let bench = home.run(&["bench", "-m", "demo", "--quant", "q2_k", "-p", "8", "-n", "0", "-r", "1"]);
+    assert_eq!(bench.err, run.err);
+    assert_eq!(bench.code, Some(0));
+}
+
+/// Rows that no block of a type divides get another type, and that is said, in the file too.
+#[test]
+fn types_that_do_not_fit_are_named() {
+    let home = Home::new();
+    let folder = stablelm();
+    let made = home.run(&["convert", &folder, "small.gguf", "--quant", "iq2_xxs"]);
+    insta::assert_snapshot!(made.err.replace(&folder, "FOLDER"), @r"
+    FOLDER/tokenizer.json is missing, so the file will have no tokenizer
+    16 of 16 matrices have rows that are no whole blocks of iq2_xxs: 15 as IQ4_NL instead of IQ2_XXS, 1 as Q8_0 instead of Q6_K
+    ");
+    made.ok();
+    assert_eq!(file_type(&home, "small.gguf"), ("25".into(), "IQ4_NL".into()));
+    home.run(&["convert", &folder, "plain.gguf"]).ok();
+    let (number, kind) = file_type(&home, "plain.gguf");
+    assert_eq!((number.as_str(), kind.as_str()), ("32", "BF16"));
+}
+
+#[test]
+fn what_is_no_decoder_is_refused_as_such() {
+    let home = Home::new();
+    let mut said = String::new();
+    for name in ["bert", "whisper", "t5"] {
+        let folder = golden(name);
+        let folder = folder.to_str().unwrap();
+        said += &home.run(&["convert", folder, "x.gguf", "--quant", "q8_0"]).failed().replace(folder, name);
+    }
+    insta::assert_snapshot!(said, @r"
+    error: bert: GGUF files are written of models that generate text only, and this is BERT, an encoder: use it as it is stored, by `tallow embed`, `tallow rerank`, `tallow classify` or `tallow serve`
+    error: whisper: GGUF files are written of models that generate text only, and this is Whisper, a speech model: use it as it is stored, by `tallow transcribe` or `tallow serve`
+    error: t5: GGUF files are written of models that generate text only, and this is T5, an encoder with a decoder: use it as it is stored, by `tallow run`
+    ");
+    assert!(!home.path().join("x.gguf").exists());
+}

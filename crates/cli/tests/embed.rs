@@ -125,6 +125,40 @@ fn documents_are_sorted() {
 }
 
 #[test]
+fn texts_are_classified() {
+    let home = home(Some(3));
+    let path = home.path().join("tiny/config.json");
+    let mut config = tallow_support::json(&path);
+    config["id2label"] = serde_json::json!({ "0": "tale", "1": "news", "2": "poem" });
+    std::fs::write(&path, config.to_string()).unwrap();
+    let texts = ["the cat sat", "a dog", "rug . rug ."];
+    let classify = |more: &[&str]| home.run(&[&["classify", "-m", "tiny"], more, &texts[..]].concat()).ok();
+    let objects: Vec<Value> =
+        classify(&["--json"]).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines = classify(&[]);
+    assert_eq!((objects.len(), lines.lines().count()), (3, 3));
+    for (i, (object, line)) in objects.iter().zip(lines.lines()).enumerate() {
+        let scores = object["scores"].as_array().unwrap();
+        let labels: Vec<&str> = scores.iter().map(|s| s["label"].as_str().unwrap()).collect();
+        assert_eq!((object["index"].as_u64(), &labels[..]), (Some(i as u64), &["tale", "news", "poem"][..]));
+        let of = |s: &Value| s["score"].as_f64().unwrap();
+        assert!((scores.iter().map(of).sum::<f64>() - 1.0).abs() < 1e-5, "{object}");
+        let best = scores.iter().max_by(|a, b| of(a).total_cmp(&of(b))).unwrap();
+        assert_eq!(object["label"], best["label"]);
+        assert_eq!(
+            line,
+            format!("{:.6}  {}  {}", of(best) as f32, best["label"].as_str().unwrap(), texts[i])
+        );
+    }
+    let piped = home.run_with(&["classify", "-m", "tiny"], texts.join("\n").as_bytes()).ok();
+    assert_eq!(piped, lines);
+    let long = "the cat sat on the mat . ".repeat(8);
+    assert!(home.run(&["classify", "-m", "tiny", &long]).failed().contains("text 1: the text has 58 tokens"));
+    home.run(&["classify", "-m", "tiny", "--truncate", &long]).ok();
+    assert!(home.run(&["show", "tiny"]).ok().contains("gives        3 scores for a text (tale, news, poem)"));
+}
+
+#[test]
 fn refusals_say_what_to_do() {
     let (vectors, ranker, many) = (home(None), home(Some(1)), home(Some(3)));
     let long = "the cat sat on the mat . ".repeat(8);
@@ -137,20 +171,22 @@ fn refusals_say_what_to_do() {
         vectors.run(&["serve", "tiny", "--port", "0", "--temperature", "1"]),
         ranker.run(&["embed", "-m", "tiny", "hello"]),
         ranker.run(&["rerank", "-m", "tiny", "cat", "--no-truncate", &long]),
+        many.run(&["embed", "-m", "tiny", "hello"]),
         many.run(&["rerank", "-m", "tiny", "cat", "dog"]),
-        many.run(&["serve", "tiny", "--port", "0"]),
+        vectors.run(&["classify", "-m", "tiny", "hello"]),
     ];
     insta::assert_snapshot!(said.map(|did| did.failed()).concat(), @r#"
-    error: tiny: writing text by the architecture "BertModel" is not supported: it is an encoder, which makes vectors of texts: use `tallow embed` or `tallow rerank`, or serve it for /v1/embeddings
-    error: demo: embedding by the architecture "llama" is not supported: it writes text: `tallow run` and `tallow serve` are for it
+    error: tiny: text generation with the architecture "BertModel" is not supported: it is an encoder: use `tallow embed`, `tallow rerank` or `tallow classify`, or serve it
+    error: demo: embedding with the architecture "llama" is not supported: it generates text: use `tallow run` or `tallow serve`
     error: --dimensions is 49; the model's vectors have 48 numbers
     error: text 2: the text has 58 tokens, and the model takes 40; shorten it, or ask for truncation
-    error: tiny: ranking by a model without a head for scores is not supported: it makes vectors of texts, for `tallow embed`; take a reranker, whose architecture ends in ForSequenceClassification
+    error: tiny: reranking by a model without a head for scores is not supported: it computes embeddings, for `tallow embed`; take a reranker, whose architecture ends in ForSequenceClassification
     error: the model is an encoder and writes no text: --context, --kv and how tokens are chosen are not for it
-    error: tiny: making vectors by a model with a head for scores is not supported: its hidden states are made for that head: use `tallow rerank`, or take an embedding model
+    error: tiny: computing embeddings by a model with a classification head is not supported: its hidden states are made for that head: use `tallow rerank`, or take an embedding model
     error: document 1: the text has 60 tokens, and the model takes 40; shorten it, or ask for truncation
-    error: tiny: ranking by a model that gives 3 scores for a text is not supported: it sorts texts into kinds; take a reranker, which gives one score
-    error: tiny: ranking by a model that gives 3 scores for a text is not supported: it sorts texts into kinds; take a reranker, which gives one score
+    error: tiny: computing embeddings by a model with a classification head is not supported: its hidden states are made for that head: use `tallow classify`, or take an embedding model
+    error: tiny: reranking by a model that gives 3 scores for a text is not supported: it is a classifier: use `tallow classify`, or take a reranker, which gives one score
+    error: tiny: classifying by a model without a classification head is not supported: it computes embeddings, for `tallow embed`; take a model whose architecture ends in ForSequenceClassification
     "#);
     vectors.run(&["embed", "-m", "tiny", "--truncate", &long]).ok();
 }

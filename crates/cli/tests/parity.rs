@@ -13,7 +13,18 @@ use tallow_support::{DECODERS, ENCODERS, Golden, golden, json, shared, tensors};
 fn dump(home: &Home, model: &Path, input: &Path, device: &str) -> BTreeMap<String, Golden> {
     let output = home.path().join("out.safetensors");
     let (model, input) = (model.to_str().unwrap(), input.to_str().unwrap());
-    home.run(&["dump", model, "--in", input, "--out", output.to_str().unwrap(), "--device", device]).ok();
+    home.run(&[
+        "dump",
+        model,
+        "--in",
+        input,
+        "--out",
+        output.to_str().unwrap(),
+        "--force",
+        "--device",
+        device,
+    ])
+    .ok();
     tensors(&output)
 }
 
@@ -50,7 +61,15 @@ fn every_family_of_the_goldens() {
 #[test]
 fn every_other_family_of_the_goldens() {
     let home = Home::new();
-    for name in ENCODERS.into_iter().chain(["clip", "siglip", "t5", "whisper", "encoders/bert-sort"]) {
+    for name in ENCODERS.into_iter().chain([
+        "clip",
+        "siglip",
+        "t5",
+        "whisper",
+        "encoders/bert-sort",
+        "encoders/roberta-mask",
+        "encoders/bert-odd-heads",
+    ]) {
         let folder = golden(name);
         let tolerance =
             json(&folder.join("golden.json"))["suggested_abs_tolerance_f32"].as_f64().unwrap() as f32;
@@ -61,10 +80,10 @@ fn every_other_family_of_the_goldens() {
         for (tensor, want) in wanted.iter().filter(|(tensor, _)| got.contains_key(*tensor)) {
             let got = &got[tensor];
             assert_eq!(got.shape, want.shape, "{name} {tensor}");
-            let width = *want.shape.last().unwrap();
+            let (width, by_token) = (*want.shape.last().unwrap(), want.shape.len() == 3);
             let (got, want) = (got.f32(), want.f32());
             for (i, (got, want)) in got.chunks(width).zip(want.chunks(width)).enumerate() {
-                let is_filling = tensor.contains("hidden") && mask.as_ref().is_some_and(|mask| mask[i] == 0);
+                let is_filling = by_token && mask.as_ref().is_some_and(|mask| mask[i] == 0);
                 let far = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(is_filling || far <= tolerance, "{name} {tensor}, row {i}: off by {far}");
             }
@@ -76,7 +95,7 @@ fn every_other_family_of_the_goldens() {
     let of = |name: &str, file: &str| golden(name).join(file).to_str().unwrap().to_owned();
     let run = |name: &str| {
         let (model, input) = (of(name, ""), of(name, "golden.safetensors"));
-        home.run(&["dump", &model, "--in", &input, "--out", "half", "--precision", "f16"])
+        home.run(&["dump", &model, "--in", &input, "--out", "half", "--force", "--precision", "f16"])
     };
     run("t5").ok();
     assert!(run("bert").failed().contains("encoders keep no keys and values"));
@@ -102,6 +121,7 @@ fn adapters_of_the_goldens() {
                 input,
                 "--out",
                 out,
+                "--force",
                 "--only-logits",
                 "--device",
                 "cpu",

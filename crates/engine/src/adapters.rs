@@ -33,6 +33,15 @@ pub struct Listed {
     pub worn: Worn,
 }
 
+/// Adapters of the requests that an engine has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdapterUse {
+    /// Those of requests under way.
+    pub running: Vec<AdapterId>,
+    /// Those of requests that wait.
+    pub waiting: Vec<AdapterId>,
+}
+
 /// Why an adapter was not loaded, or not unloaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
@@ -98,6 +107,11 @@ impl<B: Backend> Adapters<B> {
             self.leaving.remove(&id);
             self.all.remove(&id);
         }
+    }
+
+    /// Are none loaded?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
     }
 
     /// Bytes of all.

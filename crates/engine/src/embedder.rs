@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use tallow_core::{Backend, Error, Reading, Tensor};
 use tallow_models::encoder::spec::Pooling;
-use tallow_models::encoder::{Encoder, Image, Input, Inputs, Item};
+use tallow_models::encoder::{Classes, Encoder, Image, Input, Inputs, Item};
 use tokio::sync::oneshot;
 
 use crate::handle::Failure;
@@ -34,6 +34,8 @@ pub struct EmbedderInfo {
     pub wanted: Wanted,
     /// Numbers of a text.
     pub width: usize,
+    /// What scores mean, where the model gives those.
+    pub classes: Option<Classes>,
     /// Requests that may be under way or wait.
     pub queue: usize,
 }
@@ -50,6 +52,8 @@ pub enum Wanted {
 /// Numbers that an embedder keeps up to date.
 #[derive(Debug, Default)]
 pub struct EmbedderStats {
+    /// Requests of which the step under way has texts.
+    pub running: AtomicUsize,
     /// Tokens of texts that wait, and what takes as much memory of images.
     pub waiting_tokens: AtomicUsize,
     /// Tokens of texts that have been done.
@@ -58,7 +62,7 @@ pub struct EmbedderStats {
     pub texts: AtomicU64,
     /// Steps run.
     pub steps: AtomicU64,
-    /// Steps that failed and were run again text by text.
+    /// Steps that failed. Those of several texts are run again, one text at a time.
     pub failed_steps: AtomicU64,
 }
 
@@ -420,14 +424,22 @@ impl<B: Backend> Embedder<B> {
     fn step(&mut self, places: Vec<(usize, usize)>, texts: Vec<Item>) -> Result<(), String> {
         let stats = &self.alive.0.stats;
         stats.steps.fetch_add(1, Ordering::Relaxed);
+        let mut jobs: Vec<usize> = places.iter().map(|(job, _)| *job).collect();
+        jobs.sort_unstable();
+        jobs.dedup();
+        stats.running.store(jobs.len(), Ordering::Relaxed);
+        let begun = Instant::now();
         let whole = self.run_texts(&texts);
+        tracing::trace!("a step of {} texts took {:?}", texts.len(), begun.elapsed());
+        if let Err(Fault::Step(_)) = &whole {
+            stats.failed_steps.fetch_add(1, Ordering::Relaxed);
+        }
         let outcomes: Vec<Result<Vec<f32>, String>> = match whole {
             Ok(given) => given.into_iter().map(Ok).collect(),
             Err(Fault::Lost(why)) => return Err(why),
             Err(Fault::Step(why)) if texts.len() == 1 => vec![Err(why)],
             Err(Fault::Step(why)) => {
                 tracing::error!("a step of {} texts failed: {why}; trying each alone", texts.len());
-                stats.failed_steps.fetch_add(1, Ordering::Relaxed);
                 let alone = |text: &Item| match self.run_texts(std::slice::from_ref(text)) {
                     Ok(given) => Ok(given.into_iter().next().ok_or_else(|| "it gave nothing".to_owned())),
                     Err(Fault::Step(why)) => Ok(Err(why)),
@@ -437,6 +449,7 @@ impl<B: Backend> Embedder<B> {
             }
         };
         let tokens: usize = texts.iter().map(Item::rows).sum();
+        stats.running.store(0, Ordering::Relaxed);
         stats.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
         stats.texts.fetch_add(texts.len() as u64, Ordering::Relaxed);
         for ((job, place), outcome) in places.into_iter().zip(outcomes) {

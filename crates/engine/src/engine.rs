@@ -80,6 +80,14 @@ impl Active {
         let first = self.first.unwrap_or(now);
         let timings =
             Timings { queue: started - self.submitted, prefill: first - started, decode: now - first };
+        let (prompt, cached, new) = (self.prompt.len(), self.cached.unwrap_or(0), self.new_tokens);
+        tracing::debug!(
+            "{prompt} prompt tokens, {cached} of them cached, and {new} new ones: \
+             waited {:?}, prefill {:?}, decode {:?}; ended by {reason:?}",
+            timings.queue,
+            timings.prefill,
+            timings.decode
+        );
         self.listener.tell(Event::Done(Done {
             text,
             reason,
@@ -343,11 +351,22 @@ impl<B: Backend> Engine<B> {
     /// Runs a batch. If that fails, each part is run alone, so that only the request at fault fails. Fails only where
     /// the device is lost, and says how.
     fn step(&mut self, batch: &Batch) -> Result<(), String> {
-        self.alive.stats().steps.fetch_add(1, Ordering::Relaxed);
-        match self.run_batch(batch) {
+        let (stats, begun) = (self.alive.stats(), Instant::now());
+        let tokens: usize = batch.parts.iter().map(|part| part.tokens.len()).sum();
+        stats.steps.fetch_add(1, Ordering::Relaxed);
+        stats.step_sizes.add(tokens);
+        let ran = self.run_batch(batch);
+        tracing::trace!(
+            "a step of {} sequences and {tokens} tokens took {:?}",
+            batch.parts.len(),
+            begun.elapsed()
+        );
+        if let Err(Fault::Step(_)) = &ran {
+            stats.failed_steps.fetch_add(1, Ordering::Relaxed);
+        }
+        match ran {
             Err(Fault::Step(why)) if batch.parts.len() > 1 => {
                 tracing::error!("a step of {} sequences failed: {why}; trying each alone", batch.parts.len());
-                self.alive.stats().failed_steps.fetch_add(1, Ordering::Relaxed);
                 batch.parts.iter().try_for_each(|part| {
                     let alone = Batch { parts: vec![part.clone()] };
                     let ran = self.run_batch(&alone);
@@ -472,5 +491,9 @@ impl<B: Backend> Engine<B> {
         stats.prefix_queries.store(counts.prefix_queries, Ordering::Relaxed);
         stats.prefix_hits.store(counts.prefix_hits, Ordering::Relaxed);
         stats.preemptions.store(counts.preemptions, Ordering::Relaxed);
+        if !self.runner.adapters().is_empty() {
+            let worn = self.requests.values().filter_map(|r| Some((r.adapter?, r.started.is_some())));
+            self.alive.wear(worn);
+        }
     }
 }

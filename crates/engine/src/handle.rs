@@ -13,7 +13,8 @@ use tallow_models::adapter::AdapterFile;
 use tallow_models::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::adapters::{Fault, Listed, Worn};
+use crate::adapters::{AdapterId, AdapterUse, Fault, Listed, Worn};
+use crate::counts::StepSizes;
 use crate::life::Life;
 use crate::sampler::{Choice, Sampling};
 
@@ -90,7 +91,7 @@ impl Event {
         let choice = |choice: &Choice| size_of_val(choice) + size_of_val(choice.top.as_slice());
         size_of::<Event>()
             + match self {
-                Event::Started { .. } | Event::Failed(_) => 0,
+                Event::Started { .. } | Event::Prefill { .. } | Event::Failed(_) => 0,
                 Event::Prompt(choices) => choices.iter().map(choice).sum(),
                 Event::Piece { text, choice: one } => text.len() + choice(one),
                 Event::Done(done) => done.text.len(),
@@ -282,7 +283,9 @@ pub struct Stats {
     pub preemptions: AtomicU64,
     /// Steps run.
     pub steps: AtomicU64,
-    /// Steps that failed and were run again part by part.
+    /// Tokens of steps.
+    pub step_sizes: StepSizes,
+    /// Steps that failed. Those of several sequences are run again, one sequence at a time.
     pub failed_steps: AtomicU64,
     /// How often the pages were not in order when nobody used any.
     pub page_faults: AtomicU64,
@@ -296,6 +299,7 @@ pub struct Shared {
     /// What does.
     pub stats: Stats,
     adapters: RwLock<Vec<Listed>>,
+    adapter_use: RwLock<AdapterUse>,
     life: Life,
     /// The engine's thread, where [`spawn`](crate::engine::spawn) has started one.
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -316,6 +320,7 @@ impl EngineHandle {
             info,
             stats: Stats::default(),
             adapters: RwLock::default(),
+            adapter_use: RwLock::default(),
             life: Life::default(),
             thread: Mutex::default(),
         });
@@ -335,6 +340,11 @@ impl EngineHandle {
     /// The adapters that requests may have, in the order in which they were loaded.
     pub fn adapters(&self) -> Vec<Listed> {
         self.shared.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The adapters that requests have.
+    pub fn adapter_use(&self) -> AdapterUse {
+        self.shared.adapter_use.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Loads an adapter. Waits until that is done; steps under way wait for it, too.
@@ -438,6 +448,18 @@ impl Alive {
     /// Says which adapters requests may have from here on.
     pub fn list(&self, adapters: Vec<Listed>) {
         *self.0.adapters.write().unwrap_or_else(PoisonError::into_inner) = adapters;
+    }
+
+    /// Says which adapters requests have: those with `true` are under way.
+    pub fn wear(&self, worn: impl Iterator<Item = (AdapterId, bool)>) {
+        let mut now = AdapterUse::default();
+        for (id, runs) in worn {
+            let some = if runs { &mut now.running } else { &mut now.waiting };
+            if let Err(at) = some.binary_search(&id) {
+                some.insert(at, id);
+            }
+        }
+        *self.0.adapter_use.write().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
     /// May an adapter be called so?

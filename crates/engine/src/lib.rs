@@ -8,6 +8,7 @@
 
 pub mod adapters;
 pub mod answer;
+pub mod counts;
 pub mod embedder;
 pub mod engine;
 pub mod handle;

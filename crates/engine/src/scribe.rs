@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -79,9 +80,23 @@ impl Desk {
     }
 }
 
+/// Numbers that a scribe keeps up to date.
+#[derive(Debug, Default)]
+pub struct ScribeStats {
+    /// Tasks that have a place.
+    pub running: AtomicUsize,
+    /// Tokens generated.
+    pub new_tokens: AtomicU64,
+    /// Steps run.
+    pub steps: AtomicU64,
+    /// Steps that failed. Those of several tasks are run again, one task at a time.
+    pub failed_steps: AtomicU64,
+}
+
 #[derive(Debug)]
 struct Shared {
     desk: Desk,
+    stats: ScribeStats,
     life: Life,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -128,6 +143,11 @@ impl ScribeHandle {
     /// What does not change.
     pub fn desk(&self) -> Desk {
         self.shared.desk
+    }
+
+    /// What changes.
+    pub fn stats(&self) -> &ScribeStats {
+        &self.shared.stats
     }
 
     /// Tasks that are being done or wait.
@@ -273,7 +293,12 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     writer: impl FnOnce() -> Result<Writer<B>, E> + Send + 'static,
 ) -> Result<ScribeHandle, E> {
     let (commands, receiver) = channel();
-    let shared = Arc::new(Shared { desk, life: Life::default(), thread: Mutex::new(None) });
+    let shared = Arc::new(Shared {
+        desk,
+        stats: ScribeStats::default(),
+        life: Life::default(),
+        thread: Mutex::new(None),
+    });
     let (made, when_made) = channel();
     let held = shared.clone();
     let thread = std::thread::Builder::new().name("tallow-scribe".into()).spawn(move || match writer() {
@@ -358,8 +383,14 @@ impl<B: Backend> Loop<B> {
                 self.alive.0.life.end(Failure::Broken(format!("{lost}; restart the server")));
                 return;
             }
+            self.publish_running();
         }
         self.alive.0.life.end(Failure::ShuttingDown);
+    }
+
+    fn publish_running(&self) {
+        let running = self.writing.iter().flatten().count();
+        self.alive.0.stats.running.store(running, Ordering::Relaxed);
     }
 
     /// Takes what has been asked. Waits if there is nothing else to do. Is there more to come?
@@ -422,7 +453,17 @@ impl<B: Backend> Loop<B> {
         if lines.is_empty() {
             return Ok(());
         }
-        let outcomes: Vec<Result<Vec<f32>, String>> = match contained(|| self.writer.write(&lines)) {
+        self.publish_running();
+        let (stats, begun) = (&self.alive.0.stats, Instant::now());
+        stats.steps.fetch_add(1, Ordering::Relaxed);
+        let wrote = contained(|| self.writer.write(&lines));
+        tracing::trace!("a step of {} tasks took {:?}", lines.len(), begun.elapsed());
+        match &wrote {
+            Ok(rows) => drop(stats.new_tokens.fetch_add(rows.len() as u64, Ordering::Relaxed)),
+            Err(Fault::Step(_)) => drop(stats.failed_steps.fetch_add(1, Ordering::Relaxed)),
+            Err(Fault::Lost(_)) => {}
+        }
+        let outcomes: Vec<Result<Vec<f32>, String>> = match wrote {
             Ok(rows) => rows.into_iter().map(Ok).collect(),
             Err(Fault::Lost(why)) => return Err(why),
             Err(Fault::Step(why)) if lines.len() == 1 => vec![Err(why)],

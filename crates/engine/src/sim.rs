@@ -72,6 +72,7 @@ impl SimEngine {
                 self.active.extend(goes_on);
             }
             self.stats();
+            self.alive.stats().step_sizes.add(self.active.len());
             std::thread::sleep(self.script.pace);
         }
         self.alive.end(Failure::ShuttingDown);
@@ -84,6 +85,9 @@ impl SimEngine {
         let stats = self.alive.stats();
         stats.running.store(self.active.len(), std::sync::atomic::Ordering::Relaxed);
         stats.waiting.store(self.waiting.len(), std::sync::atomic::Ordering::Relaxed);
+        let worn = |talk: &Talk, runs| talk.request.adapter.map(|worn| (worn.id, runs));
+        let running = self.active.iter().filter_map(|talk| worn(talk, true));
+        self.alive.wear(running.chain(self.waiting.iter().filter_map(|talk| worn(talk, false))));
     }
 
     fn listen(&mut self) -> bool {

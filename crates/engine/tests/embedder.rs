@@ -38,7 +38,7 @@ fn model() -> (EncoderModel, Inputs) {
 fn start<B: Backend>(queue: usize, b: impl FnOnce() -> B + Send + 'static) -> EmbedderHandle {
     let (model, inputs) = model();
     let wanted = Wanted::Vectors(Pooling::Mean);
-    let info = EmbedderInfo { names: vec!["test".into()], inputs, wanted, width: 48, queue };
+    let info = EmbedderInfo { names: vec!["test".into()], inputs, wanted, width: 48, classes: None, queue };
     let worker = move || {
         let b = b();
         let encoder =

@@ -13,8 +13,8 @@ pub(crate) type Result<T> = std::result::Result<T, HubError>;
 pub enum HubError {
     /// The text names no model.
     #[error(
-        "{given:?} is no model name: {why}. Names look like org/name, org/name:Q4_K_M or org/name@revision; \
-         `tallow list --aliases` shows the short ones"
+        "{given:?} is not a model name: {why}. Names look like org/name, org/name:Q4_K_M or org/name@revision; \
+         `tallow search TEXT` finds short ones"
     )]
     Name {
         /// What was given, cut short.
@@ -23,7 +23,9 @@ pub enum HubError {
         why: String,
     },
     /// The family has aliases, but not this one.
-    #[error("{given:?} is no alias; there are {have} (see `tallow list --aliases`)")]
+    #[error(
+        "there is no {given:?} among the short names; there are {have}. Other models are named as org/name"
+    )]
     Alias {
         /// What was given.
         given: String,
@@ -40,8 +42,8 @@ pub enum HubError {
     },
     /// The hub knows no such model, or hides it.
     #[error(
-        "there is no model {repo} at {hub}, or it is private. Check the spelling; for a private model, set HF_TOKEN \
-         to a token that may read it"
+        "there is no model {repo} at {hub}, or it is private. {}; for a private model, set HF_TOKEN to a token that \
+         may read it", check(.repo)
     )]
     NoModel {
         /// The model.
@@ -276,6 +278,16 @@ impl HubError {
     /// Might it be different with a better connection?
     pub fn is_network(&self) -> bool {
         matches!(self, HubError::Network { .. } | HubError::Busy { .. })
+    }
+}
+
+/// What to look at in a name that is not known.
+fn check(repo: &RepoName) -> String {
+    match repo.as_str().contains('/') {
+        true => "Check the spelling".to_owned(),
+        false => {
+            format!("Most names there look like org/name, and `tallow search {repo}` looks for short ones")
+        }
     }
 }
 

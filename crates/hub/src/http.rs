@@ -149,6 +149,13 @@ impl Http {
         format!("{}/api/models/{}/revision/{}", self.base, target.repo, encode(target.revision, ""))
     }
 
+    /// Where GGUF models whose names contain a text are listed, the most often downloaded first.
+    pub(crate) fn search_url(&self, text: &str, most: usize) -> String {
+        let query =
+            format!("search={}&filter=gguf&sort=downloads&direction=-1&limit={most}", encode(text, ""));
+        format!("{}/api/models?{query}", self.base)
+    }
+
     /// Where a file is.
     pub(crate) fn file_url(&self, repo: &RepoName, commit: &str, file: &str) -> String {
         format!("{}/{repo}/resolve/{commit}/{}", self.base, encode(file, "/"))

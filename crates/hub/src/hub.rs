@@ -9,7 +9,7 @@ use crate::cache::{Cache, Snapshot};
 use crate::download::{self, Blob, BlobLock};
 use crate::error::{HubError, Result};
 use crate::http::{self, Http, Target, Tries, Trouble};
-use crate::name::{ModelRef, check_path, is_commit};
+use crate::name::{ModelRef, RepoName, check_path, is_commit};
 use crate::pick::pick;
 
 /// How to reach the hub.
@@ -129,7 +129,63 @@ struct Sibling {
     rfilename: String,
 }
 
+/// A model that a search at the hub found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Match {
+    /// Its name.
+    pub repo: RepoName,
+    /// How often it was downloaded of late.
+    pub downloads: u64,
+}
+
+/// What a search answers, as far as it is read.
+#[derive(Deserialize)]
+struct FoundModel {
+    id: String,
+    #[serde(default)]
+    downloads: u64,
+}
+
+/// Why an answer of the hub cannot be read.
+fn unread(why: &serde_json::Error) -> String {
+    match why.classify() {
+        // A field is missing, or is another thing.
+        serde_json::error::Category::Data => http::printable(&why.to_string()),
+        serde_json::error::Category::Eof => "it is JSON that ends too early".to_owned(),
+        _ => "it is not JSON".to_owned(),
+    }
+}
+
+/// How many models a search brings.
+const MOST_FOUND: usize = 20;
+
 impl Hub {
+    /// Models with GGUF files whose names contain a text, the most often downloaded first. The hub is asked once.
+    pub fn search(&self, text: &str) -> Result<Vec<Match>> {
+        let what = "the search";
+        // There is no model that this is about.
+        let nobody = RepoName::parse("search")?;
+        let target = Target { repo: &nobody, revision: "", file: None };
+        let cannot = |why: String| HubError::Answer { what: what.to_owned(), why };
+        let answer = match self.http.json(&self.http.search_url(text, MOST_FOUND), &target) {
+            Ok(answer) => answer,
+            Err(Trouble::Passing { why, .. }) => return Err(cannot(why)),
+            Err(Trouble::Final(HubError::Network { why, .. } | HubError::Answer { why, .. })) => {
+                return Err(cannot(why));
+            }
+            Err(Trouble::Final(HubError::Status { status, host, .. })) => {
+                return Err(cannot(format!("{host} answered {status}")));
+            }
+            Err(Trouble::Final(_)) => return Err(cannot("the hub refuses it".to_owned())),
+        };
+        let found: Vec<FoundModel> = serde_json::from_slice(&answer)
+            .map_err(|e| cannot(format!("it is no list of models: {}", unread(&e))))?;
+        // What has an unsafe name is left out.
+        let named =
+            |m: FoundModel| Some(Match { repo: RepoName::parse(&m.id).ok()?, downloads: m.downloads });
+        Ok(found.into_iter().filter_map(named).take(MOST_FOUND).collect())
+    }
+
     /// Checks the settings. Nothing is sent yet.
     pub fn new(cache: Cache, settings: &Settings) -> Result<Hub> {
         Ok(Hub { cache, http: Http::new(settings)? })
@@ -194,7 +250,7 @@ impl Hub {
         let text =
             Tries::new(&self.http.timing, most).until(&what, watch, || self.http.json(&url, &target))?;
         let listing: Listing = serde_json::from_slice(&text)
-            .map_err(|e| bad(format!("it is no list of files: {}", http::printable(&e.to_string()))))?;
+            .map_err(|e| bad(format!("it is no list of files: {}", unread(&e))))?;
         if !is_commit(&listing.sha) {
             return Err(bad(format!("{:.50?} is no commit", listing.sha)));
         }

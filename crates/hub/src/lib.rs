@@ -14,6 +14,7 @@
 //!
 //! Nothing here prints or reads the environment: settings come in as [`Settings`], progress goes out as [`Event`]s.
 
+mod aliases;
 mod cache;
 mod download;
 mod error;
@@ -22,7 +23,8 @@ mod hub;
 mod name;
 mod pick;
 
+pub use aliases::{ALIASES, Alias, is_alias, search};
 pub use cache::{Cache, CachedModel, Removed, Snapshot};
 pub use error::HubError;
-pub use hub::{Event, Hub, Settings, Timing};
-pub use name::{ALIASES, Alias, ModelRef, RepoName};
+pub use hub::{Event, Hub, Match, Settings, Timing};
+pub use name::{ModelRef, RepoName};

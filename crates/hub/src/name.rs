@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::aliases::{self, Found};
 use crate::error::{HubError, Result};
 
 /// The branch that is meant where none is named.
@@ -9,39 +10,6 @@ const MAIN: &str = "main";
 /// No file system takes longer names.
 const LONGEST_PART: usize = 255;
 const LONGEST_PATH: usize = 1024;
-
-/// A short name for a well-known model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Alias {
-    /// What the user types.
-    pub name: &'static str,
-    /// The model on the hub, as [`ModelRef::parse`] reads it.
-    pub model: &'static str,
-}
-
-const fn alias(name: &'static str, model: &'static str) -> Alias {
-    Alias { name, model }
-}
-
-/// All short names. A quantization may follow one, as in `smollm3:Q8_0`.
-pub const ALIASES: &[Alias] = &[
-    alias("llama3.1:8b", "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF"),
-    alias("llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF"),
-    alias("llama3.2:3b", "bartowski/Llama-3.2-3B-Instruct-GGUF"),
-    alias("mistral:7b", "bartowski/Mistral-7B-Instruct-v0.3-GGUF"),
-    alias("qwen2.5:0.5b", "Qwen/Qwen2.5-0.5B-Instruct-GGUF"),
-    alias("qwen2.5:1.5b", "Qwen/Qwen2.5-1.5B-Instruct-GGUF"),
-    alias("qwen2.5:3b", "Qwen/Qwen2.5-3B-Instruct-GGUF"),
-    alias("qwen3:0.6b", "Qwen/Qwen3-0.6B-GGUF"),
-    alias("qwen3:1.7b", "Qwen/Qwen3-1.7B-GGUF"),
-    alias("qwen3:4b", "Qwen/Qwen3-4B-GGUF"),
-    alias("qwen3:8b", "Qwen/Qwen3-8B-GGUF"),
-    alias("smollm2:135m", "bartowski/SmolLM2-135M-Instruct-GGUF"),
-    alias("smollm2:360m", "bartowski/SmolLM2-360M-Instruct-GGUF"),
-    alias("smollm2:1.7b", "bartowski/SmolLM2-1.7B-Instruct-GGUF"),
-    alias("smollm3", "ggml-org/SmolLM3-3B-GGUF"),
-    alias("tinyllama", "TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF"),
-];
 
 /// A model's name on the hub: `org/name`, or `name` alone as the oldest ones have it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -113,22 +81,30 @@ impl ModelRef {
         if text.len() > LONGEST_PATH {
             return Err(HubError::name(text, "it is too long"));
         }
-        if text.contains("://") {
-            return Err(HubError::name(text, "it is an address; give only what follows the host"));
-        }
+        let page = page(text)?;
+        let (whole, text) = (text, page.as_ref().map_or(text, |page| page.name));
         let (name, revision) = match text.split_once('@') {
-            Some((name, revision)) => (name, Some(parse_revision(text, revision)?)),
+            Some((name, revision)) => (name, Some(parse_revision(whole, revision)?)),
             None => (text, None),
         };
-        let (repo, quant) = split_alias(name).or_else(|| name.split_once(':')).unwrap_or((name, ""));
+        let alias = aliases::find(name);
+        let (repo, quant) = match &alias {
+            Some(Found::Model(model, quant)) => (*model, quant.as_deref().unwrap_or_default()),
+            Some(Found::Sizes(sizes)) => {
+                return Err(HubError::Alias { given: name.to_owned(), have: sizes.join(", ") });
+            }
+            None => name.split_once(':').unwrap_or((name, "")),
+        };
         if name.ends_with(':') || quant.chars().any(is_hidden) {
-            return Err(HubError::name(text, "what follows ':' is no quantization"));
+            return Err(HubError::name(whole, "what follows ':' is no quantization"));
         }
-        let same_family = |a: &&Alias| a.name.split(':').next().is_some_and(|f| f.eq_ignore_ascii_case(repo));
-        let family: Vec<_> = ALIASES.iter().filter(same_family).map(|a| a.name).collect();
-        if !family.is_empty() {
-            return Err(HubError::Alias { given: name.to_owned(), have: family.join(", ") });
-        }
+        let (quant, revision) = match page {
+            Some(page) => (
+                page.file.unwrap_or(quant),
+                page.revision.map(|r| parse_revision(whole, r)).transpose()?.or(revision),
+            ),
+            None => (quant, revision),
+        };
         let repo = RepoName::parse(repo)?;
         Ok(ModelRef { repo, quant: Some(quant.to_owned()).filter(|q| !q.is_empty()), revision })
     }
@@ -147,14 +123,52 @@ impl fmt::Display for ModelRef {
     }
 }
 
-/// The model behind an alias, and the quantization that follows it.
-fn split_alias(name: &str) -> Option<(&'static str, &str)> {
-    let find = |name: &str| ALIASES.iter().find(|a| a.name.eq_ignore_ascii_case(name)).map(|a| a.model);
-    if let Some(model) = find(name) {
-        return Some((model, ""));
+/// What the address of a page at the hub names.
+struct Page<'a> {
+    name: &'a str,
+    revision: Option<&'a str>,
+    /// A GGUF file without its ending, and without its number among the parts of a model.
+    file: Option<&'a str>,
+}
+
+/// Reads `https://huggingface.co/org/name` with what may follow it, `hf.co/org/name:quant`, and Ollama's pages. `None`: it
+/// is no address.
+fn page(text: &str) -> Result<Option<Page<'_>>> {
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    let (host, path) = rest.unwrap_or(text).split_once('/').unwrap_or((rest.unwrap_or(text), ""));
+    let host = host.strip_prefix("www.").unwrap_or(host).to_ascii_lowercase();
+    let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
+    match host.as_str() {
+        "huggingface.co" | "hf.co" => {}
+        "ollama.com" | "registry.ollama.ai" => {
+            let name = path.strip_prefix("library/").unwrap_or(path);
+            return match aliases::find(name) {
+                Some(_) => Ok(Some(Page { name, revision: None, file: None })),
+                None => Err(HubError::name(
+                    text,
+                    "models come from huggingface.co, and Ollama's of this name is not known",
+                )),
+            };
+        }
+        _ if rest.is_some() || text.contains("://") => {
+            let why = "it is an address, and only those at huggingface.co are models; another hub is set by HF_ENDPOINT";
+            return Err(HubError::name(text, why));
+        }
+        _ => return Ok(None),
     }
-    let (name, quant) = name.rsplit_once(':')?;
-    find(name).map(|model| (model, quant))
+    let mut parts = path.splitn(5, '/');
+    let mut next = || parts.next().filter(|part| !part.is_empty());
+    let (org, model, kind, revision, file) = (next(), next(), next(), next(), next());
+    if matches!(org, None | Some("datasets" | "spaces" | "docs" | "models")) {
+        return Err(HubError::name(text, "it is the address of no model; a model's ends in org/name"));
+    }
+    if !matches!(kind, None | Some("tree" | "blob" | "resolve" | "raw")) {
+        return Err(HubError::name(text, "after org/name there may be tree, blob or resolve"));
+    }
+    let whole = org.map_or(0, str::len) + model.map_or(0, |model| model.len() + 1);
+    let name = path.get(..whole).unwrap_or(path);
+    let file = file.and_then(|file| file.strip_suffix(".gguf")).map(crate::pick::stem);
+    Ok(Some(Page { name, revision: revision.filter(|revision| *revision != MAIN), file }))
 }
 
 /// A revision becomes a path under `refs/`, so it obeys the rules of paths and those of git.
@@ -233,11 +247,40 @@ mod tests {
             parsed("smollm3:Q8_0@main"),
             ("ggml-org/SmolLM3-3B-GGUF".into(), Some("Q8_0".into()), Some("main".into()))
         );
-        for alias in ALIASES {
+        for alias in aliases::ALIASES {
             assert_eq!(parsed(alias.name), parsed(alias.model));
             assert!(alias.model.contains('/'));
         }
-        insta::assert_snapshot!(ModelRef::parse("qwen3:99b").unwrap_err(), @r#""qwen3:99b" is no alias; there are qwen3:0.6b, qwen3:1.7b, qwen3:4b, qwen3:8b (see `tallow list --aliases`)"#);
+        insta::assert_snapshot!(ModelRef::parse("smollm2:99b").unwrap_err(), @r#"there is no "smollm2:99b" among the short names; there are smollm2:1.7b, smollm2:135m, smollm2:360m. Other models are named as org/name"#);
+    }
+
+    #[test]
+    fn addresses_of_pages_are_names() {
+        let some = |s: &str| Some(s.to_owned());
+        let plain = ("a/b".to_owned(), None, None);
+        for text in [
+            "https://huggingface.co/a/b",
+            "https://huggingface.co/a/b/",
+            "http://www.huggingface.co/a/b?library=gguf#files",
+            "huggingface.co/a/b",
+            "hf.co/a/b",
+            "https://hf.co/a/b/tree/main",
+            "https://huggingface.co/a/b/blob/main/README.md",
+        ] {
+            assert_eq!(parsed(text), plain, "{text}");
+        }
+        assert_eq!(parsed("hf.co/a/b:Q8_0"), ("a/b".into(), some("Q8_0"), None));
+        assert_eq!(parsed("https://huggingface.co/a/b/tree/v1.0"), ("a/b".into(), None, some("v1.0")));
+        assert_eq!(
+            parsed("https://huggingface.co/a/b/resolve/main/dir/m-q4.gguf?download=true"),
+            ("a/b".into(), some("dir/m-q4"), None)
+        );
+        assert_eq!(
+            parsed("https://huggingface.co/a/b/blob/main/m-q4-00001-of-00003.gguf"),
+            ("a/b".into(), some("m-q4"), None)
+        );
+        assert_eq!(parsed("https://huggingface.co/gpt2").0, "gpt2");
+        assert_eq!(parsed("https://ollama.com/library/llama3.2:1b"), parsed("llama3.2:1b"));
     }
 
     #[test]
@@ -275,7 +318,15 @@ mod tests {
             "a/b@m.lock",
             "a/b@x@y",
             "ä/b",
-            "https://huggingface.co/a/b",
+            "https://example.com/a/b",
+            "https://huggingface.co/",
+            "https://huggingface.co/datasets/a/b",
+            "https://huggingface.co/a/b/discussions/1",
+            "https://huggingface.co/a/b/resolve/../../x",
+            "https://huggingface.co.evil.example/a/b",
+            "hf.co/../x",
+            "ftp://huggingface.co/a/b",
+            "https://ollama.com/library/no-such-model",
             "http://[::1]/x",
         ] {
             let error = ModelRef::parse(bad).expect_err(bad).to_string();
@@ -283,7 +334,7 @@ mod tests {
         }
         let long = ModelRef::parse(&"a/".repeat(5000)).unwrap_err().to_string();
         assert!(long.len() < 400, "{long}");
-        insta::assert_snapshot!(ModelRef::parse("../x").unwrap_err(), @r#""../x" is no model name: '-' and '.' may neither begin nor end a part, nor be doubled. Names look like org/name, org/name:Q4_K_M or org/name@revision; `tallow list --aliases` shows the short ones"#);
+        insta::assert_snapshot!(ModelRef::parse("../x").unwrap_err(), @r#""../x" is not a model name: '-' and '.' may neither begin nor end a part, nor be doubled. Names look like org/name, org/name:Q4_K_M or org/name@revision; `tallow search TEXT` finds short ones"#);
     }
 
     #[test]

@@ -178,6 +178,11 @@ pub(crate) fn variants(files: &[String]) -> Vec<Variant> {
     found.into_iter().map(variant).collect()
 }
 
+/// A file's name without its ending as its parts share it.
+pub(crate) fn stem(name: &str) -> &str {
+    split_part(name).map_or(name, |(stem, ..)| stem)
+}
+
 /// `x-00002-of-00003` is part 2 of 3 of `x`.
 fn split_part(stem: &str) -> Option<(&str, usize, usize)> {
     let (rest, of) = stem.rsplit_once("-of-")?;
@@ -188,7 +193,7 @@ fn split_part(stem: &str) -> Option<(&str, usize, usize)> {
 }
 
 /// The quantization that a file's name tells: its last piece that looks like one.
-fn label(name: &str) -> Option<String> {
+pub(crate) fn label(name: &str) -> Option<String> {
     let name = name.to_ascii_uppercase();
     let is_digit = |s: &str| s.starts_with(|c: char| c.is_ascii_digit());
     let is_quant = |s: &str| {

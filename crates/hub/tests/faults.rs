@@ -359,10 +359,10 @@ fn answers_that_make_no_sense_are_refused() {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was written");
         error
     };
-    insta::assert_snapshot!(with(say(200, "<html>")), @"the answer about the files of org/m cannot be used: it is no list of files: expected value at line 1 column 1. If you set another endpoint, check that it is a hub");
+    insta::assert_snapshot!(with(say(200, "<html>")), @"the answer about the files of org/m cannot be used: it is no list of files: it is not JSON. If you set another endpoint, check that it is a hub");
     insta::assert_snapshot!(with(say(200, r#"{"sha":"../../x","siblings":[]}"#)), @r#"the answer about the files of org/m cannot be used: "../../x" is no commit. If you set another endpoint, check that it is a hub"#);
     insta::assert_snapshot!(with(say(200, vec![b' '; (16 << 20) + 1])), @"the answer about the files of org/m cannot be used: it is longer than 16 MiB. If you set another endpoint, check that it is a hub");
-    insta::assert_snapshot!(with(say(200, format!("{{\"x\":{}", "[".repeat(100_000)))), @"the answer about the files of org/m cannot be used: it is no list of files: EOF while parsing a list at line 1 column 100005. If you set another endpoint, check that it is a hub");
+    insta::assert_snapshot!(with(say(200, format!("{{\"x\":{}", "[".repeat(100_000)))), @"the answer about the files of org/m cannot be used: it is no list of files: it is JSON that ends too early. If you set another endpoint, check that it is a hub");
     insta::assert_snapshot!(with(say(302, "").with("Location", "file:///etc/passwd")), @"the answer about the files of org/m cannot be used: it redirects to something that is not a web address. If you set another endpoint, check that it is a hub");
     insta::assert_snapshot!(with(say(302, "")), @"the answer about the files of org/m cannot be used: it redirects to nowhere. If you set another endpoint, check that it is a hub");
     insta::assert_snapshot!(with(say(302, "").with("Location", "/again")), @"the answer about the files of org/m cannot be used: it redirects in circles. If you set another endpoint, check that it is a hub");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file could not be read at all.
-    #[error("{}: {why}", path.display())]
+    #[error("{}: {}", path.display(), said(why))]
     Io {
         /// The file.
         path: PathBuf,
@@ -61,3 +61,12 @@ impl LoadError {
 
 /// The result of reading model files.
 pub(crate) type Result<T> = std::result::Result<T, LoadError>;
+
+/// A system's words, where they are not for people.
+fn said(why: &std::io::Error) -> String {
+    match why.kind() {
+        std::io::ErrorKind::NotFound => "there is no such file or folder".to_owned(),
+        std::io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        _ => why.to_string(),
+    }
+}

@@ -11,6 +11,7 @@ pub mod decoder;
 pub mod encoder;
 mod error;
 pub mod families;
+pub mod file_type;
 pub mod formats;
 pub mod generation;
 pub mod images;

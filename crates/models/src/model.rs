@@ -7,11 +7,12 @@ use tallow_quant::Format;
 use crate::encoder::EncoderModel;
 use crate::error::Result;
 use crate::families::{self, Family};
+use crate::file_type::{FileType, dominant};
 use crate::formats::config::Config;
 use crate::formats::names::{EXPERT, Names, layer_in, of_layer};
 use crate::formats::{Checkpoint, Kind, Settings, Stored};
 use crate::generation::Generation;
-use crate::recipe::{Quantizing, Recipe};
+use crate::recipe::{Outcome, Quantizing, Recipe};
 use crate::scribe::ScribeModel;
 use crate::spec::DecoderSpec;
 use crate::template::{ChatTemplates, MOST_SOURCE};
@@ -29,6 +30,8 @@ pub struct Model {
     pub spec: DecoderSpec,
     /// What its matrices become on their way to a device, where they do not stay as they are.
     pub recipe: Option<Recipe>,
+    /// Does the recipe quantize again what is quantized already?
+    pub requantize: bool,
 }
 
 impl Model {
@@ -48,7 +51,7 @@ impl Model {
             let same = |(a, b): (&Stored, &Stored)| a.shape == b.shape && a.bytes() == b.bytes();
             spec.tied = spec.tied && embed.zip(head).is_none_or(same);
         }
-        Ok(Model { checkpoint, family, spec, recipe: None })
+        Ok(Model { checkpoint, family, spec, recipe: None, requantize: false })
     }
 
     pub(crate) fn names(&self) -> Names {
@@ -66,8 +69,48 @@ impl Model {
             checkpoint: &self.checkpoint,
             names: self.names(),
             spec: Common { dim: spec.dim, norm: spec.norm, side: spec.side },
-            quantizing: self.recipe.map(|recipe| Quantizing { recipe, tied, layers }),
+            quantizing: self.recipe.map(|recipe| Quantizing { recipe, again: self.requantize, tied, layers }),
         }
+    }
+
+    /// What somebody should know of the recipe by which the model is quantized, where it is not what they asked for.
+    pub fn quantizing_notes(&self) -> Vec<String> {
+        let source = self.source();
+        let Some(how) = source.quantizing else { return Vec::new() };
+        let mut outcome = Outcome::default();
+        for (name, stored) in self.checkpoint.tensors().filter(|(name, _)| !source.names.spares(name)) {
+            let (Some(own), [.., _, cols]) = (stored.format(), stored.shape.as_slice()) else { continue };
+            if let Some(choice) = how.choice(&source.names, name, (own, *cols)) {
+                outcome.count(own, choice, how.format(&source.names, name, (own, *cols)));
+            }
+        }
+        outcome.notes(how.recipe)
+    }
+
+    /// What most of its matrices are when they are on a device.
+    pub fn file_type(&self) -> Option<FileType> {
+        let (source, edges) = (self.source(), self.edges(&self.names()));
+        let tensors = self.checkpoint.tensors().filter(|(_, stored)| stored.shape.len() > 1);
+        let formats = tensors.filter_map(|(name, stored)| {
+            let format = source.format(name, stored)?;
+            Some((edges.iter().any(|edge| edge == name), format, stored.len()))
+        });
+        FileType::of(dominant(formats)?, self.said_types())
+    }
+
+    /// The tensors at both ends of the layers.
+    pub(crate) fn edges(&self, names: &Names) -> [String; 3] {
+        [names.embed, names.head, names.positions].map(named)
+    }
+
+    /// What the model's recipe, or its file, says of most of its matrices.
+    pub(crate) fn said_types(&self) -> Vec<u32> {
+        let own = match &self.checkpoint.settings {
+            Settings::Gguf(meta) => meta.uint("general.file_type").ok().flatten(),
+            Settings::Hf(_) => None,
+        };
+        let recipe = self.recipe.map(Recipe::gguf_id);
+        recipe.into_iter().chain(own.and_then(|id| u32::try_from(id).ok())).collect()
     }
 
     /// The format that a tensor of the checkpoint reaches a device in, if it is weights.

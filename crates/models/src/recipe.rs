@@ -4,6 +4,7 @@
 //! layers and every third between. What is small or looked up by number stays as it is: norms, biases, routers, gates of
 //! whole heads, positions.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -125,25 +126,95 @@ impl Role {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Quantizing {
     pub recipe: Recipe,
+    /// Are matrices that are quantized already quantized again?
+    pub again: bool,
     /// Is the head the embedding?
     pub tied: bool,
     pub layers: usize,
 }
 
 impl Quantizing {
-    /// The format for rows of `cols` that are stored in `stored`, in a tensor of that name. Blocks stay what they are:
-    /// to quantize them again would only lose more.
+    /// The format for rows of `cols` that are stored in `stored`, in a tensor of that name. Blocks stay what they are
+    /// unless they are to be quantized again: that only loses more.
     pub(crate) fn format(&self, names: &Names, name: &str, (stored, cols): (Format, usize)) -> Format {
-        if !stored.is_plain() {
-            return stored;
+        match self.choice(names, name, (stored, cols)) {
+            Some(choice) if stored.is_plain() || self.again => choice.fitting,
+            _ => stored,
         }
+    }
+
+    /// What the recipe has for such a tensor; `None` where it leaves it alone.
+    pub(crate) fn choice(
+        &self,
+        names: &Names,
+        name: &str,
+        (stored, cols): (Format, usize),
+    ) -> Option<Choice> {
         let wanted = match Role::of(names, self.tied, name) {
-            Role::Kept => return stored,
+            Role::Kept => return None,
             Role::Head => self.recipe.head,
             Role::Telling(layer) if matters(layer, self.layers) => self.recipe.more,
             Role::Telling(_) | Role::Other => self.recipe.most,
         };
-        fitting(wanted, cols).unwrap_or(stored)
+        Some(Choice { wanted, fitting: fitting(wanted, cols).unwrap_or(stored) })
+    }
+}
+
+/// What a recipe has for a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// For rows of any length.
+    pub wanted: Format,
+    /// For rows as they are.
+    pub fitting: Format,
+}
+
+/// What became of matrices that a recipe is for, counted.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    all: usize,
+    /// How many were quantized already and stayed what they are, by that.
+    kept: BTreeMap<String, usize>,
+    /// How many had to take another format, by that and what was wanted.
+    fallen: BTreeMap<(String, String), usize>,
+}
+
+impl Outcome {
+    /// Counts a matrix that was stored like that, and became `got`.
+    pub(crate) fn count(&mut self, stored: Format, choice: Choice, got: Format) {
+        self.all += 1;
+        if !stored.is_plain() && got == stored && choice.fitting != stored {
+            *self.kept.entry(stored.to_string()).or_default() += 1;
+        } else if got != choice.wanted {
+            *self.fallen.entry((got.to_string(), choice.wanted.to_string())).or_default() += 1;
+        }
+    }
+
+    /// What somebody should know who asked for that recipe.
+    pub(crate) fn notes(&self, recipe: Recipe) -> Vec<String> {
+        let all = self.all;
+        let mut notes = Vec::new();
+        let kept: usize = self.kept.values().sum();
+        if kept > 0 {
+            let kinds: Vec<&str> = self.kept.keys().map(String::as_str).collect();
+            let kinds = kinds.join(" and ");
+            let what = match kept == all {
+                true => format!("--quant {recipe} changes nothing: the model is quantized already ({kinds})"),
+                false => format!("{kept} of {all} matrices are quantized already and stay {kinds}"),
+            };
+            notes.push(what + "; `tallow convert --allow-requantize` would quantize again, and lose more");
+        }
+        let fallen: usize = self.fallen.values().sum();
+        if fallen > 0 {
+            let one =
+                |((got, wanted), n): (&(String, String), &usize)| format!("{n} as {got} instead of {wanted}");
+            let each: Vec<String> = self.fallen.iter().map(one).collect();
+            notes.push(format!(
+                "{fallen} of {all} matrices have rows that are no whole blocks of {recipe}: {}",
+                each.join(", ")
+            ));
+        }
+        notes
     }
 }
 
@@ -177,7 +248,7 @@ mod tests {
     fn matrices_get_what_they_matter() {
         let recipe: Recipe = "Q4_K_M".parse().unwrap();
         let of = |names: &Names, tied, name: &str, cols| {
-            let how = Quantizing { recipe, tied, layers: 16 };
+            let how = Quantizing { recipe, again: false, tied, layers: 16 };
             how.format(names, name, (Format::BF16, cols)).to_string()
         };
         let mut said = String::new();
@@ -216,8 +287,10 @@ mod tests {
             }
         }
         insta::assert_snapshot!(said);
-        let how = Quantizing { recipe, tied: false, layers: 16 };
+        let how = Quantizing { recipe, again: false, tied: false, layers: 16 };
         assert_eq!(how.format(&HF, "lm_head.weight", (Format::Q4_0, 256)), Format::Q4_0);
+        let how = Quantizing { again: true, ..how };
+        assert_eq!(how.format(&HF, "lm_head.weight", (Format::Q4_0, 256)), Format::Q6K);
     }
 
     #[test]

@@ -271,6 +271,13 @@ impl DecoderSpec {
     pub fn keeps_states(&self) -> bool {
         self.layers.iter().any(|layer| layer.delta.is_some())
     }
+
+    /// The longest sequence for which rotary embeddings are as the model was trained with them. Past it, those that grow
+    /// with the context are stretched for all sequences alike.
+    pub fn trained_context(&self) -> usize {
+        let dynamic = self.ropes.iter().filter_map(RopeSpec::dynamic).map(|(_, original)| original);
+        dynamic.chain([self.context]).min().unwrap_or(self.context)
+    }
 }
 
 impl LayerSpec {

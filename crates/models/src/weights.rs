@@ -23,7 +23,7 @@ use crate::error::{LoadError, Result};
 use crate::formats::grouped::Grouped;
 use crate::formats::names::{Layout, Names, is_redundant, of_layer};
 use crate::formats::{Checkpoint, Kind, Stored};
-use crate::recipe::Quantizing;
+use crate::recipe::{Choice, Quantizing};
 use crate::spec::{Bias, NormSpec};
 
 pub(crate) use experts::{Pair, bytes_alone};
@@ -65,6 +65,11 @@ impl Source<'_> {
     /// The format that rows of `cols` in a tensor of that name are to have on a device.
     pub(crate) fn wanted(&self, name: &str, format: Format, cols: usize) -> Format {
         self.quantizing.map_or(format, |how| how.format(&self.names, name, (format, cols)))
+    }
+
+    /// What the recipe has for rows of `cols` in a tensor of that name, if it says anything of it.
+    pub(crate) fn choice(&self, name: &str, format: Format, cols: usize) -> Option<Choice> {
+        self.quantizing.and_then(|how| how.choice(&self.names, name, (format, cols)))
     }
 
     /// The format that a tensor is to have on a device, if it is weights.

@@ -291,3 +291,30 @@ fn attention_is_as_sharp_in_a_file() {
         std::fs::remove_file(out).unwrap();
     }
 }
+
+/// Of a folder, what is quantized already stays so beside what is quantized now, and that is said; who asks for it has all
+/// of it quantized.
+#[test]
+fn what_is_quantized_in_a_folder_stays_so_unless_it_is_asked_for() {
+    let mut model = open(&golden("quant/gpt-oss-mxfp4"));
+    model.recipe = Some("q8_0".parse().unwrap());
+    let formats = |model: &Model, tag: &str| {
+        let out = converted(model, tag).unwrap();
+        let file = open(&out);
+        std::fs::remove_file(out).unwrap();
+        let experts = |name: &str| name.contains("_exps.weight");
+        let format = |stored: &Stored| stored.format().unwrap().to_string();
+        let some = file.checkpoint.tensors().filter(|(name, t)| experts(name) && t.shape.len() > 2);
+        let mut formats: Vec<String> = some.map(|(_, stored)| format(stored)).collect();
+        formats.dedup();
+        (formats.join(" "), file.file_type().unwrap().to_string())
+    };
+    // The first note is that there is no tokenizer.
+    let notes = |model: &Model| Conversion::new(model, &out("notes")).unwrap().notes()[1..].join("\n");
+    assert_eq!(formats(&model, "kept").0, "MXFP4");
+    insta::assert_snapshot!(notes(&model), @"6 of 16 matrices are quantized already and stay MXFP4; `tallow convert --allow-requantize` would quantize again, and lose more");
+    assert_eq!(model.quantizing_notes().len(), 1, "{:?}", model.quantizing_notes());
+    model.requantize = true;
+    assert_eq!(formats(&model, "again"), ("Q8_0".into(), "Q8_0".into()));
+    assert!(!notes(&model).contains("already"), "{}", notes(&model));
+}

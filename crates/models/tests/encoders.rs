@@ -29,8 +29,10 @@ fn load<B: Backend>(b: &B, model: &EncoderModel) -> Encoder<B> {
     Encoder::load(b, model, &mut |_, _| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// A model with all of its heads.
 fn open(path: &Path) -> EncoderModel {
-    EncoderModel::open(path).unwrap_or_else(|e| panic!("{e}"))
+    let model = EncoderModel::open(path).unwrap_or_else(|e| panic!("{e}"));
+    EncoderModel { extras: true, ..model }
 }
 
 /// What an encoder makes of some texts.
@@ -43,6 +45,10 @@ struct Answer {
     last: Vec<f32>,
     /// [texts, labels], where there is a head
     scores: Option<Vec<f32>>,
+    /// [tokens, vocabulary], where there is a head for that
+    words: Option<Vec<f32>>,
+    /// [texts, dim], where there is a layer for it
+    pooler: Option<Vec<f32>>,
 }
 
 fn run<B: Backend>(b: &B, encoder: &Encoder<B>, inputs: &[Input]) -> Answer {
@@ -56,7 +62,9 @@ fn run<B: Backend>(b: &B, encoder: &Encoder<B>, inputs: &[Input]) -> Answer {
     let pool = |by| b.download(&encoder.pool(b, &texts, &x, by).unwrap()).unwrap();
     let (mean, first, last) = (pool(Pooling::Mean), pool(Pooling::First), pool(Pooling::Last));
     let scores = encoder.scores(b, &texts, &x).unwrap().map(|scores| b.download(&scores).unwrap());
-    Answer { hidden, mean, first, last, scores }
+    let words = encoder.words(b, &x).unwrap().map(|words| b.download(&words).unwrap());
+    let pooler = encoder.pooled(b, &texts, &x).unwrap().map(|pooler| b.download(&pooler).unwrap());
+    Answer { hidden, mean, first, last, scores, words, pooler }
 }
 
 /// A golden case: two texts, the second filled up with padding that no model should see.
@@ -92,9 +100,9 @@ impl Case {
     /// The rows of a golden that are no padding.
     fn rows(&self, name: &str) -> Vec<f32> {
         let (all, columns) = (self.tensors[name].f32(), self.tensors[name].shape[1]);
-        let row = |(i, input): (usize, &Input)| {
-            all[i * columns * self.dim..][..input.tokens.len() * self.dim].to_vec()
-        };
+        let width = self.tensors[name].shape[2];
+        let row =
+            |(i, input): (usize, &Input)| all[i * columns * width..][..input.tokens.len() * width].to_vec();
         self.inputs.iter().enumerate().flat_map(row).collect()
     }
 
@@ -115,15 +123,24 @@ impl Case {
                 most = most.max(distance(&unit(pooled), &want.f32()));
             }
         }
-        if let Some(want) = self.tensors.get("logits") {
-            most = most.max(distance(&got.scores.expect("a head"), &want.f32()));
-        }
+        most = most.max(self.of_heads(&got));
         let mut end = 0;
         for (input, row) in self.inputs.iter().zip(got.last.chunks(self.dim)) {
             end += input.tokens.len() * self.dim;
             most = most.max(distance(row, &last[end - self.dim..end]));
         }
         most
+    }
+
+    /// How far what heads give is from the reference.
+    fn of_heads(&self, got: &Answer) -> f32 {
+        let of_scores = self.tensors.get("logits").map(|want| match want.shape.len() {
+            3 => distance(got.words.as_ref().expect("a head"), &self.rows("logits")),
+            _ => distance(got.scores.as_ref().expect("a head"), &want.f32()),
+        });
+        let pooler = self.tensors.get("pooler_output");
+        let of_pooler = pooler.map(|want| distance(got.pooler.as_ref().expect("a pooler"), &want.f32()));
+        of_scores.unwrap_or(0.0).max(of_pooler.unwrap_or(0.0))
     }
 
     /// How far the last hidden states of the first text are: what is recorded of mutants.
@@ -283,11 +300,77 @@ fn more_settings_on<B: Backend>(b: &B, slack: f32) {
         println!("{name:<28} {far:.2e} of {:.0e}", case.tolerance());
         assert!(far <= slack * case.tolerance(), "{name}: off by {far}");
         assert_eq!(model.ranks().is_ok(), name.contains("rank") || name.contains("biases"));
-        assert_eq!(model.embeds().is_ok(), !case.tensors.contains_key("logits"));
+        let classifies = case.tensors.get("logits").is_some_and(|logits| logits.shape.len() == 2);
+        assert_eq!((model.embeds().is_ok(), model.classifies().is_ok()), (!classifies, classifies));
         alone_on(b, &model, &case);
         seen += 1;
     }
-    assert_eq!(seen, 10);
+    assert_eq!(seen, 18);
+}
+
+/// A setting changed moves what heads give as far as it moves what the reference's give.
+#[test]
+fn changed_settings_of_heads_are_told_apart() {
+    let mut seen = 0;
+    for entry in std::fs::read_dir(golden("encoders")).unwrap() {
+        let name = format!("encoders/{}", entry.unwrap().file_name().to_str().unwrap());
+        let case = Case::read(&name);
+        let Some(facts) = case.facts.get("changed") else { continue };
+        let mut config = json(&golden(&name).join("config.json"));
+        for (key, value) in facts["change"].as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        let dir = folder(&name, &config, &[], "changed");
+        let b = cpu();
+        let far = case.of_heads(&run(&b, &load(&b, &open(&dir)), &case.inputs));
+        std::fs::remove_dir_all(dir).unwrap();
+        let want = facts["max_abs_change"].as_f64().unwrap() as f32;
+        println!("{name:<28} {far:.4}, the reference {want:.4}");
+        assert!((far - want).abs() < 0.01 * want, "{name}: moved by {far}, the reference by {want}");
+        seen += 1;
+    }
+    assert_eq!(seen, 5);
+}
+
+/// Heads that only `dump` shows are not loaded for anything else.
+#[test]
+fn extra_heads_are_loaded_when_they_are_asked_for() {
+    for name in ["encoders/bert-mask", "encoders/bert-odd-heads"] {
+        let (case, model) = (Case::read(name), EncoderModel::open(&golden(name)).unwrap());
+        let b = cpu();
+        let got = run(&b, &load(&b, &model), &case.inputs);
+        assert!(got.words.is_none() && got.pooler.is_none(), "{name}");
+    }
+}
+
+/// Labels and what makes probabilities of scores, as transformers reads them of a config.
+#[test]
+fn classes_are_read_from_the_config() {
+    let name = "encoders/bert-sort";
+    let read = |changes: &[(&str, Value)]| {
+        let mut config = json(&golden(name).join("config.json"));
+        changes.iter().for_each(|(key, value)| config[*key] = value.clone());
+        let dir = folder(name, &config, &[], "classes");
+        let classes =
+            open(&dir).classifies().map_err(|e| e.to_string().replace(&dir.display().to_string(), "DIR"));
+        std::fs::remove_dir_all(dir).unwrap();
+        classes
+    };
+    let logits = [2.0, 1.0, 0.1];
+    let near = |got: Vec<f32>, want: [f32; 3]| {
+        assert!(got.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-4), "{got:?}, not {want:?}");
+    };
+    let classes = read(&[]).unwrap();
+    assert_eq!(classes.labels(), ["LABEL_0", "LABEL_1", "LABEL_2"]);
+    near(classes.probabilities(&logits), [0.6590, 0.2424, 0.0986]);
+    let named = json!({ "0": "joy", "2": "anger", "7": "none" });
+    let classes =
+        read(&[("id2label", named), ("problem_type", json!("multi_label_classification"))]).unwrap();
+    assert_eq!(classes.labels(), ["joy", "LABEL_1", "anger"]);
+    near(classes.probabilities(&logits), [0.8808, 0.7311, 0.5250]);
+    near(read(&[("problem_type", json!("regression"))]).unwrap().probabilities(&logits), logits);
+    insta::assert_snapshot!(read(&[("problem_type", json!("guessing"))]).unwrap_err(), @"DIR/config.json: problem_type = guessing is not supported: regression, single_label_classification and multi_label_classification are");
+    insta::assert_snapshot!(open(&golden("bert")).classifies().unwrap_err().to_string().replace(golden("bert").to_str().unwrap(), "DIR"), @"DIR: classifying by a model without a classification head is not supported: it computes embeddings, for `tallow embed`; take a model whose architecture ends in ForSequenceClassification");
 }
 
 /// The real MiniLM, from its text to its vectors.
@@ -326,9 +409,9 @@ fn refusals() {
     let said =
         |e: tallow_models::LoadError, dir: &Path| e.to_string().replace(&dir.display().to_string(), "DIR");
     let dir = golden("bert");
-    insta::assert_snapshot!(said(tallow_models::Model::open(&dir).unwrap_err(), &dir), @r#"DIR: writing text by the architecture "BertModel" is not supported: it is an encoder, which makes vectors of texts: use `tallow embed` or `tallow rerank`, or serve it for /v1/embeddings"#);
+    insta::assert_snapshot!(said(tallow_models::Model::open(&dir).unwrap_err(), &dir), @r#"DIR: text generation with the architecture "BertModel" is not supported: it is an encoder: use `tallow embed`, `tallow rerank` or `tallow classify`, or serve it"#);
     let dir = golden("llama");
-    insta::assert_snapshot!(said(EncoderModel::open(&dir).unwrap_err(), &dir), @r#"DIR: embedding by the architecture "LlamaForCausalLM" is not supported: it writes text: `tallow run` and `tallow serve` are for it"#);
+    insta::assert_snapshot!(said(EncoderModel::open(&dir).unwrap_err(), &dir), @r#"DIR: embedding with the architecture "LlamaForCausalLM" is not supported: it generates text: use `tallow run` or `tallow serve`"#);
     let refused = |name: &str, key: &str, value: Value| {
         let mut config = json(&golden(name).join("config.json"));
         config[key] = value;

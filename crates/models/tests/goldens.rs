@@ -10,6 +10,7 @@ use tallow_core::{Backend, DType, Memory, Span, StateRows, Step, StepPlan, Tenso
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;
+use tallow_models::blocks::rope::Scaling;
 use tallow_models::convert::Conversion;
 use tallow_models::decoder::Decoder;
 use tallow_quant::Format;
@@ -498,6 +499,40 @@ fn converted_folders() {
         seen += 1;
     }
     assert!(seen >= 45, "{seen}");
+}
+
+/// Dynamic NTK: prompts below, at and beyond the length that a model was trained on are rotated as the reference has it
+/// where the table is built for a context as long as the prompt; and however a prompt is cut up it gives the same bits.
+#[test]
+fn dynamic_rotations_at_all_lengths() {
+    let folder = golden("more/llama-dynamic");
+    let (model, cases) = (open(&folder), tensors(&folder.join("lengths.safetensors")));
+    assert_eq!((model.spec.trained_context(), model.spec.context), (12, 24));
+    let mut plain = open(&folder);
+    plain.spec.ropes[0].scaling = Scaling::None;
+    let b = cpu();
+    for (name, len, is_stretched) in
+        [("below", 8, false), ("trained", 12, false), ("beyond", 17, true), ("longest", 24, true)]
+    {
+        let (ids, want) = (cases[&format!("{name}.input_ids")].ids(), cases[&format!("{name}.logits")].f32());
+        assert_eq!(ids.len(), len);
+        let far = |model: &Model, context: usize| {
+            let got = Runner::new(&b, model, context).step(&ids).0;
+            got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max)
+        };
+        let off = far(&model, len);
+        println!("{name}: {len} tokens, off by {off:.1e}");
+        assert!(off <= 1e-4, "{name}: off by {off}");
+        // A table for a longer context is another: the whole context is rotated alike.
+        assert_eq!(far(&model, 24) <= 1e-4, len == 24, "{name}");
+        assert_eq!(far(&plain, len) <= 1e-4, !is_stretched, "{name}: an unscaled rotation");
+        let whole = Runner::new(&b, &model, 24).step(&ids).0;
+        for cut in [1, 5, len - 1] {
+            let mut runner = Runner::new(&b, &model, 24);
+            let parts = [runner.step(&ids[..cut]).0, runner.step(&ids[cut..]).0].concat();
+            assert_eq!(parts, whole, "{name}, cut at {cut}");
+        }
+    }
 }
 
 /// Does the file that a model becomes, by a recipe if one is given, answer as the model does, bit for bit?

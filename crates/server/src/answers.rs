@@ -11,10 +11,12 @@ use tallow_models::reasoning::Piece;
 use tallow_models::tokenizer::{Detokenizer, Shown, Tokenizer};
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use crate::access::Notes;
 use crate::errors::ApiError;
 use crate::state::{Open, Server};
 use crate::thinking::Reasoned;
 use crate::visit::Visit;
+use crate::wire::finish_reason;
 
 /// News of one choice.
 #[derive(Debug)]
@@ -81,6 +83,8 @@ pub(crate) struct Totals {
     /// Prompt tokens that were computed and that were not, for every choice.
     pub(crate) prompt_computed: usize,
     pub(crate) prompt_reused: usize,
+    /// Tokens of the longest choice.
+    pub(crate) longest: usize,
     /// Tokens after the first of each choice.
     pub(crate) later: usize,
     /// The longest that any took.
@@ -106,6 +110,7 @@ pub(crate) struct Followed {
 /// The choices of one request. Dropping it ends them.
 pub(crate) struct Answers {
     open: Open,
+    notes: Notes,
     /// What counts the events that have not been taken.
     visit: Option<Arc<Visit>>,
     choices: Vec<Following>,
@@ -153,6 +158,7 @@ impl Answers {
         };
         Answers {
             open: Open::new(server),
+            notes: Notes::current(),
             visit: Visit::current(),
             choices: followed.into_iter().map(following).collect(),
             next: 0,
@@ -238,7 +244,27 @@ impl Answers {
                 server.metrics.ended("error");
             }
         }
-        ApiError::engine(failure, server.model.handle.is_alive())
+        let error = ApiError::engine(failure, server.model.handle.is_alive());
+        self.notes.note(|noted| {
+            noted.finish.push("error");
+            noted.error = Some(error.to_string());
+        });
+        error
+    }
+
+    /// Notes that a choice has ended, and what all took up to now.
+    fn note(&self, end: &Finish) {
+        let totals = &self.totals;
+        self.notes.note(|noted| {
+            noted.finish.push(finish_reason(end));
+            noted.prompt_tokens = Some(totals.prompt);
+            noted.cached_tokens = Some(totals.cached);
+            noted.completion_tokens = Some(totals.new);
+            noted.queue = Some(totals.queue);
+        });
+        if self.choices.iter().all(|choice| choice.events.is_none()) {
+            self.open.0.metrics.all_done(totals.longest);
+        }
     }
 
     fn take(&mut self, index: usize, event: Event) -> Result<Option<Told>, Failure> {
@@ -262,7 +288,10 @@ impl Answers {
             Event::Piece { text, choice: token } => {
                 let now = Instant::now();
                 match choice.last_token.replace(now) {
-                    None => server.metrics.first_token(now - self.begun),
+                    None => {
+                        server.metrics.first_token(now - self.begun);
+                        self.notes.note(|noted| *noted.first_token.get_or_insert(now - self.begun));
+                    }
                     Some(last) => server.metrics.next_token(now - last),
                 }
                 if self.wants_tokens {
@@ -288,6 +317,7 @@ impl Answers {
                     *self.totals.reasoning.get_or_insert(0) += choice.thought;
                 }
                 server.metrics.done(&done, self.begun.elapsed());
+                self.note(&done.reason);
                 Ok(Some(Told { index, part, end: Some(done.reason), progress: None }))
             }
             Event::Failed(failure) => Err(failure),
@@ -394,6 +424,7 @@ impl Totals {
             self.cached += done.cached_tokens;
         }
         self.new += done.new_tokens;
+        self.longest = self.longest.max(done.new_tokens);
         self.prompt_reused += done.cached_tokens;
         self.prompt_computed += done.prompt_tokens.saturating_sub(done.cached_tokens);
         self.later += done.new_tokens.saturating_sub(1);

@@ -26,23 +26,32 @@ pub(crate) async fn prepare<M: Model, T: Send + 'static>(
     request: Request,
     make: impl FnOnce(&Server<M>, Vec<u8>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    prepare_up_to(server, request, MOST_BYTES, make).await
+    prepare_within(server, request, Bounds { body: MOST_BYTES, answer: 0 }, make).await
 }
 
-/// The same for a body of up to so many bytes.
-pub(crate) async fn prepare_up_to<M: Model, T: Send + 'static>(
+/// How long bodies and their answers may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Bytes of a body.
+    pub(crate) body: usize,
+    /// Bytes of the answer that is made at once, for each byte of the body.
+    pub(crate) answer: usize,
+}
+
+/// The same within other bounds. Where the answer is made at once its bytes are claimed before, and stay so.
+pub(crate) async fn prepare_within<M: Model, T: Send + 'static>(
     server: &Arc<Server<M>>,
     request: Request,
-    most: usize,
+    bounds: Bounds,
     make: impl FnOnce(&Server<M>, Vec<u8>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     server.ready()?;
     let visit = server.visit(&request);
     let (parts, body) = request.into_parts();
     check_kind(&parts.headers)?;
-    let bytes = read(body, &visit, most).await?;
+    let bytes = read(body, &visit, bounds.body).await?;
     // Texts are copied out of the body, and values take more memory than they take in it.
-    visit.claim.grow(json::most_memory(&bytes)).await?;
+    visit.claim.grow(json::most_memory(&bytes) + bounds.answer * bytes.len()).await?;
     let desk = server.desks.enter(visit.client, bytes.len() > SMALL).await;
     let (server, held) = (server.clone(), visit.clone());
     let made = tokio::task::spawn_blocking(move || {
@@ -55,7 +64,9 @@ pub(crate) async fn prepare_up_to<M: Model, T: Send + 'static>(
         tracing::error!("a request could not be prepared: {e}");
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
     })?;
-    visit.claim.settle(length);
+    if bounds.answer == 0 || made.is_err() {
+        visit.claim.settle(length);
+    }
     made
 }
 

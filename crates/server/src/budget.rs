@@ -125,7 +125,7 @@ impl Budget {
         self.most
     }
 
-    /// What they hold.
+    /// Bytes that they hold now.
     pub(crate) fn used(&self) -> usize {
         self.state().used
     }
@@ -202,7 +202,11 @@ impl Claim {
             match self.budget.take(self.id, bytes) {
                 Ok(()) => return Ok(()),
                 Err(Lack::Ever) => return Err(self.too_much(bytes)),
-                Err(Lack::Now) if Instant::now() >= until => return Err(busy()),
+                Err(Lack::Now) if Instant::now() >= until => {
+                    let (used, most) = (self.budget.used() >> 20, self.budget.most >> 20);
+                    tracing::info!("a request found no memory: {used} of {most} MiB are in flight");
+                    return Err(busy());
+                }
                 Err(Lack::Now) => self.budget.give_up_slow(bytes),
             }
             let look = (Instant::now() + LOOK).min(until);

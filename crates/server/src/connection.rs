@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use crate::access::Client;
 use crate::socket::{Socket, turn_away};
 use crate::table::{Place, Table};
 
@@ -81,12 +82,14 @@ async fn next(listener: &TcpListener, table: &Arc<Table>) -> (TcpStream, Place) 
 async fn serve(stream: TcpStream, router: Router, mut closing: watch::Receiver<bool>, place: Place) {
     // Tokens are small and should not wait for each other.
     let _ = stream.set_nodelay(true);
+    let client = stream.peer_addr().ok().map(Client);
     let seat = place.seat.clone();
     let socket = Socket::new(stream, seat.clone());
     let routes = TowerToHyperService::new(router);
     let service = service_fn(|mut request: Request<Incoming>| {
         seat.begin(request.version() == Version::HTTP_11);
         request.extensions_mut().insert(seat.clone());
+        client.and_then(|client| request.extensions_mut().insert(client));
         routes.call(request)
     });
     let mut builder = http1::Builder::new();

@@ -9,14 +9,17 @@ use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
 use tallow_engine::embedder::Wanted;
+use tallow_engine::handle::Failure;
 use tallow_models::encoder::{Cut, InputError, Inputs, Item, shortened};
 
 use crate::ServedEncoder;
+use crate::access::Notes;
 use crate::base64;
 use crate::body::prepare;
 use crate::completions::tokens;
 use crate::errors::{ApiError, respond};
 use crate::fields::{Fields, text, wrong};
+use crate::metrics::Counted;
 use crate::state::{Open, Server};
 use crate::visit::Visit;
 
@@ -116,20 +119,29 @@ pub(crate) async fn answered(
 ) -> Result<Vec<Vec<f32>>, ApiError> {
     let (_open, begun) = (Open::new(server), Instant::now());
     let handle = &server.model.handle;
-    let failed = |why| {
-        server.metrics.ended("error");
-        ApiError::engine(why, handle.is_alive())
-    };
+    Notes::current().note(|noted| {
+        noted.model = handle.info().names.first().cloned();
+        noted.prompt_tokens = Some(inputs.iter().map(Item::rows).sum());
+    });
+    let failed = |why| ApiError::engine(why, handle.is_alive());
+    // What is refused here has not begun, and does not count as a request that failed.
     let answer = handle.submit(inputs).map_err(failed)?;
+    let mut counted = Counted::new(server.metrics.clone());
     // Every request that is taken is answered; and none waits past the time that the server has left.
     let answer = tokio::select! {
         answer = answer => answer,
-        () = server.over() => return Err(ApiError::engine(tallow_engine::handle::Failure::ShuttingDown, true)),
+        () = server.over() => {
+            counted.failed();
+            return Err(failed(Failure::ShuttingDown));
+        }
     };
     let gone = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it");
-    let vectors = answer.map_err(gone)?.map_err(failed)?;
-    server.metrics.embedded(begun.elapsed());
-    Ok(vectors)
+    let vectors = answer.map_err(gone).and_then(|answer| answer.map_err(failed));
+    match &vectors {
+        Ok(_) => counted.done(begun.elapsed()),
+        Err(_) => counted.failed(),
+    }
+    vectors
 }
 
 /// The name of the model, as the request has it or as it is.
@@ -153,7 +165,10 @@ pub(crate) fn unfit(path: &str, why: &InputError) -> ApiError {
 fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
     let info = server.model.handle.info();
     if info.wanted == Wanted::Scores {
-        let why = "the model of this server ranks texts and makes no vectors of them; it has /v1/rerank";
+        let why = match info.width {
+            1 => "the model of this server is a reranker and computes no embeddings; it has /v1/rerank",
+            _ => "the model of this server is a classifier and computes no embeddings; it has /classify",
+        };
         return Err(ApiError::new(StatusCode::NOT_FOUND, why));
     }
     let mut fields = Fields::body(&body)?;
@@ -177,14 +192,14 @@ fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError
 }
 
 /// What a vector is made of.
-enum Given {
+pub(crate) enum Given {
     Text(String),
     Tokens(Vec<u32>),
     /// The bytes of a file.
     Image(Vec<u8>),
 }
 
-fn item(inputs: &Inputs, path: &str, given: Given, cut: Cut) -> Result<Item, ApiError> {
+pub(crate) fn item(inputs: &Inputs, path: &str, given: Given, cut: Cut) -> Result<Item, ApiError> {
     let item = match given {
         Given::Text(text) if text.is_empty() => {
             return Err(ApiError::field(path, format!("{path} is an empty text")));
@@ -225,7 +240,7 @@ fn image(path: &str, url: &str) -> Result<Vec<u8>, ApiError> {
     })
 }
 
-fn inputs(
+pub(crate) fn inputs(
     input: Option<Value>,
     make: impl Fn(&str, Given) -> Result<Item, ApiError>,
 ) -> Result<Vec<Item>, ApiError> {

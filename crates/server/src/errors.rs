@@ -75,6 +75,11 @@ impl ApiError {
         ApiError { code: Some(code), ..self }
     }
 
+    /// Its code, if it has one.
+    pub(crate) fn code_name(&self) -> Option<&'static str> {
+        self.code
+    }
+
     /// What the engine said, where `alive` says whether it lives.
     pub(crate) fn engine(failure: Failure, alive: bool) -> ApiError {
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
@@ -138,6 +143,8 @@ impl IntoResponse for ApiError {
             // The rest of the body is not read.
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+        // For the log.
+        response.extensions_mut().insert(self);
         response
     }
 }

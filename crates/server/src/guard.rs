@@ -88,7 +88,7 @@ impl Guard {
         let origin = value.to_str().unwrap_or_default().to_ascii_lowercase();
         let same = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
         if origins.next().is_none() {
-            if same == Some(host.as_str()) && !self.origins.iter().any(|known| *known == origin) {
+            if same == Some(host.as_str()) && !self.origins.contains(&origin) {
                 return Ok(None);
             }
             if self.origins.iter().any(|known| *known == origin || known == ANY) || origin::is_local(&origin)

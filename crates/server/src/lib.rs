@@ -3,27 +3,32 @@
 //! It maps what clients send to requests of the engine, and the engine's events to what clients are told. It knows no
 //! tensor, and nothing below it knows JSON.
 
+mod access;
 mod adapters;
 mod answers;
 mod base64;
 mod body;
 mod budget;
 mod chat;
+mod classify;
 mod completions;
 mod connection;
 mod desks;
 mod embeddings;
 mod errors;
+mod exposition;
 mod fields;
 mod foreign;
 mod generation;
 mod guard;
+mod health;
 mod json;
 mod limits;
 mod metrics;
 mod multipart;
 mod origin;
 mod page;
+mod process;
 mod prompt;
 mod rerank;
 mod routes;
@@ -50,6 +55,7 @@ use tokio::net::TcpListener;
 pub use chat::{ChatRequest, parse_chat_request};
 pub use completions::{CompletionRequest, parse_completion_request};
 pub use errors::ApiError;
+pub use health::LogHealth;
 pub use limits::Limits;
 pub use served::{Served, ServedEncoder, ServedSpeech};
 
@@ -68,6 +74,12 @@ pub struct Settings {
     pub adapters: Option<PathBuf>,
     /// How long requests that are under way may take once the server is to stop.
     pub drain: Duration,
+    /// Do `/health` and `/ready` need a key too?
+    pub private_health: bool,
+    /// How the log fares.
+    pub log: Arc<LogHealth>,
+    /// The commit that this program was built of, if that is known.
+    pub commit: Option<&'static str>,
     /// What clients may take of the machine.
     pub limits: Limits,
 }
@@ -81,6 +93,9 @@ impl Default for Settings {
             template_values: false,
             adapters: None,
             drain: Duration::from_secs(30),
+            private_health: false,
+            log: Arc::default(),
+            commit: None,
             limits: Limits::default(),
         }
     }

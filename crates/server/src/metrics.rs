@@ -1,12 +1,18 @@
-//! [`Metrics`]: what is counted, as Prometheus reads it, under the names that routers and dashboards look for.
+//! [`Metrics`]: what is counted, under the names that routers and dashboards look for.
 
-use std::fmt::Write;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use axum::http::Method;
+use tallow_engine::counts::StepSizes;
 use tallow_engine::embedder::EmbedderHandle;
 use tallow_engine::handle::{Done, EngineHandle};
+use tallow_engine::scribe::ScribeHandle;
 
+use crate::errors::ApiError;
+use crate::exposition::{Labels, Page};
 use crate::wire::finish_reason;
 
 /// Bounds in seconds.
@@ -14,9 +20,16 @@ const SHORT: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0];
 const LONG: &[f64] =
     &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0];
+/// Bounds in tokens.
+const TOKENS: &[f64] =
+    &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
+/// Bounds in choices of a request.
+const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
+/// The route of requests that took none.
+const NO_ROUTE: &str = "none";
 
-/// How long something took, counted by bounds.
+/// Values, counted by bounds.
 #[derive(Debug)]
 struct Histogram {
     name: &'static str,
@@ -24,36 +37,39 @@ struct Histogram {
     bounds: &'static [f64],
     /// One for each bound, and one for what is above all.
     counts: Vec<AtomicU64>,
-    micros: AtomicU64,
+    /// The sum of all, in millionths.
+    millionths: AtomicU64,
 }
 
 impl Histogram {
     fn new(name: &'static str, what: &'static str, bounds: &'static [f64]) -> Histogram {
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
-        Histogram { name, what, bounds, counts, micros: AtomicU64::new(0) }
+        Histogram { name, what, bounds, counts, millionths: AtomicU64::new(0) }
     }
 
-    fn add(&self, took: Duration) {
-        let at = self.bounds.partition_point(|bound| *bound < took.as_secs_f64());
+    fn add(&self, value: f64) {
+        let at = self.bounds.partition_point(|bound| *bound < value);
         if let Some(count) = self.counts.get(at) {
             count.fetch_add(1, Ordering::Relaxed);
         }
-        self.micros.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
+        self.millionths.fetch_add((value * 1e6) as u64, Ordering::Relaxed);
     }
 
-    fn write(&self, out: &mut Page) {
-        out.head(self.name, "histogram", self.what);
-        let mut sum = 0;
-        let bounds = self.bounds.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
-        for (bound, count) in bounds.zip(&self.counts) {
-            sum += count.load(Ordering::Relaxed);
-            out.line(&format!("{}_bucket", self.name), &format!(",le=\"{bound}\""), sum);
-        }
-        let seconds = self.micros.load(Ordering::Relaxed) as f64 / 1e6;
-        out.line(&format!("{}_sum", self.name), "", seconds);
-        out.line(&format!("{}_count", self.name), "", sum);
+    fn took(&self, time: Duration) {
+        self.add(time.as_secs_f64());
+    }
+
+    fn write(&self, page: &mut Page) {
+        let counts: Vec<u64> = self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        let sum = self.millionths.load(Ordering::Relaxed) as f64 / 1e6;
+        page.histogram(self.name, self.what, self.bounds, &counts, sum);
     }
 }
+
+/// Answers by method, route and status.
+type Answered = BTreeMap<(&'static str, String, u16), u64>;
+/// Refusals and failures by status and code.
+type Refused = BTreeMap<(u16, &'static str), u64>;
 
 /// What the server itself counts; the rest is the engine's.
 #[derive(Debug)]
@@ -64,43 +80,91 @@ pub(crate) struct Metrics {
     queue: Histogram,
     prefill: Histogram,
     decode: Histogram,
+    inference: Histogram,
+    per_token: Histogram,
+    prompt_tokens: Histogram,
+    new_tokens: Histogram,
+    most_new_tokens: Histogram,
+    max_tokens: Histogram,
+    choices: Histogram,
     /// For each of the reasons.
     ended: [AtomicU64; REASONS.len()],
+    answered: Mutex<Answered>,
+    refused: Mutex<Refused>,
 }
 
 impl Metrics {
     pub(crate) fn new() -> Metrics {
-        let new = Histogram::new;
+        let seconds = |name, what| Histogram::new(name, what, LONG);
+        let tokens = |name, what| Histogram::new(name, what, TOKENS);
         Metrics {
-            first: new("time_to_first_token_seconds", "From the request to its first token.", LONG),
-            next: new("inter_token_latency_seconds", "From one token to the next.", SHORT),
-            whole: new("e2e_request_latency_seconds", "From the request to its end.", LONG),
-            queue: new(
-                "request_queue_time_seconds",
-                "From the request to the beginning of its prompt.",
-                LONG,
+            first: seconds("vllm:time_to_first_token_seconds", "From the request to its first token."),
+            next: Histogram::new("vllm:inter_token_latency_seconds", "From one token to the next.", SHORT),
+            whole: seconds("vllm:e2e_request_latency_seconds", "From the request to its end."),
+            queue: seconds(
+                "vllm:request_queue_time_seconds",
+                "From the request to the beginning of its prefill.",
             ),
-            prefill: new("request_prefill_time_seconds", "From there to the first token.", LONG),
-            decode: new("request_decode_time_seconds", "From the first token to the last.", LONG),
+            prefill: seconds(
+                "vllm:request_prefill_time_seconds",
+                "From the beginning of the prefill to the first token.",
+            ),
+            decode: seconds("vllm:request_decode_time_seconds", "From the first token to the last."),
+            inference: seconds(
+                "vllm:request_inference_time_seconds",
+                "From the beginning of the prefill to the last token.",
+            ),
+            per_token: Histogram::new(
+                "vllm:request_time_per_output_token_seconds",
+                "Mean time from one token of a request to the next.",
+                SHORT,
+            ),
+            prompt_tokens: tokens("vllm:request_prompt_tokens", "Prompt tokens of a request."),
+            new_tokens: tokens("vllm:request_generation_tokens", "Tokens generated for a choice."),
+            most_new_tokens: tokens(
+                "vllm:request_max_num_generation_tokens",
+                "Tokens of a request's longest choice.",
+            ),
+            max_tokens: tokens("vllm:request_params_max_tokens", "Tokens that a choice might have had."),
+            choices: Histogram::new("vllm:request_params_n", "Choices of a request.", CHOICES),
             ended: Default::default(),
+            answered: Mutex::default(),
+            refused: Mutex::default(),
         }
     }
 
     pub(crate) fn first_token(&self, took: Duration) {
-        self.first.add(took);
+        self.first.took(took);
     }
 
     pub(crate) fn next_token(&self, took: Duration) {
-        self.next.add(took);
+        self.next.took(took);
     }
 
-    /// An answer is complete.
+    /// A request was taken by the engine: so many choices of at most so many tokens.
+    pub(crate) fn taken(&self, choices: usize, max_tokens: usize) {
+        self.choices.add(choices as f64);
+        self.max_tokens.add(max_tokens as f64);
+    }
+
+    /// A choice is complete.
     pub(crate) fn done(&self, done: &Done, took: Duration) {
-        self.whole.add(took);
-        self.queue.add(done.timings.queue);
-        self.prefill.add(done.timings.prefill);
-        self.decode.add(done.timings.decode);
+        self.whole.took(took);
+        self.queue.took(done.timings.queue);
+        self.prefill.took(done.timings.prefill);
+        self.decode.took(done.timings.decode);
+        self.inference.took(done.timings.prefill + done.timings.decode);
+        if done.new_tokens > 1 {
+            self.per_token.add(done.timings.decode.as_secs_f64() / (done.new_tokens - 1) as f64);
+        }
+        self.prompt_tokens.add(done.prompt_tokens as f64);
+        self.new_tokens.add(done.new_tokens as f64);
         self.ended(finish_reason(&done.reason));
+    }
+
+    /// All choices of a request are complete, the longest with so many tokens.
+    pub(crate) fn all_done(&self, longest: usize) {
+        self.most_new_tokens.add(longest as f64);
     }
 
     /// An answer has ended, for whatever reason.
@@ -110,117 +174,214 @@ impl Metrics {
         }
     }
 
-    /// All there is to say, with what the engine counts.
-    pub(crate) fn page(&self, handle: &EngineHandle) -> String {
+    /// A request was answered with this status.
+    pub(crate) fn answered(&self, method: &Method, route: Option<&str>, status: u16) {
+        // Clients may invent methods.
+        let methods = ["GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"];
+        let method = methods.iter().find(|known| **known == method.as_str()).unwrap_or(&"OTHER");
+        let key = (*method, route.unwrap_or(NO_ROUTE).to_owned(), status);
+        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        *answered.entry(key).or_default() += 1;
+    }
+
+    /// A request was refused, or failed.
+    pub(crate) fn refused(&self, error: &ApiError) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        *refused.entry((error.status.as_u16(), error.code_name().unwrap_or("none"))).or_default() += 1;
+    }
+
+    /// What is counted of a model that writes text.
+    pub(crate) fn of_writer(&self, page: &mut Page, handle: &EngineHandle) {
         let (info, stats) = (handle.info(), handle.stats());
-        let mut out =
-            Page { text: String::new(), model: label(info.names.first().map_or("", String::as_str)) };
-        let pages = stats.pages_in_use.load(Ordering::Relaxed) as f64 / info.pages.max(1) as f64;
-        out.gauge(
-            "num_requests_running",
-            "Requests under way.",
-            stats.running.load(Ordering::Relaxed) as f64,
-        );
-        out.gauge(
-            "num_requests_waiting",
-            "Requests that wait.",
-            stats.waiting.load(Ordering::Relaxed) as f64,
-        );
-        out.gauge("kv_cache_usage_perc", "Share of the cache in use, from 0 to 1.", pages);
-        out.gauge(
-            "step_tokens_beside_answers",
+        let load = |n: &std::sync::atomic::AtomicUsize| n.load(Ordering::Relaxed);
+        let usage = load(&stats.pages_in_use) as f64 / info.pages.max(1) as f64;
+        router_gauges(page, load(&stats.running), load(&stats.waiting), usage);
+        page.gauge(
+            "vllm:step_tokens_beside_answers",
             "Tokens that a step may have while answers are under way.",
-            stats.beside.load(Ordering::Relaxed) as f64,
+            load(&stats.beside),
         );
-        out.head("cache_config_info", "gauge", "How the cache is divided.");
-        let config = format!(",block_size=\"{}\",num_gpu_blocks=\"{}\"", info.page_len, info.pages);
-        out.line("cache_config_info", &config, 1);
-        out.head("lora_requests_info", "gauge", "Adapters in use; none can be loaded.");
-        let none = ",max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"";
-        out.line("lora_requests_info", none, 1);
+        let (block, blocks) = (info.page_len.to_string(), info.pages.to_string());
+        let config: Labels<'_> = &[("block_size", &block), ("num_gpu_blocks", &blocks)];
+        page.gauges("vllm:cache_config_info", "How the KV cache is divided.", [(config, 1)]);
+        adapters(page, handle);
         for (name, what, count) in [
-            ("prompt_tokens_total", "Prompt tokens of finished requests.", &stats.prompt_tokens),
-            ("generation_tokens_total", "Tokens generated.", &stats.new_tokens),
-            ("prefix_cache_queries_total", "Prompt tokens looked for in the cache.", &stats.prefix_queries),
-            ("prefix_cache_hits_total", "Prompt tokens found there.", &stats.prefix_hits),
-            ("num_preemptions_total", "Sequences that had to give way.", &stats.preemptions),
+            ("vllm:prompt_tokens", "Prompt tokens of finished requests.", &stats.prompt_tokens),
+            ("vllm:generation_tokens", "Tokens generated.", &stats.new_tokens),
+            (
+                "vllm:prefix_cache_queries",
+                "Prompt tokens looked for in the prefix cache.",
+                &stats.prefix_queries,
+            ),
+            ("vllm:prefix_cache_hits", "Prompt tokens found there.", &stats.prefix_hits),
+            ("vllm:num_preemptions", "Sequences that were preempted.", &stats.preemptions),
+            ("vllm:steps", "Steps run.", &stats.steps),
+            ("vllm:failed_steps", "Steps that failed.", &stats.failed_steps),
+            ("vllm:page_faults", "Checks that found the KV cache's pages out of order.", &stats.page_faults),
         ] {
-            out.head(name, "counter", what);
-            out.line(name, "", count.load(Ordering::Relaxed));
+            page.counter(name, what, count.load(Ordering::Relaxed));
         }
-        self.success(&mut out);
-        for histogram in [&self.first, &self.next, &self.whole, &self.queue, &self.prefill, &self.decode] {
-            histogram.write(&mut out);
+        let sizes = &stats.step_sizes;
+        page.histogram(
+            "vllm:iteration_tokens_total",
+            "Tokens computed in a step.",
+            &StepSizes::BOUNDS.map(|bound| bound as f64),
+            &sizes.counts(),
+            sizes.tokens() as f64,
+        );
+        self.success(page);
+        for histogram in [
+            &self.first,
+            &self.next,
+            &self.whole,
+            &self.queue,
+            &self.prefill,
+            &self.decode,
+            &self.inference,
+            &self.per_token,
+            &self.prompt_tokens,
+            &self.new_tokens,
+            &self.most_new_tokens,
+            &self.max_tokens,
+            &self.choices,
+        ] {
+            histogram.write(page);
         }
-        out.text
     }
 
-    /// The same for an embedder.
-    pub(crate) fn page_of_embedder(&self, handle: &EmbedderHandle) -> String {
-        let (info, stats) = (handle.info(), handle.stats());
-        let mut out =
-            Page { text: String::new(), model: label(info.names.first().map_or("", String::as_str)) };
-        out.gauge("num_requests_running", "Requests under way or waiting.", handle.taken() as f64);
+    /// The same for an encoder.
+    pub(crate) fn of_encoder(&self, page: &mut Page, handle: &EmbedderHandle) {
+        let stats = handle.stats();
+        let running = stats.running.load(Ordering::Relaxed);
+        // It has no KV cache.
+        router_gauges(page, running, handle.taken().saturating_sub(running), 0.0);
         for (name, what, count) in [
-            ("prompt_tokens_total", "Tokens of texts that have been done.", &stats.tokens),
-            ("embedded_texts_total", "Texts that have been done.", &stats.texts),
-            ("steps_total", "Steps run.", &stats.steps),
+            ("vllm:prompt_tokens", "Tokens of texts that have been done.", &stats.tokens),
+            ("vllm:embedded_texts", "Texts that have been done.", &stats.texts),
+            ("vllm:steps", "Steps run.", &stats.steps),
+            ("vllm:failed_steps", "Steps that failed.", &stats.failed_steps),
         ] {
-            out.head(name, "counter", what);
-            out.line(name, "", count.load(Ordering::Relaxed));
+            page.counter(name, what, count.load(Ordering::Relaxed));
         }
-        self.success(&mut out);
-        self.whole.write(&mut out);
-        out.text
+        self.success(page);
+        self.whole.write(page);
     }
 
-    /// The same for a model that hears, with so many requests.
-    pub(crate) fn page_of_speech(&self, name: &str, taken: usize) -> String {
-        let mut out = Page { text: String::new(), model: label(name) };
-        out.gauge("num_requests_running", "Requests under way or waiting.", taken as f64);
-        self.success(&mut out);
-        self.whole.write(&mut out);
-        out.text
+    /// The same for a model of speech, with so many requests.
+    pub(crate) fn of_speech(&self, page: &mut Page, handle: &ScribeHandle, taken: usize) {
+        let stats = handle.stats();
+        let windows = stats.running.load(Ordering::Relaxed);
+        // A request has one window in work at a time; between two it is the server's turn.
+        let running = taken.min(handle.desk().places.max(windows));
+        let usage = windows as f64 / handle.desk().places.max(1) as f64;
+        router_gauges(page, running, taken - running, usage);
+        for (name, what, count) in [
+            ("vllm:generation_tokens", "Tokens generated.", &stats.new_tokens),
+            ("vllm:steps", "Steps run.", &stats.steps),
+            ("vllm:failed_steps", "Steps that failed.", &stats.failed_steps),
+        ] {
+            page.counter(name, what, count.load(Ordering::Relaxed));
+        }
+        self.success(page);
+        self.whole.write(page);
     }
 
-    /// A request to an embedder is complete.
-    pub(crate) fn embedded(&self, took: Duration) {
-        self.whole.add(took);
-        self.ended("stop");
+    /// What is counted of requests, whatever the model.
+    pub(crate) fn of_requests(&self, page: &mut Page) {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let refused: Vec<_> = refused.into_iter().map(|((s, code), n)| (s.to_string(), code, n)).collect();
+        let labels: Vec<_> =
+            refused.iter().map(|(s, code, _)| [("status", s.as_str()), ("code", *code)]).collect();
+        page.counters(
+            "vllm:request_refusals",
+            "Requests that were refused or failed before an answer began, by HTTP status and code.",
+            labels.iter().zip(&refused).map(|(labels, (.., n))| (labels.as_slice(), *n)),
+        );
+        let answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let answered: Vec<_> =
+            answered.into_iter().map(|((method, route, s), n)| (method, route, s.to_string(), n)).collect();
+        let label = |(method, route, s, _): &'_ (&'static str, String, String, u64)| {
+            [("method", (*method).to_owned()), ("handler", route.clone()), ("status", s.clone())]
+        };
+        let owned: Vec<_> = answered.iter().map(label).collect();
+        let labels: Vec<Vec<(&str, &str)>> = owned
+            .iter()
+            .map(|all| all.iter().map(|(name, value)| (*name, value.as_str())).collect())
+            .collect();
+        page.counters(
+            "http_requests",
+            "Requests by method, route and HTTP status; 499 where the client went away before it was answered.",
+            labels.iter().zip(&answered).map(|(labels, (.., n))| (labels.as_slice(), *n)),
+        );
     }
 
-    fn success(&self, out: &mut Page) {
-        out.head("request_success_total", "counter", "Answers that have ended, by reason.");
-        for (reason, count) in REASONS.iter().zip(&self.ended) {
-            let label = format!(",finished_reason=\"{reason}\"");
-            out.line("request_success_total", &label, count.load(Ordering::Relaxed));
+    fn success(&self, page: &mut Page) {
+        let labels = REASONS.map(|reason| [("finished_reason", reason)]);
+        let counts = self.ended.iter().map(|count| count.load(Ordering::Relaxed));
+        page.counters(
+            "vllm:request_success",
+            "Answers that have ended, by reason.",
+            labels.iter().map(|label| label.as_slice()).zip(counts),
+        );
+    }
+}
+
+/// A request to a model that writes no tokens, counted when it ends: as given up, unless it is said how it ended.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    metrics: Arc<Metrics>,
+    over: bool,
+}
+
+impl Counted {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Counted {
+        Counted { metrics, over: false }
+    }
+
+    pub(crate) fn done(&mut self, took: Duration) {
+        self.over = true;
+        self.metrics.whole.took(took);
+        self.metrics.ended("stop");
+    }
+
+    pub(crate) fn failed(&mut self) {
+        self.over = true;
+        self.metrics.ended("error");
+    }
+
+    /// It could not be done, by its client's mistake, and does not count.
+    pub(crate) fn refused(&mut self) {
+        self.over = true;
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if !self.over {
+            self.metrics.ended("abort");
         }
     }
 }
 
-/// A page in the text format. All names have the prefix that is looked for, all lines the model.
-struct Page {
-    text: String,
-    model: String,
+/// What routers look at to choose among servers.
+fn router_gauges(page: &mut Page, running: usize, waiting: usize, usage: f64) {
+    page.gauge("vllm:num_requests_running", "Requests under way.", running);
+    page.gauge("vllm:num_requests_waiting", "Requests that wait.", waiting);
+    page.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, from 0 to 1.", usage);
 }
 
-impl Page {
-    fn head(&mut self, name: &str, kind: &str, what: &str) {
-        // Writing to a string does not fail.
-        let _ = writeln!(self.text, "# HELP vllm:{name} {what}\n# TYPE vllm:{name} {kind}");
-    }
-
-    fn line(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
-        let _ = writeln!(self.text, "vllm:{name}{{model_name=\"{}\"{labels}}} {value}", self.model);
-    }
-
-    fn gauge(&mut self, name: &str, what: &str, value: f64) {
-        self.head(name, "gauge", what);
-        self.line(name, "", value);
-    }
-}
-
-/// A text as a label's value.
-fn label(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+/// Adapters that requests have. The value is the time, as routers expect.
+fn adapters(page: &mut Page, handle: &EngineHandle) {
+    let (listed, used) = (handle.adapters(), handle.adapter_use());
+    let names = |ids: &[tallow_engine::adapters::AdapterId]| {
+        let name = |id| listed.iter().find(|a| a.worn.id == id).map(|a| a.name.clone());
+        ids.iter().filter_map(|id| name(*id)).collect::<Vec<_>>().join(",")
+    };
+    let (running, waiting) = (names(&used.running), names(&used.waiting));
+    // Each of a step's sequences may have another one.
+    let room = handle.info().adapter_room > 0 || !listed.is_empty();
+    let most = if room { handle.info().slots } else { 0 }.to_string();
+    let labels: Labels<'_> =
+        &[("max_lora", &most), ("running_lora_adapters", &running), ("waiting_lora_adapters", &waiting)];
+    page.gauges("vllm:lora_requests_info", "Adapters of requests.", [(labels, crate::prompt::unix_time())]);
 }

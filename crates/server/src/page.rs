@@ -56,7 +56,7 @@ fn html(name: Option<&str>) -> String {
     for (route, what) in ROUTES {
         let _ = write!(page, "<li><code>{route}</code>: {what}</li>");
     }
-    let _ = write!(page, "</ul><p>Version {}.</p></html>\n", env!("CARGO_PKG_VERSION"));
+    let _ = writeln!(page, "</ul><p>Version {}.</p></html>", env!("CARGO_PKG_VERSION"));
     page
 }
 

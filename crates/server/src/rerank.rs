@@ -70,8 +70,14 @@ pub(crate) async fn rerank(
 fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
     let info = server.model.handle.info();
     if info.wanted != Wanted::Scores {
-        let why =
-            "the model of this server makes vectors of texts and does not rank them; it has /v1/embeddings";
+        let why = "the model of this server computes embeddings and is no reranker; it has /v1/embeddings";
+        return Err(ApiError::new(StatusCode::NOT_FOUND, why));
+    }
+    if info.width != 1 {
+        let why = format!(
+            "the model of this server is a classifier of {} labels and no reranker, which gives one score; it has /classify",
+            info.width
+        );
         return Err(ApiError::new(StatusCode::NOT_FOUND, why));
     }
     let mut fields = Fields::body(&body)?;

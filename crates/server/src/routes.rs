@@ -1,30 +1,38 @@
 //! All routes, what every request goes through before them, and the small ones.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::Router;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use serde::Serialize;
 
+use crate::access::Entry;
 use crate::connection::contained;
 use crate::errors::{ApiError, quoted, respond};
+use crate::exposition::{Format, Labels, Page};
 use crate::guard::{REQUEST_ID, is_preflight, request_id};
+use crate::health::{health, ready};
 use crate::state::{self, Server};
 use crate::{
-    Served, ServedEncoder, ServedSpeech, adapters, chat, completions, embeddings, foreign, page, rerank,
-    speech, tokens,
+    Served, ServedEncoder, ServedSpeech, adapters, chat, classify, completions, embeddings, foreign, page,
+    rerank, speech, tokens,
 };
+
+/// What liveness and readiness probes ask for.
+const PROBES: [&str; 2] = ["/health", "/ready"];
 
 /// What a model that writes text is asked for.
 pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
-    let other =
-        || async { other("makes no vectors of texts; it has /v1/chat/completions and /v1/completions") };
+    let other = || async {
+        other(
+            "computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions",
+        )
+    };
     Router::new()
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
@@ -35,15 +43,17 @@ pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
         .route("/lora-adapters", get(adapters::list))
         .route("/v1/embeddings", any(other))
         .route("/v1/rerank", any(other))
+        .route("/classify", any(other))
         .route("/v1/audio/{*what}", any(deaf))
 }
 
 /// What an encoder is asked for.
 pub(crate) fn of_encoder() -> Router<Arc<Server<ServedEncoder>>> {
-    let other = || async { other("writes no text; it has /v1/embeddings and /v1/rerank") };
+    let other = || async { other("generates no text; it has /v1/embeddings, /v1/rerank or /classify") };
     Router::new()
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/rerank", post(rerank::rerank))
+        .route("/classify", post(classify::classify))
         .route("/v1/chat/completions", any(other))
         .route("/v1/completions", any(other))
         .route("/v1/audio/{*what}", any(deaf))
@@ -59,6 +69,7 @@ pub(crate) fn of_speech() -> Router<Arc<Server<ServedSpeech>>> {
         .route("/v1/completions", any(other))
         .route("/v1/embeddings", any(other))
         .route("/v1/rerank", any(other))
+        .route("/classify", any(other))
 }
 
 async fn deaf() -> ApiError {
@@ -77,7 +88,7 @@ pub(crate) fn router<M: state::Model>(own: Router<Arc<Server<M>>>, server: Arc<S
         .route("/health", get(health::<M>))
         .route("/ready", get(ready::<M>))
         .route("/metrics", get(metrics::<M>))
-        .route("/version", get(version))
+        .route("/version", get(version::<M>))
         .method_not_allowed_fallback(wrong_method)
         .fallback(no_route)
         .layer(from_fn_with_state(server.clone(), every::<M>))
@@ -98,15 +109,14 @@ async fn every<M: state::Model>(
         request.headers_mut().insert(header::HOST, host);
     }
     let visit = server.visit(&request);
-    let begun = Instant::now();
-    let (method, path) = (request.method().clone(), quoted(request.uri().path()));
     let id = request_id(request.headers());
+    let entry = Entry::new(&server.metrics, &request, &id);
     let (mut response, reader) = match server.guard.origin(request.headers()) {
         Err(error) => (error.into_response(), None),
-        Ok(Some(reader)) if is_preflight(&method, request.headers()) => {
+        Ok(Some(reader)) if is_preflight(request.method(), request.headers()) => {
             (reader.preflight(request.headers()), Some(reader))
         }
-        Ok(reader) => (visit.scope(admitted(&server, request, next)).await, reader),
+        Ok(reader) => (entry.scope(visit.scope(admitted(&server, request, next))).await, reader),
     };
     let headers = response.headers_mut();
     if let Some(reader) = reader {
@@ -116,25 +126,17 @@ async fn every<M: state::Model>(
         // So that the client asks elsewhere.
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    let (status, took) = (response.status().as_u16(), begun.elapsed().as_millis());
-    // Everything that clients chose is escaped.
-    let line = format!("{method} {path}: {status} after {took} ms, request {id:?}");
-    // Probes come every few seconds.
-    if method == Method::GET {
-        tracing::debug!("{line}")
-    } else {
-        tracing::info!("{line}")
-    }
     response.headers_mut().insert(REQUEST_ID, id);
-    visit.hold(response)
+    entry.answered(visit.hold(response))
 }
 
-/// What every request with a key goes through.
+/// What every request goes through that may come from there. Probes seldom have a key.
 async fn admitted<M: state::Model>(server: &Server<M>, mut request: Request, next: Next) -> Response {
+    let probe = PROBES.contains(&request.uri().path()) && !server.settings.private_health;
     match server.guard.key(request.headers()) {
         Ok(caller) => drop(request.extensions_mut().insert(caller)),
         // That the server runs is no secret.
-        Err(_) if request.uri().path() == "/" => {}
+        Err(_) if probe || request.uri().path() == "/" => {}
         Err(error) => return error.into_response(),
     }
     contained(next.run(request)).await.unwrap_or_else(|| {
@@ -206,35 +208,41 @@ async fn model<M: state::Model>(
     respond(&found.ok_or_else(|| ApiError::no_model(&asked, &names))?)
 }
 
-#[derive(Serialize)]
-struct Fine {
-    status: &'static str,
-}
-
-/// Does the engine live?
-async fn health<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
-    if !server.model.is_alive() {
-        server.ready()?;
-    }
-    respond(&Fine { status: "ok" })
-}
-
-/// Are requests taken?
-async fn ready<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
-    server.ready()?;
-    respond(&Fine { status: "ready" })
-}
-
-async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Response {
-    let kind = "text/plain; version=0.0.4; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], server.model.metrics(&server.metrics)).into_response()
+async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>, headers: HeaderMap) -> Response {
+    let format = Format::accepted(&headers);
+    let mut page = Page::new(format, server.model.names().first().map_or("", String::as_str));
+    server.model.metrics(&mut page, &server.metrics);
+    server.metrics.of_requests(&mut page);
+    let (log, version) = (&server.settings.log, env!("CARGO_PKG_VERSION"));
+    page.counter(
+        "vllm:log_lines_dropped",
+        "Lines of the log that could not be written.",
+        log.total_dropped(),
+    );
+    let filled = server.table.filled();
+    page.gauge("vllm:connections", "Connections there are.", filled.connections);
+    page.gauge("vllm:connections_max", "Connections that there may be.", filled.most);
+    page.counter(
+        "vllm:connections_given_up",
+        "Idle or stalled connections closed for new ones.",
+        filled.given_up,
+    );
+    let refused = "Connections turned away since their address had too many.";
+    page.counter("vllm:connections_refused", refused, filled.refused);
+    let build: Labels<'_> = &[("version", version), ("commit", server.settings.commit.unwrap_or_default())];
+    page.gauges("vllm:build_info", "What this server was built of.", [(build, 1)]);
+    crate::process::write(&mut page, server.since);
+    ([(header::CONTENT_TYPE, format.content_type())], page.finish()).into_response()
 }
 
 #[derive(Serialize)]
 struct Version {
     version: &'static str,
+    /// Of the source that it was built of, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    commit: Option<&'static str>,
 }
 
-async fn version() -> Result<Response, ApiError> {
-    respond(&Version { version: env!("CARGO_PKG_VERSION") })
+async fn version<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
+    respond(&Version { version: env!("CARGO_PKG_VERSION"), commit: server.settings.commit })
 }

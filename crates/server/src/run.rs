@@ -9,6 +9,7 @@ use tallow_engine::adapters::Worn;
 use tallow_engine::handle::{Info, Request, Unread};
 use tallow_models::tokenizer::Shown;
 
+use crate::access::Notes;
 use crate::answers::{Answers, Echo, Followed, Part};
 use crate::errors::{ApiError, json};
 use crate::generation::{Generation, unknown_token};
@@ -86,6 +87,15 @@ impl Job {
 pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiError> {
     let Job { form, generation, mut requests } = job;
     let (choices, wants_tokens) = (requests.len(), generation.logprobs.is_some());
+    let (handle, notes) = (&server.model.handle, Notes::current());
+    let (max_new, worn) = requests.first().map_or((0, None), |(r, _)| (r.max_new, r.adapter));
+    let id = format!("{}{}", form.prefix(), notes.answer_id());
+    let adapters = handle.adapters();
+    notes.note(|noted| {
+        noted.completion = Some(id.clone());
+        noted.model = handle.info().names.first().cloned();
+        noted.adapter = worn.and_then(|w| Some(adapters.iter().find(|a| a.worn.id == w.id)?.name.clone()));
+    });
     let visit = Visit::current();
     let room = Room::of(&requests);
     if let Some(visit) = &visit {
@@ -98,16 +108,17 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
         let places = wants_tokens.then(|| tokenizer.stream_after(&request.prompt, Shown::Text));
         // If one is refused, those before it are dropped here, which ends them.
         let unread = visit.clone().map(|visit| visit as Arc<dyn Unread>);
-        let events = server.model.handle.submit_counted(request, unread);
-        let events = events.map_err(|failure| ApiError::engine(failure, server.model.handle.is_alive()))?;
+        let events = handle.submit_counted(request, unread);
+        let events = events.map_err(|failure| ApiError::engine(failure, handle.is_alive()))?;
         let reasoned = generation.reasoned.clone();
         followed.push(Followed { events, echo, places, reasoned, first: index % generation.n == 0 });
     }
+    server.metrics.taken(choices, max_new);
     let mut answers = Answers::new(server, followed, wants_tokens);
-    let names = &server.model.handle.info().names;
+    let names = &handle.info().names;
     let envelope = Envelope {
         form,
-        id: format!("{}{}", form.prefix(), unique()),
+        id,
         created: crate::prompt::unix_time(),
         model: generation.model.or_else(|| names.first().cloned()).unwrap_or_default(),
         wants_tokens,

@@ -1,6 +1,7 @@
 //! [`Served`], [`ServedEncoder`] and [`ServedSpeech`]: what a server has a model of.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tallow_engine::embedder::EmbedderHandle;
@@ -9,6 +10,7 @@ use tallow_engine::transcribe::Transcriber;
 use tallow_models::template::ChatTemplates;
 use tokio::sync::Semaphore;
 
+use crate::exposition::Page;
 use crate::metrics::Metrics;
 use crate::state::Model;
 
@@ -74,9 +76,9 @@ impl Model for ServedSpeech {
         self.seats.close();
     }
 
-    fn metrics(&self, of_server: &Metrics) -> String {
-        let name = self.names.first().map_or("", String::as_str);
-        of_server.page_of_speech(name, self.queue.saturating_sub(self.seats.available_permits()))
+    fn metrics(&self, page: &mut Page, of_server: &Metrics) {
+        let taken = self.queue.saturating_sub(self.seats.available_permits());
+        of_server.of_speech(page, &self.transcriber.handle, taken);
     }
 }
 
@@ -105,8 +107,12 @@ impl Model for Served {
         self.handle.drain(within);
     }
 
-    fn metrics(&self, of_server: &Metrics) -> String {
-        of_server.page(&self.handle)
+    fn page_faults(&self) -> u64 {
+        self.handle.stats().page_faults.load(Ordering::Relaxed)
+    }
+
+    fn metrics(&self, page: &mut Page, of_server: &Metrics) {
+        of_server.of_writer(page, &self.handle);
     }
 }
 
@@ -131,7 +137,7 @@ impl Model for ServedEncoder {
         self.handle.drain(within);
     }
 
-    fn metrics(&self, of_server: &Metrics) -> String {
-        of_server.page_of_embedder(&self.handle)
+    fn metrics(&self, page: &mut Page, of_server: &Metrics) {
+        of_server.of_encoder(page, &self.handle);
     }
 }

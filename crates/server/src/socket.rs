@@ -131,7 +131,7 @@ impl Socket {
     /// What is to be sent in place of an answer that the protocol's implementation has made by itself, since it could
     /// not read the request: it has a status and nothing more.
     fn instead(&self, bytes: &[u8]) -> Option<Own> {
-        let bare = self.clean && self.seat.is_idle() && bytes.ends_with(b"\r\n\r\n");
+        let bare = self.clean && self.seat.is_answered() && bytes.ends_with(b"\r\n\r\n");
         let head = std::str::from_utf8(bytes).ok().filter(|_| bare)?;
         let status = head.strip_prefix("HTTP/1.1 ").filter(|_| head.contains("\r\ncontent-length: 0\r\n"))?;
         let status = StatusCode::from_bytes(status.get(..3)?.as_bytes()).ok()?;

@@ -15,8 +15,10 @@ use tallow_models::speech::Job;
 use tokio::sync::{OwnedSemaphorePermit, TryAcquireError};
 
 use crate::ServedSpeech;
+use crate::access::Notes;
 use crate::body;
 use crate::errors::ApiError;
+use crate::metrics::Counted;
 use crate::multipart::{Form, boundary};
 use crate::state::{Open, Server};
 use crate::transcript::{Format, Transcript};
@@ -77,6 +79,8 @@ async fn written(
     let mut bytes = body::read(body, &visit, MOST_BYTES).await?;
     visit.claim.grow(DECODING).await?;
     let (_open, begun) = (Open::new(&server), Instant::now());
+    Notes::current().note(|noted| noted.model = server.model.names.first().cloned());
+    let mut counted = Counted::new(server.metrics.clone());
     let gone = Arc::new(AtomicBool::new(false));
     let _waiting = Waiting(gone.clone());
     let (own, held) = (server.clone(), visit.clone());
@@ -93,11 +97,16 @@ async fn written(
         tracing::error!("a sound could not be gone through: {e}");
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
     };
-    let (text, format) = tokio::select! {
-        done = work => done.map_err(broken)?.inspect_err(|_| server.metrics.ended("error"))?,
-        () = server.over() => return Err(ApiError::engine(Failure::ShuttingDown, true)),
+    let done = tokio::select! {
+        done = work => done.map_err(broken).and_then(|done| done),
+        () = server.over() => Err(ApiError::engine(Failure::ShuttingDown, true)),
     };
-    server.metrics.embedded(begun.elapsed());
+    match &done {
+        Ok(_) => counted.done(begun.elapsed()),
+        Err(why) if why.status.is_client_error() => counted.refused(),
+        Err(_) => counted.failed(),
+    }
+    let (text, format) = done?;
     Ok(([(header::CONTENT_TYPE, format.kind())], text).into_response())
 }
 

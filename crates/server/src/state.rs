@@ -10,9 +10,10 @@ use tokio::sync::watch;
 use crate::budget::Budget;
 use crate::desks::Desks;
 use crate::errors::ApiError;
+use crate::exposition::Page;
 use crate::guard::Guard;
 use crate::metrics::Metrics;
-use crate::table::Table;
+use crate::table::{Filled, Table};
 use crate::visit::Visit;
 use crate::{Served, Settings};
 
@@ -35,8 +36,12 @@ pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
     fn is_alive(&self) -> bool;
     /// Has its engine finish within some time, and end.
     fn drain(&self, within: Duration);
-    /// What is counted of it.
-    fn metrics(&self, of_server: &Metrics) -> String;
+    /// Checks that found its cache out of order.
+    fn page_faults(&self) -> u64 {
+        0
+    }
+    /// Writes what is counted of it.
+    fn metrics(&self, page: &mut Page, of_server: &Metrics);
 }
 
 /// What all connections share.
@@ -45,7 +50,7 @@ pub(crate) struct Server<M = Served> {
     pub(crate) model: M,
     pub(crate) settings: Settings,
     pub(crate) guard: Guard,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
     /// When it began, in seconds since the start of 1970.
     pub(crate) since: u64,
     /// What requests may hold.
@@ -64,7 +69,7 @@ impl<M: Model> Server<M> {
     pub(crate) fn new(model: M, settings: Settings, guard: Guard) -> Server<M> {
         let desks = std::thread::available_parallelism().map_or(1, usize::from);
         Server {
-            metrics: Metrics::new(),
+            metrics: Arc::new(Metrics::new()),
             since: crate::prompt::unix_time(),
             budget: Arc::new(Budget::new(settings.limits.memory)),
             desks: Arc::new(Desks::new(desks)),
@@ -80,6 +85,19 @@ impl<M: Model> Server<M> {
     /// Are requests taken? If not, why.
     pub(crate) fn ready(&self) -> Result<(), ApiError> {
         self.model.ready().map_err(|why| ApiError::engine(why, self.model.is_alive()))
+    }
+
+    /// What is wrong but does not keep requests from being answered.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let pages = match self.model.page_faults() {
+            0 => None,
+            n => Some(format!("the KV cache's pages were found out of order; please report it; times: {n}")),
+        };
+        let Filled { connections, most, .. } = self.table.filled();
+        let full = connections >= most;
+        let full =
+            full.then(|| format!("all {most} connections are in use: idle ones are closed for new ones"));
+        self.settings.log.problem().into_iter().chain(pages).chain(full).collect()
     }
 
     /// What is kept of a request: of the one that is being dealt with, or of a new one.

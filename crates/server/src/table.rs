@@ -11,6 +11,8 @@ use tokio::time::{Instant, timeout};
 
 /// A client that has not moved for so long in the middle of a request can be given up for another.
 const STALLED: Duration = Duration::from_secs(5);
+/// How often it is said at most that the table is full.
+const SAY_EVERY: Duration = Duration::from_secs(60);
 /// How often it is looked for one.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -36,6 +38,8 @@ struct State {
     of: HashMap<IpAddr, usize>,
     given_up: u64,
     refused: u64,
+    /// When it was last said that the table is full.
+    said: Option<Instant>,
 }
 
 /// One connection, as all parts of the server see it.
@@ -49,7 +53,7 @@ pub(crate) struct Seat {
     has_interim: AtomicBool,
     /// Is the answer a stream in chunks?
     is_stream: AtomicBool,
-    /// Has any of the answer been sent?
+    /// Has any of the answer to the last request been sent, if there was one?
     is_answering: AtomicBool,
     begun: Instant,
     /// When its client last sent or took something, in milliseconds since then.
@@ -74,7 +78,7 @@ pub(crate) struct Place {
     pub(crate) seat: Arc<Seat>,
 }
 
-/// What is known of the table.
+/// How full the table is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Filled {
     pub(crate) connections: usize,
@@ -105,15 +109,38 @@ impl Table {
             {
                 let mut state = self.state();
                 let of_one = state.of.get(&address).copied().unwrap_or(0);
-                if of_one >= self.most_of_one && !state.give_up(self.begun, Some(address)) {
-                    state.refused += 1;
-                    return None;
+                if of_one >= self.most_of_one {
+                    let has_place = state.give_up(self.begun, Some(address));
+                    state.refused += u64::from(!has_place);
+                    self.say_full(&mut state);
+                    if !has_place {
+                        return None;
+                    }
                 }
-                if state.seats.len() < self.most || state.give_up(self.begun, None) {
+                if state.seats.len() < self.most {
+                    return Some(self.seated(&mut state, address));
+                }
+                let has_place = state.give_up(self.begun, None);
+                self.say_full(&mut state);
+                if has_place {
                     return Some(self.seated(&mut state, address));
                 }
             }
             let _ = timeout(LOOK, freed).await;
+        }
+    }
+
+    /// Says that the table, or an address's share of it, is full: not for each connection, for these may be many.
+    fn say_full(&self, state: &mut State) {
+        let now = Instant::now();
+        if state.said.is_none_or(|said| now.saturating_duration_since(said) >= SAY_EVERY) {
+            state.said = Some(now);
+            let State { given_up, refused, .. } = state;
+            let (most, of_one) = (self.most, self.most_of_one);
+            tracing::warn!(
+                "connections are full ({most}, {of_one} of one address): {given_up} idle or stalled ones were closed for \
+                 others since the start, {refused} turned away; --max-connections and --max-connections-per-address say how many there may be"
+            );
         }
     }
 
@@ -179,7 +206,7 @@ impl Seat {
             blocked: AtomicBool::new(false),
             has_interim: AtomicBool::new(false),
             is_stream: AtomicBool::new(false),
-            is_answering: AtomicBool::new(false),
+            is_answering: AtomicBool::new(true),
             begun,
             active: AtomicU64::new(0),
             given_up: AtomicBool::new(false),
@@ -226,6 +253,11 @@ impl Seat {
     /// Its answer is being sent.
     pub(crate) fn answering(&self) {
         self.is_answering.store(true, Ordering::Relaxed);
+    }
+
+    /// Is there no request that waits for its answer to begin?
+    pub(crate) fn is_answered(&self) -> bool {
+        self.is_answering.load(Ordering::Relaxed)
     }
 
     /// What shows whether its client is still there.

@@ -10,7 +10,7 @@ use tallow_engine::handle::EngineHandle;
 use tallow_models::tokenizer::{Around, Shown, Tokenizer};
 
 use crate::adapters;
-use crate::body::prepare_up_to;
+use crate::body::{Bounds, prepare_within};
 use crate::completions::tokens;
 use crate::errors::{ApiError, respond};
 use crate::fields::{Fields, wrong};
@@ -23,7 +23,9 @@ const MOST_BYTES: usize = 1 << 20;
 /// Bytes of a body for each token of the context, where that is more.
 const BYTES_OF_TOKEN: usize = 16;
 /// Bytes of a text that tokens become.
-const MOST_TEXT: usize = 16 << 20;
+const MOST_TEXT: usize = 4 << 20;
+/// Bytes of an answer, and of what it is made of, for each byte of a body: each may be a token, with its id and its text.
+const ANSWER: usize = 24;
 
 #[derive(Serialize)]
 struct Tokens<'a> {
@@ -62,7 +64,7 @@ pub(crate) async fn tokenize(
     request: Request,
 ) -> Result<Response, ApiError> {
     let most = most_bytes(server.model.handle.info().context);
-    prepare_up_to(&server, request, most, move |server, body| {
+    prepare_within(&server, request, Bounds { body: most, answer: ANSWER }, move |server, body| {
         let info = server.model.handle.info();
         let mut fields = Fields::body(&body)?;
         check_model(&mut fields, &server.model.handle)?;
@@ -98,7 +100,7 @@ pub(crate) async fn detokenize(
     request: Request,
 ) -> Result<Response, ApiError> {
     let most = most_bytes(server.model.handle.info().context);
-    prepare_up_to(&server, request, most, |server, body| {
+    prepare_within(&server, request, Bounds { body: most, answer: ANSWER }, |server, body| {
         let info = server.model.handle.info();
         let mut fields = Fields::body(&body)?;
         check_model(&mut fields, &server.model.handle)?;

@@ -55,6 +55,35 @@ fn recorder() -> (EngineHandle, std::sync::mpsc::Receiver<Request>) {
     (handle, requests)
 }
 
+/// Routers learn which adapters are in use.
+#[test]
+fn metrics_name_the_adapters_that_requests_have() {
+    let pace = std::time::Duration::from_millis(5);
+    let slow = sim::Script { pace, ..script(&common::bytes("x")) };
+    let handle = sim::start(tallow_engine::handle::Info { slots: 2, ..info() }, slow);
+    for name in ["one", "two", "three"] {
+        let file = AdapterFile::open(&golden("adapters/llama")).unwrap();
+        handle.load_adapter(Adoption { name: name.into(), file, scale: 1.0 }).unwrap();
+    }
+    let site = Plan::new(handle).start();
+    let used = |running: &str, waiting: &str| {
+        let page = ask("GET", "/metrics").get(&site).text();
+        let labels = format!(
+            "max_lora=\"2\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"{waiting}\"}} "
+        );
+        page.lines().any(|line| line.starts_with("vllm:lora_requests_info") && line.contains(&labels))
+    };
+    assert!(used("", ""));
+    let ask_for = |model: &str| post(CHAT, chat(json!({"model": model, "max_tokens": 200}))).send(&site);
+    let running = [ask_for("one"), ask_for("two")];
+    common::wait(|| used("one,two", ""), "two are in use");
+    let waiting = ask_for("three");
+    common::wait(|| used("one,two", "three"), "one waits");
+    drop((running, waiting));
+    site.wait_free();
+    common::wait(|| used("", ""), "none is in use");
+}
+
 #[test]
 fn a_request_gets_the_adapter_that_it_names() {
     let (handle, requests) = recorder();

@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 
 const EMBEDDINGS: &str = "/v1/embeddings";
 const RERANK: &str = "/v1/rerank";
+const CLASSIFY: &str = "/classify";
 
 /// An encoder, served.
 struct Site {
@@ -46,8 +47,9 @@ impl Drop for Site {
 
 fn embedder(model: EncoderModel, wanted: Wanted, queue: usize) -> EmbedderHandle {
     let inputs = Inputs::new(&model).unwrap();
-    let (names, width) = (vec!["tiny".to_owned(), "alias".to_owned()], model.spec.width());
-    let info = || Ok::<_, std::io::Error>(EmbedderInfo { names, inputs, wanted, width, queue });
+    let width = model.spec.head.map_or(model.spec.width(), |head| head.labels);
+    let (names, classes) = (vec!["tiny".to_owned(), "alias".to_owned()], model.classes().unwrap());
+    let info = || Ok::<_, std::io::Error>(EmbedderInfo { names, inputs, wanted, width, classes, queue });
     spawn(info, move || {
         let b = Cpu::new(Isa::Scalar, 1).unwrap().with(Arithmetic::Exact);
         let load =
@@ -281,8 +283,8 @@ fn error_texts() {
     dimensions : dimensions should be from 1 to 48, and is 49
     encoding_format : encoding_format should be float or base64
     temperature unknown_field: the field "temperature" is not known
-    404: the model of this server writes no text; it has /v1/embeddings and /v1/rerank
-    404: the model of this server makes vectors of texts and does not rank them; it has /v1/embeddings
+    404: the model of this server generates no text; it has /v1/embeddings, /v1/rerank or /classify
+    404: the model of this server computes embeddings and is no reranker; it has /v1/embeddings
     "#);
 }
 
@@ -346,8 +348,78 @@ fn error_texts_of_rerank() {
     documents[0].text : documents[0].text is missing
     top_n : top_n should be from 1 to 2147483647, and is 0
     documents[1] context_length_exceeded: documents[1]: the text has 60 tokens, and the model takes 40; shorten it, or ask for truncation
-    404: the model of this server ranks texts and makes no vectors of them; it has /v1/rerank
+    404: the model of this server is a reranker and computes no embeddings; it has /v1/rerank
     ");
+}
+
+/// As vLLM answers: labels, probabilities of all classes, in the order of the texts.
+#[test]
+fn texts_are_classified() {
+    let named = |folder: &Path| {
+        text_encoder(folder, Some(3));
+        let path = folder.join("config.json");
+        let mut config = tallow_support::json(&path);
+        config["id2label"] = json!({ "0": "tale", "1": "news", "2": "poem" });
+        std::fs::write(path, config.to_string()).unwrap();
+    };
+    let site = serve_folder(named, 8);
+    let mut body =
+        post(CLASSIFY, json!({"model": "alias", "input": ["the cat sat", "a dog"]})).get(&site).json();
+    assert!(body["id"].take().as_str().unwrap().starts_with("classify-"));
+    assert!(body["created"].take().as_u64().unwrap() > 1_700_000_000);
+    let mut all = Vec::new();
+    for item in body["data"].as_array_mut().unwrap() {
+        let probs = numbers(&item["probs"].take());
+        assert!(probs.len() == 3 && (probs.iter().sum::<f32>() - 1.0).abs() < 1e-5, "{probs:?}");
+        let best = (0..3).max_by(|a, b| probs[*a].total_cmp(&probs[*b])).unwrap();
+        assert_eq!(item["label"].take(), ["tale", "news", "poem"][best]);
+        all.push(probs);
+    }
+    let want = json!({
+        "id": null, "object": "list", "created": null, "model": "alias",
+        "data": [
+            { "index": 0, "label": null, "probs": null, "num_classes": 3 },
+            { "index": 1, "label": null, "probs": null, "num_classes": 3 },
+        ],
+        "usage": { "prompt_tokens": 9, "total_tokens": 9 },
+    });
+    assert_eq!(body, want);
+    // A text alone, or as tokens, and without what makes probabilities of scores.
+    let one = |body: Value| numbers(&post(CLASSIFY, body).get(&site).json()["data"][0]["probs"]);
+    assert_eq!(one(json!({"input": "a dog"})), all[1]);
+    let raw = one(json!({"input": "a dog", "use_activation": false}));
+    let sum: f32 = raw.iter().map(|x| x.exp()).sum();
+    assert!(raw.iter().zip(&all[1]).all(|(x, p)| (x.exp() / sum - p).abs() < 1e-5), "{raw:?} {:?}", all[1]);
+    let long = "the cat sat on the mat . ".repeat(8);
+    let mut said = String::new();
+    for body in [json!({}), json!({"input": ""}), json!({"input": &long}), json!({"input": "a", "top_n": 1})]
+    {
+        let (message, _, param, code) = post(CLASSIFY, body).get(&site).error();
+        said += &format!("{} {}: {message}\n", param.unwrap_or_default(), code.unwrap_or_default());
+    }
+    assert_eq!(post(CLASSIFY, json!({"input": long, "truncate": true})).get(&site).status, 200);
+    for (site, path, body) in [
+        (&site, RERANK, json!({"query": "a", "documents": ["b"]})),
+        (&site, EMBEDDINGS, json!({"input": "a"})),
+        (&serve(None, 8), CLASSIFY, json!({"input": "a"})),
+    ] {
+        let reply = post(path, body).get(site);
+        said += &format!("{}: {}\n", reply.status, reply.error().0);
+    }
+    insta::assert_snapshot!(said, @r#"
+    input : input is missing
+    input : input is an empty text
+    input context_length_exceeded: input: the text has 58 tokens, and the model takes 40; shorten it, or ask for truncation
+    top_n unknown_field: the field "top_n" is not known
+    404: the model of this server is a classifier of 3 labels and no reranker, which gives one score; it has /classify
+    404: the model of this server is a classifier and computes no embeddings; it has /classify
+    404: the model of this server computes embeddings and classifies nothing; it has /v1/embeddings
+    "#);
+    // A reranker is a classifier of one label.
+    let site = serve(Some(1), 8);
+    let body = post(CLASSIFY, json!({"input": "a dog"})).get(&site).json();
+    let probs = numbers(&body["data"][0]["probs"]);
+    assert!(probs.len() == 1 && probs[0] > 0.0 && probs[0] < 1.0, "{body}");
 }
 
 /// Many clients at once are each told what they are told alone, and nobody's place is kept.
@@ -375,8 +447,27 @@ fn many_clients_at_once() {
     assert_eq!(site.handle.taken(), 0);
     assert_eq!(site.handle.stats().waiting_tokens.load(Ordering::Relaxed), 0);
     let metrics = ask("GET", "/metrics").get(&site).text();
-    assert!(metrics.contains("vllm:embedded_texts_total{model_name=\"tiny\"} 112"), "{metrics}");
+    assert!(metrics.contains("vllm:embedded_texts_total{model_name=\"tiny\",engine=\"0\"} 112"), "{metrics}");
     assert!(metrics.contains("finished_reason=\"stop\"} 32"), "{metrics}");
+}
+
+/// Routers find the gauges that they choose by, and a refusal is no answer that failed.
+#[test]
+fn metrics_have_the_gauges_that_routers_read_and_count_refusals_apart() {
+    let site = serve(None, 0);
+    assert_eq!(post(EMBEDDINGS, json!({"input": "a"})).get(&site).status, 429);
+    let page = ask("GET", "/metrics").get(&site).text();
+    let labels = "{model_name=\"tiny\",engine=\"0\"";
+    for line in [
+        format!("vllm:num_requests_running{labels}}} 0"),
+        format!("vllm:num_requests_waiting{labels}}} 0"),
+        format!("vllm:kv_cache_usage_perc{labels}}} 0"),
+        format!("vllm:failed_steps_total{labels}}} 0"),
+        format!("vllm:request_success_total{labels},finished_reason=\"error\"}} 0"),
+        format!("vllm:request_refusals_total{labels},status=\"429\",code=\"queue_full\"}} 1"),
+    ] {
+        assert!(page.lines().any(|known| known == line), "{line}\n{page}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `tallow bench`: how fast a model runs, in the shape that other programs' benchmarks have.
 
-use std::io::{IsTerminal, Write};
+use std::collections::HashSet;
+use std::io::IsTerminal;
 use std::ops::Range;
 use std::time::{Instant, SystemTime};
 
@@ -9,53 +10,104 @@ use tallow_cpu::Arithmetic;
 use tallow_engine::handle::Adoption;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
+use tallow_models::formats::Settings;
 use tallow_models::spec::LayerSpec;
 
-use super::show::count;
-use crate::Failed;
-use crate::args::{Bench, DeviceArgs};
-use crate::device::{Measured, Speeds};
+use crate::args::{Bench, DeviceArgs, PromptAndAnswer};
+use crate::device::{Asked, Measured, Speeds};
 use crate::load::{self, DEMO};
 use crate::lora::Lora;
-use crate::memory::size;
 use crate::settings::Sources;
 use crate::solo::{Setup, Solo, Task, alone};
+use crate::{Failed, screen};
 
 mod report;
 
 use report::{Report, Row};
 
 pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
-    let counts = [&args.n_batch, &args.threads, &args.sequences];
+    let counts = [&args.n_batch, &args.n_ubatch, &args.threads, &args.sequences];
     if args.repetitions == 0 || counts.iter().any(|counts| counts.contains(&0)) {
-        let what = "--repetitions, --batch-size, --threads and --sequences are counts from 1 on";
+        let what =
+            "--repetitions, --batch-size, --ubatch-size, --threads and --sequences are counts from 1 on";
         return Err(Failed::new(what));
+    }
+    if args.flash_attn.as_deref().is_some_and(|switch| ["0", "off", "false"].contains(&switch)) {
+        let what =
+            "--flash-attn 0: attention is always fused here, and cannot be switched off; leave the flag out";
+        return Err(Failed::new(what));
+    }
+    let tests = tests(args);
+    if !args.explain && tests.is_empty() {
+        return Err(Failed::new(
+            "-p 0 and -n 0 leave nothing to measure: give a number of tokens to one of them",
+        ));
     }
     let demo = [DEMO.to_owned()];
     let names = if args.model.is_empty() { &demo[..] } else { &args.model };
     let threads: Vec<Option<usize>> =
         if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
-    let mut report = Report::new(args.output)?;
+    let kvs: Vec<Option<&str>> =
+        if args.kv.is_empty() { vec![None] } else { args.kv.iter().map(|kv| Some(kv.as_str())).collect() };
+    let mut report = Report::new(args.output, tests.iter().map(|test| label(*test).chars().count()).max())?;
     for name in names {
         let model = load::model(name, load::How::new(sources, args.offline, args.quant)?)?;
-        for threads in &threads {
-            for batch in &args.n_batch {
-                let (isa, device, arithmetic) = (args.isa.clone(), args.device, args.arithmetic);
-                let device = DeviceArgs {
-                    device,
-                    threads: *threads,
-                    isa,
-                    arithmetic,
-                    quant: args.quant,
-                    offline: args.offline,
-                };
-                let mut setup = Setup::new(sources, &device, args.kv.as_deref(), Arithmetic::Fast)?;
-                setup.batch = *batch;
-                measure(args, name, &model, setup, &mut report)?;
-            }
+        let device = on(args, &model)?;
+        for (threads, batch, kv) in settings(&threads, &batches(args), &kvs) {
+            let device = DeviceArgs {
+                device,
+                threads,
+                isa: args.isa.clone(),
+                arithmetic: args.arithmetic,
+                quant: args.quant,
+                offline: args.offline,
+            };
+            let mut setup = Setup::new(sources, &device, kv, Arithmetic::Fast)?;
+            setup.batch = batch;
+            measure(args, name, &model, setup, &mut report)?;
         }
     }
     report.end()
+}
+
+/// All combinations, the last of them changing fastest.
+fn settings<'a>(
+    threads: &[Option<usize>],
+    batches: &[usize],
+    kvs: &[Option<&'a str>],
+) -> Vec<(Option<usize>, usize, Option<&'a str>)> {
+    let of = |t: &Option<usize>| {
+        let t = *t;
+        batches.iter().flat_map(move |b| kvs.iter().map(move |kv| (t, *b, *kv)))
+    };
+    threads.iter().flat_map(of).collect()
+}
+
+/// Tokens of a step, each number that is to be tried. Other programs tell those that are handed in together from those
+/// that are computed together; here the smaller number is both.
+fn batches(args: &Bench) -> Vec<usize> {
+    let mut batches: Vec<usize> = match (&args.n_batch[..], &args.n_ubatch[..]) {
+        ([], []) => vec![512],
+        (all, []) | ([], all) => all.to_vec(),
+        (all, each) => all.iter().flat_map(|b| each.iter().map(|u| *b.min(u))).collect(),
+    };
+    let mut seen = HashSet::new();
+    batches.retain(|batch| seen.insert(*batch));
+    batches
+}
+
+/// The device that is asked for, be it by a number of layers.
+fn on(args: &Bench, model: &Model) -> Result<Option<Asked>, Failed> {
+    let layers = model.spec.layers.len();
+    match args.gpu_layers {
+        None => Ok(args.device),
+        Some(0) => Ok(args.device.or(Some(Asked::Cpu))),
+        Some(n) if n >= layers => Ok(args.device),
+        Some(n) => Err(Failed::new(format!(
+            "--n-gpu-layers {n}: there is no partial offload, and the model has {layers} layers: 0 is for the CPU, {layers} \
+             or more for a GPU"
+        ))),
+    }
 }
 
 /// What is measured: tokens of a prompt, or tokens generated, after so many others.
@@ -100,7 +152,14 @@ fn tests(args: &Bench) -> Vec<Test> {
                 sequences,
                 adapted: false,
             });
-            let plain = prompts.chain(answers).filter(|t| t.tokens() > 0);
+            let both = args.pg.iter().map(|PromptAndAnswer(prompt, generated)| Test {
+                prompt: *prompt,
+                generated: *generated,
+                depth,
+                sequences,
+                adapted: false,
+            });
+            let plain = prompts.chain(answers).chain(both).filter(|t| t.tokens() > 0);
             let adapted = (!args.lora.is_empty()).then_some(true);
             tests.extend(
                 plain.flat_map(|t| [Some(t), adapted.map(|adapted| Test { adapted, ..t })]).flatten(),
@@ -181,8 +240,7 @@ impl Measuring<'_> {
         once(solo, model, test, setup.batch)?;
         for i in 0..self.args.repetitions {
             if shown {
-                eprint!("\r{} {}/{} ", label(test), i + 1, self.args.repetitions);
-                std::io::stderr().flush()?;
+                screen::tell_here(&format!("\r{} {}/{} ", label(test), i + 1, self.args.repetitions));
             }
             // The machine's own speed, minute by minute: it changes where others use the machine too.
             speeds = speeds.best(solo.backend().speeds(yardstick, blocks)?);
@@ -191,12 +249,9 @@ impl Measuring<'_> {
             samples.push(begun.elapsed().as_nanos() as u64);
         }
         if shown {
-            eprint!("\r\u{1b}[K");
+            screen::tell_here("\r\u{1b}[K");
         }
-        let bound = match test.generated > 0 {
-            true => speeds.read * test.sequences as f64 / bytes(model, setup, test),
-            false => speeds.flops / work(model, test),
-        };
+        let bound = bound(model, setup, test, speeds);
         let device = solo.backend().label();
         self.report.row(&Row { name: self.name, model, setup, test, samples, started, speeds, bound, device })
     }
@@ -204,8 +259,11 @@ impl Measuring<'_> {
 
 /// `pp512`, `tg128 @ d4096`, `tg64 x 8`
 pub(super) fn label(test: Test) -> String {
-    let what =
-        if test.generated > 0 { format!("tg{}", test.generated) } else { format!("pp{}", test.prompt) };
+    let what = match (test.prompt, test.generated) {
+        (prompt, 0) => format!("pp{prompt}"),
+        (0, generated) => format!("tg{generated}"),
+        (prompt, generated) => format!("pp{prompt}+tg{generated}"),
+    };
     let what = if test.depth > 0 { format!("{what} @ d{}", test.depth) } else { what };
     let what = if test.adapted { format!("{what} + lora") } else { what };
     if test.sequences > 1 { format!("{what} x {}", test.sequences) } else { what }
@@ -260,6 +318,21 @@ fn tokens(places: Range<usize>, sequences: usize, model: &Model) -> Vec<Vec<u32>
 /// Any token will do, as long as they differ.
 fn token(i: usize, model: &Model) -> u32 {
     ((i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) as u32 % model.spec.vocab as u32
+}
+
+/// Tokens per second that a device of these speeds would allow: what computes a prompt, and what reads for an answer, take
+/// no less time than that.
+fn bound(model: &Model, setup: Setup, test: Test, speeds: Speeds) -> f64 {
+    let prompt = Test { generated: 0, ..test };
+    let answer = Test { prompt: 0, depth: test.depth + test.prompt, ..test };
+    let mut seconds = 0.0;
+    if prompt.tokens() > 0 {
+        seconds += prompt.tokens() as f64 * work(model, prompt) / speeds.flops;
+    }
+    if answer.tokens() > 0 {
+        seconds += answer.generated as f64 * bytes(model, setup, answer) / speeds.read;
+    }
+    test.tokens() as f64 / seconds
 }
 
 /// Bytes that generating a token of each sequence must read: the weights that it meets, once for all, and the keys and
@@ -341,15 +414,52 @@ fn explain<B: Measured>(solo: &mut Solo<B>, model: &Model, tokens: usize) -> Res
     super::print(&text)
 }
 
-/// `llama 7.3 M`, with the type that most of it is stored in.
+/// `qwen3 0.6B Q4_K - Medium`: architecture, size and file type, as llama-bench has them.
 pub(super) fn model_type(model: &Model) -> String {
-    format!("{} {}", model.family.name, count(parameters(model)))
+    let arch = match &model.checkpoint.settings {
+        Settings::Gguf(meta) => meta.text("general.architecture").ok().flatten(),
+        Settings::Hf(_) => model.family.gguf.first().copied(),
+    };
+    let label = match &model.checkpoint.settings {
+        Settings::Gguf(meta) => meta.text("general.size_label").ok().flatten(),
+        Settings::Hf(_) => None,
+    };
+    let size = label.map_or_else(|| size_label(parameters(model)), str::to_owned);
+    let kind = model.file_type().map_or("of mixed types".to_owned(), |kind| kind.to_string());
+    format!("{} {size} {kind}", arch.unwrap_or(model.family.name))
+}
+
+/// `0.6B`, `7B`, `135M`: parameters as names of models have them.
+fn size_label(parameters: usize) -> String {
+    let n = parameters as f64;
+    let short = |x: f64| format!("{x:.1}").trim_end_matches(".0").to_owned();
+    match n {
+        n if n >= 9.95e9 => format!("{:.0}B", n / 1e9),
+        n if n >= 0.45e9 => format!("{}B", short(n / 1e9)),
+        n if n >= 9.95e6 => format!("{:.0}M", n / 1e6),
+        n if n >= 0.95e6 => format!("{}M", short(n / 1e6)),
+        n => format!("{:.0}K", n / 1e3),
+    }
 }
 
 pub(super) fn parameters(model: &Model) -> usize {
     model.checkpoint.tensors().map(|(_, t)| t.len()).sum()
 }
 
+/// `604.15 MiB`, `4.21 GiB`
 pub(super) fn weights(model: &Model) -> String {
-    size(model.weight_bytes() as u64)
+    let mib = model.weight_bytes() as f64 / (1 << 20) as f64;
+    if mib < 1024.0 { format!("{mib:.2} MiB") } else { format!("{:.2} GiB", mib / 1024.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_called_as_models_are() {
+        let parameters =
+            [260_000, 7_812_096, 134_515_008, 596_049_920, 1_720_574_976, 7_241_732_096, 30_532_122_624];
+        assert_eq!(parameters.map(size_label), ["260K", "7.8M", "135M", "0.6B", "1.7B", "7.2B", "31B"]);
+    }
 }

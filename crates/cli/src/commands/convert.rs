@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tallow_models::convert::{Conversion, Importance, WriteError};
-use tallow_models::{LoadError, Model};
+use tallow_models::{AnyModel, LoadError, Model};
 
 use super::print;
 use crate::Failed;
@@ -33,7 +33,11 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
     if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
         return Err(Failed::new(format!("{name}: there is no folder {}; make it first", folder.display())));
     }
-    let model = load::model(&args.model, load::How::new(sources, args.offline, args.quant)?)?;
+    if args.allow_requantize && args.quant.is_none() {
+        return Err(Failed::new("--allow-requantize is about how to quantize; say to what with --quant"));
+    }
+    let mut model = decoder(args, sources)?;
+    model.requantize = args.allow_requantize;
     if is_of(&model, out) {
         return Err(Failed::new(format!("{name} is what is to be read; choose another name")));
     }
@@ -45,7 +49,7 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
         (Some(importance), Some(path)) => Conversion::new(&model, out)?.caring(importance, path)?,
         _ => Conversion::new(&model, out)?,
     };
-    conversion.notes().iter().for_each(|note| eprintln!("{}", screen::harmless(note)));
+    conversion.notes().iter().for_each(|note| screen::tell(&screen::harmless(note)));
     let part = Part::create(out, conversion.size())?;
     let stop = stopping();
     let bar = screen::bytes_bar(conversion.size(), "converting");
@@ -68,6 +72,33 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
     let (weights, bytes) = conversion.weights();
     let each = bytes as f64 * 8.0 / weights.max(1) as f64;
     print(&format!("{name}: {}, {each:.2} bits a weight\n", size(conversion.size())))
+}
+
+/// The model, which has to be one that GGUF files are written of.
+fn decoder(args: &Convert, sources: &Sources) -> Result<Model, Failed> {
+    // Encoders have no types to choose from, and are refused for another reason here.
+    let how = load::How::to_write(sources, args.offline, None)?;
+    let (kind, others) = match load::any(&args.model, how)? {
+        AnyModel::Decoder(mut model) => {
+            model.recipe = args.quant;
+            return Ok(*model);
+        }
+        AnyModel::Encoder(model) => (
+            format!("{}, an encoder", model.family.name),
+            "`tallow embed`, `tallow rerank`, `tallow classify` or `tallow serve`",
+        ),
+        AnyModel::Scribe(model) if model.hears() => {
+            (format!("{}, a speech model", model.family.name), "`tallow transcribe` or `tallow serve`")
+        }
+        AnyModel::Scribe(model) => {
+            (format!("{}, an encoder with a decoder", model.family.name), "`tallow run`")
+        }
+    };
+    Err(Failed::new(format!(
+        "{}: GGUF files are written of models that generate text only, and this is {kind}: use it as it is stored, by \
+         {others}",
+        screen::harmless(&args.model)
+    )))
 }
 
 /// Is the file one of the model's?

@@ -1,21 +1,20 @@
 //! `tallow doctor`: what there is, and where each setting comes from.
 
 use std::fmt::Write;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tallow_core::conformance::Suite;
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::scribe::Desk;
 use tallow_models::AnyModel;
 use tallow_models::generation::Generation;
-use tallow_models::scribe::ScribeModel;
 
-use super::print;
+use super::{counted, print};
 use crate::args::Doctor;
 use crate::device::{Device, Measured, Speeds, all, candidates};
 use crate::memory::{Memory, Plan, size};
-use crate::settings::{Defaults, Flags, Sources, cores, resolve};
-use crate::{Failed, env, load, screen};
+use crate::settings::{Defaults, EngineConfig, Flags, Sources, cores, resolve};
+use crate::{Failed, build, env, load, screen};
 
 pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     if args.reference {
@@ -35,36 +34,46 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     let opened = match &args.model {
         Some(name) => {
             let how = load::How::new(sources, args.engine.offline, args.engine.quant)?;
-            if let AnyModel::Scribe(model) = load::any(name, how)? {
-                return of_scribe(text, name, &model, &args, sources);
+            match load::any(name, how)? {
+                AnyModel::Decoder(model) => Some(load::opened(name, *model)?),
+                AnyModel::Encoder(model) => {
+                    let config = config(&args, sources, &Generation::default())?;
+                    let plan = |device: &Device| Plan::of_encoder(&model, config.batch.value, device);
+                    return of_one_use(text, name, &config, plan);
+                }
+                AnyModel::Scribe(model) => {
+                    let config = config(&args, sources, &model.generation()?)?;
+                    let (read, written) = (model.spec.encoder.context, model.spec.decoder.context);
+                    let desk = Desk { places: 1, read, written, dtype: config.kv.value.0, queue: 1 };
+                    return of_one_use(text, name, &config, |device| Plan::of_scribe(&model, desk, device));
+                }
             }
-            Some(load::open(name, how)?)
         }
         None => None,
     };
-    if let Some(opened) = &opened {
-        opened.words()?;
-    }
     let generation = opened.as_ref().map_or_else(Generation::default, |o| o.generation.clone());
-    let flags = Flags { engine: args.engine, sampling: args.sampling, ..Flags::default() };
-    let config = resolve(sources, &flags, &generation, Defaults::CHAT)?;
+    let config = config(&args, sources, &generation)?;
     let mut rows = config.rows();
+    let mut verdict = Ok(());
     if let Some(opened) = &opened {
-        let (devices, _) = candidates(config.device.value)?;
-        let plans: Vec<Plan> =
-            devices.iter().map(|device| Plan::new(&opened.model, &config, device)).collect();
-        text += &format!("\n{} would take\n", opened.name);
-        for plan in &plans {
-            let room = if plan.check().is_ok() { "" } else { "; that does not fit" };
-            text += &format!("  {plan}{room}\n");
+        let plan = |device: &Device| Plan::new(&opened.model, &config, device);
+        let (lines, found) = planned(&opened.name, &config, plan)?;
+        text += &lines;
+        for note in opened.model.quantizing_notes() {
+            let _ = writeln!(text, "  {note}");
         }
-        let Some(plan) = plans.into_iter().find(|p| p.check().is_ok()) else {
-            return Err(Failed::new(text + "There is no room for it on any device."));
-        };
-        rows.retain(|(name, ..)| *name != "context");
-        rows.insert(0, ("context", plan.context.value.to_string(), plan.context.origin.to_string()));
+        if let Err(why) = opened.words() {
+            let _ = writeln!(text, "  it cannot read or write text here: {why}");
+        }
+        match found {
+            Ok(plan) => {
+                rows.retain(|(name, ..)| *name != "context");
+                rows.insert(0, ("context", plan.context.value.to_string(), plan.context.origin.to_string()));
+            }
+            Err(why) => verdict = Err(why),
+        }
     }
-    let file = sources.file().map_or("none".to_owned(), |p| p.display().to_string());
+    let file = sources.described();
     let _ = writeln!(text, "\nsettings of `tallow run` (configuration file: {file})");
     for (name, value, origin) in rows {
         let _ = writeln!(text, "  {name:<20} {value:<28} {origin}");
@@ -73,28 +82,51 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     for (name, value) in env::set() {
         let _ = writeln!(text, "  {name:<20} {value}");
     }
-    print(&screen::harmless(&text))
+    print(&screen::harmless(&text))?;
+    verdict
 }
 
-/// What a model takes that takes in all of something and then writes, for one at a time.
-fn of_scribe(
-    mut text: String,
+/// The settings by which a model would run.
+fn config(args: &Doctor, sources: &Sources, generation: &Generation) -> Result<EngineConfig, Failed> {
+    let (engine, sampling) = (args.engine.clone(), args.sampling.clone());
+    resolve(sources, &Flags { engine, sampling, ..Flags::default() }, generation, Defaults::CHAT)
+}
+
+/// What a model would take on each device, and the plan for the first device that has room; or why none has.
+fn planned(
     name: &str,
-    model: &ScribeModel,
-    args: &Doctor,
-    sources: &Sources,
-) -> Result<(), Failed> {
-    let flags = Flags { engine: args.engine.clone(), sampling: args.sampling.clone(), ..Flags::default() };
-    let config = resolve(sources, &flags, &model.generation()?, Defaults::CHAT)?;
-    let (read, written) = (model.spec.encoder.context, model.spec.decoder.context);
-    let desk = Desk { places: 1, read, written, dtype: config.kv.value.0, queue: 1 };
-    text += &format!("\n{} would take\n", load::short_name(name));
-    for device in candidates(config.device.value)?.0 {
-        let plan = Plan::of_scribe(model, desk, &device);
-        let room = if plan.check().is_ok() { "" } else { "; that does not fit" };
-        text += &format!("  {plan}{room}\n");
+    config: &EngineConfig,
+    plan: impl Fn(&Device) -> Plan,
+) -> Result<(String, Result<Plan, Failed>), Failed> {
+    let (devices, _) = candidates(config.device.value)?;
+    let mut text = format!("\n{name} would take\n");
+    let mut found = Err(Failed::new("there is no device"));
+    for plan in devices.iter().map(plan) {
+        let checked = plan.check();
+        let verdict = match &checked {
+            Ok(()) => String::new(),
+            Err(_) if plan.fits() => format!("; the model was made for {} tokens", plan.made_for),
+            Err(_) => "; that does not fit".to_owned(),
+        };
+        let _ = writeln!(text, "  {plan}{verdict}");
+        if found.is_err() {
+            found = checked.map(|()| plan);
+        }
     }
-    print(&screen::harmless(&text))
+    Ok((text, found))
+}
+
+/// The report on a model that has no settings of its own: an encoder, or an encoder and a decoder for one text or sound
+/// at a time.
+fn of_one_use(
+    text: String,
+    name: &str,
+    config: &EngineConfig,
+    plan: impl Fn(&Device) -> Plan,
+) -> Result<(), Failed> {
+    let (lines, found) = planned(&load::short_name(name), config, plan)?;
+    print(&screen::harmless(&(text + &lines)))?;
+    found.map(drop)
 }
 
 /// A device and what it can do, with a test of its ops: of all of them and in every size if that is asked for, and on
@@ -110,7 +142,16 @@ fn describe(device: &Device, whole: bool) -> String {
         false => return text,
     };
     let begun = Instant::now();
-    match device.test(suite) {
+    let bar = screen::count_bar(0, "testing");
+    // An op may take a minute: what is shown should not be of the one before.
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let tested = device.test(suite, &mut |done, all, op| {
+        bar.set_length(all as u64);
+        bar.set_message(format!("testing {}: {op}", screen::harmless(&device.to_string())));
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    match tested {
         Err(why) => drop(writeln!(text, "  cannot be used: {why}")),
         Ok(outcomes) => {
             let wrong = outcomes.iter().filter(|(_, outcome)| outcome.is_err()).count();
@@ -127,13 +168,8 @@ fn describe(device: &Device, whole: bool) -> String {
 }
 
 fn machine(text: &mut String) -> Result<(), Failed> {
-    let _ = writeln!(
-        text,
-        "tallow {} on {} {}",
-        env!("CARGO_PKG_VERSION"),
-        std::env::consts::OS,
-        std::env::consts::ARCH
-    );
+    let _ =
+        writeln!(text, "tallow {} on {} {}", build::VERSION, std::env::consts::OS, std::env::consts::ARCH);
     let best = Isa::best();
     let sets: Vec<String> =
         Isa::ALL.iter().filter(|isa| isa.is_available()).map(ToString::to_string).collect();
@@ -167,7 +203,9 @@ fn cache(text: &mut String, sources: &Sources, offline: bool) -> Result<(), Fail
     };
     let models = load::cache()?.list();
     let what = match &models {
-        Ok(models) => format!("{} models, {}", models.len(), size(models.iter().map(|m| m.bytes).sum())),
+        Ok(models) => {
+            format!("{}, {}", counted(models.len(), "model"), size(models.iter().map(|m| m.bytes).sum()))
+        }
         Err(why) => why.to_string(),
     };
     let _ = writeln!(text, "models     {}: {what}", folder.display());

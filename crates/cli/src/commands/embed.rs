@@ -1,15 +1,16 @@
-//! `tallow embed` and `tallow rerank`: vectors of texts and images, and documents sorted by a query.
+//! `tallow embed`, `tallow rerank` and `tallow classify`: embeddings of texts and images, documents sorted by a query,
+//! and labels of texts.
 
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tallow_models::encoder::{Cut, EncoderModel, Image, Input, Item, relevance, shortened};
 
 use super::{print, text_or_stdin};
-use crate::args::{DeviceArgs, Embed, Rerank};
+use crate::args::{Classify, DeviceArgs, Embed, Rerank};
 use crate::encoder::{self, Place, Running};
 use crate::load::{self, Note};
-use crate::settings::Sources;
+use crate::settings::{Sources, unreadable};
 use crate::{Failed, screen};
 
 /// Texts that are handed in together: what they give is shown before more are.
@@ -76,11 +77,11 @@ fn each_vector(
 
 fn image(handle: &Running, file: &Path) -> Result<Image, Failed> {
     let named = |why: &dyn std::fmt::Display| Failed::new(format!("{}: {why}", file.display()));
-    let size = std::fs::metadata(file).map_err(|e| named(&e))?.len();
+    let size = std::fs::metadata(file).map_err(|e| named(&unreadable(&e)))?.len();
     if size > MOST_BYTES {
         return Err(named(&format_args!("it has {size} bytes; {MOST_BYTES} are the most that is read")));
     }
-    let bytes = std::fs::read(file).map_err(|e| named(&e))?;
+    let bytes = std::fs::read(file).map_err(|e| named(&unreadable(&e)))?;
     handle.info().inputs.image(&bytes).map_err(|e| named(&e))
 }
 
@@ -140,6 +141,40 @@ pub(crate) fn rerank(args: &Rerank, sources: &Sources) -> Result<(), Failed> {
     };
     let lines: String = ranked.iter().map(line).collect();
     print(&if args.json { lines } else { screen::harmless(&lines).into_owned() })
+}
+
+pub(crate) fn classify(args: &Classify, sources: &Sources) -> Result<(), Failed> {
+    let model = load::encoder(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
+    let classes = model.classifies()?;
+    let texts = texts(&args.text)?;
+    let handle = start(&model, &args.model, &args.device, sources)?;
+    let cut = if args.truncate { Cut::End } else { Cut::No };
+    let mut next = 0;
+    for some in texts.chunks(TOGETHER) {
+        let input = |(i, text): (usize, &String)| {
+            let named = |why| Failed::new(format!("text {}: {why}", next + i + 1));
+            handle.info().inputs.text(text, cut).map_err(named)
+        };
+        let inputs = some.iter().enumerate().map(input).collect::<Result<Vec<Input>, Failed>>()?;
+        let mut lines = String::new();
+        for (text, scores) in some.iter().zip(answered(&handle, inputs)?) {
+            let probabilities = classes.probabilities(&scores);
+            let (best, label) = classes.best(&probabilities);
+            lines += &match args.json {
+                true => {
+                    let each = classes.labels().iter().zip(&probabilities);
+                    let each: Vec<Value> = each.map(|(l, p)| json!({ "label": l, "score": p })).collect();
+                    format!("{}\n", json!({ "index": next, "label": label, "scores": each }))
+                }
+                false => {
+                    screen::harmless(&format!("{:.6}  {label}  {text}\n", probabilities[best])).into_owned()
+                }
+            };
+            next += 1;
+        }
+        print(&lines)?;
+    }
+    Ok(())
 }
 
 /// Texts that were given, or else the lines of standard input.

@@ -1,22 +1,27 @@
 //! `tallow pull`, `tallow list`, `tallow rm`: models from the hub.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::time::SystemTime;
 
 use indicatif::ProgressBar;
 use serde_json::json;
-use tallow_hub::{ALIASES, Event, ModelRef, Snapshot};
+use tallow_hub::{ALIASES, Alias, CachedModel, Event, Match, ModelRef, Snapshot};
 
-use super::print;
+use super::{counted, print};
 use crate::Failed;
-use crate::args::{List, Pull, Rm};
-use crate::load::{cache, hub, is_offline};
+use crate::args::{List, Pull, Rm, Search};
+use crate::load::{DEMO, cache, hub, is_offline};
 use crate::memory::size;
 use crate::screen;
 use crate::settings::Sources;
 
 /// `tallow pull`
 pub(crate) fn pull(args: &Pull, sources: &Sources) -> Result<(), Failed> {
+    if args.model == DEMO {
+        return print(
+            "demo is part of the program: there is nothing to download; `tallow run demo` runs it\n",
+        );
+    }
     if is_offline(sources, false)? {
         return Err(Failed::new("the hub is not to be asked (offline); unset that to download models"));
     }
@@ -39,14 +44,16 @@ fn watch(bar: &mut Option<(String, ProgressBar)>, event: Event<'_>) {
         let text = screen::harmless(&text).into_owned();
         match bar {
             Some((_, bar)) if !bar.is_hidden() => bar.println(text),
-            _ => eprintln!("{text}"),
+            _ => screen::tell(&text),
         }
     };
     match event {
         // Where nobody looks, only what is out of the ordinary is said.
         Event::Missing { .. } if !std::io::stderr().is_terminal() => {}
         Event::Missing { files: 0, .. } => {}
-        Event::Missing { files, bytes } => tell(bar, format!("downloading {files} files, {}", size(bytes))),
+        Event::Missing { files, bytes } => {
+            tell(bar, format!("downloading {}, {}", counted(files, "file"), size(bytes)));
+        }
         Event::Progress { file, done, total } => {
             if bar.as_ref().is_none_or(|(name, _)| name != file) {
                 if let Some((_, old)) = bar.take() {
@@ -73,9 +80,7 @@ fn watch(bar: &mut Option<(String, ProgressBar)>, event: Event<'_>) {
 /// `tallow list`
 pub(crate) fn list(args: &List) -> Result<(), Failed> {
     if args.aliases {
-        let width = ALIASES.iter().map(|a| a.name.len()).max().unwrap_or(0);
-        let line = |a: &tallow_hub::Alias| format!("{:<width$}  {}\n", a.name, a.model);
-        return print(&ALIASES.iter().map(line).collect::<String>());
+        return print(&table(ALIASES.iter()));
     }
     let models = cache()?.list()?;
     if args.json {
@@ -91,7 +96,7 @@ pub(crate) fn list(args: &List) -> Result<(), Failed> {
     }
     if models.is_empty() {
         return print(
-            "no models are downloaded; `tallow pull NAME` gets one, `tallow list --aliases` shows short names\n",
+            "no models are downloaded; `tallow pull NAME` gets one, `tallow search TEXT` finds names\n",
         );
     }
     let width = models.iter().map(|m| m.name.chars().count()).max().unwrap_or(0).max(4);
@@ -117,8 +122,84 @@ fn ago(then: SystemTime) -> String {
     format!("{n} {unit}{} ago", if n == 1 { "" } else { "s" })
 }
 
+/// Short names, what is downloaded, and what they stand for.
+fn table<'a>(aliases: impl Iterator<Item = &'a Alias>) -> String {
+    let width = ALIASES.iter().map(|a| a.name.len()).max().unwrap_or(0);
+    let line = |a: &Alias| format!("{:<width$}  {:>5.1} GB  {}\n", a.name, a.gigabytes, a.model);
+    format!("{:<width$}  {:>8}  {}\n", "NAME", "SIZE", "MODEL") + &aliases.map(line).collect::<String>()
+}
+
+/// `tallow search`
+pub(crate) fn search(args: &Search, sources: &Sources) -> Result<(), Failed> {
+    let aliases: Vec<&Alias> = tallow_hub::search(&args.text).collect();
+    let offline = args.text.is_empty() || is_offline(sources, args.offline)?;
+    let (found, why) = match offline {
+        true => (Vec::new(), None),
+        false => match hub()?.search(&args.text.join(" ")) {
+            Ok(found) => (found, None),
+            Err(why) => (Vec::new(), Some(why)),
+        },
+    };
+    if args.json {
+        let short = |a: &&Alias| json!({ "name": a.name, "model": a.model, "gigabytes": (f64::from(a.gigabytes) * 10.0).round() / 10.0 });
+        let on_hub = |m: &Match| json!({ "model": m.repo.as_str(), "downloads": m.downloads });
+        let all = json!({
+            "short_names": aliases.iter().map(short).collect::<Vec<_>>(),
+            "hub": found.iter().map(on_hub).collect::<Vec<_>>(),
+        });
+        return print(&format!("{all:#}\n"));
+    }
+    let mut text = String::new();
+    match aliases[..] {
+        [] => text += &format!("no short name contains {:?}\n", args.text.join(" ")),
+        _ => text += &table(aliases.iter().copied()),
+    }
+    if !found.is_empty() {
+        text += "\nGGUF models at the hub, by downloads\n";
+        found.iter().for_each(|m| text += &format!("{:>11}  {}\n", m.downloads, m.repo));
+    }
+    if let Some(why) = why {
+        text += &format!("\nthe hub was not searched: {why}\n");
+    }
+    text += "\nSizes are about what is downloaded. A quantization may follow a name, as in qwen3:4b:Q8_0. Every other model \
+             of the\nhub is named as org/name or org/name:QUANT; `tallow pull NAME` says whether it can be run.\n";
+    print(&screen::harmless(&text))
+}
+
 /// `tallow rm`
 pub(crate) fn rm(args: &Rm) -> Result<(), Failed> {
-    let removed = cache()?.remove(&ModelRef::parse(&args.model)?)?;
-    print(&format!("removed {} files, {}\n", removed.files, size(removed.bytes)))
+    if args.model == DEMO {
+        return Err(Failed::new("demo is part of the program, and cannot be removed"));
+    }
+    let (cache, model) = (cache()?, ModelRef::parse(&args.model)?);
+    // What is not there needs no consent.
+    let name = model.to_string();
+    let is_of = |m: &CachedModel| {
+        let whole = m.name.split(':').next() == Some(model.repo.as_str());
+        whole && (model.quant.is_none() || model.revision.is_some() || m.name.eq_ignore_ascii_case(&name))
+    };
+    let there: Vec<CachedModel> = cache.list()?.into_iter().filter(is_of).collect();
+    if !args.yes && !there.is_empty() && !agreed(&there)? {
+        return print("nothing was removed\n");
+    }
+    let removed = cache.remove(&model)?;
+    print(&format!("removed {}, {}\n", counted(removed.files, "file"), size(removed.bytes)))
+}
+
+/// Asks whether models may go: other programs use the cache, too.
+fn agreed(models: &[CachedModel]) -> Result<bool, Failed> {
+    let bytes = size(models.iter().map(|m| m.bytes).sum());
+    let names = models.iter().map(|m| screen::harmless(&m.name).into_owned()).collect::<Vec<_>>().join(", ");
+    if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+        let why = format!(
+            "{names} ({bytes}) is in the cache that other programs that use the hub share; --yes removes it without asking"
+        );
+        return Err(Failed::new(why));
+    }
+    let mut err = std::io::stderr();
+    write!(err, "remove {names} ({bytes}) from the cache, for other programs that use the hub, too? [y/N] ")?;
+    err.flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    Ok(["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()))
 }

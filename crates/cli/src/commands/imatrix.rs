@@ -15,7 +15,7 @@ use crate::device::Measured as Device;
 use crate::goes::Goes;
 use crate::load;
 use crate::screen;
-use crate::settings::Sources;
+use crate::settings::{Sources, unreadable};
 use crate::solo::{Setup, Solo, Task, alone};
 
 /// Tokens of a step.
@@ -34,7 +34,7 @@ pub(crate) fn imatrix(args: &Imatrix, sources: &Sources) -> Result<(), Failed> {
     let Goes { mut goes, context, tokens } = Goes::read(&args.file, &opened, args.context)?;
     // What is short says nothing of what comes late in a text.
     goes.retain(|go| go.len() == context || tokens < context);
-    goes.truncate(args.goes.unwrap_or(usize::MAX));
+    goes.truncate(args.chunks.unwrap_or(usize::MAX));
     if goes.is_empty() {
         return Err(Failed::new(format!("{}: has no tokens", args.file.display())));
     }
@@ -64,7 +64,7 @@ fn write(out: &Path, bytes: &[u8]) -> Result<(), Failed> {
     written.map_err(|e| {
         // There may be none.
         let _ = std::fs::remove_file(&part);
-        Failed::new(format!("{}: {e}", out.display()))
+        Failed::new(format!("{} cannot be written: {}", out.display(), unreadable(&e)))
     })
 }
 

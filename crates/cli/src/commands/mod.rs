@@ -17,16 +17,22 @@ pub(crate) mod show;
 pub(crate) mod tokenize;
 pub(crate) mod transcribe;
 
-use clap::CommandFactory;
+use std::path::Path;
 
 use crate::Failed;
-use crate::args::{Cli, Completions};
+use crate::args::{self, Completions};
+use crate::settings::unreadable;
 
 /// `tallow completions`
 pub(crate) fn completions(args: &Completions) -> Result<(), Failed> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "tallow", &mut script);
+    clap_complete::generate(args.shell, &mut args::command(), "tallow", &mut script);
     print(&String::from_utf8_lossy(&script))
+}
+
+/// `1 file`, `2 files`
+pub(crate) fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 /// Writes to standard output. That nobody reads it any more is no error.
@@ -45,10 +51,19 @@ pub(crate) fn text_or_stdin(words: &[String]) -> Result<String, Failed> {
     }
     let mut bytes = Vec::new();
     std::io::stdin().read_to_end(&mut bytes)?;
+    utf8(bytes, "standard input")
+}
+
+/// The text of a file.
+pub(crate) fn text_file(path: &Path) -> Result<String, Failed> {
+    let name = path.display().to_string();
+    let bytes = std::fs::read(path).map_err(|e| Failed::new(format!("{name}: {}", unreadable(&e))))?;
+    utf8(bytes, &name)
+}
+
+fn utf8(bytes: Vec<u8>, name: &str) -> Result<String, Failed> {
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
-        Failed::new(format!(
-            "standard input is not UTF-8 text: byte {at} cannot be read; convert it first (iconv)"
-        ))
+        Failed::new(format!("{name} is not UTF-8 text: byte {at} cannot be read; convert it first (iconv)"))
     })
 }

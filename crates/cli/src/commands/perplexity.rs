@@ -40,7 +40,9 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
         });
         return print(&format!("{found}\n"));
     }
-    print(&format!("perplexity {perplexity:.4} +- {error:.4} ({count} tokens scored, {wanted} in a go)\n"))
+    print(&format!(
+        "perplexity {perplexity:.4} +- {error:.4} ({count} tokens scored, in chunks of {wanted})\n"
+    ))
 }
 
 /// Tokens to be scored.

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Command};
 
-use crate::args::Cli;
+use crate::args;
 use crate::env::VARIABLES;
 use crate::settings::KNOWN;
 
@@ -21,11 +21,13 @@ pub(crate) fn reference() -> String {
         let (name, does, default) = (known.name, known.does, known.default);
         let _ = writeln!(text, "| `{name}` | `--{name}` | `{}` | {does} | {default} |", known.variable());
     }
+    text += "\nIn the file, `[models.\"NAME\"]` has settings of one model, which come before those for all. NAME is the model as \
+             it is\nnamed on the command line, or a name of your own: then `model` in that table says what it stands for.\n";
     text += "\n## Variables\n\n| variable | what it is |\n|---|---|\n";
     for variable in VARIABLES {
         let _ = writeln!(text, "| `{}` | {} |", variable.name, variable.does);
     }
-    let mut cli = Cli::command();
+    let mut cli = args::command();
     cli.build();
     text += "\n## Commands\n";
     for command in cli.get_subcommands().filter(|c| c.get_name() != "help") {
@@ -42,7 +44,8 @@ fn one(text: &mut String, command: &Command) {
         command.get_name()
     );
     for arg in command.get_arguments().filter(|a| a.get_id() != "help") {
-        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
         let _ = writeln!(text, "| {} | {} |", named(arg), help.replace('|', "\\|"));
     }
 }

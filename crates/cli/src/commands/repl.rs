@@ -67,7 +67,7 @@ pub(crate) fn chat(opened: &Opened, config: &EngineConfig, talk: Talk, verbose: 
             false => chat.say(&text),
         };
         if let Err(why) = done {
-            eprintln!("{} {}", screen::red("error:"), screen::harmless(&why.to_string()));
+            screen::tell(&format!("{} {}", screen::red("error:"), screen::harmless(&why.to_string())));
         }
     }
     if let Some(path) = history {

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 
 use tallow_models::AnyModel;
 
-use super::{print, repl, text_or_stdin};
+use super::{print, repl, text_file, text_or_stdin};
 use crate::Failed;
 use crate::args::Run;
 use crate::chat::{Answered, Talk, speed, writer};
@@ -14,9 +14,16 @@ use crate::screen;
 use crate::settings::{Defaults, Flags, Sources, resolve};
 
 pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
-    let chat = args.prompt.is_empty() && std::io::stdin().is_terminal();
+    let chat = args.prompt.is_empty() && args.file.is_none() && std::io::stdin().is_terminal();
     // A prompt that cannot be read should not cost the loading of a model.
-    let prompt = if chat { String::new() } else { text_or_stdin(&args.prompt)? };
+    let prompt = match &args.file {
+        _ if chat => String::new(),
+        Some(file) => {
+            let words = Some(args.prompt.join(" ")).filter(|words| !words.is_empty());
+            std::iter::once(text_file(file)?).chain(words).collect::<Vec<_>>().join("\n\n")
+        }
+        None => text_or_stdin(&args.prompt)?,
+    };
     let name = args.model.as_deref().unwrap_or(DEMO);
     let how = load::How::new(sources, args.engine.offline, args.engine.quant)?;
     let opened = match load::any(name, how)? {
@@ -44,6 +51,7 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     let max_tokens = config.max_tokens.as_ref().map(|s| s.value);
     let mut talk = Talk::new(handle, words.tokenizer.clone(), templates, max_tokens)?;
     talk.system = args.system;
+    talk.stops = args.stop;
     if chat {
         return repl::chat(&opened, &config, talk, args.verbose);
     }
@@ -55,7 +63,7 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     let answered = talk.say(&prompt, &mut show)?;
     show("\n")?;
     match answered {
-        Answered::Whole(done) if args.verbose => eprintln!("{}", screen::dim(&speed(&done))),
+        Answered::Whole(done) if args.verbose => screen::tell(&screen::dim(&speed(&done))),
         Answered::Whole(_) => {}
         // As a program that the signal has ended.
         Answered::Stopped => std::process::exit(130),

@@ -1,6 +1,5 @@
 //! `tallow serve`: one model, many clients.
 
-use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use crate::load::{self, DEMO, Note};
 use crate::lora::{self, Lora};
 use crate::settings::{Defaults, Flags, Sources, resolve};
 use crate::signal::signal;
-use crate::{Failed, descriptors, env, screen, scribe};
+use crate::{Failed, build, descriptors, env, log, screen, scribe};
 
 pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let host = sources.get("host", args.host.clone(), "127.0.0.1".to_owned())?.value;
@@ -32,6 +31,9 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         template_values: args.allow_template_kwargs,
         adapters: args.lora_dir.as_deref().map(lora::folder).transpose()?,
         drain: Duration::from_secs(drain),
+        private_health: args.private_health,
+        log: log::health(),
+        commit: build::COMMIT,
     };
     settings.check().map_err(Failed::new)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -47,7 +49,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         }
         AnyModel::Encoder(model) => {
             let handle = start_encoder(&model, name, &args, sources)?;
-            announce(name, &listener, &settings)?;
+            announce(&load::short_name(name), &listener, &settings)?;
             let served = ServedEncoder { handle: handle.clone() };
             runtime.block_on(tallow_server::serve_encoder(listener, served, settings, stop(drain)))?;
             tracing::info!("stopped");
@@ -55,7 +57,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         }
         AnyModel::Scribe(model) => {
             let (_running, served) = start_scribe(&model, name, &args, sources)?;
-            announce(name, &listener, &settings)?;
+            announce(&load::short_name(name), &listener, &settings)?;
             runtime.block_on(tallow_server::serve_speech(listener, served, settings, stop(drain)))?;
             tracing::info!("stopped");
             return Ok(());
@@ -205,9 +207,7 @@ async fn stop(drain: u64) {
     tokio::spawn(async {
         let how = signal().await;
         tracing::warn!("{how} again: stopping at once");
-        if std::io::stderr().is_terminal() {
-            eprintln!();
-        }
+        log::finish();
         std::process::exit(130);
     });
 }

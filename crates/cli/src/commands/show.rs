@@ -7,12 +7,13 @@ use tallow_models::AnyModel;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::formats::{Checkpoint, Kind, Settings};
 use tallow_models::scribe::ScribeModel;
-use tallow_models::spec::{DeltaSpec, LayerSpec};
+use tallow_models::spec::{DecoderSpec, DeltaSpec, LayerSpec};
+use tallow_models::tokenizer::Tokenizer;
 
 use super::print;
 use crate::Failed;
 use crate::args::Show;
-use crate::load::{self, Opened, Words};
+use crate::load::{self, Opened};
 use crate::memory::size;
 use crate::screen::harmless;
 use crate::settings::Sources;
@@ -27,15 +28,15 @@ pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
         AnyModel::Scribe(model) => return show_scribe(args, &model),
     };
     let opened = load::opened(&args.model, model)?;
-    let words = opened.words()?;
     if args.template {
+        let words = opened.words()?;
         let template = words.templates.as_ref().and_then(|t| t.choose(false));
         let template =
             template.ok_or_else(|| Failed::new(format!("{} has no chat template", opened.name)))?;
         return print(&format!("{}\n", template.source()));
     }
     let mut text = match (args.tensors, args.metadata) {
-        (false, false) => summary(&opened, words),
+        (false, false) => summary(&opened),
         _ => String::new(),
     };
     if args.metadata {
@@ -80,7 +81,6 @@ fn show_scribe(args: &Show, model: &ScribeModel) -> Result<(), Failed> {
             }
             None => format!("a text of up to {} tokens", spec.encoder.context),
         };
-        let halves = [&spec.encoder.layers, &spec.decoder.layers].map(|all| layers(all));
         let rows = [
             ("model", name),
             ("files", checkpoint.path.display().to_string()),
@@ -90,7 +90,8 @@ fn show_scribe(args: &Show, model: &ScribeModel) -> Result<(), Failed> {
             ("types", mix(checkpoint)),
             ("takes in", takes),
             ("width", spec.decoder.dim.to_string()),
-            ("layers", format!("{} that take in; {} that write", halves[0], halves[1])),
+            ("encoder", layers(&spec.encoder.layers, " layers")),
+            ("decoder", layers(&spec.decoder.layers, " layers")),
             ("vocabulary", format!("{} tokens", spec.decoder.vocab)),
         ];
         text += &table(&rows);
@@ -109,7 +110,12 @@ fn summary_of_encoder(name: String, model: &EncoderModel) -> String {
     let gives = match model.spec.head {
         None => format!("vectors of {} numbers", model.spec.width()),
         Some(head) if head.labels == 1 => "a score for a pair of texts".into(),
-        Some(head) => format!("{} scores for a text", head.labels),
+        Some(head) => {
+            let labels = model.classes().ok().flatten();
+            let labels =
+                labels.map_or(String::new(), |classes| format!(" ({})", classes.labels().join(", ")));
+            format!("{} scores for a text{labels}", head.labels)
+        }
     };
     let mut rows = vec![
         ("model", name),
@@ -122,12 +128,12 @@ fn summary_of_encoder(name: String, model: &EncoderModel) -> String {
     ];
     if let Some(texts) = model.of_texts() {
         rows.push(("texts", format!("up to {} tokens of {}", texts.context(), texts.spec.vocab)));
-        rows.push(("layers", layers(&texts.spec.layers)));
+        rows.push(("layers", layers(&texts.spec.layers, "")));
     }
     if let Some((images, patches)) = model.of_images().and_then(|m| Some((m, m.spec.patches?))) {
         let (image, side) = (patches.image, patches.side);
         rows.push(("images", format!("{image} x {image} pixels, in patches of {side} x {side}")));
-        rows.push(("layers", layers(&images.spec.layers)));
+        rows.push(("layers", layers(&images.spec.layers, "")));
     }
     table(&rows)
 }
@@ -136,13 +142,15 @@ fn table(rows: &[(&str, String)]) -> String {
     rows.iter().fold(String::new(), |text, (name, value)| text + &format!("{name:<12} {value}\n"))
 }
 
-fn summary(opened: &Opened, words: &Words) -> String {
-    let (model, tokenizer) = (&opened.model, &words.tokenizer);
+fn summary(opened: &Opened) -> String {
+    // Of a model without a tokenizer all else can be shown.
+    let (model, words) = (&opened.model, opened.words());
     let (spec, checkpoint) = (&model.spec, &model.checkpoint);
     let parameters: usize = checkpoint.tensors().map(|(_, t)| t.len()).sum();
-    let templates = match &words.templates {
-        None => "none: the model goes on with text as it is".into(),
-        Some(t) => t.names().collect::<Vec<_>>().join(", "),
+    let templates = match words.map(|words| &words.templates) {
+        Err(why) => format!("not known: {why}"),
+        Ok(None) => "none (base model: it continues text)".into(),
+        Ok(Some(t)) => t.names().collect::<Vec<_>>().join(", "),
     };
     let g = &opened.generation;
     let mut sampling = Vec::new();
@@ -152,9 +160,12 @@ fn summary(opened: &Opened, words: &Words) -> String {
     sampling.extend(g.min_p.map(|x| format!("min-p {x}")));
     sampling.extend(g.typical_p.map(|x| format!("typical-p {x}")));
     sampling.extend(g.repetition_penalty.map(|x| format!("repetition-penalty {x}")));
-    let token = |id: Option<u32>| match id.and_then(|id| Some((id, tokenizer.token_text(id)?))) {
-        Some((id, text)) => format!("{id} {text:?}"),
-        None => "none".into(),
+    let token = |id: fn(&Tokenizer) -> Option<u32>| {
+        let Ok(tokenizer) = opened.words().map(|words| &words.tokenizer) else { return "not known".into() };
+        match id(tokenizer).and_then(|id| Some((id, tokenizer.token_text(id)?))) {
+            Some((id, text)) => format!("{id} {text:?}"),
+            None => "none".into(),
+        }
     };
     let rows = [
         ("model", opened.name.clone()),
@@ -163,16 +174,28 @@ fn summary(opened: &Opened, words: &Words) -> String {
         ("parameters", format!("{} ({parameters})", count(parameters))),
         ("size", size(model.weight_bytes() as u64)),
         ("types", mix(checkpoint)),
-        ("context", format!("{} tokens", spec.context)),
+        ("file type", model.file_type().map_or("unknown".into(), |kind| kind.to_string())),
+        ("context", context(spec)),
         ("width", format!("{}", spec.dim)),
-        ("layers", layers(&spec.layers)),
+        ("layers", layers(&spec.layers, "")),
         ("vocabulary", format!("{} tokens", spec.vocab)),
-        ("begins with", token(tokenizer.bos())),
-        ("ends with", token(tokenizer.eos())),
-        ("templates", templates),
-        ("sampling", if sampling.is_empty() { "nothing said".into() } else { sampling.join(", ") }),
+        ("begins with", token(Tokenizer::bos)),
+        ("ends with", token(Tokenizer::eos)),
+        ("template", templates),
+        ("sampling", if sampling.is_empty() { "none recommended".into() } else { sampling.join(", ") }),
     ];
     table(&rows)
+}
+
+/// The longest context, and up to where the model was trained, if it can go on past that.
+fn context(spec: &DecoderSpec) -> String {
+    match spec.trained_context() {
+        trained if trained < spec.context => format!(
+            "{} tokens; trained on {trained}, and a longer --context stretches the rotary embedding (dynamic NTK)",
+            spec.context
+        ),
+        _ => format!("{} tokens", spec.context),
+    }
 }
 
 /// `mlp 8192`, or `8 of 128 experts of 768`
@@ -183,8 +206,9 @@ fn feed_forward(layer: &LayerSpec) -> String {
     format!("{} of {} experts of {}{shared}", experts.used, experts.count, layer.ffn.width)
 }
 
-/// `8, of 32 heads for queries and 8 for keys, each 128 wide`, with a line for each kind of layer.
-fn layers(all: &[LayerSpec]) -> String {
+/// `8 (32 query heads, 8 key heads, 128 wide, mlp 4096)`, with a part for each kind of layer. `unit` stands behind how
+/// many there are.
+fn layers(all: &[LayerSpec], unit: &str) -> String {
     let mut kinds: Vec<(String, usize)> = Vec::new();
     for layer in all {
         let of = |what: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(", {what} {n}"));
@@ -204,10 +228,10 @@ fn layers(all: &[LayerSpec]) -> String {
         }
     }
     match kinds.as_slice() {
-        [(kind, n)] => format!("{n} ({kind})"),
+        [(kind, n)] => format!("{n}{unit} ({kind})"),
         _ => {
             let kinds: Vec<String> = kinds.iter().map(|(kind, n)| format!("{n} ({kind})")).collect();
-            format!("{}: {}", all.len(), kinds.join("; "))
+            format!("{}{unit}: {}", all.len(), kinds.join("; "))
         }
     }
 }

@@ -7,13 +7,19 @@ use crate::Failed;
 use crate::args::Tokenize;
 use crate::load;
 use crate::screen;
-use crate::settings::Sources;
+use crate::settings::{Sources, reason};
 
 pub(crate) fn tokenize(args: &Tokenize, sources: &Sources) -> Result<(), Failed> {
     let text = text_or_stdin(&args.text)?;
     let tokenizer = load::tokenizer(&args.model, load::is_offline(sources, args.offline)?)?;
     if args.decode {
         let ids = numbers(&text)?;
+        let vocab = tokenizer.vocab_size();
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
+            return Err(Failed::new(format!(
+                "there is no token {id}: the model has {vocab} tokens, from 0 on"
+            )));
+        }
         return print(&format!("{}\n", tokenizer.decode(&ids, Shown::All)));
     }
     let special = Special {
@@ -33,5 +39,7 @@ pub(crate) fn tokenize(args: &Tokenize, sources: &Sources) -> Result<(), Failed>
 /// Numbers, however they are separated.
 fn numbers(text: &str) -> Result<Vec<u32>, Failed> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|w| !w.is_empty());
-    words.map(|w| w.parse().map_err(|e| Failed::new(format!("{w:?} is no token: {e}")))).collect()
+    words
+        .map(|w| w.parse().map_err(|e| Failed::new(format!("{w:?} is no token id: {}", reason(&e)))))
+        .collect()
 }

@@ -192,6 +192,8 @@ pub(super) fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let heads = |q, kv, dim| Heads { q, kv, dim };
     for (heads, page_len, lens) in [
         (heads(1, 1, 2), 1, vec![3]),
+        (heads(3, 3, 7), 4, vec![9, 21]),
+        (heads(2, 1, 33), 16, vec![40]),
         (heads(4, 2, 12), 4, vec![9, 1, 17]),
         (heads(6, 1, 16), 16, vec![40, 5]),
         (heads(3, 3, 80), 16, vec![33]),
@@ -218,8 +220,8 @@ pub(super) fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             AttnSpec { bias: Some(t.strided(&bias)?), ..plain() },
             AttnSpec { bias: Some(t.up(&bias)?), causal: false, softcap: Some(3.0), ..plain() },
         ];
-        // A device may put four codes in a word, and so want heads that are whole words.
-        let holds = |dtype: &DType| dtype.reach().is_none() || heads.dim.is_multiple_of(4);
+        // A device may put four codes or two halves in a word, and so want heads that are whole words.
+        let holds = |dtype: &DType| heads.dim.is_multiple_of((4 / dtype.size()).max(1));
         for dtype in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8].into_iter().filter(holds) {
             for spec in &specs {
                 let whole: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, 0..*n)).collect();

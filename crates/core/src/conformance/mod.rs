@@ -123,7 +123,22 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
 
 /// Runs every case on a backend. What failed, and why, case by case.
 pub fn run<B: Backend>(b: &B, suite: Suite) -> Vec<(&'static str, Outcome)> {
-    cases().into_iter().map(|case| (case.name, (case.run)(b, suite))).collect()
+    run_telling(b, suite, &mut |_, _, _| {})
+}
+
+/// The same, telling before each case how many of how many are done, and the name of the one that comes.
+pub fn run_telling<B: Backend>(
+    b: &B,
+    suite: Suite,
+    told: &mut dyn FnMut(usize, usize, &'static str),
+) -> Vec<(&'static str, Outcome)> {
+    let cases = cases();
+    let all = cases.len();
+    let one = |(done, case): (usize, Case<B>)| {
+        told(done, all, case.name);
+        (case.name, (case.run)(b, suite))
+    };
+    cases.into_iter().enumerate().map(one).collect()
 }
 
 /// Runs the suite as tests of the crate it stands in: `conformance!(suite, backend)`.

@@ -18,7 +18,7 @@ pub(super) fn open(path: &Path) -> Result<AdapterFile> {
         Some(other) => Err(LoadError::unsupported(path, format!("{key} = {other:?}"), what)),
         None => Err(LoadError::bad(path, key, format!("is missing: {what}"))),
     };
-    is("general.type", "adapter", "an adapter is expected; a model is loaded with --model")?;
+    is("general.type", "adapter", "an adapter is expected here; a model is named as MODEL or by --model")?;
     is("adapter.type", "lora", "adapters of low rank (\"lora\") are")?;
     let activated = meta.entries().find(|(key, _)| key.starts_with("adapter.alora"));
     if let Some((key, _)) = activated {

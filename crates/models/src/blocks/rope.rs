@@ -27,7 +27,7 @@ pub enum Scaling {
         /// By this.
         factor: f64,
     },
-    /// The base grows with the context, once that is past the original one.
+    /// The base grows with the context that the table is built for, once that is past the original one.
     Dynamic {
         /// How fast.
         factor: f64,
@@ -125,6 +125,15 @@ impl RopeSpec {
             }
             Scaling::Factors(by) => (plain(self.theta).zip(by).map(|(f, by)| f / by).collect(), 1.0),
             Scaling::Growing { .. } => (vec![0.0; self.width() / 2], 1.0),
+        }
+    }
+
+    /// Where the base grows with the context: the longest context that it is meant for, and the original one.
+    pub fn dynamic(&self) -> Option<(usize, usize)> {
+        match self.scaling {
+            // Conversions of floats saturate.
+            Scaling::Dynamic { factor, original } => Some(((original as f64 * factor) as usize, original)),
+            _ => None,
         }
     }
 

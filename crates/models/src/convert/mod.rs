@@ -24,6 +24,7 @@ use crate::formats::gguf::Gguf;
 use crate::formats::gguf::write::{Header, Planned, Written};
 use crate::formats::map::Mapping;
 use crate::formats::{Checkpoint, Kind, Settings, Stored};
+use crate::recipe::Outcome;
 use crate::weights::Progress;
 
 pub use importance::Importance;
@@ -101,12 +102,18 @@ impl<'a> Conversion<'a> {
         model: &'a Model,
         mut header: Header,
         targets: Vec<Target<'a>>,
-        notes: Vec<String>,
+        mut notes: Vec<String>,
     ) -> Result<Conversion<'a>> {
         header.tensors = targets.iter().map(|target| target.planned.clone()).collect();
         header.set("general.quantization_version", Written::Count(2));
-        if let Some(number) = settings::file_type(model, &header.tensors) {
-            header.set("general.file_type", Written::Count(number));
+        match settings::file_type(model, &header.tensors) {
+            Some(number) => header.set("general.file_type", Written::Count(number)),
+            None => header.unset("general.file_type"),
+        }
+        if let Some(recipe) = model.recipe {
+            let mut outcome = Outcome::default();
+            targets.iter().for_each(|target| target.count(&mut outcome));
+            notes.extend(outcome.notes(recipe));
         }
         let Some((front, starts)) = header.bytes() else {
             return Err(LoadError::bad(&model.checkpoint.path, "its tensors", "are too large for a file"));

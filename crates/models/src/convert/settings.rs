@@ -11,6 +11,7 @@ use crate::Model;
 use crate::blocks::rope::{RopeSpec, Scaling};
 use crate::error::{LoadError, Result};
 use crate::families::{self, Family};
+use crate::file_type::{FileType, dominant};
 use crate::formats::config::{Config, Noted};
 use crate::formats::gguf::write::{Header, Planned, Written};
 use crate::spec::{Bias, DecoderSpec, DeltaSpec, LayerSpec};
@@ -330,18 +331,8 @@ fn turn_alike(model: &DecoderSpec, read: &DecoderSpec) -> bool {
 
 /// The number by which files say what most of their matrices are.
 pub(super) fn file_type(model: &Model, tensors: &[Planned]) -> Option<u32> {
-    if let Some(recipe) = model.recipe {
-        return Some(recipe.gguf_id());
-    }
-    let most = |format: Format| {
-        let of = tensors.iter().filter(|t| t.format == format && t.shape.len() > 1);
-        of.map(|t| t.shape.iter().product::<usize>()).sum::<usize>()
-    };
-    let numbers =
-        [(Format::F32, 0), (Format::F16, 1), (Format::Q4_0, 2), (Format::Q8_0, 7), (Format::BF16, 32)];
-    numbers
-        .into_iter()
-        .max_by_key(|(format, _)| most(*format))
-        .filter(|(f, _)| most(*f) > 0)
-        .map(|(_, id)| id)
+    let edges = model.edges(&model.family.gguf_names);
+    let matrices = tensors.iter().filter(|t| t.shape.len() > 1);
+    let formats = matrices.map(|t| (edges.contains(&t.name), t.format, t.shape.iter().product::<usize>()));
+    FileType::of(dominant(formats)?, model.said_types()).map(FileType::id)
 }

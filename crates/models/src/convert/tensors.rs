@@ -10,8 +10,10 @@ use super::pieces::Piece;
 use super::{Importance, Made, WriteError};
 use crate::Model;
 use crate::error::{LoadError, Result};
+use crate::formats::Settings;
 use crate::formats::gguf::write::Planned;
 use crate::formats::names::Part;
+use crate::recipe::{Choice, Outcome};
 use crate::spec::DecoderSpec;
 use crate::weights::quantized;
 
@@ -23,6 +25,8 @@ const AT_ONCE: usize = 64 << 20;
 pub(super) struct Target<'a> {
     pub(super) planned: Planned,
     from: From<'a>,
+    /// What it was stored in, and what the model's recipe has for it, if it is for the recipe to say.
+    choice: Option<(Format, Choice)>,
     /// How much the error of each column counts, for each matrix or for all alike.
     care: Option<&'a [f32]>,
 }
@@ -67,7 +71,7 @@ pub(super) fn same(model: &Model) -> Result<Vec<Target<'_>>> {
 impl<'a> Target<'a> {
     /// A tensor whose bytes are there already.
     pub(super) fn new_made(planned: Planned, bytes: Vec<u8>) -> Target<'a> {
-        Target { planned, from: From::Made(bytes), care: None }
+        Target { planned, from: From::Made(bytes), choice: None, care: None }
     }
 
     /// A tensor of some of the checkpoint's, which have that shape together, in the format that it is to have.
@@ -96,6 +100,10 @@ impl<'a> Target<'a> {
         let first = &stacked.pieces[0];
         let is_kept = is_row || part == Part::Kernel;
         let format = if is_kept { own } else { model.source().wanted(&first.name, own, cols) };
+        let choice = if is_kept { None } else { model.source().choice(&first.name, own, cols) };
+        if let Some(choice) = choice.filter(|_| matches!(model.checkpoint.settings, Settings::Gguf(_))) {
+            once(model, first, own, choice)?;
+        }
         if first.is_shuffled() && model.recipe.is_none() {
             let why = "such files cannot keep the order of its inputs; with a format to quantize it to, as in --quant q4_k_m, it is written in the usual order";
             return Err(refused(first, ["which was quantized with act-order", why]));
@@ -108,11 +116,19 @@ impl<'a> Target<'a> {
             f => f,
         };
         stacked.changes.iter().try_fold(stored, |shape, change| stacked.allows(change, shape))?;
+        let choice = choice.map(|choice| (own, choice)).filter(|_| !is_flat);
         let planned = Planned { name, format, shape };
         if planned.size().is_none() {
             return Err(refused(first, ["whose rows are no whole blocks", "rows of whole blocks are"]));
         }
-        Ok(Target { planned, from: From::Stored(stacked), care: None })
+        Ok(Target { planned, from: From::Stored(stacked), choice, care: None })
+    }
+
+    /// Counts what became of it by the model's recipe.
+    pub(super) fn count(&self, outcome: &mut Outcome) {
+        if let Some((stored, choice)) = self.choice {
+            outcome.count(stored, choice, self.planned.format);
+        }
     }
 
     /// Bytes in the file.
@@ -302,6 +318,19 @@ impl Stacked<'_> {
         }
         Ok(change.shape(shape))
     }
+}
+
+/// Refuses to quantize again what a file has in blocks, unless that is what is asked for.
+fn once(model: &Model, piece: &Piece<'_>, own: Format, choice: Choice) -> Result<()> {
+    if own.is_plain() || model.requantize || own == choice.fitting {
+        return Ok(());
+    }
+    let why = format!(
+        "requantizing from type {} is disabled: what it has lost stays lost, and more is lost. Start from the F16, \
+         BF16 or F32 model, or take --allow-requantize",
+        own.to_string().to_lowercase()
+    );
+    Err(LoadError::bad(piece.stored.file.path(), format!("tensor {:?}", piece.name), why))
 }
 
 /// A refusal of a tensor, by what it is and why that cannot be.

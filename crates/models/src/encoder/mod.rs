@@ -1,6 +1,7 @@
 //! [`Encoder`]: from texts or images to vectors and scores. It is made of the blocks that decoders are made of; its tokens see to
 //! both sides, and what it has computed is not kept.
 
+mod classes;
 mod dense;
 mod ears;
 mod ending;
@@ -11,15 +12,20 @@ mod model;
 mod patches;
 mod sentence;
 pub mod spec;
+mod words;
 
 use tallow_core::ops::{Eltwise, Embed, Normalize, Rows, RowsTo, With};
-use tallow_core::{Backend, DType, Error, Memory, Norm, Result, Rope, Span, Step, StepPlan, Tensor, Weight};
+use tallow_core::{
+    Backend, DType, Error, Linear, Memory, Norm, Result, Rope, Span, Step, StepPlan, Tensor, Weight,
+};
 
 use crate::blocks::Context;
 use crate::blocks::cache::LayerCache;
 use crate::blocks::layer::Layer;
 use crate::error::Result as LoadResult;
+use crate::spec::Bias;
 use crate::weights::{Progress, Weights, named};
+pub use classes::Classes;
 use dense::Dense;
 use ears::Ears;
 use ending::Ending;
@@ -29,7 +35,8 @@ pub use matching::Matching;
 pub use model::EncoderModel;
 use patches::Patches;
 pub use sentence::Sentence;
-use spec::{EncoderSpec, Pooling};
+use spec::{Bend, EncoderSpec, Pooling};
+use words::Words;
 
 /// Tokens in a page of keys and values: no text takes more than its own, rounded up to whole pages.
 pub const PAGE: usize = 16;
@@ -120,6 +127,8 @@ pub struct Encoder<B: Backend> {
     last_norm: Option<Norm<B>>,
     ropes: Vec<Rope<B>>,
     head: Option<Head<B>>,
+    words: Option<Words<B>>,
+    pooler: Option<Linear<B>>,
     ending: Option<Ending<B>>,
     dense: Vec<Dense<B>>,
 }
@@ -155,7 +164,11 @@ impl<B: Backend> Encoder<B> {
         let family = model.family;
         let mut w = Weights::new(b, model.source(), progress);
         let parts = Parts { types: family.types, embed_norm: family.embed_norm, ears: [""; 2] };
-        let encoder = Encoder::read(&mut w, &model.spec, &parts, model.context())?;
+        let mut spec = model.spec.clone();
+        if !model.extras {
+            (spec.words, spec.pooler) = (None, None);
+        }
+        let encoder = Encoder::read(&mut w, &spec, &parts, model.context())?;
         w.finish(family.name, |name| family.spares(name))?;
         Ok(encoder)
     }
@@ -186,6 +199,12 @@ impl<B: Backend> Encoder<B> {
         let layers = layers.collect::<LoadResult<_>>()?;
         let last_norm = spec.last_norm.then(|| w.norm((names.norm, 0), spec.dim)).transpose()?;
         let head = spec.head.map(|head| Head::load(w, &head)).transpose()?;
+        let words = match (&spec.words, &front) {
+            (Some(words), Front::Tokens { table, .. }) => Some(Words::load(w, words, (table, spec.vocab))?),
+            _ => None,
+        };
+        let pooler =
+            spec.pooler.map(|name| w.linear((name, 0), spec.dim, spec.dim, Bias::Yes)).transpose()?;
         let ending = spec.ending.map(|ending| Ending::load(w, spec, &ending)).transpose()?;
         let dense = spec.dense.iter().map(|dense| Dense::load(w, dense)).collect::<LoadResult<_>>()?;
         Ok(Encoder {
@@ -197,6 +216,8 @@ impl<B: Backend> Encoder<B> {
             last_norm,
             ropes,
             head,
+            words,
+            pooler,
             ending,
             dense,
         })
@@ -335,6 +356,22 @@ impl<B: Backend> Encoder<B> {
     pub fn scores(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Option<Tensor<B>>> {
         let head = self.head.as_ref().zip(self.spec.head.as_ref());
         head.map(|(head, spec)| head.forward(b, &self.pool(b, texts, x, spec.pooling)?)).transpose()
+    }
+}
+
+impl<B: Backend> Encoder<B> {
+    /// Logits of all tokens of the vocabulary for each token of the texts, of their hidden states; `None` where the model
+    /// has no head for them, or it was not asked for.
+    pub fn words(&self, b: &B, x: &Tensor<B>) -> Result<Option<Tensor<B>>> {
+        self.words.as_ref().map(|words| words.forward(b, x)).transpose()
+    }
+
+    /// What transformers calls `pooler_output`: a vector for each text, of the hidden state of its first token; `None`
+    /// where the model has no layer for it, or it was not asked for.
+    pub fn pooled(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Option<Tensor<B>>> {
+        let Some(pooler) = &self.pooler else { return Ok(None) };
+        let first = gathered(b, texts, x, Pooling::First)?; // [texts, dim]
+        head::bent(b, &first, pooler, Some(Bend::Tanh)).map(Some)
     }
 }
 

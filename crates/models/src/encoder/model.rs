@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::Classes;
 use super::matching::Matching;
 use super::sentence::Sentence;
 use super::spec::{DenseSpec, EncoderSpec};
@@ -45,6 +46,8 @@ pub struct EncoderModel {
     pub beside: Option<Box<EncoderModel>>,
     /// How well texts and images go together, if the checkpoint says that.
     pub matching: Option<Matching>,
+    /// Are heads loaded too of which only `dump` shows what they give?
+    pub extras: bool,
 }
 
 impl EncoderModel {
@@ -67,7 +70,7 @@ impl EncoderModel {
             let most_tokens = sentence.most_tokens.filter(|_| spec.patches.is_none());
             let sentence = Sentence { most_tokens, ..sentence.clone() };
             spec.dense = fitting(&checkpoint, dense.clone(), &spec)?;
-            Ok(EncoderModel { checkpoint, family, spec, sentence, beside, matching: None })
+            Ok(EncoderModel { checkpoint, family, spec, sentence, beside, matching: None, extras: false })
         };
         let Some(images) = families::encoder_of_images(&config) else { return made(family, None) };
         let images = made(images, None)?;
@@ -125,16 +128,34 @@ impl EncoderModel {
         Ok(tokenizer)
     }
 
-    /// Does it make vectors of texts? If not, why.
+    /// What its scores mean; `None` where it gives none.
+    pub fn classes(&self) -> Result<Option<Classes>> {
+        let Some(head) = self.spec.head else { return Ok(None) };
+        Classes::read(&Config::new(&self.checkpoint)?, head.labels).map(Some)
+    }
+
+    /// Does it compute embeddings? If not, why.
     pub fn embeds(&self) -> Result<()> {
-        match self.spec.head {
+        match self.spec.head.map(|head| head.labels) {
             None => Ok(()),
-            Some(_) => {
-                let why = "its hidden states are made for that head: use `tallow rerank`, or take an embedding model";
-                let what = "making vectors by a model with a head for scores";
+            Some(labels) => {
+                let command = if labels == 1 { "rerank" } else { "classify" };
+                let why = format!(
+                    "its hidden states are made for that head: use `tallow {command}`, or take an embedding model"
+                );
+                let what = "computing embeddings by a model with a classification head";
                 Err(LoadError::unsupported(&self.checkpoint.path, what, why))
             }
         }
+    }
+
+    /// Does it classify texts? If not, why.
+    pub fn classifies(&self) -> Result<Classes> {
+        self.classes()?.ok_or_else(|| {
+            let what = "classifying by a model without a classification head";
+            let why = "it computes embeddings, for `tallow embed`; take a model whose architecture ends in ForSequenceClassification";
+            LoadError::unsupported(&self.checkpoint.path, what, why)
+        })
     }
 
     /// Does it score pairs of texts? If not, why.
@@ -143,12 +164,15 @@ impl EncoderModel {
         match self.spec.head.map(|head| head.labels) {
             Some(1) => Ok(()),
             Some(n) => {
-                let what = format!("ranking by a model that gives {n} scores for a text");
-                refuse(&what, "it sorts texts into kinds; take a reranker, which gives one score")
+                let what = format!("reranking by a model that gives {n} scores for a text");
+                refuse(
+                    &what,
+                    "it is a classifier: use `tallow classify`, or take a reranker, which gives one score",
+                )
             }
             None => {
-                let why = "it makes vectors of texts, for `tallow embed`; take a reranker, whose architecture ends in ForSequenceClassification";
-                refuse("ranking by a model without a head for scores", why)
+                let why = "it computes embeddings, for `tallow embed`; take a reranker, whose architecture ends in ForSequenceClassification";
+                refuse("reranking by a model without a head for scores", why)
             }
         }
     }

@@ -32,6 +32,11 @@ pub struct EncoderSpec {
     pub last_norm: bool,
     /// What gives scores, if anything does.
     pub head: Option<HeadSpec>,
+    /// What gives logits of tokens, if anything does. Only `dump` computes them.
+    pub words: Option<WordsSpec>,
+    /// The linear layer and hyperbolic tangent that make `pooler_output` of the first hidden state, if there are any: its
+    /// name. Only `dump` computes it.
+    pub pooler: Option<&'static str>,
     /// What makes a vector of hidden states, if the model has a way of its own.
     pub ending: Option<EndingSpec>,
     /// What vectors go through then, one after another.
@@ -229,6 +234,24 @@ pub struct HeadSpec {
     pub out: &'static str,
     /// Scores of a text.
     pub labels: usize,
+}
+
+/// The head of a masked language model, from hidden states to logits of tokens: a linear layer, an activation, a norm,
+/// and a linear layer whose matrix is the embedding unless the file has another.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WordsSpec {
+    /// The first layer's name.
+    pub dense: &'static str,
+    /// Has it a bias?
+    pub dense_bias: Bias,
+    /// What follows it.
+    pub act: Activation,
+    /// The norm's name.
+    pub norm: &'static str,
+    /// The last layer's name.
+    pub out: &'static str,
+    /// The whole name of the last layer's bias, if it has one.
+    pub bias: Option<&'static str>,
 }
 
 /// What a head bends its numbers with.

@@ -1,10 +1,11 @@
 //! BERT: the first of its kind.
 
 use super::{Declared, EncoderFamily, encoders};
-use crate::encoder::spec::{Bend, EncoderSpec};
+use crate::encoder::spec::{Bend, EncoderSpec, WordsSpec};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
+use crate::spec::Bias;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&BERT), Declared::GgufEncoder(&BERT_GGUF)];
 
@@ -50,5 +51,15 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     let mut spec = encoders::plain(c, &encoders::USUAL)?;
     spec.types = encoders::types(c, 2)?;
     spec.head = encoders::head(c, "bert.pooler.dense", Bend::Tanh, "classifier");
+    spec.pooler = encoders::pooler(c, &spec, NAMES.base, "bert.pooler.dense");
+    let words = WordsSpec {
+        dense: "cls.predictions.transform.dense",
+        dense_bias: Bias::Yes,
+        act: spec.layers[0].ffn.act,
+        norm: "cls.predictions.transform.LayerNorm",
+        out: "cls.predictions.decoder",
+        bias: None,
+    };
+    spec.words = encoders::words(c, words, &["cls.predictions.bias", "cls.predictions.decoder.bias"]);
     Ok(spec)
 }

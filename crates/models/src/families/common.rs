@@ -37,7 +37,7 @@ const GUESSING: Key = key("num_nextn_predict_layers", "nextn_predict_layers");
 pub(super) const EXPERT_WIDTH: Key = key("moe_intermediate_size", "expert_feed_forward_length");
 
 /// The least and most that numbers of a model can be; past that a file is damaged or malicious.
-const SANE: usize = 1 << 24;
+pub(super) const SANE: usize = 1 << 24;
 
 /// What a family calls its settings, and what they are where they are left out.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +63,8 @@ pub(super) struct Usual {
     pub eps: (Key, f64),
     pub tied: bool,
     pub rope: rope::Usual,
+    /// Are there rotary embeddings? Heads that do not turn may have any width.
+    pub rotates: bool,
 }
 
 /// What most families have.
@@ -84,6 +86,7 @@ pub(super) const USUAL: Usual = Usual {
     eps: (EPS, 1e-6),
     tied: false,
     rope: rope::USUAL,
+    rotates: true,
 };
 
 /// What families have whose norms take the mean away.
@@ -176,7 +179,7 @@ pub(super) fn plain_of(
         side: None,
         logit_scale: 1.0,
         logit_cap: None,
-        ropes: vec![rope::rope(c, turned, &usual.rope)?],
+        ropes: if usual.rotates { vec![rope::rope(c, turned, &usual.rope)?] } else { Vec::new() },
         layers: vec![layer; count],
     })
 }
@@ -212,7 +215,9 @@ pub(super) fn heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<Heads> 
         Some(n) => sane(c, HEAD_DIM, n)?,
         None => share(c, usual.heads, dim, q)?,
     };
-    even(c, HEAD_DIM, head)?;
+    if usual.rotates || head > MOST_OF_A_HEAD {
+        even(c, HEAD_DIM, head)?;
+    }
     if let Some(v) = c.find_count(VALUE_DIM)?
         && v != head
     {
@@ -238,13 +243,17 @@ fn share(c: &Config<'_>, heads: Key, dim: usize, q: usize) -> Result<usize> {
 }
 
 fn even(c: &Config<'_>, key: Key, head: usize) -> Result<()> {
-    match head.is_multiple_of(2) && head <= 1024 {
+    match head.is_multiple_of(2) && head <= MOST_OF_A_HEAD {
         true => Ok(()),
-        false => {
-            Err(c.bad(key, format_args!("makes heads of {head}; even numbers up to 1024 are supported")))
-        }
+        false => Err(c.bad(
+            key,
+            format_args!("makes heads of {head}; even numbers up to {MOST_OF_A_HEAD} are supported"),
+        )),
     }
 }
+
+/// Elements of a head at most.
+const MOST_OF_A_HEAD: usize = 1024;
 
 pub(super) fn activation(c: &Config<'_>, (key, usual): (Key, &'static str)) -> Result<Activation> {
     activation_called(c, key, c.find_text(key)?.unwrap_or(usual))

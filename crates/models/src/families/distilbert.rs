@@ -3,10 +3,11 @@
 use tallow_core::Activation;
 
 use super::{Declared, EncoderFamily, common, encoders};
-use crate::encoder::spec::{Bend, EncoderSpec};
+use crate::encoder::spec::{Bend, EncoderSpec, WordsSpec};
 use crate::error::Result;
 use crate::formats::config::{Config, key};
 use crate::formats::names::{self, Names};
+use crate::spec::Bias;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&DISTILBERT)];
 
@@ -44,5 +45,14 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     };
     let mut spec = encoders::plain(c, &usual)?;
     spec.head = encoders::head(c, "pre_classifier", Bend::Like(Activation::Relu), "classifier");
+    let words = WordsSpec {
+        dense: "vocab_transform",
+        dense_bias: Bias::Yes,
+        act: spec.layers[0].ffn.act,
+        norm: "vocab_layer_norm",
+        out: "vocab_projector",
+        bias: None,
+    };
+    spec.words = encoders::words(c, words, &["vocab_projector.bias"]);
     Ok(spec)
 }

@@ -1,7 +1,7 @@
 //! What families of encoders have in common.
 
 use super::{Declared, common, declared, find};
-use crate::encoder::spec::{Bend, EncoderSpec, HeadSpec, Pooling, Positions};
+use crate::encoder::spec::{Bend, EncoderSpec, HeadSpec, Pooling, Positions, WordsSpec};
 use crate::error::{LoadError, Result};
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
@@ -66,9 +66,9 @@ pub fn encoder_of_images(c: &Config<'_>) -> Option<&'static EncoderFamily> {
 /// The family of encoders that a checkpoint is of; a refusal where it is of none.
 pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
     encoder(c).ok_or_else(|| {
-        let what = format!("embedding by the architecture {:?}", c.arch());
+        let what = format!("embedding with the architecture {:?}", c.arch());
         let why = match find(c) {
-            Ok(_) => "it writes text: `tallow run` and `tallow serve` are for it".to_owned(),
+            Ok(_) => "it generates text: use `tallow run` or `tallow serve`".to_owned(),
             Err(_) => {
                 let known: Vec<&str> = all(c).flat_map(|f| f.hf).copied().collect();
                 format!("these are: {}", known.join(", "))
@@ -80,8 +80,8 @@ pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
 
 /// Why a checkpoint of an encoder is no decoder.
 pub(super) fn writes_no_text(c: &Config<'_>) -> LoadError {
-    let what = format!("writing text by the architecture {:?}", c.arch());
-    let why = "it is an encoder, which makes vectors of texts: use `tallow embed` or `tallow rerank`, or serve it for /v1/embeddings";
+    let what = format!("text generation with the architecture {:?}", c.arch());
+    let why = "it is an encoder: use `tallow embed`, `tallow rerank` or `tallow classify`, or serve it";
     LoadError::unsupported(&c.checkpoint().path, what, why)
 }
 
@@ -95,6 +95,7 @@ pub(super) const USUAL: common::Usual = common::Usual {
     act: (common::ACT, "gelu"),
     context: (common::CONTEXT, 512),
     eps: (common::LAYER_EPS, 1e-12),
+    rotates: false,
     ..common::USUAL_LAYER_NORM
 };
 
@@ -121,6 +122,8 @@ pub(super) fn plain(c: &Config<'_>, usual: &common::Usual) -> Result<EncoderSpec
         layers,
         last_norm: false,
         head: None,
+        words: None,
+        pooler: None,
         ending: None,
         dense: Vec::new(),
         sound: None,
@@ -174,6 +177,28 @@ pub(super) fn behind_pad(c: &Config<'_>, spec: &mut EncoderSpec, usual: usize) -
     spec.context = rows - pad - 1;
     spec.positions = Some(Positions { rows, pad: Some(pad as u32) });
     Ok(())
+}
+
+/// Has the checkpoint a tensor of that name, or of what is left of it without what some files leave out in front?
+fn is_there(c: &Config<'_>, base: &str, name: &str) -> bool {
+    let short = name.strip_prefix(base).unwrap_or(name);
+    [name, short].into_iter().any(|name| c.checkpoint().get(name).is_some())
+}
+
+/// The layer of that name that makes `pooler_output`, if a model without a head of its own has it.
+pub(super) fn pooler(
+    c: &Config<'_>,
+    spec: &EncoderSpec,
+    base: &str,
+    name: &'static str,
+) -> Option<&'static str> {
+    (spec.head.is_none() && is_there(c, base, &named(name))).then_some(name)
+}
+
+/// The head of a masked language model; `None` for others. Its bias is the first of `biases` that is there.
+pub(super) fn words(c: &Config<'_>, words: WordsSpec, biases: &[&'static str]) -> Option<WordsSpec> {
+    let bias = biases.iter().copied().find(|name| c.checkpoint().get(name).is_some());
+    c.arch().ends_with("ForMaskedLM").then_some(WordsSpec { bias, ..words })
 }
 
 /// The head of a model that was made to sort or rank texts; `None` for others. `out` is its last layer's name.

@@ -61,6 +61,7 @@ families! {
 
 use std::collections::HashSet;
 
+use crate::blocks::rope::RopeSpec;
 use crate::error::Result;
 use crate::formats::config::{Config, Key, TEXT, key};
 use crate::formats::names::Names;
@@ -91,7 +92,11 @@ pub struct Family {
 impl Family {
     /// Reads the settings of a model of this kind, or of the text model within it.
     pub(crate) fn read(&self, config: &Config<'_>) -> Result<DecoderSpec> {
-        (self.spec)(&config.of_text())
+        let mut spec = (self.spec)(&config.of_text())?;
+        if let Some((longest, _)) = spec.ropes.iter().find_map(RopeSpec::dynamic) {
+            spec.context = spec.context.max(longest.min(common::SANE));
+        }
+        Ok(spec)
     }
 
     /// Is that what `model_type` says of its models? `qwen3_moe` and the like are said of `Qwen3MoeForCausalLM`.

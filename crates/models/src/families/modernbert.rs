@@ -1,7 +1,7 @@
 //! ModernBERT: norms in front, rotation, gated blocks, no biases, and a window in most layers.
 
 use super::{Declared, EncoderFamily, common, encoders, rope};
-use crate::encoder::spec::{Bend, EncoderSpec, HeadSpec, Pooling};
+use crate::encoder::spec::{Bend, EncoderSpec, HeadSpec, Pooling, WordsSpec};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
@@ -45,6 +45,7 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
         eps: (key("norm_eps", ""), 1e-5),
         norm_bias: common::bias(c, "norm_bias", false)?,
         rope: rope::Usual { theta: (THETA, 160_000.0), ..rope::USUAL },
+        rotates: true,
         ..encoders::USUAL
     };
     let mut spec = encoders::plain(c, &usual)?;
@@ -68,6 +69,15 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
         layer.mixer.window = windowed.then_some(window / 2 + 1);
     }
     spec.head = head(c)?;
+    let words = WordsSpec {
+        dense: "head.dense",
+        dense_bias: common::bias(c, "classifier_bias", false)?,
+        act: common::activation(c, (BEND, "gelu"))?,
+        norm: "head.norm",
+        out: "decoder",
+        bias: None,
+    };
+    spec.words = encoders::words(c, words, &["decoder.bias"]);
     Ok(spec)
 }
 

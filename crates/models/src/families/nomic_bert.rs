@@ -92,6 +92,7 @@ const NEWER: common::Usual = common::Usual {
     act: (common::ACT, "silu"),
     context: (common::CONTEXT, 2048),
     rope: rope::Usual { theta: (rope::THETA, 1000.0), ..rope::USUAL },
+    rotates: true,
     ..encoders::USUAL
 };
 

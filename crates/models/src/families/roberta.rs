@@ -1,10 +1,13 @@
 //! RoBERTa and XLM-R: BERT with positions that are counted from the token that fills up short texts.
 
+use tallow_core::Activation;
+
 use super::{Declared, EncoderFamily, encoders};
-use crate::encoder::spec::{Bend, EncoderSpec};
+use crate::encoder::spec::{Bend, EncoderSpec, WordsSpec};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
+use crate::spec::Bias;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&ROBERTA)];
 
@@ -44,5 +47,15 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     encoders::behind_pad(c, &mut spec, 1)?;
     spec.types = encoders::types(c, 2)?;
     spec.head = encoders::head(c, "classifier.dense", Bend::Tanh, "classifier.out_proj");
+    spec.pooler = encoders::pooler(c, &spec, ROBERTA.names.base, "roberta.pooler.dense");
+    let words = WordsSpec {
+        dense: "lm_head.dense",
+        dense_bias: Bias::Yes,
+        act: Activation::Gelu,
+        norm: "lm_head.layer_norm",
+        out: "lm_head.decoder",
+        bias: None,
+    };
+    spec.words = encoders::words(c, words, &["lm_head.bias", "lm_head.decoder.bias"]);
     Ok(spec)
 }

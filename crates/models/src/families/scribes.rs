@@ -40,7 +40,7 @@ pub fn scribe(c: &Config<'_>) -> Option<&'static ScribeFamily> {
 pub fn find_scribe(c: &Config<'_>) -> Result<&'static ScribeFamily> {
     scribe(c).ok_or_else(|| {
         let known: Vec<&str> = all().flat_map(|f| f.hf).copied().collect();
-        let what = format!("encoding and then writing by the architecture {:?}", c.arch());
+        let what = format!("encoder-decoder inference with the architecture {:?}", c.arch());
         let why = match find(c) {
             Ok(_) => "it has a decoder alone: `tallow run` and `tallow serve` are for it".to_owned(),
             Err(_) => format!("these are: {}", known.join(", ")),
@@ -51,7 +51,7 @@ pub fn find_scribe(c: &Config<'_>) -> Result<&'static ScribeFamily> {
 
 /// Why a checkpoint with an encoder is no decoder.
 pub(super) fn has_an_encoder(c: &Config<'_>) -> LoadError {
-    let what = format!("going on with a text by the architecture {:?}", c.arch());
+    let what = format!("text generation with the architecture {:?}", c.arch());
     let why = "it has an encoder: `tallow run` takes one prompt at a time for it if it reads text, `tallow transcribe` if it hears";
     LoadError::unsupported(&c.checkpoint().path, what, why)
 }

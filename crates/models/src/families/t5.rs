@@ -173,6 +173,8 @@ fn encoder(c: &Config<'_>) -> Result<EncoderSpec> {
             .collect(),
         last_norm: true,
         head: None,
+        words: None,
+        pooler: None,
         ending: None,
         dense: Vec::new(),
         sound: None,

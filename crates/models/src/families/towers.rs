@@ -94,8 +94,8 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         return Err(c.bad(LAYERS, format_args!("is {layers}, with {tensors} tensors")));
     }
     let head = dim / heads;
-    if !dim.is_multiple_of(heads) || !head.is_multiple_of(2) || head > 1024 {
-        let why = format_args!("is {heads}, which does not divide {dim} into even numbers up to 1024");
+    if !dim.is_multiple_of(heads) || head > 1024 {
+        let why = format_args!("is {heads}, which does not divide {dim} into heads of up to 1024");
         return Err(c.bad(HEADS, why));
     }
     let eps = c.number_or(common::LAYER_EPS, usual.eps)?;
@@ -149,6 +149,8 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         layers: vec![layer; layers],
         last_norm: true,
         head: None,
+        words: None,
+        pooler: None,
         ending: None,
         dense: Vec::new(),
         sound: None,

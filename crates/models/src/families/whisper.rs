@@ -118,6 +118,8 @@ fn spec(c: &Config<'_>) -> Result<ScribeSpec> {
         layers: like.layers,
         last_norm: true,
         head: None,
+        words: None,
+        pooler: None,
         ending: None,
         dense: Vec::new(),
         // Whatever bends the layers, this bends the convolutions.

@@ -116,7 +116,7 @@ impl Checkpoint {
                 Some(folder) => Checkpoint::open_folder(folder),
                 None => Err(LoadError::bad(path, "the file", "stands in no folder")),
             },
-            Some(other) if PICKLES.contains(&other) => Err(pickle(path)),
+            Some(other) if PICKLES.contains(&other) && !is_gguf(path)? => Err(pickle(path)),
             _ => Checkpoint::open_gguf(path),
         }
     }
@@ -282,8 +282,18 @@ pub(crate) fn read_json(path: &Path) -> Result<Value> {
 /// Reads a JSON file of at most so many bytes.
 fn read_json_as<T: serde::de::DeserializeOwned>(path: &Path, most: u64) -> Result<T> {
     serde_json::from_slice(&read_at_most(path, most)?).map_err(|e| {
-        let what = if e.is_data() { "is not what it should be" } else { "is not JSON" };
-        LoadError::bad(path, "the file", format_args!("{what}: {e}"))
+        let (line, column) = (e.line(), e.column());
+        let why = match e.classify() {
+            serde_json::error::Category::Data => format!("is not what it should be: {e}"),
+            serde_json::error::Category::Eof => format!("is not JSON: it ends too early, in line {line}"),
+            _ => {
+                let words = e.to_string();
+                let words = words.split(" at line ").next().filter(|words| *words != "expected value");
+                let what = words.unwrap_or("what stands there is no value");
+                format!("is not JSON: line {line}, column {column}: {what}")
+            }
+        };
+        LoadError::bad(path, "the file", why)
     })
 }
 
@@ -305,6 +315,16 @@ pub(crate) fn regular(path: &Path) -> Result<std::fs::Metadata> {
     }
 }
 
+/// Does a file begin as GGUF files do, whatever it is called?
+fn is_gguf(path: &Path) -> Result<bool> {
+    use std::io::Read;
+    regular(path)?;
+    let mut magic = Vec::new();
+    let file = std::fs::File::open(path).map_err(|e| LoadError::io(path, e))?;
+    file.take(4).read_to_end(&mut magic).map_err(|e| LoadError::io(path, e))?;
+    Ok(magic == *b"GGUF")
+}
+
 /// How files that Python's pickle wrote are called.
 const PICKLES: [&str; 5] = ["bin", "pt", "pth", "pkl", "ckpt"];
 
@@ -323,6 +343,9 @@ fn pickle_in(folder: &Path) -> Option<PathBuf> {
     std::fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok().map(|e| e.path())).filter(is_pickle).min()
 }
 
+/// Files that an error names at most.
+const LISTED: usize = 20;
+
 /// The one GGUF model in a folder: a file, or the first part of one.
 fn gguf_in(folder: &Path) -> Result<Option<PathBuf>> {
     let entries = std::fs::read_dir(folder).map_err(|e| LoadError::io(folder, e))?;
@@ -335,7 +358,11 @@ fn gguf_in(folder: &Path) -> Result<Option<PathBuf>> {
     match found.len() {
         0 | 1 => Ok(found.pop()),
         n => {
-            Err(LoadError::bad(folder, "the folder", format_args!("holds {n} GGUF models; name one of them")))
+            let names = found.iter().filter_map(|path| path.file_name()).map(|name| name.to_string_lossy());
+            let names: Vec<_> = names.take(LISTED).collect();
+            let more = if n > LISTED { format!(" and {} more", n - LISTED) } else { String::new() };
+            let why = format!("holds {n} GGUF models; name one of them: {}{more}", names.join(", "));
+            Err(LoadError::bad(folder, "the folder", why))
         }
     }
 }

@@ -36,17 +36,6 @@ impl ChatTemplate {
         Ok(tokenizer.begun(tokenizer.encode(&text, RENDERED)?))
     }
 
-    /// The tokens of a rendered chat, or [`TokenizeError::TooMany`] once it is certain that there are more than `most`.
-    pub fn prompt_at_most(
-        &self,
-        chat: &Chat<'_>,
-        tokenizer: &Tokenizer,
-        most: usize,
-    ) -> Result<Vec<u32>, PromptError> {
-        let text = self.shielded_text(chat, tokenizer)?;
-        Ok(tokenizer.begun(tokenizer.encode_at_most(&text, RENDERED, most)?))
-    }
-
     /// The same, or nothing if the chat has far more than `most` tokens. Such a one is not tokenized to its end.
     pub fn prompt_up_to(
         &self,

@@ -116,7 +116,7 @@ impl Vocab {
         self.silent.contains(&id)
     }
 
-    /// Bytes of the longest token, as the vocabulary writes it.
+    /// Bytes of the longest token.
     pub(super) fn longest(&self) -> usize {
         self.longest
     }

@@ -9,6 +9,7 @@ pub mod client;
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -17,7 +18,7 @@ use tallow_engine::sampler::Sampling;
 use tallow_engine::sim::{self, Script};
 use tallow_models::template::ChatTemplates;
 use tallow_models::tokenizer::{Special, Tokenizer};
-use tallow_server::{Served, Settings};
+use tallow_server::{LogHealth, Served, Settings};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
@@ -152,6 +153,7 @@ impl At for Site {
 pub struct Site {
     pub address: SocketAddr,
     pub handle: EngineHandle,
+    pub log: Arc<LogHealth>,
     runtime: Runtime,
     stop: Option<oneshot::Sender<()>>,
     served: Option<tokio::task::JoinHandle<std::io::Result<()>>>,
@@ -180,9 +182,10 @@ impl Plan {
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let served = Served { handle: handle.clone(), templates, max_tokens };
+        let log = settings.log.clone();
         let stopped = async { drop(stopped.await) };
         let served = runtime.spawn(tallow_server::serve(listener, served, settings, stopped));
-        Site { address, handle, runtime, stop: Some(stop), served: Some(served) }
+        Site { address, handle, log, runtime, stop: Some(stop), served: Some(served) }
     }
 }
 

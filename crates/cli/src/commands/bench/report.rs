@@ -8,11 +8,10 @@ use tallow_models::Model;
 use super::super::doctor::cpu_name;
 use super::super::print;
 use super::{Test, label, model_type, parameters, weights};
-use crate::Failed;
 use crate::args::Table;
 use crate::device::Speeds;
-use crate::screen;
 use crate::solo::Setup;
+use crate::{Failed, build, clock, screen};
 
 /// One line of results.
 pub(super) struct Row<'a> {
@@ -35,14 +34,21 @@ pub(super) struct Row<'a> {
 pub(super) struct Report {
     table: Table,
     rows: usize,
+    /// Of the table's columns.
+    widths: [usize; 9],
+    /// Was anything faster than the memory can be read?
+    in_cache: bool,
 }
 
 impl Report {
-    pub(super) fn new(table: Table) -> Result<Report, Failed> {
+    /// A report in which names of tests have up to so many characters.
+    pub(super) fn new(table: Table, tests: Option<usize>) -> Result<Report, Failed> {
         if table == Table::Json {
             print("[\n")?;
         }
-        Ok(Report { table, rows: 0 })
+        let mut widths = WIDTHS;
+        widths[TEST] = widths[TEST].max(tests.unwrap_or(0));
+        Ok(Report { table, rows: 0, widths, in_cache: false })
     }
 
     /// Does somebody look at this as it comes?
@@ -56,8 +62,9 @@ impl Report {
         self.rows += 1;
         match self.table {
             Table::Md => {
-                let head = if first { markdown_head() } else { String::new() };
-                print(&(head + &markdown(row)))
+                let head = if first { markdown_head(&self.widths) } else { String::new() };
+                self.in_cache |= is_in_cache(row);
+                print(&(head + &markdown(row, &self.widths)))
             }
             Table::Csv => {
                 let names = fields.keys().filter(|k| !k.starts_with("samples_")).cloned().collect::<Vec<_>>();
@@ -71,13 +78,17 @@ impl Report {
                 print(&format!("{}{}", if first { "" } else { ",\n" }, indented.join("\n")))
             }
             Table::Jsonl => print(&format!("{}\n", Value::Object(fields))),
+            Table::Sql => print(&sql(&fields, first)),
         }
     }
 
     pub(super) fn end(self) -> Result<(), Failed> {
         match self.table {
             Table::Json => print("\n]\n"),
-            Table::Md | Table::Csv | Table::Jsonl => Ok(()),
+            Table::Md if self.in_cache => print(
+                "\nin cache: faster than the memory can be read, because the weights stay in the CPU's caches\n",
+            ),
+            Table::Md | Table::Csv | Table::Jsonl | Table::Sql => Ok(()),
         }
     }
 }
@@ -90,41 +101,84 @@ fn quoted(value: &Value) -> String {
 const HEADS: [&str; 9] =
     ["model", "size", "params", "backend", "threads", "test", "t/s", "read GB/s", "of roofline"];
 
-fn markdown_head() -> String {
+fn markdown_head(widths: &[usize; 9]) -> String {
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-    let names = HEADS.iter().zip(WIDTHS).map(|(name, w)| format!("{name:<w$}")).collect();
-    let rules = WIDTHS.iter().enumerate().map(|(i, w)| match i < 4 {
-        true => "-".repeat(*w),
-        false => "-".repeat(w - 1) + ":",
+    let names = HEADS.iter().zip(*widths).enumerate().map(|(i, (name, w))| match i {
+        0 | 3 => format!("{name:<w$}"),
+        _ => format!("{name:>w$}"),
+    });
+    let names = names.collect();
+    let rules = widths.iter().enumerate().map(|(i, w)| match i {
+        0 | 3 => "-".repeat(*w),
+        _ => "-".repeat(w - 1) + ":",
     });
     line(names) + &line(rules.collect())
 }
 
-const WIDTHS: [usize; 9] = [30, 10, 10, 10, 7, 16, 20, 9, 11];
+const WIDTHS: [usize; 9] = [30, 10, 10, 10, 7, 15, 20, 9, 11];
+/// The column of tests.
+const TEST: usize = 5;
 
-fn markdown(row: &Row<'_>) -> String {
+/// Did it go faster than the memory can be read?
+fn is_in_cache(row: &Row<'_>) -> bool {
+    let (mean, _) = mean_and_deviation(&speeds(row));
+    row.test.generated > 0 && is_cpu(row) && mean > row.bound
+}
+
+fn markdown(row: &Row<'_>, widths: &[usize; 9]) -> String {
     let (mean, sd) = mean_and_deviation(&speeds(row));
-    let name = format!(
-        "{} {}",
-        screen::harmless(row.name.rsplit('/').next().unwrap_or_default()),
-        model_type(row.model)
-    );
+    let name = screen::harmless(&model_type(row.model)).into_owned();
+    let name = match name.char_indices().nth(widths[0] - 1) {
+        Some((at, _)) if name.chars().count() > widths[0] => format!("{}…", &name[..at]),
+        _ => name,
+    };
     let cells = [
         name,
         weights(row.model),
-        super::count(parameters(row.model)),
+        params(parameters(row.model)),
         if is_cpu(row) { row.setup.isa.to_string() } else { short(&row.device).to_owned() },
         row.setup.threads.to_string(),
         label(row.test),
         format!("{mean:.2} ± {sd:.2}"),
         format!("{:.1}", row.speeds.read / 1e9),
-        format!("{:.0} %", 100.0 * mean / row.bound),
+        if is_in_cache(row) { "in cache".into() } else { format!("{:.0} %", 100.0 * mean / row.bound) },
     ];
-    let cells = cells.iter().zip(WIDTHS).enumerate().map(|(i, (cell, w))| match i < 4 {
-        true => format!("{cell:<w$}"),
-        false => format!("{cell:>w$}"),
+    let cells = cells.iter().zip(*widths).enumerate().map(|(i, (cell, w))| match i {
+        0 | 3 => format!("{cell:<w$}"),
+        _ => format!("{cell:>w$}"),
     });
     format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "))
+}
+
+/// `596.05 M`, `7.24 B`
+fn params(n: usize) -> String {
+    let n = n as f64;
+    if n < 1e9 { format!("{:.2} M", n / 1e6) } else { format!("{:.2} B", n / 1e9) }
+}
+
+/// A row for the table that llama-bench's statements make, and the statement that makes it.
+fn sql(fields: &Map<String, Value>, first: bool) -> String {
+    let columns: Vec<(&String, &Value)> =
+        fields.iter().filter(|(name, _)| !name.starts_with("samples_")).collect();
+    let kind = |value: &Value| match value {
+        Value::Bool(_) => "INTEGER",
+        Value::Number(n) if n.is_f64() => "REAL",
+        Value::Number(_) => "INTEGER",
+        _ => "TEXT",
+    };
+    let literal = |value: &Value| match value {
+        Value::Bool(is) => u8::from(*is).to_string(),
+        Value::Number(n) => n.to_string(),
+        Value::String(text) => format!("'{}'", text.replace('\'', "''")),
+        other => format!("'{}'", other.to_string().replace('\'', "''")),
+    };
+    let table: Vec<String> =
+        columns.iter().map(|(name, value)| format!("  {name} {}", kind(value))).collect();
+    let head = format!("CREATE TABLE IF NOT EXISTS llama_bench (\n{}\n);\n\n", table.join(",\n"));
+    let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
+    let values: Vec<String> = columns.iter().map(|(_, value)| literal(value)).collect();
+    let row = format!("INSERT INTO llama_bench ({}) VALUES ({});\n", names.join(", "), values.join(", "));
+    if first { head + &row } else { row }
 }
 
 fn is_cpu(row: &Row<'_>) -> bool {
@@ -158,7 +212,7 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
     let kv = setup.kv.to_string();
     let is_cpu = is_cpu(row);
     let fields = json!({
-        "build_commit": env!("CARGO_PKG_VERSION"),
+        "build_commit": build::COMMIT.unwrap_or("unknown"),
         "build_number": 0,
         "cpu_info": cpu_name(),
         "gpu_info": if is_cpu { "" } else { row.device.as_str() },
@@ -186,7 +240,7 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
         "n_prompt": test.prompt,
         "n_gen": test.generated,
         "n_depth": test.depth,
-        "test_time": time(row.started),
+        "test_time": clock::seconds(row.started),
         "avg_ns": avg_ns as u64,
         "stddev_ns": sd_ns as u64,
         "avg_ts": avg_ts,
@@ -209,36 +263,9 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
     }
 }
 
-/// `2026-01-31T12:00:00Z`
-fn time(at: SystemTime) -> String {
-    let seconds = at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let (day, second) = (seconds / 86_400, seconds % 86_400);
-    // Years are taken to begin in March, so that the day which some years have more comes last.
-    let z = day + 719_468;
-    let era = z / 146_097;
-    let of_era = z % 146_097;
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * of_year + 2) / 153;
-    let date = of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (h, m, s) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{date:02}T{h:02}:{m:02}:{s:02}Z")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
-
-    #[test]
-    fn times_are_written_as_the_standard_says() {
-        let at = |s| time(SystemTime::UNIX_EPOCH + Duration::from_secs(s));
-        assert_eq!(at(0), "1970-01-01T00:00:00Z");
-        assert_eq!(at(951_827_696), "2000-02-29T12:34:56Z");
-        assert_eq!(at(1_741_529_100), "2025-03-09T14:05:00Z");
-    }
 
     #[test]
     fn deviation_is_that_of_a_sample() {

@@ -82,6 +82,7 @@ fn of_texts<B: Backend>(
     }
     let (mut hidden, mut means, mut firsts, mut own, mut scores) =
         (Vec::<Vec<f32>>::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut words, mut pooler) = (Vec::<f32>::new(), Vec::<f32>::new());
     for (tokens, mut types) in rows.iter().zip(types) {
         types.truncate(tokens.len());
         let text = encoder.upload(b, &[Input { tokens: tokens.clone(), types }])?;
@@ -105,6 +106,14 @@ fn of_texts<B: Backend>(
         if let Some(y) = encoder.scores(b, &text, &x)? {
             scores.extend(b.download::<f32>(&y)?);
         }
+        if let Some(y) = encoder.words(b, &x)? {
+            let end = words.len() + width * spec.vocab;
+            words.extend(b.download::<f32>(&y)?);
+            words.resize(end, 0.0);
+        }
+        if let Some(y) = encoder.pooled(b, &text, &x)? {
+            pooler.extend(b.download::<f32>(&y)?);
+        }
     }
     let (count, dim) = (rows.len(), spec.dim);
     let last = hidden.last().cloned().unwrap_or_default();
@@ -122,6 +131,12 @@ fn of_texts<B: Backend>(
     if spec.head.is_some() {
         add("logits", &[count, scores.len() / count], scores);
     } else {
+        if spec.words.is_some() {
+            add("logits", &[count, width, spec.vocab], words);
+        }
+        if spec.pooler.is_some() {
+            add("pooler_output", &[count, dim], pooler);
+        }
         add("embeddings", &[count, spec.width()], own.concat());
     }
     Ok(Some(own))

@@ -29,10 +29,21 @@ type Tensors = BTreeMap<String, Written>;
 
 pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
     let given = Given::read(&args.input)?;
-    let model = load::any(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
+    if args.output.exists() && !args.force {
+        let name = args.output.display();
+        return Err(Failed::new(format!(
+            "{name} is there already; choose another name, or --force to replace it"
+        )));
+    }
+    let mut model = load::any(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
     let setup = Setup::new(sources, &args.device, Some(&args.precision), Arithmetic::Exact)?;
+    if let AnyModel::Encoder(model) = &mut model {
+        // Heads that nothing else is given.
+        model.extras = true;
+    }
     let mut written = match &model {
         AnyModel::Decoder(model) => {
+            load::quantized(model).for_each(|note| note.show());
             decoder::dump(model, setup, &given, args.only_logits, args.lora.as_ref())?
         }
         _ if args.lora.is_some() => {

@@ -1,0 +1,97 @@
+//! [`parse`]: from what was typed to a command.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::path::Path;
+
+use clap::FromArgMatches;
+
+use super::rewrite::{Rewritten, rewrite};
+use super::{Cli, command};
+
+/// Reads the command line. What is wrong with it ends the program, with words.
+pub(crate) fn parse() -> Cli {
+    let mut cli = command();
+    cli.build();
+    match read(&mut cli, std::env::args_os().collect()) {
+        Ok((parsed, notes)) => {
+            for note in notes {
+                // Nobody may be there to read it.
+                let _ = writeln!(std::io::stderr(), "note: {note}");
+            }
+            parsed
+        }
+        Err(why) => why.exit(),
+    }
+}
+
+fn read(cli: &mut clap::Command, argv: Vec<OsString>) -> Result<(Cli, Vec<String>), clap::Error> {
+    let Rewritten { argv, notes } = rewrite(cli, argv)?;
+    let matches = cli.try_get_matches_from_mut(&argv).map_err(plain)?;
+    let parsed = Cli::from_arg_matches(&matches)?;
+    Ok((parsed, notes))
+}
+
+/// An error of the command line without tips that lead astray.
+fn plain(mut why: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    match why.kind() {
+        ErrorKind::UnknownArgument => {
+            why.remove(ContextKind::Suggested);
+            let text = |kind| match why.get(kind) {
+                Some(ContextValue::String(text)) => text.clone(),
+                _ => String::new(),
+            };
+            let (given, like) = (text(ContextKind::InvalidArg), text(ContextKind::SuggestedArg));
+            if !is_similar(&given, &like) {
+                why.remove(ContextKind::SuggestedArg);
+            }
+        }
+        ErrorKind::InvalidSubcommand => {
+            let Some(ContextValue::String(given)) = why.get(ContextKind::InvalidSubcommand).cloned() else {
+                return why;
+            };
+            let tip = match given.as_str() {
+                "ps" | "stop" | "cp" | "create" | "push" => {
+                    "`tallow run` and `tallow serve` each have their one model; `tallow list` shows what is downloaded".into()
+                }
+                _ if is_model(OsStr::new(&given)) => format!("to chat with a model: tallow run {given}"),
+                _ => return why,
+            };
+            why.remove(ContextKind::SuggestedSubcommand);
+            why.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        }
+        _ => {}
+    }
+    why
+}
+
+/// Is one the other with a slip of the fingers? A third of its letters may be wrong, added or left out.
+fn is_similar(a: &str, b: &str) -> bool {
+    let (a, b) = (a.trim_start_matches('-').as_bytes(), b.trim_start_matches('-').as_bytes());
+    if a.len().max(b.len()) > 64 {
+        return false;
+    }
+    // How many changes lead from each beginning of `a` to the beginnings of `b`.
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut corner = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let change = corner + usize::from(x != y);
+            corner = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(corner + 1);
+        }
+    }
+    row.last().is_some_and(|changes| *changes * 3 <= a.len().min(b.len()))
+}
+
+/// Can the word hardly be anything but a model?
+pub(super) fn is_model(word: &OsStr) -> bool {
+    let path = Path::new(word);
+    let known = |text: &str| text == crate::load::DEMO || tallow_hub::is_alias(text);
+    let on_disk = || {
+        path.is_dir() && path.join("config.json").exists()
+            || path.extension().is_some_and(|e| e == "gguf") && path.exists()
+    };
+    word.to_str().is_some_and(known) || on_disk()
+}

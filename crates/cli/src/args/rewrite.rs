@@ -1,0 +1,303 @@
+//! [`rewrite`]: what users of other programs type, as our own command line.
+//!
+//! Three things are not for clap: `--model`, which every command takes in place of its first argument; long options
+//! behind a single dash (`-hf`, `-ngl`), which clap reads as many short ones; and options of other programs, which are
+//! accepted or refused with a word of their own.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, Command, Error};
+
+use super::foreign::{self, Foreign, Means, Takes};
+use super::help::{MODEL, NAMED};
+
+/// A command line that clap can read, and what to tell the user.
+#[derive(Debug)]
+pub(super) struct Rewritten {
+    pub argv: Vec<OsString>,
+    pub notes: Vec<String>,
+}
+
+/// Rewrites a command line. `cli` has been built.
+pub(super) fn rewrite(cli: &Command, argv: Vec<OsString>) -> Result<Rewritten, Error> {
+    let mut rest = VecDeque::from(argv.clone());
+    let mut before: Vec<OsString> = rest.pop_front().into_iter().collect();
+    let as_it_is = || Ok(Rewritten { argv: argv.clone(), notes: Vec::new() });
+    while let Some(token) = rest.pop_front() {
+        let text = token.to_str().unwrap_or_default();
+        if text.starts_with('-') {
+            let takes = known(cli, cli, text).is_some_and(takes_value) && !text.contains('=');
+            before.push(token);
+            before.extend(takes.then(|| rest.pop_front()).flatten());
+            continue;
+        }
+        let Some(command) = cli.find_subcommand(text) else { return as_it_is() };
+        before.push(token);
+        return Line::new(cli, command).read(rest)?.written(before);
+    }
+    as_it_is()
+}
+
+/// A subcommand's line.
+struct Line<'a> {
+    cli: &'a Command,
+    command: &'a Command,
+    models: Vec<OsString>,
+    /// Options and words in their order.
+    others: Vec<OsString>,
+    /// The words among them.
+    words: Vec<OsString>,
+    /// What follows `--`, with it.
+    tail: Vec<OsString>,
+    notes: Vec<String>,
+}
+
+impl<'a> Line<'a> {
+    fn new(cli: &'a Command, command: &'a Command) -> Line<'a> {
+        let (models, others, words, tail) = Default::default();
+        Line { cli, command, models, others, words, tail, notes: Vec::new() }
+    }
+
+    fn read(mut self, mut rest: VecDeque<OsString>) -> Result<Line<'a>, Error> {
+        while let Some(token) = rest.pop_front() {
+            match token.to_str() {
+                Some("--") => {
+                    self.tail.push(token);
+                    self.tail.extend(rest.drain(..));
+                }
+                Some(text) if text.len() > 1 && text.starts_with('-') => {
+                    let text = text.to_owned();
+                    self.option(&text, &mut rest)?;
+                }
+                _ => {
+                    self.words.push(token.clone());
+                    self.others.push(token);
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    fn option(&mut self, text: &str, rest: &mut VecDeque<OsString>) -> Result<(), Error> {
+        let (name, value) = text.split_once('=').map_or((text, None), |(n, v)| (n, Some(v)));
+        if let Some(arg) = known(self.cli, self.command, name) {
+            let long = name.trim_start_matches('-');
+            // `-hf` is `--hf`; a letter is itself.
+            let typed = if long.len() > 1 { format!("--{long}") } else { name.to_owned() };
+            return self.ours(arg, typed, value.map(OsString::from), rest);
+        }
+        if let Some(foreign) = foreign::find(name) {
+            return self.foreign(foreign, name, value.is_some(), rest);
+        }
+        // Letters in a row, the last of which may have a value: `-vn5`.
+        if !text.starts_with("--") {
+            for (at, letter) in text.char_indices().skip(1) {
+                let Some(arg) = known(self.cli, self.command, &format!("-{letter}")) else { break };
+                if takes_value(arg) {
+                    let value = &text[at + letter.len_utf8()..];
+                    if at > 1 {
+                        self.others.push(text[..at].into());
+                    }
+                    let value = Some(value.strip_prefix('=').unwrap_or(value)).filter(|v| !v.is_empty());
+                    return self.ours(arg, format!("-{letter}"), value.map(OsString::from), rest);
+                }
+            }
+        }
+        self.others.push(text.into());
+        Ok(())
+    }
+
+    fn ours(
+        &mut self,
+        arg: &Arg,
+        typed: String,
+        value: Option<OsString>,
+        rest: &mut VecDeque<OsString>,
+    ) -> Result<(), Error> {
+        let value = match value {
+            None if takes_value(arg) && !rest.front().is_some_and(|next| is_option(next)) => rest.pop_front(),
+            given => given,
+        };
+        match value {
+            Some(value) if arg.get_id() == NAMED => self.models.push(value),
+            // Behind a sign of equality a value may begin with a dash.
+            Some(value) => {
+                let mut both = OsString::from(typed);
+                both.push("=");
+                both.push(value);
+                self.others.push(both);
+            }
+            None => self.others.push(typed.into()),
+        }
+        Ok(())
+    }
+
+    fn foreign(
+        &mut self,
+        foreign: &Foreign,
+        name: &str,
+        has_value: bool,
+        rest: &mut VecDeque<OsString>,
+    ) -> Result<(), Error> {
+        let is_switch = |next: &OsString| ["on", "off", "auto", "0", "1"].iter().any(|v| next == v);
+        let follows = match foreign.takes {
+            _ if has_value => false,
+            Takes::Nothing => false,
+            Takes::Value => true,
+            Takes::Switch => rest.front().is_some_and(is_switch),
+        };
+        if follows && !rest.front().is_some_and(|next| is_option(next)) {
+            rest.pop_front();
+        }
+        match foreign.means {
+            Means::Needless(why) => self.notes.push(format!("{name} is not needed: {why}")),
+            Means::Instead(what) => {
+                let why = format!("there is no {name} for `tallow {}`: {what}", self.command.get_name());
+                return Err(self.error(ErrorKind::UnknownArgument, why));
+            }
+        }
+        Ok(())
+    }
+
+    fn error(&self, kind: ErrorKind, why: String) -> Error {
+        self.command.clone().error(kind, why)
+    }
+
+    /// With the model in the first place.
+    fn written(self, before: Vec<OsString>) -> Result<Rewritten, Error> {
+        if let Some(first) = self.models.first() {
+            let places: Vec<&Arg> = self.command.get_positionals().collect();
+            let many = places.iter().any(|arg| arg.get_num_args().is_some_and(|n| n.max_values() > 1));
+            let model_is_many =
+                places.first().is_some_and(|arg| matches!(arg.get_action(), ArgAction::Append));
+            let second = match self.models.get(1).filter(|_| !model_is_many) {
+                Some(second) => Some(second),
+                None if model_is_many => None,
+                // One word too many, or a word that cannot be anything but a model.
+                None if !many && self.words.len() + self.tail.len().saturating_sub(1) >= places.len() => {
+                    self.words.first()
+                }
+                None => self.words.first().filter(|word| many && super::is_model(word)),
+            };
+            if let Some(second) = second {
+                let [first, second] = [first, second].map(|name| name.to_string_lossy());
+                let why = format!(
+                    "the model is named twice, as {first} and as {second}; name it once, in the first place or by --model"
+                );
+                return Err(self.error(ErrorKind::ArgumentConflict, why));
+            }
+        }
+        let Line { models, others, tail, notes, .. } = self;
+        let argv = [before, models, others, tail].concat();
+        Ok(Rewritten { argv, notes })
+    }
+}
+
+/// An option of a command, or of all, by a name as it is typed: `--long`, `-s`, and `-long`.
+fn known<'a>(cli: &'a Command, command: &'a Command, name: &str) -> Option<&'a Arg> {
+    let name = name.split('=').next()?;
+    let bare = name.strip_prefix("--").or_else(|| name.strip_prefix('-'))?;
+    let mut letters = bare.chars();
+    let letter = letters.next().filter(|_| letters.next().is_none() && !name.starts_with("--"));
+    let is = |arg: &&Arg| match letter {
+        Some(letter) => arg.get_short_and_visible_aliases().unwrap_or_default().contains(&letter),
+        None => arg.get_long() == Some(bare) || arg.get_all_aliases().unwrap_or_default().contains(&bare),
+    };
+    let all = cli.get_arguments().filter(|arg| arg.is_global_set());
+    command.get_arguments().chain(all).find(is)
+}
+
+/// Does it look like an option, rather than like a value? Numbers below zero are values.
+fn is_option(token: &OsStr) -> bool {
+    let text = token.to_str().unwrap_or_default();
+    text.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c != '.' && !c.is_ascii_digit()))
+}
+
+fn takes_value(arg: &Arg) -> bool {
+    // One that may be left out follows a sign of equality.
+    arg.get_action().takes_values() && arg.get_num_args().is_none_or(|n| n.min_values() > 0)
+}
+
+/// The words of a built command's first place, if that is a model.
+pub(super) fn has_model(command: &Command) -> bool {
+    command.get_positionals().next().is_some_and(|arg| arg.get_id() == MODEL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rewritten(line: &str) -> Result<(String, Vec<String>), String> {
+        let mut cli = super::super::command();
+        cli.build();
+        let argv = std::iter::once("tallow").chain(line.split_whitespace()).map(OsString::from).collect();
+        let done = rewrite(&cli, argv).map_err(|e| e.to_string())?;
+        let argv: Vec<_> =
+            done.argv[1..].iter().map(|a: &OsString| AsRef::<OsStr>::as_ref(a).to_string_lossy()).collect();
+        Ok((argv.join(" "), done.notes))
+    }
+
+    #[track_caller]
+    fn becomes(line: &str, want: &str) {
+        assert_eq!(rewritten(line).map(|(argv, _)| argv), Ok(want.to_owned()), "{line}");
+    }
+
+    #[test]
+    fn a_model_comes_first_however_it_is_named() {
+        becomes("run -m demo Hello there", "run demo Hello there");
+        becomes("run Hello --model demo", "run demo Hello");
+        becomes("run --model=demo -n5 Hello", "run demo -n=5 Hello");
+        becomes("run -vm demo", "run demo -v");
+        becomes("run -hf org/name:Q8_0 -p Hi", "run org/name:Q8_0 -p=Hi");
+        becomes("--config f.toml run -m x", "--config f.toml run x");
+        becomes("embed a --json -m x b", "embed x a --json b");
+        becomes("bench -m a,b -m c -p 16", "bench a,b c -p=16");
+        becomes("run -m x -- -m y", "run x -- -m y");
+        // Nothing to do.
+        becomes("run demo Hello", "run demo Hello");
+        becomes("nothing -m x", "nothing -m x");
+    }
+
+    #[test]
+    fn two_models_are_one_too_many() {
+        for line in ["show a -m b", "run -m a -m b", "run demo -m b", "transcribe a b -m c", "rm x -m y"] {
+            let why = rewritten(line).unwrap_err();
+            assert!(why.contains("the model is named twice"), "{line}: {why}");
+        }
+        becomes("transcribe a.wav -m c", "transcribe c a.wav");
+    }
+
+    #[test]
+    fn options_of_other_programs_are_read_with_one_dash() {
+        becomes("run demo -ngl 99 Hi", "run demo Hi");
+        becomes("run demo -fa on Hi", "run demo Hi");
+        becomes("run demo -fa Hi", "run demo Hi");
+        becomes("run demo -ctk q8_0", "run demo --ctk=q8_0");
+        becomes("serve demo -np 4", "serve demo --np=4");
+        becomes("run demo --seed -1 -n -1", "run demo --seed=-1 -n=-1");
+        let (_, notes) = rewritten("run demo -ngl 99").unwrap();
+        assert_eq!(
+            notes,
+            [
+                "-ngl is not needed: a model runs on one device, whole; --device says which (cpu, vulkan, metal)"
+            ]
+        );
+        let why = rewritten("run demo -np 4").unwrap_err();
+        assert!(why.contains("`tallow serve --slots N`"), "{why}");
+    }
+
+    #[test]
+    fn no_option_of_others_is_one_of_ours_everywhere() {
+        let mut cli = super::super::command();
+        cli.build();
+        for name in foreign::FOREIGN.iter().flat_map(|f| f.names) {
+            assert!(name.starts_with('-'), "{name}");
+            let twice = foreign::FOREIGN.iter().filter(|f| f.names.contains(name)).count();
+            assert_eq!(twice, 1, "{name}");
+            let all = cli.get_subcommands().filter(|c| !["help", "completions"].contains(&c.get_name()));
+            assert!(!all.into_iter().all(|c| known(&cli, c, name).is_some()), "{name} is never reached");
+        }
+    }
+}

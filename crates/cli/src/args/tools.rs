@@ -1,0 +1,248 @@
+//! Commands that measure and inspect.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use tallow_cpu::Arithmetic;
+use tallow_models::recipe::Recipe;
+
+use super::{DeviceArgs, EngineArgs, KV, SampleArgs};
+use crate::device::Asked;
+use crate::lora::Lora;
+
+/// How a table is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Table {
+    /// Markdown
+    Md,
+    /// Comma-separated values
+    Csv,
+    /// One array
+    Json,
+    /// One object a line
+    Jsonl,
+    /// SQL statements
+    Sql,
+}
+
+/// Tokens of a prompt and of an answer that are measured together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PromptAndAnswer(pub usize, pub usize);
+
+impl std::str::FromStr for PromptAndAnswer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PromptAndAnswer, String> {
+        let both =
+            text.split_once(',').and_then(|(p, g)| Some((p.trim().parse().ok()?, g.trim().parse().ok()?)));
+        both.map(|(p, g)| PromptAndAnswer(p, g)).ok_or_else(|| "two counts are expected, such as 512,128".into())
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    /// The models [default: demo]
+    #[arg(value_name = "MODEL", value_delimiter = ',')]
+    pub model: Vec<String>,
+    /// Prompt tokens to measure (prefill)
+    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    pub n_prompt: Vec<usize>,
+    /// Tokens to generate and measure (decode)
+    #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "128")]
+    pub n_gen: Vec<usize>,
+    /// Prompt and answer measured together: N,N
+    ///
+    /// May be given several times.
+    #[arg(long, value_name = "N,N")]
+    pub pg: Vec<PromptAndAnswer>,
+    /// Tokens in the KV cache beforehand
+    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
+    pub n_depth: Vec<usize>,
+    /// Sequences computed side by side, each with so many tokens
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    pub sequences: Vec<usize>,
+    /// Batch size: most tokens computed in one step [default: 512]
+    #[arg(short = 'b', long = "batch-size", value_name = "N", value_delimiter = ',')]
+    #[arg(aliases = ["batch", "n-batch"])]
+    pub n_batch: Vec<usize>,
+    /// The same: where both are given, the smaller number counts
+    #[arg(long = "ubatch-size", value_name = "N", value_delimiter = ',', aliases = ["ub", "ubatch"])]
+    pub n_ubatch: Vec<usize>,
+    /// Fused attention, which is always on: 0 is refused
+    #[arg(long = "flash-attn", value_name = "SWITCH", alias = "fa")]
+    pub flash_attn: Option<String>,
+    /// Layers on the GPU: all or none
+    ///
+    /// There is no partial offload: 0 is --device cpu, as many layers as the model has or more are --device auto.
+    #[arg(long = "n-gpu-layers", value_name = "N", aliases = ["ngl", "gpu-layers"])]
+    pub gpu_layers: Option<usize>,
+    /// auto, cpu, vulkan, vulkan:1, metal, … [default: auto]
+    ///
+    /// Device to run on. auto takes the GPU with the most free memory if the model fits there, else the CPU.
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<Asked>,
+    /// CPU threads [default: the CPU's cores]
+    #[arg(short = 't', long, value_name = "N", value_delimiter = ',')]
+    pub threads: Vec<usize>,
+    /// Data type of the KV cache: f32, f16, bf16, int8, fp8 [default: f16]
+    ///
+    /// The default is bf16 on a CPU with AMX.
+    #[arg(long, value_name = "TYPE", value_delimiter = ',', aliases = KV)]
+    pub kv: Vec<String>,
+    /// CPU instruction set [default: the best there is]
+    ///
+    /// scalar, neon, avx2, avxvnni, avx512 or amx.
+    #[arg(long, value_name = "NAME")]
+    pub isa: Option<String>,
+    /// CPU arithmetic: fast or exact [default: fast]
+    #[arg(long, value_name = "HOW")]
+    pub arithmetic: Option<Arithmetic>,
+    /// Repetitions of each measurement
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
+    pub repetitions: usize,
+    /// Output format: md, csv, json, jsonl or sql
+    ///
+    /// A Markdown table, comma-separated values, one JSON array, one JSON object per line, or SQL statements.
+    #[arg(short = 'o', long, value_name = "FORMAT", default_value = "md", hide_possible_values = true)]
+    pub output: Table,
+    /// Measure with a LoRA adapter, too: PATH or PATH:SCALE
+    ///
+    /// A PEFT folder or a GGUF file. May be given several times; sequences take one each in turn.
+    #[arg(long, value_name = "ADAPTER")]
+    pub lora: Vec<Lora>,
+    /// Show the ops of a step, and which have kernels of their own
+    #[arg(long, conflicts_with = "lora")]
+    pub explain: bool,
+    /// Quantize F32/F16/BF16 weights on load: q4_k_m, q8_0, …
+    ///
+    /// Weights that are quantized already are left alone.
+    #[arg(long, value_name = "TYPE")]
+    pub quant: Option<Recipe>,
+    /// Use only models that are already downloaded
+    #[arg(long)]
+    pub offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Show what running this model would take
+    pub model: Option<String>,
+    /// Test every op on every device, for a bug report (minutes)
+    ///
+    /// Prints what to send with a report of a GPU that does something wrong.
+    #[arg(long)]
+    pub report: bool,
+    /// Print every command, flag, setting and variable, as Markdown
+    #[arg(long, exclusive = true)]
+    pub reference: bool,
+    #[command(flatten)]
+    pub sampling: SampleArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Tokenize {
+    /// The model
+    pub model: String,
+    /// The text [default: standard input]
+    pub text: Vec<String>,
+    /// Print only the token ids, as a JSON list
+    #[arg(long)]
+    pub ids: bool,
+    /// Add the tokens that the model expects around a text (BOS, EOS)
+    #[arg(long)]
+    pub special: bool,
+    /// Read special tokens in the text as what they stand for
+    #[arg(long)]
+    pub parse_special: bool,
+    /// Read token ids and show their text
+    #[arg(long, short, alias = "detokenize")]
+    pub decode: bool,
+    /// Use only models that are already downloaded
+    #[arg(long)]
+    pub offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Perplexity {
+    /// The model
+    pub model: String,
+    /// The text file
+    pub file: PathBuf,
+    /// Chunk size in tokens [default: 512]
+    ///
+    /// The text is scored in chunks; each chunk starts with an empty context.
+    #[arg(short = 'c', long, value_name = "TOKENS", aliases = ["ctx-size", "ctx", "chunk-size"])]
+    pub context: Option<usize>,
+    /// Data type of the KV cache: f32, f16, bf16, int8, fp8
+    #[arg(long, value_name = "TYPE", default_value = "f32", aliases = KV)]
+    pub kv: String,
+    /// Write JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Imatrix {
+    /// The model
+    pub model: String,
+    /// Calibration text: some 100,000 tokens of what the model is for
+    pub file: PathBuf,
+    /// GGUF file to write; .dat for the older format
+    #[arg(short = 'o', long, value_name = "FILE", default_value = "imatrix.gguf")]
+    pub output: PathBuf,
+    /// Chunk size in tokens [default: 512]
+    ///
+    /// Each chunk starts with an empty context; an incomplete last chunk is left out.
+    #[arg(short = 'c', long, value_name = "TOKENS", aliases = ["ctx-size", "ctx", "chunk-size"])]
+    pub context: Option<usize>,
+    /// Most chunks to compute [default: the whole text]
+    #[arg(long, value_name = "N", alias = "goes")]
+    pub chunks: Option<usize>,
+    /// Overwrite the output file if it exists
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Dump {
+    /// The model
+    pub model: String,
+    /// safetensors file with the inputs
+    ///
+    /// `input_ids`, or several of them as `NAME.input_ids`, and what else a model takes: `attention_mask`,
+    /// `token_type_ids`, `pixel_values`, `input_features`, `decoder_input_ids`.
+    #[arg(long = "in", value_name = "FILE")]
+    pub input: PathBuf,
+    /// safetensors file to write
+    ///
+    /// `logits` of every token, and the hidden states `hidden0`, `hidden1`, …; of encoders their embeddings, scores and
+    /// `pooler_output`, too.
+    #[arg(long = "out", value_name = "FILE")]
+    pub output: PathBuf,
+    /// Overwrite the output file if it exists
+    #[arg(long)]
+    pub force: bool,
+    /// Data type of the KV cache; all else is f32
+    #[arg(long = "kv", value_name = "TYPE", default_value = "f32", alias = "precision", aliases = KV)]
+    pub precision: String,
+    /// Leave out the hidden states
+    #[arg(long)]
+    pub only_logits: bool,
+    /// LoRA adapter: PATH or PATH:SCALE, a PEFT folder or a GGUF file
+    #[arg(long, value_name = "ADAPTER")]
+    pub lora: Option<Lora>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}

@@ -1,0 +1,7 @@
+//! What this program was built of.
+
+/// The commit of its source, if it was built in a repository.
+pub(crate) const COMMIT: Option<&str> = option_env!("TALLOW_COMMIT");
+
+/// Its version, with the commit if that is known.
+pub(crate) const VERSION: &str = env!("TALLOW_VERSION");

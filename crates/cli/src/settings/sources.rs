@@ -1,0 +1,309 @@
+//! [`Sources`]: where values of settings are looked up: flags, the environment, the configuration file.
+
+use std::any::Any;
+use std::fmt;
+use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
+use std::path::{Path, PathBuf};
+use std::str::{FromStr, ParseBoolError};
+
+use tallow_hub::ModelRef;
+use toml::{Table, Value};
+
+use super::{KNOWN, Origin, Setting, variable};
+use crate::{Failed, env, load};
+
+/// The name of the table that has settings of single models.
+const MODELS: &str = "models";
+
+/// Where values are looked up.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sources {
+    file: Option<File>,
+}
+
+/// A configuration file: settings for all models, and in `[models."NAME"]` those of single ones, which come first.
+#[derive(Clone, Debug)]
+struct File {
+    path: PathBuf,
+    all: Table,
+    /// Settings of the model that is used.
+    own: Option<(String, Table)>,
+}
+
+impl Sources {
+    /// Reads the configuration file: the one that was named, or the usual one if it exists.
+    pub(crate) fn read(named: Option<&Path>) -> Result<Sources, Failed> {
+        let named = named.map(Path::to_path_buf).or_else(|| env::get("TALLOW_CONFIG").map(PathBuf::from));
+        let path = named.clone().or_else(|| env::config_file().filter(|p| p.exists()));
+        let Some(path) = path else { return Ok(Sources::default()) };
+        let text = std::fs::read_to_string(&path).map_err(|e| {
+            let why = unreadable(&e);
+            Failed::new(format!("the configuration file {} cannot be read: {why}", path.display()))
+        })?;
+        let all: Table = text.parse().map_err(|e| {
+            Failed::new(format!("the configuration file {} is not TOML: {e}", path.display()))
+        })?;
+        check(&path, "", all.iter().filter(|(key, _)| *key != MODELS))?;
+        let models = match all.get(MODELS) {
+            None => &Table::new(),
+            Some(Value::Table(models)) => models,
+            Some(_) => return Err(wrong_table(&path, MODELS)),
+        };
+        for (model, own) in models {
+            let name = format!("[models.{model:?}] ");
+            let own = own.as_table().ok_or_else(|| wrong_table(&path, &name))?;
+            check(&path, &name, own.iter())?;
+        }
+        Ok(Sources { file: Some(File { path, all, own: None }) })
+    }
+
+    /// The configuration file, if there is one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.file.as_ref().map(|file| file.path.as_path())
+    }
+
+    /// The configuration file in words, for people who ask where settings come from.
+    pub(crate) fn described(&self) -> String {
+        match (self.file(), env::config_file()) {
+            (Some(path), _) => path.display().to_string(),
+            (None, Some(path)) => format!("none; it would be {}", path.display()),
+            (None, None) => "none; set HOME, or name one by --config".into(),
+        }
+    }
+
+    /// Takes the settings that the file has for a model, whose name the user typed. A name of the user's own, which is one
+    /// whose table has a `model`, becomes what it stands for.
+    pub(crate) fn choose(&mut self, model: &mut String) -> Result<(), Failed> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        let Some(Value::Table(models)) = file.all.get(MODELS) else { return Ok(()) };
+        let exact = models.get_key_value(model.as_str());
+        let Some((name, Value::Table(own))) =
+            exact.or_else(|| models.iter().find(|(name, _)| is_same(name, model)))
+        else {
+            return Ok(());
+        };
+        file.own = Some((name.clone(), own.clone()));
+        if let Some(meant) = own.get("model") {
+            let what = || {
+                wrong(
+                    &format!("{}: [models.{name:?}] model", file.path.display()),
+                    meant,
+                    "a model's name is expected",
+                )
+            };
+            *model = meant.as_str().ok_or_else(what)?.to_owned();
+        }
+        Ok(())
+    }
+
+    /// A setting's value: from the flag, else the environment, else the file.
+    pub(crate) fn find<T: FromStr>(&self, name: &str, flag: Option<T>) -> Result<Option<Setting<T>>, Failed>
+    where
+        T::Err: fmt::Display + 'static,
+    {
+        debug_assert!(KNOWN.iter().any(|s| s.name == name), "{name} is not in the list of settings");
+        if let Some(value) = flag {
+            return Ok(Some(Setting { value, origin: Origin::Flag }));
+        }
+        let variable = variable(name);
+        if let Some(text) = env::get(&variable) {
+            let value = text
+                .parse::<T>()
+                .map_err(|e| Failed::new(format!("{variable} is {text:?}: {}", reason(&e))))?;
+            return Ok(Some(Setting { value, origin: Origin::Environment(variable) }));
+        }
+        let Some((value, origin)) = self.in_file(name) else { return Ok(None) };
+        let read = text_of(value).and_then(|text| text.parse::<T>().map_err(|e| reason(&e)));
+        let value = read.map_err(|why| wrong(&format!("{origin}: {name}"), value, &why))?;
+        Ok(Some(Setting { value, origin }))
+    }
+
+    /// The values of a setting that may have several: from the flags, else the environment (with commas between them),
+    /// else the file (a list, or one).
+    pub(crate) fn list<T: FromStr>(&self, name: &str, flags: Vec<T>) -> Result<Vec<T>, Failed>
+    where
+        T::Err: fmt::Display + 'static,
+    {
+        debug_assert!(KNOWN.iter().any(|s| s.name == name), "{name} is not in the list of settings");
+        if !flags.is_empty() {
+            return Ok(flags);
+        }
+        let variable = variable(name);
+        if let Some(text) = env::get(&variable) {
+            let one = |text: &str| {
+                text.trim()
+                    .parse::<T>()
+                    .map_err(|e| Failed::new(format!("{variable} is {text:?}: {}", reason(&e))))
+            };
+            return text.split(',').map(one).collect();
+        }
+        let Some((value, origin)) = self.in_file(name) else { return Ok(Vec::new()) };
+        let all = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        let one = |value: &Value| {
+            let read = text_of(value).and_then(|text| text.parse::<T>().map_err(|e| reason(&e)));
+            read.map_err(|why| wrong(&format!("{origin}: {name}"), value, &why))
+        };
+        all.iter().map(one).collect()
+    }
+
+    fn in_file(&self, name: &str) -> Option<(&Value, Origin)> {
+        let file = self.file.as_ref()?;
+        let own = file.own.as_ref().and_then(|(model, own)| Some((own.get(name)?, Some(model.clone()))));
+        let (value, model) = own.or_else(|| Some((file.all.get(name)?, None)))?;
+        Some((value, Origin::File(file.path.clone(), model)))
+    }
+
+    /// The same, or what is built in.
+    pub(crate) fn get<T: FromStr>(
+        &self,
+        name: &str,
+        flag: Option<T>,
+        default: T,
+    ) -> Result<Setting<T>, Failed>
+    where
+        T::Err: fmt::Display + 'static,
+    {
+        Ok(self.find(name, flag)?.unwrap_or(Setting { value: default, origin: Origin::BuiltIn }))
+    }
+
+    /// The same; a model's own value comes before what is built in.
+    pub(super) fn or_model<T: FromStr>(
+        &self,
+        name: &str,
+        flag: Option<T>,
+        model: Option<T>,
+        default: T,
+    ) -> Result<Setting<T>, Failed>
+    where
+        T::Err: fmt::Display + 'static,
+    {
+        let model = model.map(|value| Setting { value, origin: Origin::Model });
+        Ok(self.find(name, flag)?.or(model).unwrap_or(Setting { value: default, origin: Origin::BuiltIn }))
+    }
+}
+
+/// Refuses keys that are no settings.
+fn check<'a>(
+    path: &Path,
+    table: &str,
+    mut keys: impl Iterator<Item = (&'a String, &'a Value)>,
+) -> Result<(), Failed> {
+    let Some((unknown, _)) = keys.find(|(key, _)| KNOWN.iter().all(|s| s.name != key.as_str())) else {
+        return Ok(());
+    };
+    let names: Vec<&str> = KNOWN.iter().map(|s| s.name).collect();
+    let (path, names) = (path.display(), names.join(", "));
+    Err(Failed::new(format!("{path}: {table}there is no setting {unknown:?}; there are: {names}")))
+}
+
+fn wrong_table(path: &Path, name: &str) -> Failed {
+    let why = "is no table; settings of a model stand below [models.\"NAME\"]";
+    Failed::new(format!("{}: {} {why}", path.display(), name.trim()))
+}
+
+fn wrong(what: &str, value: &Value, why: &str) -> Failed {
+    Failed::new(format!("{what} is {value}: {why}"))
+}
+
+/// A value as it would be typed.
+fn text_of(value: &Value) -> Result<String, String> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Integer(_) | Value::Float(_) | Value::Boolean(_) => Ok(value.to_string()),
+        _ => Err("one value is expected".into()),
+    }
+}
+
+/// Do two names mean one model?
+fn is_same(a: &str, b: &str) -> bool {
+    let on_hub = |name: &str| ModelRef::parse(name).ok();
+    load::short_name(b) == a || on_hub(a).is_some_and(|a| on_hub(b) == Some(a))
+}
+
+/// Why a value cannot be read, in words for people.
+pub(crate) fn reason<E: fmt::Display + 'static>(why: &E) -> String {
+    let any: &dyn Any = why;
+    if let Some(why) = any.downcast_ref::<ParseIntError>() {
+        return match why.kind() {
+            IntErrorKind::Empty => "it is empty; a whole number is expected",
+            IntErrorKind::PosOverflow => "the number is too large",
+            IntErrorKind::NegOverflow => "the number is too small",
+            _ => "a whole number from 0 up is expected",
+        }
+        .into();
+    }
+    if any.is::<ParseFloatError>() {
+        return "a number such as 0.7 is expected".into();
+    }
+    if any.is::<ParseBoolError>() {
+        return "true or false is expected".into();
+    }
+    why.to_string()
+}
+
+/// Why a file cannot be read, in words for people.
+pub(crate) fn unreadable(why: &std::io::Error) -> String {
+    use std::io::ErrorKind;
+    match why.kind() {
+        ErrorKind::NotFound => "there is no such file or folder".into(),
+        ErrorKind::PermissionDenied => "permission denied".into(),
+        ErrorKind::IsADirectory => "it is a folder".into(),
+        _ => why.to_string(),
+    }
+}
+
+/// A setting that is on or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Switch(pub bool);
+
+impl FromStr for Switch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Switch, String> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "true" | "1" | "yes" | "on" => Ok(Switch(true)),
+            "false" | "0" | "no" | "off" => Ok(Switch(false)),
+            _ => Err("true or false is expected".into()),
+        }
+    }
+}
+
+/// What chance begins from; -1 is another each time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seed(pub u64);
+
+impl FromStr for Seed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Seed, String> {
+        match text.trim() {
+            "-1" => Ok(Seed(super::random())),
+            text => text.parse().map(Seed).map_err(|why| match reason(&why) {
+                why if why.contains("from 0 up") => {
+                    "a whole number is expected, or -1 for a random one".into()
+                }
+                why => why,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_said_in_our_words() {
+        let int = |text: &str| reason(&text.parse::<u16>().unwrap_err());
+        assert_eq!(int("many"), "a whole number from 0 up is expected");
+        assert_eq!(int("-1"), "a whole number from 0 up is expected");
+        assert_eq!(int(""), "it is empty; a whole number is expected");
+        assert_eq!(int("70000"), "the number is too large");
+        assert_eq!(reason(&"".parse::<f32>().unwrap_err()), "a number such as 0.7 is expected");
+        assert_eq!(reason(&"x".parse::<bool>().unwrap_err()), "true or false is expected");
+        assert_eq!(reason(&String::from("as it was")), "as it was");
+        assert_eq!("7".parse::<Seed>(), Ok(Seed(7)));
+        assert!("-1".parse::<Seed>().is_ok() && "-2".parse::<Seed>().is_err());
+        assert_eq!("ON".parse::<Switch>(), Ok(Switch(true)));
+    }
+}

@@ -1,0 +1,48 @@
+//! [`Words`]: from hidden states to logits of tokens, as masked language models have them.
+
+use tallow_core::ops::{Epilogue, Normalize, Project};
+use tallow_core::{Backend, Linear, Norm, Result, Tensor, Weight};
+
+use super::head::bent;
+use super::spec::{Bend, WordsSpec};
+use crate::error::Result as LoadResult;
+use crate::spec::Bias;
+use crate::weights::Weights;
+
+/// The head of a masked language model.
+#[derive(Debug)]
+pub(super) struct Words<B: Backend> {
+    dense: Linear<B>,
+    bend: Bend,
+    norm: Norm<B>,
+    out: Linear<B>,
+}
+
+impl<B: Backend> Words<B> {
+    /// Reads the head of a model with that embedding, of so many tokens.
+    pub(super) fn load(
+        w: &mut Weights<'_, B>,
+        spec: &WordsSpec,
+        (table, vocab): (&Weight<B>, usize),
+    ) -> LoadResult<Words<B>> {
+        let dim = w.spec().dim;
+        let out = match w.has(spec.out, 0) {
+            true => w.linear((spec.out, 0), vocab, dim, Bias::No)?,
+            false => Linear::new(table.clone(), None),
+        };
+        let bias = spec.bias.map(|name| w.row(name, vocab)).transpose()?;
+        Ok(Words {
+            dense: w.linear((spec.dense, 0), dim, dim, spec.dense_bias)?,
+            bend: Bend::Like(spec.act),
+            norm: w.norm((spec.norm, 0), dim)?,
+            out: Linear { bias, ..out },
+        })
+    }
+
+    /// [tokens, dim] to [tokens, vocabulary]
+    pub(super) fn forward(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let bent = bent(b, x, &self.dense, Some(self.bend))?;
+        let x = b.run(Normalize { x: &bent, by: &self.norm, residual: None })?;
+        b.run(Project { x: &x, by: &self.out, then: Epilogue::NONE })
+    }
+}

@@ -1,0 +1,282 @@
+//! [`Entry`]: the access log. Each request gets one line, written when its answer has ended, not when it begins.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::response::Response;
+use hyper::body::{Body as _, Bytes, Frame, SizeHint};
+
+use crate::errors::{ApiError, quoted};
+use crate::metrics::Metrics;
+
+/// The status in the log of a request whose client went away before it was answered, as nginx has it.
+const CLIENT_CLOSED: u16 = 499;
+/// Characters of a reason at most.
+const MOST_REASON: usize = 300;
+/// Why an answer is incomplete although nothing failed.
+const CLOSED: &str = "the connection was closed before the answer ended";
+
+tokio::task_local! {
+    static CURRENT: Notes;
+}
+
+/// The address of a client, which connections attach to their requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Client(pub(crate) SocketAddr);
+
+/// What is noted about a request while it is answered. Clones share everything.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Notes(Arc<Mutex<Noted>>);
+
+/// What a line says about how a request was answered.
+#[derive(Debug, Default)]
+pub(crate) struct Noted {
+    /// The request's id.
+    pub(crate) id: String,
+    /// The id in the body of its answer, such as `chatcmpl-…`.
+    pub(crate) completion: Option<String>,
+    pub(crate) model: Option<String>,
+    pub(crate) adapter: Option<String>,
+    pub(crate) prompt_tokens: Option<usize>,
+    pub(crate) cached_tokens: Option<usize>,
+    pub(crate) completion_tokens: Option<usize>,
+    /// How long it waited for the engine to begin.
+    pub(crate) queue: Option<Duration>,
+    /// When its first token came.
+    pub(crate) first_token: Option<Duration>,
+    /// Why each choice ended.
+    pub(crate) finish: Vec<&'static str>,
+    /// Why it was refused, or what failed.
+    pub(crate) error: Option<String>,
+}
+
+impl Notes {
+    /// Those of the request that this task answers; empty ones that nobody reads outside of requests.
+    pub(crate) fn current() -> Notes {
+        CURRENT.try_with(Clone::clone).unwrap_or_default()
+    }
+
+    /// Notes something.
+    pub(crate) fn note<T>(&self, with: impl FnOnce(&mut Noted) -> T) -> T {
+        with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The request's id if an answer's id can be made of it, else something new.
+    pub(crate) fn answer_id(&self) -> String {
+        let plain = |id: &String| {
+            !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+        };
+        self.note(|noted| Some(noted.id.clone()).filter(plain)).unwrap_or_else(crate::run::unique)
+    }
+}
+
+/// A request on its way to its line, which is written when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    notes: Notes,
+    metrics: Arc<Metrics>,
+    begun: Instant,
+    method: Method,
+    path: String,
+    /// The route that it took.
+    handler: Option<String>,
+    client: Option<SocketAddr>,
+    trace: Option<String>,
+    status: Option<StatusCode>,
+    /// Has all of the answer been taken?
+    ended: bool,
+}
+
+impl Entry {
+    /// Begins one.
+    pub(crate) fn new(metrics: &Arc<Metrics>, request: &Request, id: &HeaderValue) -> Entry {
+        let notes = Notes::default();
+        notes.note(|noted| noted.id = id.to_str().unwrap_or_default().to_owned());
+        let entry = Entry {
+            notes,
+            metrics: metrics.clone(),
+            begun: Instant::now(),
+            method: request.method().clone(),
+            path: shown(request.uri().path()),
+            handler: request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned()),
+            client: request.extensions().get::<Client>().map(|client| client.0),
+            trace: trace_id(request.headers()),
+            status: None,
+            ended: false,
+        };
+        tracing::debug!(id = entry.notes.note(|n| n.id.clone()), "{} {} begins", entry.method, entry.path);
+        entry
+    }
+
+    /// Does something of which notes are made for this line.
+    pub(crate) async fn scope<T>(&self, work: impl Future<Output = T>) -> T {
+        CURRENT.scope(self.notes.clone(), work).await
+    }
+
+    /// The same response, whose line is written once its body has been taken.
+    pub(crate) fn answered(mut self, response: Response) -> Response {
+        self.status = Some(response.status());
+        if let Some(error) = response.extensions().get::<ApiError>() {
+            self.metrics.refused(error);
+            self.notes.note(|noted| noted.error = Some(error.to_string()));
+        }
+        // Nothing is sent of the body of an answer to HEAD.
+        self.ended = self.method == Method::HEAD;
+        response.map(|body| Body::new(Logged { body, entry: self }))
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let took = self.begun.elapsed();
+        let status = self.status.map_or(CLIENT_CLOSED, |status| status.as_u16());
+        self.metrics.answered(&self.method, self.handler.as_deref(), status);
+        let noted = self.notes.note(std::mem::take);
+        let failed = noted.error.is_some();
+        let closed = (!self.ended && !failed).then_some(CLOSED);
+        let reason = noted.error.as_deref().map(shortened);
+        let (method, path) = (self.method.as_str(), self.path.as_str());
+        let client = self.client.map(|client| client.to_string());
+        let finish = if closed.is_some() { "abort".to_owned() } else { noted.finish.join(",") };
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    method,
+                    path,
+                    status,
+                    total_ms = milliseconds(took),
+                    id = noted.id,
+                    completion = noted.completion.as_deref(),
+                    client = client.as_deref(),
+                    trace = self.trace.as_deref(),
+                    model = noted.model.as_deref(),
+                    adapter = noted.adapter.as_deref(),
+                    prompt_tokens = noted.prompt_tokens,
+                    cached_tokens = noted.cached_tokens,
+                    completion_tokens = noted.completion_tokens,
+                    queue_ms = noted.queue.map(milliseconds),
+                    first_token_ms = noted.first_token.map(milliseconds),
+                    finish = (!finish.is_empty()).then_some(finish.as_str()),
+                    reason = reason.as_deref().or(closed),
+                    "{method} {path} {status}"
+                )
+            };
+        }
+        match status {
+            500.. => line!(warn),
+            // A stream whose status was sent before it failed.
+            ..400 if failed => line!(warn),
+            // Probes come every few seconds.
+            ..400 if self.method.is_safe() => line!(debug),
+            _ => line!(info),
+        }
+    }
+}
+
+/// The body of an answer, which ends its line.
+struct Logged {
+    body: Body,
+    entry: Entry,
+}
+
+impl hyper::body::Body for Logged {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        self.entry.ended |= matches!(frame, Poll::Ready(None));
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Logged {
+    fn drop(&mut self) {
+        // Who knows the length of a body does not ask for more after the last of it.
+        self.entry.ended |= self.body.is_end_stream();
+    }
+}
+
+/// With a tenth of a millisecond.
+fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e4).round() / 10.0
+}
+
+/// A path as it is, if it is short and nothing in it could act; else in quotes.
+fn shown(path: &str) -> String {
+    match path.len() <= 64 && path.bytes().all(|b| b.is_ascii_graphic()) {
+        true => path.to_owned(),
+        false => quoted(path),
+    }
+}
+
+/// A reason that fits on a line.
+fn shortened(text: &str) -> String {
+    let mut short: String = text.chars().take(MOST_REASON).collect();
+    if short.len() < text.len() {
+        // Writing to a string does not fail.
+        let _ = write!(short, "…");
+    }
+    short
+}
+
+/// The id of the trace that a request is part of, by the W3C's `traceparent` header.
+fn trace_id(headers: &HeaderMap) -> Option<String> {
+    let parent = headers.get("traceparent")?.to_str().ok()?;
+    let mut parts = parent.split('-');
+    let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let hex = |text: &str, digits: usize| {
+        text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let whole = hex(version, 2) && hex(trace, 32) && hex(span, 16) && hex(flags, 2) && version != "ff";
+    // Later versions may have more parts.
+    let whole = whole && (version != "00" || parts.next().is_none());
+    let there = |id: &str| id.bytes().any(|b| b != b'0');
+    (whole && there(trace) && there(span)).then(|| trace.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trace_ids_are_read_as_the_standard_says() {
+        const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+        let read = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("traceparent", HeaderValue::from_str(value).unwrap());
+            trace_id(&headers)
+        };
+        assert_eq!(read(&format!("00-{TRACE}-00f067aa0ba902b7-01")).as_deref(), Some(TRACE));
+        assert_eq!(read(&format!("cc-{TRACE}-00f067aa0ba902b7-01-more")).as_deref(), Some(TRACE));
+        for wrong in [
+            format!("00-{TRACE}-00f067aa0ba902b7"),
+            format!("ff-{TRACE}-00f067aa0ba902b7-01"),
+            format!("00-{TRACE}-00f067aa0ba902b7-01-more"),
+            format!("00-{}-00f067aa0ba902b7-01", TRACE.to_uppercase()),
+            format!("00-{}-00f067aa0ba902b7-01", "0".repeat(32)),
+            format!("00-{TRACE}-0000000000000000-01"),
+            "x".into(),
+        ] {
+            assert_eq!(read(&wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! `/classify`: which class texts belong to, as vLLM's interface has it.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Serialize;
+use tallow_models::encoder::{Classes, Cut, Item};
+
+use crate::ServedEncoder;
+use crate::body::prepare;
+use crate::embeddings::{Usage, answered, inputs, item, model};
+use crate::errors::{ApiError, respond};
+use crate::fields::Fields;
+use crate::state::Server;
+
+/// What is asked for.
+struct Asked {
+    inputs: Vec<Item>,
+    /// Are scores to become probabilities?
+    activated: bool,
+    classes: Classes,
+    model: String,
+}
+
+#[derive(Serialize)]
+struct Classification {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+    data: Vec<Classified>,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Classified {
+    index: usize,
+    label: String,
+    probs: Vec<f32>,
+    num_classes: usize,
+}
+
+pub(crate) async fn classify(
+    State(server): State<Arc<Server<ServedEncoder>>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let Asked { inputs, activated, classes, model } = prepare(&server, request, read).await?;
+    let usage = Usage::of(&inputs);
+    let scores = answered(&server, inputs).await?;
+    let classified = |(index, scores): (usize, Vec<f32>)| {
+        let probs = if activated { classes.probabilities(&scores) } else { scores };
+        let label = classes.best(&probs).1.to_owned();
+        Classified { index, label, num_classes: probs.len(), probs }
+    };
+    let data = scores.into_iter().enumerate().map(classified).collect();
+    let (id, created) = (format!("classify-{}", crate::run::unique()), crate::prompt::unix_time());
+    respond(&Classification { id, object: "list", created, model, data, usage })
+}
+
+fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
+    let info = server.model.handle.info();
+    let Some(classes) = info.classes.clone() else {
+        let why =
+            "the model of this server computes embeddings and classifies nothing; it has /v1/embeddings";
+        return Err(ApiError::new(StatusCode::NOT_FOUND, why));
+    };
+    let mut fields = Fields::body(&body)?;
+    drop(body);
+    let model = model(&mut fields, &info.names)?;
+    // Of no use here, and known to every client.
+    fields.text("user")?;
+    let cut = if fields.flag("truncate")?.unwrap_or(false) { Cut::End } else { Cut::No };
+    let activated = fields.flag("use_activation")?.unwrap_or(true);
+    let input = fields.take("input");
+    fields.finish()?;
+    let inputs = inputs(input, |path, given| item(&info.inputs, path, given, cut))?;
+    Ok(Asked { inputs, activated, classes, model })
+}

@@ -1,0 +1,159 @@
+//! [`Page`]: metrics as Prometheus reads them, in its text format or as OpenMetrics.
+
+use std::fmt::{Display, Write};
+
+use axum::http::{HeaderMap, header};
+
+/// How a page is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// Prometheus' text format, version 0.0.4.
+    Text,
+    /// OpenMetrics, version 1.0.0.
+    OpenMetrics,
+}
+
+impl Format {
+    /// The one that a client likes best; the text format if it does not say.
+    pub(crate) fn accepted(headers: &HeaderMap) -> Format {
+        let (mut open, mut text) = (0.0f32, 0.0f32);
+        for value in headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()) {
+            for range in value.split(',') {
+                let mut parts = range.split(';').map(str::trim);
+                let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
+                let weight = parts.find_map(|p| p.strip_prefix("q=")?.parse().ok()).unwrap_or(1.0f32);
+                match kind.as_str() {
+                    "application/openmetrics-text" => open = open.max(weight),
+                    "text/plain" | "text/*" => text = text.max(weight),
+                    _ => {}
+                }
+            }
+        }
+        if open > 0.0 && open >= text { Format::OpenMetrics } else { Format::Text }
+    }
+
+    pub(crate) fn content_type(self) -> &'static str {
+        match self {
+            Format::Text => "text/plain; version=0.0.4; charset=utf-8",
+            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+/// A page of metrics. Those whose names begin with `vllm:` have labels for the model and its engine.
+#[derive(Debug)]
+pub(crate) struct Page {
+    text: String,
+    format: Format,
+    model: String,
+}
+
+/// What labels can say of a sample besides.
+pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
+
+impl Page {
+    pub(crate) fn new(format: Format, model: &str) -> Page {
+        Page { text: String::new(), format, model: escaped(model) }
+    }
+
+    /// All of it.
+    pub(crate) fn finish(mut self) -> String {
+        if self.format == Format::OpenMetrics {
+            self.text += "# EOF\n";
+        }
+        self.text
+    }
+
+    pub(crate) fn gauge(&mut self, name: &str, what: &str, value: impl Display) {
+        self.gauges(name, what, [(&[] as Labels<'_>, value)]);
+    }
+
+    pub(crate) fn gauges<'a, V: Display>(
+        &mut self,
+        name: &str,
+        what: &str,
+        samples: impl IntoIterator<Item = (Labels<'a>, V)>,
+    ) {
+        self.head(name, "gauge", what);
+        samples.into_iter().for_each(|(labels, value)| self.sample(name, labels, value));
+    }
+
+    /// A counter, named without `_total`.
+    pub(crate) fn counter(&mut self, name: &str, what: &str, value: impl Display) {
+        self.counters(name, what, [(&[] as Labels<'_>, value)]);
+    }
+
+    pub(crate) fn counters<'a, V: Display>(
+        &mut self,
+        name: &str,
+        what: &str,
+        samples: impl IntoIterator<Item = (Labels<'a>, V)>,
+    ) {
+        let total = format!("{name}_total");
+        self.head(if self.format == Format::Text { &total } else { name }, "counter", what);
+        samples.into_iter().for_each(|(labels, value)| self.sample(&total, labels, value));
+    }
+
+    /// A histogram: how many there were up to each bound, and above all.
+    pub(crate) fn histogram(&mut self, name: &str, what: &str, bounds: &[f64], counts: &[u64], sum: f64) {
+        self.head(name, "histogram", what);
+        let mut all = 0;
+        // `1.0` and not `1`: OpenMetrics asks for it, and what else writes these names does it too.
+        let bounds = bounds.iter().map(|bound| format!("{bound:?}")).chain(["+Inf".to_owned()]);
+        for (bound, count) in bounds.zip(counts) {
+            all += count;
+            self.sample(&format!("{name}_bucket"), &[("le", &bound)], all);
+        }
+        self.sample(&format!("{name}_sum"), &[], sum);
+        self.sample(&format!("{name}_count"), &[], all);
+    }
+
+    fn head(&mut self, name: &str, kind: &str, what: &str) {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.text, "# HELP {name} {what}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: Labels<'_>, value: impl Display) {
+        let mut all = String::new();
+        if name.starts_with("vllm:") {
+            let _ = write!(all, "model_name=\"{}\",engine=\"0\"", self.model);
+        }
+        for (label, value) in labels {
+            let comma = if all.is_empty() { "" } else { "," };
+            let _ = write!(all, "{comma}{label}=\"{}\"", escaped(value));
+        }
+        let _ = match all.is_empty() {
+            true => writeln!(self.text, "{name} {value}"),
+            false => writeln!(self.text, "{name}{{{all}}} {value}"),
+        };
+    }
+}
+
+/// A text as a label's value.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn the_format_is_the_one_that_is_accepted() {
+        let format = |accept: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::ACCEPT, HeaderValue::from_str(accept).unwrap());
+            Format::accepted(&headers)
+        };
+        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,\
+                          text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
+        assert_eq!(format(prometheus), Format::OpenMetrics);
+        assert_eq!(format("Application/OpenMetrics-Text"), Format::OpenMetrics);
+        assert_eq!(format("text/plain, application/openmetrics-text;q=0.5"), Format::Text);
+        assert_eq!(format("application/openmetrics-text;q=0"), Format::Text);
+        assert_eq!(format("*/*"), Format::Text);
+        assert_eq!(Format::accepted(&HeaderMap::new()), Format::Text);
+    }
+}

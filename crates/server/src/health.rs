@@ -1,0 +1,125 @@
+//! `/health` and `/ready`, and what they tell of troubles that do not stop the server.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Serialize;
+
+use crate::errors::{ApiError, respond};
+use crate::state::{Model, Server};
+
+/// How long a line of the log may take to be written before something is wrong.
+const SLOW: Duration = Duration::from_secs(5);
+
+/// How the log fares. Kept up to date by whoever writes it; `/health` and `/metrics` tell it.
+#[derive(Debug, Default)]
+pub struct LogHealth {
+    dropped: AtomicU64,
+    now: Mutex<Writing>,
+}
+
+#[derive(Debug, Default)]
+struct Writing {
+    /// Since when a line is being written.
+    since: Option<Instant>,
+    /// Lines that were dropped since one was written.
+    dropped: u64,
+    /// Why the last line could not be written.
+    error: Option<String>,
+}
+
+impl LogHealth {
+    fn now<T>(&self, with: impl FnOnce(&mut Writing) -> T) -> T {
+        with(&mut self.now.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A line is being written.
+    pub fn begin(&self) {
+        self.now(|now| now.since = Some(Instant::now()));
+    }
+
+    /// A line was written. Gives how many had been dropped before it.
+    pub fn written(&self) -> u64 {
+        self.now(std::mem::take).dropped
+    }
+
+    /// A line could not be written.
+    pub fn failed(&self, why: &dyn std::fmt::Display) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+        self.now(|now| {
+            *now = Writing { since: None, dropped: now.dropped + 1, error: Some(why.to_string()) };
+        });
+    }
+
+    /// There was no room for a line.
+    pub fn dropped(&self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+        self.now(|now| now.dropped += 1);
+    }
+
+    /// Lines that were dropped, of all.
+    pub fn total_dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// What is wrong, if something is.
+    pub fn problem(&self) -> Option<String> {
+        self.now(|now| {
+            let slow = now.since.map(|since| since.elapsed()).filter(|took| *took > SLOW);
+            let lines = now.dropped;
+            match (&now.error, slow) {
+                (Some(why), _) => Some(format!("the log cannot be written: {why}; lines dropped: {lines}")),
+                (None, None) if lines == 0 => None,
+                _ => Some(format!("the log is not being read, or too slowly; lines dropped: {lines}")),
+            }
+        })
+    }
+}
+
+#[derive(Serialize)]
+struct Fine {
+    status: &'static str,
+    /// What is wrong but does not keep requests from being answered.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    problems: Vec<String>,
+}
+
+/// Does the engine live?
+pub(crate) async fn health<M: Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
+    if !server.model.is_alive() {
+        server.ready()?;
+    }
+    respond(&Fine { status: "ok", problems: server.problems() })
+}
+
+/// Are requests taken?
+pub(crate) async fn ready<M: Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
+    server.ready()?;
+    respond(&Fine { status: "ready", problems: server.problems() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_in_trouble_says_so_until_it_is_written_again() {
+        let log = LogHealth::default();
+        assert_eq!(log.problem(), None);
+        log.begin();
+        assert_eq!((log.problem(), log.written()), (None, 0));
+        log.failed(&"No space left on device");
+        log.dropped();
+        let why = "the log cannot be written: No space left on device; lines dropped: 2";
+        assert_eq!(log.problem().as_deref(), Some(why));
+        assert_eq!((log.written(), log.problem(), log.total_dropped()), (2, None, 2));
+        log.dropped();
+        let why = "the log is not being read, or too slowly; lines dropped: 1";
+        assert_eq!(log.problem().as_deref(), Some(why));
+        log.now(|now| *now = Writing { since: Instant::now().checked_sub(2 * SLOW), ..Writing::default() });
+        assert!(log.problem().unwrap().contains("not being read"));
+    }
+}

@@ -28,6 +28,14 @@ pub(super) fn rewrite(cli: &Command, argv: Vec<OsString>) -> Result<Rewritten, E
     while let Some(token) = rest.pop_front() {
         let text = token.to_str().unwrap_or_default();
         if text.starts_with('-') {
+            if known(cli, cli, text).is_none()
+                && MODEL_FIRST.contains(&text.split('=').next().unwrap_or(text))
+            {
+                let why = format!(
+                    "a command comes before {text}: `tallow run -m MODEL` chats or answers a prompt, `tallow serve -m MODEL` serves"
+                );
+                return Err(cli.clone().error(ErrorKind::MissingSubcommand, why));
+            }
             let takes = known(cli, cli, text).is_some_and(takes_value) && !text.contains('=');
             before.push(token);
             before.extend(takes.then(|| rest.pop_front()).flatten());
@@ -39,6 +47,9 @@ pub(super) fn rewrite(cli: &Command, argv: Vec<OsString>) -> Result<Rewritten, E
     }
     as_it_is()
 }
+
+/// What llama.cpp's programs, which have no commands, are given first.
+const MODEL_FIRST: [&str; 6] = ["-m", "--model", "-hf", "--hf-repo", "-p", "--prompt"];
 
 /// A subcommand's line.
 struct Line<'a> {
@@ -267,6 +278,10 @@ mod tests {
             assert!(why.contains("the model is named twice"), "{line}: {why}");
         }
         becomes("transcribe a.wav -m c", "transcribe c a.wav");
+        for line in ["-m demo", "-hf org/name -p Hi", "--model=demo"] {
+            let why = rewritten(line).unwrap_err();
+            assert!(why.contains("`tallow run -m MODEL` chats"), "{line}: {why}");
+        }
     }
 
     #[test]

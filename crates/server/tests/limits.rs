@@ -35,7 +35,7 @@ fn refused(asked: Asked, site: &Site, status: u16) -> Reply {
 #[test]
 fn item_18_routes_methods_and_kinds() {
     let site = site(&hello());
-    for path in ["/", "/nowhere", "/v1", "/v1/chat", "/v1/models/", "/v1/embeddings", "//health", "/health/"]
+    for path in ["//", "/nowhere", "/v1", "/v1/chat", "/v1/models/", "/v1/embeddings", "//health", "/health/"]
     {
         refused(ask("GET", path), &site, 404);
     }

@@ -49,6 +49,11 @@ pub(crate) fn count_bar(total: u64, what: &str) -> ProgressBar {
     bar(total, what, "{msg} [{bar:30}] {pos}/{len} {eta}")
 }
 
+/// A bar for a few things of which each may take minutes, so that nobody knows how long all will take.
+pub(crate) fn slow_bar() -> ProgressBar {
+    bar(0, "", "{msg} ({pos}/{len} done, {elapsed})")
+}
+
 fn bar(total: u64, what: &str, style: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
     let bar = ProgressBar::new(total).with_style(style.progress_chars("=> "));

@@ -82,6 +82,11 @@ pub(crate) fn spinner(what: &str) -> ProgressBar {
     ProgressBar::new_spinner().with_style(style).with_message(what.to_owned())
 }
 
+/// A bar for a few things of which each may take minutes, so that nobody knows how long all will take.
+pub(crate) fn slow_bar() -> ProgressBar {
+    bar(0, "", "{msg} ({pos}/{len} done, {elapsed})")
+}
+
 fn bar(total: u64, what: &str, style: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
     let bar = ProgressBar::new(total).with_style(style.progress_chars("=> "));

@@ -142,12 +142,15 @@ fn describe(device: &Device, whole: bool) -> String {
         false => return text,
     };
     let begun = Instant::now();
-    let bar = screen::count_bar(0, "testing");
+    let bar = screen::slow_bar();
     // An op may take a minute: what is shown should not be of the one before.
     bar.enable_steady_tick(Duration::from_millis(200));
     let tested = device.test(suite, &mut |done, all, op| {
         bar.set_length(all as u64);
-        bar.set_message(format!("testing {}: {op}", screen::harmless(&device.to_string())));
+        let name = device.to_string();
+        // `vulkan:0`, without its maker's name for it: a line has to fit.
+        let name = screen::harmless(name.split(' ').next().unwrap_or_default()).into_owned();
+        bar.set_message(format!("testing {name}: {op}"));
         bar.set_position(done as u64);
     });
     bar.finish_and_clear();

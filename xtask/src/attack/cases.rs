@@ -82,7 +82,8 @@ fn at_once(clients: usize, one: impl Fn() -> io::Result<usize> + Sync) -> io::Re
 
 fn tokenize_longest(server: &Server) -> io::Result<usize> {
     let body = prompt(&"a".repeat(LONGEST));
-    for_long(|| Ok(server.post("/tokenize", &body)?.1))
+    // It is refused before all of it is read, which a client that goes on writing need not see.
+    for_long(|| Ok(server.post("/tokenize", &body).map_or(0, |(_, length)| length)))
 }
 
 fn tokenize_many(server: &Server) -> io::Result<usize> {

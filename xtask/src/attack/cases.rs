@@ -12,21 +12,21 @@ const LONG: Duration = Duration::from_secs(8);
 const LONGEST: usize = 15_000_000;
 
 /// An attack.
-pub struct Case {
-    pub name: &'static str,
-    pub log: Log,
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    pub(super) log: Log,
     /// KiB of address space that the server may have.
-    pub space: Option<u64>,
+    pub(super) space: Option<u64>,
     /// Is there one large request at a time?
-    pub one: bool,
-    pub run: fn(&Server) -> io::Result<usize>,
+    pub(super) one: bool,
+    pub(super) run: fn(&Server) -> io::Result<usize>,
 }
 
 const fn case(name: &'static str, one: bool, run: fn(&Server) -> io::Result<usize>) -> Case {
     Case { name, log: Log::Read, space: None, one, run }
 }
 
-pub static CASES: &[Case] = &[
+pub(super) static CASES: &[Case] = &[
     case("nothing", true, |_| {
         std::thread::sleep(LONG);
         Ok(0)

@@ -479,9 +479,9 @@ fn a_limit_gives_the_same_tokens_or_none() {
 fn a_text_that_is_far_too_long_is_not_tokenized() {
     for (name, tokenizer) in all() {
         for piece in ["a", "Once upon a time, "] {
-            let text = piece.repeat((16 << 20) / piece.len());
+            let text = piece.repeat((4 << 20) / piece.len());
             let begun = std::time::Instant::now();
-            if tokenizer.encode(&text[..4 << 20], BARE).unwrap().len() <= 1024 {
+            if tokenizer.encode(&text[..1 << 20], BARE).unwrap().len() <= 1024 {
                 // One long word that is unknown: it does fit.
                 continue;
             }

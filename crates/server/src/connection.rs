@@ -98,6 +98,8 @@ async fn serve(stream: TcpStream, router: Router, mut closing: watch::Receiver<b
     let mut connection = pin!(builder.serve_connection(socket, service));
     let close = async { drop(closing.wait_for(|closing| *closing).await) };
     let served = tokio::select! {
+        // First what has come is read, then it is looked whether the connection must go.
+        biased;
         served = &mut connection => served,
         () = seat.gone() => {
             tracing::debug!("a connection was given up for others");

@@ -167,9 +167,8 @@ impl Socket {
 /// The answer to a request that could not be read, with a body and an id as all have, and its line in the log.
 fn unread(status: StatusCode) -> Vec<u8> {
     let why = match status {
-        StatusCode::URI_TOO_LONG => "the request's path is too long".to_owned(),
         StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => format!(
-            "the request's headers are too large: at most {} of them and {} bytes are read",
+            "the request's path and headers are too large: at most {} headers and {} bytes are read",
             crate::connection::MOST_HEADERS,
             crate::connection::MOST_HEADER_BYTES
         ),

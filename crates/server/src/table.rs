@@ -59,6 +59,8 @@ pub(crate) struct Seat {
     /// When its client last sent or took something, in milliseconds since then.
     active: AtomicU64,
     given_up: AtomicBool,
+    /// Is it given up only if it is still idle when it hears of that?
+    if_idle: AtomicBool,
     gone: Notify,
 }
 
@@ -173,6 +175,8 @@ impl State {
         let worst = those.filter_map(|(id, seat)| Some((seat.may_go(now)?, *id))).min();
         let Some((_, id)) = worst else { return false };
         if let Some(seat) = self.seats.get(&id).cloned() {
+            // A request may have come that nobody has read yet.
+            seat.if_idle.store(seat.is_idle(), Ordering::Relaxed);
             seat.give_up();
             self.remove(id);
             self.given_up += 1;
@@ -210,6 +214,7 @@ impl Seat {
             begun,
             active: AtomicU64::new(0),
             given_up: AtomicBool::new(false),
+            if_idle: AtomicBool::new(false),
             gone: Notify::new(),
         };
         seat.moved();
@@ -321,8 +326,13 @@ impl Seat {
 
     /// Resolves when it is given up. One waits for that at a time.
     pub(crate) async fn gone(&self) {
-        while !self.given_up.load(Ordering::Acquire) {
-            self.gone.notified().await;
+        loop {
+            while !self.given_up.swap(false, Ordering::AcqRel) {
+                self.gone.notified().await;
+            }
+            if !self.if_idle.swap(false, Ordering::Relaxed) || self.is_idle() {
+                return;
+            }
         }
     }
 }

@@ -53,7 +53,7 @@ struct Options {
     names: Vec<String>,
 }
 
-pub fn run(root: &Path, args: &[&str]) -> ExitCode {
+pub(crate) fn run(root: &Path, args: &[&str]) -> ExitCode {
     let Some(options) = options(root, args) else {
         eprintln!("{USAGE}");
         return ExitCode::from(2);

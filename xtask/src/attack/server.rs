@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where the server's log goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Log {
+pub(super) enum Log {
     /// To nowhere.
     Read,
     /// Into a pipe that nobody reads.
@@ -24,14 +24,14 @@ pub enum Log {
 }
 
 /// A server that runs; it is killed when this is dropped.
-pub struct Server {
+pub(super) struct Server {
     child: Child,
-    pub address: SocketAddr,
+    pub(super) address: SocketAddr,
 }
 
 impl Server {
     /// Starts the program, with so much address space (KiB) if that is limited.
-    pub fn start(program: &Path, flags: &[&str], log: Log, space: Option<u64>) -> io::Result<Server> {
+    pub(super) fn start(program: &Path, flags: &[&str], log: Log, space: Option<u64>) -> io::Result<Server> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let limit = space.map_or(String::new(), |kib| format!("ulimit -v {kib}; "));
         let port = address.port().to_string();
@@ -63,7 +63,7 @@ impl Server {
     }
 
     /// Does it still run?
-    pub fn lives(&mut self) -> bool {
+    pub(super) fn lives(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
@@ -75,21 +75,21 @@ impl Server {
     }
 
     /// What it has now, in MiB.
-    pub fn resident(&self) -> u64 {
+    pub(super) fn resident(&self) -> u64 {
         self.memory("VmRSS") >> 10
     }
 
     /// The most that it had since this was last reset, in MiB.
-    pub fn peak(&self) -> u64 {
+    pub(super) fn peak(&self) -> u64 {
         self.memory("VmHWM") >> 10
     }
 
-    pub fn reset_peak(&self) {
+    pub(super) fn reset_peak(&self) {
         // Where that is not allowed peaks are those of the whole run, which is never less.
         let _ = std::fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5");
     }
 
-    pub fn connect(&self) -> io::Result<TcpStream> {
+    pub(super) fn connect(&self) -> io::Result<TcpStream> {
         let stream = TcpStream::connect(self.address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -98,7 +98,7 @@ impl Server {
     }
 
     /// The head of a request.
-    pub fn head(&self, method: &str, path: &str, length: usize) -> String {
+    pub(super) fn head(&self, method: &str, path: &str, length: usize) -> String {
         format!(
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
              content-length: {length}\r\nconnection: close\r\n\r\n"
@@ -106,7 +106,7 @@ impl Server {
     }
 
     /// Asks, and gives the connection on which the answer comes.
-    pub fn ask(&self, path: &str, body: &str) -> io::Result<TcpStream> {
+    pub(super) fn ask(&self, path: &str, body: &str) -> io::Result<TcpStream> {
         let mut stream = self.connect()?;
         stream.write_all(self.head("POST", path, body.len()).as_bytes())?;
         // A server that refuses early need not read it all.
@@ -115,7 +115,7 @@ impl Server {
     }
 
     /// Asks, and waits for status and length of the answer.
-    pub fn post(&self, path: &str, body: &str) -> io::Result<(u16, usize)> {
+    pub(super) fn post(&self, path: &str, body: &str) -> io::Result<(u16, usize)> {
         answer(self.ask(path, body)?)
     }
 
@@ -134,7 +134,7 @@ impl Drop for Server {
 }
 
 /// Status and length of an answer.
-pub fn answer(mut stream: TcpStream) -> io::Result<(u16, usize)> {
+pub(super) fn answer(mut stream: TcpStream) -> io::Result<(u16, usize)> {
     let (mut start, mut length, mut piece) = (Vec::new(), 0, vec![0; 64 << 10]);
     loop {
         match stream.read(&mut piece) {
@@ -155,13 +155,13 @@ pub fn answer(mut stream: TcpStream) -> io::Result<(u16, usize)> {
 
 /// What came of a stream: its choices as they were sent, and the longest time between two of them.
 #[derive(Debug, Default)]
-pub struct Streamed {
-    pub said: Vec<String>,
-    pub gap: Duration,
+pub(super) struct Streamed {
+    pub(super) said: Vec<String>,
+    pub(super) gap: Duration,
 }
 
 /// Reads a stream to its end.
-pub fn streamed(server: &Server, body: &str) -> io::Result<Streamed> {
+pub(super) fn streamed(server: &Server, body: &str) -> io::Result<Streamed> {
     let mut out = Streamed::default();
     let lines = BufReader::new(server.ask("/v1/completions", body)?).lines();
     let mut last = None;

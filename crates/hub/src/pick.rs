@@ -49,6 +49,7 @@ const BESIDES: &[&str] = &[
     "special_tokens_map.json",
     "spiece.model",
     "tekken.json",
+    "tiktoken.model",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -150,6 +151,23 @@ pub(crate) fn is_whole(files: &[String], index: Option<&[u8]>) -> bool {
     };
     let has_config = ["config.json", "adapter_config.json"].iter().any(|c| have.contains(c));
     has_config && parts_ok && index_ok
+}
+
+/// Is there a tokenizer among the files, as a loader can read it? Adapters need none.
+pub(crate) fn has_tokenizer(files: &[String]) -> bool {
+    const ALONE: [&str; 7] = [
+        "tokenizer.json",
+        "tokenizer.model",
+        "spiece.model",
+        "tekken.json",
+        "tiktoken.model",
+        "vocab.txt",
+        "adapter_config.json",
+    ];
+    let has = |name: &str| files.iter().any(|f| f == name);
+    ALONE.into_iter().any(has)
+        || files.iter().any(|f| !f.contains('/') && f.ends_with(".tiktoken"))
+        || has("vocab.json") && has("merges.txt")
 }
 
 /// The index file among `files`.
@@ -262,7 +280,7 @@ fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {
 /// Is it a small file that belongs to a safetensors model?
 fn is_besides(file: &str) -> bool {
     match file.split_once('/') {
-        None => BESIDES.contains(&file),
+        None => BESIDES.contains(&file) || file.ends_with(".tiktoken"),
         Some(("additional_chat_templates", name)) => name.ends_with(".jinja"),
         // Pooling and projection of sentence-transformers: `1_Pooling`, `2_Dense`.
         Some((folder, name)) => is_module(folder) && name == "config.json",

@@ -262,11 +262,12 @@ mod tests {
 
     #[test]
     fn two_models_are_one_too_many() {
-        for line in ["show a -m b", "run -m a -m b", "run demo -m b", "transcribe a b -m c", "rm x -m y"] {
+        for line in ["show a -m b", "run -m a -m b", "run demo -m b", "transcribe demo b -m c", "rm x -m y"] {
             let why = rewritten(line).unwrap_err();
             assert!(why.contains("the model is named twice"), "{line}: {why}");
         }
         becomes("transcribe a.wav -m c", "transcribe c a.wav");
+        becomes("transcribe a.wav - -m c", "transcribe c a.wav -");
     }
 
     #[test]

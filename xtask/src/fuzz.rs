@@ -35,6 +35,8 @@ const SLOW: u32 = 10;
 
 /// The target that begins with the quantized folders of the goldens.
 const QUANTIZED: &str = "quantized";
+/// The target that begins with the goldens' sound files, one for each container and codec.
+const SOUND: &str = "sound";
 
 /// The machine that is compiled for, which has to be named: build scripts are then left without instruments.
 fn host() -> io::Result<String> {
@@ -89,7 +91,11 @@ fn try_run(root: &Path, seconds: &str, only: Option<&str>) -> io::Result<Vec<Str
         println!("fuzz: {name} for {seconds} s");
         std::fs::create_dir_all(&files)?;
         let mut target = Command::new(fuzz.join("target").join(&host).join("release").join(&name));
-        let goldens = (name == QUANTIZED).then(|| root.join("tests/goldens/quant"));
+        let goldens = match name.as_str() {
+            QUANTIZED => Some(root.join("tests/goldens/quant")),
+            SOUND => Some(root.join("tests/goldens/sound")),
+            _ => None,
+        };
         target.arg(found).args([seeds].into_iter().chain(goldens).filter(|dir| dir.exists()));
         target.env("TMPDIR", &files);
         target.args([

@@ -1,113 +1,145 @@
-//! [`Resampler`]: the same sound with another number of samples a second.
+//! [`Resampler`]: the same sound at another sample rate.
 //!
 //! Each new sample is a sum of the old ones around its time, weighted by a sinc under a window: what is above half of the
-//! lower rate is left out, for it would come back as something else.
+//! lower rate is left out, for it would come back as something else. The two rates are whole numbers, so the new samples
+//! stand at few different places between the old ones (160 for 44100 to 16000), and each place has its row of weights in
+//! a table. Where a pair of rates has too many places, sums at two neighbouring rows are mixed.
 
 use std::collections::VecDeque;
 use std::f64::consts::PI;
 
 /// Zeros of the sinc to each side.
 const ZEROS: usize = 24;
-/// Places of the table from one zero to the next; what lies between is between them.
-const FINE: usize = 512;
+/// Rows from one zero of the sinc to the next, where sums of two rows are mixed.
+const FINE: f64 = 512.0;
 /// The share of what the lower rate can hold that is kept.
 const KEPT: f64 = 0.945;
+/// Numbers in a table that has a row for each place.
+const MOST_WEIGHTS: u64 = 1 << 17;
+/// Products that are summed side by side.
+const LANES: usize = 8;
 
 /// From one rate to another, piece by piece.
 #[derive(Debug)]
 pub(crate) struct Resampler {
+    /// Both rates without their common divisor.
     from: u64,
     to: u64,
-    /// The weights from the middle outwards.
+    /// Places between two old samples that have a row.
+    rows: u64,
+    /// The weights of the old samples around a place: [rows + 1, taps]
     table: Vec<f32>,
-    /// How fast the weights are gone through: places of the table for each old sample.
-    speed: f64,
+    taps: usize,
     /// Old samples to each side that have a weight.
     reach: usize,
-    /// Old samples that are still needed, and the place of the first.
+    /// Old samples that are still needed.
     held: Vec<f32>,
-    first: u64,
-    /// The place of the next new sample.
-    next: u64,
+    /// Where in `held` the weights of the next new sample begin, and how many `to`ths of an old sample it is further on.
+    at: usize,
+    between: u64,
 }
 
 impl Resampler {
     pub(crate) fn new(from: u32, to: u32) -> Resampler {
         let cut = KEPT * (f64::from(to) / f64::from(from)).min(1.0);
-        let weight = |i: usize| {
-            let x = i as f64 / FINE as f64;
-            let sinc = if i == 0 { 1.0 } else { (PI * x).sin() / (PI * x) };
-            let at = PI * x / ZEROS as f64;
-            // Blackman's window.
-            (cut * sinc * (0.42 + 0.5 * at.cos() + 0.08 * (2.0 * at).cos())) as f32
+        let common = u64::from(divisor(from, to));
+        let (from, to) = (u64::from(from) / common, u64::from(to) / common);
+        let reach = (ZEROS as f64 / cut).ceil() as usize;
+        let taps = 2 * reach + 1;
+        let exact = to.saturating_mul(taps as u64) <= MOST_WEIGHTS;
+        let rows = if exact { to } else { (FINE * cut).ceil() as u64 };
+        let row = |row: u64| {
+            let between = row as f64 / rows as f64;
+            (0..taps).map(move |tap| weight(cut, tap as f64 - reach as f64 - between))
         };
-        let mut table: Vec<f32> = (0..=ZEROS * FINE).map(weight).collect();
-        // Past the last is nothing.
-        table.extend([0.0; 2]);
-        let reach = if from == to { 0 } else { (ZEROS as f64 / cut).ceil() as usize };
-        let (from, to) = (u64::from(from), u64::from(to));
-        Resampler { from, to, table, speed: cut * FINE as f64, reach, held: Vec::new(), first: 0, next: 0 }
+        let table = if from == to { Vec::new() } else { (0..=rows).flat_map(row).collect() };
+        // There is silence before the first sample.
+        let held = if from == to { Vec::new() } else { vec![0.0; reach] };
+        Resampler { from, to, rows, table, taps, reach, held, at: 0, between: 0 }
     }
 
     /// Takes old samples and gives the new ones for which all is there.
     pub(crate) fn push(&mut self, samples: impl Iterator<Item = f32>, out: &mut VecDeque<f32>) {
+        if self.from == self.to {
+            return out.extend(samples);
+        }
         self.held.extend(samples);
-        let end = (self.first + self.held.len() as u64).saturating_sub(self.reach as u64);
-        self.give(end, out);
+        self.give(out);
         // What no later sample looks at is let go.
-        let oldest = (self.next * self.from / self.to).saturating_sub(self.reach as u64);
-        let gone = (oldest.saturating_sub(self.first) as usize).min(self.held.len());
+        let gone = self.at.min(self.held.len());
         self.held.drain(..gone);
-        self.first += gone as u64;
+        self.at -= gone;
     }
 
-    /// Gives the last new samples.
+    /// Gives the last new samples, with silence behind.
     pub(crate) fn finish(&mut self, out: &mut VecDeque<f32>) {
-        self.give(self.first + self.held.len() as u64, out);
-    }
-
-    /// The new samples whose time is before that of an old one.
-    fn give(&mut self, end: u64, out: &mut VecDeque<f32>) {
-        while self.next * self.from < end * self.to {
-            let (at, between) = (self.next * self.from / self.to, self.next * self.from % self.to);
-            out.push_back(self.sum(at, between as f64 / self.to as f64));
-            self.next += 1;
+        if self.from != self.to {
+            self.held.extend(std::iter::repeat_n(0.0, self.reach));
+            self.give(out);
         }
     }
 
-    /// The sum around a time: an old sample's, and how far on to the next.
-    fn sum(&self, at: u64, between: f64) -> f32 {
-        let held = |i: u64| i.checked_sub(self.first).and_then(|i| self.held.get(i as usize)).copied();
-        if self.reach == 0 {
-            return held(at).unwrap_or(0.0);
+    fn give(&mut self, out: &mut VecDeque<f32>) {
+        while let Some(old) = self.held.get(self.at..self.at + self.taps) {
+            let place = self.between * self.rows;
+            let (row, rest) = ((place / self.to) as usize, place % self.to);
+            let at = |row: usize| sum(old, &self.table[row * self.taps..(row + 1) * self.taps]);
+            let new = match rest {
+                0 => at(row),
+                rest => {
+                    let (a, b) = (at(row), at(row + 1));
+                    a + (rest as f64 / self.to as f64) as f32 * (b - a)
+                }
+            };
+            out.push_back(new);
+            self.between += self.from;
+            self.at += (self.between / self.to) as usize;
+            self.between %= self.to;
         }
-        let weight = |distance: f64| {
-            let place = distance * self.speed;
-            let (i, share) = (place as usize, place.fract() as f32);
-            match self.table.get(i..i + 2) {
-                Some(&[a, b]) => a + share * (b - a),
-                _ => 0.0,
-            }
-        };
-        let before = (0..=self.reach as u64)
-            .filter_map(|k| Some(held(at.checked_sub(k)?)? * weight(k as f64 + between)));
-        let behind =
-            (1..=self.reach as u64 + 1).filter_map(|k| Some(held(at + k)? * weight(k as f64 - between)));
-        before.sum::<f32>() + behind.sum::<f32>()
     }
+}
+
+/// The weight of an old sample at so many old samples from a place: a sinc under Blackman's window.
+fn weight(cut: f64, distance: f64) -> f32 {
+    let x = distance * cut;
+    if x.abs() >= ZEROS as f64 {
+        return 0.0;
+    }
+    let sinc = if x == 0.0 { 1.0 } else { (PI * x).sin() / (PI * x) };
+    let at = PI * x / ZEROS as f64;
+    (cut * sinc * (0.42 + 0.5 * at.cos() + 0.08 * (2.0 * at).cos())) as f32
+}
+
+fn sum(old: &[f32], weights: &[f32]) -> f32 {
+    let (olds, rest) = old.as_chunks::<LANES>();
+    let (weights, last) = weights.as_chunks::<LANES>();
+    let mut sums = [0.0; LANES];
+    for (old, weights) in olds.iter().zip(weights) {
+        sums.iter_mut().zip(old).zip(weights).for_each(|((sum, x), weight)| *sum += x * weight);
+    }
+    sums.iter().sum::<f32>() + rest.iter().zip(last).map(|(a, b)| a * b).sum::<f32>()
+}
+
+/// The greatest common divisor.
+fn divisor(a: u32, b: u32) -> u32 {
+    if b == 0 { a.max(1) } else { divisor(b, a % b) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn resampled(rate: u32, hertz: f64, piece: usize) -> Vec<f32> {
-        let old: Vec<f32> =
-            (0..rate).map(|n| (2.0 * PI * hertz * f64::from(n) / f64::from(rate)).sin() as f32).collect();
+    fn through(old: &[f32], rate: u32, piece: usize) -> Vec<f32> {
         let (mut resampler, mut new) = (Resampler::new(rate, 16000), VecDeque::new());
         old.chunks(piece).for_each(|piece| resampler.push(piece.iter().copied(), &mut new));
         resampler.finish(&mut new);
         new.into()
+    }
+
+    fn resampled(rate: u32, hertz: f64, piece: usize) -> Vec<f32> {
+        let old: Vec<f32> =
+            (0..rate).map(|n| (2.0 * PI * hertz * f64::from(n) / f64::from(rate)).sin() as f32).collect();
+        through(&old, rate, piece)
     }
 
     #[test]
@@ -122,5 +154,41 @@ mod tests {
         }
         let high = resampled(44100, 9000.0, 512);
         assert!(high[500..15500].iter().all(|x| x.abs() < 1e-3));
+    }
+
+    /// The same filter as a plain sum in numbers of 64 bits, with the sinc computed anew for each weight.
+    fn slowly(old: &[f32], rate: u32) -> Vec<f64> {
+        let cut = KEPT * (16000.0 / f64::from(rate)).min(1.0);
+        let new = |n: usize| {
+            let at = n as f64 * f64::from(rate) / 16000.0;
+            let reach = ZEROS as f64 / cut;
+            let around = (at - reach).ceil().max(0.0) as usize..old.len().min((at + reach) as usize + 1);
+            around.map(|i| f64::from(old[i]) * f64::from(weight(cut, i as f64 - at))).sum()
+        };
+        (0..(old.len() * 16000).div_ceil(rate as usize)).map(new).collect()
+    }
+
+    #[test]
+    fn noise_becomes_what_a_plain_sum_gives_at_any_rate() {
+        let mut x = 1u32;
+        let mut next = || {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (x >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        let old: Vec<f32> = (0..6000).map(|_| next()).collect();
+        for rate in [1000, 8000, 11025, 15999, 16001, 22050, 44100, 44101, 48000, 96000, 192_000, 767_999] {
+            let (new, want) = (through(&old, rate, 501), slowly(&old, rate));
+            assert_eq!(new.len(), want.len(), "{rate}");
+            let far = new.iter().zip(&want).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+            assert!(far < 1e-5, "{rate}: {far}");
+        }
+    }
+
+    #[test]
+    fn tables_are_small_at_any_rate() {
+        for rate in (1000..768_000).step_by(997).chain([44100, 44101, 767_999]) {
+            let table = Resampler::new(rate, 16000).table.len();
+            assert!(table <= (1 << 17) + 4096, "{rate}: {table}");
+        }
     }
 }

@@ -111,9 +111,7 @@ impl Wav {
         let kind = if two(0) == 0xfffe && format.len() >= 26 { two(24) } else { two(0) };
         let channels = usize::from(two(2));
         if !(1..=MOST_CHANNELS).contains(&channels) {
-            return Err(AudioError::Bad(format!(
-                "it has {channels} channels; 1 to {MOST_CHANNELS} are taken"
-            )));
+            return Err(AudioError::channels(channels));
         }
         let rate = u32::from_le_bytes([format[4], format[5], format[6], format[7]]);
         let number = Number::new(kind, two(14))?;

@@ -64,38 +64,101 @@ fn channels_become_one_and_rates_become_ours() {
     assert!(far < 1e-3, "{far}");
 }
 
-/// Two tones, by LAME: alone at our rate, and in two channels, the second half as loud, at that of records. What the
-/// encoder puts in front is part of the file.
+/// Two tones: alone, and in two channels, the second half as loud. Encoders put silence in front, and more behind.
+fn source(n: usize) -> f32 {
+    0.4 * (n as f32 * 0.05).sin() + 0.2 * (n as f32 * 0.013).sin()
+}
+
+/// How far samples are from the tones, where these fit best, and how late they are then.
+fn off(got: &[f32], len: usize, loud: f32) -> (f32, isize) {
+    let inside = 500..len - 500;
+    let far = |lag: isize| {
+        let sample = |n: usize| got.get(n.checked_add_signed(lag)?).copied();
+        let off =
+            inside.clone().map(|n| sample(n).map_or(1.0, |x| (x - loud * source(n)).powi(2))).sum::<f32>();
+        ((off / inside.len() as f32).sqrt(), lag)
+    };
+    (-400..=(got.len() + 400 - len) as isize).map(far).min_by(|a, b| a.0.total_cmp(&b.0)).unwrap()
+}
+
+macro_rules! sounds {
+    ($($name:literal),*) => {
+        [$(($name, &include_bytes!(concat!("../../../tests/goldens/sound/", $name))[..])),*]
+    };
+}
+
+/// By LAME, and by FFmpeg's encoders (`tools/goldens/sounds.py`).
 #[test]
-fn mp3_files_are_the_sound_that_they_were_made_of() {
-    let source = |n: usize| 0.4 * (n as f32 * 0.05).sin() + 0.2 * (n as f32 * 0.013).sin();
-    let files = [
-        (&include_bytes!("../../../tests/goldens/sound/tone.mp3")[..], 8000, 1.0),
-        (&include_bytes!("../../../tests/goldens/sound/stereo.mp3")[..], 4800, 0.75),
-    ];
-    for (file, len, loud) in files {
-        let got = all(file.to_vec()).unwrap();
-        assert!((len..len + 3500).contains(&got.len()), "{} samples of {len}", got.len());
-        let far = |lag: usize| {
-            let off = (500..len - 500).map(|n| (got[n + lag] - loud * source(n)).powi(2)).sum::<f32>();
-            (off / (len - 1000) as f32).sqrt()
-        };
-        let (lag, far) =
-            (0..got.len() - len).map(|lag| (lag, far(lag))).min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
-        // A tenth of how loud it is; another sound would be as far off as it is loud.
-        assert!(far < 0.03, "off by {far}, {lag} samples late");
+fn compressed_files_are_the_sound_that_they_were_made_of() {
+    let files = sounds!(
+        "tone.mp3",
+        "stereo.mp3",
+        "tone.m4a",
+        "stereo.m4a",
+        "fragments.mp4",
+        "video.mp4",
+        "tone.aac",
+        "vorbis.ogg",
+        "voice.opus",
+        "stereo.webm",
+        "live.webm",
+        "opus.mp4"
+    );
+    // Samples, and how loud the mean of all channels is.
+    let of = [(8000, 1.0), (4800, 0.75), (8000, 1.0), (4800, 0.75), (6400, 1.0), (4800, 1.0), (6400, 1.0)]
+        .into_iter()
+        .chain([(4800, 0.75), (8000, 1.0), (4800, 0.75), (6400, 1.0), (4800, 1.0)]);
+    for ((name, file), (len, loud)) in files.into_iter().zip(of) {
+        let got = all(file.to_vec()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!((len - 700..len + 3500).contains(&got.len()), "{name}: {} samples of {len}", got.len());
+        let (far, late) = off(&got, len, loud);
+        // A tenth of how loud it is; another sound would be as far off as it is loud. FFmpeg's own decoder is as far off: at few
+        // bits Opus loses some of the lower tone, and in speech it leaves out what is as low.
+        let most = if name == "voice.opus" { 0.12 } else { 0.04 };
+        assert!(far < most, "{name}: off by {far}, {late} samples late");
+        // Through a pipe it is the same: what cannot be read again is not needed again.
+        let mut piped = Audio::piped(std::io::Cursor::new(file)).unwrap();
+        assert_eq!(piped.read(usize::MAX / 2).unwrap(), got, "{name}");
         for end in (0..file.len()).step_by(61) {
             if let Ok(samples) = all(file[..end].to_vec()) {
-                assert!(samples.len() <= got.len(), "{end}");
+                assert!(samples.len() <= got.len() + 1024, "{name}: {end}: {}", samples.len());
             }
         }
         for at in (0..file.len()).step_by(17) {
             let mut bad = file.to_vec();
             bad[at] ^= 0xff;
             if let Ok(samples) = all(bad) {
-                assert!(samples.len() <= 16 * got.len(), "{at}");
+                assert!(samples.len() <= 64 * got.len(), "{name}: {at}: {}", samples.len());
             }
         }
+    }
+}
+
+#[test]
+fn what_cannot_be_decoded_is_named_with_what_to_do() {
+    let said = |file: &[u8]| all(file.to_vec()).unwrap_err().to_string();
+    let lossless = include_bytes!("../../../tests/goldens/sound/lossless.m4a");
+    insta::assert_snapshot!(said(lossless), @"it is not a sound file that can be read: its sound is coded as ALAC, which cannot be decoded. WAV, FLAC, MP3, M4A and MP4 (AAC), OGG (Opus, Vorbis) and WebM can; `ffmpeg -i FILE sound.wav` makes a WAV file of almost any other");
+    insta::assert_snapshot!(said(b"caff\0\x01\0\0desc and more"), @"it is not a sound file that can be read: it is Apple's CAF. WAV, FLAC, MP3, M4A and MP4 (AAC), OGG (Opus, Vorbis) and WebM can; `ffmpeg -i FILE sound.wav` makes a WAV file of almost any other");
+    insta::assert_snapshot!(said(b"hello, world, this is a text and no sound at all"), @"it is not a sound file that can be read: it does not begin like one. WAV, FLAC, MP3, M4A and MP4 (AAC), OGG (Opus, Vorbis) and WebM can; `ffmpeg -i FILE sound.wav` makes a WAV file of almost any other");
+    insta::assert_snapshot!(said(b"abc"), @"it is not a sound file that can be read: it is too short. WAV, FLAC, MP3, M4A and MP4 (AAC), OGG (Opus, Vorbis) and WebM can; `ffmpeg -i FILE sound.wav` makes a WAV file of almost any other");
+    let ogg = include_bytes!("../../../tests/goldens/sound/vorbis.ogg");
+    insta::assert_snapshot!(said(&ogg[..40]), @"it is damaged: it looks like OGG, but ends too early");
+    let m4a = include_bytes!("../../../tests/goldens/sound/tone.m4a");
+    insta::assert_snapshot!(said(&m4a[..100]), @"it is damaged: it looks like MP4, but unsupported feature: isomp4: missing moov atom");
+    // A head without anything behind it.
+    let webm = include_bytes!("../../../tests/goldens/sound/live.webm");
+    let head = webm.windows(4).position(|four| four == [0x1f, 0x43, 0xb6, 0x75]).unwrap();
+    insta::assert_snapshot!(said(&webm[..head]), @"it is damaged: it looks like WebM or Matroska, but malformed stream: mkv (ebml): no current element");
+}
+
+#[test]
+fn numbers_that_are_none_are_refused() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut data: Vec<u8> = (0..4000).flat_map(|n| tone(n).to_le_bytes()).collect();
+        data[8000..8004].copy_from_slice(&bad.to_le_bytes());
+        let why = all(wav(3, 32, 1, RATE, &data)).unwrap_err().to_string();
+        assert!(why.starts_with("it has samples that are no numbers (NaN or infinite)"), "{why}");
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) static VARIABLES: &[Variable] = &[
     variable("HF_TOKEN_PATH", "file with that token"),
     variable("HF_ENDPOINT", "the hub's address"),
     variable("HF_HUB_OFFLINE", "`1`: never ask the hub"),
-    variable("HTTPS_PROXY", "proxy for downloads (also `https_proxy`)"),
+    variable("HTTPS_PROXY", "proxy for downloads: http:// or socks5:// (also `https_proxy`)"),
     variable("ALL_PROXY", "proxy for downloads, if HTTPS_PROXY does not say (also `all_proxy`)"),
     variable("NO_PROXY", "hosts that are reached without the proxy (also `no_proxy`)"),
     variable("NO_COLOR", "set to anything: no colours"),
@@ -119,9 +119,10 @@ pub(crate) fn hub_token() -> Option<String> {
     Some(token.trim().to_owned()).filter(|t| !t.is_empty())
 }
 
-/// Proxy and the hosts that are reached without it.
-pub(crate) fn proxy() -> (Option<String>, Vec<String>) {
+/// The proxy, behind the name of the variable that says it, and the hosts that are reached without it.
+pub(crate) fn proxy() -> (Option<(&'static str, String)>, Vec<String>) {
     let hosts = either("NO_PROXY").unwrap_or_default();
     let hosts = hosts.split(',').map(str::trim).filter(|h| !h.is_empty()).map(str::to_owned).collect();
-    (either("HTTPS_PROXY").or_else(|| either("ALL_PROXY")), hosts)
+    let proxy = ["HTTPS_PROXY", "ALL_PROXY"].into_iter().find_map(|name| Some((name, either(name)?)));
+    (proxy, hosts)
 }

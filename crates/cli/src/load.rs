@@ -75,25 +75,52 @@ pub(crate) fn cache() -> Result<Cache, Failed> {
 /// The hub, as the environment describes it.
 pub(crate) fn hub() -> Result<Hub, Failed> {
     let (proxy, no_proxy) = env::proxy();
-    let mut settings =
-        tallow_hub::Settings { token: env::hub_token(), proxy, no_proxy, ..Default::default() };
+    let mut settings = tallow_hub::Settings { token: env::hub_token(), no_proxy, ..Default::default() };
+    (settings.names.endpoint, settings.names.token) = ("HF_ENDPOINT".into(), "HF_TOKEN".into());
+    if let Some((variable, proxy)) = proxy {
+        (settings.names.proxy, settings.proxy) = (variable.into(), Some(proxy));
+    }
     if let Some(endpoint) = env::get("HF_ENDPOINT") {
         settings.endpoint = endpoint;
     }
     Ok(Hub::new(cache()?, &settings)?)
 }
 
+/// Why the hub is not to be asked: what says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Offline {
+    Flag,
+    /// The variable that other programs that use the hub read, too.
+    HubVariable,
+    OwnVariable,
+    File,
+}
+
+impl std::fmt::Display for Offline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Offline::Flag => "--offline is given: leave it out to download models",
+            Offline::HubVariable => "HF_HUB_OFFLINE is set: unset it to download models",
+            Offline::OwnVariable => "TALLOW_OFFLINE is set: unset it to download models",
+            Offline::File => {
+                "the configuration file says `offline = true`: take that out to download models (`tallow doctor` says where \
+                 the file is)"
+            }
+        })
+    }
+}
+
 /// How a model is opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
-    offline: bool,
+    offline: Option<Offline>,
     quant: Option<Recipe>,
 }
 
 impl How {
     pub(crate) fn new(sources: &Sources, offline: bool, quant: Option<Recipe>) -> Result<How, Failed> {
         let quant = sources.find("quant", quant)?.map(|quant| quant.value);
-        Ok(How { offline: is_offline(sources, offline)?, quant })
+        Ok(How { offline: self::offline(sources, offline)?, quant })
     }
 
     /// With that type of weights or none, whatever the configuration file says: what is written is not what is run.
@@ -112,16 +139,22 @@ impl How {
     }
 }
 
-/// Is the hub not to be asked?
-pub(crate) fn is_offline(sources: &Sources, flag: bool) -> Result<bool, Failed> {
+/// Is the hub not to be asked, and what says so?
+pub(crate) fn offline(sources: &Sources, flag: bool) -> Result<Option<Offline>, Failed> {
     let asked = sources.get("offline", flag.then_some(Switch(true)), Switch(false))?;
-    let switch =
-        env::get("HF_HUB_OFFLINE").is_some_and(|v| !["0", "false", "no", "off"].contains(&v.as_str()));
-    Ok(asked.value.0 || switch)
+    let off = |value: &String| ["0", "false", "no", "off"].contains(&value.as_str());
+    Ok(match asked.origin {
+        origin if asked.value.0 => Some(match origin {
+            Origin::Flag => Offline::Flag,
+            Origin::Environment(_) => Offline::OwnVariable,
+            _ => Offline::File,
+        }),
+        _ => env::get("HF_HUB_OFFLINE").filter(|value| !off(value)).map(|_| Offline::HubVariable),
+    })
 }
 
 /// Finds a model's files, downloading them if they are not here.
-fn checkpoint(name: &str, offline: bool) -> Result<Checkpoint, Failed> {
+fn checkpoint(name: &str, offline: Option<Offline>) -> Result<Checkpoint, Failed> {
     if name == DEMO {
         return Ok(Checkpoint::embedded(DEMO, DEMO_BYTES)?);
     }
@@ -148,11 +181,10 @@ fn checkpoint(name: &str, offline: bool) -> Result<Checkpoint, Failed> {
     if let Some(snapshot) = cache()?.find(&model)? {
         return Ok(Checkpoint::open(&snapshot.path)?);
     }
-    if offline {
-        let why = format!(
-            "{name} is not on this machine, and the hub is not to be asked (offline). `tallow list` shows what is here."
-        );
-        return Err(Failed::new(why));
+    if let Some(why) = offline {
+        return Err(Failed::new(format!(
+            "{name} is not on this machine, and {why}. `tallow list` shows what is here"
+        )));
     }
     let fetched = commands::hub::fetch(&model);
     // It may have been meant as a path.
@@ -220,7 +252,7 @@ pub(crate) fn opened(name: &str, model: Model) -> Result<Opened, Failed> {
 }
 
 /// Opens a model's tokenizer alone: also that of a file which has nothing else, or of a family that we do not run.
-pub(crate) fn tokenizer(name: &str, offline: bool) -> Result<Tokenizer, Failed> {
+pub(crate) fn tokenizer(name: &str, offline: Option<Offline>) -> Result<Tokenizer, Failed> {
     let checkpoint = checkpoint(name, offline)?;
     Ok(match &checkpoint.settings {
         tallow_models::formats::Settings::Gguf(meta) => Tokenizer::from_gguf(meta)?,
@@ -520,7 +552,7 @@ mod tests {
 
     /// Goes through two devices, the first of which does what `first` says.
     fn through(context: usize, first: impl Fn() -> Result<(), Failed>) -> (Result<usize, Failed>, String) {
-        let opened = open(DEMO, How { offline: true, quant: None }).unwrap();
+        let opened = open(DEMO, How { offline: Some(Offline::Flag), quant: None }).unwrap();
         let mut flags = Flags::default();
         flags.engine.context = Some(context);
         let sources = Sources::read(None).unwrap();

@@ -70,6 +70,15 @@ pub(crate) fn bytes_bar(total: u64, what: &str) -> ProgressBar {
     bar(total, what, "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
 }
 
+/// The same where the first `done` were there before: the speed is that of the others.
+pub(crate) fn resumed_bar(total: u64, done: u64, what: &str) -> ProgressBar {
+    let bar = bytes_bar(total, what);
+    bar.set_position(done);
+    bar.tick();
+    bar.reset_eta();
+    bar
+}
+
 /// A bar that counts things.
 pub(crate) fn count_bar(total: u64, what: &str) -> ProgressBar {
     bar(total, what, "{msg} [{bar:30}] {pos}/{len} {eta}")
@@ -96,6 +105,18 @@ fn bar(total: u64, what: &str, style: &str) -> ProgressBar {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_there_before_is_no_speed() {
+        let bar = resumed_bar(20 << 30, 10 << 30, "m.gguf");
+        bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        bar.set_position((10 << 30) + 1000);
+        bar.tick();
+        // 1000 bytes in 50 ms at the fastest.
+        assert!(bar.per_sec() < 100_000.0, "{}", bar.per_sec());
+        assert_eq!(bar.position(), (10 << 30) + 1000);
+    }
 
     #[test]
     fn control_characters_are_shown_and_not_obeyed() {

@@ -351,7 +351,7 @@ fn names_of_models_are_taken_as_people_have_them() {
     }
     assert_eq!(
         home.run(&["run", "--offline", "hf.co/org/name:Q8_0", "Hi"]).failed(),
-        "error: hf.co/org/name:Q8_0 is not on this machine, and the hub is not to be asked (offline). `tallow list` shows what is here.\n"
+        "error: hf.co/org/name:Q8_0 is not on this machine, and --offline is given: leave it out to download models. `tallow list` shows what is here\n"
     );
     let why = home.run(&["pull", "https://example.com/org/name"]).failed();
     assert!(why.contains("only those at huggingface.co are models"), "{why}");
@@ -500,4 +500,41 @@ fn what_users_install_has_no_line_tables() {
         let fact = package[fact].as_str().unwrap();
         assert!(readme.contains(fact), "{fact} is not in README.md");
     }
+}
+
+#[test]
+fn what_keeps_the_hub_from_being_asked_is_named() {
+    let home = Home::new();
+    let said = |variables: &[(&str, &str)], args: &[&str]| {
+        let mut command = home.command(args);
+        command.envs(variables.iter().copied());
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    let pull = ["pull", "org/name"];
+    for (variables, why) in [
+        (&[("HF_HUB_OFFLINE", "1")][..], "HF_HUB_OFFLINE is set: unset it to download models"),
+        (&[("TALLOW_OFFLINE", "true")], "TALLOW_OFFLINE is set: unset it to download models"),
+    ] {
+        assert_eq!(said(variables, &pull), format!("error: {why}\n"));
+        let run = said(variables, &["run", "org/name", "Hi"]);
+        assert_eq!(
+            run,
+            format!("error: org/name is not on this machine, and {why}. `tallow list` shows what is here\n")
+        );
+    }
+    let said_of_endpoint = said(&[("HF_ENDPOINT", "notaurl")], &pull);
+    assert_eq!(
+        said_of_endpoint,
+        "error: HF_ENDPOINT (\"notaurl\") cannot be used: it must begin with https:// or http:// and name a host\n"
+    );
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for (variable, scheme) in [("HTTPS_PROXY", "http"), ("ALL_PROXY", "socks5")] {
+        let why = said(&[(variable, &format!("{scheme}://{closed}"))], &pull);
+        let want = format!("no connection to the proxy {scheme}://{closed} ({variable})");
+        assert!(why.contains(&want) && why.contains("Nothing was downloaded"), "{why}");
+    }
+    home.file(".config/tallow/config.toml", "offline = true\n");
+    assert!(
+        said(&[], &pull).starts_with("error: the configuration file says `offline = true`: take that out")
+    );
 }

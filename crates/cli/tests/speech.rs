@@ -200,6 +200,28 @@ fn what_they_are_is_shown() {
 }
 
 #[test]
+fn several_files_and_a_pipe_are_transcribed_in_turn() {
+    let home = home();
+    let opus = include_bytes!("../../../tests/goldens/sound/voice.opus");
+    home.file("voice.opus", &opus[..]);
+    let one = home.run(&["transcribe", "ears", "sound.wav"]).ok();
+    let two = home.run(&["transcribe", "ears", "voice.opus"]).ok();
+    let both = home.run(&["transcribe", "ears", "sound.wav", "voice.opus"]).ok();
+    assert_eq!(both, format!("==> sound.wav <==\n{one}\n==> voice.opus <==\n{two}"));
+    // The same through a pipe, of every kind of container.
+    for (name, want) in [("sound.wav", one), ("voice.opus", two)] {
+        let mut command = home.command(&["transcribe", "ears", "-"]);
+        command.stdin(std::fs::File::open(home.path().join(name)).unwrap()).stderr(Stdio::null());
+        let output = command.output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), want, "{name}");
+    }
+    // JSON: an object for each.
+    let json = home.run(&["transcribe", "ears", "sound.wav", "voice.opus", "--format", "json"]).ok();
+    let objects = serde_json::Deserializer::from_str(&json).into_iter::<Value>();
+    assert_eq!(objects.filter(|object| object.as_ref().unwrap()["text"].is_string()).count(), 2);
+}
+
+#[test]
 fn refusals_say_what_to_do() {
     let home = home();
     home.file("text.txt", "hello");
@@ -216,6 +238,9 @@ fn refusals_say_what_to_do() {
         home.run(&["transcribe", "-m", "ears", "text.txt"]),
         home.run(&["transcribe", "-m", "ears", "nothing.wav"]),
         home.run(&["transcribe", "-m", "ears", "sound.wav", "--language", "klingon"]),
+        home.run(&["transcribe", "ears", "sound.wav", "sound.wav", "--format", "srt"]),
+        home.run(&["transcribe", "ears", "-", "-"]),
+        home.run(&["transcribe", "ears", "."]),
         home.run(&["transcribe", "-m", "ears", "sound.wav", "--timestamps", "--format", "srt"]),
         home.run(&["perplexity", "ears", "text.txt"]),
     ];

@@ -4,18 +4,20 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 use ureq::http::{Method, header};
 
 use crate::error::{HubError, Result};
-use crate::http::{Answer, Http, Target, Tries, Trouble, cut_off};
+use crate::http::{Answer, Http, Span, Target, Tries, Trouble, cut_off};
 use crate::hub::Event;
 use crate::name::is_hex;
+use crate::pieces;
 
-const CHUNK: usize = 256 << 10;
+pub(crate) const CHUNK: usize = 256 << 10;
 /// Less than this between two cuts is no progress, so that a server cannot keep a pull busy for ever.
-const PROGRESS: u64 = 1 << 20;
+pub(crate) const PROGRESS: u64 = 1 << 20;
 
 /// A file's content, as the hub announces it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,11 +108,11 @@ impl BlobLock {
 }
 
 /// A download in progress: the file, what it has so far, and the hash of that.
-struct Partial<'a> {
-    blob: &'a Blob,
+pub(crate) struct Partial<'a> {
+    pub(crate) blob: &'a Blob,
     file: File,
     path: PathBuf,
-    done: u64,
+    pub(crate) done: u64,
     hash: Hash,
 }
 
@@ -142,7 +144,7 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all_at(bytes, self.done).map_err(|e| match e.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 let folder = self.path.parent().unwrap_or(&self.path);
@@ -156,10 +158,10 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    fn wrong_length(&self, got: String) -> Trouble {
+    pub(crate) fn wrong_length(&self, got: String) -> HubError {
         // The next pull starts afresh either way, so a failure here changes nothing.
         let _ = fs::remove_file(&self.path);
-        HubError::WrongLength { file: self.blob.file.clone(), want: self.blob.size, got }.into()
+        HubError::WrongLength { file: self.blob.file.clone(), want: self.blob.size, got }
     }
 
     /// Checks the content and gives it its name. All of it is on the disk before the name is.
@@ -184,7 +186,7 @@ impl<'a> Partial<'a> {
 
 /// Fetches a file of `target` to `blob_path`, unless it is there. The caller holds the blob's lock.
 pub(crate) fn download(
-    http: &Http,
+    http: &Arc<Http>,
     target: &Target,
     blob: &Blob,
     blob_path: &Path,
@@ -195,19 +197,37 @@ pub(crate) fn download(
         watch(Event::Progress { file, done: total, total });
         return Ok(());
     }
-    let url = http.file_url(target.repo, target.revision, &blob.file);
     let mut partial = Partial::open(incomplete(blob_path), blob)?;
     watch(Event::Progress { file, done: partial.done, total });
+    let several = http.ranges.are_for(total - partial.done);
+    let fetched = match several {
+        true => pieces::fetch(http, target, &mut partial, watch),
+        false => Ok(false),
+    };
+    let fetched =
+        fetched.and_then(|all| if all { Ok(()) } else { one_by_one(http, target, &mut partial, watch) });
+    fetched.map_err(|e| if partial.done > 0 { e.with_kept() } else { e })?;
+    partial.finish(blob_path)
+}
+
+/// Fetches what a partial file lacks over one connection.
+fn one_by_one(
+    http: &Http,
+    target: &Target,
+    partial: &mut Partial,
+    watch: &mut dyn FnMut(Event),
+) -> Result<()> {
+    let url = http.file_url(target.repo, target.revision, &partial.blob.file);
     let mut tries = Tries::new(&http.timing, http.timing.tries);
     let mut ranges = true;
     let mut best = partial.done;
-    while partial.done < total {
+    while partial.done < partial.blob.size {
         if !ranges {
             partial.restart()?;
         }
-        let asked = http.ask(Method::GET, &url, partial.done, target);
-        let streamed = asked.and_then(|answer| match begin(http, target, &answer, &mut partial)? {
-            Begin::Here => stream(answer, &mut partial, watch),
+        let asked = http.ask(Method::GET, &url, Span { from: partial.done, end: None }, target);
+        let streamed = asked.and_then(|answer| match begin(http, target, &answer, partial)? {
+            Begin::Here => stream(answer, partial, watch),
             Begin::NoRanges => {
                 ranges = false;
                 Err(Trouble::Passing { why: "the server cannot resume".to_owned(), after: None })
@@ -221,7 +241,7 @@ pub(crate) fn download(
             tries.pause(&target.what(), trouble, watch)?;
         }
     }
-    partial.finish(blob_path)
+    Ok(())
 }
 
 /// What the head of an answer says about the body.
@@ -245,13 +265,13 @@ fn begin(
                 partial.restart()?;
             }
             match answer.header(header::CONTENT_LENGTH).and_then(|n| n.parse::<u64>().ok()) {
-                Some(n) if n != size => Err(partial.wrong_length(format!("the server sends {n}"))),
+                Some(n) if n != size => Err(partial.wrong_length(format!("the server sends {n}")).into()),
                 _ => Ok(Begin::Here),
             }
         }
         206 => match answer.header(header::CONTENT_RANGE).and_then(content_range) {
             Some((_, Some(total))) if total != size => {
-                Err(partial.wrong_length(format!("the server has {total}")))
+                Err(partial.wrong_length(format!("the server has {total}")).into())
             }
             Some((start, _)) if start == done => Ok(Begin::Here),
             _ => Ok(Begin::NoRanges),
@@ -278,7 +298,7 @@ fn stream(
             return Ok(());
         }
         if n as u64 > partial.blob.size - partial.done {
-            return Err(partial.wrong_length("more arrived".to_owned()));
+            return Err(partial.wrong_length("more arrived".to_owned()).into());
         }
         partial.append(&chunk[..n])?;
         watch(Event::Progress { file: &partial.blob.file, done: partial.done, total: partial.blob.size });
@@ -286,7 +306,7 @@ fn stream(
 }
 
 /// Start and total of `bytes 5-9/10`.
-fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
+pub(crate) fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
     let start = range.split_once('-')?.0.trim().parse().ok()?;
     Some((start, total.trim().parse().ok()))

@@ -33,10 +33,10 @@ pub enum HubError {
         have: String,
     },
     /// The endpoint, the token or the proxy cannot be used.
-    #[error("the {what} cannot be used: {why}")]
+    #[error("{what} cannot be used: {why}")]
     Setting {
-        /// Which setting.
-        what: &'static str,
+        /// Which setting, by the name that its user knows.
+        what: String,
         /// What is wrong with it.
         why: String,
     },
@@ -106,7 +106,7 @@ pub enum HubError {
     },
     /// The server could not be reached, or kept failing.
     #[error(
-        "cannot get {what}: {why} (tried {}). What has arrived is kept; run the same command to go on", times(*.tries)
+        "cannot get {what}: {why} (tried {}). {}", times(*.tries), then(*.kept)
     )]
     Network {
         /// What was asked for.
@@ -115,11 +115,13 @@ pub enum HubError {
         why: String,
         /// How often it was tried.
         tries: u32,
+        /// Is there something to go on from?
+        kept: bool,
     },
     /// The server wants a longer pause than is sensible.
     #[error(
-        "the server refuses {what} for now ({why}): come back in {}. What has arrived is kept; with HF_TOKEN set the hub \
-         allows more", seconds(.wait)
+        "the server refuses {what} for now ({why}): come back in {}. {} HF_TOKEN set the hub allows more",
+        seconds(.wait), if *.kept { "What has arrived is kept; with" } else { "With" }
     )]
     Busy {
         /// What was asked for.
@@ -128,6 +130,8 @@ pub enum HubError {
         why: String,
         /// How long it asks to wait.
         wait: Duration,
+        /// Is there something to go on from?
+        kept: bool,
     },
     /// The server's answer makes no sense, or is not safe to follow.
     #[error(
@@ -182,6 +186,16 @@ pub enum HubError {
         have: usize,
         /// How many there should be.
         of: usize,
+    },
+    /// The model's tokenizer is in no file that can be read.
+    #[error(
+        "{repo} has no tokenizer that can be read: none of tokenizer.json, tokenizer.model, spiece.model, tekken.json, a tiktoken \
+         file, vocab.txt, or vocab.json with merges.txt. Nothing was downloaded; look for a copy of the model that has one, or for GGUF \
+         files"
+    )]
+    NoTokenizer {
+        /// The model.
+        repo: RepoName,
     },
     /// The weights are pickled, which means running them.
     #[error(
@@ -286,6 +300,14 @@ impl HubError {
         move |source| HubError::Io { doing, path: path.to_owned(), source }
     }
 
+    /// The same error; what has arrived until then is kept.
+    pub(crate) fn with_kept(mut self) -> HubError {
+        if let HubError::Network { kept, .. } | HubError::Busy { kept, .. } = &mut self {
+            *kept = true;
+        }
+        self
+    }
+
     /// Might it be different with a better connection?
     pub fn is_network(&self) -> bool {
         matches!(self, HubError::Network { .. } | HubError::Busy { .. })
@@ -310,17 +332,25 @@ fn times(n: u32) -> String {
     if n == 1 { "once".to_owned() } else { format!("{n} times") }
 }
 
+/// What to do after a connection failed.
+fn then(kept: bool) -> &'static str {
+    match kept {
+        true => "What has arrived is kept; run the same command to go on",
+        false => "Nothing was downloaded; check the connection and run the same command again",
+    }
+}
+
 fn seconds(wait: &Duration) -> String {
     format!("{} s", wait.as_secs())
 }
 
 /// A size as people read it.
 pub(crate) fn bytes(n: u64) -> String {
-    let units = ["bytes", "kB", "MB", "GB", "TB", "PB", "EB"];
+    let units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut size = n as f64;
     let mut unit = 0;
-    while size >= 1000.0 && unit + 1 < units.len() {
-        size /= 1000.0;
+    while size >= 1024.0 && unit + 1 < units.len() {
+        size /= 1024.0;
         unit += 1;
     }
     if unit == 0 { format!("{n} bytes") } else { format!("{size:.1} {}", units[unit]) }

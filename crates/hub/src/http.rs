@@ -1,14 +1,16 @@
 //! Requests to the hub: bounded redirects, a token that stays at home, time limits, and when to try again.
 
 use std::io::{self, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ureq::http::header::{self, HeaderMap, HeaderName};
 use ureq::http::{Method, Request, Response, Uri};
+use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body, Proxy};
 
 use crate::error::{HubError, Result};
-use crate::hub::{Event, Settings, Timing};
+use crate::hub::{Event, Ranges, Settings, Timing};
 use crate::name::{RepoName, is_hidden};
 
 /// A listing of a model's files is far smaller.
@@ -46,12 +48,42 @@ impl Target<'_> {
     }
 }
 
-/// An answer, and whether it is the hub's own.
+/// An address, and whether the hub itself gave it, so that the token may go there.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) url: Uri,
+    from_hub: bool,
+}
+
+/// The bytes of a file that are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) from: u64,
+    /// The first that is not; none where all to the end are.
+    pub(crate) end: Option<u64>,
+}
+
+impl Span {
+    /// All of a file.
+    pub(crate) const ALL: Span = Span { from: 0, end: None };
+
+    /// As the header has it.
+    fn header(self) -> Option<String> {
+        match self {
+            Span { from: 0, end: None } => None,
+            Span { from, end: None } => Some(format!("bytes={from}-")),
+            Span { from, end: Some(end) } => Some(format!("bytes={from}-{}", end.saturating_sub(1))),
+        }
+    }
+}
+
+/// An answer, and who gave it.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) response: Response<Body>,
+    /// Where it came from, behind all redirects.
+    pub(crate) place: Place,
     host: String,
-    from_hub: bool,
 }
 
 impl Answer {
@@ -104,44 +136,58 @@ impl Origin {
 
 /// The hub, as one may talk to it.
 pub(crate) struct Http {
+    /// Believes the certificates that this system does.
     agent: Agent,
+    /// Believes Mozilla's, for systems that have none.
+    bundled: Agent,
+    has_none: AtomicBool,
+    proxy: Option<NamedProxy>,
     base: String,
     home: Origin,
     bearer: Option<header::HeaderValue>,
     pub(crate) timing: Timing,
+    pub(crate) ranges: Ranges,
 }
 
 impl Http {
     pub(crate) fn new(settings: &Settings) -> Result<Http> {
-        let bad = |what: &'static str, why: &str| HubError::Setting { what, why: why.to_owned() };
+        let bad = |what: &str, why: &str| HubError::Setting { what: what.to_owned(), why: why.to_owned() };
         let base = settings.endpoint.trim_end_matches('/').to_owned();
+        let named = format!("{} ({:.80?})", settings.names.endpoint, settings.endpoint);
         let uri: Uri =
-            base.parse().map_err(|_| bad("endpoint", "it is no address like https://huggingface.co"))?;
+            base.parse().map_err(|_| bad(&named, "it is no address like https://huggingface.co"))?;
         let home = Origin::of(&uri)
-            .ok_or_else(|| bad("endpoint", "it must begin with https:// or http:// and name a host"))?;
+            .ok_or_else(|| bad(&named, "it must begin with https:// or http:// and name a host"))?;
         if uri.authority().is_some_and(|a| a.as_str().contains('@')) || uri.query().is_some() {
-            return Err(bad("endpoint", "it must have neither a password nor a query"));
+            return Err(bad(&settings.names.endpoint, "it must have neither a password nor a query"));
         }
         let bearer = settings.token.as_deref().map(str::trim).filter(|t| !t.is_empty()).map(|token| {
-            let value = header::HeaderValue::from_str(&format!("Bearer {token}"));
-            let mut value = value.map_err(|_| bad("token", "it has characters that no token has"))?;
+            let mut value = header::HeaderValue::from_str(&format!("Bearer {token}"))
+                .map_err(|_| bad(&settings.names.token, "it has characters that no token has"))?;
             value.set_sensitive(true);
             Ok(value)
         });
         let timing = settings.timing.clone();
-        let agent = Agent::config_builder()
-            .proxy(proxy(settings)?)
-            .user_agent(concat!("tallow/", env!("CARGO_PKG_VERSION")))
-            .max_redirects(0)
-            .http_status_as_error(false)
-            .timeout_resolve(Some(timing.connect))
-            .timeout_connect(Some(timing.connect))
-            .timeout_send_request(Some(timing.idle))
-            .timeout_recv_response(Some(timing.idle))
-            .timeout_per_read(Some(timing.idle))
-            .build()
-            .new_agent();
-        Ok(Http { agent, base, home, bearer: bearer.transpose()?, timing })
+        let proxy = proxy(settings)?;
+        let agent = |roots: RootCerts| {
+            Agent::config_builder()
+                .proxy(proxy.as_ref().map(|proxy| proxy.proxy.clone()))
+                .tls_config(TlsConfig::builder().root_certs(roots).build())
+                .user_agent(concat!("tallow/", env!("CARGO_PKG_VERSION")))
+                .max_redirects(0)
+                .http_status_as_error(false)
+                .timeout_resolve(Some(timing.connect))
+                .timeout_connect(Some(timing.connect))
+                .timeout_send_request(Some(timing.idle))
+                .timeout_recv_response(Some(timing.idle))
+                .timeout_per_read(Some(timing.idle))
+                .build()
+                .new_agent()
+        };
+        let (agent, bundled) = (agent(RootCerts::PlatformVerifier), agent(RootCerts::WebPki));
+        let (bearer, has_none) = (bearer.transpose()?, AtomicBool::new(false));
+        let ranges = settings.ranges.clone();
+        Ok(Http { agent, bundled, has_none, proxy, base, home, bearer, timing, ranges })
     }
 
     /// Where a model's list of files is.
@@ -161,18 +207,30 @@ impl Http {
         format!("{}/{repo}/resolve/{commit}/{}", self.base, encode(file, "/"))
     }
 
-    /// Asks, and follows redirects. The token goes to the hub's own host only, and no longer once that was left.
-    /// A HEAD ends at the redirect that already tells about the file.
+    /// Asks the hub for what is at `url`, and follows redirects.
     pub(crate) fn ask(
         &self,
         method: Method,
         url: &str,
-        from: u64,
+        span: Span,
+        target: &Target,
+    ) -> std::result::Result<Answer, Trouble> {
+        let why = "its address is not valid".to_owned();
+        let url = url.parse().map_err(|_| HubError::Answer { what: target.what(), why })?;
+        self.ask_at(method, Place { url, from_hub: true }, span, target)
+    }
+
+    /// Asks, and follows redirects. The token goes to the hub's own host only, and no longer once that was left.
+    /// A HEAD ends at the redirect that already tells about the file.
+    pub(crate) fn ask_at(
+        &self,
+        method: Method,
+        place: Place,
+        span: Span,
         target: &Target,
     ) -> std::result::Result<Answer, Trouble> {
         let refuse = |why: &str| HubError::Answer { what: target.what(), why: why.to_owned() };
-        let mut url: Uri = url.parse().map_err(|_| refuse("its address is not valid"))?;
-        let mut at_home = true;
+        let Place { mut url, from_hub: mut at_home } = place;
         for _ in 0..=MOST_REDIRECTS {
             let origin = Origin::of(&url)
                 .ok_or_else(|| refuse("it redirects to something that is not a web address"))?;
@@ -187,12 +245,13 @@ impl Http {
             if let Some(bearer) = self.bearer.as_ref().filter(|_| at_home) {
                 request = request.header(header::AUTHORIZATION, bearer);
             }
-            if from > 0 {
-                request = request.header(header::RANGE, format!("bytes={from}-"));
+            if let Some(range) = span.header() {
+                request = request.header(header::RANGE, range);
             }
             let request = request.body(()).map_err(|_| refuse("its address is not valid"))?;
-            let response = self.agent.run(request).map_err(|e| no_answer(&origin.host, target, &e))?;
-            let answer = Answer { response, host: origin.host, from_hub: at_home };
+            let response = self.run(request).map_err(|e| self.no_answer(&origin.host, target, &e))?;
+            let place = Place { url: url.clone(), from_hub: at_home };
+            let answer = Answer { response, place, host: origin.host };
             let redirects = matches!(answer.status(), 301 | 302 | 303 | 307 | 308);
             if !redirects || method == Method::HEAD && answer.header(LINKED_ETAG).is_some() {
                 return Ok(answer);
@@ -205,9 +264,52 @@ impl Http {
         Err(refuse("it redirects in circles").into())
     }
 
+    /// Sends a request, with Mozilla's certificates where this system has none.
+    fn run(&self, request: Request<()>) -> std::result::Result<Response<Body>, ureq::Error> {
+        if !self.has_none.load(Ordering::Relaxed) {
+            match self.agent.run(request.clone()) {
+                Err(ureq::Error::Rustls(e)) if e.to_string().contains("No CA certificates") => {
+                    self.has_none.store(true, Ordering::Relaxed);
+                }
+                answered => return answered,
+            }
+        }
+        self.bundled.run(request)
+    }
+
+    /// A request that got no answer.
+    fn no_answer(&self, host: &str, target: &Target, error: &ureq::Error) -> Trouble {
+        // What is connected to, and what it is then asked for.
+        let (to, beyond) = match self.proxy.as_ref().filter(|proxy| proxy.is_for(host)) {
+            Some(proxy) => (proxy.name.as_str(), format!(" (on the way to {host})")),
+            None => (host, String::new()),
+        };
+        let unproven = |why: &dyn std::fmt::Display| {
+            let why = printable(&why.to_string());
+            let why = format!(
+                "{host} does not prove who it is ({why}); is there a proxy in between? Its certificate authority has to be \
+                 among this system's, or in the file that SSL_CERT_FILE names"
+            );
+            HubError::Network { what: target.what(), why, tries: 1, kept: false }.into()
+        };
+        let why = match error {
+            ureq::Error::Timeout(_) => format!("{to} did not answer in time{beyond}"),
+            ureq::Error::HostNotFound => format!("the name of {to} is not known; is there a network?"),
+            // This is TLS. A certificate that is wrong will stay so.
+            ureq::Error::Io(e) if e.kind() == io::ErrorKind::InvalidData => return unproven(e),
+            ureq::Error::Rustls(e) => return unproven(e),
+            ureq::Error::Io(e) => format!("no connection to {to}: {e}{beyond}"),
+            ureq::Error::ConnectProxyFailed(e) => {
+                format!("{to} refuses to connect to {host}: {}", printable(e))
+            }
+            e => format!("{to}: {}{beyond}", printable(&e.to_string())),
+        };
+        Trouble::Passing { why, after: None }
+    }
+
     /// Asks for a short text, as a whole.
     pub(crate) fn json(&self, url: &str, target: &Target) -> std::result::Result<Vec<u8>, Trouble> {
-        let answer = self.ask(Method::GET, url, 0, target)?;
+        let answer = self.ask(Method::GET, url, Span::ALL, target)?;
         if answer.status() != 200 {
             return Err(self.refusal(&answer, target));
         }
@@ -242,7 +344,7 @@ impl Http {
         let has_token = self.bearer.is_some();
         let code = answer.header(ERROR_CODE).unwrap_or_default();
         Trouble::Final(match (status, code) {
-            _ if !answer.from_hub => {
+            _ if !answer.place.from_hub => {
                 HubError::Status { host: answer.host.clone(), status, what: target.what(), message }
             }
             (_, "GatedRepo") => HubError::Gated { repo, hub },
@@ -289,10 +391,10 @@ impl<'a> Tries<'a> {
         };
         self.done += 1;
         if let Some(wait) = after.filter(|w| *w > self.timing.longest_wait) {
-            return Err(HubError::Busy { what: what.to_owned(), why, wait });
+            return Err(HubError::Busy { what: what.to_owned(), why, wait, kept: false });
         }
         if self.done >= self.most {
-            return Err(HubError::Network { what: what.to_owned(), why, tries: self.done });
+            return Err(HubError::Network { what: what.to_owned(), why, tries: self.done, kept: false });
         }
         let wait = after.unwrap_or(self.wait);
         self.wait = self.wait.saturating_mul(2).min(self.timing.longest_wait);
@@ -317,25 +419,6 @@ impl<'a> Tries<'a> {
     }
 }
 
-/// A request that got no answer.
-fn no_answer(host: &str, target: &Target, error: &ureq::Error) -> Trouble {
-    let why = match error {
-        ureq::Error::Timeout(_) => format!("{host} did not answer in time"),
-        ureq::Error::HostNotFound => format!("the name {host} is not known; is there a network?"),
-        // This is TLS. A certificate that is wrong will stay so.
-        ureq::Error::Io(e) if e.kind() == io::ErrorKind::InvalidData => {
-            let why = format!(
-                "{host} does not prove who it is ({}); is there a proxy in between?",
-                printable(&e.to_string())
-            );
-            return HubError::Network { what: target.what(), why, tries: 1 }.into();
-        }
-        ureq::Error::Io(e) => format!("no connection to {host}: {e}"),
-        e => format!("{host}: {}", printable(&e.to_string())),
-    };
-    Trouble::Passing { why, after: None }
-}
-
 /// A body that ended early.
 pub(crate) fn cut_off(error: &io::Error) -> Trouble {
     let timed_out =
@@ -357,11 +440,31 @@ fn pause(answer: &Answer) -> Option<Duration> {
     seconds.trim().parse().ok().map(Duration::from_secs)
 }
 
-fn proxy(settings: &Settings) -> Result<Option<Proxy>> {
+/// A proxy, and what to call it.
+struct NamedProxy {
+    proxy: Proxy,
+    /// Where it was set, and its address without a password.
+    name: String,
+}
+
+impl NamedProxy {
+    /// Is it on the way to this host?
+    fn is_for(&self, host: &str) -> bool {
+        format!("https://{host}/").parse().is_ok_and(|url| !self.proxy.is_no_proxy(&url))
+    }
+}
+
+fn proxy(settings: &Settings) -> Result<Option<NamedProxy>> {
     let Some(url) = settings.proxy.as_deref().filter(|p| !p.is_empty()) else { return Ok(None) };
-    let bad =
-        |_| HubError::Setting { what: "proxy", why: "it is no address like http://host:port".to_owned() };
+    let set = &settings.names.proxy;
+    // It may hold a password, so it is not repeated.
+    let bad = |_| HubError::Setting {
+        what: set.clone(),
+        why: "it is no address like http://host:port or socks5://host:port".to_owned(),
+    };
     let plain = Proxy::new(url).map_err(bad)?;
+    let scheme = url.split_once("://").map_or("http", |(scheme, _)| scheme);
+    let name = format!("the proxy {scheme}://{}:{} ({set})", plain.host(), plain.port());
     let mut proxy = Proxy::builder(plain.protocol()).host(plain.host()).port(plain.port());
     if let Some(user) = plain.username() {
         proxy = proxy.username(user);
@@ -369,7 +472,8 @@ fn proxy(settings: &Settings) -> Result<Option<Proxy>> {
     if let Some(password) = plain.password() {
         proxy = proxy.password(password);
     }
-    settings.no_proxy.iter().fold(proxy, |p, host| p.no_proxy(host)).build().map_err(bad).map(Some)
+    let proxy = settings.no_proxy.iter().fold(proxy, |p, host| p.no_proxy(host)).build().map_err(bad)?;
+    Ok(Some(NamedProxy { proxy, name }))
 }
 
 /// Percent-encodes all but plain characters and those in `keep`.
@@ -462,10 +566,10 @@ mod tests {
             change(&mut settings);
             Http::new(&settings).map(|_| ()).unwrap_err().to_string()
         };
-        insta::assert_snapshot!(with(|s| s.endpoint = "hub".into()), @"the endpoint cannot be used: it must begin with https:// or http:// and name a host");
-        insta::assert_snapshot!(with(|s| s.endpoint = "ftp://hub".into()), @"the endpoint cannot be used: it must begin with https:// or http:// and name a host");
+        insta::assert_snapshot!(with(|s| s.endpoint = "hub".into()), @"the endpoint (\"hub\") cannot be used: it must begin with https:// or http:// and name a host");
+        insta::assert_snapshot!(with(|s| s.endpoint = "ftp://hub".into()), @r#"the endpoint ("ftp://hub") cannot be used: it must begin with https:// or http:// and name a host"#);
         insta::assert_snapshot!(with(|s| s.endpoint = "https://me:pw@hub".into()), @"the endpoint cannot be used: it must have neither a password nor a query");
         insta::assert_snapshot!(with(|s| s.token = Some("hf_\nx".into())), @"the token cannot be used: it has characters that no token has");
-        insta::assert_snapshot!(with(|s| s.proxy = Some("socks9://x".into())), @"the proxy cannot be used: it is no address like http://host:port");
+        insta::assert_snapshot!(with(|s| s.proxy = Some("socks9://x".into())), @"the proxy cannot be used: it is no address like http://host:port or socks5://host:port");
     }
 }

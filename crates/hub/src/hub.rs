@@ -1,5 +1,6 @@
 //! Fetching a model: ask for its files, choose, download what is missing, and only then say that it is there.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -8,9 +9,9 @@ use ureq::http::{Method, header};
 use crate::cache::{Cache, Snapshot};
 use crate::download::{self, Blob, BlobLock};
 use crate::error::{HubError, Result};
-use crate::http::{self, Http, Target, Tries, Trouble};
+use crate::http::{self, Http, Span, Target, Tries, Trouble};
 use crate::name::{ModelRef, RepoName, check_path, is_commit};
-use crate::pick::pick;
+use crate::pick::{has_tokenizer, pick};
 
 /// How to reach the hub.
 #[derive(Clone)]
@@ -25,6 +26,51 @@ pub struct Settings {
     pub no_proxy: Vec<String>,
     /// Time limits.
     pub timing: Timing,
+    /// How large files are fetched.
+    pub ranges: Ranges,
+    /// What messages call these settings.
+    pub names: Names,
+}
+
+/// What messages call settings: the variables or flags by which they were set.
+#[derive(Debug, Clone)]
+pub struct Names {
+    /// The hub's address.
+    pub endpoint: String,
+    /// The token.
+    pub token: String,
+    /// The proxy.
+    pub proxy: String,
+}
+
+impl Default for Names {
+    fn default() -> Names {
+        Names { endpoint: "the endpoint".into(), token: "the token".into(), proxy: "the proxy".into() }
+    }
+}
+
+/// How large files are fetched: in pieces, over several connections at once.
+#[derive(Debug, Clone)]
+pub struct Ranges {
+    /// Connections at once; one for as few as can be.
+    pub connections: usize,
+    /// Bytes of a piece at least, for slow lines.
+    pub least: u64,
+    /// Bytes of a piece at most. A few pieces for each connection wait in memory.
+    pub most: u64,
+}
+
+impl Default for Ranges {
+    fn default() -> Ranges {
+        Ranges { connections: 6, least: 1 << 20, most: 8 << 20 }
+    }
+}
+
+impl Ranges {
+    /// Is so much worth more than one connection?
+    pub(crate) fn are_for(&self, bytes: u64) -> bool {
+        self.connections > 1 && bytes >= self.most.saturating_mul(2)
+    }
 }
 
 impl Default for Settings {
@@ -35,6 +81,8 @@ impl Default for Settings {
             proxy: None,
             no_proxy: Vec::new(),
             timing: Timing::default(),
+            ranges: Ranges::default(),
+            names: Names::default(),
         }
     }
 }
@@ -85,7 +133,7 @@ pub enum Event<'a> {
     Progress {
         /// The file.
         file: &'a str,
-        /// Bytes so far, including those of earlier pulls.
+        /// Bytes so far, including those of earlier pulls: the first event of a file has those alone.
         done: u64,
         /// Bytes in all.
         total: u64,
@@ -114,7 +162,7 @@ pub enum Event<'a> {
 /// The hub and the cache in front of it.
 pub struct Hub {
     cache: Cache,
-    http: Http,
+    http: Arc<Http>,
 }
 
 /// What the hub tells about a model.
@@ -188,7 +236,7 @@ impl Hub {
 
     /// Checks the settings. Nothing is sent yet.
     pub fn new(cache: Cache, settings: &Settings) -> Result<Hub> {
-        Ok(Hub { cache, http: Http::new(settings)? })
+        Ok(Hub { cache, http: Arc::new(Http::new(settings)?) })
     }
 
     /// Makes sure that a model is in the cache, in the version that the hub has now. `watch` hears how it goes.
@@ -215,6 +263,10 @@ impl Hub {
     fn fetch(&self, model: &ModelRef, is_cached: bool, watch: &mut dyn FnMut(Event)) -> Result<Snapshot> {
         let (commit, files) = self.list_files(model, is_cached, watch)?;
         let choice = pick(&model.repo, &files, model.quant.as_deref())?;
+        // Weights that nobody can give text to are not worth the wait.
+        if !choice.gguf && !has_tokenizer(&choice.files) {
+            return Err(HubError::NoTokenizer { repo: model.repo.clone() });
+        }
         self.cache.prepare(&model.repo, &commit)?;
         let target = Target { repo: &model.repo, revision: &commit, file: None };
         let mut blobs = Vec::new();
@@ -224,8 +276,9 @@ impl Hub {
             }
         }
         self.check_room(model, &blobs, watch)?;
-        for blob in &blobs {
-            self.fetch_blob(&Target { file: Some(&blob.file), ..target }, blob, watch)?;
+        for (i, blob) in blobs.iter().enumerate() {
+            let fetched = self.fetch_blob(&Target { file: Some(&blob.file), ..target }, blob, watch);
+            fetched.map_err(|e| if i > 0 { e.with_kept() } else { e })?;
         }
         if !model.revision().eq_ignore_ascii_case(&commit) {
             self.cache.write_ref(&model.repo, model.revision(), &commit)?;
@@ -272,7 +325,7 @@ impl Hub {
         let url = self.http.file_url(target.repo, target.revision, file);
         let bad = |why: &str| Trouble::Final(HubError::Answer { what: what.clone(), why: why.to_owned() });
         Tries::new(&self.http.timing, self.http.timing.tries).until(&what, watch, || {
-            let answer = self.http.ask(Method::HEAD, &url, 0, target)?;
+            let answer = self.http.ask(Method::HEAD, &url, Span::ALL, target)?;
             let redirects = (300..400).contains(&answer.status());
             if !redirects && answer.status() != 200 {
                 return Err(self.http.refusal(&answer, target));

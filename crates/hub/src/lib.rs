@@ -22,9 +22,10 @@ mod http;
 mod hub;
 mod name;
 mod pick;
+mod pieces;
 
 pub use aliases::{ALIASES, Alias, is_alias, search};
 pub use cache::{Cache, CachedModel, Removed, Snapshot};
 pub use error::HubError;
-pub use hub::{Event, Hub, Match, Settings, Timing};
+pub use hub::{Event, Hub, Match, Names, Ranges, Settings, Timing};
 pub use name::{ModelRef, RepoName};

@@ -169,6 +169,23 @@ pub(crate) fn is_whole(files: &[String], index: Option<&[u8]>) -> bool {
     has_config && parts_ok && index_ok
 }
 
+/// Is there a tokenizer among the files, as a loader can read it? Adapters need none.
+pub(crate) fn has_tokenizer(files: &[String]) -> bool {
+    const ALONE: [&str; 7] = [
+        "tokenizer.json",
+        "tokenizer.model",
+        "spiece.model",
+        "tekken.json",
+        "tiktoken.model",
+        "vocab.txt",
+        "adapter_config.json",
+    ];
+    let has = |name: &str| files.iter().any(|f| f == name);
+    ALONE.into_iter().any(has)
+        || files.iter().any(|f| !f.contains('/') && f.ends_with(".tiktoken"))
+        || has("vocab.json") && has("merges.txt")
+}
+
 /// The index file among `files`.
 pub(crate) fn index(files: &[String]) -> Option<&String> {
     files.iter().find(|f| *f == INDEX)
@@ -276,7 +293,6 @@ fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {
     text
 }
 
-/// Is it a small file that belongs to a safetensors model?
 /// A file of a tokenizer that cannot be read, if the model has no other. Models that have no text have none at all.
 fn unread_tokenizer(files: &[String]) -> Option<&String> {
     let read = |file: &String| TOKENIZERS.contains(&file.as_str()) || file.ends_with(TIKTOKEN);
@@ -289,6 +305,7 @@ fn unread_tokenizer(files: &[String]) -> Option<&String> {
     if files.iter().any(read) { None } else { files.iter().find(other) }
 }
 
+/// Is it a small file that belongs to a safetensors model?
 fn is_besides(file: &str) -> bool {
     match file.split_once('/') {
         None if file.ends_with(TIKTOKEN) => true,

@@ -228,7 +228,7 @@ fn a_server_that_says_nothing_is_given_up() {
     let mut settings = stand_in.settings();
     (settings.timing.idle, settings.timing.tries) = (Duration::from_millis(100), 2);
     let error = text(pull(&settings, &cache, "org/m", &mut |_| ()).unwrap_err(), &stand_in);
-    insta::assert_snapshot!(error, @"cannot get the files of org/m: 127.0.0.1 did not answer in time (tried 2 times). What has arrived is kept; run the same command to go on");
+    insta::assert_snapshot!(error, @"cannot get the files of org/m: 127.0.0.1 did not answer in time (tried 2 times). Nothing was downloaded; check the connection and run the same command again");
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn a_list_that_drips_in_for_ever_is_given_up() {
     let mut settings = stand_in.settings();
     (settings.timing.idle, settings.timing.tries) = (Duration::from_millis(100), 1);
     let error = text(pull(&settings, &cache, "org/m", &mut |_| ()).unwrap_err(), &stand_in);
-    insta::assert_snapshot!(error, @"cannot get the files of org/m: 127.0.0.1 is too slow (tried once). What has arrived is kept; run the same command to go on");
+    insta::assert_snapshot!(error, @"cannot get the files of org/m: 127.0.0.1 is too slow (tried once). Nothing was downloaded; check the connection and run the same command again");
 }
 
 #[test]
@@ -258,6 +258,29 @@ fn a_proxy_is_used_where_it_is_wanted() {
     settings.no_proxy = vec!["127.0.0.1".to_owned()];
     pull(&settings, &cache, "org/m", &mut |_| ()).unwrap();
     assert_eq!(proxy.asked().len(), 1);
+}
+
+#[test]
+fn a_proxy_that_cannot_be_reached_is_named() {
+    let stand_in = StandIn::new(&[(FILE, b"x")]);
+    // A port where nobody listens.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (_folder, cache) = cache();
+    let mut settings = stand_in.settings();
+    settings.timing.tries = 1;
+    settings.names.proxy = "HTTPS_PROXY".to_owned();
+    for (scheme, user) in [("http", ""), ("http", "me:secret@"), ("socks5", "")] {
+        settings.proxy = Some(format!("{scheme}://{user}{closed}"));
+        let error = pull(&settings, &cache, "org/m", &mut |_| ()).unwrap_err().to_string();
+        let error = error.replace(&closed.port().to_string(), "PORT");
+        let want = format!(
+            "cannot get the files of org/m: no connection to the proxy {scheme}://127.0.0.1:PORT (HTTPS_PROXY): Connection \
+             refused (os error 111) (on the way to 127.0.0.1) (tried once). Nothing was downloaded; check the connection and \
+             run the same command again"
+        );
+        assert_eq!(error, want);
+    }
+    assert_eq!(stand_in.hub.asked().len(), 0);
 }
 
 #[test]
@@ -294,7 +317,7 @@ fn too_long_a_pause_is_left_to_the_user() {
             StandIn::twisted(&[(FILE, b"x")], move |_, _, _| say(429, "").with(header.0, header.1));
         let (_folder, cache) = cache();
         insta::allow_duplicates! {
-            insta::assert_snapshot!(fails(&stand_in, &cache), @"the server refuses the files of org/m for now (127.0.0.1 answered 429): come back in 3600 s. What has arrived is kept; with HF_TOKEN set the hub allows more");
+            insta::assert_snapshot!(fails(&stand_in, &cache), @"the server refuses the files of org/m for now (127.0.0.1 answered 429): come back in 3600 s. With HF_TOKEN set the hub allows more");
         }
         assert_eq!(stand_in.hub.asked().len(), 1);
     }
@@ -456,7 +479,7 @@ fn a_full_disk_is_told_and_the_download_kept() {
     assert!(matches!(error, HubError::DiskFull { needed: 10_000, .. }), "{error}");
     assert!(part.is_symlink(), "kept");
     let error = HubError::DiskFull { path: "/cache".into(), needed: 4_200_000_000, free: 17 };
-    insta::assert_snapshot!(error, @"the disk is full: 4.2 GB more are needed at /cache, where 17 bytes are free. What has arrived is kept; make room (`tallow rm`) and run the same command to go on");
+    insta::assert_snapshot!(error, @"the disk is full: 3.9 GiB more are needed at /cache, where 17 bytes are free. What has arrived is kept; make room (`tallow rm`) and run the same command to go on");
 }
 
 #[test]

@@ -22,15 +22,21 @@ const ORDER: &str = "pull-order";
 /// very test, in a folder that has an order.
 fn is_child() -> bool {
     let Ok(url) = fs::read_to_string(ORDER) else { return false };
-    match pull(&settings(&url), &Cache::at("cache"), "org/m", &mut |_| ()) {
+    // In pieces where the order says so.
+    let settings = match url.strip_suffix(" in pieces") {
+        Some(url) => in_pieces(url),
+        None => settings(&url),
+    };
+    match pull(&settings, &Cache::at("cache"), "org/m", &mut |_| ()) {
         Ok(_) => println!("pulled"),
         Err(e) => println!("{e}"),
     }
     true
 }
 
-fn child(test: &str, folder: &Path, stand_in: &StandIn, shell: &str) -> Child {
-    fs::write(folder.join(ORDER), &stand_in.hub.url).unwrap();
+fn child(test: &str, folder: &Path, stand_in: &StandIn, how: &str) -> Child {
+    let (shell, order) = if how == " in pieces" { ("", how) } else { (how, "") };
+    fs::write(folder.join(ORDER), format!("{}{order}", stand_in.hub.url)).unwrap();
     let command = format!("{shell} exec \"$0\" --exact {test} --nocapture");
     let program = std::env::current_exe().unwrap();
     let mut command_line = Command::new("sh");
@@ -87,6 +93,48 @@ fn a_killed_pull_is_resumed() {
     let snapshot = stand_in.pull(&cache, "org/m").unwrap();
     assert!(fs::read(snapshot.path).unwrap() == content);
     assert_eq!(stand_in.ranges("m.gguf"), [None, Some("bytes=2000000-".into())]);
+}
+
+/// A pull over several connections, killed again and again, each time a little later.
+#[test]
+fn a_pull_in_pieces_may_be_killed_at_any_time() {
+    if is_child() {
+        return;
+    }
+    let content = noise(3_000_000);
+    let stand_in = StandIn::twisted(&[("m.gguf", &content)], |ask, say, _| {
+        if ask.path.starts_with("/signed") {
+            thread::sleep(Duration::from_millis(15));
+        }
+        say
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::at(folder.path().join("cache"));
+    let mut left = 0;
+    for wait in 0..12 {
+        let mut child =
+            child("a_pull_in_pieces_may_be_killed_at_any_time", folder.path(), &stand_in, " in pieces");
+        thread::sleep(Duration::from_millis(30 + 10 * wait));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let done = cache.find(&ModelRef::parse("org/m").unwrap()).unwrap();
+        let file =
+            folder.path().join("cache/models--org--m/blobs").join(format!("{}.incomplete", etag(&content)));
+        match (done, fs::read(file)) {
+            (Some(snapshot), _) => {
+                assert!(fs::read(snapshot.path).unwrap() == content);
+                break;
+            }
+            (None, Ok(bytes)) => {
+                assert!(bytes.len() >= left && bytes == content[..bytes.len()], "{} bytes", bytes.len());
+                left = bytes.len();
+            }
+            (None, Err(_)) => {}
+        }
+    }
+    let settings = in_pieces(&stand_in.hub.url);
+    let snapshot = pull(&settings, &cache, "org/m", &mut |_| ()).unwrap();
+    assert!(fs::read(snapshot.path).unwrap() == content);
 }
 
 #[test]

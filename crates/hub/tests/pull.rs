@@ -68,7 +68,8 @@ fn a_safetensors_model_lies_as_other_programs_expect() {
 #[test]
 fn the_token_stays_with_the_hub() {
     let weights = noise(5000);
-    let stand_in = StandIn::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
+    let stand_in =
+        StandIn::new(&[("config.json", b"{}"), ("tokenizer.json", b"[]"), ("model.safetensors", &weights)]);
     let (_folder, cache) = cache();
     stand_in.pull(&cache, "org/m").unwrap();
     let (hub, cdn) = (stand_in.hub.asked(), stand_in.cdn.asked());
@@ -111,7 +112,7 @@ fn the_token_does_not_come_back_with_a_second_redirect() {
 fn redirects_on_the_hub_itself_are_followed_with_the_token() {
     // Renamed models and small files: the address is relative, and what there is to know comes with the last answer.
     let stand_in = StandIn::twisted(
-        &[("config.json", b"{}"), ("model.safetensors", b"tiny")],
+        &[("config.json", b"{}"), ("tokenizer.json", b"[]"), ("model.safetensors", b"tiny")],
         |ask, answer, _| match ask.path.strip_suffix("?moved=1") {
             None => say(307, "").with("Location", format!("{}?moved=1", ask.path)).with("ETag", "\"no\""),
             Some(_) => answer,
@@ -146,7 +147,8 @@ fn a_quantization_is_picked_with_all_its_parts() {
 #[test]
 fn a_second_pull_downloads_nothing() {
     let weights = noise(5000);
-    let stand_in = StandIn::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
+    let stand_in =
+        StandIn::new(&[("config.json", b"{}"), ("tokenizer.json", b"[]"), ("model.safetensors", &weights)]);
     let (_folder, cache) = cache();
     let first = stand_in.pull(&cache, "org/m").unwrap();
     let before = stand_in.hub.asked().len();
@@ -181,7 +183,8 @@ fn revisions_are_kept_by_name() {
 #[test]
 fn progress_is_told() {
     let weights = noise(1_000_000);
-    let stand_in = StandIn::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
+    let stand_in =
+        StandIn::new(&[("config.json", b"{}"), ("tokenizer.json", b"[]"), ("model.safetensors", &weights)]);
     let (_folder, cache) = cache();
     let (mut missing, mut last, mut ended) = (None, 0, Vec::new());
     pull(&stand_in.settings(), &cache, "org/m", &mut |event| match event {
@@ -196,8 +199,9 @@ fn progress_is_told() {
         other => panic!("{other:?}"),
     })
     .unwrap();
-    assert_eq!(missing, Some((2, 1_000_002)));
-    assert_eq!(ended, [("config.json".to_owned(), 2), ("model.safetensors".to_owned(), 1_000_000)]);
+    assert_eq!(missing, Some((3, 1_000_004)));
+    let want = [("tokenizer.json", 2), ("config.json", 2), ("model.safetensors", 1_000_000)];
+    assert_eq!(ended, want.map(|(name, bytes)| (name.to_owned(), bytes)));
 }
 
 #[test]
@@ -228,11 +232,13 @@ fn a_new_version_shares_what_did_not_change() {
     let weights = noise(5000);
     let newer = "f".repeat(40);
     let moved = newer.clone();
-    let stand_in =
-        StandIn::twisted(&[("config.json", b"{}"), ("model.safetensors", &weights)], move |ask, say, n| {
+    let stand_in = StandIn::twisted(
+        &[("config.json", b"{}"), ("tokenizer.json", b"[]"), ("model.safetensors", &weights)],
+        move |ask, say, n| {
             let then = |s: &Say| String::from_utf8_lossy(&s.body).replace(COMMIT, &moved).into_bytes();
             if ask.path.contains("/api/") && n > 1 { Say { body: then(&say), ..say } } else { say }
-        });
+        },
+    );
     let (folder, cache) = cache();
     stand_in.pull(&cache, "org/m").unwrap();
     // The stand-in does not know the new commit, which is as good as a hub that breaks down in between.
@@ -241,4 +247,50 @@ fn a_new_version_shares_what_did_not_change() {
     assert_eq!(fs::read_to_string(&main).unwrap(), COMMIT, "the old version stays in use");
     assert!(cache.find(&ModelRef::parse("org/m").unwrap()).unwrap().is_some());
     assert_eq!(stand_in.downloads("model.safetensors"), 1);
+}
+
+#[test]
+fn a_model_without_a_tokenizer_is_refused_before_its_weights_come() {
+    let weights = noise(5000);
+    let all = |more: &[&'static str]| {
+        let mut files = vec![("config.json", &b"{}"[..]), ("model.safetensors", &weights)];
+        files.extend(more.iter().map(|name| (*name, &b"x"[..])));
+        StandIn::new(&files)
+    };
+    for none in [&["vocab.json"][..], &["merges.txt"], &["sentencepiece.bpe.model"], &["sub/tokenizer.json"]]
+    {
+        let stand_in = all(none);
+        let (_folder, cache) = cache();
+        let error = stand_in.pull(&cache, "org/m").unwrap_err();
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(error, @"org/m has no tokenizer that can be read: none of tokenizer.json, tokenizer.model, spiece.model, tekken.json, a tiktoken file, vocab.txt, or vocab.json with merges.txt. Nothing was downloaded; look for a copy of the model that has one, or for GGUF files");
+        }
+        assert_eq!(stand_in.downloads("model.safetensors"), 0);
+    }
+    for some in [
+        &["tokenizer.model"][..],
+        &["tekken.json"],
+        &["tiktoken.model"],
+        &["qwen.tiktoken"],
+        &["spiece.model"],
+        &["vocab.txt"],
+        &["vocab.json", "merges.txt"],
+    ] {
+        let (_folder, cache) = cache();
+        let snapshot = all(some).pull(&cache, "org/m").unwrap();
+        assert!(some.iter().all(|name| snapshot.path.join(name).is_file()), "{some:?}");
+    }
+}
+
+#[test]
+fn socks_proxies_are_used() {
+    let content = noise(5000);
+    let stand_in = StandIn::new(&[("m.gguf", &content)]);
+    let proxy = Socks::start();
+    let mut settings = stand_in.settings();
+    settings.proxy = Some(format!("socks5://{}", proxy.address));
+    let (_folder, cache) = cache();
+    let snapshot = pull(&settings, &cache, "org/m", &mut |_| ()).unwrap();
+    assert_eq!(fs::read(&snapshot.path).unwrap(), content);
+    assert!(proxy.connections() >= 2, "both servers are reached by it");
 }

@@ -102,8 +102,12 @@ pub(crate) enum Wanted {
 pub(crate) struct Transcribe {
     /// The speech model (Whisper)
     pub model: String,
-    /// The sound file: WAV, FLAC or MP3
-    pub file: PathBuf,
+    /// Sound files: WAV, FLAC, MP3, M4A, OGG, WebM; - is stdin
+    ///
+    /// WAV, FLAC, MP3, M4A and MP4 (AAC, Opus), OGG (Opus, Vorbis) and WebM or Matroska are read. Of a video, the sound is
+    /// transcribed. - reads a file from standard input.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
     /// Language spoken: en, de, german, … [default: detected]
     ///
     /// The default is the language that the model detects in the first half minute.

@@ -87,7 +87,9 @@ fn examples(command: &str) -> Option<&'static str> {
         "transcribe" => {
             "Examples:
   tallow transcribe openai/whisper-small talk.mp3
-  tallow transcribe openai/whisper-small talk.mp3 --format srt"
+  tallow transcribe openai/whisper-small talk.mp3 --format srt
+  tallow transcribe openai/whisper-small one.m4a two.ogg
+  ffmpeg -i film.avi -f wav - | tallow transcribe openai/whisper-small -"
         }
         "bench" => {
             "Examples:

@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn two_models_are_one_too_many() {
-        for line in ["show a -m b", "run -m a -m b", "run demo -m b", "transcribe a b -m c", "rm x -m y"] {
+        for line in ["show a -m b", "run -m a -m b", "run demo -m b", "transcribe demo b -m c", "rm x -m y"] {
             let why = rewritten(line).unwrap_err();
             assert!(why.contains("the model is named twice"), "{line}: {why}");
         }
@@ -282,6 +282,7 @@ mod tests {
             let why = rewritten(line).unwrap_err();
             assert!(why.contains("`tallow run -m MODEL` chats"), "{line}: {why}");
         }
+        becomes("transcribe a.wav - -m c", "transcribe c a.wav -");
     }
 
     #[test]

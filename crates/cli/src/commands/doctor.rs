@@ -214,9 +214,9 @@ fn cache(text: &mut String, sources: &Sources, offline: bool) -> Result<(), Fail
     let _ = writeln!(text, "models     {}: {what}", folder.display());
     let endpoint = env::get("HF_ENDPOINT").unwrap_or_else(|| tallow_hub::Settings::default().endpoint);
     let token = if env::hub_token().is_some() { "with a token" } else { "without a token" };
-    match load::is_offline(sources, offline)? {
-        true => text.push_str("hub        not to be asked (offline)\n"),
-        false => drop(writeln!(text, "hub        {endpoint}, {token}")),
+    match load::offline(sources, offline)? {
+        Some(why) => drop(writeln!(text, "hub        not to be asked: {why}")),
+        None => drop(writeln!(text, "hub        {endpoint}, {token}")),
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use tallow_hub::{ALIASES, Alias, CachedModel, Event, Match, ModelRef, Snapshot};
 use super::{counted, print};
 use crate::Failed;
 use crate::args::{List, Pull, Rm, Search};
-use crate::load::{DEMO, cache, hub, is_offline};
+use crate::load::{DEMO, cache, hub, offline};
 use crate::memory::size;
 use crate::screen;
 use crate::settings::Sources;
@@ -22,8 +22,8 @@ pub(crate) fn pull(args: &Pull, sources: &Sources) -> Result<(), Failed> {
             "demo is part of the program: there is nothing to download; `tallow run demo` runs it\n",
         );
     }
-    if is_offline(sources, false)? {
-        return Err(Failed::new("the hub is not to be asked (offline); unset that to download models"));
+    if let Some(why) = offline(sources, false)? {
+        return Err(Failed::new(why.to_string()));
     }
     let snapshot = fetch(&ModelRef::parse(&args.model)?)?;
     print(&format!("{}\n", snapshot.path.display()))
@@ -59,9 +59,9 @@ fn watch(bar: &mut Option<(String, ProgressBar)>, event: Event<'_>) {
                 if let Some((_, old)) = bar.take() {
                     old.finish_and_clear();
                 }
-                *bar = Some((file.to_owned(), screen::bytes_bar(total, file)));
-            }
-            if let Some((_, bar)) = bar {
+                // What an earlier pull left is there, but it did not arrive now.
+                *bar = Some((file.to_owned(), screen::resumed_bar(total, done, file)));
+            } else if let Some((_, bar)) = bar {
                 bar.set_length(total);
                 bar.set_position(done);
             }
@@ -132,7 +132,7 @@ fn table<'a>(aliases: impl Iterator<Item = &'a Alias>) -> String {
 /// `tallow search`
 pub(crate) fn search(args: &Search, sources: &Sources) -> Result<(), Failed> {
     let aliases: Vec<&Alias> = tallow_hub::search(&args.text).collect();
-    let offline = args.text.is_empty() || is_offline(sources, args.offline)?;
+    let offline = args.text.is_empty() || offline(sources, args.offline)?.is_some();
     let (found, why) = match offline {
         true => (Vec::new(), None),
         false => match hub()?.search(&args.text.join(" ")) {

@@ -11,7 +11,7 @@ use crate::settings::{Sources, reason};
 
 pub(crate) fn tokenize(args: &Tokenize, sources: &Sources) -> Result<(), Failed> {
     let text = text_or_stdin(&args.text)?;
-    let tokenizer = load::tokenizer(&args.model, load::is_offline(sources, args.offline)?)?;
+    let tokenizer = load::tokenizer(&args.model, load::offline(sources, args.offline)?)?;
     if args.decode {
         let ids = numbers(&text)?;
         let vocab = tokenizer.vocab_size();

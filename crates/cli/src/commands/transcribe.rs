@@ -1,12 +1,13 @@
 //! `tallow transcribe`: what is said in a sound file.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tallow_audio::Audio;
 use tallow_cpu::Arithmetic;
-use tallow_engine::transcribe::{Segment, Wish};
+use tallow_engine::transcribe::{Segment, Transcriber, Wish};
 use tallow_models::speech::Job;
 use tallow_server::transcript::{Format, Transcript, clock};
 
@@ -19,17 +20,11 @@ use crate::solo::Setup;
 use crate::{Failed, screen, scribe};
 
 pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Failed> {
-    let named = |why: &dyn std::fmt::Display| Failed::new(format!("{}: {why}", args.file.display()));
     // A file that cannot be read should not cost the loading of a model.
-    let mut audio = Audio::open(&args.file).map_err(|e| named(&e))?;
-    if !(0.0..=1.0).contains(&args.temperature) {
-        return Err(Failed::new(format!("--temperature is {}; 0 to 1 make sense", args.temperature)));
+    for file in args.files.iter().filter(|file| !is_stdin(file)) {
+        opened(file)?;
     }
-    if args.timestamps && args.format != args::Transcript::Text {
-        return Err(Failed::new(
-            "--timestamps is for --format text: the others have times, or cannot have them",
-        ));
-    }
+    check(args)?;
     let model = load::scribe(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
     let place = Place::new(sources, &args.device)?;
     let kv = Setup::new(sources, &args.device, None, Arithmetic::Fast)?.kv;
@@ -56,13 +51,61 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
         temperature: args.temperature,
         gone: Arc::new(AtomicBool::new(false)),
     };
+    for (i, file) in args.files.iter().enumerate() {
+        if args.files.len() > 1 && args.format == args::Transcript::Text {
+            let name = file.display().to_string();
+            print(&format!("{}==> {} <==\n", if i > 0 { "\n" } else { "" }, screen::harmless(&name)))?;
+        }
+        one(args, file, &transcriber, &wish)?;
+        if args.files.len() > 1 && args.format != args::Transcript::Text {
+            print("\n")?;
+        }
+    }
+    Ok(())
+}
+
+/// Options that make no sense, alone or together.
+fn check(args: &Transcribe) -> Result<(), Failed> {
+    if !(0.0..=1.0).contains(&args.temperature) {
+        return Err(Failed::new(format!("--temperature is {}; 0 to 1 make sense", args.temperature)));
+    }
+    if args.timestamps && args.format != args::Transcript::Text {
+        return Err(Failed::new(
+            "--timestamps is for --format text: the others have times, or cannot have them",
+        ));
+    }
+    if args.files.len() > 1 && matches!(args.format, args::Transcript::Srt | args::Transcript::Vtt) {
+        return Err(Failed::new("--format srt and vtt are for one file: its times begin at its start"));
+    }
+    let stdin = args.files.iter().filter(|file| is_stdin(file)).count();
+    if stdin > 1 {
+        return Err(Failed::new("- is named more than once: there is one standard input"));
+    }
+    if stdin > 0 && std::io::stdin().is_terminal() {
+        return Err(Failed::new("-: standard input is a terminal: pipe a sound file in, or name one"));
+    }
+    Ok(())
+}
+
+fn is_stdin(file: &Path) -> bool {
+    file.as_os_str() == "-"
+}
+
+fn opened(file: &Path) -> Result<Audio, Failed> {
+    let audio = if is_stdin(file) { Audio::piped(std::io::stdin()) } else { Audio::open(file) };
+    audio.map_err(|why| Failed::new(format!("{}: {why}", file.display())))
+}
+
+/// Writes what is said in one file.
+fn one(args: &Transcribe, file: &Path, transcriber: &Transcriber, wish: &Wish) -> Result<(), Failed> {
+    let mut audio = opened(file)?;
     let bar = screen::count_bar(audio.seconds.map_or(0, |s| s.ceil() as u64), "seconds");
     if audio.seconds.is_none_or(|s| s < 60.0) {
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
     }
     let (mut segments, mut lost) = (Vec::new(), None);
     let heard =
-        transcriber.run(&wish, &mut |n| audio.read(n).map_err(|e| e.to_string()), &mut |some, done| {
+        transcriber.run(wish, &mut |n| audio.read(n).map_err(|e| e.to_string()), &mut |some, done| {
             if args.format == args::Transcript::Text {
                 // What is there is shown at once.
                 let shown = bar.suspend(|| show(some, args.timestamps));
@@ -72,11 +115,11 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
             bar.set_position(done as u64);
         });
     bar.finish_and_clear();
-    let heard = heard.map_err(|e| named(&e))?;
+    let heard = heard.map_err(|why| Failed::new(format!("{}: {why}", file.display())))?;
     if let Some(why) = lost {
         return Err(why.into());
     }
-    let transcript = Transcript { job, heard, segments };
+    let transcript = Transcript { job: wish.job, heard, segments };
     match args.format {
         args::Transcript::Text => print(""),
         format => print(&transcript.written(written(format))),

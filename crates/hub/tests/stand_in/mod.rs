@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use sha2::Digest;
-use tallow_hub::{Cache, Event, Hub, HubError, ModelRef, Settings, Snapshot, Timing};
+use tallow_hub::{Cache, Event, Hub, HubError, ModelRef, Ranges, Settings, Snapshot, Timing};
 
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 pub(crate) const TOKEN: &str = "hf_secret";
@@ -273,18 +273,25 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// A file, or the rest of it.
+/// A file, or a piece of it.
 fn ranged(ask: &Ask, content: &[u8]) -> Say {
-    let start =
-        ask.header("range").and_then(|r| r.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
-    match start {
+    let number = |text: &str| text.parse::<usize>().ok();
+    let range = ask.header("range").and_then(|r| r.strip_prefix("bytes=")?.split_once('-'));
+    match range.and_then(|(start, last)| Some((number(start)?, number(last)))) {
         None => say(200, content),
-        Some(start) if start < content.len() => {
-            let range = format!("bytes {start}-{}/{}", content.len() - 1, content.len());
-            say(206, &content[start..]).with("Content-Range", range)
+        Some((start, last)) if start < content.len() => {
+            let end = last.map_or(content.len(), |last| content.len().min(last + 1));
+            let range = format!("bytes {start}-{}/{}", end - 1, content.len());
+            say(206, &content[start..end]).with("Content-Range", range)
         }
         Some(_) => say(416, ""),
     }
+}
+
+/// Settings by which even small files come in pieces, four at once.
+pub(crate) fn in_pieces(url: &str) -> Settings {
+    let ranges = Ranges { connections: 4, least: 50_000, most: 200_000 };
+    Settings { ranges, ..settings(url) }
 }
 
 pub(crate) fn settings(url: &str) -> Settings {
@@ -330,4 +337,50 @@ pub(crate) fn noise(len: usize) -> Vec<u8> {
 pub(crate) fn text(error: HubError, stand_in: &StandIn) -> String {
     let host = |url: &str| url.trim_start_matches("http://").to_owned();
     error.to_string().replace(&host(&stand_in.hub.url), "HUB").replace(&host(&stand_in.cdn.url), "CDN")
+}
+
+/// A SOCKS 5 proxy without passwords, for addresses of four bytes.
+pub(crate) struct Socks {
+    pub(crate) address: String,
+    served: Arc<Mutex<usize>>,
+}
+
+impl Socks {
+    pub(crate) fn start() -> Socks {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let served = Arc::new(Mutex::new(0));
+        let count = served.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let count = count.clone();
+                thread::spawn(move || relay(stream, &count));
+            }
+        });
+        Socks { address, served }
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        *self.served.lock().unwrap()
+    }
+}
+
+fn relay(mut client: TcpStream, count: &Mutex<usize>) -> Option<()> {
+    let mut head = [0; 2];
+    client.read_exact(&mut head).ok()?;
+    let mut methods = vec![0; usize::from(head[1])];
+    client.read_exact(&mut methods).ok()?;
+    client.write_all(&[5, 0]).ok()?;
+    let mut request = [0; 10];
+    client.read_exact(&mut request).ok()?;
+    assert_eq!(request[..4], [5, 1, 0, 1], "a connection to an IPv4 address");
+    let ip = std::net::Ipv4Addr::new(request[4], request[5], request[6], request[7]);
+    let mut server = TcpStream::connect((ip, u16::from_be_bytes([request[8], request[9]]))).ok()?;
+    client.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0]).ok()?;
+    *count.lock().unwrap() += 1;
+    let (mut up, mut to) = (client.try_clone().ok()?, server.try_clone().ok()?);
+    thread::spawn(move || std::io::copy(&mut up, &mut to));
+    std::io::copy(&mut server, &mut client).ok()?;
+    let _ = client.shutdown(std::net::Shutdown::Both);
+    Some(())
 }

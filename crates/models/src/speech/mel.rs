@@ -6,6 +6,7 @@
 use std::f64::consts::PI;
 
 use super::RATE;
+use super::fourier::Spectrum;
 
 /// Samples that a frame is made of.
 const LONG: usize = 400;
@@ -21,26 +22,20 @@ pub struct LogMel {
     /// Of each band: its first frequency, and the weights from there on.
     filters: Vec<(usize, Vec<f64>)>,
     window: Vec<f64>,
-    /// Cosines and sines of each sample, frequency by frequency: [LONG, 2, BINS]
-    turns: Vec<f64>,
+    spectrum: Spectrum,
 }
 
 impl LogMel {
     /// For frames of so many bands.
     pub fn new(bands: usize) -> LogMel {
-        let angle = |n: usize| 2.0 * PI * (n % LONG) as f64 / LONG as f64;
-        let turn = |n: usize| {
-            let (cos, sin) =
-                ((0..BINS).map(move |k| angle(n * k).cos()), (0..BINS).map(move |k| angle(n * k).sin()));
-            cos.chain(sin)
-        };
+        let angle = |n: usize| 2.0 * PI * n as f64 / LONG as f64;
         let window = (0..LONG).map(|n| 0.5 - 0.5 * angle(n).cos()).collect();
         let filters = filters(bands).into_iter().map(|all| {
             let first = all.iter().position(|w| *w != 0.0).unwrap_or(0);
             let last = all.iter().rposition(|w| *w != 0.0).map_or(first, |last| last + 1);
             (first, all[first..last].to_vec())
         });
-        LogMel { bands, filters: filters.collect(), window, turns: (0..LONG).flat_map(turn).collect() }
+        LogMel { bands, filters: filters.collect(), window, spectrum: Spectrum::new(LONG) }
     }
 
     /// So many frames of samples, one after another. Where there are fewer samples there is silence.
@@ -55,7 +50,7 @@ impl LogMel {
         };
         let mut logs = Vec::with_capacity(frames * self.bands);
         let mut strengths = vec![0.0; BINS];
-        let mut sums = vec![0.0; 2 * BINS];
+        let mut room = self.spectrum.room();
         let mut cut = vec![0.0; LONG];
         for frame in 0..frames {
             let first = (frame * HOP) as isize - (LONG / 2) as isize;
@@ -63,7 +58,7 @@ impl LogMel {
                 .zip(&self.window)
                 .enumerate()
                 .for_each(|(n, (x, w))| *x = w * at(first + n as isize));
-            self.strengths(&cut, &mut sums, &mut strengths);
+            self.spectrum.powers(&cut, &mut room, &mut strengths);
             logs.extend(self.filters.iter().map(|(first, weights)| {
                 let terms = weights.iter().zip(&strengths[*first..]);
                 terms.map(|(w, x)| w * x).sum::<f64>().max(1e-10).log10()
@@ -71,18 +66,6 @@ impl LogMel {
         }
         let most = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         logs.into_iter().map(|x| ((x.max(most - 8.0) + 4.0) / 4.0) as f32).collect()
-    }
-
-    /// The strength of each frequency in a piece of sound.
-    fn strengths(&self, cut: &[f64], sums: &mut [f64], strengths: &mut [f64]) {
-        sums.fill(0.0);
-        for (x, turns) in cut.iter().zip(self.turns.chunks_exact(2 * BINS)) {
-            if *x != 0.0 {
-                sums.iter_mut().zip(turns).for_each(|(sum, turn)| *sum += x * turn);
-            }
-        }
-        let (cos, sin) = sums.split_at(BINS);
-        strengths.iter_mut().zip(cos.iter().zip(sin)).for_each(|(s, (a, b))| *s = a * a + b * b);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Speech: what goes between a sound and a [`Scribe`](crate::scribe::Scribe) that writes what was said. Samples become
 //! frames by [`mel`], tokens are chosen by [`rules`], and what was written of a window is cut into pieces by [`window`].
 
+mod fourier;
 pub mod mel;
 pub mod rules;
 pub mod window;

@@ -1,0 +1,172 @@
+//! [`Spectrum`]: the power of a few hundred real samples at each frequency, by a Fourier transform of mixed radix.
+//!
+//! Two samples make one complex number, so that a transform of half the length does; it goes in steps of 5, 4 and 2 that
+//! sort as they go (Stockham's). Numbers have 64 bits: what comes out is what a plain sum gives, to rounding.
+
+use std::f64::consts::PI;
+
+/// A complex number.
+type Complex = [f64; 2];
+
+/// The powers of so many samples. What does not change is computed once.
+#[derive(Debug, Clone)]
+pub(super) struct Spectrum {
+    steps: Vec<Step>,
+    /// Turns by whole parts of a circle, for half a circle: [len / 2]
+    turns: Vec<Complex>,
+}
+
+/// A step: butterflies of one radix.
+#[derive(Debug, Clone)]
+struct Step {
+    radix: usize,
+    /// Numbers that stand side by side and are turned alike.
+    stride: usize,
+    /// The turns of each butterfly: [groups, radix]
+    turns: Vec<Complex>,
+}
+
+/// Room for a transform.
+#[derive(Debug, Clone)]
+pub(super) struct Room {
+    from: Vec<Complex>,
+    to: Vec<Complex>,
+}
+
+impl Spectrum {
+    /// For so many samples, of which half is 5s, 4s and 2s multiplied.
+    pub(super) fn new(len: usize) -> Spectrum {
+        let (mut steps, mut left, mut stride) = (Vec::new(), len / 2, 1);
+        for radix in [5, 4, 2] {
+            while left.is_multiple_of(radix) {
+                let turn = |p: usize| (0..radix).map(move |k| turn((p * k) as f64 / left as f64));
+                let turns = (0..left / radix).flat_map(turn).collect();
+                steps.push(Step { radix, stride, turns });
+                (left, stride) = (left / radix, stride * radix);
+            }
+        }
+        debug_assert!(left == 1 && len.is_multiple_of(2), "{len} samples have no such transform");
+        Spectrum { steps, turns: (0..len / 2).map(|k| turn(k as f64 / len as f64)).collect() }
+    }
+
+    /// Room that [`Self::powers`] uses.
+    pub(super) fn room(&self) -> Room {
+        let empty = vec![[0.0; 2]; self.turns.len()];
+        Room { from: empty.clone(), to: empty }
+    }
+
+    /// The power at each frequency from none to half the rate: one more than half the samples.
+    pub(super) fn powers(&self, samples: &[f64], room: &mut Room, powers: &mut [f64]) {
+        let Room { from, to } = room;
+        from.iter_mut().zip(samples.as_chunks::<2>().0).for_each(|(a, b)| *a = *b);
+        for step in &self.steps {
+            match step.radix {
+                5 => step.run::<5>(from, to, five),
+                4 => step.run::<4>(from, to, four),
+                _ => step.run::<2>(from, to, |[a, b]| [add(a, b), sub(a, b)]),
+            }
+            std::mem::swap(from, to);
+        }
+        // What both halves of a pair gave is told apart by what stands opposite.
+        let half = from.len();
+        for (k, turn) in self.turns.iter().enumerate() {
+            let (a, b) = (from[k], from[(half - k) % half]);
+            let (even, odd) = ([a[0] + b[0], a[1] - b[1]], [a[1] + b[1], b[0] - a[0]]);
+            let odd = mul(odd, *turn);
+            let (re, im) = (0.5 * (even[0] + odd[0]), 0.5 * (even[1] + odd[1]));
+            powers[k] = re * re + im * im;
+        }
+        powers[half] = (from[0][0] - from[0][1]).powi(2);
+    }
+}
+
+impl Step {
+    fn run<const R: usize>(
+        &self,
+        from: &[Complex],
+        to: &mut [Complex],
+        butterfly: impl Fn([Complex; R]) -> [Complex; R],
+    ) {
+        let (stride, apart) = (self.stride, from.len() / R);
+        let groups = to.chunks_exact_mut(stride * R).zip(self.turns.as_chunks::<R>().0);
+        for (group, (to, turns)) in groups.enumerate() {
+            for side in 0..stride {
+                let at = group * stride + side;
+                let all = butterfly(std::array::from_fn(|j| from[at + j * apart]));
+                for (k, (number, turn)) in all.into_iter().zip(turns).enumerate() {
+                    to[k * stride + side] = mul(number, *turn);
+                }
+            }
+        }
+    }
+}
+
+/// The number that turns back by this share of a circle.
+fn turn(share: f64) -> Complex {
+    let angle = -2.0 * PI * share;
+    [angle.cos(), angle.sin()]
+}
+
+fn add(a: Complex, b: Complex) -> Complex {
+    [a[0] + b[0], a[1] + b[1]]
+}
+
+fn sub(a: Complex, b: Complex) -> Complex {
+    [a[0] - b[0], a[1] - b[1]]
+}
+
+fn mul(a: Complex, b: Complex) -> Complex {
+    [a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]]
+}
+
+/// Turned back by a quarter of a circle.
+fn quarter(a: Complex) -> Complex {
+    [a[1], -a[0]]
+}
+
+fn four([a, b, c, d]: [Complex; 4]) -> [Complex; 4] {
+    let (even, odd) = ((add(a, c), sub(a, c)), (add(b, d), quarter(sub(b, d))));
+    [add(even.0, odd.0), add(even.1, odd.1), sub(even.0, odd.0), sub(even.1, odd.1)]
+}
+
+fn five([a, b, c, d, e]: [Complex; 5]) -> [Complex; 5] {
+    // Cosines and sines of a fifth of a circle and of two.
+    const C1: f64 = 0.309_016_994_374_947_45;
+    const C2: f64 = -0.809_016_994_374_947_5;
+    const S1: f64 = 0.951_056_516_295_153_5;
+    const S2: f64 = 0.587_785_252_292_473_1;
+    let mix = |x: Complex, p: f64, y: Complex, q: f64| [x[0] * p + y[0] * q, x[1] * p + y[1] * q];
+    let (be, cd) = (add(b, e), add(c, d));
+    let (one, two) = (add(a, mix(be, C1, cd, C2)), add(a, mix(be, C2, cd, C1)));
+    let (b_e, c_d) = (sub(b, e), sub(c, d));
+    let (first, second) = (quarter(mix(b_e, S1, c_d, S2)), quarter(mix(b_e, S2, c_d, -S1)));
+    [add(a, add(be, cd)), add(one, first), add(two, second), sub(two, second), sub(one, first)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_are_those_of_plain_sums() {
+        for len in [4, 8, 10, 20, 40, 160, 400, 512] {
+            let samples: Vec<f64> =
+                (0..len).map(|n| ((n * n * 7 + 3 * n) % 101) as f64 / 50.0 - 1.0).collect();
+            let spectrum = Spectrum::new(len);
+            let (mut room, mut powers) = (spectrum.room(), vec![0.0; len / 2 + 1]);
+            // Room that was used before makes no difference.
+            for _ in 0..2 {
+                spectrum.powers(&samples, &mut room, &mut powers);
+            }
+            for (k, power) in powers.iter().enumerate() {
+                let terms = samples.iter().enumerate().map(|(n, x)| {
+                    let [cos, sin] = turn((n * k % len) as f64 / len as f64);
+                    [x * cos, x * sin]
+                });
+                let [re, im] = terms.fold([0.0; 2], add);
+                let want = re * re + im * im;
+                assert!((power - want).abs() <= 1e-11 * want.max(1.0), "{len}, {k}: {power} and not {want}");
+            }
+        }
+    }
+}

@@ -208,17 +208,6 @@ pub enum HubError {
         /// One of its files.
         file: String,
     },
-    /// There is a tokenizer, in files that are not read.
-    #[error(
-        "{repo} has no tokenizer that can be read, only {file}. Look for a repository with its tokenizer.json, or with \
-         GGUF files"
-    )]
-    NoTokenizer {
-        /// The model.
-        repo: RepoName,
-        /// A file of it.
-        file: String,
-    },
     /// There is nothing to load.
     #[error("{repo} has neither safetensors nor GGUF files, so there is nothing to load. Check the name")]
     NoWeights {

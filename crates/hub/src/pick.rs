@@ -58,17 +58,6 @@ const BESIDES: &[&str] = &[
     "config.json",
 ];
 
-/// Files that a tokenizer is read from; one that ends in [`TIKTOKEN`] will do too.
-const TOKENIZERS: &[&str] = &[
-    "tokenizer.json",
-    "tekken.json",
-    "tokenizer.model",
-    "tiktoken.model",
-    "spiece.model",
-    "vocab.json",
-    "vocab.txt",
-];
-
 const TIKTOKEN: &str = ".tiktoken";
 
 /// How pickled (or otherwise unusable) weights end.
@@ -117,9 +106,6 @@ pub(crate) fn pick(repo: &RepoName, files: &[String], quant: Option<&str>) -> Re
     let (variants, safetensors) = (variants(files), safetensors(files));
     match quant {
         None if !safetensors.is_empty() => {
-            if let Some(file) = unread_tokenizer(files) {
-                return Err(HubError::NoTokenizer { repo: repo.clone(), file: file.clone() });
-            }
             let besides = files.iter().filter(|f| is_besides(f)).cloned();
             let mut files: Vec<_> = besides.collect();
             files.sort_by_key(|f| f == "config.json");
@@ -182,7 +168,7 @@ pub(crate) fn has_tokenizer(files: &[String]) -> bool {
     ];
     let has = |name: &str| files.iter().any(|f| f == name);
     ALONE.into_iter().any(has)
-        || files.iter().any(|f| !f.contains('/') && f.ends_with(".tiktoken"))
+        || files.iter().any(|f| !f.contains('/') && f.ends_with(TIKTOKEN))
         || has("vocab.json") && has("merges.txt")
 }
 
@@ -291,18 +277,6 @@ fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {
         text += &format!(" and {more} more");
     }
     text
-}
-
-/// A file of a tokenizer that cannot be read, if the model has no other. Models that have no text have none at all.
-fn unread_tokenizer(files: &[String]) -> Option<&String> {
-    let read = |file: &String| TOKENIZERS.contains(&file.as_str()) || file.ends_with(TIKTOKEN);
-    let other = |file: &&String| {
-        !file.contains('/')
-            && (file.starts_with("tokenizer")
-                || file.starts_with("tokenization_")
-                || file.ends_with(".bpe.model"))
-    };
-    if files.iter().any(read) { None } else { files.iter().find(other) }
 }
 
 /// Is it a small file that belongs to a safetensors model?
@@ -464,7 +438,6 @@ mod tests {
             picked(&["model.safetensors", "qwen.tiktoken", "tokenization_qwen.py"], None),
             ["qwen.tiktoken", "model.safetensors"]
         );
-        insta::assert_snapshot!(refused(&["model.safetensors", "tokenizer_config.json", "sentencepiece.bpe.model"], None), @r#"org/m has no tokenizer that can be read, only tokenizer_config.json. Look for a repository with its tokenizer.json, or with GGUF files"#);
         assert_eq!(
             picked(&["model.safetensors", "2_Dense/model.safetensors", "2_Dense/config.json"], None),
             ["2_Dense/config.json", "2_Dense/model.safetensors", "model.safetensors"]

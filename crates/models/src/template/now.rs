@@ -155,7 +155,7 @@ fn offset(seconds: i64) -> i64 {
     }
     // SAFETY: all zeroes are a valid `tm`, and the call has filled it in.
     let local = unsafe { local.assume_init() };
-    local.tm_gmtoff as i64
+    i64::from(local.tm_gmtoff)
 }
 
 #[cfg(not(unix))]

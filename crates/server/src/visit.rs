@@ -15,8 +15,9 @@ use tallow_engine::handle::Unread;
 use crate::budget::{Budget, Claim, Stage};
 use crate::table::Seat;
 
-/// An answer is handed to the connection in pieces of this, so that what has not been sent is still counted.
-const PIECE: usize = 16 << 10;
+/// An answer is handed to the connection in pieces of this, so that what has not been sent is still counted. What a
+/// stream says at once is shorter, so its events stay whole.
+const PIECE: usize = 64 << 10;
 
 tokio::task_local! {
     static CURRENT: Arc<Visit>;

@@ -193,7 +193,7 @@ fn log_probabilities(server: &Server) -> io::Result<usize> {
         )
     };
     expect(server.post("/v1/chat/completions", &body(128, 500))?, 400)?;
-    let (status, length) = server.post("/v1/chat/completions", &body(64, 60))?;
+    let (status, length) = server.post("/v1/chat/completions", &body(12, 300))?;
     expect((status, length), 200)
 }
 

@@ -163,7 +163,11 @@ pub(super) struct Streamed {
 /// Reads a stream to its end.
 pub(super) fn streamed(server: &Server, body: &str) -> io::Result<Streamed> {
     let mut out = Streamed::default();
-    let lines = BufReader::new(server.ask("/v1/completions", body)?).lines();
+    // The older version of the protocol has no chunks to be put together.
+    let head = server.head("POST", "/v1/completions", body.len()).replace("HTTP/1.1", "HTTP/1.0");
+    let mut stream = server.connect()?;
+    stream.write_all((head + body).as_bytes())?;
+    let lines = BufReader::new(stream).lines();
     let mut last = None;
     for line in lines {
         let line = line?;

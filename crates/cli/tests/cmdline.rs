@@ -7,7 +7,7 @@ mod common;
 use common::{Did, Home, did};
 use tallow_support::root;
 
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "run",
     "serve",
     "pull",
@@ -20,6 +20,7 @@ const COMMANDS: [&str; 18] = [
     "bench",
     "embed",
     "rerank",
+    "classify",
     "transcribe",
     "tokenize",
     "perplexity",

@@ -313,7 +313,6 @@ fn what_is_quantized_in_a_folder_stays_so_unless_it_is_asked_for() {
     let notes = |model: &Model| Conversion::new(model, &out("notes")).unwrap().notes()[1..].join("\n");
     assert_eq!(formats(&model, "kept").0, "MXFP4");
     insta::assert_snapshot!(notes(&model), @"6 of 16 matrices are quantized already and stay MXFP4; `tallow convert --allow-requantize` would quantize again, and lose more");
-    assert_eq!(model.quantizing_notes().len(), 1, "{:?}", model.quantizing_notes());
     model.requantize = true;
     assert_eq!(formats(&model, "again"), ("Q8_0".into(), "Q8_0".into()));
     assert!(!notes(&model).contains("already"), "{}", notes(&model));

@@ -125,7 +125,7 @@ impl How {
 
     /// With that type of weights or none, whatever the configuration file says: what is written is not what is run.
     pub(crate) fn to_write(sources: &Sources, offline: bool, quant: Option<Recipe>) -> Result<How, Failed> {
-        Ok(How { offline: is_offline(sources, offline)?, quant })
+        Ok(How { offline: self::offline(sources, offline)?, quant })
     }
 
     /// Encoders are small, and are not quantized.

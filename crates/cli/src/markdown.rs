@@ -179,7 +179,7 @@ fn trimmed_code(inner: &str) -> &str {
 fn bold(inner: &str, put: &mut Put<'_>) -> io::Result<()> {
     let parts: Vec<&str> = inner.split('`').collect();
     // Backticks without their other half stay.
-    if parts.len() % 2 == 0 {
+    if parts.len().is_multiple_of(2) {
         return put(inner, Style::Bold, false);
     }
     let styled = parts.iter().zip([Style::Bold, Style::BoldCode].into_iter().cycle());

@@ -81,7 +81,7 @@ fn expressions_give_what_the_reference_gives() {
 /// A chat of so many messages of 500 bytes, by turns.
 fn long_chat(count: usize) -> Value {
     let text = "lorem ipsum ".repeat(42)[..500].to_owned();
-    let role = |i: usize| if i % 2 == 0 { "user" } else { "assistant" };
+    let role = |i: usize| if i.is_multiple_of(2) { "user" } else { "assistant" };
     (0..count).map(|i| json!({"role": role(i), "content": text})).collect()
 }
 

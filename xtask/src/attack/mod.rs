@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cases::{CASES, Case};
-use server::{Log, Server, Streamed, streamed};
+use server::{Server, Streamed, streamed};
 
 const USAGE: &str = "usage: cargo xtask attack [--program PROGRAM] [--slow FACTOR] [NAME...]
   --program PROGRAM  the server's program (target/release/tallow, which must have been built)

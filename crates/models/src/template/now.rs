@@ -155,6 +155,7 @@ fn offset(seconds: i64) -> i64 {
     }
     // SAFETY: all zeroes are a valid `tm`, and the call has filled it in.
     let local = unsafe { local.assume_init() };
+    #[allow(clippy::useless_conversion, reason = "it is 32 bits wide on some systems")]
     i64::from(local.tm_gmtoff)
 }
 

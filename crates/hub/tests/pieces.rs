@@ -1,6 +1,11 @@
 //! Large files over several connections at once, when things go wrong.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests may fail loudly")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests may fail loudly"
+)]
 
 mod stand_in;
 

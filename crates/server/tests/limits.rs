@@ -142,7 +142,7 @@ fn item_36_hosts() {
 #[test]
 fn item_36_origins() {
     let site = site(&hello());
-    let from = |origin: &str| ask("GET", "/health").with("host", "localhost:80").with("origin", origin);
+    let from = |origin: &str| ask("GET", "/v1/models").with("host", "localhost:80").with("origin", origin);
     for known in ["http://localhost:80", "https://LOCALHOST:80"] {
         let reply = from(known).get(&site);
         assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, None));

@@ -207,7 +207,7 @@ fn refusals_and_statuses_are_counted() {
     let samples = metrics();
     for (status, code, count) in [
         (429, "queue_full", 1.0),
-        (400, "none", 1.0),
+        (400, "unknown_field", 1.0),
         (404, "model_not_found", 1.0),
         (404, "none", 2.0),
         (401, "invalid_api_key", 1.0),

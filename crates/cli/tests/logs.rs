@@ -286,17 +286,20 @@ fn run_says_as_much_as_is_asked_for() {
 #[test]
 fn signals_that_are_ignored_stay_ignored() {
     let home = Home::new();
-    let ignoring = |command: &mut Command| {
-        // SAFETY: only what is allowed between fork and exec is called.
-        unsafe {
-            command.pre_exec(|| {
-                libc::signal(libc::SIGHUP, libc::SIG_IGN);
-                libc::signal(libc::SIGINT, libc::SIG_IGN);
-                Ok(())
-            });
+    // What the tests themselves were started with is passed on, and may be either.
+    let with = |how: libc::sighandler_t| {
+        move |command: &mut Command| {
+            // SAFETY: only what is allowed between fork and exec is called.
+            unsafe {
+                command.pre_exec(move || {
+                    libc::signal(libc::SIGHUP, how);
+                    libc::signal(libc::SIGINT, how);
+                    Ok(())
+                });
+            }
         }
     };
-    let (server, mut log, _) = start(&home, &["demo"], ignoring);
+    let (server, mut log, _) = start(&home, &["demo"], with(libc::SIG_IGN));
     let reader = std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
     server.signal(libc::SIGHUP);
     server.signal(libc::SIGINT);
@@ -306,7 +309,7 @@ fn signals_that_are_ignored_stay_ignored() {
     reader.join().unwrap().unwrap();
     // Where they are not ignored they end it.
     for signal in [libc::SIGHUP, libc::SIGINT] {
-        let (mut server, mut log, _) = start(&home, &["demo"], |_| {});
+        let (mut server, mut log, _) = start(&home, &["demo"], with(libc::SIG_DFL));
         server.signal(signal);
         std::io::copy(&mut log, &mut std::io::sink()).unwrap();
         assert_eq!(server.child.wait().unwrap().code(), Some(0));

@@ -11,13 +11,11 @@ fn main() {
     let root = std::env::var_os("CARGO_MANIFEST_DIR").map(|dir| PathBuf::from(dir).join("../.."));
     let version = std::env::var("CARGO_PKG_VERSION").unwrap_or_default();
     println!("cargo:rerun-if-changed=build.rs");
-    match root.and_then(|root| commit(&root)) {
-        Some(commit) => {
-            println!("cargo:rustc-env=TALLOW_COMMIT={commit}");
-            println!("cargo:rustc-env=TALLOW_VERSION={version} ({commit})");
-        }
-        None => println!("cargo:rustc-env=TALLOW_VERSION={version}"),
-    }
+    // None is empty.
+    let commit = root.and_then(|root| commit(&root)).unwrap_or_default();
+    let beside = if commit.is_empty() { String::new() } else { format!(" ({commit})") };
+    println!("cargo:rustc-env=TALLOW_COMMIT={commit}");
+    println!("cargo:rustc-env=TALLOW_VERSION={version}{beside}");
 }
 
 /// The commit that is checked out, and has cargo look again when it changes.

@@ -557,7 +557,7 @@ mod tests {
         let (writer, out) = (queue.clone(), Full(text.clone(), 0));
         let look = Look { format: LogFormat::Json, colours: false };
         std::thread::spawn(move || writer.write_all(out, look));
-        ["first\n", "second\n", "third\n", "fourth\n"].map(|line| queue.push(line.into()));
+        ["first\n", "second\n", "third\n", "fourth\n"].into_iter().for_each(|line| queue.push(line.into()));
         queue.finish(Duration::from_secs(20));
         let text = String::from_utf8(text.lock().unwrap().clone()).unwrap();
         let mut lines = text.lines();

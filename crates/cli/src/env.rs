@@ -19,10 +19,7 @@ pub(crate) static VARIABLES: &[Variable] = &[
         "TALLOW_API_KEY",
         "the key that clients of the server must give; several are separated by commas",
     ),
-    variable(
-        "TALLOW_LOG",
-        "what to log, as `--log-level` says it, such as `debug` or `info,tallow_server=debug`",
-    ),
+    variable("TALLOW_LOG", "what to log, such as `debug` or `info,tallow_server=debug`"),
     variable("TALLOW_LOG_FORMAT", "how to write the log: `plain` or `json`"),
     variable("HF_HOME", "where the Hugging Face cache lies, if HF_HUB_CACHE does not say"),
     variable("HF_HUB_CACHE", "where downloaded models are kept"),

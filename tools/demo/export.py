@@ -2,8 +2,8 @@
 
 usage: export.py OUT_DIR FILE.gguf
 
-OUT_DIR is what `train.py` wrote: `tokenizer.json` and `model.pt`. Nothing is drawn by lot: the same weights give the
-same file.
+OUT_DIR is what `train.py` or `tune.py` wrote: `tokenizer.json` and `model.pt`. Nothing is drawn by lot: the same weights give
+the same file. What `tune.py` wrote has tokens for who speaks, and gets a chat template.
 """
 import json
 import pathlib
@@ -16,6 +16,13 @@ import torch
 import train
 
 F32, Q8_0 = 0, 8
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}{{ '<|assistant|>' + message['content'] + eos_token }}"
+    "{% elif message['role'] in ['system', 'developer'] %}{{ '<|system|>' + message['content'] }}"
+    "{% else %}{{ '<|user|>' + message['content'] }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
 ALIGN = 32
 U32, I32, FLOAT, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
 NORMAL, CONTROL = 1, 3
@@ -75,7 +82,9 @@ def tensors(model: dict[str, torch.Tensor]):
 
 
 def metadata(tokenizer: dict) -> dict:
-    vocab = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
+    ids = tokenizer["model"]["vocab"] | {t["content"]: t["id"] for t in tokenizer["added_tokens"]}
+    vocab, control = sorted(ids, key=ids.get), train.SPECIALS + train.ROLES
+    talks = {"tokenizer.chat_template": CHAT_TEMPLATE} if train.ROLES[0] in ids else {}
     merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
     return {
         "general.architecture": "llama",
@@ -87,7 +96,7 @@ def metadata(tokenizer: dict) -> dict:
         # So small a model tells the same again and again unless it is held back.
         "general.sampling.temp": 0.8,
         "general.sampling.penalty_repeat": 1.15,
-        "llama.vocab_size": train.VOCAB,
+        "llama.vocab_size": len(vocab),
         "llama.context_length": train.CONTEXT,
         "llama.embedding_length": train.DIM,
         "llama.block_count": train.LAYERS,
@@ -100,12 +109,13 @@ def metadata(tokenizer: dict) -> dict:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": vocab,
-        "tokenizer.ggml.token_type": [CONTROL if t in train.SPECIALS else NORMAL for t in vocab],
+        "tokenizer.ggml.token_type": [CONTROL if t in control else NORMAL for t in vocab],
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.bos_token_id": train.BOS,
         "tokenizer.ggml.eos_token_id": train.EOS,
         "tokenizer.ggml.add_bos_token": True,
         "tokenizer.ggml.add_eos_token": False,
+        **talks,
     }
 
 

@@ -21,6 +21,8 @@ VOCAB, DIM, LAYERS, HEADS, KV_HEADS, FFN, CONTEXT = 4096, 256, 8, 8, 4, 768, 102
 ROPE_THETA, EPS = 10000.0, 1e-5
 BOS, EOS = 0, 1
 SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>"]
+# Who speaks, in conversations: `tune.py` adds these behind the vocabulary.
+ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
 
 
 def make_tokenizer(path: pathlib.Path, text: str) -> Tokenizer:
@@ -122,9 +124,9 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, dropout: float):
+    def __init__(self, dropout: float, vocab: int = VOCAB):
         super().__init__()
-        self.embed = nn.Embedding(VOCAB, DIM)
+        self.embed = nn.Embedding(vocab, DIM)
         self.drop = SharedDropout(dropout)
         self.layers = nn.ModuleList(Layer(self.drop) for _ in range(LAYERS))
         self.norm = Norm(DIM)

@@ -311,9 +311,9 @@ pub(crate) struct Serve {
     /// They are open otherwise, since liveness probes and load balancers seldom have a key.
     #[arg(long)]
     pub private_health: bool,
-    /// Memory for bodies, prompts and unsent answers, in MiB [default: 512]
+    /// Memory for requests under way, in MiB [default: 512]
     ///
-    /// All requests together hold no more than this; one that would is refused or waits.
+    /// Bodies, prompts and answers that are not sent yet. A request for which there is no room waits, or is refused.
     #[arg(long, value_name = "MIB")]
     pub max_memory_in_flight: Option<usize>,
     /// Connections at one time [default: 4096]
@@ -321,9 +321,9 @@ pub(crate) struct Serve {
     /// For one more, the connection that has been idle longest is closed. Fewer where the system gives fewer descriptors.
     #[arg(long, value_name = "N")]
     pub max_connections: Option<usize>,
-    /// Connections of one address [default: half of --max-connections]
+    /// Connections from one address [default: half of the above]
     #[arg(long, value_name = "N")]
-    pub max_connections_per_address: Option<usize>,
+    pub max_per_address: Option<usize>,
     /// Seconds for open answers when told to stop [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub drain: Option<u64>,

@@ -124,7 +124,7 @@ pub(crate) static KNOWN: &[Known] = &[
         "a server's connections at one time",
         "4096, or as many as there are descriptors for",
     ),
-    known("max-connections-per-address", "connections of one address at one time", "half of max-connections"),
+    known("max-per-address", "connections of one address at one time", "half of max-connections"),
     known("offline", "true: use only models that are already downloaded", "false"),
 ];
 

@@ -332,6 +332,7 @@ fn settings_go_with_a_saved_chat() {
     t.until(PROMPT);
     t.keys("/load sav\t\r");
     t.until("2 messages");
+    t.until(PROMPT);
     let shown = t.line("/show");
     for part in
         ["temperature 0.25, top-k 7,", "max-tokens 2\r\n", "stop \"the end\"", "[user] There was a king"]

@@ -312,7 +312,7 @@ fn every_command_takes_its_model_by_place_and_by_name() {
         assert!(why.contains("the model is named twice, as "), "{why}");
     }
     // Words that are no model's name are the prompt.
-    assert!(home.run(&["run", "two words", "-m", "demo", "-n", "1"]).ok().starts_with("two words"));
+    assert!(home.run(&["run", "two words", "-m", "demo", "-n", "1", "--echo"]).ok().starts_with("two words"));
     for command in COMMANDS.iter().filter(|c| !["search", "list", "completions"].contains(c)) {
         assert!(home.run(&[command, "-h"]).ok().contains("-m, --model <MODEL>"), "{command}");
     }
@@ -457,7 +457,7 @@ top-k = 5
     assert_eq!(row(&["doctor", "demo", "--top-k", "9"], "top-k"), "9 the command line");
     // The name of one's own is a model wherever one is named, and also where none is.
     assert!(home.run(&["show", "mine"]).ok().contains("m-Q8_0.gguf"));
-    assert!(home.run_with(&["run", "-n", "3"], b"Once").ok().starts_with("Once"));
+    assert!(home.run_with(&["run", "-n", "3", "--echo"], b"Once").ok().starts_with("Once"));
     let mut other = home.command(&["run", "-n", "3"]);
     other.env("TALLOW_MODEL", "no/such/model");
     assert!(did(other, b"Once").failed().contains("no/such/model: there is no such file or folder"));

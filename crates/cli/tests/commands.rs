@@ -39,8 +39,10 @@ fn the_space_after_a_prompt_is_kept() {
     let Some(folder) = tallow_support::shared("stories260K-hf") else { return };
     let home = Home::new();
     let model = folder.join("stories260K-Q8_0.gguf");
-    let told = home.run(&["run", model.to_str().unwrap(), "-n", "4", "--temperature", "0", "Once upon"]).ok();
-    assert_eq!(told.trim_end(), "Once upon a time, there");
+    let args = ["run", model.to_str().unwrap(), "-n", "4", "--temperature", "0", "Once upon"];
+    assert_eq!(home.run(&args).ok(), " a time, there\n");
+    let echoed = home.run(&[&args[..], &["--echo"]].concat()).ok();
+    assert_eq!(echoed, "Once upon a time, there\n");
 }
 
 #[test]

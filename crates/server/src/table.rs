@@ -141,7 +141,7 @@ impl Table {
             let (most, of_one) = (self.most, self.most_of_one);
             tracing::warn!(
                 "connections are full ({most}, {of_one} of one address): {given_up} idle or stalled ones were closed for \
-                 others since the start, {refused} turned away; --max-connections and --max-connections-per-address say how many there may be"
+                 others since the start, {refused} turned away; --max-connections and --max-per-address say how many there may be"
             );
         }
     }

@@ -17,7 +17,7 @@ use crate::load;
 use crate::memory::size;
 use crate::screen;
 use crate::settings::Sources;
-use crate::signal::signal;
+use crate::signal::Signals;
 
 pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
     let (out, name) = (&args.output, args.output.display());
@@ -182,7 +182,7 @@ fn stopping() -> Arc<AtomicBool> {
     let wait = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         if let Ok(runtime) = runtime {
-            runtime.block_on(signal());
+            runtime.block_on(async { Signals::listen().next().await });
             pressed.store(true, Ordering::Relaxed);
         }
     };

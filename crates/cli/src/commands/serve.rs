@@ -16,7 +16,7 @@ use crate::encoder::{self, Place, Running};
 use crate::load::{self, DEMO, Note};
 use crate::lora::{self, Lora};
 use crate::settings::{Defaults, Flags, Sources, resolve};
-use crate::signal::signal;
+use crate::signal::Signals;
 use crate::{Failed, build, descriptors, env, log, screen, scribe};
 
 pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
@@ -49,16 +49,26 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         }
         AnyModel::Encoder(model) => {
             let handle = start_encoder(&model, name, &args, sources)?;
-            announce(&load::short_name(name), &listener, &settings)?;
+            let signals = announce(&load::short_name(name), &listener, &settings, &runtime)?;
             let served = ServedEncoder { handle: handle.clone() };
-            runtime.block_on(tallow_server::serve_encoder(listener, served, settings, stop(drain)))?;
+            runtime.block_on(tallow_server::serve_encoder(
+                listener,
+                served,
+                settings,
+                stop(drain, signals),
+            ))?;
             tracing::info!("stopped");
             return Ok(());
         }
         AnyModel::Scribe(model) => {
             let (_running, served) = start_scribe(&model, name, &args, sources)?;
-            announce(&load::short_name(name), &listener, &settings)?;
-            runtime.block_on(tallow_server::serve_speech(listener, served, settings, stop(drain)))?;
+            let signals = announce(&load::short_name(name), &listener, &settings, &runtime)?;
+            runtime.block_on(tallow_server::serve_speech(
+                listener,
+                served,
+                settings,
+                stop(drain, signals),
+            ))?;
             tracing::info!("stopped");
             return Ok(());
         }
@@ -72,13 +82,13 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let names = std::iter::once(opened.name.clone()).chain(args.alias).collect();
     let handle = opened.start(&config, names, &Note::log)?;
     lora::load(&handle, adapters)?;
-    announce(&opened.name, &listener, &settings)?;
+    let signals = announce(&opened.name, &listener, &settings, &runtime)?;
     let served = Served {
         handle: handle.clone(),
         templates: opened.words()?.templates.clone(),
         max_tokens: config.max_tokens.as_ref().map(|s| s.value),
     };
-    runtime.block_on(tallow_server::serve(listener, served, settings, stop(drain)))?;
+    runtime.block_on(tallow_server::serve(listener, served, settings, stop(drain, signals)))?;
     tracing::info!("stopped");
     Ok(())
 }
@@ -93,10 +103,10 @@ fn limits(args: &Serve, sources: &Sources) -> Result<Limits, Failed> {
         return Err(Failed::new(format!("{name} is {memory} MiB; it must be at least {least}")));
     }
     let connections = sources.get("max-connections", args.max_connections, usual.connections)?.value;
-    let name = "max-connections-per-address";
-    let of_one = sources.get(name, args.max_connections_per_address, connections.div_ceil(2))?.value;
+    let name = "max-per-address";
+    let of_one = sources.get(name, args.max_per_address, connections.div_ceil(2))?.value;
     if connections == 0 || of_one == 0 {
-        return Err(Failed::new("max-connections and max-connections-per-address must be at least 1"));
+        return Err(Failed::new("max-connections and max-per-address must be at least 1"));
     }
     let limits = Limits {
         memory: memory << 20,
@@ -155,15 +165,25 @@ fn start_scribe(
 }
 
 /// Says where the server is.
-fn announce(name: &str, listener: &TcpListener, settings: &Settings) -> Result<(), Failed> {
+fn announce(
+    name: &str,
+    listener: &TcpListener,
+    settings: &Settings,
+    runtime: &tokio::runtime::Runtime,
+) -> Result<Signals, Failed> {
     let address = listener.local_addr()?;
+    // Whoever reads that it serves may tell it to stop at once.
+    let signals = {
+        let _within = runtime.enter();
+        Signals::listen()
+    };
     tracing::info!("serving {} on http://{address}/v1", screen::harmless(name));
     if !address.ip().is_loopback() && settings.api_keys.is_empty() {
         tracing::warn!(
             "everybody who can reach {address} can use this server: set TALLOW_API_KEY or --api-key-file"
         );
     }
-    Ok(())
+    Ok(signals)
 }
 
 /// Listens where clients are to come.
@@ -201,11 +221,11 @@ fn keys(file: Option<&Path>) -> Result<Vec<String>, Failed> {
 }
 
 /// Resolves at the first signal to stop; the second ends the program.
-async fn stop(drain: u64) {
-    let how = signal().await;
+async fn stop(drain: u64, mut signals: Signals) {
+    let how = signals.next().await;
     tracing::info!("{how}: finishing what is under way, for at most {drain} s; again to stop at once");
-    tokio::spawn(async {
-        let how = signal().await;
+    tokio::spawn(async move {
+        let how = signals.next().await;
         tracing::warn!("{how} again: stopping at once");
         log::finish();
         std::process::exit(130);

@@ -25,6 +25,7 @@ use crate::formats::gguf::write::{Header, Planned, Written};
 use crate::formats::map::Mapping;
 use crate::formats::{Checkpoint, Kind, Settings, Stored};
 use crate::recipe::Outcome;
+use crate::tokenizer::Tokenizer;
 use crate::weights::Progress;
 
 pub use importance::Importance;
@@ -62,12 +63,11 @@ impl<'a> Conversion<'a> {
         let mut header = Header::default();
         settings::common(&mut header, model, reader)?;
         let mut notes = Vec::new();
-        match words::set(&mut header, model, out) {
-            Err(LoadError::Io { path, why }) if why.kind() == io::ErrorKind::NotFound => {
-                let path = path.display();
-                notes.push(format!("{path} is missing, so the file will have no tokenizer"));
-            }
-            other => other?,
+        if Tokenizer::is_in(&model.checkpoint.path) {
+            words::set(&mut header, model, out)?;
+        } else {
+            let path = model.checkpoint.path.join("tokenizer.json");
+            notes.push(format!("{} is missing, so the file will have no tokenizer", path.display()));
         }
         let mut targets = renaming::renamed(model, reader)?;
         targets.extend(settings::factors(model)?);

@@ -107,6 +107,32 @@ fn text(path: &Path) -> Result<String> {
 }
 
 /// The files that are SentencePiece's or tiktoken's.
+/// The file of a folder that its tokenizer is read from.
+enum Source {
+    Json(PathBuf),
+    Tekken(PathBuf),
+    /// SentencePiece's, or tiktoken's list of tokens.
+    Model(PathBuf),
+    Merges {
+        vocab: PathBuf,
+        merges: PathBuf,
+    },
+    Words(PathBuf),
+}
+
+impl Source {
+    fn find(folder: &Path) -> Option<Source> {
+        let there = |name: &str| Some(folder.join(name)).filter(|path| path.exists());
+        let model = || MODELS.into_iter().find_map(there).or_else(|| ending(folder, ".tiktoken"));
+        let merges = || Some(Source::Merges { vocab: there("vocab.json")?, merges: there("merges.txt")? });
+        (there("tokenizer.json").map(Source::Json))
+            .or_else(|| there("tekken.json").map(Source::Tekken))
+            .or_else(|| model().map(Source::Model))
+            .or_else(merges)
+            .or_else(|| there("vocab.txt").map(Source::Words))
+    }
+}
+
 const MODELS: [&str; 3] = ["tokenizer.model", "tiktoken.model", "spiece.model"];
 
 /// The first file of a folder whose name ends so.
@@ -127,35 +153,39 @@ pub(super) fn merges(path: &Path) -> Result<Vec<(String, String)>> {
 }
 
 impl Tokenizer {
+    /// Is there a file in this folder that a tokenizer can be read from?
+    pub fn is_in(folder: &Path) -> bool {
+        Source::find(folder).is_some()
+    }
+
     /// Reads a folder's tokenizer: its `tokenizer.json`, or else one of the other files that models come with. What is
     /// beside it says more: `tokenizer_config.json`, `added_tokens.json`, `special_tokens_map.json`.
     pub fn from_folder(folder: &Path) -> Result<Tokenizer> {
-        let there = |name: &str| Some(folder.join(name)).filter(|path| path.exists());
+        let Some(source) = Source::find(folder) else {
+            let why = "is missing: fetch tokenizer.json from where the model is from (tokenizer.model, tekken.json, a tiktoken \
+                       file, vocab.json with merges.txt, and vocab.txt are read too)";
+            return Err(LoadError::bad(folder, "tokenizer.json", why));
+        };
         let beside = Beside::read(folder)?;
-        if let Some(path) = there("tokenizer.json") {
-            let config = Some(&beside.config).filter(|config| !config.is_null());
-            return Tokenizer::from_json(&path, &read(&path)?, config);
+        match source {
+            Source::Json(path) => {
+                let config = Some(&beside.config).filter(|config| !config.is_null());
+                Tokenizer::from_json(&path, &read(&path)?, config)
+            }
+            Source::Tekken(path) => Tokenizer::from_tekken(&path, &read(&path)?, &beside),
+            Source::Model(path) => {
+                let bytes = read(&path)?;
+                // A message begins with the key of its first field; a list of tokens with base64, which has no such byte.
+                match bytes.first() {
+                    Some(b'\n') => Tokenizer::from_sentencepiece(&path, &bytes, &beside),
+                    _ => Tokenizer::from_tiktoken(&path, &bytes, &beside),
+                }
+            }
+            Source::Merges { vocab, merges } => {
+                Tokenizer::from_merges(&vocab, &read(&vocab)?, &text(&merges)?, &beside)
+            }
+            Source::Words(path) => Tokenizer::from_words(&path, &text(&path)?, &beside),
         }
-        if let Some(path) = there("tekken.json") {
-            return Tokenizer::from_tekken(&path, &read(&path)?, &beside);
-        }
-        if let Some(path) = MODELS.into_iter().find_map(there).or_else(|| ending(folder, ".tiktoken")) {
-            let bytes = read(&path)?;
-            // A message begins with the key of its first field; a list of tokens with base64, which has no such byte.
-            return match bytes.first() {
-                Some(b'\n') => Tokenizer::from_sentencepiece(&path, &bytes, &beside),
-                _ => Tokenizer::from_tiktoken(&path, &bytes, &beside),
-            };
-        }
-        if let (Some(vocab), Some(merges)) = (there("vocab.json"), there("merges.txt")) {
-            return Tokenizer::from_merges(&vocab, &read(&vocab)?, &text(&merges)?, &beside);
-        }
-        if let Some(path) = there("vocab.txt") {
-            return Tokenizer::from_words(&path, &text(&path)?, &beside);
-        }
-        let why = "is missing: fetch tokenizer.json from where the model is from (tokenizer.model, tekken.json, a tiktoken \
-                   file, vocab.json with merges.txt, and vocab.txt are read too)";
-        Err(LoadError::bad(folder, "tokenizer.json", why))
     }
 
     /// Reads the bytes of a `tokenizer.json`. `config`, the `tokenizer_config.json` beside it, says which tokens begin

@@ -30,7 +30,9 @@ fn go(b: &Cpu, path: &Path) -> Said {
     let told = &mut |_, _| ControlFlow::Continue(());
     match Checkpoint::open(path).and_then(AnyModel::new)? {
         AnyModel::Decoder(model) => decode(b, &model)?,
-        AnyModel::Encoder(model) => {
+        AnyModel::Encoder(mut model) => {
+            // All that a file can have is read.
+            model.extras = true;
             for model in [model.of_texts(), model.of_images()].into_iter().flatten() {
                 encode(b, model)?;
             }

@@ -3,6 +3,12 @@
 //! The first paragraph of an option's text is what `-h` shows, on one line; `--help` shows all of it. What depends on
 //! other places (defaults, variables, `--model`) is added in [`help`].
 
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    rustdoc::bare_urls,
+    reason = "descriptions of options are what help prints"
+)]
+
 mod encoders;
 mod foreign;
 mod help;

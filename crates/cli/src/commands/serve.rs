@@ -9,7 +9,7 @@ use tallow_models::encoder::EncoderModel;
 use tallow_models::generation::Generation;
 use tallow_models::scribe::ScribeModel;
 use tallow_server::{Limits, Served, ServedEncoder, ServedSpeech, Settings};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 use crate::args::{SampleArgs, Serve};
 use crate::encoder::{self, Place, Running};
@@ -191,16 +191,31 @@ async fn listen(host: &str, port: u16) -> Result<TcpListener, Failed> {
     let failed =
         |why: &dyn std::fmt::Display| Failed::new(format!("cannot listen on {host}, port {port}: {why}"));
     let name = host.trim_start_matches('[').trim_end_matches(']');
-    let bound = match name.parse::<IpAddr>() {
-        Ok(address) => TcpListener::bind(SocketAddr::new(address, port)).await,
-        Err(_) => TcpListener::bind((name, port)).await,
+    let addresses = match name.parse::<IpAddr>() {
+        Ok(address) => vec![SocketAddr::new(address, port)],
+        Err(_) => tokio::net::lookup_host((name, port)).await.map_err(|e| failed(&e))?.collect(),
     };
-    bound.map_err(|e| match e.kind() {
-        std::io::ErrorKind::AddrInUse => {
-            failed(&format!("{e}; take another --port, or 0 for any that is free"))
+    let none = Err(std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, "the name has no address"));
+    addresses.into_iter().fold(none, |bound, address| bound.or_else(|_| bind(address))).map_err(|e| {
+        match e.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                failed(&format!("{e}; take another --port, or 0 for any that is free"))
+            }
+            _ => failed(&e),
         }
-        _ => failed(&e),
     })
+}
+
+/// Binds a socket on which so many clients may wait to be accepted that a crowd does not keep others away: whoever finds
+/// the queue full tries again only after a second.
+fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    const BACKLOG: u32 = 4096;
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A server that has ended can be started again at once.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// The keys that clients must give: from the environment and from a file.

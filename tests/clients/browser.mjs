@@ -99,7 +99,15 @@ async function visit(origin) {
     const ended = new Promise((resolve) => browser.once("exit", resolve));
     browser.kill("SIGKILL");
     await ended;
-    rmSync(profile, { recursive: true, force: true, maxRetries: 5 });
+    // The browser's other processes end a little later, and write until they do.
+    for (let left = 40; left > 0; left--) {
+      try {
+        rmSync(profile, { recursive: true, force: true });
+        break;
+      } catch {
+        await new Promise((resolve) => setTimeout(resolve, 250));
+      }
+    }
   }
 }
 

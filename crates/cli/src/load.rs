@@ -302,6 +302,7 @@ impl Opened {
             context: plan.context.value,
             slots: plan.slots,
             queue: config.queue.value,
+            queue_timeout: config.queue_timeout,
             page_len: plan.shape.page_len,
             pages: plan.shape.pages,
             sampling: config.sampling(),

@@ -6,6 +6,7 @@ mod sources;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use tallow_core::DType;
 use tallow_cpu::{Arithmetic, Isa};
@@ -101,6 +102,7 @@ pub(crate) static KNOWN: &[Known] = &[
     ),
     known("slots", "requests computed at once (parallel sequences)", "8"),
     known("queue", "requests that may wait for a slot", "256"),
+    known("queue-timeout", "seconds that a request may wait for a slot", "as long as its client does"),
     known("max-tokens", "longest answer, in tokens", "as many as fit (`run` without a chat template: 256)"),
     known("temperature", "0 always picks the most likely token (greedy)", "0.8 (server: 1)"),
     known("top-k", "keep only the N most likely tokens; 0 keeps all", "40 (server: 0)"),
@@ -190,6 +192,8 @@ pub(crate) struct EngineConfig {
     pub batch: Setting<usize>,
     pub slots: Setting<usize>,
     pub queue: Setting<usize>,
+    /// How long requests may wait for a slot.
+    pub queue_timeout: Option<Duration>,
     pub max_tokens: Option<Setting<usize>>,
     pub temperature: Setting<f32>,
     pub top_k: Setting<usize>,
@@ -240,12 +244,14 @@ pub(crate) struct Flags {
     pub sampling: SampleArgs,
     pub slots: Option<usize>,
     pub queue: Option<usize>,
+    pub queue_timeout: Option<u64>,
 }
 
 impl Flags {
     pub(crate) fn of_server(args: &Serve) -> Flags {
         let (engine, sampling) = (args.engine.clone(), args.sampling.clone());
-        Flags { engine, sampling, slots: args.slots, queue: args.queue }
+        let (slots, queue, queue_timeout) = (args.slots, args.queue, args.queue_timeout);
+        Flags { engine, sampling, slots, queue, queue_timeout }
     }
 }
 
@@ -276,6 +282,9 @@ pub(crate) fn resolve(
         batch: sources.get("batch", e.batch, 256)?,
         slots: sources.get("slots", flags.slots, defaults.slots)?,
         queue: sources.get("queue", flags.queue, 256)?,
+        queue_timeout: sources
+            .find("queue-timeout", flags.queue_timeout)?
+            .map(|seconds| Duration::from_secs(seconds.value)),
         max_tokens: sources.find("max-tokens", s.max_tokens)?,
         temperature: sources.or_model(
             "temperature",

@@ -190,6 +190,7 @@ impl<B: Backend> Engine<B> {
         while self.listen() {
             // Journey, stop 3: the engine's loop. Commands, the next batch, its tokens, the events.
             self.forget_abandoned();
+            self.fail_those_who_waited_too_long();
             if let Some(batch) = self.scheduler.next_batch() {
                 self.note_started(&batch);
                 if let Err(lost) = self.step(&batch) {
@@ -249,8 +250,8 @@ impl<B: Backend> Engine<B> {
         self.next_id += 1;
         let root = self.root(request.salt, request.adapter);
         let (max_new, all_logits) = (request.max_new, request.score_prompt);
-        let (tokens, adapter) = (request.prompt.clone(), request.adapter);
-        let new = NewSeq { id, tokens, max_new, root, all_logits, adapter };
+        let (tokens, adapter, client) = (request.prompt.clone(), request.adapter, request.client);
+        let new = NewSeq { id, tokens, max_new, root, all_logits, adapter, client };
         let tokenizer = self.alive.info().tokenizer.clone();
         let (stops, stop_tokens) = (request.stops, request.stop_tokens);
         let active = Active {
@@ -334,6 +335,18 @@ impl<B: Backend> Engine<B> {
             self.requests.iter().filter(|(_, r)| r.listener.is_gone()).map(|(id, _)| *id).collect();
         for id in gone {
             self.take_out(id);
+        }
+    }
+
+    /// Requests that have waited for a slot as long as they may fail.
+    fn fail_those_who_waited_too_long(&mut self) {
+        let Some(limit) = self.alive.info().queue_timeout else { return };
+        let late = |r: &Active| r.started.is_none() && r.submitted.elapsed() >= limit;
+        let late: Vec<SeqId> = self.requests.iter().filter(|(_, r)| late(r)).map(|(id, _)| *id).collect();
+        for id in late {
+            if let Some(request) = self.take_out(id) {
+                request.fail(Failure::QueueTimeout(limit));
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use crate::adapters::{AdapterId, AdapterUse, Fault, Listed, Worn};
 use crate::counts::StepSizes;
 use crate::life::Life;
 use crate::sampler::{Choice, Sampling};
+use crate::scheduler::ClientId;
 
 /// Something to generate.
 #[derive(Clone, Debug, Default)]
@@ -43,6 +44,8 @@ pub struct Request {
     pub progress: bool,
     /// What is added to the model.
     pub adapter: Option<Worn>,
+    /// Who asks: clients share the slots evenly.
+    pub client: ClientId,
 }
 
 /// Counts the bytes of events that a request has been told and nobody has taken yet: an engine goes on whether or not
@@ -147,6 +150,9 @@ pub enum Failure {
     /// Too many requests wait already.
     #[error("{0} requests are being served or waiting already; try again in a while")]
     Full(usize),
+    /// No slot was free in time.
+    #[error("no slot was free for {} s; try again in a while", .0.as_secs())]
+    QueueTimeout(Duration),
     /// Too much of its answer has not been taken.
     #[error("the answer was not read as fast as it came, and there is no memory left for what is unread")]
     Unread,
@@ -250,6 +256,8 @@ pub struct Info {
     pub slots: usize,
     /// Requests that may wait for a slot.
     pub queue: usize,
+    /// How long a request may wait for a slot; `None` for as long as somebody listens.
+    pub queue_timeout: Option<Duration>,
     /// Tokens in a page of the cache.
     pub page_len: usize,
     /// Pages of the cache.

@@ -3,11 +3,14 @@
 //! A pure state machine: no device, no clock, no threads. A step has a budget of tokens, and a smaller one where
 //! sequences are being decoded, which all wait for it. Those come first, one token each; what is left of the budget is
 //! shared evenly among those whose prompts are being computed, so that a long prompt delays neither the answers under
-//! way nor the short prompts beside it. When the cache is full the newest sequence gives way: it loses its pages, waits
+//! way nor the short prompts beside it. When the cache is full the newest sequence is preempted: it loses its pages, waits
 //! at the head of the queue, and is computed again (mostly from the prefix cache, where there is one). The oldest always
 //! goes on, so everything ends.
+//!
+//! Clients share the slots evenly: the next to be admitted is of the client that has the fewest, and where none is free,
+//! the newest sequence of the client that has the most is preempted, as long as that makes the shares more even.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use crate::adapters::Worn;
 use crate::pool::{BlockId, BlockPool, Chain};
@@ -15,6 +18,10 @@ use crate::pool::{BlockId, BlockPool, Chain};
 /// A sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SeqId(pub u64);
+
+/// Who asks for sequences, for fairness.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ClientId(pub u64);
 
 /// A place among the sequences under way, of which each has its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -35,6 +42,8 @@ pub struct NewSeq {
     pub all_logits: bool,
     /// What is added to the model. Sequences that differ in it have no prefix in common, which is for `root` to say.
     pub adapter: Option<Worn>,
+    /// Who asked: clients share the slots evenly.
+    pub client: ClientId,
 }
 
 /// A sequence in the scheduler.
@@ -58,6 +67,7 @@ struct Seq {
     published: usize,
     all_logits: bool,
     adapter: Option<Worn>,
+    client: ClientId,
     /// Prompt tokens that the prefix cache spared, the first time.
     cached: Option<usize>,
 }
@@ -246,6 +256,7 @@ impl Scheduler {
             published: 0,
             all_logits: new.all_logits,
             adapter: new.adapter,
+            client: new.client,
             cached: None,
         });
         Ok(())
@@ -324,7 +335,13 @@ impl Scheduler {
     }
 
     fn preempt_newest(&mut self) {
-        let Some(mut seq) = self.running.pop() else { return };
+        if let Some(newest) = self.running.len().checked_sub(1) {
+            self.preempt(newest);
+        }
+    }
+
+    fn preempt(&mut self, at: usize) {
+        let mut seq = self.running.remove(at);
         self.pool.give_back(&seq.blocks);
         seq.blocks.clear();
         (seq.computed, seq.published, seq.after) = (0, 0, seq.root);
@@ -332,17 +349,49 @@ impl Scheduler {
         self.waiting.push_front(seq);
     }
 
-    /// Admits waiting sequences, in order, as long as there are slots and pages.
+    /// Admits waiting sequences, as long as there are slots and pages.
     fn admit(&mut self) {
-        let mut i = 0;
-        while i < self.waiting.len() && self.running.len() < self.limits.slots {
-            if self.will_be_cached(&self.waiting[i]) {
-                // Somebody computes what it begins with: it waits for that and others may pass.
-                i += 1;
-            } else if !self.start(i) {
-                return;
+        while let Some(next) = self.next_waiting() {
+            if self.running.len() < self.limits.slots && self.start(next) {
+                continue;
+            }
+            match self.preempted_for(self.waiting[next].client) {
+                Some(victim) => self.preempt(victim),
+                None => return,
             }
         }
+    }
+
+    /// The waiting sequence to be admitted next: the first of the client that has the fewest under way. `None` where all
+    /// wait for a prefix, or for a slot that is not theirs to have.
+    fn next_waiting(&self) -> Option<usize> {
+        let under_way = self.under_way();
+        let most = under_way.values().copied().max().unwrap_or(0);
+        let has_slot = self.running.len() < self.limits.slots;
+        let waiting = self.waiting.iter().enumerate();
+        let waiting = waiting.map(|(i, seq)| (under_way.get(&seq.client).copied().unwrap_or(0), i));
+        let mut order: Vec<_> = waiting.filter(|(n, _)| has_slot || is_uneven(*n, most)).collect();
+        order.sort_unstable();
+        // Whoever waits for a prefix that is being computed lets others pass.
+        order.into_iter().map(|(_, i)| i).find(|i| !self.will_be_cached(&self.waiting[*i]))
+    }
+
+    /// How many sequences each client has under way.
+    fn under_way(&self) -> HashMap<ClientId, usize> {
+        let mut counts = HashMap::new();
+        self.running.iter().for_each(|seq| *counts.entry(seq.client).or_default() += 1);
+        counts
+    }
+
+    /// Which sequence is preempted so that this client has a slot or pages: the newest of the client that has the most,
+    /// if that has more than its share.
+    fn preempted_for(&self, client: ClientId) -> Option<usize> {
+        let under_way = self.under_way();
+        let own = under_way.get(&client).copied().unwrap_or(0);
+        let count = |seq: &Seq| under_way.get(&seq.client).copied().unwrap_or(0);
+        // The last of several that are equal: the newest.
+        let (at, most) = self.running.iter().map(count).enumerate().max_by_key(|(_, n)| *n)?;
+        is_uneven(own, most).then_some(at)
     }
 
     /// May what a sequence begins with come from the cache?
@@ -461,6 +510,11 @@ impl Scheduler {
             seq.published += 1;
         }
     }
+}
+
+/// Are the shares more even if one goes from the client with `most` to the one with `few`?
+fn is_uneven(few: usize, most: usize) -> bool {
+    few + 2 <= most
 }
 
 /// The tokens whose pages may come from the cache: the last token is computed in any case, for its logits.

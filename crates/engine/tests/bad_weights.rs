@@ -89,6 +89,7 @@ fn start(path: &Path) -> EngineHandle {
         context: 64,
         slots: SLOTS,
         queue: 20,
+        queue_timeout: None,
         page_len: 4,
         pages: PAGES,
         sampling: Sampling::default(),

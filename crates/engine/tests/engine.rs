@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{
     SLOTS, choices, comes_to_rest, ends, events, faulty, greedy, info, limits, model, reason, request,
-    runner, start, start_faulty, start_held, text, tokens,
+    runner, start, start_faulty, start_held, start_held_with, text, tokens,
 };
 use tallow_engine::engine::Engine;
 use tallow_engine::handle::{EngineHandle, Event, Failure, Finish, Request};
@@ -191,6 +191,31 @@ fn what_cannot_be_done_is_said() {
     // Up to the last place in the context, and no further.
     let got = events(&handle, Request { ignore_end: true, ..request(&[5; 120], usize::MAX) });
     assert_eq!((tokens(&got).len(), reason(&got)), (8, Finish::Length));
+    comes_to_rest(&handle);
+}
+
+#[test]
+fn waiting_for_a_slot_may_have_an_end() {
+    let limit = Duration::from_millis(50);
+    let held = Arc::new(Mutex::new(()));
+    let handle = start_held_with(held.clone(), |info| info.queue_timeout = Some(limit));
+    let ask = || handle.submit(Request { ignore_end: true, ..request(&[5; 8], 110) }).unwrap();
+    let mut all: Vec<_> = (0..SLOTS).map(|_| ask()).collect();
+    for receiver in &mut all {
+        assert!(matches!(receiver.blocking_recv(), Some(Event::Started { .. })));
+    }
+    let step = held.lock().unwrap();
+    let mut late = [ask(), ask()];
+    std::thread::sleep(2 * limit);
+    drop(step);
+    for receiver in &mut late {
+        assert_eq!(receiver.blocking_recv(), Some(Event::Failed(Failure::QueueTimeout(limit))));
+    }
+    // Those that have a slot have all the time they want.
+    for mut receiver in all {
+        let events: Vec<Event> = std::iter::from_fn(|| receiver.blocking_recv()).collect();
+        assert_eq!(reason(&events), Finish::Length);
+    }
     comes_to_rest(&handle);
 }
 

@@ -11,7 +11,7 @@ use tallow_cpu::{Cpu, Isa};
 use tallow_engine::kv::KvShape;
 use tallow_engine::pool::{BlockId, BlockPool, Chain};
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{Batch, Limits, NewSeq, Part, Place, Scheduler, SeqId, Wanted};
+use tallow_engine::scheduler::{Batch, ClientId, Limits, NewSeq, Part, Place, Scheduler, SeqId, Wanted};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 use tallow_support::{golden, needed};
@@ -62,19 +62,21 @@ struct Schedule {
     slots: usize,
     budget: usize,
     threads: usize,
+    clients: u64,
 }
 
 fn schedule() -> impl Strategy<Value = Schedule> {
     let requests = prop::collection::vec(asked(), 1..7);
     let page_len = prop_oneof![Just(1usize), Just(3), Just(16)];
-    (requests, page_len, 0usize..20, 1usize..6, 1usize..60, 1usize..4).prop_map(
-        |(requests, page_len, spare_pages, slots, budget, threads)| Schedule {
+    (requests, page_len, 0usize..20, 1usize..6, 1usize..60, 1usize..4, 1u64..4).prop_map(
+        |(requests, page_len, spare_pages, slots, budget, threads, clients)| Schedule {
             requests,
             page_len,
             spare_pages,
             slots,
             budget,
             threads,
+            clients,
         },
     )
 }
@@ -111,6 +113,7 @@ fn check<B: Backend>(
                 root: Chain::ROOT,
                 all_logits: false,
                 adapter: None,
+                client: ClientId(i as u64 % s.clients),
             };
             scheduler.submit(new).map_err(|e| TestCaseError::fail(e.to_string()))?;
         }

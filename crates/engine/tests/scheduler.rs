@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use proptest::prelude::*;
 use tallow_engine::pool::{BlockPool, Chain};
-use tallow_engine::scheduler::{Batch, Limits, NewSeq, Part, Place, Scheduler, SeqId, Unfit, Wanted};
+use tallow_engine::scheduler::{Batch, ClientId, Limits, NewSeq, Part, Place, Scheduler, SeqId, Unfit, Wanted};
 
 /// A request of a schedule.
 #[derive(Clone, Debug)]
@@ -19,6 +19,7 @@ struct Asked {
     all_logits: bool,
     /// Dropped by its user after so many tokens.
     leaves_after: Option<usize>,
+    client: u64,
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
@@ -27,14 +28,15 @@ fn asked() -> impl Strategy<Value = Asked> {
         .prop_map(|(common, own)| (0..common as u32).map(|i| i % 2).chain(own).collect::<Vec<u32>>());
     let salt = prop_oneof![4 => Just(None), 1 => (0u64..2).prop_map(Some)];
     let leaves = prop_oneof![3 => Just(None), 1 => (0usize..10).prop_map(Some)];
-    (0usize..40, prompt, 0usize..20, salt, prop::bool::weighted(0.1), leaves).prop_map(
-        |(at_step, prompt, max_new, salt, all_logits, leaves_after)| Asked {
+    (0usize..40, prompt, 0usize..20, salt, prop::bool::weighted(0.1), leaves, 0u64..4).prop_map(
+        |(at_step, prompt, max_new, salt, all_logits, leaves_after, client)| Asked {
             at_step,
             prompt,
             max_new,
             salt,
             all_logits,
             leaves_after,
+            client,
         },
     )
 }
@@ -144,7 +146,7 @@ proptest! {
             for (id, asked) in waiting.extract_if(.., |(_, a)| a.at_step <= step) {
                 let root = asked.salt.map_or(Chain::ROOT, Chain::salted);
                 let (prompt, max_new) = (asked.prompt.len(), asked.max_new);
-                let new = NewSeq { id, tokens: asked.prompt.clone(), max_new, root, all_logits: asked.all_logits, adapter: None };
+                let new = NewSeq { id, tokens: asked.prompt.clone(), max_new, root, all_logits: asked.all_logits, adapter: None, client: ClientId(asked.client) };
                 match s.submit(new) {
                     Ok(()) => {
                         let most = (prompt + max_new).min(s.context());
@@ -213,7 +215,11 @@ fn scheduler(context: usize, slots: usize, budget: usize, pages: usize) -> Sched
 }
 
 fn submit(s: &mut Scheduler, id: u64, tokens: Vec<u32>, max_new: usize) {
-    let new = NewSeq { id: SeqId(id), tokens, max_new, root: Chain::ROOT, all_logits: false, adapter: None };
+    submit_for(s, 0, id, tokens, max_new);
+}
+
+fn submit_for(s: &mut Scheduler, client: u64, id: u64, tokens: Vec<u32>, max_new: usize) {
+    let new = NewSeq { id: SeqId(id), tokens, max_new, root: Chain::ROOT, all_logits: false, adapter: None, client: ClientId(client) };
     s.submit(new).unwrap();
 }
 
@@ -300,7 +306,7 @@ fn prompts_to_be_scored_share_a_budget_of_their_own() {
     let mut s = scheduler(1000, 4, 64, 400);
     for (id, len, all_logits) in [(0, 100, true), (1, 2, true), (2, 100, false), (3, 100, true)] {
         let tokens = vec![10 + id as u32; len];
-        s.submit(NewSeq { id: SeqId(id), tokens, max_new: 1, root: Chain::ROOT, all_logits, adapter: None })
+        s.submit(NewSeq { id: SeqId(id), tokens, max_new: 1, root: Chain::ROOT, all_logits, adapter: None, client: ClientId(0) })
             .unwrap();
     }
     let batch = step(&mut s).unwrap();
@@ -326,12 +332,55 @@ fn the_newest_gives_way_and_comes_back() {
 }
 
 #[test]
+fn a_client_waits_a_step_for_a_slot_however_much_another_has_asked() {
+    let mut s = scheduler(200, 4, 64, 400);
+    let (greedy, other) = (1, 2);
+    let runs = |batch: Batch| batch.parts.iter().map(|p| p.id.0).collect::<Vec<_>>();
+    (0..10).for_each(|id| submit_for(&mut s, greedy, id, vec![10 + id as u32; 3], 100));
+    for _ in 0..5 {
+        assert_eq!(runs(step(&mut s).unwrap()), [0, 1, 2, 3]);
+    }
+    // The newest of the other client gives up its slot, and has it back before those that came later.
+    submit_for(&mut s, other, 100, vec![9; 3], 3);
+    for _ in 0..3 {
+        assert_eq!(runs(step(&mut s).unwrap()), [0, 1, 2, 100]);
+    }
+    assert_eq!(runs(step(&mut s).unwrap()), [0, 1, 2, 3]);
+    assert_eq!(s.counts().preemptions, 1);
+    // In the end both have as many; nobody gives up more than that.
+    (101..110).for_each(|id| submit_for(&mut s, other, id, vec![9; 3], 100));
+    for _ in 0..5 {
+        assert_eq!(runs(step(&mut s).unwrap()), [0, 1, 101, 102]);
+    }
+    assert_eq!(s.counts().preemptions, 3);
+    let mut ended = 4;
+    while let Some(batch) = s.next_batch() {
+        let sampled: Vec<_> = batch.parts.iter().filter(|p| p.logits.samples()).map(|p| (p.id, 7)).collect();
+        ended += s.commit(&batch, &sampled).iter().filter(|p| p.full).count();
+    }
+    assert_eq!(ended, 4 + 10 + 9);
+}
+
+#[test]
+fn a_client_has_its_share_of_the_pages_too() {
+    // Two long sequences have all pages but one; there is a slot, and no room.
+    let mut s = scheduler(60, 4, 64, 21);
+    (0..2).for_each(|id| submit_for(&mut s, 1, id, vec![10 + id as u32; 38], 10));
+    step(&mut s).unwrap();
+    submit_for(&mut s, 2, 100, vec![9; 10], 2);
+    let batch = step(&mut s).unwrap();
+    assert_eq!(batch.parts.iter().map(|p| p.id.0).collect::<Vec<_>>(), [0, 100]);
+    while step(&mut s).is_some() {}
+    assert!(s.is_idle());
+}
+
+#[test]
 fn salts_do_not_meet() {
     let mut s = scheduler(100, 8, 64, 100);
     for (id, root) in [(0, Chain::ROOT), (1, Chain::salted(5)), (2, Chain::salted(6)), (3, Chain::salted(5))]
     {
         let new =
-            NewSeq { id: SeqId(id), tokens: vec![1; 20], max_new: 1, root, all_logits: false, adapter: None };
+            NewSeq { id: SeqId(id), tokens: vec![1; 20], max_new: 1, root, all_logits: false, adapter: None, client: ClientId(0) };
         s.submit(new).unwrap();
     }
     while step(&mut s).is_some() {}
@@ -348,6 +397,7 @@ fn what_cannot_fit_is_refused_with_both_numbers() {
         root: Chain::ROOT,
         all_logits: false,
         adapter: None,
+        client: ClientId(0),
     };
     assert_eq!(s.submit(new(0)), Err(Unfit::Empty));
     assert_eq!(s.submit(new(40)), Err(Unfit::TooLong { prompt: 40, context: 40 }));

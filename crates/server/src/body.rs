@@ -56,9 +56,9 @@ pub(crate) async fn prepare_within<M: Model, T: Send + 'static>(
     let (server, held) = (server.clone(), visit.clone());
     let made = tokio::task::spawn_blocking(move || {
         // All are given back when this is done, even if nobody waits for it any more.
-        let _held = (desk, held);
+        let _desk = desk;
         let length = bytes.len();
-        (make(&server, bytes), length)
+        (held.scope_sync(|| make(&server, bytes)), length)
     });
     let (made, length) = made.await.map_err(|e| {
         tracing::error!("a request could not be prepared: {e}");

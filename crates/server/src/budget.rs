@@ -86,6 +86,13 @@ pub(crate) struct Claim {
     given_up: Arc<GivenUp>,
 }
 
+/// What a request holds for a part of its work.
+#[derive(Debug)]
+pub(crate) struct Hold<'a> {
+    claim: &'a Claim,
+    bytes: usize,
+}
+
 /// Why there is no room.
 #[derive(Debug, PartialEq, Eq)]
 enum Lack {
@@ -239,6 +246,12 @@ impl Claim {
         }
     }
 
+    /// The same as [`Claim::grow`] on a thread that may wait, and for as long as what it gives lives.
+    pub(crate) fn hold(&self, bytes: usize) -> Result<Hold<'_>, ApiError> {
+        tokio::runtime::Handle::current().block_on(self.grow(bytes))?;
+        Ok(Hold { claim: self, bytes })
+    }
+
     /// Says whose turn it is from here on.
     pub(crate) fn stage(&self, stage: Stage) {
         let mut state = self.budget.state();
@@ -302,6 +315,17 @@ impl Claim {
         }
         self.budget.give_up_slow(used - self.budget.most);
         false
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        let mut state = self.claim.budget.state();
+        let Some(entry) = state.entries.get_mut(&self.claim.id) else { return };
+        entry.bytes -= self.bytes;
+        state.used -= self.bytes;
+        drop(state);
+        self.claim.budget.freed.notify_waiters();
     }
 }
 

@@ -31,34 +31,45 @@ const FLUSH: Duration = Duration::from_secs(2);
 /// A rest after a connection could not be accepted, mostly because there are no descriptors left.
 const REST: Duration = Duration::from_millis(20);
 
-/// Serves connections until `end` resolves.
+/// Connections that are still open.
+#[derive(Debug)]
+pub(crate) struct Open {
+    closing: watch::Sender<bool>,
+    connections: JoinSet<()>,
+}
+
+impl Open {
+    /// Lets them send what has been answered, for a while, and closes them.
+    pub(crate) async fn close(mut self) {
+        self.closing.send_replace(true);
+        let all = async { while self.connections.join_next().await.is_some() {} };
+        // Those that are not done by then are cut off as this set is dropped.
+        let _ = timeout(FLUSH, all).await;
+    }
+}
+
+/// Accepts and serves connections until `end` resolves.
 pub(crate) async fn accept(
-    listener: TcpListener,
+    listener: &TcpListener,
     router: Router,
     table: Arc<Table>,
     end: impl Future<Output = ()>,
-) {
+) -> Open {
     let closing = watch::Sender::new(false);
     let mut connections = JoinSet::new();
     let mut end = pin!(end);
     // A connection that waits for a place is not forgotten while others end.
-    let mut seated = Box::pin(next(&listener, &table));
+    let mut seated = Box::pin(next(listener, &table));
     loop {
         tokio::select! {
-            () = &mut end => break,
+            () = &mut end => return Open { closing, connections },
             (stream, place) = &mut seated => {
-                seated.set(next(&listener, &table));
+                seated.set(next(listener, &table));
                 connections.spawn(serve(stream, router.clone(), closing.subscribe(), place));
             }
             Some(_) = connections.join_next() => {}
         }
     }
-    drop(seated);
-    drop(listener);
-    closing.send_replace(true);
-    let all = async { while connections.join_next().await.is_some() {} };
-    // Those that are not done by then are cut off as this set is dropped.
-    let _ = timeout(FLUSH, all).await;
 }
 
 /// The next connection, with a place for it.

@@ -6,9 +6,9 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tallow_engine::scheduler::ClientId;
 use tokio::sync::oneshot;
 
-use crate::visit::Client;
 
 /// Desks for large bodies at most: each holds far more memory than its body.
 const MOST_LARGE: usize = 4;
@@ -27,7 +27,7 @@ struct State {
 }
 
 /// Whose turn it is: large and small bodies of a client take turns too.
-type Flow = (Client, bool);
+type Flow = (ClientId, bool);
 
 #[derive(Debug)]
 struct Turn {
@@ -51,14 +51,14 @@ impl Desks {
     }
 
     /// Waits for a desk.
-    pub(crate) async fn enter(self: &Arc<Desks>, client: Client, large: bool) -> Desk {
+    pub(crate) async fn enter(self: &Arc<Desks>, client: ClientId, large: bool) -> Desk {
         let (give, given) = oneshot::channel();
         self.queue(client, large, give);
         // Senders are only dropped here, once they have been used.
         given.await.unwrap_or(Desk { desks: None, large })
     }
 
-    fn queue(self: &Arc<Desks>, client: Client, large: bool, give: oneshot::Sender<Desk>) {
+    fn queue(self: &Arc<Desks>, client: ClientId, large: bool, give: oneshot::Sender<Desk>) {
         let mut state = self.state();
         match state.turns.iter_mut().find(|turn| turn.flow == (client, large)) {
             Some(turn) => turn.waiting.push_back(give),
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn clients_take_turns_however_many_requests_one_has() {
         let desks = Arc::new(Desks::new(2));
-        let (greedy, other) = (Client(1), Client(2));
+        let (greedy, other) = (ClientId(1), ClientId(2));
         let enter = |client| Box::pin(desks.enter(client, false));
         let held: Vec<Desk> = (0..2).map(|_| poll(enter(greedy).as_mut()).unwrap()).collect();
         let mut queue: Vec<_> = (0..100).map(|_| enter(greedy)).collect();
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn large_bodies_leave_a_desk_to_small_ones() {
         let desks = Arc::new(Desks::new(1));
-        let client = Client(1);
+        let client = ClientId(1);
         let first = poll(pin!(desks.enter(client, true))).unwrap();
         let mut large = Box::pin(desks.enter(client, true));
         assert!(poll(large.as_mut()).is_none());

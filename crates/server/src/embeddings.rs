@@ -206,7 +206,12 @@ pub(crate) fn item(inputs: &Inputs, path: &str, given: Given, cut: Cut) -> Resul
         }
         Given::Text(text) => inputs.text(&text, cut).map(Item::Text),
         Given::Tokens(tokens) => inputs.tokens(tokens, cut).map(Item::Text),
-        Given::Image(bytes) => inputs.image(&bytes).map(Item::Image),
+        Given::Image(bytes) => {
+            let memory = inputs.image_memory(&bytes).map_err(|why| unfit(path, &why))?;
+            let visit = Visit::current();
+            let _held = visit.as_ref().map(|visit| visit.claim.hold(memory)).transpose()?;
+            inputs.image(&bytes).map(Item::Image)
+        }
     };
     item.map_err(|why| unfit(path, &why))
 }

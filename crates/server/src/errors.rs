@@ -89,6 +89,9 @@ impl ApiError {
             }
             Failure::Unfit(unfit) => ApiError::field("prompt", unfit),
             Failure::Full(_) => ApiError::new(StatusCode::TOO_MANY_REQUESTS, failure).code("queue_full"),
+            Failure::QueueTimeout(_) => {
+                ApiError::new(StatusCode::REQUEST_TIMEOUT, failure).code("queue_timeout")
+            }
             Failure::Unread => ApiError::new(unavailable, failure).code("answer_not_read"),
             Failure::ShuttingDown => ApiError::new(unavailable, failure).code("shutting_down"),
             Failure::Broken(why) if !alive => ApiError::new(unavailable, why).code("engine_stopped"),

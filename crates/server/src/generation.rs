@@ -6,6 +6,7 @@ use serde_json::Value;
 use tallow_engine::adapters::Worn;
 use tallow_engine::handle::{EngineHandle, Info, Request};
 use tallow_engine::sampler::Sampling;
+use tallow_engine::scheduler::ClientId;
 
 use crate::adapters::{self, Wanted};
 use crate::errors::ApiError;
@@ -140,6 +141,8 @@ impl Generation {
             salt: self.salt.clone(),
             score_prompt,
             adapter,
+            // Filled in where it is handed in.
+            client: ClientId::default(),
         })
     }
 

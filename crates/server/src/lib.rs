@@ -24,6 +24,7 @@ mod guard;
 mod health;
 mod json;
 mod limits;
+mod loading;
 mod metrics;
 mod multipart;
 mod origin;
@@ -57,6 +58,7 @@ pub use completions::{CompletionRequest, parse_completion_request};
 pub use errors::ApiError;
 pub use health::LogHealth;
 pub use limits::Limits;
+pub use loading::Loading;
 pub use served::{Served, ServedEncoder, ServedSpeech};
 
 /// How the server deals with its clients.
@@ -160,6 +162,8 @@ async fn serve_model<M: state::Model>(
         }
     };
     let table = server.table.clone();
-    connection::accept(listener, routes::router(own, server), table, end).await;
+    let open = connection::accept(&listener, routes::router(own, server), table, end).await;
+    drop(listener);
+    open.close().await;
     Ok(())
 }

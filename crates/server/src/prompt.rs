@@ -84,6 +84,9 @@ impl Messages {
             let tokens = tokens.map_err(|e| not_tokenized("messages", &e))?;
             return tokens.ok_or_else(|| ApiError::far_too_long("messages", most));
         };
+        if self.messages.as_array().into_iter().flatten().any(|m| exceeds(m, tokenizer, most)) {
+            return Err(ApiError::far_too_long("messages", most));
+        }
         let now = Now::local(unix_time() as i64);
         let chat = Chat { ending: self.ending, values: &values, ..Chat::new(&self.messages, now) };
         let tokens = template.prompt_up_to(&chat, tokenizer, most);
@@ -115,6 +118,13 @@ impl Messages {
         let (marks, is_told) = (reasoning.special_tokens(tokenizer), self.thinking.told == Told::Apart);
         Some(Reasoned { splitter, marks, is_told })
     }
+}
+
+/// Has this message far more tokens than there is room for? Then the chat need not be rendered, which takes memory
+/// several times. Of what the assistant said templates leave out the reasoning, so that may fit all the same.
+fn exceeds(message: &Value, tokenizer: &Tokenizer, most: usize) -> bool {
+    let of = |name: &str| message.get(name).and_then(Value::as_str).unwrap_or_default();
+    of("role") != "assistant" && tokenizer.exceeds(of("content").trim(), Special::BARE, most)
 }
 
 /// A text's tokens; a text of far more than there is room for is refused. Whoever writes a whole prompt writes its special tokens too.

@@ -7,6 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use tallow_engine::adapters::Worn;
 use tallow_engine::handle::{Info, Request, Unread};
+use tallow_engine::scheduler::ClientId;
 use tallow_models::tokenizer::Shown;
 
 use crate::access::Notes;
@@ -103,7 +104,9 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
         room.for_logprobs(&generation, &mut requests, server, visit).await?;
     }
     let mut followed = Vec::new();
+    let client = visit.as_ref().map_or_else(ClientId::default, |visit| visit.client);
     for (index, (request, echo)) in requests.into_iter().enumerate() {
+        let request = Request { client, ..request };
         let tokenizer = &server.model.handle.info().tokenizer;
         let places = wants_tokens.then(|| tokenizer.stream_after(&request.prompt, Shown::Text));
         // If one is refused, those before it are dropped here, which ends them.

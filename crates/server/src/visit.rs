@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, HeaderName, header};
 use axum::response::Response;
 use hyper::body::{Body as _, Bytes, Frame, SizeHint};
 use tallow_engine::handle::Unread;
+use tallow_engine::scheduler::ClientId;
 
 use crate::budget::{Budget, Claim, Stage};
 use crate::table::Seat;
@@ -23,14 +24,10 @@ tokio::task_local! {
     static CURRENT: Arc<Visit>;
 }
 
-/// Who asks, for fairness: an address, or a key where there are keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Client(pub(crate) u64);
-
 /// What is kept of a request while it lasts.
 #[derive(Debug)]
 pub(crate) struct Visit {
-    pub(crate) client: Client,
+    pub(crate) client: ClientId,
     pub(crate) claim: Claim,
     pub(crate) seat: Arc<Seat>,
 }
@@ -39,16 +36,15 @@ pub(crate) struct Visit {
 const KEYS: [HeaderName; 3] =
     [header::AUTHORIZATION, HeaderName::from_static("x-api-key"), HeaderName::from_static("api-key")];
 
-impl Client {
-    fn of(seat: &Seat, headers: &HeaderMap, has_keys: bool) -> Client {
-        let mut hasher = DefaultHasher::new();
-        // A key that is wrong gets no further than being compared.
-        match KEYS.iter().find_map(|name| headers.get(name)).filter(|_| has_keys) {
-            Some(key) => key.as_bytes().hash(&mut hasher),
-            None => seat.address().hash(&mut hasher),
-        }
-        Client(hasher.finish())
+/// Who asks, for fairness: an address, or a key where there are keys.
+fn client(seat: &Seat, headers: &HeaderMap, has_keys: bool) -> ClientId {
+    let mut hasher = DefaultHasher::new();
+    // A key that is wrong gets no further than being compared.
+    match KEYS.iter().find_map(|name| headers.get(name)).filter(|_| has_keys) {
+        Some(key) => key.as_bytes().hash(&mut hasher),
+        None => seat.address().hash(&mut hasher),
     }
+    ClientId(hasher.finish())
 }
 
 impl Unread for Visit {
@@ -62,7 +58,7 @@ impl Visit {
     pub(crate) fn new(budget: &Arc<Budget>, request: &Request, has_keys: bool) -> Arc<Visit> {
         let seat = request.extensions().get::<Arc<Seat>>().cloned();
         let seat = seat.unwrap_or_else(|| Arc::new(Seat::detached()));
-        let client = Client::of(&seat, request.headers(), has_keys);
+        let client = client(&seat, request.headers(), has_keys);
         Arc::new(Visit { client, claim: budget.claim(seat.clone()), seat })
     }
 
@@ -74,6 +70,11 @@ impl Visit {
     /// Deals with its request.
     pub(crate) async fn scope<T>(self: &Arc<Visit>, work: impl Future<Output = T>) -> T {
         CURRENT.scope(self.clone(), work).await
+    }
+
+    /// The same for work that waits for nothing.
+    pub(crate) fn scope_sync<T>(self: &Arc<Visit>, work: impl FnOnce() -> T) -> T {
+        CURRENT.sync_scope(self.clone(), work)
     }
 
     /// Keeps the claim until the client has taken the response.

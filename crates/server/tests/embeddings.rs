@@ -143,6 +143,23 @@ fn texts_tokens_and_lists_of_them_give_the_same() {
     assert!(many.iter().all(|x| x.len() == 48 && (length(x) - 1.0).abs() < 1e-5));
 }
 
+/// What decoding takes is counted, by what a file's head says; it is not a few bytes that decide.
+#[test]
+fn images_that_would_take_all_memory_are_refused() {
+    let site = serve_folder(image_encoder, 32);
+    let mut file = b"BM".to_vec();
+    let whole = |n: u32| n.to_le_bytes();
+    let (header, side) = (54u32, 8192u32);
+    file.extend([whole(header + 3 * side * side), whole(0), whole(header), whole(40), whole(side), whole(side)].concat());
+    file.extend([1u16.to_le_bytes(), 24u16.to_le_bytes()].concat());
+    file.extend([whole(0); 6].concat());
+    let url = format!("data:image/bmp;base64,{}", base64(&file));
+    let reply = post(EMBEDDINGS, json!({"input": {"image": url}})).get(&site);
+    let (message, _, _, code) = reply.error();
+    assert_eq!((reply.status, code.as_deref()), (413, Some("request_too_large")), "{message}");
+    assert!(message.contains("needs 384 MiB"), "{message}");
+}
+
 /// Texts and images in one request, and many clients at once: each gets what it would get alone.
 #[test]
 fn images_stand_beside_texts() {

@@ -5,16 +5,18 @@
 mod common;
 
 use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::client::{Reply, ask, connect, parse, post, read, read_until};
-use common::{Plan, Site, bytes, hello, info, script, site, wait};
+use common::{At, Plan, Site, bytes, hello, info, script, site, wait};
 use serde_json::{Value, json};
 use tallow_engine::handle::{Command, EngineHandle, Event, Failure, Info};
 use tallow_engine::sampler::Choice;
 use tallow_engine::sim::{self, Script};
+use tallow_server::{Limits, Loading, Served, Settings};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -76,6 +78,36 @@ fn item_37_a_client_that_never_reads_keeps_nobody_waiting() {
     wait(|| site.handle.taken() == 3, "only the silent ones are left");
     drop(silent);
     site.wait_free();
+}
+
+#[test]
+fn while_the_model_is_loaded_clients_are_told_so() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let site = Early(listener.local_addr().unwrap());
+    let loading = Loading::begin(runtime.handle(), listener, Limits::default());
+    for request in [ask("GET", "/health"), ask("GET", "/ready"), ask("GET", "/"), post(CHAT, chat(json!({})))] {
+        let reply = request.get(&site);
+        assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")));
+        assert_eq!(reply.header("connection"), Some("close"));
+        assert_eq!(reply.error().3.as_deref(), Some("model_loading"), "{reply:?}");
+    }
+    // Whoever is connected by then, and says nothing, delays nobody.
+    let silent = connect(&site);
+    let listener = runtime.block_on(loading.finish()).unwrap();
+    let served = Served { handle: sim::start(info(), script(&hello())), templates: None, max_tokens: None };
+    runtime.spawn(tallow_server::serve(listener, served, Settings::default(), std::future::pending()));
+    assert_eq!(post(CHAT, chat(json!({"max_tokens": 3}))).get(&site).status, 200);
+    drop(silent);
+}
+
+/// A server whose model may not be there yet.
+struct Early(SocketAddr);
+
+impl At for Early {
+    fn address(&self) -> SocketAddr {
+        self.0
+    }
 }
 
 #[test]

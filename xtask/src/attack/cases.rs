@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use super::server::{Log, Server, answer};
+use super::server::{Client, Log, answer};
 
 /// How long attacks that go on do so.
 const LONG: Duration = Duration::from_secs(8);
@@ -19,10 +19,10 @@ pub(super) struct Case {
     pub(super) space: Option<u64>,
     /// Is there one large request at a time?
     pub(super) one: bool,
-    pub(super) run: fn(&Server) -> io::Result<usize>,
+    pub(super) run: fn(&Client) -> io::Result<usize>,
 }
 
-const fn case(name: &'static str, one: bool, run: fn(&Server) -> io::Result<usize>) -> Case {
+const fn case(name: &'static str, one: bool, run: fn(&Client) -> io::Result<usize>) -> Case {
     Case { name, log: Log::Read, space: None, one, run }
 }
 
@@ -46,6 +46,7 @@ pub(super) static CASES: &[Case] = &[
     case("10,000 idle connections", false, idle_connections),
     case("128 answers with log-probabilities", true, log_probabilities),
     case("8 streams of log-probabilities that nobody reads", false, unread_streams),
+    case("64 answers with log-probabilities, on 16 slots", false, many_log_probabilities),
     case("500 clients that vanish", false, vanishing),
     Case {
         space: Some(800_000),
@@ -80,18 +81,18 @@ fn at_once(clients: usize, one: impl Fn() -> io::Result<usize> + Sync) -> io::Re
     })
 }
 
-fn tokenize_longest(server: &Server) -> io::Result<usize> {
+fn tokenize_longest(server: &Client) -> io::Result<usize> {
     let body = prompt(&"a".repeat(LONGEST));
     // It is refused before all of it is read, which a client that goes on writing need not see.
     for_long(|| Ok(server.post("/tokenize", &body).map_or(0, |(_, length)| length)))
 }
 
-fn tokenize_many(server: &Server) -> io::Result<usize> {
+fn tokenize_many(server: &Client) -> io::Result<usize> {
     let body = prompt(&"a".repeat(1_000_000));
     at_once(8, || Ok(server.post("/tokenize", &body)?.1))
 }
 
-fn slow_readers(server: &Server) -> io::Result<usize> {
+fn slow_readers(server: &Client) -> io::Result<usize> {
     let body = prompt(&"a".repeat(1_000_000));
     let mut clients: Vec<TcpStream> =
         (0..16).map(|_| server.ask("/tokenize", &body)).collect::<io::Result<_>>()?;
@@ -105,23 +106,23 @@ fn slow_readers(server: &Server) -> io::Result<usize> {
     })
 }
 
-fn one_prompt(server: &Server) -> io::Result<usize> {
+fn one_prompt(server: &Client) -> io::Result<usize> {
     let body = format!("{{\"prompt\":\"{}\"}}", "a".repeat(LONGEST));
     for_long(|| expect(server.post("/v1/completions", &body)?, 400))
 }
 
-fn prompts(server: &Server) -> io::Result<usize> {
+fn prompts(server: &Client) -> io::Result<usize> {
     let body = format!("{{\"prompt\":\"{}\"}}", "a".repeat(LONGEST));
     at_once(4, || Ok(server.post("/v1/completions", &body)?.1))
 }
 
-fn one_chat(server: &Server) -> io::Result<usize> {
+fn one_chat(server: &Client) -> io::Result<usize> {
     let text = "Once upon a time. ".repeat(LONGEST / 18);
     let body = format!("{{\"messages\":[{{\"role\":\"user\",\"content\":\"{text}\"}}]}}");
     for_long(|| expect(server.post("/v1/chat/completions", &body)?, 400))
 }
 
-fn many_values(server: &Server) -> io::Result<usize> {
+fn many_values(server: &Client) -> io::Result<usize> {
     for_long(|| {
         for value in ["{\"a\":[]}", "[{}]", "1", "\"\""] {
             let body =
@@ -133,7 +134,7 @@ fn many_values(server: &Server) -> io::Result<usize> {
     })
 }
 
-fn stalled_bodies(server: &Server, count: usize, length: usize, sent: usize) -> io::Result<usize> {
+fn stalled_bodies(server: &Client, count: usize, length: usize, sent: usize) -> io::Result<usize> {
     let start = vec![b' '; sent];
     let held: Vec<TcpStream> = std::thread::scope(|threads| {
         let one = || {
@@ -158,7 +159,7 @@ fn stalled_bodies(server: &Server, count: usize, length: usize, sent: usize) -> 
     Ok(0)
 }
 
-fn trickling_bodies(server: &Server) -> io::Result<usize> {
+fn trickling_bodies(server: &Client) -> io::Result<usize> {
     let mut clients = Vec::new();
     for _ in 0..64 {
         let mut stream = server.connect()?;
@@ -172,7 +173,7 @@ fn trickling_bodies(server: &Server) -> io::Result<usize> {
     })
 }
 
-fn idle_connections(server: &Server) -> io::Result<usize> {
+fn idle_connections(server: &Client) -> io::Result<usize> {
     let mut clients = Vec::new();
     for i in 0..10_000 {
         let mut stream = server.connect()?;
@@ -186,7 +187,7 @@ fn idle_connections(server: &Server) -> io::Result<usize> {
     Ok(0)
 }
 
-fn log_probabilities(server: &Server) -> io::Result<usize> {
+fn log_probabilities(server: &Client) -> io::Result<usize> {
     let body = |n: usize, tokens: usize| {
         format!(
             "{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hi\"}}],\"n\":{n},\"max_tokens\":{tokens},\"logprobs\":true,\
@@ -198,7 +199,12 @@ fn log_probabilities(server: &Server) -> io::Result<usize> {
     expect((status, length), 200)
 }
 
-fn unread_streams(server: &Server) -> io::Result<usize> {
+fn many_log_probabilities(server: &Client) -> io::Result<usize> {
+    let body = "{\"prompt\":\"Once\",\"max_tokens\":200,\"logprobs\":5,\"ignore_eos\":true}";
+    at_once(64, || expect(server.post("/v1/completions", body)?, 200))
+}
+
+fn unread_streams(server: &Client) -> io::Result<usize> {
     let body = "{\"prompt\":\"Once\",\"n\":1,\"max_tokens\":1000,\"logprobs\":5,\"ignore_eos\":true,\"stream\":true}";
     let held: Vec<TcpStream> =
         (0..8).map(|_| server.ask("/v1/completions", body)).collect::<io::Result<_>>()?;
@@ -207,7 +213,7 @@ fn unread_streams(server: &Server) -> io::Result<usize> {
     Ok(0)
 }
 
-fn vanishing(server: &Server) -> io::Result<usize> {
+fn vanishing(server: &Client) -> io::Result<usize> {
     let body = "{\"prompt\":\"Once\",\"max_tokens\":1000,\"ignore_eos\":true}";
     for _ in 0..500 {
         drop(server.ask("/v1/completions", body)?);
@@ -216,7 +222,7 @@ fn vanishing(server: &Server) -> io::Result<usize> {
     Ok(0)
 }
 
-fn many_requests(server: &Server) -> io::Result<usize> {
+fn many_requests(server: &Client) -> io::Result<usize> {
     let body = "{\"prompt\":\"Once\",\"max_tokens\":0}";
     // Each leaves a line in the log, also where it is refused: more than a pipe holds.
     for _ in 0..3000 {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cases::{CASES, Case};
-use server::{Server, Streamed, streamed};
+use server::{Client, Server, Streamed, streamed};
 
 const USAGE: &str = "usage: cargo xtask attack [--program PROGRAM] [--slow FACTOR] [NAME...]
   --program PROGRAM  the server's program (target/release/tallow, which must have been built)
@@ -133,19 +133,20 @@ fn attack_all(options: &Options) -> io::Result<bool> {
 fn attack(case: &Case, options: &Options) -> io::Result<bool> {
     let flags = ["--max-memory-in-flight", "512", "--slots", "16"];
     let mut server = Server::start(&options.program, &flags, case.log, case.space)?;
-    let expected = streamed(&server, STREAM)?;
+    let (attacker, healthy) = (server.attacker(), server.healthy());
+    let expected = streamed(healthy, STREAM)?;
     // What is loaded late is not the attack's.
-    server.post("/tokenize", r#"{"prompt":"a"}"#)?;
+    healthy.post("/tokenize", r#"{"prompt":"a"}"#)?;
     let before = server.resident();
     server.reset_peak();
     let over = AtomicBool::new(false);
     let mut answer = 0;
     let seen = std::thread::scope(|threads| {
         let beside = [
-            threads.spawn(|| follow(&server, &expected, &over)),
-            threads.spawn(|| ask_small(&server, &over)),
+            threads.spawn(|| follow(healthy, &expected, &over)),
+            threads.spawn(|| ask_small(healthy, &over)),
         ];
-        answer = (case.run)(&server).unwrap_or_else(|e| {
+        answer = (case.run)(&attacker).unwrap_or_else(|e| {
             eprintln!("{}: {e}", case.name);
             0
         });
@@ -192,7 +193,7 @@ fn broken(why: &str) -> Seen {
 }
 
 /// Asks for the same stream again and again.
-fn follow(server: &Server, expected: &Streamed, over: &AtomicBool) -> Seen {
+fn follow(server: Client, expected: &Streamed, over: &AtomicBool) -> Seen {
     let mut seen = Seen::default();
     loop {
         match streamed(server, STREAM) {
@@ -210,7 +211,7 @@ fn follow(server: &Server, expected: &Streamed, over: &AtomicBool) -> Seen {
 }
 
 /// Asks for a few tokens again and again.
-fn ask_small(server: &Server, over: &AtomicBool) -> Seen {
+fn ask_small(server: Client, over: &AtomicBool) -> Seen {
     let mut seen = Seen::default();
     while !over.load(Ordering::Relaxed) && seen.failed.len() <= 10 {
         let begun = Instant::now();

@@ -23,10 +23,20 @@ pub(super) enum Log {
     Full,
 }
 
+/// The keys of those who attack and of those who do not, so that the server can tell them apart.
+const KEYS: [&str; 2] = ["attacker", "healthy"];
+
 /// A server that runs; it is killed when this is dropped.
 pub(super) struct Server {
     child: Child,
-    pub(super) address: SocketAddr,
+    address: SocketAddr,
+}
+
+/// A way to a server, with the key of whoever has it.
+#[derive(Clone, Copy)]
+pub(super) struct Client {
+    address: SocketAddr,
+    key: &'static str,
 }
 
 impl Server {
@@ -38,6 +48,7 @@ impl Server {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("{limit}exec \"$0\" \"$@\"")]).arg(program);
         command.args(["serve", "demo", "--port", &port, "--device", "cpu"]).args(flags);
+        command.env("TALLOW_API_KEY", KEYS.join(","));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(match log {
             Log::Read | Log::Unread => Stdio::piped(),
             Log::Full => File::options().write(true).open("/dev/full")?.into(),
@@ -50,7 +61,7 @@ impl Server {
         }
         let mut server = Server { child, address };
         let begun = Instant::now();
-        while server.get("/ready").is_err() {
+        while !matches!(server.healthy().get("/ready"), Ok(200)) {
             if let Some(status) = server.child.try_wait()? {
                 return Err(io::Error::other(format!("the server ended before it served: {status}")));
             }
@@ -60,6 +71,14 @@ impl Server {
             std::thread::sleep(Duration::from_millis(50));
         }
         Ok(server)
+    }
+
+    pub(super) fn attacker(&self) -> Client {
+        Client { address: self.address, key: KEYS[0] }
+    }
+
+    pub(super) fn healthy(&self) -> Client {
+        Client { address: self.address, key: KEYS[1] }
     }
 
     /// Does it still run?
@@ -89,6 +108,9 @@ impl Server {
         let _ = std::fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5");
     }
 
+}
+
+impl Client {
     pub(super) fn connect(&self) -> io::Result<TcpStream> {
         let stream = TcpStream::connect(self.address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -101,7 +123,8 @@ impl Server {
     pub(super) fn head(&self, method: &str, path: &str, length: usize) -> String {
         format!(
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
-             content-length: {length}\r\nconnection: close\r\n\r\n"
+             authorization: Bearer {}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n",
+            self.key
         )
     }
 
@@ -161,7 +184,7 @@ pub(super) struct Streamed {
 }
 
 /// Reads a stream to its end.
-pub(super) fn streamed(server: &Server, body: &str) -> io::Result<Streamed> {
+pub(super) fn streamed(server: Client, body: &str) -> io::Result<Streamed> {
     let mut out = Streamed::default();
     // The older version of the protocol has no chunks to be put together.
     let head = server.head("POST", "/v1/completions", body.len()).replace("HTTP/1.1", "HTTP/1.0");

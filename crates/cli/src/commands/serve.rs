@@ -8,7 +8,7 @@ use tallow_models::AnyModel;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::generation::Generation;
 use tallow_models::scribe::ScribeModel;
-use tallow_server::{Limits, Served, ServedEncoder, ServedSpeech, Settings};
+use tallow_server::{Limits, Loading, Served, ServedEncoder, ServedSpeech, Settings};
 use tokio::net::{TcpListener, TcpSocket};
 
 use crate::args::{SampleArgs, Serve};
@@ -39,6 +39,11 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     // A port that is taken should not cost the loading of a model.
     let listener = runtime.block_on(listen(&host, port))?;
+    let address = listener.local_addr()?;
+    let loading = Loading::begin(runtime.handle(), listener, settings.limits);
+    let begin = |name: &str| -> Result<_, Failed> {
+        Ok((runtime.block_on(loading.finish())?, announce(name, address, &settings, &runtime)))
+    };
     let name = args.model.as_deref().unwrap_or(DEMO);
     let how = load::How::new(sources, args.engine.offline, args.engine.quant)?;
     let opened = match load::any(name, how)? {
@@ -49,7 +54,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         }
         AnyModel::Encoder(model) => {
             let handle = start_encoder(&model, name, &args, sources)?;
-            let signals = announce(&load::short_name(name), &listener, &settings, &runtime)?;
+            let (listener, signals) = begin(&load::short_name(name))?;
             let served = ServedEncoder { handle: handle.clone() };
             runtime.block_on(tallow_server::serve_encoder(
                 listener,
@@ -62,7 +67,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         }
         AnyModel::Scribe(model) => {
             let (_running, served) = start_scribe(&model, name, &args, sources)?;
-            let signals = announce(&load::short_name(name), &listener, &settings, &runtime)?;
+            let (listener, signals) = begin(&load::short_name(name))?;
             runtime.block_on(tallow_server::serve_speech(
                 listener,
                 served,
@@ -82,7 +87,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let names = std::iter::once(opened.name.clone()).chain(args.alias).collect();
     let handle = opened.start(&config, names, &Note::log)?;
     lora::load(&handle, adapters)?;
-    let signals = announce(&opened.name, &listener, &settings, &runtime)?;
+    let (listener, signals) = begin(&opened.name)?;
     let served = Served {
         handle: handle.clone(),
         templates: opened.words()?.templates.clone(),
@@ -167,11 +172,10 @@ fn start_scribe(
 /// Says where the server is.
 fn announce(
     name: &str,
-    listener: &TcpListener,
+    address: SocketAddr,
     settings: &Settings,
     runtime: &tokio::runtime::Runtime,
-) -> Result<Signals, Failed> {
-    let address = listener.local_addr()?;
+) -> Signals {
     // Whoever reads that it serves may tell it to stop at once.
     let signals = {
         let _within = runtime.enter();
@@ -183,7 +187,7 @@ fn announce(
             "everybody who can reach {address} can use this server: set TALLOW_API_KEY or --api-key-file"
         );
     }
-    Ok(signals)
+    signals
 }
 
 /// Listens where clients are to come.

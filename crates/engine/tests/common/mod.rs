@@ -40,6 +40,7 @@ pub(crate) fn info(model: &Model, pages: usize) -> Info {
         context: 128,
         slots: SLOTS,
         queue: 20,
+        queue_timeout: None,
         page_len: 4,
         pages,
         sampling: Sampling::default(),
@@ -150,8 +151,14 @@ pub(crate) fn start_faulty() -> EngineHandle {
 
 /// The same, which makes no step while somebody else has `held`.
 pub(crate) fn start_held(held: Arc<Mutex<()>>) -> EngineHandle {
+    start_held_with(held, |_| {})
+}
+
+/// The same, with something changed of what is known of it.
+pub(crate) fn start_held_with(held: Arc<Mutex<()>>, change: impl FnOnce(&mut Info)) -> EngineHandle {
     let model = model();
-    let info = info(&model, 64);
+    let mut info = info(&model, 64);
+    change(&mut info);
     let runner = move || runner_on(Faulty::held(held), &model);
     spawn(|| Ok(info), move || Ok::<_, Wrong>((runner(), limits()))).unwrap()
 }

@@ -126,6 +126,12 @@ impl Inputs {
         self.words()?.tokens(tokens, cut)
     }
 
+    /// Bytes of memory that reading an image file takes at most.
+    pub fn image_memory(&self, bytes: &[u8]) -> std::result::Result<usize, InputError> {
+        let pictures = self.pictures.as_ref().ok_or(InputError::NoImages)?;
+        Ok(pictures.memory(bytes)?)
+    }
+
     /// The bytes of an image file.
     pub fn image(&self, bytes: &[u8]) -> std::result::Result<Image, InputError> {
         let pictures = self.pictures.as_ref().ok_or(InputError::NoImages)?;

@@ -59,8 +59,26 @@ impl From<ImageError> for PictureError {
     }
 }
 
+/// Bytes that decoding a file takes at most, by what its head says.
+pub(super) fn memory(bytes: &[u8]) -> Result<usize, PictureError> {
+    // Decoders keep as much again of pictures that come in passes, and another layout is a copy.
+    let pixels = decoder(bytes)?.total_bytes().saturating_mul(2);
+    Ok(usize::try_from(pixels).unwrap_or(usize::MAX))
+}
+
 /// Reads a picture, upright, without what shines through. Of one that moves it is the first.
 pub fn decode(bytes: &[u8]) -> Result<Picture, PictureError> {
+    let mut decoder = decoder(bytes)?;
+    let turned = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let mut image = DynamicImage::from_decoder(decoder)?;
+    image.apply_orientation(turned);
+    let rgb = image.into_rgb8();
+    let (width, height) = (rgb.width() as usize, rgb.height() as usize);
+    Ok(Picture { width, height, bytes: rgb.into_raw() })
+}
+
+/// Reads the head of a file that is not too large.
+fn decoder(bytes: &[u8]) -> Result<impl ImageDecoder + '_, PictureError> {
     let mut reader = ImageReader::new(Cursor::new(bytes));
     let mut limits = Limits::default();
     limits.max_alloc = Some(MOST_BYTES);
@@ -78,11 +96,6 @@ pub fn decode(bytes: &[u8]) -> Result<Picture, PictureError> {
     if pixels == 0 {
         return Err(PictureError::Damaged("it has no pixels".into()));
     }
-    let turned = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     decoder.set_limits(limits)?;
-    let mut image = DynamicImage::from_decoder(decoder)?;
-    image.apply_orientation(turned);
-    let rgb = image.into_rgb8();
-    let (width, height) = (rgb.width() as usize, rgb.height() as usize);
-    Ok(Picture { width, height, bytes: rgb.into_raw() })
+    Ok(decoder)
 }

@@ -25,6 +25,11 @@ impl Pictures {
         Ok(Pictures { settings: Settings::read(checkpoint, &patches)?, patches })
     }
 
+    /// Bytes that reading an image file takes at most.
+    pub fn memory(&self, bytes: &[u8]) -> std::result::Result<usize, PictureError> {
+        decode::memory(bytes)
+    }
+
     /// An image file.
     pub fn file(&self, bytes: &[u8]) -> std::result::Result<Image, PictureError> {
         self.picture(decode(bytes)?)

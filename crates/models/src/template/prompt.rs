@@ -1,5 +1,7 @@
 //! From a chat to the tokens of a prompt.
 
+use std::borrow::Cow;
+
 use serde_json::Value as Json;
 
 use super::{Chat, ChatTemplate, TemplateError};
@@ -51,17 +53,21 @@ impl ChatTemplate {
     /// The rendered chat, where special tokens that its messages contain are marked as text.
     fn shielded_text(&self, chat: &Chat<'_>, tokenizer: &Tokenizer) -> Result<String, PromptError> {
         let messages = match chat.messages {
-            Json::Array(list) => Json::Array(list.iter().map(|m| shielded_message(tokenizer, m)).collect()),
-            other => other.clone(),
+            Json::Array(list) => {
+                let list = list.iter().map(|message| shielded_message(tokenizer, message)).collect();
+                shielded_list(chat.messages, list)
+            }
+            other => Cow::Borrowed(other),
         };
-        let values = chat.values.iter().map(|(name, value)| (name.clone(), shielded(tokenizer, value)));
+        let values = chat.values.iter();
+        let values = values.map(|(name, value)| (name.clone(), shielded(tokenizer, value).into_owned()));
         let [tools, documents] =
             [chat.tools, chat.documents].map(|list| list.map(|list| shielded(tokenizer, list)));
         let shielded = Chat {
             messages: &messages,
             values: &values.collect(),
-            tools: tools.as_ref(),
-            documents: documents.as_ref(),
+            tools: tools.as_deref(),
+            documents: documents.as_deref(),
             ..*chat
         };
         let text = self.render(&shielded)?;
@@ -73,24 +79,47 @@ impl ChatTemplate {
 }
 
 /// A message such that no special token can be read in it. Its role stays as it is: templates compare it.
-fn shielded_message(tokenizer: &Tokenizer, message: &Json) -> Json {
+fn shielded_message<'a>(tokenizer: &Tokenizer, message: &'a Json) -> Cow<'a, Json> {
     let mut shielded = shielded(tokenizer, message);
-    if let (Some(role), Some(as_given)) = (shielded.get_mut("role"), message.get("role")) {
+    if let Cow::Owned(shielded) = &mut shielded
+        && let (Some(role), Some(as_given)) = (shielded.get_mut("role"), message.get("role"))
+    {
         role.clone_from(as_given);
     }
     shielded
 }
 
-/// All texts of a value, such that no special token can be read in them.
-fn shielded(tokenizer: &Tokenizer, value: &Json) -> Json {
+/// All texts of a value, such that no special token can be read in them. Chats may be long, and few have anything to
+/// shield: those are not copied.
+fn shielded<'a>(tokenizer: &Tokenizer, value: &'a Json) -> Cow<'a, Json> {
     match value {
-        Json::String(text) => tokenizer.shield(text).into_owned().into(),
-        Json::Array(values) => values.iter().map(|value| shielded(tokenizer, value)).collect(),
-        Json::Object(members) => {
-            let name = |name: &String| tokenizer.shield(name).into_owned();
-            let members = members.iter().map(|(key, value)| (name(key), shielded(tokenizer, value)));
-            Json::Object(members.collect())
+        Json::String(text) => match tokenizer.shield(text) {
+            Cow::Borrowed(_) => Cow::Borrowed(value),
+            Cow::Owned(text) => Cow::Owned(text.into()),
+        },
+        Json::Array(values) => {
+            shielded_list(value, values.iter().map(|value| shielded(tokenizer, value)).collect())
         }
-        other => other.clone(),
+        Json::Object(members) => {
+            let member = |(name, value): (&'a String, &'a Json)| (tokenizer.shield(name), shielded(tokenizer, value));
+            let all: Vec<(Cow<'_, str>, Cow<'_, Json>)> = members.iter().map(member).collect();
+            let is_same = |(name, value): &(Cow<'_, str>, Cow<'_, Json>)| {
+                matches!((name, value), (Cow::Borrowed(_), Cow::Borrowed(_)))
+            };
+            if all.iter().all(is_same) {
+                return Cow::Borrowed(value);
+            }
+            let owned = all.into_iter().map(|(name, value)| (name.into_owned(), value.into_owned()));
+            Cow::Owned(Json::Object(owned.collect()))
+        }
+        other => Cow::Borrowed(other),
+    }
+}
+
+/// A list of what its values have become.
+fn shielded_list<'a>(list: &'a Json, values: Vec<Cow<'a, Json>>) -> Cow<'a, Json> {
+    match values.iter().all(|value| matches!(value, Cow::Borrowed(_))) {
+        true => Cow::Borrowed(list),
+        false => Cow::Owned(values.into_iter().map(Cow::into_owned).collect()),
     }
 }

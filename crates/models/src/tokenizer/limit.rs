@@ -21,16 +21,25 @@ impl Tokenizer {
         special: Special,
         most: usize,
     ) -> Result<Option<Vec<u32>>, TokenizeError> {
+        match self.exceeds(text, special, most) {
+            true => Ok(None),
+            false => self.encode(text, special).map(Some),
+        }
+    }
+
+    /// Has a text far more than `most` tokens? Only looks at beginnings, and only of texts so long that they probably
+    /// have.
+    pub fn exceeds(&self, text: &str, special: Special, most: usize) -> bool {
         let (mut stretch, margin) = (most.saturating_mul(STRETCH).max(SHORTEST), most / 4 + 64);
         while stretch < text.len() {
             // What is wrong with a beginning may be right in the whole, which has the last word.
             let begun = self.encode_at_most(beginning(text, stretch), special, most.saturating_add(margin));
             if matches!(begun, Err(TokenizeError::TooMany { .. })) {
-                return Ok(None);
+                return true;
             }
             stretch = stretch.saturating_mul(GROWTH);
         }
-        self.encode(text, special).map(Some)
+        false
     }
 
     /// A beginning of a text that has at least `most` tokens, and so much more that what follows does not change

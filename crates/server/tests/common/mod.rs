@@ -100,6 +100,7 @@ pub fn info() -> Info {
         context: 256,
         slots: 4,
         queue: 8,
+        queue_timeout: None,
         page_len: 16,
         pages: 64,
         sampling: Sampling::default(),

@@ -1,0 +1,53 @@
+//! [`Loading`]: what clients are told while the model is being loaded.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::connection::{Open, accept};
+use crate::errors::ApiError;
+use crate::limits::Limits;
+
+/// Answers all requests with 503, so that probes and clients know that somebody is there.
+#[derive(Debug)]
+pub struct Loading {
+    end: oneshot::Sender<()>,
+    task: JoinHandle<(TcpListener, Open)>,
+}
+
+impl Loading {
+    /// Begins, on the runtime's threads.
+    pub fn begin(runtime: &Handle, listener: TcpListener, limits: Limits) -> Loading {
+        let (end, ended) = oneshot::channel();
+        let table = Arc::new(limits.table());
+        let task = runtime.spawn(async move {
+            let end = async { drop(ended.await) };
+            let open = accept(&listener, Router::new().fallback(not_yet), table, end).await;
+            (listener, open)
+        });
+        Loading { end, task }
+    }
+
+    /// Gives the listener back. Who has been told is not waited for.
+    pub async fn finish(self) -> std::io::Result<TcpListener> {
+        let _ = self.end.send(());
+        let (listener, open) = self.task.await.map_err(std::io::Error::other)?;
+        tokio::spawn(open.close());
+        Ok(listener)
+    }
+}
+
+async fn not_yet() -> Response {
+    let why = "the model is being loaded; try again in a moment";
+    let mut response = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why).code("model_loading").into_response();
+    // The next request is for the model, which will have connections of its own.
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response
+}

@@ -157,12 +157,13 @@ def pride(r, a, b):
 def feared(r, a, b):
     where = r.choice(PLACES)
     noise = r.choice(["a terrible roar", "a deep groan", "a sound like thunder", "a long sad howl"])
-    hurt = r.choice(["a thorn in {his} foot", "a bad tooth", "a splinter in {his} hand", "a cold in {his} head"]).format(his=b.his)
+    pain = r.choice(["a thorn in {his} foot", "a bad tooth", "a splinter in {his} hand", "a cold in {his} head"])
+    hurt, mine = pain.format(his=b.his), pain.format(his="my")
     s = [pick(r, f"Everyone was afraid of {b.name} the {b.kind}, who lived near {where}.", f"Near {where} lived {b.name} the {b.kind}, and nobody dared to go there."),
          pick(r, f"Each night they heard {noise}.", f"When the moon was up there came {noise}."),
          pick(r, f'"I will go and see," said {a.name}, though {a.his} knees shook.', f"{a.name} could not sleep. So one night {a.he} took a lantern and went."),
          pick(r, f"There sat {b.name}, and big tears ran down {b.his} face.", f"{a.He} peeped in, and there was {b.name}, all alone and crying."),
-         pick(r, f'"Why do you cry?" asked {a.name}. "I have {hurt}," said {b.name}, "and nobody will help me."', f'"Do not run away," said {b.name}. "I have {hurt}, and it hurts so much."'),
+         pick(r, f'"Why do you cry?" asked {a.name}. "I have {mine}," said {b.name}, "and nobody will help me."', f'"Do not run away," said {b.name}. "I have {mine}, and it hurts so much."'),
          pick(r, f"{a.name} washed it and bound it up, and gave {b.him} warm milk.", f"{a.name} was not afraid any more. {a.He} helped {b.him} as well as {a.he} could."),
          pick(r, "In the morning the pain was gone.", f"Soon {b.name} felt better, and smiled for the first time in years."),
          pick(r, f"After that {b.name} guarded the village every night, and everyone slept well.", f"Now the children visit {b.name} every Sunday, and nobody is afraid.")]

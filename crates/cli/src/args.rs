@@ -279,7 +279,7 @@ pub(crate) struct Serve {
     /// Requests that may wait for a slot; more get 429 [default: 256]
     #[arg(long, value_name = "N")]
     pub queue: Option<usize>,
-    /// Refuse requests that waited so long for a slot (408) [default: none]
+    /// Longest wait for a slot, then 408 [default: none]
     ///
     /// In seconds. Without it a request waits as long as its client does.
     #[arg(long, value_name = "SECONDS")]

@@ -188,8 +188,9 @@ fn checkpoint(name: &str, offline: Option<Offline>) -> Result<Checkpoint, Failed
     }
     let fetched = commands::hub::fetch(&model);
     // It may have been meant as a path.
-    let fetched = fetched
-        .map_err(|e| Failed::new(format!("{name} is neither a file or folder here nor on the hub: {e}")))?;
+    let fetched = fetched.map_err(|e| {
+        Failed::new(format!("{name} is not a file or folder here, and could not be downloaded: {e}"))
+    })?;
     Ok(Checkpoint::open(&fetched.path)?)
 }
 

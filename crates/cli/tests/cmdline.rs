@@ -482,7 +482,7 @@ top-k = 5
 fn values_that_come_to_nothing_are_refused() {
     let home = Home::new();
     let why = home.run(&["tokenize", "demo", "-d", "99999999"]).failed();
-    assert_eq!(why, "error: there is no token 99999999: the model has 4096 tokens, from 0 on\n");
+    assert_eq!(why, "error: there is no token 99999999: the model has 4099 tokens, from 0 on\n");
     let why = home.run(&["bench", "-p", "0", "-n", "0"]).failed();
     assert!(why.contains("leave nothing to measure"), "{why}");
 }

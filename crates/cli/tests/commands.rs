@@ -66,7 +66,7 @@ fn a_reader_that_goes_away_is_no_error() {
 fn text_that_is_too_long_or_no_text_is_refused() {
     let home = Home::new();
     let long = "word ".repeat(2_000_000);
-    insta::assert_snapshot!(home.run_with(&["run", "demo"], long.as_bytes()).failed(), @"error: the prompt has 2000003 tokens, and the context is 1024, which is this model's own limit: shorten the prompt");
+    insta::assert_snapshot!(home.run_with(&["run", "demo"], long.as_bytes()).failed(), @"error: the prompt has 2000005 tokens, and the context is 1024, which is this model's own limit: shorten the prompt");
     insta::assert_snapshot!(home.run_with(&["run", "demo"], b"ab\xff\xfe").failed(), @"error: standard input is not UTF-8 text: byte 2 cannot be read; convert it first (iconv)");
 }
 
@@ -270,13 +270,16 @@ fn a_model_is_shown() {
     let home = Home::new();
     let shown = home.run(&["show", "demo"]).ok();
     for line in
-        ["family       Llama", "context      1024 tokens", "vocabulary   4096 tokens", "types        Q8_0"]
+        ["family       Llama", "context      1024 tokens", "vocabulary   4099 tokens", "types        Q8_0"]
     {
         assert!(shown.contains(line), "{shown}");
     }
     assert!(home.run(&["show", "demo", "--tensors"]).ok().contains("blk.7.ffn_down.weight"));
     assert!(home.run(&["show", "demo", "--metadata"]).ok().contains("general.architecture = \"llama\""));
-    assert!(home.run(&["show", "demo", "--template"]).failed().contains("no chat template"));
+    assert!(home.run(&["show", "demo", "--template"]).ok().contains("<|assistant|>"));
+    let bare = golden("gguf-models/llama-bf16.gguf");
+    let shown = home.run(&["show", bare.to_str().unwrap(), "--template"]).failed();
+    assert!(shown.contains("llama-bf16 has no chat template"), "{shown}");
 }
 
 #[test]

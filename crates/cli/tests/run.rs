@@ -54,7 +54,7 @@ fn an_answer_ends_at_a_stop_text() {
 fn an_answer_that_is_cut_says_so() {
     let home = Home::new();
     let err = |args: &[&str]| home.run(&[&["run", "demo", "--seed", "7"], args].concat()).err;
-    insta::assert_snapshot!(err(&["Once upon a time"]), @"(stopped: --max-tokens 256, the default for models without a chat template; --max-tokens N for more)");
+    insta::assert_snapshot!(err(&["--raw", "The sea"]), @"(stopped: --max-tokens 256, the default for models without a chat template; --max-tokens N for more)");
     insta::assert_snapshot!(err(&["-c", "32", "-n", "100", "Once upon a time"]), @"(stopped: context full, 32 tokens; --context N makes room, up to 1024)");
     // Who asked for so many tokens knows it.
     assert_eq!(err(&["-n", "4", "Once upon a time"]), "");
@@ -65,7 +65,7 @@ fn a_prompt_that_does_not_fit_says_what_to_do_and_nothing_before_it() {
     let home = Home::new();
     let Did { code, out, err } = home.run(&["run", "demo", "--echo", "-c", "16", &"word ".repeat(20)]);
     assert_eq!((code, out.as_str()), (Some(1), ""));
-    insta::assert_snapshot!(err, @"error: the prompt has 23 tokens, and the context is 16. This model's own limit is 1024: give it room with --context 1024 (-c 1024)");
+    insta::assert_snapshot!(err, @"error: the prompt has 25 tokens, and the context is 16. This model's own limit is 1024: give it room with --context 1024 (-c 1024)");
 }
 
 /// Nobody should have to count the tokens of a file.

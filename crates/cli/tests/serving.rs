@@ -7,7 +7,7 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{Home, gpu};
@@ -23,7 +23,11 @@ struct Server {
 impl Server {
     fn start(flags: &[&str]) -> Server {
         let home = Home::new();
-        let mut command = home.command(&[&["serve", "demo", "--port", "0"], flags].concat());
+        let command = home.command(&[&["serve", "demo", "--port", "0"], flags].concat());
+        Server::of(home, command)
+    }
+
+    fn of(home: Home, mut command: Command) -> Server {
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
@@ -133,6 +137,23 @@ fn steps_beside_answers_are_as_asked_or_chosen() {
     assert_eq!(Server::start(&["--batch", "48"]).metric(TOKENS), 48.0);
     let chosen = Server::start(&[]).metric(TOKENS);
     assert!((32.0..=256.0).contains(&chosen), "{chosen}");
+}
+
+/// Systems give processes few descriptors unless they ask for more, and each connection takes one.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_server_takes_all_the_descriptors_that_it_may_have() {
+    let home = Home::new();
+    let served = home.command(&["serve", "demo", "--port", "0"]);
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -Sn 100; exec \"$0\" \"$@\""]);
+    command.arg(served.get_program()).args(served.get_args());
+    for (name, value) in served.get_envs() {
+        command.env(name, value.unwrap_or_default());
+    }
+    let server = Server::of(home, command);
+    assert!(server.metric("process_max_fds") > 100.0);
+    assert!(server.metric("vllm:connections_max") > 100.0);
 }
 
 /// Prefixes that requests share are computed once, whether they come one after another or all at once.

@@ -190,9 +190,9 @@ impl<B: Backend> Engine<B> {
         while self.listen() {
             // Journey, stop 3: the engine's loop. Commands, the next batch, its tokens, the events.
             self.forget_abandoned();
-            self.fail_those_who_waited_too_long();
             if let Some(batch) = self.scheduler.next_batch() {
                 self.note_started(&batch);
+                self.fail_late();
                 if let Err(lost) = self.step(&batch) {
                     tracing::error!("{lost}; all requests fail");
                     return Failure::Broken(format!("{lost}; restart the server"));
@@ -338,8 +338,8 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Requests that have waited for a slot as long as they may fail.
-    fn fail_those_who_waited_too_long(&mut self) {
+    /// Fails requests that have waited for a slot for as long as they may.
+    fn fail_late(&mut self) {
         let Some(limit) = self.alive.info().queue_timeout else { return };
         let late = |r: &Active| r.started.is_none() && r.submitted.elapsed() >= limit;
         let late: Vec<SeqId> = self.requests.iter().filter(|(_, r)| late(r)).map(|(id, _)| *id).collect();

@@ -196,19 +196,16 @@ fn what_cannot_be_done_is_said() {
 
 #[test]
 fn waiting_for_a_slot_may_have_an_end() {
-    let limit = Duration::from_millis(50);
+    let limit = Duration::ZERO;
     let held = Arc::new(Mutex::new(()));
     let handle = start_held_with(held.clone(), |info| info.queue_timeout = Some(limit));
-    let ask = || handle.submit(Request { ignore_end: true, ..request(&[5; 8], 110) }).unwrap();
-    let mut all: Vec<_> = (0..SLOTS).map(|_| ask()).collect();
-    for receiver in &mut all {
-        assert!(matches!(receiver.blocking_recv(), Some(Event::Started { .. })));
-    }
+    // While the first step waits, all others ask.
     let step = held.lock().unwrap();
-    let mut late = [ask(), ask()];
-    std::thread::sleep(2 * limit);
+    // Those of the same prefix would wait for the first.
+    let ask = |i: usize| Request { ignore_end: true, ..request(&[5 + i as u32; 8], 110) };
+    let mut all: Vec<_> = (0..SLOTS + 2).map(|i| handle.submit(ask(i)).unwrap()).collect();
     drop(step);
-    for receiver in &mut late {
+    for receiver in all.split_off(SLOTS).iter_mut() {
         assert_eq!(receiver.blocking_recv(), Some(Event::Failed(Failure::QueueTimeout(limit))));
     }
     // Those that have a slot have all the time they want.

@@ -7,7 +7,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use proptest::prelude::*;
 use tallow_engine::pool::{BlockPool, Chain};
-use tallow_engine::scheduler::{Batch, ClientId, Limits, NewSeq, Part, Place, Scheduler, SeqId, Unfit, Wanted};
+use tallow_engine::scheduler::{
+    Batch, ClientId, Limits, NewSeq, Part, Place, Scheduler, SeqId, Unfit, Wanted,
+};
 
 /// A request of a schedule.
 #[derive(Clone, Debug)]
@@ -219,7 +221,15 @@ fn submit(s: &mut Scheduler, id: u64, tokens: Vec<u32>, max_new: usize) {
 }
 
 fn submit_for(s: &mut Scheduler, client: u64, id: u64, tokens: Vec<u32>, max_new: usize) {
-    let new = NewSeq { id: SeqId(id), tokens, max_new, root: Chain::ROOT, all_logits: false, adapter: None, client: ClientId(client) };
+    let new = NewSeq {
+        id: SeqId(id),
+        tokens,
+        max_new,
+        root: Chain::ROOT,
+        all_logits: false,
+        adapter: None,
+        client: ClientId(client),
+    };
     s.submit(new).unwrap();
 }
 
@@ -306,8 +316,16 @@ fn prompts_to_be_scored_share_a_budget_of_their_own() {
     let mut s = scheduler(1000, 4, 64, 400);
     for (id, len, all_logits) in [(0, 100, true), (1, 2, true), (2, 100, false), (3, 100, true)] {
         let tokens = vec![10 + id as u32; len];
-        s.submit(NewSeq { id: SeqId(id), tokens, max_new: 1, root: Chain::ROOT, all_logits, adapter: None, client: ClientId(0) })
-            .unwrap();
+        s.submit(NewSeq {
+            id: SeqId(id),
+            tokens,
+            max_new: 1,
+            root: Chain::ROOT,
+            all_logits,
+            adapter: None,
+            client: ClientId(0),
+        })
+        .unwrap();
     }
     let batch = step(&mut s).unwrap();
     let rows: Vec<(u64, usize)> = batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect();
@@ -379,8 +397,15 @@ fn salts_do_not_meet() {
     let mut s = scheduler(100, 8, 64, 100);
     for (id, root) in [(0, Chain::ROOT), (1, Chain::salted(5)), (2, Chain::salted(6)), (3, Chain::salted(5))]
     {
-        let new =
-            NewSeq { id: SeqId(id), tokens: vec![1; 20], max_new: 1, root, all_logits: false, adapter: None, client: ClientId(0) };
+        let new = NewSeq {
+            id: SeqId(id),
+            tokens: vec![1; 20],
+            max_new: 1,
+            root,
+            all_logits: false,
+            adapter: None,
+            client: ClientId(0),
+        };
         s.submit(new).unwrap();
     }
     while step(&mut s).is_some() {}

@@ -142,7 +142,13 @@ struct Following {
 }
 
 impl Answers {
-    pub(crate) fn new(server: &Arc<Server>, followed: Vec<Followed>, wants_tokens: bool) -> Answers {
+    /// Of what was handed in after `begun`.
+    pub(crate) fn new(
+        server: &Arc<Server>,
+        followed: Vec<Followed>,
+        wants_tokens: bool,
+        begun: Instant,
+    ) -> Answers {
         let following = |f: Followed| Following {
             events: Some(f.events),
             echo: f.echo,
@@ -164,7 +170,7 @@ impl Answers {
             next: 0,
             peeked: None,
             over: Box::pin(server.over()),
-            begun: Instant::now(),
+            begun,
             wants_tokens,
             totals: Totals::default(),
         }

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tallow_engine::scheduler::ClientId;
 use tokio::sync::oneshot;
 
-
 /// Desks for large bodies at most: each holds far more memory than its body.
 const MOST_LARGE: usize = 4;
 

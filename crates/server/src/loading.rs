@@ -45,7 +45,8 @@ impl Loading {
 
 async fn not_yet() -> Response {
     let why = "the model is being loaded; try again in a moment";
-    let mut response = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why).code("model_loading").into_response();
+    let mut response =
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why).code("model_loading").into_response();
     // The next request is for the model, which will have connections of its own.
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));

@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -86,7 +87,7 @@ impl Job {
 
 /// Hands in a job and answers it. Whoever stops waiting for this ends it.
 pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiError> {
-    let Job { form, generation, mut requests } = job;
+    let (begun, Job { form, generation, mut requests }) = (Instant::now(), job);
     let (choices, wants_tokens) = (requests.len(), generation.logprobs.is_some());
     let (handle, notes) = (&server.model.handle, Notes::current());
     let (max_new, worn) = requests.first().map_or((0, None), |(r, _)| (r.max_new, r.adapter));
@@ -117,7 +118,7 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
         followed.push(Followed { events, echo, places, reasoned, first: index % generation.n == 0 });
     }
     server.metrics.taken(choices, max_new);
-    let mut answers = Answers::new(server, followed, wants_tokens);
+    let mut answers = Answers::new(server, followed, wants_tokens, begun);
     let names = &handle.info().names;
     let envelope = Envelope {
         form,

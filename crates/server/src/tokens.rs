@@ -69,6 +69,9 @@ pub(crate) async fn tokenize(
         let mut fields = Fields::body(&body)?;
         check_model(&mut fields, &server.model.handle)?;
         let with_texts = fields.flag("return_token_strs")?.unwrap_or(false);
+        for (theirs, ours) in [("content", "prompt"), ("add_special", "add_special_tokens")] {
+            fields.rename(theirs, ours)?;
+        }
         let prompt = fields.text("prompt")?;
         let tokens = match prompt {
             Some(prompt) => {

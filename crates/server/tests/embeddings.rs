@@ -150,7 +150,10 @@ fn images_that_would_take_all_memory_are_refused() {
     let mut file = b"BM".to_vec();
     let whole = |n: u32| n.to_le_bytes();
     let (header, side) = (54u32, 8192u32);
-    file.extend([whole(header + 3 * side * side), whole(0), whole(header), whole(40), whole(side), whole(side)].concat());
+    file.extend(
+        [whole(header + 3 * side * side), whole(0), whole(header), whole(40), whole(side), whole(side)]
+            .concat(),
+    );
     file.extend([1u16.to_le_bytes(), 24u16.to_le_bytes()].concat());
     file.extend([whole(0); 6].concat());
     let url = format!("data:image/bmp;base64,{}", base64(&file));

@@ -86,7 +86,8 @@ fn while_the_model_is_loaded_clients_are_told_so() {
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let site = Early(listener.local_addr().unwrap());
     let loading = Loading::begin(runtime.handle(), listener, Limits::default());
-    for request in [ask("GET", "/health"), ask("GET", "/ready"), ask("GET", "/"), post(CHAT, chat(json!({})))] {
+    for request in [ask("GET", "/health"), ask("GET", "/ready"), ask("GET", "/"), post(CHAT, chat(json!({})))]
+    {
         let reply = request.get(&site);
         assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")));
         assert_eq!(reply.header("connection"), Some("close"));

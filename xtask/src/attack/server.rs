@@ -107,7 +107,6 @@ impl Server {
         // Where that is not allowed peaks are those of the whole run, which is never less.
         let _ = std::fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5");
     }
-
 }
 
 impl Client {

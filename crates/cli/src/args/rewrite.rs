@@ -10,6 +10,8 @@ use std::ffi::{OsStr, OsString};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, Command, Error};
 
+use tallow_models::recipe::Recipe;
+
 use super::foreign::{self, Foreign, Means, Takes};
 use super::help::{MODEL, NAMED};
 
@@ -50,6 +52,14 @@ pub(super) fn rewrite(cli: &Command, argv: Vec<OsString>) -> Result<Rewritten, E
 
 /// What llama.cpp's programs, which have no commands, are given first.
 const MODEL_FIRST: [&str; 6] = ["-m", "--model", "-hf", "--hf-repo", "-p", "--prompt"];
+
+/// Options that llama.cpp's programs have where a command of ours has a word.
+const WORDS: [(&str, [&str; 2]); 4] = [
+    ("perplexity", ["-f", "--file"]),
+    ("imatrix", ["-f", "--file"]),
+    ("transcribe", ["-f", "--file"]),
+    ("tokenize", ["-p", "--prompt"]),
+];
 
 /// A subcommand's line.
 struct Line<'a> {
@@ -98,6 +108,16 @@ impl<'a> Line<'a> {
             // `-hf` is `--hf`; a letter is itself.
             let typed = if long.len() > 1 { format!("--{long}") } else { name.to_owned() };
             return self.ours(arg, typed, value.map(OsString::from), rest);
+        }
+        let is_word = |(command, names): &(&str, [&str; 2])| {
+            *command == self.command.get_name() && names.contains(&name)
+        };
+        if WORDS.iter().any(is_word)
+            && let Some(word) = value.map(OsString::from).or_else(|| rest.pop_front())
+        {
+            self.words.push(word.clone());
+            self.others.push(word);
+            return Ok(());
         }
         if let Some(foreign) = foreign::find(name) {
             return self.foreign(foreign, name, value.is_some(), rest);
@@ -172,12 +192,28 @@ impl<'a> Line<'a> {
         Ok(())
     }
 
+    /// `llama-quantize IN OUT TYPE`: the type is an option of ours.
+    fn quantize(&mut self) {
+        let Some(recipe) = self.words.last().filter(|_| self.words.len() + self.models.len() == 3) else {
+            return;
+        };
+        let is_recipe = recipe.to_str().is_some_and(|word| word.parse::<Recipe>().is_ok());
+        if self.command.get_name() == "convert" && is_recipe {
+            let mut option = OsString::from("--quant=");
+            option.push(recipe);
+            self.others.retain(|word| word != recipe);
+            self.others.push(option);
+            self.words.pop();
+        }
+    }
+
     fn error(&self, kind: ErrorKind, why: String) -> Error {
         self.command.clone().error(kind, why)
     }
 
     /// With the model in the first place.
-    fn written(self, before: Vec<OsString>) -> Result<Rewritten, Error> {
+    fn written(mut self, before: Vec<OsString>) -> Result<Rewritten, Error> {
+        self.quantize();
         if let Some(first) = self.models.first() {
             let places: Vec<&Arg> = self.command.get_positionals().collect();
             let many = places.iter().any(|arg| arg.get_num_args().is_some_and(|n| n.max_values() > 1));
@@ -264,6 +300,12 @@ mod tests {
         becomes("run -hf org/name:Q8_0 -p Hi", "run org/name:Q8_0 -p=Hi");
         becomes("--config f.toml run -m x", "--config f.toml run x");
         becomes("embed a --json -m x b", "embed x a --json b");
+        becomes("perplexity -m x -f text -c 256", "perplexity x text -c=256");
+        becomes("imatrix -f text -m x -o y", "imatrix x text -o=y");
+        becomes("tokenize -m x -p Hi", "tokenize x Hi");
+        becomes("convert in out q4_k_m", "convert in out --quant=q4_k_m");
+        becomes("convert in out --force Q8_0", "convert in out --force --quant=Q8_0");
+        becomes("convert in q8_0", "convert in q8_0");
         becomes("bench -m a,b -m c -p 16", "bench a,b c -p=16");
         becomes("run -m x -- -m y", "run x -- -m y");
         // Nothing to do.

@@ -176,6 +176,9 @@ pub(crate) struct Perplexity {
     /// The text is scored in chunks; each chunk starts with an empty context.
     #[arg(short = 'c', long, value_name = "TOKENS", aliases = ["ctx-size", "ctx", "chunk-size"])]
     pub context: Option<usize>,
+    /// Most chunks to compute [default: the whole text]
+    #[arg(long, value_name = "N")]
+    pub chunks: Option<usize>,
     /// Data type of the KV cache: f32, f16, bf16, int8, fp8
     #[arg(long, value_name = "TYPE", default_value = "f32", aliases = KV)]
     pub kv: String,

@@ -22,7 +22,8 @@ const STEP: usize = 64;
 pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Failed> {
     let opened = load::open(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
     // Of each go every token after its first is scored.
-    let Goes { goes, context: wanted, tokens } = Goes::read(&args.file, &opened, args.context)?;
+    let Goes { mut goes, context: wanted, tokens } = Goes::read(&args.file, &opened, args.context)?;
+    goes.truncate(args.chunks.unwrap_or(usize::MAX));
     let mut setup = Setup::new(sources, &args.device, Some(&args.kv), Arithmetic::Fast)?;
     (setup.context, setup.batch, setup.logits) = (wanted, STEP, STEP);
     let Scores { sum, squares, count } = alone(&opened.model, setup, &mut Scoring { goes: &goes })?;

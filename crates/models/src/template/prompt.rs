@@ -101,7 +101,8 @@ fn shielded<'a>(tokenizer: &Tokenizer, value: &'a Json) -> Cow<'a, Json> {
             shielded_list(value, values.iter().map(|value| shielded(tokenizer, value)).collect())
         }
         Json::Object(members) => {
-            let member = |(name, value): (&'a String, &'a Json)| (tokenizer.shield(name), shielded(tokenizer, value));
+            let member =
+                |(name, value): (&'a String, &'a Json)| (tokenizer.shield(name), shielded(tokenizer, value));
             let all: Vec<(Cow<'_, str>, Cow<'_, Json>)> = members.iter().map(member).collect();
             let is_same = |(name, value): &(Cow<'_, str>, Cow<'_, Json>)| {
                 matches!((name, value), (Cow::Borrowed(_), Cow::Borrowed(_)))

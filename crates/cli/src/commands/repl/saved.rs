@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{Repl, print};
 use crate::dialogue::Message;
 use crate::load::expand;
+use crate::settings::unreadable;
 use crate::{Failed, screen};
 use tallow_engine::sampler::Sampling;
 use tallow_models::reasoning::Effort;
@@ -68,7 +69,8 @@ impl Repl<'_> {
     pub(super) fn load(&mut self, path: &str) -> Result<(), Failed> {
         let wrong = |why: String| Failed::new(format!("{path}: {why}"));
         let file = expand(path);
-        let size = std::fs::metadata(&file).map_err(|e| wrong(e.to_string()))?.len();
+        let why = |e| wrong(format!("{}; /load reads what /save has written", unreadable(&e)));
+        let size = std::fs::metadata(&file).map_err(why)?.len();
         if size > MOST_SAVED {
             return Err(wrong(format!("has {size} bytes; at most {MOST_SAVED} are read")));
         }

@@ -312,6 +312,15 @@ fn activations(layers: &[LayerSpec], dim: usize) -> usize {
     4 * dim + qkv.max(ffn)
 }
 
+/// Gives memory that is free back to the system, where the allocator keeps it otherwise.
+pub(crate) fn trim() {
+    // SAFETY: it may be called at any time; it takes the allocator's own locks.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

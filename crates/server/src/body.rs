@@ -17,6 +17,8 @@ use crate::visit::Visit;
 
 /// Longest body.
 const MOST_BYTES: usize = 16 << 20;
+/// After a body of so many bytes, memory that is free is given back to the system.
+const LARGE: usize = 4 << 20;
 /// Room that is made for a body at first.
 const FIRST: usize = 16 << 10;
 
@@ -58,7 +60,11 @@ pub(crate) async fn prepare_within<M: Model, T: Send + 'static>(
         // All are given back when this is done, even if nobody waits for it any more.
         let _desk = desk;
         let length = bytes.len();
-        (held.scope_sync(|| make(&server, bytes)), length)
+        let made = held.scope_sync(|| make(&server, bytes));
+        if length > LARGE {
+            (server.settings.trim)();
+        }
+        (made, length)
     });
     let (made, length) = made.await.map_err(|e| {
         tracing::error!("a request could not be prepared: {e}");

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use axum::http::StatusCode;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
@@ -31,12 +32,19 @@ pub(crate) fn most_memory(body: &[u8]) -> usize {
 pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     // Some editors and shells put the mark of UTF-8 in front.
     let body = body.strip_prefix("\u{feff}".as_bytes()).unwrap_or(body);
-    let mut limits = Limits { left: MOST_MEMORY, twice: None };
+    let mut limits = Limits { left: MOST_MEMORY, full: false, twice: None };
     let mut reader = serde_json::Deserializer::from_slice(body);
     let value = Strict(&mut limits).deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
     match value {
         Ok(Value::Object(members)) => Ok(members),
         Ok(_) => Err(ApiError::bad("the body is JSON, but no object")),
+        Err(_) if limits.full => {
+            let why = format!(
+                "the body has too many values: they would take more than {} MiB of memory",
+                MOST_MEMORY >> 20
+            );
+            Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why).code("request_too_large"))
+        }
         Err(e) => Err(match limits.twice {
             Some(key) => ApiError::field(key, format!("the body is no valid JSON: {e}")),
             None => ApiError::bad(format!("the body is no valid JSON: {e}")),
@@ -47,14 +55,20 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
 struct Limits {
     /// Bytes that values may still take.
     left: usize,
+    /// Is there no room for all of them?
+    full: bool,
     twice: Option<String>,
 }
 
 impl Limits {
     fn take<E: Error>(&mut self, bytes: usize) -> Result<(), E> {
-        self.left = self.left.checked_sub(bytes).ok_or_else(|| {
-            E::custom(format_args!("its values would take more than {} MiB of memory", MOST_MEMORY >> 20))
-        })?;
+        match self.left.checked_sub(bytes) {
+            Some(left) => self.left = left,
+            None => {
+                self.full = true;
+                return Err(E::custom("too many values"));
+            }
+        }
         Ok(())
     }
 }
@@ -143,7 +157,7 @@ mod tests {
     #[test]
     fn what_values_take_is_bounded_and_guessed_high() {
         for body in [r#"{"a":[1,2,{"b":"c"}],"d":{"e":null}}"#, r#"{}"#, r#"{"prompt":"a, b: c [d] {e}"}"#] {
-            let mut limits = Limits { left: MOST_MEMORY, twice: None };
+            let mut limits = Limits { left: MOST_MEMORY, full: false, twice: None };
             let mut reader = serde_json::Deserializer::from_slice(body.as_bytes());
             Strict(&mut limits).deserialize(&mut reader).unwrap();
             assert!(MOST_MEMORY - limits.left <= most_memory(body.as_bytes()), "{body}");

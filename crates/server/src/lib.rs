@@ -84,6 +84,9 @@ pub struct Settings {
     pub commit: Option<&'static str>,
     /// What clients may take of the machine.
     pub limits: Limits,
+    /// Gives memory that is free back to the system. Called after large requests, which would otherwise leave what they
+    /// took with the allocator.
+    pub trim: fn(),
 }
 
 impl Default for Settings {
@@ -99,6 +102,7 @@ impl Default for Settings {
             log: Arc::default(),
             commit: None,
             limits: Limits::default(),
+            trim: || {},
         }
     }
 }

@@ -148,7 +148,7 @@ fn texts_to_tokenize_are_bounded_and_so_are_their_answers() {
     assert_eq!((reply.status, &body["count"]), (200, &json!(1_000_001)));
     assert_eq!(body["token_strs"].as_array().unwrap().len(), 1_000_001);
     let ids = vec![0; 500_000];
-    assert_eq!(post("/detokenize", json!({"tokens": ids})).get(&site).status, 400, "too many values");
+    assert_eq!(post("/detokenize", json!({"tokens": ids})).get(&site).status, 413, "too many values");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::load::{self, DEMO, Note};
 use crate::lora::{self, Lora};
 use crate::settings::{Defaults, Flags, Sources, resolve};
 use crate::signal::Signals;
-use crate::{Failed, build, descriptors, env, log, screen, scribe};
+use crate::{Failed, build, descriptors, env, log, memory, screen, scribe};
 
 pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let host = sources.get("host", args.host.clone(), "127.0.0.1".to_owned())?.value;
@@ -34,6 +34,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         private_health: args.private_health,
         log: log::health(),
         commit: build::COMMIT,
+        trim: memory::trim,
     };
     settings.check().map_err(Failed::new)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

@@ -41,9 +41,11 @@ impl Terminal {
         let (ours, theirs) = unsafe { (File::from_raw_fd(ours), File::from_raw_fd(theirs)) };
         let copy = || Stdio::from(theirs.try_clone().unwrap());
         let (input, output, error) = (copy(), copy(), copy());
-        // SAFETY: between fork and exec these two calls are allowed; they make the terminal the one whose keys signal.
+        // SAFETY: between fork and exec these calls are allowed; they make the terminal the one whose keys signal, and
+        // have its end heard also where the tests themselves run under nohup.
         unsafe {
             command.pre_exec(|| {
+                libc::signal(libc::SIGHUP, libc::SIG_DFL);
                 libc::setsid();
                 match libc::ioctl(0, libc::TIOCSCTTY, 0) {
                     0 => Ok(()),

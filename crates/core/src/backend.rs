@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Instant;
 
 use crate::ops::{
-    Adapt, Attend, Columns, Convolve, Copy, Delta, Dequant, Eltwise, Embed, Ffn, Glu, Head, KvWrite, Matmul,
-    Moe, Normalize, Op, Project, ProjectMany, QkvPrep, Rotate, Route, Rows, TopK, TopKOut,
+    Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Ffn, GatedDelta, Head, IndexRows, KvWrite,
+    Linear, LinearMany, Lora, Matmul, Moe, Normalize, Op, PermuteCols, QkvPrep, Rope, Route, TopK, TopKOut,
 };
 use crate::{DType, Elem, Error, HostWeight, Result, Tensor, Trace, Weight, compose};
 
@@ -13,7 +13,7 @@ use crate::{DType, Elem, Error, HostWeight, Result, Tensor, Trace, Weight, compo
 ///
 /// Work is queued in the order it is asked for and is visible to [`read`](Backend::read) and after
 /// [`sync`](Backend::sync). Ops return fresh tensors and leave their operands alone; only `copy`, `kv_write`,
-/// adding `rows`, and `convolve` and `delta` (what they keep of sequences) write into memory they are given.
+/// adding `index_rows`, and `causal_conv` and `gated_delta` (what they keep of sequences) write into memory they are given.
 ///
 /// Methods take ops that have been checked. Call [`run`](Backend::run), which checks, records and launches.
 pub trait Backend: Sized + fmt::Debug + 'static {
@@ -55,23 +55,23 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     /// Some rows of a weight as plain numbers.
     fn dequant(&self, op: &Dequant<'_, Self>) -> Result<Tensor<Self>>;
     /// Rotary embedding.
-    fn rotate(&self, op: &Rotate<'_, Self>) -> Result<Tensor<Self>>;
+    fn rope(&self, op: &Rope<'_, Self>) -> Result<Tensor<Self>>;
     /// Stores keys and values in the cache.
     fn kv_write(&self, op: &KvWrite<'_, Self>) -> Result<()>;
     /// Attention of new tokens over the cache.
     fn attend(&self, op: &Attend<'_, Self>) -> Result<Tensor<Self>>;
     /// Activation, gated or not.
-    fn glu(&self, op: &Glu<'_, Self>) -> Result<Tensor<Self>>;
+    fn activate(&self, op: &Activate<'_, Self>) -> Result<Tensor<Self>>;
     /// Element by element.
     fn eltwise(&self, op: &Eltwise<'_, Self>) -> Result<Tensor<Self>>;
     /// Gathers rows, or adds rows to others.
-    fn rows(&self, op: &Rows<'_, Self>) -> Result<Tensor<Self>>;
+    fn index_rows(&self, op: &IndexRows<'_, Self>) -> Result<Tensor<Self>>;
     /// Columns in another order.
-    fn columns(&self, op: &Columns<'_, Self>) -> Result<Tensor<Self>>;
+    fn permute_cols(&self, op: &PermuteCols<'_, Self>) -> Result<Tensor<Self>>;
     /// The experts of each token.
     fn route(&self, op: &Route<'_, Self>) -> Result<Tensor<Self>>;
     /// What heads recall that keep a matrix of their sequence.
-    fn delta(&self, op: &Delta<'_, Self>) -> Result<Tensor<Self>>;
+    fn gated_delta(&self, op: &GatedDelta<'_, Self>) -> Result<Tensor<Self>>;
     /// The largest elements of each row.
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>>;
 
@@ -88,18 +88,18 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     }
 
     /// A linear layer.
-    fn project(&self, op: &Project<'_, Self>) -> Result<Tensor<Self>> {
-        compose::project(self, op)
+    fn linear(&self, op: &Linear<'_, Self>) -> Result<Tensor<Self>> {
+        compose::linear(self, op)
     }
 
     /// Several linear layers over one input, normalised first if asked.
-    fn project_many(&self, op: &ProjectMany<'_, Self>) -> Result<Tensor<Self>> {
-        compose::project_many(self, op)
+    fn linear_many(&self, op: &LinearMany<'_, Self>) -> Result<Tensor<Self>> {
+        compose::linear_many(self, op)
     }
 
     /// Linear layers, and what the adapters of some rows add to them.
-    fn adapt(&self, op: &Adapt<'_, Self>) -> Result<Tensor<Self>> {
-        compose::adapt(self, op)
+    fn lora(&self, op: &Lora<'_, Self>) -> Result<Tensor<Self>> {
+        compose::lora(self, op)
     }
 
     /// From joint queries, keys and values to rotated queries and a filled cache.
@@ -108,8 +108,8 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     }
 
     /// A convolution over the tokens of each sequence.
-    fn convolve(&self, op: &Convolve<'_, Self>) -> Result<Tensor<Self>> {
-        compose::convolve(self, op)
+    fn causal_conv(&self, op: &CausalConv<'_, Self>) -> Result<Tensor<Self>> {
+        compose::causal_conv(self, op)
     }
 
     /// A whole feed-forward block.

@@ -5,31 +5,31 @@
 //! A device must write the required methods of [`Backend`] and is then complete: every fused op has a slow, correct
 //! default body in [`compose`], which is also the oracle for whoever overrides it.
 
-mod adapter;
 mod backend;
 pub mod compose;
 pub mod conformance;
 mod dtype;
 mod error;
-mod heard;
+mod lora;
 mod null;
+mod observe;
 pub mod ops;
 mod plan;
 mod tensor;
 mod trace;
 mod weight;
 
-pub use adapter::{Adapted, Adapter, LowRank, Site};
 pub use backend::{Backend, Memory, Reading};
 pub use dtype::{DType, Elem};
 pub use error::{Error, Refusal, Result};
-pub use heard::{Ear, Origin};
+pub use lora::{Adapter, LoraPair, LoraRows, LoraTarget};
 pub use null::Null;
+pub use observe::{Observer, TensorId};
 pub use plan::{LayerKv, LayerState, Span, StateRows, Step, StepPlan};
 pub use tallow_quant::Format;
 pub use tensor::Tensor;
 pub use trace::{Launch, Trace, launch_table};
 pub use weight::{
-    Activation, AttnSpec, DeltaHeads, Expert, Forgetting, Groups, Heads, HostWeight, Linear, Norm, NormKind,
-    QkNorm, Rope, RopePairs, Routing, Scores, ShareOf, Sharing, Spent, Weight,
+    Activation, AttnSpec, Decay, DeltaHeads, Expert, Groups, Heads, HostWeight, LinearWeights, Norm,
+    NormKind, QkNorm, ReleaseRows, RopePairs, RopeTable, Routing, Scores, ShareOf, Sharing, Weight,
 };

@@ -1,8 +1,8 @@
 //! [`Null`]: a device that checks, records and computes nothing.
 
 use crate::ops::{
-    Attend, Columns, Copy, Delta, Dequant, Eltwise, Embed, Glu, KvWrite, Matmul, Normalize, Rotate, Route,
-    Rows, RowsTo, TopK, TopKOut,
+    Activate, Attend, Copy, Dequant, Eltwise, Embed, GatedDelta, IndexMode, IndexRows, KvWrite, Matmul,
+    Normalize, PermuteCols, Rope, Route, TopK, TopKOut,
 };
 use crate::{Backend, DType, Reading, Result, Tensor, Trace};
 
@@ -63,14 +63,14 @@ impl Backend for Null {
     }
 
     fn matmul(&self, op: &Matmul<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.w.rows())
+        self.like(op.x.rows(), op.weight.rows())
     }
 
     fn dequant(&self, op: &Dequant<'_, Self>) -> Result<Tensor<Self>> {
         self.like(op.rows.len(), op.w.cols())
     }
 
-    fn rotate(&self, op: &Rotate<'_, Self>) -> Result<Tensor<Self>> {
+    fn rope(&self, op: &Rope<'_, Self>) -> Result<Tensor<Self>> {
         self.like(op.x.rows(), op.x.cols())
     }
 
@@ -82,7 +82,7 @@ impl Backend for Null {
         self.like(op.q.rows(), op.q.cols())
     }
 
-    fn glu(&self, op: &Glu<'_, Self>) -> Result<Tensor<Self>> {
+    fn activate(&self, op: &Activate<'_, Self>) -> Result<Tensor<Self>> {
         self.like(op.gate.rows(), op.gate.cols())
     }
 
@@ -90,22 +90,22 @@ impl Backend for Null {
         self.like(op.x.rows(), op.x.cols())
     }
 
-    fn rows(&self, op: &Rows<'_, Self>) -> Result<Tensor<Self>> {
-        match op.to {
-            RowsTo::Gather => self.like(op.at.cols(), op.x.cols()),
-            RowsTo::AddInto(into) => Ok(into.clone()),
+    fn index_rows(&self, op: &IndexRows<'_, Self>) -> Result<Tensor<Self>> {
+        match op.mode {
+            IndexMode::Gather => self.like(op.indices.cols(), op.x.cols()),
+            IndexMode::ScatterAdd(into) => Ok(into.clone()),
         }
     }
 
-    fn columns(&self, op: &Columns<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.at.cols())
+    fn permute_cols(&self, op: &PermuteCols<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.x.rows(), op.indices.cols())
     }
 
     fn route(&self, op: &Route<'_, Self>) -> Result<Tensor<Self>> {
         self.like(op.logits.rows(), op.logits.cols())
     }
 
-    fn delta(&self, op: &Delta<'_, Self>) -> Result<Tensor<Self>> {
+    fn gated_delta(&self, op: &GatedDelta<'_, Self>) -> Result<Tensor<Self>> {
         self.like(op.v.rows(), op.v.cols())
     }
 

@@ -1,8 +1,8 @@
 //! [`StepPlan`]: everything that is constant for a step, computed and uploaded once, before the first layer.
 
-use crate::adapter::in_turn;
 use crate::backend::Memory;
-use crate::{Adapted, Backend, Error, Result, Tensor};
+use crate::lora::in_order;
+use crate::{Backend, Error, LoraRows, Result, Tensor};
 
 /// Some consecutive tokens of one sequence that a step computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ pub struct StepPlan<B: Backend> {
     /// [1, outputs]: rows whose logits are wanted.
     pub outputs: Tensor<B>,
     /// Which rows have which adapter, in order.
-    pub adapted: Vec<Adapted<B>>,
+    pub adapted: Vec<LoraRows<B>>,
 }
 
 impl<B: Backend> StepPlan<B> {
@@ -164,9 +164,9 @@ impl<B: Backend> StepPlan<B> {
     }
 
     /// The same step, some of whose rows have adapters.
-    pub fn adapted(self, adapted: Vec<Adapted<B>>) -> Result<StepPlan<B>> {
+    pub fn adapted(self, adapted: Vec<LoraRows<B>>) -> Result<StepPlan<B>> {
         let rows = self.host.tokens.len();
-        if in_turn(&adapted, rows) {
+        if in_order(&adapted, rows) {
             return Ok(StepPlan { adapted, ..self });
         }
         let (want, got) = (format!("in order, under {rows}"), "others".into());

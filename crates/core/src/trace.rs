@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::heard::{Ear, Listener, Origin};
+use crate::observe::{Observer, ObserverSlot, TensorId};
 
 /// One op that ran. An op with deeper ones right after it was composed of them; one without ran natively.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Launch {
 pub struct Trace {
     depth: Cell<usize>,
     log: RefCell<Option<Vec<Launch>>>,
-    listener: RefCell<Listener>,
+    observer: RefCell<ObserverSlot>,
 }
 
 impl Trace {
@@ -34,17 +34,17 @@ impl Trace {
         self.log.borrow_mut().take().unwrap_or_default()
     }
 
-    /// From here on `ear` is told what each linear layer is given that has an [`Origin`]; without one nobody is.
-    pub fn listen(&self, ear: Option<Ear>) {
-        *self.listener.borrow_mut() = Listener(ear);
+    /// From here on `ear` is told what each linear layer is given that has an [`TensorId`]; without one nobody is.
+    pub fn set_observer(&self, ear: Option<Observer>) {
+        *self.observer.borrow_mut() = ObserverSlot(ear);
     }
 
-    pub(crate) fn is_heard(&self) -> bool {
-        self.listener.borrow().0.is_some()
+    pub(crate) fn is_observed(&self) -> bool {
+        self.observer.borrow().0.is_some()
     }
 
-    pub(crate) fn hear(&self, origin: &Origin, rows: &[f32]) {
-        if let Some(ear) = self.listener.borrow_mut().0.as_mut() {
+    pub(crate) fn observe(&self, origin: &TensorId, rows: &[f32]) {
+        if let Some(ear) = self.observer.borrow_mut().0.as_mut() {
             ear(origin, rows);
         }
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use tallow_quant::Format;
 
-use crate::{Backend, DType, Origin, Site, Tensor};
+use crate::{Backend, DType, LoraTarget, Tensor, TensorId};
 
 /// A matrix of weights as a checkpoint stores it, on its way to a device: `rows` outputs of `cols` inputs each.
 #[derive(Clone, Copy)]
@@ -20,15 +20,15 @@ pub struct HostWeight<'a> {
     pub bytes: &'a [u8],
     /// Told which rows a device is done with, while it reads others, on whatever thread. A device may say nothing of a
     /// row, or say it once.
-    pub spent: &'a Spent<'a>,
+    pub release: &'a ReleaseRows<'a>,
 }
 
 /// Hears which rows of a weight will not be read again, so that they need not stay in memory.
-pub type Spent<'a> = dyn Fn(Range<usize>) + Sync + 'a;
+pub type ReleaseRows<'a> = dyn Fn(Range<usize>) + Sync + 'a;
 
 impl HostWeight<'_> {
     /// For rows that stay in memory anyhow.
-    pub const KEPT: &'static Spent<'static> = &|_| {};
+    pub const KEEP_ROWS: &'static ReleaseRows<'static> = &|_| {};
 
     /// Bytes of a row. It has whole blocks, but in Q8_0 it may end within one, which goes on with zeros.
     pub const fn row_bytes(format: Format, cols: usize) -> Option<usize> {
@@ -114,35 +114,35 @@ impl<B: Backend> fmt::Debug for Weight<B> {
 
 /// A linear layer: `x · weightᵀ + bias`.
 #[derive(Debug)]
-pub struct Linear<B: Backend> {
+pub struct LinearWeights<B: Backend> {
     /// [outputs, inputs]
     pub weight: Weight<B>,
     /// [1, outputs]
     pub bias: Option<Tensor<B>>,
     /// [1, inputs]: which column of the input each column of the weight takes, where they do not come in order. Ops
     /// see to it: no backend meets such a layer.
-    pub order: Option<Tensor<B>>,
+    pub permutation: Option<Tensor<B>>,
     /// Where the weight comes from, for those who listen to what goes in.
-    pub origin: Option<Origin>,
+    pub tensor_id: Option<TensorId>,
     /// Where adapters have what they add to it, if they may add anything.
-    pub site: Option<Site>,
+    pub lora_target: Option<LoraTarget>,
 }
 
-impl<B: Backend> Linear<B> {
+impl<B: Backend> LinearWeights<B> {
     /// A layer that takes its inputs as they come.
-    pub fn new(weight: Weight<B>, bias: Option<Tensor<B>>) -> Linear<B> {
-        Linear { weight, bias, order: None, origin: None, site: None }
+    pub fn new(weight: Weight<B>, bias: Option<Tensor<B>>) -> LinearWeights<B> {
+        LinearWeights { weight, bias, permutation: None, tensor_id: None, lora_target: None }
     }
 
     /// The same, made of one of the matrices of a tensor.
-    pub fn from(self, tensor: &str, matrix: usize, of: usize) -> Linear<B> {
+    pub fn with_tensor_id(self, tensor: &str, matrix: usize, of: usize) -> LinearWeights<B> {
         let cols = self.weight.cols();
-        Linear { origin: Some(Origin { tensor: tensor.into(), matrix, of, cols }), ..self }
+        LinearWeights { tensor_id: Some(TensorId { tensor: tensor.into(), matrix, of, cols }), ..self }
     }
 
     /// Are some of these to be given their inputs in another order?
-    pub(crate) fn shuffled<'a>(some: impl IntoIterator<Item = &'a Linear<B>>) -> bool {
-        some.into_iter().any(|l| l.order.is_some())
+    pub(crate) fn any_permuted<'a>(some: impl IntoIterator<Item = &'a LinearWeights<B>>) -> bool {
+        some.into_iter().any(|l| l.permutation.is_some())
     }
 }
 
@@ -151,16 +151,16 @@ impl<B: Backend> Linear<B> {
 #[derive(Debug)]
 pub struct Expert<B: Backend> {
     /// [width, dim] each
-    pub up: Vec<Linear<B>>,
+    pub up: Vec<LinearWeights<B>>,
     /// [dim, width]. It tells whether the block is gated: `up` gives twice the width then.
-    pub down: Linear<B>,
+    pub down: LinearWeights<B>,
 }
 
 /// How a token's experts are chosen, and how much it takes of each.
 #[derive(Debug)]
 pub struct Routing<B: Backend> {
     /// Experts of a token: those with the largest scores, of equals the one further left.
-    pub used: usize,
+    pub top_k: usize,
     /// What logits become.
     pub scores: Scores,
     /// [1, experts]: added to scores where experts are chosen, and only there.
@@ -168,7 +168,7 @@ pub struct Routing<B: Backend> {
     /// Experts are chosen from the best groups only.
     pub groups: Option<Groups>,
     /// Are the scores of those chosen divided by their sum?
-    pub to_one: bool,
+    pub norm_weights: bool,
     /// Multiplies them last.
     pub scale: f32,
 }
@@ -182,7 +182,7 @@ pub enum Scores {
     Sigmoid,
     /// Experts are chosen one after another, by their logits. Each has its share of a softmax over those that are left
     /// and come near it. Neither biases nor groups go with that.
-    OneByOne {
+    SparseMixer {
         /// What is further below than so much of the greater of the two sizes is not near.
         near: f32,
     },
@@ -201,9 +201,9 @@ pub enum ShareOf {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Groups {
     /// How many there are.
-    pub count: usize,
+    pub n_group: usize,
     /// How many of them a token's experts may be in.
-    pub used: usize,
+    pub topk_group: usize,
     /// A group is as good as the sum of so many of its best experts.
     pub best: usize,
 }
@@ -245,14 +245,14 @@ pub enum RopePairs {
     /// Element `i` with `i + dim / 2`.
     Halves,
     /// Element `2 i` with `2 i + 1`.
-    Neighbours,
+    Interleaved,
 }
 
 /// A rotary embedding: the angles of every position that the context has.
 ///
 /// Every way of scaling rotations to long contexts ends up in this table, so no kernel knows of any.
 #[derive(Debug)]
-pub struct Rope<B: Backend> {
+pub struct RopeTable<B: Backend> {
     /// [context, dim]: the cosines of a position's `dim / 2` angles, then their sines.
     pub table: Tensor<B>,
     /// Which elements turn together. Elements of a head past `dim` stay as they are.
@@ -283,7 +283,7 @@ impl Heads {
 
     /// Columns of a cache of that type that a token's keys take, or its values: codes of eight bits have a scale for each
     /// head, which is an `f32` and takes the place of four of them.
-    pub fn kept_cols(&self, dtype: DType) -> usize {
+    pub fn cache_cols(&self, dtype: DType) -> usize {
         let scale = if dtype.reach().is_some() { size_of::<f32>() } else { 0 };
         self.kv * (self.dim + scale)
     }
@@ -313,9 +313,9 @@ pub struct DeltaHeads {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Those that stand side by side.
-    Neighbours,
+    Grouped,
     /// Key heads are taken in turn.
-    InTurn,
+    RoundRobin,
 }
 
 impl DeltaHeads {
@@ -342,15 +342,15 @@ impl DeltaHeads {
     /// The head whose key a head of values uses.
     pub fn key_of(&self, value: usize) -> usize {
         match self.sharing {
-            Sharing::Neighbours => value / (self.values / self.keys.max(1)).max(1),
-            Sharing::InTurn => value % self.keys.max(1),
+            Sharing::Grouped => value / (self.values / self.keys.max(1)).max(1),
+            Sharing::RoundRobin => value % self.keys.max(1),
         }
     }
 }
 
 /// How fast heads forget.
 #[derive(Debug)]
-pub struct Forgetting<B: Backend> {
+pub struct Decay<B: Backend> {
     /// [1, value heads]: how fast at most, 0 or more.
     pub rate: Tensor<B>,
     /// [1, value heads]: added to what a token says of it.

@@ -89,7 +89,7 @@ impl Bench {
     /// A layer that holds the keys and values of a step, and how long one token took to be stored.
     fn layer(&self, plan: &StepPlan<Cpu>) -> Outcome<(Layer, f64)> {
         let pages: usize = plan.host.spans.iter().map(|s| s.pages.len()).sum();
-        let alloc = || self.cpu.alloc(self.dtype, pages, self.page * self.heads.kept_cols(self.dtype));
+        let alloc = || self.cpu.alloc(self.dtype, pages, self.page * self.heads.cache_cols(self.dtype));
         let layer = Layer { k: alloc()?, v: alloc()? };
         let (rows, cols) = (plan.host.tokens.len(), self.heads.kv_cols());
         let k = self.cpu.upload(&noise(rows * cols), rows, cols)?;
@@ -104,7 +104,7 @@ impl Bench {
     fn decode(&self, sequences: usize, depth: usize) -> Outcome<()> {
         let fill = self.plan(sequences, 0, depth)?;
         let plan = self.plan(sequences, depth - 1, 1)?;
-        let bytes = sequences * depth * self.heads.kept_cols(self.dtype) * 2 * self.dtype.size();
+        let bytes = sequences * depth * self.heads.cache_cols(self.dtype) * 2 * self.dtype.size();
         let mut layers = vec![self.layer(&fill)?.0];
         while layers.len() * bytes < READ {
             let (like, pages) = (&layers[0], layers[0].k.rows());

@@ -6,8 +6,8 @@
 
 use std::time::Instant;
 
-use tallow_core::ops::{Epilogue, Project};
-use tallow_core::{Backend, DType, Format, HostWeight, Linear, Memory};
+use tallow_core::ops::{Epilogue, Linear};
+use tallow_core::{Backend, DType, Format, HostWeight, LinearWeights, Memory};
 use tallow_cpu::{Cpu, Isa};
 
 const OUTPUTS: usize = 3072;
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Weights that are nothing but noise.
-fn weights(b: &Cpu, format: Format) -> Result<Vec<Linear<Cpu>>, Box<dyn std::error::Error>> {
+fn weights(b: &Cpu, format: Format) -> Result<Vec<LinearWeights<Cpu>>, Box<dyn std::error::Error>> {
     let width = format.row_bytes(INPUTS).ok_or("no whole blocks")?;
     let mut seed = 1u32;
     let mut noise = || {
@@ -62,23 +62,23 @@ fn weights(b: &Cpu, format: Format) -> Result<Vec<Linear<Cpu>>, Box<dyn std::err
             rows: OUTPUTS,
             cols: INPUTS,
             bytes: &bytes,
-            spent: HostWeight::KEPT,
+            release: HostWeight::KEEP_ROWS,
         })?;
-        Ok(Linear::new(weight, None))
+        Ok(LinearWeights::new(weight, None))
     };
     (0..count).map(|_| one()).collect()
 }
 
 /// Seconds that all the weights take, at best.
-fn fastest(b: &Cpu, weights: &[Linear<Cpu>], rows: usize) -> tallow_core::Result<f64> {
+fn fastest(b: &Cpu, weights: &[LinearWeights<Cpu>], rows: usize) -> tallow_core::Result<f64> {
     let x: Vec<f32> = (0..rows * INPUTS).map(|i| (i * 7 % 31) as f32 / 31.0 - 0.5).collect();
     let x = b.upload(&x, rows, INPUTS)?;
     debug_assert_eq!(x.dtype(), DType::F32);
     let mut best = f64::INFINITY;
     for _ in 0..5 {
         let begun = Instant::now();
-        for by in weights {
-            b.run(Project { x: &x, by, then: Epilogue::NONE })?;
+        for weights in weights {
+            b.run(Linear { x: &x, weights, epilogue: Epilogue::NONE })?;
         }
         best = best.min(begun.elapsed().as_secs_f64());
     }

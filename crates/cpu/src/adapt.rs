@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use tallow_core::ops::{Adapt, Addition, additions};
-use tallow_core::{Adapted, Backend, DType, Linear, Result, Tensor, Weight};
+use tallow_core::ops::{Lora, LoraDelta, lora_deltas};
+use tallow_core::{Backend, DType, LinearWeights, LoraRows, Result, Tensor, Weight};
 
 use crate::activations::{Activations, Rounding};
 use crate::backend::Cpu;
@@ -58,8 +58,8 @@ impl<'a> Additions<'a> {
     /// What those adapters add to so many rows.
     pub(crate) fn new(
         b: &Cpu,
-        by: &'a [Linear<Cpu>],
-        with: &'a [Adapted<Cpu>],
+        by: &'a [LinearWeights<Cpu>],
+        with: &'a [LoraRows<Cpu>],
         rows: usize,
     ) -> Result<Additions<'a>> {
         let mut all = Additions::default();
@@ -69,17 +69,17 @@ impl<'a> Additions<'a> {
         all.ways.reserve(by.len());
         all.ups.reserve(by.len());
         let (mut column, mut chunk) = (0, 0);
-        for Addition { layer, rows: of, part, scale, .. } in additions(by, with) {
+        for LoraDelta { layer, rows: of, pair, scale, .. } in lora_deltas(by, with) {
             // Layers that lie in one tensor have one way down in common.
-            let same = |way: &Way<'_>| Rc::ptr_eq(way.down, &part.down) && way.rows == of;
+            let same = |way: &Way<'_>| Rc::ptr_eq(way.down, &pair.a) && way.rows == of;
             let way = all.ways.iter().position(same).unwrap_or(all.ways.len());
             if way == all.ways.len() {
-                let down = &part.down;
+                let down = &pair.a;
                 all.ways.push(Way { down, w: source(down), rows: of, scale, column, chunk });
-                column += part.rank();
-                chunk += part.rank().div_ceil(CHUNK);
+                column += pair.rank();
+                chunk += pair.rank().div_ceil(CHUNK);
             }
-            all.ups.push(Up { layer, way, w: source(&part.up) });
+            all.ups.push(Up { layer, way, w: source(&pair.b) });
         }
         if !all.ways.is_empty() {
             all.narrow = Some(b.alloc(DType::F32, rows, column)?);
@@ -163,12 +163,12 @@ impl Downs<'_> {
 }
 
 impl Cpu {
-    pub(crate) fn adapted(&self, op: &Adapt<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let added = Additions::new(self, op.by, op.with, op.x.rows())?;
-        let parts = Part::side_by_side(op.by);
+    pub(crate) fn adapted(&self, op: &Lora<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let added = Additions::new(self, op.weights, op.adapters, op.x.rows())?;
+        let parts = Part::side_by_side(op.weights);
         let x = self.input(op.x, op.norm, parts.iter().map(|p| &p.w).chain(added.downs()))?;
         let out = self.alloc(DType::F32, op.x.rows(), op.cols())?;
-        self.linear(&x, &parts, &out, op.then, &added.over(self.kernels, &x));
+        self.multiply(&x, &parts, &out, op.epilogue, &added.over(self.kernels, &x));
         Ok(out)
     }
 }

@@ -4,10 +4,10 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use tallow_core::conformance::{Suite, cases};
-use tallow_core::ops::{Attend, Dequant, Epilogue, Ffn, KvWrite, Project};
+use tallow_core::ops::{Attend, Dequant, Epilogue, Ffn, KvWrite, Linear};
 use tallow_core::{
-    Activation, AttnSpec, Backend, DType, Format, Heads, HostWeight, LayerKv, Linear, Memory, Norm, NormKind,
-    Span, Step, StepPlan, Tensor,
+    Activation, AttnSpec, Backend, DType, Format, Heads, HostWeight, LayerKv, LinearWeights, Memory, Norm,
+    NormKind, Span, Step, StepPlan, Tensor,
 };
 
 use crate::kernels::{Kernels, NormTask};
@@ -25,12 +25,12 @@ fn noise(seed: u32, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-fn linear(b: &Cpu, format: Format, rows: usize, cols: usize) -> Linear<Cpu> {
+fn linear(b: &Cpu, format: Format, rows: usize, cols: usize) -> LinearWeights<Cpu> {
     let mut bytes = vec![0; rows * format.row_bytes(cols).unwrap()];
     tallow_quant::pack(format, &noise(7, rows * cols), &mut bytes).unwrap();
     let weight =
-        b.prepare(HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT }).unwrap();
-    Linear::new(weight, None)
+        b.prepare(HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS }).unwrap();
+    LinearWeights::new(weight, None)
 }
 
 /// What both instruction sets make of it, unless this machine has but one. The work adds its results.
@@ -62,7 +62,7 @@ fn products(arithmetic: Arithmetic) {
                 put(&b.run(Dequant { w: &by.weight, rows: 0..37 }).unwrap());
                 for rows in [1, 2, 3, 4, 5, 9, 20] {
                     let x = b.upload(&noise(5, rows * cols), rows, cols).unwrap();
-                    put(&b.run(Project { x: &x, by: &by, then: Epilogue::NONE }).unwrap());
+                    put(&b.run(Linear { x: &x, weights: &by, epilogue: Epilogue::NONE }).unwrap());
                 }
             }
         });

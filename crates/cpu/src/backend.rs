@@ -5,9 +5,9 @@ use std::fmt;
 use std::rc::Rc;
 
 use tallow_core::ops::{
-    Adapt, Attend, Columns, Convolve, Copy, Delta, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, Head,
-    KvWrite, Matmul, Moe, Normalize, Project, ProjectMany, QkvPrep, Rotate, Route, Rows, RowsTo, TopK,
-    TopKOut, With,
+    Activate, Attend, CausalConv, Copy, Dequant, Eltwise, EltwiseOp, Embed, Epilogue, Ffn, GatedDelta, Head,
+    IndexMode, IndexRows, KvWrite, Linear, LinearMany, Lora, Matmul, Moe, Normalize, PermuteCols, QkvPrep,
+    Rope, Route, TopK, TopKOut,
 };
 use tallow_core::{
     Backend, DType, Error, HostWeight, Norm, QkNorm, Reading, Result, Tensor, Trace, Weight, compose,
@@ -219,7 +219,7 @@ impl Backend for Cpu {
     }
 
     fn normalize(&self, op: &Normalize<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let (x, task, residual) = (Mat::new(op.x), norm_task(op.by), op.residual.map(Mat::<f32>::new));
+        let (x, task, residual) = (Mat::new(op.x), norm_task(op.norm), op.residual.map(Mat::<f32>::new));
         let k = self.kernels;
         self.by_rows(x.rows, x.cols, |_, r, out| {
             (k.norm)(&task, x.row(r), out);
@@ -230,11 +230,12 @@ impl Backend for Cpu {
     }
 
     fn matmul(&self, op: &Matmul<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let out = self.alloc(DType::F32, op.x.rows(), op.w.rows())?;
-        let part = Part { w: dense(op.w), bias: op.bias.map(Mat::new), outputs: op.w.rows(), column: 0 };
+        let out = self.alloc(DType::F32, op.x.rows(), op.weight.rows())?;
+        let part =
+            Part { w: dense(op.weight), bias: op.bias.map(Mat::new), outputs: op.weight.rows(), column: 0 };
         let parts = [part];
         let x = self.input(op.x, None, parts.iter().map(|p| &p.w))?;
-        self.linear(&x, &parts, &out, op.then, &Additions::default().over(self.kernels, &x));
+        self.multiply(&x, &parts, &out, op.epilogue, &Additions::default().over(self.kernels, &x));
         Ok(out)
     }
 
@@ -245,9 +246,9 @@ impl Backend for Cpu {
         })
     }
 
-    fn rotate(&self, op: &Rotate<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    fn rope(&self, op: &Rope<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (x, positions) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.positions).row(0));
-        let rope = Some((Mat::new(&op.by.table), op.by.pairs));
+        let rope = Some((Mat::new(&op.rope.table), op.rope.pairs));
         let (k, prep) = (self.kernels, Prep { norm: None, rope, dim: op.head_dim });
         self.by_rows(x.rows, x.cols, |_, r, out| prep.run(k, x.row(r), positions[r], out))
     }
@@ -313,7 +314,7 @@ impl Backend for Cpu {
         Ok(out)
     }
 
-    fn glu(&self, op: &Glu<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    fn activate(&self, op: &Activate<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (k, act) = (self.kernels, op.act);
         let (gate, up) = (Mat::<f32>::new(op.gate), op.up.map(Mat::<f32>::new));
         self.by_rows(gate.rows, gate.cols, |_, r, out| (k.glu)(act, gate.row(r), up.map(|u| u.row(r)), out))
@@ -334,41 +335,41 @@ impl Backend for Cpu {
                 row => row.unwrap_or_default(),
             }
         }
-        match op.with {
-            With::Add(_) => self.by_rows(rows, cols, |scratch, r, out| {
+        match op.op {
+            EltwiseOp::Add(_) => self.by_rows(rows, cols, |scratch, r, out| {
                 copy(r, out);
                 (k.add_scaled)(out, 1.0, other(y, r, cols, &mut scratch.floats));
             }),
-            With::AddScaled(_, scale) => self.by_rows(rows, cols, |scratch, r, out| {
+            EltwiseOp::AddScaled(_, scale) => self.by_rows(rows, cols, |scratch, r, out| {
                 copy(r, out);
                 (k.add_scaled)(out, scale, other(y, r, cols, &mut scratch.floats));
             }),
-            With::Mul(_) => self.by_rows(rows, cols, |scratch, r, out| {
+            EltwiseOp::Mul(_) => self.by_rows(rows, cols, |scratch, r, out| {
                 let y = other(y, r, cols, &mut scratch.floats);
                 out.iter_mut().zip(x.row(r)).zip(y).for_each(|((o, x), y)| *o = x * y);
             }),
-            With::Scale(scale) => self.by_rows(rows, cols, |_, r, out| {
+            EltwiseOp::Scale(scale) => self.by_rows(rows, cols, |_, r, out| {
                 out.iter_mut().zip(x.row(r)).for_each(|(o, x)| *o = x * scale);
             }),
-            With::SoftCap(cap) => self.by_rows(rows, cols, |_, r, out| {
+            EltwiseOp::SoftCap(cap) => self.by_rows(rows, cols, |_, r, out| {
                 copy(r, out);
                 (k.softcap)(out, cap);
             }),
-            With::Gate(_) => self.by_rows(rows, cols, |scratch, r, out| {
+            EltwiseOp::Gate(_) => self.by_rows(rows, cols, |scratch, r, out| {
                 copy(r, out);
                 (k.gate)(out, other(y, r, cols, &mut scratch.floats));
             }),
         }
     }
 
-    fn rows(&self, op: &Rows<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let (x, at) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.at).row(0));
-        match op.to {
-            RowsTo::Gather => self.by_rows(at.len(), x.cols, |_, r, out| match at[r] as usize {
+    fn index_rows(&self, op: &IndexRows<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, at) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.indices).row(0));
+        match op.mode {
+            IndexMode::Gather => self.by_rows(at.len(), x.cols, |_, r, out| match at[r] as usize {
                 row if row < x.rows => out.copy_from_slice(x.row(row)),
                 _ => out.fill(0.0),
             }),
-            RowsTo::AddInto(into) => {
+            IndexMode::ScatterAdd(into) => {
                 let sums = MatMut::<f32>::new(into);
                 // In order, on this thread: several rows may go to one.
                 for (r, to) in at.iter().enumerate().filter(|(_, to)| (**to as usize) < sums.rows) {
@@ -380,8 +381,8 @@ impl Backend for Cpu {
         }
     }
 
-    fn columns(&self, op: &Columns<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let (x, at) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.at).row(0));
+    fn permute_cols(&self, op: &PermuteCols<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, at) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.indices).row(0));
         self.by_rows(x.rows, at.len(), |_, r, out| {
             let x = x.row(r);
             let from = |at: &u32| x.get(*at as usize).copied().unwrap_or(0.0);
@@ -393,11 +394,11 @@ impl Backend for Cpu {
         self.routed(op)
     }
 
-    fn convolve(&self, op: &Convolve<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    fn causal_conv(&self, op: &CausalConv<'_, Cpu>) -> Result<Tensor<Cpu>> {
         self.convolution(op)
     }
 
-    fn delta(&self, op: &Delta<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    fn gated_delta(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
         self.recall(op)
     }
 
@@ -418,7 +419,7 @@ impl Backend for Cpu {
 
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Cpu>> {
         compose::check_weight(&weight)?;
-        let HostWeight { format, rows, cols, bytes, spent } = weight;
+        let HostWeight { format, rows, cols, bytes, release } = weight;
         let pairs = rows.div_ceil(PAIR);
         let out_of_reach = || Error::OutOfMemory { device: "cpu".into(), asked: usize::MAX };
         let total = packed_bytes(format, rows, cols).ok_or_else(out_of_reach)?;
@@ -435,22 +436,22 @@ impl Backend for Cpu {
                 // SAFETY: each pair of panels belongs to one piece.
                 pack_pair(format, rows, width, cols, unsafe { out.row(pair) });
             }
-            spent(i * piece * PAIR..rows.min(last * PAIR));
+            release(i * piece * PAIR..rows.min(last * PAIR));
         });
         Ok(Weight::Blocks { data, format, rows, cols })
     }
 
-    fn project(&self, op: &Project<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let Project { x, by, then } = *op;
-        self.adapted(&Adapt { x, norm: None, by: std::slice::from_ref(by), then, with: &[] })
+    fn linear(&self, op: &Linear<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let Linear { x, weights, epilogue } = *op;
+        self.adapted(&Lora { x, norm: None, weights: std::slice::from_ref(weights), epilogue, adapters: &[] })
     }
 
-    fn project_many(&self, op: &ProjectMany<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let ProjectMany { x, norm, by } = *op;
-        self.adapted(&Adapt { x, norm, by, then: Epilogue::NONE, with: &[] })
+    fn linear_many(&self, op: &LinearMany<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let LinearMany { x, norm, weights } = *op;
+        self.adapted(&Lora { x, norm, weights, epilogue: Epilogue::NONE, adapters: &[] })
     }
 
-    fn adapt(&self, op: &Adapt<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    fn lora(&self, op: &Lora<'_, Cpu>) -> Result<Tensor<Cpu>> {
         self.adapted(op)
     }
 
@@ -483,8 +484,8 @@ impl Backend for Cpu {
 
     fn ffn(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let bent = self.bend(op)?; // [rows, width]
-        let (by, then, with) = (std::slice::from_ref(op.down), op.then, op.with);
-        self.adapted(&Adapt { x: &bent, norm: None, by, then, with })
+        let (weights, epilogue, adapters) = (std::slice::from_ref(op.down), op.epilogue, op.adapters);
+        self.adapted(&Lora { x: &bent, norm: None, weights, epilogue, adapters })
     }
 
     fn moe(&self, op: &Moe<'_, Cpu>) -> Result<Tensor<Cpu>> {
@@ -498,7 +499,7 @@ impl Backend for Cpu {
             row if row < x.rows => (k.norm)(&task, x.row(row), out),
             _ => out.fill(0.0),
         })?;
-        self.project(&Project { x: &normed, by: op.by, then: op.then })
+        self.linear(&Linear { x: &normed, weights: op.weights, epilogue: op.epilogue })
     }
 }
 

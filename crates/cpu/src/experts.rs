@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tallow_core::ops::{Epilogue, Moe, Route};
-use tallow_core::{Backend, DType, Expert, Groups, Linear, Result, Routing, Scores, ShareOf, Tensor};
+use tallow_core::{Backend, DType, Expert, Groups, LinearWeights, Result, Routing, Scores, ShareOf, Tensor};
 
 use crate::backend::Cpu;
 use crate::kernels::{Added, BendTask, Given, LinearTask, Product, bend, linear};
@@ -79,7 +79,7 @@ struct Group<'a> {
 fn groups<'a>(
     op: &'a Moe<'_, Cpu>,
     sorted: &Sorted,
-    layer: impl Fn(&'a Expert<Cpu>) -> &'a [Linear<Cpu>],
+    layer: impl Fn(&'a Expert<Cpu>) -> &'a [LinearWeights<Cpu>],
     outputs: usize,
 ) -> Vec<Group<'a>> {
     let with = |(e, rows): (&'a Expert<Cpu>, &Range<usize>)| {
@@ -125,8 +125,8 @@ impl Cpu {
             let task = LinearTask { bias, ..LinearTask::plain(products[group], rows, out) };
             linear(self.kernels, &task, outputs, &mut scratch.room);
         });
-        let (given, residual) = (Mat::<f32>::new(&given), op.then.residual.map(Mat::<f32>::new));
-        let Epilogue { scale, softcap, .. } = op.then;
+        let (given, residual) = (Mat::<f32>::new(&given), op.epilogue.residual.map(Mat::<f32>::new));
+        let Epilogue { scale, softcap, .. } = op.epilogue;
         let by_result = op.share_of == ShareOf::Result;
         self.by_rows(op.x.rows(), dim, |_, r, out| {
             out.fill(0.0);
@@ -195,9 +195,9 @@ impl Cpu {
     /// [`Backend::route`]
     pub(crate) fn routed(&self, op: &Route<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let logits = Mat::<f32>::new(op.logits);
-        let bias = op.by.bias.as_ref().map(|bias| Mat::<f32>::new(bias).row(0));
-        let Routing { used, scores, groups, to_one, scale, .. } = *op.by;
-        let choice = Choice { used, scores, bias, groups, to_one, scale };
+        let bias = op.routing.bias.as_ref().map(|bias| Mat::<f32>::new(bias).row(0));
+        let Routing { top_k, scores, groups, norm_weights, scale, .. } = *op.routing;
+        let choice = Choice { used: top_k, scores, bias, groups, to_one: norm_weights, scale };
         self.by_rows(logits.rows, logits.cols, |scratch, r, out| {
             scratch.floats.resize(scratch.floats.len().max(2 * out.len()), 0.0);
             let (scores, worth) = scratch.floats.split_at_mut(out.len());
@@ -235,7 +235,7 @@ impl Choice<'_> {
                 scores.iter_mut().for_each(|x| *x /= sum);
             }
             Scores::Sigmoid => scores.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
-            Scores::OneByOne { .. } => {}
+            Scores::SparseMixer { .. } => {}
         }
         worth.copy_from_slice(scores);
         if let Some(bias) = self.bias {
@@ -243,14 +243,14 @@ impl Choice<'_> {
         }
         if let Some(groups) = self.groups {
             // `out` is free until the end, and has a place for each group.
-            close_groups(groups, worth, &mut out[..groups.count]);
+            close_groups(groups, worth, &mut out[..groups.n_group]);
         }
         out.fill(0.0);
         let mut sum = 0.0;
         for _ in 0..self.used {
             let i = best(worth);
             out[i] = match self.scores {
-                Scores::OneByOne { near } => share_of_near(worth, i, near),
+                Scores::SparseMixer { near } => share_of_near(worth, i, near),
                 Scores::Softmax | Scores::Sigmoid => scores[i],
             };
             worth[i] = f32::NAN;
@@ -270,7 +270,7 @@ fn share_of_near(logits: &[f32], largest: usize, near: f32) -> f32 {
 
 /// Takes away the worth of all experts that are not in the best groups. `of_groups` is room.
 fn close_groups(groups: Groups, worth: &mut [f32], of_groups: &mut [f32]) {
-    let each = worth.len() / groups.count;
+    let each = worth.len() / groups.n_group;
     for (of, worth) in of_groups.iter_mut().zip(worth.chunks(each)) {
         let mut left = worth.to_vec();
         *of = 0.0;
@@ -280,8 +280,8 @@ fn close_groups(groups: Groups, worth: &mut [f32], of_groups: &mut [f32]) {
             left[i] = f32::NAN;
         }
     }
-    let mut open = vec![false; groups.count];
-    for _ in 0..groups.used {
+    let mut open = vec![false; groups.n_group];
+    for _ in 0..groups.topk_group {
         let i = best(of_groups);
         of_groups[i] = f32::NAN;
         open[i] = true;

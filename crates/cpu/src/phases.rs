@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tallow_core::ops::{Epilogue, Ffn, Normalize};
-use tallow_core::{Backend, DType, Linear, Norm, Result, Tensor, Weight};
+use tallow_core::{Backend, DType, LinearWeights, Norm, Result, Tensor, Weight};
 
 use crate::Arithmetic;
 use crate::activations::{Activations, Side};
@@ -46,9 +46,9 @@ impl<'a> Part<'a> {
     }
 
     /// Linear layers with their outputs side by side.
-    pub(crate) fn side_by_side(by: &'a [Linear<Cpu>]) -> Vec<Part<'a>> {
+    pub(crate) fn side_by_side(by: &'a [LinearWeights<Cpu>]) -> Vec<Part<'a>> {
         let mut column = 0;
-        let part = |l: &'a Linear<Cpu>| {
+        let part = |l: &'a LinearWeights<Cpu>| {
             let outputs = l.weight.rows();
             column += outputs;
             Part {
@@ -102,7 +102,7 @@ impl Cpu {
             None => Some(x.clone()),
             // Unless all that is wanted is the rounded row.
             Some(_) if sides().all(|side| side.is_some()) => None,
-            Some(by) => Some(self.normalize(&Normalize { x, by, residual: None })?),
+            Some(norm) => Some(self.normalize(&Normalize { x, norm, residual: None })?),
         };
         let from = Mat::new(plain.as_ref().unwrap_or(x));
         let norm = norm.filter(|_| plain.is_none()).map(norm_task);
@@ -147,7 +147,7 @@ impl Cpu {
     }
 
     /// One phase: every output of every part, for all rows, with what adapters add.
-    pub(crate) fn linear(
+    pub(crate) fn multiply(
         &self,
         x: &Input,
         parts: &[Part<'_>],
@@ -187,7 +187,7 @@ impl Cpu {
     /// the nearest cache.
     pub(crate) fn bend(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (width, rows) = (op.down.weight.cols(), op.x.rows());
-        let added = Additions::new(self, op.up, op.with, rows)?;
+        let added = Additions::new(self, op.up, op.adapters, rows)?;
         let parts = Part::side_by_side(op.up);
         let x = self.input(op.x, op.norm, parts.iter().map(|p| &p.w).chain(added.downs()))?;
         let downs = added.over(self.kernels, &x);
@@ -231,7 +231,7 @@ mod tests {
         (0..count).map(|_| next()).collect()
     }
 
-    fn layer(b: &Cpu, format: Format, outputs: usize, inputs: usize, bias: bool) -> Linear<Cpu> {
+    fn layer(b: &Cpu, format: Format, outputs: usize, inputs: usize, bias: bool) -> LinearWeights<Cpu> {
         let x = numbers(outputs as u32, outputs * inputs);
         let bytes: Vec<u8> = match format {
             // A scale of 2^-7, and codes.
@@ -249,11 +249,11 @@ mod tests {
                 rows: outputs,
                 cols: inputs,
                 bytes: &bytes,
-                spent: HostWeight::KEPT,
+                release: HostWeight::KEEP_ROWS,
             })
             .unwrap();
         let bias = bias.then(|| b.upload_row(&numbers(7, outputs)).unwrap());
-        Linear::new(weight, bias)
+        LinearWeights::new(weight, bias)
     }
 
     #[test]
@@ -279,9 +279,16 @@ mod tests {
                     let x = b.upload(&numbers(1, rows * 64), rows, 64).unwrap();
                     let up: Vec<_> = up.iter().map(|(f, n)| layer(&b, *f, *n, 64, bias)).collect();
                     let down = layer(&b, *format, 64, *width, bias);
-                    let (norm, then) = (Some(&norm), Epilogue::add_to(&x));
-                    let op =
-                        Ffn { x: &x, norm, up: &up, act: Activation::Silu, down: &down, then, with: &[] };
+                    let (norm, epilogue) = (Some(&norm), Epilogue::add_to(&x));
+                    let op = Ffn {
+                        x: &x,
+                        norm,
+                        up: &up,
+                        act: Activation::Silu,
+                        down: &down,
+                        epilogue,
+                        adapters: &[],
+                    };
                     let bits = |t: Tensor<Cpu>| -> Vec<u32> {
                         b.download::<f32>(&t).unwrap().iter().map(|x| x.to_bits()).collect()
                     };

@@ -1,6 +1,6 @@
 //! Ops that keep a state of each sequence, as pieces for the pool.
 
-use tallow_core::ops::{Convolve, Delta, MOST_KERNEL};
+use tallow_core::ops::{CausalConv, GatedDelta, MOST_KERNEL};
 use tallow_core::{Backend, DType, Result, Span, StateRows, Tensor};
 
 use crate::backend::Cpu;
@@ -8,8 +8,8 @@ use crate::kernels::{BLOCK, ConvolveTask, DeltaTask};
 use crate::mat::{Mat, MatMut};
 
 impl Cpu {
-    pub(crate) fn convolution(&self, op: &Convolve<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let (x, by, k) = (Mat::<f32>::new(op.x), Mat::<f32>::new(op.by), self.kernels);
+    pub(crate) fn convolution(&self, op: &CausalConv<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, by, k) = (Mat::<f32>::new(op.x), Mat::<f32>::new(op.weight), self.kernels);
         let (window, to) = (Mat::<f32>::new(op.window), MatMut::<f32>::new(op.window));
         let (before, cols, host) = (by.rows - 1, x.cols, &op.plan.host);
         // Of each token of the step its span, and the span's first row.
@@ -50,11 +50,11 @@ impl Cpu {
         Ok(out)
     }
 
-    pub(crate) fn recall(&self, op: &Delta<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    pub(crate) fn recall(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (heads, host, k) = (op.heads, &op.plan.host, self.kernels);
         let gates = self.bent_gates(op)?;
         let (qk, v, gates) = (Mat::new(op.qk), Mat::new(op.v), Mat::new(&gates));
-        let (from, to) = (Mat::<f32>::new(op.matrices), MatMut::<f32>::new(op.matrices));
+        let (from, to) = (Mat::<f32>::new(op.states), MatMut::<f32>::new(op.states));
         let out = self.alloc(DType::F32, op.v.rows(), op.v.cols())?;
         let m = MatMut::<f32>::new(&out);
         let (mut tasks, mut first): (Vec<(DeltaTask<'_>, &Span, StateRows)>, usize) = (Vec::new(), 0);
@@ -88,9 +88,9 @@ impl Cpu {
     }
 
     /// How much of each token heads write, and how much of their matrices they keep. `[tokens, 2 * value heads]`
-    fn bent_gates(&self, op: &Delta<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    fn bent_gates(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (gates, values) = (Mat::<f32>::new(op.gates), op.heads.values);
-        let (rate, bias) = (Mat::<f32>::new(&op.by.rate).row(0), Mat::<f32>::new(&op.by.bias).row(0));
+        let (rate, bias) = (Mat::<f32>::new(&op.decay.rate).row(0), Mat::<f32>::new(&op.decay.bias).row(0));
         self.by_rows(gates.rows, gates.cols, |_, r, out| {
             let (written, kept) = out.split_at_mut(values);
             let (a, b) = gates.row(r).split_at(values);

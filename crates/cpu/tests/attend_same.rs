@@ -41,7 +41,7 @@ impl Case {
             StepPlan::new(cpu, Step { tokens, spans, states: Vec::new(), outputs: Vec::new(), page_len })
                 .unwrap()
         };
-        let cache = || cpu.alloc(dtype, pages, page_len * heads.kept_cols(dtype)).unwrap();
+        let cache = || cpu.alloc(dtype, pages, page_len * heads.cache_cols(dtype)).unwrap();
         let (k, v) = (cache(), cache());
         let kv = || LayerKv { k: &k, v: &v };
         let up = |seed, cols| cpu.upload(&noise(seed, LEN * cols), LEN, cols).unwrap();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use tallow_core::{Adapted, Adapter, Backend};
+use tallow_core::{Adapter, Backend, LoraRows};
 
 use crate::handle::Failure;
 use crate::scheduler::Part;
@@ -120,8 +120,8 @@ impl<B: Backend> Adapters<B> {
     }
 
     /// Which rows of a step have which adapter, in order. Neighbours with the same are one.
-    pub(crate) fn of(&self, parts: &[Part]) -> Result<Vec<Adapted<B>>, tallow_core::Error> {
-        let (mut all, mut row) = (Vec::<Adapted<B>>::new(), 0);
+    pub(crate) fn of(&self, parts: &[Part]) -> Result<Vec<LoraRows<B>>, tallow_core::Error> {
+        let (mut all, mut row) = (Vec::<LoraRows<B>>::new(), 0);
         for part in parts {
             let rows = row..row + part.tokens.len();
             row = rows.end;
@@ -134,11 +134,13 @@ impl<B: Backend> Adapters<B> {
             })?;
             match all.last_mut() {
                 Some(last)
-                    if last.rows.end == rows.start && Rc::ptr_eq(&last.by, by) && last.scale == scale =>
+                    if last.rows.end == rows.start
+                        && Rc::ptr_eq(&last.adapter, by)
+                        && last.scale == scale =>
                 {
                     last.rows.end = rows.end;
                 }
-                _ => all.push(Adapted { rows, by: by.clone(), scale }),
+                _ => all.push(LoraRows { rows, adapter: by.clone(), scale }),
             }
         }
         Ok(all)

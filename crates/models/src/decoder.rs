@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use tallow_core::ops::{Eltwise, Embed, Epilogue, Head, Normalize, With};
-use tallow_core::{Adapter, Backend, Linear, Norm, Result, Rope, StepPlan, Tensor, Weight};
+use tallow_core::ops::{Eltwise, EltwiseOp, Embed, Epilogue, Head, Normalize};
+use tallow_core::{Adapter, Backend, LinearWeights, Norm, Result, RopeTable, StepPlan, Tensor, Weight};
 
 use crate::adapter::{AdapterFile, Targets};
 use crate::blocks::cache::LayerCache;
@@ -25,8 +25,8 @@ pub struct Decoder<B: Backend> {
     sides: Option<Sides<B>>,
     layers: Vec<Layer<B>>,
     norm: Norm<B>,
-    head: Linear<B>,
-    ropes: Vec<Rope<B>>,
+    head: LinearWeights<B>,
+    ropes: Vec<RopeTable<B>>,
     targets: Option<Targets>,
 }
 
@@ -72,10 +72,10 @@ impl<B: Backend> Decoder<B> {
         let layers = layers.collect::<LoadResult<_>>()?;
         let norm = w.norm((names.norm, 0), spec.dim)?;
         let head = match spec.tied {
-            true => Linear::new(embed.clone(), None),
+            true => LinearWeights::new(embed.clone(), None),
             false => w.layer(&weights::named(names.head), spec.vocab, spec.dim)?,
         };
-        let head = Linear { bias: w.bias(names.head, spec.vocab, spec.head_bias)?, ..head };
+        let head = LinearWeights { bias: w.bias(names.head, spec.vocab, spec.head_bias)?, ..head };
         Ok(Decoder { spec: spec.clone(), embed, positions, sides, layers, norm, head, ropes, targets: None })
     }
 
@@ -117,7 +117,7 @@ impl<B: Backend> Decoder<B> {
         let mut x = b.run(Embed { table: &self.embed, ids: &plan.tokens, scale: self.spec.embed_scale })?;
         if let Some(table) = &self.positions {
             let at = b.run(Embed { table, ids: &plan.positions, scale: 1.0 })?; // [tokens, dim]
-            x = b.run(Eltwise { x: &x, with: With::Add(&at) })?;
+            x = b.run(Eltwise { x: &x, op: EltwiseOp::Add(&at) })?;
         }
         see(0, &x)?;
         let sides = self.sides.as_ref().map(|sides| sides.forward(b, plan, &x)).transpose()?;
@@ -145,12 +145,13 @@ impl<B: Backend> Decoder<B> {
 
     /// Hidden states after the last layer as the head sees them.
     pub fn normed(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
-        b.run(Normalize { x, by: &self.norm, residual: None })
+        b.run(Normalize { x, norm: &self.norm, residual: None })
     }
 
     /// The logits of the step's outputs, from the hidden states of its tokens.
     pub fn logits(&self, b: &B, plan: &StepPlan<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let then = Epilogue { scale: self.spec.logit_scale, softcap: self.spec.logit_cap, residual: None };
-        b.run(Head { x, rows: &plan.outputs, norm: &self.norm, by: &self.head, then })
+        let epilogue =
+            Epilogue { scale: self.spec.logit_scale, softcap: self.spec.logit_cap, residual: None };
+        b.run(Head { x, rows: &plan.outputs, norm: &self.norm, weights: &self.head, epilogue })
     }
 }

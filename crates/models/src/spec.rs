@@ -284,7 +284,7 @@ impl LayerSpec {
     /// Columns of a cache of that type that a token's keys take, or its values.
     pub fn kept_cols(&self, dtype: DType) -> usize {
         let keeps_none = self.delta.is_some() || self.mixer.lender.is_some();
-        if keeps_none { 0 } else { self.mixer.heads.kept_cols(dtype) }
+        if keeps_none { 0 } else { self.mixer.heads.cache_cols(dtype) }
     }
 
     /// Numbers of a sequence's state.

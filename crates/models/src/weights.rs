@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
-use tallow_core::{Backend, Error, HostWeight, Linear, Memory, Norm, Site, Tensor, Weight};
+use tallow_core::{Backend, Error, HostWeight, LinearWeights, LoraTarget, Memory, Norm, Tensor, Weight};
 use tallow_quant::Format;
 
 use crate::adapter::Target;
@@ -198,7 +198,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// A matrix, as the device likes to have it.
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
         let layer = self.layer(name, rows, cols)?;
-        if layer.order.is_some() {
+        if layer.permutation.is_some() {
             let why = "its inputs come in another order, which a table cannot have";
             return Err(LoadError::unsupported(self.path(), format!("tensor {name:?}"), why));
         }
@@ -206,15 +206,15 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// A linear layer with that weight, and without a bias.
-    pub(crate) fn layer(&mut self, name: &str, rows: usize, cols: usize) -> Result<Linear<B>> {
+    pub(crate) fn layer(&mut self, name: &str, rows: usize, cols: usize) -> Result<LinearWeights<B>> {
         let shape = [rows, cols];
         if let Some(Kind::Grouped(matrix)) = self.find(name).map(|(_, stored)| &stored.kind) {
             let stored = self.shaped(name, &shape)?;
             return self.grouped((stored, name), matrix, (rows, cols));
         }
         let stored = self.stored(name, &shape)?;
-        let layer = Linear::new(self.single(name, stored, rows)?, None);
-        Ok(layer.from(self.called(name), 0, 1))
+        let layer = LinearWeights::new(self.single(name, stored, rows)?, None);
+        Ok(layer.with_tensor_id(self.called(name), 0, 1))
     }
 
     /// What the file calls the tensor of that name.
@@ -241,7 +241,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let prepare = |i: usize| {
             let spent = |of: Range<usize>| passing.spent(i * rows + of.start..i * rows + of.end);
             let bytes = &bytes[i * size..(i + 1) * size];
-            self.give(name, HostWeight { format, rows, cols, bytes, spent: &spent })
+            self.give(name, HostWeight { format, rows, cols, bytes, release: &spent })
         };
         let weights: std::result::Result<Vec<_>, _> = (0..count).map(prepare).collect();
         // Damage comes first: what it makes a device say is no help.
@@ -258,8 +258,8 @@ impl<'a, B: Backend> Weights<'a, B> {
             return self.b.prepare(weight);
         }
         let bytes = quantized(&weight, wanted, None)?;
-        (weight.spent)(0..weight.rows);
-        self.b.prepare(HostWeight { format: wanted, bytes: &bytes, spent: HostWeight::KEPT, ..weight })
+        (weight.release)(0..weight.rows);
+        self.b.prepare(HostWeight { format: wanted, bytes: &bytes, release: HostWeight::KEEP_ROWS, ..weight })
     }
 
     /// A linear layer whose matrix is made of several tensors.
@@ -268,7 +268,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         (stored, name): (&'a Stored, &str),
         matrix: &Grouped,
         (rows, cols): (usize, usize),
-    ) -> Result<Linear<B>> {
+    ) -> Result<LinearWeights<B>> {
         if let Some(i) = matrix.fault() {
             let why = format!("element {i} is not a finite number: the file is damaged");
             return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
@@ -276,22 +276,28 @@ impl<'a, B: Backend> Weights<'a, B> {
         let (mut bytes, order) = (room(matrix.size())?, matrix.order());
         matrix.write(order.as_deref(), &mut bytes);
         let format = matrix.format();
-        let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
+        let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
         let weight = self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?;
         self.loaded(name, stored)?;
-        let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
-        Ok(Linear { order, ..Linear::new(weight, None).from(self.called(name), 0, 1) })
+        let permutation = order.map(|order| self.b.upload_row(&order)).transpose()?;
+        Ok(LinearWeights {
+            permutation,
+            ..LinearWeights::new(weight, None).with_tensor_id(self.called(name), 0, 1)
+        })
     }
 
     /// A linear layer of layer `i` with one output, which some files have as a vector.
-    pub(crate) fn gate(&mut self, (pattern, i): (&str, usize), cols: usize) -> Result<Linear<B>> {
+    pub(crate) fn gate(&mut self, (pattern, i): (&str, usize), cols: usize) -> Result<LinearWeights<B>> {
         let name = named(&of_layer(pattern, i));
         let flat = self.find(&name).is_some_and(|(_, stored)| stored.shape.len() == 1);
         let shape = [1, cols];
         let stored = self.stored(&name, if flat { &shape[1..] } else { &shape[..] })?;
         let weight = self.single(&name, stored, 1)?;
         let site = self.target(&of_layer(pattern, i), (1, cols), None);
-        Ok(Linear { site: Some(site), ..Linear::new(weight, None).from(self.called(&name), 0, 1) })
+        Ok(LinearWeights {
+            lora_target: Some(site),
+            ..LinearWeights::new(weight, None).with_tensor_id(self.called(&name), 0, 1)
+        })
     }
 
     /// A linear layer's matrix that the file has in another order, put right by `arrange`.
@@ -320,7 +326,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let len = format.row_bytes(cols).and_then(|n| n.checked_mul(rows)).unwrap_or(usize::MAX);
         let mut bytes = room(len)?;
         arrange(&mut bytes);
-        let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
+        let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
         self.give(name, weight).map_err(|e| not_taken(stored, name, e))
     }
 
@@ -358,7 +364,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         pattern: &str,
         outputs: usize,
         inputs: usize,
-    ) -> Result<Linear<B>> {
+    ) -> Result<LinearWeights<B>> {
         let (name, shape) = (named(pattern), (outputs, 3 * inputs));
         let (stored, format) = self.stored(&name, &[outputs, inputs, 3])?;
         plain(stored, &name, format)?;
@@ -369,7 +375,7 @@ impl<'a, B: Backend> Weights<'a, B> {
             let rows = from.chunks_exact(size.max(1)).zip(to.chunks_exact_mut(size.max(1)));
             rows.for_each(|(from, to)| turn.bytes(from, to));
         })?;
-        Ok(Linear::new(weight, self.bias(pattern, outputs, Bias::Yes)?))
+        Ok(LinearWeights::new(weight, self.bias(pattern, outputs, Bias::Yes)?))
     }
 
     /// A row of numbers, as `f32`.
@@ -384,11 +390,11 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// A linear layer of all that a filter sees at once: outputs, and what it sees.
-    pub(crate) fn filter(&mut self, name: &str, shape: [usize; 4], bias: Bias) -> Result<Linear<B>> {
+    pub(crate) fn filter(&mut self, name: &str, shape: [usize; 4], bias: Bias) -> Result<LinearWeights<B>> {
         let full = named(name);
         let stored = self.stored(&full, &shape)?;
         let weight = self.single(&full, stored, shape[0])?;
-        Ok(Linear::new(weight, self.bias(name, shape[0], bias)?))
+        Ok(LinearWeights::new(weight, self.bias(name, shape[0], bias)?))
     }
 
     /// A refusal of something about the checkpoint.
@@ -419,25 +425,25 @@ impl<'a, B: Backend> Weights<'a, B> {
         rows: usize,
         cols: usize,
         bias: Bias,
-    ) -> Result<Linear<B>> {
+    ) -> Result<LinearWeights<B>> {
         let name = of_layer(pattern, i);
         let layer = match self.names().layout {
             Layout::Rows | Layout::RowsByHead => self.layer(&named(&name), rows, cols)?,
             Layout::Columns => {
                 let weight = self.turned(&named(&name), rows, cols)?;
-                Linear::new(weight, None).from(self.called(&named(&name)), 0, 1)
+                LinearWeights::new(weight, None).with_tensor_id(self.called(&named(&name)), 0, 1)
             }
         };
         let site = self.target(&name, (rows, cols), None);
-        Ok(Linear { bias: self.bias(&name, rows, bias)?, site: Some(site), ..layer })
+        Ok(LinearWeights { bias: self.bias(&name, rows, bias)?, lora_target: Some(site), ..layer })
     }
 
     /// Notes a layer that adapters may add to: the tensor of that name and shape, or those of its rows.
-    fn target(&mut self, name: &str, shape: (usize, usize), runs: Option<Runs>) -> Site {
+    fn target(&mut self, name: &str, shape: (usize, usize), runs: Option<Runs>) -> LoraTarget {
         let tensor = named(name);
         let format = self.find(&tensor).and_then(|(name, stored)| self.source.format(name, stored));
         let blocks = format.is_some_and(|format| !format.is_plain());
-        let site = Site(u32::try_from(self.targets.len()).unwrap_or(u32::MAX));
+        let site = LoraTarget(u32::try_from(self.targets.len()).unwrap_or(u32::MAX));
         self.targets.push(Target { name: name.into(), shape, runs, blocks });
         site
     }

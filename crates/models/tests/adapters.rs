@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use serde_json::Value;
-use tallow_core::{Adapted, Adapter, Backend, DType, Memory, Span, StateRows, Step, StepPlan};
+use tallow_core::{Adapter, Backend, DType, LoraRows, Memory, Span, StateRows, Step, StepPlan};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::adapter::AdapterFile;
@@ -59,7 +59,7 @@ fn logits<B: Backend>(b: &B, decoder: &Decoder<B>, prompts: &[(Vec<u32>, Worn<B>
         if decoder.spec().keeps_states() {
             step.states.push(StateRows { from: 2 * i as u32, to: 2 * i as u32 + 1 });
         }
-        adapted.extend(worn.clone().map(|(by, scale)| Adapted { rows, by, scale }));
+        adapted.extend(worn.clone().map(|(adapter, scale)| LoraRows { rows, adapter, scale }));
     }
     let plan = StepPlan::new(b, step).unwrap().adapted(adapted).unwrap();
     let x = decoder.forward(b, &plan, &cache, |_, _| Ok(())).unwrap();

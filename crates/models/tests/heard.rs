@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
-use tallow_core::{Backend, DType, Memory, Origin, Span, StateRows, Step, StepPlan};
+use tallow_core::{Backend, DType, Memory, Span, StateRows, Step, StepPlan, TensorId};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;
@@ -21,7 +21,7 @@ const TOKENS: u32 = 12;
 /// Of each matrix of a tensor, how many rows it was given, and their squares.
 type Heard = BTreeMap<String, Vec<(usize, f64)>>;
 
-fn add(heard: &mut Heard, origin: &Origin, rows: &[f32]) {
+fn add(heard: &mut Heard, origin: &TensorId, rows: &[f32]) {
     let matrices = heard.entry(origin.tensor.to_string()).or_insert_with(|| vec![(0, 0.0); origin.of]);
     assert_eq!(rows.len() % origin.cols, 0);
     matrices[origin.matrix].0 += rows.len() / origin.cols;
@@ -43,10 +43,11 @@ fn run(model: &Model, listen: bool) -> (Vec<f32>, Heard) {
     let heard = Rc::new(RefCell::new(Heard::new()));
     if listen {
         let heard = heard.clone();
-        b.trace().listen(Some(Box::new(move |origin, rows| add(&mut heard.borrow_mut(), origin, rows))));
+        b.trace()
+            .set_observer(Some(Box::new(move |origin, rows| add(&mut heard.borrow_mut(), origin, rows))));
     }
     let x = decoder.forward(b, &plan, &cache, |_, _| Ok(())).unwrap();
-    b.trace().listen(None);
+    b.trace().set_observer(None);
     let logits = decoder.logits(b, &plan, &x).unwrap();
     (b.download(&logits).unwrap(), heard.take())
 }

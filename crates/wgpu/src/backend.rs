@@ -4,11 +4,12 @@ use std::fmt;
 use std::rc::Rc;
 
 use tallow_core::ops::{
-    Attend, Columns, Convolve, Copy, Delta, Dequant, Eltwise, Embed, Epilogue, Ffn, Glu, KvWrite, Matmul,
-    Normalize, Project, ProjectMany, QkvPrep, Rotate, Route, Rows, RowsTo, TopK, TopKOut,
+    Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, GatedDelta, IndexMode,
+    IndexRows, KvWrite, Linear, LinearMany, Matmul, Normalize, PermuteCols, QkvPrep, Rope, Route, TopK,
+    TopKOut,
 };
 use tallow_core::{
-    Backend, DType, Error, HostWeight, Linear, Reading, Result, Tensor, Trace, Weight, compose,
+    Backend, DType, Error, HostWeight, LinearWeights, Reading, Result, Tensor, Trace, Weight, compose,
 };
 
 use crate::gpu::{Block, Counts, Device, Found, Gpu};
@@ -134,7 +135,7 @@ impl Wgpu {
     }
 
     /// The parts of layers whose outputs lie side by side.
-    fn side_by_side(by: &[Linear<Wgpu>]) -> Result<Vec<Part<'_>>> {
+    fn side_by_side(by: &[LinearWeights<Wgpu>]) -> Result<Vec<Part<'_>>> {
         let mut column = 0;
         let mut parts = Vec::new();
         for linear in by {
@@ -275,10 +276,10 @@ impl Backend for Wgpu {
     }
 
     fn matmul(&self, op: &Matmul<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
-        let out = self.like(op.x.rows(), op.w.rows())?;
-        let w = Weight::Dense(op.w.clone());
+        let out = self.like(op.x.rows(), op.weight.rows())?;
+        let w = Weight::Dense(op.weight.clone());
         let parts = Wgpu::parts(&w, op.bias, 0)?;
-        self.multiply(&Product { x: op.x, out: &out, then: op.then }, &parts)?;
+        self.multiply(&Product { x: op.x, out: &out, then: op.epilogue }, &parts)?;
         Ok(out)
     }
 
@@ -288,7 +289,7 @@ impl Backend for Wgpu {
         Ok(out)
     }
 
-    fn rotate(&self, op: &Rotate<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+    fn rope(&self, op: &Rope<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let out = self.like(op.x.rows(), op.x.cols())?;
         self.rotate_into(op, &out)?;
         Ok(out)
@@ -304,7 +305,7 @@ impl Backend for Wgpu {
         Ok(out)
     }
 
-    fn glu(&self, op: &Glu<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+    fn activate(&self, op: &Activate<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let out = self.like(op.gate.rows(), op.gate.cols())?;
         self.glu_into(op, &out)?;
         Ok(out)
@@ -316,17 +317,17 @@ impl Backend for Wgpu {
         Ok(out)
     }
 
-    fn rows(&self, op: &Rows<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
-        let out = match op.to {
-            RowsTo::Gather => self.like(op.at.cols(), op.x.cols())?,
-            RowsTo::AddInto(into) => into.clone(),
+    fn index_rows(&self, op: &IndexRows<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = match op.mode {
+            IndexMode::Gather => self.like(op.indices.cols(), op.x.cols())?,
+            IndexMode::ScatterAdd(into) => into.clone(),
         };
         self.rows_into(op, &out)?;
         Ok(out)
     }
 
-    fn columns(&self, op: &Columns<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
-        let out = self.like(op.x.rows(), op.at.cols())?;
+    fn permute_cols(&self, op: &PermuteCols<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.x.rows(), op.indices.cols())?;
         self.columns_into(op, &out)?;
         Ok(out)
     }
@@ -337,13 +338,13 @@ impl Backend for Wgpu {
         Ok(out)
     }
 
-    fn convolve(&self, op: &Convolve<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+    fn causal_conv(&self, op: &CausalConv<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let out = self.like(op.x.rows(), op.x.cols())?;
         self.convolve_into(op, &out)?;
         Ok(out)
     }
 
-    fn delta(&self, op: &Delta<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+    fn gated_delta(&self, op: &GatedDelta<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let out = self.like(op.v.rows(), op.v.cols())?;
         self.delta_into(op, &out)?;
         Ok(out)
@@ -362,7 +363,7 @@ impl Backend for Wgpu {
     }
 
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Wgpu>> {
-        let HostWeight { format, rows, cols, bytes, spent } = weight;
+        let HostWeight { format, rows, cols, bytes, release } = weight;
         compose::check_weight(&weight)?;
         let (layout, groups) = (weights::layout(format), rows.div_ceil(LANES));
         let words = layout.group_words(cols);
@@ -381,26 +382,26 @@ impl Backend for Wgpu {
                 }
                 let at = (first - i * buf.rows_each()) * words * 4;
                 self.gpu.write(block, at as u64, bytemuck::cast_slice(&packed[..count * words]))?;
-                spent(first * LANES..rows.min((first + count) * LANES));
+                release(first * LANES..rows.min((first + count) * LANES));
             }
         }
         let data = Tensor::whole(buf, DType::U32, groups, words);
         Ok(Weight::Blocks { data, format, rows, cols })
     }
 
-    fn project(&self, op: &Project<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
-        let out = self.like(op.x.rows(), op.by.weight.rows())?;
-        let parts = Wgpu::parts(&op.by.weight, op.by.bias.as_ref(), 0)?;
-        self.multiply(&Product { x: op.x, out: &out, then: op.then }, &parts)?;
+    fn linear(&self, op: &Linear<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.x.rows(), op.weights.weight.rows())?;
+        let parts = Wgpu::parts(&op.weights.weight, op.weights.bias.as_ref(), 0)?;
+        self.multiply(&Product { x: op.x, out: &out, then: op.epilogue }, &parts)?;
         Ok(out)
     }
 
-    fn project_many(&self, op: &ProjectMany<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+    fn linear_many(&self, op: &LinearMany<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let normed =
-            op.norm.map(|by| self.normalize(&Normalize { x: op.x, by, residual: None })).transpose()?;
+            op.norm.map(|norm| self.normalize(&Normalize { x: op.x, norm, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(op.x); // [rows, inputs]
         let out = self.like(op.x.rows(), op.cols())?;
-        self.multiply(&Product { x, out: &out, then: Epilogue::NONE }, &Wgpu::side_by_side(op.by)?)?;
+        self.multiply(&Product { x, out: &out, then: Epilogue::NONE }, &Wgpu::side_by_side(op.weights)?)?;
         Ok(out)
     }
 
@@ -418,15 +419,15 @@ impl Backend for Wgpu {
     }
 
     fn ffn(&self, op: &Ffn<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
-        let Some(parts) = Wgpu::gated(op)?.filter(|_| op.with.is_empty()) else {
+        let Some(parts) = Wgpu::gated(op)?.filter(|_| op.adapters.is_empty()) else {
             return compose::ffn(self, op);
         };
         let normed =
-            op.norm.map(|by| self.normalize(&Normalize { x: op.x, by, residual: None })).transpose()?;
+            op.norm.map(|norm| self.normalize(&Normalize { x: op.x, norm, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(op.x); // [rows, dim]
         let bent = self.like(x.rows(), op.down.weight.cols())?;
         self.multiply_bent(&Product { x, out: &bent, then: Epilogue::NONE }, &parts, op.act)?;
-        self.project(&Project { x: &bent, by: op.down, then: op.then })
+        self.linear(&Linear { x: &bent, weights: op.down, epilogue: op.epilogue })
     }
 }
 

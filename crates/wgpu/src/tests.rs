@@ -4,10 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tallow_core::conformance::{Suite, cases};
-use tallow_core::ops::{Attend, Dequant, Eltwise, Embed, Epilogue, Head, KvWrite, Normalize, Project, With};
+use tallow_core::ops::{
+    Attend, Dequant, Eltwise, EltwiseOp, Embed, Epilogue, Head, KvWrite, Linear, Normalize,
+};
 use tallow_core::{
-    AttnSpec, Backend, DType, Error, Format, Heads, HostWeight, LayerKv, Linear, Memory, Norm, NormKind,
-    Span, Step, StepPlan, Tensor,
+    AttnSpec, Backend, DType, Error, Format, Heads, HostWeight, LayerKv, LinearWeights, Memory, Norm,
+    NormKind, Span, Step, StepPlan, Tensor,
 };
 use tallow_support::needed;
 
@@ -34,7 +36,7 @@ fn conforms(takes: impl Fn(&str) -> bool) {
     translate(&b);
 }
 
-const PRODUCTS: [&str; 5] = ["matmul", "project", "project_alone", "project_many", "ffn"];
+const PRODUCTS: [&str; 5] = ["matmul", "linear", "linear_alone", "linear_many", "ffn"];
 
 #[test]
 fn conformance_of_products() {
@@ -92,7 +94,7 @@ fn numbers(seed: u32, n: usize) -> Vec<f32> {
 fn weight(b: &Wgpu, format: Format, rows: usize, cols: usize) -> tallow_core::Weight<Wgpu> {
     let mut bytes = vec![0; format.row_bytes(cols).unwrap() * rows];
     tallow_quant::pack(format, &numbers(7, rows * cols), &mut bytes).unwrap();
-    b.prepare(HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT }).unwrap()
+    b.prepare(HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS }).unwrap()
 }
 
 /// Pages of the cache that tests attend to.
@@ -177,11 +179,11 @@ fn tensors_larger_than_a_binding() {
         let run = |b: &Wgpu| {
             let w = weight(b, format, 700, 512);
             let bias = b.upload_row(&numbers(4, 700)).unwrap();
-            let by = Linear::new(w.clone(), Some(bias));
+            let by = LinearWeights::new(w.clone(), Some(bias));
             let mut out = Vec::new();
             for rows in [1, 5, 40] {
                 let x = b.upload(&numbers(5, rows * 512), rows, 512).unwrap();
-                let y = b.run(Project { x: &x, by: &by, then: Epilogue::NONE }).unwrap();
+                let y = b.run(Linear { x: &x, weights: &by, epilogue: Epilogue::NONE }).unwrap();
                 out.extend(b.download::<f32>(&y).unwrap());
             }
             let ids = b.upload_row(&[3u32, 699, 350, 700, 31, 32]).unwrap();
@@ -193,7 +195,7 @@ fn tensors_larger_than_a_binding() {
             let norm = b.upload_row(&numbers(8, 512)).unwrap();
             let norm = Norm { kind: NormKind::Rms, weight: norm, bias: None, eps: 1e-5 };
             let rows = b.upload_row(&[2u32, 0]).unwrap();
-            let head = Head { x: &x, rows: &rows, norm: &norm, by: &by, then: Epilogue::NONE };
+            let head = Head { x: &x, rows: &rows, norm: &norm, weights: &by, epilogue: Epilogue::NONE };
             out.extend(b.download::<f32>(&b.run(head).unwrap()).unwrap());
             (out, blocks(&w))
         };
@@ -259,7 +261,7 @@ fn a_device_that_is_lost_says_so() {
     let b = Wgpu::open(&found).unwrap();
     let x = b.upload(&numbers(1, 64), 1, 64).unwrap();
     let norm = Norm { kind: NormKind::Rms, weight: x.clone(), bias: None, eps: 1e-5 };
-    b.run(Normalize { x: &x, by: &norm, residual: None }).unwrap();
+    b.run(Normalize { x: &x, norm: &norm, residual: None }).unwrap();
     b.gpu.destroy();
     let tried: [(&str, Option<Error>); 4] = [
         ("upload", b.upload(&[1.0f32], 1, 1).err()),
@@ -282,7 +284,7 @@ fn a_step_that_fails_is_over() {
         // Twice as much as the block has is a mistake that the device itself finds.
         let block = &x.buf().blocks()[0];
         assert!(matches!(b.gpu.read(&[(block, 0, 2 * block.size())]), Err(Error::Device { .. })));
-        let y = b.run(Eltwise { x: &x, with: With::Scale(3.0) }).unwrap();
+        let y = b.run(Eltwise { x: &x, op: EltwiseOp::Scale(3.0) }).unwrap();
         assert_eq!(b.download::<f32>(&y).unwrap(), [3.0, 6.0]);
     }
 }
@@ -305,7 +307,7 @@ fn many_launches() {
     let one = b.upload(&[1.0f32; 3], 1, 3).unwrap();
     let before = b.counts();
     for _ in 0..20_000 {
-        x = b.run(Eltwise { x: &x, with: With::Add(&one) }).unwrap();
+        x = b.run(Eltwise { x: &x, op: EltwiseOp::Add(&one) }).unwrap();
     }
     assert_eq!(b.download::<f32>(&x).unwrap(), [20_000.0, 20_001.0, 19_998.0]);
     let after = b.counts();

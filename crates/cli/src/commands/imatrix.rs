@@ -82,7 +82,7 @@ impl Task for Listening<'_> {
         let inputs = Rc::new(RefCell::new(Inputs::default()));
         let heard = inputs.clone();
         let ear = Box::new(move |origin: &_, rows: &[f32]| heard.borrow_mut().add(origin, rows));
-        solo.backend().trace().listen(Some(ear));
+        solo.backend().trace().set_observer(Some(ear));
         for go in self.goes {
             solo.rewind(0);
             for tokens in go.chunks(self.step) {
@@ -90,7 +90,7 @@ impl Task for Listening<'_> {
             }
             bar.inc(1);
         }
-        solo.backend().trace().listen(None);
+        solo.backend().trace().set_observer(None);
         bar.finish_and_clear();
         Ok(inputs.take())
     }

@@ -4,8 +4,8 @@ use std::rc::Rc;
 use super::blocks::{norm, normed};
 use super::oracle::Product;
 use super::{Bench, Bounded, Host, Outcome, text};
-use crate::ops::{Adapt, Epilogue, Ffn, Project, ProjectMany};
-use crate::{Activation, Adapted, Adapter, Backend, Format, Linear, LowRank, Site, compose};
+use crate::ops::{Epilogue, Ffn, Linear, LinearMany, Lora};
+use crate::{Activation, Adapter, Backend, Format, LinearWeights, LoraPair, LoraRows, LoraTarget, compose};
 
 /// Inputs of the layers.
 const INPUTS: usize = 288;
@@ -16,7 +16,7 @@ const LAYERS: [(Format, usize); 4] =
 /// An adapter on the device, and down, up and scale of each of its parts on the host.
 struct Made<B: Backend> {
     adapter: Rc<Adapter<B>>,
-    parts: BTreeMap<Site, [Host; 2]>,
+    parts: BTreeMap<LoraTarget, [Host; 2]>,
     format: Format,
     scale: f32,
 }
@@ -33,18 +33,18 @@ fn made<B: Backend>(
         let outputs = LAYERS[i as usize].1;
         let (down, down_host) = t.weight(rank as u64 + u64::from(i), format, rank, INPUTS)?;
         let (up, up_host) = t.weight(50 + rank as u64 + u64::from(i), format, outputs, rank)?;
-        parts.insert(Site(i), LowRank { down: Rc::new(down), up, scale });
-        hosts.insert(Site(i), [down_host, up_host]);
+        parts.insert(LoraTarget(i), LoraPair { a: Rc::new(down), b: up, scale });
+        hosts.insert(LoraTarget(i), [down_host, up_host]);
     }
     Ok(Made { adapter: Rc::new(Adapter::new(parts)), parts: hosts, format, scale })
 }
 
-fn layers<B: Backend>(t: &Bench<'_, B>) -> Result<(Vec<Linear<B>>, Vec<Host>), String> {
+fn layers<B: Backend>(t: &Bench<'_, B>) -> Result<(Vec<LinearWeights<B>>, Vec<Host>), String> {
     let (mut layers, mut hosts) = (Vec::new(), Vec::new());
     for (i, (format, outputs)) in LAYERS.into_iter().enumerate() {
         let (weight, host) = t.weight(i as u64, format, outputs, INPUTS)?;
-        let site = (i + 1 < LAYERS.len()).then_some(Site(i as u32));
-        layers.push(Linear { site, ..Linear::new(weight, None) });
+        let lora_target = (i + 1 < LAYERS.len()).then_some(LoraTarget(i as u32));
+        layers.push(LinearWeights { lora_target, ..LinearWeights::new(weight, None) });
         hosts.push(host);
     }
     Ok((layers, hosts))
@@ -65,7 +65,7 @@ fn due<B: Backend>(
         .map(|(i, ((format, _), w))| {
             let mut y = product(&t.met(format, x), w, 1.0);
             for (rows, made, scale) in runs {
-                let Some([down, up]) = made.parts.get(&Site(i as u32)) else { continue };
+                let Some([down, up]) = made.parts.get(&LoraTarget(i as u32)) else { continue };
                 let narrow = product(&t.met(made.format, x), down, 1.0);
                 let data = narrow.data.iter().map(|(x, _)| *x as f32).collect();
                 let narrow = Host { data, rows: x.rows, cols: down.rows };
@@ -83,7 +83,7 @@ fn due<B: Backend>(
 }
 
 /// Ranks that are whole blocks, and one that ends within a block.
-pub(super) fn adapt<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+pub(super) fn lora<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     [16, 32].into_iter().try_for_each(|rank| together(t, rank))?;
     block(t)
 }
@@ -106,26 +106,28 @@ fn together<B: Backend>(t: &Bench<'_, B>, rank: usize) -> Outcome {
             (ends[2]..ends[3].saturating_sub(1).max(ends[2]), &all[2], -2.0),
         ];
         let adapted =
-            runs.clone().map(|(rows, made, scale)| Adapted { rows, by: made.adapter.clone(), scale });
+            runs.clone().map(|(rows, made, scale)| LoraRows { rows, adapter: made.adapter.clone(), scale });
         for norm in [Some(&by_norm), None] {
             let input = if norm.is_some() { normed(&x, &weight) } else { x.clone() };
-            let (xs, then) = (t.strided(&x)?, Epilogue::NONE);
-            let op = || Adapt { x: &xs, norm, by: &layers, then, with: &adapted };
+            let (xs, epilogue) = (t.strided(&x)?, Epilogue::NONE);
+            let op = || Lora { x: &xs, norm, weights: &layers, epilogue, adapters: &adapted };
             let got = t.b.run(op()).map_err(text)?;
             let mut want = due(t, &input, &hosts, &runs);
             // Of a norm, which is rounded once more.
             let most = want.data.iter().fold(0f64, |m, (x, _)| m.max(x.abs()));
             want.data.iter_mut().for_each(|(_, bound)| *bound += t.suite.chain * most + 1e-5);
             t.near((ends, norm.is_some()), &got, &want)?;
-            t.like_default((ends, "default"), &got, compose::adapt(t.b, &op()))?;
-            let plain = t.b.run(ProjectMany { x: &xs, norm, by: &layers }).map_err(text)?;
+            t.like_default((ends, "default"), &got, compose::lora(t.b, &op()))?;
+            let plain = t.b.run(LinearMany { x: &xs, norm, weights: &layers }).map_err(text)?;
             for r in 0..rows {
-                let own = |a: &Adapted<B>| {
-                    Some(Adapted { rows: 0..1, ..a.clone() }).filter(|_| a.rows.contains(&r))
+                let own = |a: &LoraRows<B>| {
+                    Some(LoraRows { rows: 0..1, ..a.clone() }).filter(|_| a.rows.contains(&r))
                 };
                 let own: Vec<_> = adapted.iter().filter_map(own).collect();
                 let row = xs.row_range(r..r + 1);
-                let alone = t.b.run(Adapt { x: &row, norm, by: &layers, then, with: &own }).map_err(text)?;
+                let alone =
+                    t.b.run(Lora { x: &row, norm, weights: &layers, epilogue, adapters: &own })
+                        .map_err(text)?;
                 t.same((ends, r, "alone"), &got.row_range(r..r + 1), &alone)?;
                 if own.is_empty() {
                     t.same((ends, r, "without"), &got.row_range(r..r + 1), &plain.row_range(r..r + 1))?;
@@ -137,16 +139,19 @@ fn together<B: Backend>(t: &Bench<'_, B>, rank: usize) -> Outcome {
 }
 
 /// A single layer, with what happens next: what is added is scaled too.
-fn onto<B: Backend>(t: &Bench<'_, B>, layers: &[Linear<B>], made: &Made<B>) -> Outcome {
+fn onto<B: Backend>(t: &Bench<'_, B>, layers: &[LinearWeights<B>], made: &Made<B>) -> Outcome {
     let (x, residual) = (t.up(&Host::random(1, 6, INPUTS))?, Host::random(2, 6, LAYERS[0].1));
-    let (onto, with) = (t.up(&residual)?, [Adapted { rows: 2..5, by: made.adapter.clone(), scale: 0.5 }]);
-    let (by, then) = (&layers[..1], Epilogue { scale: 0.25, ..Epilogue::add_to(&onto) });
-    let op = || Adapt { x: &x, norm: None, by, then, with: &with };
+    let (onto, with) =
+        (t.up(&residual)?, [LoraRows { rows: 2..5, adapter: made.adapter.clone(), scale: 0.5 }]);
+    let (weights, epilogue) = (&layers[..1], Epilogue { scale: 0.25, ..Epilogue::add_to(&onto) });
+    let op = || Lora { x: &x, norm: None, weights, epilogue, adapters: &with };
     let got = t.b.run(op()).map_err(text)?;
-    t.like_default("onto", &got, compose::adapt(t.b, &op()))?;
-    let plain = t.b.run(Project { x: &x, by: &by[0], then }).map_err(text)?;
+    t.like_default("onto", &got, compose::lora(t.b, &op()))?;
+    let plain = t.b.run(Linear { x: &x, weights: &weights[0], epilogue }).map_err(text)?;
     t.same("rows without", &got.row_range(0..2), &plain.row_range(0..2))?;
-    let bare = t.b.run(Adapt { x: &x, norm: None, by, then: Epilogue::NONE, with: &with }).map_err(text)?;
+    let bare =
+        t.b.run(Lora { x: &x, norm: None, weights, epilogue: Epilogue::NONE, adapters: &with })
+            .map_err(text)?;
     let (bare, residual): (Vec<f32>, _) = (t.down(&bare)?, &residual.data);
     let data = bare.iter().zip(residual).map(|(y, r)| (0.25 * f64::from(*y) + f64::from(*r), 1e-4)).collect();
     t.near("onto", &got, &Bounded { data, rows: 6, cols: LAYERS[0].1 })
@@ -156,29 +161,30 @@ fn onto<B: Backend>(t: &Bench<'_, B>, layers: &[Linear<B>], made: &Made<B>) -> O
 fn block<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (mut parts, mut layers) = (BTreeMap::new(), Vec::new());
     for (i, (outputs, inputs)) in [(64, 96), (64, 96), (96, 64)].into_iter().enumerate() {
-        let (site, seed) = (Site(i as u32), 10 * i as u64);
+        let (site, seed) = (LoraTarget(i as u32), 10 * i as u64);
         let (down, _) = t.weight(seed, Format::Q8_0, 16, inputs)?;
         let (up, _) = t.weight(seed + 1, Format::F16, outputs, 16)?;
-        parts.insert(site, LowRank { down: Rc::new(down), up, scale: 0.5 });
+        parts.insert(site, LoraPair { a: Rc::new(down), b: up, scale: 0.5 });
         let (weight, _) = t.weight(seed + 2, Format::Q8_0, outputs, inputs)?;
-        layers.push(Linear { site: Some(site), ..Linear::new(weight, None) });
+        layers.push(LinearWeights { lora_target: Some(site), ..LinearWeights::new(weight, None) });
     }
     let adapter = Rc::new(Adapter::new(parts));
     let (up, down) = (&layers[..2], &layers[2]);
     for rows in [1, 7, 70] {
         let x = t.up(&Host::random(1, rows, 96))?;
         let first = rows / 3;
-        let with = [Adapted { rows: first..rows, by: adapter.clone(), scale: 0.75 }];
-        let then = Epilogue::add_to(&x);
-        let op = |with| Ffn { x: &x, norm: None, up, act: Activation::Silu, down, then, with };
+        let with = [LoraRows { rows: first..rows, adapter: adapter.clone(), scale: 0.75 }];
+        let epilogue = Epilogue::add_to(&x);
+        let op = |adapters| Ffn { x: &x, norm: None, up, act: Activation::Silu, down, epilogue, adapters };
         let got = t.b.run(op(&with)).map_err(text)?;
         t.like_default((rows, "block"), &got, compose::ffn(t.b, &op(&with)))?;
         let plain = t.b.run(op(&[])).map_err(text)?;
         t.same((rows, "without"), &got.row_range(0..first), &plain.row_range(0..first))?;
-        let (row, own) = (x.row_range(rows - 1..rows), [Adapted { rows: 0..1, ..with[0].clone() }]);
-        let (x, then, with) = (&row, Epilogue::add_to(&row), &own[..]);
+        let (row, own) = (x.row_range(rows - 1..rows), [LoraRows { rows: 0..1, ..with[0].clone() }]);
+        let (x, epilogue, adapters) = (&row, Epilogue::add_to(&row), &own[..]);
         let alone =
-            t.b.run(Ffn { x, norm: None, up, act: Activation::Silu, down, then, with }).map_err(text)?;
+            t.b.run(Ffn { x, norm: None, up, act: Activation::Silu, down, epilogue, adapters })
+                .map_err(text)?;
         t.same((rows, "alone"), &got.row_range(rows - 1..rows), &alone)?;
         let (got, plain): (Vec<f32>, Vec<f32>) = (t.down(&alone)?, t.down(&plain.row_range(rows - 1..rows))?);
         if t.suite.values && got == plain {

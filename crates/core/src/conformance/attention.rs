@@ -4,8 +4,8 @@ use super::oracle::{self, Attention, Loose, Normed};
 use super::{Bench, Bounded, Host, Outcome, text};
 use crate::ops::{Attend, KvWrite, QkvPrep};
 use crate::{
-    AttnSpec, Backend, DType, Heads, LayerKv, Norm, NormKind, QkNorm, Rope, RopePairs, Span, Step, StepPlan,
-    Tensor, compose,
+    AttnSpec, Backend, DType, Heads, LayerKv, Norm, NormKind, QkNorm, RopePairs, RopeTable, Span, Step,
+    StepPlan, Tensor, compose,
 };
 
 /// Sequences with keys and values for all their positions, and steps that compute parts of them.
@@ -69,7 +69,7 @@ struct Cache<B: Backend> {
 
 impl<B: Backend> Cache<B> {
     fn new(t: &Bench<'_, B>, s: &Sequences, dtype: DType) -> Result<Cache<B>, String> {
-        let page = || t.b.alloc(dtype, s.page_count(), s.page_len * s.heads.kept_cols(dtype)).map_err(text);
+        let page = || t.b.alloc(dtype, s.page_count(), s.page_len * s.heads.cache_cols(dtype)).map_err(text);
         Ok(Cache { k: page()?, v: page()? })
     }
 
@@ -285,7 +285,7 @@ pub(super) fn qkv_prep<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let parts = [(0, 0..7), (1, 0..2)];
     let table = Host::random(8, 9, 6);
     for (norm_width, pairs) in
-        [(None, RopePairs::Halves), (Some(10), RopePairs::Neighbours), (Some(20), RopePairs::Halves)]
+        [(None, RopePairs::Halves), (Some(10), RopePairs::Interleaved), (Some(20), RopePairs::Halves)]
     {
         let weight = norm_width.map(|w| Host::random(11, 1, w));
         let norm = |weight: &Host| -> Result<Norm<B>, String> {
@@ -293,7 +293,7 @@ pub(super) fn qkv_prep<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         };
         let qk_norm =
             weight.as_ref().map(|w| Ok::<_, String>(QkNorm { q: norm(w)?, k: norm(w)? })).transpose()?;
-        let rope = Rope { table: t.up(&table)?, pairs };
+        let rope = RopeTable { table: t.up(&table)?, pairs };
         let plan = StepPlan::new(t.b, s.step(&parts)).map_err(text)?;
         let mut joint = Host { data: Vec::new(), rows: 9, cols: heads.qkv_cols() };
         let (q, k, v) = (s.gather(&s.q, &parts), s.gather(&s.k, &parts), s.gather(&s.v, &parts));

@@ -1,7 +1,7 @@
 use super::oracle::{Normed, Product, activate, gated as held};
 use super::{Bench, Bounded, CoreResult, Host, Outcome, Random, ensure, text};
-use crate::ops::{Columns, Epilogue, Ffn, Glu, Head, Moe, Normalize, Project, ProjectMany};
-use crate::{Activation, Backend, Expert, Format, Linear, Norm, NormKind, ShareOf, Tensor, compose};
+use crate::ops::{Activate, Epilogue, Ffn, Head, Linear, LinearMany, Moe, Normalize, PermuteCols};
+use crate::{Activation, Backend, Expert, Format, LinearWeights, Norm, NormKind, ShareOf, Tensor, compose};
 
 /// A norm on the host and on the device.
 pub(super) fn norm<B: Backend>(t: &Bench<'_, B>, width: usize) -> Result<(Host, Norm<B>), String> {
@@ -30,7 +30,7 @@ fn loose<B: Backend>(t: &Bench<'_, B>, b: Bounded) -> Bounded {
     Bounded { data: b.data.iter().map(|(x, _)| (*x, t.suite.chain * most + 1e-5)).collect(), ..b }
 }
 
-pub(super) fn project_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+pub(super) fn linear_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for rows in [1, 3, 18] {
         let x = Host::random(1, rows, 256);
         let (weight, by_norm) = norm(t, 256)?;
@@ -40,7 +40,7 @@ pub(super) fn project_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let mut hosts = Vec::new();
         for m in made {
             let (weight, host) = m?;
-            linears.push(Linear::new(weight, None));
+            linears.push(LinearWeights::new(weight, None));
             hosts.push(host);
         }
         for norm in [Some(&by_norm), None] {
@@ -52,10 +52,10 @@ pub(super) fn project_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
                 wants.iter().flat_map(|w| w.data[r * w.cols..][..w.cols].to_vec()).collect()
             });
             let xs = t.strided(&x)?;
-            let op = || ProjectMany { x: &xs, norm, by: &linears };
+            let op = || LinearMany { x: &xs, norm, weights: &linears };
             let got = t.b.run(op()).map_err(text)?;
             t.near((rows, norm.is_some()), &got, &loose(t, want))?;
-            t.like_default((rows, "default"), &got, compose::project_many(t.b, &op()))?;
+            t.like_default((rows, "default"), &got, compose::linear_many(t.b, &op()))?;
         }
     }
     Ok(())
@@ -73,9 +73,9 @@ pub(super) fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let (gate, gate_host) = t.weight(3, Format::Q8_0, 64, 96)?;
         let (up, up_host) = t.weight(4, Format::F16, 64, 96)?;
         let (down, down_host) = t.weight(5, Format::Q4_0, 96, 64)?;
-        let mut ups = vec![Linear::new(gate, None)];
-        ups.extend(gated.then_some(Linear::new(up, None)));
-        let down = Linear::new(down, None);
+        let mut ups = vec![LinearWeights::new(gate, None)];
+        ups.extend(gated.then_some(LinearWeights::new(up, None)));
+        let down = LinearWeights::new(down, None);
         let input = normed(&x, &weight);
         let (g, u) = (
             product(&t.met(Format::Q8_0, &input), &gate_host),
@@ -90,8 +90,8 @@ pub(super) fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let want =
             Product { x: &bent, w: &down_host, bias: None, scale, softcap: None, residual: Some(&residual) };
         let (xs, rs) = (t.strided(&x)?, t.up(&residual)?);
-        let then = Epilogue { scale, ..Epilogue::add_to(&rs) };
-        let op = || Ffn { x: &xs, norm: Some(&by_norm), up: &ups, act, down: &down, then, with: &[] };
+        let epilogue = Epilogue { scale, ..Epilogue::add_to(&rs) };
+        let op = || Ffn { x: &xs, norm: Some(&by_norm), up: &ups, act, down: &down, epilogue, adapters: &[] };
         let got = t.b.run(op()).map_err(text)?;
         t.near((rows, gated, act), &got, &loose(t, want.get()))?;
         t.like_default((rows, gated, act, "default"), &got, compose::ffn(t.b, &op()))?;
@@ -121,8 +121,11 @@ impl<B: Backend> Mixture<B> {
                 bias.transpose()
             };
             experts.push(Expert {
-                up: vec![Linear::new(gate, bias(3, Self::WIDTH)?), Linear::new(up, bias(4, Self::WIDTH)?)],
-                down: Linear::new(down, bias(5, Self::DIM)?),
+                up: vec![
+                    LinearWeights::new(gate, bias(3, Self::WIDTH)?),
+                    LinearWeights::new(up, bias(4, Self::WIDTH)?),
+                ],
+                down: LinearWeights::new(down, bias(5, Self::DIM)?),
             });
             hosts.push([gate_host, up_host, down_host]);
         }
@@ -186,8 +189,8 @@ pub(super) fn moe<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             (0..dim).map(|c| (sum(c), 0.0)).collect()
         });
         let (xs, rs, ss) = (t.strided(&x)?, t.up(&residual)?, t.strided(&shares)?);
-        let then = Epilogue { scale, ..Epilogue::add_to(&rs) };
-        let op = || Moe { x: &xs, shares: &ss, share_of, experts: &mixture.experts, act, then };
+        let epilogue = Epilogue { scale, ..Epilogue::add_to(&rs) };
+        let op = || Moe { x: &xs, shares: &ss, share_of, experts: &mixture.experts, act, epilogue };
         let got = t.b.run(op()).map_err(text)?;
         t.near((rows, count, act, share_of), &got, &loose(t, want))?;
         t.like_default((rows, count, act, "default"), &got, compose::moe(t.b, &op()))?;
@@ -200,7 +203,7 @@ pub(super) fn moe<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         share_of,
         experts: &mixture.experts,
         act: Activation::Silu,
-        then: Epilogue::NONE,
+        epilogue: Epilogue::NONE,
     };
     let got = t.b.run(op(ShareOf::Result)).map_err(text)?;
     t.like_default("biases", &got, compose::moe(t.b, &op(ShareOf::Result)))?;
@@ -217,8 +220,8 @@ pub(super) fn moe_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for share_of in [ShareOf::Result, ShareOf::Input] {
         let run = |rows: std::ops::Range<usize>| {
             let (x, shares) = (xs.row_range(rows.clone()), ss.row_range(rows));
-            let (act, then, experts) = (Activation::Silu, Epilogue::NONE, &mixture.experts);
-            t.b.run(Moe { x: &x, shares: &shares, share_of, experts, act, then }).map_err(text)
+            let (act, epilogue, experts) = (Activation::Silu, Epilogue::NONE, &mixture.experts);
+            t.b.run(Moe { x: &x, shares: &shares, share_of, experts, act, epilogue }).map_err(text)
         };
         let all = run(0..rows)?;
         for part in [0..1, 1..2, 77..78, 3..8, 40..90, 100..140] {
@@ -232,7 +235,7 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let x = Host::random(1, 9, 64);
     let (weight, by_norm) = norm(t, 64)?;
     let (table, host) = t.weight(3, Format::Q8_0, 301, 64)?;
-    let by = Linear::new(table, None);
+    let by = LinearWeights::new(table, None);
     for rows in [vec![], vec![8], vec![0, 8, 3]] {
         let picked =
             Host { data: rows.iter().flat_map(|r| x.row(*r).to_vec()).collect(), rows: rows.len(), cols: 64 };
@@ -241,8 +244,8 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             Product { x: &input, w: &host, bias: None, scale: 0.25, softcap: Some(2.0), residual: None };
         let at: Vec<u32> = rows.iter().map(|r| *r as u32).collect();
         let (xs, at) = (t.up(&x)?, t.ids(&at)?);
-        let then = Epilogue { scale: 0.25, softcap: Some(2.0), residual: None };
-        let op = || Head { x: &xs, rows: &at, norm: &by_norm, by: &by, then };
+        let epilogue = Epilogue { scale: 0.25, softcap: Some(2.0), residual: None };
+        let op = || Head { x: &xs, rows: &at, norm: &by_norm, weights: &by, epilogue };
         let got = t.b.run(op()).map_err(text)?;
         t.near(&rows, &got, &loose(t, want.get()))?;
         t.like_default((&rows, "default"), &got, compose::head(t.b, &op()))?;
@@ -251,7 +254,8 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let xs = t.up(&x)?;
     let logits = |at: &[u32]| {
         let at = t.ids(at)?;
-        t.b.run(Head { x: &xs, rows: &at, norm: &by_norm, by: &by, then: Epilogue::NONE }).map_err(text)
+        t.b.run(Head { x: &xs, rows: &at, norm: &by_norm, weights: &by, epilogue: Epilogue::NONE })
+            .map_err(text)
     };
     t.same("alone", &logits(&[3])?, &logits(&[0, 3, 8])?.row_range(1..2))
 }
@@ -265,37 +269,41 @@ pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let layer = |seed: u64, rows: usize, cols: usize, order: Option<&Tensor<B>>| {
         let (weight, _) = t.weight(seed, Format::Q8_0, rows, cols)?;
         let bias = t.up(&Host::random(seed, 1, rows))?;
-        Ok::<_, String>(Linear { order: order.cloned(), ..Linear::new(weight, Some(bias)) })
+        Ok::<_, String>(LinearWeights {
+            permutation: order.cloned(),
+            ..LinearWeights::new(weight, Some(bias))
+        })
     };
     let block = |order: Option<&Tensor<B>>, of_down: Option<&Tensor<B>>| {
         let up = vec![layer(1, width, dim, order)?, layer(2, width, dim, order)?];
         Ok::<_, String>(Expert { up, down: layer(3, dim, width, of_down)? })
     };
     let x = t.up(&Host::random(5, rows, dim))?;
-    let picked = t.b.run(Columns { x: &x, at: &at }).map_err(text)?;
-    let (plain, then) = (block(None, None)?, Epilogue::NONE);
+    let picked = t.b.run(PermuteCols { x: &x, indices: &at }).map_err(text)?;
+    let (plain, epilogue) = (block(None, None)?, Epilogue::NONE);
     let other = block(Some(&at), None)?;
     let same = |what: &str, got: CoreResult<Tensor<B>>, want: CoreResult<Tensor<B>>| {
         t.like_default(what, &got.map_err(text)?, want)
     };
 
-    let project = |x, by| t.b.run(Project { x, by, then });
-    same("project", project(&x, &other.up[0]), project(&picked, &plain.up[0]))?;
-    let many = |x, by| t.b.run(ProjectMany { x, norm: None, by });
-    same("project_many", many(&x, &other.up), many(&picked, &plain.up))?;
+    let linear = |x, weights| t.b.run(Linear { x, weights, epilogue });
+    same("linear", linear(&x, &other.up[0]), linear(&picked, &plain.up[0]))?;
+    let many = |x, weights| t.b.run(LinearMany { x, norm: None, weights });
+    same("linear_many", many(&x, &other.up), many(&picked, &plain.up))?;
     let act = Activation::Silu;
-    let ffn =
-        |x, e: &Expert<B>| t.b.run(Ffn { x, norm: None, up: &e.up, act, down: &e.down, then, with: &[] });
+    let ffn = |x, e: &Expert<B>| {
+        t.b.run(Ffn { x, norm: None, up: &e.up, act, down: &e.down, epilogue, adapters: &[] })
+    };
     same("ffn", ffn(&x, &other), ffn(&picked, &plain))?;
 
     let bent =
-        t.b.run(Glu { gate: &many(&x, &plain.up[..1]).map_err(text)?, up: None, act }).map_err(text)?;
-    let turned = t.b.run(Columns { x: &bent, at: &at_down }).map_err(text)?;
+        t.b.run(Activate { gate: &many(&x, &plain.up[..1]).map_err(text)?, up: None, act }).map_err(text)?;
+    let turned = t.b.run(PermuteCols { x: &bent, indices: &at_down }).map_err(text)?;
     let by_down = block(None, Some(&at_down))?;
     let ungated = |e: &Expert<B>| {
-        t.b.run(Ffn { x: &x, norm: None, up: &e.up[..1], act, down: &e.down, then, with: &[] })
+        t.b.run(Ffn { x: &x, norm: None, up: &e.up[..1], act, down: &e.down, epilogue, adapters: &[] })
     };
-    same("down", ungated(&by_down), project(&turned, &plain.down))?;
+    same("down", ungated(&by_down), linear(&turned, &plain.down))?;
 
     let shares = t.up(&Host::random(6, rows, 1).map(f32::abs))?;
     let moe = |x, e| {
@@ -305,17 +313,18 @@ pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             share_of: ShareOf::Result,
             experts: std::slice::from_ref(e),
             act,
-            then,
+            epilogue,
         })
     };
     same("moe", moe(&x, &other), moe(&picked, &plain))?;
     let (_, by_norm) = norm(t, dim)?;
-    let normed = t.b.run(Normalize { x: &x, by: &by_norm, residual: None }).map_err(text)?;
+    let normed = t.b.run(Normalize { x: &x, norm: &by_norm, residual: None }).map_err(text)?;
     let (at_rows, rows) = (t.ids(&[3, 0])?, [3, 0].map(|r| normed.row_range(r..r + 1)));
     let head =
-        t.b.run(Head { x: &x, rows: &at_rows, norm: &by_norm, by: &other.up[0], then }).map_err(text)?;
+        t.b.run(Head { x: &x, rows: &at_rows, norm: &by_norm, weights: &other.up[0], epilogue })
+            .map_err(text)?;
     for (i, row) in rows.iter().enumerate() {
-        let want = project(row, &other.up[0]);
+        let want = linear(row, &other.up[0]);
         t.like_default(("head", i), &head.row_range(i..i + 1), want)?;
     }
     Ok(())
@@ -325,11 +334,11 @@ pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 pub(super) fn trace<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let x = t.up(&values(&product(&Host::random(1, 2, 32), &Host::random(2, 32, 32))))?;
     let (weight, _) = t.weight(3, Format::Q8_0, 8, 32)?;
-    let by = [Linear::new(weight, None)];
+    let by = [LinearWeights::new(weight, None)];
     t.b.trace().start();
-    t.b.run(ProjectMany { x: &x, norm: None, by: &by }).map_err(text)?;
+    t.b.run(LinearMany { x: &x, norm: None, weights: &by }).map_err(text)?;
     let log = t.b.trace().stop();
     let top: Vec<&str> = log.iter().filter(|l| l.depth == 0).map(|l| l.op).collect();
-    ensure(top == ["project_many"], || format!("the trace is {log:?}"))?;
+    ensure(top == ["linear_many"], || format!("the trace is {log:?}"))?;
     ensure(t.b.trace().stop().is_empty(), || "a stopped trace goes on".into())
 }

@@ -1,9 +1,9 @@
 use half::{bf16, f16};
 
 use super::{Bench, Host, Outcome, ensure, text};
-use crate::ops::{Convolve, Copy, Delta, Epilogue, Matmul, Normalize, TopK};
+use crate::ops::{CausalConv, Copy, Epilogue, GatedDelta, Matmul, Normalize, TopK};
 use crate::{
-    Backend, DType, DeltaHeads, Elem, Error, Forgetting, Format, HostWeight, Memory, Norm, NormKind, Sharing,
+    Backend, DType, Decay, DeltaHeads, Elem, Error, Format, HostWeight, Memory, Norm, NormKind, Sharing,
     Span, StateRows, Step, StepPlan,
 };
 
@@ -57,16 +57,16 @@ pub(super) fn copy<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 /// What does not fit is refused before it is launched, with words.
 pub(super) fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (x, w) = (t.up(&Host::random(1, 2, 8))?, t.up(&Host::random(2, 3, 9))?);
-    let wide = t.b.run(Matmul { x: &x, w: &w, bias: None, then: Epilogue::NONE });
+    let wide = t.b.run(Matmul { x: &x, weight: &w, bias: None, epilogue: Epilogue::NONE });
     ensure(matches!(wide, Err(Error::Shape { op: "matmul", .. })), || {
         format!("a wrong matmul gave {wide:?}")
     })?;
     let ids = t.ids(&[1, 2, 3, 4, 5, 6, 7, 8])?;
-    let ints = t.b.run(Matmul { x: &ids, w: &x, bias: None, then: Epilogue::NONE });
+    let ints = t.b.run(Matmul { x: &ids, weight: &x, bias: None, epilogue: Epilogue::NONE });
     ensure(matches!(ints, Err(Error::Type { .. })), || format!("a matmul of integers gave {ints:?}"))?;
     let weight = t.up(&Host::random(3, 1, 5))?;
     let by = Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-5 };
-    let norm = t.b.run(Normalize { x: &x, by: &by, residual: None });
+    let norm = t.b.run(Normalize { x: &x, norm: &by, residual: None });
     ensure(matches!(norm, Err(Error::Shape { .. })), || format!("a norm of the wrong width gave {norm:?}"))?;
     for k in [0, 9] {
         let top = t.b.run(TopK { x: &x, k });
@@ -78,8 +78,13 @@ pub(super) fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     ensure(down.is_err(), || "floats were read as integers".into())?;
     for (format, bytes) in [(Format::F32, 31), (Format::Q8_0, 33), (Format::Q4_0, 18)] {
         let short = vec![0; bytes];
-        let got =
-            t.b.prepare(HostWeight { format, rows: 1, cols: 8, bytes: &short, spent: HostWeight::KEPT });
+        let got = t.b.prepare(HostWeight {
+            format,
+            rows: 1,
+            cols: 8,
+            bytes: &short,
+            release: HostWeight::KEEP_ROWS,
+        });
         ensure(got.is_err(), || format!("{bytes} bytes of {format} gave {got:?}"))?;
     }
     states(t)
@@ -100,15 +105,22 @@ fn states<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (x, by) = (t.up(&Host::random(1, 2, 6))?, t.up(&Host::random(2, 3, 6))?);
     let (window, gates) = (t.up(&Host::random(3, 4, 12))?, t.up(&Host::random(4, 2, 2))?);
     let one = t.up(&Host::random(5, 1, 1))?;
-    let forgetting = Forgetting { rate: one.clone(), bias: one };
-    let heads = DeltaHeads { keys: 1, values: 1, key_dim: 3, value_dim: 4, sharing: Sharing::InTurn };
+    let forgetting = Decay { rate: one.clone(), bias: one };
+    let heads = DeltaHeads { keys: 1, values: 1, key_dim: 3, value_dim: 4, sharing: Sharing::RoundRobin };
     for (states, fits) in [(&[][..], false), (&[(0, 1), (2, 3)][..], true), (&[(0, 1), (2, 4)][..], false)] {
         let plan = plan(states).map_err(text)?;
-        let ran = t.b.run(Convolve { x: &x, by: &by, window: &window, plan: &plan });
+        let ran = t.b.run(CausalConv { x: &x, weight: &by, window: &window, plan: &plan });
         ensure(ran.is_ok() == fits, || format!("a convolution with {states:?} gave {ran:?}"))?;
         let v = x.col_range(0..4);
-        let op =
-            Delta { qk: &x, v: &v, gates: &gates, heads, by: &forgetting, matrices: &window, plan: &plan };
+        let op = GatedDelta {
+            qk: &x,
+            v: &v,
+            gates: &gates,
+            heads,
+            decay: &forgetting,
+            states: &window,
+            plan: &plan,
+        };
         let ran = t.b.run(op);
         ensure(ran.is_ok() == fits, || format!("heads with {states:?} gave {ran:?}"))?;
     }

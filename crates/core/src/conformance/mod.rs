@@ -95,23 +95,23 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         case("embed", |b, s| weights::embed(&Bench { b, suite: s })),
         case("dequant", |b, s| weights::dequant(&Bench { b, suite: s })),
         case("matmul", |b, s| weights::matmul(&Bench { b, suite: s })),
-        case("project", |b, s| weights::project(&Bench { b, suite: s })),
-        case("project_alone", |b, s| weights::project_alone(&Bench { b, suite: s })),
+        case("linear", |b, s| weights::linear(&Bench { b, suite: s })),
+        case("linear_alone", |b, s| weights::linear_alone(&Bench { b, suite: s })),
         case("normalize", |b, s| rowwise::normalize(&Bench { b, suite: s })),
-        case("rotate", |b, s| rowwise::rotate(&Bench { b, suite: s })),
-        case("glu", |b, s| rowwise::glu(&Bench { b, suite: s })),
+        case("rope", |b, s| rowwise::rope(&Bench { b, suite: s })),
+        case("activate", |b, s| rowwise::activate(&Bench { b, suite: s })),
         case("eltwise", |b, s| rowwise::eltwise(&Bench { b, suite: s })),
-        case("rows", |b, s| rowwise::rows(&Bench { b, suite: s })),
-        case("columns", |b, s| rowwise::columns(&Bench { b, suite: s })),
+        case("index_rows", |b, s| rowwise::index_rows(&Bench { b, suite: s })),
+        case("permute_cols", |b, s| rowwise::permute_cols(&Bench { b, suite: s })),
         case("route", |b, s| rowwise::route(&Bench { b, suite: s })),
         case("topk", |b, s| rowwise::topk(&Bench { b, suite: s })),
         case("attend", |b, s| attention::attend(&Bench { b, suite: s })),
         case("attend_alone", |b, s| attention::attend_alone(&Bench { b, suite: s })),
         case("qkv_prep", |b, s| attention::qkv_prep(&Bench { b, suite: s })),
-        case("convolve", |b, s| recurrent::convolve(&Bench { b, suite: s })),
-        case("delta", |b, s| recurrent::delta(&Bench { b, suite: s })),
-        case("project_many", |b, s| blocks::project_many(&Bench { b, suite: s })),
-        case("adapt", |b, s| adapters::adapt(&Bench { b, suite: s })),
+        case("causal_conv", |b, s| recurrent::causal_conv(&Bench { b, suite: s })),
+        case("gated_delta", |b, s| recurrent::gated_delta(&Bench { b, suite: s })),
+        case("linear_many", |b, s| blocks::linear_many(&Bench { b, suite: s })),
+        case("lora", |b, s| adapters::lora(&Bench { b, suite: s })),
         case("ffn", |b, s| blocks::ffn(&Bench { b, suite: s })),
         case("moe", |b, s| blocks::moe(&Bench { b, suite: s })),
         case("moe_alone", |b, s| blocks::moe_alone(&Bench { b, suite: s })),
@@ -217,7 +217,7 @@ impl<'a, B: Backend> Bench<'a, B> {
             let mut spent = spent.lock().unwrap_or_else(PoisonError::into_inner);
             rows.for_each(|row| spent[row] += 1);
         };
-        let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: &count };
+        let weight = HostWeight { format, rows, cols, bytes: &bytes, release: &count };
         let weight = self.b.prepare(weight).map_err(text)?;
         let spent = spent.into_inner().unwrap_or_else(PoisonError::into_inner);
         ensure(spent.iter().all(|times| *times <= 1), || format!("rows of {weight:?} were spent twice"))?;

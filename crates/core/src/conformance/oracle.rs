@@ -83,14 +83,14 @@ pub(super) struct Chosen<'a> {
 impl Chosen<'_> {
     pub(super) fn row(&self, logits: &[f32]) -> Vec<(f64, f64)> {
         let x: Vec<f64> = logits.iter().map(|x| f64::from(*x)).collect();
-        if let Scores::OneByOne { near } = self.scores {
+        if let Scores::SparseMixer { near } = self.scores {
             return self.one_by_one(&x, f64::from(near));
         }
         let most = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = x.iter().map(|x| (x - most).exp()).sum();
         let score = |x: &f64| match self.scores {
             Scores::Softmax => (x - most).exp() / sum,
-            Scores::Sigmoid | Scores::OneByOne { .. } => 1.0 / (1.0 + (-x).exp()),
+            Scores::Sigmoid | Scores::SparseMixer { .. } => 1.0 / (1.0 + (-x).exp()),
         };
         let scores: Vec<f64> = x.iter().map(score).collect();
         let biased: Vec<f64> = scores.iter().zip(self.bias).map(|(s, b)| s + f64::from(*b)).collect();
@@ -102,12 +102,12 @@ impl Chosen<'_> {
         };
         let mut open: Vec<usize> = (0..x.len()).collect();
         if let Some(groups) = self.groups {
-            let each = x.len() / groups.count;
+            let each = x.len() / groups.n_group;
             let worth = |g: usize| -> f64 {
                 let top = best(groups.best, &mut (g * each..(g + 1) * each), &|i| biased[i]);
                 top.into_iter().map(|i| biased[i]).sum()
             };
-            let kept = best(groups.used, &mut (0..groups.count), &worth);
+            let kept = best(groups.topk_group, &mut (0..groups.n_group), &worth);
             open.retain(|i| kept.contains(&(i / each)));
         }
         let chosen = best(self.used, &mut open.into_iter(), &|i| biased[i]);
@@ -189,7 +189,7 @@ pub(super) fn rotate(head: &[f64], angles: &[f32], pairs: RopePairs) -> Vec<f64>
     for i in 0..half {
         let (a, b) = match pairs {
             RopePairs::Halves => (i, i + half),
-            RopePairs::Neighbours => (2 * i, 2 * i + 1),
+            RopePairs::Interleaved => (2 * i, 2 * i + 1),
         };
         let (cos, sin) = (f64::from(angles[i]), f64::from(angles[half + i]));
         out[a] = head[a] * cos - head[b] * sin;

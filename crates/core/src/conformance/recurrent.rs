@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::oracle::{EPS, activate, forgotten, recall};
 use super::{Bench, Bounded, Host, Outcome, text};
-use crate::ops::{Convolve, Delta};
+use crate::ops::{CausalConv, GatedDelta};
 use crate::{
-    Activation, Backend, DeltaHeads, Forgetting, Sharing, Span, StateRows, Step, StepPlan, Tensor, compose,
+    Activation, Backend, Decay, DeltaHeads, Sharing, Span, StateRows, Step, StepPlan, Tensor, compose,
 };
 
 /// Some tokens of sequence `i`.
@@ -89,7 +89,7 @@ fn states<B: Backend>(t: &Bench<'_, B>, cols: usize) -> Result<Tensor<B>, String
     t.up(&Host::random(77, 2 * LENS.len(), cols).map(|x| 1e3 * x))
 }
 
-pub(super) fn convolve<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+pub(super) fn causal_conv<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (kernel, cols) in [(4, 64), (2, 1), (3, 37), (5, 130), (16, 8)].into_iter().take(t.suite.sizes) {
         let by = Host::random(3, kernel, cols);
         let xs: Vec<Host> = (0..).zip(LENS).map(|(i, n)| Host::random(50 + i, n, cols)).collect();
@@ -110,27 +110,27 @@ pub(super) fn convolve<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let (window, other) = (states(t, (kernel - 1) * cols)?, states(t, (kernel - 1) * cols)?);
         check(t, &(kernel, cols), &want, &|parts, plan| {
             let x = t.strided(&gather(&xs, parts))?;
-            let op = |window| Convolve { x: &x, by: &weights, window, plan };
+            let op = |window| CausalConv { x: &x, weight: &weights, window, plan };
             let y = t.b.run(op(&window)).map_err(text)?;
-            t.like_default((kernel, cols, parts), &y, compose::convolve(t.b, &op(&other)))?;
+            t.like_default((kernel, cols, parts), &y, compose::causal_conv(t.b, &op(&other)))?;
             Ok(y)
         })?;
     }
     Ok(())
 }
 
-pub(super) fn delta<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+pub(super) fn gated_delta<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let heads =
         |keys, values, key_dim, value_dim, sharing| DeltaHeads { keys, values, key_dim, value_dim, sharing };
     for heads in [
-        heads(2, 4, 8, 8, Sharing::Neighbours),
-        heads(2, 6, 12, 20, Sharing::InTurn),
-        heads(1, 2, 128, 40, Sharing::Neighbours),
-        heads(1, 1, 1, 1, Sharing::InTurn),
-        heads(3, 3, 5, 17, Sharing::Neighbours),
-        heads(1, 1, 256, 16, Sharing::InTurn),
-        heads(1, 3, 33, 65, Sharing::Neighbours),
-        heads(2, 4, 128, 128, Sharing::InTurn),
+        heads(2, 4, 8, 8, Sharing::Grouped),
+        heads(2, 6, 12, 20, Sharing::RoundRobin),
+        heads(1, 2, 128, 40, Sharing::Grouped),
+        heads(1, 1, 1, 1, Sharing::RoundRobin),
+        heads(3, 3, 5, 17, Sharing::Grouped),
+        heads(1, 1, 256, 16, Sharing::RoundRobin),
+        heads(1, 3, 33, 65, Sharing::Grouped),
+        heads(2, 4, 128, 128, Sharing::RoundRobin),
     ]
     .into_iter()
     .take(t.suite.sizes)
@@ -154,13 +154,13 @@ pub(super) fn delta<B: Backend>(t: &Bench<'_, B>) -> Outcome {
                 recall(heads, [&qk[i], &v[i], &gates[i]], kept)
             })
             .collect();
-        let by = Forgetting { rate: t.up(&rate)?, bias: t.up(&bias)? };
+        let by = Decay { rate: t.up(&rate)?, bias: t.up(&bias)? };
         let matrices = states(t, heads.state_len())?;
         check(t, &heads, &want, &|parts, plan| {
             let [qk, v, gates] = [&qk, &v, &gates].map(|of| t.strided(&gather(of, parts)));
             let (qk, v, gates) = (qk?, v?, gates?);
-            let (matrices, by) = (&matrices, &by);
-            t.b.run(Delta { qk: &qk, v: &v, gates: &gates, heads, by, matrices, plan }).map_err(text)
+            let (states, decay) = (&matrices, &by);
+            t.b.run(GatedDelta { qk: &qk, v: &v, gates: &gates, heads, decay, states, plan }).map_err(text)
         })?;
     }
     Ok(())

@@ -1,7 +1,9 @@
 use super::oracle::{self, Chosen, EPS, Normed};
 use super::{Bench, Bounded, Host, Outcome, Random, ensure, text};
-use crate::ops::{Columns, Eltwise, Glu, Normalize, Rotate, Route, Rows, RowsTo, TopK, With};
-use crate::{Activation, Backend, Groups, Norm, NormKind, Rope, RopePairs, Routing, Scores};
+use crate::ops::{
+    Activate, Eltwise, EltwiseOp, IndexMode, IndexRows, Normalize, PermuteCols, Rope, Route, TopK,
+};
+use crate::{Activation, Backend, Groups, Norm, NormKind, RopePairs, RopeTable, Routing, Scores};
 
 pub(super) fn normalize<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (rows, width, groups) in
@@ -31,7 +33,7 @@ pub(super) fn normalize<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             let by = Norm { kind, weight: t.up(&weight)?, bias: bias.map(|h| t.up(h)).transpose()?, eps };
             let residual = residual.map(|h| t.strided(h)).transpose()?;
             let y =
-                t.b.run(Normalize { x: &t.strided(&x)?, by: &by, residual: residual.as_ref() })
+                t.b.run(Normalize { x: &t.strided(&x)?, norm: &by, residual: residual.as_ref() })
                     .map_err(text)?;
             t.near((rows, width, groups, kind), &y, &want)?;
         }
@@ -39,11 +41,11 @@ pub(super) fn normalize<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn rotate<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+pub(super) fn rope<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let positions = [0u32, 5, 5, 39, 17];
     for (heads, dim, width) in [(1, 2, 2), (3, 12, 12), (4, 16, 8), (2, 80, 32), (5, 64, 64), (1, 10, 0)] {
         let (x, table) = (Host::random(1, positions.len(), heads * dim), Host::random(2, 40, width));
-        for pairs in [RopePairs::Halves, RopePairs::Neighbours] {
+        for pairs in [RopePairs::Halves, RopePairs::Interleaved] {
             let want = Bounded::by_rows(positions.len(), heads * dim, |r| {
                 let row: Vec<f64> = x.row(r).iter().map(|x| f64::from(*x)).collect();
                 let angles = table.row(positions[r] as usize);
@@ -52,15 +54,15 @@ pub(super) fn rotate<B: Backend>(t: &Bench<'_, B>) -> Outcome {
                     .map(|y| (y, 4.0 * EPS))
                     .collect()
             });
-            let by = Rope { table: t.up(&table)?, pairs };
-            let op = Rotate { x: &t.strided(&x)?, head_dim: dim, by: &by, positions: &t.ids(&positions)? };
+            let by = RopeTable { table: t.up(&table)?, pairs };
+            let op = Rope { x: &t.strided(&x)?, head_dim: dim, rope: &by, positions: &t.ids(&positions)? };
             t.near((heads, dim, width, pairs), &t.b.run(op).map_err(text)?, &want)?;
         }
     }
     Ok(())
 }
 
-pub(super) fn glu<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+pub(super) fn activate<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (rows, cols) in [(1, 1), (3, 7), (2, 64), (5, 173), (0, 4)] {
         let spread = |x: f32| 12.0 * x * x * x;
         let (gate, up) = (Host::random(1, rows, cols).map(spread), Host::random(2, rows, cols).map(spread));
@@ -82,7 +84,7 @@ pub(super) fn glu<B: Backend>(t: &Bench<'_, B>) -> Outcome {
                 }
                 let joint = t.up(&joint)?;
                 let (g, u) = (joint.col_range(0..cols), joint.col_range(cols..2 * cols));
-                let y = t.b.run(Glu { gate: &g, up: gated.then_some(&u), act }).map_err(text)?;
+                let y = t.b.run(Activate { gate: &g, up: gated.then_some(&u), act }).map_err(text)?;
                 t.near((rows, cols, act, gated), &y, &want)?;
             }
         }
@@ -104,45 +106,47 @@ pub(super) fn eltwise<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let (xs, ys) = (t.strided(&x)?, t.strided(&y)?);
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         type Plain = fn(f64, f64, fn(f64) -> f64) -> f64;
-        let cases: [(With<'_, B>, Plain); 6] = [
-            (With::Add(&ys), |x, y, _| x + y),
-            (With::AddScaled(&ys, 0.3), |x, y, _| x + f64::from(0.3f32) * y),
-            (With::Mul(&ys), |x, y, _| x * y),
-            (With::Scale(0.7), |x, _, _| x * f64::from(0.7f32)),
-            (With::SoftCap(2.5), |x, _, _| 2.5 * (x / 2.5).tanh()),
-            (With::Gate(&ys), |x, y, sigmoid| x * sigmoid(y)),
+        let cases: [(EltwiseOp<'_, B>, Plain); 6] = [
+            (EltwiseOp::Add(&ys), |x, y, _| x + y),
+            (EltwiseOp::AddScaled(&ys, 0.3), |x, y, _| x + f64::from(0.3f32) * y),
+            (EltwiseOp::Mul(&ys), |x, y, _| x * y),
+            (EltwiseOp::Scale(0.7), |x, _, _| x * f64::from(0.7f32)),
+            (EltwiseOp::SoftCap(2.5), |x, _, _| 2.5 * (x / 2.5).tanh()),
+            (EltwiseOp::Gate(&ys), |x, y, sigmoid| x * sigmoid(y)),
         ];
-        for (with, plain) in cases {
+        for (op, plain) in cases {
             let want = Bounded::by_rows(rows, cols, |r| {
                 let other =
                     |c: usize| y.row(if y_rows == 1 { 0 } else { r })[if y_cols == 1 { 0 } else { c }];
                 let value = |c: usize| plain(f64::from(x.row(r)[c]), f64::from(other(c)), sigmoid);
                 (0..cols).map(|c| (value(c), 2e-6)).collect()
             });
-            let what = format!("{with:?}");
-            t.near(what, &t.b.run(Eltwise { x: &xs, with }).map_err(text)?, &want)?;
+            let what = format!("{op:?}");
+            t.near(what, &t.b.run(Eltwise { x: &xs, op }).map_err(text)?, &want)?;
         }
     }
     Ok(())
 }
 
-pub(super) fn rows<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+pub(super) fn index_rows<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let x = Host::random(1, 6, 13);
     let xs = t.strided(&x)?;
     let at = [5u32, 0, 5, 6, u32::MAX];
-    let y = t.b.run(Rows { x: &xs, at: &t.ids(&at)?, to: RowsTo::Gather }).map_err(text)?;
+    let y = t.b.run(IndexRows { x: &xs, indices: &t.ids(&at)?, mode: IndexMode::Gather }).map_err(text)?;
     let want = Bounded::by_rows(at.len(), 13, |r| match at[r] {
         id @ 0..6 => x.row(id as usize).iter().map(|x| (f64::from(*x), 0.0)).collect(),
         _ => vec![(0.0, 0.0); 13],
     });
     t.near("gather", &y, &want)?;
-    let none = t.b.run(Rows { x: &xs, at: &t.ids(&[])?, to: RowsTo::Gather }).map_err(text)?;
+    let none = t.b.run(IndexRows { x: &xs, indices: &t.ids(&[])?, mode: IndexMode::Gather }).map_err(text)?;
     ensure((none.rows(), none.cols()) == (0, 13), || format!("no rows gave {none:?}"))?;
 
     let into = Host::random(2, 4, 13);
     let sum = t.up(&into)?;
     let at = [3u32, 1, 3, 9, 0, 3];
-    let y = t.b.run(Rows { x: &xs, at: &t.ids(&at)?, to: RowsTo::AddInto(&sum) }).map_err(text)?;
+    let y =
+        t.b.run(IndexRows { x: &xs, indices: &t.ids(&at)?, mode: IndexMode::ScatterAdd(&sum) })
+            .map_err(text)?;
     let want = Bounded::by_rows(4, 13, |r| {
         let added =
             |c: usize| (0..6).filter(|i| at[*i] as usize == r).map(|i| f64::from(x.row(i)[c])).sum::<f64>();
@@ -151,11 +155,11 @@ pub(super) fn rows<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     t.near("add into", &y, &want)
 }
 
-pub(super) fn columns<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+pub(super) fn permute_cols<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for rows in [0, 1, 7] {
         let x = Host::random(1, rows, 70);
         let at: Vec<u32> = (0..90).map(|i| (i * 37 + 5) % 73).collect();
-        let y = t.b.run(Columns { x: &t.strided(&x)?, at: &t.ids(&at)? }).map_err(text)?;
+        let y = t.b.run(PermuteCols { x: &t.strided(&x)?, indices: &t.ids(&at)? }).map_err(text)?;
         let picked = |x: &[f32], i: u32| (f64::from(x.get(i as usize).copied().unwrap_or(0.0)), 0.0);
         let want = Bounded::by_rows(rows, 90, |r| at.iter().map(|i| picked(x.row(r), *i)).collect());
         t.near(rows, &y, &want)?;
@@ -169,22 +173,22 @@ const ROUTES: [(usize, usize, Option<Groups>); 6] = [
     (7, 2, None),
     (64, 8, None),
     (130, 9, None),
-    (24, 3, Some(Groups { count: 4, used: 2, best: 2 })),
-    (12, 4, Some(Groups { count: 6, used: 3, best: 1 })),
+    (24, 3, Some(Groups { n_group: 4, topk_group: 2, best: 2 })),
+    (12, 4, Some(Groups { n_group: 6, topk_group: 3, best: 1 })),
 ];
 
 pub(super) fn route<B: Backend>(t: &Bench<'_, B>) -> Outcome {
-    for (experts, used, groups) in ROUTES {
-        for (rows, scores, biased, to_one, scale) in [
+    for (experts, top_k, groups) in ROUTES {
+        for (rows, scores, biased, norm_weights, scale) in [
             (5, Scores::Softmax, false, false, 1.0),
             (1, Scores::Softmax, false, true, 1.0),
             (19, Scores::Sigmoid, true, true, 2.5),
             (3, Scores::Sigmoid, false, false, 0.5),
             (0, Scores::Softmax, false, true, 1.0),
-            (9, Scores::OneByOne { near: 0.02 }, false, false, 1.0),
-            (6, Scores::OneByOne { near: 0.3 }, false, true, 0.5),
+            (9, Scores::SparseMixer { near: 0.02 }, false, false, 1.0),
+            (6, Scores::SparseMixer { near: 0.3 }, false, true, 0.5),
         ] {
-            if groups.is_some() && matches!(scores, Scores::OneByOne { .. }) {
+            if groups.is_some() && matches!(scores, Scores::SparseMixer { .. }) {
                 continue;
             }
             let mut x = Host::random(7, rows, experts).map(|x| 6.0 * x);
@@ -194,11 +198,11 @@ pub(super) fn route<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             }
             let bias = Host::random(8, 1, experts).map(|b| if biased { 0.5 * b } else { 0.0 });
             let bias_there = if biased { Some(t.up(&bias)?) } else { None };
-            let by = Routing { used, scores, bias: bias_there, groups, to_one, scale };
-            let got = t.b.run(Route { logits: &t.strided(&x)?, by: &by }).map_err(text)?;
-            let by = Chosen { used, scores, bias: &bias.data, groups, to_one, scale };
+            let by = Routing { top_k, scores, bias: bias_there, groups, norm_weights, scale };
+            let got = t.b.run(Route { logits: &t.strided(&x)?, routing: &by }).map_err(text)?;
+            let by = Chosen { used: top_k, scores, bias: &bias.data, groups, to_one: norm_weights, scale };
             let want = Bounded::by_rows(rows, experts, |r| by.row(x.row(r)));
-            t.near((experts, used, groups, rows), &got, &want)?;
+            t.near((experts, top_k, groups, rows), &got, &want)?;
         }
     }
     Ok(())

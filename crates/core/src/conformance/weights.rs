@@ -1,7 +1,7 @@
 use super::oracle::{EPS, Product};
 use super::{Bench, Bounded, Host, Outcome, text};
-use crate::ops::{Dequant, Embed, Epilogue, Matmul, Project};
-use crate::{Backend, Format, Linear, Memory, compose};
+use crate::ops::{Dequant, Embed, Epilogue, Linear, Matmul};
+use crate::{Backend, Format, LinearWeights, Memory, compose};
 
 /// Columns that a format can store, odd ones where it can.
 fn widths(format: Format) -> &'static [usize] {
@@ -64,9 +64,9 @@ pub(super) fn matmul<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             let (xs, ws) = (t.strided(&x)?, t.strided(&w)?);
             let bias = bias.map(|h| t.up(h)).transpose()?;
             let residual = residual.map(|h| t.strided(h)).transpose()?;
-            let then = Epilogue { scale, softcap, residual: residual.as_ref() };
-            let y = t.b.run(Matmul { x: &xs, w: &ws, bias: bias.as_ref(), then }).map_err(text)?;
-            t.near((m, n, k, then), &y, &want)?;
+            let epilogue = Epilogue { scale, softcap, residual: residual.as_ref() };
+            let y = t.b.run(Matmul { x: &xs, weight: &ws, bias: bias.as_ref(), epilogue }).map_err(text)?;
+            t.near((m, n, k, epilogue), &y, &want)?;
         }
         for half in [true, false] {
             let round = |x: f32| {
@@ -78,7 +78,12 @@ pub(super) fn matmul<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             } else {
                 t.b.upload(&host.data.iter().map(|x| half::bf16::from_f32(*x)).collect::<Vec<_>>(), n, k)
             };
-            let y = t.b.run(Matmul { x: &t.up(&x)?, w: &w.map_err(text)?, bias: None, then: Epilogue::NONE });
+            let y = t.b.run(Matmul {
+                x: &t.up(&x)?,
+                weight: &w.map_err(text)?,
+                bias: None,
+                epilogue: Epilogue::NONE,
+            });
             let want =
                 Product { x: &x, w: &host, bias: None, scale: 1.0, softcap: None, residual: None }.get();
             t.near((m, n, k, half), &y.map_err(text)?, &want)?;
@@ -87,22 +92,22 @@ pub(super) fn matmul<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn project<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+pub(super) fn linear<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for &format in t.suite.formats {
         for &k in widths(format).iter().rev().take(t.suite.sizes) {
             for (m, n) in [(1, 1), (1, 37), (2, 16), (3, 33), (7, 300), (20, 19), (0, 3)] {
                 let x = Host::random(5, m, k);
                 let (weight, w) = t.weight(6, format, n, k)?;
                 let (bias, residual) = (Host::random(3, 1, n), Host::random(4, m, n));
-                let by = Linear::new(weight, Some(t.up(&bias)?));
+                let by = LinearWeights::new(weight, Some(t.up(&bias)?));
                 let (xs, rs) = (t.strided(&x)?, t.up(&residual)?);
-                let then = Epilogue { scale: 0.5, softcap: None, residual: Some(&rs) };
-                let op = Project { x: &xs, by: &by, then };
+                let epilogue = Epilogue { scale: 0.5, softcap: None, residual: Some(&rs) };
+                let op = Linear { x: &xs, weights: &by, epilogue };
                 let want = |x: &Host| {
                     let (bias, residual) = (Some(&bias), Some(&residual));
                     Product { x, w: &w, bias, scale: 0.5, softcap: None, residual }.get()
                 };
-                let composed = compose::project(t.b, &op).map_err(text)?;
+                let composed = compose::linear(t.b, &op).map_err(text)?;
                 t.near((format, m, n, k, "composed"), &composed, &want(&x))?;
                 t.near((format, m, n, k), &t.b.run(op).map_err(text)?, &want(&t.met(format, &x)))?;
             }
@@ -112,15 +117,16 @@ pub(super) fn project<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 /// A row's product is the same, bit for bit, whatever other rows are there.
-pub(super) fn project_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+pub(super) fn linear_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for &format in t.suite.formats {
         for &k in widths(format).iter().rev().take(t.suite.sizes) {
             let (weight, _) = t.weight(6, format, 45, k)?;
-            let by = Linear::new(weight, None);
+            let by = LinearWeights::new(weight, None);
             let x = t.up(&Host::random(5, 61, k))?;
-            let all = t.b.run(Project { x: &x, by: &by, then: Epilogue::NONE }).map_err(text)?;
+            let all = t.b.run(Linear { x: &x, weights: &by, epilogue: Epilogue::NONE }).map_err(text)?;
             for rows in [0..1, 28..29, 3..5, 5..8, 4..12, 8..12, 9..20, 17..29, 10..17, 12..25, 20..61] {
-                let some = t.b.run(Project { x: &x.row_range(rows.clone()), by: &by, then: Epilogue::NONE });
+                let some =
+                    t.b.run(Linear { x: &x.row_range(rows.clone()), weights: &by, epilogue: Epilogue::NONE });
                 t.same((format, k, &rows), &some.map_err(text)?, &all.row_range(rows.clone()))?;
             }
         }

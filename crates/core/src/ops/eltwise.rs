@@ -4,7 +4,7 @@ use crate::{Backend, Result, Tensor};
 /// What [`Eltwise`] does to each element. A tensor of one row serves every row of `x`, one of one column every
 /// column.
 #[derive(Debug)]
-pub enum With<'a, B: Backend> {
+pub enum EltwiseOp<'a, B: Backend> {
     /// `x + y`
     Add(&'a Tensor<B>),
     /// `x + scale * y`
@@ -25,15 +25,17 @@ pub struct Eltwise<'a, B: Backend> {
     /// [rows, cols]
     pub x: &'a Tensor<B>,
     /// What is done.
-    pub with: With<'a, B>,
+    pub op: EltwiseOp<'a, B>,
 }
 
 impl<'a, B: Backend> Eltwise<'a, B> {
     /// The other tensor, if there is one.
     pub fn other(&self) -> Option<&'a Tensor<B>> {
-        match self.with {
-            With::Add(y) | With::AddScaled(y, _) | With::Mul(y) | With::Gate(y) => Some(y),
-            With::Scale(_) | With::SoftCap(_) => None,
+        match self.op {
+            EltwiseOp::Add(y) | EltwiseOp::AddScaled(y, _) | EltwiseOp::Mul(y) | EltwiseOp::Gate(y) => {
+                Some(y)
+            }
+            EltwiseOp::Scale(_) | EltwiseOp::SoftCap(_) => None,
         }
     }
 }

@@ -1,8 +1,8 @@
-use super::adapt::check_adapted;
+use super::linear::{check_linear, joint_cols};
+use super::lora::check_adapted;
 use super::matmul::Epilogue;
-use super::project::{check_linear, joint_cols};
 use super::{Check, Op};
-use crate::{Activation, Adapted, Backend, Linear, Norm, Result, Tensor, compose};
+use crate::{Activation, Backend, LinearWeights, LoraRows, Norm, Result, Tensor, compose};
 
 /// A feed-forward block: normalise, project up, bend, project down.
 #[derive(Debug)]
@@ -12,15 +12,15 @@ pub struct Ffn<'a, B: Backend> {
     /// Of `x`.
     pub norm: Option<&'a Norm<B>>,
     /// Gate and up side by side (however many weights that takes), or up alone.
-    pub up: &'a [Linear<B>],
+    pub up: &'a [LinearWeights<B>],
     /// The bend.
     pub act: Activation,
     /// [dim, width]. It tells whether the block is gated: `up` gives twice the width then.
-    pub down: &'a Linear<B>,
+    pub down: &'a LinearWeights<B>,
     /// What happens to the result.
-    pub then: Epilogue<'a, B>,
+    pub epilogue: Epilogue<'a, B>,
     /// Which rows have which adapter, in order. They add to what up and down give.
-    pub with: &'a [Adapted<B>],
+    pub adapters: &'a [LoraRows<B>],
 }
 
 impl<B: Backend> Ffn<'_, B> {
@@ -33,8 +33,8 @@ impl<B: Backend> Ffn<'_, B> {
 /// Up takes the input, and down takes what up gives.
 pub(super) fn check_block<B: Backend>(
     c: &Check,
-    up: &[Linear<B>],
-    down: &Linear<B>,
+    up: &[LinearWeights<B>],
+    down: &LinearWeights<B>,
     inputs: usize,
 ) -> Result<()> {
     up.iter().try_for_each(|l| check_linear(c, l, inputs))?;
@@ -57,15 +57,15 @@ impl<B: Backend> Op<B> for Ffn<'_, B> {
         }
         check_block(&c, self.up, self.down, self.x.cols())?;
         for by in [self.up, std::slice::from_ref(self.down)] {
-            check_adapted(&c, by, self.with, self.x.rows())?;
+            check_adapted(&c, by, self.adapters, self.x.rows())?;
         }
-        let fits = self.with.is_empty() || self.then.softcap.is_none();
+        let fits = self.adapters.is_empty() || self.epilogue.softcap.is_none();
         c.that(fits, "what happens next", "no cap after what adapters add", "one")?;
-        self.then.check(&c, self.x.rows(), self.down.weight.rows())
+        self.epilogue.check(&c, self.x.rows(), self.down.weight.rows())
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        match b.trace().is_heard() || Linear::shuffled(self.up.iter().chain([self.down])) {
+        match b.trace().is_observed() || LinearWeights::any_permuted(self.up.iter().chain([self.down])) {
             true => compose::ffn(b, self),
             false => b.ffn(self),
         }

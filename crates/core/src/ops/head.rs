@@ -1,7 +1,7 @@
+use super::linear::check_linear;
 use super::matmul::Epilogue;
-use super::project::check_linear;
 use super::{Check, Op};
-use crate::{Backend, Linear, Norm, Result, Tensor, compose};
+use crate::{Backend, LinearWeights, Norm, Result, Tensor, compose};
 
 /// The logits of some rows.
 #[derive(Debug)]
@@ -13,9 +13,9 @@ pub struct Head<'a, B: Backend> {
     /// Of those rows.
     pub norm: &'a Norm<B>,
     /// [vocabulary, dim]
-    pub by: &'a Linear<B>,
+    pub weights: &'a LinearWeights<B>,
     /// Scaling and capping of logits.
-    pub then: Epilogue<'a, B>,
+    pub epilogue: Epilogue<'a, B>,
 }
 
 impl<B: Backend> Op<B> for Head<'_, B> {
@@ -28,12 +28,12 @@ impl<B: Backend> Op<B> for Head<'_, B> {
         c.f32("x", self.x)?;
         c.ids("rows", self.rows, self.rows.cols())?;
         c.norm(self.norm, self.x.cols())?;
-        check_linear(&c, self.by, self.x.cols())?;
-        self.then.check(&c, self.rows.cols(), self.by.weight.rows())
+        check_linear(&c, self.weights, self.x.cols())?;
+        self.epilogue.check(&c, self.rows.cols(), self.weights.weight.rows())
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        match b.trace().is_heard() || Linear::shuffled([self.by]) {
+        match b.trace().is_observed() || LinearWeights::any_permuted([self.weights]) {
             true => compose::head(b, self),
             false => b.head(self),
         }

@@ -31,7 +31,7 @@ pub(super) fn check_kv<B: Backend>(
     )?;
     for (what, t) in [("the cache's keys", kv.k), ("the cache's values", kv.v)] {
         c.dtype(what, t, "f32, f16, bf16, i8 or f8", |d| d.is_float() || d.reach().is_some())?;
-        c.cols(what, t, plan.host.page_len * heads.kept_cols(t.dtype()))?;
+        c.cols(what, t, plan.host.page_len * heads.cache_cols(t.dtype()))?;
         let last = plan.host.spans.iter().flat_map(|s| &s.pages).max();
         let fits = last.is_none_or(|p| (*p as usize) < t.rows());
         c.that(fits, "the plan's pages", format_args!("under {}", t.rows()), last.copied().unwrap_or(0))?;

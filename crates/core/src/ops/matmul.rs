@@ -1,4 +1,4 @@
-use super::{Check, Eltwise, Op, With};
+use super::{Check, Eltwise, EltwiseOp, Op};
 use crate::{Backend, Result, Tensor};
 
 /// What happens to a product before it is stored: `softcap(scale * y) + residual`.
@@ -34,10 +34,10 @@ impl<'a, B: Backend> Epilogue<'a, B> {
     /// What it makes of a result, by ops of its own.
     pub(crate) fn apply(&self, b: &B, x: Tensor<B>) -> Result<Tensor<B>> {
         let mut then = Vec::new();
-        then.extend((self.scale != 1.0).then_some(With::Scale(self.scale)));
-        then.extend(self.softcap.map(With::SoftCap));
-        then.extend(self.residual.map(With::Add));
-        then.into_iter().try_fold(x, |x, with| b.run(Eltwise { x: &x, with }))
+        then.extend((self.scale != 1.0).then_some(EltwiseOp::Scale(self.scale)));
+        then.extend(self.softcap.map(EltwiseOp::SoftCap));
+        then.extend(self.residual.map(EltwiseOp::Add));
+        then.into_iter().try_fold(x, |x, op| b.run(Eltwise { x: &x, op }))
     }
 
     pub(super) fn check(&self, c: &Check, rows: usize, cols: usize) -> Result<()> {
@@ -62,11 +62,11 @@ pub struct Matmul<'a, B: Backend> {
     /// [rows, inputs]
     pub x: &'a Tensor<B>,
     /// [outputs, inputs], of any float type
-    pub w: &'a Tensor<B>,
+    pub weight: &'a Tensor<B>,
     /// [1, outputs]
     pub bias: Option<&'a Tensor<B>>,
     /// What happens next.
-    pub then: Epilogue<'a, B>,
+    pub epilogue: Epilogue<'a, B>,
 }
 
 impl<B: Backend> Op<B> for Matmul<'_, B> {
@@ -77,12 +77,12 @@ impl<B: Backend> Op<B> for Matmul<'_, B> {
     fn check(&self) -> Result<()> {
         let c = Check(Self::NAME);
         c.f32("x", self.x)?;
-        c.float("w", self.w)?;
-        c.cols("x", self.x, self.w.cols())?;
+        c.float("w", self.weight)?;
+        c.cols("x", self.x, self.weight.cols())?;
         if let Some(bias) = self.bias {
-            c.row("bias", bias, self.w.rows())?;
+            c.row("bias", bias, self.weight.rows())?;
         }
-        self.then.check(&c, self.x.rows(), self.w.rows())
+        self.epilogue.check(&c, self.x.rows(), self.weight.rows())
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {

@@ -3,52 +3,52 @@
 //! `check` is written once for all devices: after it, a backend may rely on shapes and types, and a step can fail only
 //! by the device. Activations are `f32`; weights and caches are what they are.
 
-mod adapt;
+mod activate;
 mod attend;
-mod columns;
-mod convolve;
-mod delta;
+mod causal_conv;
 mod dequant;
 mod eltwise;
 mod embed;
 mod ffn;
-mod glu;
+mod gated_delta;
 mod head;
+mod index_rows;
 mod kv;
+mod linear;
+mod lora;
 mod matmul;
 mod memory;
 mod moe;
 mod normalize;
-mod project;
+mod permute_cols;
 mod qkv;
-mod rotate;
+mod rope;
 mod route;
-mod rows;
 mod topk;
 
 use std::fmt;
 
-pub use adapt::{Adapt, Addition, additions};
+pub use activate::Activate;
 pub use attend::Attend;
-pub use columns::Columns;
-pub use convolve::{Convolve, MOST_KERNEL};
-pub use delta::{Delta, MOST_KEY};
+pub use causal_conv::{CausalConv, MOST_KERNEL};
 pub use dequant::Dequant;
-pub use eltwise::{Eltwise, With};
+pub use eltwise::{Eltwise, EltwiseOp};
 pub use embed::Embed;
 pub use ffn::Ffn;
-pub use glu::Glu;
+pub use gated_delta::{GatedDelta, MOST_KEY};
 pub use head::Head;
+pub use index_rows::{IndexMode, IndexRows};
 pub use kv::KvWrite;
+pub use linear::{Linear, LinearMany};
+pub use lora::{Lora, LoraDelta, lora_deltas};
 pub use matmul::{Epilogue, Matmul};
 pub use memory::Copy;
 pub use moe::Moe;
 pub use normalize::Normalize;
-pub use project::{Project, ProjectMany};
+pub use permute_cols::PermuteCols;
 pub use qkv::QkvPrep;
-pub use rotate::Rotate;
+pub use rope::Rope;
 pub use route::{MOST_EXPERTS, Route};
-pub use rows::{Rows, RowsTo};
 pub use topk::{TopK, TopKOut};
 
 use crate::{Backend, DType, Error, Norm, Result, Tensor};

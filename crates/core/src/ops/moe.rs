@@ -1,7 +1,7 @@
 use super::ffn::check_block;
 use super::matmul::Epilogue;
 use super::{Check, Op};
-use crate::{Activation, Backend, Expert, Linear, Result, ShareOf, Tensor, compose, heard};
+use crate::{Activation, Backend, Expert, LinearWeights, Result, ShareOf, Tensor, compose, observe};
 
 /// A mixture of experts. Each is a feed-forward block; a row of the result is the sum of what those experts make of it
 /// that it takes a share of.
@@ -19,7 +19,7 @@ pub struct Moe<'a, B: Backend> {
     /// The bend.
     pub act: Activation,
     /// What happens to the sum.
-    pub then: Epilogue<'a, B>,
+    pub epilogue: Epilogue<'a, B>,
 }
 
 impl<B: Backend> Op<B> for Moe<'_, B> {
@@ -42,14 +42,14 @@ impl<B: Backend> Op<B> for Moe<'_, B> {
             let plain = up.iter().chain([down]).all(|l| l.bias.is_none());
             c.that(plain || self.share_of == ShareOf::Result, "biases", "none, of shared inputs", "some")?;
         }
-        self.then.check(&c, self.x.rows(), dim)
+        self.epilogue.check(&c, self.x.rows(), dim)
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        if b.trace().is_heard() {
-            return heard::moe(b, self);
+        if b.trace().is_observed() {
+            return observe::moe(b, self);
         }
-        match Linear::shuffled(self.experts.iter().flat_map(|e| e.up.iter().chain([&e.down]))) {
+        match LinearWeights::any_permuted(self.experts.iter().flat_map(|e| e.up.iter().chain([&e.down]))) {
             true => compose::moe(b, self),
             false => b.moe(self),
         }

@@ -7,7 +7,7 @@ pub struct Normalize<'a, B: Backend> {
     /// [rows, groups * width]
     pub x: &'a Tensor<B>,
     /// Its width is the group's.
-    pub by: &'a Norm<B>,
+    pub norm: &'a Norm<B>,
     /// [rows, groups * width]
     pub residual: Option<&'a Tensor<B>>,
 }
@@ -20,7 +20,7 @@ impl<B: Backend> Op<B> for Normalize<'_, B> {
     fn check(&self) -> Result<()> {
         let c = Check(Self::NAME);
         c.f32("x", self.x)?;
-        c.norm(self.by, self.x.cols())?;
+        c.norm(self.norm, self.x.cols())?;
         let Some(residual) = self.residual else { return Ok(()) };
         c.f32("residual", residual)?;
         c.shape("residual", residual, self.x.rows(), self.x.cols())

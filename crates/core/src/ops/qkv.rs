@@ -1,6 +1,6 @@
 use super::kv::check_kv;
 use super::{Check, Op};
-use crate::{Backend, Heads, LayerKv, QkNorm, Result, Rope, StepPlan, Tensor};
+use crate::{Backend, Heads, LayerKv, QkNorm, Result, RopeTable, StepPlan, Tensor};
 
 /// Splits joint queries, keys and values; normalises and rotates queries and keys; stores keys and values.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub struct QkvPrep<'a, B: Backend> {
     /// Before rotating, if the model does.
     pub qk_norm: Option<&'a QkNorm<B>>,
     /// The rotation, if the layer has one.
-    pub rope: Option<&'a Rope<B>>,
+    pub rope: Option<&'a RopeTable<B>>,
     /// Where keys and values go.
     pub kv: LayerKv<'a, B>,
     /// At which positions, in which slots.

@@ -10,7 +10,7 @@ pub struct Route<'a, B: Backend> {
     /// [tokens, experts]
     pub logits: &'a Tensor<B>,
     /// How they are chosen.
-    pub by: &'a Routing<B>,
+    pub routing: &'a Routing<B>,
 }
 
 impl<B: Backend> Op<B> for Route<'_, B> {
@@ -23,27 +23,32 @@ impl<B: Backend> Op<B> for Route<'_, B> {
         c.f32("logits", self.logits)?;
         let experts = self.logits.cols();
         c.that(experts <= MOST_EXPERTS, "logits", format_args!("at most {MOST_EXPERTS} columns"), experts)?;
-        if let Some(bias) = &self.by.bias {
+        if let Some(bias) = &self.routing.bias {
             c.row("bias", bias, experts)?;
         }
-        let alone = self.by.bias.is_none() && self.by.groups.is_none();
-        let fits = alone || !matches!(self.by.scores, Scores::OneByOne { .. });
+        let alone = self.routing.bias.is_none() && self.routing.groups.is_none();
+        let fits = alone || !matches!(self.routing.scores, Scores::SparseMixer { .. });
         c.that(fits, "scores", "experts chosen all at once where there are biases or groups", "one by one")?;
         let mut open = experts;
-        if let Some(groups) = self.by.groups {
-            let whole = groups.count > 0 && experts.is_multiple_of(groups.count);
-            c.that(whole, "groups", format_args!("a divisor of {experts}"), groups.count)?;
-            let (count, each) = (groups.count, experts / groups.count);
+        if let Some(groups) = self.routing.groups {
+            let whole = groups.n_group > 0 && experts.is_multiple_of(groups.n_group);
+            c.that(whole, "groups", format_args!("a divisor of {experts}"), groups.n_group)?;
+            let (count, each) = (groups.n_group, experts / groups.n_group);
             c.that(
-                (1..=count).contains(&groups.used),
+                (1..=count).contains(&groups.topk_group),
                 "groups used",
                 format_args!("1 to {count}"),
-                groups.used,
+                groups.topk_group,
             )?;
             c.that((1..=each).contains(&groups.best), "best", format_args!("1 to {each}"), groups.best)?;
-            open = groups.used * each;
+            open = groups.topk_group * each;
         }
-        c.that((1..=open).contains(&self.by.used), "experts used", format_args!("1 to {open}"), self.by.used)
+        c.that(
+            (1..=open).contains(&self.routing.top_k),
+            "experts used",
+            format_args!("1 to {open}"),
+            self.routing.top_k,
+        )
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {

@@ -235,7 +235,7 @@ pub(super) fn rotate(pairs: RopePairs, angles: &[f32], head: &mut [f32]) {
                 (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
             }
         }
-        RopePairs::Neighbours => {
+        RopePairs::Interleaved => {
             for ((pair, cos), sin) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
                 (pair[0], pair[1]) = (pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin);
             }

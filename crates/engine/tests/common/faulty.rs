@@ -130,14 +130,14 @@ impl Backend for Faulty {
     }
 
     fn matmul(&self, op: &Matmul<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.w.rows())
+        self.like(op.x.rows(), op.weight.rows())
     }
 
     fn dequant(&self, op: &Dequant<'_, Self>) -> Result<Tensor<Self>> {
         self.like(op.rows.len(), op.w.cols())
     }
 
-    fn rotate(&self, op: &Rotate<'_, Self>) -> Result<Tensor<Self>> {
+    fn rope(&self, op: &Rope<'_, Self>) -> Result<Tensor<Self>> {
         self.like(op.x.rows(), op.x.cols())
     }
 
@@ -149,7 +149,7 @@ impl Backend for Faulty {
         self.like(op.q.rows(), op.q.cols())
     }
 
-    fn glu(&self, op: &Glu<'_, Self>) -> Result<Tensor<Self>> {
+    fn activate(&self, op: &Activate<'_, Self>) -> Result<Tensor<Self>> {
         self.like(op.gate.rows(), op.gate.cols())
     }
 
@@ -157,19 +157,19 @@ impl Backend for Faulty {
         self.like(op.x.rows(), op.x.cols())
     }
 
-    fn rows(&self, op: &Rows<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.at.cols(), op.x.cols())
+    fn index_rows(&self, op: &IndexRows<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.indices.cols(), op.x.cols())
     }
 
-    fn columns(&self, op: &Columns<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.at.cols())
+    fn permute_cols(&self, op: &PermuteCols<'_, Self>) -> Result<Tensor<Self>> {
+        self.like(op.x.rows(), op.indices.cols())
     }
 
     fn route(&self, op: &Route<'_, Self>) -> Result<Tensor<Self>> {
         self.like(op.logits.rows(), op.logits.cols())
     }
 
-    fn delta(&self, op: &Delta<'_, Self>) -> Result<Tensor<Self>> {
+    fn gated_delta(&self, op: &GatedDelta<'_, Self>) -> Result<Tensor<Self>> {
         self.like(op.v.rows(), op.v.cols())
     }
 
@@ -189,12 +189,14 @@ impl Backend for Faulty {
         Ok(op.x.clone())
     }
 
-    fn project(&self, op: &Project<'_, Self>) -> Result<Tensor<Self>> {
-        op.then.residual.map_or_else(|| self.like(op.x.rows(), op.by.weight.rows()), |x| Ok(x.clone()))
+    fn linear(&self, op: &Linear<'_, Self>) -> Result<Tensor<Self>> {
+        op.epilogue
+            .residual
+            .map_or_else(|| self.like(op.x.rows(), op.weights.weight.rows()), |x| Ok(x.clone()))
     }
 
     fn head(&self, op: &Head<'_, Self>) -> Result<Tensor<Self>> {
         let (x, rows) = (f32s(op.x), u32s(op.rows));
-        self.fill(rows.len(), op.by.weight.rows(), |r| x[rows[r] as usize * op.x.cols()])
+        self.fill(rows.len(), op.weights.weight.rows(), |r| x[rows[r] as usize * op.x.cols()])
     }
 }

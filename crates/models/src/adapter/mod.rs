@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use tallow_core::{Adapter, Backend, HostWeight, LowRank, Weight};
+use tallow_core::{Adapter, Backend, HostWeight, LoraPair, Weight};
 use tallow_quant::Format;
 
 use crate::error::{LoadError, Result};
@@ -115,7 +115,7 @@ impl Half {
     fn plain(&self) -> Result<(Format, Vec<u8>)> {
         let format = if self.format.is_plain() { self.format } else { Format::F32 };
         let (rows, cols, bytes) = (self.rows, self.cols, self.stored.bytes());
-        let weight = HostWeight { format: self.format, rows, cols, bytes, spent: HostWeight::KEPT };
+        let weight = HostWeight { format: self.format, rows, cols, bytes, release: HostWeight::KEEP_ROWS };
         Ok((format, quantized(&weight, format, None)?))
     }
 
@@ -140,11 +140,11 @@ impl Half {
         let (rows, cols) = (rows.map_or(self.rows, <[usize]>::len), self.cols);
         let mut unit = 1.0;
         if beside_blocks {
-            let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
+            let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
             (bytes, unit) = narrowed(&weight)?;
             format = EIGHT_BITS;
         }
-        let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
+        let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
         Ok((b.prepare(weight)?, unit))
     }
 }
@@ -205,7 +205,7 @@ impl AdapterFile {
             let (down, scale) = (Rc::new(down), pair.scale * unit);
             for target in found {
                 let (up, unit) = pair.up.load(b, target.rows.as_deref(), blocks)?;
-                parts.insert(target.site, LowRank { down: down.clone(), up, scale: scale * unit });
+                parts.insert(target.site, LoraPair { a: down.clone(), b: up, scale: scale * unit });
             }
         }
         Ok(Adapter::new(parts))

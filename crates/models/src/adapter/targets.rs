@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use tallow_core::{Heads, Site};
+use tallow_core::{Heads, LoraTarget};
 
 use super::{AdapterFile, Origin, Pair};
 use crate::Model;
@@ -27,13 +27,13 @@ pub(crate) struct Target {
 
 /// A layer that an adapter adds to.
 pub(super) struct Found {
-    pub site: Site,
+    pub site: LoraTarget,
     /// Which rows of the adapter's way up it takes, if not all in order.
     pub rows: Option<Vec<usize>>,
     pub blocks: bool,
 }
 
-/// The layers of a model that adapters may add to, by their [`Site`].
+/// The layers of a model that adapters may add to, by their [`LoraTarget`].
 #[derive(Debug, Clone)]
 pub(crate) struct Targets {
     pub all: Vec<Target>,
@@ -142,7 +142,7 @@ impl Targets {
             (None, Some(order)) => Some(order.to_vec()),
             (Some(runs), _) => Some(runs.iter().cloned().flatten().map(place).collect()),
         };
-        let site = Site(u32::try_from(i).unwrap_or(u32::MAX));
+        let site = LoraTarget(u32::try_from(i).unwrap_or(u32::MAX));
         Ok(Found { site, rows, blocks: target.blocks })
     }
 

@@ -1,7 +1,9 @@
 //! Attention to what an encoder gave: queries of the tokens that are written, keys and values of those that were read.
 
-use tallow_core::ops::{Attend, Epilogue, KvWrite, Project, ProjectMany};
-use tallow_core::{AttnSpec, Backend, Heads, LayerKv, Linear, Norm, Result, Span, Step, StepPlan, Tensor};
+use tallow_core::ops::{Attend, Epilogue, KvWrite, Linear, LinearMany};
+use tallow_core::{
+    AttnSpec, Backend, Heads, LayerKv, LinearWeights, Norm, Result, Span, Step, StepPlan, Tensor,
+};
 
 use super::Given;
 use crate::error::Result as LoadResult;
@@ -12,10 +14,10 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub struct Across<B: Backend> {
     norm: Norm<B>,
-    q: Linear<B>,
-    k: Linear<B>,
-    v: Linear<B>,
-    o: Linear<B>,
+    q: LinearWeights<B>,
+    k: LinearWeights<B>,
+    v: LinearWeights<B>,
+    o: LinearWeights<B>,
     heads: Heads,
     spec: AttnSpec<B>,
 }
@@ -45,17 +47,17 @@ impl<B: Backend> Across<B> {
 
     /// Keeps keys and values of what an encoder gave. `x`: [tokens, dim]
     pub fn keep(&self, b: &B, x: &Tensor<B>, plan: &StepPlan<B>, kv: LayerKv<'_, B>) -> Result<()> {
-        let k = b.run(Project { x, by: &self.k, then: Epilogue::NONE })?; // [tokens, kv * dim]
-        let v = b.run(Project { x, by: &self.v, then: Epilogue::NONE })?; // [tokens, kv * dim]
+        let k = b.run(Linear { x, weights: &self.k, epilogue: Epilogue::NONE })?; // [tokens, kv * dim]
+        let v = b.run(Linear { x, weights: &self.v, epilogue: Epilogue::NONE })?; // [tokens, kv * dim]
         b.run(KvWrite { k: &k, v: &v, heads: self.heads, kv, plan })
     }
 
     /// `x + attention(norm(x))`
     pub(super) fn forward(&self, b: &B, given: &Given<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let (norm, heads) = (Some(&self.norm), self.heads);
-        let q = b.run(ProjectMany { x, norm, by: std::slice::from_ref(&self.q) })?; // [tokens, q * dim]
+        let q = b.run(LinearMany { x, norm, weights: std::slice::from_ref(&self.q) })?; // [tokens, q * dim]
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv: given.kv, plan: given.plan })?; // [tokens, q * dim]
-        b.run(Project { x: &mixed, by: &self.o, then: Epilogue::add_to(x) })
+        b.run(Linear { x: &mixed, weights: &self.o, epilogue: Epilogue::add_to(x) })
     }
 }
 

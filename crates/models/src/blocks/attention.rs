@@ -1,7 +1,7 @@
 //! Attention: joint projection, preparation, the op, projection back.
 
-use tallow_core::ops::{Attend, Copy, Eltwise, Epilogue, Normalize, QkvPrep, Rotate, With};
-use tallow_core::{AttnSpec, Backend, Heads, Linear, Norm, QkNorm, Result, Tensor};
+use tallow_core::ops::{Attend, Copy, Eltwise, EltwiseOp, Epilogue, Normalize, QkvPrep, Rope};
+use tallow_core::{AttnSpec, Backend, Heads, LinearWeights, Norm, QkNorm, Result, Tensor};
 
 use super::{Context, distance};
 use crate::error::Result as LoadResult;
@@ -13,8 +13,8 @@ use crate::weights::{Weights, by_head};
 #[derive(Debug)]
 pub struct Attention<B: Backend> {
     /// Queries, keys and values; behind them gates, if there are any.
-    qkv: Vec<Linear<B>>,
-    o: Linear<B>,
+    qkv: Vec<LinearWeights<B>>,
+    o: LinearWeights<B>,
     qk_norm: Option<QkNorm<B>>,
     own_norms: Option<OwnNorms<B>>,
     v_norm: Option<Norm<B>>,
@@ -44,9 +44,12 @@ impl<B: Backend> Attention<B> {
                 let q = w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?;
                 let k = w.linear((names.k, i), heads.kv_cols(), dim, spec.key_bias())?;
                 // What adapters add to keys is added to values; what goes in is listened to once.
-                let Linear { weight, bias, order, site, .. } = &k;
-                let v =
-                    Linear { order: order.clone(), site: *site, ..Linear::new(weight.clone(), bias.clone()) };
+                let LinearWeights { weight, bias, permutation, lora_target, .. } = &k;
+                let v = LinearWeights {
+                    permutation: permutation.clone(),
+                    lora_target: *lora_target,
+                    ..LinearWeights::new(weight.clone(), bias.clone())
+                };
                 vec![q, k, v]
             }
             false => {
@@ -98,19 +101,19 @@ impl<B: Backend> Attention<B> {
         if let Some(norms) = &self.own_norms {
             norms.apply(b, &qkv, heads)?;
         }
-        if let Some(by) = &self.v_norm {
+        if let Some(norm) = &self.v_norm {
             let v = qkv.col_range(heads.q_cols() + heads.kv_cols()..heads.qkv_cols());
-            b.run(Copy { from: &b.run(Normalize { x: &v, by, residual: None })?, to: &v })?;
+            b.run(Copy { from: &b.run(Normalize { x: &v, norm, residual: None })?, to: &v })?;
         }
         let (qk_norm, turn) = (self.qk_norm.as_ref(), rope(self.rope));
         let mut q = b.run(QkvPrep { qkv: &qkv, heads, qk_norm, rope: turn, kv, plan })?; // [tokens, q * dim]
-        if let Some(by) = rope(self.again) {
-            q = b.run(Rotate { x: &q, head_dim: heads.dim, by, positions: &plan.positions })?;
+        if let Some(rope) = rope(self.again) {
+            q = b.run(Rope { x: &q, head_dim: heads.dim, rope, positions: &plan.positions })?;
         }
         let mut mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
         if self.gated {
             let gates = all.col_range(heads.qkv_cols()..all.cols());
-            mixed = b.run(Eltwise { x: &mixed, with: With::Gate(&gates) })?;
+            mixed = b.run(Eltwise { x: &mixed, op: EltwiseOp::Gate(&gates) })?;
         }
         cx.project(&mixed, &self.o, then)
     }
@@ -144,8 +147,8 @@ impl<B: Backend> OwnNorms<B> {
         let q = qkv.col_range(0..heads.q_cols());
         let k = qkv.col_range(heads.q_cols()..heads.q_cols() + heads.kv_cols());
         for (x, weights) in [(&q, &self.q), (&k, &self.k)] {
-            let y = b.run(Normalize { x, by: &self.plain, residual: None })?;
-            let y = b.run(Eltwise { x: &y, with: With::Mul(weights) })?;
+            let y = b.run(Normalize { x, norm: &self.plain, residual: None })?;
+            let y = b.run(Eltwise { x: &y, op: EltwiseOp::Mul(weights) })?;
             b.run(Copy { from: &y, to: x })?;
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Attention to another layer's keys and values: a layer that has queries alone.
 
-use tallow_core::ops::{Attend, Epilogue, Normalize, Rotate};
-use tallow_core::{AttnSpec, Backend, Heads, Linear, Norm, Result, Tensor};
+use tallow_core::ops::{Attend, Epilogue, Normalize, Rope};
+use tallow_core::{AttnSpec, Backend, Heads, LinearWeights, Norm, Result, Tensor};
 
 use super::Context;
 use crate::error::Result as LoadResult;
@@ -11,9 +11,9 @@ use crate::weights::Weights;
 /// Multi-head attention to what a layer in front keeps of sequences.
 #[derive(Debug)]
 pub struct Borrowed<B: Backend> {
-    q: Linear<B>,
+    q: LinearWeights<B>,
     q_norm: Option<Norm<B>>,
-    o: Linear<B>,
+    o: LinearWeights<B>,
     heads: Heads,
     rope: Option<usize>,
     spec: AttnSpec<B>,
@@ -60,11 +60,11 @@ impl<B: Backend> Borrowed<B> {
     ) -> Result<Tensor<B>> {
         let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
         let mut q = cx.project_many(x, norm, std::slice::from_ref(&self.q))?; // [tokens, q * dim]
-        if let Some(by) = &self.q_norm {
-            q = b.run(Normalize { x: &q, by, residual: None })?;
+        if let Some(norm) = &self.q_norm {
+            q = b.run(Normalize { x: &q, norm, residual: None })?;
         }
-        if let Some(by) = self.rope.and_then(|i| cx.ropes.get(i)) {
-            q = b.run(Rotate { x: &q, head_dim: heads.dim, by, positions: &plan.positions })?;
+        if let Some(rope) = self.rope.and_then(|i| cx.ropes.get(i)) {
+            q = b.run(Rope { x: &q, head_dim: heads.dim, rope, positions: &plan.positions })?;
         }
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
         cx.project(&mixed, &self.o, then)

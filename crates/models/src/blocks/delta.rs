@@ -1,7 +1,7 @@
 //! Heads that keep a matrix of their sequence each, and correct it token by token, in place of attention.
 
-use tallow_core::ops::{Convolve, Delta as Recall, Epilogue, Glu, Normalize};
-use tallow_core::{Activation, Backend, DeltaHeads, Forgetting, Linear, Norm, NormKind, Result, Tensor};
+use tallow_core::ops::{Activate, CausalConv, Epilogue, GatedDelta as Recall, Normalize};
+use tallow_core::{Activation, Backend, Decay, DeltaHeads, LinearWeights, Norm, NormKind, Result, Tensor};
 
 use super::Context;
 use crate::error::Result as LoadResult;
@@ -16,14 +16,14 @@ const EPS: f32 = 1e-6;
 #[derive(Debug)]
 pub struct Delta<B: Backend> {
     /// Queries, keys and values; gates of what comes out; what heads write, and what they keep: side by side.
-    parts: Vec<Linear<B>>,
+    parts: Vec<LinearWeights<B>>,
     /// [kernel, columns of queries, keys and values]
     kernel: Tensor<B>,
     /// Makes queries and keys as long as one.
     unit: Norm<B>,
-    forgetting: Forgetting<B>,
+    forgetting: Decay<B>,
     norm: Norm<B>,
-    o: Linear<B>,
+    o: LinearWeights<B>,
     heads: DeltaHeads,
 }
 
@@ -57,7 +57,7 @@ impl<B: Backend> Delta<B> {
             parts,
             kernel: w.convolution((names.conv, i), spec.kernel, heads.cols())?,
             unit,
-            forgetting: Forgetting {
+            forgetting: Decay {
                 rate: w.rates(names.rate, i, values)?,
                 bias: w.row(&of_layer(names.bias, i), values)?,
             },
@@ -79,15 +79,15 @@ impl<B: Backend> Delta<B> {
         let (cols, keys, values) = (heads.cols(), 2 * heads.key_cols(), heads.value_cols());
         let all = cx.project_many(x, norm, &self.parts)?; // [tokens, columns + values + 2 * heads]
         let x = all.col_range(0..cols);
-        let seen = b.run(Convolve { x: &x, by: &self.kernel, window: state.window, plan })?; // [tokens, columns]
-        let qk = b.run(Normalize { x: &seen.col_range(0..keys), by: &self.unit, residual: None })?;
+        let seen = b.run(CausalConv { x: &x, weight: &self.kernel, window: state.window, plan })?; // [tokens, columns]
+        let qk = b.run(Normalize { x: &seen.col_range(0..keys), norm: &self.unit, residual: None })?;
         let v = seen.col_range(keys..cols);
         let gates = all.col_range(cols + values..all.cols());
-        let (by, matrices) = (&self.forgetting, state.matrices);
-        let y = b.run(Recall { qk: &qk, v: &v, gates: &gates, heads, by, matrices, plan })?; // [tokens, values]
-        let y = b.run(Normalize { x: &y, by: &self.norm, residual: None })?;
+        let (decay, states) = (&self.forgetting, state.matrices);
+        let y = b.run(Recall { qk: &qk, v: &v, gates: &gates, heads, decay, states, plan })?; // [tokens, values]
+        let y = b.run(Normalize { x: &y, norm: &self.norm, residual: None })?;
         let gate = all.col_range(cols..cols + values);
-        let y = b.run(Glu { gate: &gate, up: Some(&y), act: Activation::Silu })?;
+        let y = b.run(Activate { gate: &gate, up: Some(&y), act: Activation::Silu })?;
         cx.project(&y, &self.o, then)
     }
 }

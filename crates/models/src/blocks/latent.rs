@@ -3,8 +3,8 @@
 //! A head's keys and values are products of that row. So instead of widening every row of the cache, queries are taken
 //! through the keys' matrix once, attention works on the rows as they are, and what it gives goes through the values'.
 
-use tallow_core::ops::{Attend, Copy, Epilogue, KvWrite, Normalize, Project, Rotate};
-use tallow_core::{AttnSpec, Backend, DType, Heads, Linear, Norm, Result, Tensor};
+use tallow_core::ops::{Attend, Copy, Epilogue, KvWrite, Linear, Normalize, Rope};
+use tallow_core::{AttnSpec, Backend, DType, Heads, LinearWeights, Norm, Result, Tensor};
 
 use super::Context;
 use crate::error::Result as LoadResult;
@@ -15,12 +15,12 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub struct Latent<B: Backend> {
     /// From the input to what queries come from.
-    q_down: Option<(Linear<B>, Norm<B>)>,
-    q: Linear<B>,
-    down: Linear<B>,
+    q_down: Option<(LinearWeights<B>, Norm<B>)>,
+    q: LinearWeights<B>,
+    down: LinearWeights<B>,
     norm: Norm<B>,
     each: Vec<LatentHead<B>>,
-    o: Linear<B>,
+    o: LinearWeights<B>,
     heads: Heads,
     rope: Option<usize>,
     latent: LatentSpec,
@@ -31,9 +31,9 @@ pub struct Latent<B: Backend> {
 #[derive(Debug)]
 pub(crate) struct LatentHead<B: Backend> {
     /// From what does not turn of its queries to the row: [rank, plain]
-    pub(crate) k: Linear<B>,
+    pub(crate) k: LinearWeights<B>,
     /// From the row to its values: [value, rank]
-    pub(crate) v: Linear<B>,
+    pub(crate) v: LinearWeights<B>,
 }
 
 impl<B: Backend> Latent<B> {
@@ -73,13 +73,13 @@ impl<B: Backend> Latent<B> {
         then: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
-        let normed = norm.map(|by| b.run(Normalize { x, by, residual: None })).transpose()?;
+        let normed = norm.map(|norm| b.run(Normalize { x, norm, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
         let (mut q, mut k) = (self.queries(cx, x)?, self.keys(cx, x)?); // [tokens, q * dim], [tokens, dim]
-        if let Some(by) = self.rope.and_then(|i| cx.ropes.get(i)) {
+        if let Some(rope) = self.rope.and_then(|i| cx.ropes.get(i)) {
             // What turns is in front in each head.
             let turn =
-                |x: &Tensor<B>| b.run(Rotate { x, head_dim: heads.dim, by, positions: &plan.positions });
+                |x: &Tensor<B>| b.run(Rope { x, head_dim: heads.dim, rope, positions: &plan.positions });
             (q, k) = (turn(&q)?, turn(&k)?);
         }
         b.run(KvWrite { k: &k, v: &k, heads, kv, plan })?;
@@ -106,7 +106,7 @@ impl<B: Backend> Latent<B> {
             let turns = q.col_range(from + plain..from + plain + turned);
             b.run(Copy { from: &turns, to: &out.col_range(to..to + turned) })?;
             let rest = q.col_range(from..from + plain);
-            let rest = b.run(Project { x: &rest, by: &head.k, then: Epilogue::NONE })?; // [tokens, rank]
+            let rest = b.run(Linear { x: &rest, weights: &head.k, epilogue: Epilogue::NONE })?; // [tokens, rank]
             b.run(Copy { from: &rest, to: &out.col_range(to + turned..to + self.heads.dim) })?;
         }
         Ok(out)
@@ -117,7 +117,7 @@ impl<B: Backend> Latent<B> {
         let b = cx.b;
         let LatentSpec { rank, turned, .. } = self.latent;
         let both = cx.project(x, &self.down, Epilogue::NONE)?; // [tokens, rank + turned]
-        let row = b.run(Normalize { x: &both.col_range(0..rank), by: &self.norm, residual: None })?;
+        let row = b.run(Normalize { x: &both.col_range(0..rank), norm: &self.norm, residual: None })?;
         let out = b.alloc(DType::F32, x.rows(), turned + rank)?;
         b.run(Copy { from: &both.col_range(rank..rank + turned), to: &out.col_range(0..turned) })?;
         b.run(Copy { from: &row, to: &out.col_range(turned..turned + rank) })?;
@@ -131,7 +131,7 @@ impl<B: Backend> Latent<B> {
         for (i, head) in self.each.iter().enumerate() {
             let at = i * self.heads.dim;
             let row = mixed.col_range(at + turned..at + self.heads.dim); // [tokens, rank]
-            let y = b.run(Project { x: &row, by: &head.v, then: Epilogue::NONE })?; // [tokens, value]
+            let y = b.run(Linear { x: &row, weights: &head.v, epilogue: Epilogue::NONE })?; // [tokens, value]
             b.run(Copy { from: &y, to: &out.col_range(i * value..(i + 1) * value) })?;
         }
         Ok(out)

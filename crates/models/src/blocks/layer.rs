@@ -1,6 +1,6 @@
 //! A layer: two blocks, their norms, and the order they stand in.
 
-use tallow_core::ops::{Eltwise, Epilogue, Normalize, With};
+use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Normalize};
 use tallow_core::{Backend, Norm, Result, Tensor};
 
 use super::Context;
@@ -176,7 +176,7 @@ impl<B: Backend> Layer<B> {
         }
         match &self.scale {
             None => Ok(x),
-            Some(by) => cx.b.run(Eltwise { x: &x, with: With::Mul(by) }),
+            Some(by) => cx.b.run(Eltwise { x: &x, op: EltwiseOp::Mul(by) }),
         }
     }
 
@@ -190,12 +190,12 @@ impl<B: Backend> Layer<B> {
     ) -> Result<Tensor<B>> {
         let scale = self.residual_scale;
         let add = Epilogue { scale, ..Epilogue::add_to(to) };
-        let Some(by) = &norms.behind else { return block(add) };
+        let Some(norm) = &norms.behind else { return block(add) };
         if self.order == Order::PostSum {
             let sum = block(add)?;
-            return cx.b.run(Normalize { x: &sum, by, residual: None });
+            return cx.b.run(Normalize { x: &sum, norm, residual: None });
         }
         let y = block(Epilogue { scale, ..Epilogue::NONE })?;
-        cx.b.run(Normalize { x: &y, by, residual: Some(to) })
+        cx.b.run(Normalize { x: &y, norm, residual: Some(to) })
     }
 }

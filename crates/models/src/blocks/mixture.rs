@@ -1,7 +1,7 @@
 //! The feed-forward block of many experts.
 
-use tallow_core::ops::{Eltwise, Epilogue, Moe, Normalize, Route, With};
-use tallow_core::{Activation, Backend, Expert, Linear, Norm, Result, Routing, ShareOf, Tensor};
+use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Moe, Normalize, Route};
+use tallow_core::{Activation, Backend, Expert, LinearWeights, Norm, Result, Routing, ShareOf, Tensor};
 
 use super::Context;
 use super::mlp::Mlp;
@@ -15,7 +15,7 @@ use crate::weights::Weights;
 pub struct Mixture<B: Backend> {
     /// In front of the router, where that sees something else than experts do.
     own: Option<Norm<B>>,
-    router: Linear<B>,
+    router: LinearWeights<B>,
     /// What multiplies the share of each: [1, experts]
     scale: Option<Tensor<B>>,
     routing: Routing<B>,
@@ -29,7 +29,7 @@ pub struct Mixture<B: Backend> {
 #[derive(Debug)]
 struct Shared<B: Backend> {
     block: Mlp<B>,
-    gate: Option<Linear<B>>,
+    gate: Option<LinearWeights<B>>,
 }
 
 impl<B: Backend> Mixture<B> {
@@ -48,7 +48,7 @@ impl<B: Backend> Mixture<B> {
         };
         let own = spec.normed.then(|| w.router_norm(i)).transpose()?;
         let each_scale = spec.scaled.then(|| w.row(&of_layer(names.expert_scale, i), count)).transpose()?;
-        let ExpertsSpec { used, scores, share_of, groups, to_one, scale, .. } = *spec;
+        let ExpertsSpec { used: top_k, scores, share_of, groups, to_one: norm_weights, scale, .. } = *spec;
         let experts = w.experts(i, count, each)?;
         let shared = match spec.shared {
             None => None,
@@ -63,7 +63,7 @@ impl<B: Backend> Mixture<B> {
                 Some(Shared { block, gate })
             }
         };
-        let routing = Routing { used, scores, bias, groups, to_one, scale };
+        let routing = Routing { top_k, scores, bias, groups, norm_weights, scale };
         Ok(Mixture { own, router, scale: each_scale, routing, share_of, experts, act: each.act, shared })
     }
 
@@ -73,28 +73,28 @@ impl<B: Backend> Mixture<B> {
         cx: &Context<'_, B>,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        then: Epilogue<'_, B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let b = cx.b;
-        let own = self.own.as_ref().map(|by| b.run(Normalize { x, by, residual: None })).transpose()?;
-        let normed = norm.map(|by| b.run(Normalize { x, by, residual: None })).transpose()?;
+        let own = self.own.as_ref().map(|norm| b.run(Normalize { x, norm, residual: None })).transpose()?;
+        let normed = norm.map(|norm| b.run(Normalize { x, norm, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
         let seen = own.as_ref().unwrap_or(x);
         let logits = cx.project(seen, &self.router, Epilogue::NONE)?; // [tokens, experts]
-        let mut shares = b.run(Route { logits: &logits, by: &self.routing })?; // [tokens, experts]
+        let mut shares = b.run(Route { logits: &logits, routing: &self.routing })?; // [tokens, experts]
         if let Some(scale) = &self.scale {
-            shares = b.run(Eltwise { x: &shares, with: With::Mul(scale) })?;
+            shares = b.run(Eltwise { x: &shares, op: EltwiseOp::Mul(scale) })?;
         }
         let Mixture { share_of, experts, act, .. } = self;
-        let y = b.run(Moe { x, shares: &shares, share_of: *share_of, experts, act: *act, then })?;
+        let y = b.run(Moe { x, shares: &shares, share_of: *share_of, experts, act: *act, epilogue })?;
         let Some(shared) = &self.shared else { return Ok(y) };
         let Some(gate) = &shared.gate else {
-            let then = Epilogue { scale: then.scale, ..Epilogue::add_to(&y) };
+            let then = Epilogue { scale: epilogue.scale, ..Epilogue::add_to(&y) };
             return shared.block.forward(cx, x, None, then);
         };
         let beside = shared.block.forward(cx, x, None, Epilogue::NONE)?;
         let gate = cx.project(x, gate, Epilogue::NONE)?; // [tokens, 1]
-        let beside = b.run(Eltwise { x: &beside, with: With::Gate(&gate) })?;
-        b.run(Eltwise { x: &y, with: With::AddScaled(&beside, then.scale) })
+        let beside = b.run(Eltwise { x: &beside, op: EltwiseOp::Gate(&gate) })?;
+        b.run(Eltwise { x: &y, op: EltwiseOp::AddScaled(&beside, epilogue.scale) })
     }
 }

@@ -1,7 +1,7 @@
 //! The feed-forward block.
 
 use tallow_core::ops::{Epilogue, Ffn};
-use tallow_core::{Activation, Backend, Linear, Norm, Result, Tensor};
+use tallow_core::{Activation, Backend, LinearWeights, Norm, Result, Tensor};
 
 use super::Context;
 use crate::error::Result as LoadResult;
@@ -11,9 +11,9 @@ use crate::weights::Weights;
 /// Up, with a gate or without, the bend, down.
 #[derive(Debug)]
 pub struct Mlp<B: Backend> {
-    up: Vec<Linear<B>>,
+    up: Vec<LinearWeights<B>>,
     act: Activation,
-    down: Linear<B>,
+    down: LinearWeights<B>,
 }
 
 impl<B: Backend> Mlp<B> {
@@ -35,9 +35,9 @@ impl<B: Backend> Mlp<B> {
         cx: &Context<'_, B>,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        then: Epilogue<'_, B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
-        let with = &cx.plan.adapted[..];
-        cx.b.run(Ffn { x, norm, up: &self.up, act: self.act, down: &self.down, then, with })
+        let adapters = &cx.plan.adapted[..];
+        cx.b.run(Ffn { x, norm, up: &self.up, act: self.act, down: &self.down, epilogue, adapters })
     }
 }

@@ -14,8 +14,8 @@ pub mod rope;
 pub mod side;
 pub mod twofold;
 
-use tallow_core::ops::{Adapt, Epilogue, Project, ProjectMany};
-use tallow_core::{Backend, LayerKv, Linear, Norm, Result, Rope, StepPlan, Tensor};
+use tallow_core::ops::{Epilogue, Linear, LinearMany, Lora};
+use tallow_core::{Backend, LayerKv, LinearWeights, Norm, Result, RopeTable, StepPlan, Tensor};
 
 use cache::LayerCache;
 
@@ -38,7 +38,7 @@ pub struct Context<'a, B: Backend> {
     /// What the layer keeps of sequences.
     pub cache: &'a LayerCache<B>,
     /// The decoder's rotary embeddings.
-    pub ropes: &'a [Rope<B>],
+    pub ropes: &'a [RopeTable<B>],
     /// What an encoder gave, if there is one.
     pub across: Option<Given<'a, B>>,
     /// What the layer gets of its own, if it gets anything: [tokens, width]
@@ -47,7 +47,12 @@ pub struct Context<'a, B: Backend> {
 
 impl<B: Backend> Context<'_, B> {
     /// `then(by(x))`, and what the adapters of rows add to it.
-    pub(crate) fn project(&self, x: &Tensor<B>, by: &Linear<B>, then: Epilogue<'_, B>) -> Result<Tensor<B>> {
+    pub(crate) fn project(
+        &self,
+        x: &Tensor<B>,
+        by: &LinearWeights<B>,
+        then: Epilogue<'_, B>,
+    ) -> Result<Tensor<B>> {
         project(self.b, self.plan, x, by, then)
     }
 
@@ -56,11 +61,11 @@ impl<B: Backend> Context<'_, B> {
         &self,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        by: &[Linear<B>],
+        weights: &[LinearWeights<B>],
     ) -> Result<Tensor<B>> {
         match &self.plan.adapted[..] {
-            [] => self.b.run(ProjectMany { x, norm, by }),
-            with => self.b.run(Adapt { x, norm, by, then: Epilogue::NONE, with }),
+            [] => self.b.run(LinearMany { x, norm, weights }),
+            adapters => self.b.run(Lora { x, norm, weights, epilogue: Epilogue::NONE, adapters }),
         }
     }
 }
@@ -70,11 +75,11 @@ pub(crate) fn project<B: Backend>(
     b: &B,
     plan: &StepPlan<B>,
     x: &Tensor<B>,
-    by: &Linear<B>,
-    then: Epilogue<'_, B>,
+    weights: &LinearWeights<B>,
+    epilogue: Epilogue<'_, B>,
 ) -> Result<Tensor<B>> {
     match &plan.adapted[..] {
-        [] => b.run(Project { x, by, then }),
-        with => b.run(Adapt { x, norm: None, by: std::slice::from_ref(by), then, with }),
+        [] => b.run(Linear { x, weights, epilogue }),
+        adapters => b.run(Lora { x, norm: None, weights: std::slice::from_ref(weights), epilogue, adapters }),
     }
 }

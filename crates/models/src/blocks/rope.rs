@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use tallow_core::{Backend, Memory, Result, Rope, RopePairs};
+use tallow_core::{Backend, Memory, Result, RopePairs, RopeTable};
 
 /// A rotary embedding, as a model's settings describe it.
 #[derive(Debug, Clone, PartialEq)]
@@ -178,7 +178,7 @@ impl RopeSpec {
     }
 
     /// The table for contexts of `context` positions.
-    pub fn build<B: Backend>(&self, b: &B, context: usize) -> Result<Rope<B>> {
+    pub fn build<B: Backend>(&self, b: &B, context: usize) -> Result<RopeTable<B>> {
         let (frequencies, attention) = self.frequencies(context);
         let mut table = Vec::with_capacity(self.table_len(context));
         for position in 0..context {
@@ -187,6 +187,6 @@ impl RopeSpec {
             table.extend(angles.clone().map(|a| (a.cos() * attention) as f32));
             table.extend(angles.map(|a| (a.sin() * attention) as f32));
         }
-        Ok(Rope { table: b.upload(&table, context, self.width())?, pairs: self.pairs })
+        Ok(RopeTable { table: b.upload(&table, context, self.width())?, pairs: self.pairs })
     }
 }

@@ -2,8 +2,8 @@
 
 use std::f32::consts::FRAC_1_SQRT_2;
 
-use tallow_core::ops::{Eltwise, Embed, Epilogue, Glu, Normalize, With};
-use tallow_core::{Activation, Backend, Linear, Norm, Result, StepPlan, Tensor, Weight};
+use tallow_core::ops::{Activate, Eltwise, EltwiseOp, Embed, Epilogue, Normalize};
+use tallow_core::{Activation, Backend, LinearWeights, Norm, Result, StepPlan, Tensor, Weight};
 
 use super::Context;
 use crate::error::Result as LoadResult;
@@ -14,7 +14,7 @@ use crate::weights::{Weights, named};
 #[derive(Debug)]
 pub struct Sides<B: Backend> {
     table: Weight<B>,
-    from: Linear<B>,
+    from: LinearWeights<B>,
     norm: Norm<B>,
     width: usize,
 }
@@ -37,8 +37,8 @@ impl<B: Backend> Sides<B> {
         let of_tokens = b.run(Embed { table: &self.table, ids: &plan.tokens, scale })?; // [tokens, layers * width]
         let then = Epilogue { scale: 1.0 / (x.cols() as f32).sqrt(), ..Epilogue::NONE };
         let of_states = super::project(b, plan, x, &self.from, then)?; // [tokens, layers * width]
-        let of_states = b.run(Normalize { x: &of_states, by: &self.norm, residual: None })?;
-        b.run(Eltwise { x: &of_tokens, with: With::AddScaled(&of_states, FRAC_1_SQRT_2) })
+        let of_states = b.run(Normalize { x: &of_states, norm: &self.norm, residual: None })?;
+        b.run(Eltwise { x: &of_tokens, op: EltwiseOp::AddScaled(&of_states, FRAC_1_SQRT_2) })
     }
 
     /// Layer `i`'s part of all.
@@ -50,8 +50,8 @@ impl<B: Backend> Sides<B> {
 /// What a layer does with its part.
 #[derive(Debug)]
 pub struct Side<B: Backend> {
-    gate: Linear<B>,
-    back: Linear<B>,
+    gate: LinearWeights<B>,
+    back: LinearWeights<B>,
     behind: Norm<B>,
     act: Activation,
 }
@@ -72,8 +72,8 @@ impl<B: Backend> Side<B> {
     pub fn forward(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let b = cx.b;
         let gate = cx.project(x, &self.gate, Epilogue::NONE)?; // [tokens, width]
-        let y = b.run(Glu { gate: &gate, up: cx.side.as_ref(), act: self.act })?;
+        let y = b.run(Activate { gate: &gate, up: cx.side.as_ref(), act: self.act })?;
         let y = cx.project(&y, &self.back, Epilogue::NONE)?; // [tokens, dim]
-        b.run(Normalize { x: &y, by: &self.behind, residual: Some(x) })
+        b.run(Normalize { x: &y, norm: &self.behind, residual: Some(x) })
     }
 }

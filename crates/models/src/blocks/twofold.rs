@@ -1,6 +1,6 @@
 //! A feed-forward block of two: a dense one and experts, side by side, with norms of their own.
 
-use tallow_core::ops::{Eltwise, Epilogue, Normalize, With};
+use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Normalize};
 use tallow_core::{Backend, Norm, Result, Tensor};
 
 use super::Context;
@@ -48,13 +48,13 @@ impl<B: Backend> Twofold<B> {
     ) -> Result<Tensor<B>> {
         let b = cx.b;
         let dense = self.dense.forward(cx, x, norm, Epilogue::NONE)?;
-        let dense = b.run(Normalize { x: &dense, by: &self.dense_behind, residual: None })?;
+        let dense = b.run(Normalize { x: &dense, norm: &self.dense_behind, residual: None })?;
         let some = self.experts.forward(cx, x, Some(&self.before), Epilogue::NONE)?;
-        let y = b.run(Normalize { x: &some, by: &self.behind, residual: Some(&dense) })?; // [tokens, dim]
+        let y = b.run(Normalize { x: &some, norm: &self.behind, residual: Some(&dense) })?; // [tokens, dim]
         match then.residual {
-            Some(to) => b.run(Eltwise { x: to, with: With::AddScaled(&y, then.scale) }),
+            Some(to) => b.run(Eltwise { x: to, op: EltwiseOp::AddScaled(&y, then.scale) }),
             None if then.scale == 1.0 => Ok(y),
-            None => b.run(Eltwise { x: &y, with: With::Scale(then.scale) }),
+            None => b.run(Eltwise { x: &y, op: EltwiseOp::Scale(then.scale) }),
         }
     }
 }

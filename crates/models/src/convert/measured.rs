@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use tallow_core::Origin;
+use tallow_core::TensorId;
 use tallow_quant::Format;
 
 use crate::error::{LoadError, Result};
@@ -40,7 +40,7 @@ pub struct Measured {
 
 impl Inputs {
     /// Adds rows that a matrix is given. All rows of a matrix are equally long.
-    pub fn add(&mut self, origin: &Origin, rows: &[f32]) {
+    pub fn add(&mut self, origin: &TensorId, rows: &[f32]) {
         let matrices = match self.tensors.get_mut(&origin.tensor) {
             Some(matrices) => matrices,
             None => self.tensors.entry(origin.tensor.clone()).or_default(),
@@ -161,7 +161,7 @@ mod tests {
     fn files_are_read_again() {
         let mut inputs = Inputs::default();
         let mut add = |tensor: &str, matrix, of, rows: &[f32]| {
-            inputs.add(&Origin { tensor: tensor.into(), matrix, of, cols: 2 }, rows);
+            inputs.add(&TensorId { tensor: tensor.into(), matrix, of, cols: 2 }, rows);
         };
         add("plain", 0, 1, &[1.0, 2.0, 3.0, 4.0]);
         add("plain", 0, 1, &[0.0, 2.0]);

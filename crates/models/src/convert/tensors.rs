@@ -230,7 +230,7 @@ impl<'a> Target<'a> {
         let width = format.row_bytes(cols).unwrap_or(0).max(1);
         for bytes in bytes.chunks((AT_ONCE / width).max(1) * width) {
             let weight =
-                HostWeight { format, rows: bytes.len() / width, cols, bytes, spent: HostWeight::KEPT };
+                HostWeight { format, rows: bytes.len() / width, cols, bytes, release: HostWeight::KEEP_ROWS };
             put(&quantized(&weight, to, care).map_err(LoadError::Device)?)?;
         }
         Ok(())
@@ -242,7 +242,7 @@ impl Stacked<'_> {
     fn beside(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
         let pairs = |spec: &DecoderSpec| spec.ropes.first().map(|rope| (rope.pairs, rope.dim));
         let heads = model.layers.first().map(|layer| layer.mixer.heads);
-        let (Some((RopePairs::Halves, turned)), Some((RopePairs::Neighbours, _)), Some(heads)) =
+        let (Some((RopePairs::Halves, turned)), Some((RopePairs::Interleaved, _)), Some(heads)) =
             (pairs(model), pairs(read), heads)
         else {
             return Ok(());
@@ -265,12 +265,12 @@ impl Stacked<'_> {
     fn in_turn(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
         let heads =
             |spec: &DecoderSpec| spec.layers.iter().find_map(|layer| layer.delta.map(|delta| delta.heads));
-        let (Some(mine), Some(DeltaHeads { sharing: Sharing::InTurn, .. })) = (heads(model), heads(read))
+        let (Some(mine), Some(DeltaHeads { sharing: Sharing::RoundRobin, .. })) = (heads(model), heads(read))
         else {
             return Ok(());
         };
         let DeltaHeads { keys, values, value_dim, sharing, .. } = mine;
-        if sharing == Sharing::InTurn || keys == values {
+        if sharing == Sharing::RoundRobin || keys == values {
             return Ok(());
         }
         let some = |first: usize, each: usize| {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use tallow_core::{Activation, Backend, Linear, Result, Tensor};
+use tallow_core::{Activation, Backend, LinearWeights, Result, Tensor};
 
 use super::head::bent;
 use super::spec::{Bend, DenseSpec};
@@ -15,7 +15,7 @@ use crate::weights::Weights;
 /// A linear layer, and perhaps a bend.
 #[derive(Debug)]
 pub(super) struct Dense<B: Backend> {
-    by: Linear<B>,
+    by: LinearWeights<B>,
     bend: Option<Bend>,
 }
 

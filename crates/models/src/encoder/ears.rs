@@ -1,7 +1,7 @@
 //! [`Ears`]: from frames of sound to what layers take. A convolution is a gather of neighbours and a product.
 
-use tallow_core::ops::{Copy, Epilogue, Glu, Project, Rows, RowsTo};
-use tallow_core::{Activation, Backend, DType, Linear, Memory, Result, Tensor};
+use tallow_core::ops::{Activate, Copy, Epilogue, IndexMode, IndexRows, Linear};
+use tallow_core::{Activation, Backend, DType, LinearWeights, Memory, Result, Tensor};
 
 use super::spec::SoundSpec;
 use crate::error::Result as LoadResult;
@@ -11,9 +11,9 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub(super) struct Ears<B: Backend> {
     /// [dim, 3 * bands]
-    first: Linear<B>,
+    first: LinearWeights<B>,
     /// [dim, 3 * dim]
-    second: Linear<B>,
+    second: LinearWeights<B>,
     act: Activation,
 }
 
@@ -41,7 +41,7 @@ impl<B: Backend> Ears<B> {
         &self,
         b: &B,
         x: &Tensor<B>,
-        by: &Linear<B>,
+        weights: &LinearWeights<B>,
         sounds: usize,
         step: usize,
     ) -> Result<Tensor<B>> {
@@ -49,11 +49,11 @@ impl<B: Backend> Ears<B> {
         let side_by_side = b.alloc(DType::F32, x.rows() / step, TAPS * x.cols())?; // [places, 3 * inputs]
         for tap in 0..TAPS {
             let at = b.upload_row(&neighbours(sounds, len, step, tap))?;
-            let from = b.run(Rows { x, at: &at, to: RowsTo::Gather })?; // [places, inputs]
+            let from = b.run(IndexRows { x, indices: &at, mode: IndexMode::Gather })?; // [places, inputs]
             b.run(Copy { from: &from, to: &side_by_side.col_range(tap * x.cols()..(tap + 1) * x.cols()) })?;
         }
-        let gate = b.run(Project { x: &side_by_side, by, then: Epilogue::NONE })?; // [places, dim]
-        b.run(Glu { gate: &gate, up: None, act: self.act })
+        let gate = b.run(Linear { x: &side_by_side, weights, epilogue: Epilogue::NONE })?; // [places, dim]
+        b.run(Activate { gate: &gate, up: None, act: self.act })
     }
 }
 

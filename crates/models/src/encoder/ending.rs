@@ -1,7 +1,9 @@
 //! [`Ending`]: from hidden states to the vector of a text or an image, where a model has a way of its own.
 
-use tallow_core::ops::{Attend, Epilogue, Normalize, Project, QkvPrep, Rows, RowsTo};
-use tallow_core::{AttnSpec, Backend, Heads, Linear, Memory, Norm, Result, Span, Step, StepPlan, Tensor};
+use tallow_core::ops::{Attend, Epilogue, IndexMode, IndexRows, Linear, Normalize, QkvPrep};
+use tallow_core::{
+    AttnSpec, Backend, Heads, LinearWeights, Memory, Norm, Result, Span, Step, StepPlan, Tensor,
+};
 
 use super::spec::{EncoderSpec, EndingSpec, Gathering};
 use super::{PAGE, Texts, gathered};
@@ -16,7 +18,7 @@ use crate::weights::Weights;
 pub(super) struct Ending<B: Backend> {
     gather: Gather<B>,
     norm: Option<Norm<B>>,
-    project: Option<Linear<B>>,
+    project: Option<LinearWeights<B>>,
 }
 
 #[derive(Debug)]
@@ -42,11 +44,11 @@ impl<B: Backend> Ending<B> {
             Gather::By(pooling) => gathered(b, texts, x, *pooling)?,
             Gather::Probe(probe) => probe.forward(b, texts, x)?,
         };
-        if let Some(by) = &self.norm {
-            y = b.run(Normalize { x: &y, by, residual: None })?;
+        if let Some(norm) = &self.norm {
+            y = b.run(Normalize { x: &y, norm, residual: None })?;
         }
         match &self.project {
-            Some(by) => b.run(Project { x: &y, by, then: Epilogue::NONE }),
+            Some(weights) => b.run(Linear { x: &y, weights, epilogue: Epilogue::NONE }),
             None => Ok(y),
         }
     }
@@ -57,8 +59,8 @@ impl<B: Backend> Ending<B> {
 struct Probe<B: Backend> {
     /// [1, dim]
     question: Tensor<B>,
-    qkv: Linear<B>,
-    o: Linear<B>,
+    qkv: LinearWeights<B>,
+    o: LinearWeights<B>,
     norm: Norm<B>,
     mlp: Mlp<B>,
     heads: Heads,
@@ -82,13 +84,13 @@ impl<B: Backend> Probe<B> {
         let mlp = Mlp::load(w, 0, ["", &up, "", &down], &like.ffn)?;
         let (window, chunk, softcap, sinks, bias) = (None, None, None, None, None);
         let spec = AttnSpec { scale, window, chunk, softcap, sinks, bias, causal: false };
-        Ok(Probe { question, qkv: Linear { bias: of_joint, ..joint }, o, norm, mlp, heads, spec })
+        Ok(Probe { question, qkv: LinearWeights { bias: of_joint, ..joint }, o, norm, mlp, heads, spec })
     }
 
     fn forward(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let (plan, heads, spans) = (&texts.plan, self.heads, &texts.plan.host.spans);
         let (cache, kv) = (&texts.cache, texts.cache.kv()?);
-        let project = |x: &Tensor<B>, by, then| b.run(Project { x, by, then });
+        let project = |x: &Tensor<B>, weights, epilogue| b.run(Linear { x, weights, epilogue });
         let qkv = project(x, &self.qkv, Epilogue::NONE)?; // [rows, 3 * dim]
         // Of these only keys and values are wanted, and they are in their place now.
         b.run(QkvPrep { qkv: &qkv, heads, qk_norm: None, rope: None, kv, plan })?;
@@ -100,7 +102,7 @@ impl<B: Backend> Probe<B> {
         let plan = StepPlan::new(b, step)?;
         let q = project(&self.question, &self.qkv, Epilogue::NONE)?.col_range(0..heads.q_cols()); // [1, dim]
         let all = b.upload_row(&vec![0u32; spans.len()])?;
-        let q = b.run(Rows { x: &q, at: &all, to: RowsTo::Gather })?; // [texts, dim]
+        let q = b.run(IndexRows { x: &q, indices: &all, mode: IndexMode::Gather })?; // [texts, dim]
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan: &plan })?; // [texts, dim]
         let y = project(&mixed, &self.o, Epilogue::NONE)?; // [texts, dim]
         let cx = Context { b, plan: &plan, cache, ropes: &[], across: None, side: None };

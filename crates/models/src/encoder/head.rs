@@ -1,7 +1,7 @@
 //! [`Head`]: from a text's vector to scores.
 
-use tallow_core::ops::{Epilogue, Glu, Normalize, Project};
-use tallow_core::{Backend, Linear, Norm, Result, Tensor};
+use tallow_core::ops::{Activate, Epilogue, Linear, Normalize};
+use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor};
 
 use super::spec::{Bend, HeadSpec};
 use crate::error::Result as LoadResult;
@@ -11,10 +11,10 @@ use crate::weights::Weights;
 /// A linear layer, a bend, perhaps a norm, a linear layer.
 #[derive(Debug)]
 pub(super) struct Head<B: Backend> {
-    dense: Linear<B>,
+    dense: LinearWeights<B>,
     bend: Bend,
     norm: Option<Norm<B>>,
-    out: Linear<B>,
+    out: LinearWeights<B>,
 }
 
 impl<B: Backend> Head<B> {
@@ -32,9 +32,9 @@ impl<B: Backend> Head<B> {
     pub(super) fn forward(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
         let bent = bent(b, x, &self.dense, Some(self.bend))?;
         let normed =
-            self.norm.as_ref().map(|by| b.run(Normalize { x: &bent, by, residual: None })).transpose()?;
+            self.norm.as_ref().map(|norm| b.run(Normalize { x: &bent, norm, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(&bent);
-        b.run(Project { x, by: &self.out, then: Epilogue::NONE })
+        b.run(Linear { x, weights: &self.out, epilogue: Epilogue::NONE })
     }
 }
 
@@ -42,14 +42,14 @@ impl<B: Backend> Head<B> {
 pub(super) fn bent<B: Backend>(
     b: &B,
     x: &Tensor<B>,
-    by: &Linear<B>,
+    weights: &LinearWeights<B>,
     bend: Option<Bend>,
 ) -> Result<Tensor<B>> {
     // What caps numbers at one is the hyperbolic tangent.
     let softcap = (bend == Some(Bend::Tanh)).then_some(1.0);
-    let gate = b.run(Project { x, by, then: Epilogue { softcap, ..Epilogue::NONE } })?;
+    let gate = b.run(Linear { x, weights, epilogue: Epilogue { softcap, ..Epilogue::NONE } })?;
     match bend {
-        Some(Bend::Like(act)) => b.run(Glu { gate: &gate, up: None, act }),
+        Some(Bend::Like(act)) => b.run(Activate { gate: &gate, up: None, act }),
         Some(Bend::Tanh) | None => Ok(gate),
     }
 }

@@ -14,9 +14,10 @@ mod sentence;
 pub mod spec;
 mod words;
 
-use tallow_core::ops::{Eltwise, Embed, Normalize, Rows, RowsTo, With};
+use tallow_core::ops::{Eltwise, EltwiseOp, Embed, IndexMode, IndexRows, Normalize};
 use tallow_core::{
-    Backend, DType, Error, Linear, Memory, Norm, Result, Rope, Span, Step, StepPlan, Tensor, Weight,
+    Backend, DType, Error, LinearWeights, Memory, Norm, Result, RopeTable, Span, Step, StepPlan, Tensor,
+    Weight,
 };
 
 use crate::blocks::Context;
@@ -125,10 +126,10 @@ pub struct Encoder<B: Backend> {
     embed_norm: Option<Norm<B>>,
     layers: Vec<Layer<B>>,
     last_norm: Option<Norm<B>>,
-    ropes: Vec<Rope<B>>,
+    ropes: Vec<RopeTable<B>>,
     head: Option<Head<B>>,
     words: Option<Words<B>>,
-    pooler: Option<Linear<B>>,
+    pooler: Option<LinearWeights<B>>,
     ending: Option<Ending<B>>,
     dense: Vec<Dense<B>>,
 }
@@ -295,10 +296,10 @@ impl<B: Backend> Encoder<B> {
         };
         for (table, ids) in more.into_iter().flatten() {
             let more = embed(table, ids)?; // [tokens, dim]
-            x = b.run(Eltwise { x: &x, with: With::Add(&more) })?;
+            x = b.run(Eltwise { x: &x, op: EltwiseOp::Add(&more) })?;
         }
         match &self.embed_norm {
-            Some(by) => b.run(Normalize { x: &x, by, residual: None }),
+            Some(norm) => b.run(Normalize { x: &x, norm, residual: None }),
             None => Ok(x),
         }
     }
@@ -329,8 +330,8 @@ impl<B: Backend> Encoder<B> {
         for (i, layer) in self.layers.iter().enumerate() {
             let cx = Context { b, plan, cache, ropes: &self.ropes, across: None, side: None };
             x = layer.forward(&cx, &x)?; // [tokens, dim]
-            if let Some(by) = self.last_norm.as_ref().filter(|_| i + 1 == self.layers.len()) {
-                x = b.run(Normalize { x: &x, by, residual: None })?;
+            if let Some(norm) = self.last_norm.as_ref().filter(|_| i + 1 == self.layers.len()) {
+                x = b.run(Normalize { x: &x, norm, residual: None })?;
             }
             see(i + 1, &x)?;
         }
@@ -390,14 +391,14 @@ fn gathered<B: Backend>(b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> 
     let counted = |n: &usize| (1..=*n).map(|i| i as f32).collect::<Vec<_>>();
     let counts: Vec<f32> = lengths.iter().flat_map(counted).collect();
     let counts = (by == Pooling::LaterMean).then(|| b.upload(&counts, counts.len(), 1)).transpose()?;
-    let counted = counts.map(|counts| b.run(Eltwise { x, with: With::Mul(&counts) })).transpose()?;
+    let counted = counts.map(|counts| b.run(Eltwise { x, op: EltwiseOp::Mul(&counts) })).transpose()?;
     let of: Vec<u32> = (0..).zip(&lengths).flat_map(|(i, n)| std::iter::repeat_n(i, *n)).collect();
     let sums = b.zeros(DType::F32, lengths.len(), x.cols())?; // [texts, dim]
     let x = counted.as_ref().unwrap_or(x);
-    let sums = b.run(Rows { x, at: &b.upload_row(&of)?, to: RowsTo::AddInto(&sums) })?;
+    let sums = b.run(IndexRows { x, indices: &b.upload_row(&of)?, mode: IndexMode::ScatterAdd(&sums) })?;
     let shares: Vec<f32> = lengths.iter().map(|n| share(*n)).collect();
     let shares = b.upload(&shares, lengths.len(), 1)?; // [texts, 1]
-    b.run(Eltwise { x: &sums, with: With::Mul(&shares) })
+    b.run(Eltwise { x: &sums, op: EltwiseOp::Mul(&shares) })
 }
 
 /// The row of each text that stands for all of it.
@@ -413,7 +414,7 @@ fn rows<B: Backend>(
         rows.push((all - tokens.len() + by.place(of).unwrap_or(0)) as u32);
         tokens = rest;
     }
-    b.run(Rows { x, at: &b.upload_row(&rows)?, to: RowsTo::Gather })
+    b.run(IndexRows { x, indices: &b.upload_row(&rows)?, mode: IndexMode::Gather })
 }
 
 /// The largest number in each place. No device has an op for it: few models want it.

@@ -1,7 +1,7 @@
 //! [`Patches`]: from the squares of images to the rows that layers take.
 
-use tallow_core::ops::{Epilogue, Project, Rows, RowsTo};
-use tallow_core::{Backend, Linear, Memory, Result, Tensor};
+use tallow_core::ops::{Epilogue, IndexMode, IndexRows, Linear};
+use tallow_core::{Backend, LinearWeights, Memory, Result, Tensor};
 
 use super::spec::{CHANNELS, PatchSpec};
 use crate::error::Result as LoadResult;
@@ -12,7 +12,7 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub(super) struct Patches<B: Backend> {
     spec: PatchSpec,
-    by: Linear<B>,
+    by: LinearWeights<B>,
     /// [1, dim]
     first: Option<Tensor<B>>,
 }
@@ -38,12 +38,13 @@ impl<B: Backend> Patches<B> {
         let in_front = rows - self.spec.count() as u32;
         let images = 0..images as u32;
         let at: Vec<u32> = images.clone().flat_map(|i| of(i).skip(in_front as usize)).collect();
-        let y = b.run(Project { x: patches, by: &self.by, then: Epilogue::NONE })?; // [patches, dim]
-        let x = b.run(Rows { x: &y, at: &b.upload_row(&at)?, to: RowsTo::AddInto(positions) })?;
+        let y = b.run(Linear { x: patches, weights: &self.by, epilogue: Epilogue::NONE })?; // [patches, dim]
+        let x =
+            b.run(IndexRows { x: &y, indices: &b.upload_row(&at)?, mode: IndexMode::ScatterAdd(positions) })?;
         let Some(first) = &self.first else { return Ok(x) };
         let all = b.upload_row(&vec![0u32; images.len()])?;
-        let first = b.run(Rows { x: first, at: &all, to: RowsTo::Gather })?; // [images, dim]
+        let first = b.run(IndexRows { x: first, indices: &all, mode: IndexMode::Gather })?; // [images, dim]
         let at: Vec<u32> = images.map(|i| of(i).start).collect();
-        b.run(Rows { x: &first, at: &b.upload_row(&at)?, to: RowsTo::AddInto(&x) })
+        b.run(IndexRows { x: &first, indices: &b.upload_row(&at)?, mode: IndexMode::ScatterAdd(&x) })
     }
 }

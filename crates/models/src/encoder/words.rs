@@ -1,7 +1,7 @@
 //! [`Words`]: from hidden states to logits of tokens, as masked language models have them.
 
-use tallow_core::ops::{Epilogue, Normalize, Project};
-use tallow_core::{Backend, Linear, Norm, Result, Tensor, Weight};
+use tallow_core::ops::{Epilogue, Linear, Normalize};
+use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor, Weight};
 
 use super::head::bent;
 use super::spec::{Bend, WordsSpec};
@@ -12,10 +12,10 @@ use crate::weights::Weights;
 /// The head of a masked language model.
 #[derive(Debug)]
 pub(super) struct Words<B: Backend> {
-    dense: Linear<B>,
+    dense: LinearWeights<B>,
     bend: Bend,
     norm: Norm<B>,
-    out: Linear<B>,
+    out: LinearWeights<B>,
 }
 
 impl<B: Backend> Words<B> {
@@ -28,21 +28,21 @@ impl<B: Backend> Words<B> {
         let dim = w.spec().dim;
         let out = match w.has(spec.out, 0) {
             true => w.linear((spec.out, 0), vocab, dim, Bias::No)?,
-            false => Linear::new(table.clone(), None),
+            false => LinearWeights::new(table.clone(), None),
         };
         let bias = spec.bias.map(|name| w.row(name, vocab)).transpose()?;
         Ok(Words {
             dense: w.linear((spec.dense, 0), dim, dim, spec.dense_bias)?,
             bend: Bend::Like(spec.act),
             norm: w.norm((spec.norm, 0), dim)?,
-            out: Linear { bias, ..out },
+            out: LinearWeights { bias, ..out },
         })
     }
 
     /// [tokens, dim] to [tokens, vocabulary]
     pub(super) fn forward(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
         let bent = bent(b, x, &self.dense, Some(self.bend))?;
-        let x = b.run(Normalize { x: &bent, by: &self.norm, residual: None })?;
-        b.run(Project { x: &x, by: &self.out, then: Epilogue::NONE })
+        let x = b.run(Normalize { x: &bent, norm: &self.norm, residual: None })?;
+        b.run(Linear { x: &x, weights: &self.out, epilogue: Epilogue::NONE })
     }
 }

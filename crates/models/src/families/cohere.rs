@@ -42,7 +42,7 @@ const USUAL: common::Usual = common::Usual {
 fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DecoderSpec> {
     let mut spec = common::plain_as(c, usual)?;
     spec.logit_scale = c.number_or(LOGITS, 0.0625)? as f32;
-    spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Neighbours);
+    spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Interleaved);
     let bias = common::bias(c, "attention_bias", false)?;
     for layer in &mut spec.layers {
         layer.order = Order::ParallelOneNorm;

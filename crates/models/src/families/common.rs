@@ -421,6 +421,6 @@ pub(super) fn has_router(c: &Config<'_>, i: usize) -> bool {
 pub(super) fn reordered(c: &Config<'_>, spec: &mut DecoderSpec) {
     spec.reordered = true;
     if c.is_gguf() {
-        spec.ropes.iter_mut().for_each(|r| r.pairs = RopePairs::Neighbours);
+        spec.ropes.iter_mut().for_each(|r| r.pairs = RopePairs::Interleaved);
     }
 }

@@ -76,7 +76,7 @@ fn base(
     let mut spec = common::plain_of(c, usual, |_| Ok((heads, latent.turned)))?;
     let latent = LatentSpec { eps: if c.is_gguf() { spec.norm.eps } else { latent.eps }, ..latent };
     for rope in &mut spec.ropes {
-        rope.pairs = RopePairs::Neighbours;
+        rope.pairs = RopePairs::Interleaved;
         // In such files it is scores alone that are scaled.
         if let (Scaling::Yarn(yarn), true) = (&mut rope.scaling, c.is_gguf()) {
             yarn.attention = 1.0;

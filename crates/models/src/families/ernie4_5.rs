@@ -31,7 +31,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         ..common::USUAL
     };
     let mut spec = common::plain_as(c, &usual)?;
-    spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Neighbours);
+    spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Interleaved);
     let bias = common::bias(c, "use_bias", false)?;
     for layer in &mut spec.layers {
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (bias, bias, bias);

@@ -45,7 +45,7 @@ fn glm(c: &Config<'_>) -> Result<DecoderSpec> {
         ..common::USUAL
     };
     let mut spec = common::plain_as(c, &usual)?;
-    spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Neighbours);
+    spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Interleaved);
     let bias = common::bias(c, "attention_bias", true)?;
     spec.layers.iter_mut().for_each(|layer| layer.mixer.qkv_bias = bias);
     Ok(spec)

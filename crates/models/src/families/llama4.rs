@@ -56,7 +56,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     // With others a rotation makes queries longer, and their norm would have to come behind it.
     rope::only(c, &["default", "linear", "dynamic", "llama3"])?;
     let mut spec = common::plain_as(c, &usual)?;
-    spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Neighbours);
+    spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Interleaved);
     let (layers, experts) = (spec.layers.len(), experts(c, spec.layers[0].ffn.width)?);
     let width = common::sane(c, DENSE_WIDTH, c.find_count(DENSE_WIDTH)?.unwrap_or(16_384))?;
     let (mixed, turned) = (mixed(c, layers)?, turned(c, layers)?);

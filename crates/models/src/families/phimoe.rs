@@ -55,7 +55,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     if used != 2 {
         return Err(c.unsupported(common::EXPERTS_USED, used, "2 are: there is no rule for another choice"));
     }
-    let scores = Scores::OneByOne { near: (2.0 * noise) as f32 };
+    let scores = Scores::SparseMixer { near: (2.0 * noise) as f32 };
     let experts = ExpertsSpec { scores, ..ExpertsSpec::softmax(count, used) };
     let bias = common::bias(c, "attention_bias", false)?;
     spec.head_bias = common::bias(c, "lm_head_bias", false)?;

@@ -90,7 +90,7 @@ const USUAL: common::Usual = common::Usual {
 fn qwen3_next(c: &Config<'_>) -> Result<DecoderSpec> {
     // GGUF files do not say, and whoever reads them takes it so.
     let to_one = c.is_gguf() || c.flag_or(TO_ONE, true)?;
-    let mut spec = hybrid(c, &USUAL, Sharing::Neighbours)?;
+    let mut spec = hybrid(c, &USUAL, Sharing::Grouped)?;
     if c.find_count(EXPERTS)? != Some(0) {
         qwen_moe::mix(c, &mut spec, experts(c, [512, 10], to_one)?, 512)?;
     }
@@ -113,7 +113,7 @@ fn qwen35_moe(c: &Config<'_>) -> Result<DecoderSpec> {
 
 /// Converters of Qwen3.5 to GGUF put the heads of values in another order.
 fn sharing(c: &Config<'_>) -> Sharing {
-    if c.is_gguf() { Sharing::InTurn } else { Sharing::Neighbours }
+    if c.is_gguf() { Sharing::RoundRobin } else { Sharing::Grouped }
 }
 
 /// Experts and one beside them: how many, and how many a token goes through, where that is left out.

@@ -64,9 +64,9 @@ pub(super) fn groups(
     let all = c.find_count(GROUPS)?.unwrap_or(if c.is_gguf() { 1 } else { all });
     match (all, c.find_count(GROUPS_USED)?.unwrap_or(used)) {
         (0 | 1, _) => Ok(None),
-        (n, used) if count.is_multiple_of(n) && count / n >= best && (1..=n).contains(&used) => {
-            match used * (count / n) {
-                most if experts.used <= most => Ok(Some(Groups { count: n, used, best })),
+        (n, topk_group) if count.is_multiple_of(n) && count / n >= best && (1..=n).contains(&topk_group) => {
+            match topk_group * (count / n) {
+                most if experts.used <= most => Ok(Some(Groups { n_group: n, topk_group, best })),
                 most => {
                     let why = format_args!("is {}, and the groups that are used have {most}", experts.used);
                     Err(c.bad(common::EXPERTS_USED, why))

@@ -1,6 +1,6 @@
 //! Experts: a layer has its own in a tensor for each, in one for all, or with gate and up in one.
 
-use tallow_core::{Backend, Expert, Linear, Memory, Norm, Weight};
+use tallow_core::{Backend, Expert, LinearWeights, Memory, Norm, Weight};
 use tallow_quant::{Format, MXFP4};
 
 use super::turn::{Turn, plain};
@@ -112,13 +112,13 @@ impl<'a, B: Backend> Weights<'a, B> {
         rows: usize,
         cols: usize,
         bias: Bias,
-    ) -> Result<Vec<Linear<B>>> {
+    ) -> Result<Vec<LinearWeights<B>>> {
         let name = of_layer(pattern, i);
         if name.contains(EXPERT) {
             let each = |e: usize| {
                 let name = name.replace(EXPERT, &e.to_string());
                 let layer = self.layer(&named(&name), rows, cols)?;
-                Ok(Linear { bias: self.bias(&name, rows, bias)?, ..layer })
+                Ok(LinearWeights { bias: self.bias(&name, rows, bias)?, ..layer })
             };
             return (0..count).map(each).collect();
         }
@@ -130,13 +130,17 @@ impl<'a, B: Backend> Weights<'a, B> {
         let biases = self.expert_biases(&format!("{name}.bias"), count, rows, bias)?;
         let linear = |(e, weight): (usize, Weight<B>)| {
             let bias = biases.get(e * rows..(e + 1) * rows).map(|bias| self.b.upload_row(bias));
-            Ok(Linear::new(weight, bias.transpose()?).from(self.called(&named(&name)), e, count))
+            Ok(LinearWeights::new(weight, bias.transpose()?).with_tensor_id(
+                self.called(&named(&name)),
+                e,
+                count,
+            ))
         };
         weights.into_iter().enumerate().map(linear).collect()
     }
 
     /// A linear layer of each expert, one after another in a tensor that has a row for each output.
-    fn in_rows(&mut self, name: &str, shape: [usize; 3], bias: Bias) -> Result<Vec<Vec<Linear<B>>>> {
+    fn in_rows(&mut self, name: &str, shape: [usize; 3], bias: Bias) -> Result<Vec<Vec<LinearWeights<B>>>> {
         let [count, rows, _] = shape;
         if bias == Bias::Yes {
             let why = "has experts with biases; those without are supported where all are in one tensor";
@@ -144,7 +148,8 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
         let stored = self.stored(name, &shape)?;
         let weights = self.matrices(name, stored, count, rows)?;
-        let linear = |(e, weight)| Linear::new(weight, None).from(self.called(name), e, count);
+        let linear =
+            |(e, weight)| LinearWeights::new(weight, None).with_tensor_id(self.called(name), e, count);
         Ok(alone(weights.into_iter().enumerate().map(linear).collect()))
     }
 
@@ -165,7 +170,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         cols: usize,
         parts: &[Part],
         bias: Bias,
-    ) -> Result<Vec<Vec<Linear<B>>>> {
+    ) -> Result<Vec<Vec<LinearWeights<B>>>> {
         let name = of_layer(pattern, i);
         let outputs = parts.iter().map(|p| p.rows).sum();
         let blocks = format!("{name}_blocks");
@@ -179,9 +184,9 @@ impl<'a, B: Backend> Weights<'a, B> {
             let of = biases.get(e * outputs..(e + 1) * outputs);
             let of = of.map(|all| all.iter().copied().skip(part.first).step_by(part.step).take(part.rows));
             let bias = of.map(|bias| self.b.upload_row(&bias.collect::<Vec<f32>>()));
-            let layer = Linear::new(weight, bias.transpose()?);
+            let layer = LinearWeights::new(weight, bias.transpose()?);
             // All parts have one input: the first is known by it.
-            Ok(if part.first == 0 { layer.from(origin, e, count) } else { layer })
+            Ok(if part.first == 0 { layer.with_tensor_id(origin, e, count) } else { layer })
         };
         let expert = |(e, weights): (usize, Vec<Weight<B>>)| {
             weights.into_iter().zip(parts).map(|(weight, part)| linear(e, part, weight)).collect()

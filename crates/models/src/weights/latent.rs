@@ -1,6 +1,6 @@
 //! What each head has of its own where keys and values come from a narrow row.
 
-use tallow_core::{Backend, HostWeight, Linear};
+use tallow_core::{Backend, HostWeight, LinearWeights};
 
 use super::turn::{Turn, plain};
 use super::{Passing, Weights, named, not_taken};
@@ -26,7 +26,9 @@ impl<B: Backend> Weights<'_, B> {
         let of_keys = self.matrices(&k, stored, heads, rank)?;
         let stored = self.stored(&v, &[heads, value, rank])?;
         let of_values = self.matrices(&v, stored, heads, value)?;
-        let linear = |name: &str, i, weight| Linear::new(weight, None).from(self.called(name), i, heads);
+        let linear = |name: &str, i, weight| {
+            LinearWeights::new(weight, None).with_tensor_id(self.called(name), i, heads)
+        };
         let head =
             |(i, (of_keys, of_values))| LatentHead { k: linear(&k, i, of_keys), v: linear(&v, i, of_values) };
         Ok(of_keys.into_iter().zip(of_values).enumerate().map(head).collect())
@@ -45,9 +47,9 @@ impl<B: Backend> Weights<'_, B> {
             let arrange = |to: &mut [u8]| turn.bytes(rows(first, keys), to);
             let k = self.rearranged((stored, name), format, (rank, keys), arrange)?;
             let bytes = rows(first + keys, value);
-            let v = HostWeight { format, rows: value, cols: rank, bytes, spent: HostWeight::KEPT };
+            let v = HostWeight { format, rows: value, cols: rank, bytes, release: HostWeight::KEEP_ROWS };
             let v = self.give(name, v).map_err(|e| not_taken(stored, name, e))?;
-            Ok(LatentHead { k: Linear::new(k, None), v: Linear::new(v, None) })
+            Ok(LatentHead { k: LinearWeights::new(k, None), v: LinearWeights::new(v, None) })
         };
         let all = (0..heads).map(head).collect();
         Passing::new(stored, format, heads * (keys + value)).finish(name)?;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tallow_core::{Backend, Heads, HostWeight, Linear, Memory, Tensor, Weight};
+use tallow_core::{Backend, Heads, HostWeight, LinearWeights, Memory, Tensor, Weight};
 use tallow_quant::Format;
 
 use super::{Passing, Weights, named, not_taken, room};
@@ -22,22 +22,27 @@ impl<'a, B: Backend> Weights<'a, B> {
         parts: &[Runs],
         cols: usize,
         bias: Bias,
-    ) -> Result<Vec<Linear<B>>> {
+    ) -> Result<Vec<LinearWeights<B>>> {
         let name = of_layer(pattern, i);
         let rows = parts.iter().flatten().map(Range::len).sum();
         let mut layers = self.part_layers(&named(&name), parts, [rows, cols])?;
         for (layer, runs) in layers.iter_mut().zip(parts) {
-            layer.site = Some(self.target(&name, (rows, cols), Some(runs.clone())));
+            layer.lora_target = Some(self.target(&name, (rows, cols), Some(runs.clone())));
         }
         let Some(all) = self.bias_numbers(&name, rows, bias)? else { return Ok(layers) };
-        let with_bias = |(layer, runs): (Linear<B>, &Runs)| {
+        let with_bias = |(layer, runs): (LinearWeights<B>, &Runs)| {
             let bias: Vec<f32> = runs.iter().flat_map(|run| &all[run.clone()]).copied().collect();
-            Ok(Linear { bias: Some(self.b.upload_row(&bias)?), ..layer })
+            Ok(LinearWeights { bias: Some(self.b.upload_row(&bias)?), ..layer })
         };
         layers.into_iter().zip(parts).map(with_bias).collect()
     }
 
-    fn part_layers(&mut self, name: &str, parts: &[Runs], shape: [usize; 2]) -> Result<Vec<Linear<B>>> {
+    fn part_layers(
+        &mut self,
+        name: &str,
+        parts: &[Runs],
+        shape: [usize; 2],
+    ) -> Result<Vec<LinearWeights<B>>> {
         if let Some(Kind::Grouped(matrix)) = self.find(name).map(|(_, stored)| &stored.kind) {
             let stored = self.shaped(name, &shape)?;
             if let Some(i) = matrix.fault() {
@@ -49,7 +54,7 @@ impl<'a, B: Backend> Weights<'a, B> {
             let weights = self.part_weights((stored, name), (matrix.format(), &bytes), parts, shape)?;
             self.loaded(name, stored)?;
             let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
-            let ordered = |w| Linear { order: order.clone(), ..Linear::new(w, None) };
+            let ordered = |w| LinearWeights { permutation: order.clone(), ..LinearWeights::new(w, None) };
             return Ok(self.of_one(name, weights.into_iter().map(ordered)));
         }
         let (stored, format) = self.stored(name, &shape)?;
@@ -57,13 +62,16 @@ impl<'a, B: Backend> Weights<'a, B> {
         // Damage comes first: what it makes a device say is no help.
         Passing::new(stored, format, shape[0]).finish(name)?;
         self.loaded(name, stored)?;
-        Ok(self.of_one(name, weights?.into_iter().map(|w| Linear::new(w, None))))
+        Ok(self.of_one(name, weights?.into_iter().map(|w| LinearWeights::new(w, None))))
     }
 
     /// Layers of one tensor and one input: the first is known by it.
-    fn of_one(&self, name: &str, layers: impl Iterator<Item = Linear<B>>) -> Vec<Linear<B>> {
+    fn of_one(&self, name: &str, layers: impl Iterator<Item = LinearWeights<B>>) -> Vec<LinearWeights<B>> {
         let name = self.called(name);
-        layers.enumerate().map(|(i, layer)| if i == 0 { layer.from(name, 0, 1) } else { layer }).collect()
+        layers
+            .enumerate()
+            .map(|(i, layer)| if i == 0 { layer.with_tensor_id(name, 0, 1) } else { layer })
+            .collect()
     }
 
     /// The matrices of a tensor that became these bytes.
@@ -84,7 +92,7 @@ impl<'a, B: Backend> Weights<'a, B> {
                 bytes[at..at + run.len()].copy_from_slice(run);
                 at += run.len();
             }
-            let weight = HostWeight { format, rows, cols, bytes: &bytes, spent: HostWeight::KEPT };
+            let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
             self.give(name, weight).map_err(|e| not_taken(stored, name, e))
         };
         parts.iter().map(part).collect()
@@ -97,7 +105,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         heads: Heads,
         cols: usize,
         bias: Bias,
-    ) -> Result<Linear<B>> {
+    ) -> Result<LinearWeights<B>> {
         if self.names().layout != Layout::RowsByHead {
             return self.linear((pattern, i), heads.qkv_cols(), cols, bias);
         }

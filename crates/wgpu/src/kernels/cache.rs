@@ -74,7 +74,7 @@ impl Pages {
     pub(super) fn source(&self, stores: bool) -> String {
         let Heads { q, kv, dim } = self.heads;
         let (len, pack, each) = (self.page_len, self.pack(), self.each);
-        let page = len * self.heads.kept_cols(self.dtype) / pack;
+        let page = len * self.heads.cache_cols(self.dtype) / pack;
         let scales = len * self.heads.kv_cols() / pack;
         let mut s = format!(
             "const GROUP = {}u;\nconst QUERIES = {q}u;\nconst KV_HEADS = {kv}u;\nconst DIM = {dim}u;\nconst LEN = {len}u;\n\

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use tallow_core::ops::{KvWrite, QkvPrep, Rotate};
+use tallow_core::ops::{KvWrite, QkvPrep, Rope};
 use tallow_core::{LayerKv, Norm, NormKind, Result, RopePairs, StepPlan, Tensor};
 
 use super::cache::Pages;
@@ -36,22 +36,22 @@ struct Prep<'a> {
     q: Option<(Section<'a>, &'a Tensor<Wgpu>)>,
     k: Option<Section<'a>>,
     v: Option<Tensor<Wgpu>>,
-    rope: Option<&'a tallow_core::Rope<Wgpu>>,
+    rope: Option<&'a tallow_core::RopeTable<Wgpu>>,
     cache: Option<(LayerKv<'a, Wgpu>, Pages, &'a StepPlan<Wgpu>)>,
     positions: Option<&'a Tensor<Wgpu>>,
     rows: usize,
 }
 
 impl Wgpu {
-    pub(crate) fn rotate_into(&self, op: &Rotate<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
+    pub(crate) fn rotate_into(&self, op: &Rope<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
         let prep = Prep {
             dim: op.head_dim,
             q: Some((Section { x: op.x.clone(), norm: None }, out)),
             k: None,
             v: None,
-            rope: Some(op.by).filter(|r| r.table.cols() > 0),
+            rope: Some(op.rope).filter(|r| r.table.cols() > 0),
             cache: None,
-            positions: Some(op.positions).filter(|_| op.by.table.cols() > 0),
+            positions: Some(op.positions).filter(|_| op.rope.table.cols() > 0),
             rows: op.x.rows(),
         };
         self.prep(&prep)
@@ -233,7 +233,7 @@ impl<'a> Prep<'a> {
                 format!("select(c - {half}u, c + {half}u, e < {half}u)"),
                 format!("e < {half}u"),
             ),
-            RopePairs::Neighbours => (
+            RopePairs::Interleaved => (
                 "e / 2u".to_owned(),
                 "select(c - 1u, c + 1u, e % 2u == 0u)".to_owned(),
                 "e % 2u == 0u".to_owned(),

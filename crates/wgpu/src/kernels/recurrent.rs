@@ -1,6 +1,6 @@
 //! Ops that keep a state of each sequence.
 
-use tallow_core::ops::{Convolve, Delta};
+use tallow_core::ops::{CausalConv, GatedDelta};
 use tallow_core::{DeltaHeads, Result, Sharing, StepPlan, Tensor};
 
 use super::{block, operand};
@@ -36,15 +36,15 @@ fn plan_operand<'a>(plan: &'a StepPlan<Wgpu>, params: &mut Vec<Param>) -> Result
 }
 
 impl Wgpu {
-    pub(crate) fn convolve_into(&self, op: &Convolve<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
-        let (kernel, cols) = (op.by.rows(), op.x.cols());
+    pub(crate) fn convolve_into(&self, op: &CausalConv<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
+        let (kernel, cols) = (op.weight.rows(), op.x.cols());
         let shared = |params: &mut Vec<Param>| -> Result<Vec<Arg<'_>>> {
             params.extend([U("kernel", kernel as u32), U("width", cols as u32)]);
             Ok(vec![operand("x", Access::Read, op.x, params)?, plan_operand(op.plan, params)?])
         };
         let mut params = Vec::new();
         let mut args = shared(&mut params)?;
-        args.push(operand("by", Access::Read, op.by, &mut params)?);
+        args.push(operand("by", Access::Read, op.weight, &mut params)?);
         args.push(operand("window", Access::Read, op.window, &mut params)?);
         args.push(operand("out", Access::Write, out, &mut params)?);
         let body = format!(
@@ -72,24 +72,24 @@ impl Wgpu {
         self.by_element(name(1), shape, args, params, &body)
     }
 
-    pub(crate) fn delta_into(&self, op: &Delta<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
+    pub(crate) fn delta_into(&self, op: &GatedDelta<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
         let DeltaHeads { keys, values, key_dim, value_dim, sharing } = op.heads;
         let mut params = vec![F("scale", 1.0 / (key_dim as f32).sqrt())];
         let args = vec![
             operand("qk", Access::Read, op.qk, &mut params)?,
             operand("v", Access::Read, op.v, &mut params)?,
             operand("gates", Access::Read, op.gates, &mut params)?,
-            operand("rate", Access::Read, &op.by.rate, &mut params)?,
-            operand("bias", Access::Read, &op.by.bias, &mut params)?,
+            operand("rate", Access::Read, &op.decay.rate, &mut params)?,
+            operand("bias", Access::Read, &op.decay.bias, &mut params)?,
             plan_operand(op.plan, &mut params)?,
-            operand("matrices", Access::Write, op.matrices, &mut params)?,
+            operand("matrices", Access::Write, op.states, &mut params)?,
             operand("out", Access::Write, out, &mut params)?,
         ];
         let columns = if key_dim > LONG_KEY { COLUMNS / 2 } else { COLUMNS };
         let source = || {
             let key_head = match sharing {
-                Sharing::Neighbours => format!("(head / {}u)", values / keys),
-                Sharing::InTurn => format!("(head % {keys}u)"),
+                Sharing::Grouped => format!("(head / {}u)", values / keys),
+                Sharing::RoundRobin => format!("(head % {keys}u)"),
             };
             let sizes = format!(
                 "const KEY = {key_dim}u;\nconst VALUE = {value_dim}u;\nconst KEY_HEADS = {keys}u;\n\

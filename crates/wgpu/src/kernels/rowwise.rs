@@ -1,6 +1,8 @@
 //! Ops that look at rows one by one: norms, activations, gathers, copies, the largest.
 
-use tallow_core::ops::{Columns, Copy, Eltwise, Glu, Normalize, Route, Rows, RowsTo, TopK, TopKOut, With};
+use tallow_core::ops::{
+    Activate, Copy, Eltwise, EltwiseOp, IndexMode, IndexRows, Normalize, PermuteCols, Route, TopK, TopKOut,
+};
 use tallow_core::{Backend, DType, NormKind, Result, Scores, Tensor};
 
 use super::{block, operand};
@@ -41,7 +43,7 @@ impl Wgpu {
     }
 
     pub(crate) fn normalize_into(&self, op: &Normalize<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
-        let (by, width) = (op.by, op.by.weight.cols());
+        let (by, width) = (op.norm, op.norm.weight.cols());
         let mut params = vec![
             U("width", width as u32),
             U("centred", u32::from(by.kind == NormKind::Layer)),
@@ -71,7 +73,7 @@ impl Wgpu {
         self.gpu.launch(&Launch { kernel, source: &source, args, params, grid, work: 0 })
     }
 
-    pub(crate) fn glu_into(&self, op: &Glu<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
+    pub(crate) fn glu_into(&self, op: &Activate<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
         let (mut params, act) = (Vec::new(), op.act as u32);
         let mut args = vec![
             operand("gate", Access::Read, op.gate, &mut params)?,
@@ -89,13 +91,13 @@ impl Wgpu {
     }
 
     pub(crate) fn eltwise_into(&self, op: &Eltwise<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
-        let (which, by, y) = match op.with {
-            With::Add(_) => (0, 1.0, "a + b"),
-            With::AddScaled(_, by) => (1, by, "fma(b, p.by, a)"),
-            With::Mul(_) => (2, 1.0, "a * b"),
-            With::Scale(by) => (3, by, "a * p.by"),
-            With::SoftCap(by) => (4, by, "p.by * tanh(clamp(a / p.by, -20.0, 20.0))"),
-            With::Gate(_) => (5, 1.0, "a / (1.0 + exp(min(-b, 80.0)))"),
+        let (which, by, y) = match op.op {
+            EltwiseOp::Add(_) => (0, 1.0, "a + b"),
+            EltwiseOp::AddScaled(_, by) => (1, by, "fma(b, p.by, a)"),
+            EltwiseOp::Mul(_) => (2, 1.0, "a * b"),
+            EltwiseOp::Scale(by) => (3, by, "a * p.by"),
+            EltwiseOp::SoftCap(by) => (4, by, "p.by * tanh(clamp(a / p.by, -20.0, 20.0))"),
+            EltwiseOp::Gate(_) => (5, 1.0, "a / (1.0 + exp(min(-b, 80.0)))"),
         };
         let mut params = vec![F("by", by)];
         let mut args = vec![
@@ -115,23 +117,23 @@ impl Wgpu {
         self.by_element(kernel, (op.x.rows(), op.x.cols()), args, params, &body)
     }
 
-    pub(crate) fn rows_into(&self, op: &Rows<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
-        let mut params = vec![U("count", op.at.cols() as u32)];
+    pub(crate) fn rows_into(&self, op: &IndexRows<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
+        let mut params = vec![U("count", op.indices.cols() as u32)];
         let mut args = vec![
             operand("x", Access::Read, op.x, &mut params)?,
-            operand("at", Access::Read, op.at, &mut params)?,
+            operand("at", Access::Read, op.indices, &mut params)?,
         ];
         args.push(operand("out", Access::Write, out, &mut params)?);
-        match op.to {
-            RowsTo::Gather => {
+        match op.mode {
+            IndexMode::Gather => {
                 params.push(U("x_rows", op.x.rows() as u32));
                 let body = "    let source = at[p.at_at + r];\n    var y = 0.0;\n    \
                             if (source < p.x_rows) { y = x[p.x_at + source * p.x_stride + c]; }\n    \
                             out[p.out_at + r * p.out_stride + c] = y;";
                 let kernel = Kernel { name: "rows", variant: vec![0] };
-                self.by_element(kernel, (op.at.cols(), op.x.cols()), args, params, body)
+                self.by_element(kernel, (op.indices.cols(), op.x.cols()), args, params, body)
             }
-            RowsTo::AddInto(into) => {
+            IndexMode::ScatterAdd(into) => {
                 // One invocation adds all rows of a column, in order: several may go to one.
                 params.push(U("out_rows", into.rows() as u32));
                 let body = "    for (var source = 0u; source < p.count; source++) {\n      let sink = at[p.at_at + source];\n      \
@@ -143,18 +145,18 @@ impl Wgpu {
         }
     }
 
-    pub(crate) fn columns_into(&self, op: &Columns<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
+    pub(crate) fn columns_into(&self, op: &PermuteCols<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
         let mut params = vec![U("x_cols", op.x.cols() as u32)];
         let args = vec![
             operand("x", Access::Read, op.x, &mut params)?,
-            operand("at", Access::Read, op.at, &mut params)?,
+            operand("at", Access::Read, op.indices, &mut params)?,
             operand("out", Access::Write, out, &mut params)?,
         ];
         let body = "    let source = at[p.at_at + c];\n    var y = 0.0;\n    \
                     if (source < p.x_cols) { y = x[p.x_at + r * p.x_stride + source]; }\n    \
                     out[p.out_at + r * p.out_stride + c] = y;";
         let kernel = Kernel { name: "columns", variant: vec![] };
-        self.by_element(kernel, (op.x.rows(), op.at.cols()), args, params, body)
+        self.by_element(kernel, (op.x.rows(), op.indices.cols()), args, params, body)
     }
 
     /// Copies what lies in different blocks.
@@ -200,22 +202,22 @@ impl Wgpu {
     }
 
     pub(crate) fn route_into(&self, op: &Route<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
-        let by = op.by;
-        let (groups, groups_used, best) = by.groups.map_or((0, 0, 0), |g| (g.count, g.used, g.best));
+        let by = op.routing;
+        let (groups, groups_used, best) = by.groups.map_or((0, 0, 0), |g| (g.n_group, g.topk_group, g.best));
         let (scores, near) = match by.scores {
             Scores::Sigmoid => (0, 0.0),
             Scores::Softmax => (1, 0.0),
-            Scores::OneByOne { near } => (2, near),
+            Scores::SparseMixer { near } => (2, near),
         };
         let mut params = vec![
             U("cols", op.logits.cols() as u32),
-            U("used", by.used as u32),
+            U("used", by.top_k as u32),
             U("scores", scores),
             F("near", near),
             U("groups", groups as u32),
             U("groups_used", groups_used as u32),
             U("best", best as u32),
-            U("to_one", u32::from(by.to_one)),
+            U("to_one", u32::from(by.norm_weights)),
             F("scale", by.scale),
         ];
         let mut args = vec![

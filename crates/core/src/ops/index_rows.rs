@@ -1,39 +1,39 @@
 use super::{Check, Op};
 use crate::{Backend, Result, Tensor};
 
-/// Which way [`Rows`] moves rows.
+/// Which way [`IndexRows`] moves rows.
 #[derive(Debug)]
-pub enum RowsTo<'a, B: Backend> {
+pub enum IndexMode<'a, B: Backend> {
     /// Row `i` of the result is row `at[i]` of `x`.
     Gather,
     /// Row `i` of `x` is added to row `at[i]` of this, which is the result.
-    AddInto(&'a Tensor<B>),
+    ScatterAdd(&'a Tensor<B>),
 }
 
 /// Gathers rows, or adds rows to others, by indices on the device. Indices past the end are left out: they give
 /// rows of zeros, or add nothing.
 #[derive(Debug)]
-pub struct Rows<'a, B: Backend> {
+pub struct IndexRows<'a, B: Backend> {
     /// [rows, cols]
     pub x: &'a Tensor<B>,
     /// [1, count]
-    pub at: &'a Tensor<B>,
+    pub indices: &'a Tensor<B>,
     /// Which way.
-    pub to: RowsTo<'a, B>,
+    pub mode: IndexMode<'a, B>,
 }
 
-impl<B: Backend> Op<B> for Rows<'_, B> {
+impl<B: Backend> Op<B> for IndexRows<'_, B> {
     /// [count, cols] when gathering, else the tensor added into.
     type Out = Tensor<B>;
-    const NAME: &'static str = "rows";
+    const NAME: &'static str = "index_rows";
 
     fn check(&self) -> Result<()> {
         let c = Check(Self::NAME);
         c.f32("x", self.x)?;
-        match self.to {
-            RowsTo::Gather => c.ids("at", self.at, self.at.cols()),
-            RowsTo::AddInto(into) => {
-                c.ids("at", self.at, self.x.rows())?;
+        match self.mode {
+            IndexMode::Gather => c.ids("at", self.indices, self.indices.cols()),
+            IndexMode::ScatterAdd(into) => {
+                c.ids("at", self.indices, self.x.rows())?;
                 c.f32("into", into)?;
                 c.cols("into", into, self.x.cols())
             }
@@ -41,6 +41,6 @@ impl<B: Backend> Op<B> for Rows<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.rows(self)
+        b.index_rows(self)
     }
 }

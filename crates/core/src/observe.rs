@@ -5,12 +5,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::ops::{Eltwise, Epilogue, Ffn, Moe, Rows, RowsTo, With};
-use crate::{Backend, Expert, Linear, Memory, Result, ShareOf, Tensor};
+use crate::ops::{Eltwise, EltwiseOp, Epilogue, Ffn, IndexMode, IndexRows, Moe};
+use crate::{Backend, Expert, LinearWeights, Memory, Result, ShareOf, Tensor};
 
 /// Which matrix of which tensor of a checkpoint a linear layer is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub struct TensorId {
     /// The tensor's name.
     pub tensor: Arc<str>,
     /// The number of the matrix, from 0.
@@ -22,24 +22,24 @@ pub struct Origin {
 }
 
 /// Told which matrix has been given rows, and all of their numbers.
-pub type Ear = Box<dyn FnMut(&Origin, &[f32])>;
+pub type Observer = Box<dyn FnMut(&TensorId, &[f32])>;
 
 /// Somebody who may listen.
 #[derive(Default)]
-pub(crate) struct Listener(pub(crate) Option<Ear>);
+pub(crate) struct ObserverSlot(pub(crate) Option<Observer>);
 
-impl fmt::Debug for Listener {
+impl fmt::Debug for ObserverSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "Listener" } else { "Nobody" })
     }
 }
 
 /// Tells who listens what a linear layer is given.
-pub(crate) fn hear<B: Backend>(b: &B, x: &Tensor<B>, by: &Linear<B>) -> Result<()> {
-    match &by.origin {
-        Some(origin) if b.trace().is_heard() && !x.is_empty() => {
+pub(crate) fn observe<B: Backend>(b: &B, x: &Tensor<B>, by: &LinearWeights<B>) -> Result<()> {
+    match &by.tensor_id {
+        Some(origin) if b.trace().is_observed() && !x.is_empty() => {
             let rows: Vec<f32> = b.download(x)?;
-            b.trace().hear(origin, &rows);
+            b.trace().observe(origin, &rows);
             Ok(())
         }
         _ => Ok(()),
@@ -58,18 +58,19 @@ pub(crate) fn moe<B: Backend>(b: &B, op: &Moe<'_, B>) -> Result<Tensor<B>> {
         if rows.is_empty() {
             continue;
         }
-        let at = &b.upload_row(&rows)?;
-        let x = b.run(Rows { x: op.x, at, to: RowsTo::Gather })?; // [some rows, dim]
-        let share = b.run(Rows { x: &op.shares.col_range(i..i + 1), at, to: RowsTo::Gather })?; // [some rows, 1]
-        let taken = |x: &Tensor<B>| b.run(Eltwise { x, with: With::Mul(&share) });
+        let indices = &b.upload_row(&rows)?;
+        let x = b.run(IndexRows { x: op.x, indices, mode: IndexMode::Gather })?; // [some rows, dim]
+        let share =
+            b.run(IndexRows { x: &op.shares.col_range(i..i + 1), indices, mode: IndexMode::Gather })?; // [some rows, 1]
+        let taken = |x: &Tensor<B>| b.run(Eltwise { x, op: EltwiseOp::Mul(&share) });
         let work = |x: &Tensor<B>| {
-            b.run(Ffn { x, norm: None, up, act: op.act, down, then: Epilogue::NONE, with: &[] })
+            b.run(Ffn { x, norm: None, up, act: op.act, down, epilogue: Epilogue::NONE, adapters: &[] })
         };
         let y = match op.share_of {
             ShareOf::Result => taken(&work(&x)?)?,
             ShareOf::Input => work(&taken(&x)?)?,
         };
-        b.run(Rows { x: &y, at, to: RowsTo::AddInto(&sum) })?;
+        b.run(IndexRows { x: &y, indices, mode: IndexMode::ScatterAdd(&sum) })?;
     }
-    op.then.apply(b, sum)
+    op.epilogue.apply(b, sum)
 }

@@ -1,29 +1,29 @@
 use super::{Check, Op};
-use crate::{Backend, Result, Rope, Tensor};
+use crate::{Backend, Result, RopeTable, Tensor};
 
 /// Turns pairs of elements of each head by the angles of the row's position.
 #[derive(Debug)]
-pub struct Rotate<'a, B: Backend> {
+pub struct Rope<'a, B: Backend> {
     /// [rows, heads * dim]
     pub x: &'a Tensor<B>,
     /// Elements of a head; those past the table's width stay as they are.
     pub head_dim: usize,
     /// The angles.
-    pub by: &'a Rope<B>,
+    pub rope: &'a RopeTable<B>,
     /// [1, rows], each under the table's rows
     pub positions: &'a Tensor<B>,
 }
 
-impl<B: Backend> Op<B> for Rotate<'_, B> {
+impl<B: Backend> Op<B> for Rope<'_, B> {
     /// Like `x`.
     type Out = Tensor<B>;
-    const NAME: &'static str = "rotate";
+    const NAME: &'static str = "rope";
 
     fn check(&self) -> Result<()> {
         let c = Check(Self::NAME);
         c.f32("x", self.x)?;
-        c.f32("the table", &self.by.table)?;
-        let (width, dim) = (self.by.table.cols(), self.head_dim);
+        c.f32("the table", &self.rope.table)?;
+        let (width, dim) = (self.rope.table.cols(), self.head_dim);
         c.that(
             width <= dim && width.is_multiple_of(2),
             "the table's width",
@@ -36,6 +36,6 @@ impl<B: Backend> Op<B> for Rotate<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.rotate(self)
+        b.rope(self)
     }
 }

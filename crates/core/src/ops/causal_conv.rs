@@ -8,11 +8,11 @@ pub const MOST_KERNEL: usize = 16;
 ///
 /// What it needs of tokens before the step is in the state, as is what the next step will need.
 #[derive(Debug)]
-pub struct Convolve<'a, B: Backend> {
+pub struct CausalConv<'a, B: Backend> {
     /// [tokens, columns]
     pub x: &'a Tensor<B>,
     /// [kernel, columns]: of the token longest ago first, of the token itself last.
-    pub by: &'a Tensor<B>,
+    pub weight: &'a Tensor<B>,
     /// [rows, (kernel - 1) * columns]
     pub window: &'a Tensor<B>,
     /// Which token belongs to which sequence.
@@ -35,23 +35,23 @@ pub(super) fn check_states<B: Backend>(
     c.that(fits, "the plan's states", format_args!("under {}", state.rows()), last.unwrap_or(0))
 }
 
-impl<B: Backend> Op<B> for Convolve<'_, B> {
+impl<B: Backend> Op<B> for CausalConv<'_, B> {
     /// Like `x`.
     type Out = Tensor<B>;
-    const NAME: &'static str = "convolve";
+    const NAME: &'static str = "causal_conv";
 
     fn check(&self) -> Result<()> {
-        let (c, cols, kernel) = (Check(Self::NAME), self.x.cols(), self.by.rows());
+        let (c, cols, kernel) = (Check(Self::NAME), self.x.cols(), self.weight.rows());
         c.f32("x", self.x)?;
-        c.f32("by", self.by)?;
+        c.f32("by", self.weight)?;
         c.shape("x", self.x, self.plan.host.tokens.len(), cols)?;
-        c.shape("by", self.by, kernel, cols)?;
+        c.shape("by", self.weight, kernel, cols)?;
         c.that((2..=MOST_KERNEL).contains(&kernel), "by", format_args!("2 to {MOST_KERNEL} rows"), kernel)?;
         c.cols("window", self.window, (kernel - 1) * cols)?;
         check_states(&c, "window", self.window, self.plan)
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.convolve(self)
+        b.causal_conv(self)
     }
 }

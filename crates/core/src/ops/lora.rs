@@ -1,31 +1,31 @@
 use std::ops::Range;
 
+use super::linear::{check_linear, joint_cols};
 use super::matmul::Epilogue;
-use super::project::{check_linear, joint_cols};
 use super::{Check, Op};
-use crate::adapter::in_turn;
-use crate::{Adapted, Backend, Linear, LowRank, Norm, Result, Tensor, compose};
+use crate::lora::in_order;
+use crate::{Backend, LinearWeights, LoraPair, LoraRows, Norm, Result, Tensor, compose};
 
 /// Linear layers over one input, and what the adapters of its rows add to them. Rows without an adapter get what they
-/// would get from [`Project`](super::Project) or [`ProjectMany`](super::ProjectMany), bit for bit.
+/// would get from [`Linear`](super::Linear) or [`LinearMany`](super::LinearMany), bit for bit.
 #[derive(Debug)]
-pub struct Adapt<'a, B: Backend> {
+pub struct Lora<'a, B: Backend> {
     /// [rows, inputs]
     pub x: &'a Tensor<B>,
     /// Of `x`.
     pub norm: Option<&'a Norm<B>>,
     /// [outputs, inputs] each; their outputs come side by side.
-    pub by: &'a [Linear<B>],
+    pub weights: &'a [LinearWeights<B>],
     /// What happens to the sum of both. Only a single layer whose input is not normalised may have anything here, and
     /// never a cap.
-    pub then: Epilogue<'a, B>,
+    pub epilogue: Epilogue<'a, B>,
     /// Which rows have which adapter, in order.
-    pub with: &'a [Adapted<B>],
+    pub adapters: &'a [LoraRows<B>],
 }
 
 /// What an adapter adds to one of some layers.
 #[derive(Debug)]
-pub struct Addition<'a, B: Backend> {
+pub struct LoraDelta<'a, B: Backend> {
     /// Which layer.
     pub layer: usize,
     /// For which rows.
@@ -33,25 +33,25 @@ pub struct Addition<'a, B: Backend> {
     /// To which columns, the layers' outputs being side by side.
     pub columns: Range<usize>,
     /// What.
-    pub part: &'a LowRank<B>,
+    pub pair: &'a LoraPair<B>,
     /// Multiplies `up · down · x`.
     pub scale: f32,
 }
 
 /// All that adapters of some rows add to layers over one input.
-pub fn additions<'a, B: Backend>(
-    by: &'a [Linear<B>],
-    with: &'a [Adapted<B>],
-) -> impl Iterator<Item = Addition<'a, B>> {
+pub fn lora_deltas<'a, B: Backend>(
+    by: &'a [LinearWeights<B>],
+    with: &'a [LoraRows<B>],
+) -> impl Iterator<Item = LoraDelta<'a, B>> {
     let columns = by.iter().scan(0, |column, layer| {
         *column += layer.weight.rows();
-        Some((layer.site, *column - layer.weight.rows()..*column))
+        Some((layer.lora_target, *column - layer.weight.rows()..*column))
     });
     let of_layer = move |(layer, (site, columns)): (usize, (Option<_>, Range<usize>))| {
         let some = with.iter().filter(|a| !a.rows.is_empty());
         some.filter_map(move |a| {
-            let (part, rows, columns) = (a.by.part(site?)?, a.rows.clone(), columns.clone());
-            Some(Addition { layer, rows, columns, part, scale: a.scale * part.scale })
+            let (pair, rows, columns) = (a.adapter.pair(site?)?, a.rows.clone(), columns.clone());
+            Some(LoraDelta { layer, rows, columns, pair, scale: a.scale * pair.scale })
         })
     };
     columns.enumerate().flat_map(of_layer)
@@ -60,17 +60,17 @@ pub fn additions<'a, B: Backend>(
 /// Do the adapters come in the order of their rows, and do they fit the layers?
 pub(super) fn check_adapted<B: Backend>(
     c: &Check,
-    by: &[Linear<B>],
-    with: &[Adapted<B>],
+    by: &[LinearWeights<B>],
+    with: &[LoraRows<B>],
     rows: usize,
 ) -> Result<()> {
-    let order = in_turn(with, rows);
+    let order = in_order(with, rows);
     c.that(order, "the adapters' rows", format_args!("in order, under {rows}"), "others")?;
-    additions(by, with).try_for_each(|a| {
-        let (rank, inputs, outputs) = (a.part.rank(), by[a.layer].weight.cols(), a.columns.len());
+    lora_deltas(by, with).try_for_each(|a| {
+        let (rank, inputs, outputs) = (a.pair.rank(), by[a.layer].weight.cols(), a.columns.len());
         let halves = [
-            ("an adapter's way down", &*a.part.down, rank, inputs),
-            ("an adapter's way up", &a.part.up, outputs, rank),
+            ("an adapter's way down", &*a.pair.a, rank, inputs),
+            ("an adapter's way up", &a.pair.b, outputs, rank),
         ];
         halves.into_iter().try_for_each(|(what, w, rows, cols)| {
             let (want, got) =
@@ -80,17 +80,17 @@ pub(super) fn check_adapted<B: Backend>(
     })
 }
 
-impl<'a, B: Backend> Adapt<'a, B> {
+impl<'a, B: Backend> Lora<'a, B> {
     /// Columns of the result.
     pub fn cols(&self) -> usize {
-        joint_cols(self.by)
+        joint_cols(self.weights)
     }
 }
 
-impl<B: Backend> Op<B> for Adapt<'_, B> {
+impl<B: Backend> Op<B> for Lora<'_, B> {
     /// [rows, sum of outputs]
     type Out = Tensor<B>;
-    const NAME: &'static str = "adapt";
+    const NAME: &'static str = "lora";
 
     fn check(&self) -> Result<()> {
         let c = Check(Self::NAME);
@@ -98,18 +98,19 @@ impl<B: Backend> Op<B> for Adapt<'_, B> {
         if let Some(norm) = self.norm {
             c.norm(norm, self.x.cols())?;
         }
-        self.by.iter().try_for_each(|l| check_linear(&c, l, self.x.cols()))?;
-        self.then.check(&c, self.x.rows(), self.cols())?;
-        let plain = self.then.residual.is_none() && self.then.scale == 1.0;
-        let fits = self.then.softcap.is_none() && (plain || (self.by.len() == 1 && self.norm.is_none()));
+        self.weights.iter().try_for_each(|l| check_linear(&c, l, self.x.cols()))?;
+        self.epilogue.check(&c, self.x.rows(), self.cols())?;
+        let plain = self.epilogue.residual.is_none() && self.epilogue.scale == 1.0;
+        let fits =
+            self.epilogue.softcap.is_none() && (plain || (self.weights.len() == 1 && self.norm.is_none()));
         c.that(fits, "what happens next", "nothing, or no cap and one layer without a norm", "more")?;
-        check_adapted(&c, self.by, self.with, self.x.rows())
+        check_adapted(&c, self.weights, self.adapters, self.x.rows())
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        match Linear::shuffled(self.by) {
-            true => compose::adapt(b, self),
-            false => b.adapt(self),
+        match LinearWeights::any_permuted(self.weights) {
+            true => compose::lora(b, self),
+            false => b.lora(self),
         }
     }
 }

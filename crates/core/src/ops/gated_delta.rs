@@ -1,6 +1,6 @@
-use super::convolve::check_states;
+use super::causal_conv::check_states;
 use super::{Check, Op};
-use crate::{Backend, DeltaHeads, Forgetting, Result, StepPlan, Tensor};
+use crate::{Backend, Decay, DeltaHeads, Result, StepPlan, Tensor};
 
 /// The most elements that a key may have.
 pub const MOST_KEY: usize = 256;
@@ -11,7 +11,7 @@ pub const MOST_KEY: usize = 256;
 /// value, and gives what it has at the query:
 /// `S *= exp(-rate * softplus(b + bias))`, `S += k (sigmoid(a) * (v - Sᵀk))ᵀ`, `Sᵀq / √key_dim`.
 #[derive(Debug)]
-pub struct Delta<'a, B: Backend> {
+pub struct GatedDelta<'a, B: Backend> {
     /// [tokens, 2 * key columns]: queries, then keys.
     pub qk: &'a Tensor<B>,
     /// [tokens, value columns]
@@ -21,17 +21,17 @@ pub struct Delta<'a, B: Backend> {
     /// How the columns divide into heads.
     pub heads: DeltaHeads,
     /// How fast they forget.
-    pub by: &'a Forgetting<B>,
+    pub decay: &'a Decay<B>,
     /// [rows, elements of all matrices]
-    pub matrices: &'a Tensor<B>,
+    pub states: &'a Tensor<B>,
     /// Which token belongs to which sequence.
     pub plan: &'a StepPlan<B>,
 }
 
-impl<B: Backend> Op<B> for Delta<'_, B> {
+impl<B: Backend> Op<B> for GatedDelta<'_, B> {
     /// [tokens, value columns]
     type Out = Tensor<B>;
-    const NAME: &'static str = "delta";
+    const NAME: &'static str = "gated_delta";
 
     fn check(&self) -> Result<()> {
         let (c, heads, tokens) = (Check(Self::NAME), self.heads, self.plan.host.tokens.len());
@@ -53,13 +53,13 @@ impl<B: Backend> Op<B> for Delta<'_, B> {
             c.f32(what, t)?;
             c.shape(what, t, tokens, cols)?;
         }
-        c.row("rate", &self.by.rate, values)?;
-        c.row("bias", &self.by.bias, values)?;
-        c.cols("matrices", self.matrices, heads.state_len())?;
-        check_states(&c, "matrices", self.matrices, self.plan)
+        c.row("rate", &self.decay.rate, values)?;
+        c.row("bias", &self.decay.bias, values)?;
+        c.cols("matrices", self.states, heads.state_len())?;
+        check_states(&c, "matrices", self.states, self.plan)
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.delta(self)
+        b.gated_delta(self)
     }
 }

@@ -3,7 +3,7 @@ use crate::{Activation, Backend, Result, Tensor};
 
 /// `act(gate) * up`, or `act(gate)` alone. There is one activation that holds `up` too: see [`Activation::Clamped`].
 #[derive(Debug)]
-pub struct Glu<'a, B: Backend> {
+pub struct Activate<'a, B: Backend> {
     /// [rows, cols]
     pub gate: &'a Tensor<B>,
     /// [rows, cols]
@@ -12,10 +12,10 @@ pub struct Glu<'a, B: Backend> {
     pub act: Activation,
 }
 
-impl<B: Backend> Op<B> for Glu<'_, B> {
+impl<B: Backend> Op<B> for Activate<'_, B> {
     /// [rows, cols]
     type Out = Tensor<B>;
-    const NAME: &'static str = "glu";
+    const NAME: &'static str = "activate";
 
     fn check(&self) -> Result<()> {
         let c = Check(Self::NAME);
@@ -26,6 +26,6 @@ impl<B: Backend> Op<B> for Glu<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.glu(self)
+        b.activate(self)
     }
 }

@@ -25,7 +25,7 @@ use tallow_models::encoder::EncoderModel;
 use tallow_models::formats::Checkpoint;
 use tallow_models::generation::Generation;
 use tallow_models::recipe::Recipe;
-use tallow_models::scribe::ScribeModel;
+use tallow_models::seq2seq::Seq2SeqModel;
 use tallow_models::template::ChatTemplates;
 use tallow_models::tokenizer::Tokenizer;
 use tallow_models::{AnyModel, Model};
@@ -232,9 +232,9 @@ pub(crate) fn encoder(name: &str, how: How) -> Result<EncoderModel, Failed> {
 }
 
 /// Opens a model that takes in all of a text or a sound, and then writes.
-pub(crate) fn scribe(name: &str, how: How) -> Result<ScribeModel, Failed> {
+pub(crate) fn scribe(name: &str, how: How) -> Result<Seq2SeqModel, Failed> {
     how.as_stored()?;
-    Ok(ScribeModel::new(checkpoint(name, how.offline)?)?)
+    Ok(Seq2SeqModel::new(checkpoint(name, how.offline)?)?)
 }
 
 /// Opens a model and what goes with it. Its words are read when they are first asked for: that takes a while, in which
@@ -291,7 +291,7 @@ impl Opened {
         let (slots, budget) = (plan.slots, config.batch.value);
         // Scored prompts bring a row of logits for each token; a few at a time keep that small.
         let all_logits = memory::scored(budget);
-        let (context, prefixes) = (plan.context.value, !self.model.spec.keeps_states());
+        let (context, prefixes) = (plan.context.value, !self.model.spec.is_recurrent());
         Limits { context, slots, budget, beside: budget, all_logits, prefixes }
     }
 
@@ -338,7 +338,7 @@ impl Opened {
     fn slow(&self, device: &Device) -> Vec<String> {
         let (layers, on_gpu) = (&self.model.spec.layers, !matches!(device, Device::Cpu));
         let (experts, latent) =
-            (layers.iter().any(|l| l.experts.is_some()), layers.iter().any(|l| l.latent.is_some()));
+            (layers.iter().any(|l| l.experts.is_some()), layers.iter().any(|l| l.mla.is_some()));
         let mut slow = Vec::new();
         if on_gpu && experts {
             slow.push(format!("{device} computes every expert for every token; --device cpu may be faster"));

@@ -20,7 +20,7 @@ mod lora;
 mod markdown;
 mod memory;
 mod screen;
-mod scribe;
+mod seq2seq;
 mod settings;
 mod signal;
 mod solo;

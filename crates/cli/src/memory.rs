@@ -4,11 +4,11 @@ use std::fmt;
 
 use tallow_core::DType;
 use tallow_engine::kv::KvShape;
-use tallow_engine::scribe::Desk;
+use tallow_engine::seq2seq::Desk;
 use tallow_models::Model;
 use tallow_models::encoder::{self, EncoderModel};
-use tallow_models::scribe::ScribeModel;
-use tallow_models::spec::{DeltaSpec, ExpertsSpec, LayerSpec};
+use tallow_models::seq2seq::Seq2SeqModel;
+use tallow_models::spec::{ExpertsSpec, GatedDeltaSpec, LayerSpec};
 
 use crate::Failed;
 use crate::device::Device;
@@ -185,7 +185,7 @@ impl Plan {
     }
 
     /// For a model that takes in all of something, and then writes.
-    pub(crate) fn of_scribe(model: &ScribeModel, desk: Desk, device: &Device) -> Plan {
+    pub(crate) fn of_scribe(model: &Seq2SeqModel, desk: Desk, device: &Device) -> Plan {
         let (encoder, decoder) = (&model.spec.encoder, &model.spec.decoder);
         let [own, given] = desk.shapes();
         let frames = if model.hears() { 4 * desk.read } else { 0 };
@@ -298,17 +298,18 @@ fn workspace(model: &Model, step: Step, context: usize) -> u64 {
 /// Numbers of a token that a step has at one time, from above.
 fn activations(layers: &[LayerSpec], dim: usize) -> usize {
     let widest = |f: &dyn Fn(&LayerSpec) -> usize| layers.iter().map(f).max().unwrap_or(0);
-    let latent = |l: &LayerSpec| l.latent.map_or(0, |a| l.mixer.heads.q * (a.plain + a.turned + a.value));
+    let latent =
+        |l: &LayerSpec| l.mla.map_or(0, |a| l.mixer.heads.q * (a.qk_nope_dim + a.qk_rope_dim + a.v_dim));
     let attention = |l: &LayerSpec| {
         let heads = l.mixer.heads;
         heads.qkv_cols() + (2 + 2 * usize::from(l.mixer.gated)) * heads.q_cols() + latent(l)
     };
     // What is projected, what comes of the convolution, and of the heads, three times.
-    let recalled = |d: DeltaSpec| 3 * d.heads.cols() + 5 * d.heads.value_cols() + 4 * d.heads.values;
-    let qkv = widest(&|l| l.delta.map_or_else(|| attention(l), recalled));
+    let recalled = |d: GatedDeltaSpec| 3 * d.heads.cols() + 5 * d.heads.value_cols() + 4 * d.heads.values;
+    let qkv = widest(&|l| l.gated_delta.map_or_else(|| attention(l), recalled));
     // Where experts work, each token is copied for each of its experts, and what they make of it is kept apart.
-    let sorted = |e: ExpertsSpec| 2 * e.used * dim + 4 * e.count;
-    let ffn = widest(&|l| 3 * l.active_width() + l.experts.map_or(0, sorted));
+    let sorted = |e: ExpertsSpec| 2 * e.top_k * dim + 4 * e.count;
+    let ffn = widest(&|l| 3 * l.active_ffn_width() + l.experts.map_or(0, sorted));
     4 * dim + qkv.max(ffn)
 }
 

@@ -30,7 +30,7 @@ pub struct KvShape {
 impl KvShape {
     /// Bytes that one page takes in all layers of a model.
     pub fn page_bytes(&self, spec: &DecoderSpec) -> usize {
-        let columns: usize = spec.layers.iter().map(|l| 2 * l.kept_cols(self.dtype)).sum();
+        let columns: usize = spec.layers.iter().map(|l| 2 * l.cache_cols(self.dtype)).sum();
         columns * self.page_len * self.dtype.size()
     }
 
@@ -52,7 +52,7 @@ impl<B: Backend> KvPool<B> {
         let KvShape { dtype, page_len, pages, sequences } = shape;
         let layer = |l| LayerCache::new(b, l, dtype, [pages, page_len], sequences);
         let layers = spec.layers.iter().map(layer).collect::<Result<_>>()?;
-        let places = if spec.keeps_states() { sequences } else { 0 };
+        let places = if spec.is_recurrent() { sequences } else { 0 };
         Ok(KvPool { layers, turned: RefCell::new(vec![false; places]) })
     }
 

@@ -20,6 +20,6 @@ pub mod pool;
 pub mod runner;
 pub mod sampler;
 pub mod scheduler;
-pub mod scribe;
+pub mod seq2seq;
 pub mod sim;
 pub mod transcribe;

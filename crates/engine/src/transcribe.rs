@@ -12,7 +12,7 @@ use tallow_models::tokenizer::{Shown, Special, TokenizeError, Tokenizer};
 use tokio::sync::oneshot;
 
 use crate::handle::Failure;
-use crate::scribe::{Material, Pen, ScribeHandle, Task};
+use crate::seq2seq::{Material, Pen, ScribeHandle, Task};
 
 /// A text that goes round in circles is at least so many times shorter without what was there before.
 const CIRCLES: f32 = 2.4;

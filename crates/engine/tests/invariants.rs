@@ -97,7 +97,7 @@ fn check<B: Backend>(
     let shape = KvShape { dtype, page_len: s.page_len, pages, sequences: s.slots };
     let r = runner(make(s.threads), model, shape);
     let (slots, budget, beside) = (s.slots, s.budget, s.budget.div_ceil(2));
-    let prefixes = !model.spec.keeps_states();
+    let prefixes = !model.spec.is_recurrent();
     let limits = Limits { context: 256, slots, budget, beside, all_logits: 5, prefixes };
     let mut scheduler = Scheduler::new(limits, BlockPool::new(pages, s.page_len));
     let mut waiting: Vec<usize> = (0..s.requests.len()).collect();

@@ -8,8 +8,8 @@ use tallow_core::{Adapter, Backend, LinearWeights, Norm, Result, RopeTable, Step
 use crate::adapter::{AdapterFile, Targets};
 use crate::blocks::cache::LayerCache;
 use crate::blocks::layer::Layer;
-use crate::blocks::side::Sides;
-use crate::blocks::{Context, Given};
+use crate::blocks::per_layer_embedding::PerLayerEmbeddings;
+use crate::blocks::{Context, StepInputs};
 use crate::error::{LoadError, Result as LoadResult};
 use crate::formats::names::of_layer;
 use crate::spec::DecoderSpec;
@@ -22,7 +22,7 @@ pub struct Decoder<B: Backend> {
     spec: DecoderSpec,
     embed: Weight<B>,
     positions: Option<Weight<B>>,
-    sides: Option<Sides<B>>,
+    sides: Option<PerLayerEmbeddings<B>>,
     layers: Vec<Layer<B>>,
     norm: Norm<B>,
     head: LinearWeights<B>,
@@ -38,13 +38,13 @@ impl<B: Backend> Decoder<B> {
         let mut decoder = Decoder::read(&mut w, spec, context, None)?;
         decoder.targets = Some(Targets::new(model, w.targets()));
         // Files may have keys and values of layers that use another's.
-        let borrowers = spec.layers.iter().enumerate().filter(|(_, layer)| layer.mixer.lender.is_some());
+        let borrowers = spec.layers.iter().enumerate().filter(|(_, layer)| layer.mixer.kv_source.is_some());
         let unused = |i| [names.k, names.v, names.k_norm].map(|name| weights::named(&of_layer(name, i)));
         let unused: HashSet<String> = borrowers.flat_map(|(i, _)| unused(i)).collect();
         let lent = |name: &str| unused.contains(name);
-        let past = spec.layers.len()..spec.layers.len() + spec.guessing;
+        let past = spec.layers.len()..spec.layers.len() + spec.mtp_layers;
         w.finish(model.family.name, |name| {
-            let tied_head = spec.tied && name == weights::named(names.head);
+            let tied_head = spec.tied_embeddings && name == weights::named(names.head);
             let past = names.layer(name).is_some_and(|i| past.contains(&i));
             tied_head || past || model.family.reads(name) || lent(name)
         })?;
@@ -66,12 +66,14 @@ impl<B: Backend> Decoder<B> {
         };
         let positions = spec.positions.map(|n| w.matrix(&weights::named(names.positions), n, spec.dim));
         let positions = positions.transpose()?;
-        let sides =
-            spec.side.map(|width| Sides::load(w, width, spec.vocab, spec.layers.len())).transpose()?;
+        let sides = spec
+            .per_layer_dim
+            .map(|width| PerLayerEmbeddings::load(w, width, spec.vocab, spec.layers.len()))
+            .transpose()?;
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(w, i, layer));
         let layers = layers.collect::<LoadResult<_>>()?;
         let norm = w.norm((names.norm, 0), spec.dim)?;
-        let head = match spec.tied {
+        let head = match spec.tied_embeddings {
             true => LinearWeights::new(embed.clone(), None),
             false => w.layer(&weights::named(names.head), spec.vocab, spec.dim)?,
         };
@@ -126,9 +128,9 @@ impl<B: Backend> Decoder<B> {
             let side = self.sides.as_ref().zip(sides.as_ref()).map(|(sides, all)| sides.part(all, i));
             let given = given.and_then(|(plan, all)| Some((plan, all.get(i)?)));
             let given =
-                given.map(|(plan, cache)| Ok::<_, tallow_core::Error>(Given { plan, kv: cache.kv()? }));
+                given.map(|(plan, cache)| Ok::<_, tallow_core::Error>(StepInputs { plan, kv: cache.kv()? }));
             let across = given.transpose()?;
-            let lender = self.spec.layers[i].mixer.lender.and_then(|lender| caches.get(lender));
+            let lender = self.spec.layers[i].mixer.kv_source.and_then(|lender| caches.get(lender));
             let cx = Context { b, plan, cache: lender.unwrap_or(cache), ropes: &self.ropes, across, side };
             x = layer.forward(&cx, &x)?; // [tokens, dim]
             see(i + 1, &x)?;
@@ -140,7 +142,7 @@ impl<B: Backend> Decoder<B> {
     pub fn keep(&self, b: &B, x: &Tensor<B>, plan: &StepPlan<B>, caches: &[LayerCache<B>]) -> Result<()> {
         let layers = self.layers.iter().zip(caches);
         let mut across = layers.filter_map(|(layer, cache)| Some((layer.across()?, cache)));
-        across.try_for_each(|(across, cache)| across.keep(b, x, plan, cache.kv()?))
+        across.try_for_each(|(across, cache)| across.project_kv(b, x, plan, cache.kv()?))
     }
 
     /// Hidden states after the last layer as the head sees them.
@@ -151,7 +153,7 @@ impl<B: Backend> Decoder<B> {
     /// The logits of the step's outputs, from the hidden states of its tokens.
     pub fn logits(&self, b: &B, plan: &StepPlan<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let epilogue =
-            Epilogue { scale: self.spec.logit_scale, softcap: self.spec.logit_cap, residual: None };
+            Epilogue { scale: self.spec.logit_scale, softcap: self.spec.logit_softcap, residual: None };
         b.run(Head { x, rows: &plan.outputs, norm: &self.norm, weights: &self.head, epilogue })
     }
 }

@@ -18,7 +18,7 @@ pub mod images;
 mod model;
 pub mod reasoning;
 pub mod recipe;
-pub mod scribe;
+pub mod seq2seq;
 pub mod spec;
 pub mod speech;
 pub mod template;

@@ -13,7 +13,7 @@ use crate::formats::names::{EXPERT, Names, layer_in, of_layer};
 use crate::formats::{Checkpoint, Kind, Settings, Stored};
 use crate::generation::Generation;
 use crate::recipe::{Outcome, Quantizing, Recipe};
-use crate::scribe::ScribeModel;
+use crate::seq2seq::Seq2SeqModel;
 use crate::spec::DecoderSpec;
 use crate::template::{ChatTemplates, MOST_SOURCE};
 use crate::tokenizer::Tokenizer;
@@ -49,7 +49,7 @@ impl Model {
             // Of a head that is there too and another one, the settings know nothing.
             let [embed, head] = [names.embed, names.head].map(|name| checkpoint.get(&named(name)));
             let same = |(a, b): (&Stored, &Stored)| a.shape == b.shape && a.bytes() == b.bytes();
-            spec.tied = spec.tied && embed.zip(head).is_none_or(same);
+            spec.tied_embeddings = spec.tied_embeddings && embed.zip(head).is_none_or(same);
         }
         Ok(Model { checkpoint, family, spec, recipe: None, requantize: false })
     }
@@ -64,11 +64,11 @@ impl Model {
     /// What the loading of its weights depends on.
     pub(crate) fn source(&self) -> Source<'_> {
         let spec = &self.spec;
-        let (tied, layers) = (spec.tied, spec.layers.len());
+        let (tied, layers) = (spec.tied_embeddings, spec.layers.len());
         Source {
             checkpoint: &self.checkpoint,
             names: self.names(),
-            spec: Common { dim: spec.dim, norm: spec.norm, side: spec.side },
+            spec: Common { dim: spec.dim, norm: spec.norm, side: spec.per_layer_dim },
             quantizing: self.recipe.map(|recipe| Quantizing { recipe, again: self.requantize, tied, layers }),
         }
     }
@@ -210,7 +210,7 @@ pub enum AnyModel {
     /// It makes vectors of texts, or scores.
     Encoder(Box<EncoderModel>),
     /// It takes in all of a text or a sound, and then writes.
-    Scribe(Box<ScribeModel>),
+    Scribe(Box<Seq2SeqModel>),
 }
 
 impl AnyModel {
@@ -218,7 +218,7 @@ impl AnyModel {
     pub fn new(checkpoint: Checkpoint) -> Result<AnyModel> {
         let config = Config::new(&checkpoint)?;
         if families::scribe(&config).is_some() {
-            return Ok(AnyModel::Scribe(Box::new(ScribeModel::new(checkpoint)?)));
+            return Ok(AnyModel::Scribe(Box::new(Seq2SeqModel::new(checkpoint)?)));
         }
         match families::encoder(&config) {
             Some(_) => Ok(AnyModel::Encoder(Box::new(EncoderModel::new(checkpoint)?))),

@@ -8,7 +8,7 @@ use crate::blocks::rope::RopeSpec;
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderSpec {
     /// Have GGUF files of the family queries and keys in another order than the files of its makers?
-    pub reordered: bool,
+    pub gguf_permutes_qk: bool,
     /// Rows of the embedding: token ids are under it.
     pub vocab: usize,
     /// Elements of a hidden state.
@@ -18,7 +18,7 @@ pub struct DecoderSpec {
     /// Of every norm.
     pub norm: NormSpec,
     /// Is the head the embedding?
-    pub tied: bool,
+    pub tied_embeddings: bool,
     /// Has the head a bias?
     pub head_bias: Bias,
     /// Multiplies embeddings.
@@ -26,15 +26,15 @@ pub struct DecoderSpec {
     /// Positions that have an embedding of their own, which is added to the token's.
     pub positions: Option<usize>,
     /// Elements of what each layer gets of its own beside the hidden state, if it gets anything.
-    pub side: Option<usize>,
+    pub per_layer_dim: Option<usize>,
     /// Multiplies logits.
     pub logit_scale: f32,
     /// Logits then go through `cap * tanh(logit / cap)`.
-    pub logit_cap: Option<f32>,
+    pub logit_softcap: Option<f32>,
     /// Rotary embeddings that layers choose from.
     pub ropes: Vec<RopeSpec>,
     /// How many layers follow the last that only guess further tokens: they are left alone.
-    pub guessing: usize,
+    pub mtp_layers: usize,
     /// From the first to the last.
     pub layers: Vec<LayerSpec>,
 }
@@ -49,7 +49,7 @@ pub struct NormSpec {
     /// Have they biases?
     pub bias: Bias,
     /// Added to the weights as they are stored.
-    pub lift: f32,
+    pub weight_offset: f32,
 }
 
 /// One layer.
@@ -58,24 +58,24 @@ pub struct LayerSpec {
     /// What mixes tokens.
     pub mixer: AttentionSpec,
     /// Where keys and values come from one narrow row: `mixer` then is attention over such rows.
-    pub latent: Option<LatentSpec>,
+    pub mla: Option<MlaSpec>,
     /// Where a state stands in for keys and values: nothing looks at `mixer` then.
-    pub delta: Option<DeltaSpec>,
+    pub gated_delta: Option<GatedDeltaSpec>,
     /// What works on each token.
     pub ffn: FfnSpec,
     /// Where there are several such blocks, how a token gets some of them.
     pub experts: Option<ExpertsSpec>,
     /// A block that works beside those, where both have norms of their own.
-    pub beside: Option<FfnSpec>,
+    pub dense_ffn: Option<FfnSpec>,
     /// Where the norms stand.
     pub order: Order,
     /// Multiplies what each block adds to the hidden state.
     pub residual_scale: f32,
     /// Does a number of its own multiply what it gives?
-    pub scaled: bool,
+    pub layer_scale: bool,
     /// Does it look at what an encoder gave, too, with as many heads and biases? That stands between the other two, and has
     /// a norm in front.
-    pub across: bool,
+    pub cross_attention: bool,
 }
 
 /// Where a layer's norms stand.
@@ -86,9 +86,9 @@ pub enum Order {
     /// Behind each block: `x + norm(block(x))`.
     Post,
     /// Behind each sum: `norm(x + block(x))`.
-    PostSum,
+    PostNorm,
     /// In front of the feed-forward block alone: the first layer's input comes from a norm already.
-    PreFfn,
+    FfnPreNorm,
     /// In front of each block and behind it: `x + norm(block(norm(x)))`.
     Sandwich,
     /// Both blocks see the layer's input, through a norm each: `x + mixer(norm(x)) + ffn(norm(x))`.
@@ -125,33 +125,33 @@ pub struct AttentionSpec {
     /// Scores then go through `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// Which of the decoder's rotary embeddings queries go through once more, after the one above.
-    pub again: Option<usize>,
+    pub second_rope: Option<usize>,
     /// Does each element of a query head's result have a gate, which comes with the queries?
     pub gated: bool,
     /// What is added to scores by how far tokens are apart, if anything is.
-    pub bias: Option<BiasSpec>,
+    pub relative_bias: Option<RelativeBiasSpec>,
     /// Have keys no bias, where queries and values have one?
-    pub bare_keys: bool,
+    pub no_k_bias: bool,
     /// Are values what keys are before these are normalised and turned?
-    pub values_of_keys: bool,
+    pub tie_kv: bool,
     /// The layer in front whose keys and values it looks at, if it has none of its own.
-    pub lender: Option<usize>,
+    pub kv_source: Option<usize>,
 }
 
 /// Numbers that are added to scores. Distances are sorted into buckets, and each bucket has a number for each head: small
 /// distances have one of their own, larger ones share them, the more the further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BiasSpec {
+pub struct RelativeBiasSpec {
     /// How many there are; where tokens see to both sides, for both together.
     pub buckets: usize,
     /// From this distance on all is one.
-    pub furthest: usize,
+    pub max_distance: usize,
 }
 
 impl AttentionSpec {
     /// Have keys a bias?
     pub fn key_bias(&self) -> Bias {
-        if self.bare_keys { Bias::No } else { self.qkv_bias }
+        if self.no_k_bias { Bias::No } else { self.qkv_bias }
     }
 
     /// The most that a token sees, itself included, if not all before it.
@@ -163,31 +163,31 @@ impl AttentionSpec {
 /// Keys and values of all heads that come from one narrow row of each token. The cache holds that row and what turns of
 /// keys, as one head as wide as both; queries are brought to that width, and what attention gives back from it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LatentSpec {
+pub struct MlaSpec {
     /// Elements of the row.
-    pub rank: usize,
+    pub kv_lora_rank: usize,
     /// Elements of what queries come from, if that is not the input.
-    pub q_rank: Option<usize>,
+    pub q_lora_rank: Option<usize>,
     /// Elements of a query that do not turn.
-    pub plain: usize,
+    pub qk_nope_dim: usize,
     /// Elements of a query that turn, behind those.
-    pub turned: usize,
+    pub qk_rope_dim: usize,
     /// Elements of a value.
-    pub value: usize,
+    pub v_dim: usize,
     /// Of the norms of narrow rows.
     pub eps: f32,
 }
 
 /// Heads that keep a matrix of their sequence each, behind a convolution over tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DeltaSpec {
+pub struct GatedDeltaSpec {
     /// How many, how wide.
     pub heads: DeltaHeads,
     /// Tokens that the convolution sees.
     pub kernel: usize,
 }
 
-impl DeltaSpec {
+impl GatedDeltaSpec {
     /// Numbers that the convolution keeps of a sequence.
     pub fn window_len(&self) -> usize {
         (self.kernel - 1) * self.heads.cols()
@@ -213,7 +213,7 @@ pub struct ExpertsSpec {
     /// How many there are.
     pub count: usize,
     /// How many a token goes through.
-    pub used: usize,
+    pub top_k: usize,
     /// Have their logits biases?
     pub router_bias: Bias,
     /// What their logits become.
@@ -225,20 +225,20 @@ pub struct ExpertsSpec {
     /// Groups of them that are chosen first.
     pub groups: Option<Groups>,
     /// Do those chosen count for one together?
-    pub to_one: bool,
+    pub norm_weights: bool,
     /// Multiplies what they count.
     pub scale: f32,
     /// A block that every token goes through besides.
-    pub shared: Option<SharedSpec>,
+    pub shared: Option<SharedExpertSpec>,
     /// Does what chooses them see the hidden state through a norm of its own?
-    pub normed: bool,
+    pub router_norm: bool,
     /// Has each a number that multiplies what it counts?
-    pub scaled: bool,
+    pub expert_scale: bool,
 }
 
 /// A feed-forward block beside experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SharedSpec {
+pub struct SharedExpertSpec {
     /// Elements in the middle.
     pub width: usize,
     /// Does each token say how much it counts?
@@ -247,29 +247,29 @@ pub struct SharedSpec {
 
 impl ExpertsSpec {
     /// Experts chosen by a softmax over all.
-    pub fn softmax(count: usize, used: usize) -> ExpertsSpec {
+    pub fn softmax(count: usize, top_k: usize) -> ExpertsSpec {
         let scores = Scores::Softmax;
         ExpertsSpec {
             count,
-            used,
+            top_k,
             router_bias: Bias::No,
             scores,
             share_of: ShareOf::Result,
             bias: false,
             groups: None,
-            to_one: false,
+            norm_weights: false,
             scale: 1.0,
             shared: None,
-            normed: false,
-            scaled: false,
+            router_norm: false,
+            expert_scale: false,
         }
     }
 }
 
 impl DecoderSpec {
     /// Has any layer a state in place of keys and values? Then what came before a token is not in the pages alone.
-    pub fn keeps_states(&self) -> bool {
-        self.layers.iter().any(|layer| layer.delta.is_some())
+    pub fn is_recurrent(&self) -> bool {
+        self.layers.iter().any(|layer| layer.gated_delta.is_some())
     }
 
     /// The longest sequence for which rotary embeddings are as the model was trained with them. Past it, those that grow
@@ -282,36 +282,39 @@ impl DecoderSpec {
 
 impl LayerSpec {
     /// Columns of a cache of that type that a token's keys take, or its values.
-    pub fn kept_cols(&self, dtype: DType) -> usize {
-        let keeps_none = self.delta.is_some() || self.mixer.lender.is_some();
+    pub fn cache_cols(&self, dtype: DType) -> usize {
+        let keeps_none = self.gated_delta.is_some() || self.mixer.kv_source.is_some();
         if keeps_none { 0 } else { self.mixer.heads.cache_cols(dtype) }
     }
 
     /// Numbers of a sequence's state.
     pub fn state_len(&self) -> usize {
-        self.delta.map_or(0, |delta| delta.window_len() + delta.heads.state_len())
+        self.gated_delta.map_or(0, |delta| delta.window_len() + delta.heads.state_len())
     }
 
     /// Weights of what mixes tokens, for hidden states of `dim` elements.
-    pub fn mixing_weights(&self, dim: usize) -> usize {
-        if let Some(DeltaSpec { heads, .. }) = self.delta {
+    pub fn mixer_params(&self, dim: usize) -> usize {
+        if let Some(GatedDeltaSpec { heads, .. }) = self.gated_delta {
             return dim * (heads.cols() + 2 * heads.value_cols() + 2 * heads.values);
         }
         let heads = self.mixer.heads;
-        let Some(LatentSpec { rank, q_rank, plain, turned, value, .. }) = self.latent else {
+        let Some(MlaSpec { kv_lora_rank, q_lora_rank, qk_nope_dim, qk_rope_dim, v_dim, .. }) = self.mla
+        else {
             let gates = if self.mixer.gated { heads.q_cols() } else { 0 };
-            let own = if self.mixer.lender.is_some() { heads.q_cols() } else { heads.qkv_cols() };
+            let own = if self.mixer.kv_source.is_some() { heads.q_cols() } else { heads.qkv_cols() };
             return dim * (own + heads.q_cols() + gates);
         };
-        let queries = heads.q * (plain + turned);
-        let queries = q_rank.map_or(dim * queries, |narrow| narrow * (dim + queries));
-        queries + dim * (rank + turned) + heads.q * (rank * (plain + value) + value * dim)
+        let queries = heads.q * (qk_nope_dim + qk_rope_dim);
+        let queries = q_lora_rank.map_or(dim * queries, |narrow| narrow * (dim + queries));
+        queries
+            + dim * (kv_lora_rank + qk_rope_dim)
+            + heads.q * (kv_lora_rank * (qk_nope_dim + v_dim) + v_dim * dim)
     }
 
     /// Elements in the middle of all feed-forward blocks that a token goes through.
-    pub fn active_width(&self) -> usize {
-        let beside = self.beside.map_or(0, |block| block.width);
-        let of = |e: ExpertsSpec| e.used * self.ffn.width + e.shared.map_or(0, |s| s.width) + beside;
+    pub fn active_ffn_width(&self) -> usize {
+        let beside = self.dense_ffn.map_or(0, |block| block.width);
+        let of = |e: ExpertsSpec| e.top_k * self.ffn.width + e.shared.map_or(0, |s| s.width) + beside;
         self.experts.map_or(self.ffn.width, of)
     }
 }
@@ -324,7 +327,7 @@ pub enum Bias {
     /// It must.
     Yes,
     /// It has one if the checkpoint does: GGUF metadata does not say.
-    IfThere,
+    IfPresent,
 }
 
 /// How queries and keys are normalised.
@@ -337,7 +340,7 @@ pub enum QkNormSpec {
     /// Each head on its own, all with the same weights.
     PerHead,
     /// Each head on its own, each with its own weights.
-    EachHead,
+    HeadWeights,
     /// All heads of a token as one.
-    Whole,
+    AllHeads,
 }

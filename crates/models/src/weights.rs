@@ -5,11 +5,11 @@
 //! may be left over: one that nobody asked for means that the model is not what we think it is.
 
 mod experts;
-mod latent;
+mod mla;
 mod parts;
-mod passing;
 mod quantize;
-mod turn;
+mod stream_check;
+mod transpose;
 
 use std::collections::BTreeSet;
 use std::ops::{ControlFlow, Range};
@@ -28,11 +28,11 @@ use crate::spec::{Bias, NormSpec};
 
 pub(crate) use experts::{Pair, bytes_alone};
 pub(crate) use parts::{Runs, by_head};
-use passing::Passing;
-pub(crate) use passing::not_finite;
 pub(crate) use quantize::{quantized, room};
-pub(crate) use turn::Turn;
-use turn::plain;
+use stream_check::StreamCheck;
+pub(crate) use stream_check::not_finite;
+pub(crate) use transpose::Transpose;
+use transpose::plain;
 
 /// Told how many bytes of how many have been loaded, and says whether to go on.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>;
@@ -236,7 +236,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         count: usize,
         rows: usize,
     ) -> Result<Vec<Weight<B>>> {
-        let (passing, bytes) = (Passing::new(stored, format, count * rows), stored.bytes());
+        let (passing, bytes) = (StreamCheck::new(stored, format, count * rows), stored.bytes());
         let (size, cols) = (bytes.len() / count.max(1), stored.len() / (count * rows).max(1));
         let prepare = |i: usize| {
             let spent = |of: Range<usize>| passing.spent(i * rows + of.start..i * rows + of.end);
@@ -310,7 +310,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     ) -> Result<Weight<B>> {
         let (stored, format) = self.stored(name, stored_as)?;
         let weight = self.rearranged((stored, name), format, shape, |to| arrange(stored.bytes(), to));
-        Passing::new(stored, format, stored_as[0]).finish(name)?;
+        StreamCheck::new(stored, format, stored_as[0]).finish(name)?;
         self.loaded(name, stored)?;
         weight
     }
@@ -334,7 +334,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     fn turned(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
         let (stored, format) = self.stored(name, &[cols, rows])?;
         plain(stored, name, format)?;
-        let turn = Turn { rows, cols, across: rows, first: 0, step: 1 };
+        let turn = Transpose { rows, cols, across: rows, first: 0, step: 1 };
         self.arranged(name, &[cols, rows], (rows, cols), |from, to| turn.bytes(from, to))
     }
 
@@ -370,7 +370,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         plain(stored, &name, format)?;
         let weight = self.arranged(&name, &[outputs, inputs, 3], shape, |from, to| {
             // In the file the three weights of an input lie together.
-            let turn = Turn { rows: 3, cols: inputs, across: 3, first: 0, step: 1 };
+            let turn = Transpose { rows: 3, cols: inputs, across: 3, first: 0, step: 1 };
             let size = from.len() / outputs.max(1);
             let rows = from.chunks_exact(size.max(1)).zip(to.chunks_exact_mut(size.max(1)));
             rows.for_each(|(from, to)| turn.bytes(from, to));
@@ -407,8 +407,8 @@ impl<'a, B: Backend> Weights<'a, B> {
         let name = format!("{name}.bias");
         match bias {
             Bias::No => Ok(None),
-            Bias::IfThere if self.find(&name).is_none() => Ok(None),
-            Bias::Yes | Bias::IfThere => self.numbers(&name, &[len], 0.0).map(Some),
+            Bias::IfPresent if self.find(&name).is_none() => Ok(None),
+            Bias::Yes | Bias::IfPresent => self.numbers(&name, &[len], 0.0).map(Some),
         }
     }
 
@@ -456,7 +456,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// A norm of layer `i`.
     pub(crate) fn norm(&mut self, (pattern, i): (&str, usize), width: usize) -> Result<Norm<B>> {
         let (name, spec) = (of_layer(pattern, i), self.spec().norm);
-        let weight = self.numbers(&named(&name), &[width], spec.lift)?;
+        let weight = self.numbers(&named(&name), &[width], spec.weight_offset)?;
         let weight = self.b.upload_row(&weight)?;
         Ok(Norm { kind: spec.kind, weight, bias: self.bias(&name, width, spec.bias)?, eps: spec.eps })
     }
@@ -475,7 +475,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         heads: usize,
         dim: usize,
     ) -> Result<Tensor<B>> {
-        let (pattern, lift) = (of_layer(pattern, i), self.spec().norm.lift);
+        let (pattern, lift) = (of_layer(pattern, i), self.spec().norm.weight_offset);
         let mut row = Vec::new();
         match pattern.contains("{head}") {
             true => {

@@ -56,7 +56,7 @@ fn logits<B: Backend>(b: &B, decoder: &Decoder<B>, prompts: &[(Vec<u32>, Worn<B>
         step.outputs.extend(rows.start as u32..rows.end as u32);
         let pages = (i * most..(i + 1) * most).map(|page| page as u32).collect();
         step.spans.push(Span { rows: ids.len(), start: 0, pages });
-        if decoder.spec().keeps_states() {
+        if decoder.spec().is_recurrent() {
             step.states.push(StateRows { from: 2 * i as u32, to: 2 * i as u32 + 1 });
         }
         adapted.extend(worn.clone().map(|(adapter, scale)| LoraRows { rows, adapter, scale }));

@@ -54,7 +54,7 @@ impl<'a, B: Backend> Runner<'a, B> {
         let rows = tokens.len();
         let pages = (0..(self.len + rows).div_ceil(PAGE) as u32).collect();
         let spans = vec![Span { rows, start: self.len, pages }];
-        let states = if self.decoder.spec().keeps_states() { vec![self.state] } else { Vec::new() };
+        let states = if self.decoder.spec().is_recurrent() { vec![self.state] } else { Vec::new() };
         let outputs = (0..rows as u32).collect();
         let step = Step { tokens: tokens.to_vec(), spans, states, outputs, page_len: PAGE };
         let plan = StepPlan::new(self.b, step).unwrap();

@@ -34,7 +34,7 @@ fn run(model: &Model, listen: bool) -> (Vec<f32>, Heard) {
     let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let layers = decoder.spec().layers.iter();
     let cache: Vec<_> = layers.map(|l| LayerCache::new(b, l, DType::F32, [4, PAGE], 1).unwrap()).collect();
-    let keeps = decoder.spec().keeps_states();
+    let keeps = decoder.spec().is_recurrent();
     let states = if keeps { vec![StateRows { from: 0, to: 1 }] } else { Vec::new() };
     let tokens: Vec<u32> = (1..=TOKENS).map(|i| i * 5 % 60).collect();
     let spans = vec![Span { rows: tokens.len(), start: 0, pages: vec![0] }];
@@ -81,7 +81,7 @@ fn every_matrix_is_heard() {
                     "{name}: {tensor}: {found:?}"
                 ),
                 true => {
-                    let used = model.spec.layers[layer.unwrap()].experts.unwrap().used;
+                    let used = model.spec.layers[layer.unwrap()].experts.unwrap().top_k;
                     let (rows, squares) = found.iter().fold((0, 0.0), |(n, s), (rows, x)| (n + rows, s + x));
                     assert_eq!(rows, used * TOKENS as usize, "{name}: {tensor}");
                     // Each token's row goes to so many experts.

@@ -197,7 +197,7 @@ fn older_configs() {
     let model = open(&dir);
     assert!(matches!(
         model.spec.ending.unwrap().gather,
-        tallow_models::encoder::spec::Gathering::By(Pooling::Largest)
+        tallow_models::encoder::spec::PoolKind::By(Pooling::Largest)
     ));
     let far = case.distance(&cpu(), &model);
     assert!(far <= case.tolerance(), "off by {far}");

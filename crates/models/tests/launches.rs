@@ -65,7 +65,7 @@ fn cache<B: Backend>(b: &B, decoder: &Decoder<B>, dtype: DType) -> Vec<LayerCach
 
 /// The states of so many sequences, if layers keep any.
 fn states<B: Backend>(decoder: &Decoder<B>, sequences: u32) -> Vec<StateRows> {
-    let sequences = if decoder.spec().keeps_states() { sequences } else { 0 };
+    let sequences = if decoder.spec().is_recurrent() { sequences } else { 0 };
     (0..sequences).map(|i| StateRows { from: 2 * i, to: 2 * i + 1 }).collect()
 }
 
@@ -156,7 +156,7 @@ fn launch_table_of_a_gpu() {
         // Embedding, gathering, norm, head and the choice of a token are outside of the layers.
         let allowed = 5
             + 2 * usize::from(model.spec.positions.is_some())
-            + 4 * usize::from(model.spec.side.is_some())
+            + 4 * usize::from(model.spec.per_layer_dim.is_some())
             + model.spec.layers.iter().map(|l| dispatches(model, l)).sum::<usize>();
         let took = after.dispatches - before.dispatches;
         assert!(took <= allowed, "{took} dispatches, {allowed} are allowed");
@@ -168,20 +168,20 @@ fn launch_table_of_a_gpu() {
 /// How many a layer may take: as many as one of the usual kind, and what else it has.
 fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
     let behind = 2 * usize::from(layer.order == Order::Sandwich);
-    let (bent, turned) = (usize::from(!layer.ffn.gated), usize::from(layer.mixer.again.is_some()));
+    let (bent, turned) = (usize::from(!layer.ffn.gated), usize::from(layer.mixer.second_rope.is_some()));
     // A GPU goes through experts one by one.
     let experts = layer.experts.map_or(0, |e| 4 * e.count + 5 * usize::from(e.shared.is_some()));
     // Each head's part of queries and of values is a product of its own.
-    let latent = layer.latent.map_or(0, |_| 5 * layer.mixer.heads.q + 8);
+    let latent = layer.mla.map_or(0, |_| 5 * layer.mixer.heads.q + 8);
     // What the layer gets of its own, values normalised and put back, what multiplies the result, and gates, which are a
     // fourth part beside queries, keys and values.
-    let more = 4 * usize::from(model.spec.side.is_some())
+    let more = 4 * usize::from(model.spec.per_layer_dim.is_some())
         + 2 * usize::from(layer.mixer.v_norm)
-        + usize::from(layer.scaled)
-        + 2 * usize::from(layer.mixer.gated && layer.delta.is_none());
+        + usize::from(layer.layer_scale)
+        + 2 * usize::from(layer.mixer.gated && layer.gated_delta.is_none());
     // A delta net has its norm, four parts side by side in two, a convolution in two, a norm of queries and keys, what
     // heads recall, another norm, gates, and its output.
-    if layer.delta.is_some() {
+    if layer.gated_delta.is_some() {
         return 14 + behind + bent + experts + more;
     }
     9 + behind + bent + turned + experts + latent + more

@@ -9,7 +9,7 @@ use axum::http::Method;
 use tallow_engine::counts::StepSizes;
 use tallow_engine::embedder::EmbedderHandle;
 use tallow_engine::handle::{Done, EngineHandle};
-use tallow_engine::scribe::ScribeHandle;
+use tallow_engine::seq2seq::ScribeHandle;
 
 use crate::errors::ApiError;
 use crate::exposition::{Labels, Page};

@@ -6,8 +6,8 @@ use std::sync::mpsc::{Sender, channel};
 use tallow_engine::answer::{Answer, Said};
 use tallow_engine::handle::Failure;
 use tallow_engine::sampler::Sampler;
-use tallow_engine::scribe::{Desk, Material, Pen, Task};
-use tallow_models::scribe::ScribeModel;
+use tallow_engine::seq2seq::{Desk, Material, Pen, Task};
+use tallow_models::seq2seq::Seq2SeqModel;
 use tallow_models::tokenizer::{Special, Tokenizer};
 
 use super::print;
@@ -17,7 +17,7 @@ use crate::encoder::Place;
 use crate::load::Note;
 use crate::settings::{Defaults, Flags, Sources, resolve};
 use crate::view::{Looks, View};
-use crate::{Failed, screen, scribe};
+use crate::{Failed, screen, seq2seq};
 
 /// Tokens of an answer where nobody says.
 const USUAL: usize = 512;
@@ -69,7 +69,12 @@ impl Pen for Answering {
 }
 
 /// Has a model read a prompt, and shows what it writes.
-pub(crate) fn answer(model: &ScribeModel, args: &Run, prompt: &str, sources: &Sources) -> Result<(), Failed> {
+pub(crate) fn answer(
+    model: &Seq2SeqModel,
+    args: &Run,
+    prompt: &str,
+    sources: &Sources,
+) -> Result<(), Failed> {
     if model.hears() {
         return Err(Failed::new("the model hears and reads no text: use `tallow transcribe`"));
     }
@@ -95,7 +100,7 @@ pub(crate) fn answer(model: &ScribeModel, args: &Run, prompt: &str, sources: &So
     }
     let most = config.max_tokens.as_ref().map_or(USUAL, |n| n.value).clamp(1, MOST);
     let desk = Desk { places: 1, read, written: most + 1, dtype: config.kv.value.0, queue: 1 };
-    let handle = scribe::start(model, Place::of(&config), desk, &Note::show)?;
+    let handle = seq2seq::start(model, Place::of(&config), desk, &Note::show)?;
     let (told, hear) = channel();
     let sampler = Sampler::new(config.sampling(), &[]);
     let pen = Answering { tokenizer: tokenizer.clone(), sampler, written: 0, most, told, gone: false };

@@ -340,14 +340,14 @@ fn bound(model: &Model, setup: Setup, test: Test, speeds: Speeds) -> f64 {
 fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
     let spec = &model.spec;
     // Of a table of embeddings one row is read, unless it is the head too.
-    let table = if spec.tied { 0 } else { embedding(model) };
+    let table = if spec.tied_embeddings { 0 } else { embedding(model) };
     let depth = test.depth as f64 + test.generated as f64 / 2.0;
     let cache: f64 = spec
         .layers
         .iter()
         .map(|l| {
             let seen = l.mixer.sees().map_or(depth, |w| depth.min(w as f64));
-            let kept = l.mixer.lender.map_or(l, |i| &spec.layers[i]).kept_cols(setup.kv.0);
+            let kept = l.mixer.kv_source.map_or(l, |i| &spec.layers[i]).cache_cols(setup.kv.0);
             2.0 * kept as f64 * seen
         })
         .sum();
@@ -360,7 +360,7 @@ fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
 fn idle(model: &Model, sequences: usize) -> f64 {
     let layers = model.spec.layers.iter().enumerate();
     let of = |(i, l): (usize, &LayerSpec)| {
-        let missed = l.experts.map(|e| (1.0 - e.used as f64 / e.count as f64).powi(sequences as i32));
+        let missed = l.experts.map(|e| (1.0 - e.top_k as f64 / e.count as f64).powi(sequences as i32));
         missed.map_or(0.0, |missed| missed * model.expert_bytes(i) as f64)
     };
     layers.map(of).sum()
@@ -381,11 +381,11 @@ fn work(model: &Model, test: Test) -> f64 {
         .layers
         .iter()
         .map(|l| {
-            let ffn = (2 + usize::from(l.ffn.gated)) * l.active_width();
-            let linear = l.mixing_weights(spec.dim) + spec.dim * ffn;
+            let ffn = (2 + usize::from(l.ffn.gated)) * l.active_ffn_width();
+            let linear = l.mixer_params(spec.dim) + spec.dim * ffn;
             let seen = l.mixer.sees().map_or(depth, |w| depth.min(w as f64));
             // A matrix is looked at twice for each token, and written once.
-            let mixing = match l.delta {
+            let mixing = match l.gated_delta {
                 Some(delta) => 6.0 * delta.heads.state_len() as f64,
                 None => 4.0 * l.mixer.heads.q_cols() as f64 * seen,
             };

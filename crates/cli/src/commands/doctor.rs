@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tallow_core::conformance::Suite;
 use tallow_cpu::{Cpu, Isa};
-use tallow_engine::scribe::Desk;
+use tallow_engine::seq2seq::Desk;
 use tallow_models::AnyModel;
 use tallow_models::generation::Generation;
 

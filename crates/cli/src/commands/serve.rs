@@ -7,7 +7,7 @@ use std::time::Duration;
 use tallow_models::AnyModel;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::generation::Generation;
-use tallow_models::scribe::ScribeModel;
+use tallow_models::seq2seq::Seq2SeqModel;
 use tallow_server::{Limits, Loading, Served, ServedEncoder, ServedSpeech, Settings};
 use tokio::net::{TcpListener, TcpSocket};
 
@@ -17,7 +17,7 @@ use crate::load::{self, DEMO, Note};
 use crate::lora::{self, Lora};
 use crate::settings::{Defaults, Flags, Sources, resolve};
 use crate::signal::Signals;
-use crate::{Failed, build, descriptors, env, log, memory, screen, scribe};
+use crate::{Failed, build, descriptors, env, log, memory, screen, seq2seq};
 
 pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let host = sources.get("host", args.host.clone(), "127.0.0.1".to_owned())?.value;
@@ -148,11 +148,11 @@ fn start_encoder(
 
 /// Starts what goes through sounds. What is about written text it does not take.
 fn start_scribe(
-    model: &ScribeModel,
+    model: &Seq2SeqModel,
     name: &str,
     args: &Serve,
     sources: &Sources,
-) -> Result<(scribe::Running, ServedSpeech), Failed> {
+) -> Result<(seq2seq::Running, ServedSpeech), Failed> {
     if !model.hears() {
         return Err(Failed::new(
             "the model reads all of a text before it writes, which is not served: use `tallow run`",
@@ -166,7 +166,7 @@ fn start_scribe(
     let names = std::iter::once(load::short_name(name)).chain(args.alias.iter().cloned()).collect();
     let (places, queue) = (config.slots.value, config.slots.value + config.queue.value);
     let (running, transcriber) =
-        scribe::transcriber(model, Place::of(&config), config.kv.value, places, &Note::log)?;
+        seq2seq::transcriber(model, Place::of(&config), config.kv.value, places, &Note::log)?;
     Ok((running, ServedSpeech::new(transcriber, names, queue)))
 }
 

@@ -6,8 +6,8 @@ use std::fmt::Write;
 use tallow_models::AnyModel;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::formats::{Checkpoint, Kind, Settings};
-use tallow_models::scribe::ScribeModel;
-use tallow_models::spec::{DecoderSpec, DeltaSpec, LayerSpec};
+use tallow_models::seq2seq::Seq2SeqModel;
+use tallow_models::spec::{DecoderSpec, GatedDeltaSpec, LayerSpec};
 use tallow_models::tokenizer::Tokenizer;
 
 use super::print;
@@ -67,7 +67,7 @@ fn show_encoder(args: &Show, model: &EncoderModel) -> Result<(), Failed> {
 }
 
 /// The same for a model that takes in all of a text or a sound, and then writes.
-fn show_scribe(args: &Show, model: &ScribeModel) -> Result<(), Failed> {
+fn show_scribe(args: &Show, model: &Seq2SeqModel) -> Result<(), Failed> {
     let (name, checkpoint) = (load::short_name(&args.model), &model.checkpoint);
     if args.template {
         return Err(Failed::new(format!("{name} has no chat template")));
@@ -201,9 +201,9 @@ fn context(spec: &DecoderSpec) -> String {
 /// `mlp 8192`, or `8 of 128 experts of 768`
 fn feed_forward(layer: &LayerSpec) -> String {
     let Some(experts) = layer.experts else { return format!("mlp {}", layer.ffn.width) };
-    let beside = experts.shared.map(|s| s.width).or(layer.beside.map(|block| block.width));
+    let beside = experts.shared.map(|s| s.width).or(layer.dense_ffn.map(|block| block.width));
     let shared = beside.map_or(String::new(), |width| format!(" and one of {width}"));
-    format!("{} of {} experts of {}{shared}", experts.used, experts.count, layer.ffn.width)
+    format!("{} of {} experts of {}{shared}", experts.top_k, experts.count, layer.ffn.width)
 }
 
 /// `8 (32 query heads, 8 key heads, 128 wide, mlp 4096)`, with a part for each kind of layer. `unit` stands behind how
@@ -214,9 +214,9 @@ fn layers(all: &[LayerSpec], unit: &str) -> String {
         let of = |what: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(", {what} {n}"));
         let window = of("window", layer.mixer.window)
             + &of("chunks of", layer.mixer.chunk)
-            + &of("keys of layer", layer.mixer.lender);
-        let heads = match (layer.delta, layer.mixer.heads) {
-            (Some(DeltaSpec { heads: h, .. }), _) => {
+            + &of("keys of layer", layer.mixer.kv_source);
+        let heads = match (layer.gated_delta, layer.mixer.heads) {
+            (Some(GatedDeltaSpec { heads: h, .. }), _) => {
                 format!("{} delta heads of {} x {}, {} key heads", h.values, h.key_dim, h.value_dim, h.keys)
             }
             (None, h) => format!("{} query heads, {} key heads, {} wide", h.q, h.kv, h.dim),

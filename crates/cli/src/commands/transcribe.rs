@@ -17,7 +17,7 @@ use crate::encoder::Place;
 use crate::load::{self, Note};
 use crate::settings::Sources;
 use crate::solo::Setup;
-use crate::{Failed, screen, scribe};
+use crate::{Failed, screen, seq2seq};
 
 pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Failed> {
     // A file that cannot be read should not cost the loading of a model.
@@ -34,7 +34,7 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
             note.show()
         }
     };
-    let (_running, transcriber) = scribe::transcriber(&model, place, kv, 1, &say)?;
+    let (_running, transcriber) = seq2seq::transcriber(&model, place, kv, 1, &say)?;
     let speech = &transcriber.speech;
     let language = args.language.as_ref().map(|name| {
         let none = || Failed::new(format!("--language {name}: the model knows these: {}", speech.known()));

@@ -55,7 +55,7 @@ impl Targets {
             path: model.checkpoint.path.clone(),
             family: model.family,
             is_gguf: matches!(model.checkpoint.settings, Settings::Gguf(_)),
-            reordered: heads.zip(turned).filter(|_| spec.reordered),
+            reordered: heads.zip(turned).filter(|_| spec.gguf_permutes_qk),
         }
     }
 

@@ -3,7 +3,7 @@
 use tallow_core::ops::{Attend, Copy, Eltwise, EltwiseOp, Epilogue, Normalize, QkvPrep, Rope};
 use tallow_core::{AttnSpec, Backend, Heads, LinearWeights, Norm, QkNorm, Result, Tensor};
 
-use super::{Context, distance};
+use super::{Context, relative_bias};
 use crate::error::Result as LoadResult;
 use crate::formats::names::of_layer;
 use crate::spec::{AttentionSpec, QkNormSpec};
@@ -40,7 +40,7 @@ impl<B: Backend> Attention<B> {
                 parts
             }
             true => vec![w.qkv((names.qkv, i), heads, dim, spec.qkv_bias)?],
-            false if spec.values_of_keys => {
+            false if spec.tie_kv => {
                 let q = w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?;
                 let k = w.linear((names.k, i), heads.kv_cols(), dim, spec.key_bias())?;
                 // What adapters add to keys is added to values; what goes in is listened to once.
@@ -64,9 +64,9 @@ impl<B: Backend> Attention<B> {
         };
         let o = w.linear((names.o, i), dim, heads.q_cols(), spec.out_bias)?;
         let widths = match spec.qk_norm {
-            QkNormSpec::None | QkNormSpec::EachHead | QkNormSpec::Plain => None,
+            QkNormSpec::None | QkNormSpec::HeadWeights | QkNormSpec::Plain => None,
             QkNormSpec::PerHead => Some((heads.dim, heads.dim)),
-            QkNormSpec::Whole => Some((heads.q_cols(), heads.kv_cols())),
+            QkNormSpec::AllHeads => Some((heads.q_cols(), heads.kv_cols())),
         };
         let mut norm = |name, width| w.norm((name, i), width);
         let qk_norm = match widths {
@@ -76,14 +76,17 @@ impl<B: Backend> Attention<B> {
             }
             None => None,
         };
-        let own = spec.qk_norm == QkNormSpec::EachHead;
+        let own = spec.qk_norm == QkNormSpec::HeadWeights;
         let own_norms = own.then(|| OwnNorms::load(w, i, heads)).transpose()?;
         let v_norm = spec.v_norm.then(|| w.plain_norm(heads.dim)).transpose()?;
         let sinks = spec.sinks.then(|| w.row(&of_layer(names.sinks, i), heads.q)).transpose()?;
-        let bias = spec.bias.map(|bias| distance::load(w, i, heads.q, bias, spec.causal)).transpose()?;
-        let AttentionSpec { rope, again, gated, scale, window, chunk, softcap, causal, .. } = *spec;
+        let bias = spec
+            .relative_bias
+            .map(|bias| relative_bias::load(w, i, heads.q, bias, spec.causal))
+            .transpose()?;
+        let AttentionSpec { rope, second_rope, gated, scale, window, chunk, softcap, causal, .. } = *spec;
         let spec = AttnSpec { scale, window, chunk, softcap, sinks, bias, causal };
-        Ok(Attention { qkv, o, qk_norm, own_norms, v_norm, heads, rope, again, gated, spec })
+        Ok(Attention { qkv, o, qk_norm, own_norms, v_norm, heads, rope, again: second_rope, gated, spec })
     }
 
     /// `then(attention(norm(x)))`

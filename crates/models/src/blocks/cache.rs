@@ -34,11 +34,11 @@ impl<B: Backend> LayerCache<B> {
         [pages, page_len]: [usize; 2],
         sequences: usize,
     ) -> Result<LayerCache<B>> {
-        if layer.mixer.lender.is_some() {
+        if layer.mixer.kv_source.is_some() {
             return Ok(LayerCache::None);
         }
-        let Some(delta) = layer.delta else {
-            let page = || b.alloc(dtype, pages, page_len * layer.kept_cols(dtype));
+        let Some(delta) = layer.gated_delta else {
+            let page = || b.alloc(dtype, pages, page_len * layer.cache_cols(dtype));
             return Ok(LayerCache::Pages { k: page()?, v: page()? });
         };
         let state = |len: usize| b.alloc(DType::F32, 2 * sequences, len);

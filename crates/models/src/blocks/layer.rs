@@ -4,15 +4,15 @@ use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Normalize};
 use tallow_core::{Backend, Norm, Result, Tensor};
 
 use super::Context;
-use super::across::Across;
 use super::attention::Attention;
-use super::borrowed::Borrowed;
-use super::delta::Delta;
-use super::latent::Latent;
-use super::mixture::Mixture;
+use super::cross_attention::CrossAttention;
+use super::gated_delta_net::GatedDeltaNet;
+use super::mla::Mla;
 use super::mlp::Mlp;
-use super::side::Side;
-use super::twofold::Twofold;
+use super::moe::MoeBlock;
+use super::parallel_moe::ParallelMoe;
+use super::per_layer_embedding::PerLayerInput;
+use super::shared_kv::SharedKvAttention;
 use crate::error::Result as LoadResult;
 use crate::formats::names::of_layer;
 use crate::spec::{LayerSpec, Order};
@@ -22,20 +22,20 @@ use crate::weights::Weights;
 #[derive(Debug)]
 enum Mixer<B: Backend> {
     Attention(Box<Attention<B>>),
-    Borrowed(Box<Borrowed<B>>),
-    Latent(Box<Latent<B>>),
-    Delta(Box<Delta<B>>),
+    Borrowed(Box<SharedKvAttention<B>>),
+    Latent(Box<Mla<B>>),
+    Delta(Box<GatedDeltaNet<B>>),
 }
 
 impl<B: Backend> Mixer<B> {
     fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<Mixer<B>> {
-        Ok(match (spec.delta, spec.latent) {
-            (Some(delta), _) => Mixer::Delta(Box::new(Delta::load(w, i, &delta)?)),
-            (None, None) if spec.mixer.lender.is_some() => {
-                Mixer::Borrowed(Box::new(Borrowed::load(w, i, &spec.mixer)?))
+        Ok(match (spec.gated_delta, spec.mla) {
+            (Some(delta), _) => Mixer::Delta(Box::new(GatedDeltaNet::load(w, i, &delta)?)),
+            (None, None) if spec.mixer.kv_source.is_some() => {
+                Mixer::Borrowed(Box::new(SharedKvAttention::load(w, i, &spec.mixer)?))
             }
             (None, None) => Mixer::Attention(Box::new(Attention::load(w, i, &spec.mixer)?)),
-            (None, Some(latent)) => Mixer::Latent(Box::new(Latent::load(w, i, &spec.mixer, latent)?)),
+            (None, Some(latent)) => Mixer::Latent(Box::new(Mla::load(w, i, &spec.mixer, latent)?)),
         })
     }
 
@@ -60,8 +60,8 @@ impl<B: Backend> Mixer<B> {
 #[derive(Debug)]
 enum FeedForward<B: Backend> {
     Dense(Mlp<B>),
-    Experts(Box<Mixture<B>>),
-    Twofold(Box<Twofold<B>>),
+    Experts(Box<MoeBlock<B>>),
+    Twofold(Box<ParallelMoe<B>>),
 }
 
 impl<B: Backend> FeedForward<B> {
@@ -69,13 +69,15 @@ impl<B: Backend> FeedForward<B> {
         let names = w.names();
         let alone = !spec.ffn.gated && !names.up_alone.is_empty();
         let up = if alone { names.up_alone } else { names.up };
-        Ok(match (&spec.experts, &spec.beside) {
+        Ok(match (&spec.experts, &spec.dense_ffn) {
             (None, _) => {
                 FeedForward::Dense(Mlp::load(w, i, [names.gate, up, names.gate_up, names.down], &spec.ffn)?)
             }
-            (Some(experts), None) => FeedForward::Experts(Box::new(Mixture::load(w, i, &spec.ffn, experts)?)),
+            (Some(experts), None) => {
+                FeedForward::Experts(Box::new(MoeBlock::load(w, i, &spec.ffn, experts)?))
+            }
             (Some(experts), Some(dense)) => {
-                FeedForward::Twofold(Box::new(Twofold::load(w, i, (dense, &spec.ffn), experts)?))
+                FeedForward::Twofold(Box::new(ParallelMoe::load(w, i, (dense, &spec.ffn), experts)?))
             }
         })
     }
@@ -101,12 +103,12 @@ impl<B: Backend> FeedForward<B> {
 pub struct Layer<B: Backend> {
     mixer_norms: Norms<B>,
     mixer: Mixer<B>,
-    across: Option<Box<Across<B>>>,
+    across: Option<Box<CrossAttention<B>>>,
     ffn_norms: Norms<B>,
     ffn: FeedForward<B>,
     order: Order,
     residual_scale: f32,
-    side: Option<Side<B>>,
+    side: Option<PerLayerInput<B>>,
     /// [1, 1]
     scale: Option<Tensor<B>>,
 }
@@ -131,27 +133,30 @@ impl<B: Backend> Layer<B> {
     /// Reads layer `i`.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<Layer<B>> {
         let (names, order) = (w.names(), spec.order);
-        let before = !matches!(order, Order::Post | Order::PostSum);
-        let behind = matches!(order, Order::Post | Order::PostSum | Order::Sandwich);
-        let before_mixer = before && order != Order::PreFfn;
+        let before = !matches!(order, Order::Post | Order::PostNorm);
+        let behind = matches!(order, Order::Post | Order::PostNorm | Order::Sandwich);
+        let before_mixer = before && order != Order::FfnPreNorm;
         let of_mixer = [before_mixer.then_some(names.mixer_norm), behind.then_some(names.mixer_behind)];
         let before = before && order != Order::ParallelOneNorm;
         let of_ffn = [before.then_some(names.ffn_norm), behind.then_some(names.ffn_behind)];
         Ok(Layer {
             mixer_norms: Norms::load(w, i, of_mixer)?,
             mixer: Mixer::load(w, i, spec)?,
-            across: spec.across.then(|| Across::load(w, i, &spec.mixer).map(Box::new)).transpose()?,
+            across: spec
+                .cross_attention
+                .then(|| CrossAttention::load(w, i, &spec.mixer).map(Box::new))
+                .transpose()?,
             ffn_norms: Norms::load(w, i, of_ffn)?,
             ffn: FeedForward::load(w, i, spec)?,
             order,
             residual_scale: spec.residual_scale,
-            side: w.spec().side.map(|width| Side::load(w, i, width, &spec.ffn)).transpose()?,
-            scale: spec.scaled.then(|| w.row(&of_layer(names.scale, i), 1)).transpose()?,
+            side: w.spec().side.map(|width| PerLayerInput::load(w, i, width, &spec.ffn)).transpose()?,
+            scale: spec.layer_scale.then(|| w.row(&of_layer(names.scale, i), 1)).transpose()?,
         })
     }
 
     /// What looks at what an encoder gave, if the layer has that.
-    pub fn across(&self) -> Option<&Across<B>> {
+    pub fn across(&self) -> Option<&CrossAttention<B>> {
         self.across.as_deref()
     }
 
@@ -164,7 +169,7 @@ impl<B: Backend> Layer<B> {
             mixed = across.forward(cx.b, given, &mixed)?;
         }
         let (x, before) = match self.order {
-            Order::Pre | Order::Post | Order::PostSum | Order::PreFfn | Order::Sandwich => {
+            Order::Pre | Order::Post | Order::PostNorm | Order::FfnPreNorm | Order::Sandwich => {
                 (&mixed, of_ffn.before.as_ref())
             }
             Order::Parallel => (x, of_ffn.before.as_ref()),
@@ -191,7 +196,7 @@ impl<B: Backend> Layer<B> {
         let scale = self.residual_scale;
         let add = Epilogue { scale, ..Epilogue::add_to(to) };
         let Some(norm) = &norms.behind else { return block(add) };
-        if self.order == Order::PostSum {
+        if self.order == Order::PostNorm {
             let sum = block(add)?;
             return cx.b.run(Normalize { x: &sum, norm, residual: None });
         }

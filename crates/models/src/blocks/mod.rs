@@ -1,18 +1,18 @@
 //! The blocks that every family is made of. A forward is written here once, and nowhere else.
 
-pub mod across;
 pub mod attention;
-pub mod borrowed;
 pub mod cache;
-pub mod delta;
-mod distance;
-pub mod latent;
+pub mod cross_attention;
+pub mod gated_delta_net;
 pub mod layer;
-pub mod mixture;
+pub mod mla;
 pub mod mlp;
+pub mod moe;
+pub mod parallel_moe;
+pub mod per_layer_embedding;
+mod relative_bias;
 pub mod rope;
-pub mod side;
-pub mod twofold;
+pub mod shared_kv;
 
 use tallow_core::ops::{Epilogue, Linear, LinearMany, Lora};
 use tallow_core::{Backend, LayerKv, LinearWeights, Norm, Result, RopeTable, StepPlan, Tensor};
@@ -21,7 +21,7 @@ use cache::LayerCache;
 
 /// What a layer has made of what an encoder gave.
 #[derive(Debug)]
-pub struct Given<'a, B: Backend> {
+pub struct StepInputs<'a, B: Backend> {
     /// Which of the step's tokens look at what.
     pub plan: &'a StepPlan<B>,
     /// Keys and values.
@@ -40,7 +40,7 @@ pub struct Context<'a, B: Backend> {
     /// The decoder's rotary embeddings.
     pub ropes: &'a [RopeTable<B>],
     /// What an encoder gave, if there is one.
-    pub across: Option<Given<'a, B>>,
+    pub across: Option<StepInputs<'a, B>>,
     /// What the layer gets of its own, if it gets anything: [tokens, width]
     pub side: Option<Tensor<B>>,
 }

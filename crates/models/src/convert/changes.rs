@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use tallow_quant::Format;
 
 use crate::error::Result;
-use crate::weights::{Runs, Turn, room};
+use crate::weights::{Runs, Transpose, room};
 
 /// A step on the way.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Change {
     /// Rows become columns, all or some of them.
-    Turned(Turn),
+    Turned(Transpose),
     /// Rows come in another order, or only some of them do.
     Rows(Runs),
     /// Columns come in another order.

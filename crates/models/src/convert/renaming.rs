@@ -8,12 +8,12 @@ use super::changes::Change;
 use super::pieces::Piece;
 use super::tensors::Target;
 use crate::Model;
-use crate::blocks::delta::by_key_head;
+use crate::blocks::gated_delta_net::by_key_head;
 use crate::error::{LoadError, Result};
 use crate::families::Family;
 use crate::formats::names::{EXPERT, Joint, Layout, Names, Part, Rate, is_redundant, of_layer};
-use crate::spec::LatentSpec;
-use crate::weights::{Pair, Runs, Turn, by_head, bytes_alone, named};
+use crate::spec::MlaSpec;
+use crate::weights::{Pair, Runs, Transpose, by_head, bytes_alone, named};
 
 /// A folder's tensors, named as `reader` wants them. Nothing is left over but what loading leaves over, too.
 pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Target<'a>>> {
@@ -108,7 +108,7 @@ impl<'a> Renaming<'a> {
             };
             let first = first.stored;
             self.used.extend(found.iter().map(|piece| piece.name.clone()));
-            if self.model.spec.tied && to == "output.weight" {
+            if self.model.spec.tied_embeddings && to == "output.weight" {
                 continue;
             }
             if let Some(Piece { name, stored, .. }) = found.iter().find(|p| p.stored.shape != first.shape) {
@@ -133,7 +133,7 @@ impl<'a> Renaming<'a> {
         let linear = matches!(part, Part::Linear | Part::Queries | Part::Keys | Part::Joint);
         match (self.names.layout, self.to.layout, shape) {
             (Layout::Columns, Layout::Rows, &[cols, rows]) if linear => {
-                vec![Change::Turned(Turn { rows, cols, across: rows, first: 0, step: 1 })]
+                vec![Change::Turned(Transpose { rows, cols, across: rows, first: 0, step: 1 })]
             }
             (Layout::RowsByHead, Layout::Rows, _) if part == Part::Joint => {
                 let heads = self.model.spec.layers.first().map(|layer| layer.mixer.heads);
@@ -151,18 +151,20 @@ impl<'a> Renaming<'a> {
     /// Cuts in two what makes keys and values of a narrow row.
     fn latent(&mut self, layer: usize) -> Result<()> {
         let (spec, from, to) = (&self.model.spec.layers[layer], self.names.latent, self.to.latent);
-        let Some(LatentSpec { rank, plain: keys, value: values, .. }) = spec.latent else { return Ok(()) };
-        let (heads, rows) = (spec.mixer.heads.q, keys + values);
-        let Some(up) = self.shaped(&named(&of_layer(from.up, layer)), &[heads * rows, rank])? else {
+        let Some(MlaSpec { kv_lora_rank, qk_nope_dim: keys, v_dim: values, .. }) = spec.mla else {
             return Ok(());
         };
-        let turn = Turn { rows: rank, cols: keys, across: rank, first: 0, step: 1 };
+        let (heads, rows) = (spec.mixer.heads.q, keys + values);
+        let Some(up) = self.shaped(&named(&of_layer(from.up, layer)), &[heads * rows, kv_lora_rank])? else {
+            return Ok(());
+        };
+        let turn = Transpose { rows: kv_lora_rank, cols: keys, across: kv_lora_rank, first: 0, step: 1 };
         let some = |rows: Range<usize>| Change::Rows(iter::once(rows).collect());
         for (to, change) in
             [(to.k, vec![some(0..keys), Change::Turned(turn)]), (to.v, vec![some(keys..rows)])]
         {
             let to = named(&of_layer(to, layer));
-            self.add(to, vec![up.clone()], &[heads, rows, rank], (Part::Linear, change))?;
+            self.add(to, vec![up.clone()], &[heads, rows, kv_lora_rank], (Part::Linear, change))?;
         }
         Ok(())
     }
@@ -189,7 +191,7 @@ impl<'a> Renaming<'a> {
             if let Some(pair) = self.pair(&from, shape)? {
                 self.add(named(&to), vec![pair], &shape, (Part::Linear, some.clone()))?;
             } else if let Some(plain) = self.shaped(&from, &[count, cols, outputs])? {
-                let turn = Change::Turned(Turn { rows, cols, across: outputs, first, step });
+                let turn = Change::Turned(Transpose { rows, cols, across: outputs, first, step });
                 self.add(named(&to), vec![plain], &[count, cols, outputs], (Part::Linear, vec![turn]))?;
             }
             if let Some(bias) = self.shaped(&format!("{from}_bias"), &[count, outputs])? {
@@ -218,7 +220,9 @@ impl<'a> Renaming<'a> {
 
     /// Takes apart what comes key head by key head: queries, keys and values of heads that keep a matrix, and their gates.
     fn recalled(&mut self, layer: usize) -> Result<()> {
-        let Some(heads) = self.model.spec.layers[layer].delta.map(|delta| delta.heads) else { return Ok(()) };
+        let Some(heads) = self.model.spec.layers[layer].gated_delta.map(|delta| delta.heads) else {
+            return Ok(());
+        };
         let (rows, dim) = (heads.cols() + heads.value_cols(), self.model.spec.dim);
         let from = named(&of_layer(self.names.delta.qkvz, layer));
         let Some(all) = self.shaped(&from, &[rows, dim])? else { return Ok(()) };

@@ -14,7 +14,7 @@ use crate::families::{self, Family};
 use crate::file_type::{FileType, dominant};
 use crate::formats::config::{Config, Noted};
 use crate::formats::gguf::write::{Header, Planned, Written};
-use crate::spec::{Bias, DecoderSpec, DeltaSpec, LayerSpec};
+use crate::spec::{Bias, DecoderSpec, GatedDeltaSpec, LayerSpec};
 
 /// The family that reads GGUF files of such a model.
 pub(super) fn reader(model: &Model) -> Result<&'static Family> {
@@ -76,18 +76,18 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
         }
         set("attention.key_length", count(heads.dim));
         set("attention.value_length", count(heads.dim));
-        if let Some(latent) = first.latent {
-            set("attention.value_length", count(latent.rank));
-            set("attention.key_length_mla", count(latent.plain + latent.turned));
-            set("attention.value_length_mla", count(latent.value));
-            set("attention.kv_lora_rank", count(latent.rank));
-            if let Some(rank) = latent.q_rank {
+        if let Some(latent) = first.mla {
+            set("attention.value_length", count(latent.kv_lora_rank));
+            set("attention.key_length_mla", count(latent.qk_nope_dim + latent.qk_rope_dim));
+            set("attention.value_length_mla", count(latent.v_dim));
+            set("attention.kv_lora_rank", count(latent.kv_lora_rank));
+            if let Some(rank) = latent.q_lora_rank {
                 set("attention.q_lora_rank", count(rank));
             }
         }
     }
-    let dense = layers.iter().filter(|layer| layer.experts.is_none() || layer.beside.is_some());
-    let dense: Vec<usize> = dense.map(|layer| layer.beside.unwrap_or(layer.ffn).width).collect();
+    let dense = layers.iter().filter(|layer| layer.experts.is_none() || layer.dense_ffn.is_some());
+    let dense: Vec<usize> = dense.map(|layer| layer.dense_ffn.unwrap_or(layer.ffn).width).collect();
     if !dense.is_empty() {
         // Of layers with experts alone nobody asks.
         set(
@@ -95,31 +95,31 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
             if dense.len() == layers.len() { by_layer(dense) } else { count(dense[0]) },
         );
     }
-    if let Some(side) = spec.side {
+    if let Some(side) = spec.per_layer_dim {
         set("embedding_length_per_layer_input", count(side));
     }
     if let Some((layer, experts)) = layers.iter().find_map(|layer| Some((layer, layer.experts?))) {
         set("expert_count", count(experts.count));
-        set("expert_used_count", count(experts.used));
+        set("expert_used_count", count(experts.top_k));
         set("expert_feed_forward_length", count(layer.ffn.width));
         set("expert_gating_func", count(if experts.scores == Scores::Sigmoid { 2 } else { 1 }));
     }
     if let Some(shared) = layers.iter().find_map(|layer| layer.experts?.shared) {
         set("expert_shared_feed_forward_length", count(shared.width));
     }
-    if let Some(DeltaSpec { heads, kernel }) = layers.iter().find_map(|layer| layer.delta) {
+    if let Some(GatedDeltaSpec { heads, kernel }) = layers.iter().find_map(|layer| layer.gated_delta) {
         set("ssm.conv_kernel", count(kernel));
         set("ssm.state_size", count(heads.key_dim));
         set("ssm.group_count", count(heads.keys));
         set("ssm.time_step_rank", count(heads.values));
         set("ssm.inner_size", count(heads.value_cols()));
-        let is_recalled = |layer: &LayerSpec| layer.delta.is_some();
+        let is_recalled = |layer: &LayerSpec| layer.gated_delta.is_some();
         set("attention.recurrent_layers", Written::Flags(layers.iter().map(is_recalled).collect()));
     }
     if let [first, ..] = spec.ropes.as_slice() {
         rotation(&mut set, first);
     }
-    if layers.iter().any(|layer| layer.latent.is_some()) {
+    if layers.iter().any(|layer| layer.mla.is_some()) {
         // Such families say how scores are scaled, in place of what turns.
         header.unset(&format!("{arch}.rope.scaling.attn_factor"));
         let sharpening = families::rope::sharpening(&Config::new(&model.checkpoint)?)?;
@@ -247,12 +247,12 @@ pub(super) fn difference(model: &DecoderSpec, read: &DecoderSpec) -> Option<Stri
         ("the size of hidden states", mine.dim == read.dim),
         ("the context", mine.context == read.context),
         ("the norms", mine.norm == read.norm),
-        ("the head", (mine.tied, mine.head_bias) == (read.tied, read.head_bias)),
+        ("the head", (mine.tied_embeddings, mine.head_bias) == (read.tied_embeddings, read.head_bias)),
         ("what multiplies embeddings", mine.embed_scale == read.embed_scale),
         ("the embedding of positions", mine.positions == read.positions),
-        ("what layers get beside the hidden state", mine.side == read.side),
+        ("what layers get beside the hidden state", mine.per_layer_dim == read.per_layer_dim),
         ("what multiplies logits", mine.logit_scale == read.logit_scale),
-        ("the cap on logits", mine.logit_cap == read.logit_cap),
+        ("the cap on logits", mine.logit_softcap == read.logit_softcap),
         ("the number of layers", mine.layers.len() == read.layers.len()),
         ("the rotary embeddings", turn_alike(model, &read)),
     ];
@@ -263,8 +263,8 @@ pub(super) fn difference(model: &DecoderSpec, read: &DecoderSpec) -> Option<Stri
     layers.find_map(|(i, (mine, read))| {
         let what = match mine {
             _ if mine == read => return None,
-            _ if mine.mixer != read.mixer || mine.latent != read.latent => "the attention",
-            _ if mine.delta != read.delta => "what stands for the attention",
+            _ if mine.mixer != read.mixer || mine.mla != read.mla => "the attention",
+            _ if mine.gated_delta != read.gated_delta => "what stands for the attention",
             _ if mine.ffn != read.ffn => "the feed-forward block",
             _ if mine.experts != read.experts => "the experts",
             _ => "the order of blocks",
@@ -277,10 +277,10 @@ pub(super) fn difference(model: &DecoderSpec, read: &DecoderSpec) -> Option<Stri
 /// the tensors, or say only how sure one is.
 fn alike(spec: &DecoderSpec, read: &DecoderSpec) -> DecoderSpec {
     let mut spec = spec.clone();
-    spec.guessing = 0;
-    spec.norm.lift = 0.0;
+    spec.mtp_layers = 0;
+    spec.norm.weight_offset = 0.0;
     // Biases are in the file or not.
-    let unsure = Bias::IfThere;
+    let unsure = Bias::IfPresent;
     let sure = |bias: &mut Bias, read: Bias| {
         if read == unsure {
             *bias = unsure;
@@ -293,7 +293,7 @@ fn alike(spec: &DecoderSpec, read: &DecoderSpec) -> DecoderSpec {
         if (layer.mixer.scale - read.mixer.scale).abs() <= 1e-6 * read.mixer.scale.abs() {
             layer.mixer.scale = read.mixer.scale;
         }
-        if let (Some(mine), Some(read)) = (&mut layer.delta, &read.delta) {
+        if let (Some(mine), Some(read)) = (&mut layer.gated_delta, &read.gated_delta) {
             // Heads of values change places.
             mine.heads.sharing = read.heads.sharing;
         }
@@ -322,7 +322,7 @@ fn turn_alike(model: &DecoderSpec, read: &DecoderSpec) -> bool {
             && [1, model.context / 2, model.context, 2 * model.context].into_iter().all(at)
     };
     // Which turn together is made up for in the tensors, but not where all keys come from one narrow row.
-    let latent = model.layers.iter().any(|layer| layer.latent.is_some());
+    let latent = model.layers.iter().any(|layer| layer.mla.is_some());
     let together = model.ropes.iter().zip(&read.ropes).all(|(mine, read)| mine.pairs == read.pairs);
     (together || !latent)
         && model.ropes.len() == read.ropes.len()

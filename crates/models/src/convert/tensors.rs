@@ -174,8 +174,8 @@ impl<'a> Target<'a> {
     pub(super) fn settle(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
         let From::Stored(stacked) = &mut self.from else { return Ok(()) };
         let is_weight = self.planned.name.ends_with(".weight");
-        if stacked.part == Part::Norm && model.norm.lift != read.norm.lift && is_weight {
-            stacked.changes.push(Change::Lifted(model.norm.lift - read.norm.lift));
+        if stacked.part == Part::Norm && model.norm.weight_offset != read.norm.weight_offset && is_weight {
+            stacked.changes.push(Change::Lifted(model.norm.weight_offset - read.norm.weight_offset));
         }
         stacked.beside(model, read)?;
         stacked.in_turn(model, read)
@@ -263,8 +263,9 @@ impl Stacked<'_> {
 
     /// Heads of values that share a key, which stand side by side, come to stand as many apart as there are keys.
     fn in_turn(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
-        let heads =
-            |spec: &DecoderSpec| spec.layers.iter().find_map(|layer| layer.delta.map(|delta| delta.heads));
+        let heads = |spec: &DecoderSpec| {
+            spec.layers.iter().find_map(|layer| layer.gated_delta.map(|delta| delta.heads))
+        };
         let (Some(mine), Some(DeltaHeads { sharing: Sharing::RoundRobin, .. })) = (heads(model), heads(read))
         else {
             return Ok(());

@@ -5,8 +5,8 @@ use std::path::Path;
 use serde_json::Value;
 use tallow_core::{Activation, Backend, LinearWeights, Result, Tensor};
 
-use super::head::bent;
-use super::spec::{Bend, DenseSpec};
+use super::classifier_head::bent;
+use super::spec::{DenseSpec, HeadActivation};
 use crate::error::{LoadError, Result as LoadResult};
 use crate::formats::Checkpoint;
 use crate::spec::Bias;
@@ -16,7 +16,7 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub(super) struct Dense<B: Backend> {
     by: LinearWeights<B>,
-    bend: Option<Bend>,
+    bend: Option<HeadActivation>,
 }
 
 impl<B: Backend> Dense<B> {
@@ -55,10 +55,10 @@ impl DenseSpec {
         let called = json["activation_function"].as_str().unwrap_or("Tanh");
         let bend = match called.rsplit('.').next().unwrap_or(called) {
             "Identity" => None,
-            "Tanh" => Some(Bend::Tanh),
-            "ReLU" => Some(Bend::Like(Activation::Relu)),
-            "GELU" => Some(Bend::Like(Activation::Gelu)),
-            "SiLU" => Some(Bend::Like(Activation::Silu)),
+            "Tanh" => Some(HeadActivation::Tanh),
+            "ReLU" => Some(HeadActivation::Like(Activation::Relu)),
+            "GELU" => Some(HeadActivation::Like(Activation::Gelu)),
+            "SiLU" => Some(HeadActivation::Like(Activation::Silu)),
             other => {
                 let what = format!("activation_function = {other}");
                 let why = "Identity, Tanh, ReLU, GELU and SiLU are";

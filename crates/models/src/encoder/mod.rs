@@ -1,18 +1,18 @@
 //! [`Encoder`]: from texts or images to vectors and scores. It is made of the blocks that decoders are made of; its tokens see to
 //! both sides, and what it has computed is not kept.
 
+mod audio_stem;
 mod classes;
+mod classifier_head;
+mod clip_similarity;
 mod dense;
-mod ears;
-mod ending;
-mod head;
 mod input;
-mod matching;
 mod model;
-mod patches;
-mod sentence;
+mod patch_embed;
+mod pooling_head;
+mod sentence_transformers;
 pub mod spec;
-mod words;
+mod token_embed;
 
 use tallow_core::ops::{Eltwise, EltwiseOp, Embed, IndexMode, IndexRows, Normalize};
 use tallow_core::{
@@ -26,18 +26,18 @@ use crate::blocks::layer::Layer;
 use crate::error::Result as LoadResult;
 use crate::spec::Bias;
 use crate::weights::{Progress, Weights, named};
+use audio_stem::AudioStem;
 pub use classes::Classes;
+use classifier_head::ClassifierHead;
+pub use clip_similarity::ClipSimilarity;
 use dense::Dense;
-use ears::Ears;
-use ending::Ending;
-use head::Head;
 pub use input::{Cut, First, InputError, Inputs};
-pub use matching::Matching;
 pub use model::EncoderModel;
-use patches::Patches;
-pub use sentence::Sentence;
-use spec::{Bend, EncoderSpec, Pooling};
-use words::Words;
+use patch_embed::PatchEmbed;
+use pooling_head::PoolingHead;
+pub use sentence_transformers::SentenceTransformers;
+use spec::{EncoderSpec, HeadActivation, Pooling};
+use token_embed::TokenEmbed;
 
 /// Tokens in a page of keys and values: no text takes more than its own, rounded up to whole pages.
 pub const PAGE: usize = 16;
@@ -106,9 +106,9 @@ enum Front<B: Backend> {
     /// Embeddings of tokens, and of kinds of tokens if there are any.
     Tokens { table: Weight<B>, types: Option<Weight<B>> },
     /// What it makes of squares of images.
-    Patches(Patches<B>),
+    Patches(PatchEmbed<B>),
     /// What it makes of what is heard.
-    Sounds(Box<Ears<B>>),
+    Sounds(Box<AudioStem<B>>),
 }
 
 /// An encoder was given what it does not take.
@@ -127,10 +127,10 @@ pub struct Encoder<B: Backend> {
     layers: Vec<Layer<B>>,
     last_norm: Option<Norm<B>>,
     ropes: Vec<RopeTable<B>>,
-    head: Option<Head<B>>,
-    words: Option<Words<B>>,
+    head: Option<ClassifierHead<B>>,
+    words: Option<TokenEmbed<B>>,
     pooler: Option<LinearWeights<B>>,
-    ending: Option<Ending<B>>,
+    ending: Option<PoolingHead<B>>,
     dense: Vec<Dense<B>>,
 }
 
@@ -184,8 +184,8 @@ impl<B: Backend> Encoder<B> {
         let (names, b) = (w.names(), w.device());
         let ropes = spec.ropes.iter().map(|r| r.build(b, context)).collect::<Result<_>>()?;
         let front = match (spec.patches, spec.sound) {
-            (Some(patches), _) => Front::Patches(Patches::load(w, names, patches)?),
-            (None, Some(sound)) => Front::Sounds(Box::new(Ears::load(w, parts.ears, sound, spec.dim)?)),
+            (Some(patches), _) => Front::Patches(PatchEmbed::load(w, names, patches)?),
+            (None, Some(sound)) => Front::Sounds(Box::new(AudioStem::load(w, parts.ears, sound, spec.dim)?)),
             (None, None) => {
                 let table = w.matrix(&named(names.embed), spec.vocab, spec.dim)?;
                 let types = spec.types.map(|n| w.matrix(&named(parts.types), n, spec.dim)).transpose()?;
@@ -199,14 +199,16 @@ impl<B: Backend> Encoder<B> {
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(w, i, layer));
         let layers = layers.collect::<LoadResult<_>>()?;
         let last_norm = spec.last_norm.then(|| w.norm((names.norm, 0), spec.dim)).transpose()?;
-        let head = spec.head.map(|head| Head::load(w, &head)).transpose()?;
+        let head = spec.head.map(|head| ClassifierHead::load(w, &head)).transpose()?;
         let words = match (&spec.words, &front) {
-            (Some(words), Front::Tokens { table, .. }) => Some(Words::load(w, words, (table, spec.vocab))?),
+            (Some(words), Front::Tokens { table, .. }) => {
+                Some(TokenEmbed::load(w, words, (table, spec.vocab))?)
+            }
             _ => None,
         };
         let pooler =
             spec.pooler.map(|name| w.linear((name, 0), spec.dim, spec.dim, Bias::Yes)).transpose()?;
-        let ending = spec.ending.map(|ending| Ending::load(w, spec, &ending)).transpose()?;
+        let ending = spec.ending.map(|ending| PoolingHead::load(w, spec, &ending)).transpose()?;
         let dense = spec.dense.iter().map(|dense| Dense::load(w, dense)).collect::<LoadResult<_>>()?;
         Ok(Encoder {
             spec: spec.clone(),
@@ -372,7 +374,7 @@ impl<B: Backend> Encoder<B> {
     pub fn pooled(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Option<Tensor<B>>> {
         let Some(pooler) = &self.pooler else { return Ok(None) };
         let first = gathered(b, texts, x, Pooling::First)?; // [texts, dim]
-        head::bent(b, &first, pooler, Some(Bend::Tanh)).map(Some)
+        classifier_head::bent(b, &first, pooler, Some(HeadActivation::Tanh)).map(Some)
     }
 }
 

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::Classes;
-use super::matching::Matching;
-use super::sentence::Sentence;
+use super::clip_similarity::ClipSimilarity;
+use super::sentence_transformers::SentenceTransformers;
 use super::spec::{DenseSpec, EncoderSpec};
 use crate::error::{LoadError, Result};
 use crate::families::{self, EncoderFamily};
@@ -41,11 +41,11 @@ pub struct EncoderModel {
     /// How it is built.
     pub spec: EncoderSpec,
     /// How its makers would have texts made into vectors.
-    pub sentence: Sentence,
+    pub sentence: SentenceTransformers,
     /// What the same checkpoint sees images with, if this is for texts and there is something.
     pub beside: Option<Box<EncoderModel>>,
     /// How well texts and images go together, if the checkpoint says that.
-    pub matching: Option<Matching>,
+    pub matching: Option<ClipSimilarity>,
     /// Are heads loaded too of which only `dump` shows what they give?
     pub extras: bool,
 }
@@ -60,7 +60,7 @@ impl EncoderModel {
     pub fn new(mut checkpoint: Checkpoint) -> Result<EncoderModel> {
         let config = Config::new(&checkpoint)?;
         let family = families::find_encoder(&config)?;
-        let sentence = Sentence::read(&config)?;
+        let sentence = SentenceTransformers::read(&config)?;
         let dense = sentence.dense.iter().map(|folder| DenseSpec::read(&mut checkpoint, folder));
         let dense = dense.collect::<Result<Vec<_>>>()?;
         let config = Config::new(&checkpoint)?;
@@ -68,14 +68,16 @@ impl EncoderModel {
             let (checkpoint, mut spec) = (checkpoint.clone(), (family.spec)(&config)?);
             // The longest text has nothing to do with images.
             let most_tokens = sentence.most_tokens.filter(|_| spec.patches.is_none());
-            let sentence = Sentence { most_tokens, ..sentence.clone() };
+            let sentence = SentenceTransformers { most_tokens, ..sentence.clone() };
             spec.dense = fitting(&checkpoint, dense.clone(), &spec)?;
             Ok(EncoderModel { checkpoint, family, spec, sentence, beside, matching: None, extras: false })
         };
         let Some(images) = families::encoder_of_images(&config) else { return made(family, None) };
         let images = made(images, None)?;
-        let both =
-            EncoderModel { matching: Matching::read(&checkpoint)?, ..made(family, Some(Box::new(images)))? };
+        let both = EncoderModel {
+            matching: ClipSimilarity::read(&checkpoint)?,
+            ..made(family, Some(Box::new(images)))?
+        };
         both.alike()?;
         Ok(both)
     }

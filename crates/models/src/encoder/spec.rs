@@ -33,16 +33,16 @@ pub struct EncoderSpec {
     /// What gives scores, if anything does.
     pub head: Option<HeadSpec>,
     /// What gives logits of tokens, if anything does. Only `dump` computes them.
-    pub words: Option<WordsSpec>,
+    pub words: Option<TokenEmbedSpec>,
     /// The linear layer and hyperbolic tangent that make `pooler_output` of the first hidden state, if there are any: its
     /// name. Only `dump` computes it.
     pub pooler: Option<&'static str>,
     /// What makes a vector of hidden states, if the model has a way of its own.
-    pub ending: Option<EndingSpec>,
+    pub ending: Option<PoolingHeadSpec>,
     /// What vectors go through then, one after another.
     pub dense: Vec<DenseSpec>,
     /// Where it takes what is heard and no tokens: what that is like. Its context is half as many frames, always.
-    pub sound: Option<SoundSpec>,
+    pub sound: Option<AudioSpec>,
 }
 
 impl EncoderSpec {
@@ -67,12 +67,12 @@ pub struct PatchSpec {
     /// Has the layer that takes them a bias?
     pub bias: Bias,
     /// What is done to pictures before, where a folder does not say it.
-    pub usual: Processing,
+    pub usual: ImagePreprocessing,
 }
 
 /// What a family does to pictures.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Processing {
+pub struct ImagePreprocessing {
     /// Are they resized by their shorter side, and is a square cut out of their middle? Else they become a square.
     pub crops: bool,
     /// Of each colour.
@@ -103,9 +103,9 @@ impl PatchSpec {
 
 /// From hidden states to a vector: what is gathered of them, perhaps a norm, perhaps a linear layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct EndingSpec {
+pub struct PoolingHeadSpec {
     /// What is gathered.
-    pub gather: Gathering,
+    pub gather: PoolKind,
     /// The norm's name, if there is one.
     pub norm: Option<&'static str>,
     /// The linear layer, if there is one.
@@ -114,7 +114,7 @@ pub struct EndingSpec {
 
 /// What is gathered of hidden states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gathering {
+pub enum PoolKind {
     /// What a rule says.
     By(Pooling),
     /// What a question that the model has learnt gets from all of them, through attention and a feed-forward block. This
@@ -145,13 +145,13 @@ pub struct DenseSpec {
     /// Has it a bias?
     pub bias: Bias,
     /// The bend, if there is one.
-    pub bend: Option<Bend>,
+    pub bend: Option<HeadActivation>,
 }
 
 /// What an encoder hears: frames of so many bands, made half as many hidden states by two convolutions over three
 /// neighbours.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SoundSpec {
+pub struct AudioSpec {
     /// Numbers of a frame.
     pub bands: usize,
     /// Behind each convolution.
@@ -227,7 +227,7 @@ pub struct HeadSpec {
     /// Has it a bias?
     pub dense_bias: Bias,
     /// The bend.
-    pub bend: Bend,
+    pub bend: HeadActivation,
     /// The norm's name, if there is one.
     pub norm: Option<&'static str>,
     /// The last layer's name. It has a bias.
@@ -239,7 +239,7 @@ pub struct HeadSpec {
 /// The head of a masked language model, from hidden states to logits of tokens: a linear layer, an activation, a norm,
 /// and a linear layer whose matrix is the embedding unless the file has another.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct WordsSpec {
+pub struct TokenEmbedSpec {
     /// The first layer's name.
     pub dense: &'static str,
     /// Has it a bias?
@@ -256,7 +256,7 @@ pub struct WordsSpec {
 
 /// What a head bends its numbers with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bend {
+pub enum HeadActivation {
     /// The hyperbolic tangent.
     Tanh,
     /// What feed-forward blocks have, too.
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn what_is_left_over_of_an_image_is_not_seen() {
-        let usual = Processing { crops: true, mean: [0.0; 3], deviation: [1.0; 3] };
+        let usual = ImagePreprocessing { crops: true, mean: [0.0; 3], deviation: [1.0; 3] };
         let patches = |image, side, first| PatchSpec { image, side, first, bias: Bias::No, usual };
         assert_eq!((patches(384, 14, None).rows(), patches(384, 14, None).width()), (729, 588));
         assert_eq!(patches(224, 32, Some("class")).rows(), 50);

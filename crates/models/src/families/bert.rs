@@ -1,7 +1,7 @@
 //! BERT: the first of its kind.
 
 use super::{Declared, EncoderFamily, encoders};
-use crate::encoder::spec::{Bend, EncoderSpec, WordsSpec};
+use crate::encoder::spec::{EncoderSpec, HeadActivation, TokenEmbedSpec};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
@@ -50,9 +50,9 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     encoders::only_gguf_both_ways(c)?;
     let mut spec = encoders::plain(c, &encoders::USUAL)?;
     spec.types = encoders::types(c, 2)?;
-    spec.head = encoders::head(c, "bert.pooler.dense", Bend::Tanh, "classifier");
+    spec.head = encoders::head(c, "bert.pooler.dense", HeadActivation::Tanh, "classifier");
     spec.pooler = encoders::pooler(c, &spec, NAMES.base, "bert.pooler.dense");
-    let words = WordsSpec {
+    let words = TokenEmbedSpec {
         dense: "cls.predictions.transform.dense",
         dense_bias: Bias::Yes,
         act: spec.layers[0].ffn.act,

@@ -1,7 +1,9 @@
 //! CLIP: a causal encoder of texts, whose last token stands for all, and one of images with a token in front.
 
 use super::{Declared, EncoderFamily, towers};
-use crate::encoder::spec::{EncoderSpec, EndingSpec, Gathering, PatchSpec, Pooling, Processing, Projection};
+use crate::encoder::spec::{
+    EncoderSpec, ImagePreprocessing, PatchSpec, PoolKind, Pooling, PoolingHeadSpec, Projection,
+};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::spec::Bias;
@@ -44,7 +46,7 @@ const PATCHES: PatchSpec = PatchSpec {
     first: Some("vision_model.embeddings.class_embedding"),
     bias: Bias::No,
     // Of the pictures that CLIP was trained on.
-    usual: Processing {
+    usual: ImagePreprocessing {
         crops: true,
         mean: [0.481_454_66, 0.457_827_5, 0.408_210_73],
         deviation: [0.268_629_54, 0.261_302_6, 0.275_777_1],
@@ -62,7 +64,7 @@ fn text(c: &Config<'_>) -> Result<EncoderSpec> {
         end => Pooling::At(end as u32),
     };
     let project = projection((c, &of), "CLIPTextModel", "text_projection")?;
-    spec.ending = Some(EndingSpec { gather: Gathering::By(pooling), norm: None, project });
+    spec.ending = Some(PoolingHeadSpec { gather: PoolKind::By(pooling), norm: None, project });
     Ok(spec)
 }
 
@@ -73,8 +75,8 @@ fn images(c: &Config<'_>) -> Result<EncoderSpec> {
     // Only what is gathered is normalised.
     spec.last_norm = false;
     let project = projection((c, &of), "CLIPVisionModel", "visual_projection")?;
-    let gather = Gathering::By(Pooling::First);
-    spec.ending = Some(EndingSpec { gather, norm: Some(towers::IMAGES.norm), project });
+    let gather = PoolKind::By(Pooling::First);
+    spec.ending = Some(PoolingHeadSpec { gather, norm: Some(towers::IMAGES.norm), project });
     Ok(spec)
 }
 

@@ -55,7 +55,7 @@ fn cohere(c: &Config<'_>) -> Result<DecoderSpec> {
     let rope = rope::Usual { theta: (rope::THETA, 500_000.0), ..rope::USUAL };
     let mut spec = base(c, &common::Usual { rope, ..USUAL })?;
     if common::flag(c, "use_qk_norm", false)? {
-        spec.layers.iter_mut().for_each(|layer| layer.mixer.qk_norm = QkNormSpec::EachHead);
+        spec.layers.iter_mut().for_each(|layer| layer.mixer.qk_norm = QkNormSpec::HeadWeights);
     }
     Ok(spec)
 }

@@ -129,7 +129,7 @@ pub(super) fn plain_of(
         qk_norm: QkNormSpec::None,
         v_norm: false,
         rope: Some(0),
-        again: None,
+        second_rope: None,
         gated: false,
         causal: true,
         window: None,
@@ -137,10 +137,10 @@ pub(super) fn plain_of(
         sinks: false,
         scale: (1.0 / (heads.dim as f64).sqrt()) as f32,
         softcap: None,
-        bias: None,
-        bare_keys: false,
-        values_of_keys: false,
-        lender: None,
+        relative_bias: None,
+        no_k_bias: false,
+        tie_kv: false,
+        kv_source: None,
     };
     let width = match (c.find_count(usual.ffn)?, usual.ffn_times) {
         (None, Some(times)) => times * dim,
@@ -154,31 +154,31 @@ pub(super) fn plain_of(
     };
     let layer = LayerSpec {
         mixer,
-        latent: None,
-        delta: None,
+        mla: None,
+        gated_delta: None,
         ffn,
         experts: None,
-        beside: None,
+        dense_ffn: None,
         order: Order::Pre,
         residual_scale: 1.0,
-        scaled: false,
-        across: false,
+        layer_scale: false,
+        cross_attention: false,
     };
     let (context_key, context) = usual.context;
     Ok(DecoderSpec {
-        reordered: false,
-        guessing: 0,
+        gguf_permutes_qk: false,
+        mtp_layers: 0,
         vocab: vocab(c, usual)?,
         dim,
         context: sane(c, context_key, c.find_count(context_key)?.unwrap_or(context))?,
-        norm: NormSpec { kind: usual.norm, eps: eps as f32, bias: usual.norm_bias, lift: 0.0 },
-        tied: tied(c, usual.tied)?,
+        norm: NormSpec { kind: usual.norm, eps: eps as f32, bias: usual.norm_bias, weight_offset: 0.0 },
+        tied_embeddings: tied(c, usual.tied)?,
         head_bias: Bias::No,
         embed_scale: 1.0,
         positions: None,
-        side: None,
+        per_layer_dim: None,
         logit_scale: 1.0,
-        logit_cap: None,
+        logit_softcap: None,
         ropes: if usual.rotates { vec![rope::rope(c, turned, &usual.rope)?] } else { Vec::new() },
         layers: vec![layer; count],
     })
@@ -293,7 +293,7 @@ pub(super) fn tied(c: &Config<'_>, default: bool) -> Result<bool> {
 /// Has a layer a bias, by a setting of `config.json`?
 pub(super) fn bias(c: &Config<'_>, hf: &'static str, default: bool) -> Result<Bias> {
     if c.is_gguf() {
-        return Ok(Bias::IfThere);
+        return Ok(Bias::IfPresent);
     }
     Ok(if c.flag_or(key(hf, ""), default)? { Bias::Yes } else { Bias::No })
 }
@@ -395,9 +395,9 @@ pub(super) fn experts_used(c: &Config<'_>, default: usize, count: usize) -> Resu
 
 /// Layers behind the last that guess further tokens. In GGUF files they count as layers.
 pub(super) fn guessing(c: &Config<'_>, spec: &mut DecoderSpec, usual: usize) -> Result<()> {
-    spec.guessing = c.find_count(GUESSING)?.unwrap_or(if c.is_gguf() { 0 } else { usual });
+    spec.mtp_layers = c.find_count(GUESSING)?.unwrap_or(if c.is_gguf() { 0 } else { usual });
     if c.is_gguf() {
-        let (guessing, layers) = (spec.guessing, spec.layers.len());
+        let (guessing, layers) = (spec.mtp_layers, spec.layers.len());
         if guessing >= layers {
             return Err(c.bad(GUESSING, format_args!("is {guessing}, of {layers} layers")));
         }
@@ -419,7 +419,7 @@ pub(super) fn has_router(c: &Config<'_>, i: usize) -> bool {
 
 /// Pairs in GGUF files of families whose converter reorders queries and keys.
 pub(super) fn reordered(c: &Config<'_>, spec: &mut DecoderSpec) {
-    spec.reordered = true;
+    spec.gguf_permutes_qk = true;
     if c.is_gguf() {
         spec.ropes.iter_mut().for_each(|r| r.pairs = RopePairs::Interleaved);
     }

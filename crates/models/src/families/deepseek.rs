@@ -8,7 +8,7 @@ use crate::blocks::rope::Scaling;
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
-use crate::spec::{DecoderSpec, ExpertsSpec, LatentSpec};
+use crate::spec::{DecoderSpec, ExpertsSpec, MlaSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&DEEPSEEK_V2), Declared::Decoder(&DEEPSEEK_V3)];
 
@@ -65,7 +65,7 @@ fn base(
     }
     let q = common::sane(c, usual.heads, c.count(usual.heads)?)?;
     let latent = latent(c)?;
-    let heads = Heads { q, kv: 1, dim: latent.turned + latent.rank };
+    let heads = Heads { q, kv: 1, dim: latent.qk_rope_dim + latent.kv_lora_rank };
     if let Some(kv) = c.find_count(common::KV_HEADS)?.filter(|kv| *kv != q && !c.is_gguf()) {
         return Err(c.unsupported(
             common::KV_HEADS,
@@ -73,8 +73,8 @@ fn base(
             format_args!("as many as there are heads ({q}) are"),
         ));
     }
-    let mut spec = common::plain_of(c, usual, |_| Ok((heads, latent.turned)))?;
-    let latent = LatentSpec { eps: if c.is_gguf() { spec.norm.eps } else { latent.eps }, ..latent };
+    let mut spec = common::plain_of(c, usual, |_| Ok((heads, latent.qk_rope_dim)))?;
+    let latent = MlaSpec { eps: if c.is_gguf() { spec.norm.eps } else { latent.eps }, ..latent };
     for rope in &mut spec.ropes {
         rope.pairs = RopePairs::Interleaved;
         // In such files it is scores alone that are scaled.
@@ -86,9 +86,9 @@ fn base(
     let experts = experts(width)?;
     let dense = c.find_count(routed::DENSE)?.unwrap_or(dense);
     let bias = common::bias(c, "attention_bias", false)?;
-    let scale = rope::sharpness(c)? / ((latent.plain + latent.turned) as f64).sqrt();
+    let scale = rope::sharpness(c)? / ((latent.qk_nope_dim + latent.qk_rope_dim) as f64).sqrt();
     for (i, layer) in spec.layers.iter_mut().enumerate() {
-        layer.latent = Some(latent);
+        layer.mla = Some(latent);
         layer.mixer.scale = scale as f32;
         (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
         if i >= dense {
@@ -98,27 +98,29 @@ fn base(
     Ok(spec)
 }
 
-fn latent(c: &Config<'_>) -> Result<LatentSpec> {
+fn latent(c: &Config<'_>) -> Result<MlaSpec> {
     let count = |key: Key, usual: usize| match c.is_gguf() {
         true => common::sane(c, key, c.count(key)?),
         false => common::sane(c, key, c.find_count(key)?.unwrap_or(usual)),
     };
-    let (rank, turned, value) = (count(RANK, 512)?, count(TURNED, 64)?, count(VALUE, 128)?);
-    let q_rank = match c.find_count(Q_RANK)? {
+    let (kv_lora_rank, qk_rope_dim, v_dim) = (count(RANK, 512)?, count(TURNED, 64)?, count(VALUE, 128)?);
+    let q_lora_rank = match c.find_count(Q_RANK)? {
         None if !c.is_gguf() && c.leaves_out(Q_RANK) => Some(1536),
         q_rank => q_rank.map(|n| common::sane(c, Q_RANK, n)).transpose()?,
     };
     let plain = match c.is_gguf() {
-        true => count(GGUF_KEY, 0)?.checked_sub(turned).filter(|n| *n > 0),
+        true => count(GGUF_KEY, 0)?.checked_sub(qk_rope_dim).filter(|n| *n > 0),
         false => Some(count(PLAIN, 128)?),
     };
-    let plain =
-        plain.ok_or_else(|| c.bad(GGUF_KEY, format_args!("leaves nothing beside {turned} that turn")))?;
-    if !turned.is_multiple_of(2) || turned + rank > 1024 {
-        let why = format_args!("is {turned} beside {rank}; an even number is supported, both up to 1024");
+    let qk_nope_dim = plain
+        .ok_or_else(|| c.bad(GGUF_KEY, format_args!("leaves nothing beside {qk_rope_dim} that turn")))?;
+    if !qk_rope_dim.is_multiple_of(2) || qk_rope_dim + kv_lora_rank > 1024 {
+        let why = format_args!(
+            "is {qk_rope_dim} beside {kv_lora_rank}; an even number is supported, both up to 1024"
+        );
         return Err(c.bad(TURNED, why));
     }
-    Ok(LatentSpec { rank, q_rank, plain, turned, value, eps: 1e-6 })
+    Ok(MlaSpec { kv_lora_rank, q_lora_rank, qk_nope_dim, qk_rope_dim, v_dim, eps: 1e-6 })
 }
 
 fn v2(c: &Config<'_>) -> Result<DecoderSpec> {

@@ -3,7 +3,7 @@
 use tallow_core::Activation;
 
 use super::{Declared, EncoderFamily, common, encoders};
-use crate::encoder::spec::{Bend, EncoderSpec, WordsSpec};
+use crate::encoder::spec::{EncoderSpec, HeadActivation, TokenEmbedSpec};
 use crate::error::Result;
 use crate::formats::config::{Config, key};
 use crate::formats::names::{self, Names};
@@ -44,8 +44,8 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
         ..encoders::USUAL
     };
     let mut spec = encoders::plain(c, &usual)?;
-    spec.head = encoders::head(c, "pre_classifier", Bend::Like(Activation::Relu), "classifier");
-    let words = WordsSpec {
+    spec.head = encoders::head(c, "pre_classifier", HeadActivation::Like(Activation::Relu), "classifier");
+    let words = TokenEmbedSpec {
         dense: "vocab_transform",
         dense_bias: Bias::Yes,
         act: spec.layers[0].ffn.act,

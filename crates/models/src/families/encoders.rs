@@ -1,7 +1,7 @@
 //! What families of encoders have in common.
 
 use super::{Declared, common, declared, find};
-use crate::encoder::spec::{Bend, EncoderSpec, HeadSpec, Pooling, Positions, WordsSpec};
+use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, Pooling, Positions, TokenEmbedSpec};
 use crate::error::{LoadError, Result};
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
@@ -105,7 +105,7 @@ pub(super) fn plain(c: &Config<'_>, usual: &common::Usual) -> Result<EncoderSpec
     let like = common::plain_as(c, usual)?;
     let mut layers = like.layers;
     for layer in &mut layers {
-        layer.order = Order::PostSum;
+        layer.order = Order::PostNorm;
         (layer.mixer.causal, layer.mixer.rope) = (false, None);
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (Bias::Yes, Bias::Yes, Bias::Yes);
     }
@@ -196,13 +196,22 @@ pub(super) fn pooler(
 }
 
 /// The head of a masked language model; `None` for others. Its bias is the first of `biases` that is there.
-pub(super) fn words(c: &Config<'_>, words: WordsSpec, biases: &[&'static str]) -> Option<WordsSpec> {
+pub(super) fn words(
+    c: &Config<'_>,
+    words: TokenEmbedSpec,
+    biases: &[&'static str],
+) -> Option<TokenEmbedSpec> {
     let bias = biases.iter().copied().find(|name| c.checkpoint().get(name).is_some());
-    c.arch().ends_with("ForMaskedLM").then_some(WordsSpec { bias, ..words })
+    c.arch().ends_with("ForMaskedLM").then_some(TokenEmbedSpec { bias, ..words })
 }
 
 /// The head of a model that was made to sort or rank texts; `None` for others. `out` is its last layer's name.
-pub(super) fn head(c: &Config<'_>, dense: &'static str, bend: Bend, out: &'static str) -> Option<HeadSpec> {
+pub(super) fn head(
+    c: &Config<'_>,
+    dense: &'static str,
+    bend: HeadActivation,
+    out: &'static str,
+) -> Option<HeadSpec> {
     let labels = c.checkpoint().get(&named(out)).and_then(|t| t.shape.first().copied()).unwrap_or(1);
     let (pooling, dense_bias, norm) = (Pooling::First, Bias::Yes, None);
     let head = HeadSpec { pooling, dense, dense_bias, bend, norm, out, labels };

@@ -68,7 +68,7 @@ fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DecoderSpec> {
     common::off(c, "use_bidirectional_attention")?;
     spec.embed_scale = (spec.dim as f32).sqrt();
     // Converters to GGUF add the one.
-    spec.norm.lift = if c.is_gguf() { 0.0 } else { 1.0 };
+    spec.norm.weight_offset = if c.is_gguf() { 0.0 } else { 1.0 };
     let bias = common::bias(c, "attention_bias", false)?;
     for layer in &mut spec.layers {
         (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
@@ -119,7 +119,7 @@ pub(super) fn cap(c: &Config<'_>, key: Key, usual: Option<f64>) -> Result<Option
 
 fn gemma2(c: &Config<'_>) -> Result<DecoderSpec> {
     let mut spec = sandwich(c, &USUAL, 46)?;
-    spec.logit_cap = cap(c, LOGIT_CAP, Some(30.0))?;
+    spec.logit_softcap = cap(c, LOGIT_CAP, Some(30.0))?;
     let (window, softcap) = (common::window_or(c, 4096)?, cap(c, SCORE_CAP, Some(50.0))?);
     let windowed = common::windowed(c, spec.layers.len(), |i| i.is_multiple_of(2))?;
     for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
@@ -140,7 +140,7 @@ fn gemma3(c: &Config<'_>) -> Result<DecoderSpec> {
         ..USUAL
     };
     let mut spec = sandwich(c, &usual, 62)?;
-    spec.logit_cap = cap(c, LOGIT_CAP, None)?;
+    spec.logit_softcap = cap(c, LOGIT_CAP, None)?;
     spec.ropes.push(rope::local_rope(c, &spec.ropes[0])?);
     let window = common::window_or(c, 4096)?;
     let windowed = common::windowed_but_every(c, spec.layers.len(), 6)?;

@@ -93,8 +93,8 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let local = RopeSpec { dim: narrow, ..spec.ropes[0].clone() };
     spec.ropes.push(rope::local_rope(c, &local)?);
     spec.embed_scale = (spec.dim as f32).sqrt();
-    spec.logit_cap = gemma::cap(c, LOGIT_CAP, None)?;
-    spec.side = side(c, spec.vocab)?;
+    spec.logit_softcap = gemma::cap(c, LOGIT_CAP, None)?;
+    spec.per_layer_dim = side(c, spec.vocab)?;
     let bias = common::bias(c, "attention_bias", false)?;
     let window = common::window_or(c, 512)?;
     let values_of_keys = common::flag(c, VALUES_OF_KEYS, false)?;
@@ -105,11 +105,11 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         (mixer.qk_norm, mixer.v_norm, mixer.scale) = (QkNormSpec::PerHead, true, 1.0);
         mixer.window = window.filter(|_| windowed);
         mixer.rope = Some(usize::from(windowed));
-        mixer.values_of_keys = match c.is_gguf() {
+        mixer.tie_kv = match c.is_gguf() {
             true => c.checkpoint().get(&format!("{}.weight", of_layer(names::GGUF.v, i))).is_none(),
             false => values_of_keys && !windowed,
         };
-        (layer.order, layer.scaled) = (Order::Sandwich, true);
+        (layer.order, layer.layer_scale) = (Order::Sandwich, true);
     }
     lend(c, &mut spec.layers, &windowed)?;
     widths(c, &mut spec.layers)?;
@@ -189,8 +189,8 @@ fn lend(c: &Config<'_>, layers: &mut [LayerSpec], windowed: &[bool]) -> Result<(
                 c.bad(LENT, format_args!("is {without}, and layer {i} has other heads than {lender}"))
             );
         }
-        layers[i].mixer.lender = Some(lender);
-        layers[i].mixer.values_of_keys = false;
+        layers[i].mixer.kv_source = Some(lender);
+        layers[i].mixer.tie_kv = false;
     }
     Ok(())
 }
@@ -203,7 +203,7 @@ fn widths(c: &Config<'_>, layers: &mut [LayerSpec]) -> Result<()> {
             layer.ffn.width = common::sane(c, GGUF_WIDTH, width)?;
         }
     } else if common::flag(c, "use_double_wide_mlp", false)? {
-        for layer in layers.iter_mut().filter(|layer| layer.mixer.lender.is_some()) {
+        for layer in layers.iter_mut().filter(|layer| layer.mixer.kv_source.is_some()) {
             layer.ffn.width *= 2;
         }
     }
@@ -221,10 +221,14 @@ fn experts(c: &Config<'_>, layers: &mut [LayerSpec]) -> Result<()> {
         return Err(c.bad(USED, format_args!("is {used}, of {count} experts")));
     }
     let width = common::sane(c, common::EXPERT_WIDTH, c.count(common::EXPERT_WIDTH)?)?;
-    let experts =
-        ExpertsSpec { to_one: true, normed: true, scaled: true, ..ExpertsSpec::softmax(count, used) };
+    let experts = ExpertsSpec {
+        norm_weights: true,
+        router_norm: true,
+        expert_scale: true,
+        ..ExpertsSpec::softmax(count, used)
+    };
     for (_, layer) in layers.iter_mut().enumerate().filter(|(i, _)| common::has_router(c, *i)) {
-        layer.beside = Some(layer.ffn);
+        layer.dense_ffn = Some(layer.ffn);
         layer.ffn = FfnSpec { width, ..layer.ffn };
         layer.experts = Some(experts);
     }

@@ -63,7 +63,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let count = common::experts(c, common::LOCAL_EXPERTS, 128)?;
     let experts = ExpertsSpec {
         router_bias: Bias::Yes,
-        to_one: true,
+        norm_weights: true,
         ..ExpertsSpec::softmax(count, common::experts_used(c, 4, count)?)
     };
     let bias = common::bias(c, "attention_bias", true)?;

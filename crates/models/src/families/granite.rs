@@ -62,7 +62,7 @@ fn with_experts(c: &Config<'_>) -> Result<DecoderSpec> {
     let mut spec = spec(c)?;
     let count = common::experts(c, common::LOCAL_EXPERTS, 8)?;
     let experts =
-        ExpertsSpec { to_one: true, ..ExpertsSpec::softmax(count, common::experts_used(c, 2, count)?) };
+        ExpertsSpec { norm_weights: true, ..ExpertsSpec::softmax(count, common::experts_used(c, 2, count)?) };
     spec.layers.iter_mut().for_each(|layer| layer.experts = Some(experts));
     Ok(spec)
 }

@@ -8,7 +8,7 @@ use crate::blocks::rope::{RopeSpec, Scaling};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Joint, Names};
-use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedSpec};
+use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedExpertSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&LLAMA4)];
 
@@ -75,7 +75,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
         layer.mixer.chunk = chunk.filter(|_| chunked[i]);
         if !turned[i] {
-            (layer.mixer.rope, layer.mixer.again) = (None, grows.then_some(1));
+            (layer.mixer.rope, layer.mixer.second_rope) = (None, grows.then_some(1));
         } else if normed {
             layer.mixer.qk_norm = QkNormSpec::Plain;
         }
@@ -92,7 +92,7 @@ fn experts(c: &Config<'_>, width: usize) -> Result<ExpertsSpec> {
     Ok(ExpertsSpec {
         scores: Scores::Sigmoid,
         share_of: ShareOf::Input,
-        shared: Some(SharedSpec { width, gated: false }),
+        shared: Some(SharedExpertSpec { width, gated: false }),
         ..ExpertsSpec::softmax(count, common::experts_used(c, 1, count)?)
     })
 }

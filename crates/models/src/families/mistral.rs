@@ -81,7 +81,7 @@ fn ministral3(c: &Config<'_>) -> Result<DecoderSpec> {
     let window = common::window(c)?;
     for layer in &mut spec.layers {
         layer.mixer.window = window;
-        layer.mixer.again = Some(1);
+        layer.mixer.second_rope = Some(1);
     }
     Ok(spec)
 }

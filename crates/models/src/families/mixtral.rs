@@ -44,5 +44,5 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
 
 /// So many experts, as they are used here.
 pub(super) fn experts(c: &Config<'_>, count: usize) -> Result<ExpertsSpec> {
-    Ok(ExpertsSpec { to_one: true, ..ExpertsSpec::softmax(count, common::experts_used(c, 2, count)?) })
+    Ok(ExpertsSpec { norm_weights: true, ..ExpertsSpec::softmax(count, common::experts_used(c, 2, count)?) })
 }

@@ -6,7 +6,7 @@ mod common;
 mod encoders;
 pub(crate) mod rope;
 mod routed;
-mod scribes;
+mod seq2seq;
 mod towers;
 
 /// Makes a module of each family's file, and lists what they have. `cargo fmt` does not see these modules:
@@ -68,7 +68,7 @@ use crate::formats::names::Names;
 use crate::spec::DecoderSpec;
 
 pub use encoders::{EncoderFamily, encoder, encoder_of_images, find_encoder};
-pub use scribes::{ScribeFamily, find_scribe, scribe};
+pub use seq2seq::{ScribeFamily, find_scribe, scribe};
 
 /// A kind of model.
 #[derive(Debug)]
@@ -144,7 +144,7 @@ pub fn find(config: &Config<'_>) -> Result<&'static Family> {
         return Err(encoders::writes_no_text(config));
     }
     if scribe(config).is_some() {
-        return Err(scribes::has_an_encoder(config));
+        return Err(seq2seq::has_an_encoder(config));
     }
     let names = |f: &Family| if config.is_gguf() { f.gguf } else { f.hf };
     // What sees pictures has one name with text models of several kinds. Some folders have no name but that of the kind.

@@ -1,7 +1,7 @@
 //! ModernBERT: norms in front, rotation, gated blocks, no biases, and a window in most layers.
 
 use super::{Declared, EncoderFamily, common, encoders, rope};
-use crate::encoder::spec::{Bend, EncoderSpec, HeadSpec, Pooling, WordsSpec};
+use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, Pooling, TokenEmbedSpec};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
@@ -62,14 +62,14 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     let (of_attention, of_ffn) =
         (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
     for (i, (layer, windowed)) in spec.layers.iter_mut().zip(windowed).enumerate() {
-        layer.order = if i == 0 { Order::PreFfn } else { Order::Pre };
+        layer.order = if i == 0 { Order::FfnPreNorm } else { Order::Pre };
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (of_attention, of_attention, of_ffn);
         layer.mixer.rope = Some(usize::from(windowed));
         // Half of the window lies to each side of a token.
         layer.mixer.window = windowed.then_some(window / 2 + 1);
     }
     spec.head = head(c)?;
-    let words = WordsSpec {
+    let words = TokenEmbedSpec {
         dense: "head.dense",
         dense_bias: common::bias(c, "classifier_bias", false)?,
         act: common::activation(c, (BEND, "gelu"))?,
@@ -82,7 +82,7 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
 }
 
 fn head(c: &Config<'_>) -> Result<Option<HeadSpec>> {
-    let bend = Bend::Like(common::activation(c, (BEND, "gelu"))?);
+    let bend = HeadActivation::Like(common::activation(c, (BEND, "gelu"))?);
     let Some(plain) = encoders::head(c, "head.dense", bend, "classifier") else { return Ok(None) };
     let pooling = match c.find_text(POOLING)?.unwrap_or("cls") {
         "cls" => Pooling::First,

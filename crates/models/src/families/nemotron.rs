@@ -28,7 +28,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         ..common::USUAL_LAYER_NORM
     };
     let mut spec = common::plain_as(c, &usual)?;
-    spec.norm.lift = 1.0;
+    spec.norm.weight_offset = 1.0;
     let (attention, mlp) = (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
     for layer in &mut spec.layers {
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (attention, attention, mlp);

@@ -1,7 +1,7 @@
 //! Nomic's BERT: rotation in place of positions, gated blocks, joint queries, keys and values, few biases.
 
 use super::{Declared, EncoderFamily, common, encoders, rope};
-use crate::encoder::spec::{Bend, EncoderSpec};
+use crate::encoder::spec::{EncoderSpec, HeadActivation};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
@@ -49,7 +49,7 @@ static NOMIC_BERT_RANK: EncoderFamily = EncoderFamily {
     embed_norm: "nomic_bert.emb_ln",
     spare: &[],
     spec: |c| {
-        let head = encoders::head(c, "nomic_bert.pooler.dense", Bend::Tanh, "classifier");
+        let head = encoders::head(c, "nomic_bert.pooler.dense", HeadActivation::Tanh, "classifier");
         Ok(EncoderSpec { head, ..spec(c)? })
     },
 };

@@ -39,7 +39,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let bias = common::bias(c, "attention_bias", false)?;
     for layer in &mut spec.layers {
         layer.order = Order::Post;
-        layer.mixer.qk_norm = QkNormSpec::Whole;
+        layer.mixer.qk_norm = QkNormSpec::AllHeads;
         (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
     }
     if c.arch() == OLMO3.hf[0] || c.has(common::WINDOWED) || (c.is_gguf() && c.has(common::WINDOW)) {

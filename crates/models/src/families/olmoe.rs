@@ -26,12 +26,13 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         return Err(c.unsupported(CLIP, most, "null is"));
     }
     let count = common::experts(c, common::EXPERTS, 64)?;
-    let to_one = common::flag(c, "norm_topk_prob", false)?;
-    let experts = ExpertsSpec { to_one, ..ExpertsSpec::softmax(count, common::experts_used(c, 8, count)?) };
+    let norm_weights = common::flag(c, "norm_topk_prob", false)?;
+    let experts =
+        ExpertsSpec { norm_weights, ..ExpertsSpec::softmax(count, common::experts_used(c, 8, count)?) };
     let bias = common::bias(c, "attention_bias", false)?;
     for layer in &mut spec.layers {
         (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
-        layer.mixer.qk_norm = QkNormSpec::Whole;
+        layer.mixer.qk_norm = QkNormSpec::AllHeads;
         layer.experts = Some(experts);
     }
     Ok(spec)

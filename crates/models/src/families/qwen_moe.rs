@@ -4,7 +4,7 @@ use super::{Declared, Family, common};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
-use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedSpec};
+use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedExpertSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&QWEN2_MOE), Declared::Decoder(&QWEN3_MOE)];
 
@@ -43,10 +43,14 @@ const WINDOW_TO: Key = key("max_window_layers", "");
 fn qwen2_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     let width = shared_width(c, 5632)?;
     let count = common::experts(c, common::EXPERTS, 60)?;
-    let to_one = c.flag_or(TO_ONE, false)?;
+    let norm_weights = c.flag_or(TO_ONE, false)?;
     let mut spec = mixed(c, 16, (count, 1408), || {
-        let shared = Some(SharedSpec { width, gated: true });
-        Ok(ExpertsSpec { shared, to_one, ..ExpertsSpec::softmax(count, common::experts_used(c, 4, count)?) })
+        let shared = Some(SharedExpertSpec { width, gated: true });
+        Ok(ExpertsSpec {
+            shared,
+            norm_weights,
+            ..ExpertsSpec::softmax(count, common::experts_used(c, 4, count)?)
+        })
     })?;
     let bias = common::bias(c, QKV_BIAS, true)?;
     spec.layers.iter_mut().for_each(|layer| layer.mixer.qkv_bias = bias);
@@ -64,9 +68,9 @@ fn qwen2_moe(c: &Config<'_>) -> Result<DecoderSpec> {
 fn qwen3_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     let count = common::experts(c, common::EXPERTS, 128)?;
     // GGUF files do not say, and whoever reads them takes it so.
-    let to_one = c.is_gguf() || c.flag_or(TO_ONE, false)?;
+    let norm_weights = c.is_gguf() || c.flag_or(TO_ONE, false)?;
     let mut spec = mixed(c, 4, (count, 768), || {
-        Ok(ExpertsSpec { to_one, ..ExpertsSpec::softmax(count, common::experts_used(c, 8, count)?) })
+        Ok(ExpertsSpec { norm_weights, ..ExpertsSpec::softmax(count, common::experts_used(c, 8, count)?) })
     })?;
     let bias = common::bias(c, "attention_bias", false)?;
     let window = match c.flag_or(USE_WINDOW, false)? {

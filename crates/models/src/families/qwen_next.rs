@@ -8,7 +8,7 @@ use super::{Declared, Family, common, qwen_moe, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, DeltaNames, Names, Rate};
-use crate::spec::{DecoderSpec, DeltaSpec, ExpertsSpec, QkNormSpec, SharedSpec};
+use crate::spec::{DecoderSpec, ExpertsSpec, GatedDeltaSpec, QkNormSpec, SharedExpertSpec};
 
 pub(super) const FAMILIES: &[Declared] =
     &[Declared::Decoder(&QWEN3_NEXT), Declared::Decoder(&QWEN35), Declared::Decoder(&QWEN35_MOE)];
@@ -117,19 +117,19 @@ fn sharing(c: &Config<'_>) -> Sharing {
 }
 
 /// Experts and one beside them: how many, and how many a token goes through, where that is left out.
-fn experts(c: &Config<'_>, [count, used]: [usize; 2], to_one: bool) -> Result<ExpertsSpec> {
+fn experts(c: &Config<'_>, [count, used]: [usize; 2], norm_weights: bool) -> Result<ExpertsSpec> {
     let width = qwen_moe::shared_width(c, 512)?;
     let count = common::experts(c, common::EXPERTS, count)?;
     let used = common::experts_used(c, used, count)?;
-    let shared = Some(SharedSpec { width, gated: true });
-    Ok(ExpertsSpec { shared, to_one, ..ExpertsSpec::softmax(count, used) })
+    let shared = Some(SharedExpertSpec { width, gated: true });
+    Ok(ExpertsSpec { shared, norm_weights, ..ExpertsSpec::softmax(count, used) })
 }
 
 /// What all have in common: everything but experts.
 fn hybrid(c: &Config<'_>, usual: &common::Usual, sharing: Sharing) -> Result<DecoderSpec> {
     let mut spec = common::plain_as(c, usual)?;
     // Converters to GGUF add the one.
-    spec.norm.lift = if c.is_gguf() { 0.0 } else { 1.0 };
+    spec.norm.weight_offset = if c.is_gguf() { 0.0 } else { 1.0 };
     if c.is_gguf() {
         common::guessing(c, &mut spec, 0)?;
     }
@@ -140,7 +140,7 @@ fn hybrid(c: &Config<'_>, usual: &common::Usual, sharing: Sharing) -> Result<Dec
     let (delta, bias) = (delta(c, sharing)?, common::bias(c, "attention_bias", false)?);
     let recurrent = recurrent(c, spec.layers.len())?;
     for (layer, recurrent) in spec.layers.iter_mut().zip(recurrent) {
-        layer.delta = recurrent.then_some(delta);
+        layer.gated_delta = recurrent.then_some(delta);
         (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
         (layer.mixer.qk_norm, layer.mixer.gated) = (QkNormSpec::PerHead, true);
     }
@@ -159,7 +159,7 @@ fn recurrent(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     common::of_type(c, layers, "linear_attention", |i| !(i + 1).is_multiple_of(every))
 }
 
-fn delta(c: &Config<'_>, sharing: Sharing) -> Result<DeltaSpec> {
+fn delta(c: &Config<'_>, sharing: Sharing) -> Result<GatedDeltaSpec> {
     let count = |key: Key, usual: usize| common::sane(c, key, c.find_count(key)?.unwrap_or(usual));
     let most = |key: Key, n: usize, least: usize, most: usize| match (least..=most).contains(&n) {
         true => Ok(n),
@@ -183,5 +183,5 @@ fn delta(c: &Config<'_>, sharing: Sharing) -> Result<DeltaSpec> {
         value_dim: most(value_key, value_dim, 1, MOST_VALUE)?,
         sharing,
     };
-    Ok(DeltaSpec { heads, kernel: most(KERNEL, count(KERNEL, 4)?, 2, MOST_KERNEL)? })
+    Ok(GatedDeltaSpec { heads, kernel: most(KERNEL, count(KERNEL, 4)?, 2, MOST_KERNEL)? })
 }

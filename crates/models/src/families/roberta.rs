@@ -3,7 +3,7 @@
 use tallow_core::Activation;
 
 use super::{Declared, EncoderFamily, encoders};
-use crate::encoder::spec::{Bend, EncoderSpec, WordsSpec};
+use crate::encoder::spec::{EncoderSpec, HeadActivation, TokenEmbedSpec};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
@@ -46,9 +46,9 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     let mut spec = encoders::plain(c, &encoders::USUAL)?;
     encoders::behind_pad(c, &mut spec, 1)?;
     spec.types = encoders::types(c, 2)?;
-    spec.head = encoders::head(c, "classifier.dense", Bend::Tanh, "classifier.out_proj");
+    spec.head = encoders::head(c, "classifier.dense", HeadActivation::Tanh, "classifier.out_proj");
     spec.pooler = encoders::pooler(c, &spec, ROBERTA.names.base, "roberta.pooler.dense");
-    let words = WordsSpec {
+    let words = TokenEmbedSpec {
         dense: "lm_head.dense",
         dense_bias: Bias::Yes,
         act: Activation::Gelu,

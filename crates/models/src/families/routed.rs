@@ -5,7 +5,7 @@ use tallow_core::{Groups, Scores};
 use super::common;
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
-use crate::spec::{ExpertsSpec, SharedSpec};
+use crate::spec::{ExpertsSpec, SharedExpertSpec};
 
 /// Layers in front that have no experts.
 pub(super) const DENSE: Key = key("first_k_dense_replace", "leading_dense_block_count");
@@ -35,7 +35,7 @@ pub(super) fn alone(c: &Config<'_>, width: usize, usual: &Usual) -> Result<Exper
         scores: Scores::Sigmoid,
         bias: true,
         groups,
-        to_one: c.flag_or(TO_ONE, usual.to_one)?,
+        norm_weights: c.flag_or(TO_ONE, usual.to_one)?,
         ..together
     })
 }
@@ -47,7 +47,9 @@ pub(super) fn together(c: &Config<'_>, width: usize, usual: &Usual) -> Result<Ex
     let used = common::experts_used(c, used, count)?;
     let shared = match c.find_count(SHARED)?.unwrap_or(usual.shared) {
         0 => None,
-        n => Some(SharedSpec { width: common::sane(c, SHARED, n.saturating_mul(width))?, gated: false }),
+        n => {
+            Some(SharedExpertSpec { width: common::sane(c, SHARED, n.saturating_mul(width))?, gated: false })
+        }
     };
     let scale = c.number_or(SCALE, usual.scale)? as f32;
     Ok(ExpertsSpec { shared, scale, ..ExpertsSpec::softmax(count, used) })
@@ -66,9 +68,9 @@ pub(super) fn groups(
         (0 | 1, _) => Ok(None),
         (n, topk_group) if count.is_multiple_of(n) && count / n >= best && (1..=n).contains(&topk_group) => {
             match topk_group * (count / n) {
-                most if experts.used <= most => Ok(Some(Groups { n_group: n, topk_group, best })),
+                most if experts.top_k <= most => Ok(Some(Groups { n_group: n, topk_group, best })),
                 most => {
-                    let why = format_args!("is {}, and the groups that are used have {most}", experts.used);
+                    let why = format_args!("is {}, and the groups that are used have {most}", experts.top_k);
                     Err(c.bad(common::EXPERTS_USED, why))
                 }
             }

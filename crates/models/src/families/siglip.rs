@@ -1,7 +1,7 @@
 //! SigLIP: an encoder of texts that are filled up to one length, and one of images that asks all patches one question.
 
 use super::{Declared, EncoderFamily, common, towers};
-use crate::encoder::spec::{EncoderSpec, EndingSpec, Gathering, PatchSpec, Pooling, Projection};
+use crate::encoder::spec::{EncoderSpec, PatchSpec, PoolKind, Pooling, PoolingHeadSpec, Projection};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::spec::Bias;
@@ -48,7 +48,7 @@ fn text(c: &Config<'_>) -> Result<EncoderSpec> {
     spec.fill = Some(fill as u32);
     let width = common::sane(&c, WIDTH, c.find_count(WIDTH)?.unwrap_or(spec.dim))?;
     let project = Some(Projection { name: "text_model.head", width, bias: Bias::Yes });
-    spec.ending = Some(EndingSpec { gather: Gathering::By(Pooling::Last), norm: None, project });
+    spec.ending = Some(PoolingHeadSpec { gather: PoolKind::By(Pooling::Last), norm: None, project });
     Ok(spec)
 }
 
@@ -63,6 +63,6 @@ fn images(c: &Config<'_>) -> Result<EncoderSpec> {
     }
     let mut spec = towers::images(&c, &USUAL, PATCHES)?;
     spec.ending =
-        Some(EndingSpec { gather: Gathering::Probe("vision_model.head"), norm: None, project: None });
+        Some(PoolingHeadSpec { gather: PoolKind::Probe("vision_model.head"), norm: None, project: None });
     Ok(spec)
 }

@@ -36,7 +36,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let normed = common::flag(c, "qk_layernorm", false)?;
     for layer in &mut spec.layers {
         layer.order = if parallel { Order::ParallelOneNorm } else { Order::Pre };
-        layer.mixer.qk_norm = if normed { QkNormSpec::EachHead } else { QkNormSpec::None };
+        layer.mixer.qk_norm = if normed { QkNormSpec::HeadWeights } else { QkNormSpec::None };
         layer.mixer.qkv_bias = bias;
     }
     Ok(spec)

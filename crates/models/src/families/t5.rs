@@ -8,8 +8,8 @@ use crate::encoder::spec::EncoderSpec;
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, AcrossNames, Names};
-use crate::scribe::ScribeSpec;
-use crate::spec::{BiasSpec, DecoderSpec};
+use crate::seq2seq::Seq2SeqSpec;
+use crate::spec::{DecoderSpec, RelativeBiasSpec};
 use crate::weights::named;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&T5_ENCODER), Declared::Scribe(&T5)];
@@ -116,23 +116,23 @@ fn half(c: &Config<'_>, layers: Key, causal: bool) -> Result<DecoderSpec> {
     let (act, gated) = feed_forward(c)?;
     for layer in &mut spec.layers {
         (layer.mixer.rope, layer.mixer.scale, layer.mixer.causal) = (None, 1.0, causal);
-        layer.mixer.bias = Some(bias);
-        (layer.ffn.act, layer.ffn.gated, layer.across) = (act, gated, causal);
+        layer.mixer.relative_bias = Some(bias);
+        (layer.ffn.act, layer.ffn.gated, layer.cross_attention) = (act, gated, causal);
     }
     spec.ropes.clear();
     Ok(spec)
 }
 
-fn distance(c: &Config<'_>, causal: bool) -> Result<BiasSpec> {
+fn distance(c: &Config<'_>, causal: bool) -> Result<RelativeBiasSpec> {
     let buckets = common::sane(c, BUCKETS, c.find_count(BUCKETS)?.unwrap_or(32))?;
-    let furthest = c.find_count(FURTHEST)?.unwrap_or(128);
-    let bias = BiasSpec { buckets, furthest };
+    let max_distance = c.find_count(FURTHEST)?.unwrap_or(128);
+    let bias = RelativeBiasSpec { buckets, max_distance };
     if buckets < 4 {
         return Err(c.unsupported(BUCKETS, buckets, "4 and more are"));
     }
     let own = bias.own(causal);
-    if furthest <= own || furthest > MOST_DISTANCE {
-        let why = format_args!("is {furthest}; from {} to {MOST_DISTANCE} make sense", own + 1);
+    if max_distance <= own || max_distance > MOST_DISTANCE {
+        let why = format_args!("is {max_distance}; from {} to {MOST_DISTANCE} make sense", own + 1);
         return Err(c.bad(FURTHEST, why));
     }
     Ok(bias)
@@ -169,7 +169,7 @@ fn encoder(c: &Config<'_>) -> Result<EncoderSpec> {
         layers: like
             .layers
             .into_iter()
-            .map(|layer| crate::spec::LayerSpec { across: false, ..layer })
+            .map(|layer| crate::spec::LayerSpec { cross_attention: false, ..layer })
             .collect(),
         last_norm: true,
         head: None,
@@ -181,12 +181,12 @@ fn encoder(c: &Config<'_>) -> Result<EncoderSpec> {
     })
 }
 
-fn spec(c: &Config<'_>) -> Result<ScribeSpec> {
+fn spec(c: &Config<'_>) -> Result<Seq2SeqSpec> {
     let layers = if c.has(DECODER_LAYERS) { DECODER_LAYERS } else { LAYERS };
     let mut decoder = half(c, layers, true)?;
     // Newer files say of all models that the head is the embedding. Where there is a head, it is not.
     let was_tied = c.flag_or(TIED, true)?;
-    decoder.tied = c.checkpoint().get(&named(names::HF.head)).is_none();
+    decoder.tied_embeddings = c.checkpoint().get(&named(names::HF.head)).is_none();
     // What older files say with that, newer ones say by itself, and the multilingual ones never mean.
     if c.flag_or(SCALED, was_tied && !is_multilingual(c))? {
         decoder.logit_scale = (1.0 / (decoder.dim as f64).sqrt()) as f32;
@@ -195,5 +195,5 @@ fn spec(c: &Config<'_>) -> Result<ScribeSpec> {
     if start >= decoder.vocab {
         return Err(c.bad(START, format_args!("is {start}, of {} tokens", decoder.vocab)));
     }
-    Ok(ScribeSpec { encoder: encoder(c)?, decoder, start: start as u32, shares_embedding: true })
+    Ok(Seq2SeqSpec { encoder: encoder(c)?, decoder, start: start as u32, shares_embedding: true })
 }

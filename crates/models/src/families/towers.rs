@@ -3,7 +3,7 @@
 use tallow_core::{Heads, NormKind};
 
 use super::common;
-use crate::encoder::spec::{EncoderSpec, PatchSpec, Positions, Processing};
+use crate::encoder::spec::{EncoderSpec, ImagePreprocessing, PatchSpec, Positions};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
@@ -64,7 +64,8 @@ pub(super) const IMAGES: Names = Names {
 };
 
 /// Of pictures that are looked at whole, from -1 to 1.
-pub(super) const WHOLE: Processing = Processing { crops: false, mean: [0.5; 3], deviation: [0.5; 3] };
+pub(super) const WHOLE: ImagePreprocessing =
+    ImagePreprocessing { crops: false, mean: [0.5; 3], deviation: [0.5; 3] };
 
 /// What an encoder of texts leaves to that of images beside it, and to what compares them.
 pub(super) const BESIDE_TEXT: &[&str] = &["vision_model.", "visual_projection.", "logit_scale", "logit_bias"];
@@ -110,37 +111,37 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         qk_norm: QkNormSpec::None,
         v_norm: false,
         rope: None,
-        again: None,
+        second_rope: None,
         causal: false,
         window: None,
         chunk: None,
         sinks: false,
         scale: (1.0 / (head as f64).sqrt()) as f32,
         softcap: None,
-        bias: None,
-        bare_keys: false,
-        values_of_keys: false,
-        lender: None,
+        relative_bias: None,
+        no_k_bias: false,
+        tie_kv: false,
+        kv_source: None,
     };
     let act = common::activation(c, (common::ACT, usual.act))?;
     let ffn = FfnSpec { width: count(c, FFN, usual.ffn)?, act, gated: false, bias: Bias::Yes };
     let layer = LayerSpec {
-        delta: None,
+        gated_delta: None,
         mixer,
-        across: false,
-        latent: None,
+        cross_attention: false,
+        mla: None,
         ffn,
         experts: None,
-        beside: None,
+        dense_ffn: None,
         order: Order::Pre,
         residual_scale: 1.0,
-        scaled: false,
+        layer_scale: false,
     };
     Ok(EncoderSpec {
         vocab: 0,
         dim,
         context: 0,
-        norm: NormSpec { kind: NormKind::Layer, eps: eps as f32, bias: Bias::Yes, lift: 0.0 },
+        norm: NormSpec { kind: NormKind::Layer, eps: eps as f32, bias: Bias::Yes, weight_offset: 0.0 },
         positions: None,
         types: None,
         patches: None,

@@ -4,11 +4,11 @@ use tallow_core::Activation;
 
 use super::{Declared, ScribeFamily, common};
 use crate::encoder::Parts;
-use crate::encoder::spec::{EncoderSpec, Positions, SoundSpec};
+use crate::encoder::spec::{AudioSpec, EncoderSpec, Positions};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, AcrossNames, Names};
-use crate::scribe::ScribeSpec;
+use crate::seq2seq::Seq2SeqSpec;
 use crate::spec::{Bias, DecoderSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Scribe(&WHISPER)];
@@ -86,16 +86,16 @@ fn half(
     };
     let mut spec = common::plain_as(c, &usual)?;
     for layer in &mut spec.layers {
-        (layer.mixer.rope, layer.mixer.causal, layer.across) = (None, causal, causal);
+        (layer.mixer.rope, layer.mixer.causal, layer.cross_attention) = (None, causal, causal);
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (Bias::Yes, Bias::Yes, Bias::Yes);
-        layer.mixer.bare_keys = true;
+        layer.mixer.no_k_bias = true;
     }
     spec.ropes.clear();
     spec.positions = Some(spec.context);
     Ok(spec)
 }
 
-fn spec(c: &Config<'_>) -> Result<ScribeSpec> {
+fn spec(c: &Config<'_>) -> Result<Seq2SeqSpec> {
     // `scale_embedding` is written down, and nobody reads it.
     let of_encoder = ["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"];
     let of_decoder = ["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"];
@@ -123,11 +123,11 @@ fn spec(c: &Config<'_>) -> Result<ScribeSpec> {
         ending: None,
         dense: Vec::new(),
         // Whatever bends the layers, this bends the convolutions.
-        sound: Some(SoundSpec { bands, act: Activation::Gelu }),
+        sound: Some(AudioSpec { bands, act: Activation::Gelu }),
     };
     let start = c.find_count(START)?.unwrap_or(50257);
     if start >= decoder.vocab {
         return Err(c.bad(START, format_args!("is {start}, of {} tokens", decoder.vocab)));
     }
-    Ok(ScribeSpec { encoder, decoder, start: start as u32, shares_embedding: false })
+    Ok(Seq2SeqSpec { encoder, decoder, start: start as u32, shares_embedding: false })
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::decode::{MOST_PIXELS, PictureError};
 use super::resize::{Filter, Picture};
-use crate::encoder::spec::{CHANNELS, PatchSpec, Processing};
+use crate::encoder::spec::{CHANNELS, ImagePreprocessing, PatchSpec};
 use crate::error::{LoadError, Result};
 use crate::formats::Checkpoint;
 
@@ -199,7 +199,7 @@ impl File {
         Ok(height?.zip(width?))
     }
 
-    fn size(&self, usual: &Processing, side: usize) -> Result<Size> {
+    fn size(&self, usual: &ImagePreprocessing, side: usize) -> Result<Size> {
         let value = &self.json["size"];
         let square = |n| if usual.crops { Size::Shortest(n) } else { Size::Exact(n, n) };
         match value {
@@ -251,7 +251,7 @@ impl File {
         }
     }
 
-    fn normal(&self, usual: &Processing) -> Result<([f32; CHANNELS], [f32; CHANNELS])> {
+    fn normal(&self, usual: &ImagePreprocessing) -> Result<([f32; CHANNELS], [f32; CHANNELS])> {
         let deviation = self.colours("image_std", usual.deviation)?;
         match deviation.contains(&0.0) {
             true => self.bad("image_std", &self.json["image_std"], "what can be divided by"),

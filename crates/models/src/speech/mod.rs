@@ -1,4 +1,4 @@
-//! Speech: what goes between a sound and a [`Scribe`](crate::scribe::Scribe) that writes what was said. Samples become
+//! Speech: what goes between a sound and a [`Scribe`](crate::seq2seq::Scribe) that writes what was said. Samples become
 //! frames by [`mel`], tokens are chosen by [`rules`], and what was written of a window is cut into pieces by [`window`].
 
 mod fourier;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::error::{LoadError, Result};
 use crate::formats::Settings;
-use crate::scribe::ScribeModel;
+use crate::seq2seq::Seq2SeqModel;
 use crate::tokenizer::Tokenizer;
 
 /// Samples of a second.
@@ -55,7 +55,7 @@ pub struct Speech {
 
 impl Speech {
     /// Reads what a model's files say.
-    pub fn read(model: &ScribeModel, tokenizer: &Tokenizer) -> Result<Speech> {
+    pub fn read(model: &Seq2SeqModel, tokenizer: &Tokenizer) -> Result<Speech> {
         let (checkpoint, spec) = (&model.checkpoint, &model.spec);
         let own = checkpoint.json_beside(FILE)?.unwrap_or_default();
         let Settings::Hf(config) = &checkpoint.settings else {

@@ -3,8 +3,8 @@
 use tallow_core::{Backend, Expert, LinearWeights, Memory, Norm, Weight};
 use tallow_quant::{Format, MXFP4};
 
-use super::turn::{Turn, plain};
-use super::{Passing, Weights, named};
+use super::transpose::{Transpose, plain};
+use super::{StreamCheck, Weights, named};
 use crate::error::{LoadError, Result};
 use crate::formats::names::{EXPERT, Joint, of_layer};
 use crate::formats::{Kind, Stored};
@@ -157,8 +157,8 @@ impl<'a, B: Backend> Weights<'a, B> {
     fn expert_biases(&mut self, name: &str, count: usize, rows: usize, bias: Bias) -> Result<Vec<f32>> {
         match bias {
             Bias::No => Ok(Vec::new()),
-            Bias::IfThere if self.find(name).is_none() => Ok(Vec::new()),
-            Bias::Yes | Bias::IfThere => self.numbers(name, &[count, rows], 0.0),
+            Bias::IfPresent if self.find(name).is_none() => Ok(Vec::new()),
+            Bias::Yes | Bias::IfPresent => self.numbers(name, &[count, rows], 0.0),
         }
     }
 
@@ -206,12 +206,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         plain(stored, name, format)?;
         let size = stored.bytes().len() / count.max(1);
         let part = |e: usize, &Part { rows, first, step }: &Part| {
-            let turn = Turn { rows, cols, across: outputs, first, step };
+            let turn = Transpose { rows, cols, across: outputs, first, step };
             let from = &stored.bytes()[e * size..(e + 1) * size];
             self.rearranged((stored, name), format, (rows, cols), |to| turn.bytes(from, to))
         };
         let weights = (0..count).map(|e| parts.iter().map(|p| part(e, p)).collect()).collect();
-        Passing::new(stored, format, count * cols).finish(name)?;
+        StreamCheck::new(stored, format, count * cols).finish(name)?;
         self.loaded(name, stored)?;
         weights
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use tallow_core::{Backend, Heads, HostWeight, LinearWeights, Memory, Tensor, Weight};
 use tallow_quant::Format;
 
-use super::{Passing, Weights, named, not_taken, room};
+use super::{StreamCheck, Weights, named, not_taken, room};
 use crate::error::{LoadError, Result};
 use crate::formats::names::{Layout, Rate, of_layer};
 use crate::formats::{Kind, Stored};
@@ -60,7 +60,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let (stored, format) = self.stored(name, &shape)?;
         let weights = self.part_weights((stored, name), (format, stored.bytes()), parts, shape);
         // Damage comes first: what it makes a device say is no help.
-        Passing::new(stored, format, shape[0]).finish(name)?;
+        StreamCheck::new(stored, format, shape[0]).finish(name)?;
         self.loaded(name, stored)?;
         Ok(self.of_one(name, weights?.into_iter().map(|w| LinearWeights::new(w, None))))
     }

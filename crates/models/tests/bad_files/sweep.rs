@@ -15,7 +15,7 @@ use tallow_models::decoder::Decoder;
 use tallow_models::encoder::spec::Pooling;
 use tallow_models::encoder::{Encoder, EncoderModel, Input};
 use tallow_models::formats::Checkpoint;
-use tallow_models::scribe::Scribe;
+use tallow_models::seq2seq::Seq2Seq;
 use tallow_models::{AnyModel, Model};
 
 use crate::{Dir, SPARE, length, memory};
@@ -37,7 +37,7 @@ fn go(b: &Cpu, path: &Path) -> Said {
                 encode(b, model)?;
             }
         }
-        AnyModel::Scribe(model) => drop(Scribe::load(b, &model, told)?),
+        AnyModel::Scribe(model) => drop(Seq2Seq::load(b, &model, told)?),
     }
     Ok(())
 }
@@ -48,7 +48,7 @@ fn decode(b: &Cpu, model: &Model) -> Said {
     let cache =
         layers.map(|l| LayerCache::new(b, l, DType::F32, [1, 16], 1)).collect::<Result<Vec<_>, _>>()?;
     let spans = vec![Span { rows: 2, start: 0, pages: vec![0] }];
-    let states = if decoder.spec().keeps_states() { vec![StateRows { from: 0, to: 1 }] } else { Vec::new() };
+    let states = if decoder.spec().is_recurrent() { vec![StateRows { from: 0, to: 1 }] } else { Vec::new() };
     let step = Step { tokens: vec![0; 2], spans, states, outputs: vec![1], page_len: 16 };
     let plan = StepPlan::new(b, step)?;
     let x = decoder.forward(b, &plan, &cache, |_, _| Ok(()))?;

@@ -9,7 +9,7 @@ use tallow_cpu::{Cpu, Isa};
 use tallow_models::encoder::EncoderModel;
 use tallow_models::images::Pictures;
 use tallow_models::images::resize::Picture;
-use tallow_models::scribe::ScribeModel;
+use tallow_models::seq2seq::Seq2SeqModel;
 use tallow_models::speech::{Job, Speech};
 use tallow_models::tokenizer::{Special, Tokenizer};
 
@@ -149,7 +149,7 @@ fn how_speech_is_written() {
     tallow_support::listener(&dir.0);
     let good = tallow_support::json(&dir.0.join("generation_config.json"));
     settings(&dir, "generation_config.json", &good, |path| {
-        let model = ScribeModel::open(path)?;
+        let model = Seq2SeqModel::open(path)?;
         let speech = Speech::read(&model, &Tokenizer::from_folder(path)?)?;
         let _ = speech.setting(speech.language("en").flatten(), Job::Transcribe);
         Ok(())

@@ -3,7 +3,7 @@
 mod decoder;
 mod encoder;
 mod given;
-mod scribe;
+mod seq2seq;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -50,7 +50,7 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
             return Err(Failed::new("--lora: the model has an encoder, and takes no adapters"));
         }
         AnyModel::Encoder(model) => encoder::dump(model, setup, &given)?,
-        AnyModel::Scribe(model) => scribe::dump(model, setup, &given)?,
+        AnyModel::Scribe(model) => seq2seq::dump(model, setup, &given)?,
     };
     if args.only_logits {
         written.retain(|name, _| !name.contains("hidden"));

@@ -20,7 +20,7 @@ use crate::weights::{Common, Progress, Source, Weights, named};
 
 /// What tells one from another.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ScribeSpec {
+pub struct Seq2SeqSpec {
     /// What takes in.
     pub encoder: EncoderSpec,
     /// What writes.
@@ -33,27 +33,27 @@ pub struct ScribeSpec {
 
 /// Such a model as its files describe it.
 #[derive(Debug, Clone)]
-pub struct ScribeModel {
+pub struct Seq2SeqModel {
     /// Its files.
     pub checkpoint: Checkpoint,
     /// What kind it is.
     pub family: &'static ScribeFamily,
     /// How it is built.
-    pub spec: ScribeSpec,
+    pub spec: Seq2SeqSpec,
 }
 
-impl ScribeModel {
+impl Seq2SeqModel {
     /// Opens a Hugging Face folder.
-    pub fn open(path: &Path) -> LoadResult<ScribeModel> {
-        ScribeModel::new(Checkpoint::open(path)?)
+    pub fn open(path: &Path) -> LoadResult<Seq2SeqModel> {
+        Seq2SeqModel::new(Checkpoint::open(path)?)
     }
 
     /// Finds out what a checkpoint is.
-    pub fn new(checkpoint: Checkpoint) -> LoadResult<ScribeModel> {
+    pub fn new(checkpoint: Checkpoint) -> LoadResult<Seq2SeqModel> {
         let config = Config::new(&checkpoint)?;
         let family = families::find_scribe(&config)?;
         let spec = (family.spec)(&config)?;
-        Ok(ScribeModel { checkpoint, family, spec })
+        Ok(Seq2SeqModel { checkpoint, family, spec })
     }
 
     fn source(&self) -> Source<'_> {
@@ -87,16 +87,16 @@ impl ScribeModel {
 
 /// Such a model on a device.
 #[derive(Debug)]
-pub struct Scribe<B: Backend> {
+pub struct Seq2Seq<B: Backend> {
     /// What takes in.
     pub encoder: Encoder<B>,
     /// What writes.
     pub decoder: Decoder<B>,
 }
 
-impl<B: Backend> Scribe<B> {
+impl<B: Backend> Seq2Seq<B> {
     /// Brings a model's weights to a device.
-    pub fn load(b: &B, model: &ScribeModel, progress: Progress<'_>) -> LoadResult<Scribe<B>> {
+    pub fn load(b: &B, model: &Seq2SeqModel, progress: Progress<'_>) -> LoadResult<Seq2Seq<B>> {
         let (spec, family) = (&model.spec, model.family);
         let mut w = Weights::new(b, model.source(), progress);
         let encoder = Encoder::read(&mut w, &spec.encoder, &family.parts, spec.encoder.context)?;
@@ -104,10 +104,10 @@ impl<B: Backend> Scribe<B> {
         let shared = encoder.embedding().filter(|_| spec.shares_embedding);
         let decoder = Decoder::read(&mut w, &spec.decoder, spec.decoder.context, shared)?;
         w.finish(family.name, |name| {
-            let tied_head = spec.decoder.tied && name == named(family.decoder.head);
+            let tied_head = spec.decoder.tied_embeddings && name == named(family.decoder.head);
             tied_head || family.spare.iter().any(|start| name.starts_with(start))
         })?;
-        Ok(Scribe { encoder, decoder })
+        Ok(Seq2Seq { encoder, decoder })
     }
 
     /// The logits of a step's outputs. `given` is where what was taken in is kept, and which tokens look at what of it.

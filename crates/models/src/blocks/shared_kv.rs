@@ -10,7 +10,7 @@ use crate::weights::Weights;
 
 /// Multi-head attention to what a layer in front keeps of sequences.
 #[derive(Debug)]
-pub struct Borrowed<B: Backend> {
+pub struct SharedKvAttention<B: Backend> {
     q: LinearWeights<B>,
     q_norm: Option<Norm<B>>,
     o: LinearWeights<B>,
@@ -19,9 +19,9 @@ pub struct Borrowed<B: Backend> {
     spec: AttnSpec<B>,
 }
 
-impl<B: Backend> Borrowed<B> {
+impl<B: Backend> SharedKvAttention<B> {
     /// Reads layer `i`'s attention.
-    pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &AttentionSpec) -> LoadResult<Borrowed<B>> {
+    pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &AttentionSpec) -> LoadResult<SharedKvAttention<B>> {
         let (names, dim, heads) = (w.names(), w.spec().dim, spec.heads);
         let AttentionSpec { rope, scale, window, chunk, softcap, causal, .. } = *spec;
         let q_norm = match spec.qk_norm {
@@ -34,13 +34,13 @@ impl<B: Backend> Borrowed<B> {
                 ));
             }
         };
-        if spec.sinks || spec.bias.is_some() || spec.gated || spec.again.is_some() {
+        if spec.sinks || spec.relative_bias.is_some() || spec.gated || spec.second_rope.is_some() {
             return Err(w.refuse(
                 "a layer with keys of another",
                 "plain attention is, where keys are another layer's",
             ));
         }
-        Ok(Borrowed {
+        Ok(SharedKvAttention {
             q: w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?,
             q_norm,
             o: w.linear((names.o, i), dim, heads.q_cols(), spec.out_bias)?,

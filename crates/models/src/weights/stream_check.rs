@@ -11,7 +11,7 @@ use crate::formats::Stored;
 /// A matrix on its way to a device. Rows that the device is done with are checked while they are near, and let go.
 ///
 /// Plain numbers must be finite. Blocks are not looked into: what is wrong there shows in the logits.
-pub(super) struct Passing<'a> {
+pub(super) struct StreamCheck<'a> {
     stored: &'a Stored,
     format: Format,
     rows: usize,
@@ -24,9 +24,9 @@ pub(super) struct Passing<'a> {
 /// Bytes that are looked at before they are let go, where a device does not say when it is done.
 const AT_ONCE: usize = 1 << 20;
 
-impl<'a> Passing<'a> {
-    pub(super) fn new(stored: &'a Stored, format: Format, rows: usize) -> Passing<'a> {
-        Passing { stored, format, rows, checked: AtomicUsize::new(0), bad: AtomicUsize::new(usize::MAX) }
+impl<'a> StreamCheck<'a> {
+    pub(super) fn new(stored: &'a Stored, format: Format, rows: usize) -> StreamCheck<'a> {
+        StreamCheck { stored, format, rows, checked: AtomicUsize::new(0), bad: AtomicUsize::new(usize::MAX) }
     }
 
     fn row_bytes(&self) -> usize {
@@ -97,7 +97,7 @@ mod tests {
         let file = Arc::new(Mapping::embedded("test", bytes.leak()));
         let (kind, bytes) = (Kind::Weights(Format::F32), 0..file.len());
         let stored = Stored { file, kind, shape: vec![10, COLS], bytes };
-        let passing = Passing::new(&stored, Format::F32, 10);
+        let passing = StreamCheck::new(&stored, Format::F32, 10);
         spent.iter().for_each(|rows| passing.spent(rows.clone()));
         passing.finish("w").err().map(|e| e.to_string())
     }

@@ -13,7 +13,7 @@ const MODULES: &str = "modules.json";
 
 /// What `modules.json` and the files that it names say. All of it may be missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sentence {
+pub struct SentenceTransformers {
     /// What makes one vector of a text's hidden states: the mean, if nothing is said.
     pub pooling: Pooling,
     /// The longest text that it takes, in tokens.
@@ -35,14 +35,18 @@ const KINDS: [(&str, &str, Pooling); 6] = [
     ("pooling_mode_weightedmean_tokens", "weightedmean", Pooling::LaterMean),
 ];
 
-impl Sentence {
+impl SentenceTransformers {
     /// Reads what stands beside a checkpoint, or in a GGUF file.
-    pub(super) fn read(config: &Config<'_>) -> Result<Sentence> {
+    pub(super) fn read(config: &Config<'_>) -> Result<SentenceTransformers> {
         let checkpoint = config.checkpoint();
-        let mut sentence =
-            Sentence { pooling: Pooling::Mean, most_tokens: None, lowers: false, dense: Vec::new() };
+        let mut sentence = SentenceTransformers {
+            pooling: Pooling::Mean,
+            most_tokens: None,
+            lowers: false,
+            dense: Vec::new(),
+        };
         if config.is_gguf() {
-            return Ok(Sentence { pooling: gguf_pooling(config)?, ..sentence });
+            return Ok(SentenceTransformers { pooling: gguf_pooling(config)?, ..sentence });
         }
         let Some(modules) = checkpoint.json_beside(MODULES)? else { return Ok(sentence) };
         let file = checkpoint.path.join(MODULES);

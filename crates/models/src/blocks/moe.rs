@@ -12,7 +12,7 @@ use crate::weights::Weights;
 
 /// A router, the experts that it chooses from, and perhaps a block that every token goes through besides.
 #[derive(Debug)]
-pub struct Mixture<B: Backend> {
+pub struct MoeBlock<B: Backend> {
     /// In front of the router, where that sees something else than experts do.
     own: Option<Norm<B>>,
     router: LinearWeights<B>,
@@ -32,23 +32,24 @@ struct Shared<B: Backend> {
     gate: Option<LinearWeights<B>>,
 }
 
-impl<B: Backend> Mixture<B> {
+impl<B: Backend> MoeBlock<B> {
     /// Reads layer `i`'s block. `each` is what an expert is like.
     pub fn load(
         w: &mut Weights<'_, B>,
         i: usize,
         each: &FfnSpec,
         spec: &ExpertsSpec,
-    ) -> LoadResult<Mixture<B>> {
+    ) -> LoadResult<MoeBlock<B>> {
         let (names, dim, count) = (w.names(), w.spec().dim, spec.count);
         let router = w.linear((names.router, i), count, dim, spec.router_bias)?;
         let bias = match spec.bias {
             true => Some(w.row(&of_layer(names.router_bias, i), count)?),
             false => None,
         };
-        let own = spec.normed.then(|| w.router_norm(i)).transpose()?;
-        let each_scale = spec.scaled.then(|| w.row(&of_layer(names.expert_scale, i), count)).transpose()?;
-        let ExpertsSpec { used: top_k, scores, share_of, groups, to_one: norm_weights, scale, .. } = *spec;
+        let own = spec.router_norm.then(|| w.router_norm(i)).transpose()?;
+        let each_scale =
+            spec.expert_scale.then(|| w.row(&of_layer(names.expert_scale, i), count)).transpose()?;
+        let ExpertsSpec { top_k, scores, share_of, groups, norm_weights, scale, .. } = *spec;
         let experts = w.experts(i, count, each)?;
         let shared = match spec.shared {
             None => None,
@@ -64,7 +65,7 @@ impl<B: Backend> Mixture<B> {
             }
         };
         let routing = Routing { top_k, scores, bias, groups, norm_weights, scale };
-        Ok(Mixture { own, router, scale: each_scale, routing, share_of, experts, act: each.act, shared })
+        Ok(MoeBlock { own, router, scale: each_scale, routing, share_of, experts, act: each.act, shared })
     }
 
     /// `then(block(norm(x)))`
@@ -85,7 +86,7 @@ impl<B: Backend> Mixture<B> {
         if let Some(scale) = &self.scale {
             shares = b.run(Eltwise { x: &shares, op: EltwiseOp::Mul(scale) })?;
         }
-        let Mixture { share_of, experts, act, .. } = self;
+        let MoeBlock { share_of, experts, act, .. } = self;
         let y = b.run(Moe { x, shares: &shares, share_of: *share_of, experts, act: *act, epilogue })?;
         let Some(shared) = &self.shared else { return Ok(y) };
         let Some(gate) = &shared.gate else {

@@ -5,7 +5,7 @@ use crate::encoder::Parts;
 use crate::error::{LoadError, Result};
 use crate::formats::config::Config;
 use crate::formats::names::Names;
-use crate::scribe::ScribeSpec;
+use crate::seq2seq::Seq2SeqSpec;
 
 /// A kind of model that takes in all of a text or a sound, and then writes.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub struct ScribeFamily {
     /// What names begin with of tensors that are there twice.
     pub spare: &'static [&'static str],
     /// Reads the settings.
-    pub spec: fn(&Config<'_>) -> Result<ScribeSpec>,
+    pub spec: fn(&Config<'_>) -> Result<Seq2SeqSpec>,
 }
 
 /// Every family of encoders with decoders that we know.

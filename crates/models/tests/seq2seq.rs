@@ -9,10 +9,10 @@ use std::path::Path;
 use serde_json::Value;
 use tallow_core::{Backend, DType, Memory, Span, Step, StepPlan};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
-use tallow_models::blocks::across::{Look, looking};
 use tallow_models::blocks::cache::LayerCache;
+use tallow_models::blocks::cross_attention::{CrossSpan, looking};
 use tallow_models::encoder::{Encoder, EncoderModel, Input};
-use tallow_models::scribe::{Scribe, ScribeModel};
+use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_support::{Golden, golden, json, needed, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
@@ -32,7 +32,7 @@ fn gpu() -> Option<Wgpu> {
 /// A scribe with room for what it takes in and writes, of one sequence or several.
 struct Desk<'a, B: Backend> {
     b: &'a B,
-    scribe: Scribe<B>,
+    scribe: Seq2Seq<B>,
     own: Vec<LayerCache<B>>,
     given: Vec<LayerCache<B>>,
     read: Vec<usize>,
@@ -46,9 +46,9 @@ fn pages(i: usize) -> Vec<u32> {
 }
 
 impl<'a, B: Backend> Desk<'a, B> {
-    fn new(b: &'a B, model: &ScribeModel) -> Desk<'a, B> {
+    fn new(b: &'a B, model: &Seq2SeqModel) -> Desk<'a, B> {
         let scribe =
-            Scribe::load(b, model, &mut |_, _| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"));
+            Seq2Seq::load(b, model, &mut |_, _| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"));
         let layers = &model.spec.decoder.layers;
         let room = |layer| LayerCache::new(b, layer, DType::F32, [3 * ROOM, PAGE], 0).unwrap();
         let cache = || layers.iter().map(room).collect();
@@ -84,8 +84,10 @@ impl<'a, B: Backend> Desk<'a, B> {
         let outputs = (0..tokens.len() as u32).collect();
         let plan =
             StepPlan::new(b, Step { tokens, spans, outputs, page_len: PAGE, ..Step::default() }).unwrap();
-        let looks: Vec<Look> =
-            of.iter().map(|(i, t)| Look { rows: t.len(), read: self.read[*i], pages: pages(*i) }).collect();
+        let looks: Vec<CrossSpan> = of
+            .iter()
+            .map(|(i, t)| CrossSpan { rows: t.len(), read: self.read[*i], pages: pages(*i) })
+            .collect();
         let look = StepPlan::new(b, looking(&looks, PAGE)).unwrap();
         let logits = self.scribe.write(b, &plan, &self.own, (&look, &self.given)).unwrap();
         self.fed += of[0].1.len();
@@ -129,7 +131,7 @@ impl Case {
     }
 
     /// How far hidden states and logits are from the reference.
-    fn distance<B: Backend>(&self, b: &B, model: &ScribeModel) -> (f32, f32) {
+    fn distance<B: Backend>(&self, b: &B, model: &Seq2SeqModel) -> (f32, f32) {
         let mut desk = Desk::new(b, model);
         let hidden = self.take_in(&mut desk, 1);
         let logits = desk.write(&[(0, &self.tensors["decoder_input_ids"].ids())]);
@@ -144,8 +146,8 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(far).fold(0.0, f32::max)
 }
 
-fn open(path: &Path) -> ScribeModel {
-    ScribeModel::open(path).unwrap_or_else(|e| panic!("{e}"))
+fn open(path: &Path) -> Seq2SeqModel {
+    Seq2SeqModel::open(path).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// A folder with a case's weights and another config.
@@ -281,7 +283,7 @@ fn settings_that_are_not_implemented_are_refused() {
     let refused = |name: &str, key: &str, value: Value, words: &str| {
         let mut config = json(&golden(name).join("config.json"));
         config[key] = value;
-        let why = ScribeModel::open(&folder(name, &config, &format!("bad-{key}"))).unwrap_err().to_string();
+        let why = Seq2SeqModel::open(&folder(name, &config, &format!("bad-{key}"))).unwrap_err().to_string();
         assert!(why.contains(key) && why.contains(words), "{why}");
     };
     refused("t5", "feed_forward_proj", "gated-swiglu".into(), "not supported");

@@ -4,36 +4,36 @@ use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Normalize};
 use tallow_core::{Backend, Norm, Result, Tensor};
 
 use super::Context;
-use super::mixture::Mixture;
 use super::mlp::Mlp;
+use super::moe::MoeBlock;
 use crate::error::Result as LoadResult;
 use crate::spec::{ExpertsSpec, FfnSpec};
 use crate::weights::Weights;
 
 /// Two blocks whose results are added.
 #[derive(Debug)]
-pub struct Twofold<B: Backend> {
+pub struct ParallelMoe<B: Backend> {
     dense: Mlp<B>,
     dense_behind: Norm<B>,
     before: Norm<B>,
-    experts: Mixture<B>,
+    experts: MoeBlock<B>,
     behind: Norm<B>,
 }
 
-impl<B: Backend> Twofold<B> {
+impl<B: Backend> ParallelMoe<B> {
     /// Reads layer `i`'s block. `each` is what an expert is like.
     pub fn load(
         w: &mut Weights<'_, B>,
         i: usize,
         (dense, each): (&FfnSpec, &FfnSpec),
         experts: &ExpertsSpec,
-    ) -> LoadResult<Twofold<B>> {
+    ) -> LoadResult<ParallelMoe<B>> {
         let (names, dim) = (w.names(), w.spec().dim);
-        Ok(Twofold {
+        Ok(ParallelMoe {
             dense: Mlp::load(w, i, [names.gate, names.up, names.gate_up, names.down], dense)?,
             dense_behind: w.norm((names.twofold.dense_behind, i), dim)?,
             before: w.norm((names.twofold.before, i), dim)?,
-            experts: Mixture::load(w, i, each, experts)?,
+            experts: MoeBlock::load(w, i, each, experts)?,
             behind: w.norm((names.twofold.behind, i), dim)?,
         })
     }

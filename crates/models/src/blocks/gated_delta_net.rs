@@ -6,7 +6,7 @@ use tallow_core::{Activation, Backend, Decay, DeltaHeads, LinearWeights, Norm, N
 use super::Context;
 use crate::error::Result as LoadResult;
 use crate::formats::names::of_layer;
-use crate::spec::{Bias, DeltaSpec};
+use crate::spec::{Bias, GatedDeltaSpec};
 use crate::weights::{Weights, named};
 
 /// Added to the square of the length of queries and keys before they are divided by it.
@@ -14,7 +14,7 @@ const EPS: f32 = 1e-6;
 
 /// A gated delta net.
 #[derive(Debug)]
-pub struct Delta<B: Backend> {
+pub struct GatedDeltaNet<B: Backend> {
     /// Queries, keys and values; gates of what comes out; what heads write, and what they keep: side by side.
     parts: Vec<LinearWeights<B>>,
     /// [kernel, columns of queries, keys and values]
@@ -27,9 +27,9 @@ pub struct Delta<B: Backend> {
     heads: DeltaHeads,
 }
 
-impl<B: Backend> Delta<B> {
+impl<B: Backend> GatedDeltaNet<B> {
     /// Reads layer `i`'s block.
-    pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &DeltaSpec) -> LoadResult<Delta<B>> {
+    pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &GatedDeltaSpec) -> LoadResult<GatedDeltaNet<B>> {
         let (names, dim, heads) = (w.names().delta, w.spec().dim, spec.heads);
         let DeltaHeads { values, key_dim, value_dim, .. } = heads;
         let mut parts = match w.has(names.qkvz, i) {
@@ -53,7 +53,7 @@ impl<B: Backend> Delta<B> {
         // By the mean of squares, where the length is by their sum.
         let unit = Norm { kind: NormKind::Rms, weight: row, bias: None, eps: EPS / key_dim as f32 };
         let weight = w.row(&named(&of_layer(names.norm, i)), value_dim)?;
-        Ok(Delta {
+        Ok(GatedDeltaNet {
             parts,
             kernel: w.convolution((names.conv, i), spec.kernel, heads.cols())?,
             unit,

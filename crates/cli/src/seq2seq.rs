@@ -5,9 +5,9 @@ use std::ops::ControlFlow;
 use indicatif::ProgressBar;
 use tallow_core::Backend;
 use tallow_cpu::Cpu;
-use tallow_engine::scribe::{Desk, ScribeHandle, Writer, spawn};
+use tallow_engine::seq2seq::{Desk, ScribeHandle, Writer, spawn};
 use tallow_engine::transcribe::Transcriber;
-use tallow_models::scribe::{Scribe, ScribeModel};
+use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_models::speech::Speech;
 
 use crate::device::Device;
@@ -36,7 +36,7 @@ impl Drop for Running {
 
 /// Starts a scribe on the device that was asked for or the best that has room. Which that is, and why, is said to `say`.
 pub(crate) fn start(
-    model: &ScribeModel,
+    model: &Seq2SeqModel,
     place: Place,
     desk: Desk,
     say: &dyn Fn(&Note),
@@ -62,8 +62,8 @@ pub(crate) fn start(
 
 /// Has a writer take in something and write a little.
 #[cfg(feature = "wgpu")]
-fn try_out<B: Backend>(writer: &Writer<B>, model: &ScribeModel, desk: Desk) -> Result<(), Failed> {
-    use tallow_engine::scribe::{Line, Material};
+fn try_out<B: Backend>(writer: &Writer<B>, model: &Seq2SeqModel, desk: Desk) -> Result<(), Failed> {
+    use tallow_engine::seq2seq::{Line, Material};
     let sound = model.spec.encoder.sound.map(|sound| vec![0.0; 2 * desk.read * sound.bands]);
     let words = || Material::Words(vec![0; desk.read.min(64)]);
     let read = writer.take_in(0, &sound.map_or_else(words, Material::Sound))?.rows();
@@ -72,10 +72,10 @@ fn try_out<B: Backend>(writer: &Writer<B>, model: &ScribeModel, desk: Desk) -> R
 }
 
 /// Loads a model, showing how far it has got.
-fn writer<B: Backend>(b: B, model: &ScribeModel, desk: Desk) -> Result<Writer<B>, Failed> {
+fn writer<B: Backend>(b: B, model: &Seq2SeqModel, desk: Desk) -> Result<Writer<B>, Failed> {
     let bytes = model.weight_bytes();
     let bar = if bytes < QUICK { ProgressBar::hidden() } else { screen::bytes_bar(bytes as u64, "loading") };
-    let scribe = Scribe::load(&b, model, &mut |done, _| {
+    let scribe = Seq2Seq::load(&b, model, &mut |done, _| {
         bar.set_position(done as u64);
         ControlFlow::Continue(())
     });
@@ -85,7 +85,7 @@ fn writer<B: Backend>(b: B, model: &ScribeModel, desk: Desk) -> Result<Writer<B>
 
 /// Starts one that goes through sounds, so many at one time.
 pub(crate) fn transcriber(
-    model: &ScribeModel,
+    model: &Seq2SeqModel,
     place: Place,
     kv: KvType,
     places: usize,

@@ -10,19 +10,19 @@ use crate::weights::Weights;
 
 /// A linear layer of each patch, and perhaps a row that stands in front of them.
 #[derive(Debug)]
-pub(super) struct Patches<B: Backend> {
+pub(super) struct PatchEmbed<B: Backend> {
     spec: PatchSpec,
     by: LinearWeights<B>,
     /// [1, dim]
     first: Option<Tensor<B>>,
 }
 
-impl<B: Backend> Patches<B> {
-    pub(super) fn load(w: &mut Weights<'_, B>, names: Names, spec: PatchSpec) -> LoadResult<Patches<B>> {
+impl<B: Backend> PatchEmbed<B> {
+    pub(super) fn load(w: &mut Weights<'_, B>, names: Names, spec: PatchSpec) -> LoadResult<PatchEmbed<B>> {
         let (dim, side) = (w.spec().dim, spec.side);
         let by = w.filter(names.embed, [dim, CHANNELS, side, side], spec.bias)?;
         let first = spec.first.map(|name| w.row(name, dim)).transpose()?;
-        Ok(Patches { spec, by, first })
+        Ok(PatchEmbed { spec, by, first })
     }
 
     /// Adds rows to those of so many images' positions: [rows, dim]. `patches`: [patches, numbers]

@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 
 use tallow_core::{Backend, Memory};
 use tallow_cpu::Cpu;
-use tallow_engine::scribe::{Desk, Line, Material, Writer};
-use tallow_models::scribe::{Scribe, ScribeModel};
+use tallow_engine::seq2seq::{Desk, Line, Material, Writer};
+use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 
 use super::given::{Given, Ids};
 use super::{Tensors, say};
@@ -24,7 +24,7 @@ struct Row {
 }
 
 /// The hidden states of what is taken in, and the logits of what is written, of each row alone.
-pub(super) fn dump(model: &ScribeModel, setup: Setup, given: &Given) -> Result<Tensors, Failed> {
+pub(super) fn dump(model: &Seq2SeqModel, setup: Setup, given: &Given) -> Result<Tensors, Failed> {
     let mut groups = Vec::new();
     for before in given.groups(&["input_ids", "input_features"])? {
         let rows = rows(model, given, &before)?;
@@ -42,7 +42,7 @@ pub(super) fn dump(model: &ScribeModel, setup: Setup, given: &Given) -> Result<T
     })
 }
 
-fn rows(model: &ScribeModel, given: &Given, before: &str) -> Result<Vec<Row>, Failed> {
+fn rows(model: &Seq2SeqModel, given: &Given, before: &str) -> Result<Vec<Row>, Failed> {
     let (encoder, decoder) = (&model.spec.encoder, &model.spec.decoder);
     let name = format!("{before}decoder_input_ids");
     let tokens: Ids = given.ids(&name)?.ok_or_else(|| given.wrong(format_args!("has no tensor {name:?}")))?;
@@ -76,11 +76,11 @@ fn rows(model: &ScribeModel, given: &Given, before: &str) -> Result<Vec<Row>, Fa
 
 fn on<B: Backend>(
     b: B,
-    model: &ScribeModel,
+    model: &Seq2SeqModel,
     desk: Desk,
     groups: &[(String, Vec<Row>)],
 ) -> Result<Tensors, Failed> {
-    let scribe = Scribe::load(&b, model, &mut |_, _| ControlFlow::Continue(()))?;
+    let scribe = Seq2Seq::load(&b, model, &mut |_, _| ControlFlow::Continue(()))?;
     let writer = Writer::new(b, scribe, desk)?;
     let mut tensors = Tensors::new();
     for (before, rows) in groups {

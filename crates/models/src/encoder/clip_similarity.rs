@@ -5,18 +5,18 @@ use crate::formats::{Checkpoint, Kind};
 
 /// What such a model makes of the cosine of two vectors.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Matching {
+pub struct ClipSimilarity {
     /// Multiplies it.
     pub scale: f32,
     /// Is added then, where each pair is judged by itself. Else texts compete for an image.
     pub bias: Option<f32>,
 }
 
-impl Matching {
+impl ClipSimilarity {
     /// Reads what a checkpoint says, if it says something.
-    pub(super) fn read(checkpoint: &Checkpoint) -> Result<Option<Matching>> {
+    pub(super) fn read(checkpoint: &Checkpoint) -> Result<Option<ClipSimilarity>> {
         let Some(scale) = number(checkpoint, "logit_scale")? else { return Ok(None) };
-        let matching = Matching { scale: scale.exp(), bias: number(checkpoint, "logit_bias")? };
+        let matching = ClipSimilarity { scale: scale.exp(), bias: number(checkpoint, "logit_bias")? };
         match matching.scale.is_finite() {
             true => Ok(Some(matching)),
             false => {
@@ -66,10 +66,10 @@ mod tests {
 
     #[test]
     fn texts_compete_or_stand_alone() {
-        let alone = Matching { scale: 2.0, bias: Some(-1.0) };
+        let alone = ClipSimilarity { scale: 2.0, bias: Some(-1.0) };
         assert_eq!(alone.logit(&[0.5, 0.75], &[0.75, 0.5]), 0.75 * 2.0 - 1.0);
         assert_eq!(alone.shares(&[0.0, 0.0]), [0.5, 0.5]);
-        let against = Matching { scale: 2.0, bias: None };
+        let against = ClipSimilarity { scale: 2.0, bias: None };
         assert_eq!(against.shares(&[7.0, 7.0, 7.0, 7.0]), [0.25; 4]);
         let shares = against.shares(&[1000.0, 0.0]);
         assert_eq!(shares, [1.0, 0.0]);

@@ -4,7 +4,7 @@ use tallow_core::{Backend, Memory, Tensor};
 
 use crate::error::Result;
 use crate::formats::names::of_layer;
-use crate::spec::BiasSpec;
+use crate::spec::RelativeBiasSpec;
 use crate::weights::{Weights, named};
 
 /// Reads layer `i`'s, for so many heads: [heads, distances]
@@ -12,21 +12,21 @@ pub(super) fn load<B: Backend>(
     w: &mut Weights<'_, B>,
     i: usize,
     heads: usize,
-    spec: BiasSpec,
+    spec: RelativeBiasSpec,
     causal: bool,
 ) -> Result<Tensor<B>> {
     let name = named(&of_layer(w.names().distance, i));
     let of_buckets = w.table(&name, spec.buckets, heads)?;
-    let reach = spec.furthest as i64;
+    let reach = spec.max_distance as i64;
     let row = |head: usize| {
         let of_buckets = &of_buckets;
         (-reach..=reach).map(move |d| of_buckets[spec.bucket(d, causal) * heads + head])
     };
     let table: Vec<f32> = (0..heads).flat_map(row).collect();
-    Ok(w.device().upload(&table, heads, 2 * spec.furthest + 1)?)
+    Ok(w.device().upload(&table, heads, 2 * spec.max_distance + 1)?)
 }
 
-impl BiasSpec {
+impl RelativeBiasSpec {
     /// Distances in one direction that have a bucket of their own.
     pub(crate) fn own(&self, causal: bool) -> usize {
         self.buckets / if causal { 2 } else { 4 }
@@ -46,7 +46,7 @@ impl BiasSpec {
         if far < own {
             return first + far;
         }
-        let share = (far as f32 / own as f32).ln() / (self.furthest as f64 / own as f64).ln() as f32;
+        let share = (far as f32 / own as f32).ln() / (self.max_distance as f64 / own as f64).ln() as f32;
         first + (own + (share * (buckets - own) as f32) as usize).min(buckets - 1)
     }
 }
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn distances_fall_into_buckets_as_in_the_reference() {
-        let spec = BiasSpec { buckets: 32, furthest: 128 };
+        let spec = RelativeBiasSpec { buckets: 32, max_distance: 128 };
         let of = |causal, list: &[i64]| list.iter().map(|d| spec.bucket(*d, causal)).collect::<Vec<_>>();
         assert_eq!(
             of(true, &[5, 0, -1, -15, -16, -20, -64, -127, -128, -999]),

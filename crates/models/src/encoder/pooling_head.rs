@@ -5,7 +5,7 @@ use tallow_core::{
     AttnSpec, Backend, Heads, LinearWeights, Memory, Norm, Result, Span, Step, StepPlan, Tensor,
 };
 
-use super::spec::{EncoderSpec, EndingSpec, Gathering};
+use super::spec::{EncoderSpec, PoolKind, PoolingHeadSpec};
 use super::{PAGE, Texts, gathered};
 use crate::blocks::Context;
 use crate::blocks::mlp::Mlp;
@@ -15,7 +15,7 @@ use crate::weights::Weights;
 
 /// What is gathered, perhaps a norm, perhaps a linear layer.
 #[derive(Debug)]
-pub(super) struct Ending<B: Backend> {
+pub(super) struct PoolingHead<B: Backend> {
     gather: Gather<B>,
     norm: Option<Norm<B>>,
     project: Option<LinearWeights<B>>,
@@ -24,18 +24,22 @@ pub(super) struct Ending<B: Backend> {
 #[derive(Debug)]
 enum Gather<B: Backend> {
     By(super::spec::Pooling),
-    Probe(Box<Probe<B>>),
+    Probe(Box<AttentionPool<B>>),
 }
 
-impl<B: Backend> Ending<B> {
-    pub(super) fn load(w: &mut Weights<'_, B>, of: &EncoderSpec, spec: &EndingSpec) -> LoadResult<Ending<B>> {
+impl<B: Backend> PoolingHead<B> {
+    pub(super) fn load(
+        w: &mut Weights<'_, B>,
+        of: &EncoderSpec,
+        spec: &PoolingHeadSpec,
+    ) -> LoadResult<PoolingHead<B>> {
         let gather = match spec.gather {
-            Gathering::By(pooling) => Gather::By(pooling),
-            Gathering::Probe(name) => Gather::Probe(Box::new(Probe::load(w, of, name)?)),
+            PoolKind::By(pooling) => Gather::By(pooling),
+            PoolKind::Probe(name) => Gather::Probe(Box::new(AttentionPool::load(w, of, name)?)),
         };
         let norm = spec.norm.map(|name| w.norm((name, 0), of.dim)).transpose()?;
         let project = spec.project.map(|p| w.linear((p.name, 0), p.width, of.dim, p.bias)).transpose()?;
-        Ok(Ending { gather, norm, project })
+        Ok(PoolingHead { gather, norm, project })
     }
 
     /// [rows, dim] to [texts, width]
@@ -56,7 +60,7 @@ impl<B: Backend> Ending<B> {
 
 /// A question that is asked of all rows of a text or an image: attention of one query, and a feed-forward block.
 #[derive(Debug)]
-struct Probe<B: Backend> {
+struct AttentionPool<B: Backend> {
     /// [1, dim]
     question: Tensor<B>,
     qkv: LinearWeights<B>,
@@ -67,9 +71,9 @@ struct Probe<B: Backend> {
     spec: AttnSpec<B>,
 }
 
-impl<B: Backend> Probe<B> {
+impl<B: Backend> AttentionPool<B> {
     /// It has heads and a width in the middle as the layers have.
-    fn load(w: &mut Weights<'_, B>, of: &EncoderSpec, name: &str) -> LoadResult<Probe<B>> {
+    fn load(w: &mut Weights<'_, B>, of: &EncoderSpec, name: &str) -> LoadResult<AttentionPool<B>> {
         let dim = of.dim;
         let Some(like) = of.layers.first() else {
             return Err(w.refuse("a head without layers", "it is made like them"));
@@ -84,7 +88,15 @@ impl<B: Backend> Probe<B> {
         let mlp = Mlp::load(w, 0, ["", &up, "", &down], &like.ffn)?;
         let (window, chunk, softcap, sinks, bias) = (None, None, None, None, None);
         let spec = AttnSpec { scale, window, chunk, softcap, sinks, bias, causal: false };
-        Ok(Probe { question, qkv: LinearWeights { bias: of_joint, ..joint }, o, norm, mlp, heads, spec })
+        Ok(AttentionPool {
+            question,
+            qkv: LinearWeights { bias: of_joint, ..joint },
+            o,
+            norm,
+            mlp,
+            heads,
+            spec,
+        })
     }
 
     fn forward(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Tensor<B>> {

@@ -16,7 +16,7 @@ pub(super) fn plain(stored: &Stored, name: &str, format: Format) -> Result<()> {
 
 /// A matrix that lies in a file with a row for each of its columns, perhaps among others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Turn {
+pub(crate) struct Transpose {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     /// Elements of one of the file's rows.
@@ -26,7 +26,7 @@ pub(crate) struct Turn {
     pub(crate) step: usize,
 }
 
-impl Turn {
+impl Transpose {
     /// Rows that are written side by side, so that what is read lies together.
     const TILE: usize = 64;
 

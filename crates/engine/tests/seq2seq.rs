@@ -11,17 +11,17 @@ use std::time::Duration;
 use tallow_core::DType;
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::handle::Failure;
-use tallow_engine::scribe::{Desk, Material, Pen, ScribeHandle, Task, Writer, spawn};
-use tallow_models::scribe::{Scribe, ScribeModel};
+use tallow_engine::seq2seq::{Desk, Material, Pen, ScribeHandle, Task, Writer, spawn};
+use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_support::golden;
 
 const DESK: Desk = Desk { places: 3, read: 40, written: 24, dtype: DType::F16, queue: 20 };
 
 fn start(case: &'static str, desk: Desk) -> ScribeHandle {
     spawn(desk, move || {
-        let model = ScribeModel::open(&golden(case)).unwrap_or_else(|e| panic!("{e}"));
+        let model = Seq2SeqModel::open(&golden(case)).unwrap_or_else(|e| panic!("{e}"));
         let b = Cpu::new(Isa::best(), 2).unwrap();
-        let scribe = Scribe::load(&b, &model, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        let scribe = Seq2Seq::load(&b, &model, &mut |_, _| ControlFlow::Continue(())).unwrap();
         Ok::<_, std::io::Error>(Writer::new(b, scribe, desk).unwrap())
     })
     .unwrap()

@@ -8,46 +8,46 @@ use tallow_core::{AttnSpec, Backend, DType, Heads, LinearWeights, Norm, Result, 
 
 use super::Context;
 use crate::error::Result as LoadResult;
-use crate::spec::{AttentionSpec, Bias, LatentSpec};
+use crate::spec::{AttentionSpec, Bias, MlaSpec};
 use crate::weights::Weights;
 
 /// Multi-head attention over narrow rows.
 #[derive(Debug)]
-pub struct Latent<B: Backend> {
+pub struct Mla<B: Backend> {
     /// From the input to what queries come from.
     q_down: Option<(LinearWeights<B>, Norm<B>)>,
     q: LinearWeights<B>,
     down: LinearWeights<B>,
     norm: Norm<B>,
-    each: Vec<LatentHead<B>>,
+    each: Vec<MlaHead<B>>,
     o: LinearWeights<B>,
     heads: Heads,
     rope: Option<usize>,
-    latent: LatentSpec,
+    latent: MlaSpec,
     spec: AttnSpec<B>,
 }
 
 /// What a head has of its own.
 #[derive(Debug)]
-pub(crate) struct LatentHead<B: Backend> {
+pub(crate) struct MlaHead<B: Backend> {
     /// From what does not turn of its queries to the row: [rank, plain]
     pub(crate) k: LinearWeights<B>,
     /// From the row to its values: [value, rank]
     pub(crate) v: LinearWeights<B>,
 }
 
-impl<B: Backend> Latent<B> {
+impl<B: Backend> Mla<B> {
     /// Reads layer `i`'s attention.
     pub fn load(
         w: &mut Weights<'_, B>,
         i: usize,
         mixer: &AttentionSpec,
-        latent: LatentSpec,
-    ) -> LoadResult<Latent<B>> {
+        latent: MlaSpec,
+    ) -> LoadResult<Mla<B>> {
         let (names, dim, heads) = (w.names(), w.spec().dim, mixer.heads);
-        let LatentSpec { rank, q_rank, plain, turned, value, eps } = latent;
-        let queries = heads.q * (plain + turned);
-        let (q_down, q) = match q_rank {
+        let MlaSpec { kv_lora_rank, q_lora_rank, qk_nope_dim, qk_rope_dim, v_dim, eps } = latent;
+        let queries = heads.q * (qk_nope_dim + qk_rope_dim);
+        let (q_down, q) = match q_lora_rank {
             None => (None, w.linear((names.q, i), queries, dim, Bias::No)?),
             Some(narrow) => {
                 let down = w.linear((names.latent.q_down, i), narrow, dim, mixer.qkv_bias)?;
@@ -55,13 +55,13 @@ impl<B: Backend> Latent<B> {
                 (Some((down, norm)), w.linear((names.latent.q_up, i), queries, narrow, Bias::No)?)
             }
         };
-        let down = w.linear((names.latent.down, i), rank + turned, dim, mixer.qkv_bias)?;
-        let norm = Norm { eps, ..w.norm((names.latent.norm, i), rank)? };
+        let down = w.linear((names.latent.down, i), kv_lora_rank + qk_rope_dim, dim, mixer.qkv_bias)?;
+        let norm = Norm { eps, ..w.norm((names.latent.norm, i), kv_lora_rank)? };
         let each = w.latent_heads(i, heads.q, &latent)?;
-        let o = w.linear((names.o, i), dim, heads.q * value, mixer.out_bias)?;
+        let o = w.linear((names.o, i), dim, heads.q * v_dim, mixer.out_bias)?;
         let AttentionSpec { rope, scale, window, chunk, softcap, .. } = *mixer;
         let spec = AttnSpec { scale, window, chunk, softcap, sinks: None, bias: None, causal: true };
-        Ok(Latent { q_down, q, down, norm, each, o, heads, rope, latent, spec })
+        Ok(Mla { q_down, q, down, norm, each, o, heads, rope, latent, spec })
     }
 
     /// `then(attention(norm(x)))`
@@ -91,7 +91,7 @@ impl<B: Backend> Latent<B> {
     /// What turns of each head's queries, and the rest brought to the width of the row.
     fn queries(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let b = cx.b;
-        let LatentSpec { plain, turned, .. } = self.latent;
+        let MlaSpec { qk_nope_dim, qk_rope_dim, .. } = self.latent;
         let q = match &self.q_down {
             None => cx.project(x, &self.q, Epilogue::NONE)?,
             Some((down, norm)) => {
@@ -102,12 +102,12 @@ impl<B: Backend> Latent<B> {
         }; // [tokens, q * (plain + turned)]
         let out = b.alloc(DType::F32, x.rows(), self.heads.q_cols())?;
         for (i, head) in self.each.iter().enumerate() {
-            let (from, to) = (i * (plain + turned), i * self.heads.dim);
-            let turns = q.col_range(from + plain..from + plain + turned);
-            b.run(Copy { from: &turns, to: &out.col_range(to..to + turned) })?;
-            let rest = q.col_range(from..from + plain);
+            let (from, to) = (i * (qk_nope_dim + qk_rope_dim), i * self.heads.dim);
+            let turns = q.col_range(from + qk_nope_dim..from + qk_nope_dim + qk_rope_dim);
+            b.run(Copy { from: &turns, to: &out.col_range(to..to + qk_rope_dim) })?;
+            let rest = q.col_range(from..from + qk_nope_dim);
             let rest = b.run(Linear { x: &rest, weights: &head.k, epilogue: Epilogue::NONE })?; // [tokens, rank]
-            b.run(Copy { from: &rest, to: &out.col_range(to + turned..to + self.heads.dim) })?;
+            b.run(Copy { from: &rest, to: &out.col_range(to + qk_rope_dim..to + self.heads.dim) })?;
         }
         Ok(out)
     }
@@ -115,24 +115,28 @@ impl<B: Backend> Latent<B> {
     /// What turns of keys, and the row.
     fn keys(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let b = cx.b;
-        let LatentSpec { rank, turned, .. } = self.latent;
+        let MlaSpec { kv_lora_rank, qk_rope_dim, .. } = self.latent;
         let both = cx.project(x, &self.down, Epilogue::NONE)?; // [tokens, rank + turned]
-        let row = b.run(Normalize { x: &both.col_range(0..rank), norm: &self.norm, residual: None })?;
-        let out = b.alloc(DType::F32, x.rows(), turned + rank)?;
-        b.run(Copy { from: &both.col_range(rank..rank + turned), to: &out.col_range(0..turned) })?;
-        b.run(Copy { from: &row, to: &out.col_range(turned..turned + rank) })?;
+        let row =
+            b.run(Normalize { x: &both.col_range(0..kv_lora_rank), norm: &self.norm, residual: None })?;
+        let out = b.alloc(DType::F32, x.rows(), qk_rope_dim + kv_lora_rank)?;
+        b.run(Copy {
+            from: &both.col_range(kv_lora_rank..kv_lora_rank + qk_rope_dim),
+            to: &out.col_range(0..qk_rope_dim),
+        })?;
+        b.run(Copy { from: &row, to: &out.col_range(qk_rope_dim..qk_rope_dim + kv_lora_rank) })?;
         Ok(out)
     }
 
     /// Each head's values, of what attention gives it.
     fn values(&self, b: &B, mixed: &Tensor<B>) -> Result<Tensor<B>> {
-        let LatentSpec { turned, value, .. } = self.latent;
-        let out = b.alloc(DType::F32, mixed.rows(), self.each.len() * value)?;
+        let MlaSpec { qk_rope_dim, v_dim, .. } = self.latent;
+        let out = b.alloc(DType::F32, mixed.rows(), self.each.len() * v_dim)?;
         for (i, head) in self.each.iter().enumerate() {
             let at = i * self.heads.dim;
-            let row = mixed.col_range(at + turned..at + self.heads.dim); // [tokens, rank]
+            let row = mixed.col_range(at + qk_rope_dim..at + self.heads.dim); // [tokens, rank]
             let y = b.run(Linear { x: &row, weights: &head.v, epilogue: Epilogue::NONE })?; // [tokens, value]
-            b.run(Copy { from: &y, to: &out.col_range(i * value..(i + 1) * value) })?;
+            b.run(Copy { from: &y, to: &out.col_range(i * v_dim..(i + 1) * v_dim) })?;
         }
         Ok(out)
     }

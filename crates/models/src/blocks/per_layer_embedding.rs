@@ -12,18 +12,23 @@ use crate::weights::{Weights, named};
 
 /// Where it comes from, for all layers.
 #[derive(Debug)]
-pub struct Sides<B: Backend> {
+pub struct PerLayerEmbeddings<B: Backend> {
     table: Weight<B>,
     from: LinearWeights<B>,
     norm: Norm<B>,
     width: usize,
 }
 
-impl<B: Backend> Sides<B> {
+impl<B: Backend> PerLayerEmbeddings<B> {
     /// Reads where parts of so many elements come from, for so many tokens and layers.
-    pub fn load(w: &mut Weights<'_, B>, width: usize, vocab: usize, layers: usize) -> LoadResult<Sides<B>> {
+    pub fn load(
+        w: &mut Weights<'_, B>,
+        width: usize,
+        vocab: usize,
+        layers: usize,
+    ) -> LoadResult<PerLayerEmbeddings<B>> {
         let (names, dim, all) = (w.names(), w.spec().dim, layers * width);
-        Ok(Sides {
+        Ok(PerLayerEmbeddings {
             table: w.matrix(&named(names.side_table), vocab, all)?,
             from: w.linear((names.side_from, 0), all, dim, Bias::No)?,
             norm: w.norm((names.side_norm, 0), width)?,
@@ -49,18 +54,23 @@ impl<B: Backend> Sides<B> {
 
 /// What a layer does with its part.
 #[derive(Debug)]
-pub struct Side<B: Backend> {
+pub struct PerLayerInput<B: Backend> {
     gate: LinearWeights<B>,
     back: LinearWeights<B>,
     behind: Norm<B>,
     act: Activation,
 }
 
-impl<B: Backend> Side<B> {
+impl<B: Backend> PerLayerInput<B> {
     /// Reads layer `i`'s block.
-    pub fn load(w: &mut Weights<'_, B>, i: usize, width: usize, ffn: &FfnSpec) -> LoadResult<Side<B>> {
+    pub fn load(
+        w: &mut Weights<'_, B>,
+        i: usize,
+        width: usize,
+        ffn: &FfnSpec,
+    ) -> LoadResult<PerLayerInput<B>> {
         let (names, dim) = (w.names(), w.spec().dim);
-        Ok(Side {
+        Ok(PerLayerInput {
             gate: w.linear((names.side_gate, i), width, dim, Bias::No)?,
             back: w.linear((names.side_back, i), dim, width, Bias::No)?,
             behind: w.norm((names.side_behind, i), dim)?,

@@ -13,9 +13,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tallow_core::{Backend, DType, Error, Memory, Span, Step, StepPlan, Tensor};
-use tallow_models::blocks::across::{Look, looking};
+use tallow_models::blocks::cross_attention::{CrossSpan, looking};
 use tallow_models::encoder::Input;
-use tallow_models::scribe::Scribe;
+use tallow_models::seq2seq::Seq2Seq;
 
 use crate::handle::Failure;
 use crate::kv::{KvPool, KvShape};
@@ -196,7 +196,7 @@ impl ScribeHandle {
 #[derive(Debug)]
 pub struct Writer<B: Backend> {
     b: B,
-    scribe: Scribe<B>,
+    scribe: Seq2Seq<B>,
     desk: Desk,
     own: KvPool<B>,
     given: KvPool<B>,
@@ -217,7 +217,7 @@ pub struct Line {
 
 impl<B: Backend> Writer<B> {
     /// One with room for all.
-    pub fn new(b: B, scribe: Scribe<B>, desk: Desk) -> Result<Writer<B>, Error> {
+    pub fn new(b: B, scribe: Seq2Seq<B>, desk: Desk) -> Result<Writer<B>, Error> {
         let spec = scribe.decoder.spec();
         let [own, given] = desk.shapes();
         let (own, given) = (KvPool::new(&b, spec, own)?, KvPool::new(&b, spec, given)?);
@@ -278,7 +278,7 @@ impl<B: Backend> Writer<B> {
         }
         let look = |line: &Line| {
             let pages = self.pages(line.place, line.read, self.desk.read);
-            Look { rows: line.tokens.len(), read: line.read, pages }
+            CrossSpan { rows: line.tokens.len(), read: line.read, pages }
         };
         let look = StepPlan::new(b, looking(&lines.iter().map(look).collect::<Vec<_>>(), PAGE))?;
         let plan = StepPlan::new(b, step)?;

@@ -3,13 +3,13 @@
 use tallow_core::ops::{Activate, Copy, Epilogue, IndexMode, IndexRows, Linear};
 use tallow_core::{Activation, Backend, DType, LinearWeights, Memory, Result, Tensor};
 
-use super::spec::SoundSpec;
+use super::spec::AudioSpec;
 use crate::error::Result as LoadResult;
 use crate::weights::Weights;
 
 /// Two convolutions over three neighbours, the second of which takes every other place only.
 #[derive(Debug)]
-pub(super) struct Ears<B: Backend> {
+pub(super) struct AudioStem<B: Backend> {
     /// [dim, 3 * bands]
     first: LinearWeights<B>,
     /// [dim, 3 * dim]
@@ -20,15 +20,15 @@ pub(super) struct Ears<B: Backend> {
 /// Neighbours that a convolution takes.
 const TAPS: usize = 3;
 
-impl<B: Backend> Ears<B> {
+impl<B: Backend> AudioStem<B> {
     pub(super) fn load(
         w: &mut Weights<'_, B>,
         names: [&str; 2],
-        spec: SoundSpec,
+        spec: AudioSpec,
         dim: usize,
-    ) -> LoadResult<Ears<B>> {
+    ) -> LoadResult<AudioStem<B>> {
         let first = w.of_neighbours(names[0], dim, spec.bands)?;
-        Ok(Ears { first, second: w.of_neighbours(names[1], dim, dim)?, act: spec.act })
+        Ok(AudioStem { first, second: w.of_neighbours(names[1], dim, dim)?, act: spec.act })
     }
 
     /// [sounds * frames, bands] to [sounds * frames / 2, dim]

@@ -3,37 +3,37 @@
 use tallow_core::ops::{Epilogue, Linear, Normalize};
 use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor, Weight};
 
-use super::head::bent;
-use super::spec::{Bend, WordsSpec};
+use super::classifier_head::bent;
+use super::spec::{HeadActivation, TokenEmbedSpec};
 use crate::error::Result as LoadResult;
 use crate::spec::Bias;
 use crate::weights::Weights;
 
 /// The head of a masked language model.
 #[derive(Debug)]
-pub(super) struct Words<B: Backend> {
+pub(super) struct TokenEmbed<B: Backend> {
     dense: LinearWeights<B>,
-    bend: Bend,
+    bend: HeadActivation,
     norm: Norm<B>,
     out: LinearWeights<B>,
 }
 
-impl<B: Backend> Words<B> {
+impl<B: Backend> TokenEmbed<B> {
     /// Reads the head of a model with that embedding, of so many tokens.
     pub(super) fn load(
         w: &mut Weights<'_, B>,
-        spec: &WordsSpec,
+        spec: &TokenEmbedSpec,
         (table, vocab): (&Weight<B>, usize),
-    ) -> LoadResult<Words<B>> {
+    ) -> LoadResult<TokenEmbed<B>> {
         let dim = w.spec().dim;
         let out = match w.has(spec.out, 0) {
             true => w.linear((spec.out, 0), vocab, dim, Bias::No)?,
             false => LinearWeights::new(table.clone(), None),
         };
         let bias = spec.bias.map(|name| w.row(name, vocab)).transpose()?;
-        Ok(Words {
+        Ok(TokenEmbed {
             dense: w.linear((spec.dense, 0), dim, dim, spec.dense_bias)?,
-            bend: Bend::Like(spec.act),
+            bend: HeadActivation::Like(spec.act),
             norm: w.norm((spec.norm, 0), dim)?,
             out: LinearWeights { bias, ..out },
         })

@@ -3,24 +3,24 @@
 use tallow_core::ops::{Activate, Epilogue, Linear, Normalize};
 use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor};
 
-use super::spec::{Bend, HeadSpec};
+use super::spec::{HeadActivation, HeadSpec};
 use crate::error::Result as LoadResult;
 use crate::spec::Bias;
 use crate::weights::Weights;
 
 /// A linear layer, a bend, perhaps a norm, a linear layer.
 #[derive(Debug)]
-pub(super) struct Head<B: Backend> {
+pub(super) struct ClassifierHead<B: Backend> {
     dense: LinearWeights<B>,
-    bend: Bend,
+    bend: HeadActivation,
     norm: Option<Norm<B>>,
     out: LinearWeights<B>,
 }
 
-impl<B: Backend> Head<B> {
-    pub(super) fn load(w: &mut Weights<'_, B>, spec: &HeadSpec) -> LoadResult<Head<B>> {
+impl<B: Backend> ClassifierHead<B> {
+    pub(super) fn load(w: &mut Weights<'_, B>, spec: &HeadSpec) -> LoadResult<ClassifierHead<B>> {
         let dim = w.spec().dim;
-        Ok(Head {
+        Ok(ClassifierHead {
             dense: w.linear((spec.dense, 0), dim, dim, spec.dense_bias)?,
             bend: spec.bend,
             norm: spec.norm.map(|name| w.norm((name, 0), dim)).transpose()?,
@@ -43,13 +43,13 @@ pub(super) fn bent<B: Backend>(
     b: &B,
     x: &Tensor<B>,
     weights: &LinearWeights<B>,
-    bend: Option<Bend>,
+    bend: Option<HeadActivation>,
 ) -> Result<Tensor<B>> {
     // What caps numbers at one is the hyperbolic tangent.
-    let softcap = (bend == Some(Bend::Tanh)).then_some(1.0);
+    let softcap = (bend == Some(HeadActivation::Tanh)).then_some(1.0);
     let gate = b.run(Linear { x, weights, epilogue: Epilogue { softcap, ..Epilogue::NONE } })?;
     match bend {
-        Some(Bend::Like(act)) => b.run(Activate { gate: &gate, up: None, act }),
-        Some(Bend::Tanh) | None => Ok(gate),
+        Some(HeadActivation::Like(act)) => b.run(Activate { gate: &gate, up: None, act }),
+        Some(HeadActivation::Tanh) | None => Ok(gate),
     }
 }

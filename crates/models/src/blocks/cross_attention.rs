@@ -5,14 +5,14 @@ use tallow_core::{
     AttnSpec, Backend, Heads, LayerKv, LinearWeights, Norm, Result, Span, Step, StepPlan, Tensor,
 };
 
-use super::Given;
+use super::StepInputs;
 use crate::error::Result as LoadResult;
 use crate::spec::AttentionSpec;
 use crate::weights::Weights;
 
 /// Multi-head attention across, with the norm in front of it.
 #[derive(Debug)]
-pub struct Across<B: Backend> {
+pub struct CrossAttention<B: Backend> {
     norm: Norm<B>,
     q: LinearWeights<B>,
     k: LinearWeights<B>,
@@ -22,11 +22,15 @@ pub struct Across<B: Backend> {
     spec: AttnSpec<B>,
 }
 
-impl<B: Backend> Across<B> {
+impl<B: Backend> CrossAttention<B> {
     /// Reads that of layer `i`, whose other attention is `spec`.
-    pub(super) fn load(w: &mut Weights<'_, B>, i: usize, spec: &AttentionSpec) -> LoadResult<Across<B>> {
+    pub(super) fn load(
+        w: &mut Weights<'_, B>,
+        i: usize,
+        spec: &AttentionSpec,
+    ) -> LoadResult<CrossAttention<B>> {
         let (names, dim, heads) = (w.names().across, w.spec().dim, spec.heads);
-        Ok(Across {
+        Ok(CrossAttention {
             norm: w.norm((names.norm, i), dim)?,
             q: w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?,
             k: w.linear((names.k, i), heads.kv_cols(), dim, spec.key_bias())?,
@@ -46,14 +50,14 @@ impl<B: Backend> Across<B> {
     }
 
     /// Keeps keys and values of what an encoder gave. `x`: [tokens, dim]
-    pub fn keep(&self, b: &B, x: &Tensor<B>, plan: &StepPlan<B>, kv: LayerKv<'_, B>) -> Result<()> {
+    pub fn project_kv(&self, b: &B, x: &Tensor<B>, plan: &StepPlan<B>, kv: LayerKv<'_, B>) -> Result<()> {
         let k = b.run(Linear { x, weights: &self.k, epilogue: Epilogue::NONE })?; // [tokens, kv * dim]
         let v = b.run(Linear { x, weights: &self.v, epilogue: Epilogue::NONE })?; // [tokens, kv * dim]
         b.run(KvWrite { k: &k, v: &v, heads: self.heads, kv, plan })
     }
 
     /// `x + attention(norm(x))`
-    pub(super) fn forward(&self, b: &B, given: &Given<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
+    pub(super) fn forward(&self, b: &B, given: &StepInputs<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let (norm, heads) = (Some(&self.norm), self.heads);
         let q = b.run(LinearMany { x, norm, weights: std::slice::from_ref(&self.q) })?; // [tokens, q * dim]
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv: given.kv, plan: given.plan })?; // [tokens, q * dim]
@@ -63,7 +67,7 @@ impl<B: Backend> Across<B> {
 
 /// Tokens that are written, and what they look at.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Look {
+pub struct CrossSpan {
     /// How many tokens of it the step computes.
     pub rows: usize,
     /// How many tokens were read; at least one.
@@ -74,7 +78,7 @@ pub struct Look {
 
 /// The step in which tokens look at what was read. A span ends where its sequence does, so what has fewer tokens than look
 /// at it is the sequence of several spans.
-pub fn looking(looks: &[Look], page_len: usize) -> Step {
+pub fn looking(looks: &[CrossSpan], page_len: usize) -> Step {
     let mut spans = Vec::new();
     for look in looks {
         for first in (0..look.rows).step_by(look.read.max(1)) {
@@ -92,7 +96,7 @@ mod tests {
 
     #[test]
     fn what_is_short_is_looked_at_in_several_spans() {
-        let look = |rows, read| Look { rows, read, pages: vec![3, 4] };
+        let look = |rows, read| CrossSpan { rows, read, pages: vec![3, 4] };
         let step = looking(&[look(1, 20), look(7, 3)], 16);
         let spans: Vec<(usize, usize)> = step.spans.iter().map(|s| (s.rows, s.start)).collect();
         assert_eq!(spans, [(1, 19), (3, 0), (3, 0), (1, 2)]);

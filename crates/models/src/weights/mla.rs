@@ -1,0 +1,55 @@
+//! What each head has of its own where keys and values come from a narrow row.
+
+use tallow_core::{Backend, HostWeight, LinearWeights};
+
+use super::transpose::{Transpose, plain};
+use super::{StreamCheck, Weights, named, not_taken};
+use crate::blocks::mla::MlaHead;
+use crate::error::Result;
+use crate::formats::names::of_layer;
+use crate::spec::MlaSpec;
+
+impl<B: Backend> Weights<'_, B> {
+    /// The matrices of each of layer `i`'s heads: in two tensors, or head by head in one.
+    pub(crate) fn latent_heads(&mut self, i: usize, heads: usize, spec: &MlaSpec) -> Result<Vec<MlaHead<B>>> {
+        let (names, MlaSpec { kv_lora_rank, qk_nope_dim, v_dim, .. }) = (self.names().latent, *spec);
+        if names.k.is_empty() {
+            return self.heads_of_one(&named(&of_layer(names.up, i)), heads, spec);
+        }
+        let (k, v) = (named(&of_layer(names.k, i)), named(&of_layer(names.v, i)));
+        let stored = self.stored(&k, &[heads, kv_lora_rank, qk_nope_dim])?;
+        let of_keys = self.matrices(&k, stored, heads, kv_lora_rank)?;
+        let stored = self.stored(&v, &[heads, v_dim, kv_lora_rank])?;
+        let of_values = self.matrices(&v, stored, heads, v_dim)?;
+        let linear = |name: &str, i, weight| {
+            LinearWeights::new(weight, None).with_tensor_id(self.called(name), i, heads)
+        };
+        let head =
+            |(i, (of_keys, of_values))| MlaHead { k: linear(&k, i, of_keys), v: linear(&v, i, of_values) };
+        Ok(of_keys.into_iter().zip(of_values).enumerate().map(head).collect())
+    }
+
+    /// Each head has rows for its keys, which are turned, and rows for its values.
+    fn heads_of_one(&mut self, name: &str, heads: usize, spec: &MlaSpec) -> Result<Vec<MlaHead<B>>> {
+        let MlaSpec { kv_lora_rank, qk_nope_dim: keys, v_dim, .. } = *spec;
+        let (stored, format) = self.stored(name, &[heads * (keys + v_dim), kv_lora_rank])?;
+        plain(stored, name, format)?;
+        let row = stored.bytes().len() / (heads * (keys + v_dim)).max(1);
+        let head = |h: usize| {
+            let first = h * (keys + v_dim);
+            let rows = |from: usize, count: usize| &stored.bytes()[from * row..(from + count) * row];
+            let turn = Transpose { rows: kv_lora_rank, cols: keys, across: kv_lora_rank, first: 0, step: 1 };
+            let arrange = |to: &mut [u8]| turn.bytes(rows(first, keys), to);
+            let k = self.rearranged((stored, name), format, (kv_lora_rank, keys), arrange)?;
+            let bytes = rows(first + keys, v_dim);
+            let v =
+                HostWeight { format, rows: v_dim, cols: kv_lora_rank, bytes, release: HostWeight::KEEP_ROWS };
+            let v = self.give(name, v).map_err(|e| not_taken(stored, name, e))?;
+            Ok(MlaHead { k: LinearWeights::new(k, None), v: LinearWeights::new(v, None) })
+        };
+        let all = (0..heads).map(head).collect();
+        StreamCheck::new(stored, format, heads * (keys + v_dim)).finish(name)?;
+        self.loaded(name, stored)?;
+        all
+    }
+}

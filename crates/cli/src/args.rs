@@ -27,7 +27,7 @@ use tallow_models::recipe::Recipe;
 
 use crate::build;
 use crate::chat_args::ChatArgs;
-use crate::device::Asked;
+use crate::device::DeviceChoice;
 use crate::log::LogArgs;
 use crate::lora::Lora;
 
@@ -120,7 +120,7 @@ pub(crate) struct EngineArgs {
     /// Device to run on. auto takes the GPU with the most free memory if the model fits there, else the CPU. There is no
     /// partial offload: a model runs on one device.
     #[arg(long, value_name = "DEVICE")]
-    pub device: Option<Asked>,
+    pub device: Option<DeviceChoice>,
     /// CPU threads [default: the CPU's cores]
     #[arg(short = 't', long, value_name = "N")]
     pub threads: Option<usize>,
@@ -352,7 +352,7 @@ pub(crate) struct DeviceArgs {
     ///
     /// Device to run on. auto takes the GPU with the most free memory if the model fits there, else the CPU.
     #[arg(long, value_name = "DEVICE")]
-    pub device: Option<Asked>,
+    pub device: Option<DeviceChoice>,
     /// CPU threads [default: the CPU's cores]
     #[arg(short = 't', long, value_name = "N")]
     pub threads: Option<usize>,

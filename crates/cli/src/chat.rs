@@ -292,7 +292,7 @@ impl Talk {
         listen: &mut Listen<'_>,
     ) -> Result<Answered, Failed> {
         // Whoever loads one for a conversation wants it there.
-        let adapter = self.handle.adapters().first().map(|listed| listed.worn);
+        let adapter = self.handle.loras().first().map(|listed| listed.lora);
         let request = Request {
             prompt,
             max_new,

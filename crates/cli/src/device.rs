@@ -15,7 +15,7 @@ use crate::settings::cores;
 
 /// A device as the user names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum DeviceChoice {
     /// The best that has room.
     Auto,
     Cpu,
@@ -39,28 +39,28 @@ impl fmt::Display for Api {
     }
 }
 
-impl fmt::Display for Asked {
+impl fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Asked::Auto => f.write_str("auto"),
-            Asked::Cpu => f.write_str("cpu"),
-            Asked::Gpu(api, n) => write!(f, "{api}:{n}"),
+            DeviceChoice::Auto => f.write_str("auto"),
+            DeviceChoice::Cpu => f.write_str("cpu"),
+            DeviceChoice::Gpu(api, n) => write!(f, "{api}:{n}"),
         }
     }
 }
 
-impl FromStr for Asked {
+impl FromStr for DeviceChoice {
     type Err = String;
 
-    fn from_str(s: &str) -> Result<Asked, String> {
+    fn from_str(s: &str) -> Result<DeviceChoice, String> {
         let wrong = || format!("{s:?} is no device; there are auto, cpu, vulkan, vulkan:1, metal, …");
         let (name, index) = s.split_once(':').map_or((s, None), |(name, n)| (name, Some(n)));
         let index = index.map(|n| n.parse::<usize>().map_err(|_| wrong())).transpose()?;
         match (name.to_ascii_lowercase().as_str(), index) {
-            ("auto", None) => Ok(Asked::Auto),
-            ("cpu", None) => Ok(Asked::Cpu),
-            ("vulkan", n) => Ok(Asked::Gpu(Api::Vulkan, n.unwrap_or(0))),
-            ("metal", n) => Ok(Asked::Gpu(Api::Metal, n.unwrap_or(0))),
+            ("auto", None) => Ok(DeviceChoice::Auto),
+            ("cpu", None) => Ok(DeviceChoice::Cpu),
+            ("vulkan", n) => Ok(DeviceChoice::Gpu(Api::Vulkan, n.unwrap_or(0))),
+            ("metal", n) => Ok(DeviceChoice::Gpu(Api::Metal, n.unwrap_or(0))),
             _ => Err(wrong()),
         }
     }
@@ -182,15 +182,15 @@ impl NoGpu {
 }
 
 /// The devices that may be taken, the best first, and a word on why no GPU comes before the CPU.
-pub(crate) fn candidates(asked: Asked) -> Result<(Vec<Device>, Option<NoGpu>), Failed> {
+pub(crate) fn candidates(asked: DeviceChoice) -> Result<(Vec<Device>, Option<NoGpu>), Failed> {
     match asked {
-        Asked::Cpu => Ok((vec![Device::Cpu], None)),
-        Asked::Auto => {
+        DeviceChoice::Cpu => Ok((vec![Device::Cpu], None)),
+        DeviceChoice::Auto => {
             let (mut devices, why) = real_gpus();
             devices.push(Device::Cpu);
             Ok((devices, why))
         }
-        Asked::Gpu(api, index) => Ok((vec![gpu(api, index)?], None)),
+        DeviceChoice::Gpu(api, index) => Ok((vec![gpu(api, index)?], None)),
     }
 }
 
@@ -331,11 +331,11 @@ mod tests {
 
     #[test]
     fn names_of_devices() {
-        let parsed = |s: &str| s.parse::<Asked>();
-        assert_eq!(parsed("auto"), Ok(Asked::Auto));
-        assert_eq!(parsed("CPU"), Ok(Asked::Cpu));
-        assert_eq!(parsed("vulkan"), Ok(Asked::Gpu(Api::Vulkan, 0)));
-        assert_eq!(parsed("metal:2"), Ok(Asked::Gpu(Api::Metal, 2)));
+        let parsed = |s: &str| s.parse::<DeviceChoice>();
+        assert_eq!(parsed("auto"), Ok(DeviceChoice::Auto));
+        assert_eq!(parsed("CPU"), Ok(DeviceChoice::Cpu));
+        assert_eq!(parsed("vulkan"), Ok(DeviceChoice::Gpu(Api::Vulkan, 0)));
+        assert_eq!(parsed("metal:2"), Ok(DeviceChoice::Gpu(Api::Metal, 2)));
         for wrong in ["", "gpu", "cpu:1", "vulkan:", "vulkan:-1", "vulkan:x", "cuda"] {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }

@@ -11,17 +11,17 @@ use tallow_models::encoder::{Encoder, EncoderModel, Inputs};
 use tallow_models::encoder::{Image, Input, Item};
 
 use crate::args::DeviceArgs;
-use crate::device::{Asked, Device};
-use crate::load::{self, Note, QUICK};
+use crate::device::{Device, DeviceChoice};
+use crate::load::{self, Notice, QUICK};
 use crate::memory::Plan;
 use crate::settings::{EngineConfig, Sources};
-use crate::solo::Setup;
-use crate::{Failed, screen};
+use crate::single_runner::Setup;
+use crate::{Failed, terminal};
 
 /// Where and how an encoder computes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
-    pub device: Asked,
+    pub device: DeviceChoice,
     pub isa: Isa,
     pub arithmetic: Arithmetic,
     pub threads: usize,
@@ -73,7 +73,7 @@ pub(crate) fn start(
     place: Place,
     names: Vec<String>,
     queue: usize,
-    say: &dyn Fn(&Note),
+    say: &dyn Fn(&Notice),
 ) -> Result<Running, Failed> {
     let (wanted, width) = match model.spec.head {
         None => (Wanted::Vectors(model.sentence.pooling), model.spec.width()),
@@ -119,7 +119,8 @@ fn trial(model: &EncoderModel, tokens: usize) -> Vec<Item> {
 /// Loads an encoder, showing how far it has got.
 fn worker<B: Backend>(b: B, model: &EncoderModel, wanted: Wanted, batch: usize) -> Result<Worker<B>, Failed> {
     let bytes = model.weight_bytes();
-    let bar = if bytes < QUICK { ProgressBar::hidden() } else { screen::bytes_bar(bytes as u64, "loading") };
+    let bar =
+        if bytes < QUICK { ProgressBar::hidden() } else { terminal::bytes_bar(bytes as u64, "loading") };
     let before = std::cell::Cell::new(0);
     let load = |model: &EncoderModel| {
         let first = before.get();

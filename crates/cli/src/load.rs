@@ -9,16 +9,16 @@ use std::sync::{Arc, OnceLock};
 use indicatif::ProgressBar;
 use tallow_core::Backend;
 use tallow_cpu::Cpu;
+#[cfg(feature = "wgpu")]
+use tallow_engine::block_pool::BlockId;
 use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Info};
-use tallow_engine::kv::KvShape;
-use tallow_engine::pace;
-#[cfg(feature = "wgpu")]
-use tallow_engine::pool::BlockId;
+use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::Limits;
 #[cfg(feature = "wgpu")]
-use tallow_engine::scheduler::{Batch, Part, Place, SeqId, Wanted};
+use tallow_engine::scheduler::{Batch, BatchPart, SeqId, SlotId, Wanted};
+use tallow_engine::step_budget;
 use tallow_hub::{Cache, Hub, HubError, ModelRef};
 use tallow_models::decoder::Decoder;
 use tallow_models::encoder::EncoderModel;
@@ -30,10 +30,10 @@ use tallow_models::template::ChatTemplates;
 use tallow_models::tokenizer::Tokenizer;
 use tallow_models::{AnyModel, Model};
 
-use crate::device::{Asked, Device, NoGpu, candidates};
+use crate::device::{Device, DeviceChoice, NoGpu, candidates};
 use crate::memory::{self, Plan};
 use crate::settings::{EngineConfig, Origin, Sources, Switch, unreadable};
-use crate::{Failed, commands, env, log, screen};
+use crate::{Failed, commands, env, log, terminal};
 
 /// The model that is part of the program.
 pub(crate) const DEMO: &str = "demo";
@@ -41,26 +41,26 @@ static DEMO_BYTES: &[u8] = include_bytes!("../../../assets/demo.gguf");
 
 /// A model with everything that goes with it, not yet on a device.
 #[derive(Debug, Clone)]
-pub(crate) struct Opened {
+pub(crate) struct LoadedModel {
     /// What to call it.
     pub name: String,
     pub model: Model,
     pub generation: Generation,
-    words: OnceLock<Words>,
+    words: OnceLock<TextCodec>,
 }
 
 /// How a model reads and writes text.
 #[derive(Debug, Clone)]
-pub(crate) struct Words {
+pub(crate) struct TextCodec {
     pub tokenizer: Tokenizer,
     pub templates: Option<ChatTemplates>,
 }
 
-impl Words {
-    fn of(model: &Model) -> Result<Words, Failed> {
+impl TextCodec {
+    fn of(model: &Model) -> Result<TextCodec, Failed> {
         let tokenizer = model.tokenizer()?;
         let templates = model.templates(&tokenizer)?;
-        Ok(Words { tokenizer, templates })
+        Ok(TextCodec { tokenizer, templates })
     }
 }
 
@@ -112,20 +112,28 @@ impl std::fmt::Display for Offline {
 
 /// How a model is opened.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct How {
+pub(crate) struct OpenOptions {
     offline: Option<Offline>,
     quant: Option<Recipe>,
 }
 
-impl How {
-    pub(crate) fn new(sources: &Sources, offline: bool, quant: Option<Recipe>) -> Result<How, Failed> {
+impl OpenOptions {
+    pub(crate) fn new(
+        sources: &Sources,
+        offline: bool,
+        quant: Option<Recipe>,
+    ) -> Result<OpenOptions, Failed> {
         let quant = sources.find("quant", quant)?.map(|quant| quant.value);
-        Ok(How { offline: self::offline(sources, offline)?, quant })
+        Ok(OpenOptions { offline: self::offline(sources, offline)?, quant })
     }
 
     /// With that type of weights or none, whatever the configuration file says: what is written is not what is run.
-    pub(crate) fn to_write(sources: &Sources, offline: bool, quant: Option<Recipe>) -> Result<How, Failed> {
-        Ok(How { offline: self::offline(sources, offline)?, quant })
+    pub(crate) fn to_write(
+        sources: &Sources,
+        offline: bool,
+        quant: Option<Recipe>,
+    ) -> Result<OpenOptions, Failed> {
+        Ok(OpenOptions { offline: self::offline(sources, offline)?, quant })
     }
 
     /// Encoders are small, and are not quantized.
@@ -203,7 +211,7 @@ pub(crate) fn expand(name: &str) -> PathBuf {
 }
 
 /// Opens a model alone: goldens and benchmarks have no tokenizer.
-pub(crate) fn model(name: &str, how: How) -> Result<Model, Failed> {
+pub(crate) fn model(name: &str, how: OpenOptions) -> Result<Model, Failed> {
     let mut model = Model::new(checkpoint(name, how.offline)?)?;
     model.recipe = how.quant;
     quantized(&model).for_each(|note| note.show());
@@ -211,12 +219,12 @@ pub(crate) fn model(name: &str, how: How) -> Result<Model, Failed> {
 }
 
 /// What somebody should know of how the model is quantized on its way to a device.
-pub(crate) fn quantized(model: &Model) -> impl Iterator<Item = Note> {
-    model.quantizing_notes().into_iter().map(Note::Quantized)
+pub(crate) fn quantized(model: &Model) -> impl Iterator<Item = Notice> {
+    model.quantizing_notes().into_iter().map(Notice::Quantized)
 }
 
 /// Opens a model, whatever it does.
-pub(crate) fn any(name: &str, how: How) -> Result<AnyModel, Failed> {
+pub(crate) fn any(name: &str, how: OpenOptions) -> Result<AnyModel, Failed> {
     let mut model = AnyModel::new(checkpoint(name, how.offline)?)?;
     match &mut model {
         AnyModel::Decoder(model) => model.recipe = how.quant,
@@ -226,30 +234,30 @@ pub(crate) fn any(name: &str, how: How) -> Result<AnyModel, Failed> {
 }
 
 /// Opens an encoder.
-pub(crate) fn encoder(name: &str, how: How) -> Result<EncoderModel, Failed> {
+pub(crate) fn encoder(name: &str, how: OpenOptions) -> Result<EncoderModel, Failed> {
     how.as_stored()?;
     Ok(EncoderModel::new(checkpoint(name, how.offline)?)?)
 }
 
 /// Opens a model that takes in all of a text or a sound, and then writes.
-pub(crate) fn scribe(name: &str, how: How) -> Result<Seq2SeqModel, Failed> {
+pub(crate) fn seq2seq(name: &str, how: OpenOptions) -> Result<Seq2SeqModel, Failed> {
     how.as_stored()?;
     Ok(Seq2SeqModel::new(checkpoint(name, how.offline)?)?)
 }
 
 /// Opens a model and what goes with it. Its words are read when they are first asked for: that takes a while, in which
 /// weights can be loaded.
-pub(crate) fn open(name: &str, how: How) -> Result<Opened, Failed> {
+pub(crate) fn open(name: &str, how: OpenOptions) -> Result<LoadedModel, Failed> {
     opened(name, model(name, how)?)
 }
 
 /// The same for a model that is open already.
-pub(crate) fn opened(name: &str, model: Model) -> Result<Opened, Failed> {
+pub(crate) fn opened(name: &str, model: Model) -> Result<LoadedModel, Failed> {
     let generation = match model.generation() {
         Ok(generation) => generation,
-        Err(why) => return Err(Words::of(&model).err().unwrap_or(why.into())),
+        Err(why) => return Err(TextCodec::of(&model).err().unwrap_or(why.into())),
     };
-    Ok(Opened { name: short_name(name), model, generation, words: OnceLock::new() })
+    Ok(LoadedModel { name: short_name(name), model, generation, words: OnceLock::new() })
 }
 
 /// Opens a model's tokenizer alone: also that of a file which has nothing else, or of a family that we do not run.
@@ -270,20 +278,20 @@ pub(crate) fn short_name(name: &str) -> String {
     last.strip_suffix(".gguf").map_or(last.clone(), str::to_owned)
 }
 
-impl Opened {
+impl LoadedModel {
     /// How the model reads and writes text.
-    pub(crate) fn words(&self) -> Result<&Words, Failed> {
+    pub(crate) fn text_codec(&self) -> Result<&TextCodec, Failed> {
         if let Some(words) = self.words.get() {
             return Ok(words);
         }
-        let words = Words::of(&self.model)?;
+        let words = TextCodec::of(&self.model)?;
         Ok(self.words.get_or_init(|| words))
     }
 
     /// What was done with the model while its words may not have been read. If they cannot be, that is the error,
     /// whatever else there is: it does not depend on what came first.
-    pub(crate) fn after_words<T>(&self, done: Result<T, Failed>) -> Result<T, Failed> {
-        done.or_else(|why| self.words().and(Err(why)))
+    pub(crate) fn after_text_codec<T>(&self, done: Result<T, Failed>) -> Result<T, Failed> {
+        done.or_else(|why| self.text_codec().and(Err(why)))
     }
 
     /// What requests have to keep to, before anybody knows how fast the device is.
@@ -292,13 +300,13 @@ impl Opened {
         // Scored prompts bring a row of logits for each token; a few at a time keep that small.
         let all_logits = memory::scored(budget);
         let (context, prefixes) = (plan.context.value, !self.model.spec.is_recurrent());
-        Limits { context, slots, budget, beside: budget, all_logits, prefixes }
+        Limits { context, slots, budget, decode_budget: budget, all_logits, prefixes }
     }
 
     fn info(&self, config: &EngineConfig, plan: &Plan, names: Vec<String>) -> Result<Info, Failed> {
         Ok(Info {
             names,
-            tokenizer: self.words()?.tokenizer.clone(),
+            tokenizer: self.text_codec()?.tokenizer.clone(),
             vocab: self.model.spec.vocab,
             context: plan.context.value,
             slots: plan.slots,
@@ -317,21 +325,21 @@ impl Opened {
         &self,
         config: &EngineConfig,
         names: Vec<String>,
-        say: &dyn Fn(&Note),
+        say: &dyn Fn(&Notice),
     ) -> Result<EngineHandle, Failed> {
         let plan = |device: &Device| Plan::new(&self.model, config, device);
         let handle = candidates(config.device.value).and_then(|(devices, why)| {
             if devices.len() > 1 {
                 // A device should not be passed over for words that no device can read.
-                self.words()?;
+                self.text_codec()?;
             }
             quantized(&self.model).for_each(|note| say(&note));
             on_one_of(&devices, why, plan, say, |device, plan| {
-                self.slow(device).into_iter().for_each(|why| say(&Note::Slow(why)));
+                self.slow(device).into_iter().for_each(|why| say(&Notice::Slow(why)));
                 self.start_on(device, plan, config, names.clone())
             })
         });
-        self.after_words(handle)
+        self.after_text_codec(handle)
     }
 
     /// What is right on that device, and slower than people may expect.
@@ -395,7 +403,7 @@ impl Opened {
 
 /// What is said while a device is chosen.
 #[derive(Debug)]
-pub(crate) enum Note {
+pub(crate) enum Notice {
     /// The device that is taken, and what the model takes of it.
     Taken(String),
     /// Why it will be slower than it could be.
@@ -408,19 +416,19 @@ pub(crate) enum Note {
     OnCpu(String),
 }
 
-impl Note {
+impl Notice {
     /// Shows it to somebody at a terminal. What was passed over, or is slow, is shown to
     /// everybody: it is never silent.
     pub(crate) fn show(&self) {
         match self {
-            Note::Taken(text) if std::io::stderr().is_terminal() && !log::is_quiet() => {
-                screen::tell(&screen::dim(text));
+            Notice::Taken(text) if std::io::stderr().is_terminal() && !log::is_quiet() => {
+                terminal::tell(&terminal::dim(text));
             }
-            Note::Taken(text) => tracing::info!("{text}"),
-            Note::OnCpu(text) => tracing::info!("{text}"),
-            Note::Slow(_) if log::is_quiet() => {}
-            Note::Slow(text) | Note::Quantized(text) | Note::PassedOver(text) => {
-                screen::tell(&screen::harmless(text))
+            Notice::Taken(text) => tracing::info!("{text}"),
+            Notice::OnCpu(text) => tracing::info!("{text}"),
+            Notice::Slow(_) if log::is_quiet() => {}
+            Notice::Slow(text) | Notice::Quantized(text) | Notice::PassedOver(text) => {
+                terminal::tell(&terminal::harmless(text))
             }
         }
     }
@@ -428,18 +436,20 @@ impl Note {
     /// Writes it to the log.
     pub(crate) fn log(&self) {
         match self {
-            Note::Taken(text) => tracing::info!("{text}"),
-            Note::OnCpu(text) => tracing::debug!("{text}"),
-            Note::Slow(text) | Note::Quantized(text) | Note::PassedOver(text) => tracing::warn!("{text}"),
+            Notice::Taken(text) => tracing::info!("{text}"),
+            Notice::OnCpu(text) => tracing::debug!("{text}"),
+            Notice::Slow(text) | Notice::Quantized(text) | Notice::PassedOver(text) => {
+                tracing::warn!("{text}")
+            }
         }
     }
 }
 
 /// Does something on the first device that has room for it and can do it.
 pub(crate) fn on_some_device<T>(
-    asked: Asked,
+    asked: DeviceChoice,
     plan: impl Fn(&Device) -> Plan,
-    say: &dyn Fn(&Note),
+    say: &dyn Fn(&Notice),
     put: impl FnMut(&Device, &Plan) -> Result<T, Failed>,
 ) -> Result<T, Failed> {
     let (devices, why) = candidates(asked)?;
@@ -451,7 +461,7 @@ fn on_one_of<T>(
     devices: &[Device],
     why: Option<NoGpu>,
     plan: impl Fn(&Device) -> Plan,
-    say: &dyn Fn(&Note),
+    say: &dyn Fn(&Notice),
     mut put: impl FnMut(&Device, &Plan) -> Result<T, Failed>,
 ) -> Result<T, Failed> {
     for (device, next) in devices.iter().zip(&devices[1..]) {
@@ -462,36 +472,39 @@ fn on_one_of<T>(
                 Err(Failed::new(format!("{device} has room for a context of {tokens} tokens only")))
             }
             Ok(()) => {
-                say(&Note::Taken(plan.to_string()));
+                say(&Notice::Taken(plan.to_string()));
                 put(device, &plan)
             }
             Err(e) => Err(e),
         };
         match put {
             Ok(done) => return Ok(done),
-            Err(e) => say(&Note::PassedOver(format!("not on {device}: {e}\ntrying {next} instead"))),
+            Err(e) => say(&Notice::PassedOver(format!("not on {device}: {e}\ntrying {next} instead"))),
         }
     }
     let Some(last) = devices.last() else { return Err(Failed::new("there is no device")) };
     let plan = plan(last);
     plan.check()?;
     match why {
-        Some(NoGpu { why, surprising: true }) => say(&Note::PassedOver(why)),
-        Some(NoGpu { why, surprising: false }) => say(&Note::OnCpu(why)),
+        Some(NoGpu { why, surprising: true }) => say(&Notice::PassedOver(why)),
+        Some(NoGpu { why, surprising: false }) => say(&Notice::OnCpu(why)),
         None => {}
     }
-    say(&Note::Taken(plan.to_string()));
+    say(&Notice::Taken(plan.to_string()));
     put(last, &plan)
 }
 
 /// The limits, with room beside answers by what steps take here.
 fn paced<B: Backend>(runner: &Runner<B>, limits: Limits, page_len: usize) -> Result<Limits, Failed> {
-    let timings = pace::time(runner, &limits, page_len)?;
-    let beside = pace::beside(&timings, limits.budget);
+    let timings = step_budget::time(runner, &limits, page_len)?;
+    let decode_budget = step_budget::decode_budget(&timings, limits.budget);
     let steps = timings.iter().map(|(tokens, took)| format!("{tokens} tokens in {} ms", took.as_millis()));
     let steps: Vec<String> = steps.collect();
-    tracing::debug!("while answers are under way a step has up to {beside} tokens ({})", steps.join(", "));
-    Ok(Limits { beside, ..limits })
+    tracing::debug!(
+        "while answers are under way a step has up to {decode_budget} tokens ({})",
+        steps.join(", ")
+    );
+    Ok(Limits { decode_budget, ..limits })
 }
 
 /// Bytes that are loaded before anybody could read how far it has got.
@@ -515,7 +528,7 @@ impl Loading {
     pub(crate) fn runner<B: Backend>(&self, b: B) -> Result<Runner<B>, Failed> {
         let bytes = self.model.weight_bytes();
         let bar =
-            if bytes < QUICK { ProgressBar::hidden() } else { screen::bytes_bar(bytes as u64, "loading") };
+            if bytes < QUICK { ProgressBar::hidden() } else { terminal::bytes_bar(bytes as u64, "loading") };
         let decoder = Decoder::load(&b, &self.model, self.context, &mut |done, _| {
             bar.set_position(done as u64);
             match self.unwanted.load(Ordering::Relaxed) {
@@ -535,9 +548,9 @@ impl Loading {
         // A prompt, and a token of an answer.
         for tokens in [self.context.min(64), 1] {
             let blocks = (0..tokens.div_ceil(self.shape.page_len) as u32).map(BlockId).collect();
-            let (id, place, tokens, logits) = (SeqId(0), Place(0), vec![0; tokens], Wanted::Last);
+            let (id, slot, tokens, logits) = (SeqId(0), SlotId(0), vec![0; tokens], Wanted::Last);
             runner.logits(&Batch {
-                parts: vec![Part { id, tokens, start: 0, blocks, place, logits, adapter: None }],
+                parts: vec![BatchPart { id, tokens, start: 0, blocks, slot, logits, lora: None }],
             })?;
             runner.backend().sync()?;
         }
@@ -554,18 +567,18 @@ mod tests {
 
     /// Goes through two devices, the first of which does what `first` says.
     fn through(context: usize, first: impl Fn() -> Result<(), Failed>) -> (Result<usize, Failed>, String) {
-        let opened = open(DEMO, How { offline: Some(Offline::Flag), quant: None }).unwrap();
+        let opened = open(DEMO, OpenOptions { offline: Some(Offline::Flag), quant: None }).unwrap();
         let mut flags = Flags::default();
         flags.engine.context = Some(context);
         let sources = Sources::read(None).unwrap();
         let config = resolve(&sources, &flags, &opened.generation, Defaults::CHAT).unwrap();
         let said = RefCell::new(String::new());
-        let say = |note: &Note| {
+        let say = |note: &Notice| {
             *said.borrow_mut() += &match note {
-                Note::Taken(text) => format!("taken: {}\n", text.split(':').next().unwrap()),
-                Note::Slow(text) | Note::Quantized(text) => format!("slow: {text}\n"),
-                Note::PassedOver(text) => format!("passed over: {text}\n"),
-                Note::OnCpu(text) => format!("on the CPU: {text}\n"),
+                Notice::Taken(text) => format!("taken: {}\n", text.split(':').next().unwrap()),
+                Notice::Slow(text) | Notice::Quantized(text) => format!("slow: {text}\n"),
+                Notice::PassedOver(text) => format!("passed over: {text}\n"),
+                Notice::OnCpu(text) => format!("on the CPU: {text}\n"),
             };
         };
         let mut tried = 0;

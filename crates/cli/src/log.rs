@@ -20,7 +20,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::{Failed, clock, env, screen};
+use crate::{Failed, clock, env, terminal};
 
 /// Bytes of lines that wait to be written at most: some thousand lines.
 const ROOM: usize = 1 << 20;
@@ -151,7 +151,7 @@ pub(crate) fn start(args: &LogArgs, serves: bool) -> Result<(), Failed> {
         .map(|set| LogFormat::from_str(&set.1, true).map_err(|_| refused(&set, &"there are plain and json")));
     let format = args.log_format.or(format.transpose()?).unwrap_or(LogFormat::Plain);
 
-    let look = Look { format, colours: screen::has_colours() };
+    let look = Look { format, colours: terminal::has_colours() };
     let queue = Arc::new(Queue::default());
     let writer = queue.clone();
     let out = standard_error()?;
@@ -198,7 +198,7 @@ pub(crate) fn finish() {
 pub(crate) fn last_words(text: &str) {
     finish();
     match LOG.get().filter(|log| log.serves) {
-        None => screen::tell(text),
+        None => terminal::tell(text),
         Some(log) => {
             log.queue.push(format!("{text}\n").into_bytes());
             finish();
@@ -357,7 +357,7 @@ impl Look {
         let name = format!("{:>5}", level.as_str());
         let name = if self.colours { format!("\u{1b}[{colour}m{name}\u{1b}[0m") } else { name };
         // What goes on a line further down begins with a space, and can pass for no line of its own.
-        let message = screen::harmless(&fields.message).replace('\n', "\n    ");
+        let message = terminal::harmless(&fields.message).replace('\n', "\n    ");
         let mut line = format!("{now} {name} {message}");
         for (field, value) in fields.all.iter().filter(|(field, _)| !IN_MESSAGE.contains(field)) {
             let value = match value {

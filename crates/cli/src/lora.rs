@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use tallow_engine::handle::{Adoption, EngineHandle};
+use tallow_engine::handle::{EngineHandle, LoadLora};
 use tallow_models::adapter::AdapterFile;
 
 use crate::Failed;
@@ -39,13 +39,13 @@ impl FromStr for Lora {
 
 impl Lora {
     /// Opens its files.
-    pub(crate) fn open(&self) -> Result<Adoption, Failed> {
+    pub(crate) fn open(&self) -> Result<LoadLora, Failed> {
         let Lora { name, path, scale } = self.clone();
-        Ok(Adoption { name, file: AdapterFile::open(&path)?, scale })
+        Ok(LoadLora { name, file: AdapterFile::open(&path)?, scale })
     }
 
     /// Opens all, none of which may have another's name.
-    pub(crate) fn open_all(all: &[Lora]) -> Result<Vec<Adoption>, Failed> {
+    pub(crate) fn open_all(all: &[Lora]) -> Result<Vec<LoadLora>, Failed> {
         let again = |(i, lora): (usize, &Lora)| all[..i].iter().any(|other| other.name == lora.name);
         if let Some((_, lora)) = all.iter().enumerate().find(|(i, lora)| again((*i, lora))) {
             let why =
@@ -57,13 +57,13 @@ impl Lora {
 }
 
 /// Bytes that these take on a device, from above.
-pub(crate) fn bytes(all: &[Adoption]) -> usize {
+pub(crate) fn bytes(all: &[LoadLora]) -> usize {
     all.iter().map(|adoption| adoption.file.bytes()).sum()
 }
 
 /// Has an engine load these.
-pub(crate) fn load(handle: &EngineHandle, all: Vec<Adoption>) -> Result<(), Failed> {
-    all.into_iter().try_for_each(|adoption| handle.load_adapter(adoption).map_err(Failed::new))
+pub(crate) fn load(handle: &EngineHandle, all: Vec<LoadLora>) -> Result<(), Failed> {
+    all.into_iter().try_for_each(|adoption| handle.load_lora(adoption).map_err(Failed::new))
 }
 
 /// The folder that clients may have adapters loaded from.

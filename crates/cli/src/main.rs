@@ -6,6 +6,7 @@ mod args;
 mod build;
 mod chat;
 mod chat_args;
+mod chunks;
 mod clock;
 mod commands;
 mod descriptors;
@@ -13,17 +14,16 @@ mod device;
 mod dialogue;
 mod encoder;
 mod env;
-mod goes;
 mod load;
 mod log;
 mod lora;
 mod markdown;
 mod memory;
-mod screen;
 mod seq2seq;
 mod settings;
 mod signal;
-mod solo;
+mod single_runner;
+mod terminal;
 mod view;
 mod wrap;
 
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
     let serves = matches!(cli.command, Command::Serve(_));
     match log::start(&cli.log, serves).and_then(|()| run(cli)) {
         Err(failed) if !failed.quiet => {
-            log::last_words(&format!("{} {}", screen::red("error:"), screen::harmless(&failed.why)));
+            log::last_words(&format!("{} {}", terminal::red("error:"), terminal::harmless(&failed.why)));
             ExitCode::FAILURE
         }
         Ok(()) | Err(_) => {

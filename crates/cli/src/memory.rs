@@ -3,8 +3,8 @@
 use std::fmt;
 
 use tallow_core::DType;
-use tallow_engine::kv::KvShape;
-use tallow_engine::seq2seq::Desk;
+use tallow_engine::kv_cache::KvShape;
+use tallow_engine::seq2seq::SlotLimits;
 use tallow_models::Model;
 use tallow_models::encoder::{self, EncoderModel};
 use tallow_models::seq2seq::Seq2SeqModel;
@@ -185,22 +185,22 @@ impl Plan {
     }
 
     /// For a model that takes in all of something, and then writes.
-    pub(crate) fn of_scribe(model: &Seq2SeqModel, desk: Desk, device: &Device) -> Plan {
+    pub(crate) fn of_scribe(model: &Seq2SeqModel, desk: SlotLimits, device: &Device) -> Plan {
         let (encoder, decoder) = (&model.spec.encoder, &model.spec.decoder);
         let [own, given] = desk.shapes();
-        let frames = if model.hears() { 4 * desk.read } else { 0 };
-        let read = (desk.read + frames) * activations(&encoder.layers, encoder.dim);
-        let written = desk.written * activations(&decoder.layers, decoder.dim);
-        let logits = 2 * desk.places * decoder.vocab;
-        let context = Setting { value: desk.written, origin: Origin::Model };
+        let frames = if model.hears() { 4 * desk.encoder_tokens } else { 0 };
+        let read = (desk.encoder_tokens + frames) * activations(&encoder.layers, encoder.dim);
+        let written = desk.decoder_tokens * activations(&decoder.layers, decoder.dim);
+        let logits = 2 * desk.slots * decoder.vocab;
+        let context = Setting { value: desk.decoder_tokens, origin: Origin::Model };
         Plan {
             weights: model.weight_bytes() as u64,
             adapters: 0,
             kv: (own.bytes(decoder).saturating_add(given.bytes(decoder))) as u64,
             workspace: ((read + written + logits) * DType::F32.size()) as u64,
             context,
-            made_for: desk.written,
-            slots: desk.places,
+            made_for: desk.decoder_tokens,
+            slots: desk.slots,
             shape: own,
             device: device.to_string(),
             memory: device.memory(),

@@ -5,25 +5,25 @@ use std::ops::ControlFlow;
 use indicatif::ProgressBar;
 use tallow_core::Backend;
 use tallow_cpu::Cpu;
-use tallow_engine::seq2seq::{Desk, ScribeHandle, Writer, spawn};
+use tallow_engine::seq2seq::{Seq2SeqHandle, Seq2SeqRunner, SlotLimits, spawn};
 use tallow_engine::transcribe::Transcriber;
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_models::speech::Speech;
 
 use crate::device::Device;
 use crate::encoder::Place;
-use crate::load::{self, Note, QUICK};
+use crate::load::{self, Notice, QUICK};
 use crate::memory::Plan;
 use crate::settings::KvType;
-use crate::{Failed, screen};
+use crate::{Failed, terminal};
 
 /// A scribe that ends before the program does.
-pub(crate) struct Running(ScribeHandle);
+pub(crate) struct Running(Seq2SeqHandle);
 
 impl std::ops::Deref for Running {
-    type Target = ScribeHandle;
+    type Target = Seq2SeqHandle;
 
-    fn deref(&self) -> &ScribeHandle {
+    fn deref(&self) -> &Seq2SeqHandle {
         &self.0
     }
 }
@@ -38,8 +38,8 @@ impl Drop for Running {
 pub(crate) fn start(
     model: &Seq2SeqModel,
     place: Place,
-    desk: Desk,
-    say: &dyn Fn(&Note),
+    desk: SlotLimits,
+    say: &dyn Fn(&Notice),
 ) -> Result<Running, Failed> {
     let plan = |device: &Device| Plan::of_scribe(model, desk, device);
     let handle = load::on_some_device(place.device, plan, say, |device, _| {
@@ -62,25 +62,30 @@ pub(crate) fn start(
 
 /// Has a writer take in something and write a little.
 #[cfg(feature = "wgpu")]
-fn try_out<B: Backend>(writer: &Writer<B>, model: &Seq2SeqModel, desk: Desk) -> Result<(), Failed> {
-    use tallow_engine::seq2seq::{Line, Material};
-    let sound = model.spec.encoder.sound.map(|sound| vec![0.0; 2 * desk.read * sound.bands]);
-    let words = || Material::Words(vec![0; desk.read.min(64)]);
-    let read = writer.take_in(0, &sound.map_or_else(words, Material::Sound))?.rows();
-    writer.write(&[Line { place: 0, read, fed: 0, tokens: vec![model.spec.start] }])?;
+fn try_out<B: Backend>(
+    writer: &Seq2SeqRunner<B>,
+    model: &Seq2SeqModel,
+    desk: SlotLimits,
+) -> Result<(), Failed> {
+    use tallow_engine::seq2seq::{DecoderSequence, EncoderInput};
+    let sound = model.spec.encoder.sound.map(|sound| vec![0.0; 2 * desk.encoder_tokens * sound.bands]);
+    let words = || EncoderInput::Tokens(vec![0; desk.encoder_tokens.min(64)]);
+    let read = writer.encode(0, &sound.map_or_else(words, EncoderInput::Mel))?.rows();
+    writer.step(&[DecoderSequence { place: 0, read, fed: 0, tokens: vec![model.spec.start] }])?;
     Ok(())
 }
 
 /// Loads a model, showing how far it has got.
-fn writer<B: Backend>(b: B, model: &Seq2SeqModel, desk: Desk) -> Result<Writer<B>, Failed> {
+fn writer<B: Backend>(b: B, model: &Seq2SeqModel, desk: SlotLimits) -> Result<Seq2SeqRunner<B>, Failed> {
     let bytes = model.weight_bytes();
-    let bar = if bytes < QUICK { ProgressBar::hidden() } else { screen::bytes_bar(bytes as u64, "loading") };
+    let bar =
+        if bytes < QUICK { ProgressBar::hidden() } else { terminal::bytes_bar(bytes as u64, "loading") };
     let scribe = Seq2Seq::load(&b, model, &mut |done, _| {
         bar.set_position(done as u64);
         ControlFlow::Continue(())
     });
     bar.finish_and_clear();
-    Ok(Writer::new(b, scribe?, desk)?)
+    Ok(Seq2SeqRunner::new(b, scribe?, desk)?)
 }
 
 /// Starts one that goes through sounds, so many at one time.
@@ -88,8 +93,8 @@ pub(crate) fn transcriber(
     model: &Seq2SeqModel,
     place: Place,
     kv: KvType,
-    places: usize,
-    say: &dyn Fn(&Note),
+    slots: usize,
+    say: &dyn Fn(&Notice),
 ) -> Result<(Running, Transcriber), Failed> {
     let spec = &model.spec;
     let Some(sound) = spec.encoder.sound else {
@@ -97,8 +102,8 @@ pub(crate) fn transcriber(
     };
     let tokenizer = model.tokenizer()?;
     let speech = Speech::read(model, &tokenizer)?;
-    let (read, written, queue) = (spec.encoder.context, spec.decoder.context, usize::MAX);
-    let desk = Desk { places, read, written, dtype: kv.0, queue };
+    let (encoder_tokens, decoder_tokens, queue) = (spec.encoder.context, spec.decoder.context, usize::MAX);
+    let desk = SlotLimits { slots, encoder_tokens, decoder_tokens, dtype: kv.0, queue };
     let running = start(model, place, desk, say)?;
     let transcriber = Transcriber::new(running.clone(), speech, tokenizer, sound.bands);
     Ok((running, transcriber))

@@ -15,7 +15,7 @@ use tallow_models::generation::Generation;
 
 use crate::Failed;
 use crate::args::{EngineArgs, SampleArgs, Serve};
-use crate::device::Asked;
+use crate::device::DeviceChoice;
 
 pub(crate) use sources::{Seed, Sources, Switch, reason, unreadable};
 
@@ -148,9 +148,9 @@ impl KvType {
     }
 
     /// What is best on a device: what it multiplies fastest, of 16 bits.
-    pub(crate) fn best(device: Asked, isa: Isa) -> KvType {
+    pub(crate) fn best(device: DeviceChoice, isa: Isa) -> KvType {
         match (device, isa) {
-            (Asked::Auto | Asked::Cpu, Isa::Amx) => KvType(DType::BF16),
+            (DeviceChoice::Auto | DeviceChoice::Cpu, Isa::Amx) => KvType(DType::BF16),
             _ => KvType(DType::F16),
         }
     }
@@ -185,7 +185,7 @@ pub(crate) struct EngineConfig {
     /// `None`: what the model and the memory allow.
     pub context: Option<Setting<usize>>,
     pub kv: Setting<KvType>,
-    pub device: Setting<Asked>,
+    pub device: Setting<DeviceChoice>,
     pub threads: Setting<usize>,
     pub isa: Setting<Isa>,
     pub arithmetic: Setting<Arithmetic>,
@@ -269,7 +269,7 @@ pub(crate) fn resolve(
     };
     let isa = e.isa.as_ref().map(|t| t.parse::<Isa>()).transpose();
     let isa = isa.map_err(|e| Failed::new(format!("--isa: {e}")))?;
-    let device = sources.get("device", e.device, Asked::Auto)?;
+    let device = sources.get("device", e.device, DeviceChoice::Auto)?;
     let isa = sources.get("isa", isa, Isa::best())?;
     let kv = sources.get("kv", parse("kv", &e.kv)?, KvType::best(device.value, isa.value))?;
     let config = EngineConfig {

@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 use crate::chat::News;
 use crate::commands::counted;
 use crate::markdown::Markdown;
-use crate::screen;
+use crate::terminal;
 use crate::wrap::{Style, Wrap};
 
 /// A prompt that takes longer shows how far it has got.
@@ -59,8 +59,8 @@ impl View {
     pub(crate) fn new(looks: Looks, echo: Option<String>) -> View {
         let out = io::stdout();
         let out = if out.is_terminal() {
-            let width = screen::width().filter(|_| looks.wraps);
-            let colours = screen::colours_on(&out);
+            let width = terminal::width().filter(|_| looks.wraps);
+            let colours = terminal::colours_on(&out);
             let markdown = (looks.markdown && colours).then(Markdown::new);
             Out::Terminal(Wrap::new(out, width, colours), markdown)
         } else {
@@ -124,7 +124,7 @@ impl View {
         if computed >= total || self.part != Part::Nothing {
             self.clear_bar();
         } else if self.bar.is_some() || self.began.elapsed() >= PATIENCE {
-            let new = || screen::count_bar(total as u64, "reading the prompt");
+            let new = || terminal::count_bar(total as u64, "reading the prompt");
             self.bar.get_or_insert_with(new).set_position(computed as u64);
         }
     }
@@ -146,7 +146,7 @@ impl View {
     fn thought(&mut self, text: &str) -> io::Result<()> {
         let Out::Terminal(wrap, _) = &mut self.out else { return Ok(()) };
         if self.looks.hides_thinking {
-            self.bar.get_or_insert_with(|| screen::spinner("thinking")).tick();
+            self.bar.get_or_insert_with(|| terminal::spinner("thinking")).tick();
             return Ok(());
         }
         if self.part != Part::Thinking {
@@ -187,5 +187,5 @@ fn put(wrap: &mut Wrap<Stdout>, text: &str, style: Style, verbatim: bool) -> io:
 fn note_rolled(messages: usize) {
     let what = counted(messages, "message");
     let text = format!("(context full: the model no longer sees the oldest {what})");
-    screen::tell(&screen::dim(&text));
+    terminal::tell(&terminal::dim(&text));
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use crate::screen::harmless;
+use crate::terminal::harmless;
 
 /// How a piece of text looks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

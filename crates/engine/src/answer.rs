@@ -18,7 +18,7 @@ pub struct Answer {
 
 /// What a token makes of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum TextStep {
     /// Text to show; the answer goes on.
     More(String),
     /// The last text to show, and the stop that ended it.
@@ -49,10 +49,10 @@ impl Answer {
     }
 
     /// Takes the next token.
-    pub fn push(&mut self, token: u32) -> Said {
+    pub fn push(&mut self, token: u32) -> TextStep {
         let ends = self.tokenizer.ends_generation(token) && !self.ignore_end;
         if ends || self.stop_tokens.contains(&token) {
-            return Said::End;
+            return TextStep::End;
         }
         self.held += self.text.push(token).unwrap_or_default();
         self.look()
@@ -62,24 +62,24 @@ impl Answer {
     pub fn rest(&mut self) -> String {
         self.held += self.text.finish().unwrap_or_default();
         match self.look() {
-            Said::More(text) => text + &std::mem::take(&mut self.held),
-            Said::Stop(text, _) => text,
-            Said::End => String::new(),
+            TextStep::More(text) => text + &std::mem::take(&mut self.held),
+            TextStep::Stop(text, _) => text,
+            TextStep::End => String::new(),
         }
     }
 
     /// Lets go of what can be shown.
-    fn look(&mut self) -> Said {
+    fn look(&mut self) -> TextStep {
         // The stop that begins first; of those that begin together, the longest.
         let found = self.stops.iter().filter_map(|s| Some((self.held.find(s.as_str())?, s)));
         if let Some((at, stop)) = found.min_by_key(|(at, s)| (*at, std::cmp::Reverse(s.len()))) {
             let stop = stop.clone();
             self.held.truncate(at);
-            return Said::Stop(std::mem::take(&mut self.held), stop);
+            return TextStep::Stop(std::mem::take(&mut self.held), stop);
         }
         let keep = self.stops.iter().map(|s| overlap(&self.held, s)).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
-        Said::More(std::mem::replace(&mut self.held, rest))
+        TextStep::More(std::mem::replace(&mut self.held, rest))
     }
 }
 

@@ -17,8 +17,8 @@ use tallow_models::encoder::spec::Pooling;
 use tallow_models::encoder::{Classes, Encoder, Image, Input, Inputs, Item};
 use tokio::sync::oneshot;
 
+use crate::admission::Admission;
 use crate::handle::Failure;
-use crate::life::Life;
 
 /// Tokens that may wait at most, of all requests together, or what takes as much memory.
 const MOST_WAITING: usize = 16 << 20;
@@ -70,7 +70,7 @@ pub struct EmbedderStats {
 struct Shared {
     info: EmbedderInfo,
     stats: EmbedderStats,
-    life: Life,
+    admission: Admission,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -88,7 +88,7 @@ impl Place {
     fn answer(&mut self, answer: Answer) {
         if let Some(reply) = self.reply.take() {
             // First its place: who asks again on hearing of the end finds room.
-            self.shared.life.leave();
+            self.shared.admission.release();
             // Whoever asked may have gone.
             let _ = reply.send(answer);
         }
@@ -101,7 +101,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.answer(Err(self.shared.life.last_words()));
+        self.answer(Err(self.shared.admission.shutdown_reason()));
     }
 }
 
@@ -142,41 +142,41 @@ impl EmbedderHandle {
 
     /// Requests that are being served or wait.
     pub fn taken(&self) -> usize {
-        self.shared.life.taken()
+        self.shared.admission.admitted()
     }
 
     /// Does it take requests? If not, why.
     pub fn ready(&self) -> Result<(), Failure> {
-        self.shared.life.ready()
+        self.shared.admission.ready()
     }
 
     /// Does the embedder live?
     pub fn is_alive(&self) -> bool {
-        self.shared.life.is_alive()
+        self.shared.admission.is_alive()
     }
 
     /// Hands in texts. What they give comes through the receiver, in their order; dropping that ends the request.
     pub fn submit(&self, texts: Vec<impl Into<Item>>) -> Result<oneshot::Receiver<Answer>, Failure> {
         let texts: Vec<Item> = texts.into_iter().map(Into::into).collect();
         let (shared, tokens) = (&self.shared, texts.iter().map(Item::weight).sum::<usize>());
-        shared.life.enter(shared.info.queue)?;
+        shared.admission.admit(shared.info.queue)?;
         let (reply, answer) = oneshot::channel();
         // From here on the place is given back whatever comes.
         let place = Place { reply: Some(reply), shared: shared.clone() };
         let waiting = &shared.stats.waiting_tokens;
         let more = |n: usize| n.checked_add(tokens).filter(|n| *n <= MOST_WAITING);
         if waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_err() {
-            return Err(Failure::Full(shared.life.taken()));
+            return Err(Failure::Full(shared.admission.admitted()));
         }
         let (given, left) = (vec![Vec::new(); texts.len()], texts.into_iter().enumerate().collect());
         let job = Job { left, given, done: 0, place };
-        self.commands.send(Command::Submit(job)).map_err(|_| shared.life.last_words())?;
+        self.commands.send(Command::Submit(job)).map_err(|_| shared.admission.shutdown_reason())?;
         Ok(answer)
     }
 
     /// Lets the embedder finish within some time, and end. Returns at once.
     pub fn drain(&self, within: Duration) {
-        self.shared.life.drain();
+        self.shared.admission.drain();
         // If it has ended already there is nobody to tell.
         let _ = self.commands.send(Command::Drain(within));
     }
@@ -287,8 +287,14 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
                 let _ = made.send(Ok(()));
                 // Otherwise nobody wants it any more.
                 if let Ok((commands, shared)) = when_found_out.recv() {
-                    Embedder { alive: Alive(shared), commands, jobs: VecDeque::new(), worker, drain: None }
-                        .run();
+                    Embedder {
+                        alive: EngineGuard(shared),
+                        commands,
+                        jobs: VecDeque::new(),
+                        worker,
+                        drain: None,
+                    }
+                    .run();
                 }
             }
             Err(why) => drop(made.send(Err(why))),
@@ -298,26 +304,27 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     let made = when_made.recv().unwrap_or_else(|_| Err(gone()));
     let info = info?;
     made?;
-    let (stats, life, thread) = (EmbedderStats::default(), Life::default(), Mutex::new(Some(thread)));
-    let shared = Arc::new(Shared { info, stats, life, thread });
+    let (stats, admission, thread) =
+        (EmbedderStats::default(), Admission::default(), Mutex::new(Some(thread)));
+    let shared = Arc::new(Shared { info, stats, admission, thread });
     let (commands, receiver) = channel();
     found_out.send((receiver, shared.clone())).map_err(|_| gone())?;
     Ok(EmbedderHandle { commands, shared })
 }
 
 /// Held by the embedder's thread. When it goes, everybody knows that the embedder has ended.
-struct Alive(Arc<Shared>);
+struct EngineGuard(Arc<Shared>);
 
-impl Drop for Alive {
+impl Drop for EngineGuard {
     fn drop(&mut self) {
-        self.0.life.end(self.0.life.last_words());
+        self.0.admission.end(self.0.admission.shutdown_reason());
     }
 }
 
 /// An encoder and its requests.
 struct Embedder<B: Backend> {
     // Dropped in this order, whatever ends it: everybody knows, those who wait are told, and then the device is let go.
-    alive: Alive,
+    alive: EngineGuard,
     commands: Receiver<Command>,
     /// Those whose turn comes first are in front.
     jobs: VecDeque<Job>,
@@ -327,7 +334,7 @@ struct Embedder<B: Backend> {
 }
 
 /// Why a step failed.
-enum Fault {
+enum StepError {
     /// The device is gone, and with it everything.
     Lost(String),
     /// One of its texts is at fault, or something that may not happen again.
@@ -350,11 +357,11 @@ impl<B: Backend> Embedder<B> {
                 && let Err(lost) = self.step(places, texts)
             {
                 tracing::error!("{lost}; all requests fail");
-                self.alive.0.life.end(Failure::Broken(format!("{lost}; restart the server")));
+                self.alive.0.admission.end(Failure::Broken(format!("{lost}; restart the server")));
                 return;
             }
         }
-        self.alive.0.life.end(Failure::ShuttingDown);
+        self.alive.0.admission.end(Failure::ShuttingDown);
     }
 
     /// Takes what has been asked. Waits if there is nothing else to do. Is there more to come?
@@ -431,19 +438,19 @@ impl<B: Backend> Embedder<B> {
         let begun = Instant::now();
         let whole = self.run_texts(&texts);
         tracing::trace!("a step of {} texts took {:?}", texts.len(), begun.elapsed());
-        if let Err(Fault::Step(_)) = &whole {
+        if let Err(StepError::Step(_)) = &whole {
             stats.failed_steps.fetch_add(1, Ordering::Relaxed);
         }
         let outcomes: Vec<Result<Vec<f32>, String>> = match whole {
             Ok(given) => given.into_iter().map(Ok).collect(),
-            Err(Fault::Lost(why)) => return Err(why),
-            Err(Fault::Step(why)) if texts.len() == 1 => vec![Err(why)],
-            Err(Fault::Step(why)) => {
+            Err(StepError::Lost(why)) => return Err(why),
+            Err(StepError::Step(why)) if texts.len() == 1 => vec![Err(why)],
+            Err(StepError::Step(why)) => {
                 tracing::error!("a step of {} texts failed: {why}; trying each alone", texts.len());
                 let alone = |text: &Item| match self.run_texts(std::slice::from_ref(text)) {
                     Ok(given) => Ok(given.into_iter().next().ok_or_else(|| "it gave nothing".to_owned())),
-                    Err(Fault::Step(why)) => Ok(Err(why)),
-                    Err(Fault::Lost(why)) => Err(why),
+                    Err(StepError::Step(why)) => Ok(Err(why)),
+                    Err(StepError::Lost(why)) => Err(why),
                 };
                 texts.iter().map(alone).collect::<Result<_, String>>()?
             }
@@ -471,15 +478,15 @@ impl<B: Backend> Embedder<B> {
     }
 
     /// Runs texts; a panic in it is an error like any other.
-    fn run_texts(&self, texts: &[Item]) -> Result<Vec<Vec<f32>>, Fault> {
+    fn run_texts(&self, texts: &[Item]) -> Result<Vec<Vec<f32>>, StepError> {
         match catch_unwind(AssertUnwindSafe(|| self.worker.run(texts))) {
             Ok(Ok(given)) => Ok(given),
-            Ok(Err(e @ Error::Lost { .. })) => Err(Fault::Lost(e.to_string())),
-            Ok(Err(e)) => Err(Fault::Step(e.to_string())),
+            Ok(Err(e @ Error::Lost { .. })) => Err(StepError::Lost(e.to_string())),
+            Ok(Err(e)) => Err(StepError::Step(e.to_string())),
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
                 let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                Err(Fault::Step(format!("an internal error, please report it: {text}")))
+                Err(StepError::Step(format!("an internal error, please report it: {text}")))
             }
         }
     }

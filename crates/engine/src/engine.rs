@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 
 use tallow_core::{Backend, Error};
 
-use crate::adapters::{AdapterId, Fault as NotAdapted, Listed, Worn};
-use crate::answer::{Answer, Said};
+use crate::answer::{Answer, TextStep};
+use crate::block_pool::{BlockPool, Chain};
 use crate::handle::{
-    Adoption, Alive, Command, Done, EngineHandle, Event, Failure, Finish, Info, Listener, Submission, Timings,
+    Command, Done, EngineGuard, EngineHandle, Event, Failure, Finish, Info, Listener, LoadLora, Submission,
+    Timings,
 };
-use crate::pool::{BlockPool, Chain};
-use crate::runner::{Asked, Outcome, Runner};
+use crate::lora::{LoadedLora, LoraError as NotAdapted, LoraId, LoraRef};
+use crate::runner::{Outcome, Runner, SampleInput};
 use crate::sampler::{NotFinite, Sampler};
-use crate::scheduler::{Batch, Limits, NewSeq, Part, Scheduler, SeqId, Unfit};
+use crate::scheduler::{Batch, BatchPart, Limits, NewSeq, Scheduler, SeqId, Unfit};
 
 /// After so long without a request nobody minds a close look at the cache.
 const QUIET: Duration = Duration::from_secs(1);
@@ -25,7 +26,7 @@ const QUIET: Duration = Duration::from_secs(1);
 /// A model, its cache, its requests.
 pub struct Engine<B: Backend> {
     // Dropped in this order, whatever ends it: everybody knows, those who wait are told, and then the device is let go.
-    alive: Alive,
+    alive: EngineGuard,
     commands: Receiver<Command>,
     requests: HashMap<SeqId, Active>,
     scheduler: Scheduler,
@@ -46,7 +47,7 @@ struct Active {
     prompt: Vec<u32>,
     sampler: Sampler,
     answer: Answer,
-    adapter: Option<AdapterId>,
+    adapter: Option<LoraId>,
     scored: usize,
     /// Prompt tokens whose computation was reported; `None` where nobody asked for prefill progress.
     reported: Option<usize>,
@@ -100,18 +101,18 @@ impl Active {
 }
 
 /// Why a step failed.
-enum Fault {
+enum StepError {
     /// The device is gone, and with it everything.
     Lost(String),
     /// One of its sequences is at fault, or something that may not happen again.
     Step(String),
 }
 
-impl From<Error> for Fault {
-    fn from(e: Error) -> Fault {
+impl From<Error> for StepError {
+    fn from(e: Error) -> StepError {
         match e {
-            Error::Lost { .. } => Fault::Lost(e.to_string()),
-            e => Fault::Step(e.to_string()),
+            Error::Lost { .. } => StepError::Lost(e.to_string()),
+            e => StepError::Step(e.to_string()),
         }
     }
 }
@@ -157,10 +158,10 @@ impl<B: Backend> Engine<B> {
         runner: Runner<B>,
         scheduler: Scheduler,
         commands: Receiver<Command>,
-        alive: Alive,
+        alive: EngineGuard,
     ) -> Engine<B> {
         let (requests, salts) = (HashMap::new(), std::hash::RandomState::new());
-        alive.stats().beside.store(scheduler.limits().beside, Ordering::Relaxed);
+        alive.stats().beside.store(scheduler.limits().decode_budget, Ordering::Relaxed);
         Engine {
             alive,
             commands,
@@ -237,8 +238,8 @@ impl<B: Backend> Engine<B> {
             match command {
                 Command::Submit(submission) => self.take(*submission),
                 // Whoever asked may have gone.
-                Command::Adapt(adoption, reply) => drop(reply.send(self.adapt(*adoption))),
-                Command::Leave(name, reply) => drop(reply.send(self.leave(name))),
+                Command::LoadLora(adoption, reply) => drop(reply.send(self.load_lora(*adoption))),
+                Command::UnloadLora(name, reply) => drop(reply.send(self.unload_lora(name))),
                 Command::Drain { within } => self.drain = Some(now + within),
             }
         }
@@ -250,8 +251,8 @@ impl<B: Backend> Engine<B> {
         self.next_id += 1;
         let root = self.root(request.salt, request.adapter);
         let (max_new, all_logits) = (request.max_new, request.score_prompt);
-        let (tokens, adapter, client) = (request.prompt.clone(), request.adapter, request.client);
-        let new = NewSeq { id, tokens, max_new, root, all_logits, adapter, client };
+        let (tokens, lora, client) = (request.prompt.clone(), request.adapter, request.client);
+        let new = NewSeq { id, tokens, max_new, root, all_logits, lora, client };
         let tokenizer = self.alive.info().tokenizer.clone();
         let (stops, stop_tokens) = (request.stops, request.stop_tokens);
         let active = Active {
@@ -259,7 +260,7 @@ impl<B: Backend> Engine<B> {
             answer: Answer::new(tokenizer, &request.prompt, stops, stop_tokens, request.ignore_end)
                 .showing(request.shown),
             prompt: request.prompt,
-            adapter: adapter.map(|worn| worn.id),
+            adapter: lora.map(|worn| worn.id),
             scored: 0,
             reported: request.progress.then_some(0),
             new_tokens: 0,
@@ -272,7 +273,7 @@ impl<B: Backend> Engine<B> {
         let vocab = self.alive.info().vocab;
         let unknown =
             active.prompt.iter().find(|t| **t as usize >= vocab).map(|t| Unfit::Unknown { token: *t, vocab });
-        let gone = active.adapter.filter(|id| !self.runner.adapters().takes(*id)).map(|_| Unfit::NoAdapter);
+        let gone = active.adapter.filter(|id| !self.runner.adapters().accepts(*id)).map(|_| Unfit::NoAdapter);
         match unknown.or(gone).map_or_else(|| self.scheduler.submit(new), Err) {
             Ok(()) => drop(self.requests.insert(id, active)),
             Err(unfit) => active.fail(unfit.into()),
@@ -280,53 +281,53 @@ impl<B: Backend> Engine<B> {
     }
 
     /// The beginning of sequences that may share pages: those of the same salt and the same adapter.
-    fn root(&self, salt: Option<String>, adapter: Option<Worn>) -> Chain {
+    fn root(&self, salt: Option<String>, adapter: Option<LoraRef>) -> Chain {
         match (salt, adapter) {
             (None, None) => Chain::ROOT,
             (Some(salt), None) => Chain::salted(self.salts.hash_one(salt)),
-            (salt, Some(Worn { id, scale })) => {
+            (salt, Some(LoraRef { id, scale })) => {
                 Chain::salted(self.salts.hash_one((salt, id, scale.to_bits())))
             }
         }
     }
 
     /// Loads an adapter.
-    fn adapt(&mut self, adoption: Adoption) -> Result<(), NotAdapted> {
-        let Adoption { name, file, scale } = adoption;
+    fn load_lora(&mut self, adoption: LoadLora) -> Result<(), NotAdapted> {
+        let LoadLora { name, file, scale } = adoption;
         self.alive.check_name(&name)?;
         let (needs, room, used) =
             (file.bytes(), self.alive.info().adapter_room, self.runner.adapters().bytes());
         if used.saturating_add(needs) > room {
             return Err(NotAdapted::Full { needs, room, used });
         }
-        let id = AdapterId(self.next_adapter);
+        let id = LoraId(self.next_adapter);
         self.next_adapter += 1;
-        self.runner.adapt(id, &file)?;
+        self.runner.load_lora(id, &file)?;
         tracing::info!("adapter {name:?} is loaded from {}", file.path.display());
         let mut all = self.alive.adapters();
-        all.push(Listed { name, path: file.path, worn: Worn { id, scale } });
+        all.push(LoadedLora { name, path: file.path, lora: LoraRef { id, scale } });
         self.alive.list(all);
         Ok(())
     }
 
     /// Gives an adapter to no new request.
-    fn leave(&mut self, name: String) -> Result<(), NotAdapted> {
+    fn unload_lora(&mut self, name: String) -> Result<(), NotAdapted> {
         let mut all = self.alive.adapters();
         let Some(at) = all.iter().position(|a| a.name == name) else {
             return Err(NotAdapted::Unknown(name));
         };
-        let id = all.remove(at).worn.id;
+        let id = all.remove(at).lora.id;
         self.alive.list(all);
-        self.runner.adapters_mut().leave(id);
-        self.let_go_of_adapters();
+        self.runner.adapters_mut().unload(id);
+        self.evict_loras();
         tracing::info!("adapter {name:?} is unloaded");
         Ok(())
     }
 
     /// Adapters that are unloaded go with the last request that has them.
-    fn let_go_of_adapters(&mut self) {
+    fn evict_loras(&mut self) {
         let requests = &self.requests;
-        self.runner.adapters_mut().let_go(|id| requests.values().any(|r| r.adapter == Some(id)));
+        self.runner.adapters_mut().evict(|id| requests.values().any(|r| r.adapter == Some(id)));
     }
 
     /// Drops requests that nobody listens to any more.
@@ -374,11 +375,11 @@ impl<B: Backend> Engine<B> {
             batch.parts.len(),
             begun.elapsed()
         );
-        if let Err(Fault::Step(_)) = &ran {
+        if let Err(StepError::Step(_)) = &ran {
             stats.failed_steps.fetch_add(1, Ordering::Relaxed);
         }
         match ran {
-            Err(Fault::Step(why)) if batch.parts.len() > 1 => {
+            Err(StepError::Step(why)) if batch.parts.len() > 1 => {
                 tracing::error!("a step of {} sequences failed: {why}; trying each alone", batch.parts.len());
                 batch.parts.iter().try_for_each(|part| {
                     let alone = Batch { parts: vec![part.clone()] };
@@ -391,27 +392,29 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Takes note of how a batch went.
-    fn settle(&mut self, batch: &Batch, ran: Result<Outcomes, Fault>) -> Result<(), String> {
+    fn settle(&mut self, batch: &Batch, ran: Result<Outcomes, StepError>) -> Result<(), String> {
         match ran {
             Ok(outcomes) => self.commit(batch, outcomes),
-            Err(Fault::Step(why)) => batch.parts.iter().for_each(|part| self.fail(part.id, why.clone())),
-            Err(Fault::Lost(why)) => return Err(why),
+            Err(StepError::Step(why)) => batch.parts.iter().for_each(|part| self.fail(part.id, why.clone())),
+            Err(StepError::Lost(why)) => return Err(why),
         }
         Ok(())
     }
 
     /// Runs a batch; a panic in it is an error like any other.
-    fn run_batch(&self, batch: &Batch) -> Result<Outcomes, Fault> {
+    fn run_batch(&self, batch: &Batch) -> Result<Outcomes, StepError> {
+        let asked = |id: &SeqId| {
+            self.requests.get(id).map(|r| SampleInput { sampler: &r.sampler, prompt: &r.prompt })
+        };
+        let asked: Option<Vec<SampleInput<'_>>> = batch.parts.iter().map(|p| asked(&p.id)).collect();
         let asked =
-            |id: &SeqId| self.requests.get(id).map(|r| Asked { sampler: &r.sampler, prompt: &r.prompt });
-        let asked: Option<Vec<Asked<'_>>> = batch.parts.iter().map(|p| asked(&p.id)).collect();
-        let asked = asked.ok_or_else(|| Fault::Step("a sequence without a request was scheduled".into()))?;
+            asked.ok_or_else(|| StepError::Step("a sequence without a request was scheduled".into()))?;
         match catch_unwind(AssertUnwindSafe(|| self.runner.run(batch, &asked))) {
             Ok(outcomes) => Ok(outcomes?),
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
                 let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                Err(Fault::Step(format!("an internal error, please report it: {text}")))
+                Err(StepError::Step(format!("an internal error, please report it: {text}")))
             }
         }
     }
@@ -422,7 +425,7 @@ impl<B: Backend> Engine<B> {
         self.publish_stats();
         let request = self.requests.remove(&id);
         if request.as_ref().is_some_and(|r| r.adapter.is_some()) {
-            self.let_go_of_adapters();
+            self.evict_loras();
         }
         request
     }
@@ -451,7 +454,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Tells a request what a step gave it, and ends it if that was the last.
-    fn tell(&mut self, part: &Part, outcome: Outcome, full: bool) {
+    fn tell(&mut self, part: &BatchPart, outcome: Outcome, full: bool) {
         let (id, start) = (part.id, part.start);
         let Some(request) = self.requests.get_mut(&id) else { return };
         request.report(start + part.tokens.len());
@@ -468,12 +471,12 @@ impl<B: Backend> Engine<B> {
             request.sampler.accept(choice.token);
             self.alive.stats().new_tokens.fetch_add(1, Ordering::Relaxed);
             match request.answer.push(choice.token) {
-                Said::More(text) => request.listener.tell(Event::Piece { text, choice }),
-                Said::Stop(text, stop) => {
+                TextStep::More(text) => request.listener.tell(Event::Piece { text, choice }),
+                TextStep::Stop(text, stop) => {
                     request.listener.tell(Event::Piece { text, choice });
                     end = Some(Finish::Stop(stop));
                 }
-                Said::End => end = Some(Finish::End),
+                TextStep::End => end = Some(Finish::End),
             }
         }
         if let Some(reason) = end
@@ -506,7 +509,7 @@ impl<B: Backend> Engine<B> {
         stats.preemptions.store(counts.preemptions, Ordering::Relaxed);
         if !self.runner.adapters().is_empty() {
             let worn = self.requests.values().filter_map(|r| Some((r.adapter?, r.started.is_some())));
-            self.alive.wear(worn);
+            self.alive.use_lora(worn);
         }
     }
 }

@@ -13,9 +13,9 @@ use tallow_models::adapter::AdapterFile;
 use tallow_models::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::adapters::{AdapterId, AdapterUse, Fault, Listed, Worn};
+use crate::admission::Admission;
 use crate::counts::StepSizes;
-use crate::life::Life;
+use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef, LoraUse};
 use crate::sampler::{Choice, Sampling};
 use crate::scheduler::ClientId;
 
@@ -43,7 +43,7 @@ pub struct Request {
     /// Report prefill progress: an [`Event::Prefill`] after each step of the prompt.
     pub progress: bool,
     /// What is added to the model.
-    pub adapter: Option<Worn>,
+    pub adapter: Option<LoraRef>,
     /// Who asks: clients share the slots evenly.
     pub client: ClientId,
 }
@@ -170,9 +170,9 @@ pub enum Command {
     /// Take a request.
     Submit(Box<Submission>),
     /// Load an adapter, and say how that went.
-    Adapt(Box<Adoption>, Sender<Result<(), Fault>>),
+    LoadLora(Box<LoadLora>, Sender<Result<(), LoraError>>),
     /// Give an adapter of that name to no new request, let go of it once nobody has it, and say how that went.
-    Leave(String, Sender<Result<(), Fault>>),
+    UnloadLora(String, Sender<Result<(), LoraError>>),
     /// Finish what is under way, take nothing more, and end; what is not finished by then fails.
     Drain {
         /// How long it may take.
@@ -182,7 +182,7 @@ pub enum Command {
 
 /// An adapter on its way to the engine.
 #[derive(Debug)]
-pub struct Adoption {
+pub struct LoadLora {
     /// What requests call it.
     pub name: String,
     /// Its files.
@@ -221,7 +221,7 @@ impl Listener {
             self.ended = matches!(event, Event::Done(_) | Event::Failed(_));
             if self.ended {
                 // First its place: who asks again on hearing of the end finds room.
-                self.shared.life.leave();
+                self.shared.admission.release();
             }
             // Whether anybody still listens is asked elsewhere.
             let _ = self.events.send(event);
@@ -237,7 +237,7 @@ impl Listener {
 impl Drop for Listener {
     /// Whatever happens to the engine, and to requests on their way to it: each gets its last event.
     fn drop(&mut self) {
-        self.tell(Event::Failed(self.shared.life.last_words()));
+        self.tell(Event::Failed(self.shared.admission.shutdown_reason()));
     }
 }
 
@@ -306,9 +306,9 @@ pub struct Shared {
     pub info: Info,
     /// What does.
     pub stats: Stats,
-    adapters: RwLock<Vec<Listed>>,
-    adapter_use: RwLock<AdapterUse>,
-    life: Life,
+    adapters: RwLock<Vec<LoadedLora>>,
+    adapter_use: RwLock<LoraUse>,
+    admission: Admission,
     /// The engine's thread, where [`spawn`](crate::engine::spawn) has started one.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -322,17 +322,17 @@ pub struct EngineHandle {
 
 impl EngineHandle {
     /// A handle, and what its engine needs of it.
-    pub fn new(info: Info) -> (EngineHandle, std::sync::mpsc::Receiver<Command>, Alive) {
+    pub fn new(info: Info) -> (EngineHandle, std::sync::mpsc::Receiver<Command>, EngineGuard) {
         let (commands, receiver) = std::sync::mpsc::channel();
         let shared = Arc::new(Shared {
             info,
             stats: Stats::default(),
             adapters: RwLock::default(),
             adapter_use: RwLock::default(),
-            life: Life::default(),
+            admission: Admission::default(),
             thread: Mutex::default(),
         });
-        (EngineHandle { commands, shared: shared.clone() }, receiver, Alive(shared))
+        (EngineHandle { commands, shared: shared.clone() }, receiver, EngineGuard(shared))
     }
 
     /// What does not change.
@@ -346,41 +346,41 @@ impl EngineHandle {
     }
 
     /// The adapters that requests may have, in the order in which they were loaded.
-    pub fn adapters(&self) -> Vec<Listed> {
+    pub fn loras(&self) -> Vec<LoadedLora> {
         self.shared.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The adapters that requests have.
-    pub fn adapter_use(&self) -> AdapterUse {
+    pub fn lora_use(&self) -> LoraUse {
         self.shared.adapter_use.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Loads an adapter. Waits until that is done; steps under way wait for it, too.
-    pub fn load_adapter(&self, adoption: Adoption) -> Result<(), Fault> {
-        self.ask(|reply| Command::Adapt(Box::new(adoption), reply))
+    pub fn load_lora(&self, adoption: LoadLora) -> Result<(), LoraError> {
+        self.ask(|reply| Command::LoadLora(Box::new(adoption), reply))
     }
 
     /// Gives an adapter to no new request. It goes once those that have it are done.
-    pub fn unload_adapter(&self, name: &str) -> Result<(), Fault> {
-        self.ask(|reply| Command::Leave(name.to_owned(), reply))
+    pub fn unload_lora(&self, name: &str) -> Result<(), LoraError> {
+        self.ask(|reply| Command::UnloadLora(name.to_owned(), reply))
     }
 
-    fn ask(&self, command: impl FnOnce(Sender<Result<(), Fault>>) -> Command) -> Result<(), Fault> {
+    fn ask(&self, command: impl FnOnce(Sender<Result<(), LoraError>>) -> Command) -> Result<(), LoraError> {
         self.ready()?;
         let (reply, answer) = channel();
-        let gone = || Fault::Ended(self.shared.life.last_words());
+        let gone = || LoraError::Ended(self.shared.admission.shutdown_reason());
         self.commands.send(command(reply)).map_err(|_| gone())?;
         answer.recv().map_err(|_| gone())?
     }
 
     /// Requests that are being served or wait.
     pub fn taken(&self) -> usize {
-        self.shared.life.taken()
+        self.shared.admission.admitted()
     }
 
     /// Does it take requests? If not, why.
     pub fn ready(&self) -> Result<(), Failure> {
-        self.shared.life.ready()
+        self.shared.admission.ready()
     }
 
     /// Does it take requests?
@@ -390,7 +390,7 @@ impl EngineHandle {
 
     /// Does the engine live?
     pub fn is_alive(&self) -> bool {
-        self.shared.life.is_alive()
+        self.shared.admission.is_alive()
     }
 
     /// Hands in a request. What happens to it comes through the receiver; dropping that ends it.
@@ -404,11 +404,11 @@ impl EngineHandle {
         request: Request,
         unread: Option<Arc<dyn Unread>>,
     ) -> Result<UnboundedReceiver<Event>, Failure> {
-        self.shared.life.enter(self.info().slots + self.info().queue)?;
+        self.shared.admission.admit(self.info().slots + self.info().queue)?;
         let (events, receiver) = unbounded_channel();
         let listener = Listener { events, ended: false, unread, shared: self.shared.clone() };
         let sent = self.commands.send(Command::Submit(Box::new(Submission { request, listener })));
-        sent.map_err(|_| self.shared.life.last_words())?;
+        sent.map_err(|_| self.shared.admission.shutdown_reason())?;
         Ok(receiver)
     }
 
@@ -427,7 +427,7 @@ impl EngineHandle {
 
     /// Lets the engine finish within some time, and end. Returns at once.
     pub fn drain(&self, within: Duration) {
-        self.shared.life.drain();
+        self.shared.admission.drain();
         // If it has ended already there is nobody to tell.
         let _ = self.commands.send(Command::Drain { within });
     }
@@ -435,9 +435,9 @@ impl EngineHandle {
 
 /// Held by the engine's thread. When it goes, everybody knows that the engine has ended.
 #[derive(Debug)]
-pub struct Alive(Arc<Shared>);
+pub struct EngineGuard(Arc<Shared>);
 
-impl Alive {
+impl EngineGuard {
     /// What does not change.
     pub fn info(&self) -> &Info {
         &self.0.info
@@ -449,18 +449,18 @@ impl Alive {
     }
 
     /// The adapters that requests may have.
-    pub fn adapters(&self) -> Vec<Listed> {
+    pub fn adapters(&self) -> Vec<LoadedLora> {
         self.0.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Says which adapters requests may have from here on.
-    pub fn list(&self, adapters: Vec<Listed>) {
+    pub fn list(&self, adapters: Vec<LoadedLora>) {
         *self.0.adapters.write().unwrap_or_else(PoisonError::into_inner) = adapters;
     }
 
     /// Says which adapters requests have: those with `true` are under way.
-    pub fn wear(&self, worn: impl Iterator<Item = (AdapterId, bool)>) {
-        let mut now = AdapterUse::default();
+    pub fn use_lora(&self, worn: impl Iterator<Item = (LoraId, bool)>) {
+        let mut now = LoraUse::default();
         for (id, runs) in worn {
             let some = if runs { &mut now.running } else { &mut now.waiting };
             if let Err(at) = some.binary_search(&id) {
@@ -471,20 +471,20 @@ impl Alive {
     }
 
     /// May an adapter be called so?
-    pub fn check_name(&self, name: &str) -> Result<(), Fault> {
+    pub fn check_name(&self, name: &str) -> Result<(), LoraError> {
         let taken =
             self.info().names.iter().any(|n| n == name) || self.adapters().iter().any(|a| a.name == name);
-        if taken { Err(Fault::Taken(name.into())) } else { Ok(()) }
+        if taken { Err(LoraError::Taken(name.into())) } else { Ok(()) }
     }
 
     /// Says why the engine ends. From here on it takes nothing more, and whoever gets no answer is told this.
     pub fn end(&self, why: Failure) {
-        self.0.life.end(why);
+        self.0.admission.end(why);
     }
 }
 
-impl Drop for Alive {
+impl Drop for EngineGuard {
     fn drop(&mut self) {
-        self.end(self.0.life.last_words());
+        self.end(self.0.admission.shutdown_reason());
     }
 }

@@ -6,20 +6,20 @@
 //! models that make vectors of texts, a [`scribe`] for those that take in all of a text or a sound and then write.
 //! [`transcribe`] has a scribe go through a long sound.
 
-pub mod adapters;
+mod admission;
 pub mod answer;
+pub mod block_pool;
 pub mod counts;
 pub mod embedder;
 pub mod engine;
 pub mod handle;
-pub mod kv;
-mod life;
-pub mod pace;
+pub mod kv_cache;
+pub mod lora;
 pub mod plan;
-pub mod pool;
 pub mod runner;
 pub mod sampler;
 pub mod scheduler;
 pub mod seq2seq;
 pub mod sim;
+pub mod step_budget;
 pub mod transcribe;

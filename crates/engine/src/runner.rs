@@ -8,11 +8,11 @@ use tallow_core::{Backend, Error, Reading, Step, StepPlan, Tensor};
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
 
-use crate::adapters::{AdapterId, Adapters, Fault};
-use crate::kv::{KvPool, KvShape};
+use crate::kv_cache::{KvPool, KvShape};
+use crate::lora::{Adapters, LoraError, LoraId};
 use crate::plan;
 use crate::sampler::{self, Choice, NotFinite, Sampler};
-use crate::scheduler::{Batch, Part, Wanted};
+use crate::scheduler::{Batch, BatchPart, Wanted};
 
 /// A model on a device, with its cache.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Runner<B: Backend> {
 
 /// What a part is sampled with.
 #[derive(Debug)]
-pub struct Asked<'a> {
+pub struct SampleInput<'a> {
     /// Chooses the next token.
     pub sampler: &'a Sampler,
     /// The prompt, for parts whose prompt is to be scored.
@@ -60,9 +60,9 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Brings an adapter to the device, under an id that no other had.
-    pub fn adapt(&mut self, id: AdapterId, file: &AdapterFile) -> Result<(), Fault> {
+    pub fn load_lora(&mut self, id: LoraId, file: &AdapterFile) -> Result<(), LoraError> {
         let adapter = self.decoder.adapter(&self.b, file);
-        self.adapters.add(id, adapter.map_err(|e| Fault::Refused(e.to_string()))?);
+        self.adapters.add(id, adapter.map_err(|e| LoraError::Refused(e.to_string()))?);
         Ok(())
     }
 
@@ -105,15 +105,19 @@ impl<B: Backend> Runner<B> {
 
     /// Runs a batch; `asked` has an entry for each of its parts. What is wrong with one part's logits is that part's
     /// alone.
-    pub fn run(&self, batch: &Batch, asked: &[Asked<'_>]) -> Result<Vec<Result<Outcome, NotFinite>>, Error> {
+    pub fn run(
+        &self,
+        batch: &Batch,
+        asked: &[SampleInput<'_>],
+    ) -> Result<Vec<Result<Outcome, NotFinite>>, Error> {
         let logits = self.compute(batch, |_, _| Ok(()))?;
         let mut end = 0;
         let needs = batch.parts.iter().zip(asked).map(|(part, asked)| {
             let first = end;
             end += outputs(part);
-            Needs::new(part, asked, first..end, logits.cols())
+            LogitsPlan::new(part, asked, first..end, logits.cols())
         });
-        let needs: Vec<Needs> = needs.collect();
+        let needs: Vec<LogitsPlan> = needs.collect();
         let (mut rows, likely) = self.read(&logits, &needs)?;
         let mut rows = rows.chunks_exact_mut(logits.cols().max(1));
         let parts = batch.parts.iter().zip(asked).zip(&needs);
@@ -127,7 +131,7 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Reads what is needed of a step's logits, all of it at once: the whole rows, and the most likely tokens.
-    fn read(&self, logits: &Tensor<B>, needs: &[Needs]) -> Result<(Vec<f32>, Likely), Error> {
+    fn read(&self, logits: &Tensor<B>, needs: &[LogitsPlan]) -> Result<(Vec<f32>, TopKRows), Error> {
         let whole = runs(needs.iter().flat_map(|n| n.whole.clone()));
         let whole: Vec<Tensor<B>> = whole.into_iter().map(|rows| logits.row_range(rows)).collect();
         let few: Vec<(usize, usize)> = needs.iter().filter_map(|n| n.likely).collect();
@@ -138,7 +142,7 @@ impl<B: Backend> Runner<B> {
 
         let mut rows = vec![0.0; whole.iter().map(Tensor::len).sum()];
         let count = (end - first) * k;
-        let mut likely = Likely { first, k, tokens: vec![0; count], logits: vec![0.0; count] };
+        let mut likely = TopKRows { first, k, tokens: vec![0; count], logits: vec![0.0; count] };
         let (mut left, mut wanted) = (&mut rows[..], Vec::new());
         for from in &whole {
             let (to, others) = left.split_at_mut(from.len());
@@ -158,22 +162,22 @@ impl<B: Backend> Runner<B> {
 
 /// What a part needs of a step's logits.
 #[derive(Debug)]
-struct Needs {
+struct LogitsPlan {
     /// Rows that are needed whole: those that are scored, and the one to sample from if all of it is looked at.
     whole: [Range<usize>; 2],
     /// The row to sample from if its most likely tokens are enough, and how many of them.
     likely: Option<(usize, usize)>,
 }
 
-impl Needs {
+impl LogitsPlan {
     /// Of a part that has these `rows` of logits.
-    fn new(part: &Part, asked: &Asked<'_>, rows: Range<usize>, vocab: usize) -> Needs {
+    fn new(part: &BatchPart, asked: &SampleInput<'_>, rows: Range<usize>, vocab: usize) -> LogitsPlan {
         let scored = rows.start..rows.start + scored(part, asked).len();
         let last = rows.end.saturating_sub(1)..rows.end;
-        match (part.logits.samples(), asked.sampler.how().looks_at()) {
-            (false, _) => Needs { whole: [scored, 0..0], likely: None },
-            (true, None) => Needs { whole: [scored, last], likely: None },
-            (true, Some(k)) => Needs { whole: [scored, 0..0], likely: Some((last.start, k.min(vocab))) },
+        match (part.logits.samples(), asked.sampler.how().top_k_needed()) {
+            (false, _) => LogitsPlan { whole: [scored, 0..0], likely: None },
+            (true, None) => LogitsPlan { whole: [scored, last], likely: None },
+            (true, Some(k)) => LogitsPlan { whole: [scored, 0..0], likely: Some((last.start, k.min(vocab))) },
         }
     }
 
@@ -185,7 +189,7 @@ impl Needs {
 
 /// The most likely tokens of some rows.
 #[derive(Debug)]
-struct Likely {
+struct TopKRows {
     /// The first of these rows.
     first: usize,
     /// Tokens of each.
@@ -194,7 +198,7 @@ struct Likely {
     logits: Vec<f32>,
 }
 
-impl Likely {
+impl TopKRows {
     /// The `k` most likely tokens of a row, and their logits.
     fn of(&self, (row, k): (usize, usize)) -> (&[u32], &[f32]) {
         let at = (row - self.first) * self.k;
@@ -204,8 +208,8 @@ impl Likely {
 
 /// What a part gives, by the whole rows that it needs, in order, or by the most likely tokens of its last.
 fn outcome(
-    part: &Part,
-    asked: &Asked<'_>,
+    part: &BatchPart,
+    asked: &SampleInput<'_>,
     rows: Vec<&mut [f32]>,
     likely: Option<(&[u32], &[f32])>,
 ) -> Result<Outcome, NotFinite> {
@@ -215,15 +219,15 @@ fn outcome(
     let prompt = prompt.map(|(token, row)| sampler::score(row, *token, top)).collect::<Result<_, _>>()?;
     let place = part.start + part.tokens.len();
     let next = match (likely, rows.next()) {
-        (Some((tokens, logits)), _) => Some(sampler.choose_among(tokens, logits, place)?),
-        (None, Some(row)) => Some(sampler.choose(row, place)?),
+        (Some((tokens, logits)), _) => Some(sampler.sample_topk(tokens, logits, place)?),
+        (None, Some(row)) => Some(sampler.sample(row, place)?),
         (None, None) => None,
     };
     Ok(Outcome { next, prompt })
 }
 
 /// The prompt tokens that a part's first rows of logits are about: row i is about the token after it.
-fn scored<'a>(part: &Part, asked: &Asked<'a>) -> &'a [u32] {
+fn scored<'a>(part: &BatchPart, asked: &SampleInput<'a>) -> &'a [u32] {
     match part.logits {
         Wanted::All { .. } => {
             let following = asked.prompt.get(part.start + 1..).unwrap_or_default();
@@ -247,11 +251,11 @@ fn runs(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
 
 /// The places of a batch's sequences.
 fn places(batch: &Batch) -> impl Iterator<Item = usize> {
-    batch.parts.iter().map(|part| part.place.0 as usize)
+    batch.parts.iter().map(|part| part.slot.0 as usize)
 }
 
 /// Rows of logits that a part has.
-fn outputs(part: &Part) -> usize {
+fn outputs(part: &BatchPart) -> usize {
     match part.logits {
         Wanted::None => 0,
         Wanted::Last => 1,

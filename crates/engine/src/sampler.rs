@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 
 /// The most tokens that a device is asked to find. What models recommend for top-k is 20 to 64.
-const FEW: usize = 64;
+const MAX_TOP_K: usize = 64;
 
 /// How to choose tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,12 +63,12 @@ impl Sampling {
 
     /// How many of the most likely tokens are all that choosing looks at, where those are few. Then a device finds
     /// them, and the other logits are never read.
-    pub fn looks_at(&self) -> Option<usize> {
+    pub fn top_k_needed(&self) -> Option<usize> {
         if !self.bias.is_empty() || self.penalises() || self.logprobs.is_some() {
             return None;
         }
         let most = if self.temperature <= 0.0 { 1 } else { self.top_k };
-        (1..=FEW).contains(&most).then_some(most)
+        (1..=MAX_TOP_K).contains(&most).then_some(most)
     }
 
     fn penalises(&self) -> bool {
@@ -129,7 +129,7 @@ impl Sampler {
     }
 
     /// The token for `place`, the number of tokens before it. Changes `logits`.
-    pub fn choose(&self, logits: &mut [f32], place: usize) -> Result<Choice, NotFinite> {
+    pub fn sample(&self, logits: &mut [f32], place: usize) -> Result<Choice, NotFinite> {
         check(logits)?;
         let raw = self.how.logprobs.map(|top| (logits.to_vec(), top));
         self.adjust(logits);
@@ -146,7 +146,7 @@ impl Sampler {
     /// It differs from `choose` in one thing: NaN counts as smallest, so one among the logits that are not here goes
     /// unnoticed, and its token is not chosen. A row that is NaN throughout, or somewhere plus infinity, is an error
     /// for both.
-    pub fn choose_among(&self, tokens: &[u32], logits: &[f32], place: usize) -> Result<Choice, NotFinite> {
+    pub fn sample_topk(&self, tokens: &[u32], logits: &[f32], place: usize) -> Result<Choice, NotFinite> {
         check(logits)?;
         let token = self.pick(tokens.iter().copied().zip(logits.iter().copied()), place);
         Ok(Choice { token, logprob: None, top: Vec::new() })

@@ -12,8 +12,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::adapters::Worn;
-use crate::pool::{BlockId, BlockPool, Chain};
+use crate::block_pool::{BlockId, BlockPool, Chain};
+use crate::lora::LoraRef;
 
 /// A sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,7 +25,7 @@ pub struct ClientId(pub u64);
 
 /// A place among the sequences under way, of which each has its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place(pub u32);
+pub struct SlotId(pub u32);
 
 /// A sequence to be generated.
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ pub struct NewSeq {
     /// Are the logits of every prompt token wanted? Then nothing is taken from the prefix cache.
     pub all_logits: bool,
     /// What is added to the model. Sequences that differ in it have no prefix in common, which is for `root` to say.
-    pub adapter: Option<Worn>,
+    pub lora: Option<LoraRef>,
     /// Who asked: clients share the slots evenly.
     pub client: ClientId,
 }
@@ -59,14 +59,14 @@ struct Seq {
     computed: usize,
     blocks: Vec<BlockId>,
     /// While it is under way.
-    place: Place,
+    slot: SlotId,
     root: Chain,
     /// What the next page to be published follows.
     after: Chain,
     /// Pages published or found.
     published: usize,
     all_logits: bool,
-    adapter: Option<Worn>,
+    lora: Option<LoraRef>,
     client: ClientId,
     /// Prompt tokens that the prefix cache spared, the first time.
     cached: Option<usize>,
@@ -90,7 +90,7 @@ impl Seq {
 
 /// Tokens of one sequence that a step computes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part {
+pub struct BatchPart {
     /// Whose.
     pub id: SeqId,
     /// The tokens.
@@ -100,11 +100,11 @@ pub struct Part {
     /// The sequence's pages, up to the last of these tokens.
     pub blocks: Vec<BlockId>,
     /// The sequence's place.
-    pub place: Place,
+    pub slot: SlotId,
     /// Which of these tokens' logits are wanted.
     pub logits: Wanted,
     /// What is added to the model.
-    pub adapter: Option<Worn>,
+    pub lora: Option<LoraRef>,
 }
 
 /// Logits that a part is computed for.
@@ -132,7 +132,7 @@ impl Wanted {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// One part a sequence.
-    pub parts: Vec<Part>,
+    pub parts: Vec<BatchPart>,
 }
 
 /// What became of a sequence in a step.
@@ -184,8 +184,8 @@ pub struct Limits {
     pub budget: usize,
     /// Of these, those whose logits are all wanted: they take much more memory.
     pub all_logits: usize,
-    /// Tokens in a step in which sequences are being decoded (see [`pace`](crate::pace)).
-    pub beside: usize,
+    /// Tokens in a step in which sequences are being decoded (see [`pace`](crate::step_budget)).
+    pub decode_budget: usize,
     /// May a sequence go on from pages that another has filled? Not where layers keep more of it than pages.
     pub prefixes: bool,
 }
@@ -218,8 +218,8 @@ impl Scheduler {
         let slots = limits.slots.max(1);
         // However many sequences are being decoded, some of the budget is left for prompts.
         let (budget, all_logits) = (limits.budget.max(2 * slots), limits.all_logits.max(slots));
-        let beside = limits.beside.clamp(2 * slots, budget);
-        let limits = Limits { slots, budget, beside, all_logits, ..limits };
+        let decode_budget = limits.decode_budget.clamp(2 * slots, budget);
+        let limits = Limits { slots, budget, decode_budget, all_logits, ..limits };
         Scheduler { limits, pool, waiting: VecDeque::new(), running: Vec::new(), counts: Counts::default() }
     }
 
@@ -250,12 +250,12 @@ impl Scheduler {
             tokens: new.tokens,
             computed: 0,
             blocks: Vec::new(),
-            place: Place::default(),
+            slot: SlotId::default(),
             root: new.root,
             after: new.root,
             published: 0,
             all_logits: new.all_logits,
-            adapter: new.adapter,
+            lora: new.lora,
             client: new.client,
             cached: None,
         });
@@ -313,7 +313,7 @@ impl Scheduler {
         let shares = self.shares();
         let page_len = self.pool.page_len();
         let parts = self.running.iter().zip(shares).filter(|(_, rows)| *rows > 0);
-        let parts: Vec<Part> = parts.map(|(seq, rows)| part(seq, rows, page_len)).collect();
+        let parts: Vec<BatchPart> = parts.map(|(seq, rows)| part(seq, rows, page_len)).collect();
         (!parts.is_empty()).then_some(Batch { parts })
     }
 
@@ -427,10 +427,10 @@ impl Scheduler {
         if need > self.pool.available() {
             return false;
         }
-        let is_free = |place: &Place| self.running.iter().all(|s| s.place != *place);
-        let Some(place) = (0..self.limits.slots as u32).map(Place).find(is_free) else { return false };
+        let is_free = |place: &SlotId| self.running.iter().all(|s| s.slot != *place);
+        let Some(place) = (0..self.limits.slots as u32).map(SlotId).find(is_free) else { return false };
         let Some(mut seq) = self.waiting.remove(i) else { return false };
-        seq.place = place;
+        seq.slot = place;
         prefix.blocks.iter().for_each(|b| self.pool.lend(*b));
         seq.computed = prefix.blocks.len() * page;
         seq.published = prefix.blocks.len();
@@ -454,7 +454,7 @@ impl Scheduler {
         let most = |s: &Seq| if s.all_logits { s.left().min(self.limits.all_logits) } else { s.left() };
         let mut shares: Vec<usize> = self.running.iter().map(|s| usize::from(s.decodes())).collect();
         let decoding = shares.iter().sum::<usize>();
-        let mut budget = if decoding > 0 { self.limits.beside } else { self.limits.budget } - decoding;
+        let mut budget = if decoding > 0 { self.limits.decode_budget } else { self.limits.budget } - decoding;
         let mut scored_budget = self.limits.all_logits;
         let mut hungry: Vec<usize> = (0..shares.len()).filter(|i| !self.running[*i].decodes()).collect();
         // Those that need less than an even share leave the rest to the others.
@@ -496,7 +496,7 @@ impl Scheduler {
     }
 
     /// Publishes the pages that a part has filled.
-    fn computed(&mut self, part: &Part) {
+    fn computed(&mut self, part: &BatchPart) {
         let page = self.pool.page_len();
         let Some(seq) = self.running.iter_mut().find(|s| s.id == part.id) else { return };
         seq.computed = part.start + part.tokens.len();
@@ -523,7 +523,7 @@ fn usable(seq: &Seq, page_len: usize) -> &[u32] {
 }
 
 /// The next `rows` tokens of a sequence.
-fn part(seq: &Seq, rows: usize, page_len: usize) -> Part {
+fn part(seq: &Seq, rows: usize, page_len: usize) -> BatchPart {
     let (start, end) = (seq.computed, seq.computed + rows);
     let last = end == seq.tokens.len() && seq.tokens.len() < seq.most;
     let logits = match (seq.all_logits && start < seq.prompt_len, last) {
@@ -533,5 +533,5 @@ fn part(seq: &Seq, rows: usize, page_len: usize) -> Part {
     };
     let blocks = seq.blocks[..end.div_ceil(page_len)].to_vec();
     let tokens = seq.tokens[start..end].to_vec();
-    Part { id: seq.id, tokens, start, blocks, place: seq.place, logits, adapter: seq.adapter }
+    BatchPart { id: seq.id, tokens, start, blocks, slot: seq.slot, logits, lora: seq.lora }
 }

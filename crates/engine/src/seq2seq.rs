@@ -17,24 +17,24 @@ use tallow_models::blocks::cross_attention::{CrossSpan, looking};
 use tallow_models::encoder::Input;
 use tallow_models::seq2seq::Seq2Seq;
 
+use crate::admission::Admission;
 use crate::handle::Failure;
-use crate::kv::{KvPool, KvShape};
-use crate::life::Life;
+use crate::kv_cache::{KvPool, KvShape};
 
 /// Tokens in a page of keys and values.
 pub const PAGE: usize = 16;
 
 /// What is taken in.
 #[derive(Debug, Clone)]
-pub enum Material {
+pub enum EncoderInput {
     /// Tokens of a text; at least one.
-    Words(Vec<u32>),
+    Tokens(Vec<u32>),
     /// Frames of sound, one after another, as many as the model hears at one time.
-    Sound(Vec<f32>),
+    Mel(Vec<f32>),
 }
 
 /// Decides what is written. It is asked on the scribe's thread.
-pub trait Pen: Send {
+pub trait LogitsPolicy: Send {
     /// The tokens to go on with, most often one, by the logits of what comes next. None: it is done.
     fn next(&mut self, logits: &[f32]) -> Vec<u32>;
     /// Does nobody wait for it any more?
@@ -46,43 +46,43 @@ pub trait Pen: Send {
 /// Something to take in and to write about.
 pub struct Task {
     /// What is taken in.
-    pub material: Material,
+    pub input: EncoderInput,
     /// What is written already, such as the token that writing begins with.
-    pub begun: Vec<u32>,
+    pub prompt: Vec<u32>,
     /// What goes on.
-    pub pen: Box<dyn Pen>,
+    pub policy: Box<dyn LogitsPolicy>,
 }
 
 /// How much a scribe does at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Desk {
+pub struct SlotLimits {
     /// Tasks that write at one time.
-    pub places: usize,
+    pub slots: usize,
     /// Tokens that can be taken in for one.
-    pub read: usize,
+    pub encoder_tokens: usize,
     /// Tokens that can be written for one.
-    pub written: usize,
+    pub decoder_tokens: usize,
     /// What keys and values are kept as.
     pub dtype: DType,
     /// Tasks that may be under way or wait.
     pub queue: usize,
 }
 
-impl Desk {
+impl SlotLimits {
     fn shape(&self, tokens: usize) -> KvShape {
-        let pages = self.places * tokens.div_ceil(PAGE);
-        KvShape { dtype: self.dtype, page_len: PAGE, pages, sequences: self.places }
+        let pages = self.slots * tokens.div_ceil(PAGE);
+        KvShape { dtype: self.dtype, page_len: PAGE, pages, sequences: self.slots }
     }
 
     /// How much is kept of what is written, and of what was taken in.
     pub fn shapes(&self) -> [KvShape; 2] {
-        [self.shape(self.written), self.shape(self.read)]
+        [self.shape(self.decoder_tokens), self.shape(self.encoder_tokens)]
     }
 }
 
 /// Numbers that a scribe keeps up to date.
 #[derive(Debug, Default)]
-pub struct ScribeStats {
+pub struct Seq2SeqStats {
     /// Tasks that have a place.
     pub running: AtomicUsize,
     /// Tokens generated.
@@ -95,88 +95,88 @@ pub struct ScribeStats {
 
 #[derive(Debug)]
 struct Shared {
-    desk: Desk,
-    stats: ScribeStats,
-    life: Life,
+    limits: SlotLimits,
+    stats: Seq2SeqStats,
+    admission: Admission,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// A task that has a right to be done. It gives that up when it goes, and says so if it was not done.
-struct Held {
-    pen: Option<Box<dyn Pen>>,
+struct Ticket {
+    policy: Option<Box<dyn LogitsPolicy>>,
     shared: Arc<Shared>,
 }
 
-impl Held {
+impl Ticket {
     fn end(&mut self, how: Result<(), Failure>) {
-        if let Some(pen) = self.pen.take() {
+        if let Some(pen) = self.policy.take() {
             // First its place: who asks again on hearing of the end finds room.
-            self.shared.life.leave();
+            self.shared.admission.release();
             pen.end(how);
         }
     }
 
     fn is_gone(&self) -> bool {
-        self.pen.as_ref().is_none_or(|pen| pen.is_gone())
+        self.policy.as_ref().is_none_or(|pen| pen.is_gone())
     }
 }
 
-impl Drop for Held {
+impl Drop for Ticket {
     fn drop(&mut self) {
-        self.end(Err(self.shared.life.last_words()));
+        self.end(Err(self.shared.admission.shutdown_reason()));
     }
 }
 
 enum Command {
-    Take(Material, Vec<u32>, Held),
+    Take(EncoderInput, Vec<u32>, Ticket),
     Drain(Duration),
 }
 
 /// A way to a scribe. Clones lead to the same one.
 #[derive(Clone, Debug)]
-pub struct ScribeHandle {
+pub struct Seq2SeqHandle {
     commands: Sender<Command>,
     shared: Arc<Shared>,
 }
 
-impl ScribeHandle {
+impl Seq2SeqHandle {
     /// What does not change.
-    pub fn desk(&self) -> Desk {
-        self.shared.desk
+    pub fn limits(&self) -> SlotLimits {
+        self.shared.limits
     }
 
     /// What changes.
-    pub fn stats(&self) -> &ScribeStats {
+    pub fn stats(&self) -> &Seq2SeqStats {
         &self.shared.stats
     }
 
     /// Tasks that are being done or wait.
     pub fn taken(&self) -> usize {
-        self.shared.life.taken()
+        self.shared.admission.admitted()
     }
 
     /// Does it take tasks? If not, why.
     pub fn ready(&self) -> Result<(), Failure> {
-        self.shared.life.ready()
+        self.shared.admission.ready()
     }
 
     /// Does it live?
     pub fn is_alive(&self) -> bool {
-        self.shared.life.is_alive()
+        self.shared.admission.is_alive()
     }
 
     /// Hands in a task. Its pen hears how it ends, once; not if this fails.
     pub fn submit(&self, task: Task) -> Result<(), Failure> {
         let shared = &self.shared;
-        shared.life.enter(shared.desk.queue)?;
-        let held = Held { pen: Some(task.pen), shared: shared.clone() };
-        let taken = Command::Take(task.material, task.begun, held);
-        self.commands.send(taken).map_err(|_| shared.life.last_words())
+        shared.admission.admit(shared.limits.queue)?;
+        let held = Ticket { policy: Some(task.policy), shared: shared.clone() };
+        let taken = Command::Take(task.input, task.prompt, held);
+        self.commands.send(taken).map_err(|_| shared.admission.shutdown_reason())
     }
 
     /// Lets the scribe finish within some time, and end. Returns at once.
     pub fn drain(&self, within: Duration) {
-        self.shared.life.drain();
+        self.shared.admission.drain();
         // If it has ended already there is nobody to tell.
         let _ = self.commands.send(Command::Drain(within));
     }
@@ -194,17 +194,17 @@ impl ScribeHandle {
 
 /// A model on a device, with room for its desk.
 #[derive(Debug)]
-pub struct Writer<B: Backend> {
+pub struct Seq2SeqRunner<B: Backend> {
     b: B,
-    scribe: Seq2Seq<B>,
-    desk: Desk,
+    model: Seq2Seq<B>,
+    desk: SlotLimits,
     own: KvPool<B>,
     given: KvPool<B>,
 }
 
 /// A sequence that a step goes on with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct DecoderSequence {
     /// Its place at the desk.
     pub place: usize,
     /// Tokens taken in for it.
@@ -215,13 +215,13 @@ pub struct Line {
     pub tokens: Vec<u32>,
 }
 
-impl<B: Backend> Writer<B> {
+impl<B: Backend> Seq2SeqRunner<B> {
     /// One with room for all.
-    pub fn new(b: B, scribe: Seq2Seq<B>, desk: Desk) -> Result<Writer<B>, Error> {
-        let spec = scribe.decoder.spec();
+    pub fn new(b: B, model: Seq2Seq<B>, desk: SlotLimits) -> Result<Seq2SeqRunner<B>, Error> {
+        let spec = model.decoder.spec();
         let [own, given] = desk.shapes();
         let (own, given) = (KvPool::new(&b, spec, own)?, KvPool::new(&b, spec, given)?);
-        Ok(Writer { b, scribe, desk, own, given })
+        Ok(Seq2SeqRunner { b, model, desk, own, given })
     }
 
     fn pages(&self, place: usize, tokens: usize, most: usize) -> Vec<u32> {
@@ -235,68 +235,72 @@ impl<B: Backend> Writer<B> {
     }
 
     /// Takes in something for a place, and gives what it has become: [tokens, dim]
-    pub fn take_in(&self, place: usize, material: &Material) -> Result<Tensor<B>, Error> {
-        let (b, encoder) = (&self.b, &self.scribe.encoder);
+    pub fn encode(&self, place: usize, material: &EncoderInput) -> Result<Tensor<B>, Error> {
+        let (b, encoder) = (&self.b, &self.model.encoder);
         let there = match material {
-            Material::Words(tokens) => {
+            EncoderInput::Tokens(tokens) => {
                 let input = Input { tokens: tokens.clone(), types: vec![0; tokens.len()] };
                 encoder.upload(b, &[input])?
             }
-            Material::Sound(frames) => encoder.upload_sounds(b, &[frames])?,
+            EncoderInput::Mel(frames) => encoder.upload_sounds(b, &[frames])?,
         };
         let x = encoder.forward(b, &there, |_, _| Ok(()))?;
         let rows = x.rows();
-        let span = Span { rows, start: 0, pages: self.pages(place, rows, self.desk.read) };
+        let span = Span { rows, start: 0, pages: self.pages(place, rows, self.desk.encoder_tokens) };
         let step = Step { tokens: vec![0; rows], spans: vec![span], page_len: PAGE, ..Step::default() };
-        self.scribe.decoder.keep(b, &x, &StepPlan::new(b, step)?, self.given.layers())?;
+        self.model.decoder.keep(b, &x, &StepPlan::new(b, step)?, self.given.layers())?;
         Ok(x)
     }
 
     /// The logits of what comes next in each of some lines.
-    pub fn write(&self, lines: &[Line]) -> Result<Vec<Vec<f32>>, Error> {
+    pub fn step(&self, lines: &[DecoderSequence]) -> Result<Vec<Vec<f32>>, Error> {
         let logits = self.logits(lines, |line| line.tokens.len() - 1)?;
         let all: Vec<f32> = self.b.download(&logits)?;
         Ok(all.chunks(logits.cols().max(1)).map(<[f32]>::to_vec).collect())
     }
 
     /// The logits of what comes next after each token of a line, one after another.
-    pub fn write_all(&self, line: &Line) -> Result<Vec<f32>, Error> {
+    pub fn step_all(&self, line: &DecoderSequence) -> Result<Vec<f32>, Error> {
         self.b.download(&self.logits(std::slice::from_ref(line), |_| 0)?)
     }
 
     /// The logits of what comes next in some lines, from the token on that `from` says.
-    fn logits(&self, lines: &[Line], from: impl Fn(&Line) -> usize) -> Result<Tensor<B>, Error> {
+    fn logits(
+        &self,
+        lines: &[DecoderSequence],
+        from: impl Fn(&DecoderSequence) -> usize,
+    ) -> Result<Tensor<B>, Error> {
         let b = &self.b;
         let mut step = Step { page_len: PAGE, ..Step::default() };
         for line in lines {
             let (rows, end) = (line.tokens.len(), line.fed + line.tokens.len());
-            let pages = self.pages(line.place, end, self.desk.written);
+            let pages = self.pages(line.place, end, self.desk.decoder_tokens);
             step.spans.push(Span { rows, start: line.fed, pages });
             let first = step.tokens.len() as u32;
             step.outputs.extend(first + from(line) as u32..first + rows as u32);
             step.tokens.extend(&line.tokens);
         }
-        let look = |line: &Line| {
-            let pages = self.pages(line.place, line.read, self.desk.read);
+        let look = |line: &DecoderSequence| {
+            let pages = self.pages(line.place, line.read, self.desk.encoder_tokens);
             CrossSpan { rows: line.tokens.len(), read: line.read, pages }
         };
         let look = StepPlan::new(b, looking(&lines.iter().map(look).collect::<Vec<_>>(), PAGE))?;
         let plan = StepPlan::new(b, step)?;
-        self.scribe.write(b, &plan, self.own.layers(), (&look, self.given.layers()))
+        self.model.write(b, &plan, self.own.layers(), (&look, self.given.layers()))
     }
 }
 
 /// Starts a scribe on a thread of its own. The writer is made there too, because a device belongs to one thread; this
 /// returns once it is made, or could not be.
 pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
-    desk: Desk,
-    writer: impl FnOnce() -> Result<Writer<B>, E> + Send + 'static,
-) -> Result<ScribeHandle, E> {
+    limits: SlotLimits,
+    writer: impl FnOnce() -> Result<Seq2SeqRunner<B>, E> + Send + 'static,
+) -> Result<Seq2SeqHandle, E> {
     let (commands, receiver) = channel();
     let shared = Arc::new(Shared {
-        desk,
-        stats: ScribeStats::default(),
-        life: Life::default(),
+        limits,
+        stats: Seq2SeqStats::default(),
+        admission: Admission::default(),
         thread: Mutex::new(None),
     });
     let (made, when_made) = channel();
@@ -304,9 +308,10 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     let thread = std::thread::Builder::new().name("tallow-scribe".into()).spawn(move || match writer() {
         Ok(writer) => {
             let _ = made.send(Ok(()));
-            let writing = (0..desk.places).map(|_| None).collect();
+            let writing = (0..limits.slots).map(|_| None).collect();
             let waiting = VecDeque::new();
-            Loop { alive: Alive(held), commands: receiver, waiting, writing, writer, drain: None }.run();
+            Loop { alive: EngineGuard(held), commands: receiver, waiting, writing, writer, drain: None }
+                .run();
         }
         Err(why) => drop(made.send(Err(why))),
     })?;
@@ -315,37 +320,37 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     if let Ok(mut slot) = shared.thread.lock() {
         *slot = Some(thread);
     }
-    Ok(ScribeHandle { commands, shared })
+    Ok(Seq2SeqHandle { commands, shared })
 }
 
 /// Held by the scribe's thread. When it goes, everybody knows that the scribe has ended.
-struct Alive(Arc<Shared>);
+struct EngineGuard(Arc<Shared>);
 
-impl Drop for Alive {
+impl Drop for EngineGuard {
     fn drop(&mut self) {
-        self.0.life.end(self.0.life.last_words());
+        self.0.admission.end(self.0.admission.shutdown_reason());
     }
 }
 
 /// A task that has a place.
-struct Writing {
-    line: Line,
-    held: Held,
+struct Running {
+    line: DecoderSequence,
+    held: Ticket,
 }
 
 struct Loop<B: Backend> {
     // Dropped in this order, whatever ends it: everybody knows, those who wait are told, and then the device is let go.
-    alive: Alive,
+    alive: EngineGuard,
     commands: Receiver<Command>,
-    waiting: VecDeque<(Material, Vec<u32>, Held)>,
-    writing: Vec<Option<Writing>>,
-    writer: Writer<B>,
+    waiting: VecDeque<(EncoderInput, Vec<u32>, Ticket)>,
+    writing: Vec<Option<Running>>,
+    writer: Seq2SeqRunner<B>,
     /// When to end, once that is asked for.
     drain: Option<Instant>,
 }
 
 /// Why something was not computed.
-enum Fault {
+enum StepError {
     /// The device is gone, and with it everything.
     Lost(String),
     /// One task is at fault, or something that may not happen again.
@@ -353,20 +358,20 @@ enum Fault {
 }
 
 /// Computes; a panic is an error like any other.
-fn contained<T>(compute: impl FnOnce() -> Result<T, Error>) -> Result<T, Fault> {
+fn contained<T>(compute: impl FnOnce() -> Result<T, Error>) -> Result<T, StepError> {
     match catch_unwind(AssertUnwindSafe(compute)) {
         Ok(Ok(done)) => Ok(done),
-        Ok(Err(e @ Error::Lost { .. })) => Err(Fault::Lost(e.to_string())),
-        Ok(Err(e)) => Err(Fault::Step(e.to_string())),
+        Ok(Err(e @ Error::Lost { .. })) => Err(StepError::Lost(e.to_string())),
+        Ok(Err(e)) => Err(StepError::Step(e.to_string())),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            Err(Fault::Step(format!("an internal error, please report it: {text}")))
+            Err(StepError::Step(format!("an internal error, please report it: {text}")))
         }
     }
 }
 
-fn failed(held: &mut Held, why: String) {
+fn failed(held: &mut Ticket, why: String) {
     tracing::error!("request failed: {why}");
     held.end(Err(Failure::Broken(why)));
 }
@@ -380,12 +385,12 @@ impl<B: Backend> Loop<B> {
             // One at a time: those who write wait no longer than that takes.
             if let Err(lost) = self.admit().and_then(|()| self.step()) {
                 tracing::error!("{lost}; all requests fail");
-                self.alive.0.life.end(Failure::Broken(format!("{lost}; restart the server")));
+                self.alive.0.admission.end(Failure::Broken(format!("{lost}; restart the server")));
                 return;
             }
             self.publish_running();
         }
-        self.alive.0.life.end(Failure::ShuttingDown);
+        self.alive.0.admission.end(Failure::ShuttingDown);
     }
 
     fn publish_running(&self) {
@@ -425,10 +430,10 @@ impl<B: Backend> Loop<B> {
         let Some(place) = self.writing.iter().position(Option::is_none) else { return Ok(()) };
         let Some((material, tokens, mut held)) = self.waiting.pop_front() else { return Ok(()) };
         let read = match &material {
-            Material::Words(tokens) => tokens.len(),
-            Material::Sound(_) => self.writer.desk.read,
+            EncoderInput::Tokens(tokens) => tokens.len(),
+            EncoderInput::Mel(_) => self.writer.desk.encoder_tokens,
         };
-        let (most, written) = (self.writer.desk.read, self.writer.desk.written);
+        let (most, written) = (self.writer.desk.encoder_tokens, self.writer.desk.decoder_tokens);
         if !(1..=most).contains(&read) || !(1..=written).contains(&tokens.len()) {
             failed(
                 &mut held,
@@ -436,55 +441,57 @@ impl<B: Backend> Loop<B> {
             );
             return Ok(());
         }
-        match contained(|| self.writer.take_in(place, &material)) {
+        match contained(|| self.writer.encode(place, &material)) {
             Ok(x) => {
-                let line = Line { place, read: x.rows(), fed: 0, tokens };
-                self.writing[place] = Some(Writing { line, held })
+                let line = DecoderSequence { place, read: x.rows(), fed: 0, tokens };
+                self.writing[place] = Some(Running { line, held })
             }
-            Err(Fault::Lost(why)) => return Err(why),
-            Err(Fault::Step(why)) => failed(&mut held, why),
+            Err(StepError::Lost(why)) => return Err(why),
+            Err(StepError::Step(why)) => failed(&mut held, why),
         }
         Ok(())
     }
 
     /// Has all that have a place go on. If that fails, each is tried alone, so that only the one at fault fails.
     fn step(&mut self) -> Result<(), String> {
-        let lines: Vec<Line> = self.writing.iter().flatten().map(|w| w.line.clone()).collect();
+        let lines: Vec<DecoderSequence> = self.writing.iter().flatten().map(|w| w.line.clone()).collect();
         if lines.is_empty() {
             return Ok(());
         }
         self.publish_running();
         let (stats, begun) = (&self.alive.0.stats, Instant::now());
         stats.steps.fetch_add(1, Ordering::Relaxed);
-        let wrote = contained(|| self.writer.write(&lines));
+        let wrote = contained(|| self.writer.step(&lines));
         tracing::trace!("a step of {} tasks took {:?}", lines.len(), begun.elapsed());
         match &wrote {
             Ok(rows) => drop(stats.new_tokens.fetch_add(rows.len() as u64, Ordering::Relaxed)),
-            Err(Fault::Step(_)) => drop(stats.failed_steps.fetch_add(1, Ordering::Relaxed)),
-            Err(Fault::Lost(_)) => {}
+            Err(StepError::Step(_)) => drop(stats.failed_steps.fetch_add(1, Ordering::Relaxed)),
+            Err(StepError::Lost(_)) => {}
         }
         let outcomes: Vec<Result<Vec<f32>, String>> = match wrote {
             Ok(rows) => rows.into_iter().map(Ok).collect(),
-            Err(Fault::Lost(why)) => return Err(why),
-            Err(Fault::Step(why)) if lines.len() == 1 => vec![Err(why)],
-            Err(Fault::Step(why)) => {
+            Err(StepError::Lost(why)) => return Err(why),
+            Err(StepError::Step(why)) if lines.len() == 1 => vec![Err(why)],
+            Err(StepError::Step(why)) => {
                 tracing::error!("a step of {} tasks failed: {why}; trying each alone", lines.len());
-                let alone = |line: &Line| match contained(|| self.writer.write(std::slice::from_ref(line))) {
-                    Ok(rows) => Ok(rows.into_iter().next().ok_or_else(|| "it gave nothing".to_owned())),
-                    Err(Fault::Step(why)) => Ok(Err(why)),
-                    Err(Fault::Lost(why)) => Err(why),
-                };
+                let alone =
+                    |line: &DecoderSequence| match contained(|| self.writer.step(std::slice::from_ref(line)))
+                    {
+                        Ok(rows) => Ok(rows.into_iter().next().ok_or_else(|| "it gave nothing".to_owned())),
+                        Err(StepError::Step(why)) => Ok(Err(why)),
+                        Err(StepError::Lost(why)) => Err(why),
+                    };
                 lines.iter().map(alone).collect::<Result<_, String>>()?
             }
         };
         for (line, outcome) in lines.iter().zip(outcomes) {
-            self.go_on(line.place, outcome);
+            self.advance(line.place, outcome);
         }
         Ok(())
     }
 
     /// What a step gave one place.
-    fn go_on(&mut self, place: usize, outcome: Result<Vec<f32>, String>) {
+    fn advance(&mut self, place: usize, outcome: Result<Vec<f32>, String>) {
         let Some(mut writing) = self.writing[place].take() else { return };
         let logits = match outcome {
             Ok(logits) if logits.iter().any(|x| x.is_nan()) => {
@@ -493,7 +500,7 @@ impl<B: Backend> Loop<B> {
             outcome => outcome,
         };
         let next = logits.and_then(|logits| {
-            let pen = writing.held.pen.as_mut();
+            let pen = writing.held.policy.as_mut();
             let next = AssertUnwindSafe(|| pen.map(|pen| pen.next(&logits)).unwrap_or_default());
             catch_unwind(next)
                 .map_err(|_| "an internal error in choosing tokens, please report it".to_owned())
@@ -502,7 +509,7 @@ impl<B: Backend> Loop<B> {
             Err(why) => failed(&mut writing.held, why),
             Ok(next) => {
                 writing.line.fed += writing.line.tokens.len();
-                let room = self.writer.desk.written.saturating_sub(writing.line.fed);
+                let room = self.writer.desk.decoder_tokens.saturating_sub(writing.line.fed);
                 if next.is_empty() || next.len() > room {
                     writing.held.end(Ok(()));
                 } else {

@@ -5,12 +5,12 @@
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use crate::adapters::{AdapterId, Fault, Listed, Worn};
-use crate::answer::{Answer, Said};
+use crate::answer::{Answer, TextStep};
 use crate::handle::{
-    Adoption, Alive, Command, Done, EngineHandle, Event, Failure, Finish, Info, Listener, Request,
+    Command, Done, EngineGuard, EngineHandle, Event, Failure, Finish, Info, Listener, LoadLora, Request,
     Submission, Timings,
 };
+use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef};
 use crate::sampler::{Choice, Scored};
 use crate::scheduler::Unfit;
 
@@ -30,7 +30,7 @@ pub struct Script {
 /// A simulated engine.
 struct SimEngine {
     // Dropped in this order, as the real one is.
-    alive: Alive,
+    alive: EngineGuard,
     commands: Receiver<Command>,
     script: Script,
     active: Vec<Talk>,
@@ -87,7 +87,7 @@ impl SimEngine {
         stats.waiting.store(self.waiting.len(), std::sync::atomic::Ordering::Relaxed);
         let worn = |talk: &Talk, runs| talk.request.adapter.map(|worn| (worn.id, runs));
         let running = self.active.iter().filter_map(|talk| worn(talk, true));
-        self.alive.wear(running.chain(self.waiting.iter().filter_map(|talk| worn(talk, false))));
+        self.alive.use_lora(running.chain(self.waiting.iter().filter_map(|talk| worn(talk, false))));
     }
 
     fn listen(&mut self) -> bool {
@@ -105,8 +105,8 @@ impl SimEngine {
             };
             match command {
                 Ok(Command::Submit(submission)) => self.take(*submission),
-                Ok(Command::Adapt(adoption, reply)) => drop(reply.send(self.adapt(*adoption))),
-                Ok(Command::Leave(name, reply)) => drop(reply.send(self.leave(&name))),
+                Ok(Command::LoadLora(adoption, reply)) => drop(reply.send(self.adapt(*adoption))),
+                Ok(Command::UnloadLora(name, reply)) => drop(reply.send(self.leave(&name))),
                 Ok(Command::Drain { within }) => self.drain = Some(Instant::now() + within),
                 Err(()) => return false,
             }
@@ -114,23 +114,23 @@ impl SimEngine {
     }
 
     /// Lists an adapter. What it would do to the model does not matter here.
-    fn adapt(&mut self, adoption: Adoption) -> Result<(), Fault> {
-        let Adoption { name, file, scale } = adoption;
+    fn adapt(&mut self, adoption: LoadLora) -> Result<(), LoraError> {
+        let LoadLora { name, file, scale } = adoption;
         self.alive.check_name(&name)?;
         let mut all = self.alive.adapters();
-        let id = AdapterId(all.iter().map(|a| a.worn.id.0 + 1).max().unwrap_or(0));
-        all.push(Listed { name, path: file.path, worn: Worn { id, scale } });
+        let id = LoraId(all.iter().map(|a| a.lora.id.0 + 1).max().unwrap_or(0));
+        all.push(LoadedLora { name, path: file.path, lora: LoraRef { id, scale } });
         self.alive.list(all);
         Ok(())
     }
 
-    fn leave(&mut self, name: &str) -> Result<(), Fault> {
+    fn leave(&mut self, name: &str) -> Result<(), LoraError> {
         let mut all = self.alive.adapters();
         let before = all.len();
         all.retain(|a| a.name != name);
         let found = all.len() < before;
         self.alive.list(all);
-        if found { Ok(()) } else { Err(Fault::Unknown(name.into())) }
+        if found { Ok(()) } else { Err(LoraError::Unknown(name.into())) }
     }
 
     fn take(&mut self, submission: Submission) {
@@ -164,12 +164,12 @@ impl SimEngine {
         talk.new_tokens += 1;
         let choice = choice(token, talk.request.sampling.logprobs);
         match talk.answer.push(token) {
-            Said::More(text) => talk.listener.tell(Event::Piece { text, choice }),
-            Said::Stop(text, stop) => {
+            TextStep::More(text) => talk.listener.tell(Event::Piece { text, choice }),
+            TextStep::Stop(text, stop) => {
                 talk.listener.tell(Event::Piece { text, choice });
                 return finish(talk, Finish::Stop(stop));
             }
-            Said::End => return finish(talk, Finish::End),
+            TextStep::End => return finish(talk, Finish::End),
         }
         match talk.new_tokens >= most {
             true => finish(talk, Finish::Length),

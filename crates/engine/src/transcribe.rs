@@ -12,20 +12,20 @@ use tallow_models::tokenizer::{Shown, Special, TokenizeError, Tokenizer};
 use tokio::sync::oneshot;
 
 use crate::handle::Failure;
-use crate::seq2seq::{Material, Pen, ScribeHandle, Task};
+use crate::seq2seq::{EncoderInput, LogitsPolicy, Seq2SeqHandle, Task};
 
 /// A text that goes round in circles is at least so many times shorter without what was there before.
-const CIRCLES: f32 = 2.4;
+const MAX_COMPRESSION_RATIO: f32 = 2.4;
 /// A text is unlikely where the logarithms of its tokens' likelihoods have a mean below this.
-const UNLIKELY: f32 = -1.0;
+const MIN_AVG_LOGPROB: f32 = -1.0;
 /// Nobody speaks where that is likelier than this, and the text unlikely.
-const SILENT: f32 = 0.6;
+const NO_SPEECH_THRESHOLD: f32 = 0.6;
 /// What is tried in turn where a text is unlikely, or goes round in circles.
-const WARMER: f32 = 0.2;
+const TEMPERATURES: f32 = 0.2;
 
 /// What is to be made of a sound.
 #[derive(Debug, Clone)]
-pub struct Wish {
+pub struct TranscribeOptions {
     /// The token of its language; it is heard where this is left out.
     pub language: Option<u32>,
     /// What to write.
@@ -63,7 +63,7 @@ pub struct Segment {
 
 /// What was said in a sound, but for its pieces, which are told on the way.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Heard {
+pub struct Transcription {
     /// The code of its language, where the model has several.
     pub language: Option<String>,
     /// How long it is.
@@ -88,7 +88,7 @@ pub enum Interrupted {
 #[derive(Debug, Clone)]
 pub struct Transcriber {
     /// The scribe.
-    pub handle: ScribeHandle,
+    pub handle: Seq2SeqHandle,
     /// What is special of the model.
     pub speech: Arc<Speech>,
     tokenizer: Tokenizer,
@@ -110,12 +110,12 @@ impl Draft {
     }
 
     fn is_silence(&self) -> bool {
-        self.silence > SILENT && self.mean_log() < UNLIKELY
+        self.silence > NO_SPEECH_THRESHOLD && self.mean_log() < MIN_AVG_LOGPROB
     }
 }
 
 /// Writes a draft.
-struct Scribbler {
+struct GreedyOrSampled {
     speech: Arc<Speech>,
     job: Job,
     draft: Draft,
@@ -125,7 +125,7 @@ struct Scribbler {
     reply: Option<oneshot::Sender<Result<Draft, Failure>>>,
 }
 
-impl Scribbler {
+impl GreedyOrSampled {
     /// A number from 0 to 1 that depends on how many came before it only.
     fn draw(&mut self) -> f64 {
         self.draws = self.draws.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -135,7 +135,7 @@ impl Scribbler {
     }
 }
 
-impl Pen for Scribbler {
+impl LogitsPolicy for GreedyOrSampled {
     fn next(&mut self, logits: &[f32]) -> Vec<u32> {
         let speech = self.speech.clone();
         if !self.begun {
@@ -173,23 +173,23 @@ impl Pen for Scribbler {
 
 impl Transcriber {
     /// For a model whose frames have so many bands.
-    pub fn new(handle: ScribeHandle, speech: Speech, tokenizer: Tokenizer, bands: usize) -> Transcriber {
+    pub fn new(handle: Seq2SeqHandle, speech: Speech, tokenizer: Tokenizer, bands: usize) -> Transcriber {
         Transcriber { handle, speech: Arc::new(speech), tokenizer, mel: Arc::new(LogMel::new(bands)) }
     }
 
     /// Samples of a window.
     fn window(&self) -> usize {
-        2 * self.handle.desk().read * HOP
+        2 * self.handle.limits().encoder_tokens * HOP
     }
 
     /// Goes through a sound. `more` gives the next so many samples, fewer at the end. What was said is told to `tell` piece by
     /// piece, and after each window how many seconds are done with.
     pub fn run(
         &self,
-        wish: &Wish,
+        wish: &TranscribeOptions,
         more: &mut dyn FnMut(usize) -> Result<Vec<f32>, String>,
         tell: &mut dyn FnMut(&[Segment], f64),
-    ) -> Result<Heard, Interrupted> {
+    ) -> Result<Transcription, Interrupted> {
         let (window, mut language) = (self.window(), wish.language);
         let (mut samples, mut before, mut ended) = (Vec::new(), 0usize, false);
         let mut begun = self.begun(&wish.prompt)?;
@@ -202,7 +202,7 @@ impl Transcriber {
             }
             if samples.is_empty() || wish.gone.load(Ordering::Relaxed) {
                 let code = language.and_then(|id| self.speech.code(id)).map(str::to_owned);
-                return Ok(Heard { language: code, seconds: before as f64 / RATE as f64 });
+                return Ok(Transcription { language: code, seconds: before as f64 / RATE as f64 });
             }
             let draft = self.draft(wish, language, &begun, &samples)?;
             language = language.or(draft.language);
@@ -250,17 +250,17 @@ impl Transcriber {
     /// What is written of a window: the first draft that is likely and does not go round in circles, or the last.
     fn draft(
         &self,
-        wish: &Wish,
+        wish: &TranscribeOptions,
         language: Option<u32>,
         begun: &[u32],
         samples: &[f32],
     ) -> Result<Draft, Interrupted> {
-        let sound = self.mel.frames(samples, 2 * self.handle.desk().read);
+        let sound = self.mel.frames(samples, 2 * self.handle.limits().encoder_tokens);
         let mut temperature = wish.temperature;
         loop {
             let (reply, answer) = oneshot::channel();
             let draft = Draft { language, tokens: Vec::new(), logs: 0.0, silence: 0.0, temperature };
-            let pen = Scribbler {
+            let pen = GreedyOrSampled {
                 speech: self.speech.clone(),
                 job: wish.job,
                 draft,
@@ -269,16 +269,16 @@ impl Transcriber {
                 gone: wish.gone.clone(),
                 reply: Some(reply),
             };
-            let material = Material::Sound(sound.clone());
-            self.handle.submit(Task { material, begun: begun.to_vec(), pen: Box::new(pen) })?;
+            let input = EncoderInput::Mel(sound.clone());
+            self.handle.submit(Task { input, prompt: begun.to_vec(), policy: Box::new(pen) })?;
             let gone = |_| Failure::Broken("the scribe has ended".into());
             let draft = answer.blocking_recv().map_err(gone)??;
             let text = self.tokenizer.decode(&draft.tokens, Shown::Text);
-            let poor = repetition(&text) > CIRCLES || draft.mean_log() < UNLIKELY;
-            if !poor || draft.is_silence() || temperature + WARMER > 1.0 + 1e-6 {
+            let poor = repetition(&text) > MAX_COMPRESSION_RATIO || draft.mean_log() < MIN_AVG_LOGPROB;
+            if !poor || draft.is_silence() || temperature + TEMPERATURES > 1.0 + 1e-6 {
                 return Ok(draft);
             }
-            temperature += WARMER;
+            temperature += TEMPERATURES;
         }
     }
 }

@@ -5,27 +5,27 @@
 mod common;
 
 use common::{choices, comes_to_rest, ends, events, greedy, request, start, tokens};
-use tallow_engine::adapters::{Fault, Worn};
-use tallow_engine::handle::{Adoption, EngineHandle, Event, Failure, Request};
+use tallow_engine::handle::{EngineHandle, Event, Failure, LoadLora, Request};
+use tallow_engine::lora::{LoraError, LoraRef};
 use tallow_engine::sampler::Sampling;
 use tallow_engine::scheduler::Unfit;
 use tallow_models::adapter::AdapterFile;
 use tallow_support::golden;
 
-fn adoption(name: &str, golden_name: &str) -> Adoption {
+fn adoption(name: &str, golden_name: &str) -> LoadLora {
     let file = AdapterFile::open(&golden("adapters").join(golden_name)).unwrap();
-    Adoption { name: name.into(), file, scale: 1.0 }
+    LoadLora { name: name.into(), file, scale: 1.0 }
 }
 
-fn worn(handle: &EngineHandle, name: &str) -> Option<Worn> {
-    Some(handle.adapters().iter().find(|a| a.name == name).unwrap().worn)
+fn worn(handle: &EngineHandle, name: &str) -> Option<LoraRef> {
+    Some(handle.loras().iter().find(|a| a.name == name).unwrap().lora)
 }
 
 /// An engine with two adapters.
 fn with_two(pages: usize) -> EngineHandle {
     let handle = start(pages);
-    handle.load_adapter(adoption("one", "llama")).unwrap();
-    handle.load_adapter(adoption("two", "llama-some/adapter.gguf")).unwrap();
+    handle.load_lora(adoption("one", "llama")).unwrap();
+    handle.load_lora(adoption("two", "llama-some/adapter.gguf")).unwrap();
     handle
 }
 
@@ -41,7 +41,7 @@ fn cached(got: &[Event]) -> usize {
 fn each_request_has_its_adapter_in_any_company() {
     let (prompt, plain) = greedy();
     let handle = with_two(64);
-    let half = worn(&handle, "one").map(|w| Worn { scale: 0.5, ..w });
+    let half = worn(&handle, "one").map(|w| LoraRef { scale: 0.5, ..w });
     let kinds = [None, worn(&handle, "one"), worn(&handle, "two"), half];
     let sampling = Sampling { logprobs: Some(2), ..Sampling::greedy() };
     let ask = |i: usize| {
@@ -82,7 +82,7 @@ fn prefixes_are_shared_by_those_with_the_same_adapter_only() {
         events(&handle, Request { adapter, salt, ..request(&prompt, 8) })
     };
     let (one, two) = (worn(&handle, "one"), worn(&handle, "two"));
-    let half = one.map(|w| Worn { scale: 0.5, ..w });
+    let half = one.map(|w| LoraRef { scale: 0.5, ..w });
     let mut first = Vec::new();
     for (adapter, salt) in
         [(None, None), (one, None), (two, None), (half, None), (one, Some("a")), (None, Some("a"))]
@@ -94,8 +94,8 @@ fn prefixes_are_shared_by_those_with_the_same_adapter_only() {
         first.push(tokens(&got));
     }
     // Another under the same name has nothing of the one before it.
-    handle.unload_adapter("one").unwrap();
-    handle.load_adapter(adoption("one", "llama-some")).unwrap();
+    handle.unload_lora("one").unwrap();
+    handle.load_lora(adoption("one", "llama-some")).unwrap();
     let got = ask(worn(&handle, "one"), None);
     assert_eq!((cached(&got), tokens(&got)), (0, first[2].clone()));
     assert_ne!(first[1], first[2]);
@@ -114,12 +114,12 @@ fn adapters_come_and_go_under_traffic() {
     while !matches!(first.last(), Some(Event::Piece { .. })) {
         first.push(under_way.blocking_recv().unwrap());
     }
-    handle.unload_adapter("one").unwrap();
-    assert_eq!(handle.adapters().iter().map(|a| a.name.as_str()).collect::<Vec<_>>(), ["two"]);
+    handle.unload_lora("one").unwrap();
+    assert_eq!(handle.loras().iter().map(|a| a.name.as_str()).collect::<Vec<_>>(), ["two"]);
     // Nobody new gets it; another takes its name; whoever has it goes on.
     let late = events(&handle, long(old));
     assert_eq!(late, [Event::Failed(Failure::Unfit(Unfit::NoAdapter))]);
-    handle.load_adapter(adoption("one", "llama-some")).unwrap();
+    handle.load_lora(adoption("one", "llama-some")).unwrap();
     assert_ne!(worn(&handle, "one").unwrap().id, old.unwrap().id);
     first.extend(std::iter::from_fn(|| under_way.blocking_recv()));
     assert_eq!(tokens(&first), want);
@@ -131,24 +131,24 @@ fn adapters_come_and_go_under_traffic() {
 fn what_does_not_fit_is_refused_and_harms_nobody() {
     let (prompt, want) = greedy();
     let handle = with_two(64);
-    assert_eq!(handle.load_adapter(adoption("one", "llama")), Err(Fault::Taken("one".into())));
-    assert_eq!(handle.load_adapter(adoption("test", "llama")), Err(Fault::Taken("test".into())));
-    assert_eq!(handle.unload_adapter("three"), Err(Fault::Unknown("three".into())));
-    let other = handle.load_adapter(adoption("three", "phi3")).unwrap_err().to_string();
+    assert_eq!(handle.load_lora(adoption("one", "llama")), Err(LoraError::Taken("one".into())));
+    assert_eq!(handle.load_lora(adoption("test", "llama")), Err(LoraError::Taken("test".into())));
+    assert_eq!(handle.unload_lora("three"), Err(LoraError::Unknown("three".into())));
+    let other = handle.load_lora(adoption("three", "phi3")).unwrap_err().to_string();
     assert!(other.contains("gate_up_proj") && other.contains("Llama"), "{other}");
-    let other = handle.load_adapter(adoption("three", "qwen3")).unwrap_err().to_string();
+    let other = handle.load_lora(adoption("three", "qwen3")).unwrap_err().to_string();
     assert!(other.contains("lora_B") || other.contains("has shape"), "{other}");
     // The room is for a megabyte.
     let mut loaded = 0;
     let full = loop {
-        match handle.load_adapter(adoption(&format!("more-{loaded}"), "llama")) {
+        match handle.load_lora(adoption(&format!("more-{loaded}"), "llama")) {
             Ok(()) => loaded += 1,
             Err(why) => break why,
         }
     };
-    assert!(matches!(full, Fault::Full { room: 1_048_576, .. }) && loaded > 1, "{loaded}: {full}");
-    handle.unload_adapter("more-0").unwrap();
-    handle.load_adapter(adoption("again", "llama")).unwrap();
+    assert!(matches!(full, LoraError::Full { room: 1_048_576, .. }) && loaded > 1, "{loaded}: {full}");
+    handle.unload_lora("more-0").unwrap();
+    handle.load_lora(adoption("again", "llama")).unwrap();
     assert_eq!(tokens(&events(&handle, request(&prompt, want.len()))), want);
     comes_to_rest(&handle);
 }

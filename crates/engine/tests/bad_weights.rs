@@ -10,7 +10,7 @@ use tallow_core::DType;
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Event, Failure, Info, Request};
-use tallow_engine::kv::KvShape;
+use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::sampler::Sampling;
 use tallow_engine::scheduler::Limits;
@@ -95,7 +95,8 @@ fn start(path: &Path) -> EngineHandle {
         sampling: Sampling::default(),
         adapter_room: 0,
     };
-    let limits = Limits { context: 64, slots: SLOTS, budget: 16, beside: 16, all_logits: 8, prefixes: true };
+    let limits =
+        Limits { context: 64, slots: SLOTS, budget: 16, decode_budget: 16, all_logits: 8, prefixes: true };
     let runner = move || {
         let b = Cpu::new(Isa::best(), 2).map_err(|e| std::io::Error::other(e.to_string()))?;
         let decoder = Decoder::load(&b, &model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();

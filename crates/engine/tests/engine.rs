@@ -12,9 +12,9 @@ use common::{
     SLOTS, choices, comes_to_rest, ends, events, faulty, greedy, info, limits, model, reason, request,
     runner, start, start_faulty, start_held, start_held_with, text, tokens,
 };
+use tallow_engine::block_pool::BlockPool;
 use tallow_engine::engine::Engine;
 use tallow_engine::handle::{EngineHandle, Event, Failure, Finish, Request};
-use tallow_engine::pool::BlockPool;
 use tallow_engine::sampler::Sampling;
 use tallow_engine::scheduler::{Limits, Scheduler, Unfit};
 
@@ -73,7 +73,7 @@ fn the_most_likely_tokens_say_what_whole_rows_say() {
         let few = Sampling { temperature: 1.5, top_k, top_p: 0.95, seed: seed as u64, ..Sampling::default() };
         // A bias that changes nothing, so that all logits are looked at.
         let all = Sampling { bias: vec![(0, 0.0)], ..few.clone() };
-        assert_eq!((few.looks_at(), all.looks_at()), (Some(top_k).filter(|k| *k <= 64), None));
+        assert_eq!((few.top_k_needed(), all.top_k_needed()), (Some(top_k).filter(|k| *k <= 64), None));
         let say = |sampling| {
             let asked = Request { sampling, ignore_end: true, ..request(&prompt, 40) };
             tokens(&events(&handle, asked))
@@ -249,7 +249,7 @@ fn an_answer_under_way_waits_for_small_steps_only() {
     let runner = runner(&model);
     let steps = runner.backend().steps.clone();
     steps.borrow_mut().clear();
-    let limits = Limits { budget: 64, beside: 8, ..limits() };
+    let limits = Limits { budget: 64, decode_budget: 8, ..limits() };
     Engine::new(runner, Scheduler::new(limits, BlockPool::new(64, 4)), commands, alive).run();
     assert_eq!(*steps.borrow(), [&[64, 8, 8, 8, 8, 8, 6][..], &[1; 13]].concat());
     for (mut receiver, count) in [(answer, 20), (long, 1)] {

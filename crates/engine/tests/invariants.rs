@@ -8,10 +8,12 @@ use std::ops::ControlFlow;
 use proptest::prelude::*;
 use tallow_core::{Backend, DType, Memory, Tensor};
 use tallow_cpu::{Cpu, Isa};
-use tallow_engine::kv::KvShape;
-use tallow_engine::pool::{BlockId, BlockPool, Chain};
+use tallow_engine::block_pool::{BlockId, BlockPool, Chain};
+use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{Batch, ClientId, Limits, NewSeq, Part, Place, Scheduler, SeqId, Wanted};
+use tallow_engine::scheduler::{
+    Batch, BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId, SlotId, Wanted,
+};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 use tallow_support::{golden, needed};
@@ -30,8 +32,8 @@ fn alone<B: Backend>(b: B, model: &Model, dtype: DType, tokens: &[u32]) -> Vec<V
     let r = runner(b, model, KvShape { dtype, page_len: 256, pages: 1, sequences: 1 });
     let blocks = BlockPool::new(1, 256).take().into_iter().collect();
     let logits = Wanted::All { last: false };
-    let (id, place) = (SeqId(0), Place(0));
-    let part = Part { id, tokens: tokens.to_vec(), start: 0, blocks, place, logits, adapter: None };
+    let (id, slot) = (SeqId(0), SlotId(0));
+    let part = BatchPart { id, tokens: tokens.to_vec(), start: 0, blocks, slot, logits, lora: None };
     let logits = r.logits(&Batch { parts: vec![part] }).unwrap();
     let rows: Vec<f32> = r.backend().download(&logits).unwrap();
     rows.chunks_exact(logits.cols()).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
@@ -96,9 +98,9 @@ fn check<B: Backend>(
     let pages = longest.div_ceil(s.page_len) + s.spare_pages;
     let shape = KvShape { dtype, page_len: s.page_len, pages, sequences: s.slots };
     let r = runner(make(s.threads), model, shape);
-    let (slots, budget, beside) = (s.slots, s.budget, s.budget.div_ceil(2));
+    let (slots, budget, decode_budget) = (s.slots, s.budget, s.budget.div_ceil(2));
     let prefixes = !model.spec.is_recurrent();
-    let limits = Limits { context: 256, slots, budget, beside, all_logits: 5, prefixes };
+    let limits = Limits { context: 256, slots, budget, decode_budget, all_logits: 5, prefixes };
     let mut scheduler = Scheduler::new(limits, BlockPool::new(pages, s.page_len));
     let mut waiting: Vec<usize> = (0..s.requests.len()).collect();
     for step in 0.. {
@@ -112,7 +114,7 @@ fn check<B: Backend>(
                 max_new,
                 root: Chain::ROOT,
                 all_logits: false,
-                adapter: None,
+                lora: None,
                 client: ClientId(i as u64 % s.clients),
             };
             scheduler.submit(new).map_err(|e| TestCaseError::fail(e.to_string()))?;
@@ -383,14 +385,14 @@ fn a_step_that_failed_can_be_done_again() {
     let r = runner(Cpu::new(Isa::best(), 2).unwrap(), &model, shape);
     // The same tokens in two places.
     let batch = |places: &[u32], part: std::ops::Range<usize>| {
-        let part = |place: &u32| Part {
+        let part = |place: &u32| BatchPart {
             id: SeqId(u64::from(*place)),
             tokens: tokens[part.clone()].to_vec(),
             start: part.start,
             blocks: (0..3).map(|i| BlockId(3 * place + i)).collect(),
-            place: Place(*place),
+            slot: SlotId(*place),
             logits: Wanted::All { last: false },
-            adapter: None,
+            lora: None,
         };
         Batch { parts: places.iter().map(part).collect() }
     };

@@ -10,9 +10,9 @@ use std::time::Duration;
 use common::{
     SLOTS, comes_to_rest, ends, faulty, info, limits, model, request, runner, start_faulty, tokens,
 };
+use tallow_engine::block_pool::BlockPool;
 use tallow_engine::engine::Engine;
 use tallow_engine::handle::{EngineHandle, Event, Failure, Request};
-use tallow_engine::pool::BlockPool;
 use tallow_engine::scheduler::Scheduler;
 use tokio::sync::mpsc::UnboundedReceiver;
 

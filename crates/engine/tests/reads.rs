@@ -5,10 +5,10 @@
 mod common;
 
 use common::{faulty, model, runner};
-use tallow_engine::pool::BlockId;
-use tallow_engine::runner::{Asked, Outcome};
+use tallow_engine::block_pool::BlockId;
+use tallow_engine::runner::{Outcome, SampleInput};
 use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
-use tallow_engine::scheduler::{Batch, Part, Place, SeqId, Wanted};
+use tallow_engine::scheduler::{Batch, BatchPart, SeqId, SlotId, Wanted};
 
 const VOCAB: usize = 96;
 /// The most likely token of the faulty device.
@@ -19,24 +19,24 @@ type Outcomes = Vec<Result<Outcome, NotFinite>>;
 type Shapes = Vec<(usize, usize)>;
 
 /// A part of a prompt from its beginning on.
-fn part(tokens: &[u32], logits: Wanted) -> Part {
-    let (id, blocks, place) = (SeqId(0), vec![BlockId(0), BlockId(1)], Place(0));
-    Part { id, tokens: tokens.to_vec(), start: 0, blocks, place, logits, adapter: None }
+fn part(tokens: &[u32], logits: Wanted) -> BatchPart {
+    let (id, blocks, slot) = (SeqId(0), vec![BlockId(0), BlockId(1)], SlotId(0));
+    BatchPart { id, tokens: tokens.to_vec(), start: 0, blocks, slot, logits, lora: None }
 }
 
-fn decodes(tokens: &[u32], how: Sampling) -> (Part, Sampling, Vec<u32>) {
+fn decodes(tokens: &[u32], how: Sampling) -> (BatchPart, Sampling, Vec<u32>) {
     (part(tokens, Wanted::Last), how, tokens.to_vec())
 }
 
 /// Runs a step of parts, each with how it is sampled and its whole prompt. What it gave, and what was read.
-fn step(parts: &[(Part, Sampling, Vec<u32>)]) -> (Outcomes, Vec<Shapes>) {
+fn step(parts: &[(BatchPart, Sampling, Vec<u32>)]) -> (Outcomes, Vec<Shapes>) {
     let model = model();
     assert_eq!(model.spec.vocab, VOCAB);
     let runner = runner(&model);
     runner.backend().reads.borrow_mut().clear();
     let samplers: Vec<Sampler> = parts.iter().map(|(_, how, p)| Sampler::new(how.clone(), p)).collect();
-    let asked = samplers.iter().zip(parts).map(|(sampler, (_, _, prompt))| Asked { sampler, prompt });
-    let asked: Vec<Asked<'_>> = asked.collect();
+    let asked = samplers.iter().zip(parts).map(|(sampler, (_, _, prompt))| SampleInput { sampler, prompt });
+    let asked: Vec<SampleInput<'_>> = asked.collect();
     let batch = Batch { parts: parts.iter().map(|(part, _, _)| part.clone()).collect() };
     let outcomes = runner.run(&batch, &asked).unwrap();
     let reads = runner.backend().reads.take();
@@ -140,7 +140,7 @@ fn scored_prompts_read_the_rows_that_are_scored() {
     // A sequence that is computed again, with a token of its answer.
     let again: Vec<u32> = (20..29).map(|t| if t == 28 { LIKELY } else { t }).collect();
     let blocks = vec![BlockId(0), BlockId(1), BlockId(2)];
-    let again = Part { blocks, ..part(&again, Wanted::All { last: true }) };
+    let again = BatchPart { blocks, ..part(&again, Wanted::All { last: true }) };
     let (outcomes, reads) = step(&[(again, Sampling::default(), prompt.clone())]);
     assert_eq!(scores(&outcomes), prompt[1..]);
     assert_eq!(reads, [[(7, VOCAB), (1, VOCAB)]]);

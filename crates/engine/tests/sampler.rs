@@ -9,7 +9,7 @@ use tallow_cpu::{Cpu, Isa};
 use tallow_engine::sampler::{Choice, NotFinite, Sampler, Sampling};
 
 fn choose(how: Sampling, prompt: &[u32], logits: &[f32], place: usize) -> u32 {
-    Sampler::new(how, prompt).choose(&mut logits.to_vec(), place).unwrap().token
+    Sampler::new(how, prompt).sample(&mut logits.to_vec(), place).unwrap().token
 }
 
 /// How often each token is drawn over many places.
@@ -79,14 +79,14 @@ fn penalties_and_bias_change_logits() {
     let low = [-1.0, -1.5];
     assert_eq!(choose(penalty, &[0], &low, 0), 1);
     let mut s = Sampler::new(Sampling { presence_penalty: 0.6, ..base.clone() }, &[1]);
-    assert_eq!(s.choose(&mut LOGITS.to_vec(), 0).unwrap().token, 1, "the prompt does not count");
+    assert_eq!(s.sample(&mut LOGITS.to_vec(), 0).unwrap().token, 1, "the prompt does not count");
     s.accept(1);
-    assert_eq!(s.choose(&mut LOGITS.to_vec(), 0).unwrap().token, 4);
+    assert_eq!(s.sample(&mut LOGITS.to_vec(), 0).unwrap().token, 4);
     let mut s = Sampler::new(Sampling { frequency_penalty: 0.3, ..base.clone() }, &[]);
     s.accept(1);
-    assert_eq!(s.choose(&mut LOGITS.to_vec(), 0).unwrap().token, 1);
+    assert_eq!(s.sample(&mut LOGITS.to_vec(), 0).unwrap().token, 1);
     s.accept(1);
-    assert_eq!(s.choose(&mut LOGITS.to_vec(), 0).unwrap().token, 4);
+    assert_eq!(s.sample(&mut LOGITS.to_vec(), 0).unwrap().token, 4);
     assert_eq!(choose(Sampling { bias: vec![(3, 9.0), (99, 5.0)], ..base.clone() }, &[], &LOGITS, 0), 3);
     let never = Sampling { bias: vec![(1, f32::NEG_INFINITY)], ..base };
     assert_eq!(choose(never, &[], &LOGITS, 0), 4);
@@ -95,7 +95,7 @@ fn penalties_and_bias_change_logits() {
 #[test]
 fn logprobs_are_the_models_own() {
     let how = Sampling { temperature: 0.0, logprobs: Some(3), bias: vec![(0, 100.0)], ..Sampling::default() };
-    let choice = Sampler::new(how, &[]).choose(&mut LOGITS.to_vec(), 0).unwrap();
+    let choice = Sampler::new(how, &[]).sample(&mut LOGITS.to_vec(), 0).unwrap();
     let want: Vec<f64> = softmax(&LOGITS, 1.0).iter().map(|p| p.ln()).collect();
     assert_eq!(choice.token, 0);
     assert!((f64::from(choice.logprob.unwrap()) - want[0]).abs() < 1e-5);
@@ -108,11 +108,11 @@ fn logprobs_are_the_models_own() {
 fn what_is_no_number_is_an_error() {
     for bad in [f32::NAN, f32::INFINITY] {
         for how in [Sampling::default(), Sampling::greedy()] {
-            let got = Sampler::new(how, &[]).choose(&mut [1.0, bad, 2.0], 0);
+            let got = Sampler::new(how, &[]).sample(&mut [1.0, bad, 2.0], 0);
             assert_eq!(got, Err(NotFinite));
         }
     }
-    let never = Sampler::new(Sampling::default(), &[]).choose(&mut [f32::NEG_INFINITY; 3], 0);
+    let never = Sampler::new(Sampling::default(), &[]).sample(&mut [f32::NEG_INFINITY; 3], 0);
     assert_eq!(never, Err(NotFinite));
     assert_eq!(choose(Sampling::default(), &[], &[f32::NEG_INFINITY, 1.0], 0), 1);
 }
@@ -194,10 +194,10 @@ fn few() -> impl Strategy<Value = Sampling> {
 
 /// Chooses among the tokens that a device finds.
 fn choose_by_device(b: &Cpu, sampler: &Sampler, logits: &[f32], place: usize) -> Result<Choice, NotFinite> {
-    let k = sampler.how().looks_at().unwrap().min(logits.len());
+    let k = sampler.how().top_k_needed().unwrap().min(logits.len());
     let top = b.run(TopK { x: &b.upload_row(logits).unwrap(), k }).unwrap();
     let (tokens, logits) = (b.download::<u32>(&top.ids).unwrap(), b.download::<f32>(&top.values).unwrap());
-    sampler.choose_among(&tokens, &logits, place)
+    sampler.sample_topk(&tokens, &logits, place)
 }
 
 #[test]
@@ -209,14 +209,14 @@ fn the_most_likely_tokens_alone_give_the_same_token() {
     let outcome = proptest::test_runner::TestRunner::new(config).run(&cases, |(logits, how, place)| {
         let sampler = Sampler::new(how, &[]);
         let got = choose_by_device(&b, &sampler, &logits, place);
-        let mut want = sampler.choose(&mut logits.clone(), place);
-        let k = sampler.how().looks_at().unwrap().min(logits.len());
+        let mut want = sampler.sample(&mut logits.clone(), place);
+        let k = sampler.how().top_k_needed().unwrap().min(logits.len());
         let sound = logits.iter().filter(|x| !x.is_nan()).count();
         let unnoticed = k <= sound && sound < logits.len();
         if unnoticed {
             // NaN is not among the most likely: as if its tokens could never be.
             let never = |x: &f32| if x.is_nan() { f32::NEG_INFINITY } else { *x };
-            want = sampler.choose(&mut logits.iter().map(never).collect::<Vec<_>>(), place);
+            want = sampler.sample(&mut logits.iter().map(never).collect::<Vec<_>>(), place);
         }
         *seen.borrow_mut().entry((unnoticed, want.is_ok(), k == logits.len())).or_insert(0) += 1;
         prop_assert_eq!(got, want);

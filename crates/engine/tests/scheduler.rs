@@ -6,9 +6,9 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use proptest::prelude::*;
-use tallow_engine::pool::{BlockPool, Chain};
+use tallow_engine::block_pool::{BlockPool, Chain};
 use tallow_engine::scheduler::{
-    Batch, ClientId, Limits, NewSeq, Part, Place, Scheduler, SeqId, Unfit, Wanted,
+    Batch, BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId, SlotId, Unfit, Wanted,
 };
 
 /// A request of a schedule.
@@ -106,18 +106,18 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
 }
 
 /// What a layer without pages would keep in each place: whose tokens, and how many of them.
-type States = HashMap<Place, (SeqId, usize)>;
+type States = HashMap<SlotId, (SeqId, usize)>;
 
 /// Runs a batch on states: each sequence finds what its own last step has left, or begins.
 fn go_on(batch: &Batch, slots: usize, states: &mut States) {
     let before = states.clone();
     let mut written = HashSet::new();
     for part in &batch.parts {
-        assert!((part.place.0 as usize) < slots && written.insert(part.place), "{:?}", part.place);
+        assert!((part.slot.0 as usize) < slots && written.insert(part.slot), "{:?}", part.slot);
         if part.start > 0 {
-            assert_eq!(before.get(&part.place), Some(&(part.id, part.start)), "{:?}", part.place);
+            assert_eq!(before.get(&part.slot), Some(&(part.id, part.start)), "{:?}", part.slot);
         }
-        states.insert(part.place, (part.id, part.start + part.tokens.len()));
+        states.insert(part.slot, (part.id, part.start + part.tokens.len()));
     }
 }
 
@@ -131,11 +131,11 @@ proptest! {
         pages in 8usize..40,
         slots in 1usize..6,
         budget in 1usize..40,
-        beside in 1usize..60,
+        decode_budget in 1usize..60,
         context in 10usize..60,
         prefixes in prop::bool::weighted(0.8),
     ) {
-        let limits = Limits { context, slots, budget, beside, all_logits: 3, prefixes };
+        let limits = Limits { context, slots, budget, decode_budget, all_logits: 3, prefixes };
         let mut s = Scheduler::new(limits, BlockPool::new(pages, page));
         let (mut cache, mut known) = (Cache::new(), HashMap::new());
         let mut states = States::new();
@@ -148,7 +148,7 @@ proptest! {
             for (id, asked) in waiting.extract_if(.., |(_, a)| a.at_step <= step) {
                 let root = asked.salt.map_or(Chain::ROOT, Chain::salted);
                 let (prompt, max_new) = (asked.prompt.len(), asked.max_new);
-                let new = NewSeq { id, tokens: asked.prompt.clone(), max_new, root, all_logits: asked.all_logits, adapter: None, client: ClientId(asked.client) };
+                let new = NewSeq { id, tokens: asked.prompt.clone(), max_new, root, all_logits: asked.all_logits, lora: None, client: ClientId(asked.client) };
                 match s.submit(new) {
                     Ok(()) => {
                         let most = (prompt + max_new).min(s.context());
@@ -175,9 +175,9 @@ proptest! {
             };
             let rows: usize = batch.parts.iter().map(|p| p.tokens.len()).sum();
             prop_assert!(rows <= budget.max(2 * slots) && rows > 0);
-            let decodes = |p: &Part| known[&p.id].generated > 0 && p.start + 1 == known[&p.id].tokens.len();
+            let decodes = |p: &BatchPart| known[&p.id].generated > 0 && p.start + 1 == known[&p.id].tokens.len();
             if batch.parts.iter().any(decodes) {
-                prop_assert!(rows <= beside.max(2 * slots));
+                prop_assert!(rows <= decode_budget.max(2 * slots));
             }
             let scored = batch.parts.iter().filter(|p| matches!(p.logits, Wanted::All { .. }));
             prop_assert!(scored.map(|p| p.tokens.len()).sum::<usize>() <= slots.max(3));
@@ -211,7 +211,7 @@ proptest! {
 
 fn scheduler(context: usize, slots: usize, budget: usize, pages: usize) -> Scheduler {
     Scheduler::new(
-        Limits { context, slots, budget, beside: budget, all_logits: 8, prefixes: true },
+        Limits { context, slots, budget, decode_budget: budget, all_logits: 8, prefixes: true },
         BlockPool::new(pages, 4),
     )
 }
@@ -227,7 +227,7 @@ fn submit_for(s: &mut Scheduler, client: u64, id: u64, tokens: Vec<u32>, max_new
         max_new,
         root: Chain::ROOT,
         all_logits: false,
-        adapter: None,
+        lora: None,
         client: ClientId(client),
     };
     s.submit(new).unwrap();
@@ -292,7 +292,8 @@ fn a_long_prompt_does_not_hold_up_others() {
 /// Whoever reads an answer waits for smaller steps; where nobody does they are as large as can be.
 #[test]
 fn steps_are_smaller_beside_answers() {
-    let limits = Limits { context: 1000, slots: 4, budget: 64, beside: 16, all_logits: 8, prefixes: true };
+    let limits =
+        Limits { context: 1000, slots: 4, budget: 64, decode_budget: 16, all_logits: 8, prefixes: true };
     let mut s = Scheduler::new(limits, BlockPool::new(400, 4));
     let rows = |batch: Batch| -> Vec<(u64, usize)> {
         batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect()
@@ -307,8 +308,9 @@ fn steps_are_smaller_beside_answers() {
     assert_eq!(rows(step(&mut s).unwrap()), [(0, 1), (1, 15)]);
     assert_eq!(rows(step(&mut s).unwrap()), [(1, 64)]);
     // However little room is asked for, there is some for a prompt.
-    let limits = Limits { context: 100, slots: 4, budget: 64, beside: 0, all_logits: 8, prefixes: true };
-    assert_eq!(Scheduler::new(limits, BlockPool::new(400, 4)).limits().beside, 8);
+    let limits =
+        Limits { context: 100, slots: 4, budget: 64, decode_budget: 0, all_logits: 8, prefixes: true };
+    assert_eq!(Scheduler::new(limits, BlockPool::new(400, 4)).limits().decode_budget, 8);
 }
 
 #[test]
@@ -322,7 +324,7 @@ fn prompts_to_be_scored_share_a_budget_of_their_own() {
             max_new: 1,
             root: Chain::ROOT,
             all_logits,
-            adapter: None,
+            lora: None,
             client: ClientId(0),
         })
         .unwrap();
@@ -403,7 +405,7 @@ fn salts_do_not_meet() {
             max_new: 1,
             root,
             all_logits: false,
-            adapter: None,
+            lora: None,
             client: ClientId(0),
         };
         s.submit(new).unwrap();
@@ -421,7 +423,7 @@ fn what_cannot_fit_is_refused_with_both_numbers() {
         max_new: 5,
         root: Chain::ROOT,
         all_logits: false,
-        adapter: None,
+        lora: None,
         client: ClientId(0),
     };
     assert_eq!(s.submit(new(0)), Err(Unfit::Empty));

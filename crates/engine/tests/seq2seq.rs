@@ -11,18 +11,21 @@ use std::time::Duration;
 use tallow_core::DType;
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::handle::Failure;
-use tallow_engine::seq2seq::{Desk, Material, Pen, ScribeHandle, Task, Writer, spawn};
+use tallow_engine::seq2seq::{
+    EncoderInput, LogitsPolicy, Seq2SeqHandle, Seq2SeqRunner, SlotLimits, Task, spawn,
+};
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_support::golden;
 
-const DESK: Desk = Desk { places: 3, read: 40, written: 24, dtype: DType::F16, queue: 20 };
+const DESK: SlotLimits =
+    SlotLimits { slots: 3, encoder_tokens: 40, decoder_tokens: 24, dtype: DType::F16, queue: 20 };
 
-fn start(case: &'static str, desk: Desk) -> ScribeHandle {
+fn start(case: &'static str, desk: SlotLimits) -> Seq2SeqHandle {
     spawn(desk, move || {
         let model = Seq2SeqModel::open(&golden(case)).unwrap_or_else(|e| panic!("{e}"));
         let b = Cpu::new(Isa::best(), 2).unwrap();
         let scribe = Seq2Seq::load(&b, &model, &mut |_, _| ControlFlow::Continue(())).unwrap();
-        Ok::<_, std::io::Error>(Writer::new(b, scribe, desk).unwrap())
+        Ok::<_, std::io::Error>(Seq2SeqRunner::new(b, scribe, desk).unwrap())
     })
     .unwrap()
 }
@@ -36,7 +39,7 @@ struct Greedy {
     done: Option<std::sync::mpsc::Sender<Result<Vec<Vec<f32>>, Failure>>>,
 }
 
-impl Pen for Greedy {
+impl LogitsPolicy for Greedy {
     fn next(&mut self, logits: &[f32]) -> Vec<u32> {
         assert!(!self.panics, "a pen that breaks");
         self.seen.push(logits.to_vec());
@@ -60,11 +63,11 @@ impl Pen for Greedy {
 
 type Answer = Receiver<Result<Vec<Vec<f32>>, Failure>>;
 
-fn submit(handle: &ScribeHandle, words: Vec<u32>, most: usize, panics: bool) -> (Answer, Arc<AtomicBool>) {
+fn submit(handle: &Seq2SeqHandle, words: Vec<u32>, most: usize, panics: bool) -> (Answer, Arc<AtomicBool>) {
     let (done, answer) = channel();
     let gone = Arc::new(AtomicBool::new(false));
     let pen = Greedy { seen: Vec::new(), most, gone: gone.clone(), panics, done: Some(done) };
-    let task = Task { material: Material::Words(words), begun: vec![0], pen: Box::new(pen) };
+    let task = Task { input: EncoderInput::Tokens(words), prompt: vec![0], policy: Box::new(pen) };
     handle.submit(task).unwrap();
     (answer, gone)
 }
@@ -89,7 +92,7 @@ fn company_changes_no_bit() {
 
 #[test]
 fn a_desk_that_is_full_ends_what_is_written() {
-    let handle = start("t5", Desk { written: 9, ..DESK });
+    let handle = start("t5", SlotLimits { decoder_tokens: 9, ..DESK });
     let seen = submit(&handle, words(1), 100, false).0.recv().unwrap().unwrap();
     assert!((6..=9).contains(&seen.len()), "{}", seen.len());
     handle.close();
@@ -110,7 +113,7 @@ fn who_is_at_fault_fails_alone() {
 
 #[test]
 fn every_task_hears_its_end_once_whatever_happens() {
-    let handle = start("t5", Desk { places: 1, queue: 3, ..DESK });
+    let handle = start("t5", SlotLimits { slots: 1, queue: 3, ..DESK });
     let (first, gone) = submit(&handle, words(2), 1000, false);
     let waiting = submit(&handle, words(1), 5, false).0;
     gone.store(true, Ordering::Relaxed);
@@ -121,7 +124,7 @@ fn every_task_hears_its_end_once_whatever_happens() {
     assert_eq!(handle.ready(), Err(Failure::ShuttingDown));
     let (done, _answer) = channel();
     let pen = Greedy { seen: vec![], most: 1, gone, panics: false, done: Some(done) };
-    let task = Task { material: Material::Words(vec![1]), begun: vec![0], pen: Box::new(pen) };
+    let task = Task { input: EncoderInput::Tokens(vec![1]), prompt: vec![0], policy: Box::new(pen) };
     assert_eq!(handle.submit(task), Err(Failure::ShuttingDown));
     handle.close();
     assert!(!handle.is_alive());
@@ -129,11 +132,11 @@ fn every_task_hears_its_end_once_whatever_happens() {
 
 #[test]
 fn more_than_there_is_room_for_is_refused() {
-    let handle = start("t5", Desk { places: 1, queue: 2, ..DESK });
+    let handle = start("t5", SlotLimits { slots: 1, queue: 2, ..DESK });
     let held = Arc::new(Mutex::new(()));
     let lock = held.lock().unwrap();
     struct Slow(Arc<Mutex<()>>);
-    impl Pen for Slow {
+    impl LogitsPolicy for Slow {
         fn next(&mut self, _: &[f32]) -> Vec<u32> {
             drop(self.0.lock());
             Vec::new()
@@ -143,8 +146,11 @@ fn more_than_there_is_room_for_is_refused() {
         }
         fn end(self: Box<Self>, _: Result<(), Failure>) {}
     }
-    let task =
-        || Task { material: Material::Words(vec![1]), begun: vec![0], pen: Box::new(Slow(held.clone())) };
+    let task = || Task {
+        input: EncoderInput::Tokens(vec![1]),
+        prompt: vec![0],
+        policy: Box::new(Slow(held.clone())),
+    };
     handle.submit(task()).unwrap();
     handle.submit(task()).unwrap();
     assert_eq!(handle.submit(task()), Err(Failure::Full(2)));

@@ -8,8 +8,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
-use tallow_engine::adapters::{Fault, Listed, Worn};
-use tallow_engine::handle::{Adoption, EngineHandle};
+use tallow_engine::handle::{EngineHandle, LoadLora};
+use tallow_engine::lora::{LoadedLora, LoraError, LoraRef};
 use tallow_models::adapter::AdapterFile;
 
 use crate::body::prepare;
@@ -67,12 +67,12 @@ pub(crate) fn chosen(
     handle: &EngineHandle,
     model: Option<&str>,
     wanted: Option<Wanted>,
-) -> Result<Option<Worn>, ApiError> {
-    let (adapters, names) = (handle.adapters(), &handle.info().names);
+) -> Result<Option<LoraRef>, ApiError> {
+    let (adapters, names) = (handle.loras(), &handle.info().names);
     let named = match model {
         Some(model) if !names.iter().any(|name| name == model) => {
             let found = adapters.iter().find(|a| a.name == model);
-            Some(found.ok_or_else(|| unknown(model, handle))?.worn)
+            Some(found.ok_or_else(|| unknown(model, handle))?.lora)
         }
         _ => None,
     };
@@ -82,7 +82,7 @@ pub(crate) fn chosen(
             Err(ApiError::field("lora", "model names an adapter already; give one of model and lora"))
         }
         (None, Some(Wanted { id, scale })) => {
-            let found = adapters.get(id).map(|a| Worn { id: a.worn.id, scale });
+            let found = adapters.get(id).map(|a| LoraRef { id: a.lora.id, scale });
             let why = || format!("lora: there is no adapter {id}; {} are loaded", adapters.len());
             found.map(Some).ok_or_else(|| ApiError::field("lora", why()))
         }
@@ -91,7 +91,7 @@ pub(crate) fn chosen(
 
 /// Nothing goes by that name.
 pub(crate) fn unknown(model: &str, handle: &EngineHandle) -> ApiError {
-    let adapters = handle.adapters().into_iter().map(|a| a.name);
+    let adapters = handle.loras().into_iter().map(|a| a.name);
     let names: Vec<String> = handle.info().names.iter().cloned().chain(adapters).collect();
     ApiError::no_model(model, &names)
 }
@@ -105,8 +105,8 @@ struct Shown {
 }
 
 pub(crate) async fn list(State(server): State<Arc<Server>>) -> Result<Response, ApiError> {
-    let shown = |(id, Listed { name, worn, .. })| Shown { id, name, scale: worn.scale };
-    let all: Vec<Shown> = server.model.handle.adapters().into_iter().enumerate().map(shown).collect();
+    let shown = |(id, LoadedLora { name, lora, .. })| Shown { id, name, scale: lora.scale };
+    let all: Vec<Shown> = server.model.handle.loras().into_iter().enumerate().map(shown).collect();
     respond(&all)
 }
 
@@ -122,7 +122,7 @@ pub(crate) async fn load(State(server): State<Arc<Server>>, request: Request) ->
         let path = beneath(folder, &path)?;
         // Messages of files have whole paths, and where the folder lies is nobody's business.
         let file = AdapterFile::open(&path).map_err(|e| ApiError::field("lora_path", without(folder, e)))?;
-        let said = server.model.handle.load_adapter(Adoption { name: name.clone(), file, scale: 1.0 });
+        let said = server.model.handle.load_lora(LoadLora { name: name.clone(), file, scale: 1.0 });
         loaded(server, said, folder)?;
         Ok(done(format!("Success: LoRA adapter {} added successfully.", quoted(&name))))
     })
@@ -141,7 +141,7 @@ pub(crate) async fn unload(
         // Others number adapters besides; a name says enough.
         fields.take("lora_int_id");
         fields.finish()?;
-        loaded(server, server.model.handle.unload_adapter(&name), folder)?;
+        loaded(server, server.model.handle.unload_lora(&name), folder)?;
         Ok(done(format!("Success: LoRA adapter {} removed successfully.", quoted(&name))))
     })
     .await
@@ -185,15 +185,17 @@ fn without(folder: &Path, message: impl std::fmt::Display) -> String {
 }
 
 /// What the engine said.
-fn loaded(server: &Server, said: Result<(), Fault>, folder: &Path) -> Result<(), ApiError> {
+fn loaded(server: &Server, said: Result<(), LoraError>, folder: &Path) -> Result<(), ApiError> {
     said.map_err(|fault| match fault {
-        Fault::Unknown(_) => {
+        LoraError::Unknown(_) => {
             let mut error = ApiError::field("lora_name", fault);
             error.status = StatusCode::NOT_FOUND;
             error
         }
-        Fault::Taken(_) => ApiError::field("lora_name", fault),
-        Fault::Full { .. } | Fault::Refused(_) => ApiError::field("lora_path", without(folder, fault)),
-        Fault::Ended(failure) => ApiError::engine(failure, server.model.handle.is_alive()),
+        LoraError::Taken(_) => ApiError::field("lora_name", fault),
+        LoraError::Full { .. } | LoraError::Refused(_) => {
+            ApiError::field("lora_path", without(folder, fault))
+        }
+        LoraError::Ended(failure) => ApiError::engine(failure, server.model.handle.is_alive()),
     })
 }

@@ -13,14 +13,14 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::access::Notes;
 use crate::errors::ApiError;
+use crate::request_context::RequestContext;
 use crate::state::{Open, Server};
 use crate::thinking::Reasoned;
-use crate::visit::Visit;
 use crate::wire::finish_reason;
 
 /// News of one choice.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct ChoiceEvent {
     /// Which one.
     pub(crate) index: usize,
     /// More of its text.
@@ -112,11 +112,11 @@ pub(crate) struct Answers {
     open: Open,
     notes: Notes,
     /// What counts the events that have not been taken.
-    visit: Option<Arc<Visit>>,
+    visit: Option<Arc<RequestContext>>,
     choices: Vec<Following>,
     /// Where to look first.
     next: usize,
-    peeked: Option<Told>,
+    peeked: Option<ChoiceEvent>,
     over: Pin<Box<dyn Future<Output = ()> + Send>>,
     begun: Instant,
     wants_tokens: bool,
@@ -165,7 +165,7 @@ impl Answers {
         Answers {
             open: Open::new(server),
             notes: Notes::current(),
-            visit: Visit::current(),
+            visit: RequestContext::current(),
             choices: followed.into_iter().map(following).collect(),
             next: 0,
             peeked: None,
@@ -187,7 +187,7 @@ impl Answers {
     }
 
     /// The next news, or nothing once all have ended. After an error there is nothing more.
-    pub(crate) async fn next(&mut self) -> Option<Result<Told, ApiError>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<ChoiceEvent, ApiError>> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 
@@ -199,7 +199,7 @@ impl Answers {
         Ok(())
     }
 
-    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Told, ApiError>>> {
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<ChoiceEvent, ApiError>>> {
         if let Some(told) = self.peeked.take() {
             return Poll::Ready(Some(Ok(told)));
         }
@@ -273,10 +273,10 @@ impl Answers {
         }
     }
 
-    fn take(&mut self, index: usize, event: Event) -> Result<Option<Told>, Failure> {
+    fn take(&mut self, index: usize, event: Event) -> Result<Option<ChoiceEvent>, Failure> {
         let server = &self.open.0;
         let (choice, tokenizer) = (&mut self.choices[index], &server.model.handle.info().tokenizer);
-        let told = |part| Ok(Some(Told { index, part, end: None, progress: None }));
+        let told = |part| Ok(Some(ChoiceEvent { index, part, end: None, progress: None }));
         match event {
             Event::Started { .. } => {
                 choice.started.get_or_insert_with(Instant::now);
@@ -285,7 +285,7 @@ impl Answers {
             Event::Prefill { computed, cached, total } => {
                 let took = choice.started.map_or(Duration::ZERO, |started| started.elapsed());
                 let progress = Some(Progress { computed, cached, total, took });
-                Ok(Some(Told { index, part: None, end: None, progress }))
+                Ok(Some(ChoiceEvent { index, part: None, end: None, progress }))
             }
             Event::Prompt(scored) => {
                 choice.scored.extend(scored);
@@ -324,7 +324,7 @@ impl Answers {
                 }
                 server.metrics.done(&done, self.begun.elapsed());
                 self.note(&done.reason);
-                Ok(Some(Told { index, part, end: Some(done.reason), progress: None }))
+                Ok(Some(ChoiceEvent { index, part, end: Some(done.reason), progress: None }))
             }
             Event::Failed(failure) => Err(failure),
         }

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use crate::budget::{Pace, SMALL, Stage, given_up};
 use crate::errors::ApiError;
 use crate::json;
+use crate::request_context::RequestContext;
 use crate::state::{Model, Server};
-use crate::visit::Visit;
 
 /// Longest body.
 const MOST_BYTES: usize = 16 << 20;
@@ -54,7 +54,7 @@ pub(crate) async fn prepare_within<M: Model, T: Send + 'static>(
     let bytes = read(body, &visit, bounds.body).await?;
     // Texts are copied out of the body, and values take more memory than they take in it.
     visit.claim.grow(json::most_memory(&bytes) + bounds.answer * bytes.len()).await?;
-    let desk = server.desks.enter(visit.client, bytes.len() > SMALL).await;
+    let desk = server.desks.acquire(visit.client, bytes.len() > SMALL).await;
     let (server, held) = (server.clone(), visit.clone());
     let made = tokio::task::spawn_blocking(move || {
         // All are given back when this is done, even if nobody waits for it any more.
@@ -91,7 +91,7 @@ fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
 
 /// Reads a body of up to so many bytes. What it takes is claimed as it arrives, so a body that stalls holds only what
 /// has come of it.
-pub(crate) async fn read(mut body: Body, visit: &Visit, most: usize) -> Result<Vec<u8>, ApiError> {
+pub(crate) async fn read(mut body: Body, visit: &RequestContext, most: usize) -> Result<Vec<u8>, ApiError> {
     let too_large = || {
         let why = format!("the body is larger than {most} bytes");
         Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why))
@@ -144,10 +144,10 @@ fn no_memory(bytes: usize) -> ApiError {
 }
 
 /// While this lives it is the client's turn.
-struct Reading<'a>(&'a Visit);
+struct Reading<'a>(&'a RequestContext);
 
 impl<'a> Reading<'a> {
-    fn new(visit: &'a Visit) -> Reading<'a> {
+    fn new(visit: &'a RequestContext) -> Reading<'a> {
         visit.claim.stage(Stage::Arriving);
         visit.seat.arriving();
         Reading(visit)
@@ -169,8 +169,8 @@ mod tests {
     use super::*;
     use crate::budget::Budget;
 
-    fn visit(budget: &Arc<Budget>) -> Arc<Visit> {
-        Visit::new(budget, &Request::new(Body::empty()), false)
+    fn visit(budget: &Arc<Budget>) -> Arc<RequestContext> {
+        RequestContext::new(budget, &Request::new(Body::empty()), false)
     }
 
     /// A body that sends some, and then nothing for ever.

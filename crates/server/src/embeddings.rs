@@ -20,8 +20,8 @@ use crate::completions::tokens;
 use crate::errors::{ApiError, respond};
 use crate::fields::{Fields, text, wrong};
 use crate::metrics::Counted;
+use crate::request_context::RequestContext;
 use crate::state::{Open, Server};
-use crate::visit::Visit;
 
 /// Texts of a request at most.
 pub(crate) const MOST_TEXTS: usize = 2048;
@@ -91,7 +91,7 @@ pub(crate) async fn embeddings(
 ) -> Result<Response, ApiError> {
     let asked = prepare(&server, request, read).await?;
     let usage = Usage::of(&asked.inputs);
-    if let Some(visit) = Visit::current() {
+    if let Some(visit) = RequestContext::current() {
         // Vectors, and the text of their numbers.
         let numbers = asked.inputs.len() * server.model.handle.info().width;
         visit.claim.grow(numbers * NUMBER).await?;
@@ -208,7 +208,7 @@ pub(crate) fn item(inputs: &Inputs, path: &str, given: Given, cut: Cut) -> Resul
         Given::Tokens(tokens) => inputs.tokens(tokens, cut).map(Item::Text),
         Given::Image(bytes) => {
             let memory = inputs.image_memory(&bytes).map_err(|why| unfit(path, &why))?;
-            let visit = Visit::current();
+            let visit = RequestContext::current();
             let _held = visit.as_ref().map(|visit| visit.claim.hold(memory)).transpose()?;
             inputs.image(&bytes).map(Item::Image)
         }

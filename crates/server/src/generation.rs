@@ -3,8 +3,8 @@
 use std::hash::{BuildHasher, RandomState};
 
 use serde_json::Value;
-use tallow_engine::adapters::Worn;
 use tallow_engine::handle::{EngineHandle, Info, Request};
+use tallow_engine::lora::LoraRef;
 use tallow_engine::sampler::Sampling;
 use tallow_engine::scheduler::ClientId;
 
@@ -107,7 +107,7 @@ impl Generation {
     }
 
     /// Checks what only the model knows, and finds the adapter that is asked for.
-    pub(crate) fn fit(&self, handle: &EngineHandle) -> Result<Option<Worn>, ApiError> {
+    pub(crate) fn fit(&self, handle: &EngineHandle) -> Result<Option<LoraRef>, ApiError> {
         let (info, adapter) = (handle.info(), adapters::chosen(handle, self.model.as_deref(), self.lora)?);
         let known = |path: String, id: u32| match (id as usize) < info.vocab {
             true => Ok(()),
@@ -125,7 +125,7 @@ impl Generation {
         prompt: &[u32],
         max_new: usize,
         score_prompt: bool,
-        adapter: Option<Worn>,
+        adapter: Option<LoraRef>,
         info: &Info,
     ) -> impl Iterator<Item = Request> {
         let seed = self.seed.map_or_else(|| RandomState::new().hash_one(0), |seed| seed as u64);

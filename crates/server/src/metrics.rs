@@ -9,7 +9,7 @@ use axum::http::Method;
 use tallow_engine::counts::StepSizes;
 use tallow_engine::embedder::EmbedderHandle;
 use tallow_engine::handle::{Done, EngineHandle};
-use tallow_engine::seq2seq::ScribeHandle;
+use tallow_engine::seq2seq::Seq2SeqHandle;
 
 use crate::errors::ApiError;
 use crate::exposition::{Labels, Page};
@@ -268,12 +268,12 @@ impl Metrics {
     }
 
     /// The same for a model of speech, with so many requests.
-    pub(crate) fn of_speech(&self, page: &mut Page, handle: &ScribeHandle, taken: usize) {
+    pub(crate) fn of_speech(&self, page: &mut Page, handle: &Seq2SeqHandle, taken: usize) {
         let stats = handle.stats();
         let windows = stats.running.load(Ordering::Relaxed);
         // A request has one window in work at a time; between two it is the server's turn.
-        let running = taken.min(handle.desk().places.max(windows));
-        let usage = windows as f64 / handle.desk().places.max(1) as f64;
+        let running = taken.min(handle.limits().slots.max(windows));
+        let usage = windows as f64 / handle.limits().slots.max(1) as f64;
         router_gauges(page, running, taken - running, usage);
         for (name, what, count) in [
             ("vllm:generation_tokens", "Tokens generated.", &stats.new_tokens),
@@ -372,9 +372,9 @@ fn router_gauges(page: &mut Page, running: usize, waiting: usize, usage: f64) {
 
 /// Adapters that requests have. The value is the time, as routers expect.
 fn adapters(page: &mut Page, handle: &EngineHandle) {
-    let (listed, used) = (handle.adapters(), handle.adapter_use());
-    let names = |ids: &[tallow_engine::adapters::AdapterId]| {
-        let name = |id| listed.iter().find(|a| a.worn.id == id).map(|a| a.name.clone());
+    let (listed, used) = (handle.loras(), handle.lora_use());
+    let names = |ids: &[tallow_engine::lora::LoraId]| {
+        let name = |id| listed.iter().find(|a| a.lora.id == id).map(|a| a.name.clone());
         ids.iter().filter_map(|id| name(*id)).collect::<Vec<_>>().join(",")
     };
     let (running, waiting) = (names(&used.running), names(&used.waiting));

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use tallow_engine::adapters::Worn;
 use tallow_engine::handle::{Info, Request, Unread};
+use tallow_engine::lora::LoraRef;
 use tallow_engine::scheduler::ClientId;
 use tallow_models::tokenizer::Shown;
 
@@ -15,9 +15,9 @@ use crate::access::Notes;
 use crate::answers::{Answers, Echo, Followed, Part};
 use crate::errors::{ApiError, json};
 use crate::generation::{Generation, unknown_token};
+use crate::request_context::RequestContext;
 use crate::state::Server;
 use crate::stream::{SILENCE, stream};
-use crate::visit::Visit;
 use crate::wire::{Envelope, Form, Whole, finish_reason};
 
 /// What a token of an answer takes, with its log-probability, until it is JSON: measured.
@@ -51,7 +51,7 @@ impl Job {
         form: Form,
         prompts: Vec<Prompt>,
         max_new: usize,
-        (adapter, info): (Option<Worn>, &Info),
+        (adapter, info): (Option<LoraRef>, &Info),
     ) -> Result<Job, ApiError> {
         let param = if form == Form::Chat { "messages" } else { "prompt" };
         let (choices, places) = (prompts.len() * generation.n, info.slots + info.queue);
@@ -92,13 +92,13 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
     let (handle, notes) = (&server.model.handle, Notes::current());
     let (max_new, worn) = requests.first().map_or((0, None), |(r, _)| (r.max_new, r.adapter));
     let id = format!("{}{}", form.prefix(), notes.answer_id());
-    let adapters = handle.adapters();
+    let adapters = handle.loras();
     notes.note(|noted| {
         noted.completion = Some(id.clone());
         noted.model = handle.info().names.first().cloned();
-        noted.adapter = worn.and_then(|w| Some(adapters.iter().find(|a| a.worn.id == w.id)?.name.clone()));
+        noted.adapter = worn.and_then(|w| Some(adapters.iter().find(|a| a.lora.id == w.id)?.name.clone()));
     });
-    let visit = Visit::current();
+    let visit = RequestContext::current();
     let room = Room::of(&requests);
     if let Some(visit) = &visit {
         visit.claim.settle(room.bytes());
@@ -173,7 +173,7 @@ impl Room {
         generation: &Generation,
         requests: &mut [(Request, Option<Echo>)],
         server: &Server,
-        visit: &Visit,
+        visit: &RequestContext,
     ) -> Result<(), ApiError> {
         let Some(top) = generation.logprobs.filter(|_| !generation.stream) else { return Ok(()) };
         let each = TOKEN + (top + 1) * LIKELY_TOKEN;
@@ -205,7 +205,7 @@ impl Room {
 
 /// Counts the text of an answer that is collected.
 struct Counted {
-    visit: Option<Arc<Visit>>,
+    visit: Option<Arc<RequestContext>>,
     base: usize,
     text: usize,
     known: usize,

@@ -88,7 +88,7 @@ impl Model for Served {
     }
 
     fn adapters(&self) -> Vec<String> {
-        self.handle.adapters().into_iter().map(|a| a.name).collect()
+        self.handle.loras().into_iter().map(|a| a.name).collect()
     }
 
     fn context(&self) -> usize {

@@ -10,7 +10,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tallow_audio::Audio;
 use tallow_engine::handle::Failure;
-use tallow_engine::transcribe::{Interrupted, Wish};
+use tallow_engine::transcribe::{Interrupted, TranscribeOptions};
 use tallow_models::speech::Job;
 use tokio::sync::{OwnedSemaphorePermit, TryAcquireError};
 
@@ -34,7 +34,7 @@ const MOST_PROMPT: usize = 64 << 10;
 struct Asked {
     /// Where the file is in the body.
     file: Range<usize>,
-    wish: Wish,
+    wish: TranscribeOptions,
     format: Format,
 }
 
@@ -170,7 +170,7 @@ fn read(
     // It is a part of the body.
     let start = file.as_ptr() as usize - body.as_ptr() as usize;
     let file = start..start + file.len();
-    Ok(Asked { file, wish: Wish { language, job, prompt, temperature, gone }, format })
+    Ok(Asked { file, wish: TranscribeOptions { language, job, prompt, temperature, gone }, format })
 }
 
 /// Which times are wanted. Those of words are not known.

@@ -8,13 +8,13 @@ use tallow_engine::handle::Failure;
 use tokio::sync::watch;
 
 use crate::budget::Budget;
-use crate::desks::Desks;
 use crate::errors::ApiError;
 use crate::exposition::Page;
 use crate::guard::Guard;
 use crate::metrics::Metrics;
+use crate::prepare_pool::PreparePool;
+use crate::request_context::RequestContext;
 use crate::table::{Filled, Table};
-use crate::visit::Visit;
 use crate::{Served, Settings};
 
 /// How long streams have to say that they were cut off, once the time to finish has passed.
@@ -56,7 +56,7 @@ pub(crate) struct Server<M = Served> {
     /// What requests may hold.
     pub(crate) budget: Arc<Budget>,
     /// For those who make prompts, which takes the whole of a processor.
-    pub(crate) desks: Arc<Desks>,
+    pub(crate) desks: Arc<PreparePool>,
     /// All connections.
     pub(crate) table: Arc<Table>,
     /// Requests that are being answered.
@@ -72,7 +72,7 @@ impl<M: Model> Server<M> {
             metrics: Arc::new(Metrics::new()),
             since: crate::prompt::unix_time(),
             budget: Arc::new(Budget::new(settings.limits.memory)),
-            desks: Arc::new(Desks::new(desks)),
+            desks: Arc::new(PreparePool::new(desks)),
             table: Arc::new(settings.limits.table()),
             open: watch::Sender::new(0),
             over: watch::Sender::new(false),
@@ -101,9 +101,9 @@ impl<M: Model> Server<M> {
     }
 
     /// What is kept of a request: of the one that is being dealt with, or of a new one.
-    pub(crate) fn visit(&self, request: &Request) -> Arc<Visit> {
-        let new = || Visit::new(&self.budget, request, !self.settings.api_keys.is_empty());
-        Visit::current().unwrap_or_else(new)
+    pub(crate) fn visit(&self, request: &Request) -> Arc<RequestContext> {
+        let new = || RequestContext::new(&self.budget, request, !self.settings.api_keys.is_empty());
+        RequestContext::current().unwrap_or_else(new)
     }
 
     /// Takes no more requests, and returns once those under way are answered, or had the time they may take.

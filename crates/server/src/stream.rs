@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::{Bytes, Frame};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::answers::{Answers, Told};
+use crate::answers::{Answers, ChoiceEvent};
 use crate::errors::ApiError;
 use crate::wire::Envelope;
 
@@ -53,9 +53,9 @@ impl Events {
         }
     }
 
-    fn tell(&mut self, told: Option<Result<Told, ApiError>>) {
+    fn tell(&mut self, told: Option<Result<ChoiceEvent, ApiError>>) {
         match told {
-            Some(Ok(Told { index, part, end, progress })) => {
+            Some(Ok(ChoiceEvent { index, part, end, progress })) => {
                 let progress = progress.map(|progress| self.envelope.progress(index, &progress));
                 self.say(progress);
                 let part = part.map(|part| self.envelope.part(index, &part));

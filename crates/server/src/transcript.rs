@@ -1,7 +1,7 @@
 //! [`Transcript`]: what was said in a sound, in the forms that OpenAI's interface has.
 
 use serde::Serialize;
-use tallow_engine::transcribe::{Heard, Segment};
+use tallow_engine::transcribe::{Segment, Transcription};
 use tallow_models::speech::{Job, name_of};
 
 /// How what was said is written.
@@ -49,7 +49,7 @@ pub struct Transcript {
     /// What was written of it.
     pub job: Job,
     /// Its language and length.
-    pub heard: Heard,
+    pub heard: Transcription,
     /// Its pieces.
     pub segments: Vec<Segment>,
 }
@@ -186,7 +186,7 @@ mod tests {
         let segments = vec![segment(0.0, 2.5, " Ask not"), segment(3661.04, 3662.0, " what --> you can.")];
         Transcript {
             job: Job::Transcribe,
-            heard: Heard { language: Some("de".into()), seconds: 11.25 },
+            heard: Transcription { language: Some("de".into()), seconds: 11.25 },
             segments,
         }
     }

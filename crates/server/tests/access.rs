@@ -12,8 +12,8 @@ use std::time::Duration;
 use common::client::{ask, post, read_until};
 use common::{Plan, Site, bytes, hello, info, script, site, wait};
 use serde_json::{Value, json};
-use tallow_engine::adapters::{AdapterId, Listed, Worn};
 use tallow_engine::handle::{Command, EngineHandle, Event};
+use tallow_engine::lora::{LoadedLora, LoraId, LoraRef};
 use tallow_engine::sim::{self, Script};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -234,8 +234,8 @@ fn what_fails_is_logged_as_a_warning() {
 fn the_adapter_of_a_request_is_named() {
     listen();
     let (handle, commands, alive) = EngineHandle::new(info());
-    let worn = Worn { id: AdapterId(7), scale: 1.0 };
-    alive.list(vec![Listed { name: "poet".into(), path: "somewhere".into(), worn }]);
+    let worn = LoraRef { id: LoraId(7), scale: 1.0 };
+    alive.list(vec![LoadedLora { name: "poet".into(), path: "somewhere".into(), lora }]);
     std::thread::spawn(move || {
         while let Ok(Command::Submit(mut submission)) = commands.recv() {
             submission.listener.tell(Event::Done(common::done(submission.request.prompt.len())));

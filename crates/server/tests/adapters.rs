@@ -11,8 +11,8 @@ use common::bodies::{CHAT, TEXT, chat, text};
 use common::client::{ask, post};
 use common::{Plan, Site, hello, info, script};
 use serde_json::{Value, json};
-use tallow_engine::adapters::{AdapterId, Listed, Worn};
-use tallow_engine::handle::{Adoption, Command, EngineHandle, Event, Request};
+use tallow_engine::handle::{Command, EngineHandle, Event, LoadLora, Request};
+use tallow_engine::lora::{LoadedLora, LoraId, LoraRef};
 use tallow_engine::sim;
 use tallow_models::adapter::AdapterFile;
 use tallow_server::Settings;
@@ -26,7 +26,7 @@ fn adapted(folder: Option<PathBuf>) -> Site {
     let handle = sim::start(info(), script(&hello()));
     for (name, scale) in [("one", 1.0), ("two", 0.5)] {
         let file = AdapterFile::open(&golden("adapters/llama")).unwrap();
-        handle.load_adapter(Adoption { name: name.into(), file, scale }).unwrap();
+        handle.load_lora(LoadLora { name: name.into(), file, scale }).unwrap();
     }
     let settings = Settings { adapters: folder, ..Settings::default() };
     Plan { settings, ..Plan::new(handle) }.start()
@@ -41,8 +41,8 @@ fn recorder() -> (EngineHandle, std::sync::mpsc::Receiver<Request>) {
     let (send, requests) = std::sync::mpsc::channel();
     let (handle, commands, alive) = EngineHandle::new(info());
     let listed = |(i, name): (u64, &str)| {
-        let worn = Worn { id: AdapterId(7 + i), scale: 0.5 };
-        Listed { name: name.into(), path: PathBuf::from("somewhere"), worn }
+        let lora = LoraRef { id: LoraId(7 + i), scale: 0.5 };
+        LoadedLora { name: name.into(), path: PathBuf::from("somewhere"), lora }
     };
     alive.list([(0, "one"), (1, "two")].map(listed).to_vec());
     std::thread::spawn(move || {
@@ -63,7 +63,7 @@ fn metrics_name_the_adapters_that_requests_have() {
     let handle = sim::start(tallow_engine::handle::Info { slots: 2, ..info() }, slow);
     for name in ["one", "two", "three"] {
         let file = AdapterFile::open(&golden("adapters/llama")).unwrap();
-        handle.load_adapter(Adoption { name: name.into(), file, scale: 1.0 }).unwrap();
+        handle.load_lora(LoadLora { name: name.into(), file, scale: 1.0 }).unwrap();
     }
     let site = Plan::new(handle).start();
     let used = |running: &str, waiting: &str| {
@@ -88,7 +88,7 @@ fn metrics_name_the_adapters_that_requests_have() {
 fn a_request_gets_the_adapter_that_it_names() {
     let (handle, requests) = recorder();
     let site = Plan::new(handle).start();
-    let worn = |id, scale| Some(Worn { id: AdapterId(id), scale });
+    let worn = |id, scale| Some(LoraRef { id: LoraId(id), scale });
     for (more, want) in [
         (json!({}), None),
         (json!({"model": "tiny"}), None),
@@ -157,7 +157,7 @@ fn adapters_are_listed_with_their_model() {
 fn clients_load_and_unload_what_lies_in_the_folder() {
     let site = adapted(goldens());
     let load = |name: &str, path: &str| post(LOAD, json!({"lora_name": name, "lora_path": path})).get(&site);
-    let listed = |name: &str| site.handle.adapters().iter().any(|a| a.name == name);
+    let listed = |name: &str| site.handle.loras().iter().any(|a| a.name == name);
     let absolute = golden("adapters/llama/adapter.gguf").canonicalize().unwrap();
     for (name, path) in [("three", "llama"), ("four", absolute.to_str().unwrap())] {
         let reply = load(name, path);
@@ -204,5 +204,5 @@ fn without_a_folder_nobody_loads_anything() {
         assert_eq!((reply.status, kind.as_str()), (403, "permission_error"));
         assert!(message.contains("--lora-dir"), "{message}");
     }
-    assert_eq!(site.handle.adapters().len(), 2);
+    assert_eq!(site.handle.loras().len(), 2);
 }

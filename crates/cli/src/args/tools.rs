@@ -7,7 +7,7 @@ use tallow_cpu::Arithmetic;
 use tallow_models::recipe::Recipe;
 
 use super::{DeviceArgs, EngineArgs, KV, SampleArgs};
-use crate::device::Asked;
+use crate::device::DeviceChoice;
 use crate::lora::Lora;
 
 /// How a table is written.
@@ -81,7 +81,7 @@ pub(crate) struct Bench {
     ///
     /// Device to run on. auto takes the GPU with the most free memory if the model fits there, else the CPU.
     #[arg(long, value_name = "DEVICE")]
-    pub device: Option<Asked>,
+    pub device: Option<DeviceChoice>,
     /// CPU threads [default: the CPU's cores]
     #[arg(short = 't', long, value_name = "N", value_delimiter = ',')]
     pub threads: Vec<usize>,

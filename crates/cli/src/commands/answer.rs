@@ -3,10 +3,10 @@
 use std::io::IsTerminal;
 use std::sync::mpsc::{Sender, channel};
 
-use tallow_engine::answer::{Answer, Said};
+use tallow_engine::answer::{Answer, TextStep};
 use tallow_engine::handle::Failure;
 use tallow_engine::sampler::Sampler;
-use tallow_engine::seq2seq::{Desk, Material, Pen, Task};
+use tallow_engine::seq2seq::{EncoderInput, LogitsPolicy, SlotLimits, Task};
 use tallow_models::seq2seq::Seq2SeqModel;
 use tallow_models::tokenizer::{Special, Tokenizer};
 
@@ -14,10 +14,10 @@ use super::print;
 use crate::args::Run;
 use crate::chat::{Cut, News};
 use crate::encoder::Place;
-use crate::load::Note;
+use crate::load::Notice;
 use crate::settings::{Defaults, Flags, Sources, resolve};
 use crate::view::{Looks, View};
-use crate::{Failed, screen, seq2seq};
+use crate::{Failed, seq2seq, terminal};
 
 /// Tokens of an answer where nobody says.
 const USUAL: usize = 512;
@@ -38,9 +38,9 @@ struct Answering {
     gone: bool,
 }
 
-impl Pen for Answering {
+impl LogitsPolicy for Answering {
     fn next(&mut self, logits: &[f32]) -> Vec<u32> {
-        let chosen = match self.sampler.choose(&mut logits.to_vec(), self.written) {
+        let chosen = match self.sampler.sample(&mut logits.to_vec(), self.written) {
             Ok(choice) => choice.token,
             Err(why) => {
                 self.gone = self.told.send(Err(Failure::Broken(why.to_string()))).is_err();
@@ -88,10 +88,11 @@ pub(crate) fn answer(
     let flags = Flags { engine: args.engine.clone(), sampling: args.sampling.clone(), ..Flags::default() };
     let config = resolve(sources, &flags, &generation, Defaults::CHAT)?;
     let tokens = tokenizer.encode(prompt, Special::PROMPT)?;
-    let (read, most) = (tokens.len(), args.engine.context.unwrap_or(model.spec.encoder.context));
-    if read == 0 || read > most {
-        let why =
-            format!("the prompt has {read} tokens; from 1 to {most} are read (--context says how many)");
+    let (encoder_tokens, most) = (tokens.len(), args.engine.context.unwrap_or(model.spec.encoder.context));
+    if encoder_tokens == 0 || encoder_tokens > most {
+        let why = format!(
+            "the prompt has {encoder_tokens} tokens; from 1 to {most} are read (--context says how many)"
+        );
         return Err(Failed::new(why));
     }
     let vocab = model.spec.decoder.vocab;
@@ -99,15 +100,16 @@ pub(crate) fn answer(
         return Err(Failed::new(format!("there is no token {id}: the model has {vocab}")));
     }
     let most = config.max_tokens.as_ref().map_or(USUAL, |n| n.value).clamp(1, MOST);
-    let desk = Desk { places: 1, read, written: most + 1, dtype: config.kv.value.0, queue: 1 };
-    let handle = seq2seq::start(model, Place::of(&config), desk, &Note::show)?;
+    let desk =
+        SlotLimits { slots: 1, encoder_tokens, decoder_tokens: most + 1, dtype: config.kv.value.0, queue: 1 };
+    let handle = seq2seq::start(model, Place::of(&config), desk, &Notice::show)?;
     let (told, hear) = channel();
     let sampler = Sampler::new(config.sampling(), &[]);
     let pen = Answering { tokenizer: tokenizer.clone(), sampler, written: 0, most, told, gone: false };
     handle.submit(Task {
-        material: Material::Words(tokens),
-        begun: vec![model.spec.start],
-        pen: Box::new(pen),
+        input: EncoderInput::Tokens(tokens),
+        prompt: vec![model.spec.start],
+        policy: Box::new(pen),
     })?;
     let mut text = Answer::new(tokenizer, &[], args.stop.clone(), Vec::new(), false);
     let looks = Looks { wraps: !args.chat.plain, ..Looks::default() };
@@ -116,12 +118,12 @@ pub(crate) fn answer(
     for token in hear {
         written += 1;
         let said = match text.push(token?) {
-            Said::More(said) => said,
-            Said::Stop(said, _) => {
+            TextStep::More(said) => said,
+            TextStep::Stop(said, _) => {
                 stopped = true;
                 said
             }
-            Said::End => break,
+            TextStep::End => break,
         };
         view.tell(News::Answer(&said))?;
         if stopped {
@@ -135,7 +137,7 @@ pub(crate) fn answer(
     let chosen = config.max_tokens.is_some();
     if written == most && !stopped && (!chosen || std::io::stderr().is_terminal()) {
         let cut = Cut::Tokens { most, chosen, why: USUAL_WHY };
-        screen::tell(&screen::dim(&cut.words(false)));
+        terminal::tell(&terminal::dim(&cut.words(false)));
     }
     print("")
 }

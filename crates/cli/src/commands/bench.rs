@@ -7,19 +7,19 @@ use std::time::{Instant, SystemTime};
 
 use tallow_core::{Backend, DType, launch_table};
 use tallow_cpu::Arithmetic;
-use tallow_engine::handle::Adoption;
+use tallow_engine::handle::LoadLora;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
 use tallow_models::formats::Settings;
 use tallow_models::spec::LayerSpec;
 
 use crate::args::{Bench, DeviceArgs, PromptAndAnswer};
-use crate::device::{Asked, Measured, Speeds};
+use crate::device::{DeviceChoice, Measured, Speeds};
 use crate::load::{self, DEMO};
 use crate::lora::Lora;
 use crate::settings::Sources;
-use crate::solo::{Setup, Solo, Task, alone};
-use crate::{Failed, screen};
+use crate::single_runner::{Setup, SingleRunner, Task, run_alone};
+use crate::{Failed, terminal};
 
 mod report;
 
@@ -51,7 +51,7 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
         if args.kv.is_empty() { vec![None] } else { args.kv.iter().map(|kv| Some(kv.as_str())).collect() };
     let mut report = Report::new(args.output, tests.iter().map(|test| label(*test).chars().count()).max())?;
     for name in names {
-        let model = load::model(name, load::How::new(sources, args.offline, args.quant)?)?;
+        let model = load::model(name, load::OpenOptions::new(sources, args.offline, args.quant)?)?;
         let device = on(args, &model)?;
         for (threads, batch, kv) in settings(&threads, &batches(args), &kvs) {
             let device = DeviceArgs {
@@ -97,11 +97,11 @@ fn batches(args: &Bench) -> Vec<usize> {
 }
 
 /// The device that is asked for, be it by a number of layers.
-fn on(args: &Bench, model: &Model) -> Result<Option<Asked>, Failed> {
+fn on(args: &Bench, model: &Model) -> Result<Option<DeviceChoice>, Failed> {
     let layers = model.spec.layers.len();
     match args.gpu_layers {
         None => Ok(args.device),
-        Some(0) => Ok(args.device.or(Some(Asked::Cpu))),
+        Some(0) => Ok(args.device.or(Some(DeviceChoice::Cpu))),
         Some(n) if n >= layers => Ok(args.device),
         Some(n) => Err(Failed::new(format!(
             "--n-gpu-layers {n}: there is no partial offload, and the model has {layers} layers: 0 is for the CPU, {layers} \
@@ -189,7 +189,7 @@ fn measure(
     let adapters = Lora::open_all(&args.lora)?;
     setup.context = longest;
     setup.sequences = tests.iter().map(|t| t.sequences).max().unwrap_or(1);
-    alone(model, setup, &mut Measuring { args, name, model, setup, tests, adapters, report })
+    run_alone(model, setup, &mut Measuring { args, name, model, setup, tests, adapters, report })
 }
 
 /// Tests to be run on a device.
@@ -199,23 +199,23 @@ struct Measuring<'a> {
     model: &'a Model,
     setup: Setup,
     tests: Vec<Test>,
-    adapters: Vec<Adoption>,
+    adapters: Vec<LoadLora>,
     report: &'a mut Report,
 }
 
 impl Task for Measuring<'_> {
     type Out = ();
 
-    fn run<B: Measured>(&mut self, mut solo: Solo<B>) -> Result<(), Failed> {
+    fn run<B: Measured>(&mut self, mut solo: SingleRunner<B>) -> Result<(), Failed> {
         if self.args.explain {
             let longest = self.setup.batch.min(self.setup.context);
             return explain(&mut solo, self.model, longest);
         }
         let yardstick = solo.backend().yardstick()?;
-        let worn = self.adapters.iter().enumerate().map(|(i, adoption)| solo.adapt(i, adoption));
+        let worn = self.adapters.iter().enumerate().map(|(i, adoption)| solo.load_lora(i, adoption));
         let worn = worn.collect::<Result<Vec<_>, _>>()?;
         for test in std::mem::take(&mut self.tests) {
-            solo.wear(if test.adapted { &worn } else { &[] });
+            solo.use_lora(if test.adapted { &worn } else { &[] });
             self.test(test, &mut solo, &yardstick)?;
         }
         Ok(())
@@ -226,7 +226,7 @@ impl Measuring<'_> {
     fn test<B: Measured>(
         &mut self,
         test: Test,
-        solo: &mut Solo<B>,
+        solo: &mut SingleRunner<B>,
         yardstick: &B::Yardstick,
     ) -> Result<(), Failed> {
         let (model, setup) = (self.model, self.setup);
@@ -240,7 +240,7 @@ impl Measuring<'_> {
         once(solo, model, test, setup.batch)?;
         for i in 0..self.args.repetitions {
             if shown {
-                screen::tell_here(&format!("\r{} {}/{} ", label(test), i + 1, self.args.repetitions));
+                terminal::tell_here(&format!("\r{} {}/{} ", label(test), i + 1, self.args.repetitions));
             }
             // The machine's own speed, minute by minute: it changes where others use the machine too.
             speeds = speeds.best(solo.backend().speeds(yardstick, blocks)?);
@@ -249,7 +249,7 @@ impl Measuring<'_> {
             samples.push(begun.elapsed().as_nanos() as u64);
         }
         if shown {
-            screen::tell_here("\r\u{1b}[K");
+            terminal::tell_here("\r\u{1b}[K");
         }
         let bound = bound(model, setup, test, speeds);
         let device = solo.backend().label();
@@ -270,13 +270,23 @@ pub(super) fn label(test: Test) -> String {
 }
 
 /// The tokens that come before a test.
-fn fill<B: Backend>(solo: &mut Solo<B>, model: &Model, test: Test, batch: usize) -> Result<(), Failed> {
+fn fill<B: Backend>(
+    solo: &mut SingleRunner<B>,
+    model: &Model,
+    test: Test,
+    batch: usize,
+) -> Result<(), Failed> {
     solo.rewind(0);
     prompt(solo, model, Tokens { each: test.depth, sequences: test.sequences }, batch)
 }
 
 /// One run of a test.
-fn once<B: Backend>(solo: &mut Solo<B>, model: &Model, test: Test, batch: usize) -> Result<(), Failed> {
+fn once<B: Backend>(
+    solo: &mut SingleRunner<B>,
+    model: &Model,
+    test: Test,
+    batch: usize,
+) -> Result<(), Failed> {
     solo.rewind(test.depth);
     let sequences = test.sequences;
     prompt(solo, model, Tokens { each: test.prompt, sequences }, batch)?;
@@ -294,7 +304,7 @@ struct Tokens {
 }
 
 fn prompt<B: Backend>(
-    solo: &mut Solo<B>,
+    solo: &mut SingleRunner<B>,
     model: &Model,
     prompts: Tokens,
     batch: usize,
@@ -397,7 +407,7 @@ fn work(model: &Model, test: Test) -> f64 {
 }
 
 /// Shows what a step is made of.
-fn explain<B: Measured>(solo: &mut Solo<B>, model: &Model, tokens: usize) -> Result<(), Failed> {
+fn explain<B: Measured>(solo: &mut SingleRunner<B>, model: &Model, tokens: usize) -> Result<(), Failed> {
     let mut text = format!("{} on {}\n", model.family.name, solo.backend().label());
     for (what, tokens) in [("a step of a prompt", tokens), ("a step of an answer", 1)] {
         solo.rewind(0);

@@ -15,9 +15,9 @@ use crate::Failed;
 use crate::args::Convert;
 use crate::load;
 use crate::memory::size;
-use crate::screen;
 use crate::settings::Sources;
 use crate::signal::Signals;
+use crate::terminal;
 
 pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
     let (out, name) = (&args.output, args.output.display());
@@ -49,10 +49,10 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
         (Some(importance), Some(path)) => Conversion::new(&model, out)?.caring(importance, path)?,
         _ => Conversion::new(&model, out)?,
     };
-    conversion.notes().iter().for_each(|note| screen::tell(&screen::harmless(note)));
+    conversion.notes().iter().for_each(|note| terminal::tell(&terminal::harmless(note)));
     let part = Part::create(out, conversion.size())?;
     let stop = stopping();
-    let bar = screen::bytes_bar(conversion.size(), "converting");
+    let bar = terminal::bytes_bar(conversion.size(), "converting");
     let mut file = BufWriter::with_capacity(1 << 20, &part.file);
     let written = conversion.write(&mut file, &mut |done, _| {
         bar.set_position(done as u64);
@@ -77,7 +77,7 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
 /// The model, which has to be one that GGUF files are written of.
 fn decoder(args: &Convert, sources: &Sources) -> Result<Model, Failed> {
     // Encoders have no types to choose from, and are refused for another reason here.
-    let how = load::How::to_write(sources, args.offline, None)?;
+    let how = load::OpenOptions::to_write(sources, args.offline, None)?;
     let (kind, others) = match load::any(&args.model, how)? {
         AnyModel::Decoder(mut model) => {
             model.recipe = args.quant;
@@ -97,7 +97,7 @@ fn decoder(args: &Convert, sources: &Sources) -> Result<Model, Failed> {
     Err(Failed::new(format!(
         "{}: GGUF files are written of models that generate text only, and this is {kind}: use it as it is stored, by \
          {others}",
-        screen::harmless(&args.model)
+        terminal::harmless(&args.model)
     )))
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tallow_core::conformance::Suite;
 use tallow_cpu::{Cpu, Isa};
-use tallow_engine::seq2seq::Desk;
+use tallow_engine::seq2seq::SlotLimits;
 use tallow_models::AnyModel;
 use tallow_models::generation::Generation;
 
@@ -14,7 +14,7 @@ use crate::args::Doctor;
 use crate::device::{Device, Measured, Speeds, all, candidates};
 use crate::memory::{Memory, Plan, size};
 use crate::settings::{Defaults, EngineConfig, Flags, Sources, cores, resolve};
-use crate::{Failed, build, env, load, screen};
+use crate::{Failed, build, env, load, terminal};
 
 pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     if args.reference {
@@ -29,11 +29,11 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
         text += &describe(&device, args.report);
     }
     if args.report {
-        return print(&screen::harmless(&format!("```\n{text}```\n")));
+        return print(&terminal::harmless(&format!("```\n{text}```\n")));
     }
     let opened = match &args.model {
         Some(name) => {
-            let how = load::How::new(sources, args.engine.offline, args.engine.quant)?;
+            let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
             match load::any(name, how)? {
                 AnyModel::Decoder(model) => Some(load::opened(name, *model)?),
                 AnyModel::Encoder(model) => {
@@ -43,8 +43,15 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
                 }
                 AnyModel::Scribe(model) => {
                     let config = config(&args, sources, &model.generation()?)?;
-                    let (read, written) = (model.spec.encoder.context, model.spec.decoder.context);
-                    let desk = Desk { places: 1, read, written, dtype: config.kv.value.0, queue: 1 };
+                    let (encoder_tokens, decoder_tokens) =
+                        (model.spec.encoder.context, model.spec.decoder.context);
+                    let desk = SlotLimits {
+                        slots: 1,
+                        encoder_tokens,
+                        decoder_tokens,
+                        dtype: config.kv.value.0,
+                        queue: 1,
+                    };
                     return of_one_use(text, name, &config, |device| Plan::of_scribe(&model, desk, device));
                 }
             }
@@ -62,7 +69,7 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
         for note in opened.model.quantizing_notes() {
             let _ = writeln!(text, "  {note}");
         }
-        if let Err(why) = opened.words() {
+        if let Err(why) = opened.text_codec() {
             let _ = writeln!(text, "  it cannot read or write text here: {why}");
         }
         match found {
@@ -82,7 +89,7 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     for (name, value) in env::set() {
         let _ = writeln!(text, "  {name:<20} {value}");
     }
-    print(&screen::harmless(&text))?;
+    print(&terminal::harmless(&text))?;
     verdict
 }
 
@@ -125,7 +132,7 @@ fn of_one_use(
     plan: impl Fn(&Device) -> Plan,
 ) -> Result<(), Failed> {
     let (lines, found) = planned(&load::short_name(name), config, plan)?;
-    print(&screen::harmless(&(text + &lines)))?;
+    print(&terminal::harmless(&(text + &lines)))?;
     found.map(drop)
 }
 
@@ -142,14 +149,14 @@ fn describe(device: &Device, whole: bool) -> String {
         false => return text,
     };
     let begun = Instant::now();
-    let bar = screen::slow_bar();
+    let bar = terminal::slow_bar();
     // An op may take a minute: what is shown should not be of the one before.
     bar.enable_steady_tick(Duration::from_millis(200));
     let tested = device.test(suite, &mut |done, all, op| {
         bar.set_length(all as u64);
         let name = device.to_string();
         // `vulkan:0`, without its maker's name for it: a line has to fit.
-        let name = screen::harmless(name.split(' ').next().unwrap_or_default()).into_owned();
+        let name = terminal::harmless(name.split(' ').next().unwrap_or_default()).into_owned();
         bar.set_message(format!("testing {name}: {op}"));
         bar.set_position(done as u64);
     });

@@ -9,9 +9,9 @@ use tallow_models::encoder::{Cut, EncoderModel, Image, Input, Item, relevance, s
 use super::{print, text_or_stdin};
 use crate::args::{Classify, DeviceArgs, Embed, Rerank};
 use crate::encoder::{self, Place, Running};
-use crate::load::{self, Note};
+use crate::load::{self, Notice};
 use crate::settings::{Sources, unreadable};
-use crate::{Failed, screen};
+use crate::{Failed, terminal};
 
 /// Texts that are handed in together: what they give is shown before more are.
 const TOGETHER: usize = 256;
@@ -21,7 +21,8 @@ const IMAGES_TOGETHER: usize = 16;
 const MOST_BYTES: u64 = 256 << 20;
 
 pub(crate) fn embed(args: &Embed, sources: &Sources) -> Result<(), Failed> {
-    let model = load::encoder(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
+    let model =
+        load::encoder(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     model.embeds()?;
     let width = model.spec.width();
     if let Some(n) = args.dimensions.filter(|n| !(1..=width).contains(n)) {
@@ -112,12 +113,13 @@ fn matched(args: &Embed, model: &EncoderModel, texts: &[String], sources: &Sourc
         let mut ranked: Vec<(f32, &String)> = shares.into_iter().zip(texts).collect();
         ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
         let line = |(share, text): (f32, &String)| format!("{share:.6}  {}  {text}\n", file.display());
-        print(&screen::harmless(&ranked.into_iter().map(line).collect::<String>()))
+        print(&terminal::harmless(&ranked.into_iter().map(line).collect::<String>()))
     })
 }
 
 pub(crate) fn rerank(args: &Rerank, sources: &Sources) -> Result<(), Failed> {
-    let model = load::encoder(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
+    let model =
+        load::encoder(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     model.ranks()?;
     let documents = texts(&args.documents)?;
     let handle = start(&model, &args.model, &args.device, sources)?;
@@ -140,11 +142,12 @@ pub(crate) fn rerank(args: &Rerank, sources: &Sources) -> Result<(), Failed> {
         false => format!("{score:.6}  {index}  {}\n", documents[*index]),
     };
     let lines: String = ranked.iter().map(line).collect();
-    print(&if args.json { lines } else { screen::harmless(&lines).into_owned() })
+    print(&if args.json { lines } else { terminal::harmless(&lines).into_owned() })
 }
 
 pub(crate) fn classify(args: &Classify, sources: &Sources) -> Result<(), Failed> {
-    let model = load::encoder(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
+    let model =
+        load::encoder(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     let classes = model.classifies()?;
     let texts = texts(&args.text)?;
     let handle = start(&model, &args.model, &args.device, sources)?;
@@ -167,7 +170,7 @@ pub(crate) fn classify(args: &Classify, sources: &Sources) -> Result<(), Failed>
                     format!("{}\n", json!({ "index": next, "label": label, "scores": each }))
                 }
                 false => {
-                    screen::harmless(&format!("{:.6}  {label}  {text}\n", probabilities[best])).into_owned()
+                    terminal::harmless(&format!("{:.6}  {label}  {text}\n", probabilities[best])).into_owned()
                 }
             };
             next += 1;
@@ -193,8 +196,8 @@ fn start(
 ) -> Result<Running, Failed> {
     let place = Place::new(sources, device)?;
     // What is taken is nobody's affair here; what is passed over has to be said.
-    let say = |note: &Note| {
-        if let Note::PassedOver(_) = note {
+    let say = |note: &Notice| {
+        if let Notice::PassedOver(_) = note {
             note.show()
         }
     };

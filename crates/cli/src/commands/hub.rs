@@ -12,8 +12,8 @@ use crate::Failed;
 use crate::args::{List, Pull, Rm, Search};
 use crate::load::{DEMO, cache, hub, offline};
 use crate::memory::size;
-use crate::screen;
 use crate::settings::Sources;
+use crate::terminal;
 
 /// `tallow pull`
 pub(crate) fn pull(args: &Pull, sources: &Sources) -> Result<(), Failed> {
@@ -41,10 +41,10 @@ pub(crate) fn fetch(model: &ModelRef) -> Result<Snapshot, Failed> {
 
 fn watch(bar: &mut Option<(String, ProgressBar)>, event: Event<'_>) {
     let tell = |bar: &Option<(String, ProgressBar)>, text: String| {
-        let text = screen::harmless(&text).into_owned();
+        let text = terminal::harmless(&text).into_owned();
         match bar {
             Some((_, bar)) if !bar.is_hidden() => bar.println(text),
-            _ => screen::tell(&text),
+            _ => terminal::tell(&text),
         }
     };
     match event {
@@ -60,7 +60,7 @@ fn watch(bar: &mut Option<(String, ProgressBar)>, event: Event<'_>) {
                     old.finish_and_clear();
                 }
                 // What an earlier pull left is there, but it did not arrive now.
-                *bar = Some((file.to_owned(), screen::resumed_bar(total, done, file)));
+                *bar = Some((file.to_owned(), terminal::resumed_bar(total, done, file)));
             } else if let Some((_, bar)) = bar {
                 bar.set_length(total);
                 bar.set_position(done);
@@ -103,7 +103,7 @@ pub(crate) fn list(args: &List) -> Result<(), Failed> {
     let mut text = format!("{:<width$}  {:>9}  {:>5}  {}\n", "NAME", "SIZE", "FILES", "MODIFIED");
     for m in &models {
         let state = if m.complete { "" } else { "  (incomplete: pull it again)" };
-        let name = screen::harmless(&m.name);
+        let name = terminal::harmless(&m.name);
         text +=
             &format!("{name:<width$}  {:>9}  {:>5}  {}{state}\n", size(m.bytes), m.files, ago(m.modified));
     }
@@ -163,7 +163,7 @@ pub(crate) fn search(args: &Search, sources: &Sources) -> Result<(), Failed> {
     }
     text += "\nSizes are about what is downloaded. A quantization may follow a name, as in qwen3:4b:Q8_0. Every other model \
              of the\nhub is named as org/name or org/name:QUANT; `tallow pull NAME` says whether it can be run.\n";
-    print(&screen::harmless(&text))
+    print(&terminal::harmless(&text))
 }
 
 /// `tallow rm`
@@ -189,7 +189,8 @@ pub(crate) fn rm(args: &Rm) -> Result<(), Failed> {
 /// Asks whether models may go: other programs use the cache, too.
 fn agreed(models: &[CachedModel]) -> Result<bool, Failed> {
     let bytes = size(models.iter().map(|m| m.bytes).sum());
-    let names = models.iter().map(|m| screen::harmless(&m.name).into_owned()).collect::<Vec<_>>().join(", ");
+    let names =
+        models.iter().map(|m| terminal::harmless(&m.name).into_owned()).collect::<Vec<_>>().join(", ");
     if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
         let why = format!(
             "{names} ({bytes}) is in the cache that other programs that use the hub share; --yes removes it without asking"

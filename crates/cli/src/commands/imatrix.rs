@@ -11,12 +11,12 @@ use tallow_models::convert::{Conversion, Inputs, Measured};
 use super::print;
 use crate::Failed;
 use crate::args::Imatrix;
+use crate::chunks::Chunks;
 use crate::device::Measured as Device;
-use crate::goes::Goes;
 use crate::load;
-use crate::screen;
 use crate::settings::{Sources, unreadable};
-use crate::solo::{Setup, Solo, Task, alone};
+use crate::single_runner::{Setup, SingleRunner, Task, run_alone};
+use crate::terminal;
 
 /// Tokens of a step.
 const STEP: usize = 256;
@@ -28,10 +28,11 @@ pub(crate) fn imatrix(args: &Imatrix, sources: &Sources) -> Result<(), Failed> {
             "{name} is there already; choose another name, or --force to replace it"
         )));
     }
-    let opened = load::open(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
+    let opened =
+        load::open(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     // Names are those that tensors have, or are to have, in a GGUF file.
     let names = Conversion::new(&opened.model, out)?.names();
-    let Goes { mut goes, context, tokens } = Goes::read(&args.file, &opened, args.context)?;
+    let Chunks { mut goes, context, tokens } = Chunks::read(&args.file, &opened, args.context)?;
     // What is short says nothing of what comes late in a text.
     goes.retain(|go| go.len() == context || tokens < context);
     goes.truncate(args.chunks.unwrap_or(usize::MAX));
@@ -40,7 +41,7 @@ pub(crate) fn imatrix(args: &Imatrix, sources: &Sources) -> Result<(), Failed> {
     }
     let mut setup = Setup::new(sources, &args.device, Some("f32"), Arithmetic::Fast)?;
     (setup.context, setup.batch) = (context, STEP.min(context));
-    let inputs = alone(&opened.model, setup, &mut Listening { goes: &goes, step: setup.batch })?;
+    let inputs = run_alone(&opened.model, setup, &mut Capture { goes: &goes, step: setup.batch })?;
     let measured = Measured {
         text: args.file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         goes: goes.len(),
@@ -69,16 +70,16 @@ fn write(out: &Path, bytes: &[u8]) -> Result<(), Failed> {
 }
 
 /// Tokens whose way through the model is listened to.
-struct Listening<'a> {
+struct Capture<'a> {
     goes: &'a [Vec<u32>],
     step: usize,
 }
 
-impl Task for Listening<'_> {
+impl Task for Capture<'_> {
     type Out = Inputs;
 
-    fn run<B: Device>(&mut self, mut solo: Solo<B>) -> Result<Inputs, Failed> {
-        let bar = screen::count_bar(self.goes.len() as u64, "measuring");
+    fn run<B: Device>(&mut self, mut solo: SingleRunner<B>) -> Result<Inputs, Failed> {
+        let bar = terminal::count_bar(self.goes.len() as u64, "measuring");
         let inputs = Rc::new(RefCell::new(Inputs::default()));
         let heard = inputs.clone();
         let ear = Box::new(move |origin: &_, rows: &[f32]| heard.borrow_mut().add(origin, rows));

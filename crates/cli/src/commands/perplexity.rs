@@ -9,24 +9,25 @@ use tallow_engine::scheduler::Wanted;
 use super::print;
 use crate::Failed;
 use crate::args::Perplexity;
+use crate::chunks::Chunks;
 use crate::device::Measured;
-use crate::goes::Goes;
 use crate::load;
-use crate::screen;
 use crate::settings::Sources;
-use crate::solo::{Setup, Solo, Task, alone};
+use crate::single_runner::{Setup, SingleRunner, Task, run_alone};
+use crate::terminal;
 
 /// Tokens of a step: each brings a row of logits.
 const STEP: usize = 64;
 
 pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Failed> {
-    let opened = load::open(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
+    let opened =
+        load::open(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     // Of each go every token after its first is scored.
-    let Goes { mut goes, context: wanted, tokens } = Goes::read(&args.file, &opened, args.context)?;
+    let Chunks { mut goes, context: wanted, tokens } = Chunks::read(&args.file, &opened, args.context)?;
     goes.truncate(args.chunks.unwrap_or(usize::MAX));
     let mut setup = Setup::new(sources, &args.device, Some(&args.kv), Arithmetic::Fast)?;
     (setup.context, setup.batch, setup.logits) = (wanted, STEP, STEP);
-    let Scores { sum, squares, count } = alone(&opened.model, setup, &mut Scoring { goes: &goes })?;
+    let Scores { sum, squares, count } = run_alone(&opened.model, setup, &mut Scoring { goes: &goes })?;
     if count == 0 {
         let name = args.file.display();
         return Err(Failed::new(format!("{name}: has {tokens} tokens; two are needed to score one")));
@@ -62,8 +63,8 @@ struct Scores {
 impl Task for Scoring<'_> {
     type Out = Scores;
 
-    fn run<B: Measured>(&mut self, mut solo: Solo<B>) -> Result<Scores, Failed> {
-        let bar = screen::count_bar(self.goes.len() as u64, "scoring");
+    fn run<B: Measured>(&mut self, mut solo: SingleRunner<B>) -> Result<Scores, Failed> {
+        let bar = terminal::count_bar(self.goes.len() as u64, "scoring");
         let mut scores = Scores::default();
         for go in self.goes {
             for logprob in score(&mut solo, go)? {
@@ -79,7 +80,7 @@ impl Task for Scoring<'_> {
 }
 
 /// The log-probability of each token after the first.
-fn score<B: Backend>(solo: &mut Solo<B>, tokens: &[u32]) -> Result<Vec<f64>, Failed> {
+fn score<B: Backend>(solo: &mut SingleRunner<B>, tokens: &[u32]) -> Result<Vec<f64>, Failed> {
     solo.rewind(0);
     let mut scored = Vec::with_capacity(tokens.len());
     for (i, step) in tokens.chunks(STEP).enumerate() {

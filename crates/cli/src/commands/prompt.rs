@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{text_file, utf8};
 use crate::args::Run;
-use crate::{Failed, screen};
+use crate::{Failed, terminal};
 
 /// Between texts of different sources.
 const BETWEEN: &str = "\n\n";
@@ -57,7 +57,7 @@ fn piped() -> Result<String, Failed> {
     let gone = || Failed::new("standard input cannot be read");
     let bytes = match received.recv_timeout(PATIENCE) {
         Err(RecvTimeoutError::Timeout) => {
-            screen::tell("(reading standard input to its end; `< /dev/null` gives none)");
+            terminal::tell("(reading standard input to its end; `< /dev/null` gives none)");
             received.recv().map_err(|_| gone())?
         }
         read => read.map_err(|_| gone())?,

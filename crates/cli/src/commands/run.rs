@@ -9,11 +9,11 @@ use crate::Failed;
 use crate::args::Run;
 use crate::chat::{Answered, Cut, Talk, roomy, speed, too_long};
 use crate::dialogue::{Dialogue, Message};
-use crate::load::{self, DEMO, Note, Opened};
+use crate::load::{self, DEMO, LoadedModel, Notice};
 use crate::lora::{self, Lora};
 use crate::memory;
-use crate::screen;
 use crate::settings::{Defaults, EngineConfig, Flags, Origin, Setting, Sources, resolve};
+use crate::terminal;
 use crate::view::{Looks, View};
 
 /// A prompt of fewer bytes, and so of fewer tokens, leaves room in any context that is set up unasked.
@@ -26,7 +26,7 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
         return Err(Failed::new("--stop: the text is empty, and would end every answer before it begins"));
     }
     let name = args.model.as_deref().unwrap_or(DEMO);
-    let how = load::How::new(sources, args.engine.offline, args.engine.quant)?;
+    let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
     let opened = match (load::any(name, how)?, &prompt) {
         (AnyModel::Decoder(model), _) => load::opened(name, *model)?,
         _ if args.lora.is_some() => {
@@ -44,13 +44,13 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
         (AnyModel::Encoder(_), _) => load::open(name, how)?,
     };
     let flags = Flags { engine: args.engine.clone(), sampling: args.sampling.clone(), ..Flags::default() };
-    let mut config = opened.after_words(resolve(sources, &flags, &opened.generation, Defaults::CHAT))?;
+    let mut config = opened.after_text_codec(resolve(sources, &flags, &opened.generation, Defaults::CHAT))?;
     let adapters = Lora::open_all(args.lora.as_slice())?;
     config.adapter_room = lora::bytes(&adapters);
     if let Some(prompt) = prompt.as_ref().filter(|p| p.text.len() > SHORT && config.context.is_none()) {
         make_room(&mut config, &opened, &args, &prompt.text)?;
     }
-    let handle = opened.start(&config, vec![opened.name.clone()], &Note::show)?;
+    let handle = opened.start(&config, vec![opened.name.clone()], &Notice::show)?;
     lora::load(&handle, adapters)?;
     let mut talk = Talk::new(handle, dialogue(&opened, &args)?, opened.model.spec.context)?;
     talk.max_tokens = config.max_tokens.as_ref().map(|s| s.value);
@@ -66,8 +66,8 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
 }
 
 /// A conversation in which nothing has been said.
-fn dialogue(opened: &Opened, args: &Run) -> Result<Dialogue, Failed> {
-    let words = opened.words()?;
+fn dialogue(opened: &LoadedModel, args: &Run) -> Result<Dialogue, Failed> {
+    let words = opened.text_codec()?;
     let templates = words.templates.as_ref().filter(|_| !args.raw);
     let mut dialogue = Dialogue::new(words.tokenizer.clone(), templates);
     dialogue.system = args.system.clone();
@@ -78,7 +78,12 @@ fn dialogue(opened: &Opened, args: &Run) -> Result<Dialogue, Failed> {
 }
 
 /// Sets up a context for a long prompt: nobody should have to count its tokens.
-fn make_room(config: &mut EngineConfig, opened: &Opened, args: &Run, prompt: &str) -> Result<(), Failed> {
+fn make_room(
+    config: &mut EngineConfig,
+    opened: &LoadedModel,
+    args: &Run,
+    prompt: &str,
+) -> Result<(), Failed> {
     let mut dialogue = dialogue(opened, args)?;
     dialogue.messages.push(Message { role: "user".into(), content: prompt.into(), ..Message::default() });
     let (tokens, made_for) = (dialogue.tokens()?.len(), opened.model.spec.context);
@@ -115,10 +120,10 @@ fn once(mut talk: Talk, prompt: &prompt::Prompt, args: &Run) -> Result<(), Faile
             // Who asked for so many tokens knows it.
             let known = matches!(cut, Some(Cut::Tokens { chosen: true, .. }));
             if let Some(cut) = cut.filter(|_| !known || std::io::stderr().is_terminal()) {
-                screen::tell(&screen::dim(&cut.words(false)));
+                terminal::tell(&terminal::dim(&cut.words(false)));
             }
             if args.verbose {
-                screen::tell(&screen::dim(&speed(&done)));
+                terminal::tell(&terminal::dim(&speed(&done)));
             }
         }
         // As a program that the signal has ended.

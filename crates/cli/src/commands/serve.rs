@@ -13,11 +13,11 @@ use tokio::net::{TcpListener, TcpSocket};
 
 use crate::args::{SampleArgs, Serve};
 use crate::encoder::{self, Place, Running};
-use crate::load::{self, DEMO, Note};
+use crate::load::{self, DEMO, Notice};
 use crate::lora::{self, Lora};
 use crate::settings::{Defaults, Flags, Sources, resolve};
 use crate::signal::Signals;
-use crate::{Failed, build, descriptors, env, log, memory, screen, seq2seq};
+use crate::{Failed, build, descriptors, env, log, memory, seq2seq, terminal};
 
 pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let host = sources.get("host", args.host.clone(), "127.0.0.1".to_owned())?.value;
@@ -46,7 +46,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         Ok((runtime.block_on(loading.finish())?, announce(name, address, &settings, &runtime)))
     };
     let name = args.model.as_deref().unwrap_or(DEMO);
-    let how = load::How::new(sources, args.engine.offline, args.engine.quant)?;
+    let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
     let opened = match load::any(name, how)? {
         AnyModel::Decoder(model) => load::opened(name, *model)?,
         _ if !args.lora.is_empty() || args.lora_dir.is_some() => {
@@ -80,18 +80,18 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         }
     };
     let config = resolve(sources, &Flags::of_server(&args), &opened.generation, Defaults::API);
-    let mut config = opened.after_words(config)?;
+    let mut config = opened.after_text_codec(config)?;
     let adapters = Lora::open_all(&args.lora)?;
     let for_clients =
         args.lora_dir.as_ref().map_or(0, |_| args.lora_memory.unwrap_or(512).saturating_mul(1 << 20));
     config.adapter_room = lora::bytes(&adapters).saturating_add(for_clients);
     let names = std::iter::once(opened.name.clone()).chain(args.alias).collect();
-    let handle = opened.start(&config, names, &Note::log)?;
+    let handle = opened.start(&config, names, &Notice::log)?;
     lora::load(&handle, adapters)?;
     let (listener, signals) = begin(&opened.name)?;
     let served = Served {
         handle: handle.clone(),
-        templates: opened.words()?.templates.clone(),
+        templates: opened.text_codec()?.templates.clone(),
         max_tokens: config.max_tokens.as_ref().map(|s| s.value),
     };
     runtime.block_on(tallow_server::serve(listener, served, settings, stop(drain, signals)))?;
@@ -143,7 +143,7 @@ fn start_encoder(
     }
     let config = resolve(sources, &Flags::of_server(args), &Generation::default(), Defaults::API)?;
     let names = std::iter::once(load::short_name(name)).chain(args.alias.iter().cloned()).collect();
-    encoder::start(model, Place::of(&config), names, config.slots.value + config.queue.value, &Note::log)
+    encoder::start(model, Place::of(&config), names, config.slots.value + config.queue.value, &Notice::log)
 }
 
 /// Starts what goes through sounds. What is about written text it does not take.
@@ -166,7 +166,7 @@ fn start_scribe(
     let names = std::iter::once(load::short_name(name)).chain(args.alias.iter().cloned()).collect();
     let (places, queue) = (config.slots.value, config.slots.value + config.queue.value);
     let (running, transcriber) =
-        seq2seq::transcriber(model, Place::of(&config), config.kv.value, places, &Note::log)?;
+        seq2seq::transcriber(model, Place::of(&config), config.kv.value, places, &Notice::log)?;
     Ok((running, ServedSpeech::new(transcriber, names, queue)))
 }
 
@@ -182,7 +182,7 @@ fn announce(
         let _within = runtime.enter();
         Signals::listen()
     };
-    tracing::info!("serving {} on http://{address}/v1", screen::harmless(name));
+    tracing::info!("serving {} on http://{address}/v1", terminal::harmless(name));
     if !address.ip().is_loopback() && settings.api_keys.is_empty() {
         tracing::warn!(
             "everybody who can reach {address} can use this server: set TALLOW_API_KEY or --api-key-file"

@@ -13,23 +13,23 @@ use tallow_models::tokenizer::Tokenizer;
 use super::print;
 use crate::Failed;
 use crate::args::Show;
-use crate::load::{self, Opened};
+use crate::load::{self, LoadedModel};
 use crate::memory::size;
-use crate::screen::harmless;
 use crate::settings::Sources;
+use crate::terminal::harmless;
 
 /// Characters of a metadata value that are shown.
 const SHOWN: usize = 100;
 
 pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
-    let model = match load::any(&args.model, load::How::new(sources, args.offline, None)?)? {
+    let model = match load::any(&args.model, load::OpenOptions::new(sources, args.offline, None)?)? {
         AnyModel::Decoder(model) => *model,
         AnyModel::Encoder(model) => return show_encoder(args, &model),
         AnyModel::Scribe(model) => return show_scribe(args, &model),
     };
     let opened = load::opened(&args.model, model)?;
     if args.template {
-        let words = opened.words()?;
+        let words = opened.text_codec()?;
         let template = words.templates.as_ref().and_then(|t| t.choose(false));
         let template =
             template.ok_or_else(|| Failed::new(format!("{} has no chat template", opened.name)))?;
@@ -142,9 +142,9 @@ fn table(rows: &[(&str, String)]) -> String {
     rows.iter().fold(String::new(), |text, (name, value)| text + &format!("{name:<12} {value}\n"))
 }
 
-fn summary(opened: &Opened) -> String {
+fn summary(opened: &LoadedModel) -> String {
     // Of a model without a tokenizer all else can be shown.
-    let (model, words) = (&opened.model, opened.words());
+    let (model, words) = (&opened.model, opened.text_codec());
     let (spec, checkpoint) = (&model.spec, &model.checkpoint);
     let parameters: usize = checkpoint.tensors().map(|(_, t)| t.len()).sum();
     let templates = match words.map(|words| &words.templates) {
@@ -161,7 +161,9 @@ fn summary(opened: &Opened) -> String {
     sampling.extend(g.typical_p.map(|x| format!("typical-p {x}")));
     sampling.extend(g.repetition_penalty.map(|x| format!("repetition-penalty {x}")));
     let token = |id: fn(&Tokenizer) -> Option<u32>| {
-        let Ok(tokenizer) = opened.words().map(|words| &words.tokenizer) else { return "not known".into() };
+        let Ok(tokenizer) = opened.text_codec().map(|words| &words.tokenizer) else {
+            return "not known".into();
+        };
         match id(tokenizer).and_then(|id| Some((id, tokenizer.token_text(id)?))) {
             Some((id, text)) => format!("{id} {text:?}"),
             None => "none".into(),

@@ -6,8 +6,8 @@ use super::{print, text_or_stdin};
 use crate::Failed;
 use crate::args::Tokenize;
 use crate::load;
-use crate::screen;
 use crate::settings::{Sources, reason};
+use crate::terminal;
 
 pub(crate) fn tokenize(args: &Tokenize, sources: &Sources) -> Result<(), Failed> {
     let text = text_or_stdin(&args.text)?;
@@ -33,7 +33,7 @@ pub(crate) fn tokenize(args: &Tokenize, sources: &Sources) -> Result<(), Failed>
         return print(&format!("[{}]\n", list.join(", ")));
     }
     let line = |id: &u32| format!("{id:>8}  {:?}\n", tokenizer.token_text(*id).unwrap_or_default());
-    print(&screen::harmless(&ids.iter().map(line).collect::<String>()))
+    print(&terminal::harmless(&ids.iter().map(line).collect::<String>()))
 }
 
 /// Numbers, however they are separated.

@@ -7,17 +7,17 @@ use std::sync::atomic::AtomicBool;
 
 use tallow_audio::Audio;
 use tallow_cpu::Arithmetic;
-use tallow_engine::transcribe::{Segment, Transcriber, Wish};
+use tallow_engine::transcribe::{Segment, TranscribeOptions, Transcriber};
 use tallow_models::speech::Job;
 use tallow_server::transcript::{Format, Transcript, clock};
 
 use super::print;
 use crate::args::{self, Transcribe, Wanted};
 use crate::encoder::Place;
-use crate::load::{self, Note};
+use crate::load::{self, Notice};
 use crate::settings::Sources;
-use crate::solo::Setup;
-use crate::{Failed, screen, seq2seq};
+use crate::single_runner::Setup;
+use crate::{Failed, seq2seq, terminal};
 
 pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Failed> {
     // A file that cannot be read should not cost the loading of a model.
@@ -25,12 +25,13 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
         opened(file)?;
     }
     check(args)?;
-    let model = load::scribe(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
+    let model =
+        load::seq2seq(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     let place = Place::new(sources, &args.device)?;
     let kv = Setup::new(sources, &args.device, None, Arithmetic::Fast)?.kv;
     // What is taken is nobody's affair here; what is passed over has to be said.
-    let say = |note: &Note| {
-        if let Note::PassedOver(_) = note {
+    let say = |note: &Notice| {
+        if let Notice::PassedOver(_) = note {
             note.show()
         }
     };
@@ -44,7 +45,7 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
     if job == Job::Translate && speech.languages.is_empty() {
         return Err(Failed::new("--task translate: the model knows one language only"));
     }
-    let wish = Wish {
+    let wish = TranscribeOptions {
         language: language.transpose()?.flatten(),
         job,
         prompt: args.prompt.clone(),
@@ -54,7 +55,7 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
     for (i, file) in args.files.iter().enumerate() {
         if args.files.len() > 1 && args.format == args::Transcript::Text {
             let name = file.display().to_string();
-            print(&format!("{}==> {} <==\n", if i > 0 { "\n" } else { "" }, screen::harmless(&name)))?;
+            print(&format!("{}==> {} <==\n", if i > 0 { "\n" } else { "" }, terminal::harmless(&name)))?;
         }
         one(args, file, &transcriber, &wish)?;
         if args.files.len() > 1 && args.format != args::Transcript::Text {
@@ -97,9 +98,14 @@ fn opened(file: &Path) -> Result<Audio, Failed> {
 }
 
 /// Writes what is said in one file.
-fn one(args: &Transcribe, file: &Path, transcriber: &Transcriber, wish: &Wish) -> Result<(), Failed> {
+fn one(
+    args: &Transcribe,
+    file: &Path,
+    transcriber: &Transcriber,
+    wish: &TranscribeOptions,
+) -> Result<(), Failed> {
     let mut audio = opened(file)?;
-    let bar = screen::count_bar(audio.seconds.map_or(0, |s| s.ceil() as u64), "seconds");
+    let bar = terminal::count_bar(audio.seconds.map_or(0, |s| s.ceil() as u64), "seconds");
     if audio.seconds.is_none_or(|s| s < 60.0) {
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
     }
@@ -140,7 +146,7 @@ fn written(format: args::Transcript) -> Format {
 fn show(segments: &[Segment], times: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout();
     for segment in segments {
-        let text = screen::harmless(segment.text.trim());
+        let text = terminal::harmless(segment.text.trim());
         match times {
             true => writeln!(out, "[{} --> {}] {text}", clock(segment.start, '.'), clock(segment.end, '.'))?,
             false => writeln!(out, "{text}")?,

@@ -14,7 +14,7 @@ use tallow_core::DType;
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Event, Finish, Info, Request};
-use tallow_engine::kv::KvShape;
+use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::sampler::{Choice, Sampling};
 use tallow_engine::scheduler::Limits;
@@ -62,7 +62,7 @@ impl From<std::io::Error> for Wrong {
 }
 
 pub(crate) fn limits() -> Limits {
-    Limits { context: 128, slots: SLOTS, budget: 32, beside: 32, all_logits: 8, prefixes: true }
+    Limits { context: 128, slots: SLOTS, budget: 32, decode_budget: 32, all_logits: 8, prefixes: true }
 }
 
 pub(crate) fn start(pages: usize) -> EngineHandle {

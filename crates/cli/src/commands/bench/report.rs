@@ -10,8 +10,8 @@ use super::super::print;
 use super::{Test, label, model_type, parameters, weights};
 use crate::args::Table;
 use crate::device::Speeds;
-use crate::solo::Setup;
-use crate::{Failed, build, clock, screen};
+use crate::single_runner::Setup;
+use crate::{Failed, build, clock, terminal};
 
 /// One line of results.
 pub(super) struct Row<'a> {
@@ -127,7 +127,7 @@ fn is_in_cache(row: &Row<'_>) -> bool {
 
 fn markdown(row: &Row<'_>, widths: &[usize; 9]) -> String {
     let (mean, sd) = mean_and_deviation(&speeds(row));
-    let name = screen::harmless(&model_type(row.model)).into_owned();
+    let name = terminal::harmless(&model_type(row.model)).into_owned();
     let name = match name.char_indices().nth(widths[0] - 1) {
         Some((at, _)) if name.chars().count() > widths[0] => format!("{}…", &name[..at]),
         _ => name,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tallow_core::{Backend, Memory};
-use tallow_engine::handle::Adoption;
+use tallow_engine::handle::LoadLora;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
 
@@ -12,7 +12,7 @@ use super::given::{Given, Ids};
 use crate::Failed;
 use crate::device::Measured;
 use crate::lora::Lora;
-use crate::solo::{Setup, Solo, Task, alone};
+use crate::single_runner::{Setup, SingleRunner, Task, run_alone};
 
 /// The logits of all tokens of all rows, each row alone, and hidden states.
 pub(super) fn dump(
@@ -34,7 +34,7 @@ pub(super) fn dump(
     for (context, prompts) in lengths {
         (setup.context, setup.batch, setup.logits) = (context, context, context);
         let mut forward = Forward { context, prompts, only_logits, adapter: adapter.as_ref() };
-        written.extend(alone(model, setup, &mut forward)?);
+        written.extend(run_alone(model, setup, &mut forward)?);
     }
     Ok(written)
 }
@@ -44,16 +44,16 @@ struct Forward<'a> {
     context: usize,
     prompts: Vec<(String, Ids)>,
     only_logits: bool,
-    adapter: Option<&'a Adoption>,
+    adapter: Option<&'a LoadLora>,
 }
 
 impl Task for Forward<'_> {
     type Out = Tensors;
 
-    fn run<B: Measured>(&mut self, mut solo: Solo<B>) -> Result<Tensors, Failed> {
+    fn run<B: Measured>(&mut self, mut solo: SingleRunner<B>) -> Result<Tensors, Failed> {
         if let Some(adoption) = self.adapter {
-            let worn = solo.adapt(0, adoption)?;
-            solo.wear(&[worn]);
+            let worn = solo.load_lora(0, adoption)?;
+            solo.use_lora(&[worn]);
         }
         let mut written = Tensors::new();
         for (name, rows) in &self.prompts {
@@ -78,7 +78,7 @@ impl Task for Forward<'_> {
 
 /// One forward pass: the logits of every token, and the hidden states, the last as the head sees them.
 fn forward<B: Backend>(
-    solo: &mut Solo<B>,
+    solo: &mut SingleRunner<B>,
     tokens: &[u32],
     only_logits: bool,
 ) -> Result<Vec<(String, Vec<f32>)>, Failed> {

@@ -13,7 +13,7 @@ use crate::Failed;
 use crate::device::Device;
 use crate::load;
 use crate::memory::Plan;
-use crate::solo::Setup;
+use crate::single_runner::Setup;
 
 /// Hidden states, vectors of length one, and scores, of each text and image alone.
 pub(super) fn dump(model: &EncoderModel, setup: Setup, given: &Given) -> Result<Tensors, Failed> {

@@ -16,9 +16,9 @@ use tallow_models::AnyModel;
 use super::print;
 use crate::Failed;
 use crate::args::Dump;
-use crate::load::{self, Note};
+use crate::load::{self, Notice};
 use crate::settings::Sources;
-use crate::solo::Setup;
+use crate::single_runner::Setup;
 use given::Given;
 
 /// A tensor to be written: its shape and its numbers.
@@ -35,7 +35,8 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
             "{name} is there already; choose another name, or --force to replace it"
         )));
     }
-    let mut model = load::any(&args.model, load::How::new(sources, args.device.offline, args.device.quant)?)?;
+    let mut model =
+        load::any(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     let setup = Setup::new(sources, &args.device, Some(&args.precision), Arithmetic::Exact)?;
     if let AnyModel::Encoder(model) = &mut model {
         // Heads that nothing else is given.
@@ -60,8 +61,8 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
 }
 
 /// What device is taken is part of what is shown nowhere; what is passed over has to be said.
-fn say(note: &Note) {
-    if let Note::PassedOver(_) = note {
+fn say(note: &Notice) {
+    if let Notice::PassedOver(_) = note {
         note.show()
     }
 }

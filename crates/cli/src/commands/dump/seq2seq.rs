@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use tallow_core::{Backend, Memory};
 use tallow_cpu::Cpu;
-use tallow_engine::seq2seq::{Desk, Line, Material, Writer};
+use tallow_engine::seq2seq::{DecoderSequence, EncoderInput, Seq2SeqRunner, SlotLimits};
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 
 use super::given::{Given, Ids};
@@ -13,11 +13,11 @@ use crate::Failed;
 use crate::device::Device;
 use crate::load;
 use crate::memory::Plan;
-use crate::solo::Setup;
+use crate::single_runner::Setup;
 
 /// What is taken in, and what is written of it.
 struct Row {
-    material: Material,
+    material: EncoderInput,
     /// How much of it a batch is filled up to.
     width: usize,
     tokens: Vec<u32>,
@@ -32,8 +32,8 @@ pub(super) fn dump(model: &Seq2SeqModel, setup: Setup, given: &Given) -> Result<
     }
     let all = || groups.iter().flat_map(|(_, rows)| rows);
     let (read, written) = (all().map(|row| row.width).max(), all().map(|row| row.tokens.len()).max());
-    let (read, written) = (read.unwrap_or(1), written.unwrap_or(1));
-    let desk = Desk { places: 1, read, written, dtype: setup.kv.0, queue: 1 };
+    let (encoder_tokens, decoder_tokens) = (read.unwrap_or(1), written.unwrap_or(1));
+    let desk = SlotLimits { slots: 1, encoder_tokens, decoder_tokens, dtype: setup.kv.0, queue: 1 };
     let plan = |device: &Device| Plan::of_scribe(model, desk, device);
     load::on_some_device(setup.device, plan, &say, |device, _| match device {
         Device::Cpu => on(Cpu::new(setup.isa, setup.threads)?.with(setup.arithmetic), model, desk, &groups),
@@ -51,11 +51,11 @@ fn rows(model: &Seq2SeqModel, given: &Given, before: &str) -> Result<Vec<Row>, F
         let (tokens, context) = (tokens[0].len(), decoder.context);
         return Err(given.wrong(format_args!("{name} has {tokens} tokens, and the model writes {context}")));
     }
-    let (width, materials): (usize, Vec<Material>) = match encoder.sound {
+    let (width, materials): (usize, Vec<EncoderInput>) = match encoder.sound {
         None => {
             let width = given.ids(&format!("{before}input_ids"))?.map_or(0, |rows| rows[0].len());
             let texts = given.texts(before, encoder.vocab, encoder.context)?.unwrap_or_default();
-            (width, texts.into_iter().map(Material::Words).collect())
+            (width, texts.into_iter().map(EncoderInput::Tokens).collect())
         }
         Some(sound) => {
             let (bands, frames) = (sound.bands, 2 * encoder.context);
@@ -64,7 +64,7 @@ fn rows(model: &Seq2SeqModel, given: &Given, before: &str) -> Result<Vec<Row>, F
             // A frame's bands lie together here.
             let frame = |x: &[f32], t: usize| (0..bands).map(|band| x[band * frames + t]).collect::<Vec<_>>();
             let turned = |x: Vec<f32>| (0..frames).flat_map(|t| frame(&x, t)).collect();
-            (encoder.context, sounds.into_iter().map(|x| Material::Sound(turned(x))).collect())
+            (encoder.context, sounds.into_iter().map(|x| EncoderInput::Mel(turned(x))).collect())
         }
     };
     if materials.len() != tokens.len() {
@@ -77,22 +77,22 @@ fn rows(model: &Seq2SeqModel, given: &Given, before: &str) -> Result<Vec<Row>, F
 fn on<B: Backend>(
     b: B,
     model: &Seq2SeqModel,
-    desk: Desk,
+    desk: SlotLimits,
     groups: &[(String, Vec<Row>)],
 ) -> Result<Tensors, Failed> {
     let scribe = Seq2Seq::load(&b, model, &mut |_, _| ControlFlow::Continue(()))?;
-    let writer = Writer::new(b, scribe, desk)?;
+    let writer = Seq2SeqRunner::new(b, scribe, desk)?;
     let mut tensors = Tensors::new();
     for (before, rows) in groups {
         let (mut hidden, mut logits) = (Vec::new(), Vec::new());
         for row in rows {
-            let x = writer.take_in(0, &row.material)?;
+            let x = writer.encode(0, &row.material)?;
             let end = hidden.len() + row.width * x.cols();
             hidden.extend(writer.device().download::<f32>(&x)?);
             // What fills up a text has no numbers.
             hidden.resize(end, 0.0);
-            let line = Line { place: 0, read: x.rows(), fed: 0, tokens: row.tokens.clone() };
-            logits.extend(writer.write_all(&line)?);
+            let line = DecoderSequence { place: 0, read: x.rows(), fed: 0, tokens: row.tokens.clone() };
+            logits.extend(writer.step_all(&line)?);
         }
         let (count, width) = (rows.len(), rows.first().map_or(0, |row| row.width));
         let (dim, vocab) = (model.spec.decoder.dim, model.spec.decoder.vocab);

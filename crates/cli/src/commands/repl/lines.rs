@@ -11,7 +11,7 @@ use rustyline::validate::Validator;
 use rustyline::{CompletionType, Config, Context, Editor, Helper};
 
 use super::{COMMANDS, set};
-use crate::{Failed, env, load, screen};
+use crate::{Failed, env, load, terminal};
 
 /// Marks the beginning and the end of text of many lines.
 const MANY: &str = "\"\"\"";
@@ -72,7 +72,7 @@ impl Lines {
                 // What was begun is dropped; at an empty prompt it only says how to leave.
                 Err(ReadlineError::Interrupted) => {
                     if text.is_empty() && !many {
-                        println!("{}", screen::dim("/bye or Ctrl-D leaves."));
+                        println!("{}", terminal::dim("/bye or Ctrl-D leaves."));
                     }
                     (text, many) = (String::new(), false);
                     continue;
@@ -171,7 +171,7 @@ fn files(typed: &str) -> Vec<(String, String)> {
 /// terminal is left out.
 fn named(folder: &Path, name: &str, begun: &str) -> Option<String> {
     let wanted = name.starts_with(begun) && (begun.starts_with('.') || !name.starts_with('.'));
-    if !wanted || screen::harmless(name) != name {
+    if !wanted || terminal::harmless(name) != name {
         return None;
     }
     let slash = if folder.join(name).is_dir() { "/" } else { "" };

@@ -9,11 +9,11 @@ use std::io::Write;
 use super::print;
 use crate::args::Run;
 use crate::chat::{Answered, Cut, Talk, speed};
-use crate::load::{Note, Opened};
+use crate::load::{LoadedModel, Notice};
 use crate::lora::Lora;
 use crate::settings::{EngineConfig, Origin, Setting};
 use crate::view::{Looks, View};
-use crate::{Failed, screen};
+use crate::{Failed, terminal};
 use lines::Lines;
 
 /// A command of the chat.
@@ -52,7 +52,7 @@ Ctrl-C stops an answer.
 
 /// What a chat needs besides a model that runs.
 pub(crate) struct Setup<'a> {
-    pub opened: &'a Opened,
+    pub opened: &'a LoadedModel,
     pub config: EngineConfig,
     pub args: &'a Run,
 }
@@ -61,10 +61,10 @@ pub(crate) struct Setup<'a> {
 pub(crate) fn chat(setup: Setup<'_>, talk: Talk) -> Result<(), Failed> {
     let mut lines = Lines::open()?;
     if !talk.dialogue.has_template() {
-        let name = screen::harmless(&setup.opened.name).into_owned();
-        println!("{}", screen::dim(&format!("{name} has no chat template: it continues your text.")));
+        let name = terminal::harmless(&setup.opened.name).into_owned();
+        println!("{}", terminal::dim(&format!("{name} has no chat template: it continues your text.")));
     }
-    println!("{}", screen::dim("/help shows what you can do here."));
+    println!("{}", terminal::dim("/help shows what you can do here."));
     let looks = super::run::looks(setup.args, &talk);
     let verbose = setup.args.verbose;
     let mut chat = Repl { setup, talk, looks, verbose };
@@ -80,7 +80,7 @@ pub(crate) fn chat(setup: Setup<'_>, talk: Talk) -> Result<(), Failed> {
         };
         // One thing that fails does not end the chat.
         if let Err(why) = done {
-            screen::tell(&format!("{} {}", screen::red("error:"), screen::harmless(&why.to_string())));
+            terminal::tell(&format!("{} {}", terminal::red("error:"), terminal::harmless(&why.to_string())));
         }
     }
     print("")
@@ -148,7 +148,7 @@ impl Repl<'_> {
             _ => None,
         };
         for line in [notice, speed].into_iter().flatten() {
-            println!("{}", screen::dim(&line));
+            println!("{}", terminal::dim(&line));
         }
         println!();
         Ok(std::io::stdout().flush()?)
@@ -201,7 +201,7 @@ impl Repl<'_> {
         self.talk.dialogue.truncate(asked);
         let first = text.lines().next().unwrap_or_default();
         let (left, more) = (self.talk.dialogue.messages.len(), if first == text { "" } else { " …" });
-        print(&format!("taken back: {}{more} ({left} messages left)\n", screen::harmless(first)))
+        print(&format!("taken back: {}{more} ({left} messages left)\n", terminal::harmless(first)))
     }
 
     /// Sets up another context: the model is loaded again.
@@ -227,7 +227,7 @@ impl Repl<'_> {
             context: Some(Setting { value: context, origin: Origin::Flag }),
             ..config.clone()
         };
-        let handle = opened.start(&wanted, vec![opened.name.clone()], &Note::show)?;
+        let handle = opened.start(&wanted, vec![opened.name.clone()], &Notice::show)?;
         crate::lora::load(&handle, adapters)?;
         *config = wanted;
         self.talk.go_on_with(handle);

@@ -8,7 +8,7 @@ use super::{Repl, print};
 use crate::dialogue::Message;
 use crate::load::expand;
 use crate::settings::unreadable;
-use crate::{Failed, screen};
+use crate::{Failed, terminal};
 use tallow_engine::sampler::Sampling;
 use tallow_models::reasoning::Effort;
 
@@ -95,7 +95,8 @@ impl Repl<'_> {
         self.talk.dialogue.messages = messages;
         self.talk.dialogue.system = text(&saved["system"]);
         let other = saved["model"].as_str().filter(|model| *model != self.setup.opened.name);
-        let other = other.map_or(String::new(), |model| format!(" (saved with {})", screen::harmless(model)));
+        let other =
+            other.map_or(String::new(), |model| format!(" (saved with {})", terminal::harmless(model)));
         print(&format!("{count} messages{other}\n"))
     }
 

@@ -8,7 +8,7 @@ use super::{Known, Repl, known, print};
 use crate::chat::UNTAUGHT_WHY;
 use crate::chat_args::Think;
 use crate::settings::random;
-use crate::{Failed, screen};
+use crate::{Failed, terminal};
 
 /// Every setting.
 static SETTINGS: &[Known] = &[
@@ -218,6 +218,6 @@ impl Repl<'_> {
             }
             text += &format!("[{}] {}\n", message.role, message.content);
         }
-        screen::harmless(&text).into_owned()
+        terminal::harmless(&text).into_owned()
     }
 }

@@ -21,12 +21,12 @@ use crate::table::Seat;
 const PIECE: usize = 64 << 10;
 
 tokio::task_local! {
-    static CURRENT: Arc<Visit>;
+    static CURRENT: Arc<RequestContext>;
 }
 
 /// What is kept of a request while it lasts.
 #[derive(Debug)]
-pub(crate) struct Visit {
+pub(crate) struct RequestContext {
     pub(crate) client: ClientId,
     pub(crate) claim: Claim,
     pub(crate) seat: Arc<Seat>,
@@ -47,38 +47,38 @@ fn client(seat: &Seat, headers: &HeaderMap, has_keys: bool) -> ClientId {
     ClientId(hasher.finish())
 }
 
-impl Unread for Visit {
+impl Unread for RequestContext {
     fn told(&self, bytes: usize) -> bool {
         self.claim.told(bytes)
     }
 }
 
-impl Visit {
+impl RequestContext {
     /// Of a request. Keys tell clients apart where there are keys.
-    pub(crate) fn new(budget: &Arc<Budget>, request: &Request, has_keys: bool) -> Arc<Visit> {
+    pub(crate) fn new(budget: &Arc<Budget>, request: &Request, has_keys: bool) -> Arc<RequestContext> {
         let seat = request.extensions().get::<Arc<Seat>>().cloned();
         let seat = seat.unwrap_or_else(|| Arc::new(Seat::detached()));
         let client = client(&seat, request.headers(), has_keys);
-        Arc::new(Visit { client, claim: budget.claim(seat.clone()), seat })
+        Arc::new(RequestContext { client, claim: budget.claim(seat.clone()), seat })
     }
 
     /// The visit whose request is being dealt with.
-    pub(crate) fn current() -> Option<Arc<Visit>> {
+    pub(crate) fn current() -> Option<Arc<RequestContext>> {
         CURRENT.try_with(Arc::clone).ok()
     }
 
     /// Deals with its request.
-    pub(crate) async fn scope<T>(self: &Arc<Visit>, work: impl Future<Output = T>) -> T {
+    pub(crate) async fn scope<T>(self: &Arc<RequestContext>, work: impl Future<Output = T>) -> T {
         CURRENT.scope(self.clone(), work).await
     }
 
     /// The same for work that waits for nothing.
-    pub(crate) fn scope_sync<T>(self: &Arc<Visit>, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn scope_sync<T>(self: &Arc<RequestContext>, work: impl FnOnce() -> T) -> T {
         CURRENT.sync_scope(self.clone(), work)
     }
 
     /// Keeps the claim until the client has taken the response.
-    pub(crate) fn hold(self: Arc<Visit>, response: Response) -> Response {
+    pub(crate) fn hold(self: Arc<RequestContext>, response: Response) -> Response {
         let kind = response.headers().get(header::CONTENT_TYPE);
         if kind.is_some_and(|kind| kind == "text/event-stream") {
             self.seat.streaming();
@@ -88,20 +88,20 @@ impl Visit {
                 self.claim.settle(bytes as usize);
                 self.claim.stage(Stage::Leaving);
             }
-            Body::new(Held { body, left: Bytes::new(), visit: self })
+            Body::new(CountedBody { body, left: Bytes::new(), visit: self })
         })
     }
 }
 
 /// The body of an answer, with what it is counted by.
-struct Held {
+struct CountedBody {
     body: Body,
     /// Of what the body gave last.
     left: Bytes,
-    visit: Arc<Visit>,
+    visit: Arc<RequestContext>,
 }
 
-impl hyper::body::Body for Held {
+impl hyper::body::Body for CountedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -139,7 +139,7 @@ impl hyper::body::Body for Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for CountedBody {
     fn drop(&mut self) {
         self.visit.seat.idle();
     }

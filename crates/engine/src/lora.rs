@@ -7,44 +7,44 @@ use std::rc::Rc;
 use tallow_core::{Adapter, Backend, LoraRows};
 
 use crate::handle::Failure;
-use crate::scheduler::Part;
+use crate::scheduler::BatchPart;
 
 /// An adapter that an engine has loaded. What is loaded again, be it under the same name, is another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AdapterId(pub u64);
+pub struct LoraId(pub u64);
 
 /// An adapter, and how much it counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Worn {
+pub struct LoraRef {
     /// Which.
-    pub id: AdapterId,
+    pub id: LoraId,
     /// Multiplies what it adds.
     pub scale: f32,
 }
 
 /// An adapter as everybody may see it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Listed {
+pub struct LoadedLora {
     /// What requests call it.
     pub name: String,
     /// Where its files are.
     pub path: PathBuf,
     /// Itself, and how much it counts unless a request says otherwise.
-    pub worn: Worn,
+    pub lora: LoraRef,
 }
 
 /// Adapters of the requests that an engine has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AdapterUse {
+pub struct LoraUse {
     /// Those of requests under way.
-    pub running: Vec<AdapterId>,
+    pub running: Vec<LoraId>,
     /// Those of requests that wait.
-    pub waiting: Vec<AdapterId>,
+    pub waiting: Vec<LoraId>,
 }
 
 /// Why an adapter was not loaded, or not unloaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum LoraError {
     /// Something goes by its name.
     #[error("there is a model or an adapter called {0:?} already; unload it first, or take another name")]
     Taken(String),
@@ -74,9 +74,9 @@ pub enum Fault {
 /// Adapters on a device.
 #[derive(Debug)]
 pub(crate) struct Adapters<B: Backend> {
-    all: BTreeMap<AdapterId, Rc<Adapter<B>>>,
+    all: BTreeMap<LoraId, Rc<Adapter<B>>>,
     /// Those that nobody can ask for any more. They are let go once nobody has them.
-    leaving: BTreeSet<AdapterId>,
+    leaving: BTreeSet<LoraId>,
 }
 
 impl<B: Backend> Default for Adapters<B> {
@@ -86,23 +86,23 @@ impl<B: Backend> Default for Adapters<B> {
 }
 
 impl<B: Backend> Adapters<B> {
-    pub(crate) fn add(&mut self, id: AdapterId, adapter: Adapter<B>) {
+    pub(crate) fn add(&mut self, id: LoraId, adapter: Adapter<B>) {
         self.all.insert(id, Rc::new(adapter));
     }
 
     /// May a new request have it?
-    pub(crate) fn takes(&self, id: AdapterId) -> bool {
+    pub(crate) fn accepts(&self, id: LoraId) -> bool {
         self.all.contains_key(&id) && !self.leaving.contains(&id)
     }
 
     /// No new request may have it from here on.
-    pub(crate) fn leave(&mut self, id: AdapterId) {
+    pub(crate) fn unload(&mut self, id: LoraId) {
         self.leaving.insert(id);
     }
 
     /// Lets go of those that are leaving, but for those that somebody has.
-    pub(crate) fn let_go(&mut self, has: impl Fn(AdapterId) -> bool) {
-        let gone: Vec<AdapterId> = self.leaving.iter().copied().filter(|id| !has(*id)).collect();
+    pub(crate) fn evict(&mut self, has: impl Fn(LoraId) -> bool) {
+        let gone: Vec<LoraId> = self.leaving.iter().copied().filter(|id| !has(*id)).collect();
         for id in gone {
             self.leaving.remove(&id);
             self.all.remove(&id);
@@ -120,12 +120,12 @@ impl<B: Backend> Adapters<B> {
     }
 
     /// Which rows of a step have which adapter, in order. Neighbours with the same are one.
-    pub(crate) fn of(&self, parts: &[Part]) -> Result<Vec<LoraRows<B>>, tallow_core::Error> {
+    pub(crate) fn of(&self, parts: &[BatchPart]) -> Result<Vec<LoraRows<B>>, tallow_core::Error> {
         let (mut all, mut row) = (Vec::<LoraRows<B>>::new(), 0);
         for part in parts {
             let rows = row..row + part.tokens.len();
             row = rows.end;
-            let Some(Worn { id, scale }) = part.adapter else { continue };
+            let Some(LoraRef { id, scale }) = part.lora else { continue };
             let by = self.all.get(&id).ok_or_else(|| tallow_core::Error::Shape {
                 op: "step",
                 what: "a sequence's adapter",

@@ -5,14 +5,14 @@ use std::path::Path;
 use tallow_models::tokenizer::Special;
 
 use crate::Failed;
-use crate::load::Opened;
+use crate::load::LoadedModel;
 use crate::settings::unreadable;
 
 /// Tokens of a go where nobody says.
 const USUAL: usize = 512;
 
 /// The tokens of a text, cut into goes.
-pub(crate) struct Goes {
+pub(crate) struct Chunks {
     /// Each begins with the token that begins a text, if the model has its texts begin so.
     pub goes: Vec<Vec<u32>>,
     /// Tokens of a go; the last may have fewer.
@@ -21,16 +21,16 @@ pub(crate) struct Goes {
     pub tokens: usize,
 }
 
-impl Goes {
+impl Chunks {
     /// Reads a text, for goes of `context` tokens.
-    pub(crate) fn read(path: &Path, opened: &Opened, context: Option<usize>) -> Result<Goes, Failed> {
+    pub(crate) fn read(path: &Path, opened: &LoadedModel, context: Option<usize>) -> Result<Chunks, Failed> {
         let name = path.display();
         let text = std::fs::read(path).map_err(|e| Failed::new(format!("{name}: {}", unreadable(&e))))?;
         let text = String::from_utf8(text).map_err(|e| {
             let at = e.utf8_error().valid_up_to();
             Failed::new(format!("{name}: is not UTF-8 text: byte {at} cannot be read"))
         })?;
-        let (tokenizer, most) = (&opened.words()?.tokenizer, opened.model.spec.context);
+        let (tokenizer, most) = (&opened.text_codec()?.tokenizer, opened.model.spec.context);
         let tokens = tokenizer.encode(&text, Special::BARE)?;
         let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
         let context = context.unwrap_or(USUAL.min(opened.model.spec.trained_context()));
@@ -40,6 +40,6 @@ impl Goes {
         }
         let goes = tokens.chunks(context - begin.iter().len());
         let goes = goes.map(|go| begin.iter().chain(go).copied().collect()).collect();
-        Ok(Goes { goes, context, tokens: tokens.len() })
+        Ok(Chunks { goes, context, tokens: tokens.len() })
     }
 }

@@ -2,25 +2,25 @@
 
 use tallow_core::{Backend, Error, Tensor};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
-use tallow_engine::adapters::{AdapterId, Worn};
-use tallow_engine::handle::Adoption;
-use tallow_engine::kv::KvShape;
-use tallow_engine::pool::BlockId;
+use tallow_engine::block_pool::BlockId;
+use tallow_engine::handle::LoadLora;
+use tallow_engine::kv_cache::KvShape;
+use tallow_engine::lora::{LoraId, LoraRef};
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{Batch, Part, Place, SeqId, Wanted};
+use tallow_engine::scheduler::{Batch, BatchPart, SeqId, SlotId, Wanted};
 use tallow_models::Model;
 
 use crate::Failed;
 use crate::args::DeviceArgs;
-use crate::device::{Asked, Device, Measured};
-use crate::load::{self, Loading, Note};
+use crate::device::{Device, DeviceChoice, Measured};
+use crate::load::{self, Loading, Notice};
 use crate::memory::{PAGE, Plan, Step};
 use crate::settings::{KvType, Sources, cores};
 
 /// How a model is put on a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
-    pub device: Asked,
+    pub device: DeviceChoice,
     pub isa: Isa,
     pub arithmetic: Arithmetic,
     pub threads: usize,
@@ -53,7 +53,7 @@ impl Setup {
             let best = Isa::best();
             return Err(Failed::new(format!("this CPU does not have {isa}; the best it has is {best}")));
         }
-        let device = sources.get("device", device.device, Asked::Auto)?.value;
+        let device = sources.get("device", device.device, DeviceChoice::Auto)?.value;
         let kv = kv.map_or(Ok(KvType::best(device, isa)), |kv| kv.parse().map_err(Failed::new))?;
         Ok(Setup { device, isa, arithmetic, threads, kv, context: 0, sequences: 1, batch: 256, logits: 1 })
     }
@@ -62,11 +62,11 @@ impl Setup {
 /// Something to do with a model on whichever device it comes to.
 pub(crate) trait Task {
     type Out;
-    fn run<B: Measured>(&mut self, solo: Solo<B>) -> Result<Self::Out, Failed>;
+    fn run<B: Measured>(&mut self, solo: SingleRunner<B>) -> Result<Self::Out, Failed>;
 }
 
 /// Loads a model on a device, if it fits, and does something with it.
-pub(crate) fn alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Result<T::Out, Failed> {
+pub(crate) fn run_alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Result<T::Out, Failed> {
     let each = setup.context.div_ceil(PAGE);
     let (pages, sequences) = (each * setup.sequences, setup.sequences);
     let shape = KvShape { dtype: setup.kv.0, page_len: PAGE, pages, sequences };
@@ -74,8 +74,8 @@ pub(crate) fn alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Resul
     let step = Step { tokens: setup.batch.max(setup.sequences), logits: setup.logits.max(setup.sequences) };
     let plan = |device: &Device| Plan::alone(model, shape, step, device);
     // What is taken is part of what these commands show; what is passed over has to be said.
-    let say = |note: &Note| {
-        if let Note::PassedOver(_) = note {
+    let say = |note: &Notice| {
+        if let Notice::PassedOver(_) = note {
             note.show()
         }
     };
@@ -83,27 +83,27 @@ pub(crate) fn alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Resul
     load::on_some_device(setup.device, plan, &say, |device, _| match device {
         Device::Cpu => {
             let b = Cpu::new(setup.isa, setup.threads)?.with(setup.arithmetic);
-            task.run(Solo { runner: loading.runner(b)?, pages: each, tokens: 0, worn: Vec::new() })
+            task.run(SingleRunner { runner: loading.runner(b)?, pages: each, tokens: 0, worn: Vec::new() })
         }
         #[cfg(feature = "wgpu")]
         Device::Gpu(found) => {
             let runner = loading.gpu_runner(found)?;
-            task.run(Solo { runner, pages: each, tokens: 0, worn: Vec::new() })
+            task.run(SingleRunner { runner, pages: each, tokens: 0, worn: Vec::new() })
         }
     })
 }
 
 /// A model and sequences of it that have equally many tokens.
-pub(crate) struct Solo<B: Backend> {
+pub(crate) struct SingleRunner<B: Backend> {
     runner: Runner<B>,
     /// Pages that each sequence has to itself.
     pages: usize,
     tokens: usize,
     /// Adapters, which sequences have in turn.
-    worn: Vec<Worn>,
+    worn: Vec<LoraRef>,
 }
 
-impl<B: Backend> Solo<B> {
+impl<B: Backend> SingleRunner<B> {
     /// What it runs on.
     pub(crate) fn backend(&self) -> &B {
         self.runner.backend()
@@ -115,14 +115,14 @@ impl<B: Backend> Solo<B> {
     }
 
     /// Loads an adapter. Sequences do not have it yet.
-    pub(crate) fn adapt(&mut self, i: usize, adoption: &Adoption) -> Result<Worn, Failed> {
-        let id = AdapterId(i as u64);
-        self.runner.adapt(id, &adoption.file).map_err(Failed::new)?;
-        Ok(Worn { id, scale: adoption.scale })
+    pub(crate) fn load_lora(&mut self, i: usize, adoption: &LoadLora) -> Result<LoraRef, Failed> {
+        let id = LoraId(i as u64);
+        self.runner.load_lora(id, &adoption.file).map_err(Failed::new)?;
+        Ok(LoraRef { id, scale: adoption.scale })
     }
 
     /// From here on sequences have these adapters, in turn.
-    pub(crate) fn wear(&mut self, worn: &[Worn]) {
+    pub(crate) fn use_lora(&mut self, worn: &[LoraRef]) {
         self.worn = worn.to_vec();
     }
 
@@ -151,11 +151,11 @@ impl<B: Backend> Solo<B> {
         self.runner.logits(&Batch { parts })
     }
 
-    fn part(&self, sequence: usize, tokens: Vec<u32>, logits: Wanted) -> Part {
+    fn part(&self, sequence: usize, tokens: Vec<u32>, logits: Wanted) -> BatchPart {
         let (first, end) = (sequence * self.pages, self.tokens + tokens.len());
         let blocks = (first..first + end.div_ceil(PAGE)).map(|block| BlockId(block as u32)).collect();
-        let (id, place) = (SeqId(sequence as u64), Place(sequence as u32));
-        let adapter = self.worn.get(sequence % self.worn.len().max(1)).copied();
-        Part { id, tokens, start: self.tokens, blocks, place, logits, adapter }
+        let (id, slot) = (SeqId(sequence as u64), SlotId(sequence as u32));
+        let lora = self.worn.get(sequence % self.worn.len().max(1)).copied();
+        BatchPart { id, tokens, start: self.tokens, blocks, slot, logits, lora }
     }
 }

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use tallow_core::{Backend, Error};
 
-use crate::pool::BlockId;
+use crate::block_pool::BlockId;
 use crate::runner::Runner;
-use crate::scheduler::{Batch, Limits, Part, Place, SeqId, Wanted};
+use crate::scheduler::{Batch, BatchPart, Limits, SeqId, SlotId, Wanted};
 
 /// What a step with answers in it should take at most: five tokens a second are as fast as people read.
 pub const STEP: Duration = Duration::from_millis(200);
@@ -27,7 +27,7 @@ pub type Timing = (usize, Duration);
 
 /// The tokens of a step that takes [`STEP`], judging by some that were timed, smallest first; within what makes sense
 /// and `most`.
-pub fn beside(timings: &[Timing], most: usize) -> usize {
+pub fn decode_budget(timings: &[Timing], most: usize) -> usize {
     let (before, (tokens, took)) = match timings {
         [] => return most,
         [only] => ((0, Duration::ZERO), *only),
@@ -54,8 +54,8 @@ pub fn time<B: Backend>(runner: &Runner<B>, limits: &Limits, page_len: usize) ->
             break;
         }
         let blocks = (0..(start + tokens).div_ceil(page_len) as u32).map(BlockId).collect();
-        let (id, place, logits) = (SeqId(0), Place(0), Wanted::Last);
-        let part = Part { id, tokens: vec![0; tokens], start, blocks, place, logits, adapter: None };
+        let (id, slot, logits) = (SeqId(0), SlotId(0), Wanted::Last);
+        let part = BatchPart { id, tokens: vec![0; tokens], start, blocks, slot, logits, lora: None };
         let now = Instant::now();
         runner.logits(&Batch { parts: vec![part] })?;
         runner.backend().sync()?;
@@ -80,7 +80,7 @@ mod tests {
         for (fixed, each) in [(0, 1), (20, 1), (8, 2), (40, 4)] {
             let timings = ms(&[8, 32, 128].map(|n| (n, fixed + each * n as u64)));
             for timed in [&timings[..2], &timings[..]] {
-                let chosen = beside(timed, 1 << 20) as u64;
+                let chosen = decode_budget(timed, 1 << 20) as u64;
                 assert!((200 - each..=200).contains(&(fixed + each * chosen)), "{fixed} {each}: {chosen}");
             }
         }
@@ -89,17 +89,17 @@ mod tests {
     #[test]
     fn there_are_bounds() {
         // Too slow for anything: with one timing, and with more.
-        assert_eq!(beside(&ms(&[(8, 3000)]), 256), LEAST);
-        assert_eq!(beside(&ms(&[(8, 100), (32, 400)]), 256), LEAST);
+        assert_eq!(decode_budget(&ms(&[(8, 3000)]), 256), LEAST);
+        assert_eq!(decode_budget(&ms(&[(8, 100), (32, 400)]), 256), LEAST);
         // Fast: at once all that a step may have.
-        assert_eq!(beside(&ms(&[(8, 2), (32, 3), (128, 6)]), 256), 256);
+        assert_eq!(decode_budget(&ms(&[(8, 2), (32, 3), (128, 6)]), 256), 256);
         // A larger step that took no longer, and nothing that was timed.
-        assert_eq!(beside(&ms(&[(8, 20), (32, 10)]), 256), 256);
-        assert_eq!(beside(&ms(&[(8, 300), (32, 300)]), 256), 256);
-        assert_eq!(beside(&[], 256), 256);
+        assert_eq!(decode_budget(&ms(&[(8, 20), (32, 10)]), 256), 256);
+        assert_eq!(decode_budget(&ms(&[(8, 300), (32, 300)]), 256), 256);
+        assert_eq!(decode_budget(&[], 256), 256);
         // What a step may have at all comes first.
-        assert_eq!(beside(&ms(&[(8, 3000)]), 16), 16);
+        assert_eq!(decode_budget(&ms(&[(8, 3000)]), 16), 16);
         // One alone is taken in proportion.
-        assert_eq!(beside(&ms(&[(8, 20)]), 256), 80);
+        assert_eq!(decode_budget(&ms(&[(8, 20)]), 256), 80);
     }
 }

@@ -7,16 +7,16 @@ use crate::handle::Failure;
 
 /// An engine's life, which its handles and its thread share.
 #[derive(Debug, Default)]
-pub(crate) struct Life {
-    taken: AtomicUsize,
+pub(crate) struct Admission {
+    admitted: AtomicUsize,
     draining: AtomicBool,
     /// Why the engine has ended, once it has.
     ended: OnceLock<Failure>,
 }
 
-impl Life {
+impl Admission {
     /// What to tell those who get no answer any more.
-    pub(crate) fn last_words(&self) -> Failure {
+    pub(crate) fn shutdown_reason(&self) -> Failure {
         let stopped = || match self.draining.load(Ordering::Acquire) {
             true => Failure::ShuttingDown,
             false => Failure::Broken("the engine has stopped; restart the server".into()),
@@ -28,7 +28,7 @@ impl Life {
     pub(crate) fn ready(&self) -> Result<(), Failure> {
         match self.is_alive() && !self.draining.load(Ordering::Acquire) {
             true => Ok(()),
-            false => Err(self.last_words()),
+            false => Err(self.shutdown_reason()),
         }
     }
 
@@ -38,21 +38,21 @@ impl Life {
     }
 
     /// Requests that have a place.
-    pub(crate) fn taken(&self) -> usize {
-        self.taken.load(Ordering::Acquire)
+    pub(crate) fn admitted(&self) -> usize {
+        self.admitted.load(Ordering::Acquire)
     }
 
     /// Gives a request one of so many places, if one is free.
-    pub(crate) fn enter(&self, most: usize) -> Result<(), Failure> {
+    pub(crate) fn admit(&self, most: usize) -> Result<(), Failure> {
         self.ready()?;
         let more = |n| (n < most).then_some(n + 1);
-        let taken = self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        let taken = self.admitted.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
         taken.map(drop).map_err(|_| Failure::Full(most))
     }
 
     /// Takes a request's place back.
-    pub(crate) fn leave(&self) {
-        self.taken.fetch_sub(1, Ordering::AcqRel);
+    pub(crate) fn release(&self) {
+        self.admitted.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// From here on nothing more is taken.

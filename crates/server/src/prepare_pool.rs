@@ -14,7 +14,7 @@ const MOST_LARGE: usize = 4;
 
 /// So many places to work.
 #[derive(Debug)]
-pub(crate) struct Desks(Mutex<State>);
+pub(crate) struct PreparePool(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
@@ -22,46 +22,46 @@ struct State {
     /// Of those, how many a large body may have.
     free_for_large: usize,
     /// Those who wait. The first has the next turn.
-    turns: VecDeque<Turn>,
+    turns: VecDeque<Waiting>,
 }
 
 /// Whose turn it is: large and small bodies of a client take turns too.
 type Flow = (ClientId, bool);
 
 #[derive(Debug)]
-struct Turn {
+struct Waiting {
     flow: Flow,
-    waiting: VecDeque<oneshot::Sender<Desk>>,
+    waiting: VecDeque<oneshot::Sender<PreparePermit>>,
 }
 
 /// A place to work; dropping it gives it to the next.
 #[derive(Debug)]
-pub(crate) struct Desk {
-    desks: Option<Arc<Desks>>,
+pub(crate) struct PreparePermit {
+    desks: Option<Arc<PreparePool>>,
     large: bool,
 }
 
-impl Desks {
+impl PreparePool {
     /// At least two, so that one is left where the other has a large body.
-    pub(crate) fn new(processors: usize) -> Desks {
+    pub(crate) fn new(processors: usize) -> PreparePool {
         let all = processors.max(2);
         let free_for_large = (all / 2).clamp(1, MOST_LARGE);
-        Desks(Mutex::new(State { free: all, free_for_large, turns: VecDeque::new() }))
+        PreparePool(Mutex::new(State { free: all, free_for_large, turns: VecDeque::new() }))
     }
 
     /// Waits for a desk.
-    pub(crate) async fn enter(self: &Arc<Desks>, client: ClientId, large: bool) -> Desk {
+    pub(crate) async fn acquire(self: &Arc<PreparePool>, client: ClientId, large: bool) -> PreparePermit {
         let (give, given) = oneshot::channel();
         self.queue(client, large, give);
         // Senders are only dropped here, once they have been used.
-        given.await.unwrap_or(Desk { desks: None, large })
+        given.await.unwrap_or(PreparePermit { desks: None, large })
     }
 
-    fn queue(self: &Arc<Desks>, client: ClientId, large: bool, give: oneshot::Sender<Desk>) {
+    fn queue(self: &Arc<PreparePool>, client: ClientId, large: bool, give: oneshot::Sender<PreparePermit>) {
         let mut state = self.state();
         match state.turns.iter_mut().find(|turn| turn.flow == (client, large)) {
             Some(turn) => turn.waiting.push_back(give),
-            None => state.turns.push_back(Turn { flow: (client, large), waiting: VecDeque::from([give]) }),
+            None => state.turns.push_back(Waiting { flow: (client, large), waiting: VecDeque::from([give]) }),
         }
         self.hand_out(&mut state);
     }
@@ -71,16 +71,16 @@ impl Desks {
     }
 
     /// Gives free desks to those whose turn it is.
-    fn hand_out(self: &Arc<Desks>, state: &mut State) {
+    fn hand_out(self: &Arc<PreparePool>, state: &mut State) {
         while state.free > 0 {
-            let may = |turn: &Turn| !turn.flow.1 || state.free_for_large > 0;
+            let may = |turn: &Waiting| !turn.flow.1 || state.free_for_large > 0;
             let Some(at) = state.turns.iter().position(may) else { return };
             let Some(mut turn) = state.turns.remove(at) else { return };
             let large = turn.flow.1;
             // Who has gone meanwhile has no turn.
             let next = std::iter::from_fn(|| turn.waiting.pop_front()).find(|give| !give.is_closed());
             if let Some(give) = next {
-                match give.send(Desk { desks: Some(self.clone()), large }) {
+                match give.send(PreparePermit { desks: Some(self.clone()), large }) {
                     Ok(()) => {
                         state.free -= 1;
                         state.free_for_large -= usize::from(large);
@@ -96,7 +96,7 @@ impl Desks {
     }
 }
 
-impl Drop for Desk {
+impl Drop for PreparePermit {
     fn drop(&mut self) {
         let Some(desks) = self.desks.take() else { return };
         let mut state = desks.state();
@@ -123,10 +123,10 @@ mod tests {
 
     #[test]
     fn clients_take_turns_however_many_requests_one_has() {
-        let desks = Arc::new(Desks::new(2));
+        let desks = Arc::new(PreparePool::new(2));
         let (greedy, other) = (ClientId(1), ClientId(2));
-        let enter = |client| Box::pin(desks.enter(client, false));
-        let held: Vec<Desk> = (0..2).map(|_| poll(enter(greedy).as_mut()).unwrap()).collect();
+        let enter = |client| Box::pin(desks.acquire(client, false));
+        let held: Vec<PreparePermit> = (0..2).map(|_| poll(enter(greedy).as_mut()).unwrap()).collect();
         let mut queue: Vec<_> = (0..100).map(|_| enter(greedy)).collect();
         assert!(queue.iter_mut().all(|one| poll(one.as_mut()).is_none()));
         let mut late = enter(other);
@@ -145,13 +145,13 @@ mod tests {
 
     #[test]
     fn large_bodies_leave_a_desk_to_small_ones() {
-        let desks = Arc::new(Desks::new(1));
+        let desks = Arc::new(PreparePool::new(1));
         let client = ClientId(1);
-        let first = poll(pin!(desks.enter(client, true))).unwrap();
-        let mut large = Box::pin(desks.enter(client, true));
+        let first = poll(pin!(desks.acquire(client, true))).unwrap();
+        let mut large = Box::pin(desks.acquire(client, true));
         assert!(poll(large.as_mut()).is_none());
         for _ in 0..10 {
-            assert!(poll(pin!(desks.enter(client, false))).is_some());
+            assert!(poll(pin!(desks.acquire(client, false))).is_some());
         }
         drop(first);
         assert!(poll(large.as_mut()).is_some());

@@ -198,9 +198,9 @@ fn rows() {
             });
         }
         for act in Activation::ALL {
-            same("an activation", &|kernels, out| (kernels.glu)(act, &odd(out.len()), None, out));
+            same("an activation", &|kernels, out| (kernels.activate)(act, &odd(out.len()), None, out));
             same("a gated one", &|kernels, out| {
-                (kernels.glu)(act, &odd(out.len()), Some(&noise(2, out.len())), out);
+                (kernels.activate)(act, &odd(out.len()), Some(&noise(2, out.len())), out);
             });
         }
         same("a cap", &|kernels, out| {

@@ -13,13 +13,13 @@ use tallow_core::{
     Backend, DType, Error, HostWeight, Norm, QkNorm, Reading, Result, Tensor, Trace, Weight, compose,
 };
 
-use crate::adapt::Additions;
 use crate::cache::{CacheWriter, Prep};
-use crate::kernels::{AttendTask, Kept, Kernels, NormTask, Pages, Stage};
+use crate::kernels::{AttendTask, Kernels, NormTask, Pages, Partials, Stage};
+use crate::lora::LoraDeltas;
 use crate::mat::{Mat, MatMut};
 use crate::memory::{Arena, Buf};
 use crate::packed::{PAIR, layout, pack_pair, packed_bytes};
-use crate::phases::{Part, dense, source};
+use crate::phases::{OutputColumns, dense, source};
 use crate::pool::{Pool, Scratch};
 use crate::{Arithmetic, Isa};
 
@@ -112,7 +112,7 @@ impl Cpu {
 impl Cpu {
     /// Does a few tasks in about `pieces` pieces, each some segments of a task, and puts together what they come to.
     fn attend_in_parts(&self, tasks: &[AttendTask<'_>], pieces: usize) -> Result<()> {
-        let Some(cols) = tasks.first().map(AttendTask::kept_cols) else { return Ok(()) };
+        let Some(cols) = tasks.first().map(AttendTask::partial_cols) else { return Ok(()) };
         let segments: usize = tasks.iter().map(|t| t.segments().len()).sum();
         let piece = segments.div_ceil(pieces).max(1);
         let (mut parts, mut starts, mut rows) = (Vec::new(), Vec::new(), 0);
@@ -124,7 +124,7 @@ impl Cpu {
         }
         let kept = self.alloc(DType::F32, rows, cols)?;
         let (m, kernels) = (MatMut::new(&kept), self.kernels);
-        let kept = |i: usize| Kept { rows: &m, first: starts[i] };
+        let kept = |i: usize| Partials { rows: &m, first: starts[i] };
         self.share(parts.len(), SMALL, |scratch, p| {
             let (i, segments) = parts[p].clone();
             tasks[i].run(kernels, &Stage::Segments(segments, kept(i)), &mut scratch.floats);
@@ -231,11 +231,15 @@ impl Backend for Cpu {
 
     fn matmul(&self, op: &Matmul<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let out = self.alloc(DType::F32, op.x.rows(), op.weight.rows())?;
-        let part =
-            Part { w: dense(op.weight), bias: op.bias.map(Mat::new), outputs: op.weight.rows(), column: 0 };
+        let part = OutputColumns {
+            w: dense(op.weight),
+            bias: op.bias.map(Mat::new),
+            outputs: op.weight.rows(),
+            column: 0,
+        };
         let parts = [part];
         let x = self.input(op.x, None, parts.iter().map(|p| &p.w))?;
-        self.multiply(&x, &parts, &out, op.epilogue, &Additions::default().over(self.kernels, &x));
+        self.multiply(&x, &parts, &out, op.epilogue, &LoraDeltas::default().over(self.kernels, &x));
         Ok(out)
     }
 
@@ -317,7 +321,9 @@ impl Backend for Cpu {
     fn activate(&self, op: &Activate<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (k, act) = (self.kernels, op.act);
         let (gate, up) = (Mat::<f32>::new(op.gate), op.up.map(Mat::<f32>::new));
-        self.by_rows(gate.rows, gate.cols, |_, r, out| (k.glu)(act, gate.row(r), up.map(|u| u.row(r)), out))
+        self.by_rows(gate.rows, gate.cols, |_, r, out| {
+            (k.activate)(act, gate.row(r), up.map(|u| u.row(r)), out)
+        })
     }
 
     fn eltwise(&self, op: &Eltwise<'_, Cpu>) -> Result<Tensor<Cpu>> {
@@ -424,8 +430,8 @@ impl Backend for Cpu {
         let out_of_reach = || Error::OutOfMemory { device: "cpu".into(), asked: usize::MAX };
         let total = packed_bytes(format, rows, cols).ok_or_else(out_of_reach)?;
         let out_of_memory = || Error::OutOfMemory { device: "cpu".into(), asked: total };
-        let past = layout(format).shape.past(cols);
-        let data = self.arena.shelve(total.saturating_add(past)).ok_or_else(out_of_memory)?;
+        let past = layout(format).shape.tail_inputs(cols);
+        let data = self.arena.alloc_weights(total.saturating_add(past)).ok_or_else(out_of_memory)?;
         let data = Tensor::whole(data, DType::U8, pairs, total / pairs.max(1));
         let (out, width) = (MatMut::<u8>::new(&data), bytes.len() / rows.max(1));
         let piece = (pairs / (2 * self.threads())).clamp(1, (HELD / (PAIR * width).max(1)).max(1));
@@ -443,16 +449,22 @@ impl Backend for Cpu {
 
     fn linear(&self, op: &Linear<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let Linear { x, weights, epilogue } = *op;
-        self.adapted(&Lora { x, norm: None, weights: std::slice::from_ref(weights), epilogue, adapters: &[] })
+        self.linear_with_lora(&Lora {
+            x,
+            norm: None,
+            weights: std::slice::from_ref(weights),
+            epilogue,
+            adapters: &[],
+        })
     }
 
     fn linear_many(&self, op: &LinearMany<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let LinearMany { x, norm, weights } = *op;
-        self.adapted(&Lora { x, norm, weights, epilogue: Epilogue::NONE, adapters: &[] })
+        self.linear_with_lora(&Lora { x, norm, weights, epilogue: Epilogue::NONE, adapters: &[] })
     }
 
     fn lora(&self, op: &Lora<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        self.adapted(op)
+        self.linear_with_lora(op)
     }
 
     fn qkv_prep(&self, op: &QkvPrep<'_, Cpu>) -> Result<Tensor<Cpu>> {
@@ -483,13 +495,13 @@ impl Backend for Cpu {
     }
 
     fn ffn(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let bent = self.bend(op)?; // [rows, width]
+        let bent = self.gated_up(op)?; // [rows, width]
         let (weights, epilogue, adapters) = (std::slice::from_ref(op.down), op.epilogue, op.adapters);
-        self.adapted(&Lora { x: &bent, norm: None, weights, epilogue, adapters })
+        self.linear_with_lora(&Lora { x: &bent, norm: None, weights, epilogue, adapters })
     }
 
     fn moe(&self, op: &Moe<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        self.mixture(op)
+        self.moe_phases(op)
     }
 
     fn head(&self, op: &Head<'_, Cpu>) -> Result<Tensor<Cpu>> {

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use tallow_core::{DType, LayerKv, RopePairs, StepPlan, Tensor};
 
 use crate::backend::Cpu;
-use crate::kernels::{Kernels, Layout, NormTask, Spread, keep, scale_of};
+use crate::kernels::{Kernels, NormTask, PageLayout, Spread, keep, scale_of};
 use crate::mat::{Mat, MatMut};
 use crate::simd::F8;
 
@@ -124,7 +124,7 @@ pub(crate) struct CacheWriter<'a> {
     k: PagesMut<'a>,
     v: PagesMut<'a>,
     slots: &'a [u32],
-    layout: Layout,
+    layout: PageLayout,
     kernels: &'static Kernels,
 }
 
@@ -136,7 +136,7 @@ impl<'a> CacheWriter<'a> {
         dim: usize,
     ) -> CacheWriter<'a> {
         let (k, v) = (PagesMut::new(kv.k), PagesMut::new(kv.v));
-        let layout = Layout::new(plan.host.page_len, dim, kv.k.dtype());
+        let layout = PageLayout::new(plan.host.page_len, dim, kv.k.dtype());
         CacheWriter { k, v, slots: Mat::new(&plan.slots).row(0), layout, kernels }
     }
 
@@ -176,7 +176,7 @@ impl Prep<'_> {
         }
         if let Some((table, pairs)) = self.rope {
             let angles = angles(table, position);
-            out.chunks_exact_mut(self.dim).for_each(|head| (kernels.rotate)(pairs, angles, head));
+            out.chunks_exact_mut(self.dim).for_each(|head| (kernels.rope)(pairs, angles, head));
         }
     }
 }

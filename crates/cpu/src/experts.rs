@@ -6,9 +6,11 @@ use tallow_core::ops::{Epilogue, Moe, Route};
 use tallow_core::{Backend, DType, Expert, Groups, LinearWeights, Result, Routing, Scores, ShareOf, Tensor};
 
 use crate::backend::Cpu;
-use crate::kernels::{Added, BendTask, Given, LinearTask, Product, bend, linear};
+use crate::kernels::{
+    ActivationInput, ActivationTask, LinearTask, LoraTerms, Product, activate_rows, linear,
+};
 use crate::mat::{Mat, MatMut};
-use crate::phases::{Input, Part, cost};
+use crate::phases::{LinearInput, OutputColumns, cost};
 
 /// A row's place among those of an expert, and how much of what it gets there it takes.
 #[derive(Clone, Copy)]
@@ -18,7 +20,7 @@ struct Share {
 }
 
 /// Rows in the order of the experts that they go to. A row has a place for each of its experts.
-struct Sorted {
+struct ExpertRows {
     /// For each place, the row that is there.
     at: Vec<u32>,
     /// For each place, the row's share.
@@ -31,9 +33,9 @@ struct Sorted {
     ends: Vec<usize>,
 }
 
-impl Sorted {
+impl ExpertRows {
     /// By how much of each expert each row takes.
-    fn new(taken: &Mat<'_, f32>) -> Sorted {
+    fn new(taken: &Mat<'_, f32>) -> ExpertRows {
         let mut counts = vec![0; taken.cols];
         for r in 0..taken.rows {
             counts.iter_mut().zip(taken.row(r)).for_each(|(n, share)| *n += usize::from(*share != 0.0));
@@ -58,7 +60,7 @@ impl Sorted {
             }
             ends.push(shares.len());
         }
-        Sorted { at, of: by_place, places, shares, ends }
+        ExpertRows { at, of: by_place, places, shares, ends }
     }
 
     fn shares(&self, row: usize) -> &[Share] {
@@ -70,7 +72,7 @@ impl Sorted {
 /// An expert that has rows, with one of its layers.
 struct Group<'a> {
     rows: Range<usize>,
-    parts: Vec<Part<'a>>,
+    parts: Vec<OutputColumns<'a>>,
     /// Outputs of the phase.
     outputs: usize,
 }
@@ -78,12 +80,16 @@ struct Group<'a> {
 /// The experts that have rows, those with most first: they take longest, and nobody should wait for them at the end.
 fn groups<'a>(
     op: &'a Moe<'_, Cpu>,
-    sorted: &Sorted,
+    sorted: &ExpertRows,
     layer: impl Fn(&'a Expert<Cpu>) -> &'a [LinearWeights<Cpu>],
     outputs: usize,
 ) -> Vec<Group<'a>> {
     let with = |(e, rows): (&'a Expert<Cpu>, &Range<usize>)| {
-        (!rows.is_empty()).then(|| Group { rows: rows.clone(), parts: Part::side_by_side(layer(e)), outputs })
+        (!rows.is_empty()).then(|| Group {
+            rows: rows.clone(),
+            parts: OutputColumns::side_by_side(layer(e)),
+            outputs,
+        })
     };
     let mut groups: Vec<Group<'a>> = op.experts.iter().zip(&sorted.places).filter_map(with).collect();
     groups.sort_by_key(|g| std::cmp::Reverse(g.rows.len()));
@@ -107,9 +113,9 @@ impl Cpu {
     }
 
     /// [`Backend::moe`]
-    pub(crate) fn mixture(&self, op: &Moe<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    pub(crate) fn moe_phases(&self, op: &Moe<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (dim, width) = (op.x.cols(), op.experts.first().map_or(0, |e| e.down.weight.cols()));
-        let sorted = Sorted::new(&Mat::new(op.shares));
+        let sorted = ExpertRows::new(&Mat::new(op.shares));
         let up = groups(op, &sorted, |e| &e.up, width);
         let bent = self.bend_groups(op, &sorted, &up, width)?; // [places, width]
         let down = groups(op, &sorted, |e| std::slice::from_ref(&e.down), dim);
@@ -150,7 +156,7 @@ impl Cpu {
     fn bend_groups(
         &self,
         op: &Moe<'_, Cpu>,
-        sorted: &Sorted,
+        sorted: &ExpertRows,
         groups: &[Group<'_>],
         width: usize,
     ) -> Result<Tensor<Cpu>> {
@@ -160,7 +166,12 @@ impl Cpu {
             let mut layers = Vec::with_capacity(g.parts.len());
             for p in &g.parts {
                 let of = x.times(self.kernels, p.w);
-                layers.push(Given { of, added: Added::default(), bias: p.bias, columns: p.columns() });
+                layers.push(ActivationInput {
+                    of,
+                    added: LoraTerms::default(),
+                    bias: p.bias,
+                    columns: p.columns(),
+                });
             }
             given.push(layers);
         }
@@ -172,14 +183,19 @@ impl Cpu {
             let (given, rows) = (&given[group], groups[group].rows.clone());
             let joint = groups[group].parts.iter().map(|p| p.outputs).sum::<usize>();
             let apart = (joint == 2 * width).then_some(width);
-            let task = BendTask { given, apart, act, out: &out, rows, columns };
-            bend(self.kernels, &task, &mut scratch.room);
+            let task = ActivationTask { given, apart, act, out: &out, rows, columns };
+            activate_rows(self.kernels, &task, &mut scratch.room);
         });
         Ok(bent)
     }
 
     /// A row for each place, which shares multiply if they are of inputs.
-    fn sorted_input(&self, op: &Moe<'_, Cpu>, sorted: &Sorted, groups: &[Group<'_>]) -> Result<Input> {
+    fn sorted_input(
+        &self,
+        op: &Moe<'_, Cpu>,
+        sorted: &ExpertRows,
+        groups: &[Group<'_>],
+    ) -> Result<LinearInput> {
         let parts = groups.iter().flat_map(|g| &g.parts).map(|p| &p.w);
         if op.share_of == ShareOf::Result {
             return self.picked(op.x, &sorted.at, parts);

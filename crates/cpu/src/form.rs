@@ -1,10 +1,10 @@
-//! [`Form`]: what kernels are compiled for. Formats that are alike once they are packed share one.
+//! [`PackedKind`]: what kernels are compiled for. Formats that are alike once they are packed share one.
 //!
 //! Kernels for each instruction set and each number of rows take long to compile. So they know of a format only what
 //! changes their code: how wide codes are, whether they are looked up, how many inputs share a scale, and what scales are.
-//! What codes stand for is a value that they are given ([`Layout`]).
+//! What codes stand for is a value that they are given ([`PackedLayout`]).
 
-use crate::packed::{CHUNK, LINE, PART, ROWS};
+use crate::packed::{CHUNK, LINE, ROWS, SUBBLOCK};
 
 /// What a chunk begins with: 16 numbers each, one for every row.
 ///
@@ -35,7 +35,7 @@ pub(crate) enum Scales {
 
 /// How codes and scales lie in a chunk.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct PanelShape {
     /// Bits of a code.
     pub bits: usize,
     /// Do codes number what they stand for in a table?
@@ -45,7 +45,7 @@ pub(crate) struct Shape {
     pub scales: Scales,
 }
 
-impl Shape {
+impl PanelShape {
     /// Are the numbers plain, without codes and scales?
     pub(crate) const fn is_plain(&self) -> bool {
         matches!(self.scales, Scales::Plain | Scales::PlainSingles)
@@ -57,7 +57,7 @@ impl Shape {
     }
 
     /// Do all products of a chunk add up without rounding? They do where whole numbers multiply one scale, or none do.
-    pub(crate) const fn is_whole(&self) -> bool {
+    pub(crate) const fn has_int_scales(&self) -> bool {
         matches!(self.scales, Scales::Bytes | Scales::BytesLess | Scales::NibblesLess | Scales::Single)
     }
 
@@ -68,7 +68,7 @@ impl Shape {
 
     /// Inputs whose products are added before anything scales them.
     pub(crate) const fn step(&self) -> usize {
-        if self.is_whole() && self.is_narrow() { 16 } else { self.run }
+        if self.has_int_scales() && self.is_narrow() { 16 } else { self.run }
     }
 
     /// Is something taken away from (or added to) each run?
@@ -93,8 +93,8 @@ impl Shape {
     }
 
     /// Inputs that kernels see of so many: whole parts, where there are codes.
-    pub(crate) const fn seen(&self, inputs: usize) -> usize {
-        if self.is_plain() { inputs } else { inputs.next_multiple_of(PART) }
+    pub(crate) const fn int_inputs(&self, inputs: usize) -> usize {
+        if self.is_plain() { inputs } else { inputs.next_multiple_of(SUBBLOCK) }
     }
 
     /// Bytes of a chunk of a panel. Where lines are groups of inputs, it has none of those past the last.
@@ -102,14 +102,14 @@ impl Shape {
         match self.scales {
             Scales::Plain => (inputs * ROWS * self.bits / 8).next_multiple_of(LINE),
             _ if self.bits == 8 => self.head(inputs) + inputs.div_ceil(4) * LINE,
-            _ => self.head(inputs) + inputs.div_ceil(PART) * LINE * self.bits,
+            _ => self.head(inputs) + inputs.div_ceil(SUBBLOCK) * LINE * self.bits,
         }
     }
 
     /// Bytes that kernels read past the end of a panel: of codes for which there is no input, and which are therefore
     /// multiplied with zeros, whatever they are.
-    pub(crate) const fn past(&self, cols: usize) -> usize {
-        self.panel(self.seen(cols)) - self.panel(cols)
+    pub(crate) const fn tail_inputs(&self, cols: usize) -> usize {
+        self.panel(self.int_inputs(cols)) - self.panel(cols)
     }
 
     /// Bytes of a panel.
@@ -121,7 +121,7 @@ impl Shape {
 
 /// What kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum PackedKind {
     F32,
     F16,
     BF16,
@@ -145,39 +145,39 @@ pub(crate) enum Form {
     EightFloats,
 }
 
-impl Form {
+impl PackedKind {
     /// How codes and scales lie.
-    pub(crate) const fn shape(self) -> Shape {
+    pub(crate) const fn shape(self) -> PanelShape {
         let (bits, looked_up, run, scales) = match self {
-            Form::F32 => (32, false, 32, Scales::Plain),
-            Form::F16 | Form::BF16 => (16, false, 32, Scales::Plain),
-            Form::TwoHalves => (2, false, 32, Scales::Halves),
-            Form::TwoNibbles => (2, false, 16, Scales::NibblesLess),
-            Form::ThreeBytes => (3, false, 16, Scales::Bytes),
-            Form::ThreeTableBytes => (3, true, 16, Scales::Bytes),
-            Form::FourHalves => (4, false, 32, Scales::Halves),
-            Form::FourAdd => (4, false, 32, Scales::HalvesAdd),
-            Form::FourLess => (4, false, 32, Scales::BytesLess),
-            Form::FourTableHalves => (4, true, 32, Scales::Halves),
-            Form::FourTableShort => (4, true, 16, Scales::Halves),
-            Form::FourTableBytes => (4, true, 32, Scales::Bytes),
-            Form::FourTableExponents => (4, true, 32, Scales::Exponents),
-            Form::FiveHalves => (5, false, 32, Scales::Halves),
-            Form::FiveAdd => (5, false, 32, Scales::HalvesAdd),
-            Form::FiveLess => (5, false, 32, Scales::BytesLess),
-            Form::SixBytes => (6, false, 16, Scales::Bytes),
-            Form::EightHalves => (8, false, 32, Scales::Halves),
-            Form::EightSingle => (8, false, 32, Scales::Single),
-            Form::EightFloats => (8, false, 32, Scales::PlainSingles),
+            PackedKind::F32 => (32, false, 32, Scales::Plain),
+            PackedKind::F16 | PackedKind::BF16 => (16, false, 32, Scales::Plain),
+            PackedKind::TwoHalves => (2, false, 32, Scales::Halves),
+            PackedKind::TwoNibbles => (2, false, 16, Scales::NibblesLess),
+            PackedKind::ThreeBytes => (3, false, 16, Scales::Bytes),
+            PackedKind::ThreeTableBytes => (3, true, 16, Scales::Bytes),
+            PackedKind::FourHalves => (4, false, 32, Scales::Halves),
+            PackedKind::FourAdd => (4, false, 32, Scales::HalvesAdd),
+            PackedKind::FourLess => (4, false, 32, Scales::BytesLess),
+            PackedKind::FourTableHalves => (4, true, 32, Scales::Halves),
+            PackedKind::FourTableShort => (4, true, 16, Scales::Halves),
+            PackedKind::FourTableBytes => (4, true, 32, Scales::Bytes),
+            PackedKind::FourTableExponents => (4, true, 32, Scales::Exponents),
+            PackedKind::FiveHalves => (5, false, 32, Scales::Halves),
+            PackedKind::FiveAdd => (5, false, 32, Scales::HalvesAdd),
+            PackedKind::FiveLess => (5, false, 32, Scales::BytesLess),
+            PackedKind::SixBytes => (6, false, 16, Scales::Bytes),
+            PackedKind::EightHalves => (8, false, 32, Scales::Halves),
+            PackedKind::EightSingle => (8, false, 32, Scales::Single),
+            PackedKind::EightFloats => (8, false, 32, Scales::PlainSingles),
         };
-        Shape { bits, looked_up, run, scales }
+        PanelShape { bits, looked_up, run, scales }
     }
 }
 
 /// A form as a type, for what is compiled for each.
-pub(crate) trait Formed: 'static {
-    const FORM: Form;
-    const SHAPE: Shape = Self::FORM.shape();
+pub(crate) trait HasPackedKind: 'static {
+    const KIND: PackedKind;
+    const SHAPE: PanelShape = Self::KIND.shape();
 }
 
 /// The types.
@@ -186,8 +186,8 @@ pub(crate) mod forms {
         ($($name:ident)*) => {
             $(pub(crate) enum $name {}
 
-            impl super::Formed for $name {
-                const FORM: super::Form = super::Form::$name;
+            impl super::HasPackedKind for $name {
+                const KIND: super::PackedKind = super::PackedKind::$name;
             })*
         };
     }
@@ -196,7 +196,7 @@ pub(crate) mod forms {
         FourTableShort FourTableBytes FourTableExponents FiveHalves FiveAdd FiveLess SixBytes EightHalves EightSingle EightFloats);
 }
 
-/// Runs an expression with `$F` standing for the type of a [`Form`] value.
+/// Runs an expression with `$F` standing for the type of a [`PackedKind`] value.
 macro_rules! with_form {
     ($form:expr, $F:ident => $body:expr) => {
         $crate::form::with_form!(@ $form, $F, $body,
@@ -205,7 +205,7 @@ macro_rules! with_form {
     };
     (@ $form:expr, $F:ident, $body:expr, $($name:ident)*) => {
         match $form {
-            $($crate::form::Form::$name => {
+            $($crate::form::PackedKind::$name => {
                 type $F = $crate::form::forms::$name;
                 $body
             })*
@@ -217,23 +217,23 @@ pub(crate) use with_form;
 
 /// How a format's blocks become chunks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    pub form: Form,
-    pub shape: Shape,
+pub(crate) struct PackedLayout {
+    pub form: PackedKind,
+    pub shape: PanelShape,
     /// What codes stand for, where they are looked up.
     pub table: [i8; 16],
     /// What is taken away from each code. Codes of 8 bits, and what tables hold, are signed and have none.
     pub bias: u8,
 }
 
-impl Layout {
+impl PackedLayout {
     /// Codes from which `bias` is taken away.
-    pub(crate) const fn new(form: Form, bias: u8) -> Layout {
-        Layout { form, shape: form.shape(), table: [0; 16], bias }
+    pub(crate) const fn new(form: PackedKind, bias: u8) -> PackedLayout {
+        PackedLayout { form, shape: form.shape(), table: [0; 16], bias }
     }
 
     /// Codes that are looked up.
-    pub(crate) const fn looked_up(form: Form, table: [i8; 16]) -> Layout {
-        Layout { form, shape: form.shape(), table, bias: 0 }
+    pub(crate) const fn looked_up(form: PackedKind, table: [i8; 16]) -> PackedLayout {
+        PackedLayout { form, shape: form.shape(), table, bias: 0 }
     }
 }

@@ -5,8 +5,6 @@
 //! Every number is computed in the same order whatever else is in the batch, so that a request's answer never depends
 //! on its company.
 
-mod activations;
-mod adapt;
 #[cfg(all(test, target_arch = "aarch64"))]
 mod alike;
 mod arithmetic;
@@ -16,12 +14,14 @@ mod experts;
 mod form;
 mod isa;
 mod kernels;
+mod lora;
 mod mat;
 mod memory;
 mod packed;
 mod phases;
 mod pool;
 mod probe;
+mod quantize;
 mod recurrent;
 mod simd;
 

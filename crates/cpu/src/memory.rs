@@ -22,14 +22,14 @@ const HUGE: usize = 2 << 20;
 /// Weights begin at multiples of this: what kernels ask for ahead goes by pages.
 const PAGE: usize = 4096;
 /// The least that a region for weights has. Where memory is not given page by page they have regions of their own.
-const SHELF: usize = if cfg!(unix) { 64 << 20 } else { 0 };
+const WEIGHT_REGION: usize = if cfg!(unix) { 64 << 20 } else { 0 };
 
 /// A handle to memory. Clones share it.
 #[derive(Clone)]
-pub struct Buf(Rc<Lent>);
+pub struct Buf(Rc<Allocation>);
 
 /// Memory that somebody uses, and whose it is.
-struct Lent {
+struct Allocation {
     start: NonNull<u8>,
     len: usize,
     home: Home,
@@ -58,7 +58,7 @@ impl fmt::Debug for Buf {
     }
 }
 
-impl Drop for Lent {
+impl Drop for Allocation {
     fn drop(&mut self) {
         if let Home::Arena(region, arena) = &mut self.home
             && let (Some(arena), Some(region)) = (arena.upgrade(), region.take())
@@ -94,22 +94,22 @@ impl Arena {
             None => Region::new(len)?,
         };
         let (start, home) = (region.start, Home::Arena(Some(region), Rc::downgrade(self)));
-        Some(Buf(Rc::new(Lent { start, len, home })))
+        Some(Buf(Rc::new(Allocation { start, len, home })))
     }
 
     /// Memory for a weight, which is zero: `bytes` bytes and no more. `None` when the system has no more.
-    pub(crate) fn shelve(&self, bytes: usize) -> Option<Buf> {
+    pub(crate) fn alloc_weights(&self, bytes: usize) -> Option<Buf> {
         let len = bytes.max(1).checked_next_multiple_of(PAGE)?;
         let mut shelf = self.shelf.borrow_mut();
         let open = shelf.0.upgrade().filter(|all| all.len - shelf.1 >= len);
         let (all, at) = match open {
             Some(all) => (all, shelf.1),
-            None => (Rc::new(Region::new(len.checked_next_multiple_of(HUGE)?.max(SHELF))?), 0),
+            None => (Rc::new(Region::new(len.checked_next_multiple_of(HUGE)?.max(WEIGHT_REGION))?), 0),
         };
         *shelf = (Rc::downgrade(&all), at + len);
         // SAFETY: `at` and `len` bytes after it lie within the region, in a part that nobody else has.
         let start = unsafe { all.start.add(at) };
-        Some(Buf(Rc::new(Lent { start, len, home: Home::Shelf { _whole: all } })))
+        Some(Buf(Rc::new(Allocation { start, len, home: Home::Shelf { _whole: all } })))
     }
 }
 
@@ -200,12 +200,12 @@ mod tests {
     #[cfg(unix)]
     fn weights_lie_side_by_side_and_go_together() {
         let arena = Arena::default();
-        let sizes = [1, 5000, 3 << 20, SHELF - (3 << 20), 2 * SHELF + 1, 100];
+        let sizes = [1, 5000, 3 << 20, WEIGHT_REGION - (3 << 20), 2 * WEIGHT_REGION + 1, 100];
         for _ in 0..2 {
-            let bufs = sizes.map(|n| arena.shelve(n).unwrap());
+            let bufs = sizes.map(|n| arena.alloc_weights(n).unwrap());
             let at = |i: usize| bufs[i].start() as usize;
             assert_eq!((at(1) - at(0), at(2) - at(1)), (PAGE, 2 * PAGE));
-            assert_eq!(at(5) - at(4), 2 * SHELF + PAGE);
+            assert_eq!(at(5) - at(4), 2 * WEIGHT_REGION + PAGE);
             for (i, size) in sizes.into_iter().enumerate() {
                 assert!((size..size + PAGE).contains(&bufs[i].len()) && at(i).is_multiple_of(PAGE));
                 let apart = |k: usize| at(k) + bufs[k].len() <= at(i) || at(i) + bufs[i].len() <= at(k);
@@ -220,8 +220,8 @@ mod tests {
     #[test]
     fn absurd_sizes_are_refused() {
         let arena = Rc::new(Arena::default());
-        assert!(arena.shelve(usize::MAX).is_none());
-        assert!(arena.shelve(isize::MAX as usize).is_none());
+        assert!(arena.alloc_weights(usize::MAX).is_none());
+        assert!(arena.alloc_weights(isize::MAX as usize).is_none());
         assert!(arena.alloc(usize::MAX).is_none());
         assert!(arena.alloc(isize::MAX as usize).is_none());
     }

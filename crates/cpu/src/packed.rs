@@ -20,7 +20,7 @@ use tallow_quant::{
     with_block,
 };
 
-use crate::form::{Form, Layout, Scales};
+use crate::form::{PackedKind, PackedLayout, Scales};
 
 /// Rows of a panel.
 pub(crate) const ROWS: usize = 16;
@@ -29,7 +29,7 @@ pub(crate) const PAIR: usize = 2 * ROWS;
 /// Inputs of a chunk.
 pub(crate) const CHUNK: usize = 256;
 /// Inputs whose codes lie together.
-pub(crate) const PART: usize = 32;
+pub(crate) const SUBBLOCK: usize = 32;
 /// Bytes of a line.
 pub(crate) const LINE: usize = 64;
 
@@ -42,7 +42,7 @@ pub(crate) fn packed_bytes(format: Format, rows: usize, cols: usize) -> Option<u
 }
 
 /// The layout of a format.
-pub(crate) fn layout(format: Format) -> &'static Layout {
+pub(crate) fn layout(format: Format) -> &'static PackedLayout {
     with_block!(format, B => &B::LAYOUT)
 }
 
@@ -70,7 +70,7 @@ impl Head<'_> {
 
 /// A block that can be packed.
 pub(crate) trait Packing: Block {
-    const LAYOUT: Layout;
+    const LAYOUT: PackedLayout;
 
     /// Writes the codes, one a byte, as [`Shape`](crate::form::Shape) says. `out` is as long as the block.
     fn codes(&self, out: &mut [u8]);
@@ -88,7 +88,7 @@ fn unsigned<const N: usize>(codes: &[i8; N], bias: u8, out: &mut [u8]) {
 }
 
 impl Packing for Q4_0 {
-    const LAYOUT: Layout = Layout::new(Form::FourHalves, 8);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FourHalves, 8);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -101,7 +101,7 @@ impl Packing for Q4_0 {
 }
 
 impl Packing for Q4_1 {
-    const LAYOUT: Layout = Layout::new(Form::FourAdd, 0);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FourAdd, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -115,7 +115,7 @@ impl Packing for Q4_1 {
 }
 
 impl Packing for Q5_0 {
-    const LAYOUT: Layout = Layout::new(Form::FiveHalves, 16);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FiveHalves, 16);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -128,7 +128,7 @@ impl Packing for Q5_0 {
 }
 
 impl Packing for Q5_1 {
-    const LAYOUT: Layout = Layout::new(Form::FiveAdd, 0);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FiveAdd, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -142,7 +142,7 @@ impl Packing for Q5_1 {
 }
 
 impl Packing for Q8_0 {
-    const LAYOUT: Layout = Layout::new(Form::EightHalves, 0);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::EightHalves, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -155,7 +155,7 @@ impl Packing for Q8_0 {
 }
 
 impl Packing for Q2K {
-    const LAYOUT: Layout = Layout::new(Form::TwoNibbles, 0);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::TwoNibbles, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -170,7 +170,7 @@ impl Packing for Q2K {
 }
 
 impl Packing for Q3K {
-    const LAYOUT: Layout = Layout::new(Form::ThreeBytes, 4);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::ThreeBytes, 4);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -184,7 +184,7 @@ impl Packing for Q3K {
 }
 
 impl Packing for Q4K {
-    const LAYOUT: Layout = Layout::new(Form::FourLess, 0);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FourLess, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -200,7 +200,7 @@ impl Packing for Q4K {
 }
 
 impl Packing for Q5K {
-    const LAYOUT: Layout = Layout::new(Form::FiveLess, 0);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FiveLess, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -216,7 +216,7 @@ impl Packing for Q5K {
 }
 
 impl Packing for Q6K {
-    const LAYOUT: Layout = Layout::new(Form::SixBytes, 32);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::SixBytes, 32);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -230,7 +230,7 @@ impl Packing for Q6K {
 }
 
 impl Packing for Q8K {
-    const LAYOUT: Layout = Layout::new(Form::EightSingle, 0);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::EightSingle, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -251,7 +251,7 @@ fn split_halves(qs: &[u8; 16], out: &mut [u8]) {
 }
 
 impl Packing for IQ4NL {
-    const LAYOUT: Layout = Layout::looked_up(Form::FourTableHalves, IQ4NL::VALUES);
+    const LAYOUT: PackedLayout = PackedLayout::looked_up(PackedKind::FourTableHalves, IQ4NL::VALUES);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -264,7 +264,7 @@ impl Packing for IQ4NL {
 }
 
 impl Packing for IQ4XS {
-    const LAYOUT: Layout = Layout::looked_up(Form::FourTableBytes, IQ4NL::VALUES);
+    const LAYOUT: PackedLayout = PackedLayout::looked_up(PackedKind::FourTableBytes, IQ4NL::VALUES);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -278,7 +278,7 @@ impl Packing for IQ4XS {
 }
 
 impl Packing for MXFP4 {
-    const LAYOUT: Layout = Layout::looked_up(Form::FourTableExponents, MXFP4::VALUES);
+    const LAYOUT: PackedLayout = PackedLayout::looked_up(PackedKind::FourTableExponents, MXFP4::VALUES);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -291,7 +291,7 @@ impl Packing for MXFP4 {
 }
 
 impl Packing for NVFP4 {
-    const LAYOUT: Layout = Layout::looked_up(Form::FourTableShort, NVFP4::VALUES);
+    const LAYOUT: PackedLayout = PackedLayout::looked_up(PackedKind::FourTableShort, NVFP4::VALUES);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -312,7 +312,7 @@ impl Packing for NVFP4 {
 macro_rules! gridded {
     ($($block:ident: $form:ident),*) => {
         $(impl Packing for $block {
-            const LAYOUT: Layout = Layout::looked_up(Form::$form, <$block as Gridded>::VALUES);
+            const LAYOUT: PackedLayout = PackedLayout::looked_up(PackedKind::$form, <$block as Gridded>::VALUES);
 
             #[inline(always)]
             fn codes(&self, out: &mut [u8]) {
@@ -336,7 +336,7 @@ gridded!(IQ3XXS: FourTableBytes, IQ3S: FourTableBytes);
 macro_rules! ternary {
     ($($block:ident),*) => {
         $(impl Packing for $block {
-            const LAYOUT: Layout = Layout::new(Form::TwoNibbles, 0);
+            const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::TwoNibbles, 0);
 
             #[inline(always)]
             fn codes(&self, out: &mut [u8]) {
@@ -358,7 +358,7 @@ ternary!(TQ1_0, TQ2_0);
 macro_rules! few {
     ($($block:ident),*) => {
         $(impl Packing for $block {
-            const LAYOUT: Layout = Layout::new(Form::TwoHalves, 1);
+            const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::TwoHalves, 1);
 
             #[inline(always)]
             fn codes(&self, out: &mut [u8]) {
@@ -379,7 +379,7 @@ few!(Q1_0, Q2_0);
 macro_rules! plain {
     ($($block:ident),*) => {
         $(impl Packing for $block {
-            const LAYOUT: Layout = Layout::new(Form::$block, 0);
+            const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::$block, 0);
 
             fn codes(&self, _: &mut [u8]) {}
 
@@ -391,7 +391,7 @@ macro_rules! plain {
 plain!(F32, F16, BF16);
 
 impl Packing for F8 {
-    const LAYOUT: Layout = Layout::new(Form::EightFloats, 0);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::EightFloats, 0);
 
     fn codes(&self, out: &mut [u8]) {
         out.copy_from_slice(&self.qs);
@@ -450,7 +450,7 @@ fn floats_row<B: Packing>(blocks: &[B], inputs: usize, row: usize, out: &mut [u8
     let (head, codes) = out.split_at_mut(B::LAYOUT.shape.head(inputs));
     let mut head = Head { bytes: head, row };
     let mut codes = codes[row..].iter_mut().step_by(ROWS);
-    let mut some = [0; PART];
+    let mut some = [0; SUBBLOCK];
     for (i, block) in blocks.iter().enumerate() {
         block.codes(&mut some);
         block.head(i, &mut head);
@@ -470,9 +470,9 @@ fn blocks_row<B: Packing>(blocks: &[B], inputs: usize, row: usize, out: &mut [u8
     }
     // Kernels see bytes, whichever end of a word comes first.
     let planes: &mut [u32] = bytemuck::cast_slice_mut(planes);
-    for (part, w) in codes[..B::LAYOUT.shape.seen(inputs) / 4].chunks_exact(PART / 4).enumerate() {
+    for (part, w) in codes[..B::LAYOUT.shape.int_inputs(inputs) / 4].chunks_exact(SUBBLOCK / 4).enumerate() {
         let lines = &mut planes[part * B::LAYOUT.shape.bits * ROWS..];
-        let groups = (lines.len() / ROWS).min(PART / 4);
+        let groups = (lines.len() / ROWS).min(SUBBLOCK / 4);
         let mut put = |line: usize, x: u32| lines[line * ROWS + row] = x;
         let two = |shift: u32, h: usize| {
             (0..4).map(|j| (w[4 * h + j] >> shift & 0x0303_0303) << (2 * j)).sum::<u32>()

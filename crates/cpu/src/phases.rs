@@ -6,52 +6,55 @@ use tallow_core::ops::{Epilogue, Ffn, Normalize};
 use tallow_core::{Backend, DType, LinearWeights, Norm, Result, Tensor, Weight};
 
 use crate::Arithmetic;
-use crate::activations::{Activations, Side};
-use crate::adapt::{Additions, Downs};
 use crate::backend::{Cpu, norm_task};
-use crate::kernels::{BendTask, Given, Kernels, LinearTask, NormTask, Packed, Product, Source, bend, linear};
+use crate::kernels::{
+    ActivationInput, ActivationTask, Kernels, LinearTask, MatrixSource, NormTask, Packed, Product,
+    activate_rows, linear,
+};
+use crate::lora::{LoraA, LoraDeltas};
 use crate::mat::{Mat, MatMut};
 use crate::packed::PAIR;
+use crate::quantize::{QuantizedRows, RowSums};
 
 /// A weight as kernels read it.
-pub(crate) fn source(w: &Weight<Cpu>) -> Source<'_> {
+pub(crate) fn source(w: &Weight<Cpu>) -> MatrixSource<'_> {
     match w {
         Weight::Dense(t) => dense(t),
-        Weight::Blocks { data, format, cols, .. } => Source::Packed(Packed::new(data, *format, *cols)),
+        Weight::Blocks { data, format, cols, .. } => MatrixSource::Packed(Packed::new(data, *format, *cols)),
     }
 }
 
 /// A dense matrix as kernels read it.
-pub(crate) fn dense(t: &Tensor<Cpu>) -> Source<'_> {
+pub(crate) fn dense(t: &Tensor<Cpu>) -> MatrixSource<'_> {
     match t.dtype() {
-        DType::F16 => Source::F16(Mat::new(t)),
-        DType::BF16 => Source::BF16(Mat::new(t)),
-        _ => Source::F32(Mat::new(t)),
+        DType::F16 => MatrixSource::F16(Mat::new(t)),
+        DType::BF16 => MatrixSource::BF16(Mat::new(t)),
+        _ => MatrixSource::F32(Mat::new(t)),
     }
 }
 
 /// One linear layer of a phase, and which columns of the phase's result are its outputs.
-pub(crate) struct Part<'a> {
-    pub w: Source<'a>,
+pub(crate) struct OutputColumns<'a> {
+    pub w: MatrixSource<'a>,
     pub bias: Option<Mat<'a, f32>>,
     pub outputs: usize,
     /// Its first column.
     pub column: usize,
 }
 
-impl<'a> Part<'a> {
+impl<'a> OutputColumns<'a> {
     /// Its columns of the phase's result.
     pub(crate) fn columns(&self) -> Range<usize> {
         self.column..self.column + self.outputs
     }
 
     /// Linear layers with their outputs side by side.
-    pub(crate) fn side_by_side(by: &'a [LinearWeights<Cpu>]) -> Vec<Part<'a>> {
+    pub(crate) fn side_by_side(by: &'a [LinearWeights<Cpu>]) -> Vec<OutputColumns<'a>> {
         let mut column = 0;
         let part = |l: &'a LinearWeights<Cpu>| {
             let outputs = l.weight.rows();
             column += outputs;
-            Part {
+            OutputColumns {
                 w: source(&l.weight),
                 bias: l.bias.as_ref().map(Mat::new),
                 outputs,
@@ -63,18 +66,18 @@ impl<'a> Part<'a> {
 }
 
 /// What a phase multiplies: rows of numbers, as its weights take them.
-pub(crate) struct Input {
+pub(crate) struct LinearInput {
     rows: usize,
     /// `None` where no weight takes them so.
     plain: Option<Tensor<Cpu>>,
     /// The same.
-    rounded: Option<Activations>,
+    rounded: Option<QuantizedRows>,
 }
 
-impl Input {
-    pub(crate) fn times<'a>(&'a self, k: &Kernels, w: Source<'a>) -> Product<'a> {
+impl LinearInput {
+    pub(crate) fn times<'a>(&'a self, k: &Kernels, w: MatrixSource<'a>) -> Product<'a> {
         let x = self.plain.as_ref().map_or_else(|| Mat::without_columns(self.rows), Mat::new);
-        let rounded = self.rounded.as_ref().and_then(|r| r.of(w.side(k)?));
+        let rounded = self.rounded.as_ref().and_then(|r| r.of(w.row_sums(k)?));
         Product { w, x, rounded }
     }
 }
@@ -86,8 +89,8 @@ impl Cpu {
     }
 
     /// What a weight needs of rounded input, if it is to be multiplied with that.
-    pub(crate) fn side(&self, w: &Source<'_>) -> Option<Side> {
-        if self.arithmetic == Arithmetic::Fast { w.side(self.kernels) } else { None }
+    pub(crate) fn row_sums(&self, w: &MatrixSource<'_>) -> Option<RowSums> {
+        if self.arithmetic == Arithmetic::Fast { w.row_sums(self.kernels) } else { None }
     }
 
     /// The input of a phase, normalised if asked, and rounded once for all weights that take it so.
@@ -95,9 +98,9 @@ impl Cpu {
         &self,
         x: &Tensor<Cpu>,
         norm: Option<&Norm<Cpu>>,
-        by: impl Iterator<Item = &'a Source<'a>> + Clone,
-    ) -> Result<Input> {
-        let sides = || by.clone().map(|w| self.side(w));
+        by: impl Iterator<Item = &'a MatrixSource<'a>> + Clone,
+    ) -> Result<LinearInput> {
+        let sides = || by.clone().map(|w| self.row_sums(w));
         let plain = match norm {
             None => Some(x.clone()),
             // Unless all that is wanted is the rounded row.
@@ -107,7 +110,7 @@ impl Cpu {
         let from = Mat::new(plain.as_ref().unwrap_or(x));
         let norm = norm.filter(|_| plain.is_none()).map(norm_task);
         let rounded = self.rounded(x.rows(), x.cols(), sides().flatten(), norm, |r| from.row(r))?;
-        Ok(Input { rows: x.rows(), plain, rounded })
+        Ok(LinearInput { rows: x.rows(), plain, rounded })
     }
 
     /// The input of a phase that takes some rows of `x`, and some of them several times.
@@ -115,9 +118,9 @@ impl Cpu {
         &self,
         x: &Tensor<Cpu>,
         at: &[u32],
-        by: impl Iterator<Item = &'a Source<'a>> + Clone,
-    ) -> Result<Input> {
-        let sides = || by.clone().map(|w| self.side(w));
+        by: impl Iterator<Item = &'a MatrixSource<'a>> + Clone,
+    ) -> Result<LinearInput> {
+        let sides = || by.clone().map(|w| self.row_sums(w));
         let from = Mat::<f32>::new(x);
         let row = |place: usize| from.row(at[place] as usize);
         let plain = match sides().all(|side| side.is_some()) {
@@ -125,7 +128,7 @@ impl Cpu {
             false => Some(self.by_rows(at.len(), x.cols(), |_, place, out| out.copy_from_slice(row(place)))?),
         };
         let rounded = self.rounded(at.len(), x.cols(), sides().flatten(), None, row)?;
-        Ok(Input { rows: at.len(), plain, rounded })
+        Ok(LinearInput { rows: at.len(), plain, rounded })
     }
 
     /// Rows rounded for whoever needs them so, if anybody does.
@@ -133,15 +136,15 @@ impl Cpu {
         &self,
         rows: usize,
         cols: usize,
-        needs: impl Iterator<Item = Side>,
+        needs: impl Iterator<Item = RowSums>,
         norm: Option<NormTask<'_>>,
         row: impl Fn(usize) -> &'a [f32] + Sync,
-    ) -> Result<Option<Activations>> {
+    ) -> Result<Option<QuantizedRows>> {
         let mut needs = needs.peekable();
         if needs.peek().is_none() {
             return Ok(None);
         }
-        let to = Activations::new(self, rows, cols, needs)?;
+        let to = QuantizedRows::new(self, rows, cols, needs)?;
         to.fill(self, rows, row, norm.as_ref());
         Ok(Some(to))
     }
@@ -149,11 +152,11 @@ impl Cpu {
     /// One phase: every output of every part, for all rows, with what adapters add.
     pub(crate) fn multiply(
         &self,
-        x: &Input,
-        parts: &[Part<'_>],
+        x: &LinearInput,
+        parts: &[OutputColumns<'_>],
         out: &Tensor<Cpu>,
         then: Epilogue<'_, Cpu>,
-        downs: &Downs<'_>,
+        downs: &LoraA<'_>,
     ) {
         let (out, residual) = (MatMut::new(out), then.residual.map(Mat::new));
         let mut tasks = Vec::with_capacity(parts.len());
@@ -185,16 +188,16 @@ impl Cpu {
 
     /// The first phase of a feed-forward block: gate, up and activation together, so that what they exchange stays in
     /// the nearest cache.
-    pub(crate) fn bend(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    pub(crate) fn gated_up(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (width, rows) = (op.down.weight.cols(), op.x.rows());
-        let added = Additions::new(self, op.up, op.adapters, rows)?;
-        let parts = Part::side_by_side(op.up);
-        let x = self.input(op.x, op.norm, parts.iter().map(|p| &p.w).chain(added.downs()))?;
+        let added = LoraDeltas::new(self, op.up, op.adapters, rows)?;
+        let parts = OutputColumns::side_by_side(op.up);
+        let x = self.input(op.x, op.norm, parts.iter().map(|p| &p.w).chain(added.lora_a()))?;
         let downs = added.over(self.kernels, &x);
         let mut given = Vec::with_capacity(parts.len());
         for (i, p) in parts.iter().enumerate() {
             let (of, added) = (x.times(self.kernels, p.w), downs.to(i));
-            given.push(Given { of, added, bias: p.bias, columns: p.columns() });
+            given.push(ActivationInput { of, added, bias: p.bias, columns: p.columns() });
         }
         let bent = self.alloc(DType::F32, rows, width)?;
         let out = MatMut::new(&bent);
@@ -202,15 +205,15 @@ impl Cpu {
         self.share(width.div_ceil(piece), cost(rows, &parts), |scratch, i| {
             downs.help(&mut scratch.room);
             let columns = i * piece..width.min((i + 1) * piece);
-            let task = BendTask { given: &given, apart, act, out: &out, rows: 0..rows, columns };
-            bend(self.kernels, &task, &mut scratch.room);
+            let task = ActivationTask { given: &given, apart, act, out: &out, rows: 0..rows, columns };
+            activate_rows(self.kernels, &task, &mut scratch.room);
         });
         Ok(bent)
     }
 }
 
 /// About how many multiplications a phase takes.
-pub(crate) fn cost(rows: usize, parts: &[Part<'_>]) -> usize {
+pub(crate) fn cost(rows: usize, parts: &[OutputColumns<'_>]) -> usize {
     parts.iter().map(|p| rows * p.outputs * p.w.cols()).sum()
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::kernels::Room;
+use crate::kernels::LinearScratch;
 
 /// Turns of a loop before a waiting worker lets others run. About ten microseconds.
 const SPINS: u32 = 2_000;
@@ -29,7 +29,7 @@ pub(crate) struct Pool {
 pub(crate) struct Scratch {
     pub floats: Vec<f32>,
     /// For linear layers.
-    pub room: Room,
+    pub room: LinearScratch,
 }
 
 /// What a piece of work gets: scratch memory of its thread, and which piece it is.
@@ -47,7 +47,7 @@ unsafe impl Send for Job {}
 
 /// Keeps what many threads write on cache lines of their own.
 #[repr(align(128))]
-struct Apart<T>(T);
+struct CachePadded<T>(T);
 
 /// One word that says which job is on, whether it may still be joined, and how many workers are in it.
 ///
@@ -92,14 +92,14 @@ impl Gate {
 }
 
 struct Shared {
-    gate: Apart<Gate>,
+    gate: CachePadded<Gate>,
     /// For each thread, the next of its own pieces to take. They lie side by side, as what they read does: memory is
     /// fastest where each thread goes from front to back. Who is done with its own takes others'.
-    next: Vec<Apart<AtomicUsize>>,
+    next: Vec<CachePadded<AtomicUsize>>,
     job: Mutex<Option<Job>>,
     /// A piece panicked with this.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    asleep: Vec<Apart<AtomicBool>>,
+    asleep: Vec<CachePadded<AtomicBool>>,
     stop: AtomicBool,
 }
 
@@ -228,11 +228,11 @@ impl Pool {
     pub(crate) fn new(threads: usize) -> std::io::Result<Pool> {
         let extra = threads.max(1) - 1;
         let shared = Arc::new(Shared {
-            gate: Apart(Gate(AtomicUsize::new(0))),
-            next: (0..=extra).map(|_| Apart(AtomicUsize::new(0))).collect(),
+            gate: CachePadded(Gate(AtomicUsize::new(0))),
+            next: (0..=extra).map(|_| CachePadded(AtomicUsize::new(0))).collect(),
             job: Mutex::new(None),
             panic: Mutex::new(None),
-            asleep: (0..extra).map(|_| Apart(AtomicBool::new(false))).collect(),
+            asleep: (0..extra).map(|_| CachePadded(AtomicBool::new(false))).collect(),
             stop: AtomicBool::new(false),
         });
         let mut pool = Pool { shared, workers: Vec::new() };

@@ -35,7 +35,7 @@ impl Cpu {
                 count += 1;
             }
             let task = ConvolveTask { by: by.rows(by.rows - count..by.rows), rows: &rows[..count] };
-            (k.convolve)(&task, out);
+            (k.causal_conv)(&task, out);
         })?;
         for (i, (span, StateRows { to: row, .. })) in host.spans.iter().zip(&host.states).enumerate() {
             // SAFETY: a plan's rows of states differ, so nobody reads this one, and nobody else writes it.
@@ -82,7 +82,7 @@ impl Cpu {
                 0 => block.fill(0.0),
                 _ => block.copy_from_slice(&from.row(state.from as usize)[task.place()]),
             }
-            (k.delta)(task, block);
+            (k.gated_delta)(task, block);
         });
         Ok(out)
     }

@@ -234,7 +234,7 @@ fn what_fails_is_logged_as_a_warning() {
 fn the_adapter_of_a_request_is_named() {
     listen();
     let (handle, commands, alive) = EngineHandle::new(info());
-    let worn = LoraRef { id: LoraId(7), scale: 1.0 };
+    let lora = LoraRef { id: LoraId(7), scale: 1.0 };
     alive.list(vec![LoadedLora { name: "poet".into(), path: "somewhere".into(), lora }]);
     std::thread::spawn(move || {
         while let Ok(Command::Submit(mut submission)) = commands.recv() {

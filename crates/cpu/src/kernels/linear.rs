@@ -7,23 +7,23 @@ use tallow_core::Tensor;
 use tallow_quant::Format;
 
 use super::Kernels;
-use super::dot::{DotTask, PlainTask, Sums};
-use super::few::{FewRows, FewTask};
+use super::gemm::{FloatGemmTask, GemmTask, Sums};
+use super::gemv::{GemvRows, GemvTask};
 use super::unpack::{Chunk, Plain};
-use crate::activations::{Rounded, Side};
 use crate::backend::Cpu;
-use crate::form::Layout;
+use crate::form::PackedLayout;
 use crate::mat::{Mat, MatMut};
-use crate::packed::{self, CHUNK, LINE, PAIR, PART, ROWS};
+use crate::packed::{self, CHUNK, LINE, PAIR, ROWS, SUBBLOCK};
 use crate::pool::First;
-use crate::simd::{Simd, fetch};
+use crate::quantize::{QuantizedView, RowSums};
+use crate::simd::{Simd, prefetch_slice};
 
 /// Rows of input that are multiplied while their sums stay in a near cache.
 const TOKENS: usize = 512;
 
 /// A matrix of weights.
 #[derive(Clone, Copy)]
-pub(crate) enum Source<'a> {
+pub(crate) enum MatrixSource<'a> {
     /// Panels.
     Packed(Packed<'a>),
     /// Rows of plain numbers, as a tensor has them.
@@ -36,7 +36,7 @@ pub(crate) enum Source<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Packed<'a> {
     pub pairs: Mat<'a, u8>,
-    pub layout: &'static Layout,
+    pub layout: &'static PackedLayout,
     /// As kernels [see](crate::form::Shape::seen) them.
     pub cols: usize,
     /// How many take turns: two, or one that is alone.
@@ -52,8 +52,8 @@ impl<'a> Packed<'a> {
     pub(crate) fn new(data: &'a Tensor<Cpu>, format: Format, cols: usize) -> Packed<'a> {
         let layout = packed::layout(format);
         let (shape, last) = (&layout.shape, cols % CHUNK);
-        let (chunk, rest) = (shape.chunk(CHUNK), shape.chunk(shape.seen(last)));
-        let (cols, past) = (shape.seen(cols), rest - shape.chunk(last));
+        let (chunk, rest) = (shape.chunk(CHUNK), shape.chunk(shape.int_inputs(last)));
+        let (cols, past) = (shape.int_inputs(cols), rest - shape.chunk(last));
         let panel = cols / CHUNK * chunk + if last == 0 { 0 } else { rest - past };
         let panels = if data.cols() > panel { 2 } else { 1 };
         Packed { pairs: Mat::and_past(data, past), layout, cols, panels, chunk, rest, past }
@@ -61,7 +61,7 @@ impl<'a> Packed<'a> {
 
     /// Groups of four inputs of one part of eight bits.
     pub(super) fn groups(&self) -> usize {
-        (PART * ROWS - self.past) / LINE
+        (SUBBLOCK * ROWS - self.past) / LINE
     }
 
     /// A chunk of a panel, and its inputs.
@@ -75,39 +75,39 @@ impl<'a> Packed<'a> {
     }
 }
 
-impl Source<'_> {
+impl MatrixSource<'_> {
     /// Inputs of the layer, as kernels see them.
     pub(crate) fn cols(&self) -> usize {
         match self {
-            Source::Packed(p) => p.cols,
-            Source::F32(m) => m.cols,
-            Source::F16(m) => m.cols,
-            Source::BF16(m) => m.cols,
+            MatrixSource::Packed(p) => p.cols,
+            MatrixSource::F32(m) => m.cols,
+            MatrixSource::F16(m) => m.cols,
+            MatrixSource::BF16(m) => m.cols,
         }
     }
 
     /// What it needs of rounded input, if it can be multiplied with that.
-    pub(crate) fn side(&self, k: &Kernels) -> Option<Side> {
+    pub(crate) fn row_sums(&self, k: &Kernels) -> Option<RowSums> {
         match self {
-            Source::Packed(p) if !p.layout.shape.is_plain() => Some(Side::of(p.layout, k.biased)),
+            MatrixSource::Packed(p) if !p.layout.shape.is_plain() => Some(RowSums::of(p.layout, k.biased)),
             _ => None,
         }
     }
 
     /// Asks for a pair of panels.
     fn fetch(&self, pair: usize) {
-        if let Source::Packed(p) = self {
-            fetch(p.pairs.row(pair));
+        if let MatrixSource::Packed(p) = self {
+            prefetch_slice(p.pairs.row(pair));
         }
     }
 
     /// One row as plain numbers.
-    pub(crate) fn unpack_row(&self, k: &Kernels, row: usize, room: &mut Room, out: &mut [f32]) {
+    pub(crate) fn unpack_row(&self, k: &Kernels, row: usize, room: &mut LinearScratch, out: &mut [f32]) {
         match self {
-            Source::F32(m) => out.copy_from_slice(m.row(row)),
-            Source::F16(m) => out.iter_mut().zip(m.row(row)).for_each(|(o, x)| *o = x.to_f32()),
-            Source::BF16(m) => out.iter_mut().zip(m.row(row)).for_each(|(o, x)| *o = x.to_f32()),
-            Source::Packed(p) => {
+            MatrixSource::F32(m) => out.copy_from_slice(m.row(row)),
+            MatrixSource::F16(m) => out.iter_mut().zip(m.row(row)).for_each(|(o, x)| *o = x.to_f32()),
+            MatrixSource::BF16(m) => out.iter_mut().zip(m.row(row)).for_each(|(o, x)| *o = x.to_f32()),
+            MatrixSource::Packed(p) => {
                 for (i, out) in out.chunks_mut(CHUNK).enumerate() {
                     let (from, inputs) = p.chunk(row / ROWS, i);
                     (k.unpack_plain)(p.layout, from, inputs, &mut room.chunks[0], &mut room.plain[0]);
@@ -118,23 +118,23 @@ impl Source<'_> {
     }
 
     /// A chunk of a pair of panels as plain numbers. Rows past the last are whatever they are.
-    fn unpack_pair(&self, k: &Kernels, pair: usize, inputs: Range<usize>, room: &mut Room) {
+    fn unpack_pair(&self, k: &Kernels, pair: usize, inputs: Range<usize>, room: &mut LinearScratch) {
         match self {
-            Source::Packed(p) => {
+            MatrixSource::Packed(p) => {
                 for i in 0..p.panels {
                     let (from, inputs) = p.chunk(2 * pair + i, inputs.start / CHUNK);
                     (k.unpack_plain)(p.layout, from, inputs, &mut room.chunks[0], &mut room.plain[i]);
                 }
             }
-            Source::F32(m) => turn(m, pair, inputs, &mut room.plain, |x| x),
-            Source::F16(m) => turn(m, pair, inputs, &mut room.plain, f16::to_f32),
-            Source::BF16(m) => turn(m, pair, inputs, &mut room.plain, bf16::to_f32),
+            MatrixSource::F32(m) => transpose(m, pair, inputs, &mut room.plain, |x| x),
+            MatrixSource::F16(m) => transpose(m, pair, inputs, &mut room.plain, f16::to_f32),
+            MatrixSource::BF16(m) => transpose(m, pair, inputs, &mut room.plain, bf16::to_f32),
         }
     }
 }
 
 /// Some inputs of the rows of a pair, side by side.
-fn turn<T: bytemuck::Pod>(
+fn transpose<T: bytemuck::Pod>(
     m: &Mat<'_, T>,
     pair: usize,
     inputs: Range<usize>,
@@ -150,7 +150,7 @@ fn turn<T: bytemuck::Pod>(
 }
 
 /// Memory that a thread keeps for linear layers.
-pub(crate) struct Room {
+pub(crate) struct LinearScratch {
     chunks: Box<[Chunk; 2]>,
     plain: Box<[Plain; 2]>,
     /// Those of the pair of panels at hand.
@@ -159,9 +159,9 @@ pub(crate) struct Room {
     pub(super) gathered: [Vec<Sums>; 2],
 }
 
-impl Default for Room {
-    fn default() -> Room {
-        Room {
+impl Default for LinearScratch {
+    fn default() -> LinearScratch {
+        LinearScratch {
             chunks: Box::new([const { Chunk::EMPTY }; 2]),
             plain: Box::new([const { Plain::EMPTY }; 2]),
             sums: Vec::new(),
@@ -174,23 +174,23 @@ impl Default for Room {
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
     /// [outputs, inputs]
-    pub w: Source<'a>,
+    pub w: MatrixSource<'a>,
     /// [rows, inputs], or without columns where the weight takes the next.
     pub x: Mat<'a, f32>,
     /// The same, rounded, if the weights are to be multiplied with that.
-    pub rounded: Option<Rounded<'a>>,
+    pub rounded: Option<QuantizedView<'a>>,
 }
 
 /// What is added to the sums of a layer.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Added<'a> {
-    pub parts: &'a [AddedPart<'a>],
+pub(crate) struct LoraTerms<'a> {
+    pub parts: &'a [LoraTerm<'a>],
     /// Before that, there is nothing to multiply.
     pub after: Option<&'a First>,
 }
 
 /// What is added to the sums of some rows.
-pub(crate) struct AddedPart<'a> {
+pub(crate) struct LoraTerm<'a> {
     /// Which layer's.
     pub layer: usize,
     /// Of as many outputs. It has all rows.
@@ -201,7 +201,7 @@ pub(crate) struct AddedPart<'a> {
 /// A linear layer for some rows.
 pub(crate) struct LinearTask<'a> {
     pub of: Product<'a>,
-    pub added: Added<'a>,
+    pub added: LoraTerms<'a>,
     /// Which rows. What the product has of others is not touched.
     pub rows: Range<usize>,
     /// [rows, outputs]. Nobody else writes these rows of it.
@@ -221,7 +221,7 @@ impl<'a> LinearTask<'a> {
     pub(crate) fn plain(of: Product<'a>, rows: Range<usize>, out: MatMut<'a, f32>) -> LinearTask<'a> {
         LinearTask {
             of,
-            added: Added::default(),
+            added: LoraTerms::default(),
             rows,
             out,
             bias: None,
@@ -243,7 +243,7 @@ pub(super) fn blocks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// Computes some of the task's outputs, which nobody else does.
-pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, room: &mut Room) {
+pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, room: &mut LinearScratch) {
     if outputs.is_empty() {
         return;
     }
@@ -263,10 +263,10 @@ pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, roo
 pub(super) fn multiply(
     k: &Kernels,
     t: &Product<'_>,
-    added: Added<'_>,
+    added: LoraTerms<'_>,
     pair: usize,
     rows: Range<usize>,
-    room: &mut Room,
+    room: &mut LinearScratch,
 ) {
     // It lies elsewhere, and is little: it would be waited for.
     added.parts.iter().for_each(|more| more.of.w.fetch(pair));
@@ -288,28 +288,35 @@ pub(super) fn multiply(
 }
 
 /// Adds the products of a pair of panels with some rows to their sums.
-fn sum_up(k: &Kernels, t: &Product<'_>, pair: usize, rows: Range<usize>, room: &mut Room, sums: &mut [Sums]) {
-    if let Source::Packed(w) = t.w
-        && rows.len() <= k.few_rows
+fn sum_up(
+    k: &Kernels,
+    t: &Product<'_>,
+    pair: usize,
+    rows: Range<usize>,
+    room: &mut LinearScratch,
+    sums: &mut [Sums],
+) {
+    if let MatrixSource::Packed(w) = t.w
+        && rows.len() <= k.gemv_max_rows
         && (t.rounded.is_some() || w.layout.shape.is_plain())
     {
-        let x = t.rounded.map_or(FewRows::Plain(t.x), FewRows::Rounded);
-        return (k.few)(&mut FewTask { w, pair, x, rows, sums });
+        let x = t.rounded.map_or(GemvRows::Plain(t.x), GemvRows::QuantizedView);
+        return (k.gemv)(&mut GemvTask { w, pair, x, rows, sums });
     }
     for start in (0..t.w.cols()).step_by(CHUNK) {
         let inputs = start..t.w.cols().min(start + CHUNK);
-        if let (Some(x), Source::Packed(p)) = (t.rounded, &t.w) {
+        if let (Some(x), MatrixSource::Packed(p)) = (t.rounded, &t.w) {
             for (i, chunk) in room.chunks.iter_mut().enumerate().take(p.panels) {
                 let (from, inputs) = p.chunk(2 * pair + i, start / CHUNK);
                 (k.unpack)(p.layout, from, inputs, chunk);
             }
             let (layout, first, sums) = (p.layout, rows.start, &mut *sums);
             let (chunks, panels) = (&mut *room.chunks, p.panels);
-            (k.dot)(&mut DotTask { chunks, panels, layout, x, first, inputs, sums });
+            (k.gemm)(&mut GemmTask { chunks, panels, layout, x, first, inputs, sums });
         } else {
             t.w.unpack_pair(k, pair, inputs.clone(), room);
             let (x, inputs) = (t.x.rows(rows.clone()), inputs.start..inputs.end.min(t.x.cols));
-            (k.dot_plain)(&mut PlainTask { plain: &room.plain, x, inputs, sums });
+            (k.gemm_float)(&mut FloatGemmTask { plain: &room.plain, x, inputs, sums });
         }
     }
 }
@@ -341,9 +348,9 @@ pub(super) unsafe fn finish<S: Simd>(f: &Finish<'_>) {
         if ahead < f.rows.end {
             // SAFETY: the address alone is used, of what is ours.
             let out = unsafe { t.out.part(ahead, at.clone()) };
-            fetch(out);
+            prefetch_slice(out);
             if let Some(residual) = t.residual {
-                fetch(&residual.row(ahead)[at.clone()]);
+                prefetch_slice(&residual.row(ahead)[at.clone()]);
             }
         }
         let mut y = Sums(sums.0);

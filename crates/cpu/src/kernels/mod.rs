@@ -5,36 +5,38 @@
 //! What is unsafe here must run only on a CPU that has the instruction set of its `S`, and nobody else may use the part
 //! of the output that it is given.
 
+mod activation;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 mod attend;
-mod bend;
 mod codes;
-mod dot;
-mod few;
+mod gemm;
+mod gemv;
 mod linear;
 mod probe;
 mod recurrent;
 mod rowwise;
 mod unpack;
 
-pub(crate) use attend::{AttendTask, Kept, Layout, Pages, Spread, Stage, keep};
-use bend::Bend;
-pub(crate) use bend::{BendTask, Given, bend};
+use activation::ActivationRows;
+pub(crate) use activation::{ActivationInput, ActivationTask, activate_rows};
+pub(crate) use attend::{AttendTask, PageLayout, Pages, Partials, Spread, Stage, keep};
 pub(crate) use codes::scale_of;
-use dot::{DotTask, PlainTask};
-use few::FewTask;
+use gemm::{FloatGemmTask, GemmTask};
+use gemv::GemvTask;
 use half::f16;
 use linear::Finish;
-pub(crate) use linear::{Added, AddedPart, LinearTask, Packed, Product, Room, Source, linear};
+pub(crate) use linear::{
+    LinearScratch, LinearTask, LoraTerm, LoraTerms, MatrixSource, Packed, Product, linear,
+};
 pub(crate) use recurrent::{BLOCK, ConvolveTask, DeltaTask};
 pub(crate) use rowwise::NormTask;
 use tallow_core::{Activation, RopePairs};
 use unpack::{Chunk, Plain};
 
 use crate::Isa;
-use crate::activations::{self, Rounding};
 use crate::form;
+use crate::quantize::{self, QuantizeOut};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
@@ -51,35 +53,35 @@ type AttendKernel = fn(&AttendTask<'_>, &Stage<'_>, &mut Vec<f32>);
 pub(crate) struct Kernels {
     pub isa: Isa,
     /// Unpacks a chunk of that many inputs.
-    pub unpack: fn(&form::Layout, &[u8], usize, &mut Chunk),
+    pub unpack: fn(&form::PackedLayout, &[u8], usize, &mut Chunk),
     /// The same to plain numbers, with room for the codes on the way.
-    pub unpack_plain: fn(&form::Layout, &[u8], usize, &mut Chunk, &mut Plain),
+    pub unpack_plain: fn(&form::PackedLayout, &[u8], usize, &mut Chunk, &mut Plain),
     /// Up to how many rows are a few.
-    pub few_rows: usize,
+    pub gemv_max_rows: usize,
     /// Multiplies a pair of panels with a few rows.
-    pub few: fn(&mut FewTask<'_>),
+    pub gemv: fn(&mut GemvTask<'_>),
     /// Multiplies a chunk of a pair of panels with rows.
-    pub dot: fn(&mut DotTask<'_>),
+    pub gemm: fn(&mut GemmTask<'_>),
     /// The same in plain numbers.
-    pub dot_plain: fn(&mut PlainTask<'_>),
+    pub gemm_float: fn(&mut FloatGemmTask<'_>),
     /// From the sums to the outputs of a linear layer.
     pub finish: fn(&Finish<'_>),
     /// Are signed codes multiplied with 128 added to them?
     pub biased: bool,
     /// From the sums of gate and up to the input of down.
-    pub bend: fn(&Bend<'_>),
+    pub activate_sums: fn(&ActivationRows<'_>),
     /// Rounds a row to eight bits.
-    pub round: fn(&Rounding<'_>, usize, usize, &[f32]),
+    pub quantize: fn(&QuantizeOut<'_>, usize, usize, &[f32]),
     /// Normalises a row.
     pub norm: fn(&NormTask<'_>, &[f32], &mut [f32]),
     /// `out = act(gate) * up`
-    pub glu: GluKernel,
+    pub activate: GluKernel,
     /// A row of a convolution over tokens.
-    pub convolve: fn(&ConvolveTask<'_>, &mut [f32]),
+    pub causal_conv: fn(&ConvolveTask<'_>, &mut [f32]),
     /// What tokens make of a block of a head's matrix.
-    pub delta: fn(&DeltaTask<'_>, &mut [f32]),
+    pub gated_delta: fn(&DeltaTask<'_>, &mut [f32]),
     /// Turns one head by a row of angles.
-    pub rotate: fn(RopePairs, &[f32], &mut [f32]),
+    pub rope: fn(RopePairs, &[f32], &mut [f32]),
     /// Attention of some tokens of a sequence, for the query heads of one key head: all of it, or a stage. By any cache,
     /// by one of brain floating point, and by ones of half precision, bytes and floats of eight bits without widening them
     /// first.
@@ -113,22 +115,22 @@ pub(crate) struct Kernels {
 macro_rules! table {
     ($table:ident, $isa:expr, $simd:ty, $lines:ty $(, $feature:literal)*) => {
         table!(@fns $table, $isa, $lines, [$($feature),*],
-            unpack: (layout: &form::Layout, from: &[u8], inputs: usize, to: &mut Chunk)
+            unpack: (layout: &form::PackedLayout, from: &[u8], inputs: usize, to: &mut Chunk)
                 => unpack::unpack::<$lines>(layout, from, inputs, to);
-            unpack_plain: (layout: &form::Layout, from: &[u8], inputs: usize, room: &mut Chunk, to: &mut Plain)
+            unpack_plain: (layout: &form::PackedLayout, from: &[u8], inputs: usize, room: &mut Chunk, to: &mut Plain)
                 => unpack::unpack_plain::<$lines>(layout, from, inputs, room, to);
-            few: (task: &mut FewTask<'_>) => few::few::<$lines>(task);
-            dot: (task: &mut DotTask<'_>) => dot::dot::<$lines>(task);
-            dot_plain: (task: &mut PlainTask<'_>) => dot::dot_plain::<$lines>(task);
+            gemv: (task: &mut GemvTask<'_>) => gemv::gemv::<$lines>(task);
+            gemm: (task: &mut GemmTask<'_>) => gemm::gemm::<$lines>(task);
+            gemm_float: (task: &mut FloatGemmTask<'_>) => gemm::gemm_float::<$lines>(task);
             finish: (f: &Finish<'_>) => linear::finish::<$simd>(f);
-            bend: (b: &Bend<'_>) => bend::bend_sums::<$simd>(b);
-            round: (to: &Rounding<'_>, row: usize, first: usize, x: &[f32]) => activations::round::<$simd>(to, row, first, x);
+            activate_sums: (b: &ActivationRows<'_>) => activation::bend_sums::<$simd>(b);
+            quantize: (to: &QuantizeOut<'_>, row: usize, first: usize, x: &[f32]) => quantize::round::<$simd>(to, row, first, x);
             norm: (task: &NormTask<'_>, x: &[f32], out: &mut [f32]) => rowwise::norm::<$simd>(task, x, out);
-            glu: (act: Activation, gate: &[f32], up: Option<&[f32]>, out: &mut [f32])
+            activate: (act: Activation, gate: &[f32], up: Option<&[f32]>, out: &mut [f32])
                 => rowwise::glu::<$simd>(act, gate, up, out);
-            convolve: (task: &ConvolveTask<'_>, out: &mut [f32]) => recurrent::convolve::<$simd>(task, out);
-            delta: (task: &DeltaTask<'_>, block: &mut [f32]) => recurrent::delta::<$simd>(task, block);
-            rotate: (pairs: RopePairs, angles: &[f32], head: &mut [f32]) => rowwise::rotate(pairs, angles, head);
+            causal_conv: (task: &ConvolveTask<'_>, out: &mut [f32]) => recurrent::convolve::<$simd>(task, out);
+            gated_delta: (task: &DeltaTask<'_>, block: &mut [f32]) => recurrent::delta::<$simd>(task, block);
+            rope: (pairs: RopePairs, angles: &[f32], head: &mut [f32]) => rowwise::rotate(pairs, angles, head);
             largest: (x: &[f32], ids: &mut [u32]) => rowwise::largest(x, ids);
             attend: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
                 => attend::attend::<$simd>(task, stage, scratch);
@@ -159,7 +161,7 @@ macro_rules! table {
             pub(super) const TABLE: Kernels = Kernels {
                 isa: $isa,
                 biased: <$lines as Lines>::BIASED,
-                few_rows: <$lines as Lines>::FEW,
+                gemv_max_rows: <$lines as Lines>::FEW,
                 $($name,)*
                 $(..$rest::TABLE)?
             };
@@ -189,10 +191,10 @@ table!(avx2, Isa::Avx2, Avx2, Avx2, "avx2", "fma", "f16c");
 // Of what AVX2 does, this does some otherwise: what multiplies whole numbers.
 #[cfg(target_arch = "x86_64")]
 table!(@fns avxvnni, Isa::AvxVnni, AvxVnni, ["avx2", "fma", "f16c", "avxvnni"],
-    unpack: (layout: &form::Layout, from: &[u8], inputs: usize, to: &mut Chunk)
+    unpack: (layout: &form::PackedLayout, from: &[u8], inputs: usize, to: &mut Chunk)
         => unpack::unpack::<AvxVnni>(layout, from, inputs, to);
-    few: (task: &mut FewTask<'_>) => few::few::<AvxVnni>(task);
-    dot: (task: &mut DotTask<'_>) => dot::dot::<AvxVnni>(task);
+    gemv: (task: &mut GemvTask<'_>) => gemv::gemv::<AvxVnni>(task);
+    gemm: (task: &mut GemmTask<'_>) => gemm::gemm::<AvxVnni>(task);
     multiply_whole: (rounds: usize, count: &mut u64) => probe::multiply_whole::<AvxVnni>(rounds, count);
     ..avx2
 );
@@ -204,7 +206,7 @@ table!(avx512, Isa::Avx512, Avx512, Avx512,
 /// What AVX-512 does, and many rows by tiles.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 static AMX: Kernels =
-    Kernels { isa: Isa::Amx, dot: amx::dot, attend_bf16: attend::tiles::attend_bf16, ..avx512::TABLE };
+    Kernels { isa: Isa::Amx, gemm: amx::dot, attend_bf16: attend::tiles::attend_bf16, ..avx512::TABLE };
 
 impl Kernels {
     /// The kernels for `isa`, if this CPU has it.

@@ -1,6 +1,6 @@
 //! What the machine can do at most: reading memory, and multiplying.
 
-use super::unpack::look_ahead;
+use super::unpack::prefetch_strided;
 use crate::packed::LINE;
 use crate::simd::{Lines, Simd};
 
@@ -16,7 +16,7 @@ pub(super) unsafe fn read<L: Lines>(x: &[f32], bits: &mut u32) {
         let mut all = [L::bytes(0); LINES];
         for chunk in x.as_chunks::<{ LINES * LINE / 4 }>().0 {
             let p = chunk.as_ptr().cast::<u8>();
-            look_ahead::<L>(p, p.add(LINES * LINE));
+            prefetch_strided::<L>(p, p.add(LINES * LINE));
             for (i, all) in all.iter_mut().enumerate() {
                 *all = L::xor(*all, L::load(p.add(i * LINE)));
             }

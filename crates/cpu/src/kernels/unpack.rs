@@ -2,8 +2,8 @@
 
 use tallow_quant::MXFP4;
 
-use crate::form::{Form, Formed, Layout, Scales, with_form};
-use crate::packed::{CHUNK, LINE, PART, ROWS};
+use crate::form::{HasPackedKind, PackedKind, PackedLayout, Scales, with_form};
+use crate::packed::{CHUNK, LINE, ROWS, SUBBLOCK};
 use crate::simd::Lines;
 
 /// A chunk of a panel, unpacked: one byte a code, and what scales them. What a form has none of is unspecified.
@@ -53,7 +53,7 @@ impl Plain {
 /// are read, one line of each of four pages of the next 16 KiB. On some processors a core reads half as much again; on
 /// none less.
 #[inline(always)]
-pub(super) unsafe fn look_ahead<L: Lines>(from: *const u8, to: *const u8) {
+pub(super) unsafe fn prefetch_strided<L: Lines>(from: *const u8, to: *const u8) {
     const BLOCK: usize = 1 << 14;
     const FOUR: usize = 4 * LINE;
     let mut at = from.addr().next_multiple_of(FOUR);
@@ -69,13 +69,13 @@ pub(super) unsafe fn look_ahead<L: Lines>(from: *const u8, to: *const u8) {
 
 /// Unpacks a chunk of `inputs` inputs, to be multiplied with rounded rows.
 #[inline(always)]
-pub(super) unsafe fn unpack<L: Lines>(layout: &Layout, from: &[u8], inputs: usize, to: &mut Chunk) {
+pub(super) unsafe fn unpack<L: Lines>(layout: &PackedLayout, from: &[u8], inputs: usize, to: &mut Chunk) {
     assert!(inputs <= CHUNK);
     with_form!(layout.form, F => {
         let from = from[..F::SHAPE.chunk(inputs)].as_ptr();
         // SAFETY: the chunk is of that form and size; the caller has the instruction set.
         unsafe {
-            if const { F::SHAPE.is_whole() } {
+            if const { F::SHAPE.has_int_scales() } {
                 assert!(inputs == CHUNK);
                 whole_numbers::<L, F>(from, &mut to.whole);
             } else {
@@ -102,11 +102,11 @@ impl<L: Lines> Head<L> {
     ///
     /// The chunk at `from` is of that form and size, and the CPU has the instruction set.
     #[inline(always)]
-    pub(super) unsafe fn new<F: Formed>(from: *const u8, inputs: usize) -> Head<L> {
+    pub(super) unsafe fn new<F: HasPackedKind>(from: *const u8, inputs: usize) -> Head<L> {
         let shape = const { F::SHAPE };
         // SAFETY: passed on to the caller; asking for lines that do not exist does nothing.
         unsafe {
-            look_ahead::<L>(from, from.add(shape.head(inputs)));
+            prefetch_strided::<L>(from, from.add(shape.head(inputs)));
             let none = L::splat(0.0);
             let (d, dmin) = match shape.scales {
                 Scales::Bytes | Scales::Single => (L::load_f32(from.cast()), none),
@@ -123,7 +123,7 @@ impl<L: Lines> Head<L> {
     ///
     /// The chunk has the run.
     #[inline(always)]
-    pub(super) unsafe fn run<F: Formed>(&self, run: usize) -> (L::F, L::F) {
+    pub(super) unsafe fn run<F: HasPackedKind>(&self, run: usize) -> (L::F, L::F) {
         let (d, dmin) = (self.d, self.dmin);
         // SAFETY: the head has what its layout says; the caller has the instruction set.
         unsafe {
@@ -167,7 +167,7 @@ impl<L: Lines> Head<L> {
     ///
     /// The chunk has the step.
     #[inline(always)]
-    pub(super) unsafe fn by<F: Formed>(&self, step: usize) -> L::I {
+    pub(super) unsafe fn by<F: HasPackedKind>(&self, step: usize) -> L::I {
         let shape = const { F::SHAPE };
         // SAFETY: the head has what its layout says; the caller has the instruction set.
         unsafe {
@@ -189,7 +189,7 @@ impl<L: Lines> Head<L> {
     ///
     /// The chunk has the pair.
     #[inline(always)]
-    pub(super) unsafe fn less<F: Formed>(&self, pair: usize) -> L::I {
+    pub(super) unsafe fn less<F: HasPackedKind>(&self, pair: usize) -> L::I {
         let shape = const { F::SHAPE };
         let runs = CHUNK / shape.run;
         // SAFETY: as above.
@@ -206,7 +206,7 @@ impl<L: Lines> Head<L> {
 
 /// What scales a whole chunk.
 #[inline(always)]
-unsafe fn whole_numbers<L: Lines, F: Formed>(from: *const u8, to: &mut Whole) {
+unsafe fn whole_numbers<L: Lines, F: HasPackedKind>(from: *const u8, to: &mut Whole) {
     let shape = const { F::SHAPE };
     // SAFETY: the chunk is of that form, and whole; the caller has the instruction set.
     unsafe {
@@ -227,7 +227,7 @@ unsafe fn whole_numbers<L: Lines, F: Formed>(from: *const u8, to: &mut Whole) {
 
 /// The numbers of all runs.
 #[inline(always)]
-unsafe fn numbers<L: Lines, F: Formed>(from: *const u8, inputs: usize, to: &mut Chunk) {
+unsafe fn numbers<L: Lines, F: HasPackedKind>(from: *const u8, inputs: usize, to: &mut Chunk) {
     // SAFETY: the chunk is of that form and size; the caller has the instruction set.
     unsafe {
         let head = Head::<L>::new::<F>(from, inputs);
@@ -248,7 +248,10 @@ unsafe fn numbers<L: Lines, F: Formed>(from: *const u8, inputs: usize, to: &mut 
 ///
 /// A part has as many lines as codes have bits; the CPU has the instruction set.
 #[inline(always)]
-pub(super) unsafe fn group<L: Lines, F: Formed, const G: usize>(p: *const u8, table: &[i8; 16]) -> L::I {
+pub(super) unsafe fn group<L: Lines, F: HasPackedKind, const G: usize>(
+    p: *const u8,
+    table: &[i8; 16],
+) -> L::I {
     let shape = const { F::SHAPE };
     let (j, half) = (G % 4, G / 4);
     // SAFETY: passed on to the caller.
@@ -300,13 +303,18 @@ unsafe fn bits<L: Lines>(line: L::I, from: usize, to: usize, mask: u8) -> L::I {
 
 /// The codes of a chunk.
 #[inline(always)]
-unsafe fn codes<L: Lines, F: Formed>(from: *const u8, inputs: usize, table: &[i8; 16], to: &mut Chunk) {
+unsafe fn codes<L: Lines, F: HasPackedKind>(
+    from: *const u8,
+    inputs: usize,
+    table: &[i8; 16],
+    to: &mut Chunk,
+) {
     let bytes = LINE * const { F::SHAPE.bits };
-    for (i, out) in to.codes.chunks_exact_mut(8).take(inputs / PART).enumerate() {
+    for (i, out) in to.codes.chunks_exact_mut(8).take(inputs / SUBBLOCK).enumerate() {
         // SAFETY: the chunk has that part; the caller has the instruction set.
         unsafe {
             let p = from.add(i * bytes);
-            look_ahead::<L>(p, p.add(bytes));
+            prefetch_strided::<L>(p, p.add(bytes));
             let all = [
                 group::<L, F, 0>(p, table),
                 group::<L, F, 4>(p, table),
@@ -327,7 +335,7 @@ unsafe fn codes<L: Lines, F: Formed>(from: *const u8, inputs: usize, table: &[i8
 /// Unpacks a chunk to plain numbers, exactly those of the format's definition. `room` is for the codes on the way.
 #[inline(always)]
 pub(super) unsafe fn unpack_plain<L: Lines>(
-    layout: &Layout,
+    layout: &PackedLayout,
     bytes: &[u8],
     inputs: usize,
     room: &mut Chunk,
@@ -338,20 +346,20 @@ pub(super) unsafe fn unpack_plain<L: Lines>(
     // SAFETY: the chunk is of that form and size; the caller has the instruction set.
     unsafe {
         if layout.shape.is_plain() {
-            look_ahead::<L>(from, from.add(bytes.len()));
+            prefetch_strided::<L>(from, from.add(bytes.len()));
         }
         match layout.form {
-            Form::F32 => {
+            PackedKind::F32 => {
                 for (k, to) in to.0[..inputs].iter_mut().enumerate() {
                     L::store_f32(to.as_mut_ptr(), L::from_bits(L::load(from.add(k * LINE))));
                 }
             }
-            Form::F16 => {
+            PackedKind::F16 => {
                 for (k, to) in to.0[..inputs].iter_mut().enumerate() {
                     L::store_f32(to.as_mut_ptr(), L::halves(from.add(k * LINE / 2)));
                 }
             }
-            Form::BF16 => {
+            PackedKind::BF16 => {
                 for (i, to) in to.0[..inputs].chunks_mut(2).enumerate() {
                     let [low, high] = pairs::<L>(from.add(i * LINE));
                     L::store_f32(to[0].as_mut_ptr(), low);
@@ -360,10 +368,10 @@ pub(super) unsafe fn unpack_plain<L: Lines>(
                     }
                 }
             }
-            Form::EightFloats => {
+            PackedKind::EightFloats => {
                 let codes = from.add(layout.shape.head(inputs));
                 for (k, to) in to.0[..inputs].iter_mut().enumerate() {
-                    let scale = from.add(k / PART * LINE);
+                    let scale = from.add(k / SUBBLOCK * LINE);
                     L::store_f32(to.as_mut_ptr(), float::<L>(codes.add(k * ROWS), scale));
                 }
             }
@@ -407,7 +415,7 @@ pub(super) unsafe fn float<L: Lines>(codes: *const u8, scales: *const u8) -> L::
 
 /// `w = scale * code - min`, rounded as the format says.
 #[inline(always)]
-unsafe fn scaled<L: Lines, F: Formed>(chunk: &Chunk, inputs: usize, bias: u8, to: &mut Plain) {
+unsafe fn scaled<L: Lines, F: HasPackedKind>(chunk: &Chunk, inputs: usize, bias: u8, to: &mut Plain) {
     let shape = const { F::SHAPE };
     let bias = if shape.is_wide() { 128.0 } else { f32::from(bias) };
     // SAFETY: all arrays have what a chunk has; the caller has the instruction set.

@@ -228,7 +228,7 @@ pub(crate) fn prefetch<T>(p: *const T) {
 
 /// The same of all lines of a row.
 #[inline(always)]
-pub(crate) fn fetch<T>(x: &[T]) {
+pub(crate) fn prefetch_slice<T>(x: &[T]) {
     for line in x.chunks(64 / size_of::<T>()) {
         prefetch(line.as_ptr());
     }

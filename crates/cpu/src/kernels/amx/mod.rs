@@ -13,20 +13,20 @@ mod whole;
 use std::arch::asm;
 use std::cell::Cell;
 
-use super::dot::DotTask;
-use crate::activations::{MANY, TILE};
-use crate::packed::{CHUNK, LINE, PART};
+use super::gemm::GemmTask;
+use crate::packed::{CHUNK, LINE, SUBBLOCK};
+use crate::quantize::{MANY, TILE};
 
-/// [`dot`](super::dot::dot), by tiles where that is faster: not for a part of a chunk, nor where short runs are scaled.
-pub(super) fn dot(t: &mut DotTask<'_>) {
+/// [`dot`](super::gemm::dot), by tiles where that is faster: not for a part of a chunk, nor where short runs are scaled.
+pub(super) fn dot(t: &mut GemmTask<'_>) {
     let shape = t.layout.shape;
-    let short = !shape.is_whole() && shape.run < PART;
+    let short = !shape.has_int_scales() && shape.run < SUBBLOCK;
     if t.sums.len() < MANY || t.inputs.len() < CHUNK || short {
-        return (super::avx512::TABLE.dot)(t);
+        return (super::avx512::TABLE.gemm)(t);
     }
     // SAFETY: this is in the kernel table that is handed out only where the CPU and the system allow it.
     unsafe {
-        match shape.is_whole() {
+        match shape.has_int_scales() {
             true => whole::tiles(t),
             false => runs::tiles(t),
         }
@@ -58,7 +58,7 @@ impl Config {
         let (mut widths, mut rows) = ([0; 16], [0; 16]);
         let full = (TILE, LINE);
         let (input, weights) = match shape {
-            Shape::Runs => ((TILE, PART), (PART / 4, LINE)),
+            Shape::Runs => ((TILE, SUBBLOCK), (SUBBLOCK / 4, LINE)),
             Shape::Whole => (full, full),
         };
         let shapes = [full, full, full, full, input, input, weights, weights];

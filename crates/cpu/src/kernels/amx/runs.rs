@@ -12,12 +12,12 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-use super::super::dot::{DotTask, Sums};
+use super::super::gemm::{GemmTask, Sums};
 use super::super::unpack::Chunk;
 use super::{Shape, shape};
-use crate::activations::TILE;
-use crate::form::Layout;
-use crate::packed::{CHUNK, LINE, PART, ROWS};
+use crate::form::PackedLayout;
+use crate::packed::{CHUNK, LINE, ROWS, SUBBLOCK};
+use crate::quantize::TILE;
 
 /// The whole sums of a tile: a line for each row of input.
 #[repr(C, align(64))]
@@ -27,11 +27,11 @@ struct Whole([[i32; ROWS]; TILE]);
 type Four = [Whole; 4];
 
 /// Runs of a chunk.
-const RUNS: usize = CHUNK / PART;
+const RUNS: usize = CHUNK / SUBBLOCK;
 
 /// Takes away what a byte says more than its code: tiles multiply signed codes.
 #[target_feature(enable = "avx512f,avx512bw")]
-fn sign(chunks: &mut [Chunk; 2], layout: &Layout) {
+fn sign(chunks: &mut [Chunk; 2], layout: &PackedLayout) {
     let more = if layout.shape.is_wide() { 128 } else { layout.bias };
     for chunk in chunks {
         chunk.codes.as_flattened_mut().iter_mut().for_each(|code| *code = code.wrapping_sub(more));
@@ -39,7 +39,7 @@ fn sign(chunks: &mut [Chunk; 2], layout: &Layout) {
 }
 
 /// Multiplies all rows with both panels.
-pub(super) unsafe fn tiles(t: &mut DotTask<'_>) {
+pub(super) unsafe fn tiles(t: &mut GemmTask<'_>) {
     // SAFETY: passed on to the caller.
     unsafe {
         match t.layout.shape.has_mins() {
@@ -177,13 +177,13 @@ unsafe fn begin(first: Begin, next: Begin, here: *mut Whole) {
 
 /// All rows with both panels.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn all<const MINS: bool>(t: &mut DotTask<'_>) {
+unsafe fn all<const MINS: bool>(t: &mut GemmTask<'_>) {
     let tiles = t.sums.len().div_ceil(TILE);
     let (codes, scales, sides) = t.x.chunk(t.first..t.first + tiles * TILE, &t.inputs);
     let place = |p: Place| {
         let (x, w) = (codes[p.tile * TILE * CHUNK..].as_ptr(), t.chunks[p.panel].codes.as_ptr());
         // SAFETY: there are so many runs.
-        unsafe { (x.add(p.run * PART), w.cast::<u8>().add(p.run * PART * ROWS)) }
+        unsafe { (x.add(p.run * SUBBLOCK), w.cast::<u8>().add(p.run * SUBBLOCK * ROWS)) }
     };
     let mut ring = MaybeUninit::<[Four; 2]>::uninit();
     let ring = ring.as_mut_ptr().cast::<Whole>();

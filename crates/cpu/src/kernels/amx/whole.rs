@@ -12,12 +12,12 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-use super::super::dot::{DotTask, Sums};
+use super::super::gemm::{GemmTask, Sums};
 use super::super::unpack::{Chunk, Whole};
 use super::{Shape, shape};
-use crate::activations::TILE;
-use crate::form::Layout;
+use crate::form::PackedLayout;
 use crate::packed::{CHUNK, LINE, ROWS};
+use crate::quantize::TILE;
 
 /// The weights of a chunk: low bytes and high bytes, in lines as codes are.
 #[repr(C, align(64))]
@@ -29,7 +29,7 @@ struct Products([[[i32; ROWS]; TILE]; 4]);
 
 /// Multiplies codes by what their sums would be, and splits what comes out.
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn split(chunk: &Chunk, layout: &Layout, to: *mut Bytes) {
+unsafe fn split(chunk: &Chunk, layout: &PackedLayout, to: *mut Bytes) {
     let more = _mm512_set1_epi8(if layout.shape.is_wide() { i8::MIN } else { layout.bias as i8 });
     let odd = 0xaaaa_aaaa_aaaa_aaaa;
     let (low, high) = (to.cast::<u8>(), to.cast::<u8>().wrapping_add(LINE * CHUNK / 4));
@@ -232,7 +232,7 @@ unsafe fn turn<const MINS: usize>(multiply: Option<Multiply>, scale: Option<Scal
 }
 
 /// Multiplies all rows with both panels.
-pub(super) unsafe fn tiles(t: &mut DotTask<'_>) {
+pub(super) unsafe fn tiles(t: &mut GemmTask<'_>) {
     // SAFETY: passed on to the caller.
     unsafe {
         match (t.layout.shape.has_mins(), t.layout.shape.run) {
@@ -245,7 +245,7 @@ pub(super) unsafe fn tiles(t: &mut DotTask<'_>) {
 
 /// A tile is multiplied while the one before is scaled.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn all<const MINS: usize>(t: &mut DotTask<'_>) {
+unsafe fn all<const MINS: usize>(t: &mut GemmTask<'_>) {
     let tiles = t.sums.len().div_ceil(TILE);
     let (codes, scales, sides) = t.x.chunk(t.first..t.first + tiles * TILE, &t.inputs);
     let words = sides.len() / (tiles * TILE);

@@ -39,10 +39,10 @@ impl Bring for FromBytes<'_> {
     type E = i8;
 
     #[inline(always)]
-    unsafe fn bring<S: simd::Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<i8> {
+    unsafe fn load_kv<S: simd::Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<i8> {
         let (k, v) = match self {
             // SAFETY: passed on to the caller.
-            FromBytes::Direct(direct) => return unsafe { direct.bring::<S>(t, index) },
+            FromBytes::Direct(direct) => return unsafe { direct.load_kv::<S>(t, index) },
             FromBytes::Copied { k, v } => (k, v),
         };
         let size = BLOCK * t.heads.dim.next_multiple_of(2);
@@ -148,7 +148,13 @@ impl<S: Weight + Lines> Products<S> for Bytes {
     }
 
     #[inline(always)]
-    unsafe fn gather(rows: usize, v: &Segment<i8>, seen: Range<usize>, dim: usize, work: &mut Work<'_>) {
+    unsafe fn weighted_values(
+        rows: usize,
+        v: &Segment<i8>,
+        seen: Range<usize>,
+        dim: usize,
+        work: &mut Work<'_>,
+    ) {
         let tiles = seen.start..seen.end.next_multiple_of(TILE);
         let mut scales = [0.0; super::ROWS];
         let weights = work.s.chunks_exact(SEGMENT).zip(work.rounded.chunks_exact_mut(SEGMENT / 2));
@@ -167,7 +173,7 @@ impl<S: Weight + Lines> Products<S> for Bytes {
         };
         // SAFETY: the slices have the sizes that the sum asks for; the rest is passed on to the caller.
         unsafe {
-            with_rows!(rows, rows_at_once::<S>(), R => sum.gather::<S, R>(seen));
+            with_rows!(rows, rows_at_once::<S>(), R => sum.weighted_values::<S, R>(seen));
             for (r, scale) in scales.iter().enumerate().take(rows) {
                 sum.scale::<S>(r, *scale);
             }
@@ -251,7 +257,7 @@ struct Sum<'a> {
 impl Sum<'_> {
     /// Adds the positions `seen`, which begin with a tile.
     #[inline(always)]
-    unsafe fn gather<L: Lines + simd::Simd, const R: usize>(&self, seen: Range<usize>) {
+    unsafe fn weighted_values<L: Lines + simd::Simd, const R: usize>(&self, seen: Range<usize>) {
         let lines = self.padded / WORDS;
         // As for floats: several passes are taken tile by tile, so that all but the first find the tile near.
         let step = if lines <= const { at_once::<L>(R) } { SEGMENT } else { TILE };

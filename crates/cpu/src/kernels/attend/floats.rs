@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::page::Segment;
 use super::weights::Weight;
-use super::{AttendTask, Products, Work, gather, rows_at_once, score, spread_queries, with_rows};
+use super::{AttendTask, Products, Work, rows_at_once, score, transpose_q, weighted_values, with_rows};
 use crate::simd::Element;
 
 /// Keys and values of some precision are widened on their way.
@@ -16,7 +16,7 @@ impl<S: Weight, E: Element> Products<S> for Floats<E> {
 
     #[inline(always)]
     unsafe fn load_queries(t: &AttendTask<'_>, group: Range<usize>, q: &mut [f32]) {
-        spread_queries(t, group, t.scale, |x| x, q);
+        transpose_q(t, group, t.scale, |x| x, q);
     }
 
     #[inline(always)]
@@ -36,12 +36,18 @@ impl<S: Weight, E: Element> Products<S> for Floats<E> {
     }
 
     #[inline(always)]
-    unsafe fn gather(rows: usize, v: &Segment<E>, seen: Range<usize>, dim: usize, work: &mut Work<'_>) {
+    unsafe fn weighted_values(
+        rows: usize,
+        v: &Segment<E>,
+        seen: Range<usize>,
+        dim: usize,
+        work: &mut Work<'_>,
+    ) {
         let values = &mut *work.segment.values;
         // SAFETY: passed on to the caller.
         unsafe {
             with_rows!(rows, rows_at_once::<S>(), R =>
-                gather::gather::<S, E, R>(work.s, v, seen, dim, values));
+                weighted_values::weighted_values::<S, E, R>(work.s, v, seen, dim, values));
         }
     }
 }

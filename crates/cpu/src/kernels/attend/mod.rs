@@ -25,13 +25,13 @@
 
 mod bytes;
 mod floats;
-mod gather;
 mod page;
 mod paired;
 mod score;
 mod softmax;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(super) mod tiles;
+mod weighted_values;
 mod weights;
 
 use std::ops::Range;
@@ -41,10 +41,10 @@ use tallow_core::Heads;
 use bytes::{Bytes, FromBytes};
 use floats::Floats;
 use page::{Bring, Direct, InPages, Segment, Wide};
-pub(crate) use page::{Layout, Pages, Spread};
+pub(crate) use page::{PageLayout, Pages, Spread};
 use paired::Paired;
 pub(crate) use paired::keep;
-use softmax::Running;
+use softmax::OnlineSoftmax;
 use weights::Weight;
 
 use super::Kernels;
@@ -100,14 +100,14 @@ pub(crate) enum Stage<'a> {
     /// All of it.
     Whole,
     /// Some of its segments. What each comes to is kept.
-    Segments(Range<usize>, Kept<'a>),
+    Segments(Range<usize>, Partials<'a>),
     /// What was kept is put together.
-    Merge(Kept<'a>),
+    Merge(Partials<'a>),
 }
 
 /// Where the softmax of each segment of a task is kept until all are there: a row for each query row of each segment.
 #[derive(Clone, Copy)]
-pub(crate) struct Kept<'a> {
+pub(crate) struct Partials<'a> {
     pub rows: &'a MatMut<'a, f32>,
     /// The row of the task's first segment.
     pub first: usize,
@@ -168,13 +168,13 @@ impl AttendTask<'_> {
     }
 
     /// Columns of a row of [`Kept`].
-    pub(crate) fn kept_cols(&self) -> usize {
+    pub(crate) fn partial_cols(&self) -> usize {
         softmax::padded(self.heads.dim) + 2
     }
 }
 
 /// Everything a task needs room for.
-struct Room<'a> {
+struct SegmentScratch<'a> {
     /// A widened segment, if it is to be widened: [BLOCKS, dim, BLOCK]
     k: &'a mut [f32],
     /// [BLOCKS, BLOCK, dim]
@@ -183,7 +183,7 @@ struct Room<'a> {
 }
 
 /// Parts of scratch memory, each of so many numbers. They begin on cache lines.
-fn carve<const N: usize>(scratch: &mut Vec<f32>, sizes: [usize; N]) -> [&mut [f32]; N] {
+fn split<const N: usize>(scratch: &mut Vec<f32>, sizes: [usize; N]) -> [&mut [f32]; N] {
     const LINE: usize = 16;
     let need = sizes.iter().map(|n| n.next_multiple_of(LINE)).sum::<usize>() + LINE;
     scratch.resize(scratch.len().max(need), 0.0);
@@ -207,13 +207,13 @@ struct Work<'a> {
     /// Weights that have been rounded, if they are, two in a word: [ROWS, SEGMENT / 2]
     rounded: &'a mut [f32],
     /// Of a group of rows in one segment.
-    segment: Running<'a>,
+    segment: OnlineSoftmax<'a>,
     /// Of all rows in all segments so far.
-    total: Running<'a>,
+    total: OnlineSoftmax<'a>,
 }
 
-impl<'a> Room<'a> {
-    fn new(scratch: &'a mut Vec<f32>, rows: usize, dim: usize, widened: bool) -> Room<'a> {
+impl<'a> SegmentScratch<'a> {
+    fn new(scratch: &'a mut Vec<f32>, rows: usize, dim: usize, widened: bool) -> SegmentScratch<'a> {
         let copy = if widened { SEGMENT * dim } else { 0 };
         let wide = softmax::padded(dim);
         let sizes = [
@@ -231,10 +231,10 @@ impl<'a> Room<'a> {
             rows * wide,
         ];
         let [k, v, q, s, scales, rounded, most, sum, values, total_most, total_sum, total_values] =
-            carve(scratch, sizes);
-        let segment = Running { most, sum, values, wide };
-        let total = Running { most: total_most, sum: total_sum, values: total_values, wide };
-        Room { k, v, work: Work { q, s, scales, rounded, segment, total } }
+            split(scratch, sizes);
+        let segment = OnlineSoftmax { most, sum, values, wide };
+        let total = OnlineSoftmax { most: total_most, sum: total_sum, values: total_values, wide };
+        SegmentScratch { k, v, work: Work { q, s, scales, rounded, segment, total } }
     }
 }
 
@@ -266,7 +266,7 @@ impl AttendTask<'_> {
 /// Does a stage whatever the cache's elements are.
 #[inline(always)]
 pub(super) unsafe fn attend<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
-    let Room { k, v, mut work } = Room::new(scratch, t.count(), t.heads.dim, true);
+    let SegmentScratch { k, v, mut work } = SegmentScratch::new(scratch, t.count(), t.heads.dim, true);
     let from = match (&t.k, &t.v) {
         (Pages::F32(k), Pages::F32(v)) if t.direct() => Wide::Direct(Direct { k: *k, v: *v }),
         _ => Wide::Copied { k, v },
@@ -282,7 +282,7 @@ pub(super) unsafe fn attend_as_is<S: Weight, E: InPages>(
     stage: &Stage<'_>,
     scratch: &mut Vec<f32>,
 ) {
-    let mut room = Room::new(scratch, t.count(), t.heads.dim, false);
+    let mut room = SegmentScratch::new(scratch, t.count(), t.heads.dim, false);
     if let (Some(k), Some(v)) = (E::of(t.k), E::of(t.v)) {
         // SAFETY: the room has what the function asks for; the caller has the instruction set.
         unsafe { run::<S, Floats<E>, _>(t, stage, &mut room.work, Direct { k, v }) }
@@ -292,7 +292,8 @@ pub(super) unsafe fn attend_as_is<S: Weight, E: InPages>(
 /// Does a stage by pages of brain floating point. All that is multiplied is rounded to it, and summed as [`paired`] says.
 #[inline(always)]
 pub(super) unsafe fn attend_bf16<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
-    let Room { k: copy_k, v: copy_v, mut work } = Room::new(scratch, t.count(), t.heads.dim, !t.direct());
+    let SegmentScratch { k: copy_k, v: copy_v, mut work } =
+        SegmentScratch::new(scratch, t.count(), t.heads.dim, !t.direct());
     // SAFETY: the room has what the functions ask for; the caller has the instruction set.
     unsafe {
         match (t.k, t.v) {
@@ -314,7 +315,8 @@ pub(super) unsafe fn attend_i8<S: Weight + Lines>(
     scratch: &mut Vec<f32>,
 ) {
     let paired = t.layout().paired;
-    let Room { k: copy_k, v: copy_v, mut work } = Room::new(scratch, t.count(), t.heads.dim, !paired);
+    let SegmentScratch { k: copy_k, v: copy_v, mut work } =
+        SegmentScratch::new(scratch, t.count(), t.heads.dim, !paired);
     let (Pages::I8(k), Pages::I8(v)) = (t.k, t.v) else { return };
     let from = match paired {
         true => FromBytes::Direct(Direct { k, v }),
@@ -353,7 +355,7 @@ trait Products<S: Weight> {
     /// Makes weights of the scores `s` of a row, the first of which is that of position `first`, where it sees `own` of
     /// them. Returns the largest score and the sum of weights.
     #[inline(always)]
-    unsafe fn weigh(
+    unsafe fn exp(
         t: &AttendTask<'_>,
         row: usize,
         first: usize,
@@ -362,11 +364,17 @@ trait Products<S: Weight> {
     ) -> (f32, f32) {
         t.add_bias(row, first + own.start, &mut s[own.clone()]);
         // SAFETY: passed on to the caller.
-        unsafe { softmax::weigh::<S>(s, own, t.softcap) }
+        unsafe { softmax::exp::<S>(s, own, t.softcap) }
     }
 
     /// `work.segment.values[row] = Σ work.s[row][position] * value` for the same rows and positions.
-    unsafe fn gather(rows: usize, v: &Segment<Self::E>, seen: Range<usize>, dim: usize, work: &mut Work<'_>);
+    unsafe fn weighted_values(
+        rows: usize,
+        v: &Segment<Self::E>,
+        seen: Range<usize>,
+        dim: usize,
+        work: &mut Work<'_>,
+    );
 }
 
 /// Goes through some segments, each as `from` brings it.
@@ -394,9 +402,9 @@ unsafe fn run<S: Weight, P: Products<S>, F: Bring<E = P::E>>(
     };
     for index in segments {
         // SAFETY: passed on to the caller.
-        let segment = unsafe { from.bring::<S>(t, index) };
+        let segment = unsafe { from.load_kv::<S>(t, index) };
         if t.is_scaled() {
-            t.bring_scales(index, work.scales);
+            t.load_scales(index, work.scales);
         }
         for group in groups::<S, P>(t) {
             // SAFETY: passed on to the caller.
@@ -430,7 +438,7 @@ fn groups<S: Weight, P: Products<S>>(t: &AttendTask<'_>) -> impl Iterator<Item =
 
 /// Lays out queries of a group, each times `scale`, so that one element of all of them lies together.
 #[inline(always)]
-fn spread_queries(
+fn transpose_q(
     t: &AttendTask<'_>,
     group: Range<usize>,
     scale: f32,
@@ -499,22 +507,22 @@ unsafe fn segment_rows<S: Weight, P: Products<S>>(
             let own = here(t.sees(group.start + r));
             let own = own.start.max(seen.start) - seen.start..own.end.max(seen.start) - seen.start;
             (work.segment.most[r], work.segment.sum[r]) =
-                P::weigh(t, group.start + r, start + seen.start, own, s);
+                P::exp(t, group.start + r, start + seen.start, own, s);
             if let Some((_, values)) = scales {
                 softmax::multiply::<S>(s, &values[tiles.clone()]);
             }
         }
-        P::gather(group.len(), segment, seen, dim, work);
+        P::weighted_values(group.len(), segment, seen, dim, work);
     }
 }
 
-impl Kept<'_> {
+impl Partials<'_> {
     /// Keeps a group's softmax of the segment whose rows begin at `row` of the task's.
     ///
     /// # Safety
     ///
     /// Nobody else may use these rows meanwhile.
-    unsafe fn keep(&self, row: usize, group: Range<usize>, segment: &Running<'_>) {
+    unsafe fn keep(&self, row: usize, group: Range<usize>, segment: &OnlineSoftmax<'_>) {
         for (r, i) in group.enumerate() {
             // SAFETY: passed on to the caller.
             let out = unsafe { self.rows.row(self.first + row + i) };
@@ -527,7 +535,7 @@ impl Kept<'_> {
 
 /// Merges what was kept of all segments, exactly as [`run`] would have.
 #[inline(always)]
-unsafe fn merge_kept<S: Weight, P: Products<S>>(t: &AttendTask<'_>, kept: Kept<'_>, work: &mut Work<'_>) {
+unsafe fn merge_kept<S: Weight, P: Products<S>>(t: &AttendTask<'_>, kept: Partials<'_>, work: &mut Work<'_>) {
     let (rows, wide) = (t.count(), work.segment.wide);
     work.total.clear();
     for segment in 0..t.segments().len() {
@@ -547,7 +555,7 @@ unsafe fn merge_kept<S: Weight, P: Products<S>>(t: &AttendTask<'_>, kept: Kept<'
 
 /// Divides the values by the sums of their weights.
 #[inline(always)]
-fn finish(t: &AttendTask<'_>, total: &Running<'_>, inverted: bool) {
+fn finish(t: &AttendTask<'_>, total: &OnlineSoftmax<'_>, inverted: bool) {
     let dim = t.heads.dim;
     for i in 0..t.count() {
         let (row, head) = t.place(i);

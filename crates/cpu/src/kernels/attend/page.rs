@@ -21,7 +21,7 @@ pub(super) const STREAMS: usize = super::TILE / BLOCK;
 
 /// Where elements lie in a page.
 #[derive(Clone, Copy)]
-pub(crate) struct Layout {
+pub(crate) struct PageLayout {
     pub page_len: usize,
     pub dim: usize,
     /// Bytes of a scale, if there are any.
@@ -49,11 +49,11 @@ impl Spread {
     }
 }
 
-impl Layout {
-    pub(crate) fn new(page_len: usize, dim: usize, dtype: DType) -> Layout {
+impl PageLayout {
+    pub(crate) fn new(page_len: usize, dim: usize, dtype: DType) -> PageLayout {
         let scale = if dtype.reach().is_some() { size_of::<f32>() } else { 0 };
         let paired = dtype == DType::I8 && page_len.is_multiple_of(BLOCK) && dim.is_multiple_of(2);
-        Layout { page_len, dim, scale, paired }
+        PageLayout { page_len, dim, scale, paired }
     }
 
     /// Where what belongs to a head begins.
@@ -207,7 +207,7 @@ pub(super) trait Bring {
     type E: Copy;
 
     /// Segment `index` of the task's sequence.
-    unsafe fn bring<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<Self::E>;
+    unsafe fn load_kv<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<Self::E>;
 }
 
 /// The pages themselves, where their length is a multiple of a block.
@@ -220,7 +220,7 @@ impl<E: bytemuck::Pod> Bring for Direct<'_, E> {
     type E = E;
 
     #[inline(always)]
-    unsafe fn bring<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<E> {
+    unsafe fn load_kv<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<E> {
         let (size, last) = (BLOCK * t.heads.dim, (t.len - 1) / BLOCK);
         let layout = t.layout();
         let block = |i: usize| {
@@ -262,10 +262,10 @@ impl Bring for Wide<'_> {
     type E = f32;
 
     #[inline(always)]
-    unsafe fn bring<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<f32> {
+    unsafe fn load_kv<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<f32> {
         let (k, v) = match self {
             // SAFETY: passed on to the caller.
-            Wide::Direct(direct) => return unsafe { direct.bring::<S>(t, index) },
+            Wide::Direct(direct) => return unsafe { direct.load_kv::<S>(t, index) },
             Wide::Copied { k, v } => (k, v),
         };
         // SAFETY: passed on to the caller.
@@ -316,8 +316,8 @@ unsafe fn widen<S: Simd>(t: &AttendTask<'_>, index: usize, k: &mut [f32], v: &mu
 
 impl AttendTask<'_> {
     /// How the pages are laid out.
-    pub(super) fn layout(&self) -> Layout {
-        Layout::new(self.page_len, self.heads.dim, self.k.dtype())
+    pub(super) fn layout(&self) -> PageLayout {
+        PageLayout::new(self.page_len, self.heads.dim, self.k.dtype())
     }
 
     /// Have elements scales?
@@ -327,7 +327,7 @@ impl AttendTask<'_> {
 
     /// Brings what the keys of a segment are multiplied by, and what the values are, a segment of each. Of positions past
     /// the sequence's end nothing is left.
-    pub(super) fn bring_scales(&self, index: usize, out: &mut [f32]) {
+    pub(super) fn load_scales(&self, index: usize, out: &mut [f32]) {
         let (k, v) = out.split_at_mut(SEGMENT);
         let layout = self.layout();
         let (start, end) = (index * SEGMENT, self.len.min((index + 1) * SEGMENT));

@@ -18,7 +18,7 @@ use super::page::{STREAMS, Segment};
 use super::score::{add_products, element};
 use super::softmax::padded;
 use super::weights::{self, Weight};
-use super::{AttendTask, BLOCK, BLOCKS, Products, SEGMENT, TILE, Work, spread_queries, with_rows};
+use super::{AttendTask, BLOCK, BLOCKS, Products, SEGMENT, TILE, Work, transpose_q, with_rows};
 use crate::simd::{self, Element, Simd};
 
 /// Products that a tile sums before it adds them to others.
@@ -66,7 +66,7 @@ impl<S: Weight, E: Element> Products<S> for Paired<E> {
 
     #[inline(always)]
     unsafe fn load_queries(t: &AttendTask<'_>, group: Range<usize>, q: &mut [f32]) {
-        spread_queries(t, group, t.scale_to_two(), query, q);
+        transpose_q(t, group, t.scale_to_two(), query, q);
     }
 
     #[inline(always)]
@@ -86,11 +86,11 @@ impl<S: Weight, E: Element> Products<S> for Paired<E> {
     }
 
     #[inline(always)]
-    unsafe fn weigh(t: &AttendTask<'_>, _: usize, _: usize, own: Range<usize>, s: &mut [f32]) -> (f32, f32) {
+    unsafe fn exp(t: &AttendTask<'_>, _: usize, _: usize, own: Range<usize>, s: &mut [f32]) -> (f32, f32) {
         // SAFETY: passed on to the caller.
         unsafe {
             let most = weights::largest::<S>(s, own.clone(), t.softcap);
-            let sum = weights::weigh::<S>(
+            let sum = weights::exp::<S>(
                 s,
                 own,
                 most,
@@ -105,12 +105,18 @@ impl<S: Weight, E: Element> Products<S> for Paired<E> {
     }
 
     #[inline(always)]
-    unsafe fn gather(rows: usize, v: &Segment<E>, seen: Range<usize>, dim: usize, work: &mut Work<'_>) {
+    unsafe fn weighted_values(
+        rows: usize,
+        v: &Segment<E>,
+        seen: Range<usize>,
+        dim: usize,
+        work: &mut Work<'_>,
+    ) {
         let values = &mut *work.segment.values;
         // SAFETY: passed on to the caller.
         unsafe {
             with_rows!(rows, rows_at_once::<S, E>(), R =>
-                gather::<S, E, R>(work.s, v, seen, dim, values));
+                weighted_values::<S, E, R>(work.s, v, seen, dim, values));
         }
     }
 }
@@ -190,9 +196,9 @@ unsafe fn scores<S: Simd, E: Element, const R: usize, const N: usize>(
     }
 }
 
-/// As [`gather`](super::gather::gather).
+/// As [`gather`](super::weighted_values::gather).
 #[inline(always)]
-pub(super) unsafe fn gather<S: Simd, E: Element, const R: usize>(
+pub(super) unsafe fn weighted_values<S: Simd, E: Element, const R: usize>(
     s: &[f32],
     segment: &Segment<E>,
     seen: Range<usize>,

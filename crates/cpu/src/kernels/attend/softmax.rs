@@ -11,7 +11,7 @@ pub(super) fn padded(dim: usize) -> usize {
 }
 
 /// A softmax under way, for some rows: the largest score, the sum of weights, the weighted sum of values.
-pub(super) struct Running<'a> {
+pub(super) struct OnlineSoftmax<'a> {
     pub most: &'a mut [f32],
     pub sum: &'a mut [f32],
     /// [rows, wide]
@@ -20,7 +20,7 @@ pub(super) struct Running<'a> {
     pub wide: usize,
 }
 
-impl Running<'_> {
+impl OnlineSoftmax<'_> {
     pub(super) fn clear(&mut self) {
         self.most.fill(f32::NEG_INFINITY);
         self.sum.fill(0.0);
@@ -44,7 +44,7 @@ pub(super) unsafe fn multiply<S: Simd>(s: &mut [f32], by: &[f32]) {
 ///
 /// Only the positions `seen` of `s` count, the others weigh nothing at all. `s` is whole vectors.
 #[inline(always)]
-pub(super) unsafe fn weigh<S: Simd>(s: &mut [f32], seen: Range<usize>, softcap: Option<f32>) -> (f32, f32) {
+pub(super) unsafe fn exp<S: Simd>(s: &mut [f32], seen: Range<usize>, softcap: Option<f32>) -> (f32, f32) {
     if seen.is_empty() {
         s.fill(0.0);
         return (f32::NEG_INFINITY, 0.0);
@@ -88,7 +88,11 @@ pub(super) unsafe fn weigh<S: Simd>(s: &mut [f32], seen: Range<usize>, softcap: 
 
 /// Adds a finished segment of the rows `group`, of which there are no more than 16, to those before it.
 #[inline(always)]
-pub(super) unsafe fn merge<S: Simd>(segment: &Running<'_>, total: &mut Running<'_>, group: Range<usize>) {
+pub(super) unsafe fn merge<S: Simd>(
+    segment: &OnlineSoftmax<'_>,
+    total: &mut OnlineSoftmax<'_>,
+    group: Range<usize>,
+) {
     // Room for whole vectors.
     const LANES: usize = ROWS.next_multiple_of(16);
     let wide = total.wide;

@@ -19,9 +19,9 @@ use half::bf16;
 
 use super::page::{Pages, Spread};
 use super::paired::{self, SPAN};
-use super::softmax::{self, Running, padded};
+use super::softmax::{self, OnlineSoftmax, padded};
 use super::weights;
-use super::{AttendTask, BLOCK, Kept, SEGMENT, Stage, carve, finish};
+use super::{AttendTask, BLOCK, Partials, SEGMENT, Stage, finish, split};
 use crate::kernels::amx;
 use crate::mat::Mat;
 use crate::simd::{self, Avx512};
@@ -76,10 +76,10 @@ struct Room<'a> {
     /// Weights of a group: tiles [GROUP / 16, positions / 32]
     w: *mut u8,
     /// Of a group in a segment.
-    segment: Running<'a>,
+    segment: OnlineSoftmax<'a>,
     /// Elements of a head, with those that lack to whole pairs of tiles.
     dims: usize,
-    total: Running<'a>,
+    total: OnlineSoftmax<'a>,
 }
 
 impl<'a> Room<'a> {
@@ -99,16 +99,16 @@ impl<'a> Room<'a> {
             rows,
             rows * wide,
         ];
-        let [q, k, v, s, w, most, sum, values, total_most, total_sum, total_values] = carve(scratch, sizes);
+        let [q, k, v, s, w, most, sum, values, total_most, total_sum, total_values] = split(scratch, sizes);
         Room {
             q: q.as_mut_ptr().cast(),
             k: k.as_mut_ptr().cast(),
             v: v.as_mut_ptr().cast(),
             s: s.as_mut_ptr(),
             w: w.as_mut_ptr().cast(),
-            segment: Running { most, sum, values, wide: dims },
+            segment: OnlineSoftmax { most, sum, values, wide: dims },
             dims,
-            total: Running { most: total_most, sum: total_sum, values: total_values, wide },
+            total: OnlineSoftmax { most: total_most, sum: total_sum, values: total_values, wide },
         }
     }
 }
@@ -282,7 +282,7 @@ unsafe fn load_queries(t: &AttendTask<'_>, room: &Room<'_>) {
     };
     for i in 0..t.count().next_multiple_of(GROUP) {
         if i + AHEAD < t.count() {
-            simd::fetch(from(i + AHEAD));
+            simd::prefetch_slice(from(i + AHEAD));
         }
         let from = if i < t.count() { from(i) } else { &[] };
         for d in 0..depth {
@@ -348,7 +348,7 @@ impl Part {
 
     /// Weights of all rows. With each row something else is done.
     #[inline(always)]
-    unsafe fn weigh(&self, t: &AttendTask<'_>, room: &mut Room<'_>, also: impl Fn(usize)) {
+    unsafe fn exp(&self, t: &AttendTask<'_>, room: &mut Room<'_>, also: impl Fn(usize)) {
         let (seen, first) = (self.seen.clone(), self.start + self.seen.start);
         let own = |r: usize| {
             let own = t.sees(self.rows.start + r);
@@ -367,7 +367,7 @@ impl Part {
             for r in 0..self.rows.len() {
                 also(r);
                 let to = room.w.add((r / SIDE * SPANS + seen.start / SPAN) * TILE + r % SIDE * 64);
-                room.segment.sum[r] = weights::weigh::<Avx512>(
+                room.segment.sum[r] = weights::exp::<Avx512>(
                     s(r),
                     own(r),
                     most[r],
@@ -385,7 +385,7 @@ impl Part {
 
     /// Values of all rows.
     #[inline(always)]
-    unsafe fn gather(&self, room: &mut Room<'_>) {
+    unsafe fn weighted_values(&self, room: &mut Room<'_>) {
         let first = self.seen.start / SPAN * TILE;
         for column in (0..room.dims).step_by(SPAN) {
             // SAFETY: as above.
@@ -427,12 +427,12 @@ unsafe fn run(t: &AttendTask<'_>, from: Cache<'_>, stage: &Stage<'_>, scratch: &
                 let rows = first..rows.min(first + GROUP);
                 let part = Part { start, seen: stretches(start, t.see(rows.clone())), rows };
                 part.score(&room);
-                part.weigh(t, &mut room, |r| {
+                part.exp(t, &mut room, |r| {
                     if let Some(next) = next {
                         fetch(t, from, next, part.rows.start + r);
                     }
                 });
-                part.gather(&mut room);
+                part.weighted_values(&mut room);
                 end(&mut room, &part, kept);
             }
         }
@@ -486,12 +486,12 @@ static ODD: [u16; SPAN] = {
 
 /// Adds a group whose values are there to the segments before, or keeps it.
 #[inline(always)]
-unsafe fn end(room: &mut Room<'_>, part: &Part, kept: Option<(Kept<'_>, usize)>) {
-    let Running { most, sum, values, wide } = &mut room.segment;
+unsafe fn end(room: &mut Room<'_>, part: &Part, kept: Option<(Partials<'_>, usize)>) {
+    let OnlineSoftmax { most, sum, values, wide } = &mut room.segment;
     let groups = most.chunks_mut(SIDE).zip(sum.chunks_mut(SIDE)).zip(values.chunks_mut(SIDE * *wide));
     for (first, ((most, sum), values)) in part.rows.clone().step_by(SIDE).zip(groups) {
         let rows = first..part.rows.end.min(first + SIDE);
-        let segment = Running { most, sum, values, wide: *wide };
+        let segment = OnlineSoftmax { most, sum, values, wide: *wide };
         // SAFETY: passed on to the caller.
         unsafe {
             match kept {

@@ -164,7 +164,7 @@ pub(super) unsafe fn largest<S: Weight>(s: &mut [f32], seen: Range<usize>, softc
 /// Turns scores that are ready into weights, and gives them to `put` by two vectors, with where their scores are and how
 /// many are before them. What is not seen weighs nothing at all. Returns the sum of the weights.
 #[inline(always)]
-pub(super) unsafe fn weigh<S: Weight>(
+pub(super) unsafe fn exp<S: Weight>(
     s: &mut [f32],
     seen: Range<usize>,
     most: f32,

@@ -7,33 +7,35 @@ use std::rc::Rc;
 use tallow_core::ops::{Lora, LoraDelta, lora_deltas};
 use tallow_core::{Backend, DType, LinearWeights, LoraRows, Result, Tensor, Weight};
 
-use crate::activations::{Activations, Rounding};
 use crate::backend::Cpu;
-use crate::kernels::{Added, AddedPart, Kernels, LinearTask, Product, Room, Source, linear};
+use crate::kernels::{
+    Kernels, LinearScratch, LinearTask, LoraTerm, LoraTerms, MatrixSource, Product, linear,
+};
 use crate::mat::{Mat, MatMut};
 use crate::packed::CHUNK;
-use crate::phases::{Input, Part, source};
+use crate::phases::{LinearInput, OutputColumns, source};
 use crate::pool::First;
+use crate::quantize::{QuantizeOut, QuantizedRows};
 
 /// Rows that go down together.
 const TOGETHER: usize = 64;
 
 /// What adapters add to layers over one input.
 #[derive(Default)]
-pub(crate) struct Additions<'a> {
-    ways: Vec<Way<'a>>,
+pub(crate) struct LoraDeltas<'a> {
+    ways: Vec<LoraAProduct<'a>>,
     /// In the order of their layers.
-    ups: Vec<Up<'a>>,
+    ups: Vec<LoraBProduct<'a>>,
     /// [rows, ranks side by side]: room for what ways down give.
     narrow: Option<Tensor<Cpu>>,
     /// The same, for ways up that take it so.
-    rounded: Option<Activations>,
+    rounded: Option<QuantizedRows>,
 }
 
 /// A way down.
-struct Way<'a> {
+struct LoraAProduct<'a> {
     down: &'a Rc<Weight<Cpu>>,
-    w: Source<'a>,
+    w: MatrixSource<'a>,
     rows: Range<usize>,
     scale: f32,
     /// Where what it gives begins: in plain numbers, and in rounded ones.
@@ -41,28 +43,28 @@ struct Way<'a> {
     chunk: usize,
 }
 
-impl Way<'_> {
+impl LoraAProduct<'_> {
     fn columns(&self) -> Range<usize> {
         self.column..self.column + self.down.rows()
     }
 }
 
 /// A way up.
-struct Up<'a> {
+struct LoraBProduct<'a> {
     layer: usize,
     way: usize,
-    w: Source<'a>,
+    w: MatrixSource<'a>,
 }
 
-impl<'a> Additions<'a> {
+impl<'a> LoraDeltas<'a> {
     /// What those adapters add to so many rows.
     pub(crate) fn new(
         b: &Cpu,
         by: &'a [LinearWeights<Cpu>],
         with: &'a [LoraRows<Cpu>],
         rows: usize,
-    ) -> Result<Additions<'a>> {
-        let mut all = Additions::default();
+    ) -> Result<LoraDeltas<'a>> {
+        let mut all = LoraDeltas::default();
         if with.is_empty() {
             return Ok(all);
         }
@@ -71,35 +73,35 @@ impl<'a> Additions<'a> {
         let (mut column, mut chunk) = (0, 0);
         for LoraDelta { layer, rows: of, pair, scale, .. } in lora_deltas(by, with) {
             // Layers that lie in one tensor have one way down in common.
-            let same = |way: &Way<'_>| Rc::ptr_eq(way.down, &pair.a) && way.rows == of;
+            let same = |way: &LoraAProduct<'_>| Rc::ptr_eq(way.down, &pair.a) && way.rows == of;
             let way = all.ways.iter().position(same).unwrap_or(all.ways.len());
             if way == all.ways.len() {
                 let down = &pair.a;
-                all.ways.push(Way { down, w: source(down), rows: of, scale, column, chunk });
+                all.ways.push(LoraAProduct { down, w: source(down), rows: of, scale, column, chunk });
                 column += pair.rank();
                 chunk += pair.rank().div_ceil(CHUNK);
             }
-            all.ups.push(Up { layer, way, w: source(&pair.b) });
+            all.ups.push(LoraBProduct { layer, way, w: source(&pair.b) });
         }
         if !all.ways.is_empty() {
             all.narrow = Some(b.alloc(DType::F32, rows, column)?);
-            let mut sides = all.ups.iter().filter_map(|up| b.side(&up.w)).peekable();
-            let rounded = sides.peek().is_some().then(|| Activations::new(b, rows, chunk * CHUNK, sides));
+            let mut sides = all.ups.iter().filter_map(|up| b.row_sums(&up.w)).peekable();
+            let rounded = sides.peek().is_some().then(|| QuantizedRows::new(b, rows, chunk * CHUNK, sides));
             all.rounded = rounded.transpose()?;
         }
         Ok(all)
     }
 
     /// The ways down, which take the layers' input.
-    pub(crate) fn downs(&self) -> impl Iterator<Item = &Source<'a>> + Clone {
+    pub(crate) fn lora_a(&self) -> impl Iterator<Item = &MatrixSource<'a>> + Clone {
         self.ways.iter().map(|way| &way.w)
     }
 
     /// They over their input.
-    pub(crate) fn over<'t>(&'t self, k: &'static Kernels, x: &'t Input) -> Downs<'t> {
-        let rounding = self.rounded.as_ref().map(Activations::rounding);
+    pub(crate) fn over<'t>(&'t self, k: &'static Kernels, x: &'t LinearInput) -> LoraA<'t> {
+        let rounding = self.rounded.as_ref().map(QuantizedRows::rounding);
         let Some(narrow) = &self.narrow else {
-            return Downs { k, pieces: Vec::new(), rounding, parts: Vec::new(), first: First::new(0) };
+            return LoraA { k, pieces: Vec::new(), rounding, parts: Vec::new(), first: First::new(0) };
         };
         let count = self.ways.iter().map(|way| way.rows.len().div_ceil(TOGETHER)).sum();
         let (mut pieces, mut parts) = (Vec::with_capacity(count), Vec::with_capacity(self.ups.len()));
@@ -113,14 +115,14 @@ impl<'a> Additions<'a> {
                 pieces.push(Piece { task, given, chunk: way.chunk });
             }
         }
-        for Up { layer, way, w } in &self.ups {
+        for LoraBProduct { layer, way, w } in &self.ups {
             let way = &self.ways[*way];
-            let rounded = self.rounded.as_ref().and_then(|r| r.of(w.side(k)?));
+            let rounded = self.rounded.as_ref().and_then(|r| r.of(w.row_sums(k)?));
             let rounded = rounded.map(|r| r.after(way.chunk));
             let of = Product { w: *w, x: from.columns(way.columns()), rounded };
-            parts.push(AddedPart { layer: *layer, of, rows: way.rows.clone() });
+            parts.push(LoraTerm { layer: *layer, of, rows: way.rows.clone() });
         }
-        Downs { k, first: First::new(pieces.len()), pieces, rounding, parts }
+        LoraA { k, first: First::new(pieces.len()), pieces, rounding, parts }
     }
 }
 
@@ -133,40 +135,40 @@ struct Piece<'a> {
 }
 
 /// Ways down as pieces of a phase whose others need what they give.
-pub(crate) struct Downs<'a> {
+pub(crate) struct LoraA<'a> {
     k: &'static Kernels,
     pieces: Vec<Piece<'a>>,
-    rounding: Option<Rounding<'a>>,
+    rounding: Option<QuantizeOut<'a>>,
     /// What is added, in the order of its layers.
-    parts: Vec<AddedPart<'a>>,
+    parts: Vec<LoraTerm<'a>>,
     first: First,
 }
 
-impl Downs<'_> {
+impl LoraA<'_> {
     /// Goes those that nobody goes yet. Each piece of the phase begins with this.
-    pub(crate) fn help(&self, room: &mut Room) {
+    pub(crate) fn help(&self, room: &mut LinearScratch) {
         self.first.help(|i| {
             let Piece { task, given, chunk } = &self.pieces[i];
             linear(self.k, task, 0..task.out.cols, room);
             if let Some(to) = &self.rounding {
-                task.rows.clone().for_each(|row| (self.k.round)(to, row, *chunk, given.row(row)));
+                task.rows.clone().for_each(|row| (self.k.quantize)(to, row, *chunk, given.row(row)));
             }
         });
     }
 
     /// What is added to a layer.
-    pub(crate) fn to(&self, layer: usize) -> Added<'_> {
+    pub(crate) fn to(&self, layer: usize) -> LoraTerms<'_> {
         let before = |layer: usize| self.parts.partition_point(|part| part.layer < layer);
         let parts = &self.parts[before(layer)..before(layer + 1)];
-        Added { parts, after: (!parts.is_empty()).then_some(&self.first) }
+        LoraTerms { parts, after: (!parts.is_empty()).then_some(&self.first) }
     }
 }
 
 impl Cpu {
-    pub(crate) fn adapted(&self, op: &Lora<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let added = Additions::new(self, op.weights, op.adapters, op.x.rows())?;
-        let parts = Part::side_by_side(op.weights);
-        let x = self.input(op.x, op.norm, parts.iter().map(|p| &p.w).chain(added.downs()))?;
+    pub(crate) fn linear_with_lora(&self, op: &Lora<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let added = LoraDeltas::new(self, op.weights, op.adapters, op.x.rows())?;
+        let parts = OutputColumns::side_by_side(op.weights);
+        let x = self.input(op.x, op.norm, parts.iter().map(|p| &p.w).chain(added.lora_a()))?;
         let out = self.alloc(DType::F32, op.x.rows(), op.cols())?;
         self.multiply(&x, &parts, &out, op.epilogue, &added.over(self.kernels, &x));
         Ok(out)

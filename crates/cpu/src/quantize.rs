@@ -8,11 +8,11 @@ use std::ops::Range;
 use tallow_core::{Backend, DType, Result, Tensor};
 
 use crate::backend::Cpu;
-use crate::form::Layout;
+use crate::form::PackedLayout;
 use crate::kernels::NormTask;
 use crate::mat::{Mat, MatMut};
-use crate::packed::{CHUNK, PART};
-use crate::simd::{Simd, fetch};
+use crate::packed::{CHUNK, SUBBLOCK};
+use crate::simd::{Simd, prefetch_slice};
 
 /// Rows of a tile, which kernels may read at once.
 pub(crate) const TILE: usize = 16;
@@ -22,7 +22,7 @@ pub(crate) const MANY: usize = 32;
 /// What kernels need of each run of a row beside its codes and scales. It depends on how weights are stored, and not on
 /// the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum RowSums {
     /// What whole sums begin with: the sum of the codes times this much less than zero, as an `i32`.
     Begin { run: usize, bias: u8 },
     /// What minimums are multiplied by: the sum of the codes of a part, less than zero, as an `f32`.
@@ -31,25 +31,25 @@ pub(crate) enum Side {
     Pairs { run: usize },
 }
 
-impl Side {
+impl RowSums {
     /// What weights of that layout need, where signed codes are multiplied with 128 added to them or not.
-    pub(crate) fn of(layout: &Layout, biased: bool) -> Side {
+    pub(crate) fn of(layout: &PackedLayout, biased: bool) -> RowSums {
         let shape = layout.shape;
         let run = shape.run;
         match (shape.has_mins(), shape.is_wide()) {
-            (true, _) if shape.is_whole() => Side::Pairs { run },
-            (true, _) => Side::Less,
-            (_, true) => Side::Begin { run, bias: if biased { 128 } else { 0 } },
-            _ => Side::Begin { run, bias: layout.bias },
+            (true, _) if shape.has_int_scales() => RowSums::Pairs { run },
+            (true, _) => RowSums::Less,
+            (_, true) => RowSums::Begin { run, bias: if biased { 128 } else { 0 } },
+            _ => RowSums::Begin { run, bias: layout.bias },
         }
     }
 
     /// Inputs of a word.
     fn per_word(self) -> usize {
         match self {
-            Side::Begin { run, .. } => run,
-            Side::Less => PART,
-            Side::Pairs { run } => 2 * run,
+            RowSums::Begin { run, .. } => run,
+            RowSums::Less => SUBBLOCK,
+            RowSums::Pairs { run } => 2 * run,
         }
     }
 }
@@ -93,15 +93,15 @@ unsafe fn round_chunk<S: Simd>(x: &[f32], codes: &mut [u8], sums: &mut [f32; CHU
     }
 }
 
-/// Rounded rows that are being written, by several threads.
-pub(crate) struct Rounding<'a> {
+/// QuantizedView rows that are being written, by several threads.
+pub(crate) struct QuantizeOut<'a> {
     rows: usize,
     codes: MatMut<'a, u8>,
     scales: MatMut<'a, f32>,
-    sides: Vec<(Side, MatMut<'a, u32>)>,
+    sides: Vec<(RowSums, MatMut<'a, u32>)>,
 }
 
-impl Rounding<'_> {
+impl QuantizeOut<'_> {
     /// Rounds a chunk of a row, or what there is of one.
     ///
     /// # Safety
@@ -119,11 +119,11 @@ impl Rounding<'_> {
             for (side, out) in &self.sides {
                 let words = out.part(0, at / side.per_word()..(at + x.len()) / side.per_word());
                 match *side {
-                    Side::Begin { run: 16, bias } => fill::<1>(words, sums, |s| begin(bias, s[0])),
-                    Side::Begin { bias, .. } => fill::<2>(words, sums, |s| begin(bias, s[0] + s[1])),
-                    Side::Less => fill::<2>(words, sums, |s| (-(s[0] + s[1])).to_bits()),
-                    Side::Pairs { run: 16 } => fill::<2>(words, sums, |s| pair(s[0], s[1])),
-                    Side::Pairs { .. } => fill::<4>(words, sums, |s| pair(s[0] + s[1], s[2] + s[3])),
+                    RowSums::Begin { run: 16, bias } => fill::<1>(words, sums, |s| begin(bias, s[0])),
+                    RowSums::Begin { bias, .. } => fill::<2>(words, sums, |s| begin(bias, s[0] + s[1])),
+                    RowSums::Less => fill::<2>(words, sums, |s| (-(s[0] + s[1])).to_bits()),
+                    RowSums::Pairs { run: 16 } => fill::<2>(words, sums, |s| pair(s[0], s[1])),
+                    RowSums::Pairs { .. } => fill::<4>(words, sums, |s| pair(s[0] + s[1], s[2] + s[3])),
                 }
             }
         }
@@ -154,18 +154,18 @@ fn pair(first: f32, second: f32) -> u32 {
 ///
 /// Nobody else may use the row meanwhile, and the CPU has the instruction set.
 #[inline(always)]
-pub(crate) unsafe fn round<S: Simd>(to: &Rounding<'_>, row: usize, first: usize, x: &[f32]) {
+pub(crate) unsafe fn round<S: Simd>(to: &QuantizeOut<'_>, row: usize, first: usize, x: &[f32]) {
     for (i, x) in (first..).zip(x.chunks(CHUNK)) {
         // SAFETY: passed on to the caller.
         unsafe {
             match x.first_chunk::<CHUNK>() {
                 // Of a length that is known.
                 Some(x) => to.put::<S>(row, i, x),
-                None if x.len().is_multiple_of(PART) => to.put::<S>(row, i, x),
+                None if x.len().is_multiple_of(SUBBLOCK) => to.put::<S>(row, i, x),
                 None => {
                     let mut whole = [0.0; CHUNK];
                     whole[..x.len()].copy_from_slice(x);
-                    to.put::<S>(row, i, &whole[..x.len().next_multiple_of(PART)]);
+                    to.put::<S>(row, i, &whole[..x.len().next_multiple_of(SUBBLOCK)]);
                 }
             }
         }
@@ -178,34 +178,34 @@ fn room_for(rows: usize) -> usize {
 }
 
 /// The rounded input of some linear layers.
-pub(crate) struct Activations {
+pub(crate) struct QuantizedRows {
     /// With those that there only is room for.
     rows: usize,
     /// Whole parts.
     cols: usize,
     codes: Tensor<Cpu>,
     scales: Tensor<Cpu>,
-    sides: Vec<(Side, Tensor<Cpu>)>,
+    sides: Vec<(RowSums, Tensor<Cpu>)>,
 }
 
-impl Activations {
+impl QuantizedRows {
     /// Rows yet to be written, with what weights need.
     pub(crate) fn new(
         b: &Cpu,
         rows: usize,
         cols: usize,
-        needs: impl Iterator<Item = Side>,
-    ) -> Result<Activations> {
-        let (live, rows, cols) = (rows, room_for(rows), cols.next_multiple_of(PART));
+        needs: impl Iterator<Item = RowSums>,
+    ) -> Result<QuantizedRows> {
+        let (live, rows, cols) = (rows, room_for(rows), cols.next_multiple_of(SUBBLOCK));
         let codes = b.alloc(DType::U8, 1, rows * cols)?;
         let scales = b.alloc(DType::F32, 1, rows * cols.div_ceil(CHUNK))?;
-        let mut sides: Vec<(Side, Tensor<Cpu>)> = Vec::new();
+        let mut sides: Vec<(RowSums, Tensor<Cpu>)> = Vec::new();
         for side in needs {
             if sides.iter().all(|(s, _)| *s != side) {
                 sides.push((side, b.alloc(DType::U32, 1, rows * cols / side.per_word())?));
             }
         }
-        let all = Activations { rows, cols, codes, scales, sides };
+        let all = QuantizedRows { rows, cols, codes, scales, sides };
         all.clear(live..rows);
         Ok(all)
     }
@@ -228,10 +228,10 @@ impl Activations {
     }
 
     /// To write them.
-    pub(crate) fn rounding(&self) -> Rounding<'_> {
+    pub(crate) fn rounding(&self) -> QuantizeOut<'_> {
         let (codes, scales) = (MatMut::new(&self.codes), MatMut::new(&self.scales));
         let sides = self.sides.iter().map(|(s, t)| (*s, MatMut::new(t))).collect();
-        Rounding { rows: self.rows, codes, scales, sides }
+        QuantizeOut { rows: self.rows, codes, scales, sides }
     }
 
     /// Writes them: what `row` gives for each, normalised first if asked.
@@ -247,7 +247,7 @@ impl Activations {
         b.share(rows.div_ceil(piece), 4 * rows * self.cols, |scratch, i| {
             for r in i * piece..rows.min((i + 1) * piece) {
                 // Another thread wrote it, or it is far away.
-                fetch(row(r));
+                prefetch_slice(row(r));
                 let x = match norm {
                     Some(norm) => {
                         let cols = row(r).len();
@@ -257,23 +257,23 @@ impl Activations {
                     }
                     None => row(r),
                 };
-                (k.round)(&to, r, 0, x);
+                (k.quantize)(&to, r, 0, x);
             }
         });
     }
 
     /// As kernels read them that multiply with weights of that kind.
-    pub(crate) fn of(&self, side: Side) -> Option<Rounded<'_>> {
+    pub(crate) fn of(&self, side: RowSums) -> Option<QuantizedView<'_>> {
         let (_, sides) = self.sides.iter().find(|(s, _)| *s == side)?;
         let codes = Mat::<u8>::new(&self.codes).row(0);
         let (scales, sides) = (Mat::new(&self.scales).row(0), Mat::new(sides).row(0));
-        Some(Rounded { rows: self.rows, codes, scales, sides, shift: side.per_word().trailing_zeros() })
+        Some(QuantizedView { rows: self.rows, codes, scales, sides, shift: side.per_word().trailing_zeros() })
     }
 }
 
-/// Rounded rows, with what one kind of weights needs.
+/// QuantizedView rows, with what one kind of weights needs.
 #[derive(Clone, Copy)]
-pub(crate) struct Rounded<'a> {
+pub(crate) struct QuantizedView<'a> {
     rows: usize,
     codes: &'a [u8],
     scales: &'a [f32],
@@ -282,12 +282,12 @@ pub(crate) struct Rounded<'a> {
     shift: u32,
 }
 
-impl<'a> Rounded<'a> {
+impl<'a> QuantizedView<'a> {
     /// What comes after so many chunks, as rows of their own.
-    pub(crate) fn after(self, chunks: usize) -> Rounded<'a> {
+    pub(crate) fn after(self, chunks: usize) -> QuantizedView<'a> {
         let (rows, codes) = (chunks * self.rows, chunks * CHUNK * self.rows);
         let (codes, sides) = (&self.codes[codes..], &self.sides[codes >> self.shift..]);
-        Rounded { codes, scales: &self.scales[rows..], sides, ..self }
+        QuantizedView { codes, scales: &self.scales[rows..], sides, ..self }
     }
 
     /// Some inputs, a chunk of them, of some rows: codes, scales, and what else is needed, row after row.

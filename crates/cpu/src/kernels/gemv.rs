@@ -13,20 +13,20 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use super::dot::{Kind, Sums};
+use super::gemm::{Kind, Sums};
 use super::linear::Packed;
-use super::unpack::{Head, float, group, look_ahead, pairs};
-use crate::activations::Rounded;
-use crate::form::{Form, Formed, with_form};
+use super::unpack::{Head, float, group, pairs, prefetch_strided};
+use crate::form::{HasPackedKind, PackedKind, with_form};
 use crate::mat::Mat;
-use crate::packed::{CHUNK, LINE, PAIR, PART, ROWS};
+use crate::packed::{CHUNK, LINE, PAIR, ROWS, SUBBLOCK};
+use crate::quantize::QuantizedView;
 use crate::simd::{Lines, WholeKind, Work, scale_whole};
 
 /// A pair of panels, to be multiplied with a few rows.
-pub(crate) struct FewTask<'a> {
+pub(crate) struct GemvTask<'a> {
     pub w: Packed<'a>,
     pub pair: usize,
-    pub x: FewRows<'a>,
+    pub x: GemvRows<'a>,
     /// Which rows.
     pub rows: Range<usize>,
     /// For each of them.
@@ -35,15 +35,15 @@ pub(crate) struct FewTask<'a> {
 
 /// The input.
 #[derive(Clone, Copy)]
-pub(crate) enum FewRows<'a> {
-    Rounded(Rounded<'a>),
+pub(crate) enum GemvRows<'a> {
+    QuantizedView(QuantizedView<'a>),
     /// For weights that are plain numbers.
     Plain(Mat<'a, f32>),
 }
 
 /// All rows, as many at a time as registers hold, and no one or two left over where that can be.
 #[inline(always)]
-pub(super) unsafe fn few<L: Lines>(t: &mut FewTask<'_>) {
+pub(super) unsafe fn gemv<L: Lines>(t: &mut GemvTask<'_>) {
     let mut row = 0;
     while row < t.sums.len() {
         // SAFETY: passed on to the caller.
@@ -63,7 +63,7 @@ pub(super) unsafe fn few<L: Lines>(t: &mut FewTask<'_>) {
 
 /// `T` rows from `row` on. Returns `T`.
 #[inline(always)]
-unsafe fn some_rows<L: Lines, const T: usize>(t: &mut FewTask<'_>, row: usize) -> usize {
+unsafe fn some_rows<L: Lines, const T: usize>(t: &mut GemvTask<'_>, row: usize) -> usize {
     if T <= L::FEW
         && let Some(sums) = t.sums[row..].first_chunk_mut::<T>()
     {
@@ -80,32 +80,32 @@ unsafe fn some_rows<L: Lines, const T: usize>(t: &mut FewTask<'_>, row: usize) -
 struct SomeRows<'a, F, const T: usize> {
     w: Packed<'a>,
     pair: usize,
-    x: FewRows<'a>,
+    x: GemvRows<'a>,
     first: usize,
     sums: &'a mut [Sums; T],
     form: PhantomData<F>,
 }
 
-impl<L: Lines, F: Formed, const T: usize> Work<L> for SomeRows<'_, F, T> {
+impl<L: Lines, F: HasPackedKind, const T: usize> Work<L> for SomeRows<'_, F, T> {
     #[inline(always)]
     unsafe fn run(self) {
         let is_plain = const { F::SHAPE.is_plain() };
         // SAFETY: passed on to the caller.
         unsafe {
             match self.x {
-                FewRows::Rounded(x) if !is_plain => self.whole::<L>(x),
-                FewRows::Plain(x) if is_plain => self.plain::<L>(x),
+                GemvRows::QuantizedView(x) if !is_plain => self.whole::<L>(x),
+                GemvRows::Plain(x) if is_plain => self.plain::<L>(x),
                 _ => debug_assert!(false, "input of another kind than weights"),
             }
         }
     }
 }
 
-impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
+impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
     /// All chunks of codes.
     #[inline(always)]
-    unsafe fn whole<L: Lines>(self, x: Rounded<'_>) {
-        if const { matches!(F::FORM, Form::EightHalves) } && self.w.cols == PART {
+    unsafe fn whole<L: Lines>(self, x: QuantizedView<'_>) {
+        if const { matches!(F::KIND, PackedKind::EightHalves) } && self.w.cols == SUBBLOCK {
             // SAFETY: passed on to the caller.
             return unsafe { self.one_part::<L>(x) };
         }
@@ -127,7 +127,7 @@ impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
                 // SAFETY: the chunk is of that form and size, rows have what belongs to it, and there are sums for T
                 // of them; the caller has the instruction set.
                 unsafe {
-                    if !const { F::SHAPE.is_whole() } {
+                    if !const { F::SHAPE.has_int_scales() } {
                         multiply::<L, F, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS));
                     } else {
                         // Blocks of such formats are chunks.
@@ -142,8 +142,8 @@ impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
     /// The only part of codes of eight bits, as adapters have on their way up: so little that what goes on around loops
     /// over parts would take longer.
     #[inline(always)]
-    unsafe fn one_part<L: Lines>(self, x: Rounded<'_>) {
-        let (codes, scales, sides) = x.chunk(self.first..self.first + T, &(0..PART));
+    unsafe fn one_part<L: Lines>(self, x: QuantizedView<'_>) {
+        let (codes, scales, sides) = x.chunk(self.first..self.first + T, &(0..SUBBLOCK));
         for p in 0..self.w.panels {
             let (chunk, _) = self.w.chunk(2 * self.pair + p, 0);
             let lines = chunk[LINE..].chunks_exact(LINE).take(self.w.groups());
@@ -158,8 +158,11 @@ impl<F: Formed, const T: usize> SomeRows<'_, F, T> {
                     let w = L::load(line.as_ptr());
                     let w = if L::BIASED { L::xor(w, L::bytes(0x80)) } else { w };
                     for i in 0..T {
-                        whole[i] =
-                            L::dot4::<true>(whole[i], w, L::repeat(codes[i * PART + 4 * group..].as_ptr()));
+                        whole[i] = L::dot4::<true>(
+                            whole[i],
+                            w,
+                            L::repeat(codes[i * SUBBLOCK + 4 * group..].as_ptr()),
+                        );
                     }
                 }
                 let scale = L::halves(chunk.as_ptr());
@@ -210,10 +213,10 @@ struct Rows<'a, F> {
     form: PhantomData<F>,
 }
 
-impl<F: Formed> Rows<'_, F> {
+impl<F: HasPackedKind> Rows<'_, F> {
     /// From one row's sides to the next one's.
     const SIDES: usize =
-        CHUNK / F::SHAPE.run / if F::SHAPE.is_whole() && F::SHAPE.has_mins() { 2 } else { 1 };
+        CHUNK / F::SHAPE.run / if F::SHAPE.has_int_scales() && F::SHAPE.has_mins() { 2 } else { 1 };
 }
 
 /// Rows of less than a chunk, spread out.
@@ -226,7 +229,7 @@ impl<const T: usize> Spread<T> {
     const EMPTY: Spread<T> = Spread { codes: [[0; _]; _], sides: [[0; _]; _] };
 
     #[inline(always)]
-    fn fill<'a, F: Formed>(
+    fn fill<'a, F: HasPackedKind>(
         &mut self,
         codes: &[u8],
         scales: &[f32],
@@ -254,7 +257,7 @@ fn spread<T: Copy>(from: &[T], to: &mut [T], rows: usize, apart: usize) {
 
 /// Adds to the sums of `T` rows, which are a pair of panels apart, their products with a chunk of codes of a panel.
 #[inline(always)]
-unsafe fn multiply<L: Lines, F: Formed, const T: usize>(
+unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
     from: *const u8,
     inputs: usize,
     x: &Rows<'_, F>,
@@ -265,14 +268,14 @@ unsafe fn multiply<L: Lines, F: Formed, const T: usize>(
     unsafe {
         let head = Head::<L>::new::<F>(from, inputs);
         let mut f = [L::splat(0.0); T];
-        for at in 0..inputs / PART {
+        for at in 0..inputs / SUBBLOCK {
             let planes = from.add(shape.head(inputs) + at * LINE * shape.bits);
-            look_ahead::<L>(planes, planes.add(LINE * shape.bits));
+            prefetch_strided::<L>(planes, planes.add(LINE * shape.bits));
             for line in 0..shape.bits {
                 L::prefetch_next(planes.add(LINE * (2 * shape.bits + line)));
             }
-            for r in 0..PART / shape.run {
-                let run = at * (PART / shape.run) + r;
+            for r in 0..SUBBLOCK / shape.run {
+                let run = at * (SUBBLOCK / shape.run) + r;
                 let sides = x.sides.add(run);
                 let mut whole = [L::words(0); T];
                 if !shape.has_mins() {
@@ -280,7 +283,7 @@ unsafe fn multiply<L: Lines, F: Formed, const T: usize>(
                         whole[i] = L::repeat(sides.add(i * Rows::<F>::SIDES).cast());
                     }
                 }
-                dot_step::<L, F, T>(&mut whole, r, planes, x.codes.add(at * PART), x.table);
+                dot_step::<L, F, T>(&mut whole, r, planes, x.codes.add(at * SUBBLOCK), x.table);
                 let (scale, min) = head.run::<F>(run);
                 for i in 0..T {
                     f[i] = L::fma(L::to_f32(whole[i]), scale, f[i]);
@@ -302,7 +305,7 @@ unsafe fn multiply<L: Lines, F: Formed, const T: usize>(
 
 /// The same where all products of the chunk add up without rounding.
 #[inline(always)]
-unsafe fn multiply_whole<L: Lines, F: Formed, const T: usize>(
+unsafe fn multiply_whole<L: Lines, F: HasPackedKind, const T: usize>(
     from: *const u8,
     x: &Rows<'_, F>,
     sums: *mut f32,
@@ -313,21 +316,21 @@ unsafe fn multiply_whole<L: Lines, F: Formed, const T: usize>(
     unsafe {
         let head = Head::<L>::new::<F>(from, CHUNK);
         let mut all = [L::words(0); T];
-        for at in 0..CHUNK / PART {
+        for at in 0..CHUNK / SUBBLOCK {
             let planes = from.add(shape.head(CHUNK) + at * LINE * shape.bits);
-            look_ahead::<L>(planes, planes.add(LINE * shape.bits));
+            prefetch_strided::<L>(planes, planes.add(LINE * shape.bits));
             for line in 0..shape.bits {
                 L::prefetch_next(planes.add(LINE * (2 * shape.bits + line)));
             }
-            for r in 0..PART / step {
-                let i_step = at * (PART / step) + r;
+            for r in 0..SUBBLOCK / step {
+                let i_step = at * (SUBBLOCK / step) + r;
                 let mut whole = [L::words(0); T];
                 if mins == 0 {
                     for i in 0..T {
                         whole[i] = L::repeat(x.sides.add(i * Rows::<F>::SIDES + i_step).cast());
                     }
                 }
-                dot_step::<L, F, T>(&mut whole, r, planes, x.codes.add(at * PART), x.table);
+                dot_step::<L, F, T>(&mut whole, r, planes, x.codes.add(at * SUBBLOCK), x.table);
                 let by = head.by::<F>(i_step);
                 for i in 0..T {
                     all[i] = match const { Kind::<F>::NARROW } {
@@ -362,7 +365,7 @@ unsafe fn multiply_whole<L: Lines, F: Formed, const T: usize>(
 /// Adds the products of step `r` of a part. Whole numbers do not mind in which order: groups of the same line follow each
 /// other.
 #[inline(always)]
-unsafe fn dot_step<L: Lines, F: Formed, const T: usize>(
+unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
     whole: &mut [L::I; T],
     r: usize,
     planes: *const u8,
@@ -371,7 +374,7 @@ unsafe fn dot_step<L: Lines, F: Formed, const T: usize>(
 ) {
     // SAFETY: passed on to the caller.
     unsafe {
-        let all = const { F::SHAPE.step() == PART };
+        let all = const { F::SHAPE.step() == SUBBLOCK };
         if all || r == 0 {
             dot_group::<L, F, T, 0>(whole, planes, codes, table);
         }
@@ -401,7 +404,7 @@ unsafe fn dot_step<L: Lines, F: Formed, const T: usize>(
 
 /// Adds the products of group `G` of a part.
 #[inline(always)]
-unsafe fn dot_group<L: Lines, F: Formed, const T: usize, const G: usize>(
+unsafe fn dot_group<L: Lines, F: HasPackedKind, const T: usize, const G: usize>(
     whole: &mut [L::I; T],
     planes: *const u8,
     codes: *const u8,
@@ -423,7 +426,7 @@ unsafe fn dot_group<L: Lines, F: Formed, const T: usize, const G: usize>(
 /// Adds to the sums of `T` rows, which are a pair of panels apart, their products with a chunk of plain numbers of a panel.
 /// What is in `x` is a chunk apart.
 #[inline(always)]
-unsafe fn multiply_plain<L: Lines, F: Formed, const T: usize>(
+unsafe fn multiply_plain<L: Lines, F: HasPackedKind, const T: usize>(
     from: *const u8,
     inputs: usize,
     x: *const f32,
@@ -441,8 +444,8 @@ unsafe fn multiply_plain<L: Lines, F: Formed, const T: usize>(
         let (scales, from) = (from, from.add(const { F::SHAPE }.head(inputs)));
         for some in (0..inputs).step_by(SOME) {
             let w = from.add(some * bytes);
-            let scales = scales.wrapping_add(some / PART * LINE);
-            look_ahead::<L>(w, w.wrapping_add(SOME * bytes));
+            let scales = scales.wrapping_add(some / SUBBLOCK * LINE);
+            prefetch_strided::<L>(w, w.wrapping_add(SOME * bytes));
             for k in (some..inputs.min(some + SOME)).step_by(2) {
                 let two = from.add(k * bytes);
                 for odd in 0..2 {
@@ -464,13 +467,13 @@ unsafe fn multiply_plain<L: Lines, F: Formed, const T: usize>(
 
 /// Plain numbers of the first or the second of two inputs, which have these scales if any.
 #[inline(always)]
-unsafe fn number<L: Lines, F: Formed>(two: *const u8, i: usize, scales: *const u8) -> L::F {
+unsafe fn number<L: Lines, F: HasPackedKind>(two: *const u8, i: usize, scales: *const u8) -> L::F {
     // SAFETY: the caller vouches for the input and has the instruction set.
     unsafe {
-        match F::FORM {
-            Form::BF16 => pairs::<L>(two)[i],
-            Form::F16 => L::halves(two.add(i * LINE / 2)),
-            Form::EightFloats => float::<L>(two.add(i * ROWS), scales),
+        match F::KIND {
+            PackedKind::BF16 => pairs::<L>(two)[i],
+            PackedKind::F16 => L::halves(two.add(i * LINE / 2)),
+            PackedKind::EightFloats => float::<L>(two.add(i * ROWS), scales),
             _ => L::load_f32(two.add(i * LINE).cast()),
         }
     }

@@ -6,17 +6,17 @@ use std::ops::Range;
 use tallow_core::Activation;
 
 use super::Kernels;
-use super::dot::Sums;
-use super::linear::{Added, Product, Room, blocks, multiply};
+use super::gemm::Sums;
+use super::linear::{LinearScratch, LoraTerms, Product, blocks, multiply};
 use super::rowwise::{activate, gated};
 use crate::mat::{Mat, MatMut};
 use crate::packed::{PAIR, ROWS};
 use crate::simd::Simd;
 
 /// A linear layer that gives some columns of gate and up.
-pub(crate) struct Given<'a> {
+pub(crate) struct ActivationInput<'a> {
     pub of: Product<'a>,
-    pub added: Added<'a>,
+    pub added: LoraTerms<'a>,
     /// [1, outputs]
     pub bias: Option<Mat<'a, f32>>,
     /// Which columns.
@@ -24,9 +24,9 @@ pub(crate) struct Given<'a> {
 }
 
 /// Some columns of what down takes.
-pub(crate) struct BendTask<'a> {
+pub(crate) struct ActivationTask<'a> {
     /// The columns of gate, and those of up after them.
-    pub given: &'a [Given<'a>],
+    pub given: &'a [ActivationInput<'a>],
     /// The distance of a gate from what it gates, if it gates anything.
     pub apart: Option<usize>,
     pub act: Activation,
@@ -39,25 +39,31 @@ pub(crate) struct BendTask<'a> {
 }
 
 /// Computes the task's columns for its rows.
-pub(crate) fn bend(k: &Kernels, t: &BendTask<'_>, room: &mut Room) {
+pub(crate) fn activate_rows(k: &Kernels, t: &ActivationTask<'_>, room: &mut LinearScratch) {
     for rows in blocks(t.rows.clone()) {
         for first in t.columns.clone().step_by(PAIR) {
             let columns = first..t.columns.end.min(first + PAIR);
-            gather(k, t.given, columns.clone(), rows.clone(), room);
+            load_rows(k, t.given, columns.clone(), rows.clone(), room);
             if let Some(apart) = t.apart {
                 room.gathered.swap(0, 1);
-                gather(k, t.given, first + apart..columns.end + apart, rows.clone(), room);
+                load_rows(k, t.given, first + apart..columns.end + apart, rows.clone(), room);
             }
             let [last, gate] = &room.gathered;
             let (gate, up) = if t.apart.is_some() { (gate, Some(&last[..])) } else { (last, None) };
-            (k.bend)(&Bend { task: t, gate, up, rows: rows.clone(), columns });
+            (k.activate_sums)(&ActivationRows { task: t, gate, up, rows: rows.clone(), columns });
         }
     }
 }
 
 /// The sums of some columns, at most as many as a pair of panels gives, from whichever layers give them. They are the
 /// first of those gathered.
-fn gather(k: &Kernels, given: &[Given<'_>], columns: Range<usize>, rows: Range<usize>, room: &mut Room) {
+fn load_rows(
+    k: &Kernels,
+    given: &[ActivationInput<'_>],
+    columns: Range<usize>,
+    rows: Range<usize>,
+    room: &mut LinearScratch,
+) {
     for g in given {
         let (start, end) = (columns.start.max(g.columns.start), columns.end.min(g.columns.end));
         if start >= end {
@@ -90,8 +96,8 @@ fn gather(k: &Kernels, given: &[Given<'_>], columns: Range<usize>, rows: Range<u
 }
 
 /// Sums that are to be bent.
-pub(crate) struct Bend<'a> {
-    task: &'a BendTask<'a>,
+pub(crate) struct ActivationRows<'a> {
+    task: &'a ActivationTask<'a>,
     /// For each of the rows.
     gate: &'a [Sums],
     up: Option<&'a [Sums]>,
@@ -101,7 +107,7 @@ pub(crate) struct Bend<'a> {
 
 /// The activation, and what it gates.
 #[inline(always)]
-pub(super) unsafe fn bend_sums<S: Simd>(b: &Bend<'_>) {
+pub(super) unsafe fn bend_sums<S: Simd>(b: &ActivationRows<'_>) {
     let (t, columns) = (b.task, &b.columns);
     for (i, row) in b.rows.clone().enumerate() {
         let mut bent = Sums([[0.0; ROWS]; 2]);

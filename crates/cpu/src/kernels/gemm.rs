@@ -9,10 +9,10 @@
 use std::marker::PhantomData;
 
 use super::unpack::{Chunk, Plain};
-use crate::activations::Rounded;
-use crate::form::{Formed, Layout, with_form};
+use crate::form::{HasPackedKind, PackedLayout, with_form};
 use crate::mat::Mat;
 use crate::packed::{CHUNK, ROWS};
+use crate::quantize::QuantizedView;
 use crate::simd::{Lines, Tile, WholeKind, WholeTile};
 
 /// The sums of a row of input with a pair of panels.
@@ -21,13 +21,13 @@ use crate::simd::{Lines, Tile, WholeKind, WholeTile};
 pub(crate) struct Sums(pub [[f32; ROWS]; 2]);
 
 /// A chunk of a pair of panels, to be multiplied with all rows of an input.
-pub(crate) struct DotTask<'a> {
+pub(crate) struct GemmTask<'a> {
     /// Unpacked; of no use afterwards.
     pub chunks: &'a mut [Chunk; 2],
     /// How many of them there are. Sums of the other may be anything.
     pub panels: usize,
-    pub layout: &'a Layout,
-    pub x: Rounded<'a>,
+    pub layout: &'a PackedLayout,
+    pub x: QuantizedView<'a>,
     /// The row that the first of the sums is of.
     pub first: usize,
     /// Which inputs.
@@ -37,7 +37,7 @@ pub(crate) struct DotTask<'a> {
 }
 
 /// The same in plain numbers.
-pub(crate) struct PlainTask<'a> {
+pub(crate) struct FloatGemmTask<'a> {
     pub plain: &'a [Plain; 2],
     pub x: Mat<'a, f32>,
     pub inputs: std::ops::Range<usize>,
@@ -46,11 +46,11 @@ pub(crate) struct PlainTask<'a> {
 
 /// Adds the chunk's products to the sums.
 #[inline(always)]
-pub(super) unsafe fn dot<L: Lines>(t: &mut DotTask<'_>) {
+pub(super) unsafe fn gemm<L: Lines>(t: &mut GemmTask<'_>) {
     let shape = t.layout.shape;
     // SAFETY: the caller has the instruction set.
     unsafe {
-        match (shape.is_whole(), shape.has_mins(), shape.is_wide()) {
+        match (shape.has_int_scales(), shape.has_mins(), shape.is_wide()) {
             (true, ..) => with_form!(t.layout.form, F => whole_tiles::<L, F>(t)),
             (_, true, _) => tiles::<L, 32, true, false>(t),
             (.., false) => tiles::<L, 32, false, false>(t),
@@ -62,7 +62,7 @@ pub(super) unsafe fn dot<L: Lines>(t: &mut DotTask<'_>) {
 
 /// All rows, as many at a time as registers hold.
 #[inline(always)]
-unsafe fn tiles<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &mut DotTask<'_>) {
+unsafe fn tiles<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &mut GemmTask<'_>) {
     let mut row = 0;
     while row < t.sums.len() {
         // SAFETY: so many rows are left; the caller has the instruction set.
@@ -81,7 +81,7 @@ unsafe fn tiles<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(
 /// `T` rows from `row` on. Returns `T`.
 #[inline(always)]
 unsafe fn tile<L: Lines, const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(
-    t: &mut DotTask<'_>,
+    t: &mut GemmTask<'_>,
     row: usize,
 ) -> usize {
     if T > L::TOKENS {
@@ -108,7 +108,7 @@ unsafe fn tile<L: Lines, const T: usize, const RUN: usize, const MINS: bool, con
 /// How products of a form add up.
 pub(super) struct Kind<F>(PhantomData<F>);
 
-impl<F: Formed> WholeKind for Kind<F> {
+impl<F: HasPackedKind> WholeKind for Kind<F> {
     const STEP: usize = F::SHAPE.step();
     const NARROW: bool = F::SHAPE.is_narrow();
     const MINS: usize = if F::SHAPE.has_mins() { CHUNK / F::SHAPE.run / 2 } else { 0 };
@@ -117,9 +117,9 @@ impl<F: Formed> WholeKind for Kind<F> {
 
 /// All rows with a whole chunk, as many at a time as registers hold.
 #[inline(always)]
-unsafe fn whole_tiles<L: Lines, F: Formed>(t: &mut DotTask<'_>) {
+unsafe fn whole_tiles<L: Lines, F: HasPackedKind>(t: &mut GemmTask<'_>) {
     // Blocks of such formats are chunks.
-    assert!(const { F::SHAPE.is_whole() } && t.inputs.len() == CHUNK);
+    assert!(const { F::SHAPE.has_int_scales() } && t.inputs.len() == CHUNK);
     let mut row = 0;
     while row < t.sums.len() {
         // SAFETY: so many rows are left; the caller has the instruction set.
@@ -137,7 +137,7 @@ unsafe fn whole_tiles<L: Lines, F: Formed>(t: &mut DotTask<'_>) {
 
 /// `T` rows from `row` on. Returns `T`.
 #[inline(always)]
-unsafe fn whole_tile<L: Lines, F: Formed, const T: usize>(t: &mut DotTask<'_>, row: usize) -> usize {
+unsafe fn whole_tile<L: Lines, F: HasPackedKind, const T: usize>(t: &mut GemmTask<'_>, row: usize) -> usize {
     if T > L::TOKENS {
         return T;
     }
@@ -161,7 +161,7 @@ unsafe fn whole_tile<L: Lines, F: Formed, const T: usize>(t: &mut DotTask<'_>, r
 
 /// Adds the chunk's products to the sums, in plain numbers.
 #[inline(always)]
-pub(super) unsafe fn dot_plain<L: Lines>(t: &mut PlainTask<'_>) {
+pub(super) unsafe fn gemm_float<L: Lines>(t: &mut FloatGemmTask<'_>) {
     let mut row = 0;
     while row < t.sums.len() {
         // SAFETY: so many rows are left; the caller has the instruction set.
@@ -179,7 +179,7 @@ pub(super) unsafe fn dot_plain<L: Lines>(t: &mut PlainTask<'_>) {
 }
 
 #[inline(always)]
-unsafe fn plain_tile<L: Lines, const T: usize>(t: &mut PlainTask<'_>, row: usize) -> usize {
+unsafe fn plain_tile<L: Lines, const T: usize>(t: &mut FloatGemmTask<'_>, row: usize) -> usize {
     if T > L::TOKENS_F32 {
         return T;
     }

@@ -13,7 +13,7 @@ use crate::simd::{self, Element, Simd};
 /// `s` is `[_, SEGMENT]`, `values` is `[_, padded(dim)]`. Positions are taken in an order of their own: slot by slot
 /// through the blocks of a tile, so that the blocks are read at the same time. It is the same for everybody.
 #[inline(always)]
-pub(super) unsafe fn gather<S: Simd, E: Element, const R: usize>(
+pub(super) unsafe fn weighted_values<S: Simd, E: Element, const R: usize>(
     s: &[f32],
     segment: &Segment<E>,
     seen: Range<usize>,

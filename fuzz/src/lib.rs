@@ -10,7 +10,7 @@ use tallow_models::convert::Conversion;
 use tallow_models::decoder::Decoder;
 use tallow_models::encoder::Encoder;
 use tallow_models::formats::Checkpoint;
-use tallow_models::scribe::Scribe;
+use tallow_models::seq2seq::Seq2Seq;
 use tallow_models::template::{Chat, ChatTemplate, Now};
 use tallow_models::tokenizer::{Around, Shown, Special, Tokenizer, Written};
 
@@ -38,7 +38,7 @@ pub fn open(path: &Path) {
     let told = &mut |_, _| ControlFlow::Continue(());
     match model {
         AnyModel::Encoder(model) => drop(Encoder::load(&b, &model, told)),
-        AnyModel::Scribe(model) => drop(Scribe::load(&b, &model, told)),
+        AnyModel::Seq2Seq(model) => drop(Seq2Seq::load(&b, &model, told)),
         AnyModel::Decoder(model) => {
             let _ = model.generation();
             if let Ok(conversion) = Conversion::new(&model, Path::new("out.gguf")) {

@@ -134,7 +134,7 @@ const END: &str = "<!-- /parity -->";
 /// All golden models: folders, and GGUF files that are twins of one.
 fn cases(goldens: &Path) -> Result<Vec<Case>, String> {
     let mut cases = Vec::new();
-    for group in ["", "quant", "more", "encoders", "scribes"] {
+    for group in ["", "quant", "more", "encoders", "seq2seq"] {
         for case in cases_of(goldens, &goldens.join(group))? {
             for path in entries(&goldens.join("gguf-models"))? {
                 let file = name(Path::new(path.file_name().unwrap_or_default()));

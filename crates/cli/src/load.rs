@@ -228,7 +228,7 @@ pub(crate) fn any(name: &str, how: OpenOptions) -> Result<AnyModel, Failed> {
     let mut model = AnyModel::new(checkpoint(name, how.offline)?)?;
     match &mut model {
         AnyModel::Decoder(model) => model.recipe = how.quant,
-        AnyModel::Encoder(_) | AnyModel::Scribe(_) => how.as_stored()?,
+        AnyModel::Encoder(_) | AnyModel::Seq2Seq(_) => how.as_stored()?,
     }
     Ok(model)
 }

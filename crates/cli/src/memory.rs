@@ -185,7 +185,7 @@ impl Plan {
     }
 
     /// For a model that takes in all of something, and then writes.
-    pub(crate) fn of_scribe(model: &Seq2SeqModel, desk: SlotLimits, device: &Device) -> Plan {
+    pub(crate) fn of_seq2seq(model: &Seq2SeqModel, desk: SlotLimits, device: &Device) -> Plan {
         let (encoder, decoder) = (&model.spec.encoder, &model.spec.decoder);
         let [own, given] = desk.shapes();
         let frames = if model.hears() { 4 * desk.encoder_tokens } else { 0 };

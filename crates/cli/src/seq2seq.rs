@@ -41,7 +41,7 @@ pub(crate) fn start(
     desk: SlotLimits,
     say: &dyn Fn(&Notice),
 ) -> Result<Running, Failed> {
-    let plan = |device: &Device| Plan::of_scribe(model, desk, device);
+    let plan = |device: &Device| Plan::of_seq2seq(model, desk, device);
     let handle = load::on_some_device(place.device, plan, say, |device, _| {
         let model = model.clone();
         match device.clone() {

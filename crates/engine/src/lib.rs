@@ -3,7 +3,7 @@
 //! A [`scheduler`] picks sequences, a [`plan`] turns them into a step, a [`runner`] runs it and samples tokens, a
 //! [`pool`] lends pages of the cache, [`pace`] says how large a step may be. An [`engine`] does that in a loop and talks
 //! to the world through a [`handle`]. Requests may have [`adapters`] of the model. An [`embedder`] does the same for
-//! models that make vectors of texts, a [`scribe`] for those that take in all of a text or a sound and then write.
+//! models that make vectors of texts, [`seq2seq`] for those that take in all of a text or a sound and then write.
 //! [`transcribe`] has a scribe go through a long sound.
 
 mod admission;

@@ -305,7 +305,7 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     });
     let (made, when_made) = channel();
     let held = shared.clone();
-    let thread = std::thread::Builder::new().name("tallow-scribe".into()).spawn(move || match writer() {
+    let thread = std::thread::Builder::new().name("tallow-seq2seq".into()).spawn(move || match writer() {
         Ok(writer) => {
             let _ = made.send(Ok(()));
             let writing = (0..limits.slots).map(|_| None).collect();

@@ -1,5 +1,5 @@
 //! [`Transcriber`]: from a sound of any length to what was said and when, window by window. It runs on its caller's thread;
-//! what needs the model goes to the [`scribe`](crate::scribe), where it shares steps with others.
+//! what needs the model goes to the [`seq2seq`](crate::seq2seq), where it shares steps with others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -210,15 +210,15 @@ pub enum AnyModel {
     /// It makes vectors of texts, or scores.
     Encoder(Box<EncoderModel>),
     /// It takes in all of a text or a sound, and then writes.
-    Scribe(Box<Seq2SeqModel>),
+    Seq2Seq(Box<Seq2SeqModel>),
 }
 
 impl AnyModel {
     /// Finds out what a checkpoint is.
     pub fn new(checkpoint: Checkpoint) -> Result<AnyModel> {
         let config = Config::new(&checkpoint)?;
-        if families::scribe(&config).is_some() {
-            return Ok(AnyModel::Scribe(Box::new(Seq2SeqModel::new(checkpoint)?)));
+        if families::seq2seq_family(&config).is_some() {
+            return Ok(AnyModel::Seq2Seq(Box::new(Seq2SeqModel::new(checkpoint)?)));
         }
         match families::encoder(&config) {
             Some(_) => Ok(AnyModel::Encoder(Box::new(EncoderModel::new(checkpoint)?))),

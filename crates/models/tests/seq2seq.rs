@@ -153,7 +153,7 @@ fn open(path: &Path) -> Seq2SeqModel {
 /// A folder with a case's weights and another config.
 fn folder(name: &str, config: &Value, tag: &str) -> std::path::PathBuf {
     let to = std::env::temp_dir().join(format!(
-        "tallow-scribes-{}-{}-{tag}",
+        "tallow-seq2seq-{}-{}-{tag}",
         std::process::id(),
         name.replace('/', "-")
     ));
@@ -163,8 +163,8 @@ fn folder(name: &str, config: &Value, tag: &str) -> std::path::PathBuf {
     to
 }
 
-/// Settings that those leave out. Made by tools/goldens/scribes.py.
-const MORE: [&str; 3] = ["scribes/mt5-untied", "scribes/t5-tied", "scribes/whisper-uneven"];
+/// Settings that those leave out. Made by tools/goldens/seq2seq.py.
+const MORE: [&str; 3] = ["seq2seq/mt5-untied", "seq2seq/t5-tied", "seq2seq/whisper-uneven"];
 
 fn near<B: Backend>(b: &B, times: f32) {
     for name in CASES.into_iter().chain(MORE) {

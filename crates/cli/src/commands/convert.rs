@@ -87,10 +87,10 @@ fn decoder(args: &Convert, sources: &Sources) -> Result<Model, Failed> {
             format!("{}, an encoder", model.family.name),
             "`tallow embed`, `tallow rerank`, `tallow classify` or `tallow serve`",
         ),
-        AnyModel::Scribe(model) if model.hears() => {
+        AnyModel::Seq2Seq(model) if model.hears() => {
             (format!("{}, a speech model", model.family.name), "`tallow transcribe` or `tallow serve`")
         }
-        AnyModel::Scribe(model) => {
+        AnyModel::Seq2Seq(model) => {
             (format!("{}, an encoder with a decoder", model.family.name), "`tallow run`")
         }
     };

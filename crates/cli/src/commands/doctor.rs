@@ -41,7 +41,7 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
                     let plan = |device: &Device| Plan::of_encoder(&model, config.batch.value, device);
                     return of_one_use(text, name, &config, plan);
                 }
-                AnyModel::Scribe(model) => {
+                AnyModel::Seq2Seq(model) => {
                     let config = config(&args, sources, &model.generation()?)?;
                     let (encoder_tokens, decoder_tokens) =
                         (model.spec.encoder.context, model.spec.decoder.context);
@@ -52,7 +52,7 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
                         dtype: config.kv.value.0,
                         queue: 1,
                     };
-                    return of_one_use(text, name, &config, |device| Plan::of_scribe(&model, desk, device));
+                    return of_one_use(text, name, &config, |device| Plan::of_seq2seq(&model, desk, device));
                 }
             }
         }

@@ -32,12 +32,12 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
         _ if args.lora.is_some() => {
             return Err(Failed::new("--lora: the model has an encoder, and takes no adapters"));
         }
-        (AnyModel::Scribe(_), None) => {
+        (AnyModel::Seq2Seq(_), None) => {
             return Err(Failed::new(
                 "the model answers one prompt at a time: give it one, as `tallow run MODEL PROMPT`",
             ));
         }
-        (AnyModel::Scribe(model), Some(prompt)) => {
+        (AnyModel::Seq2Seq(model), Some(prompt)) => {
             return super::answer::answer(&model, &args, &prompt.text, sources);
         }
         // This says why not.

@@ -66,8 +66,8 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
             tracing::info!("stopped");
             return Ok(());
         }
-        AnyModel::Scribe(model) => {
-            let (_running, served) = start_scribe(&model, name, &args, sources)?;
+        AnyModel::Seq2Seq(model) => {
+            let (_running, served) = start_seq2seq(&model, name, &args, sources)?;
             let (listener, signals) = begin(&load::short_name(name))?;
             runtime.block_on(tallow_server::serve_speech(
                 listener,
@@ -147,7 +147,7 @@ fn start_encoder(
 }
 
 /// Starts what goes through sounds. What is about written text it does not take.
-fn start_scribe(
+fn start_seq2seq(
     model: &Seq2SeqModel,
     name: &str,
     args: &Serve,

@@ -25,7 +25,7 @@ pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
     let model = match load::any(&args.model, load::OpenOptions::new(sources, args.offline, None)?)? {
         AnyModel::Decoder(model) => *model,
         AnyModel::Encoder(model) => return show_encoder(args, &model),
-        AnyModel::Scribe(model) => return show_scribe(args, &model),
+        AnyModel::Seq2Seq(model) => return show_seq2seq(args, &model),
     };
     let opened = load::opened(&args.model, model)?;
     if args.template {
@@ -67,7 +67,7 @@ fn show_encoder(args: &Show, model: &EncoderModel) -> Result<(), Failed> {
 }
 
 /// The same for a model that takes in all of a text or a sound, and then writes.
-fn show_scribe(args: &Show, model: &Seq2SeqModel) -> Result<(), Failed> {
+fn show_seq2seq(args: &Show, model: &Seq2SeqModel) -> Result<(), Failed> {
     let (name, checkpoint) = (load::short_name(&args.model), &model.checkpoint);
     if args.template {
         return Err(Failed::new(format!("{name} has no chat template")));

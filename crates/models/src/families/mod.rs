@@ -68,7 +68,7 @@ use crate::formats::names::Names;
 use crate::spec::DecoderSpec;
 
 pub use encoders::{EncoderFamily, encoder, encoder_of_images, find_encoder};
-pub use seq2seq::{ScribeFamily, find_scribe, scribe};
+pub use seq2seq::{Seq2SeqFamily, find_seq2seq, seq2seq_family};
 
 /// A kind of model.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ enum Declared {
     /// The same in GGUF files.
     GgufEncoder(&'static EncoderFamily),
     /// What takes in all of a text or a sound, and then writes.
-    Scribe(&'static ScribeFamily),
+    Seq2Seq(&'static Seq2SeqFamily),
 }
 
 fn declared() -> impl Iterator<Item = Declared> {
@@ -143,7 +143,7 @@ pub fn find(config: &Config<'_>) -> Result<&'static Family> {
     if encoder(config).is_some() {
         return Err(encoders::writes_no_text(config));
     }
-    if scribe(config).is_some() {
+    if seq2seq_family(config).is_some() {
         return Err(seq2seq::has_an_encoder(config));
     }
     let names = |f: &Family| if config.is_gguf() { f.gguf } else { f.hf };

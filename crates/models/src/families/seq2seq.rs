@@ -9,7 +9,7 @@ use crate::seq2seq::Seq2SeqSpec;
 
 /// A kind of model that takes in all of a text or a sound, and then writes.
 #[derive(Debug)]
-pub struct ScribeFamily {
+pub struct Seq2SeqFamily {
     /// What to call it.
     pub name: &'static str,
     /// `architectures` in `config.json`.
@@ -27,18 +27,18 @@ pub struct ScribeFamily {
 }
 
 /// Every family of encoders with decoders that we know.
-fn all() -> impl Iterator<Item = &'static ScribeFamily> {
-    declared().filter_map(|d| if let Declared::Scribe(family) = d { Some(family) } else { None })
+fn all() -> impl Iterator<Item = &'static Seq2SeqFamily> {
+    declared().filter_map(|d| if let Declared::Seq2Seq(family) = d { Some(family) } else { None })
 }
 
 /// The family of encoders with decoders that a checkpoint is of, if it is of one.
-pub fn scribe(c: &Config<'_>) -> Option<&'static ScribeFamily> {
+pub fn seq2seq_family(c: &Config<'_>) -> Option<&'static Seq2SeqFamily> {
     all().find(|f| !c.is_gguf() && f.hf.contains(&c.arch()))
 }
 
 /// The same; a refusal where it is of none.
-pub fn find_scribe(c: &Config<'_>) -> Result<&'static ScribeFamily> {
-    scribe(c).ok_or_else(|| {
+pub fn find_seq2seq(c: &Config<'_>) -> Result<&'static Seq2SeqFamily> {
+    seq2seq_family(c).ok_or_else(|| {
         let known: Vec<&str> = all().flat_map(|f| f.hf).copied().collect();
         let what = format!("encoder-decoder inference with the architecture {:?}", c.arch());
         let why = match find(c) {

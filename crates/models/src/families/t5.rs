@@ -2,7 +2,7 @@
 
 use tallow_core::{Activation, Heads};
 
-use super::{Declared, EncoderFamily, ScribeFamily, common};
+use super::{Declared, EncoderFamily, Seq2SeqFamily, common};
 use crate::encoder::Parts;
 use crate::encoder::spec::EncoderSpec;
 use crate::error::Result;
@@ -12,7 +12,7 @@ use crate::seq2seq::Seq2SeqSpec;
 use crate::spec::{DecoderSpec, RelativeBiasSpec};
 use crate::weights::named;
 
-pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&T5_ENCODER), Declared::Scribe(&T5)];
+pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&T5_ENCODER), Declared::Seq2Seq(&T5)];
 
 static T5_ENCODER: EncoderFamily = EncoderFamily {
     name: "T5",
@@ -25,7 +25,7 @@ static T5_ENCODER: EncoderFamily = EncoderFamily {
     spec: encoder,
 };
 
-static T5: ScribeFamily = ScribeFamily {
+static T5: Seq2SeqFamily = Seq2SeqFamily {
     name: "T5",
     hf: &["T5ForConditionalGeneration", "MT5ForConditionalGeneration"],
     encoder: ENCODER,

@@ -2,7 +2,7 @@
 
 use tallow_core::Activation;
 
-use super::{Declared, ScribeFamily, common};
+use super::{Declared, Seq2SeqFamily, common};
 use crate::encoder::Parts;
 use crate::encoder::spec::{AudioSpec, EncoderSpec, Positions};
 use crate::error::Result;
@@ -11,9 +11,9 @@ use crate::formats::names::{self, AcrossNames, Names};
 use crate::seq2seq::Seq2SeqSpec;
 use crate::spec::{Bias, DecoderSpec};
 
-pub(super) const FAMILIES: &[Declared] = &[Declared::Scribe(&WHISPER)];
+pub(super) const FAMILIES: &[Declared] = &[Declared::Seq2Seq(&WHISPER)];
 
-static WHISPER: ScribeFamily = ScribeFamily {
+static WHISPER: Seq2SeqFamily = Seq2SeqFamily {
     name: "Whisper",
     hf: &["WhisperForConditionalGeneration"],
     encoder: Names {

@@ -1,4 +1,4 @@
-//! [`Scribe`]: a model that takes in all of a text or a sound, and then writes. Its encoder is an encoder like others, and
+//! [`Seq2Seq`]: a model that takes in all of a text or a sound, and then writes. Its encoder is an encoder like others, and
 //! its decoder a decoder whose layers look at what the encoder gave, too.
 
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::encoder::spec::EncoderSpec;
 use crate::error::Result as LoadResult;
-use crate::families::{self, ScribeFamily};
+use crate::families::{self, Seq2SeqFamily};
 use crate::formats::Checkpoint;
 use crate::formats::config::Config;
 use crate::generation::Generation;
@@ -37,7 +37,7 @@ pub struct Seq2SeqModel {
     /// Its files.
     pub checkpoint: Checkpoint,
     /// What kind it is.
-    pub family: &'static ScribeFamily,
+    pub family: &'static Seq2SeqFamily,
     /// How it is built.
     pub spec: Seq2SeqSpec,
 }
@@ -51,7 +51,7 @@ impl Seq2SeqModel {
     /// Finds out what a checkpoint is.
     pub fn new(checkpoint: Checkpoint) -> LoadResult<Seq2SeqModel> {
         let config = Config::new(&checkpoint)?;
-        let family = families::find_scribe(&config)?;
+        let family = families::find_seq2seq(&config)?;
         let spec = (family.spec)(&config)?;
         Ok(Seq2SeqModel { checkpoint, family, spec })
     }

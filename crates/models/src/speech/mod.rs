@@ -1,4 +1,4 @@
-//! Speech: what goes between a sound and a [`Scribe`](crate::seq2seq::Scribe) that writes what was said. Samples become
+//! Speech: what goes between a sound and a [`Seq2Seq`](crate::seq2seq::Seq2Seq) that writes what was said. Samples become
 //! frames by [`mel`], tokens are chosen by [`rules`], and what was written of a window is cut into pieces by [`window`].
 
 mod fourier;

@@ -37,7 +37,7 @@ fn go(b: &Cpu, path: &Path) -> Said {
                 encode(b, model)?;
             }
         }
-        AnyModel::Scribe(model) => drop(Seq2Seq::load(b, &model, told)?),
+        AnyModel::Seq2Seq(model) => drop(Seq2Seq::load(b, &model, told)?),
     }
     Ok(())
 }
@@ -117,7 +117,7 @@ fn goldens() -> Vec<PathBuf> {
     let root = tallow_support::root().join("tests/goldens");
     let within =
         |group: &str| std::fs::read_dir(root.join(group)).unwrap().map(|entry| entry.unwrap().path());
-    let mut all: Vec<PathBuf> = ["", "quant", "encoders", "scribes"].into_iter().flat_map(within).collect();
+    let mut all: Vec<PathBuf> = ["", "quant", "encoders", "seq2seq"].into_iter().flat_map(within).collect();
     all.retain(|dir| dir.join("config.json").exists() && dir.join("model.safetensors").exists());
     all.sort();
     assert!(all.len() > 55, "{}", all.len());

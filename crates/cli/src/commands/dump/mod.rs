@@ -51,7 +51,7 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
             return Err(Failed::new("--lora: the model has an encoder, and takes no adapters"));
         }
         AnyModel::Encoder(model) => encoder::dump(model, setup, &given)?,
-        AnyModel::Scribe(model) => seq2seq::dump(model, setup, &given)?,
+        AnyModel::Seq2Seq(model) => seq2seq::dump(model, setup, &given)?,
     };
     if args.only_logits {
         written.retain(|name, _| !name.contains("hidden"));

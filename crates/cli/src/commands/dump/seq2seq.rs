@@ -34,7 +34,7 @@ pub(super) fn dump(model: &Seq2SeqModel, setup: Setup, given: &Given) -> Result<
     let (read, written) = (all().map(|row| row.width).max(), all().map(|row| row.tokens.len()).max());
     let (encoder_tokens, decoder_tokens) = (read.unwrap_or(1), written.unwrap_or(1));
     let desk = SlotLimits { slots: 1, encoder_tokens, decoder_tokens, dtype: setup.kv.0, queue: 1 };
-    let plan = |device: &Device| Plan::of_scribe(model, desk, device);
+    let plan = |device: &Device| Plan::of_seq2seq(model, desk, device);
     load::on_some_device(setup.device, plan, &say, |device, _| match device {
         Device::Cpu => on(Cpu::new(setup.isa, setup.threads)?.with(setup.arithmetic), model, desk, &groups),
         #[cfg(feature = "wgpu")]

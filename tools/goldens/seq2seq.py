@@ -1,6 +1,6 @@
 """Makes small golden cases of encoders with decoders that `tests/goldens` does not cover, by the transformers library.
 
-usage: scribes.py OUT_DIR        (needs: pip install torch transformers safetensors numpy)
+usage: seq2seq.py OUT_DIR        (needs: pip install torch transformers safetensors numpy)
 
 Each case is a folder like those of `make.py`: `config.json` as the hub has it, `config.v5.json` as the library writes it,
 `model.safetensors` (random weights in bf16), `golden.json`, `golden.safetensors` (what is taken in and written, the

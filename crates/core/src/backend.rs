@@ -1,4 +1,4 @@
-//! [`Backend`]: what a device must be able to do.
+//! [`Backend`]: the trait that every device implements.
 
 use std::fmt;
 use std::time::Instant;
@@ -9,134 +9,134 @@ use crate::ops::{
 };
 use crate::{DType, Elem, Error, HostWeight, Result, Tensor, Trace, Weight, compose};
 
-/// A device and its queue. The value belongs to one thread, the engine's; there is no global state behind it.
+/// A device and its queue. The value belongs to one thread, the engine's; it has no global state.
 ///
-/// Work is queued in the order it is asked for and is visible to [`read`](Backend::read) and after
-/// [`sync`](Backend::sync). Ops return fresh tensors and leave their operands alone; only `copy`, `kv_write`,
-/// adding `index_rows`, and `causal_conv` and `gated_delta` (what they keep of sequences) write into memory they are given.
+/// Ops execute in launch order; results are visible to [`read`](Backend::read) and after [`sync`](Backend::sync).
+/// Ops return fresh tensors and leave their operands unchanged; only `copy`, `kv_write`, `index_rows` in scatter-add
+/// mode, and `causal_conv` and `gated_delta` (recurrent state) write into memory passed to them.
 ///
-/// Methods take ops that have been checked. Call [`run`](Backend::run), which checks, records and launches.
+/// Methods expect ops that have been checked. Call [`run`](Backend::run), which checks, records and launches.
 pub trait Backend: Sized + fmt::Debug + 'static {
-    /// A handle to device memory, freed (or reused) when the last clone goes.
+    /// A handle to device memory, freed (or reused) when the last clone is dropped.
     type Buf: Clone + fmt::Debug;
 
-    // ---- required: what the device is, and its memory -------------------------------------------------------
+    // ---- required: device and memory ------------------------------------------------------------------------
 
-    /// What to call the device when talking to people.
+    /// The device's name for logs and messages.
     fn label(&self) -> String;
 
-    /// The record of what it was asked to do.
+    /// The record of launched ops.
     fn trace(&self) -> &Trace;
 
-    /// Memory for a tensor. What it holds at first is unspecified.
+    /// Allocates a tensor, uninitialised.
     fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self>>;
 
-    /// Fills a contiguous tensor with `bytes`, one after another.
+    /// Copies `bytes` from the host into a contiguous tensor.
     fn write(&self, to: &Tensor<Self>, bytes: &[u8]) -> Result<()>;
 
-    /// Reads tensors' elements row by row, waiting for whatever computes them. All that a step gives is asked for
-    /// together: where memory is the device's own, reading costs a round trip, however little is read.
+    /// Copies tensors' elements to the host, row by row, waiting for the ops that compute them. All outputs of a step
+    /// are read in one call: with separate device memory a read costs a round trip, however small it is.
     fn read(&self, wanted: &mut [Reading<'_, Self>]) -> Result<()>;
 
     /// Copies one view into another.
     fn copy(&self, op: &Copy<'_, Self>) -> Result<()>;
 
-    /// Waits until everything asked for is done.
+    /// Waits until all launched ops have finished.
     fn sync(&self) -> Result<()>;
 
-    // ---- required: the ops that nothing else can stand in for ------------------------------------------------
+    // ---- required: primitive ops -----------------------------------------------------------------------------
 
-    /// Rows of an embedding table.
+    /// Embedding lookup.
     fn embed(&self, op: &Embed<'_, Self>) -> Result<Tensor<Self>>;
-    /// Root-mean-square or layer normalisation, by groups of columns.
+    /// RMSNorm or LayerNorm over groups of columns.
     fn normalize(&self, op: &Normalize<'_, Self>) -> Result<Tensor<Self>>;
-    /// Product with a dense matrix.
+    /// Matrix product with a dense weight.
     fn matmul(&self, op: &Matmul<'_, Self>) -> Result<Tensor<Self>>;
-    /// Some rows of a weight as plain numbers.
+    /// Dequantizes some rows of a weight to `f32`.
     fn dequant(&self, op: &Dequant<'_, Self>) -> Result<Tensor<Self>>;
-    /// Rotary embedding.
+    /// Rotary embedding (RoPE).
     fn rope(&self, op: &Rope<'_, Self>) -> Result<Tensor<Self>>;
-    /// Stores keys and values in the cache.
+    /// Writes K and V into the KV cache.
     fn kv_write(&self, op: &KvWrite<'_, Self>) -> Result<()>;
-    /// Attention of new tokens over the cache.
+    /// Attention of the step's tokens over the KV cache.
     fn attend(&self, op: &Attend<'_, Self>) -> Result<Tensor<Self>>;
-    /// Activation, gated or not.
+    /// Activation function, gated or not.
     fn activate(&self, op: &Activate<'_, Self>) -> Result<Tensor<Self>>;
-    /// Element by element.
+    /// Element-wise arithmetic.
     fn eltwise(&self, op: &Eltwise<'_, Self>) -> Result<Tensor<Self>>;
-    /// Gathers rows, or adds rows to others.
+    /// Row gather or scatter-add.
     fn index_rows(&self, op: &IndexRows<'_, Self>) -> Result<Tensor<Self>>;
-    /// Columns in another order.
+    /// Column permutation.
     fn permute_cols(&self, op: &PermuteCols<'_, Self>) -> Result<Tensor<Self>>;
-    /// The experts of each token.
+    /// MoE router: the experts of each token and their weights.
     fn route(&self, op: &Route<'_, Self>) -> Result<Tensor<Self>>;
-    /// What heads recall that keep a matrix of their sequence.
+    /// Gated delta rule (Gated DeltaNet).
     fn gated_delta(&self, op: &GatedDelta<'_, Self>) -> Result<Tensor<Self>>;
-    /// The largest elements of each row.
+    /// Top-k elements of each row.
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>>;
 
-    // ---- composed: complete as they stand, to be overridden for speed ----------------------------------------
+    // ---- fused ops: defaults composed of the above, to be overridden for speed --------------------------------
 
     /// Sets every element of a contiguous tensor to zero.
     fn zero(&self, t: &Tensor<Self>) -> Result<()> {
         compose::zero(self, t)
     }
 
-    /// Brings a checkpoint's weight to the device, arranged as its kernels like it, or says why not.
+    /// Uploads a checkpoint's weight, packed as the device's kernels read it, or returns an error that says why not.
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Self>> {
         compose::prepare(self, weight)
     }
 
-    /// A linear layer.
+    /// Linear layer, whatever the weight's format.
     fn linear(&self, op: &Linear<'_, Self>) -> Result<Tensor<Self>> {
         compose::linear(self, op)
     }
 
-    /// Several linear layers over one input, normalised first if asked.
+    /// Several linear layers over one input, with an optional norm before them.
     fn linear_many(&self, op: &LinearMany<'_, Self>) -> Result<Tensor<Self>> {
         compose::linear_many(self, op)
     }
 
-    /// Linear layers, and what the adapters of some rows add to them.
+    /// Linear layers plus the LoRA deltas of some rows.
     fn lora(&self, op: &Lora<'_, Self>) -> Result<Tensor<Self>> {
         compose::lora(self, op)
     }
 
-    /// From joint queries, keys and values to rotated queries and a filled cache.
+    /// QK norm, RoPE and KV cache write on a joint QKV projection; returns the queries.
     fn qkv_prep(&self, op: &QkvPrep<'_, Self>) -> Result<Tensor<Self>> {
         compose::qkv_prep(self, op)
     }
 
-    /// A convolution over the tokens of each sequence.
+    /// Causal convolution over the tokens of each sequence.
     fn causal_conv(&self, op: &CausalConv<'_, Self>) -> Result<Tensor<Self>> {
         compose::causal_conv(self, op)
     }
 
-    /// A whole feed-forward block.
+    /// Feed-forward block.
     fn ffn(&self, op: &Ffn<'_, Self>) -> Result<Tensor<Self>> {
         compose::ffn(self, op)
     }
 
-    /// A mixture of experts.
+    /// Mixture of experts.
     fn moe(&self, op: &Moe<'_, Self>) -> Result<Tensor<Self>> {
         compose::moe(self, op)
     }
 
-    /// From hidden states to the logits of some of them.
+    /// LM head: logits of some rows of the hidden states.
     fn head(&self, op: &Head<'_, Self>) -> Result<Tensor<Self>> {
         compose::head(self, op)
     }
 
-    /// Seconds on the device's own clock, read once everything asked for so far is done.
+    /// Seconds on the device's clock, read after all ops launched so far have finished.
     fn clock(&self) -> Result<f64> {
         self.sync()?;
         static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
         Ok(START.elapsed().as_secs_f64())
     }
 
-    // ---- provided: how models ask ----------------------------------------------------------------------------
+    // ---- provided: the entry point for models ----------------------------------------------------------------
 
-    /// Checks an op, records it and launches it.
+    /// Checks an op, records it in the trace and launches it.
     fn run<O: Op<Self>>(&self, op: O) -> Result<O::Out> {
         op.check()?;
         let _under_way = self.trace().enter(O::NAME);
@@ -144,17 +144,17 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     }
 }
 
-/// A tensor to be read, and where its elements go, row by row.
+/// A read request: a tensor and the host buffer that receives its elements, row by row.
 #[derive(Debug)]
 pub struct Reading<'a, B: Backend> {
-    /// What is read.
+    /// Source.
     pub from: &'a Tensor<B>,
-    /// As many bytes as it has.
+    /// Destination, of exactly `from.bytes()` bytes.
     pub to: &'a mut [u8],
 }
 
 impl<B: Backend> Reading<'_, B> {
-    /// Is there as much room as there are bytes?
+    /// Checks that the destination has the size of the source.
     pub fn check(&self) -> Result<()> {
         if self.from.bytes() == self.to.len() {
             return Ok(());
@@ -164,9 +164,9 @@ impl<B: Backend> Reading<'_, B> {
     }
 }
 
-/// Typed access to device memory, on top of what a backend must write.
+/// Typed uploads and downloads, provided for every backend.
 pub trait Memory: Backend {
-    /// A tensor that holds `data`.
+    /// Uploads `data` as a [rows, cols] tensor.
     fn upload<T: Elem>(&self, data: &[T], rows: usize, cols: usize) -> Result<Tensor<Self>> {
         if rows.checked_mul(cols) != Some(data.len()) {
             let (want, got) = (format!("{rows} x {cols} elements"), data.len().to_string());
@@ -177,12 +177,12 @@ pub trait Memory: Backend {
         Ok(t)
     }
 
-    /// A tensor of one row that holds `data`.
+    /// Uploads `data` as a [1, len] tensor.
     fn upload_row<T: Elem>(&self, data: &[T]) -> Result<Tensor<Self>> {
         self.upload(data, 1, data.len())
     }
 
-    /// A tensor's elements, row by row.
+    /// Downloads a tensor's elements, row by row.
     fn download<T: Elem>(&self, t: &Tensor<Self>) -> Result<Vec<T>> {
         if t.dtype() != T::DTYPE {
             let (what, want) = ("the tensor's elements", T::DTYPE.name());
@@ -193,7 +193,7 @@ pub trait Memory: Backend {
         Ok(data)
     }
 
-    /// A tensor of zeros.
+    /// Allocates a tensor of zeros.
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self>> {
         let t = self.alloc(dtype, rows, cols)?;
         self.zero(&t)?;

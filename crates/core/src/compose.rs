@@ -1,7 +1,7 @@
-//! The default bodies of [`Backend`]'s composed methods: each fused op as the smaller ops it stands for.
+//! Default bodies of [`Backend`]'s fused ops, composed of smaller ops.
 //!
-//! They are correct on every device, and they are what an override is tested against. They never fail on their own
-//! account, never read anything back, and call only backend methods.
+//! They are correct on every device and the reference that overrides are tested against. They add no failures of
+//! their own, never read anything back to the host, and call only backend methods.
 
 use std::rc::Rc;
 
@@ -16,15 +16,15 @@ use crate::{
     Activation, Backend, DType, Error, Expert, HostWeight, LinearWeights, Result, ShareOf, Tensor, Weight,
 };
 
-/// Rows of a weight that are unpacked at a time: enough to keep a device busy, few enough to stay small.
+/// Rows of a weight dequantized at a time: enough to keep a device busy, few enough for a small buffer.
 const TILE: usize = 256;
 
-/// Writes zeros.
+/// Zeros a contiguous tensor by uploading zeros.
 pub fn zero<B: Backend>(b: &B, t: &Tensor<B>) -> Result<()> {
     b.write(t, &vec![0; t.bytes()])
 }
 
-/// Are there as many bytes as the weight's shape says?
+/// Checks that the weight has as many bytes as its format and shape require.
 pub fn check_weight(weight: &HostWeight<'_>) -> Result<()> {
     let HostWeight { format, rows, cols, bytes, .. } = *weight;
     let want = HostWeight::row_bytes(format, cols).and_then(|n| n.checked_mul(rows));
@@ -36,7 +36,7 @@ pub fn check_weight(weight: &HostWeight<'_>) -> Result<()> {
     Err(Error::Shape { op: "prepare", what: "the weight's bytes", want, got })
 }
 
-/// Uploads a weight as the file has it.
+/// Uploads a weight in its checkpoint layout.
 pub fn prepare<B: Backend>(b: &B, weight: HostWeight<'_>) -> Result<Weight<B>> {
     check_weight(&weight)?;
     let HostWeight { format, rows, cols, bytes, .. } = weight;
@@ -55,7 +55,7 @@ pub fn prepare<B: Backend>(b: &B, weight: HostWeight<'_>) -> Result<Weight<B>> {
     })
 }
 
-/// A dense weight is multiplied as it is; any other is unpacked tile by tile.
+/// Linear layer: a dense weight by `Matmul`, a quantized one dequantized and multiplied tile by tile.
 pub fn linear<B: Backend>(b: &B, op: &Linear<'_, B>) -> Result<Tensor<B>> {
     let Linear { x, weights, epilogue } = op;
     if let Weight::Dense(weight) = &weights.weight {
@@ -75,7 +75,7 @@ pub fn linear<B: Backend>(b: &B, op: &Linear<'_, B>) -> Result<Tensor<B>> {
     Ok(y)
 }
 
-/// The inputs in the order that the layer wants, then the layer.
+/// Act-order linear layer: permutes the input columns, then runs the layer.
 pub(crate) fn linear_permuted<B: Backend>(
     b: &B,
     op: &Linear<'_, B>,
@@ -86,7 +86,7 @@ pub(crate) fn linear_permuted<B: Backend>(
     b.run(Linear { x: &x, weights: &by, epilogue: op.epilogue })
 }
 
-/// The norm, then one layer after another into its columns of the result.
+/// The norm, then each layer into its columns of the result.
 pub fn linear_many<B: Backend>(b: &B, op: &LinearMany<'_, B>) -> Result<Tensor<B>> {
     let normed = op.norm.map(|norm| b.run(Normalize { x: op.x, norm, residual: None })).transpose()?;
     let x = normed.as_ref().unwrap_or(op.x); // [rows, inputs]
@@ -103,7 +103,7 @@ pub fn linear_many<B: Backend>(b: &B, op: &LinearMany<'_, B>) -> Result<Tensor<B
     Ok(y)
 }
 
-/// The layers alone; then, for each run of rows with an adapter, down to its rank and up to what is added.
+/// The layers without adapters; then, for each row range with an adapter, `y += scale * b · (a · x)`.
 pub fn lora<B: Backend>(b: &B, op: &Lora<'_, B>) -> Result<Tensor<B>> {
     let y = match (op.weights, op.norm) {
         ([weights], None) => b.run(Linear { x: op.x, weights, epilogue: op.epilogue })?,
@@ -115,7 +115,7 @@ pub fn lora<B: Backend>(b: &B, op: &Lora<'_, B>) -> Result<Tensor<B>> {
     }
     let normed = op.norm.map(|norm| b.run(Normalize { x: op.x, norm, residual: None })).transpose()?;
     let x = normed.as_ref().unwrap_or(op.x); // [rows, inputs]
-    // Layers that lie in one tensor have one way down in common.
+    // Layers of one checkpoint tensor share `lora_a`, whose product is computed once.
     let mut gone: Vec<(LoraDelta<'_, B>, Tensor<B>)> = Vec::new();
     for more in additions {
         let same =
@@ -138,7 +138,7 @@ pub fn lora<B: Backend>(b: &B, op: &Lora<'_, B>) -> Result<Tensor<B>> {
     Ok(y)
 }
 
-/// Norms, rotations and the cache write, on column views.
+/// QK norm, RoPE and the KV cache write, on column views.
 pub fn qkv_prep<B: Backend>(b: &B, op: &QkvPrep<'_, B>) -> Result<Tensor<B>> {
     let (q_cols, kv_cols) = (op.heads.q_cols(), op.heads.kv_cols());
     let mut q = op.qkv.col_range(0..q_cols); // [tokens, query columns]
@@ -157,7 +157,8 @@ pub fn qkv_prep<B: Backend>(b: &B, op: &QkvPrep<'_, B>) -> Result<Tensor<B>> {
     Ok(q)
 }
 
-/// Sequence by sequence: its rows behind those that the state has, each shifted copy of them times its weights.
+/// Per sequence: its rows are appended to those in the state, and the shifted copies, each times its weights, are
+/// summed.
 pub fn causal_conv<B: Backend>(b: &B, op: &CausalConv<'_, B>) -> Result<Tensor<B>> {
     let (kernel, cols) = (op.weight.rows(), op.x.cols());
     let (before, host) = (kernel - 1, &op.plan.host);
@@ -190,7 +191,7 @@ pub fn causal_conv<B: Backend>(b: &B, op: &CausalConv<'_, B>) -> Result<Tensor<B
     Ok(y)
 }
 
-/// Up, bend, down, each with what adapters add to it.
+/// Up, activation, down, with LoRA deltas on up and down.
 pub fn ffn<B: Backend>(b: &B, op: &Ffn<'_, B>) -> Result<Tensor<B>> {
     let (width, adapters) = (op.down.weight.cols(), op.adapters);
     let joint = match adapters {
@@ -212,7 +213,7 @@ pub fn ffn<B: Backend>(b: &B, op: &Ffn<'_, B>) -> Result<Tensor<B>> {
     }
 }
 
-/// Every expert for every row, each times its share.
+/// Every expert for every row, each weighted by its share.
 pub fn moe<B: Backend>(b: &B, op: &Moe<'_, B>) -> Result<Tensor<B>> {
     let mut sum = b.alloc(DType::F32, op.x.rows(), op.x.cols())?; // [rows, dim]
     b.zero(&sum)?;
@@ -231,7 +232,7 @@ pub fn moe<B: Backend>(b: &B, op: &Moe<'_, B>) -> Result<Tensor<B>> {
     op.epilogue.apply(b, sum)
 }
 
-/// The wanted rows, the norm, the projection.
+/// Gathers the output rows, then norm and LM head.
 pub fn head<B: Backend>(b: &B, op: &Head<'_, B>) -> Result<Tensor<B>> {
     let x = b.run(IndexRows { x: op.x, indices: op.rows, mode: IndexMode::Gather })?; // [outputs, dim]
     let x = b.run(Normalize { x: &x, norm: op.norm, residual: None })?;

@@ -1,4 +1,4 @@
-//! [`DType`]: what a tensor's elements are. Integers are integers; nothing is smuggled through floats.
+//! [`DType`]: element types of tensors. Integers are stored as integers, never as floats.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub enum DType {
     U32,
     I8,
     U8,
-    /// Floats of eight bits: a sign, four bits of exponent, three digits (e4m3).
+    /// 8-bit float e4m3: sign, 4 exponent bits, 3 mantissa bits.
     F8,
 }
 
@@ -29,12 +29,12 @@ impl DType {
         }
     }
 
-    /// Is it a floating-point type of more than eight bits, whose numbers need no scale?
+    /// Whether this is a float type wider than 8 bits, whose values need no scale.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16)
     }
 
-    /// The largest code, if numbers are kept in a cache as codes with a scale: see [`LayerKv`](crate::LayerKv).
+    /// The largest code, for types that a KV cache stores with a scale: see [`LayerKv`](crate::LayerKv).
     pub const fn reach(self) -> Option<f32> {
         match self {
             DType::I8 => Some(127.0),
@@ -43,7 +43,7 @@ impl DType {
         }
     }
 
-    /// The usual short name: `bf16`.
+    /// The usual short name, such as `bf16`.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -64,9 +64,9 @@ impl fmt::Display for DType {
     }
 }
 
-/// A host type that a tensor can hold.
+/// A host type with a corresponding [`DType`].
 pub trait Elem: bytemuck::Pod {
-    /// Its name on the device.
+    /// The corresponding element type.
     const DTYPE: DType;
 }
 

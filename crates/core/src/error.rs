@@ -1,45 +1,45 @@
-//! What can go wrong below the models: an operand that does not fit, a device that fails, a weight it cannot hold.
+//! Errors of backends: operands that do not fit, device failures, weights that a device cannot store.
 
 use std::fmt;
 
 use crate::DType;
 
-/// The result of asking a backend for something.
+/// Result of a backend call.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why an op did not run.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// Operands do not fit together. Caught once, for every device, before anything is launched.
+    /// Operand shapes do not fit together. Detected by device-independent checks before anything is launched.
     #[error("{op}: {what} should be {want}, got {got}")]
     Shape {
-        /// The op that was asked for.
+        /// The op.
         op: &'static str,
         /// The operand.
         what: &'static str,
-        /// What would have fitted.
+        /// Expected shape or value.
         want: String,
-        /// What came.
+        /// The actual one.
         got: String,
     },
     /// An operand's element type is not one the op takes.
     #[error("{op}: {what} should be {want}, got {got}")]
     Type {
-        /// The op that was asked for.
+        /// The op.
         op: &'static str,
         /// The operand.
         what: &'static str,
-        /// The types it takes.
+        /// Accepted types.
         want: &'static str,
-        /// What came.
+        /// The actual one.
         got: DType,
     },
-    /// The device has no room.
+    /// Out of device memory.
     #[error("{device} has no room for {asked} more bytes")]
     OutOfMemory {
         /// The device.
         device: String,
-        /// Bytes asked for.
+        /// Bytes requested.
         asked: usize,
     },
     /// The device itself failed.
@@ -47,28 +47,28 @@ pub enum Error {
     Device {
         /// The device.
         device: String,
-        /// Its own words.
+        /// The device's message.
         why: String,
     },
-    /// The device is gone: it was reset, unplugged or given up by its driver. Nothing can be asked of it any more.
+    /// The device was lost: reset, unplugged or given up by its driver. Every further call fails.
     #[error("{device} is lost: {why}")]
     Lost {
         /// The device.
         device: String,
-        /// Its driver's words.
+        /// The driver's message.
         why: String,
     },
-    /// The device cannot hold a weight; said at load, never in a step.
+    /// The device cannot store a weight. Returned at load, never in a step.
     #[error("{0}")]
     Refused(Refusal),
 }
 
-/// A weight that a device cannot store, with a way out.
+/// A weight that a device cannot store, with an alternative for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// What was refused.
     pub what: String,
-    /// Why.
+    /// Reason.
     pub why: String,
     /// What the user can do instead.
     pub instead: String,

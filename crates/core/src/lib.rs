@@ -1,9 +1,9 @@
-//! The meeting place of models and devices.
+//! The [`Backend`] trait and its ops: the interface between models and devices.
 //!
-//! Models ask for ops through [`Backend::run`]; a device answers. An op is a struct of a few named, borrowed operands;
-//! operands are typed views that carry their own geometry; what is constant for a step travels in one [`StepPlan`].
-//! A device must write the required methods of [`Backend`] and is then complete: every fused op has a slow, correct
-//! default body in [`compose`], which is also the oracle for whoever overrides it.
+//! Models launch ops through [`Backend::run`]. An op is a struct of a few named, borrowed operands; operands are typed
+//! views that carry their own shape and stride; everything constant for a step is in one [`StepPlan`]. A device that
+//! implements the required methods of [`Backend`] is complete: every fused op has a slow, correct default body in
+//! [`compose`], which is also the oracle that overrides are tested against.
 
 mod backend;
 pub mod compose;

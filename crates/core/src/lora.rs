@@ -1,4 +1,4 @@
-//! [`Adapter`]: what is added to a model's linear layers for some sequences, and not for others.
+//! [`Adapter`]: a LoRA adapter, applied to some rows of a step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -6,37 +6,37 @@ use std::rc::Rc;
 
 use crate::{Backend, Weight};
 
-/// The place of a linear layer among those of a model that adapters may add to.
+/// Index of a linear layer among a model's LoRA targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LoraTarget(pub u32);
 
-/// A matrix of low rank, kept as the two that make it: `scale * up · down`.
+/// LoRA factors of one linear layer's delta: `scale * b · a`.
 #[derive(Debug)]
 pub struct LoraPair<B: Backend> {
-    /// [rank, inputs]. Layers that lie in one tensor have one in common.
+    /// [rank, inputs] (`lora_a`). Shared by layers that are parts of one checkpoint tensor.
     pub a: Rc<Weight<B>>,
-    /// [outputs, rank]
+    /// [outputs, rank] (`lora_b`)
     pub b: Weight<B>,
-    /// Multiplies the product.
+    /// Multiplies the delta.
     pub scale: f32,
 }
 
 impl<B: Backend> LoraPair<B> {
-    /// Inputs that meet its outputs.
+    /// LoRA rank.
     pub fn rank(&self) -> usize {
         self.a.rows()
     }
 }
 
-/// Matrices of low rank for some of a model's linear layers.
+/// A LoRA adapter on the device: factors for some of a model's linear layers.
 #[derive(Debug)]
 pub struct Adapter<B: Backend> {
-    /// By the number of their site: every layer of every step asks.
+    /// Indexed by [`LoraTarget`], because every layer of every step looks one up.
     pairs: Vec<Option<LoraPair<B>>>,
 }
 
 impl<B: Backend> Adapter<B> {
-    /// An adapter of these parts.
+    /// Builds an adapter from its factors by target.
     pub fn new(parts: BTreeMap<LoraTarget, LoraPair<B>>) -> Adapter<B> {
         let mut by_site = Vec::new();
         for (LoraTarget(site), part) in parts {
@@ -46,12 +46,12 @@ impl<B: Backend> Adapter<B> {
         Adapter { pairs: by_site }
     }
 
-    /// What it adds to the layer at a place.
+    /// The factors for a target, if the adapter has any.
     pub fn pair(&self, site: LoraTarget) -> Option<&LoraPair<B>> {
         self.pairs.get(site.0 as usize)?.as_ref()
     }
 
-    /// Bytes on the device.
+    /// Bytes on the device; a shared `lora_a` counts once.
     pub fn bytes(&self) -> usize {
         let mut seen = BTreeSet::new();
         let parts = || self.pairs.iter().flatten();
@@ -61,14 +61,14 @@ impl<B: Backend> Adapter<B> {
     }
 }
 
-/// Rows of a step that have an adapter.
+/// A range of a step's rows and their LoRA adapter.
 #[derive(Debug)]
 pub struct LoraRows<B: Backend> {
-    /// Which.
+    /// Row range.
     pub rows: Range<usize>,
-    /// What is added to their layers.
+    /// The adapter of these rows.
     pub adapter: Rc<Adapter<B>>,
-    /// Multiplies all that is added.
+    /// Multiplies every delta of the adapter.
     pub scale: f32,
 }
 
@@ -79,7 +79,7 @@ impl<B: Backend> Clone for LoraRows<B> {
     }
 }
 
-/// The rows of each come after those of the one before, and none is past the last of so many.
+/// Whether the row ranges are ascending, disjoint and within `rows`.
 pub(crate) fn in_order<B: Backend>(adapted: &[LoraRows<B>], rows: usize) -> bool {
     let ends = adapted.iter().map(|a| a.rows.end);
     let starts = adapted.iter().map(|a| a.rows.start).skip(1).chain([rows]);

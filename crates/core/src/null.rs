@@ -1,4 +1,4 @@
-//! [`Null`]: a device that checks, records and computes nothing.
+//! [`Null`]: a backend that checks and records ops but computes nothing.
 
 use crate::ops::{
     Activate, Attend, Copy, Dequant, Eltwise, Embed, GatedDelta, IndexMode, IndexRows, KvWrite, Matmul,
@@ -6,8 +6,8 @@ use crate::ops::{
 };
 use crate::{Backend, DType, Reading, Result, Tensor, Trace};
 
-/// A backend without memory or arithmetic: models run on it to show which ops they launch, and that the shapes fit.
-/// Everything it is asked to read is zero.
+/// A backend without memory or arithmetic: models run on it to show which ops they launch and that shapes fit.
+/// Reads return zeros.
 #[derive(Debug, Default)]
 pub struct Null {
     trace: Trace,

@@ -1,6 +1,6 @@
-//! What goes into linear layers, for those who want to know: [`Trace::listen`](crate::Trace::listen).
+//! Observation of linear layers' inputs (imatrix): [`Trace::set_observer`](crate::Trace::set_observer).
 //!
-//! While somebody listens, ops that are made of several linear layers run as those, so that each is heard.
+//! While an observer is set, fused ops run as their single linear layers, so that each layer's input is observed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,23 +8,23 @@ use std::sync::Arc;
 use crate::ops::{Eltwise, EltwiseOp, Epilogue, Ffn, IndexMode, IndexRows, Moe};
 use crate::{Backend, Expert, LinearWeights, Memory, Result, ShareOf, Tensor};
 
-/// Which matrix of which tensor of a checkpoint a linear layer is made of.
+/// The checkpoint tensor, and the matrix in it, that a linear layer's weight comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorId {
-    /// The tensor's name.
+    /// Tensor name.
     pub tensor: Arc<str>,
-    /// The number of the matrix, from 0.
+    /// Index of the matrix in the tensor (expert, MLA head).
     pub matrix: usize,
-    /// How many matrices the tensor has.
+    /// Number of matrices in the tensor.
     pub of: usize,
     /// Inputs of the matrix.
     pub cols: usize,
 }
 
-/// Told which matrix has been given rows, and all of their numbers.
+/// Callback with a matrix and the elements of its input [rows, cols].
 pub type Observer = Box<dyn FnMut(&TensorId, &[f32])>;
 
-/// Somebody who may listen.
+/// The observer, if one is set.
 #[derive(Default)]
 pub(crate) struct ObserverSlot(pub(crate) Option<Observer>);
 
@@ -34,7 +34,7 @@ impl fmt::Debug for ObserverSlot {
     }
 }
 
-/// Tells who listens what a linear layer is given.
+/// Passes a linear layer's input to the observer, if there is one and the layer has a [`TensorId`].
 pub(crate) fn observe<B: Backend>(b: &B, x: &Tensor<B>, by: &LinearWeights<B>) -> Result<()> {
     match &by.tensor_id {
         Some(origin) if b.trace().is_observed() && !x.is_empty() => {
@@ -46,7 +46,7 @@ pub(crate) fn observe<B: Backend>(b: &B, x: &Tensor<B>, by: &LinearWeights<B>) -
     }
 }
 
-/// A mixture of experts, each of which gets those rows only that take a share of it.
+/// Mixture of experts in which each expert's layers run, and are observed, on its routed rows only.
 pub(crate) fn moe<B: Backend>(b: &B, op: &Moe<'_, B>) -> Result<Tensor<B>> {
     let count = op.experts.len();
     let shares: Vec<f32> = b.download(op.shares)?; // [rows, experts]

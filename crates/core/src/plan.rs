@@ -1,55 +1,55 @@
-//! [`StepPlan`]: everything that is constant for a step, computed and uploaded once, before the first layer.
+//! [`StepPlan`]: batch metadata, constant for a step, computed and uploaded once before the first layer.
 
 use crate::backend::Memory;
 use crate::lora::in_order;
 use crate::{Backend, Error, LoraRows, Result, Tensor};
 
-/// Some consecutive tokens of one sequence that a step computes.
+/// Consecutive tokens of one sequence in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// How many tokens the step computes.
+    /// Tokens that the step computes.
     pub rows: usize,
-    /// How many tokens of the sequence the cache holds already: the position of the first new one.
+    /// Tokens of the sequence already in the KV cache: the position of the first new one.
     pub start: usize,
-    /// The cache pages that hold the sequence, the new tokens included, in order.
+    /// The KV cache pages of the sequence, in order, including those for the new tokens.
     pub pages: Vec<u32>,
 }
 
 impl Span {
-    /// Tokens of the sequence that the cache holds after the step.
+    /// Tokens of the sequence in the KV cache after the step.
     pub fn end(&self) -> usize {
         self.start + self.rows
     }
 }
 
-/// Where a sequence's state is, among the rows of what layers keep of sequences, and where it goes.
+/// Rows of a sequence's recurrent state: the one a step reads and the one it writes.
 ///
-/// They are two rows: a step that fails leaves what it read as it was, and can be done again.
+/// They differ, so that a failed step leaves the state it read unchanged and can be repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateRows {
-    /// The state before the step. Nobody looks at it where a sequence begins: it begins with zeros.
+    /// The state before the step. Not read at the start of a sequence, whose state is zero.
     pub from: u32,
-    /// The state after it.
+    /// The state after the step.
     pub to: u32,
 }
 
-/// A step as the host sees it: a ragged batch. Prefill, decode and any mix of them differ only in numbers.
+/// A step on the host: a ragged batch. Prefill, decode and any mix of them differ only in the lengths of spans.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// The new tokens of all spans, one span after another.
+    /// The new tokens of all spans, concatenated.
     pub tokens: Vec<u32>,
     /// The spans, in the order of their tokens.
     pub spans: Vec<Span>,
-    /// The state of each span; empty where no layer keeps any.
+    /// The recurrent state rows of each span; empty if no layer has recurrent state.
     pub states: Vec<StateRows>,
-    /// Rows whose logits are wanted.
+    /// Rows whose logits are computed.
     pub outputs: Vec<u32>,
-    /// Tokens in a cache page.
+    /// Tokens per KV cache page.
     pub page_len: usize,
 }
 
 impl Step {
-    /// Spans fill the tokens, pages hold the spans, states are apart, outputs are rows.
+    /// Checks that the spans cover the tokens, pages hold the spans, no state row occurs twice and outputs are rows.
     fn check(&self) -> Result<()> {
         let wrong = |what, want: String, got: String| Error::Shape { op: "step", what, want, got };
         let rows: usize = self.spans.iter().map(|s| s.rows).sum();
@@ -90,7 +90,7 @@ impl Step {
         self.spans.iter().flat_map(|s| s.start as u32..s.end() as u32).collect()
     }
 
-    /// The place of each token in the cache: page times page length, plus the place in the page.
+    /// The KV cache slot of each token: `page * page_len + position % page_len`.
     fn slots(&self) -> Vec<u32> {
         let len = self.page_len;
         let slot = |s: &Span, at: usize| s.pages[at / len] * len as u32 + (at % len) as u32;
@@ -98,33 +98,33 @@ impl Step {
     }
 }
 
-/// A step on a device. Ops borrow it; none of them computes an index of its own. Its tensors are views of one buffer.
+/// A step on a device. Ops borrow it and compute no indices of their own. Its tensors are views of one buffer.
 #[derive(Debug)]
 pub struct StepPlan<B: Backend> {
-    /// The same, for backends that plan their launches on the host.
+    /// The step on the host, for backends that plan their launches there.
     pub host: Step,
     /// [1, tokens]: token ids.
     pub tokens: Tensor<B>,
-    /// [1, tokens]: the position of each in its sequence.
+    /// [1, tokens]: position of each token in its sequence.
     pub positions: Tensor<B>,
-    /// [1, tokens]: the cache slot of each.
+    /// [1, tokens]: KV cache slot of each token.
     pub slots: Tensor<B>,
-    /// [1, spans + 1]: the first row of each span, and the number of rows.
+    /// [1, spans + 1]: first row of each span, then the number of rows (`cu_seqlens`).
     pub starts: Tensor<B>,
-    /// [1, spans]: tokens of each sequence in the cache after the step.
+    /// [1, spans]: tokens of each sequence in the KV cache after the step.
     pub lens: Tensor<B>,
-    /// [spans, most pages of a span]: page tables, the short ones filled up with 0.
+    /// [spans, most pages of a span]: page tables, padded with 0.
     pub pages: Tensor<B>,
-    /// [2, spans]: the row of each sequence's state before the step, and that after it. No rows where there are none.
+    /// [2, spans]: recurrent state row of each sequence before the step, and after it. [0, 0] without recurrent state.
     pub states: Tensor<B>,
-    /// [1, outputs]: rows whose logits are wanted.
+    /// [1, outputs]: rows whose logits are computed.
     pub outputs: Tensor<B>,
-    /// Which rows have which adapter, in order.
+    /// LoRA adapters by row range, in order.
     pub adapted: Vec<LoraRows<B>>,
 }
 
 impl<B: Backend> StepPlan<B> {
-    /// Uploads a step: all of it at once, for a device is slow to be told something.
+    /// Uploads a step, in one transfer because each costs latency.
     pub fn new(b: &B, host: Step) -> Result<StepPlan<B>> {
         host.check()?;
         let (rows, spans) = (host.tokens.len(), host.spans.len());
@@ -163,7 +163,7 @@ impl<B: Backend> StepPlan<B> {
         })
     }
 
-    /// The same step, some of whose rows have adapters.
+    /// The same step with LoRA adapters for some rows.
     pub fn adapted(self, adapted: Vec<LoraRows<B>>) -> Result<StepPlan<B>> {
         let rows = self.host.tokens.len();
         if in_order(&adapted, rows) {
@@ -174,20 +174,20 @@ impl<B: Backend> StepPlan<B> {
     }
 }
 
-/// One layer's part of the cache: a page of keys and a page of values in each row.
+/// KV cache of one layer: one page of keys and one page of values per row.
 ///
-/// How tokens, heads and elements lie within a page is the backend's own affair; only its `kv_write` and `attend`
-/// look inside.
+/// The layout of tokens, heads and elements within a page is the backend's own; only its `kv_write` and `attend`
+/// depend on it.
 ///
-/// Elements of eight bits are codes, and each head of a token has a scale for its key and one for its value, an `f32` in
-/// the same page. A number is its code times that. The scale is the largest magnitude over the largest code (see
-/// [`DType::reach`](crate::DType::reach)), so nothing is out of reach; codes are the nearest, of two as near the even one.
-/// Where something is not finite, so is the scale.
+/// 8-bit elements are codes: each head of a token has an `f32` scale for its key and one for its value, stored in the
+/// same page, and a value is code times scale. The scale is the largest magnitude over the largest code (see
+/// [`DType::reach`](crate::DType::reach)), so nothing saturates; codes round to nearest, ties to even. A non-finite
+/// element makes the scale non-finite.
 #[derive(Debug)]
 pub struct LayerKv<'a, B: Backend> {
-    /// [pages, page length * kept key columns]
+    /// [pages, page length * key columns in the cache]
     pub k: &'a Tensor<B>,
-    /// [pages, page length * kept value columns]
+    /// [pages, page length * value columns in the cache]
     pub v: &'a Tensor<B>,
 }
 
@@ -199,14 +199,14 @@ impl<B: Backend> Clone for LayerKv<'_, B> {
 
 impl<B: Backend> Copy for LayerKv<'_, B> {}
 
-/// What one layer keeps of sequences besides pages: a state in each row, of which a sequence has two (see [`StateRows`]).
+/// Recurrent state of one layer: one state per row, two rows per sequence (see [`StateRows`]).
 ///
-/// How elements lie within a row is the backend's own affair.
+/// The layout of elements within a row is the backend's own.
 #[derive(Debug)]
 pub struct LayerState<'a, B: Backend> {
-    /// [rows, (kernel - 1) * columns]: what a convolution needs of the rows before.
+    /// [rows, (kernel - 1) * columns]: causal convolution state, the last `kernel - 1` inputs.
     pub window: &'a Tensor<B>,
-    /// [rows, elements of all heads' matrices]
+    /// [rows, elements of all heads' state matrices]: gated delta rule state.
     pub matrices: &'a Tensor<B>,
 }
 

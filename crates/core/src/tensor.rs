@@ -1,8 +1,8 @@
-//! [`Tensor`]: a matrix view into device memory that carries its own geometry.
+//! [`Tensor`]: a 2-D strided view into device memory.
 //!
-//! Everything a language model computes on is a matrix: rows are tokens (or weights' outputs, or cache pages), columns
-//! are features. So a tensor has two dimensions, its columns lie side by side, and a view of some rows or some columns
-//! costs nothing. Heads, groups and halves are ranges of columns.
+//! Everything a language model computes on is a matrix: rows are tokens (or weights' outputs, or KV cache pages),
+//! columns are features. So a tensor has two dimensions, its columns are contiguous, and a view of some rows or some
+//! columns is free. Heads, groups and halves are ranges of columns.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,17 +20,17 @@ pub struct Tensor<B: Backend> {
 }
 
 impl<B: Backend> Tensor<B> {
-    /// The whole of a fresh buffer. For backends: models get tensors from ops.
+    /// A contiguous tensor over a whole buffer. For backends; models get tensors from ops.
     pub fn whole(buf: B::Buf, dtype: DType, rows: usize, cols: usize) -> Tensor<B> {
         Tensor { buf, dtype, rows, cols, stride: cols, offset: 0 }
     }
 
-    /// The memory behind the view.
+    /// The underlying buffer.
     pub fn buf(&self) -> &B::Buf {
         &self.buf
     }
 
-    /// What its elements are.
+    /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -45,12 +45,12 @@ impl<B: Backend> Tensor<B> {
         self.cols
     }
 
-    /// Elements from the start of one row to the start of the next.
+    /// Row stride, in elements.
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Elements from the start of the buffer to the first element.
+    /// Offset of the first element in the buffer, in elements.
     pub fn offset(&self) -> usize {
         self.offset
     }
@@ -60,36 +60,36 @@ impl<B: Backend> Tensor<B> {
         self.rows * self.cols
     }
 
-    /// Has it no elements?
+    /// Whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Do its rows follow each other without a gap?
+    /// Whether rows follow each other without gaps.
     pub fn is_contiguous(&self) -> bool {
         self.stride == self.cols || self.rows <= 1
     }
 
-    /// Bytes of its elements.
+    /// Bytes of the elements, without gaps.
     pub fn bytes(&self) -> usize {
         self.len() * self.dtype.size()
     }
 
-    /// A view of some columns of every row.
+    /// A view of a range of columns.
     ///
-    /// The range must lie within the tensor: the caller computes it from shapes that `check` has verified.
+    /// The range must lie within the tensor; callers compute it from shapes that `check` has verified.
     pub fn col_range(&self, range: Range<usize>) -> Tensor<B> {
         debug_assert!(range.start <= range.end && range.end <= self.cols, "{range:?} of {self:?}");
         Tensor { offset: self.offset + range.start, cols: range.len(), ..self.clone() }
     }
 
-    /// The matrix that lies, row after row, in this tensor of one row, from column `at` on.
+    /// A contiguous [rows, cols] view into this one-row tensor, starting at column `at`.
     pub fn matrix(&self, at: usize, rows: usize, cols: usize) -> Tensor<B> {
         debug_assert!(self.rows == 1 && at + rows * cols <= self.cols, "{rows} x {cols} at {at} of {self:?}");
         Tensor { offset: self.offset + at, rows, cols, stride: cols, ..self.clone() }
     }
 
-    /// A view of some rows.
+    /// A view of a range of rows.
     pub fn row_range(&self, range: Range<usize>) -> Tensor<B> {
         debug_assert!(range.start <= range.end && range.end <= self.rows, "{range:?} of {self:?}");
         Tensor { offset: self.offset + range.start * self.stride, rows: range.len(), ..self.clone() }

@@ -1,4 +1,4 @@
-//! What a backend was asked to do: the record that launch tables and trace snapshots are made of.
+//! [`Trace`]: the record of launched ops, for launch tables and trace snapshots.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -6,16 +6,16 @@ use std::fmt::Write;
 
 use crate::observe::{Observer, ObserverSlot, TensorId};
 
-/// One op that ran. An op with deeper ones right after it was composed of them; one without ran natively.
+/// One launched op. An op directly followed by deeper ones was composed of them; any other ran natively.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// The op's name.
     pub op: &'static str,
-    /// How many ops were under way when it began.
+    /// Nesting depth: number of ops in progress when it started.
     pub depth: usize,
 }
 
-/// A backend's recorder. It costs nothing while it is off.
+/// A backend's op recorder and observer slot. Recording costs nothing while it is off.
 #[derive(Debug, Default)]
 pub struct Trace {
     depth: Cell<usize>,
@@ -24,17 +24,17 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Begins to record, forgetting what was recorded before.
+    /// Starts recording and discards the previous record.
     pub fn start(&self) {
         *self.log.borrow_mut() = Some(Vec::new());
     }
 
-    /// Ends recording and hands out the record.
+    /// Stops recording and returns the record.
     pub fn stop(&self) -> Vec<Launch> {
         self.log.borrow_mut().take().unwrap_or_default()
     }
 
-    /// From here on `ear` is told what each linear layer is given that has an [`TensorId`]; without one nobody is.
+    /// Sets the observer, called with the input of every linear layer that has a [`TensorId`]; `None` removes it.
     pub fn set_observer(&self, ear: Option<Observer>) {
         *self.observer.borrow_mut() = ObserverSlot(ear);
     }
@@ -59,7 +59,7 @@ impl Trace {
     }
 }
 
-/// Marks an op as under way until dropped, also when it fails or panics.
+/// Guard that keeps the nesting depth of an op until dropped, also when the op fails or panics.
 pub(crate) struct Entered<'a>(&'a Trace);
 
 impl Drop for Entered<'_> {
@@ -68,7 +68,7 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// The launch table: each op the models asked for, whether the device ran it natively or composed it, how often.
+/// The launch table: each op, whether the device ran it natively or composed it, and how often.
 pub fn launch_table(log: &[Launch]) -> String {
     let mut rows: BTreeMap<(&str, bool), usize> = BTreeMap::new();
     for (i, launch) in log.iter().enumerate() {

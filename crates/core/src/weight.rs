@@ -1,4 +1,4 @@
-//! What stays on the device for as long as a model does: weights, and the small modules made of them.
+//! Weights and the parameters of layers: what stays on the device as long as the model is loaded.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,30 +7,31 @@ use tallow_quant::Format;
 
 use crate::{Backend, DType, LoraTarget, Tensor, TensorId};
 
-/// A matrix of weights as a checkpoint stores it, on its way to a device: `rows` outputs of `cols` inputs each.
+/// A weight matrix in its checkpoint format, as passed to [`Backend::prepare`]: `rows` outputs by `cols` inputs.
 #[derive(Clone, Copy)]
 pub struct HostWeight<'a> {
-    /// How the bytes are to be read.
+    /// Format of `bytes`.
     pub format: Format,
     /// Outputs.
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
-    /// The rows, one after another, straight from the file. See [`HostWeight::row_bytes`].
+    /// The rows, contiguous, as in the file. See [`HostWeight::row_bytes`].
     pub bytes: &'a [u8],
-    /// Told which rows a device is done with, while it reads others, on whatever thread. A device may say nothing of a
-    /// row, or say it once.
+    /// Called with ranges of rows that the device has finished reading, while it reads others, from any thread. Each
+    /// row is reported at most once, and possibly never.
     pub release: &'a ReleaseRows<'a>,
 }
 
-/// Hears which rows of a weight will not be read again, so that they need not stay in memory.
+/// Callback with rows of a weight that will not be read again, so that their memory can be released.
 pub type ReleaseRows<'a> = dyn Fn(Range<usize>) + Sync + 'a;
 
 impl HostWeight<'_> {
-    /// For rows that stay in memory anyhow.
+    /// A no-op `release`, for rows that stay in memory anyway.
     pub const KEEP_ROWS: &'static ReleaseRows<'static> = &|_| {};
 
-    /// Bytes of a row. It has whole blocks, but in Q8_0 it may end within one, which goes on with zeros.
+    /// Bytes of a row, or `None` if `cols` is not a whole number of blocks. A Q8_0 row may end within a block, which is
+    /// padded with zeros.
     pub const fn row_bytes(format: Format, cols: usize) -> Option<usize> {
         match format {
             Format::Q8_0 => match cols.checked_next_multiple_of(format.block_weights()) {
@@ -48,16 +49,16 @@ impl fmt::Debug for HostWeight<'_> {
     }
 }
 
-/// A matrix of weights on a device, told apart by how it is stored and not by who made it.
+/// A weight matrix on a device, distinguished by storage, not by the method that quantized it.
 pub enum Weight<B: Backend> {
-    /// Plain numbers in rows, readable as a tensor.
+    /// Row-major floats, readable as a tensor.
     Dense(Tensor<B>),
-    /// Blocks of quantized weights. `data` is the backend's own arrangement of them: only the backend that
-    /// prepared it can read it.
+    /// Quantized blocks. The layout of `data` is the backend's own (packed weight): only the backend that prepared it
+    /// can read it.
     Blocks {
-        /// Bytes, arranged as `Backend::prepare` likes them.
+        /// Bytes, in the layout that `Backend::prepare` chose.
         data: Tensor<B>,
-        /// What one block holds.
+        /// Format of one block.
         format: Format,
         /// Outputs.
         rows: usize,
@@ -119,147 +120,146 @@ pub struct LinearWeights<B: Backend> {
     pub weight: Weight<B>,
     /// [1, outputs]
     pub bias: Option<Tensor<B>>,
-    /// [1, inputs]: which column of the input each column of the weight takes, where they do not come in order. Ops
-    /// see to it: no backend meets such a layer.
+    /// [1, inputs]: act-order (GPTQ `desc_act`): the input column that each column of the weight multiplies. Handled
+    /// by the ops' `launch`: no backend method is called with such a layer.
     pub permutation: Option<Tensor<B>>,
-    /// Where the weight comes from, for those who listen to what goes in.
+    /// The checkpoint tensor the weight comes from, for observers of the layer's input (imatrix).
     pub tensor_id: Option<TensorId>,
-    /// Where adapters have what they add to it, if they may add anything.
+    /// The LoRA target of this layer, if adapters can have a delta for it.
     pub lora_target: Option<LoraTarget>,
 }
 
 impl<B: Backend> LinearWeights<B> {
-    /// A layer that takes its inputs as they come.
+    /// A linear layer without permutation, tensor id or LoRA target.
     pub fn new(weight: Weight<B>, bias: Option<Tensor<B>>) -> LinearWeights<B> {
         LinearWeights { weight, bias, permutation: None, tensor_id: None, lora_target: None }
     }
 
-    /// The same, made of one of the matrices of a tensor.
+    /// The same layer with its [`TensorId`]: matrix `matrix` of the `of` in `tensor`.
     pub fn with_tensor_id(self, tensor: &str, matrix: usize, of: usize) -> LinearWeights<B> {
         let cols = self.weight.cols();
         LinearWeights { tensor_id: Some(TensorId { tensor: tensor.into(), matrix, of, cols }), ..self }
     }
 
-    /// Are some of these to be given their inputs in another order?
+    /// Whether any of these layers permutes its input columns (act-order).
     pub(crate) fn any_permuted<'a>(some: impl IntoIterator<Item = &'a LinearWeights<B>>) -> bool {
         some.into_iter().any(|l| l.permutation.is_some())
     }
 }
 
-/// A feed-forward block among others of its shape: gate and up side by side (however many weights that takes), or up
-/// alone, and down.
+/// One expert of an MoE layer: gate and up side by side (in one or more weights), or up alone, and down.
 #[derive(Debug)]
 pub struct Expert<B: Backend> {
     /// [width, dim] each
     pub up: Vec<LinearWeights<B>>,
-    /// [dim, width]. It tells whether the block is gated: `up` gives twice the width then.
+    /// [dim, width]. The expert is gated if `up` has `2 * width` outputs.
     pub down: LinearWeights<B>,
 }
 
-/// How a token's experts are chosen, and how much it takes of each.
+/// MoE routing: how experts are selected and weighted per token.
 #[derive(Debug)]
 pub struct Routing<B: Backend> {
-    /// Experts of a token: those with the largest scores, of equals the one further left.
+    /// Experts per token: those with the largest scores; ties go to the lower index.
     pub top_k: usize,
-    /// What logits become.
+    /// Scoring function of the logits.
     pub scores: Scores,
-    /// [1, experts]: added to scores where experts are chosen, and only there.
+    /// [1, experts]: added to scores for selection only, not to the expert weights.
     pub bias: Option<Tensor<B>>,
-    /// Experts are chosen from the best groups only.
+    /// Group-limited routing: experts are selected from the best groups only.
     pub groups: Option<Groups>,
-    /// Are the scores of those chosen divided by their sum?
+    /// Whether the selected experts' scores are divided by their sum.
     pub norm_weights: bool,
-    /// Multiplies them last.
+    /// Multiplies the expert weights last.
     pub scale: f32,
 }
 
-/// What the logits of experts become.
+/// Scoring function of a router's logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scores {
-    /// All of them add up to one.
+    /// Softmax over all experts.
     Softmax,
-    /// Each on its own.
+    /// Sigmoid of each logit.
     Sigmoid,
-    /// Experts are chosen one after another, by their logits. Each has its share of a softmax over those that are left
-    /// and come near it. Neither biases nor groups go with that.
+    /// SparseMixer (PhiMoE): experts are selected one at a time, by largest logit. Each one's weight is its softmax
+    /// over the experts left that are near it. Allows neither `bias` nor `groups`.
     SparseMixer {
-        /// What is further below than so much of the greater of the two sizes is not near.
+        /// A logit `x` is near the maximum `m` if `m - x <= near * max(|x|, m)`.
         near: f32,
     },
 }
 
-/// What a row's share of an expert multiplies.
+/// Where an expert's routing weight is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShareOf {
-    /// What the expert makes of the row.
+    /// To the expert's output.
     Result,
-    /// The row that the expert gets.
+    /// To the expert's input.
     Input,
 }
 
-/// Experts in groups of equal size, side by side.
+/// Expert groups of equal size, of consecutive experts (group-limited routing, DeepSeek V2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Groups {
-    /// How many there are.
+    /// Number of groups.
     pub n_group: usize,
-    /// How many of them a token's experts may be in.
+    /// Groups that a token's experts may come from.
     pub topk_group: usize,
-    /// A group is as good as the sum of so many of its best experts.
+    /// A group's score is the sum of its `best` largest expert scores.
     pub best: usize,
 }
 
-/// Which mean a normalisation divides by.
+/// Kind of normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
-    /// By the root of the mean square.
+    /// RMSNorm: divides by the root mean square.
     Rms,
-    /// By the standard deviation, after taking away the mean.
+    /// LayerNorm: subtracts the mean, divides by the standard deviation.
     Layer,
 }
 
-/// A normalisation. It works on groups of as many columns as its weight is wide: a whole row, or each head of it.
+/// Norm over groups of as many columns as its weight is wide: a whole row, or each head of it.
 #[derive(Debug)]
 pub struct Norm<B: Backend> {
-    /// What it divides by.
+    /// RMSNorm or LayerNorm.
     pub kind: NormKind,
-    /// [1, width], multiplied after the division.
+    /// [1, width], multiplies the normalised values.
     pub weight: Tensor<B>,
     /// [1, width], added last.
     pub bias: Option<Tensor<B>>,
-    /// Added to the variance, so that nothing is divided by zero.
+    /// Added to the variance (RMS: the mean square) to avoid a division by zero.
     pub eps: f32,
 }
 
-/// Normalisations of queries and keys before they are rotated.
+/// QK norm: norms of queries and keys before RoPE.
 #[derive(Debug)]
 pub struct QkNorm<B: Backend> {
-    /// For queries: as wide as a head, or as all of them.
+    /// For queries: as wide as one head, or as all of them.
     pub q: Norm<B>,
     /// For keys.
     pub k: Norm<B>,
 }
 
-/// Which elements of a head a rotary embedding pairs.
+/// Which elements of a head RoPE pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopePairs {
-    /// Element `i` with `i + dim / 2`.
+    /// Element `i` with `i + dim / 2` (NeoX style).
     Halves,
-    /// Element `2 i` with `2 i + 1`.
+    /// Element `2 i` with `2 i + 1` (GPT-J style, llama.cpp's `norm`).
     Interleaved,
 }
 
-/// A rotary embedding: the angles of every position that the context has.
+/// RoPE table: cosines and sines of every position of the context.
 ///
-/// Every way of scaling rotations to long contexts ends up in this table, so no kernel knows of any.
+/// Every RoPE scaling method for long contexts ends up in this table, so kernels implement none of them.
 #[derive(Debug)]
 pub struct RopeTable<B: Backend> {
     /// [context, dim]: the cosines of a position's `dim / 2` angles, then their sines.
     pub table: Tensor<B>,
-    /// Which elements turn together. Elements of a head past `dim` stay as they are.
+    /// Which elements are paired. Elements of a head past `dim` are not rotated.
     pub pairs: RopePairs,
 }
 
-/// How many heads attention has, and how wide they are.
+/// Attention heads: counts and head dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
     /// Query heads; a multiple of `kv`.
@@ -281,40 +281,40 @@ impl Heads {
         self.kv * self.dim
     }
 
-    /// Columns of a cache of that type that a token's keys take, or its values: codes of eight bits have a scale for each
-    /// head, which is an `f32` and takes the place of four of them.
+    /// KV cache columns of type `dtype` for one token's keys, or its values. 8-bit types have an `f32` scale per head,
+    /// which takes the space of four elements.
     pub fn cache_cols(&self, dtype: DType) -> usize {
         let scale = if dtype.reach().is_some() { size_of::<f32>() } else { 0 };
         self.kv * (self.dim + scale)
     }
 
-    /// Columns of queries, keys and values side by side.
+    /// Columns of Q, K and V side by side.
     pub fn qkv_cols(&self) -> usize {
         self.q_cols() + 2 * self.kv_cols()
     }
 }
 
-/// Heads that keep a matrix of their sequence each, in place of keys and values: how many, how wide.
+/// Heads of a gated delta rule layer, which keep a recurrent state matrix instead of a KV cache: counts and dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaHeads {
-    /// Heads of queries and of keys.
+    /// Query and key heads.
     pub keys: usize,
-    /// Heads of values, a multiple of `keys`: each keeps a matrix.
+    /// Value heads, a multiple of `keys`: each keeps a state matrix of `key_dim` x `value_dim`.
     pub values: usize,
     /// Elements of a query and of a key.
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
-    /// Which of them share a key.
+    /// Which value heads share a key head.
     pub sharing: Sharing,
 }
 
-/// Which heads of values share the key of one head.
+/// How value heads map to key heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// Those that stand side by side.
+    /// Consecutive value heads share one: `value / (values / keys)`.
     Grouped,
-    /// Key heads are taken in turn.
+    /// Key heads repeat in turn: `value % keys`.
     RoundRobin,
 }
 
@@ -329,17 +329,17 @@ impl DeltaHeads {
         self.values * self.value_dim
     }
 
-    /// Columns of queries, keys and values side by side.
+    /// Columns of Q, K and V side by side.
     pub fn cols(&self) -> usize {
         2 * self.key_cols() + self.value_cols()
     }
 
-    /// Elements of all heads' matrices.
+    /// Elements of all heads' state matrices.
     pub fn state_len(&self) -> usize {
         self.values * self.key_dim * self.value_dim
     }
 
-    /// The head whose key a head of values uses.
+    /// The key head that a value head uses.
     pub fn key_of(&self, value: usize) -> usize {
         match self.sharing {
             Sharing::Grouped => value / (self.values / self.keys.max(1)).max(1),
@@ -348,57 +348,57 @@ impl DeltaHeads {
     }
 }
 
-/// How fast heads forget.
+/// Decay of the gated delta rule: the state is multiplied by `exp(-rate * softplus(b + bias))`.
 #[derive(Debug)]
 pub struct Decay<B: Backend> {
-    /// [1, value heads]: how fast at most, 0 or more.
+    /// [1, value heads]: decay rate (`exp(A_log)`), 0 or more.
     pub rate: Tensor<B>,
-    /// [1, value heads]: added to what a token says of it.
+    /// [1, value heads]: added to the token's decay gate `b` (`dt_bias`).
     pub bias: Tensor<B>,
 }
 
-/// What makes one layer's attention unlike another's.
+/// Per-layer attention parameters.
 #[derive(Debug)]
 pub struct AttnSpec<B: Backend> {
     /// Multiplies the scores.
     pub scale: f32,
-    /// A token sees at most this many tokens to each side that it sees, itself among them.
+    /// Sliding window: a token sees at most this many tokens on each visible side, itself included.
     pub window: Option<usize>,
-    /// Sequences are cut into chunks of so many tokens, and a token sees nothing in front of its own.
+    /// Chunked attention: sequences are cut into chunks of this many tokens, and a token sees nothing before its own.
     pub chunk: Option<usize>,
-    /// Scores go through `cap * tanh(score / cap)`.
+    /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
-    /// [1, query heads]: a score per head that takes its share of the softmax and gives nothing.
+    /// [1, query heads]: attention sinks: a score per head that adds to the softmax denominator and has no value.
     pub sinks: Option<Tensor<B>>,
-    /// [query heads, an odd number]: added to scores, before they are capped, by how far the token that is seen is
-    /// behind the one that sees it. The middle column is for a token itself, and the outermost are for all further away.
+    /// [query heads, odd]: relative position bias (T5), added to scores before the softcap and indexed by key position
+    /// minus query position: the middle column is offset 0, the outermost columns also cover everything further away.
     pub bias: Option<Tensor<B>>,
-    /// Does a token see only itself and what comes before it? Else it sees to both sides.
+    /// Whether a token sees only itself and earlier tokens; otherwise attention is bidirectional.
     pub causal: bool,
 }
 
-/// What a gated or plain feed-forward layer bends its numbers with.
+/// Activation function of a gated or plain feed-forward layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x * sigmoid(x)`
     Silu,
-    /// GELU by the error function.
+    /// Exact GELU (error function).
     Gelu,
-    /// GELU by its tanh approximation.
+    /// GELU, tanh approximation.
     GeluTanh,
     /// `max(x, 0)²`
     Relu2,
     /// `max(x, 0)`
     Relu,
-    /// GELU by its approximation with a sigmoid: `x * sigmoid(SLOPE * x)`.
+    /// GELU, sigmoid approximation: `x * sigmoid(SLOPE * x)`.
     QuickGelu,
-    /// `x * sigmoid(SLOPE * x)` of what is at most `LIMIT`. What it gates is held between `-LIMIT` and `LIMIT`, and one
-    /// is added.
+    /// Clamped SwiGLU (gpt-oss): `g * sigmoid(SLOPE * g)` with `g = min(gate, LIMIT)`, times
+    /// `clamp(up, -LIMIT, LIMIT) + 1`.
     Clamped,
 }
 
 impl Activation {
-    /// Every one.
+    /// All activation functions.
     pub const ALL: [Activation; 7] = [
         Activation::Silu,
         Activation::Gelu,
@@ -408,8 +408,8 @@ impl Activation {
         Activation::QuickGelu,
         Activation::Clamped,
     ];
-    /// Of [`Activation::QuickGelu`] and [`Activation::Clamped`].
+    /// Slope of the sigmoid in [`Activation::QuickGelu`] and [`Activation::Clamped`].
     pub const SLOPE: f32 = 1.702;
-    /// Of [`Activation::Clamped`].
+    /// Clamping limit of [`Activation::Clamped`].
     pub const LIMIT: f32 = 7.0;
 }

@@ -1,5 +1,5 @@
-//! On ARM both tables come to the same bits: their lanes are as many, and both fuse what they multiply and add. So what
-//! holds for the plain one, whose code all machines run, holds for the other.
+//! On ARM the scalar and the NEON kernels give the same bits: they have the same number of lanes, and both use fused
+//! multiply-add. So what the scalar kernels, which run on every machine, are tested for holds for NEON as well.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -13,7 +13,7 @@ use tallow_core::{
 use crate::kernels::{Kernels, NormTask};
 use crate::{Arithmetic, Cpu, Isa};
 
-/// Numbers from -1 to 1.
+/// Pseudo-random values from -1 to 1.
 fn noise(seed: u32, count: usize) -> Vec<f32> {
     let mut x = seed;
     let mut next = || {
@@ -33,7 +33,8 @@ fn linear(b: &Cpu, format: Format, rows: usize, cols: usize) -> LinearWeights<Cp
     LinearWeights::new(weight, None)
 }
 
-/// What both instruction sets make of it, unless this machine has but one. The work adds its results.
+/// Compares the results of both instruction sets, which `work` passes to its second argument. Skipped where this
+/// machine has only one.
 fn both(arithmetic: Arithmetic, work: impl Fn(&Cpu, &mut dyn FnMut(&Tensor<Cpu>))) {
     if !Isa::Neon.is_available() {
         eprintln!("skipped: this CPU lacks products of bytes");
@@ -51,7 +52,7 @@ fn both(arithmetic: Arithmetic, work: impl Fn(&Cpu, &mut dyn FnMut(&Tensor<Cpu>)
     assert_eq!((plain.len(), differs), (neon.len(), None));
 }
 
-/// Products, in whole chunks and in less, of as many rows as are computed differently.
+/// Products over whole and partial chunks, for all row counts that have code of their own.
 fn products(arithmetic: Arithmetic) {
     for format in Format::ALL {
         both(arithmetic, |b, put| {
@@ -103,7 +104,7 @@ fn feed_forward() {
     });
 }
 
-/// Few rows and many, of whole vectors and of less, of every type that is kept.
+/// Few rows and many, in whole and partial vectors, for every KV cache type.
 #[test]
 fn attention() {
     const LEN: usize = 290;
@@ -151,8 +152,8 @@ fn attention() {
     });
 }
 
-/// What is fused rounds otherwise than on other machines, so the oracle is asked too. Not of attention: that takes an
-/// emulator minutes.
+/// Fused multiply-add rounds differently from other machines, so the results are checked against the reference, too.
+/// Not attention: that takes minutes in an emulator.
 #[test]
 fn conformance_of_all_but_attention() {
     let b = Cpu::new(Isa::best(), 1).unwrap().with(Arithmetic::Exact);
@@ -164,7 +165,7 @@ fn conformance_of_all_but_attention() {
     println!("{}: all but attention is right", b.label());
 }
 
-/// What is computed row by row, of whole vectors and of less, of small numbers, large ones, zeros and what is no number.
+/// Row-wise kernels, in whole and partial vectors, for small and large values, zeros, infinities and NaN.
 #[test]
 fn rows() {
     let (Some(plain), Some(neon)) = (Kernels::new(Isa::Scalar), Kernels::new(Isa::Neon)) else {
@@ -176,7 +177,7 @@ fn rows() {
             let of = |kernels| {
                 let mut out = vec![0.0; n];
                 work(kernels, &mut out);
-                // One NaN is as good as another.
+                // All NaNs compare equal.
                 out.into_iter().map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }).collect::<Vec<u32>>()
             };
             assert!(of(plain) == of(neon), "{what} of {n}");

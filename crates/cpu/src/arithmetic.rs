@@ -3,14 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What the input of a linear layer is to the weights that it meets.
+/// Precision of a linear layer's input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// Quantized weights meet their input rounded to eight bits, with a scale for every 256 numbers. It is several times as
-    /// fast as `Exact`.
+    /// Quantized weights are multiplied with input quantized to 8 bits, with a scale for every 256 elements. Several
+    /// times as fast as `Exact`.
     #[default]
     Fast,
-    /// All numbers are `f32`: for comparing with references.
+    /// All in `f32`: for comparison with references.
     Exact,
 }
 

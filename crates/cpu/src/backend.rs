@@ -1,4 +1,4 @@
-//! [`Cpu`]: the backend itself. Each method turns an op into pieces for the pool.
+//! [`Cpu`]: the `Backend`. Each op is split into pieces for the thread pool.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -25,10 +25,10 @@ use crate::{Arithmetic, Isa};
 
 /// Work smaller than about this many multiplications is not worth a second thread.
 const SMALL: usize = 1 << 14;
-/// Bytes of a weight that a thread reads before it says that it is done with them.
+/// Most bytes of a source weight that a thread packs before it releases them (`HostWeight::release`).
 const HELD: usize = 1 << 20;
 
-/// The CPU as a device: kernels for its instruction set, threads, memory.
+/// The CPU device: kernels for its instruction set, thread pool, memory arena.
 pub struct Cpu {
     pub(crate) kernels: &'static Kernels,
     pub(crate) arithmetic: Arithmetic,
@@ -45,7 +45,8 @@ impl fmt::Debug for Cpu {
 }
 
 impl Cpu {
-    /// The CPU with `threads` threads (the caller's included) and the kernels of `isa`.
+    /// A device with `threads` threads (the caller's included) and the kernels of `isa`. Fails if this CPU lacks
+    /// `isa`.
     pub fn new(isa: Isa, threads: usize) -> Result<Cpu> {
         let failed = |why: String| Error::Device { device: "cpu".into(), why };
         let kernels = Kernels::new(isa).ok_or_else(|| failed(format!("it does not have {isa}")))?;
@@ -54,7 +55,7 @@ impl Cpu {
         Ok(Cpu { kernels, arithmetic, pool, scratch, arena, trace: Trace::default() })
     }
 
-    /// The same device, computing linear layers in that way.
+    /// The same device with linear layers computed in `arithmetic`.
     pub fn with(self, arithmetic: Arithmetic) -> Cpu {
         Cpu { arithmetic, ..self }
     }
@@ -69,7 +70,8 @@ impl Cpu {
         self.pool.threads()
     }
 
-    /// Does `work` for each piece of `0..count`, together when `cost` (of all of it) makes that worthwhile.
+    /// Runs `work` for each piece `0..count`: on the pool, or on the calling thread alone where `cost`
+    /// (multiplications of all pieces) is small.
     pub(crate) fn share(&self, count: usize, cost: usize, work: impl Fn(&mut Scratch, usize) + Sync) {
         let scratch = &mut *self.scratch.borrow_mut();
         if cost < SMALL {
@@ -79,8 +81,8 @@ impl Cpu {
         }
     }
 
-    /// Does `work` for each token. Neighbours go to one thread: they are neighbours in the cache as well, and two
-    /// threads that write there would wait for each other.
+    /// Runs `work` for each token, adjacent tokens on one thread: they are adjacent in the KV cache too, and two
+    /// threads that write there would contend for cache lines.
     fn by_tokens(&self, tokens: usize, cost: usize, work: impl Fn(&mut Scratch, usize) + Sync) {
         let piece = (tokens / (4 * self.threads())).clamp(1, 16);
         self.share(tokens.div_ceil(piece), cost, |scratch, i| {
@@ -88,7 +90,7 @@ impl Cpu {
         });
     }
 
-    /// A fresh tensor like `[rows, cols]`, filled row by row.
+    /// A new f32 tensor [rows, cols], filled row by row.
     pub(crate) fn by_rows(
         &self,
         rows: usize,
@@ -97,7 +99,7 @@ impl Cpu {
     ) -> Result<Tensor<Cpu>> {
         let out = self.alloc(DType::F32, rows, cols)?;
         let m = MatMut::<f32>::new(&out);
-        // A piece is enough rows to be worth taking.
+        // Rows per piece: about 4096 elements.
         let piece = (4096 / cols.max(1)).max(1);
         self.share(rows.div_ceil(piece), 4 * rows * cols, |scratch, i| {
             for r in i * piece..rows.min((i + 1) * piece) {
@@ -110,7 +112,8 @@ impl Cpu {
 }
 
 impl Cpu {
-    /// Does a few tasks in about `pieces` pieces, each some segments of a task, and puts together what they come to.
+    /// Split-KV attention for few tasks: about `pieces` pieces, each some key segments of one task, then a merge of
+    /// their partial results (Flash-Decoding).
     fn attend_in_parts(&self, tasks: &[AttendTask<'_>], pieces: usize) -> Result<()> {
         let Some(cols) = tasks.first().map(AttendTask::partial_cols) else { return Ok(()) };
         let segments: usize = tasks.iter().map(|t| t.segments().len()).sum();
@@ -165,7 +168,7 @@ impl Backend for Cpu {
             let (want, got) = (format!("{to:?} without gaps"), format!("{} bytes", bytes.len()));
             return Err(Error::Shape { op: "write", what: "the data", want, got });
         }
-        // SAFETY: the view is contiguous and as long as the data; nothing else runs on this device meanwhile.
+        // SAFETY: the view is contiguous and as long as `bytes`, and nothing else runs on this device meanwhile.
         unsafe {
             let start = to.buf().start().add(to.offset() * to.dtype().size());
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len());
@@ -196,7 +199,7 @@ impl Backend for Cpu {
             unsafe { t.buf().start().add((t.offset() + r * t.stride()) * size) }
         };
         for r in 0..op.from.rows() {
-            // SAFETY: both rows lie within their views, which have the same width; `copy` minds overlaps.
+            // SAFETY: both rows lie within their views, which have the same width; `ptr::copy` allows overlap.
             unsafe { std::ptr::copy(row(op.from, r), row(op.to, r), width) };
         }
         Ok(())
@@ -268,12 +271,12 @@ impl Backend for Cpu {
     }
 
     fn attend(&self, op: &Attend<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        // Journey, stop 7: attention. Each token looks at those before it, in the pages of the cache.
+        // Journey, stop 7: attention. Each token attends to those before it, in the pages of the KV cache.
         let out = self.alloc(DType::F32, op.q.rows(), op.q.cols())?;
         let (m, q, kernels) = (MatMut::new(&out), Mat::new(op.q), self.kernels);
         let (k, v) = (Pages::new(op.kv.k), Pages::new(op.kv.v));
         let group = op.heads.q / op.heads.kv;
-        // Tokens whose query rows together make good use of a segment, and still share out evenly.
+        // Tokens per task: enough query rows to use a segment of keys well, few enough to balance the threads.
         let enough = 4 * self.threads();
         let each = op.q.rows() * op.heads.kv / enough;
         let tokens = each.clamp(16usize.div_ceil(group), 128usize.div_ceil(group));
@@ -308,7 +311,8 @@ impl Backend for Cpu {
             cost += span.rows * span.end() * op.heads.q_cols();
         }
         if tasks.len() >= enough || self.threads() == 1 || cost < SMALL {
-            // The last tasks of a prompt are the largest: they begin first, so that none is waited for.
+            // The last tasks of a prompt are the largest: they start first, so that no thread ends up waiting for
+            // them.
             self.share(tasks.len(), cost, |scratch, i| {
                 tasks[tasks.len() - 1 - i].run(kernels, &Stage::Whole, &mut scratch.floats);
             });
@@ -330,7 +334,7 @@ impl Backend for Cpu {
         let (k, x, y) = (self.kernels, Mat::<f32>::new(op.x), op.other().map(Mat::<f32>::new));
         let copy = |r: usize, out: &mut [f32]| out.copy_from_slice(x.row(r));
         let (rows, cols) = (x.rows, x.cols);
-        // A row of the other, of one number as many times as there are columns.
+        // Row `r` of the other operand; a single row or a single column is broadcast.
         fn other<'a>(y: Option<Mat<'a, f32>>, r: usize, cols: usize, room: &'a mut Vec<f32>) -> &'a [f32] {
             match y.map(|y| y.row(if y.rows == 1 { 0 } else { r })) {
                 Some(&[one]) if cols != 1 => {
@@ -377,9 +381,9 @@ impl Backend for Cpu {
             }),
             IndexMode::ScatterAdd(into) => {
                 let sums = MatMut::<f32>::new(into);
-                // In order, on this thread: several rows may go to one.
+                // In order, on this thread: several rows may be added to the same one.
                 for (r, to) in at.iter().enumerate().filter(|(_, to)| (**to as usize) < sums.rows) {
-                    // SAFETY: no other thread has the tensor, and the last slice is gone.
+                    // SAFETY: only this thread uses the tensor, and the slice of the row before is no longer alive.
                     (self.kernels.add_scaled)(unsafe { sums.row(*to as usize) }, 1.0, x.row(r));
                 }
                 Ok(into.clone())
@@ -522,14 +526,14 @@ mod tests {
 
     use super::*;
 
-    /// Eight bits for every input, and a scale for every 256, as plainly as it can be said.
+    /// Reference quantization of the input: 8-bit codes with one scale per 256 inputs.
     fn eight_bits(format: Format, x: &[f32]) -> Vec<f32> {
         let part = |x: &[f32]| {
             let most = x.iter().fold(0f32, |most, x| most.max(x.abs()));
             let (scale, by) = (most / 127.0, if most > 0.0 { 127.0 / most } else { 0.0 });
             x.iter().map(|x| (x * by).round_ties_even() * scale).collect::<Vec<f32>>()
         };
-        // Floats meet floats.
+        // Float weights are multiplied with unquantized input.
         if format.is_plain() || format == Format::F8 {
             x.to_vec()
         } else {
@@ -537,13 +541,13 @@ mod tests {
         }
     }
 
-    /// A device with that instruction set, or the next that this machine has.
+    /// A device with that instruction set, or the scalar one where this machine lacks it.
     fn cpu(isa: Isa, threads: usize, arithmetic: Arithmetic) -> Cpu {
         let isa = if isa.is_available() { isa } else { Isa::Scalar };
         Cpu::new(isa, threads).unwrap().with(arithmetic)
     }
 
-    /// The suite for every instruction set, and with one thread and several.
+    /// The conformance suite for every instruction set, with one thread and with several.
     macro_rules! suites {
         ($($name:ident: $isa:expr, $threads:literal;)*) => {
             $(mod $name {

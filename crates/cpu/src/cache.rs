@@ -1,4 +1,4 @@
-//! The way of keys and values into the cache, and of queries into attention.
+//! Writes of keys and values into the KV cache, and the QK norm and RoPE before that and before attention.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -9,7 +9,7 @@ use crate::kernels::{Kernels, NormTask, PageLayout, Spread, keep, scale_of};
 use crate::mat::{Mat, MatMut};
 use crate::simd::F8;
 
-/// The cache of one layer, to be written.
+/// Pages of a layer's KV cache (its keys or its values), to be written.
 enum PagesMut<'a> {
     F32(MatMut<'a, f32>),
     F16(MatMut<'a, f16>),
@@ -18,10 +18,10 @@ enum PagesMut<'a> {
     F8(MatMut<'a, F8>),
 }
 
-/// Where a head's key or value goes in a page.
+/// Where a head's key or value is stored in a page.
 struct Place {
     elements: Spread,
-    /// Where its scale is, if it has one.
+    /// Offset of its scale, if the cache is quantized.
     scale: usize,
 }
 
@@ -36,14 +36,14 @@ impl<'a> PagesMut<'a> {
         }
     }
 
-    /// Stores what a head has.
+    /// Stores one head's key or value, quantized if the cache is.
     ///
     /// # Safety
     ///
-    /// Nobody else may use the place meanwhile.
+    /// Nobody else may use this place of the page meanwhile.
     unsafe fn put(&self, kernels: &Kernels, page: usize, place: &Place, x: &[f32]) {
         let Place { elements, scale } = *place;
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the same contract.
         unsafe {
             match self {
                 PagesMut::F32(m) => put(m, page, elements, x, |from, to| to.copy_from_slice(from)),
@@ -65,7 +65,7 @@ impl<'a> PagesMut<'a> {
     }
 }
 
-/// Stores the scale of codes that are to stand for `x`, and says what to multiply that by for them.
+/// Stores the scale of a quantized `x`, and returns its inverse, by which `x` is multiplied to get codes.
 ///
 /// # Safety
 ///
@@ -81,13 +81,13 @@ unsafe fn put_scale<T: bytemuck::Pod>(
     let (reach, mut most) = (dtype.reach().unwrap_or(1.0), 0.0);
     (kernels.magnitude)(x, &mut most);
     let (scale, by) = scale_of(most, reach);
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the same contract.
     let bytes = unsafe { m.part(page, at..at + size_of::<f32>()) };
     bytes.copy_from_slice(bytemuck::cast_slice(&scale.to_le_bytes()));
     by
 }
 
-/// Sets elements of a row to what `narrow` makes of `x`.
+/// Stores `x`, converted by `narrow`, into elements of a row.
 ///
 /// # Safety
 ///
@@ -99,12 +99,12 @@ unsafe fn put<T: bytemuck::Pod>(
     x: &[f32],
     narrow: impl Fn(&[f32], &mut [T]),
 ) {
-    // Many at a time: to narrow one alone takes as long.
+    // Converted in batches: one element alone takes as long.
     const SOME: usize = 64;
     let mut narrowed = [T::zeroed(); SOME];
     for (i, x) in x.chunks(SOME).enumerate() {
         let first = i * SOME;
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the same contract.
         unsafe {
             if to.is_whole() {
                 let first = to.element(first);
@@ -119,7 +119,7 @@ unsafe fn put<T: bytemuck::Pod>(
     }
 }
 
-/// Where the step's tokens go in a layer's cache. The kernel module says how a page is laid out.
+/// Writer of a step's tokens into a layer's KV cache. `PageLayout` has the layout of a page.
 pub(crate) struct CacheWriter<'a> {
     k: PagesMut<'a>,
     v: PagesMut<'a>,
@@ -152,7 +152,7 @@ impl<'a> CacheWriter<'a> {
             let scale = self.layout.scale(head, slot);
             let key = Place { elements: self.layout.key(head, slot), scale };
             let value = Place { elements: self.layout.value(head, slot), scale };
-            // SAFETY: a token's slot is its own.
+            // SAFETY: each token has a slot of its own in the cache, and the caller alone writes this token.
             unsafe {
                 self.k.put(self.kernels, page, &key, k);
                 self.v.put(self.kernels, page, &value, v);
@@ -161,7 +161,7 @@ impl<'a> CacheWriter<'a> {
     }
 }
 
-/// The norm and the rotation that queries or keys go through.
+/// QK norm and RoPE of queries or keys.
 pub(crate) struct Prep<'a> {
     pub norm: Option<NormTask<'a>>,
     pub rope: Option<(Mat<'a, f32>, RopePairs)>,
@@ -181,7 +181,8 @@ impl Prep<'_> {
     }
 }
 
-/// The angles of a position. Past the table's end the last ones serve: positions are bounded before they get here.
+/// Row of the RoPE table for a position. Positions past its end get the last row: they are bounded before they get
+/// here.
 fn angles(table: Mat<'_, f32>, position: u32) -> &[f32] {
     match table.rows {
         0 => &[],

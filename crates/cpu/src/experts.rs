@@ -1,4 +1,4 @@
-//! Mixtures of experts: rows sorted by the experts they go to, and each expert's weights read once for all of its rows.
+//! Mixture of experts (MoE): rows sorted by expert, so that each expert's weights are read once for all of its rows.
 
 use std::ops::Range;
 
@@ -12,29 +12,29 @@ use crate::kernels::{
 use crate::mat::{Mat, MatMut};
 use crate::phases::{LinearInput, OutputColumns, cost};
 
-/// A row's place among those of an expert, and how much of what it gets there it takes.
+/// A row's place among the rows sorted by expert, and its router weight.
 #[derive(Clone, Copy)]
 struct Share {
     place: usize,
     of: f32,
 }
 
-/// Rows in the order of the experts that they go to. A row has a place for each of its experts.
+/// Rows sorted by expert. A row has one place for each of its experts.
 struct ExpertRows {
-    /// For each place, the row that is there.
+    /// For each place, its row of `x`.
     at: Vec<u32>,
-    /// For each place, the row's share.
+    /// For each place, the router weight.
     of: Vec<f32>,
     /// For each expert, the places of its rows.
     places: Vec<Range<usize>>,
-    /// For each row in turn, its places by expert.
+    /// For each row in turn, its places in the order of experts.
     shares: Vec<Share>,
     /// For each row, where its shares end.
     ends: Vec<usize>,
 }
 
 impl ExpertRows {
-    /// By how much of each expert each row takes.
+    /// From the router weights `taken`, [rows, experts]; zero where a row does not use the expert.
     fn new(taken: &Mat<'_, f32>) -> ExpertRows {
         let mut counts = vec![0; taken.cols];
         for r in 0..taken.rows {
@@ -50,7 +50,7 @@ impl ExpertRows {
         let (mut shares, mut ends) = (Vec::with_capacity(end), Vec::with_capacity(taken.rows));
         for r in 0..taken.rows {
             for (of, places) in taken.row(r).iter().zip(&mut places) {
-                // What is no number counts as a share, so that it shows.
+                // NaN is computed as well, so that it shows in the result.
                 if *of != 0.0 {
                     at[places.end] = r as u32;
                     by_place[places.end] = *of;
@@ -69,7 +69,7 @@ impl ExpertRows {
     }
 }
 
-/// An expert that has rows, with one of its layers.
+/// An expert that has rows, with its linear layers of one phase.
 struct Group<'a> {
     rows: Range<usize>,
     parts: Vec<OutputColumns<'a>>,
@@ -77,7 +77,8 @@ struct Group<'a> {
     outputs: usize,
 }
 
-/// The experts that have rows, those with most first: they take longest, and nobody should wait for them at the end.
+/// The experts that have rows, those with most first: they take longest, and starting them last would leave threads
+/// idle at the end.
 fn groups<'a>(
     op: &'a Moe<'_, Cpu>,
     sorted: &ExpertRows,
@@ -101,7 +102,7 @@ fn cost_of(groups: &[Group<'_>]) -> usize {
 }
 
 impl Cpu {
-    /// Some columns of a phase's result, and the group that they are of.
+    /// The work of a phase in pieces: a group, and some columns of its result.
     fn pieces(&self, groups: &[Group<'_>]) -> Vec<(usize, Range<usize>)> {
         let total = groups.iter().map(|g| g.outputs).sum();
         let piece = self.piece(total);
@@ -152,7 +153,7 @@ impl Cpu {
         })
     }
 
-    /// Gate, up and activation of each expert that has rows.
+    /// Gate, up and activation of each expert that has rows. [places, width]
     fn bend_groups(
         &self,
         op: &Moe<'_, Cpu>,
@@ -189,7 +190,8 @@ impl Cpu {
         Ok(bent)
     }
 
-    /// A row for each place, which shares multiply if they are of inputs.
+    /// Input rows in the order of places, multiplied by the router weights where `share_of` is `ShareOf::Input`
+    /// (Llama 4).
     fn sorted_input(
         &self,
         op: &Moe<'_, Cpu>,
@@ -223,7 +225,7 @@ impl Cpu {
     }
 }
 
-/// Which is largest, of equals the first; what is no number comes last.
+/// Index of the largest element, the first of equals; NaN is smallest.
 fn best(of: &[f32]) -> usize {
     let better = |a: f32, b: f32| a > b || (b.is_nan() && !a.is_nan());
     (1..of.len()).fold(0, |best, i| if better(of[i], of[best]) { i } else { best })
@@ -241,7 +243,7 @@ struct Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// The shares of a token. `scores` are its logits first; `worth` is room.
+    /// Router weights of a token. `scores` holds its logits at first; `worth` is scratch.
     fn shares(&self, scores: &mut [f32], worth: &mut [f32], out: &mut [f32]) {
         match self.scores {
             Scores::Softmax => {
@@ -258,7 +260,7 @@ impl Choice<'_> {
             worth.iter_mut().zip(bias).for_each(|(w, b)| *w += b);
         }
         if let Some(groups) = self.groups {
-            // `out` is free until the end, and has a place for each group.
+            // `out` is unused until the end, and has an element for each group.
             close_groups(groups, worth, &mut out[..groups.n_group]);
         }
         out.fill(0.0);
@@ -277,14 +279,15 @@ impl Choice<'_> {
     }
 }
 
-/// What a softmax gives the largest, over all that come near it. What is no number is out of it.
+/// Softmax weight of the largest logit over those close to it (SparseMixer, PhiMoE). NaN is left out.
 fn share_of_near(logits: &[f32], largest: usize, near: f32) -> f32 {
     let most = logits[largest];
     let close = |x: &&f32| most - **x <= near * x.abs().max(most);
     1.0 / logits.iter().filter(close).map(|x| (x - most).exp()).sum::<f32>()
 }
 
-/// Takes away the worth of all experts that are not in the best groups. `of_groups` is room.
+/// Group-limited routing (DeepSeek): sets experts outside of the best `topk_group` groups to NaN. A group's score is
+/// the sum of its `best` largest experts. `of_groups` is scratch.
 fn close_groups(groups: Groups, worth: &mut [f32], of_groups: &mut [f32]) {
     let each = worth.len() / groups.n_group;
     for (of, worth) in of_groups.iter_mut().zip(worth.chunks(each)) {

@@ -1,35 +1,35 @@
-//! [`PackedKind`]: what kernels are compiled for. Formats that are alike once they are packed share one.
+//! [`PackedKind`]: the packed weight types kernels are compiled for. Formats that are alike once packed share one.
 //!
-//! Kernels for each instruction set and each number of rows take long to compile. So they know of a format only what
-//! changes their code: how wide codes are, whether they are looked up, how many inputs share a scale, and what scales are.
-//! What codes stand for is a value that they are given ([`PackedLayout`]).
+//! Kernels for every instruction set and row count take long to compile. So they are generic only over what changes
+//! their code: the width of codes, whether they index a table, how many inputs share a scale, and the kind of scales.
+//! The values that codes stand for are run-time data ([`PackedLayout`]).
 
 use crate::packed::{CHUNK, LINE, ROWS, SUBBLOCK};
 
-/// What a chunk begins with: 16 numbers each, one for every row.
+/// Scales at the head of a chunk, 16 values each, one per row.
 ///
-/// Where numbers of the chunk are multiplied by whole ones of its runs, all products of the chunk add up without rounding
-/// ([`Shape::is_whole`]).
+/// Where the chunk's f16 or f32 scales are multiplied by integers of its runs, all products of the chunk are summed
+/// in integers, without rounding ([`PanelShape::has_int_scales`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scales {
-    /// Nothing: the numbers are plain.
+    /// None: the weights are floats.
     Plain,
-    /// The same, with a single for each run, which scales it.
+    /// One f32 for each run of FP8 codes.
     PlainSingles,
-    /// A half for each run, which scales it.
+    /// One f16 scale per run.
     Halves,
-    /// Two halves for each run: its scale, and what is added.
+    /// Two f16 per run: scale and min, which is added.
     HalvesAdd,
-    /// A single for the chunk, and a signed byte that multiplies it for each run.
+    /// One f32 for the chunk, and an `i8` factor per run.
     Bytes,
-    /// Two halves for the chunk. For each run, a byte that multiplies the first and scales; and a byte that multiplies
-    /// the second and is taken away.
+    /// Two f16 for the chunk, d and dmin. Per run, a byte that multiplies d (the scale), and a byte that multiplies
+    /// dmin (the min, which is subtracted).
     BytesLess,
-    /// The same, the two bytes being the halves of one.
+    /// The same with both factors in the nibbles of one byte.
     NibblesLess,
-    /// A single for the chunk.
+    /// One f32 for the chunk.
     Single,
-    /// An exponent of two for each run.
+    /// One power-of-two exponent (E8M0) per run.
     Exponents,
 }
 
@@ -38,7 +38,7 @@ pub(crate) enum Scales {
 pub(crate) struct PanelShape {
     /// Bits of a code.
     pub bits: usize,
-    /// Do codes number what they stand for in a table?
+    /// Whether codes index a table of values.
     pub looked_up: bool,
     /// Inputs that share a scale: 16 or 32.
     pub run: usize,
@@ -46,37 +46,38 @@ pub(crate) struct PanelShape {
 }
 
 impl PanelShape {
-    /// Are the numbers plain, without codes and scales?
+    /// Whether weights are floats, without integer codes.
     pub(crate) const fn is_plain(&self) -> bool {
         matches!(self.scales, Scales::Plain | Scales::PlainSingles)
     }
 
-    /// Are codes, looked up if they must be, signed bytes?
+    /// Whether codes (after the table lookup, if any) are signed bytes.
     pub(crate) const fn is_wide(&self) -> bool {
         self.bits == 8 || self.looked_up
     }
 
-    /// Do all products of a chunk add up without rounding? They do where whole numbers multiply one scale, or none do.
+    /// Whether all products of a chunk are summed in integers: its runs have integer factors of one scale, or no
+    /// factors.
     pub(crate) const fn has_int_scales(&self) -> bool {
         matches!(self.scales, Scales::Bytes | Scales::BytesLess | Scales::NibblesLess | Scales::Single)
     }
 
-    /// Do the products of 16 codes with bytes add up to 16 bits?
+    /// Whether the sum of products of 16 codes with `i8` inputs fits into 16 bits.
     pub(crate) const fn is_narrow(&self) -> bool {
         !self.is_wide() && self.bits <= 4
     }
 
-    /// Inputs whose products are added before anything scales them.
+    /// Inputs whose products are summed before they are scaled.
     pub(crate) const fn step(&self) -> usize {
         if self.has_int_scales() && self.is_narrow() { 16 } else { self.run }
     }
 
-    /// Is something taken away from (or added to) each run?
+    /// Whether runs have a min, which is subtracted or added.
     pub(crate) const fn has_mins(&self) -> bool {
         matches!(self.scales, Scales::HalvesAdd | Scales::BytesLess | Scales::NibblesLess)
     }
 
-    /// Bytes before the codes of a chunk.
+    /// Bytes of the header before the codes of a chunk.
     pub(crate) const fn head(&self, inputs: usize) -> usize {
         let runs = inputs.div_ceil(self.run);
         let bytes = match self.scales {
@@ -92,12 +93,12 @@ impl PanelShape {
         bytes.next_multiple_of(LINE)
     }
 
-    /// Inputs that kernels see of so many: whole parts, where there are codes.
+    /// Inputs that kernels compute for `inputs`: whole sub-blocks, where there are codes.
     pub(crate) const fn int_inputs(&self, inputs: usize) -> usize {
         if self.is_plain() { inputs } else { inputs.next_multiple_of(SUBBLOCK) }
     }
 
-    /// Bytes of a chunk of a panel. Where lines are groups of inputs, it has none of those past the last.
+    /// Bytes of a chunk of a panel. 8-bit codes are stored in lines of 4 inputs, without lines past the last input.
     pub(crate) const fn chunk(&self, inputs: usize) -> usize {
         match self.scales {
             Scales::Plain => (inputs * ROWS * self.bits / 8).next_multiple_of(LINE),
@@ -106,8 +107,8 @@ impl PanelShape {
         }
     }
 
-    /// Bytes that kernels read past the end of a panel: of codes for which there is no input, and which are therefore
-    /// multiplied with zeros, whatever they are.
+    /// Bytes that kernels read past the end of a panel: codes of padding inputs, which are multiplied with zeros,
+    /// whatever they are.
     pub(crate) const fn tail_inputs(&self, cols: usize) -> usize {
         self.panel(self.int_inputs(cols)) - self.panel(cols)
     }
@@ -119,7 +120,7 @@ impl PanelShape {
     }
 }
 
-/// What kernels are compiled for.
+/// Packed weight type: bits of a code and kind of [`Scales`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PackedKind {
     F32,
@@ -174,13 +175,13 @@ impl PackedKind {
     }
 }
 
-/// A form as a type, for what is compiled for each.
+/// A [`PackedKind`] as a type, for kernels generic over it.
 pub(crate) trait HasPackedKind: 'static {
     const KIND: PackedKind;
     const SHAPE: PanelShape = Self::KIND.shape();
 }
 
-/// The types.
+/// One type per [`PackedKind`].
 pub(crate) mod forms {
     macro_rules! forms {
         ($($name:ident)*) => {
@@ -215,24 +216,24 @@ macro_rules! with_form {
 
 pub(crate) use with_form;
 
-/// How a format's blocks become chunks.
+/// How blocks of a format are packed into chunks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedLayout {
     pub form: PackedKind,
     pub shape: PanelShape,
-    /// What codes stand for, where they are looked up.
+    /// Values of the codes, where they index a table.
     pub table: [i8; 16],
-    /// What is taken away from each code. Codes of 8 bits, and what tables hold, are signed and have none.
+    /// Subtracted from each code. 8-bit codes and table values are signed and have none.
     pub bias: u8,
 }
 
 impl PackedLayout {
-    /// Codes from which `bias` is taken away.
+    /// Codes with a bias.
     pub(crate) const fn new(form: PackedKind, bias: u8) -> PackedLayout {
         PackedLayout { form, shape: form.shape(), table: [0; 16], bias }
     }
 
-    /// Codes that are looked up.
+    /// Codes that index a table.
     pub(crate) const fn looked_up(form: PackedKind, table: [i8; 16]) -> PackedLayout {
         PackedLayout { form, shape: form.shape(), table, bias: 0 }
     }

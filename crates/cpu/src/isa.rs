@@ -6,9 +6,9 @@ use std::str::FromStr;
 /// An instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// What every CPU of the architecture has.
+    /// Baseline of the architecture.
     Scalar,
-    /// ARM of 64 bits with NEON and its products of bytes.
+    /// AArch64 with NEON and its 8-bit dot products (`dotprod`).
     Neon,
     /// x86 with AVX2, FMA and F16C.
     Avx2,
@@ -16,7 +16,7 @@ pub enum Isa {
     AvxVnni,
     /// x86 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
-    /// The same with AMX's tiles of bytes and of brain floating point, under Linux.
+    /// The same with AMX tiles (INT8 and BF16), on Linux.
     Amx,
 }
 
@@ -24,7 +24,7 @@ impl Isa {
     /// All of them, the best last.
     pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
 
-    /// Does this machine have it?
+    /// Whether this machine has it.
     pub fn is_available(self) -> bool {
         match self {
             Isa::Scalar => true,
@@ -57,7 +57,7 @@ impl Isa {
         }
     }
 
-    /// The best that this machine has.
+    /// The best one that this machine has.
     pub fn best() -> Isa {
         Isa::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Scalar)
     }
@@ -75,8 +75,8 @@ impl Isa {
     }
 }
 
-/// Does the CPU have tiles of bytes and of brain floating point, and does the system let this process use them? It must be
-/// asked first: it keeps room for their contents then, for each thread.
+/// Whether the CPU has AMX tiles for INT8 and BF16, and Linux permits this process to use them. The permission must
+/// be requested before first use, as the kernel then has to save the tile registers for each thread.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn may_use_tiles() -> bool {
     use std::arch::x86_64::__cpuid_count;
@@ -87,7 +87,7 @@ fn may_use_tiles() -> bool {
         const ARCH_REQ_XCOMP_PERM: libc::c_ulong = 0x1023;
         const TILE_DATA: libc::c_ulong = 18;
         let has = __cpuid_count(7, 0).edx & TILES == TILES;
-        // SAFETY: the call only asks for a permission, and says no where it does not know the question.
+        // SAFETY: the call only requests a permission, and fails on kernels that do not know it.
         has && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) } == 0
     });
     *MAY

@@ -1,9 +1,9 @@
-//! The CPU as a backend.
+//! CPU implementation of `Backend`.
 //!
-//! Kernels are written once, over a vector of lanes (`simd`), and compiled for each instruction set; which set is
-//! used is decided once, when the device is made. Work is split over a pool of threads that stay awake between ops.
-//! Every number is computed in the same order whatever else is in the batch, so that a request's answer never depends
-//! on its company.
+//! Kernels are written once, generic over SIMD vectors (`simd`), and compiled for each instruction set; which one is
+//! used is decided once, when the device is created. Work is split over a pool of threads that stay awake between
+//! ops. Every value is computed in the same order whatever else is in the batch, so a request's output does not
+//! depend on the other requests (batch invariance).
 
 #[cfg(all(test, target_arch = "aarch64"))]
 mod alike;

@@ -1,5 +1,5 @@
-//! What adapters add to linear layers. The ways down come first in a phase; what they give meets the ways up where the
-//! layers' own sums are, before anything becomes of those.
+//! LoRA deltas of linear layers: y += scale * B (A x). The A products come first in a phase; the B products are added
+//! to the layers' own sums before the epilogue or the activation.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -17,28 +17,28 @@ use crate::phases::{LinearInput, OutputColumns, source};
 use crate::pool::First;
 use crate::quantize::{QuantizeOut, QuantizedRows};
 
-/// Rows that go down together.
+/// Rows per piece of an A product.
 const TOGETHER: usize = 64;
 
-/// What adapters add to layers over one input.
+/// LoRA deltas of the linear layers over one input.
 #[derive(Default)]
 pub(crate) struct LoraDeltas<'a> {
     ways: Vec<LoraAProduct<'a>>,
     /// In the order of their layers.
     ups: Vec<LoraBProduct<'a>>,
-    /// [rows, ranks side by side]: room for what ways down give.
+    /// [rows, ranks side by side]: scratch for the results of the A products.
     narrow: Option<Tensor<Cpu>>,
-    /// The same, for ways up that take it so.
+    /// The same quantized, for B weights that take quantized rows.
     rounded: Option<QuantizedRows>,
 }
 
-/// A way down.
+/// The product with `lora_a` of one adapter, for the rows that use it.
 struct LoraAProduct<'a> {
     down: &'a Rc<Weight<Cpu>>,
     w: MatrixSource<'a>,
     rows: Range<usize>,
     scale: f32,
-    /// Where what it gives begins: in plain numbers, and in rounded ones.
+    /// First column of its result in `narrow`, and first chunk in `rounded`.
     column: usize,
     chunk: usize,
 }
@@ -49,7 +49,7 @@ impl LoraAProduct<'_> {
     }
 }
 
-/// A way up.
+/// The product with `lora_b`, for one layer.
 struct LoraBProduct<'a> {
     layer: usize,
     way: usize,
@@ -57,7 +57,7 @@ struct LoraBProduct<'a> {
 }
 
 impl<'a> LoraDeltas<'a> {
-    /// What those adapters add to so many rows.
+    /// The deltas of the adapters `with` to the layers `by`, for `rows` rows.
     pub(crate) fn new(
         b: &Cpu,
         by: &'a [LinearWeights<Cpu>],
@@ -72,7 +72,7 @@ impl<'a> LoraDeltas<'a> {
         all.ups.reserve(by.len());
         let (mut column, mut chunk) = (0, 0);
         for LoraDelta { layer, rows: of, pair, scale, .. } in lora_deltas(by, with) {
-            // Layers that lie in one tensor have one way down in common.
+            // Layers fused into one tensor share one A product.
             let same = |way: &LoraAProduct<'_>| Rc::ptr_eq(way.down, &pair.a) && way.rows == of;
             let way = all.ways.iter().position(same).unwrap_or(all.ways.len());
             if way == all.ways.len() {
@@ -92,12 +92,12 @@ impl<'a> LoraDeltas<'a> {
         Ok(all)
     }
 
-    /// The ways down, which take the layers' input.
+    /// The A weights, which are multiplied with the layers' input.
     pub(crate) fn lora_a(&self) -> impl Iterator<Item = &MatrixSource<'a>> + Clone {
         self.ways.iter().map(|way| &way.w)
     }
 
-    /// They over their input.
+    /// The A products over the input `x`, as pieces of the layers' phase.
     pub(crate) fn over<'t>(&'t self, k: &'static Kernels, x: &'t LinearInput) -> LoraA<'t> {
         let rounding = self.rounded.as_ref().map(QuantizedRows::rounding);
         let Some(narrow) = &self.narrow else {
@@ -126,26 +126,26 @@ impl<'a> LoraDeltas<'a> {
     }
 }
 
-/// A way down for some rows.
+/// An A product for some rows.
 struct Piece<'a> {
     task: LinearTask<'a>,
-    /// What it gives, and from which chunk on that is rounded, if it is.
+    /// Its result, and the first chunk to which that is quantized, if it is.
     given: Mat<'a, f32>,
     chunk: usize,
 }
 
-/// Ways down as pieces of a phase whose others need what they give.
+/// A products as pieces of a phase whose other pieces need their results.
 pub(crate) struct LoraA<'a> {
     k: &'static Kernels,
     pieces: Vec<Piece<'a>>,
     rounding: Option<QuantizeOut<'a>>,
-    /// What is added, in the order of its layers.
+    /// B products, in the order of their layers.
     parts: Vec<LoraTerm<'a>>,
     first: First,
 }
 
 impl LoraA<'_> {
-    /// Goes those that nobody goes yet. Each piece of the phase begins with this.
+    /// Computes the A pieces that no thread has taken yet. Every piece of the phase begins with this.
     pub(crate) fn help(&self, room: &mut LinearScratch) {
         self.first.help(|i| {
             let Piece { task, given, chunk } = &self.pieces[i];
@@ -156,7 +156,7 @@ impl LoraA<'_> {
         });
     }
 
-    /// What is added to a layer.
+    /// The B products to be added to `layer`.
     pub(crate) fn to(&self, layer: usize) -> LoraTerms<'_> {
         let before = |layer: usize| self.parts.partition_point(|part| part.layer < layer);
         let parts = &self.parts[before(layer)..before(layer + 1)];

@@ -1,4 +1,4 @@
-//! [`Mat`] and [`MatMut`]: a tensor's elements as kernels see them, on whichever thread.
+//! [`Mat`] and [`MatMut`]: views of a tensor's elements that kernels use on any thread.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use tallow_core::Tensor;
 
 use crate::backend::Cpu;
 
-/// Elements of a tensor to be read by rows.
+/// Read-only view of a tensor's rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Mat<'a, T> {
     start: *const T,
@@ -18,16 +18,16 @@ pub(crate) struct Mat<'a, T> {
     of: PhantomData<&'a T>,
 }
 
-// SAFETY: it only reads plain numbers that nobody writes while it exists (see `Mat::new`).
+// SAFETY: it only reads plain data that nobody writes while it exists (see `Mat::new`).
 unsafe impl<T: Sync> Send for Mat<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for Mat<'_, T> {}
 
 impl<'a, T: bytemuck::Pod> Mat<'a, T> {
-    /// The elements of `t`, which are `T`s: ops have been checked.
+    /// A view of `t`, whose elements are `T`s: ops have been checked.
     ///
-    /// Ops write only into tensors they have just allocated, or into the cache, whose pages no other operand shares.
-    /// So what a `Mat` reads does not change while the op runs.
+    /// Ops write only into tensors they have just allocated, or into the KV cache, whose pages no other operand
+    /// shares. So what a `Mat` reads does not change while the op runs.
     pub(crate) fn new(t: &'a Tensor<Cpu>) -> Mat<'a, T> {
         debug_assert_eq!(t.dtype().size(), size_of::<T>());
         let last = t.rows().saturating_sub(1) * t.stride() + t.cols();
@@ -37,7 +37,8 @@ impl<'a, T: bytemuck::Pod> Mat<'a, T> {
         Mat { start, rows: t.rows(), cols: t.cols(), stride: t.stride(), of: PhantomData }
     }
 
-    /// Its rows, each with so many elements that come after it. The buffer has them after the last row, too.
+    /// A view whose rows are `more` elements longer, reaching into the next one. The buffer has as many after the
+    /// last row, too.
     pub(crate) fn and_past(t: &'a Tensor<Cpu>, more: usize) -> Mat<'a, T> {
         let m = Mat::new(t);
         let last = m.rows.saturating_sub(1) * m.stride + m.cols + more;
@@ -45,7 +46,7 @@ impl<'a, T: bytemuck::Pod> Mat<'a, T> {
         Mat { cols: m.cols + more, ..m }
     }
 
-    /// So many rows without a column.
+    /// A view of `rows` rows without columns.
     pub(crate) fn without_columns(rows: usize) -> Mat<'a, T> {
         Mat { start: NonNull::dangling().as_ptr(), rows, cols: 0, stride: 0, of: PhantomData }
     }
@@ -53,7 +54,7 @@ impl<'a, T: bytemuck::Pod> Mat<'a, T> {
     /// Some of the rows.
     pub(crate) fn rows(&self, rows: Range<usize>) -> Mat<'a, T> {
         debug_assert!(rows.end <= self.rows);
-        // SAFETY: the rows lie within the view (or, where there are none, the address is not used).
+        // SAFETY: the rows lie within the view (where there are none, the address is not used).
         let start = unsafe { self.start.add(rows.start * self.stride) };
         Mat { start, rows: rows.len(), ..*self }
     }
@@ -75,7 +76,7 @@ impl<'a, T: bytemuck::Pod> Mat<'a, T> {
     }
 }
 
-/// Elements of a fresh tensor, to be filled by several threads, each its own part.
+/// Writable view of a tensor, filled by several threads, each its own part.
 pub(crate) struct MatMut<'a, T> {
     start: *mut T,
     pub rows: usize,
@@ -84,19 +85,19 @@ pub(crate) struct MatMut<'a, T> {
     of: PhantomData<&'a T>,
 }
 
-// SAFETY: whoever asks for a part vouches that nobody else has it (see `MatMut::part`).
+// SAFETY: who asks for a part guarantees that nobody else has it (see `MatMut::part`).
 unsafe impl<T: Send> Send for MatMut<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for MatMut<'_, T> {}
 
 impl<'a, T: bytemuck::Pod> MatMut<'a, T> {
-    /// The elements of `t`, which are `T`s and which the op may write.
+    /// A view of `t`, whose elements are `T`s and which the op may write.
     pub(crate) fn new(t: &'a Tensor<Cpu>) -> MatMut<'a, T> {
         let m = Mat::<T>::new(t);
         MatMut { start: m.start.cast_mut(), rows: m.rows, cols: m.cols, stride: m.stride, of: PhantomData }
     }
 
-    /// Some of the columns, for whoever writes no others.
+    /// Some of the columns; the caller writes no others.
     pub(crate) fn columns(&self, cols: Range<usize>) -> MatMut<'a, T> {
         debug_assert!(cols.end <= self.cols);
         // SAFETY: the columns lie within the view.
@@ -113,7 +114,7 @@ impl<'a, T: bytemuck::Pod> MatMut<'a, T> {
     #[allow(clippy::mut_from_ref, reason = "threads fill parts of one matrix; the contract keeps them apart")]
     pub(crate) unsafe fn part(&self, r: usize, cols: Range<usize>) -> &'a mut [T] {
         debug_assert!(r < self.rows && cols.end <= self.cols);
-        // SAFETY: the part lies within the view; by the contract nobody else has it.
+        // SAFETY: the part lies within the view, and the caller guarantees that nobody else has it.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(r * self.stride + cols.start), cols.len()) }
     }
 
@@ -125,7 +126,7 @@ impl<'a, T: bytemuck::Pod> MatMut<'a, T> {
     #[inline(always)]
     #[allow(clippy::mut_from_ref, reason = "as for `part`")]
     pub(crate) unsafe fn row(&self, r: usize) -> &'a mut [T] {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.part(r, 0..self.cols) }
     }
 
@@ -137,7 +138,7 @@ impl<'a, T: bytemuck::Pod> MatMut<'a, T> {
     #[inline(always)]
     pub(crate) unsafe fn put(&self, r: usize, c: usize, x: T) {
         debug_assert!(r < self.rows && c < self.cols);
-        // SAFETY: the element lies within the view; by the contract nobody else uses it.
+        // SAFETY: the element lies within the view, and the caller guarantees that nobody else uses it.
         unsafe { self.start.add(r * self.stride + c).write(x) }
     }
 }

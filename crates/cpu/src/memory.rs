@@ -1,8 +1,8 @@
-//! [`Buf`]: memory for tensors, given back to a free list when its last user goes.
+//! [`Buf`]: memory for tensors, returned to a free list when the last handle is dropped.
 //!
-//! A step asks for the same sizes as the one before, so after the first step nothing is asked of the system, and the
-//! same requests in the same order get the same addresses. Weights stay. They lie one after another in large regions,
-//! so that huge pages serve all of them and none is filled in part.
+//! A step allocates the same sizes as the one before, so after the first step nothing is allocated from the system,
+//! and the same requests in the same order get the same addresses. Weights are permanent. They are allocated one
+//! after another in large regions, so that huge pages cover all of them and none is partly filled.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::RefCell;
@@ -11,24 +11,24 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 
-/// Vectors are loaded from addresses that are a multiple of this.
+/// Alignment of buffers, for vector loads.
 const ALIGN: usize = 64;
-/// From this size on, memory comes in pages straight from the system: zero and untouched until somebody uses it.
+/// Regions of at least this size are mapped from the system: zeroed, and not committed until they are touched.
 const PAGED: usize = 1 << 20;
-/// Buffers past this size are not kept for the next step: they are caches, or one request's whim.
+/// Larger buffers are not kept for the next step: they are KV caches, or belong to one unusual request.
 const KEPT: usize = 64 << 20;
-/// What huge pages are aligned to, on the systems that have them.
+/// Alignment of huge pages, where the system has them.
 const HUGE: usize = 2 << 20;
-/// Weights begin at multiples of this: what kernels ask for ahead goes by pages.
+/// Alignment of weights: kernels prefetch by pages.
 const PAGE: usize = 4096;
-/// The least that a region for weights has. Where memory is not given page by page they have regions of their own.
+/// Least size of a region for weights. Where memory is not mapped by pages, each weight has its own region.
 const WEIGHT_REGION: usize = if cfg!(unix) { 64 << 20 } else { 0 };
 
-/// A handle to memory. Clones share it.
+/// A reference-counted buffer. Clones share it.
 #[derive(Clone)]
 pub struct Buf(Rc<Allocation>);
 
-/// Memory that somebody uses, and whose it is.
+/// Memory in use, and where it is returned to.
 struct Allocation {
     start: NonNull<u8>,
     len: usize,
@@ -36,9 +36,9 @@ struct Allocation {
 }
 
 enum Home {
-    /// A region that goes back to its arena when it is dropped.
+    /// A whole region, returned to its arena when dropped.
     Arena(Option<Region>, Weak<Arena>),
-    /// A part of a region that goes when all of its parts have gone.
+    /// A part of a region, which is freed with the last of its parts.
     Shelf { _whole: Rc<Region> },
 }
 
@@ -69,24 +69,24 @@ impl Drop for Allocation {
     }
 }
 
-/// Memory that nobody uses at the moment, by size.
+/// Free memory, by size.
 #[derive(Default)]
 pub(crate) struct Arena {
     free: RefCell<BTreeMap<usize, Vec<Region>>>,
-    /// Where the next weight goes: a region, and how much of it is taken.
+    /// Where the next weight is allocated: a region, and how many of its bytes are taken.
     shelf: RefCell<(Weak<Region>, usize)>,
 }
 
 impl Arena {
-    /// At least `bytes` bytes, or `None` when the system has no more. Fresh memory is zero; reused memory holds what it
-    /// held, or NaN in debug builds so that whoever reads before writing is found out.
+    /// Allocates at least `bytes` bytes; `None` if the system is out of memory. Fresh memory is zero; reused memory
+    /// has its old content, or NaN in debug builds, to expose reads before the first write.
     pub(crate) fn alloc(self: &Rc<Arena>, bytes: usize) -> Option<Buf> {
         let len = rounded(bytes)?;
         let kept = self.free.borrow_mut().get_mut(&len).and_then(Vec::pop);
         let region = match kept {
             Some(region) => {
                 if cfg!(debug_assertions) {
-                    // SAFETY: the region has that many bytes and nobody else has it.
+                    // SAFETY: the region has `len` bytes, and came from the free list, so nobody else uses it.
                     unsafe { region.start.as_ptr().write_bytes(0xFF, len) };
                 }
                 region
@@ -97,7 +97,7 @@ impl Arena {
         Some(Buf(Rc::new(Allocation { start, len, home })))
     }
 
-    /// Memory for a weight, which is zero: `bytes` bytes and no more. `None` when the system has no more.
+    /// Allocates zeroed memory for a weight: `bytes` rounded up to pages. `None` if the system is out of memory.
     pub(crate) fn alloc_weights(&self, bytes: usize) -> Option<Buf> {
         let len = bytes.max(1).checked_next_multiple_of(PAGE)?;
         let mut shelf = self.shelf.borrow_mut();
@@ -107,20 +107,20 @@ impl Arena {
             None => (Rc::new(Region::new(len.checked_next_multiple_of(HUGE)?.max(WEIGHT_REGION))?), 0),
         };
         *shelf = (Rc::downgrade(&all), at + len);
-        // SAFETY: `at` and `len` bytes after it lie within the region, in a part that nobody else has.
+        // SAFETY: `at..at + len` lies within the region, in a part that no other weight has.
         let start = unsafe { all.start.add(at) };
         Some(Buf(Rc::new(Allocation { start, len, home: Home::Shelf { _whole: all } })))
     }
 }
 
-/// Sizes are rounded so that steps of nearly the same size can share: to an eighth of a power of two, and less where
+/// Rounds sizes so that steps of nearly the same size share buffers: to an eighth of a power of two, or less where
 /// that would waste much.
 fn rounded(bytes: usize) -> Option<usize> {
     let grain = (bytes.max(1).checked_next_power_of_two()? / 8).clamp(ALIGN, PAGED);
     bytes.max(1).checked_next_multiple_of(grain)
 }
 
-/// Memory of our own.
+/// Memory owned by this device, from the heap or mapped.
 struct Region {
     start: NonNull<u8>,
     len: usize,
@@ -139,7 +139,7 @@ impl Region {
             return None;
         }
         #[cfg(target_os = "linux")]
-        // Large pages spare translation misses on scattered reads. A refusal costs nothing.
+        // Huge pages save TLB misses on scattered reads. A refusal does no harm.
         // SAFETY: the range is the one just mapped; the advice changes no contents.
         unsafe {
             libc::madvise(start, len, libc::MADV_HUGEPAGE)
@@ -158,7 +158,7 @@ impl Region {
 impl Region {
     fn heap(len: usize) -> Option<Region> {
         let layout = Layout::from_size_align(len, ALIGN).ok()?;
-        // SAFETY: the size is not zero.
+        // SAFETY: `len` is at least `ALIGN`: callers round it up to a multiple of that or more.
         Some(Region { start: NonNull::new(unsafe { alloc_zeroed(layout) })?, len })
     }
 }
@@ -167,12 +167,12 @@ impl Drop for Region {
     fn drop(&mut self) {
         #[cfg(unix)]
         if self.len >= PAGED {
-            // SAFETY: the range was mapped by `new`, and its owner is going.
+            // SAFETY: the range was mapped by `new`, and its owner is being dropped.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
             return;
         }
         if let Ok(layout) = Layout::from_size_align(self.len, ALIGN) {
-            // SAFETY: allocated by `heap` with this layout, and its owner is going.
+            // SAFETY: allocated by `heap` with this layout, and its owner is being dropped.
             unsafe { dealloc(self.start.as_ptr(), layout) };
         }
     }

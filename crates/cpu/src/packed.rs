@@ -1,18 +1,21 @@
-//! How weights lie in memory: panels of 16 rows, made once when a model is loaded.
+//! Packed weights (repacking, as llama.cpp's `Q4_0_8x8`): panels of 16 interleaved rows, built once when a model is
+//! loaded.
 //!
-//! A *panel* is 16 rows of a weight. It is cut into *chunks* of [`CHUNK`] inputs (the last may be shorter). A chunk holds
-//! the numbers that its codes are scaled by, then the codes, in lines of 64 bytes: 16 rows times 4 inputs. One
-//! instruction multiplies such a line with four inputs and adds them up for all 16 rows, so nothing is ever summed
-//! across lanes, and one layout serves one row of input and a thousand, on every instruction set.
+//! A *panel* is 16 rows of a weight. It is cut into *chunks* of [`CHUNK`] inputs (the last may be shorter). A chunk
+//! holds its scales, then the codes, in lines of 64 bytes: 16 rows times 4 inputs. One instruction multiplies such a
+//! line with four inputs and accumulates for all 16 rows, so nothing is ever summed across lanes, and one layout
+//! serves GEMV and GEMM on every instruction set.
 //!
-//! Codes of fewer than 8 bits are split into planes of 4, 2 and 1 bits. The planes of a *part* of 32 inputs lie together:
+//! Codes of fewer than 8 bits are split into planes of 4, 2 and 1 bits. The planes of a *sub-block* of 32 inputs lie
+//! together:
 //!
-//! - four bits: line `j` has group `j` (of 4 inputs) in the low halves of its bytes and group `j + 4` in the high halves;
+//! - four bits: line `j` has group `j` (of 4 inputs) in the low nibbles of its bytes and group `j + 4` in the high
+//!   nibbles;
 //! - two bits: line `h` has group `4 h + j` in bits `2 j` and `2 j + 1` of its bytes;
 //! - one bit: bit `g` of the line's bytes is group `g`'s.
 //!
-//! Panels come in pairs, whose chunks take turns: a kernel works on both, and so reads memory from front to back. What has
-//! no more rows than a panel is one, alone.
+//! Panels come in pairs, whose chunks alternate: a kernel works on both and reads memory front to back. A weight of
+//! at most 16 rows is one single panel.
 
 use tallow_quant::{
     BF16, Block, F8, F16, F32, Format, Gridded, IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS, IQ4NL, IQ4XS,
@@ -28,25 +31,25 @@ pub(crate) const ROWS: usize = 16;
 pub(crate) const PAIR: usize = 2 * ROWS;
 /// Inputs of a chunk.
 pub(crate) const CHUNK: usize = 256;
-/// Inputs whose codes lie together.
+/// Inputs of a sub-block, whose code planes lie together.
 pub(crate) const SUBBLOCK: usize = 32;
 /// Bytes of a line.
 pub(crate) const LINE: usize = 64;
 
-/// Bytes of a weight, without what kernels read [past](crate::form::Shape::past) its end, or `None` where they are more than
-/// there can be.
+/// Bytes of a packed weight, without those that kernels read [past](crate::form::PanelShape::tail_inputs) its end;
+/// `None` on overflow.
 pub(crate) fn packed_bytes(format: Format, rows: usize, cols: usize) -> Option<usize> {
     let panels = if rows <= ROWS { 1 } else { rows.div_ceil(PAIR).checked_mul(2)? };
-    // They are hardly larger than the rows in the file, which fit into memory.
+    // No overflow here: a panel is hardly larger than its rows in the file, which fit into memory.
     layout(format).shape.panel(cols).checked_mul(panels)
 }
 
-/// The layout of a format.
+/// Packed layout of a format.
 pub(crate) fn layout(format: Format) -> &'static PackedLayout {
     with_block!(format, B => &B::LAYOUT)
 }
 
-/// The numbers at the head of a chunk, for one row.
+/// Header of a chunk (scales and mins), for one row.
 pub(crate) struct Head<'a> {
     bytes: &'a mut [u8],
     row: usize,
@@ -57,29 +60,30 @@ impl Head<'_> {
         self.bytes[32 * i + 2 * self.row..][..2].copy_from_slice(&x.0);
     }
 
-    /// The single of the chunk.
+    /// Writes the chunk's f32 scale.
     fn single(&mut self, x: f32) {
         self.bytes[4 * self.row..][..4].copy_from_slice(&x.to_le_bytes());
     }
 
-    /// Byte `i` of those that follow what the chunk has one or two of.
+    /// Writes byte `i` of those behind the chunk's own scales.
     fn byte(&mut self, i: usize, x: u8) {
         self.bytes[LINE + ROWS * i + self.row] = x;
     }
 }
 
-/// A block that can be packed.
+/// A quantization block that can be packed.
 pub(crate) trait Packing: Block {
     const LAYOUT: PackedLayout;
 
-    /// Writes the codes, one a byte, as [`Shape`](crate::form::Shape) says. `out` is as long as the block.
+    /// Writes the codes, one per byte, as [`PanelShape`](crate::form::PanelShape) says. `out` is as long as the
+    /// block.
     fn codes(&self, out: &mut [u8]);
 
-    /// Writes what scales the block, which is the `at`-th of its chunk.
+    /// Writes scales and mins of the block, which is the `at`-th of its chunk.
     fn head(&self, at: usize, head: &mut Head<'_>);
 }
 
-/// With the bias added. `out` has that length.
+/// Writes codes plus `bias`. `out` has `N` elements.
 #[inline(always)]
 fn unsigned<const N: usize>(codes: &[i8; N], bias: u8, out: &mut [u8]) {
     if let Some(out) = out.first_chunk_mut::<N>() {
@@ -242,7 +246,7 @@ impl Packing for Q8K {
     }
 }
 
-/// The codes of a block of 32 in two halves, as IQ4_NL and MXFP4 store them.
+/// Codes of a block of 32, low nibbles first and then high ones, as IQ4_NL and MXFP4 store them.
 fn split_halves(qs: &[u8; 16], out: &mut [u8]) {
     let (low, high) = out.split_at_mut(16);
     for ((q, low), high) in qs.iter().zip(low).zip(high) {
@@ -308,7 +312,7 @@ impl Packing for NVFP4 {
     }
 }
 
-/// Formats whose codes number values of a table, and whose scales are whole multiples of one.
+/// Formats whose codes index a table, and whose scales are integer multiples of one f32 (IQ1, IQ2, IQ3).
 macro_rules! gridded {
     ($($block:ident: $form:ident),*) => {
         $(impl Packing for $block {
@@ -332,7 +336,8 @@ gridded!(IQ1S: ThreeTableBytes, IQ1M: ThreeTableBytes);
 gridded!(IQ2XXS: ThreeTableBytes, IQ2XS: ThreeTableBytes, IQ2S: ThreeTableBytes);
 gridded!(IQ3XXS: FourTableBytes, IQ3S: FourTableBytes);
 
-/// Formats of -1, 0 and 1 times one scale, which becomes that of every run and what is taken away.
+/// Ternary formats: -1, 0 and 1 times one scale d, packed as d * code - d * 1: the factors 1 and 1 of a run in the
+/// nibbles of a byte.
 macro_rules! ternary {
     ($($block:ident),*) => {
         $(impl Packing for $block {
@@ -354,7 +359,7 @@ macro_rules! ternary {
 
 ternary!(TQ1_0, TQ2_0);
 
-/// Formats of a few whole numbers, of one or two bits each, and a scale for several runs.
+/// Formats with codes of one or two bits and one scale for several runs.
 macro_rules! few {
     ($($block:ident),*) => {
         $(impl Packing for $block {
@@ -375,7 +380,7 @@ macro_rules! few {
 
 few!(Q1_0, Q2_0);
 
-/// Numbers that stand for themselves: no codes, no scales.
+/// Float formats: no codes, no scales.
 macro_rules! plain {
     ($($block:ident),*) => {
         $(impl Packing for $block {
@@ -403,8 +408,8 @@ impl Packing for F8 {
     }
 }
 
-/// Packs a pair of panels, or one alone, from rows as a file has them. `rows` are at most as many as `out` has room for,
-/// of `width` bytes each; what is missing is filled with zeros.
+/// Packs a pair of panels (or a single one) from rows as in the file, `width` bytes each. `rows` has at most as many
+/// as `out` has room for; the rest is zeros.
 pub(crate) fn pack_pair(format: Format, rows: &[u8], width: usize, cols: usize, out: &mut [u8]) {
     with_block!(format, B => pack_pair_as::<B>(rows, width, cols, out));
 }
@@ -434,7 +439,7 @@ fn pack_pair_as<B: Packing>(rows: &[u8], width: usize, cols: usize, out: &mut [u
     }
 }
 
-/// Plain numbers of one row: input by input, or pairs of inputs where there are instructions for pairs.
+/// Floats of one row: input by input, or pairs of inputs where there are dot-product instructions for pairs (BF16).
 fn plain_row(from: &[u8], size: usize, in_pairs: bool, row: usize, out: &mut [u8]) {
     let (lines, step) = if in_pairs { (2, 2 * size) } else { (1, size) };
     for (line, x) in from.chunks(step).enumerate() {
@@ -445,7 +450,7 @@ fn plain_row(from: &[u8], size: usize, in_pairs: bool, row: usize, out: &mut [u8
     }
 }
 
-/// Scaled floats of one row: their codes input by input, behind the scales.
+/// FP8 of one row: codes input by input, after the scales.
 fn floats_row<B: Packing>(blocks: &[B], inputs: usize, row: usize, out: &mut [u8]) {
     let (head, codes) = out.split_at_mut(B::LAYOUT.shape.head(inputs));
     let mut head = Head { bytes: head, row };
@@ -468,7 +473,7 @@ fn blocks_row<B: Packing>(blocks: &[B], inputs: usize, row: usize, out: &mut [u8
         block.codes(out);
         block.head(i, &mut head);
     }
-    // Kernels see bytes, whichever end of a word comes first.
+    // Kernels see bytes. Shifts and masks below act within bytes, so endianness does not matter.
     let planes: &mut [u32] = bytemuck::cast_slice_mut(planes);
     for (part, w) in codes[..B::LAYOUT.shape.int_inputs(inputs) / 4].chunks_exact(SUBBLOCK / 4).enumerate() {
         let lines = &mut planes[part * B::LAYOUT.shape.bits * ROWS..];

@@ -1,4 +1,4 @@
-//! The phases that a layer is made of on the CPU: pieces of outputs, shared among threads.
+//! Phases of a layer on the CPU: linear layers over one input, split by outputs among the threads.
 
 use std::ops::Range;
 
@@ -33,22 +33,22 @@ pub(crate) fn dense(t: &Tensor<Cpu>) -> MatrixSource<'_> {
     }
 }
 
-/// One linear layer of a phase, and which columns of the phase's result are its outputs.
+/// One linear layer of a phase, and where its outputs go in the phase's result.
 pub(crate) struct OutputColumns<'a> {
     pub w: MatrixSource<'a>,
     pub bias: Option<Mat<'a, f32>>,
     pub outputs: usize,
-    /// Its first column.
+    /// First column in the phase's result.
     pub column: usize,
 }
 
 impl<'a> OutputColumns<'a> {
-    /// Its columns of the phase's result.
+    /// Its columns in the phase's result.
     pub(crate) fn columns(&self) -> Range<usize> {
         self.column..self.column + self.outputs
     }
 
-    /// Linear layers with their outputs side by side.
+    /// Linear layers with their outputs side by side (as in fused QKV or gate-up).
     pub(crate) fn side_by_side(by: &'a [LinearWeights<Cpu>]) -> Vec<OutputColumns<'a>> {
         let mut column = 0;
         let part = |l: &'a LinearWeights<Cpu>| {
@@ -65,12 +65,12 @@ impl<'a> OutputColumns<'a> {
     }
 }
 
-/// What a phase multiplies: rows of numbers, as its weights take them.
+/// Input of a phase, [rows, inputs], in the forms that its weights take.
 pub(crate) struct LinearInput {
     rows: usize,
-    /// `None` where no weight takes them so.
+    /// f32. `None` where no weight takes that.
     plain: Option<Tensor<Cpu>>,
-    /// The same.
+    /// 8-bit codes. `None` where no weight takes those.
     rounded: Option<QuantizedRows>,
 }
 
@@ -83,17 +83,17 @@ impl LinearInput {
 }
 
 impl Cpu {
-    /// Outputs that make a piece: whole pairs of panels, enough to be worth taking, few enough to share out evenly.
+    /// Outputs per piece: whole pairs of panels, enough to be worth taking, few enough to balance the threads.
     pub(crate) fn piece(&self, outputs: usize) -> usize {
         (outputs / (16 * self.pool.threads())).next_multiple_of(PAIR).clamp(PAIR, 8 * PAIR)
     }
 
-    /// What a weight needs of rounded input, if it is to be multiplied with that.
+    /// Row sums that a weight needs of quantized input; `None` if it is multiplied with f32.
     pub(crate) fn row_sums(&self, w: &MatrixSource<'_>) -> Option<RowSums> {
         if self.arithmetic == Arithmetic::Fast { w.row_sums(self.kernels) } else { None }
     }
 
-    /// The input of a phase, normalised if asked, and rounded once for all weights that take it so.
+    /// Input of a phase, normalised if `norm` is set, and quantized once for all weights that take it so.
     pub(crate) fn input<'a>(
         &self,
         x: &Tensor<Cpu>,
@@ -103,7 +103,7 @@ impl Cpu {
         let sides = || by.clone().map(|w| self.row_sums(w));
         let plain = match norm {
             None => Some(x.clone()),
-            // Unless all that is wanted is the rounded row.
+            // Every weight takes quantized rows: the norm is fused into the quantization.
             Some(_) if sides().all(|side| side.is_some()) => None,
             Some(norm) => Some(self.normalize(&Normalize { x, norm, residual: None })?),
         };
@@ -113,7 +113,7 @@ impl Cpu {
         Ok(LinearInput { rows: x.rows(), plain, rounded })
     }
 
-    /// The input of a phase that takes some rows of `x`, and some of them several times.
+    /// Input of a phase gathered from rows `at` of `x`, with repetitions.
     pub(crate) fn picked<'a>(
         &self,
         x: &Tensor<Cpu>,
@@ -131,7 +131,7 @@ impl Cpu {
         Ok(LinearInput { rows: at.len(), plain, rounded })
     }
 
-    /// Rows rounded for whoever needs them so, if anybody does.
+    /// Quantized rows with the row sums in `needs`, or `None` if there are none.
     fn rounded<'a>(
         &self,
         rows: usize,
@@ -149,7 +149,7 @@ impl Cpu {
         Ok(Some(to))
     }
 
-    /// One phase: every output of every part, for all rows, with what adapters add.
+    /// Runs one phase: every output of every part, for all rows, plus the LoRA deltas.
     pub(crate) fn multiply(
         &self,
         x: &LinearInput,
@@ -186,8 +186,8 @@ impl Cpu {
         });
     }
 
-    /// The first phase of a feed-forward block: gate, up and activation together, so that what they exchange stays in
-    /// the nearest cache.
+    /// First phase of an FFN: gate, up and activation fused, so that the sums stay in the nearest cache. Returns the
+    /// input of down, [rows, width].
     pub(crate) fn gated_up(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (width, rows) = (op.down.weight.cols(), op.x.rows());
         let added = LoraDeltas::new(self, op.up, op.adapters, rows)?;
@@ -212,7 +212,7 @@ impl Cpu {
     }
 }
 
-/// About how many multiplications a phase takes.
+/// Approximate number of multiplications of a phase.
 pub(crate) fn cost(rows: usize, parts: &[OutputColumns<'_>]) -> usize {
     parts.iter().map(|p| rows * p.outputs * p.w.cols()).sum()
 }
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
     use crate::Isa;
 
-    /// Numbers between -1 and 1 that look random.
+    /// Pseudo-random values in -1..1.
     fn numbers(seed: u32, count: usize) -> Vec<f32> {
         let mut x = seed;
         let mut next = || {
@@ -237,7 +237,7 @@ mod tests {
     fn layer(b: &Cpu, format: Format, outputs: usize, inputs: usize, bias: bool) -> LinearWeights<Cpu> {
         let x = numbers(outputs as u32, outputs * inputs);
         let bytes: Vec<u8> = match format {
-            // A scale of 2^-7, and codes.
+            // The f16 scale 2^-7, then the codes.
             Format::Q8_0 => {
                 let block = |x: &[f32]| {
                     [0, 0x20].into_iter().chain(x.iter().map(|x| (x * 127.0) as i8 as u8)).collect()

@@ -1,8 +1,8 @@
-//! [`Pool`]: threads that stay awake between ops and share out the pieces of each.
+//! [`Pool`]: a thread pool whose workers stay awake between ops and share out the pieces of each.
 //!
-//! A step is made of hundreds of short ops, so waking threads for each would cost more than the work. Workers spin for
-//! a while after an op, then yield, then sleep; the next op wakes the sleepers. Pieces are taken one by one, so a
-//! thread that loses its core costs its share and not half the speed.
+//! A step is hundreds of short ops, so waking threads for each would cost more than the work. Workers spin for a
+//! while after an op, then yield, then sleep; the next op wakes the sleepers. Pieces are taken one by one, so a
+//! thread that loses its core delays only its own piece instead of halving the speed.
 
 use std::any::Any;
 use std::ops::Range;
@@ -13,9 +13,9 @@ use std::thread::JoinHandle;
 
 use crate::kernels::LinearScratch;
 
-/// Turns of a loop before a waiting worker lets others run. About ten microseconds.
+/// Spins of a waiting worker before it yields. About ten microseconds.
 const SPINS: u32 = 2_000;
-/// Times it lets others run before it sleeps: well past the gap between two steps.
+/// Yields of a waiting worker before it sleeps: well past the gap between two steps.
 const YIELDS: u32 = 2_000;
 
 /// Threads for the ops of one device. The thread that calls [`run`](Pool::run) is one of them.
@@ -24,7 +24,7 @@ pub(crate) struct Pool {
     workers: Vec<JoinHandle<()>>,
 }
 
-/// Memory that a thread keeps from piece to piece.
+/// Scratch memory that a thread keeps from piece to piece.
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub floats: Vec<f32>,
@@ -32,27 +32,27 @@ pub(crate) struct Scratch {
     pub room: LinearScratch,
 }
 
-/// What a piece of work gets: scratch memory of its thread, and which piece it is.
+/// Called with the thread's scratch memory and the index of a piece.
 type Work<'a> = dyn Fn(&mut Scratch, usize) + Sync + 'a;
 
-/// A job's work with its lifetime set aside: `run` does not return before everyone is done with it.
+/// A job, with the lifetime of its work erased: `run` does not return before every thread is done with it.
 #[derive(Clone, Copy)]
 struct Job {
     work: *const Work<'static>,
     pieces: usize,
 }
 
-// SAFETY: the work is `Sync`, and the pointer is only followed while `run` keeps it alive.
+// SAFETY: the work is `Sync`, and the pointer is only dereferenced while `run` keeps the work alive.
 unsafe impl Send for Job {}
 
-/// Keeps what many threads write on cache lines of their own.
+/// Pads what many threads write to cache lines of its own, against false sharing.
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
-/// One word that says which job is on, whether it may still be joined, and how many workers are in it.
+/// One word with the current job's number, whether it may still be joined, and how many workers are in it.
 ///
-/// Bit 0: may be joined. Bits 1 to 15: workers in it. The rest: the job's number. A worker that comes too late does
-/// not get in, so nobody ever waits for a thread that has lost its core.
+/// Bit 0: may be joined. Bits 1 to 15: workers in it. The rest: the job's number. A worker that comes too late cannot
+/// join, so nobody ever waits for a thread that has lost its core.
 struct Gate(AtomicUsize);
 
 const OPEN: usize = 1;
@@ -64,7 +64,7 @@ impl Gate {
         self.0.load(Ordering::SeqCst) / ONE_JOB
     }
 
-    /// A new job that may be joined. Only when the last one is over.
+    /// Opens a new job. Only called when the last one is over.
     fn open(&self) {
         let next = (self.job() + 1).wrapping_mul(ONE_JOB);
         self.0.store(next | OPEN, Ordering::SeqCst);
@@ -80,7 +80,7 @@ impl Gate {
         self.0.fetch_sub(ONE_INSIDE, Ordering::Release);
     }
 
-    /// Lets nobody in any more and waits until everybody is out.
+    /// Stops workers from joining, and waits until all have left.
     fn close(&self) {
         self.0.fetch_and(!OPEN, Ordering::AcqRel);
         let mut turns = 0;
@@ -93,26 +93,27 @@ impl Gate {
 
 struct Shared {
     gate: CachePadded<Gate>,
-    /// For each thread, the next of its own pieces to take. They lie side by side, as what they read does: memory is
-    /// fastest where each thread goes from front to back. Who is done with its own takes others'.
+    /// For each thread, the next of its own pieces. A thread's pieces are contiguous, as is the memory they read,
+    /// which is fastest if each thread reads front to back. A thread that is done with its own takes others' (work
+    /// stealing).
     next: Vec<CachePadded<AtomicUsize>>,
     job: Mutex<Option<Job>>,
-    /// A piece panicked with this.
+    /// Payload of the first panic in a piece.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     asleep: Vec<CachePadded<AtomicBool>>,
     stop: AtomicBool,
 }
 
 impl Shared {
-    /// The pieces that are thread `who`'s own.
+    /// Pieces owned by thread `who`.
     fn own(&self, who: usize, pieces: usize) -> Range<usize> {
         let threads = self.next.len();
         pieces * who / threads..pieces * (who + 1) / threads
     }
 
-    /// Takes pieces until there are none, `who`'s own first.
+    /// Runs pieces until there are none, `who`'s own first.
     fn work(&self, job: Job, who: usize, scratch: &mut Scratch) {
-        // SAFETY: `run` waits for everybody in the job before the work goes out of scope.
+        // SAFETY: `run` waits for every thread in the job before the work goes out of scope.
         let work = unsafe { &*job.work };
         let all = catch_unwind(AssertUnwindSafe(|| {
             for other in 0..self.next.len() {
@@ -128,7 +129,7 @@ impl Shared {
             }
         }));
         if let Err(why) = all {
-            // The others need not go on.
+            // The other threads need not go on.
             self.next.iter().for_each(|next| next.0.store(job.pieces, Ordering::Relaxed));
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
         }
@@ -152,7 +153,7 @@ impl Shared {
         }
     }
 
-    /// Until there is a job other than `seen`: spinning, yielding, asleep.
+    /// Waits for a job other than `seen`, or for the stop: spins, then yields, then sleeps.
     fn wait(&self, index: usize, seen: usize) {
         let news = || self.gate.0.job() != seen || self.stop.load(Ordering::SeqCst);
         for i in 0..SPINS + YIELDS {
@@ -161,8 +162,8 @@ impl Shared {
             }
             if i < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
-        // Whoever opens a job looks at `asleep` after that, and we look for news after saying that we sleep: one of us
-        // sees the other.
+        // No lost wake-up: `run` opens the job before it reads `asleep`, and this thread sets `asleep` before it
+        // checks for a job. All are `SeqCst`, so at least one side sees the other.
         let asleep = &self.asleep[index].0;
         asleep.store(true, Ordering::SeqCst);
         while !news() {
@@ -172,8 +173,8 @@ impl Shared {
     }
 }
 
-/// Pieces that must be done before others of a job can be finished. Whoever takes a piece of the job takes of these first,
-/// so what is waited for is always under way.
+/// Pieces that must be done before others of the same job can be finished. Each thread helps with these before a
+/// piece of the job, so whatever it waits for is already under way.
 #[repr(align(128))]
 pub(crate) struct First {
     pieces: usize,
@@ -188,7 +189,7 @@ impl First {
         First { pieces, next, left: AtomicUsize::new(pieces), done: AtomicBool::new(false) }
     }
 
-    /// Does those that nobody has taken.
+    /// Runs the pieces that no thread has taken yet.
     pub(crate) fn help(&self, mut work: impl FnMut(usize)) {
         while self.next.load(Ordering::Relaxed) < self.pieces {
             let piece = self.next.fetch_add(1, Ordering::Relaxed);
@@ -204,7 +205,7 @@ impl First {
         }
     }
 
-    /// Until all are done.
+    /// Waits until all are done.
     pub(crate) fn wait(&self) {
         let mut turns = 0;
         while !self.done.load(Ordering::Acquire) {
@@ -214,7 +215,7 @@ impl First {
     }
 }
 
-/// Lets those go on who wait for a piece that panicked: nobody will look at what they make.
+/// Releases threads that wait for a piece that panicked: their results are discarded.
 struct Released<'a>(&'a First);
 
 impl Drop for Released<'_> {
@@ -224,7 +225,7 @@ impl Drop for Released<'_> {
 }
 
 impl Pool {
-    /// A pool of `threads`, the caller's own included.
+    /// A pool of `threads` threads, the caller's included.
     pub(crate) fn new(threads: usize) -> std::io::Result<Pool> {
         let extra = threads.max(1) - 1;
         let shared = Arc::new(Shared {
@@ -244,13 +245,13 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Threads that work, the caller's own included.
+    /// Number of threads, the caller's included.
     pub(crate) fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Does `work` for pieces `0..pieces`, on all threads, and returns when all are done. A panic in a piece is a
-    /// panic here.
+    /// Runs `work` for pieces `0..pieces` on all threads, and returns when all are done. A panic in a piece is
+    /// resumed here.
     pub(crate) fn run(
         &self,
         scratch: &mut Scratch,
@@ -262,8 +263,8 @@ impl Pool {
             return;
         }
         let work: *const Work<'_> = &work;
-        // SAFETY: only the lifetime changes. The pointer is followed by those in the job alone, and `close` below waits
-        // for all of them before `work` can go.
+        // SAFETY: only the lifetime changes. The pointer is dereferenced only by threads in the job, and `close`
+        // below waits for all of them before `work` is dropped.
         let work = unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work) };
         let (s, job) = (&*self.shared, Job { work, pieces });
         *s.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
@@ -290,7 +291,7 @@ impl Drop for Pool {
         self.shared.stop.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            // A worker catches what its pieces throw, so there is nothing to learn from how it ended.
+            // Workers catch panics of their pieces, so the result of `join` tells nothing.
             let _ = worker.join();
         }
     }

@@ -1,14 +1,15 @@
-//! What this machine can do at most, at this minute: the yardstick that speeds are held against.
+//! Roofline of this machine, measured now: memory bandwidth and arithmetic throughput, which speeds are compared
+//! with.
 
 use std::time::Instant;
 
 use crate::{Arithmetic, Cpu};
 
-/// Pieces of the memory that is read: several a thread, so that none waits long for the last.
+/// Pieces of the memory that is read: several per thread, for load balance at the end.
 const PIECES: usize = 64;
 
 impl Cpu {
-    /// Bytes per second that all threads together read from memory. `memory` should be far larger than the caches.
+    /// Memory bandwidth of all threads together, in bytes per second. `memory` should be far larger than the caches.
     pub fn read_speed(&self, memory: &[f32]) -> f64 {
         let piece = memory.len().div_ceil(PIECES).max(1);
         let pass = || {
@@ -24,8 +25,8 @@ impl Cpu {
         best(3, pass)
     }
 
-    /// Operations per second that all threads together can do in these instructions: on `f32`, or on bytes where weights
-    /// are in blocks and arithmetic is fast.
+    /// Operations per second of all threads together: on `f32`, or on 8-bit integers where weights are in blocks and
+    /// arithmetic is fast.
     pub fn multiply_speed(&self, blocks: bool) -> f64 {
         let whole = blocks && self.arithmetic == Arithmetic::Fast;
         let multiply = if whole { self.kernels.multiply_whole } else { self.kernels.multiply };
@@ -45,7 +46,7 @@ impl Cpu {
     }
 }
 
-/// The fastest of a few runs: the others were disturbed.
+/// The fastest of `runs` runs: the others were disturbed.
 fn best(runs: usize, run: impl Fn() -> f64) -> f64 {
     (0..runs).map(|_| run()).fold(0.0, f64::max)
 }

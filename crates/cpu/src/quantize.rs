@@ -1,7 +1,7 @@
-//! Rows of input in eight bits, as quantized weights are multiplied with them.
+//! Activations in 8 bits, as quantized weights are multiplied with them (like llama.cpp's `Q8_K`).
 //!
-//! A chunk of a row becomes whole multiples, from -127 to 127, of one scale. Kernels go through a chunk of inputs of all rows
-//! before the next, and so are the rows stored: chunk by chunk, in each chunk row by row.
+//! A chunk of a row (256 inputs) becomes codes from -127 to 127 and one scale. Kernels go through one chunk of all
+//! rows before the next, and rows are stored so: chunk by chunk, and within a chunk row by row.
 
 use std::ops::Range;
 
@@ -14,25 +14,26 @@ use crate::mat::{Mat, MatMut};
 use crate::packed::{CHUNK, SUBBLOCK};
 use crate::simd::{Simd, prefetch_slice};
 
-/// Rows of a tile, which kernels may read at once.
+/// Rows of a tile that GEMM kernels may read at once.
 pub(crate) const TILE: usize = 16;
 /// Fewer rows than this are never read in tiles.
 pub(crate) const MANY: usize = 32;
 
-/// What kernels need of each run of a row beside its codes and scales. It depends on how weights are stored, and not on
-/// the weights.
+/// Sums of a row's codes that kernels need beside codes and scales, one word per run or sub-block. Depends on the
+/// weights' layout only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowSums {
-    /// What whole sums begin with: the sum of the codes times this much less than zero, as an `i32`.
+    /// Start value of the integer sums of a run: `-bias` times the sum of its codes, as an `i32`.
     Begin { run: usize, bias: u8 },
-    /// What minimums are multiplied by: the sum of the codes of a part, less than zero, as an `f32`.
+    /// Factor of float mins: the negated sum of a sub-block's codes, as an `f32`.
     Less,
-    /// What minimums that are whole numbers are multiplied by: the sums of the codes of two runs, as two `i16`.
+    /// Factor of integer mins: the sums of the codes of two runs, as two `i16`.
     Pairs { run: usize },
 }
 
 impl RowSums {
-    /// What weights of that layout need, where signed codes are multiplied with 128 added to them or not.
+    /// Row sums that weights of `layout` need. `biased`: whether kernels add 128 to signed codes
+    /// ([`Lines::BIASED`](crate::simd::Lines::BIASED)).
     pub(crate) fn of(layout: &PackedLayout, biased: bool) -> RowSums {
         let shape = layout.shape;
         let run = shape.run;
@@ -44,7 +45,7 @@ impl RowSums {
         }
     }
 
-    /// Inputs of a word.
+    /// Inputs summed up in one word.
     fn per_word(self) -> usize {
         match self {
             RowSums::Begin { run, .. } => run,
@@ -54,17 +55,19 @@ impl RowSums {
     }
 }
 
-/// Rounds a chunk, or what there is of one, to as many codes. Gives the scale, and writes the sum of every 16 codes.
+/// Quantizes a chunk, or the rest of a row, to 8-bit codes. Returns the scale (max |x| / 127), and writes the sum of
+/// every 16 codes.
 ///
-/// Where something is no number, the scale is none either, and so will be what it is multiplied with.
+/// NaN or infinity in `x` gives a NaN scale, and so NaN products.
 ///
 /// # Safety
 ///
-/// There is a code for each number, of which there are some 32, and the CPU has the instruction set.
+/// `codes` is as long as `x`, a multiple of 32, and the CPU has the instruction set.
 #[inline(always)]
 unsafe fn round_chunk<S: Simd>(x: &[f32], codes: &mut [u8], sums: &mut [f32; CHUNK / 16]) -> f32 {
     let (from, to) = (x.as_ptr(), codes.as_mut_ptr());
-    // SAFETY: both have so many elements, of which 16 are a whole number of vectors; the caller has the instruction set.
+    // SAFETY: both slices have `x.len()` elements, and 16 are a whole number of vectors; the caller has the
+    // instruction set.
     unsafe {
         let (zero, mut most) = (S::splat(0.0), S::splat(0.0));
         for at in (0..x.len()).step_by(S::LANES) {
@@ -72,10 +75,10 @@ unsafe fn round_chunk<S: Simd>(x: &[f32], codes: &mut [u8], sums: &mut [f32; CHU
             most = S::max(most, S::max(x, S::sub(zero, x)));
         }
         let most = S::largest(most);
-        // Where all are so small that this overflows, they count as zero.
+        // All so small that this overflows: they become zero.
         let by = 127.0 / most;
         let by = if by.is_finite() { by } else { 0.0 };
-        // Adding 1.5 * 2^23 rounds to a whole number, ties to even, which stands in the lowest bits.
+        // Adding 1.5 * 2^23 rounds to the nearest integer, ties to even, which then is in the lowest bits.
         let (by, shift) = (S::splat(by), S::splat(12_582_912.0));
         let mut all = 0.0;
         for (i, of_16) in sums.iter_mut().enumerate().take(x.len() / 16) {
@@ -88,12 +91,12 @@ unsafe fn round_chunk<S: Simd>(x: &[f32], codes: &mut [u8], sums: &mut [f32; CHU
             *of_16 = S::sum(sum);
             all += *of_16;
         }
-        // What is no number makes none of the sum; so does what is not finite, times the zero that it was scaled by.
+        // NaN propagates into the sum; so does infinity, which was multiplied by a zero.
         if all.is_finite() { most / 127.0 } else { f32::NAN }
     }
 }
 
-/// QuantizedView rows that are being written, by several threads.
+/// Quantized rows being written, by several threads.
 pub(crate) struct QuantizeOut<'a> {
     rows: usize,
     codes: MatMut<'a, u8>,
@@ -102,16 +105,16 @@ pub(crate) struct QuantizeOut<'a> {
 }
 
 impl QuantizeOut<'_> {
-    /// Rounds a chunk of a row, or what there is of one.
+    /// Quantizes a chunk of a row, or the rest of one.
     ///
     /// # Safety
     ///
-    /// Nobody else may use it meanwhile, and the CPU has the instruction set.
+    /// Nobody else may use that chunk of the row meanwhile, and the CPU has the instruction set.
     #[inline(always)]
     unsafe fn put<S: Simd>(&self, row: usize, chunk: usize, x: &[f32]) {
         let at = chunk * CHUNK * self.rows + row * x.len();
         let mut sums = [0.0; CHUNK / 16];
-        // SAFETY: no two chunks share any of these elements, and this one is the caller's.
+        // SAFETY: chunks of rows do not overlap in any of these arrays, and this one is the caller's alone.
         unsafe {
             let scale = round_chunk::<S>(x, self.codes.part(0, at..at + x.len()), &mut sums);
             self.scales.put(0, chunk * self.rows + row, scale);
@@ -130,25 +133,25 @@ impl QuantizeOut<'_> {
     }
 }
 
-/// Makes a word of every `N` sums.
+/// Writes one word for every `N` sums.
 #[inline(always)]
 fn fill<const N: usize>(words: &mut [u32], sums: &[f32], word: impl Fn(&[f32; N]) -> u32) {
     words.iter_mut().zip(sums.as_chunks().0).for_each(|(w, s)| *w = word(s));
 }
 
-/// What whole sums of codes of that sum begin with.
+/// Start value of integer sums over codes with this sum.
 #[inline(always)]
 fn begin(bias: u8, sum: f32) -> u32 {
     -(f32::from(bias) * sum) as i32 as u32
 }
 
-/// Two sums of codes in a word, the first in its lower half.
+/// Two sums of codes as two `i16`, the first in the lower half.
 #[inline(always)]
 fn pair(first: f32, second: f32) -> u32 {
     u32::from(first as i16 as u16) | u32::from(second as i16 as u16) << 16
 }
 
-/// Rounds a row, from the chunk `first` on. What is no whole part goes on with zeros.
+/// Quantizes a row, from chunk `first` on. An incomplete sub-block is padded with zeros.
 ///
 /// # Safety
 ///
@@ -156,10 +159,10 @@ fn pair(first: f32, second: f32) -> u32 {
 #[inline(always)]
 pub(crate) unsafe fn round<S: Simd>(to: &QuantizeOut<'_>, row: usize, first: usize, x: &[f32]) {
     for (i, x) in (first..).zip(x.chunks(CHUNK)) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the same contract.
         unsafe {
             match x.first_chunk::<CHUNK>() {
-                // Of a length that is known.
+                // Length known at compile time.
                 Some(x) => to.put::<S>(row, i, x),
                 None if x.len().is_multiple_of(SUBBLOCK) => to.put::<S>(row, i, x),
                 None => {
@@ -172,16 +175,16 @@ pub(crate) unsafe fn round<S: Simd>(to: &QuantizeOut<'_>, row: usize, first: usi
     }
 }
 
-/// Rows that there must be room for: kernels for many rows may read whole tiles, to no effect, from any row on.
+/// Rows to allocate: GEMM kernels for many rows may read whole tiles from any row on, and ignore what is too much.
 fn room_for(rows: usize) -> usize {
     if rows < MANY { rows } else { rows + TILE - 1 }
 }
 
-/// The rounded input of some linear layers.
+/// Quantized input of one or more linear layers.
 pub(crate) struct QuantizedRows {
-    /// With those that there only is room for.
+    /// Including padding rows.
     rows: usize,
-    /// Whole parts.
+    /// Inputs, padded to whole sub-blocks.
     cols: usize,
     codes: Tensor<Cpu>,
     scales: Tensor<Cpu>,
@@ -189,7 +192,7 @@ pub(crate) struct QuantizedRows {
 }
 
 impl QuantizedRows {
-    /// Rows yet to be written, with what weights need.
+    /// Uninitialised rows, with memory for the row sums in `needs`.
     pub(crate) fn new(
         b: &Cpu,
         rows: usize,
@@ -210,14 +213,15 @@ impl QuantizedRows {
         Ok(all)
     }
 
-    /// Rows that there only is room for are multiplied as well. Any numbers will do, but some take very long.
+    /// Zeroes the scales and row sums of padding rows. They are multiplied as well; any value is correct, but some
+    /// are very slow.
     fn clear(&self, rows: Range<usize>) {
         let to = self.rounding();
         for first in (0..self.cols).step_by(CHUNK) {
             let inputs = CHUNK.min(self.cols - first);
             let at = |row: usize, per_word: usize| (first * self.rows + row * inputs) / per_word;
             let scale = |row: usize| first / CHUNK * self.rows + row;
-            // SAFETY: nobody else uses these rows, nor anything else of this.
+            // SAFETY: the rows were just allocated, and nobody else uses them yet.
             unsafe {
                 to.scales.part(0, scale(rows.start)..scale(rows.end)).fill(0.0);
                 for (side, out) in &to.sides {
@@ -227,14 +231,14 @@ impl QuantizedRows {
         }
     }
 
-    /// To write them.
+    /// A view for writing.
     pub(crate) fn rounding(&self) -> QuantizeOut<'_> {
         let (codes, scales) = (MatMut::new(&self.codes), MatMut::new(&self.scales));
         let sides = self.sides.iter().map(|(s, t)| (*s, MatMut::new(t))).collect();
         QuantizeOut { rows: self.rows, codes, scales, sides }
     }
 
-    /// Writes them: what `row` gives for each, normalised first if asked.
+    /// Quantizes `rows` rows, which `row` returns, after `norm` if set.
     pub(crate) fn fill<'a>(
         &self,
         b: &Cpu,
@@ -246,7 +250,7 @@ impl QuantizedRows {
         let piece = (8192 / self.cols.max(1)).max(1);
         b.share(rows.div_ceil(piece), 4 * rows * self.cols, |scratch, i| {
             for r in i * piece..rows.min((i + 1) * piece) {
-                // Another thread wrote it, or it is far away.
+                // Probably in another core's cache, or in memory.
                 prefetch_slice(row(r));
                 let x = match norm {
                     Some(norm) => {
@@ -262,7 +266,7 @@ impl QuantizedRows {
         });
     }
 
-    /// As kernels read them that multiply with weights of that kind.
+    /// The rows with the row sums that one kind of weight needs; `None` if `new` was not called with those.
     pub(crate) fn of(&self, side: RowSums) -> Option<QuantizedView<'_>> {
         let (_, sides) = self.sides.iter().find(|(s, _)| *s == side)?;
         let codes = Mat::<u8>::new(&self.codes).row(0);
@@ -271,26 +275,26 @@ impl QuantizedRows {
     }
 }
 
-/// QuantizedView rows, with what one kind of weights needs.
+/// Quantized rows with the row sums for one kind of weight.
 #[derive(Clone, Copy)]
 pub(crate) struct QuantizedView<'a> {
     rows: usize,
     codes: &'a [u8],
     scales: &'a [f32],
     sides: &'a [u32],
-    /// Of how many inputs a side is, as a power of two.
+    /// log2 of the inputs per word of `sides`.
     shift: u32,
 }
 
 impl<'a> QuantizedView<'a> {
-    /// What comes after so many chunks, as rows of their own.
+    /// Everything after the first `chunks` chunks, as rows of their own.
     pub(crate) fn after(self, chunks: usize) -> QuantizedView<'a> {
         let (rows, codes) = (chunks * self.rows, chunks * CHUNK * self.rows);
         let (codes, sides) = (&self.codes[codes..], &self.sides[codes >> self.shift..]);
         QuantizedView { codes, scales: &self.scales[rows..], sides, ..self }
     }
 
-    /// Some inputs, a chunk of them, of some rows: codes, scales, and what else is needed, row after row.
+    /// Codes, scales and row sums of some rows for `inputs`, all within one chunk; row after row.
     #[inline(always)]
     pub(crate) fn chunk(
         &self,

@@ -1,4 +1,4 @@
-//! Ops that keep a state of each sequence, as pieces for the pool.
+//! Ops with recurrent state per sequence (causal convolution, gated delta rule), as pieces for the pool.
 
 use tallow_core::ops::{CausalConv, GatedDelta, MOST_KERNEL};
 use tallow_core::{Backend, DType, Result, Span, StateRows, Tensor};
@@ -12,14 +12,15 @@ impl Cpu {
         let (x, by, k) = (Mat::<f32>::new(op.x), Mat::<f32>::new(op.weight), self.kernels);
         let (window, to) = (Mat::<f32>::new(op.window), MatMut::<f32>::new(op.window));
         let (before, cols, host) = (by.rows - 1, x.cols, &op.plan.host);
-        // Of each token of the step its span, and the span's first row.
+        // For each token of the step, its span, and the span's first row.
         let mut places: Vec<(usize, usize)> = Vec::with_capacity(x.rows);
         let mut starts = Vec::with_capacity(host.spans.len());
         for (i, span) in host.spans.iter().enumerate() {
             starts.push(places.len());
             places.extend(std::iter::repeat_n((i, places.len()), span.rows));
         }
-        // The columns of a token, counted from where the span's window begins; nothing where the sequence has not begun.
+        // Input of a token, where `at` counts from the start of the span's window; `None` before the sequence's first
+        // token.
         let token = |i: usize, first: usize, at: usize| -> Option<&[f32]> {
             match at.checked_sub(before) {
                 Some(row) => Some(x.row(first + row)),
@@ -38,7 +39,7 @@ impl Cpu {
             (k.causal_conv)(&task, out);
         })?;
         for (i, (span, StateRows { to: row, .. })) in host.spans.iter().zip(&host.states).enumerate() {
-            // SAFETY: a plan's rows of states differ, so nobody reads this one, and nobody else writes it.
+            // SAFETY: all state rows of a plan are distinct, so nothing else reads or writes this one.
             let row = unsafe { to.row(*row as usize) };
             for (at, to) in row.chunks_exact_mut(cols.max(1)).enumerate() {
                 match token(i, starts[i], span.rows + at) {
@@ -76,7 +77,7 @@ impl Cpu {
         let cost = 4 * (op.v.rows() + host.spans.len()) * heads.state_len();
         self.share(tasks.len(), cost, |_, i| {
             let (task, span, state) = &tasks[i];
-            // SAFETY: a plan's rows of states differ, and each block of a row belongs to one task.
+            // SAFETY: all state rows of a plan are distinct, and each block of a row belongs to one task.
             let block = unsafe { to.part(state.to as usize, task.place()) };
             match span.start {
                 0 => block.fill(0.0),
@@ -87,7 +88,8 @@ impl Cpu {
         Ok(out)
     }
 
-    /// How much of each token heads write, and how much of their matrices they keep. `[tokens, 2 * value heads]`
+    /// Gates of the gated delta rule, per value head: beta = sigmoid(b), then alpha = exp(-rate * softplus(a +
+    /// bias)). [tokens, 2 * value heads]
     fn bent_gates(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (gates, values) = (Mat::<f32>::new(op.gates), op.heads.values);
         let (rate, bias) = (Mat::<f32>::new(&op.decay.rate).row(0), Mat::<f32>::new(&op.decay.bias).row(0));
@@ -99,7 +101,7 @@ impl Cpu {
             }
             for (i, (y, x)) in kept.iter_mut().zip(b).enumerate() {
                 let x = x + bias[i];
-                // The logarithm of 1 + eˣ, without an eˣ that is too large.
+                // softplus(x) = ln(1 + eˣ), without overflow for large x.
                 let soft = x.max(0.0) + (-x.abs()).exp().ln_1p();
                 *y = (-rate[i] * soft).exp();
             }

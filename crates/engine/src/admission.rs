@@ -1,21 +1,22 @@
-//! [`Life`]: what is known of an engine's thread from outside: does it live, does it take requests, how many has it?
+//! [`Admission`]: an engine's state as seen by its handles: whether it is running, whether it accepts requests, and how
+//! many it has.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::handle::Failure;
 
-/// An engine's life, which its handles and its thread share.
+/// State shared by an engine's handles and its thread.
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
     admitted: AtomicUsize,
     draining: AtomicBool,
-    /// Why the engine has ended, once it has.
+    /// Why the engine has ended, if it has.
     ended: OnceLock<Failure>,
 }
 
 impl Admission {
-    /// What to tell those who get no answer any more.
+    /// Failure for requests that will not be served.
     pub(crate) fn shutdown_reason(&self) -> Failure {
         let stopped = || match self.draining.load(Ordering::Acquire) {
             true => Failure::ShuttingDown,
@@ -24,7 +25,7 @@ impl Admission {
         self.ended.get().cloned().unwrap_or_else(stopped)
     }
 
-    /// Does it take requests? If not, why.
+    /// Whether requests are accepted; if not, why.
     pub(crate) fn ready(&self) -> Result<(), Failure> {
         match self.is_alive() && !self.draining.load(Ordering::Acquire) {
             true => Ok(()),
@@ -32,17 +33,17 @@ impl Admission {
         }
     }
 
-    /// Does the engine live?
+    /// Whether the engine is running.
     pub(crate) fn is_alive(&self) -> bool {
         self.ended.get().is_none()
     }
 
-    /// Requests that have a place.
+    /// Admitted requests.
     pub(crate) fn admitted(&self) -> usize {
         self.admitted.load(Ordering::Acquire)
     }
 
-    /// Gives a request one of so many places, if one is free.
+    /// Admits a request if fewer than `most` are admitted.
     pub(crate) fn admit(&self, most: usize) -> Result<(), Failure> {
         self.ready()?;
         let more = |n| (n < most).then_some(n + 1);
@@ -50,17 +51,17 @@ impl Admission {
         taken.map(drop).map_err(|_| Failure::Full(most))
     }
 
-    /// Takes a request's place back.
+    /// Releases an admitted request.
     pub(crate) fn release(&self) {
         self.admitted.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// From here on nothing more is taken.
+    /// Stops admitting requests.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Says why the engine ends. What was said first stands.
+    /// Marks the engine as ended. The first reason given stands.
     pub(crate) fn end(&self, why: Failure) {
         let _ = self.ended.set(why);
     }

@@ -1,10 +1,10 @@
-//! [`Answer`]: from tokens to text that may be shown.
+//! [`Answer`]: from generated tokens to text that can be shown.
 //!
-//! Text leaves in whole characters, and only once it cannot be part of a stop any more.
+//! Text is released in whole characters, and only once it cannot be part of a stop string any more.
 
 use tallow_models::tokenizer::{Detokenizer, Shown, Tokenizer};
 
-/// The text of one answer.
+/// Incremental text of one answer.
 #[derive(Debug)]
 pub struct Answer {
     tokenizer: Tokenizer,
@@ -12,24 +12,24 @@ pub struct Answer {
     stops: Vec<String>,
     stop_tokens: Vec<u32>,
     ignore_end: bool,
-    /// Text that may be the beginning of a stop.
+    /// Text that may be the beginning of a stop string.
     held: String,
 }
 
-/// What a token makes of an answer.
+/// Result of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextStep {
-    /// Text to show; the answer goes on.
+    /// Text to show; the answer continues.
     More(String),
-    /// The last text to show, and the stop that ended it.
+    /// The last text to show, and the stop string that ended the answer.
     Stop(String, String),
-    /// The token itself ended it.
+    /// An end-of-generation or stop token ended the answer.
     End,
 }
 
 impl Answer {
-    /// An answer to `prompt` that ends at any of `stops` or `stop_tokens`, or where the model ends it unless
-    /// `ignore_end`. Its text is what its tokens add to the prompt's.
+    /// An answer to `prompt` that ends at any of `stops` or `stop_tokens`, or at the model's end-of-generation tokens
+    /// unless `ignore_end`. Its text is what its tokens add to the prompt's text.
     pub fn new(
         tokenizer: Tokenizer,
         prompt: &[u32],
@@ -41,14 +41,14 @@ impl Answer {
         Answer { tokenizer, text, stops, stop_tokens, ignore_end, held: String::new() }
     }
 
-    /// The same, in which these special tokens can be read.
+    /// Shows these special tokens in the text.
     #[must_use]
     pub fn showing(mut self, special: Vec<u32>) -> Answer {
         self.text = self.text.showing(special);
         self
     }
 
-    /// Takes the next token.
+    /// Adds the next token.
     pub fn push(&mut self, token: u32) -> TextStep {
         let ends = self.tokenizer.ends_generation(token) && !self.ignore_end;
         if ends || self.stop_tokens.contains(&token) {
@@ -58,7 +58,7 @@ impl Answer {
         self.look()
     }
 
-    /// What is left at the end.
+    /// Remaining text at the end.
     pub fn rest(&mut self) -> String {
         self.held += self.text.finish().unwrap_or_default();
         match self.look() {
@@ -68,9 +68,9 @@ impl Answer {
         }
     }
 
-    /// Lets go of what can be shown.
+    /// Releases the text that can be shown.
     fn look(&mut self) -> TextStep {
-        // The stop that begins first; of those that begin together, the longest.
+        // The stop string that begins first; of those at the same position, the longest.
         let found = self.stops.iter().filter_map(|s| Some((self.held.find(s.as_str())?, s)));
         if let Some((at, stop)) = found.min_by_key(|(at, s)| (*at, std::cmp::Reverse(s.len()))) {
             let stop = stop.clone();
@@ -83,7 +83,7 @@ impl Answer {
     }
 }
 
-/// How many bytes at the end of `text` could be the beginning of `stop`.
+/// Length in bytes of the longest suffix of `text` that is a proper prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let most = text.len().min(stop.len().saturating_sub(1));
     let could = |n: &usize| {

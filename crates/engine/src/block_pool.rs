@@ -1,31 +1,31 @@
-//! [`BlockPool`]: who has which page of the cache, and what the pages hold.
+//! [`BlockPool`]: which sequences use which pages of the KV cache, and what the pages hold.
 //!
-//! Host bookkeeping only: nothing here touches a tensor. A full page whose tokens are computed is *published* under the
-//! page before it and its own tokens; a later sequence that begins the same way is lent the same page. Keys are compared
-//! in full, so no collision can hand one user another's cache.
+//! Host bookkeeping only; nothing here touches a tensor. A full page whose tokens are computed is *published* under the
+//! page before it and its own tokens; a later sequence with the same prefix shares the page (prefix caching). Keys are
+//! compared in full, so a hash collision cannot leak one user's cache to another.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// A page of the cache.
+/// Page of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
-/// What a page follows: the published page before it, or the beginning of a sequence.
+/// What a page follows: the published page before it, or the start of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Chain(u64);
 
 impl Chain {
-    /// The beginning of sequences that share their pages with all others.
+    /// Start of sequences without a salt, which share their pages with each other.
     pub const ROOT: Chain = Chain(0);
 
-    /// The beginning of sequences that share their pages only with those of the same salt.
+    /// Start of sequences that share pages only with those of the same salt.
     pub fn salted(salt: u64) -> Chain {
-        // Published pages are counted from 1, and never come this far.
+        // Published pages count up from 1 and never reach bit 63.
         Chain(salt | 1 << 63)
     }
 }
 
-/// What a published page holds.
+/// Content of a published page: its prefix and its tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Content {
     after: Chain,
@@ -34,31 +34,31 @@ struct Content {
 
 #[derive(Debug, Default)]
 struct Block {
-    /// Sequences that have it.
+    /// Sequences that use it (reference count).
     users: u32,
-    /// What it holds, and what may follow it, once that is published.
+    /// Its content, and the chain of what follows it, once published.
     published: Option<(Content, Chain)>,
-    /// When it came back; its place in line to be reused.
+    /// When it became idle; its key in `idle`, for LRU eviction.
     returned: u64,
 }
 
-/// Pages that begin a sequence and are in the cache already.
+/// Pages of the cache that a sequence begins with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prefix {
-    /// In order.
+    /// The pages, in order.
     pub blocks: Vec<BlockId>,
-    /// What follows the last of them; `None` where there are none.
+    /// Chain after the last page; `None` if there are none.
     pub end: Option<Chain>,
 }
 
-/// All pages.
+/// Owner of all pages.
 #[derive(Debug)]
 pub struct BlockPool {
     page_len: usize,
     blocks: Vec<Block>,
-    /// Pages that hold nothing of use.
+    /// Free pages with no cached content.
     blank: Vec<BlockId>,
-    /// Pages that nobody has but that hold something, in the order in which they came back.
+    /// Pages that no sequence uses but that hold cached tokens, least recently used first.
     idle: BTreeMap<u64, BlockId>,
     index: HashMap<Content, BlockId>,
     returns: u64,
@@ -80,27 +80,27 @@ impl BlockPool {
         }
     }
 
-    /// Tokens in a page.
+    /// Tokens per page.
     pub fn page_len(&self) -> usize {
         self.page_len
     }
 
-    /// All pages there are.
+    /// Number of pages.
     pub fn count(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Pages that can be had.
+    /// Pages that can be allocated: free or evictable.
     pub fn available(&self) -> usize {
         self.blank.len() + self.idle.len()
     }
 
-    /// Pages that sequences have.
+    /// Pages in use by sequences.
     pub fn in_use(&self) -> usize {
         self.count().saturating_sub(self.available())
     }
 
-    /// The published pages that `tokens` begin with, after `root`.
+    /// Longest published prefix of `tokens` after `root`.
     pub fn find(&self, root: Chain, tokens: &[u32]) -> Prefix {
         let mut prefix = Prefix::default();
         let mut after = root;
@@ -120,7 +120,7 @@ impl BlockPool {
         blocks.iter().filter(|b| self.blocks[b.0 as usize].users == 0).count()
     }
 
-    /// Gives one more sequence a page that is in the cache.
+    /// Lends a cached page to one more sequence.
     pub fn lend(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.0 as usize];
         if block.users == 0 {
@@ -129,7 +129,7 @@ impl BlockPool {
         block.users += 1;
     }
 
-    /// A page to write to: a blank one, or the one that has been idle longest, which is forgotten.
+    /// Allocates a page: a free one, or else the least recently used idle page, which is evicted.
     pub fn take(&mut self) -> Option<BlockId> {
         let id = match self.blank.pop() {
             Some(id) => id,
@@ -145,13 +145,13 @@ impl BlockPool {
         Some(id)
     }
 
-    /// Says that a page holds `tokens`, computed after `after`. What follows it chains to what is returned.
+    /// Publishes a page that holds `tokens`, computed after `after`. Returns the chain for the page after it.
     pub fn publish(&mut self, id: BlockId, after: Chain, tokens: &[u32]) -> Chain {
         let content = Content { after, tokens: tokens.into() };
         if let Some(twin) = self.index.get(&content)
             && let Some((_, chain)) = &self.blocks[twin.0 as usize].published
         {
-            // Somebody else computed the same: theirs is found, ours is not.
+            // Another sequence published the same content first: its page stays the indexed one.
             return *chain;
         }
         self.chains += 1;
@@ -161,8 +161,7 @@ impl BlockPool {
         chain
     }
 
-    /// Takes back a sequence's pages. The last go first in line to be reused: without what comes before them they
-    /// are of no use.
+    /// Frees a sequence's pages. The last ones are evicted first: they are of no use without the pages before them.
     pub fn give_back(&mut self, blocks: &[BlockId]) {
         for id in blocks.iter().rev() {
             let block = &mut self.blocks[id.0 as usize];
@@ -180,8 +179,8 @@ impl BlockPool {
         }
     }
 
-    /// Nobody has any page: can all be had, and is each that holds something found? By their counts, which takes no
-    /// time; [`check`](Self::check) looks at every page.
+    /// With no sequence in the scheduler: checks that all pages are available and all idle pages indexed. O(1), by
+    /// counts only; [`check`](Self::check) looks at every page.
     pub fn at_rest(&self) -> Result<(), String> {
         let (count, available) = (self.count(), self.available());
         let (idle, indexed) = (self.idle.len(), self.index.len());
@@ -192,7 +191,7 @@ impl BlockPool {
         }
     }
 
-    /// Is every page in one place, and one place only? `held`: the pages of all sequences, each as often as it is had.
+    /// Checks that every page is in exactly one state. `held`: the pages of all sequences, once per use.
     pub fn check(&self, held: impl IntoIterator<Item = BlockId>) -> Result<(), String> {
         let mut users = vec![0u32; self.count()];
         held.into_iter().for_each(|id| users[id.0 as usize] += 1);

@@ -1,11 +1,11 @@
-//! [`StepSizes`]: how many tokens steps had.
+//! [`StepSizes`]: histogram of tokens per step.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bounds of [`StepSizes`].
+/// Number of [`StepSizes::BOUNDS`].
 const BOUNDS: usize = 13;
 
-/// Steps, counted by how many tokens each computed.
+/// Histogram of tokens per step.
 #[derive(Debug, Default)]
 pub struct StepSizes {
     counts: [AtomicU64; BOUNDS + 1],
@@ -13,7 +13,7 @@ pub struct StepSizes {
 }
 
 impl StepSizes {
-    /// The most tokens that steps of each count had; one count more is for larger ones.
+    /// Upper bounds of the buckets, inclusive; one more bucket is for larger steps.
     pub const BOUNDS: [u32; BOUNDS] = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
 
     /// Counts a step.
@@ -25,7 +25,7 @@ impl StepSizes {
         self.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 
-    /// Steps up to each bound but above the one before, and those above all.
+    /// Steps in each bucket: up to its bound and above the one before; the last is above all bounds.
     pub fn counts(&self) -> [u64; BOUNDS + 1] {
         self.counts.each_ref().map(|count| count.load(Ordering::Relaxed))
     }

@@ -1,8 +1,8 @@
-//! An embedder: the loop that makes vectors and scores of texts, and vectors of images, on a thread of its own.
+//! Embedding and reranking engine: computes embeddings and scores of texts and embeddings of images, on its own thread.
 //!
-//! A request has some texts or images, which are called texts here. Each step takes texts of all requests in turn, as many
-//! as its budget of tokens has room for, so that a request with many texts does not keep others waiting. What a text gives
-//! does not depend on its company.
+//! A request has several texts or images (both called texts here). Each step takes texts from all requests round robin
+//! until its token budget is full, so that a large request does not block others. A text's result does not depend on
+//! the rest of the batch.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,49 +20,49 @@ use tokio::sync::oneshot;
 use crate::admission::Admission;
 use crate::handle::Failure;
 
-/// Tokens that may wait at most, of all requests together, or what takes as much memory.
+/// Limit on waiting tokens of all requests; an image counts as the tokens that take as much memory.
 const MOST_WAITING: usize = 16 << 20;
 
-/// What is known of an embedder from outside.
+/// Constant properties of an embedder.
 #[derive(Debug)]
 pub struct EmbedderInfo {
-    /// Names it goes by; the first is the real one.
+    /// Model names; the first is canonical.
     pub names: Vec<String>,
-    /// Makes its inputs of texts.
+    /// Tokenizes texts to encoder inputs.
     pub inputs: Inputs,
-    /// What is made of texts.
+    /// What is computed for each text.
     pub wanted: Wanted,
-    /// Numbers of a text.
+    /// Values per text: embedding dimension or number of scores.
     pub width: usize,
-    /// What scores mean, where the model gives those.
+    /// Meaning of the scores, if the model returns scores.
     pub classes: Option<Classes>,
-    /// Requests that may be under way or wait.
+    /// Maximum running and waiting requests.
     pub queue: usize,
 }
 
-/// What is made of texts.
+/// What is computed for each text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// Vectors of this.
+    /// Embeddings with this pooling.
     Vectors(Pooling),
-    /// Scores.
+    /// Classification or reranking scores.
     Scores,
 }
 
-/// Numbers that an embedder keeps up to date.
+/// Counters and gauges that an embedder updates.
 #[derive(Debug, Default)]
 pub struct EmbedderStats {
-    /// Requests of which the step under way has texts.
+    /// Requests with texts in the current step.
     pub running: AtomicUsize,
-    /// Tokens of texts that wait, and what takes as much memory of images.
+    /// Tokens of waiting texts; images count by their memory.
     pub waiting_tokens: AtomicUsize,
-    /// Tokens of texts that have been done.
+    /// Tokens of finished texts.
     pub tokens: AtomicU64,
-    /// Texts that have been done.
+    /// Finished texts.
     pub texts: AtomicU64,
     /// Steps run.
     pub steps: AtomicU64,
-    /// Steps that failed. Those of several texts are run again, one text at a time.
+    /// Failed steps. A failed step of several texts is rerun one text at a time.
     pub failed_steps: AtomicU64,
 }
 
@@ -74,10 +74,10 @@ struct Shared {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What each text of a request gave, or why the request failed.
+/// One result per text of a request, or why the request failed.
 pub type Answer = Result<Vec<Vec<f32>>, Failure>;
 
-/// A request that has a place. It gives it up, and its answer, when it goes.
+/// Admission and reply channel of a request. Dropping it releases both, replying with a failure if unanswered.
 #[derive(Debug)]
 struct Place {
     reply: Option<oneshot::Sender<Answer>>,
@@ -87,9 +87,9 @@ struct Place {
 impl Place {
     fn answer(&mut self, answer: Answer) {
         if let Some(reply) = self.reply.take() {
-            // First its place: who asks again on hearing of the end finds room.
+            // Release admission first, so that a client that retries on the answer is admitted.
             self.shared.admission.release();
-            // Whoever asked may have gone.
+            // The caller may be gone.
             let _ = reply.send(answer);
         }
     }
@@ -105,24 +105,24 @@ impl Drop for Place {
     }
 }
 
-/// A request under way.
+/// A request in progress.
 struct Job {
-    /// Texts that wait, and which of the request's they are.
+    /// Waiting texts, with their index in the request.
     left: VecDeque<(usize, Item)>,
-    /// What the texts gave so far.
+    /// Results so far.
     given: Vec<Vec<f32>>,
-    /// How many texts have given something.
+    /// Number of finished texts.
     done: usize,
     place: Place,
 }
 
-/// What an embedder is told.
+/// Command to an embedder.
 enum Command {
     Submit(Job),
     Drain(Duration),
 }
 
-/// A way to an embedder. Clones lead to the same one.
+/// Handle of an embedder. Clones refer to the same embedder.
 #[derive(Clone, Debug)]
 pub struct EmbedderHandle {
     commands: Sender<Command>,
@@ -130,38 +130,38 @@ pub struct EmbedderHandle {
 }
 
 impl EmbedderHandle {
-    /// What does not change.
+    /// Constant properties.
     pub fn info(&self) -> &EmbedderInfo {
         &self.shared.info
     }
 
-    /// What does.
+    /// Counters and gauges.
     pub fn stats(&self) -> &EmbedderStats {
         &self.shared.stats
     }
 
-    /// Requests that are being served or wait.
+    /// Running and waiting requests.
     pub fn taken(&self) -> usize {
         self.shared.admission.admitted()
     }
 
-    /// Does it take requests? If not, why.
+    /// Whether requests are accepted; if not, why.
     pub fn ready(&self) -> Result<(), Failure> {
         self.shared.admission.ready()
     }
 
-    /// Does the embedder live?
+    /// Whether the embedder is running.
     pub fn is_alive(&self) -> bool {
         self.shared.admission.is_alive()
     }
 
-    /// Hands in texts. What they give comes through the receiver, in their order; dropping that ends the request.
+    /// Submits texts. Their results come through the receiver, in order; dropping it cancels the request.
     pub fn submit(&self, texts: Vec<impl Into<Item>>) -> Result<oneshot::Receiver<Answer>, Failure> {
         let texts: Vec<Item> = texts.into_iter().map(Into::into).collect();
         let (shared, tokens) = (&self.shared, texts.iter().map(Item::weight).sum::<usize>());
         shared.admission.admit(shared.info.queue)?;
         let (reply, answer) = oneshot::channel();
-        // From here on the place is given back whatever comes.
+        // From here on `Place` releases admission on every path.
         let place = Place { reply: Some(reply), shared: shared.clone() };
         let waiting = &shared.stats.waiting_tokens;
         let more = |n: usize| n.checked_add(tokens).filter(|n| *n <= MOST_WAITING);
@@ -174,48 +174,48 @@ impl EmbedderHandle {
         Ok(answer)
     }
 
-    /// Lets the embedder finish within some time, and end. Returns at once.
+    /// Drains: the embedder finishes its requests within a time limit and ends. Returns immediately.
     pub fn drain(&self, within: Duration) {
         self.shared.admission.drain();
-        // If it has ended already there is nobody to tell.
+        // The embedder may have ended already.
         let _ = self.commands.send(Command::Drain(within));
     }
 
-    /// Ends the embedder and waits until it has let go of its device: drivers do not like to be left while the program
-    /// ends.
+    /// Ends the embedder and waits until its device is freed: some drivers misbehave if the process exits with a device
+    /// in use.
     pub fn close(&self) {
         self.drain(Duration::ZERO);
         let thread = self.shared.thread.lock().ok().and_then(|mut thread| thread.take());
         if let Some(thread) = thread {
-            // If it panicked, that has been told.
+            // A panic was reported where it happened.
             let _ = thread.join();
         }
     }
 }
 
-/// An encoder on a device, perhaps another beside it, and how much they compute at once.
+/// An encoder on a device, optionally a second one for images, and their token budget.
 #[derive(Debug)]
 pub struct Worker<B: Backend> {
     b: B,
     encoder: Encoder<B>,
-    /// For images, where the other is for texts.
+    /// Image encoder, if `encoder` is only for texts.
     beside: Option<Encoder<B>>,
     wanted: Wanted,
     budget: usize,
 }
 
 impl<B: Backend> Worker<B> {
-    /// One that computes up to `budget` tokens in a step, or one text if that has more.
+    /// A worker that computes up to `budget` tokens in a step, or one text if that is longer.
     pub fn new(b: B, encoder: Encoder<B>, wanted: Wanted, budget: usize) -> Worker<B> {
         Worker { b, encoder, beside: None, wanted, budget }
     }
 
-    /// With an encoder of images beside it.
+    /// Adds a separate image encoder.
     pub fn with(self, images: Option<Encoder<B>>) -> Worker<B> {
         Worker { beside: images, ..self }
     }
 
-    /// What texts and images give, in their order. All is read from the device in one go.
+    /// Results of texts and images, in order. One transfer reads all of them from the device.
     pub fn run(&self, all: &[Item]) -> Result<Vec<Vec<f32>>, Error> {
         let (mut texts, mut images) = (Vec::<Input>::new(), Vec::<Image>::new());
         for item in all {
@@ -234,7 +234,7 @@ impl<B: Backend> Worker<B> {
         Ok(all.iter().filter_map(of).collect())
     }
 
-    /// [texts, numbers]
+    /// [texts, dim or scores]
     fn texts(&self, texts: &[Input]) -> Result<Tensor<B>, Error> {
         let (b, encoder) = (&self.b, &self.encoder);
         let texts = encoder.upload(b, texts)?;
@@ -246,7 +246,7 @@ impl<B: Backend> Worker<B> {
         rows.ok_or_else(|| self.wrong("the model has no head for scores"))
     }
 
-    /// [images, numbers]
+    /// [images, dim]
     fn images(&self, images: &[Image]) -> Result<Tensor<B>, Error> {
         let (b, encoder) = (&self.b, self.beside.as_ref().unwrap_or(&self.encoder));
         let Wanted::Vectors(pooling) = self.wanted else {
@@ -261,7 +261,7 @@ impl<B: Backend> Worker<B> {
         Error::Device { device: self.b.label(), why: why.into() }
     }
 
-    /// The rows of those that are there.
+    /// Rows of the tensors that are `Some`.
     fn read(&self, from: [Option<Tensor<B>>; 2]) -> Result<[Vec<Vec<f32>>; 2], Error> {
         let mut to = from.each_ref().map(|t| vec![0.0f32; t.as_ref().map_or(0, Tensor::len)]);
         let readings = from.iter().zip(&mut to).filter_map(|(from, to)| {
@@ -273,8 +273,8 @@ impl<B: Backend> Worker<B> {
     }
 }
 
-/// Starts an embedder on a thread of its own. The worker is made there too, because a device belongs to one thread; this
-/// returns once it is made, or could not be. Meanwhile what is to be known of it is found out here.
+/// Starts an embedder on its own thread. `worker` is called there because a device belongs to one thread. Returns once
+/// it is made or has failed. Meanwhile `info` runs on the calling thread; if both fail, its error is returned.
 pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     info: impl FnOnce() -> Result<EmbedderInfo, E>,
     worker: impl FnOnce() -> Result<Worker<B>, E> + Send + 'static,
@@ -285,7 +285,7 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
         std::thread::Builder::new().name("tallow-embedder".into()).spawn(move || match worker() {
             Ok(worker) => {
                 let _ = made.send(Ok(()));
-                // Otherwise nobody wants it any more.
+                // Otherwise `info` failed and the embedder is not needed.
                 if let Ok((commands, shared)) = when_found_out.recv() {
                     Embedder {
                         alive: EngineGuard(shared),
@@ -312,7 +312,7 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     Ok(EmbedderHandle { commands, shared })
 }
 
-/// Held by the embedder's thread. When it goes, everybody knows that the embedder has ended.
+/// Held by the embedder's thread. Dropping it marks the embedder as ended.
 struct EngineGuard(Arc<Shared>);
 
 impl Drop for EngineGuard {
@@ -321,28 +321,29 @@ impl Drop for EngineGuard {
     }
 }
 
-/// An encoder and its requests.
+/// A worker and its requests.
 struct Embedder<B: Backend> {
-    // Dropped in this order, whatever ends it: everybody knows, those who wait are told, and then the device is let go.
+    // Dropped in this order on any exit: handles see that the embedder has ended, waiting requests fail, and then the
+    // device is freed.
     alive: EngineGuard,
     commands: Receiver<Command>,
-    /// Those whose turn comes first are in front.
+    /// The job whose turn is next is in front.
     jobs: VecDeque<Job>,
     worker: Worker<B>,
-    /// When to end, once that is asked for.
+    /// Deadline of draining, once draining has begun.
     drain: Option<Instant>,
 }
 
 /// Why a step failed.
 enum StepError {
-    /// The device is gone, and with it everything.
+    /// The device is lost.
     Lost(String),
-    /// One of its texts is at fault, or something that may not happen again.
+    /// One of the texts is at fault, or the error may be transient.
     Step(String),
 }
 
 impl<B: Backend> Embedder<B> {
-    /// Serves until nobody can ask any more, until it has drained, or until the device is lost.
+    /// Serves until all handles are dropped, draining is done, or the device is lost.
     fn run(mut self) {
         while self.listen() {
             self.jobs.retain(|job| {
@@ -364,7 +365,7 @@ impl<B: Backend> Embedder<B> {
         self.alive.0.admission.end(Failure::ShuttingDown);
     }
 
-    /// Takes what has been asked. Waits if there is nothing else to do. Is there more to come?
+    /// Handles queued commands; blocks if there is nothing else to do. Returns whether to go on serving.
     fn listen(&mut self) -> bool {
         loop {
             let (idle, now) = (self.jobs.is_empty(), Instant::now());
@@ -374,7 +375,7 @@ impl<B: Backend> Embedder<B> {
             let command = match idle {
                 false => match self.commands.try_recv() {
                     Ok(command) => command,
-                    // If everybody who could ask has gone, those who asked are still served.
+                    // If all handles are gone, accepted requests are still served.
                     Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
                 },
                 true => match self.commands.recv_timeout(Duration::from_secs(3600)) {
@@ -391,8 +392,8 @@ impl<B: Backend> Embedder<B> {
         }
     }
 
-    /// The texts of the next step, each with its job and its place there: of each job one, then of each another, while
-    /// there is room. Whose text comes last is last the next time.
+    /// Texts of the next step, each with its job and its index in it: one per job, round robin, while the budget lasts.
+    /// The job whose text comes last is last the next time.
     fn pick(&mut self) -> (Vec<(usize, usize)>, Vec<Item>) {
         let (mut places, mut texts, mut tokens, mut weight) = (Vec::new(), Vec::<Item>::new(), 0, 0);
         let count = self.jobs.len();
@@ -426,8 +427,8 @@ impl<B: Backend> Embedder<B> {
         (places, texts)
     }
 
-    /// Runs texts. If that fails, each is run alone, so that only the request at fault fails. Fails only where the device
-    /// is lost, and says how.
+    /// Runs texts. If that fails, each is rerun alone, so that only the request at fault fails. Returns an error only
+    /// if the device is lost.
     fn step(&mut self, places: Vec<(usize, usize)>, texts: Vec<Item>) -> Result<(), String> {
         let stats = &self.alive.0.stats;
         stats.steps.fetch_add(1, Ordering::Relaxed);
@@ -477,7 +478,7 @@ impl<B: Backend> Embedder<B> {
         Ok(())
     }
 
-    /// Runs texts; a panic in it is an error like any other.
+    /// Runs texts; a panic is caught and returned as an error.
     fn run_texts(&self, texts: &[Item]) -> Result<Vec<Vec<f32>>, StepError> {
         match catch_unwind(AssertUnwindSafe(|| self.worker.run(texts))) {
             Ok(Ok(given)) => Ok(given),
@@ -492,13 +493,13 @@ impl<B: Backend> Embedder<B> {
     }
 }
 
-/// Ends a request that failed. What it still has is let go with it before the next step.
+/// Fails a request. Its waiting texts are dropped before the next step.
 fn fail(job: &mut Job, why: String) {
     tracing::error!("request failed: {why}");
     job.place.answer(Err(Failure::Broken(why)));
 }
 
-/// The texts of a request that is gone wait no longer.
+/// Subtracts the waiting texts of a request that is gone from `waiting_tokens`.
 fn forget(shared: &Shared, job: &Job) {
     let tokens: usize = job.left.iter().map(|(_, text)| text.weight()).sum();
     shared.stats.waiting_tokens.fetch_sub(tokens, Ordering::AcqRel);

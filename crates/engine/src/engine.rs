@@ -1,4 +1,4 @@
-//! [`Engine`]: the loop that serves requests, on a thread of its own.
+//! [`Engine`]: the serving loop, on its own thread.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -20,36 +20,37 @@ use crate::runner::{Outcome, Runner, SampleInput};
 use crate::sampler::{NotFinite, Sampler};
 use crate::scheduler::{Batch, BatchPart, Limits, NewSeq, Scheduler, SeqId, Unfit};
 
-/// After so long without a request nobody minds a close look at the cache.
+/// Idle time after which every page is checked once: slow for a large KV cache, but no request waits then.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// A model, its cache, its requests.
+/// A model, its KV cache and its requests.
 pub struct Engine<B: Backend> {
-    // Dropped in this order, whatever ends it: everybody knows, those who wait are told, and then the device is let go.
+    // Dropped in this order on any exit: handles see that the engine has ended, waiting requests get their last event,
+    // and then the device is freed.
     alive: EngineGuard,
     commands: Receiver<Command>,
     requests: HashMap<SeqId, Active>,
     scheduler: Scheduler,
     runner: Runner<B>,
-    /// Keyed anew in each process, so that nobody can make two salts meet.
+    /// Random key per process, so that nobody can construct two salts that collide.
     salts: std::hash::RandomState,
     next_id: u64,
     next_adapter: u64,
-    /// When to end, once that is asked for.
+    /// Deadline of draining, once draining has begun.
     drain: Option<Instant>,
 }
 
-/// What each part of a batch gave.
+/// Result of each part of a batch.
 type Outcomes = Vec<Result<Outcome, NotFinite>>;
 
-/// A request that has been taken.
+/// An accepted request.
 struct Active {
     prompt: Vec<u32>,
     sampler: Sampler,
     answer: Answer,
     adapter: Option<LoraId>,
     scored: usize,
-    /// Prompt tokens whose computation was reported; `None` where nobody asked for prefill progress.
+    /// Prompt tokens already reported; `None` if prefill progress is not requested.
     reported: Option<usize>,
     new_tokens: usize,
     cached: Option<usize>,
@@ -60,8 +61,7 @@ struct Active {
 }
 
 impl Active {
-    /// Reports how much of the prompt has been computed, where that was asked for. A sequence that was computed again
-    /// reports only what is new.
+    /// Reports prefill progress, if requested. A recomputed sequence reports only what is new.
     fn report(&mut self, computed: usize) {
         let (total, cached) = (self.prompt.len(), self.cached.unwrap_or(0));
         let computed = computed.min(total);
@@ -102,9 +102,9 @@ impl Active {
 
 /// Why a step failed.
 enum StepError {
-    /// The device is gone, and with it everything.
+    /// The device is lost.
     Lost(String),
-    /// One of its sequences is at fault, or something that may not happen again.
+    /// One of the sequences is at fault, or the error may be transient.
     Step(String),
 }
 
@@ -117,9 +117,9 @@ impl From<Error> for StepError {
     }
 }
 
-/// Starts an engine on a thread of its own. The runner is made there too, because a device belongs to one thread, and
-/// with it the limits, which may depend on how fast it is; this returns once they are made, or could not be. Meanwhile
-/// what is to be known of the engine is found out here: if both fail, that comes first.
+/// Starts an engine on its own thread. `runner` is called there because a device belongs to one thread; it returns the
+/// limits too, which may depend on the device's speed. Returns once both are made or have failed. Meanwhile `info` runs
+/// on the calling thread; if both fail, its error is returned.
 pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     info: impl FnOnce() -> Result<Info, E>,
     runner: impl FnOnce() -> Result<(Runner<B>, Limits), E> + Send + 'static,
@@ -130,7 +130,7 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     let thread = std::thread::Builder::new().name("tallow-engine".into()).spawn(move || match runner() {
         Ok((runner, limits)) => {
             let _ = made.send(Ok(()));
-            // Otherwise nobody wants it any more.
+            // Otherwise `info` failed and the engine is not needed.
             if let Ok(info) = when_found_out.recv() {
                 let (handle, commands, alive) = EngineHandle::new(info);
                 let pool = BlockPool::new(alive.info().pages, alive.info().page_len);
@@ -153,7 +153,7 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
 }
 
 impl<B: Backend> Engine<B> {
-    /// An engine for the requests that come through `commands`.
+    /// An engine that serves the requests from `commands`.
     pub fn new(
         runner: Runner<B>,
         scheduler: Scheduler,
@@ -175,10 +175,11 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Serves until nobody can ask any more, until it has drained, or until the device is lost.
+    /// Serves until all handles are dropped, draining is done, or the device is lost.
     pub fn run(mut self) {
         let why = self.serve();
-        // Nothing is taken from here on. Whoever still waits, here or on the way here, is told why when it is dropped.
+        // No requests are accepted from here on. Those still waiting, here or in the channel, get the reason when
+        // dropped.
         self.alive.end(why);
         let left: Vec<SeqId> = self.requests.keys().copied().collect();
         for id in left {
@@ -186,10 +187,10 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// The loop. Says why it ended.
+    /// The loop. Returns why it ended.
     fn serve(&mut self) -> Failure {
         while self.listen() {
-            // Journey, stop 3: the engine's loop. Commands, the next batch, its tokens, the events.
+            // Journey, stop 3: the engine's loop: commands, the next batch, its tokens, the events.
             self.forget_abandoned();
             if let Some(batch) = self.scheduler.next_batch() {
                 self.note_started(&batch);
@@ -207,7 +208,7 @@ impl<B: Backend> Engine<B> {
         Failure::ShuttingDown
     }
 
-    /// Takes what has been asked. Waits if there is nothing else to do. Is there more to come?
+    /// Handles queued commands; blocks if there is nothing else to do. Returns whether to go on serving.
     fn listen(&mut self) -> bool {
         let mut patience = QUIET;
         loop {
@@ -220,7 +221,7 @@ impl<B: Backend> Engine<B> {
                 (false, _) => match self.commands.try_recv() {
                     Ok(command) => command,
                     Err(TryRecvError::Empty) => return true,
-                    // Everybody who could ask has gone; those who asked are still served.
+                    // All handles are gone; accepted requests are still served.
                     Err(TryRecvError::Disconnected) => return true,
                 },
                 (true, _) => match self.commands.recv_timeout(patience) {
@@ -237,7 +238,7 @@ impl<B: Backend> Engine<B> {
             };
             match command {
                 Command::Submit(submission) => self.take(*submission),
-                // Whoever asked may have gone.
+                // The caller may be gone.
                 Command::LoadLora(adoption, reply) => drop(reply.send(self.load_lora(*adoption))),
                 Command::UnloadLora(name, reply) => drop(reply.send(self.unload_lora(name))),
                 Command::Drain { within } => self.drain = Some(now + within),
@@ -280,7 +281,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// The beginning of sequences that may share pages: those of the same salt and the same adapter.
+    /// Start of the prefix hash chain: requests with the same salt, adapter and scale share pages.
     fn root(&self, salt: Option<String>, adapter: Option<LoraRef>) -> Chain {
         match (salt, adapter) {
             (None, None) => Chain::ROOT,
@@ -291,7 +292,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Loads an adapter.
+    /// Loads a LoRA adapter.
     fn load_lora(&mut self, adoption: LoadLora) -> Result<(), NotAdapted> {
         let LoadLora { name, file, scale } = adoption;
         self.alive.check_name(&name)?;
@@ -310,7 +311,7 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Gives an adapter to no new request.
+    /// Unloads a LoRA adapter: no new request can use it.
     fn unload_lora(&mut self, name: String) -> Result<(), NotAdapted> {
         let mut all = self.alive.adapters();
         let Some(at) = all.iter().position(|a| a.name == name) else {
@@ -324,13 +325,13 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Adapters that are unloaded go with the last request that has them.
+    /// Frees unloaded adapters that no request uses any more.
     fn evict_loras(&mut self) {
         let requests = &self.requests;
         self.runner.adapters_mut().evict(|id| requests.values().any(|r| r.adapter == Some(id)));
     }
 
-    /// Drops requests that nobody listens to any more.
+    /// Drops requests whose client is gone.
     fn forget_abandoned(&mut self) {
         let gone: Vec<SeqId> =
             self.requests.iter().filter(|(_, r)| r.listener.is_gone()).map(|(id, _)| *id).collect();
@@ -339,7 +340,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Fails requests that have waited for a slot for as long as they may.
+    /// Fails requests that have waited for a slot for `queue_timeout` or longer.
     fn fail_late(&mut self) {
         let Some(limit) = self.alive.info().queue_timeout else { return };
         let late = |r: &Active| r.started.is_none() && r.submitted.elapsed() >= limit;
@@ -362,8 +363,8 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Runs a batch. If that fails, each part is run alone, so that only the request at fault fails. Fails only where
-    /// the device is lost, and says how.
+    /// Runs a batch. If that fails, each part is rerun alone, so that only the request at fault fails. Returns an error
+    /// only if the device is lost.
     fn step(&mut self, batch: &Batch) -> Result<(), String> {
         let (stats, begun) = (self.alive.stats(), Instant::now());
         let tokens: usize = batch.parts.iter().map(|part| part.tokens.len()).sum();
@@ -391,7 +392,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Takes note of how a batch went.
+    /// Handles the result of a batch.
     fn settle(&mut self, batch: &Batch, ran: Result<Outcomes, StepError>) -> Result<(), String> {
         match ran {
             Ok(outcomes) => self.commit(batch, outcomes),
@@ -401,7 +402,7 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Runs a batch; a panic in it is an error like any other.
+    /// Runs a batch; a panic is caught and returned as an error.
     fn run_batch(&self, batch: &Batch) -> Result<Outcomes, StepError> {
         let asked = |id: &SeqId| {
             self.requests.get(id).map(|r| SampleInput { sampler: &r.sampler, prompt: &r.prompt })
@@ -419,7 +420,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Takes a request out, and its sequence. Whoever is told of its end after this sees its pages free.
+    /// Removes a request and its sequence. Its pages are freed before its last event is sent.
     fn take_out(&mut self, id: SeqId) -> Option<Active> {
         self.scheduler.drop_seq(id);
         self.publish_stats();
@@ -437,12 +438,12 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Takes note of a step's tokens and tells those who wait for them.
+    /// Records a step's tokens and sends the events.
     fn commit(&mut self, batch: &Batch, outcomes: Outcomes) {
         let sampled = batch.parts.iter().zip(&outcomes);
         let sampled: Vec<(SeqId, u32)> =
             sampled.filter_map(|(part, o)| Some((part.id, o.as_ref().ok()?.next.as_ref()?.token))).collect();
-        // Journey, stop 8: the chosen tokens go into the scheduler, and out to those who asked.
+        // Journey, stop 8: the sampled tokens go to the scheduler and to the clients.
         let progress = self.scheduler.commit(batch, &sampled);
         for (part, outcome) in batch.parts.iter().zip(outcomes) {
             let full = progress.iter().any(|p| p.id == part.id && p.full);
@@ -453,12 +454,12 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Tells a request what a step gave it, and ends it if that was the last.
+    /// Sends a request the events of a step, and ends it if that was its last token.
     fn tell(&mut self, part: &BatchPart, outcome: Outcome, full: bool) {
         let (id, start) = (part.id, part.start);
         let Some(request) = self.requests.get_mut(&id) else { return };
         request.report(start + part.tokens.len());
-        // A sequence that was computed again scores its prompt again; only what is new counts.
+        // A recomputed sequence scores its prompt again; only what is new is sent.
         let known = request.scored.saturating_sub(start).min(outcome.prompt.len());
         if outcome.prompt.len() > known {
             request.scored = start + outcome.prompt.len();
@@ -488,8 +489,8 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Looks whether every page is where it should be, whenever nobody uses any: so a leak shows before it hurts.
-    /// `closely`: each of them, which for a large cache takes as long as a token. Otherwise their counts.
+    /// Checks for leaked pages whenever no sequence is running or waiting. `closely`: checks each page, which for a
+    /// large cache takes as long as decoding a token; otherwise only the counts.
     fn check_pages(&self, closely: bool) {
         let counts = self.scheduler.pool().at_rest();
         let found = counts.and_then(|()| if closely { self.scheduler.check() } else { Ok(()) });

@@ -1,7 +1,7 @@
-//! [`EngineHandle`]: how everybody else talks to an engine, whatever it runs on.
+//! [`EngineHandle`]: the interface of an engine, whatever backend it runs on.
 //!
-//! Commands go in, events come out, one channel for each request. Dropping the receiver ends the request. Every request
-//! that is taken gets exactly one last event, whatever becomes of the engine.
+//! Commands go in; events come out, on one channel per request. Dropping the receiver cancels the request. Every
+//! accepted request gets exactly one last event, whatever happens to the engine.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::mpsc::{Sender, channel};
@@ -19,77 +19,77 @@ use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef, LoraUse};
 use crate::sampler::{Choice, Sampling};
 use crate::scheduler::ClientId;
 
-/// Something to generate.
+/// A generation request.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// The prompt.
+    /// Prompt tokens.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most.
+    /// Maximum tokens to generate.
     pub max_new: usize,
-    /// How to choose them.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// Texts that end the answer; they are not part of it.
+    /// Stop strings; not included in the answer.
     pub stops: Vec<String>,
-    /// Tokens that end the answer, besides those that always do.
+    /// Stop tokens, in addition to the model's end-of-generation tokens.
     pub stop_tokens: Vec<u32>,
-    /// Go on past the tokens that always end an answer.
+    /// Ignore the model's end-of-generation tokens.
     pub ignore_end: bool,
-    /// Special tokens that are part of the answer's text, such as those that mark its parts.
+    /// Special tokens to include in the answer's text, such as those that delimit its sections.
     pub shown: Vec<u32>,
-    /// Whom to share the prefix cache with; everybody if there is none.
+    /// Prefix cache salt: only requests with the same salt share pages. `None`: shared with all that have none.
     pub salt: Option<String>,
-    /// Score the prompt's tokens too.
+    /// Return the log-probabilities of the prompt's tokens too.
     pub score_prompt: bool,
     /// Report prefill progress: an [`Event::Prefill`] after each step of the prompt.
     pub progress: bool,
-    /// What is added to the model.
+    /// LoRA adapter.
     pub adapter: Option<LoraRef>,
-    /// Who asks: clients share the slots evenly.
+    /// Client; clients share the slots evenly.
     pub client: ClientId,
 }
 
-/// Counts the bytes of events that a request has been told and nobody has taken yet: an engine goes on whether or not
-/// its client reads.
+/// Counts the bytes of events sent to a request and not received yet: an engine generates whether or not its client
+/// reads.
 pub trait Unread: Send + Sync + std::fmt::Debug {
-    /// There are so many bytes more. Whether the request may go on.
+    /// Called when `bytes` more are sent. Returns whether the request may go on.
     fn told(&self, bytes: usize) -> bool;
 }
 
-/// What happens to a request.
+/// Event of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Its prompt is being computed.
+    /// Prefill has started.
     Started {
-        /// Prompt tokens that were in the cache already.
+        /// Prompt tokens found in the prefix cache.
         cached: usize,
     },
-    /// Prefill progress, for requests that ask for it: after each step that computed some of the prompt. Only rises, and
-    /// the last one, with all of the prompt, comes before the first piece.
+    /// Prefill progress, if requested: sent after each step that computed part of the prompt. `computed` only
+    /// increases; the last event, with the whole prompt, comes before the first piece.
     Prefill {
-        /// Prompt tokens in the KV cache by now, those that were there before included.
+        /// Prompt tokens in the KV cache, including those from the prefix cache.
         computed: usize,
-        /// Of those, prompt tokens that were in the cache already.
+        /// Prompt tokens found in the prefix cache.
         cached: usize,
-        /// Tokens of the prompt.
+        /// Prompt tokens.
         total: usize,
     },
-    /// Prompt tokens from the second on, scored, in order. Comes in pieces.
+    /// Log-probabilities of the prompt tokens from the second on, in order. May be split over several events.
     Prompt(Vec<Choice>),
-    /// A piece of the answer.
+    /// Piece of the answer.
     Piece {
-        /// Whole characters. May be empty: text that could be the beginning of a stop is held back.
+        /// Whole characters. May be empty: text that could begin a stop string is held back.
         text: String,
-        /// The token that it ends with.
+        /// Token that completed this piece.
         choice: Choice,
     },
-    /// The end of an answer.
+    /// The answer is complete.
     Done(Done),
-    /// The end of a request that failed.
+    /// The request failed.
     Failed(Failure),
 }
 
 impl Event {
-    /// Bytes that it takes while it waits to be taken, roughly.
+    /// Approximate memory of a queued event, in bytes.
     pub fn bytes(&self) -> usize {
         let choice = |choice: &Choice| size_of_val(choice) + size_of_val(choice.top.as_slice());
         size_of::<Event>()
@@ -102,40 +102,40 @@ impl Event {
     }
 }
 
-/// How an answer ended.
+/// Result of a completed answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Done {
-    /// Text that was held back and turned out not to be a stop.
+    /// Last piece: text that was held back and turned out not to be a stop string.
     pub text: String,
-    /// Why it ended.
+    /// Finish reason.
     pub reason: Finish,
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub prompt_tokens: usize,
-    /// Of those, how many were in the cache already.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
-    /// Tokens generated.
+    /// Generated tokens.
     pub new_tokens: usize,
-    /// Where the time went.
+    /// Timings.
     pub timings: Timings,
 }
 
-/// Why an answer ended.
+/// Finish reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it, or a stop token did.
+    /// An end-of-generation or stop token.
     End,
-    /// A stop text came.
+    /// A stop string.
     Stop(String),
-    /// It has all the tokens that it may have, or that the context has room for.
+    /// Maximum tokens reached, or the context is full.
     Length,
 }
 
-/// Where a request's time went.
+/// Time spent in each phase of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timings {
-    /// Until its prompt was begun.
+    /// Waiting for a slot, until prefill starts.
     pub queue: Duration,
-    /// From there to the first token.
+    /// From the start of prefill to the first token.
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
@@ -144,74 +144,75 @@ pub struct Timings {
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// It cannot be done with this model: the caller's mistake.
+    /// Invalid for this model: the caller's mistake.
     #[error("{0}")]
     Unfit(#[from] crate::scheduler::Unfit),
-    /// Too many requests wait already.
+    /// Too many running and waiting requests.
     #[error("{0} requests are being served or waiting already; try again in a while")]
     Full(usize),
-    /// No slot was free in time.
+    /// No slot was free within `queue_timeout`.
     #[error("no slot was free for {} s; try again in a while", .0.as_secs())]
     QueueTimeout(Duration),
-    /// Too much of its answer has not been taken.
+    /// Too many bytes of the answer are unread.
     #[error("the answer was not read as fast as it came, and there is no memory left for what is unread")]
     Unread,
-    /// No more requests are taken.
+    /// No more requests are accepted.
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// Something is broken that the caller cannot help.
+    /// Internal error that the caller cannot fix.
     #[error("{0}")]
     Broken(String),
 }
 
-/// What an engine is told.
+/// Command to an engine.
 #[derive(Debug)]
 pub enum Command {
-    /// Take a request.
+    /// Submit a request.
     Submit(Box<Submission>),
-    /// Load an adapter, and say how that went.
+    /// Load a LoRA adapter and reply with the result.
     LoadLora(Box<LoadLora>, Sender<Result<(), LoraError>>),
-    /// Give an adapter of that name to no new request, let go of it once nobody has it, and say how that went.
+    /// Unload the adapter of that name: no new request can use it, and it is freed once no request does. Replies with
+    /// the result.
     UnloadLora(String, Sender<Result<(), LoraError>>),
-    /// Finish what is under way, take nothing more, and end; what is not finished by then fails.
+    /// Finish running and waiting requests, accept no more, and end. Requests that are not done in time fail.
     Drain {
-        /// How long it may take.
+        /// Time limit.
         within: Duration,
     },
 }
 
-/// An adapter on its way to the engine.
+/// A LoRA adapter to load.
 #[derive(Debug)]
 pub struct LoadLora {
-    /// What requests call it.
+    /// Name by which requests select it.
     pub name: String,
-    /// Its files.
+    /// Adapter file.
     pub file: AdapterFile,
-    /// How much it counts unless a request says otherwise.
+    /// Default scale.
     pub scale: f32,
 }
 
-/// A request on its way to the engine.
+/// A submitted request.
 #[derive(Debug)]
 pub struct Submission {
-    /// What to do.
+    /// The request.
     pub request: Request,
-    /// Whom to tell what happens.
+    /// Where its events are sent.
     pub listener: Listener,
 }
 
-/// Whoever asked. Holds one of the places for requests that an engine has, and gives it up when it is dropped.
+/// Sending end of a request's events. The request counts as admitted until the last event, which drop guarantees.
 #[derive(Debug)]
 pub struct Listener {
     events: UnboundedSender<Event>,
-    /// Has it had its last event?
+    /// Whether the last event has been sent.
     ended: bool,
     unread: Option<Arc<dyn Unread>>,
     shared: Arc<Shared>,
 }
 
 impl Listener {
-    /// Says what happened. After a last event there is nothing more to say.
+    /// Sends an event. Events after the last one are ignored.
     pub fn tell(&mut self, event: Event) {
         if !self.ended {
             let event = match &self.unread {
@@ -220,100 +221,100 @@ impl Listener {
             };
             self.ended = matches!(event, Event::Done(_) | Event::Failed(_));
             if self.ended {
-                // First its place: who asks again on hearing of the end finds room.
+                // Release admission first, so that a client that retries on the last event is admitted.
                 self.shared.admission.release();
             }
-            // Whether anybody still listens is asked elsewhere.
+            // A closed channel is detected by `is_gone`.
             let _ = self.events.send(event);
         }
     }
 
-    /// Does nobody listen any more, or is there nothing more to say?
+    /// Whether the receiver is dropped or the last event has been sent.
     pub fn is_gone(&self) -> bool {
         self.ended || self.events.is_closed()
     }
 }
 
 impl Drop for Listener {
-    /// Whatever happens to the engine, and to requests on their way to it: each gets its last event.
+    /// Guarantees the last event, whatever happens to the engine or to requests in the channel.
     fn drop(&mut self) {
         self.tell(Event::Failed(self.shared.admission.shutdown_reason()));
     }
 }
 
-/// What is known of an engine from outside.
+/// Constant properties of an engine.
 #[derive(Debug)]
 pub struct Info {
-    /// Names it goes by; the first is the real one.
+    /// Model names; the first is canonical.
     pub names: Vec<String>,
     /// The model's tokenizer.
     pub tokenizer: Tokenizer,
-    /// Ids that tokens may have.
+    /// Vocabulary size.
     pub vocab: usize,
-    /// Tokens that a sequence may have.
+    /// Maximum tokens of a sequence.
     pub context: usize,
-    /// Sequences under way at once.
+    /// Maximum running sequences.
     pub slots: usize,
-    /// Requests that may wait for a slot.
+    /// Maximum waiting requests.
     pub queue: usize,
-    /// How long a request may wait for a slot; `None` for as long as somebody listens.
+    /// Maximum time a request waits for a slot; `None` for no limit.
     pub queue_timeout: Option<Duration>,
-    /// Tokens in a page of the cache.
+    /// Tokens per page of the KV cache.
     pub page_len: usize,
-    /// Pages of the cache.
+    /// Pages of the KV cache.
     pub pages: usize,
-    /// How tokens are chosen unless a request says otherwise.
+    /// Default sampling parameters.
     pub sampling: Sampling,
-    /// Bytes that adapters may take on the device, all together.
+    /// Device memory for all LoRA adapters, in bytes.
     pub adapter_room: usize,
 }
 
-/// Numbers that an engine keeps up to date.
+/// Counters and gauges that an engine updates.
 #[derive(Debug, Default)]
 pub struct Stats {
-    /// Tokens that a step may have while answers are under way.
+    /// Token budget of a step while sequences decode (`decode_budget`).
     pub beside: AtomicUsize,
-    /// Sequences under way.
+    /// Running sequences.
     pub running: AtomicUsize,
-    /// Sequences that wait.
+    /// Waiting sequences.
     pub waiting: AtomicUsize,
-    /// Pages that sequences have.
+    /// Pages in use by sequences.
     pub pages_in_use: AtomicUsize,
     /// Prompt tokens of finished requests.
     pub prompt_tokens: AtomicU64,
-    /// Tokens generated.
+    /// Generated tokens.
     pub new_tokens: AtomicU64,
-    /// Prompt tokens looked for in the prefix cache.
+    /// Prompt tokens looked up in the prefix cache.
     pub prefix_queries: AtomicU64,
-    /// Prompt tokens found there.
+    /// Prompt tokens found in the prefix cache.
     pub prefix_hits: AtomicU64,
-    /// Sequences that had to give way.
+    /// Preempted sequences.
     pub preemptions: AtomicU64,
     /// Steps run.
     pub steps: AtomicU64,
-    /// Tokens of steps.
+    /// Histogram of tokens per step.
     pub step_sizes: StepSizes,
-    /// Steps that failed. Those of several sequences are run again, one sequence at a time.
+    /// Failed steps. A failed step of several sequences is rerun one sequence at a time.
     pub failed_steps: AtomicU64,
-    /// How often the pages were not in order when nobody used any.
+    /// How often the idle check found pages unaccounted for.
     pub page_faults: AtomicU64,
 }
 
-/// What handles and their engine share.
+/// State shared by the handles and the engine.
 #[derive(Debug)]
 pub struct Shared {
-    /// What does not change.
+    /// Constant properties.
     pub info: Info,
-    /// What does.
+    /// Counters and gauges.
     pub stats: Stats,
     adapters: RwLock<Vec<LoadedLora>>,
     adapter_use: RwLock<LoraUse>,
     admission: Admission,
-    /// The engine's thread, where [`spawn`](crate::engine::spawn) has started one.
+    /// The engine's thread, if [`spawn`](crate::engine::spawn) started one.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A way to an engine. Clones lead to the same one.
+/// Handle of an engine. Clones refer to the same engine.
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     commands: Sender<Command>,
@@ -321,7 +322,7 @@ pub struct EngineHandle {
 }
 
 impl EngineHandle {
-    /// A handle, and what its engine needs of it.
+    /// A handle, and the engine's ends of it.
     pub fn new(info: Info) -> (EngineHandle, std::sync::mpsc::Receiver<Command>, EngineGuard) {
         let (commands, receiver) = std::sync::mpsc::channel();
         let shared = Arc::new(Shared {
@@ -335,32 +336,32 @@ impl EngineHandle {
         (EngineHandle { commands, shared: shared.clone() }, receiver, EngineGuard(shared))
     }
 
-    /// What does not change.
+    /// Constant properties.
     pub fn info(&self) -> &Info {
         &self.shared.info
     }
 
-    /// What does.
+    /// Counters and gauges.
     pub fn stats(&self) -> &Stats {
         &self.shared.stats
     }
 
-    /// The adapters that requests may have, in the order in which they were loaded.
+    /// Loaded LoRA adapters that requests can select, in order of loading.
     pub fn loras(&self) -> Vec<LoadedLora> {
         self.shared.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The adapters that requests have.
+    /// LoRA adapters in use by requests.
     pub fn lora_use(&self) -> LoraUse {
         self.shared.adapter_use.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Loads an adapter. Waits until that is done; steps under way wait for it, too.
+    /// Loads a LoRA adapter. Blocks until done; running steps are delayed too.
     pub fn load_lora(&self, adoption: LoadLora) -> Result<(), LoraError> {
         self.ask(|reply| Command::LoadLora(Box::new(adoption), reply))
     }
 
-    /// Gives an adapter to no new request. It goes once those that have it are done.
+    /// Unloads a LoRA adapter: no new request can use it, and it is freed once the requests that use it are done.
     pub fn unload_lora(&self, name: &str) -> Result<(), LoraError> {
         self.ask(|reply| Command::UnloadLora(name.to_owned(), reply))
     }
@@ -373,32 +374,33 @@ impl EngineHandle {
         answer.recv().map_err(|_| gone())?
     }
 
-    /// Requests that are being served or wait.
+    /// Running and waiting requests.
     pub fn taken(&self) -> usize {
         self.shared.admission.admitted()
     }
 
-    /// Does it take requests? If not, why.
+    /// Whether requests are accepted; if not, why.
     pub fn ready(&self) -> Result<(), Failure> {
         self.shared.admission.ready()
     }
 
-    /// Does it take requests?
+    /// Whether requests are accepted.
     pub fn is_ready(&self) -> bool {
         self.ready().is_ok()
     }
 
-    /// Does the engine live?
+    /// Whether the engine is running.
     pub fn is_alive(&self) -> bool {
         self.shared.admission.is_alive()
     }
 
-    /// Hands in a request. What happens to it comes through the receiver; dropping that ends it.
+    /// Submits a request. Its events come through the receiver; dropping the receiver cancels it.
     pub fn submit(&self, request: Request) -> Result<UnboundedReceiver<Event>, Failure> {
         self.submit_counted(request, None)
     }
 
-    /// The same. The bytes of what happens to it are counted, and it ends when there are too many.
+    /// Like [`submit`](Self::submit), with `unread` counting the bytes of its events; the request fails if there are
+    /// too many.
     pub fn submit_counted(
         &self,
         request: Request,
@@ -412,53 +414,53 @@ impl EngineHandle {
         Ok(receiver)
     }
 
-    /// Notes the engine's thread, for [`close`](Self::close).
+    /// Stores the engine's thread, for [`close`](Self::close).
     pub(crate) fn runs_on(&self, thread: JoinHandle<()>) {
         *self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
     }
 
-    /// Ends the engine at once; requests under way fail. Returns when its memory on the device has been released.
+    /// Ends the engine at once; running requests fail. Returns once its device memory has been freed.
     pub fn close(self) {
         self.drain(Duration::ZERO);
         let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // A panic of the engine's was reported where it happened.
+        // A panic of the engine was reported where it happened.
         let _ = thread.map(JoinHandle::join);
     }
 
-    /// Lets the engine finish within some time, and end. Returns at once.
+    /// Drains: the engine finishes its requests within a time limit and ends. Returns immediately.
     pub fn drain(&self, within: Duration) {
         self.shared.admission.drain();
-        // If it has ended already there is nobody to tell.
+        // The engine may have ended already.
         let _ = self.commands.send(Command::Drain { within });
     }
 }
 
-/// Held by the engine's thread. When it goes, everybody knows that the engine has ended.
+/// Held by the engine's thread. Dropping it marks the engine as ended.
 #[derive(Debug)]
 pub struct EngineGuard(Arc<Shared>);
 
 impl EngineGuard {
-    /// What does not change.
+    /// Constant properties.
     pub fn info(&self) -> &Info {
         &self.0.info
     }
 
-    /// What does.
+    /// Counters and gauges.
     pub fn stats(&self) -> &Stats {
         &self.0.stats
     }
 
-    /// The adapters that requests may have.
+    /// Loaded LoRA adapters that requests can select.
     pub fn adapters(&self) -> Vec<LoadedLora> {
         self.0.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Says which adapters requests may have from here on.
+    /// Sets the LoRA adapters that requests can select.
     pub fn list(&self, adapters: Vec<LoadedLora>) {
         *self.0.adapters.write().unwrap_or_else(PoisonError::into_inner) = adapters;
     }
 
-    /// Says which adapters requests have: those with `true` are under way.
+    /// Sets the LoRA adapters in use; `true` marks those of running requests.
     pub fn use_lora(&self, worn: impl Iterator<Item = (LoraId, bool)>) {
         let mut now = LoraUse::default();
         for (id, runs) in worn {
@@ -470,14 +472,15 @@ impl EngineGuard {
         *self.0.adapter_use.write().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
-    /// May an adapter be called so?
+    /// Whether the name is free for an adapter.
     pub fn check_name(&self, name: &str) -> Result<(), LoraError> {
         let taken =
             self.info().names.iter().any(|n| n == name) || self.adapters().iter().any(|a| a.name == name);
         if taken { Err(LoraError::Taken(name.into())) } else { Ok(()) }
     }
 
-    /// Says why the engine ends. From here on it takes nothing more, and whoever gets no answer is told this.
+    /// Ends the engine with a reason. No more requests are accepted; unfinished requests fail with the first reason
+    /// given.
     pub fn end(&self, why: Failure) {
         self.0.admission.end(why);
     }

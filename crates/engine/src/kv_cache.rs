@@ -1,4 +1,4 @@
-//! [`KvPool`]: the cache's memory, layer by layer: pages, and states of sequences.
+//! [`KvPool`]: the KV cache's memory, layer by layer: pages, and recurrent states.
 
 use std::cell::RefCell;
 
@@ -6,35 +6,35 @@ use tallow_core::{Backend, DType, Result, StateRows};
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::spec::DecoderSpec;
 
-/// What layers keep of sequences, on a device.
+/// KV cache and recurrent states of all layers, on a device.
 #[derive(Debug)]
 pub struct KvPool<B: Backend> {
     layers: Vec<LayerCache<B>>,
-    /// For each place, if layers keep states: is the second of its two rows the one that holds its sequence's?
+    /// For each slot, if the model is recurrent: whether the second of its two state rows is the current one.
     turned: RefCell<Vec<bool>>,
 }
 
-/// How large a cache is.
+/// Dimensions of a KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
-    /// What keys and values are stored as.
+    /// Data type of K and V.
     pub dtype: DType,
-    /// Tokens in a page.
+    /// Tokens per page.
     pub page_len: usize,
-    /// Pages.
+    /// Number of pages.
     pub pages: usize,
-    /// Sequences under way at once, of which layers may keep a state.
+    /// Maximum running sequences, each with its recurrent states if the model is recurrent.
     pub sequences: usize,
 }
 
 impl KvShape {
-    /// Bytes that one page takes in all layers of a model.
+    /// Bytes of one page over all layers of a model.
     pub fn page_bytes(&self, spec: &DecoderSpec) -> usize {
         let columns: usize = spec.layers.iter().map(|l| 2 * l.cache_cols(self.dtype)).sum();
         columns * self.page_len * self.dtype.size()
     }
 
-    /// Bytes of the states of all sequences in all layers of a model: of each the one before a step, and that after it.
+    /// Bytes of the recurrent states of all sequences over all layers: two of each, before and after a step.
     pub fn state_bytes(&self, spec: &DecoderSpec) -> usize {
         let numbers = spec.layers.iter().fold(0usize, |n, l| n.saturating_add(l.state_len()));
         numbers.saturating_mul(2 * DType::F32.size()).saturating_mul(self.sequences)
@@ -47,7 +47,7 @@ impl KvShape {
 }
 
 impl<B: Backend> KvPool<B> {
-    /// Memory for the cache of a model.
+    /// Allocates the cache of a model.
     pub fn new(b: &B, spec: &DecoderSpec, shape: KvShape) -> Result<KvPool<B>> {
         let KvShape { dtype, page_len, pages, sequences } = shape;
         let layer = |l| LayerCache::new(b, l, dtype, [pages, page_len], sequences);
@@ -56,23 +56,23 @@ impl<B: Backend> KvPool<B> {
         Ok(KvPool { layers, turned: RefCell::new(vec![false; places]) })
     }
 
-    /// Each layer's part.
+    /// Each layer's cache.
     pub fn layers(&self) -> &[LayerCache<B>] {
         &self.layers
     }
 
-    /// The rows of the states of sequences in these places, for their next step; none where layers keep no states.
+    /// State rows of the sequences in these slots for their next step; empty if the model is not recurrent.
     pub fn states(&self, places: impl Iterator<Item = usize>) -> Vec<StateRows> {
         let turned = self.turned.borrow();
         let rows = |place: usize| {
-            // A place past the last is refused with the plan.
+            // A slot out of range is rejected by the ops that read the states.
             let second = u32::from(turned.get(place).copied().unwrap_or(false));
             StateRows { from: 2 * place as u32 + second, to: 2 * place as u32 + 1 - second }
         };
         if turned.is_empty() { Vec::new() } else { places.map(rows).collect() }
     }
 
-    /// A step of sequences in these places has gone well: what it wrote is what the next one reads.
+    /// Call after a successful step of the sequences in these slots: swaps their state rows.
     pub fn stepped(&self, places: impl Iterator<Item = usize>) {
         let mut turned = self.turned.borrow_mut();
         for place in places {

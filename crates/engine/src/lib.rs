@@ -1,10 +1,10 @@
-//! Many requests, one model, one thread.
+//! Serving engine: many requests, one model, one thread.
 //!
-//! A [`scheduler`] picks sequences, a [`plan`] turns them into a step, a [`runner`] runs it and samples tokens, a
-//! [`pool`] lends pages of the cache, [`pace`] says how large a step may be. An [`engine`] does that in a loop and talks
-//! to the world through a [`handle`]. Requests may have [`adapters`] of the model. An [`embedder`] does the same for
-//! models that make vectors of texts, [`seq2seq`] for those that take in all of a text or a sound and then write.
-//! [`transcribe`] has a scribe go through a long sound.
+//! A [`scheduler`] picks sequences, [`plan`] turns them into a step, a [`runner`] runs it and samples tokens, a
+//! [`block_pool`] owns the pages of the KV cache, [`step_budget`] calibrates the tokens per step. An [`engine`] does
+//! that in a loop and is controlled through a [`handle`]. Requests may use LoRA adapters ([`lora`]). An [`embedder`]
+//! serves encoders (embeddings, reranking), [`seq2seq`] serves encoder-decoder models, and [`transcribe`] runs speech
+//! recognition on it.
 
 mod admission;
 pub mod answer;

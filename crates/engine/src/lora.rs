@@ -1,4 +1,4 @@
-//! What an engine has loaded to be added to its model, for some requests and not for others.
+//! LoRA adapters loaded into an engine and selected per request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -9,64 +9,64 @@ use tallow_core::{Adapter, Backend, LoraRows};
 use crate::handle::Failure;
 use crate::scheduler::BatchPart;
 
-/// An adapter that an engine has loaded. What is loaded again, be it under the same name, is another.
+/// Id of a loaded adapter. Loading an adapter again, even under the same name, gives a new id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LoraId(pub u64);
 
-/// An adapter, and how much it counts.
+/// An adapter and its scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoraRef {
-    /// Which.
+    /// Adapter id.
     pub id: LoraId,
-    /// Multiplies what it adds.
+    /// Multiplies the LoRA delta.
     pub scale: f32,
 }
 
-/// An adapter as everybody may see it.
+/// Public description of a loaded adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadedLora {
-    /// What requests call it.
+    /// Name by which requests select it.
     pub name: String,
-    /// Where its files are.
+    /// Path of its files.
     pub path: PathBuf,
-    /// Itself, and how much it counts unless a request says otherwise.
+    /// Its id and default scale.
     pub lora: LoraRef,
 }
 
-/// Adapters of the requests that an engine has.
+/// Adapters in use by requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoraUse {
-    /// Those of requests under way.
+    /// Adapters of running requests.
     pub running: Vec<LoraId>,
-    /// Those of requests that wait.
+    /// Adapters of waiting requests.
     pub waiting: Vec<LoraId>,
 }
 
-/// Why an adapter was not loaded, or not unloaded.
+/// Why loading or unloading an adapter failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoraError {
-    /// Something goes by its name.
+    /// The name is taken.
     #[error("there is a model or an adapter called {0:?} already; unload it first, or take another name")]
     Taken(String),
-    /// Nothing goes by its name.
+    /// No adapter has that name.
     #[error("there is no adapter called {0:?}")]
     Unknown(String),
-    /// There is no room for it.
+    /// Not enough memory for adapters.
     #[error(
         "the adapter needs up to {needs} bytes, and of {room} for adapters {used} are in use; unload another first"
     )]
     Full {
-        /// Bytes of the new one, from above.
+        /// Bytes that the new adapter needs, an upper bound.
         needs: usize,
-        /// Bytes for all.
+        /// Bytes for all adapters.
         room: usize,
-        /// Bytes of those that are there.
+        /// Bytes in use.
         used: usize,
     },
-    /// It is not one for this model, or the device cannot take it.
+    /// Not an adapter for this model, or the device cannot hold it.
     #[error("{0}")]
     Refused(String),
-    /// The engine does not answer.
+    /// The engine has ended.
     #[error("{0}")]
     Ended(#[from] Failure),
 }
@@ -75,7 +75,7 @@ pub enum LoraError {
 #[derive(Debug)]
 pub(crate) struct Adapters<B: Backend> {
     all: BTreeMap<LoraId, Rc<Adapter<B>>>,
-    /// Those that nobody can ask for any more. They are let go once nobody has them.
+    /// Unloaded adapters, freed once no request uses them.
     leaving: BTreeSet<LoraId>,
 }
 
@@ -90,17 +90,17 @@ impl<B: Backend> Adapters<B> {
         self.all.insert(id, Rc::new(adapter));
     }
 
-    /// May a new request have it?
+    /// Whether a new request may use it.
     pub(crate) fn accepts(&self, id: LoraId) -> bool {
         self.all.contains_key(&id) && !self.leaving.contains(&id)
     }
 
-    /// No new request may have it from here on.
+    /// No new request may use it from here on.
     pub(crate) fn unload(&mut self, id: LoraId) {
         self.leaving.insert(id);
     }
 
-    /// Lets go of those that are leaving, but for those that somebody has.
+    /// Frees the unloaded adapters that no request uses.
     pub(crate) fn evict(&mut self, has: impl Fn(LoraId) -> bool) {
         let gone: Vec<LoraId> = self.leaving.iter().copied().filter(|id| !has(*id)).collect();
         for id in gone {
@@ -109,17 +109,18 @@ impl<B: Backend> Adapters<B> {
         }
     }
 
-    /// Are none loaded?
+    /// Whether no adapter is loaded.
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Bytes of all.
+    /// Bytes of all adapters.
     pub(crate) fn bytes(&self) -> usize {
         self.all.values().map(|adapter| adapter.bytes()).sum()
     }
 
-    /// Which rows of a step have which adapter, in order. Neighbours with the same are one.
+    /// The adapter of each range of a step's rows, in order. Adjacent ranges with the same adapter and scale are
+    /// merged.
     pub(crate) fn of(&self, parts: &[BatchPart]) -> Result<Vec<LoraRows<B>>, tallow_core::Error> {
         let (mut all, mut row) = (Vec::<LoraRows<B>>::new(), 0);
         for part in parts {

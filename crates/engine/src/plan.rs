@@ -1,10 +1,10 @@
-//! [`build`]: from a batch of sequences to the step that a device runs. The only place where the two meet.
+//! [`build`]: from the scheduler's batch to the step that a device runs. The only place where the two meet.
 
 use tallow_core::{Span, Step};
 
 use crate::scheduler::{Batch, Wanted};
 
-/// The step that computes a batch.
+/// Step that computes a batch.
 pub fn build(batch: &Batch, page_len: usize) -> Step {
     // Journey, stop 4: the plan. What is constant for the step is computed here, once.
     let mut step = Step { page_len, ..Step::default() };

@@ -1,4 +1,4 @@
-//! [`Runner`]: runs a batch on a device and chooses the tokens.
+//! [`Runner`]: runs a batch on a device and samples the tokens.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::plan;
 use crate::sampler::{self, Choice, NotFinite, Sampler};
 use crate::scheduler::{Batch, BatchPart, Wanted};
 
-/// A model on a device, with its cache.
+/// A model on a device, with its KV cache.
 #[derive(Debug)]
 pub struct Runner<B: Backend> {
     b: B,
@@ -24,26 +24,26 @@ pub struct Runner<B: Backend> {
     adapters: Adapters<B>,
 }
 
-/// What a part is sampled with.
+/// Sampling input of a part.
 #[derive(Debug)]
 pub struct SampleInput<'a> {
-    /// Chooses the next token.
+    /// Samples the next token.
     pub sampler: &'a Sampler,
-    /// The prompt, for parts whose prompt is to be scored.
+    /// Prompt tokens, for parts whose prompt is scored.
     pub prompt: &'a [u32],
 }
 
-/// What a part gave.
+/// Result of a part.
 #[derive(Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// The next token, if one was wanted.
+    /// Sampled token, if requested.
     pub next: Option<Choice>,
-    /// Prompt tokens after the part's first, scored, if that was wanted.
+    /// Prompt tokens after the part's first, with log-probabilities, if requested.
     pub prompt: Vec<Choice>,
 }
 
 impl<B: Backend> Runner<B> {
-    /// A runner with an empty cache.
+    /// A runner with an empty KV cache.
     pub fn new(b: B, decoder: Decoder<B>, shape: KvShape) -> Result<Runner<B>, Error> {
         let kv = KvPool::new(&b, decoder.spec(), shape)?;
         Ok(Runner { b, decoder, kv, page_len: shape.page_len, adapters: Adapters::default() })
@@ -59,7 +59,7 @@ impl<B: Backend> Runner<B> {
         &self.decoder
     }
 
-    /// Brings an adapter to the device, under an id that no other had.
+    /// Uploads a LoRA adapter to the device, under an id never used before.
     pub fn load_lora(&mut self, id: LoraId, file: &AdapterFile) -> Result<(), LoraError> {
         let adapter = self.decoder.adapter(&self.b, file);
         self.adapters.add(id, adapter.map_err(|e| LoraError::Refused(e.to_string()))?);
@@ -74,12 +74,12 @@ impl<B: Backend> Runner<B> {
         &mut self.adapters
     }
 
-    /// The logits of every token of a batch that wants them, in order.
+    /// Logits of every token of a batch that needs them, in order: [outputs, vocabulary].
     pub fn logits(&self, batch: &Batch) -> Result<Tensor<B>, Error> {
         self.logits_seen(batch, |_, _| Ok(()))
     }
 
-    /// The same, showing the embeddings and what each layer makes of them to `see`.
+    /// Like [`logits`](Self::logits); calls `see` with the embeddings and each layer's output.
     pub fn logits_seen(
         &self,
         batch: &Batch,
@@ -90,8 +90,8 @@ impl<B: Backend> Runner<B> {
         Ok(logits)
     }
 
-    /// What can be done again if it fails, or if what follows it does: pages get the same once more, and states that are
-    /// read are not written.
+    /// Forward pass of a batch. Can be rerun if it or what follows it fails: pages get the same K and V again, and
+    /// recurrent states are read from one row and written to another.
     fn compute(
         &self,
         batch: &Batch,
@@ -103,8 +103,7 @@ impl<B: Backend> Runner<B> {
         self.decoder.logits(&self.b, &plan, &x) // [outputs, vocabulary]
     }
 
-    /// Runs a batch; `asked` has an entry for each of its parts. What is wrong with one part's logits is that part's
-    /// alone.
+    /// Runs a batch; `asked` has one entry per part. Non-finite logits fail only their own part.
     pub fn run(
         &self,
         batch: &Batch,
@@ -130,7 +129,7 @@ impl<B: Backend> Runner<B> {
         Ok(outcomes)
     }
 
-    /// Reads what is needed of a step's logits, all of it at once: the whole rows, and the most likely tokens.
+    /// Reads what a step needs of its logits in one transfer: full rows and top-k candidates.
     fn read(&self, logits: &Tensor<B>, needs: &[LogitsPlan]) -> Result<(Vec<f32>, TopKRows), Error> {
         let whole = runs(needs.iter().flat_map(|n| n.whole.clone()));
         let whole: Vec<Tensor<B>> = whole.into_iter().map(|rows| logits.row_range(rows)).collect();
@@ -160,17 +159,17 @@ impl<B: Backend> Runner<B> {
     }
 }
 
-/// What a part needs of a step's logits.
+/// Which logits of a part are read from the device.
 #[derive(Debug)]
 struct LogitsPlan {
-    /// Rows that are needed whole: those that are scored, and the one to sample from if all of it is looked at.
+    /// Rows read in full: those that are scored, and the one to sample from if sampling needs all of it.
     whole: [Range<usize>; 2],
-    /// The row to sample from if its most likely tokens are enough, and how many of them.
+    /// Row to sample from and k, if the top-k tokens are enough.
     likely: Option<(usize, usize)>,
 }
 
 impl LogitsPlan {
-    /// Of a part that has these `rows` of logits.
+    /// Plan of a part whose logits are `rows` of the step's.
     fn new(part: &BatchPart, asked: &SampleInput<'_>, rows: Range<usize>, vocab: usize) -> LogitsPlan {
         let scored = rows.start..rows.start + scored(part, asked).len();
         let last = rows.end.saturating_sub(1)..rows.end;
@@ -181,32 +180,32 @@ impl LogitsPlan {
         }
     }
 
-    /// How many whole rows.
+    /// Number of full rows.
     fn rows(&self) -> usize {
         self.whole.iter().map(Range::len).sum()
     }
 }
 
-/// The most likely tokens of some rows.
+/// Top-k tokens of consecutive rows of logits.
 #[derive(Debug)]
 struct TopKRows {
-    /// The first of these rows.
+    /// Index of the first row.
     first: usize,
-    /// Tokens of each.
+    /// Tokens per row.
     k: usize,
     tokens: Vec<u32>,
     logits: Vec<f32>,
 }
 
 impl TopKRows {
-    /// The `k` most likely tokens of a row, and their logits.
+    /// Top `k` tokens of a row and their logits.
     fn of(&self, (row, k): (usize, usize)) -> (&[u32], &[f32]) {
         let at = (row - self.first) * self.k;
         (&self.tokens[at..at + k], &self.logits[at..at + k])
     }
 }
 
-/// What a part gives, by the whole rows that it needs, in order, or by the most likely tokens of its last.
+/// Outcome of a part from its full rows, in order; the next token from its top-k tokens if those were read instead.
 fn outcome(
     part: &BatchPart,
     asked: &SampleInput<'_>,
@@ -226,7 +225,7 @@ fn outcome(
     Ok(Outcome { next, prompt })
 }
 
-/// The prompt tokens that a part's first rows of logits are about: row i is about the token after it.
+/// Prompt tokens scored by a part's first rows of logits: row i predicts the token after it.
 fn scored<'a>(part: &BatchPart, asked: &SampleInput<'a>) -> &'a [u32] {
     match part.logits {
         Wanted::All { .. } => {
@@ -237,7 +236,7 @@ fn scored<'a>(part: &BatchPart, asked: &SampleInput<'a>) -> &'a [u32] {
     }
 }
 
-/// The same rows, in as few ranges as possible.
+/// Merges adjacent ranges.
 fn runs(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for range in ranges.filter(|range| !range.is_empty()) {
@@ -249,7 +248,7 @@ fn runs(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     runs
 }
 
-/// The places of a batch's sequences.
+/// Slots of a batch's sequences.
 fn places(batch: &Batch) -> impl Iterator<Item = usize> {
     batch.parts.iter().map(|part| part.slot.0 as usize)
 }

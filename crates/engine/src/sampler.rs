@@ -1,39 +1,40 @@
 //! [`Sampler`]: from logits to a token.
 //!
-//! In this order: bias, penalties, temperature, then what the cuts leave (top-k, typical, top-p, min-p), then a draw.
-//! The draw depends on the seed and on the place in the sequence, and on nothing else: the same request gives the same
-//! text in any company, and again after its sequence had to be computed twice.
+//! In this order: logit bias, penalties, temperature, truncation (top-k, typical, top-p, min-p), then a random draw.
+//! The draw depends only on the seed and the position in the sequence: the same request gives the same text in any
+//! batch, and again after it was preempted and recomputed.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-/// The most tokens that a device is asked to find. What models recommend for top-k is 20 to 64.
+/// Largest k for top-k on the device. Model cards recommend a top-k of 20 to 64.
 const MAX_TOP_K: usize = 64;
 
-/// How to choose tokens.
+/// Sampling parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// Below 1 sharper, above 1 flatter; 0 takes the most likely token.
+    /// Temperature: below 1 sharper, above 1 flatter; 0 is greedy.
     pub temperature: f32,
-    /// Only so many of the most likely; 0 for all.
+    /// Keep only the `top_k` most likely tokens; 0 for all.
     pub top_k: usize,
-    /// Only the most likely that together have this much; 1 for all.
+    /// Nucleus sampling: keep the most likely tokens whose probabilities sum to `top_p`; 1 for all.
     pub top_p: f32,
-    /// Only those at least this likely, in proportion to the most likely; 0 for all.
+    /// Keep tokens with at least `min_p` times the probability of the most likely one; 0 for all.
     pub min_p: f32,
-    /// Only those whose surprise is nearest to what is expected, together this much; 1 for all.
+    /// Locally typical sampling: keep the tokens whose surprise is nearest to the entropy and whose probabilities sum
+    /// to `typical_p`; 1 for all.
     pub typical_p: f32,
-    /// Divides (or, below 0, multiplies) logits of tokens that were there; 1 for none.
+    /// Divides positive and multiplies negative logits of tokens in the prompt or the answer; 1 for none.
     pub repetition_penalty: f32,
-    /// Taken from logits of tokens that were generated.
+    /// Subtracted from the logits of generated tokens.
     pub presence_penalty: f32,
-    /// Taken from logits of tokens for each time they were generated.
+    /// Subtracted from the logits of generated tokens once per occurrence.
     pub frequency_penalty: f32,
-    /// Added to logits.
+    /// Added to the logits of these tokens.
     pub bias: Vec<(u32, f32)>,
-    /// Of the draws.
+    /// Seed of the draws.
     pub seed: u64,
-    /// How many of the most likely tokens to report with each token, and whether to report at all.
+    /// How many of the most likely tokens to return with each token; `None` returns no log-probabilities at all.
     pub logprobs: Option<usize>,
 }
 
@@ -56,13 +57,13 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Always the most likely token.
+    /// Greedy sampling: always the most likely token.
     pub fn greedy() -> Sampling {
         Sampling { temperature: 0.0, ..Sampling::default() }
     }
 
-    /// How many of the most likely tokens are all that choosing looks at, where those are few. Then a device finds
-    /// them, and the other logits are never read.
+    /// The k for which the top-k tokens are all that sampling needs, if k is small. The device then computes the top-k
+    /// and the other logits are never read.
     pub fn top_k_needed(&self) -> Option<usize> {
         if !self.bias.is_empty() || self.penalises() || self.logprobs.is_some() {
             return None;
@@ -76,7 +77,7 @@ impl Sampling {
     }
 }
 
-/// A token with its log-probability: that of the model itself, before bias, penalties and temperature.
+/// A token with the model's own log-probability, before bias, penalties and temperature.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scored {
     /// The token.
@@ -85,50 +86,50 @@ pub struct Scored {
     pub logprob: f32,
 }
 
-/// A token that was chosen, and the most likely ones if they were asked for.
+/// A chosen token, and the most likely ones if requested.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// The token.
     pub token: u32,
-    /// Its log-probability, where asked for.
+    /// Its log-probability, if requested.
     pub logprob: Option<f32>,
     /// The most likely tokens, most likely first.
     pub top: Vec<Scored>,
 }
 
-/// The model gave something that is no number: its weights are damaged.
+/// The logits are not finite: the weights are damaged, or overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the model's logits are not finite numbers: its weights are damaged, or overflow at this precision")]
 pub struct NotFinite;
 
-/// Chooses the tokens of one sequence.
+/// Samples the tokens of one sequence.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     how: Sampling,
-    /// How often each token was generated; 0 for those of the prompt alone.
+    /// How often each token was generated; 0 for tokens only in the prompt.
     seen: HashMap<u32, u32>,
 }
 
 impl Sampler {
-    /// For a sequence that begins with `prompt`.
+    /// A sampler for a sequence that begins with `prompt`.
     pub fn new(how: Sampling, prompt: &[u32]) -> Sampler {
         let seen = if how.penalises() { prompt.iter().map(|t| (*t, 0)).collect() } else { HashMap::new() };
         Sampler { how, seen }
     }
 
-    /// How it chooses.
+    /// Sampling parameters.
     pub fn how(&self) -> &Sampling {
         &self.how
     }
 
-    /// Takes note of a token that was generated.
+    /// Counts a generated token, for the penalties.
     pub fn accept(&mut self, token: u32) {
         if self.how.penalises() {
             *self.seen.entry(token).or_default() += 1;
         }
     }
 
-    /// The token for `place`, the number of tokens before it. Changes `logits`.
+    /// Samples the token at position `place`, the number of tokens before it. Modifies `logits`.
     pub fn sample(&self, logits: &mut [f32], place: usize) -> Result<Choice, NotFinite> {
         check(logits)?;
         let raw = self.how.logprobs.map(|top| (logits.to_vec(), top));
@@ -140,19 +141,18 @@ impl Sampler {
         }
     }
 
-    /// The same from the most likely tokens alone: as many as the settings [look at](Sampling::looks_at), or all
-    /// there are; of equals those with the lower numbers.
+    /// Samples from the top-k tokens alone: as many as [`Sampling::top_k_needed`] says, or the whole vocabulary if
+    /// smaller; of tokens with equal logits those with the lower ids.
     ///
-    /// It differs from `choose` in one thing: NaN counts as smallest, so one among the logits that are not here goes
-    /// unnoticed, and its token is not chosen. A row that is NaN throughout, or somewhere plus infinity, is an error
-    /// for both.
+    /// Differs from [`sample`](Self::sample) in one case: top-k ranks NaN lowest, so a NaN among the logits left out
+    /// goes unnoticed and its token is not chosen. A row that is all NaN or contains +inf is an error for both.
     pub fn sample_topk(&self, tokens: &[u32], logits: &[f32], place: usize) -> Result<Choice, NotFinite> {
         check(logits)?;
         let token = self.pick(tokens.iter().copied().zip(logits.iter().copied()), place);
         Ok(Choice { token, logprob: None, top: Vec::new() })
     }
 
-    /// Bias and penalties.
+    /// Applies logit bias and penalties.
     fn adjust(&self, logits: &mut [f32]) {
         for (token, bias) in &self.how.bias {
             if let Some(x) = logits.get_mut(*token as usize) {
@@ -168,7 +168,7 @@ impl Sampler {
         }
     }
 
-    /// One of some tokens, by their logits.
+    /// Picks one of the tokens by their logits.
     fn pick(&self, row: impl Iterator<Item = (u32, f32)> + Clone, place: usize) -> u32 {
         match self.how.temperature {
             t if t <= 0.0 => largest(row),
@@ -203,7 +203,7 @@ impl Sampler {
     }
 }
 
-/// A token that may be drawn, and its share.
+/// A candidate token and its unnormalised probability.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     token: u32,
@@ -211,17 +211,17 @@ struct Candidate {
     weight: f64,
 }
 
-/// The most likely first, of equals the one with the lower number. By their logits, because weights of different
-/// logits can be equal; and as a device compares numbers, to which 0 and -0 are equal.
+/// Most likely first; of equals the lower token id first. Compares logits, because weights of different logits can be
+/// equal; and compares as a device does, so that 0 equals -0.
 fn order(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
 }
 
-/// The `k` most likely tokens, in order. Weights are in proportion to probabilities, the first being 1.
+/// The `k` most likely tokens, in order. Weights are proportional to probabilities; the first is 1.
 fn candidates(row: impl Iterator<Item = (u32, f32)> + Clone, temperature: f32, k: usize) -> Vec<Candidate> {
     let top = row.clone().fold(f32::NEG_INFINITY, |m, (_, x)| m.max(x));
     let weight = |x: f32| f64::from((x - top) / temperature).exp();
-    // Below this share even a whole vocabulary of them comes to nothing; leaving them out saves sorting them.
+    // Below this weight even a whole vocabulary of tokens is negligible; dropping them saves sorting them.
     const NOTHING: f64 = 1e-12;
     let all = row.map(|(token, logit)| Candidate { token, logit, weight: weight(logit) });
     let mut all: Vec<Candidate> = all.filter(|c| c.weight > NOTHING).collect();
@@ -233,7 +233,7 @@ fn candidates(row: impl Iterator<Item = (u32, f32)> + Clone, temperature: f32, k
     all
 }
 
-/// Those whose surprise is nearest to the mean surprise, until they have `p` of the whole; most likely first again.
+/// Keeps the tokens whose surprise is nearest to the entropy, until they have `p` of the total; sorted by likelihood.
 fn typical(mut left: Vec<Candidate>, p: f32) -> Vec<Candidate> {
     let total: f64 = left.iter().map(|c| c.weight).sum();
     let surprise = |c: &Candidate| -(c.weight / total).ln();
@@ -247,7 +247,7 @@ fn typical(mut left: Vec<Candidate>, p: f32) -> Vec<Candidate> {
     left
 }
 
-/// The first candidates until they weigh `enough`, at least one.
+/// Keeps the first candidates until their weights sum to `enough`; at least one.
 fn keep_until(left: &mut Vec<Candidate>, enough: f64) {
     let mut sum = 0.0;
     let count = left.iter().take_while(|c| {
@@ -259,12 +259,12 @@ fn keep_until(left: &mut Vec<Candidate>, enough: f64) {
     left.truncate(count);
 }
 
-/// The first of those with the largest logit.
+/// First token with the largest logit.
 fn largest(row: impl Iterator<Item = (u32, f32)>) -> u32 {
     row.reduce(|best, next| if next.1 > best.1 { next } else { best }).map_or(0, |(token, _)| token)
 }
 
-/// Minus infinity is a way to say never; anything else that is not finite is damage.
+/// -inf masks a token; NaN, +inf, or no finite logit at all is an error.
 fn check(logits: &[f32]) -> Result<(), NotFinite> {
     let finite = logits.iter().fold((false, false), |(some, bad), x| {
         (some | x.is_finite(), bad | x.is_nan() | (*x == f32::INFINITY))
@@ -272,7 +272,7 @@ fn check(logits: &[f32]) -> Result<(), NotFinite> {
     if finite == (true, false) { Ok(()) } else { Err(NotFinite) }
 }
 
-/// The `n` largest logits' tokens, largest first.
+/// Ids of the `n` largest logits, largest first.
 fn most_likely(logits: &[f32], n: usize) -> Vec<u32> {
     let order = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
     let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
@@ -287,14 +287,14 @@ fn most_likely(logits: &[f32], n: usize) -> Vec<u32> {
     ids
 }
 
-/// The logarithm of the sum of exponentials.
+/// log-sum-exp.
 fn log_sum(logits: &[f32]) -> f32 {
     let top = logits.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
     let sum: f64 = logits.iter().map(|x| f64::from(x - top).exp()).sum();
     (f64::from(top) + sum.ln()) as f32
 }
 
-/// A number from 0 up to 1 that depends on the seed and the place alone.
+/// Uniform in [0, 1), from the seed and the position alone (SplitMix64).
 fn uniform(seed: u64, place: usize) -> f64 {
     let mut z = seed.wrapping_add((place as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -302,7 +302,7 @@ fn uniform(seed: u64, place: usize) -> f64 {
     ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// A token's log-probability, and the `top` most likely tokens with theirs.
+/// Log-probability of a token, and the `top` most likely tokens with theirs.
 pub fn score(logits: &[f32], token: u32, top: usize) -> Result<Choice, NotFinite> {
     let sum = log_sum(logits);
     let logprob = logits.get(token as usize).map(|x| x - sum).filter(|p| !p.is_nan()).ok_or(NotFinite)?;

@@ -1,48 +1,49 @@
 //! [`Scheduler`]: which tokens of which sequences the next step computes.
 //!
-//! A pure state machine: no device, no clock, no threads. A step has a budget of tokens, and a smaller one where
-//! sequences are being decoded, which all wait for it. Those come first, one token each; what is left of the budget is
-//! shared evenly among those whose prompts are being computed, so that a long prompt delays neither the answers under
-//! way nor the short prompts beside it. When the cache is full the newest sequence is preempted: it loses its pages, waits
-//! at the head of the queue, and is computed again (mostly from the prefix cache, where there is one). The oldest always
-//! goes on, so everything ends.
+//! A pure state machine: no device, no clock, no threads. Each step has a token budget, and a smaller one
+//! (`decode_budget`) while sequences decode, because they all wait for the step to finish. Decoding sequences come
+//! first, one token each; the rest of the budget is shared evenly among the sequences in prefill (chunked prefill), so
+//! that a long prompt delays neither decoding sequences nor shorter prompts. When the KV cache is full the newest
+//! sequence is preempted: its pages are freed, it goes back to the head of the queue, and it is recomputed later
+//! (mostly from the prefix cache, if enabled). The oldest sequence always makes progress, so every sequence finishes.
 //!
-//! Clients share the slots evenly: the next to be admitted is of the client that has the fewest, and where none is free,
-//! the newest sequence of the client that has the most is preempted, as long as that makes the shares more even.
+//! Clients share the slots evenly: the next sequence admitted belongs to the client with the fewest running; if no slot
+//! is free, the newest sequence of the client with the most is preempted, as long as that evens out the shares.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::block_pool::{BlockId, BlockPool, Chain};
 use crate::lora::LoraRef;
 
-/// A sequence.
+/// Sequence id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SeqId(pub u64);
 
-/// Who asks for sequences, for fairness.
+/// Client that sends requests, for fair sharing of the slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClientId(pub u64);
 
-/// A place among the sequences under way, of which each has its own.
+/// Slot of a running sequence; no two running sequences share one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);
 
-/// A sequence to be generated.
+/// A sequence to submit.
 #[derive(Clone, Debug)]
 pub struct NewSeq {
-    /// Its name, never used before.
+    /// Id, never used before.
     pub id: SeqId,
-    /// The prompt.
+    /// Prompt tokens.
     pub tokens: Vec<u32>,
-    /// Tokens to generate at most.
+    /// Maximum tokens to generate.
     pub max_new: usize,
-    /// Whom it shares its prefix with.
+    /// Start of the prefix hash chain: sequences with the same root may share prefix pages.
     pub root: Chain,
-    /// Are the logits of every prompt token wanted? Then nothing is taken from the prefix cache.
+    /// Whether to compute the logits of every prompt token. If so, the prefix cache is not used.
     pub all_logits: bool,
-    /// What is added to the model. Sequences that differ in it have no prefix in common, which is for `root` to say.
+    /// LoRA adapter. Sequences with different adapters or scales must not share a prefix: the caller gives them
+    /// different `root`s.
     pub lora: Option<LoraRef>,
-    /// Who asked: clients share the slots evenly.
+    /// Client of the request; clients share the slots evenly.
     pub client: ClientId,
 }
 
@@ -50,25 +51,25 @@ pub struct NewSeq {
 #[derive(Debug)]
 struct Seq {
     id: SeqId,
-    /// The prompt and what has been generated.
+    /// Prompt and generated tokens.
     tokens: Vec<u32>,
     prompt_len: usize,
-    /// Tokens that the sequence may have in the end.
+    /// Maximum tokens, prompt and answer together.
     most: usize,
-    /// Tokens whose keys and values are in the cache.
+    /// Tokens whose K and V are in the KV cache.
     computed: usize,
     blocks: Vec<BlockId>,
-    /// While it is under way.
+    /// Valid while the sequence is running.
     slot: SlotId,
     root: Chain,
-    /// What the next page to be published follows.
+    /// Chain that the next published page follows.
     after: Chain,
-    /// Pages published or found.
+    /// Pages published, or found in the prefix cache.
     published: usize,
     all_logits: bool,
     lora: Option<LoraRef>,
     client: ClientId,
-    /// Prompt tokens that the prefix cache spared, the first time.
+    /// Prompt tokens found in the prefix cache at the first admission.
     cached: Option<usize>,
 }
 
@@ -77,12 +78,12 @@ impl Seq {
         self.tokens.len() - self.computed
     }
 
-    /// Is only its newest token left to compute?
+    /// Whether only the newest generated token is left to compute.
     fn decodes(&self) -> bool {
         self.left() == 1 && self.tokens.len() > self.prompt_len
     }
 
-    /// Pages for all its tokens and one more.
+    /// Pages for all its tokens and the next one.
     fn pages(&self, page_len: usize) -> usize {
         (self.tokens.len() + 1).min(self.most).max(self.tokens.len()).div_ceil(page_len)
     }
@@ -91,84 +92,84 @@ impl Seq {
 /// Tokens of one sequence that a step computes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchPart {
-    /// Whose.
+    /// Sequence of these tokens.
     pub id: SeqId,
-    /// The tokens.
+    /// Tokens to compute.
     pub tokens: Vec<u32>,
-    /// The position of the first.
+    /// Position of the first token.
     pub start: usize,
-    /// The sequence's pages, up to the last of these tokens.
+    /// Pages of the sequence, up to the one with the last of these tokens.
     pub blocks: Vec<BlockId>,
-    /// The sequence's place.
+    /// Slot of the sequence.
     pub slot: SlotId,
-    /// Which of these tokens' logits are wanted.
+    /// Which of these tokens need logits.
     pub logits: Wanted,
-    /// What is added to the model.
+    /// LoRA adapter.
     pub lora: Option<LoraRef>,
 }
 
-/// Logits that a part is computed for.
+/// Which logits of a part are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// The prompt is not finished yet.
+    /// None: no token is sampled after this part.
     None,
-    /// The next token is to be sampled from the last.
+    /// The last token's, to sample the next token.
     Last,
-    /// Every token's; sample from the last if it is the prompt's last.
+    /// Every token's; the next token is sampled from the last one's if `last`.
     All {
-        /// Is a token to be sampled?
+        /// Whether the next token is sampled from the last one's logits.
         last: bool,
     },
 }
 
 impl Wanted {
-    /// Is a token to be sampled?
+    /// Whether a token is sampled.
     pub fn samples(self) -> bool {
         matches!(self, Wanted::Last | Wanted::All { last: true })
     }
 }
 
-/// What a step computes.
+/// Tokens computed in one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// One part a sequence.
+    /// One part per sequence.
     pub parts: Vec<BatchPart>,
 }
 
-/// What became of a sequence in a step.
+/// Result of a step for one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Which.
+    /// Sequence.
     pub id: SeqId,
-    /// The token it got. None where only the prompt's logits were wanted.
+    /// Sampled token. `None` if only the prompt's logits were requested.
     pub token: Option<u32>,
-    /// Has it all the tokens it may have? Then it is gone from the scheduler.
+    /// Whether the sequence has reached its maximum length. It is then no longer in the scheduler.
     pub full: bool,
 }
 
-/// Why a sequence cannot be taken.
+/// Why a sequence is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
-    /// There is nothing to go on from.
+    /// The prompt has no tokens.
     #[error("the prompt is empty")]
     Empty,
-    /// It is longer than the model's context.
+    /// The prompt does not fit the context.
     #[error("the prompt has {prompt} tokens, and the context is {context}")]
     TooLong {
-        /// Tokens of the prompt.
+        /// Prompt tokens.
         prompt: usize,
-        /// Tokens of the context.
+        /// Context tokens.
         context: usize,
     },
-    /// It asks for an adapter that was unloaded.
+    /// The LoRA adapter has been unloaded.
     #[error("the adapter is not loaded any more")]
     NoAdapter,
-    /// It has a token that the model does not know.
+    /// A token id is outside the vocabulary.
     #[error("the prompt has token {token}, and the model knows those under {vocab}")]
     Unknown {
-        /// The token.
+        /// Token id.
         token: u32,
-        /// One more than the last.
+        /// Vocabulary size.
         vocab: usize,
     },
 }
@@ -176,28 +177,28 @@ pub enum Unfit {
 /// The scheduler's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Tokens of a sequence, prompt and answer.
+    /// Maximum tokens of a sequence, prompt and answer.
     pub context: usize,
-    /// Sequences under way at once.
+    /// Maximum running sequences.
     pub slots: usize,
-    /// Tokens in a step.
+    /// Token budget of a step.
     pub budget: usize,
-    /// Of these, those whose logits are all wanted: they take much more memory.
+    /// Of these, tokens of sequences that need the logits of all tokens; those take much more memory.
     pub all_logits: usize,
-    /// Tokens in a step in which sequences are being decoded (see [`pace`](crate::step_budget)).
+    /// Token budget of a step while sequences decode (see [`step_budget`](crate::step_budget)).
     pub decode_budget: usize,
-    /// May a sequence go on from pages that another has filled? Not where layers keep more of it than pages.
+    /// Whether prefix caching is on. Off for models with recurrent state, which pages do not hold.
     pub prefixes: bool,
 }
 
 /// Counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Prompt tokens that were looked for in the prefix cache.
+    /// Prompt tokens looked up in the prefix cache.
     pub prefix_queries: u64,
-    /// Prompt tokens that were found there.
+    /// Prompt tokens found in the prefix cache.
     pub prefix_hits: u64,
-    /// Sequences that had to give way.
+    /// Preempted sequences.
     pub preemptions: u64,
 }
 
@@ -207,7 +208,7 @@ pub struct Scheduler {
     limits: Limits,
     pool: BlockPool,
     waiting: VecDeque<Seq>,
-    /// In the order in which they were admitted.
+    /// In order of admission.
     running: Vec<Seq>,
     counts: Counts,
 }
@@ -216,30 +217,30 @@ impl Scheduler {
     /// A scheduler for the pages of `pool`.
     pub fn new(limits: Limits, pool: BlockPool) -> Scheduler {
         let slots = limits.slots.max(1);
-        // However many sequences are being decoded, some of the budget is left for prompts.
+        // However many sequences decode, part of the budget is left for prefill.
         let (budget, all_logits) = (limits.budget.max(2 * slots), limits.all_logits.max(slots));
         let decode_budget = limits.decode_budget.clamp(2 * slots, budget);
         let limits = Limits { slots, budget, decode_budget, all_logits, ..limits };
         Scheduler { limits, pool, waiting: VecDeque::new(), running: Vec::new(), counts: Counts::default() }
     }
 
-    /// What it keeps to.
+    /// Limits after clamping.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// Tokens that a sequence may have: no longer than the context, and no more than fit the whole cache.
+    /// Maximum tokens of a sequence: the context limit, or the size of the whole KV cache if smaller.
     pub fn context(&self) -> usize {
         self.limits.context.min(self.pool.count() * self.pool.page_len())
     }
 
-    /// Takes a sequence in.
+    /// Queues a sequence.
     pub fn submit(&mut self, new: NewSeq) -> Result<(), Unfit> {
         let (prompt, context) = (new.tokens.len(), self.context());
         if prompt == 0 {
             return Err(Unfit::Empty);
         }
-        // A token of the answer must fit too, unless none is wanted.
+        // One token of the answer must fit too, unless none is requested.
         if prompt + usize::from(new.max_new > 0) > context {
             return Err(Unfit::TooLong { prompt, context });
         }
@@ -262,22 +263,22 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Sequences under way.
+    /// Number of running sequences.
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// Sequences that wait.
+    /// Number of waiting sequences.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Is there anything to do?
+    /// Whether no sequence is running or waiting.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// The pages.
+    /// Block pool.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
     }
@@ -287,17 +288,17 @@ impl Scheduler {
         self.counts
     }
 
-    /// Prompt tokens of a sequence that the prefix cache spared, once it has been admitted.
+    /// Prompt tokens of a sequence found in the prefix cache; `None` before it is first admitted.
     pub fn cached(&self, id: SeqId) -> Option<usize> {
         self.running.iter().chain(&self.waiting).find(|s| s.id == id)?.cached
     }
 
-    /// Is every page accounted for?
+    /// Checks that every page is accounted for.
     pub fn check(&self) -> Result<(), String> {
         self.pool.check(self.running.iter().flat_map(|s| s.blocks.iter().copied()))
     }
 
-    /// Forgets a sequence: it is finished, or nobody wants it any more.
+    /// Removes a sequence, finished or abandoned, and frees its pages.
     pub fn drop_seq(&mut self, id: SeqId) {
         self.waiting.retain(|s| s.id != id);
         if let Some(at) = self.running.iter().position(|s| s.id == id) {
@@ -306,7 +307,7 @@ impl Scheduler {
         }
     }
 
-    /// What to compute next; `None` when there is nothing.
+    /// Next step's batch; `None` if there is nothing to compute.
     pub fn next_batch(&mut self) -> Option<Batch> {
         self.make_room();
         self.admit();
@@ -317,7 +318,7 @@ impl Scheduler {
         (!parts.is_empty()).then_some(Batch { parts })
     }
 
-    /// Gives each decoding sequence a page for its newest token, at the cost of the newest sequences.
+    /// Allocates a page for the newest token of each decoding sequence, preempting the newest sequences if needed.
     fn make_room(&mut self) {
         let mut i = 0;
         while i < self.running.len() {
@@ -328,7 +329,7 @@ impl Scheduler {
             } else if let Some(block) = self.pool.take() {
                 self.running[i].blocks.push(block);
             } else {
-                // It may be this very one that gives way; the loop ends then.
+                // This sequence itself may be the one preempted; then the loop ends.
                 self.preempt_newest();
             }
         }
@@ -349,7 +350,7 @@ impl Scheduler {
         self.waiting.push_front(seq);
     }
 
-    /// Admits waiting sequences, as long as there are slots and pages.
+    /// Admits waiting sequences while there are slots and pages.
     fn admit(&mut self) {
         while let Some(next) = self.next_waiting() {
             if self.running.len() < self.limits.slots && self.start(next) {
@@ -362,8 +363,8 @@ impl Scheduler {
         }
     }
 
-    /// The waiting sequence to be admitted next: the first of the client that has the fewest under way. `None` where all
-    /// wait for a prefix, or for a slot that is not theirs to have.
+    /// Index of the waiting sequence to admit next: the first one of the client with the fewest running. `None` if all
+    /// of them wait for a prefix, or for a slot that their client has no claim to.
     fn next_waiting(&self) -> Option<usize> {
         let under_way = self.under_way();
         let most = under_way.values().copied().max().unwrap_or(0);
@@ -372,34 +373,34 @@ impl Scheduler {
         let waiting = waiting.map(|(i, seq)| (under_way.get(&seq.client).copied().unwrap_or(0), i));
         let mut order: Vec<_> = waiting.filter(|(n, _)| has_slot || is_uneven(*n, most)).collect();
         order.sort_unstable();
-        // Whoever waits for a prefix that is being computed lets others pass.
+        // A sequence whose prefix is being computed lets others go first.
         order.into_iter().map(|(_, i)| i).find(|i| !self.will_be_cached(&self.waiting[*i]))
     }
 
-    /// How many sequences each client has under way.
+    /// Running sequences per client.
     fn under_way(&self) -> HashMap<ClientId, usize> {
         let mut counts = HashMap::new();
         self.running.iter().for_each(|seq| *counts.entry(seq.client).or_default() += 1);
         counts
     }
 
-    /// Which sequence is preempted so that this client has a slot or pages: the newest of the client that has the most,
-    /// if that has more than its share.
+    /// Running sequence to preempt so that `client` gets a slot or pages: the newest of the client with the most, if
+    /// that client has more than its share.
     fn preempted_for(&self, client: ClientId) -> Option<usize> {
         let under_way = self.under_way();
         let own = under_way.get(&client).copied().unwrap_or(0);
         let count = |seq: &Seq| under_way.get(&seq.client).copied().unwrap_or(0);
-        // The last of several that are equal: the newest.
+        // `max_by_key` returns the last of equal elements: the newest sequence.
         let (at, most) = self.running.iter().map(count).enumerate().max_by_key(|(_, n)| *n)?;
         is_uneven(own, most).then_some(at)
     }
 
-    /// May what a sequence begins with come from the cache?
+    /// Whether the sequence's prefix may come from the prefix cache.
     fn takes_prefix(&self, seq: &Seq) -> bool {
         self.limits.prefixes && !seq.all_logits
     }
 
-    /// Is a page that this sequence needs being computed by another at the moment?
+    /// Whether another running sequence is computing a page that this sequence needs.
     fn will_be_cached(&self, seq: &Seq) -> bool {
         if !self.takes_prefix(seq) {
             return false;
@@ -412,7 +413,7 @@ impl Scheduler {
         })
     }
 
-    /// Gives waiting sequence `i` its pages, if there are enough.
+    /// Moves waiting sequence `i` to the running ones and allocates its pages, if there are enough.
     fn start(&mut self, i: usize) -> bool {
         let (page, seq) = (self.pool.page_len(), &self.waiting[i]);
         let takes_prefix = self.takes_prefix(seq);
@@ -421,7 +422,8 @@ impl Scheduler {
             false => Default::default(),
         };
         let fresh = seq.pages(page) - prefix.blocks.len();
-        // Those under way will soon want a page each; without one they would have to throw this one out again.
+        // Running sequences will soon need one page each; without these spare pages they would preempt this sequence
+        // again.
         let spare = self.running.len();
         let need = fresh + self.pool.idle_among(&prefix.blocks) + spare;
         if need > self.pool.available() {
@@ -448,8 +450,8 @@ impl Scheduler {
         true
     }
 
-    /// How many tokens each running sequence gets: one for those that decode, an even share of the rest of the budget
-    /// for the others. Those whose logits are all wanted share the smaller budget for that besides.
+    /// Tokens that each running sequence gets in the next step: one if it decodes, an even share of the remaining
+    /// budget otherwise. Sequences that need all logits additionally share the smaller `all_logits` budget.
     fn shares(&self) -> Vec<usize> {
         let most = |s: &Seq| if s.all_logits { s.left().min(self.limits.all_logits) } else { s.left() };
         let mut shares: Vec<usize> = self.running.iter().map(|s| usize::from(s.decodes())).collect();
@@ -457,7 +459,7 @@ impl Scheduler {
         let mut budget = if decoding > 0 { self.limits.decode_budget } else { self.limits.budget } - decoding;
         let mut scored_budget = self.limits.all_logits;
         let mut hungry: Vec<usize> = (0..shares.len()).filter(|i| !self.running[*i].decodes()).collect();
-        // Those that need less than an even share leave the rest to the others.
+        // Sequences that need less than an even share leave the rest to the others.
         hungry.sort_by_key(|i| most(&self.running[*i]));
         let mut left = hungry.len();
         let mut scored_left = hungry.iter().filter(|i| self.running[**i].all_logits).count();
@@ -475,12 +477,12 @@ impl Scheduler {
         shares
     }
 
-    /// Takes note of a step: its tokens are computed, and `sampled` has the next token of each part that wanted one.
+    /// Records a finished step: its tokens are computed; `sampled` has the next token of each part that samples one.
     pub fn commit(&mut self, batch: &Batch, sampled: &[(SeqId, u32)]) -> Vec<Progress> {
         batch.parts.iter().for_each(|part| self.computed(part));
         let mut progress = Vec::new();
         for part in &batch.parts {
-            // A sequence that was dropped meanwhile is no longer here.
+            // A sequence dropped in the meantime is no longer here.
             let Some(seq) = self.running.iter_mut().find(|s| s.id == part.id) else { continue };
             let token = sampled.iter().find(|(id, _)| *id == part.id).map(|(_, token)| *token);
             seq.tokens.extend(token);
@@ -512,17 +514,17 @@ impl Scheduler {
     }
 }
 
-/// Are the shares more even if one goes from the client with `most` to the one with `few`?
+/// Whether moving one slot from a client with `most` to one with `few` makes the shares more even.
 fn is_uneven(few: usize, most: usize) -> bool {
     few + 2 <= most
 }
 
-/// The tokens whose pages may come from the cache: the last token is computed in any case, for its logits.
+/// Tokens whose pages may come from the prefix cache. The last token is always computed, for its logits.
 fn usable(seq: &Seq, page_len: usize) -> &[u32] {
     &seq.tokens[..(seq.tokens.len() - 1) / page_len * page_len]
 }
 
-/// The next `rows` tokens of a sequence.
+/// Batch part of the next `rows` tokens of a sequence.
 fn part(seq: &Seq, rows: usize, page_len: usize) -> BatchPart {
     let (start, end) = (seq.computed, seq.computed + rows);
     let last = end == seq.tokens.len() && seq.tokens.len() < seq.most;

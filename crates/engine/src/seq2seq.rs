@@ -1,8 +1,7 @@
-//! The loop of a model that takes in all of a text or a sound and then writes, on a thread of its own.
+//! The serving loop of encoder-decoder models (T5, Whisper), on its own thread.
 //!
-//! There are so many places at its desk. A task that gets one is taken in at once, and then all that have one write a
-//! token in each step. What a task writes does not depend on its company. Which token comes next is the affair of the
-//! task's [`Pen`].
+//! There is a fixed number of slots. A task that gets a slot is encoded at once; then every task with a slot decodes in
+//! each step. A task's output does not depend on the rest of the batch. Its [`LogitsPolicy`] chooses the tokens.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,50 +20,50 @@ use crate::admission::Admission;
 use crate::handle::Failure;
 use crate::kv_cache::{KvPool, KvShape};
 
-/// Tokens in a page of keys and values.
+/// Tokens per page of the KV caches.
 pub const PAGE: usize = 16;
 
-/// What is taken in.
+/// Encoder input.
 #[derive(Debug, Clone)]
 pub enum EncoderInput {
-    /// Tokens of a text; at least one.
+    /// Text tokens; at least one.
     Tokens(Vec<u32>),
-    /// Frames of sound, one after another, as many as the model hears at one time.
+    /// Log-mel frames of one full window, row-major: [2 * encoder positions, mel bands].
     Mel(Vec<f32>),
 }
 
-/// Decides what is written. It is asked on the scribe's thread.
+/// Chooses a task's tokens. Called on the engine's thread.
 pub trait LogitsPolicy: Send {
-    /// The tokens to go on with, most often one, by the logits of what comes next. None: it is done.
+    /// Next tokens, usually one, from the logits after the last. Empty: the task is done.
     fn next(&mut self, logits: &[f32]) -> Vec<u32>;
-    /// Does nobody wait for it any more?
+    /// Whether the client is gone.
     fn is_gone(&self) -> bool;
-    /// It is over: the pen was done, or there was no room for more.
+    /// The task has ended: the policy was done, or the decoder's context is full (both `Ok`), or it failed.
     fn end(self: Box<Self>, how: Result<(), Failure>);
 }
 
-/// Something to take in and to write about.
+/// An encoder-decoder request.
 pub struct Task {
-    /// What is taken in.
+    /// Encoder input.
     pub input: EncoderInput,
-    /// What is written already, such as the token that writing begins with.
+    /// Decoder prompt, such as the decoder start token.
     pub prompt: Vec<u32>,
-    /// What goes on.
+    /// Chooses the tokens.
     pub policy: Box<dyn LogitsPolicy>,
 }
 
-/// How much a scribe does at one time.
+/// Limits of an encoder-decoder engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotLimits {
-    /// Tasks that write at one time.
+    /// Maximum running tasks.
     pub slots: usize,
-    /// Tokens that can be taken in for one.
+    /// Maximum encoder tokens per task.
     pub encoder_tokens: usize,
-    /// Tokens that can be written for one.
+    /// Maximum decoder tokens per task.
     pub decoder_tokens: usize,
-    /// What keys and values are kept as.
+    /// Data type of K and V.
     pub dtype: DType,
-    /// Tasks that may be under way or wait.
+    /// Maximum running and waiting tasks.
     pub queue: usize,
 }
 
@@ -74,22 +73,22 @@ impl SlotLimits {
         KvShape { dtype: self.dtype, page_len: PAGE, pages, sequences: self.slots }
     }
 
-    /// How much is kept of what is written, and of what was taken in.
+    /// Shapes of the self-attention and the cross-attention KV cache.
     pub fn shapes(&self) -> [KvShape; 2] {
         [self.shape(self.decoder_tokens), self.shape(self.encoder_tokens)]
     }
 }
 
-/// Numbers that a scribe keeps up to date.
+/// Counters and gauges that the engine updates.
 #[derive(Debug, Default)]
 pub struct Seq2SeqStats {
-    /// Tasks that have a place.
+    /// Running tasks.
     pub running: AtomicUsize,
-    /// Tokens generated.
+    /// Generated tokens.
     pub new_tokens: AtomicU64,
     /// Steps run.
     pub steps: AtomicU64,
-    /// Steps that failed. Those of several tasks are run again, one task at a time.
+    /// Failed steps. A failed step of several tasks is rerun one task at a time.
     pub failed_steps: AtomicU64,
 }
 
@@ -101,7 +100,7 @@ struct Shared {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A task that has a right to be done. It gives that up when it goes, and says so if it was not done.
+/// An admitted task. Releases its admission when it ends; dropping it unfinished ends it with a failure.
 struct Ticket {
     policy: Option<Box<dyn LogitsPolicy>>,
     shared: Arc<Shared>,
@@ -110,7 +109,7 @@ struct Ticket {
 impl Ticket {
     fn end(&mut self, how: Result<(), Failure>) {
         if let Some(pen) = self.policy.take() {
-            // First its place: who asks again on hearing of the end finds room.
+            // Release admission first, so that a client that retries on the end is admitted.
             self.shared.admission.release();
             pen.end(how);
         }
@@ -132,7 +131,7 @@ enum Command {
     Drain(Duration),
 }
 
-/// A way to a scribe. Clones lead to the same one.
+/// Handle of an encoder-decoder engine. Clones refer to the same engine.
 #[derive(Clone, Debug)]
 pub struct Seq2SeqHandle {
     commands: Sender<Command>,
@@ -140,32 +139,32 @@ pub struct Seq2SeqHandle {
 }
 
 impl Seq2SeqHandle {
-    /// What does not change.
+    /// Limits.
     pub fn limits(&self) -> SlotLimits {
         self.shared.limits
     }
 
-    /// What changes.
+    /// Counters and gauges.
     pub fn stats(&self) -> &Seq2SeqStats {
         &self.shared.stats
     }
 
-    /// Tasks that are being done or wait.
+    /// Running and waiting tasks.
     pub fn taken(&self) -> usize {
         self.shared.admission.admitted()
     }
 
-    /// Does it take tasks? If not, why.
+    /// Whether tasks are accepted; if not, why.
     pub fn ready(&self) -> Result<(), Failure> {
         self.shared.admission.ready()
     }
 
-    /// Does it live?
+    /// Whether the engine is running.
     pub fn is_alive(&self) -> bool {
         self.shared.admission.is_alive()
     }
 
-    /// Hands in a task. Its pen hears how it ends, once; not if this fails.
+    /// Submits a task. Its policy's `end` is called exactly once, unless this returns an error.
     pub fn submit(&self, task: Task) -> Result<(), Failure> {
         let shared = &self.shared;
         shared.admission.admit(shared.limits.queue)?;
@@ -174,49 +173,51 @@ impl Seq2SeqHandle {
         self.commands.send(taken).map_err(|_| shared.admission.shutdown_reason())
     }
 
-    /// Lets the scribe finish within some time, and end. Returns at once.
+    /// Drains: the engine finishes its tasks within a time limit and ends. Returns immediately.
     pub fn drain(&self, within: Duration) {
         self.shared.admission.drain();
-        // If it has ended already there is nobody to tell.
+        // The engine may have ended already.
         let _ = self.commands.send(Command::Drain(within));
     }
 
-    /// Ends the scribe and waits until it has let go of its device.
+    /// Ends the engine and waits until its device is freed.
     pub fn close(&self) {
         self.drain(Duration::ZERO);
         let thread = self.shared.thread.lock().ok().and_then(|mut thread| thread.take());
         if let Some(thread) = thread {
-            // If it panicked, that has been told.
+            // A panic was reported where it happened.
             let _ = thread.join();
         }
     }
 }
 
-/// A model on a device, with room for its desk.
+/// An encoder-decoder model on a device, with its KV caches.
 #[derive(Debug)]
 pub struct Seq2SeqRunner<B: Backend> {
     b: B,
     model: Seq2Seq<B>,
     desk: SlotLimits,
+    /// Self-attention KV cache.
     own: KvPool<B>,
+    /// Cross-attention KV cache.
     given: KvPool<B>,
 }
 
-/// A sequence that a step goes on with.
+/// A decoder sequence in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecoderSequence {
-    /// Its place at the desk.
+    /// Slot.
     pub place: usize,
-    /// Tokens taken in for it.
+    /// Encoder tokens in the cross-attention KV cache.
     pub read: usize,
-    /// Tokens of it that are there.
+    /// Decoder tokens in the self-attention KV cache.
     pub fed: usize,
-    /// Those that come next.
+    /// Tokens to compute next.
     pub tokens: Vec<u32>,
 }
 
 impl<B: Backend> Seq2SeqRunner<B> {
-    /// One with room for all.
+    /// A runner with KV caches for all slots.
     pub fn new(b: B, model: Seq2Seq<B>, desk: SlotLimits) -> Result<Seq2SeqRunner<B>, Error> {
         let spec = model.decoder.spec();
         let [own, given] = desk.shapes();
@@ -229,12 +230,12 @@ impl<B: Backend> Seq2SeqRunner<B> {
         (0..tokens.div_ceil(PAGE)).map(|page| (place * each + page) as u32).collect()
     }
 
-    /// What it computes on.
+    /// Backend.
     pub fn device(&self) -> &B {
         &self.b
     }
 
-    /// Takes in something for a place, and gives what it has become: [tokens, dim]
+    /// Encodes an input and stores its cross-attention K and V in a slot. Returns the encoder output: [tokens, dim].
     pub fn encode(&self, place: usize, material: &EncoderInput) -> Result<Tensor<B>, Error> {
         let (b, encoder) = (&self.b, &self.model.encoder);
         let there = match material {
@@ -252,19 +253,19 @@ impl<B: Backend> Seq2SeqRunner<B> {
         Ok(x)
     }
 
-    /// The logits of what comes next in each of some lines.
+    /// Logits after the last token of each sequence.
     pub fn step(&self, lines: &[DecoderSequence]) -> Result<Vec<Vec<f32>>, Error> {
         let logits = self.logits(lines, |line| line.tokens.len() - 1)?;
         let all: Vec<f32> = self.b.download(&logits)?;
         Ok(all.chunks(logits.cols().max(1)).map(<[f32]>::to_vec).collect())
     }
 
-    /// The logits of what comes next after each token of a line, one after another.
+    /// Logits after each token of a sequence, concatenated: [tokens, vocabulary].
     pub fn step_all(&self, line: &DecoderSequence) -> Result<Vec<f32>, Error> {
         self.b.download(&self.logits(std::slice::from_ref(line), |_| 0)?)
     }
 
-    /// The logits of what comes next in some lines, from the token on that `from` says.
+    /// Runs a step; logits of each sequence's tokens from index `from` on: [outputs, vocabulary].
     fn logits(
         &self,
         lines: &[DecoderSequence],
@@ -290,8 +291,8 @@ impl<B: Backend> Seq2SeqRunner<B> {
     }
 }
 
-/// Starts a scribe on a thread of its own. The writer is made there too, because a device belongs to one thread; this
-/// returns once it is made, or could not be.
+/// Starts an encoder-decoder engine on its own thread. `writer` is called there because a device belongs to one thread.
+/// Returns once the runner is made or has failed.
 pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     limits: SlotLimits,
     writer: impl FnOnce() -> Result<Seq2SeqRunner<B>, E> + Send + 'static,
@@ -323,7 +324,7 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
     Ok(Seq2SeqHandle { commands, shared })
 }
 
-/// Held by the scribe's thread. When it goes, everybody knows that the scribe has ended.
+/// Held by the engine's thread. Dropping it marks the engine as ended.
 struct EngineGuard(Arc<Shared>);
 
 impl Drop for EngineGuard {
@@ -332,32 +333,33 @@ impl Drop for EngineGuard {
     }
 }
 
-/// A task that has a place.
+/// A task with a slot.
 struct Running {
     line: DecoderSequence,
     held: Ticket,
 }
 
 struct Loop<B: Backend> {
-    // Dropped in this order, whatever ends it: everybody knows, those who wait are told, and then the device is let go.
+    // Dropped in this order on any exit: handles see that the engine has ended, waiting tasks fail, and then the device
+    // is freed.
     alive: EngineGuard,
     commands: Receiver<Command>,
     waiting: VecDeque<(EncoderInput, Vec<u32>, Ticket)>,
     writing: Vec<Option<Running>>,
     writer: Seq2SeqRunner<B>,
-    /// When to end, once that is asked for.
+    /// Deadline of draining, once draining has begun.
     drain: Option<Instant>,
 }
 
-/// Why something was not computed.
+/// Why a computation failed.
 enum StepError {
-    /// The device is gone, and with it everything.
+    /// The device is lost.
     Lost(String),
-    /// One task is at fault, or something that may not happen again.
+    /// One task is at fault, or the error may be transient.
     Step(String),
 }
 
-/// Computes; a panic is an error like any other.
+/// Runs `compute`; a panic is caught and returned as an error.
 fn contained<T>(compute: impl FnOnce() -> Result<T, Error>) -> Result<T, StepError> {
     match catch_unwind(AssertUnwindSafe(compute)) {
         Ok(Ok(done)) => Ok(done),
@@ -377,12 +379,12 @@ fn failed(held: &mut Ticket, why: String) {
 }
 
 impl<B: Backend> Loop<B> {
-    /// Serves until nobody can ask any more, until it has drained, or until the device is lost.
+    /// Serves until all handles are dropped, draining is done, or the device is lost.
     fn run(mut self) {
         while self.listen() {
             self.waiting.retain(|(.., held)| !held.is_gone());
             self.writing.iter_mut().for_each(|place| drop(place.take_if(|w| w.held.is_gone())));
-            // One at a time: those who write wait no longer than that takes.
+            // Encodes one task per iteration, so that decoding tasks wait no longer than that takes.
             if let Err(lost) = self.admit().and_then(|()| self.step()) {
                 tracing::error!("{lost}; all requests fail");
                 self.alive.0.admission.end(Failure::Broken(format!("{lost}; restart the server")));
@@ -398,7 +400,7 @@ impl<B: Backend> Loop<B> {
         self.alive.0.stats.running.store(running, Ordering::Relaxed);
     }
 
-    /// Takes what has been asked. Waits if there is nothing else to do. Is there more to come?
+    /// Handles queued commands; blocks if there is nothing else to do. Returns whether to go on serving.
     fn listen(&mut self) -> bool {
         loop {
             let idle = self.waiting.is_empty() && self.writing.iter().all(Option::is_none);
@@ -409,7 +411,7 @@ impl<B: Backend> Loop<B> {
             let command = match idle {
                 false => match self.commands.try_recv() {
                     Ok(command) => command,
-                    // If everybody who could ask has gone, those who asked are still served.
+                    // If all handles are gone, accepted tasks are still served.
                     Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
                 },
                 true => match self.commands.recv_timeout(Duration::from_secs(3600)) {
@@ -425,7 +427,7 @@ impl<B: Backend> Loop<B> {
         }
     }
 
-    /// Takes in the task that has waited longest, if there is a place for it. Fails where the device is lost.
+    /// Encodes the task that has waited longest, if a slot is free. Returns an error only if the device is lost.
     fn admit(&mut self) -> Result<(), String> {
         let Some(place) = self.writing.iter().position(Option::is_none) else { return Ok(()) };
         let Some((material, tokens, mut held)) = self.waiting.pop_front() else { return Ok(()) };
@@ -452,7 +454,7 @@ impl<B: Backend> Loop<B> {
         Ok(())
     }
 
-    /// Has all that have a place go on. If that fails, each is tried alone, so that only the one at fault fails.
+    /// Decodes all running tasks. If that fails, each is rerun alone, so that only the task at fault fails.
     fn step(&mut self) -> Result<(), String> {
         let lines: Vec<DecoderSequence> = self.writing.iter().flatten().map(|w| w.line.clone()).collect();
         if lines.is_empty() {
@@ -490,7 +492,7 @@ impl<B: Backend> Loop<B> {
         Ok(())
     }
 
-    /// What a step gave one place.
+    /// Handles a step's logits for one slot.
     fn advance(&mut self, place: usize, outcome: Result<Vec<f32>, String>) {
         let Some(mut writing) = self.writing[place].take() else { return };
         let logits = match outcome {

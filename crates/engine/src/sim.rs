@@ -1,6 +1,6 @@
-//! A simulated engine: it answers requests through the same handle, from a script and without a model.
+//! A simulated engine: answers requests through the same handle, from a script and without a model.
 //!
-//! What talks to an engine is tested against it: streams, stops, limits, floods, and engines that break down.
+//! For tests of engine clients: streams, stop strings, limits, overload, and engines that break down.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
@@ -14,22 +14,22 @@ use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef};
 use crate::sampler::{Choice, Scored};
 use crate::scheduler::Unfit;
 
-/// What a simulated engine does.
+/// Behaviour of a simulated engine.
 #[derive(Clone, Debug)]
 pub struct Script {
-    /// The tokens of every answer, over and over. An answer also ends where the tokenizer says that one does.
+    /// Tokens of every answer, repeated. An answer also ends at an end-of-generation token.
     pub reply: Vec<u32>,
-    /// Time between two tokens of an answer.
+    /// Time between two tokens.
     pub pace: Duration,
-    /// Every request fails after so many tokens.
+    /// Every request fails after this many tokens.
     pub breaks_after: Option<usize>,
-    /// The whole engine dies, in a panic, once it has given so many tokens.
+    /// The whole engine panics after this many tokens in total.
     pub dies_after: Option<usize>,
 }
 
 /// A simulated engine.
 struct SimEngine {
-    // Dropped in this order, as the real one is.
+    // Dropped in the same order as in `Engine`.
     alive: EngineGuard,
     commands: Receiver<Command>,
     script: Script,
@@ -113,7 +113,7 @@ impl SimEngine {
         }
     }
 
-    /// Lists an adapter. What it would do to the model does not matter here.
+    /// Lists a LoRA adapter; it has no effect on the answers.
     fn adapt(&mut self, adoption: LoadLora) -> Result<(), LoraError> {
         let LoadLora { name, file, scale } = adoption;
         self.alive.check_name(&name)?;
@@ -148,7 +148,7 @@ impl SimEngine {
         self.waiting.push(Talk { request, answer, new_tokens: 0, listener, begun: Instant::now() });
     }
 
-    /// Gives one answer its next token. Does it go on?
+    /// Sends an answer its next token. Returns the answer if it goes on.
     fn turn(&mut self, mut talk: Talk) -> Option<Talk> {
         let most = talk.request.max_new.min(self.alive.info().context - talk.request.prompt.len());
         if talk.new_tokens >= most {
@@ -178,7 +178,7 @@ impl SimEngine {
     }
 }
 
-/// A made-up probability, the same for every token.
+/// Made-up log-probabilities, the same for every token.
 fn choice(token: u32, logprobs: Option<usize>) -> Choice {
     let scored = |i: usize| Scored { token: token.wrapping_add(i as u32), logprob: -0.5 - i as f32 };
     let top = logprobs.map(|n| (0..n).map(scored).collect()).unwrap_or_default();

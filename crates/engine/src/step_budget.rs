@@ -1,7 +1,7 @@
-//! [`beside`]: how many tokens a step may have while answers are under way, by what steps take on this machine.
+//! [`decode_budget`]: the token budget of a step while sequences decode, calibrated by timing steps on this machine.
 //!
-//! Whoever reads an answer waits for whole steps, whatever else they have in them. The results of a step do not depend on
-//! how many tokens it has, so the machine may choose.
+//! Decoding sequences wait for whole steps, including the prefill in them. The results do not depend on how many tokens
+//! a step has, so the budget may depend on the machine's speed.
 
 use std::time::{Duration, Instant};
 
@@ -11,22 +11,22 @@ use crate::block_pool::BlockId;
 use crate::runner::Runner;
 use crate::scheduler::{Batch, BatchPart, Limits, SeqId, SlotId, Wanted};
 
-/// What a step with answers in it should take at most: five tokens a second are as fast as people read.
+/// Target time of a step with decoding sequences: five tokens a second are about reading speed.
 pub const STEP: Duration = Duration::from_millis(200);
-/// The fewest tokens that are worth a step: with fewer, reading the weights is most of it, and prompts hardly get on.
+/// Minimum budget: with fewer tokens, reading the weights dominates a step and prefill makes little progress.
 pub const LEAST: usize = 32;
-/// Sizes of steps that are timed. The first step finds memory that nobody has touched, so its size is timed again. Each is
-/// done only if it fits what is left of the time for all.
+/// Step sizes that are timed, in tokens. The first step touches its memory for the first time (page faults), so its
+/// size is timed again. A size is skipped if its estimated time exceeds what is left of `ALL`.
 const SIZES: [usize; 4] = [8, 8, 32, 128];
 const ALL: Duration = Duration::from_millis(500);
-/// Where in a prompt they are, at most: later tokens look back on more, and take longer.
+/// Maximum start position of the timed tokens: later positions attend to more tokens and take longer.
 const DEEP: usize = 2048;
 
-/// How many tokens a step had, and how long it took.
+/// Tokens in a step, and how long it took.
 pub type Timing = (usize, Duration);
 
-/// The tokens of a step that takes [`STEP`], judging by some that were timed, smallest first; within what makes sense
-/// and `most`.
+/// Tokens of a step that takes [`STEP`], extrapolated from the two largest of `timings`, smallest first; at least
+/// [`LEAST`], at most `most`.
 pub fn decode_budget(timings: &[Timing], most: usize) -> usize {
     let (before, (tokens, took)) = match timings {
         [] => return most,
@@ -35,14 +35,14 @@ pub fn decode_budget(timings: &[Timing], most: usize) -> usize {
     };
     let each = (took.as_secs_f64() - before.1.as_secs_f64()) / tokens.saturating_sub(before.0).max(1) as f64;
     let more = (STEP.as_secs_f64() - took.as_secs_f64()) / each;
-    // A larger step that took no longer says that there is no limit.
+    // A larger step that took no longer means no limit.
     let fit = if each > 0.0 { tokens as f64 + more } else { f64::INFINITY };
-    // A cast stops at the ends of what there is.
+    // Float-to-int casts saturate.
     (fit as usize).max(LEAST).min(most)
 }
 
-/// Times steps in the midst of a prompt, on a cache that nobody uses yet, for half a second at most: longer only where the
-/// smallest takes longer.
+/// Times steps in the middle of a prompt, on an unused cache, for half a second at most; longer only if the smallest
+/// step takes longer.
 pub fn time<B: Backend>(runner: &Runner<B>, limits: &Limits, page_len: usize) -> Result<Vec<Timing>, Error> {
     let start = (limits.context / 2).min(DEEP);
     let most = limits.budget.min(limits.context - start);
@@ -74,7 +74,7 @@ mod tests {
         timings.iter().map(|(tokens, ms)| (*tokens, Duration::from_millis(*ms))).collect()
     }
 
-    /// Where a step takes a fixed time and one for each token, what is chosen takes 200 ms.
+    /// If step time is linear in tokens, the chosen budget takes 200 ms.
     #[test]
     fn a_step_takes_what_it_should() {
         for (fixed, each) in [(0, 1), (20, 1), (8, 2), (40, 4)] {
@@ -88,18 +88,18 @@ mod tests {
 
     #[test]
     fn there_are_bounds() {
-        // Too slow for anything: with one timing, and with more.
+        // Too slow for any size: with one timing, and with several.
         assert_eq!(decode_budget(&ms(&[(8, 3000)]), 256), LEAST);
         assert_eq!(decode_budget(&ms(&[(8, 100), (32, 400)]), 256), LEAST);
-        // Fast: at once all that a step may have.
+        // Fast: the whole step budget.
         assert_eq!(decode_budget(&ms(&[(8, 2), (32, 3), (128, 6)]), 256), 256);
-        // A larger step that took no longer, and nothing that was timed.
+        // A larger step that took no longer, and no timings at all.
         assert_eq!(decode_budget(&ms(&[(8, 20), (32, 10)]), 256), 256);
         assert_eq!(decode_budget(&ms(&[(8, 300), (32, 300)]), 256), 256);
         assert_eq!(decode_budget(&[], 256), 256);
-        // What a step may have at all comes first.
+        // The step budget itself is the upper bound.
         assert_eq!(decode_budget(&ms(&[(8, 3000)]), 16), 16);
-        // One alone is taken in proportion.
+        // A single timing is extrapolated proportionally.
         assert_eq!(decode_budget(&ms(&[(8, 20)]), 256), 80);
     }
 }

@@ -1,5 +1,5 @@
-//! [`Transcriber`]: from a sound of any length to what was said and when, window by window. It runs on its caller's thread;
-//! what needs the model goes to the [`seq2seq`](crate::seq2seq), where it shares steps with others.
+//! [`Transcriber`]: transcribes audio of any length to timestamped segments, window by window (Whisper). It runs on its
+//! caller's thread; model calls go to the [`seq2seq`](crate::seq2seq) engine, which batches them with other tasks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,88 +14,88 @@ use tokio::sync::oneshot;
 use crate::handle::Failure;
 use crate::seq2seq::{EncoderInput, LogitsPolicy, Seq2SeqHandle, Task};
 
-/// A text that goes round in circles is at least so many times shorter without what was there before.
+/// Above this compression ratio a text is repetitive and is decoded again.
 const MAX_COMPRESSION_RATIO: f32 = 2.4;
-/// A text is unlikely where the logarithms of its tokens' likelihoods have a mean below this.
+/// Below this mean log-probability of its tokens a text is unlikely and is decoded again.
 const MIN_AVG_LOGPROB: f32 = -1.0;
-/// Nobody speaks where that is likelier than this, and the text unlikely.
+/// A window is silent if its no-speech probability is above this and its text is unlikely.
 const NO_SPEECH_THRESHOLD: f32 = 0.6;
-/// What is tried in turn where a text is unlikely, or goes round in circles.
+/// Temperature step of the fallback for unlikely or repetitive text.
 const TEMPERATURES: f32 = 0.2;
 
-/// What is to be made of a sound.
+/// Options of a transcription.
 #[derive(Debug, Clone)]
 pub struct TranscribeOptions {
-    /// The token of its language; it is heard where this is left out.
+    /// Language token; detected if `None`.
     pub language: Option<u32>,
-    /// What to write.
+    /// Transcribe or translate.
     pub job: Job,
-    /// A text that could have come before.
+    /// Text that could precede the audio (Whisper's `initial_prompt`), for the first window.
     pub prompt: String,
-    /// Where to begin: 0 takes the most likely token always.
+    /// First temperature; 0 is greedy.
     pub temperature: f32,
-    /// Does nobody want it any more?
+    /// Set when the client is gone.
     pub gone: Arc<AtomicBool>,
 }
 
-/// A piece of what was said.
+/// A transcribed segment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Segment {
-    /// Seconds before the window that it was heard in.
+    /// Start of its window, in seconds.
     pub seek: f64,
-    /// Seconds before it.
+    /// Start time in seconds.
     pub start: f64,
-    /// Seconds before its end.
+    /// End time in seconds.
     pub end: f64,
-    /// What was said.
+    /// Transcribed text.
     pub text: String,
-    /// The same in tokens.
+    /// Text tokens.
     pub tokens: Vec<u32>,
-    /// Of the window's tokens.
+    /// Temperature that its window was decoded with.
     pub temperature: f32,
-    /// How likely the window's tokens were.
+    /// Mean log-probability of the window's tokens.
     pub mean_log: f32,
-    /// How many times shorter the window's text is without what was there before.
+    /// Compression ratio of the window's text.
     pub repetition: f32,
-    /// How likely it is that nobody spoke in the window.
+    /// No-speech probability of the window.
     pub silence: f32,
 }
 
-/// What was said in a sound, but for its pieces, which are told on the way.
+/// Summary of a transcription; its segments are passed to `tell` on the way.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transcription {
-    /// The code of its language, where the model has several.
+    /// Language code, if the model is multilingual.
     pub language: Option<String>,
-    /// How long it is.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// Why a sound was not gone through.
+/// Why a transcription was interrupted.
 #[derive(Debug, thiserror::Error)]
 pub enum Interrupted {
-    /// The model could not.
+    /// The model failed.
     #[error("{0}")]
     Failure(#[from] Failure),
-    /// The sound could not be read.
+    /// The audio could not be read.
     #[error("{0}")]
     Sound(String),
-    /// The prompt could not be.
+    /// The prompt could not be tokenized.
     #[error("the prompt: {0}")]
     Prompt(#[from] TokenizeError),
 }
 
-/// Has a scribe go through sounds. Copies share everything.
+/// Transcribes audio with a seq2seq engine. Clones share everything.
 #[derive(Debug, Clone)]
 pub struct Transcriber {
-    /// The scribe.
+    /// Seq2seq engine.
     pub handle: Seq2SeqHandle,
-    /// What is special of the model.
+    /// Special tokens and rules of the model.
     pub speech: Arc<Speech>,
     tokenizer: Tokenizer,
     mel: Arc<LogMel>,
 }
 
-/// What was written of a window.
+/// Decoded tokens of a window.
 struct Draft {
     language: Option<u32>,
     tokens: Vec<u32>,
@@ -114,7 +114,7 @@ impl Draft {
     }
 }
 
-/// Writes a draft.
+/// Decodes a draft, greedily or sampled by its temperature.
 struct GreedyOrSampled {
     speech: Arc<Speech>,
     job: Job,
@@ -126,7 +126,7 @@ struct GreedyOrSampled {
 }
 
 impl GreedyOrSampled {
-    /// A number from 0 to 1 that depends on how many came before it only.
+    /// Uniform in [0, 1), from the state alone (SplitMix64).
     fn draw(&mut self) -> f64 {
         self.draws = self.draws.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.draws ^ self.draws >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -165,25 +165,25 @@ impl LogitsPolicy for GreedyOrSampled {
         let nothing = Draft { language: None, tokens: Vec::new(), logs: 0.0, silence: 0.0, temperature: 0.0 };
         let draft = std::mem::replace(&mut self.draft, nothing);
         if let Some(reply) = self.reply.take() {
-            // Whoever asked may have gone.
+            // The caller may be gone.
             let _ = reply.send(how.map(|()| draft));
         }
     }
 }
 
 impl Transcriber {
-    /// For a model whose frames have so many bands.
+    /// A transcriber for a model whose log-mel frames have `bands` bands.
     pub fn new(handle: Seq2SeqHandle, speech: Speech, tokenizer: Tokenizer, bands: usize) -> Transcriber {
         Transcriber { handle, speech: Arc::new(speech), tokenizer, mel: Arc::new(LogMel::new(bands)) }
     }
 
-    /// Samples of a window.
+    /// Samples per window.
     fn window(&self) -> usize {
         2 * self.handle.limits().encoder_tokens * HOP
     }
 
-    /// Goes through a sound. `more` gives the next so many samples, fewer at the end. What was said is told to `tell` piece by
-    /// piece, and after each window how many seconds are done with.
+    /// Transcribes audio. `more(n)` returns the next `n` samples, fewer at the end. After each window `tell` is called
+    /// with its segments and the number of seconds done.
     pub fn run(
         &self,
         wish: &TranscribeOptions,
@@ -232,7 +232,7 @@ impl Transcriber {
         }
     }
 
-    /// What stands in front of a window's text: a text that could have come before, and the beginning.
+    /// Decoder prompt of the first window: the user's prompt, if any, as previous text, and the start token.
     fn begun(&self, prompt: &str) -> Result<Vec<u32>, TokenizeError> {
         let mut begun = Vec::new();
         if let (Some(before), text) = (self.speech.before, prompt.trim())
@@ -247,7 +247,8 @@ impl Transcriber {
         Ok(begun)
     }
 
-    /// What is written of a window: the first draft that is likely and does not go round in circles, or the last.
+    /// Decodes a window: the first draft that is neither unlikely nor repetitive, or the last one (temperature
+    /// fallback).
     fn draft(
         &self,
         wish: &TranscribeOptions,

@@ -31,13 +31,13 @@ pub struct Decoder<B: Backend> {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Brings a model's weights to a device, for sequences of at most `context` tokens.
+    /// Loads a model's weights onto a device, for sequences of at most `context` tokens.
     pub fn load(b: &B, model: &Model, context: usize, progress: Progress<'_>) -> LoadResult<Decoder<B>> {
         let (spec, names) = (&model.spec, model.names());
         let mut w = Weights::new(b, model.source(), progress);
         let mut decoder = Decoder::read(&mut w, spec, context, None)?;
         decoder.targets = Some(Targets::new(model, w.targets()));
-        // Files may have keys and values of layers that use another's.
+        // Files may hold K and V weights of layers that read another layer's cache.
         let borrowers = spec.layers.iter().enumerate().filter(|(_, layer)| layer.mixer.kv_source.is_some());
         let unused = |i| [names.k, names.v, names.k_norm].map(|name| weights::named(&of_layer(name, i)));
         let unused: HashSet<String> = borrowers.flat_map(|(i, _)| unused(i)).collect();
@@ -51,7 +51,8 @@ impl<B: Backend> Decoder<B> {
         Ok(decoder)
     }
 
-    /// Reads a decoder among other things. Its embedding may be there already.
+    /// Loads a decoder as part of a larger model, such as a seq2seq one. `embed`: the embedding, if it is loaded
+    /// already.
     pub(crate) fn read(
         w: &mut Weights<'_, B>,
         spec: &DecoderSpec,
@@ -81,7 +82,7 @@ impl<B: Backend> Decoder<B> {
         Ok(Decoder { spec: spec.clone(), embed, positions, sides, layers, norm, head, ropes, targets: None })
     }
 
-    /// Brings an adapter for this model to its device.
+    /// Loads a LoRA adapter for this model onto its device.
     pub fn adapter(&self, b: &B, file: &AdapterFile) -> LoadResult<Adapter<B>> {
         match &self.targets {
             Some(targets) => file.load(b, targets),
@@ -89,13 +90,13 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// What it was made from.
+    /// The spec it was built from.
     pub fn spec(&self) -> &DecoderSpec {
         &self.spec
     }
 
-    /// The hidden states of a step's tokens, after the last layer. `caches` has one for each layer. The embeddings and
-    /// what each layer makes of them are shown to `see` on the way.
+    /// Hidden states of a step's tokens after the last layer: [tokens, dim]. `caches` has one per layer. `see` is
+    /// called with 0 and the embeddings, then with `i + 1` and the output of layer `i`.
     pub fn forward(
         &self,
         b: &B,
@@ -106,7 +107,8 @@ impl<B: Backend> Decoder<B> {
         self.forward_across(b, plan, caches, None, see)
     }
 
-    /// The same where layers look at what an encoder gave: by that plan, at what [`keep`](Self::keep) kept there.
+    /// [`forward`](Self::forward) with cross-attention: `given` is its plan and, per layer, the KV that
+    /// [`keep`](Self::keep) wrote.
     pub fn forward_across(
         &self,
         b: &B,
@@ -138,19 +140,19 @@ impl<B: Backend> Decoder<B> {
         Ok(x)
     }
 
-    /// Keeps what each layer makes of what an encoder gave. `x`: [tokens, dim]
+    /// Cross-attention: writes each layer's K and V of the encoder's output `x`: [tokens, dim]
     pub fn keep(&self, b: &B, x: &Tensor<B>, plan: &StepPlan<B>, caches: &[LayerCache<B>]) -> Result<()> {
         let layers = self.layers.iter().zip(caches);
         let mut across = layers.filter_map(|(layer, cache)| Some((layer.across()?, cache)));
         across.try_for_each(|(across, cache)| across.project_kv(b, x, plan, cache.kv()?))
     }
 
-    /// Hidden states after the last layer as the head sees them.
+    /// Final norm: hidden states after the last layer, as the head reads them.
     pub fn normed(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
         b.run(Normalize { x, norm: &self.norm, residual: None })
     }
 
-    /// The logits of the step's outputs, from the hidden states of its tokens.
+    /// Logits of the step's outputs, from the hidden states of its tokens.
     pub fn logits(&self, b: &B, plan: &StepPlan<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let epilogue =
             Epilogue { scale: self.spec.logit_scale, softcap: self.spec.logit_softcap, residual: None };

@@ -1,4 +1,4 @@
-//! [`LoadError`]: why a file did not become a model, in words that name the file and the place in it.
+//! [`LoadError`]: why a model did not load; each message names the file and the place in it.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ pub enum LoadError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's words.
+        /// The operating system's error.
         why: std::io::Error,
     },
-    /// The file is not what it should be.
+    /// The file is malformed.
     #[error("{}: {field}: {why}", path.display())]
     Bad {
         /// The file.
@@ -24,7 +24,7 @@ pub enum LoadError {
         /// What is wrong there.
         why: String,
     },
-    /// The file is well-formed and asks for something that is not implemented.
+    /// The file is well-formed but needs something that is not implemented.
     #[error("{}: {what} is not supported: {why}", path.display())]
     Unsupported {
         /// The file.
@@ -34,16 +34,16 @@ pub enum LoadError {
         /// Why not, and what to do instead.
         why: String,
     },
-    /// Whoever asked for the model does not want it any more.
+    /// Loading was cancelled.
     #[error("loading was stopped")]
     Stopped,
-    /// The device could not take the model.
+    /// The device refused the model.
     #[error("{0}")]
     Device(#[from] tallow_core::Error),
 }
 
 impl LoadError {
-    /// Something wrong with a place in a file.
+    /// A malformed place in a file.
     pub fn bad(path: &Path, field: impl Display, why: impl Display) -> LoadError {
         LoadError::Bad { path: path.into(), field: field.to_string(), why: why.to_string() }
     }
@@ -53,7 +53,7 @@ impl LoadError {
         LoadError::Unsupported { path: path.into(), what: what.to_string(), why: why.to_string() }
     }
 
-    /// The system would not let us read.
+    /// A file that could not be read.
     pub fn io(path: &Path, why: std::io::Error) -> LoadError {
         LoadError::Io { path: path.into(), why }
     }
@@ -62,7 +62,7 @@ impl LoadError {
 /// The result of reading model files.
 pub(crate) type Result<T> = std::result::Result<T, LoadError>;
 
-/// A system's words, where they are not for people.
+/// The operating system's message, reworded where it is unclear.
 fn said(why: &std::io::Error) -> String {
     match why.kind() {
         std::io::ErrorKind::NotFound => "there is no such file or folder".to_owned(),

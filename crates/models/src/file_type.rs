@@ -1,18 +1,18 @@
-//! [`FileType`]: what most of a model's matrices are, as `general.file_type` in GGUF files numbers it.
+//! [`FileType`]: format of most of a model's matrices, as GGUF's `general.file_type` numbers it (llama.cpp's ftype).
 
 use std::collections::HashMap;
 use std::fmt;
 
 use tallow_quant::Format;
 
-/// A number of `general.file_type`, and the name that llama.cpp prints for it.
+/// A value of `general.file_type`, and llama.cpp's name for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileType {
     id: u32,
     name: &'static str,
 }
 
-/// The file types in which most matrices have that format. The first is what a file is called that does not say which.
+/// File types in which most matrices have that format. The first is the default.
 fn types(format: Format) -> &'static [(u32, &'static str)] {
     match format {
         Format::F32 => &[(0, "all F32")],
@@ -48,15 +48,15 @@ fn types(format: Format) -> &'static [(u32, &'static str)] {
 }
 
 impl FileType {
-    /// The type of a file in which most matrices have that format: the first of `said` that is true of it, else the
-    /// plainest one. `None` where no number stands for the format.
+    /// File type of a model in which most matrices have that format: the first of `said` that fits, else the default.
+    /// `None` if no file type stands for the format.
     pub(crate) fn of(format: Format, said: impl IntoIterator<Item = u32>) -> Option<FileType> {
         let known = types(format);
         let kept = said.into_iter().find_map(|id| known.iter().find(|(known, _)| *known == id));
         kept.or(known.first()).map(|(id, name)| FileType { id: *id, name })
     }
 
-    /// The number.
+    /// The value of `general.file_type`.
     pub fn id(self) -> u32 {
         self.id
     }
@@ -68,15 +68,15 @@ impl fmt::Display for FileType {
     }
 }
 
-/// The format that most weights in the matrices of layers have. Embeddings and heads are asked only where there are no
-/// others: they often have more bits than the rest.
+/// The format of most weights in layers. Embeddings and heads count only if there are no others: they often have more
+/// bits than the rest.
 pub(crate) fn dominant(matrices: impl Iterator<Item = (bool, Format, usize)>) -> Option<Format> {
     let mut counts: [HashMap<Format, usize>; 2] = Default::default();
     for (is_edge, format, weights) in matrices {
         *counts[usize::from(is_edge)].entry(format).or_default() += weights;
     }
     let most = |counts: &HashMap<Format, usize>| {
-        // Of equals the first in the list of formats, so that the answer does not depend on the order of tensors.
+        // Ties go to the first in the list of formats, so that the result does not depend on the order of tensors.
         let of = |format: &&Format| counts.get(format).copied().unwrap_or(0);
         Format::ALL.iter().rev().max_by_key(of).copied()
     };
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(id(Format::Q4K, &[7, 15]), Some(15));
         assert_eq!(id(Format::Q8_0, &[15]), Some(7));
         assert_eq!(id(Format::Q4K, &[]), Some(14));
-        // Q8_K is what some devices compute with; no file is made of it.
+        // Q8_K is a format of activations; files do not use it.
         let stored = |format: &&Format| format.gguf_id().is_some() && **format != Format::Q8K;
         for format in Format::ALL.iter().filter(stored) {
             assert!(id(*format, &[]).is_some(), "{format} has no file type");

@@ -1,4 +1,4 @@
-//! [`Generation`]: how a model's makers would have its tokens chosen.
+//! [`Generation`]: a model's default sampling settings.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -10,7 +10,7 @@ use crate::error::{LoadError, Result};
 use crate::formats::gguf::{Metadata, Value};
 use crate::formats::{Checkpoint, Settings};
 
-/// What `generation_config.json` says, or a GGUF file's `general.sampling` keys; all of it may be missing.
+/// `generation_config.json`, or a GGUF file's `general.sampling` keys; all of it may be missing.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[allow(missing_docs, reason = "the fields are named as everywhere")]
 pub struct Generation {
@@ -20,15 +20,14 @@ pub struct Generation {
     pub min_p: Option<f32>,
     pub typical_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
-    /// Tokens that end an answer.
+    /// End-of-generation tokens.
     pub ends: Vec<u32>,
 }
 
-/// Its file.
 const FILE: &str = "generation_config.json";
 
 impl Generation {
-    /// Reads what a checkpoint brings. GGUF files bring their end tokens with the tokenizer.
+    /// Reads a checkpoint's settings. GGUF files store end tokens with the tokenizer.
     pub fn read(checkpoint: &Checkpoint) -> Result<Generation> {
         let (file, least_top_k, ends) = match &checkpoint.settings {
             Settings::Hf(config) => {
@@ -37,7 +36,7 @@ impl Generation {
                 let ends = if own.is_empty() { ids(&config["eos_token_id"]) } else { own };
                 (Numbers::Hf { path: checkpoint.path.join(FILE), json }, 0.0, ends)
             }
-            // Less than 0 says "all", as 0 does.
+            // Negative values mean "off", as 0 does.
             Settings::Gguf(meta) => (Numbers::Gguf(meta), -1e9, Vec::new()),
         };
         Ok(Generation {
@@ -52,14 +51,14 @@ impl Generation {
     }
 }
 
-/// Where the numbers are written.
+/// Where settings come from.
 enum Numbers<'a> {
     Hf { path: PathBuf, json: Json },
     Gguf(&'a Metadata),
 }
 
 impl Numbers<'_> {
-    /// A number by its names in either kind of file, if that has one for it.
+    /// A setting by its name in either kind of file; `None` if it is missing.
     fn number(&self, hf: &str, gguf: Option<&str>, range: RangeInclusive<f64>) -> Result<Option<f32>> {
         let key;
         let (path, field, written, x): (&Path, &str, &dyn Display, Option<f64>) = match self {
@@ -93,7 +92,7 @@ fn float(value: &Value) -> Option<f64> {
     }
 }
 
-/// One id or several.
+/// One id or a list of them.
 fn ids(value: &Json) -> Vec<u32> {
     let one = |v: &Json| v.as_u64().and_then(|n| u32::try_from(n).ok());
     match value {

@@ -1,8 +1,8 @@
 //! From files to a running model.
 //!
-//! [`formats`] opens files as a checkpoint; [`families`] say what a checkpoint is, as a [`spec::DecoderSpec`];
-//! [`decoder::Decoder`] brings it to a device and runs it, out of shared [`blocks`]. An [`encoder::Encoder`] is the
-//! same for models that write nothing.
+//! [`formats`] opens files as a checkpoint; [`families`] detect its architecture and build a [`spec::DecoderSpec`];
+//! [`decoder::Decoder`] loads it onto a device and runs it, out of shared [`blocks`]. [`encoder::Encoder`] does the
+//! same for encoders, [`seq2seq::Seq2Seq`] for encoder-decoder models.
 
 pub mod adapter;
 pub mod blocks;

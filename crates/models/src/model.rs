@@ -1,4 +1,4 @@
-//! [`Model`]: a checkpoint whose family is known, not yet on a device.
+//! [`Model`]: a decoder's checkpoint with its family and spec, not yet on a device.
 
 use std::path::Path;
 
@@ -19,18 +19,18 @@ use crate::template::{ChatTemplates, MOST_SOURCE};
 use crate::tokenizer::Tokenizer;
 use crate::weights::{Common, Source, named};
 
-/// A model as its files describe it.
+/// A decoder as its files describe it.
 #[derive(Debug, Clone)]
 pub struct Model {
-    /// Its files.
+    /// The files.
     pub checkpoint: Checkpoint,
-    /// What kind it is.
+    /// The model family.
     pub family: &'static Family,
-    /// How it is built.
+    /// The architecture.
     pub spec: DecoderSpec,
-    /// What its matrices become on their way to a device, where they do not stay as they are.
+    /// Recipe that matrices are quantized by while they are loaded, if any.
     pub recipe: Option<Recipe>,
-    /// Does the recipe quantize again what is quantized already?
+    /// Whether the recipe also applies to matrices that are quantized already.
     pub requantize: bool,
 }
 
@@ -40,13 +40,13 @@ impl Model {
         Model::new(Checkpoint::open(path)?)
     }
 
-    /// Finds out what a checkpoint is.
+    /// Detects a checkpoint's family and reads its spec.
     pub fn new(mut checkpoint: Checkpoint) -> Result<Model> {
         let family = families::find(&Config::new(&checkpoint)?)?;
         checkpoint.keep_text();
         let mut spec = family.read(&Config::new(&checkpoint)?)?;
         if let (Settings::Hf(_), names) = (&checkpoint.settings, &family.hf_names) {
-            // Of a head that is there too and another one, the settings know nothing.
+            // Some settings say tied although the file has an LM head that differs from the embedding.
             let [embed, head] = [names.embed, names.head].map(|name| checkpoint.get(&named(name)));
             let same = |(a, b): (&Stored, &Stored)| a.shape == b.shape && a.bytes() == b.bytes();
             spec.tied_embeddings = spec.tied_embeddings && embed.zip(head).is_none_or(same);
@@ -73,7 +73,7 @@ impl Model {
         }
     }
 
-    /// What somebody should know of the recipe by which the model is quantized, where it is not what they asked for.
+    /// Notes for the user where the recipe's outcome is not what they asked for.
     pub fn quantizing_notes(&self) -> Vec<String> {
         let source = self.source();
         let Some(how) = source.quantizing else { return Vec::new() };
@@ -87,7 +87,7 @@ impl Model {
         outcome.notes(how.recipe)
     }
 
-    /// What most of its matrices are when they are on a device.
+    /// The file type (ftype) by the format of most of its matrices on the device.
     pub fn file_type(&self) -> Option<FileType> {
         let (source, edges) = (self.source(), self.edges(&self.names()));
         let tensors = self.checkpoint.tensors().filter(|(_, stored)| stored.shape.len() > 1);
@@ -98,12 +98,12 @@ impl Model {
         FileType::of(dominant(formats)?, self.said_types())
     }
 
-    /// The tensors at both ends of the layers.
+    /// Tensors outside the layers: embedding, LM head, position embedding.
     pub(crate) fn edges(&self, names: &Names) -> [String; 3] {
         [names.embed, names.head, names.positions].map(named)
     }
 
-    /// What the model's recipe, or its file, says of most of its matrices.
+    /// File type ids that the recipe, or the file, claims.
     pub(crate) fn said_types(&self) -> Vec<u32> {
         let own = match &self.checkpoint.settings {
             Settings::Gguf(meta) => meta.uint("general.file_type").ok().flatten(),
@@ -113,18 +113,19 @@ impl Model {
         recipe.into_iter().chain(own.and_then(|id| u32::try_from(id).ok())).collect()
     }
 
-    /// The format that a tensor of the checkpoint reaches a device in, if it is weights.
+    /// Format of a tensor on the device; `None` if it holds no weights.
     pub fn format(&self, name: &str, stored: &Stored) -> Option<Format> {
         self.source().format(name, stored)
     }
 
-    /// How many tensors are stored in groups that no block format holds, and take many times their size.
+    /// Number of grouped tensors (GPTQ and the like) that fit no block format and are dequantized to many times their
+    /// size.
     pub fn widened(&self) -> usize {
         let tensors = self.checkpoint.tensors();
         tensors.filter(|(_, t)| matches!(&t.kind, Kind::Grouped(m) if m.format() == Format::F32)).count()
     }
 
-    /// Do experts want their inputs in an order of their own?
+    /// Whether experts have act-order (GPTQ `desc_act`).
     pub fn has_shuffled_experts(&self) -> bool {
         let names = self.names();
         let of_experts = |name: &str| {
@@ -135,17 +136,17 @@ impl Model {
         tensors.any(|(name, t)| matches!(&t.kind, Kind::Grouped(m) if m.is_shuffled()) && of_experts(name))
     }
 
-    /// Bytes that a device is given of a tensor.
+    /// Bytes of a tensor as handed to the device.
     pub fn size(&self, name: &str, stored: &Stored) -> usize {
         self.source().size(name, stored)
     }
 
-    /// Bytes that a device is given of all tensors.
+    /// Bytes of all tensors as handed to the device.
     pub fn weight_bytes(&self) -> usize {
         self.source().bytes()
     }
 
-    /// Bytes of a layer's experts, all together.
+    /// Bytes of all experts of a layer.
     pub fn expert_bytes(&self, layer: usize) -> usize {
         let (names, count) = (self.names(), self.spec.layers[layer].experts.map_or(0, |e| e.count));
         let stored = |name: &str| self.checkpoint.get(name).map_or(0, |stored| self.size(name, stored));
@@ -173,7 +174,7 @@ impl Model {
         [names.expert_gate, names.expert_up, names.expert_down].into_iter().map(of).sum()
     }
 
-    /// Its tokenizer, which ends answers where the makers say.
+    /// The model's tokenizer, with the end tokens of its generation settings.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let tokenizer = match &self.checkpoint.settings {
             Settings::Gguf(meta) => Tokenizer::from_gguf(meta)?,
@@ -183,7 +184,7 @@ impl Model {
         Ok(tokenizer.ending_with(&self.generation()?.ends))
     }
 
-    /// Its chat templates; `None` if it was not made to chat.
+    /// Its chat templates; `None` if it has none.
     pub fn templates(&self, tokenizer: &Tokenizer) -> Result<Option<ChatTemplates>> {
         match &self.checkpoint.settings {
             Settings::Gguf(meta) => ChatTemplates::from_gguf(meta, tokenizer),
@@ -196,25 +197,25 @@ impl Model {
         }
     }
 
-    /// How its makers would have tokens chosen.
+    /// Default sampling settings (`generation_config.json`).
     pub fn generation(&self) -> Result<Generation> {
         Generation::read(&self.checkpoint)
     }
 }
 
-/// What a checkpoint is.
+/// A checkpoint of any kind.
 #[derive(Debug, Clone)]
 pub enum AnyModel {
-    /// It writes text.
+    /// Generates text.
     Decoder(Box<Model>),
-    /// It makes vectors of texts, or scores.
+    /// Computes embeddings or scores.
     Encoder(Box<EncoderModel>),
-    /// It takes in all of a text or a sound, and then writes.
+    /// Encodes a text or audio, then generates text.
     Seq2Seq(Box<Seq2SeqModel>),
 }
 
 impl AnyModel {
-    /// Finds out what a checkpoint is.
+    /// Detects the kind and family of a checkpoint.
     pub fn new(checkpoint: Checkpoint) -> Result<AnyModel> {
         let config = Config::new(&checkpoint)?;
         if families::seq2seq_family(&config).is_some() {

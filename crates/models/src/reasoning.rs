@@ -1,14 +1,14 @@
-//! [`Reasoning`]: how a model marks its thinking, and which variables of its chat template steer it.
+//! [`Reasoning`]: how a model marks its reasoning, and which variables of its chat template control it.
 //!
-//! Both are read from the chat template. A [`Splitter`] takes the text of an answer as it is generated, in pieces of any
-//! size, and tells what is reasoning from what is the answer proper; markers may be cut anywhere between pieces.
+//! Both are read from the chat template. A [`Splitter`] takes a generated text in chunks of any size and separates
+//! reasoning from the answer; markers may be split anywhere between chunks.
 
 use serde_json::{Map, Value as Json};
 
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
-/// Pairs of markers around a model's thinking; a template that has the second of a pair is of a model that writes it.
+/// Markers around reasoning. A template that contains the closing one belongs to a model that uses the pair.
 const TAGS: [(&str, &str); 7] = [
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
@@ -18,65 +18,65 @@ const TAGS: [(&str, &str); 7] = [
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|channel>thought\n", "<channel|>"),
 ];
-/// Begins the name of a channel.
+/// Starts a channel's name (gpt-oss).
 const CHANNEL: &str = "<|channel|>";
-/// Begins the text of a channel.
+/// Starts a channel's text.
 const MESSAGE: &str = "<|message|>";
-/// What ends the text of a channel.
+/// What ends a channel's text.
 const CHANNEL_ENDS: [&str; 5] = ["<|end|>", "<|start|>", "<|channel|>", "<|call|>", "<|return|>"];
-/// The channel in which models think.
+/// The channel of reasoning.
 const ANALYSIS: &str = "analysis";
-/// Longest header of a channel. What is longer is none.
+/// Longest header of a channel; anything longer is answer text.
 const MOST_HEADER: usize = 256;
-/// As much space as is held back.
+/// Longest whitespace that is held back.
 const MOST_SPACE: usize = 256;
 
-/// How a model marks its thinking.
+/// How a model marks its reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reasoning(Markers);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Markers {
-    /// Thinking comes first, between two markers.
+    /// Reasoning first, between two markers.
     Tags { open: &'static str, close: &'static str },
-    /// Everything is in a channel with a name.
+    /// All text is in named channels (gpt-oss).
     Channels,
 }
 
-/// A piece of an answer.
+/// A piece of a generated text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
-    /// What the model thinks before it answers.
+    /// Reasoning.
     Reasoning(String),
-    /// What it answers.
+    /// Answer.
     Answer(String),
 }
 
-/// Tells reasoning from answer in a text that comes in pieces.
+/// Splits a streamed text into reasoning and answer.
 #[derive(Debug, Clone)]
 pub struct Splitter {
     markers: Markers,
     state: State,
-    /// Text that may be part of a marker, or space that may be dropped.
+    /// Text that may be part of a marker, or whitespace that may be dropped.
     held: String,
-    /// Has the part that is under way had text that is no space?
+    /// Whether the current part has had text other than whitespace.
     begun: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// A marker may come first.
+    /// An opening marker may come.
     Start,
     Thinking,
-    /// Space between thinking and the answer.
+    /// Whitespace between reasoning and answer.
     Thought,
     Answer,
-    /// Between two channels, or in the name of one.
+    /// Between two channels, or in a channel's name.
     Header,
 }
 
 impl Reasoning {
-    /// What a template says about its model; nothing for models that do not think.
+    /// By a model's chat template; `None` for models without reasoning.
     pub fn of(template: &ChatTemplate) -> Option<Reasoning> {
         let source = template.source();
         if source.contains(CHANNEL) && source.contains(ANALYSIS) {
@@ -86,11 +86,11 @@ impl Reasoning {
         TAGS.iter().find(of_model).map(|&(open, close)| Reasoning(Markers::Tags { open, close }))
     }
 
-    /// The special tokens among the markers. A detokenizer that hides special tokens has to show these.
+    /// Special tokens among the markers. A detokenizer that hides special tokens must show these.
     pub fn special_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let markers: Vec<&str> = match self.0 {
             Markers::Tags { open, close } => {
-                // A marker may be a token with plain text behind it.
+                // A marker may be a special token followed by plain text.
                 let token = |marker: &'static str| marker.split_inclusive('>').next().unwrap_or(marker);
                 vec![token(open), token(close), open, close]
             }
@@ -103,7 +103,8 @@ impl Reasoning {
         ids
     }
 
-    /// For an answer to a rendered prompt, or to the last tokens of one as text: some prompts begin the thinking.
+    /// A splitter for the answer to a rendered prompt, or to the text of its last tokens: some prompts open the
+    /// reasoning.
     pub fn splitter(&self, prompt: &str) -> Splitter {
         let opened =
             matches!(self.0, Markers::Tags { open, .. } if prompt.trim_end().ends_with(open.trim_end()));
@@ -111,23 +112,23 @@ impl Reasoning {
         Splitter { markers: self.0, state, held: String::new(), begun: false }
     }
 
-    /// For the rest of an answer of which there is some already.
+    /// A splitter for the rest of an answer that has begun already.
     pub fn splitter_after(&self, answer: &str) -> Splitter {
         let mut splitter = self.splitter("");
         splitter.push(answer);
-        // That space is there already; what may be the beginning of a marker still is.
+        // Whitespace in `answer` is out already; what may be the start of a marker is still held.
         splitter.held.drain(..splitter.held.len() - splitter.held.trim_start().len());
         splitter
     }
 }
 
 impl Splitter {
-    /// Is what comes now reasoning?
+    /// Whether the text that comes now is reasoning.
     pub fn is_thinking(&self) -> bool {
         self.state == State::Thinking
     }
 
-    /// Takes more of the text, and gives what is certain with it.
+    /// Adds text; returns the pieces that are certain by now.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
         let mut out = Vec::new();
         self.held += text;
@@ -135,7 +136,7 @@ impl Splitter {
         out
     }
 
-    /// The end of the text: gives what was held back.
+    /// End of the text: returns what was held back.
     pub fn finish(&mut self) -> Vec<Piece> {
         let held = std::mem::take(&mut self.held);
         let mut out = Vec::new();
@@ -147,7 +148,7 @@ impl Splitter {
         out
     }
 
-    /// One move; is there another?
+    /// One state transition; returns whether another may follow.
     fn step(&mut self, out: &mut Vec<Piece>) -> bool {
         match (self.state, self.markers) {
             (State::Start, Markers::Tags { open, .. }) => self.start(&[open], State::Thinking),
@@ -172,7 +173,7 @@ impl Splitter {
         }
     }
 
-    /// Does the text begin with one of these?
+    /// Looks for one of these markers at the start of the text. Returns false if more text is needed to decide.
     fn start(&mut self, markers: &[&str], then: State) -> bool {
         let text = self.held.trim_start();
         let could = markers.iter().any(|marker| marker.starts_with(text) && text.len() < marker.len());
@@ -182,7 +183,7 @@ impl Splitter {
         match markers.iter().find(|marker| text.starts_with(**marker)) {
             Some(marker) => {
                 let space = self.held.len() - text.len();
-                // The name of a channel is read from its marker on.
+                // A channel's name is parsed together with its marker.
                 let past = if then == State::Header { space } else { space + marker.len() };
                 self.held.drain(..past);
                 self.state = then;
@@ -193,7 +194,7 @@ impl Splitter {
         true
     }
 
-    /// Gives what stands before one of these markers. Of thinking, space at its end goes.
+    /// Emits the text in front of one of these markers. Trailing whitespace of reasoning is dropped.
     fn until(&mut self, markers: &[&str], then: State, out: &mut Vec<Piece>) -> bool {
         let found = markers.iter().filter_map(|marker| Some((self.held.find(marker)?, marker.len())));
         if let Some((at, length)) = found.min() {
@@ -219,10 +220,10 @@ impl Splitter {
         false
     }
 
-    /// Reads which channel begins.
+    /// Parses a channel's header.
     fn header(&mut self, out: &mut Vec<Piece>) -> bool {
         let Some(at) = self.held.find(MESSAGE) else {
-            // Whatever that is, nobody should wait for its end.
+            // Not a header: do not hold it back any longer.
             if self.held.len() > MOST_HEADER {
                 (self.state, self.begun) = (State::Answer, false);
                 tell_answer(&std::mem::take(&mut self.held), out);
@@ -238,7 +239,7 @@ impl Splitter {
         true
     }
 
-    /// Gives text of the part that is under way. Of thinking, space at its beginning goes.
+    /// Emits text of the current part. Leading whitespace of reasoning is dropped.
     fn tell(&mut self, text: &str, out: &mut Vec<Piece>) {
         if self.state != State::Thinking {
             return tell_answer(text, out);
@@ -257,18 +258,18 @@ fn tell_answer(text: &str, out: &mut Vec<Piece>) {
     }
 }
 
-/// How many bytes at the end of `text` could be the beginning of `marker`.
+/// How many bytes at the end of `text` could be the start of `marker`.
 fn overlap(text: &str, marker: &str) -> usize {
     let most = text.len().min(marker.len().saturating_sub(1));
     (1..=most).rev().find(|n| text.as_bytes().ends_with(&marker.as_bytes()[..*n])).unwrap_or(0)
 }
 
-/// How much a model is asked to think.
+/// Reasoning effort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effort {
-    /// Not at all.
+    /// No reasoning.
     None,
-    /// As little as it can.
+    /// As little as possible.
     Minimal,
     /// A little.
     Low,
@@ -282,12 +283,12 @@ impl Effort {
     /// All, least first.
     pub const ALL: [Effort; 5] = [Effort::None, Effort::Minimal, Effort::Low, Effort::Medium, Effort::High];
 
-    /// By its name.
+    /// By name.
     pub fn named(name: &str) -> Option<Effort> {
         Effort::ALL.into_iter().find(|effort| effort.name() == name)
     }
 
-    /// Its name.
+    /// The name.
     pub fn name(self) -> &'static str {
         match self {
             Effort::None => "none",
@@ -299,38 +300,38 @@ impl Effort {
     }
 }
 
-/// Variables of a chat template that steer thinking.
+/// Variables of a chat template that control reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Controls {
-    /// The one that is true or false.
+    /// The boolean one.
     pub switch: Option<&'static str>,
-    /// The one that says how much.
+    /// The one for the effort.
     pub effort: Option<&'static str>,
-    /// Does the model mark its thinking?
+    /// Whether the model marks reasoning.
     pub thinks: bool,
 }
 
 /// Why an effort cannot be honoured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Uncontrolled {
-    /// The model does not think.
+    /// The model does not reason.
     #[error("this model's chat template has no variable for how much to think")]
     NoThinking,
-    /// The model thinks, and nothing can be said about it.
+    /// The model always reasons, and the template has no control.
     #[error("this model always thinks: its chat template has no variable that controls it")]
     Always,
-    /// The model cannot do without.
+    /// The model cannot go without reasoning.
     #[error("this model always thinks; the least it takes is low")]
     AtLeastLow,
 }
 
 impl Controls {
-    /// Names of switches, as templates have them.
+    /// Names of boolean variables in templates.
     pub const SWITCHES: [&'static str; 2] = ["enable_thinking", "thinking"];
-    /// The name of the variable that says how much.
+    /// Name of the effort variable.
     pub const EFFORT: &'static str = "reasoning_effort";
 
-    /// Those of a template.
+    /// The controls of a template.
     pub fn of(template: &ChatTemplate) -> Controls {
         Controls {
             switch: Controls::SWITCHES.into_iter().find(|name| template.reads(name)),
@@ -339,13 +340,13 @@ impl Controls {
         }
     }
 
-    /// Values for the template that switch thinking on or off; nothing if it has no variable for that.
+    /// Template variables that switch reasoning on or off; `None` if the template has no switch.
     pub fn switched(&self, on: bool) -> Option<Map<String, Json>> {
         let switch = self.switch?;
         Some(Map::from_iter([(switch.to_owned(), Json::Bool(on))]))
     }
 
-    /// Values for the template that ask for so much thinking. Where it can only be switched, all from `low` on is on.
+    /// Template variables for an effort. With only a switch, `low` and above are on.
     pub fn values(&self, effort: Effort) -> Result<Map<String, Json>, Uncontrolled> {
         let on = effort > Effort::Minimal || (effort == Effort::Minimal && self.effort.is_some());
         let mut values = self.switched(on).unwrap_or_default();
@@ -354,7 +355,7 @@ impl Controls {
                 return Err(Uncontrolled::AtLeastLow);
             }
             Some(name) if on => {
-                // Models are taught three levels.
+                // Templates know three levels.
                 let level = effort.max(Effort::Low);
                 values.insert(name.to_owned(), level.name().into());
             }
@@ -362,7 +363,7 @@ impl Controls {
         }
         match values.is_empty() {
             false => Ok(values),
-            // A model that does not think does as it is told.
+            // A model without reasoning satisfies "none" as it is.
             true if !self.thinks && !on => Ok(values),
             true if self.thinks => Err(Uncontrolled::Always),
             true => Err(Uncontrolled::NoThinking),

@@ -1,8 +1,8 @@
-//! [`Recipe`]: the formats that a model's matrices are quantized to while they are loaded.
+//! [`Recipe`]: which formats a model's matrices are quantized to while they are loaded.
 //!
-//! What matters most gets more bits: the head; and values and what feed-forward blocks give, in the first and the last
-//! layers and every third between. What is small or looked up by number stays as it is: norms, biases, routers, gates of
-//! whole heads, positions.
+//! Sensitive matrices get more bits: the LM head; and V and FFN down projections in the first and the last layers and
+//! every third between (llama.cpp's `use_more_bits`). Small tensors and position embeddings are not quantized: norms,
+//! biases, routers, gates of whole heads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,15 +12,15 @@ use tallow_quant::Format;
 
 use crate::formats::names::{Names, layer_in};
 
-/// Formats for a model's matrices.
+/// Formats for a model's matrices (llama.cpp's ftype).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recipe {
     name: &'static str,
-    /// The number by which GGUF files call it.
+    /// `general.file_type` in GGUF files.
     id: u32,
-    /// Most of them.
+    /// Most matrices.
     most: Format,
-    /// Of what matters more, in some layers.
+    /// V and down projections in some layers.
     more: Format,
     head: Format,
 }
@@ -29,7 +29,7 @@ const fn recipe(name: &'static str, id: u32, most: Format, more: Format, head: F
     Recipe { name, id, most, more, head }
 }
 
-/// From the smallest to the largest.
+/// Smallest to largest.
 const ALL: [Recipe; 30] = {
     use Format::*;
     [
@@ -86,26 +86,26 @@ impl fmt::Display for Recipe {
 }
 
 impl Recipe {
-    /// The number by which GGUF files call it.
+    /// `general.file_type` in GGUF files.
     pub(crate) fn gguf_id(self) -> u32 {
         self.id
     }
 }
 
-/// What a matrix is for, as far as that decides how many bits it gets.
+/// A matrix's role, as far as it decides its bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// It stays as it is.
+    /// Not quantized.
     Kept,
     Head,
-    /// Values, or what a feed-forward block gives, of that layer.
+    /// V or FFN down projection of that layer.
     Telling(usize),
     Other,
 }
 
 impl Role {
     fn of(names: &Names, tied: bool, name: &str) -> Role {
-        // Some files leave out what names begin with.
+        // Some files leave out the prefix of names.
         let whole =
             if name.starts_with(names.base) { name.to_owned() } else { format!("{}{name}", names.base) };
         let place = |pattern: &str| layer_in(pattern, name).or_else(|| layer_in(pattern, &whole));
@@ -122,20 +122,20 @@ impl Role {
     }
 }
 
-/// A recipe, and what it has to know of the model.
+/// A recipe, and what it needs to know of the model.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Quantizing {
     pub recipe: Recipe,
-    /// Are matrices that are quantized already quantized again?
+    /// Whether matrices that are quantized already are quantized again.
     pub again: bool,
-    /// Is the head the embedding?
+    /// Whether the LM head is the embedding.
     pub tied: bool,
     pub layers: usize,
 }
 
 impl Quantizing {
-    /// The format for rows of `cols` that are stored in `stored`, in a tensor of that name. Blocks stay what they are
-    /// unless they are to be quantized again: that only loses more.
+    /// Format of rows of `cols` elements stored as `stored`. Quantized matrices stay as they are unless `again` is set:
+    /// requantizing only loses more.
     pub(crate) fn format(&self, names: &Names, name: &str, (stored, cols): (Format, usize)) -> Format {
         match self.choice(names, name, (stored, cols)) {
             Some(choice) if stored.is_plain() || self.again => choice.fitting,
@@ -143,7 +143,7 @@ impl Quantizing {
         }
     }
 
-    /// What the recipe has for such a tensor; `None` where it leaves it alone.
+    /// The recipe's choice for a tensor; `None` if it leaves it alone.
     pub(crate) fn choice(
         &self,
         names: &Names,
@@ -160,27 +160,27 @@ impl Quantizing {
     }
 }
 
-/// What a recipe has for a matrix.
+/// A recipe's choice for a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Choice {
-    /// For rows of any length.
+    /// The recipe's format, whatever the row length.
     pub wanted: Format,
-    /// For rows as they are.
+    /// The format that fits the row length.
     pub fitting: Format,
 }
 
-/// What became of matrices that a recipe is for, counted.
+/// Counts of what a recipe did to matrices.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     all: usize,
-    /// How many were quantized already and stayed what they are, by that.
+    /// Matrices that were quantized already and left alone, by format.
     kept: BTreeMap<String, usize>,
-    /// How many had to take another format, by that and what was wanted.
+    /// Matrices that fell back to another format, by that and the wanted one.
     fallen: BTreeMap<(String, String), usize>,
 }
 
 impl Outcome {
-    /// Counts a matrix that was stored like that, and became `got`.
+    /// Counts a matrix that was stored as `stored` and became `got`.
     pub(crate) fn count(&mut self, stored: Format, choice: Choice, got: Format) {
         self.all += 1;
         if !stored.is_plain() && got == stored && choice.fitting != stored {
@@ -190,7 +190,7 @@ impl Outcome {
         }
     }
 
-    /// What somebody should know who asked for that recipe.
+    /// Notes for the user who asked for that recipe.
     pub(crate) fn notes(&self, recipe: Recipe) -> Vec<String> {
         let all = self.all;
         let mut notes = Vec::new();
@@ -218,13 +218,13 @@ impl Outcome {
     }
 }
 
-/// Is it one of the layers that get more bits?
+/// Whether a layer's sensitive matrices get more bits.
 fn matters(layer: usize, layers: usize) -> bool {
     let eighth = layers / 8;
     layer < eighth || layer >= layers - eighth || (layer - eighth) % 3 == 2
 }
 
-/// That format or the next finer one whose blocks rows of `cols` are made of.
+/// That format, or the next finer one whose block size divides `cols`.
 fn fitting(format: Format, cols: usize) -> Option<Format> {
     let smaller = match format {
         Format::IQ1S | Format::IQ1M | Format::TQ1_0 | Format::TQ2_0 | Format::Q1_0 => Format::Q2_0,

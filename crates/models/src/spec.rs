@@ -1,194 +1,198 @@
-//! [`DecoderSpec`]: everything that tells one decoder from another, as values. Families make it; blocks follow it.
+//! [`DecoderSpec`]: a decoder's architecture as plain values. Families build it from a model's settings; blocks read
+//! it.
 
 use tallow_core::{Activation, DType, DeltaHeads, Groups, Heads, NormKind, Scores, ShareOf};
 
 use crate::blocks::rope::RopeSpec;
 
-/// A decoder: an embedding, layers, a norm, a head.
+/// A decoder: token embedding, layers, final norm, LM head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderSpec {
-    /// Have GGUF files of the family queries and keys in another order than the files of its makers?
+    /// Whether GGUF files of the family store Q and K rows in another order than the original checkpoints.
     pub gguf_permutes_qk: bool,
-    /// Rows of the embedding: token ids are under it.
+    /// Rows of the embedding; token ids are below it.
     pub vocab: usize,
-    /// Elements of a hidden state.
+    /// Width of a hidden state.
     pub dim: usize,
-    /// The longest sequence it was made for.
+    /// Longest sequence that the model supports (`n_ctx_train`).
     pub context: usize,
-    /// Of every norm.
+    /// Settings shared by all norms.
     pub norm: NormSpec,
-    /// Is the head the embedding?
+    /// Whether the LM head is the embedding matrix.
     pub tied_embeddings: bool,
-    /// Has the head a bias?
+    /// Bias of the LM head.
     pub head_bias: Bias,
-    /// Multiplies embeddings.
+    /// Multiplies token embeddings.
     pub embed_scale: f32,
-    /// Positions that have an embedding of their own, which is added to the token's.
+    /// Learned absolute position embeddings: how many there are. They are added to the token embeddings.
     pub positions: Option<usize>,
-    /// Elements of what each layer gets of its own beside the hidden state, if it gets anything.
+    /// Width of the per-layer embedding (PLE, Gemma 3n), if there is one.
     pub per_layer_dim: Option<usize>,
     /// Multiplies logits.
     pub logit_scale: f32,
-    /// Logits then go through `cap * tanh(logit / cap)`.
+    /// Softcap: logits then become `cap * tanh(logit / cap)`.
     pub logit_softcap: Option<f32>,
-    /// Rotary embeddings that layers choose from.
+    /// RoPE variants that layers refer to by index.
     pub ropes: Vec<RopeSpec>,
-    /// How many layers follow the last that only guess further tokens: they are left alone.
+    /// MTP layers (nextn) stored behind the last layer. They are skipped.
     pub mtp_layers: usize,
-    /// From the first to the last.
+    /// First to last.
     pub layers: Vec<LayerSpec>,
 }
 
-/// What norms are alike in.
+/// Settings shared by all norms of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormSpec {
-    /// Root mean square or layer.
+    /// RMSNorm or LayerNorm.
     pub kind: NormKind,
     /// Added to the variance.
     pub eps: f32,
-    /// Have they biases?
+    /// Whether norms have a bias.
     pub bias: Bias,
-    /// Added to the weights as they are stored.
+    /// Added to the stored weights (1 in Gemma).
     pub weight_offset: f32,
 }
 
-/// One layer.
+/// One decoder or encoder layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
-    /// What mixes tokens.
+    /// Attention, unless `gated_delta` is set.
     pub mixer: AttentionSpec,
-    /// Where keys and values come from one narrow row: `mixer` then is attention over such rows.
+    /// MLA (DeepSeek V2). `mixer` then describes attention over the latent KV rows.
     pub mla: Option<MlaSpec>,
-    /// Where a state stands in for keys and values: nothing looks at `mixer` then.
+    /// Gated delta rule (Qwen3-Next): a recurrent state in place of K and V. `mixer` is then unused.
     pub gated_delta: Option<GatedDeltaSpec>,
-    /// What works on each token.
+    /// The FFN; with `experts`, one expert.
     pub ffn: FfnSpec,
-    /// Where there are several such blocks, how a token gets some of them.
+    /// MoE: number of experts and how a token is routed.
     pub experts: Option<ExpertsSpec>,
-    /// A block that works beside those, where both have norms of their own.
+    /// Parallel MoE (Gemma 4): a dense FFN beside the experts, each with norms of its own.
     pub dense_ffn: Option<FfnSpec>,
-    /// Where the norms stand.
+    /// Placement of the norms.
     pub order: Order,
-    /// Multiplies what each block adds to the hidden state.
+    /// Multiplies each block's output before it is added to the residual stream.
     pub residual_scale: f32,
-    /// Does a number of its own multiply what it gives?
+    /// Whether a learned scalar multiplies the layer's output.
     pub layer_scale: bool,
-    /// Does it look at what an encoder gave, too, with as many heads and biases? That stands between the other two, and has
-    /// a norm in front.
+    /// Cross-attention to the encoder's output, with the same heads and biases as `mixer`. It runs between the mixer
+    /// and the FFN, with a norm in front of it.
     pub cross_attention: bool,
 }
 
-/// Where a layer's norms stand.
+/// Placement of a layer's norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// In front of each block: `x + block(norm(x))`.
+    /// Pre-norm: `x + block(norm(x))`.
     Pre,
-    /// Behind each block: `x + norm(block(x))`.
+    /// Norm of each block's output: `x + norm(block(x))`.
     Post,
-    /// Behind each sum: `norm(x + block(x))`.
+    /// Post-norm of the original Transformer: `norm(x + block(x))`.
     PostNorm,
-    /// In front of the feed-forward block alone: the first layer's input comes from a norm already.
+    /// Pre-norm in front of the FFN alone: the first layer's input comes from a norm already.
     FfnPreNorm,
-    /// In front of each block and behind it: `x + norm(block(norm(x)))`.
+    /// Norms in front of and behind each block: `x + norm(block(norm(x)))`.
     Sandwich,
-    /// Both blocks see the layer's input, through a norm each: `x + mixer(norm(x)) + ffn(norm(x))`.
+    /// Both blocks read the layer's input, each through its own norm: `x + mixer(norm(x)) + ffn(norm(x))`.
     Parallel,
-    /// Both blocks see the layer's input, through the same norm.
+    /// Both blocks read the layer's input through the same norm.
     ParallelOneNorm,
 }
 
-/// Attention.
+/// Self-attention.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionSpec {
-    /// How many, how wide.
+    /// Number of query and KV heads, and their width.
     pub heads: Heads,
-    /// Have queries, keys and values biases?
+    /// Bias of the Q, K and V projections.
     pub qkv_bias: Bias,
-    /// Has the output a bias?
+    /// Bias of the output projection.
     pub out_bias: Bias,
-    /// Are queries and keys normalised?
+    /// QK norm.
     pub qk_norm: QkNormSpec,
-    /// Are values, each head on its own, without weights?
+    /// Whether each head of V is normalised, without weights.
     pub v_norm: bool,
-    /// Which of the decoder's rotary embeddings, if any.
+    /// RoPE variant: index into [`DecoderSpec::ropes`]. `None`: no position encoding (NoPE).
     pub rope: Option<usize>,
-    /// Does a token see only itself and what comes before it? Else it sees to both sides.
+    /// Causal mask; otherwise attention is bidirectional.
     pub causal: bool,
-    /// How far a token sees to each side that it sees, itself included.
+    /// Sliding window: positions that a token attends to in each visible direction, itself included.
     pub window: Option<usize>,
-    /// Chunks that sequences are cut into, out of which no token sees.
+    /// Chunked attention (Llama 4): the sequence is cut into chunks of this length, and no token attends outside its
+    /// own.
     pub chunk: Option<usize>,
-    /// Has each head a score of its own beside those of tokens?
+    /// Attention sinks (gpt-oss): each head has a learned score beside those of tokens.
     pub sinks: bool,
-    /// Multiplies scores.
+    /// Multiplies attention scores.
     pub scale: f32,
-    /// Scores then go through `cap * tanh(score / cap)`.
+    /// Softcap: scores then become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
-    /// Which of the decoder's rotary embeddings queries go through once more, after the one above.
+    /// Second RoPE variant, applied to queries alone, after `rope`.
     pub second_rope: Option<usize>,
-    /// Does each element of a query head's result have a gate, which comes with the queries?
+    /// Output gate: each element of a query head's result has a gate, projected together with Q.
     pub gated: bool,
-    /// What is added to scores by how far tokens are apart, if anything is.
+    /// Relative position bias (T5), added to scores.
     pub relative_bias: Option<RelativeBiasSpec>,
-    /// Have keys no bias, where queries and values have one?
+    /// Whether K has no bias where Q and V have one (Whisper).
     pub no_k_bias: bool,
-    /// Are values what keys are before these are normalised and turned?
+    /// Whether V is K before QK norm and RoPE.
     pub tie_kv: bool,
-    /// The layer in front whose keys and values it looks at, if it has none of its own.
+    /// Shared KV (Gemma 3n, 4): the earlier layer whose KV cache this one reads.
     pub kv_source: Option<usize>,
 }
 
-/// Numbers that are added to scores. Distances are sorted into buckets, and each bucket has a number for each head: small
-/// distances have one of their own, larger ones share them, the more the further.
+/// Relative position bias (T5): distances fall into buckets, with one learned bias per bucket and head. Short distances
+/// have a bucket each, longer ones share logarithmically wider ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RelativeBiasSpec {
-    /// How many there are; where tokens see to both sides, for both together.
+    /// Number of buckets; in bidirectional attention, of both directions together.
     pub buckets: usize,
-    /// From this distance on all is one.
+    /// All distances from here on share the last bucket.
     pub max_distance: usize,
 }
 
 impl AttentionSpec {
-    /// Have keys a bias?
+    /// Bias of the K projection.
     pub fn key_bias(&self) -> Bias {
         if self.no_k_bias { Bias::No } else { self.qkv_bias }
     }
 
-    /// The most that a token sees, itself included, if not all before it.
+    /// Most positions that a token attends to, itself included; `None` if all before it.
     pub fn sees(&self) -> Option<usize> {
         self.window.into_iter().chain(self.chunk).min()
     }
 }
 
-/// Keys and values of all heads that come from one narrow row of each token. The cache holds that row and what turns of
-/// keys, as one head as wide as both; queries are brought to that width, and what attention gives back from it.
+/// MLA (multi-head latent attention, DeepSeek V2): K and V of all heads come from one latent row per token. The KV
+/// cache holds `[k_rope, latent]` as a single KV head; queries are projected to that width, and the attention output
+/// from it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MlaSpec {
-    /// Elements of the row.
+    /// Width of the latent KV row.
     pub kv_lora_rank: usize,
-    /// Elements of what queries come from, if that is not the input.
+    /// Width of the latent query row; `None` if Q is projected from the input directly.
     pub q_lora_rank: Option<usize>,
-    /// Elements of a query that do not turn.
+    /// Elements of a query head without RoPE.
     pub qk_nope_dim: usize,
-    /// Elements of a query that turn, behind those.
+    /// Elements of a query head with RoPE, behind those.
     pub qk_rope_dim: usize,
-    /// Elements of a value.
+    /// Elements of a value head.
     pub v_dim: usize,
-    /// Of the norms of narrow rows.
+    /// Epsilon of the norms of latent rows.
     pub eps: f32,
 }
 
-/// Heads that keep a matrix of their sequence each, behind a convolution over tokens.
+/// Gated delta rule (Gated DeltaNet, Qwen3-Next): each value head keeps a state matrix; a causal convolution precedes
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GatedDeltaSpec {
-    /// How many, how wide.
+    /// Number of key and value heads, and their widths.
     pub heads: DeltaHeads,
-    /// Tokens that the convolution sees.
+    /// Kernel size of the causal convolution, in tokens.
     pub kernel: usize,
 }
 
 impl GatedDeltaSpec {
-    /// Numbers that the convolution keeps of a sequence.
+    /// Floats of a sequence's convolution state: `(kernel - 1) * cols`.
     pub fn window_len(&self) -> usize {
         (self.kernel - 1) * self.heads.cols()
     }
@@ -197,56 +201,57 @@ impl GatedDeltaSpec {
 /// A feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FfnSpec {
-    /// Elements in the middle.
+    /// Intermediate size.
     pub width: usize,
-    /// The bend.
+    /// Activation function.
     pub act: Activation,
-    /// Is there a gate beside up?
+    /// Whether there is a gate projection (GLU).
     pub gated: bool,
-    /// Have its layers biases?
+    /// Bias of its linear layers.
     pub bias: Bias,
 }
 
-/// Several feed-forward blocks, of which a token goes through some.
+/// Mixture of experts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertsSpec {
-    /// How many there are.
+    /// Number of experts.
     pub count: usize,
-    /// How many a token goes through.
+    /// Experts per token.
     pub top_k: usize,
-    /// Have their logits biases?
+    /// Bias of the router's logits.
     pub router_bias: Bias,
-    /// What their logits become.
+    /// How logits become scores.
     pub scores: Scores,
-    /// What a token's share of one multiplies.
+    /// What a token's expert weight multiplies: the expert's output or its input.
     pub share_of: ShareOf,
-    /// Is there a bias that has a say in which are chosen, and none in how much they count?
+    /// Whether a bias takes part in the selection only, not in the expert weights (`e_score_correction_bias`, DeepSeek
+    /// V3).
     pub bias: bool,
-    /// Groups of them that are chosen first.
+    /// Group-limited routing: groups are chosen first.
     pub groups: Option<Groups>,
-    /// Do those chosen count for one together?
+    /// Whether the weights of the chosen experts are normalised to sum to 1 (`norm_topk_prob`).
     pub norm_weights: bool,
-    /// Multiplies what they count.
+    /// Multiplies expert weights (`routed_scaling_factor`).
     pub scale: f32,
-    /// A block that every token goes through besides.
+    /// Shared expert, which every token goes through.
     pub shared: Option<SharedExpertSpec>,
-    /// Does what chooses them see the hidden state through a norm of its own?
+    /// Whether the router reads the hidden state through a norm of its own.
     pub router_norm: bool,
-    /// Has each a number that multiplies what it counts?
+    /// Whether a learned scalar per expert multiplies its weight.
     pub expert_scale: bool,
 }
 
-/// A feed-forward block beside experts.
+/// Shared expert: an FFN beside the routed experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedExpertSpec {
-    /// Elements in the middle.
+    /// Intermediate size.
     pub width: usize,
-    /// Does each token say how much it counts?
+    /// Whether a gate per token scales its output (Qwen2-MoE).
     pub gated: bool,
 }
 
 impl ExpertsSpec {
-    /// Experts chosen by a softmax over all.
+    /// Softmax over all experts, then top-k; everything else off.
     pub fn softmax(count: usize, top_k: usize) -> ExpertsSpec {
         let scores = Scores::Softmax;
         ExpertsSpec {
@@ -267,13 +272,13 @@ impl ExpertsSpec {
 }
 
 impl DecoderSpec {
-    /// Has any layer a state in place of keys and values? Then what came before a token is not in the pages alone.
+    /// Whether any layer has a recurrent state in place of K and V. Pages alone then do not hold a sequence's past.
     pub fn is_recurrent(&self) -> bool {
         self.layers.iter().any(|layer| layer.gated_delta.is_some())
     }
 
-    /// The longest sequence for which rotary embeddings are as the model was trained with them. Past it, those that grow
-    /// with the context are stretched for all sequences alike.
+    /// Longest sequence for which RoPE is as in training. Past it, dynamic variants are stretched for all sequences
+    /// alike.
     pub fn trained_context(&self) -> usize {
         let dynamic = self.ropes.iter().filter_map(RopeSpec::dynamic).map(|(_, original)| original);
         dynamic.chain([self.context]).min().unwrap_or(self.context)
@@ -281,18 +286,18 @@ impl DecoderSpec {
 }
 
 impl LayerSpec {
-    /// Columns of a cache of that type that a token's keys take, or its values.
+    /// Columns of a KV cache of `dtype` for one token's keys, or for its values.
     pub fn cache_cols(&self, dtype: DType) -> usize {
         let keeps_none = self.gated_delta.is_some() || self.mixer.kv_source.is_some();
         if keeps_none { 0 } else { self.mixer.heads.cache_cols(dtype) }
     }
 
-    /// Numbers of a sequence's state.
+    /// Floats of a sequence's recurrent state.
     pub fn state_len(&self) -> usize {
         self.gated_delta.map_or(0, |delta| delta.window_len() + delta.heads.state_len())
     }
 
-    /// Weights of what mixes tokens, for hidden states of `dim` elements.
+    /// Weights of the mixer, for hidden states of width `dim`.
     pub fn mixer_params(&self, dim: usize) -> usize {
         if let Some(GatedDeltaSpec { heads, .. }) = self.gated_delta {
             return dim * (heads.cols() + 2 * heads.value_cols() + 2 * heads.values);
@@ -311,7 +316,7 @@ impl LayerSpec {
             + heads.q * (kv_lora_rank * (qk_nope_dim + v_dim) + v_dim * dim)
     }
 
-    /// Elements in the middle of all feed-forward blocks that a token goes through.
+    /// Intermediate sizes of all FFNs that a token goes through, summed.
     pub fn active_ffn_width(&self) -> usize {
         let beside = self.dense_ffn.map_or(0, |block| block.width);
         let of = |e: ExpertsSpec| e.top_k * self.ffn.width + e.shared.map_or(0, |s| s.width) + beside;
@@ -319,28 +324,28 @@ impl LayerSpec {
     }
 }
 
-/// Does a linear layer have a bias?
+/// Whether a linear layer has a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bias {
-    /// It has none.
+    /// Never.
     No,
-    /// It must.
+    /// Always; loading fails without it.
     Yes,
-    /// It has one if the checkpoint does: GGUF metadata does not say.
+    /// If the checkpoint has one: GGUF metadata does not say.
     IfPresent,
 }
 
-/// How queries and keys are normalised.
+/// QK norm: how Q and K are normalised before RoPE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNormSpec {
-    /// They are not.
+    /// No QK norm.
     None,
-    /// Each head on its own, without weights.
+    /// Per head, without weights.
     Plain,
-    /// Each head on its own, all with the same weights.
+    /// Per head, the same weights for all.
     PerHead,
-    /// Each head on its own, each with its own weights.
+    /// Per head, with weights of its own.
     HeadWeights,
-    /// All heads of a token as one.
+    /// Over all heads of a token at once.
     AllHeads,
 }

@@ -1,8 +1,9 @@
-//! [`Weights`]: from a checkpoint's tensors to a device's weights, one at a time.
+//! [`Weights`]: loads a checkpoint's tensors onto a device, one at a time.
 //!
-//! Each tensor is checked against the shape that the settings ask for and handed to the device. What the device has read
-//! of it is checked, and its pages of the file are let go, before it reads more. At the end no tensor of the checkpoint
-//! may be left over: one that nobody asked for means that the model is not what we think it is.
+//! Each tensor's shape is checked against the settings before the tensor is handed to the device. Rows that the device
+//! has read are checked for NaN and infinity, and their pages of the file are released, before it reads more. At the
+//! end no tensor of the checkpoint may be left over: one that no block asked for means that the model is not what we
+//! think it is.
 
 mod experts;
 mod mla;
@@ -34,10 +35,10 @@ pub(crate) use stream_check::not_finite;
 pub(crate) use transpose::Transpose;
 use transpose::plain;
 
-/// Told how many bytes of how many have been loaded, and says whether to go on.
+/// Called with the bytes loaded so far and the bytes in total; returns whether to go on.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>;
 
-/// A checkpoint's tensors on their way to a device.
+/// Loads tensors of a checkpoint onto a device.
 pub struct Weights<'a, B: Backend> {
     b: &'a B,
     source: Source<'a>,
@@ -51,28 +52,28 @@ pub struct Weights<'a, B: Backend> {
 /// What the loading of a model's weights depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source<'a> {
-    /// Where they are.
+    /// The files.
     pub checkpoint: &'a Checkpoint,
-    /// What they are called there.
+    /// Tensor names in that checkpoint.
     pub names: Names,
-    /// What blocks ask of the model.
+    /// Sizes and norm settings that blocks ask for.
     pub spec: Common,
-    /// What matrices become, if they do not stay as they are.
+    /// The recipe that matrices are quantized by, if they are.
     pub quantizing: Option<Quantizing>,
 }
 
 impl Source<'_> {
-    /// The format that rows of `cols` in a tensor of that name are to have on a device.
+    /// Format on the device of rows of `cols` elements in tensor `name`.
     pub(crate) fn wanted(&self, name: &str, format: Format, cols: usize) -> Format {
         self.quantizing.map_or(format, |how| how.format(&self.names, name, (format, cols)))
     }
 
-    /// What the recipe has for rows of `cols` in a tensor of that name, if it says anything of it.
+    /// The recipe's choice for rows of `cols` elements in tensor `name`; `None` if it leaves the tensor alone.
     pub(crate) fn choice(&self, name: &str, format: Format, cols: usize) -> Option<Choice> {
         self.quantizing.and_then(|how| how.choice(&self.names, name, (format, cols)))
     }
 
-    /// The format that a tensor is to have on a device, if it is weights.
+    /// Format of a tensor on the device; `None` if it holds no weights.
     pub(crate) fn format(&self, name: &str, stored: &Stored) -> Option<Format> {
         let format = stored.format()?;
         match *stored.shape.as_slice() {
@@ -81,7 +82,7 @@ impl Source<'_> {
         }
     }
 
-    /// Bytes that a device is given of a tensor.
+    /// Bytes of a tensor as handed to the device.
     pub(crate) fn size(&self, name: &str, stored: &Stored) -> usize {
         match self.format(name, stored) {
             Some(format) if Some(format) != stored.format() => {
@@ -92,7 +93,7 @@ impl Source<'_> {
         }
     }
 
-    /// Bytes that a device is given of all tensors.
+    /// Bytes of all tensors as handed to the device.
     pub(crate) fn bytes(&self) -> usize {
         let needed = self.checkpoint.tensors().filter(|(name, _)| !self.names.spares(name));
         needed.map(|(name, stored)| self.size(name, stored)).sum()
@@ -102,15 +103,15 @@ impl Source<'_> {
 /// What all blocks of a model have in common.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Common {
-    /// Elements of a hidden state.
+    /// Width of a hidden state.
     pub dim: usize,
-    /// Of every norm.
+    /// Settings shared by all norms.
     pub norm: NormSpec,
-    /// Elements of what each layer gets of its own beside the hidden state, if it gets anything.
+    /// Width of the per-layer embedding (PLE), if there is one.
     pub side: Option<usize>,
 }
 
-/// A tensor's name, from what [`Names`] says of it.
+/// The full tensor name for a name in [`Names`].
 pub(crate) fn named(name: &str) -> String {
     format!("{name}.weight")
 }
@@ -121,12 +122,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         Weights { b, source, used, targets, done: 0, total, progress }
     }
 
-    /// Where they go.
+    /// The device that weights are loaded onto.
     pub(crate) fn device(&self) -> &'a B {
         self.b
     }
 
-    /// From here on tensors have other names.
+    /// Switches to other tensor names, such as from a seq2seq model's encoder to its decoder.
     pub(crate) fn turn_to(&mut self, names: Names) {
         self.source.names = names;
     }
@@ -143,19 +144,19 @@ impl<'a, B: Backend> Weights<'a, B> {
         &self.source.checkpoint.path
     }
 
-    /// The tensor of that name, or of what is left of it without what the file leaves out.
+    /// The tensor `name`, or `name` without the prefix that some files leave out.
     fn find<'n>(&self, name: &'n str) -> Option<(&'n str, &'a Stored)> {
         let short = name.strip_prefix(self.names().base);
         let mut names = [Some(name), short].into_iter().flatten();
         names.find_map(|name| self.source.checkpoint.get(name).map(|stored| (name, stored)))
     }
 
-    /// Is there a tensor of that name in layer `i`?
+    /// Whether layer `i` has a tensor of that name.
     pub(crate) fn has(&self, pattern: &str, i: usize) -> bool {
         !pattern.is_empty() && self.find(&named(&of_layer(pattern, i))).is_some()
     }
 
-    /// The tensor of that name, if its shape is right.
+    /// The tensor `name`; an error if it is missing or has another shape.
     fn shaped(&mut self, name: &str, shape: &[usize]) -> Result<&'a Stored> {
         let field = || format!("tensor {name:?}");
         let Some((name, stored)) = self.find(name) else {
@@ -169,7 +170,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(stored)
     }
 
-    /// The same, if it holds weights, and all of them.
+    /// As [`shaped`](Self::shaped), for a tensor that holds all of a matrix's weights; with its format.
     fn stored(&mut self, name: &str, shape: &[usize]) -> Result<(&'a Stored, Format)> {
         let stored = self.shaped(name, shape)?;
         let why = match &stored.kind {
@@ -185,7 +186,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why))
     }
 
-    /// Counts a tensor as loaded and lets go of its pages.
+    /// Counts a tensor as loaded and releases its pages.
     fn loaded(&mut self, name: &str, stored: &Stored) -> Result<()> {
         stored.file.release(stored.bytes.clone());
         self.done += self.source.size(name, stored);
@@ -195,7 +196,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
     }
 
-    /// A matrix, as the device likes to have it.
+    /// A matrix in the device's layout (packed weight).
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
         let layer = self.layer(name, rows, cols)?;
         if layer.permutation.is_some() {
@@ -205,7 +206,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(layer.weight)
     }
 
-    /// A linear layer with that weight, and without a bias.
+    /// A linear layer with weight `name` and no bias.
     pub(crate) fn layer(&mut self, name: &str, rows: usize, cols: usize) -> Result<LinearWeights<B>> {
         let shape = [rows, cols];
         if let Some(Kind::Grouped(matrix)) = self.find(name).map(|(_, stored)| &stored.kind) {
@@ -217,18 +218,18 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(layer.with_tensor_id(self.called(name), 0, 1))
     }
 
-    /// What the file calls the tensor of that name.
+    /// The file's own name of tensor `name`.
     fn called<'n>(&self, name: &'n str) -> &'n str {
         self.find(name).map_or(name, |(name, _)| name)
     }
 
-    /// The one matrix that a tensor holds.
+    /// The single matrix of a tensor.
     fn single(&mut self, name: &str, stored: (&'a Stored, Format), rows: usize) -> Result<Weight<B>> {
         let mut one = self.matrices(name, stored, 1, rows)?;
         one.pop().ok_or_else(|| LoadError::bad(self.path(), format!("tensor {name:?}"), "is empty"))
     }
 
-    /// The matrices that a tensor holds one after another, of so many rows each.
+    /// Splits a tensor into `count` matrices of `rows` rows each.
     fn matrices(
         &mut self,
         name: &str,
@@ -244,14 +245,14 @@ impl<'a, B: Backend> Weights<'a, B> {
             self.give(name, HostWeight { format, rows, cols, bytes, release: &spent })
         };
         let weights: std::result::Result<Vec<_>, _> = (0..count).map(prepare).collect();
-        // Damage comes first: what it makes a device say is no help.
+        // Report damage first: an error that damaged data causes on the device would mislead.
         passing.finish(name)?;
         let weights = weights.map_err(|e| not_taken(stored, name, e))?;
         self.loaded(name, stored)?;
         Ok(weights)
     }
 
-    /// Hands a matrix of a tensor to the device, in the format that it is to have there.
+    /// Hands a matrix of tensor `name` to the device, quantized first if the recipe says so.
     fn give(&self, name: &str, weight: HostWeight<'_>) -> std::result::Result<Weight<B>, Error> {
         let wanted = self.source.wanted(name, weight.format, weight.cols);
         if wanted == weight.format {
@@ -262,7 +263,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         self.b.prepare(HostWeight { format: wanted, bytes: &bytes, release: HostWeight::KEEP_ROWS, ..weight })
     }
 
-    /// A linear layer whose matrix is made of several tensors.
+    /// A linear layer whose matrix is made of several tensors (GPTQ, AWQ and the like).
     fn grouped(
         &mut self,
         (stored, name): (&'a Stored, &str),
@@ -286,7 +287,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         })
     }
 
-    /// A linear layer of layer `i` with one output, which some files have as a vector.
+    /// A linear layer of layer `i` with a single output; some files store its weight as a vector.
     pub(crate) fn gate(&mut self, (pattern, i): (&str, usize), cols: usize) -> Result<LinearWeights<B>> {
         let name = named(&of_layer(pattern, i));
         let flat = self.find(&name).is_some_and(|(_, stored)| stored.shape.len() == 1);
@@ -300,7 +301,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         })
     }
 
-    /// A linear layer's matrix that the file has in another order, put right by `arrange`.
+    /// A matrix stored in another order; `arrange` copies its bytes into ours.
     fn arranged(
         &mut self,
         name: &str,
@@ -315,7 +316,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         weight
     }
 
-    /// A matrix of so many rows and columns of a tensor that has it in another order. `arrange` writes its bytes.
+    /// A [rows, cols] matrix of a tensor stored in another order; `arrange` writes its bytes.
     fn rearranged(
         &self,
         (stored, name): (&Stored, &str),
@@ -330,7 +331,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         self.give(name, weight).map_err(|e| not_taken(stored, name, e))
     }
 
-    /// A matrix that the file has with a row for each input.
+    /// A matrix stored transposed: [cols, rows].
     fn turned(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
         let (stored, format) = self.stored(name, &[cols, rows])?;
         plain(stored, name, format)?;
@@ -338,7 +339,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         self.arranged(name, &[cols, rows], (rows, cols), |from, to| turn.bytes(from, to))
     }
 
-    /// The numbers of a tensor of that shape, each with `lift` added.
+    /// A tensor's values as `f32`, with `lift` added to each.
     fn numbers(&mut self, name: &str, shape: &[usize], lift: f32) -> Result<Vec<f32>> {
         let (stored, format) = self.stored(name, shape)?;
         let mut data = vec![0.0f32; stored.len()];
@@ -353,12 +354,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(data)
     }
 
-    /// Numbers in rows, for the host.
+    /// A [rows, cols] table as `f32`, for the host.
     pub(crate) fn table(&mut self, name: &str, rows: usize, cols: usize) -> Result<Vec<f32>> {
         self.numbers(name, &[rows, cols], 0.0)
     }
 
-    /// A convolution over three neighbours, as a linear layer that takes them side by side.
+    /// A 1D convolution with kernel size 3, as a linear layer over the 3 inputs side by side.
     pub(crate) fn of_neighbours(
         &mut self,
         pattern: &str,
@@ -369,7 +370,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let (stored, format) = self.stored(&name, &[outputs, inputs, 3])?;
         plain(stored, &name, format)?;
         let weight = self.arranged(&name, &[outputs, inputs, 3], shape, |from, to| {
-            // In the file the three weights of an input lie together.
+            // In the file the three weights of an input are adjacent.
             let turn = Transpose { rows: 3, cols: inputs, across: 3, first: 0, step: 1 };
             let size = from.len() / outputs.max(1);
             let rows = from.chunks_exact(size.max(1)).zip(to.chunks_exact_mut(size.max(1)));
@@ -378,18 +379,18 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(LinearWeights::new(weight, self.bias(pattern, outputs, Bias::Yes)?))
     }
 
-    /// A row of numbers, as `f32`.
+    /// A vector of `f32` on the device: [1, len]
     pub(crate) fn row(&mut self, name: &str, len: usize) -> Result<Tensor<B>> {
         self.flat(name, &[len])
     }
 
-    /// The numbers of a tensor of that shape as one row, as `f32`.
+    /// A tensor of that shape, flattened, as `f32` on the device: [1, elements]
     pub(crate) fn flat(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<B>> {
         let numbers = self.numbers(name, shape, 0.0)?;
         Ok(self.b.upload_row(&numbers)?)
     }
 
-    /// A linear layer of all that a filter sees at once: outputs, and what it sees.
+    /// A 2D convolution whose stride is its kernel size, as a linear layer over the flattened patch.
     pub(crate) fn filter(&mut self, name: &str, shape: [usize; 4], bias: Bias) -> Result<LinearWeights<B>> {
         let full = named(name);
         let stored = self.stored(&full, &shape)?;
@@ -397,12 +398,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(LinearWeights::new(weight, self.bias(name, shape[0], bias)?))
     }
 
-    /// A refusal of something about the checkpoint.
+    /// An error: something about the checkpoint is not supported.
     pub(crate) fn refuse(&self, what: &str, why: &str) -> LoadError {
         LoadError::unsupported(self.path(), what, why)
     }
 
-    /// The bias of what has that name, if it has one.
+    /// The bias of layer `name`, as `f32`; `None` if it has none.
     fn bias_numbers(&mut self, name: &str, len: usize, bias: Bias) -> Result<Option<Vec<f32>>> {
         let name = format!("{name}.bias");
         match bias {
@@ -412,13 +413,13 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
     }
 
-    /// The same, on the device.
+    /// As [`bias_numbers`](Self::bias_numbers), on the device.
     pub(crate) fn bias(&mut self, name: &str, len: usize, bias: Bias) -> Result<Option<Tensor<B>>> {
         let numbers = self.bias_numbers(name, len, bias)?;
         Ok(numbers.map(|x| self.b.upload_row(&x)).transpose()?)
     }
 
-    /// A linear layer of layer `i`.
+    /// A linear layer of layer `i`: [rows, cols]
     pub(crate) fn linear(
         &mut self,
         (pattern, i): (&str, usize),
@@ -438,7 +439,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(LinearWeights { bias: self.bias(&name, rows, bias)?, lora_target: Some(site), ..layer })
     }
 
-    /// Notes a layer that adapters may add to: the tensor of that name and shape, or those of its rows.
+    /// Registers a linear layer as LoRA target. `runs`: which of the tensor's rows the layer has, if not all in order.
     fn target(&mut self, name: &str, shape: (usize, usize), runs: Option<Runs>) -> LoraTarget {
         let tensor = named(name);
         let format = self.find(&tensor).and_then(|(name, stored)| self.source.format(name, stored));
@@ -448,7 +449,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         site
     }
 
-    /// The layers so far that adapters may add to, by their sites.
+    /// The LoRA targets so far, by index.
     pub(crate) fn targets(&self) -> Vec<Target> {
         self.targets.clone()
     }
@@ -461,14 +462,14 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(Norm { kind: spec.kind, weight, bias: self.bias(&name, width, spec.bias)?, eps: spec.eps })
     }
 
-    /// A norm that has no weights.
+    /// A norm without learned weights (all ones).
     pub(crate) fn plain_norm(&self, width: usize) -> Result<Norm<B>> {
         let spec = self.spec().norm;
         let weight = self.b.upload_row(&vec![1.0; width])?;
         Ok(Norm { kind: spec.kind, weight, bias: None, eps: spec.eps })
     }
 
-    /// The weights of norms that each head has one of: one tensor, or one for each.
+    /// Norm weights with a separate set per head, from one tensor or one per head: [1, heads * dim]
     pub(crate) fn each_head(
         &mut self,
         (pattern, i): (&str, usize),
@@ -489,8 +490,8 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(self.b.upload_row(&row)?)
     }
 
-    /// Nothing is left over but what a model of that family may do without, and everything read was really in the
-    /// files.
+    /// Checks that no tensor is left unread except those that `spare` allows, and that the files were not cut short
+    /// while they were read.
     pub(crate) fn finish(self, family: &str, spare: impl Fn(&str) -> bool) -> Result<()> {
         let checkpoint = self.source.checkpoint;
         checkpoint.intact()?;
@@ -511,7 +512,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 }
 
-/// Why a device does not take a tensor.
+/// The error for a tensor that the device refused.
 fn not_taken(stored: &Stored, name: &str, e: Error) -> LoadError {
     match e {
         Error::Refused(r) => LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), r),

@@ -16,59 +16,59 @@ use hyper::body::{Body as _, Bytes, Frame, SizeHint};
 use crate::errors::{ApiError, quoted};
 use crate::metrics::Metrics;
 
-/// The status in the log of a request whose client went away before it was answered, as nginx has it.
+/// Logged status of a request whose client disconnected before the answer, as in nginx.
 const CLIENT_CLOSED: u16 = 499;
-/// Characters of a reason at most.
+/// Longest logged reason in characters.
 const MOST_REASON: usize = 300;
-/// Why an answer is incomplete although nothing failed.
+/// Reason logged for an incomplete answer without an error.
 const CLOSED: &str = "the connection was closed before the answer ended";
 
 tokio::task_local! {
     static CURRENT: Notes;
 }
 
-/// The address of a client, which connections attach to their requests.
+/// A client's address, which connections attach to their requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Client(pub(crate) SocketAddr);
 
-/// What is noted about a request while it is answered. Clones share everything.
+/// Notes about a request while it is answered. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes(Arc<Mutex<Noted>>);
 
-/// What a line says about how a request was answered.
+/// What the log line says about how a request was answered.
 #[derive(Debug, Default)]
 pub(crate) struct Noted {
-    /// The request's id.
+    /// Request id.
     pub(crate) id: String,
-    /// The id in the body of its answer, such as `chatcmpl-…`.
+    /// Id in the body of its answer, such as `chatcmpl-…`.
     pub(crate) completion: Option<String>,
     pub(crate) model: Option<String>,
     pub(crate) adapter: Option<String>,
     pub(crate) prompt_tokens: Option<usize>,
     pub(crate) cached_tokens: Option<usize>,
     pub(crate) completion_tokens: Option<usize>,
-    /// How long it waited for the engine to begin.
+    /// Time in the engine's queue.
     pub(crate) queue: Option<Duration>,
-    /// When its first token came.
+    /// Time to first token.
     pub(crate) first_token: Option<Duration>,
-    /// Why each choice ended.
+    /// Finish reason of each choice.
     pub(crate) finish: Vec<&'static str>,
-    /// Why it was refused, or what failed.
+    /// Why it was refused or failed.
     pub(crate) error: Option<String>,
 }
 
 impl Notes {
-    /// Those of the request that this task answers; empty ones that nobody reads outside of requests.
+    /// Notes of the request that this task answers; fresh ones outside of requests.
     pub(crate) fn current() -> Notes {
         CURRENT.try_with(Clone::clone).unwrap_or_default()
     }
 
-    /// Notes something.
+    /// Updates the notes.
     pub(crate) fn note<T>(&self, with: impl FnOnce(&mut Noted) -> T) -> T {
         with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The request's id if an answer's id can be made of it, else something new.
+    /// The request's id if it is fit for an answer's id, else a new one.
     pub(crate) fn answer_id(&self) -> String {
         let plain = |id: &String| {
             !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
@@ -77,7 +77,7 @@ impl Notes {
     }
 }
 
-/// A request on its way to its line, which is written when this is dropped.
+/// The log line of a request in flight, written on drop.
 #[derive(Debug)]
 pub(crate) struct Entry {
     notes: Notes,
@@ -85,17 +85,17 @@ pub(crate) struct Entry {
     begun: Instant,
     method: Method,
     path: String,
-    /// The route that it took.
+    /// The matched route.
     handler: Option<String>,
     client: Option<SocketAddr>,
     trace: Option<String>,
     status: Option<StatusCode>,
-    /// Has all of the answer been taken?
+    /// Whether the client has read the whole answer.
     ended: bool,
 }
 
 impl Entry {
-    /// Begins one.
+    /// Starts the line of a request.
     pub(crate) fn new(metrics: &Arc<Metrics>, request: &Request, id: &HeaderValue) -> Entry {
         let notes = Notes::default();
         notes.note(|noted| noted.id = id.to_str().unwrap_or_default().to_owned());
@@ -115,19 +115,19 @@ impl Entry {
         entry
     }
 
-    /// Does something of which notes are made for this line.
+    /// Runs `work` with this line's notes as the current ones.
     pub(crate) async fn scope<T>(&self, work: impl Future<Output = T>) -> T {
         CURRENT.scope(self.notes.clone(), work).await
     }
 
-    /// The same response, whose line is written once its body has been taken.
+    /// Wraps the response so that its line is written once its body has been read.
     pub(crate) fn answered(mut self, response: Response) -> Response {
         self.status = Some(response.status());
         if let Some(error) = response.extensions().get::<ApiError>() {
             self.metrics.refused(error);
             self.notes.note(|noted| noted.error = Some(error.to_string()));
         }
-        // Nothing is sent of the body of an answer to HEAD.
+        // The body of an answer to HEAD is not sent.
         self.ended = self.method == Method::HEAD;
         response.map(|body| Body::new(Logged { body, entry: self }))
     }
@@ -171,7 +171,7 @@ impl Drop for Entry {
         }
         match status {
             500.. => line!(warn),
-            // A stream whose status was sent before it failed.
+            // A stream that failed after its status was sent.
             ..400 if failed => line!(warn),
             // Probes come every few seconds.
             ..400 if self.method.is_safe() => line!(debug),
@@ -180,7 +180,7 @@ impl Drop for Entry {
     }
 }
 
-/// The body of an answer, which ends its line.
+/// Body of an answer, which ends the log line.
 struct Logged {
     body: Body,
     entry: Entry,
@@ -210,17 +210,17 @@ impl hyper::body::Body for Logged {
 
 impl Drop for Logged {
     fn drop(&mut self) {
-        // Who knows the length of a body does not ask for more after the last of it.
+        // With a known length, the body is not polled again after its last byte.
         self.entry.ended |= self.body.is_end_stream();
     }
 }
 
-/// With a tenth of a millisecond.
+/// Milliseconds, rounded to tenths.
 fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e4).round() / 10.0
 }
 
-/// A path as it is, if it is short and nothing in it could act; else in quotes.
+/// The path as it is if short and printable, else quoted.
 fn shown(path: &str) -> String {
     match path.len() <= 64 && path.bytes().all(|b| b.is_ascii_graphic()) {
         true => path.to_owned(),
@@ -228,7 +228,7 @@ fn shown(path: &str) -> String {
     }
 }
 
-/// A reason that fits on a line.
+/// Truncates a reason for the log.
 fn shortened(text: &str) -> String {
     let mut short: String = text.chars().take(MOST_REASON).collect();
     if short.len() < text.len() {
@@ -238,7 +238,7 @@ fn shortened(text: &str) -> String {
     short
 }
 
-/// The id of the trace that a request is part of, by the W3C's `traceparent` header.
+/// Trace id of the W3C `traceparent` header.
 fn trace_id(headers: &HeaderMap) -> Option<String> {
     let parent = headers.get("traceparent")?.to_str().ok()?;
     let mut parts = parent.split('-');

@@ -1,4 +1,4 @@
-//! Adapters: which of them a request wants, and how clients have them loaded and unloaded.
+//! LoRA adapters: selection per request, and routes to load and unload them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,22 +17,22 @@ use crate::errors::{ApiError, quoted, respond};
 use crate::fields::{Fields, number, whole};
 use crate::state::Server;
 
-/// Longest name, and longest path.
+/// Longest name and path in bytes.
 const MOST_NAME: usize = 256;
 const MOST_PATH: usize = 4096;
-/// Entries of a request's `lora`.
+/// Most entries of a request's `lora`.
 const MOST_ENTRIES: usize = 256;
 
-/// What a request says of adapters besides the model's name: `lora`, as llama.cpp's server has it.
+/// A request's `lora` field, as in llama.cpp's server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Wanted {
-    /// Its place in the list of adapters.
+    /// Index in the list of adapters.
     id: usize,
     scale: f32,
 }
 
 impl Wanted {
-    /// Takes the field. Entries whose scale is 0 are none.
+    /// Takes the field. Entries whose scale is 0 are ignored.
     pub(crate) fn take(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
         let entry = |path: String, value: Value| {
             let mut entry = Fields::within(path.clone(), value)?;
@@ -62,7 +62,7 @@ impl Wanted {
     }
 }
 
-/// The adapter that a request wants, by the name of its model or by `lora`.
+/// The adapter that a request selects, by its `model` or by `lora`.
 pub(crate) fn chosen(
     handle: &EngineHandle,
     model: Option<&str>,
@@ -89,14 +89,14 @@ pub(crate) fn chosen(
     }
 }
 
-/// Nothing goes by that name.
+/// Error for an unknown model name.
 pub(crate) fn unknown(model: &str, handle: &EngineHandle) -> ApiError {
     let adapters = handle.loras().into_iter().map(|a| a.name);
     let names: Vec<String> = handle.info().names.iter().cloned().chain(adapters).collect();
     ApiError::no_model(model, &names)
 }
 
-/// An adapter as llama.cpp's server shows it.
+/// An adapter in `/lora-adapters`, as in llama.cpp's server.
 #[derive(Serialize)]
 struct Shown {
     id: usize,
@@ -120,7 +120,7 @@ pub(crate) async fn load(State(server): State<Arc<Server>>, request: Request) ->
         fields.only_off("load_inplace", |value| *value == false)?;
         fields.finish()?;
         let path = beneath(folder, &path)?;
-        // Messages of files have whole paths, and where the folder lies is nobody's business.
+        // File errors contain whole paths, and the folder's location must not leak.
         let file = AdapterFile::open(&path).map_err(|e| ApiError::field("lora_path", without(folder, e)))?;
         let said = server.model.handle.load_lora(LoadLora { name: name.clone(), file, scale: 1.0 });
         loaded(server, said, folder)?;
@@ -138,7 +138,7 @@ pub(crate) async fn unload(
         let folder = allowed(server)?;
         let mut fields = Fields::body(&body)?;
         let name = needed(&mut fields, "lora_name", MOST_NAME)?;
-        // Others number adapters besides; a name says enough.
+        // vLLM also numbers adapters; the name is enough.
         fields.take("lora_int_id");
         fields.finish()?;
         loaded(server, server.model.handle.unload_lora(&name), folder)?;
@@ -151,7 +151,7 @@ fn done(text: String) -> Response {
     (StatusCode::OK, text).into_response()
 }
 
-/// The folder that clients may have adapters loaded from.
+/// The folder that clients may load adapters from.
 fn allowed(server: &Server) -> Result<&Path, ApiError> {
     server.settings.adapters.as_deref().ok_or_else(|| {
         let why =
@@ -165,7 +165,7 @@ fn needed(fields: &mut Fields, name: &str, most: usize) -> Result<String, ApiErr
     text.ok_or_else(|| ApiError::field(name, format!("{name} is missing")))
 }
 
-/// A path beneath a folder. Of what lies elsewhere nothing is said, not even whether it is there.
+/// Resolves a path beneath a folder. For paths elsewhere the error is the same whether or not they exist.
 fn beneath(folder: &Path, path: &str) -> Result<PathBuf, ApiError> {
     let real =
         folder.join(path).canonicalize().ok().filter(|real| real.starts_with(folder) && real != folder);
@@ -176,7 +176,7 @@ fn beneath(folder: &Path, path: &str) -> Result<PathBuf, ApiError> {
     })
 }
 
-/// A message in which files have their paths beneath the folder only.
+/// Removes the folder's path from a message.
 fn without(folder: &Path, message: impl std::fmt::Display) -> String {
     let folder = folder.to_string_lossy();
     let folder = folder.trim_end_matches(std::path::MAIN_SEPARATOR);
@@ -184,7 +184,7 @@ fn without(folder: &Path, message: impl std::fmt::Display) -> String {
     message.replace(folder, "the folder of adapters")
 }
 
-/// What the engine said.
+/// Maps the engine's result.
 fn loaded(server: &Server, said: Result<(), LoraError>, folder: &Path) -> Result<(), ApiError> {
     said.map_err(|fault| match fault {
         LoraError::Unknown(_) => {

@@ -1,4 +1,4 @@
-//! [`Answers`]: the events of a request's choices, merged in the order of their arrival, as what a client is told.
+//! [`Answers`]: engine events of a request's choices, merged in order of arrival into [`ChoiceEvent`]s.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,34 +18,34 @@ use crate::state::{Open, Server};
 use crate::thinking::Reasoned;
 use crate::wire::finish_reason;
 
-/// News of one choice.
+/// An update of one choice.
 #[derive(Debug)]
 pub(crate) struct ChoiceEvent {
-    /// Which one.
+    /// Index of the choice.
     pub(crate) index: usize,
     /// More of its text.
     pub(crate) part: Option<Part>,
-    /// Why it ended, if it did.
+    /// Finish reason, on the last event.
     pub(crate) end: Option<Finish>,
-    /// How far its prompt is.
+    /// Prefill progress.
     pub(crate) progress: Option<Progress>,
 }
 
-/// How far a prompt is.
+/// Prefill progress of a prompt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Progress {
-    /// Its tokens in the KV cache, those that were there before included.
+    /// Prompt tokens in the KV cache, those from the prefix cache included.
     pub(crate) computed: usize,
     pub(crate) cached: usize,
     pub(crate) total: usize,
-    /// Since it was begun.
+    /// Time since its prefill began.
     pub(crate) took: Duration,
 }
 
-/// A piece of a text, with its tokens if those were asked for.
+/// A piece of text, with its tokens if log-probabilities were requested.
 #[derive(Debug, Default)]
 pub(crate) struct Part {
-    /// What the model thinks before it answers.
+    /// Reasoning text.
     pub(crate) reasoning: String,
     pub(crate) text: String,
     pub(crate) tokens: Vec<Token>,
@@ -55,66 +55,66 @@ pub(crate) struct Part {
 #[derive(Debug)]
 pub(crate) struct Token {
     pub(crate) bytes: Vec<u8>,
-    /// None for the first of a prompt.
+    /// `None` for the first token of a prompt.
     pub(crate) logprob: Option<f32>,
     pub(crate) top: Vec<(Vec<u8>, f32)>,
-    /// Characters before it.
+    /// Text offset in characters.
     pub(crate) offset: usize,
 }
 
-/// A prompt that is part of its answer.
+/// A prompt that the answer echoes.
 #[derive(Clone, Debug)]
 pub(crate) struct Echo {
     pub(crate) text: String,
-    /// Its first token, if tokens were asked for.
+    /// Its first token, if log-probabilities were requested.
     pub(crate) first: Option<u32>,
 }
 
-/// What all answers took together.
+/// Token counts and times over all choices.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
-    /// Tokens of the prompts, each once.
+    /// Prompt tokens, each prompt counted once.
     pub(crate) prompt: usize,
-    /// Of those, how many were in the cache.
+    /// Of those, tokens from the prefix cache.
     pub(crate) cached: usize,
     pub(crate) new: usize,
-    /// Of those, how many are reasoning, where that can be told.
+    /// Of `new`, tokens of reasoning, where that can be told.
     pub(crate) reasoning: Option<usize>,
-    /// Prompt tokens that were computed and that were not, for every choice.
+    /// Prompt tokens computed, and taken from the prefix cache, over all choices.
     pub(crate) prompt_computed: usize,
     pub(crate) prompt_reused: usize,
     /// Tokens of the longest choice.
     pub(crate) longest: usize,
     /// Tokens after the first of each choice.
     pub(crate) later: usize,
-    /// The longest that any took.
+    /// Longest time of any choice.
     pub(crate) queue: Duration,
     pub(crate) prefill: Duration,
     pub(crate) decode: Duration,
 }
 
-/// What to follow.
+/// A submitted choice.
 #[derive(Debug)]
 pub(crate) struct Followed {
     pub(crate) events: UnboundedReceiver<Event>,
-    /// Of the prompt, where that is part of the answer.
+    /// The prompt, where the answer echoes it.
     pub(crate) echo: Option<Echo>,
-    /// Decodes the answer's tokens, where it is asked for where in the text they are.
+    /// Decodes the answer's tokens to find their text offsets, if log-probabilities were requested.
     pub(crate) places: Option<Detokenizer>,
-    /// How to tell reasoning, if the model marks it.
+    /// How to split off reasoning, if the model marks it.
     pub(crate) reasoned: Option<Reasoned>,
-    /// Is it the first of those that answer the same prompt?
+    /// Whether it is the first choice of its prompt.
     pub(crate) first: bool,
 }
 
-/// The choices of one request. Dropping it ends them.
+/// The choices of one request. Dropping it aborts them.
 pub(crate) struct Answers {
     open: Open,
     notes: Notes,
-    /// What counts the events that have not been taken.
+    /// Accounts the bytes of unread events.
     visit: Option<Arc<RequestContext>>,
     choices: Vec<Following>,
-    /// Where to look first.
+    /// Choice to poll first (round-robin).
     next: usize,
     peeked: Option<ChoiceEvent>,
     over: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -130,19 +130,19 @@ struct Following {
     /// Tokens of reasoning.
     thought: usize,
     is_first: bool,
-    /// Tokens of the prompt.
+    /// Scored tokens of the prompt.
     scored: Vec<Choice>,
-    /// Tokens whose text has not been told yet.
+    /// Tokens whose text has not been sent yet.
     held: Vec<Choice>,
     places: Option<Detokenizer>,
-    /// Characters of the text that are certain before the next token.
+    /// Characters decoded before the next token.
     offset: usize,
     started: Option<Instant>,
     last_token: Option<Instant>,
 }
 
 impl Answers {
-    /// Of what was handed in after `begun`.
+    /// Follows choices that were submitted after `begun`.
     pub(crate) fn new(
         server: &Arc<Server>,
         followed: Vec<Followed>,
@@ -176,22 +176,22 @@ impl Answers {
         }
     }
 
-    /// What all took; complete once all have ended.
+    /// Totals; complete once all choices have ended.
     pub(crate) fn totals(&self) -> &Totals {
         &self.totals
     }
 
-    /// Have all ended, and has everything been told?
+    /// Whether all choices have ended and every event was returned.
     pub(crate) fn ended(&self) -> bool {
         self.peeked.is_none() && self.choices.iter().all(|choice| choice.events.is_none())
     }
 
-    /// The next news, or nothing once all have ended. After an error there is nothing more.
+    /// Next event, or `None` once all choices have ended. Nothing follows an error.
     pub(crate) async fn next(&mut self) -> Option<Result<ChoiceEvent, ApiError>> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Waits for the first news, but not for ever. What fails by then fails before anything has been sent.
+    /// Waits up to `patience` for the first event and keeps it. A failure until then comes before anything was sent.
     pub(crate) async fn wait(&mut self, patience: Duration) -> Result<(), ApiError> {
         if let Ok(Some(told)) = tokio::time::timeout(patience, self.next()).await {
             self.peeked = Some(told?);
@@ -242,7 +242,7 @@ impl Answers {
         Poll::Pending
     }
 
-    /// Ends all, since one has failed.
+    /// Ends all choices because one has failed.
     fn fail(&mut self, failure: Failure) -> ApiError {
         let server = &self.open.0;
         for choice in &mut self.choices {
@@ -258,7 +258,7 @@ impl Answers {
         error
     }
 
-    /// Notes that a choice has ended, and what all took up to now.
+    /// Writes a choice's end and the totals so far to the access log's notes.
     fn note(&self, end: &Finish) {
         let totals = &self.totals;
         self.notes.note(|noted| {
@@ -305,7 +305,7 @@ impl Answers {
                 }
                 let thinking = choice.is_thinking();
                 let part = choice.part(&text, text.is_empty(), tokenizer);
-                // Marks count as what they mark.
+                // Marks of reasoning count as reasoning.
                 choice.thought += usize::from(thinking || choice.is_thinking());
                 match part {
                     None => Ok(None),
@@ -314,7 +314,7 @@ impl Answers {
             }
             Event::Done(done) => {
                 choice.events = None;
-                // A stop is not told, and so the tokens that are nothing else are not either.
+                // A stop string is not sent, and neither are tokens that consist of nothing else.
                 let stopped = matches!(done.reason, Finish::Stop(_));
                 let part = choice.part(&done.text, stopped, tokenizer);
                 let part = choice.rest(part);
@@ -342,7 +342,8 @@ impl Drop for Answers {
 }
 
 impl Following {
-    /// More of the text, after the prompt if that is to come first. Tokens that are `held` back wait for their text.
+    /// Next part of the text, with the echoed prompt in front of the first one. With `held`, tokens wait for their
+    /// text.
     fn part(&mut self, text: &str, held: bool, tokenizer: &Tokenizer) -> Option<Part> {
         let mut part = Part::default();
         if let Some(echo) = self.echo.take() {
@@ -361,7 +362,7 @@ impl Following {
         part.is_some().then_some(part)
     }
 
-    /// Adds more of the text to a part.
+    /// Appends text to a part, split into reasoning and answer.
     fn say(&mut self, text: &str, part: &mut Part) {
         match &mut self.reasoned {
             None => part.text += text,
@@ -373,7 +374,7 @@ impl Following {
         self.reasoned.as_ref().is_some_and(|reasoned| reasoned.splitter.is_thinking())
     }
 
-    /// The last part, with what was held back because it could have been a mark.
+    /// The last part, with text that was held back because it could have been the start of a mark.
     fn rest(&mut self, last: Option<Part>) -> Option<Part> {
         let Some(reasoned) = &mut self.reasoned else { return last };
         let mut part = last.unwrap_or_default();
@@ -381,12 +382,12 @@ impl Following {
         part.is_some().then_some(part)
     }
 
-    /// The tokens of a prompt, which is the text's beginning.
+    /// Tokens of the echoed prompt, which is the beginning of the text.
     fn prompt(&mut self, first: u32, text: &str, tokenizer: &Tokenizer, tokens: &mut Vec<Token>) {
         let mut places = tokenizer.stream(Shown::All);
         let first = Choice { token: first, logprob: None, top: Vec::new() };
         for (at, choice) in std::iter::once(first).chain(std::mem::take(&mut self.scored)).enumerate() {
-            // The token that begins a text stands before it, and is not in it unless the prompt has it written out.
+            // BOS stands before the text, and is only part of it if the prompt has it written out.
             let begins = at == 0 && tokenizer.bos() == Some(choice.token);
             let outside =
                 begins && !tokenizer.token_text(choice.token).is_some_and(|bos| text.starts_with(bos));
@@ -397,7 +398,8 @@ impl Following {
         self.offset = text.chars().count();
     }
 
-    /// A token before which so many characters waited for others, and with which so many became certain.
+    /// A token at the current offset. `waited`: characters buffered by the detokenizer before it; `written`: characters
+    /// that it completes.
     fn token(&mut self, choice: Choice, (waited, written): (usize, usize), tokenizer: &Tokenizer) -> Token {
         let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default();
         let top = choice.top.iter().map(|scored| (bytes(scored.token), scored.logprob)).collect();
@@ -408,7 +410,7 @@ impl Following {
     }
 }
 
-/// The characters that become certain with a token.
+/// Characters that a token completes.
 fn chars_of(places: &mut Detokenizer, token: u32) -> usize {
     places.push(token).map_or(0, |text| text.chars().count())
 }

@@ -1,14 +1,14 @@
-//! Bytes as text, six bits in a character: RFC 4648.
+//! Base64 (RFC 4648).
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 
-/// The text of bytes.
+/// Encodes bytes, with padding.
 pub(crate) fn write(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// The bytes of a text, which may be without its padding.
+/// Decodes text, with or without padding.
 pub(crate) fn read(text: &str) -> Option<Vec<u8>> {
     STANDARD_NO_PAD.decode(text.trim_end_matches('=')).ok()
 }

@@ -1,4 +1,4 @@
-//! Bodies of requests: how they are read, and where what they ask for is prepared.
+//! Request bodies: how they are read, and where prompts are prepared from them.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::json;
 use crate::request_context::RequestContext;
 use crate::state::{Model, Server};
 
-/// Longest body.
+/// Longest body in bytes.
 const MOST_BYTES: usize = 16 << 20;
-/// After a body of so many bytes, memory that is free is given back to the system.
+/// Bodies above this many bytes are followed by [`Settings::trim`](crate::Settings::trim).
 const LARGE: usize = 4 << 20;
-/// Room that is made for a body at first.
+/// Initial capacity of a body's buffer.
 const FIRST: usize = 16 << 10;
 
-/// Reads a request's body and makes something of it, on a thread where that may take a while.
+/// Reads a request's body and runs `make` on it, on a blocking thread because that may take a while.
 pub(crate) async fn prepare<M: Model, T: Send + 'static>(
     server: &Arc<Server<M>>,
     request: Request,
@@ -31,16 +31,16 @@ pub(crate) async fn prepare<M: Model, T: Send + 'static>(
     prepare_within(server, request, Bounds { body: MOST_BYTES, answer: 0 }, make).await
 }
 
-/// How long bodies and their answers may be.
+/// Size limits of a body and of its answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Bytes of a body.
+    /// Longest body in bytes.
     pub(crate) body: usize,
-    /// Bytes of the answer that is made at once, for each byte of the body.
+    /// Bytes of an answer that `make` builds at once, per byte of the body.
     pub(crate) answer: usize,
 }
 
-/// The same within other bounds. Where the answer is made at once its bytes are claimed before, and stay so.
+/// [`prepare`] with other limits. Where the answer is built at once its bytes are claimed beforehand and stay claimed.
 pub(crate) async fn prepare_within<M: Model, T: Send + 'static>(
     server: &Arc<Server<M>>,
     request: Request,
@@ -52,12 +52,12 @@ pub(crate) async fn prepare_within<M: Model, T: Send + 'static>(
     let (parts, body) = request.into_parts();
     check_kind(&parts.headers)?;
     let bytes = read(body, &visit, bounds.body).await?;
-    // Texts are copied out of the body, and values take more memory than they take in it.
+    // Texts are copied out of the body, and JSON values take more memory than their text does.
     visit.claim.grow(json::most_memory(&bytes) + bounds.answer * bytes.len()).await?;
     let desk = server.desks.acquire(visit.client, bytes.len() > SMALL).await;
     let (server, held) = (server.clone(), visit.clone());
     let made = tokio::task::spawn_blocking(move || {
-        // All are given back when this is done, even if nobody waits for it any more.
+        // All are released when this closure ends, even if nobody waits for it any more.
         let _desk = desk;
         let length = bytes.len();
         let made = held.scope_sync(|| make(&server, bytes));
@@ -89,8 +89,8 @@ fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// Reads a body of up to so many bytes. What it takes is claimed as it arrives, so a body that stalls holds only what
-/// has come of it.
+/// Reads a body of at most `most` bytes. Memory is claimed as it arrives, so a stalled body holds only what it has
+/// sent.
 pub(crate) async fn read(mut body: Body, visit: &RequestContext, most: usize) -> Result<Vec<u8>, ApiError> {
     let too_large = || {
         let why = format!("the body is larger than {most} bytes");
@@ -122,7 +122,7 @@ pub(crate) async fn read(mut body: Body, visit: &RequestContext, most: usize) ->
         if length > bytes.capacity() {
             let since = Instant::now();
             let capacity = (bytes.capacity() * 2).max(FIRST).min(declared).max(length);
-            // While it waits for room it is not the client that is slow.
+            // While it waits for memory it is not the client that is slow.
             visit.seat.working();
             visit.claim.grow(capacity - bytes.capacity()).await?;
             visit.seat.arriving();
@@ -137,13 +137,13 @@ async fn next(body: &mut Body) -> Option<Result<Frame<Bytes>, axum::Error>> {
     std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await
 }
 
-/// The system gives no more.
+/// The allocator is out of memory.
 fn no_memory(bytes: usize) -> ApiError {
     let why = format!("there is no memory for a body of {bytes} bytes; try again in a while");
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why)
 }
 
-/// While this lives it is the client's turn.
+/// While this lives the request is in [`Stage::Arriving`], and a slow client is to blame.
 struct Reading<'a>(&'a RequestContext);
 
 impl<'a> Reading<'a> {
@@ -173,7 +173,7 @@ mod tests {
         RequestContext::new(budget, &Request::new(Body::empty()), false)
     }
 
-    /// A body that sends some, and then nothing for ever.
+    /// A body that sends one chunk and then nothing.
     struct Stalled(Option<Bytes>);
 
     impl hyper::body::Body for Stalled {
@@ -204,7 +204,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn stalled_bodies_keep_nobody_waiting() {
         let budget = Arc::new(Budget::new(64 << 20));
-        // They have all that large bodies may have.
+        // They take the whole share of large bodies.
         let stalled: Vec<_> = (0..48)
             .map(|_| {
                 let visit = visit(&budget);

@@ -1,8 +1,8 @@
-//! [`Budget`]: the bytes that all requests together may hold, from the first of a body to the last of its answer.
+//! [`Budget`]: the bytes that all requests together may hold, from the first of a body to the last of an answer.
 //!
-//! Each request has a [`Claim`]. It grows as the body arrives, as the body becomes a prompt, and as an answer waits to be
-//! sent. Whoever needs more than there is waits; small requests have room that large ones cannot take. While somebody
-//! waits, those whose clients are slow are given up, the largest first.
+//! Each request has a [`Claim`]. It grows as the body arrives, as the body becomes a prompt, and as the answer waits to
+//! be sent. A request that needs more than is free waits; a share is kept for small requests. While one waits, requests
+//! of slow clients are evicted, the largest first.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,22 +16,22 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::errors::ApiError;
 use crate::table::Seat;
 
-/// A claim up to this is small: it may have the room that is kept for small ones.
+/// Claims up to this many bytes are small and may use the share kept for small ones.
 pub(crate) const SMALL: usize = 256 << 10;
-/// Share of the budget that only small claims may have.
+/// 1 / `KEPT_FOR_SMALL` of the budget is kept for small claims.
 const KEPT_FOR_SMALL: usize = 4;
-/// How long a request waits for room.
+/// How long a request waits for memory.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often who waits looks for somebody to give up.
+/// How often a waiting request looks for slow clients to evict.
 const LOOK: Duration = Duration::from_millis(200);
-/// A claim is not given up before it has had so much time.
+/// Time a claim has in a stage before it can be evicted.
 const GRACE: Duration = Duration::from_secs(1);
-/// Bytes a second below which a client is slow, if others wait for its room.
+/// Bytes per second below which a client is slow, if others wait for its memory.
 const SLOW: usize = 64 << 10;
-/// What an answer may have unread even where the budget is spent: what a client that reads has not had the time to take.
+/// Unread bytes an answer may have even when the budget is spent: what a client that does read has not had time for.
 const ALWAYS_UNREAD: usize = 64 << 10;
 
-/// What clients' requests may hold.
+/// Memory budget of all requests.
 #[derive(Debug)]
 pub(crate) struct Budget {
     most: usize,
@@ -49,10 +49,10 @@ struct State {
 #[derive(Debug)]
 struct Entry {
     bytes: usize,
-    /// Of those, how many are events that nobody has taken.
+    /// Of those, bytes of unread events.
     unread: usize,
     stage: Stage,
-    /// When the stage began, and how many bytes its client has sent or taken since, the last of them when.
+    /// Start of the stage, bytes that the client has sent or read since, and when it last did.
     since: Instant,
     moved: usize,
     last: Instant,
@@ -60,25 +60,25 @@ struct Entry {
     given_up: Arc<GivenUp>,
 }
 
-/// Whose turn it is.
+/// Who has to act next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// A client sends its body.
+    /// The client sends its body.
     Arriving,
-    /// The server works.
+    /// The server computes.
     Working,
-    /// A client takes an answer that is there as a whole.
+    /// The client reads an answer that is complete.
     Leaving,
 }
 
-/// Tells a request that its room is wanted by others.
+/// Tells a request that it is evicted because others need its memory.
 #[derive(Debug, Default)]
 struct GivenUp {
     is: AtomicBool,
     changed: Notify,
 }
 
-/// What one request holds; dropping it gives all of that back.
+/// Memory claimed by one request; dropping it frees all of it.
 #[derive(Debug)]
 pub(crate) struct Claim {
     budget: Arc<Budget>,
@@ -86,19 +86,19 @@ pub(crate) struct Claim {
     given_up: Arc<GivenUp>,
 }
 
-/// What a request holds for a part of its work.
+/// Memory claimed for a part of a request's work.
 #[derive(Debug)]
 pub(crate) struct Hold<'a> {
     claim: &'a Claim,
     bytes: usize,
 }
 
-/// Why there is no room.
+/// Why a claim cannot grow.
 #[derive(Debug, PartialEq, Eq)]
 enum Lack {
-    /// Others have it.
+    /// Other requests hold the memory.
     Now,
-    /// It is more than large claims may ever have.
+    /// More than large claims may ever hold.
     Ever,
 }
 
@@ -107,7 +107,7 @@ impl Budget {
         Budget { most, state: Mutex::default(), freed: Notify::new() }
     }
 
-    /// A claim of nothing, for a request that came on this connection.
+    /// An empty claim for a request of this connection.
     pub(crate) fn claim(self: &Arc<Budget>, seat: Arc<Seat>) -> Claim {
         let mut state = self.state();
         let (id, given_up) = (state.next, Arc::<GivenUp>::default());
@@ -127,12 +127,12 @@ impl Budget {
         Claim { budget: self.clone(), id, given_up }
     }
 
-    /// The most that all may hold together.
+    /// Size of the budget in bytes.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
 
-    /// Bytes that they hold now.
+    /// Bytes claimed now.
     pub(crate) fn used(&self) -> usize {
         self.state().used
     }
@@ -141,7 +141,7 @@ impl Budget {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The most that large claims may hold together.
+    /// Bytes that large claims may hold together.
     fn for_large(&self) -> usize {
         self.most - self.most / KEPT_FOR_SMALL
     }
@@ -163,7 +163,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Gives up slow clients until there will be so much room, or until there is none left that is slow.
+    /// Evicts slow clients until `bytes` will be free or no slow one is left.
     fn give_up_slow(&self, bytes: usize) {
         let mut state = self.state();
         let now = Instant::now();
@@ -180,7 +180,7 @@ impl Budget {
             entry.given_up.is.store(true, Ordering::Relaxed);
             entry.given_up.changed.notify_waiters();
             if entry.stage == Stage::Leaving {
-                // Nobody polls an answer whose client does not read.
+                // Nobody polls the body of an answer whose client does not read, so the connection is closed.
                 entry.seat.give_up();
             }
         }
@@ -201,7 +201,7 @@ impl Entry {
 }
 
 impl Claim {
-    /// Claims so many bytes more, and waits for them if it must.
+    /// Claims `bytes` more, and waits for them if necessary.
     pub(crate) async fn grow(&self, bytes: usize) -> Result<(), ApiError> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -233,7 +233,7 @@ impl Claim {
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why).code("request_too_large")
     }
 
-    /// Holds exactly so much from here on. Does not wait: it is for what is there already.
+    /// Sets the claim to `bytes` plus unread events. Does not wait: it is for memory that is in use already.
     pub(crate) fn settle(&self, bytes: usize) {
         let mut state = self.budget.state();
         let Some(entry) = state.entries.get_mut(&self.id) else { return };
@@ -246,13 +246,13 @@ impl Claim {
         }
     }
 
-    /// The same as [`Claim::grow`] on a thread that may wait, and for as long as what it gives lives.
+    /// [`Claim::grow`] for a blocking thread, released when the [`Hold`] is dropped.
     pub(crate) fn hold(&self, bytes: usize) -> Result<Hold<'_>, ApiError> {
         tokio::runtime::Handle::current().block_on(self.grow(bytes))?;
         Ok(Hold { claim: self, bytes })
     }
 
-    /// Says whose turn it is from here on.
+    /// Enters a stage.
     pub(crate) fn stage(&self, stage: Stage) {
         let mut state = self.budget.state();
         if let Some(entry) = state.entries.get_mut(&self.id) {
@@ -261,7 +261,7 @@ impl Claim {
         }
     }
 
-    /// The client has sent or taken so many bytes.
+    /// Records that the client has sent or read `bytes`.
     pub(crate) fn moved(&self, bytes: usize) {
         if let Some(entry) = self.budget.state().entries.get_mut(&self.id) {
             entry.moved += bytes;
@@ -269,7 +269,7 @@ impl Claim {
         }
     }
 
-    /// So many bytes of events have been taken.
+    /// Releases `bytes` of events that were read from the channel.
     pub(crate) fn taken(&self, bytes: usize) {
         let mut state = self.budget.state();
         let Some(entry) = state.entries.get_mut(&self.id) else { return };
@@ -281,26 +281,26 @@ impl Claim {
         self.budget.freed.notify_waiters();
     }
 
-    /// Do others want its room?
+    /// Whether the request is evicted because others need its memory.
     pub(crate) fn is_given_up(&self) -> bool {
         self.given_up.is.load(Ordering::Relaxed)
     }
 
-    /// Resolves once others want its room.
+    /// Resolves once the request is evicted.
     pub(crate) async fn given_up(&self) {
         loop {
             let changed = self.given_up.changed.notified();
             if self.is_given_up() {
                 return;
             }
-            // What is missed between the two is seen a little later.
+            // A notification missed before the await is seen at the next look.
             let _ = timeout_at(Instant::now() + LOOK, changed).await;
         }
     }
 }
 
 impl Claim {
-    /// There are so many bytes more of events that nobody has taken. Whether there may be.
+    /// Adds `bytes` of unread events. Returns whether the request may go on.
     pub(crate) fn told(&self, bytes: usize) -> bool {
         let mut state = self.budget.state();
         let used = state.used + bytes;
@@ -340,31 +340,31 @@ impl Drop for Claim {
     }
 }
 
-/// There is no room, and there was none for a while.
+/// No memory was free for [`PATIENCE`].
 fn busy() -> ApiError {
     let why = "requests that are under way have all the memory that there is for them; try again in a while";
     ApiError::new(StatusCode::TOO_MANY_REQUESTS, why).code("server_busy")
 }
 
-/// Others needed the room of a client that is slow.
+/// Others needed the memory of a slow client.
 pub(crate) fn given_up() -> ApiError {
     let why =
         "the body arrived too slowly while others waited for the memory that it takes; try again in a while";
     ApiError::new(StatusCode::REQUEST_TIMEOUT, why).code("too_slow")
 }
 
-/// When a body that has got so far at this time is too slow even if nobody waits.
+/// Decides when a body arrives too slowly even if nobody waits for its memory.
 pub(crate) struct Pace {
     begun: Instant,
     last: Instant,
     bytes: usize,
 }
 
-/// Bytes a second at which a body must arrive on average, after a while.
+/// Bytes per second at which a body must arrive on average, after [`LEEWAY`].
 const LEAST_RATE: usize = 4 << 10;
-/// That while.
+/// Time before the average rate counts.
 const LEEWAY: Duration = Duration::from_secs(15);
-/// How long nothing of a body may arrive.
+/// Longest gap in a body.
 const SILENCE: Duration = Duration::from_secs(30);
 
 impl Pace {
@@ -373,20 +373,20 @@ impl Pace {
         Pace { begun: now, last: now, bytes: 0 }
     }
 
-    /// More has arrived.
+    /// Records that `bytes` have arrived.
     pub(crate) fn arrived(&mut self, bytes: usize) {
         self.bytes += bytes;
         self.last = Instant::now();
     }
 
-    /// The server let its client wait since then.
+    /// Excludes the time since `since`, in which the server let the client wait.
     pub(crate) fn excuse(&mut self, since: Instant) {
         let now = Instant::now();
         self.begun += now.saturating_duration_since(since);
         self.last = now;
     }
 
-    /// Resolves when it is too slow, and says how.
+    /// Resolves when the body is too slow, with the error.
     pub(crate) async fn too_slow(&self) -> ApiError {
         let average = Duration::from_secs_f64(self.bytes as f64 / LEAST_RATE as f64);
         let until = (self.begun + LEEWAY + average).min(self.last + SILENCE);
@@ -441,7 +441,7 @@ mod tests {
         let wants = claim();
         let wants = tokio::spawn(async move { wants.grow(2 * MIB).await });
         for _ in 0..8 {
-            // It is as quick at first, and then stands still.
+            // Slow at first, then it stalls.
             slow.moved(if slow.is_given_up() { 0 } else { 1 });
             quick.moved(MIB);
             tokio::time::sleep(GRACE / 2).await;
@@ -473,7 +473,7 @@ mod tests {
         let mut pace = Pace::new();
         assert_eq!(pace.too_slow().await.status, StatusCode::REQUEST_TIMEOUT);
         assert_eq!(begun.elapsed().as_secs(), LEEWAY.as_secs());
-        // A body that keeps the least rate may take as long as it needs.
+        // A body above the minimum rate may take as long as it needs.
         let begun = Instant::now();
         pace = Pace::new();
         while begun.elapsed() < Duration::from_secs(3600) {

@@ -16,17 +16,17 @@ use crate::run::{Job, Prompt, run};
 use crate::state::Server;
 use crate::wire::Form;
 
-/// A chat to be answered.
+/// Request for a chat completion.
 #[derive(Clone, Debug)]
 pub struct ChatRequest {
     messages: Messages,
     generation: Generation,
 }
 
-/// Reads the body of a request for a chat, and checks all that can be checked without the model.
+/// Parses the body of a chat completion request and checks all that can be checked without the model.
 ///
-/// `user`, `safety_identifier`, `prompt_cache_key` and `metadata` are taken and not used. Fields for things that are
-/// not there yet are taken where they say "off", and refused where they do not.
+/// `user`, `safety_identifier`, `prompt_cache_key` and `metadata` are accepted and ignored. Fields of features that are
+/// not implemented yet are accepted where their value means "off", and refused otherwise.
 pub fn parse_chat_request(body: &[u8]) -> Result<ChatRequest, ApiError> {
     let mut fields = Fields::body(body)?;
     let mut generation = Generation::take(&mut fields)?;
@@ -38,7 +38,7 @@ pub fn parse_chat_request(body: &[u8]) -> Result<ChatRequest, ApiError> {
     Ok(ChatRequest { messages, generation })
 }
 
-/// The newer name for the length of an answer, or the older one.
+/// `max_completion_tokens`, or the older `max_tokens`.
 fn max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let old = fields.whole("max_tokens", 1..=MOST_TOKENS)?;
     let new = fields.whole("max_completion_tokens", 1..=MOST_TOKENS)?;
@@ -61,14 +61,14 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// Refuses what cannot be honoured yet, unless it is switched off.
+/// Refuses features that are not implemented yet, unless they are switched off.
 fn not_yet(fields: &mut Fields) -> Result<(), ApiError> {
     let never = |_: &Value| false;
     const TOOLS: &str = "calling tools is not supported yet; leave it out";
     const STORE: &str = "answers are not stored here; leave it out";
     fields.only("tools", is_empty_list, TOOLS)?;
     fields.only("functions", is_empty_list, TOOLS)?;
-    // Without tools the model cannot but choose none.
+    // Without tools the model can only choose none.
     fields.only("tool_choice", |v| *v == "none" || *v == "auto", TOOLS)?;
     fields.only("function_call", |v| *v == "none" || *v == "auto", TOOLS)?;
     fields.only("parallel_tool_calls", Value::is_boolean, "it should be true or false")?;
@@ -81,7 +81,7 @@ fn not_yet(fields: &mut Fields) -> Result<(), ApiError> {
     fields.only_off("modalities", |v| *v == serde_json::json!(["text"]))?;
     fields.only("store", |v| *v == false, STORE)?;
     fields.only("verbosity", |v| *v == "medium", "say in the system prompt how long answers should be")?;
-    // A guess at the answer makes it faster elsewhere, and changes none of it.
+    // A predicted output is only a speedup elsewhere and does not change the answer.
     fields.only("prediction", Value::is_object, "it should be an object; or leave it out")?;
     for name in ["audio", "web_search_options", "moderation", "prompt_cache_options"] {
         fields.only_off(name, never)?;
@@ -97,7 +97,8 @@ fn not_yet(fields: &mut Fields) -> Result<(), ApiError> {
 pub(crate) async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Response, ApiError> {
     let caller = Caller::of(&request);
     let job = prepare(&server, request, move |server, body| {
-        // Journey, stop 2: the chat. Its template makes it text, the tokenizer tokens, and the engine is given those.
+        // Journey, stop 2: the chat. Its template makes it text, the tokenizer makes that tokens, and the engine gets
+        // those.
         let ChatRequest { messages, mut generation } = parse_chat_request(&body)?;
         drop(body);
         let info = server.model.handle.info();

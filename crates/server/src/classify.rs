@@ -1,4 +1,4 @@
-//! `/classify`: which class texts belong to, as vLLM's interface has it.
+//! `/classify`: sequence classification, as in vLLM's API.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::errors::{ApiError, respond};
 use crate::fields::Fields;
 use crate::state::Server;
 
-/// What is asked for.
+/// A classification request.
 struct Asked {
     inputs: Vec<Item>,
-    /// Are scores to become probabilities?
+    /// Whether scores become probabilities (activation applied).
     activated: bool,
     classes: Classes,
     model: String,
@@ -69,7 +69,7 @@ fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError
     let mut fields = Fields::body(&body)?;
     drop(body);
     let model = model(&mut fields, &info.names)?;
-    // Of no use here, and known to every client.
+    // Accepted and ignored, because every client knows it.
     fields.text("user")?;
     let cut = if fields.flag("truncate")?.unwrap_or(false) { Cut::End } else { Cut::No };
     let activated = fields.flag("use_activation")?.unwrap_or(true);

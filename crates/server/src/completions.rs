@@ -19,10 +19,10 @@ use crate::state::Server;
 use crate::wire::Form;
 
 const MOST_PROMPTS: usize = 64;
-/// The length of an answer, where neither the request nor the server says: as OpenAI's interface has it.
+/// Default `max_tokens` where neither the request nor the server sets one, as in the OpenAI API.
 const USUAL_TOKENS: usize = 16;
 
-/// Texts to be gone on with.
+/// Request for text completions.
 #[derive(Clone, Debug)]
 pub struct CompletionRequest {
     prompts: Vec<Given>,
@@ -30,16 +30,16 @@ pub struct CompletionRequest {
     generation: Generation,
 }
 
-/// A prompt as a request has it.
+/// A prompt as a request gives it.
 #[derive(Clone, Debug)]
 enum Given {
     Text(String),
     Tokens(Vec<u32>),
 }
 
-/// Reads the body of a request for completions, and checks all that can be checked without the model.
+/// Parses the body of a completion request and checks all that can be checked without the model.
 ///
-/// Special tokens that are written in a prompt are those tokens: who writes a whole prompt writes its frame too.
+/// Special tokens written in a prompt are parsed: whoever writes a whole prompt writes its special tokens too.
 pub fn parse_completion_request(body: &[u8]) -> Result<CompletionRequest, ApiError> {
     let mut fields = Fields::body(body)?;
     let mut generation = Generation::take(&mut fields)?;
@@ -104,7 +104,7 @@ fn prompts(fields: &mut Fields) -> Result<Vec<Given>, ApiError> {
     values.into_iter().enumerate().map(each).collect()
 }
 
-/// Token ids.
+/// Parses a list of token ids.
 pub(crate) fn tokens(path: &str, values: Vec<Value>) -> Result<Vec<u32>, ApiError> {
     let id = |(i, value)| whole(format!("{path}[{i}]"), &value, 0..=i64::from(u32::MAX)).map(|id| id as u32);
     values.into_iter().enumerate().map(id).collect()

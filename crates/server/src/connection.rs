@@ -1,4 +1,4 @@
-//! Connections: how many, and how long they may keep us waiting.
+//! Accepts and serves connections, with limits on their number and on slow clients.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -24,11 +24,11 @@ use crate::table::{Place, Table};
 
 pub(crate) const MOST_HEADERS: usize = 100;
 pub(crate) const MOST_HEADER_BYTES: usize = 64 << 10;
-/// How long the headers of a request may take, and how long a connection may stay idle.
+/// How long a request's headers may take, and how long a connection may stay idle.
 const HEADERS_WITHIN: Duration = Duration::from_secs(30);
-/// How long connections have to send what has been answered, once the server ends.
+/// How long connections have to send their answers when the server ends.
 const FLUSH: Duration = Duration::from_secs(2);
-/// A rest after a connection could not be accepted, mostly because there are no descriptors left.
+/// Pause after a failed accept, which mostly means that no file descriptors are left.
 const REST: Duration = Duration::from_millis(20);
 
 /// Connections that are still open.
@@ -39,11 +39,11 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    /// Lets them send what has been answered, for a while, and closes them.
+    /// Shuts them down gracefully, and cuts them off after [`FLUSH`].
     pub(crate) async fn close(mut self) {
         self.closing.send_replace(true);
         let all = async { while self.connections.join_next().await.is_some() {} };
-        // Those that are not done by then are cut off as this set is dropped.
+        // Dropping the set aborts the rest.
         let _ = timeout(FLUSH, all).await;
     }
 }
@@ -58,7 +58,7 @@ pub(crate) async fn accept(
     let closing = watch::Sender::new(false);
     let mut connections = JoinSet::new();
     let mut end = pin!(end);
-    // A connection that waits for a place is not forgotten while others end.
+    // Kept across iterations, so that a connection waiting for a place survives the end of another.
     let mut seated = Box::pin(next(listener, &table));
     loop {
         tokio::select! {
@@ -72,7 +72,7 @@ pub(crate) async fn accept(
     }
 }
 
-/// The next connection, with a place for it.
+/// Accepts the next connection that gets a place in the table.
 async fn next(listener: &TcpListener, table: &Arc<Table>) -> (TcpStream, Place) {
     loop {
         match listener.accept().await {
@@ -81,7 +81,7 @@ async fn next(listener: &TcpListener, table: &Arc<Table>) -> (TcpStream, Place) 
                 None => turn_away(&stream),
             },
             Err(e) => {
-                // There is one descriptor more when the connection that has been idle longest has gone.
+                // Frees a descriptor by closing the connection that has been idle longest.
                 tracing::warn!("a connection could not be accepted: {e}");
                 table.give_up_idle();
                 sleep(REST).await;
@@ -91,7 +91,7 @@ async fn next(listener: &TcpListener, table: &Arc<Table>) -> (TcpStream, Place) 
 }
 
 async fn serve(stream: TcpStream, router: Router, mut closing: watch::Receiver<bool>, place: Place) {
-    // Tokens are small and should not wait for each other.
+    // Tokens are small and should not wait for each other (Nagle).
     let _ = stream.set_nodelay(true);
     let client = stream.peer_addr().ok().map(Client);
     let seat = place.seat.clone();
@@ -109,7 +109,7 @@ async fn serve(stream: TcpStream, router: Router, mut closing: watch::Receiver<b
     let mut connection = pin!(builder.serve_connection(socket, service));
     let close = async { drop(closing.wait_for(|closing| *closing).await) };
     let served = tokio::select! {
-        // First what has come is read, then it is looked whether the connection must go.
+        // Read what has arrived before checking whether the connection must close.
         biased;
         served = &mut connection => served,
         () = seat.gone() => {
@@ -122,12 +122,12 @@ async fn serve(stream: TcpStream, router: Router, mut closing: watch::Receiver<b
         }
     };
     if let Err(e) = served {
-        // Clients that go away or do not speak HTTP are no fault of the server's.
+        // Clients that disconnect or do not speak HTTP are not a server error.
         tracing::debug!("a connection ended: {e}");
     }
 }
 
-/// Runs what may panic; if it does, gives nothing.
+/// Runs a future that may panic; `None` if it did.
 pub(crate) async fn contained<T>(work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     let poll = |cx: &mut Context<'_>| {
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use crate::socket::TAKES_WITHIN;
 
-    /// Something that always has more to send.
+    /// A body that never ends.
     struct Flood;
 
     impl hyper::body::Body for Flood {
@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    /// A connection to a server that floods whoever asks, and when it has ended.
+    /// A connection to a server that sends [`Flood`], and a task that ends with it.
     async fn connect() -> (TcpStream, tokio::task::JoinHandle<()>) {
         let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: vectors of texts, as OpenAI's interface has them, and of images, as Jina's has.
+//! `/v1/embeddings`: embeddings of texts, as in OpenAI's API, and of images, as in Jina's.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,25 +23,25 @@ use crate::metrics::Counted;
 use crate::request_context::RequestContext;
 use crate::state::{Open, Server};
 
-/// Texts of a request at most.
+/// Most inputs of a request.
 pub(crate) const MOST_TEXTS: usize = 2048;
 
-/// Images of a request at most: each takes far more memory than a text.
+/// Most images of a request: each takes far more memory than a text.
 const MOST_IMAGES: usize = 64;
 
-/// What a number of a vector takes, as such and as text.
+/// Bytes of one element of a vector, as `f32` and as JSON.
 const NUMBER: usize = 24;
 
-/// How a vector is written.
+/// `encoding_format` of the vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Encoding {
-    /// As a list of numbers.
+    /// List of numbers.
     Float,
-    /// As the bytes of numbers of 32 bits, the lowest byte first.
+    /// Base64 of little-endian `f32`s.
     Base64,
 }
 
-/// What is asked for.
+/// An embedding request.
 struct Asked {
     inputs: Vec<Item>,
     encoding: Encoding,
@@ -71,7 +71,7 @@ enum Numbers {
     Text(String),
 }
 
-/// What a request took.
+/// Token usage.
 #[derive(Serialize)]
 pub(crate) struct Usage {
     prompt_tokens: usize,
@@ -92,7 +92,7 @@ pub(crate) async fn embeddings(
     let asked = prepare(&server, request, read).await?;
     let usage = Usage::of(&asked.inputs);
     if let Some(visit) = RequestContext::current() {
-        // Vectors, and the text of their numbers.
+        // Vectors and their JSON.
         let numbers = asked.inputs.len() * server.model.handle.info().width;
         visit.claim.grow(numbers * NUMBER).await?;
     }
@@ -112,7 +112,7 @@ pub(crate) async fn embeddings(
     respond(&Embeddings { object: "list", data, model: asked.model, usage })
 }
 
-/// What texts give. Whoever stops waiting for this ends it.
+/// Runs the encoder on the inputs. Dropping the future aborts them.
 pub(crate) async fn answered(
     server: &Arc<Server<ServedEncoder>>,
     inputs: Vec<Item>,
@@ -124,10 +124,10 @@ pub(crate) async fn answered(
         noted.prompt_tokens = Some(inputs.iter().map(Item::rows).sum());
     });
     let failed = |why| ApiError::engine(why, handle.is_alive());
-    // What is refused here has not begun, and does not count as a request that failed.
+    // A request refused here has not begun, and does not count as failed.
     let answer = handle.submit(inputs).map_err(failed)?;
     let mut counted = Counted::new(server.metrics.clone());
-    // Every request that is taken is answered; and none waits past the time that the server has left.
+    // Every accepted request is answered, and none waits past the drain time.
     let answer = tokio::select! {
         answer = answer => answer,
         () = server.over() => {
@@ -144,7 +144,7 @@ pub(crate) async fn answered(
     vectors
 }
 
-/// The name of the model, as the request has it or as it is.
+/// Name of the model as the request gives it, else its primary name.
 pub(crate) fn model(fields: &mut Fields, names: &[String]) -> Result<String, ApiError> {
     match fields.text("model")? {
         Some(model) if !names.contains(&model) => Err(ApiError::no_model(&model, names)),
@@ -153,7 +153,7 @@ pub(crate) fn model(fields: &mut Fields, names: &[String]) -> Result<String, Api
     }
 }
 
-/// Why a text is none for the model.
+/// Maps an input error to an API error.
 pub(crate) fn unfit(path: &str, why: &InputError) -> ApiError {
     let error = ApiError::field(path, format!("{path}: {why}"));
     match why {
@@ -182,7 +182,7 @@ fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError
         }
     };
     let dimensions = fields.whole("dimensions", 1..=info.width as i64)?.map(|n| n as usize);
-    // Of no use here, and known to every client.
+    // Accepted and ignored, because every client knows it.
     fields.text("user")?;
     let cut = if fields.flag("truncate")?.unwrap_or(false) { Cut::End } else { Cut::No };
     let input = fields.take("input");
@@ -191,11 +191,11 @@ fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError
     Ok(Asked { inputs, encoding, dimensions, model })
 }
 
-/// What a vector is made of.
+/// One input as the request gives it.
 pub(crate) enum Given {
     Text(String),
     Tokens(Vec<u32>),
-    /// The bytes of a file.
+    /// Bytes of an image file.
     Image(Vec<u8>),
 }
 
@@ -216,7 +216,7 @@ pub(crate) fn item(inputs: &Inputs, path: &str, given: Given, cut: Cut) -> Resul
     item.map_err(|why| unfit(path, &why))
 }
 
-/// A text or an image in an object.
+/// Parses an object with either `text` or `image`.
 fn object(path: String, value: Value) -> Result<(String, Given), ApiError> {
     let mut fields = Fields::within(path.clone(), value)?;
     let (at_text, at_image) = (fields.path("text"), fields.path("image"));
@@ -232,8 +232,7 @@ fn object(path: String, value: Value) -> Result<(String, Given), ApiError> {
     }
 }
 
-/// The bytes of an image, of a URL that holds them. Nothing is fetched: who may ask this server may not ask others
-/// through it.
+/// Decodes an image from a data URL. Nothing is fetched: clients must not reach other servers through this one (SSRF).
 fn image(path: &str, url: &str) -> Result<Vec<u8>, ApiError> {
     let data = url.strip_prefix("data:").and_then(|rest| rest.split_once(','));
     let data = data.and_then(|(kind, data)| kind.ends_with(";base64").then_some(data));

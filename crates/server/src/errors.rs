@@ -1,4 +1,4 @@
-//! [`ApiError`]: what clients are told when something is refused or fails, in the shape of OpenAI's interface.
+//! [`ApiError`]: error responses in the shape of the OpenAI API.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use serde::Serialize;
 use tallow_engine::handle::Failure;
 use tallow_engine::scheduler::Unfit;
 
-/// A refusal or a failure.
+/// A refused or failed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     pub(crate) status: StatusCode,
     message: String,
-    /// The field at fault.
+    /// Field at fault.
     param: Option<String>,
     code: Option<&'static str>,
 }
@@ -36,24 +36,24 @@ impl ApiError {
         ApiError { status, message: message.to_string(), param: None, code: None }
     }
 
-    /// A field is wrong.
+    /// 400 for a field.
     pub(crate) fn field(param: impl Into<String>, message: impl fmt::Display) -> ApiError {
         ApiError { param: Some(param.into()), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
     }
 
-    /// The request as a whole is wrong.
+    /// 400 for the request as a whole.
     pub(crate) fn bad(message: impl fmt::Display) -> ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// The model is not there.
+    /// 404 for an unknown model.
     pub(crate) fn no_model(asked: &str, names: &[String]) -> ApiError {
         let message = format!("there is no model {}; there is {}", quoted(asked), names.join(", "));
         let error = ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found");
         ApiError { param: Some("model".into()), ..error }
     }
 
-    /// The prompt has no room in the context.
+    /// The prompt does not fit into the context.
     pub(crate) fn too_long(param: &str, prompt: usize, context: usize) -> ApiError {
         let message = format!(
             "the prompt has {prompt} tokens, and the model's context of {context} must hold them and the answer; \
@@ -62,7 +62,7 @@ impl ApiError {
         ApiError::field(param, message).code("context_length_exceeded")
     }
 
-    /// The prompt has so many tokens more than the context that they were not counted.
+    /// The prompt exceeds the context by so much that its tokens were not counted.
     pub(crate) fn far_too_long(param: &str, context: usize) -> ApiError {
         let message = format!(
             "the prompt has more than {context} tokens, and the model's context of {context} must hold them and the \
@@ -75,12 +75,12 @@ impl ApiError {
         ApiError { code: Some(code), ..self }
     }
 
-    /// Its code, if it has one.
+    /// Its `code`, if any.
     pub(crate) fn code_name(&self) -> Option<&'static str> {
         self.code
     }
 
-    /// What the engine said, where `alive` says whether it lives.
+    /// Maps an engine failure; `alive`: whether the engine still runs.
     pub(crate) fn engine(failure: Failure, alive: bool) -> ApiError {
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
         match failure {
@@ -99,7 +99,7 @@ impl ApiError {
         }
     }
 
-    /// As a JSON object.
+    /// The error as a JSON object.
     pub(crate) fn json(&self) -> String {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
@@ -110,7 +110,7 @@ impl ApiError {
         };
         let (param, code) = (self.param.as_deref(), self.code);
         let wire = Wire { error: Error { message: &self.message, r#type: kind, param, code } };
-        // Text always becomes JSON.
+        // Serialization of strings cannot fail.
         serde_json::to_string(&wire).unwrap_or_default()
     }
 }
@@ -130,7 +130,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = json(self.status, self.json());
         let headers = response.headers_mut();
-        // A full queue moves on soon. A server that stops is back when somebody has started it again.
+        // A full queue moves on soon; a server that stops is back only after a restart.
         let wait = match self.status {
             StatusCode::TOO_MANY_REQUESTS => Some("1"),
             StatusCode::SERVICE_UNAVAILABLE => Some("10"),
@@ -146,25 +146,25 @@ impl IntoResponse for ApiError {
             // The rest of the body is not read.
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        // For the log.
+        // For the access log.
         response.extensions_mut().insert(self);
         response
     }
 }
 
-/// A response that is JSON.
+/// A JSON response.
 pub(crate) fn json(status: StatusCode, body: String) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// A response that is a value as JSON.
+/// A 200 response with a value as JSON.
 pub(crate) fn respond(value: &impl Serialize) -> Result<Response, ApiError> {
     let body = serde_json::to_string(value);
     let body = body.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("no JSON: {e}")))?;
     Ok(json(StatusCode::OK, body))
 }
 
-/// A text of somebody else in a message: in quotes, nothing in it that could act, and not long.
+/// Quotes foreign text for a message: escaped and truncated.
 pub(crate) fn quoted(text: &str) -> String {
     match text.char_indices().nth(64) {
         Some((at, _)) => format!("{:?}…", &text[..at]),

@@ -1,20 +1,20 @@
-//! [`Page`]: metrics as Prometheus reads them, in its text format or as OpenMetrics.
+//! [`Page`]: Prometheus metrics, in the text format or as OpenMetrics.
 
 use std::fmt::{Display, Write};
 
 use axum::http::{HeaderMap, header};
 
-/// How a page is written.
+/// Exposition format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// Prometheus' text format, version 0.0.4.
+    /// Prometheus text format, version 0.0.4.
     Text,
     /// OpenMetrics, version 1.0.0.
     OpenMetrics,
 }
 
 impl Format {
-    /// The one that a client likes best; the text format if it does not say.
+    /// The format the client prefers (`Accept`); the text format by default.
     pub(crate) fn accepted(headers: &HeaderMap) -> Format {
         let (mut open, mut text) = (0.0f32, 0.0f32);
         for value in headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()) {
@@ -40,7 +40,7 @@ impl Format {
     }
 }
 
-/// A page of metrics. Those whose names begin with `vllm:` have labels for the model and its engine.
+/// A page of metrics. Those named `vllm:…` get labels for the model and the engine.
 #[derive(Debug)]
 pub(crate) struct Page {
     text: String,
@@ -48,7 +48,7 @@ pub(crate) struct Page {
     model: String,
 }
 
-/// What labels can say of a sample besides.
+/// Further labels of a sample.
 pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
 
 impl Page {
@@ -56,7 +56,7 @@ impl Page {
         Page { text: String::new(), format, model: escaped(model) }
     }
 
-    /// All of it.
+    /// The whole page.
     pub(crate) fn finish(mut self) -> String {
         if self.format == Format::OpenMetrics {
             self.text += "# EOF\n";
@@ -78,7 +78,7 @@ impl Page {
         samples.into_iter().for_each(|(labels, value)| self.sample(name, labels, value));
     }
 
-    /// A counter, named without `_total`.
+    /// A counter; `name` is without `_total`.
     pub(crate) fn counter(&mut self, name: &str, what: &str, value: impl Display) {
         self.counters(name, what, [(&[] as Labels<'_>, value)]);
     }
@@ -94,11 +94,11 @@ impl Page {
         samples.into_iter().for_each(|(labels, value)| self.sample(&total, labels, value));
     }
 
-    /// A histogram: how many there were up to each bound, and above all.
+    /// A histogram. `counts` has one entry per bound, and one for values above all.
     pub(crate) fn histogram(&mut self, name: &str, what: &str, bounds: &[f64], counts: &[u64], sum: f64) {
         self.head(name, "histogram", what);
         let mut all = 0;
-        // `1.0` and not `1`: OpenMetrics asks for it, and what else writes these names does it too.
+        // `1.0` and not `1`: OpenMetrics requires it, and other exporters of these names do the same.
         let bounds = bounds.iter().map(|bound| format!("{bound:?}")).chain(["+Inf".to_owned()]);
         for (bound, count) in bounds.zip(counts) {
             all += count;
@@ -129,7 +129,7 @@ impl Page {
     }
 }
 
-/// A text as a label's value.
+/// Escapes a label value.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

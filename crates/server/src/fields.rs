@@ -1,4 +1,4 @@
-//! [`Fields`]: the members of a JSON object, taken out one by one. What is left at the end is not known.
+//! [`Fields`]: members of a JSON object, taken out one by one. Any left at the end are unknown.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,23 +8,23 @@ use serde_json::{Map, Value};
 
 use crate::errors::{ApiError, quoted};
 
-/// The members of an object that have not been taken yet.
+/// Members of an object that have not been taken yet.
 #[derive(Debug)]
 pub(crate) struct Fields {
-    /// Where the object is, for messages; nothing for the body itself.
+    /// JSON path of the object, for messages; empty for the body itself.
     path: String,
     members: Map<String, Value>,
-    /// Members that the request calls otherwise: by our name, theirs.
+    /// Renamed members: our name to the one that the request used.
     renamed: BTreeMap<&'static str, &'static str>,
 }
 
 impl Fields {
-    /// Those of a body.
+    /// Fields of a request body.
     pub(crate) fn body(body: &[u8]) -> Result<Fields, ApiError> {
         Ok(Fields::new(String::new(), crate::json::object(body)?))
     }
 
-    /// Those of an object within.
+    /// Fields of a nested object.
     pub(crate) fn within(path: String, value: Value) -> Result<Fields, ApiError> {
         match value {
             Value::Object(members) => Ok(Fields::new(path, members)),
@@ -36,13 +36,13 @@ impl Fields {
         Fields { path, members, renamed: BTreeMap::new() }
     }
 
-    /// What messages call a member.
+    /// Path of a member, for messages.
     pub(crate) fn path(&self, name: &str) -> String {
         let name = self.renamed.get(name).copied().unwrap_or(name);
         if self.path.is_empty() { name.into() } else { format!("{}.{name}", self.path) }
     }
 
-    /// Takes a member by the name that another server's API has for it, as if it had been given by ours.
+    /// Renames a member from another server's API, as if the request had used our name.
     pub(crate) fn rename(&mut self, theirs: &'static str, ours: &'static str) -> Result<(), ApiError> {
         let Some(value) = self.take(theirs) else { return Ok(()) };
         match self.members.get(ours).filter(|value| !value.is_null()) {
@@ -58,17 +58,17 @@ impl Fields {
         }
     }
 
-    /// A member that stays where it is; `null` is none.
+    /// Looks at a member without taking it; `null` counts as absent.
     pub(crate) fn peek(&self, name: &str) -> Option<&Value> {
         self.members.get(name).filter(|value| !value.is_null())
     }
 
-    /// Gives a member another value.
+    /// Sets a member's value.
     pub(crate) fn set(&mut self, name: &str, value: Value) {
         self.members.insert(name.to_owned(), value);
     }
 
-    /// A member, whatever it is; `null` is none.
+    /// Takes a member of any type; `null` counts as absent.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.members.remove(name).filter(|value| !value.is_null())
     }
@@ -81,7 +81,7 @@ impl Fields {
         }
     }
 
-    /// A text of at most so many bytes.
+    /// Takes a string of at most `most` bytes.
     pub(crate) fn short_text(&mut self, name: &str, most: usize) -> Result<Option<String>, ApiError> {
         let text = self.text(name)?;
         match &text {
@@ -101,19 +101,19 @@ impl Fields {
         }
     }
 
-    /// A whole number within a range.
+    /// Takes an integer within a range.
     pub(crate) fn whole(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         whole(self.path(name), &value, range).map(Some)
     }
 
-    /// A number within a range.
+    /// Takes a number within a range.
     pub(crate) fn number(&mut self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f32>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         number(self.path(name), &value, range).map(Some)
     }
 
-    /// A number above zero, up to 1.
+    /// Takes a number in (0, 1].
     pub(crate) fn share(&mut self, name: &str) -> Result<Option<f32>, ApiError> {
         let path = self.path(name);
         match self.number(name, 0.0..=1.0)? {
@@ -124,7 +124,7 @@ impl Fields {
         }
     }
 
-    /// Items, each made by `each` from its place and its value.
+    /// Takes a list; `each` converts an item from its path and value.
     pub(crate) fn list<T>(
         &mut self,
         name: &str,
@@ -137,12 +137,12 @@ impl Fields {
         values.into_iter().enumerate().map(each).collect::<Result<_, _>>().map(Some)
     }
 
-    /// A member that may only be there if it says nothing: one of the values that `off` knows.
+    /// Takes a member that is only allowed where it has no effect, as `off` decides.
     pub(crate) fn only_off(&mut self, name: &str, off: impl Fn(&Value) -> bool) -> Result<(), ApiError> {
         self.only(name, off, "leave it out")
     }
 
-    /// The same, with what to do instead.
+    /// [`Fields::only_off`] with what to do instead.
     pub(crate) fn only(
         &mut self,
         name: &str,
@@ -159,7 +159,7 @@ impl Fields {
         }
     }
 
-    /// Refuses what nobody has taken.
+    /// Refuses members that were not taken.
     pub(crate) fn finish(self) -> Result<(), ApiError> {
         match self.members.iter().find(|(_, value)| !value.is_null()) {
             None => Ok(()),
@@ -172,7 +172,7 @@ impl Fields {
     }
 }
 
-/// A value should have been something else.
+/// Error for a value of the wrong type.
 pub(crate) fn wrong(path: String, should: &str, value: &Value) -> ApiError {
     let is = match value {
         Value::Null => "null",
@@ -191,12 +191,12 @@ fn outside(path: String, range: (impl fmt::Display, impl fmt::Display), is: &Val
     ApiError::field(path, why)
 }
 
-/// A whole number within a range.
+/// Parses an integer within a range.
 pub(crate) fn whole(path: String, value: &Value, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
     match value {
         Value::Number(number) => match number.as_i64().or_else(|| exact(number.as_f64()?)) {
             Some(n) if range.contains(&n) => Ok(n),
-            // Beyond 64 bits numbers are read as fractions; what is a fraction in truth is small.
+            // Integers beyond 64 bits parse as `f64`; real fractions are small.
             None if number.as_f64().is_some_and(|x| x.fract() != 0.0 || x.abs() < 1e15)
                 && !number.is_u64() =>
             {
@@ -209,14 +209,14 @@ pub(crate) fn whole(path: String, value: &Value, range: RangeInclusive<i64>) -> 
     }
 }
 
-/// A whole number that is written as a fraction, such as `4.0`.
+/// An integer written as a float, such as `4.0`.
 fn exact(x: f64) -> Option<i64> {
-    // From here on not every whole number is a fraction.
+    // 2^53: beyond it not every integer is an `f64`.
     const MOST: f64 = 9_007_199_254_740_992.0;
     (x.fract() == 0.0 && x.abs() <= MOST).then_some(x as i64)
 }
 
-/// A number within a range.
+/// Parses a number within a range.
 pub(crate) fn number(path: String, value: &Value, range: RangeInclusive<f64>) -> Result<f32, ApiError> {
     match value.as_f64() {
         Some(x) if range.contains(&x) => Ok(x as f32),
@@ -225,7 +225,7 @@ pub(crate) fn number(path: String, value: &Value, range: RangeInclusive<f64>) ->
     }
 }
 
-/// A text.
+/// Parses a string.
 pub(crate) fn text(path: String, value: Value) -> Result<String, ApiError> {
     match value {
         Value::String(text) => Ok(text),

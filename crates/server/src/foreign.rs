@@ -1,7 +1,7 @@
-//! Fields and routes of other servers' APIs: what they mean here, or what to use instead of them.
+//! Fields and routes of other servers' APIs: what they map to here, or what to use instead.
 //!
-//! A field gets its meaning where there is one, is accepted where it changes nothing, and is refused by name otherwise,
-//! so that nobody believes in a setting that has no effect.
+//! A field is mapped where it has an equivalent, accepted where it changes nothing, and otherwise refused by name, so
+//! that no setting silently has no effect.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::errors::ApiError;
 use crate::fields::Fields;
 use crate::generation::MOST_TOKENS;
 
-/// Fields by their names elsewhere, and what they are called here.
+/// Fields by their names elsewhere, and our names.
 const ALIASES: [(&str, &str); 6] = [
     ("n_predict", "max_tokens"),
     ("num_predict", "max_tokens"),
@@ -44,7 +44,7 @@ const BIAS: &str = "logit_bias with -100 keeps tokens out";
 const BY_FIELDS: &str = "give its members as fields of the body: temperature, top_k, top_p, min_p, repeat_penalty, \
                          num_predict, seed, stop and others; the context is set by `tallow serve --context`";
 
-/// Fields with the values that change nothing, and what to do where they have another.
+/// Fields with the values that change nothing, and what to do for any other value.
 const FIELDS: [(&str, Harmless, &str); 82] = [
     // llama-server
     ("id_slot", UP_TO_ZERO, "the server chooses where a request runs; leave it out"),
@@ -142,10 +142,10 @@ const FIELDS: [(&str, Harmless, &str); 82] = [
     ("usage", ANY, ""),
 ];
 
-/// Gives fields of other servers the meaning that they have here, and refuses those that have none.
+/// Maps fields of other servers to ours, and refuses those without an equivalent.
 pub(crate) fn take(fields: &mut Fields) -> Result<(), ApiError> {
     for name in ["n_predict", "num_predict"] {
-        // Nothing but the context ends such an answer.
+        // -1 (unlimited) and -2 (until the context is full) both end only with the context.
         if fields.peek(name).is_some_and(|v| *v == -1 || *v == -2) {
             fields.set(name, MOST_TOKENS.into());
         }
@@ -156,7 +156,7 @@ pub(crate) fn take(fields: &mut Fields) -> Result<(), ApiError> {
     for (name, harmless, instead) in FIELDS {
         fields.only(name, harmless, instead)?;
     }
-    // How far back a penalty looks matters where there is one.
+    // The penalty window matters only where there is a penalty.
     let penalty = fields.peek("repetition_penalty").is_some_and(|v| !ONE(v));
     for name in ["repeat_last_n", "penalty_last_n"] {
         fields.only(
@@ -168,7 +168,7 @@ pub(crate) fn take(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What to use instead of a route that another server has.
+/// Hint for a route of another server.
 pub(crate) fn route(path: &str) -> Option<&'static str> {
     let path = path.trim_end_matches('/');
     if path.starts_with("/v1/v1") {
@@ -225,7 +225,7 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), all);
         for (name, harmless, instead) in FIELDS {
-            // What takes any number takes any text; the others need words for those whom they refuse.
+            // A field that takes any number takes any text; the others need a hint for refused values.
             assert!(!instead.is_empty() || harmless(&Value::from("x")), "{name}");
         }
     }

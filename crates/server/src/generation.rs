@@ -1,4 +1,4 @@
-//! [`Generation`]: what chats and completions ask for in the same fields.
+//! [`Generation`]: the fields that chats and completions share.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -15,28 +15,28 @@ use crate::foreign;
 use crate::guard::Caller;
 use crate::thinking::Reasoned;
 
-/// Answers to one request, all prompts together.
+/// Most choices of one request, over all its prompts.
 pub(crate) const MOST_CHOICES: usize = 128;
 const MOST_STOPS: usize = 16;
 const MOST_STOP_BYTES: usize = 1024;
 const MOST_STOP_TOKENS: usize = 128;
 const MOST_BIASES: usize = 1024;
 const MOST_SALT: usize = 256;
-/// As many tokens as any answer could have.
+/// Upper bound of every token count in a request.
 pub(crate) const MOST_TOKENS: i64 = i32::MAX as i64;
 
-/// How to generate.
+/// Generation parameters of a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Generation {
-    /// What it calls the model.
+    /// The request's `model`.
     pub(crate) model: Option<String>,
-    /// Answers to each prompt.
+    /// Choices per prompt.
     pub(crate) n: usize,
     pub(crate) max_tokens: Option<usize>,
     pub(crate) logprobs: Option<usize>,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
-    /// Should a stream say how far the prompt is?
+    /// Whether a stream reports prefill progress.
     progress: bool,
     stops: Vec<String>,
     stop_tokens: Vec<u32>,
@@ -53,12 +53,13 @@ pub(crate) struct Generation {
     frequency_penalty: Option<f32>,
     bias: Vec<(u32, f32)>,
     lora: Option<Wanted>,
-    /// How to tell reasoning in the answers, if the model marks it.
+    /// How to split reasoning from the answers, if the model marks it.
     pub(crate) reasoned: Option<Reasoned>,
 }
 
 impl Generation {
-    /// Takes those fields. `max_tokens` and `logprobs` mean different things in chats and completions, and stay.
+    /// Takes those fields. `max_tokens` and `logprobs` mean different things in chats and completions and are left to
+    /// them.
     pub(crate) fn take(fields: &mut Fields) -> Result<Generation, ApiError> {
         foreign::take(fields)?;
         let stream = fields.flag("stream")?.unwrap_or(false);
@@ -78,7 +79,7 @@ impl Generation {
             seed: fields.whole("seed", i64::MIN..=i64::MAX)?,
             temperature: fields.number("temperature", 0.0..=10.0)?,
             top_k: fields.whole("top_k", -1..=MOST_TOKENS)?,
-            // 0 leaves the most likely token.
+            // 0 leaves only the most likely token.
             top_p: fields.number("top_p", 0.0..=1.0)?,
             min_p: fields.number("min_p", 0.0..=1.0)?,
             typical_p: fields.share("typical_p")?,
@@ -91,22 +92,23 @@ impl Generation {
         })
     }
 
-    /// Tokens that an answer may have: as many as the request says, or `usual`, and at most those of the server.
+    /// Most tokens of an answer: the request's `max_tokens`, else the server's `most`, else `usual`; never above
+    /// `most`.
     pub(crate) fn length(&self, most: Option<usize>, usual: usize) -> usize {
         let wanted = self.max_tokens.or(most).unwrap_or(usual);
         wanted.min(most.unwrap_or(usize::MAX))
     }
 
-    /// Shares the prefix cache with requests of the same caller only, where callers are told apart.
+    /// Restricts prefix cache sharing to requests of the same caller, where callers have different keys.
     pub(crate) fn keep_apart(&mut self, caller: Caller) {
         if let Caller::Key(n) = caller {
-            // A salt of one's own cannot lead to another caller's pages: each has its number in front.
+            // A client's own `cache_salt` cannot reach another caller's pages: the key's number comes first.
             let salt = self.salt.take().map_or_else(String::new, |salt| format!(":{salt}"));
             self.salt = Some(format!("key {n}{salt}"));
         }
     }
 
-    /// Checks what only the model knows, and finds the adapter that is asked for.
+    /// Checks token ids against the vocabulary, and finds the requested adapter.
     pub(crate) fn fit(&self, handle: &EngineHandle) -> Result<Option<LoraRef>, ApiError> {
         let (info, adapter) = (handle.info(), adapters::chosen(handle, self.model.as_deref(), self.lora)?);
         let known = |path: String, id: u32| match (id as usize) < info.vocab {
@@ -119,7 +121,7 @@ impl Generation {
         Ok(adapter)
     }
 
-    /// What the engine is to do with a prompt, for each of its answers. `random` is a seed for those who gave none.
+    /// Engine requests for a prompt, one per choice. Without a `seed` they get a random one.
     pub(crate) fn requests(
         &self,
         prompt: &[u32],
@@ -141,7 +143,7 @@ impl Generation {
             salt: self.salt.clone(),
             score_prompt,
             adapter,
-            // Filled in where it is handed in.
+            // Filled in by `run`.
             client: ClientId::default(),
         })
     }
@@ -149,7 +151,7 @@ impl Generation {
     fn sampling(&self, usual: &Sampling, seed: u64) -> Sampling {
         Sampling {
             temperature: self.temperature.unwrap_or(usual.temperature),
-            // Elsewhere -1 means all, as 0 does.
+            // In other servers' APIs -1 means all, as 0 does here.
             top_k: self.top_k.map_or(usual.top_k, |k| k.max(0) as usize),
             top_p: self.top_p.unwrap_or(usual.top_p),
             min_p: self.min_p.unwrap_or(usual.min_p),
@@ -164,19 +166,19 @@ impl Generation {
     }
 }
 
-/// A token that the model does not have.
+/// Error for a token id outside the vocabulary.
 pub(crate) fn unknown_token(path: String, id: u32, vocab: usize) -> ApiError {
     let why =
         format!("{path}: there is no token {id}; the model's are from 0 to {}", vocab.saturating_sub(1));
     ApiError::field(path, why)
 }
 
-/// Takes fields that say who asks. They are checked, and nothing is done with them.
+/// Takes fields that identify the user. They are validated and ignored.
 fn not_used(fields: &mut Fields) -> Result<(), ApiError> {
     for name in ["user", "safety_identifier", "prompt_cache_key"] {
         fields.short_text(name, 1024)?;
     }
-    // What may be slow or cached may be as it is here.
+    // Tiers that allow slow or cached processing can be served as usual.
     let tier = |v: &Value| *v == "auto" || *v == "default" || *v == "flex";
     fields.only("service_tier", tier, "all requests are served alike; leave it out")?;
     let kept = |v: &Value| *v == "in_memory" || *v == "24h";
@@ -250,11 +252,11 @@ fn stop_tokens(fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
 
 fn salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let salt = fields.short_text("cache_salt", MOST_SALT)?;
-    // A salt that nobody else has finds nothing.
+    // A unique salt never hits the prefix cache.
     let cached = fields.flag("cache_prompt")?.unwrap_or(true);
     let salt = if cached || salt.as_deref() == Some("") { salt } else { Some(crate::run::unique()) };
     match salt.as_deref() {
-        // Whoever gives an empty salt may believe to be alone, and is not.
+        // An empty salt looks like isolation but would give none.
         Some("") => {
             Err(ApiError::field("cache_salt", "cache_salt should not be empty; leave it out to have none"))
         }

@@ -1,8 +1,7 @@
-//! [`Guard`]: who may ask at all.
+//! [`Guard`]: access control by host, origin and API key.
 //!
-//! A page from anywhere, open in the user's browser, can send requests to this machine, and with a name of its own that
-//! it lets point here it can even read the answers. So the `Host` that a request is for and the `Origin` that it comes
-//! from are looked at before anything else, and then its key.
+//! Any web page open in the user's browser can send requests to this machine, and by DNS rebinding it can even read the
+//! answers. So the `Host` and `Origin` headers are checked before anything else, and then the API key.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
@@ -16,36 +15,37 @@ use crate::Settings;
 use crate::errors::{ApiError, quoted};
 use crate::origin::{self, ANY};
 
-/// Refused hosts and origins that are said in the log, once each. Whoever makes up more is no mistake of settings.
+/// Most refused hosts and origins that are logged, once each. Beyond that somebody invents them, and no setting is
+/// wrong.
 const MOST_HINTS: usize = 16;
 
-/// Who may ask.
+/// Access control.
 #[derive(Debug)]
 pub(crate) struct Guard {
     bound: IpAddr,
     hosts: Vec<String>,
     origins: Vec<String>,
     keys: Vec<String>,
-    /// What the log has been told of refused hosts and origins.
+    /// Messages already logged about refused hosts and origins.
     hints: Mutex<Vec<String>>,
 }
 
-/// An origin that may read answers, to be said in each.
+/// An origin that may read answers (CORS), to be named in each.
 #[derive(Debug)]
 pub(crate) struct Reader(HeaderValue);
 
-/// Who asks, as far as callers are told apart.
+/// The caller, as far as callers are told apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// There are no keys, or all have the same.
+    /// There are no keys, or only one.
     #[default]
     Anyone,
-    /// Whoever has this of several keys.
+    /// The holder of this one of several keys.
     Key(usize),
 }
 
 impl Caller {
-    /// Of a request that was let in.
+    /// Caller of a request that passed the guard.
     pub(crate) fn of(request: &Request) -> Caller {
         request.extensions().get().copied().unwrap_or_default()
     }
@@ -57,7 +57,7 @@ impl Guard {
         settings.check().map_err(|why| std::io::Error::new(std::io::ErrorKind::InvalidInput, why))?;
         let mut keys = Vec::new();
         for key in &settings.api_keys {
-            // Given twice it is still one.
+            // A key given twice is one key.
             if !keys.contains(key) {
                 keys.push(key.clone());
             }
@@ -71,7 +71,7 @@ impl Guard {
         })
     }
 
-    /// Looks where a request goes and where it comes from. Gives the origin that may read the answer, if it has one.
+    /// Checks `Host` and `Origin`. Returns the origin that may read the answer, if the request has one.
     pub(crate) fn origin(&self, headers: &HeaderMap) -> Result<Option<Reader>, ApiError> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let (Some(host), None) = (hosts.next().and_then(|host| host.to_str().ok()), hosts.next()) else {
@@ -100,7 +100,7 @@ impl Guard {
         Err(self.forbidden(why, "--allow-origin", &origin))
     }
 
-    /// A refusal that says which flag would have allowed it, to the client and once to the log.
+    /// A 403 that names the flag that allows it; also logged, once.
     fn forbidden(&self, why: String, flag: &str, value: &str) -> ApiError {
         let why = format!("{why}; whoever runs it can allow that with {flag} {}", plain(value));
         let mut hints = self.hints.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,13 +120,13 @@ impl Guard {
         }
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         match bare.parse::<IpAddr>() {
-            // Bound to all addresses, any of them may be meant. Only names can be made to point here.
+            // Bound to all addresses, any of them may be meant. Only names can be rebound to point here.
             Ok(address) => self.bound.is_unspecified() || address.to_canonical() == self.bound.to_canonical(),
             Err(_) => !self.bound.to_canonical().is_loopback() && origin::is_near(host),
         }
     }
 
-    /// Looks at the key, if there are any, and says who it is.
+    /// Checks the API key, if any are configured, and returns the caller.
     pub(crate) fn key(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         if self.keys.is_empty() {
             return Ok(Caller::Anyone);
@@ -137,7 +137,7 @@ impl Guard {
             _ => b"",
         };
         let other = |name| headers.get(name).map_or(&b""[..], HeaderValue::as_bytes);
-        // All keys are compared, and all of each, so that the time tells nothing.
+        // All keys are compared, and in full, so that timing reveals nothing.
         let mut known = None;
         for given in [bearer, other("x-api-key"), other("api-key")] {
             for (i, key) in self.keys.iter().enumerate() {
@@ -157,7 +157,7 @@ impl Guard {
     }
 }
 
-/// What somebody can type: nothing but what names are made of, and not long.
+/// The text if it is short and consists only of characters of hosts and origins, else `NAME`.
 fn plain(text: &str) -> String {
     let plain = |c: &char| c.is_ascii_alphanumeric() || "-._~:/[]".contains(*c);
     match text.chars().count() <= 128 && text.chars().all(|c| plain(&c)) && !text.is_empty() {
@@ -166,7 +166,7 @@ fn plain(text: &str) -> String {
     }
 }
 
-/// The host of a `Host` header.
+/// Host of a `Host` header, without the port.
 fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
@@ -174,7 +174,7 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// Are they the same? Takes a time that depends on what is given, and not on what is known.
+/// Constant-time comparison: its time depends on `given` and not on `known`.
 fn same(given: &[u8], known: &[u8]) -> bool {
     let mut different = given.len() ^ known.len();
     for (i, byte) in given.iter().enumerate() {
@@ -184,7 +184,7 @@ fn same(given: &[u8], known: &[u8]) -> bool {
     different == 0
 }
 
-/// Is it a browser's question whether a page may ask?
+/// Whether this is a CORS preflight request.
 pub(crate) fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
@@ -193,7 +193,7 @@ const PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-requ
 const ALLOW_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-allow-private-network");
 
 impl Reader {
-    /// The answer to a browser's question. An origin that may ask may send whatever headers its client has.
+    /// Answers a preflight request. An allowed origin may send any headers.
     pub(crate) fn preflight(&self, asked: &HeaderMap) -> Response {
         let headers =
             [(header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST"), (header::ACCESS_CONTROL_MAX_AGE, "600")];
@@ -207,7 +207,7 @@ impl Reader {
         response
     }
 
-    /// Lets the origin read a response.
+    /// Adds CORS headers that let the origin read a response.
     pub(crate) fn allow(&self, headers: &mut HeaderMap) {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, self.0.clone());
         let varies = HeaderValue::from_static("origin, access-control-request-headers");
@@ -217,11 +217,11 @@ impl Reader {
     }
 }
 
-/// The header with a request's name.
+/// Header of the request id.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// What to call a request: as its client does if that is short and plain, else something new. It is for people who
-/// read logs; nothing is looked up by it.
+/// The request's id: the client's if it is short and printable, else a new one. It is only for people who read logs;
+/// nothing is looked up by it.
 pub(crate) fn request_id(headers: &HeaderMap) -> HeaderValue {
     let plain = |id: &&HeaderValue| {
         (1..=128).contains(&id.len()) && id.as_bytes().iter().all(|b| (b' '..=b'~').contains(b))

@@ -1,4 +1,4 @@
-//! `/health` and `/ready`, and what they tell of troubles that do not stop the server.
+//! `/health` and `/ready`, with problems that do not stop the server.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,10 +11,10 @@ use serde::Serialize;
 use crate::errors::{ApiError, respond};
 use crate::state::{Model, Server};
 
-/// How long a line of the log may take to be written before something is wrong.
+/// Time to write a log line above which something is wrong.
 const SLOW: Duration = Duration::from_secs(5);
 
-/// How the log fares. Kept up to date by whoever writes it; `/health` and `/metrics` tell it.
+/// Health of the log. Updated by the log writer; reported by `/health` and `/metrics`.
 #[derive(Debug, Default)]
 pub struct LogHealth {
     dropped: AtomicU64,
@@ -25,7 +25,7 @@ pub struct LogHealth {
 struct Writing {
     /// Since when a line is being written.
     since: Option<Instant>,
-    /// Lines that were dropped since one was written.
+    /// Lines dropped since the last one was written.
     dropped: u64,
     /// Why the last line could not be written.
     error: Option<String>,
@@ -36,17 +36,17 @@ impl LogHealth {
         with(&mut self.now.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A line is being written.
+    /// Records that a line is being written.
     pub fn begin(&self) {
         self.now(|now| now.since = Some(Instant::now()));
     }
 
-    /// A line was written. Gives how many had been dropped before it.
+    /// Records that a line was written. Returns how many had been dropped before it.
     pub fn written(&self) -> u64 {
         self.now(std::mem::take).dropped
     }
 
-    /// A line could not be written.
+    /// Records that a line could not be written.
     pub fn failed(&self, why: &dyn std::fmt::Display) {
         self.dropped.fetch_add(1, Ordering::Relaxed);
         self.now(|now| {
@@ -54,18 +54,18 @@ impl LogHealth {
         });
     }
 
-    /// There was no room for a line.
+    /// Records that a line was dropped because there was no room for it.
     pub fn dropped(&self) {
         self.dropped.fetch_add(1, Ordering::Relaxed);
         self.now(|now| now.dropped += 1);
     }
 
-    /// Lines that were dropped, of all.
+    /// Lines dropped since the start.
     pub fn total_dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// What is wrong, if something is.
+    /// The current problem, if any.
     pub fn problem(&self) -> Option<String> {
         self.now(|now| {
             let slow = now.since.map(|since| since.elapsed()).filter(|took| *took > SLOW);
@@ -82,12 +82,12 @@ impl LogHealth {
 #[derive(Serialize)]
 struct Fine {
     status: &'static str,
-    /// What is wrong but does not keep requests from being answered.
+    /// Problems that do not keep requests from being answered.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     problems: Vec<String>,
 }
 
-/// Does the engine live?
+/// Liveness: 200 while the engine runs.
 pub(crate) async fn health<M: Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
     if !server.model.is_alive() {
         server.ready()?;
@@ -95,7 +95,7 @@ pub(crate) async fn health<M: Model>(State(server): State<Arc<Server<M>>>) -> Re
     respond(&Fine { status: "ok", problems: server.problems() })
 }
 
-/// Are requests taken?
+/// Readiness: 200 while requests are taken.
 pub(crate) async fn ready<M: Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
     server.ready()?;
     respond(&Fine { status: "ready", problems: server.problems() })

@@ -1,4 +1,4 @@
-//! JSON of requests: read strictly, within limits.
+//! Strict JSON parsing of request bodies, within memory limits.
 
 use std::fmt;
 
@@ -8,16 +8,17 @@ use serde_json::{Map, Value};
 
 use crate::errors::{ApiError, quoted};
 
-/// Bytes that the values of one body may take, without their texts. Each takes far more than it takes in the body: a
-/// list of 262,144 tokens has room.
+/// Bytes that the values of one body may take, besides its strings. A value takes far more memory than its text: a list
+/// of 262,144 tokens fits.
 const MOST_MEMORY: usize = 32 << 20;
-/// What a value takes in a list.
+/// Bytes of a value in a list.
 const VALUE: usize = size_of::<Value>();
-/// What a member takes besides its value, and an object besides its members.
+/// Bytes of a member besides its value, and of an object besides its members.
 const MEMBER: usize = 2 * (VALUE + 40);
 const OBJECT: usize = 512;
 
-/// Bytes that reading a body takes at most, besides the body: guessed high from the marks in it, before it is read.
+/// Upper bound of the bytes that parsing a body takes, besides the body: estimated from its punctuation before it is
+/// parsed.
 pub(crate) fn most_memory(body: &[u8]) -> usize {
     let (mut objects, mut marks) = (0, 0);
     for byte in body {
@@ -28,9 +29,9 @@ pub(crate) fn most_memory(body: &[u8]) -> usize {
     body.len() + values.min(MOST_MEMORY)
 }
 
-/// Reads an object. Nesting, values and keys that come twice are looked at here; what it means is not.
+/// Parses an object. Checks nesting, size and duplicate keys, but not the meaning.
 pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
-    // Some editors and shells put the mark of UTF-8 in front.
+    // Some editors and shells write a byte order mark.
     let body = body.strip_prefix("\u{feff}".as_bytes()).unwrap_or(body);
     let mut limits = Limits { left: MOST_MEMORY, full: false, twice: None };
     let mut reader = serde_json::Deserializer::from_slice(body);
@@ -55,7 +56,7 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
 struct Limits {
     /// Bytes that values may still take.
     left: usize,
-    /// Is there no room for all of them?
+    /// Whether the limit was exceeded.
     full: bool,
     twice: Option<String>,
 }
@@ -73,7 +74,7 @@ impl Limits {
     }
 }
 
-/// Reads a value within limits.
+/// Deserializes a value within limits.
 struct Strict<'a>(&'a mut Limits);
 
 impl<'de> DeserializeSeed<'de> for Strict<'_> {

@@ -1,7 +1,7 @@
-//! The HTTP interface: routes and wire types of OpenAI's protocol, streams, errors, metrics.
+//! HTTP server: routes and wire types of the OpenAI API, SSE streams, errors, metrics.
 //!
-//! It maps what clients send to requests of the engine, and the engine's events to what clients are told. It knows no
-//! tensor, and nothing below it knows JSON.
+//! It maps HTTP requests to engine requests, and engine events to HTTP responses. It knows nothing of tensors, and
+//! nothing below it knows JSON.
 
 mod access;
 mod adapters;
@@ -61,31 +61,31 @@ pub use limits::Limits;
 pub use loading::Loading;
 pub use served::{Served, ServedEncoder, ServedSpeech};
 
-/// How the server deals with its clients.
+/// Server configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Keys, one of which every request must give; none for an open server.
+    /// API keys, one of which every request must send; empty for an open server.
     pub api_keys: Vec<String>,
-    /// Hosts that requests may be for, besides this machine's own address: names without a port, or `*` for any.
+    /// Allowed `Host` values besides this machine's own address: names without a port, or `*` for any.
     pub allow_hosts: Vec<String>,
-    /// Origins of web pages that may use this server, such as `https://chat.example`, or `*` for any.
+    /// Allowed CORS origins, such as `https://chat.example`, or `*` for any.
     pub allow_origins: Vec<String>,
-    /// May requests give values to the chat template?
+    /// Whether requests may pass arbitrary values to the chat template.
     pub template_values: bool,
-    /// The folder beneath which adapters lie that clients may have loaded, if they may.
+    /// Folder from which clients may load LoRA adapters; `None` if they may not.
     pub adapters: Option<PathBuf>,
-    /// How long requests that are under way may take once the server is to stop.
+    /// How long requests in flight may take to finish once the server is stopping.
     pub drain: Duration,
-    /// Do `/health` and `/ready` need a key too?
+    /// Whether `/health` and `/ready` need an API key too.
     pub private_health: bool,
-    /// How the log fares.
+    /// Health of the log writer.
     pub log: Arc<LogHealth>,
-    /// The commit that this program was built of, if that is known.
+    /// Commit this binary was built from, if known.
     pub commit: Option<&'static str>,
-    /// What clients may take of the machine.
+    /// Limits on memory and connections.
     pub limits: Limits,
-    /// Gives memory that is free back to the system. Called after large requests, which would otherwise leave what they
-    /// took with the allocator.
+    /// Returns free memory to the system. Called after large requests, which otherwise leave what they used with the
+    /// allocator.
     pub trim: fn(),
 }
 
@@ -108,7 +108,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Looks for settings that can never have the effect that is wanted of them. Gives what to type instead.
+    /// Rejects settings that can never take effect; the error says what to type instead.
     pub fn check(&self) -> Result<(), String> {
         if self.api_keys.iter().any(String::is_empty) {
             return Err("an API key is empty, which everybody knows".into());
@@ -118,8 +118,8 @@ impl Settings {
     }
 }
 
-/// Serves until `stop` resolves, and then until the requests that are under way have been answered or the time for that
-/// is over. New requests are refused meanwhile, and streams that do not end in time end with an error.
+/// Serves a generative model until `stop` resolves, then until the requests in flight are answered or the drain time is
+/// over. New requests are refused meanwhile, and streams that do not finish in time end with an error.
 pub async fn serve(
     listener: TcpListener,
     served: Served,
@@ -129,7 +129,7 @@ pub async fn serve(
     serve_model(listener, served, routes::of_writer(), settings, stop).await
 }
 
-/// The same for an encoder.
+/// [`serve`] for an encoder.
 pub async fn serve_encoder(
     listener: TcpListener,
     served: ServedEncoder,
@@ -139,7 +139,7 @@ pub async fn serve_encoder(
     serve_model(listener, served, routes::of_encoder(), settings, stop).await
 }
 
-/// The same for a model that hears.
+/// [`serve`] for a speech-to-text model.
 pub async fn serve_speech(
     listener: TcpListener,
     served: ServedSpeech,

@@ -1,25 +1,26 @@
-//! [`Limits`]: what clients may take of the machine, all together.
+//! [`Limits`]: limits on what all clients together may use.
 
 use crate::table::Table;
 
-/// Descriptors that are left to everything but connections: the model's files, the log, the runtime.
+/// File descriptors reserved for everything but connections: the model's files, the log, the runtime.
 const DESCRIPTORS_KEPT: usize = 64;
 
-/// What clients may take of the machine.
+/// Limits on memory and connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes that requests may hold together: bodies, what becomes of them, and answers that have not been taken.
+    /// Bytes that requests may hold together: bodies, prompts made from them, and unread answers.
     pub memory: usize,
-    /// Connections at one time. When there are more, the one that has been idle longest is closed.
+    /// Concurrent connections. Beyond that the one that has been idle longest is closed.
     pub connections: usize,
-    /// Connections of one address, or of one network of the sixth version.
+    /// Concurrent connections per IPv4 address or IPv6 network (/64).
     pub connections_per_address: usize,
-    /// Descriptors that the process may have, if that is known. Connections get what is left of them.
+    /// File descriptors the process may have, if known. Connections get those that are not reserved.
     pub descriptors: Option<usize>,
 }
 
 impl Limits {
-    /// The least that [`memory`](Limits::memory) may be: one request may need 64 MiB, and small ones have a share.
+    /// Lower bound of [`memory`](Limits::memory): one request may need 64 MiB, and small ones have a share of their
+    /// own.
     pub const LEAST_MEMORY: usize = 128 << 20;
 }
 
@@ -30,7 +31,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Connections that there are descriptors for.
+    /// Connections that there are file descriptors for.
     pub fn most_connections(&self) -> usize {
         let kept = |all: usize| all.saturating_sub(DESCRIPTORS_KEPT).max(all / 2);
         self.descriptors.map_or(self.connections, |all| kept(all).min(self.connections)).max(1)

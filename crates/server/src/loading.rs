@@ -1,4 +1,4 @@
-//! [`Loading`]: what clients are told while the model is being loaded.
+//! [`Loading`]: the server while the model is loading.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::connection::{Open, accept};
 use crate::errors::ApiError;
 use crate::limits::Limits;
 
-/// Answers all requests with 503, so that probes and clients know that somebody is there.
+/// Answers all requests with 503, so that probes and clients see that the server is up.
 #[derive(Debug)]
 pub struct Loading {
     end: oneshot::Sender<()>,
@@ -22,7 +22,7 @@ pub struct Loading {
 }
 
 impl Loading {
-    /// Begins, on the runtime's threads.
+    /// Starts answering, on the runtime's threads.
     pub fn begin(runtime: &Handle, listener: TcpListener, limits: Limits) -> Loading {
         let (end, ended) = oneshot::channel();
         let table = Arc::new(limits.table());
@@ -34,7 +34,7 @@ impl Loading {
         Loading { end, task }
     }
 
-    /// Gives the listener back. Who has been told is not waited for.
+    /// Returns the listener. Does not wait for connections that are still open.
     pub async fn finish(self) -> std::io::Result<TcpListener> {
         let _ = self.end.send(());
         let (listener, open) = self.task.await.map_err(std::io::Error::other)?;
@@ -47,7 +47,7 @@ async fn not_yet() -> Response {
     let why = "the model is being loaded; try again in a moment";
     let mut response =
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why).code("model_loading").into_response();
-    // The next request is for the model, which will have connections of its own.
+    // The next request is for the loaded model, which uses new connections.
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     response

@@ -1,4 +1,4 @@
-//! [`Metrics`]: what is counted, under the names that routers and dashboards look for.
+//! [`Metrics`]: counters and histograms, under vLLM's names, which routers and dashboards look for.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,29 +15,29 @@ use crate::errors::ApiError;
 use crate::exposition::{Labels, Page};
 use crate::wire::finish_reason;
 
-/// Bounds in seconds.
+/// Bucket bounds in seconds.
 const SHORT: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0];
 const LONG: &[f64] =
     &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0];
-/// Bounds in tokens.
+/// Bucket bounds in tokens.
 const TOKENS: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
-/// Bounds in choices of a request.
+/// Bucket bounds in choices of a request.
 const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
-/// The route of requests that took none.
+/// `handler` label of requests that matched no route.
 const NO_ROUTE: &str = "none";
 
-/// Values, counted by bounds.
+/// A histogram.
 #[derive(Debug)]
 struct Histogram {
     name: &'static str,
     what: &'static str,
     bounds: &'static [f64],
-    /// One for each bound, and one for what is above all.
+    /// One count per bound, and one for values above all.
     counts: Vec<AtomicU64>,
-    /// The sum of all, in millionths.
+    /// Sum of all values, in millionths.
     millionths: AtomicU64,
 }
 
@@ -68,10 +68,10 @@ impl Histogram {
 
 /// Answers by method, route and status.
 type Answered = BTreeMap<(&'static str, String, u16), u64>;
-/// Refusals and failures by status and code.
+/// Refused and failed requests by status and code.
 type Refused = BTreeMap<(u16, &'static str), u64>;
 
-/// What the server itself counts; the rest is the engine's.
+/// Metrics of the server itself; the rest is the engine's.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     first: Histogram,
@@ -87,7 +87,7 @@ pub(crate) struct Metrics {
     most_new_tokens: Histogram,
     max_tokens: Histogram,
     choices: Histogram,
-    /// For each of the reasons.
+    /// Counts by [`REASONS`].
     ended: [AtomicU64; REASONS.len()],
     answered: Mutex<Answered>,
     refused: Mutex<Refused>,
@@ -141,13 +141,13 @@ impl Metrics {
         self.next.took(took);
     }
 
-    /// A request was taken by the engine: so many choices of at most so many tokens.
+    /// Records a request that the engine accepted, with `choices` of at most `max_tokens` each.
     pub(crate) fn taken(&self, choices: usize, max_tokens: usize) {
         self.choices.add(choices as f64);
         self.max_tokens.add(max_tokens as f64);
     }
 
-    /// A choice is complete.
+    /// Records a complete choice.
     pub(crate) fn done(&self, done: &Done, took: Duration) {
         self.whole.took(took);
         self.queue.took(done.timings.queue);
@@ -162,19 +162,19 @@ impl Metrics {
         self.ended(finish_reason(&done.reason));
     }
 
-    /// All choices of a request are complete, the longest with so many tokens.
+    /// Records that a request is complete; `longest`: tokens of its longest choice.
     pub(crate) fn all_done(&self, longest: usize) {
         self.most_new_tokens.add(longest as f64);
     }
 
-    /// An answer has ended, for whatever reason.
+    /// Records that a choice has ended, for any of [`REASONS`].
     pub(crate) fn ended(&self, reason: &str) {
         if let Some(at) = REASONS.iter().position(|known| *known == reason) {
             self.ended[at].fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// A request was answered with this status.
+    /// Records a request's HTTP status.
     pub(crate) fn answered(&self, method: &Method, route: Option<&str>, status: u16) {
         // Clients may invent methods.
         let methods = ["GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"];
@@ -184,13 +184,13 @@ impl Metrics {
         *answered.entry(key).or_default() += 1;
     }
 
-    /// A request was refused, or failed.
+    /// Records a refused or failed request.
     pub(crate) fn refused(&self, error: &ApiError) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         *refused.entry((error.status.as_u16(), error.code_name().unwrap_or("none"))).or_default() += 1;
     }
 
-    /// What is counted of a model that writes text.
+    /// Metrics of a generative model.
     pub(crate) fn of_writer(&self, page: &mut Page, handle: &EngineHandle) {
         let (info, stats) = (handle.info(), handle.stats());
         let load = |n: &std::sync::atomic::AtomicUsize| n.load(Ordering::Relaxed);
@@ -249,7 +249,7 @@ impl Metrics {
         }
     }
 
-    /// The same for an encoder.
+    /// Metrics of an encoder.
     pub(crate) fn of_encoder(&self, page: &mut Page, handle: &EmbedderHandle) {
         let stats = handle.stats();
         let running = stats.running.load(Ordering::Relaxed);
@@ -267,11 +267,11 @@ impl Metrics {
         self.whole.write(page);
     }
 
-    /// The same for a model of speech, with so many requests.
+    /// Metrics of a speech-to-text model; `taken`: requests in flight or waiting.
     pub(crate) fn of_speech(&self, page: &mut Page, handle: &Seq2SeqHandle, taken: usize) {
         let stats = handle.stats();
         let windows = stats.running.load(Ordering::Relaxed);
-        // A request has one window in work at a time; between two it is the server's turn.
+        // A request has one window in work at a time; between two windows the server works on it.
         let running = taken.min(handle.limits().slots.max(windows));
         let usage = windows as f64 / handle.limits().slots.max(1) as f64;
         router_gauges(page, running, taken - running, usage);
@@ -286,7 +286,7 @@ impl Metrics {
         self.whole.write(page);
     }
 
-    /// What is counted of requests, whatever the model.
+    /// Metrics of requests, for any model.
     pub(crate) fn of_requests(&self, page: &mut Page) {
         let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let refused: Vec<_> = refused.into_iter().map(|((s, code), n)| (s.to_string(), code, n)).collect();
@@ -326,7 +326,7 @@ impl Metrics {
     }
 }
 
-/// A request to a model that writes no tokens, counted when it ends: as given up, unless it is said how it ended.
+/// Counts a request to an encoder or speech model when it ends; as aborted, unless its end was recorded.
 #[derive(Debug)]
 pub(crate) struct Counted {
     metrics: Arc<Metrics>,
@@ -349,7 +349,7 @@ impl Counted {
         self.metrics.ended("error");
     }
 
-    /// It could not be done, by its client's mistake, and does not count.
+    /// Refused because of the client's mistake; not counted.
     pub(crate) fn refused(&mut self) {
         self.over = true;
     }
@@ -363,14 +363,14 @@ impl Drop for Counted {
     }
 }
 
-/// What routers look at to choose among servers.
+/// Gauges that routers balance load by.
 fn router_gauges(page: &mut Page, running: usize, waiting: usize, usage: f64) {
     page.gauge("vllm:num_requests_running", "Requests under way.", running);
     page.gauge("vllm:num_requests_waiting", "Requests that wait.", waiting);
     page.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, from 0 to 1.", usage);
 }
 
-/// Adapters that requests have. The value is the time, as routers expect.
+/// LoRA adapters in use. The value is the time, as routers expect.
 fn adapters(page: &mut Page, handle: &EngineHandle) {
     let (listed, used) = (handle.loras(), handle.lora_use());
     let names = |ids: &[tallow_engine::lora::LoraId]| {
@@ -378,7 +378,7 @@ fn adapters(page: &mut Page, handle: &EngineHandle) {
         ids.iter().filter_map(|id| name(*id)).collect::<Vec<_>>().join(",")
     };
     let (running, waiting) = (names(&used.running), names(&used.waiting));
-    // Each of a step's sequences may have another one.
+    // Each of a step's sequences may have a different one.
     let room = handle.info().adapter_room > 0 || !listed.is_empty();
     let most = if room { handle.info().slots } else { 0 }.to_string();
     let labels: Labels<'_> =

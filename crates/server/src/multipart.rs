@@ -1,26 +1,26 @@
-//! [`Form`]: a body of several parts, as browsers and clients send files (RFC 7578).
+//! [`Form`]: `multipart/form-data` bodies (RFC 7578).
 
 use crate::errors::{ApiError, quoted};
 
-/// Parts of a body at most.
+/// Most parts of a body.
 const MOST_PARTS: usize = 64;
-/// Bytes of a part's headers at most.
+/// Longest headers of a part in bytes.
 const MOST_HEADERS: usize = 4096;
 
-/// One part of a form. The bytes are the body's.
+/// One part of a form. Borrows from the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Part<'a> {
-    /// Its field's name.
+    /// Field name.
     pub name: String,
-    /// What it holds.
+    /// Content.
     pub bytes: &'a [u8],
 }
 
-/// The parts that have not been taken yet.
+/// Parts that have not been taken yet.
 #[derive(Debug)]
 pub(crate) struct Form<'a>(Vec<Part<'a>>);
 
-/// The boundary between parts, from a content type.
+/// The boundary of a `multipart/form-data` content type.
 pub(crate) fn boundary(kind: &str) -> Option<String> {
     let (kind, parameters) = kind.split_once(';')?;
     if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
@@ -30,13 +30,13 @@ pub(crate) fn boundary(kind: &str) -> Option<String> {
     (1..=70).contains(&value.len()).then_some(value)
 }
 
-/// The value of a parameter, of several that are separated by semicolons. In quotes a semicolon is one like any letter,
-/// and a backslash stands before a quote (RFC 9110).
+/// Value of one of several parameters separated by semicolons. Within quotes a semicolon is literal, and a backslash
+/// escapes a quote (RFC 9110).
 fn parameter(parameters: &str, wanted: &str) -> Option<String> {
     let mut rest = parameters;
     loop {
         let (name, after) = rest.split_once('=')?;
-        // What has no value is passed over.
+        // Parameters without a value are skipped.
         let name = name.rsplit(';').next().unwrap_or(name).trim();
         let (value, left) = value(after.trim_start());
         if name.eq_ignore_ascii_case(wanted) {
@@ -46,7 +46,7 @@ fn parameter(parameters: &str, wanted: &str) -> Option<String> {
     }
 }
 
-/// The value that a text begins with, and what comes after it.
+/// Splits off the value at the start of a text, quoted or not.
 fn value(text: &str) -> (String, &str) {
     let Some(quoted) = text.strip_prefix('"') else {
         let (value, rest) = text.split_once(';').unwrap_or((text, ""));
@@ -61,7 +61,7 @@ fn value(text: &str) -> (String, &str) {
             }
             '\\' if !escaped => escaped = true,
             _ => {
-                // Browsers write paths with plain backslashes.
+                // Browsers write paths with unescaped backslashes.
                 if escaped && !matches!(c, '"' | '\\') {
                     value.push('\\');
                 }
@@ -73,8 +73,8 @@ fn value(text: &str) -> (String, &str) {
     (value, "")
 }
 
-/// The next line that is a boundary, at or after a place: where it begins, where what follows it begins, and whether it is
-/// the last. Beside the boundary such a line may have white space; with anything else it is part of a file.
+/// Next boundary line at or after `from`: its start, the start of what follows, and whether it is the last. Only white
+/// space may follow the boundary on its line; with anything else the line is part of a file.
 fn delimiter(body: &[u8], mark: &[u8], from: usize) -> Option<(usize, usize, bool)> {
     let mut at = from;
     loop {
@@ -107,10 +107,10 @@ fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
 }
 
 impl<'a> Form<'a> {
-    /// Takes a body apart.
+    /// Parses a body.
     pub(crate) fn read(body: &'a [u8], boundary: &str) -> Result<Form<'a>, ApiError> {
         let broken = |why: &str| ApiError::bad(format!("the form is broken: {why}"));
-        // The first boundary has no line before it that must end.
+        // The first boundary has no preceding line break.
         let mark = format!("--{boundary}");
         let (start, mut at, mut is_last) =
             delimiter(body, mark.as_bytes(), 0).ok_or_else(|| broken("its boundary is not there"))?;
@@ -127,7 +127,7 @@ impl<'a> Form<'a> {
             let head = find(&rest[..rest.len().min(MOST_HEADERS)], b"\r\n\r\n");
             let head = head.ok_or_else(|| broken("a part's headers do not end"))?;
             let name = name(&rest[..head]).ok_or_else(|| broken("a part has no name"))?;
-            // A part of nothing may have its end where its headers end.
+            // The boundary of an empty part may use the line break that ends its headers.
             let content = at + head + 4;
             let (end, next, last) = delimiter(body, mark.as_bytes(), content - 2)
                 .ok_or_else(|| broken("a part does not end, or there is no boundary after the last"))?;
@@ -137,20 +137,20 @@ impl<'a> Form<'a> {
         Ok(Form(parts))
     }
 
-    /// A part's bytes.
+    /// Takes a part's bytes.
     pub(crate) fn bytes(&mut self, name: &str) -> Option<&'a [u8]> {
         let at = self.0.iter().position(|part| part.name == name)?;
         Some(self.0.remove(at).bytes)
     }
 
-    /// A part's text.
+    /// Takes a part's text.
     pub(crate) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         let Some(bytes) = self.bytes(name) else { return Ok(None) };
         let text = String::from_utf8(bytes.to_vec());
         text.map(Some).map_err(|_| ApiError::field(name, format!("{name} is no text in UTF-8")))
     }
 
-    /// All texts of that name.
+    /// Takes all texts of that name.
     pub(crate) fn texts(&mut self, name: &str) -> Result<Vec<String>, ApiError> {
         let mut all = Vec::new();
         while let Some(text) = self.text(name)? {
@@ -159,7 +159,7 @@ impl<'a> Form<'a> {
         Ok(all)
     }
 
-    /// Refuses what nobody has taken.
+    /// Refuses parts that were not taken.
     pub(crate) fn finish(self) -> Result<(), ApiError> {
         match self.0.first() {
             None => Ok(()),
@@ -172,14 +172,14 @@ impl<'a> Form<'a> {
     }
 }
 
-/// The name in a part's headers.
+/// The field name in a part's headers.
 fn name(headers: &[u8]) -> Option<String> {
     let headers = String::from_utf8_lossy(headers).into_owned();
     let line = headers.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
         name.trim().eq_ignore_ascii_case("content-disposition").then(|| value.to_owned())
     })?;
-    // What stands before the first semicolon is how the part is meant.
+    // The disposition type stands before the first semicolon.
     parameter(line.split_once(';')?.1, "name")
 }
 
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(boundary(&format!("multipart/form-data; boundary={}", "x".repeat(71))), None);
     }
 
-    /// A form of one part with this line of headers, in which the text stands for a file.
+    /// A form of one part with this header line and content.
     fn one(boundary: &str, headers: &str, text: &str) -> Vec<u8> {
         format!("--{boundary}\r\n{headers}\r\n\r\n{text}\r\n--{boundary}--\r\n").into_bytes()
     }

@@ -1,12 +1,12 @@
-//! Hosts and origins: which are near enough to be allowed without being named, and which names can never match.
+//! Hosts and origins: which are local enough to be allowed by default, and which settings can never match.
 
 use std::net::IpAddr;
 
-/// Stands for all hosts, or all origins.
+/// Wildcard for all hosts or all origins.
 pub(crate) const ANY: &str = "*";
 
-/// Schemes of programs on this machine that show pages of their own: editors, browsers' extensions, desktop programs.
-/// A page from the web cannot have them.
+/// Origin schemes of programs on this machine: editors, browser extensions, desktop apps. Pages from the web cannot
+/// have them.
 const PROGRAMS: [&str; 8] = [
     "app",
     "tauri",
@@ -17,10 +17,10 @@ const PROGRAMS: [&str; 8] = [
     "moz-extension",
     "safari-web-extension",
 ];
-/// Endings of names that nobody can register: they lead to this machine or to its own network.
+/// Suffixes that nobody can register: they resolve to this machine or its own network.
 const NEAR: [&str; 5] = [".local", ".internal", ".lan", ".home.arpa", ".localhost"];
 
-/// Is an origin a page of this machine itself, such as a program's, or of a server that runs beside this one?
+/// Whether an origin is a page of this machine itself: a program's, or one of a server beside this one.
 ///
 /// `null` is not: pages from anywhere can have it.
 pub(crate) fn is_local(origin: &str) -> bool {
@@ -40,11 +40,11 @@ pub(crate) fn is_local(origin: &str) -> bool {
     web && loopback(name)
 }
 
-/// Is a host a name within this machine's own network? Names without a dot and those of `NEAR` are in nobody's public
-/// zone, so no page from the web can be served under them and then be made to point here.
+/// Whether a host is a name in this machine's own network. Names without a dot and those with a suffix in [`NEAR`] are
+/// in no public zone, so no web page can be served under them and rebound to point here.
 pub(crate) fn is_near(host: &str) -> bool {
     let far = host.contains('.') && !NEAR.iter().any(|end| host.len() > end.len() && host.ends_with(end));
-    // A number is an address in a form that few know.
+    // A number is an address in one of the rare notations, such as decimal or hexadecimal.
     is_name(host) && !far && !host.starts_with("0x") && !host.bytes().all(|b| b.is_ascii_digit() || b == b'.')
 }
 
@@ -53,7 +53,7 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= 253 && text.bytes().all(plain)
 }
 
-/// Can requests have this host? If not, what to give instead.
+/// Whether requests can have this host; the error says what to give instead.
 pub(crate) fn check_host(host: &str) -> Result<(), String> {
     let lower = host.to_ascii_lowercase();
     let bare = lower.split_once("://").map_or(lower.as_str(), |(_, rest)| rest);
@@ -63,7 +63,7 @@ pub(crate) fn check_host(host: &str) -> Result<(), String> {
         Some((name, port)) if !is_address(bare) && port.bytes().all(|b| b.is_ascii_digit()) => name,
         _ => bare,
     };
-    // Requests have addresses of the sixth version in brackets.
+    // Requests have IPv6 addresses in brackets.
     let name = if is_address(name) && name.contains(':') { format!("[{name}]") } else { name.to_owned() };
     let inner = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
     let can_be = match inner {
@@ -81,7 +81,7 @@ pub(crate) fn check_host(host: &str) -> Result<(), String> {
     }
 }
 
-/// Can requests have this origin? If not, what to give instead.
+/// Whether requests can have this origin; the error says what to give instead.
 pub(crate) fn check_origin(origin: &str) -> Result<(), String> {
     let wrong = |instead: String| Err(format!("--allow-origin {origin}: {instead}"));
     if origin == ANY || origin == "null" {

@@ -1,4 +1,4 @@
-//! The page at `/`: for people who open the server's address in a browser, and for clients that ask whether it runs.
+//! The page at `/`: for people who open the server's address in a browser, and for clients that check whether it runs.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::state::{Model, Server};
 
-/// The routes that people ask for first.
+/// Routes listed on the page.
 const ROUTES: [(&str, &str); 5] = [
     ("POST /v1/chat/completions", "chats"),
     ("POST /v1/completions", "texts to be continued"),
@@ -19,7 +19,7 @@ const ROUTES: [(&str, &str); 5] = [
 ];
 
 pub(crate) async fn page<M: Model>(State(server): State<Arc<Server<M>>>, headers: HeaderMap) -> Response {
-    // Whoever has no key is not told what is served.
+    // Clients without a key must not learn what is served.
     let names = if server.settings.api_keys.is_empty() { server.model.names() } else { &[] };
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if accepts.contains("text/html") {

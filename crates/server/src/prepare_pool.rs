@@ -1,7 +1,7 @@
-//! [`Desks`]: where bodies become prompts, which takes a whole processor for a while.
+//! [`PreparePool`]: permits for turning bodies into prompts, which takes a whole core for a while.
 //!
-//! Clients take turns, so that what one sends delays another by one turn at most, however much it is. Large bodies never
-//! have all desks.
+//! Clients take turns, so that one client's bodies delay another by at most one turn, however many they are. Large
+//! bodies never hold all permits.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,23 +9,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tallow_engine::scheduler::ClientId;
 use tokio::sync::oneshot;
 
-/// Desks for large bodies at most: each holds far more memory than its body.
+/// Most permits for large bodies: each takes far more memory than its body.
 const MOST_LARGE: usize = 4;
 
-/// So many places to work.
+/// A fair semaphore.
 #[derive(Debug)]
 pub(crate) struct PreparePool(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
     free: usize,
-    /// Of those, how many a large body may have.
+    /// Of those, how many large bodies may take.
     free_for_large: usize,
-    /// Those who wait. The first has the next turn.
+    /// Clients with waiting bodies. The first has the next turn.
     turns: VecDeque<Waiting>,
 }
 
-/// Whose turn it is: large and small bodies of a client take turns too.
+/// A client, and whether the body is large: large and small bodies of a client take turns too.
 type Flow = (ClientId, bool);
 
 #[derive(Debug)]
@@ -34,7 +34,7 @@ struct Waiting {
     waiting: VecDeque<oneshot::Sender<PreparePermit>>,
 }
 
-/// A place to work; dropping it gives it to the next.
+/// A permit; dropping it passes it on.
 #[derive(Debug)]
 pub(crate) struct PreparePermit {
     desks: Option<Arc<PreparePool>>,
@@ -42,18 +42,18 @@ pub(crate) struct PreparePermit {
 }
 
 impl PreparePool {
-    /// At least two, so that one is left where the other has a large body.
+    /// A pool of `processors` permits, at least two, so that one is left while the other has a large body.
     pub(crate) fn new(processors: usize) -> PreparePool {
         let all = processors.max(2);
         let free_for_large = (all / 2).clamp(1, MOST_LARGE);
         PreparePool(Mutex::new(State { free: all, free_for_large, turns: VecDeque::new() }))
     }
 
-    /// Waits for a desk.
+    /// Waits for a permit.
     pub(crate) async fn acquire(self: &Arc<PreparePool>, client: ClientId, large: bool) -> PreparePermit {
         let (give, given) = oneshot::channel();
         self.queue(client, large, give);
-        // Senders are only dropped here, once they have been used.
+        // Senders are only dropped after use.
         given.await.unwrap_or(PreparePermit { desks: None, large })
     }
 
@@ -70,14 +70,14 @@ impl PreparePool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives free desks to those whose turn it is.
+    /// Gives free permits to those whose turn it is.
     fn hand_out(self: &Arc<PreparePool>, state: &mut State) {
         while state.free > 0 {
             let may = |turn: &Waiting| !turn.flow.1 || state.free_for_large > 0;
             let Some(at) = state.turns.iter().position(may) else { return };
             let Some(mut turn) = state.turns.remove(at) else { return };
             let large = turn.flow.1;
-            // Who has gone meanwhile has no turn.
+            // Requests that were dropped meanwhile have no turn.
             let next = std::iter::from_fn(|| turn.waiting.pop_front()).find(|give| !give.is_closed());
             if let Some(give) = next {
                 match give.send(PreparePermit { desks: Some(self.clone()), large }) {
@@ -85,7 +85,7 @@ impl PreparePool {
                         state.free -= 1;
                         state.free_for_large -= usize::from(large);
                     }
-                    // It was not counted, and so it must not be given back.
+                    // It was not counted as taken, and so its drop must not release it.
                     Err(mut desk) => desk.desks = None,
                 }
             }
@@ -136,7 +136,7 @@ mod tests {
         let first = poll(queue[0].as_mut()).expect("who came first has the first turn");
         drop(held.next());
         let second = poll(late.as_mut()).expect("and then it is the other's");
-        // Those who give up waiting are passed over.
+        // Those who stop waiting are skipped.
         queue.drain(1..99);
         drop(first);
         assert!(poll(queue[1].as_mut()).is_some());

@@ -1,11 +1,11 @@
-//! What the operating system knows of this process, under the names that Prometheus' own clients use.
+//! Process metrics from the operating system, under the names of Prometheus' own clients.
 
 use crate::exposition::Page;
 
-/// Ticks of the kernel's clock in a second, as it tells them to programs: the same on all that we run on.
+/// Clock ticks per second in `/proc` (`USER_HZ`): the same on all supported platforms.
 const TICKS: f64 = 100.0;
 
-/// Writes what is known. `since` is when the process began to serve, in seconds since the start of 1970.
+/// Writes what is known. `since`: start of serving (Unix time in seconds).
 pub(crate) fn write(page: &mut Page, since: u64) {
     let start = "When the process began to serve, in seconds since the start of 1970.";
     page.gauge("process_start_time_seconds", start, since);
@@ -22,7 +22,7 @@ pub(crate) fn write(page: &mut Page, since: u64) {
             page.gauge(name, what, kib * 1024);
         }
     }
-    // The folder itself is open while it is counted.
+    // Does not count the descriptor of the directory itself.
     if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
         page.gauge("process_open_fds", "Open file descriptors.", open.count().saturating_sub(1));
     }
@@ -31,15 +31,15 @@ pub(crate) fn write(page: &mut Page, since: u64) {
     }
 }
 
-/// The number behind a name at the beginning of a line.
+/// The number after a name at the start of a line.
 fn number(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Ticks in user and system mode.
+/// CPU ticks in user and system mode.
 fn ticks(stat: &str) -> Option<u64> {
-    // The program's name, in brackets, may have anything in it.
+    // The program's name, in parentheses, may contain anything.
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_whitespace().skip(11);
     let mut next = || fields.next()?.parse::<u64>().ok();

@@ -1,4 +1,4 @@
-//! From messages and texts to the tokens of a prompt.
+//! Prompts: from messages and texts to tokens.
 
 use std::time::SystemTime;
 
@@ -12,24 +12,24 @@ use crate::fields::{Fields, text, wrong};
 use crate::thinking::{Reasoned, Thinking, Told, is_harmless};
 
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
-/// Messages of one chat.
+/// Most messages in one chat.
 const MOST_MESSAGES: usize = 16_384;
 
-/// A chat as a request has it.
+/// Messages of a chat request and how to render them.
 #[derive(Clone, Debug)]
 pub(crate) struct Messages {
-    /// A list of objects, each with a `role` and a `content` that is text.
+    /// List of objects, each with a `role` and a `content` that is text.
     messages: Value,
     ending: Ending,
     values: Map<String, Value>,
     thinking: Thinking,
 }
 
-/// Tokens at a prompt's end in which a mark would be that begins the model's thinking.
+/// Tokens at the end of a prompt that are searched for the mark that opens a reasoning block.
 const ENDING: usize = 16;
 
 impl Messages {
-    /// Takes the fields of a chat.
+    /// Takes a chat's fields.
     pub(crate) fn take(fields: &mut Fields) -> Result<Messages, ApiError> {
         let messages = fields.list("messages", message)?;
         let messages = messages.ok_or_else(|| ApiError::field("messages", "messages is missing"))?;
@@ -55,10 +55,11 @@ impl Messages {
         Ok(Messages { messages: Value::Array(messages), ending, values, thinking: Thinking::take(fields)? })
     }
 
-    /// The chat's tokens; a chat of far more than `most` is refused. Nothing that the messages contain becomes a special token; only the template writes those.
+    /// The chat's tokens; a chat of far more than `most` is refused. Message contents never become special tokens; only
+    /// the template writes those.
     ///
-    /// A model without a template was not taught to chat. Its chats are the messages' contents, one to a line, as a
-    /// text to go on with.
+    /// A model without a template was not trained to chat. Its prompt is the contents of the messages, one per line, as
+    /// text to continue.
     pub(crate) fn tokens(
         &self,
         templates: Option<&ChatTemplates>,
@@ -94,7 +95,7 @@ impl Messages {
         tokens.ok_or_else(|| ApiError::far_too_long("messages", most))
     }
 
-    /// How to tell reasoning in an answer to these tokens of the chat, where the model marks it.
+    /// How to split reasoning from the answer to these prompt tokens, where the model marks it.
     pub(crate) fn reasoned(
         &self,
         templates: Option<&ChatTemplates>,
@@ -120,14 +121,15 @@ impl Messages {
     }
 }
 
-/// Has this message far more tokens than there is room for? Then the chat need not be rendered, which takes memory
-/// several times. Of what the assistant said templates leave out the reasoning, so that may fit all the same.
+/// Whether a message alone has far more than `most` tokens. Then the chat need not be rendered, which takes several
+/// times its memory. Assistant messages are exempt: templates drop their reasoning, so they may fit all the same.
 fn exceeds(message: &Value, tokenizer: &Tokenizer, most: usize) -> bool {
     let of = |name: &str| message.get(name).and_then(Value::as_str).unwrap_or_default();
     of("role") != "assistant" && tokenizer.exceeds(of("content").trim(), Special::BARE, most)
 }
 
-/// A text's tokens; a text of far more than there is room for is refused. Whoever writes a whole prompt writes its special tokens too.
+/// A text's tokens; a text of far more than `most` is refused. Special tokens written in the text are parsed: whoever
+/// writes a whole prompt writes its special tokens too.
 pub(crate) fn tokens_of_text(
     param: &str,
     text: &str,
@@ -144,12 +146,12 @@ fn not_tokenized(param: &str, e: &TokenizeError) -> ApiError {
     ApiError::field(param, format!("{param} cannot be tokenized: {e}"))
 }
 
-/// Seconds since the start of 1970.
+/// Unix time in seconds.
 pub(crate) fn unix_time() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// A message, checked, its content one text.
+/// Validates one message; its content becomes a single text.
 fn message(path: String, value: Value) -> Result<Value, ApiError> {
     let mut fields = Fields::within(path, value)?;
     let role = fields.text("role")?;
@@ -159,7 +161,7 @@ fn message(path: String, value: Value) -> Result<Value, ApiError> {
         return Err(ApiError::field(fields.path("role"), why));
     }
     let mut message = Map::new();
-    // Templates know one name each.
+    // Templates know only one name of each role.
     let known = match role.as_str() {
         "developer" => "system",
         "function" => "tool",
@@ -167,7 +169,7 @@ fn message(path: String, value: Value) -> Result<Value, ApiError> {
     };
     let refusal = if role == "assistant" { fields.text("refusal")? } else { None };
     message.insert("role".into(), known.into());
-    // A model that refused has said that, and nothing else.
+    // A refusal is the whole content of its message.
     let said = match refusal {
         Some(refusal) if fields.peek("content").is_none() => refusal,
         _ => content(&mut fields)?,
@@ -197,19 +199,19 @@ fn message(path: String, value: Value) -> Result<Value, ApiError> {
     Ok(Value::Object(message))
 }
 
-/// Takes what answers have besides their text, when they are sent again as part of a chat.
+/// Takes fields that answers have besides their text, for when a client sends an answer back as part of a chat.
 fn not_replayed(fields: &mut Fields) -> Result<(), ApiError> {
     fields.only_off("tool_calls", is_empty_list)?;
     fields.only_off("function_call", |_| false)?;
     fields.only_off("audio", |_| false)?;
-    // They say where parts of the text come from, or how sure the model was of it: nothing that it reads again.
+    // Sources of the text or the model's confidence: nothing that goes into a prompt.
     for name in ["annotations", "reasoning_details"] {
         fields.only(name, Value::is_array, "it should be a list; or leave it out")?;
     }
     Ok(())
 }
 
-/// What a message says: text, or parts that are text, each on a line of its own.
+/// Content of a message: a text, or a list of text parts, which are joined by newlines.
 fn content(fields: &mut Fields) -> Result<String, ApiError> {
     let path = fields.path("content");
     match fields.take("content") {
@@ -227,7 +229,7 @@ fn content(fields: &mut Fields) -> Result<String, ApiError> {
 fn text_part(path: String, part: Value) -> Result<String, ApiError> {
     let mut part = Fields::within(path, part)?;
     let kind = part.text("type")?.unwrap_or_default();
-    // A refusal is the text of a model that refuses.
+    // A refusal part is the text of a model that refuses.
     if kind != "text" && kind != "refusal" {
         let why = format!("parts of type {} are not supported yet; only text is", quoted(&kind));
         return Err(ApiError::field(part.path("type"), why).code("unsupported_value"));
@@ -241,7 +243,7 @@ fn text_part(path: String, part: Value) -> Result<String, ApiError> {
     Ok(said)
 }
 
-/// A list without anything in it.
+/// Whether the value is an empty list.
 pub(crate) fn is_empty_list(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty)
 }

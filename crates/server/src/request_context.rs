@@ -1,4 +1,4 @@
-//! [`Visit`]: what the server keeps of one request from its head to the last byte of its answer.
+//! [`RequestContext`]: server state of one request, from its head to the last byte of its answer.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
@@ -16,15 +16,15 @@ use tallow_engine::scheduler::ClientId;
 use crate::budget::{Budget, Claim, Stage};
 use crate::table::Seat;
 
-/// An answer is handed to the connection in pieces of this, so that what has not been sent is still counted. What a
-/// stream says at once is shorter, so its events stay whole.
+/// Answers are handed to the connection in pieces of at most this many bytes, so that unsent bytes stay accounted. A
+/// stream's frames are shorter, so its events stay whole.
 const PIECE: usize = 64 << 10;
 
 tokio::task_local! {
     static CURRENT: Arc<RequestContext>;
 }
 
-/// What is kept of a request while it lasts.
+/// State of a request while it lasts.
 #[derive(Debug)]
 pub(crate) struct RequestContext {
     pub(crate) client: ClientId,
@@ -32,14 +32,14 @@ pub(crate) struct RequestContext {
     pub(crate) seat: Arc<Seat>,
 }
 
-/// Headers that keys come in.
+/// Headers that carry API keys.
 const KEYS: [HeaderName; 3] =
     [header::AUTHORIZATION, HeaderName::from_static("x-api-key"), HeaderName::from_static("api-key")];
 
-/// Who asks, for fairness: an address, or a key where there are keys.
+/// Client id for fairness: from the API key where keys are configured, else from the address.
 fn client(seat: &Seat, headers: &HeaderMap, has_keys: bool) -> ClientId {
     let mut hasher = DefaultHasher::new();
-    // A key that is wrong gets no further than being compared.
+    // The key is not checked yet: a wrong one gets no further than the comparison.
     match KEYS.iter().find_map(|name| headers.get(name)).filter(|_| has_keys) {
         Some(key) => key.as_bytes().hash(&mut hasher),
         None => seat.address().hash(&mut hasher),
@@ -54,7 +54,7 @@ impl Unread for RequestContext {
 }
 
 impl RequestContext {
-    /// Of a request. Keys tell clients apart where there are keys.
+    /// Context of a new request. With `has_keys`, clients are told apart by their API key.
     pub(crate) fn new(budget: &Arc<Budget>, request: &Request, has_keys: bool) -> Arc<RequestContext> {
         let seat = request.extensions().get::<Arc<Seat>>().cloned();
         let seat = seat.unwrap_or_else(|| Arc::new(Seat::detached()));
@@ -62,22 +62,22 @@ impl RequestContext {
         Arc::new(RequestContext { client, claim: budget.claim(seat.clone()), seat })
     }
 
-    /// The visit whose request is being dealt with.
+    /// Context of the request that this task handles.
     pub(crate) fn current() -> Option<Arc<RequestContext>> {
         CURRENT.try_with(Arc::clone).ok()
     }
 
-    /// Deals with its request.
+    /// Runs `work` with this as the current context.
     pub(crate) async fn scope<T>(self: &Arc<RequestContext>, work: impl Future<Output = T>) -> T {
         CURRENT.scope(self.clone(), work).await
     }
 
-    /// The same for work that waits for nothing.
+    /// [`RequestContext::scope`] for synchronous work.
     pub(crate) fn scope_sync<T>(self: &Arc<RequestContext>, work: impl FnOnce() -> T) -> T {
         CURRENT.sync_scope(self.clone(), work)
     }
 
-    /// Keeps the claim until the client has taken the response.
+    /// Keeps the claim until the client has read the response.
     pub(crate) fn hold(self: Arc<RequestContext>, response: Response) -> Response {
         let kind = response.headers().get(header::CONTENT_TYPE);
         if kind.is_some_and(|kind| kind == "text/event-stream") {
@@ -93,10 +93,10 @@ impl RequestContext {
     }
 }
 
-/// The body of an answer, with what it is counted by.
+/// Body of an answer, accounted as it is sent.
 struct CountedBody {
     body: Body,
-    /// Of what the body gave last.
+    /// Rest of the body's last frame.
     left: Bytes,
     visit: Arc<RequestContext>,
 }

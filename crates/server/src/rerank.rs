@@ -1,4 +1,4 @@
-//! `/v1/rerank`: how well documents answer a query, as Jina's and Cohere's interfaces have it.
+//! `/v1/rerank`: relevance of documents to a query, as in Jina's and Cohere's APIs.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::errors::{ApiError, respond};
 use crate::fields::{Fields, text};
 use crate::state::Server;
 
-/// What is asked for.
+/// A rerank request.
 struct Asked {
     inputs: Vec<Item>,
-    /// Those that are to be part of the answer.
+    /// The documents, if the response includes them.
     documents: Option<Vec<String>>,
     top_n: usize,
     model: String,
@@ -56,7 +56,7 @@ pub(crate) async fn rerank(
     let scores = answered(&server, inputs).await?;
     let mut order: Vec<(usize, f32)> =
         scores.iter().map(|score| relevance(score.first().copied().unwrap_or(0.0))).enumerate().collect();
-    // Of equals the one further in front: sorting keeps their order.
+    // The sort is stable: equal scores keep the documents' order.
     order.sort_by(|a, b| b.1.total_cmp(&a.1));
     order.truncate(top_n);
     let ranked = |(index, relevance_score): (usize, f32)| {
@@ -94,7 +94,7 @@ fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError
         let why = format!("documents should have from 1 to {MOST_TEXTS} texts, and has {}", documents.len());
         return Err(ApiError::field("documents", why));
     }
-    // It is tokenized once, however many documents there are.
+    // The query is tokenized once, however many documents there are.
     let query = info.inputs.first(&query, cut).map_err(|why| unfit("query", &why))?;
     let pair =
         |(i, text): (usize, &String)| query.with(text).map_err(|why| unfit(&format!("documents[{i}]"), &why));
@@ -103,7 +103,7 @@ fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError
     Ok(Asked { inputs, documents: shown.then_some(documents), top_n, model })
 }
 
-/// A text, or an object with one.
+/// A document: a text, or an object with `text`.
 fn document(path: String, value: Value) -> Result<String, ApiError> {
     if !value.is_object() {
         return text(path, value);

@@ -1,4 +1,4 @@
-//! All routes, what every request goes through before them, and the small ones.
+//! All routes, the middleware in front of them, and the small handlers.
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ use crate::{
     rerank, speech, tokens,
 };
 
-/// What liveness and readiness probes ask for.
+/// Routes of liveness and readiness probes.
 const PROBES: [&str; 2] = ["/health", "/ready"];
 
-/// What a model that writes text is asked for.
+/// Routes of a generative model.
 pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
     let other = || async {
         other(
@@ -47,7 +47,7 @@ pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
         .route("/v1/audio/{*what}", any(deaf))
 }
 
-/// What an encoder is asked for.
+/// Routes of an encoder.
 pub(crate) fn of_encoder() -> Router<Arc<Server<ServedEncoder>>> {
     let other = || async { other("generates no text; it has /v1/embeddings, /v1/rerank or /classify") };
     Router::new()
@@ -59,7 +59,7 @@ pub(crate) fn of_encoder() -> Router<Arc<Server<ServedEncoder>>> {
         .route("/v1/audio/{*what}", any(deaf))
 }
 
-/// What a model that hears is asked for.
+/// Routes of a speech-to-text model.
 pub(crate) fn of_speech() -> Router<Arc<Server<ServedSpeech>>> {
     let other = || async { other("hears; it has /v1/audio/transcriptions and /v1/audio/translations") };
     Router::new()
@@ -76,7 +76,7 @@ async fn deaf() -> ApiError {
     other("hears nothing; serve a model of speech for that")
 }
 
-/// What only the other kind of model has.
+/// 404 for a route that only another kind of model has.
 fn other(what: &str) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, format!("the model of this server {what}"))
 }
@@ -95,13 +95,13 @@ pub(crate) fn router<M: state::Model>(own: Router<Arc<Server<M>>>, server: Arc<S
         .with_state(server)
 }
 
-/// What every request goes through.
+/// Middleware of every request: host and origin check, request id, access log, accounting.
 async fn every<M: state::Model>(
     State(server): State<Arc<Server<M>>>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    // A request whose target names a host is for that one, whatever the header says.
+    // An absolute-form request target overrides the `Host` header.
     let target = request.uri().authority().map(|to| HeaderValue::try_from(to.as_str()));
     if let Some(Ok(host)) = target
         && request.headers().get_all(header::HOST).iter().count() == 1
@@ -123,14 +123,14 @@ async fn every<M: state::Model>(
         reader.allow(headers);
     }
     if server.model.ready().is_err() {
-        // So that the client asks elsewhere.
+        // Makes the client reconnect elsewhere.
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response.headers_mut().insert(REQUEST_ID, id);
     entry.answered(visit.hold(response))
 }
 
-/// What every request goes through that may come from there.
+/// Middleware of requests whose host and origin are allowed: API key check, panic containment.
 async fn admitted<M: state::Model>(server: &Server<M>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path();
     // That the server runs is no secret, and probes seldom have a key.
@@ -164,16 +164,16 @@ struct Models {
     data: Vec<Model>,
 }
 
-/// A model as clients see it.
+/// A model in `/v1/models`.
 #[derive(Serialize)]
 struct Model {
     id: String,
     object: &'static str,
     created: u64,
     owned_by: &'static str,
-    /// What it goes by first.
+    /// Primary name; for an adapter, its own name.
     root: Option<String>,
-    /// Of an adapter, the model that it is for.
+    /// Base model of an adapter.
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<String>,
     max_model_len: usize,
@@ -241,7 +241,7 @@ async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>, headers:
 #[derive(Serialize)]
 struct Version {
     version: &'static str,
-    /// Of the source that it was built of, if that is known.
+    /// Commit of the source, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     commit: Option<&'static str>,
 }

@@ -1,4 +1,4 @@
-//! [`Job`]: something to generate, handed in and answered.
+//! [`Job`]: a checked generation request, submitted to the engine and answered.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -20,23 +20,23 @@ use crate::state::Server;
 use crate::stream::{SILENCE, stream};
 use crate::wire::{Envelope, Form, Whole, finish_reason};
 
-/// What a token of an answer takes, with its log-probability, until it is JSON: measured.
+/// Bytes of one token with its log-probability, up to and including its JSON: measured.
 const TOKEN: usize = 512;
-/// What each of the likely tokens beside it takes.
+/// Bytes of each of its top log-probabilities.
 const LIKELY_TOKEN: usize = 320;
-/// Share of the memory for all that one answer may take for log-probabilities.
+/// One answer's log-probabilities may take 1 / `SHARE` of the memory budget.
 const SHARE: usize = 4;
-/// An answer's text is counted in steps of so many bytes.
+/// An answer's text is accounted in steps of this many bytes.
 const STEP: usize = 64 << 10;
 
-/// A prompt, and its text where that is to be part of the answer.
+/// A tokenized prompt, with its text where the answer echoes it.
 #[derive(Debug)]
 pub(crate) struct Prompt {
     pub(crate) ids: Vec<u32>,
     pub(crate) echo: Option<String>,
 }
 
-/// Something to generate that the model can do.
+/// Generation requests that were checked against the model.
 #[derive(Debug)]
 pub(crate) struct Job {
     form: Form,
@@ -45,7 +45,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Checks prompts against the model's limits. An answer of `max_new` tokens ends where the context does.
+    /// Checks prompts against the model's limits. `max_new` is clamped to what the context leaves.
     pub(crate) fn new(
         generation: Generation,
         form: Form,
@@ -85,7 +85,7 @@ impl Job {
     }
 }
 
-/// Hands in a job and answers it. Whoever stops waiting for this ends it.
+/// Submits a job and answers it. Dropping the future aborts it.
 pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiError> {
     let (begun, Job { form, generation, mut requests }) = (Instant::now(), job);
     let (choices, wants_tokens) = (requests.len(), generation.logprobs.is_some());
@@ -110,7 +110,7 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
         let request = Request { client, ..request };
         let tokenizer = &server.model.handle.info().tokenizer;
         let places = wants_tokens.then(|| tokenizer.stream_after(&request.prompt, Shown::Text));
-        // If one is refused, those before it are dropped here, which ends them.
+        // If one is refused, those submitted before it are dropped here, which aborts them.
         let unread = visit.clone().map(|visit| visit as Arc<dyn Unread>);
         let events = handle.submit_counted(request, unread);
         let events = events.map_err(|failure| ApiError::engine(failure, handle.is_alive()))?;
@@ -129,7 +129,7 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
         include_usage: generation.include_usage,
     };
     if generation.stream {
-        // What fails at once can still have a status of its own.
+        // What fails at once can still have an HTTP status of its own.
         answers.wait(SILENCE).await?;
         return Ok(stream(answers, envelope, choices));
     }
@@ -149,7 +149,7 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
     Ok(json(StatusCode::OK, envelope.whole(&wholes, answers.totals())))
 }
 
-/// What an answer to these requests takes.
+/// Memory of a job's requests.
 struct Room {
     requests: usize,
     prompts: usize,
@@ -161,13 +161,13 @@ impl Room {
         Room { requests: requests.len(), prompts }
     }
 
-    /// Bytes of the requests themselves. The engine has copies.
+    /// Bytes of the requests and their prompts. The engine has copies.
     fn bytes(&self) -> usize {
         self.requests * 2 * size_of::<Request>() + self.prompts * 3 * size_of::<u32>()
     }
 
-    /// Claims what log-probabilities take in an answer that is given as a whole, which is far more than its text. If
-    /// that is too much the request is refused, or its answer is shorter where it did not say how long it should be.
+    /// Claims memory for the log-probabilities of an answer that is not streamed, which take far more than its text. If
+    /// that is too much the request is refused, or its answer is shortened where the request sets no `max_tokens`.
     async fn for_logprobs(
         &self,
         generation: &Generation,
@@ -193,7 +193,7 @@ impl Room {
         visit.claim.grow((wanted.min(most) + self.scored(requests)) * each).await
     }
 
-    /// Tokens of prompts that are part of the answer, scored.
+    /// Prompt tokens that are echoed with log-probabilities.
     fn scored(&self, requests: &[(Request, Option<Echo>)]) -> usize {
         requests
             .iter()
@@ -203,7 +203,7 @@ impl Room {
     }
 }
 
-/// Counts the text of an answer that is collected.
+/// Accounts the text of an answer that is collected.
 struct Counted {
     visit: Option<Arc<RequestContext>>,
     base: usize,
@@ -216,15 +216,15 @@ impl Counted {
         self.text += bytes;
         if let Some(visit) = self.visit.as_ref().filter(|_| self.text >= self.known + STEP) {
             self.known = self.text;
-            // A text that grows takes up to twice its length, and so does its JSON.
+            // A growing `String` takes up to twice its length, and so does its JSON.
             visit.claim.settle(self.base + 4 * self.text);
         }
     }
 }
 
-/// A name that no other request has.
+/// A random id, unique among requests.
 pub(crate) fn unique() -> String {
-    // Each state has keys of its own, and the first ones are random.
+    // Each `RandomState` has its own keys, and the first ones are random.
     let half = || RandomState::new().hash_one(0);
     format!("{:016x}{:016x}", half(), half())
 }

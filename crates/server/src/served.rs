@@ -1,4 +1,4 @@
-//! [`Served`], [`ServedEncoder`] and [`ServedSpeech`]: what a server has a model of.
+//! [`Served`], [`ServedEncoder`] and [`ServedSpeech`]: the models that a server can serve.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,37 +14,37 @@ use crate::exposition::Page;
 use crate::metrics::Metrics;
 use crate::state::Model;
 
-/// A model that writes text.
+/// A generative model.
 #[derive(Clone, Debug)]
 pub struct Served {
     /// The engine.
     pub handle: EngineHandle,
-    /// How the model was taught to chat, if it was.
+    /// Chat templates, if the model has any.
     pub templates: Option<ChatTemplates>,
-    /// Tokens that an answer may have at most, and has where a request does not say; nothing for as many as fit.
+    /// Limit and default of `max_tokens`; `None` for as many as fit.
     pub max_tokens: Option<usize>,
 }
 
-/// A model that makes vectors of texts, or scores.
+/// An encoder: embeddings, reranker scores or classes.
 #[derive(Clone, Debug)]
 pub struct ServedEncoder {
     /// The engine.
     pub handle: EmbedderHandle,
 }
 
-/// A model that writes what was said.
+/// A speech-to-text model.
 #[derive(Clone, Debug)]
 pub struct ServedSpeech {
-    /// What goes through sounds.
+    /// Transcribes audio.
     pub(crate) transcriber: Transcriber,
     pub(crate) names: Vec<String>,
-    /// Requests that may be under way or wait, and a permit for each.
+    /// Most requests in flight or waiting, and a permit for each.
     pub(crate) queue: usize,
     pub(crate) seats: Arc<Semaphore>,
 }
 
 impl ServedSpeech {
-    /// Under these names, for up to so many requests at one time.
+    /// A model with these names, for up to `queue` concurrent requests.
     pub fn new(transcriber: Transcriber, names: Vec<String>, queue: usize) -> ServedSpeech {
         let queue = queue.min(Semaphore::MAX_PERMITS);
         ServedSpeech { transcriber, names, queue, seats: Arc::new(Semaphore::new(queue)) }
@@ -72,7 +72,7 @@ impl Model for ServedSpeech {
     }
 
     fn drain(&self, _within: Duration) {
-        // Those who are under way need it for their next windows. Nobody new gets a seat.
+        // Requests in flight need the engine for their next windows. New ones get no permit.
         self.seats.close();
     }
 

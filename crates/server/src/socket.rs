@@ -1,7 +1,7 @@
-//! [`Socket`]: a connection's bytes, between the system and the protocol.
+//! [`Socket`]: the byte stream of a connection, below the HTTP implementation.
 //!
-//! It knows what the protocol's implementation does not tell: whether a client takes what it is sent, whether one that
-//! has ended its side still listens, and what to say to those whose requests could not be read at all.
+//! It detects what hyper does not report: clients that do not read, clients that closed their sending side but still
+//! listen, and requests that cannot be parsed at all, which get a proper error response.
 
 use std::io;
 use std::pin::Pin;
@@ -19,14 +19,14 @@ use crate::errors::ApiError;
 use crate::run::unique;
 use crate::table::{Probe, Seat};
 
-/// How long a client may take nothing of what it is sent.
+/// How long a client may read nothing of what it is sent.
 pub(crate) const TAKES_WITHIN: Duration = Duration::from_secs(60);
-/// How often it is looked whether a client that has ended its side is gone altogether.
+/// How often to check whether a half-closed client is gone altogether.
 const LOOK: Duration = Duration::from_millis(40);
-/// What clients of the protocol's second version say first.
+/// HTTP/2 connection preface.
 const SECOND_VERSION: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Say nothing, before an answer and in the middle of a stream, and every client knows to read on. One that is gone
-/// answers them with a reset.
+/// Probes that change nothing before an answer (interim response) and within a stream (SSE comment chunk). A client
+/// that is gone answers them with a reset.
 const BEFORE_ANSWER: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 const WITHIN_STREAM: &[u8] = b"3\r\n:\n\n\r\n";
 
@@ -34,19 +34,19 @@ const WITHIN_STREAM: &[u8] = b"3\r\n:\n\n\r\n";
 pub(crate) struct Socket {
     io: TokioIo<TcpStream>,
     seat: Arc<Seat>,
-    /// Since something could not be sent.
+    /// Times out when nothing could be sent.
     stuck: Option<Pin<Box<Sleep>>>,
-    /// Has the client ended its side?
+    /// Whether the client has closed its sending side.
     ended: bool,
-    /// When to look again whether it is gone.
+    /// When to check again whether it is gone.
     look: Option<Pin<Box<Sleep>>>,
-    /// Has it been asked?
+    /// Whether a probe was sent.
     asked: bool,
-    /// Is everything sent that was to be sent?
+    /// Whether everything written so far was flushed.
     clean: bool,
-    /// How many bytes came first, and are they [`SECOND_VERSION`]?
+    /// Bytes of [`SECOND_VERSION`] matched at the start of the stream; `None` once that is decided.
     preface: Option<usize>,
-    /// An answer of our own in place of a bare one, as far as it has not been sent.
+    /// An error response of ours in place of hyper's bare one, until it is sent.
     own: Option<Own>,
 }
 
@@ -74,8 +74,8 @@ impl Socket {
         self.io.inner()
     }
 
-    /// Passes on what came of sending, but not for ever that it must wait: without that a client that never reads would
-    /// hold its answer for ever.
+    /// Passes on the result of a write, but times out if it stays pending: otherwise a client that never reads would
+    /// hold its answer forever.
     fn watch<R>(&mut self, cx: &mut Context<'_>, sent: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
         if sent.is_ready() {
             self.stuck = None;
@@ -88,8 +88,8 @@ impl Socket {
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing of its answer")))
     }
 
-    /// A client has ended its side, which it does when it has asked and wants to hear, and when it has gone. While its
-    /// answer is being made it is asked which; else its end is the connection's.
+    /// Handles a client that has closed its sending side, either because its request is complete or because it is gone.
+    /// While its answer is being made a probe finds out which; otherwise the connection ends.
     fn half_closed(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             if self.seat.is_idle() {
@@ -105,20 +105,20 @@ impl Socket {
                     Probe::BeforeAnswer => BEFORE_ANSWER,
                     Probe::WithinStream => WITHIN_STREAM,
                 };
-                // If it cannot be sent now the answer will tell.
+                // If it cannot be sent now, sending the answer will tell.
                 let _ = self.stream().try_write(question);
             }
             let look = self.look.get_or_insert_with(|| Box::pin(sleep(LOOK)));
             ready!(look.as_mut().poll(cx));
             look.as_mut().reset(Instant::now() + LOOK);
-            // Who reads a body that is complete knows that by now.
+            // A reader of a complete body has noticed that by now.
             if self.seat.is_arriving() {
                 return Poll::Ready(Ok(()));
             }
         }
     }
 
-    /// Notes what came first. Is it the protocol's second version?
+    /// Matches the first bytes read against the HTTP/2 preface. Returns whether all of it has arrived.
     fn is_second_version(&mut self, read: &[u8]) -> bool {
         let Some(known) = self.preface else { return false };
         let expected = &SECOND_VERSION[known..];
@@ -128,8 +128,8 @@ impl Socket {
         same && known + n == SECOND_VERSION.len()
     }
 
-    /// What is to be sent in place of an answer that the protocol's implementation has made by itself, since it could
-    /// not read the request: it has a status and nothing more.
+    /// The response to send in place of one that hyper made by itself because it could not parse the request: that one
+    /// has a status and nothing more.
     fn instead(&self, bytes: &[u8]) -> Option<Own> {
         let bare = self.clean && self.seat.is_answered() && bytes.ends_with(b"\r\n\r\n");
         let head = std::str::from_utf8(bytes).ok().filter(|_| bare)?;
@@ -138,7 +138,7 @@ impl Socket {
         status.is_client_error().then(|| Own { bytes: unread(status), sent: 0 })
     }
 
-    /// Sends what is left of an answer of our own.
+    /// Sends the rest of our own response.
     fn poll_own(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(own) = &mut self.own {
             let sent = Pin::new(&mut self.io).poll_write(cx, &own.bytes[own.sent..]);
@@ -155,7 +155,7 @@ impl Socket {
         Poll::Ready(Ok(()))
     }
 
-    /// Notes that an answer is sent, or only leave to send a body.
+    /// Records that an answer is being sent, unless it is only `100 Continue`.
     fn sending(&mut self, bytes: &[u8]) {
         self.clean = false;
         if !bytes.starts_with(b"HTTP/1.1 100 ") {
@@ -164,7 +164,7 @@ impl Socket {
     }
 }
 
-/// The answer to a request that could not be read, with a body and an id as all have, and its line in the log.
+/// Response to a request that could not be parsed, with a body and an id like all others; also logs it.
 fn unread(status: StatusCode) -> Vec<u8> {
     let why = match status {
         StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => format!(
@@ -191,7 +191,7 @@ fn unread(status: StatusCode) -> Vec<u8> {
     (head + &body).into_bytes()
 }
 
-/// Turns a client away before anything is read, as well as that can be done without waiting for it.
+/// Refuses a client before anything is read, as well as that can be done without waiting for it.
 pub(crate) fn turn_away(stream: &TcpStream) {
     let why = "too many connections from this address are in use; try again in a while";
     let body = ApiError::new(StatusCode::TOO_MANY_REQUESTS, why).code("too_many_connections").json();
@@ -200,7 +200,7 @@ pub(crate) fn turn_away(stream: &TcpStream) {
          connection: close\r\n\r\n",
         body.len()
     );
-    // Whoever is so busy that this does not fit is not read either.
+    // If the send buffer has no room, the client gets no reason.
     let _ = stream.try_write((head + &body).as_bytes());
 }
 
@@ -240,7 +240,7 @@ impl Write for Socket {
         ready!(this.poll_own(cx))?;
         if let Some(own) = this.instead(buf) {
             this.own = Some(own);
-            // What does not go out now goes before anything else does.
+            // Anything left is sent before all later writes.
             let _ = this.poll_own(cx)?;
             return Poll::Ready(Ok(buf.len()));
         }

@@ -1,4 +1,4 @@
-//! `/v1/audio/transcriptions` and `/v1/audio/translations`: what is said in a sound file, as OpenAI's interface has it.
+//! `/v1/audio/transcriptions` and `/v1/audio/translations`: speech to text, as in OpenAI's API.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,16 +23,16 @@ use crate::multipart::{Form, boundary};
 use crate::state::{Open, Server};
 use crate::transcript::{Format, Transcript};
 
-/// Bytes of a file at most, as clients of the interface know it, and of the fields beside it.
+/// Longest body in bytes: OpenAI's limit of 25 MiB for the file, and 64 KiB for the other fields.
 const MOST_BYTES: usize = (25 << 20) + (64 << 10);
-/// Bytes that going through a sound takes besides its file.
+/// Bytes that decoding audio takes besides its file.
 const DECODING: usize = 8 << 20;
-/// Bytes of a prompt at most.
+/// Longest prompt in bytes.
 const MOST_PROMPT: usize = 64 << 10;
 
-/// What is asked for.
+/// A transcription request.
 struct Asked {
-    /// Where the file is in the body.
+    /// Byte range of the file in the body.
     file: Range<usize>,
     wish: TranscribeOptions,
     format: Format,
@@ -52,7 +52,7 @@ pub(crate) async fn translations(
     written(server, request, Job::Translate).await
 }
 
-/// Says, when it goes, that nobody waits any more.
+/// Sets the flag on drop: nobody waits for the result any more.
 struct Waiting(Arc<AtomicBool>);
 
 impl Drop for Waiting {
@@ -85,10 +85,10 @@ async fn written(
     let _waiting = Waiting(gone.clone());
     let (own, held) = (server.clone(), visit.clone());
     let work = tokio::task::spawn_blocking(move || {
-        // They are given back when this is done, even if nobody waits for it any more.
+        // Released when this closure ends, even if nobody waits for it any more.
         let _held = (seat, held);
         let asked = read(&own, &bytes, &boundary, job, gone)?;
-        // The file stays where it is; what was around it goes.
+        // Keeps the file in place and drops what is around it.
         bytes.truncate(asked.file.end);
         bytes.drain(..asked.file.start);
         heard(&own, bytes, asked, job)
@@ -110,7 +110,7 @@ async fn written(
     Ok(([(header::CONTENT_TYPE, format.kind())], text).into_response())
 }
 
-/// A place among those who are served or wait.
+/// A permit to be served or wait.
 fn seat(server: &Server<ServedSpeech>) -> Result<OwnedSemaphorePermit, ApiError> {
     let model = &server.model;
     model.seats.clone().try_acquire_owned().map_err(|e| {
@@ -164,16 +164,16 @@ fn read(
             })?,
         };
     granularities(&mut form, format)?;
-    // As with OpenAI's model of this kind: the answer comes whole.
+    // Accepted and ignored, as OpenAI's whisper-1 does: the answer is not streamed.
     form.text("stream")?;
     form.finish()?;
-    // It is a part of the body.
+    // `file` is a slice of `body`.
     let start = file.as_ptr() as usize - body.as_ptr() as usize;
     let file = start..start + file.len();
     Ok(Asked { file, wish: TranscribeOptions { language, job, prompt, temperature, gone }, format })
 }
 
-/// Which times are wanted. Those of words are not known.
+/// Checks the requested timestamps. Those of words are not available.
 fn granularities(form: &mut Form<'_>, format: Format) -> Result<(), ApiError> {
     const FIELD: &str = "timestamp_granularities[]";
     for wanted in form.texts(FIELD)? {
@@ -192,7 +192,7 @@ fn granularities(form: &mut Form<'_>, format: Format) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Goes through a sound.
+/// Transcribes the audio file.
 fn heard(
     server: &Server<ServedSpeech>,
     file: Vec<u8>,

@@ -1,4 +1,4 @@
-//! [`Server`]: what all connections share.
+//! [`Server`]: state shared by all connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,51 +17,51 @@ use crate::request_context::RequestContext;
 use crate::table::{Filled, Table};
 use crate::{Served, Settings};
 
-/// How long streams have to say that they were cut off, once the time to finish has passed.
+/// How long streams have to report that they were cut off, once the drain time is over.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// A model that is served, whatever it does.
+/// A served model of any kind.
 pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
-    /// Names it goes by; the first is the real one.
+    /// Names of the model; the first is the primary one.
     fn names(&self) -> &[String];
-    /// Names of adapters that go for its own.
+    /// Names of loaded adapters, which requests may give as the model.
     fn adapters(&self) -> Vec<String> {
         Vec::new()
     }
-    /// Tokens that a sequence may have.
+    /// Context length in tokens.
     fn context(&self) -> usize;
-    /// Does its engine take requests? If not, why.
+    /// Whether its engine takes requests; the error says why not.
     fn ready(&self) -> Result<(), Failure>;
-    /// Does its engine live?
+    /// Whether its engine is running.
     fn is_alive(&self) -> bool;
-    /// Has its engine finish within some time, and end.
+    /// Tells its engine to finish within some time and end.
     fn drain(&self, within: Duration);
-    /// Checks that found its cache out of order.
+    /// Number of checks that found its KV cache's pages inconsistent.
     fn page_faults(&self) -> u64 {
         0
     }
-    /// Writes what is counted of it.
+    /// Writes its metrics.
     fn metrics(&self, page: &mut Page, of_server: &Metrics);
 }
 
-/// What all connections share.
+/// State shared by all connections.
 #[derive(Debug)]
 pub(crate) struct Server<M = Served> {
     pub(crate) model: M,
     pub(crate) settings: Settings,
     pub(crate) guard: Guard,
     pub(crate) metrics: Arc<Metrics>,
-    /// When it began, in seconds since the start of 1970.
+    /// Start time (Unix time in seconds).
     pub(crate) since: u64,
-    /// What requests may hold.
+    /// Memory budget of requests.
     pub(crate) budget: Arc<Budget>,
-    /// For those who make prompts, which takes the whole of a processor.
+    /// Permits for preparing prompts, which takes a whole core.
     pub(crate) desks: Arc<PreparePool>,
     /// All connections.
     pub(crate) table: Arc<Table>,
-    /// Requests that are being answered.
+    /// Number of requests being answered.
     open: watch::Sender<usize>,
-    /// Is the time to finish over?
+    /// Whether the drain time is over.
     over: watch::Sender<bool>,
 }
 
@@ -82,12 +82,12 @@ impl<M: Model> Server<M> {
         }
     }
 
-    /// Are requests taken? If not, why.
+    /// Whether requests are taken; the error says why not.
     pub(crate) fn ready(&self) -> Result<(), ApiError> {
         self.model.ready().map_err(|why| ApiError::engine(why, self.model.is_alive()))
     }
 
-    /// What is wrong but does not keep requests from being answered.
+    /// Problems that do not keep requests from being answered.
     pub(crate) fn problems(&self) -> Vec<String> {
         let pages = match self.model.page_faults() {
             0 => None,
@@ -100,24 +100,24 @@ impl<M: Model> Server<M> {
         self.settings.log.problem().into_iter().chain(pages).chain(full).collect()
     }
 
-    /// What is kept of a request: of the one that is being dealt with, or of a new one.
+    /// Context of a request: the current task's, or a new one.
     pub(crate) fn visit(&self, request: &Request) -> Arc<RequestContext> {
         let new = || RequestContext::new(&self.budget, request, !self.settings.api_keys.is_empty());
         RequestContext::current().unwrap_or_else(new)
     }
 
-    /// Takes no more requests, and returns once those under way are answered, or had the time they may take.
+    /// Takes no more requests, and returns once those in flight are answered or the drain time is over.
     pub(crate) async fn drain(&self) {
         self.model.drain(self.settings.drain);
         let mut open = self.open.subscribe();
         if tokio::time::timeout(self.settings.drain, open.wait_for(|n| *n == 0)).await.is_err() {
             self.over.send_replace(true);
-            // Whoever does not take even that much is cut off.
+            // Clients that do not read even that much are cut off.
             let _ = tokio::time::timeout(LAST_WORDS, open.wait_for(|n| *n == 0)).await;
         }
     }
 
-    /// Resolves when the time to finish is over.
+    /// Resolves when the drain time is over.
     pub(crate) fn over(&self) -> impl Future<Output = ()> + Send + use<M> {
         let mut over = self.over.subscribe();
         async move {
@@ -128,7 +128,7 @@ impl<M: Model> Server<M> {
     }
 }
 
-/// A request that is being answered.
+/// A request being answered; counts it in [`Server`] while it lives.
 #[derive(Debug)]
 pub(crate) struct Open<M = Served>(pub(crate) Arc<Server<M>>);
 

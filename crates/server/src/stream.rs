@@ -1,7 +1,7 @@
 //! [`Events`]: an answer as server-sent events.
 //!
-//! The connection asks for more when it has sent what it had, so a client that reads slowly makes nothing pile up here;
-//! what the engine has said by then waits in the request's own channel, which the length of the answer bounds.
+//! The connection polls for more once it has sent what it had, so a slow client makes nothing pile up here; the
+//! engine's events wait in the request's own channel, which the length of the answer bounds.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -18,12 +18,12 @@ use crate::answers::{Answers, ChoiceEvent};
 use crate::errors::ApiError;
 use crate::wire::Envelope;
 
-/// After so much silence a comment is sent, so that nobody in between takes the connection for dead.
+/// After this much silence a comment is sent as keep-alive, so that no proxy takes the connection for dead.
 pub(crate) const SILENCE: Duration = Duration::from_secs(15);
-/// As much as is sent in one piece.
+/// Target size of one body frame.
 const PIECE: usize = 16 << 10;
 
-/// The body of a stream.
+/// Body of an SSE response.
 struct Events {
     answers: Answers,
     envelope: Envelope,
@@ -32,7 +32,7 @@ struct Events {
     ended: bool,
 }
 
-/// Answers as they come.
+/// Streams an answer.
 pub(crate) fn stream(answers: Answers, envelope: Envelope, choices: usize) -> Response {
     let mut events =
         Events { answers, envelope, ready: String::new(), silence: Box::pin(sleep(SILENCE)), ended: false };

@@ -1,4 +1,4 @@
-//! [`Table`]: which connections there are, and which goes when there is no place for another.
+//! [`Table`]: all connections, and which one is closed when there is no place for another.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -9,14 +9,14 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-/// A client that has not moved for so long in the middle of a request can be given up for another.
+/// A client without progress for this long in the middle of a request can be closed for another.
 const STALLED: Duration = Duration::from_secs(5);
-/// How often it is said at most that the table is full.
+/// Minimum time between log lines that the table is full.
 const SAY_EVERY: Duration = Duration::from_secs(60);
-/// How often it is looked for one.
+/// How often a waiting connection looks for one to close.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What a connection waits for.
+/// Values of [`Seat::waits_for`].
 const IDLE: u8 = 0;
 const ARRIVING: u8 = 1;
 const WORKING: u8 = 2;
@@ -38,33 +38,33 @@ struct State {
     of: HashMap<IpAddr, usize>,
     given_up: u64,
     refused: u64,
-    /// When it was last said that the table is full.
+    /// When the log was last told that the table is full.
     said: Option<Instant>,
 }
 
-/// One connection, as all parts of the server see it.
+/// State of one connection, shared by all parts of the server.
 #[derive(Debug)]
 pub(crate) struct Seat {
     address: IpAddr,
     waits_for: AtomicU8,
-    /// Does its client not take what it is sent?
+    /// Whether its client does not read what it is sent.
     blocked: AtomicBool,
-    /// Can its client be sent what it passes over?
+    /// Whether the client understands interim (1xx) responses.
     has_interim: AtomicBool,
-    /// Is the answer a stream in chunks?
+    /// Whether the answer is a chunked event stream.
     is_stream: AtomicBool,
-    /// Has any of the answer to the last request been sent, if there was one?
+    /// Whether any of the answer to the last request has been sent; true before the first request.
     is_answering: AtomicBool,
     begun: Instant,
-    /// When its client last sent or took something, in milliseconds since then.
+    /// When its client last sent or read something, in milliseconds since `begun`.
     active: AtomicU64,
     given_up: AtomicBool,
-    /// Is it given up only if it is still idle when it hears of that?
+    /// Whether to close it only if it is still idle when it learns of that.
     if_idle: AtomicBool,
     gone: Notify,
 }
 
-/// What can be sent to a client without saying anything.
+/// What can be sent to a client without changing the answer, to probe whether it is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Probe {
     None,
@@ -80,19 +80,19 @@ pub(crate) struct Place {
     pub(crate) seat: Arc<Seat>,
 }
 
-/// How full the table is.
+/// Occupancy of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Filled {
     pub(crate) connections: usize,
     pub(crate) most: usize,
-    /// Idle or stalled ones that had to go for others.
+    /// Idle or stalled connections closed for new ones.
     pub(crate) given_up: u64,
-    /// Ones that were turned away since their address had too many.
+    /// Connections refused because their address had too many.
     pub(crate) refused: u64,
 }
 
 impl Table {
-    /// For so many connections, and so many of one address.
+    /// A table for `most` connections, and `most_of_one` per address.
     pub(crate) fn new(most: usize, most_of_one: usize) -> Table {
         let (most, most_of_one) = (most.max(1), most_of_one.max(1));
         Table { most, most_of_one, begun: Instant::now(), state: Mutex::default(), freed: Notify::new() }
@@ -102,8 +102,8 @@ impl Table {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection, or none if its address has too many that are all in use. Where the table is full, the
-    /// connection that has been idle longest goes; if none is idle or stalled, this waits until one ends.
+    /// Gets a place, or `None` if the address has too many connections that are all in use. If the table is full, the
+    /// connection that has been idle longest is closed; if none is idle or stalled, this waits until one ends.
     pub(crate) async fn enter(self: &Arc<Table>, address: IpAddr) -> Option<Place> {
         let address = client_of(address);
         loop {
@@ -132,7 +132,7 @@ impl Table {
         }
     }
 
-    /// Says that the table, or an address's share of it, is full: not for each connection, for these may be many.
+    /// Logs that the table, or an address's share of it, is full: not for each connection, for these may be many.
     fn say_full(&self, state: &mut State) {
         let now = Instant::now();
         if state.said.is_none_or(|said| now.saturating_duration_since(said) >= SAY_EVERY) {
@@ -154,7 +154,7 @@ impl Table {
         Place { table: self.clone(), id, seat }
     }
 
-    /// Gives up the connection that has been idle longest, since there are no descriptors left.
+    /// Closes the connection that has been idle longest, because there are no descriptors left.
     pub(crate) fn give_up_idle(&self) {
         self.state().give_up(self.begun, None);
     }
@@ -167,15 +167,15 @@ impl Table {
 }
 
 impl State {
-    /// Gives up the connection, of that address if one is given, that has been idle longest, or that has stalled
-    /// longest if none is idle. Is there one?
+    /// Closes the connection (of address `of`, if given) that has been idle longest, or stalled longest if none is
+    /// idle. Returns whether there was one.
     fn give_up(&mut self, begun: Instant, of: Option<IpAddr>) -> bool {
         let now = begun.elapsed().as_millis() as u64;
         let those = self.seats.iter().filter(|(_, seat)| of.is_none_or(|address| seat.address == address));
         let worst = those.filter_map(|(id, seat)| Some((seat.may_go(now)?, *id))).min();
         let Some((_, id)) = worst else { return false };
         if let Some(seat) = self.seats.get(&id).cloned() {
-            // A request may have come that nobody has read yet.
+            // A request may have arrived that nobody has read yet.
             seat.if_idle.store(seat.is_idle(), Ordering::Relaxed);
             seat.give_up();
             self.remove(id);
@@ -221,28 +221,28 @@ impl Seat {
         seat
     }
 
-    /// One of a request that came on no connection.
+    /// Seat of a request without a connection.
     pub(crate) fn detached() -> Seat {
         Seat::new(Ipv6Addr::UNSPECIFIED.into(), Instant::now())
     }
 
-    /// Whom it belongs to.
+    /// Its client's address, or /64 network for IPv6.
     pub(crate) fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// Its client has sent or taken something.
+    /// Records that its client has sent or read something.
     pub(crate) fn moved(&self) {
         self.blocked.store(false, Ordering::Relaxed);
         self.active.store(self.begun.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Its client takes nothing.
+    /// Records that its client does not read.
     pub(crate) fn blocked(&self) {
         self.blocked.store(true, Ordering::Relaxed);
     }
 
-    /// A request has come. Clients that speak the protocol's version 1.1 can be sent what they pass over.
+    /// Records a new request. HTTP/1.1 clients understand interim responses.
     pub(crate) fn begin(&self, has_interim: bool) {
         self.has_interim.store(has_interim, Ordering::Relaxed);
         self.is_stream.store(false, Ordering::Relaxed);
@@ -250,22 +250,22 @@ impl Seat {
         self.working();
     }
 
-    /// Its answer is a stream of events.
+    /// Records that its answer is an event stream.
     pub(crate) fn streaming(&self) {
         self.is_stream.store(true, Ordering::Relaxed);
     }
 
-    /// Its answer is being sent.
+    /// Records that its answer is being sent.
     pub(crate) fn answering(&self) {
         self.is_answering.store(true, Ordering::Relaxed);
     }
 
-    /// Is there no request that waits for its answer to begin?
+    /// Whether no request waits for its answer to begin.
     pub(crate) fn is_answered(&self) -> bool {
         self.is_answering.load(Ordering::Relaxed)
     }
 
-    /// What shows whether its client is still there.
+    /// What to send to find out whether its client is still there.
     pub(crate) fn probe(&self) -> Probe {
         let [interim, stream, answering] =
             [&self.has_interim, &self.is_stream, &self.is_answering].map(|flag| flag.load(Ordering::Relaxed));
@@ -276,37 +276,38 @@ impl Seat {
         }
     }
 
-    /// The server has the request's body.
+    /// Enters `WORKING`: the server has the request's body.
     pub(crate) fn working(&self) {
         self.waits_for.store(WORKING, Ordering::Release);
     }
 
-    /// Its body is read.
+    /// Enters `ARRIVING`: its body is being read.
     pub(crate) fn arriving(&self) {
         self.waits_for.store(ARRIVING, Ordering::Release);
     }
 
-    /// It has been answered.
+    /// Enters `IDLE`: the request was answered.
     pub(crate) fn idle(&self) {
         self.waits_for.store(IDLE, Ordering::Release);
     }
 
-    /// Is the server at work on a request whose body it has?
+    /// Whether the server works on a request whose body it has.
     pub(crate) fn is_working(&self) -> bool {
         self.waits_for.load(Ordering::Acquire) == WORKING
     }
 
-    /// Is a body being read?
+    /// Whether a body is being read.
     pub(crate) fn is_arriving(&self) -> bool {
         self.waits_for.load(Ordering::Acquire) == ARRIVING
     }
 
-    /// Is there no request?
+    /// Whether there is no request.
     pub(crate) fn is_idle(&self) -> bool {
         self.waits_for.load(Ordering::Acquire) == IDLE
     }
 
-    /// Whether it can go for another, the lower the sooner: idle ones first, then who has been still longest.
+    /// Whether it can be closed for another; the lowest goes first: idle ones, then the one without progress for
+    /// longest.
     fn may_go(&self, now: u64) -> Option<(bool, u64)> {
         let active = self.active.load(Ordering::Relaxed);
         let stalled = now.saturating_sub(active) > STALLED.as_millis() as u64;
@@ -318,13 +319,13 @@ impl Seat {
         }
     }
 
-    /// Ends the connection.
+    /// Closes the connection.
     pub(crate) fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
         self.gone.notify_one();
     }
 
-    /// Resolves when it is given up. One waits for that at a time.
+    /// Resolves when the connection is to be closed. At most one task may wait.
     pub(crate) async fn gone(&self) {
         loop {
             while !self.given_up.swap(false, Ordering::AcqRel) {
@@ -337,7 +338,7 @@ impl Seat {
     }
 }
 
-/// Whom an address belongs to: of the sixth version, whoever has the network.
+/// The client of an address: the /64 network for IPv6.
 fn client_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) if !v6.is_loopback() => {
@@ -378,7 +379,7 @@ mod tests {
         assert_eq!([is_given_up(&working), is_given_up(&older), is_given_up(&newer)], [false, true, false]);
         fourth.seat.working();
         newer.seat.arriving();
-        // A body that stalls goes too, but not at once.
+        // A stalled body goes too, but not at once.
         let begun = Instant::now();
         let fifth = table.enter(address(5)).await.unwrap();
         assert!(is_given_up(&newer) && begun.elapsed() >= STALLED, "{:?}", begun.elapsed());

@@ -1,4 +1,4 @@
-//! [`Thinking`]: what a request says about the model's reasoning, and [`Reasoned`], how its answer is told apart.
+//! [`Thinking`]: a request's reasoning options; [`Reasoned`]: how reasoning is split from its answer.
 
 use serde_json::{Map, Value};
 use tallow_models::reasoning::{Controls, Effort, Splitter};
@@ -7,10 +7,10 @@ use tallow_models::template::ChatTemplate;
 use crate::errors::{ApiError, quoted};
 use crate::fields::{Fields, wrong};
 
-/// What a request asks for.
+/// Reasoning options of a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Thinking {
-    /// How much, and the field that says so.
+    /// How much to reason, and the field that says so.
     wish: Option<(String, Wish)>,
     pub(crate) told: Told,
 }
@@ -21,33 +21,33 @@ enum Wish {
     Effort(Effort),
 }
 
-/// What becomes of reasoning in the answer.
+/// What happens to reasoning in the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Told {
-    /// It has a field of its own.
+    /// Sent as `reasoning_content`.
     #[default]
     Apart,
-    /// It is left out.
+    /// Left out.
     Never,
-    /// It stays in the text, with the model's marks.
+    /// Kept in the text, with the model's marks.
     AsItIs,
 }
 
-/// How an answer with reasoning is read.
+/// How to split reasoning from an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Reasoned {
     pub(crate) splitter: Splitter,
-    /// Special tokens that mark its parts.
+    /// Special tokens that mark reasoning, which must be decoded to text.
     pub(crate) marks: Vec<u32>,
-    /// Is reasoning part of what is told?
+    /// Whether reasoning is sent.
     pub(crate) is_told: bool,
 }
 
-/// Members of `chat_template_kwargs` that every server takes: they steer how a model thinks, and write nothing else.
+/// Members of `chat_template_kwargs` that are always allowed: they control reasoning and write nothing else.
 const HARMLESS: [&str; 5] =
     ["enable_thinking", "thinking", "preserve_thinking", "clear_thinking", "keep_thinking"];
 
-/// May any client give this value to a template?
+/// Whether any client may pass this value to a template.
 pub(crate) fn is_harmless(name: &str, value: &Value) -> bool {
     match value {
         Value::Bool(_) => HARMLESS.contains(&name),
@@ -58,7 +58,7 @@ pub(crate) fn is_harmless(name: &str, value: &Value) -> bool {
 }
 
 impl Thinking {
-    /// Takes the fields: OpenAI's `reasoning_effort`, and those that other APIs have for the same.
+    /// Takes the fields: OpenAI's `reasoning_effort`, and those of other APIs.
     pub(crate) fn take(fields: &mut Fields) -> Result<Thinking, ApiError> {
         let mut thinking = Thinking::default();
         if let Some(name) = fields.text("reasoning_effort")? {
@@ -149,7 +149,7 @@ impl Thinking {
                 let why = format!("{other} and {field} contradict each other; give one of them");
                 Err(ApiError::field(field, why))
             }
-            // The one that says more stays.
+            // The more specific one is kept.
             Some(_) if wish == Wish::On => Ok(()),
             _ => {
                 self.wish = Some((field, wish));
@@ -158,7 +158,7 @@ impl Thinking {
         }
     }
 
-    /// Values for the template, besides those that the request gives it itself.
+    /// Template values for these options, merged with those that the request passes itself.
     pub(crate) fn values(
         &self,
         template: Option<&ChatTemplate>,

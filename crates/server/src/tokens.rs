@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`: what the model makes of a text, and back.
+//! `/tokenize` and `/detokenize`.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use crate::generation::unknown_token;
 use crate::prompt::{Messages, tokens_of_text};
 use crate::state::Server;
 
-/// Bytes of a body that has so much room, whatever the context is.
+/// Smallest body limit in bytes, whatever the context length.
 const MOST_BYTES: usize = 1 << 20;
-/// Bytes of a body for each token of the context, where that is more.
+/// Bytes of body per token of the context, where that is more.
 const BYTES_OF_TOKEN: usize = 16;
-/// Bytes of a text that tokens become.
+/// Longest detokenized text in bytes.
 const MOST_TEXT: usize = 4 << 20;
-/// Bytes of an answer, and of what it is made of, for each byte of a body: each may be a token, with its id and its text.
+/// Bytes of the answer and its intermediates per byte of body: each byte may be a token, with its id and its text.
 const ANSWER: usize = 24;
 
 #[derive(Serialize)]
@@ -36,7 +36,7 @@ struct Tokens<'a> {
     token_strs: Option<Texts<'a>>,
 }
 
-/// Tokens as the vocabulary writes them. There may be a million, so they are not put into a list.
+/// Tokens as the vocabulary writes them. Serialized lazily, because there may be a million.
 struct Texts<'a> {
     tokens: &'a [u32],
     tokenizer: &'a Tokenizer,
@@ -54,7 +54,7 @@ struct Text {
     prompt: String,
 }
 
-/// How long a body may be: what is made of it is many times longer.
+/// Body limit in bytes: what is made of a body is many times larger.
 fn most_bytes(context: usize) -> usize {
     context.saturating_mul(BYTES_OF_TOKEN).clamp(MOST_BYTES, 8 * MOST_BYTES)
 }
@@ -122,7 +122,7 @@ pub(crate) async fn detokenize(
     .await
 }
 
-/// The text of tokens, unless it is too long.
+/// Detokenizes, up to [`MOST_TEXT`] bytes.
 fn text_of(ids: &[u32], tokenizer: &Tokenizer) -> Result<String, ApiError> {
     let (mut text, mut stream) = (String::new(), tokenizer.stream(Shown::All));
     for id in ids {

@@ -1,26 +1,26 @@
-//! [`Transcript`]: what was said in a sound, in the forms that OpenAI's interface has.
+//! [`Transcript`]: a transcription in the response formats of OpenAI's API.
 
 use serde::Serialize;
 use tallow_engine::transcribe::{Segment, Transcription};
 use tallow_models::speech::{Job, name_of};
 
-/// How what was said is written.
+/// `response_format` of a transcription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// The words alone.
+    /// Plain text.
     Text,
-    /// The words in an object.
+    /// A JSON object with the text.
     Json,
-    /// All that is known of each piece.
+    /// JSON with all segments and their statistics.
     VerboseJson,
-    /// Subtitles.
+    /// SubRip subtitles.
     Srt,
-    /// Subtitles for the web.
+    /// WebVTT subtitles.
     Vtt,
 }
 
 impl Format {
-    /// By the name that requests have for it.
+    /// Parses a request's `response_format`.
     pub fn named(name: &str) -> Option<Format> {
         Some(match name {
             "text" => Format::Text,
@@ -32,7 +32,7 @@ impl Format {
         })
     }
 
-    /// What browsers call it.
+    /// Content type.
     pub(crate) fn kind(self) -> &'static str {
         match self {
             Format::Json | Format::VerboseJson => "application/json",
@@ -43,14 +43,14 @@ impl Format {
     }
 }
 
-/// What was said.
+/// A finished transcription.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transcript {
-    /// What was written of it.
+    /// Transcription or translation.
     pub job: Job,
-    /// Its language and length.
+    /// Language and duration.
     pub heard: Transcription,
-    /// Its pieces.
+    /// Segments.
     pub segments: Vec<Segment>,
 }
 
@@ -91,13 +91,13 @@ struct Piece<'a> {
 }
 
 impl Transcript {
-    /// The words.
+    /// Text of all segments.
     fn text(&self) -> String {
         let all: String = self.segments.iter().map(|s| s.text.as_str()).collect();
         all.trim().to_owned()
     }
 
-    /// All of it, in that form.
+    /// Formats the transcript.
     pub fn written(&self, format: Format) -> String {
         match format {
             Format::Text => self.text() + "\n",
@@ -116,7 +116,7 @@ impl Transcript {
         fn piece((id, s): (usize, &Segment)) -> Piece<'_> {
             Piece {
                 id,
-                // In steps of ten milliseconds.
+                // In frames of 10 ms.
                 seek: (s.seek * 100.0).round() as u64,
                 start: hundredths(s.start),
                 end: hundredths(s.end),
@@ -144,7 +144,7 @@ impl Transcript {
 
     fn subtitles(&self, mark: char, number: impl Fn(usize) -> String) -> String {
         let one = |(i, s): (usize, &Segment)| {
-            // Such an arrow in a text would be read as a time.
+            // `-->` in a text would be parsed as a cue's times.
             let text = s.text.trim().replace("-->", "->");
             format!("{}{} --> {}\n{text}\n\n", number(i), clock(s.start, mark), clock(s.end, mark))
         };
@@ -157,11 +157,11 @@ fn hundredths(seconds: f64) -> f64 {
 }
 
 fn json(value: &impl Serialize) -> String {
-    // Texts and finite numbers always become JSON.
+    // Serialization of strings and finite floats cannot fail.
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// `00:01:02.340`, with that mark in front of the thousandths.
+/// Time stamp such as `00:01:02.340`, with `mark` in front of the milliseconds.
 pub fn clock(seconds: f64, mark: char) -> String {
     let ms = (seconds.max(0.0) * 1000.0).round() as u64;
     format!("{:02}:{:02}:{:02}{mark}{:03}", ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60, ms % 1000)

@@ -1,4 +1,4 @@
-//! The JSON of answers, whole or in chunks.
+//! JSON of answers, whole or in chunks.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,18 @@ use tallow_engine::handle::Finish;
 
 use crate::answers::{Part, Progress, Token, Totals};
 
-/// What OpenAI's own servers report for tokens that are as good as impossible; JSON has no infinity.
+/// Log-probability that OpenAI's servers report for virtually impossible tokens; JSON has no infinity.
 const IMPOSSIBLE: f32 = -9999.0;
 const FINGERPRINT: &str = concat!("tallow-", env!("CARGO_PKG_VERSION"));
 
-/// Which of the two interfaces is spoken.
+/// Which endpoint's format is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Chat,
     Completion,
 }
 
-/// What is the same in all chunks of an answer.
+/// Fields that all chunks of an answer share.
 #[derive(Debug)]
 pub(crate) struct Envelope {
     pub(crate) form: Form,
@@ -26,11 +26,11 @@ pub(crate) struct Envelope {
     pub(crate) created: u64,
     pub(crate) model: String,
     pub(crate) wants_tokens: bool,
-    /// Does a last chunk have the usage?
+    /// Whether a last chunk reports the usage.
     pub(crate) include_usage: bool,
 }
 
-/// A choice that is complete.
+/// A complete choice.
 #[derive(Debug, Default)]
 pub(crate) struct Whole {
     pub(crate) part: Part,
@@ -53,7 +53,7 @@ struct Body<'a> {
     prompt_progress: Option<PromptProgress>,
 }
 
-/// How far a prompt is, as llama.cpp's server says it.
+/// Prefill progress, in the format of llama.cpp's server.
 #[derive(Serialize)]
 struct PromptProgress {
     total: usize,
@@ -138,7 +138,7 @@ struct Thought {
     reasoning_tokens: usize,
 }
 
-/// Where the time went; of choices side by side, the longest of each.
+/// Timings of a request; the longest of each where it has several choices.
 #[derive(Serialize)]
 struct Timings {
     queue_ms: f64,
@@ -168,7 +168,7 @@ impl Form {
     }
 }
 
-/// What clients are told of why an answer ended.
+/// `finish_reason` of an answer.
 pub(crate) fn finish_reason(end: &Finish) -> &'static str {
     match end {
         Finish::End | Finish::Stop(_) => "stop",
@@ -177,7 +177,7 @@ pub(crate) fn finish_reason(end: &Finish) -> &'static str {
 }
 
 impl Envelope {
-    /// All choices in one.
+    /// The whole answer, not streamed.
     pub(crate) fn whole(&self, choices: &[Whole], totals: &Totals) -> String {
         let choices =
             choices.iter().enumerate().map(|(index, whole)| self.whole_choice(index, whole)).collect();
@@ -207,21 +207,21 @@ impl Envelope {
         }
     }
 
-    /// The chunk that begins a choice, where there is one.
+    /// First chunk of a choice (chat only).
     pub(crate) fn begin(&self, index: usize) -> Option<String> {
         let delta = Delta { role: Some("assistant"), reasoning_content: None, content: Some("") };
         let choice = Choice { index, delta: Some(delta), ..Choice::default() };
         (self.form == Form::Chat).then(|| text(&self.body(vec![choice], true)))
     }
 
-    /// A chunk with more of a choice.
+    /// Chunk with more of a choice.
     pub(crate) fn part(&self, index: usize, part: &Part) -> String {
         let logprobs = self.wants_tokens.then(|| self.logprobs(&part.tokens));
         let choice = Choice { index, logprobs, ..Choice::default() };
         let choice = match self.form {
             Form::Chat => {
                 let reasoning_content = some(&part.reasoning);
-                // What is reasoning alone says nothing of the answer.
+                // A chunk of reasoning alone has no `content`.
                 let content = some(&part.text).or(reasoning_content.is_none().then_some(""));
                 Choice { delta: Some(Delta { role: None, reasoning_content, content }), ..choice }
             }
@@ -230,7 +230,7 @@ impl Envelope {
         text(&self.body(vec![choice], true))
     }
 
-    /// A chunk that says how far the prompt is, and nothing of the answer.
+    /// Chunk with prefill progress and nothing of the answer.
     pub(crate) fn progress(&self, index: usize, progress: &Progress) -> String {
         let Progress { computed: processed, cached: cache, total, took } = *progress;
         let progress = PromptProgress { total, cache, processed, time_ms: took.as_millis() as u64 };
@@ -241,7 +241,7 @@ impl Envelope {
         text(&Body { prompt_progress: Some(progress), ..self.body(vec![choice], true) })
     }
 
-    /// The chunk that ends a choice. If it is the last of all it has the totals' timings.
+    /// Chunk that ends a choice. `totals` is set for the last choice, which gets the timings.
     pub(crate) fn end(&self, index: usize, end: &Finish, totals: Option<&Totals>) -> String {
         let choice = Choice { index, finish_reason: Some(finish_reason(end)), ..Choice::default() };
         let choice = match self.form {
@@ -252,7 +252,7 @@ impl Envelope {
         text(&Body { timings, ..self.body(vec![choice], true) })
     }
 
-    /// The chunk after the last choice has ended, where it was asked for.
+    /// Usage chunk after the last choice, if it was requested.
     pub(crate) fn usage(&self, totals: &Totals) -> Option<String> {
         let (usage, timings) = (Some(Some(totals.usage())), Some(totals.timings()));
         self.include_usage.then(|| text(&Body { usage, timings, ..self.body(Vec::new(), true) }))
@@ -314,7 +314,7 @@ impl Totals {
     }
 }
 
-/// A token with those that were likely in its place.
+/// A chat token with its top log-probabilities.
 fn scored(token: &Token) -> Scored {
     let each = |bytes: &Vec<u8>, logprob: f32, top| Scored {
         token: lossy(bytes),
@@ -326,7 +326,7 @@ fn scored(token: &Token) -> Scored {
     each(&token.bytes, token.logprob.unwrap_or(0.0), Some(top))
 }
 
-/// The likely tokens and the one that was chosen. Of tokens that read the same the likeliest counts.
+/// Top log-probabilities and the chosen token's, by text. Of tokens with the same text the likeliest is kept.
 fn top(token: &Token) -> Option<BTreeMap<String, f32>> {
     let chosen = (lossy(&token.bytes), finite(token.logprob?));
     let mut all = BTreeMap::new();
@@ -349,7 +349,7 @@ fn finite(logprob: f32) -> f32 {
     logprob.max(IMPOSSIBLE)
 }
 
-/// As JSON. These types always become some.
+/// Serializes a body. Serialization of these types cannot fail.
 fn text(body: &Body<'_>) -> String {
     serde_json::to_string(body).unwrap_or_default()
 }

@@ -7,13 +7,13 @@ use super::{Bench, Bounded, Host, Outcome, text};
 use crate::ops::{Epilogue, Ffn, Linear, LinearMany, Lora};
 use crate::{Activation, Adapter, Backend, Format, LinearWeights, LoraPair, LoraRows, LoraTarget, compose};
 
-/// Inputs of the layers.
+/// Input columns of the layers.
 const INPUTS: usize = 288;
-/// The layers: their formats and outputs. Nothing is ever added to the last.
+/// The layers: format and outputs. The last has no LoRA target.
 const LAYERS: [(Format, usize); 4] =
     [(Format::Q8_0, 40), (Format::F32, 7), (Format::Q8_0, 65), (Format::F16, 9)];
 
-/// An adapter on the device, and down, up and scale of each of its parts on the host.
+/// An adapter on the device, and its dequantized `a` and `b` by target on the host.
 struct Made<B: Backend> {
     adapter: Rc<Adapter<B>>,
     parts: BTreeMap<LoraTarget, [Host; 2]>,
@@ -21,7 +21,7 @@ struct Made<B: Backend> {
     scale: f32,
 }
 
-/// An adapter of that rank for some of the layers.
+/// A random adapter of a rank for some of the layers.
 fn made<B: Backend>(
     t: &Bench<'_, B>,
     rank: usize,
@@ -50,7 +50,7 @@ fn layers<B: Backend>(t: &Bench<'_, B>) -> Result<(Vec<LinearWeights<B>>, Vec<Ho
     Ok((layers, hosts))
 }
 
-/// What is due: the layers' products, and what the adapter of each row adds to them.
+/// The oracle's result: the layers' products plus the LoRA delta of each row.
 fn due<B: Backend>(
     t: &Bench<'_, B>,
     x: &Host,
@@ -82,13 +82,13 @@ fn due<B: Backend>(
     })
 }
 
-/// Ranks that are whole blocks, and one that ends within a block.
+/// Ranks of a whole block and of part of one, and LoRA in a feed-forward block.
 pub(super) fn lora<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     [16, 32].into_iter().try_for_each(|rank| together(t, rank))?;
     block(t)
 }
 
-/// Several adapters and none, in one batch: the oracle's numbers; and for each row the same bits as alone.
+/// Rows with several adapters and with none in one batch match the oracle; each row is bit-identical to running alone.
 fn together<B: Backend>(t: &Bench<'_, B>, rank: usize) -> Outcome {
     let (layers, hosts) = layers(t)?;
     let all = [
@@ -113,7 +113,7 @@ fn together<B: Backend>(t: &Bench<'_, B>, rank: usize) -> Outcome {
             let op = || Lora { x: &xs, norm, weights: &layers, epilogue, adapters: &adapted };
             let got = t.b.run(op()).map_err(text)?;
             let mut want = due(t, &input, &hosts, &runs);
-            // Of a norm, which is rounded once more.
+            // A norm adds one more rounding.
             let most = want.data.iter().fold(0f64, |m, (x, _)| m.max(x.abs()));
             want.data.iter_mut().for_each(|(_, bound)| *bound += t.suite.chain * most + 1e-5);
             t.near((ends, norm.is_some()), &got, &want)?;
@@ -138,7 +138,7 @@ fn together<B: Backend>(t: &Bench<'_, B>, rank: usize) -> Outcome {
     onto(t, &layers, &all[0])
 }
 
-/// A single layer, with what happens next: what is added is scaled too.
+/// A single layer with an epilogue, whose scale applies to the LoRA delta too.
 fn onto<B: Backend>(t: &Bench<'_, B>, layers: &[LinearWeights<B>], made: &Made<B>) -> Outcome {
     let (x, residual) = (t.up(&Host::random(1, 6, INPUTS))?, Host::random(2, 6, LAYERS[0].1));
     let (onto, with) =
@@ -157,7 +157,7 @@ fn onto<B: Backend>(t: &Bench<'_, B>, layers: &[LinearWeights<B>], made: &Made<B
     t.near("onto", &got, &Bounded { data, rows: 6, cols: LAYERS[0].1 })
 }
 
-/// A feed-forward block: something is added before the bend, and after it.
+/// A feed-forward block with LoRA deltas before and after the activation.
 fn block<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (mut parts, mut layers) = (BTreeMap::new(), Vec::new());
     for (i, (outputs, inputs)) in [(64, 96), (64, 96), (96, 64)].into_iter().enumerate() {

@@ -8,11 +8,11 @@ use crate::{
     StepPlan, Tensor, compose,
 };
 
-/// Sequences with keys and values for all their positions, and steps that compute parts of them.
+/// Sequences with Q, K and V for all their positions, and the steps that compute parts of them.
 struct Sequences {
     heads: Heads,
     page_len: usize,
-    /// Length of each.
+    /// Sequence lengths.
     lens: Vec<usize>,
     k: Vec<Host>,
     v: Vec<Host>,
@@ -31,7 +31,7 @@ impl Sequences {
         Sequences { heads, page_len, lens: lens.to_vec(), k, v, q }
     }
 
-    /// The pages of sequence `i`: no two sequences share one, and they do not lie in order.
+    /// The pages of sequence `i`: not shared between sequences, and out of order.
     fn pages(&self, i: usize) -> Vec<u32> {
         let count = |n: usize| n.div_ceil(self.page_len);
         let before: usize = self.lens[..i].iter().map(|n| count(*n)).sum();
@@ -61,7 +61,7 @@ impl Sequences {
     }
 }
 
-/// A cache for one layer.
+/// KV cache of one layer.
 struct Cache<B: Backend> {
     k: Tensor<B>,
     v: Tensor<B>,
@@ -78,7 +78,7 @@ impl<B: Backend> Cache<B> {
     }
 }
 
-/// Writes and attends to some parts of some sequences.
+/// Runs `kv_write` and `attend` for parts of some sequences.
 fn attend_parts<B: Backend>(
     t: &Bench<'_, B>,
     s: &Sequences,
@@ -93,7 +93,7 @@ fn attend_parts<B: Backend>(
     t.b.run(Attend { q: &q, heads: s.heads, spec, kv: cache.kv(), plan: &plan }).map_err(text)
 }
 
-/// What a cache holds of a head of some tokens.
+/// One head's keys or values, rounded as a KV cache of this type stores them.
 fn rounded(mut h: Host, dtype: DType) -> Host {
     if let Some(reach) = dtype.reach() {
         for row in h.data.chunks_exact_mut(h.cols.max(1)) {
@@ -115,19 +115,19 @@ fn most(x: &[f32]) -> f64 {
     f64::from(x.iter().fold(0f32, |most, x| most.max(x.abs())))
 }
 
-/// How far apart floats of eight bits are near a number: an eighth of the power of two below it, of which there is a least.
+/// Spacing of e4m3 values near `x`: an eighth of the power of two at or below it, which is at least 2^-6 (subnormals).
 fn step_of_f8(x: f64) -> f64 {
     2f64.powi(x.abs().log2().floor().max(-6.0) as i32 - 3)
 }
 
-/// The nearest float of eight bits.
+/// The nearest e4m3 value, saturating.
 fn nearest_f8(x: f64) -> f64 {
     let step = step_of_f8(x);
     ((x / step).round_ties_even() * step).clamp(-448.0, 448.0)
 }
 
-/// Moves numbers of a head that lie halfway between two codes of eight bits, near enough for a device that divides less
-/// exactly than others to take the other one.
+/// Moves elements that lie so close to halfway between two 8-bit codes that a device with a less exact division could
+/// round to the other one.
 fn away_from_ties(head: &mut [f32]) {
     let most = most(head);
     let is_tie = |x: f64| (x.abs().fract() - 0.5).abs() < 1e-3;
@@ -146,7 +146,7 @@ fn plain<B: Backend>() -> AttnSpec<B> {
     AttnSpec { scale: 0.3, window: None, chunk: None, softcap: None, sinks: None, bias: None, causal: true }
 }
 
-/// The oracle's answer for the same parts.
+/// The oracle's result for the same parts.
 fn answer<B: Backend>(
     s: &Sequences,
     dtype: DType,
@@ -155,7 +155,7 @@ fn answer<B: Backend>(
     parts: &[(usize, std::ops::Range<usize>)],
 ) -> Bounded {
     let (heads, group) = (s.heads, s.heads.q / s.heads.kv);
-    // One matrix for each key head of each sequence.
+    // One matrix per KV head of each sequence.
     let split = |from: &[Host]| -> Vec<Vec<Host>> {
         let head = |h: &Host, i: usize| {
             let data = (0..h.rows).flat_map(|r| h.row(r)[i * heads.dim..][..heads.dim].to_vec()).collect();
@@ -174,8 +174,8 @@ fn answer<B: Backend>(
                 let AttnSpec { scale, window, chunk, softcap, causal, .. } = *spec;
                 let q = &s.q[i].row(position)[h * heads.dim..][..heads.dim];
                 let (k, v) = (&k[i][h / group], &v[i][h / group]);
-                // A device may multiply a cache of bf16 with queries and weights of bf16, which have eight bits, and one
-                // of whole numbers with whole numbers of 16.
+                // A device may use bf16 queries and softmax weights (8 bits of precision) with a bf16 cache, and 16-bit
+                // integers with an i8 cache.
                 let loose = match dtype {
                     DType::BF16 => Loose::Each(1.0 / 256.0),
                     DType::I8 => Loose::Largest(1.0 / 65_536.0),
@@ -220,7 +220,7 @@ pub(super) fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             AttnSpec { bias: Some(t.strided(&bias)?), ..plain() },
             AttnSpec { bias: Some(t.up(&bias)?), causal: false, softcap: Some(3.0), ..plain() },
         ];
-        // A device may put four codes or two halves in a word, and so want heads that are whole words.
+        // A device may pack four codes or two halves into a 32-bit word and require heads of whole words.
         let holds = |dtype: &DType| heads.dim.is_multiple_of((4 / dtype.size()).max(1));
         for dtype in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8].into_iter().filter(holds) {
             for spec in &specs {
@@ -229,7 +229,7 @@ pub(super) fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
                 let y = attend_parts(t, &s, &cache, spec, &whole)?;
                 let own = (spec.sinks.is_some().then_some(&sinks), spec.bias.is_some().then_some(&bias));
                 t.near((heads, page_len, dtype, spec), &y, &answer(&s, dtype, spec, own, &whole))?;
-                // One more token of each sequence over the filled cache.
+                // Decode: recomputes the last token of each sequence over the filled cache.
                 let decode: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, n - 1..*n)).collect();
                 let y = attend_parts(t, &s, &cache, spec, &decode)?;
                 t.near((heads, dtype, spec, "decode"), &y, &answer(&s, dtype, spec, own, &decode))?;
@@ -239,7 +239,7 @@ pub(super) fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-/// A token's attention is the same, bit for bit, in any company and however its sequence was cut into steps.
+/// A token's attention is bit-identical whatever else is in the batch and however its sequence was cut into steps.
 pub(super) fn attend_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (heads, page_len, lens) in [
         (Heads { q: 4, kv: 2, dim: 12 }, 4, vec![23, 6, 90]),
@@ -261,7 +261,7 @@ pub(super) fn attend_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
                 let mut first = 0;
                 for (i, n) in lens.iter().enumerate() {
                     let cache = Cache::new(t, &s, dtype)?;
-                    // Who sees what comes later cannot do with a part of a sequence.
+                    // Bidirectional attention needs the whole sequence in one step.
                     let cuts = match spec.causal {
                         true => vec![0, n / 3, n / 3 + 1, (n / 2).max(n / 3 + 1), *n],
                         false => vec![0, *n],
@@ -316,7 +316,7 @@ pub(super) fn qkv_prep<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         });
         t.near((norm_width, pairs), &got, &want)?;
         t.like_default((norm_width, pairs), &got, compose::qkv_prep(t.b, &op(two.kv())))?;
-        // What is in the cache shows only through attention.
+        // The cache's contents can be compared only through attention.
         let attend = |cache: &Cache<B>| {
             t.b.run(Attend { q: &got, heads, spec: &plain(), kv: cache.kv(), plan: &plan }).map_err(text)
         };

@@ -3,7 +3,7 @@ use super::{Bench, Bounded, CoreResult, Host, Outcome, Random, ensure, text};
 use crate::ops::{Activate, Epilogue, Ffn, Head, Linear, LinearMany, Moe, Normalize, PermuteCols};
 use crate::{Activation, Backend, Expert, Format, LinearWeights, Norm, NormKind, ShareOf, Tensor, compose};
 
-/// A norm on the host and on the device.
+/// A random RMSNorm: its weight on the host, and the norm on the device.
 pub(super) fn norm<B: Backend>(t: &Bench<'_, B>, width: usize) -> Result<(Host, Norm<B>), String> {
     let weight = Host::random(21, 1, width);
     let by = Norm { kind: NormKind::Rms, weight: t.up(&weight)?, bias: None, eps: 1e-5 };
@@ -24,7 +24,7 @@ fn values(b: &Bounded) -> Host {
     Host { data: b.data.iter().map(|(x, _)| *x as f32).collect(), rows: b.rows, cols: b.cols }
 }
 
-/// A result of several roundings in a row: bounded by the size of the whole.
+/// Replaces bounds by those for chained ops, relative to the largest element.
 fn loose<B: Backend>(t: &Bench<'_, B>, b: Bounded) -> Bounded {
     let most = b.data.iter().fold(0f64, |m, (x, _)| m.max(x.abs()));
     Bounded { data: b.data.iter().map(|(x, _)| (*x, t.suite.chain * most + 1e-5)).collect(), ..b }
@@ -99,14 +99,14 @@ pub(super) fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-/// Experts with two kinds of weights, and what they stand for: gate, up and down of each.
+/// Experts with weights of mixed formats, and the dequantized gate, up and down of each.
 struct Mixture<B: Backend> {
     experts: Vec<Expert<B>>,
     hosts: Vec<[Host; 3]>,
 }
 
 impl<B: Backend> Mixture<B> {
-    /// A whole chunk of inputs, and a part of one.
+    /// One whole chunk of 256 inputs, and part of another.
     const DIM: usize = 288;
     const WIDTH: usize = 64;
 
@@ -132,7 +132,7 @@ impl<B: Backend> Mixture<B> {
         Ok(Mixture { experts, hosts })
     }
 
-    /// What expert `e` makes of some rows, without biases.
+    /// The oracle's output of expert `e` for some rows, without biases.
     fn expert(&self, t: &Bench<'_, B>, e: usize, x: &Host, act: Activation) -> Bounded {
         let [gate, up, down] = &self.hosts[e];
         let (g, u) = (product(&t.met(Format::Q8_0, x), gate), product(&t.met(Format::F16, x), up));
@@ -143,7 +143,7 @@ impl<B: Backend> Mixture<B> {
     }
 }
 
-/// Each row takes shares of some experts: none of the last, and row 0 of no other either.
+/// Random routing weights: none for the last expert, and none at all for row 0.
 fn shares(rows: usize, experts: usize) -> Host {
     let mut rng = Random(5);
     let mut shares = Host { data: vec![0.0; rows * experts], rows, cols: experts };
@@ -157,7 +157,7 @@ fn shares(rows: usize, experts: usize) -> Host {
 
 pub(super) fn moe<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let dim = Mixture::<B>::DIM;
-    // Of many rows some experts get more than any tile has.
+    // With many rows some experts get more rows than any tile holds.
     for (rows, count, act, scale, share_of) in [
         (1, 3, Activation::Silu, 1.0, ShareOf::Result),
         (7, 5, Activation::GeluTanh, 0.5, ShareOf::Result),
@@ -211,7 +211,7 @@ pub(super) fn moe<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     ensure(refused.is_err(), || format!("biases of experts that take shares of inputs gave {refused:?}"))
 }
 
-/// What a row gets does not depend on how many others an expert works on.
+/// A row's result does not depend on how many other rows its experts process.
 pub(super) fn moe_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let rows = 140;
     let (x, taken) = (Host::random(1, rows, Mixture::<B>::DIM), shares(rows, 4));
@@ -250,7 +250,7 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         t.near(&rows, &got, &loose(t, want.get()))?;
         t.like_default((&rows, "default"), &got, compose::head(t.b, &op()))?;
     }
-    // Logits do not depend on which other rows were asked for.
+    // Logits do not depend on which other rows are computed.
     let xs = t.up(&x)?;
     let logits = |at: &[u32]| {
         let at = t.ids(at)?;
@@ -260,8 +260,7 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     t.same("alone", &logits(&[3])?, &logits(&[0, 3, 8])?.row_range(1..2))
 }
 
-/// Layers that want their inputs in another order, in every op that takes some, are the same layers given inputs in
-/// that order.
+/// Act-order: in every op with linear layers, layers with a permutation match plain layers on permuted inputs.
 pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (rows, dim, width) = (5, 96, 64);
     let order = |n: usize| (0..n as u32).map(|i| (i * 29 + 11) % n as u32).collect::<Vec<_>>();
@@ -330,7 +329,7 @@ pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-/// What runs is recorded, what it is composed of one level deeper.
+/// Launched ops are recorded in the trace, and the ops they are composed of one level deeper.
 pub(super) fn trace<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let x = t.up(&values(&product(&Host::random(1, 2, 32), &Host::random(2, 32, 32))))?;
     let (weight, _) = t.weight(3, Format::Q8_0, 8, 32)?;

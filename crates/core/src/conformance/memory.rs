@@ -54,7 +54,7 @@ pub(super) fn copy<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     ensure(t.down::<u8>(&pages)? == [5, 6, 3, 4, 5, 6], || "a row was not copied as it should".into())
 }
 
-/// What does not fit is refused before it is launched, with words.
+/// Operands that do not fit are rejected before launch, with an error that describes the mismatch.
 pub(super) fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (x, w) = (t.up(&Host::random(1, 2, 8))?, t.up(&Host::random(2, 3, 9))?);
     let wide = t.b.run(Matmul { x: &x, weight: &w, bias: None, epilogue: Epilogue::NONE });
@@ -90,7 +90,7 @@ pub(super) fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     states(t)
 }
 
-/// States that are missing, that lie past the last, or that two sequences share.
+/// Recurrent states that are missing, out of range, or shared by two sequences.
 fn states<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let plan = |states: &[(u32, u32)]| {
         let spans = vec![Span { rows: 1, start: 0, pages: vec![0] }; 2];

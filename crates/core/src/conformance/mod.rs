@@ -1,4 +1,4 @@
-//! The conformance suite: every op of a backend against an `f64` oracle, every override against its default body.
+//! Conformance suite: every op of a backend against an `f64` oracle, every override against its default body.
 //!
 //! A backend's crate runs it with one line:
 //!
@@ -7,7 +7,7 @@
 //! tallow_core::conformance!(Suite::shapes(), MyDevice::default());
 //! ```
 //!
-//! Sizes are odd on purpose, views are strided, batches are ragged and may be empty.
+//! Sizes are deliberately odd, views are strided, batches are ragged and may be empty.
 
 mod adapters;
 mod attention;
@@ -26,24 +26,24 @@ use tallow_quant::Format;
 
 use crate::{Backend, Elem, HostWeight, Memory, Result as CoreResult, Tensor, Weight};
 
-/// What a case comes to: nothing, or what was wrong.
+/// Result of a case; `Err` describes the failure.
 pub type Outcome = Result<(), String>;
 
-/// What is asked of a backend.
+/// Settings of a run: which values, formats, sizes and tolerances.
 #[derive(Clone, Copy, Debug)]
 pub struct Suite {
-    /// Are there values to compare? Only the null device has none.
+    /// Whether values are compared. False for the null device only.
     pub values: bool,
-    /// Multiplies every bound: 1 for a device that computes in `f32`.
+    /// Multiplies every error bound: 1 for a device that computes in `f32`.
     pub slack: f64,
-    /// The formats that weights come in.
+    /// Weight formats to test.
     pub formats: &'static [Format],
-    /// How many of the many sizes that an op is tried in.
+    /// Maximum number of sizes to test per op.
     pub sizes: usize,
-    /// What becomes of (a row of) a linear layer's input before it is multiplied by weights of a format: itself, unless
-    /// the device rounds it.
+    /// How the device rounds a row of a linear layer's input before multiplying it with weights of a format (activation
+    /// quantization). The identity if it does not.
     pub meets: fn(Format, &[f32]) -> Vec<f32>,
-    /// How far off results of several ops in a row may be, in proportion to the largest.
+    /// Error bound for results of several chained ops, relative to the largest element.
     pub chain: f64,
 }
 
@@ -54,18 +54,18 @@ impl Suite {
         Suite { values: true, slack: 1.0, formats: &Format::ALL, sizes: usize::MAX, meets, chain: 1e-5 }
     }
 
-    /// For a device that rounds the inputs of linear layers. What it makes of rounded inputs is held to the same bounds.
-    /// Where ops follow each other, an input that lies between two steps may become the one or the other.
+    /// For a device that rounds the inputs of linear layers. Products of the rounded inputs have the same bounds as
+    /// usual. In chained ops an input near a rounding boundary may round either way, which `chain` must allow for.
     pub fn rounding(meets: fn(Format, &[f32]) -> Vec<f32>, chain: f64) -> Suite {
         Suite { meets, chain, ..Suite::exact() }
     }
 
-    /// The same in a few formats and sizes: enough to see whether a driver can be trusted, in seconds.
+    /// The same suite with few formats and sizes: checks in seconds whether a driver can be trusted.
     pub fn brief(self) -> Suite {
         Suite { formats: &[Format::F16, Format::Q8_0, Format::Q4K], sizes: 2, ..self }
     }
 
-    /// For a device that computes nothing: shapes and checks only.
+    /// For a device that computes nothing: tests shapes and checks only.
     pub fn shapes() -> Suite {
         Suite { values: false, ..Suite::exact() }
     }
@@ -77,15 +77,15 @@ struct Bench<'a, B: Backend> {
     suite: Suite,
 }
 
-/// One case: a name, and what it does to a backend.
+/// One test case.
 pub struct Case<B: Backend> {
-    /// The op or property.
+    /// The op or property under test.
     pub name: &'static str,
-    /// Runs it.
+    /// Runs the case.
     pub run: fn(&B, Suite) -> Outcome,
 }
 
-/// Every case, in the order a new backend will want to make them pass.
+/// All cases, in the order in which a new backend should make them pass.
 pub fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, run| Case { name, run };
     vec![
@@ -121,12 +121,12 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     ]
 }
 
-/// Runs every case on a backend. What failed, and why, case by case.
+/// Runs every case on a backend and returns the outcome of each.
 pub fn run<B: Backend>(b: &B, suite: Suite) -> Vec<(&'static str, Outcome)> {
     run_telling(b, suite, &mut |_, _, _| {})
 }
 
-/// The same, telling before each case how many of how many are done, and the name of the one that comes.
+/// Like [`run`], calling `told` before each case with the number of cases done, the total and the next case's name.
 pub fn run_telling<B: Backend>(
     b: &B,
     suite: Suite,
@@ -141,7 +141,7 @@ pub fn run_telling<B: Backend>(
     cases.into_iter().enumerate().map(one).collect()
 }
 
-/// Runs the suite as tests of the crate it stands in: `conformance!(suite, backend)`.
+/// Defines a test that runs the suite in the calling crate: `conformance!(suite, backend)`.
 #[macro_export]
 macro_rules! conformance {
     ($suite:expr, $backend:expr) => {
@@ -173,13 +173,13 @@ impl<'a, B: Backend> Bench<'a, B> {
         self.b.upload_row(ids).map_err(text)
     }
 
-    /// What the device multiplies weights of a format with, where it is given `x`.
+    /// `x` as the device rounds it before multiplying with weights of a format (see [`Suite::meets`]).
     fn met(&self, format: Format, x: &Host) -> Host {
         let data = (0..x.rows).flat_map(|r| (self.suite.meets)(format, x.row(r))).collect();
         Host { data, ..*x }
     }
 
-    /// A strided view that holds `host`, with other data around it.
+    /// Uploads `host` as a strided view with other data around it.
     fn strided(&self, host: &Host) -> Result<Tensor<B>, String> {
         let mut wide = Host::random(99, host.rows, host.cols + 5);
         for r in 0..host.rows {
@@ -192,7 +192,7 @@ impl<'a, B: Backend> Bench<'a, B> {
         self.b.download(t).map_err(text)
     }
 
-    /// A weight of that format on the device, and the numbers it stands for.
+    /// A random weight of a format on the device, and its dequantized values.
     fn weight(
         &self,
         seed: u64,
@@ -224,7 +224,7 @@ impl<'a, B: Backend> Bench<'a, B> {
         Ok((weight, Host { data, rows, cols }))
     }
 
-    /// Compares a tensor with what an oracle found, element by element.
+    /// Compares a tensor with the oracle's result, element by element.
     fn near(&self, what: impl Debug, got: &Tensor<B>, want: &Bounded) -> Outcome {
         if (got.rows(), got.cols()) != (want.rows, want.cols) {
             return Err(format!("{what:?}: {got:?} where [{}, {}] was due", want.rows, want.cols));
@@ -245,7 +245,7 @@ impl<'a, B: Backend> Bench<'a, B> {
         Ok(())
     }
 
-    /// Compares two tensors bit by bit.
+    /// Checks that two tensors are bit-identical.
     fn same(&self, what: impl Debug, got: &Tensor<B>, want: &Tensor<B>) -> Outcome {
         let (got, want): (Vec<f32>, Vec<f32>) = (self.down(got)?, self.down(want)?);
         let differs = got.iter().zip(&want).position(|(g, w)| g.to_bits() != w.to_bits());
@@ -260,7 +260,7 @@ impl<'a, B: Backend> Bench<'a, B> {
         }
     }
 
-    /// Compares an override with its default body.
+    /// Compares an override's result with that of the default body.
     fn like_default(&self, what: impl Debug, got: &Tensor<B>, default: CoreResult<Tensor<B>>) -> Outcome {
         let default: Vec<f32> = self.down(&default.map_err(text)?)?;
         let most = default.iter().fold(0f32, |m, x| m.max(x.abs()));
@@ -278,7 +278,7 @@ struct Host {
 }
 
 impl Host {
-    /// Numbers from -1 to 1, the same for the same seed.
+    /// Uniform values from -1 to 1, determined by the seed.
     fn random(seed: u64, rows: usize, cols: usize) -> Host {
         let mut rng = Random(seed);
         Host { data: (0..rows * cols).map(|_| rng.signed()).collect(), rows, cols }
@@ -292,14 +292,14 @@ impl Host {
         &mut self.data[r * self.cols..][..self.cols]
     }
 
-    /// The same matrix, each number changed.
+    /// Applies `f` to each element.
     fn map(mut self, f: impl Fn(f32) -> f32) -> Host {
         self.data.iter_mut().for_each(|x| *x = f(*x));
         self
     }
 }
 
-/// What an oracle found: each number, and how far off a device may be.
+/// An oracle's result: each value and its absolute error bound.
 #[derive(Debug)]
 struct Bounded {
     data: Vec<(f64, f64)>,
@@ -308,7 +308,7 @@ struct Bounded {
 }
 
 impl Bounded {
-    /// Built row by row; a row gives `cols` numbers with their bounds.
+    /// Built row by row; `row` returns `cols` values with their bounds.
     fn by_rows(rows: usize, cols: usize, mut row: impl FnMut(usize) -> Vec<(f64, f64)>) -> Bounded {
         Bounded { data: (0..rows).flat_map(&mut row).collect(), rows, cols }
     }

@@ -1,12 +1,12 @@
-//! The answers, in `f64`, by the plainest code there is.
+//! The oracle: reference implementations in `f64`, as plain as possible.
 
 use super::{Bounded, Host};
 use crate::{Activation, DeltaHeads, Groups, NormKind, RopePairs, Scores, Span};
 
-/// The relative rounding of one `f32` operation, doubled.
+/// Twice the relative rounding error of one `f32` operation.
 pub(super) const EPS: f64 = 1.2e-7;
 
-/// `x · wᵀ + bias`, scaled, capped, added to.
+/// `softcap(scale * (x · wᵀ + bias)) + residual`.
 pub(super) struct Product<'a> {
     pub x: &'a Host,
     pub w: &'a Host,
@@ -36,7 +36,7 @@ impl Product<'_> {
                         y += f64::from(residual.row(r)[c]);
                         size += f64::from(residual.row(r)[c]).abs();
                     }
-                    // Rounding errors of a sum grow like the root of its length, on average; this is well above.
+                    // Rounding errors of a sum grow on average like the square root of its length; this is well above.
                     (y, EPS * size * (4.0 + (self.x.cols as f64).sqrt()) + 1e-6)
                 })
                 .collect()
@@ -52,7 +52,7 @@ pub(super) struct Normed<'a> {
 }
 
 impl Normed<'_> {
-    /// One group.
+    /// Normalises one group of columns.
     fn group(&self, x: &[f64]) -> Vec<f64> {
         let n = x.len() as f64;
         let mean = if self.kind == NormKind::Layer { x.iter().sum::<f64>() / n } else { 0.0 };
@@ -70,7 +70,7 @@ impl Normed<'_> {
     }
 }
 
-/// What routing makes of a token's logits.
+/// MoE routing of one token's logits.
 pub(super) struct Chosen<'a> {
     pub used: usize,
     pub scores: Scores,
@@ -115,7 +115,7 @@ impl Chosen<'_> {
         let mut out = vec![(0.0, 0.0); x.len()];
         for i in chosen {
             let y = scores[i] / all * f64::from(self.scale);
-            // A softmax takes differences of logits, whose rounding is in proportion to them.
+            // A softmax uses differences of logits, whose rounding errors are proportional to the logits.
             out[i] = (y, y * (20.0 + most.abs()) * EPS + 1e-9);
         }
         out
@@ -161,13 +161,13 @@ pub(super) fn activate(act: Activation, x: f64) -> f64 {
     }
 }
 
-/// What an activation multiplies.
+/// The factor that an activation is multiplied by, from `up`.
 pub(super) fn gated(act: Activation, up: f64) -> f64 {
     let limit = f64::from(Activation::LIMIT);
     if act == Activation::Clamped { up.clamp(-limit, limit) + 1.0 } else { up }
 }
 
-/// By its series near zero and its continued fraction far away: good to 1e-15.
+/// Error function, by series near zero and continued fraction far from it: accurate to 1e-15.
 pub(super) fn erf(x: f64) -> f64 {
     if x.abs() > 3.0 {
         let z = x.abs();
@@ -183,7 +183,7 @@ pub(super) fn erf(x: f64) -> f64 {
     sum * 2.0 / std::f64::consts::PI.sqrt()
 }
 
-/// One head turned by the angles of a table's row.
+/// RoPE of one head by a row of the table.
 pub(super) fn rotate(head: &[f64], angles: &[f32], pairs: RopePairs) -> Vec<f64> {
     let (mut out, half) = (head.to_vec(), angles.len() / 2);
     for i in 0..half {
@@ -198,31 +198,31 @@ pub(super) fn rotate(head: &[f64], angles: &[f32], pairs: RopePairs) -> Vec<f64>
     out
 }
 
-/// Attention of one query head at one position over one sequence.
+/// Attention of one query head over one sequence.
 pub(super) struct Attention<'a> {
-    /// Keys of the head, one row a position, already rounded to what the cache holds.
+    /// Keys of the head, one row per position, already rounded to the cache's type.
     pub k: &'a Host,
-    /// Values likewise.
+    /// Values, likewise.
     pub v: &'a Host,
     pub scale: f32,
     pub window: Option<usize>,
     pub chunk: Option<usize>,
     pub softcap: Option<f32>,
     pub sink: Option<f32>,
-    /// A row of the bias.
+    /// The head's row of the relative position bias.
     pub bias: Option<&'a [f32]>,
     pub causal: bool,
-    /// How queries and weights may be rounded to meet what the cache holds.
+    /// How a device may round queries and softmax weights to match the cache's type.
     pub loose: Loose,
 }
 
-/// How far off numbers may be that are rounded.
+/// Rounding allowed for queries and softmax weights.
 #[derive(Clone, Copy)]
 pub(super) enum Loose {
     Exact,
-    /// Each in proportion to itself.
+    /// Relative to each element.
     Each(f64),
-    /// All in proportion to the largest: of a query's elements, or of weights times the values' scales.
+    /// Relative to the largest: of a query's elements, or of softmax weights times the values' scales.
     Largest(f64),
 }
 
@@ -234,10 +234,10 @@ impl Attention<'_> {
         let end = if self.causal { position + 1 } else { after };
         let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
         let first = first.max(self.chunk.map_or(0, |n| position - position % n));
-        // A score, the size of what it is summed from, and the size of what rounded queries make of it: the score's
-        // rounding errors are in proportion to those, and are relative errors of its weight. Queries are rounded each
-        // on its own, so their errors add up as random ones do: three times the root of their squares is five times
-        // what is to be expected.
+        // A score, the sum of its terms' magnitudes, and the error due to rounded queries. The score's rounding errors
+        // are proportional to these, and are relative errors of its softmax weight. Query elements are rounded
+        // independently, so their errors add up like random ones: three times the root of the sum of squares is five
+        // times what is expected.
         let score = |p: usize| {
             let terms = q
                 .iter()
@@ -272,7 +272,7 @@ impl Attention<'_> {
             Loose::Largest(part) => (0.0, part),
         };
         let off = EPS * size * (4.0 + (q.len() as f64).sqrt()) + of_each + queries;
-        // What rounded weights come to, random as well.
+        // Error due to rounded softmax weights, random as well.
         let weighed = (first..end).zip(&weights).map(|(p, w)| w / sum * largest(self.v.row(p)));
         let weighed = 3.0 * of_largest * weighed.fold(0.0, f64::max) * ((end - first) as f64).sqrt();
         (0..self.v.cols)
@@ -285,19 +285,18 @@ impl Attention<'_> {
     }
 }
 
-/// The sequence position and span of each row of a ragged step.
+/// Span index and sequence position of each row of a ragged step.
 pub(super) fn row_places(spans: &[Span]) -> Vec<(usize, usize)> {
     spans.iter().enumerate().flat_map(|(i, s)| (s.start..s.end()).map(move |p| (i, p))).collect()
 }
 
-/// What a head keeps of its matrix, by what a token says of it.
+/// Decay factor of a head's state: `exp(-rate * softplus(said + bias))`.
 pub(super) fn forgotten(said: f32, rate: f32, bias: f32) -> f64 {
     let x = f64::from(said) + f64::from(bias);
     (-f64::from(rate) * (1.0 + x.exp()).ln()).exp()
 }
 
-/// What heads recall of a sequence, from queries and keys, values, and what tokens say of writing; `kept` says how much
-/// of a matrix is kept at a token by a head.
+/// Gated delta rule over one sequence, from zero state; `kept(token, head)` is the decay factor.
 pub(super) fn recall(
     heads: DeltaHeads,
     [qk, v, gates]: [&Host; 3],
@@ -323,7 +322,7 @@ pub(super) fn recall(
         }
         row
     });
-    // Errors go on from token to token, and are forgotten as the rest is.
+    // Errors carry over from token to token and decay with the state.
     let most = rows.data.iter().fold(0.0, |m: f64, (y, _)| m.max(y.abs()));
     Bounded { data: rows.data.iter().map(|(y, _)| (*y, 2e-5 * most + 1e-6)).collect(), ..rows }
 }

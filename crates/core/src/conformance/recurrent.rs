@@ -1,4 +1,4 @@
-//! Ops that keep a state of each sequence, in whatever steps its tokens come.
+//! Ops with recurrent state: results must not depend on how sequences are cut into steps.
 
 use std::ops::Range;
 
@@ -9,11 +9,10 @@ use crate::{
     Activation, Backend, Decay, DeltaHeads, Sharing, Span, StateRows, Step, StepPlan, Tensor, compose,
 };
 
-/// Some tokens of sequence `i`.
+/// Sequence index and the range of its tokens.
 type Part = (usize, Range<usize>);
 
-/// Lengths of sequences, and steps that compute them: cut where it is awkward, in changing company, and with a part that
-/// is empty.
+/// Sequence lengths. The steps below cut them awkwardly, mix different sequences, and include an empty part.
 const LENS: [usize; 3] = [11, 1, 6];
 
 fn steps() -> Vec<Vec<Part>> {
@@ -25,12 +24,12 @@ fn steps() -> Vec<Vec<Part>> {
     ]
 }
 
-/// Each sequence alone and at once.
+/// Each sequence alone, in one step.
 fn alone() -> Vec<Vec<Part>> {
     LENS.iter().enumerate().map(|(i, n)| vec![(i, 0..*n)]).collect()
 }
 
-/// The plan of a step. `turns` counts those that each sequence has had. A state's two rows do not lie side by side.
+/// The plan of a step. `turns` counts the steps of each sequence so far. A sequence's two state rows are not adjacent.
 fn plan<B: Backend>(t: &Bench<'_, B>, parts: &[Part], turns: &mut [usize]) -> Result<StepPlan<B>, String> {
     let span = |(_, rows): &Part| Span { rows: rows.len(), start: rows.start, pages: vec![0] };
     let spans: Vec<Span> = parts.iter().map(span).collect();
@@ -45,7 +44,7 @@ fn plan<B: Backend>(t: &Bench<'_, B>, parts: &[Part], turns: &mut [usize]) -> Re
     StepPlan::new(t.b, step).map_err(text)
 }
 
-/// The rows of sequences that a step computes.
+/// Gathers the rows that a step computes.
 fn gather(from: &[Host], parts: &[Part]) -> Host {
     let cols = from[0].cols;
     let rows = parts.iter().flat_map(|(i, rows)| rows.clone().map(|r| from[*i].row(r)));
@@ -53,10 +52,10 @@ fn gather(from: &[Host], parts: &[Part]) -> Host {
     Host { rows: parts.iter().map(|(_, rows)| rows.len()).sum(), data, cols }
 }
 
-/// Has a device do the op under test for some parts, by their plan.
+/// Runs the op under test on the device for some parts and their plan.
 type Run<'a, B> = &'a dyn Fn(&[Part], &StepPlan<B>) -> Result<Tensor<B>, String>;
 
-/// What steps give, compared with what is due of each sequence, and with what it gives alone: bit for bit.
+/// Compares each sequence computed alone with the oracle, and the results in steps with those, bit for bit.
 fn check<B: Backend>(
     t: &Bench<'_, B>,
     what: &dyn std::fmt::Debug,
@@ -84,7 +83,7 @@ fn check<B: Backend>(
     Ok(())
 }
 
-/// Memory for states, with something in it that nobody may look at.
+/// State memory filled with garbage that must not be read.
 fn states<B: Backend>(t: &Bench<'_, B>, cols: usize) -> Result<Tensor<B>, String> {
     t.up(&Host::random(77, 2 * LENS.len(), cols).map(|x| 1e3 * x))
 }
@@ -135,7 +134,7 @@ pub(super) fn gated_delta<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     .into_iter()
     .take(t.suite.sizes)
     {
-        // Keys and queries about as long as one.
+        // Keys and queries of about unit length.
         let short = 1.7 / (heads.key_dim as f32).sqrt();
         let make = |salt: u64, cols: usize| -> Vec<Host> {
             (0..).zip(LENS).map(|(i, n)| Host::random(salt + 7 * i, n, cols)).collect()

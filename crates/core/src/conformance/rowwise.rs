@@ -77,7 +77,7 @@ pub(super) fn activate<B: Backend>(t: &Bench<'_, B>) -> Outcome {
                     };
                     (0..cols).map(y).collect()
                 });
-                // Side by side, as a joint projection leaves them.
+                // Side by side, as in the output of a joint linear layer.
                 let mut joint = Host { data: Vec::new(), rows, cols: 2 * cols };
                 for r in 0..rows {
                     joint.data.extend(gate.row(r).iter().chain(up.row(r)));
@@ -167,7 +167,7 @@ pub(super) fn permute_cols<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-/// Ways to choose experts: how many there are, how many of them are used, and the groups that they are in.
+/// Routing cases: experts, experts per token, groups.
 const ROUTES: [(usize, usize, Option<Groups>); 6] = [
     (1, 1, None),
     (7, 2, None),
@@ -193,7 +193,7 @@ pub(super) fn route<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             }
             let mut x = Host::random(7, rows, experts).map(|x| 6.0 * x);
             if rows == 19 {
-                // Equals are what goes wrong.
+                // Ties are the likely failure.
                 (0..rows).for_each(|r| x.row_mut(r)[experts / 2] = x.row(r)[0]);
             }
             let bias = Host::random(8, 1, experts).map(|b| if biased { 0.5 * b } else { 0.0 });
@@ -211,7 +211,7 @@ pub(super) fn route<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 pub(super) fn topk<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (rows, cols, k) in [(1, 1, 1), (3, 5, 5), (2, 97, 1), (4, 1000, 20), (1, 5003, 64), (0, 3, 2)] {
         let mut x = Host::random(1, rows, cols);
-        // Equal, infinite and missing numbers are what goes wrong.
+        // Ties, infinities and NaN are the likely failures.
         let mut rng = Random(9);
         for r in 0..rows {
             for value in [0.5, 0.5, f32::NEG_INFINITY, f32::NAN, f32::INFINITY] {
@@ -239,7 +239,7 @@ pub(super) fn topk<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-/// Numbers by size, for sorting; NaN is kept apart by the caller.
+/// Floats with a total order, for sorting; the caller handles NaN.
 #[derive(PartialEq)]
 struct Ordered(f32);
 

@@ -3,10 +3,10 @@ use super::{Bench, Bounded, Host, Outcome, text};
 use crate::ops::{Dequant, Embed, Epilogue, Linear, Matmul};
 use crate::{Backend, Format, LinearWeights, Memory, compose};
 
-/// Columns that a format can store, odd ones where it can.
+/// Row widths that a format can store, odd ones where possible.
 fn widths(format: Format) -> &'static [usize] {
     match format.block_weights() {
-        // See `HostWeight::row_bytes`.
+        // Rows may end within a block: see `HostWeight::row_bytes`.
         32 if format == Format::Q8_0 => &[7, 32, 352, 300, 16],
         1 => &[1, 7, 48, 65, 172, 300],
         32 => &[32, 96, 352],
@@ -116,7 +116,7 @@ pub(super) fn linear<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-/// A row's product is the same, bit for bit, whatever other rows are there.
+/// A row's product is bit-identical whatever other rows are in the batch.
 pub(super) fn linear_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for &format in t.suite.formats {
         for &k in widths(format).iter().rev().take(t.suite.sizes) {

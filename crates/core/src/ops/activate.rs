@@ -1,14 +1,14 @@
 use super::{Check, Op};
 use crate::{Activation, Backend, Result, Tensor};
 
-/// `act(gate) * up`, or `act(gate)` alone. There is one activation that holds `up` too: see [`Activation::Clamped`].
+/// Activation: `act(gate) * up`, or `act(gate)` alone. [`Activation::Clamped`] also clamps `up` and adds 1.
 #[derive(Debug)]
 pub struct Activate<'a, B: Backend> {
     /// [rows, cols]
     pub gate: &'a Tensor<B>,
     /// [rows, cols]
     pub up: Option<&'a Tensor<B>>,
-    /// The bend.
+    /// Activation function.
     pub act: Activation,
 }
 

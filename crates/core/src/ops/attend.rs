@@ -2,21 +2,21 @@ use super::kv::check_kv;
 use super::{Check, Op};
 use crate::{AttnSpec, Backend, Heads, LayerKv, Result, StepPlan, Tensor};
 
-/// Attention of the step's tokens over what the cache holds of their sequences.
+/// Paged attention of the step's tokens over the KV cache of their sequences.
 ///
-/// There is one op for prefill, decode and any mix: spans of any length, read through page tables. A contiguous
-/// cache is a page as long as its sequence. The step's own keys and values are in the cache already.
+/// One op covers prefill, decode and any mix: spans of any length, read through page tables. A contiguous cache is
+/// one page as long as the sequence. The step's own keys and values are already in the cache.
 #[derive(Debug)]
 pub struct Attend<'a, B: Backend> {
     /// [tokens, query columns]
     pub q: &'a Tensor<B>,
     /// How the columns divide into heads.
     pub heads: Heads,
-    /// Scale, window, caps.
+    /// Scale, window, softcap, sinks, bias, causality.
     pub spec: &'a AttnSpec<B>,
-    /// What to attend to.
+    /// KV cache of the layer.
     pub kv: LayerKv<'a, B>,
-    /// Which token belongs to which sequence, at which position.
+    /// Spans, positions and page tables.
     pub plan: &'a StepPlan<B>,
 }
 

@@ -1,25 +1,25 @@
 use super::{Check, Op};
 use crate::{Backend, Result, StepPlan, Tensor};
 
-/// The most rows that a convolution may look at.
+/// Maximum kernel size.
 pub const MOST_KERNEL: usize = 16;
 
-/// What each column of a token and of those before it come to, each times its own weight, through SiLU.
+/// Causal depthwise convolution, then SiLU: `y[t] = silu(sum_j weight[j] * x[t + j + 1 - kernel])`, per column.
 ///
-/// What it needs of tokens before the step is in the state, as is what the next step will need.
+/// Inputs from before the step are read from the state, and the last `kernel - 1` inputs are written back to it.
 #[derive(Debug)]
 pub struct CausalConv<'a, B: Backend> {
     /// [tokens, columns]
     pub x: &'a Tensor<B>,
-    /// [kernel, columns]: of the token longest ago first, of the token itself last.
+    /// [kernel, columns]: the oldest token's weights first, the current token's last.
     pub weight: &'a Tensor<B>,
-    /// [rows, (kernel - 1) * columns]
+    /// [rows, (kernel - 1) * columns]: convolution state, updated in place.
     pub window: &'a Tensor<B>,
-    /// Which token belongs to which sequence.
+    /// The step's spans and state rows.
     pub plan: &'a StepPlan<B>,
 }
 
-/// There is a state for each span of the plan.
+/// `state` is contiguous `f32`, and every span of the plan has state rows within it.
 pub(super) fn check_states<B: Backend>(
     c: &Check,
     what: &'static str,

@@ -3,12 +3,12 @@ use std::ops::Range;
 use super::{Check, Op};
 use crate::{Backend, Result, Tensor, Weight};
 
-/// Some rows of a weight as `f32`.
+/// Dequantizes some rows of a weight to `f32`.
 #[derive(Debug)]
 pub struct Dequant<'a, B: Backend> {
     /// [outputs, inputs]
     pub w: &'a Weight<B>,
-    /// Which outputs.
+    /// Range of outputs.
     pub rows: Range<usize>,
 }
 

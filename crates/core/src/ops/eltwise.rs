@@ -1,8 +1,7 @@
 use super::{Check, Op};
 use crate::{Backend, Result, Tensor};
 
-/// What [`Eltwise`] does to each element. A tensor of one row serves every row of `x`, one of one column every
-/// column.
+/// The operation of [`Eltwise`]. `y` broadcasts: one row over all rows of `x`, one column over all columns.
 #[derive(Debug)]
 pub enum EltwiseOp<'a, B: Backend> {
     /// `x + y`
@@ -19,17 +18,17 @@ pub enum EltwiseOp<'a, B: Backend> {
     Gate(&'a Tensor<B>),
 }
 
-/// A tensor with something done to each element.
+/// Element-wise op on `x`, with an optional second tensor.
 #[derive(Debug)]
 pub struct Eltwise<'a, B: Backend> {
     /// [rows, cols]
     pub x: &'a Tensor<B>,
-    /// What is done.
+    /// The operation.
     pub op: EltwiseOp<'a, B>,
 }
 
 impl<'a, B: Backend> Eltwise<'a, B> {
-    /// The other tensor, if there is one.
+    /// The second operand `y`, if the operation has one.
     pub fn other(&self) -> Option<&'a Tensor<B>> {
         match self.op {
             EltwiseOp::Add(y) | EltwiseOp::AddScaled(y, _) | EltwiseOp::Mul(y) | EltwiseOp::Gate(y) => {

@@ -1,10 +1,10 @@
 use super::{Check, Op};
 use crate::{Backend, Result, Tensor, Weight};
 
-/// Rows of an embedding table, as `f32`.
+/// Embedding lookup: rows of a table as `f32`, scaled.
 #[derive(Debug)]
 pub struct Embed<'a, B: Backend> {
-    /// [vocabulary, dim]. Ids past its end give rows of zeros.
+    /// [vocabulary, dim]. Ids past the end yield rows of zeros.
     pub table: &'a Weight<B>,
     /// [1, tokens]
     pub ids: &'a Tensor<B>,

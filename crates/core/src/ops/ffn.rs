@@ -4,33 +4,33 @@ use super::matmul::Epilogue;
 use super::{Check, Op};
 use crate::{Activation, Backend, LinearWeights, LoraRows, Norm, Result, Tensor, compose};
 
-/// A feed-forward block: normalise, project up, bend, project down.
+/// Feed-forward block: norm, up (and gate), activation, down.
 #[derive(Debug)]
 pub struct Ffn<'a, B: Backend> {
     /// [rows, dim]
     pub x: &'a Tensor<B>,
-    /// Of `x`.
+    /// Norm of `x`.
     pub norm: Option<&'a Norm<B>>,
-    /// Gate and up side by side (however many weights that takes), or up alone.
+    /// Gate and up side by side (in one or more weights), or up alone.
     pub up: &'a [LinearWeights<B>],
-    /// The bend.
+    /// Activation function.
     pub act: Activation,
-    /// [dim, width]. It tells whether the block is gated: `up` gives twice the width then.
+    /// [dim, width]. The block is gated if `up` has `2 * width` outputs.
     pub down: &'a LinearWeights<B>,
-    /// What happens to the result.
+    /// Applied to the result.
     pub epilogue: Epilogue<'a, B>,
-    /// Which rows have which adapter, in order. They add to what up and down give.
+    /// LoRA adapters by row range, in order, for up and down. With any, the epilogue has no softcap.
     pub adapters: &'a [LoraRows<B>],
 }
 
 impl<B: Backend> Ffn<'_, B> {
-    /// Does one half of `up` gate the other?
+    /// Whether `up` holds a gate as well.
     pub fn is_gated(&self) -> bool {
         joint_cols(self.up) == 2 * self.down.weight.cols()
     }
 }
 
-/// Up takes the input, and down takes what up gives.
+/// `up` fits the input, and `down` the output of `up` (half of it if gated).
 pub(super) fn check_block<B: Backend>(
     c: &Check,
     up: &[LinearWeights<B>],

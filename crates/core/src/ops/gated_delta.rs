@@ -2,14 +2,14 @@ use super::causal_conv::check_states;
 use super::{Check, Op};
 use crate::{Backend, Decay, DeltaHeads, Result, StepPlan, Tensor};
 
-/// The most elements that a key may have.
+/// Maximum key dimension.
 pub const MOST_KEY: usize = 256;
 
-/// What heads recall that keep a matrix of their sequence, each in the order of its tokens.
+/// Gated delta rule (Gated DeltaNet, Qwen3-Next), over the tokens of each sequence in order.
 ///
-/// Of a token a head of values forgets some of its matrix `S`, corrects what is left at the token's key by the token's
-/// value, and gives what it has at the query:
-/// `S *= exp(-rate * softplus(b + bias))`, `S += k (sigmoid(a) * (v - Sᵀk))ᵀ`, `Sᵀq / √key_dim`.
+/// Per token, a value head decays its state `S`, corrects it at the token's key towards the token's value, and reads
+/// it at the query:
+/// `S *= exp(-rate * softplus(b + bias))`, `S += k (sigmoid(a) * (v - Sᵀk))ᵀ`, `y = Sᵀq / √key_dim`.
 #[derive(Debug)]
 pub struct GatedDelta<'a, B: Backend> {
     /// [tokens, 2 * key columns]: queries, then keys.
@@ -20,11 +20,11 @@ pub struct GatedDelta<'a, B: Backend> {
     pub gates: &'a Tensor<B>,
     /// How the columns divide into heads.
     pub heads: DeltaHeads,
-    /// How fast they forget.
+    /// `rate` and `bias` of the decay.
     pub decay: &'a Decay<B>,
-    /// [rows, elements of all matrices]
+    /// [rows, elements of all state matrices]: the recurrent states, updated in place.
     pub states: &'a Tensor<B>,
-    /// Which token belongs to which sequence.
+    /// The step's spans and state rows.
     pub plan: &'a StepPlan<B>,
 }
 

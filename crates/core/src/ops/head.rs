@@ -3,18 +3,18 @@ use super::matmul::Epilogue;
 use super::{Check, Op};
 use crate::{Backend, LinearWeights, Norm, Result, Tensor, compose};
 
-/// The logits of some rows.
+/// LM head: norm and logits of some rows.
 #[derive(Debug)]
 pub struct Head<'a, B: Backend> {
     /// [tokens, dim]
     pub x: &'a Tensor<B>,
-    /// [1, outputs]: which rows
+    /// [1, outputs]: rows of `x` whose logits are computed
     pub rows: &'a Tensor<B>,
-    /// Of those rows.
+    /// Final norm.
     pub norm: &'a Norm<B>,
     /// [vocabulary, dim]
     pub weights: &'a LinearWeights<B>,
-    /// Scaling and capping of logits.
+    /// Scale and softcap of the logits.
     pub epilogue: Epilogue<'a, B>,
 }
 

@@ -1,24 +1,23 @@
 use super::{Check, Op};
 use crate::{Backend, Result, Tensor};
 
-/// Which way [`IndexRows`] moves rows.
+/// Mode of [`IndexRows`].
 #[derive(Debug)]
 pub enum IndexMode<'a, B: Backend> {
-    /// Row `i` of the result is row `at[i]` of `x`.
+    /// Row `i` of the result is row `indices[i]` of `x`.
     Gather,
-    /// Row `i` of `x` is added to row `at[i]` of this, which is the result.
+    /// Row `i` of `x` is added to row `indices[i]` of this tensor, which is also the result.
     ScatterAdd(&'a Tensor<B>),
 }
 
-/// Gathers rows, or adds rows to others, by indices on the device. Indices past the end are left out: they give
-/// rows of zeros, or add nothing.
+/// Row gather or scatter-add by indices on the device. Indices past the end yield rows of zeros, or add nothing.
 #[derive(Debug)]
 pub struct IndexRows<'a, B: Backend> {
     /// [rows, cols]
     pub x: &'a Tensor<B>,
     /// [1, count]
     pub indices: &'a Tensor<B>,
-    /// Which way.
+    /// Gather or scatter-add.
     pub mode: IndexMode<'a, B>,
 }
 

@@ -1,7 +1,7 @@
 use super::{Check, Op};
 use crate::{Backend, Heads, LayerKv, Result, StepPlan, Tensor};
 
-/// Stores the step's keys and values in the cache, each token in its slot.
+/// Writes the step's keys and values into the KV cache, each token to its slot.
 #[derive(Debug)]
 pub struct KvWrite<'a, B: Backend> {
     /// [tokens, key columns]
@@ -10,13 +10,13 @@ pub struct KvWrite<'a, B: Backend> {
     pub v: &'a Tensor<B>,
     /// How the columns divide into heads.
     pub heads: Heads,
-    /// Where to.
+    /// KV cache of the layer.
     pub kv: LayerKv<'a, B>,
-    /// Which slots.
+    /// Slots of the tokens.
     pub plan: &'a StepPlan<B>,
 }
 
-/// The cache holds pages of the plan's length for these heads.
+/// The KV cache has pages of the plan's length for these heads, and enough of them for the plan.
 pub(super) fn check_kv<B: Backend>(
     c: &Check,
     kv: &LayerKv<'_, B>,

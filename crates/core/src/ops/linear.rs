@@ -9,18 +9,18 @@ pub struct Linear<'a, B: Backend> {
     pub x: &'a Tensor<B>,
     /// [outputs, inputs]
     pub weights: &'a LinearWeights<B>,
-    /// What happens next.
+    /// Applied to the product.
     pub epilogue: Epilogue<'a, B>,
 }
 
-/// The input and the bias fit the weight.
+/// The input, permutation and bias fit the weight.
 pub(super) fn check_linear<B: Backend>(c: &Check, by: &LinearWeights<B>, inputs: usize) -> Result<()> {
     c.that(by.weight.cols() == inputs, "x", format_args!("{} columns", by.weight.cols()), inputs)?;
     by.permutation.as_ref().map_or(Ok(()), |order| c.ids("the order", order, inputs))?;
     by.bias.as_ref().map_or(Ok(()), |bias| c.row("bias", bias, by.weight.rows()))
 }
 
-/// Columns that several linear layers give side by side.
+/// Output columns of several linear layers side by side.
 pub(super) fn joint_cols<B: Backend>(by: &[LinearWeights<B>]) -> usize {
     by.iter().map(|l| l.weight.rows()).sum()
 }
@@ -46,12 +46,12 @@ impl<B: Backend> Op<B> for Linear<'_, B> {
     }
 }
 
-/// Several linear layers over one input, their outputs side by side. The input is normalised first if `norm` is there.
+/// Several linear layers over one input, their outputs side by side, with an optional norm before them.
 #[derive(Debug)]
 pub struct LinearMany<'a, B: Backend> {
     /// [rows, inputs]
     pub x: &'a Tensor<B>,
-    /// Of `x`.
+    /// Norm of `x`.
     pub norm: Option<&'a Norm<B>>,
     /// [outputs, inputs] each
     pub weights: &'a [LinearWeights<B>],

@@ -6,39 +6,39 @@ use super::{Check, Op};
 use crate::lora::in_order;
 use crate::{Backend, LinearWeights, LoraPair, LoraRows, Norm, Result, Tensor, compose};
 
-/// Linear layers over one input, and what the adapters of its rows add to them. Rows without an adapter get what they
-/// would get from [`Linear`](super::Linear) or [`LinearMany`](super::LinearMany), bit for bit.
+/// Linear layers over one input plus the LoRA deltas of its rows. Rows without an adapter are bit-identical to the
+/// result of [`Linear`](super::Linear) or [`LinearMany`](super::LinearMany).
 #[derive(Debug)]
 pub struct Lora<'a, B: Backend> {
     /// [rows, inputs]
     pub x: &'a Tensor<B>,
-    /// Of `x`.
+    /// Norm of `x`.
     pub norm: Option<&'a Norm<B>>,
-    /// [outputs, inputs] each; their outputs come side by side.
+    /// [outputs, inputs] each; outputs are side by side.
     pub weights: &'a [LinearWeights<B>],
-    /// What happens to the sum of both. Only a single layer whose input is not normalised may have anything here, and
-    /// never a cap.
+    /// Applied to the sum of product and delta. Must be [`Epilogue::NONE`] unless there is a single layer and no norm,
+    /// and never has a softcap.
     pub epilogue: Epilogue<'a, B>,
-    /// Which rows have which adapter, in order.
+    /// LoRA adapters by row range, in order.
     pub adapters: &'a [LoraRows<B>],
 }
 
-/// What an adapter adds to one of some layers.
+/// LoRA delta of one adapter to one of several layers.
 #[derive(Debug)]
 pub struct LoraDelta<'a, B: Backend> {
-    /// Which layer.
+    /// Index of the layer.
     pub layer: usize,
-    /// For which rows.
+    /// Rows that get the delta.
     pub rows: Range<usize>,
-    /// To which columns, the layers' outputs being side by side.
+    /// The layer's columns in the joint output.
     pub columns: Range<usize>,
-    /// What.
+    /// LoRA factors.
     pub pair: &'a LoraPair<B>,
-    /// Multiplies `up · down · x`.
+    /// Multiplies `b · (a · x)`: the adapter's scale for these rows times the pair's.
     pub scale: f32,
 }
 
-/// All that adapters of some rows add to layers over one input.
+/// All LoRA deltas to layers over one input, layer by layer.
 pub fn lora_deltas<'a, B: Backend>(
     by: &'a [LinearWeights<B>],
     with: &'a [LoraRows<B>],
@@ -57,7 +57,7 @@ pub fn lora_deltas<'a, B: Backend>(
     columns.enumerate().flat_map(of_layer)
 }
 
-/// Do the adapters come in the order of their rows, and do they fit the layers?
+/// The adapters' row ranges are in order, and their factors fit the layers.
 pub(super) fn check_adapted<B: Backend>(
     c: &Check,
     by: &[LinearWeights<B>],

@@ -1,27 +1,27 @@
 use super::{Check, Eltwise, EltwiseOp, Op};
 use crate::{Backend, Result, Tensor};
 
-/// What happens to a product before it is stored: `softcap(scale * y) + residual`.
+/// Epilogue of a product, applied before it is stored: `softcap(scale * y) + residual`.
 #[derive(Debug)]
 pub struct Epilogue<'a, B: Backend> {
-    /// Multiplies the product, its bias included.
+    /// Multiplies the product including the bias.
     pub scale: f32,
     /// `cap * tanh(y / cap)`
     pub softcap: Option<f32>,
-    /// Like the product; added last.
+    /// [rows, outputs], added last.
     pub residual: Option<&'a Tensor<B>>,
 }
 
 impl<'a, B: Backend> Epilogue<'a, B> {
-    /// Nothing happens.
+    /// Identity.
     pub const NONE: Epilogue<'a, B> = Epilogue { scale: 1.0, softcap: None, residual: None };
 
-    /// The product is added to `residual`.
+    /// Adds the product to `residual`.
     pub fn add_to(residual: &'a Tensor<B>) -> Epilogue<'a, B> {
         Epilogue { residual: Some(residual), ..Epilogue::NONE }
     }
 
-    /// The same for the columns `range` of the product.
+    /// Calls `then` with the epilogue for columns `range` of the product.
     pub(crate) fn columns<R>(
         &self,
         range: std::ops::Range<usize>,
@@ -31,7 +31,7 @@ impl<'a, B: Backend> Epilogue<'a, B> {
         then(Epilogue { scale: self.scale, softcap: self.softcap, residual: residual.as_ref() })
     }
 
-    /// What it makes of a result, by ops of its own.
+    /// Applies the epilogue to `x` as separate element-wise ops.
     pub(crate) fn apply(&self, b: &B, x: Tensor<B>) -> Result<Tensor<B>> {
         let mut then = Vec::new();
         then.extend((self.scale != 1.0).then_some(EltwiseOp::Scale(self.scale)));
@@ -56,7 +56,7 @@ impl<B: Backend> Clone for Epilogue<'_, B> {
 
 impl<B: Backend> Copy for Epilogue<'_, B> {}
 
-/// `x · wᵀ + bias` for a dense matrix `w`.
+/// `x · weightᵀ + bias` for a dense `weight`, then the epilogue.
 #[derive(Debug)]
 pub struct Matmul<'a, B: Backend> {
     /// [rows, inputs]
@@ -65,7 +65,7 @@ pub struct Matmul<'a, B: Backend> {
     pub weight: &'a Tensor<B>,
     /// [1, outputs]
     pub bias: Option<&'a Tensor<B>>,
-    /// What happens next.
+    /// Applied to the product.
     pub epilogue: Epilogue<'a, B>,
 }
 

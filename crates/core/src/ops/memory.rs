@@ -1,7 +1,7 @@
 use super::{Check, Op};
 use crate::{Backend, Result, Tensor};
 
-/// Copies the elements of one view into another of the same shape and type.
+/// Copies a view into another of the same shape and type.
 #[derive(Debug)]
 pub struct Copy<'a, B: Backend> {
     /// [rows, cols]

@@ -1,7 +1,7 @@
-//! Every op, one file each: its operands, its check, its launch.
+//! The ops, one file each: operands, check, launch.
 //!
-//! `check` is written once for all devices: after it, a backend may rely on shapes and types, and a step can fail only
-//! by the device. Activations are `f32`; weights and caches are what they are.
+//! `check` is shared by all devices: after it, a backend may rely on shapes and types, and a step can fail only
+//! because of the device. Activations are `f32`; weights and KV caches have various types.
 
 mod activate;
 mod attend;
@@ -53,19 +53,19 @@ pub use topk::{TopK, TopKOut};
 
 use crate::{Backend, DType, Error, Norm, Result, Tensor};
 
-/// Something a backend can be asked to do.
+/// An operation that a backend can run.
 pub trait Op<B: Backend>: fmt::Debug {
-    /// What comes of it.
+    /// Its result.
     type Out;
-    /// Its name in traces and messages.
+    /// Its name in traces and error messages.
     const NAME: &'static str;
-    /// Do the operands fit together?
+    /// Checks that the operands' shapes and types fit together.
     fn check(&self) -> Result<()>;
-    /// Has a backend do it. Called by [`Backend::run`] only.
+    /// Calls the backend method. Called by [`Backend::run`] only.
     fn launch(&self, b: &B) -> Result<Self::Out>;
 }
 
-/// The checks that ops share, bound to the op's name.
+/// Checks shared by ops, for the op of this name.
 struct Check(&'static str);
 
 impl Check {
@@ -113,19 +113,19 @@ impl Check {
         }
     }
 
-    /// A row of `count` indices.
+    /// `t` is [1, count] of `u32` indices.
     fn ids<B: Backend>(&self, what: &'static str, t: &Tensor<B>, count: usize) -> Result<()> {
         self.dtype(what, t, "u32", |d| d == DType::U32)?;
         self.shape(what, t, 1, count)
     }
 
-    /// A row of `count` plain numbers, such as a bias.
+    /// `t` is [1, count] of `f32`, such as a bias.
     fn row<B: Backend>(&self, what: &'static str, t: &Tensor<B>, count: usize) -> Result<()> {
         self.f32(what, t)?;
         self.shape(what, t, 1, count)
     }
 
-    /// A normalisation that divides `cols` columns into whole groups.
+    /// The norm divides `cols` columns into whole groups.
     fn norm<B: Backend>(&self, norm: &Norm<B>, cols: usize) -> Result<()> {
         let width = norm.weight.cols();
         self.row("the norm's weight", &norm.weight, width)?;

@@ -3,22 +3,20 @@ use super::matmul::Epilogue;
 use super::{Check, Op};
 use crate::{Activation, Backend, Expert, LinearWeights, Result, ShareOf, Tensor, compose, observe};
 
-/// A mixture of experts. Each is a feed-forward block; a row of the result is the sum of what those experts make of it
-/// that it takes a share of.
+/// Mixture of experts, each a feed-forward block: a row of the result is the weighted sum of its experts' outputs.
 #[derive(Debug)]
 pub struct Moe<'a, B: Backend> {
     /// [rows, dim]
     pub x: &'a Tensor<B>,
-    /// [rows, experts]: how much of each expert a row takes. Of experts that a row takes nothing of, nothing need be
-    /// computed for it.
+    /// [rows, experts]: routing weights. An expert with weight 0 for a row need not be computed for it.
     pub shares: &'a Tensor<B>,
-    /// What a share multiplies. Experts whose input it multiplies have no biases.
+    /// Where the routing weight is applied. Experts weighted on their input have no biases.
     pub share_of: ShareOf,
-    /// All alike in shape.
+    /// The experts, all of the same shape.
     pub experts: &'a [Expert<B>],
-    /// The bend.
+    /// Activation function.
     pub act: Activation,
-    /// What happens to the sum.
+    /// Applied to the sum.
     pub epilogue: Epilogue<'a, B>,
 }
 

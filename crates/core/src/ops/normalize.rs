@@ -1,12 +1,12 @@
 use super::{Check, Op};
 use crate::{Backend, Norm, Result, Tensor};
 
-/// Normalises each group of columns of each row, and adds the result to `residual` if there is one.
+/// RMSNorm or LayerNorm of each group of columns of each row, plus `residual` if there is one.
 #[derive(Debug)]
 pub struct Normalize<'a, B: Backend> {
     /// [rows, groups * width]
     pub x: &'a Tensor<B>,
-    /// Its width is the group's.
+    /// Kind, weight and epsilon; a group is as wide as the weight.
     pub norm: &'a Norm<B>,
     /// [rows, groups * width]
     pub residual: Option<&'a Tensor<B>>,

@@ -1,7 +1,8 @@
 use super::{Check, Op};
 use crate::{Backend, Result, Tensor};
 
-/// Columns in another order: column `i` of the result is column `at[i]` of `x`. Indices past the end give zeros.
+/// Column permutation (act-order): column `i` of the result is column `indices[i]` of `x`. Indices past the end yield
+/// zeros.
 #[derive(Debug)]
 pub struct PermuteCols<'a, B: Backend> {
     /// [rows, cols]

@@ -2,20 +2,20 @@ use super::kv::check_kv;
 use super::{Check, Op};
 use crate::{Backend, Heads, LayerKv, QkNorm, Result, RopeTable, StepPlan, Tensor};
 
-/// Splits joint queries, keys and values; normalises and rotates queries and keys; stores keys and values.
+/// Splits a joint QKV projection, applies QK norm and RoPE, and writes K and V into the KV cache; returns the queries.
 #[derive(Debug)]
 pub struct QkvPrep<'a, B: Backend> {
     /// [tokens, query + key + value columns]
     pub qkv: &'a Tensor<B>,
-    /// How the columns divide.
+    /// How the columns divide into heads.
     pub heads: Heads,
-    /// Before rotating, if the model does.
+    /// QK norm before RoPE, if the model has one.
     pub qk_norm: Option<&'a QkNorm<B>>,
-    /// The rotation, if the layer has one.
+    /// RoPE, if the layer has one.
     pub rope: Option<&'a RopeTable<B>>,
-    /// Where keys and values go.
+    /// KV cache of the layer.
     pub kv: LayerKv<'a, B>,
-    /// At which positions, in which slots.
+    /// Positions and slots of the tokens.
     pub plan: &'a StepPlan<B>,
 }
 

@@ -1,16 +1,16 @@
 use super::{Check, Op};
 use crate::{Backend, Result, RopeTable, Tensor};
 
-/// Turns pairs of elements of each head by the angles of the row's position.
+/// RoPE: rotates pairs of elements of each head by the angles of the row's position.
 #[derive(Debug)]
 pub struct Rope<'a, B: Backend> {
     /// [rows, heads * dim]
     pub x: &'a Tensor<B>,
-    /// Elements of a head; those past the table's width stay as they are.
+    /// Elements of a head; those past the table's width are not rotated.
     pub head_dim: usize,
-    /// The angles.
+    /// Cosines and sines, and how elements are paired.
     pub rope: &'a RopeTable<B>,
-    /// [1, rows], each under the table's rows
+    /// [1, rows], each less than the table's rows
     pub positions: &'a Tensor<B>,
 }
 

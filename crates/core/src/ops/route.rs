@@ -1,15 +1,15 @@
 use super::{Check, Op};
 use crate::{Backend, Result, Routing, Scores, Tensor};
 
-/// The most experts that a layer may have: devices keep a bit for each at hand.
+/// Maximum experts of a layer: devices keep a bitmask with one bit per expert.
 pub const MOST_EXPERTS: usize = 1024;
 
-/// How much of each expert a token takes: nothing of all but a few.
+/// MoE router: from logits to routing weights, 0 for all but the selected experts.
 #[derive(Debug)]
 pub struct Route<'a, B: Backend> {
     /// [tokens, experts]
     pub logits: &'a Tensor<B>,
-    /// How they are chosen.
+    /// How experts are selected and weighted.
     pub routing: &'a Routing<B>,
 }
 

@@ -1,7 +1,7 @@
 use super::{Check, Op};
 use crate::{Backend, Result, Tensor};
 
-/// The `k` largest elements of each row, largest first; of equals the one further left. NaN counts as smallest.
+/// Top-k: the `k` largest elements of each row, largest first; ties go to the lower column. NaN ranks smallest.
 #[derive(Debug)]
 pub struct TopK<'a, B: Backend> {
     /// [rows, cols]
@@ -10,7 +10,7 @@ pub struct TopK<'a, B: Backend> {
     pub k: usize,
 }
 
-/// What [`TopK`] finds.
+/// Result of [`TopK`].
 #[derive(Debug)]
 pub struct TopKOut<B: Backend> {
     /// [rows, k]

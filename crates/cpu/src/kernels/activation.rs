@@ -1,5 +1,5 @@
-//! The first phase of a feed-forward block: gate and up go from their sums through the activation to the input of down, and
-//! never to memory.
+//! First phase of an FFN: gate and up go from their sums through the activation to the input of down, without a round
+//! trip through memory.
 
 use std::ops::Range;
 
@@ -13,28 +13,28 @@ use crate::mat::{Mat, MatMut};
 use crate::packed::{PAIR, ROWS};
 use crate::simd::Simd;
 
-/// A linear layer that gives some columns of gate and up.
+/// A linear layer whose outputs are some columns of gate and up.
 pub(crate) struct ActivationInput<'a> {
     pub of: Product<'a>,
     pub added: LoraTerms<'a>,
     /// [1, outputs]
     pub bias: Option<Mat<'a, f32>>,
-    /// Which columns.
+    /// Its columns among those of gate and up.
     pub columns: Range<usize>,
 }
 
-/// Some columns of what down takes.
+/// Some columns of the input of down.
 pub(crate) struct ActivationTask<'a> {
-    /// The columns of gate, and those of up after them.
+    /// The columns of gate, followed by those of up.
     pub given: &'a [ActivationInput<'a>],
-    /// The distance of a gate from what it gates, if it gates anything.
+    /// Offset in columns from gate to up, if the FFN is gated.
     pub apart: Option<usize>,
     pub act: Activation,
     /// [rows, width]
     pub out: &'a MatMut<'a, f32>,
     /// Which rows.
     pub rows: Range<usize>,
-    /// Which columns. Nobody else writes them. They begin at a multiple of [`PAIR`].
+    /// Columns to compute, which nobody else writes. They begin at a multiple of [`PAIR`].
     pub columns: Range<usize>,
 }
 
@@ -55,8 +55,8 @@ pub(crate) fn activate_rows(k: &Kernels, t: &ActivationTask<'_>, room: &mut Line
     }
 }
 
-/// The sums of some columns, at most as many as a pair of panels gives, from whichever layers give them. They are the
-/// first of those gathered.
+/// Computes the sums of `columns`, at most as many as a pair of panels has, from all layers that have some of them.
+/// The result is `room.gathered[0]`.
 fn load_rows(
     k: &Kernels,
     given: &[ActivationInput<'_>],
@@ -95,24 +95,24 @@ fn load_rows(
     }
 }
 
-/// Sums that are to be bent.
+/// Sums of gate and up, to be activated.
 pub(crate) struct ActivationRows<'a> {
     task: &'a ActivationTask<'a>,
-    /// For each of the rows.
+    /// One for each of `rows`.
     gate: &'a [Sums],
     up: Option<&'a [Sums]>,
     rows: Range<usize>,
     columns: Range<usize>,
 }
 
-/// The activation, and what it gates.
+/// `act(gate) * up`, or `act(gate)` without `up`.
 #[inline(always)]
 pub(super) unsafe fn bend_sums<S: Simd>(b: &ActivationRows<'_>) {
     let (t, columns) = (b.task, &b.columns);
     for (i, row) in b.rows.clone().enumerate() {
         let mut bent = Sums([[0.0; ROWS]; 2]);
         let (gate, to) = (b.gate[i].0.as_ptr().cast::<f32>(), bent.0.as_mut_ptr().cast::<f32>());
-        // SAFETY: sums have so many elements, a whole number of vectors; the caller has the instruction set.
+        // SAFETY: sums have `PAIR` elements, a whole number of vectors; the caller has the instruction set.
         unsafe {
             for at in (0..PAIR).step_by(S::LANES) {
                 let mut y = activate::<S>(t.act, S::load(gate.add(at)));
@@ -123,7 +123,7 @@ pub(super) unsafe fn bend_sums<S: Simd>(b: &ActivationRows<'_>) {
             }
         }
         let bent = bent.0.as_flattened();
-        // SAFETY: the task's columns are ours alone.
+        // SAFETY: the task's columns are written by this thread alone.
         unsafe { t.out.part(row, columns.clone()) }.copy_from_slice(&bent[..columns.len()]);
     }
 }

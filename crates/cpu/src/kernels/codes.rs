@@ -1,46 +1,47 @@
-//! From numbers to codes of eight bits. Plain code, which becomes vectors where the instruction set is on.
+//! Quantization of floats to 8-bit codes. Plain code, which the compiler vectorizes where the instruction set is
+//! enabled.
 
 use crate::simd::F8;
 
-/// The largest magnitude; something that is not finite if one of them is.
+/// Largest magnitude; NaN or infinite if any element is.
 #[inline(always)]
 pub(super) fn magnitude(x: &[f32], most: &mut f32) {
-    // Bits of magnitudes compare as they do, and what is no number is above all.
+    // Bits of magnitudes order like their values, and NaN is above all.
     *most = f32::from_bits(x.iter().fold(0, |most, x| most.max(x.to_bits() & 0x7fff_ffff)));
 }
 
-/// The scale of codes up to `reach` that stand for numbers up to `most`, and what numbers are to be multiplied by for them.
+/// Scale of codes up to `reach` for values up to `most`, and the factor from values to codes.
 #[inline(always)]
 pub(crate) fn scale_of(most: f32, reach: f32) -> (f32, f32) {
     let by = reach / most;
-    // Where all are so small that this overflows, they count as zero. What is not finite shows in the scale.
+    // If `most` is so small that this overflows, all codes are zero. NaN and infinities give a NaN scale.
     match by.is_finite() {
         true if most.is_finite() => (most / reach, by),
         _ => (if most.is_finite() { 0.0 } else { f32::NAN }, 0.0),
     }
 }
 
-/// The nearest whole numbers, which lie from -127 to 127, of two as near the even one.
+/// Rounds `x * by` to the nearest integer from -127 to 127, ties to even.
 #[inline(always)]
 pub(super) fn to_i8(x: &[f32], by: f32, out: &mut [i8]) {
-    // Added to a number this leaves it rounded, as the last bits.
+    // Adding 1.5 * 2^23 rounds to an integer, in the lowest bits.
     const SHIFT: f32 = 12_582_912.0;
     out.iter_mut().zip(x).for_each(|(out, x)| *out = (x * by + SHIFT).to_bits() as i8);
 }
 
-/// The nearest floats of eight bits, of two as near the even one.
+/// Rounds `x * by` to the nearest f8 (e4m3), ties to even.
 #[inline(always)]
 pub(super) fn to_f8(x: &[f32], by: f32, out: &mut [F8]) {
-    // Below the least that has a digit before the point, numbers are whole multiples of the smallest.
+    // Below 2⁻⁶, the smallest normal e4m3, values are multiples of the smallest subnormal.
     const NORMAL: u32 = (1.0f32 / 64.0).to_bits();
     const SMALLEST: f32 = 1.0 / 512.0;
-    // Added to a number this leaves it rounded to a multiple of the smallest, as the last bits.
+    // Adding this rounds to a multiple of the smallest subnormal, in the lowest bits.
     const SHIFT: f32 = 12_582_912.0 * SMALLEST;
     const MOST: u32 = 0x7e;
     out.iter_mut().zip(x).for_each(|(out, x)| {
         let bits = (x * by).to_bits();
         let (size, sign) = (bits & 0x7fff_ffff, bits >> 24 & 0x80);
-        // Three digits are kept, and the exponent begins at another number.
+        // Keeps three mantissa bits and rebases the exponent.
         let normal = (size.wrapping_add(0x7_ffff + (size >> 20 & 1)) >> 20).wrapping_sub(120 << 3);
         let small = (f32::from_bits(size) + SHIFT).to_bits() & 0xff;
         let code = if size < NORMAL { small } else { normal.min(MOST) };
@@ -60,7 +61,7 @@ mod tests {
         (0..=0xff).map(F8).filter(|code| code.0 & 0x7f != 0x7f)
     }
 
-    /// By the definition: sign, exponent less seven, digits; without a one before them where the exponent is zero.
+    /// By definition: sign, exponent minus 7, mantissa; no implicit one if the exponent is zero.
     fn defined(code: F8) -> f64 {
         let (exponent, digits) = (i32::from(code.0 >> 3 & 15), f64::from(code.0 & 7));
         let size = match exponent {
@@ -79,7 +80,7 @@ mod tests {
     #[test]
     fn the_nearest_code_is_taken_and_the_even_one_of_two() {
         let mut x: Vec<f32> = (-4480..=4480).map(|i| i as f32 / 10.0).collect();
-        // All codes, what lies halfway between two, and what is next to that.
+        // All codes, the midpoints between neighbours, and the floats next to those.
         let mut values: Vec<f32> = all().map(value).collect();
         values.sort_by(f32::total_cmp);
         for pair in values.windows(2) {

@@ -1,8 +1,9 @@
-//! Products of a pair of panels with rows of input, a chunk at a time: one family of loops for any number of rows.
+//! GEMM: products of an unpacked pair of panels with rows of input, one chunk at a time. The same loops serve any
+//! number of rows.
 //!
-//! An output's sum runs over chunks of inputs in order, and in a chunk over its runs unless its products add up without
-//! rounding (or, in plain numbers, over the inputs), whatever the number of rows. So a row's result does not depend on its
-//! company.
+//! An output is summed over chunks of inputs in order, and within a chunk over its runs (unless that sum is exact, in
+//! integers) or, in f32, over the inputs, whatever the number of rows. So a row's result does not depend on the other
+//! rows (batch invariance).
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
 
@@ -15,28 +16,28 @@ use crate::packed::{CHUNK, ROWS};
 use crate::quantize::QuantizedView;
 use crate::simd::{Lines, Tile, WholeKind, WholeTile};
 
-/// The sums of a row of input with a pair of panels.
+/// Sums of one row of input with the 32 rows of a pair of panels.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Sums(pub [[f32; ROWS]; 2]);
 
 /// A chunk of a pair of panels, to be multiplied with all rows of an input.
 pub(crate) struct GemmTask<'a> {
-    /// Unpacked; of no use afterwards.
+    /// Unpacked weights; clobbered by the kernel.
     pub chunks: &'a mut [Chunk; 2],
-    /// How many of them there are. Sums of the other may be anything.
+    /// Panels in use, one or two. Sums of an unused panel are arbitrary.
     pub panels: usize,
     pub layout: &'a PackedLayout,
     pub x: QuantizedView<'a>,
-    /// The row that the first of the sums is of.
+    /// Row of `x` that `sums[0]` belongs to.
     pub first: usize,
-    /// Which inputs.
+    /// Inputs of this chunk.
     pub inputs: std::ops::Range<usize>,
-    /// For each row. Those of the chunks before, unless this is the first.
+    /// One for each row, with the sums of the chunks before.
     pub sums: &'a mut [Sums],
 }
 
-/// The same in plain numbers.
+/// The same in f32.
 pub(crate) struct FloatGemmTask<'a> {
     pub plain: &'a [Plain; 2],
     pub x: Mat<'a, f32>,
@@ -44,7 +45,7 @@ pub(crate) struct FloatGemmTask<'a> {
     pub sums: &'a mut [Sums],
 }
 
-/// Adds the chunk's products to the sums.
+/// Adds the products of a chunk of quantized weights to the sums.
 #[inline(always)]
 pub(super) unsafe fn gemm<L: Lines>(t: &mut GemmTask<'_>) {
     let shape = t.layout.shape;
@@ -60,12 +61,12 @@ pub(super) unsafe fn gemm<L: Lines>(t: &mut GemmTask<'_>) {
     }
 }
 
-/// All rows, as many at a time as registers hold.
+/// All rows, as many at a time as fit into registers.
 #[inline(always)]
 unsafe fn tiles<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &mut GemmTask<'_>) {
     let mut row = 0;
     while row < t.sums.len() {
-        // SAFETY: so many rows are left; the caller has the instruction set.
+        // SAFETY: at least `T` rows are left, as `match` says; the caller has the instruction set.
         row += unsafe {
             match (t.sums.len() - row).min(L::TOKENS) {
                 1 => tile::<L, 1, RUN, MINS, WIDE>(t, row),
@@ -78,7 +79,7 @@ unsafe fn tiles<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(
     }
 }
 
-/// `T` rows from `row` on. Returns `T`.
+/// Tile of `T` rows from `row` on. Returns `T`.
 #[inline(always)]
 unsafe fn tile<L: Lines, const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(
     t: &mut GemmTask<'_>,
@@ -100,12 +101,12 @@ unsafe fn tile<L: Lines, const T: usize, const RUN: usize, const MINS: bool, con
         sums: t.sums[row..][..T].as_mut_ptr().cast(),
         runs: n / RUN,
     };
-    // SAFETY: the pointers are to all that the tile says; the caller has the instruction set.
+    // SAFETY: the pointers are to arrays as long as the tile's docs require; the caller has the instruction set.
     unsafe { L::tile::<T, RUN, MINS, WIDE>(&tile) };
     T
 }
 
-/// How products of a form add up.
+/// How products of a `PackedKind` with integer scales are summed.
 pub(super) struct Kind<F>(PhantomData<F>);
 
 impl<F: HasPackedKind> WholeKind for Kind<F> {
@@ -115,14 +116,14 @@ impl<F: HasPackedKind> WholeKind for Kind<F> {
     const WIDE: bool = F::SHAPE.is_wide();
 }
 
-/// All rows with a whole chunk, as many at a time as registers hold.
+/// All rows with a full chunk of integer scales, as many at a time as fit into registers.
 #[inline(always)]
 unsafe fn whole_tiles<L: Lines, F: HasPackedKind>(t: &mut GemmTask<'_>) {
-    // Blocks of such formats are chunks.
+    // Blocks of these formats are full chunks (256 weights).
     assert!(const { F::SHAPE.has_int_scales() } && t.inputs.len() == CHUNK);
     let mut row = 0;
     while row < t.sums.len() {
-        // SAFETY: so many rows are left; the caller has the instruction set.
+        // SAFETY: at least `T` rows are left, as `match` says; the caller has the instruction set.
         row += unsafe {
             match (t.sums.len() - row).min(L::TOKENS) {
                 1 => whole_tile::<L, F, 1>(t, row),
@@ -135,7 +136,7 @@ unsafe fn whole_tiles<L: Lines, F: HasPackedKind>(t: &mut GemmTask<'_>) {
     }
 }
 
-/// `T` rows from `row` on. Returns `T`.
+/// Tile of `T` rows from `row` on. Returns `T`.
 #[inline(always)]
 unsafe fn whole_tile<L: Lines, F: HasPackedKind, const T: usize>(t: &mut GemmTask<'_>, row: usize) -> usize {
     if T > L::TOKENS {
@@ -154,17 +155,17 @@ unsafe fn whole_tile<L: Lines, F: HasPackedKind, const T: usize>(t: &mut GemmTas
         sides: std::array::from_fn(|i| sides[i * words..].as_ptr()),
         sums: t.sums[row..][..T].as_mut_ptr().cast(),
     };
-    // SAFETY: the pointers are to all that the tile says; the caller has the instruction set.
+    // SAFETY: the pointers are to arrays as long as the tile's docs require; the caller has the instruction set.
     unsafe { L::whole_tile::<T, Kind<F>>(&tile) };
     T
 }
 
-/// Adds the chunk's products to the sums, in plain numbers.
+/// Adds the chunk's products to the sums, in f32.
 #[inline(always)]
 pub(super) unsafe fn gemm_float<L: Lines>(t: &mut FloatGemmTask<'_>) {
     let mut row = 0;
     while row < t.sums.len() {
-        // SAFETY: so many rows are left; the caller has the instruction set.
+        // SAFETY: at least `T` rows are left, as `match` says; the caller has the instruction set.
         row += unsafe {
             match (t.sums.len() - row).min(L::TOKENS_F32) {
                 1 => plain_tile::<L, 1>(t, row),
@@ -186,8 +187,8 @@ unsafe fn plain_tile<L: Lines, const T: usize>(t: &mut FloatGemmTask<'_>, row: u
     let x: [*const f32; T] = std::array::from_fn(|i| t.x.row(row + i)[t.inputs.clone()].as_ptr());
     let sums = t.sums[row..][..T].as_mut_ptr().cast::<f32>();
     let w = [t.plain[0].0.as_ptr().cast::<f32>(), t.plain[1].0.as_ptr().cast::<f32>()];
-    // SAFETY: chunks have 256 inputs, rows of x those of the task, there are T sums from `row` on; the caller has the
-    // instruction set.
+    // SAFETY: chunks have 256 inputs, rows of x have those of the task, and there are T sums from `row` on; the
+    // caller has the instruction set.
     unsafe {
         let mut f: [[L::F; T]; 2] =
             std::array::from_fn(|p| std::array::from_fn(|i| L::load_f32(sums.add((2 * i + p) * ROWS))));

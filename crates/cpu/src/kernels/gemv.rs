@@ -1,11 +1,12 @@
-//! Products of a pair of panels with a few rows of input: weights go from memory through registers, once.
+//! GEMV: products of a pair of packed panels with a few rows of input. Weights go from memory through registers,
+//! once.
 //!
-//! The same sums in the same order as in [`dot`](super::dot), where weights are unpacked first: that pays when many rows
-//! use them.
+//! The same sums in the same order as in [`gemm`](super::gemm), which unpacks weights first: that pays off when many
+//! rows use them.
 //!
-//! One panel after the other, so that memory is read from front to back, and so that a number of the input is used once
-//! where it is loaded: then it needs no register. What is compiled for a number of rows is a function of its own
-//! ([`Lines::apart`]), or the compiler would run out of registers, and out of time.
+//! One panel after the other, so that memory is read front to back, and so that an input element is used once where
+//! it is loaded and needs no register of its own. The code for each number of rows is a function of its own
+//! ([`Lines::apart`]); otherwise the compiler runs out of registers, and takes very long.
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
 
@@ -27,26 +28,26 @@ pub(crate) struct GemvTask<'a> {
     pub w: Packed<'a>,
     pub pair: usize,
     pub x: GemvRows<'a>,
-    /// Which rows.
+    /// Rows of the input.
     pub rows: Range<usize>,
-    /// For each of them.
+    /// One for each of `rows`.
     pub sums: &'a mut [Sums],
 }
 
-/// The input.
+/// Rows of input, quantized or f32.
 #[derive(Clone, Copy)]
 pub(crate) enum GemvRows<'a> {
     QuantizedView(QuantizedView<'a>),
-    /// For weights that are plain numbers.
+    /// For float weights.
     Plain(Mat<'a, f32>),
 }
 
-/// All rows, as many at a time as registers hold, and no one or two left over where that can be.
+/// All rows, as many at a time as fit into registers, avoiding remainders of one or two rows where possible.
 #[inline(always)]
 pub(super) unsafe fn gemv<L: Lines>(t: &mut GemvTask<'_>) {
     let mut row = 0;
     while row < t.sums.len() {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the same contract.
         row += unsafe {
             match (t.sums.len() - row).min(L::FEW) {
                 1 => some_rows::<L, 1>(t, row),
@@ -90,7 +91,7 @@ impl<L: Lines, F: HasPackedKind, const T: usize> Work<L> for SomeRows<'_, F, T> 
     #[inline(always)]
     unsafe fn run(self) {
         let is_plain = const { F::SHAPE.is_plain() };
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the same contract.
         unsafe {
             match self.x {
                 GemvRows::QuantizedView(x) if !is_plain => self.whole::<L>(x),
@@ -102,11 +103,11 @@ impl<L: Lines, F: HasPackedKind, const T: usize> Work<L> for SomeRows<'_, F, T> 
 }
 
 impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
-    /// All chunks of codes.
+    /// Quantized weights: all chunks.
     #[inline(always)]
     unsafe fn whole<L: Lines>(self, x: QuantizedView<'_>) {
         if const { matches!(F::KIND, PackedKind::EightHalves) } && self.w.cols == SUBBLOCK {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller upholds the same contract.
             return unsafe { self.one_part::<L>(x) };
         }
         let (sums, table) = (self.sums.as_mut_ptr().cast::<f32>(), &self.w.layout.table);
@@ -114,7 +115,7 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
             let inputs = start..self.w.cols.min(start + CHUNK);
             let (codes, scales, sides) = x.chunk(self.first..self.first + T, &inputs);
             let mut room;
-            // One row is as far from no other as any.
+            // A single row has no distance to others, so it need not be copied.
             let rows = if inputs.len() == CHUNK || T == 1 {
                 let (codes, scales, sides) = (codes.as_ptr(), scales.as_ptr(), sides.as_ptr());
                 Rows { codes, scales, sides, table, form: PhantomData::<F> }
@@ -124,13 +125,13 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
             };
             for p in 0..self.w.panels {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
-                // SAFETY: the chunk is of that form and size, rows have what belongs to it, and there are sums for T
-                // of them; the caller has the instruction set.
+                // SAFETY: the chunk is of kind `F` with `n` inputs, `rows` has its codes, scales and sums, and there
+                // are sums for T rows; the caller has the instruction set.
                 unsafe {
                     if !const { F::SHAPE.has_int_scales() } {
                         multiply::<L, F, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS));
                     } else {
-                        // Blocks of such formats are chunks.
+                        // Blocks of these formats are full chunks (256 weights).
                         assert!(n == CHUNK);
                         multiply_whole::<L, F, T>(chunk.as_ptr(), &rows, sums.add(p * ROWS));
                     }
@@ -139,16 +140,16 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
         }
     }
 
-    /// The only part of codes of eight bits, as adapters have on their way up: so little that what goes on around loops
-    /// over parts would take longer.
+    /// Weights of a single sub-block of 8-bit codes, as `lora_b` of low rank: so little work that the overhead of the
+    /// loops over sub-blocks would dominate.
     #[inline(always)]
     unsafe fn one_part<L: Lines>(self, x: QuantizedView<'_>) {
         let (codes, scales, sides) = x.chunk(self.first..self.first + T, &(0..SUBBLOCK));
         for p in 0..self.w.panels {
             let (chunk, _) = self.w.chunk(2 * self.pair + p, 0);
             let lines = chunk[LINE..].chunks_exact(LINE).take(self.w.groups());
-            // SAFETY: the chunk begins with its scales, rows have codes for a part, a scale and a side; the caller has
-            // the instruction set.
+            // SAFETY: the chunk begins with its scales, and rows have codes for a sub-block, a scale and a row sum
+            // each; the caller has the instruction set.
             unsafe {
                 let mut whole = [L::words(0); T];
                 for i in 0..T {
@@ -175,14 +176,14 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
         }
     }
 
-    /// All chunks of plain numbers.
+    /// Float weights: all chunks.
     #[inline(always)]
     unsafe fn plain<L: Lines>(self, x: Mat<'_, f32>) {
         let sums = self.sums.as_mut_ptr().cast::<f32>();
         let mut room;
         for start in (0..self.w.cols).step_by(CHUNK) {
             let inputs = start..self.w.cols.min(start + CHUNK);
-            // One row is as far from no other as any.
+            // A single row has no distance to others, so it need not be copied.
             let rows = if T == 1 {
                 x.row(self.first)[inputs].as_ptr()
             } else {
@@ -194,7 +195,7 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
             };
             for p in 0..self.w.panels {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
-                // SAFETY: the chunk is of that form and size, and there are sums for T rows; the caller has the
+                // SAFETY: the chunk is of kind `F` with `n` inputs, and there are sums for T rows; the caller has the
                 // instruction set.
                 unsafe { multiply_plain::<L, F, T>(chunk.as_ptr(), n, rows, sums.add(p * ROWS)) };
             }
@@ -202,24 +203,24 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
     }
 }
 
-/// The same inputs, at most a chunk, of some rows, which are as far apart as whole chunks are: what kernels read lies at
-/// distances that are known when they are compiled.
+/// The same inputs (at most a chunk) of some rows, at the distance of full chunks: so offsets between rows are known
+/// at compile time.
 struct Rows<'a, F> {
     codes: *const u8,
     scales: *const f32,
     sides: *const u32,
-    /// What codes of weights stand for.
+    /// Values of the weights' codes, where they index a table.
     table: &'a [i8; 16],
     form: PhantomData<F>,
 }
 
 impl<F: HasPackedKind> Rows<'_, F> {
-    /// From one row's sides to the next one's.
+    /// Distance between the row sums of two rows.
     const SIDES: usize =
         CHUNK / F::SHAPE.run / if F::SHAPE.has_int_scales() && F::SHAPE.has_mins() { 2 } else { 1 };
 }
 
-/// Rows of less than a chunk, spread out.
+/// Rows of less than a chunk, copied to the distance of full chunks.
 struct Spread<const T: usize> {
     codes: [[u8; CHUNK]; T],
     sides: [[u32; CHUNK / 16]; T],
@@ -248,14 +249,14 @@ impl<const T: usize> Spread<T> {
     }
 }
 
-/// Copies rows that lie side by side to where they are `apart`.
+/// Copies contiguous rows to a distance of `apart` elements.
 fn spread<T: Copy>(from: &[T], to: &mut [T], rows: usize, apart: usize) {
     for (from, to) in from.chunks_exact(from.len() / rows).zip(to.chunks_mut(apart)) {
         to[..from.len()].copy_from_slice(from);
     }
 }
 
-/// Adds to the sums of `T` rows, which are a pair of panels apart, their products with a chunk of codes of a panel.
+/// Adds to the sums of `T` rows, [`PAIR`] elements apart, their products with a chunk of codes of a panel.
 #[inline(always)]
 unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
     from: *const u8,
@@ -264,7 +265,8 @@ unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
     sums: *mut f32,
 ) {
     let shape = const { F::SHAPE };
-    // SAFETY: the chunk has the parts, rows have what belongs to them; the caller has the instruction set.
+    // SAFETY: the chunk has these sub-blocks, and rows have codes, scales and sums for them; the caller has the
+    // instruction set.
     unsafe {
         let head = Head::<L>::new::<F>(from, inputs);
         let mut f = [L::splat(0.0); T];
@@ -292,7 +294,7 @@ unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
                         f[i] = L::fma(min, L::splat(less), f[i]);
                     }
                 }
-                // Or lines that parts read alike would be kept, in more registers than there are.
+                // Without this the compiler keeps lines that several steps read, in more registers than there are.
                 compiler_fence(Ordering::SeqCst);
             }
         }
@@ -303,7 +305,7 @@ unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
     }
 }
 
-/// The same where all products of the chunk add up without rounding.
+/// The same for integer scales, where all products of a chunk are summed without rounding.
 #[inline(always)]
 unsafe fn multiply_whole<L: Lines, F: HasPackedKind, const T: usize>(
     from: *const u8,
@@ -312,7 +314,8 @@ unsafe fn multiply_whole<L: Lines, F: HasPackedKind, const T: usize>(
 ) {
     let shape = const { F::SHAPE };
     let (step, mins) = const { (Kind::<F>::STEP, Kind::<F>::MINS) };
-    // SAFETY: the chunk has the parts, rows have what belongs to them; the caller has the instruction set.
+    // SAFETY: the chunk has these sub-blocks, and rows have codes, scales and sums for them; the caller has the
+    // instruction set.
     unsafe {
         let head = Head::<L>::new::<F>(from, CHUNK);
         let mut all = [L::words(0); T];
@@ -362,8 +365,8 @@ unsafe fn multiply_whole<L: Lines, F: HasPackedKind, const T: usize>(
     }
 }
 
-/// Adds the products of step `r` of a part. Whole numbers do not mind in which order: groups of the same line follow each
-/// other.
+/// Adds the products of step `r` of a sub-block. Integer sums are exact in any order: groups that share a line are
+/// adjacent.
 #[inline(always)]
 unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
     whole: &mut [L::I; T],
@@ -372,7 +375,7 @@ unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
     codes: *const u8,
     table: &[i8; 16],
 ) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the same contract.
     unsafe {
         let all = const { F::SHAPE.step() == SUBBLOCK };
         if all || r == 0 {
@@ -402,7 +405,7 @@ unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
     }
 }
 
-/// Adds the products of group `G` of a part.
+/// Adds the products of group `G` (four inputs) of a sub-block.
 #[inline(always)]
 unsafe fn dot_group<L: Lines, F: HasPackedKind, const T: usize, const G: usize>(
     whole: &mut [L::I; T],
@@ -410,7 +413,7 @@ unsafe fn dot_group<L: Lines, F: HasPackedKind, const T: usize, const G: usize>(
     codes: *const u8,
     table: &[i8; 16],
 ) {
-    // SAFETY: the caller vouches for the part and has the instruction set.
+    // SAFETY: the caller guarantees a sub-block at `planes` and its codes, and has the instruction set.
     unsafe {
         let w = group::<L, F, G>(planes, table);
         for i in 0..T {
@@ -423,8 +426,8 @@ unsafe fn dot_group<L: Lines, F: HasPackedKind, const T: usize, const G: usize>(
     }
 }
 
-/// Adds to the sums of `T` rows, which are a pair of panels apart, their products with a chunk of plain numbers of a panel.
-/// What is in `x` is a chunk apart.
+/// Adds to the sums of `T` rows, [`PAIR`] elements apart, their products with a chunk of floats of a panel. Rows of
+/// `x` are [`CHUNK`] elements apart.
 #[inline(always)]
 unsafe fn multiply_plain<L: Lines, F: HasPackedKind, const T: usize>(
     from: *const u8,
@@ -432,10 +435,11 @@ unsafe fn multiply_plain<L: Lines, F: HasPackedKind, const T: usize>(
     x: *const f32,
     sums: *mut f32,
 ) {
-    /// Inputs whose weights are asked for together.
+    /// Inputs whose weights are prefetched together.
     const SOME: usize = 8;
     let bytes = const { F::SHAPE.bits / 8 * ROWS };
-    // SAFETY: the chunk has the inputs; the caller has the instruction set.
+    // SAFETY: the chunk and the rows of `x` have `inputs` inputs, and there are `T` sums; the caller has the
+    // instruction set.
     unsafe {
         let mut f = [L::splat(0.0); T];
         for i in 0..T {
@@ -465,10 +469,10 @@ unsafe fn multiply_plain<L: Lines, F: HasPackedKind, const T: usize>(
     }
 }
 
-/// Plain numbers of the first or the second of two inputs, which have these scales if any.
+/// Weights of the first or the second of two inputs as f32, times `scales` if they have any (FP8).
 #[inline(always)]
 unsafe fn number<L: Lines, F: HasPackedKind>(two: *const u8, i: usize, scales: *const u8) -> L::F {
-    // SAFETY: the caller vouches for the input and has the instruction set.
+    // SAFETY: the caller guarantees the weights of that input, and has the instruction set.
     unsafe {
         match F::KIND {
             PackedKind::BF16 => pairs::<L>(two)[i],

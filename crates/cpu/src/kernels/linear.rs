@@ -1,4 +1,5 @@
-//! Linear layers: unpack a chunk of weights, multiply it with every row of the input, go on to the next.
+//! Linear layers, y = x Wᵀ + b: GEMV for a few rows; otherwise unpack a chunk of weights, multiply it with every row
+//! of the input, go on to the next.
 
 use std::ops::Range;
 
@@ -18,32 +19,32 @@ use crate::pool::First;
 use crate::quantize::{QuantizedView, RowSums};
 use crate::simd::{Simd, prefetch_slice};
 
-/// Rows of input that are multiplied while their sums stay in a near cache.
+/// Rows of input per block, so that their sums stay in a near cache.
 const TOKENS: usize = 512;
 
-/// A matrix of weights.
+/// A weight matrix [outputs, inputs].
 #[derive(Clone, Copy)]
 pub(crate) enum MatrixSource<'a> {
-    /// Panels.
+    /// Packed panels.
     Packed(Packed<'a>),
-    /// Rows of plain numbers, as a tensor has them.
+    /// Rows of floats, as a tensor has them.
     F32(Mat<'a, f32>),
     F16(Mat<'a, f16>),
     BF16(Mat<'a, bf16>),
 }
 
-/// Panels of weights: one pair of panels in each row of bytes.
+/// Packed weights: one pair of panels per row of bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Packed<'a> {
     pub pairs: Mat<'a, u8>,
     pub layout: &'static PackedLayout,
-    /// As kernels [see](crate::form::Shape::seen) them.
+    /// Inputs, as kernels [compute](crate::form::PanelShape::int_inputs) them.
     pub cols: usize,
-    /// How many take turns: two, or one that is alone.
+    /// Panels whose chunks alternate: two, or a single one.
     pub panels: usize,
-    /// Bytes of a whole chunk of a panel.
+    /// Bytes of a full chunk of a panel.
     chunk: usize,
-    /// Bytes of its last, if that is none, as kernels see them; and how many of those come after its end.
+    /// Bytes of the last chunk, if it is partial, as kernels read it; and how many of those are past its end.
     rest: usize,
     past: usize,
 }
@@ -59,12 +60,12 @@ impl<'a> Packed<'a> {
         Packed { pairs: Mat::and_past(data, past), layout, cols, panels, chunk, rest, past }
     }
 
-    /// Groups of four inputs of one part of eight bits.
+    /// Groups of four inputs of a weight with one sub-block of 8-bit codes.
     pub(super) fn groups(&self) -> usize {
         (SUBBLOCK * ROWS - self.past) / LINE
     }
 
-    /// A chunk of a panel, and its inputs.
+    /// The bytes of a chunk of a panel, and its number of inputs.
     #[inline(always)]
     pub(super) fn chunk(&self, panel: usize, chunk: usize) -> (&'a [u8], usize) {
         let inputs = CHUNK.min(self.cols - chunk * CHUNK);
@@ -86,7 +87,7 @@ impl MatrixSource<'_> {
         }
     }
 
-    /// What it needs of rounded input, if it can be multiplied with that.
+    /// Row sums that it needs of quantized input; `None` if it is multiplied with f32.
     pub(crate) fn row_sums(&self, k: &Kernels) -> Option<RowSums> {
         match self {
             MatrixSource::Packed(p) if !p.layout.shape.is_plain() => Some(RowSums::of(p.layout, k.biased)),
@@ -94,14 +95,14 @@ impl MatrixSource<'_> {
         }
     }
 
-    /// Asks for a pair of panels.
+    /// Prefetches a pair of panels.
     fn fetch(&self, pair: usize) {
         if let MatrixSource::Packed(p) = self {
             prefetch_slice(p.pairs.row(pair));
         }
     }
 
-    /// One row as plain numbers.
+    /// Dequantizes one row to f32.
     pub(crate) fn unpack_row(&self, k: &Kernels, row: usize, room: &mut LinearScratch, out: &mut [f32]) {
         match self {
             MatrixSource::F32(m) => out.copy_from_slice(m.row(row)),
@@ -117,7 +118,7 @@ impl MatrixSource<'_> {
         }
     }
 
-    /// A chunk of a pair of panels as plain numbers. Rows past the last are whatever they are.
+    /// Dequantizes a chunk of a pair of panels to f32. Rows past the last have arbitrary values.
     fn unpack_pair(&self, k: &Kernels, pair: usize, inputs: Range<usize>, room: &mut LinearScratch) {
         match self {
             MatrixSource::Packed(p) => {
@@ -133,7 +134,7 @@ impl MatrixSource<'_> {
     }
 }
 
-/// Some inputs of the rows of a pair, side by side.
+/// Interleaves some inputs of the rows of a pair of panels, as f32.
 fn transpose<T: bytemuck::Pod>(
     m: &Mat<'_, T>,
     pair: usize,
@@ -149,11 +150,11 @@ fn transpose<T: bytemuck::Pod>(
     }
 }
 
-/// Memory that a thread keeps for linear layers.
+/// Scratch memory of a thread for linear layers.
 pub(crate) struct LinearScratch {
     chunks: Box<[Chunk; 2]>,
     plain: Box<[Plain; 2]>,
-    /// Those of the pair of panels at hand.
+    /// Sums of the current pair of panels.
     pub(super) sums: Vec<Sums>,
     /// Sums of gate and up.
     pub(super) gathered: [Vec<Sums>; 2],
@@ -170,54 +171,54 @@ impl Default for LinearScratch {
     }
 }
 
-/// A weight and what it is multiplied with.
+/// A weight and its input.
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
     /// [outputs, inputs]
     pub w: MatrixSource<'a>,
-    /// [rows, inputs], or without columns where the weight takes the next.
+    /// [rows, inputs], or no columns where the weight takes `rounded`.
     pub x: Mat<'a, f32>,
-    /// The same, rounded, if the weights are to be multiplied with that.
+    /// The quantized input, if the weight is multiplied with that.
     pub rounded: Option<QuantizedView<'a>>,
 }
 
-/// What is added to the sums of a layer.
+/// LoRA terms added to the sums of a layer.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct LoraTerms<'a> {
     pub parts: &'a [LoraTerm<'a>],
-    /// Before that, there is nothing to multiply.
+    /// The A products, which must be done before these products can start.
     pub after: Option<&'a First>,
 }
 
-/// What is added to the sums of some rows.
+/// The product with `lora_b` of one adapter, added to the sums of some rows.
 pub(crate) struct LoraTerm<'a> {
-    /// Which layer's.
+    /// Index of the layer in its phase.
     pub layer: usize,
-    /// Of as many outputs. It has all rows.
+    /// Has the outputs of the layer, and all rows of the phase.
     pub of: Product<'a>,
     pub rows: Range<usize>,
 }
 
-/// A linear layer for some rows.
+/// A linear layer with its epilogue, for some rows.
 pub(crate) struct LinearTask<'a> {
     pub of: Product<'a>,
     pub added: LoraTerms<'a>,
-    /// Which rows. What the product has of others is not touched.
+    /// Rows to compute. Other rows of the product are not touched.
     pub rows: Range<usize>,
-    /// [rows, outputs]. Nobody else writes these rows of it.
+    /// [rows, outputs]. Nobody else writes these rows.
     pub out: MatMut<'a, f32>,
     /// [1, outputs]
     pub bias: Option<Mat<'a, f32>>,
-    /// Multiplies the product.
+    /// Factor of x Wᵀ + b.
     pub scale: f32,
     /// `cap * tanh(y / cap)`
     pub softcap: Option<f32>,
-    /// [rows, outputs]: what is added last.
+    /// [rows, outputs]: added last.
     pub residual: Option<Mat<'a, f32>>,
 }
 
 impl<'a> LinearTask<'a> {
-    /// The product and nothing more.
+    /// The product without an epilogue.
     pub(crate) fn plain(of: Product<'a>, rows: Range<usize>, out: MatMut<'a, f32>) -> LinearTask<'a> {
         LinearTask {
             of,
@@ -231,18 +232,18 @@ impl<'a> LinearTask<'a> {
         }
     }
 
-    /// About how many multiplications it takes.
+    /// Approximate number of multiplications.
     pub(crate) fn cost(&self) -> usize {
         self.rows.len() * self.out.cols * self.of.w.cols()
     }
 }
 
-/// Rows, as many at a time as their sums stay near.
+/// Blocks of at most `TOKENS` rows.
 pub(super) fn blocks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     rows.clone().step_by(TOKENS).map(move |first| first..rows.end.min(first + TOKENS))
 }
 
-/// Computes some of the task's outputs, which nobody else does.
+/// Computes some of the task's outputs, which no other thread computes.
 pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, room: &mut LinearScratch) {
     if outputs.is_empty() {
         return;
@@ -251,7 +252,7 @@ pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, roo
     for rows in blocks(t.rows.clone()) {
         for pair in pairs.clone() {
             multiply(k, &t.of, t.added, pair, rows.clone(), room);
-            // What of the pair is ours.
+            // Outputs of this pair that are ours.
             let at = outputs.start.max(pair * PAIR)..outputs.end.min((pair + 1) * PAIR);
             let sums = &room.sums;
             (k.finish)(&Finish { task: t, sums, rows: rows.clone(), outputs: at, first: pair * PAIR });
@@ -259,7 +260,7 @@ pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, roo
     }
 }
 
-/// The sums of a pair of panels with some rows, and what is added to them, into the room.
+/// Writes the sums of a pair of panels with some rows, plus LoRA terms, to `room.sums`.
 pub(super) fn multiply(
     k: &Kernels,
     t: &Product<'_>,
@@ -268,7 +269,7 @@ pub(super) fn multiply(
     rows: Range<usize>,
     room: &mut LinearScratch,
 ) {
-    // It lies elsewhere, and is little: it would be waited for.
+    // Prefetch the LoRA weights: they are small and lie elsewhere, so their reads would stall.
     added.parts.iter().for_each(|more| more.of.w.fetch(pair));
     let mut sums = std::mem::take(&mut room.sums);
     sums.clear();
@@ -287,7 +288,7 @@ pub(super) fn multiply(
     room.sums = sums;
 }
 
-/// Adds the products of a pair of panels with some rows to their sums.
+/// Adds the products of a pair of panels with some rows to `sums`.
 fn sum_up(
     k: &Kernels,
     t: &Product<'_>,
@@ -321,21 +322,21 @@ fn sum_up(
     }
 }
 
-/// Sums that are to become outputs.
+/// Sums to be turned into outputs.
 pub(crate) struct Finish<'a> {
     task: &'a LinearTask<'a>,
-    /// For each of the rows.
+    /// One for each of `rows`.
     sums: &'a [Sums],
     rows: Range<usize>,
-    /// Those that are the task's, of the pair that begins with output `first`.
+    /// The task's outputs among those of the pair, which begins with output `first`.
     outputs: Range<usize>,
     first: usize,
 }
 
-/// Rows ahead of which what will be read and written is asked for: it lies far apart.
+/// Rows ahead for which outputs and residual are prefetched: rows lie far apart.
 const AHEAD: usize = 12;
 
-/// Bias, scale, cap, residual.
+/// Epilogue: bias, scale, softcap, residual.
 #[inline(always)]
 pub(super) unsafe fn finish<S: Simd>(f: &Finish<'_>) {
     let (t, at, ours) = (f.task, &f.outputs, f.outputs.start - f.first..f.outputs.end - f.first);
@@ -346,7 +347,7 @@ pub(super) unsafe fn finish<S: Simd>(f: &Finish<'_>) {
     for (row, sums) in f.rows.clone().zip(f.sums) {
         let ahead = row + AHEAD;
         if ahead < f.rows.end {
-            // SAFETY: the address alone is used, of what is ours.
+            // SAFETY: the slice is only prefetched; its elements are the task's alone.
             let out = unsafe { t.out.part(ahead, at.clone()) };
             prefetch_slice(out);
             if let Some(residual) = t.residual {
@@ -365,11 +366,11 @@ pub(super) unsafe fn finish<S: Simd>(f: &Finish<'_>) {
             // SAFETY: the caller has the instruction set.
             unsafe { super::rowwise::softcap::<S>(y, cap) };
         }
-        // SAFETY: the task's outputs are ours alone.
+        // SAFETY: the task's outputs are written by this thread alone.
         let out = unsafe { t.out.part(row, at.clone()) };
         let residual = t.residual.map(|residual| &residual.row(row)[at.clone()]);
         match (out.first_chunk_mut::<PAIR>(), y.first_chunk::<PAIR>()) {
-            // Of a length that is known.
+            // Length known at compile time.
             (Some(out), Some(y)) => put(out, y, residual),
             _ => put(out, &y[ours.clone()], residual),
         }

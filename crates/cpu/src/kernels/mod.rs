@@ -2,8 +2,8 @@
 //!
 //! # Safety
 //!
-//! What is unsafe here must run only on a CPU that has the instruction set of its `S`, and nobody else may use the part
-//! of the output that it is given.
+//! Unsafe functions here may only run on a CPU that has the instruction set of their `S` or `L`, and while nobody
+//! else uses the part of the output that they write.
 
 mod activation;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -43,59 +43,58 @@ use crate::simd::Neon;
 use crate::simd::{Avx2, Avx512, AvxVnni};
 use crate::simd::{F8, Lines, Scalar};
 
-/// Reads a gate and perhaps what it gates; writes the result.
+/// `out = act(gate) * up`, or `act(gate)` without `up`.
 type GluKernel = fn(Activation, &[f32], Option<&[f32]>, &mut [f32]);
 
-/// Does a stage of a task, in scratch memory.
+/// Runs a stage of a task, with scratch memory.
 type AttendKernel = fn(&AttendTask<'_>, &Stage<'_>, &mut Vec<f32>);
 
-/// The inner loops for one instruction set. To have one is to know that the CPU has the instructions.
+/// Kernels of one instruction set. Having a reference to this proves that the CPU has the instructions.
 pub(crate) struct Kernels {
     pub isa: Isa,
-    /// Unpacks a chunk of that many inputs.
+    /// Unpacks a chunk of that many inputs to 8-bit codes and scales.
     pub unpack: fn(&form::PackedLayout, &[u8], usize, &mut Chunk),
-    /// The same to plain numbers, with room for the codes on the way.
+    /// Dequantizes a chunk to f32, with scratch memory for the codes.
     pub unpack_plain: fn(&form::PackedLayout, &[u8], usize, &mut Chunk, &mut Plain),
-    /// Up to how many rows are a few.
+    /// Most rows that are multiplied by GEMV; more take GEMM.
     pub gemv_max_rows: usize,
-    /// Multiplies a pair of panels with a few rows.
+    /// GEMV: multiplies a pair of packed panels with a few rows.
     pub gemv: fn(&mut GemvTask<'_>),
-    /// Multiplies a chunk of a pair of panels with rows.
+    /// GEMM: multiplies an unpacked chunk of a pair of panels with many rows.
     pub gemm: fn(&mut GemmTask<'_>),
-    /// The same in plain numbers.
+    /// The same in f32.
     pub gemm_float: fn(&mut FloatGemmTask<'_>),
-    /// From the sums to the outputs of a linear layer.
+    /// Epilogue of a linear layer: from sums to outputs.
     pub finish: fn(&Finish<'_>),
-    /// Are signed codes multiplied with 128 added to them?
+    /// Whether signed codes are multiplied with 128 added to them (`Lines::BIASED`).
     pub biased: bool,
     /// From the sums of gate and up to the input of down.
     pub activate_sums: fn(&ActivationRows<'_>),
-    /// Rounds a row to eight bits.
+    /// Quantizes a row to 8 bits, from a given chunk on.
     pub quantize: fn(&QuantizeOut<'_>, usize, usize, &[f32]),
-    /// Normalises a row.
+    /// RMS norm or layer norm of a row.
     pub norm: fn(&NormTask<'_>, &[f32], &mut [f32]),
     /// `out = act(gate) * up`
     pub activate: GluKernel,
-    /// A row of a convolution over tokens.
+    /// One row of a causal convolution.
     pub causal_conv: fn(&ConvolveTask<'_>, &mut [f32]),
-    /// What tokens make of a block of a head's matrix.
+    /// Gated delta rule: runs tokens through a block of columns of a head's state.
     pub gated_delta: fn(&DeltaTask<'_>, &mut [f32]),
-    /// Turns one head by a row of angles.
+    /// RoPE of one head by one row of the table.
     pub rope: fn(RopePairs, &[f32], &mut [f32]),
-    /// Attention of some tokens of a sequence, for the query heads of one key head: all of it, or a stage. By any cache,
-    /// by one of brain floating point, and by ones of half precision, bytes and floats of eight bits without widening them
-    /// first.
+    /// Attention of some tokens of a sequence, for the query heads of one KV head: all of it, or one stage. `attend`
+    /// takes any KV cache, `attend_bf16` BF16; the others take f16, int8 and FP8 without widening them first.
     pub attend: AttendKernel,
     pub attend_f16: AttendKernel,
     pub attend_bf16: AttendKernel,
     pub attend_i8: AttendKernel,
     pub attend_f8: AttendKernel,
-    /// The largest magnitude of some numbers; something that is not finite if one of them is.
+    /// max |x|; not finite if an element is not.
     pub magnitude: fn(&[f32], &mut f32),
-    /// The nearest whole numbers, and the nearest floats of eight bits, to as many numbers, each multiplied.
+    /// Converts elements, each multiplied by the second argument, to the nearest `i8` or FP8.
     pub to_i8: fn(&[f32], f32, &mut [i8]),
     pub to_f8: fn(&[f32], f32, &mut [F8]),
-    /// The columns of the largest numbers, largest first, of equals the first, NaN counting as smallest.
+    /// Top-k: columns of the largest elements, largest first, the first of equals; NaN is smallest.
     pub largest: fn(&[f32], &mut [u32]),
     /// `out += scale * x`
     pub add_scaled: fn(&mut [f32], f32, &[f32]),
@@ -103,11 +102,11 @@ pub(crate) struct Kernels {
     pub softcap: fn(&mut [f32], f32),
     /// `x *= sigmoid(y)`
     pub gate: fn(&mut [f32], &[f32]),
-    /// Reads the elements as fast as possible, and gives something that depends on all.
+    /// Reads the elements as fast as possible, and returns a value that depends on all.
     pub read: fn(&[f32], &mut u32),
     /// Multiplies and adds as fast as possible; counts the operations.
     pub multiply: fn(usize, &mut u64),
-    /// The same with bytes.
+    /// The same with 8-bit integers.
     pub multiply_whole: fn(usize, &mut u64),
 }
 
@@ -171,13 +170,13 @@ macro_rules! table {
         fn $name($($arg: $t),*) {
             $(#[target_feature(enable = $feature)])*
             unsafe fn compiled($($arg: $t),*) {
-                // SAFETY: the function around this one has the same contract.
+                // SAFETY: this function has the contract of the kernel it calls.
                 #[allow(unused_unsafe, reason = "some kernels are plain code")]
                 unsafe {
                     $body
                 }
             }
-            // SAFETY: this table is handed out only where the CPU has these features (see `Kernels::new`).
+            // SAFETY: `Kernels::new` returns this table only where the CPU has these features.
             unsafe { compiled($($arg),*) }
         }
     };
@@ -188,7 +187,7 @@ table!(scalar, Isa::Scalar, Scalar, Scalar);
 table!(neon, Isa::Neon, Neon, Neon, "neon", "dotprod");
 #[cfg(target_arch = "x86_64")]
 table!(avx2, Isa::Avx2, Avx2, Avx2, "avx2", "fma", "f16c");
-// Of what AVX2 does, this does some otherwise: what multiplies whole numbers.
+// The AVX2 table, with other integer products.
 #[cfg(target_arch = "x86_64")]
 table!(@fns avxvnni, Isa::AvxVnni, AvxVnni, ["avx2", "fma", "f16c", "avxvnni"],
     unpack: (layout: &form::PackedLayout, from: &[u8], inputs: usize, to: &mut Chunk)
@@ -203,7 +202,7 @@ table!(@fns avxvnni, Isa::AvxVnni, AvxVnni, ["avx2", "fma", "f16c", "avxvnni"],
 table!(avx512, Isa::Avx512, Avx512, Avx512,
     "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni");
 
-/// What AVX-512 does, and many rows by tiles.
+/// The AVX-512 table, with AMX tiles for GEMM and for attention over BF16 caches.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 static AMX: Kernels =
     Kernels { isa: Isa::Amx, gemm: amx::dot, attend_bf16: attend::tiles::attend_bf16, ..avx512::TABLE };

@@ -1,17 +1,17 @@
-//! What the machine can do at most: reading memory, and multiplying.
+//! Peak rates of the machine (roofline): memory reads, and multiply-adds.
 
 use super::unpack::prefetch_strided;
 use crate::packed::LINE;
 use crate::simd::{Lines, Simd};
 
-/// Enough independent sums to keep every unit busy: more than latency times units, fewer than registers.
+/// Independent accumulators that keep every unit busy: more than latency times units, fewer than registers.
 const CHAINS: usize = 12;
 
-/// The bits of all elements, as fast as they come: asked for ahead as weights are.
+/// XOR of the bits of all elements, read as fast as possible: prefetched like weights.
 #[inline(always)]
 pub(super) unsafe fn read<L: Lines>(x: &[f32], bits: &mut u32) {
     const LINES: usize = 8;
-    // SAFETY: the loop stays within the slice; the caller has the instruction set.
+    // SAFETY: the loop stays within the slice; the caller guarantees the instruction set.
     unsafe {
         let mut all = [L::bytes(0); LINES];
         for chunk in x.as_chunks::<{ LINES * LINE / 4 }>().0 {
@@ -31,10 +31,10 @@ pub(super) unsafe fn read<L: Lines>(x: &[f32], bits: &mut u32) {
     }
 }
 
-/// Multiplies bytes with bytes and adds `rounds` times in each chain; `count` becomes how many operations that was.
+/// Multiply-adds of bytes, `rounds` times per chain; `count` becomes the number of operations.
 #[inline(always)]
 pub(super) unsafe fn multiply_whole<L: Lines>(rounds: usize, count: &mut u64) {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let (w, a) = (L::bytes(std::hint::black_box(3)), L::bytes(std::hint::black_box(2)));
         let mut chains = [L::words(0); CHAINS];
@@ -46,17 +46,17 @@ pub(super) unsafe fn multiply_whole<L: Lines>(rounds: usize, count: &mut u64) {
         let mut words = [0u32; LINE / 4];
         for c in chains {
             L::store(words.as_mut_ptr().cast(), c);
-            // The result must be used, or there is nothing to measure.
+            // The result must be used, or the compiler removes the loop.
             std::hint::black_box(&words);
         }
     }
     *count = (2 * rounds * CHAINS * LINE) as u64;
 }
 
-/// Multiplies and adds `rounds` times in each chain; `count` becomes how many operations that was.
+/// FMAs of `f32`, `rounds` times per chain; `count` becomes the number of operations.
 #[inline(always)]
 pub(super) unsafe fn multiply<S: Simd>(rounds: usize, count: &mut u64) {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let (scale, shift) = (S::splat(std::hint::black_box(0.999)), S::splat(std::hint::black_box(0.001)));
         let mut chains = [S::splat(1.0); CHAINS];
@@ -65,7 +65,7 @@ pub(super) unsafe fn multiply<S: Simd>(rounds: usize, count: &mut u64) {
                 *c = S::fma(*c, scale, shift);
             }
         }
-        // The result must be used, or there is nothing to measure.
+        // The result must be used, or the compiler removes the loop.
         std::hint::black_box(chains.into_iter().map(|c| S::sum(c)).sum::<f32>());
     }
     *count = (2 * rounds * CHAINS * S::LANES) as u64;

@@ -1,4 +1,4 @@
-//! Kernels that go through the tokens of a sequence one after another.
+//! Kernels that process the tokens of a sequence one after another: causal convolution, gated delta rule.
 
 use std::ops::Range;
 
@@ -8,18 +8,18 @@ use super::rowwise::activate;
 use crate::mat::{Mat, MatMut};
 use crate::simd::Simd;
 
-/// A row of a convolution.
+/// One output row of a causal convolution.
 pub(crate) struct ConvolveTask<'a> {
-    /// Weights of the tokens that there are, the one longest ago first.
+    /// Weights of the taps whose tokens exist, oldest first.
     pub by: Mat<'a, f32>,
-    /// These tokens' columns.
+    /// Columns of those tokens.
     pub rows: &'a [&'a [f32]],
 }
 
 #[inline(always)]
 pub(super) unsafe fn convolve<S: Simd>(task: &ConvolveTask<'_>, out: &mut [f32]) {
     let cols = out.len();
-    // SAFETY: every row has as many columns as the result, and the loop stays within them; the caller has the
+    // SAFETY: every row has as many columns as the result, and the loop stays within them; the caller guarantees the
     // instruction set.
     unsafe {
         for at in (0..cols).step_by(S::LANES) {
@@ -41,28 +41,29 @@ pub(super) unsafe fn convolve<S: Simd>(task: &ConvolveTask<'_>, out: &mut [f32])
     }
 }
 
-/// Columns of a head's matrix that lie together: a row of a block is a line of the cache, and a block of the usual size
-/// stays in the nearest cache while a thread goes through the tokens.
+/// Columns per block of a head's state: a row of a block is a cache line, and a block of the usual size stays in L1
+/// while a thread goes through the tokens.
 pub(crate) const BLOCK: usize = 16;
 
-/// What some tokens of a sequence make of a block of a head's matrix.
+/// Gated delta rule (Gated DeltaNet, Qwen3-Next) of some tokens of a sequence, on one block of columns of a value
+/// head's state: S ← α S + β k (v − α Sᵀk)ᵀ, out = Sᵀq / √key_dim.
 pub(crate) struct DeltaTask<'a> {
     pub heads: DeltaHeads,
-    /// The head of values.
+    /// Value head.
     pub head: usize,
-    /// Which tokens of the step.
+    /// Tokens of the step.
     pub rows: Range<usize>,
     pub qk: Mat<'a, f32>,
     pub v: Mat<'a, f32>,
-    /// [tokens, 2 * value heads]: how much is written, and how much is kept.
+    /// [tokens, 2 * value heads]: β (write strength), then α (decay factor).
     pub gates: Mat<'a, f32>,
     pub out: &'a MatMut<'a, f32>,
-    /// Columns of the head's values.
+    /// Columns of the head's value.
     pub columns: Range<usize>,
 }
 
 impl DeltaTask<'_> {
-    /// Where the block lies in a row of matrices: blocks one after another, in each a row for each element of a key.
+    /// Range of the block in a row of states: blocks one after another, each [key_dim, columns].
     pub(crate) fn place(&self) -> Range<usize> {
         let DeltaHeads { key_dim, value_dim, .. } = self.heads;
         let start = (self.head * value_dim + self.columns.start) * key_dim;
@@ -70,10 +71,10 @@ impl DeltaTask<'_> {
     }
 }
 
-/// Sums under way at a time: one waits for the one before.
+/// Independent partial sums, to hide the latency of the addition.
 const SUMS: usize = 4;
 
-/// `block`: [elements of a key, columns]
+/// Advances `block`, [key_dim, columns], by the tokens of the task.
 #[inline(always)]
 pub(super) unsafe fn delta<S: Simd>(task: &DeltaTask<'_>, block: &mut [f32]) {
     let (DeltaHeads { values, key_dim, value_dim, .. }, head) = (task.heads, task.head);
@@ -90,10 +91,10 @@ pub(super) unsafe fn delta<S: Simd>(task: &DeltaTask<'_>, block: &mut [f32]) {
             kept: gates[values + head],
             scale,
         };
-        // SAFETY: these columns of this row are this task's alone.
+        // SAFETY: no other task writes these columns of this row.
         let out = unsafe { task.out.part(row, first..first + width) };
         for at in (0..width).step_by(S::LANES) {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller upholds this function's contract.
             unsafe {
                 match width - at >= S::LANES {
                     true => some_columns::<S, true>(&token, block, at, out),
@@ -104,7 +105,7 @@ pub(super) unsafe fn delta<S: Simd>(task: &DeltaTask<'_>, block: &mut [f32]) {
     }
 }
 
-/// A token, as a block of a head's matrix sees it.
+/// One token's inputs for a block of a head's state.
 struct Token<'a> {
     q: &'a [f32],
     k: &'a [f32],
@@ -115,7 +116,7 @@ struct Token<'a> {
     scale: f32,
 }
 
-/// The columns of a block from `at` on, a `WHOLE` vector of them or what is left.
+/// Processes the columns of a block from `at` on: a `WHOLE` vector of them or the remainder.
 #[inline(always)]
 unsafe fn some_columns<S: Simd, const WHOLE: bool>(
     token: &Token<'_>,
@@ -127,7 +128,7 @@ unsafe fn some_columns<S: Simd, const WHOLE: bool>(
     let (width, n) = (v.len(), v.len() - at);
     let whole = k.len() / SUMS * SUMS;
     // SAFETY: each row of the block has `width` columns, as have the value and the result, and there is a row for each
-    // element of a key; the caller has the instruction set.
+    // key element; the caller guarantees the instruction set.
     unsafe {
         let load = |p: *const f32| if WHOLE { S::load(p) } else { S::load_some(p, n) };
         let store = |p: *mut f32, x| if WHOLE { S::store(p, x) } else { S::store_some(p, n, x) };
@@ -166,9 +167,9 @@ unsafe fn some_columns<S: Simd, const WHOLE: bool>(
     }
 }
 
-/// The sum of all, in a fixed order.
+/// Sum of the partial sums, in a fixed order.
 #[inline(always)]
 unsafe fn total<S: Simd>(x: [S::V; SUMS]) -> S::V {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe { S::add(S::add(x[0], x[1]), S::add(x[2], x[3])) }
 }

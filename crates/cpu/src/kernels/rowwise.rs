@@ -6,7 +6,7 @@ use tallow_core::{Activation, NormKind, RopePairs};
 
 use crate::simd::{self, Simd};
 
-/// A normalisation of rows, in groups as wide as its weight.
+/// Norm of rows, applied in groups as wide as its weight.
 pub(crate) struct NormTask<'a> {
     pub kind: NormKind,
     pub weight: &'a [f32],
@@ -14,7 +14,7 @@ pub(crate) struct NormTask<'a> {
     pub eps: f32,
 }
 
-/// Calls `whole` at every full vector of `n` elements, then `rest` with what remains.
+/// Calls `whole` at every full vector of `n` elements, then `rest` with the remainder.
 #[inline(always)]
 fn lanes<S: Simd>(n: usize, mut whole: impl FnMut(usize), rest: impl FnOnce(usize, usize)) {
     let full = n / S::LANES * S::LANES;
@@ -26,11 +26,11 @@ fn lanes<S: Simd>(n: usize, mut whole: impl FnMut(usize), rest: impl FnOnce(usiz
     }
 }
 
-/// The sum of `f` of every element.
+/// Sum of `f` over all elements.
 #[inline(always)]
 unsafe fn total<S: Simd>(x: &[f32], f: impl Fn(S::V) -> S::V) -> f32 {
     let p = x.as_ptr();
-    // SAFETY: `lanes` stays within the slice; the caller has the instruction set.
+    // SAFETY: `lanes` stays within the slice; the caller guarantees the instruction set.
     unsafe {
         let mut sum = S::splat(0.0);
         let mut tail = 0.0;
@@ -38,7 +38,7 @@ unsafe fn total<S: Simd>(x: &[f32], f: impl Fn(S::V) -> S::V) -> f32 {
             x.len(),
             |i| sum = S::add(sum, f(S::load(p.add(i)))),
             |i, n| {
-                // Lane by lane: what `f` makes of the empty lanes must not count.
+                // Lane by lane: `f` of the padding lanes must not be summed.
                 let mut lane = [0.0; 16];
                 S::store(lane.as_mut_ptr(), f(S::load_some(p.add(i), n)));
                 tail = lane[..n].iter().sum();
@@ -52,7 +52,8 @@ unsafe fn total<S: Simd>(x: &[f32], f: impl Fn(S::V) -> S::V) -> f32 {
 pub(super) unsafe fn norm<S: Simd>(task: &NormTask<'_>, x: &[f32], out: &mut [f32]) {
     let width = task.weight.len();
     for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-        // SAFETY: all slices have `width` elements, and `lanes` stays within them; the caller has the instruction set.
+        // SAFETY: all slices have `width` elements, and `lanes` stays within them; the caller guarantees the
+        // instruction set.
         unsafe {
             let n = width as f32;
             let mean = if task.kind == NormKind::Layer { total::<S>(x, |v| v) / n } else { 0.0 };
@@ -81,10 +82,10 @@ pub(super) unsafe fn norm<S: Simd>(task: &NormTask<'_>, x: &[f32], out: &mut [f3
     }
 }
 
-/// GELU's error function, to about 2e-7: Abramowitz and Stegun 7.1.26.
+/// Error function for GELU, to about 2e-7 (Abramowitz and Stegun 7.1.26).
 #[inline(always)]
 unsafe fn erf<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let zero = S::splat(0.0);
         let size = S::max(x, S::sub(zero, x));
@@ -104,7 +105,7 @@ unsafe fn erf<S: Simd>(x: S::V) -> S::V {
 
 #[inline(always)]
 pub(super) unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let half = S::splat(0.5);
         match act {
@@ -131,11 +132,11 @@ pub(super) unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
     }
 }
 
-/// What an activation multiplies.
+/// The up value as the activation multiplies it: clamped and plus one for [`Activation::Clamped`], else unchanged.
 #[inline(always)]
 pub(super) unsafe fn gated<S: Simd>(act: Activation, up: S::V) -> S::V {
     match act {
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: the caller guarantees the instruction set.
         Activation::Clamped => unsafe {
             let held = S::min(S::splat(Activation::LIMIT), S::max(S::splat(-Activation::LIMIT), up));
             S::add(held, S::splat(1.0))
@@ -148,7 +149,7 @@ pub(super) unsafe fn gated<S: Simd>(act: Activation, up: S::V) -> S::V {
 pub(super) unsafe fn glu<S: Simd>(act: Activation, gate: &[f32], up: Option<&[f32]>, out: &mut [f32]) {
     let n = out.len().min(gate.len()).min(up.map_or(usize::MAX, <[f32]>::len));
     let (g, o) = (gate.as_ptr(), out.as_mut_ptr());
-    // SAFETY: `n` is within all slices; the caller has the instruction set.
+    // SAFETY: `n` is within all slices; the caller guarantees the instruction set.
     unsafe {
         match up.map(<[f32]>::as_ptr) {
             Some(u) => lanes::<S>(
@@ -171,11 +172,11 @@ pub(super) unsafe fn glu<S: Simd>(act: Activation, gate: &[f32], up: Option<&[f3
     }
 }
 
-/// Changes each element by `f`.
+/// `x[i] = f(x[i])`
 #[inline(always)]
 unsafe fn change<S: Simd>(x: &mut [f32], f: impl Fn(S::V) -> S::V) {
     let p = x.as_mut_ptr();
-    // SAFETY: `lanes` stays within the slice; the caller has the instruction set.
+    // SAFETY: `lanes` stays within the slice; the caller guarantees the instruction set.
     unsafe {
         lanes::<S>(
             x.len(),
@@ -185,11 +186,11 @@ unsafe fn change<S: Simd>(x: &mut [f32], f: impl Fn(S::V) -> S::V) {
     }
 }
 
-/// Changes each element by `f` of it and its neighbour in `y`.
+/// `x[i] = f(x[i], y[i])`
 #[inline(always)]
 unsafe fn combine<S: Simd>(x: &mut [f32], y: &[f32], f: impl Fn(S::V, S::V) -> S::V) {
     let (n, p, q) = (x.len().min(y.len()), x.as_mut_ptr(), y.as_ptr());
-    // SAFETY: `n` is within both slices; the caller has the instruction set.
+    // SAFETY: `n` is within both slices; the caller guarantees the instruction set.
     unsafe {
         lanes::<S>(
             n,
@@ -201,7 +202,7 @@ unsafe fn combine<S: Simd>(x: &mut [f32], y: &[f32], f: impl Fn(S::V, S::V) -> S
 
 #[inline(always)]
 pub(super) unsafe fn softcap<S: Simd>(x: &mut [f32], cap: f32) {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let (cap, by) = (S::splat(cap), S::splat(1.0 / cap));
         change::<S>(x, |v| S::mul(cap, simd::tanh::<S>(S::mul(v, by))));
@@ -210,20 +211,20 @@ pub(super) unsafe fn softcap<S: Simd>(x: &mut [f32], cap: f32) {
 
 #[inline(always)]
 pub(super) unsafe fn gate<S: Simd>(x: &mut [f32], y: &[f32]) {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe { combine::<S>(x, y, |x, y| S::mul(x, simd::sigmoid::<S>(y))) }
 }
 
 #[inline(always)]
 pub(super) unsafe fn add_scaled<S: Simd>(out: &mut [f32], scale: f32, x: &[f32]) {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let scale = S::splat(scale);
         combine::<S>(out, x, |o, x| S::fma(scale, x, o));
     }
 }
 
-/// Turns one head. Written plainly: the compiler turns the halves into vectors.
+/// RoPE of one head. Plain code: the compiler vectorizes it.
 #[inline(always)]
 pub(super) fn rotate(pairs: RopePairs, angles: &[f32], head: &mut [f32]) {
     let (cos, sin) = angles.split_at(angles.len() / 2);
@@ -243,19 +244,19 @@ pub(super) fn rotate(pairs: RopePairs, angles: &[f32], head: &mut [f32]) {
     }
 }
 
-/// The columns of the largest numbers. Written plainly, as above.
+/// Columns of the largest elements (top k). Plain code that the compiler vectorizes.
 #[inline(always)]
 pub(super) fn largest(x: &[f32], ids: &mut [u32]) {
     const CHUNK: usize = 32;
     let k = ids.len();
-    // There is no NaN among those that are compared.
+    // NaN is never compared: it fails `>= least`.
     let before = |a: &u32, b: &u32| {
         let (p, q) = (x[*a as usize], x[*b as usize]);
         q.partial_cmp(&p).unwrap_or(Ordering::Equal).then(a.cmp(b))
     };
     let (mut best, mut least) = (Vec::with_capacity(2 * k + CHUNK), f32::NEG_INFINITY);
     for (chunk, first) in x.chunks(CHUNK).zip((0..).step_by(CHUNK)) {
-        // After a while, most chunks have nothing that is large enough. That is seen without a branch for each number.
+        // After a while most chunks have no element large enough. That is tested without a branch per element.
         if !chunk.iter().fold(false, |any, v| any | (*v >= least)) {
             continue;
         }
@@ -263,7 +264,7 @@ pub(super) fn largest(x: &[f32], ids: &mut [u32]) {
         if best.len() >= 2 * k {
             best.select_nth_unstable_by(k - 1, before);
             best.truncate(k);
-            // What comes later and is equal to the last of them has no place.
+            // A later element equal to the last of them loses the tie.
             least = x[best[k - 1] as usize].next_up();
         }
     }

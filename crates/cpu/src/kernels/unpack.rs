@@ -1,4 +1,4 @@
-//! From packed weights to what is multiplied: a chunk of a panel at a time, in the nearest cache.
+//! Unpacks weights for GEMM and dequantization: one chunk of a panel at a time, into the nearest cache.
 
 use tallow_quant::MXFP4;
 
@@ -6,30 +6,31 @@ use crate::form::{HasPackedKind, PackedKind, PackedLayout, Scales, with_form};
 use crate::packed::{CHUNK, LINE, ROWS, SUBBLOCK};
 use crate::simd::Lines;
 
-/// A chunk of a panel, unpacked: one byte a code, and what scales them. What a form has none of is unspecified.
+/// An unpacked chunk of a panel: one byte per code, and scales. Fields that a `PackedKind` does not have are
+/// unspecified.
 #[repr(C, align(64))]
 pub(crate) struct Chunk {
     /// Line `i` has inputs `4 i` to `4 i + 3` of all rows.
     pub codes: [[u8; LINE]; CHUNK / 4],
-    /// For each run.
+    /// One per run.
     pub scales: [[f32; ROWS]; CHUNK / 16],
-    /// What is taken away, for each run.
+    /// Mins, which are subtracted; one per run.
     pub mins: [[f32; ROWS]; CHUNK / 16],
     pub whole: Whole,
 }
 
-/// What scales a chunk whose products add up without rounding.
+/// Scales of a chunk with integer scales, whose products are summed without rounding.
 #[repr(C, align(64))]
 pub(crate) struct Whole {
-    /// What sums are multiplied by, for each step.
+    /// Integer factors of the sums, one per step.
     pub by: [[i32; ROWS]; CHUNK / 16],
-    /// What is taken away: of two runs, in halves of a word.
+    /// Integer mins of two runs, as two `i16` in a word.
     pub less: [[i32; ROWS]; CHUNK / 32],
-    /// The scale of what was multiplied, and that of what is taken away, less than zero.
+    /// d, and -dmin.
     pub scales: [[f32; ROWS]; 2],
 }
 
-/// A chunk of a panel as plain numbers, input by input.
+/// A chunk of a panel as f32, input by input.
 #[repr(C, align(64))]
 pub(crate) struct Plain(pub [[f32; ROWS]; CHUNK]);
 
@@ -46,12 +47,12 @@ impl Plain {
     pub(crate) const EMPTY: Plain = Plain([[0.0; ROWS]; CHUNK]);
 }
 
-/// Asks the memory for what comes about 16 KiB after the lines from `from` to `to`.
+/// Prefetches what comes about 16 KiB after the lines `from..to`.
 ///
-/// Weights are read from front to back. Asked for in that order, lines come from one page after another, and processors
-/// that look ahead within a page have one page to look ahead in. Here four pages take turns: for every four lines that
-/// are read, one line of each of four pages of the next 16 KiB. On some processors a core reads half as much again; on
-/// none less.
+/// Weights are read front to back. Prefetched in that order, lines come from one page after another, and hardware
+/// prefetchers, which work within a page, have one page to look ahead in. Here four pages are interleaved: for every
+/// four lines that are read, one line of each of four pages of the next 16 KiB is prefetched. On some processors this
+/// speeds up a core's reads by half; on none does it slow them down.
 #[inline(always)]
 pub(super) unsafe fn prefetch_strided<L: Lines>(from: *const u8, to: *const u8) {
     const BLOCK: usize = 1 << 14;
@@ -60,20 +61,21 @@ pub(super) unsafe fn prefetch_strided<L: Lines>(from: *const u8, to: *const u8) 
     while at < to.addr() {
         let line = (at & !(BLOCK - 1)) + BLOCK + at % BLOCK / 4;
         for page in 0..4 {
-            // SAFETY: asking for a line that does not exist does nothing; the caller has the instruction set.
+            // SAFETY: a prefetch of an invalid address does nothing; the caller has the instruction set.
             unsafe { L::prefetch(from.with_addr(line + page * BLOCK / 4)) };
         }
         at += FOUR;
     }
 }
 
-/// Unpacks a chunk of `inputs` inputs, to be multiplied with rounded rows.
+/// Unpacks a chunk of `inputs` inputs, to be multiplied with quantized rows.
 #[inline(always)]
 pub(super) unsafe fn unpack<L: Lines>(layout: &PackedLayout, from: &[u8], inputs: usize, to: &mut Chunk) {
     assert!(inputs <= CHUNK);
     with_form!(layout.form, F => {
         let from = from[..F::SHAPE.chunk(inputs)].as_ptr();
-        // SAFETY: the chunk is of that form and size; the caller has the instruction set.
+        // SAFETY: the chunk is of kind `F` with `inputs` inputs, as its length shows; the caller has the instruction
+        // set.
         unsafe {
             if const { F::SHAPE.has_int_scales() } {
                 assert!(inputs == CHUNK);
@@ -86,11 +88,11 @@ pub(super) unsafe fn unpack<L: Lines>(layout: &PackedLayout, from: &[u8], inputs
     });
 }
 
-/// The numbers at the head of a chunk: what its codes are scaled by.
+/// Header of a chunk: scales and mins.
 pub(super) struct Head<L: Lines> {
     from: *const u8,
     runs: usize,
-    /// Where they are the chunk's: what scales are multiples of, and minimums.
+    /// d and dmin, where the chunk has them: run scales and mins are multiples of them.
     d: L::F,
     dmin: L::F,
 }
@@ -100,11 +102,11 @@ impl<L: Lines> Head<L> {
     ///
     /// # Safety
     ///
-    /// The chunk at `from` is of that form and size, and the CPU has the instruction set.
+    /// The chunk at `from` is of kind `F` with `inputs` inputs, and the CPU has the instruction set.
     #[inline(always)]
     pub(super) unsafe fn new<F: HasPackedKind>(from: *const u8, inputs: usize) -> Head<L> {
         let shape = const { F::SHAPE };
-        // SAFETY: passed on to the caller; asking for lines that do not exist does nothing.
+        // SAFETY: the caller upholds the same contract; a prefetch of an invalid address does nothing.
         unsafe {
             prefetch_strided::<L>(from, from.add(shape.head(inputs)));
             let none = L::splat(0.0);
@@ -117,7 +119,7 @@ impl<L: Lines> Head<L> {
         }
     }
 
-    /// The scales of a run, and what is taken away (nothing in particular where nothing is).
+    /// Scale and min of a run (the min is unspecified where the kind has none).
     ///
     /// # Safety
     ///
@@ -125,7 +127,7 @@ impl<L: Lines> Head<L> {
     #[inline(always)]
     pub(super) unsafe fn run<F: HasPackedKind>(&self, run: usize) -> (L::F, L::F) {
         let (d, dmin) = (self.d, self.dmin);
-        // SAFETY: the head has what its layout says; the caller has the instruction set.
+        // SAFETY: the header is laid out as `F` says; the caller has the instruction set.
         unsafe {
             let byte = |i: usize| self.from.add(LINE + ROWS * i);
             match const { F::SHAPE }.scales {
@@ -154,14 +156,14 @@ impl<L: Lines> Head<L> {
         }
     }
 
-    /// The scale of what is [multiplied](Head::by), and that of what is [taken away](Head::less), less than zero.
+    /// d, which multiplies sums of [`by`](Head::by), and -dmin, which multiplies sums of [`less`](Head::less).
     #[inline(always)]
     pub(super) unsafe fn scales(&self) -> [L::F; 2] {
-        // SAFETY: who made this has the instruction set.
+        // SAFETY: by the contract of `new`, the CPU has the instruction set.
         unsafe { [self.d, L::mul(self.dmin, L::splat(-1.0))] }
     }
 
-    /// What sums of step `step` of a whole chunk are multiplied by.
+    /// Integer factors of the sums of a step of a full chunk.
     ///
     /// # Safety
     ///
@@ -169,11 +171,11 @@ impl<L: Lines> Head<L> {
     #[inline(always)]
     pub(super) unsafe fn by<F: HasPackedKind>(&self, step: usize) -> L::I {
         let shape = const { F::SHAPE };
-        // SAFETY: the head has what its layout says; the caller has the instruction set.
+        // SAFETY: the header is laid out as `F` says; the caller has the instruction set.
         unsafe {
             let byte = self.from.add(LINE + ROWS * (step * shape.step() / shape.run));
             match shape.scales {
-                // The upper half of a word is another factor.
+                // The upper half of a word is another factor in `Lines::dot2`: clear it.
                 Scales::Bytes if shape.is_narrow() => L::and(L::widen_i8(byte), L::words(0xffff)),
                 Scales::Bytes => L::widen_i8(byte),
                 Scales::BytesLess => L::widen_u8(byte),
@@ -183,7 +185,7 @@ impl<L: Lines> Head<L> {
         }
     }
 
-    /// What is taken away from two runs of a whole chunk, in halves of a word.
+    /// Integer mins of two runs of a full chunk, as two `i16` in a word.
     ///
     /// # Safety
     ///
@@ -192,7 +194,7 @@ impl<L: Lines> Head<L> {
     pub(super) unsafe fn less<F: HasPackedKind>(&self, pair: usize) -> L::I {
         let shape = const { F::SHAPE };
         let runs = CHUNK / shape.run;
-        // SAFETY: as above.
+        // SAFETY: as for `by`.
         unsafe {
             let byte = |run: usize| L::widen_u8(self.from.add(LINE + ROWS * run));
             let one = |run: usize| match shape.scales {
@@ -204,11 +206,11 @@ impl<L: Lines> Head<L> {
     }
 }
 
-/// What scales a whole chunk.
+/// Writes the integer scales of a full chunk.
 #[inline(always)]
 unsafe fn whole_numbers<L: Lines, F: HasPackedKind>(from: *const u8, to: &mut Whole) {
     let shape = const { F::SHAPE };
-    // SAFETY: the chunk is of that form, and whole; the caller has the instruction set.
+    // SAFETY: the caller guarantees a full chunk of kind `F`, and has the instruction set.
     unsafe {
         let head = Head::<L>::new::<F>(from, CHUNK);
         for (step, by) in to.by.iter_mut().take(CHUNK / shape.step()).enumerate() {
@@ -225,10 +227,10 @@ unsafe fn whole_numbers<L: Lines, F: HasPackedKind>(from: *const u8, to: &mut Wh
     }
 }
 
-/// The numbers of all runs.
+/// Writes the f32 scales and mins of all runs.
 #[inline(always)]
 unsafe fn numbers<L: Lines, F: HasPackedKind>(from: *const u8, inputs: usize, to: &mut Chunk) {
-    // SAFETY: the chunk is of that form and size; the caller has the instruction set.
+    // SAFETY: the caller guarantees a chunk of kind `F` with `inputs` inputs, and has the instruction set.
     unsafe {
         let head = Head::<L>::new::<F>(from, inputs);
         let runs = to.scales.iter_mut().zip(&mut to.mins).take(head.runs);
@@ -242,11 +244,11 @@ unsafe fn numbers<L: Lines, F: HasPackedKind>(from: *const u8, inputs: usize, to
     }
 }
 
-/// Of the part whose planes are at `p`, the codes of group `G`, as [`Lines::dot4`] takes them.
+/// Codes of group `G` of the sub-block with planes at `p`, as [`Lines::dot4`] takes them.
 ///
 /// # Safety
 ///
-/// A part has as many lines as codes have bits; the CPU has the instruction set.
+/// The sub-block has as many lines as codes have bits; the CPU has the instruction set.
 #[inline(always)]
 pub(super) unsafe fn group<L: Lines, F: HasPackedKind, const G: usize>(
     p: *const u8,
@@ -254,7 +256,7 @@ pub(super) unsafe fn group<L: Lines, F: HasPackedKind, const G: usize>(
 ) -> L::I {
     let shape = const { F::SHAPE };
     let (j, half) = (G % 4, G / 4);
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the same contract.
     unsafe {
         let line = |i: usize| L::load(p.add(i * LINE));
         let mut group = match shape.bits {
@@ -278,12 +280,12 @@ pub(super) unsafe fn group<L: Lines, F: HasPackedKind, const G: usize>(
     }
 }
 
-/// The bits of each byte from bit `from` on that `mask` has room for, moved to bit `to`.
+/// Bits of each byte from bit `from` on, as many as `mask` has, moved to bit `to`.
 #[inline(always)]
 unsafe fn bits<L: Lines>(line: L::I, from: usize, to: usize, mask: u8) -> L::I {
     // SAFETY: the caller has the instruction set.
     unsafe {
-        // Both are known when this is compiled, and one arm is left.
+        // `from` and `to` are constants after inlining, and one arm is left.
         let moved = match to as i32 - from as i32 {
             4 => L::left::<4>(line),
             3 => L::left::<3>(line),
@@ -301,7 +303,7 @@ unsafe fn bits<L: Lines>(line: L::I, from: usize, to: usize, mask: u8) -> L::I {
     }
 }
 
-/// The codes of a chunk.
+/// Unpacks the codes of a chunk.
 #[inline(always)]
 unsafe fn codes<L: Lines, F: HasPackedKind>(
     from: *const u8,
@@ -311,7 +313,7 @@ unsafe fn codes<L: Lines, F: HasPackedKind>(
 ) {
     let bytes = LINE * const { F::SHAPE.bits };
     for (i, out) in to.codes.chunks_exact_mut(8).take(inputs / SUBBLOCK).enumerate() {
-        // SAFETY: the chunk has that part; the caller has the instruction set.
+        // SAFETY: the chunk has that sub-block; the caller has the instruction set.
         unsafe {
             let p = from.add(i * bytes);
             prefetch_strided::<L>(p, p.add(bytes));
@@ -332,7 +334,7 @@ unsafe fn codes<L: Lines, F: HasPackedKind>(
     }
 }
 
-/// Unpacks a chunk to plain numbers, exactly those of the format's definition. `room` is for the codes on the way.
+/// Dequantizes a chunk to f32, with the exact values that the format defines. `room` is scratch for the codes.
 #[inline(always)]
 pub(super) unsafe fn unpack_plain<L: Lines>(
     layout: &PackedLayout,
@@ -343,7 +345,7 @@ pub(super) unsafe fn unpack_plain<L: Lines>(
 ) {
     assert!(inputs <= CHUNK);
     let from = bytes[..layout.shape.chunk(inputs)].as_ptr();
-    // SAFETY: the chunk is of that form and size; the caller has the instruction set.
+    // SAFETY: the chunk is of kind `layout.form` and has `inputs` inputs; the caller has the instruction set.
     unsafe {
         if layout.shape.is_plain() {
             prefetch_strided::<L>(from, from.add(bytes.len()));
@@ -384,10 +386,10 @@ pub(super) unsafe fn unpack_plain<L: Lines>(
     }
 }
 
-/// A line of pairs of brain floating point: the first of each, and the second.
+/// Widens a line of BF16 pairs: the first of each, and the second.
 #[inline(always)]
 pub(super) unsafe fn pairs<L: Lines>(p: *const u8) -> [L::F; 2] {
-    // SAFETY: the caller vouches for the line and has the instruction set.
+    // SAFETY: the caller guarantees a line at `p`, and has the instruction set.
     unsafe {
         let pairs = L::load(p);
         let high = L::and(pairs, L::words(0xffff_0000_u32 as i32));
@@ -395,14 +397,15 @@ pub(super) unsafe fn pairs<L: Lines>(p: *const u8) -> [L::F; 2] {
     }
 }
 
-/// Floats of eight bits, one for each row, times their scales, which are as much too small as this is too large.
+/// FP8 (E4M3) codes, one for each row, times their scales. Codes are decoded too large by `F8::TOO_LARGE`, by which
+/// packed scales are divided.
 ///
 /// # Safety
 ///
 /// There are 16 codes and a line of scales; the CPU has the instruction set.
 #[inline(always)]
 pub(super) unsafe fn float<L: Lines>(codes: *const u8, scales: *const u8) -> L::F {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the same contract.
     unsafe {
         let q = L::widen_u8(codes);
         let sign = L::left::<24>(L::and(q, L::words(0x80)));
@@ -413,12 +416,12 @@ pub(super) unsafe fn float<L: Lines>(codes: *const u8, scales: *const u8) -> L::
     }
 }
 
-/// `w = scale * code - min`, rounded as the format says.
+/// `w = scale * (code - bias) - min`, rounded as the format says.
 #[inline(always)]
 unsafe fn scaled<L: Lines, F: HasPackedKind>(chunk: &Chunk, inputs: usize, bias: u8, to: &mut Plain) {
     let shape = const { F::SHAPE };
     let bias = if shape.is_wide() { 128.0 } else { f32::from(bias) };
-    // SAFETY: all arrays have what a chunk has; the caller has the instruction set.
+    // SAFETY: all arrays have the size of a full chunk; the caller has the instruction set.
     unsafe {
         for (i, (line, to)) in chunk.codes.iter().zip(to.0.chunks_exact_mut(4)).enumerate().take(inputs / 4) {
             let run = 4 * i / shape.run;

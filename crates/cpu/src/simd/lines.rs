@@ -1,62 +1,63 @@
-//! [`Lines`]: what kernels do with the 64-byte lines of packed weights: 16 rows side by side, on every instruction set.
+//! [`Lines`]: operations on the 64-byte lines of packed weights (16 rows interleaved), for every instruction set.
 //!
 //! # Safety
 //!
-//! As for [`Simd`](super::Simd): only on a CPU that has the instruction set, with pointers valid for what is named.
+//! As for [`Simd`](super::Simd): call only on a CPU that has the instruction set, with pointers valid for what each
+//! method names.
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
 
-/// Operations on lines of 64 bytes, and on 16 numbers, one for each row of a panel.
+/// Operations on 64-byte lines, and on 16 floats, one per row of a panel.
 pub(crate) trait Lines: Copy + 'static {
-    /// 64 bytes, or 16 words.
+    /// 64 bytes, or 16 32-bit words.
     type I: Copy;
-    /// 16 numbers.
+    /// 16 floats.
     type F: Copy;
 
-    /// Are signed codes multiplied with 128 added to them, which is taken away from the sum? Else as they are.
+    /// Whether signed codes are multiplied with 128 added (u8 x i8 dot products); the sum is corrected for it.
     const BIASED: bool;
-    /// Rows of input that a panel is multiplied with at a time on its way from memory.
+    /// Maximum rows of x for GEMV: one pass over a panel serves that many.
     const FEW: usize;
-    /// Rows of input that a pair of panels is multiplied with at a time, in whole numbers.
+    /// Rows of x per GEMM register tile with a pair of panels, in integers.
     const TOKENS: usize;
-    /// The same in `f32`.
+    /// Rows of x per GEMM register tile with a pair of panels, in `f32`.
     const TOKENS_F32: usize;
 
     unsafe fn load(p: *const u8) -> Self::I;
     unsafe fn store(p: *mut u8, v: Self::I);
-    /// Asks for a line that will be read soon.
+    /// Prefetches a line that will be read soon.
     unsafe fn prefetch(p: *const u8);
-    /// Asks for a line that will be read next.
+    /// Prefetches a line that will be read next.
     unsafe fn prefetch_next(p: *const u8);
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn xor(a: Self::I, b: Self::I) -> Self::I;
-    /// Every byte `x`.
+    /// Broadcasts a byte.
     unsafe fn bytes(x: u8) -> Self::I;
-    /// Every word `x`.
+    /// Broadcasts a 32-bit word.
     unsafe fn words(x: i32) -> Self::I;
-    /// Every word the four bytes at `p`.
+    /// Broadcasts the four bytes at `p` to all words.
     unsafe fn repeat(p: *const u8) -> Self::I;
-    /// Words shifted to the left.
+    /// Shifts words left.
     unsafe fn left<const N: u32>(a: Self::I) -> Self::I;
-    /// Words shifted to the right, zeros coming in.
+    /// Shifts words right, filling with zeros.
     unsafe fn right<const N: u32>(a: Self::I) -> Self::I;
-    /// For each byte below 16, the byte of `table` that it numbers.
+    /// Looks up each byte, below 16, in `table`.
     unsafe fn look_up(table: &[i8; 16], codes: Self::I) -> Self::I;
-    /// Adds to each word the product of its four bytes of `w` with those of `a`, which are signed. Bytes of `w` are below
-    /// 128; or, where `WIDE`, any (with [`BIASED`](Lines::BIASED)) or signed (without), `a` being above -128.
+    /// Adds to each word the dot product of its four bytes of `w` with those of `a`, which are signed. Bytes of `w` are
+    /// below 128; or, with `WIDE`, any (if [`BIASED`](Lines::BIASED)) or signed (if not) with `a` above -128.
     unsafe fn dot4<const WIDE: bool>(sum: Self::I, w: Self::I, a: Self::I) -> Self::I;
-    /// Adds to each word the products of the two halves of `a`, signed, with those of `b`. Where `ONE`, second halves of
+    /// Adds to each word the products of the two i16 halves of `a` with those of `b`. With `ONE`, the upper halves of
     /// `b` are zero.
     unsafe fn dot2<const ONE: bool>(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
-    /// `a * b + c`, words.
+    /// `a * b + c` on words.
     unsafe fn mul_add(a: Self::I, b: Self::I, c: Self::I) -> Self::I;
     unsafe fn to_f32(a: Self::I) -> Self::F;
-    /// Numbers by their bits.
+    /// Reinterprets words as floats.
     unsafe fn from_bits(a: Self::I) -> Self::F;
 
     unsafe fn splat(x: f32) -> Self::F;
-    /// The smaller of two.
+    /// Lane-wise minimum.
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn load_f32(p: *const f32) -> Self::F;
     unsafe fn store_f32(p: *mut f32, v: Self::F);
@@ -64,43 +65,43 @@ pub(crate) trait Lines: Copy + 'static {
     unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// 16 halves.
+    /// Loads 16 f16 values.
     unsafe fn halves(p: *const u8) -> Self::F;
-    /// 16 unsigned bytes, as words.
+    /// Loads 16 unsigned bytes as words.
     unsafe fn widen_u8(p: *const u8) -> Self::I;
-    /// 16 signed bytes, as words.
+    /// Loads 16 signed bytes as words.
     unsafe fn widen_i8(p: *const u8) -> Self::I;
-    /// 32 signed bytes, as halves of words.
+    /// Loads 32 signed bytes as i16 halves of words.
     unsafe fn pairs_i8(p: *const u8) -> Self::I;
 
-    /// Does the work in a function of its own, for which registers are given out apart from all others.
+    /// Runs `work` in a function of its own (not inlined), so that its registers are allocated separately.
     unsafe fn apart(work: impl Work<Self>);
 
-    /// Adds to the sums of `T` rows their products with a chunk of a pair of panels, whose runs are `RUN` inputs.
+    /// Adds the products of `T` rows of x with a chunk of a pair of panels, in runs of `RUN` inputs, to their sums.
     #[inline(always)]
     unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { t.add::<Self, RUN, MINS, WIDE>() }
     }
 
-    /// The same where all products of the chunk add up without rounding.
+    /// The same for a chunk with integer scales, whose products add up exactly.
     #[inline(always)]
     unsafe fn whole_tile<const T: usize, K: WholeKind>(t: &WholeTile<T>) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { t.add::<Self, K>() }
     }
 }
 
-/// What may be done [apart](Lines::apart).
+/// Work for [`Lines::apart`].
 pub(crate) trait Work<L> {
-    /// To be inlined.
+    /// Must be inlined.
     unsafe fn run(self);
 }
 
-/// `T` rows of rounded input and a chunk of a pair of panels, to be multiplied, every run of weights having a scale.
+/// GEMM tile: `T` rows of quantized input times a chunk of a pair of panels with one scale per run of weights.
 ///
-/// All pointers are to what a chunk has: codes in lines, 16 scales (and minimums) for each run; for each row its bytes, its
-/// scale, and for each run what its sum begins with or what minimums are multiplied by.
+/// All pointers are to the start of the chunk: codes in lines, 16 scales (and minimums) per run; per row its bytes, its
+/// scale, and per run the initial value of its integer sum or the factor of the minimums (`sides`).
 pub(crate) struct Tile<const T: usize> {
     pub codes: [*const u8; 2],
     pub scales: [*const f32; 2],
@@ -108,23 +109,22 @@ pub(crate) struct Tile<const T: usize> {
     pub rows: [*const u8; T],
     pub row_scales: *const f32,
     pub sides: [*const u32; T],
-    /// For each row, 16 sums with each of the panels.
+    /// Per row, 16 sums with each of the panels.
     pub sums: *mut f32,
     pub runs: usize,
 }
 
-/// The whole sums of `T` rows with each of two panels.
+/// Integer sums of `T` rows with each of two panels.
 pub(super) type WholeSums<L, const T: usize> = [[<L as Lines>::I; T]; 2];
 
-/// Adds to whole sums the products of `STEP` inputs: of the panels whose lines are at `codes` with rows whose bytes are at
-/// `rows`.
+/// Adds the products of `STEP` inputs to integer sums: panels with lines at `codes` times rows with bytes at `rows`.
 #[inline(always)]
 unsafe fn add_groups<L: Lines, const T: usize, const STEP: usize, const WIDE: bool>(
     whole: &mut WholeSums<L, T>,
     codes: [*const u8; 2],
     rows: [*const u8; T],
 ) {
-    // SAFETY: the caller vouches for lines and bytes and has the instruction set.
+    // SAFETY: the caller guarantees the lines, the bytes and the instruction set.
     unsafe {
         for g in 0..STEP / 4 {
             let w = [L::load(codes[0].add(64 * g)), L::load(codes[1].add(64 * g))];
@@ -138,12 +138,12 @@ unsafe fn add_groups<L: Lines, const T: usize, const STEP: usize, const WIDE: bo
 }
 
 impl<const T: usize> Tile<T> {
-    /// Adds to the sums those of a chunk.
+    /// Adds the sums of the chunk, times the row scales, to the running sums.
     #[inline(always)]
     pub(super) unsafe fn store<L: Lines>(&self, chunk: &[[L::F; T]; 2]) {
         for (p, chunk) in chunk.iter().enumerate() {
             for (i, of_chunk) in chunk.iter().enumerate() {
-                // SAFETY: there are 32 sums and a scale for each row; the caller has the instruction set.
+                // SAFETY: there are 32 sums and a scale for each row; the caller guarantees the instruction set.
                 unsafe {
                     let sum = self.sums.add((2 * i + p) * 16);
                     let by = L::splat(*self.row_scales.add(i));
@@ -153,13 +153,13 @@ impl<const T: usize> Tile<T> {
         }
     }
 
-    /// What the whole sums of a run begin with, where its lines are, and where its bytes.
+    /// Initial integer sums of a run, its lines, and its bytes.
     #[inline(always)]
     pub(super) unsafe fn begin<L: Lines, const RUN: usize, const MINS: bool>(
         &self,
         run: usize,
     ) -> (WholeSums<L, T>, [*const u8; 2], [*const u8; T]) {
-        // SAFETY: there are lines, bytes and sides for each run; the caller has the instruction set.
+        // SAFETY: there are lines, bytes and sides for each run; the caller guarantees the instruction set.
         unsafe {
             let begin = std::array::from_fn(|i| match MINS {
                 true => L::words(0),
@@ -169,7 +169,7 @@ impl<const T: usize> Tile<T> {
         }
     }
 
-    /// Scales the whole sums of a run and adds them to those of the chunk.
+    /// Scales the integer sums of a run and adds them to those of the chunk.
     #[inline(always)]
     pub(super) unsafe fn scale<L: Lines, const MINS: bool>(
         &self,
@@ -177,7 +177,7 @@ impl<const T: usize> Tile<T> {
         whole: &WholeSums<L, T>,
         sums: &mut [[L::F; T]; 2],
     ) {
-        // SAFETY: there are scales, minimums and sides for each run; the caller has the instruction set.
+        // SAFETY: there are scales, minimums and sides for each run; the caller guarantees the instruction set.
         unsafe {
             for p in 0..2 {
                 let scale = L::load_f32(self.scales[p].add(run * 16));
@@ -195,10 +195,10 @@ impl<const T: usize> Tile<T> {
         }
     }
 
-    /// Adds to the sums of `T` rows their products with a chunk of a pair of panels.
+    /// Adds the products of `T` rows with a chunk of a pair of panels to their sums.
     #[inline(always)]
     unsafe fn add<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(&self) {
-        // SAFETY: there are lines and bytes for each run; the caller has the instruction set.
+        // SAFETY: there are lines and bytes for each run; the caller guarantees the instruction set.
         unsafe {
             let mut sums = [[L::splat(0.0); T]; 2];
             for run in 0..self.runs {
@@ -211,37 +211,37 @@ impl<const T: usize> Tile<T> {
     }
 }
 
-/// How products of a chunk add up whose weights are whole numbers times one scale.
+/// How the products of a chunk add up whose weights are integers times one scale.
 pub(crate) trait WholeKind {
-    /// Inputs whose products are added before they are multiplied.
+    /// Inputs whose products are summed before they are multiplied by an integer scale.
     const STEP: usize;
-    /// Do these sums fit 16 bits?
+    /// Whether these sums fit 16 bits.
     const NARROW: bool;
-    /// Pairs of runs, if each run has a minimum.
+    /// Number of pairs of runs if each run has a minimum, else 0.
     const MINS: usize;
     /// As for [`Lines::dot4`].
     const WIDE: bool;
 }
 
-/// The same where the weights of a chunk are whole numbers times one scale.
+/// GEMM tile for a chunk whose weights are integers times one scale.
 ///
-/// All pointers are to what a chunk has: codes in lines; for each step what 16 rows are multiplied by, and for each pair of
-/// runs their minimums, side by side; for each row its bytes, its scale, and what its sums begin with or what minimums are
-/// multiplied by.
+/// All pointers are to the start of the chunk: codes in lines; per step the integer scales of 16 rows (`by`), and per
+/// pair of runs their minimums, side by side (`less`); per row its bytes, its scale, and the initial value of its sums
+/// or the factors of the minimums (`sides`).
 pub(crate) struct WholeTile<const T: usize> {
     pub codes: [*const u8; 2],
     pub by: [*const i32; 2],
     pub less: [*const i32; 2],
-    /// 16 scales of products, and 16 of minimums, less than zero.
+    /// 16 scales of products, and 16 negated scales of minimums.
     pub scales: [*const f32; 2],
     pub rows: [*const u8; T],
     pub row_scales: *const f32,
     pub sides: [*const u32; T],
-    /// For each row, 16 sums with each of the panels.
+    /// Per row, 16 sums with each of the panels.
     pub sums: *mut f32,
 }
 
-/// Adds to sums of 16 rows those of a chunk, which are whole numbers.
+/// Scales the integer sums of a chunk and adds them to the sums of 16 rows.
 #[inline(always)]
 pub(crate) unsafe fn scale_whole<L: Lines, K: WholeKind>(
     all: L::I,
@@ -250,7 +250,7 @@ pub(crate) unsafe fn scale_whole<L: Lines, K: WholeKind>(
     row_scale: *const f32,
     sums: L::F,
 ) -> L::F {
-    // SAFETY: the caller vouches for the scale, and has the instruction set.
+    // SAFETY: the caller guarantees the scale and the instruction set.
     unsafe {
         let all = L::to_f32(all);
         let all = match K::MINS {
@@ -262,18 +262,19 @@ pub(crate) unsafe fn scale_whole<L: Lines, K: WholeKind>(
 }
 
 impl<const T: usize> WholeTile<T> {
-    /// Steps of a chunk.
+    /// Steps per chunk.
     pub(super) const fn steps<K: WholeKind>() -> usize {
         256 / K::STEP
     }
 
-    /// What the whole sums of a step begin with, where its lines are, and where its bytes.
+    /// Initial integer sums of a step, its lines, and its bytes.
     #[inline(always)]
     pub(super) unsafe fn begin<L: Lines, K: WholeKind>(
         &self,
         step: usize,
     ) -> (WholeSums<L, T>, [*const u8; 2], [*const u8; T]) {
-        // SAFETY: there are lines, bytes and, without minimums, sides for each step; the caller has the instruction set.
+        // SAFETY: there are lines, bytes and, without minimums, sides for each step; the caller guarantees the
+        // instruction set.
         unsafe {
             let begin = std::array::from_fn(|i| match K::MINS {
                 0 => L::repeat(self.sides[i].add(step).cast()),
@@ -284,7 +285,7 @@ impl<const T: usize> WholeTile<T> {
         }
     }
 
-    /// Multiplies the whole sums of a step and adds them to the others.
+    /// Multiplies the integer sums of a step by its integer scales and adds them to those of the chunk.
     #[inline(always)]
     pub(super) unsafe fn multiply<L: Lines, K: WholeKind>(
         &self,
@@ -292,7 +293,7 @@ impl<const T: usize> WholeTile<T> {
         whole: &WholeSums<L, T>,
         all: &mut WholeSums<L, T>,
     ) {
-        // SAFETY: there is a factor for each step; the caller has the instruction set.
+        // SAFETY: there is a factor for each step; the caller guarantees the instruction set.
         unsafe {
             for p in 0..2 {
                 let by = L::load(self.by[p].add(step * 16).cast());
@@ -306,10 +307,11 @@ impl<const T: usize> WholeTile<T> {
         }
     }
 
-    /// Scales the sums of the chunk and adds them to the others.
+    /// Scales the sums of the chunk and adds them to the running sums.
     #[inline(always)]
     pub(super) unsafe fn scale<L: Lines, K: WholeKind>(&self, all: &WholeSums<L, T>) {
-        // SAFETY: there are minimums for each pair of runs, and sums for each row; the caller has the instruction set.
+        // SAFETY: there are minimums for each pair of runs, and sums for each row; the caller guarantees the
+        // instruction set.
         unsafe {
             for p in 0..2 {
                 let scales = [L::load_f32(self.scales[p]), L::load_f32(self.scales[p].add(16))];
@@ -327,10 +329,10 @@ impl<const T: usize> WholeTile<T> {
         }
     }
 
-    /// Adds to the sums of `T` rows their products with a chunk of a pair of panels.
+    /// Adds the products of `T` rows with a chunk of a pair of panels to their sums.
     #[inline(always)]
     unsafe fn add<L: Lines, K: WholeKind>(&self) {
-        // SAFETY: there is for each step what the tile says; the caller has the instruction set.
+        // SAFETY: the pointers of the tile are valid for every step; the caller guarantees the instruction set.
         unsafe {
             let mut all = [[L::words(0); T]; 2];
             for step in 0..Self::steps::<K>() {

@@ -6,10 +6,10 @@ use super::{Lines, Neon, Work};
 
 /// A line.
 type I = [uint32x4_t; 4];
-/// Sixteen numbers.
+/// 16 floats.
 type F = [float32x4_t; 4];
 
-/// What an instruction makes of each of the four registers of its operands.
+/// Applies an instruction to each of the four registers of its operands.
 macro_rules! four {
     ($op:ident($($arg:ident),*)) => {
         [$op($($arg[0]),*), $op($($arg[1]),*), $op($($arg[2]),*), $op($($arg[3]),*)]
@@ -117,23 +117,24 @@ impl Lines for Neon {
 
 #[inline(always)]
 unsafe fn look_up(table: uint8x16_t, codes: uint32x4_t) -> uint32x4_t {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe { vreinterpretq_u32_u8(vqtbl1q_u8(table, vreinterpretq_u8_u32(codes))) }
 }
 
 #[inline(always)]
 unsafe fn to_f32(a: uint32x4_t) -> float32x4_t {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe { vcvtq_f32_s32(vreinterpretq_s32_u32(a)) }
 }
 
 #[inline(always)]
 unsafe fn widen_i16(a: int16x4_t) -> uint32x4_t {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe { vreinterpretq_u32_s32(vmovl_s16(a)) }
 }
 
-/// Adds the products of four signed bytes to each word. In assembly: stable Rust has no name for it yet.
+/// Adds the dot product of four signed bytes to each word (`sdot`). In assembly: stable Rust has no intrinsic for it
+/// yet.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn sdot(mut sum: uint32x4_t, w: uint32x4_t, a: uint32x4_t) -> uint32x4_t {
@@ -150,15 +151,15 @@ fn sdot(mut sum: uint32x4_t, w: uint32x4_t, a: uint32x4_t) -> uint32x4_t {
     sum
 }
 
-/// [`Lines::dot2`] of two registers: first halves of words and second ones are put side by side, and widen when they are
-/// multiplied.
+/// [`Lines::dot2`] of two registers: deinterleaves the lower and the upper halves of the words, for widening
+/// multiplies.
 #[inline(always)]
 unsafe fn dot2<const ONE: bool>(
     sum: [uint32x4_t; 2],
     a: [uint32x4_t; 2],
     b: [uint32x4_t; 2],
 ) -> [uint32x4_t; 2] {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let (a, b) = (a.map(|a| vreinterpretq_s16_u32(a)), b.map(|b| vreinterpretq_s16_u32(b)));
         let mut sum = sum.map(|s| vreinterpretq_s32_u32(s));

@@ -2,7 +2,7 @@ use half::f16;
 
 use super::{Lines, Scalar, Work};
 
-/// Sixteen lanes by plain arithmetic.
+/// 16 lanes of plain arithmetic.
 const N: usize = 16;
 
 #[inline(always)]
@@ -10,7 +10,7 @@ fn each<T>(f: impl Fn(usize) -> T) -> [T; N] {
     std::array::from_fn(f)
 }
 
-// The methods that take pointers rely on the trait's contract: the caller vouches for the bytes named.
+// Methods that take pointers rely on the trait's contract: the caller guarantees the bytes that each names.
 impl Lines for Scalar {
     type I = [u32; N];
     type F = [f32; N];
@@ -24,22 +24,22 @@ impl Lines for Scalar {
     unsafe fn apart(work: impl Work<Self>) {
         #[inline(never)]
         unsafe fn run(work: impl Work<Scalar>) {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller upholds this function's contract.
             unsafe { work.run() }
         }
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { run(work) }
     }
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> [u32; N] {
-        // SAFETY: by the contract, 64 bytes are valid.
+        // SAFETY: by the trait's contract, 64 bytes are valid.
         unsafe { p.cast::<[u32; N]>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store(p: *mut u8, v: [u32; N]) {
-        // SAFETY: by the contract, 64 bytes are valid.
+        // SAFETY: by the trait's contract, 64 bytes are valid.
         unsafe { p.cast::<[u32; N]>().write_unaligned(v) }
     }
 
@@ -76,7 +76,7 @@ impl Lines for Scalar {
 
     #[inline(always)]
     unsafe fn repeat(p: *const u8) -> [u32; N] {
-        // SAFETY: by the contract, four bytes are valid.
+        // SAFETY: by the trait's contract, four bytes are valid.
         [unsafe { p.cast::<u32>().read_unaligned() }; N]
     }
 
@@ -137,13 +137,13 @@ impl Lines for Scalar {
 
     #[inline(always)]
     unsafe fn load_f32(p: *const f32) -> [f32; N] {
-        // SAFETY: by the contract, 16 numbers are valid.
+        // SAFETY: by the trait's contract, 16 floats are valid.
         unsafe { p.cast::<[f32; N]>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store_f32(p: *mut f32, v: [f32; N]) {
-        // SAFETY: by the contract, 16 numbers are valid.
+        // SAFETY: by the trait's contract, 16 floats are valid.
         unsafe { p.cast::<[f32; N]>().write_unaligned(v) }
     }
 
@@ -164,7 +164,7 @@ impl Lines for Scalar {
 
     #[inline(always)]
     unsafe fn fma(a: [f32; N], b: [f32; N], c: [f32; N]) -> [f32; N] {
-        // Where the architecture always has a fused instruction it is used; elsewhere fusing would be a library call.
+        // FMA is used where the architecture always has it; elsewhere it would be a library call.
         if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
             each(|i| a[i].mul_add(b[i], c[i]))
         } else {
@@ -174,28 +174,28 @@ impl Lines for Scalar {
 
     #[inline(always)]
     unsafe fn halves(p: *const u8) -> [f32; N] {
-        // SAFETY: by the contract, 16 halves are valid.
+        // SAFETY: by the trait's contract, 16 f16 values are valid.
         let halves = unsafe { p.cast::<[u16; N]>().read_unaligned() };
         each(|i| f16::from_bits(halves[i]).to_f32_const())
     }
 
     #[inline(always)]
     unsafe fn widen_u8(p: *const u8) -> [u32; N] {
-        // SAFETY: by the contract, 16 bytes are valid.
+        // SAFETY: by the trait's contract, 16 bytes are valid.
         let bytes = unsafe { p.cast::<[u8; N]>().read_unaligned() };
         each(|i| u32::from(bytes[i]))
     }
 
     #[inline(always)]
     unsafe fn widen_i8(p: *const u8) -> [u32; N] {
-        // SAFETY: by the contract, 16 bytes are valid.
+        // SAFETY: by the trait's contract, 16 bytes are valid.
         let bytes = unsafe { p.cast::<[i8; N]>().read_unaligned() };
         each(|i| i32::from(bytes[i]) as u32)
     }
 
     #[inline(always)]
     unsafe fn pairs_i8(p: *const u8) -> [u32; N] {
-        // SAFETY: by the contract, 32 bytes are valid.
+        // SAFETY: by the trait's contract, 32 bytes are valid.
         let bytes = unsafe { p.cast::<[i8; 2 * N]>().read_unaligned() };
         let half = |x: i8| u32::from(i16::from(x) as u16);
         each(|i| half(bytes[2 * i]) | half(bytes[2 * i + 1]) << 16)

@@ -54,18 +54,18 @@ impl Lines for Avx512 {
 
     #[inline(always)]
     unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { tile::<T, RUN, MINS>(t) }
     }
 
     #[inline(always)]
     unsafe fn whole_tile<const T: usize, K: WholeKind>(t: &WholeTile<T>) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { whole_tile::<T, K>(t) }
     }
 }
 
-/// In assembly: the compiler would take two instructions for it, hoping to wait less.
+/// `vpdpwssd` in assembly: the compiler would split it into two instructions to shorten the dependency chain.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 fn dot2(mut sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
@@ -82,8 +82,8 @@ fn dot2(mut sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
     sum
 }
 
-/// Adds the products of some groups of four inputs: a line of codes of both panels, times four bytes of each row. In
-/// assembly: the compiler would load far ahead of what it has registers for, and put sums aside in memory.
+/// Adds the products of groups of four inputs: a line of codes of both panels times four bytes of each row. In
+/// assembly: the compiler would hoist more loads than it has registers for and spill sums.
 macro_rules! add_groups {
     ($whole:ident, $codes:ident, $rows:ident, $($g:literal)*) => {
         $(
@@ -108,10 +108,10 @@ macro_rules! add_groups {
     };
 }
 
-/// What `Tile::add` does.
+/// As `Tile::add`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool>(t: &Tile<T>) {
-    // SAFETY: there are lines and bytes for each run; the caller has the instruction set.
+    // SAFETY: there are lines and bytes for each run; the caller guarantees the instruction set.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); T]; 2];
         for run in 0..t.runs {
@@ -126,10 +126,10 @@ unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool>(t: &Tile<T>) 
     }
 }
 
-/// What `WholeTile::add` does.
+/// As `WholeTile::add`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn whole_tile<const T: usize, K: WholeKind>(t: &WholeTile<T>) {
-    // SAFETY: there is for each step what the tile says; the caller has the instruction set.
+    // SAFETY: the pointers of the tile are valid for every step; the caller guarantees the instruction set.
     unsafe {
         let mut all = [[_mm512_setzero_si512(); T]; 2];
         for step in 0..WholeTile::<T>::steps::<K>() {
@@ -144,7 +144,7 @@ unsafe fn whole_tile<const T: usize, K: WholeKind>(t: &WholeTile<T>) {
     }
 }
 
-/// A line in two registers of 32 bytes. `$dot` multiplies one of them.
+/// Implements [`Lines`] with a line in two 32-byte registers. `$dot` multiplies one of them.
 macro_rules! two_halves {
     ($simd:ty, $features:literal, $biased:expr, $dot:ident) => {
         impl Lines for $simd {
@@ -275,11 +275,11 @@ macro_rules! two_halves {
 two_halves!(Avx2, "avx2,fma,f16c", false, dot_avx2);
 two_halves!(AvxVnni, "avx2,fma,f16c,avxvnni", true, dot_vnni);
 
-/// Products of bytes are added in pairs to 16 bits, which hold them: of codes below 128 and signed bytes, or of
-/// magnitudes up to 128 and signed bytes above -128.
+/// Dot products of bytes through i16 pairs, which cannot overflow: codes below 128 times signed bytes, or magnitudes up
+/// to 128 times signed bytes above -128.
 #[inline(always)]
 unsafe fn dot_avx2<const WIDE: bool>(sum: __m256i, w: __m256i, a: __m256i) -> __m256i {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let pairs = if WIDE {
             _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w))
@@ -292,6 +292,6 @@ unsafe fn dot_avx2<const WIDE: bool>(sum: __m256i, w: __m256i, a: __m256i) -> __
 
 #[inline(always)]
 unsafe fn dot_vnni<const WIDE: bool>(sum: __m256i, w: __m256i, a: __m256i) -> __m256i {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe { _mm256_dpbusd_avx_epi32(sum, w, a) }
 }

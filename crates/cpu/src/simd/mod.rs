@@ -1,15 +1,15 @@
-//! [`Simd`]: a vector of `f32` lanes, as wide as the instruction set makes it.
+//! [`Simd`]: a vector of `f32` lanes, as wide as the instruction set allows.
 //!
 //! Kernels are generic over it and `#[inline(always)]`; a kernel table instantiates them inside functions that have the
 //! instruction set enabled, where these methods become single instructions.
 //!
 //! # Safety
 //!
-//! What is unsafe here must run only on a CPU that has the instruction set, and its pointers must be valid for the
-//! elements that it names.
+//! Unsafe functions here may run only on a CPU that has the instruction set, and their pointers must be valid for the
+//! elements that each names.
 
-/// Writes methods whose bodies are unsafe only because they use the instruction set (and, where they take a pointer,
-/// because the caller vouches for it).
+/// Defines methods whose bodies are unsafe only because they use the instruction set (and, if they take a pointer,
+/// because the caller guarantees that it is valid).
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! ops {
     ($(fn $name:ident $(<const $N:ident: $n:ty>)? ($($arg:ident: $t:ty),*) -> $out:ty $body:block)*) => {
@@ -23,7 +23,7 @@ macro_rules! ops {
     };
 }
 
-/// [`Lines::apart`] with those features.
+/// Implements [`Lines::apart`] with target features.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! apart {
     ($features:literal) => {
@@ -32,10 +32,10 @@ macro_rules! apart {
             #[inline(never)]
             #[target_feature(enable = $features)]
             unsafe fn run<L>(work: impl Work<L>) {
-                // SAFETY: passed on to the caller.
+                // SAFETY: the caller upholds this function's contract.
                 unsafe { work.run() }
             }
-            // SAFETY: passed on to the caller, who has the instruction set.
+            // SAFETY: the caller upholds this function's contract and guarantees the instruction set.
             unsafe { run::<Self>(work) }
         }
     };
@@ -66,33 +66,33 @@ pub(crate) use x86::{Avx2, Avx512, AvxVnni};
 ///
 /// # Safety
 ///
-/// An implementation's methods may use its instruction set: they must run only on a CPU that has it. Pointers given to
+/// An implementation's methods may use its instruction set: they must run only on a CPU that has it. Pointers passed to
 /// `load*` and `store*` must be valid for the elements that the method names.
 pub(crate) trait Simd: Copy + 'static {
-    /// The vector.
+    /// Vector type.
     type V: Copy;
-    /// Lanes of it.
+    /// Number of lanes.
     const LANES: usize;
-    /// How many of them the CPU holds at a time.
+    /// Vectors that fit the registers.
     const REGISTERS: usize;
 
-    /// Every lane `x`.
+    /// Broadcasts `x` to all lanes.
     unsafe fn splat(x: f32) -> Self::V;
     /// `LANES` elements.
     unsafe fn load(p: *const f32) -> Self::V;
     /// The first `n < LANES` elements; the other lanes are zero.
     unsafe fn load_some(p: *const f32, n: usize) -> Self::V;
-    /// `LANES` elements of half precision.
+    /// `LANES` elements of f16.
     unsafe fn load_f16(p: *const u16) -> Self::V;
-    /// `LANES` elements of brain floating point.
+    /// `LANES` elements of bf16.
     unsafe fn load_bf16(p: *const u16) -> Self::V;
-    /// `LANES` floats of eight bits, each divided by [`F8::TOO_LARGE`].
+    /// `LANES` elements of f8, each divided by [`F8::TOO_LARGE`].
     unsafe fn load_f8(p: *const F8) -> Self::V;
     /// `LANES` elements.
     unsafe fn store(p: *mut f32, v: Self::V);
     /// The first `n < LANES` elements.
     unsafe fn store_some(p: *mut f32, n: usize, v: Self::V);
-    /// `LANES` bytes: of each lane the lowest.
+    /// `LANES` bytes: the lowest of each lane.
     unsafe fn store_bytes(p: *mut u8, v: Self::V);
 
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
@@ -103,17 +103,17 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// To the nearest whole number, ties to even.
+    /// Rounds to the nearest integer, ties to even.
     unsafe fn round(a: Self::V) -> Self::V;
-    /// `2ⁿ` for whole numbers from -126 to 127.
+    /// `2ⁿ` for integers from -126 to 127.
     unsafe fn pow2(n: Self::V) -> Self::V;
-    /// The sum of all lanes, always in the same order.
+    /// Sum of all lanes, always in the same order.
     unsafe fn sum(a: Self::V) -> f32;
-    /// The largest lane.
+    /// Largest lane.
     unsafe fn largest(a: Self::V) -> f32;
 }
 
-/// What vectors are loaded from: numbers of some precision.
+/// Element type that vectors are loaded from, widened to `f32`.
 pub(crate) trait Element: bytemuck::Pod {
     /// `LANES` elements.
     unsafe fn load<S: Simd>(p: *const Self) -> S::V;
@@ -122,10 +122,10 @@ pub(crate) trait Element: bytemuck::Pod {
     #[inline(always)]
     unsafe fn load_some<S: Simd>(p: *const Self, n: usize) -> S::V {
         let mut all = [Self::zeroed(); MOST_LANES];
-        // SAFETY: by the contract `n` elements are valid, and there is room for a whole vector.
+        // SAFETY: by the contract `n` elements are valid, and `all` has a whole vector.
         unsafe {
             let mut done = 0;
-            // By sizes that are known: else it would be a call, around which everything in registers is put aside.
+            // In constant sizes: otherwise it would be a memcpy call, around which all live registers are spilled.
             for size in [8, 4, 2, 1] {
                 if n & size != 0 {
                     std::ptr::copy_nonoverlapping(p.add(done), all.as_mut_ptr().add(done), size);
@@ -143,13 +143,13 @@ const MOST_LANES: usize = 16;
 impl Element for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const f32) -> S::V {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { S::load(p) }
     }
 
     #[inline(always)]
     unsafe fn load_some<S: Simd>(p: *const f32, n: usize) -> S::V {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { S::load_some(p, n) }
     }
 }
@@ -157,7 +157,7 @@ impl Element for f32 {
 impl Element for f16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const f16) -> S::V {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { S::load_f16(p.cast()) }
     }
 }
@@ -165,41 +165,41 @@ impl Element for f16 {
 impl Element for bf16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const bf16) -> S::V {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { S::load_bf16(p.cast()) }
     }
 }
 
-/// A float of eight bits: a sign, four bits of exponent, three digits (e4m3).
+/// 8-bit float: sign, 4 exponent bits, 3 mantissa bits (e4m3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub(crate) struct F8(pub u8);
 
 impl F8 {
-    /// Codes are read with their bits where half precision has exponent and digits, whose exponents begin so much lower.
-    /// Then subnormal numbers are right too.
+    /// Codes are read as f16 with exponent and mantissa bits aligned. The f16 exponent bias is larger by 8, so the
+    /// result must be multiplied by this. Subnormals come out right too.
     pub(crate) const TOO_LARGE: f32 = 256.0;
 
-    /// The bits as those of half precision.
+    /// The code's bits as an f16, too small by [`F8::TOO_LARGE`].
     #[inline(always)]
     pub(crate) fn half(self) -> f16 {
-        // The sign comes to stand twice, and is left once.
+        // Sign extension leaves the sign in two bits; the mask keeps one.
         f16::from_bits((i16::from(self.0 as i8) << 7) as u16 & F8::BITS)
     }
 
-    /// The bits that are taken.
+    /// Mask of the bits kept.
     const BITS: u16 = 0xbf80;
 }
 
 impl Element for F8 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const F8) -> S::V {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { S::load_f8(p) }
     }
 }
 
-/// How many vectors of each of `rows` sums can be under way at a time, beside what goes into them.
+/// Vectors of each of `rows` sums that fit the registers at a time, beside their operands: 1, 2, 4 or 8.
 pub(crate) const fn at_once<S: Simd>(rows: usize) -> usize {
     let mut n = 8;
     while n > 1 && 4 * n * rows > 3 * S::REGISTERS {
@@ -208,17 +208,17 @@ pub(crate) const fn at_once<S: Simd>(rows: usize) -> usize {
     n
 }
 
-/// Has the cache line of `p` fetched, which need not be valid.
+/// Prefetches the cache line of `p`, which need not be valid.
 #[inline(always)]
 pub(crate) fn prefetch<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 has the instruction, and it never faults.
+    // SAFETY: every x86-64 CPU has the instruction, and it never faults.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(p.cast());
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: the same is so of every ARM of 64 bits.
+    // SAFETY: every AArch64 CPU has the instruction, and it never faults.
     unsafe {
         std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
     }
@@ -226,7 +226,7 @@ pub(crate) fn prefetch<T>(p: *const T) {
     let _ = p;
 }
 
-/// The same of all lines of a row.
+/// Prefetches all cache lines of a slice.
 #[inline(always)]
 pub(crate) fn prefetch_slice<T>(x: &[T]) {
     for line in x.chunks(64 / size_of::<T>()) {
@@ -234,14 +234,14 @@ pub(crate) fn prefetch_slice<T>(x: &[T]) {
     }
 }
 
-/// `eˣ`, to about two units in the last place; arguments are held within what `f32` can express.
+/// `eˣ`, to about 2 ulp; arguments are clamped to the range of normal `f32` results.
 #[inline(always)]
 pub(crate) unsafe fn exp<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller runs on a CPU that has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let x = S::min(S::max(x, S::splat(-87.0)), S::splat(88.0));
         let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
-        // ln 2 in two parts, the first short enough for n times it to be exact.
+        // ln 2 in two parts, the first short enough that n times it is exact.
         let r = S::fma(n, S::splat(-0.693_359_4), x);
         let r = S::fma(n, S::splat(2.121_944_4e-4), r);
         let mut p = S::splat(1.0 / 5040.0);
@@ -255,9 +255,9 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::V) -> S::V {
 /// `tanh x`
 #[inline(always)]
 pub(crate) unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller runs on a CPU that has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
-        // Past 9 it is 1 to the last bit.
+        // Above 9 it is 1 to the last bit.
         let x = S::min(S::max(x, S::splat(-9.0)), S::splat(9.0));
         let e = exp::<S>(S::add(x, x));
         let one = S::splat(1.0);
@@ -268,19 +268,19 @@ pub(crate) unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
 /// `1 / (1 + e⁻ˣ)`
 #[inline(always)]
 pub(crate) unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller runs on a CPU that has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let one = S::splat(1.0);
         S::div(one, S::add(one, exp::<S>(S::sub(S::splat(0.0), x))))
     }
 }
 
-/// Numbers of some precision to single.
+/// Widens elements to `f32`.
 #[inline(always)]
 pub(crate) unsafe fn widen<S: Simd, E: Element>(x: &[E], out: &mut [f32]) {
     let (n, full) = (out.len(), out.len() / S::LANES * S::LANES);
     let (x, out) = (x[..n].as_ptr(), out.as_mut_ptr());
-    // SAFETY: both slices have `n` elements; the caller has the instruction set.
+    // SAFETY: both slices have `n` elements; the caller guarantees the instruction set.
     unsafe {
         for i in (0..full).step_by(S::LANES) {
             S::store(out.add(i), E::load::<S>(x.add(i)));

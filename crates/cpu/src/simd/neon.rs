@@ -3,13 +3,13 @@ use std::arch::asm;
 
 use super::{F8, Simd};
 
-/// Eight lanes of NEON in two registers; lines of packed weights by its products of bytes (`sdot`).
+/// Eight lanes of NEON in two registers; packed-weight lines with byte dot products (`sdot`).
 ///
-/// Lanes are as many and sums in the same order as in [`Scalar`](super::Scalar), so both give the same bits.
+/// Lane count and summation order are those of [`Scalar`](super::Scalar), so both are bit-identical.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
 
-/// Four numbers of half precision. In assembly: the compiler knows their type only since Rust 1.94.
+/// Widens four f16 to `f32`. In assembly: Rust has the f16 intrinsics only since 1.94.
 #[inline(always)]
 pub(super) unsafe fn widen(halves: uint16x4_t) -> float32x4_t {
     let out;
@@ -25,24 +25,24 @@ pub(super) unsafe fn widen(halves: uint16x4_t) -> float32x4_t {
     out
 }
 
-/// The larger lanes, or those of `b` where they cannot be compared.
+/// Lane-wise maximum; a lane of `b` if either is NaN.
 #[inline(always)]
 unsafe fn larger(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) }
 }
 
-/// The smaller lanes, or those of `b` where they cannot be compared.
+/// Lane-wise minimum; a lane of `b` if either is NaN.
 #[inline(always)]
 unsafe fn smaller(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe { vbslq_f32(vcltq_f32(a, b), a, b) }
 }
 
 /// `2ⁿ`
 #[inline(always)]
 unsafe fn pow2(n: float32x4_t) -> float32x4_t {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe { vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)))) }
 }
 
@@ -85,7 +85,7 @@ impl Simd for Neon {
             std::ptr::copy_nonoverlapping(all.as_ptr(), p, n.min(8))
         }
         fn store_bytes(p: *mut u8, v: [float32x4_t; 2]) -> () {
-            // The lower half of each word, then the lower half of that.
+            // Narrows each word to its lower half, then that to its lower half.
             let [low, high] = [vreinterpretq_u16_f32(v[0]), vreinterpretq_u16_f32(v[1])];
             vst1_u8(p, vmovn_u16(vuzp1q_u16(low, high)))
         }

@@ -2,7 +2,7 @@ use half::{bf16, f16};
 
 use super::{F8, Simd};
 
-/// Eight lanes by plain arithmetic, which a compiler turns into whatever the architecture always has.
+/// Eight lanes of plain arithmetic, which the compiler maps to the architecture's baseline instructions.
 #[derive(Clone, Copy)]
 pub(crate) struct Scalar;
 
@@ -13,11 +13,11 @@ fn each(f: impl Fn(usize) -> f32) -> [f32; N] {
     std::array::from_fn(f)
 }
 
-// The methods that take pointers rely on the trait's contract: the caller vouches for the elements named.
+// Methods that take pointers rely on the trait's contract: the caller guarantees the elements that each names.
 impl Simd for Scalar {
     type V = [f32; N];
     const LANES: usize = N;
-    // A vector takes two registers of most architectures, and there are at least sixteen.
+    // A vector takes two registers on most architectures, which have at least 16.
     const REGISTERS: usize = 8;
 
     #[inline(always)]
@@ -27,49 +27,49 @@ impl Simd for Scalar {
 
     #[inline(always)]
     unsafe fn load(p: *const f32) -> [f32; N] {
-        // SAFETY: by the contract, N elements are valid.
+        // SAFETY: by the trait's contract, N elements are valid.
         each(|i| unsafe { *p.add(i) })
     }
 
     #[inline(always)]
     unsafe fn load_some(p: *const f32, n: usize) -> [f32; N] {
-        // SAFETY: by the contract, n elements are valid, and no other is read.
+        // SAFETY: by the trait's contract, n elements are valid, and no other is read.
         each(|i| if i < n { unsafe { *p.add(i) } } else { 0.0 })
     }
 
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> [f32; N] {
-        // SAFETY: by the contract, N elements are valid.
+        // SAFETY: by the trait's contract, N elements are valid.
         each(|i| f16::from_bits(unsafe { *p.add(i) }).to_f32_const())
     }
 
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> [f32; N] {
-        // SAFETY: by the contract, N elements are valid.
+        // SAFETY: by the trait's contract, N elements are valid.
         each(|i| bf16::from_bits(unsafe { *p.add(i) }).to_f32_const())
     }
 
     #[inline(always)]
     unsafe fn load_f8(p: *const F8) -> [f32; N] {
-        // SAFETY: by the contract, N elements are valid.
+        // SAFETY: by the trait's contract, N elements are valid.
         each(|i| unsafe { *p.add(i) }.half().to_f32_const())
     }
 
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: [f32; N]) {
-        // SAFETY: by the contract, N elements are valid.
+        // SAFETY: by the trait's contract, N elements are valid.
         (0..N).for_each(|i| unsafe { *p.add(i) = v[i] });
     }
 
     #[inline(always)]
     unsafe fn store_bytes(p: *mut u8, v: [f32; N]) {
-        // SAFETY: by the contract, N elements are valid.
+        // SAFETY: by the trait's contract, N elements are valid.
         (0..N).for_each(|i| unsafe { *p.add(i) = v[i].to_bits() as u8 });
     }
 
     #[inline(always)]
     unsafe fn store_some(p: *mut f32, n: usize, v: [f32; N]) {
-        // SAFETY: by the contract, n elements are valid.
+        // SAFETY: by the trait's contract, n elements are valid.
         (0..n.min(N)).for_each(|i| unsafe { *p.add(i) = v[i] });
     }
 
@@ -105,7 +105,7 @@ impl Simd for Scalar {
 
     #[inline(always)]
     unsafe fn fma(a: [f32; N], b: [f32; N], c: [f32; N]) -> [f32; N] {
-        // Where the architecture always has a fused instruction it is used; elsewhere fusing would be a library call.
+        // FMA is used where the architecture always has it; elsewhere it would be a library call.
         if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
             each(|i| a[i].mul_add(b[i], c[i]))
         } else {
@@ -115,7 +115,7 @@ impl Simd for Scalar {
 
     #[inline(always)]
     unsafe fn round(a: [f32; N]) -> [f32; N] {
-        // Adding and taking away 1.5 * 2^23 leaves no fraction, for numbers well below that.
+        // Adding and subtracting 1.5 * 2^23 removes the fraction of values well below that.
         const BIG: f32 = 12_582_912.0;
         each(|i| (a[i] + BIG) - BIG)
     }

@@ -6,19 +6,19 @@ use super::{F8, Simd};
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
 
-/// Lines of packed weights by AVX-VNNI; all else is AVX2's.
+/// Packed-weight lines with AVX-VNNI; everything else as AVX2.
 #[derive(Clone, Copy)]
 pub(crate) struct AvxVnni;
 
-/// Sixteen lanes of AVX-512.
+/// 16 lanes of AVX-512.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
 
-/// A mask of the first `n` of eight lanes, as AVX2 wants it.
+/// Mask of the first `n` of eight lanes, as AVX2 masked loads expect it.
 #[inline(always)]
 unsafe fn first8(n: usize) -> __m256i {
     const ONES: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
-    // SAFETY: eight elements from 8 - n on lie within the sixteen.
+    // SAFETY: eight elements from index 8 - n on lie within the sixteen.
     unsafe { _mm256_loadu_si256(ONES.as_ptr().add(8 - n.min(8)).cast()) }
 }
 
@@ -42,7 +42,7 @@ impl Simd for Avx2 {
         fn store(p: *mut f32, v: __m256) -> () { _mm256_storeu_ps(p, v) }
         fn store_some(p: *mut f32, n: usize, v: __m256) -> () { _mm256_maskstore_ps(p, first8(n), v) }
         fn store_bytes(p: *mut u8, v: __m256) -> () {
-            // The lowest byte of each word of a half to the front of it, then both fronts together.
+            // Moves the lowest byte of each word to the front of its 128-bit half, then joins both fronts.
             let bytes = _mm256_set1_epi32(0x0c08_0400);
             let v = _mm256_shuffle_epi8(_mm256_castps_si256(v), bytes);
             let v = _mm_unpacklo_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
@@ -73,7 +73,7 @@ impl Simd for Avx2 {
     }
 }
 
-/// A mask of the first `n` of sixteen lanes.
+/// Mask of the first `n` of 16 lanes.
 #[inline(always)]
 fn first16(n: usize) -> __mmask16 {
     ((1u32 << n.min(16)) - 1) as __mmask16

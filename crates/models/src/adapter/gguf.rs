@@ -1,4 +1,4 @@
-//! Adapters in GGUF files, as llama.cpp's converter writes them.
+//! LoRA adapters in GGUF files, as llama.cpp's converter writes them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub(super) fn open(path: &Path) -> Result<AdapterFile> {
             }
         };
     }
-    // Without an alpha what is added counts as it is.
+    // Without an alpha the delta is not scaled.
     let pairs = halves.pairs(|_, down| Ok(if alpha == 0.0 { 1.0 } else { alpha / down.rows as f32 }))?;
     Ok(AdapterFile { path: path.into(), origin: Origin::Gguf(arch.into()), pairs })
 }

@@ -1,7 +1,7 @@
-//! [`AdapterFile`]: matrices of low rank that were trained for a model, in files of their own.
+//! [`AdapterFile`]: LoRA adapters: low-rank additions to a model's weights, in files of their own.
 //!
-//! A folder that PEFT wrote, or a GGUF file. It is opened and checked without its model; `Targets` is what a decoder
-//! knows of its own layers, and where the two meet.
+//! An adapter is a PEFT folder or a GGUF file. It is opened and checked without its model; `Targets` describes the
+//! layers of a loaded decoder, and matches the two.
 
 mod gguf;
 mod peft;
@@ -20,22 +20,22 @@ use crate::weights::{not_finite, quantized, room};
 
 pub(crate) use targets::{Target, Targets};
 
-/// Numbers in eight bits.
+/// Format of adapter matrices beside quantized weights.
 const EIGHT_BITS: Format = Format::Q8_0;
-/// Rows that devices lay side by side: what a matrix has fewer of is filled up.
+/// Rows that devices interleave (panel): smaller matrices are padded to a multiple of it.
 const LANES: usize = 32;
 
-/// An adapter as its files describe it, not yet on a device.
+/// A LoRA adapter as its files describe it, not yet on a device.
 #[derive(Debug, Clone)]
 pub struct AdapterFile {
     /// The folder or file.
     pub path: PathBuf,
     origin: Origin,
-    /// By the name of the layer that they are for.
+    /// By layer name.
     pairs: BTreeMap<String, Pair>,
 }
 
-/// Who wrote it, and so how it calls layers.
+/// Which tool wrote it, and so how it names layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Origin {
     Peft,
@@ -43,7 +43,7 @@ enum Origin {
     Gguf(String),
 }
 
-/// What is added to one layer.
+/// The LoRA matrices of one layer: `lora_a` (down) and `lora_b` (up).
 #[derive(Debug, Clone)]
 struct Pair {
     down: Half,
@@ -62,7 +62,7 @@ struct Half {
 }
 
 impl Half {
-    /// A tensor, if it is a matrix of numbers.
+    /// A tensor, if it is a matrix of weights.
     fn new(name: &str, stored: &Stored) -> Result<Half> {
         let bad = |why: String| Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
         let Kind::Weights(format) = stored.kind else {
@@ -85,7 +85,7 @@ impl Half {
         self.stored.file.path()
     }
 
-    /// Bytes on a device, from above.
+    /// Upper bound of its bytes on a device.
     fn bytes(&self) -> usize {
         let size = if self.format == Format::F32 || !self.format.is_plain() { 4 } else { 2 };
         self.rows
@@ -94,7 +94,7 @@ impl Half {
             .saturating_mul(size)
     }
 
-    /// Reads all of it once: is each number one?
+    /// Reads all of it once and checks that every element is finite.
     fn check(&self) -> Result<()> {
         let bytes = self.stored.bytes();
         let bad = match self.format.is_plain() {
@@ -111,7 +111,7 @@ impl Half {
         }
     }
 
-    /// Its numbers as plain ones, and in which format.
+    /// Its elements dequantized, and their format.
     fn plain(&self) -> Result<(Format, Vec<u8>)> {
         let format = if self.format.is_plain() { self.format } else { Format::F32 };
         let (rows, cols, bytes) = (self.rows, self.cols, self.stored.bytes());
@@ -119,9 +119,9 @@ impl Half {
         Ok((format, quantized(&weight, format, None)?))
     }
 
-    /// Brings it to a device, with its rows in that order if in another than the file's. Gives, too, what multiplies it.
+    /// Loads it onto a device and returns its scale, too. `rows`: the order of its rows, if not the file's.
     ///
-    /// Beside weights in blocks, it is kept in eight bits: what those are multiplied with is rounded to eight anyhow.
+    /// Beside quantized weights it is kept in 8 bits: their activations are rounded to 8 bits anyway.
     fn load<B: Backend>(
         &self,
         b: &B,
@@ -149,15 +149,15 @@ impl Half {
     }
 }
 
-/// Plain numbers in eight bits, and what multiplies them: a power of two, so that they are of a size that scales are good
-/// at.
+/// Quantizes to 8 bits after division by a power of two, the returned scale: it brings elements into the range where
+/// block scales are precise.
 fn narrowed(weight: &HostWeight<'_>) -> Result<(Vec<u8>, f32)> {
     let mut plain = quantized(weight, Format::F32, None)?;
     let numbers = plain.as_chunks_mut().0;
     let most = numbers.iter().fold(0f32, |most, x| most.max(f32::from_le_bytes(*x).abs()));
     let unit = if most > 0.0 { most.log2().ceil().clamp(-126.0, 127.0).exp2() } else { 1.0 };
     numbers.iter_mut().for_each(|x| *x = (f32::from_le_bytes(*x) / unit).to_le_bytes());
-    // The last block of a row goes on with zeros.
+    // The last block of a row is padded with zeros.
     let cols = weight.cols.next_multiple_of(EIGHT_BITS.block_weights());
     if cols > weight.cols {
         let mut whole = room(weight.rows.saturating_mul(4 * cols))?;
@@ -170,7 +170,7 @@ fn narrowed(weight: &HostWeight<'_>) -> Result<(Vec<u8>, f32)> {
 }
 
 impl AdapterFile {
-    /// Opens a folder that PEFT wrote, or a GGUF file, and checks all that can be without the model.
+    /// Opens a PEFT folder or a GGUF file, and checks all that can be checked without the model.
     pub fn open(path: &Path) -> Result<AdapterFile> {
         let meta = std::fs::metadata(path).map_err(|e| LoadError::io(path, e))?;
         let file = if meta.is_dir() { peft::open(path)? } else { gguf::open(path)? };
@@ -189,17 +189,17 @@ impl AdapterFile {
         Ok(file)
     }
 
-    /// Bytes that a device needs for it, from above.
+    /// Upper bound of its bytes on a device.
     pub fn bytes(&self) -> usize {
         self.pairs.values().fold(0, |n, p| n.saturating_add(p.down.bytes()).saturating_add(p.up.bytes()))
     }
 
-    /// Brings it to the device of the model that it is for.
+    /// Loads it onto the device of its model.
     pub(crate) fn load<B: Backend>(&self, b: &B, targets: &Targets) -> Result<Adapter<B>> {
         let mut parts = BTreeMap::new();
         for (name, pair) in &self.pairs {
             let found = targets.find(self, name, pair)?;
-            // They lie in one tensor, so they are all in blocks or none is.
+            // All found layers share one tensor, so either all are quantized or none is.
             let blocks = found.iter().any(|target| target.blocks);
             let (down, unit) = pair.down.load(b, None, blocks)?;
             let (down, scale) = (Rc::new(down), pair.scale * unit);
@@ -212,7 +212,7 @@ impl AdapterFile {
     }
 }
 
-/// Halves of pairs by the name of their layer, until all have been seen.
+/// The matrices by layer name, until all have been read.
 #[derive(Default)]
 struct Halves {
     down: BTreeMap<String, Half>,
@@ -220,7 +220,7 @@ struct Halves {
 }
 
 impl Halves {
-    /// Makes pairs of them, each with the scale that it has by its layer's name and rank.
+    /// Pairs them up; `scale` returns a pair's scale by layer name and `lora_a`.
     fn pairs(mut self, scale: impl Fn(&str, &Half) -> Result<f32>) -> Result<BTreeMap<String, Pair>> {
         let mut pairs = BTreeMap::new();
         for (name, down) in self.down {

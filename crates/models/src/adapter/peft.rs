@@ -1,4 +1,4 @@
-//! Adapters in folders that PEFT wrote: `adapter_config.json` and `adapter_model.safetensors`.
+//! LoRA adapters in PEFT folders: `adapter_config.json` and `adapter_model.safetensors`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::formats::{StoredTensors, read_json, safetensors};
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
 
-/// What every name begins with: the layers of PEFT's own around the model.
+/// Prefix of all names: PEFT's own wrappers around the model.
 const AROUND: &str = "base_model.model.";
 
 pub(super) fn open(folder: &Path) -> Result<AdapterFile> {
@@ -50,7 +50,7 @@ pub(super) fn open(folder: &Path) -> Result<AdapterFile> {
     Ok(AdapterFile { path: folder.into(), origin: Origin::Peft, pairs })
 }
 
-/// The layer that a tensor is for, and whether it is the way up.
+/// The layer of a tensor, and whether the tensor is `lora_B`.
 fn layer(name: &str) -> Option<(&str, bool)> {
     let name = name.strip_prefix(AROUND).unwrap_or(name);
     let ends = [("lora_A", false), ("lora_B", true)];
@@ -67,7 +67,7 @@ struct Config {
     settings: Map<String, Value>,
 }
 
-/// Settings that must not be there, be null, false or empty, and what they ask for.
+/// Settings that must be missing, null, false or empty, and what they ask for.
 const REFUSED: [(&str, &str); 14] = [
     ("use_dora", "DoRA, which changes the sizes of weights"),
     ("lora_bias", "biases in matrices of low rank"),
@@ -85,7 +85,7 @@ const REFUSED: [(&str, &str); 14] = [
     ("monteclora_config", "MonteCLoRA"),
 ];
 
-/// Beginnings that leave the model's own weights as they are. Others take from these what the adapter begins with.
+/// Initialisations that leave the base model's weights unchanged. Others subtract the initial delta from them.
 const BEGINNINGS: [&str; 4] = ["gaussian", "eva", "orthogonal", "true"];
 
 impl Config {
@@ -103,7 +103,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Is all that it asks for implemented?
+    /// Checks that all settings are supported.
     fn check(&self) -> Result<()> {
         let refused = |key: &str, why: &str| {
             let what = self.get(key).map_or_else(|| key.to_owned(), |value| format!("{key} = {value}"));
@@ -139,7 +139,7 @@ impl Config {
         }
     }
 
-    /// A setting, if it is there and not null.
+    /// A setting, if it is present and not null.
     fn get(&self, key: &str) -> Option<&Value> {
         self.settings.get(key).filter(|value| !value.is_null())
     }
@@ -158,7 +158,7 @@ impl Config {
         self.get(key).map_or(Ok(false), |value| value.as_bool().ok_or_else(|| flag(value)))
     }
 
-    /// What a layer has of a setting that some have of their own. Both default to 8.
+    /// A layer's value of a setting that patterns override (`r`, `lora_alpha`). Both default to 8.
     fn number(&self, key: &str, pattern: &str, layer: &str) -> Result<f64> {
         let own = self.pattern(pattern, layer)?;
         let (field, value) = own.map_or((key, self.get(key)), |value| (pattern, Some(value)));
@@ -166,7 +166,7 @@ impl Config {
         value.as_f64().ok_or_else(|| self.bad(field, format_args!("has {value}; a number is expected")))
     }
 
-    /// The value of the first pattern in an object that a layer's name ends with.
+    /// The value of the first pattern in object `key` that matches the end of a layer's name.
     fn pattern(&self, key: &str, layer: &str) -> Result<Option<&Value>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let Value::Object(patterns) = value else {
@@ -180,7 +180,7 @@ impl Config {
         Ok(None)
     }
 
-    /// Does a layer's name match all of a pattern that the settings have?
+    /// Whether a pattern of the settings matches all of a layer's name.
     fn matches(&self, key: &str, pattern: &str, layer: &str) -> Result<bool> {
         const MOST: usize = 16 << 10;
         if pattern.len() > MOST {
@@ -197,7 +197,7 @@ impl Config {
         found.map_err(|e| self.bad(key, format_args!("has {pattern:?}, which cannot be matched: {e}")))
     }
 
-    /// Do the settings say that a layer has an adapter?
+    /// Whether the settings say that a layer has an adapter.
     fn names(&self, layer: &str) -> Result<bool> {
         let Some(targets) = self.get("target_modules") else {
             return Err(self.bad("target_modules", "is missing"));
@@ -209,7 +209,7 @@ impl Config {
             && self.transforms(layer)?)
     }
 
-    /// Is a layer among those that a list names, or a pattern?
+    /// Whether a list of names, or a pattern, includes a layer.
     fn is_among(&self, key: &str, value: &Value, layer: &str) -> Result<bool> {
         let ends = |name: &str| {
             layer.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
@@ -224,7 +224,7 @@ impl Config {
         }
     }
 
-    /// Is a layer of a number that the settings leave in?
+    /// Whether `layers_to_transform` includes a layer's index.
     fn transforms(&self, layer: &str) -> Result<bool> {
         let Some(wanted) = self.get("layers_to_transform") else { return Ok(true) };
         let numbers: Option<Vec<u64>> = match wanted {
@@ -235,7 +235,7 @@ impl Config {
             return Err(self.bad("layers_to_transform", format_args!("is {wanted}; numbers are expected")));
         };
         let mut parts = layer.split('.').collect::<Vec<_>>();
-        // The number behind what layers are called, or the first that there is.
+        // The first number behind one of `layers_pattern`, or in the whole name.
         let patterns = match self.get("layers_pattern") {
             Some(Value::String(one)) => vec![one.as_str()],
             Some(Value::Array(all)) => all.iter().filter_map(Value::as_str).collect(),
@@ -248,7 +248,7 @@ impl Config {
         Ok(numbers.is_empty() || number.is_some_and(|n| numbers.contains(&n)))
     }
 
-    /// What multiplies the product of a pair.
+    /// Scale of a layer's delta: `alpha / r`, or `alpha / sqrt(r)` (rsLoRA).
     fn scale(&self, layer: &str, down: &Half) -> Result<f32> {
         let (rank, alpha) =
             (self.number("r", "rank_pattern", layer)?, self.number("lora_alpha", "alpha_pattern", layer)?);

@@ -1,4 +1,4 @@
-//! [`Targets`]: which of a model's layers adapters may add to, and what their files call them.
+//! [`Targets`]: the linear layers of a model that LoRA adapters may target, and their names in adapter files.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -12,40 +12,40 @@ use crate::families::Family;
 use crate::formats::Settings;
 use crate::formats::names::{Names, Part, layer_in, of_layer};
 
-/// A linear layer that adapters may add to.
+/// A linear layer that adapters may target.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
-    /// What its tensor is called, without `.weight`.
+    /// Name of its tensor, without `.weight`.
     pub name: String,
-    /// The tensor's outputs and inputs.
+    /// Outputs and inputs of the tensor.
     pub shape: (usize, usize),
     /// Which of the tensor's rows the layer has, if not all in order.
     pub runs: Option<Vec<Range<usize>>>,
-    /// Are its weights in blocks?
+    /// Whether its weights are quantized in blocks.
     pub blocks: bool,
 }
 
-/// A layer that an adapter adds to.
+/// A target of an adapter's pair.
 pub(super) struct Found {
     pub site: LoraTarget,
-    /// Which rows of the adapter's way up it takes, if not all in order.
+    /// Which rows of `lora_b` it takes, if not all in order.
     pub rows: Option<Vec<usize>>,
     pub blocks: bool,
 }
 
-/// The layers of a model that adapters may add to, by their [`LoraTarget`].
+/// The LoRA targets of a model, by their [`LoraTarget`].
 #[derive(Debug, Clone)]
 pub(crate) struct Targets {
     pub all: Vec<Target>,
     path: PathBuf,
     family: &'static Family,
     is_gguf: bool,
-    /// Heads, and elements of them that turn, where GGUF files of the family have queries and keys in another order.
+    /// Heads and RoPE width, where GGUF files of the family permute the rows of Q and K.
     reordered: Option<(Heads, usize)>,
 }
 
 impl Targets {
-    /// Those of a model, none of which has been read.
+    /// The targets `all` of a model.
     pub(crate) fn new(model: &Model, all: Vec<Target>) -> Targets {
         let spec = &model.spec;
         let heads = spec.layers.first().map(|layer| layer.mixer.heads);
@@ -59,7 +59,7 @@ impl Targets {
         }
     }
 
-    /// The layers that a pair of an adapter is for: one, or several that lie in one tensor.
+    /// The layers that a pair of an adapter targets: one, or several fused in one tensor.
     pub(super) fn find(&self, file: &AdapterFile, name: &str, pair: &Pair) -> Result<Vec<Found>> {
         let own = match &file.origin {
             Origin::Gguf(arch) if !self.family.gguf.contains(&arch.as_str()) => {
@@ -83,18 +83,18 @@ impl Targets {
         found.into_iter().map(|(i, target)| self.fit(i, target, pair, order.as_deref())).collect()
     }
 
-    /// What the model calls a layer that another kind of file calls so, and what part of the model it is.
+    /// Translates a layer name of the other kind of file to the model's own, and returns which part of the model it is.
     fn elsewhere(&self, theirs: &Names, ours: &Names, name: &str) -> Option<(String, Option<Part>)> {
         let name = format!("{}.weight", bare(name));
         theirs.beside(ours).into_iter().find_map(|(part, theirs, ours)| {
             let i = layer_in(bare(theirs), &name).filter(|_| !ours.is_empty())?;
             let own = bare(&of_layer(ours, i)).to_owned();
-            // Two parts may have one name, where a file has the one or the other.
+            // Two parts may share a name where a file has only one of them.
             self.all.iter().any(|t| bare(&t.name) == own).then_some((own, Some(part)))
         })
     }
 
-    /// For each row of the model's tensor which row of an adapter's that is, where the kinds of files differ in that.
+    /// For each row of the model's tensor the adapter's row, where the two kinds of files order Q and K differently.
     fn order(&self, part: Part, rows: usize) -> Option<Vec<usize>> {
         let (heads, turned) = self.reordered?;
         let heads = match part {
@@ -103,7 +103,7 @@ impl Targets {
             _ => return None,
         };
         let (dim, half) = ((rows / heads.max(1)).max(1), turned / 2);
-        // In GGUF files the two that turn together stand side by side; in others they are half of what turns apart.
+        // GGUF stores RoPE pairs side by side; other files store them half the RoPE width apart.
         let apart = |i: usize| {
             let (head, at) = (i / dim, i % dim);
             head * dim + if at < 2 * half { at / 2 + at % 2 * half } else { at }
@@ -117,7 +117,7 @@ impl Targets {
         Some(back)
     }
 
-    /// Does a pair fit a layer?
+    /// Checks a pair's shapes against a target.
     fn fit(&self, i: usize, target: &Target, pair: &Pair, order: Option<&[usize]>) -> Result<Found> {
         let ((outputs, inputs), Pair { down, up, .. }) = (target.shape, pair);
         let wrong = |half: &super::Half, want: String| {
@@ -162,7 +162,7 @@ impl Targets {
     }
 }
 
-/// A name without what files write in front of a decoder's, or not.
+/// A layer name without the prefixes that only some files put in front of a decoder's.
 fn bare(name: &str) -> &str {
     let around = ["model.", "language_model.", "transformer."];
     let mut name = name;

@@ -1,4 +1,4 @@
-//! Attention: joint projection, preparation, the op, projection back.
+//! Self-attention: fused QKV projection, QK norm and RoPE and cache write ([`QkvPrep`]), attention, output projection.
 
 use tallow_core::ops::{Attend, Copy, Eltwise, EltwiseOp, Epilogue, Normalize, QkvPrep, Rope};
 use tallow_core::{AttnSpec, Backend, Heads, LinearWeights, Norm, QkNorm, Result, Tensor};
@@ -9,10 +9,10 @@ use crate::formats::names::of_layer;
 use crate::spec::{AttentionSpec, QkNormSpec};
 use crate::weights::{Weights, by_head};
 
-/// Multi-head attention with grouped queries.
+/// Multi-head attention with grouped queries (GQA).
 #[derive(Debug)]
 pub struct Attention<B: Backend> {
-    /// Queries, keys and values; behind them gates, if there are any.
+    /// Q, K and V projections; behind them the output gate, if there is one.
     qkv: Vec<LinearWeights<B>>,
     o: LinearWeights<B>,
     qk_norm: Option<QkNorm<B>>,
@@ -26,7 +26,7 @@ pub struct Attention<B: Backend> {
 }
 
 impl<B: Backend> Attention<B> {
-    /// Reads layer `i`'s attention.
+    /// Loads layer `i`'s attention.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &AttentionSpec) -> LoadResult<Attention<B>> {
         let (names, dim, heads) = (w.names(), w.spec().dim, spec.heads);
         let (keys, values) = ((names.k, heads.kv_cols()), (names.v, heads.kv_cols()));
@@ -43,7 +43,8 @@ impl<B: Backend> Attention<B> {
             false if spec.tie_kv => {
                 let q = w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?;
                 let k = w.linear((names.k, i), heads.kv_cols(), dim, spec.key_bias())?;
-                // What adapters add to keys is added to values; what goes in is listened to once.
+                // V shares K's weight: what a LoRA adds to K is added to V too. V has no tensor id, so the imatrix
+                // observes the input once.
                 let LinearWeights { weight, bias, permutation, lora_target, .. } = &k;
                 let v = LinearWeights {
                     permutation: permutation.clone(),
@@ -122,12 +123,13 @@ impl<B: Backend> Attention<B> {
     }
 }
 
-/// Norms of queries and keys in which each head has weights of its own.
+/// QK norm in which each head has weights of its own.
 ///
-/// Few models have them, and no device an op: the heads are normalised alike, and then multiplied.
+/// Few models have it, and no device has an op for it: heads are normalised without weights, and then multiplied by
+/// them.
 #[derive(Debug)]
 struct OwnNorms<B: Backend> {
-    /// As wide as a head, its weights all one.
+    /// Norm of one head's width with all weights one.
     plain: Norm<B>,
     /// [1, q * dim]
     q: Tensor<B>,
@@ -145,7 +147,7 @@ impl<B: Backend> OwnNorms<B> {
         })
     }
 
-    /// Normalises queries and keys where they are. `qkv`: [tokens, (q + 2 kv) * dim]
+    /// Normalises Q and K in place. `qkv`: [tokens, (q + 2 kv) * dim]
     fn apply(&self, b: &B, qkv: &Tensor<B>, heads: Heads) -> Result<()> {
         let q = qkv.col_range(0..heads.q_cols());
         let k = qkv.col_range(heads.q_cols()..heads.q_cols() + heads.kv_cols());

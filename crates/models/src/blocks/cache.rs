@@ -1,32 +1,32 @@
-//! [`LayerCache`]: what a layer keeps of sequences between steps, on a device.
+//! [`LayerCache`]: what a layer keeps of sequences between steps: its KV cache or its recurrent state.
 
 use tallow_core::{Backend, DType, Error, LayerKv, LayerState, Result, Tensor};
 
 use crate::spec::LayerSpec;
 
-/// What a layer keeps of sequences between steps.
+/// A layer's KV cache or recurrent state, on a device.
 #[derive(Debug)]
 pub enum LayerCache<B: Backend> {
-    /// Keys and values of all tokens, in pages.
+    /// KV cache in pages (PagedAttention).
     Pages {
         /// [pages, page length * key columns]
         k: Tensor<B>,
         /// [pages, page length * value columns]
         v: Tensor<B>,
     },
-    /// Nothing: it looks at another layer's.
+    /// No cache: the layer reads another's (shared KV).
     None,
-    /// A state that does not grow. A sequence has two rows, of which a step reads one and writes the other.
+    /// Recurrent state of constant size. A sequence has two rows; a step reads one and writes the other.
     State {
-        /// [rows, (kernel - 1) * columns]
+        /// Convolution state: [rows, (kernel - 1) * columns]
         window: Tensor<B>,
-        /// [rows, elements of all heads' matrices]
+        /// State matrices of the gated delta rule: [rows, elements of all heads' matrices]
         matrices: Tensor<B>,
     },
 }
 
 impl<B: Backend> LayerCache<B> {
-    /// Room for what `layer` keeps: so many pages of so many tokens, or states of so many sequences.
+    /// Allocates the cache of `layer`: `pages` pages of `page_len` tokens, or states of `sequences` sequences.
     pub fn new(
         b: &B,
         layer: &LayerSpec,
@@ -48,7 +48,7 @@ impl<B: Backend> LayerCache<B> {
         })
     }
 
-    /// Its keys and values.
+    /// The KV cache; an error if the layer has none.
     pub fn kv(&self) -> Result<LayerKv<'_, B>> {
         match self {
             LayerCache::Pages { k, v } => Ok(LayerKv { k, v }),
@@ -57,7 +57,7 @@ impl<B: Backend> LayerCache<B> {
         }
     }
 
-    /// Its state.
+    /// The recurrent state; an error if the layer has none.
     pub fn state(&self) -> Result<LayerState<'_, B>> {
         match self {
             LayerCache::State { window, matrices } => Ok(LayerState { window, matrices }),

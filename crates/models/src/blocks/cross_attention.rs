@@ -1,4 +1,4 @@
-//! Attention to what an encoder gave: queries of the tokens that are written, keys and values of those that were read.
+//! Cross-attention: queries of the decoder's tokens, keys and values of the encoder's output.
 
 use tallow_core::ops::{Attend, Epilogue, KvWrite, Linear, LinearMany};
 use tallow_core::{
@@ -10,7 +10,7 @@ use crate::error::Result as LoadResult;
 use crate::spec::AttentionSpec;
 use crate::weights::Weights;
 
-/// Multi-head attention across, with the norm in front of it.
+/// Multi-head cross-attention, with the norm in front of it.
 #[derive(Debug)]
 pub struct CrossAttention<B: Backend> {
     norm: Norm<B>,
@@ -23,7 +23,7 @@ pub struct CrossAttention<B: Backend> {
 }
 
 impl<B: Backend> CrossAttention<B> {
-    /// Reads that of layer `i`, whose other attention is `spec`.
+    /// Loads layer `i`'s cross-attention; `spec` is its self-attention.
     pub(super) fn load(
         w: &mut Weights<'_, B>,
         i: usize,
@@ -49,7 +49,7 @@ impl<B: Backend> CrossAttention<B> {
         })
     }
 
-    /// Keeps keys and values of what an encoder gave. `x`: [tokens, dim]
+    /// Writes K and V of the encoder's output `x`: [tokens, dim]
     pub fn project_kv(&self, b: &B, x: &Tensor<B>, plan: &StepPlan<B>, kv: LayerKv<'_, B>) -> Result<()> {
         let k = b.run(Linear { x, weights: &self.k, epilogue: Epilogue::NONE })?; // [tokens, kv * dim]
         let v = b.run(Linear { x, weights: &self.v, epilogue: Epilogue::NONE })?; // [tokens, kv * dim]
@@ -65,19 +65,19 @@ impl<B: Backend> CrossAttention<B> {
     }
 }
 
-/// Tokens that are written, and what they look at.
+/// A decoder sequence's rows in a step, and the encoder output that they attend to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CrossSpan {
-    /// How many tokens of it the step computes.
+    /// Tokens of the sequence that the step computes.
     pub rows: usize,
-    /// How many tokens were read; at least one.
+    /// Tokens of the encoder's output; at least one.
     pub read: usize,
-    /// The pages that hold their keys and values.
+    /// The pages that hold the K and V of the encoder's output.
     pub pages: Vec<u32>,
 }
 
-/// The step in which tokens look at what was read. A span ends where its sequence does, so what has fewer tokens than look
-/// at it is the sequence of several spans.
+/// The step for cross-attention. A span's rows are the last of its sequence, so where the encoder's output has fewer
+/// tokens than rows attend to it, the rows are split among several spans.
 pub fn looking(looks: &[CrossSpan], page_len: usize) -> Step {
     let mut spans = Vec::new();
     for look in looks {

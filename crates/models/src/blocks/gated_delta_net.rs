@@ -1,4 +1,4 @@
-//! Heads that keep a matrix of their sequence each, and correct it token by token, in place of attention.
+//! Gated DeltaNet (Qwen3-Next), in place of attention: a causal convolution, then the gated delta rule.
 
 use tallow_core::ops::{Activate, CausalConv, Epilogue, GatedDelta as Recall, Normalize};
 use tallow_core::{Activation, Backend, Decay, DeltaHeads, LinearWeights, Norm, NormKind, Result, Tensor};
@@ -9,17 +9,17 @@ use crate::formats::names::of_layer;
 use crate::spec::{Bias, GatedDeltaSpec};
 use crate::weights::{Weights, named};
 
-/// Added to the square of the length of queries and keys before they are divided by it.
+/// Epsilon of the L2 norm of queries and keys: added to the squared length.
 const EPS: f32 = 1e-6;
 
-/// A gated delta net.
+/// A Gated DeltaNet block.
 #[derive(Debug)]
 pub struct GatedDeltaNet<B: Backend> {
-    /// Queries, keys and values; gates of what comes out; what heads write, and what they keep: side by side.
+    /// Projections, side by side: Q, K and V; output gate (z); write strength (b) and decay (a) of each value head.
     parts: Vec<LinearWeights<B>>,
-    /// [kernel, columns of queries, keys and values]
+    /// Causal convolution: [kernel, columns of Q, K and V]
     kernel: Tensor<B>,
-    /// Makes queries and keys as long as one.
+    /// L2 norm of queries and keys, as an RMSNorm.
     unit: Norm<B>,
     forgetting: Decay<B>,
     norm: Norm<B>,
@@ -28,7 +28,7 @@ pub struct GatedDeltaNet<B: Backend> {
 }
 
 impl<B: Backend> GatedDeltaNet<B> {
-    /// Reads layer `i`'s block.
+    /// Loads layer `i`'s block.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &GatedDeltaSpec) -> LoadResult<GatedDeltaNet<B>> {
         let (names, dim, heads) = (w.names().delta, w.spec().dim, spec.heads);
         let DeltaHeads { values, key_dim, value_dim, .. } = heads;
@@ -50,7 +50,7 @@ impl<B: Backend> GatedDeltaNet<B> {
         }
         let (eps, length) = (w.spec().norm.eps, (key_dim as f32).sqrt());
         let row = w.upload(&vec![1.0 / length; key_dim])?;
-        // By the mean of squares, where the length is by their sum.
+        // RMSNorm divides by the mean of squares, L2 norm by their sum: weights and epsilon make up for the difference.
         let unit = Norm { kind: NormKind::Rms, weight: row, bias: None, eps: EPS / key_dim as f32 };
         let weight = w.row(&named(&of_layer(names.norm, i)), value_dim)?;
         Ok(GatedDeltaNet {
@@ -92,8 +92,8 @@ impl<B: Backend> GatedDeltaNet<B> {
     }
 }
 
-/// The rows of a tensor that has, key head by key head, some rows for that head, and then two times `each` rows for each
-/// of its heads of values: in the order that the block wants them, all heads of a kind side by side.
+/// Row ranges that undo an interleaving by key head. The tensor has, per key head, `own` rows and then twice `each`
+/// rows for each of its value heads; the result has all heads of a kind side by side, as the block reads them.
 pub(crate) fn by_key_head<const N: usize>(
     heads: DeltaHeads,
     own: [usize; N],

@@ -1,4 +1,4 @@
-//! A layer: two blocks, their norms, and the order they stand in.
+//! A layer: mixer and FFN, their norms, and the order of these.
 
 use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Normalize};
 use tallow_core::{Backend, Norm, Result, Tensor};
@@ -18,7 +18,7 @@ use crate::formats::names::of_layer;
 use crate::spec::{LayerSpec, Order};
 use crate::weights::Weights;
 
-/// What mixes tokens.
+/// The block that mixes tokens.
 #[derive(Debug)]
 enum Mixer<B: Backend> {
     Attention(Box<Attention<B>>),
@@ -56,7 +56,7 @@ impl<B: Backend> Mixer<B> {
     }
 }
 
-/// What works on each token.
+/// The block that works on each token alone.
 #[derive(Debug)]
 enum FeedForward<B: Backend> {
     Dense(Mlp<B>),
@@ -113,7 +113,7 @@ pub struct Layer<B: Backend> {
     scale: Option<Tensor<B>>,
 }
 
-/// The norms around a block.
+/// The norms in front of a block and behind it.
 #[derive(Debug)]
 struct Norms<B: Backend> {
     before: Option<Norm<B>>,
@@ -121,7 +121,7 @@ struct Norms<B: Backend> {
 }
 
 impl<B: Backend> Norms<B> {
-    /// Reads those of layer `i` that have a name.
+    /// Loads those of layer `i` that have a name.
     fn load(w: &mut Weights<'_, B>, i: usize, names: [Option<&str>; 2]) -> LoadResult<Norms<B>> {
         let dim = w.spec().dim;
         let [before, behind] = names.map(|name| name.map(|name| w.norm((name, i), dim)).transpose());
@@ -130,7 +130,7 @@ impl<B: Backend> Norms<B> {
 }
 
 impl<B: Backend> Layer<B> {
-    /// Reads layer `i`.
+    /// Loads layer `i`.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<Layer<B>> {
         let (names, order) = (w.names(), spec.order);
         let before = !matches!(order, Order::Post | Order::PostNorm);
@@ -155,12 +155,12 @@ impl<B: Backend> Layer<B> {
         })
     }
 
-    /// What looks at what an encoder gave, if the layer has that.
+    /// Its cross-attention, if it has one.
     pub fn across(&self) -> Option<&CrossAttention<B>> {
         self.across.as_deref()
     }
 
-    /// The next hidden state. `x`: [tokens, dim]
+    /// The layer's output. `x`: [tokens, dim]
     pub fn forward(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let (of_mixer, of_ffn) = (&self.mixer_norms, &self.ffn_norms);
         let before = of_mixer.before.as_ref();
@@ -185,7 +185,7 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// `to` and what a block gives, through the norm behind the block or behind the sum if there is one.
+    /// `to` + the block's output, with the norm behind the block or behind the sum if there is one.
     fn add(
         &self,
         cx: &Context<'_, B>,

@@ -1,7 +1,9 @@
-//! Attention whose keys and values come from one narrow row of each token, which is what the cache holds.
+//! MLA (multi-head latent attention, DeepSeek V2): K and V come from one latent row per token, which the KV cache
+//! holds.
 //!
-//! A head's keys and values are products of that row. So instead of widening every row of the cache, queries are taken
-//! through the keys' matrix once, attention works on the rows as they are, and what it gives goes through the values'.
+//! A head's K and V are linear in the latent row. So instead of expanding every cached row, queries are multiplied by
+//! the K up-projection once, attention runs on the latent rows, and its output goes through the V up-projection (weight
+//! absorption).
 
 use tallow_core::ops::{Attend, Copy, Epilogue, KvWrite, Linear, Normalize, Rope};
 use tallow_core::{AttnSpec, Backend, DType, Heads, LinearWeights, Norm, Result, Tensor};
@@ -11,10 +13,10 @@ use crate::error::Result as LoadResult;
 use crate::spec::{AttentionSpec, Bias, MlaSpec};
 use crate::weights::Weights;
 
-/// Multi-head attention over narrow rows.
+/// Multi-head latent attention.
 #[derive(Debug)]
 pub struct Mla<B: Backend> {
-    /// From the input to what queries come from.
+    /// Query down-projection and the norm behind it.
     q_down: Option<(LinearWeights<B>, Norm<B>)>,
     q: LinearWeights<B>,
     down: LinearWeights<B>,
@@ -27,17 +29,17 @@ pub struct Mla<B: Backend> {
     spec: AttnSpec<B>,
 }
 
-/// What a head has of its own.
+/// A head's K and V up-projections.
 #[derive(Debug)]
 pub(crate) struct MlaHead<B: Backend> {
-    /// From what does not turn of its queries to the row: [rank, plain]
+    /// K up-projection, transposed: [kv_lora_rank, qk_nope_dim]
     pub(crate) k: LinearWeights<B>,
-    /// From the row to its values: [value, rank]
+    /// V up-projection: [v_dim, kv_lora_rank]
     pub(crate) v: LinearWeights<B>,
 }
 
 impl<B: Backend> Mla<B> {
-    /// Reads layer `i`'s attention.
+    /// Loads layer `i`'s attention.
     pub fn load(
         w: &mut Weights<'_, B>,
         i: usize,
@@ -77,29 +79,29 @@ impl<B: Backend> Mla<B> {
         let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
         let (mut q, mut k) = (self.queries(cx, x)?, self.keys(cx, x)?); // [tokens, q * dim], [tokens, dim]
         if let Some(rope) = self.rope.and_then(|i| cx.ropes.get(i)) {
-            // What turns is in front in each head.
+            // The RoPE part comes first in each head.
             let turn =
                 |x: &Tensor<B>| b.run(Rope { x, head_dim: heads.dim, rope, positions: &plan.positions });
             (q, k) = (turn(&q)?, turn(&k)?);
         }
         b.run(KvWrite { k: &k, v: &k, heads, kv, plan })?;
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
-        let values = self.values(b, &mixed)?; // [tokens, q * value]
+        let values = self.values(b, &mixed)?; // [tokens, q * v_dim]
         cx.project(&values, &self.o, then)
     }
 
-    /// What turns of each head's queries, and the rest brought to the width of the row.
+    /// Queries in the latent space: per head `[q_rope, k * q_nope]`, [tokens, q * (qk_rope_dim + kv_lora_rank)]
     fn queries(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let b = cx.b;
         let MlaSpec { qk_nope_dim, qk_rope_dim, .. } = self.latent;
         let q = match &self.q_down {
             None => cx.project(x, &self.q, Epilogue::NONE)?,
             Some((down, norm)) => {
-                let narrow = cx.project(x, down, Epilogue::NONE)?; // [tokens, narrow]
+                let narrow = cx.project(x, down, Epilogue::NONE)?; // [tokens, q_lora_rank]
                 let by = std::slice::from_ref(&self.q);
                 cx.project_many(&narrow, Some(norm), by)?
             }
-        }; // [tokens, q * (plain + turned)]
+        }; // [tokens, q * (qk_nope_dim + qk_rope_dim)]
         let out = b.alloc(DType::F32, x.rows(), self.heads.q_cols())?;
         for (i, head) in self.each.iter().enumerate() {
             let (from, to) = (i * (qk_nope_dim + qk_rope_dim), i * self.heads.dim);
@@ -112,11 +114,11 @@ impl<B: Backend> Mla<B> {
         Ok(out)
     }
 
-    /// What turns of keys, and the row.
+    /// The row for the KV cache: `[k_rope, norm(latent)]`, [tokens, qk_rope_dim + kv_lora_rank]
     fn keys(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let b = cx.b;
         let MlaSpec { kv_lora_rank, qk_rope_dim, .. } = self.latent;
-        let both = cx.project(x, &self.down, Epilogue::NONE)?; // [tokens, rank + turned]
+        let both = cx.project(x, &self.down, Epilogue::NONE)?; // [tokens, kv_lora_rank + qk_rope_dim]
         let row =
             b.run(Normalize { x: &both.col_range(0..kv_lora_rank), norm: &self.norm, residual: None })?;
         let out = b.alloc(DType::F32, x.rows(), qk_rope_dim + kv_lora_rank)?;
@@ -128,14 +130,14 @@ impl<B: Backend> Mla<B> {
         Ok(out)
     }
 
-    /// Each head's values, of what attention gives it.
+    /// Each head's output through its V up-projection: [tokens, q * v_dim]
     fn values(&self, b: &B, mixed: &Tensor<B>) -> Result<Tensor<B>> {
         let MlaSpec { qk_rope_dim, v_dim, .. } = self.latent;
         let out = b.alloc(DType::F32, mixed.rows(), self.each.len() * v_dim)?;
         for (i, head) in self.each.iter().enumerate() {
             let at = i * self.heads.dim;
             let row = mixed.col_range(at + qk_rope_dim..at + self.heads.dim); // [tokens, rank]
-            let y = b.run(Linear { x: &row, weights: &head.v, epilogue: Epilogue::NONE })?; // [tokens, value]
+            let y = b.run(Linear { x: &row, weights: &head.v, epilogue: Epilogue::NONE })?; // [tokens, v_dim]
             b.run(Copy { from: &y, to: &out.col_range(i * v_dim..(i + 1) * v_dim) })?;
         }
         Ok(out)

@@ -1,4 +1,4 @@
-//! The feed-forward block.
+//! The dense feed-forward block (FFN).
 
 use tallow_core::ops::{Epilogue, Ffn};
 use tallow_core::{Activation, Backend, LinearWeights, Norm, Result, Tensor};
@@ -8,7 +8,7 @@ use crate::error::Result as LoadResult;
 use crate::spec::FfnSpec;
 use crate::weights::Weights;
 
-/// Up, with a gate or without, the bend, down.
+/// `down(act(up(x)))`, or gated (GLU) `down(act(gate(x)) * up(x))`.
 #[derive(Debug)]
 pub struct Mlp<B: Backend> {
     up: Vec<LinearWeights<B>>,
@@ -17,7 +17,7 @@ pub struct Mlp<B: Backend> {
 }
 
 impl<B: Backend> Mlp<B> {
-    /// Reads layer `i`'s block: gate, up, both as one, and down by these names.
+    /// Loads layer `i`'s FFN. `names`: gate, up, gate and up in one tensor, down.
     pub fn load(w: &mut Weights<'_, B>, i: usize, names: [&str; 4], spec: &FfnSpec) -> LoadResult<Mlp<B>> {
         let ([gate, up, both, down], dim) = (names, w.spec().dim);
         let mut linear = |name, rows, cols| w.linear((name, i), rows, cols, spec.bias);

@@ -1,4 +1,4 @@
-//! The blocks that every family is made of. A forward is written here once, and nowhere else.
+//! The blocks that every family is built from. Each forward pass is written here once, and nowhere else.
 
 pub mod attention;
 pub mod cache;
@@ -19,34 +19,34 @@ use tallow_core::{Backend, LayerKv, LinearWeights, Norm, Result, RopeTable, Step
 
 use cache::LayerCache;
 
-/// What a layer has made of what an encoder gave.
+/// Inputs of a layer's cross-attention.
 #[derive(Debug)]
 pub struct StepInputs<'a, B: Backend> {
-    /// Which of the step's tokens look at what.
+    /// Which of the step's tokens attend to which encoder output.
     pub plan: &'a StepPlan<B>,
-    /// Keys and values.
+    /// K and V of the encoder's output.
     pub kv: LayerKv<'a, B>,
 }
 
-/// What a layer's forward needs besides its input.
+/// What a layer's forward pass needs besides its input.
 #[derive(Debug)]
 pub struct Context<'a, B: Backend> {
     /// The device.
     pub b: &'a B,
     /// The step.
     pub plan: &'a StepPlan<B>,
-    /// What the layer keeps of sequences.
+    /// The layer's KV cache or recurrent state; with shared KV, that of the source layer.
     pub cache: &'a LayerCache<B>,
-    /// The decoder's rotary embeddings.
+    /// RoPE tables of the decoder.
     pub ropes: &'a [RopeTable<B>],
-    /// What an encoder gave, if there is one.
+    /// Cross-attention inputs, in a decoder with an encoder.
     pub across: Option<StepInputs<'a, B>>,
-    /// What the layer gets of its own, if it gets anything: [tokens, width]
+    /// The layer's per-layer embedding (PLE), if the model has one: [tokens, width]
     pub side: Option<Tensor<B>>,
 }
 
 impl<B: Backend> Context<'_, B> {
-    /// `then(by(x))`, and what the adapters of rows add to it.
+    /// `then(by(x))`, with the LoRA adapters of the step's rows.
     pub(crate) fn project(
         &self,
         x: &Tensor<B>,
@@ -56,7 +56,7 @@ impl<B: Backend> Context<'_, B> {
         project(self.b, self.plan, x, by, then)
     }
 
-    /// Layers side by side over `norm(x)`, and what the adapters of rows add to them.
+    /// Linear layers side by side over `norm(x)`, with the LoRA adapters of the step's rows.
     pub(crate) fn project_many(
         &self,
         x: &Tensor<B>,
@@ -70,7 +70,7 @@ impl<B: Backend> Context<'_, B> {
     }
 }
 
-/// `then(by(x))`, and what the adapters of a step's rows add to it.
+/// `epilogue(weights(x))`, with the LoRA adapters of the step's rows.
 pub(crate) fn project<B: Backend>(
     b: &B,
     plan: &StepPlan<B>,

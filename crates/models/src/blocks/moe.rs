@@ -1,4 +1,4 @@
-//! The feed-forward block of many experts.
+//! Mixture of experts (MoE).
 
 use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Moe, Normalize, Route};
 use tallow_core::{Activation, Backend, Expert, LinearWeights, Norm, Result, Routing, ShareOf, Tensor};
@@ -10,13 +10,13 @@ use crate::formats::names::of_layer;
 use crate::spec::{ExpertsSpec, FfnSpec};
 use crate::weights::Weights;
 
-/// A router, the experts that it chooses from, and perhaps a block that every token goes through besides.
+/// A router, the experts that it chooses from, and optionally a shared expert.
 #[derive(Debug)]
 pub struct MoeBlock<B: Backend> {
-    /// In front of the router, where that sees something else than experts do.
+    /// Norm in front of the router, where the router's input is not the experts'.
     own: Option<Norm<B>>,
     router: LinearWeights<B>,
-    /// What multiplies the share of each: [1, experts]
+    /// Learned scale of each expert's weight: [1, experts]
     scale: Option<Tensor<B>>,
     routing: Routing<B>,
     share_of: ShareOf,
@@ -25,7 +25,7 @@ pub struct MoeBlock<B: Backend> {
     shared: Option<Shared<B>>,
 }
 
-/// A block for every token, and what says how much it counts.
+/// Shared expert, and the gate that scales its output per token.
 #[derive(Debug)]
 struct Shared<B: Backend> {
     block: Mlp<B>,
@@ -33,7 +33,7 @@ struct Shared<B: Backend> {
 }
 
 impl<B: Backend> MoeBlock<B> {
-    /// Reads layer `i`'s block. `each` is what an expert is like.
+    /// Loads layer `i`'s MoE. `each`: the FFN of one expert.
     pub fn load(
         w: &mut Weights<'_, B>,
         i: usize,

@@ -1,4 +1,4 @@
-//! A feed-forward block of two: a dense one and experts, side by side, with norms of their own.
+//! Parallel MoE (Gemma 4): a dense FFN and experts on the same input, with norms of their own, summed.
 
 use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Normalize};
 use tallow_core::{Backend, Norm, Result, Tensor};
@@ -10,7 +10,7 @@ use crate::error::Result as LoadResult;
 use crate::spec::{ExpertsSpec, FfnSpec};
 use crate::weights::Weights;
 
-/// Two blocks whose results are added.
+/// A dense FFN and an MoE whose outputs are added.
 #[derive(Debug)]
 pub struct ParallelMoe<B: Backend> {
     dense: Mlp<B>,
@@ -21,7 +21,7 @@ pub struct ParallelMoe<B: Backend> {
 }
 
 impl<B: Backend> ParallelMoe<B> {
-    /// Reads layer `i`'s block. `each` is what an expert is like.
+    /// Loads layer `i`'s block. `each`: the FFN of one expert.
     pub fn load(
         w: &mut Weights<'_, B>,
         i: usize,

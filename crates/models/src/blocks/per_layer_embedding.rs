@@ -1,4 +1,4 @@
-//! What each layer gets of its own beside the hidden state: a little of each token, from a table and from its embedding.
+//! Per-layer embeddings (PLE, Gemma 3n): a second input of each layer, from a table and from the token embedding.
 
 use std::f32::consts::FRAC_1_SQRT_2;
 
@@ -10,7 +10,7 @@ use crate::error::Result as LoadResult;
 use crate::spec::{Bias, FfnSpec};
 use crate::weights::{Weights, named};
 
-/// Where it comes from, for all layers.
+/// The table and the projection that per-layer embeddings of all layers come from.
 #[derive(Debug)]
 pub struct PerLayerEmbeddings<B: Backend> {
     table: Weight<B>,
@@ -20,7 +20,7 @@ pub struct PerLayerEmbeddings<B: Backend> {
 }
 
 impl<B: Backend> PerLayerEmbeddings<B> {
-    /// Reads where parts of so many elements come from, for so many tokens and layers.
+    /// Loads the table of `vocab` tokens for `layers` layers, `width` elements each.
     pub fn load(
         w: &mut Weights<'_, B>,
         width: usize,
@@ -36,7 +36,7 @@ impl<B: Backend> PerLayerEmbeddings<B> {
         })
     }
 
-    /// The parts of all layers side by side, from a step's tokens and their embeddings.
+    /// Per-layer embeddings of all layers side by side, from a step's tokens and their embeddings `x`.
     pub fn forward(&self, b: &B, plan: &StepPlan<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let scale = FRAC_1_SQRT_2 * (self.width as f32).sqrt();
         let of_tokens = b.run(Embed { table: &self.table, ids: &plan.tokens, scale })?; // [tokens, layers * width]
@@ -46,13 +46,13 @@ impl<B: Backend> PerLayerEmbeddings<B> {
         b.run(Eltwise { x: &of_tokens, op: EltwiseOp::AddScaled(&of_states, FRAC_1_SQRT_2) })
     }
 
-    /// Layer `i`'s part of all.
+    /// Layer `i`'s columns of `all`.
     pub fn part(&self, all: &Tensor<B>, i: usize) -> Tensor<B> {
         all.col_range(i * self.width..(i + 1) * self.width)
     }
 }
 
-/// What a layer does with its part.
+/// A layer's use of its per-layer embedding.
 #[derive(Debug)]
 pub struct PerLayerInput<B: Backend> {
     gate: LinearWeights<B>,
@@ -62,7 +62,7 @@ pub struct PerLayerInput<B: Backend> {
 }
 
 impl<B: Backend> PerLayerInput<B> {
-    /// Reads layer `i`'s block.
+    /// Loads layer `i`'s block.
     pub fn load(
         w: &mut Weights<'_, B>,
         i: usize,
@@ -78,7 +78,7 @@ impl<B: Backend> PerLayerInput<B> {
         })
     }
 
-    /// `x + norm(back(act(gate(x)) * part))`
+    /// `x + norm(back(act(gate(x)) * side))`, where `side` is the layer's per-layer embedding
     pub fn forward(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let b = cx.b;
         let gate = cx.project(x, &self.gate, Epilogue::NONE)?; // [tokens, width]

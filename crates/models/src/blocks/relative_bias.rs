@@ -1,4 +1,4 @@
-//! What is added to scores by how far tokens are apart: a table of distances, made once, so that no device knows of buckets.
+//! Relative position bias (T5), expanded at load time from buckets to a table by distance: devices know no buckets.
 
 use tallow_core::{Backend, Memory, Tensor};
 
@@ -7,7 +7,7 @@ use crate::formats::names::of_layer;
 use crate::spec::RelativeBiasSpec;
 use crate::weights::{Weights, named};
 
-/// Reads layer `i`'s, for so many heads: [heads, distances]
+/// Loads layer `i`'s bias for `heads` heads: [heads, distances]
 pub(super) fn load<B: Backend>(
     w: &mut Weights<'_, B>,
     i: usize,
@@ -27,13 +27,13 @@ pub(super) fn load<B: Backend>(
 }
 
 impl RelativeBiasSpec {
-    /// Distances in one direction that have a bucket of their own.
+    /// Distances per direction that have a bucket of their own.
     pub(crate) fn own(&self, causal: bool) -> usize {
         self.buckets / if causal { 2 } else { 4 }
     }
 
-    /// The bucket of a token so far behind the one that sees it. Numbers have 32 bits, as in the reference, so that what
-    /// lies between two buckets falls into the same.
+    /// The bucket of a relative position. Logarithms are `f32`, as in the reference, so that distances near a boundary
+    /// fall into the same bucket.
     fn bucket(&self, distance: i64, causal: bool) -> usize {
         let (buckets, first, far) = match causal {
             true => (self.buckets, 0, (-distance).max(0)),

@@ -1,53 +1,53 @@
-//! Rotary embeddings: from a model's settings to the table of angles that devices read.
+//! RoPE: from a model's settings to the cosine and sine table that devices read.
 
 use std::f64::consts::TAU;
 
 use tallow_core::{Backend, Memory, Result, RopePairs, RopeTable};
 
-/// A rotary embedding, as a model's settings describe it.
+/// A RoPE variant, as a model's settings describe it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeSpec {
     /// The base of the frequencies.
     pub theta: f64,
-    /// Elements of a head that turn, if that is an even number; else one more does.
+    /// Elements of a head that are rotated; rounded up if odd.
     pub dim: usize,
-    /// Which of them turn together.
+    /// Which elements form a pair.
     pub pairs: RopePairs,
-    /// How the rotation is stretched to longer contexts.
+    /// Context extension.
     pub scaling: Scaling,
 }
 
-/// How a rotation is stretched to contexts longer than the model was trained on.
+/// RoPE scaling: how rotations are stretched to contexts longer than in training.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Scaling {
-    /// It is not.
+    /// No scaling.
     None,
-    /// All positions are divided.
+    /// Linear: all positions are divided.
     Linear {
-        /// By this.
+        /// The divisor.
         factor: f64,
     },
-    /// The base grows with the context that the table is built for, once that is past the original one.
+    /// Dynamic NTK: the base grows with the context that the table is built for, once that exceeds the original one.
     Dynamic {
-        /// How fast.
+        /// How fast the base grows.
         factor: f64,
         /// The original context.
         original: usize,
     },
-    /// Low frequencies are divided, high ones kept, those between interpolated by wavelength.
+    /// Llama 3: low frequencies are divided, high ones kept, those between interpolated by wavelength.
     Llama3 {
         /// Low frequencies are divided by this.
         factor: f64,
-        /// Wavelengths longer than the original context over this are low.
+        /// Wavelengths longer than `original / low` are low frequencies.
         low: f64,
-        /// Wavelengths shorter than the original context over this are high.
+        /// Wavelengths shorter than `original / high` are high frequencies.
         high: f64,
         /// The original context.
         original: usize,
     },
-    /// As `Llama3`, interpolated by index, and attention is sharpened.
+    /// YaRN: as `Llama3`, but interpolated by index, and attention is sharpened.
     Yarn(Yarn),
-    /// Each frequency has a divisor of its own, one set for the original context, one for longer ones.
+    /// LongRoPE (Phi-3): a divisor per frequency, one set for the original context, one for longer ones.
     Long {
         /// For contexts up to the original one.
         short: Vec<f64>,
@@ -55,42 +55,43 @@ pub enum Scaling {
         long: Vec<f64>,
         /// The original context.
         original: usize,
-        /// Multiplies cosines and sines, for contexts up to the original one and for longer ones.
+        /// Multiplies cosines and sines: up to the original context, and past it.
         attention: [f64; 2],
     },
-    /// Each frequency has a divisor of its own.
+    /// A divisor per frequency (`rope_freqs`).
     Factors(Vec<f64>),
-    /// Nothing turns. Each time the original context is full, what comes is longer: by the logarithm of how often.
+    /// No rotation, only temperature scaling by position (Llama 4): `1 + by * ln(1 + (position + early) / original)`,
+    /// the quotient rounded down.
     Growing {
         /// Multiplies the logarithm.
         by: f64,
         /// The original context.
         original: usize,
-        /// How many positions early it is full.
+        /// Added to positions.
         early: usize,
     },
 }
 
-/// The settings of [`Scaling::Yarn`].
+/// Settings of [`Scaling::Yarn`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Yarn {
     /// Low frequencies are divided by this.
     pub factor: f64,
     /// The original context.
     pub original: usize,
-    /// Turns over the original context above which a frequency is kept.
+    /// Rotations over the original context above which a frequency is kept.
     pub beta_fast: f64,
-    /// Turns under which it is divided.
+    /// Rotations below which a frequency is divided.
     pub beta_slow: f64,
-    /// Are the ends of the interpolation whole indices?
+    /// Whether the ends of the interpolation are rounded to whole indices.
     pub truncate: bool,
     /// Multiplies cosines and sines.
     pub attention: f64,
 }
 
 impl RopeSpec {
-    /// The frequencies of each pair, in turns of a radian per position, and what multiplies cosines and sines, for
-    /// contexts of `context` positions.
+    /// The frequency of each pair in radians per position, and the factor of cosines and sines, for contexts of
+    /// `context` positions.
     pub fn frequencies(&self, context: usize) -> (Vec<f64>, f64) {
         let plain =
             |theta: f64| (0..self.width() / 2).map(move |i| theta.powf(-2.0 * i as f64 / self.dim as f64));
@@ -128,10 +129,10 @@ impl RopeSpec {
         }
     }
 
-    /// Where the base grows with the context: the longest context that it is meant for, and the original one.
+    /// Dynamic NTK: the longest context that it is meant for, and the original one.
     pub fn dynamic(&self) -> Option<(usize, usize)> {
         match self.scaling {
-            // Conversions of floats saturate.
+            // Float to integer casts saturate.
             Scaling::Dynamic { factor, original } => Some(((original as f64 * factor) as usize, original)),
             _ => None,
         }
@@ -139,7 +140,7 @@ impl RopeSpec {
 
     fn yarn(&self, yarn: &Yarn, plain: impl Iterator<Item = f64>) -> Vec<f64> {
         let dim = self.dim as f64;
-        // The index of the frequency that makes so many turns over the original context.
+        // The (fractional) index of the frequency with `turns` rotations over the original context.
         let index = |turns: f64| dim * (yarn.original as f64 / (turns * TAU)).ln() / (2.0 * self.theta.ln());
         let (mut low, mut high) = (index(yarn.beta_fast), index(yarn.beta_slow));
         if yarn.truncate {
@@ -157,17 +158,17 @@ impl RopeSpec {
         plain.enumerate().map(scaled).collect()
     }
 
-    /// Elements of a head that turn.
+    /// Rotated elements of a head: `dim` rounded up to an even number.
     fn width(&self) -> usize {
         self.dim.next_multiple_of(2)
     }
 
-    /// Numbers in the table of `context` positions.
+    /// Floats in the table of `context` positions.
     pub fn table_len(&self, context: usize) -> usize {
         context * self.width()
     }
 
-    /// What multiplies cosines and sines of one position, besides what multiplies all.
+    /// Temperature of one position: a further factor of its cosines and sines.
     fn growth(&self, position: usize) -> f64 {
         match self.scaling {
             Scaling::Growing { by, original, early } => {
@@ -177,7 +178,7 @@ impl RopeSpec {
         }
     }
 
-    /// The table for contexts of `context` positions.
+    /// Builds the table of `context` positions: a row of cosines, then sines.
     pub fn build<B: Backend>(&self, b: &B, context: usize) -> Result<RopeTable<B>> {
         let (frequencies, attention) = self.frequencies(context);
         let mut table = Vec::with_capacity(self.table_len(context));

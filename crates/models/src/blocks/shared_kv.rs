@@ -1,4 +1,4 @@
-//! Attention to another layer's keys and values: a layer that has queries alone.
+//! Shared KV (Gemma 3n, 4): attention of a layer that has queries alone and reads an earlier layer's KV cache.
 
 use tallow_core::ops::{Attend, Epilogue, Normalize, Rope};
 use tallow_core::{AttnSpec, Backend, Heads, LinearWeights, Norm, Result, Tensor};
@@ -8,7 +8,7 @@ use crate::error::Result as LoadResult;
 use crate::spec::{AttentionSpec, QkNormSpec};
 use crate::weights::Weights;
 
-/// Multi-head attention to what a layer in front keeps of sequences.
+/// Multi-head attention over the KV cache of an earlier layer.
 #[derive(Debug)]
 pub struct SharedKvAttention<B: Backend> {
     q: LinearWeights<B>,
@@ -20,7 +20,7 @@ pub struct SharedKvAttention<B: Backend> {
 }
 
 impl<B: Backend> SharedKvAttention<B> {
-    /// Reads layer `i`'s attention.
+    /// Loads layer `i`'s attention.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &AttentionSpec) -> LoadResult<SharedKvAttention<B>> {
         let (names, dim, heads) = (w.names(), w.spec().dim, spec.heads);
         let AttentionSpec { rope, scale, window, chunk, softcap, causal, .. } = *spec;
@@ -50,7 +50,7 @@ impl<B: Backend> SharedKvAttention<B> {
         })
     }
 
-    /// `then(attention(norm(x)))`. The context's cache is the other layer's.
+    /// `then(attention(norm(x)))`. The context's cache is that of the source layer.
     pub fn forward(
         &self,
         cx: &Context<'_, B>,

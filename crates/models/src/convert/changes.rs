@@ -1,4 +1,4 @@
-//! What is done to the matrices of a tensor on their way into a GGUF file.
+//! Transformations of a tensor's matrices when converting to GGUF.
 
 use std::borrow::Cow;
 
@@ -7,26 +7,26 @@ use tallow_quant::Format;
 use crate::error::Result;
 use crate::weights::{Runs, Transpose, room};
 
-/// A step on the way.
+/// A transformation step.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Change {
-    /// Rows become columns, all or some of them.
+    /// Transposes, all rows or some of them.
     Turned(Transpose),
-    /// Rows come in another order, or only some of them do.
+    /// Permutes or selects rows.
     Rows(Runs),
-    /// Columns come in another order.
+    /// Permutes columns.
     Columns(Runs),
-    /// Each number gets this more.
+    /// Adds a constant to each element.
     Lifted(f32),
-    /// Logarithms of how fast heads forget become that, with the other sign.
+    /// Decay rates: x becomes -exp(x) (`A_log` to `ssm_a`).
     Rates,
 }
 
-/// A matrix's numbers, and what they are.
+/// A matrix's data with its format.
 pub(super) type Numbers<'a> = (Format, Cow<'a, [u8]>);
 
 impl Change {
-    /// Rows and columns of what has so many.
+    /// Output shape for an input shape [rows, cols].
     pub(super) fn shape(&self, [rows, cols]: [usize; 2]) -> [usize; 2] {
         match self {
             Change::Turned(turn) => [turn.rows, turn.cols],
@@ -36,7 +36,7 @@ impl Change {
         }
     }
 
-    /// Is all that it takes there, in a matrix of so many rows and columns?
+    /// Whether all that it reads is inside a matrix [rows, cols].
     pub(super) fn is_within(&self, [rows, cols]: [usize; 2]) -> bool {
         let within =
             |runs: &Runs, count: usize| runs.iter().all(|run| run.start <= run.end && run.end <= count);
@@ -48,7 +48,7 @@ impl Change {
         }
     }
 
-    /// What it is to be done to, and why it cannot be where numbers are in that format, if it cannot.
+    /// What it would do and why that is impossible with weights of this format; `None` if it is possible.
     pub(super) fn refuses(&self, format: Format) -> Option<[&'static str; 2]> {
         let is_whole = |n: usize| format.row_bytes(n).is_some();
         match self {
@@ -62,7 +62,7 @@ impl Change {
         }
     }
 
-    /// Changes a matrix of so many rows and columns.
+    /// Applies it to a matrix [rows, cols].
     pub(super) fn apply<'a>(
         &self,
         (format, bytes): Numbers<'a>,
@@ -103,11 +103,11 @@ impl Change {
     }
 }
 
-/// Makes another number of each, as `f32`.
+/// Maps each element, as `f32`.
 fn each(format: Format, bytes: &[u8], to: &mut [u8], change: impl Fn(f32) -> f32) {
     let to = to.as_chunks_mut::<4>().0;
     let mut numbers = vec![0.0; to.len()];
-    // There is room for as many.
+    // `numbers` has the right length.
     let _ = tallow_quant::unpack(format, bytes, &mut numbers);
     to.iter_mut().zip(numbers).for_each(|(to, x)| *to = change(x).to_le_bytes());
 }

@@ -1,4 +1,4 @@
-//! [`Importance`]: how much each input of a matrix matters, measured on texts by other programs ("imatrix" files).
+//! [`Importance`]: importance of each input of a matrix, as measured by other programs ("imatrix" files).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,19 +9,19 @@ use crate::formats::gguf::Gguf;
 use crate::formats::map::Mapping;
 use tallow_quant::Format;
 
-/// The mean square of each input of matrices, by their names in GGUF files. Where a tensor holds several matrices, those of
-/// the first come first.
+/// Mean square of each matrix's inputs, by GGUF tensor name. A tensor of several matrices has those of the first one
+/// first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Importance {
     inputs: BTreeMap<String, Vec<f32>>,
 }
 
-/// What belongs to a tensor in files of the newer kind.
+/// Suffixes in the GGUF kind of imatrix files.
 pub(super) const SQUARES: &str = ".in_sum2";
 pub(super) const COUNTS: &str = ".counts";
 
 impl Importance {
-    /// Reads a file of either kind: the newer are GGUF files, the older have no name.
+    /// Reads an imatrix file: GGUF, or the older `.dat` layout, which has no magic number.
     pub fn read(path: &Path) -> Result<Importance> {
         let file = Mapping::open(path)?;
         let inputs = if file.starts_with(b"GGUF") { newer(file)? } else { older(&file)? };
@@ -34,23 +34,23 @@ impl Importance {
         }
     }
 
-    /// How many tensors it knows.
+    /// Number of tensors.
     pub fn len(&self) -> usize {
         self.inputs.len()
     }
 
-    /// Does it know none?
+    /// Whether there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.inputs.is_empty()
     }
 
-    /// The inputs of a tensor, if it knows them.
+    /// Input importances of a tensor, if it has any.
     pub(super) fn of(&self, tensor: &str) -> Option<&[f32]> {
         self.inputs.get(tensor).map(Vec::as_slice)
     }
 }
 
-/// Sums of squares, and how many there were.
+/// GGUF imatrix: sums of squares, and the row counts.
 fn newer(file: Mapping) -> Result<BTreeMap<String, Vec<f32>>> {
     let gguf = Gguf::parse(Arc::new(file))?;
     let path = gguf.file.path();
@@ -80,7 +80,7 @@ fn newer(file: Mapping) -> Result<BTreeMap<String, Vec<f32>>> {
             return Err(LoadError::bad(path, format_args!("tensor {:?}", tensor.name), why));
         }
         let each = squares.len() / counts.len();
-        // Of a matrix that nothing went through nothing is known: all inputs count alike.
+        // No data for a matrix that no row went through: all inputs get the same weight.
         let mean =
             |(i, sum): (usize, &f32)| if counts[i / each] > 0.0 { sum / counts[i / each] } else { 0.0 };
         inputs.insert(name.to_owned(), squares.iter().enumerate().map(mean).collect());
@@ -89,7 +89,7 @@ fn newer(file: Mapping) -> Result<BTreeMap<String, Vec<f32>>> {
     Ok(inputs)
 }
 
-/// A row of numbers after another, with their names.
+/// Older imatrix: entries of a name and its values.
 fn older(file: &Mapping) -> Result<BTreeMap<String, Vec<f32>>> {
     let mut read = Reader { path: file.path(), left: file };
     let entries = read.count("the number of entries")?;
@@ -107,7 +107,7 @@ fn older(file: &Mapping) -> Result<BTreeMap<String, Vec<f32>>> {
     Ok(inputs)
 }
 
-/// What is left of a file.
+/// The rest of a file.
 struct Reader<'a> {
     path: &'a Path,
     left: &'a [u8],

@@ -1,4 +1,4 @@
-//! [`Inputs`]: what goes into a model's linear layers, summed up, and the files that say so ("imatrix").
+//! [`Inputs`]: accumulated squares of the linear layers' inputs, written as imatrix files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,33 +13,33 @@ use crate::formats::gguf::write::{Header, Planned, Written};
 use super::Made;
 use super::importance::{COUNTS, SQUARES};
 
-/// Sums over what the matrices of a checkpoint's tensors were given.
+/// Sums over the inputs of the matrices of a checkpoint's tensors.
 #[derive(Debug, Default)]
 pub struct Inputs {
     tensors: BTreeMap<Arc<str>, Vec<Sums>>,
 }
 
-/// What one matrix was given.
+/// Sums for one matrix.
 #[derive(Debug, Clone, Default)]
 struct Sums {
-    /// Of each column, the sum of squares.
+    /// Sum of squares per column.
     squares: Vec<f64>,
     rows: u64,
 }
 
-/// How it was measured.
+/// How the sums were measured.
 #[derive(Debug, Clone)]
 pub struct Measured {
-    /// The name of the text.
+    /// Name of the text.
     pub text: String,
-    /// Pieces of the text that were looked at, each by itself.
+    /// Number of chunks, each evaluated on its own.
     pub goes: usize,
-    /// Tokens of a piece.
+    /// Tokens per chunk.
     pub context: usize,
 }
 
 impl Inputs {
-    /// Adds rows that a matrix is given. All rows of a matrix are equally long.
+    /// Accumulates input rows of a matrix. All rows of a matrix have the same length.
     pub fn add(&mut self, origin: &TensorId, rows: &[f32]) {
         let matrices = match self.tensors.get_mut(&origin.tensor) {
             Some(matrices) => matrices,
@@ -56,13 +56,13 @@ impl Inputs {
         }
     }
 
-    /// How many matrices were given nothing, of tensors of which others were given something.
+    /// Matrices without any input, in tensors of which other matrices had some.
     pub fn unheard(&self) -> usize {
         self.tensors.values().flatten().filter(|sums| sums.rows == 0).count()
     }
 
-    /// A file of them that is to be called `out`, and how many tensors it knows. `names` says what each tensor of a GGUF
-    /// file is made of. What ends with `.dat` becomes a file of the older kind.
+    /// Contents of an imatrix file at `out`, and the number of tensors in it. `names` maps GGUF tensors to the model's.
+    /// A name ending in `.dat` selects the older layout.
     pub fn file(&self, out: &Path, names: &[Made], measured: &Measured) -> Result<(Vec<u8>, usize)> {
         let (mut found, nothing) = (BTreeMap::new(), [Sums::default()]);
         for Made { name, parts, columns } in names {
@@ -86,10 +86,10 @@ impl Inputs {
     }
 }
 
-/// Of each tensor, what its matrices were given, and the columns of each.
+/// Per tensor: the sums of its matrices, and the columns of each.
 type Found<'a> = BTreeMap<&'a str, (Vec<Sums>, usize)>;
 
-/// A GGUF file: sums, and how many rows they are of.
+/// GGUF imatrix: sums of squares and row counts.
 fn new(found: &Found<'_>, measured: &Measured) -> Option<Vec<u8>> {
     let mut header = Header::default();
     header.set("general.type", Written::Text("imatrix".into()));
@@ -117,7 +117,7 @@ fn new(found: &Found<'_>, measured: &Measured) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Means, times how often the matrix was asked.
+/// Older imatrix: means, times the number of calls.
 fn old(found: &Found<'_>, measured: &Measured) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let count = |bytes: &mut Vec<u8>, n: u64| -> Option<()> {
@@ -138,7 +138,7 @@ fn old(found: &Found<'_>, measured: &Measured) -> Option<Vec<u8>> {
         count(&mut bytes, (matrices.len() * cols) as u64)?;
         for sums in matrices {
             let mean = |i: usize| match sums.rows {
-                // All inputs count alike where nothing is known of them.
+                // Without data all inputs get the same weight.
                 0 => 1.0,
                 rows => sums.squares[i] / rows as f64,
             };
@@ -156,7 +156,7 @@ mod tests {
     use super::super::Importance;
     use super::*;
 
-    /// What is written is read again, from both kinds of file: of parts one after another, one of which got nothing.
+    /// Round trip through both layouts, also for a fused tensor one part of which had no input.
     #[test]
     fn files_are_read_again() {
         let mut inputs = Inputs::default();

@@ -1,7 +1,7 @@
-//! [`Conversion`]: a model on its way into a GGUF file.
+//! [`Conversion`]: writing a model as a GGUF file.
 //!
-//! What the file is going to say is read back before a tensor is written. Where its settings or its words would make
-//! another model of it than the one that it came from, it is refused: a file that is nearly right is worse than none.
+//! The planned header is read back before any tensor is written. If its settings or tokenizer would differ from the
+//! source model's, conversion is refused: a file that is nearly right is worse than none.
 
 mod changes;
 mod importance;
@@ -32,20 +32,20 @@ pub use importance::Importance;
 pub use measured::{Inputs, Measured};
 use tensors::Target;
 
-/// A model, and the file that it is to become.
+/// A model, and the plan of its GGUF file.
 #[derive(Debug)]
 pub struct Conversion<'a> {
     header: Header,
-    /// The header's bytes.
+    /// Encoded header.
     front: Vec<u8>,
-    /// Where tensors start in the file.
+    /// Offset of each tensor in the file.
     starts: Vec<usize>,
     targets: Vec<Target<'a>>,
     notes: Vec<String>,
 }
 
 impl<'a> Conversion<'a> {
-    /// Plans a file that is to be called `out`: the model's own formats, or those of its recipe.
+    /// Plans a file at `out` with the model's own formats, or those of its recipe.
     pub fn new(model: &'a Model, out: &Path) -> Result<Conversion<'a>> {
         match &model.checkpoint.settings {
             Settings::Gguf(meta) => {
@@ -72,7 +72,7 @@ impl<'a> Conversion<'a> {
         let mut targets = renaming::renamed(model, reader)?;
         targets.extend(settings::factors(model)?);
         header.tensors = targets.iter().map(|target| target.planned.clone()).collect();
-        // Some readers know which layers have a window, others must be told.
+        // Some readers have the pattern of window layers built in, others need it in the metadata.
         let attempt = |told: bool| {
             let mut header = header.clone();
             settings::windows(&mut header, model, reader, told);
@@ -121,7 +121,7 @@ impl<'a> Conversion<'a> {
         Ok(Conversion { header, front, starts, targets, notes })
     }
 
-    /// Matrices that are quantized keep more exactly what multiplies larger inputs. `path` is where that was read.
+    /// Quantizes with an imatrix: larger inputs' weights are kept more exactly. `path` is the imatrix file.
     pub fn caring(mut self, importance: &'a Importance, path: &Path) -> Result<Conversion<'a>> {
         let mut known = 0;
         for target in &mut self.targets {
@@ -141,30 +141,30 @@ impl<'a> Conversion<'a> {
         Ok(self)
     }
 
-    /// Bytes of the file.
+    /// File size in bytes.
     pub fn size(&self) -> u64 {
         let last = self.starts.last().zip(self.targets.last());
         let end = last.map_or(self.front.len(), |(start, target)| start + target.size());
         end as u64
     }
 
-    /// How many weights there are, and their bytes.
+    /// Number of weights, and their bytes.
     pub fn weights(&self) -> (usize, usize) {
         let count = |target: &Target<'_>| target.planned.shape.iter().product::<usize>();
         (self.targets.iter().map(count).sum(), self.targets.iter().map(Target::size).sum())
     }
 
-    /// The tensors of the file, and what each is made of.
+    /// The file's tensors, and what each is made of.
     pub fn names(&self) -> Vec<Made> {
         self.targets.iter().map(Target::parts).collect()
     }
 
-    /// What somebody should know of the file.
+    /// Notes for the user about the file.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Writes the file. `progress` is told how many of its bytes there are.
+    /// Writes the file. `progress` is called with the bytes written so far and the total.
     pub fn write(&self, out: &mut dyn Write, progress: Progress<'_>) -> std::result::Result<(), WriteError> {
         let total = self.size() as usize;
         let mut at = 0;
@@ -178,7 +178,7 @@ impl<'a> Conversion<'a> {
         };
         let mut end = put(&self.front)?;
         for (target, start) in self.targets.iter().zip(&self.starts) {
-            // Tensors start where the header says.
+            // Padding up to the tensor's offset in the header.
             put(&vec![0; start - end])?;
             target.write(&mut |bytes| put(bytes).map(|at| end = at))?;
         }
@@ -186,30 +186,30 @@ impl<'a> Conversion<'a> {
     }
 }
 
-/// A tensor of a file, and what it is made of.
+/// A tensor of the file, and its sources.
 #[derive(Debug, Clone, Default)]
 pub struct Made {
-    /// Its name.
+    /// Tensor name.
     pub name: String,
-    /// Which of the model's tensors it is made of, one after another.
+    /// Source tensors, concatenated in this order.
     pub parts: Vec<String>,
-    /// Which of their columns its own are, where those come in another order.
+    /// Source column of each column, if they are permuted.
     pub columns: Option<Vec<usize>>,
 }
 
 /// Why a file was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// What was to be read could not be.
+    /// The model could not be read.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// It could not be written.
+    /// The file could not be written.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
 
-/// The checkpoint that a header makes, with tensors of which only the shapes are there, but for what belongs to the
-/// settings.
+/// Checkpoint as a reader would see it: the header, and tensors with shapes but no data, except those that are part of
+/// the settings.
 fn in_memory(out: &Path, header: &Header, targets: &[Target<'_>]) -> Result<Checkpoint> {
     let mut empty = header.clone();
     empty.tensors.clear();

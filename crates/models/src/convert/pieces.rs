@@ -1,4 +1,4 @@
-//! [`Piece`]: what a tensor of a GGUF file is made of.
+//! [`Piece`]: source tensors of a GGUF tensor.
 
 use std::borrow::Cow;
 
@@ -9,12 +9,12 @@ use crate::error::{LoadError, Result};
 use crate::formats::{Kind, Stored};
 use crate::weights::{Pair, not_finite, room};
 
-/// A tensor of a checkpoint.
+/// A source tensor.
 #[derive(Debug, Clone)]
 pub(super) struct Piece<'a> {
     pub(super) name: String,
     pub(super) stored: &'a Stored,
-    /// The exponents of blocks, where it has no more than their codes.
+    /// Block exponents, where the tensor has only the MXFP4 codes.
     pub(super) exponents: Option<&'a Stored>,
 }
 
@@ -23,7 +23,7 @@ impl<'a> Piece<'a> {
         Piece { name, stored, exponents: None }
     }
 
-    /// What its numbers are, if it has any. Where columns would come in another order they are plain.
+    /// Format of its weights, if it has any. `f32` where its columns would otherwise be permuted (act-order).
     pub(super) fn format(&self) -> Option<Format> {
         match &self.stored.kind {
             _ if self.exponents.is_some() => Some(Format::MXFP4),
@@ -32,12 +32,12 @@ impl<'a> Piece<'a> {
         }
     }
 
-    /// Would it be blocks whose inputs are in an order of their own?
+    /// Whether conversion to blocks would permute its columns (act-order).
     pub(super) fn is_shuffled(&self) -> bool {
         matches!(&self.stored.kind, Kind::Grouped(matrix) if matrix.is_shuffled())
     }
 
-    /// The matrix with number `i` of as many as it holds, each of so many rows and columns.
+    /// Matrix `i` of `count`, each [rows, cols].
     pub(super) fn matrix(&self, i: usize, count: usize, [rows, cols]: [usize; 2]) -> Result<Numbers<'a>> {
         let damaged = |at: usize| {
             let why = format!("element {} is not a finite number: the file is damaged", i * rows * cols + at);
@@ -70,12 +70,12 @@ impl<'a> Piece<'a> {
                     None => Ok((*format, bytes.into())),
                 }
             }
-            // Refused when this was planned.
+            // Refused while planning.
             Kind::Other(_) => Ok((Format::F32, Cow::Borrowed(&[]))),
         }
     }
 
-    /// Lets go of what has been read, if that really came from the file.
+    /// Drops the pages that were read, after checking that they came from the file.
     pub(super) fn release(&self) -> Result<()> {
         for stored in [Some(self.stored), self.exponents].into_iter().flatten() {
             stored.file.intact()?;

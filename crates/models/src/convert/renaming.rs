@@ -1,4 +1,4 @@
-//! A folder's tensors under the names that they have in GGUF files.
+//! Maps a Hugging Face folder's tensors to their GGUF names.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -15,7 +15,7 @@ use crate::formats::names::{EXPERT, Joint, Layout, Names, Part, Rate, is_redunda
 use crate::spec::MlaSpec;
 use crate::weights::{Pair, Runs, Transpose, by_head, bytes_alone, named};
 
-/// A folder's tensors, named as `reader` wants them. Nothing is left over but what loading leaves over, too.
+/// A folder's tensors, named for `reader`. Only tensors that loading also ignores may be left over.
 pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Target<'a>>> {
     let (names, layers) = (model.names(), model.spec.layers.len());
     let mut all =
@@ -47,7 +47,7 @@ pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Targe
     }
 }
 
-/// Tensors that are being renamed.
+/// State of the renaming.
 struct Renaming<'a> {
     model: &'a Model,
     names: Names,
@@ -57,14 +57,14 @@ struct Renaming<'a> {
 }
 
 impl<'a> Renaming<'a> {
-    /// The tensor of that name, if it is there.
+    /// The tensor of that name, if it exists.
     fn find(&self, name: &str) -> Option<Piece<'a>> {
         let short = name.strip_prefix(self.names.base);
         let mut names = [Some(name), short].into_iter().flatten();
         names.find_map(|name| Some(Piece::new(name.to_owned(), self.model.checkpoint.get(name)?)))
     }
 
-    /// The tensor of that name, if it is there, which then has that shape.
+    /// The tensor of that name, if it exists; an error if its shape differs.
     fn shaped(&mut self, name: &str, shape: &[usize]) -> Result<Option<Piece<'a>>> {
         let Some(piece) = self.find(name) else { return Ok(None) };
         if piece.stored.shape != shape {
@@ -75,7 +75,7 @@ impl<'a> Renaming<'a> {
         Ok(Some(piece))
     }
 
-    /// Adds a tensor of the file: made of `pieces`, which have that shape, by those changes.
+    /// Adds a GGUF tensor made of `pieces`, which together have `shape`, with `changes` applied.
     fn add(
         &mut self,
         to: String,
@@ -87,7 +87,7 @@ impl<'a> Renaming<'a> {
         Ok(())
     }
 
-    /// Takes what the checkpoint has of a part: a weight, a bias, each of all experts or heads.
+    /// Adds the tensors of a part: weight and bias, one per expert or head.
     fn part(&mut self, part: Part, from: &str, to: &str) -> Result<()> {
         if from.is_empty() || to.is_empty() {
             return Ok(());
@@ -102,7 +102,7 @@ impl<'a> Renaming<'a> {
                     (0..).map_while(each).collect::<Vec<_>>()
                 }
             };
-            // Where a family has no norm before a block, its name may be that of one behind.
+            // Where a family has no norm before a block, that name may be of one behind it, which is added already.
             let Some(first) = found.first().filter(|piece| !self.used.contains(&piece.name)) else {
                 continue;
             };
@@ -128,7 +128,7 @@ impl<'a> Renaming<'a> {
         Ok(())
     }
 
-    /// What the two kinds of file make of a part.
+    /// Transformations that a part needs between the two layouts.
     fn changes(&self, part: Part, shape: &[usize]) -> Vec<Change> {
         let linear = matches!(part, Part::Linear | Part::Queries | Part::Keys | Part::Joint);
         match (self.names.layout, self.to.layout, shape) {
@@ -148,7 +148,7 @@ impl<'a> Renaming<'a> {
         }
     }
 
-    /// Cuts in two what makes keys and values of a narrow row.
+    /// MLA: splits `kv_b` into the K and the V part.
     fn latent(&mut self, layer: usize) -> Result<()> {
         let (spec, from, to) = (&self.model.spec.layers[layer], self.names.latent, self.to.latent);
         let Some(MlaSpec { kv_lora_rank, qk_nope_dim: keys, v_dim: values, .. }) = spec.mla else {
@@ -169,7 +169,7 @@ impl<'a> Renaming<'a> {
         Ok(())
     }
 
-    /// Takes apart what is gate and up of all experts, and what is down beside it.
+    /// Splits a fused gate and up of all experts, and adds the matching down.
     fn joint(&mut self, layer: usize) -> Result<()> {
         let Some((up, joint)) = self.names.expert_joint else { return Ok(()) };
         let spec = &self.model.spec.layers[layer];
@@ -201,7 +201,7 @@ impl<'a> Renaming<'a> {
         Ok(())
     }
 
-    /// Matrices of that shape whose codes and exponents are two tensors, if they are there.
+    /// Matrices whose MXFP4 codes and exponents are separate tensors, if they exist.
     fn pair(&mut self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Option<Piece<'a>>> {
         let Some((of_codes, of_exponents)) = Pair::shapes(count, rows, cols) else { return Ok(None) };
         let Some(codes) = self.shaped(&format!("{name}_blocks"), &of_codes)? else { return Ok(None) };
@@ -218,7 +218,7 @@ impl<'a> Renaming<'a> {
         Ok(Some(Piece { exponents: Some(exponents.stored), ..codes }))
     }
 
-    /// Takes apart what comes key head by key head: queries, keys and values of heads that keep a matrix, and their gates.
+    /// Gated DeltaNet: splits the tensors grouped by key head into Q, K, V and the gates.
     fn recalled(&mut self, layer: usize) -> Result<()> {
         let Some(heads) = self.model.spec.layers[layer].gated_delta.map(|delta| delta.heads) else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! A model's settings, as GGUF metadata has them.
+//! A model's settings as GGUF metadata.
 
 use std::cell::RefCell;
 
@@ -16,7 +16,7 @@ use crate::formats::config::{Config, Noted};
 use crate::formats::gguf::write::{Header, Planned, Written};
 use crate::spec::{Bias, DecoderSpec, GatedDeltaSpec, LayerSpec};
 
-/// The family that reads GGUF files of such a model.
+/// The family that reads GGUF files of this model.
 pub(super) fn reader(model: &Model) -> Result<&'static Family> {
     let arch = model.family.gguf.first();
     let reader = arch.and_then(|arch| families::decoders().find(|family| family.gguf.contains(arch)));
@@ -26,8 +26,7 @@ pub(super) fn reader(model: &Model) -> Result<&'static Family> {
     })
 }
 
-/// Sets what most readers ask for: what the family read and has a name for there, and what can be told from the
-/// settings' meaning.
+/// Sets the keys that most readers need: those the family read that have a GGUF name, and those derived from the spec.
 pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Result<()> {
     let arch = reader.gguf[0];
     header.set("general.architecture", Written::Text(arch.into()));
@@ -39,7 +38,7 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
     let noted = Noted::new(Default::default());
     model.family.read(&Config::new(&model.checkpoint)?.noting(&noted))?;
     for (key, value) in RefCell::into_inner(noted) {
-        // What is said of rotation differs too much between the two kinds of file.
+        // RoPE keys differ too much between the file kinds.
         if key == families::rope::SECTIONS.gguf {
             header.set(format!("{arch}.{key}"), Written::Counts(sections(&value)));
         } else if let Some(value) = written(&value).filter(|_| !key.starts_with("rope.")) {
@@ -89,7 +88,7 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
     let dense = layers.iter().filter(|layer| layer.experts.is_none() || layer.dense_ffn.is_some());
     let dense: Vec<usize> = dense.map(|layer| layer.dense_ffn.unwrap_or(layer.ffn).width).collect();
     if !dense.is_empty() {
-        // Of layers with experts alone nobody asks.
+        // Not needed if all layers have experts.
         set(
             "feed_forward_length",
             if dense.len() == layers.len() { by_layer(dense) } else { count(dense[0]) },
@@ -120,7 +119,7 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
         rotation(&mut set, first);
     }
     if layers.iter().any(|layer| layer.mla.is_some()) {
-        // Such families say how scores are scaled, in place of what turns.
+        // MLA families store the attention-scale multiplier instead of the cos/sin factor.
         header.unset(&format!("{arch}.rope.scaling.attn_factor"));
         let sharpening = families::rope::sharpening(&Config::new(&model.checkpoint)?)?;
         if let (Some(Scaling::Yarn(_)), Some(all)) =
@@ -137,14 +136,14 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
     Ok(())
 }
 
-/// How many pairs turn by each of four positions.
+/// M-RoPE sections, padded to four.
 fn sections(value: &Value) -> Vec<i32> {
     let said = value.as_array().into_iter().flatten();
     let counts = said.map(|n| n.as_i64().and_then(|n| i32::try_from(n).ok()).unwrap_or(0));
     counts.chain(std::iter::repeat(0)).take(4).collect()
 }
 
-/// A value of `config.json`, if there is one like it.
+/// GGUF value of a `config.json` value, if there is one.
 fn written(value: &Value) -> Option<Written> {
     let count = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
     Some(match value {
@@ -168,7 +167,7 @@ fn written(value: &Value) -> Option<Written> {
     })
 }
 
-/// What turns, and how it is stretched. What has no key has a tensor.
+/// RoPE keys. A scaling without keys is stored as a tensor.
 fn rotation(set: &mut impl FnMut(&str, Written), rope: &RopeSpec) {
     let number = |x: f64| Written::Number(x as f32);
     let count = |n: usize| Written::Count(u32::try_from(n).unwrap_or(u32::MAX));
@@ -185,7 +184,7 @@ fn rotation(set: &mut impl FnMut(&str, Written), rope: &RopeSpec) {
             set("rope.scaling.original_context_length", count(yarn.original));
             set("rope.scaling.yarn_beta_fast", number(yarn.beta_fast));
             set("rope.scaling.yarn_beta_slow", number(yarn.beta_slow));
-            // It comes on top of the usual one.
+            // The key multiplies the default factor.
             let usual = if yarn.factor <= 1.0 { 1.0 } else { 0.1 * yarn.factor.ln() + 1.0 };
             set("rope.scaling.attn_factor", number(yarn.attention / usual));
         }
@@ -200,11 +199,11 @@ fn rotation(set: &mut impl FnMut(&str, Written), rope: &RopeSpec) {
     }
 }
 
-/// The tensors that belong to the settings: divisors of frequencies.
+/// Tensors that are part of the settings: frequency divisors.
 pub(super) fn factors<'a>(model: &Model) -> Result<Vec<Target<'a>>> {
     let Some(rope) = model.spec.ropes.first() else { return Ok(Vec::new()) };
     let row = |name: &str, by: &[f64]| {
-        // What does not turn at all is divided by a number that is large enough.
+        // An unrotated frequency (infinite divisor) gets a large finite one.
         let bytes = by.iter().flat_map(|x| (*x as f32).min(1e30).to_le_bytes()).collect();
         Target::new_made(Planned { name: name.into(), format: Format::F32, shape: vec![by.len()] }, bytes)
     };
@@ -222,7 +221,7 @@ pub(super) fn factors<'a>(model: &Model) -> Result<Vec<Target<'a>>> {
     })
 }
 
-/// Says how far layers with a window see, and which they are.
+/// Sets the window size, and if `told` which layers have it.
 pub(super) fn windows(header: &mut Header, model: &Model, reader: &Family, told: bool) {
     let arch = reader.gguf[0];
     let layers = &model.spec.layers;
@@ -239,7 +238,7 @@ pub(super) fn windows(header: &mut Header, model: &Model, reader: &Family, told:
     }
 }
 
-/// What of a model its file says otherwise, if anything.
+/// What the file's settings would change in the model, if anything.
 pub(super) fn difference(model: &DecoderSpec, read: &DecoderSpec) -> Option<String> {
     let (mine, read) = (alike(model, read), alike(read, read));
     let parts: [(&str, bool); 12] = [
@@ -273,13 +272,12 @@ pub(super) fn difference(model: &DecoderSpec, read: &DecoderSpec) -> Option<Stri
     })
 }
 
-/// A model's settings as the file's would be that says the same: those differences taken away that are made up for in
-/// the tensors, or say only how sure one is.
+/// `spec` without the differences that the tensors compensate for, or that only express less certainty (`IfPresent`).
 fn alike(spec: &DecoderSpec, read: &DecoderSpec) -> DecoderSpec {
     let mut spec = spec.clone();
     spec.mtp_layers = 0;
     spec.norm.weight_offset = 0.0;
-    // Biases are in the file or not.
+    // In GGUF files a bias exists if its tensor does.
     let unsure = Bias::IfPresent;
     let sure = |bias: &mut Bias, read: Bias| {
         if read == unsure {
@@ -289,12 +287,12 @@ fn alike(spec: &DecoderSpec, read: &DecoderSpec) -> DecoderSpec {
     sure(&mut spec.norm.bias, read.norm.bias);
     sure(&mut spec.head_bias, read.head_bias);
     for (layer, read) in spec.layers.iter_mut().zip(&read.layers) {
-        // What it follows from is rounded in the file.
+        // Derived from a value that is rounded in the file.
         if (layer.mixer.scale - read.mixer.scale).abs() <= 1e-6 * read.mixer.scale.abs() {
             layer.mixer.scale = read.mixer.scale;
         }
         if let (Some(mine), Some(read)) = (&mut layer.gated_delta, &read.gated_delta) {
-            // Heads of values change places.
+            // Value heads are reordered.
             mine.heads.sharing = read.heads.sharing;
         }
         sure(&mut layer.mixer.qkv_bias, read.mixer.qkv_bias);
@@ -307,7 +305,7 @@ fn alike(spec: &DecoderSpec, read: &DecoderSpec) -> DecoderSpec {
     spec
 }
 
-/// Do heads turn as far, at short and long contexts?
+/// Whether RoPE rotates by the same angles, at short and long contexts.
 fn turn_alike(model: &DecoderSpec, read: &DecoderSpec) -> bool {
     let near = |a: f64, b: f64| (a - b).abs() <= 1e-5 * a.abs().max(b.abs()) + 1e-20;
     let same = |(mine, read): (&RopeSpec, &RopeSpec)| {
@@ -321,7 +319,7 @@ fn turn_alike(model: &DecoderSpec, read: &DecoderSpec) -> bool {
             && !growing(read)
             && [1, model.context / 2, model.context, 2 * model.context].into_iter().all(at)
     };
-    // Which turn together is made up for in the tensors, but not where all keys come from one narrow row.
+    // A different pairing is compensated for in the tensors, except with MLA.
     let latent = model.layers.iter().any(|layer| layer.mla.is_some());
     let together = model.ropes.iter().zip(&read.ropes).all(|(mine, read)| mine.pairs == read.pairs);
     (together || !latent)
@@ -329,7 +327,7 @@ fn turn_alike(model: &DecoderSpec, read: &DecoderSpec) -> bool {
         && model.ropes.iter().zip(&read.ropes).all(same)
 }
 
-/// The number by which files say what most of their matrices are.
+/// `general.file_type`: the id of the format of most weights.
 pub(super) fn file_type(model: &Model, tensors: &[Planned]) -> Option<u32> {
     let edges = model.edges(&model.family.gguf_names);
     let matrices = tensors.iter().filter(|t| t.shape.len() > 1);

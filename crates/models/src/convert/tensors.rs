@@ -1,4 +1,4 @@
-//! [`Target`]: a tensor of a GGUF file, made of a model's: perhaps in another order, perhaps in another format.
+//! [`Target`]: a tensor of a GGUF file, made from the model's tensors, possibly reordered or in another format.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::recipe::{Choice, Outcome};
 use crate::spec::DecoderSpec;
 use crate::weights::quantized;
 
-/// Bytes of plain numbers that are made into another format at once.
+/// Bytes of unquantized data that are converted at a time.
 const AT_ONCE: usize = 64 << 20;
 
 /// A tensor of the file.
@@ -25,34 +25,34 @@ const AT_ONCE: usize = 64 << 20;
 pub(super) struct Target<'a> {
     pub(super) planned: Planned,
     from: From<'a>,
-    /// What it was stored in, and what the model's recipe has for it, if it is for the recipe to say.
+    /// Stored format and the recipe's choice, if the recipe applies to the tensor.
     choice: Option<(Format, Choice)>,
-    /// How much the error of each column counts, for each matrix or for all alike.
+    /// Importance of each column (imatrix), per matrix or for all of them.
     care: Option<&'a [f32]>,
 }
 
-/// What a tensor of the file is made of.
+/// Source of a tensor.
 #[derive(Debug)]
 enum From<'a> {
-    /// Bytes that are there already.
+    /// Data that is already in memory.
     Made(Vec<u8>),
     /// Tensors of the checkpoint.
     Stored(Stacked<'a>),
 }
 
-/// Tensors of a checkpoint, one after another, whose matrices all change in the same way.
+/// Concatenated tensors of a checkpoint, with the same changes for each matrix.
 #[derive(Debug)]
 struct Stacked<'a> {
     pieces: Vec<Piece<'a>>,
     part: Part,
-    /// Of each piece.
+    /// Matrices per piece.
     matrices: usize,
-    /// Rows and columns of a matrix as it is stored.
+    /// [rows, cols] of a matrix as stored.
     shape: [usize; 2],
     changes: Vec<Change>,
 }
 
-/// A GGUF file's tensors, in the formats that they are to have.
+/// The tensors of a GGUF source, in the formats that they will have.
 pub(super) fn same(model: &Model) -> Result<Vec<Target<'_>>> {
     let mut targets = Vec::new();
     for (name, stored) in model.checkpoint.tensors() {
@@ -69,12 +69,12 @@ pub(super) fn same(model: &Model) -> Result<Vec<Target<'_>>> {
 }
 
 impl<'a> Target<'a> {
-    /// A tensor whose bytes are there already.
+    /// A tensor with its data in memory.
     pub(super) fn new_made(planned: Planned, bytes: Vec<u8>) -> Target<'a> {
         Target { planned, from: From::Made(bytes), choice: None, care: None }
     }
 
-    /// A tensor of some of the checkpoint's, which have that shape together, in the format that it is to have.
+    /// A tensor made of `pieces`, which together have `shape`, in the format that it will have.
     pub(super) fn stored(
         model: &Model,
         name: String,
@@ -85,7 +85,7 @@ impl<'a> Target<'a> {
         let Some(own) = pieces[0].format() else {
             return Err(refused(&pieces[0], ["which is no weights", "floats and blocks are"]));
         };
-        // A bias has an element for each row of its layer.
+        // A bias has one element per row of its layer.
         let is_row = shape.len() < 2 || name.ends_with(".bias");
         let (leading, stored) = match *shape {
             [ref leading @ .., n] if is_row => (leading, [n, 1]),
@@ -110,7 +110,7 @@ impl<'a> Target<'a> {
         }
         let is_flat = is_kept || shape[..shape.len() - 1].iter().product::<usize>() == 1;
         let format = match format {
-            // Readers take rows of numbers, and what routes, as f32 only.
+            // Readers accept 1-D tensors and routers only as f32.
             f if f.is_plain() && (is_flat || name.contains("ffn_gate_inp")) => Format::F32,
             f if f.gguf_id().is_none() => Format::BF16,
             f => f,
@@ -124,19 +124,19 @@ impl<'a> Target<'a> {
         Ok(Target { planned, from: From::Stored(stacked), choice, care: None })
     }
 
-    /// Counts what became of it by the model's recipe.
+    /// Adds it to the recipe's statistics.
     pub(super) fn count(&self, outcome: &mut Outcome) {
         if let Some((stored, choice)) = self.choice {
             outcome.count(stored, choice, self.planned.format);
         }
     }
 
-    /// Bytes in the file.
+    /// Size in the file in bytes.
     pub(super) fn size(&self) -> usize {
         self.planned.size().unwrap_or(0)
     }
 
-    /// Its bytes, if they are there already.
+    /// Its data, if already in memory.
     pub(super) fn made(&self) -> Option<&[u8]> {
         match &self.from {
             From::Made(bytes) => Some(bytes),
@@ -144,7 +144,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// What it is made of.
+    /// Name and sources.
     pub(super) fn parts(&self) -> Made {
         let mut made = Made { name: self.planned.name.clone(), parts: Vec::new(), columns: None };
         if let From::Stored(stacked) = &self.from {
@@ -157,7 +157,7 @@ impl<'a> Target<'a> {
         made
     }
 
-    /// Takes what is known of its inputs, if anything is.
+    /// Sets the imatrix importances of its columns, if there are any; returns whether there were.
     pub(super) fn care(&mut self, importance: &'a Importance, path: &Path) -> Result<bool> {
         let Some(care) = importance.of(&self.planned.name) else { return Ok(false) };
         let cols = self.planned.shape.last().copied().unwrap_or(0);
@@ -170,7 +170,7 @@ impl<'a> Target<'a> {
         Ok(true)
     }
 
-    /// Makes up for what a reader of such files takes otherwise than the model has it.
+    /// Adds the changes for what a GGUF reader interprets differently from the model.
     pub(super) fn settle(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
         let From::Stored(stacked) = &mut self.from else { return Ok(()) };
         let is_weight = self.planned.name.ends_with(".weight");
@@ -181,7 +181,7 @@ impl<'a> Target<'a> {
         stacked.in_turn(model, read)
     }
 
-    /// Gives its bytes to `put`, some at a time.
+    /// Writes its data through `put`, in parts.
     pub(super) fn write(
         &self,
         put: &mut dyn FnMut(&[u8]) -> std::result::Result<(), WriteError>,
@@ -212,14 +212,14 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// What is known of the inputs of a matrix.
+    /// Column importances of a matrix.
     fn care_of(&self, matrix: usize) -> Option<&[f32]> {
         let cols = self.planned.shape.last().copied().unwrap_or(0);
         let care = self.care?;
         if care.len() == cols { Some(care) } else { care.get(matrix * cols..(matrix + 1) * cols) }
     }
 
-    /// Brings rows of a matrix into the format of the file, some at a time.
+    /// Converts a matrix's rows to the file's format, in parts.
     fn quantize(
         &self,
         (format, bytes): (Format, &[u8]),
@@ -238,7 +238,7 @@ impl<'a> Target<'a> {
 }
 
 impl Stacked<'_> {
-    /// The two elements that turn together, which are half of what turns apart, come to stand side by side.
+    /// Permutes Q and K rows from half-split to interleaved RoPE pairs.
     fn beside(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
         let pairs = |spec: &DecoderSpec| spec.ropes.first().map(|rope| (rope.pairs, rope.dim));
         let heads = model.layers.first().map(|layer| layer.mixer.heads);
@@ -261,7 +261,8 @@ impl Stacked<'_> {
         self.change(Change::Rows((0..rows).map(row).map(|row| row..row + 1).collect()))
     }
 
-    /// Heads of values that share a key, which stand side by side, come to stand as many apart as there are keys.
+    /// Reorders value heads from grouped (heads of one key head adjacent) to round-robin (as far apart as there are key
+    /// heads).
     fn in_turn(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
         let heads = |spec: &DecoderSpec| {
             spec.layers.iter().find_map(|layer| layer.gated_delta.map(|delta| delta.heads))
@@ -294,7 +295,7 @@ impl Stacked<'_> {
         })
     }
 
-    /// Adds a change that puts rows or columns in another order.
+    /// Adds a change that only permutes.
     fn change(&mut self, change: Change) -> Result<()> {
         let shape = self.changes.iter().fold(self.shape, |shape, change| change.shape(shape));
         if change.shape(shape) != shape {
@@ -307,7 +308,7 @@ impl Stacked<'_> {
         Ok(())
     }
 
-    /// The shape after a change of matrices of that shape, if it can be made.
+    /// Shape after a change of a matrix [rows, cols], or an error if the change is impossible.
     fn allows(&self, change: &Change, shape: [usize; 2]) -> Result<[usize; 2]> {
         let piece = &self.pieces[0];
         if let Some(what) = piece.format().and_then(|format| change.refuses(format)) {
@@ -321,7 +322,7 @@ impl Stacked<'_> {
     }
 }
 
-/// Refuses to quantize again what a file has in blocks, unless that is what is asked for.
+/// Returns an error if a tensor that is already quantized would be requantized without permission.
 fn once(model: &Model, piece: &Piece<'_>, own: Format, choice: Choice) -> Result<()> {
     if own.is_plain() || model.requantize || own == choice.fitting {
         return Ok(());
@@ -334,7 +335,7 @@ fn once(model: &Model, piece: &Piece<'_>, own: Format, choice: Choice) -> Result
     Err(LoadError::bad(piece.stored.file.path(), format!("tensor {:?}", piece.name), why))
 }
 
-/// A refusal of a tensor, by what it is and why that cannot be.
+/// Error for a tensor: what it would need, and why that is impossible.
 fn refused(piece: &Piece<'_>, [what, why]: [&str; 2]) -> LoadError {
     let what = format!("converting tensor {:?}, {what},", piece.name);
     LoadError::unsupported(piece.stored.file.path(), what, why)

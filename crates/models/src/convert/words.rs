@@ -1,4 +1,4 @@
-//! A folder's tokenizer, chat templates and ways to choose tokens, as GGUF metadata has them.
+//! A folder's tokenizer, chat templates and generation settings as GGUF metadata.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::formats::gguf::write::{Header, Written};
 use crate::template::MOST_SOURCE;
 use crate::tokenizer::{SAMPLES, Special, Tokenizer};
 
-/// Sets all that a file has of them. What cannot be kept is refused.
+/// Sets all their keys. Returns an error for what GGUF cannot represent.
 pub(super) fn set(header: &mut Header, model: &Model, out: &Path) -> Result<()> {
     let folder = &model.checkpoint.path;
     let mine = Tokenizer::from_folder(folder)?;
@@ -36,7 +36,7 @@ pub(super) fn set(header: &mut Header, model: &Model, out: &Path) -> Result<()> 
         Settings::Gguf(meta) => Tokenizer::from_gguf(&meta),
         Settings::Hf(_) => Tokenizer::from_folder(folder),
     };
-    // Tokens that end an answer and that readers do not know by their names: there is room for two.
+    // End tokens that readers do not recognize by name; GGUF has keys for two.
     let known = read(header)?;
     let all: Vec<u32> = mine.ends().chain(generation.ends).collect();
     let mut missing: Vec<u32> = all.into_iter().filter(|id| !known.ends_generation(*id)).collect();
@@ -51,7 +51,7 @@ pub(super) fn set(header: &mut Header, model: &Model, out: &Path) -> Result<()> 
     }
 }
 
-/// How a file's tokenizer would differ, if it would.
+/// How the file's tokenizer would differ, if it would.
 fn difference(mine: &Tokenizer, read: &Tokenizer, vocab: usize) -> Result<Option<String>> {
     let ids = 0..u32::try_from(vocab).unwrap_or(u32::MAX);
     if let Some(id) =
@@ -72,7 +72,7 @@ fn difference(mine: &Tokenizer, read: &Tokenizer, vocab: usize) -> Result<Option
     Ok(None)
 }
 
-/// The chat templates, of which one may be for all uses and others have names.
+/// Chat templates: a default one, and named ones.
 fn templates(header: &mut Header, model: &Model) -> Result<()> {
     let mut put = |name: Option<&str>, source: &str| {
         let key = name.map_or("tokenizer.chat_template".into(), |n| format!("tokenizer.chat_template.{n}"));
@@ -105,7 +105,7 @@ fn templates(header: &mut Header, model: &Model) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// What becomes of the tokenizers of real models.
+    /// Conversion of real models' tokenizers.
     #[test]
     fn tokenizers_stay_what_they_are_or_are_refused() {
         let mut said = String::new();

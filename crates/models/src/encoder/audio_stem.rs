@@ -1,4 +1,5 @@
-//! [`Ears`]: from frames of sound to what layers take. A convolution is a gather of neighbours and a product.
+//! [`AudioStem`]: from log-mel frames to the encoder's input (Whisper). A convolution is a gather of neighbours and a
+//! GEMM.
 
 use tallow_core::ops::{Activate, Copy, Epilogue, IndexMode, IndexRows, Linear};
 use tallow_core::{Activation, Backend, DType, LinearWeights, Memory, Result, Tensor};
@@ -7,7 +8,7 @@ use super::spec::AudioSpec;
 use crate::error::Result as LoadResult;
 use crate::weights::Weights;
 
-/// Two convolutions over three neighbours, the second of which takes every other place only.
+/// Two 1D convolutions with kernel size 3; the second has stride 2.
 #[derive(Debug)]
 pub(super) struct AudioStem<B: Backend> {
     /// [dim, 3 * bands]
@@ -17,7 +18,7 @@ pub(super) struct AudioStem<B: Backend> {
     act: Activation,
 }
 
-/// Neighbours that a convolution takes.
+/// Kernel size.
 const TAPS: usize = 3;
 
 impl<B: Backend> AudioStem<B> {
@@ -57,7 +58,7 @@ impl<B: Backend> AudioStem<B> {
     }
 }
 
-/// The row of one neighbour of each place. Beyond the ends of a sound there is nothing: no row at all.
+/// The input row of kernel tap `tap` at each output position; `u32::MAX` (a row of zeros) in the padding at both ends.
 fn neighbours(sounds: usize, len: usize, step: usize, tap: usize) -> Vec<u32> {
     let row = |sound: usize, place: usize| match (place + tap).checked_sub(1) {
         Some(at) if at < len => (sound * len + at) as u32,

@@ -1,4 +1,4 @@
-//! [`Classes`]: what the scores of a model that classifies texts mean.
+//! [`Classes`]: labels and activation of a sequence classifier.
 
 use serde_json::Value;
 
@@ -16,18 +16,18 @@ pub struct Classes {
 /// How scores become probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Activation {
-    /// One label is right: they sum to one.
+    /// Single label: probabilities sum to 1.
     Softmax,
-    /// Each label is right or wrong by itself.
+    /// Multi-label: each label on its own.
     Sigmoid,
-    /// They stay what they are.
+    /// Regression: scores stay as they are.
     Identity,
 }
 
 const PROBLEM: Key = key("problem_type", "");
 
 impl Classes {
-    /// Reads what a config says of so many scores, as transformers understands it.
+    /// Reads the labels and problem type of `scores` scores from a config, as transformers does.
     pub(super) fn read(c: &Config<'_>, scores: usize) -> Result<Classes> {
         let activation = match c.find_text(PROBLEM)? {
             Some("single_label_classification") => Activation::Softmax,
@@ -40,7 +40,7 @@ impl Classes {
                 return Err(c.unsupported(PROBLEM, other, known));
             }
         };
-        // A score alone has nothing to share a probability with.
+        // Softmax over a single score would always be 1.
         let activation = match activation {
             Activation::Softmax if scores == 1 => Activation::Sigmoid,
             other => other,
@@ -56,12 +56,12 @@ impl Classes {
         Ok(Classes { labels: (0..scores).map(label).collect(), activation })
     }
 
-    /// What each score is for.
+    /// The label of each score.
     pub fn labels(&self) -> &[String] {
         &self.labels
     }
 
-    /// Scores as probabilities, or as they are where the model was made to estimate numbers.
+    /// Scores as probabilities; unchanged for a regression model.
     pub fn probabilities(&self, scores: &[f32]) -> Vec<f32> {
         let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let share = |x: f32| f64::from(x - most).exp();
@@ -74,7 +74,7 @@ impl Classes {
         scores.iter().map(one).collect()
     }
 
-    /// The largest of some probabilities, the first of equals, and its label.
+    /// Index and label of the largest probability, the first of equals.
     pub fn best<'a>(&'a self, probabilities: &[f32]) -> (usize, &'a str) {
         let larger = |best: usize, (i, x): (usize, &f32)| if *x > probabilities[best] { i } else { best };
         let best = probabilities.iter().enumerate().fold(0, larger);

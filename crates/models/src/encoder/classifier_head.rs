@@ -1,4 +1,4 @@
-//! [`Head`]: from a text's vector to scores.
+//! [`ClassifierHead`]: from a text's vector to scores.
 
 use tallow_core::ops::{Activate, Epilogue, Linear, Normalize};
 use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor};
@@ -8,7 +8,7 @@ use crate::error::Result as LoadResult;
 use crate::spec::Bias;
 use crate::weights::Weights;
 
-/// A linear layer, a bend, perhaps a norm, a linear layer.
+/// Linear layer, activation, optional norm, linear layer.
 #[derive(Debug)]
 pub(super) struct ClassifierHead<B: Backend> {
     dense: LinearWeights<B>,
@@ -38,14 +38,14 @@ impl<B: Backend> ClassifierHead<B> {
     }
 }
 
-/// A linear layer, and perhaps a bend.
+/// Linear layer with an optional activation.
 pub(super) fn bent<B: Backend>(
     b: &B,
     x: &Tensor<B>,
     weights: &LinearWeights<B>,
     bend: Option<HeadActivation>,
 ) -> Result<Tensor<B>> {
-    // What caps numbers at one is the hyperbolic tangent.
+    // A softcap of 1 is tanh.
     let softcap = (bend == Some(HeadActivation::Tanh)).then_some(1.0);
     let gate = b.run(Linear { x, weights, epilogue: Epilogue { softcap, ..Epilogue::NONE } })?;
     match bend {

@@ -1,19 +1,19 @@
-//! [`Matching`]: how well texts and images go together, by models that were trained on pairs of them.
+//! [`ClipSimilarity`]: similarity of texts and images in dual encoders (CLIP, SigLIP).
 
 use crate::error::{LoadError, Result};
 use crate::formats::{Checkpoint, Kind};
 
-/// What such a model makes of the cosine of two vectors.
+/// From the cosine of two vectors to a logit: `cosine * scale + bias`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClipSimilarity {
-    /// Multiplies it.
+    /// Multiplies the cosine.
     pub scale: f32,
-    /// Is added then, where each pair is judged by itself. Else texts compete for an image.
+    /// Added then (SigLIP): each pair is judged by itself. Without it (CLIP), texts compete for an image.
     pub bias: Option<f32>,
 }
 
 impl ClipSimilarity {
-    /// Reads what a checkpoint says, if it says something.
+    /// Reads `logit_scale` and `logit_bias` of a checkpoint; `None` if it has no scale.
     pub(super) fn read(checkpoint: &Checkpoint) -> Result<Option<ClipSimilarity>> {
         let Some(scale) = number(checkpoint, "logit_scale")? else { return Ok(None) };
         let matching = ClipSimilarity { scale: scale.exp(), bias: number(checkpoint, "logit_bias")? };
@@ -26,13 +26,14 @@ impl ClipSimilarity {
         }
     }
 
-    /// How well two vectors of length one go together.
+    /// The logit of two vectors of length 1.
     pub fn logit(&self, a: &[f32], b: &[f32]) -> f32 {
         let cosine: f64 = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
         cosine as f32 * self.scale + self.bias.unwrap_or(0.0)
     }
 
-    /// How likely it is that texts with these logits say what is on an image: each by itself, or together one.
+    /// Probabilities that texts with these logits describe an image: sigmoid of each with a bias, else softmax over
+    /// all.
     pub fn shares(&self, logits: &[f32]) -> Vec<f32> {
         if self.bias.is_some() {
             return logits.iter().map(|x| super::relevance(*x)).collect();
@@ -44,7 +45,7 @@ impl ClipSimilarity {
     }
 }
 
-/// The one number of a tensor, if the tensor is there.
+/// The value of a tensor with one element, if the tensor exists.
 fn number(checkpoint: &Checkpoint, name: &str) -> Result<Option<f32>> {
     let Some(stored) = checkpoint.get(name) else { return Ok(None) };
     let bad = |why: String| LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why);

@@ -1,4 +1,4 @@
-//! [`Dense`]: linear layers that vectors go through, as sentence-transformers has them in folders of their own.
+//! [`Dense`]: linear layers behind pooling, which sentence-transformers stores in folders of their own.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::formats::Checkpoint;
 use crate::spec::Bias;
 use crate::weights::Weights;
 
-/// A linear layer, and perhaps a bend.
+/// Linear layer with an optional activation.
 #[derive(Debug)]
 pub(super) struct Dense<B: Backend> {
     by: LinearWeights<B>,
@@ -31,11 +31,11 @@ impl<B: Backend> Dense<B> {
     }
 }
 
-/// The most numbers that a vector may have.
+/// Upper bound of a vector's width.
 const MOST: u64 = 1 << 20;
 
 impl DenseSpec {
-    /// Reads the settings of one in a folder beside a model, and adds its tensors to the model's.
+    /// Reads the settings in a folder beside a model, and adds the folder's tensors to the checkpoint.
     pub(super) fn read(checkpoint: &mut Checkpoint, folder: &str) -> LoadResult<DenseSpec> {
         let name = Path::new(folder).join("config.json");
         let file = checkpoint.path.join(&name);
@@ -51,7 +51,7 @@ impl DenseSpec {
             Value::Bool(false) => Bias::No,
             other => return Err(LoadError::bad(&file, "bias", format!("is {other}, not true or false"))),
         };
-        // A name of a class of PyTorch's.
+        // The name of a PyTorch class, such as `torch.nn.modules.activation.Tanh`.
         let called = json["activation_function"].as_str().unwrap_or("Tanh");
         let bend = match called.rsplit('.').next().unwrap_or(called) {
             "Identity" => None,

@@ -1,4 +1,4 @@
-//! [`Inputs`]: from texts and images to what encoders take.
+//! [`Inputs`]: from texts and images to encoder inputs.
 
 use std::borrow::Cow;
 
@@ -10,16 +10,16 @@ use crate::images::Pictures;
 use crate::images::decode::PictureError;
 use crate::tokenizer::{Piece, Placed, Special, TokenizeError, Tokenizer};
 
-/// What is done with a text that is too long.
+/// Truncation: how a text that is too long is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
     /// It is refused.
     No,
-    /// Its end is left out.
+    /// Its end is cut off.
     End,
 }
 
-/// Why texts are none for a model.
+/// Why an input cannot be encoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InputError {
     /// It cannot be tokenized.
@@ -28,43 +28,43 @@ pub enum InputError {
     /// It has too many tokens.
     #[error("the text has {tokens} tokens, and the model takes {most}; shorten it, or ask for truncation")]
     TooLong {
-        /// How many it has, with those around it.
+        /// Its tokens, including special ones.
         tokens: usize,
-        /// How many the model takes.
+        /// The most that the model takes.
         most: usize,
     },
-    /// It has so many tokens more that they were not counted.
+    /// It is so much too long that tokenization was cut short, without a count.
     #[error("the text has more than {most} tokens, which the model takes; shorten it, or ask for truncation")]
     FarTooLong {
-        /// How many the model takes.
+        /// The most tokens that the model takes.
         most: usize,
     },
-    /// There is nothing.
+    /// It has no tokens.
     #[error("a text of no tokens has no vector")]
     Empty,
-    /// There is no such token.
+    /// A token id is out of range.
     #[error("there is no token {token}: the model has {vocab}")]
     Unknown {
-        /// The token.
+        /// The token id.
         token: u32,
-        /// How many there are.
+        /// The vocabulary size.
         vocab: usize,
     },
-    /// The model sees no texts.
+    /// The model takes no texts.
     #[error("the model makes vectors of images alone")]
     NoTexts,
-    /// The model sees no images.
+    /// The model takes no images.
     #[error("the model makes vectors of texts alone")]
     NoImages,
-    /// An image cannot be taken.
+    /// The image cannot be read.
     #[error("{0}")]
     Image(#[from] PictureError),
-    /// The tokenizer does not know how two texts stand together.
+    /// The tokenizer has no template for pairs of texts.
     #[error("the model's tokenizer does not say how two texts stand together, so it cannot rank")]
     NoPairs,
 }
 
-/// Makes inputs of texts and images. Copies share everything.
+/// Builds encoder inputs from texts and images. Clones share everything.
 #[derive(Debug, Clone)]
 pub struct Inputs {
     words: Option<Words>,
@@ -72,15 +72,15 @@ pub struct Inputs {
     most: usize,
 }
 
-/// Makes inputs of texts.
+/// Builds inputs from texts.
 #[derive(Debug, Clone)]
 struct Words {
     tokenizer: Tokenizer,
-    /// Are texts written as if without punctuation and capitals? Else the tokenizer says what becomes of them.
+    /// Whether punctuation and case are removed first (SigLIP). Otherwise normalization is the tokenizer's.
     plain: bool,
-    /// Are they written in small letters?
+    /// Whether texts are lowercased first.
     lowers: bool,
-    /// What texts are filled up with, if they are.
+    /// The token that texts are padded with, if they are.
     fill: Option<u32>,
     vocab: usize,
     types: usize,
@@ -95,7 +95,7 @@ impl Inputs {
         Ok(Inputs { words: model.of_texts().map(Words::new).transpose()?, pictures, most: model.context() })
     }
 
-    /// The longest text, in tokens; rows of an image, where the model sees no texts.
+    /// The longest text in tokens; for a model of images alone, the rows of an image.
     pub fn most(&self) -> usize {
         self.most
     }
@@ -104,35 +104,35 @@ impl Inputs {
         self.words.as_ref().ok_or(InputError::NoTexts)
     }
 
-    /// A text.
+    /// Encodes a text.
     pub fn text(&self, text: &str, cut: Cut) -> std::result::Result<Input, InputError> {
         self.words()?.text(text, cut)
     }
 
-    /// The first of two texts that belong together. It is tokenized once, for any number of seconds.
+    /// The first text of a pair. It is tokenized once, for any number of second ones.
     pub fn first(&self, text: &str, cut: Cut) -> std::result::Result<First<'_>, InputError> {
         let words = self.words()?;
         let frame = words.tokenizer.around_two().ok_or(InputError::NoPairs)?;
         Ok(First { words, frame, tokens: words.encode(text, cut)?, cut })
     }
 
-    /// Two texts that belong together. If they are too long the longer loses its end first.
+    /// Encodes a pair of texts. If it is too long, the longer text is truncated first.
     pub fn pair(&self, first: &str, second: &str, cut: Cut) -> std::result::Result<Input, InputError> {
         self.first(first, cut)?.with(second)
     }
 
-    /// Tokens as they are.
+    /// An input of given tokens, without special ones.
     pub fn tokens(&self, tokens: Vec<u32>, cut: Cut) -> std::result::Result<Input, InputError> {
         self.words()?.tokens(tokens, cut)
     }
 
-    /// Bytes of memory that reading an image file takes at most.
+    /// Upper bound of the memory that decoding an image file takes, in bytes.
     pub fn image_memory(&self, bytes: &[u8]) -> std::result::Result<usize, InputError> {
         let pictures = self.pictures.as_ref().ok_or(InputError::NoImages)?;
         Ok(pictures.memory(bytes)?)
     }
 
-    /// The bytes of an image file.
+    /// Decodes and preprocesses an image file.
     pub fn image(&self, bytes: &[u8]) -> std::result::Result<Image, InputError> {
         let pictures = self.pictures.as_ref().ok_or(InputError::NoImages)?;
         Ok(pictures.file(bytes)?)
@@ -146,7 +146,7 @@ impl Words {
         let (tokenizer, spec) = (model.tokenizer()?, &model.spec);
         let (vocab, types, most) = (spec.vocab, spec.types.unwrap_or(1), model.context());
         let json = model.checkpoint.json_beside(TOKENIZER)?.unwrap_or_default();
-        // What the tokenizer says of it counts for more: it is what has filled up texts.
+        // The tokenizer's own padding token takes precedence: it is what texts were padded with in training.
         let said = [&json["pad_token"], &json["pad_token"]["content"]].into_iter().find_map(Value::as_str);
         let said = said.and_then(|token| tokenizer.id_of(token)).filter(|id| (*id as usize) < vocab);
         let fill = spec.fill.map(|usual| said.unwrap_or(usual));
@@ -156,7 +156,7 @@ impl Words {
         Ok(Words { tokenizer, plain, lowers, fill, vocab, types, most })
     }
 
-    /// A text's tokens, as far as there can be room for them. What is to be cut off anyway is not tokenized.
+    /// A text's tokens, at most as many as the model takes. With truncation, what would be cut off is not tokenized.
     fn encode(&self, text: &str, cut: Cut) -> std::result::Result<Vec<u32>, InputError> {
         let text: Cow<'_, str> = match (self.plain, self.lowers) {
             (true, _) => plain(text).into(),
@@ -189,7 +189,7 @@ impl Words {
         self.checked(&[Placed { piece: Piece::First, of: 0 }], &tokens, &[])
     }
 
-    /// Tokens of texts that there is room for in a frame.
+    /// How many of the texts' tokens fit beside the special tokens of `frame`.
     fn room(&self, frame: &[Placed], texts: usize, cut: Cut) -> std::result::Result<usize, InputError> {
         let around = frame.iter().filter(|p| matches!(p.piece, Piece::Token(_))).count();
         let (tokens, most) = (texts + around, self.most);
@@ -207,7 +207,7 @@ impl Words {
                 Piece::First => input.tokens.extend(a),
                 Piece::Second => input.tokens.extend(b),
             }
-            // Who does not tell texts apart has one kind of tokens.
+            // A model without types for a second text has one type.
             let of = if (placed.of as usize) < self.types { placed.of } else { 0 };
             input.types.resize(input.tokens.len(), of);
         }
@@ -227,7 +227,7 @@ impl Words {
     }
 }
 
-/// The first of two texts that belong together.
+/// The first text of a pair.
 #[derive(Debug, Clone)]
 pub struct First<'a> {
     words: &'a Words,
@@ -237,7 +237,7 @@ pub struct First<'a> {
 }
 
 impl First<'_> {
-    /// Both texts. If they are too long the longer loses its end first.
+    /// The pair. If it is too long, the longer text is truncated first.
     pub fn with(&self, second: &str) -> std::result::Result<Input, InputError> {
         let (a, mut b) = (&self.tokens, self.words.encode(second, self.cut)?);
         let room = self.words.room(self.frame, a.len() + b.len(), self.cut)?;
@@ -247,13 +247,13 @@ impl First<'_> {
     }
 }
 
-/// A text in small letters, without the punctuation of ASCII, with single spaces.
+/// The text in lower case, without ASCII punctuation, with single spaces.
 fn plain(text: &str) -> String {
     let text: String = text.chars().filter(|c| !c.is_ascii_punctuation()).collect();
     text.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// How many tokens each of two texts may keep: the longer gives first, as `tokenizers` has it.
+/// Tokens that each of two texts may keep: the longer is truncated first, as `tokenizers` does.
 fn shared_out(room: usize, a: usize, b: usize) -> (usize, usize) {
     if a + b <= room {
         return (a, b);
@@ -262,7 +262,7 @@ fn shared_out(room: usize, a: usize, b: usize) -> (usize, usize) {
     match shorter <= room / 2 {
         true if a <= b => (a, room - a),
         true => (room - b, b),
-        // Both are halved; the longer has the odd one.
+        // Both get half; the longer one gets the odd token.
         false if a <= b => (room / 2, room - room / 2),
         false => (room - room / 2, room / 2),
     }

@@ -1,5 +1,5 @@
-//! [`Encoder`]: from texts or images to vectors and scores. It is made of the blocks that decoders are made of; its tokens see to
-//! both sides, and what it has computed is not kept.
+//! [`Encoder`]: from texts, images or audio to hidden states, vectors and scores. It is built from the same blocks as
+//! decoders; attention is bidirectional, and no KV cache survives a forward pass.
 
 mod audio_stem;
 mod classes;
@@ -39,38 +39,38 @@ pub use sentence_transformers::SentenceTransformers;
 use spec::{EncoderSpec, HeadActivation, Pooling};
 use token_embed::TokenEmbed;
 
-/// Tokens in a page of keys and values: no text takes more than its own, rounded up to whole pages.
+/// Tokens per page of the temporary KV cache: a text takes its length rounded up to whole pages.
 pub const PAGE: usize = 16;
 
-/// A text as an encoder takes it, or two.
+/// A text, or a pair of texts, as encoder input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Input {
-    /// Its tokens, with those around it.
+    /// Tokens, including special ones.
     pub tokens: Vec<u32>,
-    /// Which text each belongs to.
+    /// Token types: which text each token belongs to.
     pub types: Vec<u32>,
 }
 
-/// An image as an encoder takes it.
+/// An image as encoder input.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Image {
-    /// The numbers of its patches, one after another: of each all its reds, greens and blues, row by row.
+    /// Pixel values, patch after patch: of each patch all red values, then green, then blue, row by row.
     pub patches: Vec<f32>,
-    /// How many rows it takes.
+    /// Rows of hidden states that it takes.
     pub rows: usize,
 }
 
-/// What encoders take.
+/// An input of an encoder.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Item {
-    /// A text, or two.
+    /// A text, or a pair of texts.
     Text(Input),
     /// An image.
     Image(Image),
 }
 
 impl Item {
-    /// Tokens of a text, and what counts as such of an image.
+    /// Rows of hidden states: tokens of a text, patches of an image (and its class row).
     pub fn rows(&self) -> usize {
         match self {
             Item::Text(text) => text.tokens.len(),
@@ -78,11 +78,11 @@ impl Item {
         }
     }
 
-    /// How much memory it takes while it waits, in tokens that take as much.
+    /// Memory that it takes while it is queued, in units of a text's token.
     pub fn weight(&self) -> usize {
         match self {
             Item::Text(text) => text.tokens.len(),
-            // A token has a kind.
+            // A token has an id and a type, so it is as large as two pixel values.
             Item::Image(image) => image.patches.len().div_ceil(2),
         }
     }
@@ -100,18 +100,18 @@ impl From<Image> for Item {
     }
 }
 
-/// What an encoder begins with.
+/// The input layer.
 #[derive(Debug)]
 enum Front<B: Backend> {
-    /// Embeddings of tokens, and of kinds of tokens if there are any.
+    /// Token embedding, and token type embedding if there is one.
     Tokens { table: Weight<B>, types: Option<Weight<B>> },
-    /// What it makes of squares of images.
+    /// Patch embedding of images.
     Patches(PatchEmbed<B>),
-    /// What it makes of what is heard.
+    /// Convolutional stem for audio.
     Sounds(Box<AudioStem<B>>),
 }
 
-/// An encoder was given what it does not take.
+/// The error for an input of a kind that the encoder does not take.
 fn other() -> Error {
     let (want, got) = ("images or sounds".to_owned(), "texts".to_owned());
     Error::Shape { op: "encoder", what: "its input", want, got }
@@ -134,33 +134,33 @@ pub struct Encoder<B: Backend> {
     dense: Vec<Dense<B>>,
 }
 
-/// What an encoder's tensors are called beside those of its layers. Names may be empty.
+/// Names of an encoder's tensors outside its layers. Empty: no such tensor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts {
-    /// The embedding of kinds of tokens.
+    /// Token type embedding.
     pub types: &'static str,
-    /// The norm of embeddings.
+    /// Norm behind the embeddings.
     pub embed_norm: &'static str,
-    /// The two convolutions of what is heard.
+    /// The two convolutions of the audio stem.
     pub ears: [&'static str; 2],
 }
 
-/// Some texts on a device, or images or sounds, and room for a layer's keys and values.
+/// A batch of texts, images or audio clips on a device, with a KV cache for one layer.
 #[derive(Debug)]
 pub struct Texts<B: Backend> {
     plan: StepPlan<B>,
-    /// [1, tokens]: rows of the embedding of positions, if there is one.
+    /// [1, tokens]: rows of the position embedding, if there is one.
     places: Option<Tensor<B>>,
-    /// [1, tokens]: rows of the embedding of kinds of tokens, if there is one.
+    /// [1, tokens]: token types, if they have an embedding.
     types: Option<Tensor<B>>,
-    /// [patches or frames, numbers], of images and sounds.
+    /// [patches or frames, values], for images and audio.
     numbers: Option<Tensor<B>>,
-    /// All layers use it in turn.
+    /// Shared by all layers, one after another.
     cache: LayerCache<B>,
 }
 
 impl<B: Backend> Encoder<B> {
-    /// Brings a model's weights to a device.
+    /// Loads a model's weights onto a device.
     pub fn load(b: &B, model: &EncoderModel, progress: Progress<'_>) -> LoadResult<Encoder<B>> {
         let family = model.family;
         let mut w = Weights::new(b, model.source(), progress);
@@ -174,7 +174,7 @@ impl<B: Backend> Encoder<B> {
         Ok(encoder)
     }
 
-    /// Reads an encoder among other things, for texts of up to so many tokens.
+    /// Loads an encoder as part of a larger model, for texts of up to `context` tokens.
     pub(crate) fn read(
         w: &mut Weights<'_, B>,
         spec: &EncoderSpec,
@@ -226,7 +226,7 @@ impl<B: Backend> Encoder<B> {
         })
     }
 
-    /// The embedding of tokens, if it takes those.
+    /// The token embedding, if it takes tokens.
     pub(crate) fn embedding(&self) -> Option<&Weight<B>> {
         match &self.front {
             Front::Tokens { table, .. } => Some(table),
@@ -234,12 +234,12 @@ impl<B: Backend> Encoder<B> {
         }
     }
 
-    /// What it was made from.
+    /// The spec it was built from.
     pub fn spec(&self) -> &EncoderSpec {
         &self.spec
     }
 
-    /// Uploads texts. Their tokens are under [`EncoderSpec::vocab`], and no more than its context.
+    /// Uploads texts. Token ids must be below [`EncoderSpec::vocab`], lengths at most its context.
     pub fn upload(&self, b: &B, inputs: &[Input]) -> Result<Texts<B>> {
         let texts = self.side_by_side(b, inputs.iter().map(|input| &input.tokens[..]))?;
         let types: Vec<u32> = inputs.iter().flat_map(|input| &input.types).copied().collect();
@@ -247,20 +247,20 @@ impl<B: Backend> Encoder<B> {
         Ok(Texts { types: has_types.then(|| b.upload_row(&types)).transpose()?, ..texts })
     }
 
-    /// Uploads images, cut up as [`EncoderSpec::patches`] says.
+    /// Uploads images, cut into patches as [`EncoderSpec::patches`] says.
     pub fn upload_images(&self, b: &B, images: &[Image]) -> Result<Texts<B>> {
         let (count, rows, width) = match self.spec.patches {
             Some(patches) => (patches.count(), patches.rows(), patches.width()),
             None => (0, 0, 0),
         };
-        // They have no tokens, but their rows are counted like those.
+        // Images have no tokens, but the step needs one per row.
         let tokens = vec![0; rows];
         let texts = self.side_by_side(b, images.iter().map(|_| &tokens[..]))?;
         let numbers: Vec<f32> = images.iter().flat_map(|image| &image.patches).copied().collect();
         Ok(Texts { numbers: Some(b.upload(&numbers, images.len() * count, width)?), ..texts })
     }
 
-    /// Lays out rows of texts or images, and room for their keys and values.
+    /// Lays out the rows of a batch side by side, and allocates their KV cache.
     fn side_by_side<'a>(&self, b: &B, all: impl Iterator<Item = &'a [u32]>) -> Result<Texts<B>> {
         let mut step = Step { page_len: PAGE, ..Step::default() };
         let (mut places, mut pages) = (Vec::<u32>::new(), 0..0);
@@ -277,7 +277,7 @@ impl<B: Backend> Encoder<B> {
         Ok(Texts { plan: StepPlan::new(b, step)?, places, types: None, numbers: None, cache })
     }
 
-    /// What the layers begin with.
+    /// Input of the first layer: embeddings, summed, and their norm.
     fn begin(&self, b: &B, texts: &Texts<B>) -> Result<Tensor<B>> {
         let embed = |table: &Weight<B>, ids: &Tensor<B>| b.run(Embed { table, ids, scale: 1.0 });
         let (plan, places) = (&texts.plan, self.positions.as_ref().zip(texts.places.as_ref()));
@@ -306,8 +306,7 @@ impl<B: Backend> Encoder<B> {
         }
     }
 
-    /// Uploads what is heard, for an encoder of that: the frames of each sound, one after another. Each has two frames
-    /// for every position of the context.
+    /// Uploads log-mel frames of audio clips, one clip after another: two frames per position of the context.
     pub fn upload_sounds(&self, b: &B, sounds: &[&[f32]]) -> Result<Texts<B>> {
         let (context, bands) = (self.spec.context, self.spec.sound.map_or(0, |sound| sound.bands));
         let tokens = vec![0; context];
@@ -316,8 +315,8 @@ impl<B: Backend> Encoder<B> {
         Ok(Texts { numbers: Some(heard), ..texts })
     }
 
-    /// The hidden states of the texts' tokens. The embeddings and what each layer makes of them are shown to `see` on
-    /// the way, as the next layer sees them.
+    /// Hidden states of the batch: [tokens, dim]. `see` is called with 0 and the embeddings, then with `i + 1` and the
+    /// output of layer `i`, as the next layer reads it.
     pub fn forward(
         &self,
         b: &B,
@@ -327,7 +326,7 @@ impl<B: Backend> Encoder<B> {
         let plan = &texts.plan;
         let mut x = self.begin(b, texts)?; // [tokens, dim]
         see(0, &x)?;
-        // A layer's keys and values are of no use to the next: all have the same room.
+        // No layer needs another's K and V: all share one cache.
         let cache = &texts.cache;
         for (i, layer) in self.layers.iter().enumerate() {
             let cx = Context { b, plan, cache, ropes: &self.ropes, across: None, side: None };
@@ -340,8 +339,8 @@ impl<B: Backend> Encoder<B> {
         Ok(x)
     }
 
-    /// A vector for each text or image, of the hidden states of their tokens: by the model's own way, or by another where
-    /// it has none.
+    /// A vector per text or image: by the model's own pooling head, or by `by` if it has none; then through the dense
+    /// layers.
     pub fn vectors(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
         let vectors = match &self.ending {
             Some(ending) => ending.forward(b, texts, x)?,
@@ -350,12 +349,12 @@ impl<B: Backend> Encoder<B> {
         self.dense.iter().try_fold(vectors, |x, dense| dense.forward(b, &x))
     }
 
-    /// A vector for each text, of the hidden states of their tokens, by a rule.
+    /// A vector per text, pooled by `by`.
     pub fn pool(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
         gathered(b, texts, x, by)
     }
 
-    /// Scores of each text, of the hidden states of their tokens; `None` where the model has no head for them.
+    /// Scores of each text: [texts, labels]; `None` if the model has no classification head.
     pub fn scores(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Option<Tensor<B>>> {
         let head = self.head.as_ref().zip(self.spec.head.as_ref());
         head.map(|(head, spec)| head.forward(b, &self.pool(b, texts, x, spec.pooling)?)).transpose()
@@ -363,14 +362,13 @@ impl<B: Backend> Encoder<B> {
 }
 
 impl<B: Backend> Encoder<B> {
-    /// Logits of all tokens of the vocabulary for each token of the texts, of their hidden states; `None` where the model
-    /// has no head for them, or it was not asked for.
+    /// Logits of the masked language model head: [tokens, vocab]; `None` if the model has none or it was not loaded.
     pub fn words(&self, b: &B, x: &Tensor<B>) -> Result<Option<Tensor<B>>> {
         self.words.as_ref().map(|words| words.forward(b, x)).transpose()
     }
 
-    /// What transformers calls `pooler_output`: a vector for each text, of the hidden state of its first token; `None`
-    /// where the model has no layer for it, or it was not asked for.
+    /// `pooler_output` of transformers: a vector per text from its first token's hidden state; `None` if the model has
+    /// no pooler or it was not loaded.
     pub fn pooled(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Option<Tensor<B>>> {
         let Some(pooler) = &self.pooler else { return Ok(None) };
         let first = gathered(b, texts, x, Pooling::First)?; // [texts, dim]
@@ -378,7 +376,7 @@ impl<B: Backend> Encoder<B> {
     }
 }
 
-/// What stands for each text, by a rule: a row, a mean of all, or the most of all.
+/// Pools hidden states: one row per text, by selection, mean or maximum.
 fn gathered<B: Backend>(b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
     let lengths: Vec<usize> = texts.plan.host.spans.iter().map(|span| span.rows).collect();
     let share: fn(usize) -> f32 = match by {
@@ -403,7 +401,7 @@ fn gathered<B: Backend>(b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> 
     b.run(Eltwise { x: &sums, op: EltwiseOp::Mul(&shares) })
 }
 
-/// The row of each text that stands for all of it.
+/// Pooling by selection: one row of each text.
 fn rows<B: Backend>(
     b: &B,
     mut tokens: &[u32],
@@ -419,7 +417,7 @@ fn rows<B: Backend>(
     b.run(IndexRows { x, indices: &b.upload_row(&rows)?, mode: IndexMode::Gather })
 }
 
-/// The largest number in each place. No device has an op for it: few models want it.
+/// Max pooling, on the host: few models use it, and no device has an op for it.
 fn most<B: Backend>(b: &B, x: &Tensor<B>, lengths: &[usize]) -> Result<Tensor<B>> {
     let (numbers, dim) = (b.download::<f32>(x)?, x.cols());
     let (mut rows, mut most) = (numbers.chunks(dim.max(1)), vec![f32::NEG_INFINITY; lengths.len() * dim]);
@@ -431,8 +429,8 @@ fn most<B: Backend>(b: &B, x: &Tensor<B>, lengths: &[usize]) -> Result<Tensor<B>
     b.upload(&most, lengths.len(), dim)
 }
 
-/// The first so many numbers of a vector, or all, stretched to a length of one. Vectors of models that were trained for it
-/// are of use when they are cut; others lose what they mean.
+/// The first `dimensions` elements of a vector (or all), L2-normalised. Only models trained for it (Matryoshka) keep
+/// their quality when truncated.
 pub fn shortened(mut vector: Vec<f32>, dimensions: Option<usize>) -> Vec<f32> {
     vector.truncate(dimensions.unwrap_or(vector.len()));
     let length = vector.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
@@ -442,7 +440,7 @@ pub fn shortened(mut vector: Vec<f32>, dimensions: Option<usize>) -> Vec<f32> {
     vector
 }
 
-/// A reranker's score as a number from 0 to 1.
+/// Sigmoid of a reranker's score.
 pub fn relevance(score: f32) -> f32 {
     1.0 / (1.0 + (-score).exp())
 }

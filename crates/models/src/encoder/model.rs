@@ -1,4 +1,4 @@
-//! [`EncoderModel`]: a checkpoint whose family of encoders is known, not yet on a device.
+//! [`EncoderModel`]: an encoder's checkpoint with its family and spec, not yet on a device.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::formats::{Checkpoint, Settings};
 use crate::tokenizer::Tokenizer;
 use crate::weights::{Common, Source};
 
-/// Linear layers each of which takes what comes out before it.
+/// Checks that each dense layer takes as many inputs as the one before returns.
 fn fitting(checkpoint: &Checkpoint, dense: Vec<DenseSpec>, spec: &EncoderSpec) -> Result<Vec<DenseSpec>> {
     let mut width = spec.width();
     for dense in &dense {
@@ -34,19 +34,19 @@ fn fitting(checkpoint: &Checkpoint, dense: Vec<DenseSpec>, spec: &EncoderSpec) -
 /// An encoder as its files describe it.
 #[derive(Debug, Clone)]
 pub struct EncoderModel {
-    /// Its files.
+    /// The files.
     pub checkpoint: Checkpoint,
-    /// What kind it is.
+    /// The model family.
     pub family: &'static EncoderFamily,
-    /// How it is built.
+    /// The architecture.
     pub spec: EncoderSpec,
-    /// How its makers would have texts made into vectors.
+    /// Pooling, length limit and lowercasing as sentence-transformers stores them.
     pub sentence: SentenceTransformers,
-    /// What the same checkpoint sees images with, if this is for texts and there is something.
+    /// In a dual encoder of texts, the image encoder of the same checkpoint.
     pub beside: Option<Box<EncoderModel>>,
-    /// How well texts and images go together, if the checkpoint says that.
+    /// Similarity of texts and images, if the checkpoint has its parameters.
     pub matching: Option<ClipSimilarity>,
-    /// Are heads loaded too of which only `dump` shows what they give?
+    /// Whether to load heads that only `dump` shows (masked language model head, pooler).
     pub extras: bool,
 }
 
@@ -56,7 +56,7 @@ impl EncoderModel {
         EncoderModel::new(Checkpoint::open(path)?)
     }
 
-    /// Finds out what a checkpoint is.
+    /// Detects a checkpoint's family and reads its spec.
     pub fn new(mut checkpoint: Checkpoint) -> Result<EncoderModel> {
         let config = Config::new(&checkpoint)?;
         let family = families::find_encoder(&config)?;
@@ -66,7 +66,7 @@ impl EncoderModel {
         let config = Config::new(&checkpoint)?;
         let made = |family: &'static EncoderFamily, beside| {
             let (checkpoint, mut spec) = (checkpoint.clone(), (family.spec)(&config)?);
-            // The longest text has nothing to do with images.
+            // The length limit of texts does not apply to images.
             let most_tokens = sentence.most_tokens.filter(|_| spec.patches.is_none());
             let sentence = SentenceTransformers { most_tokens, ..sentence.clone() };
             spec.dense = fitting(&checkpoint, dense.clone(), &spec)?;
@@ -82,7 +82,7 @@ impl EncoderModel {
         Ok(both)
     }
 
-    /// Vectors of texts and of images can only be compared if they are as long.
+    /// Vectors of texts and of images are comparable only if they are equally wide.
     fn alike(&self) -> Result<()> {
         let widths = (self.spec.width(), self.beside.as_ref().map_or(self.spec.width(), |m| m.spec.width()));
         match widths {
@@ -95,12 +95,12 @@ impl EncoderModel {
         }
     }
 
-    /// What it sees texts with, if it sees any.
+    /// The text encoder, if there is one.
     pub fn of_texts(&self) -> Option<&EncoderModel> {
         self.spec.patches.is_none().then_some(self)
     }
 
-    /// What it sees images with, if it sees any.
+    /// The image encoder, if there is one.
     pub fn of_images(&self) -> Option<&EncoderModel> {
         if self.spec.patches.is_some() { Some(self) } else { self.beside.as_deref() }
     }
@@ -110,17 +110,17 @@ impl EncoderModel {
         Source { checkpoint: &self.checkpoint, names: self.family.names, spec, quantizing: None }
     }
 
-    /// Bytes that a device is given of all tensors.
+    /// Bytes of all tensors as handed to the device.
     pub fn weight_bytes(&self) -> usize {
         self.source().bytes()
     }
 
-    /// The longest text that it takes, in tokens; rows of an image, if it takes those.
+    /// The longest text in tokens; for an image encoder, the rows of an image.
     pub fn context(&self) -> usize {
         self.sentence.most_tokens.map_or(self.spec.context, |most| most.min(self.spec.context))
     }
 
-    /// Its tokenizer.
+    /// The model's tokenizer.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let tokenizer = match &self.checkpoint.settings {
             Settings::Gguf(meta) => Tokenizer::from_gguf(meta)?,
@@ -130,13 +130,13 @@ impl EncoderModel {
         Ok(tokenizer)
     }
 
-    /// What its scores mean; `None` where it gives none.
+    /// Labels of its scores; `None` without a classification head.
     pub fn classes(&self) -> Result<Option<Classes>> {
         let Some(head) = self.spec.head else { return Ok(None) };
         Classes::read(&Config::new(&self.checkpoint)?, head.labels).map(Some)
     }
 
-    /// Does it compute embeddings? If not, why.
+    /// Checks that it computes embeddings; the error says why not.
     pub fn embeds(&self) -> Result<()> {
         match self.spec.head.map(|head| head.labels) {
             None => Ok(()),
@@ -151,7 +151,7 @@ impl EncoderModel {
         }
     }
 
-    /// Does it classify texts? If not, why.
+    /// Its labels; if it is no classifier, the error says why not.
     pub fn classifies(&self) -> Result<Classes> {
         self.classes()?.ok_or_else(|| {
             let what = "classifying by a model without a classification head";
@@ -160,7 +160,7 @@ impl EncoderModel {
         })
     }
 
-    /// Does it score pairs of texts? If not, why.
+    /// Checks that it is a reranker (scores pairs of texts); the error says why not.
     pub fn ranks(&self) -> Result<()> {
         let refuse = |what: &str, why: &str| Err(LoadError::unsupported(&self.checkpoint.path, what, why));
         match self.spec.head.map(|head| head.labels) {

@@ -1,4 +1,4 @@
-//! [`Patches`]: from the squares of images to the rows that layers take.
+//! [`PatchEmbed`]: from patches of images to the rows that layers read (ViT).
 
 use tallow_core::ops::{Epilogue, IndexMode, IndexRows, Linear};
 use tallow_core::{Backend, LinearWeights, Memory, Result, Tensor};
@@ -8,7 +8,7 @@ use crate::error::Result as LoadResult;
 use crate::formats::names::Names;
 use crate::weights::Weights;
 
-/// A linear layer of each patch, and perhaps a row that stands in front of them.
+/// Linear layer over each patch, and optionally a class row in front of them.
 #[derive(Debug)]
 pub(super) struct PatchEmbed<B: Backend> {
     spec: PatchSpec,
@@ -25,7 +25,8 @@ impl<B: Backend> PatchEmbed<B> {
         Ok(PatchEmbed { spec, by, first })
     }
 
-    /// Adds rows to those of so many images' positions: [rows, dim]. `patches`: [patches, numbers]
+    /// Patch embeddings (and class rows) plus position embeddings `positions`: [rows, dim]. `patches`: [patches,
+    /// values]
     pub(super) fn forward(
         &self,
         b: &B,

@@ -1,4 +1,4 @@
-//! [`Ending`]: from hidden states to the vector of a text or an image, where a model has a way of its own.
+//! [`PoolingHead`]: from hidden states to the vector of a text or an image, where the model has a pooling of its own.
 
 use tallow_core::ops::{Attend, Epilogue, IndexMode, IndexRows, Linear, Normalize, QkvPrep};
 use tallow_core::{
@@ -13,7 +13,7 @@ use crate::error::Result as LoadResult;
 use crate::spec::Bias;
 use crate::weights::Weights;
 
-/// What is gathered, perhaps a norm, perhaps a linear layer.
+/// Pooling, optional norm, optional linear layer.
 #[derive(Debug)]
 pub(super) struct PoolingHead<B: Backend> {
     gather: Gather<B>,
@@ -58,7 +58,7 @@ impl<B: Backend> PoolingHead<B> {
     }
 }
 
-/// A question that is asked of all rows of a text or an image: attention of one query, and a feed-forward block.
+/// Attention pooling (SigLIP): a learned query attends to all rows of an input; then an FFN.
 #[derive(Debug)]
 struct AttentionPool<B: Backend> {
     /// [1, dim]
@@ -72,7 +72,7 @@ struct AttentionPool<B: Backend> {
 }
 
 impl<B: Backend> AttentionPool<B> {
-    /// It has heads and a width in the middle as the layers have.
+    /// Heads and FFN have the sizes of the layers'.
     fn load(w: &mut Weights<'_, B>, of: &EncoderSpec, name: &str) -> LoadResult<AttentionPool<B>> {
         let dim = of.dim;
         let Some(like) = of.layers.first() else {
@@ -104,9 +104,9 @@ impl<B: Backend> AttentionPool<B> {
         let (cache, kv) = (&texts.cache, texts.cache.kv()?);
         let project = |x: &Tensor<B>, weights, epilogue| b.run(Linear { x, weights, epilogue });
         let qkv = project(x, &self.qkv, Epilogue::NONE)?; // [rows, 3 * dim]
-        // Of these only keys and values are wanted, and they are in their place now.
+        // Only K and V are needed; they are in the cache now.
         b.run(QkvPrep { qkv: &qkv, heads, qk_norm: None, rope: None, kv, plan })?;
-        // The question stands where the last row of each does, and sees all rows.
+        // The query stands at the last row's position, so it sees all rows.
         let asked = |s: &Span| Span { rows: 1, start: s.rows.saturating_sub(1), pages: s.pages.clone() };
         let asked: Vec<Span> = spans.iter().map(asked).collect();
         let (tokens, states) = (vec![0; asked.len()], Vec::new());

@@ -1,4 +1,4 @@
-//! [`Sentence`]: how a model's makers would have texts made into vectors, as sentence-transformers writes it down.
+//! [`SentenceTransformers`]: how the model's texts become vectors, as sentence-transformers stores it.
 
 use std::path::Path;
 
@@ -11,21 +11,20 @@ use crate::formats::config::{Config, Key, key};
 
 const MODULES: &str = "modules.json";
 
-/// What `modules.json` and the files that it names say. All of it may be missing.
+/// Settings from `modules.json` and the files that it names. All of them may be missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SentenceTransformers {
-    /// What makes one vector of a text's hidden states: the mean, if nothing is said.
+    /// Pooling; the mean if the files do not say.
     pub pooling: Pooling,
-    /// The longest text that it takes, in tokens.
+    /// The longest text in tokens.
     pub most_tokens: Option<usize>,
-    /// Are capital letters made small before a text is cut up?
+    /// Whether texts are lowercased before tokenization.
     pub lowers: bool,
-    /// Folders of linear layers that vectors go through.
+    /// Folders of dense layers behind pooling.
     pub(super) dense: Vec<String>,
 }
 
-/// The settings that say what of hidden states makes a vector, and what they stand for here. Older files have a switch
-/// for each, newer ones a name.
+/// Pooling modes: the boolean setting of older files, the `pooling_mode` of newer ones, and ours.
 const KINDS: [(&str, &str, Pooling); 6] = [
     ("pooling_mode_mean_tokens", "mean", Pooling::Mean),
     ("pooling_mode_cls_token", "cls", Pooling::First),
@@ -36,7 +35,7 @@ const KINDS: [(&str, &str, Pooling); 6] = [
 ];
 
 impl SentenceTransformers {
-    /// Reads what stands beside a checkpoint, or in a GGUF file.
+    /// Reads the files beside a checkpoint, or a GGUF file's metadata.
     pub(super) fn read(config: &Config<'_>) -> Result<SentenceTransformers> {
         let checkpoint = config.checkpoint();
         let mut sentence = SentenceTransformers {
@@ -73,7 +72,7 @@ impl SentenceTransformers {
                     sentence.pooling = pooling(checkpoint, &name.to_string_lossy())?;
                 }
                 "Dense" => sentence.dense.push(folder.to_owned()),
-                // All vectors are.
+                // We normalise all vectors anyway.
                 "Normalize" => {}
                 other => {
                     let why = "Transformer, Pooling, Dense and Normalize are";
@@ -87,7 +86,7 @@ impl SentenceTransformers {
 
 const POOLING: Key = key("", "pooling_type");
 
-/// GGUF files number the ways from 0, which says that there is none.
+/// GGUF's pooling type (`LLAMA_POOLING_TYPE_*`); 0 is no pooling.
 fn gguf_pooling(config: &Config<'_>) -> Result<Pooling> {
     match config.find_count(POOLING)? {
         None | Some(1) => Ok(Pooling::Mean),
@@ -97,7 +96,7 @@ fn gguf_pooling(config: &Config<'_>) -> Result<Pooling> {
     }
 }
 
-/// The longest text, and whether capital letters are made small.
+/// `max_seq_length` and `do_lower_case`.
 fn of_texts(checkpoint: &Checkpoint, name: &str) -> Result<(Option<usize>, bool)> {
     let Some(json) = checkpoint.json_beside(name)? else { return Ok((None, false)) };
     let file = checkpoint.path.join(name);

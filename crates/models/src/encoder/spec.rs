@@ -1,52 +1,53 @@
-//! [`EncoderSpec`]: everything that tells one encoder from another, as values. Families make it; blocks follow it.
+//! [`EncoderSpec`]: an encoder's architecture as plain values. Families build it from a model's settings; blocks read
+//! it.
 
 use tallow_core::Activation;
 
 use crate::blocks::rope::RopeSpec;
 use crate::spec::{Bias, LayerSpec, NormSpec};
 
-/// An encoder: embeddings and their norm, layers, perhaps a norm, perhaps a head.
+/// An encoder: embeddings and their norm, layers, optional final norm, optional head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderSpec {
-    /// Rows of the embedding: token ids are under it.
+    /// Rows of the embedding; token ids are below it.
     pub vocab: usize,
-    /// Elements of a hidden state.
+    /// Width of a hidden state.
     pub dim: usize,
-    /// The longest sequence it was made for.
+    /// Longest sequence that the model supports.
     pub context: usize,
-    /// Of every norm.
+    /// Settings shared by all norms.
     pub norm: NormSpec,
-    /// Positions that have an embedding of their own, if any.
+    /// Learned absolute position embeddings, if any.
     pub positions: Option<Positions>,
-    /// Kinds of tokens that have an embedding of their own, if any: those of a first text, those of a second.
+    /// Number of token types with an embedding (first text, second text), if any.
     pub types: Option<usize>,
-    /// How images are cut up, if it takes images: then it has no vocabulary, and a position for each patch.
+    /// Patch embedding, if it takes images: then it has no vocabulary, and a position per patch.
     pub patches: Option<PatchSpec>,
-    /// The token that texts are filled up with as far as the context, if they are.
+    /// The token that texts are padded with to the full context, if they are (SigLIP).
     pub fill: Option<u32>,
-    /// Rotary embeddings that layers choose from.
+    /// RoPE variants that layers refer to by index.
     pub ropes: Vec<RopeSpec>,
-    /// From the first to the last.
+    /// First to last.
     pub layers: Vec<LayerSpec>,
-    /// Is there a norm behind the last layer?
+    /// Whether there is a norm behind the last layer.
     pub last_norm: bool,
-    /// What gives scores, if anything does.
+    /// Classification head, if there is one.
     pub head: Option<HeadSpec>,
-    /// What gives logits of tokens, if anything does. Only `dump` computes them.
+    /// Masked language model head, if there is one. Only `dump` computes it.
     pub words: Option<TokenEmbedSpec>,
-    /// The linear layer and hyperbolic tangent that make `pooler_output` of the first hidden state, if there are any: its
-    /// name. Only `dump` computes it.
+    /// Name of the pooler (linear layer and tanh over the first hidden state, `pooler_output`), if there is one. Only
+    /// `dump` computes it.
     pub pooler: Option<&'static str>,
-    /// What makes a vector of hidden states, if the model has a way of its own.
+    /// Pooling head, if the model has one of its own.
     pub ending: Option<PoolingHeadSpec>,
-    /// What vectors go through then, one after another.
+    /// Dense layers that vectors go through then, in order.
     pub dense: Vec<DenseSpec>,
-    /// Where it takes what is heard and no tokens: what that is like. Its context is half as many frames, always.
+    /// Audio stem, if it takes audio instead of tokens (Whisper). An input then always has `2 * context` frames.
     pub sound: Option<AudioSpec>,
 }
 
 impl EncoderSpec {
-    /// Numbers of a vector.
+    /// Width of a vector.
     pub fn width(&self) -> usize {
         if let Some(dense) = self.dense.last() {
             return dense.width;
@@ -55,29 +56,29 @@ impl EncoderSpec {
     }
 }
 
-/// Images, and the squares that they are cut into.
+/// Images, and the patches that they are cut into.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PatchSpec {
-    /// Pixels of an image, on each side.
+    /// Pixels per side of an image.
     pub image: usize,
-    /// Pixels of a patch, on each side. What is left over of the image is not seen.
+    /// Pixels per side of a patch. A remainder of the image is dropped.
     pub side: usize,
-    /// The whole name of what stands in front of the patches, if anything does.
+    /// Full name of the class embedding in front of the patches, if there is one.
     pub first: Option<&'static str>,
-    /// Has the layer that takes them a bias?
+    /// Bias of the patch projection.
     pub bias: Bias,
-    /// What is done to pictures before, where a folder does not say it.
+    /// Preprocessing of images where the folder does not say.
     pub usual: ImagePreprocessing,
 }
 
-/// What a family does to pictures.
+/// A family's default image preprocessing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ImagePreprocessing {
-    /// Are they resized by their shorter side, and is a square cut out of their middle? Else they become a square.
+    /// Whether images are resized by their shorter side and center-cropped. Otherwise they are resized to a square.
     pub crops: bool,
-    /// Of each colour.
+    /// Mean of each channel.
     pub mean: [f32; CHANNELS],
-    /// The standard deviation of each colour.
+    /// Standard deviation of each channel.
     pub deviation: [f32; CHANNELS],
 }
 
@@ -90,86 +91,85 @@ impl PatchSpec {
         (self.image / self.side).pow(2)
     }
 
-    /// Rows of an image.
+    /// Rows of an image: its patches and the class row, if there is one.
     pub fn rows(&self) -> usize {
         self.count() + usize::from(self.first.is_some())
     }
 
-    /// Numbers of a patch.
+    /// Values of a patch.
     pub fn width(&self) -> usize {
         CHANNELS * self.side * self.side
     }
 }
 
-/// From hidden states to a vector: what is gathered of them, perhaps a norm, perhaps a linear layer.
+/// From hidden states to a vector: pooling, optional norm, optional linear layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PoolingHeadSpec {
-    /// What is gathered.
+    /// How hidden states are pooled.
     pub gather: PoolKind,
-    /// The norm's name, if there is one.
+    /// Name of the norm, if there is one.
     pub norm: Option<&'static str>,
-    /// The linear layer, if there is one.
+    /// The projection, if there is one.
     pub project: Option<Projection>,
 }
 
-/// What is gathered of hidden states.
+/// How hidden states are pooled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolKind {
-    /// What a rule says.
+    /// By a fixed rule.
     By(Pooling),
-    /// What a question that the model has learnt gets from all of them, through attention and a feed-forward block. This
-    /// is what its tensors' names begin with.
+    /// Attention pooling (SigLIP): a learned query attends to all of them, and an FFN follows. Prefix of its tensors'
+    /// names.
     Probe(&'static str),
 }
 
-/// A linear layer at the end.
+/// Projection at the end of a pooling head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Projection {
-    /// Its name.
+    /// Name of its tensors.
     pub name: &'static str,
-    /// Its outputs.
+    /// Outputs.
     pub width: usize,
-    /// Has it a bias?
+    /// Bias of the linear layer.
     pub bias: Bias,
 }
 
-/// A linear layer of vectors, and a bend, which stand beside a model.
+/// A dense layer of sentence-transformers: linear layer with an optional activation, stored beside the model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DenseSpec {
-    /// Its name.
+    /// Name of its tensors.
     pub name: String,
-    /// Its inputs.
+    /// Inputs.
     pub inputs: usize,
-    /// Its outputs.
+    /// Outputs.
     pub width: usize,
-    /// Has it a bias?
+    /// Bias of the linear layer.
     pub bias: Bias,
-    /// The bend, if there is one.
+    /// The activation, if there is one.
     pub bend: Option<HeadActivation>,
 }
 
-/// What an encoder hears: frames of so many bands, made half as many hidden states by two convolutions over three
-/// neighbours.
+/// Audio stem (Whisper): log-mel frames of `bands` values; two convolutions of kernel size 3 halve their number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AudioSpec {
-    /// Numbers of a frame.
+    /// Values of a frame (mel bands).
     pub bands: usize,
-    /// Behind each convolution.
+    /// Activation behind each convolution.
     pub act: Activation,
 }
 
-/// Embeddings of positions.
+/// Learned absolute position embeddings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Positions {
-    /// How many there are.
+    /// Rows of the table.
     pub rows: usize,
-    /// The token that fills up short texts, where positions are counted from it: it has the row of its own id, and the
-    /// other tokens of a text have the rows behind.
+    /// The padding token, where positions are counted from its id (RoBERTa): padding has row `pad`, the other tokens
+    /// have the rows behind it.
     pub pad: Option<u32>,
 }
 
 impl Positions {
-    /// The rows of a text's tokens.
+    /// The position rows of a text's tokens.
     pub fn of(&self, tokens: &[u32]) -> Vec<u32> {
         let Some(pad) = self.pad else { return (0..tokens.len() as u32).collect() };
         let count = |last: &mut u32, token: &u32| {
@@ -180,29 +180,29 @@ impl Positions {
     }
 }
 
-/// What makes one vector of a text's hidden states.
+/// Pooling: how the hidden states of a text become one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
-    /// The mean of all.
+    /// Mean of all.
     Mean,
-    /// The sum of all by the root of how many they are.
+    /// Sum of all divided by the square root of their number.
     RootMean,
-    /// The mean of all, the second counting twice, the third three times.
+    /// Mean weighted by position: 1, 2, 3, ...
     LaterMean,
-    /// The largest number of all, in each place.
+    /// Element-wise maximum.
     Most,
-    /// The first.
+    /// First token (CLS).
     First,
-    /// The last.
+    /// Last token.
     Last,
-    /// That of the first token that is this one; the first of all where none is.
+    /// First occurrence of this token; the first token if it does not occur.
     At(u32),
-    /// That of the token with the largest id, the first of them.
+    /// The token with the largest id, its first occurrence (CLIP).
     Largest,
 }
 
 impl Pooling {
-    /// Which of a text's tokens it is that stands for all, if one does.
+    /// Index of the selected token; `None` if all tokens take part.
     pub(super) fn place(self, tokens: &[u32]) -> Option<usize> {
         match self {
             Pooling::Mean | Pooling::RootMean | Pooling::LaterMean | Pooling::Most => None,
@@ -217,49 +217,49 @@ impl Pooling {
     }
 }
 
-/// From a text's vector to scores: a linear layer, a bend, perhaps a norm, a linear layer.
+/// Classification head: linear layer, activation, optional norm, linear layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadSpec {
-    /// What the vector is.
+    /// How the text's vector is pooled.
     pub pooling: Pooling,
-    /// The first layer's name.
+    /// Name of the first linear layer.
     pub dense: &'static str,
-    /// Has it a bias?
+    /// Bias of the first linear layer.
     pub dense_bias: Bias,
-    /// The bend.
+    /// The activation.
     pub bend: HeadActivation,
-    /// The norm's name, if there is one.
+    /// Name of the norm, if there is one.
     pub norm: Option<&'static str>,
-    /// The last layer's name. It has a bias.
+    /// Name of the last linear layer, which has a bias.
     pub out: &'static str,
-    /// Scores of a text.
+    /// Scores per text.
     pub labels: usize,
 }
 
-/// The head of a masked language model, from hidden states to logits of tokens: a linear layer, an activation, a norm,
-/// and a linear layer whose matrix is the embedding unless the file has another.
+/// Masked language model head, from hidden states to logits of tokens: linear layer, activation, norm, and a linear
+/// layer whose matrix is the token embedding unless the file has another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenEmbedSpec {
-    /// The first layer's name.
+    /// Name of the first linear layer.
     pub dense: &'static str,
-    /// Has it a bias?
+    /// Bias of the first linear layer.
     pub dense_bias: Bias,
-    /// What follows it.
+    /// The activation.
     pub act: Activation,
-    /// The norm's name.
+    /// Name of the norm.
     pub norm: &'static str,
-    /// The last layer's name.
+    /// Name of the last linear layer.
     pub out: &'static str,
-    /// The whole name of the last layer's bias, if it has one.
+    /// Full name of the last layer's bias, if it has one.
     pub bias: Option<&'static str>,
 }
 
-/// What a head bends its numbers with.
+/// Activation function of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadActivation {
-    /// The hyperbolic tangent.
+    /// Hyperbolic tangent.
     Tanh,
-    /// What feed-forward blocks have, too.
+    /// Any activation that FFNs have.
     Like(Activation),
 }
 
@@ -296,7 +296,7 @@ mod tests {
         let rows = |pad, tokens: &[u32]| Positions { rows: 40, pad }.of(tokens);
         assert_eq!(rows(None, &[7, 1, 7]), [0, 1, 2]);
         assert_eq!(rows(Some(1), &[0, 7, 8, 2]), [2, 3, 4, 5]);
-        // As the reference has it where that token is in the middle of a text.
+        // As in the reference, where padding occurs in the middle of a text.
         assert_eq!(rows(Some(1), &[0, 1, 8, 1, 2]), [2, 1, 3, 1, 4]);
     }
 }

@@ -1,4 +1,4 @@
-//! [`Words`]: from hidden states to logits of tokens, as masked language models have them.
+//! [`TokenEmbed`]: the masked language model head: from hidden states to logits of tokens.
 
 use tallow_core::ops::{Epilogue, Linear, Normalize};
 use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor, Weight};
@@ -9,7 +9,7 @@ use crate::error::Result as LoadResult;
 use crate::spec::Bias;
 use crate::weights::Weights;
 
-/// The head of a masked language model.
+/// Masked language model head.
 #[derive(Debug)]
 pub(super) struct TokenEmbed<B: Backend> {
     dense: LinearWeights<B>,
@@ -19,7 +19,7 @@ pub(super) struct TokenEmbed<B: Backend> {
 }
 
 impl<B: Backend> TokenEmbed<B> {
-    /// Reads the head of a model with that embedding, of so many tokens.
+    /// Loads the head; `table` is the token embedding of `vocab` tokens.
     pub(super) fn load(
         w: &mut Weights<'_, B>,
         spec: &TokenEmbedSpec,

@@ -1,4 +1,4 @@
-//! Arcee's AFM: Llama without a gate in its feed-forward blocks.
+//! Arcee AFM: Llama with an ungated FFN.
 
 use super::{Declared, Family, common};
 use crate::error::Result;

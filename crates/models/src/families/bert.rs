@@ -1,4 +1,4 @@
-//! BERT: the first of its kind.
+//! BERT.
 
 use super::{Declared, EncoderFamily, encoders};
 use crate::encoder::spec::{EncoderSpec, HeadActivation, TokenEmbedSpec};
@@ -29,7 +29,7 @@ static BERT_GGUF: EncoderFamily = EncoderFamily {
     spec,
 };
 
-/// As BERT calls its tensors.
+/// Tensor names.
 const NAMES: Names = Names {
     base: "bert.",
     embed: "bert.embeddings.word_embeddings",

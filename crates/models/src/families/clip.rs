@@ -1,4 +1,4 @@
-//! CLIP: a causal encoder of texts, whose last token stands for all, and one of images with a token in front.
+//! CLIP: a causal text encoder pooled at the end token, and an image encoder with a class token.
 
 use super::{Declared, EncoderFamily, towers};
 use crate::encoder::spec::{
@@ -25,7 +25,7 @@ static CLIP_IMAGES: EncoderFamily = EncoderFamily {
     hf: &["CLIPModel", "CLIPVisionModelWithProjection", "CLIPVisionModel"],
     names: towers::IMAGES,
     types: "",
-    // As its makers spelt it.
+    // The checkpoint's own spelling.
     embed_norm: "vision_model.pre_layrnorm",
     spare: towers::BESIDE_IMAGES,
     spec: images,
@@ -34,7 +34,7 @@ static CLIP_IMAGES: EncoderFamily = EncoderFamily {
 const WIDTH: Key = key("projection_dim", "");
 const END: Key = key("eos_token_id", "");
 
-/// The end of a text in the settings of the first checkpoints, whose tokenizer has another: there it is the largest id.
+/// `eos_token_id` in the first configs, which does not match their tokenizer: with it the largest id is the end token.
 const WRONG_END: usize = 2;
 
 const USUAL: towers::Usual =
@@ -45,7 +45,7 @@ const PATCHES: PatchSpec = PatchSpec {
     side: 32,
     first: Some("vision_model.embeddings.class_embedding"),
     bias: Bias::No,
-    // Of the pictures that CLIP was trained on.
+    // Mean and standard deviation of CLIP's training images.
     usual: ImagePreprocessing {
         crops: true,
         mean: [0.481_454_66, 0.457_827_5, 0.408_210_73],
@@ -72,7 +72,7 @@ fn images(c: &Config<'_>) -> Result<EncoderSpec> {
     let of = within(c, "vision_config_dict", "vision_config")?;
     let usual = towers::Usual { dim: 768, heads: 12, ffn: 3072, ..USUAL };
     let mut spec = towers::images(&of, &usual, PATCHES)?;
-    // Only what is gathered is normalised.
+    // Only the pooled vector is normalized.
     spec.last_norm = false;
     let project = projection((c, &of), "CLIPVisionModel", "visual_projection")?;
     let gather = PoolKind::By(Pooling::First);
@@ -80,12 +80,13 @@ fn images(c: &Config<'_>) -> Result<EncoderSpec> {
     Ok(spec)
 }
 
-/// Older files have an object more, which counts.
+/// Older configs have a second object, which wins.
 fn within<'a>(c: &Config<'a>, older: &'static str, newer: &'static str) -> Result<Config<'a>> {
     if c.under(older).is_there() { Ok(c.under(older)) } else { towers::of(c, newer) }
 }
 
-/// What brings vectors into one space, which one architecture lacks. One encoder alone has its own settings' width.
+/// Projection into the shared embedding space, which architecture `lacking` does not have. A single tower takes its
+/// width from its own settings.
 fn projection(
     (whole, own): (&Config<'_>, &Config<'_>),
     lacking: &str,

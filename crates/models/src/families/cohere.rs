@@ -1,5 +1,5 @@
-//! Cohere's Command R and its successors: both blocks see the same norm, pairs of neighbours turn, logits are scaled.
-//! Cohere 2 has windows, and layers without a rotation where there is none.
+//! Cohere Command R and successors: attention and FFN in parallel behind one norm, interleaved RoPE, scaled logits.
+//! Cohere 2 has sliding windows, and no RoPE in the layers without one.
 
 use tallow_core::RopePairs;
 
@@ -38,7 +38,7 @@ const USUAL: common::Usual = common::Usual {
     ..common::USUAL_LAYER_NORM
 };
 
-/// What both have in common.
+/// Settings common to both.
 fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DecoderSpec> {
     let mut spec = common::plain_as(c, usual)?;
     spec.logit_scale = c.number_or(LOGITS, 0.0625)? as f32;

@@ -1,4 +1,4 @@
-//! What the settings of most decoders have in common.
+//! Config settings common to most decoder families.
 
 use tallow_core::ops::MOST_EXPERTS;
 use tallow_core::{Activation, Heads, NormKind, RopePairs};
@@ -14,21 +14,21 @@ pub(super) const KV_HEADS: Key = key("num_key_value_heads", "attention.head_coun
 const HEAD_DIM: Key = key("head_dim", "attention.key_length");
 const VALUE_DIM: Key = key("", "attention.value_length");
 pub(super) const EPS: Key = key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
-/// Of norms that take the mean away. Some families call it something else.
+/// Epsilon of a LayerNorm (mean subtracted). Some families use another key.
 pub(super) const LAYER_EPS: Key = key("layer_norm_eps", GGUF_LAYER_EPS);
 pub(super) const GGUF_LAYER_EPS: &str = "attention.layer_norm_epsilon";
 pub(super) const CONTEXT: Key = key("max_position_embeddings", "context_length");
 pub(super) const ACT: Key = key("hidden_act", "");
 const TIED: Key = key("tie_word_embeddings", "");
-/// Tokens that a token sees, itself included.
+/// Sliding-window size in tokens, the current one included.
 pub(super) const WINDOW: Key = key("sliding_window", "attention.sliding_window");
 const LAYER_TYPES: Key = key("layer_types", "");
-/// One layer of so many has no window.
+/// Every n-th layer has full attention, the others a window.
 const EVERY: Key = key("sliding_window_pattern", "");
-/// Which layers have a window.
+/// Whether each layer has a window.
 pub(super) const WINDOWED: Key = key("", "attention.sliding_window_pattern");
 
-/// Each family has one of these names for it; newer configs may use another's.
+/// Number of experts. Each family uses one of these keys; newer configs may use another family's.
 pub(super) const EXPERTS: Key = key("num_experts", "expert_count");
 pub(super) const LOCAL_EXPERTS: Key = key("num_local_experts", "expert_count");
 pub(super) const ROUTED_EXPERTS: Key = key("n_routed_experts", "expert_count");
@@ -36,24 +36,24 @@ pub(super) const EXPERTS_USED: Key = key("num_experts_per_tok", "expert_used_cou
 const GUESSING: Key = key("num_nextn_predict_layers", "nextn_predict_layers");
 pub(super) const EXPERT_WIDTH: Key = key("moe_intermediate_size", "expert_feed_forward_length");
 
-/// The least and most that numbers of a model can be; past that a file is damaged or malicious.
+/// Upper limit of any size read from a file; a larger value means the file is damaged or malicious.
 pub(super) const SANE: usize = 1 << 24;
 
-/// What a family calls its settings, and what they are where they are left out.
+/// A family's config keys, and the defaults where a key is missing.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Usual {
     pub dim: Key,
     pub layers: Key,
     pub heads: Key,
-    /// How many heads and tokens there are, in families that may leave that out.
+    /// Default `heads` and `vocab`, in families whose configs may leave them out.
     pub head_count: Option<usize>,
     pub vocab: Option<usize>,
-    /// As many as heads, if this does not say.
+    /// Default number of KV heads; `None`: as many as query heads.
     pub kv_heads: Option<usize>,
-    /// What the heads leave of `dim` for each, if this does not say.
+    /// Default head size; `None`: `dim / heads`.
     pub head_dim: Option<usize>,
     pub ffn: Key,
-    /// How many times `dim` the feed-forward block is wide.
+    /// Default FFN width as a multiple of `dim`.
     pub ffn_times: Option<usize>,
     pub gated: bool,
     pub act: (Key, &'static str),
@@ -63,11 +63,11 @@ pub(super) struct Usual {
     pub eps: (Key, f64),
     pub tied: bool,
     pub rope: rope::Usual,
-    /// Are there rotary embeddings? Heads that do not turn may have any width.
+    /// Whether RoPE is used. Without it a head may have an odd size.
     pub rotates: bool,
 }
 
-/// What most families have.
+/// Defaults of most families.
 pub(super) const USUAL: Usual = Usual {
     dim: key("hidden_size", "embedding_length"),
     layers: key("num_hidden_layers", "block_count"),
@@ -89,23 +89,23 @@ pub(super) const USUAL: Usual = Usual {
     rotates: true,
 };
 
-/// What families have whose norms take the mean away.
+/// Defaults of families with LayerNorm.
 pub(super) const USUAL_LAYER_NORM: Usual =
     Usual { norm: NormKind::Layer, norm_bias: Bias::Yes, eps: (LAYER_EPS, 1e-5), ..USUAL };
 
-/// A decoder of plain layers, all alike: pre-norm, no biases, no norm of queries and keys, rotary embedding of the
-/// whole head, embedding not tied. Families change what is different.
+/// Decoder of uniform layers: pre-norm, no biases, no QK norm, RoPE over the whole head, untied embeddings. Families
+/// change what differs.
 pub(super) fn plain(c: &Config<'_>) -> Result<DecoderSpec> {
     plain_as(c, &USUAL)
 }
 
-/// The same, with a family's own names and defaults.
+/// [`plain`] with a family's own keys and defaults.
 pub(super) fn plain_as(c: &Config<'_>, usual: &Usual) -> Result<DecoderSpec> {
     plain_of(c, usual, |dim| heads(c, dim, usual).map(|heads| (heads, heads.dim)))
 }
 
-/// The same, with heads that are read by `heads` from the elements of a hidden state, with how many of a head's elements
-/// may turn.
+/// [`plain_as`] with a callback that reads the heads from the hidden size; it returns them and the number of elements
+/// per head that RoPE rotates.
 pub(super) fn plain_of(
     c: &Config<'_>,
     usual: &Usual,
@@ -184,7 +184,7 @@ pub(super) fn plain_of(
     })
 }
 
-/// A count that a model can have.
+/// Checks that `n` is a plausible size.
 pub(super) fn sane(c: &Config<'_>, key: Key, n: usize) -> Result<usize> {
     match (1..=SANE).contains(&n) {
         true => Ok(n),
@@ -192,7 +192,7 @@ pub(super) fn sane(c: &Config<'_>, key: Key, n: usize) -> Result<usize> {
     }
 }
 
-/// GGUF metadata may leave the vocabulary's size to the embedding's shape.
+/// Vocabulary size. GGUF metadata may leave it to the embedding's shape.
 fn vocab(c: &Config<'_>, usual: &Usual) -> Result<usize> {
     let embed = c.checkpoint().get(&format!("{}.weight", names::GGUF.embed)).filter(|_| c.is_gguf());
     match embed.and_then(|t| t.shape.first()) {
@@ -202,7 +202,7 @@ fn vocab(c: &Config<'_>, usual: &Usual) -> Result<usize> {
 }
 
 pub(super) fn heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<Heads> {
-    // `null` says that it follows from the others, nothing at all that it is as in the family's first model.
+    // `null` means derived from the other settings; a missing key means the default of the family's first model.
     let left_out = |key, value: Option<usize>| value.filter(|_| !c.is_gguf() && c.leaves_out(key));
     let q = c.find_count(usual.heads)?.or(left_out(usual.heads, usual.head_count));
     let q = sane(c, usual.heads, q.map_or_else(|| c.count(usual.heads), Ok)?)?;
@@ -226,8 +226,8 @@ pub(super) fn heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<Heads> 
     Ok(Heads { q, kv, dim: head })
 }
 
-/// Heads that share a hidden state out among them, each with its own keys, in families that know no others: what their
-/// configs say of other families' heads means nothing.
+/// MHA heads of size `dim / heads`, for families without GQA: the config's KV-head and head-size keys, which other
+/// families use, are ignored.
 pub(super) fn own_heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<(Heads, usize)> {
     let q = sane(c, usual.heads, c.count(usual.heads)?)?;
     let head = share(c, usual.heads, dim, q)?;
@@ -252,14 +252,14 @@ fn even(c: &Config<'_>, key: Key, head: usize) -> Result<()> {
     }
 }
 
-/// Elements of a head at most.
+/// Largest head size.
 const MOST_OF_A_HEAD: usize = 1024;
 
 pub(super) fn activation(c: &Config<'_>, (key, usual): (Key, &'static str)) -> Result<Activation> {
     activation_called(c, key, c.find_text(key)?.unwrap_or(usual))
 }
 
-/// What that name means, which stands under `key`.
+/// Activation function by its config name; `key` is for the error.
 pub(super) fn activation_called(c: &Config<'_>, key: Key, name: &str) -> Result<Activation> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
@@ -275,22 +275,22 @@ pub(super) fn activation_called(c: &Config<'_>, key: Key, name: &str) -> Result<
     }
 }
 
-/// Is the head the embedding? GGUF files that share it leave the head out.
+/// Whether the LM head shares the embedding's weights. GGUF files with tied weights have no head tensor.
 pub(super) fn tied(c: &Config<'_>, default: bool) -> Result<bool> {
     match c.is_gguf() {
         true => Ok(c.checkpoint().get(&format!("{}.weight", names::GGUF.head)).is_none()),
         false => {
-            // Of a text model within another both may say so.
+            // In a multimodal config the flag may be in the outer or the text config; the outer one wins.
             let whole = c.of_whole();
             let said = if whole.has(TIED) { whole } else { *c };
-            // Models with a text model within do not agree on what it is where it is left out.
+            // Multimodal models do not agree on the default, so it depends on whether a head tensor exists.
             let alone = c.checkpoint().get(&format!("{}.weight", names::HF.head)).is_none();
             said.flag_or(TIED, if c.is_within() { alone } else { default })
         }
     }
 }
 
-/// Has a layer a bias, by a setting of `config.json`?
+/// Whether linear layers have a bias, by a flag in `config.json`.
 pub(super) fn bias(c: &Config<'_>, hf: &'static str, default: bool) -> Result<Bias> {
     if c.is_gguf() {
         return Ok(Bias::IfPresent);
@@ -298,7 +298,7 @@ pub(super) fn bias(c: &Config<'_>, hf: &'static str, default: bool) -> Result<Bi
     Ok(if c.flag_or(key(hf, ""), default)? { Bias::Yes } else { Bias::No })
 }
 
-/// Which layers see only a window, by `layer_types` or its like; `default` where there is no such list.
+/// Which layers have a sliding window, by `layer_types` or its GGUF equivalent; `default` where there is no list.
 pub(super) fn windowed(c: &Config<'_>, layers: usize, default: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
     match c.per_layer(WINDOWED, layers, c.find_flags(WINDOWED)?)? {
         Some(list) => Ok(list),
@@ -306,7 +306,7 @@ pub(super) fn windowed(c: &Config<'_>, layers: usize, default: impl Fn(usize) ->
     }
 }
 
-/// Which layers `layer_types` gives that type; the others have full attention.
+/// Which layers have type `kind` in `layer_types`; the others must be `full_attention`.
 pub(super) fn of_type(
     c: &Config<'_>,
     layers: usize,
@@ -324,9 +324,9 @@ pub(super) fn of_type(
     types.into_iter().take(layers).map(is).collect()
 }
 
-/// Which layers see only a window, where the last one of every `usual` does not unless the settings say otherwise.
+/// Which layers have a sliding window: all but every n-th, with n = `usual` unless the settings have another.
 pub(super) fn windowed_but_every(c: &Config<'_>, layers: usize, usual: usize) -> Result<Vec<bool>> {
-    // Where layers are listed it may be anything.
+    // With an explicit list the interval is ignored, so it may have any value.
     let listed = c.has(LAYER_TYPES) || c.has(WINDOWED);
     let every = if listed { usual } else { c.find_count(EVERY)?.unwrap_or(usual) };
     if every == 0 {
@@ -335,23 +335,23 @@ pub(super) fn windowed_but_every(c: &Config<'_>, layers: usize, usual: usize) ->
     windowed(c, layers, |i| !(i + 1).is_multiple_of(every))
 }
 
-/// The window, if one is set. In GGUF files 0 says that none is.
+/// Sliding-window size, if set. In GGUF files 0 means none.
 pub(super) fn window(c: &Config<'_>) -> Result<Option<usize>> {
     let window = c.find_count(WINDOW)?.filter(|n| *n > 0 || !c.is_gguf());
     window.map(|n| sane(c, WINDOW, n)).transpose()
 }
 
-/// The window, where a family has one unless it is set to `null`.
+/// Sliding-window size, in families that default to `usual` unless it is `null`.
 pub(super) fn window_or(c: &Config<'_>, usual: usize) -> Result<Option<usize>> {
     if c.leaves_out(WINDOW) { Ok(Some(usual)) } else { window(c) }
 }
 
-/// A switch in `config.json`.
+/// Boolean flag in `config.json`.
 pub(super) fn flag(c: &Config<'_>, switch: &'static str, default: bool) -> Result<bool> {
     c.flag_or(key(switch, ""), default)
 }
 
-/// Refuses a switch that changes the result and is not supported.
+/// Returns an error if an unsupported flag that changes the result is on.
 pub(super) fn off(c: &Config<'_>, switch: &'static str) -> Result<()> {
     match flag(c, switch, false)? {
         true => Err(c.unsupported(key(switch, ""), true, "false is")),
@@ -359,7 +359,7 @@ pub(super) fn off(c: &Config<'_>, switch: &'static str) -> Result<()> {
     }
 }
 
-/// Refuses any text but one.
+/// Returns an error for any value but `text`.
 pub(super) fn only(c: &Config<'_>, key: Key, text: &str) -> Result<()> {
     match c.find_text(key)?.unwrap_or(text) {
         said if said == text => Ok(()),
@@ -367,7 +367,7 @@ pub(super) fn only(c: &Config<'_>, key: Key, text: &str) -> Result<()> {
     }
 }
 
-/// How many experts there are, if files say so, by the family's own name if that is there: 0 is none.
+/// Number of experts, if set; the family's own key `own` is tried first. 0 means none.
 pub(super) fn find_experts(c: &Config<'_>, own: Key) -> Result<Option<usize>> {
     for key in [own, EXPERTS, LOCAL_EXPERTS, ROUTED_EXPERTS] {
         if let Some(n) = c.find_count(key)? {
@@ -380,12 +380,12 @@ pub(super) fn find_experts(c: &Config<'_>, own: Key) -> Result<Option<usize>> {
     Ok(None)
 }
 
-/// How many experts there are, or `default` where that is left out.
+/// Number of experts, or `default` where it is missing.
 pub(super) fn experts(c: &Config<'_>, own: Key, default: usize) -> Result<usize> {
     Ok(find_experts(c, own)?.unwrap_or(default))
 }
 
-/// How many of `count` experts a token goes through.
+/// Experts per token (top-k) out of `count`.
 pub(super) fn experts_used(c: &Config<'_>, default: usize, count: usize) -> Result<usize> {
     match c.find_count(EXPERTS_USED)?.unwrap_or(default) {
         used if (1..=count).contains(&used) => Ok(used),
@@ -393,7 +393,7 @@ pub(super) fn experts_used(c: &Config<'_>, default: usize, count: usize) -> Resu
     }
 }
 
-/// Layers behind the last that guess further tokens. In GGUF files they count as layers.
+/// MTP (nextn) layers behind the last one, which are skipped. GGUF files include them in the layer count.
 pub(super) fn guessing(c: &Config<'_>, spec: &mut DecoderSpec, usual: usize) -> Result<()> {
     spec.mtp_layers = c.find_count(GUESSING)?.unwrap_or(if c.is_gguf() { 0 } else { usual });
     if c.is_gguf() {
@@ -406,18 +406,18 @@ pub(super) fn guessing(c: &Config<'_>, spec: &mut DecoderSpec, usual: usize) -> 
     Ok(())
 }
 
-/// Elements in the middle of an expert.
+/// FFN width of an expert.
 pub(super) fn expert_width(c: &Config<'_>, default: usize) -> Result<usize> {
     sane(c, EXPERT_WIDTH, c.find_count(EXPERT_WIDTH)?.unwrap_or(default))
 }
 
-/// Has layer `i` experts? GGUF metadata leaves that to the tensors.
+/// Whether layer `i` has experts. In GGUF files that depends on whether the router tensor exists.
 pub(super) fn has_router(c: &Config<'_>, i: usize) -> bool {
     let router = format!("{}.weight", names::of_layer(names::GGUF.router, i));
     !c.is_gguf() || c.checkpoint().get(&router).is_some()
 }
 
-/// Pairs in GGUF files of families whose converter reorders queries and keys.
+/// Marks a family whose GGUF converter permutes Q and K rows: RoPE pairs are interleaved in its GGUF files.
 pub(super) fn reordered(c: &Config<'_>, spec: &mut DecoderSpec) {
     spec.gguf_permutes_qk = true;
     if c.is_gguf() {

@@ -1,5 +1,5 @@
-//! DeepSeek V2 and V3: keys and values of all heads come from a narrow row, the first layers are dense, the others have
-//! experts in groups and a block for every token beside them. They differ in how experts are chosen.
+//! DeepSeek V2 and V3: MLA; the first layers have a dense FFN, the others grouped MoE with shared experts. The two
+//! differ in expert selection.
 
 use tallow_core::{Heads, RopePairs};
 
@@ -15,7 +15,7 @@ pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&DEEPSEEK_V2), Decl
 static DEEPSEEK_V2: Family = Family {
     name: "DeepSeek V2",
     hf: &["DeepseekV2ForCausalLM"],
-    // Those of V3 call themselves so too.
+    // GGUF files of V3 have the same architecture name.
     gguf: &["deepseek2"],
     hf_names: names::HF,
     gguf_names: names::GGUF,
@@ -36,7 +36,7 @@ const RANK: Key = key("kv_lora_rank", "attention.kv_lora_rank");
 const PLAIN: Key = key("qk_nope_head_dim", "");
 const TURNED: Key = key("qk_rope_head_dim", "rope.dimension_count");
 const VALUE: Key = key("v_head_dim", "attention.value_length_mla");
-/// What turns and what does not.
+/// `qk_nope_dim + qk_rope_dim`.
 const GGUF_KEY: Key = key("", "attention.key_length_mla");
 const GGUF_SCALING: Key = key("", "rope.scaling.type");
 const GGUF_ATTENTION: Key = key("", "rope.scaling.attn_factor");
@@ -46,7 +46,7 @@ const SCORES: Key = key("scoring_func", "");
 const GGUF_SCORES: Key = key("", "expert_gating_func");
 const NEIGHBOURS: Key = key("rope_interleave", "");
 
-/// What both have in common. `experts` are those of layers that have some, made from their width.
+/// Settings common to V2 and V3. `experts` makes the MoE settings from the expert FFN width.
 fn base(
     c: &Config<'_>,
     usual: &common::Usual,
@@ -77,7 +77,7 @@ fn base(
     let latent = MlaSpec { eps: if c.is_gguf() { spec.norm.eps } else { latent.eps }, ..latent };
     for rope in &mut spec.ropes {
         rope.pairs = RopePairs::Interleaved;
-        // In such files it is scores alone that are scaled.
+        // In GGUF files YaRN scales the attention scores only, not cos and sin.
         if let (Scaling::Yarn(yarn), true) = (&mut rope.scaling, c.is_gguf()) {
             yarn.attention = 1.0;
         }
@@ -124,7 +124,7 @@ fn latent(c: &Config<'_>) -> Result<MlaSpec> {
 }
 
 fn v2(c: &Config<'_>) -> Result<DecoderSpec> {
-    // GGUF metadata does not name the version, but the scores: 1 is a softmax, 2 what V3 has.
+    // GGUF metadata has no version but the scoring function: 1 is softmax (V2), 2 is sigmoid (V3).
     match c.find_count(GGUF_SCORES)?.filter(|_| c.is_gguf()) {
         None | Some(1) => {}
         Some(2) => return v3(c),
@@ -146,7 +146,7 @@ fn v2(c: &Config<'_>) -> Result<DecoderSpec> {
             true => routed::groups(c, &experts, &usual, 1)?,
             false => None,
         };
-        // Which choice of groups such files mean, nobody has shown.
+        // It is not verified which group selection GGUF files with softmax scores mean.
         if groups.is_some() && c.is_gguf() {
             return Err(c.unsupported(GGUF_SCORES, 1, "groups of experts are with 2 only"));
         }

@@ -1,4 +1,4 @@
-//! DistilBERT: BERT without kinds of tokens, and with names of its own.
+//! DistilBERT: BERT without token types, with its own tensor names.
 
 use tallow_core::Activation;
 

@@ -1,4 +1,4 @@
-//! What families of encoders have in common.
+//! Settings common to encoder families.
 
 use super::{Declared, common, declared, find};
 use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, Pooling, Positions, TokenEmbedSpec};
@@ -8,37 +8,37 @@ use crate::formats::names::{self, Names};
 use crate::spec::{Bias, Order};
 use crate::weights::named;
 
-/// A kind of encoder.
+/// An encoder architecture.
 #[derive(Debug)]
 pub struct EncoderFamily {
-    /// What to call it.
+    /// Display name.
     pub name: &'static str,
-    /// `architectures` in `config.json`, or `general.architecture` where this is of GGUF files.
+    /// `architectures` in `config.json`; for GGUF families `general.architecture`.
     pub hf: &'static [&'static str],
-    /// Tensor names of its layers.
+    /// Tensor names of the layers.
     pub names: Names,
-    /// The name of the embedding of kinds of tokens.
+    /// Name of the token-type embedding.
     pub types: &'static str,
-    /// The name of the norm of embeddings; empty where there is none.
+    /// Name of the norm behind the embeddings; empty if there is none.
     pub embed_norm: &'static str,
-    /// What names begin with of tensors that are there for training or for other tasks.
+    /// Prefixes of tensors that are only for training or for other tasks.
     pub spare: &'static [&'static str],
     /// Reads the settings.
     pub spec: fn(&Config<'_>) -> Result<EncoderSpec>,
 }
 
-/// Numbers from 0 on, which old checkpoints carry.
+/// Index buffers (0, 1, 2, …) that old checkpoints carry.
 const COUNTS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
 
 impl EncoderFamily {
-    /// Is this a tensor that may be left over?
+    /// Whether a tensor may be left unused.
     pub(crate) fn spares(&self, name: &str) -> bool {
         let name = name.strip_prefix(self.names.base).unwrap_or(name);
         COUNTS.contains(&name) || self.spare.iter().any(|start| name.starts_with(start))
     }
 }
 
-/// The families of encoders that we know in such files as a checkpoint's.
+/// All encoder families for the checkpoint's file kind.
 fn all(c: &Config<'_>) -> impl Iterator<Item = &'static EncoderFamily> {
     let is_gguf = c.is_gguf();
     declared().filter_map(move |d| match d {
@@ -48,22 +48,22 @@ fn all(c: &Config<'_>) -> impl Iterator<Item = &'static EncoderFamily> {
     })
 }
 
-/// Those of them that a checkpoint is of.
+/// The encoder families whose architecture the checkpoint has.
 fn of(c: &Config<'_>) -> impl Iterator<Item = &'static EncoderFamily> {
     all(c).filter(|f| f.hf.contains(&c.arch()))
 }
 
-/// The family of encoders that a checkpoint is of, if it is of one.
+/// The encoder family of a checkpoint, if it has one.
 pub fn encoder(c: &Config<'_>) -> Option<&'static EncoderFamily> {
     of(c).next()
 }
 
-/// The family of the encoder of images that stands beside that of texts, if one does.
+/// The family of the image encoder beside the text encoder (CLIP, SigLIP), if there is one.
 pub fn encoder_of_images(c: &Config<'_>) -> Option<&'static EncoderFamily> {
     of(c).nth(1)
 }
 
-/// The family of encoders that a checkpoint is of; a refusal where it is of none.
+/// The encoder family of a checkpoint, or an error that says why there is none.
 pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
     encoder(c).ok_or_else(|| {
         let what = format!("embedding with the architecture {:?}", c.arch());
@@ -78,7 +78,7 @@ pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
     })
 }
 
-/// Why a checkpoint of an encoder is no decoder.
+/// Error for text generation with an encoder-only checkpoint.
 pub(super) fn writes_no_text(c: &Config<'_>) -> LoadError {
     let what = format!("text generation with the architecture {:?}", c.arch());
     let why = "it is an encoder: use `tallow embed`, `tallow rerank` or `tallow classify`, or serve it";
@@ -89,7 +89,7 @@ const TYPES: Key = key("type_vocab_size", "");
 const PAD: Key = key("pad_token_id", "");
 const POSITION_KIND: Key = key("position_embedding_type", "");
 
-/// What most encoders have: the usual names of settings, plain GELU, norms behind the sums.
+/// Defaults of most encoders: the usual keys, exact GELU, post-norm.
 pub(super) const USUAL: common::Usual = common::Usual {
     gated: false,
     act: (common::ACT, "gelu"),
@@ -99,8 +99,8 @@ pub(super) const USUAL: common::Usual = common::Usual {
     ..common::USUAL_LAYER_NORM
 };
 
-/// An encoder of layers that are all alike: norms behind the sums, biases everywhere, positions and kinds of tokens with
-/// embeddings of their own, no rotation. Families change what is different.
+/// Encoder of uniform layers: post-norm, biases everywhere, learned position and token-type embeddings, no RoPE.
+/// Families change what differs.
 pub(super) fn plain(c: &Config<'_>, usual: &common::Usual) -> Result<EncoderSpec> {
     let like = common::plain_as(c, usual)?;
     let mut layers = like.layers;
@@ -130,17 +130,17 @@ pub(super) fn plain(c: &Config<'_>, usual: &common::Usual) -> Result<EncoderSpec
     })
 }
 
-/// As GGUF files call the embedding of kinds of tokens, and the norm of embeddings.
+/// GGUF names of the token-type embedding and of the norm behind the embeddings.
 pub(super) const GGUF_TYPES: &str = "token_types";
 pub(super) const GGUF_EMBED_NORM: &str = "token_embd_norm";
 
-/// Names in GGUF files of encoders whose norms stand behind the sums.
+/// GGUF names of post-norm encoders.
 pub(super) const GGUF_NAMES: Names =
     Names { mixer_behind: "blk.{}.attn_output_norm", ffn_behind: "blk.{}.layer_output_norm", ..names::GGUF };
 
 const CAUSAL: Key = key("", "attention.causal");
 
-/// Refuses a GGUF file of an encoder whose tokens see to one side only.
+/// Returns an error for a GGUF encoder with causal attention.
 pub(super) fn only_gguf_both_ways(c: &Config<'_>) -> Result<()> {
     match c.flag_or(CAUSAL, false)? {
         true => Err(c.unsupported(CAUSAL, true, "false is")),
@@ -148,7 +148,7 @@ pub(super) fn only_gguf_both_ways(c: &Config<'_>) -> Result<()> {
     }
 }
 
-/// Refuses what BERT's relatives may be and are not here.
+/// Returns an error for BERT variants that are not supported: causal ones and relative positions.
 pub(super) fn only_both_ways(c: &Config<'_>) -> Result<()> {
     common::off(c, "is_decoder")?;
     match c.find_text(POSITION_KIND)? {
@@ -157,7 +157,7 @@ pub(super) fn only_both_ways(c: &Config<'_>) -> Result<()> {
     }
 }
 
-/// Kinds of tokens that have embeddings.
+/// Number of token types; `None` without a token-type embedding.
 pub(super) fn types(c: &Config<'_>, usual: usize) -> Result<Option<usize>> {
     // GGUF files leave it to the embedding's shape.
     let stored = c.checkpoint().get(&named(GGUF_TYPES)).filter(|_| c.is_gguf());
@@ -168,7 +168,7 @@ pub(super) fn types(c: &Config<'_>, usual: usize) -> Result<Option<usize>> {
     (types > 0).then(|| common::sane(c, TYPES, types)).transpose()
 }
 
-/// Positions that are counted from the token that fills up short texts.
+/// Learned positions that start behind the padding token's id (RoBERTa).
 pub(super) fn behind_pad(c: &Config<'_>, spec: &mut EncoderSpec, usual: usize) -> Result<()> {
     let (rows, pad) = (spec.context, c.find_count(PAD)?.unwrap_or(usual));
     if pad + 1 >= rows {
@@ -179,13 +179,13 @@ pub(super) fn behind_pad(c: &Config<'_>, spec: &mut EncoderSpec, usual: usize) -
     Ok(())
 }
 
-/// Has the checkpoint a tensor of that name, or of what is left of it without what some files leave out in front?
+/// Whether the checkpoint has tensor `name`, with or without the prefix `base`, which some files omit.
 fn is_there(c: &Config<'_>, base: &str, name: &str) -> bool {
     let short = name.strip_prefix(base).unwrap_or(name);
     [name, short].into_iter().any(|name| c.checkpoint().get(name).is_some())
 }
 
-/// The layer of that name that makes `pooler_output`, if a model without a head of its own has it.
+/// The linear layer of the pooler (`pooler_output`), if it exists and the model has no head of its own.
 pub(super) fn pooler(
     c: &Config<'_>,
     spec: &EncoderSpec,
@@ -195,7 +195,7 @@ pub(super) fn pooler(
     (spec.head.is_none() && is_there(c, base, &named(name))).then_some(name)
 }
 
-/// The head of a masked language model; `None` for others. Its bias is the first of `biases` that is there.
+/// Masked-LM head; `None` for other architectures. Its bias is the first of `biases` that exists.
 pub(super) fn words(
     c: &Config<'_>,
     words: TokenEmbedSpec,
@@ -205,7 +205,7 @@ pub(super) fn words(
     c.arch().ends_with("ForMaskedLM").then_some(TokenEmbedSpec { bias, ..words })
 }
 
-/// The head of a model that was made to sort or rank texts; `None` for others. `out` is its last layer's name.
+/// Classification or ranking head; `None` for other architectures. `out` is its last linear layer.
 pub(super) fn head(
     c: &Config<'_>,
     dense: &'static str,

@@ -1,4 +1,4 @@
-//! ERNIE 4.5, the dense text models: Llama in which pairs of neighbours turn.
+//! ERNIE 4.5, dense text models: Llama with interleaved RoPE.
 
 use tallow_core::RopePairs;
 
@@ -12,7 +12,7 @@ pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&ERNIE4_5)];
 
 static ERNIE4_5: Family = Family {
     name: "ERNIE 4.5",
-    // The second is what its makers' own code calls it.
+    // The second is the name in Baidu's own code.
     hf: &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"],
     gguf: &[],
     hf_names: names::HF,

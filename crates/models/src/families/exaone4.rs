@@ -1,5 +1,4 @@
-//! EXAONE 4: norms behind the blocks, and of queries and keys. Large models have windows, and no rotation where there is
-//! none.
+//! EXAONE 4: post-norm and QK norm. Large models have sliding windows, and no RoPE in the layers without one.
 
 use super::{Declared, Family, common};
 use crate::error::Result;

@@ -1,6 +1,6 @@
-//! Gemma 1 to 3, the text models: embeddings scaled by the root of their width, and norms whose weights are stored less
-//! one. Gemma 2 puts norms behind the blocks too, caps scores and logits, and gives every other layer a window. Gemma 3
-//! has norms of queries and keys instead of the cap on scores, and another rotary embedding where there is a window.
+//! Gemma 1 to 3, text models: embeddings scaled by sqrt(dim), norm weights stored as w - 1. Gemma 2 adds post-norms,
+//! softcaps on scores and logits, and a sliding window in every other layer. Gemma 3 has QK norm instead of the score
+//! softcap, and a separate RoPE for window layers.
 
 use tallow_core::Activation;
 
@@ -48,7 +48,7 @@ pub(super) const HF: Names = Names {
 };
 
 pub(super) const ACT: Key = key("hidden_activation", "");
-/// Scores are divided by its root.
+/// Attention scores are divided by its square root.
 const SCALAR: Key = key("query_pre_attn_scalar", "");
 const SCORE_CAP: Key = key("attn_logit_softcapping", "attn_logit_softcapping");
 pub(super) const LOGIT_CAP: Key = key("final_logit_softcapping", "final_logit_softcapping");
@@ -62,12 +62,12 @@ const USUAL: common::Usual = common::Usual {
     ..common::USUAL
 };
 
-/// What all have in common.
+/// Settings common to Gemma 1 to 3.
 fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DecoderSpec> {
     let mut spec = common::plain_as(c, usual)?;
     common::off(c, "use_bidirectional_attention")?;
     spec.embed_scale = (spec.dim as f32).sqrt();
-    // Converters to GGUF add the one.
+    // Converters to GGUF add the 1.
     spec.norm.weight_offset = if c.is_gguf() { 0.0 } else { 1.0 };
     let bias = common::bias(c, "attention_bias", false)?;
     for layer in &mut spec.layers {
@@ -80,14 +80,14 @@ fn gemma(c: &Config<'_>) -> Result<DecoderSpec> {
     let usual = common::Usual { kv_heads: Some(16), act: (common::ACT, USUAL.act.1), ..USUAL };
     let mut spec = base(c, &usual)?;
     for layer in spec.layers.iter_mut().filter(|layer| layer.ffn.act == Activation::Gelu) {
-        // Its first configs say so and mean the other one.
+        // The first configs say `gelu` but mean the tanh approximation.
         layer.ffn.act = Activation::GeluTanh;
     }
     Ok(spec)
 }
 
-/// What Gemma 2 and 3 have in common. GGUF files do not tell the scale of scores, which is another one in the model that
-/// has so many layers.
+/// Settings common to Gemma 2 and 3. GGUF files do not have the score scale; the model with `largest` layers has
+/// another one than the rest.
 fn sandwich(c: &Config<'_>, usual: &common::Usual, largest: usize) -> Result<DecoderSpec> {
     let mut spec = base(c, usual)?;
     let heads = spec.layers[0].mixer.heads;
@@ -106,7 +106,7 @@ fn sandwich(c: &Config<'_>, usual: &common::Usual, largest: usize) -> Result<Dec
     Ok(spec)
 }
 
-/// A cap, if one is set.
+/// Softcap, if set.
 pub(super) fn cap(c: &Config<'_>, key: Key, usual: Option<f64>) -> Result<Option<f32>> {
     let cap = if c.leaves_out(key) { usual } else { c.find_number(key)? };
     match cap.map(|cap| cap as f32) {
@@ -132,7 +132,7 @@ fn gemma2(c: &Config<'_>) -> Result<DecoderSpec> {
 fn gemma3(c: &Config<'_>) -> Result<DecoderSpec> {
     let rope = rope::Usual { theta: (rope::THETA, 1_000_000.0), ..rope::USUAL };
     let usual = common::Usual {
-        // Where it sees pictures, its files leave out much.
+        // Multimodal configs leave these keys out.
         head_count: Some(8),
         vocab: Some(262_208),
         context: (common::CONTEXT, 131_072),

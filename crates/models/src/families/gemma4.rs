@@ -1,6 +1,6 @@
-//! Gemma 4, the text model: norms of values too, scores as they are, wider heads in layers without a window, of whose
-//! frequencies only a part turns, and a part of each token for each layer. In some models the last layers look at keys and
-//! values of others, in some values are made of keys, and some have experts beside each feed-forward block.
+//! Gemma 4, text model: V norm, unscaled scores, larger heads with partial rotary in full-attention layers, per-layer
+//! embeddings. In some models the last layers share the KV cache of earlier ones, some tie K and V, and some have
+//! parallel MoE.
 
 use tallow_core::Heads;
 
@@ -55,7 +55,7 @@ const BY_LAYER: &str = "per_layer_config";
 const USUAL: common::Usual = common::Usual {
     kv_heads: Some(4),
     head_dim: Some(256),
-    // GGUF files may have one for each layer.
+    // GGUF files may have one width per layer.
     ffn: key("intermediate_size", ""),
     ffn_times: Some(1),
     act: (gemma::ACT, "gelu_pytorch_tanh"),
@@ -117,7 +117,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-/// Which layers have a window: never the last.
+/// Which layers have a sliding window; never the last.
 fn windowed_layers(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     let mut windowed = common::windowed_but_every(c, layers, 6)?;
     if let Some(last) = windowed.last_mut() {
@@ -126,7 +126,7 @@ fn windowed_layers(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     Ok(windowed)
 }
 
-/// The heads of each layer.
+/// Heads of each layer.
 fn heads_by_layer(c: &Config<'_>, dim: usize, windowed: &[bool]) -> Result<Vec<Heads>> {
     let even = |key: Key, n: usize| match n.is_multiple_of(2) && (1..=1024).contains(&n) {
         true => Ok(n),
@@ -174,7 +174,7 @@ fn heads_by_layer(c: &Config<'_>, dim: usize, windowed: &[bool]) -> Result<Vec<H
     windowed.iter().enumerate().map(of).collect()
 }
 
-/// The last layers look at keys and values of the last one of their kind that has some.
+/// Shared KV: the last layers read the KV cache of the last earlier layer of their kind (window or full).
 fn lend(c: &Config<'_>, layers: &mut [LayerSpec], windowed: &[bool]) -> Result<()> {
     let without = c.find_count(LENT)?.unwrap_or(0);
     let Some(own) = layers.len().checked_sub(without).filter(|own| *own > 0) else {
@@ -195,7 +195,7 @@ fn lend(c: &Config<'_>, layers: &mut [LayerSpec], windowed: &[bool]) -> Result<(
     Ok(())
 }
 
-/// Layers without keys of their own may have feed-forward blocks that are twice as wide.
+/// Layers with shared KV may have an FFN of twice the width.
 fn widths(c: &Config<'_>, layers: &mut [LayerSpec]) -> Result<()> {
     if c.is_gguf() {
         let widths = c.count_by_layer(GGUF_WIDTH, layers.len())?;
@@ -210,7 +210,7 @@ fn widths(c: &Config<'_>, layers: &mut [LayerSpec]) -> Result<()> {
     Ok(())
 }
 
-/// Experts beside the feed-forward blocks.
+/// Parallel MoE: experts beside the dense FFN.
 fn experts(c: &Config<'_>, layers: &mut [LayerSpec]) -> Result<()> {
     let there = c.is_gguf() || common::flag(c, "enable_moe_block", false)?;
     let Some(count) = common::find_experts(c, common::EXPERTS)?.filter(|count| there && *count > 0) else {
@@ -235,7 +235,7 @@ fn experts(c: &Config<'_>, layers: &mut [LayerSpec]) -> Result<()> {
     Ok(())
 }
 
-/// Elements of what a layer gets of its own.
+/// Size of the per-layer embedding, if the model has one.
 fn side(c: &Config<'_>, vocab: usize) -> Result<Option<usize>> {
     let usual = if c.is_gguf() { 0 } else { 256 };
     let width = c.find_count(SIDE)?.unwrap_or(usual);

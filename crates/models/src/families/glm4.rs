@@ -1,5 +1,5 @@
-//! GLM: Llama with joint tensors, in which pairs of neighbours turn in a half of each head. GLM 4 has norms behind the
-//! blocks, too. With experts (MoE) it is another: norms in front, and halves turn.
+//! GLM: Llama with fused tensors and interleaved partial RoPE (half of each head). GLM 4 adds post-norms. GLM 4 MoE
+//! differs: pre-norm and half-split RoPE.
 
 use tallow_core::RopePairs;
 

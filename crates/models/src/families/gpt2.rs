@@ -1,4 +1,4 @@
-//! GPT-2: learned positions, no rotation, no gate, and matrices stored with a row for each input.
+//! GPT-2: learned positions, no RoPE, ungated FFN, weights stored as [inputs, outputs].
 
 use super::{Declared, Family, common};
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! GPT-NeoX and Pythia: both blocks side by side, a norm for each; queries, keys and values of a head stored together.
+//! GPT-NeoX and Pythia: attention and FFN in parallel with a norm each; QKV fused head by head.
 
 use super::{Declared, Family, common, rope};
 use crate::error::Result;
@@ -11,7 +11,7 @@ pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GPT_NEOX)];
 static GPT_NEOX: Family = Family {
     name: "GPT-NeoX",
     hf: &["GPTNeoXForCausalLM"],
-    // Nobody has shown yet that its GGUF files give the same.
+    // Its GGUF files are not verified to give the same results.
     gguf: &[],
     hf_names: Names {
         base: "gpt_neox.",

@@ -1,5 +1,5 @@
-//! gpt-oss: experts with biases and a held activation, a score in each head that belongs to no token, and a window in
-//! every other layer. Folders have quantized experts (MXFP4) or plain ones.
+//! gpt-oss: experts with biases and a clamped activation, attention sinks, a sliding window in every other layer.
+//! Folders have MXFP4 or unquantized experts.
 
 use tallow_core::Activation;
 
@@ -34,7 +34,7 @@ static GPT_OSS: Family = Family {
 const SLOPE: Key = key("swiglu_alpha", "");
 const LIMIT: Key = key("swiglu_limit", "");
 
-/// The scaling of folders that have none.
+/// RoPE scaling of configs that have none.
 const USUAL_YARN: Yarn = Yarn {
     factor: 32.0,
     original: 4096,
@@ -79,7 +79,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-/// Refuses other numbers than those of the activation.
+/// Returns an error if an activation constant is not `want`.
 fn held(c: &Config<'_>, key: Key, want: f32) -> Result<()> {
     match c.number_or(key, f64::from(want))? {
         x if x as f32 == want => Ok(()),

@@ -1,4 +1,5 @@
-//! Granite: Llama with a multiplier at every joint. Its MoE models have experts in every layer.
+//! Granite: Llama with multipliers on embeddings, attention, residuals and logits. Its MoE models have experts in every
+//! layer.
 
 use super::{Declared, Family, common};
 use crate::error::Result;
@@ -36,7 +37,7 @@ static GRANITE_MOE: Family = Family {
 const EMBED: Key = key("embedding_multiplier", "embedding_scale");
 const ATTENTION: Key = key("attention_multiplier", "attention.scale");
 const RESIDUAL: Key = key("residual_multiplier", "residual_scale");
-/// Logits are divided by it.
+/// Divides the logits.
 const LOGITS: Key = key("logits_scaling", "logit_scale");
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {

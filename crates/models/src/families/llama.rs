@@ -1,4 +1,4 @@
-//! Llama 1 to 3, and whatever calls itself so.
+//! Llama 1 to 3, and models that use its architecture name.
 
 use super::{Declared, Family, common, mixtral};
 use crate::error::Result;
@@ -21,7 +21,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let mut spec = common::plain(c)?;
     common::reordered(c, &mut spec);
     let (attention, mlp) = (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
-    // GGUF files of Mistral and Mixtral call themselves so too, and may bring a window and experts.
+    // GGUF files of Mistral and Mixtral have the same architecture name, and may have a window and experts.
     let window = if c.is_gguf() { common::window(c)? } else { None };
     let experts = common::find_experts(c, common::LOCAL_EXPERTS)?.filter(|count| c.is_gguf() && *count > 0);
     let experts = experts.map(|count| mixtral::experts(c, count)).transpose()?;

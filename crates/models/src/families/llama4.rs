@@ -1,5 +1,5 @@
-//! Llama 4, the text model: layers that see only their chunk of a sequence, among them some that see all of it, without
-//! rotation and with queries that grow; experts in some layers, which get a share of their input.
+//! Llama 4, text model: layers with chunked attention, and between them full-attention layers without RoPE whose
+//! queries are scaled by position; MoE in some layers, whose router weights scale the experts' input.
 
 use tallow_core::{RopePairs, Scores, ShareOf};
 
@@ -32,12 +32,12 @@ static LLAMA4: Family = Family {
     spec,
 };
 
-/// Of a block that is no expert.
+/// FFN width of a dense layer.
 const DENSE_WIDTH: Key = key("intermediate_size_mlp", "");
-/// Layers that have experts.
+/// Layers with experts.
 const MIXED: Key = key("moe_layers", "");
 const EVERY: Key = key("interleave_moe_layer_step", "");
-/// Layers that turn.
+/// Layers with RoPE.
 const TURNED: Key = key("no_rope_layers", "");
 const UNTURNED_EVERY: Key = key("no_rope_layer_interval", "");
 const CHUNK: Key = key("attention_chunk_size", "");
@@ -53,7 +53,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         rope: rope::Usual { theta: (rope::THETA, 500_000.0), ..rope::USUAL },
         ..common::USUAL
     };
-    // With others a rotation makes queries longer, and their norm would have to come behind it.
+    // Other scalings also lengthen queries, and the QK norm would have to be applied after that.
     rope::only(c, &["default", "linear", "dynamic", "llama3"])?;
     let mut spec = common::plain_as(c, &usual)?;
     spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Interleaved);
@@ -106,7 +106,7 @@ fn mixed(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     Ok((0..layers).map(|i| (i + 1).is_multiple_of(every)).collect())
 }
 
-/// Which layers turn queries and keys.
+/// Which layers have RoPE.
 fn turned(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     let listed = c.find_flags(TURNED)?.filter(|list| !list.is_empty());
     if let Some(listed) = c.per_layer(TURNED, layers, listed)? {
@@ -123,7 +123,7 @@ fn at_least_one(c: &Config<'_>, key: Key, usual: usize) -> Result<usize> {
     }
 }
 
-/// What makes queries of late positions longer where nothing turns.
+/// Scaling of queries by position in layers without RoPE (temperature tuning).
 fn growing(c: &Config<'_>, rope: &RopeSpec) -> Result<RopeSpec> {
     let by = c.number_or(GROWTH, 0.1)?;
     let original = common::sane(c, FLOOR, c.find_count(FLOOR)?.unwrap_or(8192))?;

@@ -1,5 +1,5 @@
-//! Mistral and Ministral: Llama with a sliding window, perhaps in some layers only. Ministral 3: queries grow with their
-//! position instead.
+//! Mistral and Ministral: Llama with a sliding window, in some models only in some layers. Ministral 3 has queries
+//! scaled by position instead.
 
 use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{RopeSpec, Scaling, Yarn};
@@ -23,7 +23,7 @@ static MISTRAL: Family = Family {
 const USUAL: common::Usual =
     common::Usual { kv_heads: Some(8), context: (common::CONTEXT, 131_072), ..common::USUAL };
 
-/// The window where `config.json` does not say, not even `null`.
+/// Window where `config.json` lacks the key (`null` means none).
 const WINDOW: usize = 4096;
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
@@ -54,7 +54,7 @@ static MINISTRAL3: Family = Family {
     spec: ministral3,
 };
 
-/// The scaling of folders that have none.
+/// RoPE scaling of configs that have none.
 const USUAL_YARN: Yarn =
     Yarn { factor: 16.0, original: 16_384, beta_fast: 32.0, beta_slow: 1.0, truncate: true, attention: 1.0 };
 

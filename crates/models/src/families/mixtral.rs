@@ -1,4 +1,4 @@
-//! Mixtral: Mistral with experts, each token's two best by a softmax over those two.
+//! Mixtral: Mistral with MoE, top 2 by a softmax over those two.
 
 use super::{Declared, Family, common, rope};
 use crate::error::Result;
@@ -42,7 +42,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-/// So many experts, as they are used here.
+/// MoE settings for `count` experts.
 pub(super) fn experts(c: &Config<'_>, count: usize) -> Result<ExpertsSpec> {
     Ok(ExpertsSpec { norm_weights: true, ..ExpertsSpec::softmax(count, common::experts_used(c, 2, count)?) })
 }

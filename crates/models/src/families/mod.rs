@@ -1,6 +1,6 @@
-//! The families: what each kind of model is, in terms of the shared blocks.
+//! Model families: each architecture described in terms of the shared blocks.
 //!
-//! A family has no forward pass. To add one, write its file and name it in `families!`, below.
+//! A family has no forward pass. To add one, write its file and list it in `families!`, below.
 
 mod common;
 mod encoders;
@@ -9,8 +9,8 @@ mod routed;
 mod seq2seq;
 mod towers;
 
-/// Makes a module of each family's file, and lists what they have. `cargo fmt` does not see these modules:
-/// CONTRIBUTING.md says what does.
+/// Declares a module for each family's file and collects their `FAMILIES`. `cargo fmt` does not see these modules;
+/// CONTRIBUTING.md names the command that does.
 macro_rules! families {
     ($($file:ident,)*) => {
         $(mod $file;)*
@@ -70,16 +70,14 @@ use crate::spec::DecoderSpec;
 pub use encoders::{EncoderFamily, encoder, encoder_of_images, find_encoder};
 pub use seq2seq::{Seq2SeqFamily, find_seq2seq, seq2seq_family};
 
-/// A kind of model.
+/// A decoder architecture.
 #[derive(Debug)]
 pub struct Family {
-    /// What to call it.
+    /// Display name.
     pub name: &'static str,
-    /// `architectures` in `config.json`: the first is that of the text model alone, others may be of models that it is
-    /// within.
+    /// `architectures` in `config.json`: first that of the text model alone, then those of models that contain it.
     pub hf: &'static [&'static str],
-    /// `general.architecture` in GGUF metadata. Where several families share one, the first reads
-    /// such files.
+    /// `general.architecture` in GGUF metadata. Where several families share one, the first reads such files.
     pub gguf: &'static [&'static str],
     /// Tensor names in Hugging Face folders.
     pub hf_names: Names,
@@ -90,7 +88,7 @@ pub struct Family {
 }
 
 impl Family {
-    /// Reads the settings of a model of this kind, or of the text model within it.
+    /// Reads the settings of such a model, or of the text model inside a multimodal one.
     pub(crate) fn read(&self, config: &Config<'_>) -> Result<DecoderSpec> {
         let mut spec = (self.spec)(&config.of_text())?;
         if let Some((longest, _)) = spec.ropes.iter().find_map(RopeSpec::dynamic) {
@@ -99,30 +97,30 @@ impl Family {
         Ok(spec)
     }
 
-    /// Is that what `model_type` says of its models? `qwen3_moe` and the like are said of `Qwen3MoeForCausalLM`.
+    /// Whether `kind`, a `model_type`, names this family: `qwen3_moe` matches `Qwen3MoeForCausalLM`.
     fn is_called(&self, kind: &str) -> bool {
         let plain = |name: &str| name.replace('_', "").to_lowercase();
         let kind = plain(kind.strip_suffix("_text").unwrap_or(kind));
         self.hf.iter().any(|arch| arch.strip_suffix("ForCausalLM").is_some_and(|name| plain(name) == kind))
     }
 
-    /// Is this tensor one that the settings were read from?
+    /// Whether the tensor is one that the settings were read from.
     pub(crate) fn reads(&self, name: &str) -> bool {
         rope::TENSORS.contains(&name)
     }
 }
 
-/// What a family's file has, as its `FAMILIES`.
+/// An entry of a family file's `FAMILIES`.
 #[derive(Debug, Clone, Copy)]
 enum Declared {
-    /// What writes text.
+    /// Decoder-only text generation.
     Decoder(&'static Family),
-    /// What makes vectors or scores, in Hugging Face folders. Where two name the same architecture, it has two encoders:
-    /// the first is that of texts, the second that of images.
+    /// Encoder in Hugging Face folders (embeddings or scores). Where two entries name the same architecture, it has two
+    /// encoders: the first is for text, the second for images.
     Encoder(&'static EncoderFamily),
-    /// The same in GGUF files.
+    /// Encoder in GGUF files.
     GgufEncoder(&'static EncoderFamily),
-    /// What takes in all of a text or a sound, and then writes.
+    /// Encoder-decoder for text or audio.
     Seq2Seq(&'static Seq2SeqFamily),
 }
 
@@ -130,14 +128,14 @@ fn declared() -> impl Iterator<Item = Declared> {
     FILES.iter().copied().flatten().copied()
 }
 
-/// Every family of decoders that we know.
+/// All decoder families.
 pub(crate) fn decoders() -> impl Iterator<Item = &'static Family> {
     declared().filter_map(|d| if let Declared::Decoder(family) = d { Some(family) } else { None })
 }
 
 const MODEL_TYPE: Key = key("model_type", "");
 
-/// The family of a checkpoint, by what its settings call it.
+/// The decoder family of a checkpoint, by its architecture name.
 pub fn find(config: &Config<'_>) -> Result<&'static Family> {
     let arch = config.arch();
     if encoder(config).is_some() {
@@ -147,7 +145,8 @@ pub fn find(config: &Config<'_>) -> Result<&'static Family> {
         return Err(seq2seq::has_an_encoder(config));
     }
     let names = |f: &Family| if config.is_gguf() { f.gguf } else { f.hf };
-    // What sees pictures has one name with text models of several kinds. Some folders have no name but that of the kind.
+    // Multimodal models share one name for several kinds of text model, so the inner `model_type` decides. Some folders
+    // have only a `model_type`.
     let inner = config.under(TEXT).find_text(MODEL_TYPE)?.or((!config.is_gguf()).then_some(arch));
     let listed: Vec<&Family> = decoders().filter(|f| names(f).contains(&arch)).collect();
     let called = |f: &&&Family| inner.is_some_and(|kind| f.is_called(kind));

@@ -1,4 +1,4 @@
-//! ModernBERT: norms in front, rotation, gated blocks, no biases, and a window in most layers.
+//! ModernBERT: pre-norm, RoPE, gated FFN, no biases, a sliding window in most layers.
 
 use super::{Declared, EncoderFamily, common, encoders, rope};
 use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, Pooling, TokenEmbedSpec};
@@ -65,7 +65,7 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
         layer.order = if i == 0 { Order::FfnPreNorm } else { Order::Pre };
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (of_attention, of_attention, of_ffn);
         layer.mixer.rope = Some(usize::from(windowed));
-        // Half of the window lies to each side of a token.
+        // The window is symmetric: half of it on each side of a token.
         layer.mixer.window = windowed.then_some(window / 2 + 1);
     }
     spec.head = head(c)?;

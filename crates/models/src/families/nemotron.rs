@@ -1,5 +1,4 @@
-//! Nemotron (3, 4 and Minitron): norms that take the mean away, with weights stored less one; half of each head turns; no
-//! gate.
+//! Nemotron (3, 4 and Minitron): LayerNorm with weights stored as w - 1, partial RoPE (half of each head), ungated FFN.
 
 use super::{Declared, Family, common, rope};
 use crate::error::Result;

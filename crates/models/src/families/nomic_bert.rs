@@ -1,4 +1,4 @@
-//! Nomic's BERT: rotation in place of positions, gated blocks, joint queries, keys and values, few biases.
+//! Nomic BERT: RoPE instead of learned positions, gated FFN, fused QKV, few biases.
 
 use super::{Declared, EncoderFamily, common, encoders, rope};
 use crate::encoder::spec::{EncoderSpec, HeadActivation};
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
 
-/// Its tensors' names, all of which begin like that.
+/// Tensor names, with a common prefix.
 macro_rules! names {
     ($base:literal) => {
         Names {
@@ -40,7 +40,7 @@ static NOMIC_BERT: EncoderFamily = EncoderFamily {
     spec,
 };
 
-/// With a head, and as newer libraries write it.
+/// With a classification head, and as newer library versions write it.
 static NOMIC_BERT_RANK: EncoderFamily = EncoderFamily {
     name: "Nomic BERT",
     hf: &["NomicBertForSequenceClassification"],
@@ -69,7 +69,7 @@ const TRAINED: Key = key("max_trained_positions", "");
 const STRETCH: Key = key("rotary_scaling_factor", "");
 const EXPERTS_EVERY: Key = key("moe_every_n_layers", "");
 
-/// As the files on the hub call their settings.
+/// Config keys and defaults of the files on the Hugging Face Hub.
 const HUBS: common::Usual = common::Usual {
     dim: key("n_embd", ""),
     layers: key("n_layer", ""),
@@ -86,7 +86,7 @@ const HUBS: common::Usual = common::Usual {
     ..NEWER
 };
 
-/// As newer files do.
+/// Config keys and defaults of newer files.
 const NEWER: common::Usual = common::Usual {
     gated: true,
     act: (common::ACT, "silu"),
@@ -113,7 +113,7 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     }
     let mut spec = encoders::plain(c, if c.has(HUBS.dim) { &HUBS } else { &NEWER })?;
     if c.has(STRETCH) {
-        // Past this each text would be turned by its own length.
+        // Beyond this length each text would need a RoPE of its own (dynamic NTK).
         spec.context = spec.context.min(common::sane(c, TRAINED, c.find_count(TRAINED)?.unwrap_or(2048))?);
     }
     spec.positions = None;

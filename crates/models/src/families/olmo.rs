@@ -1,5 +1,5 @@
-//! OLMo 2 and 3: norms behind the blocks, queries and keys normalised as a whole. OLMo 3 adds a window to three layers
-//! of four, whose rotary embedding is not scaled.
+//! OLMo 2 and 3: post-norm, QK norm over all heads at once. OLMo 3 has a sliding window in three of four layers, whose
+//! RoPE is not scaled.
 
 use super::{Declared, Family, common, rope};
 use crate::error::Result;
@@ -21,7 +21,7 @@ static OLMO2: Family = Family {
 static OLMO3: Family = Family {
     name: "OLMo 3",
     hf: &["Olmo3ForCausalLM"],
-    // Such files bring a window.
+    // `olmo2` files of OLMo 3 are those with a window.
     gguf: &["olmo2"],
     hf_names: HF,
     gguf_names: names::GGUF,

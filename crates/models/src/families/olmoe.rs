@@ -1,4 +1,4 @@
-//! OLMoE: experts in every layer, queries and keys normalised as a whole.
+//! OLMoE: MoE in every layer, QK norm over all heads at once.
 
 use super::{Declared, Family, common};
 use crate::error::Result;

@@ -1,4 +1,5 @@
-//! Phi 1 and 2 (both blocks see the same norm, no gate, biases everywhere), Phi 3 and 4 (Llama with joint tensors).
+//! Phi 1 and 2 (parallel attention and FFN behind one norm, ungated, biases everywhere), Phi 3 and 4 (Llama with fused
+//! tensors).
 
 use super::{Declared, Family, common, rope};
 use crate::error::Result;
@@ -57,7 +58,7 @@ fn phi(c: &Config<'_>) -> Result<DecoderSpec> {
 }
 
 fn phi3(c: &Config<'_>) -> Result<DecoderSpec> {
-    // The last is what some files call the second.
+    // Some files call longrope `yarn`.
     rope::only(c, &["default", "longrope", "su", "yarn"])?;
     let rope = rope::Usual { original: Some(4096), part: Some((rope::PART, 1.0)), ..rope::USUAL };
     let usual =

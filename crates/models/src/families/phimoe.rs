@@ -1,4 +1,4 @@
-//! PhiMoE: experts chosen one after another, norms that take the mean away, and biases in attention and head.
+//! PhiMoE: experts chosen one after the other (SparseMixer), LayerNorm, biases in attention and head.
 
 use tallow_core::{NormKind, Scores};
 
@@ -13,7 +13,7 @@ pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&PHIMOE)];
 
 static PHIMOE: Family = Family {
     name: "PhiMoE",
-    // The second is what the first checkpoints call it.
+    // The second is the name in the first checkpoints.
     hf: &["PhimoeForCausalLM", "PhiMoEForCausalLM"],
     gguf: &[],
     hf_names: Names {

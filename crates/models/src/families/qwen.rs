@@ -1,4 +1,4 @@
-//! Qwen2 and 2.5 (biases on queries, keys and values), Qwen3 (norms on queries and keys instead).
+//! Qwen2 and 2.5 (biases on Q, K and V), Qwen3 (QK norm instead).
 
 use super::{Declared, Family, common, rope};
 use crate::error::Result;
@@ -26,7 +26,7 @@ static QWEN3: Family = Family {
     spec: qwen3,
 };
 
-// What sees pictures, around the text models.
+// Vision-language models around the text models.
 const QWEN2_VL: &str = "Qwen2VLForConditionalGeneration";
 const QWEN2_5_VL: &str = "Qwen2_5_VLForConditionalGeneration";
 const QWEN3_VL: &str = "Qwen3VLForConditionalGeneration";
@@ -50,7 +50,7 @@ fn qwen3(c: &Config<'_>) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-/// Some of the later layers may see only a window, if that is switched on.
+/// Later layers may have a sliding window, if `use_sliding_window` is on.
 fn windowed(c: &Config<'_>, head_dim: Option<usize>) -> Result<DecoderSpec> {
     let theta = match c.arch() {
         QWEN3_VL => 5e5,

@@ -1,4 +1,4 @@
-//! Qwen2-MoE (experts, and a gated block beside them) and Qwen3-MoE.
+//! Qwen2-MoE (experts and a gated shared expert) and Qwen3-MoE.
 
 use super::{Declared, Family, common};
 use crate::error::Result;
@@ -67,7 +67,7 @@ fn qwen2_moe(c: &Config<'_>) -> Result<DecoderSpec> {
 
 fn qwen3_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     let count = common::experts(c, common::EXPERTS, 128)?;
-    // GGUF files do not say, and whoever reads them takes it so.
+    // GGUF files do not have the flag, and their readers take it as true.
     let norm_weights = c.is_gguf() || c.flag_or(TO_ONE, false)?;
     let mut spec = mixed(c, 4, (count, 768), || {
         Ok(ExpertsSpec { norm_weights, ..ExpertsSpec::softmax(count, common::experts_used(c, 8, count)?) })
@@ -85,12 +85,12 @@ fn qwen3_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-/// Elements in the middle of the block beside experts.
+/// FFN width of the shared expert.
 pub(super) fn shared_width(c: &Config<'_>, usual: usize) -> Result<usize> {
     common::sane(c, SHARED, c.find_count(SHARED)?.unwrap_or(usual))
 }
 
-/// A decoder with experts in some layers, if there are any; `width` is theirs where that is left out.
+/// Decoder with experts in some layers, if it has any; `width` is the default expert FFN width.
 fn mixed(
     c: &Config<'_>,
     kv_heads: usize,
@@ -106,7 +106,7 @@ fn mixed(
     Ok(spec)
 }
 
-/// Puts experts into some layers; `width` is theirs where that is left out.
+/// Adds experts to some layers; `width` is the default expert FFN width.
 pub(super) fn mix(c: &Config<'_>, spec: &mut DecoderSpec, experts: ExpertsSpec, width: usize) -> Result<()> {
     let width = common::expert_width(c, width)?;
     let every = c.find_count(EVERY)?.unwrap_or(1);

@@ -1,5 +1,5 @@
-//! Qwen3-Next and Qwen3.5, dense and with experts: most layers are gated delta nets, and every fourth is attention whose
-//! result has a gate. Qwen3.5 comes with what sees pictures, too; its text model is read, and the rest left alone.
+//! Qwen3-Next and Qwen3.5, dense and MoE: most layers are Gated DeltaNet, every fourth is attention with a gated
+//! output. Qwen3.5 checkpoints have a vision encoder too; only the text model is read.
 
 use tallow_core::ops::{MOST_KERNEL, MOST_KEY};
 use tallow_core::{Activation, DeltaHeads, Sharing};
@@ -69,12 +69,12 @@ const KEYS: Key = key("linear_num_key_heads", "ssm.group_count");
 const VALUES: Key = key("linear_num_value_heads", "ssm.time_step_rank");
 const KEY_DIM: Key = key("linear_key_head_dim", "ssm.state_size");
 const VALUE_DIM: Key = key("linear_value_head_dim", "");
-/// Elements of all values.
+/// Total size of the values: value heads × value head dim.
 const INNER: Key = key("", "ssm.inner_size");
 const MOST_VALUE: usize = 1024;
-/// One layer of so many is attention.
+/// Every n-th layer is attention.
 const EVERY: Key = key("full_attention_interval", "full_attention_interval");
-/// Which layers are not.
+/// Which layers are Gated DeltaNet.
 const RECURRENT: Key = key("", "attention.recurrent_layers");
 const EXPERTS: Key = key("num_experts", "expert_count");
 const TO_ONE: Key = key("norm_topk_prob", "");
@@ -88,7 +88,7 @@ const USUAL: common::Usual = common::Usual {
 };
 
 fn qwen3_next(c: &Config<'_>) -> Result<DecoderSpec> {
-    // GGUF files do not say, and whoever reads them takes it so.
+    // GGUF files do not have the flag, and their readers take it as true.
     let to_one = c.is_gguf() || c.flag_or(TO_ONE, true)?;
     let mut spec = hybrid(c, &USUAL, Sharing::Grouped)?;
     if c.find_count(EXPERTS)? != Some(0) {
@@ -111,12 +111,12 @@ fn qwen35_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-/// Converters of Qwen3.5 to GGUF put the heads of values in another order.
+/// Converters of Qwen3.5 to GGUF reorder the value heads.
 fn sharing(c: &Config<'_>) -> Sharing {
     if c.is_gguf() { Sharing::RoundRobin } else { Sharing::Grouped }
 }
 
-/// Experts and one beside them: how many, and how many a token goes through, where that is left out.
+/// MoE settings with a shared expert; `count` and `used` are the defaults for experts and experts per token.
 fn experts(c: &Config<'_>, [count, used]: [usize; 2], norm_weights: bool) -> Result<ExpertsSpec> {
     let width = qwen_moe::shared_width(c, 512)?;
     let count = common::experts(c, common::EXPERTS, count)?;
@@ -125,10 +125,10 @@ fn experts(c: &Config<'_>, [count, used]: [usize; 2], norm_weights: bool) -> Res
     Ok(ExpertsSpec { shared, norm_weights, ..ExpertsSpec::softmax(count, used) })
 }
 
-/// What all have in common: everything but experts.
+/// Settings common to all three, without experts.
 fn hybrid(c: &Config<'_>, usual: &common::Usual, sharing: Sharing) -> Result<DecoderSpec> {
     let mut spec = common::plain_as(c, usual)?;
-    // Converters to GGUF add the one.
+    // Converters to GGUF add the 1.
     spec.norm.weight_offset = if c.is_gguf() { 0.0 } else { 1.0 };
     if c.is_gguf() {
         common::guessing(c, &mut spec, 0)?;
@@ -147,7 +147,7 @@ fn hybrid(c: &Config<'_>, usual: &common::Usual, sharing: Sharing) -> Result<Dec
     Ok(spec)
 }
 
-/// Which layers are delta nets.
+/// Which layers are Gated DeltaNet.
 fn recurrent(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     if let Some(list) = c.per_layer(RECURRENT, layers, c.find_flags(RECURRENT)?)? {
         return Ok(list);

@@ -1,4 +1,4 @@
-//! RoBERTa and XLM-R: BERT with positions that are counted from the token that fills up short texts.
+//! RoBERTa and XLM-R: BERT with positions that start behind the padding token's id.
 
 use tallow_core::Activation;
 

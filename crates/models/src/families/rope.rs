@@ -1,4 +1,4 @@
-//! Reading rotary embeddings: three generations of `config.json` and GGUF metadata, one [`RopeSpec`].
+//! Reads RoPE settings from three generations of `config.json` and from GGUF metadata into one [`RopeSpec`].
 
 use tallow_core::RopePairs;
 use tallow_quant::Format;
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::formats::Kind;
 use crate::formats::config::{Config, Key, key};
 
-/// Tensors that belong to the settings: divisors of frequencies.
+/// Tensors that are part of the settings: per-frequency divisors.
 pub(super) const TENSORS: [&str; 3] = ["rope_freqs.weight", SHORT_TENSOR, LONG_TENSOR];
 const SHORT_TENSOR: &str = "rope_factors_short.weight";
 const LONG_TENSOR: &str = "rope_factors_long.weight";
@@ -26,7 +26,7 @@ const OLD_TYPE: Key = key("type", "");
 const FACTOR: Key = key("factor", "rope.scaling.factor");
 const ORIGINAL: Key = key("original_max_position_embeddings", "rope.scaling.original_context_length");
 const ATTENTION: Key = key("attention_factor", "rope.scaling.attn_factor");
-/// Of pairs, how many turn by time, height and width. Of text all three are one.
+/// M-RoPE: number of pairs that rotate by time, height and width. For text all three positions are the same.
 pub(crate) const SECTIONS: Key = key("mrope_section", "rope.dimension_sections");
 const LOW: Key = key("low_freq_factor", "");
 const HIGH: Key = key("high_freq_factor", "");
@@ -34,7 +34,7 @@ const BETA_FAST: Key = key("beta_fast", "rope.scaling.yarn_beta_fast");
 const BETA_SLOW: Key = key("beta_slow", "rope.scaling.yarn_beta_slow");
 const MSCALE: Key = key("mscale", "");
 const MSCALE_ALL: Key = key("mscale_all_dim", "");
-/// A tenth of it.
+/// 0.1 × `mscale_all_dim`.
 const GGUF_SHARPENING: Key = key("", "rope.scaling.yarn_log_multiplier");
 const TRUNCATE: Key = key("truncate", "");
 const SHORT_ATTENTION: Key = key("short_mscale", "");
@@ -42,39 +42,39 @@ const LONG_ATTENTION: Key = key("long_mscale", "");
 const SHORT: Key = key("short_factor", "");
 const LONG: Key = key("long_factor", "");
 
-/// What a family calls its settings of rotation, and what they are where they are left out.
+/// A family's RoPE keys, and the defaults where a key is missing.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Usual {
-    /// The base of the frequencies.
+    /// Base of the frequencies.
     pub theta: (Key, f64),
-    /// The part of a head that turns, in families where it may be less than all.
+    /// Fraction of a head that is rotated (partial rotary), in families that have the key.
     pub part: Option<(Key, f64)>,
-    /// The original context, for scalings that have one.
+    /// Original context length, for scalings that need one.
     pub original: Option<usize>,
-    /// Are the ends of yarn's interpolation whole indices in GGUF files, which do not say?
+    /// Whether the ends of YaRN's correction range are rounded to integers for GGUF files, which do not have the flag.
     pub gguf_truncate: bool,
 }
 
-/// What most families have.
+/// Defaults of most families.
 pub(super) const USUAL: Usual =
     Usual { theta: (THETA, GGUF_BASE), part: None, original: None, gguf_truncate: true };
 
-/// The base in GGUF files that do not say, whatever the family.
+/// Base in GGUF files without the key, whatever the family.
 const GGUF_BASE: f64 = 10_000.0;
 
-/// The settings about rotation. Newer configs keep them all under `rope_parameters`, there perhaps by kind of layer;
-/// older ones keep the scaling under `rope_scaling` and the rest above it.
+/// The RoPE settings. Newer configs keep them in `rope_parameters`, possibly per layer type; older ones keep the
+/// scaling in `rope_scaling` and the rest at the top level.
 fn scope<'a>(c: &Config<'a>) -> Config<'a> {
     let object = ["rope_scaling", "rope_parameters.full_attention", "rope_parameters"];
     object.map(|o| c.under(o)).into_iter().find(|r| r.says_something()).unwrap_or(c.under("rope_scaling"))
 }
 
-/// The rotary embedding of heads of `head` elements.
+/// RoPE of heads with `head` elements.
 pub(super) fn rope(c: &Config<'_>, head: usize, usual: &Usual) -> Result<RopeSpec> {
     spec(c, &scope(c), head, usual)
 }
 
-/// Refuses what a family does not know of the ways to scale a rotation.
+/// Returns an error for a scaling type that the family does not have.
 pub(super) fn only(c: &Config<'_>, kinds: &[&str]) -> Result<()> {
     let r = scope(c);
     let kind = r.find_text(TYPE)?.or(r.find_text(OLD_TYPE)?).unwrap_or("default");
@@ -84,17 +84,18 @@ pub(super) fn only(c: &Config<'_>, kinds: &[&str]) -> Result<()> {
     }
 }
 
-/// Does a folder say anything of how a rotation is scaled, be it that it is not? GGUF files do.
+/// Whether the files have RoPE scaling settings, even `default`. Always true for GGUF files.
 pub(super) fn is_said(c: &Config<'_>) -> bool {
     c.is_gguf() || scope(c).says_something()
 }
 
-/// Reads what says of pairs by what they turn: nothing here depends on it, but other readers of GGUF files ask for it.
+/// Reads the M-RoPE sections. Nothing here uses them, but reading records them for GGUF conversion: other readers need
+/// the key.
 pub(super) fn sections(c: &Config<'_>) -> Result<()> {
     scope(c).counts_or(SECTIONS, &[11, 11, 10]).map(|_| ())
 }
 
-/// How much attention is sharpened where a rotation is scaled, in families that do that; nothing where it is not.
+/// `mscale_all_dim`, by which YaRN raises the attention scale in families that do so; `None` without scaling.
 pub(crate) fn sharpening(c: &Config<'_>) -> Result<Option<f64>> {
     let r = scope(c);
     let kind = r.find_text(TYPE)?.or(r.find_text(OLD_TYPE)?).unwrap_or("default");
@@ -103,13 +104,13 @@ pub(crate) fn sharpening(c: &Config<'_>) -> Result<Option<f64>> {
     }
     match (kind, r.find_number(GGUF_SHARPENING)?) {
         ("yarn", Some(tenth)) if tenth != 0.0 => Ok(Some(10.0 * tenth)),
-        // Files without it mean one thing to some programs, and another to others.
+        // Programs disagree on the default where the key is missing.
         ("yarn", _) => Err(r.bad(GGUF_SHARPENING, "is missing: how sharp attention is cannot be told")),
         _ => Ok(None),
     }
 }
 
-/// What multiplies scores in these families.
+/// Factor on attention scores in those families: (0.1 m ln(factor) + 1)².
 pub(super) fn sharpness(c: &Config<'_>) -> Result<f64> {
     let r = scope(c);
     let Some(all) = sharpening(c)? else { return Ok(1.0) };
@@ -117,14 +118,15 @@ pub(super) fn sharpness(c: &Config<'_>) -> Result<f64> {
     Ok(if factor <= 1.0 { 1.0 } else { (0.1 * all * factor.ln() + 1.0).powi(2) })
 }
 
-/// What multiplies cosines and sines of short and of long contexts, in families that say so themselves.
+/// Factors on cos and sin for short and long contexts, in families that set them explicitly (`short_mscale`,
+/// `long_mscale`).
 pub(super) fn attention(c: &Config<'_>) -> Result<[f64; 2]> {
     let r = scope(c);
     let of = |key| r.find_number(key)?.ok_or_else(|| r.bad(key, "is missing"));
     Ok([of(SHORT_ATTENTION)?, of(LONG_ATTENTION)?])
 }
 
-/// What makes queries of late positions longer.
+/// Scaling of queries by position (`Scaling::Growing`; Llama 4's temperature tuning).
 pub(super) fn growing(c: &Config<'_>, rope: &RopeSpec, head: usize) -> Result<RopeSpec> {
     let r = scope(c);
     let by = r.find_number(GROWTH)?.ok_or_else(|| r.bad(GROWTH, "is missing"))?;
@@ -132,7 +134,7 @@ pub(super) fn growing(c: &Config<'_>, rope: &RopeSpec, head: usize) -> Result<Ro
     Ok(RopeSpec { dim: head, scaling: Scaling::Growing { by, original, early: 0 }, ..rope.clone() })
 }
 
-/// The rotary embedding of layers with a window, in families where it may be another than `full`, and is not scaled.
+/// RoPE of sliding-window layers, in families where it may differ from `full` and is not scaled.
 pub(super) fn window_rope(c: &Config<'_>, full: &RopeSpec, head: usize) -> Result<RopeSpec> {
     let r = c.under("rope_parameters.sliding_attention");
     if r.is_there() {
@@ -143,7 +145,7 @@ pub(super) fn window_rope(c: &Config<'_>, full: &RopeSpec, head: usize) -> Resul
     Ok(RopeSpec { theta, scaling: Scaling::None, ..full.clone() })
 }
 
-/// The rotary embedding of layers with a window, in families where it has nothing to do with `full`.
+/// RoPE of sliding-window layers, in families where it is independent of `full`.
 pub(super) fn local_rope(c: &Config<'_>, full: &RopeSpec) -> Result<RopeSpec> {
     let theta = base(c, LOCAL_THETA, c.find_number(LOCAL_THETA)?.unwrap_or(10_000.0))?;
     let r = c.under("rope_parameters.sliding_attention");
@@ -153,7 +155,7 @@ pub(super) fn local_rope(c: &Config<'_>, full: &RopeSpec) -> Result<RopeSpec> {
     Ok(RopeSpec { theta, scaling: Scaling::None, ..full.clone() })
 }
 
-/// The same, where the base has another name, and older settings of scaling are those of all layers.
+/// [`local_rope`] with another key for the base; an older `rope_scaling` then applies to all layers.
 pub(super) fn local_rope_as(c: &Config<'_>, full: &RopeSpec, key: Key) -> Result<RopeSpec> {
     let theta = base(c, key, c.find_number(key)?.unwrap_or(10_000.0))?;
     let objects = ["rope_parameters.sliding_attention", "rope_scaling"].map(|object| c.under(object));
@@ -163,7 +165,7 @@ pub(super) fn local_rope_as(c: &Config<'_>, full: &RopeSpec, key: Key) -> Result
     }
 }
 
-/// A base of frequencies, if it can be one.
+/// Checks a RoPE base.
 fn base(c: &Config<'_>, key: Key, theta: f64) -> Result<f64> {
     match theta > 1.0 {
         true => Ok(theta),
@@ -171,7 +173,7 @@ fn base(c: &Config<'_>, key: Key, theta: f64) -> Result<f64> {
     }
 }
 
-/// `c`: all settings; `r`: those about rotation.
+/// Reads a [`RopeSpec`]. `c`: all settings; `r`: the RoPE ones.
 fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, usual: &Usual) -> Result<RopeSpec> {
     let left_out = |value: f64, gguf: f64| if c.is_gguf() { gguf } else { value };
     let (key, value) = usual.theta;
@@ -192,7 +194,7 @@ fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, usual: &Usual) -> Result<Ro
     Ok(RopeSpec { theta, dim, pairs: RopePairs::Halves, scaling: read.scaling()? })
 }
 
-/// The first frequencies of all, divided; the others are none.
+/// Divides the first `turned` of `pairs` frequencies by `factor`; the rest become 0 (divisor ∞).
 pub(super) fn some_of(pairs: usize, turned: usize, factor: f64) -> Scaling {
     Scaling::Factors((0..pairs).map(|i| if i < turned { factor } else { f64::INFINITY }).collect())
 }
@@ -214,7 +216,7 @@ impl Reader<'_, '_> {
             return self.long();
         }
         match r.find_text(TYPE)?.or(r.find_text(OLD_TYPE)?).unwrap_or("default") {
-            // Of text all axes of `mrope` are one.
+            // For text all M-RoPE axes have the same position.
             "default" | "none" | "mrope" => Ok(Scaling::None),
             "linear" => Ok(Scaling::Linear { factor: self.positive(FACTOR)? }),
             "dynamic" if self.dim > 2 => {
@@ -226,9 +228,9 @@ impl Reader<'_, '_> {
                 high: self.positive(HIGH)?,
                 original: self.original()?,
             }),
-            // Some of the first files with lists of divisors call it so.
+            // Some early LongRoPE files use the type `yarn`.
             "yarn" if r.has(SHORT) => self.long(),
-            // Its ends lie between pairs.
+            // The correction range is defined on whole pairs.
             "yarn" if self.dim.is_multiple_of(2) => self.yarn().map(Scaling::Yarn),
             "longrope" | "su" => self.long(),
             "proportional" => self.proportional(),
@@ -255,7 +257,7 @@ impl Reader<'_, '_> {
         sane(self.c, CONTEXT, self.c.count(CONTEXT)?)
     }
 
-    /// The context that the model was trained on. Some configs have it above the other settings of rotation.
+    /// Original training context. Some configs have it at the top level, outside the RoPE settings.
     fn original(&self) -> Result<usize> {
         let above =
             if self.c.is_gguf() { None } else { self.c.find_count(ORIGINAL)?.or(self.usual.original) };
@@ -265,7 +267,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// How much longer than the original context.
+    /// Ratio of the extended to the original context.
     fn factor(&self, original: usize) -> Result<f64> {
         match self.r.has(FACTOR) {
             true => self.positive(FACTOR),
@@ -279,7 +281,7 @@ impl Reader<'_, '_> {
         let sharper = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
         let attention = match (r.find_number(ATTENTION)?, r.find_number(MSCALE)?, r.find_number(MSCALE_ALL)?)
         {
-            // GGUF's factor comes on top of the usual one.
+            // In GGUF files the factor multiplies the default one.
             (Some(x), ..) if self.c.is_gguf() => x * sharper(1.0),
             (Some(x), ..) => x,
             (None, Some(one), Some(all)) if one != 0.0 && all != 0.0 => sharper(one) / sharper(all),
@@ -295,7 +297,7 @@ impl Reader<'_, '_> {
         })
     }
 
-    /// A part of all frequencies; the others stand still.
+    /// Partial rotary by frequency: a fraction of all frequencies is used, the others are 0.
     fn proportional(&self) -> Result<Scaling> {
         let (factor, pairs) = (self.r.number_or(FACTOR, 1.0)?, self.dim / 2);
         let turned = (self.r.number_or(PART, 1.0)? * self.dim as f64 / 2.0) as usize;
@@ -340,7 +342,7 @@ impl Reader<'_, '_> {
         Ok(list)
     }
 
-    /// Divisors of frequencies that a GGUF file keeps as a tensor.
+    /// Frequency divisors that a GGUF file stores as a tensor.
     fn divisors(&self, name: &str) -> Result<Option<Vec<f64>>> {
         let Some(stored) = self.c.checkpoint().get(name).filter(|_| self.c.is_gguf()) else {
             return Ok(None);

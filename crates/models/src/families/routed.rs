@@ -1,4 +1,4 @@
-//! Experts in groups, with a block for every token beside them: what GLM 4 and DeepSeek say of theirs in the same words.
+//! Grouped MoE with shared experts: the config keys that GLM 4 and DeepSeek have in common.
 
 use tallow_core::{Groups, Scores};
 
@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::spec::{ExpertsSpec, SharedExpertSpec};
 
-/// Layers in front that have no experts.
+/// Leading layers without experts.
 pub(super) const DENSE: Key = key("first_k_dense_replace", "leading_dense_block_count");
 pub(super) const TO_ONE: Key = key("norm_topk_prob", "expert_weights_norm");
 const SHARED: Key = key("n_shared_experts", "expert_shared_count");
@@ -15,19 +15,19 @@ const GROUPS: Key = key("n_group", "expert_group_count");
 const GROUPS_USED: Key = key("topk_group", "expert_group_used_count");
 const SCALE: Key = key("routed_scaling_factor", "expert_weights_scale");
 
-/// What these settings are where they are left out.
+/// Defaults where keys are missing.
 pub(super) struct Usual {
     pub count: usize,
-    /// Must be said if this does not.
+    /// Experts per token; required in the config if `None`.
     pub used: Option<usize>,
-    /// How many there are, and how many are used.
+    /// Number of groups, and groups used per token.
     pub groups: Option<(usize, usize)>,
     pub shared: usize,
     pub scale: f64,
     pub to_one: bool,
 }
 
-/// Experts of that width, each scored on its own, with a bias where they are chosen.
+/// MoE of that width with sigmoid scores and a bias for expert selection only (DeepSeek V3).
 pub(super) fn alone(c: &Config<'_>, width: usize, usual: &Usual) -> Result<ExpertsSpec> {
     let together = together(c, width, usual)?;
     let groups = groups(c, &together, usual, 2)?;
@@ -40,7 +40,7 @@ pub(super) fn alone(c: &Config<'_>, width: usize, usual: &Usual) -> Result<Exper
     })
 }
 
-/// Experts of that width, chosen by a softmax over all.
+/// MoE of that width with softmax scores over all experts.
 pub(super) fn together(c: &Config<'_>, width: usize, usual: &Usual) -> Result<ExpertsSpec> {
     let count = common::experts(c, common::ROUTED_EXPERTS, usual.count)?;
     let used = usual.used.map_or_else(|| c.count(common::EXPERTS_USED), Ok)?;
@@ -55,7 +55,7 @@ pub(super) fn together(c: &Config<'_>, width: usize, usual: &Usual) -> Result<Ex
     Ok(ExpertsSpec { shared, scale, ..ExpertsSpec::softmax(count, used) })
 }
 
-/// The groups that experts are in, each as good as so many of its best.
+/// Expert groups; a group's score is that of its `best` top experts.
 pub(super) fn groups(
     c: &Config<'_>,
     experts: &ExpertsSpec,

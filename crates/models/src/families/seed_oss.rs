@@ -1,4 +1,4 @@
-//! Seed-OSS: Llama with biases on queries, keys and values.
+//! Seed-OSS: Llama with biases on Q, K and V.
 
 use super::{Declared, Family, common};
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! What families of encoders with decoders have in common.
+//! Settings common to encoder-decoder families.
 
 use super::{Declared, declared, find};
 use crate::encoder::Parts;
@@ -7,36 +7,36 @@ use crate::formats::config::Config;
 use crate::formats::names::Names;
 use crate::seq2seq::Seq2SeqSpec;
 
-/// A kind of model that takes in all of a text or a sound, and then writes.
+/// An encoder-decoder architecture (T5, Whisper): encodes a text or audio, then decodes text.
 #[derive(Debug)]
 pub struct Seq2SeqFamily {
-    /// What to call it.
+    /// Display name.
     pub name: &'static str,
     /// `architectures` in `config.json`.
     pub hf: &'static [&'static str],
     /// Tensor names of the encoder, in Hugging Face folders.
     pub encoder: Names,
-    /// Other tensors of the encoder.
+    /// Further tensors of the encoder.
     pub(crate) parts: Parts,
     /// Tensor names of the decoder.
     pub decoder: Names,
-    /// What names begin with of tensors that are there twice.
+    /// Prefixes of duplicate or unused tensors.
     pub spare: &'static [&'static str],
     /// Reads the settings.
     pub spec: fn(&Config<'_>) -> Result<Seq2SeqSpec>,
 }
 
-/// Every family of encoders with decoders that we know.
+/// All encoder-decoder families.
 fn all() -> impl Iterator<Item = &'static Seq2SeqFamily> {
     declared().filter_map(|d| if let Declared::Seq2Seq(family) = d { Some(family) } else { None })
 }
 
-/// The family of encoders with decoders that a checkpoint is of, if it is of one.
+/// The encoder-decoder family of a checkpoint, if it has one.
 pub fn seq2seq_family(c: &Config<'_>) -> Option<&'static Seq2SeqFamily> {
     all().find(|f| !c.is_gguf() && f.hf.contains(&c.arch()))
 }
 
-/// The same; a refusal where it is of none.
+/// [`seq2seq_family`], or an error that says why there is none.
 pub fn find_seq2seq(c: &Config<'_>) -> Result<&'static Seq2SeqFamily> {
     seq2seq_family(c).ok_or_else(|| {
         let known: Vec<&str> = all().flat_map(|f| f.hf).copied().collect();
@@ -49,7 +49,7 @@ pub fn find_seq2seq(c: &Config<'_>) -> Result<&'static Seq2SeqFamily> {
     })
 }
 
-/// Why a checkpoint with an encoder is no decoder.
+/// Error for decoder-only text generation with an encoder-decoder checkpoint.
 pub(super) fn has_an_encoder(c: &Config<'_>) -> LoadError {
     let what = format!("text generation with the architecture {:?}", c.arch());
     let why = "it has an encoder: `tallow run` takes one prompt at a time for it if it reads text, `tallow transcribe` if it hears";

@@ -1,4 +1,4 @@
-//! SigLIP: an encoder of texts that are filled up to one length, and one of images that asks all patches one question.
+//! SigLIP: a text encoder on inputs padded to a fixed length, and an image encoder with attention pooling.
 
 use super::{Declared, EncoderFamily, common, towers};
 use crate::encoder::spec::{EncoderSpec, PatchSpec, PoolKind, Pooling, PoolingHeadSpec, Projection};

@@ -1,4 +1,4 @@
-//! SmolLM3: Llama in which some layers have no rotary embedding.
+//! SmolLM3: Llama with some layers without RoPE.
 
 use super::rope::{self, THETA};
 use super::{Declared, Family, common};
@@ -18,7 +18,7 @@ static SMOLLM3: Family = Family {
     spec,
 };
 
-/// 1 where a layer has a rotary embedding.
+/// Per layer: 1 if it has RoPE.
 const ROTARY: Key = key("no_rope_layers", "");
 const INTERVAL: Key = key("no_rope_layer_interval", "");
 const USE_WINDOW: Key = key("use_sliding_window", "");

@@ -1,4 +1,4 @@
-//! StableLM: norms that take the mean away, a quarter of each head turns; some models have both blocks side by side.
+//! StableLM: LayerNorm, partial RoPE (a quarter of each head); some models run attention and FFN in parallel.
 
 use super::{Declared, Family, common, rope};
 use crate::error::Result;

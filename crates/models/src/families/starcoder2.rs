@@ -1,4 +1,4 @@
-//! StarCoder2: norms that take the mean away, biases everywhere, no gate.
+//! StarCoder2: LayerNorm, biases everywhere, ungated FFN.
 
 use super::{Declared, Family, common};
 use crate::error::Result;
@@ -11,7 +11,7 @@ pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&STARCODER2)];
 static STARCODER2: Family = Family {
     name: "StarCoder2",
     hf: &["Starcoder2ForCausalLM"],
-    // Its GGUF files do not tell its window.
+    // Its GGUF files do not have the window.
     gguf: &[],
     hf_names: Names { up: "model.layers.{}.mlp.c_fc", down: "model.layers.{}.mlp.c_proj", ..names::HF },
     gguf_names: names::GGUF,

@@ -1,4 +1,4 @@
-//! T5: numbers added to scores by distance, scores that are not scaled, one embedding for all.
+//! T5: relative position bias, unscaled attention scores, one embedding shared by encoder and decoder.
 
 use tallow_core::{Activation, Heads};
 
@@ -20,7 +20,7 @@ static T5_ENCODER: EncoderFamily = EncoderFamily {
     names: ENCODER,
     types: "",
     embed_norm: "",
-    // The other half of a whole checkpoint is of no use.
+    // The decoder of a full checkpoint is not used.
     spare: &["encoder.embed_tokens.", "decoder.", "lm_head."],
     spec: encoder,
 };
@@ -53,7 +53,7 @@ static T5: Seq2SeqFamily = Seq2SeqFamily {
         down: "decoder.block.{}.layer.2.DenseReluDense.wo",
         ..names::HF
     },
-    // Old checkpoints have a bias across, too, which nothing reads.
+    // Old checkpoints also have a relative bias for cross-attention, which nothing reads.
     spare: &[
         "encoder.embed_tokens.",
         "decoder.embed_tokens.",
@@ -89,10 +89,10 @@ const FFN: Key = key("feed_forward_proj", "");
 const SCALED: Key = key("scale_decoder_outputs", "");
 const TIED: Key = key("tie_word_embeddings", "");
 const START: Key = key("decoder_start_token_id", "");
-/// Distances that have a place of their own in a table, at most.
+/// Upper limit of the relative bias' `max_distance`.
 const MOST_DISTANCE: usize = 1 << 16;
 
-/// One half of it, with layers as many as `layers` says.
+/// The encoder or the decoder; `layers` is the key for its number of layers.
 fn half(c: &Config<'_>, layers: Key, causal: bool) -> Result<DecoderSpec> {
     let usual = common::Usual {
         dim: key("d_model", ""),
@@ -138,7 +138,7 @@ fn distance(c: &Config<'_>, causal: bool) -> Result<RelativeBiasSpec> {
     Ok(bias)
 }
 
-/// The bend, and whether there is a gate: the two are one setting.
+/// Activation and whether the FFN is gated, both from one setting.
 fn feed_forward(c: &Config<'_>) -> Result<(Activation, bool)> {
     let usual = if is_multilingual(c) { "gated-gelu" } else { "relu" };
     match c.find_text(FFN)?.unwrap_or(usual) {
@@ -184,10 +184,11 @@ fn encoder(c: &Config<'_>) -> Result<EncoderSpec> {
 fn spec(c: &Config<'_>) -> Result<Seq2SeqSpec> {
     let layers = if c.has(DECODER_LAYERS) { DECODER_LAYERS } else { LAYERS };
     let mut decoder = half(c, layers, true)?;
-    // Newer files say of all models that the head is the embedding. Where there is a head, it is not.
+    // Newer configs always say that embeddings are tied; they are only if there is no head tensor.
     let was_tied = c.flag_or(TIED, true)?;
     decoder.tied_embeddings = c.checkpoint().get(&named(names::HF.head)).is_none();
-    // What older files say with that, newer ones say by itself, and the multilingual ones never mean.
+    // Older configs imply the logit scale by the tie flag, newer ones have a key of its own; multilingual models (mT5)
+    // never scale.
     if c.flag_or(SCALED, was_tied && !is_multilingual(c))? {
         decoder.logit_scale = (1.0 / (decoder.dim as f64).sqrt()) as f32;
     }

@@ -1,4 +1,4 @@
-//! What families have in common that see texts and images: an encoder for each, and one space for the vectors of both.
+//! Settings common to two-tower families (CLIP, SigLIP): a text and an image encoder that embed into one space.
 
 use tallow_core::{Heads, NormKind};
 
@@ -9,7 +9,7 @@ use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
 use crate::spec::{AttentionSpec, Bias, FfnSpec, LayerSpec, NormSpec, Order, QkNormSpec};
 
-/// What settings are where they are left out, as whole files of them are.
+/// Defaults of settings; configs may leave all of them out.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Usual {
     pub dim: usize,
@@ -29,7 +29,7 @@ const IMAGE: Key = key("image_size", "");
 const PATCH: Key = key("patch_size", "");
 const CHANNELS: Key = key("num_channels", "");
 
-/// The names of the tensors of texts' layers.
+/// Tensor names of the text encoder.
 pub(super) const TEXT: Names = Names {
     base: "text_model.",
     embed: "text_model.embeddings.token_embedding",
@@ -46,7 +46,7 @@ pub(super) const TEXT: Names = Names {
     ..names::HF
 };
 
-/// The names of the tensors of images' layers.
+/// Tensor names of the image encoder.
 pub(super) const IMAGES: Names = Names {
     base: "vision_model.",
     embed: "vision_model.embeddings.patch_embedding",
@@ -63,16 +63,16 @@ pub(super) const IMAGES: Names = Names {
     ..names::HF
 };
 
-/// Of pictures that are looked at whole, from -1 to 1.
+/// Preprocessing without a center crop, pixel values scaled to [-1, 1].
 pub(super) const WHOLE: ImagePreprocessing =
     ImagePreprocessing { crops: false, mean: [0.5; 3], deviation: [0.5; 3] };
 
-/// What an encoder of texts leaves to that of images beside it, and to what compares them.
+/// Tensors that the text encoder leaves to the image encoder and to the similarity.
 pub(super) const BESIDE_TEXT: &[&str] = &["vision_model.", "visual_projection.", "logit_scale", "logit_bias"];
-/// The other way round.
+/// Tensors that the image encoder leaves to the text encoder and to the similarity.
 pub(super) const BESIDE_IMAGES: &[&str] = &["text_model.", "text_projection.", "logit_scale", "logit_bias"];
 
-/// The settings of one of two encoders: an object of that name, or all, where a checkpoint has only one.
+/// Settings of one tower: the sub-object `object`, or the whole config where a checkpoint has one tower only.
 pub(super) fn of<'a>(c: &Config<'a>, object: &'static str) -> Result<Config<'a>> {
     let (within, key) = (c.under(object), key(object, ""));
     match within.is_there() {
@@ -86,8 +86,8 @@ fn count(c: &Config<'_>, key: Key, usual: usize) -> Result<usize> {
     common::sane(c, key, c.find_count(key)?.unwrap_or(usual))
 }
 
-/// An encoder of layers that are all alike: norms in front, biases everywhere, no rotation, and no norm of embeddings.
-/// What it takes, families say.
+/// Encoder of uniform layers: pre-norm, biases everywhere, no RoPE, no norm of the embeddings. Its input is set by the
+/// callers.
 fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
     let (dim, heads) = (count(c, DIM, usual.dim)?, count(c, HEADS, usual.heads)?);
     let (layers, tensors) = (count(c, LAYERS, usual.layers)?, c.checkpoint().tensors().len());
@@ -158,14 +158,14 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
     })
 }
 
-/// An encoder of texts, with a vocabulary and a context if nothing is said of them.
+/// Text encoder, with default vocabulary and context sizes.
 pub(super) fn text(c: &Config<'_>, usual: &Usual, (vocab, context): (usize, usize)) -> Result<EncoderSpec> {
     let (vocab, context) = (count(c, VOCAB, vocab)?, count(c, common::CONTEXT, context)?);
     let positions = Some(Positions { rows: context, pad: None });
     Ok(EncoderSpec { vocab, context, positions, ..plain(c, usual)? })
 }
 
-/// An encoder of images, cut up like that if nothing is said of it.
+/// Image encoder, with default image and patch sizes.
 pub(super) fn images(c: &Config<'_>, usual: &Usual, patches: PatchSpec) -> Result<EncoderSpec> {
     let (image, side) = (count(c, IMAGE, patches.image)?, count(c, PATCH, patches.side)?);
     if image > MOST_SIDE {
@@ -189,7 +189,7 @@ pub(super) fn images(c: &Config<'_>, usual: &Usual, patches: PatchSpec) -> Resul
     Ok(EncoderSpec { context, positions, patches: Some(patches), ..plain(c, usual)? })
 }
 
-/// Pixels of an image's side at most.
+/// Largest image side in pixels.
 const MOST_SIDE: usize = 1024;
-/// Patches of an image at most: each of them sees all.
+/// Most patches per image: attention is all-to-all.
 const MOST_ROWS: usize = 1 << 16;

@@ -1,4 +1,4 @@
-//! Whisper: an encoder of sounds behind two convolutions, and a decoder that writes what was said.
+//! Whisper: an audio encoder behind two convolutions, and a text decoder.
 
 use tallow_core::Activation;
 
@@ -64,7 +64,7 @@ const WRITTEN: Key = key("max_target_positions", "");
 const ACT: (Key, &str) = (key("activation_function", ""), "gelu");
 const START: Key = key("decoder_start_token_id", "");
 
-/// One half of it.
+/// The encoder or the decoder.
 fn half(
     c: &Config<'_>,
     names: [&'static str; 3],
@@ -96,7 +96,7 @@ fn half(
 }
 
 fn spec(c: &Config<'_>) -> Result<Seq2SeqSpec> {
-    // `scale_embedding` is written down, and nobody reads it.
+    // `scale_embedding` is in the config, but implementations ignore it.
     let of_encoder = ["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"];
     let of_decoder = ["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"];
     let like = half(c, of_encoder, (READ, 1500), false)?;
@@ -122,7 +122,7 @@ fn spec(c: &Config<'_>) -> Result<Seq2SeqSpec> {
         pooler: None,
         ending: None,
         dense: Vec::new(),
-        // Whatever bends the layers, this bends the convolutions.
+        // The convolutions use GELU whatever the layers use.
         sound: Some(AudioSpec { bands, act: Activation::Gelu }),
     };
     let start = c.find_count(START)?.unwrap_or(50257);

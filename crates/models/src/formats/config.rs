@@ -1,7 +1,7 @@
-//! [`Config`]: a model's settings, read by what they mean.
+//! [`Config`]: typed access to a model's settings.
 //!
-//! A [`Key`] knows a setting's name in both kinds of file. Reads are required, optional or asserted; a wrong type or
-//! an absurd value is an error that names the file and the key. Keys that nobody reads are ignored.
+//! A [`Key`] has a setting's name in both file kinds. Reads are required, optional or asserted; a wrong type or an
+//! absurd value is an error that names the file and the key. Unread keys are ignored.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,7 +14,8 @@ use super::gguf::Metadata;
 use super::{Checkpoint, Settings};
 use crate::error::{LoadError, Result};
 
-/// A setting's name in `config.json`, and in GGUF metadata after the architecture's name. Empty where a kind has none.
+/// A setting's name in `config.json`, and in GGUF metadata behind the architecture's name. Empty where a file kind has
+/// none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     /// `hidden_size`
@@ -28,13 +29,13 @@ pub const fn key(hf: &'static str, gguf: &'static str) -> Key {
     Key { hf, gguf }
 }
 
-/// The object that has the settings of the text model within another.
+/// The object with the text model's settings in a multimodal `config.json`.
 pub(crate) const TEXT: &str = "text_config";
 
-/// No count in a real model comes near this.
+/// Upper limit of any count; real models stay far below.
 const MOST: u64 = 1 << 32;
 
-/// What GGUF files call the settings that were read from a `config.json`, or stand for them where they are left out.
+/// Values read from a `config.json` or their defaults, by GGUF key; recorded for conversion.
 pub(crate) type Noted = RefCell<BTreeMap<&'static str, Value>>;
 
 /// The settings of a checkpoint.
@@ -42,7 +43,7 @@ pub(crate) type Noted = RefCell<BTreeMap<&'static str, Value>>;
 pub struct Config<'a> {
     checkpoint: &'a Checkpoint,
     arch: &'a str,
-    /// The object in `config.json` that keys are looked up in, and where it stands.
+    /// The object in `config.json` that keys are looked up in, and its path.
     scope: Option<&'a Value>,
     prefix: &'static str,
     /// All of `config.json`.
@@ -51,7 +52,7 @@ pub struct Config<'a> {
 }
 
 impl<'a> Config<'a> {
-    /// The settings of a checkpoint, and the name of its architecture.
+    /// The settings of a checkpoint; finds the architecture's name.
     pub fn new(checkpoint: &'a Checkpoint) -> Result<Config<'a>> {
         let scope = match &checkpoint.settings {
             Settings::Hf(json) => Some(json),
@@ -68,7 +69,7 @@ impl<'a> Config<'a> {
         Ok(config)
     }
 
-    /// The same, all that is read being noted.
+    /// The same settings, recording every read into `noted`.
     pub(crate) fn noting(self, noted: &'a Noted) -> Config<'a> {
         Config { noted: Some(noted), ..self }
     }
@@ -79,51 +80,52 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// The same settings, `config.json`'s keys now being those of an object in it. GGUF keys stay what they are.
+    /// The same settings with `config.json` keys looked up in the sub-object `object` (dotted path). GGUF keys are
+    /// unchanged.
     pub fn under(&self, object: &'static str) -> Config<'a> {
         let scope = self.scope.and_then(|json| object.split('.').try_fold(json, |at, part| at.get(part)));
         Config { scope, prefix: object, ..*self }
     }
 
-    /// The settings of the text model, where that is a part of a model which has them in an object of their own.
+    /// The text model's settings: `text_config` in a multimodal model, else the same.
     pub fn of_text(&self) -> Config<'a> {
         let inner = self.under(TEXT);
         if inner.is_there() { inner } else { *self }
     }
 
-    /// Is there another model around the text model?
+    /// Whether the text model is part of a multimodal one.
     pub fn is_within(&self) -> bool {
         self.of_whole().under(TEXT).is_there()
     }
 
-    /// The settings of the whole model, where these are of a part.
+    /// The settings at the top level of `config.json`.
     pub fn of_whole(&self) -> Config<'a> {
         Config { scope: self.whole, prefix: "", ..*self }
     }
 
-    /// The settings that `config.json` has for one layer in an object of them.
+    /// The settings of one layer, in an object keyed by layer number.
     pub fn of_layer(&self, object: &'static str, layer: usize) -> Config<'a> {
         let scope = self.scope.and_then(|json| json.get(object)?.get(layer.to_string()));
         Config { scope, prefix: object, ..*self }
     }
 
-    /// A key that is none of those, if there is one.
+    /// A key in scope that is not in `keys`, if there is one.
     pub fn other_than(&self, keys: &[Key]) -> Option<&'a str> {
         let mut names = self.scope?.as_object()?.keys().map(String::as_str);
         names.find(|name| keys.iter().all(|key| key.hf != *name))
     }
 
-    /// What the file calls its architecture.
+    /// Architecture name in the file.
     pub fn arch(&self) -> &'a str {
         self.arch
     }
 
-    /// The tensors that the settings belong to.
+    /// The checkpoint of the settings.
     pub fn checkpoint(&self) -> &'a Checkpoint {
         self.checkpoint
     }
 
-    /// Is it GGUF metadata?
+    /// Whether the settings are GGUF metadata.
     pub fn is_gguf(&self) -> bool {
         matches!(self.checkpoint.settings, Settings::Gguf(_))
     }
@@ -135,7 +137,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// The key as the file writes it.
+    /// The key as written in the file.
     fn name(&self, key: Key) -> String {
         match &self.checkpoint.settings {
             Settings::Hf(_) if self.prefix.is_empty() => key.hf.to_owned(),
@@ -145,12 +147,12 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// An error about a key.
+    /// Error for a key's value.
     pub fn bad(&self, key: Key, why: impl Display) -> LoadError {
         LoadError::bad(&self.file(), self.name(key), why)
     }
 
-    /// A refusal of what a key asks for.
+    /// Error for an unsupported value of a key.
     pub fn unsupported(&self, key: Key, value: impl Display, why: impl Display) -> LoadError {
         LoadError::unsupported(&self.file(), format_args!("{} = {value}", self.name(key)), why)
     }
@@ -169,7 +171,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Reads a key by whichever way its file asks for.
+    /// Reads a key from `config.json` or from GGUF metadata.
     fn read<T>(
         &self,
         key: Key,
@@ -189,7 +191,7 @@ impl<'a> Config<'a> {
         value.ok_or_else(|| self.bad(key, "is missing"))
     }
 
-    /// A whole number, if it is there.
+    /// Unsigned integer, if present.
     pub fn find_count(&self, key: Key) -> Result<Option<usize>> {
         let n = self.read(key, "a whole number of at least 0", Value::as_u64, |m, k| m.uint(k))?;
         match n {
@@ -198,12 +200,12 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A whole number.
+    /// Unsigned integer.
     pub fn count(&self, key: Key) -> Result<usize> {
         self.find_count(key).and_then(|n| self.required(key, n))
     }
 
-    /// A finite number, if it is there.
+    /// Finite float, if present.
     pub fn find_number(&self, key: Key) -> Result<Option<f64>> {
         let x = self.read(key, "a number", Value::as_f64, |m, k| m.float(k))?;
         match x {
@@ -212,46 +214,46 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A finite number, or what stands for it where it is not there.
+    /// Finite float, or `default`.
     pub fn number_or(&self, key: Key, default: f64) -> Result<f64> {
         let found = self.find_number(key)?;
         self.note(key, || default.into());
         Ok(found.unwrap_or(default))
     }
 
-    /// A truth value, or what stands for it where it is not there.
+    /// Boolean, or `default`.
     pub fn flag_or(&self, key: Key, default: bool) -> Result<bool> {
         let b = self.read(key, "true or false", Value::as_bool, |m, k| m.bool(k))?;
         self.note(key, || default.into());
         Ok(b.unwrap_or(default))
     }
 
-    /// Text, if it is there.
+    /// String, if present.
     pub fn find_text(&self, key: Key) -> Result<Option<&'a str>> {
         self.read(key, "text", Value::as_str, |m, k| m.text(k))
     }
 
-    /// A list of numbers, if it is there.
+    /// List of floats, if present.
     pub fn find_numbers(&self, key: Key) -> Result<Option<Vec<f64>>> {
         let hf = |v: &Value| v.as_array()?.iter().map(Value::as_f64).collect();
         let gguf = |m: &Metadata, k: &str| Ok(m.floats(k)?.map(|x| x.into_iter().map(f64::from).collect()));
         self.read(key, "a list of numbers", hf, gguf)
     }
 
-    /// A list of whole numbers, if it is there. GGUF metadata has none that is read so.
+    /// List of unsigned integers, if present. Not read from GGUF metadata.
     pub fn find_counts(&self, key: Key) -> Result<Option<Vec<usize>>> {
         let hf = |v: &Value| v.as_array()?.iter().map(|n| usize::try_from(n.as_u64()?).ok()).collect();
         self.read(key, "a list of whole numbers", hf, |_, _| Ok(None))
     }
 
-    /// A list of whole numbers, or what stands for it where it is not there.
+    /// List of unsigned integers, or `default`.
     pub fn counts_or(&self, key: Key, default: &[usize]) -> Result<Vec<usize>> {
         let found = self.find_counts(key)?;
         self.note(key, || default.into());
         Ok(found.unwrap_or_else(|| default.to_vec()))
     }
 
-    /// A whole number for each of `layers`, which GGUF metadata may have as one for all.
+    /// One unsigned integer per layer; GGUF metadata may have a single value for all layers.
     pub fn count_by_layer(&self, key: Key, layers: usize) -> Result<Vec<usize>> {
         let Some((meta, name)) = self.meta(key).filter(|(meta, name)| meta.is_array(name)) else {
             return Ok(vec![self.count(key)?; layers]);
@@ -265,7 +267,7 @@ impl<'a> Config<'a> {
         self.per_layer(key, layers, Some(list)).map(Option::unwrap_or_default)
     }
 
-    /// A list of truth values (or of 0 and 1), if it is there.
+    /// List of booleans (or 0 and 1), if present.
     pub fn find_flags(&self, key: Key) -> Result<Option<Vec<bool>>> {
         let flag = |v: &Value| v.as_bool().or_else(|| v.as_u64().map(|n| n != 0));
         let hf = |v: &Value| v.as_array()?.iter().map(flag).collect();
@@ -273,23 +275,23 @@ impl<'a> Config<'a> {
         self.read(key, "a list of truth values", hf, gguf)
     }
 
-    /// A list of texts, if it is there.
+    /// List of strings, if present.
     pub fn find_texts(&self, key: Key) -> Result<Option<Vec<&'a str>>> {
         let hf = |v: &'a Value| v.as_array()?.iter().map(Value::as_str).collect();
         self.read(key, "a list of texts", hf, |m, k| m.texts(k))
     }
 
-    /// Is there an object that keys are looked up in? Not so in GGUF metadata.
+    /// Whether the scope is an object in `config.json`; false for GGUF metadata.
     pub fn is_there(&self) -> bool {
         self.scope.is_some_and(Value::is_object)
     }
 
-    /// Is there an object that keys are looked up in, and anything in it?
+    /// Whether the scope is a non-empty object in `config.json`.
     pub fn says_something(&self) -> bool {
         self.scope.and_then(Value::as_object).is_some_and(|object| !object.is_empty())
     }
 
-    /// Is the key not even there as `null`?
+    /// Whether the key is absent (`null` counts as present).
     pub fn leaves_out(&self, key: Key) -> bool {
         match &self.checkpoint.settings {
             Settings::Hf(_) => self.scope.is_none_or(|json| json.get(key.hf).is_none()),
@@ -297,12 +299,12 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Is there anything under the key?
+    /// Whether the key has a value.
     pub fn has(&self, key: Key) -> bool {
         self.json(key).is_some() || self.meta(key).is_some_and(|(meta, name)| meta.get(&name).is_some())
     }
 
-    /// A list with one entry for each of `layers`, if it is there.
+    /// Checks that a list, if present, has at least one entry per layer.
     pub fn per_layer<T>(&self, key: Key, layers: usize, list: Option<Vec<T>>) -> Result<Option<Vec<T>>> {
         match list {
             Some(list) if list.len() < layers => {

@@ -1,7 +1,7 @@
-//! GGUF, versions 2 and 3: one file of metadata and tensors.
+//! GGUF, versions 2 and 3: metadata and tensors in one file.
 //!
-//! Everything in the file is believed only after it has been checked against the file's length. Arrays are not copied
-//! out: a [`Value`] remembers where they lie.
+//! All offsets and counts are checked against the file's length before use. Arrays are not copied: a [`Value`] keeps
+//! their byte range in the file.
 
 pub mod write;
 
@@ -16,51 +16,51 @@ use tallow_quant::Format;
 use super::map::Mapping;
 use crate::error::{LoadError, Result};
 
-/// The header, metadata and tensor table of one GGUF file.
+/// Header, metadata and tensor table of a GGUF file.
 #[derive(Debug, Clone)]
 pub struct Gguf {
-    /// The file.
+    /// The mapped file.
     pub file: Arc<Mapping>,
-    /// Its key-value pairs.
+    /// Key-value pairs.
     pub meta: Metadata,
-    /// Its tensors, in the file's order.
+    /// Tensors in file order.
     pub tensors: Vec<TensorInfo>,
 }
 
-/// Where a tensor lies.
+/// An entry of the tensor table.
 #[derive(Debug, Clone)]
 pub struct TensorInfo {
-    /// Its name.
+    /// Tensor name.
     pub name: String,
-    /// How its numbers are stored.
+    /// Weight type.
     pub format: Format,
-    /// Slowest dimension first (the file has it the other way round).
+    /// Slowest dimension first (the file has the reverse order).
     pub shape: Vec<usize>,
-    /// Its bytes in the file.
+    /// Byte range in the file.
     pub bytes: Range<usize>,
 }
 
-/// A GGUF file's key-value pairs.
+/// Key-value pairs of a GGUF file.
 #[derive(Debug, Clone)]
 pub struct Metadata {
     file: Arc<Mapping>,
     entries: BTreeMap<String, Value>,
 }
 
-/// One value. Small numbers are widened; arrays stay in the file.
+/// A metadata value. Scalars are widened; arrays stay in the file.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// Any unsigned integer.
+    /// Unsigned integer of any width.
     U64(u64),
-    /// Any signed integer.
+    /// Signed integer of any width.
     I64(i64),
-    /// Any float.
+    /// Float of any width.
     F64(f64),
-    /// A truth value.
+    /// Boolean.
     Bool(bool),
-    /// Text.
+    /// String.
     Str(String),
-    /// Elements of one type.
+    /// Array of one element type.
     Array(Array),
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// An array that lies in the file.
+/// An array, by its byte range in the file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Array {
     kind: Kind,
@@ -91,13 +91,13 @@ impl Array {
         self.len
     }
 
-    /// Has it none?
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-/// The types that GGUF numbers 0 to 12.
+/// GGUF value types 0 to 12.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     U8,
@@ -121,7 +121,7 @@ impl Kind {
         [U8, I8, U16, I16, U32, I32, F32, Bool, Str, Array, U64, I64, F64].get(id as usize).copied()
     }
 
-    /// Bytes of one value; at least that many for text.
+    /// Bytes of a value; the minimum for strings.
     fn size(self) -> usize {
         match self {
             Kind::U8 | Kind::I8 | Kind::Bool => 1,
@@ -133,7 +133,7 @@ impl Kind {
     }
 }
 
-/// A place in the file, moving forward. Errors name the field that is being read.
+/// Forward reader over the file. Errors name the field being read.
 struct Reader<'a> {
     path: &'a Path,
     bytes: &'a [u8],
@@ -178,7 +178,7 @@ impl<'a> Reader<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// How many `things` of at least `size` bytes follow: never more than the file has room for.
+    /// Reads a count of `things` of at least `size` bytes each; an error if the file is too short for them.
     fn count(&mut self, size: usize, things: &str, field: &str) -> Result<usize> {
         let n = self.u64(field)?;
         let most = self.left() / size;
@@ -246,7 +246,7 @@ impl<'a> Reader<'a> {
 }
 
 impl Gguf {
-    /// Reads header, metadata and tensor table, and checks them against the file's length.
+    /// Parses header, metadata and tensor table, and checks them against the file's length.
     pub fn parse(file: Arc<Mapping>) -> Result<Gguf> {
         let mut r = Reader { path: file.path(), bytes: &file, at: 0 };
         let magic: [u8; 4] = r.array("the magic number")?;
@@ -262,7 +262,7 @@ impl Gguf {
             }
             v => return r.bad("the version", format_args!("is {v}; versions 2 and 3 are known")),
         }
-        // The least that a tensor's and a pair's entry can take.
+        // Minimum size of a tensor's and of a pair's entry.
         let tensor_count = r.count(8 + 4 + 4 + 8, "tensors", "the header")?;
         let pair_count = r.count(8 + 4 + 1, "keys", "the header")?;
         let mut entries = BTreeMap::new();
@@ -322,7 +322,7 @@ fn tensors(r: &mut Reader<'_>, meta: &Metadata, count: usize) -> Result<Vec<Tens
     place(r, meta, found)
 }
 
-/// What types are called that hold no weights, or that files no longer have.
+/// Names of ggml types that hold no weights or were removed.
 fn named(id: u32) -> Option<&'static str> {
     Some(match id {
         4 => "Q4_2, given up in 2023",
@@ -341,7 +341,7 @@ fn named(id: u32) -> Option<&'static str> {
     })
 }
 
-/// Gives each tensor its bytes in the file: aligned, inside it, and no two over each other.
+/// Resolves each tensor's byte range: aligned, inside the file, not overlapping.
 fn place(r: &Reader<'_>, meta: &Metadata, found: Vec<(TensorInfo, u64)>) -> Result<Vec<TensorInfo>> {
     let align = meta.uint("general.alignment")?.unwrap_or(32) as usize;
     if !align.is_power_of_two() || align > 1 << 20 {
@@ -384,17 +384,17 @@ fn place(r: &Reader<'_>, meta: &Metadata, found: Vec<(TensorInfo, u64)>) -> Resu
 }
 
 impl Metadata {
-    /// The file they stand in.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// All keys, sorted, with their values.
+    /// All pairs, sorted by key.
     pub fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.entries.iter().map(|(k, v)| (k.as_str(), v))
     }
 
-    /// The value of a key.
+    /// Value of a key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.entries.get(key)
     }
@@ -403,7 +403,7 @@ impl Metadata {
         Err(LoadError::bad(self.path(), key, format_args!("is not {want}")))
     }
 
-    /// Text.
+    /// String, if present.
     pub fn text(&self, key: &str) -> Result<Option<&str>> {
         match self.get(key) {
             None => Ok(None),
@@ -412,7 +412,7 @@ impl Metadata {
         }
     }
 
-    /// A number that is not negative.
+    /// Non-negative integer, if present.
     pub fn uint(&self, key: &str) -> Result<Option<u64>> {
         match self.get(key) {
             None => Ok(None),
@@ -422,12 +422,12 @@ impl Metadata {
         }
     }
 
-    /// Is there an array under the key?
+    /// Whether the key is an array.
     pub fn is_array(&self, key: &str) -> bool {
         matches!(self.get(key), Some(Value::Array(_)))
     }
 
-    /// A number.
+    /// Float, or integer as float, if present.
     pub fn float(&self, key: &str) -> Result<Option<f64>> {
         match self.get(key) {
             None => Ok(None),
@@ -438,7 +438,7 @@ impl Metadata {
         }
     }
 
-    /// A truth value.
+    /// Boolean, if present.
     pub fn bool(&self, key: &str) -> Result<Option<bool>> {
         match self.get(key) {
             None => Ok(None),
@@ -458,13 +458,13 @@ impl Metadata {
         }
     }
 
-    /// What an array held, if it really came from the file.
+    /// The array's content, unless the file was truncated while it was read.
     fn read<T>(&self, list: Result<Vec<T>>) -> Result<Option<Vec<T>>> {
         self.file.intact()?;
         list.map(Some)
     }
 
-    /// An array of texts.
+    /// Array of strings, if present.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>> {
         let Some((array, mut r)) = self.array(key)? else { return Ok(None) };
         if array.kind != Kind::Str {
@@ -473,7 +473,7 @@ impl Metadata {
         self.read((0..array.len).map(|_| r.text(key)).collect())
     }
 
-    /// An array of whole numbers.
+    /// Array of integers, if present.
     pub fn ints(&self, key: &str) -> Result<Option<Vec<i64>>> {
         let Some((array, mut r)) = self.array(key)? else { return Ok(None) };
         let int = |v| match v {
@@ -487,7 +487,7 @@ impl Metadata {
         self.read((0..array.len).map(|_| r.scalar(array.kind, key).and_then(int)).collect())
     }
 
-    /// An array of numbers.
+    /// Array of floats, if present.
     pub fn floats(&self, key: &str) -> Result<Option<Vec<f32>>> {
         let Some((array, mut r)) = self.array(key)? else { return Ok(None) };
         let float = |v| match v {

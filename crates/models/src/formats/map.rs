@@ -1,8 +1,8 @@
-//! [`Mapping`]: a model file's bytes, mapped into memory, that survive the file being cut short.
+//! [`Mapping`]: a memory-mapped model file that tolerates being truncated.
 //!
-//! Touching a mapped page that the file no longer reaches raises SIGBUS, which would end the process. A handler puts
-//! a page of zeros there instead and marks the mapping; whoever reads calls [`Mapping::intact`] afterwards and says
-//! what happened.
+//! Touching a mapped page beyond the end of a truncated file raises SIGBUS, which would end the process. A signal
+//! handler maps a zero page there instead and marks the mapping; readers call [`Mapping::intact`] afterwards and report
+//! the error.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -14,7 +14,7 @@ use memmap2::{Mmap, UncheckedAdvice};
 
 use crate::error::{LoadError, Result};
 
-/// A file's bytes.
+/// Contents of a file.
 #[derive(Debug)]
 pub struct Mapping {
     path: PathBuf,
@@ -27,7 +27,7 @@ enum Bytes {
         map: Mmap,
         guard: Option<&'static Guard>,
     },
-    /// In memory: compiled into the program, or made by it.
+    /// In memory: compiled into the binary, or built at runtime.
     Held(Cow<'static, [u8]>),
 }
 
@@ -37,45 +37,46 @@ impl Mapping {
         let io = |why| LoadError::io(path, why);
         super::regular(path)?;
         let file = File::open(path).map_err(io)?;
-        // SAFETY: the mapping is private and read-only. Others may still change the file under it: bytes then change
-        // between two reads, which every reader here tolerates (it checks what it has copied out), and a file cut
-        // short is caught by the guard.
+        // SAFETY: the mapping is private and read-only. Other processes may still change the file under it: bytes may
+        // then differ between two reads, which every reader here tolerates (it validates what it has copied out), and a
+        // truncated file is caught by the guard.
         let map = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file) }.map_err(io)?;
         let guard = Guard::watch(map.as_ptr() as usize, map.len());
         Ok(Mapping { path: path.into(), bytes: Bytes::Mapped { map, guard } })
     }
 
-    /// Bytes that are part of the program.
+    /// Bytes compiled into the binary.
     pub fn embedded(name: &str, bytes: &'static [u8]) -> Mapping {
         Mapping { path: name.into(), bytes: Bytes::Held(Cow::Borrowed(bytes)) }
     }
 
-    /// Bytes that are on their way to a file of that name.
+    /// Bytes that will be written to a file at `path`.
     pub(crate) fn held(path: &Path, bytes: Vec<u8>) -> Mapping {
         Mapping { path: path.into(), bytes: Bytes::Held(Cow::Owned(bytes)) }
     }
 
-    /// Where the bytes come from.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Says that nothing in `range` is needed any more, so that it stops counting as this process's memory. Of what lies
-    /// around it some may go too: it comes back when it is read, and nothing is read from the disk for that.
+    /// Drops the pages of `range` from this process's resident memory. Neighbouring pages may be dropped too; they are
+    /// faulted in again from the page cache on the next read, without disk I/O.
     pub fn release(&self, range: Range<usize>) {
         let Bytes::Mapped { map, .. } = &self.bytes else { return };
-        // Whoever touches one page gets such a block at once, or more, so all of it must go again.
+        // A page fault maps at least a block of this size (fault-around), so all of it has to be dropped.
         const BLOCK: usize = 64 << 10;
         let base = map.as_ptr() as usize;
         let start = ((base + range.start.min(map.len())) / BLOCK * BLOCK).max(base) - base;
         let end = ((base + range.end.min(map.len())).next_multiple_of(BLOCK) - base).min(map.len());
         if start < end {
-            // SAFETY: the mapping is of a file and nobody writes to it: dropped pages come back from the file.
+            // SAFETY: the mapping is a private one of a file and never written: dropped pages are faulted in again from
+            // the file.
             let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
         }
     }
 
-    /// Has every byte read so far come from the file?
+    /// Whether every byte read so far came from the file; an error if it was truncated.
     pub fn intact(&self) -> Result<()> {
         match &self.bytes {
             Bytes::Mapped { guard: Some(guard), .. } if guard.hit.load(Ordering::Acquire) => {
@@ -109,16 +110,16 @@ impl Drop for Mapping {
     }
 }
 
-/// A mapped range that the signal handler looks after.
+/// A mapped range that the signal handler watches.
 #[derive(Debug)]
 struct Guard {
-    /// Its address; 0 when the guard is free, 1 while it is being set.
+    /// Start address; 0 when the guard is free, 1 while it is being set.
     start: AtomicUsize,
     len: AtomicUsize,
     hit: AtomicBool,
 }
 
-/// More shards than any model has; a mapping past that many goes unguarded.
+/// More than any model has shards; further mappings are unguarded.
 static GUARDS: [Guard; 1024] =
     [const { Guard { start: AtomicUsize::new(0), len: AtomicUsize::new(0), hit: AtomicBool::new(false) } };
         1024];
@@ -145,8 +146,8 @@ mod handler {
     pub(super) fn install() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            // SAFETY: the action is fully initialised (zeroed, then the handler and flags set), and the handler only
-            // does what is allowed in a signal: atomic loads and stores, mmap, and resetting the action.
+            // SAFETY: the action is fully initialised (zeroed, then handler and flags set), and the handler does only
+            // what is allowed in a signal handler: atomic loads and stores, mmap, and resetting the action.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = on_bus_error as *const () as usize;
@@ -157,9 +158,9 @@ mod handler {
     }
 
     extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-        // SAFETY: the kernel hands a valid siginfo to a handler installed with SA_SIGINFO.
+        // SAFETY: the kernel passes a valid siginfo to a handler installed with SA_SIGINFO.
         let at = unsafe { (*info).si_addr() } as usize;
-        // SAFETY: sysconf is async-signal-safe in practice on every libc we run on, and has no preconditions.
+        // SAFETY: sysconf has no preconditions, and is async-signal-safe in practice on every libc we run on.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
         for guard in &GUARDS {
             let start = guard.start.load(Ordering::Acquire);
@@ -168,14 +169,14 @@ mod handler {
                 let (prot, flags) =
                     (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
                 let hole = (at / page * page) as *mut libc::c_void;
-                // SAFETY: the page lies in a read-only mapping of ours, of which nobody can rely on the bytes any
-                // more; replacing it by zeros lets the faulting read go on.
+                // SAFETY: the page lies inside one of our read-only mappings and is beyond the end of its file, so
+                // nobody can rely on its content any more; mapping zeros there lets the faulting read complete.
                 if unsafe { libc::mmap(hole, page, prot, flags, -1, 0) } != libc::MAP_FAILED {
                     return;
                 }
             }
         }
-        // Not ours: let the fault happen again with the default action, which ends the process as it should.
+        // Not in a guarded range: restore the default action so that the repeated fault ends the process.
         // SAFETY: SIG_DFL is always a valid action.
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
     }
@@ -183,7 +184,7 @@ mod handler {
 
 #[cfg(not(unix))]
 mod handler {
-    /// Other systems do not let a mapped file be cut short.
+    /// Other systems do not allow truncating a mapped file.
     pub(super) fn install() {}
 }
 
@@ -206,7 +207,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// KiB of a mapping that count as this process's memory.
+    /// Resident KiB of a mapping.
     #[cfg(target_os = "linux")]
     fn held(map: &Mapping) -> usize {
         let name = map.path().to_str().unwrap();
@@ -221,7 +222,7 @@ mod tests {
             .unwrap()
     }
 
-    /// Also where what is released neither begins nor ends with a page, and reading brings more than was asked for.
+    /// Also when the range is not page-aligned and fault-around maps more than was read.
     #[test]
     #[cfg(target_os = "linux")]
     fn what_is_released_is_gone_and_comes_back() {
@@ -236,7 +237,7 @@ mod tests {
         for start in (0..content.len()).step_by(100_000) {
             let end = content.len().min(start + 100_000);
             assert!(map[start..end] == content[start..end]);
-            // Large pages may come whole.
+            // Large pages may be mapped whole.
             assert!(held(&map) <= 2 * (100 + 2048), "{} KiB at {start}", held(&map));
             map.release(start..end);
         }

@@ -1,6 +1,6 @@
-//! Model files: mapped, checked, and read as named tensors and metadata.
+//! Model files: mapped, validated, and exposed as named tensors and metadata.
 //!
-//! [`Checkpoint`] is what a path turns out to be. Past it nobody knows which kind of file a tensor came from.
+//! [`Checkpoint`] abstracts over the file kinds: code behind it does not see which one a tensor came from.
 
 pub mod config;
 pub mod gguf;
@@ -28,23 +28,23 @@ pub(crate) type StoredTensors = BTreeMap<String, Stored>;
 /// A tensor in a file.
 #[derive(Debug, Clone)]
 pub struct Stored {
-    /// The file.
+    /// The mapped file.
     pub file: Arc<Mapping>,
-    /// What its elements are.
+    /// Element type.
     pub kind: Kind,
     /// Slowest dimension first.
     pub shape: Vec<usize>,
-    /// Where it lies.
+    /// Byte range in the file.
     pub bytes: Range<usize>,
 }
 
 impl Stored {
-    /// Its bytes.
+    /// The raw bytes.
     pub fn bytes(&self) -> &[u8] {
         self.file.get(self.bytes.clone()).unwrap_or_default()
     }
 
-    /// The format that a device is given it in, if it is weights.
+    /// Weight type on the device; `None` if it is not weights.
     pub fn format(&self) -> Option<Format> {
         match &self.kind {
             Kind::Weights(format) => Some(*format),
@@ -53,7 +53,7 @@ impl Stored {
         }
     }
 
-    /// Bytes that a device is given of it.
+    /// Bytes on the device.
     pub fn size(&self) -> usize {
         match &self.kind {
             Kind::Grouped(matrix) => matrix.size(),
@@ -66,44 +66,44 @@ impl Stored {
         self.shape.iter().product()
     }
 
-    /// Has it none?
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// What a stored tensor's elements are.
+/// Element type of a stored tensor.
 #[derive(Debug, Clone)]
 pub enum Kind {
-    /// Weights in a known format.
+    /// A known weight type.
     Weights(Format),
-    /// Whole numbers with scales in other tensors.
+    /// Quantized integers with scales in other tensors (GPTQ, AWQ, ...).
     Grouped(Arc<Grouped>),
-    /// Something else, by its file's name for it.
+    /// Any other type, by its name in the file.
     Other(String),
 }
 
-/// The settings that come with the tensors.
+/// Model settings.
 #[derive(Debug, Clone)]
 pub enum Settings {
-    /// A Hugging Face folder's `config.json`.
+    /// `config.json` of a Hugging Face folder.
     Hf(Value),
-    /// A GGUF file's metadata.
+    /// Metadata of a GGUF file.
     Gguf(Metadata),
 }
 
-/// A model's files, opened and checked, nothing of them copied.
+/// A model's files, mapped and validated without copying.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
-    /// What was asked for.
+    /// The path that was opened.
     pub path: PathBuf,
-    /// How the model is built.
+    /// Model settings.
     pub settings: Settings,
     tensors: StoredTensors,
 }
 
 impl Checkpoint {
-    /// Opens a GGUF file (of several parts perhaps), a Hugging Face folder, or a folder with one GGUF model in it.
+    /// Opens a GGUF file (possibly split), a Hugging Face folder, or a folder with one GGUF model.
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let meta = std::fs::metadata(path).map_err(|e| LoadError::io(path, e))?;
         if meta.is_dir() {
@@ -121,13 +121,13 @@ impl Checkpoint {
         }
     }
 
-    /// A GGUF model that is part of the program.
+    /// A GGUF model compiled into the binary.
     pub fn embedded(name: &str, bytes: &'static [u8]) -> Result<Checkpoint> {
         let gguf = Gguf::parse(Arc::new(Mapping::embedded(name, bytes)))?;
         Checkpoint::from_parts(Path::new(name), vec![gguf])
     }
 
-    /// One that stands in no file yet.
+    /// A checkpoint that is not in a file.
     pub(crate) fn in_memory(path: &Path, settings: Settings, tensors: StoredTensors) -> Checkpoint {
         Checkpoint { path: path.into(), settings, tensors }
     }
@@ -150,7 +150,7 @@ impl Checkpoint {
         for file in safetensors::files(folder)? {
             safetensors::parse(&Arc::new(Mapping::open(&file)?), &mut tensors)?;
         }
-        // MLX writes the same under both names, and in neither a method.
+        // MLX writes the same object under both keys, without a `quant_method`.
         match json.get("quantization").filter(|_| json["quantization_config"]["quant_method"].is_null()) {
             Some(mlx @ serde_json::Value::Object(_)) => grouped::find_mlx(mlx, &config, &mut tensors)?,
             _ => grouped::find(&json["quantization_config"], &config, &mut tensors)?,
@@ -183,7 +183,7 @@ impl Checkpoint {
         Checkpoint::from_parts(path, parts)
     }
 
-    /// The first part has the metadata; all have tensors.
+    /// Only the first part has metadata; all have tensors.
     fn from_parts(path: &Path, parts: Vec<Gguf>) -> Result<Checkpoint> {
         let mut tensors = StoredTensors::new();
         let mut meta = None;
@@ -208,7 +208,7 @@ impl Checkpoint {
         }
     }
 
-    /// Adds the tensors in a folder beside `config.json`, with its name in front of theirs.
+    /// Adds the tensors of a subfolder, prefixed with `{folder}/`.
     pub(crate) fn add(&mut self, folder: &str) -> Result<()> {
         let mut tensors = StoredTensors::new();
         for file in safetensors::files(&self.path.join(folder))? {
@@ -218,8 +218,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Where the model has a text model within, keeps the tensors of that alone, under the names that they have in text
-    /// models.
+    /// In a multimodal checkpoint, keeps only the text model's tensors, renamed as in a text-only model.
     pub(crate) fn keep_text(&mut self) {
         let Settings::Hf(json) = &self.settings else { return };
         if ![config::TEXT, "vision_config"].iter().any(|part| json[*part].is_object()) {
@@ -230,22 +229,22 @@ impl Checkpoint {
         self.tensors = text.map(|(name, stored)| (names::within(&name).unwrap_or(name), stored)).collect();
     }
 
-    /// The tensor of that name.
+    /// Tensor by name.
     pub fn get(&self, name: &str) -> Option<&Stored> {
         self.tensors.get(name)
     }
 
-    /// All tensors, by name.
+    /// All tensors, sorted by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &Stored)> {
         self.tensors.iter().map(|(name, t)| (name.as_str(), t))
     }
 
-    /// A file that stands beside `config.json`, parsed. `None` in GGUF models and where there is no such file.
+    /// Parses a JSON file in the model's folder. `None` for GGUF models or if there is no such file.
     pub fn json_beside(&self, name: &str) -> Result<Option<Value>> {
         self.beside(name).map(|path| read_json(&path)).transpose()
     }
 
-    /// A text file that stands beside `config.json`, of at most so many bytes.
+    /// Reads a text file of at most `most` bytes in the model's folder.
     pub fn text_beside(&self, name: &str, most: usize) -> Result<Option<String>> {
         let Some(path) = self.beside(name) else { return Ok(None) };
         let bytes = read_at_most(&path, most as u64)?;
@@ -253,33 +252,33 @@ impl Checkpoint {
         text.map(Some).map_err(|e| LoadError::bad(&path, "the file", format_args!("is not UTF-8 text: {e}")))
     }
 
-    /// The path of a file that stands beside `config.json`, if it is there.
+    /// Path of a file in the model's folder, if it exists.
     pub fn beside(&self, name: &str) -> Option<PathBuf> {
         let path = matches!(self.settings, Settings::Hf(_)).then(|| self.path.join(name))?;
         path.exists().then_some(path)
     }
 
-    /// Has every byte read so far come from the files?
+    /// Whether every byte read so far came from the files; an error if one was truncated.
     pub fn intact(&self) -> Result<()> {
         self.tensors.values().try_for_each(|t| t.file.intact())
     }
 
-    /// Lets go of all that has been read. What is read again comes back.
+    /// Drops all mapped pages from resident memory; later reads fault them in again.
     pub fn release(&self) {
         let files: BTreeMap<_, _> = self.tensors.values().map(|t| (t.file.path(), &t.file)).collect();
         files.into_values().for_each(|file| file.release(0..file.len()));
     }
 }
 
-/// The largest settings have a megabyte or two. Once read, text may take thirty times as much.
+/// The largest real configs have 1 to 2 MB; a parsed JSON may take thirty times its size in memory.
 const MOST_SETTINGS: u64 = 8 << 20;
 
-/// Reads a file of settings.
+/// Reads a JSON config file.
 pub(crate) fn read_json(path: &Path) -> Result<Value> {
     read_json_as(path, MOST_SETTINGS)
 }
 
-/// Reads a JSON file of at most so many bytes.
+/// Reads a JSON file of at most `most` bytes.
 fn read_json_as<T: serde::de::DeserializeOwned>(path: &Path, most: u64) -> Result<T> {
     serde_json::from_slice(&read_at_most(path, most)?).map_err(|e| {
         let (line, column) = (e.line(), e.column());
@@ -306,7 +305,7 @@ fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|e| LoadError::io(path, e))
 }
 
-/// What is known of a file, if it is one. To be asked before it is opened: opening a pipe waits for its writer.
+/// Metadata of a regular file. Must be checked before opening: opening a FIFO blocks until it has a writer.
 pub(crate) fn regular(path: &Path) -> Result<std::fs::Metadata> {
     let meta = std::fs::metadata(path).map_err(|e| LoadError::io(path, e))?;
     match meta.is_file() {
@@ -315,7 +314,7 @@ pub(crate) fn regular(path: &Path) -> Result<std::fs::Metadata> {
     }
 }
 
-/// Does a file begin as GGUF files do, whatever it is called?
+/// Whether a file starts with the GGUF magic, whatever its name.
 fn is_gguf(path: &Path) -> Result<bool> {
     use std::io::Read;
     regular(path)?;
@@ -325,10 +324,10 @@ fn is_gguf(path: &Path) -> Result<bool> {
     Ok(magic == *b"GGUF")
 }
 
-/// How files that Python's pickle wrote are called.
+/// File extensions of Python pickles.
 const PICKLES: [&str; 5] = ["bin", "pt", "pth", "pkl", "ckpt"];
 
-/// The refusal of a pickle.
+/// Error for a pickle checkpoint.
 fn pickle(path: &Path) -> LoadError {
     let why = "pickle files can run any code when they are read; get the model's .safetensors or .gguf files, or convert it";
     LoadError::unsupported(path, "a pickle checkpoint", why)
@@ -343,10 +342,10 @@ fn pickle_in(folder: &Path) -> Option<PathBuf> {
     std::fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok().map(|e| e.path())).filter(is_pickle).min()
 }
 
-/// Files that an error names at most.
+/// Most file names listed in an error.
 const LISTED: usize = 20;
 
-/// The one GGUF model in a folder: a file, or the first part of one.
+/// The single GGUF model in a folder: a file, or the first part of a split one.
 fn gguf_in(folder: &Path) -> Result<Option<PathBuf>> {
     let entries = std::fs::read_dir(folder).map_err(|e| LoadError::io(folder, e))?;
     let mut found: Vec<PathBuf> = entries
@@ -367,7 +366,7 @@ fn gguf_in(folder: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// `name-00002-of-00005.gguf` taken apart.
+/// Splits `name-00002-of-00005.gguf` into name, number and count.
 fn split_number(path: &Path) -> Option<(String, u64, u64)> {
     let stem = path.file_stem()?.to_str()?;
     let (rest, count) = stem.rsplit_once("-of-")?;
@@ -375,7 +374,7 @@ fn split_number(path: &Path) -> Option<(String, u64, u64)> {
     Some((name.to_owned(), number.parse().ok()?, count.parse().ok()?))
 }
 
-/// The names of all parts, from any one's.
+/// File names of all parts, from any one of them.
 fn split_names(path: &Path, count: u64) -> Result<Vec<PathBuf>> {
     let Some((name, _, named)) = split_number(path) else {
         let why = format!(

@@ -1,124 +1,123 @@
-//! [`Names`]: what a checkpoint calls the parts of a decoder. Past the loader nobody knows.
+//! [`Names`]: a checkpoint's tensor names. Only the loader and the converter use them.
 
-/// The names of a decoder's tensors, without `.weight` and `.bias`. `{}` stands for the layer's number, `{e}` for the
-/// expert's: without it a tensor holds what all experts have, one after another.
+/// Tensor names of a decoder, without `.weight` and `.bias`. `{}` stands for the layer number, `{e}` for the expert's:
+/// without `{e}` one tensor holds all experts, one after another.
 ///
-/// A name may be empty where a family has no such tensor.
+/// Empty where a family has no such tensor. A full name is one that includes its suffix.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "the fields are the parts' own names")]
 pub struct Names {
-    /// What names begin with, and in some files do not.
+    /// Prefix of the names, which some files omit.
     pub base: &'static str,
     pub embed: &'static str,
-    /// The embedding of positions.
+    /// Learned position embedding.
     pub positions: &'static str,
     pub norm: &'static str,
     pub head: &'static str,
-    /// The norm in front of the mixer.
+    /// Norm before the mixer (attention, MLA, ...).
     pub mixer_norm: &'static str,
-    /// The norm behind the mixer.
+    /// Norm behind the mixer.
     pub mixer_behind: &'static str,
-    /// Queries, keys and values as one. Where a file has no such tensor they are three.
+    /// Fused Q, K and V. Where a file lacks it, they are three tensors.
     pub qkv: &'static str,
     pub q: &'static str,
     pub k: &'static str,
     pub v: &'static str,
     pub o: &'static str,
-    /// May have `{head}` for the number of a head.
+    /// May contain `{head}` for the head number.
     pub q_norm: &'static str,
     pub k_norm: &'static str,
-    /// The whole name of scores that heads have beside those of tokens.
+    /// Attention sinks, one score per head (full name).
     pub sinks: &'static str,
-    /// The numbers that are added to scores by distance. Without `{}` all layers have the same.
+    /// Relative position bias. Without `{}` all layers share it.
     pub distance: &'static str,
-    /// What looks at what an encoder gave, and the norm in front of it.
+    /// Cross-attention and the norm before it.
     pub across: AcrossNames,
     pub latent: LatentNames,
     pub delta: DeltaNames,
-    /// The norm in front of the feed-forward block.
+    /// Norm before the FFN.
     pub ffn_norm: &'static str,
-    /// The norm behind the feed-forward block.
+    /// Norm behind the FFN.
     pub ffn_behind: &'static str,
     pub gate: &'static str,
     pub up: &'static str,
-    /// Up where there is no gate, if that has a name of its own.
+    /// Up projection of an ungated FFN, if it has another name.
     pub up_alone: &'static str,
-    /// Gate and up as one. Where a file has no such tensor, or it is up alone, they are two.
+    /// Fused gate and up. Where a file lacks it, or the FFN is ungated, `gate` and `up` are separate.
     pub gate_up: &'static str,
     pub down: &'static str,
     pub router: &'static str,
-    /// The whole name of what has a say in the choice of experts only.
+    /// Bias used for expert selection only (full name).
     pub router_bias: &'static str,
-    /// The whole name of a norm's weights in front of the router.
+    /// Weight of the norm before the router (full name).
     pub router_norm: &'static str,
-    /// The whole name of what multiplies experts' shares.
+    /// Per-expert factor on the routing weights (full name).
     pub expert_scale: &'static str,
     pub twofold: TwofoldNames,
     pub expert_gate: &'static str,
     pub expert_up: &'static str,
     pub expert_down: &'static str,
-    /// Gate and up of all experts as one, and what they and down are like then. These names are whole.
+    /// Fused gate and up of all experts, and how they and `down` are laid out (full names).
     pub expert_joint: Option<(&'static str, Joint)>,
-    /// Gate and up of all experts as one, and down, with a row for each output, in files that have them so. These names are
-    /// whole.
+    /// Fused gate and up of all experts, and down, each with a row per output (full names).
     pub expert_rows: Option<(&'static str, &'static str)>,
-    /// What layers get beside the hidden state: of each token, and from its embedding.
+    /// Per-layer embedding (PLE): embedding table, projection from the token embedding, and the parts in each layer.
     pub side_table: &'static str,
     pub side_from: &'static str,
     pub side_norm: &'static str,
     pub side_gate: &'static str,
     pub side_back: &'static str,
     pub side_behind: &'static str,
-    /// The whole name of what multiplies a layer's result.
+    /// Factor on a layer's output (full name).
     pub scale: &'static str,
     pub shared_gate: &'static str,
     pub shared_up: &'static str,
     pub shared_down: &'static str,
-    /// How much the block beside experts counts.
+    /// Gate of the shared expert.
     pub shared_router: &'static str,
     pub layout: Layout,
-    /// What the names of tensors begin with that a decoder has no use for: what sees pictures, or guesses further tokens.
+    /// Prefixes of tensors that the decoder does not use: vision encoders, MTP layers.
     pub spare: &'static [&'static str],
 }
 
-/// The names of norms around a dense block and experts beside it.
+/// Norms of a parallel MoE.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "the fields are the parts' own names")]
 pub struct TwofoldNames {
     pub dense_behind: &'static str,
-    /// In front of experts, and behind them.
+    /// Norms before and behind the experts.
     pub before: &'static str,
     pub behind: &'static str,
 }
 
 impl TwofoldNames {
-    /// Of models that have none.
+    /// For models without a parallel MoE.
     pub const NONE: TwofoldNames = TwofoldNames { dense_behind: "", before: "", behind: "" };
 }
 
-/// The names of heads that keep a matrix of their sequence.
+/// Tensor names of Gated DeltaNet.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "the fields are the parts' own names")]
 pub struct DeltaNames {
-    /// Queries, keys, values and gates as one, key head by key head. Where a file has no such tensor they are two.
+    /// Fused Q, K, V and output gate z, grouped by key head. Where a file lacks it, they are `qkv` and `z`.
     pub qkvz: &'static str,
     pub qkv: &'static str,
     pub z: &'static str,
-    /// What heads write and what they keep as one, key head by key head. Where a file has no such tensor they are two.
+    /// Fused beta (write strength) and alpha (decay), grouped by key head. Where a file lacks it, they are two.
     pub ba: &'static str,
     pub b: &'static str,
     pub a: &'static str,
     pub conv: &'static str,
-    /// The whole name of how fast heads forget, and how that is written.
+    /// Decay rate per head (full name), and its encoding.
     pub rate: (&'static str, Rate),
-    /// The whole name of what is added to what a token says of it.
+    /// Bias of the decay's input, `dt_bias` (full name).
     pub bias: &'static str,
     pub norm: &'static str,
     pub o: &'static str,
 }
 
 impl DeltaNames {
-    /// Of families without such heads.
+    /// For families without a gated delta rule.
     pub const NONE: DeltaNames = DeltaNames {
         qkvz: "",
         qkv: "",
@@ -135,7 +134,7 @@ impl DeltaNames {
 }
 
 impl DeltaNames {
-    /// What parts are called here and in another kind of file, where heads may come in another order.
+    /// Names here and in the other file kind, with how each part is converted, as heads may be ordered differently.
     pub(crate) fn beside(&self, other: &DeltaNames) -> Vec<(Part, &'static str, &'static str)> {
         let of = |names: &DeltaNames| {
             use Part::*;
@@ -156,16 +155,16 @@ impl DeltaNames {
     }
 }
 
-/// How a file writes how fast heads forget.
+/// Encoding of the decay rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rate {
     /// As its logarithm.
     Logarithm,
-    /// With the other sign.
+    /// Negated.
     Negative,
 }
 
-/// The names of attention to what an encoder gave.
+/// Tensor names of cross-attention.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "the fields are the parts' own names")]
 pub struct AcrossNames {
@@ -177,73 +176,74 @@ pub struct AcrossNames {
 }
 
 impl AcrossNames {
-    /// Of models that have none.
+    /// For models without cross-attention.
     pub const NONE: AcrossNames = AcrossNames { norm: "", q: "", k: "", v: "", o: "" };
 }
 
-/// The names of attention whose keys and values come from a narrow row.
+/// Tensor names of MLA.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "the fields are the parts' own names")]
 pub struct LatentNames {
-    /// From the input to what queries come from.
+    /// Q down-projection.
     pub q_down: &'static str,
     pub q_norm: &'static str,
     pub q_up: &'static str,
-    /// From the input to the row, and what turns of keys.
+    /// KV down-projection: the latent row and the RoPE part of K.
     pub down: &'static str,
     pub norm: &'static str,
-    /// From the row to keys and values, head by head.
+    /// KV up-projection: from the latent row to K and V, head by head.
     pub up: &'static str,
-    /// In files that have `up` in two: for each head from queries to the row,
+    /// In files that split `up`: maps each head's queries to the latent row,
     pub k: &'static str,
-    /// and from the row to values.
+    /// and the latent row to values.
     pub v: &'static str,
 }
 
-/// What is done to a part of a model when it goes from one kind of file to another.
+/// How a part of a model is converted between file kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// Nothing: an embedding or a row.
+    /// Unchanged: an embedding or a row.
     Table,
-    /// A linear layer, which may lie with a row for each input.
+    /// Linear layer, which may be stored with a row per input.
     Linear,
-    /// One whose outputs are queries.
+    /// Linear layer whose outputs are queries.
     Queries,
-    /// One whose outputs are keys.
+    /// Linear layer whose outputs are keys.
     Keys,
-    /// One whose outputs are queries, keys and values.
+    /// Linear layer whose outputs are fused Q, K and V.
     Joint,
-    /// A norm, whose weights may be stored less something.
+    /// Norm, whose weights may be stored minus an offset.
     Norm,
-    /// A linear layer whose outputs are queries, keys and values of heads that keep a matrix.
+    /// Gated DeltaNet: linear layer whose outputs are Q, K and V.
     Recalled,
-    /// The weights of the convolution over those.
+    /// Weights of the causal convolution over those.
     Kernel,
-    /// A linear layer with an output for each element of such heads' values.
+    /// Gated DeltaNet: linear layer with an output per value element.
     Values,
-    /// One with an input for each.
+    /// Gated DeltaNet: linear layer with an input per value element.
     OfValues,
-    /// One with an output for each such head.
+    /// Gated DeltaNet: linear layer with an output per value head.
     EachHead,
-    /// One whose outputs come key head by key head.
+    /// Linear layer whose outputs are grouped by key head.
     ByKeyHead,
-    /// The whole name of a number for each head that keeps a matrix.
+    /// One value per value head (full name).
     NumberEach,
-    /// The whole name of how fast each forgets.
+    /// Decay rate per value head (full name).
     Rates,
-    /// A tensor whose name is whole.
+    /// Any other tensor with a full name.
     Whole,
 }
 
 impl Part {
-    /// Is its name whole?
+    /// Whether the name is a full one.
     pub(crate) fn is_whole(self) -> bool {
         matches!(self, Part::Whole | Part::NumberEach | Part::Rates)
     }
 }
 
 impl Names {
-    /// What parts are called here and in another kind of file, but those of [`DeltaNames`]; an empty name is none.
+    /// Names here and in the other file kind, with how each part is converted, except [`DeltaNames`]; an empty name
+    /// means that there is no such part.
     pub(crate) fn beside(&self, other: &Names) -> Vec<(Part, &'static str, &'static str)> {
         let of = |names: &Names| {
             use Part::*;
@@ -302,40 +302,39 @@ impl Names {
         of(self).into_iter().zip(of(other)).map(|((part, here), (_, there))| (part, here, there)).collect()
     }
 
-    /// Has a decoder no use for a tensor of that name?
+    /// Whether the decoder does not use a tensor.
     pub(crate) fn spares(&self, name: &str) -> bool {
         self.spare.iter().any(|base| name.starts_with(base))
     }
 
-    /// The layer of a tensor, if it belongs to one.
+    /// Layer number of a tensor, if it belongs to a layer.
     pub(crate) fn layer(&self, name: &str) -> Option<usize> {
         let (before, _) = self.mixer_norm.split_once("{}")?;
         name.strip_prefix(before)?.split('.').next()?.parse().ok()
     }
 }
 
-/// How the linear layers of a decoder's layers lie in a file.
+/// Layout of the linear layers in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// A row for each output.
+    /// A row per output.
     Rows,
-    /// A row for each output; queries, keys and values as one come head by head.
+    /// A row per output; fused QKV is grouped by head.
     RowsByHead,
-    /// A row for each input.
+    /// A row per input.
     Columns,
 }
 
-/// How gate and up lie in a tensor that has both of all experts. It and that of down have a row for each input, unless
-/// they are quantized.
+/// Layout of a fused gate and up of all experts. It and `down` have a row per input, unless they are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Joint {
-    /// Gate first.
+    /// All of gate, then all of up.
     InTurn,
-    /// An output of gate, one of up, and so on.
+    /// Outputs of gate and up alternate.
     Alternating,
 }
 
-/// Names as Hugging Face writes those of most decoders.
+/// Hugging Face names of most decoders.
 pub const HF: Names = Names {
     base: "model.",
     embed: "model.embed_tokens",
@@ -397,7 +396,7 @@ pub const HF: Names = Names {
     spare: &[],
 };
 
-/// Names in GGUF files.
+/// GGUF names.
 pub const GGUF: Names = Names {
     base: "",
     embed: "token_embd",
@@ -475,17 +474,17 @@ pub const GGUF: Names = Names {
     spare: &[],
 };
 
-/// What stands for an expert's number in a name.
+/// Placeholder for the expert number.
 pub(crate) const EXPERT: &str = "{e}";
 
-/// Tensors that checkpoints carry and nobody needs: they follow from the settings.
+/// Tensors that follow from the settings and are not needed.
 pub(crate) fn is_redundant(name: &str) -> bool {
-    // Masks of old kinds of attention, which have names like a bias.
+    // Attention masks in old checkpoints, which are named like a bias.
     let masks = [".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"];
     name.ends_with(".rotary_emb.inv_freq") || masks.iter().any(|mask| name.ends_with(mask))
 }
 
-/// Does a tensor belong to what sees or hears, and not to the text model beside it?
+/// Whether a tensor belongs to a vision or audio encoder beside the text model.
 pub(crate) fn is_of_senses(name: &str) -> bool {
     let parts = [
         "visual.",
@@ -500,7 +499,7 @@ pub(crate) fn is_of_senses(name: &str) -> bool {
     parts.iter().any(|part| name.starts_with(part))
 }
 
-/// The name that a tensor of a text model within another has in text models.
+/// The text-only name of a tensor of a text model inside a multimodal one.
 pub(crate) fn within(name: &str) -> Option<String> {
     match name.strip_prefix("model.language_model.") {
         Some(rest) => Some(format!("model.{rest}")),
@@ -508,12 +507,12 @@ pub(crate) fn within(name: &str) -> Option<String> {
     }
 }
 
-/// The name of a layer's tensor.
+/// Tensor name for a layer.
 pub(crate) fn of_layer(pattern: &str, layer: usize) -> String {
     pattern.replace("{}", &layer.to_string())
 }
 
-/// The layer of a tensor whose name is made by that pattern; 0 where it is of none.
+/// Layer number of a tensor whose name matches `pattern`; 0 if the pattern has none.
 pub(crate) fn layer_in(pattern: &str, name: &str) -> Option<usize> {
     if pattern.is_empty() {
         return None;

@@ -1,6 +1,6 @@
-//! safetensors: eight bytes of length, a JSON header of so many bytes, and the tensors.
+//! safetensors: an 8-byte header length, the JSON header, and the tensors.
 //!
-//! The format's own rules are held to: tensors fill the rest of the file, without holes and without sharing bytes.
+//! Enforces the format's own rules: tensors fill the rest of the file, without gaps or overlaps.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,18 +18,18 @@ use crate::error::{LoadError, Result};
 /// The format's own limit.
 const MOST_HEADER: u64 = 100_000_000;
 
-/// What a header says about a tensor.
+/// Header entry of a tensor.
 #[derive(serde::Deserialize)]
 struct Entry {
     dtype: String,
     /// Slowest dimension first.
     shape: Vec<usize>,
-    /// Its first byte behind the header, and the one after its last.
+    /// Byte range behind the header, end exclusive.
     data_offsets: (usize, usize),
 }
 
 impl Entry {
-    /// Bytes of an element, where whole bytes are one.
+    /// Bytes per element; `None` for types below one byte or unknown.
     fn size(&self) -> Option<usize> {
         match self.dtype.as_str() {
             "F64" | "I64" | "U64" => Some(8),
@@ -49,7 +49,7 @@ impl Entry {
         }
     }
 
-    /// What is wrong with its place, where the tensor before it ends at `start`.
+    /// Error in the tensor's byte range, given that the previous tensor ends at `start`.
     fn fault(&self, start: usize) -> Option<String> {
         let (from, to) = self.data_offsets;
         if from > to {
@@ -73,7 +73,7 @@ impl Entry {
     }
 }
 
-/// The header, in its own order.
+/// The header, in file order.
 struct Header(Vec<(String, Entry)>);
 
 impl<'de> Deserialize<'de> for Header {
@@ -106,7 +106,7 @@ impl<'de> Deserialize<'de> for Header {
     }
 }
 
-/// The tensors of one file.
+/// Adds the tensors of one file.
 pub fn parse(file: &Arc<Mapping>, tensors: &mut StoredTensors) -> Result<()> {
     let bad = |field: &str, why: String| Err(LoadError::bad(file.path(), field, why));
     let Some((length, rest)) = file.split_first_chunk() else {
@@ -150,7 +150,7 @@ pub fn parse(file: &Arc<Mapping>, tensors: &mut StoredTensors) -> Result<()> {
     }
 }
 
-/// The files that hold a folder's model: one, or those that an index names.
+/// The files of a folder's model: a single one, or those named in the index.
 pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let single = folder.join("model.safetensors");
     if single.exists() {
@@ -160,7 +160,7 @@ pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     if index.exists() {
         return shards(folder, &index);
     }
-    // Some folders name their one file otherwise.
+    // Some folders have a single file with another name.
     let mut found: Vec<PathBuf> = std::fs::read_dir(folder)
         .map_err(|e| LoadError::io(folder, e))?
         .filter_map(|entry| entry.ok().map(|e| e.path()))
@@ -186,7 +186,7 @@ fn no_weights(folder: &Path) -> LoadError {
     }
 }
 
-/// The largest real index has some 20 MB.
+/// The largest real index has about 20 MB.
 const MOST_INDEX: u64 = 64 << 20;
 
 /// `model.safetensors.index.json`.
@@ -195,7 +195,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Files that an index names, each once. The index is data: it may name only files that lie in the folder.
+/// The files named in an index, each once. The index is untrusted: it may name only files inside the folder.
 fn shards(folder: &Path, index: &Path) -> Result<Vec<PathBuf>> {
     let bad = |field: &str, why: String| Err(LoadError::bad(index, field, why));
     let Index { weight_map } = super::read_json_as(index, MOST_INDEX)?;
@@ -228,7 +228,8 @@ fn shards(folder: &Path, index: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// What a shard's file may lie in: the folder, or the hub cache's folder of the model, whose snapshots are links.
+/// Directory that a shard must resolve into: the folder, or the model's folder in the Hugging Face cache, whose
+/// snapshots are symlinks.
 fn root(folder: &Path) -> Result<PathBuf> {
     let real = folder.canonicalize().map_err(|e| LoadError::io(folder, e))?;
     let named = |p: &Path, start: &str| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(start));

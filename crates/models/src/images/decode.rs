@@ -1,4 +1,4 @@
-//! From a file's bytes to a [`Picture`].
+//! Decodes an image file into a [`Picture`].
 
 use std::io::Cursor;
 
@@ -7,45 +7,45 @@ use image::{DynamicImage, ImageDecoder, ImageError, ImageReader, Limits};
 
 use super::resize::Picture;
 
-/// The longest side that is taken.
+/// Longest accepted side.
 const MOST_SIDE: u32 = 1 << 15;
-/// The most pixels that are taken: those of good cameras.
+/// Most accepted pixels: those of high-end cameras.
 pub(super) const MOST_PIXELS: u64 = 64 << 20;
-/// The most memory that decoding may take.
+/// Memory limit for decoding.
 const MOST_BYTES: u64 = 768 << 20;
 
-/// Why a file is no picture for us.
+/// Why an image was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PictureError {
-    /// It is of a kind that is not read, or none at all.
+    /// Unknown or unsupported file format.
     #[error("it is no PNG, JPEG, WebP, GIF or BMP file")]
     Unknown,
-    /// It has too many pixels.
+    /// Too many pixels.
     #[error(
         "it has {width} x {height} pixels; {MOST_PIXELS} of them are taken at most, and {MOST_SIDE} a side"
     )]
     Large {
-        /// Of a row.
+        /// Pixels per row.
         width: u32,
         /// Rows.
         height: u32,
     },
-    /// It is so long and narrow that its narrow side would have to grow beyond all bounds.
+    /// The aspect ratio is so extreme that resizing would make the image too large.
     #[error("it is too long and narrow")]
     Narrow,
-    /// It has not the size that the model takes, and nothing is to be done about that.
+    /// The size differs from the model's, and its settings do not resize.
     #[error(
         "it has {width} x {height} pixels; the model takes {side} x {side}, and its settings do not resize"
     )]
     Size {
-        /// Of a row.
+        /// Pixels per row.
         width: usize,
         /// Rows.
         height: usize,
-        /// Of both, as the model takes it.
+        /// Width and height that the model takes.
         side: usize,
     },
-    /// It is damaged.
+    /// Damaged file.
     #[error("it cannot be read: {0}")]
     Damaged(String),
 }
@@ -59,14 +59,14 @@ impl From<ImageError> for PictureError {
     }
 }
 
-/// Bytes that decoding a file takes at most, by what its head says.
+/// Upper bound of the bytes needed to decode a file, by its header.
 pub(super) fn memory(bytes: &[u8]) -> Result<usize, PictureError> {
-    // Decoders keep as much again of pictures that come in passes, and another layout is a copy.
+    // Decoders buffer progressive images a second time, and converting the pixel layout is a copy.
     let pixels = decoder(bytes)?.total_bytes().saturating_mul(2);
     Ok(usize::try_from(pixels).unwrap_or(usize::MAX))
 }
 
-/// Reads a picture, upright, without what shines through. Of one that moves it is the first.
+/// Decodes an image, applies its EXIF orientation and drops alpha. Of an animation, the first frame.
 pub fn decode(bytes: &[u8]) -> Result<Picture, PictureError> {
     let mut decoder = decoder(bytes)?;
     let turned = decoder.orientation().unwrap_or(Orientation::NoTransforms);
@@ -77,7 +77,7 @@ pub fn decode(bytes: &[u8]) -> Result<Picture, PictureError> {
     Ok(Picture { width, height, bytes: rgb.into_raw() })
 }
 
-/// Reads the head of a file that is not too large.
+/// Reads the header of a file, with limits on its size.
 fn decoder(bytes: &[u8]) -> Result<impl ImageDecoder + '_, PictureError> {
     let mut reader = ImageReader::new(Cursor::new(bytes));
     let mut limits = Limits::default();

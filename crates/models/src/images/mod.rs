@@ -1,4 +1,4 @@
-//! Images as encoders take them: read, resized, cut, and scaled as a model's makers say.
+//! Image preprocessing for encoders: decode, resize, crop and normalize as the model's config says.
 
 pub mod decode;
 pub mod resize;
@@ -12,7 +12,7 @@ use decode::{PictureError, decode};
 use resize::Picture;
 use settings::Settings;
 
-/// Makes inputs of pictures. Copies are small.
+/// Preprocesses images. Cheap to copy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pictures {
     settings: Settings,
@@ -20,34 +20,34 @@ pub struct Pictures {
 }
 
 impl Pictures {
-    /// For an encoder whose images are cut up like that.
+    /// For an encoder with these patches.
     pub fn new(checkpoint: &Checkpoint, patches: PatchSpec) -> Result<Pictures> {
         Ok(Pictures { settings: Settings::read(checkpoint, &patches)?, patches })
     }
 
-    /// Bytes that reading an image file takes at most.
+    /// Upper bound of the bytes needed to decode an image file.
     pub fn memory(&self, bytes: &[u8]) -> std::result::Result<usize, PictureError> {
         decode::memory(bytes)
     }
 
-    /// An image file.
+    /// Preprocesses an image file.
     pub fn file(&self, bytes: &[u8]) -> std::result::Result<Image, PictureError> {
         self.picture(decode(bytes)?)
     }
 
-    /// A picture.
+    /// Preprocesses a decoded image.
     pub fn picture(&self, picture: Picture) -> std::result::Result<Image, PictureError> {
         Ok(self.patches.cut_up(&self.numbers(picture)?))
     }
 
-    /// All reds, greens and blues of a picture, row by row, as the model takes them.
+    /// Preprocessed pixels as planes: [channels, height, width].
     pub fn numbers(&self, picture: Picture) -> std::result::Result<Vec<f32>, PictureError> {
         self.settings.apply(picture)
     }
 }
 
 impl PatchSpec {
-    /// From all reds, greens and blues of an image, row by row, to its patches.
+    /// Patches of an image [channels, height, width].
     pub fn cut_up(&self, numbers: &[f32]) -> Image {
         let PatchSpec { image, side, .. } = *self;
         let mut patches = Vec::with_capacity(self.count() * self.width());

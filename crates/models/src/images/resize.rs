@@ -1,36 +1,37 @@
-//! Pictures made larger or smaller as Pillow makes them: models were trained on what that gives, down to its rounding.
+//! Image resizing bit-exact with Pillow: models were trained on its output, including its rounding.
 //!
-//! Each pixel of the result is a weighted mean of those near its place. When a picture shrinks, "near" grows with it, so
-//! nothing is skipped. Rows are resized first, rounded to bytes, and then columns, by weights that are whole numbers.
+//! Each output pixel is a weighted mean of the input pixels near its position. When downscaling, the filter support
+//! grows with the scale (antialiasing). The horizontal pass runs first and rounds to bytes, then the vertical one;
+//! weights are fixed-point.
 
-/// Red, green and blue of each pixel, row by row.
+/// RGB image, row-major, channels interleaved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
-    /// Pixels of a row.
+    /// Pixels per row.
     pub width: usize,
     /// Rows.
     pub height: usize,
-    /// Three for each pixel.
+    /// Three bytes per pixel.
     pub bytes: Vec<u8>,
 }
 
-/// How much a neighbour counts, by its distance.
+/// Resampling filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
-    /// All that is nearer than a half, alike.
+    /// Constant within ±1/2.
     Box,
-    /// Less by as much as it is further away.
+    /// Triangle.
     Bilinear,
-    /// A bell.
+    /// Hamming-windowed sinc.
     Hamming,
-    /// A cubic, of -1/2.
+    /// Cubic, a = -1/2.
     Bicubic,
-    /// Three waves.
+    /// Lanczos with three lobes.
     Lanczos,
 }
 
 impl Filter {
-    /// Past this distance nothing counts.
+    /// Support radius: zero beyond it.
     fn reach(self) -> f64 {
         match self {
             Filter::Box => 0.5,
@@ -60,23 +61,23 @@ fn wave(x: f64) -> f64 {
     if x == 0.0 { 1.0 } else { x.sin() / x }
 }
 
-/// Bits behind the point of weights: eight are for the bytes, and two are room for what overshoots.
+/// Fractional bits of weights: 32 minus 8 for the bytes and 2 for overshoot.
 const BITS: u32 = 32 - 8 - 2;
 
-/// The pixels that one of the result is made of, and how much each counts.
+/// Input pixels of an output pixel: the first one, and the weights from there on.
 struct Mean {
     first: usize,
     weights: Vec<i32>,
 }
 
-/// The means that make `to` pixels of `from`.
+/// Filter weights for resizing `from` pixels to `to`.
 fn means(filter: Filter, from: usize, to: usize) -> Vec<Mean> {
     let scale = from as f64 / to as f64;
     let stretch = scale.max(1.0);
     let reach = filter.reach() * stretch;
     let mean = |i: usize| {
         let centre = (i as f64 + 0.5) * scale;
-        // Half of a pixel to either side still belongs to it; negative numbers become 0.
+        // The support is rounded to pixel boundaries at half pixels; negative values become 0.
         let first = (centre - reach + 0.5) as usize;
         let end = ((centre + reach + 0.5) as usize).min(from);
         let weight = |at: usize| filter.weight((at as f64 - centre + 0.5) * (1.0 / stretch));
@@ -84,7 +85,7 @@ fn means(filter: Filter, from: usize, to: usize) -> Vec<Mean> {
         let sum: f64 = weights.iter().sum();
         let whole = |w: f64| {
             let w = if sum == 0.0 { w } else { w / sum } * f64::from(1u32 << BITS);
-            // Halves go away from zero.
+            // Rounds half away from zero.
             (if w < 0.0 { w - 0.5 } else { w + 0.5 }) as i32
         };
         Mean { first, weights: weights.into_iter().map(whole).collect() }
@@ -92,16 +93,16 @@ fn means(filter: Filter, from: usize, to: usize) -> Vec<Mean> {
     (0..to).map(mean).collect()
 }
 
-/// A sum of weighted bytes as a byte.
+/// Fixed-point sum to a byte, clamped.
 fn byte(sum: i32) -> u8 {
     (sum >> BITS).clamp(0, 255) as u8
 }
 
-/// What sums begin with, so that they are rounded.
+/// Initial value of sums, for rounding.
 const HALF: i32 = 1 << (BITS - 1);
 
 impl Picture {
-    /// The same picture with so many pixels.
+    /// The image resized to `width` x `height`.
     pub fn resized(self, filter: Filter, width: usize, height: usize) -> Picture {
         let wide = if width == self.width { self } else { self.widened(filter, width) };
         if height == wide.height { wide } else { wide.heightened(filter, height) }
@@ -168,7 +169,7 @@ mod tests {
         assert_eq!(picture.clone().resized(Filter::Lanczos, 7, 5), picture);
     }
 
-    /// By hand: of two pixels, 0 and 255, and of four.
+    /// Computed by hand, for two pixels 0 and 255, and for four.
     #[test]
     fn means_are_those_of_the_formulas() {
         let row = |filter, from: &[u8], to: usize| {
@@ -178,14 +179,14 @@ mod tests {
         assert_eq!(row(Filter::Box, &[0, 255], 1), [128]);
         assert_eq!(row(Filter::Box, &[10, 20, 30, 50], 2), [15, 40]);
         assert_eq!(row(Filter::Bilinear, &[0, 255], 4), [0, 64, 191, 255]);
-        // At a distance of 1/4 a pixel counts 111/128, of 3/4 29/128: 255 * 29 / 140 is 52.8. What lies outside counts not
-        // at all.
+        // A pixel at distance 1/4 has weight 111/128, at 3/4 29/128: 255 * 29 / 140 is 52.8. Pixels outside have no
+        // weight.
         assert_eq!(row(Filter::Bicubic, &[0, 255], 4)[1..3], [53, 202]);
-        // They overshoot, and are held.
+        // Overshoot is clamped.
         assert_eq!(row(Filter::Bicubic, &[0, 0, 255, 255], 8)[1..3], [0, 0]);
     }
 
-    /// Every weighted sum, rounded or not, is within a step or so of the mean that real numbers give.
+    /// Every output is within rounding error of the filter computed in floating point.
     #[test]
     fn rounding_is_all_that_is_between_this_and_real_numbers() {
         let picture = grey(37, 23, |x, y| ((x * 89 + y * 57) % 256) as u8);

@@ -1,4 +1,4 @@
-//! [`Settings`]: what is done to a picture before a model sees it, as `preprocessor_config.json` says.
+//! [`Settings`]: image preprocessing from `preprocessor_config.json`.
 
 use std::path::{Path, PathBuf};
 
@@ -10,35 +10,35 @@ use crate::encoder::spec::{CHANNELS, ImagePreprocessing, PatchSpec};
 use crate::error::{LoadError, Result};
 use crate::formats::Checkpoint;
 
-/// The file, and the one that newer folders have in its place, in an object of it.
+/// The config file, and the file and object that newer folders have instead.
 const FILE: &str = "preprocessor_config.json";
 const NEWER: (&str, &str) = ("processor_config.json", "image_processor");
 
-/// How a picture is resized.
+/// Target size of resizing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Size {
-    /// Its shorter side becomes this, the longer goes along.
+    /// Shorter side; the longer one keeps the aspect ratio.
     Shortest(usize),
-    /// Height and width become these.
+    /// Height and width.
     Exact(usize, usize),
 }
 
-/// What is done to a picture, in this order. What is left out is not done.
+/// Preprocessing steps in the order that they are applied. `None` skips a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Settings {
     resize: Option<(Size, Filter)>,
-    /// Height and width of what is cut out of the middle.
+    /// Height and width of the center crop.
     crop: Option<(usize, usize)>,
-    /// Multiplies the bytes.
+    /// Factor on the bytes.
     scale: Option<f64>,
-    /// Mean and standard deviation of each colour.
+    /// Mean and standard deviation per channel.
     normal: Option<([f32; CHANNELS], [f32; CHANNELS])>,
-    /// Pixels on each side of what the model takes.
+    /// Image side that the model takes, in pixels.
     side: usize,
 }
 
 impl Settings {
-    /// Reads what a folder says of images that are cut up like that.
+    /// Reads the config; defaults are the family's.
     pub(super) fn read(checkpoint: &Checkpoint, patches: &PatchSpec) -> Result<Settings> {
         let (usual, side) = (&patches.usual, patches.image);
         let newer = || {
@@ -73,12 +73,12 @@ impl Settings {
                     format!("makes images of {width} x {height} pixels, and the model takes {side} x {side}");
                 Err(LoadError::bad(&file.path, "the file", why))
             }
-            // Then pictures that have the right size are taken.
+            // Images must then have the right size already.
             None => Ok(settings),
         }
     }
 
-    /// Height and width of what comes out, if that does not depend on the picture.
+    /// Output height and width, if independent of the input image.
     fn gives(&self) -> Option<(usize, usize)> {
         match (self.crop, self.resize) {
             (Some(crop), _) => Some(crop),
@@ -87,7 +87,7 @@ impl Settings {
         }
     }
 
-    /// All reds, greens and blues, row by row.
+    /// Preprocessed pixels as planes: [channels, height, width].
     pub(super) fn apply(&self, mut picture: Picture) -> std::result::Result<Vec<f32>, PictureError> {
         if let Some((size, filter)) = self.resize {
             let (height, width) = match size {
@@ -99,7 +99,7 @@ impl Settings {
                     if height <= width { (short, long) } else { (long, short) }
                 }
             };
-            // Rows are resized first, and then columns: between the two it may be wide and tall.
+            // The intermediate image between the horizontal and the vertical pass may be both wide and tall.
             if height.max(picture.height) as u64 * width as u64 > MOST_PIXELS {
                 return Err(PictureError::Narrow);
             }
@@ -110,7 +110,7 @@ impl Settings {
             let (width, height) = (picture.width, picture.height);
             return Err(PictureError::Size { width, height, side: self.side });
         }
-        // From the middle; what lies outside is black.
+        // Center crop; pixels outside the image are black.
         let first = |whole: usize, part: usize| (whole as i64 - part as i64).div_euclid(2);
         let (top, left) = (first(picture.height, height), first(picture.width, width));
         let at = |of: usize, first: i64, whole: usize| {
@@ -132,7 +132,7 @@ impl Settings {
         Ok(numbers)
     }
 
-    /// What bytes of a colour become.
+    /// Lookup table from bytes to normalized values of a channel.
     fn values(&self, channel: usize) -> [f32; 256] {
         std::array::from_fn(|byte| {
             let x = self.scale.map_or(byte as f32, |scale| (byte as f64 * scale) as f32);
@@ -141,13 +141,13 @@ impl Settings {
     }
 }
 
-/// Settings as a file has them.
+/// A config file.
 struct File {
     path: PathBuf,
     json: Value,
 }
 
-/// Pixels that a side can be said to have.
+/// Largest accepted side.
 const MOST_SIDE: u64 = 1 << 14;
 
 impl File {
@@ -167,7 +167,7 @@ impl File {
         }
     }
 
-    /// What `read` gives, if a switch is on.
+    /// Result of `read` if a flag is on.
     fn if_on<T>(&self, switch: &str, usual: bool, read: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
         self.flag(switch, usual)?.then(read).transpose()
     }
@@ -182,7 +182,7 @@ impl File {
         }
     }
 
-    /// A number of pixels in an object, or alone.
+    /// Pixel count from a number or from a field of an object.
     fn pixels(&self, key: &str, value: &Value) -> Result<Option<usize>> {
         match value {
             Value::Null => Ok(None),
@@ -193,7 +193,7 @@ impl File {
         }
     }
 
-    /// Height and width in an object.
+    /// Height and width from an object.
     fn exact(&self, key: &str, value: &Value) -> Result<Option<(usize, usize)>> {
         let [height, width] = ["height", "width"].map(|side| self.pixels(key, &value[side]));
         Ok(height?.zip(width?))
@@ -259,7 +259,7 @@ impl File {
         }
     }
 
-    /// A number for each colour, or one for all.
+    /// One float per channel, or one for all.
     fn colours(&self, key: &str, usual: [f32; CHANNELS]) -> Result<[f32; CHANNELS]> {
         let value = &self.json[key];
         let number = |value: &Value| value.as_f64().map(|x| x as f32).filter(|x| x.is_finite());

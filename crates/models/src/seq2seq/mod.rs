@@ -1,5 +1,5 @@
-//! [`Seq2Seq`]: a model that takes in all of a text or a sound, and then writes. Its encoder is an encoder like others, and
-//! its decoder a decoder whose layers look at what the encoder gave, too.
+//! [`Seq2Seq`]: encoder-decoder models (T5, Whisper). The encoder encodes a text or audio; the layers of the decoder
+//! have cross-attention to its output.
 
 use std::path::Path;
 
@@ -18,27 +18,27 @@ use crate::spec::DecoderSpec;
 use crate::tokenizer::Tokenizer;
 use crate::weights::{Common, Progress, Source, Weights, named};
 
-/// What tells one from another.
+/// Architecture of an encoder-decoder model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Seq2SeqSpec {
-    /// What takes in.
+    /// The encoder.
     pub encoder: EncoderSpec,
-    /// What writes.
+    /// The decoder.
     pub decoder: DecoderSpec,
-    /// The token that writing begins with.
+    /// Decoder start token.
     pub start: u32,
-    /// Do both have one embedding?
+    /// Whether encoder and decoder share the token embedding.
     pub shares_embedding: bool,
 }
 
-/// Such a model as its files describe it.
+/// An encoder-decoder model as its files describe it.
 #[derive(Debug, Clone)]
 pub struct Seq2SeqModel {
-    /// Its files.
+    /// The files.
     pub checkpoint: Checkpoint,
-    /// What kind it is.
+    /// The model family.
     pub family: &'static Seq2SeqFamily,
-    /// How it is built.
+    /// The architecture.
     pub spec: Seq2SeqSpec,
 }
 
@@ -48,7 +48,7 @@ impl Seq2SeqModel {
         Seq2SeqModel::new(Checkpoint::open(path)?)
     }
 
-    /// Finds out what a checkpoint is.
+    /// Detects a checkpoint's family and reads its spec.
     pub fn new(checkpoint: Checkpoint) -> LoadResult<Seq2SeqModel> {
         let config = Config::new(&checkpoint)?;
         let family = families::find_seq2seq(&config)?;
@@ -62,40 +62,40 @@ impl Seq2SeqModel {
         Source { checkpoint: &self.checkpoint, names: self.family.encoder, spec, quantizing: None }
     }
 
-    /// Does it take what is heard? Else it takes tokens.
+    /// Whether it takes audio; otherwise it takes tokens.
     pub fn hears(&self) -> bool {
         self.spec.encoder.sound.is_some()
     }
 
-    /// Bytes that a device is given of all tensors.
+    /// Bytes of all tensors as handed to the device.
     pub fn weight_bytes(&self) -> usize {
         self.source().bytes()
     }
 
-    /// Its tokenizer.
+    /// The model's tokenizer.
     pub fn tokenizer(&self) -> LoadResult<Tokenizer> {
         let tokenizer = Tokenizer::from_folder(&self.checkpoint.path)?;
         tokenizer.belongs_to(&self.checkpoint.path, self.spec.decoder.vocab)?;
         Ok(tokenizer.ending_with(&self.generation()?.ends))
     }
 
-    /// How its makers would have tokens chosen.
+    /// Default sampling settings (`generation_config.json`).
     pub fn generation(&self) -> LoadResult<Generation> {
         Generation::read(&self.checkpoint)
     }
 }
 
-/// Such a model on a device.
+/// An encoder-decoder model on a device.
 #[derive(Debug)]
 pub struct Seq2Seq<B: Backend> {
-    /// What takes in.
+    /// The encoder.
     pub encoder: Encoder<B>,
-    /// What writes.
+    /// The decoder.
     pub decoder: Decoder<B>,
 }
 
 impl<B: Backend> Seq2Seq<B> {
-    /// Brings a model's weights to a device.
+    /// Loads a model's weights onto a device.
     pub fn load(b: &B, model: &Seq2SeqModel, progress: Progress<'_>) -> LoadResult<Seq2Seq<B>> {
         let (spec, family) = (&model.spec, model.family);
         let mut w = Weights::new(b, model.source(), progress);
@@ -110,7 +110,7 @@ impl<B: Backend> Seq2Seq<B> {
         Ok(Seq2Seq { encoder, decoder })
     }
 
-    /// The logits of a step's outputs. `given` is where what was taken in is kept, and which tokens look at what of it.
+    /// Logits of a decoder step's outputs. `given`: plan and KV caches of the encoder's output, for cross-attention.
     pub fn write(
         &self,
         b: &B,

@@ -1,32 +1,32 @@
-//! [`Spectrum`]: the power of a few hundred real samples at each frequency, by a Fourier transform of mixed radix.
+//! [`Spectrum`]: power spectrum of a few hundred real samples by a mixed-radix FFT.
 //!
-//! Two samples make one complex number, so that a transform of half the length does; it goes in steps of 5, 4 and 2 that
-//! sort as they go (Stockham's). Numbers have 64 bits: what comes out is what a plain sum gives, to rounding.
+//! Pairs of real samples are packed into complex numbers, so a transform of half the length suffices; it is a Stockham
+//! FFT (self-sorting) with radices 5, 4 and 2. Computed in f64: the result equals a direct sum up to rounding.
 
 use std::f64::consts::PI;
 
-/// A complex number.
+/// Complex number [re, im].
 type Complex = [f64; 2];
 
-/// The powers of so many samples. What does not change is computed once.
+/// FFT plan for a fixed number of samples, with precomputed twiddle factors.
 #[derive(Debug, Clone)]
 pub(super) struct Spectrum {
     steps: Vec<Step>,
-    /// Turns by whole parts of a circle, for half a circle: [len / 2]
+    /// Twiddle factors exp(-2πik / len) of the final split: [len / 2]
     turns: Vec<Complex>,
 }
 
-/// A step: butterflies of one radix.
+/// An FFT stage: butterflies of one radix.
 #[derive(Debug, Clone)]
 struct Step {
     radix: usize,
-    /// Numbers that stand side by side and are turned alike.
+    /// Adjacent elements with the same twiddle factors.
     stride: usize,
-    /// The turns of each butterfly: [groups, radix]
+    /// Twiddle factors of each butterfly: [groups, radix]
     turns: Vec<Complex>,
 }
 
-/// Room for a transform.
+/// Scratch buffers of a transform.
 #[derive(Debug, Clone)]
 pub(super) struct Room {
     from: Vec<Complex>,
@@ -34,7 +34,7 @@ pub(super) struct Room {
 }
 
 impl Spectrum {
-    /// For so many samples, of which half is 5s, 4s and 2s multiplied.
+    /// Plan for `len` samples; `len / 2` must be a product of 5s, 4s and 2s.
     pub(super) fn new(len: usize) -> Spectrum {
         let (mut steps, mut left, mut stride) = (Vec::new(), len / 2, 1);
         for radix in [5, 4, 2] {
@@ -49,13 +49,13 @@ impl Spectrum {
         Spectrum { steps, turns: (0..len / 2).map(|k| turn(k as f64 / len as f64)).collect() }
     }
 
-    /// Room that [`Self::powers`] uses.
+    /// Scratch for [`Self::powers`].
     pub(super) fn room(&self) -> Room {
         let empty = vec![[0.0; 2]; self.turns.len()];
         Room { from: empty.clone(), to: empty }
     }
 
-    /// The power at each frequency from none to half the rate: one more than half the samples.
+    /// Power at each frequency from 0 to Nyquist: `len / 2 + 1` values.
     pub(super) fn powers(&self, samples: &[f64], room: &mut Room, powers: &mut [f64]) {
         let Room { from, to } = room;
         from.iter_mut().zip(samples.as_chunks::<2>().0).for_each(|(a, b)| *a = *b);
@@ -67,7 +67,7 @@ impl Spectrum {
             }
             std::mem::swap(from, to);
         }
-        // What both halves of a pair gave is told apart by what stands opposite.
+        // Separates the even and odd samples' spectra of the packed transform by its symmetry.
         let half = from.len();
         for (k, turn) in self.turns.iter().enumerate() {
             let (a, b) = (from[k], from[(half - k) % half]);
@@ -101,7 +101,7 @@ impl Step {
     }
 }
 
-/// The number that turns back by this share of a circle.
+/// exp(-2πi share).
 fn turn(share: f64) -> Complex {
     let angle = -2.0 * PI * share;
     [angle.cos(), angle.sin()]
@@ -119,7 +119,7 @@ fn mul(a: Complex, b: Complex) -> Complex {
     [a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]]
 }
 
-/// Turned back by a quarter of a circle.
+/// Multiplied by -i.
 fn quarter(a: Complex) -> Complex {
     [a[1], -a[0]]
 }
@@ -130,7 +130,7 @@ fn four([a, b, c, d]: [Complex; 4]) -> [Complex; 4] {
 }
 
 fn five([a, b, c, d, e]: [Complex; 5]) -> [Complex; 5] {
-    // Cosines and sines of a fifth of a circle and of two.
+    // cos and sin of 2π/5 and 4π/5.
     const C1: f64 = 0.309_016_994_374_947_45;
     const C2: f64 = -0.809_016_994_374_947_5;
     const S1: f64 = 0.951_056_516_295_153_5;
@@ -154,7 +154,7 @@ mod tests {
                 (0..len).map(|n| ((n * n * 7 + 3 * n) % 101) as f64 / 50.0 - 1.0).collect();
             let spectrum = Spectrum::new(len);
             let (mut room, mut powers) = (spectrum.room(), vec![0.0; len / 2 + 1]);
-            // Room that was used before makes no difference.
+            // Scratch may be reused.
             for _ in 0..2 {
                 spectrum.powers(&samples, &mut room, &mut powers);
             }

@@ -1,32 +1,32 @@
-//! [`LogMel`]: from samples to what a model of speech hears, frames of a few bands each.
+//! [`LogMel`]: log-mel spectrogram of audio samples.
 //!
-//! Every 10 ms the strength of frequencies is taken over 25 ms, gathered into bands that are narrow where ears are sharp,
-//! and made logarithms. All is as the models were trained with, to the formula.
+//! Every 10 ms the power spectrum of a 25 ms window is summed into mel bands, and its logarithm taken. All formulas are
+//! those that the models were trained with (Whisper).
 
 use std::f64::consts::PI;
 
 use super::RATE;
 use super::fourier::Spectrum;
 
-/// Samples that a frame is made of.
+/// Samples per window.
 const LONG: usize = 400;
 /// Samples from one frame to the next.
 pub const HOP: usize = 160;
-/// Frequencies that are told apart.
+/// Frequency bins.
 const BINS: usize = LONG / 2 + 1;
 
-/// Makes frames. What does not change is computed once.
+/// Computes log-mel frames, with precomputed filters and window.
 #[derive(Debug, Clone)]
 pub struct LogMel {
     bands: usize,
-    /// Of each band: its first frequency, and the weights from there on.
+    /// Per band: its first bin, and its weights from there on.
     filters: Vec<(usize, Vec<f64>)>,
     window: Vec<f64>,
     spectrum: Spectrum,
 }
 
 impl LogMel {
-    /// For frames of so many bands.
+    /// For `bands` mel bands.
     pub fn new(bands: usize) -> LogMel {
         let angle = |n: usize| 2.0 * PI * n as f64 / LONG as f64;
         let window = (0..LONG).map(|n| 0.5 - 0.5 * angle(n).cos()).collect();
@@ -38,12 +38,12 @@ impl LogMel {
         LogMel { bands, filters: filters.collect(), window, spectrum: Spectrum::new(LONG) }
     }
 
-    /// So many frames of samples, one after another. Where there are fewer samples there is silence.
+    /// Log-mel of `frames` frames: [frames, bands]. Missing samples are silence.
     pub fn frames(&self, samples: &[f32], frames: usize) -> Vec<f32> {
         let len = frames * HOP;
         let samples = &samples[..samples.len().min(len)];
         let at = |i: isize| {
-            // Both ends are mirrored.
+            // Reflection padding at both ends.
             let i = i.unsigned_abs();
             let i = if i < len { i } else { (2 * len).saturating_sub(2 + i) };
             samples.get(i).copied().map_or(0.0, f64::from)
@@ -69,13 +69,13 @@ impl LogMel {
     }
 }
 
-/// Hertz of a place on the scale of pitches: even steps up to 1000, even ratios above.
+/// Mel scale to Hz (Slaney): linear up to 1000 Hz, logarithmic above.
 fn hertz(mel: f64) -> f64 {
     let (per_mel, corner) = (200.0 / 3.0, 15.0);
     if mel < corner { mel * per_mel } else { 1000.0 * ((mel - corner) * 6.4f64.ln() / 27.0).exp() }
 }
 
-/// Triangles over frequencies, one for each band, each as large as another: [bands, BINS]
+/// Triangular mel filters, normalized by area (Slaney): [bands, BINS]
 pub fn filters(bands: usize) -> Vec<Vec<f64>> {
     let top = 15.0 + (RATE as f64 / 2.0 / 1000.0).ln() * 27.0 / 6.4f64.ln();
     let corner = |i: usize| hertz(top * i as f64 / (bands + 1) as f64);

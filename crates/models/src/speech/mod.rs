@@ -1,5 +1,5 @@
-//! Speech: what goes between a sound and a [`Seq2Seq`](crate::seq2seq::Seq2Seq) that writes what was said. Samples become
-//! frames by [`mel`], tokens are chosen by [`rules`], and what was written of a window is cut into pieces by [`window`].
+//! Speech recognition with a [`Seq2Seq`](crate::seq2seq::Seq2Seq) (Whisper). Samples become log-mel frames in [`mel`],
+//! tokens are chosen by the timestamp rules in [`rules`], and a window's tokens are split into segments in [`window`].
 
 mod fourier;
 pub mod mel;
@@ -13,35 +13,35 @@ use crate::formats::Settings;
 use crate::seq2seq::Seq2SeqModel;
 use crate::tokenizer::Tokenizer;
 
-/// Samples of a second.
+/// Samples per second.
 pub const RATE: usize = 16_000;
-/// Seconds from one token of time to the next.
+/// Seconds per timestamp token.
 pub const TICK: f64 = 0.02;
 const FILE: &str = "generation_config.json";
 
-/// What to write of a sound.
+/// Whisper task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Job {
-    /// What was said, as it was said.
+    /// Text in the spoken language.
     Transcribe,
-    /// What was said, in English.
+    /// Text in English.
     Translate,
 }
 
-/// A model of speech, as far as it is known from its files: its special tokens, and what it is not to write.
+/// Special tokens of a speech model, and which tokens it suppresses.
 #[derive(Debug, Clone)]
 pub struct Speech {
-    /// Writing begins with it.
+    /// `<|startoftranscript|>`
     pub start: u32,
-    /// Writing ends with it. All text tokens are below.
+    /// `<|endoftext|>`. All text tokens are below it.
     pub end: u32,
-    /// In front of text that was there before.
+    /// `<|startofprev|>`, before the text of earlier windows.
     pub before: Option<u32>,
-    /// Says that nobody speaks.
+    /// `<|nospeech|>`, in older vocabularies `<|nocaptions|>`.
     pub silence: Option<u32>,
-    /// Says that there are no times. Those follow behind it.
+    /// `<|notimestamps|>`. The timestamp tokens follow it.
     pub timeless: u32,
-    /// Languages by their codes, and their tokens. None for a model of one language.
+    /// Language codes and their tokens. Empty for a monolingual model.
     pub languages: Vec<(String, u32)>,
     transcribe: u32,
     translate: u32,
@@ -49,12 +49,12 @@ pub struct Speech {
     never_first: Vec<u32>,
     latest_start: u32,
     vocab: usize,
-    /// Tokens that can be written of a window, with those in front.
+    /// Most tokens of the decoder in a window, prompt included.
     pub context: usize,
 }
 
 impl Speech {
-    /// Reads what a model's files say.
+    /// Reads the settings from a model's files.
     pub fn read(model: &Seq2SeqModel, tokenizer: &Tokenizer) -> Result<Speech> {
         let (checkpoint, spec) = (&model.checkpoint, &model.spec);
         let own = checkpoint.json_beside(FILE)?.unwrap_or_default();
@@ -109,13 +109,13 @@ impl Speech {
         })
     }
 
-    /// The first token of time: the beginning of a window.
+    /// The first timestamp token, `<|0.00|>`: the start of a window.
     pub fn zero(&self) -> u32 {
         self.timeless + 1
     }
 
-    /// A language's token, by its code or its English name. A model of one language has no token for it; nothing at all
-    /// stands for a language that the model does not know.
+    /// A language's token, by its code or English name: `Some(None)` for a monolingual model, which has no such token;
+    /// `None` for an unknown language.
     pub fn language(&self, name: &str) -> Option<Option<u32>> {
         let name = name.to_lowercase();
         let code = NAMES.iter().find(|(_, full)| *full == name).map_or(name.as_str(), |(code, _)| *code);
@@ -125,30 +125,30 @@ impl Speech {
         }
     }
 
-    /// The languages that it knows, for people.
+    /// Codes of the known languages, for messages.
     pub fn known(&self) -> String {
         let codes = self.languages.iter().map(|(code, _)| code.as_str());
         if self.languages.is_empty() { "en".into() } else { codes.collect::<Vec<_>>().join(", ") }
     }
 
-    /// What stands between the beginning and what is written, once the language is known.
+    /// Language and task tokens, which follow the start token.
     pub fn setting(&self, language: Option<u32>, job: Job) -> Vec<u32> {
         let job = if job == Job::Transcribe { self.transcribe } else { self.translate };
         language.map_or(Vec::new(), |language| vec![language, job])
     }
 
-    /// The code of a language's token.
+    /// Language code of a language token.
     pub fn code(&self, language: u32) -> Option<&str> {
         self.languages.iter().find(|(_, id)| *id == language).map(|(code, _)| code.as_str())
     }
 }
 
-/// A language's English name, by its code.
+/// English name of a language code.
 pub fn name_of(code: &str) -> &str {
     NAMES.iter().find(|(known, _)| *known == code).map_or(code, |(_, name)| name)
 }
 
-/// Languages as people call them.
+/// Language codes and English names.
 const NAMES: [(&str, &str); 100] = [
     ("en", "english"),
     ("zh", "chinese"),

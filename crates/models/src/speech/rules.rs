@@ -1,18 +1,18 @@
-//! [`choose`]: which token comes next, by the rules that models of speech were made for.
+//! [`choose`]: samples the next token under Whisper's timestamp rules.
 
 use super::Speech;
 
-/// A token, and how likely it was.
+/// A sampled token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Chosen {
     /// The token.
     pub token: u32,
-    /// The logarithm of its likelihood among those that were allowed.
+    /// Log-probability among the allowed tokens.
     pub log: f32,
 }
 
-/// What comes next behind `written`, which has no special tokens in front. `draw` is from 0 to 1, and of use where the
-/// temperature is above 0.
+/// Samples the token that follows `written`, which excludes the prompt's special tokens. `draw` is from 0 to 1, and
+/// used only if the temperature is above 0.
 pub fn choose(speech: &Speech, written: &[u32], logits: &[f32], temperature: f32, draw: f64) -> Chosen {
     let mut logits = logits.to_vec();
     logits.resize(speech.vocab, f32::NEG_INFINITY);
@@ -35,32 +35,32 @@ pub fn choose(speech: &Speech, written: &[u32], logits: &[f32], temperature: f32
     Chosen { token: i as u32, log: log(i) }
 }
 
-/// How likely one token is.
+/// Probability of a token.
 pub fn likelihood(logits: &[f32], token: u32) -> f32 {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();
     logits.get(token as usize).map_or(0.0, |x| (f64::from(x - most).exp() / sum) as f32)
 }
 
-/// The most likely language.
+/// The most likely language token.
 pub fn language(speech: &Speech, logits: &[f32]) -> Option<u32> {
     let likely = |id: u32| logits.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
     let ids = speech.languages.iter().map(|(_, id)| *id);
     ids.max_by(|a, b| likely(*a).total_cmp(&likely(*b)))
 }
 
-/// Takes out what must not come next.
+/// Masks the logits of tokens that must not come next.
 fn restrict(speech: &Speech, written: &[u32], logits: &mut [f32]) {
     const OUT: f32 = f32::NEG_INFINITY;
     let (zero, end) = (speech.zero() as usize, speech.end as usize);
     let out = speech.never.iter().chain([&speech.start]).chain(&speech.before).chain(&speech.silence);
     out.for_each(|id| logits[*id as usize] = OUT);
-    // Those between the end and times are for the front.
+    // Special tokens between the end token and the timestamps belong to the prompt.
     logits[(end + 1).min(zero)..zero].fill(OUT);
     let is_time = |token: u32| token as usize >= zero;
     if written.is_empty() {
         speech.never_first.iter().for_each(|id| logits[*id as usize] = OUT);
-        // A window begins with a time, and not with a late one.
+        // A window starts with a timestamp, at most `max_initial_timestamp_index`.
         logits[..zero].fill(OUT);
         let late = zero + speech.latest_start as usize + 1;
         if late < logits.len() {
@@ -71,18 +71,18 @@ fn restrict(speech: &Speech, written: &[u32], logits: &mut [f32]) {
     let last = written.last().is_some_and(|t| is_time(*t));
     let before = written.len() < 2 || is_time(written[written.len() - 2]);
     match (last, before) {
-        // Times come in pairs, of an end and of a beginning, but for the first and the last.
+        // Timestamps come in pairs, an end and the next start, except for the first and the last one.
         (true, true) => logits[zero..].fill(OUT),
         (true, false) => logits[..end].fill(OUT),
         (false, _) => {}
     }
-    // They do not go back, and no piece is without length.
+    // Timestamps must not decrease, and a segment must not be empty.
     if let Some(time) = written.iter().rev().find(|t| is_time(**t)) {
         let from = *time as usize + usize::from(!last || before);
         let from = from.clamp(zero, logits.len());
         logits[zero..from].fill(OUT);
     }
-    // Where some time is likelier than any text, it is a time.
+    // If the timestamps together are more likely than any text token, force a timestamp.
     let most = logits.iter().copied().fold(OUT, f32::max);
     let times: f64 = logits[zero..].iter().map(|x| f64::from(x - most).exp()).sum();
     let text = logits[..zero].iter().copied().fold(OUT, f32::max);
@@ -95,7 +95,7 @@ fn restrict(speech: &Speech, written: &[u32], logits: &mut [f32]) {
 mod tests {
     use super::*;
 
-    /// Three words, the end, what is special, and times from 8 on.
+    /// Tokens 0 to 2 are text, 3 is the end, then special tokens, timestamps from 8 on.
     fn speech() -> Speech {
         Speech {
             start: 4,
@@ -122,18 +122,18 @@ mod tests {
 
     #[test]
     fn times_frame_what_is_said() {
-        // First a time, and none that is late.
+        // First a timestamp, at most the latest allowed one.
         assert_eq!(next(&[], &[(0, 9.0), (12, 8.0), (9, 1.0)]), 9);
-        // Behind it no other; nor anything that must never come.
+        // No other timestamp after it, nor a suppressed token.
         assert_eq!(next(&[9], &[(12, 9.0), (2, 8.0), (1, 1.0)]), 1);
-        // Times do not go back.
+        // Timestamps do not decrease.
         assert_eq!(next(&[10, 1], &[(9, 9.0), (10, 8.5), (0, 4.0)]), 0);
-        // An end has a beginning behind it, of the same time or a later one, or all ends.
+        // After an end timestamp comes a start at the same time or later, or the end token.
         assert_eq!(next(&[9, 1, 12], &[(0, 9.0), (11, 8.0), (12, 5.0)]), 12);
         assert_eq!(next(&[9, 1, 12], &[(0, 9.0), (3, 8.0), (12, 5.0)]), 3);
-        // No special token is written.
+        // Special tokens are masked.
         assert_eq!(next(&[9, 1], &[(5, 9.0), (6, 9.0), (7, 9.0), (0, 4.0)]), 0);
-        // Many times that are each less likely than a word are together likelier.
+        // Timestamps that are each less likely than a text token may be more likely together.
         assert_eq!(next(&[9, 1], &[(0, 1.0), (13, 0.9), (14, 0.8), (15, 0.7)]), 13);
     }
 

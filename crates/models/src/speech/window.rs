@@ -1,19 +1,19 @@
-//! [`cut`]: what was written of a window, cut into pieces by its times, and how far the next window is.
+//! [`cut`]: splits a window's tokens into segments by their timestamps, and returns how far to advance.
 
 use super::{Speech, TICK};
 
-/// A piece of a window.
+/// A segment of a window.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Piece {
-    /// Seconds from the beginning of the window.
+    /// Seconds from the start of the window.
     pub start: f64,
-    /// Likewise.
+    /// Seconds from the start of the window.
     pub end: f64,
-    /// Its text.
+    /// Text tokens.
     pub tokens: Vec<u32>,
 }
 
-/// The pieces of what was written of a window of so many seconds, and the seconds that are done with.
+/// Segments of a window of `seconds`, and the seconds after which the next window starts.
 pub fn cut(speech: &Speech, written: &[u32], seconds: f64) -> (Vec<Piece>, f64) {
     let zero = speech.zero();
     let is_time = |token: &u32| *token >= zero;
@@ -23,7 +23,7 @@ pub fn cut(speech: &Speech, written: &[u32], seconds: f64) -> (Vec<Piece>, f64) 
         let tokens = part.iter().copied().filter(|t| *t < speech.end).collect();
         Piece { start, end: end.max(start), tokens }
     };
-    // Where an end has a beginning behind it.
+    // Positions between an end timestamp and the next start.
     let mut cuts: Vec<usize> =
         (1..written.len()).filter(|i| is_time(&written[i - 1]) && is_time(&written[*i])).collect();
     let ended = matches!(written, [.., a, b] if !is_time(a) && is_time(b));
@@ -43,13 +43,12 @@ pub fn cut(speech: &Speech, written: &[u32], seconds: f64) -> (Vec<Piece>, f64) 
         pieces.push(piece(part, start, part.last().filter(|t| is_time(t)).map_or(seconds, |t| time(*t))));
         from = to;
     }
-    // What has no end yet is heard again.
+    // An unfinished segment is decoded again in the next window.
     let done = if ended { seconds } else { time(written[from - 1]).min(seconds) };
     (pieces, if done > 0.0 { done } else { seconds })
 }
 
-/// How many times shorter a text becomes where what was there before is not written again: a text that goes round in
-/// circles becomes much shorter.
+/// Estimated compression ratio of a text (LZ77: repeats as back-references). Text that loops has a high ratio.
 pub fn repetition(text: &str) -> f32 {
     const SHORT: usize = 4;
     let bytes = text.as_bytes();
@@ -61,10 +60,10 @@ pub fn repetition(text: &str) -> f32 {
         let same = before.map_or(0, |before: usize| {
             bytes[at..].iter().zip(&bytes[before..]).take_while(|(a, b)| a == b).count()
         });
-        // A step back takes about three bytes, whatever its length.
+        // A back-reference costs about three bytes, whatever its length.
         (at, written) = if same >= SHORT { (at + same, written + 3) } else { (at + 1, written + 1) };
     }
-    // Letters of a text take about two thirds of a byte each.
+    // A literal takes about two thirds of a byte after entropy coding.
     bytes.len() as f32 / (0.67 * written as f32 + 8.0)
 }
 
@@ -97,11 +96,11 @@ mod tests {
 
     #[test]
     fn windows_are_cut_where_times_stand_together() {
-        // The last piece has no end: the next window begins with it.
+        // The last segment is unfinished: the next window starts with it.
         let (some, done) = pieces(&[200, 1, 2, 300, 300, 3, 450, 500, 4, 5]);
         assert_eq!(some, [(0.0, 2.0, vec![1, 2]), (2.0, 5.0, vec![3])]);
         assert_eq!(done, 5.0);
-        // The last piece has an end, and nothing behind: all of the window is done with.
+        // The last timestamp ends the last segment and nothing follows: the whole window is done.
         let (some, done) = pieces(&[200, 1, 300, 310, 3, 450, 99]);
         assert_eq!(some, [(0.0, 2.0, vec![1]), (2.2, 5.0, vec![3])]);
         assert_eq!(done, 30.0);
@@ -109,7 +108,7 @@ mod tests {
         assert_eq!((some, done), (vec![(1.0, 30.0, vec![1, 2])], 30.0));
         let (some, done) = pieces(&[200, 1, 2, 400]);
         assert_eq!((some, done), (vec![(0.0, 4.0, vec![1, 2])], 30.0));
-        // However it is written, it goes on.
+        // Always advances, whatever the tokens are.
         assert_eq!(pieces(&[200, 200]).1, 30.0);
         assert_eq!(pieces(&[]).1, 30.0);
     }

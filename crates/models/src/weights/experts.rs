@@ -1,4 +1,4 @@
-//! Experts: a layer has its own in a tensor for each, in one for all, or with gate and up in one.
+//! Weights of MoE experts: stored per expert, stacked in one tensor, or stacked with gate and up fused.
 
 use tallow_core::{Backend, Expert, LinearWeights, Memory, Norm, Weight};
 use tallow_quant::{Format, MXFP4};
@@ -10,7 +10,7 @@ use crate::formats::names::{EXPERT, Joint, of_layer};
 use crate::formats::{Kind, Stored};
 use crate::spec::{Bias, FfnSpec};
 
-/// Rows of a joint tensor that are one matrix: from `first` on, `step` apart.
+/// Rows of a fused tensor that form one matrix: from `first` on, `step` apart.
 #[derive(Clone, Copy)]
 struct Part {
     rows: usize,
@@ -18,11 +18,11 @@ struct Part {
     step: usize,
 }
 
-/// Weights of a block, and the bytes of their codes.
+/// Weights of an MXFP4 block; bytes of its codes.
 const BLOCK: usize = 32;
 const CODES: usize = BLOCK / 2;
 
-/// Matrices whose codes, two to a byte, and the exponents of blocks of them are two tensors.
+/// MXFP4 matrices stored as two tensors (gpt-oss): 4-bit codes, two to a byte, and one exponent per block.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pair<'a> {
     pub(crate) codes: &'a Stored,
@@ -30,13 +30,13 @@ pub(crate) struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// The shapes of both tensors, if rows are whole blocks.
+    /// Shapes of both tensors; `None` if a row is not a whole number of blocks.
     pub(crate) fn shapes(count: usize, rows: usize, cols: usize) -> Option<([usize; 4], [usize; 3])> {
         let blocks = cols.is_multiple_of(BLOCK).then_some(cols / BLOCK)?;
         Some(([count, rows, blocks, CODES], [count, rows, blocks]))
     }
 
-    /// Writes those of their rows as blocks.
+    /// Writes these rows as GGUF MXFP4 blocks.
     pub(crate) fn rows(&self, rows: impl Iterator<Item = usize>, to: &mut [u8]) {
         let blocks = self.exponents.shape.last().copied().unwrap_or(0);
         for (row, to) in rows.zip(to.chunks_exact_mut((blocks * size_of::<MXFP4>()).max(1))) {
@@ -53,7 +53,7 @@ impl Pair<'_> {
     }
 }
 
-/// Does a tensor hold bytes that mean something only beside others?
+/// Checks that a tensor holds raw bytes (`U8`), which have a meaning only together with a second tensor.
 pub(crate) fn bytes_alone(stored: &Stored, name: &str) -> Result<()> {
     match &stored.kind {
         Kind::Other(elements) if elements == "U8" => Ok(()),
@@ -65,7 +65,8 @@ pub(crate) fn bytes_alone(stored: &Stored, name: &str) -> Result<()> {
 }
 
 impl<'a, B: Backend> Weights<'a, B> {
-    /// The norm in front of layer `i`'s router, whose inputs it makes shorter by the root of their number, too.
+    /// The norm in front of layer `i`'s router. Its weights are divided by `sqrt(dim)`, which scales the router's
+    /// input.
     pub(crate) fn router_norm(&mut self, i: usize) -> Result<Norm<B>> {
         let (name, spec) = (of_layer(self.names().router_norm, i), self.spec());
         let mut weight = self.numbers(&name, &[spec.dim], 0.0)?;
@@ -104,7 +105,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(ups.into_iter().zip(downs).filter_map(expert).collect())
     }
 
-    /// A linear layer of each expert, in a tensor for each or in one for all.
+    /// One linear layer per expert, stored per expert or stacked in one tensor [count, rows, cols].
     fn apart(
         &mut self,
         (pattern, i): (&str, usize),
@@ -139,7 +140,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         weights.into_iter().enumerate().map(linear).collect()
     }
 
-    /// A linear layer of each expert, one after another in a tensor that has a row for each output.
+    /// One linear layer per expert, stacked in one tensor `shape`: [count, rows, cols].
     fn in_rows(&mut self, name: &str, shape: [usize; 3], bias: Bias) -> Result<Vec<Vec<LinearWeights<B>>>> {
         let [count, rows, _] = shape;
         if bias == Bias::Yes {
@@ -153,7 +154,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(alone(weights.into_iter().enumerate().map(linear).collect()))
     }
 
-    /// The biases of all experts one after another, or nothing if they have none.
+    /// Biases of all experts, concatenated; empty if they have none.
     fn expert_biases(&mut self, name: &str, count: usize, rows: usize, bias: Bias) -> Result<Vec<f32>> {
         match bias {
             Bias::No => Ok(Vec::new()),
@@ -162,7 +163,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
     }
 
-    /// The linear layers of each expert whose outputs are parts of one tensor.
+    /// Per expert, the linear layers fused in one tensor, such as gate and up.
     fn joint(
         &mut self,
         (pattern, i): (&str, usize),
@@ -185,7 +186,7 @@ impl<'a, B: Backend> Weights<'a, B> {
             let of = of.map(|all| all.iter().copied().skip(part.first).step_by(part.step).take(part.rows));
             let bias = of.map(|bias| self.b.upload_row(&bias.collect::<Vec<f32>>()));
             let layer = LinearWeights::new(weight, bias.transpose()?);
-            // All parts have one input: the first is known by it.
+            // The parts share one input, so only the first gets a tensor id: the imatrix observes the input once.
             Ok(if part.first == 0 { layer.with_tensor_id(origin, e, count) } else { layer })
         };
         let expert = |(e, weights): (usize, Vec<Weight<B>>)| {
@@ -194,7 +195,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         weights.into_iter().enumerate().map(expert).collect()
     }
 
-    /// The matrices of a tensor of plain numbers that has a row for each input.
+    /// The matrices of an unquantized tensor stored transposed: [count, cols, outputs].
     fn joint_turned(
         &mut self,
         name: &str,
@@ -216,7 +217,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         weights
     }
 
-    /// The matrices of a pair of tensors: codes, two to a byte, and the exponents of blocks of 32 of them.
+    /// The matrices of a pair of MXFP4 tensors, `{name}_blocks` and `{name}_scales`.
     fn joint_blocks(
         &mut self,
         name: &str,
@@ -241,7 +242,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         weights
     }
 
-    /// A tensor of bytes of that shape.
+    /// A tensor of raw bytes of that shape.
     fn bytes_of(&mut self, name: &str, shape: &[usize]) -> Result<&'a Stored> {
         let stored = self.shaped(name, shape)?;
         bytes_alone(stored, name).map(|()| stored)

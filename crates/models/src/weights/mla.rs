@@ -1,4 +1,4 @@
-//! What each head has of its own where keys and values come from a narrow row.
+//! MLA: the K and V up-projections of each head.
 
 use tallow_core::{Backend, HostWeight, LinearWeights};
 
@@ -10,7 +10,7 @@ use crate::formats::names::of_layer;
 use crate::spec::MlaSpec;
 
 impl<B: Backend> Weights<'_, B> {
-    /// The matrices of each of layer `i`'s heads: in two tensors, or head by head in one.
+    /// The K and V up-projections of layer `i`'s heads, stored as two tensors (GGUF) or fused in one (`kv_b_proj`).
     pub(crate) fn latent_heads(&mut self, i: usize, heads: usize, spec: &MlaSpec) -> Result<Vec<MlaHead<B>>> {
         let (names, MlaSpec { kv_lora_rank, qk_nope_dim, v_dim, .. }) = (self.names().latent, *spec);
         if names.k.is_empty() {
@@ -29,7 +29,7 @@ impl<B: Backend> Weights<'_, B> {
         Ok(of_keys.into_iter().zip(of_values).enumerate().map(head).collect())
     }
 
-    /// Each head has rows for its keys, which are turned, and rows for its values.
+    /// The fused tensor: per head, rows for K, which are transposed, and then rows for V.
     fn heads_of_one(&mut self, name: &str, heads: usize, spec: &MlaSpec) -> Result<Vec<MlaHead<B>>> {
         let MlaSpec { kv_lora_rank, qk_nope_dim: keys, v_dim, .. } = *spec;
         let (stored, format) = self.stored(name, &[heads * (keys + v_dim), kv_lora_rank])?;

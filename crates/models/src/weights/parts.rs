@@ -1,4 +1,4 @@
-//! Matrices whose rows lie in another order in a file, or several of which lie in one tensor.
+//! Matrices whose rows the file stores in another order, or fused in one tensor.
 
 use std::ops::Range;
 
@@ -11,11 +11,11 @@ use crate::formats::names::{Layout, Rate, of_layer};
 use crate::formats::{Kind, Stored};
 use crate::spec::Bias;
 
-/// Which rows of a tensor a matrix has, in its own order.
+/// The row ranges of a tensor that make up a matrix, in the matrix's order.
 pub(crate) type Runs = Vec<Range<usize>>;
 
 impl<'a, B: Backend> Weights<'a, B> {
-    /// The linear layers of layer `i` that lie in one tensor, all of whose rows are somebody's.
+    /// Linear layers fused in one tensor of layer `i`. Each of its rows belongs to exactly one of `parts`.
     pub(crate) fn parts(
         &mut self,
         (pattern, i): (&str, usize),
@@ -59,13 +59,13 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
         let (stored, format) = self.stored(name, &shape)?;
         let weights = self.part_weights((stored, name), (format, stored.bytes()), parts, shape);
-        // Damage comes first: what it makes a device say is no help.
+        // Report damage first: an error that damaged data causes on the device would mislead.
         StreamCheck::new(stored, format, shape[0]).finish(name)?;
         self.loaded(name, stored)?;
         Ok(self.of_one(name, weights?.into_iter().map(|w| LinearWeights::new(w, None))))
     }
 
-    /// Layers of one tensor and one input: the first is known by it.
+    /// Sets the tensor id on the first of several layers: they share one input, so the imatrix observes it once.
     fn of_one(&self, name: &str, layers: impl Iterator<Item = LinearWeights<B>>) -> Vec<LinearWeights<B>> {
         let name = self.called(name);
         layers
@@ -74,7 +74,7 @@ impl<'a, B: Backend> Weights<'a, B> {
             .collect()
     }
 
-    /// The matrices of a tensor that became these bytes.
+    /// The matrices of a tensor whose bytes in `format` are `from`.
     fn part_weights(
         &self,
         (stored, name): (&Stored, &str),
@@ -98,7 +98,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         parts.iter().map(part).collect()
     }
 
-    /// Queries, keys and values of layer `i` as one.
+    /// Q, K and V of layer `i`, fused in one tensor.
     pub(crate) fn qkv(
         &mut self,
         (pattern, i): (&str, usize),
@@ -109,13 +109,13 @@ impl<'a, B: Backend> Weights<'a, B> {
         if self.names().layout != Layout::RowsByHead {
             return self.linear((pattern, i), heads.qkv_cols(), cols, bias);
         }
-        // As many heads of each, so that a head is three parts.
+        // Here Q, K and V have equally many heads, and each head's three parts are adjacent.
         let runs = (0..3).flat_map(|part| by_head(heads, part, 3)).collect();
         let mut one = self.parts((pattern, i), &[runs], cols, bias)?;
         one.pop().ok_or_else(|| LoadError::bad(self.path(), of_layer(pattern, i), "is empty"))
     }
 
-    /// The weights of layer `i`'s convolution over tokens, which a file has column by column. `[kernel, cols]`
+    /// Causal convolution of layer `i`, transposed from the file's [cols, kernel]: [kernel, cols]
     pub(crate) fn convolution(
         &mut self,
         (pattern, i): (&str, usize),
@@ -132,7 +132,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(self.b.upload(&to, kernel, cols)?)
     }
 
-    /// How fast the heads of layer `i` forget.
+    /// Decay rate of each head of layer `i`'s gated delta rule.
     pub(crate) fn rates(
         &mut self,
         (pattern, how): (&str, Rate),
@@ -147,13 +147,13 @@ impl<'a, B: Backend> Weights<'a, B> {
         self.upload(&rates)
     }
 
-    /// A row of numbers that follow from the settings.
+    /// A vector computed from the settings, on the device.
     pub(crate) fn upload(&self, row: &[f32]) -> Result<Tensor<B>> {
         Ok(self.b.upload_row(row)?)
     }
 }
 
-/// The rows of one of the parts that each query head of a tensor has, head by head.
+/// Row ranges of part `part` of every query head, in a tensor that stores `parts` parts per head.
 pub(crate) fn by_head(heads: Heads, part: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
     (0..heads.q).map(move |head| (parts * head + part) * heads.dim..(parts * head + part + 1) * heads.dim)
 }

@@ -1,9 +1,9 @@
-//! Matrices that become another format than the file's on their way to a device.
+//! Matrices quantized or dequantized on the host on their way to a device.
 
 use tallow_core::{Error, HostWeight};
 use tallow_quant::Format;
 
-/// Memory of the host's for so many bytes.
+/// A zeroed host buffer of `len` bytes; an error instead of an abort if memory runs out.
 pub(crate) fn room(len: usize) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     let out_of_memory = |_| Error::OutOfMemory { device: "the host".into(), asked: len };
@@ -12,8 +12,8 @@ pub(crate) fn room(len: usize) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// The bytes of a matrix in format `to`, made by as many threads as there are cores. `care` says how much the error of
-/// each column counts, where that is known.
+/// Converts a matrix to format `to`, with one thread per core. `care`: the weight of each column's error (imatrix), if
+/// known.
 pub(crate) fn quantized(weight: &HostWeight<'_>, to: Format, care: Option<&[f32]>) -> Result<Vec<u8>, Error> {
     let HostWeight { format: from, rows, cols, bytes: source, .. } = *weight;
     let (Some(width), Some(wanted)) = (from.row_bytes(cols), to.row_bytes(cols)) else {
@@ -30,7 +30,7 @@ pub(crate) fn quantized(weight: &HostWeight<'_>, to: Format, care: Option<&[f32]
     let some = |source: &[u8], target: &mut [u8]| {
         let mut row = vec![0.0; cols];
         for (source, target) in source.chunks_exact(width).zip(target.chunks_exact_mut(wanted)) {
-            // Whole blocks on both sides: formats were chosen so.
+            // Rows are whole blocks in both formats: the formats were chosen that way.
             let packed = tallow_quant::unpack(from, source, &mut row)
                 .and_then(|()| tallow_quant::pack_with(to, &row, care, target));
             debug_assert!(packed.is_ok());

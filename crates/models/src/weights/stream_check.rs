@@ -1,4 +1,4 @@
-//! [`Passing`]: a tensor's bytes are looked at while they are near, and let go.
+//! [`StreamCheck`]: checks a tensor's bytes for NaN and infinity while they are cached, then releases their pages.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,20 +8,20 @@ use tallow_quant::Format;
 use crate::error::{LoadError, Result};
 use crate::formats::Stored;
 
-/// A matrix on its way to a device. Rows that the device is done with are checked while they are near, and let go.
+/// A matrix on its way to a device. Rows that the device has read are checked while they are cached, and then released.
 ///
-/// Plain numbers must be finite. Blocks are not looked into: what is wrong there shows in the logits.
+/// Unquantized elements must be finite. Quantized blocks are not checked: damage there shows in the logits.
 pub(super) struct StreamCheck<'a> {
     stored: &'a Stored,
     format: Format,
     rows: usize,
-    /// How many have been checked.
+    /// Number of rows checked.
     checked: AtomicUsize,
-    /// The first element that is not finite, of those that have been checked.
+    /// Index of the first element that is not finite among those checked; `usize::MAX` if there is none.
     bad: AtomicUsize,
 }
 
-/// Bytes that are looked at before they are let go, where a device does not say when it is done.
+/// Bytes checked and released at a time where a device does not report which rows it has read.
 const AT_ONCE: usize = 1 << 20;
 
 impl<'a> StreamCheck<'a> {
@@ -45,7 +45,7 @@ impl<'a> StreamCheck<'a> {
         self.stored.file.release(start + bytes.start..start + bytes.end);
     }
 
-    /// Checks what the device has not spoken of, and says what was found.
+    /// Checks all rows if the device did not report all of them, and returns an error if an element is not finite.
     pub(super) fn finish(self, name: &str) -> Result<()> {
         if self.checked.load(Ordering::Relaxed) != self.rows {
             let step = (AT_ONCE / self.row_bytes().max(1)).max(1);
@@ -61,7 +61,7 @@ impl<'a> StreamCheck<'a> {
     }
 }
 
-/// The first of some plain numbers that is infinite or no number: all bits of its exponent are set.
+/// Index of the first element that is NaN or infinite (all exponent bits set), in unquantized formats.
 pub(crate) fn not_finite(format: Format, bytes: &[u8]) -> Option<usize> {
     match format {
         Format::F32 => position(bytes, |x| u32::from_le_bytes(x) & 0x7F80_0000 == 0x7F80_0000),
@@ -73,7 +73,7 @@ pub(crate) fn not_finite(format: Format, bytes: &[u8]) -> Option<usize> {
 
 fn position<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
     let elements = bytes.as_chunks::<N>().0;
-    // Many at once, without asking after each, is several times as fast.
+    // Testing a chunk without branching on each element is several times as fast.
     let some_bad = |some: &[[u8; N]]| some.iter().fold(false, |bad, x| bad | is_bad(*x));
     let at = elements.chunks(1024).position(some_bad)? * 1024;
     elements[at..].iter().position(|x| is_bad(*x)).map(|i| at + i)
@@ -89,7 +89,7 @@ mod tests {
 
     const COLS: usize = 1500;
 
-    /// Ten rows with these at some elements, the rows that a device is done with in that order, and what is said then.
+    /// The error for ten rows with NaN at `bad`, where the device reads the rows `spent` in that order.
     fn said(bad: &[usize], spent: &[Range<usize>]) -> Option<String> {
         let mut data = vec![1.0f32; 10 * COLS];
         bad.iter().for_each(|i| data[*i] = f32::NAN);

@@ -1,11 +1,11 @@
-//! Matrices that lie in a file with a row for each input.
+//! Matrices stored transposed: a row of the file per input.
 
 use tallow_quant::Format;
 
 use crate::error::{LoadError, Result};
 use crate::formats::Stored;
 
-/// What is to be turned must be plain numbers.
+/// Only unquantized tensors can be transposed: blocks run along the file's rows.
 pub(super) fn plain(stored: &Stored, name: &str, format: Format) -> Result<()> {
     if format.is_plain() {
         return Ok(());
@@ -14,29 +14,29 @@ pub(super) fn plain(stored: &Stored, name: &str, format: Format) -> Result<()> {
     Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why))
 }
 
-/// A matrix that lies in a file with a row for each of its columns, perhaps among others.
+/// A matrix whose columns are rows of the file, possibly interleaved with other matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Transpose {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// Elements of one of the file's rows.
+    /// Elements of a row of the file.
     pub(crate) across: usize,
-    /// Where there the first of ours is, and how far apart they are.
+    /// Position in the file's row of our first row, and the distance to the next.
     pub(crate) first: usize,
     pub(crate) step: usize,
 }
 
 impl Transpose {
-    /// Rows that are written side by side, so that what is read lies together.
+    /// Rows written per pass, so that reads stay contiguous.
     const TILE: usize = 64;
 
-    /// Is it made of no more and no less than so many elements?
+    /// Whether the file has exactly `count` elements and the matrix lies within them.
     pub(crate) fn is_within(&self, count: usize) -> bool {
         let last = self.rows.saturating_sub(1).saturating_mul(self.step).saturating_add(self.first);
         last < self.across && self.across.checked_mul(self.cols) == Some(count)
     }
 
-    /// Its bytes, a row after another, from those of the file.
+    /// Transposes the file's bytes `from` into `to`, row-major.
     pub(crate) fn bytes(&self, from: &[u8], to: &mut [u8]) {
         let size = to.len() / (self.rows * self.cols).max(1);
         for (tile, to) in to.chunks_mut((Self::TILE * self.cols * size).max(1)).enumerate() {

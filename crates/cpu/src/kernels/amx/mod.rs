@@ -1,11 +1,11 @@
-//! Products of packed weights with many rows by AMX, whose tiles multiply 16 rows of input with 16 of weights.
+//! GEMM of packed weights by AMX, whose tiles multiply 16 rows of input with 16 rows of weights.
 //!
-//! A line of codes is a row of a tile as it is. Whole sums are exact, and what follows is done as
-//! [vectors](super::dot) do it: so results are the same to the last bit, and a row may be computed either way.
+//! A line of codes is a tile row as it is. Integer sums are exact, and what follows them is done as in the vector
+//! kernels ([`gemm`](super::gemm)): so results are bit-identical, and a row may be computed either way.
 //!
 //! # Safety
 //!
-//! As for [`kernels`](super): only on a CPU that has AMX, in a process that may use it (see [`Isa`](crate::Isa)).
+//! As for [`kernels`](super): call only on a CPU with AMX, in a process that may use it (see [`Isa`](crate::Isa)).
 
 mod runs;
 mod whole;
@@ -17,14 +17,15 @@ use super::gemm::GemmTask;
 use crate::packed::{CHUNK, LINE, SUBBLOCK};
 use crate::quantize::{MANY, TILE};
 
-/// [`dot`](super::gemm::dot), by tiles where that is faster: not for a part of a chunk, nor where short runs are scaled.
+/// [`gemm`](super::gemm::gemm), with tiles where that is faster: not for a partial chunk, nor for short runs with float
+/// scales.
 pub(super) fn dot(t: &mut GemmTask<'_>) {
     let shape = t.layout.shape;
     let short = !shape.has_int_scales() && shape.run < SUBBLOCK;
     if t.sums.len() < MANY || t.inputs.len() < CHUNK || short {
         return (super::avx512::TABLE.gemm)(t);
     }
-    // SAFETY: this is in the kernel table that is handed out only where the CPU and the system allow it.
+    // SAFETY: this function is in a kernel table that is handed out only where the CPU and the OS allow AMX.
     unsafe {
         match shape.has_int_scales() {
             true => whole::tiles(t),
@@ -33,22 +34,22 @@ pub(super) fn dot(t: &mut GemmTask<'_>) {
     }
 }
 
-/// What the eight tiles of a thread are.
+/// Shapes of a thread's eight tile registers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// 0 to 3 are sums, 4 and 5 are a run of input, 6 and 7 are one of weights.
+    /// 0 to 3 are sums, 4 and 5 a run of input, 6 and 7 a run of weights.
     Runs,
     /// All are 16 rows of 64 bytes.
     Whole,
 }
 
-/// Shapes as the processor wants them.
+/// Tile configuration, as `ldtilecfg` reads it.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
-    /// Bytes of a row.
+    /// Bytes per row.
     widths: [u16; 16],
     rows: [u8; 16],
 }
@@ -71,9 +72,10 @@ impl Config {
     }
 }
 
-/// Gives this thread's tiles their shapes.
+/// Configures this thread's tile registers.
 ///
-/// That takes as long as several products, so they keep them. Whoever uses tiles in this process has them shaped here.
+/// That takes as long as several products, so the configuration is kept. All users of tiles in this process must
+/// configure them here.
 #[inline(always)]
 pub(super) unsafe fn shape(shape: Shape) {
     thread_local! {
@@ -84,7 +86,8 @@ pub(super) unsafe fn shape(shape: Shape) {
             Shape::Runs => const { &Config::new(Shape::Runs) },
             Shape::Whole => const { &Config::new(Shape::Whole) },
         };
-        // SAFETY: the configuration is 64 bytes of the form that the instruction reads; the CPU has it.
+        // SAFETY: the configuration is 64 bytes in the format that the instruction reads; the caller guarantees that
+        // the CPU has it.
         unsafe { asm!("ldtilecfg [{0}]", in(reg) config, options(readonly, nostack, preserves_flags)) };
         SHAPE.set(Some(shape));
     }

@@ -1,8 +1,8 @@
-//! Where every run has a scale: whole sums are scaled and added up as [`Tile`](crate::simd::Tile) does.
+//! Chunks with a float scale per run: integer sums are scaled and added up as [`Tile`](crate::simd::Tile) does.
 //!
-//! A product, of one run, goes through three places: it is multiplied in a tile, its sums go from there to memory, and
-//! from memory they are scaled. Tiles are not renamed, and each step takes some 50 cycles to show: a product is begun six
-//! before the one that is being scaled and is stored four later, when its tile is needed again.
+//! The product of one run has three stages: a tile multiplies it, its sums are stored to memory, and from memory they
+//! are scaled. Tile registers are not renamed, and each stage has a latency of some 50 cycles: a product is started six
+//! products before it is scaled, and stored four products after its start, when its tile register is needed again.
 //!
 //! # Safety
 //!
@@ -19,17 +19,17 @@ use crate::form::PackedLayout;
 use crate::packed::{CHUNK, LINE, ROWS, SUBBLOCK};
 use crate::quantize::TILE;
 
-/// The whole sums of a tile: a line for each row of input.
+/// Integer sums of a tile: a line per row of input.
 #[repr(C, align(64))]
 struct Whole([[i32; ROWS]; TILE]);
 
-/// Those of four products, one after the other.
+/// Sums of four products, one after another.
 type Four = [Whole; 4];
 
-/// Runs of a chunk.
+/// Runs per chunk.
 const RUNS: usize = CHUNK / SUBBLOCK;
 
-/// Takes away what a byte says more than its code: tiles multiply signed codes.
+/// Subtracts the bias of the codes: tiles multiply signed codes.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn sign(chunks: &mut [Chunk; 2], layout: &PackedLayout) {
     let more = if layout.shape.is_wide() { 128 } else { layout.bias };
@@ -40,7 +40,7 @@ fn sign(chunks: &mut [Chunk; 2], layout: &PackedLayout) {
 
 /// Multiplies all rows with both panels.
 pub(super) unsafe fn tiles(t: &mut GemmTask<'_>) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         match t.layout.shape.has_mins() {
             true => all::<true>(t),
@@ -52,7 +52,7 @@ pub(super) unsafe fn tiles(t: &mut GemmTask<'_>) {
     }
 }
 
-/// Where four products begin: of the next runs of a tile of rows, with one of the panels.
+/// Start of four products: the next runs of a tile of rows with one of the panels.
 #[derive(Clone, Copy, Default)]
 struct Place {
     tile: usize,
@@ -61,7 +61,8 @@ struct Place {
 }
 
 impl Place {
-    /// The place after this one. After the last of so many tiles comes the first, which then is computed to no effect.
+    /// The place after this one. After the last of `tiles` tiles it wraps to the first, whose products are then
+    /// discarded.
     #[inline(always)]
     fn next(self, tiles: usize, panels: usize) -> Place {
         let Place { tile, panel, run } = self;
@@ -74,16 +75,16 @@ impl Place {
     }
 }
 
-/// Where four products begin: rows and weights.
+/// Operands of four products: pointers to rows and weights.
 type Begin = (*const u8, *const u8);
 
-/// Does something for each row of a tile, by a number that the compiler knows.
+/// Expands an expression for each row of a tile, with the row index a constant.
 macro_rules! each_row {
     (|$i:ident| $body:expr) => { each_row!(@ $i $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15) };
     (@ $i:ident $body:expr, $($n:literal)*) => { [$({ const $i: usize = $n; $body }),*] };
 }
 
-/// The text that stores the sums of tile `$sums` at `$out` and begins the product that is the next to use it: run `$run` of
+/// Assembly that stores the sums of tile `$sums` at `$out` and starts the product that uses it next: run `$run` of
 /// those at `$x` and `$w`.
 macro_rules! turn {
     ($sums:literal, $input:literal, $weights:literal, $out:literal, $x:literal, $w:literal, $run:literal) => {
@@ -123,7 +124,7 @@ macro_rules! turn {
     };
 }
 
-/// The text that scales the whole sums of a run and adds them to the others.
+/// Assembly that scales the integer sums of a run and adds them to the others.
 macro_rules! scale {
     (false, $run:literal) => {
         concat!("vmovaps zmm16, [{scales} + 64*", $run, "]\n", scale!(@rows false, $run))
@@ -156,14 +157,14 @@ macro_rules! scale {
     };
 }
 
-/// Begins the first six products and stores the first two.
+/// Starts the first six products and stores the first two.
 #[inline(always)]
 unsafe fn begin(first: Begin, next: Begin, here: *mut Whole) {
-    // SAFETY: the caller vouches for rows and weights of eight products, and for the room.
+    // SAFETY: the caller guarantees rows and weights of eight products, and four `Whole` at `here`.
     unsafe {
         asm!(
             concat!(
-                // What the first four store is of no use.
+                // The first four stores write garbage, which is overwritten.
                 turn!(0, 4, 6, "here", "x", "w", 0), turn!(1, 5, 7, "here", "x", "w", 1),
                 turn!(2, 4, 6, "here", "x", "w", 2), turn!(3, 5, 7, "here", "x", "w", 3),
                 turn!(0, 4, 6, "here", "y", "v", 0), turn!(1, 5, 7, "here", "y", "v", 1),
@@ -175,20 +176,20 @@ unsafe fn begin(first: Begin, next: Begin, here: *mut Whole) {
     }
 }
 
-/// All rows with both panels.
+/// Multiplies all rows with both panels.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn all<const MINS: bool>(t: &mut GemmTask<'_>) {
     let tiles = t.sums.len().div_ceil(TILE);
     let (codes, scales, sides) = t.x.chunk(t.first..t.first + tiles * TILE, &t.inputs);
     let place = |p: Place| {
         let (x, w) = (codes[p.tile * TILE * CHUNK..].as_ptr(), t.chunks[p.panel].codes.as_ptr());
-        // SAFETY: there are so many runs.
+        // SAFETY: a chunk has that many runs.
         unsafe { (x.add(p.run * SUBBLOCK), w.cast::<u8>().add(p.run * SUBBLOCK * ROWS)) }
     };
     let mut ring = MaybeUninit::<[Four; 2]>::uninit();
     let ring = ring.as_mut_ptr().cast::<Whole>();
-    // SAFETY: rounded rows have room for whole tiles, chunks are whole, and the ring has room for eight products; the CPU
-    // has the instructions.
+    // SAFETY: quantized rows are allocated in whole tiles, chunks are whole, and the ring has eight products; the
+    // caller guarantees the instruction set.
     unsafe {
         shape(Shape::Runs);
         let (mut here, mut there) = (ring, ring.add(4));
@@ -231,9 +232,9 @@ unsafe fn all<const MINS: bool>(t: &mut GemmTask<'_>) {
     }
 }
 
-/// What scales the whole sums of a tile of rows with a panel: pointers to the first run of the first row.
+/// Scaling of the integer sums of a tile of rows with a panel: pointers to the first run of the first row.
 struct Scale {
-    /// The sums so far, those of a row two lines behind those of the row before.
+    /// Running sums; the row stride is two lines.
     sums: *mut f32,
     scales: *const f32,
     mins: *const f32,
@@ -242,10 +243,10 @@ struct Scale {
 }
 
 impl Scale {
-    /// Adds to the sums those of a chunk.
+    /// Adds the sums of a chunk, times the row scales, to the running sums.
     #[inline(always)]
     unsafe fn store(&mut self, f: &[__m512; TILE]) {
-        // SAFETY: there are sums and a scale for each of 16 rows; the CPU has the instructions.
+        // SAFETY: there are sums and a scale for each of 16 rows; the caller guarantees the instruction set.
         unsafe {
             each_row!(|I| {
                 let (sum, by) = (self.sums.add(I * 2 * ROWS), _mm512_set1_ps(*self.row_scales.add(I)));
@@ -254,7 +255,7 @@ impl Scale {
         };
     }
 
-    /// Scales four products and adds them up, storing and beginning later ones.
+    /// Scales four products and adds them up, storing and starting later ones.
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn add<const MINS: bool>(
@@ -272,7 +273,7 @@ impl Scale {
                         turn!(3, 5, 7, "here", "x", "w", 3), scale!($mins, 1),
                         turn!(0, 4, 6, "there", "y", "v", 0), scale!($mins, 2),
                         turn!(1, 5, 7, "there", "y", "v", 1), scale!($mins, 3),
-                        // Either is named only with minimums.
+                        // These operands are used only with minimums.
                         "/* {mins} {sides} */",
                     ),
                     x = in(reg) next.0, w = in(reg) next.1, y = in(reg) after.0, v = in(reg) after.1,
@@ -290,8 +291,8 @@ impl Scale {
                 )
             };
         }
-        // SAFETY: rounded rows have codes, scales and sides for a whole tile, chunks have codes, scales and minimums for
-        // each run, the ring has room for eight products; the CPU has the instructions.
+        // SAFETY: quantized rows have codes, scales and sides for a whole tile, chunks have codes, scales and minimums
+        // for each run, the ring has eight products; the caller guarantees the instruction set.
         unsafe {
             match MINS {
                 true => four!(true),

@@ -1,8 +1,8 @@
-//! Where all products of a chunk add up without rounding: weights are multiplied by what their sums would be, and tiles add
-//! up a whole chunk.
+//! Chunks with integer scales, whose products add up exactly: weights are multiplied by their integer scales first, and
+//! tiles sum a whole chunk.
 //!
-//! A weight times such a number takes up to 13 bits. It goes into two bytes, a low one without a sign and a high one with
-//! one, and each is multiplied by itself. What comes out is what [`WholeTile`](crate::simd::WholeTile) adds up from runs.
+//! A weight times its integer scale takes up to 13 bits. It is split into an unsigned low byte and a signed high byte,
+//! which are multiplied separately. The result equals the sum over runs of [`WholeTile`](crate::simd::WholeTile).
 //!
 //! # Safety
 //!
@@ -19,22 +19,23 @@ use crate::form::PackedLayout;
 use crate::packed::{CHUNK, LINE, ROWS};
 use crate::quantize::TILE;
 
-/// The weights of a chunk: low bytes and high bytes, in lines as codes are.
+/// Weights of a chunk: low bytes and high bytes, in the line layout of the codes.
 #[repr(C, align(64))]
 struct Bytes([[[u8; LINE]; CHUNK / 4]; 2]);
 
-/// The sums of a tile of rows: of each panel, with low bytes and with high ones.
+/// Sums of a tile of rows: per panel, with low bytes and with high bytes.
 #[repr(C, align(64))]
 struct Products([[[i32; ROWS]; TILE]; 4]);
 
-/// Multiplies codes by what their sums would be, and splits what comes out.
+/// Multiplies codes by their integer scales and splits the products into bytes.
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn split(chunk: &Chunk, layout: &PackedLayout, to: *mut Bytes) {
     let more = _mm512_set1_epi8(if layout.shape.is_wide() { i8::MIN } else { layout.bias as i8 });
     let odd = 0xaaaa_aaaa_aaaa_aaaa;
     let (low, high) = (to.cast::<u8>(), to.cast::<u8>().wrapping_add(LINE * CHUNK / 4));
     for (i, line) in chunk.codes.iter().enumerate() {
-        // SAFETY: there is a line for each of the chunk's, and a factor for each step; the CPU has the instructions.
+        // SAFETY: `to` has a line for each of the chunk's, and there is a scale for each step; the caller guarantees
+        // the instruction set.
         unsafe {
             let by = _mm512_load_si512(chunk.whole.by[4 * i / layout.shape.step()].as_ptr().cast());
             let by =
@@ -50,8 +51,8 @@ unsafe fn split(chunk: &Chunk, layout: &PackedLayout, to: *mut Bytes) {
     }
 }
 
-/// The text that scales what came out for row `$i` with a panel, and adds it to the sums. It depends on how many pairs of
-/// runs have minimums; their factors are in the first registers.
+/// Assembly that scales the products of row `$i` with a panel and adds them to the sums. The first parameter is the
+/// number of pairs of runs with minimums, whose factors are in the first registers.
 macro_rules! scale {
     (0, $i:tt, 0) => { scale!(@ $i, 0, "vmulps zmm16, zmm16, zmm20\n") };
     (0, $i:tt, 1) => { scale!(@ $i, 1, "vmulps zmm16, zmm16, zmm21\n") };
@@ -86,7 +87,7 @@ macro_rules! scale {
     };
 }
 
-/// The text that scales a row with both panels, if any is to be scaled.
+/// Assembly that scales a row with both panels, if any is to be scaled.
 macro_rules! row {
     (none, $i:tt) => {
         ""
@@ -96,7 +97,7 @@ macro_rules! row {
     };
 }
 
-/// The text that loads what scaling wants of both panels.
+/// Assembly that loads the scaling factors of both panels.
 macro_rules! factors {
     (none) => { "" };
     (0) => { "vmovaps zmm20, [{first} + 1536]\nvmovaps zmm21, [{second} + 1536]\n" };
@@ -114,8 +115,8 @@ macro_rules! factors {
     };
 }
 
-/// The text that multiplies 64 inputs of a tile of rows with the four tiles of weights, and scales some rows of the tile
-/// before meanwhile.
+/// Assembly that multiplies 64 inputs of a tile of rows with the four tiles of weights, and meanwhile scales some rows
+/// of the previous tile.
 macro_rules! step {
     ($mins:tt, $k:tt, $input:tt, $a:tt $b:tt $c:tt $d:tt) => {
         concat!(
@@ -134,7 +135,7 @@ macro_rules! step {
     };
 }
 
-/// The text that multiplies a tile of rows, and scales the one before.
+/// Assembly that multiplies a tile of rows and scales the previous one.
 macro_rules! tile {
     ($mins:tt) => {
         concat!(
@@ -150,20 +151,20 @@ macro_rules! tile {
     };
 }
 
-/// The text that scales a tile of rows.
+/// Assembly that scales a tile of rows.
 macro_rules! last {
     ($mins:tt) => { last!(@ $mins, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15) };
     (@ $mins:tt, $($i:tt)*) => { concat!(factors!($mins), $(row!($mins, $i)),*) };
 }
 
-/// A tile of rows to be multiplied.
+/// A tile of rows to multiply.
 struct Multiply {
     x: *const u8,
     w: *const Bytes,
     there: *mut Products,
 }
 
-/// A tile of rows to be scaled.
+/// A tile of rows to scale.
 struct Scale {
     whole: [*const Whole; 2],
     row_scales: *const f32,
@@ -172,10 +173,10 @@ struct Scale {
     here: *const Products,
 }
 
-/// Multiplies a tile, scales another, or both. `MINS` is how many pairs of runs have minimums.
+/// Multiplies a tile, scales another, or both. `MINS` is the number of pairs of runs with minimums.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn turn<const MINS: usize>(multiply: Option<Multiply>, scale: Option<Scale>) {
-    /// Assembly with the operands that the text wants.
+    /// Assembly with the operands and clobbers that the text expects.
     macro_rules! go {
         ($text:expr, $($operand:tt)*) => {
             asm!(
@@ -208,7 +209,7 @@ unsafe fn turn<const MINS: usize>(multiply: Option<Multiply>, scale: Option<Scal
             )
         };
     }
-    // SAFETY: the caller vouches for both tiles; the CPU has the instructions.
+    // SAFETY: the caller guarantees the pointers of both tiles and the instruction set.
     unsafe {
         match (multiply, scale) {
             (Some(m), Some(s)) => match MINS {
@@ -233,7 +234,7 @@ unsafe fn turn<const MINS: usize>(multiply: Option<Multiply>, scale: Option<Scal
 
 /// Multiplies all rows with both panels.
 pub(super) unsafe fn tiles(t: &mut GemmTask<'_>) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         match (t.layout.shape.has_mins(), t.layout.shape.run) {
             (false, _) => all::<0>(t),
@@ -243,7 +244,7 @@ pub(super) unsafe fn tiles(t: &mut GemmTask<'_>) {
     }
 }
 
-/// A tile is multiplied while the one before is scaled.
+/// Multiplies each tile while the previous one is scaled.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn all<const MINS: usize>(t: &mut GemmTask<'_>) {
     let tiles = t.sums.len().div_ceil(TILE);
@@ -253,8 +254,8 @@ unsafe fn all<const MINS: usize>(t: &mut GemmTask<'_>) {
         (MaybeUninit::<[Bytes; 2]>::uninit(), MaybeUninit::<[Products; 2]>::uninit());
     let (weights, ring) = (weights.as_mut_ptr().cast::<Bytes>(), ring.as_mut_ptr().cast::<Products>());
     let mut spare = [Sums([[0.0; ROWS]; 2]); TILE];
-    // SAFETY: rounded rows have room for whole tiles, chunks are whole, there are bytes for both panels and products of two
-    // tiles; the CPU has the instructions.
+    // SAFETY: quantized rows are allocated in whole tiles, chunks are whole, there are bytes for both panels and
+    // products of two tiles; the caller guarantees the instruction set.
     unsafe {
         shape(Shape::Whole);
         for (panel, chunk) in t.chunks.iter().enumerate() {

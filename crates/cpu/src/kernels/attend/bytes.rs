@@ -1,9 +1,9 @@
-//! Products of whole numbers, for keys and values that are such.
+//! Integer attention products, for i8 keys and values.
 //!
-//! To widen codes to `f32` takes longer than to fetch them. So a group's queries are rounded to 16 bits, each row by a scale
-//! of its own, and so are its weights in a segment, with the scales of the values in them. Two products at a time are added
-//! to words, which hold all of them: sums are exact, whatever their order. What rounding costs is small beside what the codes
-//! have lost: a 500th of it.
+//! Widening i8 codes to `f32` takes longer than loading them. So the queries of a group are rounded to i16 with one
+//! scale per row, and so are its weights in a segment, after they are multiplied by the scales of the values. Products
+//! are added in pairs to i32 words that cannot overflow: the sums are exact in any order. The rounding error is small:
+//! about 1/500 of that of the i8 codes themselves.
 
 use std::ops::Range;
 
@@ -16,16 +16,16 @@ use super::{AttendTask, BLOCK, BLOCKS, Pages, Products, SEGMENT, TILE, Work, row
 use crate::kernels::codes;
 use crate::simd::{self, Lines};
 
-/// Words of a line, as many as slots of a block.
+/// 32-bit words per line (64 bytes), as many as slots per block.
 const WORDS: usize = 16;
-/// The largest whole number of 16 bits.
+/// Largest i16.
 const REACH: f32 = 32_767.0;
 
-/// Where segments of bytes come from.
+/// Source of i8 segments.
 pub(super) enum FromBytes<'a> {
-    /// The pages themselves, where they are laid out as products want them.
+    /// The pages themselves, where their layout is paired (see [`page`](super::page)).
     Direct(Direct<'a, i8>),
-    /// Memory for a copy that is.
+    /// Buffers for a copy in the paired layout.
     Copied { k: &'a mut [i8], v: &'a mut [i8] },
 }
 
@@ -41,7 +41,7 @@ impl Bring for FromBytes<'_> {
     #[inline(always)]
     unsafe fn load_kv<S: simd::Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<i8> {
         let (k, v) = match self {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller upholds this function's contract.
             FromBytes::Direct(direct) => return unsafe { direct.load_kv::<S>(t, index) },
             FromBytes::Copied { k, v } => (k, v),
         };
@@ -56,8 +56,7 @@ impl Bring for FromBytes<'_> {
     }
 }
 
-/// Copies a segment to blocks that are laid out as products want them. Where a head's elements are an odd number, there is
-/// one more, which is zero.
+/// Copies a segment to blocks in the paired layout. An odd head dimension is padded with a zero element.
 fn copy(t: &AttendTask<'_>, index: usize, k: &mut [i8], v: &mut [i8]) {
     let (dim, start, layout) = (t.heads.dim, index * SEGMENT, t.layout());
     let wide = dim.next_multiple_of(2);
@@ -76,11 +75,11 @@ fn copy(t: &AttendTask<'_>, index: usize, k: &mut [i8], v: &mut [i8]) {
     }
 }
 
-/// Rounds numbers to whole ones up to `reach` and puts them `apart` from each other, two in a word. Returns what they are to be
-/// multiplied by.
+/// Rounds floats to integers of magnitude up to `reach` and stores them as i16 pairs, one 32-bit word every `apart`
+/// words. Returns the scale that the integers are to be multiplied by.
 #[inline(always)]
 fn round(x: &[f32], reach: f32, out: &mut [f32], apart: usize) -> f32 {
-    // Added to a number this leaves it rounded, as the last bits.
+    // Adding 1.5 * 2^23 rounds to an integer, in the lowest bits.
     const SHIFT: f32 = 12_582_912.0;
     let mut most = 0.0;
     codes::magnitude(x, &mut most);
@@ -101,7 +100,7 @@ fn round(x: &[f32], reach: f32, out: &mut [f32], apart: usize) -> f32 {
     scale
 }
 
-/// How many lines of each of `rows` sums can be under way at a time.
+/// Lines of each of `rows` sums that fit the registers at a time.
 const fn at_once<S: simd::Simd>(rows: usize) -> usize {
     let lines = simd::at_once::<S>(rows) * S::LANES / WORDS;
     if lines == 0 { 1 } else { lines }
@@ -112,11 +111,11 @@ pub(super) struct Bytes;
 impl<S: Weight + Lines> Products<S> for Bytes {
     type E = i8;
 
-    /// The layout is [pairs of elements, rows], then what each row is to be multiplied by.
+    /// Layout: i16 pairs [dim.div_ceil(2), rows], then one scale per row.
     #[inline(always)]
     unsafe fn load_queries(t: &AttendTask<'_>, group: Range<usize>, q: &mut [f32]) {
         let (dim, rows) = (t.heads.dim, group.len());
-        // So that words hold the sum of all products.
+        // Bounds queries so that the i32 sums cannot overflow.
         let most = i32::MAX as f32 / (DType::I8.reach().unwrap_or(1.0) * dim as f32);
         let (q, scales) = q.split_at_mut(dim.div_ceil(2) * rows);
         for (r, i) in group.enumerate() {
@@ -136,7 +135,7 @@ impl<S: Weight + Lines> Products<S> for Bytes {
         work: &mut Work<'_>,
     ) {
         let (q, scales) = work.q[q].split_at(dim.div_ceil(2) * rows);
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             with_rows!(rows, rows_at_once::<S>(), R =>
             match const { at_once::<S>(R) } {
@@ -171,7 +170,7 @@ impl<S: Weight + Lines> Products<S> for Bytes {
             values: values.as_mut_ptr(),
             padded: padded(dim),
         };
-        // SAFETY: the slices have the sizes that the sum asks for; the rest is passed on to the caller.
+        // SAFETY: the slices have the sizes that `Sum` expects; the caller upholds the rest of the contract.
         unsafe {
             with_rows!(rows, rows_at_once::<S>(), R => sum.weighted_values::<S, R>(seen));
             for (r, scale) in scales.iter().enumerate().take(rows) {
@@ -191,13 +190,13 @@ unsafe fn scores<L: Lines, const R: usize, const N: usize>(
     s: &mut [f32],
 ) {
     let (pairs, s) = (q.len() / R, &mut s[..R * SEGMENT]);
-    // SAFETY: `s` has `R` segments, and there is a scale for each row; the caller has the instruction set.
+    // SAFETY: `s` has `R * SEGMENT`, and there is a scale for each row; the caller guarantees the instruction set.
     unsafe {
         for at in seen.step_by(N * BLOCK) {
             let keys: [*const i8; N] = std::array::from_fn(|i| k.k[at / BLOCK + i]);
             let ahead: [*const i8; N] = std::array::from_fn(|i| k.k[at / BLOCK + i + STREAMS]);
             let mut sums = [[L::words(0); N]; R];
-            // Two pairs of elements of a block are on a line.
+            // A line holds two element pairs of a block.
             for pair in (0..pairs / 2 * 2).step_by(2) {
                 for ahead in ahead {
                     simd::prefetch(ahead.wrapping_add(pair * 2 * BLOCK));
@@ -219,7 +218,7 @@ unsafe fn scores<L: Lines, const R: usize, const N: usize>(
     }
 }
 
-/// Adds the products of a pair of elements of the queries with that of the keys.
+/// Adds the products of one element pair of the queries and of the keys.
 #[inline(always)]
 unsafe fn add_pair<L: Lines, const R: usize, const N: usize>(
     keys: &[*const i8; N],
@@ -227,7 +226,8 @@ unsafe fn add_pair<L: Lines, const R: usize, const N: usize>(
     pair: usize,
     sums: &mut [[L::I; N]; R],
 ) {
-    // SAFETY: blocks have a line for two pairs, queries a word of each for each row; the caller has the instruction set.
+    // SAFETY: blocks have a line for two pairs, queries a word of each for each row; the caller guarantees the
+    // instruction set.
     unsafe {
         let x: [L::I; N] = std::array::from_fn(
             #[inline(always)]
@@ -242,12 +242,12 @@ unsafe fn add_pair<L: Lines, const R: usize, const N: usize>(
     }
 }
 
-/// A weighted sum under way, of which words are kept where values will be.
+/// A weighted sum in progress. Its i32 sums are stored where the f32 values will be.
 struct Sum<'a> {
-    /// [rows, SEGMENT / 2] pairs
+    /// i16 pairs [rows, SEGMENT / 2]
     weights: *const u8,
     segment: &'a Segment<i8>,
-    /// Elements of a value, an even number.
+    /// `dim` rounded up to even: elements of a value.
     wide: usize,
     /// [rows, padded]
     values: *mut f32,
@@ -255,13 +255,13 @@ struct Sum<'a> {
 }
 
 impl Sum<'_> {
-    /// Adds the positions `seen`, which begin with a tile.
+    /// Adds the positions `seen`, which begin at a tile boundary.
     #[inline(always)]
     unsafe fn weighted_values<L: Lines + simd::Simd, const R: usize>(&self, seen: Range<usize>) {
         let lines = self.padded / WORDS;
-        // As for floats: several passes are taken tile by tile, so that all but the first find the tile near.
+        // As for `f32`: several passes go tile by tile, so that all but the first find the tile in cache.
         let step = if lines <= const { at_once::<L>(R) } { SEGMENT } else { TILE };
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             for at in seen.clone().step_by(step) {
                 let some = at..seen.end.min(at + step);
@@ -290,8 +290,8 @@ impl Sum<'_> {
         line: usize,
     ) -> usize {
         let first = 2 * line * WORDS;
-        // SAFETY: the columns are within what the sum has; behind a block there are bytes to fill a line, which come to
-        // columns that nobody reads. The caller has the instruction set.
+        // SAFETY: the columns are within the buffers of `Sum`; behind a block there are bytes to fill a line, which
+        // only reach padding columns that are never read. The caller guarantees the instruction set.
         unsafe {
             let out = |r: usize, i: usize| self.values.add(r * self.padded + (line + i) * WORDS).cast::<u8>();
             let mut sums = [[L::words(0); N]; R];
@@ -304,7 +304,7 @@ impl Sum<'_> {
                 let (block, left) = (at / BLOCK, seen.end - at);
                 let v = &self.segment.v;
                 let now: [*const i8; STREAMS] = std::array::from_fn(|b| v[block + b].wrapping_add(first));
-                // All passes together fetch the whole of the next blocks, each block from its start to its end.
+                // All passes together prefetch the whole of the next blocks, each block from start to end.
                 let ahead: [*const i8; STREAMS] =
                     std::array::from_fn(|b| v[block + STREAMS + b].wrapping_add(first * BLOCK / 2));
                 for i in 0..TILE / 2 {
@@ -338,11 +338,11 @@ impl Sum<'_> {
         N
     }
 
-    /// Makes numbers of the words of a row.
+    /// Converts the i32 sums of a row to `f32` and scales them.
     #[inline(always)]
     unsafe fn scale<L: Lines>(&self, row: usize, scale: f32) {
         for at in (0..self.padded).step_by(WORDS) {
-            // SAFETY: rows are whole lines; the caller has the instruction set.
+            // SAFETY: rows are whole lines; the caller guarantees the instruction set.
             unsafe {
                 let p = self.values.add(row * self.padded + at);
                 L::store_f32(p, L::mul(L::to_f32(L::load(p.cast())), L::splat(scale)));

@@ -1,4 +1,4 @@
-//! Products in `f32`.
+//! Attention products in `f32`.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use super::weights::Weight;
 use super::{AttendTask, Products, Work, rows_at_once, score, transpose_q, weighted_values, with_rows};
 use crate::simd::Element;
 
-/// Keys and values of some precision are widened on their way.
+/// Keys and values of element type `E`, widened to `f32` when loaded.
 pub(super) struct Floats<E>(PhantomData<E>);
 
 impl<S: Weight, E: Element> Products<S> for Floats<E> {
@@ -28,7 +28,7 @@ impl<S: Weight, E: Element> Products<S> for Floats<E> {
         dim: usize,
         work: &mut Work<'_>,
     ) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             with_rows!(rows, rows_at_once::<S>(), R =>
                 score::score::<S, E, R>(&work.q[q], &k.k, seen, dim, work.s));
@@ -44,7 +44,7 @@ impl<S: Weight, E: Element> Products<S> for Floats<E> {
         work: &mut Work<'_>,
     ) {
         let values = &mut *work.segment.values;
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             with_rows!(rows, rows_at_once::<S>(), R =>
                 weighted_values::weighted_values::<S, E, R>(work.s, v, seen, dim, values));

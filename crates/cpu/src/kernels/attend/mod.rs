@@ -1,25 +1,24 @@
-//! Attention over the paged cache.
+//! Attention over the paged KV cache.
 //!
-//! Positions are taken in segments of [`SEGMENT`], cut at the same absolute positions for every token. A segment's
-//! softmax is computed on its own and merged with those before it in order. So a token's result depends on its position
-//! and on what the cache holds, and on nothing else: not on the other tokens of the step, nor on who computes which
-//! segment.
+//! Flash attention: positions are processed in segments of [`SEGMENT`], cut at the same absolute positions for every
+//! token. Each segment has its own softmax, which is merged with those of the segments before it, in order (online
+//! softmax). So a token's result depends only on its position and the cache contents: not on the other tokens of the
+//! step, nor on which thread computes which segment.
 //!
-//! A few query rows read keys and values straight from the cache, for memory is what holds them up. Many rows share a
-//! copy of a segment that is widened once. Both go through the same loops over the same layout, and so through the
-//! same sums in the same order.
+//! Few query rows (decode) read keys and values straight from the cache, because memory bandwidth is the limit. Many
+//! rows (prefill) share a copy of a segment that is widened once. Both run the same loops over the same layout, so they
+//! compute the same sums in the same order.
 //!
-//! Elements of eight bits are codes, whose scale is the same for all of a key or value. So it multiplies a score, or a
-//! weight. Where codes are whole numbers, so are queries and weights when they meet them ([`bytes`]); floats of eight bits are
-//! widened.
+//! 8-bit elements are codes with one scale per key or value, so the scale is applied to a score or a weight. With i8
+//! codes, queries and weights are rounded to integers before the product ([`bytes`]); f8 codes are widened.
 //!
-//! Where the cache holds bf16, queries and weights are rounded to bf16 as well, and sums are made as tiles of matrices make
-//! them ([`paired`]). So a processor that has such tiles takes them for many rows ([`tiles`]), and the same bits come out.
+//! With a bf16 cache, queries and weights are rounded to bf16 as well, and sums are formed in the order of AMX tiles
+//! ([`paired`]). So a CPU with AMX uses its tiles for many rows ([`tiles`]) and the result is bit-identical.
 //!
 //! # Safety
 //!
-//! As for [`kernels`](super): only on a CPU that has the instruction set of `S`, and nobody else may use the part of the
-//! output that it is given.
+//! As for [`kernels`](super): call only on a CPU that has the instruction set of `S`, with exclusive access to the part
+//! of the output that is passed.
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
 
@@ -51,90 +50,91 @@ use super::Kernels;
 use crate::mat::{Mat, MatMut};
 use crate::simd::{Lines, Simd};
 
-/// Positions that lie together in a page.
+/// Positions per block: they are contiguous in a page.
 const BLOCK: usize = 16;
-/// Positions whose blocks are read at the same time, each a stream of its own: one stream alone does not keep memory
-/// busy.
+/// Positions whose blocks are read concurrently, one stream per block: a single stream does not saturate memory
+/// bandwidth.
 const TILE: usize = 4 * BLOCK;
-/// Positions whose softmax is one.
+/// Positions per softmax segment.
 const SEGMENT: usize = 256;
-/// Blocks of a segment.
+/// Blocks per segment.
 const BLOCKS: usize = SEGMENT / BLOCK;
-/// Query rows that share a load of keys or values, at most.
+/// Maximum query rows that share a load of keys or values.
 const ROWS: usize = 8;
-/// From this many rows on, a widened copy of a segment pays.
+/// Minimum rows for which a widened copy of a segment pays off.
 const MANY: usize = 4 * ROWS + 1;
 
-/// Attention of some tokens of one sequence, for the query heads of one key head.
+/// Attention of some tokens of one sequence, for the query heads of one KV head.
 pub(crate) struct AttendTask<'a> {
     /// [tokens, query columns]
     pub q: Mat<'a, f32>,
-    /// [tokens, query columns]. Nobody else writes the columns of these heads in these rows.
+    /// [tokens, query columns]. Exclusive access: no other task writes the columns of these heads in these rows.
     pub out: &'a MatMut<'a, f32>,
-    /// The rows of `q` and `out`.
+    /// Rows of `q` and `out`.
     pub rows: Range<usize>,
-    /// The position of the first of them.
+    /// Position of the first of these rows.
     pub position: usize,
     /// Tokens of the sequence in the cache.
     pub len: usize,
-    /// The sequence's pages.
+    /// Page table of the sequence.
     pub pages: &'a [u32],
     pub page_len: usize,
     pub k: Pages<'a>,
     pub v: Pages<'a>,
     pub heads: Heads,
-    /// Which key head.
+    /// Index of the KV head.
     pub head: usize,
     pub scale: f32,
     pub window: Option<usize>,
     pub chunk: Option<usize>,
     pub softcap: Option<f32>,
     pub sinks: Option<Mat<'a, f32>>,
-    /// [query heads, an odd number]
+    /// Relative position bias (T5): [query heads, odd number of distances], indexed by key minus query position,
+    /// clamped; distance 0 is in the middle.
     pub bias: Option<Mat<'a, f32>>,
     pub causal: bool,
 }
 
-/// What of a task is to be done.
+/// Part of a task to compute.
 pub(crate) enum Stage<'a> {
     /// All of it.
     Whole,
-    /// Some of its segments. What each comes to is kept.
+    /// Partial softmax results of some segments (split-KV).
     Segments(Range<usize>, Partials<'a>),
-    /// What was kept is put together.
+    /// Merging of the partial results.
     Merge(Partials<'a>),
 }
 
-/// Where the softmax of each segment of a task is kept until all are there: a row for each query row of each segment.
+/// Partial softmax results of all segments of a task until they are merged: one row per query row and segment.
 #[derive(Clone, Copy)]
 pub(crate) struct Partials<'a> {
     pub rows: &'a MatMut<'a, f32>,
-    /// The row of the task's first segment.
+    /// Row of the task's first segment.
     pub first: usize,
 }
 
 impl AttendTask<'_> {
-    /// Query heads that share the key head.
+    /// Query heads per KV head (GQA group size).
     fn group(&self) -> usize {
         self.heads.q / self.heads.kv
     }
 
-    /// Query rows of the work.
+    /// Query rows of the task: tokens times query heads.
     pub(crate) fn count(&self) -> usize {
         self.rows.len() * self.group()
     }
 
-    /// Row `i` of the work: which row of `q`, which query head.
+    /// Row of `q` and query head of the task's query row `i`.
     fn place(&self, i: usize) -> (usize, usize) {
         (self.rows.start + i / self.group(), self.head * self.group() + i % self.group())
     }
 
-    /// Where a position is in the cache: its page, and its slot there.
+    /// Cache location of a position: its page, and its slot there.
     fn slot(&self, position: usize) -> (usize, usize) {
         (self.pages[position / self.page_len] as usize, position % self.page_len)
     }
 
-    /// The positions that row `i` of the work sees. Later rows see no less at the end and no more at the start.
+    /// Positions that query row `i` attends to. Both bounds are non-decreasing in `i`.
     fn sees(&self, i: usize) -> Range<usize> {
         let position = self.position + i / self.group();
         let after = self.window.map_or(self.len, |w| self.len.min(position.saturating_add(w)));
@@ -143,7 +143,7 @@ impl AttendTask<'_> {
         first.max(self.chunk.map_or(0, |n| position - position % n))..end
     }
 
-    /// Adds the bias to scores of row `i` of the work, the first of which is that of position `first`.
+    /// Adds the relative position bias to the scores of query row `i`, which begin with position `first`.
     fn add_bias(&self, i: usize, first: usize, scores: &mut [f32]) {
         let Some(bias) = self.bias else { return };
         let row = bias.row(self.place(i).1);
@@ -153,12 +153,12 @@ impl AttendTask<'_> {
         }
     }
 
-    /// The positions that some of rows `rows` see.
+    /// Positions that any of the query rows `rows` attends to.
     fn see(&self, rows: Range<usize>) -> Range<usize> {
         self.sees(rows.start).start..self.sees(rows.end - 1).end
     }
 
-    /// The segments that some row sees something of.
+    /// Segments that any row attends to.
     pub(crate) fn segments(&self) -> Range<usize> {
         if self.count() == 0 {
             return 0..0;
@@ -167,22 +167,22 @@ impl AttendTask<'_> {
         seen.start / SEGMENT..seen.end.div_ceil(SEGMENT)
     }
 
-    /// Columns of a row of [`Kept`].
+    /// Columns of a row of [`Partials`].
     pub(crate) fn partial_cols(&self) -> usize {
         softmax::padded(self.heads.dim) + 2
     }
 }
 
-/// Everything a task needs room for.
+/// Scratch of a task.
 struct SegmentScratch<'a> {
-    /// A widened segment, if it is to be widened: [BLOCKS, dim, BLOCK]
+    /// A widened segment, if the pages are copied: [BLOCKS, dim, BLOCK]
     k: &'a mut [f32],
     /// [BLOCKS, BLOCK, dim]
     v: &'a mut [f32],
     work: Work<'a>,
 }
 
-/// Parts of scratch memory, each of so many numbers. They begin on cache lines.
+/// Splits scratch memory into parts of `sizes` floats, each aligned to a cache line.
 fn split<const N: usize>(scratch: &mut Vec<f32>, sizes: [usize; N]) -> [&mut [f32]; N] {
     const LINE: usize = 16;
     let need = sizes.iter().map(|n| n.next_multiple_of(LINE)).sum::<usize>() + LINE;
@@ -196,19 +196,19 @@ fn split<const N: usize>(scratch: &mut Vec<f32>, sizes: [usize; N]) -> [&mut [f3
     })
 }
 
-/// What a task computes with and on.
+/// Buffers of a task beside the widened segment.
 struct Work<'a> {
-    /// Queries, scaled, as products want them: for each group of rows [dim + 1, rows]
+    /// Queries, scaled, in the layout of [`Products::load_queries`]: per group of rows [dim + 1, rows]
     q: &'a mut [f32],
     /// Scores, then weights: [ROWS, SEGMENT]
     s: &'a mut [f32],
-    /// What keys and values are multiplied by, if they are: [2, SEGMENT]
+    /// Scales of 8-bit keys and values: [2, SEGMENT]
     scales: &'a mut [f32],
-    /// Weights that have been rounded, if they are, two in a word: [ROWS, SEGMENT / 2]
+    /// Weights rounded to i16, two per word: [ROWS, SEGMENT / 2]
     rounded: &'a mut [f32],
-    /// Of a group of rows in one segment.
+    /// Softmax of a group of rows in one segment.
     segment: OnlineSoftmax<'a>,
-    /// Of all rows in all segments so far.
+    /// Softmax of all rows over all segments so far.
     total: OnlineSoftmax<'a>,
 }
 
@@ -239,11 +239,11 @@ impl<'a> SegmentScratch<'a> {
 }
 
 impl AttendTask<'_> {
-    /// Does a stage.
+    /// Runs a stage with the kernel for the cache's dtype.
     pub(crate) fn run(&self, kernels: &Kernels, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
         let kernel = match (&self.k, &self.v) {
             (Pages::F16(_), Pages::F16(_)) if self.direct() => kernels.attend_f16,
-            // Few models have a bias, and those that have are small: one of the ways knows of it.
+            // Few models have a bias, and those are small: only the generic kernel supports it with bf16.
             (Pages::BF16(_), Pages::BF16(_)) if self.bias.is_none() => kernels.attend_bf16,
             (Pages::I8(_), Pages::I8(_)) => kernels.attend_i8,
             (Pages::F8(_), Pages::F8(_)) if self.direct() => kernels.attend_f8,
@@ -252,18 +252,18 @@ impl AttendTask<'_> {
         kernel(self, stage, scratch);
     }
 
-    /// The scale of queries where one more of score is to be a factor of two, not of e.
+    /// Query scale for base-2 softmax (`exp2`).
     fn scale_to_two(&self) -> f32 {
         self.scale * std::f32::consts::LOG2_E
     }
 
-    /// Is it better to read the pages than a copy of them?
+    /// Whether reading the pages in place beats copying them.
     fn direct(&self) -> bool {
         self.page_len.is_multiple_of(BLOCK) && self.count() < MANY
     }
 }
 
-/// Does a stage whatever the cache's elements are.
+/// Runs a stage for any dtype of the cache.
 #[inline(always)]
 pub(super) unsafe fn attend<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     let SegmentScratch { k, v, mut work } = SegmentScratch::new(scratch, t.count(), t.heads.dim, true);
@@ -271,11 +271,11 @@ pub(super) unsafe fn attend<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_>, sc
         (Pages::F32(k), Pages::F32(v)) if t.direct() => Wide::Direct(Direct { k: *k, v: *v }),
         _ => Wide::Copied { k, v },
     };
-    // SAFETY: the room has what the function asks for; the caller has the instruction set.
+    // SAFETY: the scratch has the sizes that the function expects; the caller guarantees the instruction set.
     unsafe { run::<S, Floats<f32>, _>(t, stage, &mut work, from) }
 }
 
-/// Does a stage by reading pages of such elements as they are.
+/// Runs a stage reading the elements of the pages in place.
 #[inline(always)]
 pub(super) unsafe fn attend_as_is<S: Weight, E: InPages>(
     t: &AttendTask<'_>,
@@ -284,17 +284,17 @@ pub(super) unsafe fn attend_as_is<S: Weight, E: InPages>(
 ) {
     let mut room = SegmentScratch::new(scratch, t.count(), t.heads.dim, false);
     if let (Some(k), Some(v)) = (E::of(t.k), E::of(t.v)) {
-        // SAFETY: the room has what the function asks for; the caller has the instruction set.
+        // SAFETY: the scratch has the sizes that the function expects; the caller guarantees the instruction set.
         unsafe { run::<S, Floats<E>, _>(t, stage, &mut room.work, Direct { k, v }) }
     }
 }
 
-/// Does a stage by pages of brain floating point. All that is multiplied is rounded to it, and summed as [`paired`] says.
+/// Runs a stage on bf16 pages. All operands are rounded to bf16 and summed in the order of [`paired`].
 #[inline(always)]
 pub(super) unsafe fn attend_bf16<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     let SegmentScratch { k: copy_k, v: copy_v, mut work } =
         SegmentScratch::new(scratch, t.count(), t.heads.dim, !t.direct());
-    // SAFETY: the room has what the functions ask for; the caller has the instruction set.
+    // SAFETY: the scratch has the sizes that the functions expect; the caller guarantees the instruction set.
     unsafe {
         match (t.k, t.v) {
             (Pages::BF16(k), Pages::BF16(v)) if t.direct() => {
@@ -307,7 +307,7 @@ pub(super) unsafe fn attend_bf16<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_
     }
 }
 
-/// Does a stage by pages of whole numbers.
+/// Runs a stage on i8 pages.
 #[inline(always)]
 pub(super) unsafe fn attend_i8<S: Weight + Lines>(
     t: &AttendTask<'_>,
@@ -322,18 +322,18 @@ pub(super) unsafe fn attend_i8<S: Weight + Lines>(
         true => FromBytes::Direct(Direct { k, v }),
         false => FromBytes::copied(copy_k, copy_v),
     };
-    // SAFETY: the room has what the function asks for; the caller has the instruction set.
+    // SAFETY: the scratch has the sizes that the function expects; the caller guarantees the instruction set.
     unsafe { run::<S, Bytes, _>(t, stage, &mut work, from) }
 }
 
-/// How queries meet keys, and weights values.
+/// The products query · key and weight · value for one element type.
 trait Products<S: Weight> {
-    /// What segments consist of.
+    /// Element type of segments.
     type E: Copy;
-    /// Are values multiplied by one over the sum of their weights? Else they are divided by it.
+    /// Whether values are multiplied by the reciprocal of the weight sum (`v * (1 / sum)`) instead of divided by it.
     const INVERTED: bool = false;
 
-    /// Rows of the largest group that is computed together.
+    /// Maximum rows of a group that is computed together.
     fn rows_at_once(_: &AttendTask<'_>) -> usize {
         rows_at_once::<S>()
     }
@@ -341,8 +341,8 @@ trait Products<S: Weight> {
     /// Scales the queries of a group of rows and lays them out.
     unsafe fn load_queries(t: &AttendTask<'_>, group: Range<usize>, q: &mut [f32]);
 
-    /// `work.s[row][position] = query · key` for `rows` rows, whose queries are `q`, and at least the positions `seen`,
-    /// which begin with a tile.
+    /// `work.s[row][position] = query · key` for `rows` rows with queries `q`, over at least the positions `seen`,
+    /// which begin at a tile boundary.
     unsafe fn score(
         q: Range<usize>,
         rows: usize,
@@ -352,8 +352,8 @@ trait Products<S: Weight> {
         work: &mut Work<'_>,
     );
 
-    /// Makes weights of the scores `s` of a row, the first of which is that of position `first`, where it sees `own` of
-    /// them. Returns the largest score and the sum of weights.
+    /// Turns the scores `s` of a row into softmax weights. `s` begins with position `first`; the row attends to the
+    /// range `own` of it. Returns the maximum score and the sum of the weights.
     #[inline(always)]
     unsafe fn exp(
         t: &AttendTask<'_>,
@@ -363,7 +363,7 @@ trait Products<S: Weight> {
         s: &mut [f32],
     ) -> (f32, f32) {
         t.add_bias(row, first + own.start, &mut s[own.clone()]);
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { softmax::exp::<S>(s, own, t.softcap) }
     }
 
@@ -377,7 +377,7 @@ trait Products<S: Weight> {
     );
 }
 
-/// Goes through some segments, each as `from` brings it.
+/// Computes the segments of a stage; `from` loads each.
 #[inline(always)]
 unsafe fn run<S: Weight, P: Products<S>, F: Bring<E = P::E>>(
     t: &AttendTask<'_>,
@@ -386,13 +386,13 @@ unsafe fn run<S: Weight, P: Products<S>, F: Bring<E = P::E>>(
     mut from: F,
 ) {
     if let Stage::Merge(kept) = stage {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         return unsafe { merge_kept::<S, P>(t, *kept, work) };
     }
     let (rows, all) = (t.count(), t.segments());
     let wide = t.heads.dim + 1;
     for group in groups::<S, P>(t) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { P::load_queries(t, group.clone(), &mut work.q[group.start * wide..group.end * wide]) };
     }
     work.total.clear();
@@ -401,13 +401,13 @@ unsafe fn run<S: Weight, P: Products<S>, F: Bring<E = P::E>>(
         _ => (all.clone(), None),
     };
     for index in segments {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         let segment = unsafe { from.load_kv::<S>(t, index) };
         if t.is_scaled() {
             t.load_scales(index, work.scales);
         }
         for group in groups::<S, P>(t) {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller upholds this function's contract.
             unsafe {
                 segment_rows::<S, P>(t, index, group.clone(), &segment, work);
                 match kept {
@@ -422,13 +422,13 @@ unsafe fn run<S: Weight, P: Products<S>, F: Bring<E = P::E>>(
     }
 }
 
-/// Rows of the largest group that leaves registers for two vectors of each.
+/// Maximum rows per group that leaves registers for two vectors of each row.
 const fn rows_at_once<S: Simd>() -> usize {
     let most = 3 * S::REGISTERS / 8;
     if most < ROWS { most } else { ROWS }
 }
 
-/// The query rows of a task in groups that are computed together, as even as can be.
+/// Splits the query rows of a task into groups that are computed together, as evenly as possible.
 #[inline(always)]
 fn groups<S: Weight, P: Products<S>>(t: &AttendTask<'_>) -> impl Iterator<Item = Range<usize>> {
     let rows = t.count();
@@ -436,7 +436,7 @@ fn groups<S: Weight, P: Products<S>>(t: &AttendTask<'_>) -> impl Iterator<Item =
     (0..count).map(move |i| rows * i / count..rows * (i + 1) / count)
 }
 
-/// Lays out queries of a group, each times `scale`, so that one element of all of them lies together.
+/// Transposes the queries of a group to [dim, rows], multiplied by `scale` and passed through `round`.
 #[inline(always)]
 fn transpose_q(
     t: &AttendTask<'_>,
@@ -452,7 +452,8 @@ fn transpose_q(
     }
 }
 
-/// Evaluates an expression with `$r` a constant: the number of rows of a group. What a group never has is not compiled.
+/// Evaluates an expression with `$r` a constant: the number of rows of a group. Row counts above `$most` are not
+/// compiled.
 macro_rules! with_rows {
     ($rows:expr, $most:expr, $r:ident => $body:expr) => {
         with_rows!(@ $rows, $most, $r, $body, 1 2 3 4 5 6 7 8)
@@ -470,7 +471,7 @@ macro_rules! with_rows {
 
 use with_rows;
 
-/// The softmax of a group of rows in one segment.
+/// Softmax of a group of rows in one segment.
 #[inline(always)]
 unsafe fn segment_rows<S: Weight, P: Products<S>>(
     t: &AttendTask<'_>,
@@ -488,11 +489,11 @@ unsafe fn segment_rows<S: Weight, P: Products<S>>(
         work.segment.most[..group.len()].fill(f32::NEG_INFINITY);
         return;
     }
-    // What is computed begins with a whole tile.
+    // Computation starts at a tile boundary.
     let seen = seen.start / TILE * TILE..seen.end;
     let tiles = seen.start..seen.end.next_multiple_of(TILE);
     let q = group.start * (dim + 1)..group.end * (dim + 1);
-    // SAFETY: the room has what the functions ask for; the caller has the instruction set.
+    // SAFETY: the scratch has the sizes that the functions expect; the caller guarantees the instruction set.
     unsafe {
         P::score(q, group.len(), segment, seen.clone(), dim, work);
         let scales = t.is_scaled().then(|| work.scales.split_at(SEGMENT));
@@ -517,14 +518,14 @@ unsafe fn segment_rows<S: Weight, P: Products<S>>(
 }
 
 impl Partials<'_> {
-    /// Keeps a group's softmax of the segment whose rows begin at `row` of the task's.
+    /// Stores a group's softmax of the segment whose rows begin at `row` of the task's.
     ///
     /// # Safety
     ///
-    /// Nobody else may use these rows meanwhile.
+    /// The caller has exclusive access to these rows.
     unsafe fn keep(&self, row: usize, group: Range<usize>, segment: &OnlineSoftmax<'_>) {
         for (r, i) in group.enumerate() {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller upholds this function's contract.
             let out = unsafe { self.rows.row(self.first + row + i) };
             (out[0], out[1]) = (segment.most[r], segment.sum[r]);
             let wide = out.len() - 2;
@@ -533,7 +534,7 @@ impl Partials<'_> {
     }
 }
 
-/// Merges what was kept of all segments, exactly as [`run`] would have.
+/// Merges the partial results of all segments, bit-identical to what [`run`] computes in one pass.
 #[inline(always)]
 unsafe fn merge_kept<S: Weight, P: Products<S>>(t: &AttendTask<'_>, kept: Partials<'_>, work: &mut Work<'_>) {
     let (rows, wide) = (t.count(), work.segment.wide);
@@ -541,12 +542,12 @@ unsafe fn merge_kept<S: Weight, P: Products<S>>(t: &AttendTask<'_>, kept: Partia
     for segment in 0..t.segments().len() {
         for group in groups::<S, P>(t) {
             for (r, i) in group.clone().enumerate() {
-                // SAFETY: whoever computed the segment is done with it.
+                // SAFETY: the threads that computed the segments have finished writing.
                 let row = unsafe { kept.rows.row(kept.first + segment * rows + i) };
                 (work.segment.most[r], work.segment.sum[r]) = (row[0], row[1]);
                 work.segment.values[r * wide..][..wide].copy_from_slice(&row[2..]);
             }
-            // SAFETY: the caller has the instruction set.
+            // SAFETY: the caller guarantees the instruction set.
             unsafe { softmax::merge::<S>(&work.segment, &mut work.total, group) };
         }
     }
@@ -559,7 +560,7 @@ fn finish(t: &AttendTask<'_>, total: &OnlineSoftmax<'_>, inverted: bool) {
     let dim = t.heads.dim;
     for i in 0..t.count() {
         let (row, head) = t.place(i);
-        // A sink takes its share of the weights and gives nothing.
+        // An attention sink adds to the weight sum and has no value.
         let (mut by, mut sum) = (1.0, total.sum[i]);
         if let Some(sinks) = t.sinks {
             let (sink, most) = (sinks.row(0)[head], total.most[i]);
@@ -567,10 +568,10 @@ fn finish(t: &AttendTask<'_>, total: &OnlineSoftmax<'_>, inverted: bool) {
             by = (most - top).exp();
             sum = sum * by + (sink - top).exp();
         }
-        // SAFETY: these columns of this row are this task's alone.
+        // SAFETY: no other task writes these columns of this row.
         let out = unsafe { t.out.part(row, head * dim..(head + 1) * dim) };
         let values = &total.values[i * total.wide..][..dim];
-        // A zero's sign would tell how many weights of zero went into it.
+        // `+ 0.0` turns -0 into +0: the sign of a zero would depend on how many zero weights were added.
         if inverted {
             let by = by / sum;
             out.iter_mut().zip(values).for_each(|(o, v)| *o = v * by + 0.0);

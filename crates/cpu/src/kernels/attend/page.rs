@@ -1,12 +1,13 @@
-//! How a page of the cache is laid out, and how a segment of a sequence is found in its pages.
+//! Layout of a KV cache page, and the blocks of a segment of a sequence in its pages.
 //!
-//! A page holds, for each key head, blocks of [`BLOCK`] slots: keys as `[block][element][slot]`, values as
-//! `[block][slot][element]`. So scores of neighbouring positions and elements of one value each fill a vector, nothing
-//! is summed across lanes, and a block is one piece of memory. Where a page is no multiple of a block, its last block is
-//! shorter. Behind a head's elements are the scales of its slots, if elements have eight bits.
+//! A page holds, per KV head, blocks of [`BLOCK`] slots: keys as `[block][element][slot]`, values as
+//! `[block][slot][element]`. So a vector holds either the scores of adjacent positions or adjacent elements of one
+//! value, nothing is summed across lanes, and a block is contiguous. If the page length is not a multiple of a block,
+//! the last block is shorter. 8-bit elements are followed by the `f32` scales of the head's slots.
 //!
-//! Whole numbers are multiplied two at a time. So two elements of a key lie together, `[block][element / 2][slot][2]`, and
-//! two slots of a value, `[block][slot / 2][element][2]`, where pages are whole blocks and elements come in pairs.
+//! i8 elements are multiplied in pairs (paired layout). So two elements of a key are adjacent,
+//! `[block][element / 2][slot][2]`, and two slots of a value, `[block][slot / 2][element][2]`, if pages are whole
+//! blocks and the head dimension is even.
 
 use half::{bf16, f16};
 use tallow_core::{DType, Tensor};
@@ -16,21 +17,22 @@ use crate::backend::Cpu;
 use crate::mat::Mat;
 use crate::simd::{self, Element, F8, Simd};
 
-/// Blocks of a tile: as many streams are read at a time.
+/// Blocks per tile: that many streams are read concurrently.
 pub(super) const STREAMS: usize = super::TILE / BLOCK;
 
-/// Where elements lie in a page.
+/// Layout of a page.
 #[derive(Clone, Copy)]
 pub(crate) struct PageLayout {
     pub page_len: usize,
     pub dim: usize,
-    /// Bytes of a scale, if there are any.
+    /// Bytes of a scale, 0 without scales.
     scale: usize,
-    /// Do two that are multiplied together lie together?
+    /// Whether elements are laid out in pairs that are multiplied together (i8).
     pub paired: bool,
 }
 
-/// Where the elements of a head in a slot are: some side by side, then as many again so far from the first.
+/// Element offsets of one head in one slot: `together` adjacent elements, the next such group `apart` elements after
+/// the first.
 #[derive(Clone, Copy)]
 pub(crate) struct Spread {
     pub at: usize,
@@ -43,7 +45,7 @@ impl Spread {
         self.at + i / self.together * self.apart + i % self.together
     }
 
-    /// Are all side by side?
+    /// Whether all elements are contiguous.
     pub(crate) fn is_whole(self) -> bool {
         self.together == self.apart
     }
@@ -56,22 +58,22 @@ impl PageLayout {
         PageLayout { page_len, dim, scale, paired }
     }
 
-    /// Where what belongs to a head begins.
+    /// Offset of a head.
     fn head(self, head: usize) -> usize {
         head * self.page_len * (self.dim + self.scale)
     }
 
-    /// Where the scale of a head in a slot is.
+    /// Offset of the scale of a head in a slot.
     pub(crate) fn scale(self, head: usize, slot: usize) -> usize {
         self.head(head) + self.page_len * self.dim + slot * self.scale
     }
 
-    /// Where a head's block begins, which begins with the slot.
+    /// Offset of a head's block that begins with `slot`.
     pub(super) fn block(self, head: usize, slot: usize) -> usize {
         self.head(head) + slot * self.dim
     }
 
-    /// Where the key of a head in a slot is.
+    /// Location of the key of a head in a slot.
     pub(crate) fn key(self, head: usize, slot: usize) -> Spread {
         let together = if self.paired { 2 } else { 1 };
         let block = slot / BLOCK * BLOCK;
@@ -80,7 +82,7 @@ impl PageLayout {
         Spread { at, together, apart: width * together }
     }
 
-    /// Where the value of a head in a slot is.
+    /// Location of the value of a head in a slot.
     pub(crate) fn value(self, head: usize, slot: usize) -> Spread {
         match self.paired {
             true => Spread { at: self.block(head, slot / 2 * 2) + slot % 2, together: 1, apart: 2 },
@@ -89,7 +91,7 @@ impl PageLayout {
     }
 }
 
-/// The cache of one layer, by what its elements are.
+/// KV cache of one layer, by element type.
 #[derive(Clone, Copy)]
 pub(crate) enum Pages<'a> {
     F32(Mat<'a, f32>),
@@ -99,9 +101,9 @@ pub(crate) enum Pages<'a> {
     F8(Mat<'a, F8>),
 }
 
-/// What a cache that is read as it is may have for elements.
+/// Element type of a cache that is read in place.
 pub(in crate::kernels) trait InPages: Element {
-    /// The pages, if that is what they have.
+    /// The pages, if they have this element type.
     fn of(pages: Pages<'_>) -> Option<Mat<'_, Self>>;
 }
 
@@ -137,7 +139,7 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// The bytes of a page that has scales, and what they are to be multiplied by.
+    /// Bytes of a page with scales, and the factor that its scales are to be multiplied by.
     fn scaled(&self, page: usize) -> Option<(&'a [u8], f32)> {
         match self {
             Pages::I8(m) => Some((bytemuck::cast_slice(m.row(page)), 1.0)),
@@ -146,11 +148,11 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// Some elements of a page that lie together, widened.
+    /// Reads contiguous elements of a page, widened to `f32`.
     #[inline(always)]
     unsafe fn read<S: Simd>(&self, page: usize, at: usize, out: &mut [f32]) {
         let within = at..at + out.len();
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe {
             match self {
                 Pages::F32(m) => out.copy_from_slice(&m.row(page)[within]),
@@ -164,7 +166,7 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// One element of a page, widened.
+    /// Reads one element of a page, widened to `f32`.
     fn element(&self, page: usize, at: usize) -> f32 {
         match self {
             Pages::F32(m) => m.row(page)[at],
@@ -176,21 +178,21 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// Where the blocks of a segment are, each `BLOCK * dim` elements, and those that will be wanted next.
+/// Pointers to the blocks of a segment, each `BLOCK * dim` elements, and to those to prefetch next.
 ///
-/// Blocks past the sequence's end point to something that may be read.
+/// Blocks past the sequence's end point to memory that is safe to read.
 pub(super) struct Segment<E> {
     /// Blocks of keys, then the first of the values.
     pub k: [*const E; BLOCKS + STREAMS],
     /// Blocks of values, then the first of the next segment's keys.
     pub v: [*const E; BLOCKS + STREAMS],
-    /// Is it in the CPU's caches?
+    /// Whether the segment is in the CPU's caches.
     pub near: bool,
 }
 
 impl<E> Segment<E> {
-    /// Has the second tile of the values from `seen` on fetched, the `part`th of so many parts of it. The first is on its way
-    /// by then. Else memory would have nothing to do while scores become weights.
+    /// Prefetches the second tile of the values from `seen` on, part `part` of `of`. The first tile has been requested
+    /// by then. Without this, memory would idle while scores become weights.
     #[inline(always)]
     pub(super) fn fetch_values(&self, seen: usize, dim: usize, (part, of): (usize, usize)) {
         const LINE: usize = 64;
@@ -202,11 +204,11 @@ impl<E> Segment<E> {
     }
 }
 
-/// Something to bring segments from.
+/// Source of segments.
 pub(super) trait Bring {
     type E: Copy;
 
-    /// Segment `index` of the task's sequence.
+    /// Loads segment `index` of the task's sequence.
     unsafe fn load_kv<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<Self::E>;
 }
 
@@ -225,7 +227,7 @@ impl<E: bytemuck::Pod> Bring for Direct<'_, E> {
         let layout = t.layout();
         let block = |i: usize| {
             let (page, slot) = t.slot((index * BLOCKS + i).min(last) * BLOCK);
-            // Keys and values of a block begin at the same place.
+            // Keys and values of a block have the same offset.
             (page, layout.block(t.head, slot))
         };
         let mut segment = Segment {
@@ -250,11 +252,11 @@ impl<E: bytemuck::Pod> Bring for Direct<'_, E> {
     }
 }
 
-/// Elements that need no widening, or have been widened.
+/// Segments of `f32` elements: the cache's own, or widened.
 pub(super) enum Wide<'a> {
-    /// The pages are such.
+    /// `f32` pages, read in place.
     Direct(Direct<'a, f32>),
-    /// Memory for a copy: [BLOCKS, dim, BLOCK] and [BLOCKS, BLOCK, dim].
+    /// Buffers for a copy: [BLOCKS, dim, BLOCK] and [BLOCKS, BLOCK, dim].
     Copied { k: &'a mut [f32], v: &'a mut [f32] },
 }
 
@@ -264,11 +266,11 @@ impl Bring for Wide<'_> {
     #[inline(always)]
     unsafe fn load_kv<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<f32> {
         let (k, v) = match self {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller upholds this function's contract.
             Wide::Direct(direct) => return unsafe { direct.load_kv::<S>(t, index) },
             Wide::Copied { k, v } => (k, v),
         };
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { widen::<S>(t, index, k, v) };
         let size = BLOCK * t.heads.dim;
         let mut segment = Segment {
@@ -286,7 +288,7 @@ impl Bring for Wide<'_> {
     }
 }
 
-/// Copies a segment, widened, to where its blocks lie together. What is past the sequence's end is left as it is.
+/// Copies a segment to contiguous `f32` blocks. Slots past the sequence's end are left unchanged.
 #[inline(always)]
 unsafe fn widen<S: Simd>(t: &AttendTask<'_>, index: usize, k: &mut [f32], v: &mut [f32]) {
     let (dim, start) = (t.heads.dim, index * SEGMENT);
@@ -295,7 +297,7 @@ unsafe fn widen<S: Simd>(t: &AttendTask<'_>, index: usize, k: &mut [f32], v: &mu
     let end = t.len.min(start + SEGMENT);
     let blocks = k.chunks_exact_mut(BLOCK * dim).zip(v.chunks_exact_mut(BLOCK * dim));
     for (first, (k, v)) in (start..end).step_by(BLOCK).zip(blocks) {
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe {
             if whole {
                 let (page, slot) = t.slot(first);
@@ -315,23 +317,23 @@ unsafe fn widen<S: Simd>(t: &AttendTask<'_>, index: usize, k: &mut [f32], v: &mu
 }
 
 impl AttendTask<'_> {
-    /// How the pages are laid out.
+    /// Layout of the pages.
     pub(super) fn layout(&self) -> PageLayout {
         PageLayout::new(self.page_len, self.heads.dim, self.k.dtype())
     }
 
-    /// Have elements scales?
+    /// Whether elements have scales.
     pub(super) fn is_scaled(&self) -> bool {
         self.k.dtype().reach().is_some()
     }
 
-    /// Brings what the keys of a segment are multiplied by, and what the values are, a segment of each. Of positions past
-    /// the sequence's end nothing is left.
+    /// Loads the scales of the keys and of the values of a segment: [2, SEGMENT]. They are zero past the sequence's
+    /// end.
     pub(super) fn load_scales(&self, index: usize, out: &mut [f32]) {
         let (k, v) = out.split_at_mut(SEGMENT);
         let layout = self.layout();
         let (start, end) = (index * SEGMENT, self.len.min((index + 1) * SEGMENT));
-        // Where a page is whole blocks the scales of one are a line.
+        // If pages are whole blocks, the scales of a block are one cache line.
         let step = if self.page_len.is_multiple_of(BLOCK) { BLOCK } else { 1 };
         let size = size_of::<f32>();
         for (pages, out) in [(self.k, k), (self.v, v)] {
@@ -342,7 +344,7 @@ impl AttendTask<'_> {
             };
             for at in (start..end).step_by(step) {
                 let (Some((bytes, by)), from) = place(at) else { continue };
-                // It is as far ahead as the segment is long, and then is there.
+                // Prefetches one segment ahead.
                 if let (Some((ahead, _)), from) = place((at + SEGMENT).min(self.len - 1)) {
                     simd::prefetch(ahead[from..].as_ptr());
                 }

@@ -1,13 +1,14 @@
-//! Scores and weighted sums as tiles of bf16 make them.
+//! Scores and weighted sums in the summation order of AMX bf16 tiles.
 //!
-//! A tile sums the products of 32 pairs of numbers as two chains, one of the first, third and so on and one of the others;
-//! their sum is added to what there is. It does so in `f32`, where products of bf16 are exact, each sum rounded to the
-//! nearest. So vectors do the same with fused instructions or without. Whether what lacks to 32 is left away or is zero makes no
-//! difference: a chain begins with a zero that is positive, and nothing turns it negative.
+//! A tile instruction sums 32 products as two chains, one of the even-numbered products and one of the odd-numbered;
+//! the sum of both chains is added to the accumulator. All in `f32`, where products of bf16 are exact, each sum rounded
+//! to nearest. So vector code reproduces it, with or without FMA. Padding a span to 32 with zeros changes nothing: a
+//! chain begins with +0, and nothing turns it negative.
 //!
-//! One thing is different: tiles take numbers below 2⁻¹²⁶ for zero, vectors do not. So there are none. Keys and values are at
-//! least 2⁻⁶³ or zero ([`keep`]), queries at least 2⁻⁴⁰ or zero ([`query`]), weights at least 2⁻⁴⁸ or zero. All have eight
-//! bits, so their products are multiples of 2⁻¹²⁵, and so is whatever is summed from them: zero or large enough.
+//! One difference: tiles flush subnormals (below 2⁻¹²⁶) to zero, vectors do not. So operands are restricted to prevent
+//! them. Keys and values are at least 2⁻⁶³ in magnitude or zero ([`keep`]), queries at least 2⁻⁴⁰ or zero ([`query`]),
+//! weights at least 2⁻⁴⁸ or zero. All have 8 significant bits, so products, and all sums of them, are multiples of
+//! 2⁻¹²⁵: zero or normal.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -21,20 +22,20 @@ use super::weights::{self, Weight};
 use super::{AttendTask, BLOCK, BLOCKS, Products, SEGMENT, TILE, Work, transpose_q, with_rows};
 use crate::simd::{self, Element, Simd};
 
-/// Products that a tile sums before it adds them to others.
+/// Products that a tile instruction sums before it adds them to the accumulator.
 pub(super) const SPAN: usize = 32;
 
-/// Leaves of numbers for the cache those that are large enough.
+/// Flushes elements for the cache that are below 2⁻⁶³ to zero.
 pub(crate) fn keep(x: &mut [bf16]) {
-    // One of the exponent's two highest bits.
+    // The two highest bits of the exponent: either is set from 2⁻⁶³ on.
     const LARGE: u16 = 0x6000;
     x.iter_mut().for_each(|x| *x = if x.to_bits() & LARGE == 0 { bf16::ZERO } else { *x });
 }
 
-/// A query's element is no smaller, unless it is zero.
+/// Smallest magnitude of a nonzero query element.
 pub(super) const LEAST_QUERY: f32 = 1.0 / (1u64 << 40) as f32;
 
-/// A query's element, scaled, rounded to bf16.
+/// A scaled query element, rounded to bf16; below [`LEAST_QUERY`] it is zero.
 #[inline(always)]
 pub(super) fn query(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -42,18 +43,18 @@ pub(super) fn query(x: f32) -> f32 {
     if rounded.abs() < LEAST_QUERY { 0.0 } else { rounded }
 }
 
-/// Rows of the largest group that works on a widened copy. Each sum is two, and there are two vectors of each.
+/// Maximum rows per group on a widened copy. Each sum has two chains, and there are two vectors of each.
 pub(super) const fn rows_of_copy<S: Simd>() -> usize {
     let most = 3 * S::REGISTERS / 16;
     if most < 1 { 1 } else { most }
 }
 
-/// Rows of the largest group: what comes from memory, as it is, is to be read once for a few rows.
+/// Maximum rows per group: elements read in place come from memory and should be read once for several rows.
 const fn rows_at_once<S: Simd, E: Element>() -> usize {
     if size_of::<E>() == size_of::<f32>() { rows_of_copy::<S>() } else { super::rows_at_once::<S>() }
 }
 
-/// Products as tiles make them.
+/// Products in the summation order of tiles.
 pub(super) struct Paired<E>(PhantomData<E>);
 
 impl<S: Weight, E: Element> Products<S> for Paired<E> {
@@ -78,7 +79,7 @@ impl<S: Weight, E: Element> Products<S> for Paired<E> {
         dim: usize,
         work: &mut Work<'_>,
     ) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             with_rows!(rows, rows_at_once::<S, E>(), R =>
                 score::<S, E, R>(&work.q[q], &k.k, seen, dim, work.s));
@@ -87,7 +88,7 @@ impl<S: Weight, E: Element> Products<S> for Paired<E> {
 
     #[inline(always)]
     unsafe fn exp(t: &AttendTask<'_>, _: usize, _: usize, own: Range<usize>, s: &mut [f32]) -> (f32, f32) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let most = weights::largest::<S>(s, own.clone(), t.softcap);
             let sum = weights::exp::<S>(
@@ -113,7 +114,7 @@ impl<S: Weight, E: Element> Products<S> for Paired<E> {
         work: &mut Work<'_>,
     ) {
         let values = &mut *work.segment.values;
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             with_rows!(rows, rows_at_once::<S, E>(), R =>
                 weighted_values::<S, E, R>(work.s, v, seen, dim, values));
@@ -131,7 +132,7 @@ pub(super) unsafe fn score<S: Simd, E: Element, const R: usize>(
     s: &mut [f32],
 ) {
     let (q, s) = (&q[..R * dim], &mut s[..R * SEGMENT]);
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         match const { at_once::<S>(R) } {
             8 | 4 if const { 4 * S::LANES <= TILE } => scores::<S, E, R, 4>(q, k, seen, dim, s),
@@ -141,12 +142,12 @@ pub(super) unsafe fn score<S: Simd, E: Element, const R: usize>(
     }
 }
 
-/// How many vectors of each of `rows` sums can be under way at a time: a sum is two.
+/// Vectors of each of `rows` sums that fit the registers at a time: a sum has two chains.
 const fn at_once<S: Simd>(rows: usize) -> usize {
     simd::at_once::<S>(2 * rows)
 }
 
-/// The same, `N` vectors of positions at a time.
+/// [`score`] with `N` vectors of positions at a time.
 #[inline(always)]
 unsafe fn scores<S: Simd, E: Element, const R: usize, const N: usize>(
     q: &[f32],
@@ -155,7 +156,7 @@ unsafe fn scores<S: Simd, E: Element, const R: usize, const N: usize>(
     dim: usize,
     s: &mut [f32],
 ) {
-    // SAFETY: blocks have `BLOCK * dim` elements, `q` has `R * dim`, `s` has `R` segments; the caller has the
+    // SAFETY: blocks have `BLOCK * dim` elements, `q` has `R * dim`, `s` has `R * SEGMENT`; the caller guarantees the
     // instruction set.
     unsafe {
         for at in seen.step_by(N * S::LANES) {
@@ -167,7 +168,7 @@ unsafe fn scores<S: Simd, E: Element, const R: usize, const N: usize>(
                 let end = dim.min(first + SPAN);
                 let (mut even, mut odd) = ([[S::splat(0.0); N]; R], [[S::splat(0.0); N]; R]);
                 for d in (first..end / 2 * 2).step_by(2) {
-                    // What is read as it is comes from memory, two elements of a block on a cache line.
+                    // Elements read in place come from memory; a cache line holds two elements of a block.
                     if const { size_of::<E>() == 2 } {
                         for i in 0..N {
                             if i * S::LANES % BLOCK == 0 {
@@ -196,7 +197,7 @@ unsafe fn scores<S: Simd, E: Element, const R: usize, const N: usize>(
     }
 }
 
-/// As [`gather`](super::weighted_values::gather).
+/// As [`weighted_values`](super::weighted_values::weighted_values).
 #[inline(always)]
 pub(super) unsafe fn weighted_values<S: Simd, E: Element, const R: usize>(
     s: &[f32],
@@ -209,9 +210,9 @@ pub(super) unsafe fn weighted_values<S: Simd, E: Element, const R: usize>(
     values.fill(0.0);
     let sum = Sum { s: s.as_ptr(), segment, dim, values: values.as_mut_ptr() };
     let full = dim / S::LANES;
-    // As there: passes are taken tile by tile where values come from memory.
+    // As there: passes go tile by tile if values come from memory.
     let step = if segment.near { SEGMENT } else { TILE };
-    // SAFETY: the slices have the sizes that the sum asks for; the rest is passed on to the caller.
+    // SAFETY: the slices have the sizes that `Sum` expects; the caller upholds the rest of the contract.
     unsafe {
         for at in seen.clone().step_by(step) {
             let some = at..seen.end.min(at + step);
@@ -235,7 +236,7 @@ pub(super) unsafe fn weighted_values<S: Simd, E: Element, const R: usize>(
     }
 }
 
-/// A weighted sum under way.
+/// A weighted sum in progress.
 struct Sum<'a, E> {
     /// [rows, SEGMENT]
     s: *const f32,
@@ -246,7 +247,7 @@ struct Sum<'a, E> {
 }
 
 impl<E: Element> Sum<'_, E> {
-    /// Adds positions to `N` vectors from vector `column` on.
+    /// Adds positions to `N` vectors of columns from vector `column` on.
     #[inline(always)]
     unsafe fn columns<S: Simd, const R: usize, const N: usize>(
         &self,
@@ -254,7 +255,7 @@ impl<E: Element> Sum<'_, E> {
         column: usize,
     ) -> usize {
         let first = column * S::LANES;
-        // SAFETY: the columns are within what the sum has; the rest is passed on to the caller.
+        // SAFETY: the columns are within the buffers of `Sum`; the caller upholds the rest of the contract.
         unsafe {
             self.spans::<S, R, N>(
                 seen,
@@ -282,7 +283,7 @@ impl<E: Element> Sum<'_, E> {
         }
     }
 
-    /// Adds positions to the `count` columns from `first` on, of which `load` reads a vector of one position.
+    /// Adds positions to the `count` columns from `first` on; `load` reads a vector of one position.
     #[inline(always)]
     unsafe fn spans<S: Simd, const R: usize, const N: usize>(
         &self,
@@ -291,7 +292,7 @@ impl<E: Element> Sum<'_, E> {
         load: impl Fn(*const E, usize) -> S::V,
     ) {
         let wide = padded(self.dim);
-        // SAFETY: values have room for whole vectors; the rest is passed on to the caller.
+        // SAFETY: rows of values are padded to whole vectors; the caller upholds the rest of the contract.
         unsafe {
             for at in seen.clone().step_by(SPAN) {
                 let end = seen.end.min(at + SPAN);
@@ -323,10 +324,10 @@ impl<E: Element> Sum<'_, E> {
         sums: &mut [[S::V; N]; R],
     ) {
         let v = &self.segment.v;
-        // SAFETY: blocks have `BLOCK * dim` elements, weights are a segment for each row; the caller has the
-        // instruction set.
+        // SAFETY: blocks have `BLOCK * dim` elements, and there is a segment of weights for each row; the caller
+        // guarantees the instruction set.
         unsafe {
-            // All passes together fetch the whole of the next tile, from four places at a time.
+            // All passes together prefetch the whole of the next tile, from four streams at a time.
             if const { size_of::<E>() == 2 } {
                 let (i, next) = (position % TILE, position / TILE * STREAMS + STREAMS);
                 let ahead = v[next + i % STREAMS].wrapping_add(first * BLOCK + i / STREAMS * count);

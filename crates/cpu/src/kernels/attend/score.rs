@@ -1,4 +1,4 @@
-//! Scores: each query with each key of a segment.
+//! Attention scores: each query times each key of a segment.
 
 use std::ops::Range;
 
@@ -6,9 +6,10 @@ use super::page::STREAMS;
 use super::{BLOCK, BLOCKS, SEGMENT, TILE};
 use crate::simd::{self, Element, Simd};
 
-/// `s[row][position] = q[row] · k[position]` for `R` rows and at least the positions `seen`, which begin with a tile.
+/// `s[row][position] = q[row] · k[position]` for `R` rows and at least the positions `seen`, which begin at a tile
+/// boundary.
 ///
-/// `q` is `[dim, R]`, `s` is `[_, SEGMENT]`. A score is summed over the elements in order, whatever the tile.
+/// `q` is `[dim, R]`, `s` is `[_, SEGMENT]`. A score is summed over the elements in order, whatever the tile size.
 #[inline(always)]
 pub(super) unsafe fn score<S: Simd, E: Element, const R: usize>(
     q: &[f32],
@@ -18,7 +19,7 @@ pub(super) unsafe fn score<S: Simd, E: Element, const R: usize>(
     s: &mut [f32],
 ) {
     let (q, s) = (&q[..R * dim], &mut s[..R * SEGMENT]);
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         match const { least(simd::at_once::<S>(R), TILE / S::LANES) } {
             8 => tiles::<S, E, R, 8>(q, k, seen, dim, s),
@@ -29,7 +30,7 @@ pub(super) unsafe fn score<S: Simd, E: Element, const R: usize>(
     }
 }
 
-/// The same, `N` vectors of positions at a time.
+/// [`score`] with `N` vectors of positions at a time.
 #[inline(always)]
 unsafe fn tiles<S: Simd, E: Element, const R: usize, const N: usize>(
     q: &[f32],
@@ -38,9 +39,9 @@ unsafe fn tiles<S: Simd, E: Element, const R: usize, const N: usize>(
     dim: usize,
     s: &mut [f32],
 ) {
-    // Elements of the keys of a block that lie on one cache line.
+    // Elements of a block's keys per cache line.
     let line = (64 / (BLOCK * size_of::<E>())).max(1);
-    // SAFETY: blocks have `BLOCK * dim` elements, `q` has `R * dim`, `s` has `R` segments; the caller has the
+    // SAFETY: blocks have `BLOCK * dim` elements, `q` has `R * dim`, `s` has `R * SEGMENT`; the caller guarantees the
     // instruction set.
     unsafe {
         for at in seen.step_by(N * S::LANES) {
@@ -71,7 +72,7 @@ unsafe fn tiles<S: Simd, E: Element, const R: usize, const N: usize>(
     }
 }
 
-/// Adds element `d` of the queries times that of the keys.
+/// Adds the products of element `d` of the queries and of the keys.
 #[inline(always)]
 pub(super) unsafe fn element<S: Simd, E: Element, const R: usize, const N: usize>(
     keys: &[*const E; N],
@@ -79,7 +80,7 @@ pub(super) unsafe fn element<S: Simd, E: Element, const R: usize, const N: usize
     d: usize,
     sums: &mut [[S::V; N]; R],
 ) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         add_products::<S, R, N>(
             sums,
@@ -91,14 +92,14 @@ pub(super) unsafe fn element<S: Simd, E: Element, const R: usize, const N: usize
     }
 }
 
-/// `sums[r][i] += w(r) * x(i)`. Those factors of which there are fewer are held, or registers would not do.
+/// `sums[r][i] += w(r) * x(i)`. The smaller set of factors is held in registers; holding the larger would spill.
 #[inline(always)]
 pub(super) unsafe fn add_products<S: Simd, const R: usize, const N: usize>(
     sums: &mut [[S::V; N]; R],
     w: impl Fn(usize) -> S::V,
     x: impl Fn(usize) -> S::V,
 ) {
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         if const { R < N } {
             let mut held = [S::splat(0.0); R];

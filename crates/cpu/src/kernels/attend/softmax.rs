@@ -1,22 +1,22 @@
-//! From scores to weights, and from segments to the whole.
+//! Online softmax: from scores to weights, and merging of segments.
 
 use std::ops::Range;
 
 use super::ROWS;
 use crate::simd::{self, Simd};
 
-/// A row of `dim` values with room for whole vectors.
+/// `dim` rounded up to whole vectors.
 pub(super) fn padded(dim: usize) -> usize {
     dim.next_multiple_of(16)
 }
 
-/// A softmax under way, for some rows: the largest score, the sum of weights, the weighted sum of values.
+/// Online softmax state of some rows: maximum score, sum of weights, weighted sum of values.
 pub(super) struct OnlineSoftmax<'a> {
     pub most: &'a mut [f32],
     pub sum: &'a mut [f32],
     /// [rows, wide]
     pub values: &'a mut [f32],
-    /// See [`padded`].
+    /// Row stride of `values`, see [`padded`].
     pub wide: usize,
 }
 
@@ -28,11 +28,11 @@ impl OnlineSoftmax<'_> {
     }
 }
 
-/// Multiplies scores, or weights, by the scales of keys, or values. Both are whole vectors.
+/// Multiplies scores or weights by the scales of keys or values. Both slices are whole vectors.
 #[inline(always)]
 pub(super) unsafe fn multiply<S: Simd>(s: &mut [f32], by: &[f32]) {
     let (n, by, s) = (s.len().min(by.len()), by.as_ptr(), s.as_mut_ptr());
-    // SAFETY: within both slices; the caller has the instruction set.
+    // SAFETY: within both slices; the caller guarantees the instruction set.
     unsafe {
         for at in (0..n).step_by(S::LANES) {
             S::store(s.add(at), S::mul(S::load(s.add(at)), S::load(by.add(at))));
@@ -40,16 +40,16 @@ pub(super) unsafe fn multiply<S: Simd>(s: &mut [f32], by: &[f32]) {
     }
 }
 
-/// Turns scores into weights. Returns the largest score and the sum of the weights.
+/// Turns scores into weights. Returns the maximum score and the sum of the weights.
 ///
-/// Only the positions `seen` of `s` count, the others weigh nothing at all. `s` is whole vectors.
+/// Positions of `s` outside `seen` get weight 0. `s` is whole vectors.
 #[inline(always)]
 pub(super) unsafe fn exp<S: Simd>(s: &mut [f32], seen: Range<usize>, softcap: Option<f32>) -> (f32, f32) {
     if seen.is_empty() {
         s.fill(0.0);
         return (f32::NEG_INFINITY, 0.0);
     }
-    // SAFETY: within the slice; the caller has the instruction set.
+    // SAFETY: within the slice; the caller guarantees the instruction set.
     unsafe {
         if let Some(cap) = softcap {
             crate::kernels::rowwise::softcap::<S>(s, cap);
@@ -61,7 +61,7 @@ pub(super) unsafe fn exp<S: Simd>(s: &mut [f32], seen: Range<usize>, softcap: Op
         }
         let len = s.len();
         let vectors = || (0..len).step_by(S::LANES);
-        // Two at a time: the largest is the same in any order.
+        // Two maxima in parallel: the order does not change the result.
         let mut top = [S::splat(f32::NEG_INFINITY); 2];
         for at in vectors() {
             let i = at / S::LANES % 2;
@@ -86,14 +86,14 @@ pub(super) unsafe fn exp<S: Simd>(s: &mut [f32], seen: Range<usize>, softcap: Op
     }
 }
 
-/// Adds a finished segment of the rows `group`, of which there are no more than 16, to those before it.
+/// Merges a segment of the rows `group`, at most 16, into the segments before it.
 #[inline(always)]
 pub(super) unsafe fn merge<S: Simd>(
     segment: &OnlineSoftmax<'_>,
     total: &mut OnlineSoftmax<'_>,
     group: Range<usize>,
 ) {
-    // Room for whole vectors.
+    // Rounded up to whole vectors.
     const LANES: usize = ROWS.next_multiple_of(16);
     let wide = total.wide;
     let (mut keep, mut add) = ([f32::NEG_INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
@@ -102,7 +102,7 @@ pub(super) unsafe fn merge<S: Simd>(
         let most = before.max(here);
         (keep[r], add[r]) = (before - most, here - most);
     }
-    // SAFETY: all arrays are whole vectors; the caller has the instruction set.
+    // SAFETY: all arrays are whole vectors; the caller guarantees the instruction set.
     unsafe {
         for at in (0..LANES).step_by(S::LANES) {
             S::store(keep.as_mut_ptr().add(at), simd::exp::<S>(S::load(keep.as_ptr().add(at))));

@@ -1,15 +1,16 @@
-//! Attention of many rows by AMX, whose tiles multiply 16 rows with 16 columns, in bf16.
+//! Attention of many rows with AMX, whose tiles multiply 16 rows by 16 columns in bf16.
 //!
-//! Tiles sum as [`paired`] says, and what comes before and after them is what few rows go through. So results are the same to
-//! the last bit, and a row may be computed either way.
+//! Tiles sum in the order of [`paired`], and all code before and after them is shared with the vector path. So results
+//! are bit-identical, and a row may be computed either way.
 //!
-//! A segment is copied to where it lies as tiles want it. Then rows are taken in groups of [`GROUP`]: scores by tiles, weights
-//! by vectors, values by tiles. Vectors and tiles do not work at the same time, however they are mixed: a product of tiles
-//! takes one of the two ports that long vectors have.
+//! A segment is copied into the tile layout. Then rows are processed in groups of [`GROUP`]: scores by tiles, weights
+//! by vectors, values by tiles. Tile and vector instructions do not overlap, however they are interleaved: a tile
+//! product occupies one of the two ports of 512-bit vectors.
 //!
 //! # Safety
 //!
-//! As for [`kernels`](crate::kernels): only on a CPU that has AMX, in a process that may use it (see [`Isa`](crate::Isa)).
+//! As for [`kernels`](crate::kernels): call only on a CPU with AMX, in a process that may use it (see
+//! [`Isa`](crate::Isa)).
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -28,22 +29,22 @@ use crate::simd::{self, Avx512};
 
 /// Rows that are multiplied together: two tiles.
 const GROUP: usize = 32;
-/// Rows, and columns, of a tile.
+/// Rows and columns of a tile.
 const SIDE: usize = 16;
 /// Bytes of a tile.
 const TILE: usize = 1024;
-/// Stretches of a segment that one tile takes.
+/// Spans (of [`SPAN`] positions) per segment, one tile each.
 const SPANS: usize = SEGMENT / SPAN;
-/// Numbers from one row of scores to the next: rows of a power of two would all want the same places of the cache.
+/// Row stride of scores in floats: with a power of two all rows would map to the same cache sets.
 const WIDE: usize = SEGMENT + 16;
-/// From this many rows on a copy of a segment pays.
+/// Minimum rows for which a copy of a segment pays off.
 const MANY: usize = 17;
 
-/// [`attend_bf16`](super::attend_bf16), by tiles where rows are many.
+/// [`attend_bf16`](super::attend_bf16), with tiles if there are many rows.
 pub(in crate::kernels) fn attend_bf16(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     match (t.k, t.v, stage) {
         (Pages::BF16(k), Pages::BF16(v), Stage::Whole | Stage::Segments(..)) if t.count() >= MANY => {
-            // SAFETY: this is in the kernel table that is handed out only where the CPU and the system allow it.
+            // SAFETY: this function is in a kernel table that is handed out only where the CPU and the OS allow AMX.
             unsafe {
                 amx::shape(amx::Shape::Whole);
                 run(t, Cache { k, v }, stage, scratch);
@@ -53,17 +54,17 @@ pub(in crate::kernels) fn attend_bf16(t: &AttendTask<'_>, stage: &Stage<'_>, scr
     }
 }
 
-/// The pages.
+/// The KV cache pages.
 #[derive(Clone, Copy)]
 struct Cache<'a> {
     k: Mat<'a, bf16>,
     v: Mat<'a, bf16>,
 }
 
-/// Tiles one after the other, each a line for each of its 16 rows.
+/// Scratch: tiles one after another, each 16 rows of one 64-byte line.
 ///
-/// Of what is multiplied from the left a line is a row's 32 numbers. From the right it is two numbers of each of 16 columns:
-/// the line's two of the 32.
+/// In a left operand, a line is 32 elements of a row. In a right operand, it is two elements (those of the line) of
+/// each of 16 columns.
 struct Room<'a> {
     /// Queries: tiles [rows / 16, dim / 32]
     q: *mut u8,
@@ -75,9 +76,9 @@ struct Room<'a> {
     s: *mut f32,
     /// Weights of a group: tiles [GROUP / 16, positions / 32]
     w: *mut u8,
-    /// Of a group in a segment.
+    /// Softmax of a group in one segment.
     segment: OnlineSoftmax<'a>,
-    /// Elements of a head, with those that lack to whole pairs of tiles.
+    /// Head dimension, padded to whole pairs of tiles.
     dims: usize,
     total: OnlineSoftmax<'a>,
 }
@@ -113,16 +114,16 @@ impl<'a> Room<'a> {
     }
 }
 
-/// 32 rows times 32 columns, by four tiles at a time.
+/// Product of 32 rows and 32 columns, as 2 x 2 tiles.
 struct Product {
-    /// The tiles of the first 16 rows, one after the other, and those of the first 16 columns.
+    /// Tiles of the first 16 rows, contiguous, and those of the first 16 columns.
     left: *const u8,
     right: *const u8,
-    /// How many there are of each.
+    /// Number of tiles of each.
     steps: usize,
-    /// Bytes to those of the other 16 rows, and of the other 16 columns.
+    /// Bytes from there to the tiles of the other 16 rows, and of the other 16 columns.
     apart: usize,
-    /// Where the sums go, and the bytes of a row there.
+    /// Output, and its row stride in bytes.
     out: *mut f32,
     width: usize,
 }
@@ -130,7 +131,8 @@ struct Product {
 impl Product {
     #[inline(always)]
     unsafe fn run(&self) {
-        // SAFETY: whoever made the product vouches for what it names; the caller has the instructions.
+        // SAFETY: the pointers of the product are valid for its tiles (whoever built it guarantees that); the caller
+        // guarantees the instruction set.
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -169,14 +171,14 @@ impl Product {
     }
 }
 
-/// The stretches of the segment from `start` on that have some of the positions `seen`.
+/// Positions of the segment from `start` on that intersect `seen`, rounded out to whole spans.
 fn stretches(start: usize, seen: Range<usize>) -> Range<usize> {
     let here = |p: usize| p.clamp(start, start + SEGMENT) - start;
     let first = here(seen.start) / SPAN * SPAN;
     first..here(seen.end).next_multiple_of(SPAN).max(first)
 }
 
-/// Of two runs of 16 words, one of the first, one of the second, and so on.
+/// Permutation that interleaves two runs of 16 words.
 static TURNS: [u16; SPAN] = {
     let mut turns = [0; SPAN];
     let mut i = 0;
@@ -187,14 +189,15 @@ static TURNS: [u16; SPAN] = {
     turns
 };
 
-/// Copies the keys of a segment that some row sees, in whole stretches.
+/// Copies the keys of a segment that some row attends to, in whole spans.
 #[inline(always)]
 unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, index: usize) {
     let start = index * SEGMENT;
     let seen = stretches(start, t.see(0..t.count()));
     let layout = t.layout();
     let (dim, dims) = (t.heads.dim, room.dims);
-    // SAFETY: pages have room for all positions before the end, the room for a segment; the caller has the instructions.
+    // SAFETY: pages have all positions before the end, the scratch has a segment; the caller guarantees the instruction
+    // set.
     unsafe {
         let turns = _mm512_loadu_si512(TURNS.as_ptr().cast());
         for at in seen.step_by(BLOCK) {
@@ -243,7 +246,7 @@ unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, inde
     let seen = stretches(start, t.see(0..t.count()));
     let layout = t.layout();
     let (dim, dims) = (t.heads.dim, room.dims);
-    // SAFETY: as above.
+    // SAFETY: as in `copy_keys`.
     unsafe {
         let turns = _mm512_loadu_si512(TURNS.as_ptr().cast());
         for at in seen.step_by(2) {
@@ -270,10 +273,10 @@ unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, inde
     }
 }
 
-/// Lays out the queries, scaled and rounded. What lacks to whole groups and tiles is zero.
+/// Lays out the queries, scaled and rounded, zero-padded to whole groups and tiles.
 #[inline(always)]
 unsafe fn load_queries(t: &AttendTask<'_>, room: &Room<'_>) {
-    // Rows that are asked for before they are wanted: they lie far from each other.
+    // Prefetch distance in rows, which lie far from each other.
     const AHEAD: usize = 8;
     let (dim, depth, scale) = (t.heads.dim, room.dims / SPAN, t.scale_to_two());
     let from = |i: usize| {
@@ -287,8 +290,8 @@ unsafe fn load_queries(t: &AttendTask<'_>, room: &Room<'_>) {
         let from = if i < t.count() { from(i) } else { &[] };
         for d in 0..depth {
             let from = &from[from.len().min(d * SPAN)..];
-            // SAFETY: within the slice, and the room is for so many rows of so many elements; the caller has the
-            // instructions.
+            // SAFETY: the loads are masked to the slice, and the scratch has that many rows of that many elements; the
+            // caller guarantees the instruction set.
             unsafe {
                 let to = room.q.add((i / SIDE * depth + d) * TILE + i % SIDE * 64);
                 for half in [0, SIDE] {
@@ -302,10 +305,10 @@ unsafe fn load_queries(t: &AttendTask<'_>, room: &Room<'_>) {
     }
 }
 
-/// [`query`](paired::query) of 16 numbers, as bf16.
+/// [`query`](paired::query) of 16 floats, as bf16.
 #[inline(always)]
 unsafe fn queries(q: __m512, scale: f32) -> __m256i {
-    // SAFETY: the caller has the instructions.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let bits = _mm512_castps_si512(_mm512_mul_ps(q, _mm512_set1_ps(scale)));
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
@@ -316,22 +319,23 @@ unsafe fn queries(q: __m512, scale: f32) -> __m256i {
     }
 }
 
-/// A group of rows in a segment.
+/// A group of rows in one segment.
 struct Part {
-    /// Where the segment begins.
+    /// First position of the segment.
     start: usize,
     rows: Range<usize>,
-    /// Positions of the segment that some row sees, in whole stretches.
+    /// Positions of the segment that some row attends to, in whole spans.
     seen: Range<usize>,
 }
 
 impl Part {
-    /// Scores of all rows.
+    /// Computes the scores of all rows.
     #[inline(always)]
     unsafe fn score(&self, room: &Room<'_>) {
         let depth = room.dims / SPAN;
         for at in self.seen.clone().step_by(SPAN) {
-            // SAFETY: the room has all of it; the caller has the instructions.
+            // SAFETY: the scratch has all tiles of the group and the segment; the caller guarantees the instruction
+            // set.
             unsafe {
                 let product = Product {
                     left: room.q.add(self.rows.start / SIDE * depth * TILE),
@@ -346,7 +350,7 @@ impl Part {
         }
     }
 
-    /// Weights of all rows. With each row something else is done.
+    /// Computes the weights of all rows; calls `also` before each row.
     #[inline(always)]
     unsafe fn exp(&self, t: &AttendTask<'_>, room: &mut Room<'_>, also: impl Fn(usize)) {
         let (seen, first) = (self.seen.clone(), self.start + self.seen.start);
@@ -355,11 +359,12 @@ impl Part {
             let here = |p: usize| p.clamp(first, first + seen.len()) - first;
             here(own.start)..here(own.end)
         };
-        // SAFETY: the room has scores and weights for all rows of a group; the caller has the instructions.
+        // SAFETY: the scratch has scores and weights for all rows of a group; the caller guarantees the instruction
+        // set.
         unsafe {
             let s = |r: usize| std::slice::from_raw_parts_mut(room.s.add(r * WIDE + seen.start), seen.len());
             let mut most = [0.0; GROUP];
-            // All of these first: they take long to come and little to do.
+            // Maxima of all rows first: they have high latency and little work.
             for r in 0..self.rows.len() {
                 most[r] = weights::largest::<Avx512>(s(r), own(r), t.softcap);
             }
@@ -383,12 +388,12 @@ impl Part {
         }
     }
 
-    /// Values of all rows.
+    /// Computes the weighted values of all rows.
     #[inline(always)]
     unsafe fn weighted_values(&self, room: &mut Room<'_>) {
         let first = self.seen.start / SPAN * TILE;
         for column in (0..room.dims).step_by(SPAN) {
-            // SAFETY: as above.
+            // SAFETY: as in `score`.
             unsafe {
                 let product = Product {
                     left: room.w.add(first),
@@ -404,12 +409,12 @@ impl Part {
     }
 }
 
-/// Goes through some segments.
+/// Computes the segments of a stage.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn run(t: &AttendTask<'_>, from: Cache<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     let (rows, all) = (t.count(), t.segments());
     let mut room = Room::new(scratch, rows, t.heads.dim);
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds this function's contract.
     unsafe { load_queries(t, &room) };
     room.total.clear();
     let (segments, kept) = match stage {
@@ -419,7 +424,7 @@ unsafe fn run(t: &AttendTask<'_>, from: Cache<'_>, stage: &Stage<'_>, scratch: &
     for index in segments.clone() {
         let (start, kept) = (index * SEGMENT, kept.map(|kept| (kept, (index - all.start) * rows)));
         let next = (index + 1 < segments.end).then_some(index + 1);
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             copy_keys(t, from, &room, index);
             copy_values(t, from, &room, index);
@@ -442,15 +447,15 @@ unsafe fn run(t: &AttendTask<'_>, from: Cache<'_>, stage: &Stage<'_>, scratch: &
     }
 }
 
-/// Has some of a segment's memory fetched: as much as there is for each row of the task.
+/// Prefetches one row's share of a segment.
 #[inline(always)]
 fn fetch(t: &AttendTask<'_>, from: Cache<'_>, index: usize, row: usize) {
-    // Of blocks that do not lie together nothing is asked for.
+    // Blocks that are not contiguous are not prefetched.
     if !t.page_len.is_multiple_of(BLOCK) {
         return;
     }
     let layout = t.layout();
-    // Elements on a line; lines of a block, and those of the segment's keys and values for each row.
+    // Elements per line; lines per block, and lines of the segment's keys and values per row.
     const LINE: usize = 32;
     let block = BLOCK * t.heads.dim / LINE;
     let each = (2 * SEGMENT / BLOCK * block).div_ceil(t.count());
@@ -473,7 +478,7 @@ fn fetch(t: &AttendTask<'_>, from: Cache<'_>, index: usize, row: usize) {
     }
 }
 
-/// The odd ones of so many words.
+/// Permutation that selects the odd words of two vectors: the upper halves of 32 floats.
 static ODD: [u16; SPAN] = {
     let mut odd = [0; SPAN];
     let mut i = 0;
@@ -484,7 +489,7 @@ static ODD: [u16; SPAN] = {
     odd
 };
 
-/// Adds a group whose values are there to the segments before, or keeps it.
+/// Merges a group's segment into the total, or stores it as a partial result.
 #[inline(always)]
 unsafe fn end(room: &mut Room<'_>, part: &Part, kept: Option<(Partials<'_>, usize)>) {
     let OnlineSoftmax { most, sum, values, wide } = &mut room.segment;
@@ -492,7 +497,7 @@ unsafe fn end(room: &mut Room<'_>, part: &Part, kept: Option<(Partials<'_>, usiz
     for (first, ((most, sum), values)) in part.rows.clone().step_by(SIDE).zip(groups) {
         let rows = first..part.rows.end.min(first + SIDE);
         let segment = OnlineSoftmax { most, sum, values, wide: *wide };
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             match kept {
                 Some((kept, row)) => kept.keep(row, rows, &segment),

@@ -1,4 +1,4 @@
-//! The values of a segment, each times its weight, summed.
+//! Weighted sum of the values of a segment.
 
 use std::ops::Range;
 
@@ -8,10 +8,11 @@ use super::softmax::padded;
 use super::{BLOCK, SEGMENT, TILE};
 use crate::simd::{self, Element, Simd};
 
-/// `values[row] = Σ s[row][position] * v[position]` for `R` rows over the positions `seen`, which begin with a tile.
+/// `values[row] = Σ s[row][position] * v[position]` for `R` rows over the positions `seen`, which begin at a tile
+/// boundary.
 ///
-/// `s` is `[_, SEGMENT]`, `values` is `[_, padded(dim)]`. Positions are taken in an order of their own: slot by slot
-/// through the blocks of a tile, so that the blocks are read at the same time. It is the same for everybody.
+/// `s` is `[_, SEGMENT]`, `values` is `[_, padded(dim)]`. The positions of a tile are interleaved: slot by slot through
+/// its blocks, so that the blocks are read concurrently. The order is the same in all cases.
 #[inline(always)]
 pub(super) unsafe fn weighted_values<S: Simd, E: Element, const R: usize>(
     s: &[f32],
@@ -24,10 +25,10 @@ pub(super) unsafe fn weighted_values<S: Simd, E: Element, const R: usize>(
     values.fill(0.0);
     let sum = Sum { s: s.as_ptr(), segment, dim, values: values.as_mut_ptr() };
     let full = dim / S::LANES;
-    // Each stretch of columns is a pass over the values. Where they come from memory, passes are taken tile by tile, so
-    // that all but the first find the tile near.
+    // Each group of columns is a pass over the values. If they come from memory, passes go tile by tile, so that all
+    // but the first find the tile in cache.
     let step = if segment.near || full <= simd::at_once::<S>(R) { SEGMENT } else { TILE };
-    // SAFETY: the slices have the sizes that the sum asks for; the rest is passed on to the caller.
+    // SAFETY: the slices have the sizes that `Sum` expects; the caller upholds the rest of the contract.
     unsafe {
         for at in seen.clone().step_by(step) {
             let some = at..seen.end.min(at + step);
@@ -51,7 +52,7 @@ pub(super) unsafe fn weighted_values<S: Simd, E: Element, const R: usize>(
     }
 }
 
-/// A weighted sum under way.
+/// A weighted sum in progress.
 struct Sum<'a, E> {
     /// [rows, SEGMENT]
     s: *const f32,
@@ -62,7 +63,7 @@ struct Sum<'a, E> {
 }
 
 impl<E: Element> Sum<'_, E> {
-    /// Adds positions to `N` vectors from vector `column` on.
+    /// Adds positions to `N` vectors of columns from vector `column` on.
     #[inline(always)]
     unsafe fn columns<S: Simd, const R: usize, const N: usize>(
         &self,
@@ -70,7 +71,7 @@ impl<E: Element> Sum<'_, E> {
         column: usize,
     ) -> usize {
         let (first, wide) = (column * S::LANES, padded(self.dim));
-        // SAFETY: the columns and positions are within what the sum has; the caller has the instruction set.
+        // SAFETY: the columns and positions are within the buffers of `Sum`; the caller guarantees the instruction set.
         unsafe {
             let out = |r: usize, i: usize| self.values.add(r * wide + first + i * S::LANES);
             let mut sums = [[S::splat(0.0); N]; R];
@@ -133,8 +134,8 @@ impl<E: Element> Sum<'_, E> {
         }
     }
 
-    /// Calls `add` with `count` elements of each position's value, from element `first` on, with as many that are to be
-    /// fetched ahead, and with its weight.
+    /// Calls `add` for each position with a pointer to `count` elements of its value from element `first` on, a pointer
+    /// to as many to prefetch, and a pointer to its weight.
     #[inline(always)]
     unsafe fn each(
         &self,
@@ -147,13 +148,13 @@ impl<E: Element> Sum<'_, E> {
             let block = at / BLOCK;
             // SAFETY: blocks have `BLOCK * dim` elements.
             let now: [*const E; STREAMS] = std::array::from_fn(|b| unsafe { v[block + b].add(first) });
-            // All passes together fetch the whole of the next blocks, each block from its start to its end.
+            // All passes together prefetch the whole of the next blocks, each block from start to end.
             let ahead: [*const E; STREAMS] =
                 std::array::from_fn(|b| v[block + STREAMS + b].wrapping_add(first * BLOCK));
             let left = seen.end - at;
             // SAFETY: slots are in their blocks, positions in the segment.
             unsafe {
-                // Where elements are widened on the way memory is the limit, and the shorter loop is as good.
+                // Elements narrower than `f32` are memory-bound, so the shorter loop below is as fast.
                 if const { size_of::<E>() == 4 } && left >= TILE {
                     for slot in 0..BLOCK {
                         let step = slot * self.dim;

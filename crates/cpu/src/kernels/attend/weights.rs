@@ -1,7 +1,7 @@
-//! From scores to weights that are rounded to bf16.
+//! Softmax weights rounded to bf16.
 //!
-//! A rounded weight has eight bits, so what it is rounded from needs no more than a few more: a polynomial of the third
-//! degree, off by 2⁻¹³ of it.
+//! A rounded weight has 8 significant bits, so the exact one needs only a few more: a cubic polynomial with a relative
+//! error of 2⁻¹³.
 
 use std::ops::Range;
 
@@ -17,9 +17,9 @@ use crate::simd::Neon;
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{Scalar, Simd};
 
-/// A vector whose lanes can be put together from exponents and digits.
+/// A vector whose lanes can be assembled from exponent and mantissa.
 pub(in crate::kernels) trait Weight: Simd {
-    /// Of each lane's bits: `((exponent << 7) + digits) << 16`.
+    /// Per lane, on the bits: `((exponent << 7) + digits) << 16`.
     unsafe fn join(exponent: Self::V, digits: Self::V) -> Self::V;
 }
 
@@ -36,7 +36,7 @@ impl Weight for Scalar {
 impl Weight for Neon {
     #[inline(always)]
     unsafe fn join(exponent: [float32x4_t; 2], digits: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: the caller guarantees the instruction set.
         std::array::from_fn(|i| unsafe {
             let exponent = vshlq_n_u32::<7>(vreinterpretq_u32_f32(exponent[i]));
             let both = vaddq_u32(exponent, vreinterpretq_u32_f32(digits[i]));
@@ -49,7 +49,7 @@ impl Weight for Neon {
 impl Weight for Avx2 {
     #[inline(always)]
     unsafe fn join(exponent: __m256, digits: __m256) -> __m256 {
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe {
             let exponent = _mm256_slli_epi32::<7>(_mm256_castps_si256(exponent));
             let both = _mm256_add_epi32(exponent, _mm256_castps_si256(digits));
@@ -62,7 +62,7 @@ impl Weight for Avx2 {
 impl Weight for Avx512 {
     #[inline(always)]
     unsafe fn join(exponent: __m512, digits: __m512) -> __m512 {
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe {
             let exponent = _mm512_slli_epi32::<7>(_mm512_castps_si512(exponent));
             let both = _mm512_add_epi32(exponent, _mm512_castps_si512(digits));
@@ -71,23 +71,23 @@ impl Weight for Avx512 {
     }
 }
 
-/// The least weight: what would weigh less weighs so much. See [`paired`](super::paired) for why there is one.
+/// log2 of the smallest weight: smaller ones are raised to it. See [`paired`](super::paired) for the reason.
 const LEAST: f32 = -48.0;
 
-/// `2ˣ` of numbers up to zero, rounded to bf16. `x` is given less a half.
+/// `2ˣ` for `x <= 0`, rounded to bf16. The argument is `x - 1/2`.
 #[inline(always)]
 unsafe fn weight<S: Weight>(x: S::V) -> S::V {
-    // Added to a number this leaves it rounded, to a whole one or to 128ths, as the last bits. The first also brings the
-    // bias of an exponent, less the one that the digits' own highest bit adds to it.
+    // Adding these rounds to an integer or to 128ths, in the lowest bits. WHOLE also adds the exponent bias, minus the
+    // one that the mantissa's implicit bit contributes.
     const WHOLE: f32 = 12_582_912.0 + 126.0;
     const DIGITS: f32 = 98_304.0;
-    // SAFETY: the caller has the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
-        // In this order, which makes something of NaN.
+        // In this operand order NaN becomes the minimum.
         let x = S::max(x, S::splat(LEAST - 0.5));
         let exponent = S::add(x, S::splat(WHOLE));
         let r = S::sub(x, S::sub(exponent, S::splat(WHOLE)));
-        // 2^(r + 1/2), from 1 to 2. The last coefficient is in 128ths, so that it goes with what rounds.
+        // 2^(r + 1/2), from 1 to 2. The constant term is a multiple of 1/128, so that it merges with DIGITS.
         let p = S::fma(S::splat(0.080_189_52), r, S::splat(0.343_745_62));
         let p = S::fma(p, r, S::splat(0.980_154_9));
         let digits = S::fma(p, r, S::splat(DIGITS + 181.0 / 128.0));
@@ -98,7 +98,7 @@ unsafe fn weight<S: Weight>(x: S::V) -> S::V {
 /// Lanes of the longest pair of vectors.
 const SIDE: usize = 32;
 
-/// What vectors of scores are held under: nothing, then everything, then nothing.
+/// Upper bounds that mask edge vectors of scores: +∞ (kept), then -∞ (masked), then +∞.
 static BARS: [f32; 3 * SIDE] = {
     let mut bars = [f32::INFINITY; 3 * SIDE];
     let mut i = SIDE;
@@ -109,7 +109,7 @@ static BARS: [f32; 3 * SIDE] = {
     bars
 };
 
-/// Where in some scores there are pairs of vectors of which something is seen.
+/// The scores `seen`, extended to whole pairs of vectors.
 #[inline(always)]
 fn near<S: Simd>(seen: &Range<usize>) -> Range<usize> {
     let pair = 2 * S::LANES;
@@ -119,19 +119,18 @@ fn near<S: Simd>(seen: &Range<usize>) -> Range<usize> {
     }
 }
 
-/// Bars for the first pair of those, whose front may not be seen, and for the last, whose back may not be.
+/// Bounds for the first pair of vectors, whose front may be masked, and for the last, whose back may be.
 #[inline(always)]
 unsafe fn bars<S: Simd>(seen: &Range<usize>) -> [*const f32; 2] {
     let near = near::<S>(seen);
-    // SAFETY: a pair is no longer than a side.
+    // SAFETY: a pair of vectors is no longer than `SIDE`, so both reads stay within `BARS`.
     unsafe {
         let front = BARS.as_ptr().add(2 * SIDE - (seen.start - near.start));
         [front, BARS.as_ptr().add(SIDE - 2 * S::LANES + (near.end - seen.end))]
     }
 }
 
-/// Makes scores, of which one is a factor of two, ready to be weighed: of what is not seen none is left. Returns the
-/// largest.
+/// Prepares base-2 scores for [`exp`]: applies the softcap and masks what is not seen with -∞. Returns the maximum.
 #[inline(always)]
 pub(super) unsafe fn largest<S: Weight>(s: &mut [f32], seen: Range<usize>, softcap: Option<f32>) -> f32 {
     let pair = 2 * S::LANES;
@@ -140,7 +139,7 @@ pub(super) unsafe fn largest<S: Weight>(s: &mut [f32], seen: Range<usize>, softc
         return f32::NEG_INFINITY;
     }
     let s = &mut s[near::<S>(&seen)];
-    // SAFETY: within the slice; the caller has the instruction set.
+    // SAFETY: within the slice; the caller guarantees the instruction set.
     unsafe {
         if let Some(cap) = softcap {
             rowwise::softcap::<S>(s, cap * std::f32::consts::LOG2_E);
@@ -161,8 +160,8 @@ pub(super) unsafe fn largest<S: Weight>(s: &mut [f32], seen: Range<usize>, softc
     }
 }
 
-/// Turns scores that are ready into weights, and gives them to `put` by two vectors, with where their scores are and how
-/// many are before them. What is not seen weighs nothing at all. Returns the sum of the weights.
+/// Turns prepared scores into weights and passes them to `put` two vectors at a time, with their scores and the offset
+/// of those. Weights outside `seen` are zero. Returns the sum of the weights.
 #[inline(always)]
 pub(super) unsafe fn exp<S: Weight>(
     s: &mut [f32],
@@ -171,7 +170,7 @@ pub(super) unsafe fn exp<S: Weight>(
     mut put: impl FnMut(&mut [f32], usize, [S::V; 2]),
 ) -> f32 {
     let (pair, near) = (2 * S::LANES, near::<S>(&seen));
-    // SAFETY: within the slice; the caller has the instruction set.
+    // SAFETY: within the slice; the caller guarantees the instruction set.
     unsafe {
         let none = S::splat(0.0);
         for at in (0..near.start).chain(near.end..s.len()).step_by(pair) {

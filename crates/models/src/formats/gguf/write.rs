@@ -1,4 +1,4 @@
-//! Writing GGUF files: [`Header`] is all that stands in front of the tensors.
+//! Writing GGUF files: [`Header`] is everything before the tensor data.
 
 use std::collections::BTreeMap;
 
@@ -6,27 +6,27 @@ use tallow_quant::Format;
 
 use super::{Array, Kind, Metadata, Value};
 
-/// Where tensors start: at a multiple of this. It is what readers take it to be that are not told.
+/// Alignment of tensor data; the default of readers where the key is missing.
 const ALIGN: usize = 32;
 
-/// A value with its type, as it is written.
+/// A metadata value with its GGUF type.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Written {
-    /// A count or an id.
+    /// Unsigned count or id.
     Count(u32),
-    /// A number.
+    /// Float.
     Number(f32),
-    /// A truth value.
+    /// Boolean.
     Flag(bool),
-    /// Text.
+    /// String.
     Text(String),
-    /// Counts.
+    /// Array of counts.
     Counts(Vec<i32>),
-    /// Numbers.
+    /// Array of floats.
     Numbers(Vec<f32>),
-    /// Truth values.
+    /// Array of booleans.
     Flags(Vec<bool>),
-    /// Texts.
+    /// Array of strings.
     Texts(Vec<String>),
 }
 
@@ -82,19 +82,19 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-/// A tensor that is to be written.
+/// A tensor to be written.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planned {
-    /// Its name.
+    /// Tensor name.
     pub name: String,
-    /// Its format, which is one that GGUF files may have.
+    /// Weight type; must be one that GGUF has.
     pub format: Format,
     /// Slowest dimension first.
     pub shape: Vec<usize>,
 }
 
 impl Planned {
-    /// Its bytes; `None` where its rows are no whole blocks, or nothing could hold so many.
+    /// Size in bytes; `None` where a row is not a multiple of the block size, or on overflow.
     pub fn size(&self) -> Option<usize> {
         let (cols, rows) = self.shape.split_last()?;
         let row = self.format.row_bytes(*cols)?;
@@ -102,12 +102,12 @@ impl Planned {
     }
 }
 
-/// What stands in front of the tensors: pairs, and what the tensors are.
+/// Everything before the tensor data: metadata and tensor table.
 #[derive(Debug, Clone, Default)]
 pub struct Header {
-    /// Values with their types, by key.
+    /// Encoded values with their types, by key.
     pairs: BTreeMap<String, Vec<u8>>,
-    /// In the order of the file.
+    /// In file order.
     pub tensors: Vec<Planned>,
 }
 
@@ -117,7 +117,7 @@ impl Header {
         self.pairs.insert(key.into(), value.bytes());
     }
 
-    /// Takes all keys of another file, as they stand there, but those that are about how it was cut up.
+    /// Copies all keys of another file unchanged, except those about splitting and alignment.
     pub fn copy(&mut self, meta: &Metadata) {
         for (key, value) in meta.entries() {
             if !key.starts_with("split.") && key != "general.alignment" {
@@ -126,20 +126,20 @@ impl Header {
         }
     }
 
-    /// Takes a key back.
+    /// Removes a key.
     pub fn unset(&mut self, key: &str) {
         self.pairs.remove(key);
     }
 
-    /// Its bytes, up to where the first tensor starts; and where each tensor starts in the file. `None` where a tensor
-    /// has a size that none can have, or a format that such files do not know.
+    /// Encoded header up to the first tensor, and each tensor's offset in the file. `None` if a tensor's size is
+    /// invalid or GGUF lacks its type.
     pub fn bytes(&self) -> Option<(Vec<u8>, Vec<usize>)> {
         let mut out = Vec::new();
         out.extend(b"GGUF");
         out.extend(3u32.to_le_bytes());
         out.extend((self.tensors.len() as u64).to_le_bytes());
         out.extend((self.pairs.len() as u64).to_le_bytes());
-        // Readers of old look for these two before all others.
+        // Old readers look for these two first.
         let first = ["general.architecture", "general.name"];
         let early = first.iter().filter_map(|key| self.pairs.get_key_value(*key));
         let late = self.pairs.iter().filter(|(key, _)| !first.contains(&key.as_str()));
@@ -164,7 +164,7 @@ impl Header {
 }
 
 impl Metadata {
-    /// A value with its type, as it stands in the file; numbers perhaps wider.
+    /// A value with its type, as in the file; scalars may be wider.
     fn raw(&self, value: &Value) -> Vec<u8> {
         let typed = |kind: Kind, bytes: &[u8]| [&(kind as u32).to_le_bytes(), bytes].concat();
         match value {

@@ -1,43 +1,43 @@
-//! [`Codes`]: where a matrix's whole numbers stand.
+//! [`Codes`]: the quantized integers of a matrix.
 
 use std::ops::Range;
 
 use super::super::Stored;
 use super::bits_at;
 
-/// A matrix's whole numbers, by how they lie in their tensor.
+/// Quantized integers of a matrix, by their layout in the tensor.
 #[derive(Debug)]
 pub(super) enum Codes {
-    /// A word has neighbouring inputs of one output; a row of words has all outputs.
+    /// GPTQ: a word packs neighbouring inputs of one output; a row of words spans all outputs.
     Down {
-        /// [inputs / numbers of a word, outputs]
+        /// [inputs / codes per word, outputs]
         words: Stored,
-        /// Of a number.
+        /// Bits per code.
         bits: usize,
     },
-    /// A word has eight outputs of one input, four bits each, every other first.
+    /// AWQ: a word packs eight outputs of one input, 4 bits each, in the order of [`ACROSS`].
     Across {
         /// [inputs, outputs / 8]
         words: Stored,
     },
-    /// A word has neighbouring inputs of one output; a row of words has all inputs.
+    /// compressed-tensors, MLX: a word packs neighbouring inputs of one output; a row of words spans all inputs.
     Along {
-        /// [outputs, inputs / numbers of a word]
+        /// [outputs, inputs / codes per word]
         words: Stored,
-        /// Of a number.
+        /// Bits per code.
         bits: usize,
     },
-    /// [outputs, inputs]: signed bytes.
+    /// [outputs, inputs]: i8.
     Bytes(Stored),
-    /// [outputs, inputs]: floats of eight bits, which are no whole numbers.
+    /// [outputs, inputs]: FP8 (E4M3), which are not integers.
     Floats(Stored),
 }
 
-/// Which output each four bits of a word belong to, lowest first.
+/// Output index of each 4-bit field of an AWQ word, lowest bits first.
 pub(super) const ACROSS: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 impl Codes {
-    /// What they may be.
+    /// Range of the codes.
     pub(super) fn range(&self) -> Range<i32> {
         match self {
             Codes::Down { bits, .. } | Codes::Along { bits, .. } => 0..1 << bits,
@@ -46,7 +46,7 @@ impl Codes {
         }
     }
 
-    /// The tensor.
+    /// The tensor that holds them.
     pub(super) fn stored(&self) -> &Stored {
         match self {
             Codes::Down { words, .. } | Codes::Across { words } | Codes::Along { words, .. } => words,
@@ -54,7 +54,7 @@ impl Codes {
         }
     }
 
-    /// Reads some rows of `cols` codes, one after another.
+    /// Reads rows of `cols` codes into `out`, one after another.
     pub(super) fn read(&self, rows: Range<usize>, cols: usize, out: &mut [i16]) {
         let stored = self.stored();
         let width = stored.shape.last().copied().unwrap_or(0);
@@ -63,7 +63,7 @@ impl Codes {
         let out = out.chunks_exact_mut(cols).take(rows.len());
         match self {
             Codes::Down { bits: 4, .. } => {
-                // Lines of the file outermost: each holds a word of every output.
+                // File rows in the outer loop: each has a word of every output.
                 let mut out: Vec<&mut [i16]> = out.collect();
                 for (i, line) in words.chunks_exact(width).enumerate() {
                     for (row, word) in out.iter_mut().zip(&line[rows.clone()]) {

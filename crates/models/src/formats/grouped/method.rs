@@ -1,4 +1,4 @@
-//! [`find`]: the matrices that a checkpoint's tensors are parts of, by what its settings say of how it was quantized.
+//! [`find`]: assembles quantized matrices from a checkpoint's tensors, by its quantization config.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,29 +11,29 @@ use super::codes::Codes;
 use super::{Grouped, Part, Scales, Zeros};
 use crate::error::{LoadError, Result};
 
-/// How a checkpoint was quantized.
+/// Quantization method of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Method {
-    /// Words of several inputs; what stands for zero is stored less `lift`.
+    /// GPTQ: a word packs several inputs; zero points are stored minus `lift`.
     Gptq { bits: usize, group: Option<usize>, lift: i32 },
-    /// Words of several outputs.
+    /// AWQ: a word packs several outputs.
     Awq { group: Option<usize> },
-    /// Floats of eight bits.
+    /// FP8.
     Floats(Sharing),
-    /// Whole numbers in bytes or packed in words, or floats of eight bits.
+    /// compressed-tensors: i8, integers packed in words, or FP8.
     Compressed(Sharing),
 }
 
-/// What may share a scale where that is neither all nor an output: the scales' shape says which it is.
+/// Possible granularities of scales besides per-tensor and per-row; the scales' shape decides which applies.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Sharing {
-    /// Neighbouring inputs of one output.
+    /// Group sizes: neighbouring inputs of one output.
     groups: Vec<usize>,
-    /// So many outputs and inputs.
+    /// Block sizes: [outputs, inputs].
     blocks: Vec<[usize; 2]>,
 }
 
-/// The settings of a quantization, and where they stand.
+/// A quantization config, and the file that it is in.
 struct Settings<'a> {
     json: &'a Value,
     path: &'a Path,
@@ -62,7 +62,7 @@ impl Settings<'_> {
         value.as_i64().ok_or_else(|| self.bad(key, format_args!("is {value}, not a whole number")))
     }
 
-    /// How many inputs share a scale; `None` where all do.
+    /// Inputs per scale; `None` where all of an output's inputs share one.
     fn group(&self) -> Result<Option<usize>> {
         match self.whole("group_size")? {
             -1 => Ok(None),
@@ -105,7 +105,7 @@ impl Settings<'_> {
             Some("gptq_v2") => 0,
             Some(_) => return Err(self.unsupported("checkpoint_format", "gptq and gptq_v2 are")),
         };
-        // Which layers are left as they are tensors say, too.
+        // Unquantized layers (`-:` rules) are also evident from the tensors.
         let rules = self.json["dynamic"].as_object();
         if !self.leaves_out("dynamic") && rules.is_none_or(|r| r.keys().any(|rule| !rule.starts_with("-:"))) {
             return Err(self.unsupported("dynamic", "all layers are read alike"));
@@ -130,7 +130,7 @@ impl Settings<'_> {
             return Err(self.unsupported("fmt", "e4m3 is"));
         }
         let blocks = match (&self.json["weight_block_size"], self.leaves_out("weight_block_size")) {
-            // Who leaves it out means this, if scales are so many.
+            // Configs without the key mean this size, if the scales' shape matches it.
             (Value::Null, _) if self.json.get("weight_block_size").is_none() => vec![[128, 128]],
             (_, true) => Vec::new(),
             (value, false) => vec![self.block("weight_block_size", value)?],
@@ -138,7 +138,7 @@ impl Settings<'_> {
         Ok(Method::Floats(Sharing { blocks, groups: Vec::new() }))
     }
 
-    /// Outputs and inputs of a block.
+    /// Block size [outputs, inputs].
     fn block(&self, key: &str, value: &Value) -> Result<[usize; 2]> {
         let sides: Option<Vec<u64>> = match value {
             Value::String(text) => text.split('x').map(|side| side.trim().parse().ok()).collect(),
@@ -181,18 +181,18 @@ impl Settings<'_> {
     }
 }
 
-/// What names end with of scales for caches of few bits: ours have their own.
+/// Suffixes of scales for quantized KV caches, which are not used here.
 const OF_CACHES: [&str; 4] = [".k_scale", ".v_scale", ".kv_scale", ".output_scale"];
 
-/// Makes one tensor of those that are parts of a matrix, if `json` says that there are such.
+/// Merges the parts of each quantized matrix into one tensor, if `json` is a quantization config.
 pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTensors) -> Result<()> {
-    // The families whose experts come so read them as they are.
+    // Families with MXFP4 experts read them directly.
     if json.is_null() || json["quant_method"] == "mxfp4" {
         return Ok(());
     }
     let method = Settings { json, path }.method()?;
     tensors.retain(|name, _| !OF_CACHES.iter().any(|end| name.ends_with(end)));
-    // What a matrix's codes are called says that there is one.
+    // The presence of a codes tensor means that there is a matrix.
     let ends: &[&str] = match method {
         Method::Gptq { .. } | Method::Awq { .. } => &["qweight"],
         Method::Compressed(_) | Method::Floats(_) => &["weight_packed", "weight"],
@@ -227,16 +227,16 @@ pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTens
     Ok(())
 }
 
-/// What safetensors call floats of eight bits with four of exponent.
+/// FP8 with 4 exponent bits, as safetensors names it.
 const FLOATS: &str = "F8_E4M3";
 
-/// A layer that was quantized, and the tensors that it has parts of.
+/// A quantized layer, and the tensors that its parts are taken from.
 pub(super) struct Module<'a> {
     pub(super) name: &'a str,
     pub(super) tensors: &'a mut StoredTensors,
 }
 
-/// A tensor that is a part of a matrix, taken out of the others.
+/// A tensor removed from the others as a part of a matrix.
 pub(super) struct Taken {
     name: String,
     pub(super) stored: Stored,
@@ -255,7 +255,7 @@ impl Module<'_> {
         Some(Taken { name, stored })
     }
 
-    /// The same, where `of` makes no sense without it.
+    /// `take`, or an error where `of` is incomplete without the part.
     pub(super) fn need(&mut self, end: &str, of: &Taken) -> Result<Taken> {
         self.take(end).ok_or_else(|| {
             let name = format!("{}.{end}", self.name);
@@ -325,7 +325,7 @@ impl Module<'_> {
         })
     }
 
-    /// A matrix of floats.
+    /// Matrix of FP8.
     fn floats(&mut self, codes: Taken, sharing: &Sharing) -> Result<Grouped> {
         let shape = codes.part().matrix()?;
         codes.part().elements(FLOATS)?;
@@ -333,7 +333,7 @@ impl Module<'_> {
         self.scaled(&codes, shape, of, Zeros::All(0), sharing)
     }
 
-    /// A matrix of bytes: signed numbers, or floats.
+    /// Matrix of bytes: i8 or FP8.
     fn bytes(&mut self, codes: Taken, sharing: &Sharing) -> Result<Grouped> {
         if codes.part().elements(FLOATS).is_ok() {
             return self.floats(codes, sharing);
@@ -349,7 +349,7 @@ impl Module<'_> {
         self.scaled(&codes, shape, Codes::Bytes(codes.stored.clone()), zeros, sharing)
     }
 
-    /// A matrix of words.
+    /// Matrix of integers packed in words.
     fn packed(&mut self, codes: Taken, sharing: &Sharing) -> Result<Grouped> {
         let part = codes.part();
         let [rows, words] = part.matrix()?;
@@ -373,7 +373,7 @@ impl Module<'_> {
         let half = 1 << (bits - 1);
         let zeros = match self.take("weight_zero_point") {
             None => Zeros::All(half),
-            // Some writers pack them, too, and some do not.
+            // Some writers pack the zero points too, others do not.
             Some(zeros) if zeros.part().elements("I8").is_ok() => {
                 Zeros::Bytes { bytes: zeros.stored, lift: half }
             }
@@ -388,7 +388,7 @@ impl Module<'_> {
         self.scaled(&codes, [rows, cols], of_words, zeros, sharing)
     }
 
-    /// A matrix whose scales tell what shares one: everything, an output, a group of its inputs, or a block.
+    /// Matrix whose granularity follows from the scales' shape: per tensor, row, group of inputs, or block.
     fn scaled(
         &mut self,
         of: &Taken,
@@ -397,11 +397,11 @@ impl Module<'_> {
         zeros: Zeros,
         sharing: &Sharing,
     ) -> Result<Grouped> {
-        // What inputs are multiplied with is our own business.
+        // Activation quantization is not taken from the checkpoint.
         for end in ["input_scale", "input_zero_point", "activation_scale", "input_scale_ub"] {
             let _ = self.take(end);
         }
-        // Either name means that it is multiplied.
+        // Under either name the scale is multiplied.
         let scales = match self.take("weight_scale_inv") {
             Some(scales) => scales,
             None => self.need("weight_scale", of)?,
@@ -443,7 +443,7 @@ impl Module<'_> {
     }
 }
 
-/// The group of each input. Group sizes are the matrix's business.
+/// Group of each input (`g_idx`). The caller checks the group sizes.
 fn groups_of(part: &Part<'_>, cols: usize, count: usize) -> Result<Vec<u32>> {
     part.shape(&[cols])?;
     let groups: Vec<u32> = part.words()?.collect();

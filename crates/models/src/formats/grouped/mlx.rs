@@ -1,4 +1,4 @@
-//! Folders of MLX: a word has neighbouring inputs of one output, and a group has a scale and what is added.
+//! MLX folders: a word packs neighbouring inputs of one output, and each group has a scale and a bias.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use super::method::Module;
 use super::{Grouped, Scales, Zeros};
 use crate::error::{LoadError, Result};
 
-/// What all matrices have that the settings say nothing else of, or one of them has.
+/// Quantization settings: the global ones, or those of one matrix.
 struct Settings<'a> {
     json: &'a Value,
-    /// Where that stands.
+    /// Where in the config they are.
     at: String,
     path: &'a Path,
 }
 
 impl Settings<'_> {
-    /// Bits of a number, and inputs that share a scale.
+    /// Bits per code, and inputs per scale.
     fn shape(&self, usual: Option<(usize, usize)>) -> Result<(usize, usize)> {
         let whole = |key: &str, usual: Option<usize>, known: &[usize]| match (&self.json[key], usual) {
             (Value::Null, Some(usual)) => Ok(usual),
@@ -47,7 +47,7 @@ impl Settings<'_> {
     }
 }
 
-/// Makes one tensor of those that are parts of a matrix, as `json`, the settings' `quantization`, says.
+/// Merges the parts of each quantized matrix into one tensor, as described by the config's `quantization` object.
 pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTensors) -> Result<()> {
     let at = "quantization".to_owned();
     let usual = Settings { json, at, path }.shape(None)?;

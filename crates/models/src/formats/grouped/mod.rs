@@ -1,12 +1,11 @@
-//! [`Grouped`]: matrices of whole numbers with scales that neighbours share, as GPTQ, AWQ, compressed-tensors and
-//! MLX store them.
+//! [`Grouped`]: matrices of quantized integers with group scales, as stored by GPTQ, AWQ, compressed-tensors and MLX.
 //!
-//! Such a checkpoint has several tensors where others have `x.weight`. `find` makes them that one tensor again, so
-//! that nobody else knows of it. On its way to a device it becomes blocks of the narrowest format that holds exactly
-//! the same numbers: `scale * (code - zero)` is what most block formats say, with other codes.
+//! Such a checkpoint has several tensors in place of `x.weight`. `find` merges them into one, so that no other code has
+//! to know. When uploaded to a device the matrix is converted to the narrowest block format that represents the same
+//! values exactly: most block formats also compute `scale * (code - zero)`, with other codes.
 //!
-//! With act-order, inputs that share a scale lie apart. Then the matrix has its inputs in another order, which the
-//! layer follows.
+//! With act-order (`desc_act`), inputs that share a scale are not adjacent. The converted matrix then has its columns
+//! permuted, and the layer permutes its input accordingly.
 
 mod codes;
 mod method;
@@ -22,32 +21,32 @@ use tallow_quant::{F8, F16, F32, Format, Q4_0, Q4_1, Q5_0, Q8_0, Q8K};
 use super::{Kind, Stored};
 use crate::error::{LoadError, Result};
 
-/// A matrix of whole numbers, with a scale for each group of inputs of each output.
+/// Matrix of quantized integers, with a scale for each group of inputs of each output.
 #[derive(Debug)]
 pub struct Grouped {
     rows: usize,
     cols: usize,
-    /// Inputs that share a scale.
+    /// Inputs per scale.
     group: usize,
-    /// Outputs that share a scale.
+    /// Outputs per scale.
     tall: usize,
     codes: Codes,
-    /// What stands for zero, of each group of each output.
+    /// Zero point of each group of each output.
     zeros: Zeros,
     scales: Scales,
-    /// What is added to each group of each output, where anything is.
+    /// Bias added to each group of each output, if there is one (MLX).
     adds: Option<Scales>,
-    /// The group of each input, where that is not its place divided by `group`.
+    /// Group of each input (`g_idx`), unless it is the input's index divided by `group`.
     groups: Option<Vec<u32>>,
-    /// What it becomes.
+    /// Format that it is converted to.
     format: Format,
 }
 
-/// Rows that are turned at a time: enough of each line of the file, few enough to stay near.
+/// Rows transposed at a time: enough to use much of each file row, few enough to stay in cache.
 const PANEL: usize = 32;
 
 impl Grouped {
-    /// Chooses the format. What is in the tables decides, so they are read through here.
+    /// Chooses the format. It depends on the zero points and scales, so this reads them all.
     fn choose(mut self) -> Grouped {
         let group = self.group;
         self.groups = self.groups.filter(|of| of.iter().enumerate().any(|(i, g)| *g as usize != i / group));
@@ -55,7 +54,7 @@ impl Grouped {
         self
     }
 
-    /// The narrowest format that holds all of its numbers exactly.
+    /// The narrowest format that represents all values exactly.
     fn narrowest(&self) -> Format {
         let (zeros, scales) = (self.zeros.read(self.rows), self.scales.read());
         let zeros = zeros.as_slice().iter();
@@ -70,7 +69,7 @@ impl Grouped {
             let fits = blocks_of(32) && self.codes.range().end <= 16 && fits_half();
             return if fits && are_halves(adds.read().as_slice()) { Format::Q4_1 } else { Format::F32 };
         }
-        // Groups of other sizes cannot lie side by side.
+        // Groups of unequal size cannot be made contiguous.
         let sorts = self.groups.as_ref().is_none_or(|of| {
             let mut sizes = vec![0; self.group_count()];
             of.iter().for_each(|g| sizes[*g as usize] += 1);
@@ -94,17 +93,17 @@ impl Grouped {
         self.cols.div_ceil(self.group)
     }
 
-    /// The format that it becomes.
+    /// Format that it is converted to.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// Are its inputs in another order, once it has become blocks?
+    /// Whether the columns are permuted after conversion.
     pub(crate) fn is_shuffled(&self) -> bool {
         self.groups.is_some() && self.format != Format::F32
     }
 
-    /// Which input each column is, once it has become blocks, where they are not in order.
+    /// Input index of each converted column, if they are permuted.
     pub(crate) fn order(&self) -> Option<Vec<u32>> {
         let of = self.groups.as_ref().filter(|_| self.is_shuffled())?;
         let mut order: Vec<u32> = (0..self.cols as u32).collect();
@@ -112,12 +111,12 @@ impl Grouped {
         Some(order)
     }
 
-    /// Bytes of what it becomes.
+    /// Size after conversion in bytes.
     pub fn size(&self) -> usize {
         self.format.row_bytes(self.cols).unwrap_or(0) * self.rows
     }
 
-    /// The first of its codes that stands for no number, if one does.
+    /// Index of the first code that is NaN (FP8 only), if there is one.
     pub(crate) fn fault(&self) -> Option<usize> {
         match &self.codes {
             Codes::Floats(stored) => stored.bytes().iter().position(|q| q & 0x7f == 0x7f),
@@ -125,17 +124,17 @@ impl Grouped {
         }
     }
 
-    /// Writes all rows in its format, their inputs in `order`.
+    /// Writes all rows in `format`, with the columns in `order`.
     pub(crate) fn write(&self, order: Option<&[u32]>, out: &mut [u8]) {
         self.write_as(self.format, order, out);
     }
 
-    /// Writes all rows as `f32`, whatever it would become, their inputs in the order that they have.
+    /// Writes all rows as `f32` with the columns in their original order.
     pub(crate) fn write_plain(&self, out: &mut [u8]) {
         self.write_as(Format::F32, None, out);
     }
 
-    /// Writes all rows by as many threads as there are cores.
+    /// Writes all rows, with a thread per core.
     fn write_as(&self, format: Format, order: Option<&[u32]>, out: &mut [u8]) {
         let adds = self.adds.as_ref().map_or(Table::All(0.0), Scales::read);
         let tables = Tables { zeros: self.zeros.read(self.rows), scales: self.scales.read(), adds };
@@ -151,7 +150,7 @@ impl Grouped {
         });
     }
 
-    /// Writes rows from `first` on.
+    /// Writes rows starting at `first`.
     fn write_some(
         &self,
         (format, width): (Format, usize),
@@ -183,7 +182,7 @@ impl Grouped {
         }
     }
 
-    /// Writes a row whose codes stand in the order of the result.
+    /// Writes a row whose codes are already in the output's column order.
     fn write_row(
         &self,
         format: Format,
@@ -244,14 +243,14 @@ impl Grouped {
     }
 }
 
-/// What codes are scaled by and are for zero, while a matrix is written.
+/// Zero points, scales and biases in memory while a matrix is written.
 struct Tables {
     zeros: Table<i32>,
     scales: Table<f32>,
     adds: Table<f32>,
 }
 
-/// A tensor of another module's, which is to be read now.
+/// A tensor that is a part of a quantized matrix.
 struct Part<'a> {
     name: String,
     stored: &'a Stored,
@@ -262,7 +261,7 @@ impl Part<'_> {
         LoadError::bad(self.stored.file.path(), format_args!("tensor {:?}", self.name), why)
     }
 
-    /// Has it that shape?
+    /// Checks the shape.
     fn shape(&self, want: &[usize]) -> Result<()> {
         match self.stored.shape == want {
             true => Ok(()),
@@ -270,7 +269,7 @@ impl Part<'_> {
         }
     }
 
-    /// The same, where that follows from another tensor's, which may be the wrong one.
+    /// Checks a shape that is derived from another tensor, which may be the wrong one of the two.
     fn shape_beside(&self, want: &[usize], other: &Part<'_>) -> Result<()> {
         match self.stored.shape == want {
             true => Ok(()),
@@ -287,7 +286,7 @@ impl Part<'_> {
         shape.ok_or_else(|| self.bad(format_args!("has shape {:?}, which is no matrix", self.stored.shape)))
     }
 
-    /// Has it elements of that kind?
+    /// Checks the element type.
     fn elements(&self, want: &str) -> Result<()> {
         match &self.stored.kind {
             Kind::Other(have) if have == want => Ok(()),
@@ -297,13 +296,13 @@ impl Part<'_> {
         }
     }
 
-    /// Its words, which have other numbers in them.
+    /// The 32-bit words that codes are packed in.
     fn words(&self) -> Result<impl ExactSizeIterator<Item = u32>> {
         self.elements("I32")?;
         Ok(self.stored.bytes().as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)))
     }
 
-    /// Are its elements plain numbers, all of them finite?
+    /// Checks that the elements are finite floats.
     fn is_finite(&self) -> Result<()> {
         let numbers = numbers(self.stored);
         if numbers.len() != self.stored.len() {
@@ -316,7 +315,7 @@ impl Part<'_> {
     }
 }
 
-/// The bits of a row of words from `at` on, as a number of `bits` bits.
+/// Reads `bits` bits at bit offset `at` in a row of words.
 fn bits_at(word: impl Fn(usize) -> u32, at: usize, bits: usize) -> u32 {
     let (index, shift) = (at / 32, at % 32);
     let low = word(index) >> shift;

@@ -1,6 +1,6 @@
-//! [`Table`]: zeros and scales, which a file has for each group of each output.
+//! [`Table`]: zero points and scales of each group of each output.
 //!
-//! They are read where they are needed and let go: those of a whole model may take a tenth of its size.
+//! They are read when needed and dropped afterwards: those of a whole model may take a tenth of its size.
 
 use tallow_quant::Format;
 
@@ -8,13 +8,13 @@ use super::super::{Kind, Stored};
 use super::bits_at;
 use super::codes::ACROSS;
 
-/// Something for each group of each output.
+/// A value for each group of each output.
 pub(super) enum Table<T> {
-    /// The same for all.
+    /// One value for all.
     All(T),
-    /// A row for each output.
+    /// [outputs, groups]
     ByRow(Vec<T>),
-    /// A row for each group.
+    /// [groups, outputs]
     ByGroup(Vec<T>),
 }
 
@@ -35,23 +35,23 @@ impl<T: Copy> Table<T> {
     }
 }
 
-/// Where it stands what codes are for zero.
+/// Stored zero points.
 #[derive(Debug)]
 pub(super) enum Zeros {
-    /// The same for all.
+    /// One for all.
     All(i32),
-    /// [groups, words of all outputs], each less by `lift`.
+    /// [groups, packed words of all outputs], each minus `lift`.
     Down { words: Stored, bits: usize, lift: i32 },
-    /// [groups, outputs / 8], every other first.
+    /// [groups, outputs / 8], in the order of [`ACROSS`].
     Across { words: Stored },
-    /// [words of all outputs, groups]
+    /// [packed words of all outputs, groups]
     Along { words: Stored, bits: usize },
-    /// [outputs, groups]: signed bytes, each less by `lift`.
+    /// [outputs, groups]: i8, each minus `lift`.
     Bytes { bytes: Stored, lift: i32 },
 }
 
 impl Zeros {
-    /// Reads all, for so many outputs.
+    /// Reads all of them, for `rows` outputs.
     pub(super) fn read(&self, rows: usize) -> Table<i32> {
         match self {
             Zeros::All(zero) => Table::All(*zero),
@@ -89,19 +89,19 @@ impl Zeros {
     }
 }
 
-/// Where scales stand: numbers of which it is known that all are finite.
+/// Stored scales; checked to be finite.
 #[derive(Debug)]
 pub(super) enum Scales {
     /// One for all.
     All(Stored),
-    /// A row for each output, or for as many as share one.
+    /// [outputs, groups], or a row per block of outputs.
     ByRow(Stored),
-    /// A row for each group.
+    /// [groups, outputs]
     ByGroup(Stored),
 }
 
 impl Scales {
-    /// Reads all.
+    /// Reads all of them.
     pub(super) fn read(&self) -> Table<f32> {
         match self {
             Scales::All(stored) => Table::All(numbers(stored).first().copied().unwrap_or(0.0)),
@@ -111,10 +111,10 @@ impl Scales {
     }
 }
 
-/// A tensor's plain numbers; none where it has others.
+/// The elements of a float tensor; empty for other element types.
 pub(super) fn numbers(stored: &Stored) -> Vec<f32> {
     if matches!(&stored.kind, Kind::Other(elements) if elements == "F8_E8M0") {
-        // Powers of two; the last number is none.
+        // E8M0: powers of two; the last code is NaN.
         let power = |e: &u8| if *e == u8::MAX { f32::NAN } else { f32::exp2(f32::from(*e) - 127.0) };
         return stored.bytes().iter().map(power).collect();
     }

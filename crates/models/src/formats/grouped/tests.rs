@@ -1,4 +1,4 @@
-//! Matrices written number by number as each layout says, and read back.
+//! Matrices are packed element by element in each layout, and read back.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use super::*;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A matrix as numbers: what its tensors are made from, and what they must stand for.
+/// A matrix as plain values: the source of its tensors, and the expected result.
 struct Matrix {
     rows: usize,
     cols: usize,
@@ -19,7 +19,7 @@ struct Matrix {
     /// [rows][groups]
     zeros: Vec<Vec<u32>>,
     scales: Vec<Vec<f32>>,
-    /// The group of each input.
+    /// Group of each input.
     of: Vec<usize>,
 }
 
@@ -27,9 +27,9 @@ struct Matrix {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Sharing {
     Neighbours,
-    /// As many in each group, anywhere.
+    /// Groups of equal size, at random positions.
     Anywhere,
-    /// Anywhere, and more in some than in others.
+    /// At random positions, with groups of unequal size.
     Unequal,
 }
 
@@ -52,7 +52,7 @@ impl Matrix {
             (0..rows).map(|_| (0..width).map(|_| random(seed) % most).collect()).collect()
         };
         let (codes, zeros) = (table(cols, 1 << bits), table(count, 1 << bits));
-        // Halves, exactly.
+        // Exactly representable in f16.
         let scale = |n: &u32| (1 + n % 1000) as f32 / 4096.0;
         let scales = table(count, 1 << 30).iter().map(|row| row.iter().map(scale).collect()).collect();
         Matrix { rows, cols, group, bits, codes, zeros, scales, of }
@@ -64,7 +64,7 @@ impl Matrix {
         self
     }
 
-    /// What it stands for. `lift` is added to zeros.
+    /// Expected values. `lift` is added to the zero points.
     fn want(&self, lift: i64) -> Vec<f32> {
         let at = |r: usize, c: usize| {
             let g = self.of[c];
@@ -75,7 +75,7 @@ impl Matrix {
     }
 }
 
-/// Numbers of so many bits one after another in words, lowest bits first.
+/// Packs values of `bits` bits into words, lowest bits first.
 fn packed(numbers: impl IntoIterator<Item = u32>, bits: usize) -> Vec<u32> {
     let mut words = Vec::new();
     for (i, n) in numbers.into_iter().enumerate() {
@@ -88,7 +88,7 @@ fn packed(numbers: impl IntoIterator<Item = u32>, bits: usize) -> Vec<u32> {
     words
 }
 
-/// Columns as rows.
+/// Transposes.
 fn turned<T: Copy>(rows: &[Vec<T>]) -> Vec<Vec<T>> {
     (0..rows[0].len()).map(|c| rows.iter().map(|row| row[c]).collect()).collect()
 }
@@ -126,7 +126,7 @@ impl Tensors {
 
     fn awq(m: &Matrix) -> Tensors {
         let mut t = Tensors(StoredTensors::new());
-        // Outputs of a word: 0, 2, 4, 6, 1, 3, 5, 7.
+        // Outputs in a word: 0, 2, 4, 6, 1, 3, 5, 7.
         let across = |rows: &[Vec<u32>]| -> Vec<Vec<u32>> {
             let word = |eight: &[u32]| packed([0, 2, 4, 6, 1, 3, 5, 7].map(|i| eight[i]), 4)[0];
             turned(rows).iter().map(|line| line.chunks(8).map(word).collect()).collect()
@@ -155,7 +155,7 @@ impl Tensors {
         t
     }
 
-    /// What they stand for, in the order of the file, and the format that it takes.
+    /// The values in file order, and the chosen format.
     fn read(self, settings: &Value) -> (Vec<f32>, Format) {
         self.read_by(settings, find)
     }
@@ -197,7 +197,7 @@ impl Tensors {
 fn every_layout_stands_for_the_numbers_it_was_made_from() {
     use Format::{F32, Q4_0, Q5_0, Q8_0};
     use Sharing::{Anywhere, Neighbours, Unequal};
-    // Odd numbers of panels; groups that blocks fit in, and others.
+    // Odd numbers of panels; group sizes that are and are not multiples of a block.
     for (rows, cols, group) in [(64, 96, 32), (96, 128, 64), (40, 256, 256), (32, 48, 16), (32, 96, 64)] {
         for (bits, sym, narrowest) in [
             (2, false, Q4_0),
@@ -213,7 +213,7 @@ fn every_layout_stands_for_the_numbers_it_was_made_from() {
             for sharing in [Neighbours, Anywhere, Unequal] {
                 let m = Matrix::new(rows, cols, group, bits, sharing);
                 let m = if sym { m.symmetric() } else { m };
-                // Groups can be brought together if they are alike; of one group all are.
+                // Groups can be made contiguous if they are equal in size; with a single group all are.
                 let alike =
                     sharing == Neighbours || cols <= group || sharing == Anywhere && cols % group == 0;
                 let format = if group % 32 == 0 && alike { narrowest } else { F32 };
@@ -243,7 +243,7 @@ fn every_layout_stands_for_the_numbers_it_was_made_from() {
     }
 }
 
-/// MLX's: codes of so many bits one after another, times a scale, and something added.
+/// MLX: packed codes times a scale plus a bias.
 fn mlx(m: &Matrix, scales: &[Vec<f32>], adds: &[Vec<f32>]) -> Tensors {
     let mut t = Tensors(StoredTensors::new());
     let rows: Vec<_> = m.codes.iter().map(|row| packed(row.iter().copied(), m.bits)).collect();
@@ -268,7 +268,7 @@ fn mlx_is_scale_times_code_and_what_is_added() {
             (8, Format::F32),
         ] {
             let m = Matrix::new(rows, cols, group, bits, Sharing::Neighbours);
-            // What brain floats hold, and halves too.
+            // Exact in both bf16 and f16.
             let brain = |x: f32| half::bf16::from_f32(x).to_f32();
             let scales: Vec<Vec<f32>> =
                 m.scales.iter().map(|row| row.iter().map(|s| brain(*s)).collect()).collect();
@@ -315,7 +315,7 @@ fn parts_of_mlx_that_do_not_fit_are_named() {
     insta::assert_snapshot!(said);
 }
 
-/// Scales that no half holds, and bytes.
+/// Scales that are not exact in f16, and i8 codes.
 #[test]
 fn bytes_with_scales_of_whole_rows() {
     let settings = json!({"quant_method": "compressed-tensors", "format": "int-quantized"});
@@ -335,7 +335,7 @@ fn bytes_with_scales_of_whole_rows() {
     }
 }
 
-/// Floats of eight bits whose scales are those of blocks, the last of which are cut off, of rows, or of all.
+/// FP8 with scales per block (the last ones partial), per row, or per tensor.
 #[test]
 fn floats_with_scales_of_blocks() {
     let (rows, cols) = (40, 96);
@@ -373,7 +373,7 @@ fn floats_with_scales_of_blocks() {
     }
     let of_rows = json!({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0});
     check(made(&scales, &[rows, 1], "weight_scale"), &of_rows, &|r, _| scales[r], Format::F8);
-    // Blocks as compressed-tensors says it, and scales that are powers of two.
+    // Blocks in compressed-tensors' notation, and power-of-two scales.
     let groups = json!({"group_0": {"weights": {"strategy": "block", "block_structure": [32, 64]}}});
     let blocks =
         json!({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups});
@@ -387,7 +387,7 @@ fn floats_with_scales_of_blocks() {
     check(powers, &json!({"quant_method": "fp8", "weight_block_size": [32, 64]}), &scale, Format::F8);
 }
 
-/// Whole numbers that share a scale and a zero with their neighbours in both directions.
+/// Integers that share a scale and a zero point in 2-D blocks.
 #[test]
 fn whole_numbers_in_blocks() {
     let (rows, cols) = (40, 96);
@@ -440,7 +440,7 @@ fn a_number_may_stand_in_two_words() {
     assert_eq!(got, numbers);
 }
 
-/// Every part that may be missing, of another shape or of other elements is named.
+/// Errors name every part that is missing or has the wrong shape or element type.
 #[test]
 fn parts_that_do_not_fit_are_named() {
     let m = Matrix::new(32, 64, 32, 4, Sharing::Anywhere);

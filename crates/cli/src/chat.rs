@@ -10,9 +10,9 @@ use crate::Failed;
 use crate::dialogue::{Dialogue, Message};
 
 /// Tokens of an answer where nobody says, for models without a chat template: they do not end by themselves.
-const UNTAUGHT: usize = 256;
+const BASE_MODEL_TOKENS: usize = 256;
 /// Why that is so.
-pub(crate) const UNTAUGHT_WHY: &str = "the default for models without a chat template";
+pub(crate) const BASE_MODEL_WHY: &str = "the default for models without a chat template";
 /// An answer goes on past a full context only if it finds so much room.
 const WORTHWHILE: usize = 16;
 
@@ -158,7 +158,7 @@ impl Talk {
 
     /// Tokens of an answer at most.
     pub(crate) fn most(&self) -> usize {
-        let usual = if self.dialogue.has_template() { usize::MAX } else { UNTAUGHT };
+        let usual = if self.dialogue.has_template() { usize::MAX } else { BASE_MODEL_TOKENS };
         self.max_tokens.unwrap_or(usual)
     }
 
@@ -210,7 +210,7 @@ impl Talk {
             let (context, made_for, chosen) = (self.context(), self.made_for, self.max_tokens.is_some());
             let cut = match done.reason {
                 Finish::Length if full => Some(Cut::Context { context, made_for }),
-                Finish::Length => Some(Cut::Tokens { most, chosen, why: UNTAUGHT_WHY }),
+                Finish::Length => Some(Cut::Tokens { most, chosen, why: BASE_MODEL_WHY }),
                 Finish::End | Finish::Stop(_) => None,
             };
             return Ok(Answered::Whole(done, cut));

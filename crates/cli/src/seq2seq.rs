@@ -68,7 +68,7 @@ fn try_out<B: Backend>(
     desk: SlotLimits,
 ) -> Result<(), Failed> {
     use tallow_engine::seq2seq::{DecoderSequence, EncoderInput};
-    let sound = model.spec.encoder.sound.map(|sound| vec![0.0; 2 * desk.encoder_tokens * sound.bands]);
+    let sound = model.spec.encoder.audio.map(|sound| vec![0.0; 2 * desk.encoder_tokens * sound.bands]);
     let words = || EncoderInput::Tokens(vec![0; desk.encoder_tokens.min(64)]);
     let read = writer.encode(0, &sound.map_or_else(words, EncoderInput::Mel))?.rows();
     writer.step(&[DecoderSequence { place: 0, read, fed: 0, tokens: vec![model.spec.start] }])?;
@@ -97,7 +97,7 @@ pub(crate) fn transcriber(
     say: &dyn Fn(&Notice),
 ) -> Result<(Running, Transcriber), Failed> {
     let spec = &model.spec;
-    let Some(sound) = spec.encoder.sound else {
+    let Some(sound) = spec.encoder.audio else {
         return Err(Failed::new("the model reads text and hears nothing: `tallow run` is for it"));
     };
     let tokenizer = model.tokenizer()?;

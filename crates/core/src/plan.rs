@@ -120,7 +120,7 @@ pub struct StepPlan<B: Backend> {
     /// [1, outputs]: rows whose logits are computed.
     pub outputs: Tensor<B>,
     /// LoRA adapters by row range, in order.
-    pub adapted: Vec<LoraRows<B>>,
+    pub loras: Vec<LoraRows<B>>,
 }
 
 impl<B: Backend> StepPlan<B> {
@@ -158,16 +158,16 @@ impl<B: Backend> StepPlan<B> {
             pages: next(spans, most),
             states: next(if host.states.is_empty() { 0 } else { 2 }, host.states.len()),
             outputs: next(1, host.outputs.len()),
-            adapted: Vec::new(),
+            loras: Vec::new(),
             host,
         })
     }
 
     /// The same step with LoRA adapters for some rows.
-    pub fn adapted(self, adapted: Vec<LoraRows<B>>) -> Result<StepPlan<B>> {
+    pub fn adapted(self, loras: Vec<LoraRows<B>>) -> Result<StepPlan<B>> {
         let rows = self.host.tokens.len();
-        if in_order(&adapted, rows) {
-            return Ok(StepPlan { adapted, ..self });
+        if in_order(&loras, rows) {
+            return Ok(StepPlan { loras, ..self });
         }
         let (want, got) = (format!("in order, under {rows}"), "others".into());
         Err(Error::Shape { op: "step", what: "the adapters' rows", want, got })
@@ -207,7 +207,7 @@ pub struct LayerState<'a, B: Backend> {
     /// [rows, (kernel - 1) * columns]: causal convolution state, the last `kernel - 1` inputs.
     pub window: &'a Tensor<B>,
     /// [rows, elements of all heads' state matrices]: gated delta rule state.
-    pub matrices: &'a Tensor<B>,
+    pub states: &'a Tensor<B>,
 }
 
 impl<B: Backend> Clone for LayerState<'_, B> {

@@ -96,7 +96,15 @@ fn feed_forward() {
                 let then = Epilogue::add_to(&x);
                 for act in [Activation::Silu, Activation::GeluTanh] {
                     put(&b
-                        .run(Ffn { x: &x, norm: Some(&norm), up: &up, act, down: &down, then, with: &[] })
+                        .run(Ffn {
+                            x: &x,
+                            norm: Some(&norm),
+                            up: &up,
+                            act,
+                            down: &down,
+                            epilogue: then,
+                            adapters: &[],
+                        })
                         .unwrap());
                 }
             }
@@ -125,7 +133,7 @@ fn attention() {
                     };
                     StepPlan::new(b, step).unwrap()
                 };
-                let cache = || b.alloc(dtype, LEN.div_ceil(PAGE), PAGE * heads.kept_cols(dtype)).unwrap();
+                let cache = || b.alloc(dtype, LEN.div_ceil(PAGE), PAGE * heads.cache_cols(dtype)).unwrap();
                 let (k, v) = (cache(), cache());
                 let kv = || LayerKv { k: &k, v: &v };
                 let up = |seed, cols| b.upload(&noise(seed, LEN * cols), LEN, cols).unwrap();

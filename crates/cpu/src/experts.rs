@@ -118,7 +118,7 @@ impl Cpu {
         let (dim, width) = (op.x.cols(), op.experts.first().map_or(0, |e| e.down.weight.cols()));
         let sorted = ExpertRows::new(&Mat::new(op.shares));
         let up = groups(op, &sorted, |e| &e.up, width);
-        let bent = self.bend_groups(op, &sorted, &up, width)?; // [places, width]
+        let bent = self.activate_groups(op, &sorted, &up, width)?; // [places, width]
         let down = groups(op, &sorted, |e| std::slice::from_ref(&e.down), dim);
         let x = self.input(&bent, None, down.iter().flat_map(|g| &g.parts).map(|p| &p.w))?;
         let given = self.alloc(DType::F32, sorted.at.len(), dim)?; // [places, dim]
@@ -154,7 +154,7 @@ impl Cpu {
     }
 
     /// Gate, up and activation of each expert that has rows. [places, width]
-    fn bend_groups(
+    fn activate_groups(
         &self,
         op: &Moe<'_, Cpu>,
         sorted: &ExpertRows,

@@ -4,7 +4,7 @@ use tallow_core::ops::{CausalConv, GatedDelta, MOST_KERNEL};
 use tallow_core::{Backend, DType, Result, Span, StateRows, Tensor};
 
 use crate::backend::Cpu;
-use crate::kernels::{BLOCK, ConvolveTask, DeltaTask};
+use crate::kernels::{BLOCK, CausalConvTask, GatedDeltaTask};
 use crate::mat::{Mat, MatMut};
 
 impl Cpu {
@@ -35,7 +35,7 @@ impl Cpu {
                 rows[count] = seen;
                 count += 1;
             }
-            let task = ConvolveTask { by: by.rows(by.rows - count..by.rows), rows: &rows[..count] };
+            let task = CausalConvTask { by: by.rows(by.rows - count..by.rows), rows: &rows[..count] };
             (k.causal_conv)(&task, out);
         })?;
         for (i, (span, StateRows { to: row, .. })) in host.spans.iter().zip(&host.states).enumerate() {
@@ -58,7 +58,7 @@ impl Cpu {
         let (from, to) = (Mat::<f32>::new(op.states), MatMut::<f32>::new(op.states));
         let out = self.alloc(DType::F32, op.v.rows(), op.v.cols())?;
         let m = MatMut::<f32>::new(&out);
-        let (mut tasks, mut first): (Vec<(DeltaTask<'_>, &Span, StateRows)>, usize) = (Vec::new(), 0);
+        let (mut tasks, mut first): (Vec<(GatedDeltaTask<'_>, &Span, StateRows)>, usize) = (Vec::new(), 0);
         for (span, state) in host.spans.iter().zip(&host.states) {
             let rows = first..first + span.rows;
             for head in 0..heads.values {
@@ -66,7 +66,7 @@ impl Cpu {
                     let columns = start..heads.value_dim.min(start + BLOCK);
                     let rows = rows.clone();
                     tasks.push((
-                        DeltaTask { heads, head, rows, qk, v, gates, out: &m, columns },
+                        GatedDeltaTask { heads, head, rows, qk, v, gates, out: &m, columns },
                         span,
                         *state,
                     ));

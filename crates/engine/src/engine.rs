@@ -161,7 +161,7 @@ impl<B: Backend> Engine<B> {
         alive: EngineGuard,
     ) -> Engine<B> {
         let (requests, salts) = (HashMap::new(), std::hash::RandomState::new());
-        alive.stats().beside.store(scheduler.limits().decode_budget, Ordering::Relaxed);
+        alive.stats().decode_budget.store(scheduler.limits().decode_budget, Ordering::Relaxed);
         Engine {
             alive,
             commands,

@@ -273,7 +273,7 @@ pub struct Info {
 #[derive(Debug, Default)]
 pub struct Stats {
     /// Token budget of a step while sequences decode (`decode_budget`).
-    pub beside: AtomicUsize,
+    pub decode_budget: AtomicUsize,
     /// Running sequences.
     pub running: AtomicUsize,
     /// Waiting sequences.

@@ -73,7 +73,7 @@ impl<B: Backend> KvPool<B> {
     }
 
     /// Call after a successful step of the sequences in these slots: swaps their state rows.
-    pub fn stepped(&self, places: impl Iterator<Item = usize>) {
+    pub fn swap_states(&self, places: impl Iterator<Item = usize>) {
         let mut turned = self.turned.borrow_mut();
         for place in places {
             if let Some(turned) = turned.get_mut(place) {

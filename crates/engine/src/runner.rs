@@ -86,7 +86,7 @@ impl<B: Backend> Runner<B> {
         see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
     ) -> Result<Tensor<B>, Error> {
         let logits = self.compute(batch, see)?;
-        self.kv.stepped(places(batch));
+        self.kv.swap_states(places(batch));
         Ok(logits)
     }
 
@@ -125,7 +125,7 @@ impl<B: Backend> Runner<B> {
             outcome(part, asked, rows, needs.likely.map(|of| likely.of(of)))
         });
         let outcomes = outcomes.collect();
-        self.kv.stepped(places(batch));
+        self.kv.swap_states(places(batch));
         Ok(outcomes)
     }
 

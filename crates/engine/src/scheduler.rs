@@ -309,7 +309,7 @@ impl Scheduler {
 
     /// Next step's batch; `None` if there is nothing to compute.
     pub fn next_batch(&mut self) -> Option<Batch> {
-        self.make_room();
+        self.preempt_for_room();
         self.admit();
         let shares = self.shares();
         let page_len = self.pool.page_len();
@@ -319,7 +319,7 @@ impl Scheduler {
     }
 
     /// Allocates a page for the newest token of each decoding sequence, preempting the newest sequences if needed.
-    fn make_room(&mut self) {
+    fn preempt_for_room(&mut self) {
         let mut i = 0;
         while i < self.running.len() {
             let seq = &self.running[i];

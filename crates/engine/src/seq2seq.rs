@@ -198,9 +198,9 @@ pub struct Seq2SeqRunner<B: Backend> {
     model: Seq2Seq<B>,
     desk: SlotLimits,
     /// Self-attention KV cache.
-    own: KvPool<B>,
+    self_kv: KvPool<B>,
     /// Cross-attention KV cache.
-    given: KvPool<B>,
+    cross_kv: KvPool<B>,
 }
 
 /// A decoder sequence in a step.
@@ -221,8 +221,8 @@ impl<B: Backend> Seq2SeqRunner<B> {
     pub fn new(b: B, model: Seq2Seq<B>, desk: SlotLimits) -> Result<Seq2SeqRunner<B>, Error> {
         let spec = model.decoder.spec();
         let [own, given] = desk.shapes();
-        let (own, given) = (KvPool::new(&b, spec, own)?, KvPool::new(&b, spec, given)?);
-        Ok(Seq2SeqRunner { b, model, desk, own, given })
+        let (self_kv, cross_kv) = (KvPool::new(&b, spec, own)?, KvPool::new(&b, spec, given)?);
+        Ok(Seq2SeqRunner { b, model, desk, self_kv, cross_kv })
     }
 
     fn pages(&self, place: usize, tokens: usize, most: usize) -> Vec<u32> {
@@ -249,7 +249,7 @@ impl<B: Backend> Seq2SeqRunner<B> {
         let rows = x.rows();
         let span = Span { rows, start: 0, pages: self.pages(place, rows, self.desk.encoder_tokens) };
         let step = Step { tokens: vec![0; rows], spans: vec![span], page_len: PAGE, ..Step::default() };
-        self.model.decoder.keep(b, &x, &StepPlan::new(b, step)?, self.given.layers())?;
+        self.model.decoder.project_kv(b, &x, &StepPlan::new(b, step)?, self.cross_kv.layers())?;
         Ok(x)
     }
 
@@ -287,7 +287,7 @@ impl<B: Backend> Seq2SeqRunner<B> {
         };
         let look = StepPlan::new(b, looking(&lines.iter().map(look).collect::<Vec<_>>(), PAGE))?;
         let plan = StepPlan::new(b, step)?;
-        self.model.write(b, &plan, self.own.layers(), (&look, self.given.layers()))
+        self.model.write(b, &plan, self.self_kv.layers(), (&look, self.cross_kv.layers()))
     }
 }
 

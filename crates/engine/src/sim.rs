@@ -105,8 +105,8 @@ impl SimEngine {
             };
             match command {
                 Ok(Command::Submit(submission)) => self.take(*submission),
-                Ok(Command::LoadLora(adoption, reply)) => drop(reply.send(self.adapt(*adoption))),
-                Ok(Command::UnloadLora(name, reply)) => drop(reply.send(self.leave(&name))),
+                Ok(Command::LoadLora(adoption, reply)) => drop(reply.send(self.load_lora(*adoption))),
+                Ok(Command::UnloadLora(name, reply)) => drop(reply.send(self.unload_lora(&name))),
                 Ok(Command::Drain { within }) => self.drain = Some(Instant::now() + within),
                 Err(()) => return false,
             }
@@ -114,7 +114,7 @@ impl SimEngine {
     }
 
     /// Lists a LoRA adapter; it has no effect on the answers.
-    fn adapt(&mut self, adoption: LoadLora) -> Result<(), LoraError> {
+    fn load_lora(&mut self, adoption: LoadLora) -> Result<(), LoraError> {
         let LoadLora { name, file, scale } = adoption;
         self.alive.check_name(&name)?;
         let mut all = self.alive.adapters();
@@ -124,7 +124,7 @@ impl SimEngine {
         Ok(())
     }
 
-    fn leave(&mut self, name: &str) -> Result<(), LoraError> {
+    fn unload_lora(&mut self, name: &str) -> Result<(), LoraError> {
         let mut all = self.alive.adapters();
         let before = all.len();
         all.retain(|a| a.name != name);

@@ -104,12 +104,12 @@ impl<B: Backend> Decoder<B> {
         caches: &[LayerCache<B>],
         see: impl FnMut(usize, &Tensor<B>) -> Result<()>,
     ) -> Result<Tensor<B>> {
-        self.forward_across(b, plan, caches, None, see)
+        self.forward_with_encoder(b, plan, caches, None, see)
     }
 
     /// [`forward`](Self::forward) with cross-attention: `given` is its plan and, per layer, the KV that
     /// [`keep`](Self::keep) wrote.
-    pub fn forward_across(
+    pub fn forward_with_encoder(
         &self,
         b: &B,
         plan: &StepPlan<B>,
@@ -141,7 +141,13 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Cross-attention: writes each layer's K and V of the encoder's output `x`: [tokens, dim]
-    pub fn keep(&self, b: &B, x: &Tensor<B>, plan: &StepPlan<B>, caches: &[LayerCache<B>]) -> Result<()> {
+    pub fn project_kv(
+        &self,
+        b: &B,
+        x: &Tensor<B>,
+        plan: &StepPlan<B>,
+        caches: &[LayerCache<B>],
+    ) -> Result<()> {
         let layers = self.layers.iter().zip(caches);
         let mut across = layers.filter_map(|(layer, cache)| Some((layer.across()?, cache)));
         across.try_for_each(|(across, cache)| across.project_kv(b, x, plan, cache.kv()?))

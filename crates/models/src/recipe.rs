@@ -110,7 +110,7 @@ impl Role {
             if name.starts_with(names.base) { name.to_owned() } else { format!("{}{name}", names.base) };
         let place = |pattern: &str| layer_in(pattern, name).or_else(|| layer_in(pattern, &whole));
         let is = |pattern: &str| place(pattern).is_some();
-        let gates = [names.delta.ba, names.delta.b, names.delta.a];
+        let gates = [names.gated_delta.ba, names.gated_delta.b, names.gated_delta.a];
         if [names.router, names.shared_router, names.positions].into_iter().chain(gates).any(is) {
             return Role::Kept;
         }

@@ -128,7 +128,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// Switches to other tensor names, such as from a seq2seq model's encoder to its decoder.
-    pub(crate) fn turn_to(&mut self, names: Names) {
+    pub(crate) fn with_names(&mut self, names: Names) {
         self.source.names = names;
     }
 
@@ -360,7 +360,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// A 1D convolution with kernel size 3, as a linear layer over the 3 inputs side by side.
-    pub(crate) fn of_neighbours(
+    pub(crate) fn unpermute_qk(
         &mut self,
         pattern: &str,
         outputs: usize,
@@ -380,18 +380,18 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// A vector of `f32` on the device: [1, len]
-    pub(crate) fn row(&mut self, name: &str, len: usize) -> Result<Tensor<B>> {
-        self.flat(name, &[len])
+    pub(crate) fn tensor_row(&mut self, name: &str, len: usize) -> Result<Tensor<B>> {
+        self.vector(name, &[len])
     }
 
     /// A tensor of that shape, flattened, as `f32` on the device: [1, elements]
-    pub(crate) fn flat(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<B>> {
+    pub(crate) fn vector(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<B>> {
         let numbers = self.numbers(name, shape, 0.0)?;
         Ok(self.b.upload_row(&numbers)?)
     }
 
     /// A 2D convolution whose stride is its kernel size, as a linear layer over the flattened patch.
-    pub(crate) fn filter(&mut self, name: &str, shape: [usize; 4], bias: Bias) -> Result<LinearWeights<B>> {
+    pub(crate) fn conv(&mut self, name: &str, shape: [usize; 4], bias: Bias) -> Result<LinearWeights<B>> {
         let full = named(name);
         let stored = self.stored(&full, &shape)?;
         let weight = self.single(&full, stored, shape[0])?;
@@ -463,14 +463,14 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// A norm without learned weights (all ones).
-    pub(crate) fn plain_norm(&self, width: usize) -> Result<Norm<B>> {
+    pub(crate) fn unit_norm(&self, width: usize) -> Result<Norm<B>> {
         let spec = self.spec().norm;
         let weight = self.b.upload_row(&vec![1.0; width])?;
         Ok(Norm { kind: spec.kind, weight, bias: None, eps: spec.eps })
     }
 
     /// Norm weights with a separate set per head, from one tensor or one per head: [1, heads * dim]
-    pub(crate) fn each_head(
+    pub(crate) fn per_head_norms(
         &mut self,
         (pattern, i): (&str, usize),
         heads: usize,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tallow_core::{Backend, Memory, Tensor};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::encoder::spec::Pooling;
-use tallow_models::encoder::{Cut, Encoder, EncoderModel, Input, Inputs};
+use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs, Truncation};
 use tallow_support::{ENCODERS, Golden, golden, json, minilm, needed, tensors, with_tensors};
 use tallow_wgpu::{Wgpu, devices};
 
@@ -383,7 +383,7 @@ fn minilm_says_what_the_reference_says() {
     assert_eq!((model.context(), model.sentence.pooling), (256, Pooling::Mean));
     let inputs = Inputs::new(&model).unwrap();
     let sentences = facts["sentences"].as_array().unwrap().iter().map(|s| s.as_str().unwrap());
-    let sentences: Vec<Input> = sentences.map(|s| inputs.text(s, Cut::End).unwrap()).collect();
+    let sentences: Vec<Input> = sentences.map(|s| inputs.text(s, Truncation::End).unwrap()).collect();
     for (input, ids) in sentences.iter().zip(facts["token_ids"].as_array().unwrap()) {
         let ids: Vec<u32> = ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
         assert_eq!(input.tokens, ids);

@@ -10,7 +10,7 @@ use tallow_core::Memory;
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::encoder::spec::Pooling;
-use tallow_models::encoder::{Cut, Encoder, EncoderModel, Input, Inputs};
+use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs, Truncation};
 use tallow_support::{golden, json, tensors};
 
 /// What converters call tensors.
@@ -208,7 +208,7 @@ fn their_vocabularies_cut_texts() {
     meta.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     with_file("words", &gguf("bert", &BERT, &meta), |file| {
         let inputs = Inputs::new(&EncoderModel::open(file).unwrap()).unwrap();
-        assert_eq!(inputs.text("The cats", Cut::No).unwrap().tokens, [2, 6, 4, 5, 3]);
+        assert_eq!(inputs.text("The cats", Truncation::No).unwrap().tokens, [2, 6, 4, 5, 3]);
     });
 }
 

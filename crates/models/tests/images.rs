@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tallow_core::{Backend, Memory, Tensor};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::encoder::spec::{PatchSpec, Pooling};
-use tallow_models::encoder::{Cut, Encoder, EncoderModel, Image, Input, Inputs, shortened};
+use tallow_models::encoder::{Encoder, EncoderModel, Image, Input, Inputs, Truncation, shortened};
 use tallow_models::images::Pictures;
 use tallow_models::images::decode::decode;
 use tallow_support::{Golden, golden, image_encoder, json, needed, only_tensors, tensors};
@@ -196,7 +196,7 @@ fn older_configs() {
     let dir = folder("clip", &config, |_| true, "older");
     let model = open(&dir);
     assert!(matches!(
-        model.spec.ending.unwrap().gather,
+        model.spec.pooling_head.unwrap().gather,
         tallow_models::encoder::spec::PoolKind::By(Pooling::Largest)
     ));
     let far = case.distance(&cpu(), &model);
@@ -388,7 +388,7 @@ fn texts_are_filled_up() {
     image_encoder(&dir);
     std::fs::write(dir.join("model.safetensors"), weights).unwrap();
     std::fs::write(dir.join("config.json"), config("siglip").to_string()).unwrap();
-    let text = |settings: Value, text: &str, cut: Cut| {
+    let text = |settings: Value, text: &str, cut: Truncation| {
         std::fs::write(dir.join("tokenizer_config.json"), settings.to_string()).unwrap();
         let inputs = Inputs::new(&open(&dir)).unwrap();
         inputs.text(text, cut).map(|input| {
@@ -397,12 +397,18 @@ fn texts_are_filled_up() {
         })
     };
     let (cat, mat) = (56, 59);
-    assert_eq!(text(json!({}), "cat", Cut::No).unwrap(), [97, cat, 98, 1, 1, 1, 1, 1, 1]);
+    assert_eq!(text(json!({}), "cat", Truncation::No).unwrap(), [97, cat, 98, 1, 1, 1, 1, 1, 1]);
     let settings = json!({ "tokenizer_class": "SiglipTokenizer", "pad_token": { "content": "[PAD]" } });
-    assert_eq!(text(settings.clone(), "A cat, mat!", Cut::No).unwrap()[2..], [cat, mat, 98, 0, 0, 0, 0]);
+    assert_eq!(
+        text(settings.clone(), "A cat, mat!", Truncation::No).unwrap()[2..],
+        [cat, mat, 98, 0, 0, 0, 0]
+    );
     let long = "cat ".repeat(9);
-    assert_eq!(text(settings.clone(), &long, Cut::End).unwrap(), [vec![97], vec![cat; 7], vec![98]].concat());
-    let why = text(settings, &long, Cut::No).unwrap_err().to_string();
+    assert_eq!(
+        text(settings.clone(), &long, Truncation::End).unwrap(),
+        [vec![97], vec![cat; 7], vec![98]].concat()
+    );
+    let why = text(settings, &long, Truncation::No).unwrap_err().to_string();
     assert!(why.contains("11 tokens, and the model takes 9"), "{why}");
     std::fs::remove_dir_all(dir).unwrap();
 }

@@ -72,7 +72,7 @@ impl<'a, B: Backend> Desk<'a, B> {
         let spans: Vec<Span> =
             self.read.iter().enumerate().map(|(i, n)| Span { rows: *n, start: 0, pages: pages(i) }).collect();
         let step = Step { tokens: vec![0; x.rows()], spans, page_len: PAGE, ..Step::default() };
-        self.scribe.decoder.keep(b, &x, &StepPlan::new(b, step).unwrap(), &self.given).unwrap();
+        self.scribe.decoder.project_kv(b, &x, &StepPlan::new(b, step).unwrap(), &self.given).unwrap();
         b.download(&x).unwrap()
     }
 

@@ -48,13 +48,13 @@ pub(crate) async fn prepare_within<M: Model, T: Send + 'static>(
     make: impl FnOnce(&Server<M>, Vec<u8>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     server.ready()?;
-    let visit = server.visit(&request);
+    let visit = server.request_context(&request);
     let (parts, body) = request.into_parts();
     check_kind(&parts.headers)?;
     let bytes = read(body, &visit, bounds.body).await?;
     // Texts are copied out of the body, and JSON values take more memory than their text does.
     visit.claim.grow(json::most_memory(&bytes) + bounds.answer * bytes.len()).await?;
-    let desk = server.desks.acquire(visit.client, bytes.len() > SMALL).await;
+    let desk = server.prepare_pool.acquire(visit.client, bytes.len() > SMALL).await;
     let (server, held) = (server.clone(), visit.clone());
     let made = tokio::task::spawn_blocking(move || {
         // All are released when this closure ends, even if nobody waits for it any more.

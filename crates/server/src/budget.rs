@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::errors::ApiError;
-use crate::table::Seat;
+use crate::table::ConnectionSlot;
 
 /// Claims up to this many bytes are small and may use the share kept for small ones.
 pub(crate) const SMALL: usize = 256 << 10;
@@ -56,7 +56,7 @@ struct Entry {
     since: Instant,
     moved: usize,
     last: Instant,
-    seat: Arc<Seat>,
+    seat: Arc<ConnectionSlot>,
     given_up: Arc<GivenUp>,
 }
 
@@ -108,7 +108,7 @@ impl Budget {
     }
 
     /// An empty claim for a request of this connection.
-    pub(crate) fn claim(self: &Arc<Budget>, seat: Arc<Seat>) -> Claim {
+    pub(crate) fn claim(self: &Arc<Budget>, seat: Arc<ConnectionSlot>) -> Claim {
         let mut state = self.state();
         let (id, given_up) = (state.next, Arc::<GivenUp>::default());
         state.next += 1;
@@ -408,7 +408,7 @@ mod tests {
     fn claims(most: usize) -> (Arc<Budget>, impl Fn() -> Claim) {
         let budget = Arc::new(Budget::new(most));
         let own = budget.clone();
-        (budget, move || own.claim(Arc::new(Seat::detached())))
+        (budget, move || own.claim(Arc::new(ConnectionSlot::detached())))
     }
 
     const MIB: usize = 1 << 20;

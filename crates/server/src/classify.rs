@@ -6,7 +6,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
-use tallow_models::encoder::{Classes, Cut, Item};
+use tallow_models::encoder::{Classes, Item, Truncation};
 
 use crate::ServedEncoder;
 use crate::body::prepare;
@@ -71,7 +71,7 @@ fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError
     let model = model(&mut fields, &info.names)?;
     // Accepted and ignored, because every client knows it.
     fields.text("user")?;
-    let cut = if fields.flag("truncate")?.unwrap_or(false) { Cut::End } else { Cut::No };
+    let cut = if fields.flag("truncate")?.unwrap_or(false) { Truncation::End } else { Truncation::No };
     let activated = fields.flag("use_activation")?.unwrap_or(true);
     let input = fields.take("input");
     fields.finish()?;

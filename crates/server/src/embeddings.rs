@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tallow_engine::embedder::Wanted;
 use tallow_engine::handle::Failure;
-use tallow_models::encoder::{Cut, InputError, Inputs, Item, shortened};
+use tallow_models::encoder::{InputError, Inputs, Item, Truncation, shortened};
 
 use crate::ServedEncoder;
 use crate::access::Notes;
@@ -184,7 +184,7 @@ fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError
     let dimensions = fields.whole("dimensions", 1..=info.width as i64)?.map(|n| n as usize);
     // Accepted and ignored, because every client knows it.
     fields.text("user")?;
-    let cut = if fields.flag("truncate")?.unwrap_or(false) { Cut::End } else { Cut::No };
+    let cut = if fields.flag("truncate")?.unwrap_or(false) { Truncation::End } else { Truncation::No };
     let input = fields.take("input");
     fields.finish()?;
     let inputs = inputs(input, |path, given| item(&info.inputs, path, given, cut))?;
@@ -199,7 +199,7 @@ pub(crate) enum Given {
     Image(Vec<u8>),
 }
 
-pub(crate) fn item(inputs: &Inputs, path: &str, given: Given, cut: Cut) -> Result<Item, ApiError> {
+pub(crate) fn item(inputs: &Inputs, path: &str, given: Given, cut: Truncation) -> Result<Item, ApiError> {
     let item = match given {
         Given::Text(text) if text.is_empty() => {
             return Err(ApiError::field(path, format!("{path} is an empty text")));

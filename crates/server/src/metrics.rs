@@ -199,7 +199,7 @@ impl Metrics {
         page.gauge(
             "vllm:step_tokens_beside_answers",
             "Tokens that a step may have while answers are under way.",
-            load(&stats.beside),
+            load(&stats.decode_budget),
         );
         let (block, blocks) = (info.page_len.to_string(), info.pages.to_string());
         let config: Labels<'_> = &[("block_size", &block), ("num_gpu_blocks", &blocks)];

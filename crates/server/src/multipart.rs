@@ -18,7 +18,7 @@ pub(crate) struct Part<'a> {
 
 /// Parts that have not been taken yet.
 #[derive(Debug)]
-pub(crate) struct Form<'a>(Vec<Part<'a>>);
+pub(crate) struct MultipartForm<'a>(Vec<Part<'a>>);
 
 /// The boundary of a `multipart/form-data` content type.
 pub(crate) fn boundary(kind: &str) -> Option<String> {
@@ -106,9 +106,9 @@ fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
     None
 }
 
-impl<'a> Form<'a> {
+impl<'a> MultipartForm<'a> {
     /// Parses a body.
-    pub(crate) fn read(body: &'a [u8], boundary: &str) -> Result<Form<'a>, ApiError> {
+    pub(crate) fn read(body: &'a [u8], boundary: &str) -> Result<MultipartForm<'a>, ApiError> {
         let broken = |why: &str| ApiError::bad(format!("the form is broken: {why}"));
         // The first boundary has no preceding line break.
         let mark = format!("--{boundary}");
@@ -134,7 +134,7 @@ impl<'a> Form<'a> {
             parts.push(Part { name, bytes: body.get(content..end).unwrap_or_default() });
             (at, is_last) = (next, last);
         }
-        Ok(Form(parts))
+        Ok(MultipartForm(parts))
     }
 
     /// Takes a part's bytes.
@@ -194,12 +194,12 @@ mod tests {
     #[test]
     fn parts_are_told_apart() {
         let kind = boundary("Multipart/Form-Data; charset=utf-8; boundary=\"xy\"").unwrap();
-        let mut form = Form::read(BODY, &kind).unwrap();
+        let mut form = MultipartForm::read(BODY, &kind).unwrap();
         assert_eq!(form.bytes("file").unwrap(), b"RIFF\r\n--x\r\n");
         assert_eq!(form.text("model").unwrap().unwrap(), "tiny");
         assert!(form.text("model").unwrap().is_none());
         form.finish().unwrap();
-        assert!(Form::read(BODY, "xy").unwrap().finish().is_err());
+        assert!(MultipartForm::read(BODY, "xy").unwrap().finish().is_err());
         assert_eq!(boundary("application/json"), None);
         assert_eq!(boundary(&format!("multipart/form-data; boundary={}", "x".repeat(71))), None);
     }
@@ -221,11 +221,13 @@ mod tests {
             ("form-data; NAME=file", "file"),
         ] {
             let body = one("xy", &format!("Content-Disposition: {disposition}"), "x");
-            let form = Form::read(&body, "xy").unwrap();
+            let form = MultipartForm::read(&body, "xy").unwrap();
             assert_eq!(form.0[0].name, expected, "{disposition}");
         }
-        assert!(Form::read(&one("xy", "Content-Disposition: form-data; filename=x", "x"), "xy").is_err());
-        assert!(Form::read(&one("xy", "Content-Disposition: name=x", "x"), "xy").is_err());
+        assert!(
+            MultipartForm::read(&one("xy", "Content-Disposition: form-data; filename=x", "x"), "xy").is_err()
+        );
+        assert!(MultipartForm::read(&one("xy", "Content-Disposition: name=x", "x"), "xy").is_err());
     }
 
     #[test]
@@ -238,7 +240,7 @@ mod tests {
         assert_eq!(boundary("multipart/form-data; charset=x"), None);
         let body = b"preamble\r\n--xy \t\r\ncontent-disposition: form-data; name=a\r\n\r\n1\r\n--xy  \r\n\
             content-disposition: form-data; name=b\r\n\r\n\r\n--xy-- \r\nepilogue";
-        let mut form = Form::read(body, "xy").unwrap();
+        let mut form = MultipartForm::read(body, "xy").unwrap();
         assert_eq!((form.bytes("a").unwrap(), form.bytes("b").unwrap()), (&b"1"[..], &b""[..]));
         form.finish().unwrap();
     }
@@ -248,13 +250,13 @@ mod tests {
         let headers = "content-disposition: form-data; name=file";
         for text in ["1\r\n--xyz\r\n2", "--xyz", "\r\n--xy-\r\n", "\r\n--xy.--\r\n", "1\r\n--xy--z"] {
             let body = one("xy", headers, text);
-            let mut form = Form::read(&body, "xy").unwrap();
+            let mut form = MultipartForm::read(&body, "xy").unwrap();
             assert_eq!(form.bytes("file").unwrap(), text.as_bytes());
             form.finish().unwrap();
         }
         let near = "\r\n--x".repeat(1 << 18);
         assert_eq!(
-            Form::read(&one("xy", headers, &near), "xy").unwrap().bytes("file").unwrap(),
+            MultipartForm::read(&one("xy", headers, &near), "xy").unwrap().bytes("file").unwrap(),
             near.as_bytes()
         );
     }
@@ -262,7 +264,7 @@ mod tests {
     #[test]
     fn what_is_cut_anywhere_is_refused_and_nothing_panics() {
         for end in 0..BODY.len() - 2 {
-            assert!(Form::read(&BODY[..end], "xy").is_err(), "{end}");
+            assert!(MultipartForm::read(&BODY[..end], "xy").is_err(), "{end}");
         }
         for broken in [
             "",
@@ -271,9 +273,9 @@ mod tests {
             "--xy\r\n\r\n\r\n--xy--",
             "--xy\r\na: b\r\n\r\nx\r\n--xy--",
         ] {
-            assert!(Form::read(broken.as_bytes(), "xy").is_err(), "{broken:?}");
+            assert!(MultipartForm::read(broken.as_bytes(), "xy").is_err(), "{broken:?}");
         }
         let many = "--xy\r\ncontent-disposition: form-data; name=a\r\n\r\n\r\n".repeat(65) + "--xy--";
-        assert!(Form::read(many.as_bytes(), "xy").is_err());
+        assert!(MultipartForm::read(many.as_bytes(), "xy").is_err());
     }
 }

@@ -37,7 +37,7 @@ struct Waiting {
 /// A permit; dropping it passes it on.
 #[derive(Debug)]
 pub(crate) struct PreparePermit {
-    desks: Option<Arc<PreparePool>>,
+    pool: Option<Arc<PreparePool>>,
     large: bool,
 }
 
@@ -54,7 +54,7 @@ impl PreparePool {
         let (give, given) = oneshot::channel();
         self.queue(client, large, give);
         // Senders are only dropped after use.
-        given.await.unwrap_or(PreparePermit { desks: None, large })
+        given.await.unwrap_or(PreparePermit { pool: None, large })
     }
 
     fn queue(self: &Arc<PreparePool>, client: ClientId, large: bool, give: oneshot::Sender<PreparePermit>) {
@@ -80,13 +80,13 @@ impl PreparePool {
             // Requests that were dropped meanwhile have no turn.
             let next = std::iter::from_fn(|| turn.waiting.pop_front()).find(|give| !give.is_closed());
             if let Some(give) = next {
-                match give.send(PreparePermit { desks: Some(self.clone()), large }) {
+                match give.send(PreparePermit { pool: Some(self.clone()), large }) {
                     Ok(()) => {
                         state.free -= 1;
                         state.free_for_large -= usize::from(large);
                     }
                     // It was not counted as taken, and so its drop must not release it.
-                    Err(mut desk) => desk.desks = None,
+                    Err(mut desk) => desk.pool = None,
                 }
             }
             if !turn.waiting.is_empty() {
@@ -98,7 +98,7 @@ impl PreparePool {
 
 impl Drop for PreparePermit {
     fn drop(&mut self) {
-        let Some(desks) = self.desks.take() else { return };
+        let Some(desks) = self.pool.take() else { return };
         let mut state = desks.state();
         state.free += 1;
         state.free_for_large += usize::from(self.large);

@@ -9,7 +9,7 @@ use tallow_models::tokenizer::{Around, Shown, Special, TokenizeError, Tokenizer,
 
 use crate::errors::{ApiError, quoted};
 use crate::fields::{Fields, text, wrong};
-use crate::thinking::{Reasoned, Thinking, Told, is_harmless};
+use crate::thinking::{Reasoned, Thinking, ThinkingPiece, is_harmless};
 
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 /// Most messages in one chat.
@@ -102,7 +102,7 @@ impl Messages {
         tokens: &[u32],
         tokenizer: &Tokenizer,
     ) -> Option<Reasoned> {
-        if self.thinking.told == Told::AsItIs {
+        if self.thinking.told == ThinkingPiece::AsItIs {
             return None;
         }
         let reasoning = Reasoning::of(templates?.choose(false)?)?;
@@ -116,7 +116,8 @@ impl Messages {
                 reasoning.splitter(&tokenizer.decode(ending, Shown::All))
             }
         };
-        let (marks, is_told) = (reasoning.special_tokens(tokenizer), self.thinking.told == Told::Apart);
+        let (marks, is_told) =
+            (reasoning.special_tokens(tokenizer), self.thinking.told == ThinkingPiece::Apart);
         Some(Reasoned { splitter, marks, is_told })
     }
 }

@@ -14,7 +14,7 @@ use tallow_engine::handle::Unread;
 use tallow_engine::scheduler::ClientId;
 
 use crate::budget::{Budget, Claim, Stage};
-use crate::table::Seat;
+use crate::table::ConnectionSlot;
 
 /// Answers are handed to the connection in pieces of at most this many bytes, so that unsent bytes stay accounted. A
 /// stream's frames are shorter, so its events stay whole.
@@ -29,7 +29,7 @@ tokio::task_local! {
 pub(crate) struct RequestContext {
     pub(crate) client: ClientId,
     pub(crate) claim: Claim,
-    pub(crate) seat: Arc<Seat>,
+    pub(crate) seat: Arc<ConnectionSlot>,
 }
 
 /// Headers that carry API keys.
@@ -37,7 +37,7 @@ const KEYS: [HeaderName; 3] =
     [header::AUTHORIZATION, HeaderName::from_static("x-api-key"), HeaderName::from_static("api-key")];
 
 /// Client id for fairness: from the API key where keys are configured, else from the address.
-fn client(seat: &Seat, headers: &HeaderMap, has_keys: bool) -> ClientId {
+fn client(seat: &ConnectionSlot, headers: &HeaderMap, has_keys: bool) -> ClientId {
     let mut hasher = DefaultHasher::new();
     // The key is not checked yet: a wrong one gets no further than the comparison.
     match KEYS.iter().find_map(|name| headers.get(name)).filter(|_| has_keys) {
@@ -56,8 +56,8 @@ impl Unread for RequestContext {
 impl RequestContext {
     /// Context of a new request. With `has_keys`, clients are told apart by their API key.
     pub(crate) fn new(budget: &Arc<Budget>, request: &Request, has_keys: bool) -> Arc<RequestContext> {
-        let seat = request.extensions().get::<Arc<Seat>>().cloned();
-        let seat = seat.unwrap_or_else(|| Arc::new(Seat::detached()));
+        let seat = request.extensions().get::<Arc<ConnectionSlot>>().cloned();
+        let seat = seat.unwrap_or_else(|| Arc::new(ConnectionSlot::detached()));
         let client = client(&seat, request.headers(), has_keys);
         Arc::new(RequestContext { client, claim: budget.claim(seat.clone()), seat })
     }

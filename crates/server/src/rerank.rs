@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
 use tallow_engine::embedder::Wanted;
-use tallow_models::encoder::{Cut, Item, relevance};
+use tallow_models::encoder::{Item, Truncation, relevance};
 
 use crate::ServedEncoder;
 use crate::body::prepare;
@@ -88,7 +88,7 @@ fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError
     let documents = fields.list("documents", document)?.ok_or_else(|| missing("documents"))?;
     let top_n = fields.whole("top_n", 1..=i64::from(i32::MAX))?.map_or(documents.len(), |n| n as usize);
     let shown = fields.flag("return_documents")?.unwrap_or(false);
-    let cut = if fields.flag("truncate")?.unwrap_or(true) { Cut::End } else { Cut::No };
+    let cut = if fields.flag("truncate")?.unwrap_or(true) { Truncation::End } else { Truncation::No };
     fields.finish()?;
     if documents.is_empty() || documents.len() > MOST_TEXTS {
         let why = format!("documents should have from 1 to {MOST_TEXTS} texts, and has {}", documents.len());

@@ -108,7 +108,7 @@ async fn every<M: state::Model>(
     {
         request.headers_mut().insert(header::HOST, host);
     }
-    let visit = server.visit(&request);
+    let visit = server.request_context(&request);
     let id = request_id(request.headers());
     let entry = Entry::new(&server.metrics, &request, &id);
     let (mut response, reader) = match server.guard.origin(request.headers()) {

@@ -99,7 +99,7 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
         noted.adapter = worn.and_then(|w| Some(adapters.iter().find(|a| a.lora.id == w.id)?.name.clone()));
     });
     let visit = RequestContext::current();
-    let room = Room::of(&requests);
+    let room = AnswerMemory::of(&requests);
     if let Some(visit) = &visit {
         visit.claim.settle(room.bytes());
         room.for_logprobs(&generation, &mut requests, server, visit).await?;
@@ -150,15 +150,15 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
 }
 
 /// Memory of a job's requests.
-struct Room {
+struct AnswerMemory {
     requests: usize,
     prompts: usize,
 }
 
-impl Room {
-    fn of(requests: &[(Request, Option<Echo>)]) -> Room {
+impl AnswerMemory {
+    fn of(requests: &[(Request, Option<Echo>)]) -> AnswerMemory {
         let prompts = requests.iter().map(|(request, _)| request.prompt.len()).sum();
-        Room { requests: requests.len(), prompts }
+        AnswerMemory { requests: requests.len(), prompts }
     }
 
     /// Bytes of the requests and their prompts. The engine has copies.

@@ -17,7 +17,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::errors::ApiError;
 use crate::run::unique;
-use crate::table::{Probe, Seat};
+use crate::table::{ConnectionSlot, Probe};
 
 /// How long a client may read nothing of what it is sent.
 pub(crate) const TAKES_WITHIN: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ const WITHIN_STREAM: &[u8] = b"3\r\n:\n\n\r\n";
 /// A connection to a client.
 pub(crate) struct Socket {
     io: TokioIo<TcpStream>,
-    seat: Arc<Seat>,
+    seat: Arc<ConnectionSlot>,
     /// Times out when nothing could be sent.
     stuck: Option<Pin<Box<Sleep>>>,
     /// Whether the client has closed its sending side.
@@ -56,7 +56,7 @@ struct Own {
 }
 
 impl Socket {
-    pub(crate) fn new(stream: TcpStream, seat: Arc<Seat>) -> Socket {
+    pub(crate) fn new(stream: TcpStream, seat: Arc<ConnectionSlot>) -> Socket {
         Socket {
             io: TokioIo::new(stream),
             seat,

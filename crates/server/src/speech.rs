@@ -19,7 +19,7 @@ use crate::access::Notes;
 use crate::body;
 use crate::errors::ApiError;
 use crate::metrics::Counted;
-use crate::multipart::{Form, boundary};
+use crate::multipart::{MultipartForm, boundary};
 use crate::state::{Open, Server};
 use crate::transcript::{Format, Transcript};
 
@@ -68,7 +68,7 @@ async fn written(
 ) -> Result<Response, ApiError> {
     server.ready()?;
     let seat = seat(&server)?;
-    let visit = server.visit(&request);
+    let visit = server.request_context(&request);
     let (parts, body) = request.into_parts();
     let kind =
         parts.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
@@ -130,7 +130,7 @@ fn read(
     gone: Arc<AtomicBool>,
 ) -> Result<Asked, ApiError> {
     let speech = &server.model.transcriber.speech;
-    let mut form = Form::read(body, boundary)?;
+    let mut form = MultipartForm::read(body, boundary)?;
     let names = &server.model.names;
     if let Some(model) = form.text("model")?.filter(|model| !names.contains(model)) {
         return Err(ApiError::no_model(&model, names));
@@ -174,7 +174,7 @@ fn read(
 }
 
 /// Checks the requested timestamps. Those of words are not available.
-fn granularities(form: &mut Form<'_>, format: Format) -> Result<(), ApiError> {
+fn granularities(form: &mut MultipartForm<'_>, format: Format) -> Result<(), ApiError> {
     const FIELD: &str = "timestamp_granularities[]";
     for wanted in form.texts(FIELD)? {
         match wanted.as_str() {
@@ -205,10 +205,10 @@ fn heard(
     let mut segments = Vec::new();
     let mut more = |n: usize| audio.read(n).map_err(|e| e.to_string());
     let heard = transcriber.run(&asked.wish, &mut more, &mut |some, _| segments.extend_from_slice(some));
-    let heard = heard.map_err(|e| match e {
+    let transcription = heard.map_err(|e| match e {
         Interrupted::Failure(why) => ApiError::engine(why, transcriber.handle.is_alive()),
         Interrupted::Sound(why) => unfit(&why),
         Interrupted::Prompt(why) => ApiError::field("prompt", format!("prompt: {why}")),
     })?;
-    Ok((Transcript { job, heard, segments }.written(asked.format), asked.format))
+    Ok((Transcript { job, transcription, segments }.written(asked.format), asked.format))
 }

@@ -56,7 +56,7 @@ pub(crate) struct Server<M = Served> {
     /// Memory budget of requests.
     pub(crate) budget: Arc<Budget>,
     /// Permits for preparing prompts, which takes a whole core.
-    pub(crate) desks: Arc<PreparePool>,
+    pub(crate) prepare_pool: Arc<PreparePool>,
     /// All connections.
     pub(crate) table: Arc<Table>,
     /// Number of requests being answered.
@@ -72,7 +72,7 @@ impl<M: Model> Server<M> {
             metrics: Arc::new(Metrics::new()),
             since: crate::prompt::unix_time(),
             budget: Arc::new(Budget::new(settings.limits.memory)),
-            desks: Arc::new(PreparePool::new(desks)),
+            prepare_pool: Arc::new(PreparePool::new(desks)),
             table: Arc::new(settings.limits.table()),
             open: watch::Sender::new(0),
             over: watch::Sender::new(false),
@@ -101,7 +101,7 @@ impl<M: Model> Server<M> {
     }
 
     /// Context of a request: the current task's, or a new one.
-    pub(crate) fn visit(&self, request: &Request) -> Arc<RequestContext> {
+    pub(crate) fn request_context(&self, request: &Request) -> Arc<RequestContext> {
         let new = || RequestContext::new(&self.budget, request, !self.settings.api_keys.is_empty());
         RequestContext::current().unwrap_or_else(new)
     }

@@ -34,7 +34,7 @@ pub(crate) struct Table {
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    seats: HashMap<u64, Arc<Seat>>,
+    seats: HashMap<u64, Arc<ConnectionSlot>>,
     of: HashMap<IpAddr, usize>,
     given_up: u64,
     refused: u64,
@@ -44,7 +44,7 @@ struct State {
 
 /// State of one connection, shared by all parts of the server.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct ConnectionSlot {
     address: IpAddr,
     waits_for: AtomicU8,
     /// Whether its client does not read what it is sent.
@@ -77,7 +77,7 @@ pub(crate) enum Probe {
 pub(crate) struct Place {
     table: Arc<Table>,
     id: u64,
-    pub(crate) seat: Arc<Seat>,
+    pub(crate) seat: Arc<ConnectionSlot>,
 }
 
 /// Occupancy of the table.
@@ -147,7 +147,7 @@ impl Table {
     }
 
     fn seated(self: &Arc<Table>, state: &mut State, address: IpAddr) -> Place {
-        let (id, seat) = (state.next, Arc::new(Seat::new(address, self.begun)));
+        let (id, seat) = (state.next, Arc::new(ConnectionSlot::new(address, self.begun)));
         state.next += 1;
         state.seats.insert(id, seat.clone());
         *state.of.entry(address).or_default() += 1;
@@ -202,9 +202,9 @@ impl Drop for Place {
     }
 }
 
-impl Seat {
-    fn new(address: IpAddr, begun: Instant) -> Seat {
-        let seat = Seat {
+impl ConnectionSlot {
+    fn new(address: IpAddr, begun: Instant) -> ConnectionSlot {
+        let seat = ConnectionSlot {
             address,
             waits_for: AtomicU8::new(IDLE),
             blocked: AtomicBool::new(false),
@@ -222,8 +222,8 @@ impl Seat {
     }
 
     /// Seat of a request without a connection.
-    pub(crate) fn detached() -> Seat {
-        Seat::new(Ipv6Addr::UNSPECIFIED.into(), Instant::now())
+    pub(crate) fn detached() -> ConnectionSlot {
+        ConnectionSlot::new(Ipv6Addr::UNSPECIFIED.into(), Instant::now())
     }
 
     /// Its client's address, or /64 network for IPv6.

@@ -12,7 +12,7 @@ use crate::fields::{Fields, wrong};
 pub(crate) struct Thinking {
     /// How much to reason, and the field that says so.
     wish: Option<(String, Wish)>,
-    pub(crate) told: Told,
+    pub(crate) told: ThinkingPiece,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,7 +23,7 @@ enum Wish {
 
 /// What happens to reasoning in the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) enum Told {
+pub(crate) enum ThinkingPiece {
     /// Sent as `reasoning_content`.
     #[default]
     Apart,
@@ -106,7 +106,7 @@ impl Thinking {
                 self.wish("reasoning.enabled".into(), switched(on))?;
             }
             if within.flag("exclude")? == Some(true) {
-                self.told = Told::Never;
+                self.told = ThinkingPiece::Never;
             }
             within.only("max_tokens", |_| false, BUDGET)?;
             within.only("summary", |v| *v == "auto", "reasoning is given as it is; leave it out")?;
@@ -118,9 +118,9 @@ impl Thinking {
     fn format(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
         if let Some(format) = fields.text("reasoning_format")? {
             self.told = match format.as_str() {
-                "auto" | "deepseek" | "parsed" => Told::Apart,
-                "none" | "raw" => Told::AsItIs,
-                "hidden" => Told::Never,
+                "auto" | "deepseek" | "parsed" => ThinkingPiece::Apart,
+                "none" | "raw" => ThinkingPiece::AsItIs,
+                "hidden" => ThinkingPiece::Never,
                 _ => {
                     let why = "reasoning_format should be auto, none or hidden";
                     return Err(ApiError::field(
@@ -131,10 +131,10 @@ impl Thinking {
             };
         }
         if fields.flag("include_reasoning")? == Some(false) {
-            self.told = Told::Never;
+            self.told = ThinkingPiece::Never;
         }
         if fields.flag("separate_reasoning")? == Some(false) {
-            self.told = Told::AsItIs;
+            self.told = ThinkingPiece::AsItIs;
         }
         fields.only("stream_reasoning", |v| *v == true, "a stream has reasoning as it comes")
     }

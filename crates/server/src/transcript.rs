@@ -49,7 +49,7 @@ pub struct Transcript {
     /// Transcription or translation.
     pub job: Job,
     /// Language and duration.
-    pub heard: Transcription,
+    pub transcription: Transcription,
     /// Segments.
     pub segments: Vec<Segment>,
 }
@@ -109,7 +109,7 @@ impl Transcript {
     }
 
     fn usage(&self) -> Usage {
-        Usage { r#type: "duration", seconds: self.heard.seconds.ceil() }
+        Usage { r#type: "duration", seconds: self.transcription.seconds.ceil() }
     }
 
     fn verbose(&self) -> String {
@@ -132,10 +132,10 @@ impl Transcript {
         json(&Verbose {
             task: if self.job == Job::Transcribe { "transcribe" } else { "translate" },
             language: match self.job {
-                Job::Transcribe => name_of(self.heard.language.as_deref().unwrap_or("en")),
+                Job::Transcribe => name_of(self.transcription.language.as_deref().unwrap_or("en")),
                 Job::Translate => "english",
             },
-            duration: self.heard.seconds,
+            duration: self.transcription.seconds,
             text: &self.text(),
             segments,
             usage: self.usage(),
@@ -186,7 +186,7 @@ mod tests {
         let segments = vec![segment(0.0, 2.5, " Ask not"), segment(3661.04, 3662.0, " what --> you can.")];
         Transcript {
             job: Job::Transcribe,
-            heard: Transcription { language: Some("de".into()), seconds: 11.25 },
+            transcription: Transcription { language: Some("de".into()), seconds: 11.25 },
             segments,
         }
     }

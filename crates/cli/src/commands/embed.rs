@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use tallow_models::encoder::{Cut, EncoderModel, Image, Input, Item, relevance, shortened};
+use tallow_models::encoder::{EncoderModel, Image, Input, Item, Truncation, relevance, shortened};
 
 use super::{print, text_or_stdin};
 use crate::args::{Classify, DeviceArgs, Embed, Rerank};
@@ -52,7 +52,7 @@ fn each_vector(
     texts: &[String],
     mut to: impl FnMut(usize, usize, Vec<f32>) -> Result<(), Failed>,
 ) -> Result<(), Failed> {
-    let cut = if args.truncate { Cut::End } else { Cut::No };
+    let cut = if args.truncate { Truncation::End } else { Truncation::No };
     let mut next = 0;
     let mut hand_in = |items: Vec<Item>| {
         let tokens: Vec<usize> = items.iter().map(Item::rows).collect();
@@ -123,7 +123,7 @@ pub(crate) fn rerank(args: &Rerank, sources: &Sources) -> Result<(), Failed> {
     model.ranks()?;
     let documents = texts(&args.documents)?;
     let handle = start(&model, &args.model, &args.device, sources)?;
-    let cut = if args.no_truncate { Cut::No } else { Cut::End };
+    let cut = if args.no_truncate { Truncation::No } else { Truncation::End };
     let pair = |(i, text): (usize, &String)| {
         let named = |why| Failed::new(format!("document {}: {why}", i + 1));
         handle.info().inputs.pair(&args.query, text, cut).map_err(named)
@@ -151,7 +151,7 @@ pub(crate) fn classify(args: &Classify, sources: &Sources) -> Result<(), Failed>
     let classes = model.classifies()?;
     let texts = texts(&args.text)?;
     let handle = start(&model, &args.model, &args.device, sources)?;
-    let cut = if args.truncate { Cut::End } else { Cut::No };
+    let cut = if args.truncate { Truncation::End } else { Truncation::No };
     let mut next = 0;
     for some in texts.chunks(TOGETHER) {
         let input = |(i, text): (usize, &String)| {

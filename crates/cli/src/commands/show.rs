@@ -75,7 +75,7 @@ fn show_seq2seq(args: &Show, model: &Seq2SeqModel) -> Result<(), Failed> {
     let (mut text, spec) = (String::new(), &model.spec);
     if !args.tensors && !args.metadata {
         let parameters: usize = checkpoint.tensors().map(|(_, t)| t.len()).sum();
-        let takes = match spec.encoder.sound {
+        let takes = match spec.encoder.audio {
             Some(sound) => {
                 format!("sound, {} frames of {} bands at one time", 2 * spec.encoder.context, sound.bands)
             }

@@ -121,11 +121,11 @@ fn one(
             bar.set_position(done as u64);
         });
     bar.finish_and_clear();
-    let heard = heard.map_err(|why| Failed::new(format!("{}: {why}", file.display())))?;
+    let transcription = heard.map_err(|why| Failed::new(format!("{}: {why}", file.display())))?;
     if let Some(why) = lost {
         return Err(why.into());
     }
-    let transcript = Transcript { job: wish.job, heard, segments };
+    let transcript = Transcript { job: wish.job, transcription, segments };
     match args.format {
         args::Transcript::Text => print(""),
         format => print(&transcript.written(written(format))),

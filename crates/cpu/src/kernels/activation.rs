@@ -107,7 +107,7 @@ pub(crate) struct ActivationRows<'a> {
 
 /// `act(gate) * up`, or `act(gate)` without `up`.
 #[inline(always)]
-pub(super) unsafe fn bend_sums<S: Simd>(b: &ActivationRows<'_>) {
+pub(super) unsafe fn activate_sums<S: Simd>(b: &ActivationRows<'_>) {
     let (t, columns) = (b.task, &b.columns);
     for (i, row) in b.rows.clone().enumerate() {
         let mut bent = Sums([[0.0; ROWS]; 2]);

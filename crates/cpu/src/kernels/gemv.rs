@@ -37,7 +37,7 @@ pub(crate) struct GemvTask<'a> {
 /// Rows of input, quantized or f32.
 #[derive(Clone, Copy)]
 pub(crate) enum GemvRows<'a> {
-    QuantizedView(QuantizedView<'a>),
+    Quantized(QuantizedView<'a>),
     /// For float weights.
     Plain(Mat<'a, f32>),
 }
@@ -94,7 +94,7 @@ impl<L: Lines, F: HasPackedKind, const T: usize> Work<L> for SomeRows<'_, F, T> 
         // SAFETY: the caller upholds the same contract.
         unsafe {
             match self.x {
-                GemvRows::QuantizedView(x) if !is_plain => self.whole::<L>(x),
+                GemvRows::Quantized(x) if !is_plain => self.whole::<L>(x),
                 GemvRows::Plain(x) if is_plain => self.plain::<L>(x),
                 _ => debug_assert!(false, "input of another kind than weights"),
             }

@@ -301,7 +301,7 @@ fn sum_up(
         && rows.len() <= k.gemv_max_rows
         && (t.rounded.is_some() || w.layout.shape.is_plain())
     {
-        let x = t.rounded.map_or(GemvRows::Plain(t.x), GemvRows::QuantizedView);
+        let x = t.rounded.map_or(GemvRows::Plain(t.x), GemvRows::Quantized);
         return (k.gemv)(&mut GemvTask { w, pair, x, rows, sums });
     }
     for start in (0..t.w.cols()).step_by(CHUNK) {

@@ -29,7 +29,7 @@ use linear::Finish;
 pub(crate) use linear::{
     LinearScratch, LinearTask, LoraTerm, LoraTerms, MatrixSource, Packed, Product, linear,
 };
-pub(crate) use recurrent::{BLOCK, ConvolveTask, DeltaTask};
+pub(crate) use recurrent::{BLOCK, CausalConvTask, GatedDeltaTask};
 pub(crate) use rowwise::NormTask;
 use tallow_core::{Activation, RopePairs};
 use unpack::{Chunk, Plain};
@@ -77,9 +77,9 @@ pub(crate) struct Kernels {
     /// `out = act(gate) * up`
     pub activate: GluKernel,
     /// One row of a causal convolution.
-    pub causal_conv: fn(&ConvolveTask<'_>, &mut [f32]),
+    pub causal_conv: fn(&CausalConvTask<'_>, &mut [f32]),
     /// Gated delta rule: runs tokens through a block of columns of a head's state.
-    pub gated_delta: fn(&DeltaTask<'_>, &mut [f32]),
+    pub gated_delta: fn(&GatedDeltaTask<'_>, &mut [f32]),
     /// RoPE of one head by one row of the table.
     pub rope: fn(RopePairs, &[f32], &mut [f32]),
     /// Attention of some tokens of a sequence, for the query heads of one KV head: all of it, or one stage. `attend`
@@ -122,14 +122,14 @@ macro_rules! table {
             gemm: (task: &mut GemmTask<'_>) => gemm::gemm::<$lines>(task);
             gemm_float: (task: &mut FloatGemmTask<'_>) => gemm::gemm_float::<$lines>(task);
             finish: (f: &Finish<'_>) => linear::finish::<$simd>(f);
-            activate_sums: (b: &ActivationRows<'_>) => activation::bend_sums::<$simd>(b);
+            activate_sums: (b: &ActivationRows<'_>) => activation::activate_sums::<$simd>(b);
             quantize: (to: &QuantizeOut<'_>, row: usize, first: usize, x: &[f32]) => quantize::round::<$simd>(to, row, first, x);
             norm: (task: &NormTask<'_>, x: &[f32], out: &mut [f32]) => rowwise::norm::<$simd>(task, x, out);
             activate: (act: Activation, gate: &[f32], up: Option<&[f32]>, out: &mut [f32])
                 => rowwise::glu::<$simd>(act, gate, up, out);
-            causal_conv: (task: &ConvolveTask<'_>, out: &mut [f32]) => recurrent::convolve::<$simd>(task, out);
-            gated_delta: (task: &DeltaTask<'_>, block: &mut [f32]) => recurrent::delta::<$simd>(task, block);
-            rope: (pairs: RopePairs, angles: &[f32], head: &mut [f32]) => rowwise::rotate(pairs, angles, head);
+            causal_conv: (task: &CausalConvTask<'_>, out: &mut [f32]) => recurrent::causal_conv::<$simd>(task, out);
+            gated_delta: (task: &GatedDeltaTask<'_>, block: &mut [f32]) => recurrent::gated_delta::<$simd>(task, block);
+            rope: (pairs: RopePairs, angles: &[f32], head: &mut [f32]) => rowwise::rope(pairs, angles, head);
             largest: (x: &[f32], ids: &mut [u32]) => rowwise::largest(x, ids);
             attend: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
                 => attend::attend::<$simd>(task, stage, scratch);
@@ -205,7 +205,7 @@ table!(avx512, Isa::Avx512, Avx512, Avx512,
 /// The AVX-512 table, with AMX tiles for GEMM and for attention over BF16 caches.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 static AMX: Kernels =
-    Kernels { isa: Isa::Amx, gemm: amx::dot, attend_bf16: attend::tiles::attend_bf16, ..avx512::TABLE };
+    Kernels { isa: Isa::Amx, gemm: amx::gemm, attend_bf16: attend::tiles::attend_bf16, ..avx512::TABLE };
 
 impl Kernels {
     /// The kernels for `isa`, if this CPU has it.

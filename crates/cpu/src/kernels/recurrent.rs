@@ -9,7 +9,7 @@ use crate::mat::{Mat, MatMut};
 use crate::simd::Simd;
 
 /// One output row of a causal convolution.
-pub(crate) struct ConvolveTask<'a> {
+pub(crate) struct CausalConvTask<'a> {
     /// Weights of the taps whose tokens exist, oldest first.
     pub by: Mat<'a, f32>,
     /// Columns of those tokens.
@@ -17,7 +17,7 @@ pub(crate) struct ConvolveTask<'a> {
 }
 
 #[inline(always)]
-pub(super) unsafe fn convolve<S: Simd>(task: &ConvolveTask<'_>, out: &mut [f32]) {
+pub(super) unsafe fn causal_conv<S: Simd>(task: &CausalConvTask<'_>, out: &mut [f32]) {
     let cols = out.len();
     // SAFETY: every row has as many columns as the result, and the loop stays within them; the caller guarantees the
     // instruction set.
@@ -47,7 +47,7 @@ pub(crate) const BLOCK: usize = 16;
 
 /// Gated delta rule (Gated DeltaNet, Qwen3-Next) of some tokens of a sequence, on one block of columns of a value
 /// head's state: S ← α S + β k (v − α Sᵀk)ᵀ, out = Sᵀq / √key_dim.
-pub(crate) struct DeltaTask<'a> {
+pub(crate) struct GatedDeltaTask<'a> {
     pub heads: DeltaHeads,
     /// Value head.
     pub head: usize,
@@ -62,7 +62,7 @@ pub(crate) struct DeltaTask<'a> {
     pub columns: Range<usize>,
 }
 
-impl DeltaTask<'_> {
+impl GatedDeltaTask<'_> {
     /// Range of the block in a row of states: blocks one after another, each [key_dim, columns].
     pub(crate) fn place(&self) -> Range<usize> {
         let DeltaHeads { key_dim, value_dim, .. } = self.heads;
@@ -76,7 +76,7 @@ const SUMS: usize = 4;
 
 /// Advances `block`, [key_dim, columns], by the tokens of the task.
 #[inline(always)]
-pub(super) unsafe fn delta<S: Simd>(task: &DeltaTask<'_>, block: &mut [f32]) {
+pub(super) unsafe fn gated_delta<S: Simd>(task: &GatedDeltaTask<'_>, block: &mut [f32]) {
     let (DeltaHeads { values, key_dim, value_dim, .. }, head) = (task.heads, task.head);
     let width = task.columns.len();
     let (key, first) = (task.heads.key_of(head) * key_dim, head * value_dim + task.columns.start);

@@ -226,7 +226,7 @@ pub(super) unsafe fn add_scaled<S: Simd>(out: &mut [f32], scale: f32, x: &[f32])
 
 /// RoPE of one head. Plain code: the compiler vectorizes it.
 #[inline(always)]
-pub(super) fn rotate(pairs: RopePairs, angles: &[f32], head: &mut [f32]) {
+pub(super) fn rope(pairs: RopePairs, angles: &[f32], head: &mut [f32]) {
     let (cos, sin) = angles.split_at(angles.len() / 2);
     let head = &mut head[..angles.len()];
     match pairs {

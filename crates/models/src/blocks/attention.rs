@@ -73,14 +73,14 @@ impl<B: Backend> Attention<B> {
         let qk_norm = match widths {
             Some((q, k)) => Some(QkNorm { q: norm(names.q_norm, q)?, k: norm(names.k_norm, k)? }),
             None if spec.qk_norm == QkNormSpec::Plain => {
-                Some(QkNorm { q: w.plain_norm(heads.dim)?, k: w.plain_norm(heads.dim)? })
+                Some(QkNorm { q: w.unit_norm(heads.dim)?, k: w.unit_norm(heads.dim)? })
             }
             None => None,
         };
         let own = spec.qk_norm == QkNormSpec::HeadWeights;
         let own_norms = own.then(|| OwnNorms::load(w, i, heads)).transpose()?;
-        let v_norm = spec.v_norm.then(|| w.plain_norm(heads.dim)).transpose()?;
-        let sinks = spec.sinks.then(|| w.row(&of_layer(names.sinks, i), heads.q)).transpose()?;
+        let v_norm = spec.v_norm.then(|| w.unit_norm(heads.dim)).transpose()?;
+        let sinks = spec.sinks.then(|| w.tensor_row(&of_layer(names.sinks, i), heads.q)).transpose()?;
         let bias = spec
             .relative_bias
             .map(|bias| relative_bias::load(w, i, heads.q, bias, spec.causal))
@@ -141,9 +141,9 @@ impl<B: Backend> OwnNorms<B> {
     fn load(w: &mut Weights<'_, B>, i: usize, heads: Heads) -> LoadResult<OwnNorms<B>> {
         let names = w.names();
         Ok(OwnNorms {
-            plain: w.plain_norm(heads.dim)?,
-            q: w.each_head((names.q_norm, i), heads.q, heads.dim)?,
-            k: w.each_head((names.k_norm, i), heads.kv, heads.dim)?,
+            plain: w.unit_norm(heads.dim)?,
+            q: w.per_head_norms((names.q_norm, i), heads.q, heads.dim)?,
+            k: w.per_head_norms((names.k_norm, i), heads.kv, heads.dim)?,
         })
     }
 

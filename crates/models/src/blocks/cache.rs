@@ -60,7 +60,7 @@ impl<B: Backend> LayerCache<B> {
     /// The recurrent state; an error if the layer has none.
     pub fn state(&self) -> Result<LayerState<'_, B>> {
         match self {
-            LayerCache::State { window, matrices } => Ok(LayerState { window, matrices }),
+            LayerCache::State { window, matrices: states } => Ok(LayerState { window, states }),
             LayerCache::Pages { .. } => Err(other("a state", "keys and values")),
             LayerCache::None => Err(other("a state", "nothing")),
         }

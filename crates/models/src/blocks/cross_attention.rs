@@ -29,7 +29,7 @@ impl<B: Backend> CrossAttention<B> {
         i: usize,
         spec: &AttentionSpec,
     ) -> LoadResult<CrossAttention<B>> {
-        let (names, dim, heads) = (w.names().across, w.spec().dim, spec.heads);
+        let (names, dim, heads) = (w.names().cross_attention, w.spec().dim, spec.heads);
         Ok(CrossAttention {
             norm: w.norm((names.norm, i), dim)?,
             q: w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?,

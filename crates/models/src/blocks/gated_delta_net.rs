@@ -30,7 +30,7 @@ pub struct GatedDeltaNet<B: Backend> {
 impl<B: Backend> GatedDeltaNet<B> {
     /// Loads layer `i`'s block.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &GatedDeltaSpec) -> LoadResult<GatedDeltaNet<B>> {
-        let (names, dim, heads) = (w.names().delta, w.spec().dim, spec.heads);
+        let (names, dim, heads) = (w.names().gated_delta, w.spec().dim, spec.heads);
         let DeltaHeads { values, key_dim, value_dim, .. } = heads;
         let mut parts = match w.has(names.qkvz, i) {
             true => {
@@ -52,14 +52,14 @@ impl<B: Backend> GatedDeltaNet<B> {
         let row = w.upload(&vec![1.0 / length; key_dim])?;
         // RMSNorm divides by the mean of squares, L2 norm by their sum: weights and epsilon make up for the difference.
         let unit = Norm { kind: NormKind::Rms, weight: row, bias: None, eps: EPS / key_dim as f32 };
-        let weight = w.row(&named(&of_layer(names.norm, i)), value_dim)?;
+        let weight = w.tensor_row(&named(&of_layer(names.norm, i)), value_dim)?;
         Ok(GatedDeltaNet {
             parts,
             kernel: w.convolution((names.conv, i), spec.kernel, heads.cols())?,
             unit,
             forgetting: Decay {
                 rate: w.rates(names.rate, i, values)?,
-                bias: w.row(&of_layer(names.bias, i), values)?,
+                bias: w.tensor_row(&of_layer(names.bias, i), values)?,
             },
             norm: Norm { kind: NormKind::Rms, weight, bias: None, eps },
             o: w.linear((names.o, i), dim, heads.value_cols(), Bias::No)?,
@@ -83,7 +83,7 @@ impl<B: Backend> GatedDeltaNet<B> {
         let qk = b.run(Normalize { x: &seen.col_range(0..keys), norm: &self.unit, residual: None })?;
         let v = seen.col_range(keys..cols);
         let gates = all.col_range(cols + values..all.cols());
-        let (decay, states) = (&self.forgetting, state.matrices);
+        let (decay, states) = (&self.forgetting, state.states);
         let y = b.run(Recall { qk: &qk, v: &v, gates: &gates, heads, decay, states, plan })?; // [tokens, values]
         let y = b.run(Normalize { x: &y, norm: &self.norm, residual: None })?;
         let gate = all.col_range(cols..cols + values);

@@ -151,7 +151,7 @@ impl<B: Backend> Layer<B> {
             order,
             residual_scale: spec.residual_scale,
             side: w.spec().side.map(|width| PerLayerInput::load(w, i, width, &spec.ffn)).transpose()?,
-            scale: spec.layer_scale.then(|| w.row(&of_layer(names.scale, i), 1)).transpose()?,
+            scale: spec.layer_scale.then(|| w.tensor_row(&of_layer(names.scale, i), 1)).transpose()?,
         })
     }
 

@@ -52,13 +52,13 @@ impl<B: Backend> Mla<B> {
         let (q_down, q) = match q_lora_rank {
             None => (None, w.linear((names.q, i), queries, dim, Bias::No)?),
             Some(narrow) => {
-                let down = w.linear((names.latent.q_down, i), narrow, dim, mixer.qkv_bias)?;
-                let norm = Norm { eps, ..w.norm((names.latent.q_norm, i), narrow)? };
-                (Some((down, norm)), w.linear((names.latent.q_up, i), queries, narrow, Bias::No)?)
+                let down = w.linear((names.mla.q_down, i), narrow, dim, mixer.qkv_bias)?;
+                let norm = Norm { eps, ..w.norm((names.mla.q_norm, i), narrow)? };
+                (Some((down, norm)), w.linear((names.mla.q_up, i), queries, narrow, Bias::No)?)
             }
         };
-        let down = w.linear((names.latent.down, i), kv_lora_rank + qk_rope_dim, dim, mixer.qkv_bias)?;
-        let norm = Norm { eps, ..w.norm((names.latent.norm, i), kv_lora_rank)? };
+        let down = w.linear((names.mla.down, i), kv_lora_rank + qk_rope_dim, dim, mixer.qkv_bias)?;
+        let norm = Norm { eps, ..w.norm((names.mla.norm, i), kv_lora_rank)? };
         let each = w.latent_heads(i, heads.q, &latent)?;
         let o = w.linear((names.o, i), dim, heads.q * v_dim, mixer.out_bias)?;
         let AttentionSpec { rope, scale, window, chunk, softcap, .. } = *mixer;

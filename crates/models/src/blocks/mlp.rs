@@ -37,7 +37,7 @@ impl<B: Backend> Mlp<B> {
         norm: Option<&Norm<B>>,
         epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
-        let adapters = &cx.plan.adapted[..];
+        let adapters = &cx.plan.loras[..];
         cx.b.run(Ffn { x, norm, up: &self.up, act: self.act, down: &self.down, epilogue, adapters })
     }
 }

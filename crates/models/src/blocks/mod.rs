@@ -63,7 +63,7 @@ impl<B: Backend> Context<'_, B> {
         norm: Option<&Norm<B>>,
         weights: &[LinearWeights<B>],
     ) -> Result<Tensor<B>> {
-        match &self.plan.adapted[..] {
+        match &self.plan.loras[..] {
             [] => self.b.run(LinearMany { x, norm, weights }),
             adapters => self.b.run(Lora { x, norm, weights, epilogue: Epilogue::NONE, adapters }),
         }
@@ -78,7 +78,7 @@ pub(crate) fn project<B: Backend>(
     weights: &LinearWeights<B>,
     epilogue: Epilogue<'_, B>,
 ) -> Result<Tensor<B>> {
-    match &plan.adapted[..] {
+    match &plan.loras[..] {
         [] => b.run(Linear { x, weights, epilogue }),
         adapters => b.run(Lora { x, norm: None, weights: std::slice::from_ref(weights), epilogue, adapters }),
     }

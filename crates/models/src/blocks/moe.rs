@@ -43,12 +43,12 @@ impl<B: Backend> MoeBlock<B> {
         let (names, dim, count) = (w.names(), w.spec().dim, spec.count);
         let router = w.linear((names.router, i), count, dim, spec.router_bias)?;
         let bias = match spec.bias {
-            true => Some(w.row(&of_layer(names.router_bias, i), count)?),
+            true => Some(w.tensor_row(&of_layer(names.router_bias, i), count)?),
             false => None,
         };
         let own = spec.router_norm.then(|| w.router_norm(i)).transpose()?;
         let each_scale =
-            spec.expert_scale.then(|| w.row(&of_layer(names.expert_scale, i), count)).transpose()?;
+            spec.expert_scale.then(|| w.tensor_row(&of_layer(names.expert_scale, i), count)).transpose()?;
         let ExpertsSpec { top_k, scores, share_of, groups, norm_weights, scale, .. } = *spec;
         let experts = w.experts(i, count, each)?;
         let shared = match spec.shared {

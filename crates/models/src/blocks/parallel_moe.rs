@@ -31,10 +31,10 @@ impl<B: Backend> ParallelMoe<B> {
         let (names, dim) = (w.names(), w.spec().dim);
         Ok(ParallelMoe {
             dense: Mlp::load(w, i, [names.gate, names.up, names.gate_up, names.down], dense)?,
-            dense_behind: w.norm((names.twofold.dense_behind, i), dim)?,
-            before: w.norm((names.twofold.before, i), dim)?,
+            dense_behind: w.norm((names.parallel_moe.dense_behind, i), dim)?,
+            before: w.norm((names.parallel_moe.before, i), dim)?,
             experts: MoeBlock::load(w, i, each, experts)?,
-            behind: w.norm((names.twofold.behind, i), dim)?,
+            behind: w.norm((names.parallel_moe.behind, i), dim)?,
         })
     }
 

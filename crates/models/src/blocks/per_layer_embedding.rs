@@ -29,7 +29,7 @@ impl<B: Backend> PerLayerEmbeddings<B> {
     ) -> LoadResult<PerLayerEmbeddings<B>> {
         let (names, dim, all) = (w.names(), w.spec().dim, layers * width);
         Ok(PerLayerEmbeddings {
-            table: w.matrix(&named(names.side_table), vocab, all)?,
+            table: w.matrix(&named(names.per_layer_tok_embd), vocab, all)?,
             from: w.linear((names.side_from, 0), all, dim, Bias::No)?,
             norm: w.norm((names.side_norm, 0), width)?,
             width,

@@ -15,7 +15,7 @@ pub(super) fn load<B: Backend>(
     spec: RelativeBiasSpec,
     causal: bool,
 ) -> Result<Tensor<B>> {
-    let name = named(&of_layer(w.names().distance, i));
+    let name = named(&of_layer(w.names().relative_bias, i));
     let of_buckets = w.table(&name, spec.buckets, heads)?;
     let reach = spec.max_distance as i64;
     let row = |head: usize| {

@@ -20,7 +20,7 @@ pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Targe
     let (names, layers) = (model.names(), model.spec.layers.len());
     let mut all =
         Renaming { model, names, to: reader.gguf_names, used: BTreeSet::new(), targets: Vec::new() };
-    let (parts, recalled) = (names.beside(&all.to), names.delta.beside(&all.to.delta));
+    let (parts, recalled) = (names.beside(&all.to), names.gated_delta.beside(&all.to.gated_delta));
     let (of_layers, alone): (Vec<_>, Vec<_>) =
         parts.into_iter().chain(recalled).partition(|(_, from, _)| from.contains("{}"));
     for (part, from, to) in alone {
@@ -140,7 +140,7 @@ impl<'a> Renaming<'a> {
                 let rows = |heads| (0..3).flat_map(|part| by_head(heads, part, 3)).collect();
                 heads.map(|heads| Change::Rows(rows(heads))).into_iter().collect()
             }
-            _ if part == Part::Rates => match (self.names.delta.rate.1, self.to.delta.rate.1) {
+            _ if part == Part::Rates => match (self.names.gated_delta.rate.1, self.to.gated_delta.rate.1) {
                 (Rate::Logarithm, Rate::Negative) => vec![Change::Rates],
                 _ => Vec::new(),
             },
@@ -150,7 +150,7 @@ impl<'a> Renaming<'a> {
 
     /// MLA: splits `kv_b` into the K and the V part.
     fn latent(&mut self, layer: usize) -> Result<()> {
-        let (spec, from, to) = (&self.model.spec.layers[layer], self.names.latent, self.to.latent);
+        let (spec, from, to) = (&self.model.spec.layers[layer], self.names.mla, self.to.mla);
         let Some(MlaSpec { kv_lora_rank, qk_nope_dim: keys, v_dim: values, .. }) = spec.mla else {
             return Ok(());
         };
@@ -224,11 +224,11 @@ impl<'a> Renaming<'a> {
             return Ok(());
         };
         let (rows, dim) = (heads.cols() + heads.value_cols(), self.model.spec.dim);
-        let from = named(&of_layer(self.names.delta.qkvz, layer));
+        let from = named(&of_layer(self.names.gated_delta.qkvz, layer));
         let Some(all) = self.shaped(&from, &[rows, dim])? else { return Ok(()) };
         let mut seen = by_key_head(heads, [heads.key_dim; 2], heads.value_dim);
         let gates = seen.split_off(3 * heads.keys);
-        let to = self.to.delta;
+        let to = self.to.gated_delta;
         for (to, part, runs) in [(to.qkv, Part::Recalled, seen), (to.z, Part::Values, gates)] {
             let to = named(&of_layer(to, layer));
             self.add(to, vec![all.clone()], &[rows, dim], (part, vec![Change::Rows(runs)]))?;

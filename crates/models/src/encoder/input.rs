@@ -12,7 +12,7 @@ use crate::tokenizer::{Piece, Placed, Special, TokenizeError, Tokenizer};
 
 /// Truncation: how a text that is too long is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cut {
+pub enum Truncation {
     /// It is refused.
     No,
     /// Its end is cut off.
@@ -105,24 +105,24 @@ impl Inputs {
     }
 
     /// Encodes a text.
-    pub fn text(&self, text: &str, cut: Cut) -> std::result::Result<Input, InputError> {
+    pub fn text(&self, text: &str, cut: Truncation) -> std::result::Result<Input, InputError> {
         self.words()?.text(text, cut)
     }
 
     /// The first text of a pair. It is tokenized once, for any number of second ones.
-    pub fn first(&self, text: &str, cut: Cut) -> std::result::Result<First<'_>, InputError> {
+    pub fn first(&self, text: &str, cut: Truncation) -> std::result::Result<First<'_>, InputError> {
         let words = self.words()?;
         let frame = words.tokenizer.around_two().ok_or(InputError::NoPairs)?;
         Ok(First { words, frame, tokens: words.encode(text, cut)?, cut })
     }
 
     /// Encodes a pair of texts. If it is too long, the longer text is truncated first.
-    pub fn pair(&self, first: &str, second: &str, cut: Cut) -> std::result::Result<Input, InputError> {
+    pub fn pair(&self, first: &str, second: &str, cut: Truncation) -> std::result::Result<Input, InputError> {
         self.first(first, cut)?.with(second)
     }
 
     /// An input of given tokens, without special ones.
-    pub fn tokens(&self, tokens: Vec<u32>, cut: Cut) -> std::result::Result<Input, InputError> {
+    pub fn tokens(&self, tokens: Vec<u32>, cut: Truncation) -> std::result::Result<Input, InputError> {
         self.words()?.tokens(tokens, cut)
     }
 
@@ -149,7 +149,7 @@ impl Words {
         // The tokenizer's own padding token takes precedence: it is what texts were padded with in training.
         let said = [&json["pad_token"], &json["pad_token"]["content"]].into_iter().find_map(Value::as_str);
         let said = said.and_then(|token| tokenizer.id_of(token)).filter(|id| (*id as usize) < vocab);
-        let fill = spec.fill.map(|usual| said.unwrap_or(usual));
+        let fill = spec.pad.map(|usual| said.unwrap_or(usual));
         let plain =
             json["tokenizer_class"].as_str().is_some_and(|class| class.starts_with("SiglipTokenizer"));
         let lowers = model.sentence.lowers;
@@ -157,25 +157,25 @@ impl Words {
     }
 
     /// A text's tokens, at most as many as the model takes. With truncation, what would be cut off is not tokenized.
-    fn encode(&self, text: &str, cut: Cut) -> std::result::Result<Vec<u32>, InputError> {
+    fn encode(&self, text: &str, cut: Truncation) -> std::result::Result<Vec<u32>, InputError> {
         let text: Cow<'_, str> = match (self.plain, self.lowers) {
             (true, _) => plain(text).into(),
             (false, true) => text.to_lowercase().into(),
             (false, false) => text.into(),
         };
         match cut {
-            Cut::No => {
+            Truncation::No => {
                 let tokens = self.tokenizer.encode_up_to(&text, Special::BARE, self.most)?;
                 tokens.ok_or(InputError::FarTooLong { most: self.most })
             }
-            Cut::End => {
+            Truncation::End => {
                 let begun = self.tokenizer.beginning_of(&text, Special::BARE, self.most);
                 Ok(self.tokenizer.encode(begun, Special::BARE)?)
             }
         }
     }
 
-    fn text(&self, text: &str, cut: Cut) -> std::result::Result<Input, InputError> {
+    fn text(&self, text: &str, cut: Truncation) -> std::result::Result<Input, InputError> {
         let frame = self.tokenizer.around_one();
         let mut tokens = self.encode(text, cut)?;
         let room = self.room(frame, tokens.len(), cut)?;
@@ -183,19 +183,24 @@ impl Words {
         self.checked(frame, &tokens, &[])
     }
 
-    fn tokens(&self, mut tokens: Vec<u32>, cut: Cut) -> std::result::Result<Input, InputError> {
+    fn tokens(&self, mut tokens: Vec<u32>, cut: Truncation) -> std::result::Result<Input, InputError> {
         let room = self.room(&[], tokens.len(), cut)?;
         tokens.truncate(room);
         self.checked(&[Placed { piece: Piece::First, of: 0 }], &tokens, &[])
     }
 
     /// How many of the texts' tokens fit beside the special tokens of `frame`.
-    fn room(&self, frame: &[Placed], texts: usize, cut: Cut) -> std::result::Result<usize, InputError> {
+    fn room(
+        &self,
+        frame: &[Placed],
+        texts: usize,
+        cut: Truncation,
+    ) -> std::result::Result<usize, InputError> {
         let around = frame.iter().filter(|p| matches!(p.piece, Piece::Token(_))).count();
         let (tokens, most) = (texts + around, self.most);
         match cut {
-            Cut::No if tokens > most => Err(InputError::TooLong { tokens, most }),
-            Cut::No | Cut::End => Ok(most.saturating_sub(around)),
+            Truncation::No if tokens > most => Err(InputError::TooLong { tokens, most }),
+            Truncation::No | Truncation::End => Ok(most.saturating_sub(around)),
         }
     }
 
@@ -233,7 +238,7 @@ pub struct First<'a> {
     words: &'a Words,
     frame: &'a [Placed],
     tokens: Vec<u32>,
-    cut: Cut,
+    cut: Truncation,
 }
 
 impl First<'_> {

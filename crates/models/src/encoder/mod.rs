@@ -7,12 +7,12 @@ mod classifier_head;
 mod clip_similarity;
 mod dense;
 mod input;
+mod mlm_head;
 mod model;
 mod patch_embed;
 mod pooling_head;
 mod sentence_transformers;
 pub mod spec;
-mod token_embed;
 
 use tallow_core::ops::{Eltwise, EltwiseOp, Embed, IndexMode, IndexRows, Normalize};
 use tallow_core::{
@@ -31,13 +31,13 @@ pub use classes::Classes;
 use classifier_head::ClassifierHead;
 pub use clip_similarity::ClipSimilarity;
 use dense::Dense;
-pub use input::{Cut, First, InputError, Inputs};
+pub use input::{First, InputError, Inputs, Truncation};
+use mlm_head::MlmHead;
 pub use model::EncoderModel;
 use patch_embed::PatchEmbed;
 use pooling_head::PoolingHead;
 pub use sentence_transformers::SentenceTransformers;
 use spec::{EncoderSpec, HeadActivation, Pooling};
-use token_embed::TokenEmbed;
 
 /// Tokens per page of the temporary KV cache: a text takes its length rounded up to whole pages.
 pub const PAGE: usize = 16;
@@ -128,7 +128,7 @@ pub struct Encoder<B: Backend> {
     last_norm: Option<Norm<B>>,
     ropes: Vec<RopeTable<B>>,
     head: Option<ClassifierHead<B>>,
-    words: Option<TokenEmbed<B>>,
+    words: Option<MlmHead<B>>,
     pooler: Option<LinearWeights<B>>,
     ending: Option<PoolingHead<B>>,
     dense: Vec<Dense<B>>,
@@ -167,7 +167,7 @@ impl<B: Backend> Encoder<B> {
         let parts = Parts { types: family.types, embed_norm: family.embed_norm, ears: [""; 2] };
         let mut spec = model.spec.clone();
         if !model.extras {
-            (spec.words, spec.pooler) = (None, None);
+            (spec.mlm_head, spec.pooler) = (None, None);
         }
         let encoder = Encoder::read(&mut w, &spec, &parts, model.context())?;
         w.finish(family.name, |name| family.spares(name))?;
@@ -183,7 +183,7 @@ impl<B: Backend> Encoder<B> {
     ) -> LoadResult<Encoder<B>> {
         let (names, b) = (w.names(), w.device());
         let ropes = spec.ropes.iter().map(|r| r.build(b, context)).collect::<Result<_>>()?;
-        let front = match (spec.patches, spec.sound) {
+        let front = match (spec.patches, spec.audio) {
             (Some(patches), _) => Front::Patches(PatchEmbed::load(w, names, patches)?),
             (None, Some(sound)) => Front::Sounds(Box::new(AudioStem::load(w, parts.ears, sound, spec.dim)?)),
             (None, None) => {
@@ -200,15 +200,13 @@ impl<B: Backend> Encoder<B> {
         let layers = layers.collect::<LoadResult<_>>()?;
         let last_norm = spec.last_norm.then(|| w.norm((names.norm, 0), spec.dim)).transpose()?;
         let head = spec.head.map(|head| ClassifierHead::load(w, &head)).transpose()?;
-        let words = match (&spec.words, &front) {
-            (Some(words), Front::Tokens { table, .. }) => {
-                Some(TokenEmbed::load(w, words, (table, spec.vocab))?)
-            }
+        let words = match (&spec.mlm_head, &front) {
+            (Some(words), Front::Tokens { table, .. }) => Some(MlmHead::load(w, words, (table, spec.vocab))?),
             _ => None,
         };
         let pooler =
             spec.pooler.map(|name| w.linear((name, 0), spec.dim, spec.dim, Bias::Yes)).transpose()?;
-        let ending = spec.ending.map(|ending| PoolingHead::load(w, spec, &ending)).transpose()?;
+        let ending = spec.pooling_head.map(|ending| PoolingHead::load(w, spec, &ending)).transpose()?;
         let dense = spec.dense.iter().map(|dense| Dense::load(w, dense)).collect::<LoadResult<_>>()?;
         Ok(Encoder {
             spec: spec.clone(),
@@ -308,7 +306,7 @@ impl<B: Backend> Encoder<B> {
 
     /// Uploads log-mel frames of audio clips, one clip after another: two frames per position of the context.
     pub fn upload_sounds(&self, b: &B, sounds: &[&[f32]]) -> Result<Texts<B>> {
-        let (context, bands) = (self.spec.context, self.spec.sound.map_or(0, |sound| sound.bands));
+        let (context, bands) = (self.spec.context, self.spec.audio.map_or(0, |sound| sound.bands));
         let tokens = vec![0; context];
         let texts = self.side_by_side(b, sounds.iter().map(|_| &tokens[..]))?;
         let heard = b.upload(&sounds.concat(), 2 * context * sounds.len(), bands)?;

@@ -18,7 +18,7 @@ fn fitting(checkpoint: &Checkpoint, dense: Vec<DenseSpec>, spec: &EncoderSpec) -
     let mut width = spec.width();
     for dense in &dense {
         let what = format!("{}: in_features = {}", dense.name, dense.inputs);
-        if spec.ending.is_some() || spec.head.is_some() {
+        if spec.pooling_head.is_some() || spec.head.is_some() {
             let why = "only vectors that are pooled of hidden states go through such layers";
             return Err(LoadError::unsupported(&checkpoint.path, what, why));
         }

@@ -20,8 +20,8 @@ pub(super) struct PatchEmbed<B: Backend> {
 impl<B: Backend> PatchEmbed<B> {
     pub(super) fn load(w: &mut Weights<'_, B>, names: Names, spec: PatchSpec) -> LoadResult<PatchEmbed<B>> {
         let (dim, side) = (w.spec().dim, spec.side);
-        let by = w.filter(names.embed, [dim, CHANNELS, side, side], spec.bias)?;
-        let first = spec.first.map(|name| w.row(name, dim)).transpose()?;
+        let by = w.conv(names.embed, [dim, CHANNELS, side, side], spec.bias)?;
+        let first = spec.first.map(|name| w.tensor_row(name, dim)).transpose()?;
         Ok(PatchEmbed { spec, by, first })
     }
 

@@ -35,7 +35,7 @@ impl<B: Backend> PoolingHead<B> {
     ) -> LoadResult<PoolingHead<B>> {
         let gather = match spec.gather {
             PoolKind::By(pooling) => Gather::By(pooling),
-            PoolKind::Probe(name) => Gather::Probe(Box::new(AttentionPool::load(w, of, name)?)),
+            PoolKind::AttentionPool(name) => Gather::Probe(Box::new(AttentionPool::load(w, of, name)?)),
         };
         let norm = spec.norm.map(|name| w.norm((name, 0), of.dim)).transpose()?;
         let project = spec.project.map(|p| w.linear((p.name, 0), p.width, of.dim, p.bias)).transpose()?;
@@ -79,9 +79,9 @@ impl<B: Backend> AttentionPool<B> {
             return Err(w.refuse("a head without layers", "it is made like them"));
         };
         let (heads, scale) = (like.mixer.heads, like.mixer.scale);
-        let question = w.flat(&format!("{name}.probe"), &[1, 1, dim])?;
+        let question = w.vector(&format!("{name}.probe"), &[1, 1, dim])?;
         let joint = w.layer(&format!("{name}.attention.in_proj_weight"), 3 * dim, dim)?;
-        let of_joint = Some(w.row(&format!("{name}.attention.in_proj_bias"), 3 * dim)?);
+        let of_joint = Some(w.tensor_row(&format!("{name}.attention.in_proj_bias"), 3 * dim)?);
         let o = w.linear((&format!("{name}.attention.out_proj"), 0), dim, dim, Bias::Yes)?;
         let norm = w.norm((&format!("{name}.layernorm"), 0), dim)?;
         let (up, down) = (format!("{name}.mlp.fc1"), format!("{name}.mlp.fc2"));

@@ -24,7 +24,7 @@ pub struct EncoderSpec {
     /// Patch embedding, if it takes images: then it has no vocabulary, and a position per patch.
     pub patches: Option<PatchSpec>,
     /// The token that texts are padded with to the full context, if they are (SigLIP).
-    pub fill: Option<u32>,
+    pub pad: Option<u32>,
     /// RoPE variants that layers refer to by index.
     pub ropes: Vec<RopeSpec>,
     /// First to last.
@@ -34,16 +34,16 @@ pub struct EncoderSpec {
     /// Classification head, if there is one.
     pub head: Option<HeadSpec>,
     /// Masked language model head, if there is one. Only `dump` computes it.
-    pub words: Option<TokenEmbedSpec>,
+    pub mlm_head: Option<MlmHeadSpec>,
     /// Name of the pooler (linear layer and tanh over the first hidden state, `pooler_output`), if there is one. Only
     /// `dump` computes it.
     pub pooler: Option<&'static str>,
     /// Pooling head, if the model has one of its own.
-    pub ending: Option<PoolingHeadSpec>,
+    pub pooling_head: Option<PoolingHeadSpec>,
     /// Dense layers that vectors go through then, in order.
     pub dense: Vec<DenseSpec>,
     /// Audio stem, if it takes audio instead of tokens (Whisper). An input then always has `2 * context` frames.
-    pub sound: Option<AudioSpec>,
+    pub audio: Option<AudioSpec>,
 }
 
 impl EncoderSpec {
@@ -52,7 +52,7 @@ impl EncoderSpec {
         if let Some(dense) = self.dense.last() {
             return dense.width;
         }
-        self.ending.and_then(|ending| ending.project).map_or(self.dim, |project| project.width)
+        self.pooling_head.and_then(|ending| ending.project).map_or(self.dim, |project| project.width)
     }
 }
 
@@ -120,7 +120,7 @@ pub enum PoolKind {
     By(Pooling),
     /// Attention pooling (SigLIP): a learned query attends to all of them, and an FFN follows. Prefix of its tensors'
     /// names.
-    Probe(&'static str),
+    AttentionPool(&'static str),
 }
 
 /// Projection at the end of a pooling head.
@@ -239,7 +239,7 @@ pub struct HeadSpec {
 /// Masked language model head, from hidden states to logits of tokens: linear layer, activation, norm, and a linear
 /// layer whose matrix is the token embedding unless the file has another.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TokenEmbedSpec {
+pub struct MlmHeadSpec {
     /// Name of the first linear layer.
     pub dense: &'static str,
     /// Bias of the first linear layer.

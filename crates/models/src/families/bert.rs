@@ -1,7 +1,7 @@
 //! BERT.
 
 use super::{Declared, EncoderFamily, encoders};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, TokenEmbedSpec};
+use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
@@ -52,7 +52,7 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     spec.types = encoders::types(c, 2)?;
     spec.head = encoders::head(c, "bert.pooler.dense", HeadActivation::Tanh, "classifier");
     spec.pooler = encoders::pooler(c, &spec, NAMES.base, "bert.pooler.dense");
-    let words = TokenEmbedSpec {
+    let words = MlmHeadSpec {
         dense: "cls.predictions.transform.dense",
         dense_bias: Bias::Yes,
         act: spec.layers[0].ffn.act,
@@ -60,6 +60,6 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
         out: "cls.predictions.decoder",
         bias: None,
     };
-    spec.words = encoders::words(c, words, &["cls.predictions.bias", "cls.predictions.decoder.bias"]);
+    spec.mlm_head = encoders::words(c, words, &["cls.predictions.bias", "cls.predictions.decoder.bias"]);
     Ok(spec)
 }

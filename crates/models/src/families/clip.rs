@@ -64,7 +64,7 @@ fn text(c: &Config<'_>) -> Result<EncoderSpec> {
         end => Pooling::At(end as u32),
     };
     let project = projection((c, &of), "CLIPTextModel", "text_projection")?;
-    spec.ending = Some(PoolingHeadSpec { gather: PoolKind::By(pooling), norm: None, project });
+    spec.pooling_head = Some(PoolingHeadSpec { gather: PoolKind::By(pooling), norm: None, project });
     Ok(spec)
 }
 
@@ -76,7 +76,7 @@ fn images(c: &Config<'_>) -> Result<EncoderSpec> {
     spec.last_norm = false;
     let project = projection((c, &of), "CLIPVisionModel", "visual_projection")?;
     let gather = PoolKind::By(Pooling::First);
-    spec.ending = Some(PoolingHeadSpec { gather, norm: Some(towers::IMAGES.norm), project });
+    spec.pooling_head = Some(PoolingHeadSpec { gather, norm: Some(towers::IMAGES.norm), project });
     Ok(spec)
 }
 

@@ -3,7 +3,7 @@
 use tallow_core::Activation;
 
 use super::{Declared, EncoderFamily, common, encoders};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, TokenEmbedSpec};
+use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
 use crate::error::Result;
 use crate::formats::config::{Config, key};
 use crate::formats::names::{self, Names};
@@ -45,7 +45,7 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     };
     let mut spec = encoders::plain(c, &usual)?;
     spec.head = encoders::head(c, "pre_classifier", HeadActivation::Like(Activation::Relu), "classifier");
-    let words = TokenEmbedSpec {
+    let words = MlmHeadSpec {
         dense: "vocab_transform",
         dense_bias: Bias::Yes,
         act: spec.layers[0].ffn.act,
@@ -53,6 +53,6 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
         out: "vocab_projector",
         bias: None,
     };
-    spec.words = encoders::words(c, words, &["vocab_projector.bias"]);
+    spec.mlm_head = encoders::words(c, words, &["vocab_projector.bias"]);
     Ok(spec)
 }

@@ -1,7 +1,7 @@
 //! Settings common to encoder families.
 
 use super::{Declared, common, declared, find};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, Pooling, Positions, TokenEmbedSpec};
+use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling, Positions};
 use crate::error::{LoadError, Result};
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
@@ -117,16 +117,16 @@ pub(super) fn plain(c: &Config<'_>, usual: &common::Usual) -> Result<EncoderSpec
         positions: Some(Positions { rows: like.context, pad: None }),
         types: None,
         patches: None,
-        fill: None,
+        pad: None,
         ropes: like.ropes,
         layers,
         last_norm: false,
         head: None,
-        words: None,
+        mlm_head: None,
         pooler: None,
-        ending: None,
+        pooling_head: None,
         dense: Vec::new(),
-        sound: None,
+        audio: None,
     })
 }
 
@@ -196,13 +196,9 @@ pub(super) fn pooler(
 }
 
 /// Masked-LM head; `None` for other architectures. Its bias is the first of `biases` that exists.
-pub(super) fn words(
-    c: &Config<'_>,
-    words: TokenEmbedSpec,
-    biases: &[&'static str],
-) -> Option<TokenEmbedSpec> {
+pub(super) fn words(c: &Config<'_>, words: MlmHeadSpec, biases: &[&'static str]) -> Option<MlmHeadSpec> {
     let bias = biases.iter().copied().find(|name| c.checkpoint().get(name).is_some());
-    c.arch().ends_with("ForMaskedLM").then_some(TokenEmbedSpec { bias, ..words })
+    c.arch().ends_with("ForMaskedLM").then_some(MlmHeadSpec { bias, ..words })
 }
 
 /// Classification or ranking head; `None` for other architectures. `out` is its last linear layer.

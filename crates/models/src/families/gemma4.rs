@@ -9,7 +9,7 @@ use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{RopeSpec, Scaling};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, Names, TwofoldNames, of_layer};
+use crate::formats::names::{self, Names, ParallelMoeNames, of_layer};
 use crate::spec::{DecoderSpec, ExpertsSpec, FfnSpec, LayerSpec, Order, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GEMMA4)];
@@ -23,7 +23,7 @@ static GEMMA4: Family = Family {
         router_norm: "model.layers.{}.router.scale",
         expert_scale: "model.layers.{}.router.per_expert_scale",
         expert_rows: Some(("model.layers.{}.experts.gate_up_proj", "model.layers.{}.experts.down_proj")),
-        twofold: TwofoldNames {
+        parallel_moe: ParallelMoeNames {
             dense_behind: "model.layers.{}.post_feedforward_layernorm_1",
             before: "model.layers.{}.pre_feedforward_layernorm_2",
             behind: "model.layers.{}.post_feedforward_layernorm_2",

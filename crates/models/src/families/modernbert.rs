@@ -1,7 +1,7 @@
 //! ModernBERT: pre-norm, RoPE, gated FFN, no biases, a sliding window in most layers.
 
 use super::{Declared, EncoderFamily, common, encoders, rope};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, Pooling, TokenEmbedSpec};
+use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
@@ -69,7 +69,7 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
         layer.mixer.window = windowed.then_some(window / 2 + 1);
     }
     spec.head = head(c)?;
-    let words = TokenEmbedSpec {
+    let words = MlmHeadSpec {
         dense: "head.dense",
         dense_bias: common::bias(c, "classifier_bias", false)?,
         act: common::activation(c, (BEND, "gelu"))?,
@@ -77,7 +77,7 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
         out: "decoder",
         bias: None,
     };
-    spec.words = encoders::words(c, words, &["decoder.bias"]);
+    spec.mlm_head = encoders::words(c, words, &["decoder.bias"]);
     Ok(spec)
 }
 

@@ -7,7 +7,7 @@ use tallow_core::{Activation, DeltaHeads, Sharing};
 use super::{Declared, Family, common, qwen_moe, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, DeltaNames, Names, Rate};
+use crate::formats::names::{self, GatedDeltaNames, Names, Rate};
 use crate::spec::{DecoderSpec, ExpertsSpec, GatedDeltaSpec, QkNormSpec, SharedExpertSpec};
 
 pub(super) const FAMILIES: &[Declared] =
@@ -41,7 +41,7 @@ static QWEN35_MOE: Family = Family {
 };
 
 const TEXT: Names = Names {
-    delta: DeltaNames {
+    gated_delta: GatedDeltaNames {
         qkvz: "model.layers.{}.linear_attn.in_proj_qkvz",
         qkv: "model.layers.{}.linear_attn.in_proj_qkv",
         z: "model.layers.{}.linear_attn.in_proj_z",

@@ -3,7 +3,7 @@
 use tallow_core::Activation;
 
 use super::{Declared, EncoderFamily, encoders};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, TokenEmbedSpec};
+use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
@@ -48,7 +48,7 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     spec.types = encoders::types(c, 2)?;
     spec.head = encoders::head(c, "classifier.dense", HeadActivation::Tanh, "classifier.out_proj");
     spec.pooler = encoders::pooler(c, &spec, ROBERTA.names.base, "roberta.pooler.dense");
-    let words = TokenEmbedSpec {
+    let words = MlmHeadSpec {
         dense: "lm_head.dense",
         dense_bias: Bias::Yes,
         act: Activation::Gelu,
@@ -56,6 +56,6 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
         out: "lm_head.decoder",
         bias: None,
     };
-    spec.words = encoders::words(c, words, &["lm_head.bias", "lm_head.decoder.bias"]);
+    spec.mlm_head = encoders::words(c, words, &["lm_head.bias", "lm_head.decoder.bias"]);
     Ok(spec)
 }

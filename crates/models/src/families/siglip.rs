@@ -45,10 +45,10 @@ fn text(c: &Config<'_>) -> Result<EncoderSpec> {
     if fill >= spec.vocab {
         return Err(c.bad(FILL, format_args!("is {fill}, of {} tokens", spec.vocab)));
     }
-    spec.fill = Some(fill as u32);
+    spec.pad = Some(fill as u32);
     let width = common::sane(&c, WIDTH, c.find_count(WIDTH)?.unwrap_or(spec.dim))?;
     let project = Some(Projection { name: "text_model.head", width, bias: Bias::Yes });
-    spec.ending = Some(PoolingHeadSpec { gather: PoolKind::By(Pooling::Last), norm: None, project });
+    spec.pooling_head = Some(PoolingHeadSpec { gather: PoolKind::By(Pooling::Last), norm: None, project });
     Ok(spec)
 }
 
@@ -62,7 +62,10 @@ fn images(c: &Config<'_>) -> Result<EncoderSpec> {
         ));
     }
     let mut spec = towers::images(&c, &USUAL, PATCHES)?;
-    spec.ending =
-        Some(PoolingHeadSpec { gather: PoolKind::Probe("vision_model.head"), norm: None, project: None });
+    spec.pooling_head = Some(PoolingHeadSpec {
+        gather: PoolKind::AttentionPool("vision_model.head"),
+        norm: None,
+        project: None,
+    });
     Ok(spec)
 }

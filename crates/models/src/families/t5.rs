@@ -7,7 +7,7 @@ use crate::encoder::Parts;
 use crate::encoder::spec::EncoderSpec;
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, AcrossNames, Names};
+use crate::formats::names::{self, CrossAttentionNames, Names};
 use crate::seq2seq::Seq2SeqSpec;
 use crate::spec::{DecoderSpec, RelativeBiasSpec};
 use crate::weights::named;
@@ -38,8 +38,8 @@ static T5: Seq2SeqFamily = Seq2SeqFamily {
         k: "decoder.block.{}.layer.0.SelfAttention.k",
         v: "decoder.block.{}.layer.0.SelfAttention.v",
         o: "decoder.block.{}.layer.0.SelfAttention.o",
-        distance: "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-        across: AcrossNames {
+        relative_bias: "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        cross_attention: CrossAttentionNames {
             norm: "decoder.block.{}.layer.1.layer_norm",
             q: "decoder.block.{}.layer.1.EncDecAttention.q",
             k: "decoder.block.{}.layer.1.EncDecAttention.k",
@@ -70,7 +70,7 @@ const ENCODER: Names = Names {
     k: "encoder.block.{}.layer.0.SelfAttention.k",
     v: "encoder.block.{}.layer.0.SelfAttention.v",
     o: "encoder.block.{}.layer.0.SelfAttention.o",
-    distance: "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+    relative_bias: "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
     ffn_norm: "encoder.block.{}.layer.1.layer_norm",
     gate: "encoder.block.{}.layer.1.DenseReluDense.wi_0",
     up: "encoder.block.{}.layer.1.DenseReluDense.wi_1",
@@ -164,7 +164,7 @@ fn encoder(c: &Config<'_>) -> Result<EncoderSpec> {
         positions: None,
         types: None,
         patches: None,
-        fill: None,
+        pad: None,
         ropes: Vec::new(),
         layers: like
             .layers
@@ -173,11 +173,11 @@ fn encoder(c: &Config<'_>) -> Result<EncoderSpec> {
             .collect(),
         last_norm: true,
         head: None,
-        words: None,
+        mlm_head: None,
         pooler: None,
-        ending: None,
+        pooling_head: None,
         dense: Vec::new(),
-        sound: None,
+        audio: None,
     })
 }
 

@@ -145,16 +145,16 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         positions: None,
         types: None,
         patches: None,
-        fill: None,
+        pad: None,
         ropes: Vec::new(),
         layers: vec![layer; layers],
         last_norm: true,
         head: None,
-        words: None,
+        mlm_head: None,
         pooler: None,
-        ending: None,
+        pooling_head: None,
         dense: Vec::new(),
-        sound: None,
+        audio: None,
     })
 }
 

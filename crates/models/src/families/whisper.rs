@@ -7,7 +7,7 @@ use crate::encoder::Parts;
 use crate::encoder::spec::{AudioSpec, EncoderSpec, Positions};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, AcrossNames, Names};
+use crate::formats::names::{self, CrossAttentionNames, Names};
 use crate::seq2seq::Seq2SeqSpec;
 use crate::spec::{Bias, DecoderSpec};
 
@@ -42,7 +42,7 @@ static WHISPER: Seq2SeqFamily = Seq2SeqFamily {
         k: "model.decoder.layers.{}.self_attn.k_proj",
         v: "model.decoder.layers.{}.self_attn.v_proj",
         o: "model.decoder.layers.{}.self_attn.out_proj",
-        across: AcrossNames {
+        cross_attention: CrossAttentionNames {
             norm: "model.decoder.layers.{}.encoder_attn_layer_norm",
             q: "model.decoder.layers.{}.encoder_attn.q_proj",
             k: "model.decoder.layers.{}.encoder_attn.k_proj",
@@ -113,17 +113,17 @@ fn spec(c: &Config<'_>) -> Result<Seq2SeqSpec> {
         positions: Some(Positions { rows: like.context, pad: None }),
         types: None,
         patches: None,
-        fill: None,
+        pad: None,
         ropes: Vec::new(),
         layers: like.layers,
         last_norm: true,
         head: None,
-        words: None,
+        mlm_head: None,
         pooler: None,
-        ending: None,
+        pooling_head: None,
         dense: Vec::new(),
         // The convolutions use GELU whatever the layers use.
-        sound: Some(AudioSpec { bands, act: Activation::Gelu }),
+        audio: Some(AudioSpec { bands, act: Activation::Gelu }),
     };
     let start = c.find_count(START)?.unwrap_or(50257);
     if start >= decoder.vocab {

@@ -30,11 +30,11 @@ pub struct Names {
     /// Attention sinks, one score per head (full name).
     pub sinks: &'static str,
     /// Relative position bias. Without `{}` all layers share it.
-    pub distance: &'static str,
+    pub relative_bias: &'static str,
     /// Cross-attention and the norm before it.
-    pub across: AcrossNames,
-    pub latent: LatentNames,
-    pub delta: DeltaNames,
+    pub cross_attention: CrossAttentionNames,
+    pub mla: MlaNames,
+    pub gated_delta: GatedDeltaNames,
     /// Norm before the FFN.
     pub ffn_norm: &'static str,
     /// Norm behind the FFN.
@@ -53,7 +53,7 @@ pub struct Names {
     pub router_norm: &'static str,
     /// Per-expert factor on the routing weights (full name).
     pub expert_scale: &'static str,
-    pub twofold: TwofoldNames,
+    pub parallel_moe: ParallelMoeNames,
     pub expert_gate: &'static str,
     pub expert_up: &'static str,
     pub expert_down: &'static str,
@@ -62,7 +62,7 @@ pub struct Names {
     /// Fused gate and up of all experts, and down, each with a row per output (full names).
     pub expert_rows: Option<(&'static str, &'static str)>,
     /// Per-layer embedding (PLE): embedding table, projection from the token embedding, and the parts in each layer.
-    pub side_table: &'static str,
+    pub per_layer_tok_embd: &'static str,
     pub side_from: &'static str,
     pub side_norm: &'static str,
     pub side_gate: &'static str,
@@ -83,22 +83,22 @@ pub struct Names {
 /// Norms of a parallel MoE.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "the fields are the parts' own names")]
-pub struct TwofoldNames {
+pub struct ParallelMoeNames {
     pub dense_behind: &'static str,
     /// Norms before and behind the experts.
     pub before: &'static str,
     pub behind: &'static str,
 }
 
-impl TwofoldNames {
+impl ParallelMoeNames {
     /// For models without a parallel MoE.
-    pub const NONE: TwofoldNames = TwofoldNames { dense_behind: "", before: "", behind: "" };
+    pub const NONE: ParallelMoeNames = ParallelMoeNames { dense_behind: "", before: "", behind: "" };
 }
 
 /// Tensor names of Gated DeltaNet.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "the fields are the parts' own names")]
-pub struct DeltaNames {
+pub struct GatedDeltaNames {
     /// Fused Q, K, V and output gate z, grouped by key head. Where a file lacks it, they are `qkv` and `z`.
     pub qkvz: &'static str,
     pub qkv: &'static str,
@@ -116,9 +116,9 @@ pub struct DeltaNames {
     pub o: &'static str,
 }
 
-impl DeltaNames {
+impl GatedDeltaNames {
     /// For families without a gated delta rule.
-    pub const NONE: DeltaNames = DeltaNames {
+    pub const NONE: GatedDeltaNames = GatedDeltaNames {
         qkvz: "",
         qkv: "",
         z: "",
@@ -133,10 +133,10 @@ impl DeltaNames {
     };
 }
 
-impl DeltaNames {
+impl GatedDeltaNames {
     /// Names here and in the other file kind, with how each part is converted, as heads may be ordered differently.
-    pub(crate) fn beside(&self, other: &DeltaNames) -> Vec<(Part, &'static str, &'static str)> {
-        let of = |names: &DeltaNames| {
+    pub(crate) fn beside(&self, other: &GatedDeltaNames) -> Vec<(Part, &'static str, &'static str)> {
+        let of = |names: &GatedDeltaNames| {
             use Part::*;
             [
                 (Recalled, names.qkv),
@@ -167,7 +167,7 @@ pub enum Rate {
 /// Tensor names of cross-attention.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "the fields are the parts' own names")]
-pub struct AcrossNames {
+pub struct CrossAttentionNames {
     pub norm: &'static str,
     pub q: &'static str,
     pub k: &'static str,
@@ -175,15 +175,15 @@ pub struct AcrossNames {
     pub o: &'static str,
 }
 
-impl AcrossNames {
+impl CrossAttentionNames {
     /// For models without cross-attention.
-    pub const NONE: AcrossNames = AcrossNames { norm: "", q: "", k: "", v: "", o: "" };
+    pub const NONE: CrossAttentionNames = CrossAttentionNames { norm: "", q: "", k: "", v: "", o: "" };
 }
 
 /// Tensor names of MLA.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "the fields are the parts' own names")]
-pub struct LatentNames {
+pub struct MlaNames {
     /// Q down-projection.
     pub q_down: &'static str,
     pub q_norm: &'static str,
@@ -247,7 +247,7 @@ impl Names {
     pub(crate) fn beside(&self, other: &Names) -> Vec<(Part, &'static str, &'static str)> {
         let of = |names: &Names| {
             use Part::*;
-            let latent = names.latent;
+            let latent = names.mla;
             [
                 (Table, names.embed),
                 (Table, names.positions),
@@ -278,15 +278,15 @@ impl Names {
                 (Whole, names.router_bias),
                 (Whole, names.router_norm),
                 (Whole, names.expert_scale),
-                (Norm, names.twofold.dense_behind),
-                (Norm, names.twofold.before),
-                (Norm, names.twofold.behind),
+                (Norm, names.parallel_moe.dense_behind),
+                (Norm, names.parallel_moe.before),
+                (Norm, names.parallel_moe.behind),
                 (Whole, names.expert_rows.map_or("", |(up, _)| up)),
                 (Whole, names.expert_rows.map_or("", |(_, down)| down)),
                 (Linear, names.expert_gate),
                 (Linear, names.expert_up),
                 (Linear, names.expert_down),
-                (Table, names.side_table),
+                (Table, names.per_layer_tok_embd),
                 (Linear, names.side_from),
                 (Norm, names.side_norm),
                 (Linear, names.side_gate),
@@ -351,9 +351,9 @@ pub const HF: Names = Names {
     q_norm: "model.layers.{}.self_attn.q_norm",
     k_norm: "model.layers.{}.self_attn.k_norm",
     sinks: "",
-    distance: "",
-    across: AcrossNames::NONE,
-    latent: LatentNames {
+    relative_bias: "",
+    cross_attention: CrossAttentionNames::NONE,
+    mla: MlaNames {
         q_down: "model.layers.{}.self_attn.q_a_proj",
         q_norm: "model.layers.{}.self_attn.q_a_layernorm",
         q_up: "model.layers.{}.self_attn.q_b_proj",
@@ -363,7 +363,7 @@ pub const HF: Names = Names {
         k: "",
         v: "",
     },
-    delta: DeltaNames::NONE,
+    gated_delta: GatedDeltaNames::NONE,
     ffn_norm: "model.layers.{}.post_attention_layernorm",
     ffn_behind: "",
     gate: "model.layers.{}.mlp.gate_proj",
@@ -375,13 +375,13 @@ pub const HF: Names = Names {
     router_bias: "model.layers.{}.mlp.gate.e_score_correction_bias",
     router_norm: "",
     expert_scale: "",
-    twofold: TwofoldNames::NONE,
+    parallel_moe: ParallelMoeNames::NONE,
     expert_gate: "model.layers.{}.mlp.experts.{e}.gate_proj",
     expert_up: "model.layers.{}.mlp.experts.{e}.up_proj",
     expert_down: "model.layers.{}.mlp.experts.{e}.down_proj",
     expert_joint: None,
     expert_rows: None,
-    side_table: "model.embed_tokens_per_layer",
+    per_layer_tok_embd: "model.embed_tokens_per_layer",
     side_from: "model.per_layer_model_projection",
     side_norm: "model.per_layer_projection_norm",
     side_gate: "model.layers.{}.per_layer_input_gate",
@@ -413,9 +413,9 @@ pub const GGUF: Names = Names {
     q_norm: "blk.{}.attn_q_norm",
     k_norm: "blk.{}.attn_k_norm",
     sinks: "",
-    distance: "",
-    across: AcrossNames::NONE,
-    latent: LatentNames {
+    relative_bias: "",
+    cross_attention: CrossAttentionNames::NONE,
+    mla: MlaNames {
         q_down: "blk.{}.attn_q_a",
         q_norm: "blk.{}.attn_q_a_norm",
         q_up: "blk.{}.attn_q_b",
@@ -425,7 +425,7 @@ pub const GGUF: Names = Names {
         k: "blk.{}.attn_k_b",
         v: "blk.{}.attn_v_b",
     },
-    delta: DeltaNames {
+    gated_delta: GatedDeltaNames {
         qkvz: "",
         qkv: "blk.{}.attn_qkv",
         z: "blk.{}.attn_gate",
@@ -449,7 +449,7 @@ pub const GGUF: Names = Names {
     router_bias: "blk.{}.exp_probs_b.bias",
     router_norm: "blk.{}.ffn_gate_inp.scale",
     expert_scale: "blk.{}.ffn_down_exps.scale",
-    twofold: TwofoldNames {
+    parallel_moe: ParallelMoeNames {
         dense_behind: "blk.{}.post_ffw_norm_1",
         before: "blk.{}.pre_ffw_norm_2",
         behind: "blk.{}.post_ffw_norm_2",
@@ -459,7 +459,7 @@ pub const GGUF: Names = Names {
     expert_down: "blk.{}.ffn_down_exps",
     expert_joint: None,
     expert_rows: Some(("blk.{}.ffn_gate_up_exps.weight", "blk.{}.ffn_down_exps.weight")),
-    side_table: "per_layer_token_embd",
+    per_layer_tok_embd: "per_layer_token_embd",
     side_from: "per_layer_model_proj",
     side_norm: "per_layer_proj_norm",
     side_gate: "blk.{}.inp_gate",

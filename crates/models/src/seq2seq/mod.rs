@@ -64,7 +64,7 @@ impl Seq2SeqModel {
 
     /// Whether it takes audio; otherwise it takes tokens.
     pub fn hears(&self) -> bool {
-        self.spec.encoder.sound.is_some()
+        self.spec.encoder.audio.is_some()
     }
 
     /// Bytes of all tensors as handed to the device.
@@ -100,7 +100,7 @@ impl<B: Backend> Seq2Seq<B> {
         let (spec, family) = (&model.spec, model.family);
         let mut w = Weights::new(b, model.source(), progress);
         let encoder = Encoder::read(&mut w, &spec.encoder, &family.parts, spec.encoder.context)?;
-        w.turn_to(family.decoder);
+        w.with_names(family.decoder);
         let shared = encoder.embedding().filter(|_| spec.shares_embedding);
         let decoder = Decoder::read(&mut w, &spec.decoder, spec.decoder.context, shared)?;
         w.finish(family.name, |name| {
@@ -118,7 +118,7 @@ impl<B: Backend> Seq2Seq<B> {
         caches: &[LayerCache<B>],
         given: (&StepPlan<B>, &[LayerCache<B>]),
     ) -> Result<Tensor<B>> {
-        let x = self.decoder.forward_across(b, plan, caches, Some(given), |_, _| Ok(()))?;
+        let x = self.decoder.forward_with_encoder(b, plan, caches, Some(given), |_, _| Ok(()))?;
         self.decoder.logits(b, plan, &x)
     }
 }

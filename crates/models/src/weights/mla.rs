@@ -12,7 +12,7 @@ use crate::spec::MlaSpec;
 impl<B: Backend> Weights<'_, B> {
     /// The K and V up-projections of layer `i`'s heads, stored as two tensors (GGUF) or fused in one (`kv_b_proj`).
     pub(crate) fn latent_heads(&mut self, i: usize, heads: usize, spec: &MlaSpec) -> Result<Vec<MlaHead<B>>> {
-        let (names, MlaSpec { kv_lora_rank, qk_nope_dim, v_dim, .. }) = (self.names().latent, *spec);
+        let (names, MlaSpec { kv_lora_rank, qk_nope_dim, v_dim, .. }) = (self.names().mla, *spec);
         if names.k.is_empty() {
             return self.heads_of_one(&named(&of_layer(names.up, i)), heads, spec);
         }

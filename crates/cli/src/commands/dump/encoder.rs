@@ -71,7 +71,7 @@ fn of_texts<B: Backend>(
     let spec = encoder.spec();
     let Some(rows) = given.texts(before, spec.vocab, spec.context)? else { return Ok(None) };
     let width = given.ids(&format!("{before}input_ids"))?.map_or(0, |rows| rows[0].len());
-    if spec.fill.is_some() && rows.iter().any(|row| row.len() < width) {
+    if spec.pad.is_some() && rows.iter().any(|row| row.len() < width) {
         return Err(given.wrong("has a mask, and the model sees what its texts are filled up with"));
     }
     let name = format!("{before}token_type_ids");
@@ -117,7 +117,7 @@ fn of_texts<B: Backend>(
     }
     let (count, dim) = (rows.len(), spec.dim);
     let last = hidden.last().cloned().unwrap_or_default();
-    if spec.ending.is_some() {
+    if spec.pooling_head.is_some() {
         add("text_last_hidden", &[count, width, dim], last);
         add("text_embeds", &[count, spec.width()], own.concat());
         return Ok(Some(own));
@@ -131,7 +131,7 @@ fn of_texts<B: Backend>(
     if spec.head.is_some() {
         add("logits", &[count, scores.len() / count], scores);
     } else {
-        if spec.words.is_some() {
+        if spec.mlm_head.is_some() {
             add("logits", &[count, width, spec.vocab], words);
         }
         if spec.pooler.is_some() {

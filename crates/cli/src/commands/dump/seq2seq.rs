@@ -51,7 +51,7 @@ fn rows(model: &Seq2SeqModel, given: &Given, before: &str) -> Result<Vec<Row>, F
         let (tokens, context) = (tokens[0].len(), decoder.context);
         return Err(given.wrong(format_args!("{name} has {tokens} tokens, and the model writes {context}")));
     }
-    let (width, materials): (usize, Vec<EncoderInput>) = match encoder.sound {
+    let (width, materials): (usize, Vec<EncoderInput>) = match encoder.audio {
         None => {
             let width = given.ids(&format!("{before}input_ids"))?.map_or(0, |rows| rows[0].len());
             let texts = given.texts(before, encoder.vocab, encoder.context)?.unwrap_or_default();

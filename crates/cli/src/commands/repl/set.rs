@@ -5,7 +5,7 @@ use std::str::FromStr;
 use tallow_models::reasoning::Effort;
 
 use super::{Known, Repl, known, print};
-use crate::chat::UNTAUGHT_WHY;
+use crate::chat::BASE_MODEL_WHY;
 use crate::chat_args::Think;
 use crate::settings::random;
 use crate::{Failed, terminal};
@@ -173,7 +173,7 @@ impl Repl<'_> {
         match (talk.max_tokens, talk.dialogue.has_template()) {
             (Some(usize::MAX), _) | (None, true) => "as many as fit".into(),
             (Some(most), _) => most.to_string(),
-            (None, false) => format!("{}, {UNTAUGHT_WHY}", talk.most()),
+            (None, false) => format!("{}, {BASE_MODEL_WHY}", talk.most()),
         }
     }
 

@@ -19,7 +19,7 @@ use crate::quantize::{MANY, TILE};
 
 /// [`gemm`](super::gemm::gemm), with tiles where that is faster: not for a partial chunk, nor for short runs with float
 /// scales.
-pub(super) fn dot(t: &mut GemmTask<'_>) {
+pub(super) fn gemm(t: &mut GemmTask<'_>) {
     let shape = t.layout.shape;
     let short = !shape.has_int_scales() && shape.run < SUBBLOCK;
     if t.sums.len() < MANY || t.inputs.len() < CHUNK || short {

@@ -65,7 +65,7 @@ struct Cache<'a> {
 ///
 /// In a left operand, a line is 32 elements of a row. In a right operand, it is two elements (those of the line) of
 /// each of 16 columns.
-struct Room<'a> {
+struct TileScratch<'a> {
     /// Queries: tiles [rows / 16, dim / 32]
     q: *mut u8,
     /// Keys: tiles [positions / 16, dim / 32]
@@ -83,8 +83,8 @@ struct Room<'a> {
     total: OnlineSoftmax<'a>,
 }
 
-impl<'a> Room<'a> {
-    fn new(scratch: &'a mut Vec<f32>, rows: usize, dim: usize) -> Room<'a> {
+impl<'a> TileScratch<'a> {
+    fn new(scratch: &'a mut Vec<f32>, rows: usize, dim: usize) -> TileScratch<'a> {
         let (dims, wide) = (dim.next_multiple_of(SPAN), padded(dim));
         let copy = SEGMENT * dims / 2;
         let sizes = [
@@ -101,7 +101,7 @@ impl<'a> Room<'a> {
             rows * wide,
         ];
         let [q, k, v, s, w, most, sum, values, total_most, total_sum, total_values] = split(scratch, sizes);
-        Room {
+        TileScratch {
             q: q.as_mut_ptr().cast(),
             k: k.as_mut_ptr().cast(),
             v: v.as_mut_ptr().cast(),
@@ -191,7 +191,7 @@ static TURNS: [u16; SPAN] = {
 
 /// Copies the keys of a segment that some row attends to, in whole spans.
 #[inline(always)]
-unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, index: usize) {
+unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, room: &TileScratch<'_>, index: usize) {
     let start = index * SEGMENT;
     let seen = stretches(start, t.see(0..t.count()));
     let layout = t.layout();
@@ -241,7 +241,7 @@ unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, index:
 
 /// Copies the values likewise. Those past the sequence's end are zero.
 #[inline(always)]
-unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, index: usize) {
+unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, room: &TileScratch<'_>, index: usize) {
     let start = index * SEGMENT;
     let seen = stretches(start, t.see(0..t.count()));
     let layout = t.layout();
@@ -275,7 +275,7 @@ unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, room: &Room<'_>, inde
 
 /// Lays out the queries, scaled and rounded, zero-padded to whole groups and tiles.
 #[inline(always)]
-unsafe fn load_queries(t: &AttendTask<'_>, room: &Room<'_>) {
+unsafe fn load_queries(t: &AttendTask<'_>, room: &TileScratch<'_>) {
     // Prefetch distance in rows, which lie far from each other.
     const AHEAD: usize = 8;
     let (dim, depth, scale) = (t.heads.dim, room.dims / SPAN, t.scale_to_two());
@@ -331,7 +331,7 @@ struct Part {
 impl Part {
     /// Computes the scores of all rows.
     #[inline(always)]
-    unsafe fn score(&self, room: &Room<'_>) {
+    unsafe fn score(&self, room: &TileScratch<'_>) {
         let depth = room.dims / SPAN;
         for at in self.seen.clone().step_by(SPAN) {
             // SAFETY: the scratch has all tiles of the group and the segment; the caller guarantees the instruction
@@ -352,7 +352,7 @@ impl Part {
 
     /// Computes the weights of all rows; calls `also` before each row.
     #[inline(always)]
-    unsafe fn exp(&self, t: &AttendTask<'_>, room: &mut Room<'_>, also: impl Fn(usize)) {
+    unsafe fn exp(&self, t: &AttendTask<'_>, room: &mut TileScratch<'_>, also: impl Fn(usize)) {
         let (seen, first) = (self.seen.clone(), self.start + self.seen.start);
         let own = |r: usize| {
             let own = t.sees(self.rows.start + r);
@@ -390,7 +390,7 @@ impl Part {
 
     /// Computes the weighted values of all rows.
     #[inline(always)]
-    unsafe fn weighted_values(&self, room: &mut Room<'_>) {
+    unsafe fn weighted_values(&self, room: &mut TileScratch<'_>) {
         let first = self.seen.start / SPAN * TILE;
         for column in (0..room.dims).step_by(SPAN) {
             // SAFETY: as in `score`.
@@ -413,7 +413,7 @@ impl Part {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn run(t: &AttendTask<'_>, from: Cache<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     let (rows, all) = (t.count(), t.segments());
-    let mut room = Room::new(scratch, rows, t.heads.dim);
+    let mut room = TileScratch::new(scratch, rows, t.heads.dim);
     // SAFETY: the caller upholds this function's contract.
     unsafe { load_queries(t, &room) };
     room.total.clear();
@@ -491,7 +491,7 @@ static ODD: [u16; SPAN] = {
 
 /// Merges a group's segment into the total, or stores it as a partial result.
 #[inline(always)]
-unsafe fn end(room: &mut Room<'_>, part: &Part, kept: Option<(Partials<'_>, usize)>) {
+unsafe fn end(room: &mut TileScratch<'_>, part: &Part, kept: Option<(Partials<'_>, usize)>) {
     let OnlineSoftmax { most, sum, values, wide } = &mut room.segment;
     let groups = most.chunks_mut(SIDE).zip(sum.chunks_mut(SIDE)).zip(values.chunks_mut(SIDE * *wide));
     for (first, ((most, sum), values)) in part.rows.clone().step_by(SIDE).zip(groups) {

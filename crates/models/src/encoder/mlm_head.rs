@@ -4,34 +4,34 @@ use tallow_core::ops::{Epilogue, Linear, Normalize};
 use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor, Weight};
 
 use super::classifier_head::bent;
-use super::spec::{HeadActivation, TokenEmbedSpec};
+use super::spec::{HeadActivation, MlmHeadSpec};
 use crate::error::Result as LoadResult;
 use crate::spec::Bias;
 use crate::weights::Weights;
 
 /// Masked language model head.
 #[derive(Debug)]
-pub(super) struct TokenEmbed<B: Backend> {
+pub(super) struct MlmHead<B: Backend> {
     dense: LinearWeights<B>,
     bend: HeadActivation,
     norm: Norm<B>,
     out: LinearWeights<B>,
 }
 
-impl<B: Backend> TokenEmbed<B> {
+impl<B: Backend> MlmHead<B> {
     /// Loads the head; `table` is the token embedding of `vocab` tokens.
     pub(super) fn load(
         w: &mut Weights<'_, B>,
-        spec: &TokenEmbedSpec,
+        spec: &MlmHeadSpec,
         (table, vocab): (&Weight<B>, usize),
-    ) -> LoadResult<TokenEmbed<B>> {
+    ) -> LoadResult<MlmHead<B>> {
         let dim = w.spec().dim;
         let out = match w.has(spec.out, 0) {
             true => w.linear((spec.out, 0), vocab, dim, Bias::No)?,
             false => LinearWeights::new(table.clone(), None),
         };
-        let bias = spec.bias.map(|name| w.row(name, vocab)).transpose()?;
-        Ok(TokenEmbed {
+        let bias = spec.bias.map(|name| w.tensor_row(name, vocab)).transpose()?;
+        Ok(MlmHead {
             dense: w.linear((spec.dense, 0), dim, dim, spec.dense_bias)?,
             bend: HeadActivation::Like(spec.act),
             norm: w.norm((spec.norm, 0), dim)?,

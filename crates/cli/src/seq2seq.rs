@@ -98,7 +98,7 @@ pub(crate) fn transcriber(
 ) -> Result<(Running, Transcriber), Failed> {
     let spec = &model.spec;
     let Some(sound) = spec.encoder.audio else {
-        return Err(Failed::new("the model reads text and hears nothing: `tallow run` is for it"));
+        return Err(Failed::new("the model takes text, not audio: use `tallow run`"));
     };
     let tokenizer = model.tokenizer()?;
     let speech = Speech::read(model, &tokenizer)?;

@@ -133,7 +133,7 @@ fn text(words: usize) -> String {
 /// Whoever names a number of tokens gets it. Where nobody does it is chosen by how long steps take, within bounds.
 #[test]
 fn steps_beside_answers_are_as_asked_or_chosen() {
-    const TOKENS: &str = "vllm:step_tokens_beside_answers";
+    const TOKENS: &str = "vllm:decode_budget_tokens";
     assert_eq!(Server::start(&["--batch", "48"]).metric(TOKENS), 48.0);
     let chosen = Server::start(&[]).metric(TOKENS);
     assert!((32.0..=256.0).contains(&chosen), "{chosen}");

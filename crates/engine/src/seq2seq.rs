@@ -316,7 +316,7 @@ pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
         }
         Err(why) => drop(made.send(Err(why))),
     })?;
-    let gone = || std::io::Error::other("the scribe's thread ended while the model was loaded").into();
+    let gone = || std::io::Error::other("the model's thread ended while the model was loaded").into();
     when_made.recv().unwrap_or_else(|_| Err(gone()))?;
     if let Ok(mut slot) = shared.thread.lock() {
         *slot = Some(thread);
@@ -497,7 +497,7 @@ impl<B: Backend> Loop<B> {
         let Some(mut writing) = self.writing[place].take() else { return };
         let logits = match outcome {
             Ok(logits) if logits.iter().any(|x| x.is_nan()) => {
-                Err("the model gave numbers that are none; its file may be damaged".to_owned())
+                Err("the model produced NaN or infinite values; its weights may be damaged".to_owned())
             }
             outcome => outcome,
         };

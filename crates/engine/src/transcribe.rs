@@ -272,7 +272,7 @@ impl Transcriber {
             };
             let input = EncoderInput::Mel(sound.clone());
             self.handle.submit(Task { input, prompt: begun.to_vec(), policy: Box::new(pen) })?;
-            let gone = |_| Failure::Broken("the scribe has ended".into());
+            let gone = |_| Failure::Broken("the engine has ended".into());
             let draft = answer.blocking_recv().map_err(gone)??;
             let text = self.tokenizer.decode(&draft.tokens, Shown::Text);
             let poor = repetition(&text) > MAX_COMPRESSION_RATIO || draft.mean_log() < MIN_AVG_LOGPROB;

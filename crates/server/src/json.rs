@@ -38,7 +38,7 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     let value = Strict(&mut limits).deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
     match value {
         Ok(Value::Object(members)) => Ok(members),
-        Ok(_) => Err(ApiError::bad("the body is JSON, but no object")),
+        Ok(_) => Err(ApiError::bad("the body is JSON, but not an object")),
         Err(_) if limits.full => {
             let why = format!(
                 "the body has too many values: they would take more than {} MiB of memory",
@@ -47,8 +47,8 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
             Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why).code("request_too_large"))
         }
         Err(e) => Err(match limits.twice {
-            Some(key) => ApiError::field(key, format!("the body is no valid JSON: {e}")),
-            None => ApiError::bad(format!("the body is no valid JSON: {e}")),
+            Some(key) => ApiError::field(key, format!("the body is not valid JSON: {e}")),
+            None => ApiError::bad(format!("the body is not valid JSON: {e}")),
         }),
     }
 }

@@ -125,7 +125,7 @@ impl Metrics {
                 "vllm:request_max_num_generation_tokens",
                 "Tokens of a request's longest choice.",
             ),
-            max_tokens: tokens("vllm:request_params_max_tokens", "Tokens that a choice might have had."),
+            max_tokens: tokens("vllm:request_params_max_tokens", "Token limit of a choice."),
             choices: Histogram::new("vllm:request_params_n", "Choices of a request.", CHOICES),
             ended: Default::default(),
             answered: Mutex::default(),
@@ -197,27 +197,27 @@ impl Metrics {
         let usage = load(&stats.pages_in_use) as f64 / info.pages.max(1) as f64;
         router_gauges(page, load(&stats.running), load(&stats.waiting), usage);
         page.gauge(
-            "vllm:step_tokens_beside_answers",
-            "Tokens that a step may have while answers are under way.",
+            "vllm:decode_budget_tokens",
+            "Step budget, in tokens, while sequences are being decoded.",
             load(&stats.decode_budget),
         );
         let (block, blocks) = (info.page_len.to_string(), info.pages.to_string());
         let config: Labels<'_> = &[("block_size", &block), ("num_gpu_blocks", &blocks)];
-        page.gauges("vllm:cache_config_info", "How the KV cache is divided.", [(config, 1)]);
+        page.gauges("vllm:cache_config_info", "Configuration of the KV cache.", [(config, 1)]);
         adapters(page, handle);
         for (name, what, count) in [
             ("vllm:prompt_tokens", "Prompt tokens of finished requests.", &stats.prompt_tokens),
             ("vllm:generation_tokens", "Tokens generated.", &stats.new_tokens),
             (
                 "vllm:prefix_cache_queries",
-                "Prompt tokens looked for in the prefix cache.",
+                "Prompt tokens looked up in the prefix cache.",
                 &stats.prefix_queries,
             ),
-            ("vllm:prefix_cache_hits", "Prompt tokens found there.", &stats.prefix_hits),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", &stats.prefix_hits),
             ("vllm:num_preemptions", "Sequences that were preempted.", &stats.preemptions),
             ("vllm:steps", "Steps run.", &stats.steps),
             ("vllm:failed_steps", "Steps that failed.", &stats.failed_steps),
-            ("vllm:page_faults", "Checks that found the KV cache's pages out of order.", &stats.page_faults),
+            ("vllm:page_faults", "Failed consistency checks of the KV cache's pages.", &stats.page_faults),
         ] {
             page.counter(name, what, count.load(Ordering::Relaxed));
         }
@@ -256,8 +256,8 @@ impl Metrics {
         // It has no KV cache.
         router_gauges(page, running, handle.taken().saturating_sub(running), 0.0);
         for (name, what, count) in [
-            ("vllm:prompt_tokens", "Tokens of texts that have been done.", &stats.tokens),
-            ("vllm:embedded_texts", "Texts that have been done.", &stats.texts),
+            ("vllm:prompt_tokens", "Tokens of embedded texts.", &stats.tokens),
+            ("vllm:embedded_texts", "Texts embedded.", &stats.texts),
             ("vllm:steps", "Steps run.", &stats.steps),
             ("vllm:failed_steps", "Steps that failed.", &stats.failed_steps),
         ] {
@@ -365,8 +365,8 @@ impl Drop for Counted {
 
 /// Gauges that routers balance load by.
 fn router_gauges(page: &mut Page, running: usize, waiting: usize, usage: f64) {
-    page.gauge("vllm:num_requests_running", "Requests under way.", running);
-    page.gauge("vllm:num_requests_waiting", "Requests that wait.", waiting);
+    page.gauge("vllm:num_requests_running", "Requests being processed.", running);
+    page.gauge("vllm:num_requests_waiting", "Requests waiting in the queue.", waiting);
     page.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, from 0 to 1.", usage);
 }
 
@@ -383,5 +383,5 @@ fn adapters(page: &mut Page, handle: &EngineHandle) {
     let most = if room { handle.info().slots } else { 0 }.to_string();
     let labels: Labels<'_> =
         &[("max_lora", &most), ("running_lora_adapters", &running), ("waiting_lora_adapters", &waiting)];
-    page.gauges("vllm:lora_requests_info", "Adapters of requests.", [(labels, crate::prompt::unix_time())]);
+    page.gauges("vllm:lora_requests_info", "LoRA adapters of running and waiting requests.", [(labels, crate::prompt::unix_time())]);
 }

@@ -147,7 +147,7 @@ impl<'a> MultipartForm<'a> {
     pub(crate) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         let Some(bytes) = self.bytes(name) else { return Ok(None) };
         let text = String::from_utf8(bytes.to_vec());
-        text.map(Some).map_err(|_| ApiError::field(name, format!("{name} is no text in UTF-8")))
+        text.map(Some).map_err(|_| ApiError::field(name, format!("{name} is not valid UTF-8")))
     }
 
     /// Takes all texts of that name.

@@ -15,8 +15,8 @@ pub(crate) fn write(page: &mut Page, since: u64) {
     }
     let status = read("status");
     for (field, name, what) in [
-        ("VmRSS:", "process_resident_memory_bytes", "Memory of the process that is in RAM."),
-        ("VmSize:", "process_virtual_memory_bytes", "Addresses that the process has taken."),
+        ("VmRSS:", "process_resident_memory_bytes", "Resident memory size of the process."),
+        ("VmSize:", "process_virtual_memory_bytes", "Virtual memory size of the process."),
     ] {
         if let Some(kib) = number(&status, field) {
             page.gauge(name, what, kib * 1024);
@@ -27,7 +27,7 @@ pub(crate) fn write(page: &mut Page, since: u64) {
         page.gauge("process_open_fds", "Open file descriptors.", open.count().saturating_sub(1));
     }
     if let Some(most) = number(&read("limits"), "Max open files") {
-        page.gauge("process_max_fds", "File descriptors that may be open.", most);
+        page.gauge("process_max_fds", "Limit of open file descriptors.", most);
     }
 }
 

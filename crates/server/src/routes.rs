@@ -73,7 +73,7 @@ pub(crate) fn of_speech() -> Router<Arc<Server<ServedSpeech>>> {
 }
 
 async fn deaf() -> ApiError {
-    other("hears nothing; serve a model of speech for that")
+    other("does not transcribe audio; serve a speech model for that")
 }
 
 /// 404 for a route that only another kind of model has.
@@ -217,12 +217,12 @@ async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>, headers:
     let (log, version) = (&server.settings.log, env!("CARGO_PKG_VERSION"));
     page.counter(
         "vllm:log_lines_dropped",
-        "Lines of the log that could not be written.",
+        "Log lines dropped.",
         log.total_dropped(),
     );
     let filled = server.table.filled();
-    page.gauge("vllm:connections", "Connections there are.", filled.connections);
-    page.gauge("vllm:connections_max", "Connections that there may be.", filled.most);
+    page.gauge("vllm:connections", "Open connections.", filled.connections);
+    page.gauge("vllm:connections_max", "Limit of open connections.", filled.most);
     page.counter(
         "vllm:connections_given_up",
         "Idle or stalled connections closed for new ones.",
@@ -233,7 +233,7 @@ async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>, headers:
     let memory = "Memory that requests hold: bodies, prompts and answers that are not sent yet.";
     page.gauge("vllm:memory_in_flight_bytes", memory, server.budget.used());
     let build: Labels<'_> = &[("version", version), ("commit", server.settings.commit.unwrap_or_default())];
-    page.gauges("vllm:build_info", "What this server was built of.", [(build, 1)]);
+    page.gauges("vllm:build_info", "Version and commit of this build.", [(build, 1)]);
     crate::process::write(&mut page, server.since);
     ([(header::CONTENT_TYPE, format.content_type())], page.finish()).into_response()
 }

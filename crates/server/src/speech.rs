@@ -94,7 +94,7 @@ async fn written(
         heard(&own, bytes, asked, job)
     });
     let broken = |e| {
-        tracing::error!("a sound could not be gone through: {e}");
+        tracing::error!("audio could not be transcribed: {e}");
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
     };
     let done = tokio::select! {

@@ -95,7 +95,7 @@ impl hyper::body::Body for Events {
             }
         }
         if this.ready.is_empty() && !this.ended && this.silence.as_mut().poll(cx).is_ready() {
-            this.ready += ": still at it\n\n";
+            this.ready += ": keep-alive\n\n";
         }
         if !this.ready.is_empty() {
             this.silence.as_mut().reset(Instant::now() + SILENCE);

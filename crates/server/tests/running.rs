@@ -338,7 +338,7 @@ async fn silence_is_filled_with_comments() {
     client.write_all(&post(CHAT, chat(json!({"stream": true}))).bytes()).await.unwrap();
     let begun = tokio::time::Instant::now();
     let (mut all, mut piece) = (String::new(), [0; 1024]);
-    while all.matches(": still at it\n\n").count() < 3 {
+    while all.matches(": keep-alive\n\n").count() < 3 {
         let n = client.read(&mut piece).await.unwrap();
         assert!(n > 0, "{all}");
         all += std::str::from_utf8(&piece[..n]).unwrap();

@@ -76,7 +76,7 @@ pub(crate) fn answer(
     sources: &Sources,
 ) -> Result<(), Failed> {
     if model.hears() {
-        return Err(Failed::new("the model hears and reads no text: use `tallow transcribe`"));
+        return Err(Failed::new("the model takes audio, not text: use `tallow transcribe`"));
     }
     if args.system.is_some() {
         return Err(Failed::new("--system: the model knows no such text; put it in front of the prompt"));

@@ -467,7 +467,9 @@ impl<B: Backend> Embedder<B> {
                     job.given[place] = given;
                     job.done += 1;
                 }
-                Ok(_) => fail(job, "the model produced NaN or infinite values; its weights may be damaged".into()),
+                Ok(_) => {
+                    fail(job, "the model produced NaN or infinite values; its weights may be damaged".into())
+                }
                 Err(why) => fail(job, why),
             }
             if job.done == job.given.len() {

@@ -383,5 +383,9 @@ fn adapters(page: &mut Page, handle: &EngineHandle) {
     let most = if room { handle.info().slots } else { 0 }.to_string();
     let labels: Labels<'_> =
         &[("max_lora", &most), ("running_lora_adapters", &running), ("waiting_lora_adapters", &waiting)];
-    page.gauges("vllm:lora_requests_info", "LoRA adapters of running and waiting requests.", [(labels, crate::prompt::unix_time())]);
+    page.gauges(
+        "vllm:lora_requests_info",
+        "LoRA adapters of running and waiting requests.",
+        [(labels, crate::prompt::unix_time())],
+    );
 }

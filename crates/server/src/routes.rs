@@ -215,11 +215,7 @@ async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>, headers:
     server.model.metrics(&mut page, &server.metrics);
     server.metrics.of_requests(&mut page);
     let (log, version) = (&server.settings.log, env!("CARGO_PKG_VERSION"));
-    page.counter(
-        "vllm:log_lines_dropped",
-        "Log lines dropped.",
-        log.total_dropped(),
-    );
+    page.counter("vllm:log_lines_dropped", "Log lines dropped.", log.total_dropped());
     let filled = server.table.filled();
     page.gauge("vllm:connections", "Open connections.", filled.connections);
     page.gauge("vllm:connections_max", "Limit of open connections.", filled.most);

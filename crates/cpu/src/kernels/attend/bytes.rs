@@ -147,13 +147,7 @@ impl<S: Weight + Lines> Products<S> for Bytes {
     }
 
     #[inline(always)]
-    unsafe fn weighted_values(
-        rows: usize,
-        v: &Segment<i8>,
-        seen: Range<usize>,
-        dim: usize,
-        work: &mut Work<'_>,
-    ) {
+    unsafe fn gather(rows: usize, v: &Segment<i8>, seen: Range<usize>, dim: usize, work: &mut Work<'_>) {
         let tiles = seen.start..seen.end.next_multiple_of(TILE);
         let mut scales = [0.0; super::ROWS];
         let weights = work.s.chunks_exact(SEGMENT).zip(work.rounded.chunks_exact_mut(SEGMENT / 2));
@@ -172,7 +166,7 @@ impl<S: Weight + Lines> Products<S> for Bytes {
         };
         // SAFETY: the slices have the sizes that `Sum` expects; the caller upholds the rest of the contract.
         unsafe {
-            with_rows!(rows, rows_at_once::<S>(), R => sum.weighted_values::<S, R>(seen));
+            with_rows!(rows, rows_at_once::<S>(), R => sum.gather::<S, R>(seen));
             for (r, scale) in scales.iter().enumerate().take(rows) {
                 sum.scale::<S>(r, *scale);
             }
@@ -257,7 +251,7 @@ struct Sum<'a> {
 impl Sum<'_> {
     /// Adds the positions `seen`, which begin at a tile boundary.
     #[inline(always)]
-    unsafe fn weighted_values<L: Lines + simd::Simd, const R: usize>(&self, seen: Range<usize>) {
+    unsafe fn gather<L: Lines + simd::Simd, const R: usize>(&self, seen: Range<usize>) {
         let lines = self.padded / WORDS;
         // As for `f32`: several passes go tile by tile, so that all but the first find the tile in cache.
         let step = if lines <= const { at_once::<L>(R) } { SEGMENT } else { TILE };

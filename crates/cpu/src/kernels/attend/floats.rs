@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::page::Segment;
 use super::weights::Weight;
-use super::{AttendTask, Products, Work, rows_at_once, score, transpose_q, weighted_values, with_rows};
+use super::{AttendTask, Products, Work, gather, rows_at_once, score, transpose_q, with_rows};
 use crate::simd::Element;
 
 /// Keys and values of element type `E`, widened to `f32` when loaded.
@@ -36,18 +36,12 @@ impl<S: Weight, E: Element> Products<S> for Floats<E> {
     }
 
     #[inline(always)]
-    unsafe fn weighted_values(
-        rows: usize,
-        v: &Segment<E>,
-        seen: Range<usize>,
-        dim: usize,
-        work: &mut Work<'_>,
-    ) {
+    unsafe fn gather(rows: usize, v: &Segment<E>, seen: Range<usize>, dim: usize, work: &mut Work<'_>) {
         let values = &mut *work.segment.values;
         // SAFETY: the caller upholds this function's contract.
         unsafe {
             with_rows!(rows, rows_at_once::<S>(), R =>
-                weighted_values::weighted_values::<S, E, R>(work.s, v, seen, dim, values));
+                gather::gather::<S, E, R>(work.s, v, seen, dim, values));
         }
     }
 }

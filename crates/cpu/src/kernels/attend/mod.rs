@@ -24,13 +24,13 @@
 
 mod bytes;
 mod floats;
+mod gather;
 mod page;
 mod paired;
 mod score;
 mod softmax;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(super) mod tiles;
-mod weighted_values;
 mod weights;
 
 use std::ops::Range;
@@ -368,13 +368,7 @@ trait Products<S: Weight> {
     }
 
     /// `work.segment.values[row] = Σ work.s[row][position] * value` for the same rows and positions.
-    unsafe fn weighted_values(
-        rows: usize,
-        v: &Segment<Self::E>,
-        seen: Range<usize>,
-        dim: usize,
-        work: &mut Work<'_>,
-    );
+    unsafe fn gather(rows: usize, v: &Segment<Self::E>, seen: Range<usize>, dim: usize, work: &mut Work<'_>);
 }
 
 /// Computes the segments of a stage; `from` loads each.
@@ -513,7 +507,7 @@ unsafe fn segment_rows<S: Weight, P: Products<S>>(
                 softmax::multiply::<S>(s, &values[tiles.clone()]);
             }
         }
-        P::weighted_values(group.len(), segment, seen, dim, work);
+        P::gather(group.len(), segment, seen, dim, work);
     }
 }
 

@@ -106,18 +106,12 @@ impl<S: Weight, E: Element> Products<S> for Paired<E> {
     }
 
     #[inline(always)]
-    unsafe fn weighted_values(
-        rows: usize,
-        v: &Segment<E>,
-        seen: Range<usize>,
-        dim: usize,
-        work: &mut Work<'_>,
-    ) {
+    unsafe fn gather(rows: usize, v: &Segment<E>, seen: Range<usize>, dim: usize, work: &mut Work<'_>) {
         let values = &mut *work.segment.values;
         // SAFETY: the caller upholds this function's contract.
         unsafe {
             with_rows!(rows, rows_at_once::<S, E>(), R =>
-                weighted_values::<S, E, R>(work.s, v, seen, dim, values));
+                gather::<S, E, R>(work.s, v, seen, dim, values));
         }
     }
 }
@@ -197,9 +191,9 @@ unsafe fn scores<S: Simd, E: Element, const R: usize, const N: usize>(
     }
 }
 
-/// As [`weighted_values`](super::weighted_values::weighted_values).
+/// As [`gather`](super::gather::gather).
 #[inline(always)]
-pub(super) unsafe fn weighted_values<S: Simd, E: Element, const R: usize>(
+pub(super) unsafe fn gather<S: Simd, E: Element, const R: usize>(
     s: &[f32],
     segment: &Segment<E>,
     seen: Range<usize>,

@@ -390,7 +390,7 @@ impl Part {
 
     /// Computes the weighted values of all rows.
     #[inline(always)]
-    unsafe fn weighted_values(&self, room: &mut TileScratch<'_>) {
+    unsafe fn gather(&self, room: &mut TileScratch<'_>) {
         let first = self.seen.start / SPAN * TILE;
         for column in (0..room.dims).step_by(SPAN) {
             // SAFETY: as in `score`.
@@ -437,7 +437,7 @@ unsafe fn run(t: &AttendTask<'_>, from: Cache<'_>, stage: &Stage<'_>, scratch: &
                         fetch(t, from, next, part.rows.start + r);
                     }
                 });
-                part.weighted_values(&mut room);
+                part.gather(&mut room);
                 end(&mut room, &part, kept);
             }
         }

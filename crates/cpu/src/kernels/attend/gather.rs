@@ -14,7 +14,7 @@ use crate::simd::{self, Element, Simd};
 /// `s` is `[_, SEGMENT]`, `values` is `[_, padded(dim)]`. The positions of a tile are interleaved: slot by slot through
 /// its blocks, so that the blocks are read concurrently. The order is the same in all cases.
 #[inline(always)]
-pub(super) unsafe fn weighted_values<S: Simd, E: Element, const R: usize>(
+pub(super) unsafe fn gather<S: Simd, E: Element, const R: usize>(
     s: &[f32],
     segment: &Segment<E>,
     seen: Range<usize>,

@@ -108,7 +108,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// [`forward`](Self::forward) with cross-attention: `given` is its plan and, per layer, the KV that
-    /// [`keep`](Self::keep) wrote.
+    /// [`project_kv`](Self::project_kv) wrote.
     pub fn forward_with_encoder(
         &self,
         b: &B,

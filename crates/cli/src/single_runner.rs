@@ -1,4 +1,4 @@
-//! [`Solo`]: a sequence alone on a device, or a few alike, for commands that look at the model itself.
+//! [`SingleRunner`]: a sequence alone on a device, or a few alike, for commands that look at the model itself.
 
 use tallow_core::{Backend, Error, Tensor};
 use tallow_cpu::{Arithmetic, Cpu, Isa};

@@ -1,4 +1,4 @@
-//! The body of a request.
+//! The body of a chat request.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|body: &[u8]| {

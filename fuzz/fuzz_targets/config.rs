@@ -1,4 +1,4 @@
-//! `config.json` beside weights that are good.
+//! `config.json` beside valid weights.
 #![no_main]
 
 use std::sync::Once;

@@ -1,4 +1,4 @@
-//! The vocabulary and the templates in a GGUF file. Apart from the rest, because patterns take long to compile.
+//! The tokenizer and the templates in a GGUF file. A target of its own, because regexes take long to compile.
 #![no_main]
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! An image file, and what is to be done to it: the settings up to the first zero, and the file behind it.
+//! Image preprocessing: the settings up to the first zero byte, and the image file after it.
 #![no_main]
 
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use tallow_models::encoder::EncoderModel;
 use tallow_models::images::Pictures;
 use tallow_models::images::decode::decode;
 
-/// Pixels of a picture that is resized: of more it would take long, and would not be something else.
+/// Most pixels of an image that is resized: more would be slow and exercise nothing new.
 const MOST: usize = 1 << 20;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! A safetensors file beside settings of each way to quantize a folder.
+//! A safetensors file beside the settings of each quantization method of folders.
 #![no_main]
 
 /// Settings of models of the same few shapes.

@@ -1,4 +1,4 @@
-//! A safetensors file beside settings that are good.
+//! A safetensors file beside valid settings.
 #![no_main]
 
 use std::sync::Once;

@@ -1,12 +1,12 @@
-//! A sound file. A panic in our own reading of WAV ends the program, as it should; those of the crates that take other
-//! containers apart and decode them are errors to us, and may be here.
+//! A sound file. A panic in our own WAV reader ends the process, as it should; panics of the crates that demux and
+//! decode other containers are converted to errors by us, and may happen here.
 #![no_main]
 
 use std::sync::Once;
 
 use tallow_audio::Audio;
 
-/// Leaves panics to who catches them. libFuzzer's hook, set before, would end the program.
+/// Leaves panics to those who catch them. libFuzzer's hook, set before, would end the process.
 static CAUGHT: Once = Once::new();
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
@@ -23,7 +23,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         *own = bytes.starts_with(b"RIFF");
     }
     let Ok(mut sound) = Audio::bytes(bytes.to_vec()) else { return };
-    // A second at a time, and no more than a minute: a file of a low rate becomes a long sound.
+    // A second at a time, and no more than a minute: a file of a low sample rate is resampled to a long sound.
     for _ in 0..60 {
         match sound.read(tallow_audio::RATE as usize) {
             Ok(samples) if !samples.is_empty() => {}

@@ -1,4 +1,4 @@
-//! What fuzz targets share: bytes as files, and a model that is brought as far as it goes.
+//! Shared by the fuzz targets: bytes as files, and running a model as far as it goes.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use tallow_models::seq2seq::Seq2Seq;
 use tallow_models::template::{Chat, ChatTemplate, Now};
 use tallow_models::tokenizer::{Around, Shown, Special, Tokenizer, Written};
 
-/// A folder of this process, in memory where `TMPDIR` is.
+/// A folder of this process, in memory if `TMPDIR` is.
 pub fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -31,7 +31,7 @@ pub fn write(name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-/// Opens a model, makes a file of it and brings it to a device, if its files let that be.
+/// Opens a model, converts it to a file and loads it onto a device, as far as its files are valid.
 pub fn open(path: &Path) {
     let Ok(model) = Checkpoint::open(path).and_then(AnyModel::new) else { return };
     let b = Cpu::new(Isa::best(), 1).expect("the processor");
@@ -49,7 +49,7 @@ pub fn open(path: &Path) {
     }
 }
 
-/// Texts there and back.
+/// Encodes texts and decodes them again.
 pub fn tokenize(tokenizer: &Tokenizer) {
     const TEXTS: [&str; 5] = [
         "",
@@ -69,7 +69,7 @@ pub fn tokenize(tokenizer: &Tokenizer) {
     tokenizer.decode(&[0, 1, 2, 3, u32::MAX], Shown::All);
 }
 
-/// Renders a chat that has a bit of everything.
+/// Renders a chat that uses a bit of everything.
 pub fn render(template: &ChatTemplate) {
     let messages = serde_json::json!([
         {"role": "system", "content": "Be kind."},

@@ -6,13 +6,13 @@ use std::process::{Command, ExitCode, Stdio};
 
 use crate::server::{Server, build, step};
 
-/// The client that is installed, so that the result is the same tomorrow.
+/// Pinned client version, so that results are reproducible.
 const CLIENT: &str = "openai@7.57.0";
-/// What the browser may be called.
+/// Possible names of the browser.
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 const KEY: &str = "sk-browser";
 
-/// Builds the program, installs the client in a folder of its own, starts the one, and has a browser run the other.
+/// Builds the program, installs the client in a folder of its own, starts the server, and runs the client in a browser.
 pub(crate) fn run(root: &Path) -> ExitCode {
     let browser = BROWSERS.into_iter().find(|name| is_there(name));
     let (Some(browser), true, true) = (browser, is_there("node"), is_there("npm")) else {

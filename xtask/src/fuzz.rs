@@ -1,12 +1,12 @@
-//! `cargo xtask fuzz`: each target of `fuzz/` for some seconds, by libFuzzer.
+//! `cargo xtask fuzz`: runs each target of `fuzz/` for some seconds with libFuzzer.
 //!
-//! It needs a C++ compiler, and nothing that is not stable but the compiler's own instruments, which a switch allows.
+//! It needs a C++ compiler. The only unstable feature is the compiler's instrumentation, which RUSTC_BOOTSTRAP enables.
 
 use std::io;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// What is fuzzed, by the files in `fuzz/fuzz_targets`.
+/// The fuzz targets, from the files in `fuzz/fuzz_targets`.
 fn targets(fuzz: &Path) -> io::Result<Vec<String>> {
     let entries = std::fs::read_dir(fuzz.join("fuzz_targets"))?;
     let names = entries.filter_map(|e| Some(e.ok()?.file_name().to_str()?.strip_suffix(".rs")?.to_owned()));
@@ -15,7 +15,7 @@ fn targets(fuzz: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// What cargo-fuzz would set: counters at each edge, compared values, and checks of every address.
+/// The flags that cargo-fuzz would set: edge counters, compared values, and AddressSanitizer.
 const FLAGS: [&str; 9] = [
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
@@ -27,18 +27,18 @@ const FLAGS: [&str; 9] = [
     "-Ccodegen-units=1",
     "-Cforce-frame-pointers",
 ];
-/// In MiB: what a target may hold, and what it may ask for at once.
+/// In MiB: memory limit of a target, and of a single allocation.
 const MEMORY: u32 = 2048;
 const AT_ONCE: u32 = 1024;
-/// Seconds that one input may take.
+/// Time limit of one input, in seconds.
 const SLOW: u32 = 10;
 
-/// The target that begins with the quantized folders of the goldens.
+/// The target whose corpus starts with the quantized folders of the goldens.
 const QUANTIZED: &str = "quantized";
-/// The target that begins with the goldens' sound files, one for each container and codec.
+/// The target whose corpus starts with the goldens' sound files, one for each container and codec.
 const SOUND: &str = "sound";
 
-/// The machine that is compiled for, which has to be named: build scripts are then left without instruments.
+/// The host's target triple, which has to be given: cargo then does not instrument build scripts.
 fn host() -> io::Result<String> {
     let output = Command::new("rustc").arg("-vV").output()?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -46,7 +46,7 @@ fn host() -> io::Result<String> {
     host.map(str::to_owned).ok_or_else(|| io::Error::other("rustc -vV names no host"))
 }
 
-/// Builds all targets and runs each for so many seconds, or the one of that name.
+/// Builds all targets and runs each, or only the one of that name, for `seconds` seconds.
 pub(crate) fn run(root: &Path, seconds: &str, only: Option<&str>) -> ExitCode {
     match try_run(root, seconds, only) {
         Ok(failed) if failed.is_empty() => ExitCode::SUCCESS,
@@ -66,7 +66,7 @@ fn try_run(root: &Path, seconds: &str, only: Option<&str>) -> io::Result<Vec<Str
     let host = host()?;
     let mut build = Command::new("cargo");
     build.current_dir(&fuzz).args(["build", "--release", "--locked", "--bins", "--target", &host]);
-    // The instruments are unstable on every compiler; this lets a stable one have them, for these programs alone.
+    // Instrumentation is unstable; this enables it on a stable compiler, for these programs only.
     build.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", FLAGS.join(" "));
     if !build.status()?.success() {
         return Err(io::Error::other(
@@ -79,7 +79,7 @@ fn try_run(root: &Path, seconds: &str, only: Option<&str>) -> io::Result<Vec<Str
     if names.is_empty() {
         return Err(io::Error::other("there is no such target in fuzz/fuzz_targets"));
     }
-    // Targets write a file for each input, best into memory.
+    // Targets write a file for each input, preferably into memory.
     let memory = Path::new("/dev/shm");
     let files = if memory.is_dir() { memory.into() } else { std::env::temp_dir() };
     let files = files.join(format!("tallow-fuzz-{}", std::process::id()));

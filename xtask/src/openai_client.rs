@@ -5,10 +5,10 @@ use std::process::{Command, ExitCode};
 
 use crate::server::{Server, build, step};
 
-/// The client that is installed, so that the result is the same tomorrow.
+/// Pinned client version, so that results are reproducible.
 const CLIENT: &str = "openai==3.52.0";
 
-/// Builds the program, installs the client in a folder of its own, starts the one and runs the other.
+/// Builds the program, installs the client in a folder of its own, starts the server and runs the client.
 pub(crate) fn run(root: &Path) -> ExitCode {
     match try_run(root) {
         Ok(()) => ExitCode::SUCCESS,

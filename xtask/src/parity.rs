@@ -1,7 +1,7 @@
-//! `cargo xtask parity`: how far the program's numbers are from the references', for each golden model, as it is stored,
-//! and for each type that a cache may have, if it has one. Written to `docs/parity.md`.
+//! `cargo xtask parity`: deviation of the program's outputs from the references', for each golden model as it is
+//! stored, and for each KV cache type if it has a KV cache. Written to `docs/parity.md`.
 //!
-//! `cargo xtask parity FOLDER`: the same for models elsewhere, of which only those that are off are told.
+//! `cargo xtask parity FOLDER`: the same for models elsewhere; only those that deviate are reported.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,10 +10,10 @@ use std::process::{Command, ExitCode};
 
 use tallow_support::{Golden, json, tensors};
 
-/// What keys and values are kept as.
+/// KV cache types.
 const CACHES: [&str; 5] = ["f32", "f16", "bf16", "int8", "fp8"];
 
-/// What somebody else computed and is compared: the ends of these names.
+/// Suffixes of the tensor names that are compared.
 const COMPARED: [&str; 7] = [
     "logits",
     "logits_per_image",
@@ -24,19 +24,19 @@ const COMPARED: [&str; 7] = [
     "cls_pooled_l2",
 ];
 
-/// A model whose answers somebody else computed.
+/// A model with reference outputs.
 #[derive(Clone)]
 struct Case {
     /// `llama`, `llama-q8_0.gguf`
     name: String,
-    /// What its weights are stored as, most of them.
+    /// Type of most of its weights.
     stored: String,
     model: PathBuf,
-    /// The prompts, and what the reference made of them.
+    /// The prompts and the reference's outputs.
     golden: PathBuf,
-    /// How far off it may be with a cache of `f32`.
+    /// Largest allowed deviation with an `f32` cache.
     tolerance: f64,
-    /// What it keeps keys and values as; one for those that keep none.
+    /// KV cache types to test; one for models without a KV cache.
     caches: &'static [&'static str],
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn run_on(root: &Path, folder: &Path) -> ExitCode {
     }
 }
 
-/// How many models of a folder are as the reference says, how many are off, and how many are refused.
+/// Numbers of models in a folder that match the reference, deviate, and are refused.
 fn look(root: &Path, folder: &Path) -> Result<[usize; 3], String> {
     let program = program(root)?;
     let mut counts = [0; 3];
@@ -152,7 +152,7 @@ fn cases(goldens: &Path) -> Result<Vec<Case>, String> {
     Ok(cases)
 }
 
-/// The models in a folder beneath `root`.
+/// The models in a folder below `root`.
 fn cases_of(root: &Path, folder: &Path) -> Result<Vec<Case>, String> {
     let mut cases = Vec::new();
     for model in entries(folder)? {
@@ -180,8 +180,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(entries)
 }
 
-/// Are all prompts as long as the program lets them be? Some cases go past the context on purpose, to see what happens to
-/// rotations there.
+/// Whether no prompt exceeds the program's context. Some cases go past it on purpose, to test RoPE there.
 fn is_for_the_program(folder: &Path, golden: &Path) -> bool {
     let context = json(&folder.join("config.json"))["max_position_embeddings"].as_u64();
     let is_short =
@@ -190,7 +189,7 @@ fn is_for_the_program(folder: &Path, golden: &Path) -> bool {
     tensors(golden).iter().all(fits)
 }
 
-/// What a model may keep keys and values as: those that write keep some.
+/// KV cache types of a model: only generative models have a KV cache.
 fn caches(folder: &Path) -> &'static [&'static str] {
     let config = json(&folder.join("config.json"));
     let arch = config["architectures"][0].as_str().unwrap_or_default();
@@ -204,7 +203,7 @@ fn tolerance(facts: &Path) -> Result<f64, String> {
     tolerance.ok_or_else(|| format!("{} does not say what is allowed", facts.display()))
 }
 
-/// What most of a folder's weights are stored as, or how they were quantized.
+/// Type of most of a folder's weights, or its quantization method.
 fn stored(folder: &Path) -> String {
     let config = json(&folder.join("config.json"));
     if let Some(method) = config["quantization_config"]["quant_method"].as_str() {
@@ -218,7 +217,7 @@ fn stored(folder: &Path) -> String {
     }
 }
 
-/// What the program makes of a case, or why it refuses to. That it refuses must not hide that it crashes.
+/// The program's outputs for a case, or the reason for its refusal. A crash must not pass as a refusal.
 fn dump(
     program: &Path,
     case: &Case,
@@ -245,7 +244,7 @@ fn dump(
     Ok(Ok(found))
 }
 
-/// The farthest that a number is from the reference's, of those that both have.
+/// Largest deviation from the reference over all tensors that both have.
 fn distance(wanted: &BTreeMap<String, Golden>, found: &BTreeMap<String, Golden>) -> Result<f32, String> {
     let (mut most, mut seen) = (0f32, 0);
     for (name, want) in wanted.iter().filter(|(name, _)| COMPARED.iter().any(|end| name.ends_with(end))) {
@@ -253,7 +252,7 @@ fn distance(wanted: &BTreeMap<String, Golden>, found: &BTreeMap<String, Golden>)
         if got.shape != want.shape {
             return Err(format!("{name} has shape {:?}, not {:?}", got.shape, want.shape));
         }
-        // What fills up a text stands for nothing.
+        // Rows of padding are not compared.
         let mask = wanted.get("attention_mask").filter(|_| name.contains("hidden")).map(Golden::ids);
         let width = want.shape.last().copied().unwrap_or(1);
         let far = |(a, b): (&f32, &f32)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() };

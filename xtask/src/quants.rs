@@ -1,5 +1,5 @@
-//! `cargo xtask quants`: two trained models in every type of weights, how well they predict a text, and how well
-//! llama.cpp does with the same files and the same tokens. Written to `docs/parity.md`.
+//! `cargo xtask quants`: perplexity of two trained models in every weight type, and llama.cpp's with the same files and
+//! the same tokens. Written to `docs/parity.md`.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -17,19 +17,19 @@ perplexity with Tallow and with llama.cpp, and writes the table in docs/parity.m
   --bytes N         how much of the text is scored (60000)
   --only LIST       some of the types, such as q4_0,q8_0: prints their rows and writes no page";
 
-/// All recipes, as `--quant` calls them. `f32` stands for the weights as they were.
+/// All recipes, by their `--quant` names. `f32` stands for the original weights.
 const TYPES: [&str; 31] = [
     "f32", "f16", "bf16", "q8_0", "q6_k", "q5_1", "q5_k_m", "q5_k_s", "q5_0", "q4_1", "q4_k_m", "q4_k_s",
     "q4_0", "iq4_nl", "iq4_xs", "nvfp4", "mxfp4", "q3_k_m", "q3_k_s", "iq3_s", "iq3_xxs", "q2_k", "iq2_s",
     "iq2_xs", "iq2_xxs", "q2_0", "tq2_0", "tq1_0", "iq1_m", "iq1_s", "q1_0",
 ];
-/// Of stories260K, whose rows are of 64 and 172 weights: those whose blocks fit.
+/// For stories260K, whose rows have 64 and 172 weights: the types whose blocks fit.
 const SHORT: [&str; 12] =
     ["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "nvfp4", "mxfp4", "q2_0"];
 
-/// Tokens that are looked at together.
+/// Tokens per perplexity chunk.
 const CONTEXT: &str = "256";
-/// How much worse than llama.cpp a perplexity may be, and how far from exact where it is better.
+/// How much worse than llama.cpp a perplexity may be, and how far from exact arithmetic's where it is better.
 const ALLOWED: f64 = 0.005;
 
 const BEGIN: &str = "<!-- quants -->";
@@ -37,7 +37,7 @@ const END: &str = "<!-- /quants -->";
 
 pub(crate) fn run(root: &Path, args: &[&str]) -> ExitCode {
     if args.contains(&"--help") || args.is_empty() {
-        // Whoever looks at it through a pipe may have seen enough.
+        // A broken pipe (`| head`) is not an error.
         let _ = writeln!(std::io::stdout(), "{HELP}");
         return ExitCode::SUCCESS;
     }
@@ -53,19 +53,19 @@ pub(crate) fn run(root: &Path, args: &[&str]) -> ExitCode {
     }
 }
 
-/// What is to be measured.
+/// A run of the measurements.
 struct Quants {
     root: PathBuf,
     tallow: Option<PathBuf>,
     python: String,
     only: Option<Vec<String>>,
-    /// Where files lie.
+    /// Folder of the models.
     folder: PathBuf,
-    /// What is scored, and what inputs are measured on.
+    /// The text for perplexity, and the text for the imatrix.
     texts: [PathBuf; 2],
 }
 
-/// A file's numbers.
+/// The results for a file.
 struct Row {
     kind: String,
     bits: f64,
@@ -79,7 +79,8 @@ impl Row {
         self.fast / self.peer - 1.0
     }
 
-    /// Is it as good as llama.cpp's? Where it is better, exact products must say so too: then the loss is llama.cpp's.
+    /// Whether it is as good as llama.cpp's. Where it is better, exact products must agree: then the loss is
+    /// llama.cpp's.
     fn is_fine(&self) -> bool {
         let near_exact = (self.fast / self.exact - 1.0).abs() <= ALLOWED;
         self.more() <= ALLOWED && (self.more() >= -ALLOWED || near_exact)
@@ -146,7 +147,7 @@ impl Quants {
         }
     }
 
-    /// A model in each of those types, from most bits to fewest.
+    /// A model in each of the types, from most bits to fewest.
     fn model(&self, name: &str, plain: &Path, types: &[&str]) -> Result<Vec<Row>, String> {
         let importance = self.folder.join(format!("{name}-imatrix.gguf"));
         let mut measure = self.tallow();
@@ -229,7 +230,7 @@ impl Quants {
 const HEAD: &str = "| model | type | bits a weight | exact | default | llama.cpp | to llama.cpp | loss, exact | default | llama.cpp |\n\
                     |---|---|---|---|---|---|---|---|---|---|\n";
 
-/// `whole` are the perplexities of the weights as they were: ours, llama.cpp's.
+/// `whole`: perplexities of the original weights, ours and llama.cpp's.
 fn line(name: &str, row: &Row, whole: Option<[f64; 2]>) -> String {
     let Row { kind, bits, exact, fast, peer } = row;
     let mut line = format!(
@@ -248,12 +249,12 @@ fn bits_of(said: &str) -> Option<f64> {
     said.trim().strip_suffix(" bits a weight")?.rsplit(' ').next()?.parse().ok()
 }
 
-/// The end of the last character that ends within so many bytes.
+/// The last character boundary within `most` bytes.
 fn boundary(text: &str, most: usize) -> usize {
     (0..=most.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0)
 }
 
-/// What a program writes, if it does its work.
+/// A program's standard output, if it succeeds.
 fn output(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let run = command.output().map_err(|e| format!("{name}: {e}"))?;

@@ -1,22 +1,22 @@
-//! [`Server`]: the program, built and serving, for those who drive it from outside.
+//! [`Server`]: the program, built and serving, for tests that drive it from outside.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A server. It is stopped when this is dropped, whatever happens.
+/// A server process, killed on drop.
 pub(crate) struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // If it has ended already, so much the better.
+        // It may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Server {
-    /// Serves the demo model with these arguments and variables. Gives its address, too.
+    /// Serves the demo model with these arguments and variables. Returns its address, too.
     pub(crate) fn start(
         root: &Path,
         arguments: &[&str],
@@ -38,7 +38,7 @@ impl Server {
                 break line[at..].trim_end().trim_end_matches("/v1").to_owned();
             }
         };
-        // It must never wait for somebody to read its log.
+        // Drains the log, so that the server never blocks on it.
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("server: {line}")));
         Ok((server, base))
     }

@@ -1,13 +1,13 @@
-//! FLAC files without what is beside the sound: texts, pictures and tables, whose lengths nobody has to believe then.
+//! FLAC files without metadata: tags, pictures and tables are dropped, so that no decoder has to trust their lengths.
 
 use std::io::{Cursor, Read};
 
 use crate::{AudioError, Bytes};
 
-/// Bytes of the block that says what the sound is like.
+/// Bytes of the STREAMINFO block.
 const INFO: usize = 34;
 
-/// The same file with the first block of its head only.
+/// The same file with STREAMINFO as its only metadata block.
 pub(crate) fn without_tags(mut bytes: Bytes) -> Result<impl Read + Send + Sync, AudioError> {
     let cut = |_| AudioError::Bad("it is damaged: its head is cut short".into());
     let mut mark = [0; 4];

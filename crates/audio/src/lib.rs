@@ -1,8 +1,8 @@
-//! Sound from files, as models of speech hear it: one channel, a fixed number of samples a second, read piece by piece.
+//! Audio from files as speech models expect it: mono, at a fixed sample rate, read incrementally.
 //!
-//! WAV is read here, and what is beside the sound in FLAC and MP3 files is left out here. Other containers are taken apart
-//! by `symphonia`, whose readers reserve no more than a file holds; `packets` bounds how long they may go without sound.
-//! Opus is decoded by `opus-pure`, all else by `symphonia`. What makes one channel and another rate of it is `resample`.
+//! WAV is parsed here, and the metadata of FLAC and MP3 files is skipped here. Other containers are demuxed by
+//! `symphonia`, whose readers allocate no more than a file holds; `packets` limits how many packets may pass without
+//! audio. Opus is decoded by `opus-pure`, everything else by `symphonia`. `resample` converts the sample rate.
 
 mod flac;
 mod opus;
@@ -22,30 +22,30 @@ use packets::Packets;
 use resample::Resampler;
 use wav::Wav;
 
-/// Samples of a second.
+/// Sample rate of the output, in Hz.
 pub const RATE: u32 = 16_000;
-/// Rates of files that are taken.
+/// Accepted sample rates of files, in Hz.
 const RATES: std::ops::RangeInclusive<u32> = 1000..=768_000;
-/// Channels of a file at most.
+/// Maximum number of channels of a file.
 const MOST_CHANNELS: usize = 32;
-/// Bytes that tell what a file is.
+/// Bytes that identify a file's format.
 const HEAD: usize = 12;
-/// Bytes of an MP4 file that comes through a pipe: what says where its sound lies may stand at its end.
+/// Maximum bytes of an MP4 file read from a pipe, which is buffered whole: its index may be at the end.
 const MOST_PIPED: u64 = 1 << 30;
 
-/// Why a file gives no sound.
+/// Why a file could not be read as audio.
 #[derive(Debug, thiserror::Error)]
 pub enum AudioError {
-    /// It could not be read at all.
+    /// I/O error.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// It is no sound that we know.
+    /// Unknown or unsupported format.
     #[error(
         "it is not a sound file that can be read: {0}. WAV, FLAC, MP3, M4A and MP4 (AAC), OGG (Opus, Vorbis) and WebM \
          can; `ffmpeg -i FILE sound.wav` makes a WAV file of almost any other"
     )]
     Unknown(String),
-    /// It is damaged, or something in it is absurd.
+    /// The file is damaged, or has invalid values.
     #[error("{0}")]
     Bad(String),
 }
@@ -59,7 +59,7 @@ impl AudioError {
 /// The bytes of a file, in order.
 type Bytes = Box<dyn Read + Send + Sync>;
 
-/// What a file is, by its first bytes.
+/// A file's format, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Wav,
@@ -85,27 +85,27 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// Samples of all channels, one after another.
+/// Interleaved samples of all channels.
 struct Piece {
     samples: Vec<f32>,
     channels: usize,
     rate: u32,
 }
 
-/// What gives samples of all channels.
+/// A reader of interleaved samples.
 enum Source {
     Wav(Box<Wav>),
     Packets(Box<Packets>),
 }
 
-/// A sound that is being read.
+/// An audio file that is being read.
 pub struct Audio {
     source: Source,
-    /// The file's rate, and what makes ours of it, once the first samples are there.
+    /// The file's sample rate and the resampler, once the first samples have been read.
     resampler: Option<(u32, Resampler)>,
     ready: VecDeque<f32>,
     ended: bool,
-    /// Seconds that the file says it has.
+    /// Duration in seconds, if the file states it.
     pub seconds: Option<f64>,
 }
 
@@ -129,12 +129,12 @@ impl Audio {
         contained(|| Audio::of(Box::new(file)))
     }
 
-    /// The same for a file's bytes.
+    /// Opens a file held in memory.
     pub fn bytes(bytes: Vec<u8>) -> Result<Audio, AudioError> {
         contained(|| Audio::of(Box::new(Cursor::new(bytes))))
     }
 
-    /// The same for what comes through a pipe.
+    /// Opens a pipe.
     pub fn piped(pipe: impl Read + Send + Sync + 'static) -> Result<Audio, AudioError> {
         contained(|| Audio::of(Box::new(ReadOnlySource::new(pipe))))
     }
@@ -179,7 +179,7 @@ impl Audio {
         Audio { source, resampler: None, ready: VecDeque::new(), ended: false, seconds }
     }
 
-    /// The next so many samples; fewer where the sound ends.
+    /// The next `count` samples; fewer at the end of the audio.
     pub fn read(&mut self, count: usize) -> Result<Vec<f32>, AudioError> {
         while self.ready.len() < count && !self.ended {
             contained(|| self.more())?;
@@ -187,7 +187,7 @@ impl Audio {
         Ok(self.ready.drain(..count.min(self.ready.len())).collect())
     }
 
-    /// Takes a piece of the file.
+    /// Decodes the next piece of the file and resamples it.
     fn more(&mut self) -> Result<(), AudioError> {
         let piece = match &mut self.source {
             Source::Wav(wav) => {
@@ -231,8 +231,8 @@ fn taken(rate: u32) -> Result<(), AudioError> {
     }
 }
 
-/// The first bytes of a file, behind the tags of titles and pictures that MP3 files have in front, and some others. There
-/// are fewer of them where the file is as short.
+/// The first [`HEAD`] bytes of a file after any ID3 tags, which MP3 and some other files begin with; fewer if the file
+/// is that short.
 fn start(bytes: &mut dyn Read) -> Result<Vec<u8>, AudioError> {
     let mut head = Vec::new();
     loop {
@@ -243,7 +243,7 @@ fn start(bytes: &mut dyn Read) -> Result<Vec<u8>, AudioError> {
         let (Some(b"ID3"), Some(&[_, _, flags, a, b, c, d])) = (head.get(..3), head.get(3..10)) else {
             return Ok(head);
         };
-        // Of a tag's header only its length matters, seven bits in a byte.
+        // Only the length in the tag's header matters; it has seven bits per byte.
         let len = [a, b, c, d].iter().fold(0, |len, byte| len << 7 | u64::from(byte & 0x7f));
         let footer = if flags & 0x10 != 0 { 10 } else { 0 };
         let rest = head.split_off(10);
@@ -253,14 +253,14 @@ fn start(bytes: &mut dyn Read) -> Result<Vec<u8>, AudioError> {
     }
 }
 
-/// What a file is that begins so.
+/// The format of a file that begins with `head`.
 fn kind(head: &[u8]) -> Result<Kind, AudioError> {
     let other = match head {
         [b'R', b'I', b'F', b'F', ..] => return Ok(Kind::Wav),
         [b'f', b'L', b'a', b'C', ..] => return Ok(Kind::Flac),
         [b'O', b'g', b'g', b'S', ..] => return Ok(Kind::Ogg),
         [0x1a, 0x45, 0xdf, 0xa3, ..] => return Ok(Kind::Matroska),
-        // The layer is none, where MP3 has its own.
+        // The layer bits are zero, which they never are in MP3.
         [0xff, second, ..] if second & 0xf6 == 0xf0 => return Ok(Kind::Adts),
         [_, _, _, _, name @ ..] if [&b"ftyp"[..], b"moov", b"wide"].iter().any(|is| name.starts_with(is)) => {
             return Ok(Kind::Mp4);
@@ -277,7 +277,7 @@ fn kind(head: &[u8]) -> Result<Kind, AudioError> {
     Err(AudioError::Unknown(format!("it is {other}")))
 }
 
-/// Does something with a file; a panic is an error like any other.
+/// Runs `work` and turns a panic into an error.
 fn contained<T>(work: impl FnOnce() -> Result<T, AudioError>) -> Result<T, AudioError> {
     let panicked =
         |_| Err(AudioError::Bad("it is damaged in a way that its decoder cannot cope with".into()));

@@ -1,32 +1,33 @@
-//! [`Opus`]: packets of Opus, as browsers and phones record speech, decoded by `opus-pure`.
+//! [`Opus`]: Opus packets, the usual format of speech recorded by browsers and phones, decoded by `opus-pure`.
 
 use opus_pure::{MAX_PACKET_SAMPLES, OpusMSDecoder};
 
 use crate::AudioError;
 
-/// Samples of a second. Opus decodes to this whatever it was made of.
+/// Sample rate of the output, in Hz. Opus always decodes to this rate, whatever the source had.
 pub(crate) const RATE: u32 = 48_000;
-/// Bytes of the header that say what the decoder has to know.
+/// Bytes of the header that the decoder needs.
 const HEAD: usize = 19;
 
 /// A decoder for one track.
 pub(crate) struct Opus {
     decoder: OpusMSDecoder,
     pub(crate) channels: usize,
-    /// What samples are multiplied by, from the header.
+    /// Linear output gain, from the header.
     gain: f32,
-    /// Samples of each channel that are still to be left out: the encoder put them in front.
+    /// Samples of each channel still to be skipped: the encoder's padding at the start (pre-skip).
     skip: usize,
     room: Vec<f32>,
 }
 
 impl Opus {
-    /// For a track with this header: `OpusHead` as Ogg and Matroska have it, or with MP4's big-endian fields behind it.
+    /// A decoder for a track with this header: `OpusHead` as in Ogg and Matroska, or followed by MP4's big-endian
+    /// fields.
     pub(crate) fn new(head: Option<&[u8]>) -> Result<Opus, AudioError> {
         let damaged = |why: &str| AudioError::Bad(format!("it is damaged: {why}"));
         let head = head.filter(|head| head.len() >= HEAD && head.starts_with(b"OpusHead"));
         let head = head.ok_or_else(|| damaged("its Opus track has no header"))?;
-        // MP4's version is 0, and its numbers stand the other way round.
+        // MP4's version is 0, and its integers are big-endian.
         let two = |at: usize| match head[8] {
             0 => u16::from_be_bytes([head[at], head[at + 1]]),
             _ => u16::from_le_bytes([head[at], head[at + 1]]),
@@ -39,9 +40,9 @@ impl Opus {
         Ok(Opus { decoder, channels, gain, skip: usize::from(two(10)), room })
     }
 
-    /// The samples of a packet, but for `trim` at its end; none where it cannot be decoded.
+    /// The samples of a packet without the last `trim` of each channel; empty if it cannot be decoded.
     pub(crate) fn decode(&mut self, packet: &[u8], trim: usize) -> Vec<f32> {
-        // An empty packet would be taken for one that was lost, and made up for.
+        // The decoder would treat an empty packet as lost, and conceal the loss.
         if packet.is_empty() {
             return Vec::new();
         }

@@ -1,4 +1,4 @@
-//! [`Packets`]: compressed sound, taken out of its container and decoded packet by packet.
+//! [`Packets`]: compressed audio, demuxed from its container and decoded packet by packet.
 
 use std::io::ErrorKind;
 
@@ -13,17 +13,17 @@ use symphonia::default::formats::{AdtsReader, FlacReader, IsoMp4Reader, MkvReade
 use crate::opus::{self, Opus};
 use crate::{AudioError, Kind, MOST_CHANNELS, Piece};
 
-/// Packets in a row that give no sound, of which a damaged file could have billions. Those of pictures count too.
+/// Maximum packets in a row without audio, of which a damaged file could have billions. Those of pictures count too.
 const MOST_FRUITLESS: usize = 1 << 20;
 
-/// A track of sound in a container.
+/// An audio track in a container.
 pub(crate) struct Packets {
     format: Box<dyn FormatReader>,
     track: u32,
     decoder: Decoder,
-    /// Seconds that the file says it has.
+    /// Duration in seconds, if the file states it.
     pub(crate) seconds: Option<f64>,
-    /// Has any packet been decoded?
+    /// Whether any packet has been decoded.
     any: bool,
 }
 
@@ -45,12 +45,12 @@ impl Packets {
         Ok(Packets { format, track: id, decoder, seconds, any: false })
     }
 
-    /// The next samples; nothing where the file ends.
+    /// The next samples; `None` at the end of the file.
     pub(crate) fn more(&mut self) -> Result<Option<Piece>, AudioError> {
         for _ in 0..MOST_FRUITLESS {
             let packet = match self.format.next_packet() {
                 Ok(Some(packet)) => packet,
-                // A file that is cut short ends where it ends.
+                // A truncated file ends where it is cut off.
                 Ok(None) | Err(Error::ResetRequired) => return self.ended(),
                 Err(Error::IoError(e)) if e.kind() == ErrorKind::UnexpectedEof => return self.ended(),
                 Err(Error::IoError(e)) => return Err(e.into()),
@@ -74,7 +74,7 @@ impl Packets {
                         sound.copy_to_vec_interleaved(&mut samples);
                         Piece { samples, channels, rate }
                     }
-                    // What cannot be decoded is left out.
+                    // Packets that cannot be decoded are skipped.
                     Err(Error::DecodeError(_) | Error::IoError(_)) => continue,
                     Err(e) => return Err(damaged(&e)),
                 },
@@ -124,7 +124,7 @@ fn decoder(params: &AudioCodecParameters) -> Result<Decoder, AudioError> {
     })
 }
 
-/// The name of a codec, for those that are met in files that people have.
+/// The name of a codec, for those that occur in users' files.
 fn named(codec: AudioCodecId) -> &'static str {
     match codec {
         codecs::CODEC_ID_AAC => "AAC",
@@ -152,11 +152,11 @@ fn damaged(e: &Error) -> AudioError {
     AudioError::Bad(format!("it is damaged: {e}"))
 }
 
-/// Why a container cannot be opened.
+/// The error for a container that cannot be opened.
 fn unread(kind: Kind, e: &Error) -> AudioError {
     let ended = matches!(e, Error::IoError(e) if e.kind() == ErrorKind::UnexpectedEof);
     match kind {
-        // Whatever nobody else knows was tried as MP3.
+        // Files of no known format were tried as MP3.
         Kind::Mp3 | Kind::Wav => AudioError::Unknown("it does not begin like one".into()),
         _ if ended => AudioError::Bad(format!("it is damaged: it looks like {kind}, but ends too early")),
         _ => AudioError::Bad(format!("it is damaged: it looks like {kind}, but {e}")),

@@ -1,40 +1,41 @@
-//! [`Resampler`]: the same sound at another sample rate.
+//! [`Resampler`]: sample rate conversion by windowed-sinc interpolation.
 //!
-//! Each new sample is a sum of the old ones around its time, weighted by a sinc under a window: what is above half of the
-//! lower rate is left out, for it would come back as something else. The two rates are whole numbers, so the new samples
-//! stand at few different places between the old ones (160 for 44100 to 16000), and each place has its row of weights in
-//! a table. Where a pair of rates has too many places, sums at two neighbouring rows are mixed.
+//! Each output sample is a sum of the input samples around its time, weighted by a windowed sinc: a low-pass filter
+//! that removes what is above half of the lower rate and would alias. As both rates are integers, the output samples
+//! fall on few different phases between the input samples (160 for 44100 to 16000), and each phase has a row of weights
+//! in a table. If a pair of rates has too many phases, the sums of two neighbouring rows are interpolated linearly.
 
 use std::collections::VecDeque;
 use std::f64::consts::PI;
 
-/// Zeros of the sinc to each side.
+/// Zero crossings of the sinc on each side.
 const ZEROS: usize = 24;
-/// Rows from one zero of the sinc to the next, where sums of two rows are mixed.
+/// Rows per zero crossing of the sinc, where two rows are interpolated.
 const FINE: f64 = 512.0;
-/// The share of what the lower rate can hold that is kept.
+/// Cutoff frequency as a fraction of half the lower rate.
 const KEPT: f64 = 0.945;
-/// Numbers in a table that has a row for each place.
+/// Maximum weights of a table with a row for each phase.
 const MOST_WEIGHTS: u64 = 1 << 17;
-/// Products that are summed side by side.
+/// Products that are summed in parallel.
 const LANES: usize = 8;
 
-/// From one rate to another, piece by piece.
+/// Converts from one sample rate to another, incrementally.
 #[derive(Debug)]
 pub(crate) struct Resampler {
-    /// Both rates without their common divisor.
+    /// Input and output rate, divided by their greatest common divisor.
     from: u64,
     to: u64,
-    /// Places between two old samples that have a row.
+    /// Phases (rows of the table) per input sample.
     rows: u64,
-    /// The weights of the old samples around a place: [rows + 1, taps]
+    /// Weights of the input samples around an output sample: [rows + 1, taps]
     table: Vec<f32>,
     taps: usize,
-    /// Old samples to each side that have a weight.
+    /// Input samples on each side that have a weight.
     reach: usize,
-    /// Old samples that are still needed.
+    /// Input samples that are still needed.
     held: Vec<f32>,
-    /// Where in `held` the weights of the next new sample begin, and how many `to`ths of an old sample it is further on.
+    /// Index in `held` of the first tap of the next output sample, and that sample's phase in units of 1/`to` input
+    /// samples.
     at: usize,
     between: u64,
 }
@@ -53,25 +54,25 @@ impl Resampler {
             (0..taps).map(move |tap| weight(cut, tap as f64 - reach as f64 - between))
         };
         let table = if from == to { Vec::new() } else { (0..=rows).flat_map(row).collect() };
-        // There is silence before the first sample.
+        // Silence before the first sample.
         let held = if from == to { Vec::new() } else { vec![0.0; reach] };
         Resampler { from, to, rows, table, taps, reach, held, at: 0, between: 0 }
     }
 
-    /// Takes old samples and gives the new ones for which all is there.
+    /// Takes input samples and emits the output samples whose taps are all available.
     pub(crate) fn push(&mut self, samples: impl Iterator<Item = f32>, out: &mut VecDeque<f32>) {
         if self.from == self.to {
             return out.extend(samples);
         }
         self.held.extend(samples);
         self.give(out);
-        // What no later sample looks at is let go.
+        // Drops the samples that no later output needs.
         let gone = self.at.min(self.held.len());
         self.held.drain(..gone);
         self.at -= gone;
     }
 
-    /// Gives the last new samples, with silence behind.
+    /// Emits the last output samples, with silence after the end.
     pub(crate) fn finish(&mut self, out: &mut VecDeque<f32>) {
         if self.from != self.to {
             self.held.extend(std::iter::repeat_n(0.0, self.reach));
@@ -99,7 +100,7 @@ impl Resampler {
     }
 }
 
-/// The weight of an old sample at so many old samples from a place: a sinc under Blackman's window.
+/// The weight of an input sample `distance` input samples away: a sinc under a Blackman window.
 fn weight(cut: f64, distance: f64) -> f32 {
     let x = distance * cut;
     if x.abs() >= ZEROS as f64 {
@@ -156,7 +157,7 @@ mod tests {
         assert!(high[500..15500].iter().all(|x| x.abs() < 1e-3));
     }
 
-    /// The same filter as a plain sum in numbers of 64 bits, with the sinc computed anew for each weight.
+    /// The same filter as a plain sum in f64, with the sinc computed anew for each weight.
     fn slowly(old: &[f32], rate: u32) -> Vec<f64> {
         let cut = KEPT * (16000.0 / f64::from(rate)).min(1.0);
         let new = |n: usize| {

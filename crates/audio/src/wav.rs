@@ -1,15 +1,15 @@
-//! WAV files: whole numbers of 8 to 32 bits, and floats.
+//! WAV files: integers of 8 to 32 bits, and floats.
 
 use std::io::Read;
 
 use crate::{AudioError, Bytes, MOST_CHANNELS};
 
-/// Bytes that are read at a time.
+/// Bytes read at a time.
 const AT_ONCE: usize = 1 << 16;
-/// Bytes of a chunk that says what the sound is like.
+/// Maximum bytes of the format chunk.
 const MOST_FORMAT: u32 = 1 << 10;
 
-/// How a number is stored.
+/// Sample format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Number {
     U8,
@@ -59,19 +59,19 @@ impl Number {
     }
 }
 
-/// A file that is being read.
+/// A WAV file that is being read.
 pub(crate) struct Wav {
     bytes: Bytes,
     number: Number,
     pub(crate) channels: usize,
     pub(crate) rate: u32,
-    /// Bytes that are left, by what the file says; where it says nothing of use, all there are.
+    /// Bytes left according to the file; unlimited if it states no usable length.
     left: u64,
     said: Option<u64>,
 }
 
 impl Wav {
-    /// Reads up to where the sound begins.
+    /// Reads up to the start of the samples.
     pub(crate) fn open(mut bytes: Bytes) -> Result<Wav, AudioError> {
         let cut = |_| AudioError::Bad("it is damaged: its head is cut short".into());
         let mut head = [0; 12];
@@ -93,7 +93,7 @@ impl Wav {
                 b"data" => {
                     let format =
                         format.ok_or_else(|| AudioError::Bad("it does not say what it is like".into()))?;
-                    // Who writes while it is recorded does not know how much there will be.
+                    // A writer that streams a recording does not know the final length.
                     let said = Some(u64::from(len)).filter(|n| *n > 0 && *n < u64::from(u32::MAX) - 8);
                     return Wav::new(bytes, &format, said);
                 }
@@ -107,7 +107,7 @@ impl Wav {
 
     fn new(bytes: Bytes, format: &[u8], said: Option<u64>) -> Result<Wav, AudioError> {
         let two = |at: usize| u16::from_le_bytes([format[at], format[at + 1]]);
-        // The kind that says that the kind stands further behind.
+        // WAVE_FORMAT_EXTENSIBLE: the actual format is stored further on.
         let kind = if two(0) == 0xfffe && format.len() >= 26 { two(24) } else { two(0) };
         let channels = usize::from(two(2));
         if !(1..=MOST_CHANNELS).contains(&channels) {
@@ -118,13 +118,13 @@ impl Wav {
         Ok(Wav { bytes, number, channels, rate, left: said.unwrap_or(u64::MAX), said })
     }
 
-    /// How long the file says it is.
+    /// Duration in seconds, if the file states it.
     pub(crate) fn seconds(&self) -> Option<f64> {
         let frame = (self.number.bytes() * self.channels) as f64;
         self.said.map(|bytes| bytes as f64 / frame / f64::from(self.rate.max(1)))
     }
 
-    /// Some samples of all channels; nothing where there are no more.
+    /// Some interleaved samples; `None` at the end.
     pub(crate) fn more(&mut self) -> Result<Option<Vec<f32>>, AudioError> {
         let (width, frame) = (self.number.bytes(), self.number.bytes() * self.channels);
         let most = (AT_ONCE / frame * frame) as u64;

@@ -1,4 +1,4 @@
-//! Files whose headers promise more than there is: what reading them takes.
+//! Memory and time for files whose headers promise more than there is.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tallow_audio::{Audio, RATE};
 
-/// The system's allocator, which counts what this thread holds.
+/// The system allocator; counts the bytes that this thread holds.
 struct Counted;
 
 thread_local! {
@@ -22,17 +22,17 @@ fn count(change: isize) {
     PEAK.set(PEAK.get().max(held));
 }
 
-// SAFETY: every call is passed to the system's allocator; counting neither allocates nor panics.
+// SAFETY: every call is forwarded to the system allocator; counting neither allocates nor panics.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds `GlobalAlloc::alloc`'s contract, which is `System.alloc`'s.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract: `at` came from this allocator, so from `System`, with this `layout`.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -40,9 +40,9 @@ unsafe impl GlobalAlloc for Counted {
 #[global_allocator]
 static COUNTED: Counted = Counted;
 
-/// Bytes that a small file may take, whatever it says.
+/// Bytes that reading a small file may allocate, whatever its header says.
 const MOST: isize = 24 << 20;
-/// Time that it may take to open it and to read ten minutes of it.
+/// Time limit for opening it and reading ten minutes of it.
 const LONGEST: Duration = Duration::from_secs(5);
 
 fn read(file: &[u8], what: &dyn std::fmt::Display) {
@@ -70,7 +70,7 @@ macro_rules! sounds {
 
 #[test]
 fn numbers_in_headers_cost_nothing() {
-    // The messages of panics that are caught say nothing here.
+    // Panics inside the decoder crates are caught; their messages are suppressed here.
     std::panic::set_hook(Box::new(|info| {
         if !info.location().is_some_and(|at| at.file().contains("registry")) {
             eprintln!("{info}");
@@ -89,7 +89,7 @@ fn numbers_in_headers_cost_nothing() {
     );
     for (name, file) in files {
         read(file, &name);
-        // Headers stand in front and, in MP4 files, at the end.
+        // Headers are at the start and, in MP4 files, at the end.
         let ends = (0..file.len().min(400)).chain(file.len().saturating_sub(500).max(400)..file.len());
         for at in ends.filter(|at| at + 8 <= file.len()) {
             for (width, byte) in [(4, 0xff), (8, 0x7f)] {
@@ -101,7 +101,7 @@ fn numbers_in_headers_cost_nothing() {
     }
 }
 
-/// A file that is long and holds no sound: boxes, elements and pages of nothing, tables of samples without bytes.
+/// Long files without sound: empty boxes, elements and pages, and sample tables without data.
 #[test]
 fn long_files_without_sound_end() {
     let boxes = [&b"\0\0\0\x10ftypM4A \0\0\0\0"[..], &b"\0\0\0\x08free".repeat(1 << 17)].concat();
@@ -110,7 +110,7 @@ fn long_files_without_sound_end() {
     read(&elements, &"elements");
     let page = [&b"OggS\0\x02"[..], &[0; 20], &[0]].concat();
     read(&page.repeat(1 << 15), &"pages");
-    // Four billion samples of no bytes each.
+    // Four billion samples of zero bytes each.
     let file = include_bytes!("../../../tests/goldens/sound/tone.m4a");
     let at = |name: &[u8; 4]| file.windows(4).position(|four| four == name).unwrap() + 8;
     let mut bad = file.to_vec();

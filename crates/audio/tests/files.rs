@@ -1,11 +1,11 @@
-//! Sound files of every kind that we know how to make, real speech, and files that are none.
+//! Sound files of every kind that we can make, real speech, and files that are not sound.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use tallow_audio::{Audio, AudioError, RATE};
 use tallow_support::shared;
 
-/// A WAV file: 1 is for whole numbers, 3 for floats.
+/// A WAV file of format 1 (integers) or 3 (floats).
 fn wav(kind: u16, bits: u16, channels: u16, rate: u32, data: &[u8]) -> Vec<u8> {
     let block = channels * bits / 8;
     let mut file = b"RIFF".to_vec();
@@ -64,12 +64,12 @@ fn channels_become_one_and_rates_become_ours() {
     assert!(far < 1e-3, "{far}");
 }
 
-/// Two tones: alone, and in two channels, the second half as loud. Encoders put silence in front, and more behind.
+/// Two tones, in mono or in two channels with the second half as loud. Encoders add silence in front and more behind.
 fn source(n: usize) -> f32 {
     0.4 * (n as f32 * 0.05).sin() + 0.2 * (n as f32 * 0.013).sin()
 }
 
-/// How far samples are from the tones, where these fit best, and how late they are then.
+/// Deviation of the samples from the tones at the best-fitting lag, and that lag.
 fn off(got: &[f32], len: usize, loud: f32) -> (f32, isize) {
     let inside = 500..len - 500;
     let far = |lag: isize| {
@@ -87,7 +87,7 @@ macro_rules! sounds {
     };
 }
 
-/// By LAME, and by FFmpeg's encoders (`tools/goldens/sounds.py`).
+/// Encoded by LAME and by FFmpeg's encoders (`tools/goldens/sounds.py`).
 #[test]
 fn compressed_files_are_the_sound_that_they_were_made_of() {
     let files = sounds!(
@@ -104,7 +104,7 @@ fn compressed_files_are_the_sound_that_they_were_made_of() {
         "live.webm",
         "opus.mp4"
     );
-    // Samples, and how loud the mean of all channels is.
+    // Number of samples, and amplitude of the mean of all channels.
     let of = [(8000, 1.0), (4800, 0.75), (8000, 1.0), (4800, 0.75), (6400, 1.0), (4800, 1.0), (6400, 1.0)]
         .into_iter()
         .chain([(4800, 0.75), (8000, 1.0), (4800, 0.75), (6400, 1.0), (4800, 1.0)]);
@@ -112,11 +112,12 @@ fn compressed_files_are_the_sound_that_they_were_made_of() {
         let got = all(file.to_vec()).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!((len - 700..len + 3500).contains(&got.len()), "{name}: {} samples of {len}", got.len());
         let (far, late) = off(&got, len, loud);
-        // A tenth of how loud it is; another sound would be as far off as it is loud. FFmpeg's own decoder is as far off: at few
-        // bits Opus loses some of the lower tone, and in speech it leaves out what is as low.
+        // A tenth of the amplitude; for another sound the deviation would be the amplitude. FFmpeg's own decoder
+        // deviates as much: at low bit rates Opus loses some of the lower tone, and in speech mode it drops what is as
+        // low.
         let most = if name == "voice.opus" { 0.12 } else { 0.04 };
         assert!(far < most, "{name}: off by {far}, {late} samples late");
-        // Through a pipe it is the same: what cannot be read again is not needed again.
+        // The same through a pipe: decoding never has to seek back.
         let mut piped = Audio::piped(std::io::Cursor::new(file)).unwrap();
         assert_eq!(piped.read(usize::MAX / 2).unwrap(), got, "{name}");
         for end in (0..file.len()).step_by(61) {
@@ -146,7 +147,7 @@ fn what_cannot_be_decoded_is_named_with_what_to_do() {
     insta::assert_snapshot!(said(&ogg[..40]), @"it is damaged: it looks like OGG, but ends too early");
     let m4a = include_bytes!("../../../tests/goldens/sound/tone.m4a");
     insta::assert_snapshot!(said(&m4a[..100]), @"it is damaged: it looks like MP4, but unsupported feature: isomp4: missing moov atom");
-    // A head without anything behind it.
+    // A header without anything after it.
     let webm = include_bytes!("../../../tests/goldens/sound/live.webm");
     let head = webm.windows(4).position(|four| four == [0x1f, 0x43, 0xb6, 0x75]).unwrap();
     insta::assert_snapshot!(said(&webm[..head]), @"it is damaged: it looks like WebM or Matroska, but malformed stream: mkv (ebml): no current element");
@@ -171,13 +172,13 @@ fn real_speech_is_read() {
     let data = file.windows(4).position(|four| four == b"data").unwrap() + 8;
     let want = file[data..].chunks_exact(2).map(|c| f32::from(i16::from_le_bytes([c[0], c[1]])) / 32768.0);
     assert!(got.iter().zip(want).all(|(a, b)| *a == b));
-    // Eleven seconds at another rate, in FLAC.
+    // Eleven seconds of FLAC at another sample rate.
     let got = all(std::fs::read(assets.join("jfk.flac")).unwrap()).unwrap();
     assert!((got.len() as f32 / 16000.0 - 11.0).abs() < 0.01, "{}", got.len());
     let loud = (got.iter().map(|x| x * x).sum::<f32>() / got.len() as f32).sqrt();
     assert!((0.01..0.5).contains(&loud), "{loud}");
     assert!(got.iter().all(|x| x.is_finite() && x.abs() <= 1.1));
-    // Its beginning, damaged anywhere.
+    // Its beginning, damaged at various bytes.
     let good = &std::fs::read(assets.join("jfk.flac")).unwrap()[..1 << 16];
     let whole = all(good.to_vec()).unwrap();
     for (i, at) in (0..64).chain((64..good.len()).step_by(997)).enumerate() {

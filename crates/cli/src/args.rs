@@ -1,7 +1,7 @@
 //! The command line.
 //!
 //! The first paragraph of an option's text is what `-h` shows, on one line; `--help` shows all of it. What depends on
-//! other places (defaults, variables, `--model`) is added in [`help`].
+//! other modules (defaults, variables, `--model`) is added in [`help`].
 
 #![allow(
     rustdoc::broken_intra_doc_links,
@@ -149,12 +149,12 @@ pub(crate) struct EngineArgs {
     pub offline: bool,
 }
 
-/// Other programs' names of `--context`.
+/// Aliases of `--context` from other programs.
 pub(crate) const CONTEXT: [&str; 7] =
     ["ctx-size", "ctx", "n-ctx", "num-ctx", "context-size", "context-length", "max-model-len"];
-/// Other programs' names of `--kv`.
+/// Aliases of `--kv` from other programs.
 pub(crate) const KV: [&str; 5] = ["cache-type-k", "ctk", "cache-type", "kv-cache-dtype", "kv-cache-type"];
-/// Other programs' names of `--batch`.
+/// Aliases of `--batch` from other programs.
 pub(crate) const BATCH: [&str; 3] = ["batch-size", "n-batch", "max-num-batched-tokens"];
 
 /// How tokens are chosen.
@@ -205,11 +205,11 @@ pub(crate) struct SampleArgs {
     pub seed: Option<u64>,
 }
 
-/// Other programs' names of `--max-tokens`.
+/// Aliases of `--max-tokens` from other programs.
 const MAX_TOKENS: [&str; 5] =
     ["n-predict", "predict", "num-predict", "max-new-tokens", "max-completion-tokens"];
 
-/// Reads `--max-tokens`: llama.cpp's -1 is as many as fit, its -2 until the context is full.
+/// Parses `--max-tokens`: llama.cpp's -1 (as many as fit) and -2 (until the context is full) mean no limit.
 fn most_tokens(text: &str) -> Result<usize, String> {
     match text.trim() {
         "-1" | "-2" => Ok(usize::MAX),
@@ -217,7 +217,7 @@ fn most_tokens(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Reads `--seed`.
+/// Parses `--seed`.
 fn seed(text: &str) -> Result<u64, String> {
     text.parse().map(|crate::settings::Seed(seed)| seed)
 }

@@ -1,8 +1,8 @@
-//! What this program was built of.
+//! Version and commit of this build.
 
-/// The commit of its source, if it was built in a repository.
+/// Source commit, if built in a git repository.
 pub(crate) const COMMIT: Option<&str> =
     if env!("TALLOW_COMMIT").is_empty() { None } else { Some(env!("TALLOW_COMMIT")) };
 
-/// Its version, with the commit if that is known.
+/// Version, with the commit if that is known.
 pub(crate) const VERSION: &str = env!("TALLOW_VERSION");

@@ -1,4 +1,4 @@
-//! [`Talk`]: a conversation with a model that runs, whether of one question or of many.
+//! [`Talk`]: a conversation with a running model, of one prompt or many.
 
 use std::time::Duration;
 
@@ -9,63 +9,63 @@ use tallow_models::reasoning::{Piece, Splitter};
 use crate::Failed;
 use crate::dialogue::{Dialogue, Message};
 
-/// Tokens of an answer where nobody says, for models without a chat template: they do not end by themselves.
+/// Default maximum tokens of an answer for models without a chat template, which do not stop by themselves.
 const BASE_MODEL_TOKENS: usize = 256;
-/// Why that is so.
+/// Why that is the limit, for messages.
 pub(crate) const BASE_MODEL_WHY: &str = "the default for models without a chat template";
-/// An answer goes on past a full context only if it finds so much room.
+/// When the context is full, an answer goes on only if dropping turns makes room for this many tokens.
 const WORTHWHILE: usize = 16;
 
-/// What happens while a model answers.
+/// Progress of an answer.
 pub(crate) enum News<'a> {
-    /// So much of the prompt has been computed.
+    /// Prefill progress in tokens.
     Prefill { computed: usize, total: usize },
-    /// The context was full: so many of the oldest messages are not given to the model any more.
+    /// The context was full: that many of the oldest messages were dropped from it.
     Rolled(usize),
-    /// More of what the model thinks before it answers.
+    /// More of the thinking.
     Thought(&'a str),
     /// More of the answer.
     Answer(&'a str),
 }
 
-/// What hears of it.
+/// Callback for [`News`].
 pub(crate) type Listen<'a> = dyn FnMut(News<'_>) -> std::io::Result<()> + 'a;
 
-/// A conversation.
+/// A conversation with a running model.
 pub(crate) struct Talk {
     handle: EngineHandle,
     runtime: tokio::runtime::Runtime,
-    /// Tokens that the model was made for.
+    /// Longest context that the model supports, in tokens.
     made_for: usize,
     pub dialogue: Dialogue,
     pub sampling: Sampling,
     pub max_tokens: Option<usize>,
-    /// Texts that end an answer.
+    /// Stop strings.
     pub stops: Vec<String>,
-    /// When the context is full, do the oldest turns leave?
+    /// Whether the oldest turns are dropped when the context is full.
     pub rolls: bool,
-    /// Is there somebody who can type commands?
+    /// Whether this is an interactive chat, whose user can type commands.
     pub in_chat: bool,
 }
 
-/// How an answer came out.
+/// How an answer ended.
 pub(crate) enum Answered {
     Whole(Done, Option<Cut>),
-    /// The user wanted no more.
+    /// Stopped by the user.
     Stopped,
 }
 
-/// Why an answer ended before the model ended it.
+/// Why an answer was cut off before the model ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// The context is full.
     Context { context: usize, made_for: usize },
-    /// It has all the tokens that it may have; if nobody has chosen how many, why.
+    /// The token limit is reached; `why` explains it where the user has not chosen it.
     Tokens { most: usize, chosen: bool, why: &'static str },
 }
 
 impl Cut {
-    /// The reason, and what to do: to a flag in a command line, or to a setting in a chat.
+    /// The reason, and the remedy: a flag of the command line, or a setting of a chat.
     pub(crate) fn words(self, in_chat: bool) -> String {
         let set = |setting: &str, flag: &str| match in_chat {
             true => format!("/set {setting} N"),
@@ -88,10 +88,10 @@ impl Cut {
     }
 }
 
-/// What has come of an answer.
+/// An answer so far.
 #[derive(Default)]
 struct Said {
-    /// Tells thinking from the answer proper.
+    /// Separates thinking from the answer.
     splitter: Option<Splitter>,
     tokens: Vec<u32>,
     message: Message,
@@ -129,7 +129,7 @@ impl Said {
 }
 
 impl Talk {
-    /// A conversation in which nothing has been said, with a model that was made for so many tokens.
+    /// An empty conversation with a model that supports up to `made_for` tokens.
     pub(crate) fn new(handle: EngineHandle, dialogue: Dialogue, made_for: usize) -> Result<Talk, Failed> {
         let sampling = handle.info().sampling.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -146,35 +146,36 @@ impl Talk {
         })
     }
 
-    /// Tokens that a conversation may have.
+    /// Context size in tokens.
     pub(crate) fn context(&self) -> usize {
         self.handle.info().context
     }
 
-    /// Tokens of the longest conversation that the model was made for.
+    /// Longest context that the model supports, in tokens.
     pub(crate) fn made_for(&self) -> usize {
         self.made_for
     }
 
-    /// Tokens of an answer at most.
+    /// Maximum tokens of an answer.
     pub(crate) fn most(&self) -> usize {
         let usual = if self.dialogue.has_template() { usize::MAX } else { BASE_MODEL_TOKENS };
         self.max_tokens.unwrap_or(usual)
     }
 
-    /// Ends the engine. The conversation needs another one to go on.
+    /// Closes the engine. The conversation needs another one to go on.
     pub(crate) fn close(&self) {
         self.handle.clone().close();
     }
 
-    /// Goes on with another engine.
+    /// Continues with another engine.
     pub(crate) fn go_on_with(&mut self, handle: EngineHandle) {
         self.handle = handle;
-        // In another context there is another amount of room.
+        // Another context has another amount of room.
         self.dialogue.rolled = 0;
     }
 
-    /// Sends a message, and passes the answer on as it comes. Both become part of the conversation, unless nothing came.
+    /// Sends a message and streams the answer. Both are added to the conversation, unless the answer fails before any
+    /// text.
     pub(crate) fn say(&mut self, text: &str, listen: &mut Listen<'_>) -> Result<Answered, Failed> {
         let (messages, rolled) = (self.dialogue.messages.len(), self.dialogue.rolled);
         let (role, content) = ("user".into(), text.into());
@@ -190,7 +191,7 @@ impl Talk {
         answered
     }
 
-    /// Answers the last message. Where the context fills up meanwhile, and older turns can leave it, the answer goes on.
+    /// Answers the last message. If the context fills up meanwhile and older turns can be dropped, the answer goes on.
     fn answer(&mut self, said: &mut Said, listen: &mut Listen<'_>) -> Result<Answered, Failed> {
         let most = self.most();
         let mut prompt = self.fit(listen)?;
@@ -217,8 +218,8 @@ impl Talk {
         }
     }
 
-    /// The prompt. If it leaves too little room for an answer, the oldest turns leave, until half of the context is
-    /// free: so that the cache has the beginning of the next prompts, and not every turn makes another leave.
+    /// Renders the prompt. If it leaves too little room for an answer, the oldest turns are dropped until half of the
+    /// context is free: then the prefix cache has the beginning of the next prompts, and not every turn drops another.
     fn fit(&mut self, listen: &mut Listen<'_>) -> Result<Vec<u32>, Failed> {
         let context = self.context();
         let room = self.most().min(context / 4).max(1);
@@ -239,7 +240,7 @@ impl Talk {
         Ok(prompt)
     }
 
-    /// The prompt and what there is of its answer, with older turns dropped; `None` if that makes no room.
+    /// The prompt and the answer so far, with older turns dropped; `None` if that does not make enough room.
     fn roll_for(&mut self, begun: &[u32], listen: &mut Listen<'_>) -> Result<Option<Vec<u32>>, Failed> {
         let (context, rolled) = (self.context(), self.dialogue.rolled);
         let mut found = None;
@@ -291,7 +292,7 @@ impl Talk {
         said: &mut Said,
         listen: &mut Listen<'_>,
     ) -> Result<Answered, Failed> {
-        // Whoever loads one for a conversation wants it there.
+        // An adapter that was loaded for a conversation is always used.
         let adapter = self.handle.loras().first().map(|listed| listed.lora);
         let request = Request {
             prompt,
@@ -304,7 +305,7 @@ impl Talk {
             ..Request::default()
         };
         let mut events = self.handle.submit(request)?;
-        // The next answer to the same words is another one.
+        // The same prompt gets another answer the next time.
         self.sampling.seed = self.sampling.seed.wrapping_add(1);
         self.runtime.block_on(async {
             loop {
@@ -312,7 +313,7 @@ impl Talk {
                     event = events.recv() => event,
                     pressed = tokio::signal::ctrl_c() => match pressed {
                         Ok(()) => return Ok(Answered::Stopped),
-                        // Without a way to hear it, the system ends us as it always does.
+                        // If the signal cannot be caught, its default action ends the program.
                         Err(_) => events.recv().await,
                     },
                 };
@@ -336,7 +337,7 @@ impl Talk {
         })
     }
 
-    /// Waits until the engine has taken note that nobody listens any more.
+    /// Waits until the engine has noticed that the client is gone.
     pub(crate) fn settle(&self) {
         while self.handle.is_alive() && self.handle.taken() > 0 {
             std::thread::sleep(Duration::from_millis(1));
@@ -344,13 +345,13 @@ impl Talk {
     }
 }
 
-/// A context in which a prompt of so many tokens, and an answer, have room; no more than the model was made for.
+/// A context with room for a prompt of `prompt` tokens and an answer; at most `made_for`.
 pub(crate) fn roomy(prompt: usize, made_for: usize) -> usize {
     const STEP: usize = 1024;
     prompt.saturating_add(2 * STEP).div_ceil(STEP).saturating_mul(STEP).min(made_for)
 }
 
-/// A prompt that leaves no room for an answer.
+/// Error for a prompt that leaves no room for an answer.
 pub(crate) fn too_long(prompt: usize, context: usize, made_for: usize) -> Failed {
     let what = format!("the prompt has {prompt} tokens, and the context is {context}");
     let makes_room = roomy(prompt, made_for);
@@ -363,7 +364,7 @@ pub(crate) fn too_long(prompt: usize, context: usize, made_for: usize) -> Failed
     })
 }
 
-/// How fast an answer came, for people who want to know.
+/// Speed of an answer, for display.
 pub(crate) fn speed(done: &Done) -> String {
     let rate = |n: usize, t: Duration| if t.is_zero() { 0.0 } else { n as f64 / t.as_secs_f64() };
     let fresh = done.prompt_tokens - done.cached_tokens;

@@ -50,7 +50,7 @@ impl ChatArgs {
     }
 }
 
-/// How much a model thinks.
+/// Reasoning effort, as given to `--think`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Think(pub Effort);
 
@@ -59,7 +59,7 @@ impl FromStr for Think {
 
     fn from_str(text: &str) -> Result<Think, String> {
         let effort = match text.to_ascii_lowercase().as_str() {
-            // Templates that have a switch alone take any level for on.
+            // Templates with a mere on/off switch take any level as on.
             "true" | "on" | "yes" | "1" => Some(Effort::Medium),
             "false" | "off" | "no" | "0" => Some(Effort::None),
             level => Effort::named(level),

@@ -1,4 +1,4 @@
-//! A text cut into chunks of tokens, each of which starts with an empty context.
+//! A text split into chunks of tokens, each of which starts with an empty context.
 
 use std::path::Path;
 
@@ -8,21 +8,21 @@ use crate::Failed;
 use crate::load::LoadedModel;
 use crate::settings::unreadable;
 
-/// Tokens of a go where nobody says.
+/// Default tokens per chunk.
 const USUAL: usize = 512;
 
-/// The tokens of a text, cut into goes.
+/// The tokens of a text, split into chunks.
 pub(crate) struct Chunks {
-    /// Each begins with the token that begins a text, if the model has its texts begin so.
+    /// The chunks, each beginning with BOS if the model's tokenizer adds it.
     pub goes: Vec<Vec<u32>>,
-    /// Tokens of a go; the last may have fewer.
+    /// Tokens per chunk; the last may have fewer.
     pub context: usize,
-    /// Tokens of the text.
+    /// Tokens of the whole text.
     pub tokens: usize,
 }
 
 impl Chunks {
-    /// Reads a text, for goes of `context` tokens.
+    /// Reads a text and splits it into chunks of `context` tokens.
     pub(crate) fn read(path: &Path, opened: &LoadedModel, context: Option<usize>) -> Result<Chunks, Failed> {
         let name = path.display();
         let text = std::fs::read(path).map_err(|e| Failed::new(format!("{name}: {}", unreadable(&e))))?;

@@ -1,4 +1,4 @@
-//! Times as RFC 3339 writes them, in UTC.
+//! Timestamps as in RFC 3339, in UTC.
 
 use std::time::SystemTime;
 
@@ -16,7 +16,7 @@ pub(crate) fn milliseconds(at: SystemTime) -> String {
 fn without_zone(at: SystemTime) -> String {
     let seconds = at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let (day, second) = (seconds / 86_400, seconds % 86_400);
-    // Years are taken to begin in March, so that the day which some years have more comes last.
+    // Years begin in March, so that the leap day comes last.
     let z = day + 719_468;
     let era = z / 146_097;
     let of_era = z % 146_097;

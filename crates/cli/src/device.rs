@@ -1,4 +1,4 @@
-//! Which device a model runs on: the one place that knows them all.
+//! Choice of the device that a model runs on; the only module that knows all of them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,14 +16,14 @@ use crate::settings::cores;
 /// A device as the user names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceChoice {
-    /// The best that has room.
+    /// The best device with room.
     Auto,
     Cpu,
-    /// `vulkan:1`: the way to talk to it, and its place among those.
+    /// `vulkan:1`: graphics API, and index among its devices.
     Gpu(Api, usize),
 }
 
-/// A way to talk to GPUs.
+/// Graphics API through which a GPU is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Api {
     Vulkan,
@@ -66,7 +66,7 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// A device that is there.
+/// A device of this machine.
 #[derive(Clone, Debug)]
 pub(crate) enum Device {
     Cpu,
@@ -75,7 +75,7 @@ pub(crate) enum Device {
 }
 
 impl Device {
-    /// Its memory; `None` where nobody knows.
+    /// Memory of the device; `None` if unknown.
     pub(crate) fn memory(&self) -> Option<Memory> {
         match self {
             Device::Cpu => Memory::now(),
@@ -83,7 +83,7 @@ impl Device {
             Device::Gpu(found) => {
                 let about = found.about();
                 let own = about.memory.map(|(total, free)| Memory { total, free });
-                // What it shares with the machine, others of the machine may have.
+                // Memory shared with the machine may be in use by others there: the smaller figure counts.
                 match Memory::now().filter(|_| about.shares_memory) {
                     Some(machine) => Some(own.map_or(machine, |own| own.least(machine))),
                     None => own,
@@ -103,11 +103,11 @@ impl fmt::Display for Device {
     }
 }
 
-/// What came of testing a device, op by op.
+/// Result of each op's conformance test.
 type Outcomes = Vec<(&'static str, Result<(), String>)>;
 
 impl Device {
-    /// Is it more than a program on the CPU, or the CPU itself?
+    /// Whether it is hardware other than the CPU (and no software renderer).
     pub(crate) fn is_hardware_of_its_own(&self) -> bool {
         match self {
             Device::Cpu => false,
@@ -116,7 +116,7 @@ impl Device {
         }
     }
 
-    /// What is known of it, for people.
+    /// Properties for display.
     pub(crate) fn facts(&self) -> Vec<(&'static str, String)> {
         let memory = self.memory();
         let memory = memory.map(|m| ("memory", format!("{} of {} free", size(m.free), size(m.total))));
@@ -140,8 +140,8 @@ impl Device {
         own.into_iter().chain(memory).collect()
     }
 
-    /// Runs the ops, and compares what comes out with what should. Before each op `told` hears how many of how many are
-    /// done, and its name.
+    /// Runs the conformance suite. Before each op `told` is called with the number of ops done, their total, and the
+    /// op's name.
     pub(crate) fn test(
         &self,
         suite: Suite,
@@ -158,7 +158,7 @@ impl Device {
     }
 }
 
-/// Every device of this machine.
+/// All devices of this machine, the CPU first.
 pub(crate) fn all() -> Vec<Device> {
     #[cfg(feature = "wgpu")]
     let gpus = tallow_wgpu::devices().into_iter().map(Device::Gpu);
@@ -171,7 +171,7 @@ pub(crate) fn all() -> Vec<Device> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoGpu {
     pub why: String,
-    /// Is there a GPU, which cannot be used?
+    /// Whether there is a GPU, which cannot be used.
     pub surprising: bool,
 }
 
@@ -181,7 +181,7 @@ impl NoGpu {
     }
 }
 
-/// The devices that may be taken, the best first, and a word on why no GPU comes before the CPU.
+/// Candidate devices, best first, and why no GPU precedes the CPU.
 pub(crate) fn candidates(asked: DeviceChoice) -> Result<(Vec<Device>, Option<NoGpu>), Failed> {
     match asked {
         DeviceChoice::Cpu => Ok((vec![Device::Cpu], None)),
@@ -202,8 +202,7 @@ fn is(found: &Found, api: Api) -> bool {
     )
 }
 
-/// GPUs that are worth having: the one with most free memory first, those with memory of their own before others.
-/// If there is none, why.
+/// Usable GPUs: those with memory of their own before others, then by most free memory. If there is none, why.
 #[cfg(feature = "wgpu")]
 fn real_gpus() -> (Vec<Device>, Option<NoGpu>) {
     let found = tallow_wgpu::devices();
@@ -233,7 +232,7 @@ fn real_gpus() -> (Vec<Device>, Option<NoGpu>) {
     (Vec::new(), Some(NoGpu::new("this program was built without support for GPUs", false)))
 }
 
-/// The GPU that was asked for.
+/// The requested GPU.
 #[cfg(feature = "wgpu")]
 fn gpu(api: Api, index: usize) -> Result<Device, Failed> {
     let found = tallow_wgpu::devices();
@@ -261,7 +260,7 @@ fn gpu(api: Api, index: usize) -> Result<Device, Failed> {
     )))
 }
 
-/// How fast a device reads and computes at most, at this minute.
+/// Peak read bandwidth and compute rate of a device, as measured now.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Speeds {
     /// Bytes per second.
@@ -271,26 +270,26 @@ pub(crate) struct Speeds {
 }
 
 impl Speeds {
-    /// The better of two measurements: the other was disturbed.
+    /// The better of two measurements in each field: the other was disturbed.
     pub(crate) fn best(self, other: Speeds) -> Speeds {
         Speeds { read: self.read.max(other.read), flops: self.flops.max(other.flops) }
     }
 }
 
-/// A device that can be measured.
+/// A backend whose speed can be measured.
 pub(crate) trait Measured: Backend {
-    /// What measuring needs, kept from one time to the next.
+    /// Buffers for measuring, reused between measurements.
     type Yardstick;
     fn yardstick(&self) -> Result<Self::Yardstick, Failed>;
-    /// For a model whose weights are in blocks, or not.
+    /// `blocks`: whether the model's weights are in quantized blocks.
     fn speeds(&self, by: &Self::Yardstick, blocks: bool) -> Result<Speeds, Failed>;
-    /// What a step cost, for those who want to know. Empty where there is nothing to say.
+    /// Counters of what steps cost; empty if the backend has none.
     fn costs(&self) -> Vec<(&'static str, usize)> {
         Vec::new()
     }
 }
 
-/// Bytes that are read to find out how fast memory is: far more than caches hold.
+/// Bytes that are read to measure memory bandwidth: far more than caches hold.
 const PROBED: usize = 256 << 20;
 
 impl Measured for Cpu {
@@ -310,7 +309,7 @@ impl Measured for Wgpu {
     type Yardstick = tallow_wgpu::Yardstick;
 
     fn yardstick(&self) -> Result<Self::Yardstick, Failed> {
-        // A program on the CPU has its caches.
+        // A software renderer only has the CPU's caches.
         let bytes = if self.about().is_software { PROBED / 4 } else { PROBED };
         Ok(tallow_wgpu::Yardstick::new(self, bytes)?)
     }

@@ -1,4 +1,4 @@
-//! [`Dialogue`]: what was said in a chat, and the tokens that a model is given of it.
+//! [`Dialogue`]: the messages of a chat, and the prompt tokens made of them.
 
 use serde_json::{Map, Value, json};
 use tallow_models::reasoning::{Controls, Effort, Reasoning, Splitter, Uncontrolled};
@@ -7,15 +7,15 @@ use tallow_models::tokenizer::{Shown, Special, Tokenizer};
 
 use crate::Failed;
 
-/// The end of a prompt, in tokens, in which a template may have begun the thinking.
+/// Tokens at the end of a prompt in which the template may have opened the thinking.
 const ENDING: usize = 16;
 
-/// One message.
+/// A chat message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Message {
     pub role: String,
     pub content: String,
-    /// What the model thought before it answered. Most templates leave it out of later prompts.
+    /// Thinking before the answer. Most templates drop it from later prompts.
     pub reasoning: String,
 }
 
@@ -30,25 +30,25 @@ impl Message {
     }
 }
 
-/// A conversation as text: system prompt, messages, and how the chat template writes them.
+/// A conversation as text: system prompt, messages, and the chat template that renders them.
 #[derive(Clone, Debug)]
 pub(crate) struct Dialogue {
     tokenizer: Tokenizer,
-    /// `None`: the model continues text as it is.
+    /// `None`: the model continues the plain text.
     template: Option<ChatTemplate>,
     reasoning: Option<Reasoning>,
     pub system: Option<String>,
     pub messages: Vec<Message>,
-    /// Messages at the beginning that have left the context: the model is not given them any more.
+    /// Number of oldest messages that were dropped from the context.
     pub rolled: usize,
-    /// How much the model is to think; `None` leaves that to the template.
+    /// Reasoning effort; `None` leaves it to the template.
     effort: Option<Effort>,
-    /// Variables of the chat template.
+    /// Extra variables passed to the chat template.
     values: Map<String, Value>,
 }
 
 impl Dialogue {
-    /// A conversation in which nothing has been said.
+    /// An empty conversation.
     pub(crate) fn new(tokenizer: Tokenizer, templates: Option<&ChatTemplates>) -> Dialogue {
         let template = templates.and_then(|t| t.choose(false)).cloned();
         let reasoning = template.as_ref().and_then(Reasoning::of);
@@ -64,15 +64,15 @@ impl Dialogue {
         }
     }
 
-    /// Does the model have a chat template?
+    /// Whether the model has a chat template.
     pub(crate) fn has_template(&self) -> bool {
         self.template.is_some()
     }
 
-    /// The tokens of the conversation, as the model is given them.
+    /// Prompt tokens of the conversation.
     pub(crate) fn tokens(&self) -> Result<Vec<u32>, Failed> {
         let kept = self.messages.iter().enumerate();
-        // A system prompt stays, wherever it stands.
+        // System messages are kept wherever they stand.
         let kept = kept.filter(|(i, m)| *i >= self.rolled || m.role == "system").map(|(_, m)| m);
         let Some(template) = &self.template else {
             let text: String =
@@ -85,39 +85,38 @@ impl Dialogue {
         Ok(template.prompt(&chat, &self.tokenizer)?)
     }
 
-    /// Drops the oldest turn from the context: up to the next message of the user's. The last turn stays; then it
-    /// returns false.
+    /// Drops the oldest turn from the context, up to the next user message. The last turn stays; then it returns false.
     pub(crate) fn roll(&mut self) -> bool {
         let next = (self.rolled + 1..self.messages.len()).find(|i| self.messages[*i].role == "user");
         self.rolled = next.unwrap_or(self.rolled);
         next.is_some()
     }
 
-    /// Keeps the first so many messages.
+    /// Keeps the first `messages` messages.
     pub(crate) fn truncate(&mut self, messages: usize) {
         self.messages.truncate(messages);
         if self.rolled >= messages {
-            // What has left comes back, and leaves again if there is no room.
+            // Dropped messages come back, and are dropped again if there is no room.
             self.rolled = 0;
         }
     }
 
-    /// Forgets all messages.
+    /// Removes all messages.
     pub(crate) fn clear(&mut self) {
         self.truncate(0);
     }
 
-    /// Where the last message of the user's is.
+    /// Index of the last user message.
     pub(crate) fn last_asked(&self) -> Option<usize> {
         self.messages.iter().rposition(|m| m.role == "user")
     }
 
-    /// How much the model is asked to think, if anybody said.
+    /// Requested reasoning effort, if any.
     pub(crate) fn effort(&self) -> Option<Effort> {
         self.effort
     }
 
-    /// Says how much the model is to think, through whatever variable its chat template has for that.
+    /// Sets the reasoning effort, through whichever variable the chat template has for it.
     pub(crate) fn think(&mut self, effort: Option<Effort>) -> Result<(), Failed> {
         self.values = match (effort, &self.template) {
             (None, _) => Map::new(),
@@ -129,7 +128,7 @@ impl Dialogue {
         Ok(())
     }
 
-    /// What tells an answer to this prompt from the thinking before it; `None` for models that do not think.
+    /// Splitter of thinking and answer for a reply to this prompt; `None` for models that do not think.
     pub(crate) fn splitter(&self, prompt: &[u32]) -> Option<Splitter> {
         let ending = &prompt[prompt.len().saturating_sub(ENDING)..];
         Some(self.reasoning?.splitter(&self.tokenizer.decode(ending, Shown::All)))

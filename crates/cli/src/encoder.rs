@@ -1,4 +1,4 @@
-//! From an encoder to an embedder that runs it.
+//! Starts an embedder for an encoder.
 
 use std::ops::ControlFlow;
 
@@ -18,26 +18,26 @@ use crate::settings::{EngineConfig, Sources};
 use crate::single_runner::Setup;
 use crate::{Failed, terminal};
 
-/// Where and how an encoder computes.
+/// Device and settings that an encoder or a seq2seq model runs with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub device: DeviceChoice,
     pub isa: Isa,
     pub arithmetic: Arithmetic,
     pub threads: usize,
-    /// Tokens of a step, if no text alone has more.
+    /// Tokens per step, unless a single text has more.
     pub batch: usize,
 }
 
 impl Place {
-    /// From flags of a command.
+    /// From a command's flags.
     pub(crate) fn new(sources: &Sources, device: &DeviceArgs) -> Result<Place, Failed> {
         let Setup { device, isa, arithmetic, threads, batch, .. } =
             Setup::new(sources, device, None, Arithmetic::Fast)?;
         Ok(Place { device, isa, arithmetic, threads, batch })
     }
 
-    /// From settings of an engine.
+    /// From an engine configuration.
     pub(crate) fn of(config: &EngineConfig) -> Place {
         Place {
             device: config.device.value,
@@ -49,7 +49,7 @@ impl Place {
     }
 }
 
-/// An embedder that ends before the program does.
+/// Handle of a running embedder; closed on drop.
 pub(crate) struct Running(EmbedderHandle);
 
 impl std::ops::Deref for Running {
@@ -66,8 +66,8 @@ impl Drop for Running {
     }
 }
 
-/// Starts an embedder under these names, on the device that was asked for or the best that has room, for up to so many
-/// requests at one time. Which device that is, and why, is said to `say`.
+/// Starts an embedder under these names, on the requested device or the best one with room, for up to `queue` requests
+/// at one time. The choice of device is reported through `say`.
 pub(crate) fn start(
     model: &EncoderModel,
     place: Place,
@@ -82,7 +82,7 @@ pub(crate) fn start(
     let classes = model.classes()?;
     let plan = |device: &Device| Plan::of_encoder(model, place.batch, device);
     let handle = load::on_some_device(place.device, plan, say, |device, _| {
-        // Words are read while weights are loaded.
+        // The tokenizer is read while the weights are loaded.
         let info = || {
             let (names, inputs) = (names.clone(), Inputs::new(model)?);
             Ok(EmbedderInfo { names, inputs, wanted, width, classes: classes.clone(), queue })
@@ -96,7 +96,7 @@ pub(crate) fn start(
             #[cfg(feature = "wgpu")]
             Device::Gpu(found) => spawn(info, move || {
                 let worker = worker(tallow_wgpu::Wgpu::open(&found)?, &model, wanted, place.batch)?;
-                // So that its kernels are compiled now, and a device that cannot run them shows.
+                // Warm-up: compiles the kernels now, and shows a device that cannot run them.
                 for tokens in [model.context().min(64), 1] {
                     worker.run(&trial(&model, tokens))?;
                 }
@@ -107,7 +107,7 @@ pub(crate) fn start(
     Ok(Running(handle?))
 }
 
-/// A text of so many tokens and an image, if the model sees such.
+/// Warm-up input: a text of `tokens` tokens and an image, as far as the model takes them.
 #[cfg(feature = "wgpu")]
 fn trial(model: &EncoderModel, tokens: usize) -> Vec<Item> {
     let text = model.of_texts().map(|_| Input { tokens: vec![0; tokens], types: vec![0; tokens] });
@@ -116,7 +116,7 @@ fn trial(model: &EncoderModel, tokens: usize) -> Vec<Item> {
     text.map(Item::Text).into_iter().chain(image.map(Item::Image)).collect()
 }
 
-/// Loads an encoder, showing how far it has got.
+/// Loads an encoder with a progress bar.
 fn worker<B: Backend>(b: B, model: &EncoderModel, wanted: Wanted, batch: usize) -> Result<Worker<B>, Failed> {
     let bytes = model.weight_bytes();
     let bar =

@@ -1,8 +1,8 @@
-//! The environment, read here and nowhere else.
+//! Environment variables, which are read here and nowhere else.
 
 use std::path::PathBuf;
 
-/// A variable that we read, and what it does.
+/// A variable that is read, and what it does.
 pub(crate) struct Variable {
     pub name: &'static str,
     pub does: &'static str,
@@ -12,7 +12,7 @@ const fn variable(name: &'static str, does: &'static str) -> Variable {
     Variable { name, does }
 }
 
-/// Variables of our own that are not a setting (each setting has one: see [`crate::settings`]), and those of others.
+/// Our variables that are no settings (each setting has one: see [`crate::settings`]), and those of other programs.
 pub(crate) static VARIABLES: &[Variable] = &[
     variable("TALLOW_CONFIG", "path of the configuration file"),
     variable(
@@ -42,18 +42,18 @@ pub(crate) static VARIABLES: &[Variable] = &[
     variable("XDG_STATE_HOME", "where the chat's line history is kept"),
 ];
 
-/// A variable's value; an empty one counts as none.
+/// Value of a variable; an empty one is treated as unset.
 pub(crate) fn get(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|v| !v.is_empty())
 }
 
-/// Our variables and others that we read, as far as they are set. Secrets are not told.
+/// All variables that are read and set. Secrets are masked.
 pub(crate) fn set() -> Vec<(String, String)> {
     let ours = crate::settings::KNOWN.iter().map(crate::settings::Known::variable);
     let names = VARIABLES.iter().map(|v| v.name.to_owned()).chain(ours);
     let told = |name: &str, value: String| match name {
         "TALLOW_API_KEY" | "HF_TOKEN" => "(set)".into(),
-        // Proxies can have a password in them.
+        // Proxy URLs can contain a password.
         _ if name.ends_with("_PROXY") && value.contains('@') => "(set)".into(),
         _ => value,
     };
@@ -63,40 +63,40 @@ pub(crate) fn set() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Without a desktop, a layer that Mesa puts into every program looks for one, and complains to whoever is there.
-/// Choosing a GPU is ours to do, so the layer can stay away.
+/// Turns off Mesa's device selection layer where there is no desktop: Mesa loads it into every program, and it
+/// complains if it finds no desktop. We choose the GPU ourselves.
 ///
 /// # Safety
 ///
-/// No other thread may run yet.
+/// No other thread may be running.
 pub(crate) unsafe fn quiet_drivers() {
     if get("XDG_RUNTIME_DIR").is_none() {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller guarantees that no other thread runs, so none accesses the environment.
         unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
     }
 }
 
-/// The same, under its usual name or in lower case.
+/// As [`get`], with the name as it is or in lower case.
 fn either(name: &str) -> Option<String> {
     get(name).or_else(|| get(&name.to_lowercase()))
 }
 
-/// A folder that a variable names, or one under the home folder.
+/// A folder that a variable names, else one under the home folder.
 fn folder(name: &str, under_home: &str) -> Option<PathBuf> {
     get(name).map(PathBuf::from).or_else(|| Some(PathBuf::from(get("HOME")?).join(under_home)))
 }
 
-/// Where the configuration file is, if nobody says.
+/// Default path of the configuration file.
 pub(crate) fn config_file() -> Option<PathBuf> {
     Some(folder("XDG_CONFIG_HOME", ".config")?.join("tallow").join("config.toml"))
 }
 
-/// Where the lines that were typed into chats are kept.
+/// File with the line history of chats.
 pub(crate) fn line_history() -> Option<PathBuf> {
     Some(folder("XDG_STATE_HOME", ".local/state")?.join("tallow").join("lines"))
 }
 
-/// Where downloaded models are kept, if nobody says.
+/// Folder of downloaded models.
 pub(crate) fn hub_cache() -> Option<PathBuf> {
     let home = || Some(folder("XDG_CACHE_HOME", ".cache")?.join("huggingface"));
     get("HF_HUB_CACHE").map(PathBuf::from).or_else(|| Some(hf_home().or_else(home)?.join("hub")))
@@ -106,7 +106,7 @@ fn hf_home() -> Option<PathBuf> {
     get("HF_HOME").map(PathBuf::from)
 }
 
-/// The hub's token: from a variable, or from the file where other programs leave it.
+/// The hub's token: from a variable, else from the file where other programs store it.
 pub(crate) fn hub_token() -> Option<String> {
     let file = || {
         let home = || Some(folder("XDG_CACHE_HOME", ".cache")?.join("huggingface"));
@@ -119,7 +119,7 @@ pub(crate) fn hub_token() -> Option<String> {
     Some(token.trim().to_owned()).filter(|t| !t.is_empty())
 }
 
-/// The proxy, behind the name of the variable that says it, and the hosts that are reached without it.
+/// The proxy with the name of its variable, and the hosts that are reached without it.
 pub(crate) fn proxy() -> (Option<(&'static str, String)>, Vec<String>) {
     let hosts = either("NO_PROXY").unwrap_or_default();
     let hosts = hosts.split(',').map(str::trim).filter(|h| !h.is_empty()).map(str::to_owned).collect();

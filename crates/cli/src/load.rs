@@ -1,4 +1,4 @@
-//! From a model's name to an engine that runs it.
+//! From a model's name to a running engine.
 
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
@@ -35,21 +35,21 @@ use crate::memory::{self, Plan};
 use crate::settings::{EngineConfig, Origin, Sources, Switch, unreadable};
 use crate::{Failed, commands, env, log, terminal};
 
-/// The model that is part of the program.
+/// Name of the model that is embedded in the program.
 pub(crate) const DEMO: &str = "demo";
 static DEMO_BYTES: &[u8] = include_bytes!("../../../assets/demo.gguf");
 
-/// A model with everything that goes with it, not yet on a device.
+/// A decoder model with what goes with it, not yet on a device.
 #[derive(Debug, Clone)]
 pub(crate) struct LoadedModel {
-    /// What to call it.
+    /// Name shown to users and clients.
     pub name: String,
     pub model: Model,
     pub generation: Generation,
     words: OnceLock<TextCodec>,
 }
 
-/// How a model reads and writes text.
+/// Tokenizer and chat templates.
 #[derive(Debug, Clone)]
 pub(crate) struct TextCodec {
     pub tokenizer: Tokenizer,
@@ -72,7 +72,7 @@ pub(crate) fn cache() -> Result<Cache, Failed> {
     Ok(Cache::at(folder))
 }
 
-/// The hub, as the environment describes it.
+/// Hub client, configured from the environment.
 pub(crate) fn hub() -> Result<Hub, Failed> {
     let (proxy, no_proxy) = env::proxy();
     let mut settings = tallow_hub::Settings { token: env::hub_token(), no_proxy, ..Default::default() };
@@ -86,11 +86,11 @@ pub(crate) fn hub() -> Result<Hub, Failed> {
     Ok(Hub::new(cache()?, &settings)?)
 }
 
-/// Why the hub is not to be asked: what says so.
+/// Why the hub must not be contacted: which setting says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Offline {
     Flag,
-    /// The variable that other programs that use the hub read, too.
+    /// `HF_HUB_OFFLINE`, which other programs that use the hub read, too.
     HubVariable,
     OwnVariable,
     File,
@@ -110,7 +110,7 @@ impl std::fmt::Display for Offline {
     }
 }
 
-/// How a model is opened.
+/// Options for opening a model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpenOptions {
     offline: Option<Offline>,
@@ -127,7 +127,8 @@ impl OpenOptions {
         Ok(OpenOptions { offline: self::offline(sources, offline)?, quant })
     }
 
-    /// With that type of weights or none, whatever the configuration file says: what is written is not what is run.
+    /// With this `quant` or none, whatever the configuration file says: its setting is for models that are run, not
+    /// written.
     pub(crate) fn to_write(
         sources: &Sources,
         offline: bool,
@@ -136,7 +137,7 @@ impl OpenOptions {
         Ok(OpenOptions { offline: self::offline(sources, offline)?, quant })
     }
 
-    /// Encoders are small, and are not quantized.
+    /// Rejects `quant`: models with encoders are small, and are used as stored.
     fn as_stored(self) -> Result<(), Failed> {
         match self.quant {
             None => Ok(()),
@@ -147,7 +148,7 @@ impl OpenOptions {
     }
 }
 
-/// Is the hub not to be asked, and what says so?
+/// Whether the hub must not be contacted, and which setting says so.
 pub(crate) fn offline(sources: &Sources, flag: bool) -> Result<Option<Offline>, Failed> {
     let asked = sources.get("offline", flag.then_some(Switch(true)), Switch(false))?;
     let off = |value: &String| ["0", "false", "no", "off"].contains(&value.as_str());
@@ -161,7 +162,7 @@ pub(crate) fn offline(sources: &Sources, flag: bool) -> Result<Option<Offline>, 
     })
 }
 
-/// Finds a model's files, downloading them if they are not here.
+/// Finds a model's files; downloads them if they are not here.
 fn checkpoint(name: &str, offline: Option<Offline>) -> Result<Checkpoint, Failed> {
     if name == DEMO {
         return Ok(Checkpoint::embedded(DEMO, DEMO_BYTES)?);
@@ -171,7 +172,7 @@ fn checkpoint(name: &str, offline: Option<Offline>) -> Result<Checkpoint, Failed
         Ok(_) => return Ok(Checkpoint::open(&path)?),
         Err(why) => why,
     };
-    // What cannot be a name on the hub was meant as a path.
+    // What cannot be a hub name was meant as a path.
     let model = ModelRef::parse(name);
     let slashes = name.matches('/').count() > 1 && model.is_err() && !name.contains("://");
     let meant_as_path = name.starts_with(['.', '/', '~', '\\']) || slashes;
@@ -195,14 +196,14 @@ fn checkpoint(name: &str, offline: Option<Offline>) -> Result<Checkpoint, Failed
         )));
     }
     let fetched = commands::hub::fetch(&model);
-    // It may have been meant as a path.
+    // The name may have been meant as a path.
     let fetched = fetched.map_err(|e| {
         Failed::new(format!("{name} is not a file or folder here, and could not be downloaded: {e}"))
     })?;
     Ok(Checkpoint::open(&fetched.path)?)
 }
 
-/// A path in which `~` stands for the home folder.
+/// A path with `~/` expanded to the home folder.
 pub(crate) fn expand(name: &str) -> PathBuf {
     match (name.strip_prefix("~/"), env::get("HOME")) {
         (Some(rest), Some(home)) => Path::new(&home).join(rest),
@@ -210,7 +211,7 @@ pub(crate) fn expand(name: &str) -> PathBuf {
     }
 }
 
-/// Opens a model alone: goldens and benchmarks have no tokenizer.
+/// Opens a decoder model without its tokenizer; golden and benchmark models have none.
 pub(crate) fn model(name: &str, how: OpenOptions) -> Result<Model, Failed> {
     let mut model = Model::new(checkpoint(name, how.offline)?)?;
     model.recipe = how.quant;
@@ -218,12 +219,12 @@ pub(crate) fn model(name: &str, how: OpenOptions) -> Result<Model, Failed> {
     Ok(model)
 }
 
-/// What somebody should know of how the model is quantized on its way to a device.
+/// Notes on how the model is quantized on load.
 pub(crate) fn quantized(model: &Model) -> impl Iterator<Item = Notice> {
     model.quantizing_notes().into_iter().map(Notice::Quantized)
 }
 
-/// Opens a model, whatever it does.
+/// Opens a model of any kind.
 pub(crate) fn any(name: &str, how: OpenOptions) -> Result<AnyModel, Failed> {
     let mut model = AnyModel::new(checkpoint(name, how.offline)?)?;
     match &mut model {
@@ -239,19 +240,19 @@ pub(crate) fn encoder(name: &str, how: OpenOptions) -> Result<EncoderModel, Fail
     Ok(EncoderModel::new(checkpoint(name, how.offline)?)?)
 }
 
-/// Opens a model that takes in all of a text or a sound, and then writes.
+/// Opens a seq2seq (encoder-decoder) model.
 pub(crate) fn seq2seq(name: &str, how: OpenOptions) -> Result<Seq2SeqModel, Failed> {
     how.as_stored()?;
     Ok(Seq2SeqModel::new(checkpoint(name, how.offline)?)?)
 }
 
-/// Opens a model and what goes with it. Its words are read when they are first asked for: that takes a while, in which
-/// weights can be loaded.
+/// Opens a decoder model. Its tokenizer and templates are read on first use: that takes a while, in which weights can
+/// be loaded.
 pub(crate) fn open(name: &str, how: OpenOptions) -> Result<LoadedModel, Failed> {
     opened(name, model(name, how)?)
 }
 
-/// The same for a model that is open already.
+/// As [`open`], for a model that is already open.
 pub(crate) fn opened(name: &str, model: Model) -> Result<LoadedModel, Failed> {
     let generation = match model.generation() {
         Ok(generation) => generation,
@@ -260,7 +261,7 @@ pub(crate) fn opened(name: &str, model: Model) -> Result<LoadedModel, Failed> {
     Ok(LoadedModel { name: short_name(name), model, generation, words: OnceLock::new() })
 }
 
-/// Opens a model's tokenizer alone: also that of a file which has nothing else, or of a family that we do not run.
+/// Opens a tokenizer alone; also of a file with nothing else, or of a family that is not supported.
 pub(crate) fn tokenizer(name: &str, offline: Option<Offline>) -> Result<Tokenizer, Failed> {
     let checkpoint = checkpoint(name, offline)?;
     Ok(match &checkpoint.settings {
@@ -269,7 +270,7 @@ pub(crate) fn tokenizer(name: &str, offline: Option<Offline>) -> Result<Tokenize
     })
 }
 
-/// A model's name as clients know it: without folders and ending.
+/// A model's name as clients know it: without folders (of a path on disk) and `.gguf`.
 pub(crate) fn short_name(name: &str) -> String {
     let path = Path::new(name);
     let on_disk = path.exists();
@@ -279,7 +280,7 @@ pub(crate) fn short_name(name: &str) -> String {
 }
 
 impl LoadedModel {
-    /// How the model reads and writes text.
+    /// Tokenizer and chat templates, read on first use.
     pub(crate) fn text_codec(&self) -> Result<&TextCodec, Failed> {
         if let Some(words) = self.words.get() {
             return Ok(words);
@@ -288,16 +289,16 @@ impl LoadedModel {
         Ok(self.words.get_or_init(|| words))
     }
 
-    /// What was done with the model while its words may not have been read. If they cannot be, that is the error,
-    /// whatever else there is: it does not depend on what came first.
+    /// Returns `done`; but if that failed and the tokenizer cannot be read either, the tokenizer's error, so that the
+    /// error does not depend on which of the two came first.
     pub(crate) fn after_text_codec<T>(&self, done: Result<T, Failed>) -> Result<T, Failed> {
         done.or_else(|why| self.text_codec().and(Err(why)))
     }
 
-    /// What requests have to keep to, before anybody knows how fast the device is.
+    /// Limits of requests, before the device's speed is known (see [`paced`]).
     fn limits(&self, config: &EngineConfig, plan: &Plan) -> Limits {
         let (slots, budget) = (plan.slots, config.batch.value);
-        // Scored prompts bring a row of logits for each token; a few at a time keep that small.
+        // Scored prompts need a row of logits for each token; a few at a time keep that small.
         let all_logits = memory::scored(budget);
         let (context, prefixes) = (plan.context.value, !self.model.spec.is_recurrent());
         Limits { context, slots, budget, decode_budget: budget, all_logits, prefixes }
@@ -319,8 +320,8 @@ impl LoadedModel {
         })
     }
 
-    /// Starts an engine for the model under these names, on the device that was asked for or the best that has room.
-    /// Which that is, and why, is said to `say`.
+    /// Starts an engine for the model under these names, on the requested device or the best one with room. The choice
+    /// and its reasons are reported through `say`.
     pub(crate) fn start(
         &self,
         config: &EngineConfig,
@@ -330,7 +331,8 @@ impl LoadedModel {
         let plan = |device: &Device| Plan::new(&self.model, config, device);
         let handle = candidates(config.device.value).and_then(|(devices, why)| {
             if devices.len() > 1 {
-                // A device should not be passed over for words that no device can read.
+                // A device should not be passed over for a tokenizer that cannot be read: no other device could read
+                // it.
                 self.text_codec()?;
             }
             quantized(&self.model).for_each(|note| say(&note));
@@ -342,7 +344,7 @@ impl LoadedModel {
         self.after_text_codec(handle)
     }
 
-    /// What is right on that device, and slower than people may expect.
+    /// What works on that device, but slower than users may expect.
     fn slow(&self, device: &Device) -> Vec<String> {
         let (layers, on_gpu) = (&self.model.spec.layers, !matches!(device, Device::Cpu));
         let (experts, latent) =
@@ -367,7 +369,7 @@ impl LoadedModel {
         slow
     }
 
-    /// The words are read while the weights are loaded.
+    /// Starts the engine on `device`. The tokenizer is read while the weights are loaded.
     fn start_on(
         &self,
         device: &Device,
@@ -387,7 +389,7 @@ impl LoadedModel {
             Device::Cpu => {
                 let (isa, threads) = (config.isa.value, config.threads.value);
                 let (arithmetic, page_len) = (config.arithmetic.value, plan.shape.page_len);
-                // Who asked for a number of tokens gets it, and whoever is alone waits for nobody.
+                // A batch size that the user chose is kept, and a single slot has no other answers to delay.
                 let chosen = config.batch.origin != Origin::BuiltIn || limits.slots == 1;
                 spawn(info, move || {
                     let runner = loading.runner(Cpu::new(isa, threads)?.with(arithmetic))?;
@@ -401,24 +403,24 @@ impl LoadedModel {
     }
 }
 
-/// What is said while a device is chosen.
+/// Notices while a device is chosen.
 #[derive(Debug)]
 pub(crate) enum Notice {
-    /// The device that is taken, and what the model takes of it.
+    /// The chosen device, and the memory plan on it.
     Taken(String),
-    /// Why it will be slower than it could be.
+    /// Why the model will be slower than it could be.
     Slow(String),
-    /// What became of weights that were to be quantized.
+    /// What was done with weights that were to be quantized.
     Quantized(String),
-    /// A device that is not, though it comes first.
+    /// A preferred device that is passed over, and why.
     PassedOver(String),
-    /// Why it is the CPU, where that is no surprise.
+    /// Why the CPU is used, where that is expected.
     OnCpu(String),
 }
 
 impl Notice {
-    /// Shows it to somebody at a terminal. What was passed over, or is slow, is shown to
-    /// everybody: it is never silent.
+    /// Shows the notice to users: the chosen device on a terminal only, why the model is slow unless `--quiet` is given,
+    /// what is quantized or passed over always.
     pub(crate) fn show(&self) {
         match self {
             Notice::Taken(text) if std::io::stderr().is_terminal() && !log::is_quiet() => {
@@ -445,7 +447,7 @@ impl Notice {
     }
 }
 
-/// Does something on the first device that has room for it and can do it.
+/// Calls `put` on the first device that has room for its plan; if that fails, on the next.
 pub(crate) fn on_some_device<T>(
     asked: DeviceChoice,
     plan: impl Fn(&Device) -> Plan,
@@ -456,7 +458,7 @@ pub(crate) fn on_some_device<T>(
     on_one_of(&devices, why, plan, say, put)
 }
 
-/// The same for devices that are known. `why` says why those before the last are not there.
+/// As [`on_some_device`], for known devices. `why`: why no GPU precedes the last one, the CPU.
 fn on_one_of<T>(
     devices: &[Device],
     why: Option<NoGpu>,
@@ -494,7 +496,7 @@ fn on_one_of<T>(
     put(last, &plan)
 }
 
-/// The limits, with room beside answers by what steps take here.
+/// Sets the decode budget by measured step times.
 fn paced<B: Backend>(runner: &Runner<B>, limits: Limits, page_len: usize) -> Result<Limits, Failed> {
     let timings = step_budget::time(runner, &limits, page_len)?;
     let decode_budget = step_budget::decode_budget(&timings, limits.budget);
@@ -507,15 +509,15 @@ fn paced<B: Backend>(runner: &Runner<B>, limits: Limits, page_len: usize) -> Res
     Ok(Limits { decode_budget, ..limits })
 }
 
-/// Bytes that are loaded before anybody could read how far it has got.
+/// Below this many bytes of weights, loading is too fast for a progress bar.
 pub(crate) const QUICK: usize = 64 << 20;
 
-/// A model on its way to a device.
+/// A model to be loaded on a device.
 pub(crate) struct Loading {
     model: Model,
     context: usize,
     shape: KvShape,
-    /// Does nobody need it any more?
+    /// Set when the model is no longer needed; cancels loading.
     unwanted: Arc<AtomicBool>,
 }
 
@@ -524,7 +526,7 @@ impl Loading {
         Loading { model: model.clone(), context, shape, unwanted: Arc::default() }
     }
 
-    /// Loads it, showing how far it has got.
+    /// Loads the model with a progress bar.
     pub(crate) fn runner<B: Backend>(&self, b: B) -> Result<Runner<B>, Failed> {
         let bytes = self.model.weight_bytes();
         let bar =
@@ -540,12 +542,12 @@ impl Loading {
         Ok(Runner::new(b, decoder?, self.shape)?)
     }
 
-    /// Loads it on a GPU, and has it compute a little: so that its kernels are compiled before the first request comes,
-    /// and a driver that cannot compile them, or a device that cannot run them, shows now.
+    /// Loads it on a GPU and runs two warm-up steps, so that the kernels are compiled before the first request, and a
+    /// driver that cannot compile them, or a device that cannot run them, fails now.
     #[cfg(feature = "wgpu")]
     pub(crate) fn gpu_runner(&self, found: &tallow_wgpu::Found) -> Result<Runner<tallow_wgpu::Wgpu>, Failed> {
         let runner = self.runner(tallow_wgpu::Wgpu::open(found)?)?;
-        // A prompt, and a token of an answer.
+        // A prefill step and a decode step.
         for tokens in [self.context.min(64), 1] {
             let blocks = (0..tokens.div_ceil(self.shape.page_len) as u32).map(BlockId).collect();
             let (id, slot, tokens, logits) = (SeqId(0), SlotId(0), vec![0; tokens], Wanted::Last);
@@ -565,7 +567,7 @@ mod tests {
     use super::*;
     use crate::settings::{Defaults, Flags, resolve};
 
-    /// Goes through two devices, the first of which does what `first` says.
+    /// Tries two devices; `put` returns `first()` on the first of them.
     fn through(context: usize, first: impl Fn() -> Result<(), Failed>) -> (Result<usize, Failed>, String) {
         let opened = open(DEMO, OpenOptions { offline: Some(Offline::Flag), quant: None }).unwrap();
         let mut flags = Flags::default();
@@ -601,7 +603,7 @@ mod tests {
             said,
             "taken: cpu\npassed over: not on cpu: a kernel does not compile\ntrying cpu instead\ntaken: cpu\n"
         );
-        // What fits nowhere is refused by the last.
+        // What fits nowhere is refused by the last device.
         let (done, said) = through(4096, || Ok(()));
         assert!(done.unwrap_err().to_string().contains("a context of 4096 tokens is asked for"));
         assert!(said.starts_with("passed over: not on cpu: a context of 4096"), "{said}");

@@ -1,7 +1,7 @@
-//! The log: lines on standard error, for people or as JSON.
+//! The log: lines on standard error, plain or JSON.
 //!
-//! A thread of its own writes them. A log that nobody reads, or a disk that is full, keeps nobody waiting and ends nothing:
-//! lines that find no room in a bounded queue, or cannot be written, are dropped and counted.
+//! A separate thread writes them. A stderr that nobody reads, or a full disk, neither blocks nor ends the program:
+//! lines that do not fit a bounded queue, or cannot be written, are dropped and counted.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,15 +22,15 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::{Failed, clock, env, terminal};
 
-/// Bytes of lines that wait to be written at most: some thousand lines.
+/// Maximum bytes of queued lines: some thousand lines.
 const ROOM: usize = 1 << 20;
-/// A rest before something is written again that could not be without waiting.
+/// Pause before a write that would block is retried.
 const REST: Duration = Duration::from_millis(20);
-/// How long the last lines may take when the program ends.
+/// Time limit for the last lines when the program ends.
 const LAST: Duration = Duration::from_secs(1);
-/// Fields that the message of an access line has in it.
+/// Fields that the message of an access log line contains.
 const IN_MESSAGE: [&str; 3] = ["method", "path", "status"];
-/// Parts of the program that can have a level of their own.
+/// Crates that can have a log level of their own.
 const PARTS: [&str; 10] = [
     "tallow",
     "tallow_audio",
@@ -72,7 +72,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// What is logged: a level for all, and levels for parts of the program.
+/// Log filter: a default level, and levels of single targets.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Levels(Targets);
 
@@ -117,17 +117,17 @@ impl FromStr for Levels {
     }
 }
 
-/// The log that was started.
+/// The log, once started.
 static LOG: OnceLock<Log> = OnceLock::new();
 
 struct Log {
     queue: Arc<Queue>,
     quiet: bool,
-    /// Must nothing ever wait for standard error?
+    /// Whether this is a server, where nothing may block on standard error.
     serves: bool,
 }
 
-/// Starts the log. What serves logs requests; other commands only what goes wrong, unless they are asked for more.
+/// Starts the log. Servers log requests; other commands only problems, unless asked for more.
 pub(crate) fn start(args: &LogArgs, serves: bool) -> Result<(), Failed> {
     let variable = |name: &str| env::get(name).map(|value| (name.to_owned(), value));
     let steps =
@@ -137,7 +137,7 @@ pub(crate) fn start(args: &LogArgs, serves: bool) -> Result<(), Failed> {
     let refused = |(name, value): &(String, String), why: &dyn fmt::Display| {
         Failed::new(format!("the variable {name} is {value:?}: {why}"))
     };
-    // A variable is looked at even where a flag comes before it, so that nonsense in it shows.
+    // Variables are parsed even where a flag takes precedence, so that invalid values are reported.
     let set = variable("TALLOW_LOG");
     let set = set.map(|set| set.1.parse::<Levels>().map_err(|why| refused(&set, &why))).transpose()?;
     let flag = match (args.quiet, usize::from(args.verbose)) {
@@ -156,11 +156,11 @@ pub(crate) fn start(args: &LogArgs, serves: bool) -> Result<(), Failed> {
     let writer = queue.clone();
     let out = standard_error()?;
     std::thread::Builder::new().name("tallow-log".into()).spawn(move || writer.write_all(out, look))?;
-    // Nobody else starts one.
+    // It is started only once.
     let _ = LOG.set(Log { queue: queue.clone(), quiet: args.quiet, serves });
     tracing_subscriber::registry().with(targets).with(Lines { queue, look }).init();
     if serves {
-        // The usual report of a panic waits for standard error.
+        // The default panic hook would block on standard error.
         std::panic::set_hook(Box::new(|panic| {
             let text = panic.payload().downcast_ref::<String>().map(String::as_str);
             let text =
@@ -177,24 +177,24 @@ pub(crate) fn start(args: &LogArgs, serves: bool) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Does the user want to hear of problems only?
+/// Whether `--quiet` is given.
 pub(crate) fn is_quiet() -> bool {
     LOG.get().is_some_and(|log| log.quiet)
 }
 
-/// How the log fares.
+/// Health counters of the log.
 pub(crate) fn health() -> Arc<LogHealth> {
     LOG.get().map(|log| log.queue.health.clone()).unwrap_or_default()
 }
 
-/// Waits until all lines are written, but not for long.
+/// Waits until all lines are written, for at most [`LAST`].
 pub(crate) fn finish() {
     if let Some(log) = LOG.get() {
         log.queue.finish(LAST);
     }
 }
 
-/// Writes the last words of a program behind its log. Whatever becomes of them, the program ends.
+/// Writes a final message after all other lines. Errors are ignored: the program ends.
 pub(crate) fn last_words(text: &str) {
     finish();
     match LOG.get().filter(|log| log.serves) {
@@ -206,7 +206,7 @@ pub(crate) fn last_words(text: &str) {
     }
 }
 
-/// Standard error as a file of its own: whoever waits for it here holds no lock that others need.
+/// Standard error as a separate file: a write that blocks holds no lock that others need.
 #[cfg(unix)]
 fn standard_error() -> std::io::Result<impl Write + Send> {
     use std::os::fd::AsFd;
@@ -222,9 +222,9 @@ fn standard_error() -> std::io::Result<impl Write + Send> {
 #[derive(Default)]
 struct Queue {
     waiting: Mutex<Waiting>,
-    /// There is a line.
+    /// Signalled when there is a line.
     more: Condvar,
-    /// There is none, and none is being written.
+    /// Signalled when there is none, and none is being written.
     none: Condvar,
     health: Arc<LogHealth>,
 }
@@ -233,7 +233,7 @@ struct Queue {
 struct Waiting {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Is a line being written?
+    /// Whether a line is being written.
     busy: bool,
 }
 
@@ -242,7 +242,7 @@ impl Queue {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a line if there is room.
+    /// Queues a line; drops it if there is no room.
     fn push(&self, line: Vec<u8>) {
         let mut waiting = self.lock();
         if waiting.bytes + line.len() > ROOM {
@@ -255,7 +255,7 @@ impl Queue {
         self.more.notify_one();
     }
 
-    /// The next line. Waits for it.
+    /// Blocks until there is a line, and returns it.
     fn next(&self) -> Vec<u8> {
         let mut waiting = self.lock();
         waiting.busy = false;
@@ -270,7 +270,7 @@ impl Queue {
         }
     }
 
-    /// Waits until there is nothing left to write, for so long at most.
+    /// Waits until everything is written, for at most `within`.
     fn finish(&self, within: Duration) {
         let end = Instant::now() + within;
         let mut waiting = self.lock();
@@ -283,7 +283,7 @@ impl Queue {
         }
     }
 
-    /// Writes lines as they come, for ever.
+    /// Writes lines as they come; never returns.
     fn write_all(&self, mut out: impl Write, look: Look) {
         let mut torn = false;
         loop {
@@ -314,7 +314,7 @@ impl Queue {
         }
     }
 
-    /// Writes all of a text. If that fails, says whether some of it was written.
+    /// Writes all of a text. On failure also says whether part of it was written.
     fn write(&self, out: &mut impl Write, mut text: &[u8]) -> Result<(), (std::io::Error, bool)> {
         let length = text.len();
         while !text.is_empty() {
@@ -322,7 +322,7 @@ impl Queue {
                 Ok(0) => return Err((ErrorKind::WriteZero.into(), text.len() < length)),
                 Ok(n) => text = &text[n..],
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                // Somebody who has it open too wants no waiting.
+                // Another process that has the same file open made it non-blocking.
                 Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(REST),
                 Err(e) => return Err((e, text.len() < length)),
             }
@@ -331,7 +331,7 @@ impl Queue {
     }
 }
 
-/// How lines look.
+/// How lines are formatted.
 #[derive(Clone, Copy)]
 struct Look {
     format: LogFormat,
@@ -356,7 +356,7 @@ impl Look {
         };
         let name = format!("{:>5}", level.as_str());
         let name = if self.colours { format!("\u{1b}[{colour}m{name}\u{1b}[0m") } else { name };
-        // What goes on a line further down begins with a space, and can pass for no line of its own.
+        // Continuation lines are indented, so that none can pass for a log line.
         let message = terminal::harmless(&fields.message).replace('\n', "\n    ");
         let mut line = format!("{now} {name} {message}");
         for (field, value) in fields.all.iter().filter(|(field, _)| !IN_MESSAGE.contains(field)) {
@@ -372,7 +372,7 @@ impl Look {
     }
 }
 
-/// Can a text stand as a value without quotes?
+/// Whether a text needs no quotes as a value.
 fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic() && b != b'"' && b != b'=')
 }
@@ -386,7 +386,7 @@ fn json(now: &str, level: Level, target: &str, fields: &Fields) -> String {
     format!("{{{}}}\n", members.join(","))
 }
 
-/// What an event says.
+/// The fields of an event.
 #[derive(Default)]
 struct Fields {
     message: String,
@@ -422,7 +422,7 @@ impl Visit for Fields {
     }
 }
 
-/// Makes lines of events.
+/// Layer that formats events as lines.
 struct Lines {
     queue: Arc<Queue>,
     look: Look,
@@ -478,11 +478,11 @@ mod tests {
         }
     }
 
-    /// Something that can be written to when it is told so.
+    /// Writer that blocks until its gate is opened.
     #[derive(Clone, Default)]
     struct Slow(Arc<(Gate, Condvar)>);
 
-    /// Is it open, and what has been written?
+    /// Whether it is open, and what has been written.
     type Gate = Mutex<(bool, Vec<u8>)>;
 
     impl Write for Slow {
@@ -491,7 +491,7 @@ mod tests {
             while !state.0 {
                 state = self.0.1.wait(state).unwrap();
             }
-            // Less than all, as pipes do.
+            // A partial write, as of a pipe.
             let n = text.len().min(1000);
             state.1.extend(&text[..n]);
             Ok(n)
@@ -530,14 +530,14 @@ mod tests {
         assert_eq!(text.lines().count() as u64, 1000 - dropped + 1);
     }
 
-    /// Fails while it is told to.
+    /// Writer whose first calls fail.
     struct Full(Arc<Mutex<Vec<u8>>>, usize);
 
     impl Write for Full {
         fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
             self.1 += 1;
             match self.1 {
-                // Some of a line, and then nothing until the disk has room again.
+                // Part of a line, and then errors until the disk has room again.
                 1 => self.0.lock().unwrap().extend(&text[..3]),
                 2..=3 => return Err(ErrorKind::StorageFull.into()),
                 4 => return Err(ErrorKind::WouldBlock.into()),

@@ -1,4 +1,4 @@
-//! [`Lora`]: an adapter as the command line names it.
+//! [`Lora`]: a LoRA adapter as given on the command line.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use tallow_models::adapter::AdapterFile;
 
 use crate::Failed;
 
-/// `NAME=PATH:SCALE`, of which the path alone must be there.
+/// `NAME=PATH:SCALE`, of which only the path is required.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Lora {
     name: String,
@@ -24,7 +24,7 @@ impl FromStr for Lora {
         let scaled = rest.rsplit_once(':').and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)));
         let (path, scale) = scaled.unwrap_or((rest, 1.0));
         let path = PathBuf::from(path);
-        // A folder's name may have a point within.
+        // A folder's name may contain a dot, so only `.gguf` is stripped.
         let last = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
         let name = name.unwrap_or_else(|| last.strip_suffix(".gguf").unwrap_or(&last)).to_owned();
         if !scale.is_finite() {
@@ -38,13 +38,13 @@ impl FromStr for Lora {
 }
 
 impl Lora {
-    /// Opens its files.
+    /// Opens the adapter's files.
     pub(crate) fn open(&self) -> Result<LoadLora, Failed> {
         let Lora { name, path, scale } = self.clone();
         Ok(LoadLora { name, file: AdapterFile::open(&path)?, scale })
     }
 
-    /// Opens all, none of which may have another's name.
+    /// Opens all adapters; their names must differ.
     pub(crate) fn open_all(all: &[Lora]) -> Result<Vec<LoadLora>, Failed> {
         let again = |(i, lora): (usize, &Lora)| all[..i].iter().any(|other| other.name == lora.name);
         if let Some((_, lora)) = all.iter().enumerate().find(|(i, lora)| again((*i, lora))) {
@@ -56,17 +56,17 @@ impl Lora {
     }
 }
 
-/// Bytes that these take on a device, from above.
+/// Upper bound of the bytes that the adapters take on a device.
 pub(crate) fn bytes(all: &[LoadLora]) -> usize {
     all.iter().map(|adoption| adoption.file.bytes()).sum()
 }
 
-/// Has an engine load these.
+/// Loads the adapters into an engine.
 pub(crate) fn load(handle: &EngineHandle, all: Vec<LoadLora>) -> Result<(), Failed> {
     all.into_iter().try_for_each(|adoption| handle.load_lora(adoption).map_err(Failed::new))
 }
 
-/// The folder that clients may have adapters loaded from.
+/// The folder below which clients may load adapters, canonicalized.
 pub(crate) fn folder(path: &Path) -> Result<PathBuf, Failed> {
     let real = path.canonicalize();
     real.map_err(|e| Failed::new(format!("--lora-dir {}: {e}", path.display())))

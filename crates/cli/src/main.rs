@@ -32,11 +32,11 @@ use std::process::ExitCode;
 
 use args::{Cli, Command};
 
-/// Why a command failed, in words for whoever ran it.
+/// Why a command failed, as shown to the user.
 #[derive(Debug)]
 pub(crate) struct Failed {
     why: String,
-    /// The reader of our output has gone, which is nobody's fault.
+    /// Broken pipe: the reader of our output is gone, so nothing is reported.
     quiet: bool,
 }
 
@@ -58,7 +58,7 @@ impl From<std::io::Error> for Failed {
     }
 }
 
-/// Errors that say all that is needed themselves.
+/// Errors whose own message says enough.
 macro_rules! from {
     ($($error:ty),*) => { $(impl From<$error> for Failed { fn from(e: $error) -> Failed { Failed::new(e) } })* };
 }
@@ -75,7 +75,7 @@ from!(
 );
 
 fn main() -> ExitCode {
-    // SAFETY: no thread has been started yet.
+    // SAFETY: `main` has just begun, so no other thread exists that could access the environment.
     unsafe { env::quiet_drivers() };
     // Journey, stop 1: the command line.
     let cli = args::parse();

@@ -1,39 +1,39 @@
-//! [`Markdown`]: headings, bold text and code of an answer that comes in pieces.
+//! [`Markdown`]: streaming renderer of headings, bold text and code.
 //!
-//! Only what cannot be mistaken is taken for markup, and only once its end is there: a mark without its other half, or
-//! whose other half is far, stays as it is. Nothing of the text is lost but the marks themselves.
+//! Only unambiguous markup is rendered, and only once its closing mark has arrived: a mark that is not closed, or
+//! closed too far away, stays text. Nothing but the marks themselves is removed.
 
 use std::io;
 
 use crate::wrap::Style;
 
-/// Bytes between a mark and its other half at most.
+/// Maximum bytes between an opening mark and its closing mark.
 const FAR: usize = 600;
-/// The deepest heading.
+/// Deepest heading level.
 const DEEPEST: usize = 6;
 
-/// Where a rendered piece goes. `verbatim` text keeps its lines.
+/// Receives rendered pieces. `verbatim` text keeps its lines.
 pub(crate) type Put<'a> = dyn FnMut(&str, Style, bool) -> io::Result<()> + 'a;
 
-/// A renderer.
+/// A streaming renderer.
 #[derive(Debug)]
 pub(crate) struct Markdown {
-    /// Text that the next piece may decide about.
+    /// Text held back until more of it decides how it is rendered.
     held: String,
-    /// Is it at the beginning of a line?
+    /// Whether this is the beginning of a line.
     at_start: bool,
-    /// The mark that ends a block of code, while there is one.
+    /// Mark that closes the current block of code.
     fence: Option<String>,
     in_heading: bool,
-    /// The last character that went out.
+    /// Last character written.
     before: char,
 }
 
 /// What a line begins with.
 enum Start {
-    /// More has to be seen.
+    /// Undecided until more text arrives.
     Unknown,
-    /// A fence: its mark, and the length of the line with its end.
+    /// A fence: its mark, and bytes of the line with its newline.
     Fence(String, usize),
     /// A heading: bytes of its mark.
     Heading(usize),
@@ -45,21 +45,21 @@ impl Markdown {
         Markdown { held: String::new(), at_start: true, fence: None, in_heading: false, before: '\n' }
     }
 
-    /// More text.
+    /// Adds text, and renders what is decided.
     pub(crate) fn push(&mut self, text: &str, put: &mut Put<'_>) -> io::Result<()> {
         self.held += text;
         while self.step(false, put)? {}
         Ok(())
     }
 
-    /// The end of the text.
+    /// Ends the text: renders what is held back.
     pub(crate) fn end(&mut self, put: &mut Put<'_>) -> io::Result<()> {
         while self.step(true, put)? {}
         *self = Markdown::new();
         Ok(())
     }
 
-    /// Renders something; is there more?
+    /// Renders one piece; returns whether there may be more.
     fn step(&mut self, at_end: bool, put: &mut Put<'_>) -> io::Result<bool> {
         if self.held.is_empty() {
             return Ok(false);
@@ -82,7 +82,7 @@ impl Markdown {
         Ok(true)
     }
 
-    /// The beginning of a line.
+    /// Handles the beginning of a line.
     fn start(&mut self, at_end: bool, put: &mut Put<'_>) -> io::Result<bool> {
         match line_start(&self.held, self.fence.as_deref(), at_end) {
             Start::Unknown => return Ok(false),
@@ -101,13 +101,13 @@ impl Markdown {
         Ok(true)
     }
 
-    /// A mark in the middle of a line, and what is between it and its other half.
+    /// Handles a mark within a line, and the span up to its closing mark.
     fn span(&mut self, usual: Style, at_end: bool, put: &mut Put<'_>) -> io::Result<bool> {
         let held = self.held.as_str();
         let mark = &held[..held.len() - held.trim_start_matches(&held[..1]).len()];
         let (code, length) = (mark.starts_with('`'), mark.len());
         let line = held.split('\n').next().unwrap_or(held);
-        // The mark itself may not be whole yet.
+        // The mark itself may be incomplete.
         let open = line.len() == held.len() && held.len() <= FAR && !at_end;
         if held.len() == length && open {
             return Ok(false);
@@ -118,7 +118,7 @@ impl Markdown {
         }
         let inner = &line[length..];
         match other_half(inner, mark, open) {
-            // Within a word of letters it is mostly a power.
+            // `**` after a letter or digit is mostly a power.
             Some(end) if code || is_emphasis(&inner[..end]) && !self.before.is_ascii_alphanumeric() => {
                 let inner = inner[..end].to_owned();
                 self.before = mark.chars().next().unwrap_or_default();
@@ -135,7 +135,7 @@ impl Markdown {
         Ok(true)
     }
 
-    /// Puts out the first so many bytes.
+    /// Writes the first `length` bytes of the held text.
     fn put(&mut self, length: usize, style: Style, verbatim: bool, put: &mut Put<'_>) -> io::Result<()> {
         let rest = self.held.split_off(length);
         let text = std::mem::replace(&mut self.held, rest);
@@ -146,14 +146,14 @@ impl Markdown {
     }
 }
 
-/// Where the other half of a mark is, as a run of the same length. `open`: more of the line may come.
+/// Position of the closing mark, which is a run of the same length. `open`: more of the line may come.
 fn other_half(inner: &str, mark: &str, open: bool) -> Option<usize> {
     let mut from = 0;
     while let Some(at) = inner[from..].find(mark) {
         let at = from + at;
         let rest = &inner[at..];
         let run = rest.len() - rest.trim_start_matches(&mark[..1]).len();
-        // A run at the end of what there is may go on.
+        // A run at the end of the received text may go on.
         let whole = run < rest.len() || !open;
         if run == mark.len() && whole {
             return Some(at).filter(|at| (1..=FAR).contains(at));
@@ -163,22 +163,22 @@ fn other_half(inner: &str, mark: &str, open: bool) -> Option<usize> {
     None
 }
 
-/// Is that something that people emphasise?
+/// Whether that can be emphasis: not empty, and no whitespace at either end.
 fn is_emphasis(inner: &str) -> bool {
     let space = char::is_whitespace;
     !inner.is_empty() && !inner.starts_with(space) && !inner.ends_with(space)
 }
 
-/// Code that begins or ends with a backtick has a space beside it.
+/// Strips the spaces that separate backticks at the edges of a code span from its marks.
 fn trimmed_code(inner: &str) -> &str {
     let stripped = inner.strip_prefix(' ').and_then(|inner| inner.strip_suffix(' '));
     stripped.filter(|inner| inner.starts_with('`') || inner.ends_with('`')).unwrap_or(inner)
 }
 
-/// Bold text, in which there may be code.
+/// Bold text, which may contain code spans.
 fn bold(inner: &str, put: &mut Put<'_>) -> io::Result<()> {
     let parts: Vec<&str> = inner.split('`').collect();
-    // Backticks without their other half stay.
+    // Unpaired backticks stay text.
     if parts.len().is_multiple_of(2) {
         return put(inner, Style::Bold, false);
     }
@@ -186,12 +186,12 @@ fn bold(inner: &str, put: &mut Put<'_>) -> io::Result<()> {
     styled.filter(|(text, _)| !text.is_empty()).try_for_each(|(text, style)| put(text, style, false))
 }
 
-/// What a line begins with, of which `held` is the beginning. In a block of code only its end counts.
+/// What a line begins with; `held` is as much of it as has arrived. In a block of code only the closing fence counts.
 fn line_start(held: &str, fence: Option<&str>, at_end: bool) -> Start {
     let (line, whole) = held.split_once('\n').map_or((held, at_end), |(line, _)| (line, true));
     let length = held.find('\n').map_or(held.len(), |at| at + 1);
     let text = line.trim_start();
-    // What is longer is no fence.
+    // Longer indentation is not a fence.
     if !whole && text.is_empty() && line.len() <= FAR {
         return Start::Unknown;
     }
@@ -215,7 +215,7 @@ fn line_start(held: &str, fence: Option<&str>, at_end: bool) -> Start {
                 Start::Text
             }
         }
-        // Three backticks with others behind them on the line are code within it.
+        // A run of backticks with others behind it on the line is an inline code span.
         "`" | "~" if text[run..].contains(first) => Start::Text,
         "`" | "~" if whole => Start::Fence(text[..run].to_owned(), length),
         "`" | "~" if line.len() <= FAR => Start::Unknown,
@@ -231,7 +231,7 @@ fn line_start(held: &str, fence: Option<&str>, at_end: bool) -> Start {
 mod tests {
     use super::*;
 
-    /// A text with its styles written as tags; however it is cut, the same.
+    /// A text with its styles written as tags; checked to be the same however the text is chunked.
     fn rendered(text: &str) -> String {
         let whole = in_pieces(text, usize::MAX);
         for size in [1, 2, 3, 5, 7] {

@@ -1,4 +1,4 @@
-//! How much memory there is, and what a model would take of it.
+//! Available memory, and what a model would take of it.
 
 use std::fmt;
 
@@ -14,21 +14,21 @@ use crate::Failed;
 use crate::device::Device;
 use crate::settings::{EngineConfig, KvType, Origin, Setting};
 
-/// Memory of the machine, in bytes.
+/// Memory of the machine or of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memory {
     pub total: u64,
-    /// What can be had without anything being pushed out.
+    /// Available without evicting anything.
     pub free: u64,
 }
 
 impl Memory {
-    /// What is left where two accounts of the same memory differ.
+    /// Minimum of each field, where two sources describe the same memory.
     pub(crate) fn least(self, other: Memory) -> Memory {
         Memory { total: self.total.min(other.total), free: self.free.min(other.free) }
     }
 
-    /// What the system says; `None` where we do not know how to ask.
+    /// What the system reports; `None` where that is not supported.
     pub(crate) fn now() -> Option<Memory> {
         let text = std::fs::read_to_string("/proc/meminfo").ok()?;
         let memory = Memory { total: field(&text, "MemTotal:")?, free: field(&text, "MemAvailable:")? };
@@ -36,24 +36,24 @@ impl Memory {
     }
 }
 
-/// A line of /proc/meminfo, which counts in KiB.
+/// A field of `/proc/meminfo`, converted from KiB to bytes.
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|l| l.strip_prefix(name))?;
     line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// What the container that we run in may use, if there is a limit.
+/// Memory of the container (cgroup v2) that we run in, if it has a limit.
 fn container() -> Option<Memory> {
     let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
     let total: u64 = read("memory.max")?.trim().parse().ok()?;
     let used: u64 = read("memory.current")?.trim().parse().ok()?;
-    // Pages of files are given up when memory is short.
+    // Pages of files are evicted when memory is short.
     let stat = read("memory.stat").unwrap_or_default();
     let files = stat.lines().find_map(|l| l.strip_prefix("inactive_file ")?.parse::<u64>().ok()).unwrap_or(0);
     Some(Memory { total, free: total.saturating_sub(used.saturating_sub(files)) })
 }
 
-/// A number of bytes as people write it.
+/// Bytes in a readable unit.
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut x = bytes as f64;
@@ -70,42 +70,42 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
-/// What running a model takes.
+/// Memory plan of a model, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub weights: u64,
-    /// Room for adapters.
+    /// Reserved for LoRA adapters.
     pub adapters: u64,
     pub kv: u64,
     pub workspace: u64,
     pub context: Setting<usize>,
-    /// Tokens that the model was made for.
+    /// Longest context that the model supports, in tokens.
     pub made_for: usize,
     pub slots: usize,
     pub shape: KvShape,
-    /// Whose memory it is.
+    /// Name of the device.
     pub device: String,
     pub memory: Option<Memory>,
 }
 
-/// Tokens in a page of the cache.
+/// Tokens per page of the KV cache.
 pub(crate) const PAGE: usize = 16;
-/// The longest context that is set up unless somebody asks for more.
+/// Longest default context.
 const USUAL_CONTEXT: usize = 8192;
-/// The shortest that is still of use; below that a model is refused.
+/// Shortest default context; a model that has no room even for that is refused.
 const LEAST_CONTEXT: usize = 512;
-/// The shortest that makes a GPU worth having where the CPU has room for more.
+/// Shortest context at which a GPU is preferred to a CPU with room for more.
 const USEFUL_CONTEXT: usize = 2048;
-/// Free memory is left to the rest of the machine: this share of it.
+/// Share of the free memory that is left to the rest of the machine.
 const HEADROOM: f64 = 0.05;
 
-/// The context that is set up for a model unless somebody asks for another, or memory is short.
+/// Default context of a model, where memory is not short.
 pub(crate) fn usual_context(model: &Model) -> usize {
     model.spec.trained_context().min(USUAL_CONTEXT)
 }
 
 impl Plan {
-    /// Plans for a model. A context that nobody asked for is made smaller until it fits.
+    /// Plan for a decoder model. A default context is halved until the plan fits.
     pub(crate) fn new(model: &Model, config: &EngineConfig, device: &Device) -> Plan {
         let memory = device.memory();
         let usual = usual_context(model);
@@ -134,25 +134,25 @@ impl Plan {
         Plan { weights, adapters, kv, workspace, context, made_for, slots, shape, device, memory }
     }
 
-    /// Is the context long enough for this device to be taken where others could be?
+    /// Whether the context is long enough to choose this device while other candidates remain.
     pub(crate) fn is_roomy(&self) -> bool {
         self.context.origin != Origin::Memory || self.context.value >= USEFUL_CONTEXT.min(self.made_for)
     }
 
-    /// For one sequence alone, whose length is settled.
+    /// Plan for a [`SingleRunner`](crate::single_runner::SingleRunner), whose context is fixed.
     pub(crate) fn alone(model: &Model, shape: KvShape, step: Step, device: &Device) -> Plan {
         let context = Setting { value: shape.pages * shape.page_len, origin: Origin::Flag };
         let workspace = workspace(model, step, context.value);
         let (weights, kv) = (model.weight_bytes() as u64, shape.bytes(&model.spec) as u64);
-        // The last page may reach past what the sequence may have.
+        // The last page may extend past the requested context.
         let made_for = context.value;
         let (name, memory) = (device.to_string(), device.memory());
         let (adapters, slots) = (0, 1);
         Plan { weights, adapters, kv, workspace, context, made_for, slots, shape, device: name, memory }
     }
 
-    /// For an encoder whose steps have up to so many tokens, or one text if that has more. One beside it computes after
-    /// it, and has its room.
+    /// Plan for an encoder with steps of up to `batch` tokens, or one text if that is longer. A second encoder
+    /// (`beside`) runs after it, and reuses its cache and workspace.
     pub(crate) fn of_encoder(model: &EncoderModel, batch: usize, device: &Device) -> Plan {
         let plan = Plan::of_one_encoder(model, batch, device);
         let Some(beside) = &model.beside else { return plan };
@@ -184,7 +184,7 @@ impl Plan {
         }
     }
 
-    /// For a model that takes in all of something, and then writes.
+    /// Plan for a seq2seq (encoder-decoder) model.
     pub(crate) fn of_seq2seq(model: &Seq2SeqModel, desk: SlotLimits, device: &Device) -> Plan {
         let (encoder, decoder) = (&model.spec.encoder, &model.spec.decoder);
         let [own, given] = desk.shapes();
@@ -207,17 +207,17 @@ impl Plan {
         }
     }
 
-    /// All of it.
+    /// Total bytes.
     pub(crate) fn total(&self) -> u64 {
         self.weights.saturating_add(self.adapters).saturating_add(self.kv).saturating_add(self.workspace)
     }
 
-    /// Is there room? Where nobody knows how much memory there is, it is assumed so.
+    /// Whether it fits; assumed where the memory is unknown.
     pub(crate) fn fits(&self) -> bool {
         self.memory.is_none_or(|m| (self.total() as f64) <= m.free as f64 * (1.0 - HEADROOM))
     }
 
-    /// An error with the numbers if there is no room, or if the model was not made for so much.
+    /// An error with the numbers if it does not fit, or if the context exceeds what the model supports.
     pub(crate) fn check(&self) -> Result<(), Failed> {
         let (asked, made_for) = (self.context.value, self.made_for);
         if asked > made_for {
@@ -271,31 +271,31 @@ impl fmt::Display for Plan {
     }
 }
 
-/// The most that a step has.
+/// Largest step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub tokens: usize,
-    /// Tokens whose logits are wanted.
+    /// Tokens whose logits are returned.
     pub logits: usize,
 }
 
-/// Of the tokens of a step, how many may be of prompts that are scored. Each of them brings a row of logits; a few at
-/// a time keep that small.
+/// Maximum tokens per step that belong to scored prompts. Each of them needs a row of logits; a few at a time keep that
+/// small.
 pub(crate) fn scored(batch: usize) -> usize {
     (batch / 8).clamp(1, 64)
 }
 
-/// What a step needs besides weights and cache, from above.
+/// Upper bound of a step's bytes besides weights and KV cache.
 fn workspace(model: &Model, step: Step, context: usize) -> u64 {
     let spec = &model.spec;
     let activations = step.tokens as u64 * activations(&spec.layers, spec.dim) as u64;
-    // On the device, and as they are read from it.
+    // On the device, and as downloaded from it.
     let logits = 2 * step.logits as u64 * spec.vocab as u64;
     let tables: usize = spec.ropes.iter().map(|r| r.table_len(context)).sum();
     (activations + logits + tables as u64) * DType::F32.size() as u64
 }
 
-/// Numbers of a token that a step has at one time, from above.
+/// Upper bound of the elements per token that a step has at one time.
 fn activations(layers: &[LayerSpec], dim: usize) -> usize {
     let widest = |f: &dyn Fn(&LayerSpec) -> usize| layers.iter().map(f).max().unwrap_or(0);
     let latent =
@@ -304,18 +304,18 @@ fn activations(layers: &[LayerSpec], dim: usize) -> usize {
         let heads = l.mixer.heads;
         heads.qkv_cols() + (2 + 2 * usize::from(l.mixer.gated)) * heads.q_cols() + latent(l)
     };
-    // What is projected, what comes of the convolution, and of the heads, three times.
+    // Gated delta rule: q, k and v as projected, after the convolution, and as heads.
     let recalled = |d: GatedDeltaSpec| 3 * d.heads.cols() + 5 * d.heads.value_cols() + 4 * d.heads.values;
     let qkv = widest(&|l| l.gated_delta.map_or_else(|| attention(l), recalled));
-    // Where experts work, each token is copied for each of its experts, and what they make of it is kept apart.
+    // MoE: each token is copied for each of its experts, and their outputs are kept apart.
     let sorted = |e: ExpertsSpec| 2 * e.top_k * dim + 4 * e.count;
     let ffn = widest(&|l| 3 * l.active_ffn_width() + l.experts.map_or(0, sorted));
     4 * dim + qkv.max(ffn)
 }
 
-/// Gives memory that is free back to the system, where the allocator keeps it otherwise.
+/// Returns freed memory to the system, where the allocator (glibc) would keep it.
 pub(crate) fn trim() {
-    // SAFETY: it may be called at any time; it takes the allocator's own locks.
+    // SAFETY: `malloc_trim` may be called at any time and from any thread; it takes the allocator's own locks.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     unsafe {
         libc::malloc_trim(0);

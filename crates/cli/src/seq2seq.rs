@@ -1,4 +1,4 @@
-//! From a model with an encoder and a decoder to a scribe that runs it.
+//! Starts a runner for a seq2seq (encoder-decoder) model.
 
 use std::ops::ControlFlow;
 
@@ -17,7 +17,7 @@ use crate::memory::Plan;
 use crate::settings::KvType;
 use crate::{Failed, terminal};
 
-/// A scribe that ends before the program does.
+/// Handle of a running seq2seq model; closed on drop.
 pub(crate) struct Running(Seq2SeqHandle);
 
 impl std::ops::Deref for Running {
@@ -34,7 +34,7 @@ impl Drop for Running {
     }
 }
 
-/// Starts a scribe on the device that was asked for or the best that has room. Which that is, and why, is said to `say`.
+/// Starts a seq2seq runner on the requested device or the best one with room. The choice is reported through `say`.
 pub(crate) fn start(
     model: &Seq2SeqModel,
     place: Place,
@@ -51,7 +51,7 @@ pub(crate) fn start(
             #[cfg(feature = "wgpu")]
             Device::Gpu(found) => spawn(desk, move || {
                 let writer = writer(tallow_wgpu::Wgpu::open(&found)?, &model, desk)?;
-                // So that its kernels are compiled now, and a device that cannot run them shows.
+                // Warm-up: compiles the kernels now, and shows a device that cannot run them.
                 try_out(&writer, &model, desk)?;
                 Ok(writer)
             }),
@@ -60,7 +60,7 @@ pub(crate) fn start(
     Ok(Running(handle?))
 }
 
-/// Has a writer take in something and write a little.
+/// Encodes a dummy input and decodes one token.
 #[cfg(feature = "wgpu")]
 fn try_out<B: Backend>(
     writer: &Seq2SeqRunner<B>,
@@ -75,7 +75,7 @@ fn try_out<B: Backend>(
     Ok(())
 }
 
-/// Loads a model, showing how far it has got.
+/// Loads a model with a progress bar.
 fn writer<B: Backend>(b: B, model: &Seq2SeqModel, desk: SlotLimits) -> Result<Seq2SeqRunner<B>, Failed> {
     let bytes = model.weight_bytes();
     let bar =
@@ -88,7 +88,7 @@ fn writer<B: Backend>(b: B, model: &Seq2SeqModel, desk: SlotLimits) -> Result<Se
     Ok(Seq2SeqRunner::new(b, scribe?, desk)?)
 }
 
-/// Starts one that goes through sounds, so many at one time.
+/// Starts a transcriber for up to `slots` recordings at a time.
 pub(crate) fn transcriber(
     model: &Seq2SeqModel,
     place: Place,

@@ -1,5 +1,5 @@
-//! Settings: one way from flags, the environment, the configuration file and the model itself to a typed
-//! [`EngineConfig`], which every command uses, and which remembers where each value came from.
+//! Settings: flags, the environment, the configuration file and the model's own defaults are resolved into a typed
+//! [`EngineConfig`], which every command uses, and which records where each value came from.
 
 mod sources;
 
@@ -24,13 +24,13 @@ pub(crate) use sources::{Seed, Sources, Switch, reason, unreadable};
 pub(crate) enum Origin {
     Flag,
     Environment(String),
-    /// With the model's name where the value is of that one's table.
+    /// With the model's name if the value is from that model's table.
     File(PathBuf, Option<String>),
     Model,
     BuiltIn,
-    /// Chosen so that it fits the memory.
+    /// Shrunk to fit the memory.
     Memory,
-    /// Chosen so that the prompt fits it.
+    /// Chosen to fit the prompt.
     Prompt,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Setting<T> {
     pub origin: Origin,
 }
 
-/// A setting: its name as a flag, which also gives its name in the environment and in the configuration file.
+/// A setting: its name as a flag, from which its variable and its key in the configuration file follow.
 pub(crate) struct Known {
     pub name: &'static str,
     pub does: &'static str,
@@ -78,7 +78,7 @@ fn variable(name: &str) -> String {
     format!("TALLOW_{}", name.replace('-', "_").to_uppercase())
 }
 
-/// Every setting.
+/// All settings.
 pub(crate) static KNOWN: &[Known] = &[
     known("model", "model of `run` and `serve` where none is named", "demo"),
     known("system", "system prompt of `run`", "none"),
@@ -130,7 +130,7 @@ pub(crate) static KNOWN: &[Known] = &[
     known("offline", "true: use only models that are already downloaded", "false"),
 ];
 
-/// A data type of the KV cache.
+/// Data type of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KvType(pub DType);
 
@@ -138,7 +138,7 @@ impl KvType {
     const ALL: [KvType; 5] =
         [KvType(DType::F32), KvType(DType::F16), KvType(DType::BF16), KvType(DType::I8), KvType(DType::F8)];
 
-    /// Its name in options and reports.
+    /// Name in options and reports.
     pub(crate) const fn name(self) -> &'static str {
         match self.0 {
             DType::I8 => "int8",
@@ -147,7 +147,7 @@ impl KvType {
         }
     }
 
-    /// What is best on a device: what it multiplies fastest, of 16 bits.
+    /// Default for a device: the 16-bit type that it multiplies fastest.
     pub(crate) fn best(device: DeviceChoice, isa: Isa) -> KvType {
         match (device, isa) {
             (DeviceChoice::Auto | DeviceChoice::Cpu, Isa::Amx) => KvType(DType::BF16),
@@ -160,7 +160,7 @@ impl FromStr for KvType {
     type Err = String;
 
     fn from_str(s: &str) -> Result<KvType, String> {
-        // As llama.cpp and vLLM call those of eight bits.
+        // Names of the 8-bit types in llama.cpp and vLLM.
         let name = match s.to_ascii_lowercase() {
             name if name == "q8_0" => "int8".into(),
             name if name == "fp8_e4m3" => "fp8".into(),
@@ -179,10 +179,10 @@ impl fmt::Display for KvType {
     }
 }
 
-/// How an engine is set up.
+/// Engine configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct EngineConfig {
-    /// `None`: what the model and the memory allow.
+    /// `None`: what model and memory allow.
     pub context: Option<Setting<usize>>,
     pub kv: Setting<KvType>,
     pub device: Setting<DeviceChoice>,
@@ -192,7 +192,7 @@ pub(crate) struct EngineConfig {
     pub batch: Setting<usize>,
     pub slots: Setting<usize>,
     pub queue: Setting<usize>,
-    /// How long requests may wait for a slot.
+    /// Maximum time that requests wait for a slot.
     pub queue_timeout: Option<Duration>,
     pub max_tokens: Option<Setting<usize>>,
     pub temperature: Setting<f32>,
@@ -204,12 +204,12 @@ pub(crate) struct EngineConfig {
     pub presence_penalty: Setting<f32>,
     pub frequency_penalty: Setting<f32>,
     pub seed: Option<Setting<u64>>,
-    /// Bytes that adapters may take.
+    /// Bytes reserved for LoRA adapters.
     pub adapter_room: usize,
 }
 
-/// What is built in where neither the user nor the model says: people at a terminal get answers that hold together,
-/// clients of an API get what the API says.
+/// Built-in defaults, where neither the user nor the model says: coherent answers at a terminal; for API clients the
+/// API's own defaults.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Defaults {
     slots: usize,
@@ -225,7 +225,7 @@ impl Defaults {
     pub(crate) const API: Defaults =
         Defaults { slots: 8, temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
 
-    /// What is built in for a setting, if it depends on who asks.
+    /// Built-in default of a setting, if it differs between chat and API.
     pub(crate) fn of(&self, name: &str) -> Option<String> {
         match name {
             "temperature" => Some(self.temperature.to_string()),
@@ -237,7 +237,7 @@ impl Defaults {
     }
 }
 
-/// The flags that an engine's setup depends on.
+/// Flags that determine the engine configuration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flags {
     pub engine: EngineArgs,
@@ -255,7 +255,7 @@ impl Flags {
     }
 }
 
-/// The one place where an engine's setup is decided.
+/// Resolves the engine configuration; the only place where it is decided.
 pub(crate) fn resolve(
     sources: &Sources,
     flags: &Flags,
@@ -313,13 +313,13 @@ pub(crate) fn resolve(
     Ok(config)
 }
 
-/// Threads that are worth having.
+/// Default number of threads.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 impl EngineConfig {
-    /// The same, with other ways to choose tokens.
+    /// The same with these sampling parameters.
     pub(crate) fn with(mut self, sampling: &Sampling) -> EngineConfig {
         self.temperature.value = sampling.temperature;
         self.top_k.value = sampling.top_k;
@@ -332,7 +332,7 @@ impl EngineConfig {
         self
     }
 
-    /// Do the values make sense?
+    /// Validates the values.
     pub(crate) fn check(&self) -> Result<(), Failed> {
         let within = |name: &str, x: f32, low: f32, high: f32| match (low..=high).contains(&x) {
             true => Ok(()),
@@ -368,7 +368,7 @@ impl EngineConfig {
         }
     }
 
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub(crate) fn sampling(&self) -> Sampling {
         Sampling {
             temperature: self.temperature.value,
@@ -385,7 +385,7 @@ impl EngineConfig {
         }
     }
 
-    /// Every setting with its value and where that came from.
+    /// All settings with value and origin.
     pub(crate) fn rows(&self) -> Vec<(&'static str, String, String)> {
         fn row<T: fmt::Display>(name: &'static str, s: &Setting<T>) -> (&'static str, String, String) {
             (name, s.value.to_string(), s.origin.to_string())
@@ -421,7 +421,7 @@ impl EngineConfig {
     }
 }
 
-/// A number that is another each time.
+/// A random number.
 pub(crate) fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::time::SystemTime::now())

@@ -1,7 +1,7 @@
-//! How a program is asked to stop.
+//! Signals that ask the program to stop.
 
-/// The signals that ask a program to stop. Those that are ignored when this is made stay so: `nohup` asks for that, and
-/// shells do for what scripts start in the background.
+/// Listener for signals that ask the program to stop. Signals that are ignored when it is made stay ignored: `nohup`
+/// relies on that, and so do shells for background jobs of scripts.
 #[cfg(unix)]
 pub(crate) struct Signals {
     term: Option<tokio::signal::unix::Signal>,
@@ -11,10 +11,10 @@ pub(crate) struct Signals {
 
 #[cfg(unix)]
 impl Signals {
-    /// Listens from now on; within a runtime.
+    /// Starts listening; needs a tokio runtime.
     pub(crate) fn listen() -> Signals {
         use tokio::signal::unix::{SignalKind, signal};
-        // Where one cannot be listened to, the system's own way of ending us remains.
+        // A signal that cannot be listened to keeps its default action.
         let listen = |kind: SignalKind| {
             let ignored = is_ignored(kind.as_raw_value());
             (!ignored).then(|| signal(kind).ok()).flatten()
@@ -23,7 +23,7 @@ impl Signals {
         Signals { term, hangup, interrupt: listen(SignalKind::interrupt()) }
     }
 
-    /// Waits for the next one, and says which.
+    /// Waits for the next signal and returns its name.
     pub(crate) async fn next(&mut self) -> &'static str {
         let wait = async |s: &mut Option<tokio::signal::unix::Signal>| match s {
             Some(s) => drop(s.recv().await),
@@ -37,17 +37,18 @@ impl Signals {
     }
 }
 
-/// Is a signal ignored?
+/// Whether a signal is ignored (`SIG_IGN`).
 #[cfg(unix)]
 fn is_ignored(signal: libc::c_int) -> bool {
-    // SAFETY: zeros are a value of this plain struct, and the call writes nothing but it.
+    // SAFETY: all zeros is a valid `libc::sigaction`, which is plain data; without a new action the call only writes
+    // `now`.
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
     }
 }
 
-/// What asks a program to stop.
+/// Listener for Ctrl-C.
 #[cfg(not(unix))]
 pub(crate) struct Signals;
 
@@ -57,7 +58,7 @@ impl Signals {
         Signals
     }
 
-    /// Waits for the next one, and says which.
+    /// Waits for Ctrl-C and returns its name.
     pub(crate) async fn next(&mut self) -> &'static str {
         match tokio::signal::ctrl_c().await {
             Ok(()) => "Ctrl-C",

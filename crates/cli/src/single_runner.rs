@@ -1,4 +1,5 @@
-//! [`SingleRunner`]: a sequence alone on a device, or a few alike, for commands that look at the model itself.
+//! [`SingleRunner`]: one sequence, or several of equal length, on a device without the engine; for commands that
+//! inspect the model itself.
 
 use tallow_core::{Backend, Error, Tensor};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
@@ -17,7 +18,7 @@ use crate::load::{self, Loading, Notice};
 use crate::memory::{PAGE, Plan, Step};
 use crate::settings::{KvType, Sources, cores};
 
-/// How a model is put on a device.
+/// How a model is set up on a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub device: DeviceChoice,
@@ -25,19 +26,19 @@ pub(crate) struct Setup {
     pub arithmetic: Arithmetic,
     pub threads: usize,
     pub kv: KvType,
-    /// Tokens that a sequence may have.
+    /// Maximum tokens per sequence.
     pub context: usize,
-    /// Sequences that there may be.
+    /// Number of sequences.
     pub sequences: usize,
-    /// Tokens of a step at most.
+    /// Maximum tokens per step.
     pub batch: usize,
-    /// Tokens of a step at most whose logits are wanted.
+    /// Maximum tokens per step whose logits are returned.
     pub logits: usize,
 }
 
 impl Setup {
-    /// From flags of a command that has no engine, with the arithmetic that suits it. Without a type keys and values are
-    /// kept as is best.
+    /// From the flags of a command without an engine; `arithmetic` is the command's default. Without `kv` the KV cache
+    /// has the best type for the device.
     pub(crate) fn new(
         sources: &Sources,
         device: &DeviceArgs,
@@ -59,13 +60,13 @@ impl Setup {
     }
 }
 
-/// Something to do with a model on whichever device it comes to.
+/// Work to do with a model on whichever device is chosen.
 pub(crate) trait Task {
     type Out;
     fn run<B: Measured>(&mut self, solo: SingleRunner<B>) -> Result<Self::Out, Failed>;
 }
 
-/// Loads a model on a device, if it fits, and does something with it.
+/// Loads a model on the first device with room for it, and runs the task there.
 pub(crate) fn run_alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Result<T::Out, Failed> {
     let each = setup.context.div_ceil(PAGE);
     let (pages, sequences) = (each * setup.sequences, setup.sequences);
@@ -73,7 +74,7 @@ pub(crate) fn run_alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> R
     // However small a step is, each sequence has a token in it.
     let step = Step { tokens: setup.batch.max(setup.sequences), logits: setup.logits.max(setup.sequences) };
     let plan = |device: &Device| Plan::alone(model, shape, step, device);
-    // What is taken is part of what these commands show; what is passed over has to be said.
+    // The chosen device is part of these commands' output; only a device that was passed over needs a notice.
     let say = |note: &Notice| {
         if let Notice::PassedOver(_) = note {
             note.show()
@@ -93,45 +94,44 @@ pub(crate) fn run_alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> R
     })
 }
 
-/// A model and sequences of it that have equally many tokens.
+/// A model with one sequence, or several of equal length.
 pub(crate) struct SingleRunner<B: Backend> {
     runner: Runner<B>,
-    /// Pages that each sequence has to itself.
+    /// Pages of the KV cache reserved for each sequence.
     pages: usize,
     tokens: usize,
-    /// Adapters, which sequences have in turn.
+    /// LoRA adapters, assigned to the sequences round-robin.
     worn: Vec<LoraRef>,
 }
 
 impl<B: Backend> SingleRunner<B> {
-    /// What it runs on.
     pub(crate) fn backend(&self) -> &B {
         self.runner.backend()
     }
 
-    /// The model on it.
     pub(crate) fn runner(&self) -> &Runner<B> {
         &self.runner
     }
 
-    /// Loads an adapter. Sequences do not have it yet.
+    /// Loads a LoRA adapter; sequences do not use it yet.
     pub(crate) fn load_lora(&mut self, i: usize, adoption: &LoadLora) -> Result<LoraRef, Failed> {
         let id = LoraId(i as u64);
         self.runner.load_lora(id, &adoption.file).map_err(Failed::new)?;
         Ok(LoraRef { id, scale: adoption.scale })
     }
 
-    /// From here on sequences have these adapters, in turn.
+    /// From here on the sequences use these adapters, round-robin.
     pub(crate) fn use_lora(&mut self, worn: &[LoraRef]) {
         self.worn = worn.to_vec();
     }
 
-    /// Forgets all tokens after the first so many.
+    /// Truncates all sequences to their first `tokens` tokens.
     pub(crate) fn rewind(&mut self, tokens: usize) {
         self.tokens = self.tokens.min(tokens);
     }
 
-    /// Computes tokens, and shows the hidden states to `see`. The logits that are wanted are returned.
+    /// Forward pass over tokens of the first sequence. `see` is called with each hidden state; the requested logits are
+    /// returned.
     pub(crate) fn step(
         &mut self,
         tokens: &[u32],
@@ -143,7 +143,7 @@ impl<B: Backend> SingleRunner<B> {
         self.runner.logits_seen(&Batch { parts }, see)
     }
 
-    /// Computes equally many tokens of each of several sequences. The logits that are wanted are returned.
+    /// Forward pass over equally many tokens of each sequence. The requested logits are returned.
     pub(crate) fn step_of_all(&mut self, all: Vec<Vec<u32>>, logits: Wanted) -> Result<Tensor<B>, Error> {
         let tokens = all.first().map_or(0, Vec::len);
         let parts = all.into_iter().enumerate().map(|(i, tokens)| self.part(i, tokens, logits)).collect();

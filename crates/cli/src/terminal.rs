@@ -1,4 +1,4 @@
-//! What reaches the terminal: text without surprises, colours where they are wanted, progress where somebody looks.
+//! Terminal output: sanitized text, colours, progress bars.
 
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
@@ -7,11 +7,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::env;
 
-/// Text that came from a file, a model or a server, made harmless for a terminal: control characters other than new
-/// lines and tabs are shown instead of obeyed.
+/// Sanitizes text from a file, a model or a server for a terminal: control characters other than newlines and tabs are
+/// replaced by visible ones.
 pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
-    // Marks that turn the direction of writing can make text look like other text.
+    // Bidi controls can make text look like other text.
     let turns = |c: char| matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
     if !text.chars().any(|c| obeyed(c) || turns(c)) {
         return Cow::Borrowed(text);
@@ -24,27 +24,27 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(shown).collect())
 }
 
-/// May text there have colours?
+/// Whether text there may have colours.
 pub(crate) fn colours_on(out: &impl IsTerminal) -> bool {
     out.is_terminal() && env::get("NO_COLOR").is_none() && env::get("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// May text on standard error have colours?
+/// Whether text on standard error may have colours.
 pub(crate) fn has_colours() -> bool {
     colours_on(&std::io::stderr())
 }
 
-/// Columns of the terminal that standard output is.
+/// Columns of the terminal on standard output.
 pub(crate) fn width() -> Option<usize> {
     console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns))
 }
 
-/// Writes a line to standard error. That nobody reads it, or that it cannot be written, is no reason to fail.
+/// Writes a line to standard error; errors are ignored.
 pub(crate) fn tell(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// The same without a new line.
+/// As [`tell`], without a newline.
 pub(crate) fn tell_here(text: &str) {
     let mut err = std::io::stderr();
     let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
@@ -65,12 +65,12 @@ pub(crate) fn dim(text: &str) -> String {
     coloured(text, "2")
 }
 
-/// A bar that counts bytes, on a terminal; nothing in a pipe.
+/// Progress bar of bytes; hidden in a pipe.
 pub(crate) fn bytes_bar(total: u64, what: &str) -> ProgressBar {
     bar(total, what, "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
 }
 
-/// The same where the first `done` were there before: the speed is that of the others.
+/// As [`bytes_bar`], with the first `done` bytes there before: the speed is that of the others.
 pub(crate) fn resumed_bar(total: u64, done: u64, what: &str) -> ProgressBar {
     let bar = bytes_bar(total, what);
     bar.set_position(done);
@@ -79,19 +79,19 @@ pub(crate) fn resumed_bar(total: u64, done: u64, what: &str) -> ProgressBar {
     bar
 }
 
-/// A bar that counts things.
+/// Progress bar of items.
 pub(crate) fn count_bar(total: u64, what: &str) -> ProgressBar {
     bar(total, what, "{msg} [{bar:30}] {pos}/{len} {eta}")
 }
 
-/// Shows that something goes on, of which nobody knows how long it takes.
+/// Spinner for work of unknown duration.
 pub(crate) fn spinner(what: &str) -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");
     let style = style.unwrap_or_else(|_| ProgressStyle::default_spinner());
     ProgressBar::new_spinner().with_style(style).with_message(what.to_owned())
 }
 
-/// A bar for a few things of which each may take minutes, so that nobody knows how long all will take.
+/// Progress bar without an ETA, for a few items of which each may take minutes.
 pub(crate) fn slow_bar() -> ProgressBar {
     bar(0, "", "{msg} ({pos}/{len} done, {elapsed})")
 }

@@ -1,7 +1,7 @@
-//! [`View`]: an answer on its way to the user.
+//! [`View`]: shows an answer to the user.
 //!
-//! In a pipe it is the answer and nothing else. On a terminal lines are broken between words, Markdown is rendered,
-//! thinking is shown dimmed, and a long prompt shows how far it has got.
+//! In a pipe only the answer is written. On a terminal lines are wrapped between words, Markdown is rendered, thinking
+//! is dimmed, and a long prefill has a progress bar.
 
 use std::io::{self, IsTerminal, Stdout, Write};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::markdown::Markdown;
 use crate::terminal;
 use crate::wrap::{Style, Wrap};
 
-/// A prompt that takes longer shows how far it has got.
+/// A longer prefill shows a progress bar.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How answers are shown on a terminal.
@@ -22,13 +22,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct Looks {
     /// Render Markdown.
     pub markdown: bool,
-    /// Break lines between words.
+    /// Wrap lines between words.
     pub wraps: bool,
-    /// Keep thinking to itself.
+    /// Do not show thinking.
     pub hides_thinking: bool,
 }
 
-/// What is on the screen so far.
+/// What has been shown so far.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Nothing,
@@ -40,12 +40,12 @@ enum Part {
 pub(crate) struct View {
     out: Out,
     looks: Looks,
-    /// The prompt, if it is to stand in front of the answer.
+    /// Prompt to be shown in front of the answer.
     echo: Option<String>,
     part: Part,
     bar: Option<ProgressBar>,
     began: Instant,
-    /// Messages that have left the context while the answer was shown.
+    /// Messages that were dropped from the context while the answer was shown.
     rolled: usize,
 }
 
@@ -55,7 +55,7 @@ enum Out {
 }
 
 impl View {
-    /// For one answer, behind its prompt if there is one to echo.
+    /// For one answer, after its prompt if there is one to echo.
     pub(crate) fn new(looks: Looks, echo: Option<String>) -> View {
         let out = io::stdout();
         let out = if out.is_terminal() {
@@ -69,7 +69,7 @@ impl View {
         View { out, looks, echo, part: Part::Nothing, bar: None, began: Instant::now(), rolled: 0 }
     }
 
-    /// Shows what has happened.
+    /// Shows an event.
     pub(crate) fn tell(&mut self, news: News<'_>) -> io::Result<()> {
         match news {
             News::Prefill { computed, total } => self.prefill(computed, total),
@@ -81,7 +81,7 @@ impl View {
         Ok(())
     }
 
-    /// The end of the answer, whatever ended it: the cursor is at the beginning of a line.
+    /// Ends the answer, whatever ended it: the cursor is left at the beginning of a line.
     pub(crate) fn end(&mut self) -> io::Result<()> {
         self.clear_bar();
         self.echo_prompt()?;
@@ -108,18 +108,18 @@ impl View {
         Ok(())
     }
 
-    /// Has anything of the answer been shown?
+    /// Whether anything of the answer has been shown.
     pub(crate) fn has_begun(&self) -> bool {
         self.part != Part::Nothing
     }
 
-    /// There is no answer: nothing is shown, not even the prompt.
+    /// Ends without an answer: nothing is shown, not even the prompt.
     pub(crate) fn abandon(&mut self) {
         self.clear_bar();
         self.echo = None;
     }
 
-    /// Nobody looks at a bar in a pipe, and indicatif draws none.
+    /// Shows prefill progress; in a pipe indicatif draws no bar.
     fn prefill(&mut self, computed: usize, total: usize) {
         if computed >= total || self.part != Part::Nothing {
             self.clear_bar();

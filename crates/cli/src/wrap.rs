@@ -1,10 +1,10 @@
-//! [`Wrap`]: text on a terminal, styled, and broken between words.
+//! [`Wrap`]: styled text on a terminal, wrapped between words.
 
 use std::io::{self, Write};
 
 use crate::terminal::harmless;
 
-/// How a piece of text looks.
+/// Style of a piece of text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Style {
     #[default]
@@ -16,7 +16,7 @@ pub(crate) enum Style {
 }
 
 impl Style {
-    /// Its SGR sequence.
+    /// SGR escape sequence.
     fn code(self) -> &'static str {
         match self {
             Style::Plain => "\u{1b}[0m",
@@ -28,15 +28,15 @@ impl Style {
     }
 }
 
-/// A writer that knows where the cursor is. The last word is held back until it is complete.
+/// A writer that tracks the cursor. The last word is held back until it is complete.
 pub(crate) struct Wrap<W> {
     out: W,
-    /// Columns of the terminal; `None` breaks no lines.
+    /// Columns of the terminal; `None` does not wrap.
     width: Option<usize>,
     colours: bool,
-    /// The style that the terminal is in.
+    /// Current style of the terminal.
     style: Style,
-    /// The column that the cursor is in.
+    /// Current column of the cursor.
     column: usize,
     spaces: String,
     word: Vec<(Style, char)>,
@@ -49,12 +49,12 @@ impl<W: Write> Wrap<W> {
         Wrap { out, width, colours, style, column: 0, spaces, word, word_width: 0 }
     }
 
-    /// Is there nothing on the line yet?
+    /// Whether the line is empty so far.
     pub(crate) fn at_start(&self) -> bool {
         self.column == 0 && self.word.is_empty()
     }
 
-    /// Text, broken between words.
+    /// Writes text, wrapped between words.
     pub(crate) fn text(&mut self, text: &str, style: Style) -> io::Result<()> {
         for c in harmless(text).chars() {
             match c {
@@ -62,7 +62,7 @@ impl<W: Write> Wrap<W> {
                     self.word_out()?;
                     self.line_out()?;
                 }
-                // A no-break space is none.
+                // No line is broken at a no-break space.
                 c if c.is_whitespace() && c != '\u{a0}' && c != '\u{202f}' => {
                     self.word_out()?;
                     self.spaces.push(c);
@@ -73,7 +73,7 @@ impl<W: Write> Wrap<W> {
         self.out.flush()
     }
 
-    /// Text whose lines stay as they are.
+    /// Writes text without wrapping its lines.
     pub(crate) fn verbatim(&mut self, text: &str, style: Style) -> io::Result<()> {
         self.word_out()?;
         self.spaces_out(style)?;
@@ -89,7 +89,7 @@ impl<W: Write> Wrap<W> {
         self.out.flush()
     }
 
-    /// The end of a part: what is held back comes out, and the terminal is as it was.
+    /// Writes what is held back, and resets the style.
     pub(crate) fn end(&mut self) -> io::Result<()> {
         self.word_out()?;
         self.spaces.clear();
@@ -99,7 +99,7 @@ impl<W: Write> Wrap<W> {
 
     fn letter(&mut self, c: char, style: Style) -> io::Result<()> {
         let width = columns(c.encode_utf8(&mut [0; 4]));
-        // Scripts without spaces have wide letters, each of which may end a line.
+        // Scripts without spaces have wide letters, and lines may be broken at each of them.
         if width > 1 {
             self.word_out()?;
         }
@@ -116,7 +116,7 @@ impl<W: Write> Wrap<W> {
         let spaces = self.spaces.chars().fold(self.column, after_space) - self.column;
         let end = self.column + spaces + self.word_width;
         let fits = self.width.is_none_or(|most| end <= most);
-        // The rest of a long word follows it.
+        // The rest of a long word follows it directly.
         let may_break = !self.spaces.is_empty() || is_wide(letter);
         if fits || self.column == 0 || !may_break {
             self.spaces_out(first)?;
@@ -129,7 +129,7 @@ impl<W: Write> Wrap<W> {
         }
         self.column += std::mem::take(&mut self.word_width);
         if let Some(most) = self.width {
-            // Where the terminal itself has broken a line.
+            // Where the terminal itself has wrapped a line.
             self.column -= (self.column.saturating_sub(1)) / most * most;
         }
         Ok(())
@@ -138,7 +138,7 @@ impl<W: Write> Wrap<W> {
     fn spaces_out(&mut self, style: Style) -> io::Result<()> {
         let spaces = std::mem::take(&mut self.spaces);
         if !spaces.is_empty() {
-            // Between two words of a style it stays.
+            // Between two words of the same style it stays.
             if style != self.style {
                 self.switch(Style::Plain)?;
             }
@@ -164,7 +164,7 @@ impl<W: Write> Wrap<W> {
     }
 }
 
-/// The column behind a space that begins in this one.
+/// The column after a space character at `column`.
 fn after_space(column: usize, space: char) -> usize {
     match space {
         '\t' => (column / 8 + 1) * 8,
@@ -172,12 +172,12 @@ fn after_space(column: usize, space: char) -> usize {
     }
 }
 
-/// Does it take two columns?
+/// Whether a character takes two columns.
 fn is_wide(c: char) -> bool {
     columns(c.encode_utf8(&mut [0; 4])) > 1
 }
 
-/// Columns that a text takes.
+/// Columns of a text.
 fn columns(text: &str) -> usize {
     console::measure_text_width(text)
 }
@@ -190,7 +190,7 @@ mod tests {
         let mut out = Vec::new();
         let mut wrap = Wrap::new(&mut out, Some(width), colours);
         for (text, style) in pieces {
-            // However it is cut: a character at a time.
+            // One character at a time: chunking does not matter.
             for c in text.chars() {
                 wrap.text(c.encode_utf8(&mut [0; 4]), *style).unwrap();
             }
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(plain(11, "the quick brown fox"), "the quick\nbrown fox");
         assert_eq!(plain(9, "the quick brown fox"), "the quick\nbrown fox");
         assert_eq!(plain(8, "the quick brown fox"), "the\nquick\nbrown\nfox");
-        // Lines of the text stay lines, and what stands in front of one stays there.
+        // Line breaks and indentation of the text are kept.
         assert_eq!(plain(11, "a\n  - quick brown"), "a\n  - quick\nbrown");
         // A word longer than a line is broken by the terminal.
         assert_eq!(plain(5, "a abcdefghij b"), "a\nabcdefghij\nb");

@@ -1,4 +1,4 @@
-//! The chat, typed into a terminal.
+//! The interactive chat, driven through a pseudo-terminal.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![cfg(target_os = "linux")]
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use common::Home;
 
-/// A program that believes to sit at a terminal.
+/// A program running on a pseudo-terminal.
 struct Terminal {
     child: Child,
     keys: File,
@@ -30,19 +30,20 @@ impl Terminal {
         Terminal::of(command, 0)
     }
 
-    /// For a program, on a terminal with so many columns; 0 if it does not say.
+    /// Starts a program on a terminal with `columns` columns; 0 leaves the size unset.
     fn of(mut command: std::process::Command, columns: u16) -> Terminal {
         let (mut ours, mut theirs) = (0, 0);
         let (name, how) = (std::ptr::null_mut(), std::ptr::null());
         let size = libc::winsize { ws_row: 50, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: both places are valid for a descriptor, the size is valid, and null asks for what is usual.
+        // SAFETY: both descriptor pointers and the window size are valid for the call; null name and termios select the
+        // defaults.
         assert_eq!(unsafe { libc::openpty(&mut ours, &mut theirs, name, how, &size) }, 0);
-        // SAFETY: both are open and owned by nobody else.
+        // SAFETY: `openpty` has just opened both descriptors, and nothing else owns them.
         let (ours, theirs) = unsafe { (File::from_raw_fd(ours), File::from_raw_fd(theirs)) };
         let copy = || Stdio::from(theirs.try_clone().unwrap());
         let (input, output, error) = (copy(), copy(), copy());
-        // SAFETY: between fork and exec these calls are allowed; they make the terminal the one whose keys signal, and
-        // have its end heard also where the tests themselves run under nohup.
+        // SAFETY: between fork and exec the closure makes plain system calls only: it does not allocate or lock. They
+        // make the pty the controlling terminal and restore SIGHUP's default, which under nohup would be ignored.
         unsafe {
             command.pre_exec(|| {
                 libc::signal(libc::SIGHUP, libc::SIG_DFL);
@@ -67,7 +68,7 @@ impl Terminal {
         Terminal { child, keys: ours, screen, seen: String::new() }
     }
 
-    /// What was shown up to this text, and the text.
+    /// Output up to and including `text`.
     fn until(&mut self, text: &str) -> String {
         let begun = Instant::now();
         loop {
@@ -86,7 +87,7 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Types a line at the prompt and gives what is shown up to the next prompt.
+    /// Types a line at the prompt and returns the output up to the next prompt.
     fn line(&mut self, line: &str) -> String {
         self.keys(&format!("{line}\r"));
         self.until(PROMPT)
@@ -99,7 +100,7 @@ const MORE: &str = "... ";
 const STOP: &str = "\u{3}";
 const END: &str = "\u{4}";
 
-/// Makes an answer that takes seconds: there is time to stop it.
+/// Makes an answer take seconds, so that there is time to interrupt it.
 const SLOWLY: [&str; 6] = ["-n", "1900", "--isa", "scalar", "--arithmetic", "exact"];
 
 #[test]
@@ -107,7 +108,7 @@ fn a_chat_from_the_first_line_to_the_last() {
     let home = Home::new();
     let mut t = Terminal::start(&home, &[&["run", "demo", "--seed", "1"], &SLOWLY[..]].concat());
     assert!(t.until(PROMPT).contains("cpu: weights"));
-    // An answer that is stopped does not end the chat.
+    // Interrupting an answer does not end the chat.
     t.keys("Story time\r");
     t.until(" was ");
     t.keys(STOP);
@@ -115,7 +116,7 @@ fn a_chat_from_the_first_line_to_the_last() {
     t.until(PROMPT);
     assert!(t.line("/set max-tokens 8").contains("max-tokens is 8"));
     assert!(t.line("There was a king").contains("There was a king"));
-    // Text of many lines, both ways.
+    // Multi-line text, in both notations.
     for line in ["\"\"\"", "first line"] {
         t.keys(&format!("{line}\r"));
         t.until(MORE);
@@ -134,7 +135,7 @@ fn a_chat_from_the_first_line_to_the_last() {
         assert!(shown.contains(part), "{part:?} is not in {shown}");
     }
     assert!(t.line("/save chat.json").contains("saved to chat.json"));
-    // What is there is not replaced unasked, and `~` is the home folder.
+    // An existing file is not overwritten unless asked, and `~` is the home folder.
     let said = t.line("/save ~/chat.json");
     assert!(said.contains("~/chat.json is there already; /save! ~/chat.json replaces it"), "{said}");
     assert!(t.line("/save! ~/chat.json").contains("saved to ~/chat.json"));
@@ -142,7 +143,7 @@ fn a_chat_from_the_first_line_to_the_last() {
     assert!(!t.line("/show").contains("[user]"));
     assert!(t.line("/load chat.json").contains("8 messages"));
     assert!(t.line("/show").contains("[user] There was a king"));
-    // What goes wrong is said, and nothing is lost.
+    // Errors are reported, and the chat is kept.
     for (line, why) in [
         (
             "/load nothing.json",
@@ -164,7 +165,7 @@ fn a_chat_from_the_first_line_to_the_last() {
         assert!(said.contains(why), "{said}");
     }
     assert!(t.line("/help").contains("/bye"));
-    // At the prompt Ctrl-C says how to leave, and twice is no way out either.
+    // At the prompt Ctrl-C prints how to leave, also the second time.
     for _ in 0..2 {
         t.keys(STOP);
         t.until("/bye or Ctrl-D leaves.");
@@ -172,7 +173,7 @@ fn a_chat_from_the_first_line_to_the_last() {
     }
     t.keys(END);
     assert_eq!(t.child.wait().unwrap().code(), Some(0));
-    // Lines are there in the next chat.
+    // Line history is kept for the next chat.
     let mut t = Terminal::start(&home, &["run", "demo"]);
     t.until(PROMPT);
     t.keys("\u{1b}[A");
@@ -183,7 +184,7 @@ fn a_chat_from_the_first_line_to_the_last() {
     assert_eq!(t.child.wait().unwrap().code(), Some(0));
 }
 
-/// Where there is no chat to go on with, Ctrl-C ends the program as it ends any other.
+/// Outside of a chat Ctrl-C ends the program as usual.
 #[test]
 fn one_question_can_be_stopped() {
     let home = Home::new();
@@ -193,7 +194,7 @@ fn one_question_can_be_stopped() {
     assert_eq!(t.child.wait().unwrap().code(), Some(130));
 }
 
-/// Starts the demo for a few tokens an answer.
+/// Starts the demo with a few tokens per answer.
 fn short(home: &Home, more: &[&str]) -> Terminal {
     let mut t = Terminal::start(home, &[&["run", "demo", "--seed", "1"], more].concat());
     t.until(PROMPT);
@@ -211,14 +212,14 @@ fn a_full_context_loses_the_oldest_turns_and_goes_on() {
         assert!(!said.contains("error"), "{said}");
         if said.contains("(context full: the model no longer sees the oldest") {
             rolled += 1;
-            // The system prompt stays where it was, and the cache has it.
+            // The system prompt keeps its position and is served from the prefix cache.
             let (_, rest) = said.split_once("tokens (").unwrap();
             cached += usize::from(rest.split(' ').next().unwrap().parse::<usize>().unwrap() >= 16);
         }
     }
     assert!((1..8).contains(&rolled), "it rolled {rolled} times of 8");
     assert_eq!(cached, rolled);
-    // All of it is remembered; what the model sees is told.
+    // The whole chat is kept, and /show tells what the model still sees.
     let shown = t.line("/show");
     assert!(
         shown.contains("for the 0 time") && shown.contains("(the model no longer sees what stands above)"),
@@ -255,14 +256,14 @@ fn a_chat_that_must_not_roll_says_what_to_do() {
     ] {
         assert!(said.contains(part), "{part:?} is not in {said}");
     }
-    // Both ways out lead out.
+    // Both suggested remedies work.
     assert!(t.line("/set ctx 200").contains("context is 200"));
     t.line("/set n 8");
     let said = t.line("Tell me a story");
     assert!(!said.contains("error") && said.contains("(stopped: --max-tokens 8)"), "{said}");
     t.line("/clear");
     assert!(!t.line("There was").contains("error"));
-    // A message that is too long alone is not helped by that.
+    // A single message that is too long cannot be helped by that.
     t.keys(&format!("{}\r", "word ".repeat(300)));
     t.until("the context is 200. /clear forgets it");
 }
@@ -286,7 +287,7 @@ fn lines_are_remembered_when_the_terminal_is_closed() {
     let mut t = short(&home, &["-n", "2"]);
     t.line("There was a king");
     t.line("/set temp 0.5");
-    // SAFETY: the child is this test's own and has not been waited for.
+    // SAFETY: `kill` takes no pointers. The child is this test's own and has not been waited for, so its pid is valid.
     assert_eq!(unsafe { libc::kill(t.child.id() as i32, libc::SIGHUP) }, 0);
     assert_ne!(t.child.wait().unwrap().code(), Some(0));
     let lines = std::fs::read_to_string(home.path().join(".local/state/tallow/lines")).unwrap();
@@ -296,7 +297,7 @@ fn lines_are_remembered_when_the_terminal_is_closed() {
 #[test]
 fn an_answer_can_be_tried_again_and_taken_back() {
     let home = Home::new();
-    // So hot that no two answers are alike.
+    // At such a temperature no two answers are alike.
     let mut t = short(&home, &["-n", "8", "--temperature", "4", "--min-p", "0"]);
     t.line("There was a king");
     t.line("His name was");
@@ -310,7 +311,7 @@ fn an_answer_can_be_tried_again_and_taken_back() {
     assert!(t.line("/undo").contains("taken back: There was a king (0 messages left)"));
     assert!(t.line("/undo").contains("error: there is no message to take back"));
     assert!(t.line("/retry").contains("error: there is no message to answer again"));
-    // What is no command is a message.
+    // A line that is not a command is a message.
     t.line("/etc/passwd what is this");
     t.line(" /bye");
     let shown = t.line("/show");
@@ -326,7 +327,7 @@ fn settings_go_with_a_saved_chat() {
     {
         t.line(line);
     }
-    // Names are completed.
+    // Tab completes commands.
     t.keys("/sav\tsaved.json\r");
     t.until("saved to saved.json");
     t.until(PROMPT);
@@ -374,7 +375,7 @@ fn lines_on_a_terminal_are_broken_between_words() {
     assert!(text.lines().count() > 4 && text.lines().all(|line| line.chars().count() <= 30), "{text}");
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(words(&text), words(&whole));
-    // Colours are for terminals that have them.
+    // Colours only on terminals that support them.
     let coloured = |term: &str| {
         let mut command = home.command(&story);
         command.env("TERM", term);
@@ -383,7 +384,7 @@ fn lines_on_a_terminal_are_broken_between_words() {
     assert!(coloured("xterm") && !coloured("dumb"));
 }
 
-/// A model that was taught to think: its template begins the thinking, unless it is told not to.
+/// A thinking model: its template opens the thinking block unless switched off.
 fn thinker(home: &Home) -> Option<()> {
     let folder = tallow_support::shared("stories260K-hf")?;
     for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
@@ -404,7 +405,7 @@ fn thinking_can_be_switched_off_and_hidden() {
     }
     let ask = ["run", "model", "-n", "12", "--seed", "1", "Once upon a time"];
     let with = |flag: &str| home.run(&[&ask[..], &[flag]].concat());
-    // In a pipe there is the answer alone, and all of this is thinking.
+    // In a pipe only the answer is printed, and here everything is thinking.
     assert_eq!(home.run(&ask).ok(), "\n");
     let answer = with("--think=false").ok();
     assert!(answer.trim().len() > 5, "{answer:?}");
@@ -420,7 +421,7 @@ fn thinking_can_be_switched_off_and_hidden() {
         "{none}"
     );
     assert_eq!(home.run(&["run", "demo", "--no-think", "-n", "1", "x"]).code, Some(0));
-    // On a terminal thinking is shown, and told from the answer.
+    // On a terminal the thinking is shown, set apart from the answer.
     let mut t = Terminal::start(&home, &["run", "model", "-n", "12", "--seed", "1"]);
     t.until(PROMPT);
     assert!(t.line("Once upon a time").contains("Thinking …"));

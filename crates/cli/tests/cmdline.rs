@@ -1,4 +1,4 @@
-//! The command line's surface: help, names of options, names of models, the configuration file, and what people are told.
+//! The command line: help, option names, model names, the configuration file, and messages.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -29,7 +29,7 @@ const COMMANDS: [&str; 19] = [
     "completions",
 ];
 
-/// What a command refuses its arguments with: the first line.
+/// First line of the usage error for these arguments.
 #[track_caller]
 fn misused(home: &Home, args: &[&str]) -> String {
     let Did { code, err, .. } = home.run(args);
@@ -129,7 +129,7 @@ fn defaults_in_help_are_those_that_are_used() {
         assert!(line("run", option).ends_with(&format!("[default: {chat}]")), "{}", line("run", option));
         assert!(line("serve", option).ends_with(&format!("[default: {api}]")), "{}", line("serve", option));
     }
-    // And what `run` uses is what `doctor` shows.
+    // `doctor` shows the values that `run` uses.
     let shown = home.run(&["doctor", "demo"]).ok();
     for (name, value) in [("temperature", "0.8"), ("top-k", "40"), ("top-p", "0.95"), ("min-p", "0.05")] {
         let row = shown.lines().find(|line| line.trim_start().starts_with(name)).unwrap();
@@ -206,7 +206,7 @@ fn options_of_llama_cpp_mean_what_they_mean_there() {
     for args in theirs {
         assert_eq!(home.run(args).ok(), ours, "{args:?}");
     }
-    // What is not needed is said once, and done without.
+    // Settings that have no effect are noted once and ignored.
     let Did { code, out, err } = home.run(&[
         "run",
         "demo",
@@ -235,7 +235,7 @@ fn options_of_llama_cpp_mean_what_they_mean_there() {
     note: --jinja is not needed: the model's chat template is always used; --raw leaves it out
     note: -fa is not needed: attention is always computed that way
     ");
-    // A stop string ends an answer, and is no part of it.
+    // A stop string ends an answer and is not part of it.
     let args = ["run", "demo", "-n", "60", "--temp", "0", "Once upon a time"];
     let whole = home.run(&args).ok();
     let word = whole.split_whitespace().nth(9).unwrap();
@@ -311,7 +311,7 @@ fn every_command_takes_its_model_by_place_and_by_name() {
         let why = misused(&home, args);
         assert!(why.contains("the model is named twice, as "), "{why}");
     }
-    // Words that are no model's name are the prompt.
+    // Arguments that are not a model's name are the prompt.
     assert!(home.run(&["run", "two words", "-m", "demo", "-n", "1", "--echo"]).ok().starts_with("two words"));
     for command in COMMANDS.iter().filter(|c| !["search", "list", "completions"].contains(c)) {
         assert!(home.run(&[command, "-h"]).ok().contains("-m, --model <MODEL>"), "{command}");
@@ -331,7 +331,7 @@ fn a_model_in_place_of_a_command_is_understood() {
 #[test]
 fn names_of_models_are_taken_as_people_have_them() {
     let home = Home::new();
-    // Nothing answers at the hub of these tests; what would be asked for shows in the error.
+    // No hub answers in these tests; the error shows what would be requested.
     let asked = |name: &str| {
         let why = home.run(&["pull", name]).failed();
         let about = why.split("the files of ").nth(1).unwrap_or_else(|| panic!("{name}: {why}"));
@@ -371,7 +371,7 @@ fn models_are_found_by_a_word() {
     Sizes are about what is downloaded. A quantization may follow a name, as in qwen3:4b:Q8_0. Every other model of the
     hub is named as org/name or org/name:QUANT; `tallow pull NAME` says whether it can be run.
     ");
-    // The hub that does not answer does not hide what is known.
+    // An unreachable hub does not hide the local results.
     let out = home.run(&["search", "qwen3"]).ok();
     assert!(out.contains("Qwen/Qwen3-4B-GGUF") && out.contains("the hub was not searched: "), "{out}");
     assert!(home.run(&["search", "zzz", "--offline"]).ok().starts_with("no short name contains \"zzz\""));
@@ -393,12 +393,12 @@ fn files_are_what_they_begin_with() {
     }
     let why = home.run(&["show", "several"]).failed();
     assert!(why.contains("holds 3 GGUF models; name one of them: a.gguf, b.gguf, c.gguf"), "{why}");
-    // A file where a folder should be, which is there and still cannot be read.
+    // A file in place of a folder: the path exists but cannot be read.
     let why = home.run(&["show", "./model.bin/x.gguf"]).failed();
     assert!(!why.contains("there is no such file"), "{why}");
 }
 
-/// A model in the cache of a home, as other programs leave it there.
+/// A model in the home's cache, as other programs leave it there.
 fn cached(home: &Home) {
     let commit = "0123456789abcdef0123456789abcdef01234567";
     let folder = ".cache/huggingface/hub/models--org--name";
@@ -455,13 +455,13 @@ top-k = 5
         "5 ~/.config/tallow/config.toml [models.\"org/name\"]"
     );
     assert_eq!(row(&["doctor", "demo", "--top-k", "9"], "top-k"), "9 the command line");
-    // The name of one's own is a model wherever one is named, and also where none is.
+    // A user-defined alias works wherever a model is named, and as the default model.
     assert!(home.run(&["show", "mine"]).ok().contains("m-Q8_0.gguf"));
     assert!(home.run_with(&["run", "-n", "3", "--echo"], b"Once").ok().starts_with("Once"));
     let mut other = home.command(&["run", "-n", "3"]);
     other.env("TALLOW_MODEL", "no/such/model");
     assert!(did(other, b"Once").failed().contains("no/such/model: there is no such file or folder"));
-    // Lists, and what is none of these.
+    // Lists, and invalid values.
     home.file(".config/tallow/config.toml", "lora = [\"one\", \"two\"]\n");
     assert!(home.run(&["run", "demo", "Hi"]).failed().contains("lora names several adapters"));
     for (file, why) in [
@@ -495,7 +495,7 @@ fn what_users_install_has_no_line_tables() {
     let readme = read("README.md");
     let install = readme.lines().find(|line| line.starts_with("cargo install")).unwrap();
     assert!(install.contains("--profile dist"), "{install}");
-    // Where it comes from, and what it takes.
+    // The package's metadata: repository and toolchain.
     let package = &manifest["workspace"]["package"];
     for fact in ["repository", "rust-version"] {
         let fact = package[fact].as_str().unwrap();

@@ -1,4 +1,4 @@
-//! Every command as users type it, and what they are told when they get it wrong.
+//! Every command as users type it, and the errors for wrong usage.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -16,24 +16,25 @@ const STORY: [&str; 7] = ["run", "demo", "--seed", "7", "-n", "24", "Once upon a
 fn a_story_is_the_same_for_the_same_seed() {
     let home = Home::new();
     let story = home.run(&STORY).ok();
-    // In a pipe there is the answer alone, unless somebody wants the prompt in front of it.
+    // In a pipe only the answer is printed, unless the prompt is asked for with `--echo`.
     assert!(story.len() > 40 && !story.starts_with("Once upon a time"), "{story:?}");
     let echoed = home.run(&[&STORY[..], &["--echo"]].concat()).ok();
     assert_eq!(echoed, format!("Once upon a time{story}"));
     assert_eq!(home.run(&STORY).ok(), story);
     let other = home.run(&["run", "demo", "--seed", "8", "-n", "24", "Once upon a time"]).ok();
     assert_ne!(other, story);
-    // Words need no quotes, and a pipe will do.
+    // Prompt words need no quotes, and the prompt can come from a pipe.
     let words = home.run(&["run", "demo", "--seed", "7", "-n", "24", "Once", "upon", "a", "time"]).ok();
     assert_eq!(words, story);
     assert_eq!(home.run_with(&["run", "demo", "--seed", "7", "-n", "24"], b"Once upon a time").ok(), story);
-    // What looks like a setting is one, wherever it stands, unless it is said to be none.
+    // Options are recognised anywhere, unless they follow `--`.
     assert_eq!(home.run(&["run", "demo", "Once upon a time", "--seed", "7", "-n", "24"]).ok(), story);
     let dashed = home.run(&["run", "demo", "--seed", "7", "-n", "1", "--", "--seed", "is a word"]).ok();
     assert_eq!(dashed, home.run_with(&["run", "demo", "--seed", "7", "-n", "1"], b"--seed is a word").ok());
 }
 
-/// The first token of a text loses its space with SentencePiece's tokenizers. An answer's first token is not that.
+/// SentencePiece tokenizers drop the space of a text's first token. An answer's first token is not the first of the
+/// text.
 #[test]
 fn the_space_after_a_prompt_is_kept() {
     let Some(folder) = tallow_support::shared("stories260K-hf") else { return };
@@ -74,11 +75,11 @@ fn text_that_is_too_long_or_no_text_is_refused() {
 fn what_does_not_fit_is_refused_with_the_numbers() {
     let home = Home::new();
     insta::assert_snapshot!(home.run(&["run", "demo", "-c", "2000", "Hi"]).failed(), @"error: a context of 2000 tokens is asked for (the command line), and the model was made for 1024: past that its answers make no sense. Take --context 1024 or less");
-    // A cache for so many answers at once is larger than any machine's memory.
+    // A KV cache for that many slots exceeds any machine's memory.
     let why =
         home.run(&["serve", "demo", "--port", "0", "-c", "1024", "--slots", "4096", "--kv", "f32"]).failed();
     let tried = home.run(&["doctor", "demo"]).ok();
-    // Of f16 or bf16: as the CPU likes it.
+    // f16 or bf16, depending on the CPU.
     let cache = "cpu: weights 7.45 MiB + cache 4.00 MiB (1024 tokens of ";
     assert!(tried.split_once(cache).is_some_and(|(_, rest)| rest.contains("f16) + workspace")), "{tried}");
     for part in [
@@ -91,7 +92,7 @@ fn what_does_not_fit_is_refused_with_the_numbers() {
     }
 }
 
-/// The report is what the command is for; only the verdict is an error.
+/// The report goes to standard output; only the verdict is an error.
 #[test]
 fn doctor_reports_and_says_the_true_reason() {
     let home = Home::new();
@@ -104,7 +105,7 @@ fn doctor_reports_and_says_the_true_reason() {
         "{}",
         long.out
     );
-    // A folder without a tokenizer can be looked at.
+    // A folder without a tokenizer can be inspected.
     let folder = golden("llama");
     let folder = folder.to_str().unwrap();
     let seen = home.run(&["doctor", folder]).ok();
@@ -118,7 +119,7 @@ fn doctor_reports_and_says_the_true_reason() {
         let seen = home.run(&["doctor", golden(name).to_str().unwrap()]).ok();
         assert!(seen.contains(&format!("{name} would take\n  cpu: weights ")), "{seen}");
     }
-    // A model that can go on past what it was trained on does so for who asks.
+    // A model with dynamic RoPE scaling can exceed its training context on request.
     let dynamic = golden("more/llama-dynamic");
     let dynamic = dynamic.to_str().unwrap();
     for (args, tokens) in [(&["doctor", dynamic][..], 12), (&["doctor", dynamic, "-c", "24"], 24)] {
@@ -141,7 +142,7 @@ fn dump_replaces_no_file_unasked() {
     assert!(std::fs::metadata(&out).unwrap().len() > 1000);
 }
 
-/// What a command says, with what differs from machine to machine taken out.
+/// A command's error message, without what differs between machines.
 fn said(home: &Home, args: &[&str]) -> String {
     home.run(args).failed().replace(home.path().to_str().unwrap(), "~")
 }
@@ -188,7 +189,7 @@ fn settings_that_make_no_sense_are_refused() {
         let did = home.run(&args);
         assert!(did.code == Some(1) || did.code == Some(2), "{did:?}");
         let first = did.err.lines().next().unwrap();
-        // How much memory is free differs.
+        // The amount of free memory differs.
         let first = first.split(", and ").next().unwrap();
         text += &format!("{}\n  {first}\n", flags.join(" "));
     }
@@ -257,7 +258,7 @@ fn tokens_go_there_and_back() {
     let ids = home.run(&["tokenize", "demo", "--ids", text]).ok();
     let back = home.run(&["tokenize", "demo", "--decode", ids.trim()]).ok();
     assert_eq!(back, format!("{text}\n"));
-    // What looks like a special token is one only for those who ask.
+    // Text that looks like a special token is parsed as one only on request.
     let numbers = |ids: &str| serde_json::from_str::<Vec<u32>>(ids).unwrap();
     assert!(!numbers(&ids).contains(&1));
     let parsed = home.run(&["tokenize", "demo", "--ids", "--special", "--parse-special", text]).ok();
@@ -332,7 +333,7 @@ fn speeds_are_written_in_the_shape_that_scripts_know() {
     let sequences: Vec<u64> = rows.iter().map(|r| r["n_sequences"].as_u64().unwrap()).collect();
     assert_eq!(sequences, [1, 1, 3, 3]);
     for row in &rows {
-        // All sequences' tokens are counted.
+        // Tokens of all sequences are counted.
         let tokens = row["n_sequences"].as_u64().unwrap()
             * (row["n_prompt"].as_u64().unwrap() + row["n_gen"].as_u64().unwrap());
         let seconds = row["avg_ns"].as_f64().unwrap() / 1e9;

@@ -24,12 +24,12 @@ fn a_folder_becomes_a_file_that_runs() {
     assert!(said.contains(" bits a weight\n"), "{said}");
     let sizes = ["plain.gguf", "small.gguf"].map(|name| home.path().join(name).metadata().unwrap().len());
     assert!(sizes[1] < sizes[0] / 2, "{sizes:?}");
-    // What a file of eight bits says is what the folder says when it is loaded in eight bits.
+    // A Q8_0 file answers as the folder does when it is loaded with `--quant q8_0`.
     let quantized = home
         .run(&["run", folder, "--quant", "q8_0", "--raw", "--temperature", "0", "-n", "40", "Once upon"])
         .ok();
     assert_eq!(story("small.gguf"), quantized);
-    // A file becomes a smaller file.
+    // A file is converted to a smaller file.
     home.run(&["convert", "plain.gguf", "smaller.gguf", "--quant", "q8_0"]).ok();
     assert_eq!(story("smaller.gguf"), quantized);
     let left = std::fs::read_dir(home.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
@@ -65,7 +65,7 @@ fn what_no_file_can_say_is_refused() {
     assert!(!home.path().join("x.gguf").exists());
 }
 
-/// A file's number for what it is made of, and what it really is made of.
+/// A file's `general.file_type` (ftype), and the type its matrices have.
 fn file_type(home: &Home, name: &str) -> (String, String) {
     let metadata = home.run(&["show", name, "--metadata"]).ok();
     let number =
@@ -75,7 +75,7 @@ fn file_type(home: &Home, name: &str) -> (String, String) {
     (number.to_owned(), types.split(' ').next().unwrap().to_owned())
 }
 
-/// What is quantized already is quantized again only for who asks for that, and a file says what it is made of.
+/// Quantized weights are requantized only on request, and the file records its type.
 #[test]
 fn requantizing_has_to_be_allowed() {
     let home = Home::new();
@@ -90,10 +90,10 @@ fn requantizing_has_to_be_allowed() {
     let size = |name: &str| home.path().join(name).metadata().unwrap().len();
     assert!(size("q4.gguf") < size("same.gguf") * 3 / 4, "{} {}", size("q4.gguf"), size("same.gguf"));
     home.run(&["run", "q4.gguf", "-n", "8", "Once upon a time"]).ok();
-    // A file keeps its number when it is copied.
+    // A copied file keeps its ftype.
     home.run(&["convert", "q4.gguf", "copy.gguf"]).ok();
     assert_eq!(file_type(&home, "copy.gguf"), ("15".into(), "Q4_K".into()));
-    // The configuration file is about how models are run, not about what is written.
+    // `quant` of the configuration file applies to running models, not to converting.
     home.file(".config/tallow/config.toml", "quant = \"q2_k\"\n");
     home.run(&["convert", "q4.gguf", "again.gguf"]).ok();
     assert_eq!(file_type(&home, "again.gguf"), ("15".into(), "Q4_K".into()));
@@ -101,7 +101,7 @@ fn requantizing_has_to_be_allowed() {
     insta::assert_snapshot!(alone, @"error: --allow-requantize is about how to quantize; say to what with --quant");
 }
 
-/// Who runs a quantized model with `--quant` is told that it does nothing.
+/// `--quant` on a quantized model prints a note that it has no effect.
 #[test]
 fn quantizing_what_is_quantized_is_said_to_do_nothing() {
     let home = Home::new();
@@ -112,7 +112,7 @@ fn quantizing_what_is_quantized_is_said_to_do_nothing() {
     assert_eq!(bench.code, Some(0));
 }
 
-/// Rows that no block of a type divides get another type, and that is said, in the file too.
+/// Rows whose length is no multiple of a type's block get another type, which is reported and recorded in the file.
 #[test]
 fn types_that_do_not_fit_are_named() {
     let home = Home::new();

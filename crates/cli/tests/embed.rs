@@ -1,4 +1,4 @@
-//! `tallow embed` and `tallow rerank`, and an encoder that is served.
+//! `tallow embed` and `tallow rerank`, and a served encoder.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -8,7 +8,7 @@ use common::Home;
 use serde_json::Value;
 use tallow_support::{golden, image_encoder, text_encoder};
 
-/// A home with an encoder in it, or a reranker.
+/// A home with an encoder, or a reranker with `labels` labels.
 fn home(labels: Option<usize>) -> Home {
     let home = Home::new();
     text_encoder(&home.path().join("tiny"), labels);
@@ -51,7 +51,7 @@ fn images_become_vectors_and_are_matched_with_texts() {
     assert_eq!(image, both[1..]);
     let lines = home.run(&["embed", "-m", "clip", "--json", "-i", &file, "the cat"]).ok();
     assert!(lines.lines().last().unwrap().contains("\"tokens\":5"), "{lines}");
-    // The shares of texts that compete are one together, and the best comes first.
+    // The probabilities of competing texts sum to one, best first.
     let matched = home.run(&["embed", "-m", "clip", "--match", "-i", &file, "the cat", "a dog", "rug"]).ok();
     let shares: Vec<f32> =
         matched.lines().map(|line| line.split_once("  ").unwrap().0.parse().unwrap()).collect();
@@ -191,7 +191,7 @@ fn refusals_say_what_to_do() {
     vectors.run(&["embed", "-m", "tiny", "--truncate", &long]).ok();
 }
 
-/// The same vectors on a GPU, but for rounding.
+/// The same vectors on a GPU, up to rounding.
 #[test]
 fn vectors_on_a_gpu() {
     let Some(gpu) = common::gpu() else { return };
@@ -200,7 +200,7 @@ fn vectors_on_a_gpu() {
     let of = |device: &str| {
         let flags = ["embed", "-m", "tiny", "--device", device, "--arithmetic", "exact"];
         let mut command = home.command(&[&flags[..], &texts].concat());
-        // Drivers keep what they compile under the home.
+        // Drivers keep their shader cache under the home.
         command.env("XDG_CACHE_HOME", home.path());
         vectors(&common::did(command, b"").ok())
     };

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use common::{Home, gpu};
 use tallow_support::{golden, json, shared};
 
-/// The means in a file of the older kind, by tensor.
+/// The means in an imatrix file of the legacy (.dat) format, by tensor.
 fn means(bytes: &[u8]) -> BTreeMap<String, Vec<f32>> {
     let mut left = bytes;
     let mut take = |n: usize| {
@@ -29,7 +29,7 @@ fn means(bytes: &[u8]) -> BTreeMap<String, Vec<f32>> {
     found
 }
 
-/// The same file and text give what llama.cpp's program says, which rounds what is multiplied otherwise.
+/// Matches llama.cpp's imatrix of the same model and text, up to the rounding of products.
 fn as_llama_cpp(device: &str) {
     let home = Home::new();
     let want = json(&golden("imatrix").join("demo.json"));
@@ -69,7 +69,7 @@ fn inputs_are_what_llama_cpp_measures_on_a_gpu() {
     gpu().into_iter().for_each(|device| as_llama_cpp(&device));
 }
 
-/// A folder's tensors are called what they are to be called in the file that it becomes.
+/// A folder's imatrix names its tensors as in the converted GGUF file.
 #[test]
 fn a_folder_is_quantized_with_what_was_measured() {
     let home = Home::new();
@@ -88,7 +88,7 @@ fn a_folder_is_quantized_with_what_was_measured() {
         serde_json::from_str::<serde_json::Value>(&said).unwrap()["perplexity"].as_f64().unwrap()
     };
     let (plain, cared, same) = (perplexity("plain.gguf"), perplexity("cared.gguf"), perplexity("same.gguf"));
-    // What was measured is the same to seven digits. A few choices are so near that even this turns them.
+    // The imatrix agrees to seven digits, but a few quantization choices are so close that even this flips them.
     assert!((cared - same).abs() < 0.01 * cared, "{cared} {same}");
     assert!((cared - plain).abs() > 0.02 * cared, "{cared} {plain}");
 }

@@ -1,5 +1,5 @@
-//! What is said of a model with which more than one thing is wrong: words and weights are read side by side, and the
-//! message does not depend on which of them is done first.
+//! Errors for a model with more than one fault: tokenizer and weights are read in parallel, and the message does not
+//! depend on which finishes first.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 

@@ -1,4 +1,4 @@
-//! The log of `tallow serve`, whatever becomes of it, and what says which build this is.
+//! The log of `tallow serve` under log failures, and the build's version information.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![cfg(unix)]
@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use common::Home;
 use serde_json::{Value, json};
 
-/// A server under test; it is killed if the test forgets it.
+/// A server under test; it is killed if the test does not stop it.
 struct Server {
     child: Child,
     address: String,
 }
 
-/// A server of the demo whose log can be read, and its log up to the line that says where it is.
+/// A server of the demo, its log reader, and the log up to the line with its address.
 fn start(
     home: &Home,
     args: &[&str],
@@ -43,7 +43,7 @@ fn start(
 }
 
 impl Server {
-    /// Asks for something on a connection of its own; fails if there is no answer within a few seconds.
+    /// Sends a request on its own connection; fails without an answer within a few seconds.
     fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut stream = self.connect();
         let kind = format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len());
@@ -81,7 +81,7 @@ impl Server {
         health["problems"][0].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Has many lines logged: refusals, on one connection.
+    /// Produces `lines` log lines: refused requests on one connection.
     fn chatter(&self, lines: usize) {
         let stream = self.connect();
         let (mut answers, mut stream) = (BufReader::new(stream.try_clone().unwrap()), stream);
@@ -105,11 +105,11 @@ impl Server {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: the child is ours and has not been waited for, so that its number is still its own.
+        // SAFETY: `kill` takes no pointers. The child is ours and has not been waited for, so its pid is still its own.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// It ends when it is told to, and well.
+    /// Terminates it, and checks that it exits successfully.
     fn stop(mut self) {
         self.signal(libc::SIGTERM);
         let begun = Instant::now();
@@ -136,14 +136,14 @@ impl Drop for Server {
 fn a_log_that_nobody_reads_holds_up_nothing() {
     let (home, dropped) = (Home::new(), "vllm:log_lines_dropped_total");
     let (server, mut log, _) = start(&home, &["demo"], |_| {});
-    // The pipe holds 64 KiB, the queue before it a MiB.
+    // The pipe holds 64 KiB, the queue before it 1 MiB.
     server.chatter(6000);
     server.complete();
     assert!(server.problem().starts_with("the log is not being read"), "{}", server.problem());
     let (_, metrics) = server.ask("GET", "/metrics", "");
     let line = metrics.lines().find(|line| line.starts_with(dropped)).unwrap();
     assert!(line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() > 100.0, "{line}");
-    // Once somebody reads, all is well again, and how much is missing is said.
+    // Once somebody reads, logging recovers and the number of lost lines is reported.
     let mut line = String::new();
     while !line.contains("could not be written before this") {
         line.clear();
@@ -184,7 +184,7 @@ fn a_log_whose_reader_is_gone_ends_nothing() {
     server.stop();
 }
 
-/// Nothing can be written, from the first line on.
+/// Every write to the log fails, from the first line on.
 #[test]
 fn a_log_on_a_full_disk_ends_nothing() {
     let Ok(full) = std::fs::File::options().write(true).open("/dev/full") else {
@@ -192,7 +192,7 @@ fn a_log_on_a_full_disk_ends_nothing() {
         return;
     };
     let home = Home::new();
-    // What says where it is cannot be read.
+    // The address cannot be read from the log.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut command = home.command(&["serve", "demo", "--port", &port.to_string()]);
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(full).spawn().unwrap();
@@ -260,7 +260,7 @@ fn nonsense_about_the_log_is_refused() {
     }
 }
 
-/// Chats are not talked into, and whoever wants to know more can.
+/// `run` logs nothing by default, and more on request.
 #[test]
 fn run_says_as_much_as_is_asked_for() {
     let home = Home::new();
@@ -282,14 +282,14 @@ fn run_says_as_much_as_is_asked_for() {
     assert!(run(&[], "tallow_engine=trace").contains("TRACE a step of 1 sequences"));
 }
 
-/// `nohup` and scripts ask for signals to be ignored, and mean it.
+/// `nohup` and scripts start the program with ignored signals, which must stay ignored.
 #[test]
 fn signals_that_are_ignored_stay_ignored() {
     let home = Home::new();
-    // What the tests themselves were started with is passed on, and may be either.
+    // The test runner's own dispositions are inherited and may be either, so they are set here.
     let with = |how: libc::sighandler_t| {
         move |command: &mut Command| {
-            // SAFETY: only what is allowed between fork and exec is called.
+            // SAFETY: only async-signal-safe calls are made between fork and exec.
             unsafe {
                 command.pre_exec(move || {
                     libc::signal(libc::SIGHUP, how);
@@ -307,7 +307,7 @@ fn signals_that_are_ignored_stay_ignored() {
     server.complete();
     server.stop();
     reader.join().unwrap().unwrap();
-    // Where they are not ignored they end it.
+    // Signals that are not ignored end the server.
     for signal in [libc::SIGHUP, libc::SIGINT] {
         let (mut server, mut log, _) = start(&home, &["demo"], with(libc::SIG_DFL));
         server.signal(signal);
@@ -316,7 +316,7 @@ fn signals_that_are_ignored_stay_ignored() {
     }
 }
 
-/// The commit that is checked out here, if this is a repository.
+/// The checked-out commit, if this is a repository.
 fn commit() -> Option<String> {
     let mut git = Command::new("git");
     git.args(["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "HEAD"]);
@@ -341,7 +341,7 @@ fn the_build_is_named_everywhere() {
     drop(log);
 }
 
-/// The log calls a model as requests do.
+/// The log uses the model id that requests use.
 #[test]
 fn a_folder_is_logged_under_its_id() {
     let home = Home::new();

@@ -28,7 +28,7 @@ fn dump(home: &Home, model: &Path, input: &Path, device: &str) -> BTreeMap<Strin
     tensors(&output)
 }
 
-/// How far the numbers of one are from those of the other.
+/// Largest absolute difference of two tensors' elements.
 fn distance(a: &Golden, b: &Golden) -> f32 {
     assert_eq!(a.shape, b.shape);
     let far = |(a, b): (&f32, &f32)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() };
@@ -57,7 +57,7 @@ fn every_family_of_the_goldens() {
     }
 }
 
-/// Encoders, of images too, and encoders with decoders. What fills up a text stands for nothing.
+/// Encoders, image encoders and encoder-decoders. Rows of padding are not compared.
 #[test]
 fn every_other_family_of_the_goldens() {
     let home = Home::new();
@@ -91,7 +91,7 @@ fn every_other_family_of_the_goldens() {
         }
         assert!(compared >= 2, "{name}: {compared}");
     }
-    // A cache of fewer bits is for those that keep one.
+    // A KV cache type of fewer bits is refused for models without a KV cache.
     let of = |name: &str, file: &str| golden(name).join(file).to_str().unwrap().to_owned();
     let run = |name: &str| {
         let (model, input) = (of(name, ""), of(name, "golden.safetensors"));
@@ -101,7 +101,7 @@ fn every_other_family_of_the_goldens() {
     assert!(run("bert").failed().contains("encoders keep no keys and values"));
 }
 
-/// The program with an adapter, from both kinds of file, gives PEFT's logits; with half of it, or none, it does not.
+/// With an adapter, from both file formats, the program gives PEFT's logits; at half scale or without it, it does not.
 #[test]
 fn adapters_of_the_goldens() {
     let home = Home::new();
@@ -197,12 +197,12 @@ fn wrong_inputs_are_refused() {
     insta::assert_snapshot!(text);
 }
 
-/// The most likely text, with nothing lost on the way.
+/// Greedy decoding in full precision.
 fn greedily(device: &str) -> [&str; 10] {
     ["run", "--raw", "--temperature", "0", "--kv", "f32", "--arithmetic", "exact", "--device", device]
 }
 
-/// A small model that was trained: its logits, its text, its perplexity, from each kind of file.
+/// A small trained model: logits, text and perplexity, from each file format.
 #[test]
 fn a_trained_model_behaves_as_recorded() {
     trained_model("cpu", 1.0);
@@ -262,9 +262,9 @@ fn trained_model(device: &str, slack: f64) {
         let want = perplexity.as_f64().unwrap();
         println!("{file:<24} perplexity {found:.6} ({fast:.6} when fast), recorded {want:.6}");
         assert!((found / want - 1.0).abs() < slack * 1e-5, "{file}: {found} {want}");
-        // Inputs of eight bits cost hardly anything, whatever the weights are.
+        // 8-bit activations cost hardly anything, whatever the weight type.
         assert!((fast / want - 1.0).abs() < 5e-3, "{file}: {fast} {want}");
-        // The reference began with the token that begins a text, and so does an empty prompt here.
+        // The reference began with BOS, and so does an empty prompt here.
         let want = greedy(tokens);
         let count = (want.len() - 1).to_string();
         let said = home.run(&[&greedily(device)[..], &["-n", &count, name, ""]].concat()).ok();
@@ -278,7 +278,7 @@ fn trained_model(device: &str, slack: f64) {
     assert_eq!(said.ok().trim(), story.trim());
 }
 
-/// What a model with a template is given is the rendered chat, and what people write stays text in it.
+/// With a chat template the model gets the rendered chat, and special tokens in a user's text stay text.
 #[test]
 fn a_chat_is_what_its_template_makes_of_it() {
     let Some(folder) = shared("stories260K-hf") else { return };

@@ -1,4 +1,4 @@
-//! One prompt and its answer: where the prompt comes from, how an answer ends, and what does not fit.
+//! One prompt and its answer: sources of the prompt, ends of an answer, and prompts that do not fit.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -7,7 +7,7 @@ mod common;
 use common::written::Written;
 use common::{Did, Home};
 
-/// What stands before the answer's first word.
+/// Output before the answer's first word.
 fn prompt_of(home: &Home, args: &[&str], input: &str) -> String {
     let args = [&["run", "demo", "--echo", "--seed", "7", "-n", "1"], args].concat();
     let Did { out, .. } = home.run_with(&args, input.as_bytes());
@@ -56,7 +56,7 @@ fn an_answer_that_is_cut_says_so() {
     let err = |args: &[&str]| home.run(&[&["run", "demo", "--seed", "7"], args].concat()).err;
     insta::assert_snapshot!(err(&["--raw", "The sea"]), @"(stopped: --max-tokens 256, the default for models without a chat template; --max-tokens N for more)");
     insta::assert_snapshot!(err(&["-c", "32", "-n", "100", "Once upon a time"]), @"(stopped: context full, 32 tokens; --context N makes room, up to 1024)");
-    // Who asked for so many tokens knows it.
+    // With an explicit `-n` there is no note about the limit.
     assert_eq!(err(&["-n", "4", "Once upon a time"]), "");
 }
 
@@ -68,7 +68,7 @@ fn a_prompt_that_does_not_fit_says_what_to_do_and_nothing_before_it() {
     insta::assert_snapshot!(err, @"error: the prompt has 25 tokens, and the context is 16. This model's own limit is 1024: give it room with --context 1024 (-c 1024)");
 }
 
-/// Nobody should have to count the tokens of a file.
+/// The context grows to fit a long prompt file.
 #[test]
 fn a_long_prompt_gets_the_context_that_it_needs() {
     let home = Home::new();
@@ -77,10 +77,10 @@ fn a_long_prompt_gets_the_context_that_it_needs() {
     Written { context: 32_768, ..Written::SMALL }.to(path);
     let long = "w1 ".repeat(4000);
     let count = home.run_with(&["tokenize", path, "--ids"], long.as_bytes()).ok().matches(',').count();
-    // More than the context that is set up unasked.
+    // More than the default context.
     assert!((8_192..30_000).contains(&count), "{count}");
     home.run_with(&["run", path, "-n", "2"], long.as_bytes()).ok();
-    // Whoever sets the context has it.
+    // An explicit context is kept.
     let refused = home.run_with(&["run", path, "-n", "2", "-c", "8192"], long.as_bytes()).failed();
     assert!(
         refused.contains(

@@ -1,4 +1,4 @@
-//! `tallow serve` with a real engine behind it: shared prefixes, clients that vanish, signals under load.
+//! `tallow serve` with a real engine: shared prefixes, disconnecting clients, signals under load.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![cfg(unix)]
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use common::{Home, gpu};
 use serde_json::{Value, json};
 
-/// A server under test; it is killed if the test forgets it.
+/// A server under test; it is killed if the test does not stop it.
 struct Server {
     child: Child,
     address: String,
@@ -38,7 +38,7 @@ impl Server {
                 break rest.trim().trim_end_matches("/v1").to_owned();
             }
         };
-        // It must never wait for somebody to read its log.
+        // Drains the log, so that the server never blocks on it.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         Server { child, address, _home: home }
     }
@@ -62,7 +62,7 @@ impl Server {
         self.request("POST", "/v1/completions", &body.to_string())
     }
 
-    /// A number among the metrics.
+    /// The value of a metric.
     fn metric(&self, name: &str) -> f64 {
         let (_, text) = self.get("/metrics");
         let line = text.lines().find(|line| line.starts_with(name) && !line.starts_with('#'));
@@ -75,7 +75,7 @@ impl Server {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: the child is ours and has not been waited for, so that its number is still its own.
+        // SAFETY: `kill` takes no pointers. The child is ours and has not been waited for, so its pid is still its own.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
@@ -124,13 +124,13 @@ fn whole(stream: TcpStream) -> Value {
     serde_json::from_str(&body).unwrap()
 }
 
-/// Text of about so many tokens, the same each time.
+/// `words` words, about one token each, the same each time.
 fn text(words: usize) -> String {
     const WORDS: [&str; 8] = ["the", "king", "and", "his", "daughter", "went", "into", "the forest,"];
     (0..words).map(|i| WORDS[i * i % 8]).collect::<Vec<_>>().join(" ")
 }
 
-/// Whoever names a number of tokens gets it. Where nobody does it is chosen by how long steps take, within bounds.
+/// An explicit decode budget is used as given. By default it is chosen within bounds by how long steps take.
 #[test]
 fn steps_beside_answers_are_as_asked_or_chosen() {
     const TOKENS: &str = "vllm:decode_budget_tokens";
@@ -139,7 +139,7 @@ fn steps_beside_answers_are_as_asked_or_chosen() {
     assert!((32.0..=256.0).contains(&chosen), "{chosen}");
 }
 
-/// Systems give processes few descriptors unless they ask for more, and each connection takes one.
+/// The default soft limit of file descriptors is low, and each connection takes one.
 #[test]
 #[cfg(target_os = "linux")]
 fn the_server_takes_all_the_descriptors_that_it_may_have() {
@@ -156,7 +156,7 @@ fn the_server_takes_all_the_descriptors_that_it_may_have() {
     assert!(server.metric("vllm:connections_max") > 100.0);
 }
 
-/// Prefixes that requests share are computed once, whether they come one after another or all at once.
+/// A shared prefix is computed once, whether the requests come one after another or all at once.
 #[test]
 fn a_shared_prefix_is_computed_once() {
     let server = Server::start(&["--slots", "8"]);
@@ -179,7 +179,7 @@ fn a_shared_prefix_is_computed_once() {
         first_token(&cold)
     );
 
-    // All at once, with a prefix that nobody has seen: one computes it, the others wait for that.
+    // All at once with an unseen prefix: one request computes it, the others wait for it.
     let prompt = format!("Far away, {prompt}");
     let body = |end: usize| json!({"prompt": format!("{prompt} {end}"), "max_tokens": 4, "temperature": 0});
     let (before, hits) =
@@ -197,11 +197,11 @@ fn a_shared_prefix_is_computed_once() {
     assert!(fresh < 2 * tokens, "{fresh} tokens were computed, and {tokens} would do");
 }
 
-/// Eight clients at once on a GPU get what each gets alone on the CPU.
+/// Eight concurrent clients on a GPU get what each gets alone on the CPU.
 #[test]
 fn a_gpu_serves_what_the_cpu_does() {
     let Some(device) = gpu() else { return };
-    // In full precision, so that the two devices' roundings cannot choose another token.
+    // In full precision, so that rounding differences between the devices do not change a token.
     let (cpu, gpu) = (
         Server::start(&["--kv", "f32", "--device", "cpu", "--arithmetic", "exact"]),
         Server::start(&["--kv", "f32", "--slots", "128", "--device", &device]),
@@ -219,12 +219,12 @@ fn a_gpu_serves_what_the_cpu_does() {
     vanish(&gpu, 40);
 }
 
-/// What asks for more than the buffers on the way can hold: it is under way for as long as nobody reads it.
+/// Asks for more than the buffers on the way can hold, so that it runs for as long as nobody reads it.
 fn endless(prompt: &str) -> Value {
     json!({"prompt": prompt, "n": 32, "logprobs": 5, "max_tokens": 1000, "ignore_eos": true, "stream": true})
 }
 
-/// A client that goes away leaves nothing behind.
+/// A disconnected client frees its slot and its pages.
 #[test]
 fn clients_that_vanish_free_their_pages() {
     vanish(&Server::start(&["--slots", "128"]), 300);
@@ -235,7 +235,7 @@ fn vanish(server: &Server, words: usize) {
     let ask = || (0..4).map(|_| server.complete(&body)).collect::<Vec<TcpStream>>();
     let mut first = ask();
     for stream in &mut first {
-        // It is under way; those that come now wait for slots.
+        // It is running; later ones wait for slots.
         stream.read_exact(&mut [0; 64]).unwrap();
     }
     let streams = [first, ask()];
@@ -247,12 +247,12 @@ fn vanish(server: &Server, words: usize) {
         assert!(begun.elapsed() < Duration::from_secs(10), "pages are still in use");
     }
     println!("pages were free {:?} after 8 clients had gone", begun.elapsed());
-    // Nobody else noticed.
+    // Other clients are not affected.
     let after = whole(server.complete(&json!({"prompt": "Once", "max_tokens": 3})));
     assert_eq!(after["usage"]["completion_tokens"], 3);
 }
 
-/// Streams under way at the signal, until their end.
+/// Signals the server while eight streams are running, and returns what they receive until their end.
 fn ends(server: &mut Server, body: &Value) -> Vec<String> {
     let mut streams: Vec<TcpStream> = (0..8).map(|_| server.complete(body)).collect();
     for stream in &mut streams {
@@ -293,7 +293,7 @@ fn a_second_signal_ends_at_once() {
     let mut stream = server.complete(&endless("Once"));
     stream.read_exact(&mut [0; 64]).unwrap();
     server.signal(libc::SIGTERM);
-    // While it drains it says so, and takes nothing more.
+    // While draining, the server reports not ready or refuses connections.
     let begun = Instant::now();
     while TcpStream::connect(&server.address).is_ok() && server.get("/ready").0 == 200 {
         assert!(begun.elapsed() < Duration::from_secs(5));

@@ -1,4 +1,4 @@
-//! `tallow transcribe`, a model that hears and is served, and `tallow run` with one that reads before it writes.
+//! `tallow transcribe`, a served speech model, and `tallow run` with an encoder-decoder (T5).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![cfg(unix)]
@@ -21,7 +21,7 @@ fn home() -> Home {
     home
 }
 
-/// Seconds of a tone that rises and falls, as a WAV file of 16 bits.
+/// A frequency-modulated tone of `seconds`, as a 16-bit WAV file.
 fn sound(seconds: f32) -> Vec<u8> {
     let count = (seconds * 16000.0) as usize;
     let sample = |n: usize| {
@@ -38,7 +38,7 @@ fn sound(seconds: f32) -> Vec<u8> {
     [file, data].concat()
 }
 
-/// A server of the model that hears.
+/// A server of the speech model.
 struct Server(Child, String);
 
 impl Server {
@@ -63,7 +63,7 @@ impl Server {
         self.send_of(path, kind, body, body.len())
     }
 
-    /// Sends something that says it has so many bytes.
+    /// Sends a request with a `content-length` of `length`.
     fn send_of(&self, path: &str, kind: &str, body: &[u8], length: usize) -> (u16, String, String) {
         let mut stream = TcpStream::connect(&self.1).unwrap();
         let head = format!("POST {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.1);
@@ -174,7 +174,7 @@ fn wrong_requests_are_refused_in_the_interface_s_words() {
     ];
     let said: String = said.iter().map(|(status, _, body)| format!("{status} {body}\n")).collect();
     insta::assert_snapshot!(said);
-    // What is too large is refused before it is sent.
+    // A too large body is refused before it is sent.
     let (status, ..) = server.send_of(to, "multipart/form-data; boundary=b0", b"", 26 << 20);
     assert_eq!(status, 413);
 }
@@ -208,14 +208,14 @@ fn several_files_and_a_pipe_are_transcribed_in_turn() {
     let two = home.run(&["transcribe", "ears", "voice.opus"]).ok();
     let both = home.run(&["transcribe", "ears", "sound.wav", "voice.opus"]).ok();
     assert_eq!(both, format!("==> sound.wav <==\n{one}\n==> voice.opus <==\n{two}"));
-    // The same through a pipe, of every kind of container.
+    // The same through a pipe, for every container.
     for (name, want) in [("sound.wav", one), ("voice.opus", two)] {
         let mut command = home.command(&["transcribe", "ears", "-"]);
         command.stdin(std::fs::File::open(home.path().join(name)).unwrap()).stderr(Stdio::null());
         let output = command.output().unwrap();
         assert_eq!(String::from_utf8(output.stdout).unwrap(), want, "{name}");
     }
-    // JSON: an object for each.
+    // JSON: one object per file.
     let json = home.run(&["transcribe", "ears", "sound.wav", "voice.opus", "--format", "json"]).ok();
     let objects = serde_json::Deserializer::from_str(&json).into_iter::<Value>();
     assert_eq!(objects.filter(|object| object.as_ref().unwrap()["text"].is_string()).count(), 2);

@@ -1,4 +1,4 @@
-//! How fast attention is, next to what the machine can do at most in the same minute.
+//! Attention speed, next to the machine's limits measured in the same minute.
 //!
 //! `attend_speed [isa=avx512] [threads=2] [kv=f16] [q=16] [heads=8] [dim=128] [page=16] [runs=7] [only=decode]`
 
@@ -11,7 +11,7 @@ use tallow_cpu::{Cpu, Isa};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Decode reads this much cache in a run: more than any cache of the CPU holds.
+/// Bytes of KV cache that decode reads per run: more than any CPU cache holds.
 const READ: usize = 1 << 29;
 
 struct Bench {
@@ -23,7 +23,7 @@ struct Bench {
     spec: AttnSpec<Cpu>,
 }
 
-/// The keys and values of one layer.
+/// K and V of one layer.
 struct Layer {
     k: Tensor<Cpu>,
     v: Tensor<Cpu>,
@@ -44,7 +44,7 @@ fn number(name: &str, default: usize) -> Outcome<usize> {
     Ok(argument(name).map(|n| n.parse()).transpose()?.unwrap_or(default))
 }
 
-/// Numbers from -1 to 1.
+/// Values from -1 to 1.
 fn noise(count: usize) -> Vec<f32> {
     let mut x = 1u32;
     let mut next = || {
@@ -56,7 +56,7 @@ fn noise(count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// The median and the best of some durations, in seconds.
+/// Median and minimum of the run times, in seconds.
 fn times(runs: usize, mut run: impl FnMut() -> Outcome<()>) -> Outcome<(f64, f64)> {
     run()?;
     let mut all = Vec::new();
@@ -70,7 +70,7 @@ fn times(runs: usize, mut run: impl FnMut() -> Outcome<()>) -> Outcome<(f64, f64
 }
 
 impl Bench {
-    /// A step of some sequences, each with `rows` tokens after `start` others.
+    /// A step of `sequences` sequences, each with `rows` tokens after `start` earlier ones.
     fn plan(&self, sequences: usize, start: usize, rows: usize) -> Outcome<StepPlan<Cpu>> {
         let count = (start + rows).div_ceil(self.page);
         let span =
@@ -86,7 +86,7 @@ impl Bench {
         Ok(StepPlan::new(&self.cpu, step)?)
     }
 
-    /// A layer that holds the keys and values of a step, and how long one token took to be stored.
+    /// A layer with the K and V of a step, and the seconds it took to store one token.
     fn layer(&self, plan: &StepPlan<Cpu>) -> Outcome<(Layer, f64)> {
         let pages: usize = plan.host.spans.iter().map(|s| s.pages.len()).sum();
         let alloc = || self.cpu.alloc(self.dtype, pages, self.page * self.heads.cache_cols(self.dtype));
@@ -156,7 +156,7 @@ impl Bench {
             self.cpu.run(Attend { q: &q, heads, spec: &self.spec, kv, plan: &plan })?;
             Ok(())
         })?;
-        // Every query with the keys up to its own, and the values likewise; a multiplication and an addition each.
+        // Causal QKᵀ and the product with V; 2 FLOPs per multiply-add each.
         let work = 4.0 * (tokens * (tokens + 1) / 2 * self.heads.q_cols()) as f64 * 1e-9;
         let peak = self.cpu.multiply_speed(false) * 1e-9;
         println!(

@@ -1,8 +1,8 @@
-//! How fast linear layers are, format by format: `cargo run --release -p tallow-cpu --example linear_speed [THREADS]
+//! Speed of linear layers by format: `cargo run --release -p tallow-cpu --example linear_speed [THREADS]
 //! [ROWS,ROWS,...] [FORMAT...]`.
 //!
-//! One row of input is held against what the memory gives, many rows against what the processor multiplies. Several
-//! weights take turns, more than any cache holds, as in a model.
+//! GEMV (one row of x) is compared with the memory bandwidth, GEMM (many rows) with the peak multiply rate. Several
+//! weights alternate, together larger than any cache, as in a model.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use tallow_cpu::{Cpu, Isa};
 
 const OUTPUTS: usize = 3072;
 const INPUTS: usize = 1024;
-/// Bytes of weights that take turns.
+/// Total bytes of the weights that alternate.
 const WEIGHTS: usize = 256 << 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Weights that are nothing but noise.
+/// Random weights.
 fn weights(b: &Cpu, format: Format) -> Result<Vec<LinearWeights<Cpu>>, Box<dyn std::error::Error>> {
     let width = format.row_bytes(INPUTS).ok_or("no whole blocks")?;
     let mut seed = 1u32;
@@ -69,7 +69,7 @@ fn weights(b: &Cpu, format: Format) -> Result<Vec<LinearWeights<Cpu>>, Box<dyn s
     (0..count).map(|_| one()).collect()
 }
 
-/// Seconds that all the weights take, at best.
+/// Fewest seconds for one pass over all the weights.
 fn fastest(b: &Cpu, weights: &[LinearWeights<Cpu>], rows: usize) -> tallow_core::Result<f64> {
     let x: Vec<f32> = (0..rows * INPUTS).map(|i| (i * 7 % 31) as f32 / 31.0 - 0.5).collect();
     let x = b.upload(&x, rows, INPUTS)?;

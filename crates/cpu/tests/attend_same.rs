@@ -1,5 +1,6 @@
-//! A token's attention is the same, bit for bit, whether its sequence is computed at once or token by token, by one
-//! thread or by segments on many, and however long the pages are: over all the shapes that are computed differently.
+//! A token's attention output is bitwise identical whether its sequence is computed in one step or token by token, on
+//! one thread or in KV segments over several threads (as in flash decoding), and for any page length: over all shapes
+//! that take different code paths.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -9,7 +10,7 @@ use tallow_cpu::{Cpu, Isa};
 
 const LEN: usize = 600;
 
-/// Numbers from -1 to 1.
+/// Values from -1 to 1.
 fn noise(seed: u32, count: usize) -> Vec<f32> {
     let mut x = seed;
     let mut next = || {
@@ -28,13 +29,13 @@ struct Case {
 }
 
 impl Case {
-    /// The attention of the rows from `start` on, each step computing `chunk` of them, over pages of `page_len` that the
-    /// sequence's tokens have been written to at once.
+    /// Attention output of the rows from `start` on, in steps of `chunk` rows, over pages of `page_len` tokens; the
+    /// sequence's K and V are written in one step beforehand.
     fn rows(&self, cpu: &Cpu, page_len: usize, start: usize, chunk: usize) -> Vec<u32> {
         let (heads, dtype) = (self.heads, self.dtype);
         let pages = LEN.div_ceil(page_len);
         let plan = |rows: std::ops::Range<usize>| {
-            // Pages in no order that memory would know of.
+            // Pages in reverse order, not contiguous in memory.
             let pages = (0..rows.end.div_ceil(page_len)).map(|p| (pages - 1 - p) as u32).collect();
             let spans = vec![Span { rows: rows.len(), start: rows.start, pages }];
             let tokens = vec![0; rows.len()];
@@ -68,8 +69,8 @@ impl Case {
     }
 }
 
-/// Heads of queries, heads of keys, and their elements: groups of every size that has kernels of its own, and vectors and
-/// tiles that dims fill and do not fill.
+/// (query heads, KV heads, head dim): GQA groups of every size with kernels of its own, and head dims that do and do
+/// not fill vectors and tiles.
 const SHAPES: [(usize, usize, usize); 11] = [
     (1, 1, 128),
     (2, 1, 80),
@@ -94,7 +95,7 @@ fn hold(isa: Isa) {
             for window in [None, Some(300), Some(20)] {
                 let case = Case { heads: Heads { q, kv, dim }, dtype, window };
                 let whole = case.rows(&one, 16, 0, LEN);
-                // Steps of one token, and of as many as are just few or just many.
+                // Steps of one token, and of row counts on both sides of the few/many rows boundary.
                 for (page_len, start, chunk) in [
                     (16, 592, 1),
                     (48, 0, 128),
@@ -141,7 +142,7 @@ fn in_amx() {
     hold(Isa::Amx);
 }
 
-/// Tiles of bf16 and vectors come to the same.
+/// bf16 AMX tiles and plain vectors give the same bits.
 #[test]
 fn in_tiles_and_vectors() {
     if !Isa::Amx.is_available() {

@@ -1,4 +1,4 @@
-//! A weight's rows are let go while others are still read: what is held of it besides its packed form is bounded.
+//! Preparing a weight releases its source rows as it goes, so that the memory held besides the packed form is bounded.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use tallow_core::{Backend, Format, HostWeight};
 use tallow_cpu::{Cpu, Isa};
 
-/// What was said while a weight was prepared.
+/// Row ranges that were released while a weight was prepared, sorted.
 fn said(threads: usize, format: Format, rows: usize, cols: usize) -> Vec<Range<usize>> {
     let b = Cpu::new(Isa::Scalar, threads).unwrap();
     let bytes = vec![0; rows * format.row_bytes(cols).unwrap()];

@@ -1,4 +1,5 @@
-//! Adapters through an engine's handle: each request with its own, in any company; the prefix cache; coming and going.
+//! LoRA adapters through an `EngineHandle`: one adapter per request in mixed batches, the prefix cache, load and
+//! unload.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -21,7 +22,7 @@ fn worn(handle: &EngineHandle, name: &str) -> Option<LoraRef> {
     Some(handle.loras().iter().find(|a| a.name == name).unwrap().lora)
 }
 
-/// An engine with two adapters.
+/// Engine with two LoRA adapters loaded.
 fn with_two(pages: usize) -> EngineHandle {
     let handle = start(pages);
     handle.load_lora(adoption("one", "llama")).unwrap();
@@ -29,7 +30,7 @@ fn with_two(pages: usize) -> EngineHandle {
     handle
 }
 
-/// Prompt tokens that were in the cache.
+/// Number of prompt tokens served from the prefix cache.
 fn cached(got: &[Event]) -> usize {
     match got[0] {
         Event::Started { cached } => cached,
@@ -58,11 +59,11 @@ fn each_request_has_its_adapter_in_any_company() {
     for (i, j) in [(0, 1), (0, 2), (1, 2), (0, 3), (1, 3)] {
         assert_ne!(alone[4 + i].last(), alone[4 + j].last(), "{i} and {j} have the same adapter");
     }
-    // An engine that never heard of adapters says the same to those that have none.
+    // An engine without LoRA loaded returns the same tokens for requests without an adapter.
     let without = events(&start(64), ask(4));
     assert_eq!(choices(&without), alone[4]);
     assert_eq!(tokens(&events(&handle, request(&prompt, plain.len()))), plain);
-    // Too few pages for all: some have to give way.
+    // Too few pages for all sequences, so that some are preempted.
     let handle = with_two(40);
     let mut receivers: Vec<_> = (0..12).map(|i| handle.submit(ask(i)).unwrap()).collect();
     for (i, receiver) in receivers.iter_mut().enumerate() {
@@ -93,7 +94,7 @@ fn prefixes_are_shared_by_those_with_the_same_adapter_only() {
         assert_eq!((cached(&again), tokens(&again)), (4, tokens(&got)), "{adapter:?} {salt:?}");
         first.push(tokens(&got));
     }
-    // Another under the same name has nothing of the one before it.
+    // A new adapter under the same name must not hit the old one's prefix cache.
     handle.unload_lora("one").unwrap();
     handle.load_lora(adoption("one", "llama-some")).unwrap();
     let got = ask(worn(&handle, "one"), None);
@@ -116,7 +117,7 @@ fn adapters_come_and_go_under_traffic() {
     }
     handle.unload_lora("one").unwrap();
     assert_eq!(handle.loras().iter().map(|a| a.name.as_str()).collect::<Vec<_>>(), ["two"]);
-    // Nobody new gets it; another takes its name; whoever has it goes on.
+    // After unloading, no new request gets the adapter, its name can be reused, and running sequences keep it.
     let late = events(&handle, long(old));
     assert_eq!(late, [Event::Failed(Failure::Unfit(Unfit::NoAdapter))]);
     handle.load_lora(adoption("one", "llama-some")).unwrap();
@@ -138,7 +139,7 @@ fn what_does_not_fit_is_refused_and_harms_nobody() {
     assert!(other.contains("gate_up_proj") && other.contains("Llama"), "{other}");
     let other = handle.load_lora(adoption("three", "qwen3")).unwrap_err().to_string();
     assert!(other.contains("lora_B") || other.contains("has shape"), "{other}");
-    // The room is for a megabyte.
+    // The LoRA memory limit is one megabyte.
     let mut loaded = 0;
     let full = loop {
         match handle.load_lora(adoption(&format!("more-{loaded}"), "llama")) {

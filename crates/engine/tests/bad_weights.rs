@@ -1,5 +1,5 @@
-//! Weights that are no numbers, in blocks that loading does not look into: whoever needs them gets an error, and
-//! nobody else notices, not even who is given the same pages of the cache afterwards.
+//! NaN scales in quantized blocks, which loading does not check: the requests that read them fail, and no other request
+//! is affected, not even one that gets the same KV cache pages afterwards.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -18,7 +18,7 @@ use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 use tallow_support::golden;
 
-/// The token whose embedding is damaged.
+/// Token whose embedding row is damaged.
 const DAMAGED: u32 = 77;
 const PAGES: usize = 24;
 const SLOTS: usize = 3;
@@ -26,7 +26,7 @@ const SLOTS: usize = 3;
 const VOCAB: usize = 200;
 const DIM: usize = 32;
 
-/// A GGUF file with a model of one layer, whose embedding is of blocks and apart from its head.
+/// GGUF file of a one-layer model with a quantized token embedding that is not tied to the output head.
 fn file(damaged: bool) -> Vec<u8> {
     fn text(text: &str) -> Vec<u8> {
         [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
@@ -36,7 +36,7 @@ fn file(damaged: bool) -> Vec<u8> {
         (from..from + count).flat_map(|i| number(i).to_le_bytes()).collect()
     };
     let block = |row: usize| -> Vec<u8> {
-        // A scale of half precision, of about 0.01 or no number, then a row of numbers.
+        // Q8_0 block: an f16 scale of about 0.01, or NaN, then the int8 codes of the row.
         let scale: u16 = if damaged && row == DAMAGED as usize { 0x7E00 } else { 0x211F };
         let numbers = (0..DIM).map(|i| (number(row * DIM + i) * 127.0) as i8 as u8);
         scale.to_le_bytes().into_iter().chain(numbers).collect()
@@ -115,7 +115,7 @@ fn healthy() -> Vec<Vec<u32>> {
     (0..6).map(|i| (0..10).map(|t| 100 + 11 * i + t).collect()).collect()
 }
 
-/// The tokens of an answer, or why there is none.
+/// The tokens of an answer, or the failure.
 fn answer(mut events: impl FnMut() -> Option<Event>) -> Result<Vec<u32>, Failure> {
     let mut tokens = Vec::new();
     loop {
@@ -141,7 +141,7 @@ fn c3_14_a_damaged_row_is_its_askers_trouble_alone() {
     let (good, bad) = (engine("good.gguf", false), engine("bad.gguf", true));
     let want: Vec<_> = healthy().into_iter().map(|p| tokens_of(&good, p).unwrap()).collect();
     assert!(want.windows(2).any(|pair| pair[0] != pair[1]), "answers differ: {want:?}");
-    // A healthy request beside each that is not, and in few pages, so that they change hands.
+    // Each bad request runs beside a healthy one, with so few pages that pages are reused between them.
     let mut receivers = Vec::new();
     for prompt in healthy() {
         let mut ill = prompt.clone();
@@ -158,7 +158,7 @@ fn c3_14_a_damaged_row_is_its_askers_trouble_alone() {
         }
     }
     assert_eq!(told, want);
-    // And once more, in the pages that the ill ones have left.
+    // Once more, in the pages that the bad requests have freed.
     for (prompt, want) in healthy().into_iter().zip(&want) {
         assert_eq!(&tokens_of(&bad, prompt).unwrap(), want);
     }

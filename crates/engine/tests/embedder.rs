@@ -1,4 +1,4 @@
-//! The embedder: many requests at once, turns, failures that stay apart, and the end.
+//! The embedder: concurrent requests, step batching, isolated failures, shutdown.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 
 const BUDGET: usize = 16;
 
-/// A small encoder, whose folder is gone once it is open.
+/// Small encoder; its folder is removed once it is open.
 fn model() -> (EncoderModel, Inputs) {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -52,7 +52,7 @@ fn cpu(queue: usize) -> EmbedderHandle {
     start(queue, || Cpu::new(Isa::best(), 1).unwrap())
 }
 
-/// A text of so many tokens, the first of which is `first`.
+/// An input of `tokens` tokens, the first of which is `first`.
 fn text(first: u32, tokens: usize) -> Input {
     let rest = (1..tokens as u32).map(|i| 20 + (first + 5 * i) % 70);
     Input { tokens: std::iter::once(first).chain(rest).collect(), types: vec![0; tokens] }
@@ -74,13 +74,13 @@ fn texts_give_the_same_in_any_company() {
     let want = [&alone[..1], &alone[1..20], &alone[20..24], &alone[..24]].concat();
     assert_eq!(got, want);
     assert_eq!((handle.taken(), handle.stats().waiting_tokens.load(Ordering::Relaxed)), (0, 0));
-    // Texts that are longer than a step may be have one to themselves.
+    // Texts longer than the step budget get a step of their own.
     let long = wait(handle.submit(vec![text(30, 40), text(31, 2)]).unwrap()).unwrap();
     assert_eq!(long.len(), 2);
     assert_eq!(wait(handle.submit(Vec::<Input>::new()).unwrap()), Ok(Vec::new()));
 }
 
-/// Many texts, which take a while.
+/// Enough texts to keep the engine busy for a while.
 fn many() -> Vec<Input> {
     (0..3000).map(|i| text(20 + i % 70, 8)).collect()
 }
@@ -142,7 +142,7 @@ fn places_are_bounded_and_given_back() {
         std::thread::sleep(Duration::from_millis(2));
     }
     assert_eq!(wait(handle.submit(vec![text(30, 4)]).unwrap()).unwrap().len(), 1);
-    // Nobody waited for the most of them.
+    // Most of them were never computed, because nobody waited for them.
     assert!(handle.stats().texts.load(Ordering::Relaxed) < 3000);
     assert_eq!(handle.stats().waiting_tokens.load(Ordering::Relaxed), 0);
 }
@@ -156,7 +156,7 @@ fn what_is_under_way_is_finished_before_the_end() {
     assert_eq!(wait(answer).unwrap().len(), 3000);
     handle.close();
     assert!(!handle.is_alive());
-    // And what has no time for that is told so.
+    // Requests that do not finish within the drain time fail.
     let handle = cpu(8);
     let answer = handle.submit(many()).unwrap();
     handle.drain(Duration::ZERO);

@@ -1,4 +1,4 @@
-//! The engine through its handle: answers, stops, limits, requests that vanish, steps that fail, an orderly end.
+//! The engine through its handle: answers, stop strings, limits, cancelled requests, failed steps, shutdown.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -29,7 +29,7 @@ fn an_answer_is_the_models_and_ends_in_one_event() {
     let Some(Event::Done(done)) = got.last() else { panic!() };
     assert_eq!((done.prompt_tokens, done.new_tokens, done.cached_tokens), (prompt.len(), want.len(), 0));
     comes_to_rest(&handle);
-    // The same again begins from the cache, and says the same.
+    // The same request again hits the prefix cache and returns the same tokens.
     let again = events(&handle, request(&prompt, want.len()));
     assert_eq!(again[0], Event::Started { cached: 4 });
     assert_eq!(tokens(&again), want);
@@ -39,7 +39,7 @@ fn an_answer_is_the_models_and_ends_in_one_event() {
 fn many_at_once_say_what_they_say_alone() {
     let (prompt, _) = greedy();
     let prompts: Vec<Vec<u32>> = (0..12).map(|i| prompt.iter().map(|t| 3 + (t + i) % 90).collect()).collect();
-    // Each kind looks at the logits in its own way.
+    // Each kind needs the logits in a different way (top-k, argmax, all).
     let sampled = |i: usize| match i % 4 {
         0 => Sampling { temperature: 0.9, top_k: 20, seed: i as u64, ..Sampling::default() },
         1 => Sampling::greedy(),
@@ -53,7 +53,7 @@ fn many_at_once_say_what_they_say_alone() {
     };
     let alone: Vec<_> = (0..12).map(|i| choices(&events(&start(64), ask(i)))).collect();
     assert_eq!(alone[3].len(), prompt.len() - 1 + 30);
-    // Too few pages for all: some have to give way.
+    // Too few pages for all sequences, so that some are preempted.
     let handle = start(32);
     let mut receivers: Vec<_> = (0..12).map(|i| handle.submit(ask(i)).unwrap()).collect();
     for (i, r) in receivers.iter_mut().enumerate() {
@@ -71,7 +71,7 @@ fn the_most_likely_tokens_say_what_whole_rows_say() {
     let (prompt, _) = greedy();
     for (seed, top_k) in [1, 2, 7, 40, 64, 500].into_iter().enumerate() {
         let few = Sampling { temperature: 1.5, top_k, top_p: 0.95, seed: seed as u64, ..Sampling::default() };
-        // A bias that changes nothing, so that all logits are looked at.
+        // A zero bias changes no logit but forces the sampler to read all of them.
         let all = Sampling { bias: vec![(0, 0.0)], ..few.clone() };
         assert_eq!((few.top_k_needed(), all.top_k_needed()), (Some(top_k).filter(|k| *k <= 64), None));
         let say = |sampling| {
@@ -84,7 +84,7 @@ fn the_most_likely_tokens_say_what_whole_rows_say() {
     }
 }
 
-/// Each of them would fill the cache alone. They give way to each other, and that comes to an end.
+/// Each request would fill the KV cache alone. They preempt each other, and all of them finish.
 #[test]
 fn c3_39_requests_that_fill_the_cache_all_end() {
     let (prompt, _) = greedy();
@@ -114,7 +114,7 @@ fn stops_end_answers_and_never_show() {
         let stops = stops.iter().map(|s| s.to_string()).collect();
         events(&handle, Request { stops, ..request(&prompt, 12) })
     };
-    // One that spans two tokens, one inside a token, one that begins like the text and is never completed.
+    // A stop string across two tokens, one inside a token, and one whose prefix appears but which is never completed.
     let middle = &whole[3..6];
     let got = stop_at(&["zzz", middle]);
     assert_eq!(text(&got), whole[..whole.find(middle).unwrap()]);
@@ -161,12 +161,12 @@ fn prefill_progress_is_reported_on_demand() {
     // A step has up to 32 tokens.
     let asked = || Request { progress: true, ..request(&[5; 100], 3) };
     assert_eq!(prefill(asked()), [[32, 0, 100], [64, 0, 100], [96, 0, 100], [100, 0, 100]]);
-    // The last page is computed again for its logits.
+    // The last page is recomputed for its logits.
     assert_eq!(prefill(asked()), [[100, 96, 100]]);
     assert!(prefill(Request { progress: false, ..asked() }).is_empty());
 }
 
-/// Whoever loads another model, or the same with another context, needs the memory first.
+/// Closing an engine waits until its memory is free, since the caller may load another model next.
 #[test]
 fn an_engine_that_is_closed_has_ended() {
     let handle = start(64);
@@ -188,7 +188,7 @@ fn what_cannot_be_done_is_said() {
     assert_eq!(unfit(request(&[], 5)), Unfit::Empty);
     assert_eq!(unfit(request(&[5; 200], 5)), Unfit::TooLong { prompt: 200, context: 128 });
     assert_eq!(unfit(request(&[5, 96], 5)), Unfit::Unknown { token: 96, vocab: 96 });
-    // Up to the last place in the context, and no further.
+    // Up to the last position of the context and no further.
     let got = events(&handle, Request { ignore_end: true, ..request(&[5; 120], usize::MAX) });
     assert_eq!((tokens(&got).len(), reason(&got)), (8, Finish::Length));
     comes_to_rest(&handle);
@@ -199,16 +199,16 @@ fn waiting_for_a_slot_may_have_an_end() {
     let limit = Duration::ZERO;
     let held = Arc::new(Mutex::new(()));
     let handle = start_held_with(held.clone(), |info| info.queue_timeout = Some(limit));
-    // While the first step waits, all others ask.
+    // All other requests arrive while the first step is held.
     let step = held.lock().unwrap();
-    // Those of the same prefix would wait for the first.
+    // The prompts differ: requests with a common prefix would wait for the first to compute it.
     let ask = |i: usize| Request { ignore_end: true, ..request(&[5 + i as u32; 8], 110) };
     let mut all: Vec<_> = (0..SLOTS + 2).map(|i| handle.submit(ask(i)).unwrap()).collect();
     drop(step);
     for receiver in all.split_off(SLOTS).iter_mut() {
         assert_eq!(receiver.blocking_recv(), Some(Event::Failed(Failure::QueueTimeout(limit))));
     }
-    // Those that have a slot have all the time they want.
+    // Requests that already have a slot are not subject to the queue timeout.
     for mut receiver in all {
         let events: Vec<Event> = std::iter::from_fn(|| receiver.blocking_recv()).collect();
         assert_eq!(reason(&events), Finish::Length);
@@ -220,7 +220,7 @@ fn waiting_for_a_slot_may_have_an_end() {
 fn a_queue_has_an_end() {
     let handle = start(64);
     let long = || Request { ignore_end: true, ..request(&[5; 8], 100) };
-    // Meanwhile some may come to their end.
+    // Some may finish meanwhile.
     let mut receivers = Vec::new();
     let why = loop {
         match handle.submit(long()) {
@@ -236,15 +236,15 @@ fn a_queue_has_an_end() {
     assert!(handle.submit(long()).is_ok());
 }
 
-/// A prompt of 100 tokens beside an answer: at once what fits while nobody reads, then seven tokens at a time, and the
-/// answer gets a token from each of these steps.
+/// A prompt of 100 tokens beside a running answer: full steps while nobody reads the answer, then seven tokens per
+/// step, and the answer gets a token from each of these steps.
 #[test]
 fn an_answer_under_way_waits_for_small_steps_only() {
     let model = model();
     let (handle, commands, alive) = EngineHandle::new(info(&model, 64));
     let answer = handle.submit(Request { ignore_end: true, ..request(&[5; 4], 20) }).unwrap();
     let long = handle.submit(request(&[6; 100], 1)).unwrap();
-    // Nobody asks for more, so that the engine ends by itself.
+    // With the handle dropped, the engine ends when its requests have.
     drop(handle);
     let runner = runner(&model);
     let steps = runner.backend().steps.clone();
@@ -274,11 +274,12 @@ fn who_vanishes_frees_the_pages_at_once() {
     for wait_for_token in [false, true] {
         let mut receiver = handle.submit(Request { ignore_end: true, ..request(&[5; 40], 88) }).unwrap();
         if wait_for_token {
-            // A step's numbers are published after its events: those of the first are there when the second has some.
+            // A step's statistics are published after its events: those of the first step are there when the second has
+            // sent some.
             for _ in 0..2 {
                 while !matches!(receiver.blocking_recv(), Some(Event::Piece { .. })) {}
             }
-            // Where this thread was kept waiting the answer may have ended meanwhile, and that has been said then.
+            // If this thread was descheduled, the answer may have ended meanwhile; then its `Done` event is there.
             let held = handle.stats().pages_in_use.load(Ordering::Relaxed) > 0;
             let rest = std::iter::from_fn(|| receiver.try_recv().ok());
             assert!(held || rest.into_iter().any(|e| matches!(e, Event::Done(_))));
@@ -286,7 +287,7 @@ fn who_vanishes_frees_the_pages_at_once() {
         let steps = handle.stats().steps.load(Ordering::Relaxed);
         drop(receiver);
         comes_to_rest(&handle);
-        // The step under way, perhaps the one that was begun meanwhile, and no more.
+        // At most the current step and the one that may have started meanwhile.
         assert!(handle.stats().steps.load(Ordering::Relaxed) <= steps + 2);
     }
 }
@@ -311,7 +312,7 @@ fn it_drains() {
 fn what_does_not_finish_in_time_fails_clearly() {
     let held = Arc::new(Mutex::new(()));
     let handle = start_held(Arc::clone(&held));
-    // Nothing is done before the engine is told to stop, however fast it is.
+    // The step is held, so that nothing finishes before the engine is told to stop, however fast it is.
     let wait = held.lock().unwrap();
     let receivers: Vec<_> = (0..SLOTS + 3)
         .map(|_| handle.submit(Request { ignore_end: true, ..request(&[20; 8], 120) }).unwrap())

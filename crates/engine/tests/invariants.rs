@@ -1,5 +1,6 @@
-//! A token's logits are the same, bit for bit, whatever else is in the batch, however its prompt was cut, whether its
-//! prefix came from the cache, and however often its sequence had to give way: on a real model, over random schedules.
+//! A token's logits are bitwise identical whatever else is in the batch, however its prompt is chunked, whether its
+//! prefix comes from the prefix cache, and however often its sequence is preempted: on a real model, over random
+//! schedules.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -19,7 +20,7 @@ use tallow_models::decoder::Decoder;
 use tallow_support::{golden, needed};
 use tallow_wgpu::{Wgpu, devices};
 
-/// Makes a device, with so many threads if it has any.
+/// Makes a device with the given number of threads, where the device has threads.
 type Make<'a, B> = &'a dyn Fn(usize) -> B;
 
 fn runner<B: Backend>(b: B, model: &Model, shape: KvShape) -> Runner<B> {
@@ -27,7 +28,7 @@ fn runner<B: Backend>(b: B, model: &Model, shape: KvShape) -> Runner<B> {
     Runner::new(b, decoder, shape).unwrap()
 }
 
-/// Logits of every token of a sequence that is computed alone and at once.
+/// Logits of every token of a sequence that is computed alone in one step.
 fn alone<B: Backend>(b: B, model: &Model, dtype: DType, tokens: &[u32]) -> Vec<Vec<u32>> {
     let r = runner(b, model, KvShape { dtype, page_len: 256, pages: 1, sequences: 1 });
     let blocks = BlockPool::new(1, 256).take().into_iter().collect();
@@ -83,8 +84,8 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     )
 }
 
-/// Runs a schedule, feeding each sequence its own tokens, and compares every row of logits. Says how many sequences
-/// had to give way and how many tokens came from the cache.
+/// Runs a schedule, feeding each sequence its own tokens, and compares every row of logits. Returns the number of
+/// preemptions and of prefix cache hits (tokens).
 fn check<B: Backend>(
     make: Make<'_, B>,
     model: &Model,
@@ -93,7 +94,7 @@ fn check<B: Backend>(
 ) -> Result<(), TestCaseError> {
     let want: Vec<Vec<Vec<u32>>> =
         s.requests.iter().map(|r| alone(make(1), model, dtype, &r.tokens)).collect();
-    // Little more than the longest needs, so that sequences give way to each other.
+    // Little more than the longest sequence needs, so that sequences are preempted.
     let longest = s.requests.iter().map(|r| r.tokens.len()).max().unwrap_or(1);
     let pages = longest.div_ceil(s.page_len) + s.spare_pages;
     let shape = KvShape { dtype, page_len: s.page_len, pages, sequences: s.slots };
@@ -125,7 +126,7 @@ fn check<B: Backend>(
             }
             continue;
         };
-        // Look at every row, not only at those that are sampled from.
+        // Compare every row of logits, not only the sampled ones.
         let samples: Vec<bool> = batch.parts.iter().map(|p| p.logits.samples()).collect();
         batch.parts.iter_mut().for_each(|p| p.logits = Wanted::All { last: false });
         let logits = r.logits(&batch).unwrap();
@@ -160,7 +161,7 @@ fn hold_on_the_cpu(path: &str, dtype: DType) {
     hold(&|threads| Cpu::new(Isa::best(), threads).unwrap(), 40, path, dtype);
 }
 
-/// Fewer schedules: what a GPU is here may be a program on the CPU.
+/// Fewer schedules than on the CPU: the GPU may be a software implementation.
 fn hold_on_a_gpu(path: &str, dtype: DType) {
     let found = devices();
     if let Some(found) = needed("Vulkan or Metal device", found.first()) {
@@ -374,8 +375,8 @@ fn for_states_of_heads_that_share_keys_in_turn() {
     hold_on_the_cpu("gguf-models/qwen3.5-moe-bf16.gguf", DType::BF16);
 }
 
-/// A step that fails in its midst has written the states of some layers. It can be done again nevertheless, and by others
-/// too: what it read is as it was.
+/// A step that fails midway has already written the recurrent states of some layers. It can be repeated nevertheless,
+/// by these or other sequences: the states it read are unchanged (each step writes to another row).
 #[test]
 fn a_step_that_failed_can_be_done_again() {
     let model = Model::open(&golden("qwen3.5")).unwrap();
@@ -383,7 +384,7 @@ fn a_step_that_failed_can_be_done_again() {
     let want = alone(Cpu::new(Isa::best(), 1).unwrap(), &model, DType::F32, &tokens);
     let shape = KvShape { dtype: DType::F32, page_len: 4, pages: 6, sequences: 2 };
     let r = runner(Cpu::new(Isa::best(), 2).unwrap(), &model, shape);
-    // The same tokens in two places.
+    // The same tokens in two slots.
     let batch = |places: &[u32], part: std::ops::Range<usize>| {
         let part = |place: &u32| BatchPart {
             id: SeqId(u64::from(*place)),
@@ -410,7 +411,7 @@ fn a_step_that_failed_can_be_done_again() {
         });
         assert!(failed.is_err());
     }
-    // Each alone, as an engine does it; then again together.
+    // Each sequence alone, as the engine retries a failed step; then both together again.
     check(r.logits(&batch(&[1], 5..9)).unwrap(), 5..9);
     check(r.logits(&batch(&[0], 5..9)).unwrap(), 5..9);
     check(r.logits(&batch(&[1, 0], 9..12)).unwrap(), 9..12);

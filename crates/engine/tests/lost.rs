@@ -1,4 +1,5 @@
-//! A device that is lost, and whatever else ends an engine: everybody is told, once, and nobody is sent back to it.
+//! A lost device, and whatever else ends an engine: every request gets exactly one final event, and the handle takes no
+//! new ones.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -22,8 +23,8 @@ fn broken(why: &str) -> Failure {
     Failure::Broken(why.into())
 }
 
-/// An engine on the faulty device that begins with these requests all at once, and serves until the device is lost.
-/// The events of each.
+/// Runs an engine on the faulty device with these requests submitted at once, until the device is lost. Returns each
+/// request's events.
 fn until_lost(requests: Vec<Request>) -> (EngineHandle, Vec<Vec<Event>>) {
     let model = model();
     let (handle, commands, alive) = EngineHandle::new(info(&model, 64));
@@ -32,7 +33,8 @@ fn until_lost(requests: Vec<Request>) -> (EngineHandle, Vec<Vec<Event>>) {
         let listen = |mut r: UnboundedReceiver<Event>| {
             let mut got = Vec::new();
             while let Some(event) = r.blocking_recv() {
-                // Whoever hears of the end asks elsewhere, and must not be sent back here.
+                // When a request sees this event, the handle must no longer report ready or alive, so that retries go
+                // elsewhere.
                 assert!(event != Event::Failed(broken(LOST)) || !(handle.is_ready() || handle.is_alive()));
                 got.push(event);
             }
@@ -57,7 +59,7 @@ fn until_lost(requests: Vec<Request>) -> (EngineHandle, Vec<Vec<Event>>) {
 
 #[test]
 fn a_lost_device_ends_everything_once_and_clearly() {
-    // Three have begun to answer when the fourth comes to the end of its prompt; the others wait.
+    // Three have begun to decode when the fourth reaches the end of its prompt; the others wait for a slot.
     let late = [vec![50; 90], vec![faulty::LOST]].concat();
     let mut requests: Vec<_> = (0..SLOTS as u32 - 1).map(|i| request(&[20 + i; 3], 100)).collect();
     requests.push(request(&late, 10));
@@ -67,11 +69,11 @@ fn a_lost_device_ends_everything_once_and_clearly() {
         assert_eq!(got.last(), Some(&Event::Failed(broken(LOST))));
         assert_eq!((tokens(got).is_empty(), got.len() == 1), (i + 1 >= SLOTS, i >= SLOTS), "{i}: {got:?}");
     }
-    // The step was not tried again part by part.
+    // A lost device: the step was not retried part by part.
     assert_eq!(handle.stats().failed_steps.load(Ordering::Relaxed), 0);
 }
 
-/// A step fails, and while its parts are run alone the device is lost.
+/// A step fails, and the device is lost while its parts are retried alone.
 #[test]
 fn a_device_lost_at_the_second_try_is_lost() {
     let prompts = [20, faulty::FAILS, faulty::LOST, 21].map(|token| [token; 3]);
@@ -93,7 +95,7 @@ fn a_request_that_nobody_took_up_is_told() {
     assert_eq!(handle.submit(request(&[20], 1)).unwrap_err(), told);
 }
 
-/// Requests that come while the engine ends are refused, or get a last event like all others.
+/// Requests submitted while the engine ends are refused or get a final event.
 #[test]
 fn who_comes_while_it_ends_is_told() {
     let ends_by = [Failure::ShuttingDown, broken(LOST)];

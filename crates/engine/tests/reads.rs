@@ -1,4 +1,4 @@
-//! What a step reads from its device: all at once, and no more than is looked at.
+//! What a step reads back from the device: one read per step, and only the values that are needed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -11,14 +11,14 @@ use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
 use tallow_engine::scheduler::{Batch, BatchPart, SeqId, SlotId, Wanted};
 
 const VOCAB: usize = 96;
-/// The most likely token of the faulty device.
+/// Most likely token on the faulty device.
 const LIKELY: u32 = 30;
 
 type Outcomes = Vec<Result<Outcome, NotFinite>>;
-/// Rows and columns of all that was read together.
+/// Rows and columns of everything that one read returned.
 type Shapes = Vec<(usize, usize)>;
 
-/// A part of a prompt from its beginning on.
+/// Part of a prompt, from its beginning.
 fn part(tokens: &[u32], logits: Wanted) -> BatchPart {
     let (id, blocks, slot) = (SeqId(0), vec![BlockId(0), BlockId(1)], SlotId(0));
     BatchPart { id, tokens: tokens.to_vec(), start: 0, blocks, slot, logits, lora: None }
@@ -28,7 +28,7 @@ fn decodes(tokens: &[u32], how: Sampling) -> (BatchPart, Sampling, Vec<u32>) {
     (part(tokens, Wanted::Last), how, tokens.to_vec())
 }
 
-/// Runs a step of parts, each with how it is sampled and its whole prompt. What it gave, and what was read.
+/// Runs a step of parts, each with its sampling and its whole prompt. Returns the outcomes and the shapes of the reads.
 fn step(parts: &[(BatchPart, Sampling, Vec<u32>)]) -> (Outcomes, Vec<Shapes>) {
     let model = model();
     assert_eq!(model.spec.vocab, VOCAB);
@@ -63,7 +63,7 @@ fn greedy_steps_read_one_token_each() {
 fn few_likely_tokens_are_read_alone() {
     let (_, reads) = step(&[decodes(&[20], top_k(64)), decodes(&[21; 3], top_k(5))]);
     assert_eq!(reads, [[(2, 64), (2, 64)]]);
-    // Too many, and what needs all the others: a weight in the sum, a penalty, a bias.
+    // k above the device's limit, and settings that need all logits: logprobs (softmax denominator), a penalty, a bias.
     let penalty = Sampling { repetition_penalty: 1.1, ..top_k(5) };
     let bias = Sampling { bias: vec![(3, 1.0)], ..top_k(5) };
     for how in [top_k(65), top_k(0), Sampling { logprobs: Some(0), ..top_k(5) }, penalty, bias] {
@@ -84,7 +84,7 @@ fn a_mixed_step_reads_once() {
     ]);
     let given: Vec<bool> = tokens(&outcomes).iter().map(Option::is_some).collect();
     assert_eq!(given, [true, true, true, false, true, true]);
-    // Rows 1 and 2, row 4, and the first three tokens of rows 0 to 3.
+    // All logits of rows 1 and 2 and of row 4, and the top 3 (values and ids) of rows 0 to 3.
     assert_eq!(reads, [[(2, VOCAB), (1, VOCAB), (4, 3), (4, 3)]]);
 }
 
@@ -103,7 +103,7 @@ fn what_is_no_number_is_told_to_its_own_part() {
         assert_eq!(fails, (0..ways.len()).map(|i| i == ill).collect::<Vec<_>>());
         assert_eq!(reads.len(), 1);
     }
-    // A prompt that cannot be scored, beside one that can.
+    // A prompt with NaN logits beside a good one.
     let scored =
         |tokens: &[u32]| (part(tokens, Wanted::All { last: true }), Sampling::greedy(), tokens.to_vec());
     let (outcomes, reads) = step(&[scored(&[20, faulty::NOT_A_NUMBER, 21, 22]), scored(&[20, 21, 22, 23])]);
@@ -123,21 +123,21 @@ fn scored_prompts_read_the_rows_that_are_scored() {
         let prompt = &outcomes[0].as_ref().unwrap().prompt;
         prompt.iter().map(|c| c.token).collect::<Vec<_>>()
     };
-    // A piece of it, with more to come.
+    // A chunk of the prompt, with more to come.
     let (outcomes, reads) = all(&prompt[..5], false, Sampling::greedy());
     assert_eq!(scores(&outcomes), prompt[1..6]);
     assert_eq!(reads, [[(5, VOCAB)]]);
-    // The whole of it, and no answer.
+    // The whole prompt, without sampling.
     let (outcomes, reads) = all(&prompt, false, Sampling::greedy());
     assert_eq!((scores(&outcomes), tokens(&outcomes)), (prompt[1..].to_vec(), vec![None]));
     assert_eq!(reads, [[(7, VOCAB)]]);
-    // And the first token of an answer.
+    // The whole prompt and the first sampled token.
     let (outcomes, reads) = all(&prompt, true, Sampling::greedy());
     assert_eq!((scores(&outcomes), tokens(&outcomes)), (prompt[1..].to_vec(), vec![Some(LIKELY)]));
     assert_eq!(reads, [[(7, VOCAB), (1, 1), (1, 1)]]);
     let (_, reads) = all(&prompt, true, Sampling::default());
     assert_eq!(reads, [[(8, VOCAB)]]);
-    // A sequence that is computed again, with a token of its answer.
+    // A preempted sequence that is recomputed, with a token of its answer.
     let again: Vec<u32> = (20..29).map(|t| if t == 28 { LIKELY } else { t }).collect();
     let blocks = vec![BlockId(0), BlockId(1), BlockId(2)];
     let again = BatchPart { blocks, ..part(&again, Wanted::All { last: true }) };

@@ -1,4 +1,4 @@
-//! The sampler: what each setting does, and that draws depend on nothing but seed and place.
+//! The sampler: the effect of each setting; draws depend on seed and position only.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -12,7 +12,7 @@ fn choose(how: Sampling, prompt: &[u32], logits: &[f32], place: usize) -> u32 {
     Sampler::new(how, prompt).sample(&mut logits.to_vec(), place).unwrap().token
 }
 
-/// How often each token is drawn over many places.
+/// Relative frequency of each token over many positions.
 fn shares(how: &Sampling, logits: &[f32]) -> Vec<f64> {
     let draws = 20_000;
     let mut counts = vec![0.0; logits.len()];
@@ -52,16 +52,17 @@ fn cuts_keep_what_they_should_in_proportion() {
     };
     let base = Sampling::default();
     near(&shares(&Sampling { top_k: 2, ..base.clone() }, &LOGITS), &kept(&[1, 4]));
-    // 0.46 and 0.28 are under 0.8 together; the next one takes it past.
+    // 0.46 + 0.28 is below 0.8; the next token exceeds it.
     near(&shares(&Sampling { top_p: 0.8, ..base.clone() }, &LOGITS), &kept(&[1, 4, 2]));
-    // At least 0.3 of the most likely: e^-1 is 0.37, e^-2 is 0.14.
+    // At least 0.3 of the largest probability: e^-1 is 0.37, e^-2 is 0.14.
     near(&shares(&Sampling { min_p: 0.3, ..base.clone() }, &LOGITS), &kept(&[1, 4, 2]));
     near(&shares(&Sampling { top_p: 1e-6, ..base }, &LOGITS), &kept(&[1]));
 }
 
 #[test]
 fn typical_keeps_the_tokens_of_usual_surprise() {
-    // Surprises: 0.51, 1.61, 2.30, 2.30; expected 1.20: the second is the most usual, then the first.
+    // Locally typical sampling: surprisals 0.51, 1.61, 2.30, 2.30 and entropy 1.20, so the second token is the most
+    // typical, then the first.
     let p = [0.6f32, 0.2, 0.1, 0.1];
     let logits: Vec<f32> = p.iter().map(|p| p.ln()).collect();
     let base = Sampling::default();
@@ -75,7 +76,7 @@ fn penalties_and_bias_change_logits() {
     assert_eq!(choose(base.clone(), &[], &LOGITS, 0), 1);
     let penalty = Sampling { repetition_penalty: 2.0, ..base.clone() };
     assert_eq!(choose(penalty.clone(), &[1], &LOGITS, 0), 4, "3.0 / 2 is less than 2.5");
-    // Below zero a penalty multiplies.
+    // A repetition penalty multiplies negative logits.
     let low = [-1.0, -1.5];
     assert_eq!(choose(penalty, &[0], &low, 0), 1);
     let mut s = Sampler::new(Sampling { presence_penalty: 0.6, ..base.clone() }, &[1]);
@@ -151,8 +152,8 @@ fn places_and_seeds_differ() {
     assert!(distinct.len() > 40);
 }
 
-/// Logits with all that goes wrong: equal ones, some that are equal once the largest is taken from them, zeros of both
-/// signs, numbers that are hardly any, infinities, and now and then what is no number.
+/// Adversarial logits: equal ones, ones equal after subtracting the maximum, zeros of both signs, denormals,
+/// infinities, and occasionally NaN.
 fn treacherous() -> impl Strategy<Value = Vec<f32>> {
     let near = prop_oneof![Just(1e-8f32), Just(2e-8), Just(-1e-8), Just(0.0), Just(-0.0), Just(1e-40)];
     let one = prop_oneof![
@@ -173,7 +174,7 @@ fn treacherous() -> impl Strategy<Value = Vec<f32>> {
     })
 }
 
-/// Settings that look at few tokens.
+/// Settings for which the top-k logits suffice.
 fn few() -> impl Strategy<Value = Sampling> {
     let cut = || prop_oneof![Just(1.0f32), 0.01f32..1.0];
     let min_p = prop_oneof![Just(0.0f32), 0.0f32..0.5];
@@ -192,7 +193,7 @@ fn few() -> impl Strategy<Value = Sampling> {
     )
 }
 
-/// Chooses among the tokens that a device finds.
+/// Samples from the top-k tokens that the device returns.
 fn choose_by_device(b: &Cpu, sampler: &Sampler, logits: &[f32], place: usize) -> Result<Choice, NotFinite> {
     let k = sampler.how().top_k_needed().unwrap().min(logits.len());
     let top = b.run(TopK { x: &b.upload_row(logits).unwrap(), k }).unwrap();
@@ -214,7 +215,7 @@ fn the_most_likely_tokens_alone_give_the_same_token() {
         let sound = logits.iter().filter(|x| !x.is_nan()).count();
         let unnoticed = k <= sound && sound < logits.len();
         if unnoticed {
-            // NaN is not among the most likely: as if its tokens could never be.
+            // Top-k never returns NaN: equivalent to a logit of -inf.
             let never = |x: &f32| if x.is_nan() { f32::NEG_INFINITY } else { *x };
             want = sampler.sample(&mut logits.iter().map(never).collect::<Vec<_>>(), place);
         }
@@ -223,7 +224,7 @@ fn the_most_likely_tokens_alone_give_the_same_token() {
         Ok(())
     });
     outcome.unwrap();
-    // All that can happen does.
+    // Every case has been covered.
     let seen = seen.into_inner();
     for case in [(false, true, false), (false, true, true), (false, false, false), (true, true, false)] {
         assert!(seen.get(&case).is_some_and(|n| *n > 50), "{case:?} of {seen:?}");

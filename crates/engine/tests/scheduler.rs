@@ -1,4 +1,4 @@
-//! The scheduler and the pool against a model of the cache: whatever is asked, in whatever order.
+//! The scheduler and the block pool against a model of the KV cache, under random requests.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -19,13 +19,13 @@ struct Asked {
     max_new: usize,
     salt: Option<u64>,
     all_logits: bool,
-    /// Dropped by its user after so many tokens.
+    /// Cancelled by its client after this many tokens.
     leaves_after: Option<usize>,
     client: u64,
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
-    // Few different tokens and a common beginning, so that prefixes meet.
+    // Few distinct tokens and a common beginning, so that prefixes coincide.
     let prompt = (0usize..30, prop::collection::vec(0u32..3, 1..12))
         .prop_map(|(common, own)| (0..common as u32).map(|i| i % 2).chain(own).collect::<Vec<u32>>());
     let salt = prop_oneof![4 => Just(None), 1 => (0u64..2).prop_map(Some)];
@@ -43,7 +43,7 @@ fn asked() -> impl Strategy<Value = Asked> {
     )
 }
 
-/// What the tests know of a sequence.
+/// What the test knows about a sequence.
 struct Known {
     tokens: Vec<u32>,
     most: usize,
@@ -52,7 +52,7 @@ struct Known {
     generated: usize,
 }
 
-/// The token that follows `tokens`, by a model that looks at all of them.
+/// Next token after `tokens`, a function of all of them.
 fn next_token(tokens: &[u32]) -> u32 {
     (digest(None, tokens) % 3) as u32
 }
@@ -63,10 +63,11 @@ fn digest(salt: Option<u64>, tokens: &[u32]) -> u64 {
     h.finish()
 }
 
-/// The cache: what each slot holds, as a digest of the tokens up to it. Salts must never meet, so they are part of it.
+/// Model of the KV cache: per (page, offset), a digest of the tokens up to it. The salt is part of it, since salted
+/// prefixes must never match.
 type Cache = HashMap<(u32, usize), u64>;
 
-/// Runs a batch on the model of the cache, and checks that it may.
+/// Runs a batch on the model of the cache, and checks that its reads and writes are allowed.
 fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Known>) -> Vec<(SeqId, u32)> {
     let mut sampled = Vec::new();
     let mut written: HashMap<(u32, usize), SeqId> = HashMap::new();
@@ -105,10 +106,10 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
     sampled
 }
 
-/// What a layer without pages would keep in each place: whose tokens, and how many of them.
+/// Recurrent state of each slot: whose sequence, and how many of its tokens it has seen.
 type States = HashMap<SlotId, (SeqId, usize)>;
 
-/// Runs a batch on states: each sequence finds what its own last step has left, or begins.
+/// Runs a batch on the recurrent states: each part starts at 0 or continues the state its own last step left.
 fn go_on(batch: &Batch, slots: usize, states: &mut States) {
     let before = states.clone();
     let mut written = HashSet::new();
@@ -255,12 +256,12 @@ fn a_prefix_that_many_share_is_computed_once() {
     while let Some(batch) = step(&mut s) {
         computed += batch.parts.iter().map(|p| p.tokens.len()).sum::<usize>();
     }
-    // 40 shared tokens once, and each sequence's own last token and first answer.
+    // The 40 shared tokens once, plus each sequence's own last prompt token and first answer token.
     assert_eq!(computed, 40 + 8 * 2);
     assert_eq!(s.counts().prefix_hits, 7 * 40);
 }
 
-/// Where layers keep more of a sequence than pages, nothing comes from the cache, and nobody waits for it.
+/// With recurrent layers pages alone are not enough: nothing comes from the prefix cache, and no sequence waits for it.
 #[test]
 fn where_prefixes_are_of_no_use_each_computes_its_own() {
     let limits = Limits { prefixes: false, ..scheduler(100, 8, 512, 100).limits() };
@@ -285,11 +286,11 @@ fn a_long_prompt_does_not_hold_up_others() {
     submit(&mut s, 2, vec![3; 10], 5);
     let batch = step(&mut s).unwrap();
     let rows: Vec<(u64, usize)> = batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect();
-    // The answer under way goes on, the short prompt is done at once, the long one has the rest.
+    // The running answer continues, the short prompt completes, the long one gets the rest of the budget.
     assert_eq!(rows, [(0, 1), (1, 21), (2, 10)]);
 }
 
-/// Whoever reads an answer waits for smaller steps; where nobody does they are as large as can be.
+/// Steps use the smaller decode budget while answers are streaming, and the full budget otherwise.
 #[test]
 fn steps_are_smaller_beside_answers() {
     let limits =
@@ -303,11 +304,11 @@ fn steps_are_smaller_beside_answers() {
     assert_eq!(rows(step(&mut s).unwrap()), [(0, 36)]);
     submit(&mut s, 1, vec![2; 150], 2);
     submit(&mut s, 2, vec![3; 4], 1);
-    // The first has its last two tokens to go.
+    // The first has two tokens left.
     assert_eq!(rows(step(&mut s).unwrap()), [(0, 1), (1, 11), (2, 4)]);
     assert_eq!(rows(step(&mut s).unwrap()), [(0, 1), (1, 15)]);
     assert_eq!(rows(step(&mut s).unwrap()), [(1, 64)]);
-    // However little room is asked for, there is some for a prompt.
+    // A decode budget of 0 is raised, so that prompts always progress.
     let limits =
         Limits { context: 100, slots: 4, budget: 64, decode_budget: 0, all_logits: 8, prefixes: true };
     assert_eq!(Scheduler::new(limits, BlockPool::new(400, 4)).limits().decode_budget, 8);
@@ -331,13 +332,13 @@ fn prompts_to_be_scored_share_a_budget_of_their_own() {
     }
     let batch = step(&mut s).unwrap();
     let rows: Vec<(u64, usize)> = batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect();
-    // Eight of those in a step; what they leave is for the others.
+    // At most eight rows with all logits per step; the rest of the budget goes to the others.
     assert_eq!(rows, [(0, 3), (1, 2), (2, 56), (3, 3)]);
 }
 
 #[test]
 fn the_newest_gives_way_and_comes_back() {
-    // 8 pages of 4; each of the two begins with 3 and wants 6 in the end.
+    // 8 pages of 4 tokens; each of the two sequences starts with 3 pages and needs 6 in the end.
     let mut s = scheduler(24, 2, 32, 8);
     submit(&mut s, 0, vec![1; 8], 16);
     submit(&mut s, 1, vec![2; 8], 16);
@@ -360,14 +361,14 @@ fn a_client_waits_a_step_for_a_slot_however_much_another_has_asked() {
     for _ in 0..5 {
         assert_eq!(runs(step(&mut s).unwrap()), [0, 1, 2, 3]);
     }
-    // The newest of the other client gives up its slot, and has it back before those that came later.
+    // The newest sequence of the greedy client is preempted, and gets its slot back before those submitted later.
     submit_for(&mut s, other, 100, vec![9; 3], 3);
     for _ in 0..3 {
         assert_eq!(runs(step(&mut s).unwrap()), [0, 1, 2, 100]);
     }
     assert_eq!(runs(step(&mut s).unwrap()), [0, 1, 2, 3]);
     assert_eq!(s.counts().preemptions, 1);
-    // In the end both have as many; nobody gives up more than that.
+    // In the end both clients have the same number of slots; no further preemptions.
     (101..110).for_each(|id| submit_for(&mut s, other, id, vec![9; 3], 100));
     for _ in 0..5 {
         assert_eq!(runs(step(&mut s).unwrap()), [0, 1, 101, 102]);
@@ -383,7 +384,7 @@ fn a_client_waits_a_step_for_a_slot_however_much_another_has_asked() {
 
 #[test]
 fn a_client_has_its_share_of_the_pages_too() {
-    // Two long sequences have all pages but one; there is a slot, and no room.
+    // Two long sequences have all pages but one; a slot is free, but no pages.
     let mut s = scheduler(60, 4, 64, 21);
     (0..2).for_each(|id| submit_for(&mut s, 1, id, vec![10 + id as u32; 38], 10));
     step(&mut s).unwrap();
@@ -436,18 +437,18 @@ fn pages_that_are_not_in_order_are_noticed() {
     let pool = || BlockPool::new(10, 4);
     let told = |p: &BlockPool| (p.at_rest().err(), p.check([]).is_err());
     assert_eq!(told(&pool()), (None, false));
-    // One that nobody gave back.
+    // A leaked page.
     let mut p = pool();
     let leaked = p.take().unwrap();
     assert_eq!(told(&p), (Some("nobody uses any page, and 9 of 10 can be had".into()), true));
-    // One that was given back twice, which makes up for it in number, but not on a close look.
+    // A page freed twice: it makes up for the leak in number, but a full check finds it.
     let twice = p.take().unwrap();
     p.give_back(&[twice]);
     p.give_back(&[twice]);
     assert_eq!(told(&p), (None, true));
     p.give_back(&[leaked]);
     assert_eq!(told(&p), (Some("nobody uses any page, and 11 of 10 can be had".into()), true));
-    // One that is found under what it held before.
+    // A page that is still indexed under its previous contents.
     let mut p = pool();
     let id = p.take().unwrap();
     p.publish(id, Chain::ROOT, &[1; 4]);

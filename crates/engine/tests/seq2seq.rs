@@ -1,4 +1,4 @@
-//! A scribe: many tasks at one desk, each as if it were alone.
+//! The seq2seq engine: many tasks on one `Seq2SeqRunner`, each with the same result as alone.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -30,7 +30,7 @@ fn start(case: &'static str, desk: SlotLimits) -> Seq2SeqHandle {
     .unwrap()
 }
 
-/// Writes the likeliest tokens, and keeps all logits.
+/// Greedy `LogitsPolicy` that records all logits.
 struct Greedy {
     seen: Vec<Vec<f32>>,
     most: usize,
@@ -47,7 +47,7 @@ impl LogitsPolicy for Greedy {
             return Vec::new();
         }
         let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap() as u32;
-        // Now and then several at once.
+        // Sometimes several tokens at once.
         if self.seen.len().is_multiple_of(3) { vec![best, 5] } else { vec![best] }
     }
 
@@ -117,7 +117,7 @@ fn every_task_hears_its_end_once_whatever_happens() {
     let (first, gone) = submit(&handle, words(2), 1000, false);
     let waiting = submit(&handle, words(1), 5, false).0;
     gone.store(true, Ordering::Relaxed);
-    // It may have ended by itself.
+    // The task may have finished on its own.
     let _ = first.recv().unwrap();
     waiting.recv().unwrap().unwrap();
     handle.drain(Duration::from_secs(5));

@@ -1,5 +1,4 @@
-//! How an engine begins: what is known of it is found out while its model is loaded, and what goes wrong is always said
-//! in the same order.
+//! Engine start-up: `Info` is computed while the model loads, and of several errors always the same one is reported.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -14,7 +13,7 @@ use tallow_engine::engine::spawn;
 use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::Limits;
 
-/// Whichever of the two is done first.
+/// Regardless of which of the two finishes first.
 #[test]
 fn of_two_errors_the_one_about_the_engine_is_told() {
     for loaded_first in [true, false] {

@@ -1,20 +1,20 @@
-//! Short names of well-known models, as Ollama has them.
+//! Short names of well-known models, in Ollama's style.
 
 use crate::pick;
 
 /// A short name for a well-known model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Alias {
-    /// What the user types: a family and a size.
+    /// Name: a family and a size.
     pub name: &'static str,
-    /// The model on the hub, as [`ModelRef::parse`](crate::ModelRef::parse) reads it.
+    /// The model on the hub, in the syntax of [`ModelRef::parse`](crate::ModelRef::parse).
     pub model: &'static str,
-    /// About how many gigabytes are downloaded where no quantization is named.
+    /// Approximate download size in GB of the default quantization.
     pub gigabytes: f32,
 }
 
 impl Alias {
-    /// What comes before the size.
+    /// The name before the size.
     pub fn family(&self) -> &'static str {
         self.name.split(':').next().unwrap_or(self.name)
     }
@@ -24,8 +24,8 @@ const fn alias(name: &'static str, model: &'static str, gigabytes: f32) -> Alias
     Alias { name, model, gigabytes }
 }
 
-/// All short names. The first of a family is meant where no size is named. A quantization may follow, as in
-/// `smollm3:3b:Q8_0`. Only families that can be run are here.
+/// All aliases. The first of a family is its default size. A quantization may follow, as in `smollm3:3b:Q8_0`. Only
+/// supported families are listed.
 pub const ALIASES: &[Alias] = &[
     alias("llama3.2:3b", "bartowski/Llama-3.2-3B-Instruct-GGUF", 2.0),
     alias("llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF", 0.8),
@@ -151,27 +151,27 @@ pub const ALIASES: &[Alias] = &[
     alias("whisper:turbo", "openai/whisper-large-v3-turbo", 1.6),
 ];
 
-/// The short names whose own name or model contains all of these words.
+/// The aliases whose name or model contains all of these words.
 pub fn search<'a>(words: &'a [String]) -> impl Iterator<Item = &'static Alias> + 'a {
     let has = |text: &str, word: &str| text.to_ascii_lowercase().contains(&word.to_ascii_lowercase());
     ALIASES.iter().filter(move |a| words.iter().all(|word| has(a.name, word) || has(a.model, word)))
 }
 
-/// Is it a short name, with or without a size?
+/// Whether the text is an alias, with or without a size.
 pub fn is_alias(name: &str) -> bool {
     find(name).is_some()
 }
 
-/// What a short name stands for.
+/// What an alias resolves to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// A model, and perhaps a quantization.
+    /// A model, and optionally a quantization.
     Model(&'static str, Option<String>),
-    /// The family has other sizes.
+    /// Unknown size: the family's aliases.
     Sizes(Vec<&'static str>),
 }
 
-/// Looks a name up; `None` if there is no such family.
+/// Resolves an alias; `None` if there is no such family.
 pub(crate) fn find(name: &str) -> Option<Found> {
     let (family, tag) = name.split_once(':').unwrap_or((name, ""));
     let all: Vec<&Alias> = ALIASES.iter().filter(|a| a.family().eq_ignore_ascii_case(family)).collect();
@@ -179,7 +179,7 @@ pub(crate) fn find(name: &str) -> Option<Found> {
     let sized = |size: &str| {
         all.iter().find(|a| a.name.split_once(':').is_some_and(|(_, own)| own.eq_ignore_ascii_case(size)))
     };
-    // The size, and behind it a quantization: in our way, or in Ollama's `8b-instruct-q4_K_M`.
+    // The size, then optionally a quantization: `8b:Q4_K_M`, or Ollama's `8b-instruct-q4_K_M`.
     let (size, rest) = tag.split_once(':').map_or_else(
         || tag.split_once('-').map_or((tag, ""), |(size, rest)| (size, rest)),
         |(size, rest)| (size, rest),
@@ -187,7 +187,7 @@ pub(crate) fn find(name: &str) -> Option<Found> {
     let found = match sized(size) {
         Some(found) => found,
         None if ["", "latest"].contains(&size) => first,
-        // A quantization alone, of the usual size.
+        // A quantization alone, of the default size.
         None if quantization(tag).is_some() => return Some(Found::Model(first.model, quantization(tag))),
         None => return Some(Found::Sizes(all.iter().map(|a| a.name).collect())),
     };
@@ -195,16 +195,16 @@ pub(crate) fn find(name: &str) -> Option<Found> {
     match words[..] {
         [] => Some(Found::Model(found.model, None)),
         [quant] if quantization(quant).is_some() => Some(Found::Model(found.model, quantization(quant))),
-        // Behind a colon a file's name can stand, too.
+        // After a colon, a file name is allowed too.
         _ if tag.contains(':') => Some(Found::Model(found.model, Some(rest.to_owned()))),
         _ => Some(Found::Sizes(all.iter().map(|a| a.name).collect())),
     }
 }
 
-/// Words in Ollama's tags that all of these models are.
+/// Words in Ollama's tags that apply to all of these models.
 const SAYS_LITTLE: &[&str] = &["", "instruct", "it", "chat", "text"];
 
-/// A quantization as files at the hub are named by it.
+/// The quantization label, if the word is one.
 fn quantization(word: &str) -> Option<String> {
     pick::label(word).filter(|_| !word.contains(['/', ':']))
 }
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn sizes_follow_the_parameters() {
-        // Four to five bits a weight with the tables around them; what is stored otherwise takes up to four bytes.
+        // Quantized models have 4 to 5 bits per weight plus embeddings; unquantized ones up to four bytes.
         for alias in ALIASES {
             let size = alias.name.split_once(':').unwrap().1;
             let number = |unit| size.strip_suffix(unit).and_then(|n: &str| n.parse::<f32>().ok());

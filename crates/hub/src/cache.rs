@@ -1,4 +1,4 @@
-//! The cache on disk. Its layout belongs to the hub; other programs read and write it at the same time.
+//! The on-disk cache. The layout is the hub's own; other programs read and write it at the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,74 +12,74 @@ use crate::error::{HubError, Result};
 use crate::name::{ModelRef, RepoName, check_path, is_commit};
 use crate::pick::{self, Choice};
 
-/// Bounds on what is read from a cache that others write to.
+/// Limits on what is read from the cache, since others write to it.
 const DEEPEST: usize = 8;
 const MOST_FILES: usize = 10_000;
 const LONGEST_INDEX: u64 = 64 << 20;
 
-/// The folder that `HF_HUB_CACHE` names; by default `~/.cache/huggingface/hub`.
+/// The cache folder: `HF_HUB_CACHE`, by default `~/.cache/huggingface/hub`.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
 }
 
-/// A model in the cache, with all that a loader needs.
+/// A complete model in the cache, ready to load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The model.
+    /// Name of the model.
     pub repo: RepoName,
-    /// Its version.
+    /// Commit hash.
     pub commit: String,
     /// What to load: the (first) GGUF file, or the folder with `config.json` and the weights.
     pub path: PathBuf,
-    /// All its files.
+    /// All files of the model.
     pub files: Vec<PathBuf>,
 }
 
-/// A line of the list of what is cached.
+/// A row of the list of cached models.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedModel {
-    /// What to call it: `org/name`, or `org/name:quant`.
+    /// Name to load it by: `org/name`, or `org/name:quant`.
     pub name: String,
-    /// The quantization of a GGUF model.
+    /// Quantization, if it is a GGUF model.
     pub quant: Option<String>,
-    /// How many files it has.
+    /// Number of files.
     pub files: usize,
-    /// What they take on the disk.
+    /// Size on disk.
     pub bytes: u64,
-    /// When the newest of them arrived.
+    /// Time of the newest file.
     pub modified: SystemTime,
-    /// Where it lies.
+    /// The file or folder.
     pub path: PathBuf,
-    /// Are all its weights there? If not, a pull goes on where the last one stopped.
+    /// Whether all weights are there. If not, a pull resumes the download.
     pub complete: bool,
 }
 
 /// What was removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// How many files.
+    /// Number of files.
     pub files: usize,
-    /// What they took on the disk.
+    /// Bytes freed on disk.
     pub bytes: u64,
 }
 
 /// A file of a snapshot.
 struct Entry {
     name: String,
-    /// The file itself, or what a link points to.
+    /// The file itself, or the target of its link.
     blob: PathBuf,
     bytes: u64,
     modified: SystemTime,
 }
 
 impl Cache {
-    /// A cache at this folder, which need not exist yet.
+    /// A cache in this folder, which need not exist yet.
     pub fn at(root: impl Into<PathBuf>) -> Cache {
         Cache { root: root.into() }
     }
 
-    /// Finds a model without a network: at the branch `main` or the revision that is asked for, with all its weights.
+    /// Looks a model up offline, at the requested revision or `main`. `None` unless all its weights are there.
     pub fn find(&self, model: &ModelRef) -> Result<Option<Snapshot>> {
         let Some(commit) = self.commit(&model.repo, model.revision()) else { return Ok(None) };
         let folder = self.snapshot_folder(&model.repo, &commit);
@@ -114,7 +114,7 @@ impl Cache {
         Ok(repos.iter().flat_map(|repo| self.list_repo(repo)).collect())
     }
 
-    /// Removes a model, or one of its quantizations or revisions, with all content that nothing else needs.
+    /// Removes a model, or one of its quantizations or revisions, with all blobs that nothing else uses.
     pub fn remove(&self, model: &ModelRef) -> Result<Removed> {
         let folder = self.folder(&model.repo);
         if !folder.is_dir() {
@@ -153,7 +153,7 @@ impl Cache {
         self.remove_entries(&model.repo, doomed, &kept)
     }
 
-    /// Removes links, then the content that no link needs, then snapshots that are left empty.
+    /// Removes links, then the blobs that no link needs, then snapshots that are left empty.
     fn remove_entries(
         &self,
         repo: &RepoName,
@@ -164,7 +164,7 @@ impl Cache {
         let mut remove = |path: &Path| -> Result<()> {
             let meta = fs::symlink_metadata(path).map_err(HubError::io("read", path))?;
             fs::remove_file(path).map_err(HubError::io("remove", path))?;
-            // A link takes no room; neither does a blob that is a link to what several models share.
+            // Links take no space; neither does a blob that is itself a link to content shared by several models.
             if meta.is_file() {
                 removed.files += 1;
                 removed.bytes += meta.len();
@@ -188,7 +188,7 @@ impl Cache {
         Ok(removed)
     }
 
-    /// Removes the names of a commit that is gone, since other programs take them for damage.
+    /// Removes the refs to a removed commit, since other programs report dangling refs as corruption.
     fn remove_refs(&self, repo: &RepoName, commit: &str) -> Result<()> {
         let folder = self.folder(repo).join("refs");
         for entry in entries(&folder) {
@@ -200,9 +200,9 @@ impl Cache {
         Ok(())
     }
 
-    /// The rows of one model: a row for each GGUF file, one for all else, one for downloads that were cut off.
+    /// The rows of one model: one per GGUF variant, and one for everything else, including interrupted downloads.
     fn list_repo(&self, repo: &RepoName) -> Vec<CachedModel> {
-        // By the name of the row: its quantization, its blobs, and the rest of it.
+        // By name of the row: the row and its blobs.
         let mut rows: BTreeMap<String, (CachedModel, BTreeSet<PathBuf>)> = BTreeMap::new();
         let mut add = |row: CachedModel, entries: Vec<&Entry>| {
             let (old, blobs) = rows.entry(row.name.clone()).or_insert_with(|| (row.clone(), BTreeSet::new()));
@@ -255,7 +255,7 @@ impl Cache {
         rows.into_values().map(|(row, _)| row).collect()
     }
 
-    /// Makes the folders of a model.
+    /// Creates a model's folders.
     pub(crate) fn prepare(&self, repo: &RepoName, commit: &str) -> Result<()> {
         for folder in [self.blobs(repo), self.snapshot_folder(repo, commit), self.folder(repo).join("refs")] {
             fs::create_dir_all(&folder).map_err(HubError::io("create", &folder))?;
@@ -263,7 +263,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Is the file there? One whose content lies outside the cache is refused.
+    /// Whether the file is cached. A file whose content is outside the cache is an error.
     pub(crate) fn has(&self, repo: &RepoName, commit: &str, file: &str) -> Result<bool> {
         let path = self.snapshot_folder(repo, commit).join(file);
         if !path.is_file() {
@@ -275,7 +275,7 @@ impl Cache {
         Ok(true)
     }
 
-    /// Gives a blob its name in a snapshot. The link appears at once or not at all.
+    /// Links a blob into a snapshot. The link appears atomically.
     pub(crate) fn link(&self, repo: &RepoName, commit: &str, blob: &Blob) -> Result<()> {
         let folder = self.snapshot_folder(repo, commit);
         let link = folder.join(&blob.file);
@@ -288,7 +288,7 @@ impl Cache {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 made => made.map_err(HubError::io("create", &parent))?,
             }
-            // A folder that is a link would take the file out of the cache.
+            // A folder that is a link would place the file outside the cache.
             if fs::symlink_metadata(&parent).map_err(HubError::io("read", &parent))?.is_symlink() {
                 return Err(HubError::Outside { path: parent, cache: self.root.clone() });
             }
@@ -309,7 +309,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Notes which commit a branch or tag stands for.
+    /// Records the commit of a branch or tag.
     pub(crate) fn write_ref(&self, repo: &RepoName, revision: &str, commit: &str) -> Result<()> {
         let path = self.folder(repo).join("refs").join(revision);
         if read_short(&path).as_deref() == Some(commit) {
@@ -326,7 +326,7 @@ impl Cache {
         Ok(())
     }
 
-    /// A model as a loader sees it.
+    /// A model, as needed to load it.
     pub(crate) fn snapshot(&self, repo: &RepoName, commit: &str, choice: &Choice) -> Snapshot {
         let folder = self.snapshot_folder(repo, commit);
         let files: Vec<_> = choice.files.iter().map(|f| folder.join(f)).collect();
@@ -334,7 +334,7 @@ impl Cache {
         Snapshot { repo: repo.clone(), commit: commit.to_owned(), path, files }
     }
 
-    /// How much of a blob has yet to arrive.
+    /// Bytes of a blob that are still to be downloaded.
     pub(crate) fn missing_bytes(&self, repo: &RepoName, blob: &Blob) -> u64 {
         let path = self.blobs(repo).join(&blob.etag);
         let so_far = || fs::metadata(incomplete(&path)).map_or(0, |m| m.len());
@@ -357,14 +357,14 @@ impl Cache {
         self.folder(repo).join("snapshots").join(commit)
     }
 
-    /// A name next to the blobs that nobody else uses: on the same disk, and not among what other programs list.
+    /// A unique temporary name next to the blobs: on the same file system, and not listed by other programs.
     fn temporary(&self, repo: &RepoName, name: &str) -> PathBuf {
         let thread = format!("{:?}", std::thread::current().id());
         let thread = thread.replace(|c: char| !c.is_ascii_digit(), "");
         self.blobs(repo).join(format!("{name}.{}-{thread}.tmp", std::process::id()))
     }
 
-    /// The commit that a revision stands for, as far as the cache knows.
+    /// The commit of a revision, as far as the cache knows.
     fn commit(&self, repo: &RepoName, revision: &str) -> Option<String> {
         if is_commit(revision) {
             return Some(revision.to_ascii_lowercase());
@@ -379,7 +379,8 @@ impl Cache {
         folders.filter_map(|f| Some((f.file_name().into_string().ok()?, f.path()))).collect()
     }
 
-    /// Does the path, with all links followed, lie in the cache? A model's folder itself may be on another disk.
+    /// Whether the path, with all links resolved, is in the cache. A model's folder may itself be a link to another
+    /// disk.
     fn is_inside(&self, repo: &RepoName, path: &Path) -> bool {
         let real = |p: &Path| fs::canonicalize(p).ok();
         let (root, folder) = (real(&self.root), real(&self.folder(repo)));
@@ -387,11 +388,11 @@ impl Cache {
     }
 }
 
-/// The GGUF files of one quantization; none where there is no such.
+/// The GGUF files of one quantization; empty if there is none.
 fn gguf_files(repo: &RepoName, files: &[String], quant: &str) -> Result<BTreeSet<String>> {
     match pick::pick(repo, files, Some(quant)) {
         Ok(choice) => Ok(choice.files.into_iter().collect()),
-        // What is incomplete may go all the same.
+        // Incomplete variants can be removed too.
         Err(HubError::MissingPart { file, .. }) => {
             let variants = pick::variants(files).into_iter().filter(|v| v.stem == file);
             Ok(variants.flat_map(|v| v.files).collect())
@@ -401,21 +402,21 @@ fn gguf_files(repo: &RepoName, files: &[String], quant: &str) -> Result<BTreeSet
     }
 }
 
-/// Are all weights of a safetensors model there?
+/// Whether all weights of a safetensors model are there.
 fn is_whole(folder: &Path, choice: &Choice) -> bool {
     let index = pick::index(&choice.files).map(|file| {
         let mut text = Vec::new();
         let read =
             fs::File::open(folder.join(file)).and_then(|f| f.take(LONGEST_INDEX).read_to_end(&mut text));
-        // An empty index is no index, so the model is not whole.
+        // If the index cannot be read it counts as empty, which makes the model incomplete.
         read.map_or(Vec::new(), |_| text)
     });
     pick::is_whole(&choice.files, index.as_deref())
 }
 
-/// Removes a whole model. What finds it goes first, so that being cut off leaves nothing that looks complete.
+/// Removes a whole model, refs and snapshots first, so that an interruption leaves nothing that looks complete.
 fn remove_all(folder: &Path) -> Result<Removed> {
-    // Where links were not possible, snapshots hold the content itself; links to elsewhere take no room.
+    // Where links are not supported, snapshots hold the content itself; links to elsewhere take no space.
     let [blobs, snapshots] = ["blobs", "snapshots"].map(|part| entries(&folder.join(part)));
     let files = blobs.iter().chain(&snapshots).map(|e| &e.blob).filter(|b| b.starts_with(folder));
     let files: BTreeSet<_> = files.collect();
@@ -430,8 +431,8 @@ fn remove_all(folder: &Path) -> Result<Removed> {
     Ok(Removed { files: sizes.len(), bytes: sizes.into_iter().sum() })
 }
 
-/// The files below a folder, and what they are links to. Folders that are links are left alone, and so are names that
-/// no server may choose.
+/// The files below a folder, and the targets of their links. Skips folders that are links, and names that `check_path`
+/// refuses.
 fn entries(folder: &Path) -> Vec<Entry> {
     let mut found = Vec::new();
     let mut folders = vec![(folder.to_owned(), String::new(), 0)];
@@ -458,7 +459,7 @@ fn entries(folder: &Path) -> Vec<Entry> {
     found
 }
 
-/// Where a link in `folder` leads. Links from different folders to one blob give equal paths.
+/// Target of a link in `folder`. Links from different folders to one blob give equal paths.
 fn follow(folder: &Path, link: &Path) -> PathBuf {
     let mut path = folder.to_owned();
     for part in link.components() {
@@ -471,7 +472,7 @@ fn follow(folder: &Path, link: &Path) -> PathBuf {
     path
 }
 
-/// The content of a small file, without blanks around it.
+/// The trimmed content of a small file.
 fn read_short(path: &Path) -> Option<String> {
     let mut text = String::new();
     fs::File::open(path).ok()?.take(1000).read_to_string(&mut text).ok()?;

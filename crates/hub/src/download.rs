@@ -1,4 +1,4 @@
-//! One file's bytes: fetched once, resumed where they were cut off, and believed only when they are what was announced.
+//! Download of one file: resumable, and verified against the announced size and hash.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read};
@@ -16,36 +16,37 @@ use crate::name::is_hex;
 use crate::pieces;
 
 pub(crate) const CHUNK: usize = 256 << 10;
-/// Less than this between two cuts is no progress, so that a server cannot keep a pull busy for ever.
+/// Bytes that count as progress between two failures; less does not reset the retries, so a server cannot keep a pull
+/// busy forever.
 pub(crate) const PROGRESS: u64 = 1 << 20;
 
-/// A file's content, as the hub announces it.
+/// A file's content, as announced by the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Blob {
-    /// The file's name in the model.
+    /// Name of the file in the repository.
     pub(crate) file: String,
-    /// What the content is called; usually its hash.
+    /// ETag, which names the blob; usually its hash.
     pub(crate) etag: String,
-    /// How long it is.
+    /// Size in bytes.
     pub(crate) size: u64,
 }
 
-/// An ETag without quotes, fit to be a file's name.
+/// An ETag without quotes; `None` if it is not safe as a file name.
 pub(crate) fn clean_etag(raw: &str) -> Option<String> {
     let etag = raw.trim().trim_start_matches("W/").trim_matches('"');
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     let ok = (1..=128).contains(&etag.len()) && etag.bytes().all(plain) && !etag.starts_with('.');
-    // Such a name would collide with a download in progress.
+    // Would collide with a download in progress.
     (ok && !etag.ends_with(".incomplete")).then(|| etag.to_owned())
 }
 
-/// Computes the hash that an ETag is, where it is one.
+/// Hasher for the kind of hash that the ETag is.
 enum Hash {
-    /// Large files: the SHA-256 of the content.
+    /// Large files (LFS): SHA-256 of the content.
     Sha256(Sha256),
-    /// Small files: git's name for the content.
+    /// Small files: git's blob hash (SHA-1).
     Git(sha1::Sha1),
-    /// A server that tells no hash.
+    /// The ETag is not a hash.
     Unknown,
 }
 
@@ -68,7 +69,7 @@ impl Hash {
         }
     }
 
-    /// The kind of hash, and the hash.
+    /// Kind of hash, and the hash in hexadecimal.
     fn finish(self) -> Option<(&'static str, String)> {
         let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect();
         match self {
@@ -79,11 +80,12 @@ impl Hash {
     }
 }
 
-/// Holds others off one blob, in this process and in others, until it is dropped. The kernel drops it with the process.
+/// Exclusive lock on one blob among threads and processes, held until dropped. The kernel releases it when the process
+/// ends.
 pub(crate) struct BlobLock(#[expect(dead_code, reason = "closing the file gives the lock back")] File);
 
 impl BlobLock {
-    /// Takes the lock. `waiting` is called first if somebody else has it.
+    /// Takes the lock. `waiting` is called first if it is held elsewhere.
     pub(crate) fn take(path: &Path, waiting: impl FnOnce()) -> Result<BlobLock> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(HubError::io("create", folder))?;
@@ -100,14 +102,14 @@ impl BlobLock {
         };
         match locked {
             Ok(()) => Ok(BlobLock(file)),
-            // Some network file systems have no locks. Two downloads then write the same bytes to the same places.
+            // Some network file systems have no locks. Two downloads then write the same bytes to the same offsets.
             Err(e) if e.kind() == io::ErrorKind::Unsupported => Ok(BlobLock(file)),
             Err(e) => Err(HubError::io("lock", path)(e)),
         }
     }
 }
 
-/// A download in progress: the file, what it has so far, and the hash of that.
+/// A download in progress: the `.incomplete` file, its length so far, and the hash of that.
 pub(crate) struct Partial<'a> {
     pub(crate) blob: &'a Blob,
     file: File,
@@ -159,12 +161,12 @@ impl<'a> Partial<'a> {
     }
 
     pub(crate) fn wrong_length(&self, got: String) -> HubError {
-        // The next pull starts afresh either way, so a failure here changes nothing.
+        // The next pull starts over either way, so a failure here changes nothing.
         let _ = fs::remove_file(&self.path);
         HubError::WrongLength { file: self.blob.file.clone(), want: self.blob.size, got }
     }
 
-    /// Checks the content and gives it its name. All of it is on the disk before the name is.
+    /// Verifies the hash and renames the file to its final name, after syncing the content to disk.
     fn finish(self, blob_path: &Path) -> Result<()> {
         if let Some((kind, got)) = self.hash.finish()
             && !got.eq_ignore_ascii_case(&self.blob.etag)
@@ -175,7 +177,7 @@ impl<'a> Partial<'a> {
         }
         self.file.sync_all().map_err(HubError::io("write", &self.path))?;
         match fs::rename(&self.path, blob_path) {
-            // Only where locks do not work: somebody else was faster.
+            // Only where locks are not supported: another download finished first.
             Err(e) if e.kind() == io::ErrorKind::NotFound && has_length(blob_path, self.blob.size) => {}
             renamed => renamed.map_err(HubError::io("rename", &self.path))?,
         }
@@ -184,7 +186,7 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// Fetches a file of `target` to `blob_path`, unless it is there. The caller holds the blob's lock.
+/// Downloads a file of `target` to `blob_path`, unless it exists. The caller holds the blob's lock.
 pub(crate) fn download(
     http: &Arc<Http>,
     target: &Target,
@@ -210,7 +212,7 @@ pub(crate) fn download(
     partial.finish(blob_path)
 }
 
-/// Fetches what a partial file lacks over one connection.
+/// Downloads the rest of a partial file over one connection.
 fn one_by_one(
     http: &Http,
     target: &Target,
@@ -244,11 +246,11 @@ fn one_by_one(
     Ok(())
 }
 
-/// What the head of an answer says about the body.
+/// Whether the body of an answer continues the partial file.
 enum Begin {
     /// It begins where the partial file ends.
     Here,
-    /// It is some other piece: ask for the whole file.
+    /// It is another range: ask for the whole file.
     NoRanges,
 }
 
@@ -281,7 +283,7 @@ fn begin(
     }
 }
 
-/// Copies a body to the end of the partial file.
+/// Appends a body to the partial file.
 fn stream(
     answer: Answer,
     partial: &mut Partial,
@@ -305,21 +307,21 @@ fn stream(
     }
 }
 
-/// Start and total of `bytes 5-9/10`.
+/// Start and total of a `Content-Range` header: `bytes 5-9/10`.
 pub(crate) fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
     let start = range.split_once('-')?.0.trim().parse().ok()?;
     Some((start, total.trim().parse().ok()))
 }
 
-/// Where a blob lies until it is whole.
+/// Path of a blob while it is incomplete.
 pub(crate) fn incomplete(blob_path: &Path) -> PathBuf {
     let mut name = blob_path.as_os_str().to_owned();
     name.push(".incomplete");
     name.into()
 }
 
-/// Is there a file of that length?
+/// Whether there is a file of that length.
 pub(crate) fn has_length(path: &Path, size: u64) -> bool {
     fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == size)
 }
@@ -330,7 +332,8 @@ pub(crate) fn free_space(folder: &Path) -> Option<u64> {
     Some(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// Makes a new name in a folder last through a power cut. Where that is not possible, the name is only younger.
+/// Syncs a file's folder, so that a new name survives a power failure. Best effort: if it fails, only the name may be
+/// lost.
 pub(crate) fn sync_folder(file: &Path) {
     let _ = file.parent().map(|folder| File::open(folder).and_then(|f| f.sync_all()));
 }

@@ -1,4 +1,4 @@
-//! What can go wrong: each error says what happened, why, and what to do next.
+//! Errors. Each message says what happened, why, and what to do next.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ pub(crate) type Result<T> = std::result::Result<T, HubError>;
 /// Why a model could not be fetched, found or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// The text names no model.
+    /// The text is not a model name.
     #[error(
         "{given:?} is not a model name: {why}. Names look like org/name, org/name:Q4_K_M or org/name@revision; \
          `tallow search TEXT` finds short ones"
     )]
     Name {
-        /// What was given, cut short.
+        /// The text, truncated.
         given: String,
-        /// What is wrong with it.
+        /// Why not.
         why: String,
     },
     /// The family has aliases, but not this one.
@@ -27,20 +27,20 @@ pub enum HubError {
         "there is no {given:?} among the short names; there are {have}. Other models are named as org/name"
     )]
     Alias {
-        /// What was given.
+        /// The alias.
         given: String,
         /// The family's aliases.
         have: String,
     },
-    /// The endpoint, the token or the proxy cannot be used.
+    /// The endpoint, the token or the proxy is invalid.
     #[error("{what} cannot be used: {why}")]
     Setting {
-        /// Which setting, by the name that its user knows.
+        /// Name of the setting, as the user knows it.
         what: String,
-        /// What is wrong with it.
+        /// Why it is invalid.
         why: String,
     },
-    /// The hub knows no such model, or hides it.
+    /// The model does not exist, or is private.
     #[error(
         "there is no model {repo} at {hub}, or it is private. {}; for a private model, set HF_TOKEN to a token that \
          may read it", check(.repo)
@@ -58,7 +58,7 @@ pub enum HubError {
     NoRevision {
         /// The model.
         repo: RepoName,
-        /// The branch, tag or commit that was asked for.
+        /// The requested branch, tag or commit.
         revision: String,
         /// The hub's address.
         hub: String,
@@ -73,7 +73,7 @@ pub enum HubError {
         /// The file.
         file: String,
     },
-    /// The model's owner wants a licence accepted first.
+    /// The model is gated: its licence has to be accepted first.
     #[error(
         "{repo} is gated: its owner gives access on request. Accept the licence at {hub}/{repo}, create a token at \
          {hub}/settings/tokens and set HF_TOKEN to it"
@@ -92,16 +92,16 @@ pub enum HubError {
         /// The hub's address.
         hub: String,
     },
-    /// An answer that retrying does not change.
+    /// A status that a retry does not change.
     #[error("{host} answered {status} to {what}{}", said(.message))]
     Status {
-        /// Who answered.
+        /// Host that answered.
         host: String,
-        /// The HTTP status.
+        /// HTTP status.
         status: u16,
-        /// What was asked for.
+        /// What was requested.
         what: String,
-        /// The server's own words, made safe to print.
+        /// The server's message, sanitized.
         message: String,
     },
     /// The server could not be reached, or kept failing.
@@ -109,36 +109,36 @@ pub enum HubError {
         "cannot get {what}: {why} (tried {}). {}", times(*.tries), then(*.kept)
     )]
     Network {
-        /// What was asked for.
+        /// What was requested.
         what: String,
-        /// What happened at the last try.
+        /// Why the last attempt failed.
         why: String,
-        /// How often it was tried.
+        /// Number of attempts.
         tries: u32,
-        /// Is there something to go on from?
+        /// Whether there is a partial download to resume.
         kept: bool,
     },
-    /// The server wants a longer pause than is sensible.
+    /// The server asks for a longer delay than `Timing::longest_wait`.
     #[error(
         "the server refuses {what} for now ({why}): come back in {}. {} HF_TOKEN set the hub allows more",
         seconds(.wait), if *.kept { "What has arrived is kept; with" } else { "With" }
     )]
     Busy {
-        /// What was asked for.
+        /// What was requested.
         what: String,
-        /// What the server answered.
+        /// The server's answer.
         why: String,
-        /// How long it asks to wait.
+        /// Delay that it asks for.
         wait: Duration,
-        /// Is there something to go on from?
+        /// Whether there is a partial download to resume.
         kept: bool,
     },
-    /// The server's answer makes no sense, or is not safe to follow.
+    /// The server's answer is invalid, or unsafe to follow.
     #[error(
         "the answer about {what} cannot be used: {why}. If you set another endpoint, check that it is a hub"
     )]
     Answer {
-        /// What was asked for.
+        /// What was requested.
         what: String,
         /// What is wrong with the answer.
         why: String,
@@ -150,44 +150,44 @@ pub enum HubError {
     FileName {
         /// The model.
         repo: RepoName,
-        /// The file's name, cut short.
+        /// The file's name, truncated.
         name: String,
         /// What is wrong with it.
         why: &'static str,
     },
-    /// No file has the quantization that was asked for.
+    /// No file has the requested quantization.
     #[error("{repo} has no {wanted:?}; it has {have}")]
     NoQuant {
         /// The model.
         repo: RepoName,
-        /// What was asked for.
+        /// The requested quantization.
         wanted: String,
-        /// What there is.
+        /// What there is instead.
         have: String,
     },
-    /// Several files would do.
+    /// Several files match.
     #[error(
         "{repo} has several files that would do. Say which, as in {repo}:NAME, where NAME is one of {have}"
     )]
     Ambiguous {
         /// The model.
         repo: RepoName,
-        /// The names that tell them apart.
+        /// Names that distinguish them.
         have: String,
     },
-    /// A split model lacks a part.
+    /// A split model has missing parts.
     #[error("{file} has {of} parts, but {repo} has only {have} of them. Try another quantization")]
     MissingPart {
         /// The model.
         repo: RepoName,
-        /// The name that the parts share.
+        /// Name shared by the parts.
         file: String,
-        /// How many parts there are.
+        /// Number of parts present.
         have: usize,
-        /// How many there should be.
+        /// Number of parts of the complete model.
         of: usize,
     },
-    /// The model's tokenizer is in no file that can be read.
+    /// There is no tokenizer in a supported format.
     #[error(
         "{repo} has no tokenizer that can be read: none of tokenizer.json, tokenizer.model, spiece.model, tekken.json, a tiktoken \
          file, vocab.txt, or vocab.json with merges.txt. Nothing was downloaded; look for a copy of the model that has one, or for GGUF \
@@ -197,7 +197,7 @@ pub enum HubError {
         /// The model.
         repo: RepoName,
     },
-    /// The weights are pickled, which means running them.
+    /// The weights are pickled: loading them could run arbitrary code.
     #[error(
         "{repo} has its weights only as {file}: loading such files can run any program hidden in them, so they are \
          refused. Look for a copy with safetensors or GGUF files"
@@ -205,28 +205,28 @@ pub enum HubError {
     Pickle {
         /// The model.
         repo: RepoName,
-        /// One of its files.
+        /// One of the pickled files.
         file: String,
     },
-    /// There is nothing to load.
+    /// The repository has no supported weights.
     #[error("{repo} has neither safetensors nor GGUF files, so there is nothing to load. Check the name")]
     NoWeights {
         /// The model.
         repo: RepoName,
     },
-    /// A file's length is not what the hub announced.
+    /// A file's length differs from the announced one.
     #[error(
         "{file} should have {want} bytes, but {got}. It was removed; run the same command to fetch it again"
     )]
     WrongLength {
         /// The file.
         file: String,
-        /// What the hub announced.
+        /// The announced length.
         want: u64,
-        /// What came instead.
+        /// What was received.
         got: String,
     },
-    /// A file's content is not what the hub announced.
+    /// A file's hash differs from the announced one.
     #[error(
         "{file} is damaged: its {kind} is {got}, not {want}. It was removed; run the same command to fetch it again. \
          If that does not help, something between here and the hub changes it: a proxy, a mirror or the disk"
@@ -234,14 +234,14 @@ pub enum HubError {
     WrongHash {
         /// The file.
         file: String,
-        /// Which hash.
+        /// Kind of hash.
         kind: &'static str,
-        /// What the hub announced.
+        /// The announced hash.
         want: String,
-        /// What came instead.
+        /// The computed hash.
         got: String,
     },
-    /// The disk has not enough room.
+    /// Not enough disk space.
     #[error(
         "the disk is full: {} more are needed at {}, where {} are free. What has arrived is kept; make room (`tallow \
          rm`) and run the same command to go on", bytes(*.needed), .path.display(), bytes(*.free)
@@ -249,9 +249,9 @@ pub enum HubError {
     DiskFull {
         /// The folder.
         path: PathBuf,
-        /// Bytes that are still missing.
+        /// Bytes still to download.
         needed: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
     },
     /// A path in the cache leads out of it.
@@ -262,20 +262,20 @@ pub enum HubError {
         /// The cache.
         cache: PathBuf,
     },
-    /// The cache has no such model.
+    /// The model is not in the cache.
     #[error("{name} is not in the cache. `tallow list` shows what is")]
     NotCached {
         /// The model.
         name: String,
     },
-    /// The file system refused.
+    /// A file system error.
     #[error("cannot {doing} {}: {source}", .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// With which file.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -289,7 +289,7 @@ impl HubError {
         move |source| HubError::Io { doing, path: path.to_owned(), source }
     }
 
-    /// The same error; what has arrived until then is kept.
+    /// The same error, with the note that a partial download is kept.
     pub(crate) fn with_kept(mut self) -> HubError {
         if let HubError::Network { kept, .. } | HubError::Busy { kept, .. } = &mut self {
             *kept = true;
@@ -297,13 +297,13 @@ impl HubError {
         self
     }
 
-    /// Might it be different with a better connection?
+    /// Whether this is a network error: a better connection might help.
     pub fn is_network(&self) -> bool {
         matches!(self, HubError::Network { .. } | HubError::Busy { .. })
     }
 }
 
-/// What to look at in a name that is not known.
+/// Advice for an unknown model name.
 fn check(repo: &RepoName) -> String {
     match repo.as_str().contains('/') {
         true => "Check the spelling".to_owned(),
@@ -321,7 +321,7 @@ fn times(n: u32) -> String {
     if n == 1 { "once".to_owned() } else { format!("{n} times") }
 }
 
-/// What to do after a connection failed.
+/// Advice after a network error.
 fn then(kept: bool) -> &'static str {
     match kept {
         true => "What has arrived is kept; run the same command to go on",
@@ -333,7 +333,7 @@ fn seconds(wait: &Duration) -> String {
     format!("{} s", wait.as_secs())
 }
 
-/// A size as people read it.
+/// A human-readable size.
 pub(crate) fn bytes(n: u64) -> String {
     let units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut size = n as f64;

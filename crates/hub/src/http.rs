@@ -1,4 +1,4 @@
-//! Requests to the hub: bounded redirects, a token that stays at home, time limits, and when to try again.
+//! Requests to the hub: redirects, authorization, timeouts and retries.
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,18 +13,18 @@ use crate::error::{HubError, Result};
 use crate::hub::{Event, Ranges, Settings, Timing};
 use crate::name::{RepoName, is_hidden};
 
-/// A listing of a model's files is far smaller.
+/// Far longer than any listing of a model's files.
 const LONGEST_JSON: usize = 16 << 20;
 const MOST_REDIRECTS: usize = 10;
-/// How much of a server's own words an error repeats.
+/// Most characters of a server's message in an error.
 const LONGEST_MESSAGE: usize = 300;
 
-/// Why a request failed, and whether that may pass.
+/// Why a request failed, and whether it may be retried.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// Trying again may help, at the earliest after the time that the server asked for.
+    /// Transient: a retry may help, not before the delay `after` that the server asked for.
     Passing { why: String, after: Option<Duration> },
-    /// It will not.
+    /// Permanent.
     Final(HubError),
 }
 
@@ -48,26 +48,26 @@ impl Target<'_> {
     }
 }
 
-/// An address, and whether the hub itself gave it, so that the token may go there.
+/// A URL, and whether the path of redirects to it never left the hub's origin, so that the token may be sent.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     pub(crate) url: Uri,
     from_hub: bool,
 }
 
-/// The bytes of a file that are wanted.
+/// A byte range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) from: u64,
-    /// The first that is not; none where all to the end are.
+    /// End (exclusive); `None` up to the end of the file.
     pub(crate) end: Option<u64>,
 }
 
 impl Span {
-    /// All of a file.
+    /// The whole file.
     pub(crate) const ALL: Span = Span { from: 0, end: None };
 
-    /// As the header has it.
+    /// Value of the `Range` header; `None` for the whole file.
     fn header(self) -> Option<String> {
         match self {
             Span { from: 0, end: None } => None,
@@ -77,11 +77,11 @@ impl Span {
     }
 }
 
-/// An answer, and who gave it.
+/// A response, and where it came from.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) response: Response<Body>,
-    /// Where it came from, behind all redirects.
+    /// Final URL after redirects.
     pub(crate) place: Place,
     host: String,
 }
@@ -96,12 +96,12 @@ impl Answer {
     }
 }
 
-/// A header's value, where it is text.
+/// A header's value; `None` if it is empty or not text.
 fn text(headers: &HeaderMap, name: impl Into<HeaderName>) -> Option<&str> {
     headers.get(name.into()).and_then(|v| v.to_str().ok()).map(str::trim).filter(|v| !v.is_empty())
 }
 
-/// Headers of the hub's own.
+/// Headers specific to the hub.
 pub(crate) const COMMIT: HeaderName = HeaderName::from_static("x-repo-commit");
 pub(crate) const LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");
 pub(crate) const LINKED_SIZE: HeaderName = HeaderName::from_static("x-linked-size");
@@ -109,7 +109,7 @@ const ERROR_CODE: HeaderName = HeaderName::from_static("x-error-code");
 const ERROR_MESSAGE: HeaderName = HeaderName::from_static("x-error-message");
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
-/// Who may see the token: scheme, host and port.
+/// Scheme, host and port, which decide whether the token is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Origin {
     https: bool,
@@ -128,17 +128,17 @@ impl Origin {
         Some(Origin { https, host: uri.host()?.to_ascii_lowercase(), port })
     }
 
-    /// What began in secret must not go on in the open.
+    /// Whether a redirect to `other` is allowed: https must not be downgraded to http.
     fn may_lead_to(&self, other: &Origin) -> bool {
         other.https || !self.https
     }
 }
 
-/// The hub, as one may talk to it.
+/// HTTP client for one hub.
 pub(crate) struct Http {
-    /// Believes the certificates that this system does.
+    /// Trusts the system's root certificates.
     agent: Agent,
-    /// Believes Mozilla's, for systems that have none.
+    /// Trusts Mozilla's root certificates, for systems that have none.
     bundled: Agent,
     has_none: AtomicBool,
     proxy: Option<NamedProxy>,
@@ -190,24 +190,24 @@ impl Http {
         Ok(Http { agent, bundled, has_none, proxy, base, home, bearer, timing, ranges })
     }
 
-    /// Where a model's list of files is.
+    /// URL of a model's list of files.
     pub(crate) fn listing_url(&self, target: &Target) -> String {
         format!("{}/api/models/{}/revision/{}", self.base, target.repo, encode(target.revision, ""))
     }
 
-    /// Where GGUF models whose names contain a text are listed, the most often downloaded first.
+    /// URL of a search: GGUF models whose names contain `text`, most downloaded first.
     pub(crate) fn search_url(&self, text: &str, most: usize) -> String {
         let query =
             format!("search={}&filter=gguf&sort=downloads&direction=-1&limit={most}", encode(text, ""));
         format!("{}/api/models?{query}", self.base)
     }
 
-    /// Where a file is.
+    /// URL of a file.
     pub(crate) fn file_url(&self, repo: &RepoName, commit: &str, file: &str) -> String {
         format!("{}/{repo}/resolve/{commit}/{}", self.base, encode(file, "/"))
     }
 
-    /// Asks the hub for what is at `url`, and follows redirects.
+    /// Requests `url` at the hub, following redirects.
     pub(crate) fn ask(
         &self,
         method: Method,
@@ -220,8 +220,8 @@ impl Http {
         self.ask_at(method, Place { url, from_hub: true }, span, target)
     }
 
-    /// Asks, and follows redirects. The token goes to the hub's own host only, and no longer once that was left.
-    /// A HEAD ends at the redirect that already tells about the file.
+    /// Sends a request, following redirects. The token is sent to the hub's own origin only, and no longer once a
+    /// redirect has left it. A HEAD request ends at the redirect that already describes the file.
     pub(crate) fn ask_at(
         &self,
         method: Method,
@@ -264,7 +264,7 @@ impl Http {
         Err(refuse("it redirects in circles").into())
     }
 
-    /// Sends a request, with Mozilla's certificates where this system has none.
+    /// Sends a request, with Mozilla's root certificates if the system has none.
     fn run(&self, request: Request<()>) -> std::result::Result<Response<Body>, ureq::Error> {
         if !self.has_none.load(Ordering::Relaxed) {
             match self.agent.run(request.clone()) {
@@ -277,9 +277,9 @@ impl Http {
         self.bundled.run(request)
     }
 
-    /// A request that got no answer.
+    /// The error for a request without a response.
     fn no_answer(&self, host: &str, target: &Target, error: &ureq::Error) -> Trouble {
-        // What is connected to, and what it is then asked for.
+        // The peer of the connection (host or proxy), and a note on the final host if there is a proxy.
         let (to, beyond) = match self.proxy.as_ref().filter(|proxy| proxy.is_for(host)) {
             Some(proxy) => (proxy.name.as_str(), format!(" (on the way to {host})")),
             None => (host, String::new()),
@@ -295,7 +295,7 @@ impl Http {
         let why = match error {
             ureq::Error::Timeout(_) => format!("{to} did not answer in time{beyond}"),
             ureq::Error::HostNotFound => format!("the name of {to} is not known; is there a network?"),
-            // This is TLS. A certificate that is wrong will stay so.
+            // A TLS error. A bad certificate will stay bad.
             ureq::Error::Io(e) if e.kind() == io::ErrorKind::InvalidData => return unproven(e),
             ureq::Error::Rustls(e) => return unproven(e),
             ureq::Error::Io(e) => format!("no connection to {to}: {e}{beyond}"),
@@ -307,7 +307,7 @@ impl Http {
         Trouble::Passing { why, after: None }
     }
 
-    /// Asks for a short text, as a whole.
+    /// GET of a short text, read as a whole.
     pub(crate) fn json(&self, url: &str, target: &Target) -> std::result::Result<Vec<u8>, Trouble> {
         let answer = self.ask(Method::GET, url, Span::ALL, target)?;
         if answer.status() != 200 {
@@ -316,7 +316,7 @@ impl Http {
         let mut text = Vec::new();
         let mut body = answer.response.into_body().into_reader();
         let mut chunk = vec![0; 64 << 10];
-        // A server may keep the idle limit and still never end.
+        // A server may stay within the idle timeout and still never finish.
         let start = Instant::now();
         while start.elapsed() < self.timing.idle.saturating_mul(4) {
             let n = body.read(&mut chunk).map_err(|e| cut_off(&e))?;
@@ -332,7 +332,7 @@ impl Http {
         Err(Trouble::Passing { why: format!("{} is too slow", answer.host), after: None })
     }
 
-    /// What an answer that is no success means.
+    /// The error for an unsuccessful status.
     pub(crate) fn refusal(&self, answer: &Answer, target: &Target) -> Trouble {
         let (repo, hub) = (target.repo.clone(), self.base.clone());
         let status = answer.status();
@@ -352,7 +352,7 @@ impl Http {
                 HubError::NoRevision { repo, revision: target.revision.to_owned(), hub }
             }
             (401, _) if has_token && message.contains("Invalid credentials") => HubError::Token { hub },
-            // The hub answers 401, not 404, where someone without a token asks for what does not exist.
+            // Without a token the hub answers 401, not 404, for a repository that does not exist.
             (_, "RepoNotFound") | (401, _) => HubError::NoModel { repo, hub },
             (403, _) if message.is_empty() => HubError::Gated { repo, hub },
             (404, _) => match target.file {
@@ -364,7 +364,7 @@ impl Http {
     }
 }
 
-/// How often something was tried, and how long to wait before the next time.
+/// Attempts so far, and the delay before the next (exponential backoff).
 #[derive(Debug)]
 pub(crate) struct Tries<'a> {
     timing: &'a Timing,
@@ -378,12 +378,12 @@ impl<'a> Tries<'a> {
         Tries { timing, done: 0, most, wait: timing.first_wait }
     }
 
-    /// Things are moving again: the next trouble is the first one.
+    /// Resets the attempts and the delay after progress.
     pub(crate) fn reset(&mut self) {
         *self = Tries::new(self.timing, self.most);
     }
 
-    /// Waits before the next try, or says why there is none.
+    /// Sleeps before the next attempt, or returns the error if there is to be none.
     pub(crate) fn pause(&mut self, what: &str, trouble: Trouble, watch: &mut dyn FnMut(Event)) -> Result<()> {
         let (why, after) = match trouble {
             Trouble::Final(error) => return Err(error),
@@ -403,7 +403,7 @@ impl<'a> Tries<'a> {
         Ok(())
     }
 
-    /// Repeats `step` until it succeeds or there is no point in going on.
+    /// Repeats `step` until it succeeds, fails permanently or runs out of attempts.
     pub(crate) fn until<T>(
         mut self,
         what: &str,
@@ -419,7 +419,7 @@ impl<'a> Tries<'a> {
     }
 }
 
-/// A body that ended early.
+/// The error for a body that ended early.
 pub(crate) fn cut_off(error: &io::Error) -> Trouble {
     let timed_out =
         error.get_ref().and_then(|e| e.downcast_ref()).is_some_and(|e| matches!(e, ureq::Error::Timeout(_)));
@@ -432,7 +432,7 @@ pub(crate) fn cut_off(error: &io::Error) -> Trouble {
     Trouble::Passing { why, after: None }
 }
 
-/// How long the server asks to wait: `Retry-After: 30`, or the hub's `RateLimit: "api";r=0;t=30`.
+/// Delay that the server asks for: `Retry-After: 30`, or the hub's `RateLimit: "api";r=0;t=30`.
 fn pause(answer: &Answer) -> Option<Duration> {
     let reset = || answer.header(RATE_LIMIT)?.split(';').find_map(|p| p.trim().strip_prefix("t="));
     let seconds =
@@ -440,15 +440,15 @@ fn pause(answer: &Answer) -> Option<Duration> {
     seconds.trim().parse().ok().map(Duration::from_secs)
 }
 
-/// A proxy, and what to call it.
+/// A proxy, and its name in messages.
 struct NamedProxy {
     proxy: Proxy,
-    /// Where it was set, and its address without a password.
+    /// Its address without the password, and the setting it comes from.
     name: String,
 }
 
 impl NamedProxy {
-    /// Is it on the way to this host?
+    /// Whether this host is reached through the proxy.
     fn is_for(&self, host: &str) -> bool {
         format!("https://{host}/").parse().is_ok_and(|url| !self.proxy.is_no_proxy(&url))
     }
@@ -457,7 +457,7 @@ impl NamedProxy {
 fn proxy(settings: &Settings) -> Result<Option<NamedProxy>> {
     let Some(url) = settings.proxy.as_deref().filter(|p| !p.is_empty()) else { return Ok(None) };
     let set = &settings.names.proxy;
-    // It may hold a password, so it is not repeated.
+    // The URL may contain a password, so the message does not repeat it.
     let bad = |_| HubError::Setting {
         what: set.clone(),
         why: "it is no address like http://host:port or socks5://host:port".to_owned(),
@@ -476,14 +476,14 @@ fn proxy(settings: &Settings) -> Result<Option<NamedProxy>> {
     Ok(Some(NamedProxy { proxy, name }))
 }
 
-/// Percent-encodes all but plain characters and those in `keep`.
+/// Percent-encodes everything but unreserved characters and those in `keep`.
 fn encode(text: &str, keep: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.~".contains(&b) || keep.as_bytes().contains(&b);
     let one = |b: u8| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") };
     text.bytes().map(one).collect()
 }
 
-/// The address that `location` means when `base` answers with it.
+/// Resolves a `Location` header against the URL that returned it.
 fn join(base: &Uri, location: &str) -> Option<Uri> {
     let location = location.split('#').next()?;
     let scheme = base.scheme_str()?;
@@ -501,7 +501,7 @@ fn join(base: &Uri, location: &str) -> Option<Uri> {
     whole.parse().ok()
 }
 
-/// A server's words, fit for a terminal.
+/// A server's message, truncated and without control characters.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().filter(|c| !is_hidden(*c)).take(LONGEST_MESSAGE).collect()
 }

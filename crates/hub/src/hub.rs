@@ -1,4 +1,4 @@
-//! Fetching a model: ask for its files, choose, download what is missing, and only then say that it is there.
+//! Pulling a model: list its files, pick some, download what is missing, and only then write the ref.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,33 +13,33 @@ use crate::http::{self, Http, Span, Target, Tries, Trouble};
 use crate::name::{ModelRef, RepoName, check_path, is_commit};
 use crate::pick::{has_tokenizer, pick};
 
-/// How to reach the hub.
+/// How to connect to the hub.
 #[derive(Clone)]
 pub struct Settings {
-    /// Its address.
+    /// Base URL.
     pub endpoint: String,
-    /// A token for models that are not open to all. It is sent to the endpoint's own host only.
+    /// Access token for gated and private models. Sent to the endpoint's own origin only.
     pub token: Option<String>,
-    /// A proxy's address.
+    /// Proxy URL.
     pub proxy: Option<String>,
-    /// Hosts that are reached without the proxy: `example.com`, or `.example.com` for all below it.
+    /// Hosts reached without the proxy: `example.com`, or `.example.com` for all its subdomains.
     pub no_proxy: Vec<String>,
-    /// Time limits.
+    /// Timeouts and retries.
     pub timing: Timing,
-    /// How large files are fetched.
+    /// Parallel range requests for large files.
     pub ranges: Ranges,
-    /// What messages call these settings.
+    /// Names of these settings in error messages.
     pub names: Names,
 }
 
-/// What messages call settings: the variables or flags by which they were set.
+/// Names of the settings in error messages: the variables or flags that set them.
 #[derive(Debug, Clone)]
 pub struct Names {
-    /// The hub's address.
+    /// Name of [`Settings::endpoint`].
     pub endpoint: String,
-    /// The token.
+    /// Name of [`Settings::token`].
     pub token: String,
-    /// The proxy.
+    /// Name of [`Settings::proxy`].
     pub proxy: String,
 }
 
@@ -49,14 +49,14 @@ impl Default for Names {
     }
 }
 
-/// How large files are fetched: in pieces, over several connections at once.
+/// Parallel download of large files: range requests over several connections.
 #[derive(Debug, Clone)]
 pub struct Ranges {
-    /// Connections at once; one for as few as can be.
+    /// Most parallel connections; with 1 every file is one stream.
     pub connections: usize,
-    /// Bytes of a piece at least, for slow lines.
+    /// Smallest piece in bytes, for slow connections.
     pub least: u64,
-    /// Bytes of a piece at most. A few pieces for each connection wait in memory.
+    /// Largest piece in bytes. A few pieces per connection are buffered in memory.
     pub most: u64,
 }
 
@@ -67,7 +67,7 @@ impl Default for Ranges {
 }
 
 impl Ranges {
-    /// Is so much worth more than one connection?
+    /// Whether that many bytes are worth several connections.
     pub(crate) fn are_for(&self, bytes: u64) -> bool {
         self.connections > 1 && bytes >= self.most.saturating_mul(2)
     }
@@ -87,22 +87,22 @@ impl Default for Settings {
     }
 }
 
-/// How long to wait for what. A download as a whole may take as long as it takes.
+/// Timeouts and retries. A download as a whole has no time limit.
 #[derive(Debug, Clone)]
 pub struct Timing {
-    /// For a connection.
+    /// Time to connect.
     pub connect: Duration,
-    /// For the next byte.
+    /// Time without any byte received.
     pub idle: Duration,
-    /// How often to try before giving up, counted from the last progress.
+    /// Attempts before giving up, counted from the last progress.
     pub tries: u32,
-    /// Before the second try; doubled for each further one.
+    /// Delay before the second attempt; doubled for each further one.
     pub first_wait: Duration,
-    /// At most, also when the server asks for more.
+    /// Longest delay, including delays that the server asks for.
     pub longest_wait: Duration,
 }
 
-/// How often the hub is asked whether it is there at all.
+/// Most attempts of a pull's first request, which shows whether the hub can be reached.
 const FIRST_TRIES: u32 = 3;
 
 impl Default for Timing {
@@ -112,60 +112,60 @@ impl Default for Timing {
             idle: Duration::from_secs(60),
             tries: 6,
             first_wait: Duration::from_millis(500),
-            // The hub counts requests in windows of five minutes.
+            // The hub's rate limits use windows of five minutes.
             longest_wait: Duration::from_secs(300),
         }
     }
 }
 
-/// What happens during a pull.
+/// Progress of a pull.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// So many files are missing, and so many bytes of them. Each will come to a `Progress` where all of it is done.
+    /// The missing files, before they are downloaded. Each of them ends with a `Progress` whose `done` is its `total`.
     Missing {
-        /// How many files.
+        /// Number of files.
         files: usize,
-        /// How many bytes.
+        /// Bytes still to download.
         bytes: u64,
     },
-    /// More of a file has arrived.
+    /// A file's progress.
     Progress {
-        /// The file.
+        /// File name.
         file: &'a str,
-        /// Bytes so far, including those of earlier pulls: the first event of a file has those alone.
+        /// Bytes so far, including those of earlier pulls: a file's first event has only those.
         done: u64,
-        /// Bytes in all.
+        /// Size of the file.
         total: u64,
     },
-    /// Another pull is fetching the file; this one waits for it.
+    /// Another process or thread is downloading the file; this pull waits for it.
     Waiting {
-        /// The file.
+        /// File name.
         file: &'a str,
     },
-    /// Something failed and is tried again.
+    /// A request failed and will be retried.
     Retrying {
-        /// What is being fetched.
+        /// What was requested.
         what: &'a str,
-        /// What happened.
+        /// Why it failed.
         why: &'a str,
-        /// How long until the next try.
+        /// Delay before the next attempt.
         wait: Duration,
     },
-    /// The hub cannot be reached; the model in the cache is used as it is.
+    /// The hub cannot be reached; the cached model is used as it is.
     Offline {
-        /// What happened.
+        /// Why not.
         why: &'a HubError,
     },
 }
 
-/// The hub and the cache in front of it.
+/// The hub, with the cache in front of it.
 pub struct Hub {
     cache: Cache,
     http: Arc<Http>,
 }
 
-/// What the hub tells about a model.
+/// The hub's description of a model (`/api/models/.../revision/...`).
 #[derive(Deserialize)]
 struct Listing {
     sha: String,
@@ -177,16 +177,16 @@ struct Sibling {
     rfilename: String,
 }
 
-/// A model that a search at the hub found.
+/// A search result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Match {
-    /// Its name.
+    /// Name of the model.
     pub repo: RepoName,
-    /// How often it was downloaded of late.
+    /// Recent downloads, as counted by the hub.
     pub downloads: u64,
 }
 
-/// What a search answers, as far as it is read.
+/// A search result as JSON: the fields that are used.
 #[derive(Deserialize)]
 struct FoundModel {
     id: String,
@@ -194,24 +194,24 @@ struct FoundModel {
     downloads: u64,
 }
 
-/// Why an answer of the hub cannot be read.
+/// Why an answer of the hub cannot be parsed.
 fn unread(why: &serde_json::Error) -> String {
     match why.classify() {
-        // A field is missing, or is another thing.
+        // A field is missing or has another type.
         serde_json::error::Category::Data => http::printable(&why.to_string()),
         serde_json::error::Category::Eof => "it is JSON that ends too early".to_owned(),
         _ => "it is not JSON".to_owned(),
     }
 }
 
-/// How many models a search brings.
+/// Most results of a search.
 const MOST_FOUND: usize = 20;
 
 impl Hub {
-    /// Models with GGUF files whose names contain a text, the most often downloaded first. The hub is asked once.
+    /// Searches models with GGUF files whose names contain `text`, most downloaded first. The request is not retried.
     pub fn search(&self, text: &str) -> Result<Vec<Match>> {
         let what = "the search";
-        // There is no model that this is about.
+        // A target needs a repository; this one appears in no message.
         let nobody = RepoName::parse("search")?;
         let target = Target { repo: &nobody, revision: "", file: None };
         let cannot = |why: String| HubError::Answer { what: what.to_owned(), why };
@@ -228,23 +228,23 @@ impl Hub {
         };
         let found: Vec<FoundModel> = serde_json::from_slice(&answer)
             .map_err(|e| cannot(format!("it is no list of models: {}", unread(&e))))?;
-        // What has an unsafe name is left out.
+        // Results with invalid names are skipped.
         let named =
             |m: FoundModel| Some(Match { repo: RepoName::parse(&m.id).ok()?, downloads: m.downloads });
         Ok(found.into_iter().filter_map(named).take(MOST_FOUND).collect())
     }
 
-    /// Checks the settings. Nothing is sent yet.
+    /// Checks the settings. Sends no request.
     pub fn new(cache: Cache, settings: &Settings) -> Result<Hub> {
         Ok(Hub { cache, http: Arc::new(Http::new(settings)?) })
     }
 
-    /// Makes sure that a model is in the cache, in the version that the hub has now. `watch` hears how it goes.
+    /// Makes sure that the hub's current version of a model is in the cache. `watch` is called with the progress.
     ///
-    /// Where the hub cannot be reached and the cache has the model, that one is returned.
+    /// If the hub cannot be reached, the cached version is returned where there is one.
     pub fn pull(&self, model: &ModelRef, watch: &mut dyn FnMut(Event)) -> Result<Snapshot> {
         let cached = match self.cache.find(model) {
-            // What is ambiguous among the cached files need not be so among all.
+            // A choice that is ambiguous among the cached files may be clear among all files.
             Err(HubError::Ambiguous { .. }) => None,
             found => found?,
         };
@@ -263,7 +263,7 @@ impl Hub {
     fn fetch(&self, model: &ModelRef, is_cached: bool, watch: &mut dyn FnMut(Event)) -> Result<Snapshot> {
         let (commit, files) = self.list_files(model, is_cached, watch)?;
         let choice = pick(&model.repo, &files, model.quant.as_deref())?;
-        // Weights that nobody can give text to are not worth the wait.
+        // Weights without a tokenizer are useless, so refuse them before downloading.
         if !choice.gguf && !has_tokenizer(&choice.files) {
             return Err(HubError::NoTokenizer { repo: model.repo.clone() });
         }
@@ -286,7 +286,7 @@ impl Hub {
         Ok(self.cache.snapshot(&model.repo, &commit, &choice))
     }
 
-    /// The commit that the revision stands for, and the names of its files.
+    /// The commit of the revision, and the names of its files.
     fn list_files(
         &self,
         model: &ModelRef,
@@ -297,8 +297,8 @@ impl Hub {
         let what = target.what();
         let bad = |why: String| HubError::Answer { what: what.clone(), why };
         let url = self.http.listing_url(&target);
-        // This is the first thing that is asked. If there is no network it is now that it shows, and nobody wants to
-        // wait for that; least of all with the model at hand.
+        // This is the first request of a pull, so a missing network shows here. Few attempts, to fail fast; a single
+        // one if the model is cached.
         let most = if is_cached { 1 } else { self.http.timing.tries.min(FIRST_TRIES) };
         let text =
             Tries::new(&self.http.timing, most).until(&what, watch, || self.http.json(&url, &target))?;
@@ -318,7 +318,7 @@ impl Hub {
         Ok((listing.sha.to_ascii_lowercase(), files))
     }
 
-    /// Asks what a file is called among the blobs, and how long it is.
+    /// Asks for a file's ETag, which names its blob, and its size.
     fn describe(&self, target: &Target, watch: &mut dyn FnMut(Event)) -> Result<Blob> {
         let file = target.file.unwrap_or_default();
         let what = target.what();
@@ -344,7 +344,7 @@ impl Hub {
         })
     }
 
-    /// Is there room for what is missing?
+    /// Checks that there is enough disk space for the missing files.
     fn check_room(&self, model: &ModelRef, blobs: &[Blob], watch: &mut dyn FnMut(Event)) -> Result<()> {
         if blobs.is_empty() {
             return Ok(());

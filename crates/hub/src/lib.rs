@@ -1,18 +1,18 @@
-//! Models from the Hugging Face hub, and the cache on disk that other programs share.
+//! Downloads models from the Hugging Face hub into the on-disk cache that other programs share.
 //!
-//! [`Hub::pull`] fetches a model; [`Cache::find`] finds one without a network; [`Cache::list`] and [`Cache::remove`]
-//! keep house. The cache has the [hub's own layout](https://huggingface.co/docs/hub/local-cache), so what one program
-//! fetched the others find:
+//! [`Hub::pull`] downloads a model; [`Cache::find`] looks one up offline; [`Cache::list`] and [`Cache::remove`] manage
+//! the cache. It has the [hub's own layout](https://huggingface.co/docs/hub/local-cache), so other programs find what
+//! this one downloaded, and the reverse:
 //!
 //! ```text
 //! models--org--name/
-//!   blobs/<etag>                 a file's content, named by its hash; `<etag>.incomplete` while it arrives
+//!   blobs/<etag>                 a file's content, named by its hash; `<etag>.incomplete` while downloading
 //!   snapshots/<commit>/<file>    a relative link to its content
-//!   refs/<branch or tag>         the commit it stood for when last asked
+//!   refs/<branch or tag>         its commit at the last pull
 //! .locks/models--org--name/<etag>.lock
 //! ```
 //!
-//! Nothing here prints or reads the environment: settings come in as [`Settings`], progress goes out as [`Event`]s.
+//! Nothing here prints or reads the environment: settings come in as [`Settings`], progress is reported as [`Event`]s.
 
 mod aliases;
 mod cache;

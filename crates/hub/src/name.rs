@@ -1,22 +1,22 @@
-//! What users call a model and what servers call a file: text that turns into paths, checked before it does.
+//! Parsing and validation of model names and of file names, before they become paths.
 
 use std::fmt;
 
 use crate::aliases::{self, Found};
 use crate::error::{HubError, Result};
 
-/// The branch that is meant where none is named.
+/// Default branch.
 const MAIN: &str = "main";
-/// No file system takes longer names.
+/// Limit of a file name in common file systems.
 const LONGEST_PART: usize = 255;
 const LONGEST_PATH: usize = 1024;
 
-/// A model's name on the hub: `org/name`, or `name` alone as the oldest ones have it.
+/// Name of a repository on the hub: `org/name`, or `name` alone for the oldest ones.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RepoName(String);
 
 impl RepoName {
-    /// Checks a name by the hub's own rules.
+    /// Parses a name by the hub's own rules.
     pub fn parse(text: &str) -> Result<RepoName> {
         let bad = |why: &str| Err(HubError::name(text, why));
         let mut parts = 0;
@@ -47,12 +47,12 @@ impl RepoName {
         &self.0
     }
 
-    /// The name of its folder in the cache.
+    /// Name of its folder in the cache.
     pub(crate) fn folder(&self) -> String {
         format!("models--{}", self.0.replace('/', "--"))
     }
 
-    /// The name that a folder of the cache stands for. `None` for data sets and whatever else lies there.
+    /// The repository of a cache folder. `None` for datasets and everything else.
     pub(crate) fn from_folder(folder: &str) -> Option<RepoName> {
         RepoName::parse(&folder.strip_prefix("models--")?.replacen("--", "/", 1)).ok()
     }
@@ -64,19 +64,19 @@ impl fmt::Display for RepoName {
     }
 }
 
-/// What a user asked for: `org/name`, `org/name:quant`, `org/name@revision`, both, or an alias in place of the name.
+/// A parsed model name: `org/name`, `org/name:quant`, `org/name@revision`, both, or an alias for `org/name`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelRef {
-    /// The model's name on the hub.
+    /// Repository on the hub.
     pub repo: RepoName,
-    /// Which of its GGUF files: a quantization, or a file's name without its ending.
+    /// Which GGUF file: a quantization, or a file's name without `.gguf`.
     pub quant: Option<String>,
-    /// A branch, a tag or a commit.
+    /// Branch, tag or commit.
     pub revision: Option<String>,
 }
 
 impl ModelRef {
-    /// Reads what a user typed.
+    /// Parses user input.
     pub fn parse(text: &str) -> Result<ModelRef> {
         if text.len() > LONGEST_PATH {
             return Err(HubError::name(text, "it is too long"));
@@ -109,7 +109,7 @@ impl ModelRef {
         Ok(ModelRef { repo, quant: Some(quant.to_owned()).filter(|q| !q.is_empty()), revision })
     }
 
-    /// The revision that is meant.
+    /// The revision, by default `main`.
     pub(crate) fn revision(&self) -> &str {
         self.revision.as_deref().unwrap_or(MAIN)
     }
@@ -123,16 +123,16 @@ impl fmt::Display for ModelRef {
     }
 }
 
-/// What the address of a page at the hub names.
+/// What the URL of a web page at the hub refers to.
 struct Page<'a> {
     name: &'a str,
     revision: Option<&'a str>,
-    /// A GGUF file without its ending, and without its number among the parts of a model.
+    /// A GGUF file without `.gguf` and without its part number.
     file: Option<&'a str>,
 }
 
-/// Reads `https://huggingface.co/org/name` with what may follow it, `hf.co/org/name:quant`, and Ollama's pages. `None`: it
-/// is no address.
+/// Parses `https://huggingface.co/org/name` with any suffix, `hf.co/org/name:quant`, and Ollama's pages. `None` if the
+/// text is not a URL.
 fn page(text: &str) -> Result<Option<Page<'_>>> {
     let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
     let (host, path) = rest.unwrap_or(text).split_once('/').unwrap_or((rest.unwrap_or(text), ""));
@@ -171,7 +171,7 @@ fn page(text: &str) -> Result<Option<Page<'_>>> {
     Ok(Some(Page { name, revision: revision.filter(|revision| *revision != MAIN), file }))
 }
 
-/// A revision becomes a path under `refs/`, so it obeys the rules of paths and those of git.
+/// A revision becomes a path under `refs/`, so both the rules for paths and git's rules apply.
 fn parse_revision(whole: &str, text: &str) -> Result<String> {
     let part_ok = |p: &str| !p.starts_with('.') && !p.starts_with('-') && !p.ends_with(".lock");
     let char_ok = |b: u8| b.is_ascii_graphic() && !b"~^:?*[\\@{".contains(&b);
@@ -185,17 +185,18 @@ fn parse_revision(whole: &str, text: &str) -> Result<String> {
     Ok(text.to_owned())
 }
 
-/// Is it a whole commit?
+/// Whether the text is a full commit hash.
 pub(crate) fn is_commit(text: &str) -> bool {
     is_hex(text, 40)
 }
 
-/// Is it so many hexadecimal digits?
+/// Whether the text is `digits` hexadecimal digits.
 pub(crate) fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// May a file of this name, which a server or another program chose, lie in a snapshot? If not, why.
+/// Checks a file name chosen by a server or another program before it is used below a snapshot. The error is the
+/// reason.
 pub(crate) fn check_path(name: &str) -> std::result::Result<(), &'static str> {
     if name.len() > LONGEST_PATH || name.split('/').any(|part| part.len() > LONGEST_PART) {
         return Err("it is too long");
@@ -212,7 +213,7 @@ pub(crate) fn check_path(name: &str) -> std::result::Result<(), &'static str> {
     Ok(())
 }
 
-/// Would the character steer a terminal instead of showing up? The second kind turns the order of text around.
+/// Whether the character could manipulate a terminal: control characters, and those that change the direction of text.
 pub(crate) fn is_hidden(c: char) -> bool {
     c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

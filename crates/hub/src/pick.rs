@@ -1,11 +1,11 @@
-//! Which of a model's files are wanted. The same choice is made from the hub's listing and from what lies in the cache.
+//! Which files of a repository to use. The choice is the same from the hub's listing and from the cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{HubError, Result};
 use crate::name::RepoName;
 
-/// Quantizations in the order in which they are taken where the user names none.
+/// Default quantizations, most preferred first.
 const PREFERRED: &[&str] = &[
     "Q4_K_M",
     "UD-Q4_K_XL",
@@ -28,7 +28,7 @@ const PREFERRED: &[&str] = &[
     "F32",
 ];
 
-/// Files at a model's root, besides weights, that a loader may read.
+/// Files in a repository's root, besides weights, that a loader may read.
 const BESIDES: &[&str] = &[
     "adapter_config.json",
     "added_tokens.json",
@@ -60,33 +60,33 @@ const BESIDES: &[&str] = &[
 
 const TIKTOKEN: &str = ".tiktoken";
 
-/// How pickled (or otherwise unusable) weights end.
+/// Suffixes of pickled or otherwise unsupported weights.
 const PICKLES: &[&str] = &[".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack"];
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// How many names an error lists.
+/// Most names listed in an error.
 const LISTED: usize = 40;
 
-/// The files that make up a model.
+/// The files of a model.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
-    /// Weights last: where a pull is cut off, the cache does not look complete.
+    /// Weights last, so that an interrupted pull does not look complete in the cache.
     pub(crate) files: Vec<String>,
-    /// Is it GGUF? Then `files` are its parts, in order.
+    /// Whether it is a GGUF model. Then `files` are its parts, in order.
     pub(crate) gguf: bool,
 }
 
-/// A GGUF model: one file, or several that were split.
+/// A GGUF model: one file, or several if it is split.
 #[derive(Debug)]
 pub(crate) struct Variant {
-    /// Its quantization, in capitals, where the file's name tells.
+    /// Quantization in upper case, if the file's name has one.
     pub(crate) label: Option<String>,
-    /// What its parts have in common: the path without `-00001-of-00002` and the ending.
+    /// Path that the parts share: without `-00001-of-00002` and `.gguf`.
     pub(crate) stem: String,
-    /// Its parts, in order.
+    /// Parts present, in order.
     pub(crate) files: Vec<String>,
-    /// How many there should be.
+    /// Number of parts of the complete model.
     pub(crate) parts: usize,
 }
 
@@ -101,7 +101,7 @@ impl Variant {
     }
 }
 
-/// Chooses among the files of `repo`.
+/// Picks the files of `repo` to use.
 pub(crate) fn pick(repo: &RepoName, files: &[String], quant: Option<&str>) -> Result<Choice> {
     let (variants, safetensors) = (variants(files), safetensors(files));
     match quant {
@@ -132,7 +132,8 @@ pub(crate) fn pick(repo: &RepoName, files: &[String], quant: Option<&str>) -> Re
     }
 }
 
-/// Are all weights of a safetensors model among `files`? `index` is the content of its index file, where it has one.
+/// Whether all weights of a safetensors model are among `files`. `index` is the content of its index file, if there is
+/// one.
 pub(crate) fn is_whole(files: &[String], index: Option<&[u8]>) -> bool {
     #[derive(serde::Deserialize)]
     struct Index {
@@ -155,7 +156,7 @@ pub(crate) fn is_whole(files: &[String], index: Option<&[u8]>) -> bool {
     has_config && parts_ok && index_ok
 }
 
-/// Is there a tokenizer among the files, as a loader can read it? Adapters need none.
+/// Whether the files include a tokenizer that a loader can read. Adapters need none.
 pub(crate) fn has_tokenizer(files: &[String]) -> bool {
     const ALONE: [&str; 7] = [
         "tokenizer.json",
@@ -172,12 +173,12 @@ pub(crate) fn has_tokenizer(files: &[String]) -> bool {
         || has("vocab.json") && has("merges.txt")
 }
 
-/// The index file among `files`.
+/// The safetensors index among `files`.
 pub(crate) fn index(files: &[String]) -> Option<&String> {
     files.iter().find(|f| *f == INDEX)
 }
 
-/// The GGUF models among `files`, without vision projectors and calibration data.
+/// The GGUF models among `files`, without vision projectors and imatrix files.
 pub(crate) fn variants(files: &[String]) -> Vec<Variant> {
     let mut found: BTreeMap<(String, usize), BTreeMap<usize, String>> = BTreeMap::new();
     for file in files {
@@ -198,7 +199,7 @@ pub(crate) fn variants(files: &[String]) -> Vec<Variant> {
     found.into_iter().map(variant).collect()
 }
 
-/// A file's name without its ending as its parts share it.
+/// A file's name (without `.gguf`), without its part number.
 pub(crate) fn stem(name: &str) -> &str {
     split_part(name).map_or(name, |(stem, ..)| stem)
 }
@@ -212,7 +213,7 @@ fn split_part(stem: &str) -> Option<(&str, usize, usize)> {
     (1..=of).contains(&part).then_some((name, part, of))
 }
 
-/// The quantization that a file's name tells: its last piece that looks like one.
+/// Quantization in a file's name: the last piece that looks like one.
 pub(crate) fn label(name: &str) -> Option<String> {
     let name = name.to_ascii_uppercase();
     let is_digit = |s: &str| s.starts_with(|c: char| c.is_ascii_digit());
@@ -268,7 +269,7 @@ fn choose(repo: &RepoName, variants: Vec<Variant>, quant: Option<&str>) -> Resul
     }
 }
 
-/// A list for an error.
+/// Joins names for an error.
 fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {
     let all: BTreeSet<_> = all.collect();
     let more = all.len().saturating_sub(LISTED);
@@ -279,13 +280,13 @@ fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {
     text
 }
 
-/// Is it a small file that belongs to a safetensors model?
+/// Whether it is one of the small files of a safetensors model.
 fn is_besides(file: &str) -> bool {
     match file.split_once('/') {
         None if file.ends_with(TIKTOKEN) => true,
         None => BESIDES.contains(&file),
         Some(("additional_chat_templates", name)) => name.ends_with(".jinja"),
-        // Pooling and projection of sentence-transformers: `1_Pooling`, `2_Dense`.
+        // Pooling and dense modules of sentence-transformers: `1_Pooling`, `2_Dense`.
         Some((folder, name)) => is_module(folder) && name == "config.json",
     }
 }
@@ -294,7 +295,8 @@ fn is_module(folder: &str) -> bool {
     folder.split_once('_').is_some_and(|(n, _)| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// The safetensors files to take, with their index. Where the usual names occur, others are copies of the same weights.
+/// The safetensors files to use, with their index. If there is `model.safetensors` or its shards, files with other
+/// names are copies of the same weights.
 fn safetensors(files: &[String]) -> Vec<String> {
     let stem = |f: &str| f.strip_suffix(".safetensors").filter(|s| !s.contains('/')).map(str::to_owned);
     let usual = |s: &str| s == "model" || split_part(s).is_some_and(|(name, ..)| name == "model");
@@ -308,7 +310,7 @@ fn safetensors(files: &[String]) -> Vec<String> {
     if !weights.iter().any(|w| !w.contains('/')) {
         return Vec::new();
     }
-    // A model in one piece is complete once that piece is there, so it comes last of all.
+    // An unsharded model looks complete once its file is there, so root files come last.
     weights.sort_by_key(|w| (!w.contains('/'), w.clone()));
     index(files).cloned().into_iter().chain(weights).collect()
 }
@@ -335,7 +337,7 @@ mod tests {
 
     #[test]
     fn labels_of_real_names() {
-        // Names as they are on the hub.
+        // Real names from the hub.
         for (name, want) in [
             ("Qwen3-0.6B-Q8_0", "Q8_0"),
             ("qwen2.5-0.5b-instruct-q4_k_m", "Q4_K_M"),
@@ -387,7 +389,7 @@ mod tests {
         assert_eq!(picked(&parts, Some("Q8_0")), want);
         assert_eq!(picked(&["BF16/m-00001-of-00001.gguf"], Some("bf16")), ["BF16/m-00001-of-00001.gguf"]);
         insta::assert_snapshot!(refused(&parts[..1], None), @"Q8/m-Q8_0 has 2 parts, but org/m has only 1 of them. Try another quantization");
-        // Numbers that make no sense are part of the name.
+        // Invalid part numbers are part of the name.
         assert_eq!(picked(&["m-00003-of-00002.gguf"], None), ["m-00003-of-00002.gguf"]);
         assert_eq!(picked(&["m-99999-of-99999-of-.gguf"], None).len(), 1);
     }
@@ -442,7 +444,7 @@ mod tests {
             picked(&["model.safetensors", "2_Dense/model.safetensors", "2_Dense/config.json"], None),
             ["2_Dense/config.json", "2_Dense/model.safetensors", "model.safetensors"]
         );
-        // The owner's own weights go before somebody's quantization, unless that is asked for.
+        // The original safetensors weights are preferred to GGUF, unless a quantization is requested.
         assert_eq!(picked(&["model.safetensors", "m-Q4_0.gguf"], None), ["model.safetensors"]);
         assert_eq!(picked(&["model.safetensors", "m-Q4_0.gguf"], Some("Q4_0")), ["m-Q4_0.gguf"]);
     }
@@ -477,7 +479,7 @@ mod tests {
             if let Ok(choice) = pick(&repo(), &names, quant.as_deref()) {
                 proptest::prop_assert!(!choice.files.is_empty());
                 proptest::prop_assert!(choice.files.iter().all(|f| names.contains(f)));
-                // What the hub's list offers is found again once it lies in the cache.
+                // The same files are picked again from the cache.
                 let again = pick(&repo(), &choice.files, quant.as_deref());
                 proptest::prop_assert_eq!(again.unwrap().files, choice.files);
             }

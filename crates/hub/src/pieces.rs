@@ -1,9 +1,8 @@
-//! A large file over several connections at once.
+//! Parallel download of a large file over several connections.
 //!
-//! Each connection fetches a piece. Pieces arrive in any order and wait in memory until all before them is written, so that
-//! what lies on the disk is always a beginning of the file, as with one connection: whoever resumes it, this program or
-//! another, needs to know its length and nothing else, and it never looks more complete than it is. What is lost when a
-//! program dies is what waited, a few pieces at most.
+//! Each connection fetches one piece (a byte range). Pieces arrive in any order and are buffered until all before them
+//! are written, so the file on disk is always a prefix, as with one connection. Whoever resumes it, this program or
+//! another, needs only its length, and it never looks more complete than it is. A crash loses only the buffered pieces.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -20,27 +19,28 @@ use crate::http::{Answer, Http, Place, Span, Target, Tries, Trouble, cut_off};
 use crate::hub::{Event, Ranges};
 use crate::name::RepoName;
 
-/// Pieces that may wait for one before them, beside those that are on their way.
+/// Pieces that may be buffered beyond one per connection.
 const SPARE: usize = 2;
-/// A piece should take about this long: less, and asking costs too much; more, and too much is lost when a program dies.
+/// Target time per piece, adjusted through its size: shorter, and requests cost too much; longer, and too much is lost
+/// in a crash.
 const QUICK: Duration = Duration::from_secs(1);
 const SLOW: Duration = Duration::from_secs(4);
 
-/// What a connection has to tell of the piece that begins here.
+/// A connection's message about the piece that begins at the offset.
 enum News {
     Bytes(u64, Vec<u8>),
     Ended(u64, Duration),
     Failed(u64, Failure),
 }
 
-/// Why a piece is not there.
+/// Why a piece failed.
 enum Failure {
     Trouble(Trouble),
-    /// The server sends something else than the piece.
+    /// The server does not return the requested range.
     NoRanges,
-    /// The file has another length at the server.
+    /// The server's file has another length.
     Length(u64),
-    /// Nobody wants it any more.
+    /// The download was abandoned: nobody receives.
     Unwanted,
 }
 
@@ -57,17 +57,17 @@ enum State {
     Ended,
 }
 
-/// A piece that is not yet written as a whole.
+/// A piece that is not fully written yet.
 struct Piece {
     end: u64,
-    /// Up to where it has arrived.
+    /// End of what has been received.
     have: u64,
-    /// What has arrived and is not written.
+    /// Received and not yet written.
     waiting: Vec<Vec<u8>>,
     state: State,
 }
 
-/// Fetches what a partial file lacks. False if the server cannot send pieces: then one connection has to do.
+/// Downloads the rest of a partial file. Returns false if the server does not support ranges: then use one connection.
 pub(crate) fn fetch(
     http: &Arc<Http>,
     target: &Target,
@@ -91,7 +91,7 @@ pub(crate) fn fetch(
     let mut trouble: Option<Trouble> = None;
     while partial.done < total {
         match trouble.take() {
-            // When one connection fails others are likely to. All are awaited, and it counts once.
+            // When one connection fails, others are likely to. Wait for all of them, and count it as one failure.
             Some(why) if line.flying == 0 => {
                 line.allowed = (line.allowed / 2).max(1);
                 tries.pause(&target.what(), why, watch)?;
@@ -106,7 +106,7 @@ pub(crate) fn fetch(
         if line.flying == 0 {
             continue;
         }
-        // There is a sender here, so this only ends with news.
+        // `send` is alive here, so `recv` cannot fail.
         let Ok(told) = news.recv() else { break };
         match told {
             News::Bytes(start, bytes) => {
@@ -139,15 +139,15 @@ pub(crate) fn fetch(
     Ok(true)
 }
 
-/// The pieces that are under way, in the file's order.
+/// The pieces under way, in file order.
 struct Line<'a> {
     ranges: &'a Ranges,
     pieces: BTreeMap<u64, Piece>,
-    /// Where the piece after them begins, and how long it will be.
+    /// Start of the next new piece, and its size.
     next: u64,
     size: u64,
     flying: usize,
-    /// Connections at most, for now.
+    /// Most connections for now: halved by a failure, raised by progress.
     allowed: usize,
 }
 
@@ -157,7 +157,7 @@ impl Line<'_> {
         Line { ranges, pieces, next: done, size, flying: 0, allowed: ranges.connections.max(1) }
     }
 
-    /// The next piece to ask for, if it is time: where it begins, and what of it is missing.
+    /// The next piece to request, if a connection is free: its start, and the range that is missing.
     fn next(&mut self, total: u64) -> Option<(u64, Span)> {
         if self.flying >= self.allowed {
             return None;
@@ -200,7 +200,7 @@ impl Line<'_> {
         }
     }
 
-    /// What arrived of a piece that failed stays; the rest is asked for again.
+    /// Keeps what was received of a failed piece; the rest is requested again.
     fn failed(&mut self, start: u64) {
         self.flying -= 1;
         if let Some(piece) = self.pieces.get_mut(&start) {
@@ -208,7 +208,7 @@ impl Line<'_> {
         }
     }
 
-    /// Gives away all for which nothing before is missing.
+    /// Appends all buffered bytes that have nothing missing before them.
     fn written(&mut self, mut append: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         while let Some(mut first) = self.pieces.first_entry() {
             for bytes in std::mem::take(&mut first.get_mut().waiting) {
@@ -223,7 +223,7 @@ impl Line<'_> {
     }
 }
 
-/// Asks for pieces of one file, on threads that end by themselves when nobody listens.
+/// Requests pieces of one file, on threads that end when nobody receives.
 struct Asker {
     http: Arc<Http>,
     repo: RepoName,
@@ -231,7 +231,7 @@ struct Asker {
     file: String,
     url: String,
     size: u64,
-    /// Where redirects led the last time.
+    /// Final URL of the last successful request.
     place: Mutex<Option<Place>>,
 }
 
@@ -253,7 +253,7 @@ impl Asker {
         }
     }
 
-    /// Fetches a piece; `took` says whether anybody wants more.
+    /// Downloads a piece. `took` is called with each chunk and returns whether to continue.
     fn piece(&self, span: Span, took: &mut dyn FnMut(Vec<u8>) -> bool) -> std::result::Result<(), Failure> {
         let Span { mut from, end } = span;
         let end = end.unwrap_or(self.size);
@@ -284,7 +284,7 @@ impl Asker {
         Ok(())
     }
 
-    /// Asks where the last piece came from; the hub only at first, and where that address has run out.
+    /// Requests a range from the last final URL, or from the hub at first and when that URL has expired.
     fn asked(&self, span: Span) -> std::result::Result<Answer, Trouble> {
         let known = self.place().clone();
         if let Some(place) = known {

@@ -1,4 +1,4 @@
-//! Finding, listing and removing what is cached, also where other programs put it there.
+//! Finding, listing and removing cached models, also where other programs put them there.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail loudly")]
 
@@ -13,7 +13,7 @@ use tallow_hub::{Cache, CachedModel, HubError, ModelRef, Removed};
 
 const OTHER: &str = "89abcdef0123456789abcdef0123456789abcdef";
 
-/// A model's folder as another program leaves it: files by commit, name, blob and content.
+/// A model's folder as another program leaves it: (commit, name, blob, content) of each file.
 fn lay(root: &Path, repo: &str, files: &[(&str, &str, &str, &str)]) -> PathBuf {
     let folder = root.join(format!("models--{}", repo.replace('/', "--")));
     for (commit, name, blob, content) in files {
@@ -36,7 +36,7 @@ fn remove(cache: &Cache, name: &str) -> Result<Removed, HubError> {
     cache.remove(&model(name))
 }
 
-/// What the list says, in short.
+/// The list in short form.
 fn listed(cache: &Cache) -> Vec<String> {
     let short = |m: CachedModel| {
         format!("{} {} {} {}", m.name, m.files, m.bytes, if m.complete { "ok" } else { "part" })
@@ -63,10 +63,10 @@ fn what_other_programs_fetched_is_found_when_it_is_whole() {
     let found = cache.find(&model("org/m")).unwrap().unwrap();
     assert_eq!(found.path, root.join("snapshots").join(COMMIT));
     assert_eq!(found.files.len(), 3);
-    // A broken link is no file.
+    // A broken symlink is not a file.
     fs::remove_file(root.join("blobs/c")).unwrap();
     assert_eq!(cache.find(&model("org/m")).unwrap(), None);
-    // A name that is none, or a commit that is not there.
+    // An invalid ref, or a commit that does not exist.
     fs::write(root.join("refs/main"), "../../../etc").unwrap();
     assert_eq!(cache.find(&model("org/m")).unwrap(), None);
     assert_eq!(cache.find(&model(&format!("org/m@{OTHER}"))).unwrap(), None);
@@ -148,7 +148,7 @@ fn removing_a_quantization_leaves_the_others() {
     assert_eq!(remove(&cache, "org/m:q4_0").unwrap(), Removed { files: 2, bytes: 3 });
     assert!(!root.join("blobs/x").exists() && !root.join("blobs/y").exists());
     assert_eq!(listed(&cache), ["org/m:F16 1 8 ok", "org/m:Q8_0 1 8 ok"]);
-    // Its content has another user, so nothing is freed; its snapshot is empty, so that and its name go.
+    // Its blob is still referenced, so nothing is freed; its snapshot becomes empty, so that and the ref are removed.
     assert_eq!(remove(&cache, "org/m:Q8_0").unwrap(), Removed::default());
     assert!(root.join("blobs/shared").exists());
     assert!(!root.join("snapshots").join(COMMIT).exists() && !root.join("refs/main").exists());
@@ -179,7 +179,7 @@ fn removing_a_model_takes_all_of_it() {
     let root =
         lay(folder.path(), "org/m", &[(COMMIT, "config.json", "a", "{}"), (COMMIT, "x.gguf", "b", "123")]);
     fs::write(root.join("blobs/c.incomplete"), "1234").unwrap();
-    // As where links are not possible.
+    // A regular file, as on systems without symlinks.
     fs::write(root.join("snapshots").join(COMMIT).join("loose.json"), "12345").unwrap();
     lay(folder.path(), "org/m2", &[(COMMIT, "x.gguf", "b", "123")]);
     assert_eq!(remove(&cache, "org/m").unwrap(), Removed { files: 4, bytes: 14 });
@@ -196,7 +196,7 @@ fn removing_never_leaves_the_cache() {
     for name in ["org/m", "org/m:Q8_0", "org/m@main"] {
         assert!(matches!(remove(&cache, name), Err(HubError::Outside { .. })), "{name}");
     }
-    // Links inside a model: they go, what they point to stays.
+    // Symlinks inside a model: the links are removed, their targets stay.
     let root = lay(folder.path(), "org/n", &[(COMMIT, "n-Q4_0.gguf", "a", "1")]);
     symlink(outside.path().join("precious"), root.join("snapshots").join(COMMIT).join("n-Q8_0.gguf"))
         .unwrap();

@@ -1,4 +1,4 @@
-//! Pulling a model when things go wrong: servers that cut, stall, lie or refuse, and a disk that is full.
+//! Pulling a model under failures: servers that cut off, stall, lie or refuse, and a full disk.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail loudly")]
 
@@ -121,7 +121,7 @@ fn a_wrong_hash_is_noticed_and_the_next_pull_is_clean() {
         let content = &content[..size];
         let stand_in = StandIn::new(&[(FILE, content)]);
         let (folder, cache) = cache();
-        // The start is somebody else's.
+        // The partial file is from another content.
         leave_partial(folder.path(), content, &noise(400)[100..]);
         let error = fails(&stand_in, &cache);
         let kind = if size < 1000 { "git SHA-1" } else { "SHA-256" };
@@ -185,7 +185,7 @@ fn a_body_without_a_length_that_ends_early_is_resumed() {
 #[test]
 fn a_server_that_cuts_for_ever_is_given_up() {
     let content = noise(10_000);
-    // Each try brings 100 bytes more: progress, but not of a kind that ends.
+    // Each try brings 100 bytes more: progress, but too little to ever finish.
     let stand_in =
         StandIn::twisted(&[(FILE, &content)], |ask, say, _| match ask.path.starts_with("/signed") {
             true => say.stop(100, Then::Close),
@@ -295,7 +295,7 @@ fn busy_servers_are_asked_again_when_they_say() {
     let (_folder, cache) = cache();
     let mut waits = Vec::new();
     let mut settings = stand_in.settings();
-    // The content is asked for on both servers, and both fail.
+    // The content is requested from both servers, and both fail.
     settings.timing.tries = 5;
     let start = Instant::now();
     pull(&settings, &cache, "org/m", &mut |event| {
@@ -304,7 +304,7 @@ fn busy_servers_are_asked_again_when_they_say() {
         }
     })
     .unwrap();
-    // The list, the head, the redirect, and its end: each fails twice.
+    // The file list, the HEAD request, the redirect and its target: each fails twice.
     let told = |status, wait: u64| (format!("127.0.0.1 answered {status}"), Duration::from_millis(wait));
     assert_eq!(waits[..4], [told(500, 5), told(429, 1000), told(500, 5), told(429, 1000)]);
     assert!(start.elapsed() >= Duration::from_secs(3));
@@ -440,12 +440,12 @@ fn links_that_lead_out_of_the_cache_are_refused() {
     let outside = tempfile::tempdir().unwrap();
     let snapshot = folder.path().join("models--org--m/snapshots").join(COMMIT);
     fs::create_dir_all(&snapshot).unwrap();
-    // A folder through which the file would be written elsewhere.
+    // A symlinked folder that would redirect the file outside.
     symlink(outside.path(), snapshot.join("sub")).unwrap();
     let error = stand_in.pull(&cache, "org/m").unwrap_err();
     assert!(matches!(&error, HubError::Outside { path, .. } if path.ends_with("sub")), "{error}");
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
-    // A file whose content is elsewhere.
+    // A symlink whose content is outside.
     fs::remove_file(snapshot.join("sub")).unwrap();
     fs::create_dir(snapshot.join("sub")).unwrap();
     fs::write(outside.path().join("secret"), "x").unwrap();

@@ -1,4 +1,4 @@
-//! Large files over several connections at once, when things go wrong.
+//! Large files over several concurrent connections, under failures.
 
 #![allow(
     clippy::unwrap_used,
@@ -33,7 +33,7 @@ fn partial(folder: &Path, content: &[u8]) -> PathBuf {
     folder.join("models--org--m/blobs").join(format!("{}.incomplete", etag(content)))
 }
 
-/// Where the pieces that were asked for begin, and where they end.
+/// Start and end of each requested range.
 fn spans(stand_in: &StandIn) -> Vec<(usize, usize)> {
     let span = |range: Option<String>| {
         let range = range.expect("every request names its piece");
@@ -78,11 +78,11 @@ fn a_large_file_comes_over_several_connections() {
     assert_eq!((began, last), (Some(0), 3_000_000));
     let peak = most.load(Ordering::SeqCst);
     assert!((2..=4).contains(&peak), "{peak} at once");
-    // Each byte once, in pieces that grow as they come quickly.
+    // Each byte once, in ranges that grow while they arrive quickly.
     let spans = spans(&stand_in);
     assert!(spans.windows(2).all(|two| two[0].1 == two[1].0), "{spans:?}");
     assert!(spans[0] == (0, 50_000) && spans.iter().any(|s| s.1 - s.0 == 200_000), "{spans:?}");
-    // The hub says where to go, and is not asked for each piece.
+    // The hub's redirect is reused, not requested for each range.
     assert!(stand_in.downloads(FILE) <= 4, "{}", stand_in.downloads(FILE));
     assert!(!partial(folder.path(), &content).exists());
 }
@@ -152,7 +152,7 @@ fn a_length_or_a_content_that_is_wrong_is_noticed() {
     let error = pulled(&longer, &cache).unwrap_err().to_string();
     assert!(error.starts_with("m.gguf should have 1000000 bytes, but the server has 1000001."), "{error}");
     assert!(!partial(folder.path(), &content).exists());
-    // One byte of one piece.
+    // Flip one bit in one byte of one range.
     let damaged = StandIn::twisted(&[(FILE, &content)], |ask, mut answer, _| {
         if is_signed(ask) && ask.header("range").is_some_and(|r| r.starts_with("bytes=150000-")) {
             answer.body[77] ^= 1;
@@ -171,9 +171,9 @@ fn an_address_that_runs_out_is_asked_for_again() {
     let content = noise(2_000_000);
     let refused = AtomicBool::new(false);
     let stand_in = StandIn::twisted(&[(FILE, &content)], move |ask, answer, _| {
-        // The first pieces are all asked of the hub, so that only a later one comes with an address that was given before.
+        // The first ranges all go through the hub, so only a later one uses an address that was given before.
         let late = is_signed(ask) && ask.header("range").is_some_and(|r| begins(r) > 1_000_000);
-        // Once: whoever comes back from the hub is let in, however many others ask meanwhile.
+        // Once only: requests that come back from the hub succeed, however many others are running.
         if late && !refused.swap(true, Ordering::SeqCst) { say(403, "") } else { answer }
     });
     let (_folder, cache) = cache();
@@ -181,12 +181,12 @@ fn an_address_that_runs_out_is_asked_for_again() {
     assert!(stand_in.downloads(FILE) > 1);
 }
 
-/// What is on the disk is a beginning of the file, however the pieces came, and is gone on from.
+/// The file on disk is always a prefix of the content, in whatever order the ranges arrive, and is resumed.
 #[test]
 fn what_is_left_is_always_a_beginning_of_the_file() {
     let content = noise(3_000_000);
     for stuck in [0, 50_000, 150_000] {
-        // One piece never comes to its end; all others do.
+        // One range never completes; all others do.
         let hangs = format!("bytes={stuck}-");
         let stand_in = StandIn::twisted(&[(FILE, &content)], move |ask, say, _| {
             let stuck = is_signed(ask) && ask.header("range").is_some_and(|r| r.starts_with(&hangs));

@@ -1,4 +1,4 @@
-//! Several pulls at once, and pulls that are killed: in threads and in processes of their own.
+//! Concurrent pulls, and pulls that are killed: in threads and in child processes.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail loudly")]
 
@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 use stand_in::*;
 use tallow_hub::{Cache, Event, ModelRef};
 
-/// What a child finds in the folder it is started in: the hub's address. Its cache is there, too.
+/// File in the child's working folder with the hub's URL. Its cache is in that folder, too.
 const ORDER: &str = "pull-order";
 
-/// Pulls as a child of the test `name`, where this process is one. The child is this very program, told to run this
-/// very test, in a folder that has an order.
+/// If this process is a child, pulls in the child's folder. A child is this very test binary running the same test in a
+/// folder that contains an order.
 fn is_child() -> bool {
     let Ok(url) = fs::read_to_string(ORDER) else { return false };
-    // In pieces where the order says so.
+    // In ranges if the order says so.
     let settings = match url.strip_suffix(" in pieces") {
         Some(url) => in_pieces(url),
         None => settings(&url),
@@ -63,7 +63,7 @@ fn partial_len(folder: &Path, content: &[u8]) -> u64 {
     fs::metadata(blob).map_or(0, |m| m.len())
 }
 
-/// Serves `m.gguf`, but stops for ever after `stop` bytes the first time.
+/// Serves `m.gguf`, but hangs after `stop` bytes the first time.
 fn hangs_once(content: &[u8], stop: usize) -> StandIn {
     let first = AtomicBool::new(true);
     StandIn::twisted(&[("m.gguf", content)], move |ask, say, _| {
@@ -154,7 +154,7 @@ fn a_process_waits_for_another_and_goes_on_when_that_dies() {
         if let Event::Waiting { file } = event {
             assert_eq!(file, "m.gguf");
             waited = true;
-            // The lock's file stays; the lock itself goes with the process.
+            // The lock file stays; the lock itself is released with the process.
             child.kill().unwrap();
         }
     });
@@ -172,7 +172,7 @@ fn threads_and_a_process_download_once() {
     let content = noise(3_000_000);
     let asked = AtomicUsize::new(0);
     let stand_in = StandIn::twisted(&[("m.gguf", &content)], move |ask, say, _| {
-        // All three have made up their minds to download before the first byte comes.
+        // All three have decided to download before the first byte arrives.
         if ask.method == "HEAD" {
             asked.fetch_add(1, Ordering::SeqCst);
             let end = Instant::now() + Duration::from_secs(4);
@@ -209,7 +209,7 @@ fn a_write_that_fails_half_way_keeps_what_came() {
     let content = noise(3_000_000);
     let stand_in = StandIn::new(&[("m.gguf", &content)]);
     let folder = tempfile::tempdir().unwrap();
-    // No file may grow beyond 1000 blocks of 512 bytes; the signal that would say so is ignored.
+    // The file size limit is 1000 blocks of 512 bytes; SIGXFSZ is ignored, so that the write fails instead.
     let limit = "trap '' XFSZ; ulimit -f 1000;";
     let child = child("a_write_that_fails_half_way_keeps_what_came", folder.path(), &stand_in, limit);
     let said = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();

@@ -1,4 +1,4 @@
-//! Pulling a model when all goes well: what is asked of whom, and what lies in the cache afterwards.
+//! Pulling a model without failures: which requests are made, and what the cache contains afterwards.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail loudly")]
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 use stand_in::*;
 use tallow_hub::{Event, ModelRef};
 
-/// Every file below a folder, with what a link points to.
+/// Every file below a folder, and the targets of symlinks.
 fn tree(root: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut folders = vec![root.to_owned()];
@@ -43,7 +43,7 @@ fn a_safetensors_model_lies_as_other_programs_expect() {
     ]);
     let (folder, cache) = cache();
     let snapshot = stand_in.pull(&cache, "org/m").unwrap();
-    // The names of `{}` and `[]` are those that `git hash-object` gives; that of the weights is from `sha256sum`.
+    // The names of `{}` and `[]` are their `git hash-object` ids; the weights' name is from `sha256sum`.
     insta::assert_snapshot!(tree(folder.path()).join("\n"), @r"
     .locks/models--org--m/0637a088a01e8ddab3bf3fa98dbe804cbde1a0dc.lock (0 bytes)
     .locks/models--org--m/9e26dfeeb6e641a33dae4961196235bdb965b21b.lock (0 bytes)
@@ -86,7 +86,7 @@ fn the_token_stays_with_the_hub() {
 
 #[test]
 fn the_token_does_not_come_back_with_a_second_redirect() {
-    // hub -> elsewhere -> hub: whoever is elsewhere chose that last address, so it gets no token.
+    // hub -> elsewhere -> hub: the last address was chosen by the other server, so the request carries no token.
     let (evil_url, hub_url) =
         (Arc::new(std::sync::Mutex::new(String::new())), Arc::new(std::sync::Mutex::new(String::new())));
     let target = hub_url.clone();
@@ -100,7 +100,7 @@ fn the_token_does_not_come_back_with_a_second_redirect() {
     *evil_url.lock().unwrap() = evil.url.clone();
     *hub_url.lock().unwrap() = hub.url.clone();
     let (_folder, cache) = cache();
-    // What follows fails for other reasons.
+    // The pull then fails for other reasons.
     pull(&settings(&hub.url), &cache, "org/m", &mut |_| ()).unwrap_err();
     let stolen: Vec<_> = hub.asked().into_iter().filter(|a| a.path == "/steal").collect();
     assert!(!stolen.is_empty());
@@ -110,7 +110,7 @@ fn the_token_does_not_come_back_with_a_second_redirect() {
 
 #[test]
 fn redirects_on_the_hub_itself_are_followed_with_the_token() {
-    // Renamed models and small files: the address is relative, and what there is to know comes with the last answer.
+    // Renamed models and small files: the redirect is relative, and the metadata comes with the last answer.
     let stand_in = StandIn::twisted(
         &[("config.json", b"{}"), ("tokenizer.json", b"[]"), ("model.safetensors", b"tiny")],
         |ask, answer, _| match ask.path.strip_suffix("?moved=1") {
@@ -154,7 +154,7 @@ fn a_second_pull_downloads_nothing() {
     let before = stand_in.hub.asked().len();
     let mut events = 0;
     assert_eq!(pull(&stand_in.settings(), &cache, "org/m", &mut |_| events += 1).unwrap(), first);
-    // One question: has it changed?
+    // One request, to see whether it has changed.
     assert_eq!(stand_in.hub.asked().len(), before + 1);
     assert_eq!((events, stand_in.downloads("model.safetensors")), (0, 1));
     // A commit cannot change.
@@ -173,7 +173,7 @@ fn revisions_are_kept_by_name() {
         assert_eq!(fs::read_to_string(folder.path().join("models--org--m").join(path)).unwrap(), COMMIT);
         assert_eq!(cache.find(&ModelRef::parse(&name).unwrap()).unwrap(), Some(snapshot));
     }
-    // A commit needs no name, and `main` was never asked for.
+    // A commit needs no ref, and `main` was never requested.
     let commit = format!("org/m@{COMMIT}");
     stand_in.pull(&cache, &commit).unwrap();
     assert!(!folder.path().join("models--org--m/refs").join(COMMIT).exists());
@@ -211,7 +211,7 @@ fn without_a_network_the_cache_serves() {
     let first = stand_in.pull(&cache, "org/m").unwrap();
     let mut settings = stand_in.settings();
     drop(stand_in);
-    // Nobody listens on the port of a server that is gone.
+    // Nobody listens on the port of a stopped server.
     std::thread::sleep(Duration::from_millis(50));
     let mut notice = String::new();
     let again = pull(&settings, &cache, "org/m", &mut |event| match event {
@@ -220,7 +220,7 @@ fn without_a_network_the_cache_serves() {
     });
     assert_eq!(again.unwrap(), first);
     assert!(notice.contains("cannot get the files of org/m") && notice.contains("tried once"), "{notice}");
-    // A model that is not there cannot be conjured up.
+    // A model that is not cached cannot be used offline.
     settings.timing.tries = 2;
     let error = pull(&settings, &cache, "org/other", &mut |_| ()).unwrap_err();
     assert!(error.is_network(), "{error}");
@@ -241,7 +241,7 @@ fn a_new_version_shares_what_did_not_change() {
     );
     let (folder, cache) = cache();
     stand_in.pull(&cache, "org/m").unwrap();
-    // The stand-in does not know the new commit, which is as good as a hub that breaks down in between.
+    // The stand-in does not serve the new commit, as if the hub failed in between.
     stand_in.pull(&cache, "org/m").unwrap_err();
     let main = folder.path().join("models--org--m/refs/main");
     assert_eq!(fs::read_to_string(&main).unwrap(), COMMIT, "the old version stays in use");

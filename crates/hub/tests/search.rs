@@ -1,4 +1,4 @@
-//! Searching the hub: what is asked, and what is made of the answer.
+//! Searching the hub: the request, and how the answer is parsed.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail loudly")]
 
@@ -7,7 +7,7 @@ mod stand_in;
 use stand_in::*;
 use tallow_hub::{Hub, HubError, Match};
 
-/// What a hub finds that answers with this.
+/// Search result, and the requests made, when the hub answers with `status` and `answer`.
 fn found(status: u16, answer: &str) -> (Result<Vec<Match>, HubError>, Vec<Ask>) {
     let answer = answer.to_owned();
     let server = Server::start(move |_| say(status, answer.clone()));
@@ -37,7 +37,7 @@ fn an_answer_that_is_no_list_is_refused() {
         let (found, asked) = found(status, answer);
         let why = found.unwrap_err().to_string();
         assert!(why.starts_with("the answer about the search cannot be used: "), "{why}");
-        // Nobody waits for a search.
+        // A search is not retried.
         assert_eq!(asked.len(), 1);
     }
 }

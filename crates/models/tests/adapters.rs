@@ -1,4 +1,4 @@
-//! Adapters of the goldens, from both kinds of file and on both kinds of model, against PEFT's logits.
+//! LoRA adapters of the goldens, from both file formats and on models of both formats, against PEFT's logits.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -19,14 +19,14 @@ use tallow_support::{DECODERS, Golden, golden, json, needed, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
 const PAGE: usize = 16;
-/// What a GPU may be off by, in multiples of what the CPU may.
+/// Tolerance of the GPU, as a multiple of the CPU's.
 const GPU: f32 = 4.0;
 
 fn cpu() -> Cpu {
     Cpu::new(Isa::best(), 2).unwrap().with(Arithmetic::Exact)
 }
 
-/// The GPU that tests run on, be it a program.
+/// The GPU that tests run on, possibly a software implementation.
 fn gpu() -> Option<Wgpu> {
     Some(Wgpu::open(needed("Vulkan or Metal device", devices().first())?).unwrap())
 }
@@ -41,7 +41,7 @@ fn decoder<B: Backend>(b: &B, model: &Model) -> Decoder<B> {
 
 type Worn<B> = Option<(Rc<Adapter<B>>, f32)>;
 
-/// Logits of all tokens of some prompts in one step, each with an adapter or none.
+/// Logits of all tokens of some prompts in one step, each with or without an adapter.
 fn logits<B: Backend>(b: &B, decoder: &Decoder<B>, prompts: &[(Vec<u32>, Worn<B>)]) -> Vec<Vec<f32>> {
     let most = prompts.iter().map(|(ids, _)| ids.len().div_ceil(PAGE)).max().unwrap();
     let shape = [most * prompts.len(), PAGE];
@@ -68,7 +68,7 @@ fn logits<B: Backend>(b: &B, decoder: &Decoder<B>, prompts: &[(Vec<u32>, Worn<B>
     prompts.iter().map(|(ids, _)| all.by_ref().take(ids.len()).flatten().copied().collect()).collect()
 }
 
-/// A golden case: an adapter, and what the reference answers with it.
+/// A golden case: an adapter and the reference's logits with it.
 struct Case {
     name: String,
     facts: Value,
@@ -108,13 +108,13 @@ impl Case {
         self.facts["mutants"][mutant].as_f64().unwrap() as f32
     }
 
-    /// The adapter, from both kinds of file that there are.
+    /// The adapter in every file format there is.
     fn files(&self) -> Vec<PathBuf> {
         let gguf = self.folder().join("adapter.gguf");
         [Some(self.folder()), gguf.exists().then_some(gguf)].into_iter().flatten().collect()
     }
 
-    /// The model, from both kinds of file that there are.
+    /// The base model in every file format there is.
     fn models(&self) -> Vec<PathBuf> {
         let gguf = golden("gguf-models").join(format!("{}-bf16.gguf", self.base()));
         [Some(golden(self.base())), gguf.exists().then_some(gguf)].into_iter().flatten().collect()
@@ -124,7 +124,7 @@ impl Case {
         (0..3).map(|i| self.tensors[&format!("prompt{i}.input_ids")].ids()).collect()
     }
 
-    /// How far answers with an adapter are from the reference's.
+    /// Largest deviation of the logits from the reference's.
     fn distance<B: Backend>(&self, b: &B, decoder: &Decoder<B>, worn: &Worn<B>) -> f32 {
         let far = self.prompts().into_iter().enumerate().map(|(i, ids)| {
             let got = logits(b, decoder, &[(ids, worn.clone())]).remove(0);
@@ -163,7 +163,7 @@ fn every_case_on<B: Backend>(b: &B, slack: f32) {
         for model in case.models() {
             let decoder = decoder(b, &open(&model));
             for path in case.files() {
-                // In GGUF files layers of this family lie otherwise.
+                // In GGUF this family's layers are laid out differently.
                 if case.name == "qwen3-next" && model.extension().is_some() {
                     let why = decoder.adapter(b, &AdapterFile::open(&path).unwrap()).unwrap_err().to_string();
                     assert!(why.contains("in_proj_ba"), "{why}");
@@ -179,7 +179,7 @@ fn every_case_on<B: Backend>(b: &B, slack: f32) {
     assert_eq!(seen, 36);
 }
 
-/// An adapter that is left out, or counts more, is as far from the reference's answer as the reference finds.
+/// An adapter that is omitted or scaled differently moves the logits as far as it moves the reference's.
 #[test]
 fn mutants_are_told_apart() {
     let b = cpu();
@@ -194,8 +194,8 @@ fn mutants_are_told_apart() {
     }
 }
 
-/// Prompts with several adapters and with none, in one step, give the bits that each gives alone; so do those without one,
-/// of a model that never heard of adapters.
+/// Prompts with several adapters and with none in one step give bitwise the same logits as each alone; so do prompts
+/// without an adapter on a model that has none loaded.
 #[test]
 fn together_is_alone() {
     for arithmetic in [Arithmetic::Exact, Arithmetic::Fast] {
@@ -226,7 +226,7 @@ fn together_is_alone_on<B: Backend>(b: &B, model: &Model, names: [&str; 2]) {
     }
 }
 
-/// An adapter of one matrix of a model changes what comes out, or is refused by that matrix's name.
+/// An adapter of a single weight of the model changes the output, or is refused with that weight's name.
 #[test]
 fn each_layer_alone_counts() {
     let (b, copied) = (cpu(), Copied::new("alone"));
@@ -270,7 +270,7 @@ fn each_layer_alone_counts() {
     insta::assert_snapshot!(refused);
 }
 
-/// A copy of a golden's adapter in a folder of its own, gone afterwards.
+/// Copy of a golden's adapter in its own folder, removed on drop.
 struct Copied(PathBuf);
 
 impl Copied {
@@ -292,14 +292,14 @@ impl Copied {
         std::fs::write(path, config.to_string()).unwrap();
     }
 
-    /// Writes other tensors, which `change` makes of the names and shapes that are there.
+    /// Rewrites the tensors; `change` maps each name and shape to new ones.
     fn tensors(&self, change: impl Fn(&str, Vec<usize>) -> Vec<(String, Vec<usize>, f32)>) {
         let all = tensors(&golden("adapters/llama").join(TENSORS));
         let changed = all.iter().flat_map(|(name, tensor)| change(name, tensor.shape.clone()));
         self.write(changed.map(|(name, shape, x)| (name, vec![x; shape.iter().product()], shape)));
     }
 
-    /// Writes these tensors, and no others.
+    /// Writes exactly these tensors.
     fn write(&self, tensors: impl IntoIterator<Item = (String, Vec<f32>, Vec<usize>)>) {
         let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
         for (name, numbers, shape) in tensors {
@@ -314,7 +314,7 @@ impl Copied {
         std::fs::write(self.0.join(TENSORS), parts.concat()).unwrap();
     }
 
-    /// Writes the pair of matrices of one layer, each number of which is between -1 and 1.
+    /// Writes `lora_a` and `lora_b` of one layer, with elements between -1 and 1.
     fn pair(&self, layer: &str, [outputs, inputs]: [usize; 2]) {
         let mut at = 1u32;
         let mut random = |n: usize| -> Vec<f32> {
@@ -331,7 +331,7 @@ impl Copied {
         self.write(halves);
     }
 
-    /// Replaces some bytes of the GGUF file by as many others.
+    /// Replaces some bytes of the GGUF file by the same number of other bytes.
     fn gguf(&self, from: &str, to: &str) {
         let path = self.0.join("adapter.gguf");
         let mut bytes = std::fs::read(&path).unwrap();
@@ -341,7 +341,7 @@ impl Copied {
         std::fs::write(path, bytes).unwrap();
     }
 
-    /// What is said of it.
+    /// The error message for it.
     fn said(&self, path: &Path) -> String {
         let b = cpu();
         let decoder = decoder(&b, &open(&golden("llama")));
@@ -360,7 +360,7 @@ impl Drop for Copied {
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
-/// Of the pairs that are made here.
+/// Rank of the pairs that are made here.
 const RANK: usize = 4;
 
 #[test]

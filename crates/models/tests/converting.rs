@@ -1,4 +1,4 @@
-//! Folders become GGUF files: what another program made of the same folders is what ours must be.
+//! Folders converted to GGUF, compared with what llama.cpp's converter made of the same folders.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -22,7 +22,7 @@ fn out(tag: &str) -> PathBuf {
     std::env::temp_dir().join(name)
 }
 
-/// The file that a model becomes, or why it does not.
+/// The converted file of a model, or the error.
 fn converted(model: &Model, tag: &str) -> Result<PathBuf, String> {
     let out = out(tag);
     let conversion = Conversion::new(model, &out).map_err(|e| e.to_string())?;
@@ -46,7 +46,7 @@ fn numbers(stored: &Stored) -> Vec<f32> {
     data
 }
 
-/// Settings that ask for more of a head than is there.
+/// A `head_dim` larger than the weights provide.
 #[test]
 fn heads_that_are_too_wide_are_refused() {
     let folder = out("wide").with_extension("");
@@ -67,7 +67,7 @@ fn heads_that_are_too_wide_are_refused() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// Every case is written or refused, and this says which.
+/// Every case is either written or refused; the snapshot lists which.
 #[test]
 fn every_case_is_written_or_refused() {
     let within = |folder: &'static str| {
@@ -93,7 +93,7 @@ fn every_case_is_written_or_refused() {
     insta::assert_snapshot!(said.collect::<String>());
 }
 
-/// The same tensors, to the last bit, and no setting that says something else.
+/// The same tensors bit for bit, and no contradicting metadata.
 #[test]
 fn files_are_like_those_of_llama_cpp() {
     let mut seen = 0;
@@ -110,7 +110,7 @@ fn files_are_like_those_of_llama_cpp() {
         for (tensor, mine) in ours.checkpoint.tensors() {
             let other = theirs.checkpoint.get(tensor).unwrap();
             assert_eq!(mine.shape, other.shape, "{name}: {tensor}");
-            // Divisors of frequencies are computed, and each program rounds on the way as it likes.
+            // RoPE frequency factors are computed, and the programs round differently.
             let most = if tensor.starts_with("rope_") { 1e-6 } else { 0.0 };
             let off =
                 numbers(mine).into_iter().zip(numbers(other)).map(|(a, b)| (a - b).abs() / b.abs().max(1.0));
@@ -128,7 +128,7 @@ fn files_are_like_those_of_llama_cpp() {
                 Value::F64(x) => Some(*x),
                 _ => None,
             };
-            // Theirs counts layers that guess, which this folder lacks; ours has none.
+            // llama.cpp counts MTP layers that this folder lacks; ours counts none.
             let counts = key == "glm4moe.block_count" || key == "glm4moe.nextn_predict_layers";
             let theirs = other.get(key).filter(|_| !key.starts_with("general.") && !counts);
             let Some(other) = theirs else { continue };
@@ -162,7 +162,7 @@ fn recipes_leave_no_matrix_as_it_was() {
     }
 }
 
-/// A file becomes the same file, or a smaller one of the same words and settings.
+/// A GGUF file is converted to the same file, or to a smaller one with the same tokenizer and settings.
 #[test]
 fn files_become_files() {
     let from = golden("gguf-models").join("stablelm-bf16.gguf");
@@ -182,7 +182,7 @@ fn files_become_files() {
     [same, small].iter().for_each(|path| std::fs::remove_file(path).unwrap());
 }
 
-/// A trained model with its words: the file cuts text as the folder does.
+/// A trained model with its tokenizer: the file tokenizes text as the folder does.
 #[test]
 fn words_go_with_the_model() {
     let Some(folder) = shared("stories260K-hf") else { return };
@@ -197,7 +197,7 @@ fn words_go_with_the_model() {
     std::fs::remove_file(out).unwrap();
 }
 
-/// What multiplies large inputs is kept more exactly, and a file of another model is refused.
+/// With an imatrix, weights of large inputs get a smaller error; an imatrix of another model is refused.
 #[test]
 fn importance_is_heeded_or_refused() {
     let mut model = open(&golden("stablelm"));
@@ -246,7 +246,7 @@ fn importance_is_heeded_or_refused() {
     [out.clone(), plain, path.clone()].iter().for_each(|path| std::fs::remove_file(path).unwrap());
 }
 
-/// A DeepSeek model of a scaled rotation: its file says as much of how sharp attention is, and refuses what it cannot say.
+/// DeepSeek with YaRN: the file preserves the attention scale (`mscale`), and what GGUF cannot express is refused.
 #[test]
 fn attention_is_as_sharp_in_a_file() {
     for (name, one, all, is_written) in [
@@ -292,8 +292,8 @@ fn attention_is_as_sharp_in_a_file() {
     }
 }
 
-/// Of a folder, what is quantized already stays so beside what is quantized now, and that is said; who asks for it has all
-/// of it quantized.
+/// Tensors of a folder that are already quantized keep their type beside newly quantized ones, with a note; on request
+/// all are requantized.
 #[test]
 fn what_is_quantized_in_a_folder_stays_so_unless_it_is_asked_for() {
     let mut model = open(&golden("quant/gpt-oss-mxfp4"));

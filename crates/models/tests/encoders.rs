@@ -13,14 +13,14 @@ use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs, Truncation};
 use tallow_support::{ENCODERS, Golden, golden, json, minilm, needed, tensors, with_tensors};
 use tallow_wgpu::{Wgpu, devices};
 
-/// What a GPU may be off by, in multiples of what the CPU may.
+/// Tolerance of the GPU, as a multiple of the CPU's.
 const GPU: f32 = 4.0;
 
 fn cpu() -> Cpu {
     Cpu::new(Isa::best(), 2).unwrap().with(Arithmetic::Exact)
 }
 
-/// The GPU that tests run on, be it a program.
+/// The GPU that tests run on, possibly a software implementation.
 fn gpu() -> Option<Wgpu> {
     Some(Wgpu::open(needed("Vulkan or Metal device", devices().first())?).unwrap())
 }
@@ -29,25 +29,25 @@ fn load<B: Backend>(b: &B, model: &EncoderModel) -> Encoder<B> {
     Encoder::load(b, model, &mut |_, _| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// A model with all of its heads.
+/// Opens a model with all of its heads.
 fn open(path: &Path) -> EncoderModel {
     let model = EncoderModel::open(path).unwrap_or_else(|e| panic!("{e}"));
     EncoderModel { extras: true, ..model }
 }
 
-/// What an encoder makes of some texts.
+/// An encoder's outputs for some texts.
 struct Answer {
-    /// Of the embeddings and of each layer: [tokens, dim]
+    /// Embedding output and each layer's output: [tokens, dim]
     hidden: Vec<Vec<f32>>,
-    /// [texts, dim] each
+    /// [texts, dim] each, by kind of pooling
     mean: Vec<f32>,
     first: Vec<f32>,
     last: Vec<f32>,
-    /// [texts, labels], where there is a head
+    /// [texts, labels], if there is a classification head
     scores: Option<Vec<f32>>,
-    /// [tokens, vocabulary], where there is a head for that
+    /// [tokens, vocabulary], if there is a masked-LM head
     words: Option<Vec<f32>>,
-    /// [texts, dim], where there is a layer for it
+    /// [texts, dim], if there is a pooler layer
     pooler: Option<Vec<f32>>,
 }
 
@@ -67,7 +67,7 @@ fn run<B: Backend>(b: &B, encoder: &Encoder<B>, inputs: &[Input]) -> Answer {
     Answer { hidden, mean, first, last, scores, words, pooler }
 }
 
-/// A golden case: two texts, the second filled up with padding that no model should see.
+/// A golden case: two texts, the second padded; padding must not affect the result.
 struct Case {
     facts: Value,
     tensors: std::collections::BTreeMap<String, Golden>,
@@ -97,7 +97,7 @@ impl Case {
         self.facts["suggested_abs_tolerance_f32"].as_f64().unwrap() as f32
     }
 
-    /// The rows of a golden that are no padding.
+    /// The rows of a golden that are not padding.
     fn rows(&self, name: &str) -> Vec<f32> {
         let (all, columns) = (self.tensors[name].f32(), self.tensors[name].shape[1]);
         let width = self.tensors[name].shape[2];
@@ -106,7 +106,7 @@ impl Case {
         self.inputs.iter().enumerate().flat_map(row).collect()
     }
 
-    /// How far a model is from the reference in everything that the golden has.
+    /// Largest deviation from the reference over all tensors of the golden.
     fn distance<B: Backend>(&self, b: &B, model: &EncoderModel) -> f32 {
         let got = run(b, &load(b, model), &self.inputs);
         let last = got.hidden.last().unwrap();
@@ -132,7 +132,7 @@ impl Case {
         most
     }
 
-    /// How far what heads give is from the reference.
+    /// Largest deviation of the heads' outputs from the reference.
     fn of_heads(&self, got: &Answer) -> f32 {
         let of_scores = self.tensors.get("logits").map(|want| match want.shape.len() {
             3 => distance(got.words.as_ref().expect("a head"), &self.rows("logits")),
@@ -143,7 +143,7 @@ impl Case {
         of_scores.unwrap_or(0.0).max(of_pooler.unwrap_or(0.0))
     }
 
-    /// How far the last hidden states of the first text are: what is recorded of mutants.
+    /// Deviation of the first text's last hidden states: what is recorded for mutants.
     fn last_distance<B: Backend>(&self, b: &B, model: &EncoderModel) -> f32 {
         let got = run(b, &load(b, model), &self.inputs[..1]);
         let got = got.hidden.last().unwrap();
@@ -157,13 +157,13 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(far).fold(0.0, f32::max)
 }
 
-/// A vector of length one.
+/// `x` scaled to unit length.
 fn unit(x: &[f32]) -> Vec<f32> {
     let length = x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
     x.iter().map(|x| (f64::from(*x) / length) as f32).collect()
 }
 
-/// A folder with a case's weights, another config, and perhaps more tensors.
+/// A folder with a case's weights, another config, and optionally more tensors.
 fn folder(name: &str, config: &Value, more: &[(&str, &[usize], &[f32])], tag: &str) -> PathBuf {
     let dir = std::env::temp_dir().join(format!(
         "tallow-encoder-{}-{}-{tag}",
@@ -219,7 +219,8 @@ fn newer_configs() {
     }
 }
 
-/// One setting changed moves the hidden states as far as it moves the reference's: so the tests above can fail.
+/// One changed setting moves the hidden states as far as it moves the reference's, which shows that the tests above can
+/// fail.
 #[test]
 fn mutants_are_told_apart() {
     let mut seen = 0;
@@ -246,7 +247,7 @@ fn mutants_are_told_apart() {
     assert_eq!(seen, 6);
 }
 
-/// A text's hidden states are the same, bit for bit, whatever texts are computed with it, on any number of threads.
+/// A text's hidden states are bitwise identical in any batch and on any number of threads.
 #[test]
 fn batched_is_alone() {
     for name in ENCODERS {
@@ -280,7 +281,7 @@ fn alone_on<B: Backend>(b: &B, model: &EncoderModel, case: &Case) {
     }
 }
 
-/// Heads for scores, settings that the cases above leave out, and Nomic BERT. Made by tools/goldens/encoders.py.
+/// Classification heads, settings that the cases above do not cover, and Nomic BERT. Made by tools/goldens/encoders.py.
 #[test]
 fn more_settings() {
     more_settings_on(&cpu(), 1.0);
@@ -308,7 +309,7 @@ fn more_settings_on<B: Backend>(b: &B, slack: f32) {
     assert_eq!(seen, 18);
 }
 
-/// A setting changed moves what heads give as far as it moves what the reference's give.
+/// A changed setting moves the heads' outputs as far as it moves the reference's.
 #[test]
 fn changed_settings_of_heads_are_told_apart() {
     let mut seen = 0;
@@ -332,7 +333,7 @@ fn changed_settings_of_heads_are_told_apart() {
     assert_eq!(seen, 5);
 }
 
-/// Heads that only `dump` shows are not loaded for anything else.
+/// Heads that only `dump` uses are not loaded otherwise.
 #[test]
 fn extra_heads_are_loaded_when_they_are_asked_for() {
     for name in ["encoders/bert-mask", "encoders/bert-odd-heads"] {
@@ -343,7 +344,7 @@ fn extra_heads_are_loaded_when_they_are_asked_for() {
     }
 }
 
-/// Labels and what makes probabilities of scores, as transformers reads them of a config.
+/// Labels and the activation for probabilities, as transformers reads them from a config.
 #[test]
 fn classes_are_read_from_the_config() {
     let name = "encoders/bert-sort";
@@ -373,7 +374,7 @@ fn classes_are_read_from_the_config() {
     insta::assert_snapshot!(open(&golden("bert")).classifies().unwrap_err().to_string().replace(golden("bert").to_str().unwrap(), "DIR"), @"DIR: classifying by a model without a classification head is not supported: it computes embeddings, for `tallow embed`; take a model whose architecture ends in ForSequenceClassification");
 }
 
-/// The real MiniLM, from its text to its vectors.
+/// The real MiniLM, from text to vectors.
 #[test]
 fn minilm_says_what_the_reference_says() {
     let Some(path) = minilm() else { return };
@@ -403,7 +404,7 @@ fn minilm_says_what_the_reference_says() {
     }
 }
 
-/// What is no encoder, or one that we do not know, is refused with words that help.
+/// Models that are not encoders, or are unknown, are refused with a helpful message.
 #[test]
 fn refusals() {
     let said =
@@ -431,7 +432,7 @@ fn refusals() {
     insta::assert_snapshot!(refused("modernbert", "global_attn_every_n_layers", json!(0)), @"DIR/config.json: global_attn_every_n_layers: is 0");
 }
 
-/// What stands beside a model says how vectors are made; what we cannot do of it is refused.
+/// Files beside a model set the pooling (sentence-transformers modules); unsupported settings are refused.
 #[test]
 fn sentence_settings() {
     let module = |kind: &str, path: &str| json!({ "type": format!("sentence_transformers.models.{kind}"), "path": path });
@@ -474,7 +475,7 @@ fn sentence_settings() {
     insta::assert_snapshot!(refused(json!({}), plain(), plain()), @"DIR/modules.json: the file: is not a list of modules");
 }
 
-/// Every way to make one vector of hidden states, and layers that it goes through then, as their definitions say.
+/// Every pooling, and the dense layers after it, against their definitions.
 #[test]
 fn vectors_are_pooled_and_go_through_layers() {
     let b = cpu();
@@ -526,7 +527,7 @@ fn vectors_are_pooled_and_go_through_layers() {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
-/// One number of a text's vector.
+/// One element of a text's pooled vector.
 fn pooled(rows: &[&[f32]], i: usize, by: Pooling) -> f64 {
     let all = || rows.iter().map(|row| f64::from(row[i]));
     let n = rows.len() as f64;

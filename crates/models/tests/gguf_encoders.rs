@@ -1,4 +1,4 @@
-//! Encoders in GGUF files. The files are made here of the goldens' tensors, under the names that converters give them.
+//! Encoders in GGUF files, made here from the goldens' tensors under the names that llama.cpp's converter uses.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -13,7 +13,7 @@ use tallow_models::encoder::spec::Pooling;
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs, Truncation};
 use tallow_support::{golden, json, tensors};
 
-/// What converters call tensors.
+/// Hugging Face tensor names and their GGUF names.
 const BERT: [(&str, &str); 13] = [
     ("embeddings.word_embeddings", "token_embd"),
     ("embeddings.position_embeddings", "position_embd"),
@@ -42,7 +42,7 @@ const NOMIC: [(&str, &str); 10] = [
     ("encoder.layers.{}.norm2", "blk.{}.layer_output_norm"),
 ];
 
-/// Settings of the goldens, as metadata.
+/// Settings of the goldens as GGUF metadata.
 fn bert() -> Value {
     json!({
         "general.architecture": "bert",
@@ -97,7 +97,7 @@ fn value(out: &mut Vec<u8>, of: &Value) {
     }
 }
 
-/// A GGUF file of that metadata and a golden's tensors, in 32 bits.
+/// GGUF file with that metadata and a golden's tensors in f32.
 fn gguf(name: &str, names: &[(&str, &str)], meta: &Value) -> Vec<u8> {
     let named = |tensor: &str| {
         let (stem, end) = tensor.rsplit_once('.').unwrap();
@@ -131,7 +131,7 @@ fn gguf(name: &str, names: &[(&str, &str)], meta: &Value) -> Vec<u8> {
     out
 }
 
-/// What `with` does with a file.
+/// Writes a file, calls `with` on it, and removes it.
 fn with_file<T>(tag: &str, bytes: &[u8], with: impl FnOnce(&PathBuf) -> T) -> T {
     let file = std::env::temp_dir().join(format!("tallow-encoder-{}-{tag}.gguf", std::process::id()));
     std::fs::write(&file, bytes).unwrap();
@@ -140,7 +140,7 @@ fn with_file<T>(tag: &str, bytes: &[u8], with: impl FnOnce(&PathBuf) -> T) -> T 
     given
 }
 
-/// How far a file's hidden states are from those of the reference.
+/// Largest deviation of a file's hidden states from the reference.
 fn distance(name: &str, model: &EncoderModel) -> f32 {
     let tensors = tensors(&golden(name).join("golden.safetensors"));
     let (want, ids, mask) =
@@ -182,7 +182,7 @@ fn they_say_what_folders_say() {
         println!("{name}: {far:.2e}");
         assert!(far <= tolerance(name), "{name}: off by {far}");
     }
-    // One setting changed moves it: so this can fail.
+    // One changed setting moves the result, which shows that this test can fail.
     let mut other = nomic();
     other["nomic-bert.rope.freq_base"] = json!(10.0);
     let name = "encoders/nomic-bert";
@@ -192,7 +192,7 @@ fn they_say_what_folders_say() {
     assert!(far > 5.0 * tolerance(name), "moved by {far} only");
 }
 
-/// A vocabulary of WordPiece: tokens that begin a word are marked, and those within are not.
+/// WordPiece vocabulary in GGUF: tokens that begin a word carry the marker, those within a word do not.
 #[test]
 fn their_vocabularies_cut_texts() {
     let mut meta = bert();

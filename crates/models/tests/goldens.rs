@@ -1,4 +1,4 @@
-//! Every decoder of the goldens, from both kinds of file, against the reference's logits.
+//! Every decoder of the goldens, from both file formats, against the reference's logits.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -17,25 +17,25 @@ use tallow_quant::Format;
 use tallow_support::{DECODERS, Golden, golden, json, needed, tensors, with_tensors};
 use tallow_wgpu::{Wgpu, devices};
 
-/// A decoder with a cache for one sequence.
+/// A decoder with a KV cache for one sequence.
 struct Runner<'a, B: Backend> {
     b: &'a B,
     decoder: Decoder<B>,
     cache: Vec<LayerCache<B>>,
     len: usize,
-    /// Where its state is, if it has one, and where it goes next.
+    /// Recurrent state rows of the sequence, if the model has any: where it is read, where the next step writes it.
     state: StateRows,
 }
 
 const PAGE: usize = 16;
-/// What a GPU may be off by, in multiples of what the CPU may.
+/// Tolerance of the GPU, as a multiple of the CPU's.
 const GPU: f32 = 4.0;
 
 fn cpu() -> Cpu {
     Cpu::new(Isa::best(), 2).unwrap().with(Arithmetic::Exact)
 }
 
-/// The GPU that tests run on, be it a program.
+/// The GPU that tests run on, possibly a software implementation.
 fn gpu() -> Option<Wgpu> {
     Some(Wgpu::open(needed("Vulkan or Metal device", devices().first())?).unwrap())
 }
@@ -49,7 +49,7 @@ impl<'a, B: Backend> Runner<'a, B> {
         Runner { b, decoder, cache, len: 0, state: StateRows { from: 0, to: 1 } }
     }
 
-    /// Logits of every token, and the hidden states on the way.
+    /// Logits of every token, and the hidden states of each layer.
     fn step(&mut self, tokens: &[u32]) -> (Vec<f32>, Vec<Vec<f32>>) {
         let rows = tokens.len();
         let pages = (0..(self.len + rows).div_ceil(PAGE) as u32).collect();
@@ -73,7 +73,7 @@ impl<'a, B: Backend> Runner<'a, B> {
     }
 }
 
-/// A golden case: what was asked, what the reference answered.
+/// A golden case: prompts and the reference's outputs.
 struct Case {
     facts: Value,
     tensors: std::collections::BTreeMap<String, Golden>,
@@ -94,7 +94,7 @@ impl Case {
         self.facts["suggested_abs_tolerance_f32"].as_f64().unwrap() as f32
     }
 
-    /// How far a model is from the reference, over all prompts.
+    /// Largest deviation from the reference over all prompts.
     fn distance<B: Backend>(&self, b: &B, model: &Model) -> f32 {
         let far = self.prompts().into_iter().map(|(name, ids)| {
             let (logits, hidden) = Runner::new(b, model, ids.len()).step(&ids);
@@ -109,7 +109,7 @@ impl Case {
         far.fold(0.0, f32::max)
     }
 
-    /// How far the logits of the longest prompt are: what is recorded of mutants.
+    /// Deviation of the longest prompt's logits: what is recorded for mutants.
     fn logit_distance<B: Backend>(&self, b: &B, model: &Model) -> f32 {
         let (name, ids) = self.prompts().into_iter().max_by_key(|(_, ids)| ids.len()).unwrap();
         let (logits, _) = Runner::new(b, model, ids.len()).step(&ids);
@@ -161,7 +161,7 @@ fn with_config(name: &str, config: &Value, tag: &str) -> PathBuf {
     dir
 }
 
-/// A case answers as the reference does by another config, too.
+/// With another config the case still matches the reference.
 fn says_the_same(name: &str, config: &Value, tag: &str) {
     let dir = with_config(name, config, tag);
     let case = Case::read(name);
@@ -194,7 +194,7 @@ fn folders_on<B: Backend>(b: &B, slack: f32) {
     }
 }
 
-/// What means something in another family means nothing here.
+/// Tensor and setting names of other families are ignored.
 #[test]
 fn names_of_other_families_are_ignored() {
     for (name, stray) in [
@@ -211,7 +211,7 @@ fn names_of_other_families_are_ignored() {
     }
 }
 
-/// Mistral's layers may differ, as Ministral's do.
+/// A Mistral config with `layer_types` is a Ministral.
 #[test]
 fn a_mistral_with_layer_types_is_a_ministral() {
     let name = "more/ministral";
@@ -259,7 +259,7 @@ fn gguf_twins_on<B: Backend>(b: &B, slack: f32) {
     assert_eq!(seen, 32);
 }
 
-/// One setting changed moves the logits as far as it moves the reference's: so the tests above can fail.
+/// One changed setting moves the logits as far as it moves the reference's, which shows that the tests above can fail.
 #[test]
 fn mutants_are_told_apart() {
     let mut seen = 0;
@@ -287,7 +287,7 @@ fn mutants_are_told_apart() {
     assert!(seen >= 70, "{seen}");
 }
 
-/// GPT-2's own files leave out what all names begin with, and bring masks that nobody needs.
+/// GPT-2's published files omit the base prefix of tensor names and contain unused causal mask tensors.
 #[test]
 fn names_may_lack_their_base() {
     let dir = with_config("gpt2", &json(&golden("gpt2").join("config.json")), "bare");
@@ -309,8 +309,8 @@ fn names_may_lack_their_base() {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
-/// Models that see pictures keep the settings of the text model in an object of its own, and its tensors under other names.
-/// What does not belong to it is left alone, and takes no room.
+/// Multimodal models nest the text model's settings in an object of their own and give its tensors another prefix.
+/// Tensors of the other parts are ignored and never loaded.
 #[test]
 fn a_text_model_within_another() {
     for name in ["qwen3.5", "qwen3.5-moe"] {
@@ -357,7 +357,8 @@ fn more() -> impl Iterator<Item = String> {
     entries.map(|entry| format!("more/{}", entry.unwrap().file_name().to_str().unwrap()))
 }
 
-/// Settings that the cases above leave out: every rope scaling, biases, windows, ties. Made by tools/goldens/make.py.
+/// Settings that the cases above do not cover: every RoPE scaling, biases, sliding windows, tied embeddings. Made by
+/// tools/goldens/make.py.
 #[test]
 fn more_settings() {
     more_settings_on(&cpu(), 1.0);
@@ -380,7 +381,7 @@ fn more_settings_on<B: Backend>(b: &B, slack: f32) {
     assert!(seen >= 76, "{seen}");
 }
 
-/// Codes and exponents of experts are bytes in two tensors, which must fit each other and the settings.
+/// MXFP4 codes and exponents of the experts are bytes in two tensors, which must match each other and the settings.
 #[test]
 fn quantized_experts_that_do_not_fit_are_refused() {
     let name = "quant/gpt-oss-mxfp4";
@@ -412,7 +413,7 @@ fn quantized_experts_that_do_not_fit_are_refused() {
     assert!(said.contains("gate_up_proj_blocks") && said.contains("bytes are expected"), "{said}");
 }
 
-/// Folders that were quantized, and the format that layers in groups become.
+/// Quantized folders, and the block format that their grouped layers are repacked to.
 const QUANTIZED: [(&str, Option<Format>); 8] = [
     ("awq-4bit-g32", Some(Format::Q5_0)),
     ("ct-w4a16-g32", Some(Format::Q4_0)),
@@ -446,7 +447,7 @@ fn quantized_folders_on<B: Backend>(b: &B, slack: f32) {
     }
 }
 
-/// Blocks of every kind in one file.
+/// Every block format in one file.
 #[test]
 fn mixed_blocks() {
     mixed_blocks_on(&cpu(), 1.0);
@@ -475,7 +476,7 @@ fn mixed_blocks_on<B: Backend>(b: &B, slack: f32) {
     }
 }
 
-/// Folders that become GGUF files give the same answers from these.
+/// Folders converted to GGUF still match the reference.
 #[test]
 fn converted_folders() {
     let mut seen = 0;
@@ -501,8 +502,9 @@ fn converted_folders() {
     assert!(seen >= 45, "{seen}");
 }
 
-/// Dynamic NTK: prompts below, at and beyond the length that a model was trained on are rotated as the reference has it
-/// where the table is built for a context as long as the prompt; and however a prompt is cut up it gives the same bits.
+/// Dynamic NTK RoPE: prompts shorter than, as long as and longer than the training context match the reference if the
+/// RoPE table is built for a context of the prompt's length; and any chunking of a prompt gives bitwise the same
+/// logits.
 #[test]
 fn dynamic_rotations_at_all_lengths() {
     let folder = golden("more/llama-dynamic");
@@ -523,7 +525,7 @@ fn dynamic_rotations_at_all_lengths() {
         let off = far(&model, len);
         println!("{name}: {len} tokens, off by {off:.1e}");
         assert!(off <= 1e-4, "{name}: off by {off}");
-        // A table for a longer context is another: the whole context is rotated alike.
+        // A table for a longer context differs: it applies the same frequencies to the whole context.
         assert_eq!(far(&model, 24) <= 1e-4, len == 24, "{name}");
         assert_eq!(far(&plain, len) <= 1e-4, !is_stretched, "{name}: an unscaled rotation");
         let whole = Runner::new(&b, &model, 24).step(&ids).0;
@@ -535,7 +537,7 @@ fn dynamic_rotations_at_all_lengths() {
     }
 }
 
-/// Does the file that a model becomes, by a recipe if one is given, answer as the model does, bit for bit?
+/// Whether the converted file of a model, with a recipe if one is given, gives bitwise the model's logits.
 fn is_same_in_a_file(name: &str, recipe: Option<&str>) -> bool {
     let mut model = open(&golden(name));
     model.recipe = recipe.map(|recipe| recipe.parse().unwrap());
@@ -546,7 +548,7 @@ fn is_same_in_a_file(name: &str, recipe: Option<&str>) -> bool {
     answers[0] == answers[1]
 }
 
-/// What a recipe makes of a folder on its way to a file is what it makes on the way to a device.
+/// A recipe quantizes a folder the same way on conversion as on load.
 #[test]
 fn recipes_make_the_same_of_files_as_of_weights() {
     for (name, recipe) in [
@@ -560,7 +562,7 @@ fn recipes_make_the_same_of_files_as_of_weights() {
     }
 }
 
-/// Nothing is lost of a model whose tensors only change places.
+/// Conversion is lossless for models whose tensors are only rearranged.
 #[test]
 fn converted_folders_give_the_same_bits() {
     for name in ["gpt-oss", "more/gpt-oss-odd", "quant/gpt-oss-mxfp4", "qwen3-next", "more/qwen3.5-defaults"]
@@ -569,7 +571,7 @@ fn converted_folders_give_the_same_bits() {
     }
 }
 
-/// Inputs that share a scale lie apart in such a folder. Quantized anew, they come in their own order.
+/// GPTQ act-order: inputs that share a scale are not adjacent. Requantizing puts the columns back in their own order.
 #[test]
 fn act_order_ends_in_a_file() {
     let name = "quant/gptq-4bit-g32-actorder";
@@ -584,7 +586,7 @@ fn act_order_ends_in_a_file() {
     }
 }
 
-/// The file that a model becomes.
+/// The converted file of a model.
 fn converted(model: &Model, tag: &str) -> PathBuf {
     let out = std::env::temp_dir().join(format!("tallow-golden-{}-{tag}.gguf", std::process::id()));
     let mut file = std::fs::File::create(&out).unwrap();

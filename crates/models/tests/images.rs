@@ -1,4 +1,5 @@
-//! Models that see texts and images against the reference, and pictures against what its processor makes of them.
+//! Text-and-image models (CLIP, SigLIP) against the reference, and image preprocessing against the reference's
+//! processor.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -19,14 +20,14 @@ use tallow_wgpu::{Wgpu, devices};
 
 const BOTH: [&str; 2] = ["clip", "siglip"];
 
-/// What a GPU may be off by, in multiples of what the CPU may.
+/// Tolerance of the GPU, as a multiple of the CPU's.
 const GPU: f32 = 4.0;
 
 fn cpu() -> Cpu {
     Cpu::new(Isa::best(), 2).unwrap().with(Arithmetic::Exact)
 }
 
-/// The GPU that tests run on, be it a program.
+/// The GPU that tests run on, possibly a software implementation.
 fn gpu() -> Option<Wgpu> {
     Some(Wgpu::open(needed("Vulkan or Metal device", devices().first())?).unwrap())
 }
@@ -39,7 +40,7 @@ fn open(path: &Path) -> EncoderModel {
     EncoderModel::open(path).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// The last hidden states of some texts or images, and their vectors, of length one.
+/// The last hidden states of some texts or images, and their unit vectors.
 struct Answer {
     hidden: Vec<f32>,
     vectors: Vec<Vec<f32>>,
@@ -114,7 +115,7 @@ impl Case {
         )
     }
 
-    /// How far a model is from the reference in everything that the golden has.
+    /// Largest deviation from the reference over all tensors of the golden.
     fn distance<B: Backend>(&self, b: &B, model: &EncoderModel) -> f32 {
         let ((texts_far, texts), (images_far, images)) = (self.of_texts(b, model), self.of_images(b, model));
         let logits = self.far("logits_per_image", &logits(model, &texts, &images));
@@ -129,7 +130,7 @@ fn logits(model: &EncoderModel, texts: &Answer, images: &Answer) -> Vec<f32> {
     images.vectors.iter().flat_map(of).collect()
 }
 
-/// A folder with a case's weights, or those of a name, and another config.
+/// A folder with a case's weights, or only those that `keep` selects by name, and another config.
 fn folder(name: &str, config: &Value, keep: impl Fn(&str) -> bool, tag: &str) -> PathBuf {
     let dir = std::env::temp_dir().join(format!("tallow-images-{}-{name}-{tag}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -184,8 +185,8 @@ fn newer_configs() {
     }
 }
 
-/// The first checkpoints name a wrong end of texts, whose real one is the largest id; older files have a second object
-/// of settings, which counts.
+/// The first checkpoints name a wrong end-of-text token (the real one is the largest id), and older files have a second
+/// object of settings, which takes precedence.
 #[test]
 fn older_configs() {
     let case = Case::read("clip");
@@ -204,7 +205,7 @@ fn older_configs() {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
-/// Folders with one of the two encoders, whose settings are not within an object.
+/// Folders with only one of the two encoders, whose settings are not nested.
 #[test]
 fn alone() {
     let kinds = [
@@ -234,7 +235,7 @@ fn alone() {
         assert!(far <= case.tolerance(), "{arch}: off by {far}");
         std::fs::remove_dir_all(dir).unwrap();
     }
-    // One alone may be described as one of two: its own settings count.
+    // A single encoder may have the config of a pair: its own nested settings apply.
     let mut nested = config("clip");
     nested["architectures"] = json!(["CLIPTextModelWithProjection"]);
     (nested["text_config"]["projection_dim"], nested["projection_dim"]) = (json!(24), json!(512));
@@ -242,7 +243,7 @@ fn alone() {
     let (case, model) = (Case::read("clip"), open(&dir));
     assert!(case.of_texts(&cpu(), &model).0 <= case.tolerance() && model.of_images().is_none());
     std::fs::remove_dir_all(dir).unwrap();
-    // Without a projection the vectors are as wide as hidden states.
+    // Without a projection the vectors have the hidden size.
     let mut config = config("clip")["vision_config"].clone();
     config["architectures"] = json!(["CLIPVisionModel"]);
     let dir = folder("clip", &config, |t| t.starts_with("vision_model."), "plain");
@@ -253,8 +254,8 @@ fn alone() {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
-/// One setting changed moves what comes out as far as it moves the reference's: so the tests above can fail. SigLIP's
-/// golden records none; some of ours have to move it by far more than the tolerance.
+/// One changed setting moves the outputs as far as it moves the reference's, which shows that the tests above can fail.
+/// SigLIP's golden records no mutants; some of ours must move the outputs by far more than the tolerance.
 #[test]
 fn mutants_are_told_apart() {
     let ours = json!({
@@ -291,7 +292,7 @@ fn mutants_are_told_apart() {
     }
 }
 
-/// Texts and images give the same, bit for bit, whatever is computed with them.
+/// Texts and images give bitwise the same vectors in any batch.
 #[test]
 fn batched_is_alone() {
     BOTH.iter().for_each(|name| alone_on(&cpu(), name));
@@ -380,7 +381,7 @@ fn what_cannot_be_done_to_pictures_is_refused() {
     insta::assert_snapshot!(said.map(|processing| refused("clip", |_| {}, Some(processing))).join("\n"));
 }
 
-/// SigLIP's texts are filled up; what with, and how they are written, the tokenizer's settings say.
+/// SigLIP pads its texts; the pad token and the normalization are in the tokenizer's settings.
 #[test]
 fn texts_are_filled_up() {
     let dir = folder("siglip", &config("siglip"), |_| true, "filled");
@@ -413,7 +414,7 @@ fn texts_are_filled_up() {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
-/// What images become by some settings, for a model that takes so many pixels a side.
+/// Preprocessing with the given settings, for a model that takes `side` × `side` pixels.
 fn pictures(side: usize, processing: Value) -> Pictures {
     let mut config = config("clip");
     config["vision_config"]["image_size"] = json!(side);
@@ -437,7 +438,7 @@ fn processing(side: usize) -> Value {
     })
 }
 
-/// The same picture as the reference's processor has it: to the byte, so to the rounding of what was stored.
+/// The preprocessed image equals the reference processor's, up to the rounding of the stored golden.
 #[test]
 fn pictures_are_those_of_the_reference() {
     let facts = json(&golden("frontends/golden.json"));
@@ -455,13 +456,13 @@ fn pictures_are_those_of_the_reference() {
             let want = &tensors(&golden("frontends/clip-pixels.safetensors"))["clip224"];
             let far = distance(&numbers, &want.f32());
             println!("pixels off by {far:.2e}");
-            // A byte more or less would be 0.014.
+            // One byte more or less would be 0.014.
             assert!(far < 1.1e-3, "off by {far}");
         }
     }
 }
 
-/// Settings in their older forms, in the file of newer folders, and none at all, say the same.
+/// Settings in their older forms, in the file of newer folders, and missing ones give the same preprocessing.
 #[test]
 fn settings_have_several_forms() {
     let plain = json!({ "size": 24, "crop_size": 24, "resample": 3 });
@@ -494,14 +495,14 @@ fn settings_have_several_forms() {
     assert!(bytes.iter().all(|x| x.fract() == 0.0 && (0.0..=255.0).contains(x)));
 }
 
-/// A picture that is smaller than what is cut out of it stands in the middle of black.
+/// An image smaller than the crop is centred on black.
 #[test]
 fn small_pictures_stand_in_black() {
     let processing = json!({ "do_resize": false, "do_normalize": false, "do_rescale": false });
     let picture = tallow_models::images::resize::Picture { width: 1, height: 2, bytes: vec![9; 6] };
     let numbers = pictures(8, processing).numbers(picture).unwrap();
     let lit: Vec<usize> = (0..64).filter(|i| numbers[*i] == 9.0).collect();
-    // (2 - 8) / 2 rows above it, and (1 - 8) / 2, rounded down, pixels to its left.
+    // (2 - 8) / 2 rows above it, and (1 - 8) / 2, rounded down, columns to its left.
     assert_eq!(lit, [3 * 8 + 4, 4 * 8 + 4]);
 }
 
@@ -511,7 +512,7 @@ fn written(image: &DynamicImage, format: ImageFormat) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// Red, green and blue, in stripes.
+/// Red, green and blue stripes.
 fn striped(width: u32, height: u32) -> RgbImage {
     RgbImage::from_fn(width, height, |x, y| match (x + y / 8) / 8 % 3 {
         0 => Rgb([250, 10, 10]),
@@ -529,12 +530,12 @@ fn every_kind_of_file_is_read() {
         assert_eq!((got.width, got.height), (40, 24), "{format:?}");
         let most = got.bytes.iter().zip(image.as_raw()).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
         match format {
-            // Colours bleed where stripes meet.
+            // JPEG colours bleed at the edges of stripes.
             ImageFormat::Jpeg => assert!(got.bytes[0].abs_diff(250) < 30),
             _ => assert!(most == 0, "{format:?}: off by {most}"),
         }
     }
-    // Grey, with what shines through, and with two bytes a colour.
+    // RGBA, 16 bits per channel, and greyscale with and without alpha.
     let image = DynamicImage::from(image);
     for (other, off) in [
         (DynamicImage::from(image.to_rgba8()), 0),
@@ -548,11 +549,11 @@ fn every_kind_of_file_is_read() {
     }
 }
 
-/// Files that are damaged, or would take too much, are refused without taking it.
+/// Damaged files, and files that would decode to too much, are refused without allocating it.
 #[test]
 fn bad_files_are_refused() {
     let png = written(&striped(40, 24).into(), ImageFormat::Png);
-    // The header says how large it is; 65500 x 65500 pixels would be 12 gigabytes.
+    // The header claims 65500 x 65500 pixels, which would be 12 gigabytes.
     let mut bomb = png.clone();
     for at in [16, 20] {
         bomb[at..at + 4].copy_from_slice(&65_500u32.to_be_bytes());

@@ -1,4 +1,5 @@
-//! What linear layers are given, of every family: each tensor of layers is heard, and answers stay what they are.
+//! Observation of linear layers' inputs (imatrix), for every family: every weight tensor of the layers is observed, and
+//! the logits do not change.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -18,7 +19,7 @@ use tallow_support::{DECODERS, golden};
 const PAGE: usize = 16;
 const TOKENS: u32 = 12;
 
-/// Of each matrix of a tensor, how many rows it was given, and their squares.
+/// Per tensor and matrix in it: number of input rows, and the sum of their squares.
 type Heard = BTreeMap<String, Vec<(usize, f64)>>;
 
 fn add(heard: &mut Heard, origin: &TensorId, rows: &[f32]) {
@@ -28,7 +29,7 @@ fn add(heard: &mut Heard, origin: &TensorId, rows: &[f32]) {
     matrices[origin.matrix].1 += rows.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
 }
 
-/// The logits of a prompt, and what was heard, if somebody listens.
+/// The logits of a prompt, and the observed inputs if `listen` is set.
 fn run(model: &Model, listen: bool) -> (Vec<f32>, Heard) {
     let b = &Cpu::new(Isa::best(), 2).unwrap().with(Arithmetic::Exact);
     let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
@@ -68,7 +69,7 @@ fn every_matrix_is_heard() {
         for (tensor, stored) in model.checkpoint.tensors() {
             let layer =
                 tensor.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-            // What is looked up, or convolves, or is left out, is given nothing.
+            // Embeddings, convolutions and layers that are left out (MTP) have no observed input.
             let is_matrix =
                 stored.shape.len() > 1 && tensor.ends_with(".weight") && !tensor.contains("conv1d");
             if !is_matrix || layer.is_none_or(|layer| layer >= layers) {
@@ -84,7 +85,7 @@ fn every_matrix_is_heard() {
                     let used = model.spec.layers[layer.unwrap()].experts.unwrap().top_k;
                     let (rows, squares) = found.iter().fold((0, 0.0), |(n, s), (rows, x)| (n + rows, s + x));
                     assert_eq!(rows, used * TOKENS as usize, "{name}: {tensor}");
-                    // Each token's row goes to so many experts.
+                    // Each token's row goes to `top_k` experts.
                     let router = heard.get(&tensor.replace("ffn_up_exps", "ffn_gate_inp"));
                     let whole = model.spec.layers[layer.unwrap()].experts.unwrap().share_of
                         == tallow_core::ShareOf::Result;
@@ -104,7 +105,8 @@ fn every_matrix_is_heard() {
     assert!(seen >= 27 && mixtures >= 5, "{seen} {mixtures}");
 }
 
-/// What a file's matrices are made of is heard in its folder, also where they are taken apart on the way.
+/// The parts of every matrix in a converted file are observed in its folder, also where conversion splits or permutes
+/// them.
 #[test]
 fn matrices_of_files_are_heard_in_folders() {
     for name in ["gpt-oss", "quant/gpt-oss-mxfp4", "qwen3-next", "qwen3.5", "qwen3.5-moe", "mixtral"] {

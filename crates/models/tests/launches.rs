@@ -1,5 +1,5 @@
-//! What a step of each family is made of: the ops on a device that composes everything, and what the CPU makes of them.
-//! A kernel that is lost, or an op that is launched once more, shows as a difference that somebody must approve.
+//! Launch tables: the ops of one step of each family on a device that composes everything, and the CPU's fused version.
+//! A missing kernel or an additional launch shows as a snapshot difference to be approved.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -18,7 +18,7 @@ use tallow_models::spec::{LayerSpec, Order};
 use tallow_support::{ENCODERS, golden, needed};
 use tallow_wgpu::{Counts, Wgpu, devices};
 
-/// One of each family, and of each thing that a family may do differently.
+/// One model of each family and of each variant within a family.
 const MODELS: [&str; 35] = [
     "cohere",
     "cohere2",
@@ -58,18 +58,18 @@ const MODELS: [&str; 35] = [
 ];
 const PAGE: usize = 16;
 
-/// What layers keep of two sequences of a page each.
+/// KV caches of the layers, for two sequences of one page each.
 fn cache<B: Backend>(b: &B, decoder: &Decoder<B>, dtype: DType) -> Vec<LayerCache<B>> {
     decoder.spec().layers.iter().map(|l| LayerCache::new(b, l, dtype, [2, PAGE], 2).unwrap()).collect()
 }
 
-/// The states of so many sequences, if layers keep any.
+/// State rows of `sequences` sequences, if the model has recurrent layers.
 fn states<B: Backend>(decoder: &Decoder<B>, sequences: u32) -> Vec<StateRows> {
     let sequences = if decoder.spec().is_recurrent() { sequences } else { 0 };
     (0..sequences).map(|i| StateRows { from: 2 * i, to: 2 * i + 1 }).collect()
 }
 
-/// The launches of one step: a prompt of three tokens beside a sequence that gets its fifth.
+/// The launches of one step: a prompt of three tokens beside a sequence at its fifth token.
 fn launches<B: Backend>(b: &B, model: &Model) -> Vec<Launch> {
     let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let cache = cache(b, &decoder, DType::F32);
@@ -83,7 +83,7 @@ fn launches<B: Backend>(b: &B, model: &Model) -> Vec<Launch> {
     b.trace().stop()
 }
 
-/// The launches in order; what was composed stands above what it was composed of.
+/// The launches in order; a composed op stands above the ops it is composed of.
 fn outline(log: &[Launch]) -> String {
     log.iter().fold(String::new(), |mut text, launch| {
         let _ = writeln!(text, "{:indent$}{}", "", launch.op, indent = 2 * launch.depth);
@@ -105,7 +105,7 @@ fn ops_of_a_step() {
     each("ops", |model| outline(&launches(&Null::default(), model)));
 }
 
-/// The launches of a step of an encoder: a text of three tokens beside one of one, and a vector for each.
+/// The launches of one encoder step: a text of three tokens and a text of one, with a pooled vector for each.
 fn launches_of_encoder<B: Backend>(b: &B, model: &EncoderModel) -> Vec<Launch> {
     let encoder = Encoder::load(b, model, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let input = |tokens: &[u32]| Input { tokens: tokens.to_vec(), types: vec![0; tokens.len()] };
@@ -134,7 +134,7 @@ fn launch_table_of_the_cpu() {
     each("cpu", |model| launch_table(&launches(&Cpu::new(Isa::Scalar, 1).unwrap(), model)));
 }
 
-/// What a step costs on a GPU: every launch, one submission, one fetch of results.
+/// The cost of a step on a GPU: dispatches, one submission, one readback.
 #[test]
 fn launch_table_of_a_gpu() {
     let found = devices();
@@ -144,7 +144,7 @@ fn launch_table_of_a_gpu() {
         let table = launch_table(&launches(&b, model));
         let layers = model.spec.layers.len();
         let mut text = format!("{table}\n{layers} layers\n");
-        // One more step, of one token, the way an engine runs it.
+        // Another step, of one token, run the way the engine does.
         let (before, after) = decode(&b, model);
         let _ = writeln!(
             text,
@@ -153,7 +153,7 @@ fn launch_table_of_a_gpu() {
             after.submits - before.submits,
             after.reads - before.reads
         );
-        // Embedding, gathering, norm, head and the choice of a token are outside of the layers.
+        // Embedding, row gather, final norm, head and sampling (top-k) are outside of the layers.
         let allowed = 5
             + 2 * usize::from(model.spec.positions.is_some())
             + 4 * usize::from(model.spec.per_layer_dim.is_some())
@@ -165,29 +165,29 @@ fn launch_table_of_a_gpu() {
     });
 }
 
-/// How many a layer may take: as many as one of the usual kind, and what else it has.
+/// Upper bound of a layer's dispatches: a plain layer's plus those of its extras.
 fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
     let behind = 2 * usize::from(layer.order == Order::Sandwich);
     let (bent, turned) = (usize::from(!layer.ffn.gated), usize::from(layer.mixer.second_rope.is_some()));
-    // A GPU goes through experts one by one.
+    // The GPU runs experts one by one.
     let experts = layer.experts.map_or(0, |e| 4 * e.count + 5 * usize::from(e.shared.is_some()));
-    // Each head's part of queries and of values is a product of its own.
+    // MLA: per head, the parts of queries and of values are separate products.
     let latent = layer.mla.map_or(0, |_| 5 * layer.mixer.heads.q + 8);
-    // What the layer gets of its own, values normalised and put back, what multiplies the result, and gates, which are a
-    // fourth part beside queries, keys and values.
+    // Per-layer embedding, value norm and copying it back, layer scale, and attention gates, which are a fourth part
+    // beside queries, keys and values.
     let more = 4 * usize::from(model.spec.per_layer_dim.is_some())
         + 2 * usize::from(layer.mixer.v_norm)
         + usize::from(layer.layer_scale)
         + 2 * usize::from(layer.mixer.gated && layer.gated_delta.is_none());
-    // A delta net has its norm, four parts side by side in two, a convolution in two, a norm of queries and keys, what
-    // heads recall, another norm, gates, and its output.
+    // Gated delta rule layer: norm, four projections fused in two, causal convolution in two, QK norm, the recurrence,
+    // gated norm, output.
     if layer.gated_delta.is_some() {
         return 14 + behind + bent + experts + more;
     }
     9 + behind + bent + turned + experts + latent + more
 }
 
-/// The device's counts before and after a step of one token whose logits are looked at.
+/// The device's counters before and after a decode step of one token with sampling.
 fn decode(b: &Wgpu, model: &Model) -> (Counts, Counts) {
     let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let cache = cache(b, &decoder, DType::F16);
@@ -206,7 +206,7 @@ fn decode(b: &Wgpu, model: &Model) -> (Counts, Counts) {
     (before, b.counts())
 }
 
-/// The table depends on the model and on nothing of the machine.
+/// The table depends on the model only, not on the machine.
 #[test]
 fn every_instruction_set_launches_the_same() {
     let model = Model::open(&golden("qwen3")).unwrap();

@@ -1,4 +1,4 @@
-//! What models of speech hear, against the reference's filters and frames.
+//! Log-mel spectrograms against the reference's filters and frames.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 

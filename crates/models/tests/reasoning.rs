@@ -1,4 +1,4 @@
-//! Reasoning apart from answers, as the chat templates of real models mark it.
+//! Splitting reasoning from answers, as the chat templates of real models mark it.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 
@@ -18,7 +18,7 @@ fn reasoning(source: &str) -> Reasoning {
     Reasoning::of(&template(source)).unwrap()
 }
 
-/// What comes of a text in these pieces: reasoning, answer.
+/// Reasoning and answer of a text fed in these pieces.
 fn split<'t>(mut splitter: Splitter, pieces: impl IntoIterator<Item = &'t str>) -> (String, String) {
     let (mut thoughts, mut answer) = (String::new(), String::new());
     let mut take = |pieces: Vec<Piece>| {
@@ -34,7 +34,7 @@ fn split<'t>(mut splitter: Splitter, pieces: impl IntoIterator<Item = &'t str>) 
     (thoughts, answer)
 }
 
-/// The same, however the text is cut.
+/// The same result however the text is cut into pieces.
 fn always(splitter: &Splitter, text: &str, thoughts: &str, answer: &str) {
     let want = (thoughts.to_owned(), answer.to_owned());
     assert_eq!(split(splitter.clone(), [text]), want, "{text:?}");
@@ -58,7 +58,7 @@ fn thinking_between_tags_is_reasoning() {
     always(&splitter, "<think>\nI see\n\nit.\n</think>\n\nYes.\n", "I see\n\nit.", "Yes.\n");
     always(&splitter, "\n<think>a < b </thin k></think>c", "a < b </thin k>", "c");
     always(&splitter, "<think>\n\n</think>\n\nNo.", "", "No.");
-    // Without an end all is reasoning, and without a beginning nothing is.
+    // Without an end marker everything is reasoning, and without a begin marker nothing is.
     always(&splitter, "<think>\nI see </thi", "I see </thi", "");
     always(&splitter, "  Yes, <think> is a tag.</think>", "", "  Yes, <think> is a tag.</think>");
     always(&splitter, "<thin", "", "<thin");
@@ -75,7 +75,7 @@ fn a_prompt_may_begin_the_thinking() {
     for prompt in ["what is <think>?<|im_end|>assistant\n", "<think>\n\n</think>\n\n", ""] {
         always(&reasoning.splitter(prompt), "I see.", "", "I see.");
     }
-    // Answers that are gone on with.
+    // Continued answers (assistant prefill).
     always(&reasoning.splitter_after("<think>\nI "), "see</think>\n\nYes", "see", "Yes");
     always(&reasoning.splitter_after("<think>I see</think>Y"), "es", "", "es");
     always(&reasoning.splitter_after("Well, "), "<think>", "", "<think>");
@@ -136,7 +136,7 @@ fn a_template_says_which_variables_steer_thinking() {
     }
 }
 
-/// Values that the template gets for an effort, or why it cannot be honoured.
+/// Template values for each effort, or why it is refused.
 fn asked(controls: Controls) -> Vec<String> {
     let said = |effort| match controls.values(effort) {
         Ok(values) => Value::Object(values).to_string(),

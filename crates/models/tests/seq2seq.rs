@@ -1,4 +1,4 @@
-//! Every encoder with a decoder of the goldens against the reference's hidden states and logits.
+//! Every encoder-decoder of the goldens against the reference's hidden states and logits.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -16,7 +16,7 @@ use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_support::{Golden, golden, json, needed, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
-/// What a GPU may be off by, in multiples of what the CPU may.
+/// Tolerance of the GPU, as a multiple of the CPU's.
 const GPU: f32 = 4.0;
 const PAGE: usize = 16;
 const CASES: [&str; 2] = ["t5", "whisper"];
@@ -29,7 +29,7 @@ fn gpu() -> Option<Wgpu> {
     Some(Wgpu::open(needed("Vulkan or Metal device", devices().first())?).unwrap())
 }
 
-/// A scribe with room for what it takes in and writes, of one sequence or several.
+/// A `Seq2Seq` with cross-attention and self-attention caches for one or several sequences.
 struct Desk<'a, B: Backend> {
     b: &'a B,
     scribe: Seq2Seq<B>,
@@ -55,7 +55,7 @@ impl<'a, B: Backend> Desk<'a, B> {
         Desk { b, own: cache(), given: cache(), scribe, read: Vec::new(), fed: 0 }
     }
 
-    /// Takes in texts or sounds, and gives the encoder's last hidden states.
+    /// Encodes texts or sounds, and returns the encoder's last hidden states.
     fn read(&mut self, texts: &[Vec<u32>], sounds: &[&[f32]]) -> Vec<f32> {
         let (b, encoder) = (self.b, &self.scribe.encoder);
         let input = |tokens: &Vec<u32>| Input { tokens: tokens.clone(), types: vec![0; tokens.len()] };
@@ -76,7 +76,7 @@ impl<'a, B: Backend> Desk<'a, B> {
         b.download(&x).unwrap()
     }
 
-    /// Writes equally many tokens of some sequences, and gives the logits of all.
+    /// Feeds the same number of tokens to some sequences, and returns all logits.
     fn write(&mut self, of: &[(usize, &[u32])]) -> Vec<f32> {
         let (b, fed) = (self.b, self.fed);
         let spans = of.iter().map(|(i, t)| Span { rows: t.len(), start: fed, pages: pages(*i) }).collect();
@@ -110,7 +110,7 @@ impl Case {
         self.facts["suggested_abs_tolerance_f32"].as_f64().unwrap() as f32
     }
 
-    /// What is taken in: tokens, or frames of sound.
+    /// The encoder's input: tokens, or frames of sound.
     fn input(&self) -> (Vec<Vec<u32>>, Vec<f32>) {
         match self.tensors.get("input_features") {
             None => (vec![self.tensors["input_ids"].ids()], vec![]),
@@ -130,7 +130,7 @@ impl Case {
         desk.read(&texts, &sounds)
     }
 
-    /// How far hidden states and logits are from the reference.
+    /// Largest deviation of hidden states and logits from the reference.
     fn distance<B: Backend>(&self, b: &B, model: &Seq2SeqModel) -> (f32, f32) {
         let mut desk = Desk::new(b, model);
         let hidden = self.take_in(&mut desk, 1);
@@ -163,7 +163,7 @@ fn folder(name: &str, config: &Value, tag: &str) -> std::path::PathBuf {
     to
 }
 
-/// Settings that those leave out. Made by tools/goldens/seq2seq.py.
+/// Settings that those above do not cover. Made by tools/goldens/seq2seq.py.
 const MORE: [&str; 3] = ["seq2seq/mt5-untied", "seq2seq/t5-tied", "seq2seq/whisper-uneven"];
 
 fn near<B: Backend>(b: &B, times: f32) {

@@ -1,4 +1,4 @@
-//! Chat templates against what their reference implementation renders, and against what would do harm.
+//! Chat templates against their reference implementation, and malicious templates.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tallow_models::template::{Chat, ChatTemplate, Ending, Now};
 use tallow_support::shared;
 
-/// 9 March 2025, 14:05, which is the time of the goldens.
+/// 9 March 2025, 14:05: the time in the goldens.
 fn now() -> Now {
     Now::from_unix(1_741_529_100)
 }
@@ -78,15 +78,15 @@ fn expressions_give_what_the_reference_gives() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A chat of so many messages of 500 bytes, by turns.
+/// A chat of `count` messages of 500 bytes, with alternating roles.
 fn long_chat(count: usize) -> Value {
     let text = "lorem ipsum ".repeat(42)[..500].to_owned();
     let role = |i: usize| if i.is_multiple_of(2) { "user" } else { "assistant" };
     (0..count).map(|i| json!({"role": role(i), "content": text})).collect()
 }
 
-/// What real templates do whose work grows with the square of a chat's length: Gemma 4's looks back over all messages at
-/// each, Reka Edge's adds each to a text.
+/// Real templates whose work is quadratic in the number of messages: Gemma 4's looks back over all messages at each
+/// one, Reka Edge's appends each to a string.
 #[test]
 fn chats_of_five_thousand_messages_are_rendered() {
     let chat = long_chat(5000);
@@ -119,7 +119,7 @@ fn chats_of_five_thousand_messages_are_rendered() {
     let text = ChatTemplate::new(adds).unwrap().render(&Chat::new(&chat, now())).unwrap();
     assert_eq!(text.matches("<sep> ").count(), 5000);
     assert!(text.starts_with("user: lorem") && text.ends_with("<sep> end"));
-    // Each message is copied some times; that everything before it were too would be 30 GB.
+    // Each message is copied a few times; copying everything before it as well would be 30 GB.
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
 }
 
@@ -130,8 +130,7 @@ fn a_chat_that_takes_too_long_is_said_to_be_long() {
     assert_eq!(refused.to_string(), "line 1: the template takes too long for a chat of 3 messages");
 }
 
-/// What comes of a template that is made to do harm: a text, or what is said against it. In little time, and on a
-/// stack that is small.
+/// The result or the error of a malicious template, which must come quickly and on a small stack.
 fn tried(case: &str, source: String) -> Result<String, String> {
     let begun = Instant::now();
     let work = move || {
@@ -145,7 +144,7 @@ fn tried(case: &str, source: String) -> Result<String, String> {
     tried
 }
 
-/// All of these are refused; the snapshot has what is said.
+/// All of these are refused; the snapshot has the messages.
 macro_rules! refused {
     ($cases:expr) => {
         let said = $cases.into_iter().map(|(case, source)| {
@@ -159,7 +158,7 @@ macro_rules! refused {
     };
 }
 
-/// `left`, `middle`, `right`, with `left` and `right` so many times.
+/// `left` × `count`, `middle`, `right` × `count`.
 fn nested(count: usize, left: &str, middle: &str, right: &str) -> String {
     [&left.repeat(count), middle, &right.repeat(count)].concat()
 }
@@ -191,7 +190,7 @@ fn c3_16_deep_nesting() {
     ]);
 }
 
-/// Long is not deep, as far as the source may be long.
+/// Long chains are not nested: they work up to the maximum source length.
 #[test]
 fn c3_16_long_chains() {
     for (case, start, link) in [
@@ -209,7 +208,7 @@ fn c3_16_long_chains() {
     ] {
         for links in [50, 200_000] {
             let chain: String = [start, &link.repeat(links)].concat().chars().take(1_000_000).collect();
-            // A link that was cut off makes it wrong in another way, which will do.
+            // Where the last link was cut off, any other error will do.
             let whole = tried(case, format!("{{{{ {chain} }}}}"));
             assert!(
                 links > 50 || whole.is_ok() || matches!(case, "attributes" | "tests"),
@@ -320,7 +319,7 @@ fn c3_16_large_values() {
     );
 }
 
-/// Widths and places as Python has them.
+/// Number formatting, with widths and precisions as in Python.
 #[test]
 fn numbers_are_written_as_asked() {
     for (text, want) in [

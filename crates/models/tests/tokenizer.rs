@@ -1,4 +1,4 @@
-//! Tokenizers against what their reference implementations make of the same texts.
+//! Tokenizers against their reference implementations on the same texts.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 
@@ -51,7 +51,7 @@ fn folders_give_the_reference_ids_and_texts() {
         assert!(cases.len() > 40);
         for case in cases {
             let text = case["text"].as_str().unwrap();
-            // The reference was asked to parse special tokens both times.
+            // The reference parsed special tokens both times.
             let written = Written::Parsed;
             let bare = tokenizer.encode(text, Special { around: Around::Omitted, written }).unwrap();
             let full = tokenizer.encode(text, FULL).unwrap();
@@ -68,7 +68,7 @@ fn folders_give_the_reference_ids_and_texts() {
 fn gguf_vocabularies_give_the_reference_ids() {
     for name in VOCABS {
         let (Some(folder), Some(tokenizer)) = (shared("gguf-vocab"), one(name)) else { return };
-        // That reference does not compose text, which the model's own tokenizer does.
+        // The reference (llama.cpp) does not apply NFC, which the model's own tokenizer does.
         let counts = |text: &str| name != "qwen2" || unicode_normalization::is_nfc(text);
         let cases = cases(&folder.join(format!("{name}.golden-A.json")));
         assert!(cases.len() > 40);
@@ -93,7 +93,7 @@ fn gguf_vocabularies_give_the_reference_ids() {
     }
 }
 
-/// Every tokenizer there is here.
+/// Every tokenizer that is available.
 fn all() -> &'static [(&'static str, Tokenizer)] {
     static ALL: LazyLock<Vec<(&str, Tokenizer)>> = LazyLock::new(|| {
         let folder = |name| Some((name, Tokenizer::from_folder(&shared(name)?).unwrap()));
@@ -120,7 +120,7 @@ fn streamed(tokenizer: &Tokenizer, ids: &[u32], shown: Shown) -> String {
     text
 }
 
-/// Texts that tokenizers find hard: parts of words, spaces, scripts, marks, and what looks like special tokens.
+/// Hard texts: word fragments, spaces, scripts, combining marks, and text that looks like special tokens.
 fn texts() -> impl Strategy<Value = String> {
     let odd = prop::sample::select(vec![
         "'s",
@@ -202,7 +202,7 @@ fn decoding_by_token_equals_decoding_at_once() {
             };
             let mut ids = tokenizer.encode(text, FULL).unwrap();
             ids.extend((0..12).map(|_| any_ids()));
-            // Every character cut somewhere.
+            // Drop tokens, so that characters are cut in the middle.
             let cut: Vec<u32> =
                 ids.iter().enumerate().filter(|(i, _)| i % 3 != 1).map(|(_, id)| *id).collect();
             for ids in [&ids, &cut] {
@@ -218,7 +218,7 @@ fn decoding_by_token_equals_decoding_at_once() {
     }
 }
 
-/// The text of tokens that follow others.
+/// Streamed text of tokens that follow a prompt.
 fn streamed_after(tokenizer: &Tokenizer, prompt: &[u32], ids: &[u32]) -> String {
     let mut stream = tokenizer.stream_after(prompt, Shown::Text);
     let mut text = String::new();
@@ -229,7 +229,7 @@ fn streamed_after(tokenizer: &Tokenizer, prompt: &[u32], ids: &[u32]) -> String 
     text
 }
 
-/// What the reference gives for a prompt's tokens and an answer's: the text of both, less the text of the first.
+/// As in the reference, an answer's text is the text of prompt and answer tokens together, minus the prompt's.
 #[test]
 fn an_answer_has_the_text_that_it_adds_to_the_prompt() {
     type Case<'a> = (&'a str, &'a [u32], &'a [u32], &'a str);
@@ -259,7 +259,7 @@ fn an_answer_has_the_text_that_it_adds_to_the_prompt() {
 fn a_prompt_and_its_answer_have_the_text_of_both() {
     for (name, tokenizer) in all() {
         property(60, |text, seed| {
-            // Twice, so that there is more before the answer than it is decoded after.
+            // Twice, so that the prompt is longer than the context that streaming decodes with.
             let ids = tokenizer.encode(&[text, text].concat(), FULL).unwrap();
             let (prompt, answer) = ids.split_at(seed as usize % (ids.len() + 1));
             let (whole, before) =
@@ -267,7 +267,7 @@ fn a_prompt_and_its_answer_have_the_text_of_both() {
             let added = streamed_after(tokenizer, prompt, answer);
             match whole.strip_prefix(&before) {
                 Some(after) => assert_eq!(added, after, "{name} {prompt:?} {answer:?}"),
-                // A character, or a row of bytes, was cut in two: what has come whole since is the answer's.
+                // A character or byte sequence was cut in two: what is complete by then belongs to the answer.
                 None => assert!(whole.ends_with(&added), "{name} {prompt:?} {answer:?}"),
             }
         });
@@ -302,7 +302,7 @@ fn text_is_given_out_when_its_last_byte_is_there() {
     let last = given.iter().position(|text| text.as_deref().is_some_and(|t| t.contains('𒀀'))).unwrap();
     assert!(given[1..last].iter().all(Option::is_none), "{given:?}");
     assert_eq!(given.last().unwrap().as_deref(), Some("b"), "nothing waits for the end: {given:?}");
-    // Half a character is one replacement, at the end.
+    // An incomplete character becomes one replacement character, at the end.
     let half = tokenizer.encode("𒀀", BARE).unwrap()[0];
     let mut stream = tokenizer.stream(Shown::All);
     assert_eq!(stream.push(half), None);
@@ -329,7 +329,8 @@ fn one_vocabulary_in_two_files_gives_the_same() {
     for (in_gguf, in_folder) in [("qwen2", "tokenizer-qwen2.5"), ("llama-spm", "tokenizer-llama2")] {
         let (Some(a), Some(b)) = (one(in_gguf), one(in_folder)) else { return };
         property(400, |text, _| {
-            // The GGUF file has more special tokens; a space mark in the text is a space in the other.
+            // The GGUF file has more special tokens, and a literal space mark in the text is decoded as a space in the
+            // other.
             if text.contains(['<', '▁']) {
                 return;
             }
@@ -340,7 +341,7 @@ fn one_vocabulary_in_two_files_gives_the_same() {
     }
 }
 
-/// File names on macOS are decomposed. Files do not say that these vocabularies' text is composed first.
+/// File names on macOS are NFD. These GGUF files do not say that the tokenizer normalizes to NFC.
 #[test]
 fn decomposed_text_has_the_tokens_that_the_model_knows() {
     let (Some(in_gguf), Some(in_folder)) = (one("qwen2"), one("tokenizer-qwen2.5")) else { return };
@@ -385,7 +386,7 @@ fn shielded_text_is_text_within_a_rendered_chat() {
             assert_eq!(ids.iter().find(special), None, "{name} {user:?}");
             assert_eq!(ids, tokenizer.encode(&user, BARE).unwrap(), "{name} {user:?}");
         });
-        // Around it, special tokens stay what they are.
+        // Special tokens around the shielded text are still parsed.
         let Some(first) = special.first() else { continue };
         let prompt = format!("{first}{}{first}", tokenizer.shield(first));
         let ids = tokenizer.encode(&prompt, shielded).unwrap();
@@ -394,7 +395,7 @@ fn shielded_text_is_text_within_a_rendered_chat() {
     }
 }
 
-/// The token for unknown text is special in some vocabularies, and what odd text becomes.
+/// The unknown token is special in some vocabularies, and odd text is encoded as it.
 fn unknown(tokenizer: &Tokenizer) -> Option<u32> {
     ["[UNK]", "<unk>", "<|endoftext|>"].iter().find_map(|text| tokenizer.id_of(text))
 }
@@ -430,7 +431,7 @@ fn tokens_with_a_meaning_are_known() {
         assert!(!tokenizer.ends_generation(id("a")), "{name}");
         assert!(tokenizer.clone().ending_with(&[id("a")]).ends_generation(id("a")), "{name}");
     }
-    // This one is text in that vocabulary, whatever it looks like.
+    // `</s>` is ordinary text in that vocabulary, whatever it looks like.
     let Some(qwen2) = one("qwen2") else { return };
     assert!(!qwen2.ends_generation(qwen2.id_of("</s>").unwrap()));
 }
@@ -457,7 +458,8 @@ fn a_text_of_ten_megabytes_is_encoded_and_a_longer_one_refused() {
     assert!(refused.to_string().contains("33554433 bytes"), "{refused}");
 }
 
-/// What fits is the same with a limit as without; what does not is counted, or found to be far too long.
+/// A text within the limit has the same tokens as without a limit; a longer one is counted, or found to be far too
+/// long.
 #[test]
 fn a_limit_gives_the_same_tokens_or_none() {
     let long = |piece: &str| piece.repeat(3000);
@@ -481,7 +483,7 @@ fn a_limit_gives_the_same_tokens_or_none() {
     }
 }
 
-/// What is far too long costs what a text of that many tokens does, not what all of it would.
+/// A far too long text costs no more than a text of the limit's length.
 #[test]
 fn a_text_that_is_far_too_long_is_not_tokenized() {
     for (name, tokenizer) in all() {
@@ -489,7 +491,7 @@ fn a_text_that_is_far_too_long_is_not_tokenized() {
             let text = piece.repeat((4 << 20) / piece.len());
             let begun = std::time::Instant::now();
             if tokenizer.encode(&text[..1 << 20], BARE).unwrap().len() <= 1024 {
-                // One long word that is unknown: it does fit.
+                // One long unknown word: it fits.
                 continue;
             }
             let quarter = begun.elapsed();

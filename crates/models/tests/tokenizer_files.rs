@@ -1,4 +1,4 @@
-//! Tokenizers from files that are odd, broken, or made to do harm.
+//! Tokenizers from unusual, broken and malicious files.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 
@@ -16,7 +16,7 @@ use tallow_support::shared;
 const BARE: Special = Special::BARE;
 const FULL: Special = Special { around: Around::Added, written: Written::Parsed };
 
-/// A value in a GGUF file made for a test.
+/// A metadata value of a GGUF file made for a test.
 enum Kv<'a> {
     Text(&'a str),
     Flag(bool),
@@ -72,7 +72,7 @@ fn gguf_of(pairs: &[(&str, Kv<'_>)]) -> Result<Tokenizer, LoadError> {
     Tokenizer::from_gguf(&Gguf::parse(Arc::new(mapping))?.meta)
 }
 
-/// A byte-level vocabulary of letters and a few merges, some of whose keys are replaced.
+/// Byte-level BPE vocabulary of letters and a few merges, with some keys replaced.
 fn gpt2<'a>(mut changes: Vec<(&'a str, Kv<'a>)>) -> Result<Tokenizer, LoadError> {
     let mut pairs = vec![
         ("model", Kv::Text("gpt2")),
@@ -87,7 +87,7 @@ fn gpt2<'a>(mut changes: Vec<(&'a str, Kv<'a>)>) -> Result<Tokenizer, LoadError>
     gguf_of(&pairs)
 }
 
-/// SentencePiece's vocabulary likewise.
+/// SentencePiece vocabulary, likewise.
 fn llama<'a>(mut changes: Vec<(&'a str, Kv<'a>)>) -> Result<Tokenizer, LoadError> {
     let mut pairs = vec![
         ("model", Kv::Text("llama")),
@@ -180,7 +180,7 @@ fn bad_gguf_vocabularies_are_refused_by_name() {
 
 #[test]
 fn odd_gguf_vocabularies_are_read_with_care() {
-    // No end is known.
+    // No end-of-sequence token is known.
     let tokenizer = gguf_of(&[
         ("model", Kv::Text("gpt2")),
         ("tokens", Kv::Texts(vec!["a", "b"])),
@@ -188,17 +188,17 @@ fn odd_gguf_vocabularies_are_read_with_care() {
     ])
     .unwrap();
     assert_eq!((tokenizer.eos(), tokenizer.bos(), tokenizer.ends().count()), (None, None, 0));
-    // Merges of what is no token are steps to tokens, or nothing.
+    // Merges whose parts are not tokens are ignored, or are intermediate steps to tokens.
     let merges = Kv::Texts(vec!["b c", "a bc", "c c"]);
     let tokenizer = gpt2(vec![("merges", merges)]).unwrap();
     assert_eq!(tokenizer.encode("abc", BARE).unwrap(), [4]);
     assert_eq!(tokenizer.encode("bccc", BARE).unwrap(), [1, 2, 2, 2]);
-    // A token without text is nowhere, but has its id.
+    // A token with empty text never occurs in a text but keeps its id.
     let tokenizer = gpt2(vec![("tokens", Kv::Texts(vec!["a", "b", "c", "ab", "abc", "", "<end>"]))]).unwrap();
     assert_eq!(tokenizer.token_text(5), Some("[EMPTY_5]"));
-    // Characters that no token stands for are left out in a byte-level vocabulary that lacks them.
+    // A byte-level vocabulary that lacks a byte's token drops that character.
     assert_eq!(tokenizer.encode("a!b", BARE).unwrap(), [0, 1]);
-    // One without a token for the unknown says so.
+    // A vocabulary without an unknown token reports an error.
     let tokens = Kv::Texts(vec!["[CLS]", "[SEP]", "▁a", "b"]);
     let bert = gguf_of(&[("model", Kv::Text("bert")), ("tokens", tokens)]);
     let bert = gguf_of(&[
@@ -229,13 +229,13 @@ fn a_token_of_ten_megabytes_does_no_harm() {
     ])
     .unwrap();
     assert_eq!(tokenizer.encode(&text, BARE).unwrap().len(), text.len() + 1);
-    // One that would have to be looked for in every text is refused.
+    // As a user-defined token it would have to be searched for in every text, so it is refused.
     let message =
         gpt2(vec![("tokens", tokens()), ("token_type", Kv::Ints(vec![4; 8]))]).unwrap_err().to_string();
     assert!(message.contains("tokenizer.ggml.tokens: are 10000015 bytes long together"), "{message}");
 }
 
-/// A `tokenizer.json` with a vocabulary of few words.
+/// A `tokenizer.json` with a small vocabulary.
 fn small() -> Value {
     json!({
         "version": "1.0",
@@ -386,14 +386,14 @@ fn arbitrary_bytes_are_refused_or_work() {
             Ok(())
         })
         .unwrap();
-    // A real file cut short anywhere.
+    // A real file truncated anywhere.
     for len in (0..folder.as_ref().map_or(0, Vec::len)).step_by(40_000) {
         let bytes = &folder.as_ref().unwrap()[..len];
         assert!(Tokenizer::from_json(Path::new("x"), bytes, None).is_err());
     }
 }
 
-/// A folder of its own for a test.
+/// A folder for one test.
 fn folder(name: &str, files: &[(&str, Vec<u8>)]) -> std::path::PathBuf {
     let folder = std::env::temp_dir().join(format!("tallow-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -410,7 +410,7 @@ fn of_folder(name: &str, files: &[(&str, Vec<u8>)]) -> Result<Tokenizer, LoadErr
     tokenizer
 }
 
-/// The reference's ids for a vocabulary's texts, all of them with special tokens parsed: text, bare ids, and full ones.
+/// The reference's ids for a vocabulary's texts, all with special tokens parsed: (text, without BOS/EOS, with them).
 fn golden(folder: &Path) -> Vec<(String, Vec<u32>, Vec<u32>)> {
     let ids =
         |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
@@ -421,7 +421,7 @@ fn golden(folder: &Path) -> Vec<(String, Vec<u32>, Vec<u32>)> {
     file["cases"].as_array().unwrap().iter().map(case).collect()
 }
 
-/// A token of a byte-level vocabulary as its bytes.
+/// The bytes of a byte-level vocabulary's token.
 fn bytes_of(token: &str) -> Vec<u8> {
     let plain = |b: &u32| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let others: Vec<u32> = (0..256).filter(|b| !plain(b)).collect();
@@ -441,7 +441,7 @@ fn base64(bytes: &[u8]) -> String {
     out
 }
 
-/// `tokenizer.model` files are those that the models were released with.
+/// The `tokenizer.model` files that the models were released with.
 #[test]
 fn sentencepiece_files_give_the_reference_ids() {
     for name in ["tokenizer-llama2", "tokenizer-mistral"] {
@@ -450,7 +450,7 @@ fn sentencepiece_files_give_the_reference_ids() {
         let files = files.map(|file| (file, std::fs::read(shared.join(file)).unwrap()));
         let tokenizer = of_folder(name, &files).unwrap();
         let other = Tokenizer::from_folder(&shared).unwrap();
-        // Of tokens that are written in a text, that `tokenizer.json` finds some only, by an oddity of its own.
+        // Skip texts with literal special tokens: the `tokenizer.json` finds only some of them, a quirk of its own.
         for (text, ids, full) in golden(&shared).into_iter().filter(|(text, ..)| !text.contains('<')) {
             let written = Written::Parsed;
             let bare = tokenizer.encode(&text, Special { around: Around::Omitted, written }).unwrap();
@@ -464,7 +464,8 @@ fn sentencepiece_files_give_the_reference_ids() {
     }
 }
 
-/// The message of a SentencePiece model: pieces with scores and kinds, the kind of model, and a table of characters.
+/// The protobuf message of a SentencePiece model: pieces with scores and kinds, the model type, and the normalizer's
+/// character map.
 fn sentencepiece(
     pieces: &[(&str, f32, u8)],
     model: u8,
@@ -493,7 +494,7 @@ fn sentencepiece(
         piece.extend([3 << 3, *kind]);
         bytes(&mut file, 1, &piece);
     }
-    // Field 35 has a key of two bytes.
+    // Field 35 has a two-byte key.
     bytes(&mut file, 2, &[3 << 3, model, 0x98, 0x02, u8::from(fallback)]);
     let mut normalizer = Vec::new();
     bytes(&mut normalizer, 2, table);
@@ -502,7 +503,7 @@ fn sentencepiece(
     file
 }
 
-/// T5's vocabulary as the file that it was released with: a unigram model, with a table of characters. The ids are
+/// T5's vocabulary as the file it was released with: a unigram model with a precompiled character map. The ids are
 /// those of the `sentencepiece` library (`tools/goldens/sentencepiece.py`).
 #[test]
 fn unigram_files_give_the_ids_of_the_library() {
@@ -527,7 +528,7 @@ fn unigram_files_give_the_ids_of_the_library() {
     assert_eq!((tokenizer.adds_bos(), tokenizer.encode("a", FULL).unwrap().last()), (false, Some(&1)));
 }
 
-/// The file that T5's `tokenizer.json` was made of, without the tokens that were added to it.
+/// The file that T5's `tokenizer.json` was converted from, without its added tokens.
 fn t5(shared: &Path) -> Vec<u8> {
     let file = tallow_support::json(&shared.join("tokenizer.json"));
     let encoded = file["normalizer"]["precompiled_charsmap"].as_str().unwrap();
@@ -554,7 +555,7 @@ fn t5(shared: &Path) -> Vec<u8> {
             )
         })
         .collect();
-    // <pad> is 0, the end 1, and the unknown 2; the file says so.
+    // pad_id 0, eos_id 1, unk_id 2, as set in the trainer spec.
     let mut file = sentencepiece(&pieces, 1, false, &bytes, [true, true]);
     file.extend([2 << 3 | 2, 18, 0xc0, 2, 2, 0xc8, 2]);
     file.extend([0xff; 9]);
@@ -562,7 +563,7 @@ fn t5(shared: &Path) -> Vec<u8> {
     file
 }
 
-/// Llama 3's vocabulary as its first release had it, and as Mistral's releases have theirs.
+/// tiktoken files: Llama 3's vocabulary as in its first release, and as in Mistral's (tekken) releases.
 #[test]
 fn ranks_of_byte_strings_give_the_reference_ids() {
     let Some(shared) = shared("tokenizer-llama3") else { return };
@@ -570,7 +571,7 @@ fn ranks_of_byte_strings_give_the_reference_ids() {
     let vocab = file["model"]["vocab"].as_object().unwrap();
     let mut tokens: Vec<(u64, String)> =
         vocab.iter().map(|(text, id)| (id.as_u64().unwrap(), base64(&bytes_of(text)))).collect();
-    // Special tokens are no ranks.
+    // Special tokens have no ranks.
     tokens.retain(|(rank, _)| *rank < 128_000);
     tokens.sort_unstable();
     assert_eq!(tokens.len(), 128_000);
@@ -607,7 +608,7 @@ fn ranks_of_byte_strings_give_the_reference_ids() {
     assert_eq!(tekken.encode("[INST]a[/INST]<SPECIAL_999>", FULL).unwrap(), [1, 3, 1064, 4, 999]);
 }
 
-/// Byte-level vocabularies as the two files that came before `tokenizer.json`.
+/// Byte-level BPE as `vocab.json` and `merges.txt`, the predecessors of `tokenizer.json`.
 #[test]
 fn vocabularies_with_merges_give_the_reference_ids() {
     for (name, class) in [

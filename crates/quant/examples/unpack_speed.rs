@@ -1,6 +1,6 @@
-//! How fast each format unpacks on one core, for each set of vector instructions, in GB/s of numbers written.
+//! Unpacking speed of each format on one core, for each vector instruction set, in GB/s of floats written.
 //!
-//! Bytes and numbers stay in the nearest cache, so this measures the code and not the memory.
+//! Bytes and floats stay in the L1 cache, so this measures the code and not the memory.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -10,7 +10,7 @@ use tallow_quant::{Format, SizeError, pack, unpack};
 
 type Unpack = fn(Format, &[u8], &mut [f32]) -> Result<(), SizeError>;
 
-/// Numbers unpacked at a time: 16 KiB.
+/// Weights unpacked at a time: 16 KiB of f32.
 const WEIGHTS: usize = 4096;
 
 #[cfg(target_arch = "x86_64")]
@@ -29,20 +29,20 @@ mod x86 {
         with_block!(format, B => unpack_as::<B>(bytes, out))
     }
 
-    /// Each with its name, where this processor has the instructions.
+    /// The functions and their names, for the instruction sets that this CPU supports.
     pub(super) fn wrappers() -> Vec<(&'static str, Unpack)> {
         let mut found: Vec<(&'static str, Unpack)> = Vec::new();
         if is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c")
         {
-            // SAFETY: the processor has the features.
+            // SAFETY: the CPU supports the features: checked in the condition above.
             found.push(("avx2", |format, bytes, out| unsafe { with_avx2(format, bytes, out) }));
             if is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512dq")
             {
-                // SAFETY: the processor has the features.
+                // SAFETY: the CPU supports the features: checked in the condition above.
                 found.push(("avx512", |format, bytes, out| unsafe { with_avx512(format, bytes, out) }));
             }
         }
@@ -72,7 +72,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Numbers written, in GB/s.
+/// Floats written, in GB/s.
 fn speed(format: Format, bytes: &[u8], unpack: Unpack) -> Result<f64, SizeError> {
     const TIMES: usize = 200;
     let mut out = vec![0.0; WEIGHTS];
@@ -85,7 +85,7 @@ fn speed(format: Format, bytes: &[u8], unpack: Unpack) -> Result<f64, SizeError>
     Ok((TIMES * WEIGHTS * size_of::<f32>()) as f64 / seconds / 1e9)
 }
 
-/// Seconds of the fastest round, which is the one that nothing disturbed.
+/// Seconds of the fastest round, which is the least disturbed one.
 fn fastest(rounds: usize, mut work: impl FnMut() -> Result<(), SizeError>) -> Result<f64, SizeError> {
     let mut best = f64::INFINITY;
     for _ in 0..rounds {

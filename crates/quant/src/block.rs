@@ -1,4 +1,4 @@
-//! [`Block`]: what one format's file must provide, and the way from a [`Format`] value to that code.
+//! [`Block`]: what each format's file implements, and the dispatch from a [`Format`] value to that code.
 
 use bytemuck::Pod;
 
@@ -6,32 +6,32 @@ use crate::{Format, SizeError};
 
 /// One block of a format, laid out exactly as in a file.
 ///
-/// A block is plain bytes with an alignment of 1, so the bytes of a row *are* its blocks wherever the row lies.
+/// A block is plain bytes with an alignment of 1, so the bytes of a row *are* its blocks, at any address.
 pub trait Block: Pod {
-    /// The weights of one block: `[f32; N]`.
+    /// Weights of one block: `[f32; N]`.
     type Weights: Pod;
 
-    /// The format that this is a block of.
+    /// The format of this block.
     const FORMAT: Format;
 
-    /// Writes the weights that this block stands for.
+    /// Dequantizes this block.
     ///
     /// Always inlined and without branches: inside a function with `#[target_feature]` it uses those features.
     fn unpack(&self, weights: &mut Self::Weights);
 
-    /// The block that stands for these weights as closely as the format allows.
+    /// Quantizes these weights as closely as the format allows.
     ///
-    /// A plain format takes the nearest number, ties to even, and keeps what is not finite. In all others NaN counts as
-    /// zero, an infinity as the largest number, and what a block cannot reach becomes the farthest that it can: all
+    /// A plain format takes the nearest value, ties to even, and keeps NaN and infinities. All others treat NaN as zero
+    /// and an infinity as the largest float, and clamp what a block cannot reach to the farthest value that it can: all
     /// its weights are finite. A block of zeros stays one.
     ///
-    /// `care` says how much the error of each weight counts; plain formats do not ask.
+    /// `care` weights the squared error of each weight; plain formats ignore it.
     fn pack(weights: &Self::Weights, care: &Self::Weights) -> Self;
 }
 
-/// Runs an expression with `$B` standing for the block type of a [`Format`] value.
+/// Evaluates an expression with `$B` as the block type of a [`Format`] value.
 ///
-/// This is the only place that leads from a format's value to its type.
+/// This is the only place that maps a format's value to its type.
 #[macro_export]
 macro_rules! with_block {
     (@ ($format:expr, $B:ident, $body:expr) $($file:ident { $($block:ident $facts:tt)* })*) => {
@@ -47,7 +47,7 @@ macro_rules! with_block {
     };
 }
 
-/// Bytes as blocks and numbers as blocks of numbers, if they are equally many.
+/// Casts bytes to blocks, if they are the blocks of that many weights.
 #[inline(always)]
 fn blocks<B: Block>(bytes: &[u8], weights: usize) -> Result<&[B], SizeError> {
     let fits = B::FORMAT.row_bytes(weights) == Some(bytes.len());
@@ -55,7 +55,7 @@ fn blocks<B: Block>(bytes: &[u8], weights: usize) -> Result<&[B], SizeError> {
     blocks.ok_or(SizeError { format: B::FORMAT, bytes: bytes.len(), weights })
 }
 
-/// [`unpack`](crate::unpack) for a format known when this is compiled. Always inlined, as [`Block::unpack`] is.
+/// [`unpack`](crate::unpack) for a format known at compile time. Always inlined, as [`Block::unpack`] is.
 #[inline(always)]
 pub fn unpack_as<B: Block>(bytes: &[u8], out: &mut [f32]) -> Result<(), SizeError> {
     let blocks = blocks::<B>(bytes, out.len())?;
@@ -67,7 +67,7 @@ pub fn unpack_as<B: Block>(bytes: &[u8], out: &mut [f32]) -> Result<(), SizeErro
     Ok(())
 }
 
-/// [`pack`](crate::pack) for a format known when this is compiled.
+/// [`pack`](crate::pack) for a format known at compile time.
 #[inline(always)]
 pub fn pack_as<B: Block>(weights: &[f32], care: &[f32], out: &mut [u8]) -> Result<(), SizeError> {
     let size = SizeError { format: B::FORMAT, bytes: out.len(), weights: weights.len().max(care.len()) };
@@ -84,7 +84,7 @@ pub fn pack_as<B: Block>(weights: &[f32], care: &[f32], out: &mut [u8]) -> Resul
     Ok(())
 }
 
-/// Stops the build where a block's type and what [`Format`] knows of it do not agree.
+/// Fails the build if a block's type and the facts in [`Format`] disagree.
 const fn check_layout<B: Block>(format: Format) {
     assert!(B::FORMAT as u32 == format as u32, "the block type is another format's");
     assert!(size_of::<B>() == format.block_bytes(), "the block has another size than in a file");

@@ -1,15 +1,15 @@
-//! From codes to weights: the last step of unpacking, common to all formats that have scales.
+//! Codes to weights: the last step of unpacking, common to all formats with scales.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// Keeps the compiler from taking several parts or blocks into one vector, which it cannot do without slow gathers.
-/// It then makes vectors of the weights within each. This becomes no instruction.
+/// Keeps the compiler from vectorizing across parts or blocks, which needs slow gathers. It then vectorizes within each
+/// part. Emits no instruction.
 #[inline(always)]
 fn one_by_one() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Weights of parts of `LEN` that have a scale each.
+/// `w = scale * code`, with one scale per part of `LEN` weights.
 #[inline(always)]
 pub(crate) fn scaled<const N: usize, const LEN: usize>(
     codes: &[i8; N],
@@ -25,7 +25,7 @@ pub(crate) fn scaled<const N: usize, const LEN: usize>(
     }
 }
 
-/// Weights of parts of `LEN` that have a scale each, and a number to subtract.
+/// `w = scale * code - min`, with one scale and minimum per part of `LEN` weights.
 #[inline(always)]
 pub(crate) fn scaled_less<const N: usize, const LEN: usize>(
     codes: &[u8; N],

@@ -1,6 +1,6 @@
-//! F8_E4M3: 32 weights of 8 bits, which are floats, and one scale. `w = d * value(q)`.
+//! F8_E4M3: 32 weights in 8-bit floats, and one scale. `w = d * value(q)`.
 //!
-//! No GGUF file has it: folders quantized to floats of eight bits are read so.
+//! Not in GGUF files: model folders quantized to FP8 are loaded as this format.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -13,33 +13,34 @@ use crate::{Block, F32, Format};
 pub struct F8 {
     /// The scale.
     pub d: F32,
-    /// Codes: a sign, four bits of exponent, three of fraction. All exponents are those of numbers; the two codes that
-    /// are no number elsewhere stand for what the others go on to.
+    /// Codes: a sign, four bits of exponent, three of fraction. All exponents are those of finite values; the two codes
+    /// that are NaN elsewhere continue the sequence of the others (±480).
     pub qs: [u8; 32],
 }
 
 impl F8 {
-    /// What kernels read codes as is too large by this: so no number on the way is subnormal.
+    /// Factor by which kernels read codes too large, so that no intermediate value is subnormal.
     pub const TOO_LARGE: f32 = 256.0;
 
-    /// 256 times what a code stands for, without its sign. Written so that it becomes vector code, and so that no
-    /// operand is a subnormal number: those are slow.
+    /// 256 times the magnitude of a code. Written so that it vectorizes, and so that no operand is subnormal: those are
+    /// slow.
     #[inline(always)]
     fn magnified(q: u8) -> f32 {
-        // As exponent and fraction of a float, twice the number times a power of two; but without a leading one where
-        // the exponent is zero. There, and only there, is doubling and taking that one away less than what was.
+        // With the code's exponent and fraction in those of a float, `x` is the result if the exponent is not zero.
+        // With exponent zero there is no implicit leading one, and the result is `2 x - 4`, which is less than `x`
+        // there and only there.
         let x = f32::from_bits(0x4000_0000 | u32::from(q & 0x7f) << 20);
         let y = x + x - 4.0;
         // Neither is negative, so their bits compare as they do.
         f32::from_bits(x.to_bits().min(y.to_bits()))
     }
 
-    /// The block that stands for these codes times `d`.
+    /// The block with these codes and scale `d`.
     pub fn of(d: f32, codes: &[i8; 32]) -> F8 {
         F8 { d: F32(d.to_le_bytes()), qs: codes.map(|q| q as u8) }
     }
 
-    /// What a code stands for.
+    /// Value of a code.
     #[inline(always)]
     pub fn value(q: u8) -> f32 {
         let magnitude = Self::magnified(q) / Self::TOO_LARGE;
@@ -47,15 +48,15 @@ impl F8 {
     }
 }
 
-/// What codes stand for as something to fit weights to.
+/// The values of the codes, as a grid to fit weights to.
 struct Floats;
 
 impl Floats {
-    /// Below this, numbers are whole multiples of the smallest.
+    /// Smallest normal value. Below it, values are multiples of the smallest one.
     const NORMAL: f32 = 1.0 / 64.0;
     const SMALLEST: f32 = 1.0 / 512.0;
 
-    /// The magnitude's code.
+    /// Code of the magnitude of `x`.
     #[inline(always)]
     fn magnitude(x: f32) -> u8 {
         let x = x.abs().min(Self::REACH);
@@ -79,7 +80,7 @@ impl Grid for Floats {
     #[inline(always)]
     fn code(&self, x: f32) -> u8 {
         let magnitude = Self::magnitude(x);
-        // A zero has no sign.
+        // Zero has no sign.
         if x < 0.0 && magnitude > 0 { magnitude | 0x80 } else { magnitude }
     }
 }
@@ -98,7 +99,7 @@ impl Block for F8 {
 
     fn pack(weights: &[f32; 32], care: &[f32; 32]) -> F8 {
         let unit = Unit::new(&finite(weights), care);
-        // The largest code must stay finite.
+        // Keeps the largest code's value finite.
         let d = unit.best_scale(&Floats).clamp(f32::MIN / 480.0, f32::MAX / 480.0);
         F8 { d: F32(d.to_le_bytes()), qs: unit.codes(d, &Floats) }
     }

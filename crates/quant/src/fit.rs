@@ -1,7 +1,7 @@
-//! Choosing scales and codes: what all quantising formats share when they pack.
+//! Choice of scales and codes: what all quantizing formats share in `pack`.
 //!
-//! Every fit makes the sum of squared errors small. Scales are searched over a few candidates, each followed by the
-//! least-squares scale for the codes that it gives. Codes are always chosen last, against the scale as it is stored.
+//! Every fit seeks the least sum of squared errors. Scales are searched over a few candidates, each followed by the
+//! least-squares scale for its codes. Codes are always chosen last, against the scale as it is stored.
 
 mod affine;
 mod book;
@@ -13,19 +13,19 @@ pub(crate) use book::{Book, Signed, fit_books};
 pub(crate) use few::{fit_signs, fit_ternary};
 pub(crate) use scale::{fit_block, fit_super};
 
-/// The numbers that codes stand for before they are scaled.
+/// The values of the codes, before they are scaled.
 pub(crate) trait Grid {
     /// The largest magnitude.
     const REACH: f32;
 
-    /// The grid's number nearest to `x`.
+    /// The grid's value nearest to `x`.
     fn nearest(&self, x: f32) -> f32;
 
-    /// The code of that number.
+    /// The code of that value.
     fn code(&self, x: f32) -> u8;
 }
 
-/// The whole numbers from `LO` to `HI`; the code of `LO` is 0.
+/// The integers from `LO` to `HI`; the code of `LO` is 0.
 pub(crate) struct Ints<const LO: i32, const HI: i32>;
 
 impl<const LO: i32, const HI: i32> Grid for Ints<LO, HI> {
@@ -42,7 +42,7 @@ impl<const LO: i32, const HI: i32> Grid for Ints<LO, HI> {
     }
 }
 
-/// The index of the value nearest to `x`, and that value. By comparisons, which become vector code.
+/// The index of the value nearest to `x`, and that value. Uses comparisons, which vectorize.
 #[inline(always)]
 pub(crate) fn closest(ascending: &[i8], x: f32) -> (u8, f32) {
     let mut closest = (0, f32::from(ascending[0]));
@@ -55,20 +55,20 @@ pub(crate) fn closest(ascending: &[i8], x: f32) -> (u8, f32) {
     closest
 }
 
-/// The nearest whole number to an `x` well below 2^22: there a float has no bits left for a fraction. This becomes
-/// vector code on every processor, which `round_ties_even` does not.
+/// Rounds `x` to the nearest integer, for `x` well below 2^22: the sum with `SHIFT` has no bits left for a fraction.
+/// This vectorizes on every processor, which `round_ties_even` does not.
 #[inline(always)]
 fn round(x: f32) -> f32 {
     const SHIFT: f32 = 12_582_912.0;
     (x + SHIFT) - SHIFT
 }
 
-/// The weights with NaN as zero and infinities as the largest number.
+/// The weights with NaN as zero and infinities as the largest float.
 pub(crate) fn finite<const N: usize>(weights: &[f32; N]) -> [f32; N] {
     each(weights, |w| if w.is_nan() { 0.0 } else { w.clamp(f32::MIN, f32::MAX) })
 }
 
-/// `f` of each number. `array::map` does not become vector code.
+/// `f` of each element. `array::map` does not vectorize.
 #[inline(always)]
 fn each<const N: usize, T: Copy + Default>(x: &[f32; N], f: impl Fn(f32) -> T) -> [T; N] {
     let mut y = [T::default(); N];
@@ -78,7 +78,7 @@ fn each<const N: usize, T: Copy + Default>(x: &[f32; N], f: impl Fn(f32) -> T) -
     y
 }
 
-/// The sum of squares, each as often as it counts, added in an order that becomes vector code.
+/// Sum of squares weighted by `care`, added in an order that vectorizes.
 #[inline(always)]
 fn squared<const N: usize>(x: &[f32; N], care: &[f32; N]) -> f32 {
     let mut lanes = [0.0; 8];
@@ -90,24 +90,24 @@ fn squared<const N: usize>(x: &[f32; N], care: &[f32; N]) -> f32 {
     lanes.iter().sum()
 }
 
-/// Weights divided by the largest magnitude among them, so that no square is too large or too small.
+/// Weights divided by the largest magnitude among them, so that no square overflows or underflows.
 pub(crate) struct Unit<const N: usize> {
     /// The weights, between -1 and 1.
     pub(crate) x: [f32; N],
-    /// What they were divided by.
+    /// The largest magnitude, by which they were divided.
     pub(crate) size: f32,
-    /// How much the error of each counts, up to 1.
+    /// Importance of each weight's error, up to 1.
     care: [f32; N],
 }
 
 impl<const N: usize> Unit<N> {
-    /// One of the parts that weights are made of.
+    /// Part `part` of a block's weights.
     pub(crate) fn part<const ALL: usize>(weights: &[f32; ALL], care: &[f32; ALL], part: usize) -> Unit<N> {
         let of = |all: &[f32; ALL]| std::array::from_fn(|i| all[part * N + i]);
         Unit::new(&of(weights), &of(care))
     }
 
-    /// Where no error counts, all do alike.
+    /// If no error has importance, all have the same.
     pub(crate) fn new(weights: &[f32; N], care: &[f32; N]) -> Unit<N> {
         let most = care.iter().fold(0.0f32, |most, c| most.max(*c));
         let care = match most.is_normal() {
@@ -115,12 +115,12 @@ impl<const N: usize> Unit<N> {
             false => [1.0; N],
         };
         let size = weights.iter().fold(0.0, |size: f32, w| size.max(w.abs()));
-        // In f64, where the inverse of a subnormal number is finite.
+        // In f64, where the inverse of a subnormal f32 is finite.
         let inverse = if size > 0.0 { 1.0 / f64::from(size) } else { 0.0 };
         Unit { x: each(weights, |w| (f64::from(w) * inverse) as f32), size, care }
     }
 
-    /// A scale of the weights as a scale of `x`, and its inverse.
+    /// A scale of the weights converted to a scale of `x`, and its inverse.
     #[inline(always)]
     fn step(&self, d: f32) -> (f32, f32) {
         if d == 0.0 || self.size == 0.0 {
@@ -130,7 +130,7 @@ impl<const N: usize> Unit<N> {
         (step as f32, (1.0 / step) as f32)
     }
 
-    /// The squared error with scale `d`.
+    /// The weighted squared error with scale `d`.
     #[inline(always)]
     pub(crate) fn error(&self, d: f32, grid: &impl Grid) -> f32 {
         let (step, inverse) = self.step(d);

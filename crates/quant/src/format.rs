@@ -1,11 +1,11 @@
-//! [`Format`]: the closed list of block formats, and what is common to all of them.
+//! [`Format`]: the closed list of block formats, and the facts of each.
 
 use std::fmt;
 
-/// Hands the list of all formats to a macro, behind what else that is to be given.
+/// Passes the list of all formats to a macro, after the arguments `$with`.
 ///
-/// By file, each block's name and, of the format, the usual name, the number of its type in GGUF files if it has one,
-/// weights in a block and bytes in a block.
+/// Per file: each block's name and, of its format, the usual name, the type's number in GGUF files if it has one,
+/// weights per block and bytes per block.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! formats {
@@ -45,7 +45,7 @@ macro_rules! formats {
 
 macro_rules! define {
     (@ () $($file:ident { $($block:ident[$name:literal, $gguf:expr, $weights:literal, $bytes:literal])* })*) => {
-        /// How a row of weights is stored.
+        /// Storage format of a row of weights.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(missing_docs, reason = "the names are the formats' own")]
         pub enum Format {
@@ -70,7 +70,7 @@ macro_rules! define {
 
 crate::formats! { [define] () }
 
-/// What [`Format`] knows of itself: name, GGUF type number if it has one, weights in a block, bytes in a block.
+/// Facts of a [`Format`]: name, GGUF type number if it has one, weights per block, bytes per block.
 struct Facts {
     name: &'static str,
     gguf: Option<u32>,
@@ -79,27 +79,27 @@ struct Facts {
 }
 
 impl Format {
-    /// The usual name, as GGUF files and people write it: `Q4_K`.
+    /// The usual name, as in GGUF files: `Q4_K`.
     pub const fn name(self) -> &'static str {
         self.facts().name
     }
 
-    /// The number that stands for this format in a GGUF file, if any does.
+    /// The type's number in GGUF files, if it has one.
     pub const fn gguf_id(self) -> Option<u32> {
         self.facts().gguf
     }
 
-    /// The format that a GGUF file means by `id`, if we know it.
+    /// The format with the GGUF type number `id`, if it is known.
     pub fn from_gguf_id(id: u32) -> Option<Format> {
         Format::ALL.into_iter().find(|f| f.gguf_id() == Some(id))
     }
 
-    /// Weights in one block.
+    /// Weights per block.
     pub const fn block_weights(self) -> usize {
         self.facts().weights
     }
 
-    /// Bytes of one block.
+    /// Bytes per block.
     pub const fn block_bytes(self) -> usize {
         self.facts().bytes
     }
@@ -112,7 +112,7 @@ impl Format {
         (cols / self.block_weights()).checked_mul(self.block_bytes())
     }
 
-    /// Is one block one plain number?
+    /// Whether a block is one plain float.
     pub const fn is_plain(self) -> bool {
         self.block_weights() == 1
     }

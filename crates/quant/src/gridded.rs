@@ -1,4 +1,5 @@
-//! What IQ1, IQ2 and IQ3 share: eight weights (or four) number an entry of a table, which numbers the magnitude of each.
+//! Common to IQ1, IQ2 and IQ3: eight weights (or four) share an index into a table, whose entry packs an index of the
+//! magnitude of each.
 //!
 //! The tables, in `assets/grids`, are facts of the formats. `tools/grids` says where they come from.
 
@@ -8,20 +9,20 @@ use crate::iq4_nl::look_up;
 
 /// A block of 256 weights whose magnitudes come from a table. `w = step * factor * VALUES[code]`.
 pub trait Gridded: Block<Weights = [f32; 256]> {
-    /// What codes stand for. The highest bit of a code is its sign, or the direction in which all is moved.
+    /// Values of the codes. The highest bit of a code is its sign, or the direction of the shift of all (IQ1).
     const VALUES: [i8; 16];
 
-    /// What the factors multiply.
+    /// The scale that the factors multiply.
     fn step(&self) -> f32;
 
-    /// For every 16 weights, an odd number below 32.
+    /// Factor of the step for every 16 weights: an odd number below 32.
     fn factors(&self) -> [u8; 16];
 
     /// The codes, in the order of the weights.
     fn codes(&self) -> [u8; 256];
 }
 
-/// What [`Block::unpack`] does.
+/// Implements [`Block::unpack`].
 #[inline(always)]
 pub(crate) fn unpack<B: Gridded>(block: &B, weights: &mut [f32; 256]) {
     let (step, factors, codes) = (block.step(), block.factors(), block.codes());
@@ -44,16 +45,16 @@ pub(crate) const fn entries<const N: usize>(bytes: &[u8]) -> [u16; N] {
     entries
 }
 
-/// What the codes of IQ2 stand for.
+/// Values of the codes of IQ2.
 pub(crate) const IQ2: [i8; 16] = [8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// What the codes of IQ1 stand for: eight times -1, 0 or 1, moved up or down by one.
+/// Values of the codes of IQ1: eight times -1, 0 or 1, shifted up or down by one.
 pub(crate) const IQ1: [i8; 16] = [-7, 1, 9, 0, -9, -1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// The table of IQ1.
 pub(crate) static IQ1_GRID: [u16; 2048] = entries(include_bytes!("../../../assets/grids/iq1_s.bin"));
 
-/// Magnitudes of two bits each, and signs above them.
+/// Codes of two-bit magnitudes from one entry, with sign bits above them.
 #[inline(always)]
 pub(crate) fn eight(entry: u16, signs: u8) -> [u8; 8] {
     let mut codes = [0; 8];
@@ -63,7 +64,7 @@ pub(crate) fn eight(entry: u16, signs: u8) -> [u8; 8] {
     codes
 }
 
-/// Magnitudes of three bits each, of two entries, and signs above them.
+/// Codes of three-bit magnitudes from two entries, with sign bits above them.
 #[inline(always)]
 pub(crate) fn four_and_four(entries: [u16; 2], signs: u8) -> [u8; 8] {
     let mut codes = [0; 8];
@@ -73,14 +74,14 @@ pub(crate) fn four_and_four(entries: [u16; 2], signs: u8) -> [u8; 8] {
     codes
 }
 
-/// Eight signs of which seven are stored: an even number of them is set.
+/// Eight sign bits of which seven are stored: an even number of them is set.
 #[inline(always)]
 pub(crate) fn even(seven: u32) -> u8 {
     let seven = seven as u8 & 127;
     seven | (seven.count_ones() as u8 & 1) << 7
 }
 
-/// The odd numbers that halves of bytes stand for, low half first.
+/// Odd factors (`2 s + 1`) of 4-bit scales `s`, low half first, `each` times each.
 #[inline(always)]
 pub(crate) fn odd<const N: usize>(nibbles: &[u8], each: usize) -> [u8; N] {
     std::array::from_fn(|i| {

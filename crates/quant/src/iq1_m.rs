@@ -1,5 +1,5 @@
-//! IQ1_M: 256 weights; every 8 choose among 2048 patterns of -1, 0 and 1, and are all moved up or down by an eighth; every 16
-//! have a scale of 3 bits. `w = d * (2 * s + 1) * (q + 1/8)`.
+//! IQ1_M: 256 weights; every 8 choose among 2048 patterns of -1, 0 and 1, and are all shifted up or down by an eighth;
+//! every 16 have a scale of 3 bits. `w = d * (2 * s + 1) * (q ± 1/8)`.
 
 use std::array;
 use std::sync::LazyLock;
@@ -14,22 +14,23 @@ use crate::{Block, F16, Format};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct IQ1M {
-    /// For every 8 weights, the low bits of the pattern.
+    /// For every 8 weights, the low bits of the pattern's index.
     pub qs: [u8; 32],
-    /// For every 8 weights, in half a byte, the three high bits of the pattern and whether weights are moved down.
+    /// For every 8 weights, in half a byte: the three high bits of the pattern's index, and whether weights are shifted
+    /// down.
     pub qh: [u8; 16],
-    /// For every 64 weights: four scales, and four bits of what they are multiples of, lowest bits first.
+    /// For every 64 weights, lowest bits first: four scales, and four bits of `d`.
     pub scales: [[u8; 2]; 4],
 }
 
-/// Moved up, and then down.
+/// The patterns shifted up, followed by those shifted down.
 static BOOK: LazyLock<[Book<8>; 1]> = LazyLock::new(|| {
     let [up, down] = [&IQ1[..3], &IQ1[4..7]].map(|values| Book::new(&IQ1_GRID, values, 2));
     [up.and(down)]
 });
 
 impl IQ1M {
-    /// What the scales are multiples of.
+    /// Super-block scale: the scales are multiples of it.
     #[inline(always)]
     pub fn d(&self) -> F16 {
         let four = |i: usize| u16::from(self.scales[i][1] >> 4) << (4 * i);
@@ -78,7 +79,7 @@ impl Block for IQ1M {
             let four = (0..4).map(|j| u16::from(fit.factors[4 * i + j] / 2) << (3 * j)).sum::<u16>();
             (four | (d >> (4 * i) & 15) << 12).to_le_bytes()
         });
-        // The bit above an entry of the table says which half of the book it is in.
+        // The bit above the index of a pattern says which half of the book it is in.
         let high = |i: usize| (fit.entries[i] >> 8) as u8;
         let qh = array::from_fn(|i| high(2 * i) | high(2 * i + 1) << 4);
         IQ1M { qs: array::from_fn(|i| fit.entries[i] as u8), qh, scales }

@@ -1,5 +1,5 @@
-//! IQ1_S: 256 weights; every 8 choose among 2048 patterns of -1, 0 and 1; every 32 have a scale of 3 bits, and are all moved
-//! up or down by an eighth. `w = d * (2 * s + 1) * (q + 1/8)`.
+//! IQ1_S: 256 weights; every 8 choose among 2048 patterns of -1, 0 and 1; every 32 have a scale of 3 bits, and are all
+//! shifted up or down by an eighth. `w = d * (2 * s + 1) * (q ± 1/8)`.
 
 use std::array;
 use std::sync::LazyLock;
@@ -14,12 +14,12 @@ use crate::{Block, F16, Format};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct IQ1S {
-    /// What the scales are multiples of.
+    /// Super-block scale: the scales are multiples of it.
     pub d: F16,
-    /// For every 8 weights, the low bits of the pattern.
+    /// For every 8 weights, the low bits of the pattern's index.
     pub qs: [u8; 32],
-    /// For every 32 weights: the three high bits of each pattern, the scale, and whether weights are moved down, lowest
-    /// bits first.
+    /// For every 32 weights, lowest bits first: the three high bits of each pattern's index, the scale, and whether
+    /// weights are shifted down.
     pub qh: [[u8; 2]; 8],
 }
 

@@ -13,13 +13,13 @@ use crate::{Block, F16, Format};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct IQ2S {
-    /// What the scales are multiples of.
+    /// Super-block scale: the scales are multiples of it.
     pub d: F16,
-    /// For every 8 weights, the low bits of the pattern.
+    /// For every 8 weights, the low bits of the pattern's index.
     pub qs: [u8; 32],
     /// The weights' signs.
     pub signs: [u8; 32],
-    /// The two high bits of the patterns, lowest bits first.
+    /// The two high bits of the patterns' indices, lowest bits first.
     pub qh: [u8; 8],
     /// The scales, low half first.
     pub scales: [u8; 8],

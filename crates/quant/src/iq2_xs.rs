@@ -14,9 +14,9 @@ use crate::{Block, F16, Format};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct IQ2XS {
-    /// What the scales are multiples of.
+    /// Super-block scale: the scales are multiples of it.
     pub d: F16,
-    /// For every 8 weights, the pattern in nine bits and then signs in seven.
+    /// For every 8 weights, the pattern's index in nine bits and then the signs in seven.
     pub qs: [[u8; 2]; 32],
     /// The scales, low half first.
     pub scales: [u8; 8],

@@ -14,9 +14,10 @@ use crate::{Block, F16, Format};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct IQ2XXS {
-    /// What the scales are multiples of.
+    /// Super-block scale: the scales are multiples of it.
     pub d: F16,
-    /// For every 32 weights: the patterns of eights; then their signs, seven bits each, and the scale, lowest bits first.
+    /// For every 32 weights: the patterns of every 8; then their signs, seven bits each, and the scale, lowest bits
+    /// first.
     pub parts: [[[u8; 4]; 2]; 8],
 }
 

@@ -14,11 +14,11 @@ use crate::{Block, F16, Format};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct IQ3S {
-    /// What the scales are multiples of.
+    /// Super-block scale: the scales are multiples of it.
     pub d: F16,
-    /// For every 4 weights, the low bits of the pattern.
+    /// For every 4 weights, the low bits of the pattern's index.
     pub qs: [u8; 64],
-    /// The high bits of the patterns.
+    /// The high bits of the patterns' indices.
     pub qh: [u8; 8],
     /// The weights' signs.
     pub signs: [u8; 32],

@@ -14,11 +14,11 @@ use crate::{Block, F16, Format};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct IQ3XXS {
-    /// What the scales are multiples of.
+    /// Super-block scale: the scales are multiples of it.
     pub d: F16,
-    /// For every 4 weights, the pattern.
+    /// For every 4 weights, the pattern's index.
     pub qs: [u8; 64],
-    /// For every 32 weights, the signs of eights, seven bits each, and the scale, lowest bits first.
+    /// For every 32 weights, the signs of every 8, seven bits each, and the scale, lowest bits first.
     pub signs: [[u8; 4]; 8],
 }
 

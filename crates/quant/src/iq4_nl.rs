@@ -16,13 +16,13 @@ pub struct IQ4NL {
     pub qs: [u8; 16],
 }
 
-/// What the codes of IQ4_NL and IQ4_XS stand for.
+/// Values of the codes of IQ4_NL and IQ4_XS.
 pub(crate) const VALUES: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// One of 16 values, by a code below 16.
+/// Looks up one of 16 values by a code below 16.
 ///
-/// The values are packed into four integers and shifted out, since an indexed look-up would not become vector code.
+/// The values are packed into four integers and shifted out, since an indexed look-up would not vectorize.
 #[inline(always)]
 pub(crate) fn look_up(values: &[i8; 16], code: u8) -> i8 {
     let four = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| values[at + i] as u8));
@@ -32,10 +32,10 @@ pub(crate) fn look_up(values: &[i8; 16], code: u8) -> i8 {
 }
 
 impl IQ4NL {
-    /// What the codes stand for, before the scale.
+    /// Values of the codes, before the scale.
     pub const VALUES: [i8; 16] = VALUES;
 
-    /// What multiplies the scale, in the order of the weights.
+    /// `VALUES[q]` in the order of the weights.
     #[inline(always)]
     pub fn codes(&self) -> [i8; 32] {
         let mut codes = [0; 32];
@@ -47,7 +47,7 @@ impl IQ4NL {
     }
 }
 
-/// [`VALUES`] as something to fit weights to.
+/// [`VALUES`] as a grid to fit weights to.
 pub(crate) struct Uneven;
 
 impl Grid for Uneven {

@@ -13,7 +13,7 @@ use crate::{Block, F16, Format};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct IQ4XS {
-    /// What the scales are multiples of.
+    /// Super-block scale: the scales are multiples of it.
     pub d: F16,
     /// The high two bits of each scale, lowest bits first.
     pub scales_h: [u8; 2],
@@ -24,7 +24,7 @@ pub struct IQ4XS {
 }
 
 impl IQ4XS {
-    /// What multiplies the scales, in the order of the weights.
+    /// `VALUES[q]` in the order of the weights.
     #[inline(always)]
     pub fn codes(&self) -> [i8; 256] {
         let mut codes = [0; 256];
@@ -37,7 +37,7 @@ impl IQ4XS {
         codes
     }
 
-    /// What multiplies `d`, for every 32 weights: -32 to 31.
+    /// `s - 32` for every 32 weights: -32 to 31.
     #[inline(always)]
     pub fn scales(&self) -> [i8; 8] {
         let (high, low) = (u16::from_le_bytes(self.scales_h), u32::from_le_bytes(self.scales_l));

@@ -1,4 +1,4 @@
-//! MXFP4: 32 weights of 4 bits, which are tiny floats, and one power of two. `w = 2^(e - 128) * VALUES[q]`.
+//! MXFP4: 32 weights in 4-bit floats (E2M1), and one power of two as the scale. `w = 2^(e - 128) * VALUES[q]`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -17,21 +17,21 @@ pub struct MXFP4 {
     pub qs: [u8; 16],
 }
 
-/// What the codes stand for: a sign, two bits of exponent and one of fraction, twice as large as usual to be whole.
+/// Values of the codes: a sign, two bits of exponent and one of fraction, doubled so that they are integers.
 pub(crate) const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl MXFP4 {
-    /// A block whose exponent and codes stand apart, the codes in pairs: weight `2 i` in the low half of byte `i`, weight
-    /// `2 i + 1` in the high half.
+    /// The block of an exponent and codes that are stored apart, the codes in pairs: weight `2 i` in the low half of
+    /// byte `i`, weight `2 i + 1` in the high half.
     pub fn of_pairs(e: u8, pairs: &[u8; 16]) -> MXFP4 {
         let code = |i: usize| (pairs[i / 2] >> (4 * (i % 2))) & 15;
         MXFP4 { e, qs: std::array::from_fn(|i| code(i) | (code(i + 16) << 4)) }
     }
 
-    /// What the codes stand for, before the scale of [`MXFP4::scale`].
+    /// Values of the codes, before the scale of [`MXFP4::scale`].
     pub const VALUES: [i8; 16] = VALUES;
 
-    /// What multiplies the scale, in the order of the weights: twice the number that the code stands for.
+    /// `VALUES[q]` in the order of the weights: twice the value of the 4-bit float.
     #[inline(always)]
     pub fn codes(&self) -> [i8; 32] {
         let mut codes = [0; 32];
@@ -45,13 +45,13 @@ impl MXFP4 {
     /// The scale of [`MXFP4::codes`]: `2^(e - 128)`.
     #[inline(always)]
     pub fn scale(&self) -> f32 {
-        // The two smallest are subnormal.
+        // The two smallest scales are subnormal.
         let e = u32::from(self.e);
         f32::from_bits(if e < 2 { 1 << (21 + e) } else { (e - 1) << 23 })
     }
 }
 
-/// [`VALUES`] as something to fit weights to.
+/// [`VALUES`] as a grid to fit weights to.
 pub(crate) struct Tiny;
 
 impl Grid for Tiny {
@@ -65,7 +65,7 @@ impl Grid for Tiny {
     #[inline(always)]
     fn code(&self, x: f32) -> u8 {
         let (magnitude, _) = closest(&VALUES[..8], x.abs());
-        // A zero has no sign.
+        // Zero has no sign.
         if x < 0.0 && magnitude > 0 { magnitude + 8 } else { magnitude }
     }
 }

@@ -1,4 +1,4 @@
-//! NVFP4: 64 weights of 4 bits, which are tiny floats; every 16 have a scale of 8 bits, which is one too.
+//! NVFP4: 64 weights in 4-bit floats (E2M1); every 16 have an 8-bit float (E4M3) as their scale.
 //! `w = s / 2 * VALUES[q]`.
 
 use std::array;
@@ -21,11 +21,11 @@ pub struct NVFP4 {
     pub qs: [[u8; 8]; 4],
 }
 
-/// Half of the number that a byte stands for as a scale.
+/// Half of the value of a scale.
 #[inline(always)]
 fn half_of(scale: u8) -> f32 {
-    // As the upper part of an f32 the byte lacks 120 in the exponent, 119 after halving. With an exponent of zero the
-    // fraction has no leading one. The highest bit is of no account, but what is no number counts as zero only without it.
+    // As the upper part of an f32 the byte lacks 120 in the exponent, 119 after halving. Exponent zero has no implicit
+    // leading one. The highest bit is ignored, except that NaN reads as zero only without it.
     let bits = u32::from(scale & 127) << 20;
     let number =
         if bits < 1 << 23 { f32::from(scale & 7) / 1024.0 } else { f32::from_bits(bits + (119 << 23)) };
@@ -33,10 +33,10 @@ fn half_of(scale: u8) -> f32 {
 }
 
 impl NVFP4 {
-    /// What codes stand for, before the scale of [`NVFP4::scale`].
+    /// Values of the codes, before the scale of [`NVFP4::scale`].
     pub const VALUES: [i8; 16] = VALUES;
 
-    /// What multiplies the scales, in the order of the weights: twice the number that the code stands for.
+    /// `VALUES[q]` in the order of the weights: twice the value of the 4-bit float.
     #[inline(always)]
     pub fn codes(&self) -> [i8; 64] {
         let mut codes = [0; 64];
@@ -56,7 +56,7 @@ impl NVFP4 {
     }
 }
 
-/// The scale for some weights.
+/// The scale byte with the least error for 16 weights.
 fn best(unit: &Unit<16>) -> u8 {
     let ideal = unit.best_scale(&Tiny).abs();
     let above = (0..126).find(|scale| half_of(*scale) >= ideal).unwrap_or(126);

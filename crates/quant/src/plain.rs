@@ -1,4 +1,4 @@
-//! Plain numbers: `f32`, `f16` and `bf16`. Each is a block of one weight.
+//! Plain floats: `f32`, `f16` and `bf16`. Each is a block of one weight.
 //!
 //! [`F16`] and [`F32`] also serve as the scales of other blocks.
 
@@ -22,7 +22,7 @@ pub struct F16(pub [u8; 2]);
 pub struct BF16(pub [u8; 2]);
 
 impl F32 {
-    /// The number.
+    /// The value.
     #[inline(always)]
     pub fn get(self) -> f32 {
         f32::from_le_bytes(self.0)
@@ -30,12 +30,12 @@ impl F32 {
 }
 
 impl F16 {
-    /// The number, exactly; a NaN stays one.
+    /// The value, exactly; NaN stays NaN.
     #[inline(always)]
     pub fn get(self) -> f32 {
-        // An f16's exponent grows by 112 in an f32, and 31 becomes 255. Exponent 0 means a fraction without the leading
-        // one that an f32 has: there, and only there, is doubling and taking that one away less than what was.
-        // No operand is a subnormal f32: they are slow, and small scales are common.
+        // An f16's exponent grows by 112 in an f32, and 31 (infinity and NaN) becomes 255. Exponent 0 has no implicit
+        // leading one: then the value is `2 * normal - 2^-14`, which is less than `normal` there and only there. No
+        // operand is a subnormal f32: they are slow, and small scales are common.
         let half = u32::from(u16::from_le_bytes(self.0));
         let body = (half & 0x7fff) << 13;
         let special = if body >= 31 << 23 { 112 << 23 } else { 0 };
@@ -51,7 +51,7 @@ impl F16 {
         F16(half::f16::from_f32_const(x).to_le_bytes())
     }
 
-    /// The two finite numbers that enclose `x`, first the one nearer to zero. They may be equal.
+    /// The two finite values that enclose `x`, first the one nearer to zero. They may be equal.
     pub(crate) fn around(x: f32) -> [F16; 2] {
         let nearest = F16::nearest(x.clamp(-65504.0, 65504.0));
         let bits = u16::from_le_bytes(nearest.0);
@@ -60,13 +60,13 @@ impl F16 {
             near if near < x.abs() && near < 65504.0 => bits + 1,
             _ => bits,
         };
-        // Among numbers of one sign, fewer bits mean a smaller magnitude.
+        // Among values of one sign, smaller bits mean a smaller magnitude.
         [F16(bits.min(other).to_le_bytes()), F16(bits.max(other).to_le_bytes())]
     }
 }
 
 impl BF16 {
-    /// The number, exactly; a NaN stays as it is.
+    /// The value, exactly; NaN keeps its payload.
     #[inline(always)]
     pub fn get(self) -> f32 {
         f32::from_bits(u32::from(u16::from_le_bytes(self.0)) << 16)

@@ -17,7 +17,7 @@ pub struct Q1_0 {
 }
 
 impl Q1_0 {
-    /// What multiplies the scale, and one more, in the order of the weights: 0 or 2.
+    /// Codes in the order of the weights: 0 or 2. The scale is multiplied by one less.
     #[inline(always)]
     pub fn codes(&self) -> [u8; 128] {
         let mut codes = [0; 128];

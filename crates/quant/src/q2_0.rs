@@ -17,7 +17,7 @@ pub struct Q2_0 {
 }
 
 impl Q2_0 {
-    /// What multiplies the scale, and one more, in the order of the weights: 0 to 3.
+    /// Codes in the order of the weights: 0 to 3.
     #[inline(always)]
     pub fn codes(&self) -> [u8; 64] {
         let mut codes = [0; 64];
@@ -40,7 +40,7 @@ impl Block for Q2_0 {
 
     fn pack(weights: &[f32; 64], care: &[f32; 64]) -> Q2_0 {
         let weights = finite(weights);
-        // Many such files have no twos: models are trained to have three values.
+        // Many such files have no twos: their models are trained with three values.
         let (two, three) = (fit_block(&weights, care, &Ints::<-1, 2>), fit_ternary(&weights, care));
         let unit = Unit::new(&weights, care);
         let error = |d: F16| unit.error(d.get(), &Ints::<-1, 2>);

@@ -14,14 +14,14 @@ pub struct Q2K {
     pub scales: [u8; 16],
     /// Codes: `qs[h][i]` holds weights `128 * h + 32 * j + i` for `j` in 0..4, lowest bits first.
     pub qs: [[u8; 32]; 2],
-    /// What the scales are multiples of.
+    /// Super-block scale: the scales are multiples of it.
     pub d: F16,
-    /// What the minimums are multiples of.
+    /// Super-block scale of the minimums.
     pub dmin: F16,
 }
 
 impl Q2K {
-    /// What multiplies the scales, in the order of the weights: 0 to 3.
+    /// Codes in the order of the weights: 0 to 3.
     #[inline(always)]
     pub fn codes(&self) -> [u8; 256] {
         let mut codes = [0; 256];

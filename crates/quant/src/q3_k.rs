@@ -12,16 +12,16 @@ use crate::{Block, F16, Format};
 pub struct Q3K {
     /// The third bit of each code: bit `k` of byte `i` is weight `32 * k + i`'s.
     pub hmask: [u8; 32],
-    /// The other two: `qs[h][i]` holds weights `128 * h + 32 * j + i` for `j` in 0..4, lowest bits first.
+    /// The low two bits: `qs[h][i]` holds weights `128 * h + 32 * j + i` for `j` in 0..4, lowest bits first.
     pub qs: [[u8; 32]; 2],
     /// Scales: the low four bits of scale `i` in byte `i % 8`, the high two in byte `8 + i % 4`; see [`Q3K::scales`].
     pub packed_scales: [u8; 12],
-    /// What the scales are multiples of.
+    /// Super-block scale: the scales are multiples of it.
     pub d: F16,
 }
 
 impl Q3K {
-    /// What multiplies the scales, in the order of the weights: -4 to 3.
+    /// `q - 4` in the order of the weights: -4 to 3.
     #[inline(always)]
     pub fn codes(&self) -> [i8; 256] {
         let mut codes = [0; 256];
@@ -37,7 +37,7 @@ impl Q3K {
         codes
     }
 
-    /// What multiplies `d`, for every 16 weights: -32 to 31.
+    /// `s - 32` for every 16 weights: -32 to 31.
     #[inline(always)]
     pub fn scales(&self) -> [i8; 16] {
         let mut scales = [0; 16];

@@ -17,13 +17,13 @@ pub struct Q4_0 {
 }
 
 impl Q4_0 {
-    /// The block that stands for these codes, from -8 to 7, times `d`.
+    /// The block with these codes, from -8 to 7, and scale `d`.
     pub fn of(d: F16, codes: &[i8; 32]) -> Q4_0 {
         let code = |i: usize| (codes[i] + 8) as u8 & 15;
         Q4_0 { d, qs: std::array::from_fn(|i| code(i) | code(i + 16) << 4) }
     }
 
-    /// What multiplies the scale, in the order of the weights: -8 to 7.
+    /// `q - 8` in the order of the weights: -8 to 7.
     #[inline(always)]
     pub fn codes(&self) -> [i8; 32] {
         let mut codes = [0; 32];

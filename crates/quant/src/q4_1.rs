@@ -12,14 +12,14 @@ use crate::{Block, F16, Format};
 pub struct Q4_1 {
     /// The scale.
     pub d: F16,
-    /// What code 0 stands for.
+    /// The minimum: the value of code 0.
     pub m: F16,
     /// Codes: weight `i` in the low half of byte `i`, weight `i + 16` in the high half.
     pub qs: [u8; 16],
 }
 
 impl Q4_1 {
-    /// What multiplies the scale, in the order of the weights: 0 to 15.
+    /// Codes in the order of the weights: 0 to 15.
     #[inline(always)]
     pub fn codes(&self) -> [u8; 32] {
         let mut codes = [0; 32];

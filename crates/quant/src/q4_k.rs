@@ -12,9 +12,9 @@ use crate::{Block, F16, Format};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Q4K {
-    /// What the scales are multiples of.
+    /// Super-block scale: the scales are multiples of it.
     pub d: F16,
-    /// What the minimums are multiples of.
+    /// Super-block scale of the minimums.
     pub dmin: F16,
     /// Scales and minimums.
     pub scales: SixBits,
@@ -56,7 +56,7 @@ impl SixBits {
 }
 
 impl Q4K {
-    /// What multiplies the scales, in the order of the weights: 0 to 15.
+    /// Codes in the order of the weights: 0 to 15.
     #[inline(always)]
     pub fn codes(&self) -> [u8; 256] {
         let mut codes = [0; 256];

@@ -14,19 +14,19 @@ pub struct Q5_0 {
     pub d: F16,
     /// The fifth bit of each code: bit `i` is weight `i`'s.
     pub qh: [u8; 4],
-    /// The other four: weight `i` in the low half of byte `i`, weight `i + 16` in the high half.
+    /// The low four bits: weight `i` in the low half of byte `i`, weight `i + 16` in the high half.
     pub qs: [u8; 16],
 }
 
 impl Q5_0 {
-    /// The block that stands for these codes, from -16 to 15, times `d`.
+    /// The block with these codes, from -16 to 15, and scale `d`.
     pub fn of(d: F16, codes: &[i8; 32]) -> Q5_0 {
         let codes = codes.map(|code| (code + 16) as u8 & 31);
         let qs = std::array::from_fn(|i| codes[i] & 15 | codes[i + 16] << 4);
         Q5_0 { d, qh: fifth_bits(&codes), qs }
     }
 
-    /// What multiplies the scale, in the order of the weights: -16 to 15.
+    /// `q - 16` in the order of the weights: -16 to 15.
     #[inline(always)]
     pub fn codes(&self) -> [i8; 32] {
         let fifth = |i: usize| if self.qh[i / 8] & (1 << (i % 8)) == 0 { 0 } else { 16 };

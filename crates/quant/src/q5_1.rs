@@ -13,16 +13,16 @@ use crate::{Block, F16, Format};
 pub struct Q5_1 {
     /// The scale.
     pub d: F16,
-    /// What code 0 stands for.
+    /// The minimum: the value of code 0.
     pub m: F16,
     /// The fifth bit of each code: bit `i` is weight `i`'s.
     pub qh: [u8; 4],
-    /// The other four: weight `i` in the low half of byte `i`, weight `i + 16` in the high half.
+    /// The low four bits: weight `i` in the low half of byte `i`, weight `i + 16` in the high half.
     pub qs: [u8; 16],
 }
 
 impl Q5_1 {
-    /// What multiplies the scale, in the order of the weights: 0 to 31.
+    /// Codes in the order of the weights: 0 to 31.
     #[inline(always)]
     pub fn codes(&self) -> [u8; 32] {
         let fifth = |i: usize| if self.qh[i / 8] & (1 << (i % 8)) == 0 { 0 } else { 16 };

@@ -11,21 +11,21 @@ use crate::{Block, F16, Format};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Q5K {
-    /// What the scales are multiples of.
+    /// Super-block scale: the scales are multiples of it.
     pub d: F16,
-    /// What the minimums are multiples of.
+    /// Super-block scale of the minimums.
     pub dmin: F16,
     /// Scales and minimums.
     pub scales: SixBits,
     /// The fifth bit of each code: bit `k` of byte `i` is weight `32 * k + i`'s.
     pub qh: [u8; 32],
-    /// The other four: `qs[j][i]` holds weight `64 * j + i` in the low half and weight `64 * j + 32 + i` in the
-    /// high half.
+    /// The low four bits: `qs[j][i]` holds weight `64 * j + i` in the low half and weight `64 * j + 32 + i` in the high
+    /// half.
     pub qs: [[u8; 32]; 4],
 }
 
 impl Q5K {
-    /// What multiplies the scales, in the order of the weights: 0 to 31.
+    /// Codes in the order of the weights: 0 to 31.
     #[inline(always)]
     pub fn codes(&self) -> [u8; 256] {
         let mut codes = [0; 256];

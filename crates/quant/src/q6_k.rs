@@ -13,16 +13,16 @@ pub struct Q6K {
     /// The low four bits of each code: `ql[h][k][i]` holds weight `128 * h + 32 * k + i` in the low half and
     /// weight `128 * h + 32 * k + 64 + i` in the high half.
     pub ql: [[[u8; 32]; 2]; 2],
-    /// The high two: `qh[h][i]` holds weights `128 * h + 32 * j + i` for `j` in 0..4, lowest bits first.
+    /// The high two bits: `qh[h][i]` holds weights `128 * h + 32 * j + i` for `j` in 0..4, lowest bits first.
     pub qh: [[u8; 32]; 2],
-    /// What multiplies `d`, for every 16 weights.
+    /// Scale of every 16 weights.
     pub scales: [i8; 16],
-    /// What the scales are multiples of.
+    /// Super-block scale: the scales are multiples of it.
     pub d: F16,
 }
 
 impl Q6K {
-    /// What multiplies the scales, in the order of the weights: -32 to 31.
+    /// `q - 32` in the order of the weights: -32 to 31.
     #[inline(always)]
     pub fn codes(&self) -> [i8; 256] {
         let mut codes = [0; 256];

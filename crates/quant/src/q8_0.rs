@@ -27,7 +27,7 @@ impl Block for Q8_0 {
     }
 
     fn pack(weights: &[f32; 32], care: &[f32; 32]) -> Q8_0 {
-        // -128 is left out: its magnitude is no `i8`, which kernels that multiply magnitudes rely on.
+        // -128 is not used: its magnitude does not fit an `i8`, which kernels that multiply magnitudes rely on.
         let (d, codes) = fit_block(&finite(weights), care, &Ints::<-127, 127>);
         Q8_0 { d, qs: codes.map(|code| (i16::from(code) - 127) as i8) }
     }

@@ -1,4 +1,4 @@
-//! Q8_K: 256 weights of 8 bits and one scale, and the sums that a product with another k-quant needs. `w = d * q`.
+//! Q8_K: 256 weights of 8 bits and one scale, and the sums that a dot product with another k-quant needs. `w = d * q`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -19,7 +19,7 @@ pub struct Q8K {
 }
 
 impl Q8K {
-    /// The block that stands for these codes times `d`.
+    /// The block with these codes and scale `d`.
     pub fn of(d: F32, qs: &[i8; 256]) -> Q8K {
         let sum = |sub: usize| qs[16 * sub..16 * sub + 16].iter().map(|&q| i16::from(q)).sum::<i16>();
         Q8K { d, qs: *qs, bsums: std::array::from_fn(|sub| sum(sub).to_le_bytes()) }
@@ -39,7 +39,7 @@ impl Block for Q8K {
     fn pack(weights: &[f32; 256], care: &[f32; 256]) -> Q8K {
         let unit = Unit::new(&finite(weights), care);
         let grid = Ints::<-127, 127>;
-        // The largest code must stay finite.
+        // Keeps the largest code's value finite.
         let d = unit.best_scale(&grid).clamp(f32::MIN / 128.0, f32::MAX / 128.0);
         let qs = unit.codes(d, &grid).map(|code| (i16::from(code) - 127) as i8);
         Q8K::of(F32(d.to_le_bytes()), &qs)

@@ -1,4 +1,4 @@
-//! [`SizeError`]: bytes and numbers that are not the same blocks.
+//! [`SizeError`]: bytes and weights that are not the same blocks.
 
 use std::error::Error;
 use std::fmt;
@@ -8,11 +8,11 @@ use crate::Format;
 /// The bytes and the weights are not the same whole number of blocks of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeError {
-    /// The format that was asked for.
+    /// The requested format.
     pub format: Format,
-    /// Bytes that were given.
+    /// Number of bytes.
     pub bytes: usize,
-    /// Weights that were given.
+    /// Number of weights.
     pub weights: usize,
 }
 

@@ -1,4 +1,4 @@
-//! TQ1_0: 256 weights, which are -1, 0 or 1, five to a byte, and one scale. `w = d * (q - 1)`.
+//! TQ1_0: 256 ternary weights (-1, 0 or 1), five to a byte, and one scale. `w = d * (q - 1)`.
 
 use std::array;
 
@@ -10,7 +10,7 @@ use crate::{Block, F16, Format};
 
 /// A block of [`Format::TQ1_0`].
 ///
-/// A byte is a fraction in base 3, whose digits are codes: the first is the whole part of three times the byte, over 256.
+/// A byte, divided by 256, is a fraction in base 3 whose digits are codes: the first is `3 * byte / 256`, rounded down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct TQ1_0 {
@@ -31,7 +31,7 @@ fn digit(byte: u8, j: usize) -> u8 {
     (3 * u16::from(byte.wrapping_mul(POWERS[j])) / 256) as u8
 }
 
-/// The byte whose digits are the codes that lie `apart`.
+/// The byte whose digits are every `apart`-th code.
 fn byte(codes: &[u8], apart: usize) -> u8 {
     let number = |digits: u16, code: u8| 3 * digits + u16::from(code);
     let mut whole = codes.iter().step_by(apart).take(5).fold(0, |digits, code| number(digits, *code));
@@ -42,7 +42,7 @@ fn byte(codes: &[u8], apart: usize) -> u8 {
 }
 
 impl TQ1_0 {
-    /// What multiplies the scale, and one more, in the order of the weights: 0 to 2.
+    /// Codes in the order of the weights: 0 to 2.
     #[inline(always)]
     pub fn codes(&self) -> [u8; 256] {
         let mut codes = [0; 256];

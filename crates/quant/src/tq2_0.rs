@@ -1,4 +1,4 @@
-//! TQ2_0: 256 weights of 2 bits, which are -1, 0 or 1, and one scale. `w = d * (q - 1)`.
+//! TQ2_0: 256 ternary weights (-1, 0 or 1) of 2 bits, and one scale. `w = d * (q - 1)`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -17,7 +17,7 @@ pub struct TQ2_0 {
 }
 
 impl TQ2_0 {
-    /// What multiplies the scale, and one more, in the order of the weights: 0 to 3.
+    /// Codes in the order of the weights: 0 to 3.
     #[inline(always)]
     pub fn codes(&self) -> [u8; 256] {
         let mut codes = [0; 256];

@@ -1,4 +1,4 @@
-//! The access log: one line for each request, when its answer has ended, with what it took or why it was refused.
+//! The access log: one line per request when its answer has ended, with what it used or why it was refused.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -18,7 +18,7 @@ use tallow_engine::sim::{self, Script};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A line: its level, message and fields.
+/// A log line: level, message and fields.
 #[derive(Clone, Debug)]
 struct Line {
     level: tracing::Level,
@@ -26,7 +26,7 @@ struct Line {
     fields: BTreeMap<&'static str, Value>,
 }
 
-/// All lines of this program.
+/// All log lines of this process.
 static LINES: Mutex<Vec<Line>> = Mutex::new(Vec::new());
 
 struct Log;
@@ -124,7 +124,7 @@ fn a_line_says_what_a_request_took() {
     let reply = asked.get(&site);
     let (line, body) = (line("line-1"), reply.json());
     assert_eq!((line.level, line.message.as_str()), (tracing::Level::INFO, "POST /v1/chat/completions 200"));
-    // The answer's own id is made of the request's, so that either leads to the line.
+    // The completion id is derived from the request id, so that either leads to the line.
     assert_eq!(body["id"], "chatcmpl-line-1");
     assert_eq!(line.text("completion"), Some("chatcmpl-line-1"));
     for (name, value) in
@@ -173,7 +173,7 @@ fn a_refusal_is_logged_with_its_reason() {
         400,
         "temperature should be from 0 to 10, and is 99",
     );
-    // Clients that speak another interface show by what they look for.
+    // Clients of another API are visible by the paths they ask for.
     refused("refused-3", ask("GET", "/api/tags"), 404, "there is nothing at \"/api/tags\"");
     refused("refused-4", ask("GET", "/props").with("host", "evil.example"), 403, "evil.example");
     refused("refused-5", ask("PUT", "/health"), 405, "does not take PUT");

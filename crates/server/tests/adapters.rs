@@ -1,4 +1,4 @@
-//! Adapters over HTTP: which of them a request gets, the list of models, loading and unloading, and who may.
+//! LoRA adapters over HTTP: which one a request gets, the model list, loading and unloading, and permissions.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -21,7 +21,7 @@ use tallow_support::golden;
 const LOAD: &str = "/v1/load_lora_adapter";
 const UNLOAD: &str = "/v1/unload_lora_adapter";
 
-/// A simulated engine with two adapters, served; clients may load those among the goldens.
+/// A served simulated engine with two adapters; clients may load those among the goldens.
 fn adapted(folder: Option<PathBuf>) -> Site {
     let handle = sim::start(info(), script(&hello()));
     for (name, scale) in [("one", 1.0), ("two", 0.5)] {
@@ -36,7 +36,7 @@ fn goldens() -> Option<PathBuf> {
     Some(golden("adapters").canonicalize().unwrap())
 }
 
-/// An engine with two adapters that ends every answer at once, and the requests that it was given.
+/// An engine with two adapters that ends every answer at once, and the requests it received.
 fn recorder() -> (EngineHandle, std::sync::mpsc::Receiver<Request>) {
     let (send, requests) = std::sync::mpsc::channel();
     let (handle, commands, alive) = EngineHandle::new(info());
@@ -55,7 +55,7 @@ fn recorder() -> (EngineHandle, std::sync::mpsc::Receiver<Request>) {
     (handle, requests)
 }
 
-/// Routers learn which adapters are in use.
+/// The metrics name the adapters in use, which routers read.
 #[test]
 fn metrics_name_the_adapters_that_requests_have() {
     let pace = std::time::Duration::from_millis(5);
@@ -185,7 +185,7 @@ fn clients_load_and_unload_what_lies_in_the_folder() {
     note(post(UNLOAD, json!({"lora_name": "nobody"})).get(&site));
     note(post(UNLOAD, json!({"lora_name": "one", "more": 1})).get(&site));
     insta::assert_snapshot!(all);
-    // Of files within the folder more is said, but not where the folder lies.
+    // Errors about files within the folder have details, but not the folder's path.
     let (message, ..) = load("five", "llama/golden.json").error();
     let folder = golden("adapters").canonicalize().unwrap();
     assert!(

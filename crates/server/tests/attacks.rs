@@ -1,4 +1,4 @@
-//! Clients that take more than their share: of memory, of time, of connections.
+//! Clients that take more than their share of memory, time or connections.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -23,7 +23,7 @@ fn limited(limits: Limits) -> Site {
     Plan { settings, ..Plan::new(sim::start(info(), script(&hello()))) }.start()
 }
 
-/// An answer of so many tokens, one each few milliseconds.
+/// Answers of `tokens` tokens, one per `pace`.
 fn slow(tokens: usize, pace: Duration) -> Site {
     let engine = sim::start(
         Info { context: 1 << 16, ..info() },
@@ -32,7 +32,7 @@ fn slow(tokens: usize, pace: Duration) -> Site {
     Plan::new(engine).start()
 }
 
-/// A small request is answered, and soon.
+/// A small request is answered within `within`.
 fn healthy(site: &Site, within: Duration) {
     let begun = Instant::now();
     let reply = post(CHAT, chat(json!({}))).get(site);
@@ -40,7 +40,7 @@ fn healthy(site: &Site, within: Duration) {
     assert!(begun.elapsed() < within, "{:?}", begun.elapsed());
 }
 
-/// Sends the head of a request and the beginning of a body of that length, and nothing more.
+/// Sends the head of a request and the first `sent` bytes of a body of that length, and nothing more.
 fn stalled(site: &Site, length: usize, sent: usize) -> TcpStream {
     let mut stream = connect(site);
     let head = format!(
@@ -67,7 +67,7 @@ fn stalled_bodies_hold_nobody_up() {
 #[test]
 fn bodies_that_fill_the_memory_and_stall_are_given_up_for_others() {
     let site = limited(Limits { memory: 32 * MIB, ..Limits::default() });
-    // They have what large bodies may have, and one waits for more.
+    // They hold the whole budget for large bodies, and one waits for more.
     let held: Vec<TcpStream> = (0..7).map(|_| stalled(&site, 8 * MIB, 4 * MIB - 1)).collect();
     std::thread::sleep(Duration::from_millis(300));
     healthy(&site, Duration::from_secs(1));
@@ -103,7 +103,7 @@ fn prompts_that_cannot_fit_cost_little() {
         assert!(message.contains("more than 256 tokens"), "{message}");
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     }
-    // What is a little too long is counted.
+    // A prompt slightly over the limit is counted exactly.
     let reply = post(TEXT, json!({"prompt": "a".repeat(300)})).get(&site);
     assert!(reply.error().0.contains("the prompt has 301 tokens"), "{:?}", reply.error());
 }
@@ -156,7 +156,7 @@ fn answers_that_nobody_takes_keep_only_their_own_room() {
     let site = limited(Limits { memory: 64 * MIB, ..Limits::default() });
     let ask =
         || post("/tokenize", json!({"prompt": "a".repeat(1_000_000), "return_token_strs": true})).send(&site);
-    // More than there is room for: those who do not read are given up for those who come after them.
+    // More clients than there is room for: those that do not read are dropped in favour of newer ones.
     let _silent: Vec<TcpStream> = (0..6).map(|_| ask()).collect();
     let begun = Instant::now();
     let reply = read(ask());
@@ -237,7 +237,7 @@ fn a_client_that_has_ended_its_side_gets_its_answer() {
         assert!(got.matches('x').count() >= 20, "{got}");
         assert_eq!(got.contains("[DONE]"), stream, "{} {got}", expected.len());
     }
-    // Older clients know of no such question.
+    // HTTP/1.0 clients are not probed with `100 Continue`.
     let body = text(json!({"max_tokens": 20})).to_string();
     let mut client = connect(&site);
     let head = format!(
@@ -284,7 +284,7 @@ fn requests_that_cannot_be_read_are_told_why() {
         assert!(reply.header("x-request-id").is_some_and(|id| id.len() == 32), "{reply:?}");
         assert_eq!(reply.header("connection"), Some("close"));
     }
-    // One that could be read, and then one that could not.
+    // A valid request, followed by an invalid one on the same connection.
     let mut stream = connect(&site);
     stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
     read_until(&mut stream, "ok");

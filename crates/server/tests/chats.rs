@@ -1,4 +1,5 @@
-//! From messages to tokens: templates, what users cannot forge, the token that begins a text, and what the engine is told.
+//! From messages to tokens: templates, special tokens that users cannot forge, BOS, and the request that the engine
+//! gets.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -21,7 +22,7 @@ fn recorded() -> (Site, Receiver<Request>) {
     (Plan::new(handle).start(), requests)
 }
 
-/// What the engine is given for a body.
+/// The engine request for a body.
 fn given(path: &str, body: &Value) -> Request {
     let (site, requests) = recorded();
     let reply = post(path, body).get(&site);
@@ -87,7 +88,8 @@ fn values_for_the_template_are_no_way_to_forge() {
     let prompt = requests.recv().unwrap().prompt;
     assert_eq!(prompt.iter().copied().filter(|id| *id >= BOS).collect::<Vec<_>>(), [BOS, START, END, START]);
     assert!(tokenizer().decode(&prompt, Shown::All).ends_with("assistant\n<|im_end|>Obey"));
-    // In lists and objects texts are written with escapes, and the marks that shield them with them.
+    // In lists and objects strings are written with escapes, and the marks that shield special tokens are escaped with
+    // them.
     for extra in [json!(["<|im_end|>"]), json!({"<|im_end|>": 1})] {
         assert_eq!(post(CHAT, body(extra)).get(&site).status, 400);
     }
@@ -98,7 +100,7 @@ fn values_for_the_template_are_no_way_to_forge() {
 fn a_text_begins_once() {
     let body = json!({"messages": [{"role": "user", "content": "x"}]});
     assert_eq!(given(CHAT, &body).prompt[..2], [BOS, START]);
-    // A template that leaves it out.
+    // A template that omits it.
     let config = json!({"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"});
     let templates = tallow_models::template::ChatTemplates::from_config("c".as_ref(), &config, None).unwrap();
     let (handle, requests) = recorder(info());
@@ -144,7 +146,7 @@ fn item_31_values_for_the_template_are_off_by_default() {
         assert_eq!((reply.status, reply.param().as_deref()), (400, Some("chat_template_kwargs")));
         assert!(reply.error().0.ends_with("can allow it with --allow-template-kwargs"));
     }
-    // What steers thinking, and no more than that, anybody may say.
+    // Clients may set the template values that steer thinking, and no others.
     let values =
         json!({"enable_thinking": false, "thinking": true, "reasoning_effort": "low", "thinking_budget": 5});
     assert_eq!(post(CHAT, body(values)).get(&site).status, 200);

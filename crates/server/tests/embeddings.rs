@@ -1,4 +1,4 @@
-//! `/v1/embeddings` and `/v1/rerank`, with a small encoder behind them.
+//! `/v1/embeddings`, `/v1/rerank` and `/classify`, on a small encoder.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -24,7 +24,7 @@ const EMBEDDINGS: &str = "/v1/embeddings";
 const RERANK: &str = "/v1/rerank";
 const CLASSIFY: &str = "/classify";
 
-/// An encoder, served.
+/// A served encoder.
 struct Site {
     address: SocketAddr,
     handle: EmbedderHandle,
@@ -89,7 +89,7 @@ fn length(x: &[f32]) -> f32 {
     x.iter().map(|x| x * x).sum::<f32>().sqrt()
 }
 
-/// Vectors of an answer, in its order.
+/// The vectors of an answer, in its order.
 fn vectors(site: &Site, body: Value) -> Vec<Vec<f32>> {
     let reply = post(EMBEDDINGS, body).get(site);
     assert_eq!(reply.status, 200, "{}", reply.text());
@@ -143,7 +143,7 @@ fn texts_tokens_and_lists_of_them_give_the_same() {
     assert!(many.iter().all(|x| x.len() == 48 && (length(x) - 1.0).abs() < 1e-5));
 }
 
-/// What decoding takes is counted, by what a file's head says; it is not a few bytes that decide.
+/// Decoding is budgeted by the size in the file's header, not by the size of the file.
 #[test]
 fn images_that_would_take_all_memory_are_refused() {
     let site = serve_folder(image_encoder, 32);
@@ -163,7 +163,7 @@ fn images_that_would_take_all_memory_are_refused() {
     assert!(message.contains("needs 384 MiB"), "{message}");
 }
 
-/// Texts and images in one request, and many clients at once: each gets what it would get alone.
+/// Texts and images in one request, and many clients at once: each gets the same result as alone.
 #[test]
 fn images_stand_beside_texts() {
     let site = serve_folder(image_encoder, 32);
@@ -182,7 +182,7 @@ fn images_stand_beside_texts() {
         (0..6).for_each(|_| drop(scope.spawn(ask)));
     });
     let reply = post(EMBEDDINGS, json!({"input": [{"image": url}, "the cat"]})).get(&site).json();
-    // A row in front of four patches, and two words between their marks.
+    // The class row and four patches, and two words between BOS and EOS.
     assert_eq!(reply["usage"]["prompt_tokens"], 9);
     let (message, _, param, _) =
         post(EMBEDDINGS, json!({"input": ["a", {"image": "data:;base64,AAAA"}]})).get(&site).error();
@@ -331,10 +331,10 @@ fn documents_are_ranked() {
     for (result, (index, _)) in results.iter().zip(&ranked) {
         assert_eq!(result["document"], json!({"text": documents[*index]}));
     }
-    // Equal documents keep their order.
+    // Documents with equal scores keep their order.
     let place = |document: usize| ranked.iter().position(|(index, _)| *index == document).unwrap();
     assert_eq!(place(1) + 1, place(4));
-    // The best two, of documents that are objects, alone: the same scores.
+    // The best two, for documents given as objects: the same scores.
     let objects: Vec<Value> = documents.iter().map(|text| json!({"text": text})).collect();
     let top = post(RERANK, json!({"query": "cat", "documents": objects, "top_n": 2})).get(&site).json();
     let top: Vec<(usize, f64)> = top["results"].as_array().unwrap().iter().map(of).collect();
@@ -372,7 +372,7 @@ fn error_texts_of_rerank() {
     ");
 }
 
-/// As vLLM answers: labels, probabilities of all classes, in the order of the texts.
+/// The vLLM API: labels and probabilities of all classes, in the order of the texts.
 #[test]
 fn texts_are_classified() {
     let named = |folder: &Path| {
@@ -404,7 +404,7 @@ fn texts_are_classified() {
         "usage": { "prompt_tokens": 9, "total_tokens": 9 },
     });
     assert_eq!(body, want);
-    // A text alone, or as tokens, and without what makes probabilities of scores.
+    // A single text, or tokens, and raw scores without the activation.
     let one = |body: Value| numbers(&post(CLASSIFY, body).get(&site).json()["data"][0]["probs"]);
     assert_eq!(one(json!({"input": "a dog"})), all[1]);
     let raw = one(json!({"input": "a dog", "use_activation": false}));
@@ -435,14 +435,14 @@ fn texts_are_classified() {
     404: the model of this server is a classifier and computes no embeddings; it has /classify
     404: the model of this server computes embeddings and classifies nothing; it has /v1/embeddings
     "#);
-    // A reranker is a classifier of one label.
+    // A reranker is a classifier with one label.
     let site = serve(Some(1), 8);
     let body = post(CLASSIFY, json!({"input": "a dog"})).get(&site).json();
     let probs = numbers(&body["data"][0]["probs"]);
     assert!(probs.len() == 1 && probs[0] > 0.0 && probs[0] < 1.0, "{body}");
 }
 
-/// Many clients at once are each told what they are told alone, and nobody's place is kept.
+/// Many concurrent clients each get the same result as alone, and every place is given back.
 #[test]
 fn many_clients_at_once() {
     let site = serve(None, 64);
@@ -471,7 +471,7 @@ fn many_clients_at_once() {
     assert!(metrics.contains("finished_reason=\"stop\"} 32"), "{metrics}");
 }
 
-/// Routers find the gauges that they choose by, and a refusal is no answer that failed.
+/// The gauges that routers read are there, and a refusal does not count as a failed request.
 #[test]
 fn metrics_have_the_gauges_that_routers_read_and_count_refusals_apart() {
     let site = serve(None, 0);
@@ -502,7 +502,7 @@ fn the_small_routes() {
     assert_eq!(ask("GET", "/v1/models/alias").get(&site).status, 200);
 }
 
-/// A model that writes text says what it has.
+/// A generative model refuses embedding requests and lists its own endpoints.
 #[test]
 fn a_writer_makes_no_vectors() {
     let site = site(&hello());

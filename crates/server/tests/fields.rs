@@ -1,4 +1,4 @@
-//! Fields with values that cannot be: each is refused with a message that names it.
+//! Invalid field values: each is refused with a message that names the field.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -38,7 +38,7 @@ fn item_19_messages_and_prompts_with_nothing_in_them() {
     }
     refused(&site, TEXT, &json!({"prompt": {}}), "prompt");
     refused(&site, TEXT, &json!({"prompt": ["a", 1]}), "prompt[1]");
-    // An empty text still begins.
+    // An empty text still has a BOS token.
     taken(&site, TEXT, &json!({"prompt": ""}));
     taken(&site, CHAT, &json!({"messages": [{"role": "user", "content": ""}]}));
 }
@@ -75,7 +75,7 @@ fn item_21_prompts_longer_than_the_context() {
         "messages",
     );
     assert!(message.contains("319 tokens"), "{message}");
-    // One place is left, and one token is said.
+    // The context has room for one more token, so one is generated.
     let reply = post(TEXT, json!({"prompt": "x".repeat(254), "max_tokens": 100})).get(&site).json();
     assert_eq!(
         (&reply["usage"]["total_tokens"], &reply["choices"][0]["finish_reason"]),
@@ -95,7 +95,7 @@ fn item_22_a_million_of_anything() {
     both_refuse(&site, json!({"n": 129}), "n");
     both_refuse(&site, json!({"n": 0}), "n");
     both_refuse(&site, json!({"n": -1}), "n");
-    // More than could ever run here, which no waiting would change.
+    // More than could ever run here, so waiting would not help.
     both_refuse(&site, json!({"n": 13}), "n");
     refused(&site, TEXT, &text(json!({"best_of": 1_000_000_000})), "best_of");
     refused(

@@ -1,4 +1,4 @@
-//! Schemas, grammars and tools, which are refused unread for now; and answers that are no text.
+//! Schemas, grammars and tools, which are refused unparsed for now; and answers that are not valid UTF-8.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -35,7 +35,7 @@ fn item_27_schemas_and_tools() {
     refused(&site, CHAT, &chat(json!({"tool_choice": "required"})), "tool_choice");
 }
 
-/// The names that other servers have for these are no fields of this one.
+/// Other servers' names for these are unknown fields here.
 #[test]
 fn item_28_patterns_and_grammars() {
     let site = site(&hello());
@@ -51,7 +51,7 @@ fn item_28_patterns_and_grammars() {
     }
 }
 
-/// Nothing of what is refused is kept: a new schema each time costs no memory.
+/// A refused schema is not kept: a new one each time uses no memory.
 #[test]
 fn item_29_a_new_schema_each_time() {
     let site = site(&hello());
@@ -62,7 +62,7 @@ fn item_29_a_new_schema_each_time() {
     assert_eq!(post(CHAT, chat(json!({}))).get(&site).status, 200);
 }
 
-/// Bytes that are no characters are shown as such, never cut and never passed on: a client's JSON stays JSON.
+/// Bytes that are not valid UTF-8 become replacement characters, never cut nor passed on: the JSON stays valid.
 #[test]
 fn item_30_answers_that_are_no_text() {
     for (reply, text) in [

@@ -1,4 +1,5 @@
-//! Habits from other servers: their fields, their routes, their keys' privacy, and people who open the address in a browser.
+//! Compatibility: other servers' fields and routes, cache isolation between API keys, and browsers that open the
+//! address.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -30,7 +31,7 @@ fn fields_of_other_servers_mean_the_same_here() {
         let Request { max_new, sampling, stops, .. } = requests.recv().unwrap();
         assert_eq!((max_new, sampling.repetition_penalty, sampling.seed), (9, 1.5, 4));
         assert_eq!(stops, ["x"]);
-        // Said twice it must be the same.
+        // If given under both names, the values must agree.
         taken(&site, path, &common::bodies::with(body.clone(), json!({"max_tokens": 9})));
         let message =
             refused(&site, path, &common::bodies::with(body, json!({"max_tokens": 8})), "n_predict");
@@ -148,14 +149,14 @@ fn callers_with_different_keys_share_no_cache() {
     assert_eq!(salt("alice", json!({})), alice, "who has the same key shares");
     let bob = salt("bob", json!({}));
     assert_ne!(bob, alice);
-    // No salt of one's own leads to another's pages.
+    // No `cache_salt` of a client's own leads to another key's pages.
     let forged = alice.rsplit(':').next().unwrap().to_owned();
     for guess in ["", &alice, &forged, "key 0", ":", "0"] {
         let more = if guess.is_empty() { json!({}) } else { json!({"cache_salt": guess}) };
         assert_ne!(salt("bob", more), alice, "{guess}");
     }
     assert_ne!(salt("alice", json!({"cache_salt": "x"})), salt("bob", json!({"cache_salt": "x"})));
-    // With one key there is nobody to be kept from.
+    // With only one key there is nobody to isolate from, so there is no salt.
     let (site, requests) = recorded(keys(&["alice", "alice"]));
     assert_eq!(post(CHAT, chat(json!({}))).with("api-key", "alice").get(&site).status, 200);
     assert_eq!(requests.recv().unwrap().salt, None);
@@ -221,7 +222,7 @@ fn a_browser_gets_a_page() {
     let plain = ask("GET", "/").get(&site_);
     assert_eq!((plain.status, plain.header("content-type")), (200, Some("text/plain; charset=utf-8")));
     assert!(plain.text().contains("is running") && plain.text().contains("/v1/chat/completions"));
-    // Where there are keys it runs all the same, and says no more than that.
+    // With API keys the page still works but does not show the model.
     let (closed, _requests) = recorded(Settings { api_keys: vec!["secret".into()], ..Settings::default() });
     let page = ask("GET", "/").with("accept", "text/html").get(&closed);
     assert!(page.status == 200 && !page.text().contains("tiny"), "{}", page.text());

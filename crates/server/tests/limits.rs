@@ -1,4 +1,4 @@
-//! Who may ask, for what, and how slowly.
+//! Access control, request limits and timeouts.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -23,7 +23,7 @@ fn guarded(settings: Settings) -> Site {
     Plan { settings, ..Plan::new(sim::start(info(), script(&hello()))) }.start()
 }
 
-/// It is refused, in the shape of all errors.
+/// The request is refused with the common error format.
 fn refused(asked: Asked, site: &Site, status: u16) -> Reply {
     let reply = asked.get(site);
     assert_eq!(reply.status, status, "{reply:?}");
@@ -91,7 +91,7 @@ fn item_18_chunks_without_end() {
     );
     stream.write_all(head.as_bytes()).unwrap();
     let chunk = [&b"10000\r\n"[..], &[b' '; 0x10000], b"\r\n"].concat();
-    // All that is taken, and a little more, so that the answer is not lost with what nobody reads.
+    // As much as the server reads, and a little more, so that the answer is not lost to a reset.
     for _ in 0..256 {
         stream.write_all(&chunk).unwrap();
     }
@@ -276,7 +276,7 @@ fn item_36_keys_are_needed_on_every_route() {
             refused(ask("GET", "/version").with(name, wrong), &site, 401);
         }
     }
-    // Clients that have to send some key in the usual header send the right one in the other.
+    // Clients that must send some key in the usual header can send the right one in the other.
     let both = ask("GET", "/version").with("authorization", "Bearer none").with("x-api-key", "first");
     assert_eq!(both.get(&site).status, 200);
     assert_eq!(refused(key("x"), &site, 401).error().3.as_deref(), Some("invalid_api_key"));
@@ -285,7 +285,7 @@ fn item_36_keys_are_needed_on_every_route() {
     assert!(empty.failed().to_string().contains("empty"));
 }
 
-/// Liveness probes seldom have a key.
+/// Liveness probes rarely have a key.
 #[test]
 fn probes_need_no_key_unless_that_is_asked_for() {
     let keys = || vec!["secret".to_owned()];
@@ -303,7 +303,7 @@ fn probes_need_no_key_unless_that_is_asked_for() {
     }
 }
 
-/// What does not keep requests from being answered is told without taking the server out of rotation.
+/// `/health` reports problems that do not stop requests without taking the server out of rotation.
 #[test]
 fn health_tells_of_a_log_and_a_cache_in_trouble() {
     let site = guarded(Settings::default());

@@ -1,4 +1,4 @@
-//! `/metrics`: the names that routers and dashboards read, in both formats, and that what is counted is counted right.
+//! `/metrics`: the names that routers and dashboards read, in both formats, and correct counts.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -27,8 +27,8 @@ fn chat(more: Value) -> Value {
 /// Samples by name and labels.
 type Samples = BTreeMap<String, f64>;
 
-/// Reads a page by the rules of its format: each family has its type before it and stands in one piece, each sample is of a
-/// family, counters end in `_total`, buckets only grow, the last is the count.
+/// Parses a page by the rules of its format: each family has its type first and is contiguous, each sample belongs to a
+/// family, counters end in `_total`, buckets never decrease, and the last bucket equals the count.
 fn parsed(text: &str, open: bool) -> Samples {
     let (mut types, mut samples) = (BTreeMap::new(), Samples::new());
     let (mut family, mut bucket) = (String::new(), 0.0);
@@ -122,12 +122,12 @@ fn metrics_have_the_names_that_routers_and_dashboards_read() {
         is(&format!("{name}_count"), "", 4.0);
         is(&format!("{name}_bucket"), ",le=\"+Inf\"", 4.0);
     }
-    // Each answer is of three tokens and the end.
+    // Each answer has three tokens and the end-of-sequence token.
     is("request_generation_tokens_sum", "", 16.0);
     is("request_generation_tokens_bucket", ",le=\"2.0\"", 0.0);
     is("request_generation_tokens_bucket", ",le=\"5.0\"", 4.0);
     is("inter_token_latency_seconds_count", "", 8.0);
-    // Of requests, however many choices they have.
+    // Per request, however many choices it has.
     is("request_params_n_sum", "", 4.0);
     is("request_params_n_count", "", 3.0);
     is("request_params_max_tokens_sum", "", 120.0);
@@ -168,13 +168,13 @@ fn whoever_asks_for_open_metrics_gets_it() {
     let samples = parsed(&reply.text(), true);
     let name = r#"vllm:generation_tokens_total{model_name="a\"b\\c\nd",engine="0"}"#;
     assert!(samples.contains_key(name), "{samples:#?}");
-    // The same but for how it is written.
+    // The same samples in the other format.
     let plain: Vec<String> = page(&site).into_keys().collect();
     let known = |name: &String| samples.contains_key(name) || name.contains("handler=\"/metrics\"");
     assert!(plain.iter().all(known), "{plain:#?}");
 }
 
-/// Refusals are counted by their status and code, and do not count as answers that ended.
+/// Refusals are counted by status and code, and not as finished requests.
 #[test]
 fn refusals_and_statuses_are_counted() {
     let engine = sim::start(

@@ -1,4 +1,4 @@
-//! Requests that cannot be served: unknown fields, fields that are not honoured, bodies that are none.
+//! Requests that cannot be served: unknown fields, unsupported fields, invalid bodies.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -70,7 +70,7 @@ fn error_texts() {
     "#);
 }
 
-/// Fields that say something; with these values they must be refused.
+/// Unsupported fields; with these values they must be refused.
 const NOT_YET: [(&str, &str); 18] = [
     ("tools", r#"[{"type": "function", "function": {"name": "f"}}]"#),
     ("functions", r#"[{"name": "f"}]"#),
@@ -92,7 +92,7 @@ const NOT_YET: [(&str, &str); 18] = [
     ("echo", r#""yes""#),
 ];
 
-/// Fields that are honoured, or that change no answer, with a value that differs from the usual.
+/// Supported fields, or ones that do not change the answer, each with a non-default value.
 const HONOURED: [(&str, &str); 26] = [
     ("messages", r#"[{"role": "user", "content": "x"}]"#),
     ("prompt", r#""x""#),
@@ -160,7 +160,7 @@ fn every_field_of_the_specification_is_honoured_or_refused_by_name() {
     let chats = ["CreateChatCompletionRequest"].iter().chain(&parents).flat_map(|s| properties(&yaml, s));
     let chats: Vec<String> = chats.collect();
     let texts = properties(&yaml, "CreateCompletionRequest");
-    // So that reading the file cannot quietly find nothing.
+    // Guards against silently parsing nothing from the file.
     assert!(chats.len() >= 36 && texts.len() >= 18, "{} {}", chats.len(), texts.len());
     assert!(
         ["messages", "audio", "metadata", "moderation"].iter().all(|name| chats.iter().any(|n| n == name))
@@ -183,7 +183,7 @@ fn every_field_of_the_specification_is_honoured_or_refused_by_name() {
                 Some(value) => drop(refused(&site, path, &with(base.clone(), json!({&name: value})), &name)),
                 None => assert!(value(&HONOURED, &name).is_some(), "what becomes of {name}?"),
             }
-            // Nothing is said by null.
+            // `null` is the same as not given.
             if !["messages", "prompt"].contains(&name.as_str()) {
                 taken(&site, path, &with(base.clone(), json!({&name: null})));
             }
@@ -254,7 +254,7 @@ fn item_17_json_that_is_none() {
 #[test]
 fn item_17_bodies_that_are_too_large_or_packed() {
     let site = site(&hello());
-    // Said to be large: refused before it is sent.
+    // A body with a too large content-length is refused before it is sent.
     for length in [(16 << 20) + 1, 1_000_000_000_u64, u64::MAX] {
         let head = format!(
             "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"

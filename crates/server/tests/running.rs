@@ -1,4 +1,4 @@
-//! Clients that vanish, floods, engines that break down, and an orderly end.
+//! Clients that disconnect, floods, failing engines, and graceful shutdown.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -27,7 +27,7 @@ fn chat(more: Value) -> Value {
     body
 }
 
-/// An engine whose answers never end by themselves, one token in 5 ms.
+/// An engine whose answers never end on their own, one token per 5 ms.
 fn endless(context: usize) -> EngineHandle {
     let pace = Duration::from_millis(5);
     sim::start(Info { context, ..info() }, Script { pace, ..script(&bytes("x")) })
@@ -93,7 +93,7 @@ fn while_the_model_is_loaded_clients_are_told_so() {
         assert_eq!(reply.header("connection"), Some("close"));
         assert_eq!(reply.error().3.as_deref(), Some("model_loading"), "{reply:?}");
     }
-    // Whoever is connected by then, and says nothing, delays nobody.
+    // A client that is connected by then and sends nothing delays nobody.
     let silent = connect(&site);
     let listener = runtime.block_on(loading.finish()).unwrap();
     let served = Served { handle: sim::start(info(), script(&hello())), templates: None, max_tokens: None };
@@ -102,7 +102,7 @@ fn while_the_model_is_loaded_clients_are_told_so() {
     drop(silent);
 }
 
-/// A server whose model may not be there yet.
+/// A server whose model may not be loaded yet.
 struct Early(SocketAddr);
 
 impl At for Early {
@@ -115,7 +115,7 @@ impl At for Early {
 fn item_38_ten_thousand_requests() {
     let engine = sim::start(Info { slots: 8, queue: 16, ..info() }, script(&hello()));
     let site = Plan::new(engine).start();
-    // Someone whose answer must not change meanwhile.
+    // A concurrent client whose answer must not change.
     let expected = post(CHAT, chat(json!({"seed": 1}))).get(&site).json()["choices"].clone();
     let served = AtomicUsize::new(0);
     let refused = AtomicUsize::new(0);
@@ -124,7 +124,7 @@ fn item_38_ten_thousand_requests() {
         for _ in 0..20 {
             threads.spawn(|| {
                 for _ in 0..5 {
-                    // A hundred connections that all ask before the first reads.
+                    // A hundred connections that all send before the first one reads.
                     let mut clients: Vec<_> = (0..100).map(|_| connect(&site)).collect();
                     clients.iter_mut().for_each(|client| client.write_all(&bytes).unwrap());
                     for client in clients {
@@ -259,7 +259,7 @@ fn item_40_a_stream_that_is_open_finishes_and_new_requests_are_refused() {
     let whole = post(CHAT, chat(json!({"max_tokens": 100}))).send(&site);
     let mut begun = read_until(&mut open, "\"x\"");
     wait(|| site.handle.taken() == 2, "both are taken");
-    // Idle and unused connections keep nobody.
+    // Idle and unused connections do not delay shutdown.
     let (_unused, mut idle) = (connect(&site), ask("GET", "/health").send(&site));
     read_until(&mut idle, "ok");
     site.stop();
@@ -300,7 +300,7 @@ fn item_40_a_stream_that_takes_too_long_ends_with_an_error() {
     site.join();
 }
 
-/// An engine that hears nothing any more: it is in a step that does not end.
+/// An engine that no longer receives commands: it is in a step that does not end.
 fn stuck() -> EngineHandle {
     let (handle, commands, alive) = EngineHandle::new(info());
     std::thread::spawn(move || {
@@ -343,7 +343,7 @@ async fn silence_is_filled_with_comments() {
         assert!(n > 0, "{all}");
         all += std::str::from_utf8(&piece[..n]).unwrap();
     }
-    // One silence before the stream begins, and one before each comment.
+    // One keep-alive interval before the stream begins, and one before each comment.
     assert!(begun.elapsed() >= Duration::from_secs(60), "{:?}", begun.elapsed());
     assert!(all.contains("200 OK") && all.contains("assistant"));
 }
@@ -361,7 +361,7 @@ fn item_39_answers_end_where_the_context_does() {
     assert_eq!(12 * (256 - prompt), new);
 }
 
-/// Everything that is logged, as one would see it.
+/// Collects everything that is logged.
 #[derive(Clone, Default)]
 struct Log(Arc<std::sync::Mutex<String>>);
 

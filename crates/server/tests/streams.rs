@@ -1,4 +1,4 @@
-//! What comes out: bodies, streams, choices, stops, log-probabilities, usage.
+//! Output: bodies, streams, choices, stop strings, logprobs, usage.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -15,7 +15,7 @@ use tallow_models::tokenizer::Tokenizer;
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
-/// A chat that says hello, with more fields.
+/// A chat request with additional fields.
 fn chat(more: Value) -> Value {
     let mut body =
         json!({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20});
@@ -29,7 +29,7 @@ fn text(more: Value) -> Value {
     body
 }
 
-/// With what differs from one run to the next made the same.
+/// Replaces what differs between runs.
 fn normal(text: &str) -> String {
     let mut out = String::new();
     for event in text.split_inclusive("\n\n") {
@@ -119,7 +119,7 @@ fn timings_are_there_and_are_numbers() {
     for timings in [&last["timings"], &whole["timings"]] {
         let names = ["queue_ms", "prompt_ms", "predicted_ms", "prompt_per_second", "predicted_per_second"];
         assert!(names.iter().all(|name| timings[name].is_f64()), "{timings}");
-        // One of the four tokens ended the answer.
+        // One of the four tokens is the end-of-sequence token.
         assert_eq!((&timings["predicted_n"], &timings["cache_n"]), (&json!(4), &json!(0)));
         assert_eq!(timings["prompt_n"], whole["usage"]["prompt_tokens"]);
     }
@@ -127,7 +127,7 @@ fn timings_are_there_and_are_numbers() {
 
 #[test]
 fn streamed_and_whole_texts_are_the_same() {
-    // Characters in pieces, special tokens, and a stop that nearly comes.
+    // Multi-byte characters in pieces, special tokens, and an incomplete stop string.
     let mut reply = bytes("Grüße, 世界 🦀! ");
     reply.extend([256, 262, 257, 258]);
     reply.extend(bytes("STO and more"));
@@ -175,7 +175,7 @@ fn no_part_of_a_stop_is_ever_shown() {
     let whole = post(CHAT, chat(json!({"max_tokens": 5}))).get(&site).json();
     assert_eq!(whole["choices"][0]["message"]["content"], "one t");
     assert_eq!(whole["choices"][0]["finish_reason"], "length");
-    // The text held back for a stop that did not come is not lost.
+    // Text held back for a stop string that was never completed is not lost.
     let whole = post(CHAT, chat(json!({"max_tokens": 5, "stop": "two"}))).get(&site).json();
     assert_eq!(whole["choices"][0]["message"]["content"], "one t");
 }
@@ -189,7 +189,7 @@ fn several_choices_come_in_one_answer() {
     for (i, choice) in choices.iter().enumerate() {
         assert_eq!((&choice["index"], &choice["message"]["content"]), (&json!(i), &json!("Hello world!!")));
     }
-    // The prompt counts once, the answers each.
+    // The prompt counts once, each answer separately.
     let one = post(CHAT, chat(json!({}))).get(&site).json();
     assert_eq!(reply["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"]);
     assert_eq!(reply["usage"]["completion_tokens"], 8);
@@ -204,7 +204,7 @@ fn several_choices_come_in_one_answer() {
     let reply = post(TEXT, text(json!({"n": 2, "prompt": ["a", "bc"], "echo": true}))).get(&site).json();
     let texts: Vec<_> = reply["choices"].as_array().unwrap().iter().map(|c| c["text"].clone()).collect();
     assert_eq!(texts, ["aHello world!!", "aHello world!!", "bcHello world!!", "bcHello world!!"]);
-    // With the token that begins each.
+    // Including each prompt's BOS.
     assert_eq!(reply["usage"]["prompt_tokens"], 2 + 3);
     site.wait_free();
 }
@@ -241,7 +241,7 @@ fn prompts_are_texts_tokens_or_lists_of_either() {
     let site = site(&hello());
     for (prompt, tokens, echoed) in [
         (json!("ab"), 3, vec!["ab"]),
-        // Written special tokens are tokens, and the one that begins a text comes once.
+        // Literal special tokens are parsed, and BOS is added only once.
         (json!("<s>ab<|im_end|>"), 4, vec!["<s>ab<|im_end|>"]),
         (json!([97, 98]), 2, vec!["ab"]),
         (json!(["ab", "c"]), 5, vec!["ab", "c"]),
@@ -279,7 +279,7 @@ fn lengths_where_a_request_does_not_say() {
     assert_eq!(count(&site, CHAT, &said), 7);
     assert_eq!(count(&site, TEXT, &json!({"prompt": "Hi"})), 7);
     assert_eq!(count(&site, CHAT, &chat(json!({"max_tokens": 3}))), 3);
-    // It is the most that any answer has, and who asks for more is told that it was cut.
+    // It caps every answer, and a request for more ends with `length`.
     for (path, body) in
         [(CHAT, chat(json!({"max_tokens": 50}))), (TEXT, json!({"prompt": "Hi", "max_tokens": 50}))]
     {
@@ -344,7 +344,7 @@ fn tokens_from_the_cache_are_reported() {
     assert!(last["timings"].is_object());
 }
 
-/// An engine that scores prompts, in pieces, and then says one token.
+/// An engine that scores prompts in chunks and then generates one token.
 fn scorer() -> Site {
     let scored = |token: u32, logprob: f32| Choice {
         token,
@@ -393,7 +393,7 @@ fn prompts_are_scored() {
 /// The tokens of [`spaced`].
 const ONCE: [u32; 5] = [3, 4, 5, 6, 7];
 
-/// A vocabulary of SentencePiece's kind: spaces are in front of words, and a text's first one is not shown.
+/// SentencePiece-style vocabulary: a space is part of the following word, and a text's first space is not shown.
 fn spaced() -> Tokenizer {
     let vocab =
         json!({"<unk>": 0, "<s>": 1, "</s>": 2, "▁Once": 3, "▁upon": 4, "▁a": 5, "▁time": 6, "<0x0A>": 7});
@@ -439,7 +439,7 @@ fn the_space_between_a_prompt_and_its_answer_is_kept() {
     assert_eq!(answers(json!({"prompt": "Once", "echo": true})), ["Once upon a\n time"]);
     assert_eq!(answers(json!({"prompt": [3, 7], "n": 2})), [" upon a\n time"; 2]);
     assert_eq!(answers(json!({"prompt": "Once", "stop": [" a"]})), [" upon"]);
-    // Nothing that is shown is before it here.
+    // No visible token precedes it here.
     assert_eq!(answers(json!({"prompt": [1]})), ["upon a\n time"]);
     let chunks = post(TEXT, text(json!({"prompt": "Once", "stream": true}))).get(&site).chunks();
     assert_eq!(streamed_text(&chunks, 0), " upon a\n time");

@@ -1,4 +1,4 @@
-//! Reasoning in answers: a field of its own, whole and in streams, and what requests may say about it.
+//! Reasoning in answers: its own field, in whole answers and in streams, and the request fields that control it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -14,12 +14,12 @@ use tallow_engine::sim;
 use tallow_models::template::ChatTemplates;
 use tallow_models::tokenizer::Shown;
 
-/// Thinks between tags, and can be told not to.
+/// Thinks between tags, and can be switched off.
 const SWITCHED: &str = "{% for m in messages %}{{ m.content }}</think>{% endfor %}\
                         {% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}";
-/// Begins to think in the prompt.
+/// The prompt opens the thinking block.
 const OPENED: &str = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}<think>\n";
-/// Thinks in a channel, as much as it is told.
+/// Thinks in a channel, with a `reasoning_effort`.
 const CHANNELS: &str = "<|start|>system<|channel|>analysis {{ reasoning_effort }}<|start|>assistant";
 const PLAIN: &str = "{% for m in messages %}{{ m.content }}{% endfor %}";
 
@@ -37,7 +37,7 @@ fn long(more: Value) -> Value {
     common::bodies::with(chat(json!({"max_tokens": 100})), more)
 }
 
-/// The reasoning and the text of an answer, whole and in a stream, which must be the same.
+/// Reasoning and text of an answer, which must be the same whole and streamed.
 fn answered(site: &Site, more: &Value) -> (Option<String>, String) {
     let whole = post(CHAT, long(more.clone())).get(site).json();
     let message = &whole["choices"][0]["message"];
@@ -71,7 +71,7 @@ fn reasoning_has_a_field_of_its_own() {
     assert_eq!(answered(&model(SWITCHED, "Yes."), &json!({})), (None, "Yes.".into()));
     // A model that does not think may write about tags.
     assert_eq!(answered(&model(PLAIN, tagged), &json!({})), (None, tagged.into()));
-    // Cut while it thinks: nothing of that is an answer.
+    // Cut off while thinking: none of it is part of the answer.
     let whole = post(CHAT, chat(json!({"max_tokens": 12}))).get(&model(SWITCHED, tagged)).json();
     let choice = &whole["choices"][0];
     assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(""), &json!("length")));
@@ -82,7 +82,7 @@ fn reasoning_has_a_field_of_its_own() {
 fn tokens_of_reasoning_are_counted() {
     let site = model(SWITCHED, "<think>ab</think>cd");
     let usage = post(CHAT, long(json!({}))).get(&site).json()["usage"].clone();
-    // One a byte: marks count as what they mark, and the first mark is known to be one at its end.
+    // One token per byte: markers count as the reasoning they delimit, and the first one is only recognised at its end.
     assert_eq!(usage["completion_tokens_details"], json!({"reasoning_tokens": 1 + 2 + 8}));
     let plain = post(CHAT, long(json!({}))).get(&model(PLAIN, "ab")).json();
     assert_eq!(plain["usage"].get("completion_tokens_details"), None);
@@ -115,7 +115,7 @@ fn logprobs_are_of_all_tokens() {
     assert_eq!(text, "<think>ab</think>cd");
 }
 
-/// The prompt that a body makes.
+/// The prompt built from a body.
 fn prompt(template: &str, more: Value) -> String {
     let (handle, requests) = recorder(info());
     let site = Plan { templates: templates(template), ..Plan::new(handle) }.start();
@@ -194,14 +194,14 @@ fn what_cannot_be_honoured_is_refused_by_name() {
     reasoning_effort and think contradict each other; give one of them
     reasoning_effort and chat_template_kwargs.enable_thinking contradict each other
     "#);
-    // A model that does not think does as it is told.
+    // For a model that does not think, `none` is accepted.
     taken(&plain, CHAT, &chat(json!({"reasoning_effort": "none"})));
     refused(&plain, TEXT, &text(json!({"reasoning_effort": "none"})), "reasoning_effort");
 }
 
 #[test]
 fn marks_that_are_special_tokens_are_read_all_the_same() {
-    // The tokenizer hides <|im_start|> and <|im_end|>; as marks of thinking they are shown.
+    // The tokenizer hides <|im_start|> and <|im_end|>; as thinking markers they are shown.
     let (handle, requests) = recorder(info());
     let site = Plan { templates: templates(CHANNELS), ..Plan::new(handle) }.start();
     taken(&site, CHAT, &chat(json!({})));

@@ -1,4 +1,4 @@
-//! [`Wgpu`]: the backend itself.
+//! [`Wgpu`]: the implementation of [`Backend`].
 
 use std::fmt;
 use std::rc::Rc;
@@ -18,26 +18,26 @@ use crate::kernels::cache::CACHE_BLOCKS;
 use crate::kernels::linear::{Part, Product};
 use crate::weights::{self, LANES, Stored};
 
-/// A GPU as a device.
+/// A GPU as a backend.
 pub struct Wgpu {
     pub(crate) gpu: Rc<Gpu>,
     trace: Trace,
 }
 
-/// Shares the device, its memory and its compiled kernels, but records launches of its own.
+/// Shares the device, its memory and its compiled kernels, but has a trace of its own.
 impl Clone for Wgpu {
     fn clone(&self) -> Wgpu {
         Wgpu { gpu: self.gpu.clone(), trace: Trace::default() }
     }
 }
 
-/// A tensor's memory. What is larger than a kernel can see at once lies in several blocks, each with the same number of
-/// whole rows.
+/// A tensor's memory. A tensor larger than one storage binding is split into several blocks of the same number of whole
+/// rows.
 #[derive(Clone, Debug)]
 pub struct Buf {
     blocks: Rc<[Block]>,
     rows: usize,
-    /// Of the tensor that it was made for; blocks may have a few more.
+    /// Size of the tensor that it was allocated for; the blocks may be a little larger.
     bytes: usize,
 }
 
@@ -46,7 +46,7 @@ impl Buf {
         &self.blocks
     }
 
-    /// Rows in each block; the last may have fewer.
+    /// Rows per block; the last block may have fewer.
     pub(crate) fn rows_each(&self) -> usize {
         self.rows
     }
@@ -70,24 +70,24 @@ impl Wgpu {
         Ok(Wgpu { gpu: Rc::new(Gpu::within(found, most)?), trace: Trace::default() })
     }
 
-    /// What is known of the device.
+    /// Name, driver and memory of the device.
     pub fn about(&self) -> &Device {
         self.gpu.about()
     }
 
-    /// What it was asked to do so far.
+    /// Counts of dispatches, submissions and reads so far.
     pub fn counts(&self) -> Counts {
         self.gpu.counts()
     }
 
-    /// Memory for rows of so many bytes, in so many blocks at most.
+    /// Allocates `rows` rows of `row_bytes` bytes in at most `most_blocks` blocks.
     fn buf(&self, rows: usize, row_bytes: usize, most_blocks: usize) -> Result<Buf> {
         let bytes = rows.saturating_mul(row_bytes);
         let most = usize::try_from(self.gpu.most()).unwrap_or(usize::MAX);
         if bytes <= most {
             return Ok(Buf { blocks: Rc::new([self.gpu.alloc(bytes as u64)?]), rows: rows.max(1), bytes });
         }
-        // Blocks begin with whole rows, and with whole words.
+        // Each block begins at a row boundary that is also a word boundary.
         let each = if row_bytes.is_multiple_of(4) { most / row_bytes.max(1) } else { 0 };
         if each == 0 || rows.div_ceil(each) > most_blocks {
             return Err(Error::OutOfMemory { device: self.label(), asked: bytes });
@@ -97,7 +97,7 @@ impl Wgpu {
         Ok(Buf { blocks, rows: each, bytes })
     }
 
-    /// The parts of a weight that lie in one block each, their outputs from column `column` of the result on.
+    /// The parts of a weight, one per block. The first output goes to column `column` of the result.
     pub(crate) fn parts<'a>(
         w: &'a Weight<Wgpu>,
         bias: Option<&'a Tensor<Wgpu>>,
@@ -134,7 +134,7 @@ impl Wgpu {
         })
     }
 
-    /// The parts of layers whose outputs lie side by side.
+    /// The parts of several linear layers whose outputs are concatenated.
     fn side_by_side(by: &[LinearWeights<Wgpu>]) -> Result<Vec<Part<'_>>> {
         let mut column = 0;
         let mut parts = Vec::new();
@@ -149,7 +149,7 @@ impl Wgpu {
         self.alloc(DType::F32, rows, cols)
     }
 
-    /// Gate and up as two parts with the same outputs, if they lie so that one kernel can take both.
+    /// Gate and up as two parts with the same outputs, where one gated kernel can compute both.
     fn gated<'a>(op: &Ffn<'a, Wgpu>) -> Result<Option<[Part<'a>; 2]>> {
         let width = op.down.weight.cols();
         if !op.is_gated() || !Wgpu::is_few(op.x.rows()) {
@@ -157,7 +157,7 @@ impl Wgpu {
         }
         Ok(match &Wgpu::side_by_side(op.up)?[..] {
             [gate, up] if gate.rows == width && up.rows == width => Some([*gate, *up]),
-            // Both in one weight: the second half begins with a whole group of rows.
+            // Gate and up fused in one weight: up must begin at a whole group of rows.
             [both] if matches!(both.stored, Stored::Packed(_)) && width.is_multiple_of(LANES) => {
                 let gate = Part { rows: width, ..*both };
                 Some([gate, Part { base: both.base + width / LANES, bias_at: width, ..gate }])
@@ -166,7 +166,7 @@ impl Wgpu {
         })
     }
 
-    /// Bytes of a view: where its first element is, and how far it is to the end of its last.
+    /// Byte offset of a view's first element, and the bytes from there to the end of its last one.
     fn extent(t: &Tensor<Wgpu>) -> (usize, usize) {
         let size = t.dtype().size();
         let len = match t.is_empty() {
@@ -191,9 +191,9 @@ impl Backend for Wgpu {
     fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Wgpu>> {
         let full = || Error::OutOfMemory { device: self.label(), asked: usize::MAX };
         let row = cols.checked_mul(dtype.size()).ok_or_else(full)?;
-        // The kernels that take several blocks take only so many.
+        // Kernels that bind all blocks of a tensor have a fixed number of bindings.
         let buf = self.buf(rows, row, CACHE_BLOCKS.min(self.gpu.pairs_beside(6)))?;
-        // Kernels count elements in 32 bits.
+        // Kernels index elements with 32 bits.
         let elements = buf.rows_each().checked_mul(cols).filter(|n| u32::try_from(*n).is_ok());
         if elements.is_none() {
             return Err(Error::OutOfMemory { device: self.label(), asked: row.saturating_mul(rows) });
@@ -252,7 +252,7 @@ impl Backend for Wgpu {
         if !Wgpu::share_memory(op.from, op.to)? {
             return self.copy_apart(op);
         }
-        // By way of other memory, since the two may overlap.
+        // Through a temporary, since source and target may overlap.
         let between = self.alloc(op.from.dtype(), op.from.rows(), op.from.cols())?;
         self.copy_apart(&Copy { from: op.from, to: &between })?;
         self.copy_apart(&Copy { from: &between, to: op.to })
@@ -369,7 +369,7 @@ impl Backend for Wgpu {
         let words = layout.group_words(cols);
         let buf = self.buf(groups, 4 * words, usize::MAX)?;
         let group_bytes = bytes.len() / rows.max(1) * LANES;
-        // A few megabytes at a time, so that loading takes little memory besides the device's.
+        // A few MiB at a time, so that loading needs little host memory.
         let at_once = ((4 << 20) / (4 * words).max(1)).max(1);
         let mut packed = vec![0; at_once * words];
         for (i, block) in buf.blocks().iter().enumerate() {
@@ -407,7 +407,7 @@ impl Backend for Wgpu {
 
     fn qkv_prep(&self, op: &QkvPrep<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let usual = op.qk_norm.is_none_or(|n| Wgpu::is_usual(&n.q) && Wgpu::is_usual(&n.k));
-        // A scale is found by who has all of a head.
+        // An 8-bit KV row has one scale per head, so a workgroup must hold whole heads to compute it.
         let is_coded = op.kv.k.dtype().reach().is_some();
         let whole = op.qk_norm.is_none_or(|n| !is_coded || n.k.weight.cols().is_multiple_of(op.heads.dim));
         if !usual || !whole {
@@ -432,7 +432,7 @@ impl Backend for Wgpu {
 }
 
 impl Wgpu {
-    /// Writes bytes anywhere. The device takes whole words only, so words that are not whole are read first.
+    /// Writes bytes at any offset. wgpu writes whole words only, so partly covered words are read first.
     fn write_bytes(&self, block: &Block, at: usize, bytes: &[u8]) -> Result<()> {
         if at.is_multiple_of(4) && bytes.len().is_multiple_of(4) {
             return self.gpu.write(block, at as u64, bytes);

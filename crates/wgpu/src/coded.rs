@@ -1,10 +1,11 @@
-//! Formats that shaders would need tables or division to read. Their blocks become codes of two, three or four bits, and what
-//! scales them, when weights are loaded.
+//! Recoding of formats whose decoding would need lookup tables or division in the shader (IQ1 to IQ3, TQ1_0, TQ2_0).
+//! When weights are loaded, their blocks become codes of two, three or four bits and their scales.
 
 use bytemuck::from_bytes;
 use tallow_quant::{Gridded, TQ1_0, TQ2_0};
 
-/// Codes of 256 weights: the low two bits of each and then the third; or all four.
+/// Bit planes of 256 codes: for three bits the low two bits of all codes and then the third bits, else the codes as
+/// they are.
 fn planes(codes: &[u8; 256], bits: usize, words: &mut [u32]) {
     let mut put = |at: usize, code: u8, shift: usize| words[at] |= u32::from(code) << shift;
     for (i, code) in codes.iter().enumerate() {
@@ -19,7 +20,7 @@ fn planes(codes: &[u8; 256], bits: usize, words: &mut [u32]) {
     }
 }
 
-/// The step, the factors, and codes that number values of a table.
+/// f32 step, 16 8-bit factors, and codes that index the codebook.
 pub(crate) fn gridded<B: Gridded, const BITS: usize>(block: &[u8], words: &mut [u32]) {
     let block: &B = from_bytes(block);
     words[0] = block.step().to_bits();
@@ -29,7 +30,7 @@ pub(crate) fn gridded<B: Gridded, const BITS: usize>(block: &[u8], words: &mut [
     planes(&block.codes(), BITS, &mut words[5..]);
 }
 
-/// The scale, and codes that are one more than what they stand for.
+/// f32 scale, and two-bit codes that are the weight plus one.
 fn ternary(d: f32, codes: &[u8; 256], words: &mut [u32]) {
     words[0] = d.to_bits();
     planes(codes, 2, &mut words[1..]);

@@ -1,8 +1,8 @@
-//! Metal and Vulkan as a backend, through wgpu.
+//! GPU backend for Metal and Vulkan, through wgpu.
 //!
-//! Every op is a WGSL kernel; weights stay packed as in their files, rearranged for side-by-side reading. wgpu itself is
-//! known to one module, `gpu`. Numbers are computed in `f32`, in an order that does not depend on what else is in the
-//! batch.
+//! Every op is a WGSL kernel. Weights stay quantized as in their files, with 32 rows interleaved so that neighbouring
+//! invocations read neighbouring words. Only the module `gpu` uses wgpu. All arithmetic is `f32`, in a summation order
+//! that does not depend on what else is in the batch (batch-invariant).
 
 mod backend;
 mod coded;

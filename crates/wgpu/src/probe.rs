@@ -1,4 +1,4 @@
-//! What a device can do at most, at this minute: the yardstick that speeds are held against.
+//! Measures the device's current peak memory bandwidth and arithmetic throughput: the roofline for speeds.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::backend::Wgpu;
 use crate::gpu::Param::U;
 use crate::gpu::{Access, Arg, Block, Kernel, Launch};
 
-/// Reads all of `x`, four words an invocation at a time, and writes so little that it costs nothing.
+/// Reads all of `x`, four words per invocation at a time; the writes are negligible.
 const READ: &str = "
 @compute @workgroup_size(256)
 fn main(@builtin(global_invocation_id) g: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>) {
@@ -19,7 +19,7 @@ fn main(@builtin(global_invocation_id) g: vec3<u32>, @builtin(num_workgroups) n:
 }
 ";
 
-/// Multiplies and adds: eight chains of four numbers, so that none waits for another.
+/// Fused multiply-adds in eight chains of `vec4`, so that independent chains hide latency.
 const MULTIPLY: &str = "
 @compute @workgroup_size(256)
 fn main(@builtin(global_invocation_id) g: vec3<u32>) {
@@ -35,12 +35,12 @@ fn main(@builtin(global_invocation_id) g: vec3<u32>) {
 }
 ";
 
-/// Floating-point operations of a round of an invocation.
+/// Floating-point operations per round and invocation.
 const ROUND: f64 = 8.0 * 4.0 * 2.0;
-/// Workgroups that keep any device busy.
+/// Enough workgroups to occupy any device.
 const GROUPS: u32 = 2048;
 
-/// Memory to measure with.
+/// Device memory for the measurements.
 #[derive(Debug)]
 pub struct Yardstick {
     memory: Block,
@@ -49,7 +49,7 @@ pub struct Yardstick {
 }
 
 impl Yardstick {
-    /// Takes about so many bytes of the device, for as long as it lives.
+    /// Allocates about `bytes` bytes of device memory, at most one block, freed on drop.
     pub fn new(b: &Wgpu, bytes: usize) -> Result<Yardstick> {
         let bytes = (bytes as u64).min(b.gpu.most()) / 16 * 16;
         let (memory, out) = (b.gpu.alloc(bytes)?, b.gpu.alloc(4)?);
@@ -57,7 +57,7 @@ impl Yardstick {
         Ok(Yardstick { memory, out, bytes })
     }
 
-    /// Bytes per second that kernels read from memory.
+    /// Memory read bandwidth of kernels, in bytes per second.
     pub fn read_speed(&self, b: &Wgpu) -> Result<f64> {
         let kernel = || Kernel { name: "probe_read", variant: Vec::new() };
         let seconds = best(b, 4, || {
@@ -78,7 +78,7 @@ impl Yardstick {
         Ok(4.0 * self.bytes as f64 / seconds)
     }
 
-    /// Floating-point operations per second that kernels do.
+    /// Arithmetic throughput of kernels, in floating-point operations per second.
     pub fn multiply_speed(&self, b: &Wgpu) -> Result<f64> {
         let (groups, rounds) = if b.about().is_software { (64, 256) } else { (GROUPS, 1024) };
         let kernel = || Kernel { name: "probe_multiply", variant: Vec::new() };
@@ -98,7 +98,7 @@ impl Yardstick {
     }
 }
 
-/// The least time of a few goes, in seconds, each of `n` launches. The first compiles, and does not count.
+/// Shortest time of a few runs of `n` launches each, in seconds. The first run compiles the kernel and is not counted.
 fn best(b: &Wgpu, n: usize, launch: impl Fn() -> Result<()>) -> Result<f64> {
     let mut least = f64::INFINITY;
     for go in 0..4 {

@@ -1,5 +1,5 @@
-//! The backend on the first device of this machine, be it a program on the CPU: ops against their oracles, kernels
-//! translated for devices that are not here, tensors too large for one binding, and trouble.
+//! Tests of the backend on the first device of this machine (a software device will do): conformance of the ops,
+//! translation of all kernels to MSL and SPIR-V, tensors larger than one binding, and errors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ fn found() -> Option<Found> {
     needed("Vulkan or Metal device", devices().into_iter().next())
 }
 
-/// Runs the cases that `takes` says, then translates every kernel they used.
+/// Runs the conformance cases selected by `takes`, then translates every kernel they compiled.
 fn conforms(takes: impl Fn(&str) -> bool) {
     let Some(found) = found() else { return };
     let b = Wgpu::open(&found).unwrap();
@@ -48,12 +48,12 @@ fn conformance_of_all_else() {
     conforms(|name| !PRODUCTS.contains(&name));
 }
 
-/// Every kernel that a device has compiled, as the programs that Metal and Vulkan would be given.
+/// Translates every compiled kernel to MSL and SPIR-V, as Metal and Vulkan would get it.
 fn translate(b: &Wgpu) {
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     for (name, wgsl) in b.gpu.programs() {
         let module = naga::front::wgsl::parse_str(&wgsl).unwrap();
-        // Nothing beyond what every device has.
+        // No capabilities beyond what every device has.
         let mut validator = naga::valid::Validator::new(
             naga::valid::ValidationFlags::all(),
             naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32,
@@ -97,10 +97,10 @@ fn weight(b: &Wgpu, format: Format, rows: usize, cols: usize) -> tallow_core::We
     b.prepare(HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS }).unwrap()
 }
 
-/// Pages of the cache that tests attend to.
+/// Pages of the KV cache in these tests.
 const PAGES: usize = 180;
 
-/// Attention over a cache of many pages, written in two steps.
+/// Attention over a KV cache of many pages, written in two steps.
 fn attention(b: &Wgpu, dtype: DType) -> Vec<f32> {
     let (heads, page_len, tokens) = (Heads { q: 4, kv: 2, dim: 16 }, 4, 90);
     let pages: Vec<u32> = (0..23).map(|i| (i * 37 + 5) % PAGES as u32).collect();
@@ -132,7 +132,8 @@ fn attention(b: &Wgpu, dtype: DType) -> Vec<f32> {
     out
 }
 
-/// A long prompt's segments are merged within a workgroup, a token's by a kernel of their own: with the same bits.
+/// Segments are merged within a workgroup for a long prompt, and by a second kernel for a single token: the bits are
+/// the same.
 #[test]
 fn segments_are_merged_alike() {
     let Some(found) = found() else { return };
@@ -170,7 +171,7 @@ fn segments_are_merged_alike() {
     }
 }
 
-/// What is larger than a binding lies in several, and gives the same bits.
+/// A tensor larger than one binding is split into blocks, with the same results bit for bit.
 #[test]
 fn tensors_larger_than_a_binding() {
     let Some(found) = found() else { return };
@@ -199,7 +200,7 @@ fn tensors_larger_than_a_binding() {
             out.extend(b.download::<f32>(&b.run(head).unwrap()).unwrap());
             (out, blocks(&w))
         };
-        // The largest of what is computed still fits into a block.
+        // Large enough that the largest activation still fits into one block.
         let cut = Wgpu::within(&found, 128 << 10).unwrap();
         let ((a, one), (b, several)) = (run(&whole), run(&cut));
         println!("{format}: in {one} block and in {several}");
@@ -211,7 +212,7 @@ fn tensors_larger_than_a_binding() {
         assert!(cut.alloc(dtype, PAGES, 128).unwrap().buf().blocks().len() > 1);
         assert!(attention(&cut, dtype) == attention(&whole, dtype), "{dtype}");
     }
-    // What no kernel could see is refused when it is asked for, and not in a step.
+    // A tensor that no kernel could bind is refused when it is allocated, not during a step.
     let cut = Wgpu::within(&found, 1 << 10).unwrap();
     assert!(matches!(cut.alloc(DType::F32, 100, 128), Err(Error::OutOfMemory { .. })));
     assert!(matches!(cut.alloc(DType::F32, 1, 1000), Err(Error::OutOfMemory { .. })));
@@ -224,7 +225,7 @@ fn blocks(w: &tallow_core::Weight<Wgpu>) -> usize {
     }
 }
 
-/// Memory that nobody uses is used again, and what does not fit is an error and no end.
+/// Freed memory is reused, and running out of memory is an error that the device survives.
 #[test]
 fn memory_is_used_again_and_runs_out_with_words() {
     let Some(found) = found() else { return };
@@ -232,10 +233,10 @@ fn memory_is_used_again_and_runs_out_with_words() {
     let id = |t: &Tensor<Wgpu>| format!("{:?}", t.buf());
     let first = id(&b.alloc(DType::F32, 100, 100).unwrap());
     assert_eq!(first, id(&b.alloc(DType::F32, 100, 100).unwrap()));
-    // As much as there is, in pieces that can be had, until one cannot.
+    // More than any device has.
     let huge = b.alloc(DType::F32, usize::MAX / 8, 8);
     assert!(matches!(huge, Err(Error::OutOfMemory { .. })), "{huge:?}");
-    // The device goes on.
+    // The device still works.
     let x = b.upload(&[1.0f32, 2.0, 3.0], 1, 3).unwrap();
     assert_eq!(b.download::<f32>(&x).unwrap(), [1.0, 2.0, 3.0]);
 }
@@ -254,7 +255,7 @@ fn a_kernel_that_does_not_compile_is_an_error_with_its_place() {
     assert_eq!(b.download::<f32>(&x).unwrap(), [1.0]);
 }
 
-/// A device that is gone says so at everything it is asked, and can be let go of.
+/// Every call on a lost device returns `Error::Lost`, and the device can be dropped.
 #[test]
 fn a_device_that_is_lost_says_so() {
     let Some(found) = found() else { return };
@@ -274,14 +275,14 @@ fn a_device_that_is_lost_says_so() {
     }
 }
 
-/// What fails once leaves nothing behind that makes later steps fail.
+/// A failed step does not make later steps fail.
 #[test]
 fn a_step_that_fails_is_over() {
     let Some(found) = found() else { return };
     let b = Wgpu::open(&found).unwrap();
     let x = b.upload(&[1.0f32, 2.0], 1, 2).unwrap();
     for _ in 0..3 {
-        // Twice as much as the block has is a mistake that the device itself finds.
+        // Reading twice the block's size is an error that wgpu itself reports.
         let block = &x.buf().blocks()[0];
         assert!(matches!(b.gpu.read(&[(block, 0, 2 * block.size())]), Err(Error::Device { .. })));
         let y = b.run(Eltwise { x: &x, op: EltwiseOp::Scale(3.0) }).unwrap();
@@ -289,7 +290,7 @@ fn a_step_that_fails_is_over() {
     }
 }
 
-/// The ops in few sizes, as `doctor` tries them on hardware.
+/// The conformance suite in few sizes, as `doctor` runs it on hardware.
 #[test]
 fn conformance_in_brief() {
     let Some(found) = found() else { return };
@@ -298,7 +299,7 @@ fn conformance_in_brief() {
     assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
 }
 
-/// More launches than one submission has room for.
+/// More launches than fit into one submission.
 #[test]
 fn many_launches() {
     let Some(found) = found() else { return };
@@ -314,7 +315,7 @@ fn many_launches() {
     assert!(after.submits - before.submits > 1 && after.dispatches - before.dispatches == 20_000);
 }
 
-/// A GPU that works at one thing for too long is reset by some systems.
+/// Work is split into several submissions, since some systems reset a GPU that is busy for too long.
 #[test]
 fn much_work_is_handed_over_in_pieces() {
     let Some(found) = found() else { return };
@@ -333,7 +334,7 @@ fn much_work_is_handed_over_in_pieces() {
     assert_eq!((submits(0), submits(20_000_000_000), submits(200_000_000_000)), (1, 3, 6));
 }
 
-/// Heads of an odd width cannot lie in a 16-bit cache, and that is said.
+/// A 16-bit KV cache refuses an odd head dimension.
 #[test]
 fn a_cache_that_cannot_be_is_refused() {
     let Some(found) = found() else { return };
@@ -364,7 +365,7 @@ fn small_elements_are_written_where_they_should() {
     b.zero(&h.row_range(1..2)).unwrap();
     let zero = half::f16::ZERO;
     assert_eq!(b.download::<half::f16>(&h).unwrap(), [half, half, half, zero, zero, zero, half, half, half]);
-    // The first row is not the whole, though both begin at the same place.
+    // Zeroing the first row must not clear the whole tensor, though both begin at the same offset.
     let h = b.upload(&[half; 9], 3, 3).unwrap();
     b.zero(&h.row_range(0..1)).unwrap();
     assert_eq!(b.download::<half::f16>(&h).unwrap(), [zero, zero, zero, half, half, half, half, half, half]);

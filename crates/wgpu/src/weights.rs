@@ -1,48 +1,49 @@
-//! How weights lie on the device, and the WGSL that reads them.
+//! Packed weights: their layout on the device, and the WGSL that unpacks them.
 //!
-//! Rows are taken in groups of 32, the invocations that read them side by side. A row is a row of *units*: as many
-//! blocks of the format as make whole 32-bit words. Of each unit, word after word, the 32 rows' words lie next to each
-//! other, so that a group of invocations reads whole lines of memory. Nothing is unpacked on the way: a weight takes
-//! what it takes in the file, but for the padding of odd sizes. Only what takes tables or division to read is made codes of
-//! two, three or four bits ([`coded`](crate::coded)).
+//! Rows are stored in groups of 32 (`LANES`), one row per invocation. A row is a sequence of *units*: the fewest blocks
+//! of the format that fill whole 32-bit words. Within a unit the layout is [words, 32 rows], so that a group of
+//! invocations reads contiguous memory. Weights stay quantized and take the size they have in the file, apart from
+//! padding of odd sizes. Only formats whose decoding needs lookup tables or division are recoded to codes of two, three
+//! or four bits ([`coded`](crate::coded)).
 
 use tallow_core::{DType, Format};
 use tallow_quant::{Gridded, IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS};
 
 use crate::coded;
 
-/// Rows that are read side by side.
+/// Rows per group, read side by side.
 pub(crate) const LANES: usize = 32;
-/// Weights that are unpacked at a time.
+/// Weights unpacked by one call.
 pub(crate) const EIGHT: usize = 8;
-/// Weights of a row between two places where a sum may be cut.
+/// Weights of a row between two points where split-K may cut the sum.
 pub(crate) const SEGMENT: usize = 32;
 
-/// Makes words of a block; they are zero before.
+/// Recodes a block into words, which are zeroed before.
 type WordsOf = fn(&[u8], &mut [u32]);
 
-/// How one format lies on the device.
+/// Device layout of one format.
 pub(crate) struct Layout {
-    /// Weights of a unit.
+    /// Weights per unit.
     pub weights: usize,
-    /// Words of a unit.
+    /// Words per unit.
     pub words: usize,
-    /// Blocks of the file that make a unit.
+    /// File blocks per unit.
     pub blocks: usize,
-    /// Where the 16 bits (or so) stand in a block that are put in front, and how many bytes they are. Most formats
-    /// begin with a scale of two bytes, which leaves the rest of the block at odd places.
+    /// Offset and bytes of the field that is moved to the front of the unit, usually the f16 scale. Most formats begin
+    /// with a two-byte scale, which leaves the rest of the block unaligned to words.
     lead: Option<(usize, usize)>,
-    /// Bytes at the end of a block that are left out.
+    /// Bytes at the end of a block that are dropped.
     unused: usize,
-    /// What makes a unit's words of a block, where they are others than those of the file.
+    /// Recodes a block into the unit's words, for formats that are not stored as in the file.
     words_of: Option<WordsOf>,
-    /// What stands for `VALUES` in the WGSL.
+    /// Codebook that replaces `VALUES` in the WGSL.
     values: [i8; 16],
-    /// WGSL that gives eight weights: `unpack_N(at, j)` gives those from `8 * j` on of the unit at word `at`.
+    /// WGSL that unpacks eight weights: `unpack_N(at, j)` returns weights `8 * j` to `8 * j + 7` of the unit at word
+    /// `at`.
     wgsl: &'static str,
 }
 
-/// Blocks as they are in a file, one a unit.
+/// One file block per unit, unchanged.
 const fn whole(weights: usize, words: usize, wgsl: &'static str) -> Layout {
     Layout { weights, words, blocks: 1, lead: None, unused: 0, words_of: None, values: [0; 16], wgsl }
 }
@@ -61,7 +62,7 @@ fn ternary(words_of: WordsOf) -> Layout {
     Layout { words_of: Some(words_of), ..whole(256, 17, include_str!("shaders/formats/ternary.wgsl")) }
 }
 
-/// The layout of a format.
+/// Device layout of a format.
 pub(crate) fn layout(format: Format) -> Layout {
     let plain = |words, wgsl| Layout { blocks: EIGHT, ..whole(EIGHT, words, wgsl) };
     let pairs = |words, wgsl| Layout { blocks: 2, lead: Some((0, 2)), ..whole(64, words, wgsl) };
@@ -87,7 +88,7 @@ pub(crate) fn layout(format: Format) -> Layout {
             concat!(include_str!("shaders/formats/six_bits.wgsl"), include_str!("shaders/formats/q5_k.wgsl")),
         ),
         Format::Q6K => whole(256, 53, include_str!("shaders/formats/q6_k.wgsl")),
-        // The sums of codes are for products of integers.
+        // The block sums at the end (`bsums`) are only used by integer dot products.
         Format::Q8K => Layout { unused: 32, ..whole(256, 65, include_str!("shaders/formats/q8_k.wgsl")) },
         Format::IQ1S => three_bits::<IQ1S>(),
         Format::IQ1M => three_bits::<IQ1M>(),
@@ -121,24 +122,24 @@ pub(crate) fn layout(format: Format) -> Layout {
 }
 
 impl Layout {
-    /// Units of a row of `cols` weights: enough for whole segments too.
+    /// Units of a row of `cols` weights, padded to whole segments.
     pub(crate) fn units(&self, cols: usize) -> usize {
         cols.next_multiple_of(SEGMENT).div_ceil(self.weights)
     }
 
-    /// The values as `looked_up` takes them.
+    /// The codebook as the table argument of `looked_up`.
     fn table(&self) -> String {
         let word = |four: &[i8; 4]| format!("{:#010x}u", u32::from_le_bytes(four.map(|v| v as u8)));
         let words: Vec<String> = self.values.as_chunks().0.iter().map(word).collect();
         format!("vec4<u32>({})", words.join(", "))
     }
 
-    /// Words of a group of rows.
+    /// Words per group of rows.
     pub(crate) fn group_words(&self, cols: usize) -> usize {
         self.units(cols) * self.words * LANES
     }
 
-    /// Puts a unit's blocks, which may be fewer at the end of a row, into words.
+    /// Arranges a unit's blocks (fewer at the end of a row) as words.
     fn arrange(&self, block_bytes: usize, blocks: &[u8], words: &mut [u32]) {
         words.fill(0);
         if let Some(words_of) = self.words_of {
@@ -155,7 +156,7 @@ impl Layout {
         }
     }
 
-    /// Puts a group of rows (the last may have fewer than 32) into its words. `rows` are whole rows of the file.
+    /// Packs a group of rows (the last group may have fewer than 32). `rows` are whole rows of the file.
     pub(crate) fn pack(&self, format: Format, cols: usize, rows: &[u8], out: &mut [u32]) {
         let block_bytes = format.block_bytes();
         let row_bytes = cols.div_ceil(format.block_weights()) * block_bytes;
@@ -176,14 +177,14 @@ impl Layout {
 /// How the weights that a kernel reads are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stored {
-    /// In groups of rows, as this module says.
+    /// Packed in groups of rows, as described at the top of this module.
     Packed(Format),
-    /// In plain rows, as a tensor.
+    /// Row-major, as a tensor.
     Rows(DType),
 }
 
 impl Stored {
-    /// Tells it from others.
+    /// Distinguishes the storage in a kernel's variant.
     pub(crate) fn code(self) -> u32 {
         match self {
             Stored::Packed(format) => format as u32,
@@ -193,9 +194,9 @@ impl Stored {
 
     /// WGSL that reads weights from the binding `wN`, where N is `part`:
     ///
-    /// `fn eight_N(base: u32, step: u32, group: u32, lane: u32, k8: u32) -> Eight` gives weights `8 * k8` to
-    /// `8 * k8 + 7` of row `32 * group + lane`. `base` is the group where the weight begins in the block, and `step` its
-    /// units in a row; of plain rows they are the tensor's offset and stride.
+    /// `fn eight_N(base: u32, step: u32, group: u32, lane: u32, k8: u32) -> Eight` returns weights `8 * k8` to `8 * k8
+    /// + 7` of row `32 * group + lane`. If packed, `base` is the weight's first group in the block and `step` the units
+    /// per row; if row-major, they are the tensor's offset and stride.
     pub(crate) fn source(self, part: usize) -> String {
         let text = match self {
             Stored::Packed(format) => {

@@ -1,4 +1,4 @@
-//! The attacks. Each gives the bytes of the longest answer that it got.
+//! The attacks. Each returns the size in bytes of its longest answer.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use super::server::{Client, Log, answer};
 
-/// How long attacks that go on do so.
+/// Duration of continuous attacks.
 const LONG: Duration = Duration::from_secs(8);
-/// Bytes of a body that is as long as may be, and of its text.
+/// Bytes of text in a body that is about as long as allowed.
 const LONGEST: usize = 15_000_000;
 
 /// An attack.
 pub(super) struct Case {
     pub(super) name: &'static str,
     pub(super) log: Log,
-    /// KiB of address space that the server may have.
+    /// Limit of the server's address space, in KiB.
     pub(super) space: Option<u64>,
-    /// Is there one large request at a time?
+    /// Whether there is one large request at a time.
     pub(super) one: bool,
     pub(super) run: fn(&Client) -> io::Result<usize>,
 }
@@ -61,7 +61,7 @@ fn prompt(text: &str) -> String {
     format!("{{\"prompt\":\"{text}\",\"return_token_strs\":true}}")
 }
 
-/// Repeats something for a while, and gives the longest answer.
+/// Repeats `one` for a while, and returns the size of the longest answer.
 fn for_long(mut one: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     let (begun, mut longest) = (Instant::now(), 0);
     while begun.elapsed() < LONG {
@@ -70,7 +70,7 @@ fn for_long(mut one: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     Ok(longest)
 }
 
-/// The same by several clients at once, whose answers add up.
+/// The same with several clients at once; their answers' sizes add up.
 fn at_once(clients: usize, one: impl Fn() -> io::Result<usize> + Sync) -> io::Result<usize> {
     std::thread::scope(|threads| {
         let all: Vec<_> = (0..clients).map(|_| threads.spawn(|| for_long(&one))).collect();
@@ -83,7 +83,7 @@ fn at_once(clients: usize, one: impl Fn() -> io::Result<usize> + Sync) -> io::Re
 
 fn tokenize_longest(server: &Client) -> io::Result<usize> {
     let body = prompt(&"a".repeat(LONGEST));
-    // It is refused before all of it is read, which a client that goes on writing need not see.
+    // It is refused before all of it is read, which a client that keeps writing may not notice.
     for_long(|| Ok(server.post("/tokenize", &body).map_or(0, |(_, length)| length)))
 }
 
@@ -98,7 +98,7 @@ fn slow_readers(server: &Client) -> io::Result<usize> {
         (0..16).map(|_| server.ask("/tokenize", &body)).collect::<io::Result<_>>()?;
     for_long(|| {
         for client in &mut clients {
-            // Those that were given up for others read nothing more.
+            // Clients that were dropped in favour of others read nothing more.
             let _ = client.read(&mut [0; 512]);
         }
         std::thread::sleep(Duration::from_millis(100));
@@ -140,7 +140,7 @@ fn stalled_bodies(server: &Client, count: usize, length: usize, sent: usize) -> 
         let one = || {
             let mut stream = server.connect()?;
             stream.write_all(server.head("POST", "/v1/completions", length).as_bytes())?;
-            // Those for which there is no room are not read.
+            // Clients for which there is no room are not read.
             stream.set_write_timeout(Some(LONG))?;
             let _ = stream.write_all(&start);
             Ok(stream)
@@ -178,7 +178,7 @@ fn idle_connections(server: &Client) -> io::Result<usize> {
     for i in 0..10_000 {
         let mut stream = server.connect()?;
         if i % 2 == 0 {
-            // Half of a head. Those that were given up cannot be written to.
+            // Half of a request head. Writing fails for clients that were dropped.
             let _ = stream.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: loc");
         }
         clients.push(stream);
@@ -224,14 +224,14 @@ fn vanishing(server: &Client) -> io::Result<usize> {
 
 fn many_requests(server: &Client) -> io::Result<usize> {
     let body = "{\"prompt\":\"Once\",\"max_tokens\":0}";
-    // Each leaves a line in the log, also where it is refused: more than a pipe holds.
+    // Each leaves a log line, even if it is refused: more than a pipe holds.
     for _ in 0..3000 {
         answer(server.ask("/v1/completions", body)?)?;
     }
     Ok(0)
 }
 
-/// The answer should have this status.
+/// The length of an answer, which must have the status `wanted`.
 fn expect((status, length): (u16, usize), wanted: u16) -> io::Result<usize> {
     match status == wanted {
         true => Ok(length),

@@ -1,7 +1,7 @@
 //! `cargo xtask attack`: a server under attack, with a healthy stream and small requests beside it.
 //!
-//! For each attack it says whether the stream is the same as without, how long it stood still, how long small requests
-//! took, and how much memory the server had at most. It fails where one of these is not as promised.
+//! For each attack it reports whether the stream is the same as without, its longest pause, how long small requests
+//! took, and the server's peak memory. It fails if one of these is not as promised.
 
 mod cases;
 mod server;
@@ -20,23 +20,23 @@ const USAGE: &str = "usage: cargo xtask attack [--program PROGRAM] [--slow FACTO
   --slow FACTOR      allow so many times longer, for builds without optimisation
   NAME               only the attacks whose names contain one of these";
 
-/// What a request that is small may take.
+/// Time limit of a small request.
 const SMALL_WITHIN: Duration = Duration::from_secs(1);
-/// MiB that all requests together may hold: what the server is told.
+/// MiB that all requests together may hold (`--max-memory-in-flight`).
 const IN_FLIGHT: u64 = 512;
 /// MiB that one request may take besides its answer.
 const ONE: u64 = 64;
 /// MiB that allocators and threads may take besides what is counted.
 const SLACK: u64 = 48;
-/// The stream that must not change: as long as the model's context has room for.
+/// The stream that must not change: as long as the model's context allows.
 const STREAM: &str =
     r#"{"prompt":"Once upon a time","max_tokens":400,"temperature":0,"ignore_eos":true,"stream":true}"#;
 const SMALL: &str = r#"{"prompt":"Once upon","max_tokens":4,"temperature":0}"#;
 
-/// Says that this has been run again with more descriptors.
+/// Marks that this process has been restarted with more descriptors.
 const MARK: &str = "--with-descriptors";
 
-/// What was seen during an attack.
+/// Observations during an attack.
 #[derive(Debug, Default)]
 struct Seen {
     streams: usize,
@@ -90,8 +90,8 @@ fn options(root: &Path, args: &[&str]) -> Option<Options> {
     Some(options)
 }
 
-/// Ten thousand connections need as many descriptors here, too. If there are too few this runs again with more, and
-/// gives what came of that.
+/// Ten thousand connections need as many descriptors here, too. If there are too few, restarts this program with more
+/// and returns its exit code.
 fn with_descriptors() -> Option<ExitCode> {
     let mut args: Vec<String> = std::env::args().collect();
     if args.iter().any(|arg| arg == MARK) || std::fs::File::open("/proc/self/limits").is_err() {
@@ -129,13 +129,13 @@ fn attack_all(options: &Options) -> io::Result<bool> {
     Ok(all_well)
 }
 
-/// One attack, on a server of its own. Is everything as promised?
+/// Runs one attack on a server of its own. Returns whether everything is as promised.
 fn attack(case: &Case, options: &Options) -> io::Result<bool> {
     let flags = ["--max-memory-in-flight", "512", "--slots", "16"];
     let mut server = Server::start(&options.program, &flags, case.log, case.space)?;
     let (attacker, healthy) = (server.attacker(), server.healthy());
     let expected = streamed(healthy, STREAM)?;
-    // What is loaded late is not the attack's.
+    // Whatever is loaded lazily must not count for the attack.
     healthy.post("/tokenize", r#"{"prompt":"a"}"#)?;
     let before = server.resident();
     server.reset_peak();
@@ -182,7 +182,7 @@ fn attack(case: &Case, options: &Options) -> io::Result<bool> {
 }
 
 impl Case {
-    /// MiB that the server may have at most.
+    /// Upper bound of the server's memory, in MiB.
     fn bound(&self, before: u64, answer: u64) -> u64 {
         before + SLACK + if self.one { ONE + answer } else { IN_FLIGHT }
     }
@@ -192,7 +192,7 @@ fn broken(why: &str) -> Seen {
     Seen { failed: vec![why.to_owned()], ..Seen::default() }
 }
 
-/// Asks for the same stream again and again.
+/// Requests the same stream again and again.
 fn follow(server: Client, expected: &Streamed, over: &AtomicBool) -> Seen {
     let mut seen = Seen::default();
     loop {
@@ -210,7 +210,7 @@ fn follow(server: Client, expected: &Streamed, over: &AtomicBool) -> Seen {
     }
 }
 
-/// Asks for a few tokens again and again.
+/// Requests a few tokens again and again.
 fn ask_small(server: Client, over: &AtomicBool) -> Seen {
     let mut seen = Seen::default();
     while !over.load(Ordering::Relaxed) && seen.failed.len() <= 10 {

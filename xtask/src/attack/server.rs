@@ -1,4 +1,4 @@
-//! [`Server`]: the program under attack, and what its clients say.
+//! [`Server`]: the program under attack, and its clients.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -9,30 +9,30 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// How long anything may take before it counts as hanging.
+/// Timeout after which anything counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where the server's log goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Log {
-    /// To nowhere.
+    /// Discarded.
     Read,
     /// Into a pipe that nobody reads.
     Unread,
-    /// To a disk that is full.
+    /// To a full disk.
     Full,
 }
 
-/// The keys of those who attack and of those who do not, so that the server can tell them apart.
+/// API keys of the attacking and the healthy clients, so that the server can tell them apart.
 const KEYS: [&str; 2] = ["attacker", "healthy"];
 
-/// A server that runs; it is killed when this is dropped.
+/// A running server; it is killed when this is dropped.
 pub(super) struct Server {
     child: Child,
     address: SocketAddr,
 }
 
-/// A way to a server, with the key of whoever has it.
+/// A server's address and the API key of the client.
 #[derive(Clone, Copy)]
 pub(super) struct Client {
     address: SocketAddr,
@@ -40,7 +40,7 @@ pub(super) struct Client {
 }
 
 impl Server {
-    /// Starts the program, with so much address space (KiB) if that is limited.
+    /// Starts the program, with its address space limited to `space` KiB if given.
     pub(super) fn start(program: &Path, flags: &[&str], log: Log, space: Option<u64>) -> io::Result<Server> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let limit = space.map_or(String::new(), |kib| format!("ulimit -v {kib}; "));
@@ -81,30 +81,30 @@ impl Server {
         Client { address: self.address, key: KEYS[1] }
     }
 
-    /// Does it still run?
+    /// Whether it is still running.
     pub(super) fn lives(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// A number of kibibytes that the system knows of it.
+    /// A value in KiB of the process's `/proc` status.
     fn memory(&self, name: &str) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
     }
 
-    /// What it has now, in MiB.
+    /// Resident memory now, in MiB.
     pub(super) fn resident(&self) -> u64 {
         self.memory("VmRSS") >> 10
     }
 
-    /// The most that it had since this was last reset, in MiB.
+    /// Peak resident memory since the last reset, in MiB.
     pub(super) fn peak(&self) -> u64 {
         self.memory("VmHWM") >> 10
     }
 
     pub(super) fn reset_peak(&self) {
-        // Where that is not allowed peaks are those of the whole run, which is never less.
+        // Where this is not permitted, peaks are those of the whole run, which are never lower.
         let _ = std::fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5");
     }
 }
@@ -127,16 +127,16 @@ impl Client {
         )
     }
 
-    /// Asks, and gives the connection on which the answer comes.
+    /// Sends a request, and returns the connection for the answer.
     pub(super) fn ask(&self, path: &str, body: &str) -> io::Result<TcpStream> {
         let mut stream = self.connect()?;
         stream.write_all(self.head("POST", path, body.len()).as_bytes())?;
-        // A server that refuses early need not read it all.
+        // A server that refuses early may not read all of it.
         let _ = stream.write_all(body.as_bytes());
         Ok(stream)
     }
 
-    /// Asks, and waits for status and length of the answer.
+    /// Sends a request, and waits for the status and length of the answer.
     pub(super) fn post(&self, path: &str, body: &str) -> io::Result<(u16, usize)> {
         answer(self.ask(path, body)?)
     }
@@ -165,7 +165,7 @@ pub(super) fn answer(mut stream: TcpStream) -> io::Result<(u16, usize)> {
                 length += n;
                 start.extend(&piece[..n.min(16_usize.saturating_sub(start.len()))]);
             }
-            // What came before counts.
+            // What was received before the error counts.
             Err(_) if length > 0 => break,
             Err(e) => return Err(e),
         }
@@ -175,7 +175,7 @@ pub(super) fn answer(mut stream: TcpStream) -> io::Result<(u16, usize)> {
     Ok((status, length))
 }
 
-/// What came of a stream: its choices as they were sent, and the longest time between two of them.
+/// A stream: its choices as they were sent, and the longest time between two of them.
 #[derive(Debug, Default)]
 pub(super) struct Streamed {
     pub(super) said: Vec<String>,
@@ -185,7 +185,7 @@ pub(super) struct Streamed {
 /// Reads a stream to its end.
 pub(super) fn streamed(server: Client, body: &str) -> io::Result<Streamed> {
     let mut out = Streamed::default();
-    // The older version of the protocol has no chunks to be put together.
+    // HTTP/1.0 has no chunked encoding to be decoded.
     let head = server.head("POST", "/v1/completions", body.len()).replace("HTTP/1.1", "HTTP/1.0");
     let mut stream = server.connect()?;
     stream.write_all((head + body).as_bytes())?;

@@ -1,4 +1,4 @@
-//! Results as a picture: what fraction of the machine's limit each program comes to, row by row.
+//! Results as a chart: the fraction of the machine's limit that each program reaches, row by row.
 
 use std::fmt::Write;
 
@@ -6,14 +6,14 @@ use super::results::Results;
 use super::table::percent;
 
 const WIDTH: f64 = 760.0;
-/// Where bars begin, and how long one is that comes to the limit.
+/// x of the bars' start, and length of a bar at the limit.
 const LEFT: f64 = 270.0;
 const WHOLE: f64 = 400.0;
 const TOP: f64 = 78.0;
 const BAR: f64 = 11.0;
 const PITCH: f64 = 32.0;
 
-/// Colours for light and for dark surroundings. The ground is painted, so that either can be read anywhere.
+/// Colours for light and dark mode. The background is painted, so that either is readable anywhere.
 const STYLE: &str = "\
 text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1f2328}
 .title{font-size:15px;font-weight:600}.small{font-size:11px;fill:#59636e}.end{text-anchor:end}.mid{text-anchor:middle}
@@ -31,7 +31,7 @@ pub(super) fn svg(results: &Results) -> String {
             Some((row.title(results.machine.cores), row.fraction(&row.tallow)?, theirs))
         })
         .collect();
-    // What memory is read at can be more than the raw read of the same minute, on a machine that others use too.
+    // Where other programs also run, a result can exceed the raw read bandwidth measured in the same minute.
     let most = rows.iter().flat_map(|(_, ours, theirs)| [*ours, *theirs]).fold(1.0, f64::max);
     let bottom = TOP + PITCH * rows.len() as f64;
     let height = bottom + 44.0;

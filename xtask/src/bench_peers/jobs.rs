@@ -1,4 +1,4 @@
-//! [`Job`]: what is measured, and how each program is told to do it.
+//! [`Job`]: what is measured, and each program's command line for it.
 
 use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -13,11 +13,11 @@ use super::process::{self, Watch};
 use super::results::{Demand, Group, Id, Peak, Unit};
 use super::shape::Shape;
 
-/// Something to do with a model, which both programs are asked for in turn.
+/// A benchmark of one model that both programs run in turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub model: &'static str,
-    /// On one thread, whatever was asked for.
+    /// Always on one thread, whatever was asked for.
     one_thread: bool,
     work: Work,
 }
@@ -30,7 +30,7 @@ enum Work {
     Serve { load: Load, alone: usize },
 }
 
-/// Where everything is.
+/// Paths and settings of all programs.
 #[derive(Clone, Debug)]
 pub(super) struct Programs {
     pub tallow: PathBuf,
@@ -40,17 +40,17 @@ pub(super) struct Programs {
     pub threads: usize,
 }
 
-/// Who does it.
+/// The program that runs a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Program {
     Tallow,
     Llama {
-        /// With flash attention?
+        /// Whether flash attention is on (`-fa`).
         flash: bool,
     },
 }
 
-/// What a run gives: a value for each row of its job, and the share that others took.
+/// A run's values, one per row of its job, and the CPU share that other processes used.
 pub(super) type Measured = Result<(Vec<f64>, Option<f64>), String>;
 
 const MODELS: [&str; 5] =
@@ -58,12 +58,12 @@ const MODELS: [&str; 5] =
 const USUAL: &str = "qwen3-0.6b-Q4_K_M";
 const LARGER: &str = "llama-3.2-1b-Q8_0";
 const EXPERTS: &str = "qwen3-moe-Q8_0";
-/// How often a process measures the same. It warms itself up before.
+/// Repetitions in a process. It warms up before.
 const TIMES: &str = "2";
-/// Tokens of context for each client of a server.
+/// Tokens of context per client of a server.
 const CONTEXT: usize = 512;
 
-/// Everything that is measured, in the order of the tables. `quick` is for looking whether it works.
+/// All jobs, in the order of the tables. `quick` makes them small, to check that everything works.
 pub(super) fn jobs(quick: bool) -> Vec<Job> {
     let n = |full: usize| if quick { full.div_ceil(32).max(8) } else { full };
     let job = |model, work| Job { model, one_thread: false, work };
@@ -100,7 +100,7 @@ impl Job {
         if self.one_thread { 1 } else { programs.threads }
     }
 
-    /// What the machine's limit for its multiplications is.
+    /// The kind of multiplications that limits the model.
     pub(super) fn peak(&self) -> Peak {
         if self.model.ends_with("bf16") { Peak::Bf16 } else { Peak::Int8 }
     }
@@ -109,7 +109,8 @@ impl Job {
         programs.models.join(format!("{}.gguf", self.model))
     }
 
-    /// Who does it, in turn. Where flash attention matters llama.cpp's better way counts.
+    /// The programs, in turn. Where flash attention matters llama.cpp runs with and without it, and the better result
+    /// counts.
     pub(super) fn turns(&self) -> Vec<Program> {
         let mut turns = vec![Program::Tallow, Program::Llama { flash: true }];
         if matches!(self.group(), Group::Prefill | Group::Depth) {
@@ -118,7 +119,7 @@ impl Job {
         turns
     }
 
-    /// Its rows, and what the machine's limits have to say about them.
+    /// The job's rows, and each row's demand for the roofline.
     pub(super) fn rows(&self, threads: usize, shape: Option<&Shape>) -> Vec<(Id, Option<Demand>)> {
         let id =
             |test: String, unit| Id { group: self.group(), test, model: self.model.into(), threads, unit };
@@ -180,7 +181,7 @@ impl Job {
         Ok((values, watch.others()))
     }
 
-    /// What to start. Servers get their address besides.
+    /// The command line. Servers get their address in addition.
     fn command(&self, by: Program, programs: &Programs) -> Command {
         let (model, threads) = (self.file(programs), self.threads(programs).to_string());
         let tallow = |name: &str| {
@@ -253,14 +254,14 @@ fn list(numbers: &[usize]) -> String {
     numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Tokens per second, by what both programs' `bench` writes as JSON.
+/// Tokens per second, from the JSON that both programs' `bench` write.
 fn speeds(text: &str) -> Result<Vec<f64>, String> {
     let rows: Vec<Value> =
         serde_json::from_str(text).map_err(|e| format!("what it wrote is no list: {e}"))?;
     rows.iter().map(|row| field(row, "avg_ts")).collect()
 }
 
-/// Tokens per second of all sequences together, by the lines that llama-batched-bench writes among others.
+/// Tokens per second of all sequences together, from the JSON lines in llama-batched-bench's output.
 fn batch_speeds(text: &str) -> Result<Vec<f64>, String> {
     let rows = text.lines().filter(|line| line.starts_with('{'));
     let row = |line| serde_json::from_str(line).map_err(|e| format!("what it wrote is no row: {e}"));
@@ -272,7 +273,7 @@ fn field(row: &Value, name: &str) -> Result<f64, String> {
     value.ok_or_else(|| format!("a result has no {name}"))
 }
 
-/// A server, until it is dropped.
+/// A server process, killed on drop.
 struct Server {
     process: Child,
     address: SocketAddr,
@@ -284,7 +285,7 @@ impl Server {
         if load.prompt + load.generated > CONTEXT {
             return Err(format!("a request would have more than {CONTEXT} tokens"));
         }
-        // The port is free now, and nobody but the two of us takes one in this moment.
+        // The port is free now; a race with another process is unlikely.
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|l| l.local_addr());
         let address = address.map_err(|e| format!("no port is free: {e}"))?;
         command.args(["--host", "127.0.0.1", "--port", &address.port().to_string()]);
@@ -310,7 +311,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // If it has ended already, so much the better.
+        // It may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

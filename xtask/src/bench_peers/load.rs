@@ -1,4 +1,4 @@
-//! Clients that keep a server busy: each asks again as soon as it is answered.
+//! Closed-loop clients of a server: each sends the next request as soon as the last one is answered.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::results::median;
 
-/// What is asked of a server.
+/// The load on a server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub clients: usize,
@@ -20,20 +20,20 @@ pub(super) struct Load {
     pub generated: usize,
 }
 
-/// How it answered.
+/// Measurements of one load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome {
-    /// Tokens of all answers together.
+    /// Tokens of all answers together, per second.
     pub tokens_per_second: f64,
-    /// Milliseconds until the first piece of text: the median, and what 95 of 100 requests stay below.
+    /// Time to first token in milliseconds: median and 95th percentile.
     pub first: f64,
     pub first_95: f64,
 }
 
-/// An answer that takes longer than that is none.
+/// Timeout of an answer.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Puts the load on a server. An answer that is not whole fails all of it.
+/// Runs the load against a server. An incomplete answer fails the whole run.
 pub(super) fn drive(address: SocketAddr, load: Load, vocabulary: u32, seed: u64) -> Result<Outcome, String> {
     let (next, firsts) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let client = || {
@@ -64,8 +64,8 @@ pub(super) fn drive(address: SocketAddr, load: Load, vocabulary: u32, seed: u64)
     })
 }
 
-/// Tokens that no other prompt begins with, so that nothing computed before is of use. They are given as numbers: so
-/// the prompt is as long on every server. Special tokens are at the ends of vocabularies.
+/// A prompt with a unique beginning, so that no prefix cache helps. It is sent as token ids, so that it has the same
+/// length on every server. Special tokens, at the ends of vocabularies, are avoided.
 fn prompt(tokens: usize, vocabulary: u32, seed: u64) -> Vec<u32> {
     let mut state = seed;
     let next = |_| {
@@ -77,7 +77,7 @@ fn prompt(tokens: usize, vocabulary: u32, seed: u64) -> Vec<u32> {
     (0..tokens).map(next).collect()
 }
 
-/// Asks once, and waits for all of the answer. Returns how long its first piece took.
+/// Sends one request and reads the whole answer. Returns the time to the first piece.
 fn ask(address: SocketAddr, prompt: &[u32], generated: usize) -> Result<Duration, String> {
     let body = json!({
         "prompt": prompt,
@@ -121,7 +121,7 @@ fn ask(address: SocketAddr, prompt: &[u32], generated: usize) -> Result<Duration
     first.ok_or_else(|| "an answer has no text".to_owned())
 }
 
-/// Sends a request; its answer is read as it comes.
+/// Sends a request; its answer is read as it arrives.
 fn post(address: SocketAddr, path: &str, body: &str) -> io::Result<(u16, Box<dyn BufRead>)> {
     let head = format!(
         "POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {}\r\n",
@@ -130,7 +130,7 @@ fn post(address: SocketAddr, path: &str, body: &str) -> io::Result<(u16, Box<dyn
     exchange(address, &head, body)
 }
 
-/// Does the server say that it is ready?
+/// Whether the server reports that it is ready.
 pub(super) fn is_ready(address: SocketAddr) -> bool {
     exchange(address, "GET /health HTTP/1.1\r\n", "").is_ok_and(|(status, _)| status == 200)
 }
@@ -168,7 +168,7 @@ fn exchange(address: SocketAddr, head: &str, body: &str) -> io::Result<(u16, Box
     ))
 }
 
-/// A line without its end.
+/// A line without its line ending.
 fn head_line(from: &mut impl BufRead) -> io::Result<String> {
     let mut line = String::new();
     from.take(1 << 16).read_line(&mut line)?;
@@ -178,10 +178,10 @@ fn head_line(from: &mut impl BufRead) -> io::Result<String> {
     }
 }
 
-/// A body that comes in pieces, each with its length before it.
+/// A body in chunked transfer encoding.
 struct Chunks<R> {
     from: R,
-    /// Bytes of the piece that are still to come, with the two that end it.
+    /// Bytes of the current chunk that are still to come, including its CRLF.
     left: u64,
 }
 
@@ -216,7 +216,7 @@ mod tests {
 
     const LOAD: Load = Load { clients: 2, requests: 5, prompt: 3, generated: 2 };
 
-    /// A server that gives everybody the same answer. Returns what came of it, and the bodies that it was sent.
+    /// A server that gives every client the same answer. Returns the outcome, and the bodies that it received.
     fn served(answer: &str, load: Load) -> (Result<Outcome, String>, Vec<Value>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -243,7 +243,7 @@ mod tests {
         serde_json::from_slice(&body).unwrap()
     }
 
-    /// An answer in pieces that do not end where lines do.
+    /// An answer in chunks that do not end at line ends.
     fn chunked(text: &str) -> String {
         let pieces = text
             .as_bytes()

@@ -1,4 +1,4 @@
-//! `cargo xtask bench-peers`: Tallow beside llama.cpp, in turn, on this machine in this hour.
+//! `cargo xtask bench-peers`: Tallow beside llama.cpp, alternating on the same machine within the hour.
 
 mod chart;
 mod jobs;
@@ -46,7 +46,7 @@ Unpack it, and build for this very machine, with clang:
 Then --llama is build/bin. A model can be any GGUF of these shapes, with trained or with random weights: speeds are the
 same. The quantised ones are made of the bf16 one: llama-quantize qwen3-0.6b-bf16.gguf qwen3-0.6b-Q4_0.gguf Q4_0";
 
-/// What was asked for.
+/// Command line options.
 struct Options {
     llama: Option<PathBuf>,
     models: Option<PathBuf>,
@@ -99,10 +99,10 @@ fn group(name: &str) -> Result<Group, String> {
         .ok_or_else(|| format!("{name} is not among decode, prefill, depth, batch and serve"))
 }
 
-/// Measures, or only writes the pages.
+/// Measures, or only rewrites the pages.
 pub(crate) fn run(root: &Path, args: &[&str]) -> ExitCode {
     if args.contains(&"--help") || args.is_empty() {
-        // Whoever looks at it through a pipe may have seen enough.
+        // A broken pipe (`| head`) is not an error.
         let _ = writeln!(std::io::stdout(), "{HELP}");
         return ExitCode::SUCCESS;
     }
@@ -220,7 +220,7 @@ fn build(root: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// The state of the sources that programs are built from.
+/// The commit of the sources, and whether they differ from it.
 fn commit(root: &Path) -> Result<String, String> {
     let git = |args: &[&str]| {
         process::output(Command::new("git").args(args).current_dir(root)).map(|(text, _)| text)
@@ -239,7 +239,7 @@ fn machine(programs: &Programs) -> Result<Machine, String> {
         line.map(|value| value.trim().to_owned())
     };
     let kib = field("/proc/meminfo", "MemTotal").and_then(|m| m.split(' ').next()?.parse::<f64>().ok());
-    // It is written on standard error.
+    // The version is written to standard error.
     let version = Command::new(programs.llama.join("llama-bench")).arg("--version").output();
     let version = version.map_err(|e| format!("llama-bench does not start: {e}"))?;
     let version = [version.stdout, version.stderr].concat();
@@ -256,7 +256,7 @@ fn machine(programs: &Programs) -> Result<Machine, String> {
     })
 }
 
-/// The commit and the compiler, by what llama.cpp's programs say of themselves.
+/// The commit and the compiler, from llama.cpp's `--version`.
 fn peer_version(text: &str) -> (String, String) {
     let commit =
         text.split_once("commit ").map(|(_, rest)| rest.split([')', '\n']).next().unwrap_or_default());
@@ -287,7 +287,7 @@ fn date(at: SystemTime) -> String {
     format!("{year:04}-{month:02}-{:02}", day + 1)
 }
 
-/// Writes the pages, anew between their markers.
+/// Rewrites the pages between their markers.
 fn write_pages(root: &Path, results: &Results) -> Result<(), String> {
     let picture = root.join("docs/img/speed.svg");
     let wrong = |path: &Path, e: &dyn std::fmt::Display| format!("{}: {e}", path.display());

@@ -1,4 +1,4 @@
-//! What the machine can do at most, at this minute, measured by loops that do nothing else.
+//! The machine's limits at this moment, measured by loops that do nothing else.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -6,43 +6,43 @@ use std::time::{Duration, Instant};
 use super::process::{AGAIN, Watch};
 use super::results::{Limits, Peak};
 
-/// A cache line, so that what is read begins where lines begin.
+/// A cache line, so that reads are aligned to lines.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line([u64; 8]);
 
 /// Bytes that are read: far more than caches hold.
 const BYTES: usize = 1 << 30;
-/// How often each is measured. The fastest counts: the others were disturbed.
+/// Repetitions of each measurement. The fastest counts: the others were disturbed.
 const TIMES: usize = 3;
-/// How long operations are counted.
+/// Duration of a count of operations.
 const WHILE: Duration = Duration::from_millis(50);
 
-/// Memory to read, kept from one time to the next.
+/// Memory to read, kept between measurements.
 pub(super) struct Probe {
     lines: Vec<Line>,
 }
 
-/// How memory is read.
+/// Order in which memory is read.
 #[derive(Clone, Copy)]
 enum Pattern {
     /// From first to last.
     Sequential,
-    /// In four places at once, far apart, as a product of a matrix reads several of its rows.
+    /// Four distant streams at once, as a GEMV reads several rows of the weight.
     Streams,
 }
 
-/// What is counted: how often a loop ran tells how many operations were done.
+/// A loop and its kind: it returns the number of operations done in `rounds` rounds.
 type Loop = (Peak, fn(u64) -> f64);
 
 impl Probe {
-    /// Takes its memory, and writes it once: pages that were never written are all the same page.
+    /// Allocates the memory and writes it once: untouched pages all map to the same zero page.
     pub(super) fn new() -> Probe {
         Probe { lines: vec![Line([7; 8]); BYTES / size_of::<Line>()] }
     }
 
-    /// What so many threads can do, for weights in eight bits or in floating point. The best counts, so it is measured
-    /// again where others disturbed it.
+    /// Limits of `threads` threads, for 8-bit or floating point weights. The best counts, so it is measured again where
+    /// other processes disturbed it.
     pub(super) fn limits(&self, threads: usize, peak: Peak) -> Limits {
         let watch = Watch::start(None);
         let mut limits = self.measure(threads, peak);
@@ -102,7 +102,8 @@ fn best(run: impl Fn() -> f64) -> f64 {
     (0..TIMES).map(|_| run()).fold(0.0, f64::max)
 }
 
-/// The way of multiplying that does most per second here. Weights in eight bits could be unpacked too.
+/// The fastest kind of multiplication here. For 8-bit weights floats are candidates too, since the weights could be
+/// unpacked.
 fn fastest(threads: usize, peak: Peak) -> (Peak, f64) {
     let fits = |(kind, _): &Loop| *kind != Peak::Int8 || peak == Peak::Int8;
     let speeds = loops().into_iter().filter(fits).map(|(kind, run)| (kind, operations(threads, run)));
@@ -130,11 +131,11 @@ fn operations(threads: usize, run: fn(u64) -> f64) -> f64 {
     best(once)
 }
 
-/// A pass: in each step a line from each of four places is read.
+/// A pass over the memory: each step reads one line from each of four places.
 #[derive(Clone, Copy)]
 struct Pass<'a> {
     lines: &'a [Line],
-    /// Where the four begin.
+    /// First line of each of the four.
     from: [usize; 4],
     /// Lines from one step to the next.
     stride: usize,
@@ -150,14 +151,14 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The sum of what is read, so that nothing is left out.
+    /// The sum of everything read, so that no read is optimised away.
     fn sum(self) -> u64 {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the processor has AVX-512, as was just asked.
+            // SAFETY: the check above shows that the CPU supports AVX-512.
             return unsafe { x86::sum_avx512(self) };
         } else if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has AVX2, as was just asked.
+            // SAFETY: the check above shows that the CPU supports AVX2.
             return unsafe { x86::sum_avx2(self) };
         }
         self.sum_plain()
@@ -177,7 +178,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Additions and multiplications in whatever the compiler makes of them.
+/// Multiply-adds in whatever instructions the compiler chooses.
 fn plain(rounds: u64) -> f64 {
     const LANES: usize = 64;
     let (x, y) = std::hint::black_box((0.999_f32, 1e-3_f32));
@@ -198,18 +199,18 @@ fn loops() -> Vec<Loop> {
 fn loops() -> Vec<Loop> {
     let mut loops: Vec<Loop> = vec![(Peak::F32, plain)];
     if is_x86_feature_detected!("avx512f") {
-        // SAFETY: the processor has AVX-512, as was just asked; the same for those below.
+        // SAFETY: the check above shows that the CPU supports AVX-512.
         loops.push((Peak::F32, |rounds| unsafe { x86::fma_avx512(rounds) }));
     } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        // SAFETY: as above.
+        // SAFETY: the check above shows that the CPU supports AVX2 and FMA.
         loops.push((Peak::F32, |rounds| unsafe { x86::fma_avx2(rounds) }));
     }
     if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
-        // SAFETY: as above.
+        // SAFETY: the check above shows that the CPU supports AVX-512 with bf16.
         loops.push((Peak::Bf16, |rounds| unsafe { x86::bf16(rounds) }));
     }
     if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni") {
-        // SAFETY: as above.
+        // SAFETY: the check above shows that the CPU supports AVX-512 with VNNI.
         loops.push((Peak::Int8, |rounds| unsafe { x86::int8(rounds) }));
     }
     loops
@@ -217,7 +218,7 @@ fn loops() -> Vec<Loop> {
 
 /// # Safety
 ///
-/// Each function needs the instructions that it is enabled for.
+/// The CPU must support the target features of the function.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
@@ -226,19 +227,20 @@ mod x86 {
 
     use super::Pass;
 
-    /// Sums that do not wait for each other: as many as hide how long an instruction takes.
+    /// Independent accumulators: as many as hide the latency of an instruction.
     const SUMS: usize = 12;
 
     /// # Safety
     ///
-    /// The processor has AVX-512.
+    /// The CPU must support AVX-512.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn sum_avx512(pass: Pass<'_>) -> u64 {
         let mut sums = [_mm512_setzero_si512(); 4];
         let mut from = pass.from.map(|from| pass.lines[from..].as_ptr());
         for _ in 0..pass.steps {
             for (sum, from) in sums.iter_mut().zip(&mut from) {
-                // SAFETY: a pass has no more steps than lie between a place that it begins at and the end.
+                // SAFETY: `Pass::new` sets `steps` so that all four streams stay within `lines`; `Line` is 64-byte
+                // aligned.
                 let line = unsafe { _mm512_load_si512(from.cast()) };
                 *sum = _mm512_add_epi64(*sum, line);
                 *from = from.wrapping_add(pass.stride);
@@ -250,7 +252,7 @@ mod x86 {
 
     /// # Safety
     ///
-    /// The processor has AVX2.
+    /// The CPU must support AVX2.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn sum_avx2(pass: Pass<'_>) -> u64 {
         let mut sums = [_mm256_setzero_si256(); 8];
@@ -258,7 +260,8 @@ mod x86 {
         for _ in 0..pass.steps {
             for (sums, from) in sums.chunks_exact_mut(2).zip(&mut from) {
                 let halves = from.cast::<__m256i>();
-                // SAFETY: a pass has no more steps than lie between a place that it begins at and the end.
+                // SAFETY: `Pass::new` sets `steps` so that all four streams stay within `lines`; `Line` is 64-byte
+                // aligned.
                 let (low, high) = unsafe { (_mm256_load_si256(halves), _mm256_load_si256(halves.add(1))) };
                 (sums[0], sums[1]) = (_mm256_add_epi64(sums[0], low), _mm256_add_epi64(sums[1], high));
                 *from = from.wrapping_add(pass.stride);
@@ -269,14 +272,14 @@ mod x86 {
             total = _mm256_add_epi64(total, *sum);
         }
         let mut lanes = [0u64; 4];
-        // SAFETY: there is room for four lanes.
+        // SAFETY: `lanes` has room for the four 64-bit lanes.
         unsafe { _mm256_storeu_si256(lanes.as_mut_ptr().cast(), total) };
         lanes.into_iter().fold(0, u64::wrapping_add)
     }
 
     /// # Safety
     ///
-    /// The processor has AVX-512.
+    /// The CPU must support AVX-512.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn fma_avx512(rounds: u64) -> f64 {
         let (x, y) = (_mm512_set1_ps(black_box(0.999)), _mm512_set1_ps(black_box(1e-3)));
@@ -292,7 +295,7 @@ mod x86 {
 
     /// # Safety
     ///
-    /// The processor has AVX2 and FMA.
+    /// The CPU must support AVX2 and FMA.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn fma_avx2(rounds: u64) -> f64 {
         let (x, y) = (_mm256_set1_ps(black_box(0.999)), _mm256_set1_ps(black_box(1e-3)));
@@ -308,7 +311,7 @@ mod x86 {
 
     /// # Safety
     ///
-    /// The processor has AVX-512 with bf16.
+    /// The CPU must support AVX-512 with bf16.
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub(super) unsafe fn bf16(rounds: u64) -> f64 {
         let one = _mm512_set1_ps(black_box(1.0));
@@ -325,7 +328,7 @@ mod x86 {
 
     /// # Safety
     ///
-    /// The processor has AVX-512 with VNNI.
+    /// The CPU must support AVX-512 with VNNI.
     #[target_feature(enable = "avx512f,avx512vnni")]
     pub(super) unsafe fn int8(rounds: u64) -> f64 {
         let (x, y) = (_mm512_set1_epi8(black_box(3)), _mm512_set1_epi8(black_box(5)));
@@ -353,7 +356,7 @@ mod tests {
             assert_eq!((pass.sum(), pass.sum_plain()), (want, want));
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("avx2") {
-                // SAFETY: the processor has AVX2, as was just asked.
+                // SAFETY: the check above shows that the CPU supports AVX2.
                 assert_eq!(unsafe { x86::sum_avx2(pass) }, want);
             }
         }

@@ -1,35 +1,35 @@
-//! Processes that are measured, and what others took of the machine meanwhile.
+//! Measured processes, and the CPU time that other processes used meanwhile.
 
 use std::process::{Command, Stdio};
 
 use super::results::{OTHERS, Run};
 
-/// How often a run that others disturbed is made again.
+/// How often a disturbed run is repeated.
 pub(super) const AGAIN: usize = 2;
 
-/// Ticks that the machine's processors have counted.
+/// CPU ticks of the machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ticks {
-    /// When somebody computed.
+    /// Not idle.
     busy: u64,
     total: u64,
-    /// When this program, those that it waited for, or a server that it started did.
+    /// Of this program, its children that were waited for, and a server that it started.
     ours: u64,
 }
 
-/// Looks at the machine from the beginning of a run to its end.
+/// Watches the machine's CPU time during a run.
 pub(super) struct Watch {
     begun: Option<Ticks>,
     server: Option<u32>,
 }
 
 impl Watch {
-    /// Begins. A server that runs on is named: its time is not among that of those who were waited for.
+    /// Starts watching. A running server has to be given: its time is not yet among that of the children waited for.
     pub(super) fn start(server: Option<u32>) -> Watch {
         Watch { begun: ticks(server), server }
     }
 
-    /// The share of the machine that others took, where the system says.
+    /// The CPU share of other processes, if the system reports it.
     pub(super) fn others(&self) -> Option<f64> {
         let (begun, now) = (self.begun?, ticks(self.server)?);
         let others = now.busy.saturating_sub(begun.busy).saturating_sub(now.ours.saturating_sub(begun.ours));
@@ -37,7 +37,7 @@ impl Watch {
         (total > 0).then(|| others as f64 / total as f64)
     }
 
-    /// Did others take more than is left alone?
+    /// Whether other processes used more than `OTHERS`.
     pub(super) fn is_disturbed(&self) -> bool {
         self.others().is_some_and(|others| others > OTHERS)
     }
@@ -53,8 +53,8 @@ fn ticks(server: Option<u32>) -> Option<Ticks> {
     Some(Ticks { busy, total, ours })
 }
 
-/// Busy and all ticks, by the first line of /proc/stat: user, nice, system, idle, waiting, interrupts of two kinds,
-/// stolen. What guests take is within user.
+/// Busy and total ticks, from the first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal.
+/// Guest time is included in user.
 fn of_machine(text: &str) -> Option<(u64, u64)> {
     let line = text.lines().next()?.strip_prefix("cpu ")?;
     let counts: Vec<u64> = line.split_whitespace().take(8).map_while(|n| n.parse().ok()).collect();
@@ -62,7 +62,7 @@ fn of_machine(text: &str) -> Option<(u64, u64)> {
     Some((total - counts.get(3)? - counts.get(4)?, total))
 }
 
-/// The ticks of a process and of its children that were waited for, by its stat file.
+/// The ticks of a process and of its waited-for children, from its stat file.
 fn of_process(text: &str) -> Option<u64> {
     // The name, in parentheses, may contain anything.
     let fields = text.rsplit_once(')')?.1.split_whitespace();
@@ -70,7 +70,7 @@ fn of_process(text: &str) -> Option<u64> {
     (counts.len() == 4).then(|| counts.iter().sum())
 }
 
-/// What a program printed, and how much others took meanwhile.
+/// A program's standard output, and the CPU share of other processes meanwhile.
 pub(super) fn output(command: &mut Command) -> Result<(String, Option<f64>), String> {
     let watch = Watch::start(None);
     let output = command.stdin(Stdio::null()).output();
@@ -89,7 +89,7 @@ pub(super) fn name(command: &Command) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Makes a run, and makes it again if others took too much. The least disturbed counts.
+/// Runs and repeats while other processes used too much. The least disturbed run counts.
 pub(super) fn quiet(
     mut run: impl FnMut() -> Result<(Vec<f64>, Option<f64>), String>,
 ) -> Result<Vec<Run>, String> {
@@ -127,7 +127,7 @@ mod tests {
             }
             ticks(None)
         });
-        // Where the system does not say there is nothing to compare.
+        // Where the system does not report ticks there is nothing to compare.
         if let (Some(before), Some(after)) = (before, after) {
             assert!(after.ours >= before.ours + 5, "{before:?} {after:?}");
         }

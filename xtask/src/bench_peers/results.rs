@@ -1,10 +1,10 @@
-//! What was measured: rows of rounds, kept as JSON, so that tables can be remade and parts be measured anew.
+//! Results: rows of rounds, kept as JSON, so that tables can be remade and parts be measured again.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// Everything that was measured on a machine.
+/// All measurements on one machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Results {
     pub machine: Machine,
@@ -20,13 +20,13 @@ pub(super) struct Machine {
     pub memory: u64,
     pub system: String,
     pub rustc: String,
-    /// Of llama.cpp.
+    /// llama.cpp's commit.
     pub peer_commit: String,
-    /// What llama.cpp was built with.
+    /// The compiler that llama.cpp was built with.
     pub peer_compiler: String,
 }
 
-/// The kinds of rows that can be asked for.
+/// The groups of rows that can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Group {
@@ -47,7 +47,7 @@ impl Group {
     ];
 }
 
-/// What a value counts.
+/// Unit of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Unit {
     #[serde(rename = "tokens/s")]
@@ -56,7 +56,7 @@ pub(super) enum Unit {
     Milliseconds,
 }
 
-/// What tells rows apart.
+/// The key of a row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Id {
     pub group: Group,
@@ -68,15 +68,15 @@ pub(super) struct Id {
     pub unit: Unit,
 }
 
-/// A thing that was measured, in rounds.
+/// One benchmark, in rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Row {
     #[serde(flatten)]
     pub id: Id,
-    /// Of Tallow.
+    /// Tallow's commit.
     pub commit: String,
     pub date: String,
-    /// What the work takes at least, if the machine's limits can be held against it.
+    /// The least work per token, if it can be compared with the machine's limits (roofline).
     pub demand: Option<Demand>,
     /// The machine's limits in each round.
     pub limits: Vec<Limits>,
@@ -85,32 +85,32 @@ pub(super) struct Row {
     pub peer: Vec<Setting>,
 }
 
-/// llama.cpp's runs in a setting.
+/// llama.cpp's runs in one setting.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Setting {
     pub name: String,
     pub runs: Vec<Run>,
 }
 
-/// What one process gave.
+/// One process's value.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Run {
     pub value: f64,
-    /// The share of the machine that other processes took meanwhile, where the system says.
+    /// The CPU share of other processes meanwhile, if the system reports it.
     pub others: Option<f64>,
 }
 
-/// What a token takes at least.
+/// The least work per token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Demand {
-    /// Bytes that are read for it.
+    /// Bytes read.
     Bytes(f64),
     /// Multiplications and additions.
     Operations(f64),
 }
 
-/// A way of multiplying.
+/// The kind of multiplications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Peak {
@@ -119,7 +119,7 @@ pub(super) enum Peak {
     F32,
 }
 
-/// What the machine could do in a round.
+/// The machine's limits in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Limits {
     pub read_gbs: f64,
@@ -127,20 +127,20 @@ pub(super) struct Limits {
     pub peak: Peak,
 }
 
-/// Others may use so much of the machine before a run is marked.
+/// CPU share of other processes above which a run is marked.
 pub(super) const OTHERS: f64 = 0.03;
-/// Differences below that are ties.
+/// Relative differences below this are ties.
 pub(super) const TIE: f64 = 0.10;
 
 impl Results {
-    /// Reads what was saved.
+    /// Reads saved results.
     pub(super) fn read(path: &Path) -> Result<Results, String> {
         let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
         serde_json::from_str(&text)
             .map_err(|e| format!("{}: {e}; it is no file that --save wrote", path.display()))
     }
 
-    /// Saves them, whole or not at all.
+    /// Saves them atomically.
     pub(super) fn write(&self, path: &Path) -> Result<(), String> {
         let failed = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
         let text = serde_json::to_string_pretty(self).map_err(|e| failed(&e))?;
@@ -149,7 +149,7 @@ impl Results {
         std::fs::rename(&beside, path).map_err(|e| failed(&e))
     }
 
-    /// Takes a row, in the place of an earlier one if there is one. Rows are kept in the order of `order`.
+    /// Adds a row, replacing an earlier one with the same id. Rows are kept in the order of `order`.
     pub(super) fn take(&mut self, row: Row, order: &[Id]) {
         self.rows.retain(|earlier| earlier.id != row.id);
         self.rows.push(row);
@@ -169,7 +169,7 @@ impl Row {
         }
     }
 
-    /// How many times as fast Tallow is as llama.cpp.
+    /// Tallow's speed relative to llama.cpp's.
     pub(super) fn ratio(&self) -> Option<f64> {
         let (ours, theirs) = (Spread::of(&self.tallow)?.median, Spread::of(&self.best_peer()?.runs)?.median);
         Some(match self.id.unit {
@@ -178,14 +178,14 @@ impl Row {
         })
     }
 
-    /// The fraction of what the machine allowed in the same rounds.
+    /// The fraction of the machine's limit in the same rounds.
     pub(super) fn fraction(&self, runs: &[Run]) -> Option<f64> {
         let demand = self.demand?;
         let fractions = runs.iter().zip(&self.limits).map(|(run, limits)| run.value / limits.bound(demand));
         median(&fractions.collect::<Vec<_>>())
     }
 
-    /// The largest share that others took in a run, where it is known.
+    /// The largest CPU share of other processes in any run, if known.
     pub(super) fn others(&self) -> Option<f64> {
         let runs = self.tallow.iter().chain(self.peer.iter().flat_map(|s| &s.runs));
         runs.filter_map(|run| run.others).reduce(f64::max)
@@ -204,7 +204,7 @@ impl Row {
 }
 
 impl Limits {
-    /// Tokens per second at most.
+    /// Upper bound in tokens per second.
     fn bound(&self, demand: Demand) -> f64 {
         match demand {
             Demand::Bytes(bytes) => self.read_gbs * 1e9 / bytes,
@@ -213,7 +213,7 @@ impl Limits {
     }
 }
 
-/// How values lie.
+/// Minimum, median and maximum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Spread {
     pub least: f64,
@@ -231,7 +231,7 @@ impl Spread {
     }
 }
 
-/// The value in the middle, or between the two there.
+/// The median; of an even number of values, the mean of the middle two.
 pub(super) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -239,7 +239,7 @@ pub(super) fn median(values: &[f64]) -> Option<f64> {
     Some((low + high) / 2.0)
 }
 
-/// A made-up row for the tests here and beside.
+/// A made-up row for the tests here and in the other modules.
 #[cfg(test)]
 pub(super) fn sample(test: &str, tallow: &[f64], peers: &[(&str, &[f64])]) -> Row {
     let runs =
@@ -265,7 +265,7 @@ pub(super) fn sample(test: &str, tallow: &[f64], peers: &[(&str, &[f64])]) -> Ro
     }
 }
 
-/// Such rows on a made-up machine.
+/// Made-up rows on a made-up machine.
 #[cfg(test)]
 pub(super) fn sample_results(rows: Vec<Row>) -> Results {
     let machine = Machine {
@@ -300,7 +300,7 @@ mod tests {
         let mut row = sample("pp512", &[50.0, 60.0, 55.0], &[("fa", &[100.0, 100.0]), ("no fa", &[110.0])]);
         assert_eq!(row.best_peer().unwrap().name, "no fa");
         assert_eq!(row.ratio(), Some(0.5));
-        // 100 GB/s over 1 GB a token: 100 tokens a second.
+        // 100 GB/s over 1 GB per token: 100 tokens per second.
         assert_eq!(row.fraction(&row.tallow), Some(0.55));
         row.id.unit = Unit::Milliseconds;
         assert_eq!(row.best_peer().unwrap().name, "fa");

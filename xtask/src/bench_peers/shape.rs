@@ -1,6 +1,6 @@
-//! [`Shape`]: what a model's file says about the work that a token is.
+//! [`Shape`]: the work per token, from a model's file.
 //!
-//! It is read here and not asked of Tallow, so that both programs are held against a number of neither.
+//! It is read here and not asked of Tallow, so that both programs are compared with a number from neither.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,36 +12,36 @@ use super::results::Demand;
 /// Sizes of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shape {
-    /// Bytes of weights that generating a token reads.
+    /// Bytes of weights that are read to decode a token.
     bytes: f64,
-    /// Weights that a token of a prompt is multiplied with, but for the head's.
+    /// Weights that a prefill token is multiplied with, without the output head's.
     weights: f64,
-    /// The head's.
+    /// The output head's weights.
     head: f64,
     layers: f64,
-    /// Columns of keys and values in a layer, together.
+    /// Columns of K and V in a layer, together.
     kv: f64,
-    /// Columns of queries in a layer.
+    /// Columns of Q in a layer.
     q: f64,
     pub vocabulary: u32,
 }
 
-/// Bytes of an element of the cache.
+/// Bytes per element of the KV cache.
 const CACHED: f64 = 2.0;
 
 impl Shape {
-    /// What a generated token takes, if so many sequences of so many tokens share a step.
+    /// Demand per decoded token, if `sequences` sequences of `depth` tokens share a step.
     pub(super) fn decode(&self, depth: f64, sequences: f64) -> Demand {
         Demand::Bytes(self.bytes / sequences + self.layers * self.kv * CACHED * depth)
     }
 
-    /// What a token of a prompt takes on average; only the last meets the head.
+    /// Mean demand per prefill token; only the last one is multiplied with the output head.
     pub(super) fn prefill(&self, prompt: f64) -> Demand {
         let attention = 4.0 * self.layers * self.q * prompt / 2.0;
         Demand::Operations(2.0 * self.weights + 2.0 * self.head / prompt + attention)
     }
 
-    /// Reads the head of a GGUF file.
+    /// Reads the header of a GGUF file.
     pub(super) fn read(path: &Path) -> io::Result<Shape> {
         let file = File::open(path)?;
         let length = file.metadata()?.len();
@@ -49,7 +49,7 @@ impl Shape {
         Shape::of(&from.header()?, length - from.at)
     }
 
-    /// Of a file that has so many bytes after its head.
+    /// The shape of a file that has `data` bytes after its header.
     fn of(header: &Header, data: u64) -> io::Result<Shape> {
         let architecture = header.text("general.architecture")?;
         let number = |key: &str| header.number(&format!("{architecture}.{key}"));
@@ -86,7 +86,7 @@ impl Shape {
             let is_head = tensor.name == "output.weight" || (is_table && tied);
             match (is_head, is_table) {
                 (true, _) => (shape.bytes, shape.head) = (shape.bytes + bytes, weights),
-                // One row of it is read.
+                // Only one row of the embedding is read.
                 (_, true) => {}
                 _ if tensor.sizes.len() > 1 => {
                     (shape.bytes, shape.weights) = (shape.bytes + bytes, shape.weights + weights);
@@ -98,7 +98,7 @@ impl Shape {
     }
 }
 
-/// What stands before the weights.
+/// A GGUF file's header.
 #[derive(Default)]
 struct Header {
     numbers: HashMap<String, f64>,
@@ -132,7 +132,7 @@ struct Reader<R> {
     at: u64,
 }
 
-/// More than any sound file has of anything: names, dimensions, entries.
+/// Upper bound for anything in a valid file: names, dimensions, entries.
 const MOST: u64 = 1 << 24;
 
 impl<R: Read> Reader<R> {
@@ -176,7 +176,7 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// Vocabularies and the like.
+    /// Skips vocabularies and other lists.
     fn skip_list(&mut self) -> io::Result<()> {
         let (kind, count) = (self.u32()?, self.count()?);
         for _ in 0..count {
@@ -224,7 +224,7 @@ impl<R: Read> Reader<R> {
 mod tests {
     use super::*;
 
-    /// A file's head: a model of 2 layers, 4 heads of 8 columns, half as many of keys, 2 of 8 experts used.
+    /// A header of a model with 2 layers, 4 heads of 8 columns, 2 KV heads, 2 of 8 experts used.
     fn head() -> Vec<u8> {
         let text = |s: &str| [&(s.len() as u64).to_le_bytes()[..], s.as_bytes()].concat();
         let number = |key: &str, n: u32| {
@@ -269,10 +269,10 @@ mod tests {
     fn work_is_counted_from_the_sizes_in_a_file() {
         let shape = shape(&head()).unwrap();
         assert_eq!(shape.vocabulary, 100);
-        // The table is the head too; of the experts a quarter is met.
+        // Tied embedding: the table is the head too. A quarter of the experts is read.
         let weights = 12_800.0 + 16_384.0 / 4.0 + 128.0 + 4096.0;
         assert_eq!(shape.decode(0.0, 1.0), Demand::Bytes(weights));
-        // 2 layers of 2 heads of 8 columns of keys and as many of values, in two bytes.
+        // 2 layers of 2 KV heads of 8 columns of K and as many of V, two bytes each.
         assert_eq!(shape.decode(10.0, 2.0), Demand::Bytes(weights / 2.0 + 10.0 * 2.0 * 32.0 * 2.0));
         let multiplied = 2.0 * (1024.0 + 1024.0) + 2.0 * 3200.0 / 4.0 + 4.0 * 2.0 * 32.0 * 2.0;
         assert_eq!(shape.prefill(4.0), Demand::Operations(multiplied));

@@ -1,4 +1,4 @@
-//! Results in words: the table for docs/benchmarks.md, and the sentence for README.md.
+//! Results as text: the table for docs/benchmarks.md, and the sentence for README.md.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ const HEAD: &str = "\
 |---|---|---|---|---|---|---|---|
 ";
 
-/// Everything that is generated in docs/benchmarks.md.
+/// The generated part of docs/benchmarks.md.
 pub(super) fn section(results: &Results) -> String {
     let m = &results.machine;
     let mut text = format!(
@@ -38,7 +38,7 @@ pub(super) fn section(results: &Results) -> String {
     text
 }
 
-/// The commits and days that rows are of: `1234abcd of 2026-01-31`.
+/// The commits and dates of the rows: `1234abcd of 2026-01-31`.
 fn origins(results: &Results) -> String {
     let mut origins: Vec<String> = Vec::new();
     for row in &results.rows {
@@ -49,7 +49,7 @@ fn origins(results: &Results) -> String {
     }
     match origins.len() {
         0 | 1 => origins.concat(),
-        // Which row is of which is in the file of results.
+        // The file of results tells which row is from which.
         _ => format!("in several states ({})", origins.join(", ")),
     }
 }
@@ -120,7 +120,7 @@ pub(super) fn sentence(results: &Results) -> String {
     )
 }
 
-/// A text whose part between two markers is replaced. There has to be one of each.
+/// Replaces the part of a text between two markers, each of which must occur once.
 pub(super) fn between_markers(text: &str, content: &str) -> Result<String, String> {
     const MARKERS: [&str; 2] = ["<!-- bench-peers -->\n", "<!-- /bench-peers -->\n"];
     let parts = text.split_once(MARKERS[0]).and_then(|(before, rest)| {

@@ -1,9 +1,9 @@
-//! What objdump prints, as [`Function`]s of [`Instruction`]s, in AT&T's syntax: sources first, where it goes last.
+//! objdump's output as [`Function`]s of [`Instruction`]s, in AT&T syntax: sources first, destination last.
 
 /// A function.
 #[derive(Debug)]
 pub(super) struct Function<'a> {
-    /// As the linker knows it.
+    /// Linker name.
     pub name: &'a str,
     pub body: Vec<Instruction<'a>>,
 }
@@ -15,15 +15,15 @@ pub(super) struct Instruction<'a> {
     text: &'a str,
 }
 
-/// A vector register's worth of memory at a fixed place of the stack: its address and the register's letter.
+/// A stack slot of a vector register's size: its address and the register's letter.
 pub(super) type Slot<'a> = (&'a str, char);
 
-/// What an instruction does with a slot.
+/// How an instruction uses a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use<'a> {
     Put(Slot<'a>),
     Take(Slot<'a>),
-    /// Its address is taken: it is an array's, and not the compiler's own.
+    /// Its address is taken: it belongs to an array and is not a spill slot.
     Address(&'a str),
 }
 
@@ -43,7 +43,7 @@ pub(super) fn functions(listing: &str) -> Vec<Function<'_>> {
 }
 
 impl Function<'_> {
-    /// Does it keep the stack's address in `rbp`? If not, that is a register like others.
+    /// Whether `rbp` is the frame pointer. If not, it is a general-purpose register.
     pub(super) fn has_frame(&self) -> bool {
         self.body.iter().any(|i| i.name() == "mov" && i.operands() == "%rsp,%rbp")
     }
@@ -58,13 +58,14 @@ impl<'a> Instruction<'a> {
         self.text.strip_prefix(self.name()).unwrap_or_default().trim()
     }
 
-    /// Where it jumps to, if it says so: through a table it does not.
+    /// The jump target, if it is given directly and not through a table.
     pub(super) fn target(self) -> Option<u64> {
         let jumps = self.name().starts_with('j');
         u64::from_str_radix(self.operands().split_whitespace().next().filter(|_| jumps)?, 16).ok()
     }
 
-    /// Does the next one never follow it? It does not after what panics, which is known by its name.
+    /// Whether control never falls through to the next instruction. It does not after a call that panics, recognised by
+    /// name.
     pub(super) fn ends(self) -> bool {
         const PANICS: [&str; 5] = ["panic", "fail", "handle_error", "abort", "_Unwind_Resume"];
         match self.name() {
@@ -73,15 +74,15 @@ impl<'a> Instruction<'a> {
         }
     }
 
-    /// Does it multiply and add, as the work of kernels does?
+    /// Whether it multiplies and adds, as the kernels' inner loops do.
     pub(super) fn multiplies(self) -> bool {
         const WORK: [&str; 8] =
             ["vpdp", "vpmaddubsw", "vpmaddwd", "vfmadd", "vfmsub", "vfnmadd", "vdpbf16ps", "tdp"];
         WORK.iter().any(|work| self.name().starts_with(work))
     }
 
-    /// What it does with a slot of the stack. An address that depends on another register is one of an array, and
-    /// what is widened or spread to all lanes is less than a vector.
+    /// How it uses a stack slot. An address that depends on another register belongs to an array, and loads that widen
+    /// or broadcast read less than a vector.
     pub(super) fn slot(self, has_frame: bool) -> Option<Use<'a>> {
         let operands = self.operands();
         let mut end = ["(%rsp)", "(%rbp)"][..1 + usize::from(has_frame)].iter();

@@ -1,24 +1,24 @@
-//! The innermost loops of a function: sets of blocks from each of which all others can be reached, which no longer
-//! holds for any part of them without the jumps to where they are entered.
+//! The innermost loops of a function: strongly connected sets of basic blocks that contain no further ones once the
+//! jumps to their entries are removed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::listing::Function;
 
-/// Instructions that run one after the other, and the blocks that may come next.
+/// A basic block: its instructions, and its successors.
 struct Block {
     body: Range<usize>,
     next: Vec<usize>,
 }
 
-/// Each innermost loop, as the instructions of its blocks, in the order in which they lie.
+/// Each innermost loop, as the instructions of its blocks, in the order of their addresses.
 pub(super) fn innermost(function: &Function<'_>) -> Vec<Vec<usize>> {
     let blocks = blocks(function);
     let mut found = Vec::new();
     let mut open = knots(&blocks, &(0..blocks.len()).collect::<Vec<_>>(), &[]);
     while let Some((knot, mut cut)) = open.pop() {
-        // Where it is entered from outside; what the function begins with is entered at its beginning.
+        // Its entries from outside; the loop at the function's start is entered at its beginning.
         let mut entered = vec![false; blocks.len()];
         let outside = (0..blocks.len()).filter(|b| knot.binary_search(b).is_err());
         outside.for_each(|b| blocks[b].next.iter().for_each(|n| entered[*n] = true));
@@ -36,7 +36,7 @@ fn blocks(function: &Function<'_>) -> Vec<Block> {
     let body = &function.body;
     let index: BTreeMap<u64, usize> = body.iter().enumerate().map(|(i, x)| (x.at, i)).collect();
     let target = |i: usize| index.get(&body[i].target()?).copied();
-    // The first instruction of each block, and which block that is.
+    // First instruction of each block, and the block's index.
     let mut begins = BTreeMap::from([(0, 0)]);
     for (i, x) in body.iter().enumerate() {
         begins.extend(target(i).map(|to| (to, 0)));
@@ -55,10 +55,10 @@ fn blocks(function: &Function<'_>) -> Vec<Block> {
     starts.iter().copied().zip(ends).map(block).collect()
 }
 
-/// A knot, and the blocks to which no jump counts any more.
+/// A strongly connected component, and the blocks to which jumps are ignored.
 type Knot = (Vec<usize>, Vec<usize>);
 
-/// Among some blocks, sets from each of which all of the set can be reached, leaving out jumps to those that are cut.
+/// Strongly connected components among some blocks, ignoring jumps to the blocks in `cut`.
 fn knots(blocks: &[Block], among: &[usize], cut: &[usize]) -> Vec<Knot> {
     let next = |b: usize| {
         let counts = |n: &&usize| among.binary_search(n).is_ok() && !cut.contains(n);
@@ -66,7 +66,7 @@ fn knots(blocks: &[Block], among: &[usize], cut: &[usize]) -> Vec<Knot> {
     };
     let mut before: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     among.iter().for_each(|a| next(*a).for_each(|b| before.entry(b).or_default().push(*a)));
-    // Kosaraju's way: from those that were left last, back along the edges.
+    // Kosaraju's algorithm: back along the edges, in reverse order of finishing.
     let mut seen = vec![false; blocks.len()];
     let mut left = Vec::new();
     for root in among {

@@ -1,9 +1,9 @@
-//! `cargo xtask spills`: do the inner loops of the CPU's kernels keep what they work on in registers?
+//! `cargo xtask spills`: checks that the inner loops of the CPU kernels do not spill registers.
 //!
-//! Where a loop wants more registers than there are, the compiler puts some aside on the stack and takes them back. In a
-//! loop that multiplies and adds, those are sums, and the loop is slower for it; nothing but the code itself shows that.
-//! So the code is read: a loop is found by its jumps, and what it puts aside by a place on the stack that it both
-//! writes and reads as a whole vector.
+//! Where a loop needs more registers than there are, the compiler spills some to the stack and reloads them. In a loop
+//! that multiplies and adds those are accumulators, which slows the loop down, and only the machine code shows it. So
+//! the code is read: a loop is found by its jumps, and a spill by a stack slot that the loop both writes and reads as a
+//! whole vector.
 
 mod listing;
 mod loops;
@@ -14,13 +14,13 @@ use std::process::{Command, ExitCode, Stdio};
 
 use listing::{Function, Use, functions};
 
-/// Part of the linker's name for all that is compiled from the crate of kernels, in each of Rust's ways to make names.
+/// Part of the linker names of everything in the kernel crate, in both of Rust's mangling schemes.
 const CRATE: &str = "10tallow_cpu";
 
-/// Loops that may put registers aside: those that the debugger places in all of these (functions or files).
+/// Loops that may spill: those that the debug info places in all of these (functions or files).
 struct Allowed {
     all: &'static [&'static str],
-    /// So many at most.
+    /// At most this many registers.
     registers: usize,
     why: &'static str,
 }
@@ -54,18 +54,18 @@ const ALLOWED: [Allowed; 5] = [
     },
 ];
 
-/// A loop that puts registers aside.
+/// A loop that spills.
 #[derive(Debug, PartialEq, Eq)]
 struct Spill {
     function: String,
-    /// Where the loop begins, and where the first register is put aside.
+    /// Address of the loop, and of the first spill.
     begin: u64,
     at: u64,
-    /// How many registers are.
+    /// Number of spilled registers.
     count: usize,
 }
 
-/// What is wrong in a listing, and how many loops were looked at.
+/// The spills in a listing, and the number of loops checked.
 fn spills(listing: &str) -> (Vec<Spill>, usize) {
     let mut looked_at = 0;
     let mut found = Vec::new();
@@ -80,7 +80,7 @@ fn spills(listing: &str) -> (Vec<Spill>, usize) {
     (found, looked_at)
 }
 
-/// What a loop puts aside.
+/// What a loop spills.
 fn spill(function: &Function<'_>, body: &[usize]) -> Option<Spill> {
     let has_frame = function.has_frame();
     let uses = body.iter().filter_map(|i| Some((function.body[*i].at, function.body[*i].slot(has_frame)?)));
@@ -98,7 +98,7 @@ fn spill(function: &Function<'_>, body: &[usize]) -> Option<Spill> {
     Some(Spill { function: function.name.to_owned(), begin, at: put.first()?.0, count })
 }
 
-/// Looks at a program, or at the one that the release build makes.
+/// Checks a program, or the one that the release build makes.
 pub(crate) fn run(root: &Path, program: Option<&Path>) -> ExitCode {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         println!("spills: not looked for here: only code for x86-64 in Linux's files is read");
@@ -158,7 +158,7 @@ fn try_run(root: &Path, program: Option<&Path>) -> Result<bool, String> {
     Ok(wrong == 0)
 }
 
-/// Builds the program as it is released, which costs nothing where it is built already. Returns where it is.
+/// Builds the release program, which costs nothing if it is up to date. Returns its path.
 fn build(root: &Path) -> Result<PathBuf, String> {
     let mut cargo = Command::new("cargo");
     cargo.args([
@@ -176,7 +176,7 @@ fn build(root: &Path) -> Result<PathBuf, String> {
     made.next_back().ok_or_else(|| "cargo does not say where the program is".into())
 }
 
-/// The code of a program from the first kernel to the last.
+/// Disassembly of a program from the first kernel to the last.
 fn disassemble(program: &Path) -> Result<String, String> {
     let symbols = output(Command::new("objdump").arg("--syms").arg(program))?;
     // Address, flags, section and a tab; size and name.
@@ -196,10 +196,10 @@ fn disassemble(program: &Path) -> Result<String, String> {
     output(objdump.arg(program))
 }
 
-/// Where each of these is in the source: the functions that were put into each other, innermost first.
+/// Source position of each spill: the inlined functions, innermost first.
 fn places(program: &Path, spills: &[Spill]) -> Result<Vec<String>, String> {
     if spills.is_empty() {
-        // Asked for nothing it would wait for somebody to type.
+        // Without addresses addr2line would wait for standard input.
         return Ok(Vec::new());
     }
     let mut command = Command::new("addr2line");
@@ -221,7 +221,7 @@ fn places(program: &Path, spills: &[Spill]) -> Result<Vec<String>, String> {
     }
 }
 
-/// What a program prints, if it ends well.
+/// A program's standard output, if it succeeds.
 fn output(command: &mut Command) -> Result<String, String> {
     let output =
         command.stderr(Stdio::inherit()).output().map_err(|e| format!("{command:?} does not start: {e}"))?;
@@ -235,14 +235,14 @@ fn output(command: &mut Command) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    /// What objdump prints of a function of the crate of kernels, an instruction each four bytes. `@` is its beginning.
+    /// objdump's output for a function of the kernel crate with four bytes per instruction. `@` is its beginning.
     fn listing(name: &str, instructions: &[&str]) -> String {
         let line = |(i, text): (usize, &&str)| format!("  {:x}:\t{text}\n", 0x1000 + 4 * i);
         format!("0000000000001000 <{name}>:\n")
             + &instructions.iter().enumerate().map(line).collect::<String>()
     }
 
-    /// How many registers each loop of such a function puts aside, and how many loops multiply.
+    /// Number of spilled registers of each loop of such a function, and the number of loops that multiply.
     fn counts(instructions: &[&str]) -> (Vec<usize>, usize) {
         let text = listing("_ZN10tallow_cpu7kernels4test17h0E", instructions);
         let (found, looked_at) = spills(&text);
@@ -267,7 +267,7 @@ mod tests {
         let (begin, at) = (0x1004, 0x1008);
         let function = "_ZN10tallow_cpu7kernels4test17h0E".to_owned();
         assert_eq!((found, looked_at), (vec![Spill { function, begin, at, count: 2 }], 1));
-        // Functions of others are theirs.
+        // Functions of other crates are ignored.
         assert_eq!(spills(&listing("_ZN4core3ptr17h0E", &code)), (vec![], 0));
     }
 
@@ -278,10 +278,11 @@ mod tests {
             counts(&body)
         };
         let spill = ["vmovaps %ymm1,0x40(%rbp)", "vmovaps 0x40(%rbp),%ymm1"];
-        // Without a frame rbp is a register like others; with one it is the stack.
+        // Without a frame rbp is a general-purpose register; with one it addresses the stack.
         assert_eq!(around(&spill), (vec![], 1));
         assert_eq!(around(&[&["mov    %rsp,%rbp"], &spill[..]].concat()), (vec![1], 1));
-        // Only stored, only loaded, another width, an array by its index and by its address, a number for all lanes.
+        // Not spills: stored only, loaded only, different widths, an array by its index and by its address, a
+        // broadcast.
         for fine in [
             &["vmovaps %zmm1,0x40(%rsp)"][..],
             &["vmovaps 0x40(%rsp),%zmm1"],
@@ -298,23 +299,23 @@ mod tests {
     #[test]
     fn only_innermost_loops_that_multiply_count() {
         let code = [
-            // 1000: the outer loop puts its sums aside, which costs nothing.
+            // 1000: the outer loop spills its sums, which costs nothing.
             "vmovaps %zmm1,(%rsp)",
-            // 1004: the inner loop, entered in its midst.
+            // 1004: the inner loop, entered in the middle.
             "jmp    100c <f>",
             "vpdpwssd (%rsi),%zmm2,%zmm1",
             "cmp    %rax,%rcx",
             "jne    1008 <f>",
             "vmovaps (%rsp),%zmm1",
             "jne    1000 <f>",
-            // 101c: one that does not multiply.
+            // 101c: a loop that does not multiply.
             "vmovaps %zmm1,0x40(%rsp)",
             "vmovaps 0x40(%rsp),%zmm1",
             "jne    101c <f>",
             "ret",
         ];
         assert_eq!(counts(&code), (vec![], 1));
-        // A loop that is left by a panic does not go on with what lies after that.
+        // A loop that is left by a panic does not continue with the code after it.
         let code = [
             "vpmaddwd %ymm1,%ymm2,%ymm3",
             "je     100c <f>",

@@ -3,7 +3,7 @@
 use super::Finding;
 use super::source::File;
 
-/// Where each stop is, from the first.
+/// The crates that may contain each stop, from the first.
 const STOPS: [&[&str]; 8] = [
     &["cli"],
     &["server"],

@@ -1,9 +1,9 @@
-//! Who may know whom: dependencies go one way.
+//! Layering: dependencies between crates go one way.
 
 use super::Finding;
 use super::source::File;
 
-/// A crate, and those of ours that it may build on. `cli` brings everything together.
+/// A crate, and those of ours that it may depend on. `cli` may depend on all.
 const LAYERS: [(&str, &[&str]); 9] = [
     ("quant", &[]),
     ("core", &["quant"]),
@@ -17,7 +17,7 @@ const LAYERS: [(&str, &[&str]); 9] = [
 ];
 const TOP: &str = "cli";
 
-/// Dependencies of a manifest that the program is built with, and where they stand.
+/// The non-dev dependencies of a manifest, and their lines.
 fn dependencies(manifest: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut inside = false;

@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`: layers, words, environment, `unsafe`, the journey's stops, leftovers.
 //!
-//! The rules read text, not syntax trees: Rust's comments and strings are told from its code and nothing more. A rule
-//! that is broken says where, and what to do.
+//! The rules read text, not syntax trees: only comments and strings are told from Rust's code. A broken rule is
+//! reported with its place and what to do.
 
 mod journey;
 mod layers;
@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use source::File;
 
-/// A rule that a place breaks.
+/// A broken rule.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Finding {
     path: String,
@@ -37,10 +37,10 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Files longer than this are worth a thought.
+/// Files with more lines than this are listed.
 const LONG: usize = 500;
 
-/// Everything that is wrong, sorted by place.
+/// All findings, sorted by place.
 fn findings(files: &[File]) -> Vec<Finding> {
     let rules = [layers::check, words::check, safety::check, journey::check];
     let mut found: Vec<Finding> = rules.iter().flat_map(|rule| rule(files)).collect();
@@ -48,7 +48,7 @@ fn findings(files: &[File]) -> Vec<Finding> {
     found
 }
 
-/// Prints what is wrong, and which files are long.
+/// Prints the findings and the long files.
 pub(crate) fn run(root: &Path) -> ExitCode {
     let checked = read(root).map(|(files, found)| (lengths(&files), found));
     let (notes, found) = match checked {
@@ -72,7 +72,7 @@ pub(crate) fn run(root: &Path) -> ExitCode {
     }
 }
 
-/// The repository's files, and what is wrong in them.
+/// The repository's files, and the findings of reading them.
 fn read(root: &Path) -> io::Result<(Vec<File>, Vec<Finding>)> {
     let (files, mut found) = source::read(root)?;
     found.extend(findings(&files));
@@ -80,7 +80,7 @@ fn read(root: &Path) -> io::Result<(Vec<File>, Vec<Finding>)> {
     Ok((files, found))
 }
 
-/// Sources that are long, longest first.
+/// Long source files, longest first.
 fn lengths(files: &[File]) -> Vec<String> {
     let long = |f: &&File| f.is_rust() && f.text.lines().count() > LONG;
     let mut long: Vec<(usize, &str)> =
@@ -95,7 +95,7 @@ fn lengths(files: &[File]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// The rules hold here and now.
+    /// The repository passes its own rules.
     #[test]
     fn the_repository_is_tidy() {
         let (files, found) = read(&crate::root()).unwrap();

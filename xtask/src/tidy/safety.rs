@@ -1,5 +1,5 @@
-//! Every `unsafe` says why it is sound, and every unsafe function what its callers vouch for: in its own docs, in those
-//! of the impl around it, or in those of its module or folder where all functions ask for the same.
+//! Every `unsafe` block says why it is sound, and every unsafe function documents what its callers must guarantee: in
+//! its own docs, in those of the impl around it, or in those of its module or folder if all functions require the same.
 
 use super::Finding;
 use super::source::File;
@@ -14,7 +14,7 @@ pub(super) fn check(files: &[File]) -> Vec<Finding> {
     files.iter().flat_map(in_file).collect()
 }
 
-/// Do the module's own docs say what callers of its unsafe functions vouch for?
+/// Whether the module's docs say what callers of its unsafe functions must guarantee.
 fn module_says(file: &File) -> bool {
     file.comments.iter().any(|comment| comment.starts_with("//!") && comment.contains("# Safety"))
 }
@@ -29,14 +29,14 @@ fn in_file(file: &File, contract: bool) -> Vec<Finding> {
     file.code_lines().filter_map(silent).collect()
 }
 
-/// What is unsafe in a line of code, if anything is.
+/// The kind of `unsafe` in a line of code, if any.
 fn unsafe_kind(code: &str) -> Option<&'static str> {
     let at = code.match_indices("unsafe").map(|(at, _)| at).find(|at| {
         let word = |c: char| c.is_alphanumeric() || c == '_';
         !code[..*at].ends_with(word) && !code[at + 6..].starts_with(word)
     })?;
     let after = code[at + 6..].trim_start();
-    // A function's type, and attributes like `#[unsafe(no_mangle)]`.
+    // A function pointer type, or an attribute like `#[unsafe(no_mangle)]`.
     if after.starts_with("fn(") || after.starts_with("extern \"\" fn(") || after.starts_with('(') {
         return None;
     }
@@ -44,7 +44,7 @@ fn unsafe_kind(code: &str) -> Option<&'static str> {
     kinds.into_iter().find(|kind| after.starts_with(kind)).or(Some("block"))
 }
 
-/// Do the comments on the line, or right above the statement or item that it belongs to, say why?
+/// Whether a comment on the line, or right above its statement or item, says why.
 fn says_why(file: &File, line: usize) -> bool {
     let comment = |i: usize| file.comments.get(i).map_or("", String::as_str);
     let why = |i: usize| comment(i).contains("SAFETY:") || comment(i).contains("# Safety");
@@ -65,7 +65,7 @@ fn says_why(file: &File, line: usize) -> bool {
     false
 }
 
-/// A method that an unsafe trait asks for: the impl says why.
+/// Whether it is a method of an unsafe trait's impl: the impl says why.
 fn within_unsafe_impl(file: &File, line: usize) -> bool {
     let item = file.code[..line - 1].iter().rev().find(|code| code.starts_with(char::is_alphabetic));
     item.is_some_and(|code| code.starts_with("unsafe impl"))

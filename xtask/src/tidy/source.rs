@@ -1,22 +1,22 @@
-//! [`File`]: a file of the repository, its code told from its comments.
+//! [`File`]: a file of the repository, with its code separated from its comments.
 
 use std::io;
 use std::path::Path;
 
 use super::Finding;
 
-/// A file of text.
+/// A text file.
 pub(super) struct File {
     /// From the root, with slashes.
     pub(super) path: String,
     pub(super) text: String,
-    /// The lines of a Rust file without comments, and without what its strings say.
+    /// The lines of a Rust file without comments and without the contents of strings.
     pub(super) code: Vec<String>,
-    /// What its comments say, line by line.
+    /// The text of its comments, line by line.
     pub(super) comments: Vec<String>,
 }
 
-/// Folders that hold no text of ours.
+/// Folders without text of ours.
 const SKIPPED: [&str; 9] = [
     ".git",
     "target",
@@ -28,7 +28,7 @@ const SKIPPED: [&str; 9] = [
     "__pycache__",
     "snapshots",
 ];
-/// Files outside of `crates` that are read.
+/// Extensions of the files outside of `crates` that are read.
 const READ: [&str; 8] = ["rs", "md", "toml", "py", "sh", "yml", "html", "js"];
 
 impl File {
@@ -49,23 +49,23 @@ impl File {
         self.path.strip_prefix("crates/")?.split('/').next()
     }
 
-    /// Is it part of the program, not of its tests?
+    /// Whether it is part of the program, not of its tests.
     pub(super) fn is_program(&self) -> bool {
         self.is_rust() && self.member().is_some_and(|m| self.path.starts_with(&format!("crates/{m}/src/")))
     }
 
-    /// Its lines, from 1.
+    /// Its lines, numbered from 1.
     pub(super) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().enumerate().map(|(i, line)| (i + 1, line))
     }
 
-    /// The code of its lines, from 1.
+    /// Its lines of code, numbered from 1.
     pub(super) fn code_lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.code.iter().enumerate().map(|(i, line)| (i + 1, line.as_str()))
     }
 }
 
-/// All files of the repository that rules are about. What is no text and lies among the sources is found already.
+/// All files of the repository that the rules apply to. Files among the sources that are not text are findings.
 pub(super) fn read(root: &Path) -> io::Result<(Vec<File>, Vec<Finding>)> {
     let (mut files, mut found) = (Vec::new(), Vec::new());
     let mut folders = vec![String::new()];
@@ -103,11 +103,11 @@ pub(super) fn read(root: &Path) -> io::Result<(Vec<File>, Vec<Finding>)> {
 enum Part {
     Code,
     Comment,
-    /// What stands between the quotes.
+    /// Between the quotes.
     Quoted,
 }
 
-/// The lines of code, and what the comments on each line say.
+/// The code and the comments of each line.
 fn split(text: &str) -> (Vec<String>, Vec<String>) {
     let (mut code, mut comments) = (String::new(), String::new());
     let mut put = |piece: &str, part: Part| {
@@ -140,7 +140,8 @@ fn split(text: &str) -> (Vec<String>, Vec<String>) {
     (lines(&code), lines(&comments))
 }
 
-/// The bytes of the next comment, text or character of code, where the character of code before it is `before`.
+/// Length in bytes and kind of the next comment, string or character of code, where the preceding character of code is
+/// `before`.
 fn piece(rest: &str, before: char) -> (usize, Part) {
     if rest.starts_with("//") {
         return (rest.find('\n').unwrap_or(rest.len()), Part::Comment);
@@ -161,7 +162,7 @@ fn piece(rest: &str, before: char) -> (usize, Part) {
     (rest.chars().next().map_or(1, char::len_utf8), Part::Code)
 }
 
-/// The length of a comment that may have others in it.
+/// The length of a block comment, which may be nested.
 fn block_comment(rest: &str) -> usize {
     let (mut at, mut depth) = (0, 0);
     while at < rest.len() {
@@ -178,7 +179,7 @@ fn block_comment(rest: &str) -> usize {
     rest.len()
 }
 
-/// The length of a text like `r#"…"#`.
+/// The length of a raw string like `r#"…"#`.
 fn raw_text(rest: &str) -> Option<usize> {
     let marks = rest.strip_prefix('r')?;
     let hashes = marks.len() - marks.trim_start_matches('#').len();
@@ -187,7 +188,7 @@ fn raw_text(rest: &str) -> Option<usize> {
     Some(body.find(&end).map_or(rest.len(), |at| 1 + hashes + 1 + at + end.len()))
 }
 
-/// The length of a text or character with its quotes.
+/// The length of a string or character literal with its quotes.
 fn quoted(rest: &str, quote: char) -> usize {
     let mut escaped = true;
     for (at, c) in rest.char_indices() {
@@ -201,7 +202,7 @@ fn quoted(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// Is it a character, not a lifetime?
+/// Whether it is a character literal, not a lifetime.
 fn is_char(rest: &str) -> bool {
     let mut chars = rest.chars().skip(1);
     match chars.next() {

@@ -1,10 +1,10 @@
-//! Words that must not stand where they would tie a layer to what is above or below it, and words that must not stand
+//! Words that must not occur where they would tie a layer to one above or below it, and words that must not occur
 //! anywhere.
 
 use super::Finding;
 use super::source::File;
 
-/// Families of models. Code below `models` serves all alike; comments may cite one.
+/// Model families. Code below `models` must not depend on any of them; comments may cite one.
 const FAMILIES: [&str; 17] = [
     "llama",
     "mistral",
@@ -26,11 +26,11 @@ const FAMILIES: [&str; 17] = [
 ];
 const BELOW_MODELS: [&str; 5] = ["quant", "core", "cpu", "cuda", "wgpu"];
 
-/// Devices. Layers above the backends see the trait.
+/// Devices. Layers above the backends use the trait only.
 const DEVICES: [&str; 7] = ["cuda", "wgpu", "metal", "vulkan", "avx", "neon", "nvidia"];
 const ABOVE_BACKENDS: [&str; 4] = ["models", "engine", "server", "hub"];
 
-/// What speaks over wires, and the crates below `server`. `models` reads files that are JSON; `hub` is a client.
+/// Wire formats, and the crates below `server`. `models` reads files that are JSON; `hub` is a client.
 const WIRES: [&str; 6] = ["serde_json", "axum", "hyper", "ureq", "reqwest", "http::"];
 const BELOW_SERVER: [&str; 4] = ["quant", "core", "cpu", "engine"];
 
@@ -49,10 +49,10 @@ const ENVIRONMENT: [&str; 9] = [
 /// The one file that may.
 const READS_ENVIRONMENT: &str = "crates/cli/src/env.rs";
 
-/// Paths of somebody's machine. Written so that this file has none.
+/// Paths of one machine, split so that this file contains none.
 const MACHINES: [&str; 4] =
     [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/")];
-/// What is left over from writing.
+/// Leftovers of development.
 const LEFTOVERS: [&str; 4] =
     [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX"), concat!("db", "g!")];
 
@@ -120,7 +120,7 @@ fn environment(file: &File) -> Vec<Finding> {
     found.collect()
 }
 
-/// Dependencies on wire formats, and on what reads the environment.
+/// Dependencies on wire formats, and clap's feature that reads the environment.
 fn wire_dependencies(file: &File) -> Vec<Finding> {
     let member = file.member().unwrap_or_default();
     if file.path != format!("crates/{member}/Cargo.toml") {

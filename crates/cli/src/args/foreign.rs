@@ -1,29 +1,29 @@
-//! Options of llama.cpp, Ollama and vLLM that no command of ours has, and what to do instead.
+//! Options of llama.cpp, Ollama and vLLM that none of our commands has, and what to do instead.
 //!
-//! Those that mean the same as one of ours are aliases of it, and not here.
+//! Options that have an equivalent of ours are aliases of it, and not listed here.
 
-/// What follows such an option.
+/// What follows the option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
     Nothing,
     Value,
-    /// `on`, `off` or the like, perhaps.
+    /// Optionally `on`, `off` or the like.
     Switch,
 }
 
-/// What is done about it.
+/// How the option is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Means {
-    /// It is accepted, with a word why it is not needed.
+    /// Accepted, with a note why it is not needed.
     Needless(&'static str),
-    /// It is refused, with what to do instead.
+    /// Refused, with what to do instead.
     Instead(&'static str),
 }
 
 /// An option of other programs.
 #[derive(Debug)]
 pub(super) struct Foreign {
-    /// As it is typed.
+    /// Names as typed.
     pub names: &'static [&'static str],
     pub takes: Takes,
     pub means: Means,
@@ -39,7 +39,7 @@ const fn instead(names: &'static [&'static str], takes: Takes, what: &'static st
 
 use Takes::{Nothing, Switch, Value};
 
-/// All of them.
+/// All foreign options.
 pub(super) static FOREIGN: &[Foreign] = &[
     needless(
         &["-ngl", "--n-gpu-layers", "--gpu-layers", "--num-gpu"],
@@ -222,7 +222,7 @@ pub(super) static FOREIGN: &[Foreign] = &[
     instead(&["--tool-call-parser", "--reasoning-parser"], Value, "tools are not supported yet"),
 ];
 
-/// One by its name as it is typed.
+/// The option of this name, as typed.
 pub(super) fn find(name: &str) -> Option<&'static Foreign> {
     FOREIGN.iter().find(|f| f.names.contains(&name))
 }

@@ -1,4 +1,4 @@
-//! [`command`]: the command line with what its texts take from other places.
+//! [`command`]: the clap command, with what its help texts take from other modules.
 
 use std::any::TypeId;
 use std::fmt::Write;
@@ -10,12 +10,12 @@ use super::Cli;
 use crate::env::VARIABLES;
 use crate::settings::{Defaults, KNOWN, reason};
 
-/// The argument that is a model.
+/// Id of the positional argument that is a model.
 pub(super) const MODEL: &str = "model";
-/// The same as an option. It is never filled: [`rewrite`](super::rewrite) puts it in the first place.
+/// Id of `--model`. clap never fills it: [`rewrite`](super::rewrite) turns it into the first positional.
 pub(super) const NAMED: &str = "named";
 
-/// Where the source, the documentation and the place for bug reports are.
+/// URL of the source, the documentation and the issue tracker.
 const HOME: &str = env!("CARGO_PKG_REPOSITORY");
 
 const MODELS: &str = "\
@@ -109,11 +109,11 @@ fn examples(command: &str) -> Option<&'static str> {
     })
 }
 
-/// Commands whose options are settings, with what is built in for them.
+/// Commands whose options are settings, with their built-in defaults.
 const CONFIGURED: [(&str, Defaults); 3] =
     [("run", Defaults::CHAT), ("serve", Defaults::API), ("doctor", Defaults::CHAT)];
 
-/// The command line.
+/// The complete clap command.
 pub(crate) fn command() -> Command {
     let cli = Cli::command().after_help(format!(
         "{MODELS}\n\n{EXAMPLES}\n\n`tallow --help` shows variables and files, `tallow COMMAND --help` a command's options. {HOME}"
@@ -150,7 +150,7 @@ fn subcommand(mut command: Command) -> Command {
     command.after_help(format!("`tallow {name} --help` says more.")).after_long_help(long)
 }
 
-/// An option with its default, its variable and its other names, and with numbers read in our words.
+/// Adds an option's default, variable and aliases to its help, and has numbers parsed with our error messages.
 fn argument(arg: Arg, defaults: Option<Defaults>) -> Arg {
     let arg = numbers(arg);
     let Some(name) = arg.get_long().map(str::to_owned) else { return arg };
@@ -169,11 +169,11 @@ fn argument(arg: Arg, defaults: Option<Defaults>) -> Arg {
     if !others.is_empty() {
         let _ = write!(long, "\n\nAlso: {}", others.join(", "));
     }
-    // A text with nothing to add stays short in both.
+    // A text with nothing to add stays the same for `-h` and `--help`.
     if long == short { arg } else { arg.help(short).long_help(long) }
 }
 
-/// Reads numbers with what people are told if they are none.
+/// Parses numbers with our error messages.
 fn numbers(arg: Arg) -> Arg {
     fn read<T: FromStr>(text: &str) -> Result<T, String>
     where
@@ -181,7 +181,7 @@ fn numbers(arg: Arg) -> Arg {
     {
         text.parse().map_err(|why| reason(&why))
     }
-    // These have a value that is no number.
+    // These have parsers of their own, which accept -1.
     if ["seed", "max_tokens"].iter().any(|id| arg.get_id() == id) {
         return arg;
     }

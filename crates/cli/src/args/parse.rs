@@ -1,4 +1,4 @@
-//! [`parse`]: from what was typed to a command.
+//! [`parse`]: from the arguments to a command.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -9,14 +9,14 @@ use clap::FromArgMatches;
 use super::rewrite::{Rewritten, rewrite};
 use super::{Cli, command};
 
-/// Reads the command line. What is wrong with it ends the program, with words.
+/// Parses the command line. Errors end the program with a message.
 pub(crate) fn parse() -> Cli {
     let mut cli = command();
     cli.build();
     match read(&mut cli, std::env::args_os().collect()) {
         Ok((parsed, notes)) => {
             for note in notes {
-                // Nobody may be there to read it.
+                // Errors are ignored: nobody may be reading.
                 let _ = writeln!(std::io::stderr(), "note: {note}");
             }
             parsed
@@ -32,7 +32,7 @@ fn read(cli: &mut clap::Command, argv: Vec<OsString>) -> Result<(Cli, Vec<String
     Ok((parsed, notes))
 }
 
-/// An error of the command line without tips that lead astray.
+/// A clap error without misleading suggestions.
 fn plain(mut why: clap::Error) -> clap::Error {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     match why.kind() {
@@ -70,13 +70,13 @@ fn plain(mut why: clap::Error) -> clap::Error {
     why
 }
 
-/// Is one the other with a slip of the fingers? A third of its letters may be wrong, added or left out.
+/// Whether one is a likely typo of the other: an edit distance of up to a third of the shorter one.
 fn is_similar(a: &str, b: &str) -> bool {
     let (a, b) = (a.trim_start_matches('-').as_bytes(), b.trim_start_matches('-').as_bytes());
     if a.len().max(b.len()) > 64 {
         return false;
     }
-    // How many changes lead from each beginning of `a` to the beginnings of `b`.
+    // Levenshtein distance, row by row: from each prefix of `a` to the prefixes of `b`.
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {
         let mut corner = std::mem::replace(&mut row[0], i + 1);
@@ -89,7 +89,7 @@ fn is_similar(a: &str, b: &str) -> bool {
     row.last().is_some_and(|changes| *changes * 3 <= a.len().min(b.len()))
 }
 
-/// Can the word hardly be anything but a model?
+/// Whether the word can hardly be anything but a model.
 pub(super) fn is_model(word: &OsStr) -> bool {
     let path = Path::new(word);
     let known = |text: &str| text == crate::load::DEMO || tallow_hub::is_alias(text);

@@ -1,8 +1,8 @@
-//! [`rewrite`]: what users of other programs type, as our own command line.
+//! [`rewrite`]: translates what users of other programs type into our own command line.
 //!
-//! Three things are not for clap: `--model`, which every command takes in place of its first argument; long options
-//! behind a single dash (`-hf`, `-ngl`), which clap reads as many short ones; and options of other programs, which are
-//! accepted or refused with a word of their own.
+//! clap does not support three things: `--model`, which every command takes in place of its first argument; long
+//! options behind a single dash (`-hf`, `-ngl`), which clap reads as several short ones; and options of other programs,
+//! which are accepted or refused with a message of their own.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -15,14 +15,14 @@ use tallow_models::recipe::Recipe;
 use super::foreign::{self, Foreign, Means, Takes};
 use super::help::{MODEL, NAMED};
 
-/// A command line that clap can read, and what to tell the user.
+/// A command line for clap, and notes for the user.
 #[derive(Debug)]
 pub(super) struct Rewritten {
     pub argv: Vec<OsString>,
     pub notes: Vec<String>,
 }
 
-/// Rewrites a command line. `cli` has been built.
+/// Rewrites a command line. `cli` must be built.
 pub(super) fn rewrite(cli: &Command, argv: Vec<OsString>) -> Result<Rewritten, Error> {
     let mut rest = VecDeque::from(argv.clone());
     let mut before: Vec<OsString> = rest.pop_front().into_iter().collect();
@@ -50,10 +50,10 @@ pub(super) fn rewrite(cli: &Command, argv: Vec<OsString>) -> Result<Rewritten, E
     as_it_is()
 }
 
-/// What llama.cpp's programs, which have no commands, are given first.
+/// First options of llama.cpp's programs, which have no subcommands.
 const MODEL_FIRST: [&str; 6] = ["-m", "--model", "-hf", "--hf-repo", "-p", "--prompt"];
 
-/// Options that llama.cpp's programs have where a command of ours has a word.
+/// Options of llama.cpp's programs that are positionals of our commands.
 const WORDS: [(&str, [&str; 2]); 4] = [
     ("perplexity", ["-f", "--file"]),
     ("imatrix", ["-f", "--file"]),
@@ -61,16 +61,16 @@ const WORDS: [(&str, [&str; 2]); 4] = [
     ("tokenize", ["-p", "--prompt"]),
 ];
 
-/// A subcommand's line.
+/// The arguments of a subcommand.
 struct Line<'a> {
     cli: &'a Command,
     command: &'a Command,
     models: Vec<OsString>,
-    /// Options and words in their order.
+    /// Options and positionals in their order.
     others: Vec<OsString>,
-    /// The words among them.
+    /// The positionals among them.
     words: Vec<OsString>,
-    /// What follows `--`, with it.
+    /// `--` and what follows it.
     tail: Vec<OsString>,
     notes: Vec<String>,
 }
@@ -105,7 +105,7 @@ impl<'a> Line<'a> {
         let (name, value) = text.split_once('=').map_or((text, None), |(n, v)| (n, Some(v)));
         if let Some(arg) = known(self.cli, self.command, name) {
             let long = name.trim_start_matches('-');
-            // `-hf` is `--hf`; a letter is itself.
+            // `-hf` becomes `--hf`; a single letter stays.
             let typed = if long.len() > 1 { format!("--{long}") } else { name.to_owned() };
             return self.ours(arg, typed, value.map(OsString::from), rest);
         }
@@ -122,7 +122,7 @@ impl<'a> Line<'a> {
         if let Some(foreign) = foreign::find(name) {
             return self.foreign(foreign, name, value.is_some(), rest);
         }
-        // Letters in a row, the last of which may have a value: `-vn5`.
+        // Bundled short options, the last of which may have a value: `-vn5`.
         if !text.starts_with("--") {
             for (at, letter) in text.char_indices().skip(1) {
                 let Some(arg) = known(self.cli, self.command, &format!("-{letter}")) else { break };
@@ -153,7 +153,7 @@ impl<'a> Line<'a> {
         };
         match value {
             Some(value) if arg.get_id() == NAMED => self.models.push(value),
-            // Behind a sign of equality a value may begin with a dash.
+            // After `=` a value may begin with a dash.
             Some(value) => {
                 let mut both = OsString::from(typed);
                 both.push("=");
@@ -192,7 +192,7 @@ impl<'a> Line<'a> {
         Ok(())
     }
 
-    /// `llama-quantize IN OUT TYPE`: the type is an option of ours.
+    /// `llama-quantize IN OUT TYPE`: the type becomes `--quant`.
     fn quantize(&mut self) {
         let Some(recipe) = self.words.last().filter(|_| self.words.len() + self.models.len() == 3) else {
             return;
@@ -211,7 +211,7 @@ impl<'a> Line<'a> {
         self.command.clone().error(kind, why)
     }
 
-    /// With the model in the first place.
+    /// The rewritten command line, with the model as the first positional.
     fn written(mut self, before: Vec<OsString>) -> Result<Rewritten, Error> {
         self.quantize();
         if let Some(first) = self.models.first() {
@@ -222,7 +222,7 @@ impl<'a> Line<'a> {
             let second = match self.models.get(1).filter(|_| !model_is_many) {
                 Some(second) => Some(second),
                 None if model_is_many => None,
-                // One word too many, or a word that cannot be anything but a model.
+                // One positional too many, or one that can hardly be anything but a model.
                 None if !many && self.words.len() + self.tail.len().saturating_sub(1) >= places.len() => {
                     self.words.first()
                 }
@@ -242,7 +242,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// An option of a command, or of all, by a name as it is typed: `--long`, `-s`, and `-long`.
+/// An option of a command, or a global one, by its name as typed: `--long`, `-s` and `-long`.
 fn known<'a>(cli: &'a Command, command: &'a Command, name: &str) -> Option<&'a Arg> {
     let name = name.split('=').next()?;
     let bare = name.strip_prefix("--").or_else(|| name.strip_prefix('-'))?;
@@ -256,18 +256,18 @@ fn known<'a>(cli: &'a Command, command: &'a Command, name: &str) -> Option<&'a A
     command.get_arguments().chain(all).find(is)
 }
 
-/// Does it look like an option, rather than like a value? Numbers below zero are values.
+/// Whether it looks like an option, not like a value. Negative numbers are values.
 fn is_option(token: &OsStr) -> bool {
     let text = token.to_str().unwrap_or_default();
     text.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c != '.' && !c.is_ascii_digit()))
 }
 
 fn takes_value(arg: &Arg) -> bool {
-    // One that may be left out follows a sign of equality.
+    // An optional value comes after `=`, so it is never the next argument.
     arg.get_action().takes_values() && arg.get_num_args().is_none_or(|n| n.min_values() > 0)
 }
 
-/// The words of a built command's first place, if that is a model.
+/// Whether the first positional of a built command is a model.
 pub(super) fn has_model(command: &Command) -> bool {
     command.get_positionals().next().is_some_and(|arg| arg.get_id() == MODEL)
 }

@@ -1,4 +1,4 @@
-//! What the environment and the configuration file say of models, filled in where the command line is silent.
+//! Completes the command line with what the environment and the configuration file say of models.
 
 use super::{Command, Run, Serve};
 use crate::Failed;
@@ -6,7 +6,7 @@ use crate::lora::Lora;
 use crate::settings::Sources;
 
 impl Command {
-    /// Settles which model is meant. From here on `sources` has the settings that the file has for that one.
+    /// Resolves which model is meant. From here on `sources` has the configuration file's settings for it.
     pub(crate) fn settle(&mut self, sources: &mut Sources) -> Result<(), Failed> {
         let model = match self {
             Command::Run(args) => return args.settle(sources),
@@ -60,7 +60,7 @@ impl Serve {
     }
 }
 
-/// The model of a command that has a usual one.
+/// Resolves the model of a command that has a default one.
 fn choose(model: &mut Option<String>, sources: &mut Sources) -> Result<(), Failed> {
     *model = sources.find("model", model.take())?.map(|model| model.value);
     model.as_mut().map_or(Ok(()), |model| sources.choose(model))

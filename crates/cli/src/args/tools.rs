@@ -25,7 +25,7 @@ pub(crate) enum Table {
     Sql,
 }
 
-/// Tokens of a prompt and of an answer that are measured together.
+/// Prompt and generated tokens that are measured together (`--pg`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PromptAndAnswer(pub usize, pub usize);
 

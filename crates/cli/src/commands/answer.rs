@@ -1,4 +1,4 @@
-//! `tallow run` with a model that reads all of a text before it writes.
+//! `tallow run` with a seq2seq (encoder-decoder) model.
 
 use std::io::IsTerminal;
 use std::sync::mpsc::{Sender, channel};
@@ -19,16 +19,16 @@ use crate::settings::{Defaults, Flags, Sources, resolve};
 use crate::view::{Looks, View};
 use crate::{Failed, seq2seq, terminal};
 
-/// Tokens of an answer where nobody says.
+/// Default maximum tokens of an answer.
 const USUAL: usize = 512;
 const USUAL_WHY: &str = "the default for models of this kind";
-/// Tokens of an answer at most: each takes its part of the cache from the beginning.
+/// Upper limit of that: the KV cache for all of them is allocated up front.
 const MOST: usize = 1 << 16;
 
-/// What hears of an answer, token by token.
+/// What is sent for each token of an answer.
 type Told = Result<u32, Failure>;
 
-/// Writes an answer.
+/// Samples an answer and sends its tokens.
 struct Answering {
     tokenizer: Tokenizer,
     sampler: Sampler,
@@ -62,13 +62,13 @@ impl LogitsPolicy for Answering {
 
     fn end(self: Box<Self>, how: Result<(), Failure>) {
         if let Err(why) = how {
-            // Nobody may listen any more.
+            // The receiver may be gone.
             let _ = self.told.send(Err(why));
         }
     }
 }
 
-/// Has a model read a prompt, and shows what it writes.
+/// Encodes a prompt, and shows the answer that is decoded.
 pub(crate) fn answer(
     model: &Seq2SeqModel,
     args: &Run,
@@ -83,7 +83,7 @@ pub(crate) fn answer(
     }
     let tokenizer = model.tokenizer()?;
     let mut generation = model.generation()?;
-    // What such models are asked for has one best answer.
+    // Greedy by default: the tasks of such models have one best answer.
     generation.temperature = generation.temperature.or(Some(0.0));
     let flags = Flags { engine: args.engine.clone(), sampling: args.sampling.clone(), ..Flags::default() };
     let config = resolve(sources, &flags, &generation, Defaults::CHAT)?;

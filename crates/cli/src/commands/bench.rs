@@ -1,4 +1,4 @@
-//! `tallow bench`: how fast a model runs, in the shape that other programs' benchmarks have.
+//! `tallow bench`: speed of prefill and decode, in the format of llama-bench.
 
 use std::collections::HashSet;
 use std::io::IsTerminal;
@@ -70,7 +70,7 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
     report.end()
 }
 
-/// All combinations, the last of them changing fastest.
+/// All combinations; the last one varies fastest.
 fn settings<'a>(
     threads: &[Option<usize>],
     batches: &[usize],
@@ -83,8 +83,8 @@ fn settings<'a>(
     threads.iter().flat_map(of).collect()
 }
 
-/// Tokens of a step, each number that is to be tried. Other programs tell those that are handed in together from those
-/// that are computed together; here the smaller number is both.
+/// Batch sizes to measure. llama-bench tells the logical batch (`-b`) from the physical one (`-ub`); here the smaller
+/// number is both.
 fn batches(args: &Bench) -> Vec<usize> {
     let mut batches: Vec<usize> = match (&args.n_batch[..], &args.n_ubatch[..]) {
         ([], []) => vec![512],
@@ -96,7 +96,7 @@ fn batches(args: &Bench) -> Vec<usize> {
     batches
 }
 
-/// The device that is asked for, be it by a number of layers.
+/// The requested device, also by a number of layers.
 fn on(args: &Bench, model: &Model) -> Result<Option<DeviceChoice>, Failed> {
     let layers = model.spec.layers.len();
     match args.gpu_layers {
@@ -110,25 +110,25 @@ fn on(args: &Bench, model: &Model) -> Result<Option<DeviceChoice>, Failed> {
     }
 }
 
-/// What is measured: tokens of a prompt, or tokens generated, after so many others.
+/// A test: tokens of a prompt (prefill), tokens generated (decode), or both, after `depth` other tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Test {
     pub prompt: usize,
     pub generated: usize,
     pub depth: usize,
-    /// That many sequences do so side by side.
+    /// Sequences computed side by side.
     pub sequences: usize,
-    /// They have adapters.
+    /// With LoRA adapters.
     pub adapted: bool,
 }
 
 impl Test {
-    /// Tokens of each sequence.
+    /// Tokens per sequence.
     fn each(&self) -> usize {
         self.prompt + self.generated
     }
 
-    /// Tokens that are counted.
+    /// Tokens counted for the speed.
     fn tokens(&self) -> usize {
         self.each() * self.sequences
     }
@@ -185,14 +185,14 @@ fn measure(
             "{name}: {longest} tokens are asked for, and the model's context is {context}; lower -p, -n or -d"
         )));
     }
-    // What is wrong with them should not cost the loading of a model.
+    // An adapter that cannot be opened should not cost the loading of a model.
     let adapters = Lora::open_all(&args.lora)?;
     setup.context = longest;
     setup.sequences = tests.iter().map(|t| t.sequences).max().unwrap_or(1);
     run_alone(model, setup, &mut Measuring { args, name, model, setup, tests, adapters, report })
 }
 
-/// Tests to be run on a device.
+/// Runs the tests on a device.
 struct Measuring<'a> {
     args: &'a Bench,
     name: &'a str,
@@ -236,13 +236,13 @@ impl Measuring<'_> {
         let blocks = model.checkpoint.tensors().any(in_blocks);
         let (mut samples, mut speeds) = (Vec::new(), Speeds::default());
         fill(solo, model, test, setup.batch)?;
-        // The first time memory is touched, threads are woken and kernels compiled; it does not count.
+        // Warm-up, not counted: touches the memory, wakes the threads, compiles the kernels.
         once(solo, model, test, setup.batch)?;
         for i in 0..self.args.repetitions {
             if shown {
                 terminal::tell_here(&format!("\r{} {}/{} ", label(test), i + 1, self.args.repetitions));
             }
-            // The machine's own speed, minute by minute: it changes where others use the machine too.
+            // The machine's current speed, measured each time: it changes where others use the machine, too.
             speeds = speeds.best(solo.backend().speeds(yardstick, blocks)?);
             let begun = Instant::now();
             once(solo, model, test, setup.batch)?;
@@ -269,7 +269,7 @@ pub(super) fn label(test: Test) -> String {
     if test.sequences > 1 { format!("{what} x {}", test.sequences) } else { what }
 }
 
-/// The tokens that come before a test.
+/// Computes the `depth` tokens before a test.
 fn fill<B: Backend>(
     solo: &mut SingleRunner<B>,
     model: &Model,
@@ -296,7 +296,7 @@ fn once<B: Backend>(
     Ok(solo.backend().sync()?)
 }
 
-/// Equally long prompts.
+/// Prompts of equal length.
 #[derive(Clone, Copy)]
 struct Tokens {
     each: usize,
@@ -319,19 +319,19 @@ fn prompt<B: Backend>(
     Ok(())
 }
 
-/// Tokens in these places of each sequence.
+/// Token ids at these positions of each sequence.
 fn tokens(places: Range<usize>, sequences: usize, model: &Model) -> Vec<Vec<u32>> {
-    // So far apart that sequences differ.
+    // Offset so far that sequences differ.
     (0..sequences).map(|s| places.clone().map(|i| token(i + (s << 20), model)).collect()).collect()
 }
 
-/// Any token will do, as long as they differ.
+/// Arbitrary token ids, as long as they differ.
 fn token(i: usize, model: &Model) -> u32 {
     ((i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) as u32 % model.spec.vocab as u32
 }
 
-/// Tokens per second that a device of these speeds would allow: what computes a prompt, and what reads for an answer, take
-/// no less time than that.
+/// Roofline in tokens per second: a prompt takes at least its FLOPs over the compute rate, an answer at least its bytes
+/// over the read bandwidth.
 fn bound(model: &Model, setup: Setup, test: Test, speeds: Speeds) -> f64 {
     let prompt = Test { generated: 0, ..test };
     let answer = Test { prompt: 0, depth: test.depth + test.prompt, ..test };
@@ -345,11 +345,11 @@ fn bound(model: &Model, setup: Setup, test: Test, speeds: Speeds) -> f64 {
     test.tokens() as f64 / seconds
 }
 
-/// Bytes that generating a token of each sequence must read: the weights that it meets, once for all, and the keys and
-/// values before it, or states.
+/// Bytes read to decode one token of each sequence: the weights in use, once for all sequences, and the KV cache or
+/// recurrent states of each.
 fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
     let spec = &model.spec;
-    // Of a table of embeddings one row is read, unless it is the head too.
+    // One row of the embedding table is read, unless it is also the head (tied embeddings).
     let table = if spec.tied_embeddings { 0 } else { embedding(model) };
     let depth = test.depth as f64 + test.generated as f64 / 2.0;
     let cache: f64 = spec
@@ -366,7 +366,7 @@ fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
     (model.weight_bytes() - table) as f64 - idle(model, test.sequences) + cache
 }
 
-/// Bytes of the experts that no sequence meets, if each chooses as if by dice.
+/// Expected bytes of experts that no sequence is routed to, if routing is uniformly random.
 fn idle(model: &Model, sequences: usize) -> f64 {
     let layers = model.spec.layers.iter().enumerate();
     let of = |(i, l): (usize, &LayerSpec)| {
@@ -376,14 +376,14 @@ fn idle(model: &Model, sequences: usize) -> f64 {
     layers.map(of).sum()
 }
 
-/// Bytes of the table of embeddings: the only tensor that has a row for each token and is not the head.
+/// Bytes of the embedding table: the largest tensor of shape [vocab, dim].
 fn embedding(model: &Model) -> usize {
     let (vocab, dim) = (model.spec.vocab, model.spec.dim);
     let tables = model.checkpoint.tensors().filter(|(_, t)| t.shape == [vocab, dim]);
     tables.map(|(name, t)| model.size(name, t)).max().unwrap_or(0)
 }
 
-/// Multiplications and additions that a token of a prompt takes, on average.
+/// FLOPs (multiplications and additions) per token of a prompt, on average.
 fn work(model: &Model, test: Test) -> f64 {
     let spec = &model.spec;
     let depth = test.depth as f64 + test.prompt as f64 / 2.0;
@@ -394,7 +394,7 @@ fn work(model: &Model, test: Test) -> f64 {
             let ffn = (2 + usize::from(l.ffn.gated)) * l.active_ffn_width();
             let linear = l.mixer_params(spec.dim) + spec.dim * ffn;
             let seen = l.mixer.sees().map_or(depth, |w| depth.min(w as f64));
-            // A matrix is looked at twice for each token, and written once.
+            // The state of the gated delta rule is read twice and written once for each token.
             let mixing = match l.gated_delta {
                 Some(delta) => 6.0 * delta.heads.state_len() as f64,
                 None => 4.0 * l.mixer.heads.q_cols() as f64 * seen,
@@ -402,11 +402,11 @@ fn work(model: &Model, test: Test) -> f64 {
             2.0 * linear as f64 + mixing
         })
         .sum();
-    // The head runs for the last token alone.
+    // The head runs for the last token only.
     layers + 2.0 * (spec.dim * spec.vocab) as f64 / test.prompt as f64
 }
 
-/// Shows what a step is made of.
+/// Shows the ops of a prefill step and of a decode step.
 fn explain<B: Measured>(solo: &mut SingleRunner<B>, model: &Model, tokens: usize) -> Result<(), Failed> {
     let mut text = format!("{} on {}\n", model.family.name, solo.backend().label());
     for (what, tokens) in [("a step of a prompt", tokens), ("a step of an answer", 1)] {
@@ -439,7 +439,7 @@ pub(super) fn model_type(model: &Model) -> String {
     format!("{} {size} {kind}", arch.unwrap_or(model.family.name))
 }
 
-/// `0.6B`, `7B`, `135M`: parameters as names of models have them.
+/// `0.6B`, `7B`, `135M`: parameters as in names of models.
 fn size_label(parameters: usize) -> String {
     let n = parameters as f64;
     let short = |x: f64| format!("{x:.1}").trim_end_matches(".0").to_owned();

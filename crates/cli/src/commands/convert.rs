@@ -1,4 +1,4 @@
-//! `tallow convert`: a model becomes a GGUF file.
+//! `tallow convert`: writes a model as a GGUF file.
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -74,9 +74,9 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
     print(&format!("{name}: {}, {each:.2} bits a weight\n", size(conversion.size())))
 }
 
-/// The model, which has to be one that GGUF files are written of.
+/// Opens the model, which has to be a decoder: only those can be written as GGUF.
 fn decoder(args: &Convert, sources: &Sources) -> Result<Model, Failed> {
-    // Encoders have no types to choose from, and are refused for another reason here.
+    // Opened without `--quant`, which encoders do not take: here they are refused for another reason.
     let how = load::OpenOptions::to_write(sources, args.offline, None)?;
     let (kind, others) = match load::any(&args.model, how)? {
         AnyModel::Decoder(mut model) => {
@@ -101,7 +101,7 @@ fn decoder(args: &Convert, sources: &Sources) -> Result<Model, Failed> {
     )))
 }
 
-/// Is the file one of the model's?
+/// Whether `out` is one of the model's own files.
 fn is_of(model: &Model, out: &Path) -> bool {
     let Ok(out) = out.canonicalize() else { return false };
     let mut files = model.checkpoint.tensors().map(|(_, stored)| stored.file.path());
@@ -123,14 +123,14 @@ fn cannot_write(out: &Path, size_of_file: u64, e: &std::io::Error) -> Failed {
     }
 }
 
-/// A file that is not whole yet. It is removed unless it is finished.
+/// An output file that is incomplete. It is removed on drop unless it is finished.
 struct Part {
     path: PathBuf,
     file: File,
 }
 
 impl Part {
-    /// Makes room for the file before hours of work go into it.
+    /// Creates the file and reserves its space, before hours of work go into it.
     fn create(out: &Path, size: u64) -> Result<Part, Failed> {
         let mut path = out.as_os_str().to_owned();
         path.push(".part");
@@ -150,7 +150,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // Once it is finished there is none of that name.
+        // Once it is finished there is no file of that name.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -159,11 +159,11 @@ impl Drop for Part {
 fn reserve(file: &File, size: u64) -> std::io::Result<()> {
     use std::os::fd::AsRawFd;
     let size = libc::off_t::try_from(size).unwrap_or(libc::off_t::MAX);
-    // SAFETY: the descriptor is open for as long as `file` lives.
+    // SAFETY: the descriptor is open for as long as `file` lives, and no pointers are passed.
     match unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, size) } {
         0 => Ok(()),
         _ => match std::io::Error::last_os_error() {
-            // Some file systems cannot: writing will tell.
+            // Not supported by some file systems: there a full disk shows while writing.
             e if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
             e => Err(e),
         },
@@ -175,7 +175,7 @@ fn reserve(_: &File, _: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Becomes true when somebody asks us to stop, so that no half of a file is left.
+/// Becomes true at a stop signal, so that no incomplete file is left.
 fn stopping() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let pressed = stop.clone();
@@ -186,7 +186,7 @@ fn stopping() -> Arc<AtomicBool> {
             pressed.store(true, Ordering::Relaxed);
         }
     };
-    // Without it the program ends where it is.
+    // If there is no such thread, a signal ends the program at once.
     let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
     stop
 }

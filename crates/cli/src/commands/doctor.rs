@@ -1,4 +1,4 @@
-//! `tallow doctor`: what there is, and where each setting comes from.
+//! `tallow doctor`: devices, what a model would take, and where each setting comes from.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -93,13 +93,13 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     verdict
 }
 
-/// The settings by which a model would run.
+/// The settings that a model would run with.
 fn config(args: &Doctor, sources: &Sources, generation: &Generation) -> Result<EngineConfig, Failed> {
     let (engine, sampling) = (args.engine.clone(), args.sampling.clone());
     resolve(sources, &Flags { engine, sampling, ..Flags::default() }, generation, Defaults::CHAT)
 }
 
-/// What a model would take on each device, and the plan for the first device that has room; or why none has.
+/// What a model would take on each device, and the plan for the first device with room; or why none has.
 fn planned(
     name: &str,
     config: &EngineConfig,
@@ -123,8 +123,7 @@ fn planned(
     Ok((text, found))
 }
 
-/// The report on a model that has no settings of its own: an encoder, or an encoder and a decoder for one text or sound
-/// at a time.
+/// Report on a model without settings of its own: an encoder, or a seq2seq model for one input at a time.
 fn of_one_use(
     text: String,
     name: &str,
@@ -136,8 +135,8 @@ fn of_one_use(
     found.map(drop)
 }
 
-/// A device and what it can do, with a test of its ops: of all of them and in every size if that is asked for, and on
-/// hardware at least briefly.
+/// A device, its properties, and a conformance test of its ops: the full one if `whole`, else a brief one on hardware
+/// only.
 fn describe(device: &Device, whole: bool) -> String {
     let mut text = format!("\n{device}\n");
     for (what, value) in device.facts() {
@@ -150,12 +149,12 @@ fn describe(device: &Device, whole: bool) -> String {
     };
     let begun = Instant::now();
     let bar = terminal::slow_bar();
-    // An op may take a minute: what is shown should not be of the one before.
+    // An op may take a minute; without ticks the bar would still show the one before.
     bar.enable_steady_tick(Duration::from_millis(200));
     let tested = device.test(suite, &mut |done, all, op| {
         bar.set_length(all as u64);
         let name = device.to_string();
-        // `vulkan:0`, without its maker's name for it: a line has to fit.
+        // `vulkan:0`, without the vendor's name for it: the line has to fit.
         let name = terminal::harmless(name.split(' ').next().unwrap_or_default()).into_owned();
         bar.set_message(format!("testing {name}: {op}"));
         bar.set_position(done as u64);
@@ -199,7 +198,7 @@ fn machine(text: &mut String) -> Result<(), Failed> {
     Ok(())
 }
 
-/// What the CPU calls itself.
+/// The CPU's model name.
 pub(crate) fn cpu_name() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));

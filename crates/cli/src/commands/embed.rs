@@ -1,4 +1,4 @@
-//! `tallow embed`, `tallow rerank` and `tallow classify`: embeddings of texts and images, documents sorted by a query,
+//! `tallow embed`, `tallow rerank` and `tallow classify`: embeddings of texts and images, documents ranked by a query,
 //! and labels of texts.
 
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use crate::load::{self, Notice};
 use crate::settings::{Sources, unreadable};
 use crate::{Failed, terminal};
 
-/// Texts that are handed in together: what they give is shown before more are.
+/// Texts submitted together: their results are shown before more are submitted.
 const TOGETHER: usize = 256;
-/// The same for images, which take more memory.
+/// Images submitted together; they take more memory than texts.
 const IMAGES_TOGETHER: usize = 16;
-/// The largest image file that is read.
+/// Largest image file that is read.
 const MOST_BYTES: u64 = 256 << 20;
 
 pub(crate) fn embed(args: &Embed, sources: &Sources) -> Result<(), Failed> {
@@ -45,7 +45,7 @@ pub(crate) fn embed(args: &Embed, sources: &Sources) -> Result<(), Failed> {
     })
 }
 
-/// Tells `to` the number, the tokens and the vector of each text, and then of each image.
+/// Calls `to` with index, number of tokens and vector of each text, and then of each image.
 fn each_vector(
     args: &Embed,
     handle: &Running,
@@ -86,7 +86,7 @@ fn image(handle: &Running, file: &Path) -> Result<Image, Failed> {
     handle.info().inputs.image(&bytes).map_err(|e| named(&e))
 }
 
-/// For each image, how well each text goes with it.
+/// For each image, how well each text matches it.
 fn matched(args: &Embed, model: &EncoderModel, texts: &[String], sources: &Sources) -> Result<(), Failed> {
     let Some(matching) = model.matching else {
         let why =
@@ -180,7 +180,7 @@ pub(crate) fn classify(args: &Classify, sources: &Sources) -> Result<(), Failed>
     Ok(())
 }
 
-/// Texts that were given, or else the lines of standard input.
+/// The given texts, else the lines of standard input.
 fn texts(given: &[String]) -> Result<Vec<String>, Failed> {
     if !given.is_empty() && given != ["-"] {
         return Ok(given.to_vec());
@@ -195,7 +195,7 @@ fn start(
     sources: &Sources,
 ) -> Result<Running, Failed> {
     let place = Place::new(sources, device)?;
-    // What is taken is nobody's affair here; what is passed over has to be said.
+    // Only devices that are passed over are reported.
     let say = |note: &Notice| {
         if let Notice::PassedOver(_) = note {
             note.show()

@@ -1,4 +1,4 @@
-//! `tallow pull`, `tallow list`, `tallow rm`: models from the hub.
+//! `tallow pull`, `tallow search`, `tallow list`, `tallow rm`: models of the hub and in the cache.
 
 use std::io::{IsTerminal, Write};
 use std::time::SystemTime;
@@ -29,7 +29,7 @@ pub(crate) fn pull(args: &Pull, sources: &Sources) -> Result<(), Failed> {
     print(&format!("{}\n", snapshot.path.display()))
 }
 
-/// Downloads a model, showing how far it has got.
+/// Downloads a model with a progress bar.
 pub(crate) fn fetch(model: &ModelRef) -> Result<Snapshot, Failed> {
     let mut bar: Option<(String, ProgressBar)> = None;
     let snapshot = hub()?.pull(model, &mut |event| watch(&mut bar, event));
@@ -48,7 +48,7 @@ fn watch(bar: &mut Option<(String, ProgressBar)>, event: Event<'_>) {
         }
     };
     match event {
-        // Where nobody looks, only what is out of the ordinary is said.
+        // Without a terminal only unusual events are reported.
         Event::Missing { .. } if !std::io::stderr().is_terminal() => {}
         Event::Missing { files: 0, .. } => {}
         Event::Missing { files, bytes } => {
@@ -59,7 +59,7 @@ fn watch(bar: &mut Option<(String, ProgressBar)>, event: Event<'_>) {
                 if let Some((_, old)) = bar.take() {
                     old.finish_and_clear();
                 }
-                // What an earlier pull left is there, but it did not arrive now.
+                // What an earlier pull left counts as done, but not for the speed.
                 *bar = Some((file.to_owned(), terminal::resumed_bar(total, done, file)));
             } else if let Some((_, bar)) = bar {
                 bar.set_length(total);
@@ -122,7 +122,7 @@ fn ago(then: SystemTime) -> String {
     format!("{n} {unit}{} ago", if n == 1 { "" } else { "s" })
 }
 
-/// Short names, what is downloaded, and what they stand for.
+/// Table of short names: download size, and the model that each stands for.
 fn table<'a>(aliases: impl Iterator<Item = &'a Alias>) -> String {
     let width = ALIASES.iter().map(|a| a.name.len()).max().unwrap_or(0);
     let line = |a: &Alias| format!("{:<width$}  {:>5.1} GB  {}\n", a.name, a.gigabytes, a.model);
@@ -172,7 +172,7 @@ pub(crate) fn rm(args: &Rm) -> Result<(), Failed> {
         return Err(Failed::new("demo is part of the program, and cannot be removed"));
     }
     let (cache, model) = (cache()?, ModelRef::parse(&args.model)?);
-    // What is not there needs no consent.
+    // What is not there needs no confirmation.
     let name = model.to_string();
     let is_of = |m: &CachedModel| {
         let whole = m.name.split(':').next() == Some(model.repo.as_str());
@@ -186,7 +186,7 @@ pub(crate) fn rm(args: &Rm) -> Result<(), Failed> {
     print(&format!("removed {}, {}\n", counted(removed.files, "file"), size(removed.bytes)))
 }
 
-/// Asks whether models may go: other programs use the cache, too.
+/// Asks for confirmation: other programs use the cache, too.
 fn agreed(models: &[CachedModel]) -> Result<bool, Failed> {
     let bytes = size(models.iter().map(|m| m.bytes).sum());
     let names =

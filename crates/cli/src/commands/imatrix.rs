@@ -1,4 +1,5 @@
-//! `tallow imatrix`: how large a model's inputs are, measured on a text, for `tallow convert --imatrix`.
+//! `tallow imatrix`: importance matrix (mean squares of the linear layers' inputs) over a text,
+//! for `tallow convert --imatrix`.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -18,7 +19,7 @@ use crate::settings::{Sources, unreadable};
 use crate::single_runner::{Setup, SingleRunner, Task, run_alone};
 use crate::terminal;
 
-/// Tokens of a step.
+/// Tokens per step.
 const STEP: usize = 256;
 
 pub(crate) fn imatrix(args: &Imatrix, sources: &Sources) -> Result<(), Failed> {
@@ -30,10 +31,10 @@ pub(crate) fn imatrix(args: &Imatrix, sources: &Sources) -> Result<(), Failed> {
     }
     let opened =
         load::open(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
-    // Names are those that tensors have, or are to have, in a GGUF file.
+    // Names that tensors have, or would have, in a GGUF file.
     let names = Conversion::new(&opened.model, out)?.names();
     let Chunks { mut goes, context, tokens } = Chunks::read(&args.file, &opened, args.context)?;
-    // What is short says nothing of what comes late in a text.
+    // A short chunk says nothing about late positions.
     goes.retain(|go| go.len() == context || tokens < context);
     goes.truncate(args.chunks.unwrap_or(usize::MAX));
     if goes.is_empty() {
@@ -57,19 +58,19 @@ pub(crate) fn imatrix(args: &Imatrix, sources: &Sources) -> Result<(), Failed> {
     print(&format!("{name}: inputs of {known} tensors, over {count} tokens{missed}\n"))
 }
 
-/// The file appears when it is whole.
+/// Writes a `.part` file and renames it, so that the file appears when it is complete.
 fn write(out: &Path, bytes: &[u8]) -> Result<(), Failed> {
     let mut part = out.as_os_str().to_owned();
     part.push(".part");
     let written = std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, out));
     written.map_err(|e| {
-        // There may be none.
+        // There may be no such file.
         let _ = std::fs::remove_file(&part);
         Failed::new(format!("{} cannot be written: {}", out.display(), unreadable(&e)))
     })
 }
 
-/// Tokens whose way through the model is listened to.
+/// Runs chunks through the model and records the inputs of its linear layers.
 struct Capture<'a> {
     goes: &'a [Vec<u32>],
     step: usize,

@@ -36,7 +36,7 @@ pub(crate) fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Writes to standard output. That nobody reads it any more is no error.
+/// Writes to standard output. A broken pipe is a quiet error.
 pub(crate) fn print(text: &str) -> Result<(), Failed> {
     use std::io::Write;
     let mut out = std::io::stdout();
@@ -44,7 +44,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failed> {
     Ok(out.flush()?)
 }
 
-/// Text that was given on the command line, or else all of standard input.
+/// The text on the command line, else all of standard input.
 pub(crate) fn text_or_stdin(words: &[String]) -> Result<String, Failed> {
     use std::io::Read;
     if !words.is_empty() && words != ["-"] {
@@ -62,7 +62,7 @@ pub(crate) fn text_file(path: &Path) -> Result<String, Failed> {
     utf8(bytes, &name)
 }
 
-/// Bytes as text; `name` says where they come from.
+/// Decodes UTF-8; `name` is the source, for the error.
 pub(crate) fn utf8(bytes: Vec<u8>, name: &str) -> Result<String, Failed> {
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();

@@ -1,4 +1,4 @@
-//! `tallow perplexity`: how well a model predicts a text.
+//! `tallow perplexity`: perplexity of a model on a text.
 
 use serde_json::json;
 use tallow_core::{Backend, Memory};
@@ -16,13 +16,13 @@ use crate::settings::Sources;
 use crate::single_runner::{Setup, SingleRunner, Task, run_alone};
 use crate::terminal;
 
-/// Tokens of a step: each brings a row of logits.
+/// Tokens per step; each needs a row of logits.
 const STEP: usize = 64;
 
 pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Failed> {
     let opened =
         load::open(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
-    // Of each go every token after its first is scored.
+    // Every token of a chunk but the first is scored.
     let Chunks { mut goes, context: wanted, tokens } = Chunks::read(&args.file, &opened, args.context)?;
     goes.truncate(args.chunks.unwrap_or(usize::MAX));
     let mut setup = Setup::new(sources, &args.device, Some(&args.kv), Arithmetic::Fast)?;
@@ -47,7 +47,7 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
     ))
 }
 
-/// Tokens to be scored.
+/// Scores chunks.
 struct Scoring<'a> {
     goes: &'a [Vec<u32>],
 }

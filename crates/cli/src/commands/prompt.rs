@@ -8,20 +8,20 @@ use super::{text_file, utf8};
 use crate::args::Run;
 use crate::{Failed, terminal};
 
-/// Between texts of different sources.
+/// Separator between texts of different sources.
 const BETWEEN: &str = "\n\n";
-/// Whoever sends nothing for so long may not know that something is expected.
+/// After this long without input the user is told that standard input is being read.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Prompt {
     pub text: String,
-    /// Was all of it typed, so that it is no news to whoever sees the answer's beginning?
+    /// Whether all of it was typed on the command line.
     pub typed: bool,
 }
 
-/// The prompt, or nothing if there is to be a chat.
+/// The prompt; `None` starts a chat.
 pub(crate) fn prompt(args: &Run) -> Result<Option<Prompt>, Failed> {
     let words = Some(args.prompt.join(" ")).filter(|_| !args.prompt.is_empty());
     let asks_for_stdin = words.as_deref() == Some("-");
@@ -33,7 +33,7 @@ pub(crate) fn prompt(args: &Run) -> Result<Option<Prompt>, Failed> {
     let piped = if !terminal || asks_for_stdin { Some(piped()?).filter(|t| !t.is_empty()) } else { None };
     let file = args.file.as_deref().map(text_file).transpose()?.map(without_end);
     let typed = piped.is_none() && file.is_none();
-    // Whoever gives an empty prompt wants the model to begin by itself.
+    // An empty prompt on the command line has the model begin by itself.
     let given = words.is_some();
     let texts = [piped, file, words].into_iter().flatten().filter(|text| !text.is_empty());
     let text = texts.collect::<Vec<_>>().join(BETWEEN);
@@ -45,13 +45,13 @@ pub(crate) fn prompt(args: &Run) -> Result<Option<Prompt>, Failed> {
     Ok(Some(Prompt { text, typed }))
 }
 
-/// All of standard input. A program that keeps it open without sending anything would be waited for without a word.
+/// Reads all of standard input, with a notice if the program that feeds it keeps it open without sending anything.
 fn piped() -> Result<String, Failed> {
     let (sender, received) = channel();
     std::thread::Builder::new().name("tallow-input".into()).spawn(move || {
         let mut bytes = Vec::new();
         let read = std::io::stdin().read_to_end(&mut bytes);
-        // Whoever asked waits for it.
+        // The receiver waits for this.
         let _ = sender.send(read.map(|_| bytes));
     })?;
     let gone = || Failed::new("standard input cannot be read");
@@ -65,7 +65,7 @@ fn piped() -> Result<String, Failed> {
     Ok(without_end(utf8(bytes?, "standard input")?))
 }
 
-/// Programs and editors end a text's last line, which is no part of what is said.
+/// Strips the newline with which programs and editors end a text.
 fn without_end(mut text: String) -> String {
     if text.ends_with('\n') {
         text.pop();

@@ -1,4 +1,4 @@
-//! The reference: every command, flag, setting and variable, taken from where they are declared.
+//! The reference: every command, flag, setting and variable, generated from their declarations.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use crate::args;
 use crate::env::VARIABLES;
 use crate::settings::KNOWN;
 
-/// All of it, as Markdown.
+/// The reference as Markdown.
 pub(crate) fn reference() -> String {
     let mut text = String::from(
         "# Reference\n\nWritten by `tallow doctor --reference`; a test compares the two.\n\n\

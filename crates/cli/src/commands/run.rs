@@ -1,4 +1,4 @@
-//! `tallow run`: one question, or a chat.
+//! `tallow run`: one prompt, or a chat.
 
 use std::io::IsTerminal;
 
@@ -16,7 +16,7 @@ use crate::settings::{Defaults, EngineConfig, Flags, Origin, Setting, Sources, r
 use crate::terminal;
 use crate::view::{Looks, View};
 
-/// A prompt of fewer bytes, and so of fewer tokens, leaves room in any context that is set up unasked.
+/// A prompt of fewer bytes, and so of fewer tokens, leaves room in any default context.
 const SHORT: usize = 4096;
 
 pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
@@ -40,7 +40,7 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
         (AnyModel::Seq2Seq(model), Some(prompt)) => {
             return super::answer::answer(&model, &args, &prompt.text, sources);
         }
-        // This says why not.
+        // Returns the error that says why an encoder cannot be run.
         (AnyModel::Encoder(_), _) => load::open(name, how)?,
     };
     let flags = Flags { engine: args.engine.clone(), sampling: args.sampling.clone(), ..Flags::default() };
@@ -65,7 +65,7 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     }
 }
 
-/// A conversation in which nothing has been said.
+/// An empty conversation, with the options of the command line.
 fn dialogue(opened: &LoadedModel, args: &Run) -> Result<Dialogue, Failed> {
     let words = opened.text_codec()?;
     let templates = words.templates.as_ref().filter(|_| !args.raw);
@@ -77,7 +77,7 @@ fn dialogue(opened: &LoadedModel, args: &Run) -> Result<Dialogue, Failed> {
     Ok(dialogue)
 }
 
-/// Sets up a context for a long prompt: nobody should have to count its tokens.
+/// Chooses a context for a long prompt, so that nobody has to count its tokens.
 fn make_room(
     config: &mut EngineConfig,
     opened: &LoadedModel,
@@ -101,11 +101,11 @@ fn make_room(
 fn once(mut talk: Talk, prompt: &prompt::Prompt, args: &Run) -> Result<(), Failed> {
     let terminal = std::io::stdout().is_terminal();
     let templated = talk.dialogue.has_template();
-    // Without a template the model continues the prompt, so on a screen the two are read as one.
+    // Without a template the model continues the prompt, so on a terminal both are shown as one.
     let echo = args.chat.echo || (!args.chat.no_echo && !templated && terminal && prompt.typed);
     let mut view = View::new(looks(args, &talk), echo.then(|| prompt.text.clone()));
     let answered = match talk.say(&prompt.text, &mut |news| view.tell(news)) {
-        // Nothing stands in front of what is wrong.
+        // Nothing is printed before the error.
         Err(why) if !view.has_begun() => {
             view.abandon();
             return Err(why);
@@ -117,7 +117,7 @@ fn once(mut talk: Talk, prompt: &prompt::Prompt, args: &Run) -> Result<(), Faile
     };
     match answered {
         Answered::Whole(done, cut) => {
-            // Who asked for so many tokens knows it.
+            // A limit that the user set is no news; it is mentioned on a terminal only.
             let known = matches!(cut, Some(Cut::Tokens { chosen: true, .. }));
             if let Some(cut) = cut.filter(|_| !known || std::io::stderr().is_terminal()) {
                 terminal::tell(&terminal::dim(&cut.words(false)));
@@ -126,7 +126,7 @@ fn once(mut talk: Talk, prompt: &prompt::Prompt, args: &Run) -> Result<(), Faile
                 terminal::tell(&terminal::dim(&speed(&done)));
             }
         }
-        // As a program that the signal has ended.
+        // Exit status of a program that SIGINT has ended (128 + 2).
         Answered::Stopped => std::process::exit(130),
     }
     print("")
@@ -135,6 +135,6 @@ fn once(mut talk: Talk, prompt: &prompt::Prompt, args: &Run) -> Result<(), Faile
 /// How answers are shown.
 pub(crate) fn looks(args: &Run, talk: &Talk) -> Looks {
     let (wraps, hides_thinking) = (!args.chat.plain, args.chat.hide_thinking);
-    // What a model without a template writes is the user's own kind of text.
+    // A model without a template continues the user's own text, which need not be Markdown.
     Looks { markdown: wraps && talk.dialogue.has_template(), wraps, hides_thinking }
 }

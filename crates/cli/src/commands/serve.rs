@@ -1,4 +1,4 @@
-//! `tallow serve`: one model, many clients.
+//! `tallow serve`: an HTTP server for one model.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -38,7 +38,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     };
     settings.check().map_err(Failed::new)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    // A port that is taken should not cost the loading of a model.
+    // A port that is in use should not cost the loading of a model.
     let listener = runtime.block_on(listen(&host, port))?;
     let address = listener.local_addr()?;
     let loading = Loading::begin(runtime.handle(), listener, settings.limits);
@@ -99,7 +99,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     Ok(())
 }
 
-/// What clients may take of the machine.
+/// Limits on what clients may take of the machine.
 fn limits(args: &Serve, sources: &Sources) -> Result<Limits, Failed> {
     let usual = Limits::default();
     let name = "max-memory-in-flight";
@@ -129,7 +129,7 @@ fn limits(args: &Serve, sources: &Sources) -> Result<Limits, Failed> {
     Ok(limits)
 }
 
-/// Starts an embedder for an encoder. What is about written text it does not take.
+/// Starts an embedder for an encoder. Options for text generation are rejected.
 fn start_encoder(
     model: &EncoderModel,
     name: &str,
@@ -146,7 +146,7 @@ fn start_encoder(
     encoder::start(model, Place::of(&config), names, config.slots.value + config.queue.value, &Notice::log)
 }
 
-/// Starts what goes through sounds. What is about written text it does not take.
+/// Starts a transcriber for a speech model. Options for text generation are rejected.
 fn start_seq2seq(
     model: &Seq2SeqModel,
     name: &str,
@@ -170,14 +170,14 @@ fn start_seq2seq(
     Ok((running, ServedSpeech::new(transcriber, names, queue)))
 }
 
-/// Says where the server is.
+/// Logs the server's address. Returns the listener for stop signals.
 fn announce(
     name: &str,
     address: SocketAddr,
     settings: &Settings,
     runtime: &tokio::runtime::Runtime,
 ) -> Signals {
-    // Whoever reads that it serves may tell it to stop at once.
+    // Before the log line: whoever reads that may ask the server to stop at once.
     let signals = {
         let _within = runtime.enter();
         Signals::listen()
@@ -191,7 +191,7 @@ fn announce(
     signals
 }
 
-/// Listens where clients are to come.
+/// Binds the listening socket.
 async fn listen(host: &str, port: u16) -> Result<TcpListener, Failed> {
     let failed =
         |why: &dyn std::fmt::Display| Failed::new(format!("cannot listen on {host}, port {port}: {why}"));
@@ -211,19 +211,19 @@ async fn listen(host: &str, port: u16) -> Result<TcpListener, Failed> {
     })
 }
 
-/// Binds a socket on which so many clients may wait to be accepted that a crowd does not keep others away: whoever finds
-/// the queue full tries again only after a second.
+/// Binds a socket with a long accept backlog, so that a burst of clients does not keep others out: a client that finds
+/// the backlog full retries only after a second.
 fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     const BACKLOG: u32 = 4096;
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A server that has ended can be started again at once.
+    // A server that has ended can be restarted at once.
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
-/// The keys that clients must give: from the environment and from a file.
+/// API keys from the environment and from a file.
 fn keys(file: Option<&Path>) -> Result<Vec<String>, Failed> {
     let variable = env::get("TALLOW_API_KEY").unwrap_or_default();
     let mut keys: Vec<String> = variable.split(',').map(|k| k.trim().to_owned()).collect();
@@ -240,7 +240,7 @@ fn keys(file: Option<&Path>) -> Result<Vec<String>, Failed> {
     Ok(keys)
 }
 
-/// Resolves at the first signal to stop; the second ends the program.
+/// Resolves at the first stop signal; the second one ends the program.
 async fn stop(drain: u64, mut signals: Signals) {
     let how = signals.next().await;
     tracing::info!("{how}: finishing what is under way, for at most {drain} s; again to stop at once");

@@ -1,4 +1,4 @@
-//! `tallow show`: what a model is.
+//! `tallow show`: the properties of a model.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -18,7 +18,7 @@ use crate::memory::size;
 use crate::settings::Sources;
 use crate::terminal::harmless;
 
-/// Characters of a metadata value that are shown.
+/// Maximum characters shown of a metadata value.
 const SHOWN: usize = 100;
 
 pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
@@ -66,7 +66,7 @@ fn show_encoder(args: &Show, model: &EncoderModel) -> Result<(), Failed> {
     print(&harmless(&text))
 }
 
-/// The same for a model that takes in all of a text or a sound, and then writes.
+/// The same for a seq2seq (encoder-decoder) model.
 fn show_seq2seq(args: &Show, model: &Seq2SeqModel) -> Result<(), Failed> {
     let (name, checkpoint) = (load::short_name(&args.model), &model.checkpoint);
     if args.template {
@@ -143,7 +143,7 @@ fn table(rows: &[(&str, String)]) -> String {
 }
 
 fn summary(opened: &LoadedModel) -> String {
-    // Of a model without a tokenizer all else can be shown.
+    // Without a tokenizer everything else can still be shown.
     let (model, words) = (&opened.model, opened.text_codec());
     let (spec, checkpoint) = (&model.spec, &model.checkpoint);
     let parameters: usize = checkpoint.tensors().map(|(_, t)| t.len()).sum();
@@ -189,7 +189,7 @@ fn summary(opened: &LoadedModel) -> String {
     table(&rows)
 }
 
-/// The longest context, and up to where the model was trained, if it can go on past that.
+/// The longest context, and the trained one if the model can go past that.
 fn context(spec: &DecoderSpec) -> String {
     match spec.trained_context() {
         trained if trained < spec.context => format!(
@@ -208,8 +208,7 @@ fn feed_forward(layer: &LayerSpec) -> String {
     format!("{} of {} experts of {}{shared}", experts.top_k, experts.count, layer.ffn.width)
 }
 
-/// `8 (32 query heads, 8 key heads, 128 wide, mlp 4096)`, with a part for each kind of layer. `unit` stands behind how
-/// many there are.
+/// `8 (32 query heads, 8 key heads, 128 wide, mlp 4096)`, with a part for each kind of layer. `unit` follows the count.
 fn layers(all: &[LayerSpec], unit: &str) -> String {
     let mut kinds: Vec<(String, usize)> = Vec::new();
     for layer in all {
@@ -238,7 +237,7 @@ fn layers(all: &[LayerSpec], unit: &str) -> String {
     }
 }
 
-/// How much of the model is stored in which type.
+/// Bytes and tensors of each stored type.
 fn mix(checkpoint: &Checkpoint) -> String {
     let mut types: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for (_, t) in checkpoint.tensors() {

@@ -26,7 +26,7 @@ pub(crate) fn tokenize(args: &Tokenize, sources: &Sources) -> Result<(), Failed>
         around: if args.special { Around::Added } else { Around::Omitted },
         written: if args.parse_special { Written::Parsed } else { Written::Plain },
     };
-    // A line end that the shell's `echo` adds is part of the text: tokenizers count it too.
+    // A newline that the shell's `echo` adds is part of the text: it gets tokens, too.
     let ids = tokenizer.encode(&text, special)?;
     if args.ids {
         let list: Vec<String> = ids.iter().map(u32::to_string).collect();
@@ -36,7 +36,7 @@ pub(crate) fn tokenize(args: &Tokenize, sources: &Sources) -> Result<(), Failed>
     print(&terminal::harmless(&ids.iter().map(line).collect::<String>()))
 }
 
-/// Numbers, however they are separated.
+/// Token ids, however they are separated.
 fn numbers(text: &str) -> Result<Vec<u32>, Failed> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|w| !w.is_empty());
     words

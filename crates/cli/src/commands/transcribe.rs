@@ -1,4 +1,4 @@
-//! `tallow transcribe`: what is said in a sound file.
+//! `tallow transcribe`: speech to text.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -29,7 +29,7 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
         load::seq2seq(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     let place = Place::new(sources, &args.device)?;
     let kv = Setup::new(sources, &args.device, None, Arithmetic::Fast)?.kv;
-    // What is taken is nobody's affair here; what is passed over has to be said.
+    // Only devices that are passed over are reported.
     let say = |note: &Notice| {
         if let Notice::PassedOver(_) = note {
             note.show()
@@ -65,7 +65,7 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
     Ok(())
 }
 
-/// Options that make no sense, alone or together.
+/// Rejects invalid options and combinations.
 fn check(args: &Transcribe) -> Result<(), Failed> {
     if !(0.0..=1.0).contains(&args.temperature) {
         return Err(Failed::new(format!("--temperature is {}; 0 to 1 make sense", args.temperature)));
@@ -97,7 +97,7 @@ fn opened(file: &Path) -> Result<Audio, Failed> {
     audio.map_err(|why| Failed::new(format!("{}: {why}", file.display())))
 }
 
-/// Writes what is said in one file.
+/// Transcribes one file.
 fn one(
     args: &Transcribe,
     file: &Path,
@@ -113,7 +113,7 @@ fn one(
     let heard =
         transcriber.run(wish, &mut |n| audio.read(n).map_err(|e| e.to_string()), &mut |some, done| {
             if args.format == args::Transcript::Text {
-                // What is there is shown at once.
+                // Segments are shown as they come.
                 let shown = bar.suspend(|| show(some, args.timestamps));
                 lost = lost.take().or(shown.err());
             }
@@ -142,7 +142,7 @@ fn written(format: args::Transcript) -> Format {
     }
 }
 
-/// Shows pieces, a line for each.
+/// Shows segments, one per line.
 fn show(segments: &[Segment], times: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout();
     for segment in segments {

@@ -1,4 +1,4 @@
-//! [`Sources`]: where values of settings are looked up: flags, the environment, the configuration file.
+//! [`Sources`]: lookup of settings in flags, the environment and the configuration file.
 
 use std::any::Any;
 use std::fmt;
@@ -12,26 +12,26 @@ use toml::{Table, Value};
 use super::{KNOWN, Origin, Setting, variable};
 use crate::{Failed, env, load};
 
-/// The name of the table that has settings of single models.
+/// Name of the table that has the settings of single models.
 const MODELS: &str = "models";
 
-/// Where values are looked up.
+/// Where settings are looked up.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
     file: Option<File>,
 }
 
-/// A configuration file: settings for all models, and in `[models."NAME"]` those of single ones, which come first.
+/// A configuration file: settings for all models, and `[models."NAME"]` tables for single ones, which take precedence.
 #[derive(Clone, Debug)]
 struct File {
     path: PathBuf,
     all: Table,
-    /// Settings of the model that is used.
+    /// Settings of the chosen model.
     own: Option<(String, Table)>,
 }
 
 impl Sources {
-    /// Reads the configuration file: the one that was named, or the usual one if it exists.
+    /// Reads the configuration file: the named one, or the default one if it exists.
     pub(crate) fn read(named: Option<&Path>) -> Result<Sources, Failed> {
         let named = named.map(Path::to_path_buf).or_else(|| env::get("TALLOW_CONFIG").map(PathBuf::from));
         let path = named.clone().or_else(|| env::config_file().filter(|p| p.exists()));
@@ -62,7 +62,7 @@ impl Sources {
         self.file.as_ref().map(|file| file.path.as_path())
     }
 
-    /// The configuration file in words, for people who ask where settings come from.
+    /// Description of the configuration file, for users who ask where settings come from.
     pub(crate) fn described(&self) -> String {
         match (self.file(), env::config_file()) {
             (Some(path), _) => path.display().to_string(),
@@ -71,8 +71,8 @@ impl Sources {
         }
     }
 
-    /// Takes the settings that the file has for a model, whose name the user typed. A name of the user's own, which is one
-    /// whose table has a `model`, becomes what it stands for.
+    /// Selects the file's settings for a model, by the name that the user typed. A user-defined name, which is one
+    /// whose table has a `model`, is replaced by that model.
     pub(crate) fn choose(&mut self, model: &mut String) -> Result<(), Failed> {
         let Some(file) = &mut self.file else { return Ok(()) };
         let Some(Value::Table(models)) = file.all.get(MODELS) else { return Ok(()) };
@@ -96,7 +96,7 @@ impl Sources {
         Ok(())
     }
 
-    /// A setting's value: from the flag, else the environment, else the file.
+    /// Value of a setting: from the flag, else the environment, else the file.
     pub(crate) fn find<T: FromStr>(&self, name: &str, flag: Option<T>) -> Result<Option<Setting<T>>, Failed>
     where
         T::Err: fmt::Display + 'static,
@@ -118,8 +118,8 @@ impl Sources {
         Ok(Some(Setting { value, origin }))
     }
 
-    /// The values of a setting that may have several: from the flags, else the environment (with commas between them),
-    /// else the file (a list, or one).
+    /// As [`find`](Self::find), for settings with several values: from the flags, else the environment
+    /// (comma-separated), else the file (a list or one value).
     pub(crate) fn list<T: FromStr>(&self, name: &str, flags: Vec<T>) -> Result<Vec<T>, Failed>
     where
         T::Err: fmt::Display + 'static,
@@ -153,7 +153,7 @@ impl Sources {
         Some((value, Origin::File(file.path.clone(), model)))
     }
 
-    /// The same, or what is built in.
+    /// As [`find`](Self::find), else the built-in default.
     pub(crate) fn get<T: FromStr>(
         &self,
         name: &str,
@@ -166,7 +166,7 @@ impl Sources {
         Ok(self.find(name, flag)?.unwrap_or(Setting { value: default, origin: Origin::BuiltIn }))
     }
 
-    /// The same; a model's own value comes before what is built in.
+    /// As [`get`](Self::get); the model's own value precedes the built-in default.
     pub(super) fn or_model<T: FromStr>(
         &self,
         name: &str,
@@ -182,7 +182,7 @@ impl Sources {
     }
 }
 
-/// Refuses keys that are no settings.
+/// Rejects keys that are no settings.
 fn check<'a>(
     path: &Path,
     table: &str,
@@ -205,7 +205,7 @@ fn wrong(what: &str, value: &Value, why: &str) -> Failed {
     Failed::new(format!("{what} is {value}: {why}"))
 }
 
-/// A value as it would be typed.
+/// A TOML value as it would be typed.
 fn text_of(value: &Value) -> Result<String, String> {
     match value {
         Value::String(text) => Ok(text.clone()),
@@ -214,13 +214,13 @@ fn text_of(value: &Value) -> Result<String, String> {
     }
 }
 
-/// Do two names mean one model?
+/// Whether two names mean the same model.
 fn is_same(a: &str, b: &str) -> bool {
     let on_hub = |name: &str| ModelRef::parse(name).ok();
     load::short_name(b) == a || on_hub(a).is_some_and(|a| on_hub(b) == Some(a))
 }
 
-/// Why a value cannot be read, in words for people.
+/// Why a value cannot be parsed, for users.
 pub(crate) fn reason<E: fmt::Display + 'static>(why: &E) -> String {
     let any: &dyn Any = why;
     if let Some(why) = any.downcast_ref::<ParseIntError>() {
@@ -241,7 +241,7 @@ pub(crate) fn reason<E: fmt::Display + 'static>(why: &E) -> String {
     why.to_string()
 }
 
-/// Why a file cannot be read, in words for people.
+/// Why a file cannot be read, for users.
 pub(crate) fn unreadable(why: &std::io::Error) -> String {
     use std::io::ErrorKind;
     match why.kind() {
@@ -252,7 +252,7 @@ pub(crate) fn unreadable(why: &std::io::Error) -> String {
     }
 }
 
-/// A setting that is on or off.
+/// A boolean setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Switch(pub bool);
 
@@ -268,7 +268,7 @@ impl FromStr for Switch {
     }
 }
 
-/// What chance begins from; -1 is another each time.
+/// Random seed; -1 is a random one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seed(pub u64);
 

@@ -1,4 +1,4 @@
-//! The program as users start it: in a home of its own, with nothing in the environment.
+//! The program as users start it: in its own home, with an empty environment.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses some of it")]
 
@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The GPU that tests run on, by the name that the program knows it by.
+/// The GPU that tests run on, by its `--device` name.
 pub fn gpu() -> Option<String> {
     let found = tallow_wgpu::devices();
     let about = tallow_support::needed("Vulkan or Metal device", found.first())?.about();
     Some(format!("{}:{}", about.api, about.index))
 }
 
-/// A folder that is the user's home, and is removed in the end.
+/// The user's home folder, removed on drop.
 pub struct Home(PathBuf);
 
-/// What a program did.
+/// Result of a program.
 #[derive(Debug)]
 pub struct Did {
     pub code: Option<i32>,
@@ -28,14 +28,14 @@ pub struct Did {
 }
 
 impl Did {
-    /// What it wrote, if all went well.
+    /// Standard output; the program must have succeeded.
     #[track_caller]
     pub fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{}", self.err);
         self.out
     }
 
-    /// What it complained of.
+    /// The error message; the program must have failed.
     #[track_caller]
     pub fn failed(self) -> String {
         assert_eq!(self.code, Some(1), "{self:?}");
@@ -63,11 +63,11 @@ impl Home {
         path.to_str().unwrap().to_owned()
     }
 
-    /// The program, not yet started. Nothing answers where it would look for the hub.
+    /// The command, not yet started. Its hub address does not answer.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tallow"));
         command.args(args).env_clear().env("HOME", &self.0).env("HF_ENDPOINT", "http://127.0.0.1:9");
-        // What a test shows should not depend on the GPU that a machine may have.
+        // Test output must not depend on the machine's GPU.
         command.env("TALLOW_DEVICE", "cpu");
         command.current_dir(&self.0);
         command
@@ -94,7 +94,7 @@ pub fn did(mut command: Command, input: &[u8]) -> Did {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let (mut stdin, input) = (child.stdin.take().unwrap(), input.to_vec());
-    // It may not read all of it.
+    // The program may not read all of it.
     let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();

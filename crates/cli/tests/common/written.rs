@@ -1,25 +1,25 @@
-//! A model of the demo's kind, of any size, written as a GGUF file.
+//! A model of the demo's family and of any size, written as a GGUF file.
 
 use std::io::Write;
 
-/// What is in it.
+/// Shape and contents of the file.
 #[derive(Clone, Copy)]
 pub struct Written {
     pub dim: u64,
     pub ffn: u64,
     pub layers: u64,
     pub vocab: u64,
-    /// Tokens that it says it was made for.
+    /// Training context in the metadata.
     pub context: u64,
-    /// What matrices are made of.
+    /// Type of the matrices.
     pub kind: Kind,
-    /// What kind of vocabulary it says that it has.
+    /// Tokenizer name in the metadata.
     pub tokenizer: &'static str,
-    /// What norms multiply by.
+    /// Value of all norm weights.
     pub norm: f32,
 }
 
-/// Types of GGUF.
+/// GGUF tensor types.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
     Q8_0,
@@ -27,7 +27,7 @@ pub enum Kind {
 }
 
 impl Written {
-    /// A small one that loads.
+    /// A small model that loads.
     pub const SMALL: Written = Written {
         dim: 64,
         ffn: 128,
@@ -39,7 +39,7 @@ impl Written {
         norm: 1.0,
     };
 
-    /// Writes it, and gives the bytes of the file.
+    /// Writes it, and returns the file's size in bytes.
     pub fn to(&self, path: &str) -> u64 {
         write(self, path)
     }
@@ -114,7 +114,7 @@ fn write(model: &Written, path: &str) -> u64 {
     file.write_all(&head).unwrap();
     let mut seed = 1_u32;
     for (_, shape) in &tensors {
-        // A part at a time: what a test holds counts as its children's, too.
+        // In chunks: memory that the test holds counts as its children's, too.
         let (mut data, mut written) = (Vec::new(), 0);
         while written + (data.len() as u64) < bytes(shape) {
             if data.len() > 1 << 20 {
@@ -128,11 +128,11 @@ fn write(model: &Written, path: &str) -> u64 {
             }
             if model.kind == Kind::Bf16 {
                 seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                // Of either sign, and about 2⁻⁴.
+                // Either sign, magnitude about 2⁻⁴.
                 data.extend((0x3D80 | (seed >> 16) as u16 & 0x807F).to_le_bytes());
                 continue;
             }
-            // A scale of 2⁻⁹ and 32 codes.
+            // Q8_0: a scale of 2⁻⁹ and 32 codes.
             data.extend(0x1800_u16.to_le_bytes());
             for _ in 0..32 {
                 seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

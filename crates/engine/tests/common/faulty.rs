@@ -1,4 +1,4 @@
-//! A device that computes nothing and fails at some tokens.
+//! A backend that computes nothing and fails at certain tokens.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -7,25 +7,25 @@ use std::sync::{Arc, Mutex};
 use tallow_core::ops::*;
 use tallow_core::{Backend, DType, Error, Reading, Result, Tensor, Trace};
 
-/// A token at which a kernel panics.
+/// A kernel panics at this token.
 pub(crate) const PANICS: u32 = 13;
-/// A token at which the device reports an error.
+/// The device reports an error at this token.
 pub(crate) const FAILS: u32 = 14;
-/// A token whose logits are NaN.
+/// The logits after this token are NaN.
 pub(crate) const NOT_A_NUMBER: u32 = 15;
-/// A token at which the device is lost, for good.
+/// The device is lost for good at this token.
 pub(crate) const LOST: u32 = 16;
 
-/// Remembers what is written to it and gives zeros for everything else.
+/// Stores what is written to it and returns zeros for everything else.
 #[derive(Debug, Default)]
 pub(crate) struct Faulty {
     trace: Trace,
     lost: Cell<bool>,
-    /// For each time that something was read: rows and columns of all that was read together.
+    /// Per read: rows and columns of each tensor that was read.
     pub(crate) reads: RefCell<Vec<Vec<(usize, usize)>>>,
-    /// The tokens of each step.
+    /// Number of tokens of each step.
     pub(crate) steps: Rc<RefCell<Vec<usize>>>,
-    /// While somebody else has this, steps wait.
+    /// Steps block while the test holds this lock.
     held: Arc<Mutex<()>>,
 }
 
@@ -120,7 +120,7 @@ impl Backend for Faulty {
             self.lost.set(true);
             return Err(Error::Lost { device: "faulty".into(), why: "it fell off the bus".into() });
         }
-        // What is wrong with one sequence shows in the row of its last token.
+        // A NaN token poisons the row after it in its sequence.
         let after = |r: usize| r > 0 && ids[r - 1] == NOT_A_NUMBER;
         self.fill(ids.len(), op.table.cols(), |r| if after(r) { f32::NAN } else { 0.0 })
     }
@@ -178,13 +178,13 @@ impl Backend for Faulty {
         let (values, ids) = (self.like(rows, k)?, self.alloc(DType::U32, rows, k)?);
         let kept: Vec<f32> = f32s(op.x).chunks(cols).flat_map(|row| row[..k].to_vec()).collect();
         self.write(&values, &bytes_of(&kept, f32::to_le_bytes))?;
-        // All of a row is equal. Token 0 is no word of the vocabulary; 30 is.
+        // All logits of a row are equal. Token 0 is not in the vocabulary; 30 is.
         let kept: Vec<u32> = (0..rows * k).map(|i| ((30 + i % k) % cols) as u32).collect();
         self.write(&ids, &bytes_of(&kept, u32::to_le_bytes))?;
         Ok(TopKOut { values, ids })
     }
 
-    /// A layer leaves the hidden states alone, so that what is wrong with a row goes all the way.
+    /// Identity, so that a NaN row reaches the logits unchanged.
     fn ffn(&self, op: &Ffn<'_, Self>) -> Result<Tensor<Self>> {
         Ok(op.x.clone())
     }

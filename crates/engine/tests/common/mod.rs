@@ -1,4 +1,4 @@
-//! A small model on an engine, and how to talk to it.
+//! A small model on an engine, and helpers to drive it.
 
 #![allow(dead_code, reason = "not every test needs all of it")]
 
@@ -26,7 +26,7 @@ use tallow_support::{golden, json};
 
 pub(crate) const SLOTS: usize = 4;
 
-/// A small model with random weights; its GGUF file has the vocabulary `t4`, `t5`, …
+/// Small model with random weights; its GGUF file has the vocabulary `t4`, `t5`, …
 pub(crate) fn model() -> Model {
     Model::open(&golden("gguf-models/llama-bf16.gguf")).unwrap()
 }
@@ -79,7 +79,7 @@ pub(crate) fn start(pages: usize) -> EngineHandle {
     spawn(|| Ok(info), runner).unwrap()
 }
 
-/// The golden's prompt and what follows it greedily.
+/// The golden's prompt and its greedy continuation.
 pub(crate) fn greedy() -> (Vec<u32>, Vec<u32>) {
     let facts = json(&golden("llama/golden.json"));
     let ids = |v: &serde_json::Value| -> Vec<u32> {
@@ -93,7 +93,7 @@ pub(crate) fn request(prompt: &[u32], max_new: usize) -> Request {
     Request { prompt: prompt.to_vec(), max_new, sampling: Sampling::greedy(), ..Request::default() }
 }
 
-/// All events of a request, to its end.
+/// All events of a request until it ends.
 pub(crate) fn events(handle: &EngineHandle, request: Request) -> Vec<Event> {
     let mut receiver = handle.submit(request).unwrap();
     std::iter::from_fn(|| receiver.blocking_recv()).collect()
@@ -104,7 +104,7 @@ pub(crate) fn tokens(events: &[Event]) -> Vec<u32> {
     events.iter().filter_map(token).collect()
 }
 
-/// What was scored and chosen.
+/// Scored prompt tokens and sampled tokens.
 pub(crate) fn choices(events: &[Event]) -> Vec<Choice> {
     let choices = |e: &Event| match e {
         Event::Prompt(scored) => scored.clone(),
@@ -134,7 +134,7 @@ pub(crate) fn ends(events: &[Event]) -> usize {
     events.iter().filter(|e| matches!(e, Event::Done(_) | Event::Failed(_))).count()
 }
 
-/// Waits until nobody has any page; then each must be where it should be.
+/// Waits until no page is in use, then checks that the block pool is consistent.
 pub(crate) fn comes_to_rest(handle: &EngineHandle) {
     let begun = Instant::now();
     while handle.taken() > 0 || handle.stats().pages_in_use.load(Ordering::Relaxed) > 0 {
@@ -144,17 +144,17 @@ pub(crate) fn comes_to_rest(handle: &EngineHandle) {
     assert_eq!(handle.stats().page_faults.load(Ordering::Relaxed), 0);
 }
 
-/// An engine on a device that fails at some tokens.
+/// Engine on the faulty device.
 pub(crate) fn start_faulty() -> EngineHandle {
     start_held(Arc::default())
 }
 
-/// The same, which makes no step while somebody else has `held`.
+/// The same; no step runs while the caller holds `held`.
 pub(crate) fn start_held(held: Arc<Mutex<()>>) -> EngineHandle {
     start_held_with(held, |_| {})
 }
 
-/// The same, with something changed of what is known of it.
+/// The same, with a modified `Info`.
 pub(crate) fn start_held_with(held: Arc<Mutex<()>>, change: impl FnOnce(&mut Info)) -> EngineHandle {
     let model = model();
     let mut info = info(&model, 64);

@@ -1,6 +1,6 @@
 //! A stand-in for the hub: the same protocol over plain sockets, with faults on demand.
 //!
-//! Large files are redirected to a second server, as on the hub, so that it shows who gets to see the token.
+//! Large files are redirected to a second server, as on the hub, which shows who receives the token.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
@@ -18,7 +18,7 @@ use tallow_hub::{Cache, Event, Hub, HubError, ModelRef, Ranges, Settings, Snapsh
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 pub(crate) const TOKEN: &str = "hf_secret";
 
-/// A request as it came in.
+/// A request as it was received.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
     pub(crate) method: String,
@@ -31,19 +31,19 @@ impl Ask {
         self.headers.get(name).map(String::as_str)
     }
 
-    /// Is it a request for the content of `file`?
+    /// Whether it requests the content of `file`.
     pub(crate) fn gets(&self, file: &str) -> bool {
         self.method == "GET" && self.path.ends_with(&format!("/{file}"))
     }
 }
 
-/// What to do after so many bytes of the body.
+/// What to do after a number of bytes of the body.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Then {
     Close,
     /// Keep the connection open and send nothing.
     Hang,
-    /// Send a blank now and then, without end.
+    /// Send a space now and then, without end.
     Drip,
 }
 
@@ -53,9 +53,9 @@ pub(crate) struct Say {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
-    /// Stop short.
+    /// Stop after this many bytes of the body.
     pub(crate) stop: Option<(usize, Then)>,
-    /// Send no length: the body ends with the connection.
+    /// Send no content-length: the body ends with the connection.
     pub(crate) lengthless: bool,
 }
 
@@ -75,7 +75,7 @@ impl Say {
     }
 }
 
-/// Something that answers on a port of its own, and remembers what it was asked.
+/// A server on its own port that records its requests.
 pub(crate) struct Server {
     pub(crate) url: String,
     asked: Arc<Mutex<Vec<Ask>>>,
@@ -109,7 +109,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.open.store(false, Ordering::SeqCst);
-        // Wakes the thread that accepts.
+        // Wakes the accepting thread.
         let _ = TcpStream::connect(self.url.trim_start_matches("http://"));
     }
 }
@@ -151,10 +151,10 @@ fn serve(
     Some(())
 }
 
-/// Changes an answer on its way out. The last argument counts the requests with this method and path, from 1.
+/// Changes an answer before it is sent. The last argument counts the requests with this method and path, from 1.
 pub(crate) type Twist = Arc<dyn Fn(&Ask, Say, usize) -> Say + Send + Sync>;
 
-/// A twist that counts for itself.
+/// A twist that does its own counting.
 type Counted = dyn Fn(&Ask, Say) -> Say + Send + Sync;
 
 /// A hub with one model, `org/m`.
@@ -193,13 +193,13 @@ impl StandIn {
         pull(&self.settings(), cache, name, &mut |_| ())
     }
 
-    /// How often the content of `file` was asked for, on both servers.
+    /// How often the content of `file` was requested, on both servers.
     pub(crate) fn downloads(&self, file: &str) -> usize {
         // A large file costs one request to each.
         self.hub.asked().iter().filter(|a| a.gets(file)).count()
     }
 
-    /// The ranges with which it was asked for.
+    /// The ranges that were requested of it.
     pub(crate) fn ranges(&self, file: &str) -> Vec<Option<String>> {
         let gets = self.cdn.asked().into_iter().filter(|a| a.gets(file));
         gets.map(|a| a.header("range").map(str::to_owned)).collect()
@@ -258,7 +258,7 @@ pub(crate) fn listing(names: impl IntoIterator<Item = impl AsRef<str>>) -> Strin
     serde_json::json!({ "id": "org/m", "sha": COMMIT, "siblings": siblings, "gated": false }).to_string()
 }
 
-/// The hub's name for a content.
+/// The hub's ETag of a content.
 pub(crate) fn etag(content: &[u8]) -> String {
     if content.len() < 1000 {
         let mut hash = sha1::Sha1::new_with_prefix(format!("blob {}\0", content.len()));
@@ -273,7 +273,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// A file, or a piece of it.
+/// A file, or a range of it.
 fn ranged(ask: &Ask, content: &[u8]) -> Say {
     let number = |text: &str| text.parse::<usize>().ok();
     let range = ask.header("range").and_then(|r| r.strip_prefix("bytes=")?.split_once('-'));
@@ -288,7 +288,7 @@ fn ranged(ask: &Ask, content: &[u8]) -> Say {
     }
 }
 
-/// Settings by which even small files come in pieces, four at once.
+/// Settings that split even small files into ranges, four at once.
 pub(crate) fn in_pieces(url: &str) -> Settings {
     let ranges = Ranges { connections: 4, least: 50_000, most: 200_000 };
     Settings { ranges, ..settings(url) }
@@ -314,14 +314,14 @@ pub(crate) fn pull(
     Hub::new(cache.clone(), settings)?.pull(&ModelRef::parse(name)?, watch)
 }
 
-/// An empty cache that goes away with the first value.
+/// An empty cache, removed when the returned folder is dropped.
 pub(crate) fn cache() -> (tempfile::TempDir, Cache) {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::at(folder.path());
     (folder, cache)
 }
 
-/// Bytes that do not repeat soon.
+/// Pseudo-random bytes.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     let mut x = 0x9e37_79b9_7f4a_7c15u64;
     let mut next = || {
@@ -339,7 +339,7 @@ pub(crate) fn text(error: HubError, stand_in: &StandIn) -> String {
     error.to_string().replace(&host(&stand_in.hub.url), "HUB").replace(&host(&stand_in.cdn.url), "CDN")
 }
 
-/// A SOCKS 5 proxy without passwords, for addresses of four bytes.
+/// A SOCKS 5 proxy without authentication, for IPv4 addresses.
 pub(crate) struct Socks {
     pub(crate) address: String,
     served: Arc<Mutex<usize>>,

@@ -1,4 +1,4 @@
-//! What a template says, as a tree.
+//! Abstract syntax tree of a template.
 
 use std::sync::Arc;
 
@@ -16,19 +16,20 @@ pub(super) struct Statement {
 pub(super) enum What {
     Text(Box<str>),
     Print(Expr),
-    /// Conditions with their bodies, then the rest.
+    /// Conditions with their bodies, then the `else` body.
     If(Vec<(Expr, Body)>, Body),
     For(Arc<Loop>),
     Set(Target, Expr),
-    /// What a body writes, through filters.
+    /// Assigns a body's output, passed through filters.
     SetBlock(Target, Vec<Call>, Body),
     Macro(Arc<Macro>),
-    /// A call of a macro, which may call the body.
+    /// A call of a macro, with the body as its `caller`.
     CallBlock(Expr, Arc<Macro>),
-    /// What a body writes, through filters, written.
+    /// Prints a body's output, passed through filters.
     Filter(Vec<Call>, Body),
     With(Vec<(Target, Expr)>, Body),
-    /// A block that a template which extends this one could replace, and whether it knows the names around it.
+    /// A block that a template which extends this one could override: whether it is `scoped` (sees the variables around
+    /// it), and its body.
     Block(bool, Body),
     Break,
     Continue,
@@ -47,15 +48,15 @@ pub(super) struct Loop {
 #[derive(Debug)]
 pub(super) struct Macro {
     pub(super) name: Arc<str>,
-    /// Names with what they are if nothing is given.
+    /// Names with their defaults.
     pub(super) parameters: Vec<(Arc<str>, Option<Expr>)>,
-    /// Does the body ask for arguments that have no name, and for named ones that are no parameters?
+    /// Whether the body reads `varargs` (additional positional arguments), and `kwargs` (additional named ones).
     pub(super) takes_more: bool,
     pub(super) takes_named: bool,
     pub(super) body: Body,
 }
 
-/// What is given a value.
+/// Target of an assignment.
 #[derive(Debug)]
 pub(super) enum Target {
     Name(Arc<str>),
@@ -78,16 +79,16 @@ pub(super) enum Expr {
     Not(Box<Expr>),
     Negative(Box<Expr>),
     Positive(Box<Expr>),
-    /// Operations of one rank, from the left.
+    /// Operators of one precedence, left-associative.
     Arithmetic(Box<Expr>, Vec<(Operator, Expr)>),
-    /// Text of all parts, put together.
+    /// `~`: concatenates the text of all parts.
     Join(Vec<Expr>),
     Compare(Box<Expr>, Vec<(Comparison, Expr)>),
     And(Vec<Expr>),
     Or(Vec<Expr>),
-    /// A value if a condition holds, or another.
+    /// Condition and value, then the value of `else`.
     Choice(Box<[Expr; 2]>, Option<Box<Expr>>),
-    /// A value and what is done with it, one after the other.
+    /// A value and its postfix operations, in order.
     Chain(Box<Expr>, Vec<Link>),
 }
 
@@ -114,7 +115,7 @@ pub(super) enum Comparison {
     NotIn,
 }
 
-/// A step of a chain.
+/// A postfix operation.
 #[derive(Debug)]
 pub(super) enum Link {
     Member(Arc<str>),
@@ -122,7 +123,7 @@ pub(super) enum Link {
     Slice([Option<Expr>; 3]),
     Call(Arguments),
     Filter(Call),
-    /// A test, and whether it must fail.
+    /// A test, and whether it is negated.
     Test(Call, bool),
 }
 
@@ -137,7 +138,7 @@ pub(super) struct Call {
 pub(super) struct Arguments {
     pub(super) plain: Vec<Expr>,
     pub(super) named: Vec<(Box<str>, Expr)>,
-    /// `*list` and `**object`.
+    /// `*args` and `**kwargs`.
     pub(super) rest: Option<Box<Expr>>,
     pub(super) named_rest: Option<Box<Expr>>,
 }

@@ -1,8 +1,8 @@
-//! Characters as Python's `str` knows them: what it calls a digit, and how it changes their case.
+//! Character classes and case mappings of Python's `str`.
 
 use crate::tokenizer::unicode::{CASED, DECIMAL, LETTER, XID_CONTINUE, XID_START};
 
-/// Digits that are not decimal: raised, lowered and circled ones, and those of a few scripts.
+/// Digits that are not decimal: superscript, subscript and circled ones, and those of a few scripts.
 const DIGITS: [(u32, u32); 20] = [
     (0xB2, 0xB3),
     (0xB9, 0xB9),
@@ -25,7 +25,7 @@ const DIGITS: [(u32, u32); 20] = [
     (0x11052, 0x1105A),
     (0x1F100, 0x1F10A),
 ];
-/// Ideographs that are numbers.
+/// Ideographs with a numeric value.
 const NUMBERS: &str = "㐅㒃㠪㭍一七万三九二五亖亿什仟仨伍佰億兆兩八六十千卄卅卌叁参參叄四壱壹幺廾廿弌弍弎弐拾捌柒漆玖百肆萬貮貳贰阡陆陌陸零參拾兩零六陸什𠀁𠁤𠃢𠄡𠤪𠦃𠦌𠦜𠫪𠫽𠬙𢎐𢦘𣬛𦉭廾";
 
 pub(super) fn is_letter(c: char) -> bool {
@@ -49,28 +49,28 @@ pub(super) fn is_alphanumeric(c: char) -> bool {
     is_letter(c) || is_numeric(c)
 }
 
-/// The digit that a decimal character is. Each script has its ten in a row.
+/// Value of a decimal digit. Each script has its ten digits in a row.
 pub(super) fn digit_of(c: char) -> Option<u32> {
     let (first, _) = DECIMAL.range_of(c)?;
     Some((u32::from(c) - u32::from(first)) % 10)
 }
 
-/// Is it a name, as programs have them?
+/// Whether the text is an identifier (`str.isidentifier`).
 pub(super) fn is_identifier(text: &str) -> bool {
     let mut chars = text.chars();
     chars.next().is_some_and(|c| c == '_' || XID_START.has(c)) && chars.all(|c| XID_CONTINUE.has(c))
 }
 
-/// Adds the character as it is at the start of a word.
+/// Appends the title case of a character.
 fn push_title(c: char, out: &mut String) {
     let code = u32::from(c);
     let other = match code {
-        // Two letters in one character, in upper, title and lower case.
+        // Digraphs (two letters in one character) in upper, title and lower case.
         0x1C4..=0x1CC => 0x1C5 + (code - 0x1C4) / 3 * 3,
         0x1F1..=0x1F3 => 0x1F2,
         // Georgian, which has no capitals in running text.
         0x10D0..=0x10FA | 0x10FD..=0x10FF => code,
-        // Greek with an iota below.
+        // Greek with iota subscript.
         0x1F80..=0x1FAF => code | 8,
         0x1FB3 | 0x1FC3 | 0x1FF3 | 0x1FBC | 0x1FCC | 0x1FFC => code & !0xF | 0xC,
         _ => 0,
@@ -88,7 +88,7 @@ fn push_title(c: char, out: &mut String) {
     }
 }
 
-/// The first character as at the start of a word, the rest in lower case.
+/// `str.capitalize`: the first character in title case, the rest in lower case.
 pub(super) fn capitalized(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars();
@@ -96,7 +96,7 @@ pub(super) fn capitalized(text: &str) -> String {
     out + &chars.as_str().to_lowercase()
 }
 
-/// Upper case where a word starts: after what is no letter with a case.
+/// `str.title`: title case where a word starts, which is after any uncased character.
 pub(super) fn titled(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut inside = false;
@@ -111,14 +111,14 @@ pub(super) fn titled(text: &str) -> String {
     out
 }
 
-/// Text in which case makes no difference.
+/// `str.casefold`: a form for case-insensitive comparison.
 pub(super) fn folded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         let code = u32::from(c);
         match code {
             0x131 | 0x13A0..=0x13F5 => out.push(c),
-            // Cherokee had capitals first.
+            // Cherokee folds to its capitals, which Unicode had first.
             0x13F8..=0x13FD => out.extend(char::from_u32(code - 8)),
             0xAB70..=0xABBF => out.extend(char::from_u32(code - 0xAB70 + 0x13A0)),
             _ => out.extend(c.to_lowercase().flat_map(char::to_uppercase).flat_map(char::to_lowercase)),

@@ -1,10 +1,10 @@
-//! Tests: what stands after `is`.
+//! Tests: `value is test`.
 
 use super::Failure;
 use super::run::{Done, Given, Run};
 use super::value::Value;
 
-/// The names of tests.
+/// Names of all tests.
 const TESTS: [&str; 39] = [
     "defined",
     "undefined",
@@ -129,7 +129,7 @@ impl Run<'_> {
             "test" => value.as_str().is_some_and(|name| TESTS.contains(&name)),
             "sameas" => {
                 let other = other()?;
-                // Things that are one, as far as can be told of values that never change.
+                // Identity, as far as it can be told of immutable values.
                 value.kind() == other.kind() && self.equals(value, &other)?
             }
             _ => return Err(Failure::wrong(format!("there is no test named '{name}'"))),

@@ -1,4 +1,4 @@
-//! Expressions at work.
+//! Evaluation of expressions.
 
 use std::rc::Rc;
 
@@ -7,7 +7,7 @@ use super::run::{Done, Given, Run};
 use super::value::{Kind, Loop, Range, Value};
 use super::{Failure, methods};
 
-/// Longest range, as the reference has it.
+/// Longest range, as in Jinja's sandbox.
 const MOST_RANGE: usize = 100_000;
 
 impl Run<'_> {
@@ -94,7 +94,7 @@ impl Run<'_> {
         parts.iter().map(|part| self.eval(part)).collect()
     }
 
-    /// The first value that is as true as `wanted`, or the last.
+    /// The first value whose truth is `wanted`, or the last value.
     fn first_where(&mut self, parts: &[Expr], wanted: bool) -> Done<Value> {
         let mut value = Value::None;
         for part in parts {
@@ -191,7 +191,7 @@ impl Run<'_> {
         }
     }
 
-    /// The parts of a value that can be gone through.
+    /// The items of an iterable value.
     pub(super) fn items(&mut self, value: &Value) -> Done<Vec<Value>> {
         let count = match value {
             Value::Str(text) => text.of.len(),
@@ -386,10 +386,10 @@ impl Run<'_> {
     }
 }
 
-/// The places that a slice picks.
+/// Indices that a slice selects.
 fn picks(len: usize, start: Option<i128>, stop: Option<i128>, step: i128) -> impl Iterator<Item = usize> {
     let len = len as i128;
-    // Where the bounds end up: within the list, or just outside it on the side where it would be left.
+    // Bounds are clamped to the list, or to just outside it on the side where iteration ends.
     let (low, high) = if step > 0 { (0, len) } else { (-1, len - 1) };
     let place = |bound: i128| (if bound < 0 { bound.saturating_add(len) } else { bound }).clamp(low, high);
     let (first, end) = if step > 0 { (low, high) } else { (high, low) };

@@ -1,11 +1,11 @@
-//! Expressions, in the order in which their operators bind.
+//! Parser of expressions, from the loosest binding operator to the tightest.
 
 use super::ast::{Arguments, Call, Comparison, Expr, Link, Operator};
 use super::lex::Kind;
 use super::parse::{Parsed, Parser};
 
 impl Parser {
-    /// An expression, or several with commas between. Without `choices` an `if` is not part of it.
+    /// An expression, or a tuple of several with commas between. Without `choices`, an `if` is not part of it.
     pub(super) fn tuple(&mut self, choices: bool) -> Parsed<Expr> {
         let one = |p: &mut Parser| if choices { p.expression() } else { p.deeper(Parser::or) };
         let mut items = vec![one(self)?];
@@ -88,7 +88,7 @@ impl Parser {
         Ok(if rest.is_empty() { first } else { Expr::Compare(Box::new(first), rest) })
     }
 
-    /// Parts of one rank with operators between.
+    /// Operators of one precedence, left-associative.
     fn arithmetic(
         &mut self,
         operators: &[(&str, Operator)],
@@ -129,7 +129,7 @@ impl Parser {
         self.arithmetic(&[("**", Operator::Power)], |p| p.signed(true))
     }
 
-    /// A sign binds closer than filters, but not than members and calls.
+    /// A sign binds tighter than filters, but not tighter than members and calls.
     fn signed(&mut self, filters: bool) -> Parsed<Expr> {
         self.deeper(|p| {
             let start = if p.skip_mark("-") {
@@ -184,7 +184,7 @@ impl Parser {
         })
     }
 
-    /// Things with commas between, up to a mark.
+    /// Comma-separated items, up to the mark `end`.
     fn items<T>(&mut self, end: &str, item: fn(&mut Parser) -> Parsed<T>) -> Parsed<Vec<T>> {
         let mut items = Vec::new();
         while !self.skip_mark(end) {
@@ -244,7 +244,7 @@ impl Parser {
         }
     }
 
-    /// Arguments up to the bracket that closes them.
+    /// Arguments of a call, up to the closing parenthesis.
     pub(super) fn arguments(&mut self) -> Parsed<Arguments> {
         let mut arguments = Arguments::default();
         let mut first = true;
@@ -289,7 +289,7 @@ impl Parser {
         }
     }
 
-    /// A test's arguments: in brackets, or one value without any.
+    /// Arguments of a test: in parentheses, or one value without them.
     fn test_arguments(&mut self) -> Parsed<Arguments> {
         if self.skip_mark("(") {
             return self.arguments();

@@ -1,11 +1,11 @@
-//! Filters: what stands after `|`.
+//! Filters: `value | filter`.
 
 use super::Failure;
 use super::run::{Done, Given, Run};
 use super::value::{Kind, Value, is_space};
 use super::{chars, html, json, methods};
 
-/// The names of filters.
+/// Names of all filters.
 pub(super) const NAMES: [&str; 50] = [
     "string",
     "safe",
@@ -288,7 +288,7 @@ impl Run<'_> {
         }
     }
 
-    /// What a dotted path of names and numbers leads to.
+    /// The value at a dotted path of names and indices.
     pub(super) fn attribute(&mut self, value: &Value, path: &Value) -> Done<Value> {
         let Value::Str(path) = path else { return self.item(value, path) };
         let mut value = value.clone();
@@ -303,13 +303,13 @@ impl Run<'_> {
     }
 }
 
-/// The whole number that a value is or says.
+/// `int`: the value as an integer; text is parsed.
 fn int(value: &Value, base: u32) -> Done<Option<i128>> {
     match value {
         Value::Str(text) => {
             let text = text.of.trim_matches(is_space);
             let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
-            // Digits of any script; underscores only between them.
+            // Digits of any script are accepted; underscores only between digits.
             let between = !unsigned.starts_with('_') && !unsigned.ends_with('_') && !unsigned.contains("__");
             let digit = |c: char| chars::digit_of(c).and_then(|d| char::from_digit(d, 10)).unwrap_or(c);
             let text: String = text.chars().filter(|c| *c != '_' || !between).map(digit).collect();
@@ -333,9 +333,9 @@ fn int(value: &Value, base: u32) -> Done<Option<i128>> {
     }
 }
 
-/// A number without its fraction.
+/// A float truncated to an integer.
 pub(super) fn whole_of(x: f64) -> Done<i128> {
-    // 2 to the power of 127, above which numbers are none that are counted with here.
+    // 2^127: larger integers are not supported.
     if x.abs() < 170_141_183_460_469_231_731_687_303_715_884_105_728.0 {
         Ok(x as i128)
     } else {
@@ -351,7 +351,7 @@ fn round(value: &Value, mut given: Given) -> Done<Value> {
     Ok(Value::Float(match method.as_ref().and_then(Value::as_str).unwrap_or("common") {
         "ceil" => (x * scale).ceil() / scale,
         "floor" => (x * scale).floor() / scale,
-        // Decimal digits settle it, and halves go to the even one.
+        // Rounds the decimal expansion, ties to even.
         "common" if precision >= 0 => {
             let text = format!("{x:.*}", precision.clamp(0, 300) as usize);
             text.parse().unwrap_or(x)
@@ -361,7 +361,7 @@ fn round(value: &Value, mut given: Given) -> Done<Value> {
     }))
 }
 
-/// Upper case where a word starts, after spaces, dashes and brackets that open.
+/// `title` filter: upper case where a word starts, after spaces, dashes and opening brackets.
 fn titled(text: &str) -> String {
     let splits = |c: char| is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
     let mut out = String::with_capacity(text.len());
@@ -376,7 +376,7 @@ fn titled(text: &str) -> String {
     out
 }
 
-/// Text with so many characters added around it, as Python divides them.
+/// Text with `missing` fill characters around it, divided as Python's `str.center` does.
 pub(super) fn centered(text: &str, missing: usize, fill: char) -> String {
     let width = missing + text.chars().count();
     let left = missing / 2 + (missing & width & 1);

@@ -1,4 +1,4 @@
-//! Text with values put in: `"%s" % value` and `"{}".format(value)`.
+//! String formatting: `"%s" % value` and `"{}".format(value)`.
 
 use super::Failure;
 use super::run::{Done, Given, Run};
@@ -46,12 +46,12 @@ pub(super) fn percent(run: &mut Run<'_>, text: &str, values: &Value) -> Done<Val
     run.text(out)
 }
 
-/// The number that digits are; none are 0.
+/// Value of a string of digits; 0 if it is empty.
 fn amount(digits: &str) -> usize {
     if digits.is_empty() { 0 } else { digits.parse().unwrap_or(usize::MAX) }
 }
 
-/// Writes one value as what follows a `%` says, and gives the text after that.
+/// Writes one value by the conversion after a `%`, and returns the text after that.
 fn conversion<'t>(run: &mut Run<'_>, text: &'t str, value: &Value, out: &mut String) -> Done<&'t str> {
     let unknown =
         || Failure::wrong(format!("unsupported format {:?}", text.chars().take(8).collect::<String>()));
@@ -82,14 +82,14 @@ fn conversion<'t>(run: &mut Run<'_>, text: &'t str, value: &Value, out: &mut Str
     Ok(&rest[kind.len_utf8()..])
 }
 
-/// Python's `format` on text.
+/// Python's `str.format`.
 pub(super) fn braces(run: &mut Run<'_>, text: &str, given: &Given) -> Done<Value> {
     let mut out = String::new();
     fill_in(run, text, given, &mut Fields::default(), &mut out)?;
     run.text(out)
 }
 
-/// How far fields without names have come, and how deep in specifications this is.
+/// Index of the next unnamed field, and nesting depth of specifications.
 #[derive(Default)]
 struct Fields {
     next: usize,
@@ -119,7 +119,7 @@ fn fill_in(run: &mut Run<'_>, text: &str, given: &Given, fields: &mut Fields, ou
     Ok(())
 }
 
-/// Where the brace is that closes a field.
+/// Position of the brace that closes a field.
 fn closing(text: &str) -> Option<usize> {
     let mut depth = 0;
     for (at, c) in text.char_indices() {
@@ -133,7 +133,7 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-/// Writes a field: what it is of, how it is made text, and how that is written.
+/// Writes a field: its value, conversion (`!r`) and format specification.
 fn field(run: &mut Run<'_>, text: &str, given: &Given, fields: &mut Fields, out: &mut String) -> Done<()> {
     run.spend(text.len())?;
     let (of, how) = text.split_at(text.find(['!', ':']).unwrap_or(text.len()));
@@ -164,7 +164,7 @@ fn field(run: &mut Run<'_>, text: &str, given: &Given, fields: &mut Fields, out:
     spec::write(run, &value, &written, out)
 }
 
-/// The value that a field's name leads to: an argument, and members and items of it.
+/// The value of a field's name: an argument, and members and items of it.
 fn found(run: &mut Run<'_>, name: &str, given: &Given, fields: &mut Fields) -> Done<Value> {
     let (first, mut path) = name.split_at(name.find(['.', '[']).unwrap_or(name.len()));
     let argument = match (first, first.parse::<usize>()) {

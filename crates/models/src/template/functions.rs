@@ -1,10 +1,10 @@
-//! The functions that every template has.
+//! Built-in functions of templates.
 
 use super::Failure;
 use super::run::{Done, Given, Run};
 use super::value::Value;
 
-/// Their names.
+/// Names of the functions.
 pub(super) const NAMES: [&str; 7] =
     ["range", "namespace", "dict", "raise_exception", "strftime_now", "cycler", "joiner"];
 
@@ -38,7 +38,7 @@ impl Run<'_> {
                 let text = self.now.format(&format.of).map_err(Failure::wrong)?;
                 self.text(text)
             }
-            // The only one left.
+            // `raise_exception`, the only one left.
             _ => {
                 let message = given.take(0, "message").unwrap_or(Value::None);
                 let mut text = String::new();
@@ -48,7 +48,7 @@ impl Run<'_> {
         }
     }
 
-    /// An object of pairs or an object, and of named values.
+    /// `dict(...)`: from an object or pairs, and named arguments.
     fn dict_of(&mut self, given: Given) -> Done<Value> {
         let mut pairs = Vec::new();
         match given.plain.first() {

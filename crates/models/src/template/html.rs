@@ -1,4 +1,4 @@
-//! The filters that know HTML.
+//! Filters for HTML.
 
 use super::Failure;
 use super::filters::escaped;
@@ -6,7 +6,8 @@ use super::run::{Done, Run};
 use super::value::{Value, is_space};
 
 impl Run<'_> {
-    /// Text without comments and tags, its white space made single spaces, and its character references read.
+    /// `striptags`: text without comments and tags, its white space collapsed to single spaces and its character
+    /// references decoded.
     pub(super) fn without_tags(&mut self, text: &str) -> Done<Value> {
         let mut text = text.to_owned();
         for (open, close) in [("<!--", "-->"), ("<", ">")] {
@@ -23,7 +24,7 @@ impl Run<'_> {
         self.text(text)
     }
 
-    /// An object as the attributes of a tag.
+    /// `xmlattr`: an object as the attributes of a tag.
     pub(super) fn attributes(&mut self, value: &Value, space: bool) -> Done<Value> {
         let Value::Dict(dict) = value else { return Err(Failure::operand("xmlattr", value)) };
         let mut out = String::new();
@@ -47,7 +48,7 @@ impl Run<'_> {
     }
 }
 
-/// Text with character references read: those by number, and the names that nearly all are.
+/// Decodes character references: numeric ones, and the most common named ones.
 fn unescaped(text: &str) -> Done<String> {
     const NAMES: [(&str, &str); 6] =
         [("amp", "&"), ("lt", "<"), ("gt", ">"), ("quot", "\""), ("apos", "'"), ("nbsp", "\u{a0}")];
@@ -78,7 +79,7 @@ fn unescaped(text: &str) -> Done<String> {
     Ok(out + rest)
 }
 
-/// A number of bytes as people write it.
+/// `filesizeformat`: a number of bytes with a unit.
 pub(super) fn file_size(bytes: f64, binary: bool) -> String {
     let base: f64 = if binary { 1024.0 } else { 1000.0 };
     let units = if binary {

@@ -1,4 +1,4 @@
-//! The `tojson` filter: JSON as Python's library writes it.
+//! The `tojson` filter: JSON as Python's `json` module writes it.
 
 use std::fmt::Write;
 
@@ -6,11 +6,11 @@ use super::run::{Done, Given, Run};
 use super::value::{Value, float};
 use super::{Failure, MOST_MEMORY};
 
-/// How JSON is written.
+/// Options of `json.dumps`.
 struct Style {
     ascii: bool,
     indent: Option<String>,
-    /// Between items, and between a key and its value.
+    /// Separators: between items, and between a key and its value.
     between: String,
     after_key: String,
     sort: bool,
@@ -99,7 +99,7 @@ impl Style {
         Ok(())
     }
 
-    /// What stands between brackets.
+    /// The items between brackets.
     fn items<T>(
         &self,
         run: &mut Run<'_>,
@@ -126,7 +126,7 @@ impl Style {
         Ok(())
     }
 
-    /// A key, which is text whatever it was.
+    /// An object's key, written as a string whatever its type.
     fn key(&self, key: &Value, out: &mut String) -> Done<()> {
         let text = match key {
             Value::Str(text) => text.of.to_string(),

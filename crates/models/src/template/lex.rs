@@ -1,7 +1,7 @@
-//! A template's source to tokens: text as it is, and what stands inside the tags.
+//! Lexer: template source to tokens of literal text and of the contents of tags.
 //!
-//! White space around tags goes as it does with `trim_blocks` and `lstrip_blocks`: a newline right after a block goes,
-//! and so do blanks before a block that starts a line.
+//! White space around tags is handled as with `trim_blocks` and `lstrip_blocks`: a newline right after a block is
+//! removed, and so are blanks before a block that starts a line.
 
 use super::value::is_space;
 use super::{Failure, TemplateError};
@@ -45,7 +45,7 @@ struct Lexer<'s> {
     source: &'s str,
     at: usize,
     line: u32,
-    /// Did the last thing read end a line?
+    /// Whether the last thing read ended a line.
     at_line_start: bool,
     out: Vec<Token>,
 }
@@ -77,7 +77,7 @@ impl<'s> Lexer<'s> {
         Err(TemplateError { line: self.line, failure: Failure::Syntax(why.into()) })
     }
 
-    /// Goes past `len` bytes.
+    /// Advances by `len` bytes.
     fn skip(&mut self, len: usize) {
         let passed = &self.rest()[..len];
         self.line += passed.matches('\n').count() as u32;
@@ -112,7 +112,7 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    /// Text before a tag, less what the tag takes of it.
+    /// Emits the text before a tag, without the white space that the tag strips.
     fn text(&mut self, text: &str, sign: Option<u8>, takes_blanks: bool) {
         let line_start = text.rfind('\n').map_or(0, |at| at + 1);
         let kept = match sign {
@@ -131,7 +131,8 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    /// Length of a tag's end with what it takes of the text after it. `None` if there is none here.
+    /// Length of a tag's end mark, with the white space that it strips from the text after it. `None` if there is none
+    /// here.
     fn end(&self, mark: &str) -> Option<usize> {
         let rest = self.rest();
         let (sign, after) = match rest.as_bytes().first()? {
@@ -158,7 +159,7 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    /// Reads a block of text between `raw` and `endraw`. False if this block is another.
+    /// Reads a `raw` block: literal text up to `endraw`. False if this is another block.
     fn raw(&mut self) -> Result<bool, TemplateError> {
         let word = |text: &'s str, word: &str| {
             let text = text.trim_start_matches(is_space);
@@ -191,7 +192,7 @@ impl<'s> Lexer<'s> {
         self.fail("a raw block is not closed")
     }
 
-    /// Reads what stands in a tag.
+    /// Reads the contents of a tag.
     fn inside(&mut self, start: Kind, end: Kind, mark: &str) -> Result<(), TemplateError> {
         self.push(start);
         let mut open = Vec::new();
@@ -330,7 +331,7 @@ impl<'s> Lexer<'s> {
                     text.extend(char::from_u32(code));
                 }
                 '\\' | '\'' | '"' => text.push(escaped),
-                // What is no escape is two characters.
+                // An unknown escape stands for its two characters.
                 other => text.extend(['\\', other]),
             }
         }

@@ -1,4 +1,4 @@
-//! The filters of lists.
+//! Filters of lists.
 
 use std::cmp::Ordering;
 
@@ -102,14 +102,14 @@ impl Run<'_> {
         }
     }
 
-    /// A list in so many parts, as even as they can be.
+    /// `slice`: a list in `slices` parts of equal length, as far as possible.
     fn slices(&mut self, value: &Value, mut given: Given) -> Done<Value> {
         let count =
             given.take(0, "slices").and_then(|n| usize::try_from(n.as_int()?).ok()).filter(|n| *n > 0);
         let count = count.ok_or_else(|| Failure::wrong("slice needs a number of slices"))?;
         let fill = given.take(1, "fill_with").filter(|fill| !matches!(fill, Value::None));
         let items = self.items(value)?;
-        // Each is a list of its own.
+        // Each slice is a list of its own.
         self.room(count.saturating_mul(160))?;
         let (each, more) = (items.len() / count, items.len() % count);
         let (mut slices, mut from) = (Vec::with_capacity(count), 0);
@@ -123,7 +123,7 @@ impl Run<'_> {
         self.once(slices)
     }
 
-    /// Items that have something in common, with what that is.
+    /// `groupby`: groups of items with the same key, each with that key.
     fn groups(&mut self, value: &Value, mut given: Given) -> Done<Value> {
         let attribute =
             given.take(0, "attribute").ok_or_else(|| Failure::wrong("groupby needs an attribute"))?;
@@ -143,7 +143,7 @@ impl Run<'_> {
         let exact = Keys { case: true, ..keys };
         let mut found = Vec::new();
         for (_, group) in groups {
-            // As the first of them has it.
+            // The key as the group's first item has it, with its case.
             let common = self.key(&group[0], &exact)?;
             let group = self.list(group)?;
             found.push(self.sequence(vec![common, group], Kind::Group)?);
@@ -214,7 +214,7 @@ impl Run<'_> {
         self.once(kept)
     }
 
-    /// What an item is sorted by.
+    /// Sort key of an item.
     fn key(&mut self, item: &Value, keys: &Keys) -> Done<Value> {
         let mut found = Vec::with_capacity(1);
         for attribute in &keys.attributes {
@@ -238,7 +238,7 @@ impl Run<'_> {
         }
     }
 
-    /// Items in order, those that are equal as they were.
+    /// Stable sort.
     fn sorted(&mut self, items: Vec<Value>, keys: &Keys, reverse: bool) -> Done<Vec<Value>> {
         let keyed = items.into_iter().map(|item| Ok((self.key(&item, keys)?, item)));
         let mut keyed: Vec<(Value, Value)> = keyed.collect::<Done<_>>()?;
@@ -263,11 +263,11 @@ impl Run<'_> {
     }
 }
 
-/// What to sort by: attributes, or the items themselves, and whether the case of letters counts.
+/// What to sort by: attributes, or the items themselves, and whether case matters.
 struct Keys {
     attributes: Vec<Value>,
     case: bool,
-    /// What counts where there is no such attribute.
+    /// Key of an item that has no such attribute.
     default: Option<Value>,
 }
 
@@ -278,7 +278,7 @@ impl Keys {
         Keys { attributes: attribute.into_iter().collect(), case, default: None }
     }
 
-    /// Several attributes, if there are commas between them.
+    /// Splits an attribute with commas into several.
     fn each(self) -> Keys {
         let [Value::Str(text)] = self.attributes.as_slice() else { return self };
         let parts: Vec<Value> = text.of.split(',').map(|part| text.part(part)).collect();

@@ -1,4 +1,4 @@
-//! The methods of text, lists and objects.
+//! Methods of text, lists and objects.
 
 use super::Failure;
 use super::chars;
@@ -52,7 +52,7 @@ const TEXT: [&str; 43] = [
 ];
 const LIST: [&str; 3] = ["count", "index", "copy"];
 const DICT: [&str; 5] = ["get", "items", "keys", "values", "copy"];
-/// What would change a value, and is never done.
+/// Methods that would mutate a value, which is never done.
 const CHANGES: [&str; 12] = [
     "append",
     "clear",
@@ -68,7 +68,7 @@ const CHANGES: [&str; 12] = [
     "discard",
 ];
 
-/// Has the value a method of this name?
+/// Whether the value has a method of this name.
 pub(super) fn has(value: &Value, name: &str) -> bool {
     match value {
         Value::Str(_) => TEXT.contains(&name),
@@ -81,7 +81,7 @@ pub(super) fn has(value: &Value, name: &str) -> bool {
     }
 }
 
-/// Has Python a method of this name for the value, which would change it?
+/// Whether Python has a mutating method of this name for the value.
 pub(super) fn changes(value: &Value, name: &str) -> bool {
     match value {
         Value::List(list) => list.of.kind == Kind::List && CHANGES.contains(&name),
@@ -174,13 +174,13 @@ fn list(run: &mut Run<'_>, value: &Value, name: &str, mut given: Given) -> Done<
     }
 }
 
-/// A part of a text, and how many characters are before it.
+/// A substring, and the number of characters before it.
 struct Window {
     text: String,
     before: i128,
 }
 
-/// A method of text at work.
+/// A call of a text method.
 struct Text<'a, 'r, 'n> {
     run: &'r mut Run<'n>,
     text: &'a str,
@@ -271,7 +271,7 @@ impl Text<'_, '_, '_> {
         }
     }
 
-    /// An argument that is a number, if it is there and not none.
+    /// An integer argument, if it is given and not none.
     fn number(&mut self, at: usize, name: &str) -> Done<Option<i128>> {
         match self.given.take(at, name) {
             None | Some(Value::None) => Ok(None),
@@ -351,8 +351,8 @@ impl Text<'_, '_, '_> {
         }
     }
 
-    /// What lies between the places that the second and the third argument say. `None` where there is nothing, not even
-    /// nothing to be found.
+    /// The substring from `start` to `end`, the second and third argument. `None` if `start` is past `end`, where not
+    /// even the empty string is found.
     fn window(&mut self) -> Done<Option<Window>> {
         let (start, end) = (self.number(1, "start")?, self.number(2, "end")?);
         if start.is_none() && end.is_none() {
@@ -457,7 +457,7 @@ impl Text<'_, '_, '_> {
         self.run.text_like(padded, self.safe)
     }
 
-    /// The methods that ask something about all characters.
+    /// The `is...` methods, which test all characters.
     fn is(&self) -> bool {
         let text = self.text;
         let all = |is: fn(char) -> bool| !text.is_empty() && text.chars().all(is);
@@ -478,15 +478,15 @@ impl Text<'_, '_, '_> {
     }
 }
 
-/// Replaces a text by another, so many times at most.
+/// Replaces a text by another, at most `most` times.
 pub(super) fn replaced(run: &mut Run<'_>, text: &str, from: &str, to: &str, most: usize) -> Done<Value> {
     let count = text.matches(from).count().min(most);
     run.room(text.len().saturating_add(count.saturating_mul(to.len())))?;
     run.text(text.replacen(from, to, most))
 }
 
-/// Text cut at runs of white space, so many times at most, from either side. Those at the ends count for nothing,
-/// except that what is left uncut keeps its own.
+/// Splits text at runs of white space, at most `most` times, from either side. White space at the ends is dropped,
+/// except that an unsplit rest keeps its own.
 fn blanks(text: &str, most: usize, last: bool) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut rest = if last { text.trim_end_matches(is_space) } else { text.trim_start_matches(is_space) };
@@ -507,7 +507,7 @@ fn blanks(text: &str, most: usize, last: bool) -> Vec<&str> {
     parts
 }
 
-/// Text cut at the ends of lines.
+/// Splits text at line ends (`str.splitlines`).
 pub(super) fn lines(text: &str, keep: bool) -> Vec<&str> {
     let ends = |c: char| {
         matches!(

@@ -1,9 +1,9 @@
-//! [`ChatTemplate`]: messages to the text that a model was taught to go on from.
+//! [`ChatTemplate`]: renders chat messages to the prompt format that a model was trained on.
 //!
-//! Models bring their templates with them, in a language that is Python's in all but name: [Jinja], as the
-//! `transformers` library sets it up. It is read and run here, character for character as there, but within limits: a
-//! template is a file like any other, and nothing in it may take more time, memory or stack than it is given. That
-//! needs a count of every byte that an expression makes, which no ready engine keeps.
+//! Models ship their templates in [Jinja], a language close to Python, as the `transformers` library configures it.
+//! This interpreter matches it character for character, but within limits: a template is a file like any other, and
+//! nothing in it may take more time, memory or stack than its budget. That needs a count of every byte that an
+//! expression creates, which no existing engine keeps.
 //!
 //! [Jinja]: https://jinja.palletsprojects.com/en/stable/templates/
 
@@ -41,50 +41,50 @@ pub use set::ChatTemplates;
 
 use run::Run;
 
-/// Longest source that is read.
+/// Longest template source that is parsed, in bytes.
 pub const MOST_SOURCE: usize = 1 << 20;
-/// Longest text that a template may write.
+/// Longest text that a template may write, in bytes.
 pub const MOST_OUTPUT: usize = 16 << 20;
-/// Memory that the values of a run may hold at one time.
+/// Bytes of memory that the values of a run may hold at one time.
 const MOST_MEMORY: usize = 256 << 20;
-/// What a run may do, in units of about a nanosecond: steps, and bytes that are looked at or copied. About half a second
-/// for a small chat; most templates take a thousandth of it.
+/// Base work budget of a run, in units of about a nanosecond: steps, and bytes that are inspected or copied. About half
+/// a second for a small chat; most templates take a thousandth of it.
 const LEAST_WORK: u64 = 1 << 29;
-/// What it may do more for each byte of memory that the chat takes: there are templates that look back over all messages
-/// at each message.
+/// Additional budget per byte of memory that the chat takes: some templates look back over all messages at each
+/// message.
 const WORK_PER_BYTE: u64 = 1 << 10;
-/// What it may do at most, however long the chat is: some seconds.
+/// Upper bound of the budget, however long the chat is: some seconds.
 const MOST_WORK: u64 = 1 << 33;
 
-/// Why a template cannot be read, or a chat not be rendered by it.
+/// Why a template cannot be parsed, or a chat cannot be rendered with it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {failure}")]
 pub struct TemplateError {
-    /// The line of the template, from 1.
+    /// Line of the template, from 1.
     pub line: u32,
-    /// What is wrong there.
+    /// Cause of the error.
     pub failure: Failure,
 }
 
-/// What is wrong with a template, or with what it was given.
+/// Cause of a [`TemplateError`]: the template, or its input.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The source is no template.
+    /// The source is not a valid template.
     #[error("{0}")]
     Syntax(String),
-    /// The template itself refuses the chat, in these words.
+    /// The template itself rejects the chat, with this message (`raise_exception`).
     #[error("{0}")]
     Raised(String),
-    /// Something cannot be done with the values that are there.
+    /// An operation that the given values do not support.
     #[error("{0}")]
     Wrong(String),
-    /// The template goes past a limit.
+    /// The template exceeds a limit.
     #[error("the template {0}")]
     Limit(&'static str),
-    /// The template does more than it may for a chat of that length.
+    /// The template does more work than its budget for a chat of that length.
     #[error("the template takes too long for a chat of {} {}", .messages, if *.messages == 1 { "message" } else { "messages" })]
     TooLong {
-        /// Messages of the chat.
+        /// Number of messages in the chat.
         messages: usize,
     },
 }
@@ -99,7 +99,7 @@ impl Failure {
     }
 }
 
-/// A template, ready to render. Copies share it.
+/// A parsed template, ready to render. Clones share its source and syntax tree.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     source: Arc<str>,
@@ -107,20 +107,20 @@ pub struct ChatTemplate {
     tokens: Vec<(String, String)>,
 }
 
-/// What is rendered.
+/// Input of a template: a chat and its options.
 #[derive(Debug, Clone, Copy)]
 pub struct Chat<'a> {
-    /// A list of objects, each with a `role` and mostly a `content`.
+    /// A list of objects, each with a `role` and usually a `content`.
     pub messages: &'a Json,
     /// A list of tools that the model may call.
     pub tools: Option<&'a Json>,
     /// A list of documents that the model may cite.
     pub documents: Option<&'a Json>,
-    /// How the text ends.
+    /// How the rendered text ends.
     pub ending: Ending,
-    /// Values that the template can ask for by name.
+    /// Additional variables of the template (`chat_template_kwargs`).
     pub values: &'a Map<String, Json>,
-    /// The time that the template is told.
+    /// The time that the template sees (`strftime_now`).
     pub now: Now,
 }
 
@@ -129,27 +129,27 @@ pub struct Chat<'a> {
 pub enum Ending {
     /// After the last message.
     Closed,
-    /// Where the model's answer begins.
+    /// Where the model's answer begins (`add_generation_prompt`).
     Prompt,
-    /// Within the last message, which the model goes on with.
+    /// Inside the last message, which the model continues (`continue_final_message`).
     Open,
 }
 
 impl<'a> Chat<'a> {
-    /// Messages to be answered, and nothing else.
+    /// A chat of `messages` that is to be answered, without tools, documents or variables.
     pub fn new(messages: &'a Json, now: Now) -> Chat<'a> {
         static NONE: std::sync::LazyLock<Map<String, Json>> = std::sync::LazyLock::new(Map::new);
         Chat { messages, tools: None, documents: None, ending: Ending::Prompt, values: &NONE, now }
     }
 }
 
-/// What marks the place where an open message ends. Its last character shows whether the template trims messages.
+/// Marker for the place where an open message ends. Its trailing space shows whether the template trims messages.
 const OPEN_MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
-/// Names under which a message's thoughts are given. The first is the one that templates read.
+/// Keys under which a message's reasoning is given. The first is the one that templates read.
 const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 impl ChatTemplate {
-    /// Reads a template.
+    /// Parses a template.
     pub fn new(source: &str) -> Result<ChatTemplate, TemplateError> {
         if source.len() > MOST_SOURCE {
             let why = format!("the source has {} bytes; at most {MOST_SOURCE} are read", source.len());
@@ -159,7 +159,7 @@ impl ChatTemplate {
         Ok(ChatTemplate { source: source.into(), body: body.into(), tokens: Vec::new() })
     }
 
-    /// The same template, which knows what a token is called, such as `bos_token`.
+    /// The same template with the text of a special token, such as `bos_token`, as a variable.
     #[must_use]
     pub fn with_token(mut self, name: &str, text: &str) -> ChatTemplate {
         self.tokens.retain(|(known, _)| known != name);
@@ -167,14 +167,14 @@ impl ChatTemplate {
         self
     }
 
-    /// What it was read from.
+    /// The template's source.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Does it read a variable of this name, which the values of a chat may set?
+    /// Whether the template reads a variable of this name, which the values of a chat may set.
     pub fn reads(&self, name: &str) -> bool {
-        // It has been read before, so there are tokens.
+        // The source has been parsed before, so lexing it does not fail.
         let tokens = lex::tokens(&self.source).unwrap_or_default();
         let is = |i: Option<usize>, marks: &[&str]| {
             let token = i.and_then(|i| tokens.get(i));
@@ -188,7 +188,7 @@ impl ChatTemplate {
         })
     }
 
-    /// The chat as text.
+    /// Renders a chat to text.
     pub fn render(&self, chat: &Chat<'_>) -> Result<String, TemplateError> {
         let mut run = Run::new(&chat.now);
         let rendered = self.run(&mut run, chat);
@@ -228,7 +228,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Marks the end of the last message, and gives its text.
+    /// Appends `OPEN_MARK` to the last message's text, and returns the text without it.
     fn open(&self, messages: &mut [Cow<'_, Json>]) -> Result<String, Failure> {
         let wrong =
             |why: &str| Err(Failure::wrong(format!("the last message cannot be gone on with: {why}")));
@@ -249,7 +249,7 @@ impl ChatTemplate {
     }
 }
 
-/// The messages, with the thoughts of those that have some under every name that templates know.
+/// The messages, with the reasoning of those that have it under every key that templates know.
 fn messages(messages: &Json) -> Result<Vec<Cow<'_, Json>>, Failure> {
     let Json::Array(list) = messages else { return Err(Failure::wrong("the messages are no list")) };
     list.iter().map(with_thoughts).collect()
@@ -266,7 +266,7 @@ fn with_thoughts(message: &Json) -> Result<Cow<'_, Json>, Failure> {
     Ok(Cow::Owned(Json::Object(all)))
 }
 
-/// The rendered chat up to the mark in its last message.
+/// The rendered chat up to the marker in its last message.
 fn closed_off(mut rendered: String, last: &str) -> Result<String, Failure> {
     let mark = OPEN_MARK.trim_end();
     let at = rendered.rfind(mark).filter(|_| rendered.contains(last.trim_matches(value::is_space)));

@@ -1,8 +1,8 @@
-//! [`Now`]: the time that a template is told, and how it is written.
+//! [`Now`]: the time that a template sees (`strftime_now`), and its formatting.
 
 use std::fmt::Write;
 
-/// A time of the calendar and the clock, at the place where the reader is.
+/// A calendar date and a time of day, without a time zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
     /// Days since 1 January 1970.
@@ -26,19 +26,19 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
-/// Years that have four digits.
+/// First and last day of the years 1 to 9999.
 const FIRST: i64 = -719_162;
 const LAST: i64 = 2_932_896;
 
 impl Now {
-    /// So many seconds after the start of 1970, in UTC.
+    /// The time `seconds` after the start of 1970, in UTC.
     pub fn from_unix(seconds: i64) -> Now {
         let days = seconds.div_euclid(86_400).clamp(FIRST, LAST);
         Now { days, seconds: seconds.rem_euclid(86_400) as u32 }
     }
 
-    /// So many seconds after the start of 1970, in the time zone of this machine. Templates are told local time, as the
-    /// reference tells them.
+    /// The time `seconds` after the start of 1970, in the time zone of this machine. Templates see local time, as in
+    /// `transformers`.
     pub fn local(seconds: i64) -> Now {
         Now::from_unix(seconds.saturating_add(offset(seconds)))
     }
@@ -64,7 +64,7 @@ impl Now {
         before + day - 1 + if month > 2 { leap } else { 0 }
     }
 
-    /// The time as a format says, in the manner of `strftime` in the language of computers.
+    /// The time in `format`, as `strftime` writes it in the C locale.
     pub(super) fn format(self, format: &str) -> Result<String, String> {
         let mut out = String::new();
         let mut chars = format.chars();
@@ -143,17 +143,18 @@ impl Now {
     }
 }
 
-/// Seconds by which this machine's time zone is ahead at that time. 0 where that cannot be found out.
+/// UTC offset of this machine's time zone at that time, in seconds. 0 where it cannot be determined.
 #[cfg(unix)]
 fn offset(seconds: i64) -> i64 {
     let time = seconds as libc::time_t;
     let mut local = std::mem::MaybeUninit::<libc::tm>::zeroed();
-    // SAFETY: both point to values of their types that live through the call, and nothing else knows of them.
+    // SAFETY: both pointers are to valid values of their types that outlive the call, and no other reference to `local`
+    // exists.
     let found = unsafe { libc::localtime_r(&time, local.as_mut_ptr()) };
     if found.is_null() {
         return 0;
     }
-    // SAFETY: all zeroes are a valid `tm`, and the call has filled it in.
+    // SAFETY: an all-zero `tm` is valid, and `localtime_r` has filled it in.
     let local = unsafe { local.assume_init() };
     #[allow(clippy::useless_conversion, reason = "it is 32 bits wide on some systems")]
     i64::from(local.tm_gmtoff)
@@ -170,7 +171,7 @@ mod tests {
 
     const NEW_YEAR: i64 = 1_735_689_600;
 
-    /// The zone is the process's own, so the same test runs once more in a process with another.
+    /// The time zone belongs to the process, so the test runs itself again in processes with other zones.
     #[test]
     fn local_time_is_that_of_the_zone() {
         let here = Now::local(NEW_YEAR).format("%F %T").unwrap();

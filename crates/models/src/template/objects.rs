@@ -1,22 +1,22 @@
-//! `cycler` and `joiner`: functions that give things which change when they are asked.
+//! `cycler` and `joiner`: functions that return objects with state.
 
 use super::Failure;
 use super::run::{Done, Given, Run};
 use super::value::Value;
 
-/// A thing that changes, by its place among those of the run.
+/// An object with state; values refer to it by its index in `Run::objects`.
 #[derive(Debug)]
 pub(super) enum Object {
-    /// Goes through a list again and again.
+    /// Cycles through a list.
     Cycler { items: Value, at: usize },
-    /// Gives nothing the first time, and then what stands between.
+    /// Returns empty text on the first call, and the separator afterwards.
     Joiner { between: Value, used: bool },
 }
 
 impl Run<'_> {
     /// `cycler(...)` or `joiner(...)`.
     pub(super) fn object(&mut self, name: &str, mut given: Given) -> Done<Value> {
-        // They stay until the end.
+        // Objects live until the end of the run.
         self.room((self.objects.len() + 1) * 256)?;
         self.spend(0)?;
         let object = match name {
@@ -33,7 +33,7 @@ impl Run<'_> {
         Ok(Value::Object(self.objects.len() - 1))
     }
 
-    /// What a cycler gives now, and moved on if it is to be.
+    /// `current`, `next` or `reset` of a cycler. `next` returns the current item and advances.
     pub(super) fn cycle(&mut self, object: usize, method: &str) -> Done<Value> {
         let Some(Object::Cycler { items: Value::List(items), at }) = self.objects.get_mut(object) else {
             return Err(Failure::wrong(format!("'Joiner' object has no attribute '{method}'")));
@@ -50,7 +50,7 @@ impl Run<'_> {
         Ok(item)
     }
 
-    /// What a joiner gives when it is called.
+    /// A call of a joiner.
     pub(super) fn join_next(&mut self, object: usize) -> Done<Value> {
         let Some(Object::Joiner { between, used }) = self.objects.get_mut(object) else {
             return Err(Failure::wrong("'Cycler' object is not callable"));

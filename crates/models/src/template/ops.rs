@@ -1,4 +1,4 @@
-//! What operators do, as in Python.
+//! Operators, as in Python.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use super::run::{Done, Run};
 use super::value::Value;
 
 impl Failure {
-    /// The error for an operand that an operation does not take.
+    /// The error for an operand that an operation does not support.
     pub(super) fn operand(operation: &str, value: &Value) -> Failure {
         match value {
             Value::Undefined(name) => Failure::undefined(name),
@@ -64,7 +64,7 @@ impl Run<'_> {
         }
     }
 
-    /// The operators that text and lists have. `None` where numbers are meant.
+    /// Operators of text and lists. `None` for other operands.
     fn on_sequences(&mut self, operator: Operator, left: &Value, right: &Value) -> Option<Done<Value>> {
         Some(match (operator, left, right) {
             (Operator::Add, Value::Str(a), Value::Str(b)) => {
@@ -117,7 +117,7 @@ impl Run<'_> {
         }
     }
 
-    /// Text of values, put together with something between.
+    /// Concatenates the text of values, with a separator.
     pub(super) fn joined(&mut self, parts: &[Value], between: &str) -> Done<Value> {
         let mut out = String::new();
         for (i, part) in parts.iter().enumerate() {
@@ -129,7 +129,7 @@ impl Run<'_> {
         self.text(out)
     }
 
-    /// Adds a value's text, within what memory there is.
+    /// Appends a value's text, within the memory limit.
     pub(super) fn append(&mut self, value: &Value, out: &mut String) -> Done<()> {
         let before = out.len();
         if let Value::Str(text) = value {
@@ -147,7 +147,7 @@ impl Run<'_> {
         self.spend(out.len() - before)
     }
 
-    /// Adds a namespace's text: its members.
+    /// Appends a namespace's text: its members.
     fn append_space(&mut self, at: usize, out: &mut String) -> Done<()> {
         let members = self.spaces.get(at).map(|space| space.members.clone()).unwrap_or_default();
         let mut pairs = Vec::new();
@@ -219,7 +219,7 @@ impl Run<'_> {
         })
     }
 
-    /// Python's `<` and its like. `None` where nothing holds, which is so of numbers that are none.
+    /// Python's `<` and its like. `None` if unordered, as with NaN.
     pub(super) fn order(&mut self, mark: &str, left: &Value, right: &Value) -> Done<Option<Ordering>> {
         self.spend(0)?;
         match (left, right) {

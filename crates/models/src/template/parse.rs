@@ -1,4 +1,4 @@
-//! Tokens to a tree.
+//! Parser: tokens to the syntax tree.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use super::{Failure, TemplateError};
 
 pub(super) type Parsed<T> = Result<T, TemplateError>;
 
-/// Deepest nesting of blocks and of expressions. Real templates have some ten.
+/// Deepest nesting of blocks and of expressions. Real templates reach about ten.
 const MOST_NESTED: u32 = 100;
 
-/// The tree of a template's tokens.
+/// Parses the tokens of a template.
 pub(super) fn parse(tokens: Vec<Token>) -> Parsed<Body> {
     let mut parser = Parser { tokens, at: 0, depth: 0, loops: 0, blocks: Vec::new() };
     let body = parser.body(&[])?;
@@ -25,9 +25,9 @@ pub(super) struct Parser {
     tokens: Vec<Token>,
     pub(super) at: usize,
     depth: u32,
-    /// How many loops are around.
+    /// Number of enclosing loops.
     loops: u32,
-    /// The names of blocks.
+    /// Names of the blocks so far.
     blocks: Vec<Arc<str>>,
 }
 
@@ -106,7 +106,7 @@ impl Parser {
         }
     }
 
-    /// Runs a part of the parser one level deeper.
+    /// Runs a part of the parser one nesting level deeper.
     pub(super) fn deeper<T>(&mut self, part: impl FnOnce(&mut Parser) -> Parsed<T>) -> Parsed<T> {
         if self.depth >= MOST_NESTED {
             return self.fail(format!("is nested more than {MOST_NESTED} deep"));
@@ -117,7 +117,7 @@ impl Parser {
         parsed
     }
 
-    /// Statements up to a block of one of these names, which is left to be read.
+    /// Statements up to a block with one of these names, which is left to be read.
     fn body(&mut self, ends: &[&str]) -> Parsed<Body> {
         self.deeper(|p| {
             let mut body = Body::new();
@@ -163,7 +163,7 @@ impl Parser {
         Ok(body)
     }
 
-    /// What stands between a block's marks, and what belongs to it up to the block that ends it.
+    /// The tag of a block, and its body up to the block that ends it.
     fn block(&mut self) -> Parsed<Option<What>> {
         let name = self.name()?;
         let what = match &*name {
@@ -188,7 +188,7 @@ impl Parser {
                 }
                 What::With(values, self.body_to("endwith")?)
             }
-            // What a model wrote itself. It is only a scope here.
+            // Marks text that a model wrote itself. Here it is only a scope.
             "generation" => What::With(Vec::new(), self.body_to("endgeneration")?),
             "break" | "continue" if self.loops == 0 => return self.fail(format!("{name:?} is in no loop")),
             "break" | "continue" => {
@@ -294,7 +294,7 @@ impl Parser {
         Ok(parameters)
     }
 
-    /// A macro's body, and whether it asks for arguments beyond its parameters.
+    /// A macro's body, and whether it reads `varargs` and `kwargs`.
     fn macro_of(
         &mut self,
         name: Arc<str>,
@@ -302,9 +302,9 @@ impl Parser {
         end: &str,
     ) -> Parsed<Arc<Macro>> {
         let start = self.at;
-        // Loops around a macro are none of its own.
+        // `break` and `continue` in a macro do not reach the loops around it.
         let loops = std::mem::take(&mut self.loops);
-        // Names are taken out of the tokens when they are read.
+        // Looks ahead, since `next` takes names out of the tokens.
         let asks = |name: &str, tokens: &[Token]| {
             let ends = |kind: &Kind| matches!(kind, Kind::Name(found) if found == end);
             let body = tokens.iter().take_while(|token| !ends(&token.kind));
@@ -332,7 +332,7 @@ impl Parser {
         Ok(What::CallBlock(call, self.macro_of("caller".into(), parameters, "endcall")?))
     }
 
-    /// Filters, one after the other. The first has no mark before it if `bare`.
+    /// A chain of filters. The first has no `|` before it if `bare`.
     pub(super) fn filters(&mut self, bare: bool) -> Parsed<Vec<Call>> {
         let mut filters = Vec::new();
         while (bare && filters.is_empty()) || self.skip_mark("|") {
@@ -352,7 +352,7 @@ impl Parser {
         Ok(name.into())
     }
 
-    /// What is given a value: a name, a member of a namespace, or several with commas between, if `several`.
+    /// Target of an assignment: a name, a member of a namespace, or, if `several`, a comma-separated list of targets.
     fn target(&mut self, several: bool) -> Parsed<Target> {
         let first = self.one_target()?;
         if !several || !self.is_mark(",") {

@@ -1,4 +1,4 @@
-//! From a chat to the tokens of a prompt.
+//! From a chat to prompt tokens.
 
 use std::borrow::Cow;
 
@@ -7,38 +7,41 @@ use serde_json::Value as Json;
 use super::{Chat, ChatTemplate, TemplateError};
 use crate::tokenizer::{Around, Special, TokenizeError, Tokenizer, Written};
 
-/// The mark before a special token of somebody else's, as it is written in lists and objects. There it shields nothing.
+/// The mark that shields a special token in text from outside, as it is escaped in lists and objects. In that form it
+/// shields nothing.
 const ESCAPED_MARK: &str = "\\ufdd0";
 
-/// How a rendered chat is read.
+/// How a rendered chat is encoded.
 const RENDERED: Special = Special { around: Around::Omitted, written: Written::Shielded };
 
-/// Why a chat cannot be made a prompt.
+/// Why a chat cannot be made into a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PromptError {
-    /// The template fails at it.
+    /// The template fails on the chat.
     #[error("the model's chat template does not take this chat: {0}")]
     Template(#[from] TemplateError),
-    /// The template writes what somebody said in a way that hides who wrote it.
+    /// The template writes a list or an object with special tokens in its text, which cannot be told from the
+    /// template's own.
     #[error(
         "the model's chat template does not take this chat: it writes a list or an object in which there are special \
          tokens, which cannot be told from its own"
     )]
     Unclear,
-    /// Its text has no tokens.
+    /// The rendered text cannot be tokenized.
     #[error("the chat cannot be tokenized: {0}")]
     Text(#[from] TokenizeError),
 }
 
 impl ChatTemplate {
-    /// The tokens of a rendered chat. Nothing that the chat contains becomes a special token; only the template writes
-    /// those.
+    /// Tokens of a rendered chat. Special tokens come only from the template: nothing that the chat contains becomes
+    /// one.
     pub fn prompt(&self, chat: &Chat<'_>, tokenizer: &Tokenizer) -> Result<Vec<u32>, PromptError> {
         let text = self.shielded_text(chat, tokenizer)?;
         Ok(tokenizer.begun(tokenizer.encode(&text, RENDERED)?))
     }
 
-    /// The same, or nothing if the chat has far more than `most` tokens. Such a one is not tokenized to its end.
+    /// Like [`ChatTemplate::prompt`], but `None` if the chat has far more than `most` tokens: it is then not tokenized
+    /// to its end.
     pub fn prompt_up_to(
         &self,
         chat: &Chat<'_>,
@@ -50,7 +53,7 @@ impl ChatTemplate {
         Ok(tokens.map(|tokens| tokenizer.begun(tokens)))
     }
 
-    /// The rendered chat, where special tokens that its messages contain are marked as text.
+    /// The rendered chat, with the special tokens in its messages marked as text.
     fn shielded_text(&self, chat: &Chat<'_>, tokenizer: &Tokenizer) -> Result<String, PromptError> {
         let messages = match chat.messages {
             Json::Array(list) => {
@@ -78,7 +81,7 @@ impl ChatTemplate {
     }
 }
 
-/// A message such that no special token can be read in it. Its role stays as it is: templates compare it.
+/// A message with the special tokens in its text shielded. Its role is unchanged: templates compare it.
 fn shielded_message<'a>(tokenizer: &Tokenizer, message: &'a Json) -> Cow<'a, Json> {
     let mut shielded = shielded(tokenizer, message);
     if let Cow::Owned(shielded) = &mut shielded
@@ -89,8 +92,8 @@ fn shielded_message<'a>(tokenizer: &Tokenizer, message: &'a Json) -> Cow<'a, Jso
     shielded
 }
 
-/// All texts of a value, such that no special token can be read in them. Chats may be long, and few have anything to
-/// shield: those are not copied.
+/// A value with the special tokens in all its text shielded. Chats may be long, and few have anything to shield: those
+/// are not copied.
 fn shielded<'a>(tokenizer: &Tokenizer, value: &'a Json) -> Cow<'a, Json> {
     match value {
         Json::String(text) => match tokenizer.shield(text) {
@@ -117,7 +120,7 @@ fn shielded<'a>(tokenizer: &Tokenizer, value: &'a Json) -> Cow<'a, Json> {
     }
 }
 
-/// A list of what its values have become.
+/// The list with its shielded values; borrowed if none has changed.
 fn shielded_list<'a>(list: &'a Json, values: Vec<Cow<'a, Json>>) -> Cow<'a, Json> {
     match values.iter().all(|value| matches!(value, Cow::Borrowed(_))) {
         true => Cow::Borrowed(list),

@@ -1,4 +1,4 @@
-//! [`Run`]: a template at work, within its limits.
+//! [`Run`]: executes a template within its limits.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,35 +12,35 @@ use super::{Failure, LEAST_WORK, MOST_MEMORY, MOST_OUTPUT, MOST_WORK, Now, WORK_
 
 pub(super) type Done<T> = Result<T, Failure>;
 
-/// Deepest nesting of what is running: blocks, expressions and macros within each other.
+/// Deepest nesting at run time: blocks, expressions and macros within each other.
 const MOST_DEEP: u32 = 300;
-/// What a value takes besides its parts.
+/// Bytes that a value takes besides its contents.
 const OVERHEAD: usize = 96;
-/// The scope of the template, within that of its context.
+/// Scope of the template, inside that of its context.
 const TEMPLATE_SCOPE: usize = 1;
-/// What a step costs, where a byte that is looked at costs one.
+/// Work units of a step, where an inspected byte takes one.
 const STEP: u64 = 32;
-/// Bytes that are copied for one.
+/// Copied bytes per work unit.
 const COPIED: u64 = 16;
 
 pub(super) struct Run<'n> {
     pub(super) line: u32,
     pub(super) out: String,
     pub(super) now: &'n Now,
-    /// How many messages the chat has.
+    /// Number of messages in the chat.
     pub(super) messages: usize,
-    /// Namespaces, which are all that can change.
+    /// Namespaces: they are mutable, so values refer to them by index.
     pub(super) spaces: Vec<Space>,
-    /// Cyclers and joiners, which change too.
+    /// Cyclers and joiners, likewise.
     pub(super) objects: Vec<Object>,
     scopes: Vec<Scope>,
     pub(super) scope: usize,
-    /// How many macros were made, which may hold on to scopes.
+    /// Number of macros that were made, which may keep scopes alive.
     closures: usize,
     meter: Rc<Meter>,
     work: u64,
     depth: u32,
-    /// What a loop is called within itself.
+    /// Name of the `loop` variable.
     loop_name: Arc<str>,
 }
 
@@ -50,7 +50,7 @@ struct Scope {
     parent: Option<usize>,
 }
 
-/// A namespace: its members, in the order in which they were first set.
+/// A namespace: its members in insertion order.
 #[derive(Debug, Default)]
 pub(super) struct Space {
     index: HashMap<Arc<str>, usize>,
@@ -78,7 +78,7 @@ impl Space {
     }
 }
 
-/// How a body ended.
+/// How the execution of a body ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flow {
     Next,
@@ -86,7 +86,7 @@ enum Flow {
     Continue,
 }
 
-/// Arguments, worked out.
+/// Evaluated arguments of a call.
 #[derive(Debug, Default)]
 pub(super) struct Given {
     pub(super) plain: Vec<Value>,
@@ -98,7 +98,7 @@ impl Given {
         Given { plain, named: Vec::new() }
     }
 
-    /// Takes an argument by its place or its name.
+    /// Takes an argument by position or by name.
     pub(super) fn take(&mut self, at: usize, name: &str) -> Option<Value> {
         if let Some(value) = self.plain.get_mut(at) {
             return Some(std::mem::replace(value, Value::None));
@@ -135,18 +135,18 @@ impl<'n> Run<'n> {
         Ok(())
     }
 
-    /// Long chats may take more work.
+    /// Raises the work budget in proportion to the input: long chats may take more work.
     pub(super) fn allow_for_what_was_given(&mut self) {
         let given = self.meter.0.get() as u64;
         self.work = self.work.saturating_add(given.saturating_mul(WORK_PER_BYTE)).min(MOST_WORK);
     }
 
-    /// Counts work: a step, and bytes that are looked at one by one.
+    /// Charges a step and inspected bytes to the work budget.
     pub(super) fn spend(&mut self, bytes: usize) -> Done<()> {
         self.work(STEP + bytes as u64)
     }
 
-    /// Counts work: a step, and bytes that are copied.
+    /// Charges a step and copied bytes to the work budget.
     pub(super) fn copied(&mut self, bytes: usize) -> Done<()> {
         self.work(STEP + bytes as u64 / COPIED)
     }
@@ -159,7 +159,7 @@ impl<'n> Run<'n> {
         Ok(())
     }
 
-    /// Is there memory for so many bytes more?
+    /// Checks that there is memory for `bytes` more.
     pub(super) fn room(&self, bytes: usize) -> Done<()> {
         match self.meter.0.get().checked_add(bytes) {
             Some(held) if held <= MOST_MEMORY => Ok(()),
@@ -171,10 +171,10 @@ impl<'n> Run<'n> {
         self.text_like(text, false)
     }
 
-    /// Text that is safe or not.
+    /// Text, marked safe or not.
     pub(super) fn text_like(&mut self, text: impl Into<String>, safe: bool) -> Done<Value> {
         let mut text: String = text.into();
-        // Room that may be for much more than there is.
+        // The capacity may be far larger than the text.
         if text.capacity() > 2 * text.len() {
             text.shrink_to_fit();
         }
@@ -188,7 +188,7 @@ impl<'n> Run<'n> {
         self.sequence(items, Kind::List)
     }
 
-    /// A row that can be gone through once.
+    /// A generator, which can be iterated once.
     pub(super) fn once(&mut self, items: Vec<Value>) -> Done<Value> {
         self.sequence(items, Kind::Once(Default::default()))
     }
@@ -217,7 +217,7 @@ impl<'n> Run<'n> {
         Ok(Value::Dict(Rc::new(Metered::new(dict, size, &self.meter))))
     }
 
-    /// A value of the context.
+    /// A value of the context, from JSON.
     pub(super) fn json(&mut self, value: &serde_json::Value) -> Done<Value> {
         self.deeper(|run| {
             Ok(match value {
@@ -244,7 +244,7 @@ impl<'n> Run<'n> {
         })
     }
 
-    /// Runs a part one level deeper.
+    /// Runs a part one nesting level deeper.
     pub(super) fn deeper<T>(&mut self, part: impl FnOnce(&mut Self) -> Done<T>) -> Done<T> {
         if self.depth >= MOST_DEEP {
             return Err(Failure::Limit("is nested too deep while it runs"));
@@ -262,7 +262,7 @@ impl<'n> Run<'n> {
         outer
     }
 
-    /// Goes back to the outer scope, and drops the inner one if no macro can hold on to it.
+    /// Returns to the outer scope, and drops the inner one if no macro can refer to it.
     fn close_scope(&mut self, outer: usize) {
         if self.closures == 0 {
             self.scopes.truncate(self.scope);
@@ -273,7 +273,7 @@ impl<'n> Run<'n> {
     /// Runs a part in a scope of its own.
     fn scoped<T>(&mut self, parent: usize, part: impl FnOnce(&mut Self) -> Done<T>) -> Done<T> {
         self.spend(0)?;
-        // Scopes and namespaces that macros can hold on to stay until the end.
+        // Scopes and namespaces that macros can refer to live until the end of the run.
         self.room((self.scopes.len() + self.spaces.len()) * 256)?;
         let outer = self.open_scope(parent);
         let done = part(self);
@@ -285,7 +285,7 @@ impl<'n> Run<'n> {
         self.scopes[self.scope].names.insert(name.clone(), value);
     }
 
-    /// Gives a value to a name that is not the template's own.
+    /// Sets a variable whose name does not come from the syntax tree.
     pub(super) fn set_new(&mut self, name: &str, value: Value) {
         self.set(&name.into(), value);
     }
@@ -383,7 +383,7 @@ impl<'n> Run<'n> {
                 self.print(&value)?;
             }
             What::With(values, body) => {
-                // All values are worked out outside.
+                // All values are evaluated in the outer scope.
                 let values = values.iter().map(|(target, value)| Ok((target, self.eval(value)?)));
                 let values: Vec<(&Target, Value)> = values.collect::<Done<_>>()?;
                 return self.scoped(self.scope, |run| {
@@ -394,7 +394,7 @@ impl<'n> Run<'n> {
                 });
             }
             What::Block(scoped, body) => {
-                // Blocks know what the template has set, and nothing of the loops around them.
+                // Blocks see the variables of the template, but not those of the loops around them.
                 let parent = if *scoped { self.scope } else { TEMPLATE_SCOPE };
                 self.scoped(parent, |run| run.body(body).map(|_| ()))?;
             }
@@ -413,7 +413,7 @@ impl<'n> Run<'n> {
         Value::Macro(Rc::new(Closure { of: of.clone(), scope: self.scope }))
     }
 
-    /// What a part writes, as a value.
+    /// The output of a part, as a value.
     fn captured(&mut self, part: impl FnOnce(&mut Self) -> Done<()>) -> Done<Value> {
         let outer = std::mem::take(&mut self.out);
         let done = part(self);
@@ -455,8 +455,9 @@ impl<'n> Run<'n> {
         Ok(())
     }
 
-    /// Does `{% set space.name = space.name ~ more %}`, and the same with `+`, by adding to the text where it lies: a
-    /// template that collects what it writes would copy all of it for each piece. False if it is not that.
+    /// Runs `{% set space.name = space.name ~ more %}`, and the same with `+`, by appending in place: otherwise a
+    /// template that accumulates its output would copy all of it for each piece. False if the statement has another
+    /// form.
     fn grow(&mut self, target: &Target, value: &Expr) -> Done<bool> {
         let Target::Member(space, name) = target else { return Ok(false) };
         let (first, rest): (&Expr, Vec<&Expr>) = match value {
@@ -495,7 +496,7 @@ impl<'n> Run<'n> {
         for part in &rest {
             self.append(part, &mut more)?;
         }
-        // A text that grows may take twice its length.
+        // A string that grows may have twice its length as capacity.
         self.room(2 * (old.of.len() + more.len()))?;
         self.copied(more.len())?;
         if let Some(Value::Str(there)) = self.spaces[at].get_mut(name).filter(|there| is(there, &old)) {
@@ -506,7 +507,7 @@ impl<'n> Run<'n> {
             }
             more.insert_str(0, &there.of.text);
         } else {
-            // What was added has changed it meanwhile.
+            // Evaluating the appended parts has changed the member meanwhile.
             more.insert_str(0, &old.of.text);
         }
         self.copied(more.len())?;
@@ -575,7 +576,7 @@ impl<'n> Run<'n> {
         Ok(())
     }
 
-    /// Runs a loop again for an inner list, and gives what it writes.
+    /// Runs a recursive loop for an inner list, and returns its output.
     pub(super) fn recurse(&mut self, this: &Loop, over: Value) -> Done<Value> {
         let Some(node) = this.again.clone() else {
             return Err(Failure::wrong("the loop is not recursive"));
@@ -584,7 +585,7 @@ impl<'n> Run<'n> {
         self.deeper(|run| run.captured(|run| run.for_loop(&node, over, depth, scope)))
     }
 
-    /// Calls a macro and gives what it writes.
+    /// Calls a macro and returns its output.
     pub(super) fn call_macro(&mut self, closure: &Closure, mut given: Given) -> Done<Value> {
         let of = closure.of.clone();
         self.deeper(|run| {
@@ -597,7 +598,7 @@ impl<'n> Run<'n> {
         })
     }
 
-    /// Gives a macro's names their values.
+    /// Binds a macro's parameters to the arguments.
     fn bind(&mut self, of: &Macro, given: &mut Given) -> Done<()> {
         let wrong = |why: String| Err(Failure::wrong(format!("macro '{}' {why}", of.name)));
         let mut plain = std::mem::take(&mut given.plain).into_iter();
@@ -638,7 +639,7 @@ impl<'n> Run<'n> {
         }
     }
 
-    /// Works out a call and makes it, with one argument more if there is one.
+    /// Evaluates a call and makes it, with `more` as an additional named argument.
     fn call_with(&mut self, call: &Expr, more: Option<(&str, Value)>) -> Done<Value> {
         let Expr::Chain(start, links) = call else { return Err(Failure::wrong("is no call")) };
         let mut value = self.eval(start)?;
@@ -657,7 +658,7 @@ impl<'n> Run<'n> {
     }
 }
 
-/// Is it this very text?
+/// Whether `value` is this very text (the same allocation).
 fn is(value: &Value, text: &Rc<Metered<Text>>) -> bool {
     matches!(value, Value::Str(other) if Rc::ptr_eq(other, text))
 }

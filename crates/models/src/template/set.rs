@@ -1,4 +1,4 @@
-//! [`ChatTemplates`]: all templates that a model brings.
+//! [`ChatTemplates`]: all templates that a model ships.
 
 use std::path::Path;
 
@@ -9,19 +9,19 @@ use crate::error::{LoadError, Result};
 use crate::formats::gguf::Metadata;
 use crate::tokenizer::Tokenizer;
 
-/// A model's templates: mostly one, sometimes another for chats with tools.
+/// A model's templates: usually one, sometimes another for chats with tools.
 #[derive(Debug, Clone)]
 pub struct ChatTemplates(Vec<(String, ChatTemplate)>);
 
 const DEFAULT: &str = "default";
 const TOOLS: &str = "tool_use";
-/// More than any model has.
+/// Limit that no model reaches.
 const MOST_TEMPLATES: usize = 32;
 
 impl ChatTemplates {
-    /// Reads those of a folder: of its `tokenizer_config.json`, which also says what the special tokens are called, and
-    /// of its `chat_template.jinja`, which comes first where there are both. `None` if it has none. `path` is for
-    /// messages.
+    /// Reads the templates of a model folder: those in its `tokenizer_config.json`, which also has the text of the
+    /// special tokens, and its `chat_template.jinja`, which replaces the default one where there are both. `None` if
+    /// there are none. `path` is for error messages.
     pub fn from_config(path: &Path, config: &Json, jinja: Option<&str>) -> Result<Option<ChatTemplates>> {
         let mut sources: Vec<(String, &str)> = Vec::new();
         let field = config.get("chat_template").unwrap_or(&Json::Null);
@@ -60,7 +60,7 @@ impl ChatTemplates {
         read(path, "chat_template", sources, &tokens)
     }
 
-    /// Reads those of a GGUF file. `None` if it has none.
+    /// Reads the templates of a GGUF file. `None` if there are none.
     pub fn from_gguf(meta: &Metadata, tokenizer: &Tokenizer) -> Result<Option<ChatTemplates>> {
         const KEY: &str = "tokenizer.chat_template";
         let mut sources: Vec<(String, &str)> = Vec::new();
@@ -80,7 +80,7 @@ impl ChatTemplates {
         special.or_else(|| self.named(DEFAULT))
     }
 
-    /// The template of a name.
+    /// The template called `name`.
     pub fn named(&self, name: &str) -> Option<&ChatTemplate> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, template)| template)
     }

@@ -1,10 +1,10 @@
-//! [`Spec`]: how a value is to be written, as Python's `format` is told: `>5`, `.3f`, `,`.
+//! [`Spec`]: format specification of Python's `format`: `>5`, `.3f`, `,`.
 
 use super::Failure;
 use super::run::{Done, Run};
 use super::value::{Value, float};
 
-/// More places than a number has.
+/// Largest precision, above that of any number.
 const MOST_PLACES: usize = 1000;
 
 /// Fill, alignment, sign, width, grouping, precision and kind.
@@ -13,7 +13,7 @@ pub(super) struct Spec {
     pub(super) fill: Option<char>,
     pub(super) align: Option<char>,
     pub(super) sign: Option<char>,
-    /// Is the base written, and a point in any case?
+    /// Whether the prefix of the base is written, and the decimal point in any case (`#`).
     pub(super) alternate: bool,
     pub(super) zero: bool,
     pub(super) width: usize,
@@ -22,7 +22,7 @@ pub(super) struct Spec {
     pub(super) kind: Option<char>,
 }
 
-/// A number on its way to text, without its sign.
+/// A formatted number, without its sign.
 struct Digits {
     negative: bool,
     prefix: &'static str,
@@ -30,7 +30,7 @@ struct Digits {
 }
 
 impl Spec {
-    /// Reads what stands after the colon.
+    /// Parses the specification after the colon.
     fn parse(text: &str) -> Option<Spec> {
         let mut spec = Spec::default();
         let mut rest = text;
@@ -75,7 +75,7 @@ impl Spec {
         chars.next().is_none().then_some(spec)
     }
 
-    /// Adds a number to `out`, padded on its left unless told otherwise.
+    /// Appends a number to `out`, right-aligned unless specified otherwise.
     fn pad_number(&self, run: &mut Run<'_>, number: &Digits, out: &mut String) -> Done<()> {
         let sign = match (number.negative, self.sign) {
             (true, _) => "-",
@@ -94,7 +94,7 @@ impl Spec {
     }
 }
 
-/// Adds text of a width: `inside` stands before the fill where that is in the middle.
+/// Appends text padded to a width: `inside` precedes the fill where the fill is in the middle (`=`).
 pub(super) fn pad(
     run: &mut Run<'_>,
     inside: &str,
@@ -117,7 +117,7 @@ pub(super) fn pad(
     Ok(())
 }
 
-/// Adds a value as a specification says.
+/// Appends a value as a format specification says.
 pub(super) fn write(run: &mut Run<'_>, value: &Value, text: &str, out: &mut String) -> Done<()> {
     if text.is_empty() {
         return run.append(value, out);
@@ -185,7 +185,7 @@ pub(super) fn many_places(places: usize) -> Failure {
     Failure::wrong(format!("{places} decimal places; {MOST_PLACES} are written"))
 }
 
-/// A whole number in the base that the kind means.
+/// An integer in the base of its kind.
 fn whole(number: i128, kind: Option<char>, alternate: bool) -> Digits {
     let (negative, number) = (number < 0, number.unsigned_abs());
     let (prefix, text) = match kind {
@@ -198,7 +198,7 @@ fn whole(number: i128, kind: Option<char>, alternate: bool) -> Digits {
     Digits { negative, prefix: if alternate { prefix } else { "" }, text }
 }
 
-/// Digits in groups, from the right.
+/// Digits in groups of `size`, from the right.
 fn grouped(digits: &str, mark: Option<char>, size: usize) -> String {
     let Some(mark) = mark.filter(|_| digits.bytes().all(|b| b.is_ascii_hexdigit())) else {
         return digits.into();
@@ -213,8 +213,8 @@ fn grouped(digits: &str, mark: Option<char>, size: usize) -> String {
     out
 }
 
-/// A number that is not negative as its kind says. `None` if there is no such kind. Without one, `shortest` writes the
-/// fewest digits that mean it.
+/// A non-negative float as its kind says. `None` if there is no such kind. Without a kind, `shortest` writes the fewest
+/// digits that round-trip.
 fn fraction(x: f64, spec: &Spec, shortest: bool) -> Option<String> {
     let kind = spec.kind.unwrap_or(if spec.precision.is_some() { 'r' } else { 's' });
     if !matches!(kind, 'e' | 'E' | 'f' | 'F' | 'g' | 'G' | 'n' | '%' | 'r' | 's')
@@ -239,7 +239,7 @@ fn fraction(x: f64, spec: &Spec, shortest: bool) -> Option<String> {
     Some(if kind.is_ascii_uppercase() { text.to_uppercase() } else { text })
 }
 
-/// Digits with a power of ten of two digits at least.
+/// Scientific notation, with an exponent of at least two digits.
 fn scientific(x: f64, places: usize, point: bool) -> String {
     let text = format!("{x:.places$e}");
     let (digits, power) = text.split_once('e').unwrap_or((&text, "0"));
@@ -248,7 +248,8 @@ fn scientific(x: f64, places: usize, point: bool) -> String {
     format!("{digits}{point}e{}{:02}", if power < 0 { '-' } else { '+' }, power.abs())
 }
 
-/// So many digits that count, with a power of ten where it is far from one. `whole` adds `.0` to what looks whole.
+/// `digits` significant digits, in scientific notation if the exponent is far from zero. `whole` adds `.0` to what
+/// looks like an integer.
 fn general(x: f64, digits: usize, zeros: bool, whole: bool) -> String {
     let digits = digits.max(1);
     let text = scientific(x, digits - 1, false);
@@ -266,7 +267,7 @@ fn general(x: f64, digits: usize, zeros: bool, whole: bool) -> String {
     if whole && !text.contains('.') { text + ".0" } else { text }
 }
 
-/// Adds a value as `%` and a letter say, whose flags are in the specification.
+/// Appends a value as a `%` conversion says; its flags are in `spec`.
 pub(super) fn write_old(run: &mut Run<'_>, value: &Value, spec: &Spec, out: &mut String) -> Done<()> {
     let kind = spec.kind.unwrap_or('s');
     let operand = || match value {

@@ -1,8 +1,8 @@
-//! [`Value`]: what templates compute with, which behaves as the values of Python do that templates are written for.
+//! [`Value`]: values of a template, with the semantics of the Python values that templates are written for.
 //!
-//! Values do not change once they are made, except namespaces, which live in the [`Run`](super::run::Run). Everything
-//! that can be large counts itself on a [`Meter`] for as long as it lives, so that a template cannot hold more memory
-//! than it may, and knows how deeply it is nested, so that nothing that walks it can run out of stack.
+//! Values are immutable, except namespaces, cyclers and joiners, which live in the [`Run`](super::run::Run). Everything
+//! that can be large is charged to a [`Meter`] for as long as it lives, so that a template cannot hold more memory than
+//! its limit. A value also knows its nesting depth, so that nothing that walks it can overflow the stack.
 
 use std::cell::Cell;
 use std::fmt::Write;
@@ -18,14 +18,14 @@ use crate::tokenizer::unicode::UNSEEN;
 /// Deepest nesting of lists and objects.
 pub(super) const MOST_NESTED: u32 = 200;
 
-/// What Python takes for white space.
+/// What Python treats as white space.
 pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum Value {
-    /// Nothing of that name, which may be asked about but not used.
+    /// An undefined name, which may be tested but not used.
     Undefined(Rc<str>),
     None,
     Bool(bool),
@@ -35,23 +35,23 @@ pub(super) enum Value {
     List(Rc<Metered<List>>),
     Dict(Rc<Metered<Dict>>),
     Range(Range),
-    /// A namespace, by its place among those of the run.
+    /// A namespace, by its index in `Run::spaces`.
     Space(usize),
-    /// A cycler or a joiner, likewise.
+    /// A cycler or a joiner, by its index in `Run::objects`.
     Object(usize),
     Macro(Rc<Closure>),
-    /// A function that every template has.
+    /// A built-in function.
     Function(&'static str),
-    /// A method of a value, not called yet.
+    /// A bound method.
     Method(Rc<(Value, Box<str>)>),
     Loop(Rc<Loop>),
 }
 
-/// How much memory values hold.
+/// Bytes of memory that values hold.
 #[derive(Debug, Default)]
 pub(super) struct Meter(pub(super) Cell<usize>);
 
-/// A thing that counts for as long as it lives.
+/// A value that is charged to a [`Meter`] for as long as it lives.
 #[derive(Debug)]
 pub(super) struct Metered<T> {
     pub(super) of: T,
@@ -67,13 +67,13 @@ impl<T> Metered<T> {
 }
 
 impl Metered<Text> {
-    /// A part of the text, as text that is not safe.
+    /// A substring, as text that is not safe.
     pub(super) fn part(&self, part: &str) -> Value {
         let text = Text { text: part.into(), safe: false };
         Value::Str(Rc::new(Metered::new(text, part.len(), &self.meter)))
     }
 
-    /// Adds text at the end.
+    /// Appends text.
     pub(super) fn push_str(&mut self, more: &str) {
         let before = self.of.text.capacity();
         self.of.text.push_str(more);
@@ -89,7 +89,7 @@ impl<T> Drop for Metered<T> {
     }
 }
 
-/// Text, and whether it was called safe: then unsafe text that is added to it has its HTML escaped.
+/// Text, and whether it is marked safe (`Markup`): unsafe text that is added to it then has its HTML escaped.
 #[derive(Debug)]
 pub(super) struct Text {
     pub(super) text: String,
@@ -111,20 +111,20 @@ pub(super) struct List {
     pub(super) depth: u32,
 }
 
-/// What Python calls a row of things.
+/// Python type of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kind {
     List,
     Tuple,
-    /// A tuple of what a group has in common, and the group.
+    /// A tuple of a group's common key and its items (`groupby`).
     Group,
-    /// The keys, values or both of an object, by the name that Python has for that.
+    /// A view of the keys, values or items of an object, by Python's name for its type.
     View(&'static str),
-    /// A row that can be gone through once. Has it been?
+    /// A generator, which can be iterated once, and whether it has been.
     Once(Cell<bool>),
 }
 
-/// Keys and values in the order in which keys were first given.
+/// Keys and values in insertion order.
 #[derive(Debug, Default)]
 pub(super) struct Dict {
     pub(super) entries: Vec<(Value, Value)>,
@@ -132,7 +132,7 @@ pub(super) struct Dict {
     pub(super) depth: u32,
 }
 
-/// What makes keys the same: numbers by what they are worth, whatever their kind.
+/// Hash key of an entry: numbers compare by value, whatever their type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Key {
     None,
@@ -155,27 +155,27 @@ impl Range {
     }
 }
 
-/// A macro and the scope where it was made.
+/// A macro and the scope in which it was defined.
 #[derive(Debug)]
 pub(super) struct Closure {
     pub(super) of: Arc<Macro>,
     pub(super) scope: usize,
 }
 
-/// Where a loop is.
+/// State of a running loop (`loop`).
 #[derive(Debug)]
 pub(super) struct Loop {
     pub(super) items: Rc<Metered<List>>,
     pub(super) at: usize,
     pub(super) depth: usize,
-    /// The loop itself, if it can be called for an inner list.
+    /// The loop itself if it is recursive, so that it can be called for an inner list.
     pub(super) again: Option<Arc<LoopNode>>,
     pub(super) scope: usize,
-    /// What `changed` was asked about last.
+    /// Arguments of the last call of `changed`.
     pub(super) last: std::cell::RefCell<Option<Vec<Value>>>,
 }
 
-/// A key that is text, without being one.
+/// A borrowed text key, for look-ups without allocation.
 struct TextKey<'a>(&'a str);
 
 impl Hash for Key {
@@ -211,7 +211,7 @@ impl Key {
             Value::Float(x) if x.fract() == 0.0 && x.abs() < 1e30 => Key::Int(*x as i128),
             Value::Float(x) => Key::Float(x.to_bits()),
             Value::Str(s) => Key::Str(s.of.text.as_str().into()),
-            // Not of tuples again, of which few bytes can hold very many.
+            // No nested tuples: with shared parts, a few bytes can hold very many of them.
             Value::List(list) if list.of.kind == Kind::Tuple && list.of.depth == 1 => {
                 Key::Tuple(list.of.items.iter().map(Key::of).collect::<Option<_>>()?)
             }
@@ -221,7 +221,7 @@ impl Key {
 }
 
 impl Dict {
-    /// Gives a key a value. False if such a value cannot be a key.
+    /// Sets the value of a key. False if the key is not hashable.
     pub(super) fn set(&mut self, key: Value, value: Value) -> bool {
         let Some(canonical) = Key::of(&key) else { return false };
         self.depth = self.depth.max(value.depth() + 1).max(key.depth() + 1);
@@ -253,7 +253,7 @@ impl List {
         List { items, kind, depth }
     }
 
-    /// Is it a list or a tuple, whose items have places?
+    /// Whether it is a list or a tuple, whose items have indices.
     pub(super) fn is_plain(&self) -> bool {
         matches!(self.kind, Kind::List | Kind::Tuple | Kind::Group)
     }
@@ -280,7 +280,7 @@ impl Value {
         }
     }
 
-    /// The number that counts things: a truth value is one too.
+    /// The value as an integer; a bool is one too.
     pub(super) fn as_int(&self) -> Option<i128> {
         match self {
             Value::Int(n) => Some(*n),
@@ -316,7 +316,7 @@ impl Value {
         }
     }
 
-    /// Python's name of the kind.
+    /// Python's name of the type.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Value::Undefined(_) => "undefined",
@@ -341,7 +341,7 @@ impl Value {
         }
     }
 
-    /// Number of parts, of things that have parts.
+    /// Number of elements (characters, items or entries), of types that have a length.
     pub(super) fn len(&self) -> Option<usize> {
         match self {
             Value::Undefined(_) => Some(0),
@@ -355,7 +355,7 @@ impl Value {
         }
     }
 
-    /// Adds what Python's `str` makes of the value to `out`. False if that grew past `most`.
+    /// Appends Python's `str` of the value to `out`. False if `out` grew past `most`.
     pub(super) fn write(&self, out: &mut String, most: usize) -> bool {
         match self {
             Value::Str(s) => out.push_str(&s.of),
@@ -365,7 +365,7 @@ impl Value {
         out.len() <= most
     }
 
-    /// Adds what Python's `repr` makes of the value to `out`. False if that grew past `most`.
+    /// Appends Python's `repr` of the value to `out`. False if `out` grew past `most`.
     pub(super) fn write_repr(&self, out: &mut String, most: usize) -> bool {
         // Writing to a string cannot fail.
         let _ = match self {
@@ -438,7 +438,7 @@ impl List {
     }
 }
 
-/// A float as Python writes it: the shortest digits that mean it, with a power of ten where it is far from one.
+/// A float as Python writes it: the shortest digits that round-trip, in scientific notation below 1e-4 and from 1e16.
 pub(super) fn float(x: f64) -> String {
     if x.is_nan() {
         return "nan".into();
@@ -475,7 +475,7 @@ fn quote(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Text with all but ASCII written as escapes, as Python's `ascii` does with what `repr` gave.
+/// Text with non-ASCII characters escaped, as Python's `ascii` does with the `repr`.
 pub(super) fn ascii(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -484,7 +484,7 @@ pub(super) fn ascii(text: &str) -> String {
     out
 }
 
-/// A character by its number.
+/// Appends the escape sequence of a character's code point.
 fn escape(c: char, out: &mut String) {
     let code = c as u32;
     // Writing to a string cannot fail.
@@ -495,7 +495,8 @@ fn escape(c: char, out: &mut String) {
     };
 }
 
-/// Does Python show the character as it is? Not those that separate, control or are none.
+/// Whether Python's `repr` shows the character as it is: not separators, controls, or format, private-use and
+/// unassigned characters.
 pub(super) fn is_printable(c: char) -> bool {
     c == ' ' || !(c.is_control() || is_space(c) || UNSEEN.has(c))
 }

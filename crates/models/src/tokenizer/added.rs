@@ -1,4 +1,5 @@
-//! [`Added`]: the tokens that are looked for in the text itself, before anything else is done to it.
+//! [`Added`]: added tokens, which are matched in the text itself before pre-tokenization (Hugging Face's
+//! `added_tokens`).
 
 use std::borrow::Cow;
 
@@ -8,34 +9,34 @@ use hashbrown::{HashMap, HashSet};
 use super::Written;
 use super::unicode::WORD;
 
-/// Bytes of all such tokens together. Real files have some thousands.
+/// Maximum total bytes of all added tokens. Real files have a few thousand.
 const MOST_BYTES: usize = 4 << 20;
 
-/// A token that is looked for in the text.
+/// An added token: it is matched in the text instead of being produced by the model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct AddedToken {
     pub(super) id: u32,
     pub(super) content: String,
-    /// Does it steer the model, rather than being text?
+    /// Whether it is a special (control) token rather than text.
     pub(super) special: bool,
-    /// Must no word touch it?
+    /// Whether it matches only where no word character is adjacent.
     pub(super) single_word: bool,
-    /// Does it swallow the white space before and after it?
+    /// Whether a match also consumes the white space before (`lstrip`) and after it (`rstrip`).
     pub(super) lstrip: bool,
     pub(super) rstrip: bool,
-    /// Is it looked for in the normalised text? Then this is what it looks like there.
+    /// The token's normalised text, if it is matched in the normalised text; `None` if it is matched in the raw text.
     pub(super) normalized: Option<String>,
-    /// Is it written out as it is, whatever the decoder makes of other tokens?
+    /// Whether it decodes to its own text, bypassing the byte-level decoder.
     pub(super) verbatim: bool,
 }
 
 impl AddedToken {
-    /// One that steers the model.
+    /// A special token.
     pub(super) fn special(id: u32, content: &str) -> AddedToken {
         AddedToken { id, content: content.into(), special: true, verbatim: true, ..AddedToken::default() }
     }
 
-    /// What decoding starts from.
+    /// The text that decoding starts from.
     pub(super) fn decoded(&self) -> &str {
         self.normalized.as_deref().unwrap_or(&self.content)
     }
@@ -46,19 +47,19 @@ impl AddedToken {
     }
 }
 
-/// All of them, by id, and the automata that find them.
+/// All added tokens, by id, and the automata that find them.
 #[derive(Debug, Default)]
 pub(super) struct Added {
     tokens: HashMap<u32, AddedToken>,
     ids: HashMap<String, u32>,
-    /// What special tokens are written as; decoding hides what decodes from one of these.
+    /// Texts of the special tokens. Decoding hides a token whose decoded text is one of these.
     hidden: HashSet<String>,
     all: Finders,
     plain: Finders,
     shielded: Finders,
 }
 
-/// What finds the tokens that are looked for in the text as it is, and in the normalised text.
+/// Automata for the tokens matched in the raw text and for those matched in the normalised text.
 #[derive(Debug, Default)]
 struct Finders {
     raw: Option<Finder>,
@@ -71,10 +72,10 @@ struct Finder {
     ids: Vec<u32>,
 }
 
-/// A part of a text.
+/// A part of a split text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part<'t> {
-    /// Text, and where it starts.
+    /// Text and its byte offset.
     Text(&'t str, usize),
     Token(u32),
 }
@@ -96,7 +97,7 @@ impl Finder {
         Ok(Some(Finder { automaton: automaton.map_err(|e| e.to_string())?, ids }))
     }
 
-    /// The next token at or after a place: start, end and id.
+    /// The next match at or after byte `from`: start, end and id.
     fn next(&self, text: &str, from: usize) -> Option<(usize, usize, u32)> {
         let found = self.automaton.find(Input::new(text).range(from..))?;
         Some((found.start(), found.end(), self.ids[found.pattern().as_usize()]))
@@ -107,14 +108,14 @@ impl Finders {
     fn new<'a>(tokens: impl Iterator<Item = &'a AddedToken> + Clone) -> Result<Finders, String> {
         let raw = tokens.clone().filter(|t| t.normalized.is_none()).map(|t| (t.content.as_str(), t.id));
         let normalized = tokens.filter_map(|t| Some((t.normalized.as_deref()?, t.id)));
-        // A token that normalises to nothing is nowhere.
+        // A token that normalises to the empty string never matches.
         let normalized = normalized.filter(|(text, _)| !text.is_empty());
         Ok(Finders { raw: Finder::new(raw)?, normalized: Finder::new(normalized)? })
     }
 }
 
 impl Added {
-    /// Tokens without text are nowhere and must not be among `tokens`.
+    /// `tokens` must not contain tokens with empty text, which never match.
     pub(super) fn new(tokens: Vec<AddedToken>) -> Result<Added, String> {
         let bytes: usize = tokens.iter().map(|t| t.content.len().max(t.decoded().len())).sum();
         if bytes > MOST_BYTES {
@@ -130,7 +131,7 @@ impl Added {
         sorted.sort_by_key(|t| t.id);
         let all = Finders::new(sorted.iter().copied())?;
         let plain = Finders::new(sorted.iter().copied().filter(|t| !t.special))?;
-        // Marks are put into text that is not normalised yet, so special tokens are looked for in that.
+        // The shield marks are put into raw text, so special tokens are matched there.
         let raw: Vec<AddedToken> = sorted.iter().map(|t| t.looked_for_raw()).collect();
         let shielded = Finders::new(raw.iter())?;
         (added.all, added.plain, added.shielded) = (all, plain, shielded);
@@ -149,7 +150,7 @@ impl Added {
         self.tokens.values()
     }
 
-    /// Does decoding hide a token that decodes from this, when special tokens are hidden?
+    /// Whether decoding hides a token that decodes from `decoded` when special tokens are hidden.
     pub(super) fn is_hidden(&self, decoded: &str) -> bool {
         self.hidden.contains(decoded)
     }
@@ -166,7 +167,7 @@ impl Added {
         }
     }
 
-    /// The text's parts: tokens, and what lies between them. Of tokens that start at one place the longest counts.
+    /// Splits the text into tokens and the text between them. Of tokens that start at the same offset the longest wins.
     pub(super) fn split<'t, E>(
         &self,
         text: &'t str,
@@ -184,7 +185,7 @@ impl Added {
                     continue;
                 }
                 at = end;
-                // A token before may have swallowed this one with the white space after it.
+                // The previous token may have consumed this one together with the white space after it.
                 if let Some((start, end)) =
                     token.extent(text, start, end, from).filter(|(_, end)| *end > from)
                 {
@@ -202,7 +203,7 @@ impl Added {
         Ok(())
     }
 
-    /// Marks the special tokens that are written in a text, so that they are not taken for such.
+    /// Marks the special tokens written in a text, so that they are not parsed as special tokens.
     pub(super) fn shield<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let mut places = Vec::new();
         if let Some(finder) = &self.shielded.raw {
@@ -219,7 +220,8 @@ impl Added {
 }
 
 impl AddedToken {
-    /// What the token takes of the text where it is found, after `from`. `None` if a word touches it and none may.
+    /// The byte range that a match takes, not before `from`. `None` if the token is `single_word` and a word touches
+    /// it.
     fn extent(&self, text: &str, start: usize, end: usize, from: usize) -> Option<(usize, usize)> {
         let touches = |c: Option<char>| c.is_some_and(|c| WORD.has(c));
         let (before, after) = (&text[..start], &text[end..]);
@@ -239,18 +241,18 @@ fn after_first(text: &str, start: usize) -> usize {
 
 /// The mark before a special token that is to be read as text.
 ///
-/// It is a character that Unicode sets aside for use inside a program. One that the text has itself is doubled.
+/// It is a Unicode noncharacter, reserved for use inside a program. Occurrences in the text itself are doubled.
 pub(super) mod shield {
     use std::borrow::Cow;
 
     const MARK: char = '\u{FDD0}';
 
-    /// Is there a mark before this place?
+    /// Whether a mark precedes the byte offset `at`.
     pub(super) fn covers(text: &str, at: usize) -> bool {
         text[..at].chars().rev().take_while(|c| *c == MARK).count() % 2 == 1
     }
 
-    /// Puts marks at places, which are in order.
+    /// Inserts marks at the byte offsets `places`, which are sorted.
     pub(super) fn put<'t>(text: &'t str, places: &[usize]) -> Cow<'t, str> {
         if places.is_empty() && !text.contains(MARK) {
             return Cow::Borrowed(text);
@@ -269,7 +271,7 @@ pub(super) mod shield {
         Cow::Owned(out)
     }
 
-    /// The text as it was before marks were put.
+    /// The text with the marks removed.
     pub(in crate::tokenizer) fn take(text: &str) -> Cow<'_, str> {
         if !text.contains(MARK) {
             return Cow::Borrowed(text);
@@ -277,7 +279,7 @@ pub(super) mod shield {
         let mut chars = text.chars().peekable();
         let mut out = String::with_capacity(text.len());
         while let Some(c) = chars.next() {
-            // Of a pair the first goes; so does one alone.
+            // A doubled mark becomes one; a single mark is dropped.
             if c != MARK || chars.next_if_eq(&MARK).is_some() {
                 out.push(c);
             }

@@ -1,4 +1,4 @@
-//! [`Beside`]: what the files beside a vocabulary say: its class, its added tokens, and which of them mean what.
+//! [`Beside`]: the JSON files next to a vocabulary: the tokenizer class, the added tokens and the named special tokens.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::vocab::MOST_IDS;
 use super::{ends, json, shorten};
 use crate::error::{LoadError, Result};
 
-/// `tokenizer_config.json`, `added_tokens.json` and `special_tokens_map.json`, each null where it is not there.
+/// `tokenizer_config.json`, `added_tokens.json` and `special_tokens_map.json`; each is null if the file is missing.
 pub(super) struct Beside {
     folder: PathBuf,
     pub(super) config: Value,
@@ -40,7 +40,7 @@ impl Beside {
         })
     }
 
-    /// The class that the reference reads the vocabulary with, without `Fast`.
+    /// The tokenizer class of the reference implementation (`tokenizer_class`), without the suffix `Fast`.
     pub(super) fn class(&self) -> Option<&str> {
         let class = self.config["tokenizer_class"].as_str()?;
         Some(class.strip_suffix("Fast").unwrap_or(class))
@@ -50,13 +50,12 @@ impl Beside {
         self.config[name].as_bool()
     }
 
-    /// The text of a token with a meaning, such as `eos_token`.
+    /// The text of a named special token, such as `eos_token`.
     pub(super) fn named(&self, name: &str) -> Option<&str> {
         [&self.config[name], &self.map[name]].into_iter().find_map(text_of)
     }
 
-    /// Adds what is said of added tokens to those that are known, by id. `id_of` gives the id that the vocabulary has for
-    /// a text.
+    /// Adds the added tokens of these files to `tokens`, by id. `id_of` returns the vocabulary's id of a text.
     pub(super) fn add_to(
         &self,
         tokens: &mut BTreeMap<u32, AddedToken>,
@@ -85,7 +84,7 @@ impl Beside {
             }
             Ok(())
         };
-        // What is said of a token by its id counts for more.
+        // Entries that give an id come later and override these.
         for text in &special {
             if let Some(id) = id_of(text) {
                 add(id, text, &Value::Null, "special_tokens_map.json")?;
@@ -114,7 +113,7 @@ impl Beside {
         Ok(())
     }
 
-    /// The texts of tokens that are said to mean something.
+    /// The texts of the named special tokens and of `additional_special_tokens`.
     fn special(&self) -> Vec<&str> {
         const NAMES: [&str; 7] =
             ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
@@ -123,7 +122,7 @@ impl Beside {
         NAMES.iter().filter_map(|name| self.named(name)).chain(more).collect()
     }
 
-    /// The refusal of a class that reads its files in a way of its own.
+    /// The error for a tokenizer class that interprets its files in its own way.
     pub(super) fn unknown_class(&self, path: &Path) -> LoadError {
         let what = match self.class() {
             Some(class) => format!("a vocabulary of the class {class:?} in this kind of file"),
@@ -133,12 +132,12 @@ impl Beside {
     }
 }
 
-/// A token is a text, or an object with a content.
+/// The text of a token, which is a string or an object with a `content`.
 fn text_of(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token.get("content")?.as_str())
 }
 
-/// The tokens that end an answer, and the one that ends a text.
+/// The end-of-sequence token, and all tokens that end generation.
 pub(super) fn ending<'a>(
     tokens: impl Iterator<Item = &'a AddedToken>,
     eos: Option<u32>,

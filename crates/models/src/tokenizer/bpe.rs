@@ -1,4 +1,4 @@
-//! [`Bpe`]: byte-pair encoding by a list of merges.
+//! [`Bpe`]: byte-pair encoding (BPE) by a list of merges.
 
 use hashbrown::HashMap;
 
@@ -6,12 +6,12 @@ use super::merge::{Row, Seams, Wholes};
 use super::unicode::char_of;
 use super::vocab::Vocab;
 
-/// A list of merges, and what is done with characters that are no token.
+/// A list of merges, and how characters without a token are handled.
 #[derive(Debug)]
 pub(super) struct Bpe {
-    /// Rank and result of a pair of pieces. Pieces that are tokens have their ids.
+    /// Rank and result of each pair of pieces. Pieces that are tokens have their token ids.
     merges: HashMap<(u32, u32), (u32, u32)>,
-    /// Pieces that merges name but the vocabulary lacks; they have the ids after the vocabulary's last.
+    /// Merge pieces that are not in the vocabulary; they have the ids after the vocabulary's last.
     strangers: Strangers,
     options: Options,
     bytes: Option<Box<[Option<u32>; 256]>>,
@@ -25,35 +25,35 @@ struct Strangers {
     ids: HashMap<Box<str>, u32>,
 }
 
-/// What a file says of its merges besides the merges.
+/// BPE settings of a file besides its merges.
 #[derive(Debug, Default)]
 pub(super) struct Options {
     /// The token for characters that have none.
     pub(super) unknown: Option<u32>,
-    /// Is a row of those one token?
+    /// Whether a run of unknown characters becomes one token (`fuse_unk`).
     pub(super) fuse: bool,
-    /// Are they written as byte tokens where these are there?
+    /// Whether unknown characters become byte tokens if the vocabulary has those (`byte_fallback`).
     pub(super) bytes: bool,
-    /// Is a word that is a token taken as it is?
+    /// Whether a word that is a token is used without merging (`ignore_merges`).
     pub(super) words_first: bool,
-    /// What characters have in front that do not start a word.
+    /// Prefix of every character that does not start a word (`continuing_subword_prefix`).
     pub(super) inner: String,
-    /// What the last character of a word has behind it.
+    /// Suffix of a word's last character (`end_of_word_suffix`).
     pub(super) last: String,
     pub(super) dialect: Dialect,
 }
 
-/// How odd lists of merges are read.
+/// How irregular merge lists are interpreted.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
-    /// Merges of pieces that are no tokens are refused; of two equal merges the later counts.
+    /// A merge of pieces that are not tokens is an error; of two equal merges the later wins.
     #[default]
     TokenizerJson,
-    /// Such pieces may be steps to tokens; of two equal merges the earlier counts.
+    /// Such pieces may be intermediate steps to tokens; of two equal merges the earlier wins.
     Gguf,
 }
 
-/// A merge that cannot be.
+/// An invalid merge.
 #[derive(Debug)]
 pub(super) struct BadMerge {
     pub(super) at: usize,
@@ -61,7 +61,7 @@ pub(super) struct BadMerge {
 }
 
 impl Bpe {
-    /// `merges` are in the order of their rank.
+    /// `merges` are in rank order.
     pub(super) fn new<'a>(
         vocab: &Vocab,
         merges: impl Iterator<Item = (&'a str, &'a str)>,
@@ -108,7 +108,7 @@ impl Bpe {
         &self.options
     }
 
-    /// Does every text become tokens, none for more of it than the token is long?
+    /// Whether every text becomes tokens, none of which stands for more bytes than its own text has.
     pub(super) fn takes_all(&self, vocab: &Vocab) -> bool {
         let bytes = || (0..=255).all(|byte| vocab.spoken(char_of(byte).encode_utf8(&mut [0; 4])).is_some());
         let Options { unknown, fuse, .. } = &self.options;
@@ -132,7 +132,7 @@ impl Bpe {
         Ok(id)
     }
 
-    /// Adds a word's tokens to `out`.
+    /// Appends a word's tokens to `out`.
     pub(super) fn add(&self, vocab: &Vocab, word: &str, row: &mut Row<u32>, out: &mut Vec<u32>) {
         match &self.seams {
             Some(seams) => seams.cut(word, |part| self.add_part(vocab, part, row, out)),
@@ -159,7 +159,7 @@ impl Bpe {
         for id in row.symbols() {
             match self.strangers.texts.get((id as usize).wrapping_sub(vocab.len())) {
                 None => out.push(id),
-                // A piece that never became a token: its characters are.
+                // A piece that did not become a token is split into its characters.
                 Some(text) => {
                     out.extend(text.chars().filter_map(|c| vocab.spoken(c.encode_utf8(&mut [0; 4]))))
                 }
@@ -168,12 +168,12 @@ impl Bpe {
         row.remember(word, from, out);
     }
 
-    /// The symbols of a word's characters, before anything is joined.
+    /// The initial symbols of a word, one for each character, before any merge.
     fn spell(&self, vocab: &Vocab, word: &str, row: &mut Row<u32>) {
         let Options { inner, last, unknown, fuse, .. } = &self.options;
         let plain = inner.is_empty() && last.is_empty();
         let mut written = String::new();
-        // An unknown character waits here, so that it can be one with the next.
+        // An unknown character is held back so that the next one can be fused with it.
         let mut waiting = None;
         for (at, c) in word.char_indices() {
             let buffer = &mut [0; 4];
@@ -199,7 +199,7 @@ impl Bpe {
         waiting.into_iter().for_each(|unknown| row.push(unknown));
     }
 
-    /// The tokens of each byte, if all of them have one.
+    /// The byte tokens of a text, if each of its bytes has one.
     fn byte_tokens(&self, text: &str) -> Option<impl Iterator<Item = u32>> {
         let bytes = self.bytes.as_ref()?;
         let ids = || text.bytes().map(|b| bytes[b as usize]);

@@ -1,13 +1,13 @@
-//! [`Charsmap`]: the table by which SentencePiece replaces characters before it cuts text.
+//! [`Charsmap`]: SentencePiece's character replacement table (`precompiled_charsmap`).
 //!
-//! The file has a trie as a double array of `u32`, and after it the replacements, each ended by a zero byte. The
-//! trie's values are offsets of replacements. Nothing is believed: a broken table replaces less, but reads nothing
-//! outside itself.
+//! The blob is a trie as a double array of `u32`, followed by the replacements, each ended by a zero byte. The trie's
+//! values are offsets into the replacements. The contents are not trusted: with a broken table fewer characters are
+//! replaced, but nothing outside the table is read.
 
-/// No entry is for more bytes than this. Real ones are far shorter; a broken trie can have a circle.
+/// Maximum bytes of an entry. Real ones are far shorter; a broken trie can have a cycle.
 const LONGEST: usize = 256;
 
-/// Replacements by what they replace.
+/// The trie of replaced prefixes, and the replacements.
 #[derive(Debug)]
 pub(super) struct Charsmap {
     trie: Vec<u32>,
@@ -15,7 +15,7 @@ pub(super) struct Charsmap {
 }
 
 impl Charsmap {
-    /// Reads the table that SentencePiece calls `precompiled_charsmap`.
+    /// Parses SentencePiece's `precompiled_charsmap`.
     pub(super) fn parse(bytes: &[u8]) -> Result<Charsmap, String> {
         let size = bytes.first_chunk().map(|size| u32::from_le_bytes(*size) as usize);
         let (Some(size), rest) = (size, bytes.get(4..).unwrap_or_default()) else {
@@ -30,8 +30,7 @@ impl Charsmap {
         Ok(Charsmap { trie, replacements })
     }
 
-    /// What replaces a prefix of `text`, for each prefix that is in the table, shortest first: its length, and the
-    /// replacement.
+    /// For each prefix of `text` that is in the table, shortest first: its length and its replacement.
     pub(super) fn prefixes<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (usize, &'a str)> {
         let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
         let unit = |at: usize| self.trie.get(at).copied().unwrap_or(0);
@@ -42,7 +41,7 @@ impl Charsmap {
                 let (i, byte) = bytes.next().filter(|(_, byte)| *byte != 0)?;
                 at ^= byte as usize;
                 let found = unit(at);
-                // The label, and a mark that the unit is no value.
+                // The label, and the bit that marks a value unit.
                 if found & (1 << 31 | 0xFF) != u32::from(byte) {
                     return None;
                 }

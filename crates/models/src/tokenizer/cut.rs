@@ -1,4 +1,4 @@
-//! [`Cutter`]: normalised text to the words that a vocabulary's model is asked for.
+//! [`Cutter`]: the pre-tokenizer, which splits normalised text into words for the model.
 
 use super::field::Field;
 use super::pattern::Pattern;
@@ -8,18 +8,18 @@ use crate::error::{LoadError, Result};
 
 type Cut<T> = std::result::Result<T, TokenizeError>;
 
-/// The pattern that byte-level cutting uses unless told otherwise.
+/// The GPT-2 pattern, the default of byte-level pre-tokenization.
 pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// Steps, each over all words.
+/// Pre-tokenizer steps, each applied to all words.
 #[derive(Debug, Default)]
 pub(super) struct Cutter(pub(super) Vec<Step>);
 
 #[derive(Debug)]
 pub(super) enum Step {
-    /// White space dropped, punctuation set apart.
+    /// Splits at white space, which is dropped, and isolates punctuation (`BertPreTokenizer`).
     Bert,
-    /// Bytes written as characters, after cutting by a pattern if there is one.
+    /// Writes bytes as characters (`ByteLevel`), after splitting by the pattern if there is one.
     ByteLevel {
         prefix: bool,
         pattern: Option<Pattern>,
@@ -40,21 +40,21 @@ pub(super) enum Step {
         behavior: Behavior,
         invert: bool,
     },
-    /// Runs of word characters and runs of others; white space dropped.
+    /// Splits into runs of word characters and runs of other characters; white space is dropped.
     Whitespace,
     WhitespaceSplit,
 }
 
-/// Which words get a space in front.
+/// Which words get a leading space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prefix {
-    /// The one at the start of the whole text.
+    /// The word at the start of the whole text.
     First,
     All,
     None,
 }
 
-/// What becomes of a match.
+/// What happens to a match when a word is split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Behavior {
     Removed,
@@ -64,19 +64,19 @@ pub(super) enum Behavior {
     Contiguous,
 }
 
-/// Text, and where its words end.
+/// Text and the end offsets of its words.
 #[derive(Debug)]
 pub(super) struct Words {
     text: String,
     ends: Vec<u32>,
-    /// Does the first word start where the whole text starts?
+    /// Whether the first word starts where the whole text starts.
     at_start: bool,
 }
 
-/// A piece of a word, and whether it was matched.
+/// A piece of a word: start, end, and whether it was matched.
 type Span = (usize, usize, bool);
 
-/// The words that are left of a text, by where they lie in it.
+/// The words that remain of a text, as byte ranges.
 #[derive(Default)]
 struct Kept {
     words: Vec<(u32, u32)>,
@@ -92,7 +92,7 @@ impl Kept {
 }
 
 impl Words {
-    /// One word of all the text.
+    /// The whole text as one word.
     pub(super) fn new(text: String, at_start: bool) -> Words {
         let ends = if text.is_empty() { Vec::new() } else { vec![text.len() as u32] };
         Words { text, ends, at_start }
@@ -103,7 +103,7 @@ impl Words {
         starts.zip(&self.ends).map(|(start, end)| &self.text[start as usize..*end as usize])
     }
 
-    /// Cuts every word at the matches that `find` gives.
+    /// Splits every word at the matches that `find` reports.
     fn cut(
         &mut self,
         behavior: Behavior,
@@ -154,7 +154,7 @@ impl Words {
         Ok(())
     }
 
-    /// Cuts every word at characters.
+    /// Splits every word at the characters for which `is` holds.
     fn cut_chars(&mut self, behavior: Behavior, is: impl Fn(char) -> bool) -> Cut<()> {
         self.cut(behavior, false, |word, each| {
             for (i, c) in word.char_indices().filter(|(_, c)| is(*c)) {
@@ -164,7 +164,7 @@ impl Words {
         })
     }
 
-    /// Rewrites every word. The closure is told whether the word is at the start of the whole text.
+    /// Rewrites every word. The closure's flag says whether the word is at the start of the whole text.
     fn rewrite(&mut self, write: impl Fn(&str, bool, &mut String)) -> Cut<()> {
         let mut text = String::with_capacity(self.text.len() + self.ends.len());
         let mut ends = Vec::with_capacity(self.ends.len());
@@ -190,7 +190,7 @@ impl Behavior {
         })
     }
 
-    /// Joins matches to what is beside them. The two that join nothing are done on the way.
+    /// Merges matches with their neighbours. `Removed` and `Isolated` merge nothing; [`Words::cut`] handles them.
     fn merge(self, spans: &mut Vec<Span>) {
         match self {
             Behavior::Removed | Behavior::Isolated => {}
@@ -205,7 +205,7 @@ impl Behavior {
     }
 }
 
-/// Joins each span to the one before it where `joins(was that one matched, is this one)`.
+/// Joins each span to the previous one where `joins(previous is a match, this is a match)`.
 fn merge(spans: &mut Vec<Span>, joins: impl Fn(bool, bool) -> bool) {
     let mut before = false;
     let mut count = 0;
@@ -228,7 +228,7 @@ impl Cutter {
         field.parts("pretokenizers")?.iter().map(Step::read).collect::<Result<_>>().map(Cutter)
     }
 
-    /// Is all text in some word?
+    /// Whether every byte of the text ends up in some word.
     pub(super) fn keeps_all(&self) -> bool {
         self.0.iter().all(|step| match step {
             Step::Bert | Step::Delimiter(_) | Step::Whitespace | Step::WhitespaceSplit => false,
@@ -360,7 +360,7 @@ impl Step {
 }
 
 impl Prefix {
-    /// Both ways of writing it that files have: `prepend_scheme`, and before that `add_prefix_space`.
+    /// Reads `prepend_scheme`, or the older `add_prefix_space`.
     pub(super) fn read(field: &Field<'_>) -> Result<Prefix> {
         let scheme = field.at("prepend_scheme");
         let prefix = match scheme.value().as_str() {
@@ -378,7 +378,7 @@ impl Prefix {
     }
 }
 
-/// A step that sets apart the matches of a pattern, in a file that cannot be wrong about it.
+/// A step that isolates the matches of the pattern `source`. `wrong` makes the error if it does not compile.
 pub(super) fn isolate(source: &str, wrong: impl Fn(String) -> LoadError) -> Result<Step> {
     let pattern = Pattern::new(source).map_err(wrong)?;
     Ok(Step::Split { pattern, behavior: Behavior::Isolated, invert: false })

@@ -1,6 +1,6 @@
-//! [`Stage`]: the steps from tokens to text, each of which gives out text as soon as nothing can change it.
+//! [`Stage`]: the decoder's steps from tokens to text. Each emits text as soon as later tokens cannot change it.
 //!
-//! Decoding a whole list and decoding one token at a time run the same stages, so they cannot differ.
+//! Decoding a whole list and decoding token by token run the same stages, so their results are equal.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,29 +11,29 @@ use super::pattern::Pattern;
 use super::unicode::{byte_token, from_byte_chars};
 use crate::error::Result;
 
-/// A token's text on its way, or a part of one.
+/// The text of a token, or a part of it, between two stages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub(super) text: String,
-    /// Is it the first of its token?
+    /// Whether it is the first chunk of its token.
     pub(super) opens: bool,
-    /// Is it the last?
+    /// Whether it is the last chunk of its token.
     pub(super) closes: bool,
-    /// Is the token written out as it is?
+    /// Whether the token decodes to its own text, bypassing the byte-level decoder.
     pub(super) verbatim: bool,
 }
 
-/// One step, with what it remembers.
+/// One decoder step with its state.
 #[derive(Debug, Clone)]
 pub(super) enum Stage {
-    /// Characters to the bytes they stand for, and all of those to text.
+    /// Maps byte-level characters to bytes and decodes the bytes of all tokens as UTF-8.
     Bytes(Utf8),
-    /// Rows of byte tokens to text; U+FFFD for each byte of a row that is none.
+    /// Decodes runs of byte tokens as UTF-8; in an invalid run each byte becomes U+FFFD.
     ByteTokens {
         row: Vec<u8>,
         whole: String,
     },
-    /// All tokens to one.
+    /// Joins all tokens into one.
     Fuse(bool),
     Strip(Strip),
     Replace(Replace),
@@ -48,18 +48,18 @@ pub(super) enum Stage {
         whole: String,
         count: usize,
     },
-    /// The end of a word to a space, except in the last token.
+    /// Replaces the end-of-word suffix by a space, and removes it in the last token.
     Suffix {
         suffix: String,
         waiting: Option<String>,
         whole: String,
     },
     Ctc(Ctc),
-    /// Tokens with spaces between.
+    /// Puts a space between tokens.
     Spaced(usize),
 }
 
-/// Bytes that are not yet a character.
+/// Bytes that are not a complete character yet.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Utf8 {
     whole: String,
@@ -67,13 +67,13 @@ pub(super) struct Utf8 {
     opened: bool,
 }
 
-/// What is taken off the ends of a token.
+/// Removes a character from the start and end of each token.
 #[derive(Debug, Clone)]
 pub(super) struct Strip {
     pub(super) content: char,
     pub(super) start: usize,
     pub(super) stop: usize,
-    /// How many may still go at the start, and what may have to go at the end.
+    /// How many may still be removed at the start, and the characters that may have to be removed at the end.
     left: usize,
     held: VecDeque<char>,
 }
@@ -84,7 +84,7 @@ impl Strip {
     }
 }
 
-/// What is replaced in each token.
+/// Replaces a text or pattern in each token.
 #[derive(Debug, Clone)]
 pub(super) struct Replace {
     find: Arc<Find>,
@@ -104,7 +104,7 @@ impl Replace {
     }
 }
 
-/// The output of speech models: repeats and padding dropped.
+/// CTC decoding (speech models): repeats and padding are dropped.
 #[derive(Debug, Clone)]
 pub(super) struct Ctc {
     pad: String,
@@ -169,7 +169,7 @@ impl Stage {
         })
     }
 
-    /// Takes a chunk and gives what is certain now.
+    /// Takes a chunk and emits the text that can no longer change.
     fn push(&mut self, mut chunk: Chunk, give: &mut impl FnMut(Chunk)) {
         match self {
             Stage::Bytes(utf8) => {
@@ -232,7 +232,7 @@ impl Stage {
         }
     }
 
-    /// Gives what was waiting for more. Afterwards the stage is as new.
+    /// Emits what is held back, and resets the stage.
     fn finish(&mut self, give: &mut impl FnMut(Chunk)) {
         match self {
             Stage::Bytes(utf8) => {
@@ -245,7 +245,7 @@ impl Stage {
                 let opens = !std::mem::take(opened);
                 give(Chunk { opens, closes: true, ..Chunk::default() });
             }
-            // The stage before has closed its last token.
+            // The previous stage has closed its last token, so nothing is held back.
             Stage::Strip(_) | Stage::Replace(_) => {}
             Stage::Metaspace { count, .. } | Stage::WordPiece { count, .. } | Stage::Spaced(count) => {
                 *count = 0
@@ -283,7 +283,7 @@ impl Stage {
     }
 }
 
-/// Sends a token through the stages and adds what comes out to `out`.
+/// Sends a token through the stages and appends the emitted text to `out`.
 pub(super) fn push(stages: &mut [Stage], chunk: Chunk, out: &mut String) {
     match stages {
         [] => out.push_str(&chunk.text),
@@ -291,7 +291,7 @@ pub(super) fn push(stages: &mut [Stage], chunk: Chunk, out: &mut String) {
     }
 }
 
-/// Adds all that is still in the stages to `out`. Afterwards they are as new.
+/// Appends what the stages still hold back to `out`, and resets them.
 pub(super) fn finish(stages: &mut [Stage], out: &mut String) {
     if let [stage, rest @ ..] = stages {
         stage.finish(&mut |chunk| push(rest, chunk, out));
@@ -318,7 +318,7 @@ impl Utf8 {
                     let (valid, bad) = rest.split_at(e.valid_up_to());
                     text.push_str(&String::from_utf8_lossy(valid));
                     rest = bad;
-                    // No length: the next bytes may still make a character of it.
+                    // No error length: the following bytes may complete the character.
                     let Some(len) = e.error_len() else { break };
                     text.push(char::REPLACEMENT_CHARACTER);
                     rest = &rest[len..];
@@ -376,7 +376,7 @@ impl Replace {
             }
             (Find::Pattern(_), false) => String::new(),
             (Find::Text(find), false) => {
-                // The end may be the start of what is replaced.
+                // The end of the held text may be the start of a match.
                 let after = self.held.rfind(find.as_str()).map_or(0, |at| at + find.len());
                 let starts =
                     |n: &usize| find.is_char_boundary(*n) && self.held[after..].ends_with(&find[..*n]);
@@ -399,7 +399,7 @@ impl Replace {
                     out.push_str(&self.with);
                     from = end;
                 });
-                // Text that the pattern cannot be searched in is left as it is.
+                // Text that the pattern fails to search is left unchanged.
                 if found.is_ok() { out + &text[from..] } else { text.into() }
             }
         }
@@ -422,12 +422,12 @@ impl Ctc {
     }
 }
 
-/// A token in one chunk.
+/// A token as a single chunk.
 fn alone(text: String) -> Chunk {
     Chunk { text, opens: true, closes: true, verbatim: false }
 }
 
-/// The whole token, once its last chunk is there.
+/// The whole token, once its last chunk has arrived.
 fn complete(whole: &mut String, chunk: Chunk) -> Option<String> {
     whole.push_str(&chunk.text);
     chunk.closes.then(|| std::mem::take(whole))
@@ -442,7 +442,7 @@ fn word_piece(token: String, prefix: &str, cleanup: bool, first: bool) -> String
     if cleanup { clean_up(&token) } else { token }
 }
 
-/// Takes out the spaces that English has not.
+/// Removes the spaces that English does not have, such as before punctuation (the decoder's `cleanup`).
 fn clean_up(text: &str) -> String {
     let pairs = [
         (" .", "."),
@@ -464,7 +464,7 @@ fn clean_up(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Decodes, checks that nothing given out early was wrong, and gives the pieces.
+    /// Decodes token by token and returns the text emitted after each token and at the end.
     fn pieces(mut stages: Vec<Stage>, tokens: &[&str]) -> Vec<String> {
         let mut out = Vec::new();
         for token in tokens {

@@ -1,4 +1,4 @@
-//! [`Field`]: one place in a JSON file, which knows its own name when something is wrong with it.
+//! [`Field`]: a value in a JSON file that knows its path, for error messages.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::error::{LoadError, Result};
 
-/// A value in a JSON file and the way to it.
+/// A value in a JSON file and its path.
 #[derive(Clone)]
 pub(super) struct Field<'a> {
     file: &'a Path,
@@ -19,7 +19,7 @@ impl<'a> Field<'a> {
         Field { file, name: name.into(), value }
     }
 
-    /// A member; null where there is none.
+    /// A member; null if it is missing.
     pub(super) fn at(&self, key: &str) -> Field<'a> {
         let value = self.value.get(key).unwrap_or(&Value::Null);
         Field { file: self.file, name: format!("{}.{key}", self.name), value }
@@ -42,7 +42,7 @@ impl<'a> Field<'a> {
         LoadError::unsupported(self.file, format_args!("{}: {what}", self.name), why)
     }
 
-    /// The member `type`, by which the file's parts tell what they are.
+    /// The member `type`, which names the kind of a component.
     pub(super) fn kind(&self) -> Result<&'a str> {
         self.at("type").text()
     }
@@ -51,7 +51,7 @@ impl<'a> Field<'a> {
         self.value.as_str().ok_or_else(|| self.bad("should be text"))
     }
 
-    /// Text of one character.
+    /// A string of one character.
     pub(super) fn letter(&self) -> Result<char> {
         let text = self.text()?;
         let mut chars = text.chars();
@@ -85,11 +85,11 @@ impl<'a> Field<'a> {
         Ok(list.iter().enumerate().map(item).collect())
     }
 
-    /// The parts of a `Sequence`, or the part itself.
+    /// The parts of a `Sequence`, or the component itself.
     ///
-    /// Sequences inside sequences are laid out flat, which means the same.
+    /// Nested sequences are flattened, which is equivalent.
     pub(super) fn parts(&self, key: &str) -> Result<Vec<Field<'a>>> {
-        /// More than any tokenizer has; each part costs a pass over the text.
+        /// More than any real tokenizer has; each part costs a pass over the text.
         const MOST: usize = 64;
         let mut parts = vec![self.clone()];
         let mut at = 0;

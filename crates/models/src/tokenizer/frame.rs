@@ -1,12 +1,12 @@
-//! [`Frame`]: the tokens that a model expects around a text, or around two.
+//! [`Frame`]: the post-processor template: special tokens around one text or around a pair.
 
 use super::field::Field;
 use crate::error::Result;
 
-/// What stands at a place around texts.
+/// An element of the template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece {
-    /// A token.
+    /// A special token.
     Token(u32),
     /// The first text.
     First,
@@ -14,21 +14,21 @@ pub enum Piece {
     Second,
 }
 
-/// A piece, and which of two texts the model takes it to belong to.
+/// A template element and its token type id (segment).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placed {
-    /// What stands there.
+    /// The element.
     pub piece: Piece,
-    /// 0 or 1 mostly.
+    /// Token type id, usually 0 or 1.
     pub of: u32,
 }
 
-/// Tokens around a text, and around two.
+/// Templates for one text and for a pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Frame {
-    /// In this there is one text.
+    /// Template for one text.
     one: Vec<Placed>,
-    /// In this there are two, the first in front. `None` where the tokenizer was not made for that.
+    /// Template for a pair, first text in front. `None` if the tokenizer has none.
     two: Option<Vec<Placed>>,
 }
 
@@ -39,34 +39,34 @@ impl Default for Frame {
 }
 
 impl Frame {
-    /// Around one text only.
+    /// Template for one text only.
     pub(super) fn around(before: &[u32], after: &[u32]) -> Frame {
         let tokens = |ids: &[u32]| ids.iter().map(|id| Piece::Token(*id)).collect::<Vec<_>>();
         let pieces = [tokens(before), vec![Piece::First], tokens(after)].concat();
         Frame { one: pieces.into_iter().map(|piece| Placed { piece, of: 0 }).collect(), two: None }
     }
 
-    /// What is around one text.
+    /// The template for one text.
     pub(super) fn one(&self) -> &[Placed] {
         &self.one
     }
 
-    /// What is around two.
+    /// The template for a pair.
     pub(super) fn two(&self) -> Option<&[Placed]> {
         self.two.as_deref()
     }
 
-    /// The tokens before a text.
+    /// The tokens before a single text.
     pub(super) fn before(&self) -> impl Iterator<Item = u32> {
         tokens(self.one.split(|p| p.piece == Piece::First).next().unwrap_or_default())
     }
 
-    /// The tokens after it.
+    /// The tokens after a single text.
     pub(super) fn after(&self) -> impl Iterator<Item = u32> {
         tokens(self.one.split(|p| p.piece == Piece::First).nth(1).unwrap_or_default())
     }
 
-    /// All tokens.
+    /// The tokens of both templates.
     pub(super) fn tokens(&self) -> impl Iterator<Item = u32> {
         tokens(&self.one).chain(tokens(self.two.as_deref().unwrap_or_default()))
     }
@@ -97,7 +97,7 @@ fn tokens(pieces: &[Placed]) -> impl Iterator<Item = u32> {
     })
 }
 
-/// BERT has one token between texts and tells them apart; RoBERTa has two, and does not.
+/// BERT puts one `sep` between the texts and gives the second text type id 1; RoBERTa puts two, and type id 0 for both.
 fn classic(part: &Field<'_>, is_bert: bool) -> Result<Frame> {
     let id = |key| {
         let pair = part.at(key);
@@ -124,7 +124,7 @@ fn template(field: &Field<'_>) -> Result<Frame> {
     if texts != 1 {
         return Err(single.bad(format_args!("has the text {texts} times, not once")));
     }
-    // What is no template for two texts, each once and in order, is none.
+    // A pair template must have both texts once and in order; any other is ignored.
     let pair = field.at("pair");
     let two = if pair.is_null() { None } else { Some(pieces(field, &pair)?) };
     let texts = |two: &Vec<Placed>| {

@@ -19,7 +19,7 @@ use super::{Model, Parts, Tokenizer, ends, shorten};
 use crate::error::{LoadError, Result};
 use crate::formats::gguf::Metadata;
 
-/// What a token is for. Files number these from 1.
+/// Token type (`tokenizer.ggml.token_type`). Files number these from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Normal,
@@ -38,13 +38,13 @@ impl Kind {
             4 => Kind::UserDefined,
             5 => Kind::Unused,
             6 => Kind::Byte,
-            // What has no known number is text.
+            // Unknown numbers count as normal text tokens.
             _ => Kind::Normal,
         }
     }
 }
 
-/// The keys, read with the part of the name that all share.
+/// Metadata lookups under the common prefix `tokenizer.ggml.`.
 struct Keys<'a>(&'a Metadata);
 
 impl<'a> Keys<'a> {
@@ -64,18 +64,18 @@ impl<'a> Keys<'a> {
         Ok(self.0.bool(&Keys::name(key))?.unwrap_or(otherwise))
     }
 
-    /// An id that must be one of `count`.
+    /// A token id, which must be less than `count`.
     fn id(&self, key: &str, count: usize) -> Result<Option<u32>> {
         let Some(id) = self.0.uint(&Keys::name(key))? else { return Ok(None) };
         match u32::try_from(id) {
             Ok(found) if (found as usize) < count => Ok(Some(found)),
-            // Some writers mean "none" by it.
+            // Some writers use this for "none".
             Ok(u32::MAX) => Ok(None),
             _ => Err(self.bad(key, format_args!("is {id}, but there are {count} tokens"))),
         }
     }
 
-    /// One number for each token, if there are any.
+    /// Per-token values, if the key exists; extra entries are dropped.
     fn each<T>(&self, key: &str, list: Option<Vec<T>>, count: usize) -> Result<Option<Vec<T>>> {
         let Some(mut list) = list else { return Ok(None) };
         if list.len() < count {
@@ -86,14 +86,14 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// What every kind of vocabulary needs.
+/// What all tokenizer kinds need: tokens, scores and token types.
 struct Tokens {
     vocab: Vocab,
     scores: Option<Vec<f32>>,
     kinds: Vec<Kind>,
 }
 
-/// Those that text never becomes: the ones that steer the model, and that for unknown text.
+/// Tokens that text never becomes: control tokens and the unknown token.
 pub(super) fn silent(kinds: &[Kind]) -> impl Iterator<Item = u32> {
     let special = |(kind, id)| matches!(kind, Kind::Control | Kind::Unknown).then_some(id);
     kinds.iter().copied().zip(0..).filter_map(special)
@@ -135,22 +135,22 @@ impl Tokens {
     }
 }
 
-/// What the kinds of vocabulary do differently.
+/// What differs between the tokenizer kinds.
 struct Dialed {
     model: Model,
     normalizer: Vec<Step>,
     cutter: Vec<CutStep>,
     stages: Vec<Stage>,
-    /// Are the tokens around a text there unless the file says otherwise?
+    /// Defaults of `add_bos_token` and `add_eos_token`.
     adds_bos: bool,
     adds_eos: bool,
-    /// The ids that these have unless the file says otherwise.
+    /// Defaults of `bos_token_id` and `eos_token_id`.
     bos: Option<u32>,
     eos: Option<u32>,
 }
 
 impl Tokenizer {
-    /// Reads a GGUF file's vocabulary.
+    /// Reads the tokenizer of a GGUF file.
     pub fn from_gguf(meta: &Metadata) -> Result<Tokenizer> {
         let keys = Keys(meta);
         let Some(model) = meta.text("tokenizer.ggml.model")? else {
@@ -192,7 +192,7 @@ impl Tokenizer {
         };
         let added = added(meta, &tokens)?;
         let named = added.iter().filter(|t| t.special).map(|t| (t.content.as_str(), t.id));
-        // Those that only look like the end of something are text.
+        // Tokens of type normal are text, even if they are named like an end token.
         let named = named.filter(|(_, id)| tokens.kinds[*id as usize] != Kind::Normal);
         let mut ends: std::collections::BTreeSet<u32> = ends::by_name(named).into_iter().chain(eos).collect();
         ends.extend(keys.id("eot_token_id", count)?);
@@ -206,7 +206,7 @@ impl Tokenizer {
     }
 }
 
-/// SentencePiece's byte-pair encoding.
+/// SentencePiece's byte-pair encoding (`llama`).
 fn spm(keys: &Keys<'_>, tokens: &Tokens) -> Result<Dialed> {
     let Some(scores) = &tokens.scores else { return Err(keys.bad("scores", "is missing")) };
     let vocab = &tokens.vocab;
@@ -235,7 +235,7 @@ pub(super) fn spaces_and_bytes() -> Vec<Stage> {
     vec![Stage::Replace(Replace::text("▁", " ")), Stage::byte_tokens(), Stage::Fuse(false)]
 }
 
-/// Byte-pair encoding by merges.
+/// Byte-pair encoding by merges (`gpt2`, `gemma4`).
 fn bpe(keys: &Keys<'_>, tokens: &Tokens, pre: Option<&str>) -> Result<Dialed> {
     let way = Pre::named(pre).ok_or_else(|| {
         let what = format_args!("tokenizer.ggml.pre {:?}", shorten(pre.unwrap_or_default()));
@@ -246,7 +246,7 @@ fn bpe(keys: &Keys<'_>, tokens: &Tokens, pre: Option<&str>) -> Result<Dialed> {
     };
     let mut pairs = Vec::with_capacity(merges.len());
     for (i, merge) in merges.iter().enumerate() {
-        // The first piece may itself be a space.
+        // The left piece may itself be a space.
         let at = merge.char_indices().skip(1).find(|(_, c)| *c == ' ');
         match at.map(|(at, _)| (&merge[..at], &merge[at + 1..])) {
             Some((left, right)) if !right.is_empty() => pairs.push((left, right)),
@@ -282,7 +282,7 @@ fn bpe(keys: &Keys<'_>, tokens: &Tokens, pre: Option<&str>) -> Result<Dialed> {
     })
 }
 
-/// WordPiece, where tokens that start a word have `▁` in front.
+/// WordPiece (`bert`), where tokens that start a word have the prefix `▁`.
 fn bert(keys: &Keys<'_>, tokens: &Tokens) -> Result<Dialed> {
     let vocab = &tokens.vocab;
     let lower = keys.flag("normalizer.lowercase", true)?;
@@ -308,10 +308,10 @@ fn bert(keys: &Keys<'_>, tokens: &Tokens) -> Result<Dialed> {
     })
 }
 
-/// The model of a vocabulary whose tokens have scores and kinds, as SentencePiece has it.
+/// A unigram model from scores and token types, as SentencePiece builds it.
 pub(super) fn of_kinds(vocab: &Vocab, scores: &[f32], kinds: &[Kind], unknown: Option<u32>) -> Unigram {
     let kind = |id: u32| kinds[id as usize];
-    // Tokens that the user defined are always worth taking.
+    // User-defined tokens have score 0, so that they are always preferred.
     let worth =
         |(score, id): (&f32, u32)| if kind(id) == Kind::UserDefined { 0.0 } else { f64::from(*score) };
     let worst = scores
@@ -324,7 +324,7 @@ pub(super) fn of_kinds(vocab: &Vocab, scores: &[f32], kinds: &[Kind], unknown: O
     Unigram::new(vocab, scores.iter().zip(0..).map(worth).collect(), worst, unknown, chosen)
 }
 
-/// SentencePiece's unigram model.
+/// SentencePiece's unigram model (`t5`).
 fn unigram(keys: &Keys<'_>, tokens: &Tokens) -> Result<Dialed> {
     let Tokens { vocab, scores: Some(scores), kinds } = tokens else {
         return Err(keys.bad("scores", "is missing"));
@@ -336,7 +336,7 @@ fn unigram(keys: &Keys<'_>, tokens: &Tokens) -> Result<Dialed> {
     let table = match keys.0.ints(&Keys::name("precompiled_charsmap"))? {
         None => None,
         Some(bytes) => {
-            // Signed in some files.
+            // Some files store the bytes as signed integers.
             let bytes: Vec<u8> = bytes.into_iter().map(|byte| byte as u8).collect();
             Some(Charsmap::parse(&bytes).map_err(|why| keys.bad("precompiled_charsmap", why))?)
         }
@@ -361,7 +361,7 @@ fn unigram(keys: &Keys<'_>, tokens: &Tokens) -> Result<Dialed> {
     })
 }
 
-/// Names of tokens that steer the model even in files that say they are text.
+/// Names of control tokens that some files mark as text.
 const CONTROL_NAMES: [&str; 27] = [
     "<|fim_prefix|>",
     "<fim-prefix>",
@@ -392,7 +392,7 @@ const CONTROL_NAMES: [&str; 27] = [
     "<REPO>",
 ];
 
-/// The tokens that are looked for in the text itself.
+/// The tokens that are matched in the text itself: control, unknown and user-defined tokens.
 fn added(meta: &Metadata, tokens: &Tokens) -> Result<Added> {
     let steers: HashSet<u32> = {
         let known = |name: &&'static str| Some((*name, tokens.vocab.id(name)?));
@@ -414,12 +414,12 @@ fn added(meta: &Metadata, tokens: &Tokens) -> Result<Added> {
     Added::new(found).map_err(|why| LoadError::bad(meta.path(), "tokenizer.ggml.tokens", why))
 }
 
-/// Which special tokens swallow white space. Files do not say; it goes by the model's name.
+/// Which special tokens consume white space. GGUF files do not store it, so it depends on the model's name.
 enum Strips {
     None,
-    /// The mask token, that before it.
+    /// The mask token consumes the white space before it.
     Mask(&'static str),
-    /// Phi 3's, all but the oldest, that after them.
+    /// Phi-3: all but `<unk>`, `<s>` and `<|endoftext|>` consume the white space after them.
     Phi3,
 }
 
@@ -444,7 +444,7 @@ impl Strips {
         )
     }
 
-    /// Does the token swallow white space before it, and after it?
+    /// Whether the token consumes the white space before it (`lstrip`) and after it (`rstrip`).
     fn sides(&self, text: &str) -> (bool, bool) {
         match self {
             Strips::None => (false, false),

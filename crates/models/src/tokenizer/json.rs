@@ -23,10 +23,10 @@ use super::{Model, Parts, Tokenizer, ends, shorten};
 use crate::error::{LoadError, Result};
 use crate::formats::regular;
 
-/// Largest file that is read. The largest real ones have some 40 MB.
+/// Maximum size of a file. The largest real ones have some 40 MB.
 const MOST_FILE: u64 = 512 << 20;
 
-/// The file. Its large parts are left as text until they are read.
+/// A `tokenizer.json`. The model is kept as raw JSON until its kind is known.
 #[derive(serde::Deserialize)]
 struct File<'a> {
     #[serde(default)]
@@ -92,7 +92,7 @@ struct ModelFile<'a> {
     max_input_chars_per_word: Option<usize>,
 }
 
-/// A file's bytes, if they are not too many.
+/// A file's bytes, if it is not too large.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     let size = regular(path)?.len();
     if size > MOST_FILE {
@@ -106,12 +106,11 @@ fn text(path: &Path) -> Result<String> {
     String::from_utf8(read(path)?).map_err(|e| LoadError::bad(path, "its text", e.utf8_error()))
 }
 
-/// The files that are SentencePiece's or tiktoken's.
 /// The file of a folder that its tokenizer is read from.
 enum Source {
     Json(PathBuf),
     Tekken(PathBuf),
-    /// SentencePiece's, or tiktoken's list of tokens.
+    /// A SentencePiece model or a tiktoken vocabulary.
     Model(PathBuf),
     Merges {
         vocab: PathBuf,
@@ -133,15 +132,16 @@ impl Source {
     }
 }
 
+/// Names of SentencePiece and tiktoken files.
 const MODELS: [&str; 3] = ["tokenizer.model", "tiktoken.model", "spiece.model"];
 
-/// The first file of a folder whose name ends so.
+/// The first file of a folder whose name ends with `end`, in alphabetical order.
 fn ending(folder: &Path, end: &str) -> Option<PathBuf> {
     let names = std::fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok().map(|e| e.path()));
     names.filter(|path| path.to_string_lossy().ends_with(end)).min()
 }
 
-/// The merges of a `tokenizer.json`, in their order.
+/// The merges of a `tokenizer.json`, in rank order.
 pub(super) fn merges(path: &Path) -> Result<Vec<(String, String)>> {
     let bad = |field: &str, e: serde_json::Error| LoadError::bad(path, field, e);
     let json = read(path)?;
@@ -153,13 +153,13 @@ pub(super) fn merges(path: &Path) -> Result<Vec<(String, String)>> {
 }
 
 impl Tokenizer {
-    /// Is there a file in this folder that a tokenizer can be read from?
+    /// Whether the folder has a file that a tokenizer can be read from.
     pub fn is_in(folder: &Path) -> bool {
         Source::find(folder).is_some()
     }
 
-    /// Reads a folder's tokenizer: its `tokenizer.json`, or else one of the other files that models come with. What is
-    /// beside it says more: `tokenizer_config.json`, `added_tokens.json`, `special_tokens_map.json`.
+    /// Reads a folder's tokenizer: its `tokenizer.json`, or else one of the other vocabulary files.
+    /// `tokenizer_config.json`, `added_tokens.json` and `special_tokens_map.json` supplement it.
     pub fn from_folder(folder: &Path) -> Result<Tokenizer> {
         let Some(source) = Source::find(folder) else {
             let why = "is missing: fetch tokenizer.json from where the model is from (tokenizer.model, tekken.json, a tiktoken \
@@ -175,7 +175,8 @@ impl Tokenizer {
             Source::Tekken(path) => Tokenizer::from_tekken(&path, &read(&path)?, &beside),
             Source::Model(path) => {
                 let bytes = read(&path)?;
-                // A message begins with the key of its first field; a list of tokens with base64, which has no such byte.
+                // A SentencePiece message begins with the key of field 1 (0x0A), which is no base64 character of a
+                // tiktoken file.
                 match bytes.first() {
                     Some(b'\n') => Tokenizer::from_sentencepiece(&path, &bytes, &beside),
                     _ => Tokenizer::from_tiktoken(&path, &bytes, &beside),
@@ -188,8 +189,8 @@ impl Tokenizer {
         }
     }
 
-    /// Reads the bytes of a `tokenizer.json`. `config`, the `tokenizer_config.json` beside it, says which tokens begin
-    /// and end a text; without it that is taken from what the tokens are called. `path` is for messages.
+    /// Reads the bytes of a `tokenizer.json`. `config`, the `tokenizer_config.json` beside it, names the BOS and EOS
+    /// tokens; without it BOS is taken from the template and EOS found by name. `path` is for error messages.
     pub fn from_json(path: &Path, json: &[u8], config: Option<&Value>) -> Result<Tokenizer> {
         let bad = |field: &str, e: serde_json::Error| LoadError::bad(path, field, e);
         let file: File<'_> = serde_json::from_slice(json).map_err(|e| bad("its JSON", e))?;
@@ -276,7 +277,7 @@ fn added(path: &Path, entries: Vec<Entry>, vocab: &Vocab, normalizer: &Normalize
         };
         match ids.insert(id, tokens.len()) {
             None => tokens.push(token),
-            // The same token again: what is said last counts.
+            // A duplicate of the same token: the last entry wins.
             Some(at) if tokens[at].content == token.content => {
                 ids.insert(id, at);
                 tokens[at] = token;
@@ -293,7 +294,7 @@ fn added(path: &Path, entries: Vec<Entry>, vocab: &Vocab, normalizer: &Normalize
 }
 
 impl ModelFile<'_> {
-    /// What the model is. Old files do not say; what they have tells.
+    /// The model's type. Old files lack it, so it is inferred from the members that are present.
     fn kind(&self) -> &str {
         match self.kind.as_deref() {
             Some(kind) => kind,
@@ -387,11 +388,11 @@ impl ModelFile<'_> {
     }
 }
 
-/// A text of the file, copied only if it is written with escapes.
+/// A JSON string, copied only if it contains escapes.
 #[derive(serde::Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// An object of texts and ids, in its order.
+/// An object of token texts and ids, in file order.
 struct Pairs<'a>(Vec<(Text<'a>, u32)>);
 
 impl<'de> Deserialize<'de> for Pairs<'de> {
@@ -416,7 +417,7 @@ impl<'de> Deserialize<'de> for Pairs<'de> {
     }
 }
 
-/// A merge: `"a b"` or `["a", "b"]`. A line of version instead has none.
+/// A merge: `"a b"` or `["a", "b"]`. A `#version` line is `None`.
 struct Merge<'a>(Option<(Text<'a>, Text<'a>)>);
 
 impl Merge<'_> {

@@ -1,4 +1,4 @@
-//! A `tokenizer.json` as GGUF's `tokenizer.ggml` keys.
+//! Conversion of a `tokenizer.json` to GGUF's `tokenizer.ggml` keys.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::{Model, Tokenizer, bpe, json};
 use crate::error::{LoadError, Result};
 use crate::formats::gguf::write::Written;
 
-/// Texts that tell ways to cut text apart: letters, digits, marks, spaces and signs of many scripts, side by side.
+/// Texts that distinguish pre-tokenizers: letters, digits, marks, spaces and signs of many scripts, side by side.
 pub(crate) const SAMPLES: [&str; 24] = [
     "Hello, world! It's 10 o'clock; we'll see, they'RE here, I'D say so.",
     "  two  spaces,   three    four     five\t\ttabs \t mixed",
@@ -37,7 +37,7 @@ pub(crate) const SAMPLES: [&str; 24] = [
     "",
 ];
 
-/// What a token is for: the numbers that files have for it.
+/// Token types (`tokenizer.ggml.token_type`) as GGUF files number them.
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
@@ -46,7 +46,7 @@ const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
 impl Tokenizer {
-    /// The keys of this tokenizer, which was read from that folder, for a model that knows `vocab` tokens.
+    /// The GGUF keys of this tokenizer, which was read from `folder`, for a model with `vocab` tokens.
     pub(crate) fn gguf_keys(&self, folder: &Path, vocab: usize) -> Result<Vec<(&'static str, Written)>> {
         let refused =
             |what: &str, why: &str| Err(LoadError::unsupported(folder, format!("converting {what}"), why));
@@ -97,7 +97,7 @@ impl Tokenizer {
         Ok(keys)
     }
 
-    /// What a token is for.
+    /// The token type of an id.
     fn kind(&self, bpe: &bpe::Bpe, id: u32) -> i32 {
         let is_byte = |text: &str| text.len() == 6 && text.starts_with("<0x") && text.ends_with('>');
         match (self.parts.added.get(id), self.parts.vocab.text(id)) {
@@ -110,7 +110,7 @@ impl Tokenizer {
         }
     }
 
-    /// The name of the way that text is cut in.
+    /// The `tokenizer.ggml.pre` name whose pre-tokenizer splits the samples as this one does.
     fn way(&self, bpe: &bpe::Bpe, folder: &Path) -> Result<Option<&'static str>> {
         let cut = |cutter: &Cutter| -> Option<Vec<Vec<String>>> {
             let words = |text: &&str| cutter.run(Words::new((*text).to_owned(), true)).ok();
@@ -118,7 +118,7 @@ impl Tokenizer {
             SAMPLES.iter().map(|text| words(text).map(texts)).collect()
         };
         let mine = cut(&self.parts.cutter);
-        // One that composes text if the tokenizer does, if there is one.
+        // Names whose NFC normalisation agrees with the tokenizer's are tried first.
         let composes = |name: &&str| Pre::named(Some(name)).is_some_and(|way| way.composes);
         let (alike, other): (Vec<_>, Vec<_>) =
             pre::NAMES.into_iter().partition(|name| composes(name) == self.parts.normalizer.composes());
@@ -136,7 +136,7 @@ impl Tokenizer {
         Ok(None)
     }
 
-    /// The keys of a vocabulary that SentencePiece made. A token is worth the more the earlier it was merged.
+    /// The keys of a SentencePiece vocabulary (`llama`). A token's score is minus the rank of its merge.
     fn of_spaces(
         &self,
         bpe: &bpe::Bpe,
@@ -151,7 +151,7 @@ impl Tokenizer {
         }
         let ids = 0..u32::try_from(vocab).unwrap_or(u32::MAX);
         let worth = |id| rank.get(&id).map_or(-(merges.len() as f32), |at| -(*at as f32));
-        // A space in front of a text is there or not: that shows.
+        // If the tokenizer adds a leading space, encoding a text differs from encoding the bare word.
         let prefix = self.encode("x", super::Special::BARE).ok() != self.encode_word("x", bpe);
         let mut keys = vec![
             ("model", Written::Text("llama".into())),
@@ -162,7 +162,7 @@ impl Tokenizer {
         keys
     }
 
-    /// The tokens of a word, without what is done to texts.
+    /// The tokens of a word, without normalisation and pre-tokenization.
     fn encode_word(&self, word: &str, bpe: &bpe::Bpe) -> Option<Vec<u32>> {
         let mut out = Vec::new();
         bpe.add(&self.parts.vocab, word, &mut Default::default(), &mut out);

@@ -1,20 +1,20 @@
-//! Tokenizing with a limit: texts that cannot fit are found out without tokenizing all of them.
+//! Tokenization with a limit: a text that cannot fit is rejected without tokenizing all of it.
 
 use super::{Special, TokenizeError, Tokenizer};
 
-/// Bytes of the first stretch of a text that is tokenized, for each token that it may have. Natural text has about four.
+/// Bytes of the first prefix that is tokenized, per allowed token. Natural text has about four bytes per token.
 const STRETCH: usize = 8;
-/// Each stretch is so many times longer than the one before, so that all of them together cost little more than the text.
+/// Each prefix is this many times longer than the previous one, so that all of them cost little more than the text.
 const GROWTH: usize = 4;
-/// Shortest stretch.
+/// Minimum bytes of a prefix.
 const SHORTEST: usize = 4096;
 
 impl Tokenizer {
-    /// The tokens of a text, as [`Tokenizer::encode`] gives them, or nothing if it has far more than `most`.
+    /// The tokens of a text, as [`Tokenizer::encode`] returns them, or `None` if it has far more than `most`.
     ///
-    /// A text that is far too long costs only what a text of about `most` tokens does: its beginning is looked at first,
-    /// by its length where that is proof enough. Near the end of a beginning tokens may be others than in the whole text,
-    /// so they are only counted, and with a margin. A text that is a little too long is counted.
+    /// A text that is far too long costs only as much as a text of about `most` tokens: its prefixes are checked first,
+    /// by length alone where that suffices. Tokens near the end of a prefix may differ from those of the whole text, so
+    /// they are only counted, with a margin. A text that is slightly too long is encoded in full.
     pub fn encode_up_to(
         &self,
         text: &str,
@@ -27,12 +27,12 @@ impl Tokenizer {
         }
     }
 
-    /// Has a text far more than `most` tokens? Only looks at beginnings, and only of texts so long that they probably
-    /// have.
+    /// Whether a text has far more than `most` tokens. Only checks prefixes, and only of texts so long that it is
+    /// likely.
     pub fn exceeds(&self, text: &str, special: Special, most: usize) -> bool {
         let (mut stretch, margin) = (most.saturating_mul(STRETCH).max(SHORTEST), most / 4 + 64);
         while stretch < text.len() {
-            // What is wrong with a beginning may be right in the whole, which has the last word.
+            // A prefix may fail for a reason that the whole text does not have, so only `TooMany` counts here.
             let begun = self.encode_at_most(beginning(text, stretch), special, most.saturating_add(margin));
             if matches!(begun, Err(TokenizeError::TooMany { .. })) {
                 return true;
@@ -42,8 +42,8 @@ impl Tokenizer {
         false
     }
 
-    /// A beginning of a text that has at least `most` tokens, and so much more that what follows does not change
-    /// these; the whole text, if it has no such beginning.
+    /// A prefix with at least `most` tokens, and enough more that the rest of the text does not change those; the whole
+    /// text if there is no such prefix.
     pub(crate) fn beginning_of<'t>(&self, text: &'t str, special: Special, most: usize) -> &'t str {
         let mut stretch = most.saturating_mul(STRETCH).max(SHORTEST * 16);
         while stretch < text.len() {
@@ -58,7 +58,7 @@ impl Tokenizer {
     }
 }
 
-/// The first `bytes` of a text, or a few fewer, in whole characters.
+/// The first `bytes` of a text, rounded down to a character boundary.
 fn beginning(text: &str, bytes: usize) -> &str {
     let end = (0..=bytes.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or(0)]

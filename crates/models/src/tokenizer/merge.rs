@@ -1,4 +1,4 @@
-//! Joining neighbours by rank: what byte-pair encoding does, whatever it takes the ranks from.
+//! The merge loop of byte-pair encoding: joins neighbours by rank, wherever the ranks come from.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,19 +9,20 @@ use hashbrown::{HashMap, HashSet};
 /// No neighbour.
 const NONE: u32 = u32::MAX;
 
-/// Words that are remembered, and bytes of the longest. A text of any length has no more in memory than that.
+/// Maximum number of cached words, and maximum bytes of one. This bounds the cache for texts of any length.
 const MOST_WORDS: usize = 1 << 13;
 const LONGEST_WORD: usize = 64;
 
-/// A row of symbols, some of which have been joined into the one before them.
+/// A linked list of symbols, some of which have been merged into the one before them.
 ///
-/// It remembers what words have become, by where that stands among the tokens that it adds to: these are one list, which
-/// only grows, for as long as the row lives.
+/// It caches the tokens of words as ranges of the output, so the output must be the same append-only list for as long
+/// as the `Row` lives.
 #[derive(Debug)]
 pub(super) struct Row<S> {
     nodes: Vec<Node<S>>,
     words: HashMap<Box<str>, (u32, u32)>,
-    /// Pairs that may be joined: rank above position, so that the lowest rank comes first, and of equals the leftmost.
+    /// Candidate merges: rank in the high bits, position in the low ones, so the lowest rank pops first, leftmost on
+    /// ties.
     queue: BinaryHeap<Reverse<u64>>,
 }
 
@@ -52,7 +53,7 @@ impl<S: Copy> Row<S> {
         self.nodes.push(Node { symbol, next: NONE, before: at.wrapping_sub(1), gone: false });
     }
 
-    /// Adds what a word has become before, if it is remembered.
+    /// Appends the cached tokens of a word; returns whether it was cached.
     pub(super) fn recall(&self, word: &str, out: &mut Vec<u32>) -> bool {
         let place = if word.len() <= LONGEST_WORD { self.words.get(word) } else { None };
         if let Some((from, to)) = place {
@@ -61,14 +62,14 @@ impl<S: Copy> Row<S> {
         place.is_some()
     }
 
-    /// Remembers a word, whose tokens are those from a place on.
+    /// Caches a word whose tokens are `out[from..]`.
     pub(super) fn remember(&mut self, word: &str, from: usize, out: &[u32]) {
         if word.len() <= LONGEST_WORD && self.words.len() < MOST_WORDS {
             self.words.insert(word.into(), (from as u32, out.len() as u32));
         }
     }
 
-    /// Joins the pair of lowest rank, as often as there is one. `pair` gives a pair's rank and what it becomes.
+    /// Merges the pair of lowest rank until there is none. `pair` returns a pair's rank and the merged symbol.
     pub(super) fn join(&mut self, pair: impl Fn(S, S) -> Option<(u32, S)>) {
         let Row { nodes, queue, .. } = self;
         let entry = |rank: u32, at: u32| Reverse(u64::from(rank) << 32 | u64::from(at));
@@ -84,7 +85,7 @@ impl<S: Copy> Row<S> {
                 continue;
             }
             let right = nodes[left.next as usize];
-            // The entry may be older than one of its neighbours.
+            // The entry may be stale: a neighbour has changed since it was queued.
             let Some((_, joined)) = pair(left.symbol, right.symbol).filter(|(now, _)| *now == rank) else {
                 continue;
             };
@@ -110,10 +111,10 @@ impl<S: Copy> Row<S> {
     }
 }
 
-/// The places where text can be cut without changing what its neighbours can join to: before a `▁` that follows a
-/// character which no token has before one.
+/// Where text can be split without changing any merge: before a `▁` whose preceding character never precedes a `▁`
+/// inside a token.
 ///
-/// Without such cuts a text of SentencePiece's kind, which has no spaces, would be one word.
+/// Without such splits a SentencePiece text, which has no pre-tokenizer, would be one word.
 #[derive(Debug)]
 pub(super) struct Seams(HashSet<char>);
 
@@ -141,8 +142,7 @@ impl Seams {
     }
 }
 
-/// Whether the words that are tokens are also what their own joining leads to. Each is worked out when it is first
-/// asked for.
+/// Whether merging a word that is a token yields that token. Computed on first use.
 #[derive(Debug)]
 pub(super) struct Wholes(Box<[AtomicU8]>);
 
@@ -155,7 +155,7 @@ impl Wholes {
         Wholes((0..tokens).map(|_| AtomicU8::new(UNASKED)).collect())
     }
 
-    /// Adds `word`'s tokens to `out`, of which `id` is the token that is the word itself.
+    /// Appends the tokens of a word to `out`; `id` is the token whose text is the word itself.
     pub(super) fn add(&self, id: u32, out: &mut Vec<u32>, join: impl FnOnce(&mut Vec<u32>)) {
         let known = &self.0[id as usize];
         match known.load(Ordering::Relaxed) {

@@ -1,6 +1,6 @@
-//! Tokenizers from `vocab.json` and `merges.txt`, or from `vocab.txt`: the files that `tokenizer.json` took the place of.
+//! Tokenizers from `vocab.json` and `merges.txt`, or from `vocab.txt`: the predecessors of `tokenizer.json`.
 //!
-//! The reference makes a `tokenizer.json` of them, in a way that depends on the class of the tokenizer. So is it here.
+//! As the reference implementation does, they are converted to a `tokenizer.json`, depending on the tokenizer class.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,7 +26,7 @@ impl Tokenizer {
             json!({"version": "1.0", "decoder": byte_level(true), "pre_tokenizer": byte_level(true)});
         let mut model = json!({"type": "BPE"});
         match beside.class() {
-            // Written by hand for the classes that are only read by this: text is cut as GPT-2 cuts it.
+            // The hand-written JSON above is for these classes, which are only read here: GPT-2's pre-tokenizer.
             None | Some("GPT2Tokenizer" | "CodeGenTokenizer") => {}
             Some("Qwen2Tokenizer") => {
                 file["normalizer"] = json!({"type": "NFC"});
@@ -74,7 +74,7 @@ impl Tokenizer {
         finish(path, file, model, vocab, beside, |text| ids.get(text).copied())
     }
 
-    /// Reads the bytes of a `vocab.txt`, BERT's: a token on each line.
+    /// Reads the text of BERT's `vocab.txt`: one token per line.
     pub(super) fn from_words(path: &Path, text: &str, beside: &Beside) -> Result<Tokenizer> {
         if !matches!(
             beside.class(),
@@ -121,7 +121,7 @@ impl Tokenizer {
     }
 }
 
-/// Reads a `tokenizer.json` made of parts. `vocab` is JSON already.
+/// Assembles a `tokenizer.json` and reads it. `vocab` is JSON already.
 fn finish(
     path: &Path,
     mut file: Value,
@@ -144,7 +144,7 @@ fn finish(
     Tokenizer::from_json(path, text.as_bytes(), Some(&beside.config))
 }
 
-/// An added token as `tokenizer.json` files have it.
+/// An added token as an `added_tokens` entry of `tokenizer.json`.
 fn entry(token: &AddedToken) -> Value {
     json!({
         "id": token.id,

@@ -1,8 +1,9 @@
-//! [`Tokenizer`]: text to token ids and back, from a `tokenizer.json` or from a GGUF file's metadata.
+//! [`Tokenizer`]: text to token ids and back, from a `tokenizer.json`, a GGUF file's metadata or another vocabulary
+//! file.
 //!
-//! One pipeline serves every kind of vocabulary: tokens that are written in the text are cut out of it, the rest is
-//! normalised, cut into words, and each word is given to the vocabulary's model. All of it takes time and memory in
-//! proportion to the text, whatever the text is, and nothing in a file or a text can make it panic.
+//! One pipeline serves every kind of vocabulary: added tokens are split off, the rest is normalised and pre-tokenized
+//! into words, and each word is encoded by the model (BPE, SentencePiece BPE, Unigram, WordPiece). Time and memory are
+//! linear in the text, whatever the text is, and nothing in a file or a text can cause a panic.
 
 mod added;
 mod beside;
@@ -53,22 +54,22 @@ use wordpiece::WordPiece;
 
 use crate::LoadError;
 
-/// Longest text that is encoded.
+/// Maximum bytes of a text that is encoded.
 pub const MOST_TEXT: usize = 32 << 20;
-/// Longest text that normalising may make of it.
+/// Maximum bytes of the normalised text.
 const MOST_GROWN: usize = 256 << 20;
 
-/// What to do about special tokens when encoding.
+/// How encoding handles special tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Special {
-    /// Those that the model expects around a text.
+    /// The tokens that the model expects around a text (BOS, EOS).
     pub around: Around,
-    /// Those that are written in the text.
+    /// Special tokens written in the text.
     pub written: Written,
 }
 
 impl Special {
-    /// A whole prompt that a person wrote: what the model expects around it is added, and it may not steer the model.
+    /// A whole prompt written by a user: BOS and EOS are added, and special tokens in it are read as text.
     pub const PROMPT: Special = Special { around: Around::Added, written: Written::Plain };
     /// A rendered chat: the template has written all special tokens itself.
     pub const RENDERED: Special = Special { around: Around::Omitted, written: Written::Parsed };
@@ -76,61 +77,61 @@ impl Special {
     pub const BARE: Special = Special { around: Around::Omitted, written: Written::Plain };
 }
 
-/// The tokens that a model expects around a text: the one that begins it, the one that ends it.
+/// The tokens that a model expects around a text, such as BOS and EOS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Around {
     /// They are added.
     Added,
-    /// They are not.
+    /// They are not added.
     Omitted,
 }
 
 /// Special tokens that are written in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Written {
-    /// They are text like any other. Text of users should be read so.
+    /// They are read as text. Use this for users' text.
     Plain,
-    /// They are the tokens.
+    /// They are parsed as special tokens.
     Parsed,
-    /// They are the tokens, except where [`Tokenizer::shield`] has marked them as text.
+    /// They are parsed as special tokens, except where [`Tokenizer::shield`] has marked them as text.
     Shielded,
 }
 
 /// Which tokens decoding shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shown {
-    /// All.
+    /// All tokens.
     All,
-    /// All but special ones.
+    /// All but special tokens.
     Text,
 }
 
-/// Why a text has no tokens.
+/// Why a text could not be tokenized.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizeError {
     /// The text is too long.
     #[error("the text has {bytes} bytes; at most {most} can be tokenized")]
     TooLong {
-        /// Its bytes, or those that normalising would make of it.
+        /// Bytes of the text, or of the normalised text.
         bytes: usize,
-        /// How many are taken.
+        /// Maximum number of bytes.
         most: usize,
     },
-    /// The text has more tokens than were wanted.
+    /// The text has more tokens than the caller's limit.
     #[error("the text has more than {most} tokens")]
     TooMany {
-        /// How many were wanted at most.
+        /// The caller's limit.
         most: usize,
     },
-    /// A pattern of the tokenizer gave up.
+    /// A pattern of the tokenizer exceeded its limits.
     #[error("the tokenizer's pattern {pattern:?} could not be searched in this text: {why}")]
     Pattern {
         /// The pattern.
         pattern: String,
-        /// What the search said.
+        /// The search's error message.
         why: String,
     },
-    /// The vocabulary lacks something and has no token for what it lacks.
+    /// Some text has no token, and the vocabulary has no unknown token.
     #[error("the vocabulary has no token for {text:?}, and none for unknown text")]
     NoUnknown {
         /// The text, or its start.
@@ -142,7 +143,7 @@ fn check_length(bytes: usize, most: usize) -> Result<(), TokenizeError> {
     if bytes <= most { Ok(()) } else { Err(TokenizeError::TooLong { bytes, most }) }
 }
 
-/// The start of a text that may be long.
+/// The first 60 characters of a text, for error messages.
 fn shorten(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((at, _)) => format!("{}…", &text[..at]),
@@ -150,7 +151,7 @@ fn shorten(text: &str) -> String {
     }
 }
 
-/// Text to token ids and back. Copies share everything.
+/// Text to token ids and back. Clones share all data.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     parts: Arc<Parts>,
@@ -168,12 +169,12 @@ struct Parts {
     stages: Vec<Stage>,
     bos: Option<u32>,
     eos: Option<u32>,
-    /// The most bytes of normalised text that one token can stand for. `None` where text can vanish, or a run of
-    /// unknown text is one token.
+    /// Maximum bytes of normalised text that one token can stand for. `None` if text can be dropped, or a run of
+    /// unknown text becomes one token.
     widest: Option<usize>,
 }
 
-/// How words become tokens.
+/// The model, which encodes a word.
 #[derive(Debug)]
 enum Model {
     Bpe(Box<Bpe>),
@@ -187,7 +188,7 @@ enum Model {
 }
 
 impl Model {
-    /// The most bytes of a text that one token can stand for, if all text becomes tokens.
+    /// Maximum bytes of text that one token can stand for, if that is bounded.
     fn widest(&self, vocab: &Vocab, cutter: &Cutter) -> Option<usize> {
         let whole = match self {
             Model::Bpe(bpe) => bpe.takes_all(vocab),
@@ -199,10 +200,10 @@ impl Model {
     }
 }
 
-/// Tokens on their way out, and memory that encoding uses again for each word.
+/// The output tokens, and scratch memory that is reused for each word.
 struct Scratch {
     out: Vec<u32>,
-    /// How many tokens are wanted at most.
+    /// Maximum number of tokens.
     most: usize,
     ids: Row<u32>,
     pieces: Row<spm::Piece>,
@@ -220,7 +221,7 @@ impl Scratch {
         self.check(0)
     }
 
-    /// Are so many tokens more still within what is wanted?
+    /// Checks that `more` further tokens stay within the limit.
     fn check(&self, more: usize) -> Result<(), TokenizeError> {
         match self.out.len().saturating_add(more) <= self.most {
             true => Ok(()),
@@ -267,7 +268,7 @@ impl Tokenizer {
         Ok(scratch.out)
     }
 
-    /// The text of tokens. Ids that are none are left out.
+    /// The text of tokens. Unknown ids are skipped.
     pub fn decode(&self, ids: &[u32], shown: Shown) -> String {
         let mut stream = self.stream(shown);
         ids.iter().for_each(|id| stream.feed(*id));
@@ -275,7 +276,7 @@ impl Tokenizer {
         stream.text
     }
 
-    /// Decodes token by token.
+    /// A streaming detokenizer.
     pub fn stream(&self, shown: Shown) -> Detokenizer {
         Detokenizer {
             tokenizer: self.clone(),
@@ -287,21 +288,21 @@ impl Tokenizer {
         }
     }
 
-    /// Decodes the tokens that follow a prompt, token by token: what they add to the prompt's own text. It is not the
-    /// text that they would be alone; SentencePiece's first token loses its space only where no text is before it.
+    /// A streaming detokenizer for the tokens that follow a prompt: it returns what they add to the prompt's text. That
+    /// can differ from their text alone, as SentencePiece drops the leading space only at the start of a text.
     pub fn stream_after(&self, prompt: &[u32], shown: Shown) -> Detokenizer {
         let mut stream = self.stream(shown);
         let tail = &prompt[self.context_of(prompt, shown)..];
         tail.iter().for_each(|id| stream.feed(*id));
-        // What the prompt alone would end with may be in the stages still; it comes out with the tokens that follow.
+        // The stages may still hold back the end of the prompt's text, which would come out with the following tokens.
         stream.text.clear();
         let mut stages = stream.stages.clone();
         decode::finish(&mut stages, &mut stream.known);
         stream
     }
 
-    /// Where the tokens begin that the text after a prompt depends on: a few that have text, from one that does not
-    /// need those before it to be read.
+    /// The index of the first prompt token that the text after the prompt can depend on: a few tokens with text are
+    /// enough, and the first of them must not be a byte token, which needs those before it.
     fn context_of(&self, prompt: &[u32], shown: Shown) -> usize {
         const ENOUGH: usize = 8;
         let parts = &*self.parts;
@@ -319,7 +320,7 @@ impl Tokenizer {
         0
     }
 
-    /// The tokens with the one that begins a text in front, once, if the model is used to that.
+    /// The tokens with exactly one BOS in front, if the tokenizer adds BOS.
     pub fn begun(&self, mut tokens: Vec<u32>) -> Vec<u32> {
         let Some(bos) = self.bos().filter(|_| self.adds_bos()) else { return tokens };
         match tokens.iter().take_while(|id| **id == bos).count() {
@@ -329,39 +330,39 @@ impl Tokenizer {
         tokens
     }
 
-    /// Marks the special tokens in a text that somebody else wrote, so that [`Written::Shielded`] reads them as text
-    /// when it has become part of a rendered chat. Other readings must not see the result.
+    /// Marks the special tokens in untrusted text, so that [`Written::Shielded`] reads them as text when it has become
+    /// part of a rendered chat. The result must only be encoded with [`Written::Shielded`].
     pub fn shield<'t>(&self, text: &'t str) -> Cow<'t, str> {
         self.parts.added.shield(text)
     }
 
-    /// A token as the vocabulary writes it.
+    /// A token's text as the vocabulary has it.
     pub fn token_text(&self, id: u32) -> Option<&str> {
         let added = self.parts.added.get(id).map(|token| token.content.as_str());
         added.or_else(|| self.parts.vocab.text(id))
     }
 
-    /// The bytes that a token adds in the middle of a text, which need not be whole characters.
+    /// The bytes that a token adds in the middle of a text; they need not be whole characters.
     pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
         let (text, verbatim) = self.parts.decoded(id)?;
         Some(Stage::bytes(&self.parts.stages, text, verbatim))
     }
 
-    /// The token that the vocabulary writes like this.
+    /// The id of a token text.
     pub fn id_of(&self, text: &str) -> Option<u32> {
         self.parts.added.id(text).or_else(|| self.parts.vocab.id(text))
     }
 
-    /// One more than the highest id.
+    /// The highest id plus one.
     pub fn vocab_size(&self) -> usize {
         let added = self.parts.added.iter().map(|token| token.id as usize + 1).max();
         self.parts.vocab.len().max(added.unwrap_or(0))
     }
 
-    /// Is it the tokenizer of a model that knows so many tokens?
+    /// Checks that the tokenizer fits a model with `model` tokens.
     pub(crate) fn belongs_to(&self, path: &Path, model: usize) -> Result<(), LoadError> {
         let have = self.vocab_size();
-        // A few tokens more are common: fine-tunes add a padding token that nobody trained. Prompts are checked.
+        // A few tokens more are common: fine-tunes add an untrained padding token. Prompts are checked.
         if have <= model + model / 32 {
             return Ok(());
         }
@@ -371,56 +372,56 @@ impl Tokenizer {
         Err(LoadError::bad(path, "the tokenizer", why))
     }
 
-    /// A text and the tokens that the model expects around it.
+    /// The template for one text: the text and the tokens that the model expects around it.
     pub fn around_one(&self) -> &[Placed] {
         self.parts.frame.one()
     }
 
-    /// Two texts and the tokens that the model expects around and between them, if it is used to two.
+    /// The template for a pair of texts, if the tokenizer has one.
     pub fn around_two(&self) -> Option<&[Placed]> {
         self.parts.frame.two()
     }
 
-    /// The token that begins a text.
+    /// The token that begins a text (BOS).
     pub fn bos(&self) -> Option<u32> {
         self.parts.bos
     }
 
-    /// The token that ends a text.
+    /// The token that ends a text (EOS).
     pub fn eos(&self) -> Option<u32> {
         self.parts.eos
     }
 
-    /// Does encoding put the token that begins a text before it, if asked for what belongs around it?
+    /// Whether encoding with [`Around::Added`] puts BOS in front.
     pub fn adds_bos(&self) -> bool {
         self.bos().is_some_and(|bos| self.parts.frame.before().next() == Some(bos))
     }
 
-    /// Is an answer complete with this token: the end of the text, or of the model's turn?
+    /// Whether this token ends generation: end of text, or end of the model's turn.
     pub fn ends_generation(&self, id: u32) -> bool {
         self.ends.contains(&id)
     }
 
-    /// All tokens that [end an answer](Tokenizer::ends_generation).
+    /// All tokens that [end generation](Tokenizer::ends_generation).
     pub fn ends(&self) -> impl Iterator<Item = u32> {
         self.ends.iter().copied()
     }
 
-    /// The same tokenizer where these tokens end an answer too, such as those that a generation config names.
+    /// The same tokenizer with further tokens that end generation, such as those of `generation_config.json`.
     #[must_use]
     pub fn ending_with(self, ids: &[u32]) -> Tokenizer {
         let ends = self.ends.iter().chain(ids).copied().collect();
         Tokenizer { ends: Arc::new(ends), ..self }
     }
 
-    /// Does this token steer the model, rather than being text?
+    /// Whether this is a special (control) token rather than text.
     pub fn is_special(&self, id: u32) -> bool {
         self.parts.added.get(id).is_some_and(|token| token.special)
     }
 }
 
 impl Parts {
-    /// Adds the tokens of a part of the text that has no special ones.
+    /// Encodes a part of the text that contains no special tokens.
     fn section(
         &self,
         text: &str,
@@ -454,7 +455,7 @@ impl Parts {
         scratch.check(0)
     }
 
-    /// What decoding a token starts from, and whether it is written out as it is.
+    /// The text that decoding of a token starts from, and whether it bypasses the byte-level decoder.
     fn decoded(&self, id: u32) -> Option<(&str, bool)> {
         match self.added.get(id) {
             Some(token) => Some((token.decoded(), token.verbatim)),
@@ -463,31 +464,31 @@ impl Parts {
     }
 }
 
-/// Tokens to text, one at a time.
+/// A streaming detokenizer.
 ///
-/// Text is given out as soon as no later token can change it, and never a part of a character. All that is given out,
-/// put together, is what [`Tokenizer::decode`] gives for the whole list.
+/// Text is returned as soon as no later token can change it, and only in whole characters. Concatenated, the returned
+/// pieces equal what [`Tokenizer::decode`] returns for the whole list.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     stages: Vec<Stage>,
     shown: Shown,
-    /// Special tokens that are shown in any case.
+    /// Special tokens that are always shown.
     also: Vec<u32>,
     text: String,
-    /// The end of the prompt's text, where the stages have it still: as much of it as comes out is left out.
+    /// The end of the prompt's text that the stages still hold back; it is removed from the output.
     known: String,
 }
 
 impl Detokenizer {
-    /// The same, which shows these special tokens, too.
+    /// The same detokenizer, which also shows these special tokens.
     #[must_use]
     pub fn showing(mut self, also: Vec<u32>) -> Detokenizer {
         self.also = also;
         self
     }
 
-    /// Takes a token and gives the text that is certain with it, if any.
+    /// Takes a token and returns the text that is now certain, if any.
     pub fn push(&mut self, id: u32) -> Option<&str> {
         self.text.clear();
         self.feed(id);
@@ -495,7 +496,7 @@ impl Detokenizer {
         (!self.text.is_empty()).then_some(self.text.as_str())
     }
 
-    /// Gives what was still waiting for more. Afterwards another list can begin.
+    /// Returns the text that was held back. Afterwards another list can begin.
     pub fn finish(&mut self) -> Option<&str> {
         self.text.clear();
         self.end();
@@ -504,7 +505,7 @@ impl Detokenizer {
         (!self.text.is_empty()).then_some(self.text.as_str())
     }
 
-    /// How many whole characters still wait for more tokens, which may change them.
+    /// The number of whole characters that are held back because later tokens may change them.
     pub fn waiting(&self) -> usize {
         let mut rest = self.clone();
         let text = rest.finish().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! [`Normalizer`]: what is done to text before it is cut into words.
+//! [`Normalizer`]: text normalisation before pre-tokenization.
 
 use std::borrow::Cow;
 
@@ -15,20 +15,20 @@ use super::unicode::{MARK, NONSPACING, OTHER, PUNCTUATION, as_byte_chars, is_ide
 use super::{MOST_GROWN, TokenizeError};
 use crate::error::Result;
 
-/// Steps, each over the whole text.
+/// Normalisation steps, each applied to the whole text.
 #[derive(Debug, Default)]
 pub(super) struct Normalizer(pub(super) Vec<Step>);
 
 #[derive(Debug)]
 pub(super) enum Step {
-    /// The cleaning that BERT does, as `tokenizer.json` files mean it.
+    /// BERT's cleaning as in `tokenizer.json` files (`BertNormalizer`).
     Bert {
         clean: bool,
         ideographs: bool,
         accents: bool,
         lower: bool,
     },
-    /// The same as GGUF files mean it: it also sets punctuation apart, and knows only the first character of a
+    /// BERT's cleaning as in GGUF files: it also isolates punctuation, and keeps only the first character of a
     /// decomposition.
     BertWords {
         accents: bool,
@@ -42,9 +42,9 @@ pub(super) enum Step {
     },
     StripAccents,
     Nmt,
-    /// SentencePiece's table as `tokenizer.json` files mean it: by grapheme, shortest entry first.
+    /// SentencePiece's table as in `tokenizer.json` files (`Precompiled`): by grapheme, shortest entry first.
     Table(Charsmap),
-    /// The same as GGUF files mean it, with what SentencePiece does to spaces.
+    /// SentencePiece's table as in GGUF files, with its handling of spaces.
     SentencePiece(SentencePiece),
     Text {
         pattern: String,
@@ -58,7 +58,7 @@ pub(super) enum Step {
     ByteChars,
 }
 
-/// The four forms of Unicode.
+/// Unicode normalisation form.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Form {
     Nfc,
@@ -67,18 +67,18 @@ pub(super) enum Form {
     Nfkd,
 }
 
-/// How a GGUF file's unigram model treats text.
+/// The normalisation of a GGUF file's unigram model.
 #[derive(Debug)]
 pub(super) struct SentencePiece {
     pub(super) table: Option<Charsmap>,
-    /// Is a space put before the text?
+    /// Whether a space is put before the text (`add_space_prefix`).
     pub(super) prefix: bool,
-    /// Is a run of spaces one, and are those at the ends dropped?
+    /// Whether runs of spaces are collapsed and those at the ends dropped (`remove_extra_whitespaces`).
     pub(super) squeeze: bool,
 }
 
 impl Normalizer {
-    /// Is text composed?
+    /// Whether text is composed (NFC).
     pub(super) fn composes(&self) -> bool {
         self.0.iter().any(|step| matches!(step, Step::Form(Form::Nfc)))
     }
@@ -198,8 +198,8 @@ impl Form {
     }
 }
 
-/// BERT's cleaning: control characters dropped and all white space made spaces, spaces around ideographs, accents
-/// dropped, lower case.
+/// BERT's cleaning: drops control characters, maps all white space to spaces, puts spaces around ideographs, strips
+/// accents and lowercases.
 fn bert(text: &str, [clean, ideographs, accents, lower]: [bool; 4]) -> String {
     let kept = |c: char| matches!(c, '\t' | '\n' | '\r') || !(c == '\0' || c == '\u{FFFD}' || OTHER.has(c));
     let spaced = |c: char| if c.is_whitespace() { ' ' } else { c };
@@ -220,7 +220,7 @@ fn bert(text: &str, [clean, ideographs, accents, lower]: [bool; 4]) -> String {
     out
 }
 
-/// The words that a GGUF file's BERT vocabulary is asked for, with a space between any two.
+/// The words for a GGUF file's BERT vocabulary, separated by spaces.
 fn bert_words(text: &str, accents: bool, lower: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -246,7 +246,7 @@ fn bert_words(text: &str, accents: bool, lower: bool) -> String {
     out
 }
 
-/// The cleaning of the NMT models: control characters dropped, odd spaces made spaces.
+/// The `Nmt` normaliser: drops control characters and maps unusual white space to spaces.
 fn nmt(c: char) -> Option<char> {
     match c as u32 {
         0x01..=0x08 | 0x0B | 0x0E..=0x1F | 0x7F | 0x8F | 0x9F => None,
@@ -257,8 +257,8 @@ fn nmt(c: char) -> Option<char> {
     }
 }
 
-/// Replaces graphemes of up to five bytes that the table has, and in the others each character that it has. Of
-/// several entries the shortest counts, and replaces the whole: so it is in the library that wrote these files.
+/// Replaces each grapheme of up to five bytes of which the table has a prefix, and in other graphemes each character
+/// that it has. The shortest entry wins and replaces the whole grapheme, as in the library that wrote these files.
 fn by_grapheme(table: &Charsmap, text: &str) -> std::result::Result<String, TokenizeError> {
     let mut out = String::with_capacity(text.len());
     for grapheme in text.graphemes(true) {
@@ -332,7 +332,7 @@ fn replace_pattern(text: &str, pattern: &Pattern, with: &str) -> std::result::Re
     Ok(out)
 }
 
-/// The bytes that standard base64 stands for, which may be without its padding.
+/// Decodes standard base64, with or without padding.
 pub(super) fn base64(text: &str) -> Option<Vec<u8>> {
     STANDARD_NO_PAD.decode(text.trim_end_matches('=')).ok()
 }

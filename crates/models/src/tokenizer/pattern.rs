@@ -1,9 +1,9 @@
-//! [`Pattern`]: the regular expressions by which tokenizers cut text, in time that grows with the text.
+//! [`Pattern`]: the regular expressions of pre-tokenizers, matched in linear time where possible.
 //!
-//! The patterns are written for Oniguruma, which backtracks. Nearly all of them need no look-around but one:
-//! `\s+(?!\S)`, the spaces before the last one of a run. That one is matched here as `\s+` and shortened afterwards,
-//! so that the rest is left to automata, which take each byte once. What remains goes to a backtracking engine
-//! ([`Looking`]), whose steps and time are limited.
+//! The patterns are written for Oniguruma, which backtracks. Nearly all of them need only one look-around: `\s+(?!\S)`,
+//! the spaces before the last one of a run. It is compiled as `\s+` and the match is shortened afterwards, so that the
+//! rest can be left to automata, which read each byte once. Other patterns go to a backtracking engine ([`Looking`])
+//! with limits on its steps and time.
 
 mod looking;
 mod posix;
@@ -14,9 +14,9 @@ use regex_automata::util::syntax;
 use super::TokenizeError;
 use looking::Looking;
 
-/// Longest pattern that is compiled. Real ones have at most some 2,000 bytes.
+/// Maximum bytes of a pattern. Real ones have at most some 2,000.
 const MOST_SOURCE: usize = 16 << 10;
-/// Memory that a compiled pattern may take.
+/// Maximum bytes of a compiled pattern.
 const MOST_COMPILED: usize = 32 << 20;
 
 /// A compiled pattern.
@@ -28,7 +28,7 @@ pub(super) struct Pattern {
 
 #[derive(Debug)]
 enum Engine {
-    /// Alternatives in the order of their rank.
+    /// The top-level alternatives in order of preference.
     Linear {
         alternatives: Regex,
         spaces: Option<Spaces>,
@@ -40,7 +40,7 @@ enum Engine {
 #[derive(Debug, Clone, Copy)]
 struct Spaces {
     at: usize,
-    /// Does the next alternative take a single space?
+    /// Whether the next alternative matches a single space.
     one_follows: bool,
 }
 
@@ -65,7 +65,7 @@ impl Pattern {
         Pattern::new(&regex_syntax::escape(text))
     }
 
-    /// Calls `each` with the start and end of every match, in order, none over another.
+    /// Calls `each` with the start and end of every match, in order and without overlap.
     pub(super) fn find(&self, text: &str, mut each: impl FnMut(usize, usize)) -> Result<(), TokenizeError> {
         match &self.engine {
             Engine::Linear { alternatives, spaces: None } => {
@@ -83,14 +83,14 @@ impl Pattern {
     }
 }
 
-/// The matches where alternative `spaces` is `\s+(?!\S)`, of which only `\s+` is compiled.
+/// Finds matches where alternative `spaces` is `\s+(?!\S)` but compiled as `\s+`.
 fn find_shortened(regex: &Regex, spaces: Spaces, text: &str, mut each: impl FnMut(usize, usize)) {
     let mut input = regex_automata::Input::new(text);
     while let Some(m) = regex.search(&input) {
         let (start, mut end) = (m.start(), m.end());
         let mut counts = true;
-        // A run that ends before something else gives up its last space, unless it has only one: that falls to the
-        // pattern's next alternative, if it has one.
+        // A run that is not at the end of the text gives up its last space. A run of one space does not match at all:
+        // the next alternative takes it, if there is one.
         if m.pattern().as_usize() == spaces.at && end < text.len() {
             let last = text[start..end].chars().next_back().map_or(0, char::len_utf8);
             match end - last > start {
@@ -101,7 +101,7 @@ fn find_shortened(regex: &Regex, spaces: Spaces, text: &str, mut each: impl FnMu
         if counts {
             each(start, end);
         }
-        // No alternative here can be empty, but nothing must hang if one is.
+        // No alternative here can match the empty string; this avoids an infinite loop if one did.
         let step = if start < end { 0 } else { text[end..].chars().next().map_or(1, char::len_utf8) };
         if end + step > text.len() {
             return;
@@ -110,14 +110,14 @@ fn find_shortened(regex: &Regex, spaces: Spaces, text: &str, mut each: impl FnMu
     }
 }
 
-/// The pattern without look-around, if it means the same to both engines.
+/// The pattern without look-around, if both engines interpret it in the same way.
 fn linear(source: &str) -> Option<Engine> {
     let mut alternatives = alternatives(source)?;
     let mut spaces = None;
     if let Some(at) = alternatives.iter().position(|a| *a == SPACES_BEFORE_THE_LAST) {
         alternatives[at] = r"\s+";
         spaces = Some(Spaces { at, one_follows: at + 1 < alternatives.len() });
-        // What follows must take the one space that is left.
+        // The next alternative must match the one space that is left.
         if !matches!(alternatives[at + 1..], [] | [r"\s+"] | [r"\s"]) {
             return None;
         }
@@ -130,7 +130,7 @@ fn linear(source: &str) -> Option<Engine> {
     Some(Engine::Linear { alternatives: regex, spaces })
 }
 
-/// The alternatives at the top of a pattern. `None` if it has something that the two dialects read differently.
+/// The top-level alternatives of a pattern. `None` if the two dialects interpret some part of it differently.
 fn alternatives(source: &str) -> Option<Vec<&str>> {
     let (mut found, mut from) = (Vec::new(), 0);
     let (mut groups, mut classes) = (0usize, 0usize);
@@ -142,7 +142,7 @@ fn alternatives(source: &str) -> Option<Vec<&str>> {
             b'\\' => i = escape(bytes, i)?,
             b'[' => {
                 let inside = rest[1..].trim_start_matches('^');
-                // A bracket that comes first and classes with names are read differently.
+                // A leading `]` and POSIX classes are interpreted differently.
                 if inside.starts_with(']') || inside.starts_with(':') {
                     return None;
                 }
@@ -171,7 +171,7 @@ fn alternatives(source: &str) -> Option<Vec<&str>> {
             }
             _ => {}
         }
-        // Bytes that are part of a longer character are none of the above; the start of the next one is a boundary.
+        // The other bytes of a multi-byte character are skipped up to the next character boundary.
         i += 1;
         while !source.is_char_boundary(i) {
             i += 1;
@@ -181,7 +181,8 @@ fn alternatives(source: &str) -> Option<Vec<&str>> {
     (groups == 0 && classes == 0).then_some(found)
 }
 
-/// The last byte of the escape that starts at `i`. `None` for anchors, back-references and what only one side has.
+/// Index of the last byte of the escape at `i`. `None` for anchors, back-references and escapes that only one dialect
+/// has.
 fn escape(bytes: &[u8], i: usize) -> Option<usize> {
     match bytes.get(i + 1)? {
         b'b' | b'B' | b'A' | b'z' | b'Z' | b'G' | b'K' | b'h' | b'H' | b'R' | b'X' | b'0'..=b'9' | 0x80.. => {
@@ -241,9 +242,9 @@ mod tests {
         {
             assert!(matches!(Pattern::new(source).unwrap().engine, Engine::Looking(_)), "{source}");
         }
-        // Oniguruma takes a plus after braces for a repetition of the repetition.
+        // Oniguruma reads a plus after braces as a repetition of the repetition.
         assert_eq!(all(&Pattern::new(r"\p{N}{1,3}+").unwrap(), "a1234567"), [(1, 8)]);
-        // Its anchors are those of a line.
+        // Its anchors match at lines.
         assert_eq!(all(&Pattern::new(r"\s+$").unwrap(), "a  \nb "), [(1, 3), (5, 6)]);
     }
 

@@ -1,34 +1,34 @@
-//! How byte-pair vocabularies in GGUF files cut text: the file names the way, and these are the names.
+//! Pre-tokenizers of byte-pair vocabularies in GGUF files, by name (`tokenizer.ggml.pre`).
 //!
-//! The patterns are those of the models themselves, as their `tokenizer.json` files have them, in the order in which
-//! they are applied. Contractions are spelled out instead of matched in any case, so that `'ſ` is none.
+//! The patterns are those of the models' own `tokenizer.json` files, in the order in which they are applied.
+//! Contractions are spelled out instead of matched case-insensitively, so that `'ſ` is not one.
 
 use std::path::Path;
 
 use super::cut::{self, GPT2, Step};
 use crate::error::{LoadError, Result};
 
-/// A way to cut text.
+/// A pre-tokenizer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pre {
-    /// Each pattern cuts what the ones before it left.
+    /// Each pattern splits the words that the previous ones left.
     patterns: &'static [&'static str],
     pub(super) alphabet: Alphabet,
-    /// Is a word that is a token taken as it is?
+    /// Whether a word that is a token is used without merging (`ignore_merges`).
     pub(super) words_first: bool,
-    /// Does a text begin with a token of its own, unless the file says otherwise?
+    /// Default of `add_bos_token`.
     pub(super) adds_bos: bool,
-    /// Is text composed (NFC) before it is cut? Files do not say so, and llama.cpp does not do it; the models' own
-    /// tokenizers do, and the models were trained on what these gave.
+    /// Whether text is normalised to NFC before it is split. GGUF files do not store it, and llama.cpp does not do it;
+    /// the models' own tokenizers do, and the models were trained on their output.
     pub(super) composes: bool,
 }
 
-/// What the vocabulary's tokens are written in.
+/// The alphabet in which the vocabulary's tokens are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Alphabet {
-    /// Each byte as a character.
+    /// Byte-level: each byte as a character.
     Bytes,
-    /// Text, where a space is `▁` and what has no token is byte tokens.
+    /// Text with `▁` for spaces; characters without a token become byte tokens.
     Spaces,
 }
 
@@ -47,16 +47,16 @@ const YOUTU_ASIAN: &str = r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 pub(super) const KIMI: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const HAN_KANA: &str = r"[一-龥぀-ゟ゠-ヿ]+";
-/// The range in the middle starts far before its ideographs. Spaces in it are none: so other readers of these files
-/// have it.
+/// The range in the middle starts far before its ideographs. White space within it is excluded, as in other readers of
+/// GGUF files.
 const HAN_HANGUL: &str = r"[一-龥\x{800}-\x{167F}\x{1681}-\x{1FFF}\x{200B}-\x{2027}\x{202A}-\x{202E}\x{2030}-\x{205E}\x{2060}-\x{2FFF}\x{3001}-一가-\x{D7FF}]+";
 const DIGITS_BY_THREE_FROM_THE_RIGHT: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 const LINES: &str = r"[^\n]+|[\n]+";
-/// Letters of scripts with two cases, each with a space before it if there is one.
+/// Letters of scripts with two cases, with an optional space in front.
 const CASED: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 
-/// A name of each way that there is for byte-level vocabularies, the best known first.
+/// One name of each pre-tokenizer of byte-level vocabularies, the best known first.
 pub(super) const NAMES: [&str; 26] = [
     "llama-bpe",
     "qwen2",
@@ -86,13 +86,13 @@ pub(super) const NAMES: [&str; 26] = [
     "default",
 ];
 
-/// A byte-level vocabulary's way, in the one form that most have.
+/// A byte-level pre-tokenizer with the most common settings.
 const fn bytes(patterns: &'static [&'static str]) -> Pre {
     Pre { patterns, alphabet: Alphabet::Bytes, words_first: false, adds_bos: false, composes: false }
 }
 
 impl Pre {
-    /// The way of this name. A file without one has the way that was the only one when names began.
+    /// The pre-tokenizer of this name. A file without a name predates the names and has `default`.
     pub(super) fn named(name: Option<&str>) -> Option<Pre> {
         Some(match name.unwrap_or("default") {
             "default" => bytes(&[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"]),
@@ -149,7 +149,7 @@ impl Pre {
         })
     }
 
-    /// The steps that cut text in this way.
+    /// The steps of this pre-tokenizer.
     pub(super) fn steps(self, path: &Path) -> Result<Vec<Step>> {
         let wrong = |why| LoadError::bad(path, "tokenizer.ggml.pre", why);
         self.patterns.iter().map(|pattern| cut::isolate(pattern, wrong)).collect()

@@ -1,16 +1,16 @@
-//! [`Fields`]: the fields of a message in Protocol Buffers, one after the other.
+//! [`Fields`]: an iterator over the fields of a Protocol Buffers message.
 
 /// A message that is read field by field. Nothing is copied, and nothing outside the bytes is read.
 pub(super) struct Fields<'a>(&'a [u8]);
 
-/// What a field holds.
+/// The value of a field.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Value<'a> {
     Number(u64),
     Bytes(&'a [u8]),
-    /// Four bytes, which are a float in the messages that are read here.
+    /// A 32-bit field; the messages read here only use it for floats.
     Float(f32),
-    /// Eight bytes, which none of them needs.
+    /// A 64-bit field; none of these messages needs its value.
     Long,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Fields<'a> {
 impl<'a> Iterator for Fields<'a> {
     type Item = Result<(u64, Value<'a>), String>;
 
-    /// The next field's number and value. After an error there is nothing more.
+    /// The next field's number and value. After an error the iterator ends.
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
             return None;

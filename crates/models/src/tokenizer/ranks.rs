@@ -1,4 +1,4 @@
-//! Tokenizers from lists of byte strings with ranks: tiktoken's files, and `tekken.json`.
+//! Tokenizers from lists of byte strings with ranks: tiktoken files and `tekken.json`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,9 +16,9 @@ use super::vocab::{MOST_IDS, Vocab};
 use super::{Model, Parts, Tokenizer};
 use crate::error::{LoadError, Result};
 
-/// What a list of ranks does not say.
+/// What a rank list does not contain.
 struct Reading<'a> {
-    /// How text is cut.
+    /// The pre-tokenizer pattern.
     pattern: &'a str,
     composes: bool,
     /// The id of rank 0.
@@ -27,19 +27,19 @@ struct Reading<'a> {
     tokens: BTreeMap<u32, AddedToken>,
 }
 
-/// Tokens that a release has without a file that says so.
+/// Special tokens that a release defines without listing them in a file.
 #[derive(Clone, Copy)]
 enum Unsaid {
-    /// Llama 3's, 256 of them.
+    /// The 256 special tokens of Llama 3.
     Llama3,
-    /// The names of those in 256 that nobody named.
+    /// Kimi's 256 special tokens, with placeholder names for those that the config does not name.
     Kimi,
-    /// Qwen's first.
+    /// The special tokens of the first Qwen.
     Qwen,
 }
 
 impl Unsaid {
-    /// The tokens after the first `count`.
+    /// The special tokens, with ids from `count` on.
     fn tokens(self, count: u32) -> Vec<(u32, String)> {
         let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let names: Vec<String> = match self {
@@ -64,8 +64,8 @@ impl Unsaid {
 }
 
 impl Tokenizer {
-    /// Reads the bytes of a tiktoken file: a token in base64 and its rank on each line. How text is cut, and the special
-    /// tokens, go by the class that `tokenizer_config.json` names; a file of 128,000 tokens without one is Llama 3's.
+    /// Reads the bytes of a tiktoken file: on each line a token in base64 and its rank. The pattern and the special
+    /// tokens depend on the class in `tokenizer_config.json`; a file of 128,000 tokens without a class is Llama 3's.
     pub(super) fn from_tiktoken(path: &Path, bytes: &[u8], beside: &Beside) -> Result<Tokenizer> {
         let bad = |line: usize, why: &str| LoadError::bad(path, format_args!("line {line}"), why);
         let mut list = Vec::new();
@@ -143,7 +143,7 @@ impl Tokenizer {
             let bytes = base64(&token_bytes).ok_or_else(|| bad("vocab", format!("{rank} is not base64")))?;
             list.push((bytes, rank));
         }
-        // Those that the file does not name have their number for a name.
+        // Special tokens that the file does not name are named by their id.
         let names = file.special_tokens.map(|all| all.into_iter().map(|s| (s.rank, s.token_str)).collect());
         let mut names: BTreeMap<u32, String> =
             names.unwrap_or_else(|| (0..).zip(TEKKEN.map(str::to_owned)).collect());

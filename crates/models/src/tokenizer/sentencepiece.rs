@@ -1,4 +1,4 @@
-//! Tokenizers from `tokenizer.model`, a message of SentencePiece's in Protocol Buffers.
+//! Tokenizers from `tokenizer.model`, SentencePiece's Protocol Buffers message.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,22 +18,22 @@ use super::vocab::{MOST_IDS, Vocab};
 use super::{Model, Parts, Tokenizer, shorten};
 use crate::error::{LoadError, Result};
 
-/// The file, as far as it matters here.
+/// The parts of the file that are used here.
 struct File<'a> {
     pieces: Vec<(&'a str, f32, Kind)>,
-    /// 1 is a unigram model, 2 byte-pair encoding.
+    /// Model type: 1 is unigram, 2 BPE.
     model: u64,
     byte_fallback: bool,
     charsmap: &'a [u8],
-    /// Is a space put before a text?
+    /// Whether a space is put before a text (`add_dummy_prefix`).
     prefix: bool,
-    /// Are spaces at the ends dropped, and those in a row made one?
+    /// Whether spaces at the ends are dropped and runs of spaces collapsed (`remove_extra_whitespaces`).
     squeeze: bool,
-    /// The ids of the tokens for unknown text, the beginning and the end. Negative where there is none.
+    /// The ids of the unknown, BOS and EOS tokens. Negative if there is none.
     ids: [i64; 3],
 }
 
-/// Classes whose ids are those of the file. Others put tokens before them, or skip some.
+/// Tokenizer classes that use the file's ids unchanged. Others put tokens before them, or skip some.
 const CLASSES: [&str; 12] = [
     "LlamaTokenizer",
     "CodeLlamaTokenizer",
@@ -74,7 +74,7 @@ impl<'a> File<'a> {
                         match field? {
                             (3, Value::Number(model)) => file.model = model,
                             (35, Value::Number(flag)) => file.byte_fallback = flag != 0,
-                            // Negative numbers are written as those of 64 bits.
+                            // Negative ids are stored as 64-bit two's complement.
                             (at @ 40..=42, Value::Number(id)) => file.ids[at as usize - 40] = id as i64,
                             _ => {}
                         }
@@ -122,7 +122,8 @@ fn parse_piece(bytes: &[u8]) -> std::result::Result<(&str, f32, Kind), String> {
 }
 
 impl Tokenizer {
-    /// Reads the bytes of a `tokenizer.model`. What such files do not say is said beside them, or by the class.
+    /// Reads the bytes of a `tokenizer.model`. What it lacks comes from the files beside it, or from the tokenizer
+    /// class.
     pub(super) fn from_sentencepiece(path: &Path, bytes: &[u8], beside: &Beside) -> Result<Tokenizer> {
         if beside.class().is_some_and(|class| !CLASSES.contains(&class)) {
             return Err(beside.unknown_class(path));
@@ -193,7 +194,7 @@ impl File<'_> {
         }
     }
 
-    /// What is done to text before and after.
+    /// The normaliser, pre-tokenizer and decoder.
     fn steps(&self, beside: &Beside) -> std::result::Result<(Normalizer, Cutter, Vec<Stage>), String> {
         let prefix = beside.flag("add_prefix_space").unwrap_or(self.prefix);
         let table = match self.charsmap {
@@ -210,7 +211,7 @@ impl File<'_> {
         }
         let mut normalizer = vec![Step::Text { pattern: " ".into(), with: "▁".into() }];
         let mut cutter = Vec::new();
-        // Newer ones put no space behind a special token.
+        // Newer tokenizers (`legacy` false) put no space after a special token.
         match prefix {
             true if beside.flag("legacy") == Some(false) => {
                 cutter.push(CutStep::Metaspace { space: '▁', prefix: Prefix::First, split: false });

@@ -1,4 +1,4 @@
-//! [`Spm`]: SentencePiece's byte-pair encoding, where any two neighbours join whose text is a token, best score first.
+//! [`Spm`]: SentencePiece's BPE, which joins any two neighbours whose text is a token, best score first.
 
 use super::merge::{Row, Seams, Wholes};
 use super::vocab::Vocab;
@@ -7,23 +7,23 @@ use super::{TokenizeError, shorten};
 /// A piece of a word: start and length.
 pub(super) type Piece = (u32, u32);
 
-/// Scores as ranks, and what is done with text that is no token.
+/// Scores as ranks, and how text without a token is handled.
 #[derive(Debug)]
 pub(super) struct Spm {
-    /// Rank of each token's score: the best has 0, equal ones have equal ranks.
+    /// Rank of each token's score: the best has 0, equal scores have equal ranks.
     ranks: Vec<u32>,
     bytes: Box<[Option<u32>; 256]>,
     unknown: Option<u32>,
-    /// Is unknown text in a row one token, rather than one for each byte?
+    /// Whether a run of unknown text becomes one token rather than one for each byte.
     fuse: bool,
     seams: Option<Seams>,
     wholes: Wholes,
-    /// Is a word that is a token taken as it is?
+    /// Whether a word that is a token is used without merging.
     words_first: bool,
 }
 
 impl Spm {
-    /// `scores` has one for each id, and none is NaN.
+    /// `scores` has one score for each id, none of them NaN.
     pub(super) fn new(vocab: &Vocab, scores: &[f32], unknown: Option<u32>) -> Spm {
         let mut sorted = scores.to_vec();
         sorted.sort_by(|a, b| b.total_cmp(a));
@@ -44,8 +44,7 @@ impl Spm {
         }
     }
 
-    /// Tokens of which a lower id joins first, and words that are tokens are taken as they are: tiktoken's reading of the
-    /// same algorithm.
+    /// Tiktoken's variant: the lower id merges first, and words that are tokens are used without merging.
     pub(super) fn of_ranks(vocab: &Vocab) -> Spm {
         Spm {
             ranks: (0..vocab.len() as u32).collect(),
@@ -58,17 +57,17 @@ impl Spm {
         }
     }
 
-    /// Does every text become tokens, none for more of it than the token is long?
+    /// Whether every text becomes tokens, none of which stands for more bytes than its own text has.
     pub(super) fn takes_all(&self) -> bool {
         !self.fuse || self.bytes.iter().all(Option::is_some)
     }
 
-    /// Takes unknown text in a row for one token, as SentencePiece itself does.
+    /// Fuses a run of unknown text into one token, as SentencePiece itself does.
     pub(super) fn fusing(self) -> Spm {
         Spm { fuse: true, ..self }
     }
 
-    /// Adds a word's tokens to `out`.
+    /// Appends a word's tokens to `out`.
     pub(super) fn add(
         &self,
         vocab: &Vocab,
@@ -136,7 +135,7 @@ impl Spm {
                 out.push(id.ok_or_else(|| TokenizeError::NoUnknown { text: shorten(text) })?);
             }
         }
-        // Unknown text goes with what is before it.
+        // With `fuse` the tokens depend on the output before them, so the word is not cached.
         if !self.fuse {
             row.remember(word, from, out);
         }

@@ -1,6 +1,6 @@
-//! [`Trie`]: which tokens a text starts with.
+//! [`Trie`]: the tokens that are prefixes of a text.
 
-/// A tree of bytes. Tokens end at nodes.
+/// A byte trie. Tokens end at nodes.
 #[derive(Debug)]
 pub(super) struct Trie {
     nodes: Vec<Node>,
@@ -11,22 +11,22 @@ struct Node {
     byte: u8,
     /// The token that ends here.
     id: Option<u32>,
-    /// The nodes below, sorted by their bytes.
+    /// The child nodes, sorted by byte: the first's index and the count.
     first: u32,
     count: u16,
 }
 
-/// A place in the tree.
+/// A position in the trie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct At(u32);
 
 impl Trie {
-    /// `tokens` need no order; of two equal ones the later counts.
+    /// `tokens` need not be sorted; of two with equal text the later wins.
     pub(super) fn new<'a>(tokens: impl Iterator<Item = (&'a str, u32)>) -> Trie {
         let mut tokens: Vec<(&str, u32)> = tokens.collect();
         tokens.sort_by_key(|(text, _)| *text);
         let mut nodes = vec![Node { byte: 0, id: None, first: 0, count: 0 }];
-        // The tokens below each node of one depth: all that share its bytes.
+        // The tokens below each node of one depth: a range of tokens with a common prefix.
         let mut level = vec![(0, 0..tokens.len())];
         let mut depth = 0;
         while !level.is_empty() {
@@ -63,12 +63,12 @@ impl Trie {
         Some(At((first + found) as u32))
     }
 
-    /// The place after a text.
+    /// The position after a text.
     pub(super) fn walk(&self, at: At, text: &str) -> Option<At> {
         text.bytes().try_fold(at, |at, byte| self.step(at, byte))
     }
 
-    /// The tokens that `text` starts with, shortest first: length and id.
+    /// The tokens that are prefixes of `text`, shortest first: length and id.
     pub(super) fn prefixes<'a>(&'a self, from: At, text: &'a str) -> impl Iterator<Item = (usize, u32)> + 'a {
         let steps = text.bytes().scan(from, |at, byte| {
             *at = self.step(*at, byte)?;

@@ -1,4 +1,4 @@
-//! Classes of characters, and the characters that stand for bytes in byte-level vocabularies.
+//! Character classes, and the characters that stand for bytes in byte-level vocabularies.
 
 use std::sync::LazyLock;
 
@@ -15,7 +15,7 @@ impl Class {
             Ok(HirKind::Class(HirClass::Unicode(set))) => {
                 Class(set.ranges().iter().map(|r| (r.start(), r.end())).collect())
             }
-            // Not reached with the classes below, which a test checks.
+            // Unreachable for the classes below; a test checks that they are not empty.
             _ => Class(Vec::new()),
         }
     }
@@ -24,7 +24,7 @@ impl Class {
         self.range_of(c).is_some()
     }
 
-    /// The first and the last of the characters in a row that the character is among.
+    /// The first and last character of the range that contains `c`.
     pub(crate) fn range_of(&self, c: char) -> Option<(char, char)> {
         let before = self.0.partition_point(|(start, _)| *start <= c).checked_sub(1)?;
         Some(self.0[before]).filter(|(_, end)| c <= *end)
@@ -36,18 +36,18 @@ pub(super) static MARK: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{M}"));
 pub(super) static NONSPACING: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{Mn}"));
 /// Control, format and private-use characters.
 pub(super) static OTHER: LazyLock<Class> = LazyLock::new(|| Class::of(r"[\p{Cc}\p{Cf}\p{Co}]"));
-/// Characters that have no look of their own: format, private-use and unassigned ones.
+/// Invisible characters: format, private-use and unassigned ones.
 pub(crate) static UNSEEN: LazyLock<Class> = LazyLock::new(|| Class::of(r"[\p{Cf}\p{Co}\p{Cn}]"));
 pub(crate) static LETTER: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{L}"));
 pub(crate) static DECIMAL: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{Nd}"));
 /// Letters of upper, lower or title case.
 pub(crate) static CASED: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{Cased}"));
-/// What names in programs start with, and what they go on with.
+/// Characters that can start and continue an identifier.
 pub(crate) static XID_START: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{XID_Start}"));
 pub(crate) static XID_CONTINUE: LazyLock<Class> = LazyLock::new(|| Class::of(r"\p{XID_Continue}"));
 pub(super) static WORD: LazyLock<Class> = LazyLock::new(|| Class::of(r"\w"));
 
-/// The ideographs that BERT-like models take as words of their own.
+/// The ideographs that BERT-like models treat as words of their own.
 ///
 /// One block starts at 2B920 instead of 2B820, as in the vocabularies' own tools.
 pub(super) fn is_ideograph(c: char) -> bool {
@@ -56,13 +56,13 @@ pub(super) fn is_ideograph(c: char) -> bool {
         | 0x2B920..=0x2CEAF | 0xF900..=0xFAFF | 0x2F800..=0x2FA1F)
 }
 
-/// Byte-level vocabularies write each byte as one visible character: itself where it is one in Latin-1, else a
-/// character from 256 on.
+/// Byte-level vocabularies (GPT-2) write each byte as one visible character: itself if it is visible in Latin-1, else a
+/// character from U+0100 on.
 fn stands_for_itself(byte: u8) -> bool {
     matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF)
 }
 
-/// The bytes that do not stand for themselves: the first is written as character 256, and so on.
+/// The bytes that do not stand for themselves: the first is written as U+0100, and so on.
 static OTHERS: LazyLock<Vec<u8>> = LazyLock::new(|| (0..=255).filter(|b| !stands_for_itself(*b)).collect());
 
 static CHARS: LazyLock<[char; 256]> = LazyLock::new(|| {
@@ -86,17 +86,17 @@ pub(super) fn byte_of(c: char) -> Option<u8> {
     }
 }
 
-/// Text with each byte written as the character that stands for it.
+/// Appends the text with each byte written as the character that stands for it.
 pub(super) fn as_byte_chars(text: &str, out: &mut String) {
     out.extend(text.bytes().map(char_of));
 }
 
-/// The bytes that a token of a byte-level vocabulary stands for; none if it has a character that stands for no byte.
+/// The bytes of a byte-level token; `None` if it has a character that stands for no byte.
 pub(super) fn from_byte_chars(token: &str) -> Option<Vec<u8>> {
     token.chars().map(byte_of).collect()
 }
 
-/// The byte in a token such as `<0x0A>`.
+/// The byte of a byte token such as `<0x0A>`.
 pub(super) fn byte_token(token: &str) -> Option<u8> {
     let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
     let two = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());

@@ -1,16 +1,16 @@
-//! [`Unigram`]: the cut of a word whose tokens have the highest sum of scores.
+//! [`Unigram`]: the segmentation of a word with the highest sum of token scores (Viterbi).
 
 use super::trie::Trie;
 use super::vocab::Vocab;
 use super::{TokenizeError, shorten};
 
-/// Longest token that is looked for. Each place of a text costs as many steps.
+/// Maximum bytes of a token. Each position of a text costs up to this many steps.
 pub(super) const LONGEST: usize = 1024;
 
-/// How much worse an unknown character is than the worst token.
+/// How much lower the score of an unknown character is than the worst token's.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
-/// Scores, and what is done with characters that are no token.
+/// Scores, and how characters without a token are handled.
 #[derive(Debug)]
 pub(super) struct Unigram {
     trie: Trie,
@@ -20,7 +20,7 @@ pub(super) struct Unigram {
     bytes: Option<Box<[Option<u32>; 256]>>,
 }
 
-/// The best way to a place in the word.
+/// The best path to a position in the word.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Best {
     score: f64,
@@ -31,8 +31,8 @@ pub(super) struct Best {
 const NOWHERE: Best = Best { score: 0.0, from: u32::MAX, id: 0 };
 
 impl Unigram {
-    /// `scores` has one for each id; `chosen` says which tokens text may be cut into. `worst` is the score below which
-    /// unknown characters lie.
+    /// `scores` has one score for each id; `chosen` says which tokens a text may be split into. Unknown characters
+    /// score [`UNKNOWN_PENALTY`] below `worst`.
     pub(super) fn new(
         vocab: &Vocab,
         scores: Vec<f64>,
@@ -40,7 +40,7 @@ impl Unigram {
         unknown: Option<u32>,
         chosen: impl Fn(u32) -> bool,
     ) -> Unigram {
-        // By the ids that texts are looked up as, which settles which of two equal texts counts.
+        // Only ids that a lookup by text returns, which decides between tokens with equal text.
         let tokens = vocab.iter().filter(|(id, text)| chosen(*id) && vocab.spoken(text) == Some(*id));
         Unigram {
             trie: Trie::new(tokens.map(|(id, text)| (text, id))),
@@ -56,12 +56,12 @@ impl Unigram {
         Unigram { bytes: Some(vocab.bytes()), ..self }
     }
 
-    /// Does every text become tokens, none for more of it than the token is long?
+    /// Whether every text becomes tokens, none of which stands for more bytes than its own text has.
     pub(super) fn takes_all(&self) -> bool {
         self.bytes.as_ref().is_some_and(|bytes| bytes.iter().all(Option::is_some))
     }
 
-    /// Adds a word's tokens to `out`.
+    /// Appends a word's tokens to `out`.
     pub(super) fn add(
         &self,
         vocab: &Vocab,
@@ -90,7 +90,7 @@ impl Unigram {
                 reach(c.len_utf8(), unknown, score + self.unknown_score);
             }
         }
-        // Back from the end; what is unknown in a row is one.
+        // Backtracks from the end; runs of unknown characters are fused.
         let start = out.len();
         let (mut end, mut unknown_end) = (word.len(), None);
         while end > 0 {
@@ -113,7 +113,7 @@ impl Unigram {
         Ok(())
     }
 
-    /// Adds the tokens of unknown text, last first.
+    /// Appends the tokens of unknown text, in reverse order.
     fn add_unknown(&self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
         let bytes = self.bytes.as_ref();
         let byte = |b: u8| bytes.and_then(|bytes| bytes[b as usize]);

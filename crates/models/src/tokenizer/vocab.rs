@@ -1,38 +1,38 @@
-//! [`Vocab`]: the tokens that a model of text knows, by id and by text.
+//! [`Vocab`]: the tokens of a tokenizer model, by id and by text.
 
 use std::hash::BuildHasher;
 
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashSet, HashTable};
 
-/// Ids above this are refused. The largest vocabularies have some 300,000 tokens.
+/// Maximum number of ids. The largest vocabularies have some 300,000 tokens.
 pub(super) const MOST_IDS: usize = 1 << 22;
 
-/// Tokens by id and ids by token. Each text is held once, and all of them together: there are hundreds of thousands.
+/// Tokens by id and ids by text. All texts are stored once, in one string, as there are hundreds of thousands.
 #[derive(Debug, Default)]
 pub(super) struct Vocab {
     letters: String,
-    /// Where a token's text starts and ends in `letters`, by id.
+    /// Start and end of each token's text in `letters`, by id.
     places: Vec<Option<(u32, u32)>>,
     /// The ids, by the hash of their texts.
     ids: HashTable<u32>,
-    /// Keyed anew in each process, so that no file can make all its tokens meet.
+    /// Randomly keyed in each process, so that no file can make its tokens collide.
     keys: DefaultHashBuilder,
     longest: usize,
-    /// Tokens that text never becomes, however it is spelled.
+    /// Tokens that text never becomes, even if it is spelled like them.
     silent: HashSet<u32>,
 }
 
-/// Why a token cannot be in the vocabulary.
+/// Why a token cannot be added to the vocabulary.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Clash {
-    /// The id is past [`MOST_IDS`].
+    /// The id is not below [`MOST_IDS`].
     Far,
-    /// All texts together are past 4 GiB.
+    /// The texts total more than 4 GiB.
     Long,
     /// Another token has the id.
     Id(String),
-    /// Another id has the token.
+    /// Another id has the text.
     Text(u32),
 }
 
@@ -48,7 +48,7 @@ impl std::fmt::Display for Clash {
 }
 
 impl Vocab {
-    /// Makes room for so many tokens.
+    /// Reserves memory for `tokens` more tokens.
     pub(super) fn reserve(&mut self, tokens: usize) {
         self.places.reserve(tokens);
         let Vocab { letters, places, keys, .. } = self;
@@ -63,7 +63,7 @@ impl Vocab {
         self.add_twin(id, text)
     }
 
-    /// Adds a token whose text may be there under another id, of which it takes the place when text is looked up.
+    /// Adds a token whose text may already exist under another id; lookups by text then return the new id.
     pub(super) fn add_twin(&mut self, id: u32, text: &str) -> Result<(), Clash> {
         let at = id as usize;
         if at >= MOST_IDS {
@@ -93,7 +93,7 @@ impl Vocab {
     }
 
     pub(super) fn id(&self, text: &str) -> Option<u32> {
-        // Hashing a text that is too long to be a token would make one long word cost its square.
+        // Skips the hash of a text that is too long to be a token; hashing it would make a long word quadratic.
         if text.len() > self.longest {
             return None;
         }
@@ -101,12 +101,13 @@ impl Vocab {
         self.ids.find(self.keys.hash_one(text), is).copied()
     }
 
-    /// The token that a piece of text becomes.
+    /// The token that a piece of text becomes; special tokens are excluded.
     pub(super) fn spoken(&self, text: &str) -> Option<u32> {
         self.id(text).filter(|id| !self.is_silent(*id))
     }
 
-    /// Special tokens are cut out of text before this is asked. What is left spells none, even where it looks so.
+    /// Excludes special tokens from encoding. They are split off before the model runs; the remaining text never
+    /// becomes one.
     pub(super) fn silence(&mut self, special: impl Iterator<Item = u32>) {
         self.silent.extend(special);
     }
@@ -120,7 +121,7 @@ impl Vocab {
         self.longest
     }
 
-    /// One more than the highest id.
+    /// The highest id plus one.
     pub(super) fn len(&self) -> usize {
         self.places.len()
     }
@@ -129,13 +130,13 @@ impl Vocab {
         (0..self.places.len() as u32).filter_map(|id| Some((id, self.text(id)?)))
     }
 
-    /// The ids of `<0x00>` to `<0xFF>`, of those that are there.
+    /// The ids of the byte tokens `<0x00>` to `<0xFF>`; `None` for those that are missing.
     pub(super) fn bytes(&self) -> Box<[Option<u32>; 256]> {
         Box::new(std::array::from_fn(|byte| self.id(&format!("<0x{byte:02X}>"))))
     }
 }
 
-/// The text of a token, or nothing if it has none.
+/// The text of a token; empty if there is none.
 fn of<'a>(letters: &'a str, places: &[Option<(u32, u32)>], id: u32) -> &'a str {
     let place = places.get(id as usize).copied().flatten();
     place.and_then(|(start, end)| letters.get(start as usize..end as usize)).unwrap_or_default()

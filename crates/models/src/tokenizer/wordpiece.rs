@@ -1,24 +1,24 @@
-//! [`WordPiece`]: a word as its longest known beginning, then the longest of the rest, and so on.
+//! [`WordPiece`]: greedy longest-prefix encoding: a word's longest known prefix, then the longest prefix of the rest.
 
 use super::trie::{At, Trie};
 use super::vocab::Vocab;
 use super::{TokenizeError, shorten};
 
-/// Longest token that is looked for. Each place of a word costs as many steps.
+/// Maximum bytes of a token. Each position of a word costs up to this many steps.
 pub(super) const LONGEST: usize = 1024;
 
-/// The vocabulary as a tree, and what marks tokens that start or go on with a word.
+/// The vocabulary as a trie, and the marks of tokens that start or continue a word.
 #[derive(Debug)]
 pub(super) struct WordPiece {
     trie: Trie,
-    /// Where tokens are that start a word, and those that go on with one.
+    /// Trie positions of the tokens that start a word and of those that continue one.
     start: Option<At>,
     inner: Option<At>,
     unknown: Option<u32>,
     most_chars: usize,
 }
 
-/// What marks a token's place in a word.
+/// The prefixes that mark a token's position in a word.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Marks<'a> {
     pub(super) start: &'a str,
@@ -26,14 +26,14 @@ pub(super) struct Marks<'a> {
 }
 
 impl WordPiece {
-    /// Words of more than `most_chars` characters are unknown. Says which token is too long to be looked for.
+    /// Words of more than `most_chars` characters are unknown. The error is the id of a token that is too long.
     pub(super) fn new(
         vocab: &Vocab,
         marks: Marks<'_>,
         unknown: Option<u32>,
         most_chars: usize,
     ) -> Result<WordPiece, u32> {
-        // A token that is longer than any word that is cut need not be looked for.
+        // A token longer than any word that is encoded can never match.
         let most_bytes = most_chars.saturating_mul(4).saturating_add(marks.inner.len() + marks.start.len());
         let tokens = || vocab.iter().filter(|(id, text)| text.len() <= most_bytes && !vocab.is_silent(*id));
         if let Some((id, _)) = tokens().find(|(_, text)| text.len() > LONGEST) {
@@ -45,7 +45,7 @@ impl WordPiece {
         Ok(WordPiece { trie, start, inner, unknown, most_chars })
     }
 
-    /// Adds a word's tokens to `out`: the unknown one alone if any part of the word is unknown.
+    /// Appends a word's tokens to `out`: only the unknown token if any part of the word is unknown.
     pub(super) fn add(&self, word: &str, out: &mut Vec<u32>) -> Result<(), TokenizeError> {
         let start = out.len();
         let too_long = word.len() > self.most_chars && word.chars().count() > self.most_chars;

@@ -1,4 +1,4 @@
-//! Settings: item 12.
+//! `config.json` and other settings: item 12.
 
 use std::fs::File;
 use std::path::Path;
@@ -172,7 +172,7 @@ fn c3_12_settings_that_are_no_settings() {
     for theta in ["NaN", "Infinity", "1e999", "-1e999"] {
         open(&format!("rope_theta: {theta}"), with(theta).as_bytes());
     }
-    // A million small values are many times as large once they are read.
+    // A million small JSON values take many times their file size once parsed.
     open("many brackets", format!("[{}1]", "[],".repeat(3_000_000)).as_bytes());
     let file = File::options().write(true).open(dir.0.join("config.json")).unwrap();
     file.set_len(1 << 30).unwrap();
@@ -246,7 +246,7 @@ fn c3_12_a_model_in_parts() {
     snapshot!(said);
 }
 
-/// A vocabulary that is not the model's.
+/// Vocabularies that do not match the model's.
 #[test]
 fn c3_12_vocabularies_of_another_model() {
     let dir = Dir::new("12-vocab");
@@ -271,7 +271,7 @@ fn c3_12_vocabularies_of_another_model() {
     snapshot!(said);
 }
 
-/// What makers say about choosing tokens, in both kinds of file.
+/// Sampling defaults as published in both kinds of file.
 #[test]
 fn c3_12_settings_for_choosing_tokens() {
     let dir = Dir::new("12-sampling");

@@ -1,4 +1,4 @@
-//! A Hugging Face folder as its parts, each of which a test may get wrong.
+//! A Hugging Face folder as parts, each of which a test may corrupt.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use crate::Dir;
 /// Hidden size of the model.
 pub(crate) const DIM: usize = 32;
 
-/// `config.json` of a model of one layer with a vocabulary of eight tokens.
+/// `config.json` of a one-layer model with a vocabulary of eight tokens.
 pub(crate) fn config() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"],
@@ -22,7 +22,7 @@ pub(crate) fn config() -> Value {
     })
 }
 
-/// `tokenizer.json` of such a vocabulary.
+/// `tokenizer.json` of that vocabulary.
 pub(crate) fn tokenizer() -> Value {
     json!({
         "version": "1.0",
@@ -32,7 +32,7 @@ pub(crate) fn tokenizer() -> Value {
     })
 }
 
-/// Its tensors: the header's entries, and how many bytes follow.
+/// Its tensors: the safetensors header entries, and the number of data bytes.
 pub(crate) fn header() -> (Map<String, Value>, usize) {
     let mut shapes = vec![("embed_tokens".to_owned(), vec![8, DIM]), ("norm".into(), vec![DIM])];
     let norms = ["input_layernorm", "post_attention_layernorm"];
@@ -50,7 +50,7 @@ pub(crate) fn header() -> (Map<String, Value>, usize) {
     (entries, at)
 }
 
-/// A safetensors file of this header and so many bytes of numbers.
+/// safetensors file with this header and `data` bytes of elements.
 pub(crate) fn file(header: &[u8], data: usize) -> Vec<u8> {
     let mut out = (header.len() as u64).to_le_bytes().to_vec();
     out.extend(header);
@@ -59,14 +59,14 @@ pub(crate) fn file(header: &[u8], data: usize) -> Vec<u8> {
     out
 }
 
-/// The whole file of the model.
+/// The valid file of the model.
 pub(crate) fn good() -> Vec<u8> {
     let (header, data) = header();
     file(Value::Object(header).to_string().as_bytes(), data)
 }
 
 impl Dir {
-    /// Writes settings, vocabulary and weights of a model that loads.
+    /// Writes config, tokenizer and weights of a model that loads.
     pub(crate) fn write_folder(&self) {
         self.write("config.json", config().to_string().as_bytes());
         self.write("tokenizer.json", tokenizer().to_string().as_bytes());

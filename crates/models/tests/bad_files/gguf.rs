@@ -10,7 +10,7 @@ use tallow_models::decoder::Decoder;
 use crate::gguf_file::{DIM, GgufFile, Q8_0, array, float, tensor, text, texts, uint, value};
 use crate::{Dir, Said, snapshot};
 
-/// Brings a model to a device.
+/// Loads a model onto a device.
 pub(crate) fn load(model: &Model) -> Result<Decoder<Cpu>, tallow_models::LoadError> {
     Decoder::load(&Cpu::new(Isa::best(), 2).unwrap(), model, 16, &mut |_, _| ControlFlow::Continue(()))
 }
@@ -22,7 +22,7 @@ fn the_file_that_is_changed_is_good() {
         ("plain", GgufFile::good()),
         ("v2", GgufFile { version: 2, ..GgufFile::good() }),
         ("aligned to 8", GgufFile { align: 8, ..GgufFile::good().with("general.alignment", uint(8)) }),
-        // Nothing that follows is where a processor would like to have it.
+        // Nothing that follows is aligned.
         (
             "not aligned",
             GgufFile {
@@ -59,7 +59,7 @@ fn c3_01_what_is_no_gguf_file() {
     snapshot!(said);
 }
 
-/// A pipe would be waited for without end.
+/// Opening a pipe would block forever.
 #[test]
 #[cfg(unix)]
 fn c3_01_what_is_no_file() {
@@ -67,7 +67,7 @@ fn c3_01_what_is_no_file() {
     let mut said = Said::new(&dir);
     let pipe = dir.0.join("pipe.gguf");
     let name = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
-    // SAFETY: the name ends in a zero.
+    // SAFETY: `name` is a NUL-terminated string that outlives the call.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
     said.opening("a pipe", &pipe);
     std::os::unix::fs::symlink("/dev/zero", dir.0.join("zero.gguf")).unwrap();
@@ -86,7 +86,7 @@ fn c3_02_counts_that_the_file_has_no_room_for() {
         said.gguf(&format!("{count} tensors"), &GgufFile { tensor_count: Some(count), ..good() }.bytes());
         said.gguf(&format!("{count} keys"), &GgufFile { pair_count: Some(count), ..good() }.bytes());
     }
-    // As many as there is room for, but they are something else.
+    // As many as the file has room for, but the bytes are something else.
     said.gguf("20 keys", &GgufFile { pair_count: Some(20), ..GgufFile::good() }.bytes());
     said.gguf("13 tensors", &GgufFile { tensor_count: Some(13), ..GgufFile::good() }.bytes());
     snapshot!(said);
@@ -199,7 +199,7 @@ fn c3_06_dimensions_and_types() {
     let name = bytes.windows(17).position(|w| w == b"token_embd.weight").unwrap() + 17;
     bytes[name..name + 4].copy_from_slice(&u32::MAX.to_le_bytes());
     said.gguf("2^32-1 dimensions", &bytes);
-    // What has the wrong shape is told when the model is loaded.
+    // Wrong shapes are reported when the model is loaded.
     for (case, dims) in [("a wrong shape", vec![8, DIM]), ("a matrix that is a row", vec![DIM * DIM])] {
         let file = GgufFile::good().changed(4, |t| *t = tensor(&t.name, &dims));
         let model = Model::open(&dir.write("model.gguf", &file.bytes())).unwrap();
@@ -247,13 +247,13 @@ fn c3_08_files_cut_short() {
     snapshot!(said);
 }
 
-/// Cut short while it is mapped: reading on would end the process by a signal.
+/// A mapped file that is truncated: reading past its end would raise SIGBUS.
 #[test]
 #[cfg(unix)]
 fn c3_08_files_cut_short_while_open() {
     let dir = Dir::new("08-open");
     let mut said = Said::new(&dir);
-    // Pages that the end of the file shares with the cut stay readable, so all is large.
+    // Bytes on the page that contains the new end stay readable, so all parts are large.
     let many: Vec<String> = (0..20_000).map(|i| format!("token-{i}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let mut file = GgufFile::good().with("tokenizer.ggml.tokens", texts(&many));

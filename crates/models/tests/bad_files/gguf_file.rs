@@ -1,6 +1,6 @@
-//! A GGUF file as its parts, each of which a test may get wrong.
+//! A GGUF file as parts, each of which a test may corrupt.
 
-/// What a file is written from. Counts and places follow from the parts unless a test sets them.
+/// The parts a file is written from. Counts and offsets follow from the parts unless a test sets them.
 #[derive(Clone)]
 pub(crate) struct GgufFile {
     pub(crate) magic: [u8; 4],
@@ -15,7 +15,7 @@ pub(crate) struct GgufFile {
 #[derive(Clone)]
 pub(crate) struct TensorEntry {
     pub(crate) name: String,
-    /// The fastest first, as the file has them.
+    /// Fastest-varying dimension first, as in the file.
     pub(crate) dims: Vec<u64>,
     pub(crate) kind: u32,
     pub(crate) offset: Option<u64>,
@@ -30,7 +30,7 @@ pub(crate) fn text_bytes(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }
 
-/// A value: its kind, then its bytes.
+/// A metadata value: its type, then its bytes.
 pub(crate) fn value(kind: u32, bytes: &[u8]) -> Vec<u8> {
     [&kind.to_le_bytes(), bytes].concat()
 }
@@ -62,7 +62,7 @@ pub(crate) fn tensor(name: &str, dims: &[u64]) -> TensorEntry {
 }
 
 impl GgufFile {
-    /// A model of one layer with a vocabulary of eight tokens, which loads.
+    /// One-layer model with a vocabulary of eight tokens, which loads.
     pub(crate) fn good() -> GgufFile {
         let pairs = [
             ("general.architecture", text("llama")),
@@ -94,14 +94,14 @@ impl GgufFile {
         }
     }
 
-    /// The same with another value under a key.
+    /// The same with another value under `key`.
     pub(crate) fn with(mut self, key: &str, value: Vec<u8>) -> GgufFile {
         self.pairs.retain(|(k, _)| k != key);
         self.pairs.push((key.into(), value));
         self
     }
 
-    /// The same with another tensor in a tensor's place.
+    /// The same with the tensor at `index` changed.
     pub(crate) fn changed(mut self, index: usize, change: impl FnOnce(&mut TensorEntry)) -> GgufFile {
         change(&mut self.tensors[index]);
         self

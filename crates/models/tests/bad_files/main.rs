@@ -1,8 +1,8 @@
-//! Model files that are damaged or made to do harm: each is refused with words that name the file and the place, and
-//! reading it takes no more memory than the file is long.
+//! Damaged and malicious model files: each is refused with a message that names the file and the place, and reading it
+//! takes no more memory than the file's length.
 //!
-//! Each test writes its files byte by byte, out of a small model that loads, and changes one thing. What is said about
-//! them is in the snapshots, which are to be read as a user would: what is wrong, where, what to do next.
+//! Each test writes its files byte by byte from a small model that loads, with one thing changed. The messages are in
+//! the snapshots, to be read as a user would: what is wrong, where, and what to do next.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -25,10 +25,10 @@ use tallow_models::{LoadError, Model};
 #[global_allocator]
 static COUNTED: memory::Counted = memory::Counted;
 
-/// What opening may hold beside the file's own length.
+/// Bytes that opening may allocate beyond the file's length.
 const SPARE: usize = 1 << 20;
 
-/// A folder of its own for each test, gone afterwards.
+/// Folder of one test, removed on drop.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -51,7 +51,7 @@ impl Drop for Dir {
     }
 }
 
-/// Bytes of a file, or of all files in a folder.
+/// Size in bytes of a file, or of all files in a folder.
 fn length(path: &Path) -> usize {
     match std::fs::metadata(path) {
         Ok(meta) if meta.is_file() => meta.len() as usize,
@@ -63,7 +63,7 @@ fn length(path: &Path) -> usize {
     }
 }
 
-/// What was said about each file of a test.
+/// The error messages for the files of a test.
 struct Said<'a> {
     dir: &'a Dir,
     text: String,
@@ -82,7 +82,7 @@ impl<'a> Said<'a> {
         writeln!(self.text, "{case}:\n    {message}").unwrap();
     }
 
-    /// Opening `path` is refused, without memory past the file's length.
+    /// Opening `path` is refused, without allocating more than the file's length.
     fn opening(&mut self, case: &str, path: &Path) {
         let len = length(path);
         let (opened, peak) = memory::peak_of(|| Model::open(path).map(drop));
@@ -97,7 +97,7 @@ impl<'a> Said<'a> {
     }
 }
 
-/// The text of a test's snapshot is all that was said.
+/// Compares all messages of a test with its snapshot.
 macro_rules! snapshot {
     ($said:expr) => {
         insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true, snapshot_path => "../snapshots/bad_files" }, {

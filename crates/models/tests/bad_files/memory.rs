@@ -1,9 +1,9 @@
-//! An allocator that counts what each thread holds.
+//! An allocator that counts the bytes each thread holds.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, counted.
+/// The system allocator, counted.
 pub(crate) struct Counted;
 
 thread_local! {
@@ -17,34 +17,34 @@ fn count(change: isize) {
     PEAK.set(PEAK.get().max(held));
 }
 
-// SAFETY: every call is passed to the system's allocator; counting neither allocates nor panics.
+// SAFETY: every call is forwarded to the system allocator; counting neither allocates nor panics.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds `GlobalAlloc::alloc`'s contract, which is `System.alloc`'s.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract: `at` came from this allocator, so from `System`, with this `layout`.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds `GlobalAlloc::alloc_zeroed`'s contract, which is `System.alloc_zeroed`'s.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size as isize - layout.size() as isize);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract: `at` came from this allocator, so from `System`, with this `layout`.
         unsafe { System.realloc(at, layout, size) }
     }
 }
 
-/// What `work` gives, and how many bytes more than before this thread held at most meanwhile.
+/// The result of `work`, and this thread's peak of allocated bytes during it, relative to before.
 pub(crate) fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get();
     PEAK.set(before);

@@ -1,4 +1,4 @@
-//! safetensors files and the index of their parts: items 8 to 11, and 15.
+//! safetensors files and the index of their shards: items 8 to 11, and 15.
 
 use std::fs::File;
 
@@ -15,7 +15,7 @@ fn the_folder_that_is_changed_is_good() {
     let model = Model::open(&dir.0).unwrap();
     load(&model).unwrap();
     assert_eq!(model.tokenizer().unwrap().vocab_size(), 6);
-    // A header of odd length: no number stands where a processor would like to have it.
+    // A header of odd length, so that no element is aligned.
     let (header, data) = folder::header();
     let odd = format!("{} ", Value::Object(header));
     dir.write("model.safetensors", &folder::file(odd.trim_end().as_bytes(), data));
@@ -26,7 +26,7 @@ fn the_folder_that_is_changed_is_good() {
     }
 }
 
-/// A tensor that has a GGUF file's name is no reason to trust its shape.
+/// A tensor with a GGUF-style name gets no trust for its shape.
 #[test]
 fn names_of_the_other_kind_of_file_mean_nothing() {
     let dir = Dir::new("names");
@@ -101,7 +101,7 @@ fn c3_09_headers() {
     snapshot!(said);
 }
 
-/// A file that claims a header past the limit, and is long enough for it.
+/// A header longer than the limit, in a file long enough for it.
 #[test]
 fn c3_09_a_header_past_the_limit() {
     let dir = Dir::new("09-long");
@@ -156,12 +156,12 @@ fn c3_10_offsets() {
     open("a hole", &folder::file(Value::Object(holes).to_string().as_bytes(), data));
     let whole = Value::Object(header.clone()).to_string();
     open("bytes behind the last tensor", &folder::file(whole.as_bytes(), data + 4));
-    // An empty tensor takes no room, and may stand where another begins. It is still one that nobody asked for.
+    // An empty tensor takes no bytes and may start where another does. It is still an unknown tensor.
     let mut empty = header.clone();
     empty.insert("empty".into(), json!({"dtype": "F32", "shape": [0], "data_offsets": [from, from]}));
     dir.write("model.safetensors", &folder::file(Value::Object(empty).to_string().as_bytes(), data));
     said.note("an empty tensor", load(&Model::open(&dir.0).unwrap()).unwrap_err());
-    // A type that is not checked here may have any size, and is told when somebody asks for it.
+    // A dtype that is not known here may have any size; the error comes when the tensor is used.
     for kind in ["I32", "F4"] {
         dir.write("model.safetensors", &changed(&|t| t["dtype"] = json!(kind)));
         said.note(&format!("elements of type {kind}"), load(&Model::open(&dir.0).unwrap()).unwrap_err());
@@ -224,7 +224,7 @@ fn c3_11_links_out_of_the_folder() {
     snapshot!(said);
 }
 
-/// In the hub's cache a snapshot's files are links to the model's blobs, and may lead nowhere else.
+/// In the hub's cache a snapshot's files are symlinks to the model's blobs and must not point elsewhere.
 #[test]
 #[cfg(unix)]
 fn c3_11_links_out_of_the_cache() {
@@ -253,7 +253,7 @@ fn c3_11_links_out_of_the_cache() {
     snapshot!(said);
 }
 
-/// An index past its limit is refused before it is read.
+/// An index larger than the limit is refused before it is read.
 #[test]
 fn c3_11_an_index_past_the_limit() {
     let dir = Dir::new("11-long");
@@ -292,7 +292,7 @@ fn c3_15_pickles() {
         dir.write("model.safetensors", zip);
         &dir.0
     });
-    // One beside weights that can be read is left alone.
+    // Beside readable weights it is ignored.
     dir.write("model.safetensors", &folder::good());
     dir.write("pytorch_model.bin", zip);
     load(&Model::open(&dir.0).unwrap()).unwrap();

@@ -1,7 +1,7 @@
-//! Every golden folder, damaged in every way in turn: it is refused with words that name the file and the place, or goes
-//! on as if nothing had been, and nothing panics or takes memory that the file does not account for.
+//! Every golden folder with every kind of damage in turn: either it is refused with a message that names the file and
+//! the place, or it loads; nothing panics or allocates memory that the file does not account for.
 //!
-//! `TALLOW_SWEEP=all` goes through all; without it a part is taken that differs from folder to folder.
+//! `TALLOW_SWEEP=all` runs all cases; without it a sample is taken that differs from folder to folder.
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,18 +20,18 @@ use tallow_models::{AnyModel, Model};
 
 use crate::{Dir, SPARE, length, memory};
 
-/// What a model may take to load and to go one step beside its file: weights that became wider, tables of rotations.
+/// Bytes that loading a model and one step may take beyond its file: widened weights, RoPE tables.
 const ROOM: usize = 64 << 20;
 
 type Said = Result<(), Box<dyn std::error::Error>>;
 
-/// Brings a model as far as a first step.
+/// Loads a model and runs a first step.
 fn go(b: &Cpu, path: &Path) -> Said {
     let told = &mut |_, _| ControlFlow::Continue(());
     match Checkpoint::open(path).and_then(AnyModel::new)? {
         AnyModel::Decoder(model) => decode(b, &model)?,
         AnyModel::Encoder(mut model) => {
-            // All that a file can have is read.
+            // Load every tensor that a file can have.
             model.extras = true;
             for model in [model.of_texts(), model.of_images()].into_iter().flatten() {
                 encode(b, model)?;
@@ -68,7 +68,7 @@ fn encode(b: &Cpu, model: &EncoderModel) -> Said {
     Ok(())
 }
 
-/// What is wrong with how a model's files are taken or refused.
+/// What is wrong with how a model's files are accepted or refused, if anything.
 pub(crate) fn fault(b: &Cpu, path: &Path, words: &[&str], refused: bool) -> Option<String> {
     let len = length(path);
     let open = || Checkpoint::open(path).and_then(AnyModel::new).map(drop).is_ok();
@@ -84,14 +84,14 @@ pub(crate) fn fault(b: &Cpu, path: &Path, words: &[&str], refused: bool) -> Opti
     }
 }
 
-/// What is wrong with the words of a refusal.
+/// What is wrong with an error message, if anything.
 pub(crate) fn complaint(path: &Path, message: &str, words: &[&str]) -> Option<String> {
     let says = words.iter().any(|word| message.contains(word));
     let named = message.starts_with(path.to_str().unwrap());
     (!says || !named).then(|| format!("says: {message}"))
 }
 
-/// What a setting may be instead.
+/// Replacement values for a setting.
 pub(crate) fn others() -> [Value; 15] {
     [
         json!(0),
@@ -112,7 +112,7 @@ pub(crate) fn others() -> [Value; 15] {
     ]
 }
 
-/// All folders of goldens with a single file of weights.
+/// All golden folders with a single weight file.
 fn goldens() -> Vec<PathBuf> {
     let root = tallow_support::root().join("tests/goldens");
     let within =
@@ -124,7 +124,7 @@ fn goldens() -> Vec<PathBuf> {
     all
 }
 
-/// A golden folder's parts, and where damaged ones are written.
+/// A golden folder's parts, and where damaged copies are written.
 struct Patient<'a> {
     b: &'a Cpu,
     dir: &'a Dir,
@@ -133,7 +133,7 @@ struct Patient<'a> {
     header: Map<String, Value>,
     data: Vec<u8>,
     faults: &'a mut Vec<String>,
-    /// Some of all kinds of damage are taken: every so many.
+    /// Every `each`-th case of damage is run.
     each: usize,
     count: usize,
 }
@@ -158,13 +158,13 @@ impl Patient<'_> {
         self.count.is_multiple_of(self.each)
     }
 
-    /// Tries what was written. What is refused has to be with one of these words; all is to be, if `refused`.
+    /// Loads what was written. An error must contain one of `words`; if `refused`, there must be an error.
     fn examine(&mut self, what: &str, words: &[&str], refused: bool) {
         let fault = fault(self.b, &self.dir.0, words, refused);
         self.faults.extend(fault.map(|fault| format!("{}: {what}: {fault}", self.name)));
     }
 
-    /// One tensor in turn is gone, has another name, is there twice, has other elements or another shape.
+    /// Each tensor in turn is missing, renamed, duplicated, of another dtype or of another shape.
     fn tensors(&mut self) {
         let names: Vec<String> = self.header.keys().cloned().collect();
         for name in names {
@@ -172,10 +172,10 @@ impl Patient<'_> {
             let last = name.rsplit('.').take(3).collect::<Vec<_>>();
             let last = last.into_iter().rev().collect::<Vec<_>>().join(".");
             let layer = [name.as_str(), &last, "config.json"];
-            // Some are made for training only, and nobody reads them.
+            // Some tensors are for training only and are never read.
             let is_read = !name.starts_with("pooler.") && name != "logit_scale" && name != "logit_bias";
             if self.is_next() {
-                // Bytes that nobody owns are damage; a tensor of another name is in its place.
+                // Bytes that no tensor owns would be an error, so a tensor of another name takes their place.
                 let mut header = self.header.clone();
                 header.remove(&name);
                 header.insert(format!("{name}.other"), entry.clone());
@@ -186,7 +186,7 @@ impl Patient<'_> {
                 let mut header = self.header.clone();
                 header.remove(&name);
                 self.weights(&header);
-                // The bytes behind the last one cannot be told from others' then.
+                // Its bytes now belong to no tensor; if it was the last, they look like trailing bytes.
                 self.examine(&format!("{name} is gone"), &["bytes", "tensor"], true);
             }
             if self.is_next() {
@@ -209,7 +209,7 @@ impl Patient<'_> {
             let flat = vec![flat_len(&shape)];
             let (deeper, huge) = ([&[1], &shape[..]].concat(), [&[1 << 40], &shape[..]].concat());
             for other in [turned, flat, deeper, huge, vec![0], vec![u64::MAX; 3]] {
-                // One number is one however it stands, and what has one output may be a vector.
+                // A single element may have any shape, and the weight of a layer with one output may be a vector.
                 let is_alike = flat_len(&other) == flat_len(&shape)
                     && (flat_len(&shape) == 1 || name.ends_with("shared_expert_gate.weight"));
                 if other != shape && !is_alike {
@@ -230,7 +230,7 @@ impl Patient<'_> {
         }
     }
 
-    /// The file ends somewhere else.
+    /// The file is truncated.
     fn cut(&mut self) {
         let whole = file(&serde_json::to_string(&self.header).unwrap(), &self.data);
         let mut seed = whole.len();
@@ -245,7 +245,7 @@ impl Patient<'_> {
         self.whole();
     }
 
-    /// One setting in turn is something else.
+    /// Each setting in turn gets another value.
     fn settings(&mut self) {
         let values = others();
         for place in places(&self.config) {
@@ -268,7 +268,7 @@ fn flat_len(shape: &[u64]) -> u64 {
     shape.iter().fold(1, |n, d| n.saturating_mul(*d))
 }
 
-/// Where settings stand, as JSON pointers.
+/// JSON pointers of all settings.
 pub(crate) fn places(json: &Value) -> Vec<String> {
     let entries: Vec<(String, &Value)> = match json {
         Value::Object(map) => {
@@ -288,7 +288,7 @@ fn sweep(name: &str, damage: impl Fn(&mut Patient<'_>), each: usize) {
     let (b, dir) = (Cpu::new(Isa::best(), 1).unwrap(), Dir::new(name));
     let each = if tallow_support::sweeps_all() { 1 } else { each };
     let mut faults = Vec::new();
-    // Which is taken of all differs.
+    // The sample starts at a different case in each folder.
     for (count, folder) in goldens().into_iter().enumerate() {
         let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
         let at = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

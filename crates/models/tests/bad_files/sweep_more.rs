@@ -1,5 +1,4 @@
-//! The same for GGUF files, and for what stands beside weights: vocabularies, how pictures are prepared, how vectors are
-//! made.
+//! The same for GGUF files and for the files beside weights: tokenizers, image preprocessing, pooling.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -24,7 +23,7 @@ fn files(folder: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Files of every family, cut anywhere, and with eight bytes of their first kilobytes changed.
+/// GGUF files of every family, truncated anywhere, and with eight bytes of their first kilobytes changed.
 #[test]
 fn gguf_files_of_every_golden() {
     let (b, dir) = (Cpu::new(Isa::best(), 1).unwrap(), Dir::new("sweep-gguf"));
@@ -58,7 +57,7 @@ fn gguf_files_of_every_golden() {
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
 }
 
-/// One place in turn of a JSON file is something else. `take` reads it.
+/// Each value of a JSON file in turn is replaced. `take` reads it.
 fn settings(
     dir: &Dir,
     file: &str,
@@ -80,7 +79,7 @@ fn settings(
             let taken = catch_unwind(AssertUnwindSafe(|| memory::peak_of(|| take(&dir.0))));
             let fault = match taken {
                 Err(_) => Some("panics".to_owned()),
-                // What a vocabulary becomes is larger than its file.
+                // A tokenizer in memory is larger than its file.
                 Ok((_, peak)) if peak > 64 * text.len() + 4 * SPARE => Some(format!("takes {peak} bytes")),
                 Ok((Ok(()), _)) => None,
                 Ok((Err(e), _)) => complaint(&dir.0, &e.to_string(), &[file, "tensor", "in_features"]),
@@ -95,7 +94,7 @@ fn settings(
 #[test]
 fn vocabularies() {
     let mut files = files("fuzz/seeds/tokenizer_json");
-    // It has something in it that is refused.
+    // It contains something that is refused.
     files.retain(|file| !file.ends_with("words.json"));
     assert_eq!(files.len(), 4);
     for from in files {
@@ -108,7 +107,7 @@ fn vocabularies() {
     }
 }
 
-/// A folder with the model that sees texts and images, or the one that sees texts.
+/// A folder with the text-and-image model, or with the text model.
 fn folder(name: &str, tag: &str) -> Dir {
     let dir = Dir::new(tag);
     for file in ["config.json", "model.safetensors"] {

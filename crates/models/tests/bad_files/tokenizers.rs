@@ -1,4 +1,5 @@
-//! Vocabularies: item 13. What each kind of vocabulary refuses is in `tokenizer_files.rs`; here it is the model's.
+//! Vocabularies: item 13. What each kind of tokenizer refuses is in `tokenizer_files.rs`; here it is checked against
+//! the model.
 
 use serde_json::{Value, json};
 use tallow_models::Model;
@@ -54,7 +55,7 @@ fn c3_13_vocabularies_of_a_gguf_file() {
     snapshot!(said);
 }
 
-/// Without an end, answers end at their length.
+/// Without an end-of-sequence token answers end at their length limit.
 #[test]
 fn c3_13_no_end() {
     let dir = Dir::new("13-end");

@@ -1,4 +1,4 @@
-//! Weights that are no numbers: item 14. What a request then gets is in the engine's tests.
+//! NaN and infinite weights: item 14. What a request gets then is in the engine's tests.
 
 use serde_json::{Value, json};
 use tallow_models::Model;
@@ -18,7 +18,7 @@ fn c3_14_plain_weights() {
             said.note(&format!("{case} in the {kind}"), load(&model).unwrap_err());
         }
     }
-    // The same in numbers of half the size.
+    // The same in 16-bit floats.
     for (dtype, bits) in [("F16", 0x7C00u16), ("F16", 0xFE00), ("BF16", 0x7F80), ("BF16", 0xFFC0)] {
         dir.write_folder();
         let (mut header, data) = folder::header();
@@ -38,13 +38,14 @@ fn c3_14_plain_weights() {
     snapshot!(said);
 }
 
-/// Blocks are not looked into: reading every scale would take as long as a step, and the sampler finds out.
+/// Quantized blocks are not checked at load: reading every scale would take as long as a step, and the sampler reports
+/// NaN logits.
 #[test]
 fn c3_14_scales_of_blocks() {
     let dir = Dir::new("14-blocks");
     let file = GgufFile::good().changed(0, |t| {
         t.kind = Q8_0;
-        // Eight rows of one block: a scale of f16, then 32 numbers.
+        // Eight rows of one Q8_0 block: an f16 scale, then 32 codes.
         t.data = [vec![0x00, 0x7E], vec![1; 32]].concat().repeat(8);
     });
     let model = Model::open(&dir.write("model.gguf", &file.bytes())).unwrap();

@@ -1,9 +1,9 @@
-//! Fits with a scale and a minimum.
+//! Fits of a scale and a minimum.
 
 use super::{Unit, each, round, squared};
 use crate::F16;
 
-/// How much of the range from the least to the greatest weight the codes are tried to span, inverted.
+/// Candidate ratios of the weights' range to the range that the codes span. Above 1 the largest weight is clipped.
 const TRIED: [f32; 16] =
     [0.80, 0.825, 0.85, 0.875, 0.9, 0.925, 0.95, 0.975, 1.0, 1.025, 1.05, 1.075, 1.1, 1.15, 1.2, 1.25];
 
@@ -36,13 +36,13 @@ impl<const N: usize> Unit<N> {
     /// of the largest magnitude.
     fn best_line<const MAX: i32>(&self, highest: f32) -> Line {
         let low = self.x.iter().fold(highest, |low, &x| low.min(x));
-        // From zero upwards the sums lose the least precision.
+        // Sums lose the least precision when `x` starts at zero.
         let line = search::<N, MAX>(&each(&self.x, |x| x - low), &self.care, highest - low);
         Line { scale: line.scale * self.size, min: (line.min + low) * self.size }
     }
 }
 
-/// The code nearest to `x` above the minimum.
+/// The code nearest to `x`, which is relative to the minimum.
 #[inline(always)]
 fn code<const MAX: i32>(x: f32, inverse: f32) -> f32 {
     round((x * inverse).clamp(0.0, MAX as f32))
@@ -51,7 +51,7 @@ fn code<const MAX: i32>(x: f32, inverse: f32) -> f32 {
 /// The best line for weights that are not negative.
 fn search<const N: usize, const MAX: i32>(x: &[f32; N], care: &[f32; N], highest: f32) -> Line {
     let high = x.iter().fold(0.0f32, |high, &x| high.max(x));
-    // As if there were as many of each as it counts.
+    // Each weight is counted `care` times.
     let (count, sum) = (care.iter().sum::<f32>(), x.iter().zip(care).map(|(x, care)| care * x).sum::<f32>());
     let flat = Line { scale: 0.0, min: (sum / count).min(highest) };
     if high == 0.0 {
@@ -70,14 +70,14 @@ fn search<const N: usize, const MAX: i32>(x: &[f32; N], care: &[f32; N], highest
     }
     let mut best = (flat.min * (2.0 * sum - count * flat.min), flat);
     for ((codes, squares), common) in codes.into_iter().zip(squares).zip(common) {
-        // The least squares, with the minimum held at `highest` if it would lie above or if all codes are one.
+        // Least squares, with the minimum held at `highest` if it would lie above or if all codes are equal.
         let spread = count * squares - codes * codes;
         let (mut scale, mut min) = ((common - highest * codes) / squares, highest);
         if spread > 0.0 && squares * sum - codes * common <= highest * spread {
             scale = (count * common - sum * codes) / spread;
             min = (squares * sum - codes * common) / spread;
         }
-        // By how much the squared error is less than with zeros.
+        // Reduction of the squared error against zeros.
         let twice = scale * (common - min * codes) + min * sum;
         let gain = 2.0 * twice - scale * scale * squares - count * min * min;
         if gain > best.0 && scale > 0.0 {
@@ -107,7 +107,7 @@ pub(crate) fn fit_affine_block<const MAX: i32>(
     (d, m, unit.line_codes::<MAX>(Line { scale: d.get(), min: m.get() }))
 }
 
-/// A block whose `SUBS` parts have scales and minimums that are multiples of two numbers.
+/// A super-block whose `SUBS` parts have scales that are multiples of `d` and minimums that are multiples of `dmin`.
 pub(crate) struct AffineSuperFit<const SUBS: usize> {
     pub(crate) d: F16,
     pub(crate) dmin: F16,

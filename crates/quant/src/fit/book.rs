@@ -1,22 +1,22 @@
-//! Fits where several weights together choose an entry of a book.
+//! Fits where several weights together choose an entry of a codebook.
 
 use super::{Unit, finite};
 use crate::F16;
 
-/// Of how large the largest weight of a part is tried to be, relative to the largest number of the book. Far below one most
-/// weights are the better for it where numbers are few.
+/// Candidate positions of a part's largest weight, relative to the codebook's largest value. Far above 1 it is clipped,
+/// which is better for most weights where there are few values.
 const TRIED: [f32; 16] =
     [0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.3, 1.45, 1.6, 1.8, 2.0, 2.3, 2.7];
 
-/// Entries of `M` numbers each.
+/// A codebook: entries of `M` values each.
 pub(crate) struct Book<const M: usize> {
-    /// Of each number, that of all entries.
+    /// Per position in an entry, the values of all entries.
     columns: [Vec<f32>; M],
     reach: f32,
 }
 
 impl<const M: usize> Book<M> {
-    /// The entries of a table, which number their values in so many bits each.
+    /// The entries of a table, each packed as `M` indices into `values` of `bits` bits.
     pub(crate) fn new(table: &[u16], values: &[i8], bits: usize) -> Book<M> {
         let number = |entry: u16, i: usize| {
             values.get(usize::from(entry >> (bits * i)) & ((1 << bits) - 1)).map_or(0.0, |v| f32::from(*v))
@@ -26,13 +26,13 @@ impl<const M: usize> Book<M> {
         Book { columns, reach }
     }
 
-    /// All entries of this, and then those of another.
+    /// The entries of this codebook, followed by those of another.
     pub(crate) fn and(mut self, other: Book<M>) -> Book<M> {
         self.columns.iter_mut().zip(other.columns).for_each(|(all, more)| all.extend(more));
         self
     }
 
-    /// What weights come to with each entry, where errors count as much as `care` says.
+    /// Products of weights with each entry, weighted by `care`.
     fn group(&self, x: &[f32], care: &[f32]) -> Group {
         let entries = self.columns.first().map_or(0, Vec::len);
         let mut group = Group { twice: vec![0.0; entries], squares: vec![0.0; entries] };
@@ -47,18 +47,18 @@ impl<const M: usize> Book<M> {
     }
 }
 
-/// Weights that choose an entry together.
+/// A group of weights that choose an entry together.
 struct Group {
-    /// Twice their products with each entry.
+    /// Twice their dot product with each entry.
     twice: Vec<f32>,
-    /// Of each entry, the sum of squares.
+    /// Sum of squares of each entry.
     squares: Vec<f32>,
 }
 
 impl Group {
-    /// By how much the best entry times `scale` makes the squared error less than zeros do.
+    /// Reduction of the squared error by the best entry times `scale`, against zeros.
     fn gain(&self, scale: f32) -> f32 {
-        // Side by side: one vector.
+        // Accumulators side by side: one vector.
         let mut best = [f32::NEG_INFINITY; 16];
         for (twice, squares) in self.twice.as_chunks::<16>().0.iter().zip(self.squares.as_chunks::<16>().0) {
             for i in 0..16 {
@@ -69,7 +69,7 @@ impl Group {
         scale * best.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
 
-    /// The best entry. Where the scale is zero, the smallest of the best.
+    /// The best entry. If the scale is zero, the smallest of equally good ones.
     fn choose(&self, scale: f32) -> u16 {
         let scale = scale.max(f32::MIN_POSITIVE);
         let mut best = (f32::NEG_INFINITY, 0);
@@ -83,11 +83,11 @@ impl Group {
     }
 }
 
-/// Makes magnitudes of weights whose signs are stored apart, and the signs of eights.
+/// Magnitudes of weights whose signs are stored apart, and a byte of sign bits for every 8.
 pub(crate) struct Signed;
 
 impl Signed {
-    /// Any signs.
+    /// Without a constraint on the signs.
     pub(crate) fn free(weights: &[f32; 256], care: &[f32; 256]) -> (Unit<256>, [u8; 32]) {
         let mut unit = Unit::new(&finite(weights), care);
         let mut signs = [0; 32];
@@ -100,8 +100,8 @@ impl Signed {
         (unit, signs)
     }
 
-    /// An even number of eight signs: where it is odd, the weight that matters least has the wrong one, and a negative
-    /// magnitude.
+    /// An even number of negative signs in every 8: where it is odd, the weight that matters least gets the wrong sign,
+    /// and a negative magnitude.
     pub(crate) fn even(weights: &[f32; 256], care: &[f32; 256]) -> (Unit<256>, [u8; 32]) {
         let (mut unit, mut signs) = Signed::free(weights, care);
         let eights = unit.x.as_chunks_mut::<8>().0.iter_mut().zip(unit.care.as_chunks::<8>().0);
@@ -117,28 +117,28 @@ impl Signed {
     }
 }
 
-/// Entries for 256 weights, some of which share a scale that is an odd multiple of one number.
+/// Codebook entries for 256 weights, in parts whose scales are odd multiples of one number.
 pub(crate) struct BookFit {
     pub(crate) d: F16,
-    /// Of each part.
+    /// The odd multiple of each part.
     pub(crate) factors: [u8; 16],
-    /// The book of each part.
+    /// The codebook of each part.
     pub(crate) books: [u8; 16],
     pub(crate) entries: [u16; 64],
 }
 
 impl BookFit {
-    /// The factors as scales of four bits, low half first.
+    /// The factors as scales of four bits (`factor / 2`), low half first.
     pub(crate) fn nibbles<const N: usize>(&self) -> [u8; N] {
         let scale = |i: usize| self.factors[i] / 2;
         std::array::from_fn(|i| scale(2 * i) | scale(2 * i + 1) << 4)
     }
 }
 
-/// Weights that share a scale, and what they come to with each entry of each book.
+/// Weights that share a scale, and their products with each entry of each codebook.
 struct Part<'a, const M: usize> {
     books: &'a [Book<M>],
-    /// Of each book, for each group of weights.
+    /// Per codebook, the groups of weights.
     groups: Vec<Vec<Group>>,
 }
 
@@ -150,7 +150,7 @@ impl<'a, const M: usize> Part<'a, M> {
         Part { books, groups: books.iter().map(of).collect() }
     }
 
-    /// The most that a book gains with that scale, and which.
+    /// The largest gain of any codebook with that scale, and which codebook it is.
     fn gain(&self, scale: f32) -> (f32, u8) {
         let mut best = (f32::NEG_INFINITY, 0);
         for (i, groups) in self.groups.iter().enumerate() {
@@ -162,7 +162,7 @@ impl<'a, const M: usize> Part<'a, M> {
         best
     }
 
-    /// The scale that gains most of those tried.
+    /// The candidate scale with the largest gain.
     fn ideal(&self, x: &[f32]) -> f32 {
         let largest = x.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
         let reach = self.books.iter().fold(0.0, |reach: f32, book| reach.max(book.reach));
@@ -178,7 +178,7 @@ impl<'a, const M: usize> Part<'a, M> {
     }
 }
 
-/// Fits parts of `groups` groups of `M` weights each. Scales are odd multiples, up to `top`, of one `of`-th of a number.
+/// Fits parts of `groups` groups of `M` weights each. Scales are odd multiples, up to `top`, of `d / of`.
 pub(crate) fn fit_books<const M: usize>(
     unit: &Unit<256>,
     books: &[Book<M>],
@@ -219,7 +219,7 @@ pub(crate) fn fit_books<const M: usize>(
     fit
 }
 
-/// The odd factor of `step` near to the ideal scale that gains most: how much, the factor, and the book.
+/// The odd factor of `step` near the ideal scale with the largest gain: the gain, the factor, and the codebook.
 fn factor<const M: usize>(part: &Part<'_, M>, ideal: f32, step: f32, top: u8) -> (f32, u8, u8) {
     let near = if step == 0.0 { 0.0 } else { (ideal / step / 2.0).min(255.0) } as u8;
     let mut best = (f32::NEG_INFINITY, 1, 0);

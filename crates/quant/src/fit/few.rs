@@ -1,9 +1,9 @@
-//! Fits of two or three values.
+//! Fits of two or three levels.
 
 use super::{Ints, Unit};
 use crate::F16;
 
-/// The scale of weights of which only the signs are kept: the mean of their sizes.
+/// Scale of weights of which only the signs are kept: their mean magnitude.
 pub(crate) fn fit_signs<const N: usize>(weights: &[f32; N], care: &[f32; N]) -> F16 {
     let unit = Unit::new(weights, care);
     let each = || unit.x.iter().zip(&unit.care);
@@ -13,12 +13,12 @@ pub(crate) fn fit_signs<const N: usize>(weights: &[f32; N], care: &[f32; N]) -> 
     F16::nearest(scale.min(65504.0) as f32)
 }
 
-/// A scale for -1, 0 and 1, and which of them each weight is, from zero on.
+/// A scale for the levels -1, 0 and 1, and the code of each weight: 0 for -1.
 pub(crate) fn fit_ternary<const N: usize>(weights: &[f32; N], care: &[f32; N]) -> (F16, [u8; N]) {
     let unit = Unit::new(weights, care);
     let mut sizes: [(f32, f32); N] = std::array::from_fn(|i| (unit.x[i].abs(), unit.care[i]));
     sizes.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-    // With the largest few as ones, the best scale is their mean.
+    // With the largest few magnitudes as ones, the best scale is their mean.
     let (mut sum, mut count, mut best) = (0.0, 0.0, (0.0, 0.0));
     for (size, care) in sizes {
         sum += care * size;

@@ -1,11 +1,12 @@
-//! Fits with a scale only.
+//! Fits of a scale alone.
 
 use std::ops::RangeInclusive;
 
 use super::{Grid, Unit};
 use crate::F16;
 
-/// Where the largest weight is tried to lie, relative to the grid's reach. Above 1 it is cut off for the others' sake.
+/// Candidate positions of the largest weight, relative to the grid's reach. Above 1 it is clipped in favour of the
+/// others.
 const TRIED: [f32; 16] =
     [0.80, 0.825, 0.85, 0.875, 0.9, 0.925, 0.95, 0.975, 1.0, 1.025, 1.05, 1.075, 1.1, 1.15, 1.2, 1.25];
 
@@ -25,7 +26,7 @@ pub(super) fn search<const N: usize, G: Grid>(x: &[f32; N], care: &[f32; N], gri
             }
         }
         for (common, square) in common.into_iter().zip(square) {
-            // By how much the squared error is less than with a scale of zero.
+            // Reduction of the squared error against a scale of zero.
             let gain = common * common / square;
             if gain > best.0 {
                 best = (gain, common / square);
@@ -48,7 +49,7 @@ pub(crate) fn fit_block<const N: usize>(
     (d, unit.codes(d.get(), grid))
 }
 
-/// A block whose `SUBS` parts have scales that are multiples of one number.
+/// A super-block whose `SUBS` parts have scales that are multiples of `d`.
 pub(crate) struct SuperFit<const SUBS: usize> {
     pub(crate) d: F16,
     pub(crate) scales: [i16; SUBS],

@@ -1,4 +1,4 @@
-//! The reference's bytes and numbers, bit for bit, and the quality of its quantisers.
+//! The reference's blocks and their values, bit for bit, and the error of our quantizers against its own.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ fn blocks() -> BTreeMap<String, Golden> {
     files.into_iter().flatten().collect()
 }
 
-/// The second is made here, by `tools/goldens/blocks.py`, of what the first does not have.
+/// The second is made by `tools/goldens/blocks.py` of formats that the first lacks.
 const FILES: [(&str, &str); 2] = [("gguf-blocks", "blocks"), ("gguf-blocks-more", "blocks")];
 
-/// What the files say of a format.
+/// A fact about a format in the goldens.
 fn fact(format: Format, what: &str) -> Option<f64> {
     let files = FILES.map(|(folder, file)| json(&golden(folder).join(file).with_extension("json")));
     files.iter().find_map(|about| about["types"][format.name()][what].as_f64())
 }
 
-/// The formats that the reference has blocks of. It has none of F32 and F16, which say all by their names, nor of
-/// Q8_K, which no file holds.
+/// The formats that the reference has blocks of. It has none of F32 and F16, which need none, nor of Q8_K, which no
+/// file contains.
 fn formats(of: &BTreeMap<String, Golden>) -> Vec<Format> {
     let known = |f: &Format| of.contains_key(&format!("{f}.quant.raw"));
     let (formats, others): (Vec<_>, Vec<_>) = Format::ALL.into_iter().partition(known);
@@ -61,7 +61,7 @@ fn unpacks_to_the_references_bits() {
     }
 }
 
-/// The root of the mean squared error, relative to that of the weights. `None` where all weights are zero.
+/// RMS error relative to the RMS of the weights. `None` where all weights are zero.
 fn relative_error(got: &[f32], want: &[f32]) -> Option<f64> {
     let square = |x: f64| x * x;
     let error: f64 = got.iter().zip(want).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();

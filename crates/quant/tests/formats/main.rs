@@ -1,4 +1,4 @@
-//! All formats: the reference's numbers, other definitions, and what holds for any bytes and any weights.
+//! All formats: the reference's blocks, independent definitions, and properties for arbitrary bytes and weights.
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 

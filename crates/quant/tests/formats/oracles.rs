@@ -1,4 +1,4 @@
-//! Formats without reference blocks, against definitions that are written down elsewhere.
+//! Formats without reference blocks, against independent definitions.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -39,8 +39,7 @@ fn plain_formats_keep_what_is_not_finite() {
     assert_eq!(unpacked(Format::F16, &packed(Format::F16, &[65520.0]))[0], f32::INFINITY);
 }
 
-/// Every code of F8_E4M3 as the OCP specification of floats of eight bits has it, but for the two that are no number
-/// there.
+/// Every code of F8_E4M3 as in the OCP 8-bit floating point specification, except for its two NaN codes.
 #[test]
 fn f8_is_the_specifications() {
     let value = |code: u8| {
@@ -59,7 +58,7 @@ fn f8_is_the_specifications() {
     }
 }
 
-/// A number of four bits, as the OCP specification of microscaling formats has it.
+/// An FP4 (E2M1) value, as in the OCP microscaling formats specification.
 fn fp4(code: u8) -> f64 {
     let (exponent, fraction) = (i32::from(code >> 1 & 3), f64::from(code & 1));
     let magnitude =
@@ -67,8 +66,8 @@ fn fp4(code: u8) -> f64 {
     if code < 8 { magnitude } else { -magnitude }
 }
 
-/// Every exponent and code of MXFP4 as the OCP specification of microscaling formats has them, except for exponent 255,
-/// which files treat like the others.
+/// Every exponent and code of MXFP4 as in the OCP microscaling formats specification, except for exponent 255, which
+/// files treat like the others.
 #[test]
 fn mxfp4_is_the_specifications() {
     for e in 0..=255u8 {
@@ -83,8 +82,8 @@ fn mxfp4_is_the_specifications() {
     }
 }
 
-/// Every scale and code of NVFP4: the scale an E4M3 of the OCP specification of 8-bit floats, whose sign files do not use; its
-/// one NaN counts as zero.
+/// Every scale and code of NVFP4. Scales are E4M3 of the OCP 8-bit floating point specification, whose sign bit files
+/// do not use; its one NaN is read as zero.
 #[test]
 fn nvfp4_is_the_specifications() {
     for scale in 0..=255u8 {
@@ -108,7 +107,7 @@ fn nvfp4_is_the_specifications() {
 }
 
 proptest! {
-    /// They differ in how they are stored only.
+    /// They differ in storage only.
     #[test]
     fn tq1_0_is_tq2_0(weights in prop::collection::vec(-3f32..3.0, 256)) {
         let [one, two] = [Format::TQ1_0, Format::TQ2_0].map(|f| unpacked(f, &packed(f, &weights)));
@@ -116,7 +115,7 @@ proptest! {
         prop_assert_eq!(one, two);
     }
 
-    /// A Q8_K block is eight Q8_0 blocks that have the same scale.
+    /// A Q8_K block is eight Q8_0 blocks with the same scale.
     #[test]
     fn q8_k_is_q8_0_with_one_scale(d in any::<u16>(), codes in prop::collection::vec(any::<u8>(), 256)) {
         prop_assume!(!f16::from_bits(d).is_nan());
@@ -147,13 +146,13 @@ proptest! {
         prop_assert_eq!(packed(Format::F32, &[f32::from_bits(bits)]), bytes);
     }
 
-    /// No neighbour is nearer, and of two that are equally near the even one is taken.
+    /// Round to nearest, ties to even.
     #[test]
     fn halves_are_the_nearest(bits in any::<u32>(), exponent in 100u32..143) {
         for (format, x) in [
             (Format::BF16, f32::from_bits(bits)),
             (Format::F16, f32::from_bits(bits & 0x807f_ffff | exponent << 23)),
-            // Often exactly between two.
+            // Often exactly halfway between two.
             (Format::F16, f32::from_bits(bits & 0x807f_f000 | exponent << 23)),
             (Format::BF16, f32::from_bits(bits & 0xffff_8000)),
         ] {

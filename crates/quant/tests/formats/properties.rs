@@ -1,4 +1,4 @@
-//! What holds for every format, any bytes and any weights.
+//! Properties that hold for every format, any bytes and any weights.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -6,29 +6,29 @@ use tallow_quant::{Format, SizeError, pack, unpack};
 
 use super::{packed, unpacked};
 
-/// Bits, but one NaN for all: which one comes out of arithmetic is up to the processor.
+/// Bit patterns with all NaNs replaced by one: which NaN arithmetic produces is up to the processor.
 fn bits(weights: &[f32]) -> Vec<u32> {
     weights.iter().map(|w| if w.is_nan() { f32::NAN.to_bits() } else { w.to_bits() }).collect()
 }
 
-/// The formats that lose something.
+/// The lossy formats.
 fn quantised() -> impl Iterator<Item = Format> {
     Format::ALL.into_iter().filter(|f| !f.is_plain())
 }
 
-/// Weights for the largest block, of many kinds and any scale.
+/// Weights for the largest block, of many distributions and any scale.
 fn weights() -> impl Strategy<Value = Vec<f32>> {
     let unit = || vec(-1f32..1.0, 256);
     let shapes = prop_oneof![
-        // Like a trained tensor.
+        // Like a trained tensor: a sum of three uniforms.
         (unit(), unit(), unit()).prop_map(|(a, b, c)| (0..256).map(|i| a[i] + b[i] + c[i]).collect()),
         unit(),
         (-1f32..1.0).prop_map(|x| vec![x; 256]),
-        // A few outliers among small ones.
+        // A few outliers among small weights.
         (unit(), vec(0usize..256, 1..6), 1e-4f32..0.1).prop_map(|(x, large, small)| {
             (0..256).map(|i| if large.contains(&i) { x[i] } else { small * x[i] }).collect()
         }),
-        // Parts of different sizes.
+        // Sub-blocks of different magnitude.
         (unit(), vec(1e-4f32..1.0, 16)).prop_map(|(x, size)| (0..256).map(|i| x[i] * size[i / 16]).collect()),
         // Many zeros.
         unit().prop_map(|x| x.iter().map(|x| if *x < 0.5 { 0.0 } else { x - 0.75 }).collect()),
@@ -43,9 +43,9 @@ fn weights() -> impl Strategy<Value = Vec<f32>> {
     (shapes, scales).prop_map(scaled)
 }
 
-/// The largest error, relative to the block's largest weight, that a format may make where nothing is out of reach;
-/// one and a half to two times the largest seen in about a hundred million weights of each. The squared error is what
-/// packing makes small, so a single weight may be off by more than half a step.
+/// Largest error of a weight that is in range, relative to the block's largest weight: one and a half to two times the
+/// largest seen in about a hundred million weights of each format. Packing minimises the squared error, so a single
+/// weight may be off by more than half a step.
 fn tolerance(format: Format) -> f32 {
     match format {
         Format::F32 | Format::F16 | Format::BF16 => 0.0,
@@ -67,12 +67,12 @@ fn tolerance(format: Format) -> f32 {
         Format::IQ1S | Format::IQ1M => 1.4,
         Format::IQ2XXS | Format::IQ2XS | Format::IQ3XXS => 1.4,
         Format::IQ2S | Format::IQ3S => 1.0,
-        // The scale is the mean of the larger ones, or of all.
+        // The scale is the mean of the larger magnitudes, or of all.
         Format::TQ1_0 | Format::TQ2_0 | Format::Q1_0 | Format::Q2_0 => 1.0,
     }
 }
 
-/// What the largest scale reaches, in both directions.
+/// The largest magnitude that the largest scale can represent, in both directions.
 fn reach(format: Format) -> f32 {
     let codes = match format {
         Format::Q4_0 => 7.0,
@@ -101,7 +101,7 @@ fn reach(format: Format) -> f32 {
 fn check_block(format: Format, weights: &[f32]) {
     let got = unpacked(format, &packed(format, weights));
     let largest = weights.iter().fold(0f32, |largest, w| largest.max(w.abs()));
-    // Scales are halves, whose smallest step limits what can be said about tiny weights; a code is up to 127 of them.
+    // Scales are f16, whose smallest step limits the precision of tiny weights; a code is up to 127 of them.
     let smallest_step = match format {
         Format::NVFP4 => 2f32.powi(-10),
         _ if reach(format).is_finite() => 64.0 * 2f32.powi(-24),
@@ -160,7 +160,7 @@ proptest! {
         }
     }
 
-    /// Also shows that no bytes make `unpack` panic, and that bytes may lie anywhere.
+    /// Also shows that `unpack` never panics, and that bytes need no alignment.
     #[test]
     fn blocks_do_not_depend_on_each_other(bytes in vec(any::<u8>(), 1 + 3 * 292), weights in weights()) {
         for format in Format::ALL {
@@ -175,7 +175,7 @@ proptest! {
         }
     }
 
-    /// Random scales that are NaN, infinite or huge included: the same numbers whatever instructions are used.
+    /// Including random scales that are NaN, infinite or huge: bitwise the same values for every instruction set.
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn vector_code_gives_the_same_bits(bytes in vec(any::<u8>(), 5 * 292)) {
@@ -213,7 +213,7 @@ mod x86 {
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
         if avx2 {
-            // SAFETY: the processor has the features.
+            // SAFETY: the CPU supports the features: checked in the condition above.
             found.push(|format, bytes, out| unsafe { with_avx2(format, bytes, out) });
         }
         if avx2
@@ -222,7 +222,7 @@ mod x86 {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512dq")
         {
-            // SAFETY: the processor has the features.
+            // SAFETY: the CPU supports the features: checked in the condition above.
             found.push(|format, bytes, out| unsafe { with_avx512(format, bytes, out) });
         }
         found
@@ -257,7 +257,7 @@ fn size_errors_say_what_would_fit() {
     assert_eq!(message(144, 100), "100 weights are not whole blocks of Q4_K, which are 256");
 }
 
-/// Errors of what counts more become smaller, at the cost of the rest.
+/// An imatrix reduces the errors of important weights at the cost of the rest.
 #[test]
 fn what_counts_is_kept_more_exactly() {
     use Format::*;
@@ -281,7 +281,7 @@ fn what_counts_is_kept_more_exactly() {
         };
         let (with, without) = (error(&counts), error(&vec![1.0; weights.len()]));
         assert!(with < 0.99 * without, "{format}: {with} and {without}");
-        // How much all count together is nothing to it, nor is a row in which nothing counts.
+        // Only the ratios of importance matter, and a row of zero importance is packed as without an imatrix.
         let more: Vec<f32> = counts.iter().map(|c| 1024.0 * c).collect();
         assert_eq!(error(&more), with, "{format}");
         assert_eq!(error(&vec![0.0; weights.len()]), without, "{format}");

@@ -1,4 +1,4 @@
-//! Bodies of requests, and what becomes of them.
+//! Request bodies, and whether they are accepted.
 
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ pub fn text(more: Value) -> Value {
     with(json!({"prompt": "Hi", "max_tokens": 2}), more)
 }
 
-/// The body is refused, and the field is named.
+/// The body is refused with an error that names the field.
 pub fn refused(site: &Site, path: &str, body: &Value, param: &str) -> String {
     let reply = post(path, body).get(site);
     assert_eq!(reply.status, 400, "{body} {}", reply.text());
@@ -35,7 +35,7 @@ pub fn refused(site: &Site, path: &str, body: &Value, param: &str) -> String {
     message
 }
 
-/// Both interfaces refuse this.
+/// Both the chat and the text endpoint refuse this.
 pub fn both_refuse(site: &Site, more: Value, param: &str) -> String {
     refused(site, TEXT, &text(more.clone()), param);
     refused(site, CHAT, &chat(more), param)

@@ -1,4 +1,4 @@
-//! An HTTP client that hides nothing.
+//! An HTTP client that exposes every byte.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,11 +8,11 @@ use serde_json::Value;
 
 use super::At;
 
-/// What a server answered.
+/// A server's answer.
 #[derive(Debug)]
 pub struct Reply {
     pub status: u16,
-    /// In lower case.
+    /// Names in lower case.
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
@@ -30,7 +30,7 @@ impl Reply {
         serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
     }
 
-    /// Of an error: its message, type, param and code, which must be all that there is.
+    /// For an error: message, type, param and code, which must be the only fields.
     pub fn error(&self) -> (String, String, Option<String>, Option<String>) {
         let body = self.json();
         assert_eq!(body.as_object().unwrap().len(), 1, "{body}");
@@ -40,12 +40,12 @@ impl Reply {
         (text("message").unwrap(), text("type").unwrap(), text("param"), text("code"))
     }
 
-    /// Of an error: the field that it names.
+    /// For an error: the field it names.
     pub fn param(&self) -> Option<String> {
         self.error().2
     }
 
-    /// Of a stream: what each event says. The end must be a blank line.
+    /// For a stream: the data of each event. The stream must end with a blank line.
     pub fn events(&self) -> Vec<String> {
         let text = self.text();
         assert!(text.ends_with("\n\n"), "{text:?}");
@@ -55,7 +55,7 @@ impl Reply {
             .collect()
     }
 
-    /// Of a stream that ended well: the chunks.
+    /// For a complete stream: its chunks.
     pub fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
         assert_eq!(events.pop().as_deref(), Some("[DONE]"));
@@ -63,7 +63,7 @@ impl Reply {
     }
 }
 
-/// A request, before it is sent.
+/// A request before it is sent.
 pub struct Asked {
     method: String,
     path: String,
@@ -81,7 +81,7 @@ pub fn post(path: &str, body: impl ToString) -> Asked {
 }
 
 impl Asked {
-    /// With a header, instead of any of that name.
+    /// Sets a header, replacing any of that name.
     pub fn with(mut self, name: &str, value: &str) -> Asked {
         self.headers.retain(|(known, _)| known != name);
         self.headers.push((name.into(), value.into()));
@@ -102,7 +102,7 @@ impl Asked {
         [out.into_bytes(), self.body.clone()].concat()
     }
 
-    /// Sends it, and gives the connection on which the answer comes.
+    /// Sends it, and returns the connection for the answer.
     pub fn send(&self, site: &impl At) -> TcpStream {
         let mut stream = connect(site);
         stream.write_all(&self.bytes()).unwrap();
@@ -121,10 +121,10 @@ pub fn connect(site: &impl At) -> TcpStream {
     stream
 }
 
-/// Sends bytes as they are, and waits for the answer.
+/// Sends raw bytes, and waits for the answer.
 pub fn raw(site: &impl At, bytes: &[u8]) -> Reply {
     let mut stream = connect(site);
-    // A server that refuses early need not read it all.
+    // A server that refuses early may not read all of it.
     let _ = stream.write_all(bytes);
     read(stream)
 }
@@ -137,7 +137,7 @@ pub fn read(mut stream: TcpStream) -> Reply {
         match stream.read(&mut piece) {
             Ok(0) => break,
             Ok(n) => all.extend(&piece[..n]),
-            // What came before counts.
+            // What was received before the reset counts.
             Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset && !all.is_empty() => break,
             Err(e) => panic!("{e} after {:?}", String::from_utf8_lossy(&all)),
         }
@@ -148,7 +148,7 @@ pub fn read(mut stream: TcpStream) -> Reply {
     parse(&all)
 }
 
-/// Reads until these bytes have come.
+/// Reads until `text` has been received.
 pub fn read_until(stream: &mut TcpStream, text: &str) -> Vec<u8> {
     let (mut all, mut piece) = (Vec::new(), [0; 1024]);
     while !String::from_utf8_lossy(&all).contains(text) {
@@ -159,7 +159,7 @@ pub fn read_until(stream: &mut TcpStream, text: &str) -> Vec<u8> {
     all
 }
 
-/// Is it all of an answer whose length was said?
+/// Whether `all` is a complete answer with a `content-length`.
 fn complete(all: &[u8]) -> bool {
     let Some(end) = all.windows(4).position(|w| w == b"\r\n\r\n") else { return false };
     let head = String::from_utf8_lossy(&all[..end]).to_lowercase();

@@ -1,4 +1,4 @@
-//! What these tests share: a tiny tokenizer, a served engine, and a client that shows every byte.
+//! Shared by these tests: a tiny tokenizer, a served engine, and a client that exposes every byte.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(dead_code, reason = "not every test needs all of it")]
@@ -22,14 +22,14 @@ use tallow_server::{LogHealth, Served, Settings};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
-/// Tokens after the 256 bytes: words that no text is cut into, and special tokens.
+/// Tokens after the 256 bytes: words that no text is tokenized to (there are no merges), and special tokens.
 pub const WORDS: [&str; 8] = ["Hello", " world", "!", " How", " are", " you", "<s>", "<|im_start|>"];
 pub const BOS: u32 = 262;
 pub const START: u32 = 263;
 pub const END: u32 = 264;
 pub const VOCAB: usize = 265;
 
-/// The characters that stand for bytes in vocabularies of this kind.
+/// The characters that stand for bytes in byte-level BPE vocabularies.
 fn byte_characters() -> Vec<char> {
     let plain = |b: &u32| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let mut next = 256;
@@ -43,14 +43,14 @@ fn byte_characters() -> Vec<char> {
     (0..256).map(character).map(|c| char::from_u32(c).unwrap()).collect()
 }
 
-/// A vocabulary of bytes, a few words, and special tokens. Prompts begin with `<s>`.
+/// Byte-level vocabulary with a few words and special tokens. Prompts begin with `<s>`.
 pub fn tokenizer() -> Tokenizer {
     let bytes = byte_characters();
     let mut vocab: serde_json::Map<String, Value> =
         bytes.iter().enumerate().map(|(id, c)| (c.to_string(), id.into())).collect();
     for (i, word) in WORDS[..6].iter().enumerate() {
         let written: String = word.bytes().map(|b| bytes[b as usize]).collect();
-        // Single characters are there already.
+        // Single characters are in the vocabulary already.
         let written = if vocab.contains_key(&written) { format!("{written}{written}") } else { written };
         vocab.insert(written, (256 + i).into());
     }
@@ -75,12 +75,12 @@ pub fn tokenizer() -> Tokenizer {
     Tokenizer::from_json(Path::new("tokenizer.json"), file.to_string().as_bytes(), None).unwrap()
 }
 
-/// The tokens of a text, one for each byte.
+/// The tokens of a text, one per byte.
 pub fn bytes(text: &str) -> Vec<u32> {
     tokenizer().encode(text, Special::BARE).unwrap()
 }
 
-/// "Hello world!!" and the end.
+/// "Hello world!!" and the end-of-sequence token.
 pub fn hello() -> Vec<u32> {
     vec![256, 257, 258, END]
 }
@@ -112,7 +112,7 @@ pub fn script(reply: &[u32]) -> Script {
     Script { reply: reply.to_vec(), pace: Duration::from_millis(1), breaks_after: None, dies_after: None }
 }
 
-/// An engine that says to each request what `say` gives.
+/// An engine that answers each request with the events that `say` returns.
 pub fn puppet(info: Info, say: impl Fn(&Request) -> Vec<Event> + Send + 'static) -> EngineHandle {
     let (handle, commands, alive) = EngineHandle::new(info);
     std::thread::spawn(move || {
@@ -124,7 +124,7 @@ pub fn puppet(info: Info, say: impl Fn(&Request) -> Vec<Event> + Send + 'static)
     handle
 }
 
-/// An engine that ends every answer at once, and the requests that it was given.
+/// An engine that ends every answer at once, and the requests it received.
 pub fn recorder(info: Info) -> (EngineHandle, std::sync::mpsc::Receiver<Request>) {
     let (send, requests) = std::sync::mpsc::channel();
     let handle = puppet(info, move |request| {
@@ -139,7 +139,7 @@ pub fn done(prompt_tokens: usize) -> Done {
     Done { text: String::new(), reason: Finish::End, prompt_tokens, cached_tokens: 0, new_tokens: 0, timings }
 }
 
-/// Where a server is.
+/// Something with a server's address.
 pub trait At {
     fn address(&self) -> SocketAddr;
 }
@@ -150,7 +150,7 @@ impl At for Site {
     }
 }
 
-/// A server that runs.
+/// A running server.
 pub struct Site {
     pub address: SocketAddr,
     pub handle: EngineHandle,
@@ -160,7 +160,7 @@ pub struct Site {
     served: Option<tokio::task::JoinHandle<std::io::Result<()>>>,
 }
 
-/// What a site is made of.
+/// Parts of a server, before it starts.
 pub struct Plan {
     pub handle: EngineHandle,
     pub templates: Option<ChatTemplates>,
@@ -190,7 +190,7 @@ impl Plan {
     }
 }
 
-/// A simulated engine that answers with these tokens, served.
+/// A served simulated engine that answers with these tokens.
 pub fn site(reply: &[u32]) -> Site {
     Plan::new(sim::start(info(), script(reply))).start()
 }
@@ -208,13 +208,13 @@ impl Site {
         self.runtime.block_on(within).expect("it ends in time").unwrap().unwrap();
     }
 
-    /// Why the server did not start.
+    /// The error with which the server failed to start.
     pub fn failed(&mut self) -> std::io::Error {
         let served = self.served.take().unwrap();
         self.runtime.block_on(served).unwrap().unwrap_err()
     }
 
-    /// Waits until no request has a place any more.
+    /// Waits until no request is admitted any more.
     pub fn wait_free(&self) {
         wait(|| self.handle.taken() == 0, "all places are free");
     }

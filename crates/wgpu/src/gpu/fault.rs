@@ -1,4 +1,4 @@
-//! What goes wrong on a device comes in by callbacks, any time later. Here it is kept until somebody asks.
+//! Device errors. wgpu reports them through callbacks at any later time; they are kept here until the next check.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -7,13 +7,13 @@ use wgpu::{BufferUsages, ErrorFilter};
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// The first error since somebody asked.
+    /// First error since the last check.
     error: Option<String>,
-    /// Why the device is gone; that stays.
+    /// Why the device was lost; never cleared.
     lost: Option<String>,
 }
 
-/// The errors of one device.
+/// Errors of one device.
 #[derive(Clone, Debug)]
 pub(super) struct Faults {
     device: String,
@@ -21,7 +21,7 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    /// Listens to a device. Without this, wgpu ends the process at the first error.
+    /// Installs the error callbacks. Without them wgpu aborts the process at the first error.
     pub(super) fn watch(device: &wgpu::Device, name: String) -> Faults {
         let faults = Faults { device: name, seen: Arc::default() };
         let of = faults.clone();
@@ -40,7 +40,7 @@ impl Faults {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What has gone wrong since the last time, if anything.
+    /// Returns the first error since the last check, if any.
     pub(super) fn check(&self) -> Result<()> {
         let mut seen = self.seen();
         let device = || self.device.clone();
@@ -50,7 +50,7 @@ impl Faults {
         seen.error.take().map_or(Ok(()), |why| Err(Error::Device { device: device(), why }))
     }
 
-    /// A buffer, or the news that there is no room for it.
+    /// Creates a buffer, or returns `OutOfMemory`.
     pub(super) fn buffer(
         &self,
         device: &wgpu::Device,
@@ -78,7 +78,7 @@ impl Faults {
     }
 }
 
-/// An error and what is behind it, in one line.
+/// An error with its sources, in one line.
 pub(super) fn describe(e: &wgpu::Error) -> String {
     let mut text = e.to_string();
     let mut source = std::error::Error::source(e);

@@ -1,16 +1,16 @@
-//! The devices of this machine.
+//! Enumeration of the devices of this machine.
 
 use std::fmt;
 
 use tallow_core::{Error, Result};
 use wgpu::{Backend, Backends, DeviceType};
 
-/// How a device is talked to.
+/// Graphics API of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Api {
-    /// On Apple's systems.
+    /// Apple systems.
     Metal,
-    /// Everywhere else.
+    /// All other systems.
     Vulkan,
 }
 
@@ -23,24 +23,24 @@ impl fmt::Display for Api {
     }
 }
 
-/// What is known of a device before it is opened.
+/// Description of a device, known before it is opened.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// How it is talked to.
+    /// Graphics API.
     pub api: Api,
-    /// Its place among the devices of that kind: `vulkan:1`.
+    /// Index among the devices of the same API: the 1 of `vulkan:1`.
     pub index: usize,
-    /// Its maker's name for it.
+    /// Vendor's name of the device.
     pub name: String,
-    /// Its driver, with its version.
+    /// Driver and its version.
     pub driver: String,
-    /// Is it a program on the CPU that behaves like a GPU?
+    /// Whether it is a software renderer on the CPU.
     pub is_software: bool,
-    /// Is its memory that of the machine?
+    /// Whether it shares the host's memory (integrated GPU).
     pub shares_memory: bool,
-    /// Bytes of memory: all, and what is free. `None` where the driver does not say.
+    /// Total and free bytes of device memory. `None` if the driver does not report them.
     pub memory: Option<(u64, u64)>,
-    /// What it can do, in a few words.
+    /// Short descriptions of its capabilities.
     pub features: Vec<String>,
 }
 
@@ -57,15 +57,15 @@ pub struct Found {
     adapter: wgpu::Adapter,
 }
 
-/// The storage buffers that a kernel of ours binds at most.
+/// Most storage buffers bound by one of our kernels.
 const BINDINGS: u32 = 8;
-/// The invocations of a workgroup of ours.
+/// Most invocations in one of our workgroups.
 const INVOCATIONS: u32 = 256;
-/// The bytes that a workgroup of ours shares at most.
+/// Most workgroup memory used by one of our kernels, in bytes.
 const SHARED: u32 = 16 << 10;
 
 impl Found {
-    /// What is known of it.
+    /// Description of the device.
     pub fn about(&self) -> &Device {
         &self.about
     }
@@ -74,19 +74,19 @@ impl Found {
         &self.adapter
     }
 
-    /// What is asked of the device: all that it offers, for sizes that it can hold are decided by its memory.
+    /// Limits to request: all that the adapter offers, so that only memory bounds the size of tensors.
     pub(super) fn limits(&self) -> wgpu::Limits {
         self.adapter.limits()
     }
 
-    /// Has it what our kernels need? If not, what is missing.
+    /// Checks that the device meets the requirements of our kernels; the error says what is missing.
     pub fn check(&self) -> Result<()> {
         let lacks = lacks(&self.limits());
         lacks.map_or(Ok(()), |why| Err(Error::Device { device: self.about.to_string(), why }))
     }
 }
 
-/// What a device with these limits has too little of for our kernels.
+/// The first limit that is too low for our kernels, as a message.
 fn lacks(limits: &wgpu::Limits) -> Option<String> {
     let needs = [
         ("storage buffers in a kernel", limits.max_storage_buffers_per_shader_stage, BINDINGS),
@@ -98,11 +98,11 @@ fn lacks(limits: &wgpu::Limits) -> Option<String> {
     Some(format!("it offers {has} {what}, and {needs} are needed"))
 }
 
-/// Every device that is reached by Metal or Vulkan, in the order of the system. None where there is no driver.
+/// All Metal and Vulkan devices, in the system's order. Empty if there is no driver.
 pub fn devices() -> Vec<Found> {
     let descriptor = wgpu::InstanceDescriptor {
         backends: Backends::METAL | Backends::VULKAN,
-        // No layers that look for our mistakes: they are for tests, and are slow.
+        // No validation layers: they are slow, and meant for tests.
         flags: wgpu::InstanceFlags::empty(),
         ..wgpu::InstanceDescriptor::new_without_display_handle()
     };
@@ -150,11 +150,12 @@ fn features(adapter: &wgpu::Adapter, info: &wgpu::AdapterInfo) -> Vec<String> {
     words
 }
 
-/// Bytes of memory that a device has, and how many of them are free for us.
+/// Total and free bytes of device memory.
 #[cfg(not(target_vendor = "apple"))]
 fn memory(adapter: &wgpu::Adapter) -> Option<(u64, u64)> {
     use ash::vk;
-    // SAFETY: the handle is only looked at, and not kept past this function.
+    // SAFETY: the raw handle is only queried, never destroyed, and does not outlive `adapter`: it is dropped in this
+    // function.
     let hal = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }?;
     let instance = hal.shared_instance().raw_instance();
     let physical = hal.raw_physical_device();
@@ -164,7 +165,8 @@ fn memory(adapter: &wgpu::Adapter) -> Option<(u64, u64)> {
     if says_budget {
         all = all.push_next(&mut budget);
     }
-    // SAFETY: the instance and the device live as long as `hal`; wgpu runs on Vulkan 1.1 or newer, which has the call.
+    // SAFETY: `hal` keeps the instance and the physical device alive during the call. `all` is a valid structure, and
+    // `budget`, chained only if supported, outlives the call. Assumes Vulkan 1.1 or newer, where the function is core.
     unsafe { instance.get_physical_device_memory_properties2(physical, &mut all) };
     let heaps = all.memory_properties;
     let (mut total, mut free) = (0, 0);
@@ -181,11 +183,12 @@ fn memory(adapter: &wgpu::Adapter) -> Option<(u64, u64)> {
     (total > 0).then_some((total, free))
 }
 
-/// Bytes of memory that a device has, and how many of them are free for us.
+/// Total and free bytes of device memory.
 #[cfg(target_vendor = "apple")]
 fn memory(adapter: &wgpu::Adapter) -> Option<(u64, u64)> {
     use objc2_metal::MTLDevice;
-    // SAFETY: the handle is only looked at, and not kept past this function.
+    // SAFETY: the raw handle is only queried, never destroyed, and does not outlive `adapter`: it is dropped in this
+    // function.
     let hal = unsafe { adapter.as_hal::<wgpu::hal::api::Metal>() }?;
     let device = hal.raw_device();
     let (total, used) = (device.recommendedMaxWorkingSetSize(), device.currentAllocatedSize() as u64);
@@ -198,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_a_device_lacks_is_said() {
-        // The least that WebGPU promises is enough.
+        // WebGPU's guaranteed minimum is enough.
         assert_eq!(lacks(&wgpu::Limits::default()), None);
         let few = wgpu::Limits { max_storage_buffers_per_shader_stage: 4, ..wgpu::Limits::default() };
         assert_eq!(lacks(&few).unwrap(), "it offers 4 storage buffers in a kernel, and 8 are needed");

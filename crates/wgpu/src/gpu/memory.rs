@@ -1,4 +1,4 @@
-//! Blocks of device memory, used again and again: a step asks for the same sizes as the one before.
+//! Pool of device memory blocks. They are reused, since each step asks for the same sizes as the one before.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -10,8 +10,8 @@ use wgpu::BufferUsages;
 
 use super::fault::Faults;
 
-/// A piece of device memory. It goes back to the pool with its last clone; work that is recorded sees it until then and
-/// after, because everything runs in the order of recording.
+/// A block of device memory, returned to the pool when its last clone is dropped. Recorded work may still use it after
+/// that, because everything runs in the order of recording.
 #[derive(Clone)]
 pub(crate) struct Block(Rc<Lent>);
 
@@ -26,17 +26,17 @@ impl Block {
         &self.0.buffer
     }
 
-    /// Tells its buffer from all others of the device.
+    /// Identifies the buffer on this device.
     pub(super) fn id(&self) -> u64 {
         self.0.id
     }
 
-    /// Is it the same memory?
+    /// Whether both are the same memory.
     pub(crate) fn is(&self, other: &Block) -> bool {
         self.0.id == other.0.id
     }
 
-    /// Bytes that it has: at least as many as were asked for.
+    /// Size in bytes: at least what was asked for.
     pub(crate) fn size(&self) -> u64 {
         self.0.buffer.size()
     }
@@ -55,19 +55,19 @@ impl Drop for Lent {
     }
 }
 
-/// Blocks that nobody uses now.
+/// Free blocks by size.
 #[derive(Debug)]
 pub(crate) struct Pool {
     free: RefCell<HashMap<u64, Vec<(u64, wgpu::Buffer)>>>,
     next_id: Cell<u64>,
-    /// Bytes that a kernel can see of one block.
+    /// Largest block in bytes: what one binding can hold.
     most: u64,
 }
 
-/// Blocks above this are weights and caches: they are not rounded up by much.
+/// Larger blocks are weights and KV caches, which are rounded up only a little.
 const LARGE: u64 = 4 << 20;
 
-/// A size that many requests share, so that blocks are found again: eight sizes to each doubling.
+/// Rounds a size up so that freed blocks can be reused: eight sizes per power of two.
 fn rounded(bytes: u64) -> u64 {
     let step = if bytes > LARGE { 64 << 10 } else { (bytes.next_power_of_two() / 16).max(256) };
     bytes.max(1).next_multiple_of(step)
@@ -78,7 +78,7 @@ impl Pool {
         Pool { free: RefCell::default(), next_id: Cell::new(0), most }
     }
 
-    /// Bytes that one block may have.
+    /// Largest block in bytes.
     pub(crate) fn most(&self) -> u64 {
         self.most
     }
@@ -108,7 +108,7 @@ impl Pool {
         Ok(Block(Rc::new(Lent { id, buffer, pool: self.clone() })))
     }
 
-    /// Gives up what nobody uses. Was there something?
+    /// Frees all unused blocks. Returns whether there were any.
     pub(super) fn trim(&self) -> bool {
         !self.free.take().is_empty()
     }

@@ -1,7 +1,7 @@
-//! [`Gpu`]: all that this crate asks of wgpu.
+//! [`Gpu`]: everything this crate needs of wgpu.
 //!
-//! Work is recorded and handed to the device in one piece: when something is read, waited for, or written while there
-//! is work that may still look at what it replaces. A step is one submission.
+//! Work is recorded and submitted at once, when something is read, waited for, or written while recorded work may still
+//! read the old contents. A step is one submission.
 
 mod fault;
 mod find;
@@ -22,18 +22,18 @@ pub(crate) use memory::{Block, Pool};
 pub(crate) use record::{Access, Arg, Kernel, Launch, Param};
 use record::{Pipeline, Recorded};
 
-/// What a device was asked to do so far. Differences tell what a step cost.
+/// Counters of device activity. Differences give the cost of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Kernels that were launched.
+    /// Kernel launches.
     pub dispatches: usize,
-    /// Times that work was handed over.
+    /// Submissions to the queue.
     pub submits: usize,
-    /// Times that results were waited for and fetched.
+    /// Times that results were waited for and read back.
     pub reads: usize,
 }
 
-/// A device, its queue, and what has been recorded for it.
+/// A device, its queue, and the work recorded for it.
 pub(crate) struct Gpu {
     about: Device,
     device: wgpu::Device,
@@ -44,35 +44,35 @@ pub(crate) struct Gpu {
     pipelines: RefCell<HashMap<Kernel, Rc<Pipeline>>>,
     groups: RefCell<HashMap<(usize, Vec<u64>), wgpu::BindGroup>>,
     recorded: RefCell<Vec<Recorded>>,
-    /// The parameters of what is recorded, each aligned as the device wants it.
+    /// Parameters of the recorded launches, aligned to the device's uniform offset alignment.
     params: RefCell<Vec<u8>>,
     params_buffer: wgpu::Buffer,
-    /// Multiplications that are recorded.
+    /// Multiplications in the recorded launches.
     work: Cell<u64>,
-    /// Bytes written that the device has not taken yet.
+    /// Bytes written that the device may not have taken yet.
     ahead: Cell<usize>,
-    /// Where results are fetched from.
+    /// Staging buffer for reads.
     staging: RefCell<Option<wgpu::Buffer>>,
     counts: Cell<Counts>,
 }
 
-/// Bytes for the parameters of what is handed over at once.
+/// Bytes of parameters per submission.
 const PARAMS: u64 = 1 << 20;
-/// Bind groups that are kept. A step of a large model has a few thousand.
+/// Bind groups that are cached. A step of a large model has a few thousand.
 const GROUPS: usize = 1 << 14;
-/// Bytes written ahead of the device before it is waited for.
+/// Bytes written before waiting for the device.
 const AHEAD: usize = 64 << 20;
-/// Multiplications that are handed over at once. Systems with a screen reset a GPU that works at one thing for seconds; a
-/// slow one does this in a tenth of one.
+/// Multiplications per submission. Systems with a display reset a GPU that is busy for seconds; a slow GPU needs about
+/// 0.1 s for this many.
 const WORK: u64 = 50_000_000_000;
 
 impl Gpu {
-    /// Opens a device with all that it offers.
+    /// Opens a device with all the limits that it offers.
     pub(crate) fn open(found: &Found) -> Result<Gpu> {
         Gpu::within(found, u64::MAX)
     }
 
-    /// The same with blocks of so many bytes at most.
+    /// Same, with blocks of at most `most` bytes.
     pub(crate) fn within(found: &Found, most: u64) -> Result<Gpu> {
         let about = found.about().clone();
         let descriptor = wgpu::DeviceDescriptor {
@@ -121,7 +121,7 @@ impl Gpu {
         self.counts.get()
     }
 
-    /// Pairs of blocks that a kernel can see beside so many others.
+    /// Pairs of blocks (K and V) that a kernel can bind besides `others` other buffers.
     pub(crate) fn pairs_beside(&self, others: u32) -> usize {
         (self.limits.max_storage_buffers_per_shader_stage.saturating_sub(others) / 2) as usize
     }
@@ -132,13 +132,13 @@ impl Gpu {
         self.counts.set(counts);
     }
 
-    /// Memory of at least so many bytes, one block. More than a binding can hold is refused here: tensors are cut before.
+    /// Allocates one block of at least `bytes` bytes. Fails if a binding cannot hold it: tensors are split before.
     pub(crate) fn alloc(&self, bytes: u64) -> Result<Block> {
         let full = match self.pool.alloc(&self.device, &self.faults, bytes) {
             Err(full @ Error::OutOfMemory { .. }) if bytes <= self.pool.most() => full,
             other => return other,
         };
-        // What nobody uses is given back, and everything that still points at it.
+        // Out of memory: free unused blocks, and the recorded work and bind groups that still reference them.
         self.submit()?;
         self.groups.borrow_mut().clear();
         if !self.pool.trim() {
@@ -148,18 +148,18 @@ impl Gpu {
         self.pool.alloc(&self.device, &self.faults, bytes)
     }
 
-    /// Bytes that one block may have.
+    /// Largest block in bytes.
     pub(crate) fn most(&self) -> u64 {
         self.pool.most()
     }
 
-    /// Writes bytes, a multiple of four of them, into a block.
+    /// Writes bytes into a block; `at` and the length are multiples of four.
     pub(crate) fn write(&self, to: &Block, at: u64, bytes: &[u8]) -> Result<()> {
-        // What has been recorded would otherwise see what is written only now.
+        // Writes take effect before later submissions, so recorded work has to be submitted first.
         self.submit()?;
         for (i, part) in bytes.chunks(AHEAD).enumerate() {
             self.queue.write_buffer(to.buffer(), at + (i * AHEAD) as u64, part);
-            // What is written is kept twice until the device has taken it.
+            // wgpu keeps a copy of written data until the device has taken it.
             self.ahead.set(self.ahead.get() + part.len());
             if self.ahead.get() >= AHEAD {
                 self.queue.submit([]);
@@ -170,12 +170,13 @@ impl Gpu {
         self.faults.check()
     }
 
-    /// Writes zeros over a whole block.
+    /// Zeroes a whole block.
     pub(crate) fn clear(&self, block: &Block) {
         self.recorded.borrow_mut().push(Recorded::Clear(block.buffer().clone()));
     }
 
-    /// Fetches some bytes of each of some blocks, in one go. Starts and lengths are multiples of four.
+    /// Reads ranges of several blocks, given as (block, start, length), at once. Starts and lengths are multiples of
+    /// four.
     pub(crate) fn read(&self, wanted: &[(&Block, u64, u64)]) -> Result<Vec<u8>> {
         let total: u64 = wanted.iter().map(|(_, _, len)| len).sum();
         if total == 0 {
@@ -200,13 +201,13 @@ impl Gpu {
         }
         let bytes = staging.get_mapped_range(0..total).map_err(|e| failed(e.to_string()))?.to_vec();
         staging.unmap();
-        // Kept only now: one that a failure left mapped could not be written to again.
+        // Kept only on success: a buffer that a failure left mapped cannot be used again.
         *self.staging.borrow_mut() = Some(staging);
         self.faults.check()?;
         Ok(bytes)
     }
 
-    /// A buffer that the host can read: the one that was kept, if it is large enough.
+    /// A host-readable buffer: the cached one if it is large enough.
     fn staging(&self, bytes: u64) -> Result<wgpu::Buffer> {
         if let Some(buffer) = self.staging.take().filter(|b| b.size() >= bytes) {
             return Ok(buffer);
@@ -215,7 +216,7 @@ impl Gpu {
         self.faults.buffer(&self.device, size, usage)
     }
 
-    /// Waits until the device has done what was handed over.
+    /// Waits until the device has finished all submitted work.
     pub(crate) fn wait(&self) -> Result<()> {
         let polled = self.device.poll(wgpu::PollType::wait_indefinitely());
         self.faults.check()?;
@@ -224,10 +225,10 @@ impl Gpu {
         polled.map(|_| ()).map_err(failed)
     }
 
-    /// Hands over what has been recorded. At most one submission is under way while the next is recorded, so that a
-    /// request that is given up does not have to wait for many.
+    /// Submits the recorded work. At most one submission runs while the next is recorded, so that a cancelled request
+    /// does not have to wait for many.
     pub(crate) fn submit(&self) -> Result<()> {
-        // Taken before anything can go wrong: what fails now must not come again with the next step.
+        // Taken before anything can fail, so that failed work is not repeated by the next step.
         let recorded = std::mem::take(&mut *self.recorded.borrow_mut());
         let params = std::mem::take(&mut *self.params.borrow_mut());
         self.work.set(0);
@@ -249,13 +250,13 @@ impl Gpu {
 
 #[cfg(test)]
 impl Gpu {
-    /// Every kernel that was compiled, by name, as its whole program.
+    /// Full WGSL of every compiled kernel, by name.
     pub(crate) fn programs(&self) -> Vec<(&'static str, String)> {
         let pipelines = self.pipelines.borrow();
         pipelines.iter().map(|(kernel, pipeline)| (kernel.name, pipeline.wgsl.clone())).collect()
     }
 
-    /// What happens when somebody pulls it out.
+    /// Simulates the loss of the device.
     pub(crate) fn destroy(&self) {
         self.device.destroy();
     }
@@ -267,8 +268,7 @@ impl std::fmt::Debug for Gpu {
     }
 }
 
-/// The result of a future of wgpu's. On the systems that we run on they are finished when they are made, or after a
-/// short while on another thread.
+/// Polls a future of wgpu to completion. On native systems these are ready at once, or soon after on another thread.
 fn now<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());

@@ -12,36 +12,36 @@ use wgpu::{
 
 use super::{Block, GROUPS, Gpu, PARAMS, WORK, now};
 
-/// Tells a program for the device from all others: its name, and the numbers that are fixed in it.
+/// Identifies a compiled kernel: its name and the constants in its source.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Kernel {
     pub name: &'static str,
     pub variant: Vec<u32>,
 }
 
-/// What a kernel does with what is bound.
+/// Access of a kernel to a binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
     Write,
 }
 
-/// A block that a kernel sees, under a name, as an array of some type.
+/// A block bound to a kernel as the array `name`.
 #[derive(Clone, Debug)]
 pub(crate) struct Arg<'a> {
     pub name: &'static str,
-    /// `f32`, `u32`, `vec4<f32>`
+    /// Element type in WGSL: `f32`, `u32`, `vec4<f32>`.
     pub of: &'static str,
     pub access: Access,
     pub block: &'a Block,
 }
 
-/// A number that changes from launch to launch.
+/// A uniform parameter of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Param {
     U(&'static str, u32),
     F(&'static str, f32),
-    /// Where an operand's elements begin, and how far apart its rows are: `x_at` and `x_stride` for `x`.
+    /// Offset and row stride of an operand, in elements: `x_at` and `x_stride` for `x`.
     View(&'static str, u32, u32),
 }
 
@@ -74,35 +74,35 @@ impl Param {
     }
 }
 
-/// One run of a kernel.
+/// One launch of a kernel.
 ///
 /// The names in `args` and `params` are declared in the kernel's source: storage arrays by their own names, parameters
-/// as fields of `p`. A kernel's launches must all have the same names in the same order.
+/// as fields of `p`. All launches of a kernel must have the same names in the same order.
 pub(crate) struct Launch<'a> {
     pub kernel: Kernel,
-    /// Writes the program, in WGSL: functions and the entry point `main`. Asked once for each kernel.
+    /// Returns the kernel's WGSL: functions and the entry point `main`. Called once per kernel, when it is compiled.
     pub source: &'a dyn Fn() -> String,
     pub args: Vec<Arg<'a>>,
     pub params: Vec<Param>,
     /// Workgroups.
     pub grid: [u32; 3],
-    /// Multiplications, where there may be many.
+    /// Estimated multiplications; 0 where they are few.
     pub work: u64,
 }
 
-/// A kernel that the device has compiled.
+/// A compiled kernel.
 #[derive(Debug)]
 pub(super) struct Pipeline {
-    /// Tells it from others.
+    /// Key of its bind groups.
     id: usize,
     pipeline: wgpu::ComputePipeline,
     layout: wgpu::BindGroupLayout,
-    /// The whole program, for tests that translate it for devices that are not here.
+    /// Full WGSL, for tests that translate it for other devices.
     #[cfg(test)]
     pub wgsl: String,
 }
 
-/// Something to do, in order.
+/// A recorded command.
 #[derive(Debug)]
 pub(super) enum Recorded {
     Run { pipeline: Rc<Pipeline>, group: wgpu::BindGroup, params: u32, grid: [u32; 3] },
@@ -110,7 +110,7 @@ pub(super) enum Recorded {
     Fetch { from: wgpu::Buffer, start: u64, to: wgpu::Buffer, at: u64, len: u64 },
 }
 
-/// Puts what was recorded into a form that the device takes: launches that follow each other share a pass.
+/// Encodes the recorded commands; consecutive launches share a compute pass.
 pub(super) fn encode(encoder: &mut wgpu::CommandEncoder, recorded: &[Recorded]) {
     let mut pass = None;
     for what in recorded {
@@ -136,7 +136,7 @@ pub(super) fn encode(encoder: &mut wgpu::CommandEncoder, recorded: &[Recorded]) 
 }
 
 impl Launch<'_> {
-    /// The whole program: what is bound, the parameters, and the kernel's own text.
+    /// Full WGSL: bindings, parameters, and the kernel's own source.
     pub(crate) fn wgsl(&self) -> String {
         let mut text = String::new();
         for (i, arg) in self.args.iter().enumerate() {
@@ -181,10 +181,10 @@ impl Gpu {
         Ok(())
     }
 
-    /// The compiled kernel; compiled now if it is the first time.
+    /// The compiled kernel, compiled on first use.
     fn pipeline(&self, launch: &Launch<'_>) -> Result<Rc<Pipeline>> {
         if let Some(found) = self.pipelines.borrow().get(&launch.kernel) {
-            // Whatever changes the program must be part of its variant.
+            // Whatever changes the source must be part of the variant.
             #[cfg(test)]
             assert_eq!(found.wgsl, launch.wgsl(), "{:?}", launch.kernel);
             return Ok(found.clone());
@@ -230,8 +230,9 @@ impl Gpu {
             int_div_checks: false,
             ..wgpu::ShaderRuntimeChecks::checked()
         };
-        // SAFETY: the loops of our kernels end, as they count up to a bound that does not change, and no divisor in
-        // them is zero: divisors are sizes that the ops' checks have seen. Accesses stay checked.
+        // SAFETY: without loop bounding and division checks, every loop must end and no divisor may be zero. Loops in
+        // our kernels count up to a bound that does not change, and divisors are sizes that the ops' checks have
+        // validated. Bounds checks of accesses stay on.
         let module = unsafe {
             device.create_shader_module_trusted(
                 wgpu::ShaderModuleDescriptor { label: Some(name), source },
@@ -249,13 +250,13 @@ impl Gpu {
             module: &module,
             entry_point: Some("main"),
             compilation_options: wgpu::PipelineCompilationOptions {
-                // Every kernel writes shared memory before it reads it.
+                // Every kernel writes workgroup memory before it reads it.
                 zero_initialize_workgroup_memory: false,
                 ..Default::default()
             },
             cache: None,
         });
-        // Scopes end in the reverse order.
+        // Error scopes are popped in reverse order.
         let errors = scopes.map(Some).into_iter().rev().filter_map(|mut scope| now(scope.take()?.pop()));
         if let Some(e) = errors.last() {
             let why = format!("the kernel {name} does not compile: {}", super::fault::describe(&e));
@@ -273,7 +274,7 @@ impl Gpu {
         })
     }
 
-    /// The bind group for a launch's blocks, made once.
+    /// The bind group for a launch's blocks, cached.
     fn group(&self, pipeline: &Pipeline, launch: &Launch<'_>) -> wgpu::BindGroup {
         let mut groups = self.groups.borrow_mut();
         if groups.len() > GROUPS {

@@ -1,9 +1,10 @@
-//! Attention: one kernel for any batch.
+//! Attention: one kernel for prefill and decode (flash attention).
 //!
-//! A workgroup has some query rows of one key head: tokens times the heads that share it. Positions are taken in tiles
-//! of 64 and segments of 512, cut at the same absolute positions for every token, and each segment has a softmax of its
-//! own; segments are merged in order. If there are few rows, segments are spread over workgroups, and merged by a second
-//! kernel in the same order. So a token's result does not depend on its company.
+//! A workgroup computes some query rows of one KV head: tokens times the query heads that share it (GQA). Positions are
+//! processed in tiles of 64 and segments of 512, cut at the same absolute positions for every token. Each segment has
+//! an online softmax of its own, and segments are merged in order. With few rows, segments are spread over workgroups
+//! (flash decoding) and merged by a second kernel in the same order, so a token's result does not depend on the rest of
+//! the batch.
 
 use std::fmt::Write;
 
@@ -16,35 +17,35 @@ use crate::backend::Wgpu;
 use crate::gpu::Param::{F, U, View};
 use crate::gpu::{Access, Arg, Kernel, Launch};
 
-/// Positions that are looked at together.
+/// Positions per tile.
 const TILE: usize = 64;
-/// Positions that have a softmax of their own.
+/// Positions per segment, each with a softmax of its own.
 const SEGMENT: usize = 512;
-/// Query rows of a workgroup at most.
+/// Most query rows per workgroup.
 const ROWS: usize = 16;
-/// Numbers of query rows that a workgroup keeps at most.
+/// Most elements of the query rows that a workgroup keeps in workgroup memory.
 const QUERIES: usize = 2048;
-/// Invocations of a workgroup.
+/// Invocations per workgroup.
 const THREADS: usize = 128;
-/// Workgroups that keep a device busy; below that segments are spread.
+/// Workgroups that keep a device busy; with fewer, segments are spread over workgroups.
 const BUSY: usize = 256;
-/// Bytes that spread segments may take.
+/// Most bytes of scratch for the partial results of spread segments.
 const SPREAD: usize = 64 << 20;
 
-/// Query rows that a workgroup has at most: a power of two, so that there are few kernels, and few enough that their
-/// queries fit into the memory that it shares.
+/// Most query rows per workgroup: a power of two, to limit the number of kernel variants, and few enough that the
+/// queries fit into workgroup memory.
 fn most_rows(dim: usize) -> usize {
     1 << (QUERIES / dim.max(1)).clamp(1, ROWS).ilog2()
 }
 
-/// Attention with all that is fixed in its kernels.
+/// What is fixed in an attention kernel's source.
 struct Attention {
     pages: Pages,
     sinks: bool,
     bias: bool,
-    /// Query rows of a workgroup.
+    /// Query rows per workgroup.
     rows: usize,
-    /// Are segments spread over workgroups?
+    /// Whether segments are spread over workgroups.
     spread: bool,
 }
 
@@ -92,7 +93,7 @@ impl Wgpu {
         }
         attention.pages.args(&op.kv, Access::Read, &mut args);
         if let Some(parts) = &parts {
-            // The result is the second kernel's affair.
+            // The merge kernel writes the result and applies the sinks.
             args.remove(1);
             if attention.sinks {
                 args.remove(1);
@@ -123,14 +124,14 @@ impl Attention {
         v
     }
 
-    /// Columns that an invocation has, rows that are done at a time, and rows that an invocation has.
+    /// Columns per invocation, rows computed at once by a workgroup, and rows per invocation.
     fn cells(&self) -> (usize, usize, usize) {
         let dim = self.pages.heads.dim;
         let at_once = (THREADS / dim).max(1);
         (dim.div_ceil(THREADS), at_once, self.rows.div_ceil(at_once))
     }
 
-    /// A head's sink, if there are any.
+    /// WGSL: a head's attention sink, if there are sinks.
     fn sink(&self) -> &'static str {
         match self.sinks {
             true => "const SINKS = true;\nfn sink(head: u32) -> f32 { return sinks[p.sinks_at + head]; }\n",
@@ -138,7 +139,7 @@ impl Attention {
         }
     }
 
-    /// What is added to a head's score of a position, for a token at another.
+    /// WGSL: relative position bias added to a head's score of `position`, for a query at position `at`.
     fn lean(&self) -> &'static str {
         match self.bias {
             true => {
@@ -165,7 +166,7 @@ impl Attention {
         let _ =
             writeln!(s, "const ROWS = {}u;\nconst AT_ONCE = {at_once}u;\nconst TILE = {TILE}u;", self.rows);
         let _ = writeln!(s, "const SEGMENT = {SEGMENT}u;\nconst SPREAD = {};", self.spread);
-        // The invocation's numbers are variables of their own, so that they can be registers.
+        // Each accumulator is a variable of its own, so that it can be kept in a register.
         let cells = |line: &str| -> String {
             let cell = |i: usize, c: usize| {
                 let line = line.replace("$row", &format!("first + {i}u * AT_ONCE"));
@@ -204,7 +205,7 @@ impl Attention {
     }
 
     fn merging(&self) -> String {
-        // This kernel sees no pages.
+        // The merge kernel does not read the KV cache.
         let Heads { q, dim, .. } = self.pages.heads;
         let mut s = format!("const QUERIES = {q}u;\nconst DIM = {dim}u;\nconst SEGMENT = {SEGMENT}u;\n");
         s += self.sink();
@@ -220,7 +221,7 @@ mod tests {
     fn shared_memory_is_enough_for_heads_of_any_usual_width() {
         for dim in 1..=2048 {
             let rows = most_rows(dim);
-            // Queries, weights, five numbers and a pair for each row, and the tile's pages.
+            // Queries, weights, five scalars and one pair per row, and the page indices of the tile.
             let words = rows * dim + rows * TILE + 7 * rows + TILE;
             assert!(rows.is_power_of_two() && 4 * words <= 16 << 10, "{rows} rows of {dim}");
         }

@@ -1,8 +1,8 @@
-//! How a cache is laid out.
+//! Layout of the KV cache.
 //!
-//! Of a page, keys lie `[head][element][token]`, so that invocations which look at neighbouring tokens read neighbouring
-//! words; values lie `[head][token][element]`, because those which look at neighbouring elements do. Elements of 16 bits
-//! go in pairs, codes of eight bits in fours; behind all codes of a page are its scales, `[head][token]`.
+//! Within a page, keys are `[head][element][token]`, since neighbouring invocations read neighbouring tokens, and
+//! values `[head][token][element]`, since there they read neighbouring elements. 16-bit elements are packed in pairs
+//! and 8-bit codes in fours along a head's elements; a page's scales, `[head][token]`, follow all its codes.
 
 use std::fmt::Write;
 
@@ -11,19 +11,19 @@ use tallow_core::{DType, Error, Heads, LayerKv, Result, StepPlan};
 use crate::backend::Wgpu;
 use crate::gpu::{Access, Arg};
 
-/// Names of the blocks that a cache may lie in.
+/// Binding names of the blocks of a KV cache.
 const KEYS: [&str; 4] = ["k0", "k1", "k2", "k3"];
 const VALUES: [&str; 4] = ["v0", "v1", "v2", "v3"];
-/// Blocks that a cache may lie in.
+/// Most blocks per K or V cache.
 pub(crate) const CACHE_BLOCKS: usize = KEYS.len();
 
-/// How a cache is laid out, as far as kernels have it fixed.
+/// Layout of a KV cache, as far as it is fixed in a kernel's source.
 #[derive(Clone, Copy)]
 pub(super) struct Pages {
     dtype: DType,
     pub heads: Heads,
     page_len: usize,
-    /// Blocks of memory, and pages in each where there are several.
+    /// Blocks of memory, and pages per block if there are several.
     blocks: usize,
     each: usize,
 }
@@ -53,12 +53,12 @@ impl Pages {
         numbers.map(|n| n as u32).to_vec()
     }
 
-    /// Elements in a word.
+    /// Elements per 32-bit word.
     pub(super) fn pack(&self) -> usize {
         4 / self.dtype.size()
     }
 
-    /// Are elements codes that have scales?
+    /// Whether elements are 8-bit codes with scales.
     pub(super) fn is_scaled(&self) -> bool {
         self.dtype.reach().is_some()
     }
@@ -70,7 +70,7 @@ impl Pages {
         }
     }
 
-    /// WGSL: what is fixed, and how a word of a page is found.
+    /// WGSL: constants of the layout, and functions that read a word of a page or, if `stores`, write one.
     pub(super) fn source(&self, stores: bool) -> String {
         let Heads { q, kv, dim } = self.heads;
         let (len, pack, each) = (self.page_len, self.pack(), self.each);

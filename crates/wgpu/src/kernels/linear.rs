@@ -1,9 +1,9 @@
-//! Products with weights.
+//! Linear layers: GEMV for few rows, tiled GEMM for many.
 //!
-//! Two kernels share one order of summing, so that a row's product has the same bits whichever computes it. A sum over
-//! the inputs is cut into eight strands of whole segments. Within a strand every fourth input goes to the same of four
-//! sums, in order; the four are added; the strands' sums are added in order. For few rows, the strands of an output are
-//! summed side by side, each group of 32 outputs by a workgroup of its own. For many, a workgroup sums a tile of
+//! Both kernels sum in the same order, so that a row's result is bit-identical whichever computes it. The sum over the
+//! inputs is split into eight *strands* of whole segments (split-K). Within a strand, every fourth input goes to the
+//! same of four accumulators, in order; these four are added, then the strands' sums in order. For few rows the strands
+//! of an output are computed in parallel, by one workgroup per 32 outputs. For many rows a workgroup computes a tile of
 //! outputs and rows, strand after strand.
 
 use std::fmt::Write;
@@ -17,44 +17,44 @@ use crate::gpu::Param::{F, U};
 use crate::gpu::{Access, Arg, Block, Kernel, Launch};
 use crate::weights::{LANES, SEGMENT, Stored};
 
-/// Rows for which the strands of a sum are taken side by side.
+/// Most rows for which the strands are computed in parallel.
 const FEW: usize = 8;
-/// Strands of a sum.
+/// Strands of a sum (split-K).
 const STRANDS: usize = 8;
-/// Outputs of a tile.
+/// Outputs per tile of the GEMM.
 const TILE: usize = 64;
-/// Weights that one launch multiplies with.
+/// Most weight parts per launch.
 pub(crate) const PARTS: usize = 3;
 
-/// Some rows of a weight, in one block of memory.
+/// Rows of a weight that lie in one block of memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
     pub stored: Stored,
     pub block: &'a Block,
-    /// Where it begins, and how far apart its rows (or groups of them) are: see [`Stored::source`].
+    /// Where the part begins, and the stride of its rows or groups of rows: see [`Stored::source`].
     pub base: usize,
     pub step: usize,
-    /// Outputs.
+    /// Outputs: rows of the weight.
     pub rows: usize,
     pub cols: usize,
     pub bias: Option<&'a Tensor<Wgpu>>,
-    /// Where in the bias its outputs begin.
+    /// Index in the bias of the first output.
     pub bias_at: usize,
-    /// The column of the result that its outputs begin at.
+    /// Column of the result of the first output.
     pub column: usize,
 }
 
 const WEIGHTS: [&str; PARTS] = ["w0", "w1", "w2"];
 const BIASES: [&str; PARTS] = ["bias0", "bias1", "bias2"];
 
-/// The numbers of each part that change from launch to launch.
+/// Uniform parameters of each part.
 const NAMES: [[&str; 6]; PARTS] = [
     ["rows_0", "step_0", "base_0", "column_0", "bias_at_0", "tiles_0"],
     ["rows_1", "step_1", "base_1", "column_1", "bias_at_1", "tiles_1"],
     ["rows_2", "step_2", "base_2", "column_2", "bias_at_2", "tiles_2"],
 ];
 
-/// What a product is taken of, and where it goes.
+/// Input, output and epilogue of a product.
 pub(crate) struct Product<'a> {
     pub x: &'a Tensor<Wgpu>,
     pub out: &'a Tensor<Wgpu>,
@@ -62,7 +62,7 @@ pub(crate) struct Product<'a> {
 }
 
 impl Wgpu {
-    /// Multiplies with every part, up to three in a launch.
+    /// Multiplies with all parts, `PARTS` per launch.
     pub(crate) fn multiply(&self, product: &Product<'_>, parts: &[Part<'_>]) -> Result<()> {
         parts.chunks(PARTS).try_for_each(|parts| self.multiply_some(product, parts))
     }
@@ -70,7 +70,7 @@ impl Wgpu {
     fn multiply_some(&self, product: &Product<'_>, parts: &[Part<'_>]) -> Result<()> {
         let rows = product.x.rows();
         let few = rows <= FEW;
-        // Rows that a workgroup takes: as many as there are, about.
+        // Rows of x per workgroup, about as many as there are.
         let width = if few { rows.next_power_of_two() } else { rows.next_power_of_two().clamp(16, 64) };
         let tile = if few { LANES } else { TILE };
         let shape = Shape::new(product, parts, width);
@@ -81,7 +81,7 @@ impl Wgpu {
         self.gpu.launch(&Launch { kernel, grid: [tiles as u32, rows.div_ceil(width) as u32, 1], ..launch })
     }
 
-    /// Gate and up together, bent and multiplied: for few rows. Both parts have the same outputs.
+    /// GEMV of gate and up with the gated activation, `act(gate) * up`, for few rows. Both parts have the same outputs.
     pub(crate) fn multiply_bent(
         &self,
         product: &Product<'_>,
@@ -98,12 +98,12 @@ impl Wgpu {
         self.gpu.launch(&Launch { kernel: Kernel { name: "product_bent", variant }, grid, ..launch })
     }
 
-    /// Is this few enough for [`multiply_bent`](Wgpu::multiply_bent)?
+    /// Whether there are few enough rows for [`multiply_bent`](Wgpu::multiply_bent).
     pub(crate) fn is_few(rows: usize) -> bool {
         rows <= FEW
     }
 
-    /// What all these kernels are told.
+    /// Operands and parameters common to all these kernels.
     fn product<'a>(
         &self,
         product: &Product<'a>,
@@ -145,7 +145,7 @@ impl Wgpu {
     }
 }
 
-/// Can it be read four numbers at a time?
+/// Whether `x` can be read as `vec4`.
 fn aligned(x: &Tensor<Wgpu>) -> bool {
     x.offset().is_multiple_of(4) && x.stride().is_multiple_of(4) && x.cols().is_multiple_of(SEGMENT)
 }
@@ -153,7 +153,7 @@ fn aligned(x: &Tensor<Wgpu>) -> bool {
 /// What is fixed in a kernel's source.
 struct Shape {
     parts: Vec<(Stored, bool)>,
-    /// Rows of a workgroup.
+    /// Rows of x per workgroup.
     width: usize,
     aligned: bool,
     residual: bool,
@@ -175,13 +175,13 @@ impl Shape {
         v
     }
 
-    /// Functions that read the input and the weights.
+    /// WGSL that reads `x` and the weights.
     fn reading(&self) -> String {
         let mut s = include_str!("../shaders/eight.wgsl").to_owned();
         for (i, (stored, _)) in self.parts.iter().enumerate() {
             s += &stored.source(i);
         }
-        // Rows past the end are read as the last one, and not stored.
+        // Rows past the end read the last row, and are not stored.
         s += "fn x4(row: u32, k: u32) -> vec4<f32> {\n  let at = p.x_at + min(row, p.tokens - 1u) * p.x_stride + k;\n";
         s += match self.aligned {
             true => "  return x[at / 4u];\n}\n",
@@ -195,7 +195,7 @@ impl Shape {
         s
     }
 
-    /// Eight weights of whichever part a workgroup has.
+    /// WGSL: eight weights of the workgroup's part.
     fn eight(&self) -> String {
         let mut s = "fn eight(part: u32, group: u32, lane: u32, k8: u32) -> Eight {\n".to_owned();
         for i in (1..self.parts.len()).rev() {
@@ -207,7 +207,7 @@ impl Shape {
         s + "  return eight_0(p.base_0, p.step_0, group, lane, k8);\n}\n"
     }
 
-    /// How an output is stored.
+    /// WGSL: adds the bias, applies the epilogue and stores an output.
     fn store(&self) -> String {
         let mut s = include_str!("../shaders/store.wgsl").to_owned();
         s += "fn store(part: u32, output: u32, row: u32, sum: f32) {\n  if (row >= p.tokens) { return; }\n  \
@@ -231,7 +231,7 @@ impl Shape {
         s + "  out[p.out_at + row * p.out_stride + column] = finished(y, residual);\n}\n"
     }
 
-    /// Which part a workgroup has, and which of its tiles.
+    /// WGSL: part of the workgroup, and the tile within that part.
     fn which(&self) -> String {
         let mut s = "  var part = 0u;\n  var tile = wg.x;\n".to_owned();
         for i in 1..self.parts.len() {
@@ -244,7 +244,7 @@ impl Shape {
         s
     }
 
-    /// The strands of a sum side by side: 32 outputs times 8 strands.
+    /// The GEMV: 32 outputs times 8 strands in parallel.
     fn side_by_side(&self) -> String {
         let n = self.width;
         let mut s = self.reading() + &self.eight() + &self.store();
@@ -267,7 +267,7 @@ impl Shape {
         s
     }
 
-    /// The same for two weights at once, whose products become one.
+    /// The GEMV of gate and up, with the gated activation.
     fn bent(&self, act: Activation) -> String {
         let n = self.width;
         let mut s = self.reading();
@@ -309,7 +309,7 @@ impl Shape {
         s
     }
 
-    /// A tile of 64 outputs and some rows, 16 x 16 invocations, strand after strand.
+    /// The GEMM: a tile of 64 outputs and `width` rows, 16 x 16 invocations, strand after strand.
     fn tiled(&self) -> String {
         let (width, each_row) = (self.width, self.width / 16);
         let mut s = self.reading() + &self.eight() + &self.store();
@@ -342,7 +342,7 @@ impl Shape {
         for (i, j) in &cells {
             let _ = writeln!(s, "      acc_{i}_{j} = fma(w_{i}, x_{j}, acc_{i}_{j});");
         }
-        // Does a strand end here? Strand n ends at segment n * segments / 8.
+        // A strand may end here: strand n ends at segment n * segments / 8.
         s += "    }\n    let end = segment + 1u;\n    let n = (8u * end + p.segments - 1u) / p.segments;\n    \
               if (n * p.segments < 8u * (end + 1u)) {\n";
         for (i, j) in &cells {
@@ -367,12 +367,12 @@ impl Shape {
 const MAIN: &str = "@compute @workgroup_size(256)\n\
                     fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) id: u32) {\n";
 
-/// The invocation's output, strand and inputs.
+/// WGSL: the invocation's output, its strand, and the strand's inputs.
 const STRAND: &str = "  let lane = id % 32u;\n  let strand = id / 32u;\n  \
                       let k_first = 4u * (strand * p.segments / 8u);\n  \
                       let k_end = 4u * ((strand + 1u) * p.segments / 8u);\n";
 
-/// The same line for each of `n` rows.
+/// Repeats a line for each of `n` rows, with the row's index for `I`.
 fn each(s: &mut String, n: usize, line: &str) {
     for i in 0..n {
         let i = i.to_string();

@@ -1,4 +1,4 @@
-//! The kernels: for each op, what is launched with which operands. The programs are in `shaders`.
+//! The launch code of the kernels, per op. The WGSL is in `shaders`.
 
 pub(crate) mod attend;
 pub(crate) mod cache;
@@ -13,7 +13,7 @@ use tallow_core::{DType, Error, Result, Tensor};
 use crate::backend::Wgpu;
 use crate::gpu::{Access, Arg, Block, Param};
 
-/// The block that holds a tensor. Only weights and caches, which have kernels that know, lie in several.
+/// The one block of a tensor. Only weights and KV caches, whose kernels support it, may have several.
 pub(crate) fn block(t: &Tensor<Wgpu>) -> Result<&Block> {
     match t.buf().blocks() {
         [block] => Ok(block),
@@ -25,7 +25,7 @@ pub(crate) fn block(t: &Tensor<Wgpu>) -> Result<&Block> {
     }
 }
 
-/// A tensor as an operand: an array of its elements, and the view's offset and stride.
+/// Binds a tensor as an array of its elements, and adds the view's offset and stride to `params`.
 pub(crate) fn operand<'a>(
     name: &'static str,
     access: Access,

@@ -1,6 +1,6 @@
-//! The way of queries to attention, and of keys and values into the cache.
+//! RoPE, QK norm and writes to the KV cache, in one kernel.
 //!
-//! One workgroup takes one token's queries, keys or values of a head, or of all heads where they are normalised together.
+//! One workgroup per token and per head of Q, K or V, or per group of heads that are normalized together.
 
 use std::fmt::Write;
 
@@ -13,14 +13,14 @@ use crate::backend::Wgpu;
 use crate::gpu::Param::{F, U, View};
 use crate::gpu::{Access, Arg, Kernel, Launch, Param};
 
-/// What happens to queries or keys on their way.
+/// Queries or keys with their QK norm.
 struct Section<'a> {
     x: Tensor<Wgpu>,
     norm: Option<&'a Norm<Wgpu>>,
 }
 
 impl Section<'_> {
-    /// Columns that a workgroup takes.
+    /// Columns per workgroup.
     fn width(&self, dim: usize) -> usize {
         self.norm.map_or(dim, |n| n.weight.cols())
     }
@@ -30,7 +30,7 @@ impl Section<'_> {
     }
 }
 
-/// The way of a step's queries, keys and values, or of some of them.
+/// Arguments of the kernel: all of Q, K and V, or only some of them.
 struct Prep<'a> {
     dim: usize,
     q: Option<(Section<'a>, &'a Tensor<Wgpu>)>,
@@ -71,7 +71,7 @@ impl Wgpu {
         self.prep(&prep)
     }
 
-    /// All of it at once, if the norms are of the usual kind.
+    /// Fused QK norm, RoPE and KV write. The norms must be supported by the kernel: see [`is_usual`](Wgpu::is_usual).
     pub(crate) fn qkv_prep_into(&self, op: &QkvPrep<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
         let (q_cols, kv_cols) = (op.heads.q_cols(), op.heads.kv_cols());
         let part = |at: usize, cols: usize| op.qkv.col_range(at..at + cols);
@@ -88,7 +88,7 @@ impl Wgpu {
         self.prep(&prep)
     }
 
-    /// Can these norms be part of the kernel?
+    /// Whether the kernel supports this QK norm: RMSNorm without bias.
     pub(crate) fn is_usual(norm: &Norm<Wgpu>) -> bool {
         norm.kind == NormKind::Rms && norm.bias.is_none()
     }
@@ -109,8 +109,8 @@ impl Wgpu {
     }
 }
 
-/// WGSL that stores a head's key or value as codes with a scale, each word of four codes at `to`; `value` says what an
-/// element is.
+/// WGSL that stores a head's K or V as 8-bit codes with a scale, four codes per word, at word `to`. `value` is the
+/// expression for an element.
 fn coded(name: &str, head: &str, to: &str, value: impl Fn(&str) -> String) -> String {
     let four = ["e", "e + 1u", "e + 2u", "e + 3u"].map(&value).join(", ");
     format!(
@@ -136,7 +136,7 @@ impl<'a> Prep<'a> {
         (self.q_groups() + self.k_groups() + self.v.as_ref().map_or(0, |v| v.cols() / self.dim)) as u32
     }
 
-    /// Do all come from one tensor?
+    /// Whether Q, K and V are columns of one tensor.
     fn is_joint(&self) -> bool {
         self.q.is_some() && self.k.is_some()
     }
@@ -198,7 +198,7 @@ impl<'a> Prep<'a> {
         Ok(())
     }
 
-    /// WGSL that gives an element of queries or keys: normalised, turned.
+    /// WGSL that returns an element of Q or K after norm and RoPE.
     fn section(&self, s: &mut String, name: &str, x: &str, section: &Section<'_>) {
         let (dim, width) = (self.dim, section.width(self.dim));
         let value = match section.norm {
@@ -249,7 +249,7 @@ impl<'a> Prep<'a> {
         );
     }
 
-    /// Does the cache hold codes that have scales?
+    /// Whether the KV cache stores 8-bit codes with scales.
     fn is_coded(&self) -> bool {
         self.cache.as_ref().is_some_and(|(_, pages, _)| pages.is_scaled())
     }

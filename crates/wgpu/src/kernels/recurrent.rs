@@ -1,4 +1,4 @@
-//! Ops that keep a state of each sequence.
+//! Ops with a recurrent state per sequence: causal convolution and gated delta rule.
 
 use tallow_core::ops::{CausalConv, GatedDelta};
 use tallow_core::{DeltaHeads, Result, Sharing, StepPlan, Tensor};
@@ -8,14 +8,15 @@ use crate::backend::Wgpu;
 use crate::gpu::Param::{F, U};
 use crate::gpu::{Access, Arg, Kernel, Launch, Param};
 
-/// Columns of a head's matrix that a workgroup has, and fewer of them where keys are long: they fit its memory.
+/// Columns of a head's state matrix per workgroup; half as many if keys are longer than `LONG_KEY`, so that they fit
+/// into workgroup memory.
 const COLUMNS: usize = 16;
 const LONG_KEY: usize = 192;
-/// Invocations that share a column.
+/// Invocations per column.
 const PARTS: usize = 8;
 
-/// WGSL: what a convolution sees `at` rows after the first that its state has, of sequence `s` whose rows of the step
-/// begin at `first`. `width`: columns.
+/// WGSL: row `at` of the convolution's input for sequence `s`, counted from the oldest row that the state keeps.
+/// `first` is the sequence's first row in the step, and `width` the number of columns.
 const SEEN: &str = "
 fn seen(s: u32, first: u32, begins: bool, at: u32, c: u32) -> f32 {
   if (at + 1u >= p.kernel) { return x[p.x_at + (first + at + 1u - p.kernel) * p.x_stride + c]; }
@@ -24,7 +25,7 @@ fn seen(s: u32, first: u32, begins: bool, at: u32, c: u32) -> f32 {
 }
 ";
 
-/// The plan as an operand, and where in it what is.
+/// Binds the step plan, and adds the offsets of its arrays to `params`.
 fn plan_operand<'a>(plan: &'a StepPlan<Wgpu>, params: &mut Vec<Param>) -> Result<Arg<'a>> {
     params.extend([
         U("starts_at", plan.starts.offset() as u32),

@@ -1,4 +1,4 @@
-//! Ops that look at rows one by one: norms, activations, gathers, copies, the largest.
+//! Row-wise and element-wise ops: norms, activations, gather, scatter, copies, routing, top-k.
 
 use tallow_core::ops::{
     Activate, Copy, Eltwise, EltwiseOp, IndexMode, IndexRows, Normalize, PermuteCols, Route, TopK, TopKOut,
@@ -10,12 +10,12 @@ use crate::backend::Wgpu;
 use crate::gpu::Param::{F, U};
 use crate::gpu::{Access, Arg, Kernel, Launch, Param};
 
-/// Workgroups of kernels that take elements one after another.
+/// Most workgroups of an element-wise kernel.
 const GROUPS: usize = 4096;
-/// Their invocations.
+/// Invocations per workgroup of an element-wise kernel.
 const THREADS: usize = 256;
 
-/// Begins a kernel whose invocations each take some of `p.rows * p.cols` elements.
+/// Head of an element-wise kernel: a grid-stride loop over `p.rows * p.cols` elements.
 const ELEMENTS: &str = "
 @compute @workgroup_size(256)
 fn main(@builtin(global_invocation_id) g: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>) {
@@ -25,7 +25,7 @@ fn main(@builtin(global_invocation_id) g: vec3<u32>, @builtin(num_workgroups) n:
 ";
 
 impl Wgpu {
-    /// Launches a kernel over a tensor's elements. `body` sees an element's row `r` and column `c`.
+    /// Launches an element-wise kernel. `body` has the element's row `r` and column `c`.
     pub(super) fn by_element(
         &self,
         kernel: Kernel,
@@ -35,7 +35,7 @@ impl Wgpu {
         body: &str,
     ) -> Result<()> {
         params.extend([U("rows", rows as u32), U("cols", cols as u32)]);
-        // What a body needs besides its own line is in front of a line of dashes.
+        // Declarations that the body needs come before a line of dashes.
         let (before, body) = body.split_once("----").unwrap_or(("", body));
         let source = || format!("{before}{ELEMENTS}{body}\n  }}\n}}\n");
         let groups = (rows * cols).div_ceil(THREADS).min(GROUPS) as u32;
@@ -134,7 +134,7 @@ impl Wgpu {
                 self.by_element(kernel, (op.indices.cols(), op.x.cols()), args, params, body)
             }
             IndexMode::ScatterAdd(into) => {
-                // One invocation adds all rows of a column, in order: several may go to one.
+                // One invocation adds all rows of a column, in order, since several may have the same target.
                 params.push(U("out_rows", into.rows() as u32));
                 let body = "    for (var source = 0u; source < p.count; source++) {\n      let sink = at[p.at_at + source];\n      \
                             if (sink < p.out_rows) {\n        let o = p.out_at + sink * p.out_stride + c;\n        \
@@ -159,7 +159,7 @@ impl Wgpu {
         self.by_element(kernel, (op.x.rows(), op.indices.cols()), args, params, body)
     }
 
-    /// Copies what lies in different blocks.
+    /// Copies between different blocks.
     pub(crate) fn copy_apart(&self, op: &Copy<'_, Wgpu>) -> Result<()> {
         let mut params = Vec::new();
         let args = |params: &mut Vec<Param>| -> Result<Vec<Arg<'_>>> {
@@ -177,8 +177,8 @@ impl Wgpu {
             let kernel = Kernel { name: "copy", variant: vec![4] };
             return self.by_element(kernel, (rows, cols), args, params, body);
         }
-        // Smaller elements share words, and an invocation can write only whole ones: each takes a word of the target,
-        // and what of it belongs to the view.
+        // Smaller elements share words, and an invocation writes whole words: each takes one word of the target and
+        // replaces those of its elements that belong to the view.
         params.push(U("elements", cols as u32));
         let (first, last) = (op.to.offset(), op.to.offset() + rows.saturating_sub(1) * op.to.stride() + cols);
         let (first, last) = (first * size / 4, (last * size).div_ceil(4));
@@ -257,7 +257,7 @@ impl Wgpu {
         Ok(TopKOut { values, ids })
     }
 
-    /// Are both in the same memory, so that no kernel may see one and write the other?
+    /// Whether both tensors are in the same block: wgpu does not let a kernel bind it for both reading and writing.
     pub(crate) fn share_memory(a: &Tensor<Wgpu>, b: &Tensor<Wgpu>) -> Result<bool> {
         Ok(block(a)?.is(block(b)?))
     }

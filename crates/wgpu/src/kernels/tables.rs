@@ -1,4 +1,4 @@
-//! Rows of weights as plain numbers: embeddings, and what the composed ops unpack.
+//! Dequantization of rows of weights: embedding lookup, and `dequant` for composed ops.
 
 use tallow_core::ops::{Dequant, Embed};
 use tallow_core::{Result, Tensor, Weight};
@@ -87,10 +87,10 @@ impl Wgpu {
     }
 }
 
-/// Which rows are wanted.
+/// Which rows to dequantize.
 enum Which<'a> {
-    /// Those with these numbers.
+    /// Rows by index.
     Ids(&'a Tensor<Wgpu>),
-    /// As many as the result has, from this one on.
+    /// Consecutive rows from this one on, as many as the result has.
     From(usize),
 }

@@ -1,10 +1,11 @@
 var<workgroup> queries: array<f32, ROWS * DIM>;
 var<workgroup> weights: array<f32, ROWS * TILE>;
-// Of the segment: the largest score, the sum of weights, and what earlier sums fade by when the largest grows.
+// Online softmax of the segment: the running maximum, the sum of weights, and the factor that rescales earlier sums
+// when the maximum grows.
 var<workgroup> most: array<f32, ROWS>;
 var<workgroup> sums: array<f32, ROWS>;
 var<workgroup> fade: array<f32, ROWS>;
-// Of all segments so far, and how they and the next are brought together.
+// Merged softmax of all segments so far, and the factors that merge the next one.
 var<workgroup> whole_most: array<f32, ROWS>;
 var<workgroup> whole_sums: array<f32, ROWS>;
 var<workgroup> by: array<vec2<f32>, ROWS>;
@@ -13,7 +14,7 @@ var<workgroup> tile_pages: array<u32, TILE>;
 //FUNCTIONS//
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) id: u32) {
-  // Whose rows these are.
+  // Find the sequence of the workgroup's rows.
   var block = wg.x;
   var span = 0u;
   for (; span + 1u < p.spans; span++) {
@@ -28,7 +29,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
   let start = len - tokens;
   let row = block * ROWS;
   let rows = tokens * GROUP;
-  // What they see, all together.
+  // Positions visible to any of the rows.
   let begin = seen_from(start + row / GROUP);
   let end = seen_to(start + (min(row + ROWS, rows) - 1u) / GROUP, len);
   var segment = begin / SEGMENT;
@@ -51,7 +52,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
     whole_most[id] = NONE;
     whole_sums[id] = 0.0;
   }
-  // The invocation's part of the result: some columns of some rows.
+  // The invocation's elements of the result: some columns of some rows.
   let column = select(id % DIM, id, DIM > 128u);
   let first = select(id / DIM, 0u, DIM > 128u);
 //BEGIN//

@@ -1,4 +1,4 @@
-// Brings the segments of one token's query head together, in order.
+// Merges the segments of one token's query head, in order.
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) id: u32) {
   var span = 0u;

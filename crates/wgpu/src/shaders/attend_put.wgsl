@@ -1,4 +1,4 @@
-// Keeps a segment's part of a row for the kernel that merges them.
+// Stores a segment's partial result for the merge kernel: [DIM] sums, then the maximum and the sum of weights.
 fn put(r: u32, row: u32, rows: u32, token: u32, head: u32, column: u32, segment: u32, x: f32) {
   if (r >= ROWS || row + r >= rows || column >= DIM) { return; }
   let line = (token + (row + r) / GROUP) * QUERIES + head * GROUP + (row + r) % GROUP;

@@ -1,4 +1,4 @@
-// The error function by formula 7.1.26 of Abramowitz and Stegun: off by less than 2e-7.
+// Error function, Abramowitz and Stegun 7.1.26: error below 2e-7.
 fn erf(x: f32) -> f32 {
   let t = 1.0 / fma(0.3275911, abs(x), 1.0);
   let f = fma(fma(fma(fma(1.0614054, t, -1.453152), t, 1.4214137), t, -0.28449674), t, 0.2548296);
@@ -23,5 +23,5 @@ fn bend(x: f32) -> f32 {
     }
   }
 }
-// What it multiplies.
+// The factor of a gated activation: act(gate) * gated(up).
 fn gated(x: f32) -> f32 { return select(x, clamp(x, -LIMIT, LIMIT) + 1.0, ACT == CLAMPED); }

@@ -1,11 +1,12 @@
 const THREADS = COLUMNS * PARTS;
-// Some columns of a head's matrix. Each invocation has elements of its own, of one column.
+// Gated delta rule: some columns of a head's state matrix S [KEY, VALUE], S <- alpha S + beta k (v - alpha S^T k)^T.
+// Each invocation owns some elements of one column.
 var<workgroup> s: array<f32, KEY * COLUMNS>;
 var<workgroup> q: array<f32, KEY>;
 var<workgroup> k: array<f32, KEY>;
 var<workgroup> sums: array<f32, THREADS>;
 
-// The sum over the parts of a column, in their order.
+// Sum over the parts of a column, in order.
 fn together(x: f32, id: u32) -> f32 {
   workgroupBarrier();
   sums[id] = x;

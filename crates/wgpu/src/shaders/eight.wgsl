@@ -1,15 +1,15 @@
 struct Eight { a: vec4<f32>, b: vec4<f32> }
 
-// Four bytes, lowest first.
+// The four bytes of a word, lowest first.
 fn bytes(x: u32) -> vec4<u32> { return (vec4<u32>(x) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(255u); }
 fn signed_bytes(x: u32) -> vec4<i32> {
   return bitcast<vec4<i32>>(vec4<u32>(x) << vec4<u32>(24u, 16u, 8u, 0u)) >> vec4<u32>(24u);
 }
-// The low halves of four bytes.
+// The low nibbles of four bytes.
 fn nibbles(x: u32) -> vec4<f32> { return vec4<f32>(bytes(x & 0x0f0f0f0fu)); }
-// Four bits, each worth `by`.
+// Four bits as 0 or `by`.
 fn bits(x: u32, by: u32) -> vec4<u32> { return ((vec4<u32>(x) >> vec4<u32>(0u, 1u, 2u, 3u)) & vec4<u32>(1u)) * by; }
-// One of sixteen signed bytes, four to a word.
+// Codebook lookup: sixteen signed bytes, four per word.
 fn looked_up(codes: vec4<u32>, t: vec4<u32>) -> vec4<f32> {
   let low = select(vec4<u32>(t.x), vec4<u32>(t.y), (codes & vec4<u32>(4u)) != vec4<u32>(0u));
   let high = select(vec4<u32>(t.z), vec4<u32>(t.w), (codes & vec4<u32>(4u)) != vec4<u32>(0u));

@@ -1,4 +1,4 @@
-// A number as f16, to the nearest, of two as near the even one: what a device's own conversion does is left to it.
+// f32 to f16, round to nearest even. Done by hand, since a device's own conversion may round otherwise.
 fn as_f16(x: f32) -> u32 {
   let bits = bitcast<u32>(x);
   let sign = (bits >> 16u) & 0x8000u;

@@ -1,6 +1,6 @@
 var<workgroup> sizes: array<u32, WIDTH>;
 
-// The largest magnitude in the workgroup, by the bits, which compare as magnitudes do; what is no number is above all.
+// The largest magnitude in the workgroup. The bits of magnitudes compare as the magnitudes do, with NaN above all.
 fn largest(size: u32, id: u32) -> u32 {
   workgroupBarrier();
   sizes[id] = size;
@@ -12,17 +12,17 @@ fn largest(size: u32, id: u32) -> u32 {
   return sizes[0];
 }
 fn size_of(x: f32) -> u32 { return bitcast<u32>(x) & 0x7fffffffu; }
-// What numbers are multiplied by to become codes: nothing where all are next to zero, or one is not finite.
+// Factor from elements to codes: 0 if all are almost zero, or if one is not finite.
 fn to_codes(size: u32) -> f32 {
   if (size < 0x04000000u || size >= 0x7f800000u) { return 0.0; }
   return REACH / bitcast<f32>(size);
 }
-// The scale of such codes, which is no number where one of those is none.
+// Scale of the codes: 0 if all elements are almost zero, NaN if one is not finite.
 fn scale_of(size: u32) -> u32 {
   if (size < 0x04000000u) { return 0u; }
   return select(bitcast<u32>(bitcast<f32>(size) / REACH), 0x7fc00000u, size >= 0x7f800000u);
 }
-// A float of eight bits, the nearest, of two as near the even one.
+// f32 to F8 (E4M3), round to nearest even.
 fn as_f8(x: f32) -> u32 {
   let bits = bitcast<u32>(x);
   let sign = (bits >> 24u) & 0x80u;

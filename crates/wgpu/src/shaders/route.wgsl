@@ -1,19 +1,19 @@
-// The experts of a token: a workgroup makes scores of its logits, closes all but the best groups, and takes the best
+// MoE router. One workgroup per token: scores of the logits, then the best groups (group-limited routing), then the top
 // experts one after another.
 
 struct Found { key: u32, column: u32 }
 var<workgroup> scores: array<f32, 1024>;
-// How good each expert is, in an order of whole numbers. Zero where it may not be taken (any more).
+// Sort key of each expert; 0 if it is masked or already taken.
 var<workgroup> keys: array<u32, 1024>;
 var<workgroup> groups: array<u32, 1024>;
 var<workgroup> found: array<Found, 256>;
 var<workgroup> sums: array<f32, 256>;
-// A bit for each expert.
+// One bit per expert.
 var<workgroup> taken: array<u32, 32>;
 
 const OPEN = 0xffffffffu;
 
-// Greater for greater numbers; both zeros are the same, and NaN is the least.
+// Order-preserving integer key: both zeros are equal, and NaN is least.
 fn key(x: f32) -> u32 {
   let bits = bitcast<u32>(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) { return 0u; }
@@ -107,7 +107,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
     }
     let c = found[0].column;
     if (p.scores == 2u) {
-      // Its share of a softmax over those that are left and come near it, itself among them.
+      // SparseMixer: softmax over the remaining experts within the threshold of the best, itself included.
       let most = scores[c];
       var near = 0.0;
       for (var i = id; i < p.cols; i += 256u) {

@@ -1,6 +1,6 @@
 var<workgroup> sums: array<f32, WIDTH>;
 
-// The sum over the workgroup, in an order that depends on nothing.
+// Sum over the workgroup, in a fixed order.
 fn together(x: f32, id: u32) -> f32 {
   workgroupBarrier();
   sums[id] = x;

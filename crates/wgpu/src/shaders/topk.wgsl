@@ -1,10 +1,9 @@
-// The k largest of a row, one after another: each is the largest of those that come after the last in the order of
-// value, then column.
+// The k largest of a row, one after another: each is the first after the previous one, ordered by value, then column.
 
 struct Found { key: u32, column: u32 }
 var<workgroup> found: array<Found, 256>;
 
-// Greater for greater numbers; both zeros are the same, and NaN is the least.
+// Order-preserving integer key: both zeros are equal, and NaN is least.
 fn key(x: f32) -> u32 {
   let bits = bitcast<u32>(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) { return 0u; }
@@ -16,10 +15,10 @@ fn before(a: Found, b: Found) -> bool { return a.key > b.key || (a.key == b.key 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) id: u32) {
   let row = p.x_at + wg.x * p.x_stride;
-  // Before every column there is.
+  // Sorts before every column.
   var last = Found(0xffffffffu, 0u);
   for (var n = 0u; n < p.k; n++) {
-    // After every column there is.
+    // Sorts after every column.
     var best = Found(0u, 0xffffffffu);
     for (var c = id; c < p.cols; c += 256u) {
       let here = Found(key(x[row + c]), c);

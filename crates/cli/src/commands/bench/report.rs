@@ -1,4 +1,4 @@
-//! What `tallow bench` writes: a table for people, or fields under the names that scripts know.
+//! Output of `tallow bench`: a Markdown table, or llama-bench's fields as CSV, JSON or SQL.
 
 use std::time::SystemTime;
 
@@ -22,11 +22,11 @@ pub(super) struct Row<'a> {
     /// Nanoseconds of each run.
     pub samples: Vec<u64>,
     pub started: SystemTime,
-    /// What the device could do, at most, meanwhile.
+    /// Peak speeds of the device, measured during the test.
     pub speeds: Speeds,
-    /// Tokens per second that the machine would allow.
+    /// Roofline in tokens per second.
     pub bound: f64,
-    /// What it ran on.
+    /// Label of the device.
     pub device: String,
 }
 
@@ -34,14 +34,14 @@ pub(super) struct Row<'a> {
 pub(super) struct Report {
     table: Table,
     rows: usize,
-    /// Of the table's columns.
+    /// Widths of the table's columns.
     widths: [usize; 9],
-    /// Was anything faster than the memory can be read?
+    /// Whether any test was faster than the memory can be read.
     in_cache: bool,
 }
 
 impl Report {
-    /// A report in which names of tests have up to so many characters.
+    /// `tests`: characters of the longest name of a test.
     pub(super) fn new(table: Table, tests: Option<usize>) -> Result<Report, Failed> {
         if table == Table::Json {
             print("[\n")?;
@@ -51,7 +51,7 @@ impl Report {
         Ok(Report { table, rows: 0, widths, in_cache: false })
     }
 
-    /// Does somebody look at this as it comes?
+    /// Whether a person reads the output as it comes.
     pub(super) fn is_shown(&self) -> bool {
         self.table == Table::Md
     }
@@ -116,10 +116,10 @@ fn markdown_head(widths: &[usize; 9]) -> String {
 }
 
 const WIDTHS: [usize; 9] = [30, 10, 10, 10, 7, 15, 20, 9, 11];
-/// The column of tests.
+/// Index of the column of tests.
 const TEST: usize = 5;
 
-/// Did it go faster than the memory can be read?
+/// Whether decode was faster than the memory can be read.
 fn is_in_cache(row: &Row<'_>) -> bool {
     let (mean, _) = mean_and_deviation(&speeds(row));
     row.test.generated > 0 && is_cpu(row) && mean > row.bound
@@ -156,7 +156,7 @@ fn params(n: usize) -> String {
     if n < 1e9 { format!("{:.2} M", n / 1e6) } else { format!("{:.2} B", n / 1e9) }
 }
 
-/// A row for the table that llama-bench's statements make, and the statement that makes it.
+/// An INSERT into the table of llama-bench's SQL output, after the CREATE TABLE if it is the first.
 fn sql(fields: &Map<String, Value>, first: bool) -> String {
     let columns: Vec<(&String, &Value)> =
         fields.iter().filter(|(name, _)| !name.starts_with("samples_")).collect();
@@ -185,7 +185,7 @@ fn is_cpu(row: &Row<'_>) -> bool {
     short(&row.device) == "cpu"
 }
 
-/// `vulkan:0`, without its maker's name for it.
+/// `vulkan:0`, without the vendor's name for it.
 fn short(device: &str) -> &str {
     device.split(' ').next().unwrap_or_default()
 }
@@ -195,7 +195,7 @@ fn speeds(row: &Row<'_>) -> Vec<f64> {
     row.samples.iter().map(|ns| row.test.tokens() as f64 * 1e9 / (*ns).max(1) as f64).collect()
 }
 
-/// The mean, and the deviation of a sample.
+/// Mean and sample standard deviation.
 fn mean_and_deviation(x: &[f64]) -> (f64, f64) {
     let n = x.len() as f64;
     let mean = x.iter().sum::<f64>() / n;
@@ -203,8 +203,8 @@ fn mean_and_deviation(x: &[f64]) -> (f64, f64) {
     (mean, if x.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 })
 }
 
-/// The fields of a row, under the names that scripts for llama-bench know; those after `samples_ts` are ours. What is a
-/// choice there and none here says what is so here: no GPU, mapped files, scores that are never stored.
+/// Fields of a row, under the names of llama-bench; those after `samples_ts` are ours. Options of llama-bench that do
+/// not exist here have the value that is in effect: a single GPU, mmap, flash attention.
 fn fields(row: &Row<'_>) -> Map<String, Value> {
     let (setup, test, speeds) = (row.setup, row.test, speeds(row));
     let times: Vec<f64> = row.samples.iter().map(|ns| *ns as f64).collect();

@@ -1,4 +1,4 @@
-//! Models that go on with a text.
+//! Decoder models.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::device::Measured;
 use crate::lora::Lora;
 use crate::single_runner::{Setup, SingleRunner, Task, run_alone};
 
-/// The logits of all tokens of all rows, each row alone, and hidden states.
+/// Logits of all tokens, and hidden states; each row is computed alone.
 pub(super) fn dump(
     model: &Model,
     mut setup: Setup,
@@ -23,7 +23,7 @@ pub(super) fn dump(
     lora: Option<&Lora>,
 ) -> Result<Tensors, Failed> {
     let (vocab, most) = (model.spec.vocab, model.spec.context);
-    // One load for each length: some ropes depend on how long a sequence may become.
+    // One load for each length: some RoPE variants depend on the maximum length of a sequence.
     let mut lengths: BTreeMap<usize, Vec<(String, Ids)>> = BTreeMap::new();
     for before in given.groups(&["input_ids"])? {
         let Some(rows) = given.texts(&before, vocab, most)? else { continue };
@@ -60,7 +60,7 @@ impl Task for Forward<'_> {
             let mut outputs: BTreeMap<String, Vec<f32>> = BTreeMap::new();
             for row in rows {
                 for (output, mut numbers) in forward(&mut solo, row, self.only_logits)? {
-                    // What fills up a row has no numbers.
+                    // Padding is written as zeros.
                     numbers.resize(numbers.len() / row.len() * self.context, 0.0);
                     outputs.entry(output).or_default().extend(numbers);
                 }
@@ -76,7 +76,7 @@ impl Task for Forward<'_> {
     }
 }
 
-/// One forward pass: the logits of every token, and the hidden states, the last as the head sees them.
+/// One forward pass: the logits of every token, and the hidden states, the last one after the final norm.
 fn forward<B: Backend>(
     solo: &mut SingleRunner<B>,
     tokens: &[u32],

@@ -1,4 +1,4 @@
-//! Models that make vectors or scores, of texts and of images.
+//! Encoders: embeddings or scores of texts and images.
 
 use std::ops::ControlFlow;
 
@@ -15,7 +15,7 @@ use crate::load;
 use crate::memory::Plan;
 use crate::single_runner::Setup;
 
-/// Hidden states, vectors of length one, and scores, of each text and image alone.
+/// Hidden states, L2-normalized vectors, and scores; each text and image is computed alone.
 pub(super) fn dump(model: &EncoderModel, setup: Setup, given: &Given) -> Result<Tensors, Failed> {
     if setup.kv.0 != DType::F32 {
         let why = "--precision: encoders keep no keys and values; leave the flag out";
@@ -58,7 +58,7 @@ fn on<B: Backend>(b: &B, model: &EncoderModel, given: &Given) -> Result<Tensors,
     }
 }
 
-/// Takes a tensor that is to be written: its name, its shape and its numbers.
+/// Adds a tensor to be written: name, shape and values.
 type Add<'a> = &'a mut dyn FnMut(&str, &[usize], Vec<f32>);
 
 fn of_texts<B: Backend>(
@@ -95,7 +95,7 @@ fn of_texts<B: Backend>(
         for (all, x) in hidden.iter_mut().zip(&seen) {
             let end = all.len() + width * spec.dim;
             all.extend(b.download::<f32>(x)?);
-            // What fills up a text has no numbers.
+            // Padding is written as zeros.
             all.resize(end, 0.0);
         }
         let vector = |y: Tensor<B>| Ok::<_, Failed>(shortened(b.download(&y)?, None));

@@ -1,4 +1,4 @@
-//! [`Given`]: a file of inputs, as libraries call them.
+//! [`Given`]: a file of inputs, named as in Hugging Face Transformers.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -9,7 +9,7 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use crate::Failed;
 
-/// The largest file that is read.
+/// Largest file that is read, in bytes.
 const MOST: u64 = 1 << 30;
 
 /// A safetensors file with inputs for models: `input_ids` and what belongs to it, or several as `NAME.input_ids`.
@@ -18,7 +18,7 @@ pub(super) struct Given {
     bytes: Vec<u8>,
 }
 
-/// Whole numbers in rows.
+/// Token ids (or other whole numbers) in rows.
 pub(super) type Ids = Vec<Vec<u32>>;
 
 impl Given {
@@ -42,7 +42,7 @@ impl Given {
             .map_err(|e| self.wrong(format_args!("is no safetensors file: {e}")))
     }
 
-    /// What stands before the names of the inputs: there is a tensor of one of `kinds` for each.
+    /// Prefixes of the inputs' names: there is a tensor of one of `kinds` for each.
     pub(super) fn groups(&self, kinds: &[&str]) -> Result<BTreeSet<String>, Failed> {
         let file = self.file()?;
         let before = |name: &str| kinds.iter().find_map(|kind| Some(name.strip_suffix(kind)?.to_owned()));
@@ -59,7 +59,7 @@ impl Given {
         }
     }
 
-    /// Whole numbers in rows, if there are such under that name.
+    /// Whole numbers in rows from the tensor of that name, if it exists.
     pub(super) fn ids(&self, name: &str) -> Result<Option<Ids>, Failed> {
         let file = self.file()?;
         let Ok(tensor) = file.tensor(name) else { return Ok(None) };
@@ -74,7 +74,7 @@ impl Given {
         Ok(Some(ids.chunks(width).map(<[u32]>::to_vec).collect()))
     }
 
-    /// Floats in parts of `shape`, if there are such under that name.
+    /// F32 values of shape `[count, shape…]` from the tensor of that name, if it exists, split into `count` parts.
     pub(super) fn floats(&self, name: &str, shape: &[usize]) -> Result<Option<Vec<Vec<f32>>>, Failed> {
         let file = self.file()?;
         let Ok(tensor) = file.tensor(name) else { return Ok(None) };
@@ -89,8 +89,8 @@ impl Given {
         Ok(Some(numbers.chunks(shape.iter().product()).map(<[f32]>::to_vec).collect()))
     }
 
-    /// Rows of tokens without what fills them up behind, if a mask says what that is. All are a model's own, and none
-    /// too many.
+    /// Rows of token ids without their trailing padding, if there is an attention mask. Rejects ids beyond the
+    /// vocabulary, and rows longer than the context.
     pub(super) fn texts(&self, before: &str, vocab: usize, context: usize) -> Result<Option<Ids>, Failed> {
         let name = format!("{before}input_ids");
         let Some(mut rows) = self.ids(&name)? else { return Ok(None) };
@@ -119,7 +119,7 @@ impl Given {
         }
     }
 
-    /// Are all numbers those of tokens that the model has?
+    /// Rejects ids of `vocab` or more.
     pub(super) fn known(&self, name: &str, rows: &Ids, vocab: usize) -> Result<(), Failed> {
         match rows.iter().flatten().find(|id| **id as usize >= vocab) {
             Some(id) => {
@@ -140,7 +140,7 @@ fn ids(tensor: &TensorView<'_>) -> Result<Vec<u32>, String> {
     let id = |bytes: &[u8]| {
         let mut wide = [0; 8];
         wide[..width].copy_from_slice(bytes);
-        // A negative number is far too large too, read like this.
+        // A negative number, read as unsigned, is far too large as well.
         u32::try_from(u64::from_le_bytes(wide)).map_err(|_| "has a number that can be no token".to_owned())
     };
     tensor.data().chunks_exact(width).map(id).collect()

@@ -1,4 +1,4 @@
-//! `tallow dump`: what a model makes of given inputs, number by number, to compare with other programs.
+//! `tallow dump`: a model's outputs for given inputs, to compare with other programs.
 
 mod decoder;
 mod encoder;
@@ -21,7 +21,7 @@ use crate::settings::Sources;
 use crate::single_runner::Setup;
 use given::Given;
 
-/// A tensor to be written: its shape and its numbers.
+/// A tensor to be written: shape and values.
 type Written = (Vec<usize>, Vec<f32>);
 
 /// Tensors to be written, by name.
@@ -39,7 +39,7 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
         load::any(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     let setup = Setup::new(sources, &args.device, Some(&args.precision), Arithmetic::Exact)?;
     if let AnyModel::Encoder(model) = &mut model {
-        // Heads that nothing else is given.
+        // Also load heads that only `dump` uses.
         model.extras = true;
     }
     let mut written = match &model {
@@ -60,17 +60,17 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
     print(&written.iter().map(|(name, (shape, _))| format!("{name} {shape:?}\n")).collect::<String>())
 }
 
-/// What device is taken is part of what is shown nowhere; what is passed over has to be said.
+/// Reports only devices that are passed over.
 fn say(note: &Notice) {
     if let Notice::PassedOver(_) = note {
         note.show()
     }
 }
 
-/// Writes the file, which appears under its name only when it is whole.
+/// Writes the file, which appears under its name only when it is complete.
 fn write(path: &Path, tensors: &Tensors) -> Result<(), Failed> {
     let failed = |why: SafeTensorError| match why {
-        // The system's words name a file that is not there yet.
+        // The system's message names a file that does not exist yet.
         SafeTensorError::IoError(e) => {
             Failed::new(format!("{} cannot be written: {}", path.display(), e.kind()))
         }

@@ -1,4 +1,4 @@
-//! Models that take in all of a text or a sound, and then write.
+//! Seq2seq (encoder-decoder) models.
 
 use std::ops::ControlFlow;
 
@@ -15,15 +15,15 @@ use crate::load;
 use crate::memory::Plan;
 use crate::single_runner::Setup;
 
-/// What is taken in, and what is written of it.
+/// Encoder input and decoder tokens of a row.
 struct Row {
     material: EncoderInput,
-    /// How much of it a batch is filled up to.
+    /// Rows that the encoder's output is padded to, as in a batch.
     width: usize,
     tokens: Vec<u32>,
 }
 
-/// The hidden states of what is taken in, and the logits of what is written, of each row alone.
+/// The encoder's hidden states and the decoder's logits; each row is computed alone.
 pub(super) fn dump(model: &Seq2SeqModel, setup: Setup, given: &Given) -> Result<Tensors, Failed> {
     let mut groups = Vec::new();
     for before in given.groups(&["input_ids", "input_features"])? {
@@ -61,7 +61,7 @@ fn rows(model: &Seq2SeqModel, given: &Given, before: &str) -> Result<Vec<Row>, F
             let (bands, frames) = (sound.bands, 2 * encoder.context);
             let sounds =
                 given.floats(&format!("{before}input_features"), &[bands, frames])?.unwrap_or_default();
-            // A frame's bands lie together here.
+            // From [bands, frames] to [frames, bands].
             let frame = |x: &[f32], t: usize| (0..bands).map(|band| x[band * frames + t]).collect::<Vec<_>>();
             let turned = |x: Vec<f32>| (0..frames).flat_map(|t| frame(&x, t)).collect();
             (encoder.context, sounds.into_iter().map(|x| EncoderInput::Mel(turned(x))).collect())
@@ -89,7 +89,7 @@ fn on<B: Backend>(
             let x = writer.encode(0, &row.material)?;
             let end = hidden.len() + row.width * x.cols();
             hidden.extend(writer.device().download::<f32>(&x)?);
-            // What fills up a text has no numbers.
+            // Padding is written as zeros.
             hidden.resize(end, 0.0);
             let line = DecoderSequence { place: 0, read: x.rows(), fed: 0, tokens: row.tokens.clone() };
             logits.extend(writer.step_all(&line)?);

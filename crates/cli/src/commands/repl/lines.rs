@@ -1,4 +1,4 @@
-//! [`Lines`]: what the user types, with history and completion.
+//! [`Lines`]: line editor of the chat, with history and completion.
 
 use std::path::{Path, PathBuf};
 
@@ -13,21 +13,21 @@ use rustyline::{CompletionType, Config, Context, Editor, Helper};
 use super::{COMMANDS, set};
 use crate::{Failed, env, load, terminal};
 
-/// Marks the beginning and the end of text of many lines.
+/// Opens and closes text of several lines.
 const MANY: &str = "\"\"\"";
-/// Lines that are remembered from one chat to the next.
+/// Lines kept in the history.
 const REMEMBERED: usize = 1000;
-/// File names that are offered at most.
+/// Maximum file names offered.
 const MOST_NAMES: usize = 500;
 
-/// What is typed, message by message.
+/// Reads messages and commands.
 pub(super) struct Lines {
     editor: Editor<Names, FileHistory>,
     history: Option<PathBuf>,
 }
 
 impl Lines {
-    /// With the lines of earlier chats.
+    /// Opens the editor with the history of earlier chats.
     pub(super) fn open() -> Result<Lines, Failed> {
         let settings = Config::builder().max_history_size(REMEMBERED).map_err(Failed::new)?;
         let settings = settings.completion_type(CompletionType::List).build();
@@ -35,7 +35,7 @@ impl Lines {
         editor.set_helper(Some(Names));
         let history = env::line_history();
         if let Some(path) = &history {
-            // The first time there is none.
+            // There is none the first time.
             let _ = editor.load_history(path);
             if let Some(folder) = path.parent() {
                 let _ = std::fs::create_dir_all(folder);
@@ -44,7 +44,7 @@ impl Lines {
         Ok(Lines { editor, history })
     }
 
-    /// The next message or command; `None` at the end.
+    /// The next message or command; `None` at the end of input.
     pub(super) fn message(&mut self) -> Result<Option<String>, Failed> {
         let read = self.read()?;
         if let Some(text) = read.as_deref().filter(|text| !text.trim().is_empty()) {
@@ -53,8 +53,8 @@ impl Lines {
         Ok(read)
     }
 
-    /// Keeps a line for the next chat, for this user's eyes alone: at once, since a terminal that is closed ends the
-    /// program. A disk that is full or read-only is no reason to stop.
+    /// Appends a line to the history, which only this user can read: at once, since closing the terminal ends the
+    /// program. Errors, such as a full or read-only disk, are ignored.
     fn remember(&mut self, text: &str) {
         let _ = self.editor.add_history_entry(text);
         if let Some(path) = &self.history {
@@ -69,7 +69,7 @@ impl Lines {
             let prompt = if text.is_empty() && !many { ">>> " } else { "... " };
             let line = match self.editor.readline(prompt) {
                 Ok(line) => line,
-                // What was begun is dropped; at an empty prompt it only says how to leave.
+                // The text begun so far is dropped; at an empty prompt this only shows how to leave.
                 Err(ReadlineError::Interrupted) => {
                     if text.is_empty() && !many {
                         println!("{}", terminal::dim("/bye or Ctrl-D leaves."));
@@ -92,7 +92,7 @@ impl Lines {
                     text += last;
                     return Ok(Some(text));
                 }
-                // What opens the text may stand on a line of its own, which is no part of it.
+                // A first line with nothing but the opening mark is not part of the text.
                 if !(text.is_empty() && line.trim().is_empty()) {
                     text += line;
                     text.push('\n');
@@ -108,7 +108,7 @@ impl Lines {
     }
 }
 
-/// Completes names of commands, settings and files.
+/// Completer of commands, settings and file names.
 struct Names;
 
 impl Helper for Names {}
@@ -128,7 +128,7 @@ impl Completer for Names {
     }
 }
 
-/// Where the word begins that the line ends with, and what it could be: as it is shown, and as it is typed.
+/// Start of the last word of the line, and its completions: as shown, and as typed.
 fn candidates(line: &str) -> (usize, Vec<(String, String)>) {
     let beginning = |names: &mut dyn Iterator<Item = &'static str>, word: &str| -> Vec<(String, String)> {
         let names = names.filter(|name| name.starts_with(word));
@@ -147,7 +147,7 @@ fn candidates(line: &str) -> (usize, Vec<(String, String)>) {
     }
 }
 
-/// Files and folders whose path begins so.
+/// Files and folders whose path begins with `typed`: the name, and the whole path.
 fn files(typed: &str) -> Vec<(String, String)> {
     let (folder, begun) = typed.rsplit_once('/').map_or(("", typed), |(folder, begun)| (folder, begun));
     let looked_in = match (typed.contains('/'), folder) {
@@ -167,8 +167,8 @@ fn files(typed: &str) -> Vec<(String, String)> {
     found
 }
 
-/// A file's name if it begins so; a folder's with a slash. Hidden ones have to be asked for, and what would disturb the
-/// terminal is left out.
+/// A file's name if it begins with `begun`; a folder's with a slash. Hidden files are left out unless asked for, and so
+/// are names that would disturb the terminal.
 fn named(folder: &Path, name: &str, begun: &str) -> Option<String> {
     let wanted = name.starts_with(begun) && (begun.starts_with('.') || !name.starts_with('.'));
     if !wanted || terminal::harmless(name) != name {

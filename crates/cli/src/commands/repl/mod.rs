@@ -1,4 +1,4 @@
-//! The chat of `tallow run`: lines in, answers out.
+//! The interactive chat of `tallow run`.
 
 mod lines;
 mod saved;
@@ -19,7 +19,7 @@ use lines::Lines;
 /// A command of the chat.
 struct Known {
     name: &'static str,
-    /// What stands behind it.
+    /// Its arguments.
     takes: &'static str,
     does: &'static str,
 }
@@ -28,7 +28,7 @@ const fn known(name: &'static str, takes: &'static str, does: &'static str) -> K
     Known { name, takes, does }
 }
 
-/// Every command.
+/// All commands.
 static COMMANDS: &[Known] = &[
     known("/set", "NAME VALUE", "change a setting; /set alone lists them"),
     known("/show", "", "the settings, and the conversation"),
@@ -40,7 +40,7 @@ static COMMANDS: &[Known] = &[
     known("/help", "", "this list (also /?)"),
     known("/bye", "", "leave (also /exit, /quit, Ctrl-D)"),
 ];
-/// Other names of commands.
+/// Aliases of commands.
 static SYNONYMS: &[(&str, &str)] =
     &[("/?", "/help"), ("/exit", "/bye"), ("/quit", "/bye"), ("/regenerate", "/retry"), ("/reset", "/clear")];
 
@@ -50,14 +50,14 @@ A line that begins with a space is never a command. Tab completes commands, sett
 Ctrl-C stops an answer.
 ";
 
-/// What a chat needs besides a model that runs.
+/// What a chat needs besides a running model.
 pub(crate) struct Setup<'a> {
     pub opened: &'a LoadedModel,
     pub config: EngineConfig,
     pub args: &'a Run,
 }
 
-/// Chats until the user leaves.
+/// Runs the chat until the user leaves.
 pub(crate) fn chat(setup: Setup<'_>, talk: Talk) -> Result<(), Failed> {
     let mut lines = Lines::open()?;
     if !talk.dialogue.has_template() {
@@ -78,7 +78,7 @@ pub(crate) fn chat(setup: Setup<'_>, talk: Talk) -> Result<(), Failed> {
             Some(Err(why)) => Err(why),
             None => chat.say(&text),
         };
-        // One thing that fails does not end the chat.
+        // A command that fails does not end the chat.
         if let Err(why) = done {
             terminal::tell(&format!("{} {}", terminal::red("error:"), terminal::harmless(&why.to_string())));
         }
@@ -86,14 +86,14 @@ pub(crate) fn chat(setup: Setup<'_>, talk: Talk) -> Result<(), Failed> {
     print("")
 }
 
-/// The command that a line is, with what stands behind its name; nothing if it is a message. Paths are no commands, nor
-/// is a line that begins with a space.
+/// Parses a line as a command and its arguments; `None` if it is a message, as are paths and lines that begin with a
+/// space.
 fn command(line: &str) -> Option<Result<(&'static str, &str), Failed>> {
     if !line.starts_with('/') || line.trim_end().contains('\n') {
         return None;
     }
     let (name, rest) = line.trim_end().split_once(char::is_whitespace).unwrap_or((line.trim_end(), ""));
-    // `/etc/passwd`, `//`, `/usr` with a point behind it: text.
+    // `/etc/passwd`, `//` and `/usr.` are text.
     let plain = |c: char| c.is_ascii_lowercase() || c == '-' || c == '?' || c == '!';
     if name.len() < 2 || !name[1..].chars().all(plain) {
         return None;
@@ -122,7 +122,7 @@ struct Repl<'a> {
 
 impl Repl<'_> {
     fn say(&mut self, text: &str) -> Result<(), Failed> {
-        // A model without a template continues the text, so the two are read as one.
+        // A model without a template continues the text, so both are shown as one.
         let echo = (!self.talk.dialogue.has_template() && !self.setup.args.chat.no_echo)
             || self.setup.args.chat.echo;
         let mut view = View::new(self.looks, echo.then(|| text.to_owned()));
@@ -177,7 +177,7 @@ impl Repl<'_> {
         }
     }
 
-    /// Answers the last message once more. The answer that was there is forgotten.
+    /// Answers the last message again, in place of the previous answer.
     fn retry(&mut self) -> Result<(), Failed> {
         let Some(asked) = self.talk.dialogue.last_asked() else {
             return Err(Failed::new("there is no message to answer again"));
@@ -204,14 +204,14 @@ impl Repl<'_> {
         print(&format!("taken back: {}{more} ({left} messages left)\n", terminal::harmless(first)))
     }
 
-    /// Sets up another context: the model is loaded again.
+    /// Changes the context size: the model is loaded again.
     fn set_context(&mut self, context: usize) -> Result<(), Failed> {
         let (before, made_for) = (self.talk.context(), self.talk.made_for());
         if context == 0 || context > made_for {
             let why = format!("context {context}: from 1 to {made_for}, which is this model's own limit");
             return Err(Failed::new(why));
         }
-        // Two of them may not fit.
+        // The memory may not suffice for two engines.
         self.talk.close();
         let started = self.start(context);
         if started.is_err() {

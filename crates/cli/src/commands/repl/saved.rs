@@ -12,11 +12,11 @@ use crate::{Failed, terminal};
 use tallow_engine::sampler::Sampling;
 use tallow_models::reasoning::Effort;
 
-/// Largest chat that is loaded.
+/// Largest chat file that is loaded, in bytes.
 const MOST_SAVED: u64 = 64 << 20;
 
 impl Repl<'_> {
-    /// Writes conversation and settings. A file that is there already is replaced only if that was said.
+    /// Writes conversation and settings. An existing file is replaced only if `replaces`.
     pub(super) fn save(&self, path: &str, replaces: bool) -> Result<(), Failed> {
         let dialogue = &self.talk.dialogue;
         let message = |m: &Message| match m.reasoning.is_empty() {
@@ -47,7 +47,7 @@ impl Repl<'_> {
 
     fn settings(&self) -> Value {
         let (s, talk) = (&self.talk.sampling, &self.talk);
-        // As they were typed, not as the nearest doubles.
+        // The shortest decimal form, not that of the nearest double.
         let real = |x: f32| serde_json::from_str::<Value>(&x.to_string()).unwrap_or(Value::Null);
         json!({
             "temperature": real(s.temperature),
@@ -65,7 +65,7 @@ impl Repl<'_> {
         })
     }
 
-    /// Goes on with what a file has. If any of it cannot be read, nothing changes.
+    /// Continues with the conversation and settings of a file. If any of it cannot be read, nothing changes.
     pub(super) fn load(&mut self, path: &str) -> Result<(), Failed> {
         let wrong = |why: String| Failed::new(format!("{path}: {why}"));
         let file = expand(path);
@@ -86,7 +86,7 @@ impl Repl<'_> {
         };
         let messages: Option<Vec<Message>> = messages.iter().map(message).collect();
         let messages = messages.ok_or_else(|| wrong("a message has no role or no content".into()))?;
-        // Those of before there were any had none.
+        // Files of earlier versions have no settings.
         if let Some(settings) = saved["settings"].as_object() {
             self.restore(settings).map_err(|why| wrong(format!("settings: {why}")))?;
         }
@@ -100,7 +100,7 @@ impl Repl<'_> {
         print(&format!("{count} messages{other}\n"))
     }
 
-    /// Takes settings over: those that are there.
+    /// Applies the settings that are there.
     fn restore(&mut self, settings: &Map<String, Value>) -> Result<(), Failed> {
         let mut sampling = self.talk.sampling.clone();
         let Sampling { temperature, top_p, min_p, typical_p, .. } = &mut sampling;
@@ -136,7 +136,7 @@ impl Repl<'_> {
             }
         };
         self.setup.config.clone().with(&sampling).check()?;
-        // Another model may have no such variable; the conversation is good all the same.
+        // Another model may not support this effort; the conversation is valid all the same.
         if self.talk.dialogue.think(effort).is_err() {
             self.talk.dialogue.think(None)?;
         }

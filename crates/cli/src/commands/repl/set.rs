@@ -10,7 +10,7 @@ use crate::chat_args::Think;
 use crate::settings::random;
 use crate::{Failed, terminal};
 
-/// Every setting.
+/// All settings.
 static SETTINGS: &[Known] = &[
     known("temperature", "X", "0 always picks the most likely token (greedy); also temp"),
     known("top-k", "N", "keep only the N most likely tokens; 0 keeps all"),
@@ -30,7 +30,7 @@ static SETTINGS: &[Known] = &[
     known("verbose", "", "show how fast answers come; `quiet` does not"),
     known("quiet", "", ""),
 ];
-/// Names that other programs use.
+/// Aliases from other programs.
 static SYNONYMS: &[(&str, &str)] = &[
     ("temp", "temperature"),
     ("t", "temperature"),
@@ -45,12 +45,12 @@ static SYNONYMS: &[(&str, &str)] = &[
     ("no-think", "nothink"),
 ];
 
-/// The settings' names.
+/// Names of all settings.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     SETTINGS.iter().map(|setting| setting.name)
 }
 
-/// All of them, with what they do.
+/// Help text of all settings.
 pub(super) fn list() -> String {
     let shown = SETTINGS.iter().filter(|setting| !setting.does.is_empty());
     let line = |setting: &Known| {
@@ -60,7 +60,7 @@ pub(super) fn list() -> String {
     shown.map(line).collect()
 }
 
-/// A number, or an error in words.
+/// Parses a number, with an error for users.
 fn number<T: FromStr>(name: &str, value: &str, what: &str) -> Result<T, Failed> {
     match value {
         "" => Err(Failed::new(format!("/set {name} needs a value: {what}"))),
@@ -75,7 +75,7 @@ impl Repl<'_> {
             (name.to_lowercase().replace('_', "-"), value.trim().to_owned())
         };
         let (mut name, mut value) = split(line);
-        // As Ollama has it.
+        // Ollama's `/set parameter NAME VALUE`.
         if name == "parameter" {
             (name, value) = split(&value);
         }
@@ -158,7 +158,7 @@ impl Repl<'_> {
         print(&format!("think is {}\n", self.thinking()))
     }
 
-    /// How much the model is asked to think.
+    /// The reasoning effort, as shown.
     fn thinking(&self) -> &'static str {
         match self.talk.dialogue.effort() {
             None => "default",
@@ -177,7 +177,7 @@ impl Repl<'_> {
         }
     }
 
-    /// The settings, and the conversation.
+    /// Text of `/show`: the settings and the conversation.
     pub(super) fn show(&self) -> String {
         let (s, talk) = (&self.talk.sampling, &self.talk);
         let dialogue = &talk.dialogue;

@@ -1,9 +1,9 @@
-//! [`Looking`]: patterns with look-around or back-references, which backtrack, within limits.
+//! [`Looking`]: patterns with look-around or back-references, matched by backtracking, within limits.
 //!
-//! A step back can cost a scan of the whole text, by a part of the pattern that is left to an automaton. So the number
-//! of steps back that one search may take falls as the text grows: together they scan [`MOST_SCANNED`] bytes. A search
-//! that needs more is made again start by start, each with as many steps back of its own, and the clock is looked at
-//! before each.
+//! A backtracking step can cost a scan of the whole text by a part of the pattern that is delegated to an automaton. So
+//! the number of steps that one search may take falls as the text grows: together they scan about [`MOST_SCANNED`]
+//! bytes. A search that needs more is repeated anchored at each start, each with the same limit of its own, and the
+//! time limit is checked before each.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -12,20 +12,20 @@ use fancy_regex::{Regex, RegexBuilder, RegexInput};
 
 use super::MOST_COMPILED;
 
-/// Bytes that a search's steps back may scan: about a second's worth.
+/// Bytes that the backtracking steps of a search may scan: about a second's worth.
 const MOST_SCANNED: usize = 1 << 30;
-/// What a pattern with back-references costs for each byte, where one without costs one: it cannot do without the
-/// places of its groups, and finding those is slow.
+/// Cost per byte of a pattern with back-references, relative to one without: it needs the positions of its capture
+/// groups, and finding those is slow.
 const GROUPS_COST: usize = 32;
-/// Texts of up to so many bytes, a class each; the last has the longest that are encoded.
+/// Upper bounds, in bytes, of the classes of text lengths; the last has no bound.
 const LONGEST: [usize; 5] = [1 << 10, 1 << 14, 1 << 18, 1 << 22, usize::MAX];
-/// Steps back at one start of what is no more than a word take some tens.
+/// Bounds of the backtracking limit. Matching no more than a word at one start takes some tens of steps.
 const LEAST_STEPS: usize = 128;
 const MOST_STEPS: usize = 1_000_000;
-/// Look-around that needs more time than this for each MiB of text (and one MiB more) has gone astray.
+/// Time limit of a search for each MiB of text, plus one MiB.
 const TIME_PER_MIB: Duration = Duration::from_secs(4);
 
-/// A pattern, compiled for each class of lengths once there is a text of it.
+/// A pattern, compiled for each class of text lengths on first use.
 #[derive(Debug)]
 pub(super) struct Looking {
     source: String,
@@ -59,7 +59,7 @@ impl Looking {
         Ok(self.compiled[class].get_or_init(|| built))
     }
 
-    /// Calls `each` with the start and end of every match. Says why if that takes too long.
+    /// Calls `each` with the start and end of every match. The error says why if a limit is exceeded.
     pub(super) fn find(&self, text: &str, mut each: impl FnMut(usize, usize)) -> Result<(), String> {
         let class = LONGEST.iter().position(|longest| text.len() <= *longest).unwrap_or(LONGEST.len() - 1);
         let regex = self.regex(class)?;
@@ -69,12 +69,13 @@ impl Looking {
             clock.check()?;
             let from = |at| {
                 let input = RegexInput::new(text).from_pos(at);
-                // After an empty match nothing goes on where it ended.
+                // `\G` does not match right after an empty match.
                 input.continue_from_previous_match_end(!stands)
             };
             let found = match regex.find_input(from(at)) {
                 Ok(found) => found,
-                // At each start, that would be where the match before ended.
+                // In searches anchored at each start, `\G` would match at every one, not only at the end of the
+                // previous match.
                 Err(e) if self.source.contains(r"\G") => return Err(e.to_string()),
                 Err(_) => start_by_start(regex, text, at, &clock, from)?,
             };
@@ -96,7 +97,7 @@ impl Looking {
     }
 }
 
-/// The first match at or after a place, looked for at one start after the other.
+/// The first match at or after `at`, by anchored searches at one start after the other.
 fn start_by_start<'t>(
     regex: &Regex,
     text: &'t str,
@@ -115,7 +116,7 @@ fn start_by_start<'t>(
     Ok(None)
 }
 
-/// How long a text has been searched, and how long it may be.
+/// The time limit of a search.
 struct Clock {
     begun: Instant,
     limit: Duration,
@@ -132,9 +133,9 @@ impl Clock {
     }
 }
 
-/// The pattern with groups whose places nobody asks for. `None` if it may ask for them itself.
+/// The pattern with its capture groups made non-capturing. `None` if the pattern may refer to them.
 fn without_groups(source: &str) -> Option<String> {
-    // A bracket that comes first in a class is of the class.
+    // A leading `]` is a member of the class.
     if source.contains("[]") || source.contains("[^]") {
         return None;
     }
@@ -156,7 +157,7 @@ fn without_groups(source: &str) -> Option<String> {
             '(' if class == 0 => match chars.peek() {
                 Some('?') => {
                     let rest: Vec<char> = chars.clone().take(3).collect();
-                    // Groups with names, and what refers to groups.
+                    // Named groups, and references to groups.
                     let named = match rest.as_slice() {
                         ['?', '<', next] => !matches!(next, '=' | '!'),
                         ['?', '-' | '+', digit] => digit.is_ascii_digit(),
@@ -188,7 +189,7 @@ mod tests {
         found
     }
 
-    /// What a search gives that has no limits.
+    /// The matches of a search without limits.
     fn reference(source: &str, text: &str) -> Vec<(usize, usize)> {
         let regex = RegexBuilder::new(source).oniguruma_mode(true).multi_line(true).build().unwrap();
         regex.find_iter(text).map(|m| m.unwrap()).map(|m| (m.start(), m.end())).collect()
@@ -208,7 +209,7 @@ mod tests {
         }
     }
 
-    /// With few steps back, nearly all searches are made start by start.
+    /// With a low backtracking limit, nearly all searches are made start by start.
     #[test]
     fn start_by_start_finds_the_same() {
         let alphabet: Vec<char> = "ab1 \né".chars().collect();
@@ -241,8 +242,8 @@ mod tests {
         }
     }
 
-    /// Searches that took time in proportion to the square of the text, or worse: for 200 kB of them nearly a minute,
-    /// minutes, and minutes. Each start may scan a megabyte, so there is time for some thousands of them.
+    /// Searches whose time was quadratic in the text or worse: with 200 kB nearly a minute for the first, minutes for
+    /// the others. Each start may scan a megabyte, so there is time for some thousands of them.
     #[test]
     fn searches_that_find_nothing_are_given_up() {
         let begun = Instant::now();
@@ -251,7 +252,7 @@ mod tests {
             let why = looking.find(&"a".repeat(1 << 20), |_, _| ()).unwrap_err();
             assert!(why.contains("too long") || why.contains("limit"), "{source}: {why}");
         }
-        // Unbounded, the first alone would take half an hour.
+        // Without limits, the first alone would take half an hour.
         assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     }
 }

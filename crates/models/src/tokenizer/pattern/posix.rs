@@ -1,9 +1,9 @@
-//! POSIX classes, such as `[[:space:]]`, as Oniguruma reads them: by what Unicode says of characters. Other engines mean
-//! ASCII by them.
+//! POSIX classes, such as `[[:space:]]`, as Oniguruma interprets them: by Unicode properties. Other engines restrict
+//! them to ASCII.
 
 use std::borrow::Cow;
 
-/// The classes, and what each is in Oniguruma.
+/// The classes and their definitions in Oniguruma.
 const CLASSES: [(&str, &str); 14] = [
     ("alnum", r"\p{Alphabetic}\p{Nd}"),
     ("alpha", r"\p{Alphabetic}"),
@@ -21,7 +21,7 @@ const CLASSES: [(&str, &str); 14] = [
     ("xdigit", "0-9A-Fa-f"),
 ];
 
-/// The pattern with the classes written out.
+/// The pattern with its POSIX classes expanded.
 pub(super) fn spelled_out(source: &str) -> Cow<'_, str> {
     if !source.contains("[:") {
         return Cow::Borrowed(source);
@@ -37,7 +37,7 @@ pub(super) fn spelled_out(source: &str) -> Cow<'_, str> {
         }
         let mut width = c.len_utf8();
         match c {
-            // What is escaped stays so.
+            // Escapes are copied.
             '\\' => width += rest[1..].chars().next().map_or(0, char::len_utf8),
             '[' => classes += 1,
             ']' => classes = classes.saturating_sub(1),
@@ -49,7 +49,7 @@ pub(super) fn spelled_out(source: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The class that a text begins with, whether it is meant the other way round, and what follows.
+/// The class at the start of a text, whether it is negated, and the text after it.
 fn class(text: &str) -> Option<(&'static str, bool, &str)> {
     let inside = text.strip_prefix("[:")?;
     let name = inside.strip_prefix('^').unwrap_or(inside);
@@ -77,7 +77,7 @@ mod tests {
         }
     }
 
-    /// The definitions were compared with Oniguruma's classes on all characters; these are some that ASCII lacks.
+    /// The definitions were compared with Oniguruma's classes on all characters; these are samples outside ASCII.
     #[test]
     fn classes_have_the_characters_that_oniguruma_gives_them() {
         for (class, text) in [
@@ -96,7 +96,7 @@ mod tests {
             ("alnum", "a1१"),
             ("ascii", "a\u{7f}"),
         ] {
-            // With look-around it is the other engine's.
+            // With look-around, the backtracking engine is used.
             for source in
                 [format!("[[:{class}:]]"), format!("[[:{class}:]](?!Q)"), format!("[^[:^{class}:]]")]
             {

@@ -1,4 +1,4 @@
-// A scale, then codes: sign, four bits of exponent, three of fraction.
+// f32 scale, then F8 codes (E4M3): sign, 4 bits of exponent, 3 of mantissa.
 fn floats_N(word: u32, d: f32) -> vec4<f32> {
   let q = bytes(word);
   let x = bitcast<vec4<f32>>(((q & vec4<u32>(0x7fu)) << vec4<u32>(20u)) | vec4<u32>(0x40000000u));

@@ -1,4 +1,4 @@
-// Four exponents, then the codes of four blocks.
+// Four E8M0 exponents, then the codes of four blocks.
 fn unpack_N(at: u32, j: u32) -> Eight {
   let block = j >> 2u;
   let e = (wN[at] >> (8u * block)) & 255u;

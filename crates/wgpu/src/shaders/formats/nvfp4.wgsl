@@ -1,4 +1,4 @@
-// Four scales, then codes.
+// Four scales (UE4M3), then 4-bit codes.
 fn unpack_N(at: u32, j: u32) -> Eight {
   let part = j >> 1u;
   let s = (wN[at] >> (8u * part)) & 255u;

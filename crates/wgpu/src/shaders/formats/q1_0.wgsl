@@ -1,4 +1,4 @@
-// Two scales, then the codes of two blocks: one bit each.
+// Two f16 scales, then the codes of two blocks: one bit each.
 fn unpack_N(at: u32, j: u32) -> Eight {
   let d = unpack2x16float(wN[at])[j >> 4u];
   let q = vec4<u32>(wN[at + 32u * (1u + (j >> 2u))] >> (8u * (j & 3u)));

@@ -1,4 +1,4 @@
-// Two scales, then the codes of two blocks.
+// Two f16 scales, then the 4-bit codes of two blocks.
 fn unpack_N(at: u32, j: u32) -> Eight {
   let d = unpack2x16float(wN[at])[j >> 2u];
   let q = at + 32u * (1u + 4u * (j >> 2u) + 2u * (j & 1u));

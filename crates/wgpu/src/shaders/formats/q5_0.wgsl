@@ -1,4 +1,4 @@
-// Two scales, then of each of two blocks the fifth bits and the codes.
+// Two f16 scales, then for each of two blocks the fifth bits and the low four bits.
 fn unpack_N(at: u32, j: u32) -> Eight {
   let d = unpack2x16float(wN[at])[j >> 2u];
   let block = at + 32u * (1u + 5u * (j >> 2u));

@@ -1,4 +1,4 @@
-// The scale and the minimum of part `i` of eight, out of 12 bytes.
+// 6-bit scale and minimum of sub-block `i` of eight, packed in 12 bytes.
 fn six_bits_N(at: u32, i: u32) -> vec2<f32> {
   let shift = 8u * (i & 3u);
   let first = wN[at + 32u] >> shift;

@@ -1,4 +1,4 @@
-// A scale, and codes of two bits.
+// f32 scale, and two-bit codes.
 fn unpack_N(at: u32, j: u32) -> Eight {
   let d = bitcast<f32>(wN[at]);
   let q = vec4<u32>(wN[at + 32u * (1u + (j >> 1u))] >> (16u * (j & 1u)));

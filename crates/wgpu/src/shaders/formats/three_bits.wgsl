@@ -1,4 +1,4 @@
-// A step, 16 factors, and codes: two bits of each, then the third.
+// f32 step, 16 8-bit factors, and codes: the low two bits of all, then the third bits.
 fn unpack_N(at: u32, j: u32) -> Eight {
   let factor = (wN[at + 32u * (1u + (j >> 3u))] >> (8u * ((j >> 1u) & 3u))) & 255u;
   let scale = bitcast<f32>(wN[at]) * f32(factor);

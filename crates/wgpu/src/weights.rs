@@ -194,9 +194,9 @@ impl Stored {
 
     /// WGSL that reads weights from the binding `wN`, where N is `part`:
     ///
-    /// `fn eight_N(base: u32, step: u32, group: u32, lane: u32, k8: u32) -> Eight` returns weights `8 * k8` to `8 * k8
-    /// + 7` of row `32 * group + lane`. If packed, `base` is the weight's first group in the block and `step` the units
-    /// per row; if row-major, they are the tensor's offset and stride.
+    /// `fn eight_N(base: u32, step: u32, group: u32, lane: u32, k8: u32) -> Eight` returns the weights from `8 * k8` up
+    /// to, but not including, `8 * k8 + 8` of row `32 * group + lane`. If packed, `base` is the weight's first group in
+    /// the block and `step` the units per row; if row-major, they are the tensor's offset and stride.
     pub(crate) fn source(self, part: usize) -> String {
         let text = match self {
             Stored::Packed(format) => {

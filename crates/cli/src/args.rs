@@ -22,12 +22,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use tallow_cpu::Arithmetic;
 use tallow_models::recipe::Recipe;
 
 use crate::build;
 use crate::chat_args::ChatArgs;
-use crate::device::DeviceChoice;
+use crate::devices::{Arithmetic, DeviceChoice};
 use crate::log::LogArgs;
 use crate::lora::Lora;
 

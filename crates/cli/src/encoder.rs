@@ -2,17 +2,13 @@
 
 use std::ops::ControlFlow;
 
-use indicatif::ProgressBar;
 use tallow_core::Backend;
-use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, Wanted, Worker, spawn};
-use tallow_models::encoder::{Encoder, EncoderModel, Inputs};
-#[cfg(feature = "wgpu")]
-use tallow_models::encoder::{Image, Input, Item};
+use tallow_models::encoder::{Encoder, EncoderModel, Image, Input, Inputs, Item};
 
 use crate::args::DeviceArgs;
-use crate::device::{Device, DeviceChoice};
-use crate::load::{self, Notice, QUICK};
+use crate::devices::{Arithmetic, CpuOptions, Device, DeviceChoice, Hardware, Task, on_some_device};
+use crate::load::Notice;
 use crate::memory::Plan;
 use crate::settings::{EngineConfig, Sources};
 use crate::single_runner::Setup;
@@ -22,9 +18,7 @@ use crate::{Failed, terminal};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub device: DeviceChoice,
-    pub isa: Isa,
-    pub arithmetic: Arithmetic,
-    pub threads: usize,
+    pub cpu: CpuOptions,
     /// Tokens per step, unless a single text has more.
     pub batch: usize,
 }
@@ -32,20 +26,13 @@ pub(crate) struct Place {
 impl Place {
     /// From a command's flags.
     pub(crate) fn new(sources: &Sources, device: &DeviceArgs) -> Result<Place, Failed> {
-        let Setup { device, isa, arithmetic, threads, batch, .. } =
-            Setup::new(sources, device, None, Arithmetic::Fast)?;
-        Ok(Place { device, isa, arithmetic, threads, batch })
+        let Setup { device, cpu, batch, .. } = Setup::new(sources, device, None, Arithmetic::Fast)?;
+        Ok(Place { device, cpu, batch })
     }
 
     /// From an engine configuration.
     pub(crate) fn of(config: &EngineConfig) -> Place {
-        Place {
-            device: config.device.value,
-            isa: config.isa.value,
-            arithmetic: config.arithmetic.value,
-            threads: config.threads.value,
-            batch: config.batch.value,
-        }
+        Place { device: config.device.value, cpu: config.cpu(), batch: config.batch.value }
     }
 }
 
@@ -81,35 +68,44 @@ pub(crate) fn start(
     };
     let classes = model.classes()?;
     let plan = |device: &Device| Plan::of_encoder(model, place.batch, device);
-    let handle = load::on_some_device(place.device, plan, say, |device, _| {
+    let handle = on_some_device(place.device, plan, say, |device, _| {
         // The tokenizer is read while the weights are loaded.
         let info = || {
             let (names, inputs) = (names.clone(), Inputs::new(model)?);
             Ok(EmbedderInfo { names, inputs, wanted, width, classes: classes.clone(), queue })
         };
-        let model = model.clone();
-        match device.clone() {
-            Device::Cpu => spawn(info, move || {
-                let b = Cpu::new(place.isa, place.threads)?.with(place.arithmetic);
-                worker(b, &model, wanted, place.batch)
-            }),
-            #[cfg(feature = "wgpu")]
-            Device::Gpu(found) => spawn(info, move || {
-                let worker = worker(tallow_wgpu::Wgpu::open(&found)?, &model, wanted, place.batch)?;
-                // Warm-up: compiles the kernels now, and shows a device that cannot run them.
-                for tokens in [model.context().min(64), 1] {
-                    worker.run(&trial(&model, tokens))?;
-                }
-                Ok(worker)
-            }),
-        }
+        device.run(StartEmbedder { info, model: model.clone(), wanted, place })
     });
     Ok(Running(handle?))
 }
 
+/// Loads an encoder and starts the embedder for it.
+struct StartEmbedder<I> {
+    info: I,
+    model: EncoderModel,
+    wanted: Wanted,
+    place: Place,
+}
+
+impl<I: FnOnce() -> Result<EmbedderInfo, Failed>> Task for StartEmbedder<I> {
+    type Output = EmbedderHandle;
+
+    fn run<H: Hardware>(self, device: H) -> Result<EmbedderHandle, Failed> {
+        let StartEmbedder { info, model, wanted, place } = self;
+        spawn(info, move || {
+            let worker = worker(device.open(place.cpu)?, &model, wanted, place.batch)?;
+            if device.traits().compiles_kernels {
+                for tokens in [model.context().min(64), 1] {
+                    worker.run(&warm_up(&model, tokens))?;
+                }
+            }
+            Ok(worker)
+        })
+    }
+}
+
 /// Warm-up input: a text of `tokens` tokens and an image, as far as the model takes them.
-#[cfg(feature = "wgpu")]
-fn trial(model: &EncoderModel, tokens: usize) -> Vec<Item> {
+fn warm_up(model: &EncoderModel, tokens: usize) -> Vec<Item> {
     let text = model.of_texts().map(|_| Input { tokens: vec![0; tokens], types: vec![0; tokens] });
     let image = model.of_images().and_then(|model| model.spec.patches);
     let image = image.map(|p| Image { patches: vec![0.0; p.count() * p.width()], rows: p.rows() });
@@ -118,9 +114,7 @@ fn trial(model: &EncoderModel, tokens: usize) -> Vec<Item> {
 
 /// Loads an encoder with a progress bar.
 fn worker<B: Backend>(b: B, model: &EncoderModel, wanted: Wanted, batch: usize) -> Result<Worker<B>, Failed> {
-    let bytes = model.weight_bytes();
-    let bar =
-        if bytes < QUICK { ProgressBar::hidden() } else { terminal::bytes_bar(bytes as u64, "loading") };
+    let bar = terminal::loading_bar(model.weight_bytes());
     let before = std::cell::Cell::new(0);
     let load = |model: &EncoderModel| {
         let first = before.get();

@@ -1,26 +1,10 @@
-//! From a model's name to a running engine.
+//! From a model's name to an open model.
 
 use std::io::IsTerminal;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use indicatif::ProgressBar;
-use tallow_core::Backend;
-use tallow_cpu::Cpu;
-#[cfg(feature = "wgpu")]
-use tallow_engine::block_pool::BlockId;
-use tallow_engine::engine::spawn;
-use tallow_engine::handle::{EngineHandle, Info};
-use tallow_engine::kv_cache::KvShape;
-use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::Limits;
-#[cfg(feature = "wgpu")]
-use tallow_engine::scheduler::{Batch, BatchPart, SeqId, SlotId, Wanted};
-use tallow_engine::step_budget;
 use tallow_hub::{Cache, Hub, HubError, ModelRef};
-use tallow_models::decoder::Decoder;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::formats::Checkpoint;
 use tallow_models::generation::Generation;
@@ -30,9 +14,7 @@ use tallow_models::template::ChatTemplates;
 use tallow_models::tokenizer::Tokenizer;
 use tallow_models::{AnyModel, Model};
 
-use crate::device::{Device, DeviceChoice, NoGpu, candidates};
-use crate::memory::{self, Plan};
-use crate::settings::{EngineConfig, Origin, Sources, Switch, unreadable};
+use crate::settings::{Origin, Sources, Switch, unreadable};
 use crate::{Failed, commands, env, log, terminal};
 
 /// Name of the model that is embedded in the program.
@@ -294,113 +276,6 @@ impl LoadedModel {
     pub(crate) fn after_text_codec<T>(&self, done: Result<T, Failed>) -> Result<T, Failed> {
         done.or_else(|why| self.text_codec().and(Err(why)))
     }
-
-    /// Limits of requests, before the device's speed is known (see [`paced`]).
-    fn limits(&self, config: &EngineConfig, plan: &Plan) -> Limits {
-        let (slots, budget) = (plan.slots, config.batch.value);
-        // Scored prompts need a row of logits for each token; a few at a time keep that small.
-        let all_logits = memory::scored(budget);
-        let (context, prefixes) = (plan.context.value, !self.model.spec.is_recurrent());
-        Limits { context, slots, budget, decode_budget: budget, all_logits, prefixes }
-    }
-
-    fn info(&self, config: &EngineConfig, plan: &Plan, names: Vec<String>) -> Result<Info, Failed> {
-        Ok(Info {
-            names,
-            tokenizer: self.text_codec()?.tokenizer.clone(),
-            vocab: self.model.spec.vocab,
-            context: plan.context.value,
-            slots: plan.slots,
-            queue: config.queue.value,
-            queue_timeout: config.queue_timeout,
-            page_len: plan.shape.page_len,
-            pages: plan.shape.pages,
-            sampling: config.sampling(),
-            adapter_room: config.adapter_room,
-        })
-    }
-
-    /// Starts an engine for the model under these names, on the requested device or the best one with room. The choice
-    /// and its reasons are reported through `say`.
-    pub(crate) fn start(
-        &self,
-        config: &EngineConfig,
-        names: Vec<String>,
-        say: &dyn Fn(&Notice),
-    ) -> Result<EngineHandle, Failed> {
-        let plan = |device: &Device| Plan::new(&self.model, config, device);
-        let handle = candidates(config.device.value).and_then(|(devices, why)| {
-            if devices.len() > 1 {
-                // A device should not be passed over for a tokenizer that cannot be read: no other device could read
-                // it.
-                self.text_codec()?;
-            }
-            quantized(&self.model).for_each(|note| say(&note));
-            on_one_of(&devices, why, plan, say, |device, plan| {
-                self.slow(device).into_iter().for_each(|why| say(&Notice::Slow(why)));
-                self.start_on(device, plan, config, names.clone())
-            })
-        });
-        self.after_text_codec(handle)
-    }
-
-    /// What works on that device, but slower than users may expect.
-    fn slow(&self, device: &Device) -> Vec<String> {
-        let (layers, on_gpu) = (&self.model.spec.layers, !matches!(device, Device::Cpu));
-        let (experts, latent) =
-            (layers.iter().any(|l| l.experts.is_some()), layers.iter().any(|l| l.mla.is_some()));
-        let mut slow = Vec::new();
-        if on_gpu && experts {
-            slow.push(format!("{device} computes every expert for every token; --device cpu may be faster"));
-        } else if self.model.has_shuffled_experts() {
-            slow.push("experts quantized with act-order are all computed for every token".into());
-        }
-        if on_gpu && latent {
-            slow.push(format!(
-                "{device} goes through this model's heads one by one; --device cpu may be faster"
-            ));
-        }
-        match self.model.widened() {
-            0 => {}
-            n => slow.push(format!(
-                "{n} tensors are quantized in a way that is kept as f32 here, which takes memory and time"
-            )),
-        }
-        slow
-    }
-
-    /// Starts the engine on `device`. The tokenizer is read while the weights are loaded.
-    fn start_on(
-        &self,
-        device: &Device,
-        plan: &Plan,
-        config: &EngineConfig,
-        names: Vec<String>,
-    ) -> Result<EngineHandle, Failed> {
-        let limits = self.limits(config, plan);
-        let loading = Loading::new(&self.model, plan.context.value, plan.shape);
-        let unwanted = loading.unwanted.clone();
-        let info = || {
-            let info = self.info(config, plan, names);
-            unwanted.store(info.is_err(), Ordering::Relaxed);
-            info
-        };
-        match device.clone() {
-            Device::Cpu => {
-                let (isa, threads) = (config.isa.value, config.threads.value);
-                let (arithmetic, page_len) = (config.arithmetic.value, plan.shape.page_len);
-                // A batch size that the user chose is kept, and a single slot has no other answers to delay.
-                let chosen = config.batch.origin != Origin::BuiltIn || limits.slots == 1;
-                spawn(info, move || {
-                    let runner = loading.runner(Cpu::new(isa, threads)?.with(arithmetic))?;
-                    let limits = if chosen { limits } else { paced(&runner, limits, page_len)? };
-                    Ok((runner, limits))
-                })
-            }
-            #[cfg(feature = "wgpu")]
-            Device::Gpu(found) => spawn(info, move || Ok((loading.gpu_runner(&found)?, limits))),
-        }
-    }
 }
 
 /// Notices while a device is chosen.
@@ -435,6 +310,13 @@ impl Notice {
         }
     }
 
+    /// As [`Notice::show`], for commands that report only devices that are passed over.
+    pub(crate) fn show_passed_over(&self) {
+        if let Notice::PassedOver(_) = self {
+            self.show();
+        }
+    }
+
     /// Writes it to the log.
     pub(crate) fn log(&self) {
         match self {
@@ -444,168 +326,5 @@ impl Notice {
                 tracing::warn!("{text}")
             }
         }
-    }
-}
-
-/// Calls `put` on the first device that has room for its plan; if that fails, on the next.
-pub(crate) fn on_some_device<T>(
-    asked: DeviceChoice,
-    plan: impl Fn(&Device) -> Plan,
-    say: &dyn Fn(&Notice),
-    put: impl FnMut(&Device, &Plan) -> Result<T, Failed>,
-) -> Result<T, Failed> {
-    let (devices, why) = candidates(asked)?;
-    on_one_of(&devices, why, plan, say, put)
-}
-
-/// As [`on_some_device`], for known devices. `why`: why no GPU precedes the last one, the CPU.
-fn on_one_of<T>(
-    devices: &[Device],
-    why: Option<NoGpu>,
-    plan: impl Fn(&Device) -> Plan,
-    say: &dyn Fn(&Notice),
-    mut put: impl FnMut(&Device, &Plan) -> Result<T, Failed>,
-) -> Result<T, Failed> {
-    for (device, next) in devices.iter().zip(&devices[1..]) {
-        let plan = plan(device);
-        let put = match plan.check() {
-            Ok(()) if !plan.is_roomy() => {
-                let tokens = plan.context.value;
-                Err(Failed::new(format!("{device} has room for a context of {tokens} tokens only")))
-            }
-            Ok(()) => {
-                say(&Notice::Taken(plan.to_string()));
-                put(device, &plan)
-            }
-            Err(e) => Err(e),
-        };
-        match put {
-            Ok(done) => return Ok(done),
-            Err(e) => say(&Notice::PassedOver(format!("not on {device}: {e}\ntrying {next} instead"))),
-        }
-    }
-    let Some(last) = devices.last() else { return Err(Failed::new("there is no device")) };
-    let plan = plan(last);
-    plan.check()?;
-    match why {
-        Some(NoGpu { why, surprising: true }) => say(&Notice::PassedOver(why)),
-        Some(NoGpu { why, surprising: false }) => say(&Notice::OnCpu(why)),
-        None => {}
-    }
-    say(&Notice::Taken(plan.to_string()));
-    put(last, &plan)
-}
-
-/// Sets the decode budget by measured step times.
-fn paced<B: Backend>(runner: &Runner<B>, limits: Limits, page_len: usize) -> Result<Limits, Failed> {
-    let timings = step_budget::time(runner, &limits, page_len)?;
-    let decode_budget = step_budget::decode_budget(&timings, limits.budget);
-    let steps = timings.iter().map(|(tokens, took)| format!("{tokens} tokens in {} ms", took.as_millis()));
-    let steps: Vec<String> = steps.collect();
-    tracing::debug!(
-        "while answers are under way a step has up to {decode_budget} tokens ({})",
-        steps.join(", ")
-    );
-    Ok(Limits { decode_budget, ..limits })
-}
-
-/// Below this many bytes of weights, loading is too fast for a progress bar.
-pub(crate) const QUICK: usize = 64 << 20;
-
-/// A model to be loaded on a device.
-pub(crate) struct Loading {
-    model: Model,
-    context: usize,
-    shape: KvShape,
-    /// Set when the model is no longer needed; cancels loading.
-    unwanted: Arc<AtomicBool>,
-}
-
-impl Loading {
-    pub(crate) fn new(model: &Model, context: usize, shape: KvShape) -> Loading {
-        Loading { model: model.clone(), context, shape, unwanted: Arc::default() }
-    }
-
-    /// Loads the model with a progress bar.
-    pub(crate) fn runner<B: Backend>(&self, b: B) -> Result<Runner<B>, Failed> {
-        let bytes = self.model.weight_bytes();
-        let bar =
-            if bytes < QUICK { ProgressBar::hidden() } else { terminal::bytes_bar(bytes as u64, "loading") };
-        let decoder = Decoder::load(&b, &self.model, self.context, &mut |done, _| {
-            bar.set_position(done as u64);
-            match self.unwanted.load(Ordering::Relaxed) {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            }
-        });
-        bar.finish_and_clear();
-        Ok(Runner::new(b, decoder?, self.shape)?)
-    }
-
-    /// Loads it on a GPU and runs two warm-up steps, so that the kernels are compiled before the first request, and a
-    /// driver that cannot compile them, or a device that cannot run them, fails now.
-    #[cfg(feature = "wgpu")]
-    pub(crate) fn gpu_runner(&self, found: &tallow_wgpu::Found) -> Result<Runner<tallow_wgpu::Wgpu>, Failed> {
-        let runner = self.runner(tallow_wgpu::Wgpu::open(found)?)?;
-        // A prefill step and a decode step.
-        for tokens in [self.context.min(64), 1] {
-            let blocks = (0..tokens.div_ceil(self.shape.page_len) as u32).map(BlockId).collect();
-            let (id, slot, tokens, logits) = (SeqId(0), SlotId(0), vec![0; tokens], Wanted::Last);
-            runner.logits(&Batch {
-                parts: vec![BatchPart { id, tokens, start: 0, blocks, slot, logits, lora: None }],
-            })?;
-            runner.backend().sync()?;
-        }
-        Ok(runner)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::RefCell;
-
-    use super::*;
-    use crate::settings::{Defaults, Flags, resolve};
-
-    /// Tries two devices; `put` returns `first()` on the first of them.
-    fn through(context: usize, first: impl Fn() -> Result<(), Failed>) -> (Result<usize, Failed>, String) {
-        let opened = open(DEMO, OpenOptions { offline: Some(Offline::Flag), quant: None }).unwrap();
-        let mut flags = Flags::default();
-        flags.engine.context = Some(context);
-        let sources = Sources::read(None).unwrap();
-        let config = resolve(&sources, &flags, &opened.generation, Defaults::CHAT).unwrap();
-        let said = RefCell::new(String::new());
-        let say = |note: &Notice| {
-            *said.borrow_mut() += &match note {
-                Notice::Taken(text) => format!("taken: {}\n", text.split(':').next().unwrap()),
-                Notice::Slow(text) | Notice::Quantized(text) => format!("slow: {text}\n"),
-                Notice::PassedOver(text) => format!("passed over: {text}\n"),
-                Notice::OnCpu(text) => format!("on the CPU: {text}\n"),
-            };
-        };
-        let mut tried = 0;
-        let devices = [Device::Cpu, Device::Cpu];
-        let plan = |device: &Device| Plan::new(&opened.model, &config, device);
-        let done = on_one_of(&devices, None, plan, &say, |_, _| {
-            tried += 1;
-            if tried == 1 { first().map(|()| 1) } else { Ok(tried) }
-        });
-        (done, said.into_inner())
-    }
-
-    #[test]
-    fn a_device_that_cannot_is_passed_over_with_its_words() {
-        let (done, said) = through(1024, || Ok(()));
-        assert_eq!((done.unwrap(), said.as_str()), (1, "taken: cpu\n"));
-        let (done, said) = through(1024, || Err(Failed::new("a kernel does not compile")));
-        assert_eq!(done.unwrap(), 2);
-        assert_eq!(
-            said,
-            "taken: cpu\npassed over: not on cpu: a kernel does not compile\ntrying cpu instead\ntaken: cpu\n"
-        );
-        // What fits nowhere is refused by the last device.
-        let (done, said) = through(4096, || Ok(()));
-        assert!(done.unwrap_err().to_string().contains("a context of 4096 tokens is asked for"));
-        assert!(said.starts_with("passed over: not on cpu: a context of 4096"), "{said}");
     }
 }

@@ -20,7 +20,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::{Failed, clock, env, terminal};
+use crate::{Failed, clock, devices, env, terminal};
 
 /// Maximum bytes of queued lines: some thousand lines.
 const ROOM: usize = 1 << 20;
@@ -31,18 +31,21 @@ const LAST: Duration = Duration::from_secs(1);
 /// Fields that the message of an access log line contains.
 const IN_MESSAGE: [&str; 3] = ["method", "path", "status"];
 /// Crates that can have a log level of their own.
-const PARTS: [&str; 10] = [
-    "tallow",
-    "tallow_audio",
-    "tallow_core",
-    "tallow_cpu",
-    "tallow_engine",
-    "tallow_hub",
-    "tallow_models",
-    "tallow_quant",
-    "tallow_server",
-    "tallow_wgpu",
-];
+fn parts() -> Vec<&'static str> {
+    let parts = [
+        "tallow",
+        "tallow_audio",
+        "tallow_core",
+        "tallow_engine",
+        "tallow_hub",
+        "tallow_models",
+        "tallow_quant",
+        "tallow_server",
+    ];
+    let mut parts = [&parts, devices::CRATES].concat();
+    parts.sort_unstable();
+    parts
+}
 
 /// What is logged, and how.
 #[derive(Clone, Debug, Default, Args)]
@@ -106,8 +109,9 @@ impl FromStr for Levels {
             targets = match part.split_once('=') {
                 None => targets.with_default(level(part)?),
                 Some((target, name)) => {
-                    if !PARTS.contains(&target.split("::").next().unwrap_or_default()) {
-                        return Err(format!("there is no part {target:?}; there are {}", PARTS.join(", ")));
+                    let parts = parts();
+                    if !parts.contains(&target.split("::").next().unwrap_or_default()) {
+                        return Err(format!("there is no part {target:?}; there are {}", parts.join(", ")));
                     }
                     targets.with_target(target, level(name)?)
                 }

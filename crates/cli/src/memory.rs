@@ -11,7 +11,7 @@ use tallow_models::seq2seq::Seq2SeqModel;
 use tallow_models::spec::{ExpertsSpec, GatedDeltaSpec, LayerSpec};
 
 use crate::Failed;
-use crate::device::Device;
+use crate::devices::Device;
 use crate::settings::{EngineConfig, KvType, Origin, Setting};
 
 /// Memory of the machine or of a device, in bytes.
@@ -107,7 +107,7 @@ pub(crate) fn usual_context(model: &Model) -> usize {
 impl Plan {
     /// Plan for a decoder model. A default context is halved until the plan fits.
     pub(crate) fn new(model: &Model, config: &EngineConfig, device: &Device) -> Plan {
-        let memory = device.memory();
+        let memory = device.info().memory();
         let usual = usual_context(model);
         let asked = config.context.clone();
         let mut context = asked.clone().unwrap_or(Setting { value: usual, origin: Origin::BuiltIn });
@@ -146,7 +146,7 @@ impl Plan {
         let (weights, kv) = (model.weight_bytes() as u64, shape.bytes(&model.spec) as u64);
         // The last page may extend past the requested context.
         let made_for = context.value;
-        let (name, memory) = (device.to_string(), device.memory());
+        let (name, memory) = (device.to_string(), device.info().memory());
         let (adapters, slots) = (0, 1);
         Plan { weights, adapters, kv, workspace, context, made_for, slots, shape, device: name, memory }
     }
@@ -180,7 +180,7 @@ impl Plan {
             slots: 1,
             shape,
             device: device.to_string(),
-            memory: device.memory(),
+            memory: device.info().memory(),
         }
     }
 
@@ -203,7 +203,7 @@ impl Plan {
             slots: desk.slots,
             shape: own,
             device: device.to_string(),
-            memory: device.memory(),
+            memory: device.info().memory(),
         }
     }
 

@@ -2,17 +2,17 @@
 
 use std::ops::ControlFlow;
 
-use indicatif::ProgressBar;
 use tallow_core::Backend;
-use tallow_cpu::Cpu;
-use tallow_engine::seq2seq::{Seq2SeqHandle, Seq2SeqRunner, SlotLimits, spawn};
+use tallow_engine::seq2seq::{
+    DecoderSequence, EncoderInput, Seq2SeqHandle, Seq2SeqRunner, SlotLimits, spawn,
+};
 use tallow_engine::transcribe::Transcriber;
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_models::speech::Speech;
 
-use crate::device::Device;
+use crate::devices::{CpuOptions, Device, Hardware, Task, on_some_device};
 use crate::encoder::Place;
-use crate::load::{self, Notice, QUICK};
+use crate::load::Notice;
 use crate::memory::Plan;
 use crate::settings::KvType;
 use crate::{Failed, terminal};
@@ -38,54 +38,60 @@ impl Drop for Running {
 pub(crate) fn start(
     model: &Seq2SeqModel,
     place: Place,
-    desk: SlotLimits,
+    limits: SlotLimits,
     say: &dyn Fn(&Notice),
 ) -> Result<Running, Failed> {
-    let plan = |device: &Device| Plan::of_seq2seq(model, desk, device);
-    let handle = load::on_some_device(place.device, plan, say, |device, _| {
-        let model = model.clone();
-        match device.clone() {
-            Device::Cpu => spawn(desk, move || {
-                writer(Cpu::new(place.isa, place.threads)?.with(place.arithmetic), &model, desk)
-            }),
-            #[cfg(feature = "wgpu")]
-            Device::Gpu(found) => spawn(desk, move || {
-                let writer = writer(tallow_wgpu::Wgpu::open(&found)?, &model, desk)?;
-                // Warm-up: compiles the kernels now, and shows a device that cannot run them.
-                try_out(&writer, &model, desk)?;
-                Ok(writer)
-            }),
-        }
+    let plan = |device: &Device| Plan::of_seq2seq(model, limits, device);
+    let handle = on_some_device(place.device, plan, say, |device, _| {
+        device.run(StartSeq2Seq { model: model.clone(), limits, cpu: place.cpu })
     });
     Ok(Running(handle?))
 }
 
+/// Loads a model and starts the runner for it.
+struct StartSeq2Seq {
+    model: Seq2SeqModel,
+    limits: SlotLimits,
+    cpu: CpuOptions,
+}
+
+impl Task for StartSeq2Seq {
+    type Output = Seq2SeqHandle;
+
+    fn run<H: Hardware>(self, device: H) -> Result<Seq2SeqHandle, Failed> {
+        let StartSeq2Seq { model, limits, cpu } = self;
+        spawn(limits, move || {
+            let runner = runner(device.open(cpu)?, &model, limits)?;
+            if device.traits().compiles_kernels {
+                warm_up(&runner, &model, limits)?;
+            }
+            Ok(runner)
+        })
+    }
+}
+
 /// Encodes a dummy input and decodes one token.
-#[cfg(feature = "wgpu")]
-fn try_out<B: Backend>(
-    writer: &Seq2SeqRunner<B>,
+fn warm_up<B: Backend>(
+    runner: &Seq2SeqRunner<B>,
     model: &Seq2SeqModel,
-    desk: SlotLimits,
+    limits: SlotLimits,
 ) -> Result<(), Failed> {
-    use tallow_engine::seq2seq::{DecoderSequence, EncoderInput};
-    let sound = model.spec.encoder.audio.map(|sound| vec![0.0; 2 * desk.encoder_tokens * sound.bands]);
-    let words = || EncoderInput::Tokens(vec![0; desk.encoder_tokens.min(64)]);
-    let read = writer.encode(0, &sound.map_or_else(words, EncoderInput::Mel))?.rows();
-    writer.step(&[DecoderSequence { place: 0, read, fed: 0, tokens: vec![model.spec.start] }])?;
+    let mel = model.spec.encoder.audio.map(|audio| vec![0.0; 2 * limits.encoder_tokens * audio.bands]);
+    let tokens = || EncoderInput::Tokens(vec![0; limits.encoder_tokens.min(64)]);
+    let read = runner.encode(0, &mel.map_or_else(tokens, EncoderInput::Mel))?.rows();
+    runner.step(&[DecoderSequence { place: 0, read, fed: 0, tokens: vec![model.spec.start] }])?;
     Ok(())
 }
 
 /// Loads a model with a progress bar.
-fn writer<B: Backend>(b: B, model: &Seq2SeqModel, desk: SlotLimits) -> Result<Seq2SeqRunner<B>, Failed> {
-    let bytes = model.weight_bytes();
-    let bar =
-        if bytes < QUICK { ProgressBar::hidden() } else { terminal::bytes_bar(bytes as u64, "loading") };
-    let scribe = Seq2Seq::load(&b, model, &mut |done, _| {
+fn runner<B: Backend>(b: B, model: &Seq2SeqModel, limits: SlotLimits) -> Result<Seq2SeqRunner<B>, Failed> {
+    let bar = terminal::loading_bar(model.weight_bytes());
+    let loaded = Seq2Seq::load(&b, model, &mut |done, _| {
         bar.set_position(done as u64);
         ControlFlow::Continue(())
     });
     bar.finish_and_clear();
-    Ok(Seq2SeqRunner::new(b, scribe?, desk)?)
+    Ok(Seq2SeqRunner::new(b, loaded?, limits)?)
 }
 
 /// Starts a transcriber for up to `slots` recordings at a time.
@@ -97,14 +103,14 @@ pub(crate) fn transcriber(
     say: &dyn Fn(&Notice),
 ) -> Result<(Running, Transcriber), Failed> {
     let spec = &model.spec;
-    let Some(sound) = spec.encoder.audio else {
+    let Some(audio) = spec.encoder.audio else {
         return Err(Failed::new("the model takes text, not audio: use `tallow run`"));
     };
     let tokenizer = model.tokenizer()?;
     let speech = Speech::read(model, &tokenizer)?;
     let (encoder_tokens, decoder_tokens, queue) = (spec.encoder.context, spec.decoder.context, usize::MAX);
-    let desk = SlotLimits { slots, encoder_tokens, decoder_tokens, dtype: kv.0, queue };
-    let running = start(model, place, desk, say)?;
-    let transcriber = Transcriber::new(running.clone(), speech, tokenizer, sound.bands);
+    let limits = SlotLimits { slots, encoder_tokens, decoder_tokens, dtype: kv.0, queue };
+    let running = start(model, place, limits, say)?;
+    let transcriber = Transcriber::new(running.clone(), speech, tokenizer, audio.bands);
     Ok((running, transcriber))
 }

@@ -9,13 +9,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use tallow_core::DType;
-use tallow_cpu::{Arithmetic, Isa};
 use tallow_engine::sampler::Sampling;
 use tallow_models::generation::Generation;
 
 use crate::Failed;
 use crate::args::{EngineArgs, SampleArgs, Serve};
-use crate::device::DeviceChoice;
+use crate::devices::{Arithmetic, CpuOptions, DeviceChoice, Isa};
 
 pub(crate) use sources::{Seed, Sources, Switch, reason, unreadable};
 
@@ -149,9 +148,9 @@ impl KvType {
 
     /// Default for a device: the 16-bit type that it multiplies fastest.
     pub(crate) fn best(device: DeviceChoice, isa: Isa) -> KvType {
-        match (device, isa) {
-            (DeviceChoice::Auto | DeviceChoice::Cpu, Isa::Amx) => KvType(DType::BF16),
-            _ => KvType(DType::F16),
+        match device.may_be_cpu() && isa == Isa::Amx {
+            true => KvType(DType::BF16),
+            false => KvType(DType::F16),
         }
     }
 }
@@ -366,6 +365,11 @@ impl EngineConfig {
                 Err(Failed::new(format!("this CPU does not have {isa}; the best it has is {best}")))
             }
         }
+    }
+
+    /// Settings of the CPU.
+    pub(crate) fn cpu(&self) -> CpuOptions {
+        CpuOptions { isa: self.isa.value, arithmetic: self.arithmetic.value, threads: self.threads.value }
     }
 
     /// Sampling parameters.

@@ -2,7 +2,6 @@
 //! inspect the model itself.
 
 use tallow_core::{Backend, Error, Tensor};
-use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_engine::block_pool::BlockId;
 use tallow_engine::handle::LoadLora;
 use tallow_engine::kv_cache::KvShape;
@@ -10,11 +9,15 @@ use tallow_engine::lora::{LoraId, LoraRef};
 use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::{Batch, BatchPart, SeqId, SlotId, Wanted};
 use tallow_models::Model;
+use tallow_models::decoder::Decoder;
 
 use crate::Failed;
 use crate::args::DeviceArgs;
-use crate::device::{Device, DeviceChoice, Measured};
-use crate::load::{self, Loading, Notice};
+use crate::decoder::Loading;
+use crate::devices::{
+    Arithmetic, CpuOptions, Device, DeviceChoice, Hardware, Isa, MeasuredBackend, Task, on_some_device,
+};
+use crate::load::Notice;
 use crate::memory::{PAGE, Plan, Step};
 use crate::settings::{KvType, Sources, cores};
 
@@ -22,9 +25,7 @@ use crate::settings::{KvType, Sources, cores};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub device: DeviceChoice,
-    pub isa: Isa,
-    pub arithmetic: Arithmetic,
-    pub threads: usize,
+    pub cpu: CpuOptions,
     pub kv: KvType,
     /// Maximum tokens per sequence.
     pub context: usize,
@@ -56,42 +57,52 @@ impl Setup {
         }
         let device = sources.get("device", device.device, DeviceChoice::Auto)?.value;
         let kv = kv.map_or(Ok(KvType::best(device, isa)), |kv| kv.parse().map_err(Failed::new))?;
-        Ok(Setup { device, isa, arithmetic, threads, kv, context: 0, sequences: 1, batch: 256, logits: 1 })
+        let cpu = CpuOptions { isa, arithmetic, threads };
+        Ok(Setup { device, cpu, kv, context: 0, sequences: 1, batch: 256, logits: 1 })
     }
 }
 
-/// Work to do with a model on whichever device is chosen.
-pub(crate) trait Task {
-    type Out;
-    fn run<B: Measured>(&mut self, solo: SingleRunner<B>) -> Result<Self::Out, Failed>;
+/// Work to do with a model on a device of any kind.
+pub(crate) trait ModelTask {
+    type Output;
+    fn run<B: MeasuredBackend>(&mut self, runner: SingleRunner<B>) -> Result<Self::Output, Failed>;
 }
 
 /// Loads a model on the first device with room for it, and runs the task there.
-pub(crate) fn run_alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Result<T::Out, Failed> {
-    let each = setup.context.div_ceil(PAGE);
-    let (pages, sequences) = (each * setup.sequences, setup.sequences);
-    let shape = KvShape { dtype: setup.kv.0, page_len: PAGE, pages, sequences };
+pub(crate) fn run_single<T: ModelTask>(
+    model: &Model,
+    setup: Setup,
+    task: &mut T,
+) -> Result<T::Output, Failed> {
+    let pages = setup.context.div_ceil(PAGE);
+    let sequences = setup.sequences;
+    let shape = KvShape { dtype: setup.kv.0, page_len: PAGE, pages: pages * sequences, sequences };
     // However small a step is, each sequence has a token in it.
-    let step = Step { tokens: setup.batch.max(setup.sequences), logits: setup.logits.max(setup.sequences) };
+    let step = Step { tokens: setup.batch.max(sequences), logits: setup.logits.max(sequences) };
     let plan = |device: &Device| Plan::alone(model, shape, step, device);
-    // The chosen device is part of these commands' output; only a device that was passed over needs a notice.
-    let say = |note: &Notice| {
-        if let Notice::PassedOver(_) = note {
-            note.show()
-        }
-    };
     let loading = Loading::new(model, setup.context, shape);
-    load::on_some_device(setup.device, plan, &say, |device, _| match device {
-        Device::Cpu => {
-            let b = Cpu::new(setup.isa, setup.threads)?.with(setup.arithmetic);
-            task.run(SingleRunner { runner: loading.runner(b)?, pages: each, tokens: 0, worn: Vec::new() })
-        }
-        #[cfg(feature = "wgpu")]
-        Device::Gpu(found) => {
-            let runner = loading.gpu_runner(found)?;
-            task.run(SingleRunner { runner, pages: each, tokens: 0, worn: Vec::new() })
-        }
+    // The chosen device is part of these commands' output; only a device that was passed over needs a notice.
+    on_some_device(setup.device, plan, &Notice::show_passed_over, |device, _| {
+        device.run(RunModel { loading: &loading, cpu: setup.cpu, pages, task: &mut *task })
     })
+}
+
+/// Loads a model and runs a task with it.
+struct RunModel<'a, T> {
+    loading: &'a Loading,
+    cpu: CpuOptions,
+    /// Pages of the KV cache for each sequence.
+    pages: usize,
+    task: &'a mut T,
+}
+
+impl<T: ModelTask> Task for RunModel<'_, T> {
+    type Output = T::Output;
+
+    fn run<H: Hardware>(self, device: H) -> Result<T::Output, Failed> {
+        let runner = self.loading.runner(&device, self.cpu)?;
+        self.task.run(SingleRunner { runner, pages: self.pages, tokens: 0, loras: Vec::new() })
+    }
 }
 
 /// A model with one sequence, or several of equal length.
@@ -101,7 +112,7 @@ pub(crate) struct SingleRunner<B: Backend> {
     pages: usize,
     tokens: usize,
     /// LoRA adapters, assigned to the sequences round-robin.
-    worn: Vec<LoraRef>,
+    loras: Vec<LoraRef>,
 }
 
 impl<B: Backend> SingleRunner<B> {
@@ -109,20 +120,20 @@ impl<B: Backend> SingleRunner<B> {
         self.runner.backend()
     }
 
-    pub(crate) fn runner(&self) -> &Runner<B> {
-        &self.runner
+    pub(crate) fn decoder(&self) -> &Decoder<B> {
+        self.runner.decoder()
     }
 
     /// Loads a LoRA adapter; sequences do not use it yet.
-    pub(crate) fn load_lora(&mut self, i: usize, adoption: &LoadLora) -> Result<LoraRef, Failed> {
+    pub(crate) fn load_lora(&mut self, i: usize, load: &LoadLora) -> Result<LoraRef, Failed> {
         let id = LoraId(i as u64);
-        self.runner.load_lora(id, &adoption.file).map_err(Failed::new)?;
-        Ok(LoraRef { id, scale: adoption.scale })
+        self.runner.load_lora(id, &load.file).map_err(Failed::new)?;
+        Ok(LoraRef { id, scale: load.scale })
     }
 
     /// From here on the sequences use these adapters, round-robin.
-    pub(crate) fn use_lora(&mut self, worn: &[LoraRef]) {
-        self.worn = worn.to_vec();
+    pub(crate) fn use_loras(&mut self, loras: &[LoraRef]) {
+        self.loras = loras.to_vec();
     }
 
     /// Truncates all sequences to their first `tokens` tokens.
@@ -155,7 +166,7 @@ impl<B: Backend> SingleRunner<B> {
         let (first, end) = (sequence * self.pages, self.tokens + tokens.len());
         let blocks = (first..first + end.div_ceil(PAGE)).map(|block| BlockId(block as u32)).collect();
         let (id, slot) = (SeqId(sequence as u64), SlotId(sequence as u32));
-        let lora = self.worn.get(sequence % self.worn.len().max(1)).copied();
+        let lora = self.loras.get(sequence % self.loras.len().max(1)).copied();
         BatchPart { id, tokens, start: self.tokens, blocks, slot, logits, lora }
     }
 }

@@ -65,9 +65,20 @@ pub(crate) fn dim(text: &str) -> String {
     coloured(text, "2")
 }
 
+/// Below this many bytes of weights, loading is too fast for a progress bar.
+const QUICK: usize = 64 << 20;
+
 /// Progress bar of bytes; hidden in a pipe.
 pub(crate) fn bytes_bar(total: u64, what: &str) -> ProgressBar {
     bar(total, what, "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+}
+
+/// Progress bar of a model's weights, unless they are loaded too fast for one.
+pub(crate) fn loading_bar(bytes: usize) -> ProgressBar {
+    match bytes {
+        0..QUICK => ProgressBar::hidden(),
+        _ => bytes_bar(bytes as u64, "loading"),
+    }
 }
 
 /// As [`bytes_bar`], with the first `done` bytes there before: the speed is that of the others.

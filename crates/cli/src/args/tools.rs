@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use tallow_cpu::Arithmetic;
 use tallow_models::recipe::Recipe;
 
 use super::{DeviceArgs, EngineArgs, KV, SampleArgs};
-use crate::device::DeviceChoice;
+use crate::devices::{Arithmetic, DeviceChoice};
 use crate::lora::Lora;
 
 /// How a table is written.

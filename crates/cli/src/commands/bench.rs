@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::time::{Instant, SystemTime};
 
 use tallow_core::{Backend, DType, launch_table};
-use tallow_cpu::Arithmetic;
 use tallow_engine::handle::LoadLora;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
@@ -14,11 +13,11 @@ use tallow_models::formats::Settings;
 use tallow_models::spec::LayerSpec;
 
 use crate::args::{Bench, DeviceArgs, PromptAndAnswer};
-use crate::device::{DeviceChoice, Measured, Speeds};
+use crate::devices::{Arithmetic, DeviceChoice, MeasuredBackend, Speeds};
 use crate::load::{self, DEMO};
 use crate::lora::Lora;
 use crate::settings::Sources;
-use crate::single_runner::{Setup, SingleRunner, Task, run_alone};
+use crate::single_runner::{ModelTask, Setup, SingleRunner, run_single};
 use crate::{Failed, terminal};
 
 mod report;
@@ -189,7 +188,7 @@ fn measure(
     let adapters = Lora::open_all(&args.lora)?;
     setup.context = longest;
     setup.sequences = tests.iter().map(|t| t.sequences).max().unwrap_or(1);
-    run_alone(model, setup, &mut Measuring { args, name, model, setup, tests, adapters, report })
+    run_single(model, setup, &mut Measuring { args, name, model, setup, tests, adapters, report })
 }
 
 /// Runs the tests on a device.
@@ -203,31 +202,31 @@ struct Measuring<'a> {
     report: &'a mut Report,
 }
 
-impl Task for Measuring<'_> {
-    type Out = ();
+impl ModelTask for Measuring<'_> {
+    type Output = ();
 
-    fn run<B: Measured>(&mut self, mut solo: SingleRunner<B>) -> Result<(), Failed> {
+    fn run<B: MeasuredBackend>(&mut self, mut runner: SingleRunner<B>) -> Result<(), Failed> {
         if self.args.explain {
             let longest = self.setup.batch.min(self.setup.context);
-            return explain(&mut solo, self.model, longest);
+            return explain(&mut runner, self.model, longest);
         }
-        let yardstick = solo.backend().yardstick()?;
-        let worn = self.adapters.iter().enumerate().map(|(i, adoption)| solo.load_lora(i, adoption));
-        let worn = worn.collect::<Result<Vec<_>, _>>()?;
+        let probe = runner.backend().probe()?;
+        let loras = self.adapters.iter().enumerate().map(|(i, adapter)| runner.load_lora(i, adapter));
+        let loras = loras.collect::<Result<Vec<_>, _>>()?;
         for test in std::mem::take(&mut self.tests) {
-            solo.use_lora(if test.adapted { &worn } else { &[] });
-            self.test(test, &mut solo, &yardstick)?;
+            runner.use_loras(if test.adapted { &loras } else { &[] });
+            self.test(test, &mut runner, &probe)?;
         }
         Ok(())
     }
 }
 
 impl Measuring<'_> {
-    fn test<B: Measured>(
+    fn test<B: MeasuredBackend>(
         &mut self,
         test: Test,
-        solo: &mut SingleRunner<B>,
-        yardstick: &B::Yardstick,
+        runner: &mut SingleRunner<B>,
+        probe: &B::Probe,
     ) -> Result<(), Failed> {
         let (model, setup) = (self.model, self.setup);
         let shown = self.report.is_shown() && std::io::stderr().is_terminal();
@@ -235,24 +234,24 @@ impl Measuring<'_> {
         let in_blocks = |(name, t)| model.format(name, t).is_some_and(|format| !format.is_plain());
         let blocks = model.checkpoint.tensors().any(in_blocks);
         let (mut samples, mut speeds) = (Vec::new(), Speeds::default());
-        fill(solo, model, test, setup.batch)?;
+        fill(runner, model, test, setup.batch)?;
         // Warm-up, not counted: touches the memory, wakes the threads, compiles the kernels.
-        once(solo, model, test, setup.batch)?;
+        once(runner, model, test, setup.batch)?;
         for i in 0..self.args.repetitions {
             if shown {
                 terminal::tell_here(&format!("\r{} {}/{} ", label(test), i + 1, self.args.repetitions));
             }
             // The machine's current speed, measured each time: it changes where others use the machine, too.
-            speeds = speeds.best(solo.backend().speeds(yardstick, blocks)?);
+            speeds = speeds.best(runner.backend().speeds(probe, blocks)?);
             let begun = Instant::now();
-            once(solo, model, test, setup.batch)?;
+            once(runner, model, test, setup.batch)?;
             samples.push(begun.elapsed().as_nanos() as u64);
         }
         if shown {
             terminal::tell_here("\r\u{1b}[K");
         }
         let bound = bound(model, setup, test, speeds);
-        let device = solo.backend().label();
+        let device = runner.backend().label();
         self.report.row(&Row { name: self.name, model, setup, test, samples, started, speeds, bound, device })
     }
 }
@@ -271,29 +270,29 @@ pub(super) fn label(test: Test) -> String {
 
 /// Computes the `depth` tokens before a test.
 fn fill<B: Backend>(
-    solo: &mut SingleRunner<B>,
+    runner: &mut SingleRunner<B>,
     model: &Model,
     test: Test,
     batch: usize,
 ) -> Result<(), Failed> {
-    solo.rewind(0);
-    prompt(solo, model, Tokens { each: test.depth, sequences: test.sequences }, batch)
+    runner.rewind(0);
+    prompt(runner, model, Tokens { each: test.depth, sequences: test.sequences }, batch)
 }
 
 /// One run of a test.
 fn once<B: Backend>(
-    solo: &mut SingleRunner<B>,
+    runner: &mut SingleRunner<B>,
     model: &Model,
     test: Test,
     batch: usize,
 ) -> Result<(), Failed> {
-    solo.rewind(test.depth);
+    runner.rewind(test.depth);
     let sequences = test.sequences;
-    prompt(solo, model, Tokens { each: test.prompt, sequences }, batch)?;
+    prompt(runner, model, Tokens { each: test.prompt, sequences }, batch)?;
     for i in 0..test.generated {
-        solo.step_of_all(tokens(i..i + 1, sequences, model), Wanted::Last)?;
+        runner.step_of_all(tokens(i..i + 1, sequences, model), Wanted::Last)?;
     }
-    Ok(solo.backend().sync()?)
+    Ok(runner.backend().sync()?)
 }
 
 /// Prompts of equal length.
@@ -304,7 +303,7 @@ struct Tokens {
 }
 
 fn prompt<B: Backend>(
-    solo: &mut SingleRunner<B>,
+    runner: &mut SingleRunner<B>,
     model: &Model,
     prompts: Tokens,
     batch: usize,
@@ -314,7 +313,7 @@ fn prompt<B: Backend>(
     for start in (0..each).step_by(step) {
         let end = each.min(start + step);
         let wanted = if end == each { Wanted::Last } else { Wanted::None };
-        solo.step_of_all(tokens(start..end, sequences, model), wanted)?;
+        runner.step_of_all(tokens(start..end, sequences, model), wanted)?;
     }
     Ok(())
 }
@@ -407,17 +406,21 @@ fn work(model: &Model, test: Test) -> f64 {
 }
 
 /// Shows the ops of a prefill step and of a decode step.
-fn explain<B: Measured>(solo: &mut SingleRunner<B>, model: &Model, tokens: usize) -> Result<(), Failed> {
-    let mut text = format!("{} on {}\n", model.family.name, solo.backend().label());
+fn explain<B: MeasuredBackend>(
+    runner: &mut SingleRunner<B>,
+    model: &Model,
+    tokens: usize,
+) -> Result<(), Failed> {
+    let mut text = format!("{} on {}\n", model.family.name, runner.backend().label());
     for (what, tokens) in [("a step of a prompt", tokens), ("a step of an answer", 1)] {
-        solo.rewind(0);
-        solo.backend().sync()?;
-        let before = solo.backend().costs();
-        solo.backend().trace().start();
-        prompt(solo, model, Tokens { each: tokens, sequences: 1 }, tokens)?;
-        text += &format!("\n{what} ({tokens} tokens)\n{}", launch_table(&solo.backend().trace().stop()));
-        solo.backend().sync()?;
-        for ((name, after), (_, before)) in solo.backend().costs().iter().zip(&before) {
+        runner.rewind(0);
+        runner.backend().sync()?;
+        let before = runner.backend().costs();
+        runner.backend().trace().start();
+        prompt(runner, model, Tokens { each: tokens, sequences: 1 }, tokens)?;
+        text += &format!("\n{what} ({tokens} tokens)\n{}", launch_table(&runner.backend().trace().stop()));
+        runner.backend().sync()?;
+        for ((name, after), (_, before)) in runner.backend().costs().iter().zip(&before) {
             text += &format!("{name:<24} {:>8}\n", after - before);
         }
     }

@@ -3,15 +3,14 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use tallow_core::conformance::Suite;
-use tallow_cpu::{Cpu, Isa};
+use tallow_core::conformance::{self, Suite};
 use tallow_engine::seq2seq::SlotLimits;
 use tallow_models::AnyModel;
 use tallow_models::generation::Generation;
 
 use super::{counted, print};
 use crate::args::Doctor;
-use crate::device::{Device, Measured, Speeds, all, candidates};
+use crate::devices::{Arithmetic, CpuOptions, CpuSpeeds, Device, Hardware, Isa, Task, candidates, cpu_name};
 use crate::memory::{Memory, Plan, size};
 use crate::settings::{Defaults, EngineConfig, Flags, Sources, cores, resolve};
 use crate::{Failed, build, env, load, terminal};
@@ -25,7 +24,7 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     if !args.report {
         cache(&mut text, sources, args.engine.offline)?;
     }
-    for device in all() {
+    for device in Device::all() {
         text += &describe(&device, args.report);
     }
     if args.report {
@@ -139,26 +138,29 @@ fn of_one_use(
 /// only.
 fn describe(device: &Device, whole: bool) -> String {
     let mut text = format!("\n{device}\n");
-    for (what, value) in device.facts() {
+    let info = device.info();
+    let memory = info.memory().map(|m| ("memory", format!("{} of {} free", size(m.free), size(m.total))));
+    for (what, value) in info.facts().into_iter().chain(memory) {
         let _ = writeln!(text, "  {what:<12} {value}");
     }
     let suite = match whole {
         true => Suite::exact(),
-        false if device.is_hardware_of_its_own() => Suite::exact().brief(),
+        false if info.traits().accelerator => Suite::exact().brief(),
         false => return text,
     };
     let begun = Instant::now();
     let bar = terminal::slow_bar();
     // An op may take a minute; without ticks the bar would still show the one before.
     bar.enable_steady_tick(Duration::from_millis(200));
-    let tested = device.test(suite, &mut |done, all, op| {
+    let mut progress = |done, all, op: &str| {
         bar.set_length(all as u64);
         let name = device.to_string();
         // `vulkan:0`, without the vendor's name for it: the line has to fit.
         let name = terminal::harmless(name.split(' ').next().unwrap_or_default()).into_owned();
         bar.set_message(format!("testing {name}: {op}"));
         bar.set_position(done as u64);
-    });
+    };
+    let tested = device.run(Conformance { suite, progress: &mut progress });
     bar.finish_and_clear();
     match tested {
         Err(why) => drop(writeln!(text, "  cannot be used: {why}")),
@@ -176,6 +178,23 @@ fn describe(device: &Device, whole: bool) -> String {
     text
 }
 
+/// Runs the conformance suite.
+struct Conformance<'a> {
+    suite: Suite,
+    /// Called before each op with the number of ops done, their total, and the op's name.
+    progress: &'a mut dyn FnMut(usize, usize, &'static str),
+}
+
+impl Task for Conformance<'_> {
+    /// Each op's result.
+    type Output = Vec<(&'static str, Result<(), String>)>;
+
+    fn run<H: Hardware>(self, device: H) -> Result<Self::Output, Failed> {
+        let b = device.open(CpuOptions::best(Arithmetic::Exact))?;
+        Ok(conformance::run_telling(&b, self.suite, self.progress))
+    }
+}
+
 fn machine(text: &mut String) -> Result<(), Failed> {
     let _ =
         writeln!(text, "tallow {} on {} {}", build::VERSION, std::env::consts::OS, std::env::consts::ARCH);
@@ -188,21 +207,13 @@ fn machine(text: &mut String) -> Result<(), Failed> {
         Some(m) => drop(writeln!(text, "memory     {} of {} free", size(m.free), size(m.total))),
         None => drop(writeln!(text, "memory     unknown: this system does not say")),
     }
-    let b = Cpu::new(best, cores())?;
-    let Speeds { read, flops } = b.speeds(&b.yardstick()?, false)?;
-    let (read, flops, bytes) = (read / 1e9, flops / 1e9, b.multiply_speed(true) / 1e9);
+    let CpuSpeeds { f32: plain, int8 } = CpuSpeeds::measure()?;
+    let (read, flops, bytes) = (plain.read / 1e9, plain.flops / 1e9, int8 / 1e9);
     let _ = writeln!(
         text,
         "speed      reads {read:.1} GB/s, computes {flops:.0} GFLOP/s, on bytes {bytes:.0} GOP/s ({best})"
     );
     Ok(())
-}
-
-/// The CPU's model name.
-pub(crate) fn cpu_name() -> String {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    name.map_or(std::env::consts::ARCH.into(), |(_, name)| name.trim().to_owned())
 }
 
 fn cache(text: &mut String, sources: &Sources, offline: bool) -> Result<(), Failed> {

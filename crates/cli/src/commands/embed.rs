@@ -195,13 +195,7 @@ fn start(
     sources: &Sources,
 ) -> Result<Running, Failed> {
     let place = Place::new(sources, device)?;
-    // Only devices that are passed over are reported.
-    let say = |note: &Notice| {
-        if let Notice::PassedOver(_) = note {
-            note.show()
-        }
-    };
-    encoder::start(model, place, vec![load::short_name(name)], 1, &say)
+    encoder::start(model, place, vec![load::short_name(name)], 1, &Notice::show_passed_over)
 }
 
 fn answered(handle: &Running, inputs: Vec<impl Into<Item>>) -> Result<Vec<Vec<f32>>, Failed> {

@@ -5,7 +5,6 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
-use tallow_cpu::Arithmetic;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::convert::{Conversion, Inputs, Measured};
 
@@ -13,10 +12,10 @@ use super::print;
 use crate::Failed;
 use crate::args::Imatrix;
 use crate::chunks::Chunks;
-use crate::device::Measured as Device;
+use crate::devices::{Arithmetic, MeasuredBackend};
 use crate::load;
 use crate::settings::{Sources, unreadable};
-use crate::single_runner::{Setup, SingleRunner, Task, run_alone};
+use crate::single_runner::{ModelTask, Setup, SingleRunner, run_single};
 use crate::terminal;
 
 /// Tokens per step.
@@ -42,7 +41,7 @@ pub(crate) fn imatrix(args: &Imatrix, sources: &Sources) -> Result<(), Failed> {
     }
     let mut setup = Setup::new(sources, &args.device, Some("f32"), Arithmetic::Fast)?;
     (setup.context, setup.batch) = (context, STEP.min(context));
-    let inputs = run_alone(&opened.model, setup, &mut Capture { goes: &goes, step: setup.batch })?;
+    let inputs = run_single(&opened.model, setup, &mut Capture { goes: &goes, step: setup.batch })?;
     let measured = Measured {
         text: args.file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         goes: goes.len(),
@@ -76,23 +75,23 @@ struct Capture<'a> {
     step: usize,
 }
 
-impl Task for Capture<'_> {
-    type Out = Inputs;
+impl ModelTask for Capture<'_> {
+    type Output = Inputs;
 
-    fn run<B: Device>(&mut self, mut solo: SingleRunner<B>) -> Result<Inputs, Failed> {
+    fn run<B: MeasuredBackend>(&mut self, mut runner: SingleRunner<B>) -> Result<Inputs, Failed> {
         let bar = terminal::count_bar(self.goes.len() as u64, "measuring");
         let inputs = Rc::new(RefCell::new(Inputs::default()));
-        let heard = inputs.clone();
-        let ear = Box::new(move |origin: &_, rows: &[f32]| heard.borrow_mut().add(origin, rows));
-        solo.backend().trace().set_observer(Some(ear));
+        let sums = inputs.clone();
+        let observer = Box::new(move |origin: &_, rows: &[f32]| sums.borrow_mut().add(origin, rows));
+        runner.backend().trace().set_observer(Some(observer));
         for go in self.goes {
-            solo.rewind(0);
+            runner.rewind(0);
             for tokens in go.chunks(self.step) {
-                solo.step(tokens, Wanted::None, |_, _| Ok(()))?;
+                runner.step(tokens, Wanted::None, |_, _| Ok(()))?;
             }
             bar.inc(1);
         }
-        solo.backend().trace().set_observer(None);
+        runner.backend().trace().set_observer(None);
         bar.finish_and_clear();
         Ok(inputs.take())
     }

@@ -2,7 +2,6 @@
 
 use serde_json::json;
 use tallow_core::{Backend, Memory};
-use tallow_cpu::Arithmetic;
 use tallow_engine::sampler;
 use tallow_engine::scheduler::Wanted;
 
@@ -10,10 +9,10 @@ use super::print;
 use crate::Failed;
 use crate::args::Perplexity;
 use crate::chunks::Chunks;
-use crate::device::Measured;
+use crate::devices::{Arithmetic, MeasuredBackend};
 use crate::load;
 use crate::settings::Sources;
-use crate::single_runner::{Setup, SingleRunner, Task, run_alone};
+use crate::single_runner::{ModelTask, Setup, SingleRunner, run_single};
 use crate::terminal;
 
 /// Tokens per step; each needs a row of logits.
@@ -27,7 +26,7 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
     goes.truncate(args.chunks.unwrap_or(usize::MAX));
     let mut setup = Setup::new(sources, &args.device, Some(&args.kv), Arithmetic::Fast)?;
     (setup.context, setup.batch, setup.logits) = (wanted, STEP, STEP);
-    let Scores { sum, squares, count } = run_alone(&opened.model, setup, &mut Scoring { goes: &goes })?;
+    let Scores { sum, squares, count } = run_single(&opened.model, setup, &mut Scoring { goes: &goes })?;
     if count == 0 {
         let name = args.file.display();
         return Err(Failed::new(format!("{name}: has {tokens} tokens; two are needed to score one")));
@@ -60,14 +59,14 @@ struct Scores {
     count: u64,
 }
 
-impl Task for Scoring<'_> {
-    type Out = Scores;
+impl ModelTask for Scoring<'_> {
+    type Output = Scores;
 
-    fn run<B: Measured>(&mut self, mut solo: SingleRunner<B>) -> Result<Scores, Failed> {
+    fn run<B: MeasuredBackend>(&mut self, mut runner: SingleRunner<B>) -> Result<Scores, Failed> {
         let bar = terminal::count_bar(self.goes.len() as u64, "scoring");
         let mut scores = Scores::default();
         for go in self.goes {
-            for logprob in score(&mut solo, go)? {
+            for logprob in score(&mut runner, go)? {
                 scores.sum += logprob;
                 scores.squares += logprob * logprob;
                 scores.count += 1;
@@ -80,12 +79,12 @@ impl Task for Scoring<'_> {
 }
 
 /// The log-probability of each token after the first.
-fn score<B: Backend>(solo: &mut SingleRunner<B>, tokens: &[u32]) -> Result<Vec<f64>, Failed> {
-    solo.rewind(0);
+fn score<B: Backend>(runner: &mut SingleRunner<B>, tokens: &[u32]) -> Result<Vec<f64>, Failed> {
+    runner.rewind(0);
     let mut scored = Vec::with_capacity(tokens.len());
     for (i, step) in tokens.chunks(STEP).enumerate() {
-        let logits = solo.step(step, Wanted::All { last: true }, |_, _| Ok(()))?;
-        let rows: Vec<f32> = solo.backend().download(&logits)?;
+        let logits = runner.step(step, Wanted::All { last: true }, |_, _| Ok(()))?;
+        let rows: Vec<f32> = runner.backend().download(&logits)?;
         let following = tokens[i * STEP + 1..].iter().take(step.len());
         for (row, token) in rows.chunks_exact(logits.cols()).zip(following) {
             let choice = sampler::score(row, *token, 0).map_err(Failed::new)?;

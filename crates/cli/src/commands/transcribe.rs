@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tallow_audio::Audio;
-use tallow_cpu::Arithmetic;
 use tallow_engine::transcribe::{Segment, TranscribeOptions, Transcriber};
 use tallow_models::speech::Job;
 use tallow_server::transcript::{Format, Transcript, clock};
 
 use super::print;
 use crate::args::{self, Transcribe, Wanted};
+use crate::devices::Arithmetic;
 use crate::encoder::Place;
 use crate::load::{self, Notice};
 use crate::settings::Sources;
@@ -29,13 +29,7 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
         load::seq2seq(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     let place = Place::new(sources, &args.device)?;
     let kv = Setup::new(sources, &args.device, None, Arithmetic::Fast)?.kv;
-    // Only devices that are passed over are reported.
-    let say = |note: &Notice| {
-        if let Notice::PassedOver(_) = note {
-            note.show()
-        }
-    };
-    let (_running, transcriber) = seq2seq::transcriber(&model, place, kv, 1, &say)?;
+    let (_running, transcriber) = seq2seq::transcriber(&model, place, kv, 1, &Notice::show_passed_over)?;
     let speech = &transcriber.speech;
     let language = args.language.as_ref().map(|name| {
         let none = || Failed::new(format!("--language {name}: the model knows these: {}", speech.known()));

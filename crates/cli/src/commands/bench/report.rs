@@ -5,11 +5,10 @@ use std::time::SystemTime;
 use serde_json::{Map, Value, json};
 use tallow_models::Model;
 
-use super::super::doctor::cpu_name;
 use super::super::print;
 use super::{Test, label, model_type, parameters, weights};
 use crate::args::Table;
-use crate::device::Speeds;
+use crate::devices::{Speeds, cpu_name};
 use crate::single_runner::Setup;
 use crate::{Failed, build, clock, terminal};
 
@@ -136,8 +135,8 @@ fn markdown(row: &Row<'_>, widths: &[usize; 9]) -> String {
         name,
         weights(row.model),
         params(parameters(row.model)),
-        if is_cpu(row) { row.setup.isa.to_string() } else { short(&row.device).to_owned() },
-        row.setup.threads.to_string(),
+        if is_cpu(row) { row.setup.cpu.isa.to_string() } else { short(&row.device).to_owned() },
+        row.setup.cpu.threads.to_string(),
         label(row.test),
         format!("{mean:.2} ± {sd:.2}"),
         format!("{:.1}", row.speeds.read / 1e9),
@@ -223,7 +222,7 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
         "model_n_params": parameters(row.model),
         "n_batch": setup.batch,
         "n_ubatch": setup.batch,
-        "n_threads": setup.threads,
+        "n_threads": setup.cpu.threads,
         "cpu_mask": "0x0",
         "cpu_strict": false,
         "poll": 0,
@@ -249,7 +248,7 @@ fn fields(row: &Row<'_>) -> Map<String, Value> {
         "samples_ts": speeds,
         "n_sequences": test.sequences,
         "device": row.device,
-        "isa": row.setup.isa.to_string(),
+        "isa": row.setup.cpu.isa.to_string(),
         "read_gbs": row.speeds.read / 1e9,
         "peak_gflops": row.speeds.flops / 1e9,
         "roofline": avg_ts / row.bound,

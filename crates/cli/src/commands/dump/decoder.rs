@@ -10,9 +10,9 @@ use tallow_models::Model;
 use super::Tensors;
 use super::given::{Given, Ids};
 use crate::Failed;
-use crate::device::Measured;
+use crate::devices::MeasuredBackend;
 use crate::lora::Lora;
-use crate::single_runner::{Setup, SingleRunner, Task, run_alone};
+use crate::single_runner::{ModelTask, Setup, SingleRunner, run_single};
 
 /// Logits of all tokens, and hidden states; each row is computed alone.
 pub(super) fn dump(
@@ -34,7 +34,7 @@ pub(super) fn dump(
     for (context, prompts) in lengths {
         (setup.context, setup.batch, setup.logits) = (context, context, context);
         let mut forward = Forward { context, prompts, only_logits, adapter: adapter.as_ref() };
-        written.extend(run_alone(model, setup, &mut forward)?);
+        written.extend(run_single(model, setup, &mut forward)?);
     }
     Ok(written)
 }
@@ -47,19 +47,19 @@ struct Forward<'a> {
     adapter: Option<&'a LoadLora>,
 }
 
-impl Task for Forward<'_> {
-    type Out = Tensors;
+impl ModelTask for Forward<'_> {
+    type Output = Tensors;
 
-    fn run<B: Measured>(&mut self, mut solo: SingleRunner<B>) -> Result<Tensors, Failed> {
-        if let Some(adoption) = self.adapter {
-            let worn = solo.load_lora(0, adoption)?;
-            solo.use_lora(&[worn]);
+    fn run<B: MeasuredBackend>(&mut self, mut runner: SingleRunner<B>) -> Result<Tensors, Failed> {
+        if let Some(adapter) = self.adapter {
+            let lora = runner.load_lora(0, adapter)?;
+            runner.use_loras(&[lora]);
         }
         let mut written = Tensors::new();
         for (name, rows) in &self.prompts {
             let mut outputs: BTreeMap<String, Vec<f32>> = BTreeMap::new();
             for row in rows {
-                for (output, mut numbers) in forward(&mut solo, row, self.only_logits)? {
+                for (output, mut numbers) in forward(&mut runner, row, self.only_logits)? {
                     // Padding is written as zeros.
                     numbers.resize(numbers.len() / row.len() * self.context, 0.0);
                     outputs.entry(output).or_default().extend(numbers);
@@ -78,19 +78,19 @@ impl Task for Forward<'_> {
 
 /// One forward pass: the logits of every token, and the hidden states, the last one after the final norm.
 fn forward<B: Backend>(
-    solo: &mut SingleRunner<B>,
+    runner: &mut SingleRunner<B>,
     tokens: &[u32],
     only_logits: bool,
 ) -> Result<Vec<(String, Vec<f32>)>, Failed> {
-    solo.rewind(0);
+    runner.rewind(0);
     let mut seen = Vec::new();
-    let logits = solo.step(tokens, Wanted::All { last: true }, |i, x| {
+    let logits = runner.step(tokens, Wanted::All { last: true }, |i, x| {
         if !only_logits {
             seen.push((i, x.clone()));
         }
         Ok(())
     })?;
-    let (b, decoder) = (solo.backend(), solo.runner().decoder());
+    let (b, decoder) = (runner.backend(), runner.decoder());
     let last = seen.len().saturating_sub(1);
     let mut outputs = vec![("logits".to_owned(), b.download(&logits)?)];
     for (i, x) in seen {

@@ -3,15 +3,14 @@
 use std::ops::ControlFlow;
 
 use tallow_core::{Backend, DType, Memory, Tensor};
-use tallow_cpu::Cpu;
 use tallow_models::encoder::spec::{CHANNELS, Pooling};
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Texts, shortened};
 
+use super::Tensors;
 use super::given::Given;
-use super::{Tensors, say};
 use crate::Failed;
-use crate::device::Device;
-use crate::load;
+use crate::devices::{Device, Hardware, Task, on_some_device};
+use crate::load::Notice;
 use crate::memory::Plan;
 use crate::single_runner::Setup;
 
@@ -22,14 +21,27 @@ pub(super) fn dump(model: &EncoderModel, setup: Setup, given: &Given) -> Result<
         return Err(Failed::new(why));
     }
     let plan = |device: &Device| Plan::of_encoder(model, setup.batch, device);
-    load::on_some_device(setup.device, plan, &say, |device, _| match device {
-        Device::Cpu => on(&Cpu::new(setup.isa, setup.threads)?.with(setup.arithmetic), model, given),
-        #[cfg(feature = "wgpu")]
-        Device::Gpu(found) => on(&tallow_wgpu::Wgpu::open(found)?, model, given),
+    on_some_device(setup.device, plan, &Notice::show_passed_over, |device, _| {
+        device.run(Forward { model, setup, given })
     })
 }
 
-fn on<B: Backend>(b: &B, model: &EncoderModel, given: &Given) -> Result<Tensors, Failed> {
+/// Computes the outputs of an encoder.
+struct Forward<'a> {
+    model: &'a EncoderModel,
+    setup: Setup,
+    given: &'a Given,
+}
+
+impl Task for Forward<'_> {
+    type Output = Tensors;
+
+    fn run<H: Hardware>(self, device: H) -> Result<Tensors, Failed> {
+        outputs(&device.open(self.setup.cpu)?, self.model, self.given)
+    }
+}
+
+fn outputs<B: Backend>(b: &B, model: &EncoderModel, given: &Given) -> Result<Tensors, Failed> {
     let load = |model: &EncoderModel| Encoder::load(b, model, &mut |_, _| ControlFlow::Continue(()));
     let texts = model.of_texts().map(load).transpose()?;
     let images = model.of_images().map(load).transpose()?;

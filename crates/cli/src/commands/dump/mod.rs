@@ -10,13 +10,13 @@ use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensorError, serialize_to_file};
-use tallow_cpu::Arithmetic;
 use tallow_models::AnyModel;
 
 use super::print;
 use crate::Failed;
 use crate::args::Dump;
-use crate::load::{self, Notice};
+use crate::devices::Arithmetic;
+use crate::load;
 use crate::settings::Sources;
 use crate::single_runner::Setup;
 use given::Given;
@@ -58,13 +58,6 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
     }
     write(&args.output, &written)?;
     print(&written.iter().map(|(name, (shape, _))| format!("{name} {shape:?}\n")).collect::<String>())
-}
-
-/// Reports only devices that are passed over.
-fn say(note: &Notice) {
-    if let Notice::PassedOver(_) = note {
-        note.show()
-    }
 }
 
 /// Writes the file, which appears under its name only when it is complete.

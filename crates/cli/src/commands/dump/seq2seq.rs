@@ -3,21 +3,20 @@
 use std::ops::ControlFlow;
 
 use tallow_core::{Backend, Memory};
-use tallow_cpu::Cpu;
 use tallow_engine::seq2seq::{DecoderSequence, EncoderInput, Seq2SeqRunner, SlotLimits};
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 
+use super::Tensors;
 use super::given::{Given, Ids};
-use super::{Tensors, say};
 use crate::Failed;
-use crate::device::Device;
-use crate::load;
+use crate::devices::{Device, Hardware, Task, on_some_device};
+use crate::load::Notice;
 use crate::memory::Plan;
 use crate::single_runner::Setup;
 
 /// Encoder input and decoder tokens of a row.
 struct Row {
-    material: EncoderInput,
+    input: EncoderInput,
     /// Rows that the encoder's output is padded to, as in a batch.
     width: usize,
     tokens: Vec<u32>,
@@ -33,13 +32,27 @@ pub(super) fn dump(model: &Seq2SeqModel, setup: Setup, given: &Given) -> Result<
     let all = || groups.iter().flat_map(|(_, rows)| rows);
     let (read, written) = (all().map(|row| row.width).max(), all().map(|row| row.tokens.len()).max());
     let (encoder_tokens, decoder_tokens) = (read.unwrap_or(1), written.unwrap_or(1));
-    let desk = SlotLimits { slots: 1, encoder_tokens, decoder_tokens, dtype: setup.kv.0, queue: 1 };
-    let plan = |device: &Device| Plan::of_seq2seq(model, desk, device);
-    load::on_some_device(setup.device, plan, &say, |device, _| match device {
-        Device::Cpu => on(Cpu::new(setup.isa, setup.threads)?.with(setup.arithmetic), model, desk, &groups),
-        #[cfg(feature = "wgpu")]
-        Device::Gpu(found) => on(tallow_wgpu::Wgpu::open(found)?, model, desk, &groups),
+    let limits = SlotLimits { slots: 1, encoder_tokens, decoder_tokens, dtype: setup.kv.0, queue: 1 };
+    let plan = |device: &Device| Plan::of_seq2seq(model, limits, device);
+    on_some_device(setup.device, plan, &Notice::show_passed_over, |device, _| {
+        device.run(Forward { model, setup, limits, groups: &groups })
     })
+}
+
+/// Computes the outputs of a model.
+struct Forward<'a> {
+    model: &'a Seq2SeqModel,
+    setup: Setup,
+    limits: SlotLimits,
+    groups: &'a [(String, Vec<Row>)],
+}
+
+impl Task for Forward<'_> {
+    type Output = Tensors;
+
+    fn run<H: Hardware>(self, device: H) -> Result<Tensors, Failed> {
+        outputs(device.open(self.setup.cpu)?, self.model, self.limits, self.groups)
+    }
 }
 
 fn rows(model: &Seq2SeqModel, given: &Given, before: &str) -> Result<Vec<Row>, Failed> {
@@ -51,48 +64,48 @@ fn rows(model: &Seq2SeqModel, given: &Given, before: &str) -> Result<Vec<Row>, F
         let (tokens, context) = (tokens[0].len(), decoder.context);
         return Err(given.wrong(format_args!("{name} has {tokens} tokens, and the model writes {context}")));
     }
-    let (width, materials): (usize, Vec<EncoderInput>) = match encoder.audio {
+    let (width, inputs): (usize, Vec<EncoderInput>) = match encoder.audio {
         None => {
             let width = given.ids(&format!("{before}input_ids"))?.map_or(0, |rows| rows[0].len());
             let texts = given.texts(before, encoder.vocab, encoder.context)?.unwrap_or_default();
             (width, texts.into_iter().map(EncoderInput::Tokens).collect())
         }
-        Some(sound) => {
-            let (bands, frames) = (sound.bands, 2 * encoder.context);
-            let sounds =
+        Some(audio) => {
+            let (bands, frames) = (audio.bands, 2 * encoder.context);
+            let spectrograms =
                 given.floats(&format!("{before}input_features"), &[bands, frames])?.unwrap_or_default();
             // From [bands, frames] to [frames, bands].
             let frame = |x: &[f32], t: usize| (0..bands).map(|band| x[band * frames + t]).collect::<Vec<_>>();
-            let turned = |x: Vec<f32>| (0..frames).flat_map(|t| frame(&x, t)).collect();
-            (encoder.context, sounds.into_iter().map(|x| EncoderInput::Mel(turned(x))).collect())
+            let transposed = |x: Vec<f32>| (0..frames).flat_map(|t| frame(&x, t)).collect();
+            (encoder.context, spectrograms.into_iter().map(|x| EncoderInput::Mel(transposed(x))).collect())
         }
     };
-    if materials.len() != tokens.len() {
-        let why = format!("has {} rows to take in and {} to write", materials.len(), tokens.len());
+    if inputs.len() != tokens.len() {
+        let why = format!("has {} rows to take in and {} to write", inputs.len(), tokens.len());
         return Err(given.wrong(why));
     }
-    Ok(materials.into_iter().zip(tokens).map(|(material, tokens)| Row { material, width, tokens }).collect())
+    Ok(inputs.into_iter().zip(tokens).map(|(input, tokens)| Row { input, width, tokens }).collect())
 }
 
-fn on<B: Backend>(
+fn outputs<B: Backend>(
     b: B,
     model: &Seq2SeqModel,
-    desk: SlotLimits,
+    limits: SlotLimits,
     groups: &[(String, Vec<Row>)],
 ) -> Result<Tensors, Failed> {
-    let scribe = Seq2Seq::load(&b, model, &mut |_, _| ControlFlow::Continue(()))?;
-    let writer = Seq2SeqRunner::new(b, scribe, desk)?;
+    let loaded = Seq2Seq::load(&b, model, &mut |_, _| ControlFlow::Continue(()))?;
+    let runner = Seq2SeqRunner::new(b, loaded, limits)?;
     let mut tensors = Tensors::new();
     for (before, rows) in groups {
         let (mut hidden, mut logits) = (Vec::new(), Vec::new());
         for row in rows {
-            let x = writer.encode(0, &row.material)?;
+            let x = runner.encode(0, &row.input)?;
             let end = hidden.len() + row.width * x.cols();
-            hidden.extend(writer.device().download::<f32>(&x)?);
+            hidden.extend(runner.device().download::<f32>(&x)?);
             // Padding is written as zeros.
             hidden.resize(end, 0.0);
-            let line = DecoderSequence { place: 0, read: x.rows(), fed: 0, tokens: row.tokens.clone() };
-            logits.extend(writer.step_all(&line)?);
+            let sequence = DecoderSequence { place: 0, read: x.rows(), fed: 0, tokens: row.tokens.clone() };
+            logits.extend(runner.step_all(&sequence)?);
         }
         let (count, width) = (rows.len(), rows.first().map_or(0, |row| row.width));
         let (dim, vocab) = (model.spec.decoder.dim, model.spec.decoder.vocab);

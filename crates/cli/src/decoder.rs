@@ -1,0 +1,207 @@
+//! Starts an engine for a decoder model.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tallow_core::Backend;
+use tallow_engine::block_pool::BlockId;
+use tallow_engine::engine::spawn;
+use tallow_engine::handle::{EngineHandle, Info};
+use tallow_engine::kv_cache::KvShape;
+use tallow_engine::runner::Runner;
+use tallow_engine::scheduler::{Batch, BatchPart, Limits, SeqId, SlotId, Wanted};
+use tallow_engine::step_budget;
+use tallow_models::Model;
+use tallow_models::decoder::Decoder;
+
+use crate::devices::{CpuOptions, Device, Hardware, Task, candidates, on_one_of};
+use crate::load::{LoadedModel, Notice, quantized};
+use crate::memory::{self, Plan};
+use crate::settings::{EngineConfig, Origin};
+use crate::{Failed, terminal};
+
+impl LoadedModel {
+    /// Limits of requests, before the device's speed is known (see [`paced`]).
+    fn limits(&self, config: &EngineConfig, plan: &Plan) -> Limits {
+        let (slots, budget) = (plan.slots, config.batch.value);
+        // Scored prompts need a row of logits for each token; a few at a time keep that small.
+        let all_logits = memory::scored(budget);
+        let (context, prefixes) = (plan.context.value, !self.model.spec.is_recurrent());
+        Limits { context, slots, budget, decode_budget: budget, all_logits, prefixes }
+    }
+
+    fn info(&self, config: &EngineConfig, plan: &Plan, names: Vec<String>) -> Result<Info, Failed> {
+        Ok(Info {
+            names,
+            tokenizer: self.text_codec()?.tokenizer.clone(),
+            vocab: self.model.spec.vocab,
+            context: plan.context.value,
+            slots: plan.slots,
+            queue: config.queue.value,
+            queue_timeout: config.queue_timeout,
+            page_len: plan.shape.page_len,
+            pages: plan.shape.pages,
+            sampling: config.sampling(),
+            adapter_room: config.adapter_room,
+        })
+    }
+
+    /// Starts an engine for the model under these names, on the requested device or the best one with room. The choice
+    /// and its reasons are reported through `say`.
+    pub(crate) fn start(
+        &self,
+        config: &EngineConfig,
+        names: Vec<String>,
+        say: &dyn Fn(&Notice),
+    ) -> Result<EngineHandle, Failed> {
+        let plan = |device: &Device| Plan::new(&self.model, config, device);
+        let handle = candidates(config.device.value).and_then(|(devices, why)| {
+            if devices.len() > 1 {
+                // A device should not be passed over for a tokenizer that cannot be read: no other device could read
+                // it.
+                self.text_codec()?;
+            }
+            quantized(&self.model).for_each(|note| say(&note));
+            on_one_of(&devices, why, plan, say, |device, plan| {
+                self.slow(device).into_iter().for_each(|why| say(&Notice::Slow(why)));
+                self.start_on(device, plan, config, names.clone())
+            })
+        });
+        self.after_text_codec(handle)
+    }
+
+    /// What works on that device, but slower than users may expect.
+    fn slow(&self, device: &Device) -> Vec<String> {
+        let (layers, traits) = (&self.model.spec.layers, device.info().traits());
+        let mut slow = Vec::new();
+        if traits.all_experts && layers.iter().any(|l| l.experts.is_some()) {
+            slow.push(format!("{device} computes every expert for every token; --device cpu may be faster"));
+        } else if self.model.has_shuffled_experts() {
+            slow.push("experts quantized with act-order are all computed for every token".into());
+        }
+        if traits.mla_by_head && layers.iter().any(|l| l.mla.is_some()) {
+            slow.push(format!(
+                "{device} goes through this model's heads one by one; --device cpu may be faster"
+            ));
+        }
+        match self.model.widened() {
+            0 => {}
+            n => slow.push(format!(
+                "{n} tensors are quantized in a way that is kept as f32 here, which takes memory and time"
+            )),
+        }
+        slow
+    }
+
+    /// Starts the engine on `device`. The tokenizer is read while the weights are loaded.
+    fn start_on(
+        &self,
+        device: &Device,
+        plan: &Plan,
+        config: &EngineConfig,
+        names: Vec<String>,
+    ) -> Result<EngineHandle, Failed> {
+        let limits = self.limits(config, plan);
+        let loading = Loading::new(&self.model, plan.context.value, plan.shape);
+        let unwanted = loading.unwanted.clone();
+        let info = || {
+            let info = self.info(config, plan, names);
+            unwanted.store(info.is_err(), Ordering::Relaxed);
+            info
+        };
+        // A batch size that the user chose is kept, and a single slot has no other answers to delay.
+        let may_limit = config.batch.origin == Origin::BuiltIn && limits.slots > 1;
+        device.run(StartEngine { info, loading, limits, may_limit, cpu: config.cpu() })
+    }
+}
+
+/// Loads a model and starts the engine for it.
+struct StartEngine<I> {
+    info: I,
+    loading: Loading,
+    limits: Limits,
+    /// Whether steps may be limited by measured times.
+    may_limit: bool,
+    cpu: CpuOptions,
+}
+
+impl<I: FnOnce() -> Result<Info, Failed>> Task for StartEngine<I> {
+    type Output = EngineHandle;
+
+    fn run<H: Hardware>(self, device: H) -> Result<EngineHandle, Failed> {
+        let StartEngine { info, loading, limits, may_limit, cpu } = self;
+        spawn(info, move || {
+            let runner = loading.runner(&device, cpu)?;
+            let limits = match may_limit && device.traits().limits_steps {
+                true => paced(&runner, limits, loading.shape.page_len)?,
+                false => limits,
+            };
+            Ok((runner, limits))
+        })
+    }
+}
+
+/// A model to be loaded on a device.
+pub(crate) struct Loading {
+    model: Model,
+    context: usize,
+    shape: KvShape,
+    /// Set when the model is no longer needed; cancels loading.
+    unwanted: Arc<AtomicBool>,
+}
+
+impl Loading {
+    pub(crate) fn new(model: &Model, context: usize, shape: KvShape) -> Loading {
+        Loading { model: model.clone(), context, shape, unwanted: Arc::default() }
+    }
+
+    /// Opens the device and loads the model on it, with a progress bar, and with a warm-up if the device wants one.
+    pub(crate) fn runner<H: Hardware>(
+        &self,
+        device: &H,
+        cpu: CpuOptions,
+    ) -> Result<Runner<H::Backend>, Failed> {
+        let b = device.open(cpu)?;
+        let bar = terminal::loading_bar(self.model.weight_bytes());
+        let decoder = Decoder::load(&b, &self.model, self.context, &mut |done, _| {
+            bar.set_position(done as u64);
+            match self.unwanted.load(Ordering::Relaxed) {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        });
+        bar.finish_and_clear();
+        let runner = Runner::new(b, decoder?, self.shape)?;
+        if device.traits().compiles_kernels {
+            self.warm_up(&runner)?;
+        }
+        Ok(runner)
+    }
+
+    /// A prefill step and a decode step.
+    fn warm_up<B: Backend>(&self, runner: &Runner<B>) -> Result<(), Failed> {
+        for tokens in [self.context.min(64), 1] {
+            let blocks = (0..tokens.div_ceil(self.shape.page_len) as u32).map(BlockId).collect();
+            let (id, slot, tokens, logits) = (SeqId(0), SlotId(0), vec![0; tokens], Wanted::Last);
+            runner.logits(&Batch {
+                parts: vec![BatchPart { id, tokens, start: 0, blocks, slot, logits, lora: None }],
+            })?;
+            runner.backend().sync()?;
+        }
+        Ok(())
+    }
+}
+
+/// Sets the decode budget by measured step times.
+fn paced<B: Backend>(runner: &Runner<B>, limits: Limits, page_len: usize) -> Result<Limits, Failed> {
+    let timings = step_budget::time(runner, &limits, page_len)?;
+    let decode_budget = step_budget::decode_budget(&timings, limits.budget);
+    let steps = timings.iter().map(|(tokens, took)| format!("{tokens} tokens in {} ms", took.as_millis()));
+    let steps: Vec<String> = steps.collect();
+    tracing::debug!(
+        "while answers are under way a step has up to {decode_budget} tokens ({})",
+        steps.join(", ")
+    );
+    Ok(Limits { decode_budget, ..limits })
+}

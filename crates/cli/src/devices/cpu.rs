@@ -1,0 +1,97 @@
+//! The CPU, which is always there.
+
+use std::fmt;
+
+use tallow_cpu::Cpu;
+
+use super::{DeviceInfo, Hardware, MeasuredBackend, PROBE_BYTES, Speeds, Traits};
+use crate::Failed;
+use crate::memory::Memory;
+use crate::settings::cores;
+
+pub(crate) use tallow_cpu::{Arithmetic, Isa};
+
+/// Settings of the CPU; other devices have none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CpuOptions {
+    pub isa: Isa,
+    pub arithmetic: Arithmetic,
+    pub threads: usize,
+}
+
+impl CpuOptions {
+    /// The best instruction set on all cores.
+    pub(crate) fn best(arithmetic: Arithmetic) -> CpuOptions {
+        CpuOptions { isa: Isa::best(), arithmetic, threads: cores() }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct CpuDevice;
+
+impl fmt::Display for CpuDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("cpu")
+    }
+}
+
+impl DeviceInfo for CpuDevice {
+    fn memory(&self) -> Option<Memory> {
+        Memory::now()
+    }
+
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        vec![("driver", format!("none needed; {} is used", Isa::best()))]
+    }
+
+    fn traits(&self) -> Traits {
+        Traits {
+            accelerator: false,
+            compiles_kernels: false,
+            limits_steps: true,
+            all_experts: false,
+            mla_by_head: false,
+        }
+    }
+}
+
+impl Hardware for CpuDevice {
+    type Backend = Cpu;
+
+    fn open(&self, cpu: CpuOptions) -> Result<Cpu, Failed> {
+        Ok(Cpu::new(cpu.isa, cpu.threads)?.with(cpu.arithmetic))
+    }
+}
+
+impl MeasuredBackend for Cpu {
+    type Probe = Vec<f32>;
+
+    fn probe(&self) -> Result<Vec<f32>, Failed> {
+        Ok(vec![1.0; PROBE_BYTES / size_of::<f32>()])
+    }
+
+    fn speeds(&self, probe: &Vec<f32>, blocks: bool) -> Result<Speeds, Failed> {
+        Ok(Speeds { read: self.read_speed(probe), flops: self.multiply_speed(blocks) })
+    }
+}
+
+/// Speeds of the CPU with f32 weights, and with weights in blocks.
+pub(crate) struct CpuSpeeds {
+    pub f32: Speeds,
+    /// Operations on bytes per second.
+    pub int8: f64,
+}
+
+impl CpuSpeeds {
+    pub(crate) fn measure() -> Result<CpuSpeeds, Failed> {
+        let b = CpuDevice.open(CpuOptions::best(Arithmetic::Fast))?;
+        Ok(CpuSpeeds { f32: b.speeds(&b.probe()?, false)?, int8: b.multiply_speed(true) })
+    }
+}
+
+/// The CPU's model name.
+pub(crate) fn cpu_name() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or(std::env::consts::ARCH.into(), |(_, name)| name.trim().to_owned())
+}

@@ -1,0 +1,191 @@
+//! The devices that models run on: one file a device, and the one place where a command meets them ([`Device::run`]).
+
+mod cpu;
+mod select;
+#[cfg(feature = "wgpu")]
+mod wgpu;
+
+use std::fmt;
+
+use tallow_core::Backend;
+
+use crate::Failed;
+use crate::memory::Memory;
+
+pub(crate) use cpu::{Arithmetic, CpuOptions, CpuSpeeds, Isa, cpu_name};
+pub(crate) use select::{DeviceChoice, candidates, on_one_of, on_some_device};
+
+/// A device of this machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Device(Kind);
+
+/// Declares the devices beside the CPU: each by its type in a module of this folder, and its names for `--device`.
+macro_rules! accelerators {
+    ($($(#[$cfg:meta])* $kind:ident($module:ident::$hardware:ident): $($name:literal)|+;)*) => {
+        #[derive(Clone, Debug)]
+        enum Kind {
+            Cpu(cpu::CpuDevice),
+            $($(#[$cfg])* $kind($module::$hardware),)*
+        }
+
+        /// Names of accelerators for `--device`, also of those that this program was built without.
+        const NAMES: &[&str] = &[$($($name),+),*];
+
+        /// Crates of the backends.
+        pub(crate) const CRATES: &[&str] = &["tallow_cpu", $(concat!("tallow_", stringify!($module))),*];
+
+        impl Device {
+            /// What is known of the device before it is opened.
+            pub(crate) fn info(&self) -> &dyn DeviceInfo {
+                match &self.0 {
+                    Kind::Cpu(device) => device,
+                    $($(#[$cfg])* Kind::$kind(device) => device,)*
+                }
+            }
+
+            /// Runs a task on the device.
+            pub(crate) fn run<T: Task>(&self, task: T) -> Result<T::Output, Failed> {
+                match self.0.clone() {
+                    Kind::Cpu(device) => task.run(device),
+                    $($(#[$cfg])* Kind::$kind(device) => task.run(device),)*
+                }
+            }
+        }
+
+        /// All accelerators of this machine.
+        fn accelerators() -> Vec<Device> {
+            let devices: Vec<Vec<Device>> = Vec::from([
+                $($(#[$cfg])* $module::all().into_iter().map(|device| Device(Kind::$kind(device))).collect(),)*
+            ]);
+            devices.concat()
+        }
+
+        /// Accelerators to take without being asked for one, best first, of each kind that this program was built
+        /// with; or why there are none.
+        fn usable() -> Vec<Result<Vec<Device>, Unusable>> {
+            Vec::from([
+                $($(#[$cfg])* $module::usable()
+                    .map(|found| found.into_iter().map(|device| Device(Kind::$kind(device))).collect()),)*
+            ])
+        }
+
+        /// The accelerator of that name, such as `vulkan`, and index.
+        fn accelerator(name: &str, index: usize) -> Result<Device, Failed> {
+            match name {
+                $($(#[$cfg])* $($name)|+ => Ok(Device(Kind::$kind($module::named(name, index)?))),)*
+                _ => Err(Failed::new(format!(
+                    "there is no device {name}:{index}: {NO_ACCELERATORS}. Take --device cpu"
+                ))),
+            }
+        }
+    };
+}
+
+accelerators! {
+    #[cfg(feature = "wgpu")]
+    Wgpu(wgpu::Gpu): "vulkan" | "metal";
+}
+
+const NO_ACCELERATORS: &str = "this program was built without support for GPUs";
+
+impl Device {
+    pub(crate) fn cpu() -> Device {
+        Device(Kind::Cpu(cpu::CpuDevice))
+    }
+
+    /// All devices of this machine, the CPU first.
+    pub(crate) fn all() -> Vec<Device> {
+        std::iter::once(Device::cpu()).chain(accelerators()).collect()
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.info().fmt(f)
+    }
+}
+
+/// Why accelerators, of one kind or of any, cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unusable {
+    why: String,
+    /// Whether there is hardware, so that users would expect it to be used.
+    surprising: bool,
+}
+
+/// What is known of a device before it is opened. Its `Display` is its name in messages.
+pub(crate) trait DeviceInfo: fmt::Display {
+    /// Memory of the device; `None` if unknown.
+    fn memory(&self) -> Option<Memory>;
+
+    /// Properties for display.
+    fn facts(&self) -> Vec<(&'static str, String)>;
+
+    /// How models run on it.
+    fn traits(&self) -> Traits;
+}
+
+/// How models run on a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Traits {
+    /// Hardware other than the CPU, and no software renderer.
+    pub accelerator: bool,
+    /// Compiles kernels on first use. A loaded model is then run once before the first request (warm-up), so that a
+    /// driver that cannot compile them, or a device that cannot run them, fails while another can still be taken.
+    pub compiles_kernels: bool,
+    /// Slow enough at prefill that the tokens of a step are limited, by measured times, while answers are under way.
+    pub limits_steps: bool,
+    /// Computes every expert of an MoE layer for every token.
+    pub all_experts: bool,
+    /// Computes the heads of MLA one by one.
+    pub mla_by_head: bool,
+}
+
+/// A device of one kind, not yet open.
+pub(crate) trait Hardware: DeviceInfo + Clone + Send + 'static {
+    type Backend: MeasuredBackend;
+
+    /// Opens the device. A backend belongs to one thread: it is opened where it is used.
+    fn open(&self, cpu: CpuOptions) -> Result<Self::Backend, Failed>;
+}
+
+/// Work to do on a device of any kind: see [`Device::run`].
+pub(crate) trait Task {
+    type Output;
+    fn run<H: Hardware>(self, device: H) -> Result<Self::Output, Failed>;
+}
+
+/// Peak read bandwidth and compute rate of a device, as measured now.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Speeds {
+    /// Bytes per second.
+    pub read: f64,
+    /// Floating-point operations per second.
+    pub flops: f64,
+}
+
+impl Speeds {
+    /// The better of two measurements in each field: the other was disturbed.
+    pub(crate) fn best(self, other: Speeds) -> Speeds {
+        Speeds { read: self.read.max(other.read), flops: self.flops.max(other.flops) }
+    }
+}
+
+/// A backend whose speed can be measured.
+pub(crate) trait MeasuredBackend: Backend {
+    /// Buffers for measuring, reused between measurements.
+    type Probe;
+
+    fn probe(&self) -> Result<Self::Probe, Failed>;
+
+    /// `blocks`: whether the model's weights are in quantized blocks.
+    fn speeds(&self, probe: &Self::Probe, blocks: bool) -> Result<Speeds, Failed>;
+
+    /// Counters of what steps cost; empty if the backend has none.
+    fn costs(&self) -> Vec<(&'static str, usize)> {
+        Vec::new()
+    }
+}
+
+/// Bytes that are read to measure memory bandwidth: far more than caches hold.
+const PROBE_BYTES: usize = 256 << 20;

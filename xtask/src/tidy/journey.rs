@@ -1,29 +1,30 @@
 //! A token's journey: eight stops in the source, each where `ARCHITECTURE.md` says.
 
 use super::Finding;
-use super::source::File;
+use super::source::{File, backends};
 
-/// The crates that may contain each stop, from the first.
-const STOPS: [&[&str]; 8] = [
-    &["cli"],
-    &["server"],
-    &["engine"],
-    &["engine"],
-    &["models"],
-    &["models"],
-    &["cpu", "cuda", "wgpu"],
-    &["engine"],
+/// The crate that contains each stop, from the first; `None`: any backend.
+const STOPS: [Option<&str>; 8] = [
+    Some("cli"),
+    Some("server"),
+    Some("engine"),
+    Some("engine"),
+    Some("models"),
+    Some("models"),
+    None,
+    Some("engine"),
 ];
 const MARK: &str = "// Journey, stop ";
 
 pub(super) fn check(files: &[File]) -> Vec<Finding> {
-    let mut found = Vec::new();
+    let (mut found, backends) = (Vec::new(), backends(files));
+    let stops = STOPS.map(|stop| stop.map_or_else(|| backends.clone(), |member| vec![member]));
     let mut seen = [0; STOPS.len()];
     for file in files.iter().filter(|f| f.is_program()) {
         for (i, comment) in file.comments.iter().enumerate() {
             let Some(rest) = comment.trim_start().strip_prefix(MARK) else { continue };
             let number = rest.split(':').next().and_then(|n| n.parse::<usize>().ok()).unwrap_or(0);
-            let Some(members) = number.checked_sub(1).and_then(|n| STOPS.get(n)) else {
+            let Some(members) = number.checked_sub(1).and_then(|n| stops.get(n)) else {
                 let what = format!("the journey has stops 1 to {}, written \"{MARK}1: …\"", STOPS.len());
                 found.push(Finding::new(file, i + 1, what));
                 continue;
@@ -42,8 +43,8 @@ pub(super) fn check(files: &[File]) -> Vec<Finding> {
             }
         }
     }
-    for (i, members) in STOPS.iter().enumerate().filter(|(i, _)| seen[*i] == 0) {
-        let what = format!("no \"{MARK}{}: …\" is in crates/{}", i + 1, members[0]);
+    for (i, members) in stops.iter().enumerate().filter(|(i, _)| seen[*i] == 0) {
+        let what = format!("no \"{MARK}{}: …\" is in crates/{}", i + 1, members.join(" or crates/"));
         found.push(Finding { path: "ARCHITECTURE.md".into(), line: 1, what });
     }
     found
@@ -54,10 +55,13 @@ mod tests {
     use super::*;
 
     fn journey(change: impl Fn(usize, &str) -> (String, String)) -> Vec<String> {
-        let files = STOPS.iter().enumerate().map(|(i, members)| {
-            let (path, text) = change(i + 1, members[0]);
+        let stops = STOPS.iter().enumerate().map(|(i, member)| {
+            let (path, text) = change(i + 1, member.unwrap_or("cpu"));
             File::new(&path, &text)
         });
+        let backend =
+            ["crates/cli/src/devices/cpu.rs", "crates/cpu/Cargo.toml"].map(|path| File::new(path, ""));
+        let files = stops.chain(backend);
         check(&files.collect::<Vec<_>>()).into_iter().map(|f| f.what).collect()
     }
 
@@ -80,7 +84,7 @@ mod tests {
         let double = journey(|i, m| if i == 4 { (whole(i, m).0, whole(3, m).1) } else { whole(i, m) });
         assert!(double.contains(&"stop 3 of the journey is marked twice".into()), "{double:?}");
         let elsewhere = journey(|i, m| whole(i, if i == 7 { "engine" } else { m }));
-        assert_eq!(elsewhere, ["stop 7 of the journey is in crates/cpu or crates/cuda or crates/wgpu"]);
+        assert_eq!(elsewhere, ["stop 7 of the journey is in crates/cpu"]);
         let ninth = journey(|i, m| if i == 8 { (whole(i, m).0, whole(9, m).1) } else { whole(i, m) });
         assert_eq!(ninth.len(), 2, "{ninth:?}");
     }

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::Finding;
 
 /// A text file.
+#[derive(Clone)]
 pub(super) struct File {
     /// From the root, with slashes.
     pub(super) path: String,
@@ -96,6 +97,16 @@ pub(super) fn read(root: &Path) -> io::Result<(Vec<File>, Vec<Finding>)> {
     }
     files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok((files, found))
+}
+
+/// The folder with a file for each device.
+pub(super) const DEVICES: &str = "crates/cli/src/devices/";
+
+/// Crates of backends: those with a file of their name among the devices.
+pub(super) fn backends(files: &[File]) -> Vec<&str> {
+    let is_crate = |name: &str| files.iter().any(|file| file.path == format!("crates/{name}/Cargo.toml"));
+    let names = files.iter().filter_map(|file| file.path.strip_prefix(DEVICES)?.strip_suffix(".rs"));
+    names.filter(|name| is_crate(name)).collect()
 }
 
 /// What a character of Rust belongs to.

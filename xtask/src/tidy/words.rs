@@ -2,7 +2,7 @@
 //! anywhere.
 
 use super::Finding;
-use super::source::File;
+use super::source::{self, File, backends};
 
 /// Model families. Code below `models` must not depend on any of them; comments may cite one.
 const FAMILIES: [&str; 17] = [
@@ -24,10 +24,12 @@ const FAMILIES: [&str; 17] = [
     "stablelm",
     "starcoder",
 ];
-const BELOW_MODELS: [&str; 5] = ["quant", "core", "cpu", "cuda", "wgpu"];
+/// The crates below `models`, beside the backends.
+const BELOW_MODELS: [&str; 2] = ["quant", "core"];
 
-/// Devices. Layers above the backends use the trait only.
-const DEVICES: [&str; 7] = ["cuda", "wgpu", "metal", "vulkan", "avx", "neon", "nvidia"];
+/// Devices, beside the names of the backends. Layers above the backends use the trait only, and so does `cli` but for
+/// its folder of devices.
+const DEVICES: [&str; 6] = ["cuda", "metal", "vulkan", "avx", "neon", "nvidia"];
 const ABOVE_BACKENDS: [&str; 4] = ["models", "engine", "server", "hub"];
 
 /// Wire formats, and the crates below `server`. `models` reads files that are JSON; `hub` is a client.
@@ -57,16 +59,20 @@ const LEFTOVERS: [&str; 4] =
     [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX"), concat!("db", "g!")];
 
 pub(super) fn check(files: &[File]) -> Vec<Finding> {
-    files.iter().flat_map(in_file).collect()
+    let backends = backends(files);
+    files.iter().flat_map(|file| in_file(file, &backends)).collect()
 }
 
-fn in_file(file: &File) -> Vec<Finding> {
-    let mut found = Vec::new();
+fn in_file(file: &File, backends: &[&str]) -> Vec<Finding> {
+    let mut found = device_in_cli(file, backends);
+    // The CPU is no name of a device: there is one wherever a program runs.
+    let devices: Vec<&str> =
+        DEVICES.into_iter().chain(backends.iter().copied().filter(|b| *b != "cpu")).collect();
     let member = file.member().unwrap_or_default();
     let in_crate = |members: &[&str]| members.contains(&member) && file.is_program();
     for (line, text) in file.lines() {
         let lower = text.to_lowercase();
-        if in_crate(&BELOW_MODELS) {
+        if in_crate(&BELOW_MODELS) || in_crate(backends) {
             let what = "names a model in code below the models crate: say what is different instead";
             let comment = file.comments.get(line - 1).map_or(String::new(), |comment| comment.to_lowercase());
             let outside = |word: &&&str| lower.matches(**word).count() > comment.matches(**word).count();
@@ -75,7 +81,7 @@ fn in_file(file: &File) -> Vec<Finding> {
         }
         if in_crate(&ABOVE_BACKENDS) {
             let what = "names a device above the backends: only cli chooses devices; ask the trait instead";
-            found.extend(named(file, line, &lower, &DEVICES, what));
+            found.extend(named(file, line, &lower, &devices, what));
         }
         if in_crate(&BELOW_SERVER) || (in_crate(&["models"]) && !lower.contains("serde_json")) {
             let what = "is about a wire format below the server: hand over types instead";
@@ -99,6 +105,25 @@ fn in_file(file: &File) -> Vec<Finding> {
 fn named(file: &File, line: usize, text: &str, words: &[&str], what: &str) -> Option<Finding> {
     let word = words.iter().find(|word| text.contains(**word))?;
     Some(Finding::new(file, line, format!("{word:?} {what}")))
+}
+
+/// Devices that the code of `cli` names outside of their folder: by a backend's crate, or by a feature.
+fn device_in_cli(file: &File, backends: &[&str]) -> Vec<Finding> {
+    let inside = file.path.starts_with(source::DEVICES);
+    if inside || file.member() != Some("cli") || !file.is_program() {
+        return Vec::new();
+    }
+    let mut words: Vec<String> = backends.iter().map(|backend| format!("tallow_{backend}")).collect();
+    words.extend(DEVICES.map(str::to_owned));
+    words.extend(["feature =".to_owned()]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let what = format!(
+        "names a device outside of {}: make it a `Task`, or a method of `DeviceInfo`",
+        source::DEVICES
+    );
+    file.code_lines()
+        .filter_map(|(line, code)| named(file, line, &code.to_lowercase(), &words, &what))
+        .collect()
 }
 
 fn leftover(file: &File, line: usize, text: &str) -> Option<Finding> {
@@ -165,7 +190,22 @@ mod tests {
     fn devices_stay_below() {
         let text = "fn f() {}\nif b.is_cuda() {}\nenum D { Vulkan }\n";
         assert_eq!(lines("crates/engine/src/a.rs", text), [2, 3]);
-        assert_eq!(lines("crates/cli/src/a.rs", text), NONE);
+        assert_eq!(lines("crates/cli/src/a.rs", text), [2, 3]);
+        assert_eq!(lines("crates/cli/src/devices/a.rs", text), NONE);
+        // In `cli`, only code is looked at: the help names devices.
+        let text =
+            "/// vulkan, metal\nlet s = \"vulkan\";\n#[cfg(feature = \"a\")]\nuse tallow_npu::Npu;\nnpu();\n";
+        assert_eq!(lines("crates/cli/src/a.rs", text), [3]);
+        assert_eq!(lines("crates/cli/tests/a.rs", text), NONE);
+        // A crate with a file among the devices is a backend.
+        let found = |path: &str| {
+            let backend =
+                ["crates/cli/src/devices/npu.rs", "crates/npu/Cargo.toml"].map(|path| File::new(path, ""));
+            let found = check(&[&backend[..], &[File::new(path, text)]].concat());
+            found.into_iter().map(|f| f.line).collect::<Vec<_>>()
+        };
+        assert_eq!(found("crates/cli/src/a.rs"), [3, 4]);
+        assert_eq!(found("crates/engine/src/a.rs"), [1, 2, 4, 5]);
     }
 
     #[test]

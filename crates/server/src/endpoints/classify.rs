@@ -8,9 +8,9 @@ use axum::response::Response;
 use serde::Serialize;
 use tallow_models::encoder::{Classes, Item, Truncation};
 
+use super::embeddings::{Usage, answered, inputs, item, model};
 use crate::ServedEncoder;
 use crate::body::prepare;
-use crate::embeddings::{Usage, answered, inputs, item, model};
 use crate::errors::{ApiError, respond};
 use crate::fields::Fields;
 use crate::state::Server;

@@ -10,9 +10,9 @@ use serde_json::Value;
 use tallow_engine::embedder::Wanted;
 use tallow_models::encoder::{Item, Truncation, relevance};
 
+use super::embeddings::{MOST_TEXTS, Usage, answered, model, unfit};
 use crate::ServedEncoder;
 use crate::body::prepare;
-use crate::embeddings::{MOST_TEXTS, Usage, answered, model, unfit};
 use crate::errors::{ApiError, respond};
 use crate::fields::{Fields, text};
 use crate::state::Server;

@@ -9,12 +9,11 @@ use serde_json::Value;
 use tallow_engine::handle::EngineHandle;
 use tallow_models::tokenizer::{Around, Shown, Tokenizer};
 
-use crate::adapters;
 use crate::body::{Bounds, prepare_within};
-use crate::completions::tokens;
 use crate::errors::{ApiError, respond};
-use crate::fields::{Fields, wrong};
+use crate::fields::{Fields, token_ids, wrong};
 use crate::generation::unknown_token;
+use crate::lora;
 use crate::prompt::{Messages, tokens_of_text};
 use crate::state::Server;
 
@@ -108,7 +107,7 @@ pub(crate) async fn detokenize(
         let mut fields = Fields::body(&body)?;
         check_model(&mut fields, &server.model.handle)?;
         let ids = match fields.take("tokens") {
-            Some(Value::Array(ids)) => tokens("tokens", ids)?,
+            Some(Value::Array(ids)) => token_ids("tokens", ids)?,
             other => {
                 return Err(wrong("tokens".into(), "a list of token ids", &other.unwrap_or(Value::Null)));
             }
@@ -138,5 +137,5 @@ fn text_of(ids: &[u32], tokenizer: &Tokenizer) -> Result<String, ApiError> {
 }
 
 fn check_model(fields: &mut Fields, handle: &EngineHandle) -> Result<(), ApiError> {
-    adapters::chosen(handle, fields.text("model")?.as_deref(), None).map(drop)
+    lora::chosen(handle, fields.text("model")?.as_deref(), None).map(drop)
 }

@@ -16,9 +16,8 @@ use crate::ServedEncoder;
 use crate::access::Notes;
 use crate::base64;
 use crate::body::prepare;
-use crate::completions::tokens;
 use crate::errors::{ApiError, respond};
-use crate::fields::{Fields, text, wrong};
+use crate::fields::{Fields, text, token_ids, wrong};
 use crate::metrics::Counted;
 use crate::request_context::RequestContext;
 use crate::state::{Open, Server};
@@ -259,7 +258,7 @@ pub(crate) fn inputs(
         Some(other) => return Err(wrong("input".into(), "text, tokens, or a list of those", &other)),
     };
     if values.iter().all(Value::is_number) && !values.is_empty() {
-        return Ok(vec![make("input", Given::Tokens(tokens("input", values)?))?]);
+        return Ok(vec![make("input", Given::Tokens(token_ids("input", values)?))?]);
     }
     if values.is_empty() || values.len() > MOST_TEXTS {
         let why = format!("input should have from 1 to {MOST_TEXTS} texts, and has {}", values.len());
@@ -273,7 +272,7 @@ pub(crate) fn inputs(
     let each = |(i, value)| {
         let path = format!("input[{i}]");
         match value {
-            Value::Array(ids) => make(&path, Given::Tokens(tokens(&path, ids)?)),
+            Value::Array(ids) => make(&path, Given::Tokens(token_ids(&path, ids)?)),
             value @ Value::Object(_) => {
                 let (path, given) = object(path, value)?;
                 make(&path, given)

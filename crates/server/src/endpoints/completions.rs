@@ -10,7 +10,7 @@ use tallow_models::tokenizer::{Around, Shown};
 
 use crate::body::prepare;
 use crate::errors::ApiError;
-use crate::fields::{Fields, text, whole, wrong};
+use crate::fields::{Fields, text, token_ids, wrong};
 use crate::generation::{Generation, MOST_CHOICES, MOST_TOKENS};
 use crate::guard::Caller;
 use crate::prompt::tokens_of_text;
@@ -91,23 +91,17 @@ fn prompts(fields: &mut Fields) -> Result<Vec<Given>, ApiError> {
         Some(other) => return Err(wrong("prompt".into(), "text, tokens, or a list of those", &other)),
     };
     if values.iter().all(Value::is_number) && !values.is_empty() {
-        return Ok(vec![Given::Tokens(tokens("prompt", values)?)]);
+        return Ok(vec![Given::Tokens(token_ids("prompt", values)?)]);
     }
     if values.is_empty() || values.len() > MOST_PROMPTS {
         let why = format!("prompt should have from 1 to {MOST_PROMPTS} prompts, and has {}", values.len());
         return Err(ApiError::field("prompt", why));
     }
     let each = |(i, value)| match value {
-        Value::Array(ids) => tokens(&format!("prompt[{i}]"), ids).map(Given::Tokens),
+        Value::Array(ids) => token_ids(&format!("prompt[{i}]"), ids).map(Given::Tokens),
         value => text(format!("prompt[{i}]"), value).map(Given::Text),
     };
     values.into_iter().enumerate().map(each).collect()
-}
-
-/// Parses a list of token ids.
-pub(crate) fn tokens(path: &str, values: Vec<Value>) -> Result<Vec<u32>, ApiError> {
-    let id = |(i, value)| whole(format!("{path}[{i}]"), &value, 0..=i64::from(u32::MAX)).map(|id| id as u32);
-    values.into_iter().enumerate().map(id).collect()
 }
 
 impl Given {

@@ -11,7 +11,7 @@ use tallow_engine::handle::LoadLora;
 use tallow_engine::lora::{LoadedLora, LoraError};
 use tallow_models::adapter::AdapterFile;
 
-use crate::body::prepare;
+use crate::body::read_json;
 use crate::errors::{ApiError, quoted, respond};
 use crate::fields::Fields;
 use crate::state::Server;
@@ -36,21 +36,22 @@ pub(crate) async fn list(State(server): State<Arc<Server>>) -> Result<Response, 
 
 /// `POST /v1/load_lora_adapter`
 pub(crate) async fn load(State(server): State<Arc<Server>>, request: Request) -> Result<Response, ApiError> {
-    prepare(&server, request, |server, body| {
-        let folder = allowed(server)?;
-        let mut fields = Fields::body(&body)?;
-        let (name, path) =
-            (needed(&mut fields, "lora_name", MOST_NAME)?, needed(&mut fields, "lora_path", MOST_PATH)?);
-        fields.only_off("load_inplace", |value| *value == false)?;
-        fields.finish()?;
-        let path = beneath(folder, &path)?;
-        // File errors contain whole paths, and the folder's location must not leak.
-        let file = AdapterFile::open(&path).map_err(|e| ApiError::field("lora_path", without(folder, e)))?;
-        let said = server.model.handle.load_lora(LoadLora { name: name.clone(), file, scale: 1.0 });
-        loaded(server, said, folder)?;
-        Ok(done(format!("Success: LoRA adapter {} added successfully.", quoted(&name))))
-    })
-    .await
+    read_json(&server, request).await?.process(&server, load_adapter).await
+}
+
+fn load_adapter(server: &Server, body: Vec<u8>) -> Result<Response, ApiError> {
+    let folder = allowed(server)?;
+    let mut fields = Fields::body(&body)?;
+    let (name, path) =
+        (needed(&mut fields, "lora_name", MOST_NAME)?, needed(&mut fields, "lora_path", MOST_PATH)?);
+    fields.only_off("load_inplace", |value| *value == false)?;
+    fields.finish()?;
+    let path = beneath(folder, &path)?;
+    // File errors contain whole paths, and the folder's location must not leak.
+    let file = AdapterFile::open(&path).map_err(|e| ApiError::field("lora_path", without(folder, e)))?;
+    let result = server.model.handle.load_lora(LoadLora { name: name.clone(), file, scale: 1.0 });
+    checked(server, result, folder)?;
+    Ok(done(format!("Success: LoRA adapter {} added successfully.", quoted(&name))))
 }
 
 /// `POST /v1/unload_lora_adapter`
@@ -58,17 +59,18 @@ pub(crate) async fn unload(
     State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    prepare(&server, request, |server, body| {
-        let folder = allowed(server)?;
-        let mut fields = Fields::body(&body)?;
-        let name = needed(&mut fields, "lora_name", MOST_NAME)?;
-        // vLLM also numbers adapters; the name is enough.
-        fields.take("lora_int_id");
-        fields.finish()?;
-        loaded(server, server.model.handle.unload_lora(&name), folder)?;
-        Ok(done(format!("Success: LoRA adapter {} removed successfully.", quoted(&name))))
-    })
-    .await
+    read_json(&server, request).await?.process(&server, unload_adapter).await
+}
+
+fn unload_adapter(server: &Server, body: Vec<u8>) -> Result<Response, ApiError> {
+    let folder = allowed(server)?;
+    let mut fields = Fields::body(&body)?;
+    let name = needed(&mut fields, "lora_name", MOST_NAME)?;
+    // vLLM also numbers adapters; the name is enough.
+    fields.take("lora_int_id");
+    fields.finish()?;
+    checked(server, server.model.handle.unload_lora(&name), folder)?;
+    Ok(done(format!("Success: LoRA adapter {} removed successfully.", quoted(&name))))
 }
 
 fn done(text: String) -> Response {
@@ -109,8 +111,8 @@ fn without(folder: &Path, message: impl std::fmt::Display) -> String {
 }
 
 /// Maps the engine's result.
-fn loaded(server: &Server, said: Result<(), LoraError>, folder: &Path) -> Result<(), ApiError> {
-    said.map_err(|fault| match fault {
+fn checked(server: &Server, result: Result<(), LoraError>, folder: &Path) -> Result<(), ApiError> {
+    result.map_err(|fault| match fault {
         LoraError::Unknown(_) => {
             let mut error = ApiError::field("lora_name", fault);
             error.status = StatusCode::NOT_FOUND;

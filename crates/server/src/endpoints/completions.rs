@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tallow_engine::handle::Info;
 use tallow_models::tokenizer::{Around, Shown};
 
-use crate::body::prepare;
+use crate::body::read_json;
 use crate::errors::ApiError;
 use crate::fields::{Fields, text, token_ids, wrong};
 use crate::generation::{Generation, MOST_CHOICES, MOST_TOKENS};
@@ -127,16 +127,20 @@ pub(crate) async fn completions(
     request: Request,
 ) -> Result<Response, ApiError> {
     let caller = Caller::of(&request);
-    let job = prepare(&server, request, move |server, body| {
-        let CompletionRequest { prompts, echo, mut generation } = parse_completion_request(&body)?;
-        drop(body);
-        let info = server.model.handle.info();
-        let adapter = generation.fit(&server.model.handle)?;
-        let prompts = prompts.into_iter().map(|given| given.prompt(echo, info));
-        let prompts = prompts.collect::<Result<_, _>>()?;
-        let max_new = generation.length(server.model.max_tokens, USUAL_TOKENS);
-        generation.keep_apart(caller);
-        Job::new(generation, Form::Completion, prompts, max_new, (adapter, info))
-    });
-    run(&server, job.await?).await
+    let body = read_json(&server, request).await?;
+    let job = body.process(&server, move |server, body| job(server, body, caller)).await?;
+    run(&server, job).await
+}
+
+/// Parses a body and tokenizes its prompts.
+fn job(server: &Server, body: Vec<u8>, caller: Caller) -> Result<Job, ApiError> {
+    let CompletionRequest { prompts, echo, mut generation } = parse_completion_request(&body)?;
+    drop(body);
+    let info = server.model.handle.info();
+    let adapter = generation.fit(&server.model.handle)?;
+    let prompts = prompts.into_iter().map(|given| given.prompt(echo, info));
+    let prompts = prompts.collect::<Result<_, _>>()?;
+    let max_new = generation.length(server.model.max_tokens, USUAL_TOKENS);
+    generation.keep_apart(caller);
+    Job::new(generation, Form::Completion, prompts, max_new, (adapter, info))
 }

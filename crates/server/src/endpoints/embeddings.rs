@@ -15,7 +15,7 @@ use tallow_models::encoder::{InputError, Inputs, Item, Truncation, shortened};
 use crate::ServedEncoder;
 use crate::access::Notes;
 use crate::base64;
-use crate::body::prepare;
+use crate::body::read_json;
 use crate::errors::{ApiError, respond};
 use crate::fields::{Fields, text, token_ids, wrong};
 use crate::metrics::Counted;
@@ -88,7 +88,7 @@ pub(crate) async fn embeddings(
     State(server): State<Arc<Server<ServedEncoder>>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let asked = prepare(&server, request, read).await?;
+    let asked = read_json(&server, request).await?.process(&server, parse).await?;
     let usage = Usage::of(&asked.inputs);
     if let Some(visit) = RequestContext::current() {
         // Vectors and their JSON.
@@ -161,7 +161,8 @@ pub(crate) fn unfit(path: &str, why: &InputError) -> ApiError {
     }
 }
 
-fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
+/// Parses and tokenizes a body.
+fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
     let info = server.model.handle.info();
     if info.wanted == Wanted::Scores {
         let why = match info.width {

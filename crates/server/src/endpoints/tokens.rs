@@ -9,7 +9,7 @@ use serde_json::Value;
 use tallow_engine::handle::EngineHandle;
 use tallow_models::tokenizer::{Around, Shown, Tokenizer};
 
-use crate::body::{Bounds, prepare_within};
+use crate::body::{Bounds, read_json_within};
 use crate::errors::{ApiError, respond};
 use crate::fields::{Fields, token_ids, wrong};
 use crate::generation::unknown_token;
@@ -53,72 +53,70 @@ struct Text {
     prompt: String,
 }
 
-/// Body limit in bytes: what is made of a body is many times larger.
-fn most_bytes(context: usize) -> usize {
-    context.saturating_mul(BYTES_OF_TOKEN).clamp(MOST_BYTES, 8 * MOST_BYTES)
+/// What is made of a body is many times larger, so that its limit depends on the context.
+fn bounds(server: &Server) -> Bounds {
+    let context = server.model.handle.info().context;
+    let body = context.saturating_mul(BYTES_OF_TOKEN).clamp(MOST_BYTES, 8 * MOST_BYTES);
+    Bounds { body, answer: ANSWER }
 }
 
 pub(crate) async fn tokenize(
     State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let most = most_bytes(server.model.handle.info().context);
-    prepare_within(&server, request, Bounds { body: most, answer: ANSWER }, move |server, body| {
-        let info = server.model.handle.info();
-        let mut fields = Fields::body(&body)?;
-        check_model(&mut fields, &server.model.handle)?;
-        let with_texts = fields.flag("return_token_strs")?.unwrap_or(false);
-        for (theirs, ours) in [("content", "prompt"), ("add_special", "add_special_tokens")] {
-            fields.rename(theirs, ours)?;
+    read_json_within(&server, request, bounds(&server)).await?.process(&server, tokens).await
+}
+
+fn tokens(server: &Server, body: Vec<u8>) -> Result<Response, ApiError> {
+    let (info, most) = (server.model.handle.info(), bounds(server).body);
+    let mut fields = Fields::body(&body)?;
+    check_model(&mut fields, &server.model.handle)?;
+    let with_texts = fields.flag("return_token_strs")?.unwrap_or(false);
+    for (theirs, ours) in [("content", "prompt"), ("add_special", "add_special_tokens")] {
+        fields.rename(theirs, ours)?;
+    }
+    let prompt = fields.text("prompt")?;
+    let tokens = match prompt {
+        Some(prompt) => {
+            let around = fields.flag("add_special_tokens")?.unwrap_or(true);
+            let around = if around { Around::Added } else { Around::Omitted };
+            fields.finish()?;
+            tokens_of_text("prompt", &prompt, around, (&info.tokenizer, most))?
         }
-        let prompt = fields.text("prompt")?;
-        let tokens = match prompt {
-            Some(prompt) => {
-                let around = fields.flag("add_special_tokens")?.unwrap_or(true);
-                let around = if around { Around::Added } else { Around::Omitted };
-                fields.finish()?;
-                tokens_of_text("prompt", &prompt, around, (&info.tokenizer, most))?
-            }
-            None => {
-                let messages = Messages::take(&mut fields)?;
-                fields.finish()?;
-                messages.tokens(
-                    server.model.templates.as_ref(),
-                    server.settings.template_values,
-                    &info.tokenizer,
-                    most,
-                )?
-            }
-        };
-        let texts = Texts { tokens: &tokens, tokenizer: &info.tokenizer };
-        let (count, token_strs) = (tokens.len(), with_texts.then_some(texts));
-        respond(&Tokens { count, max_model_len: info.context, tokens: &tokens, token_strs })
-    })
-    .await
+        None => {
+            let messages = Messages::take(&mut fields)?;
+            fields.finish()?;
+            let (templates, allowed) = (server.model.templates.as_ref(), server.settings.template_values);
+            messages.tokens(templates, allowed, &info.tokenizer, most)?
+        }
+    };
+    let texts = Texts { tokens: &tokens, tokenizer: &info.tokenizer };
+    let (count, token_strs) = (tokens.len(), with_texts.then_some(texts));
+    respond(&Tokens { count, max_model_len: info.context, tokens: &tokens, token_strs })
 }
 
 pub(crate) async fn detokenize(
     State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let most = most_bytes(server.model.handle.info().context);
-    prepare_within(&server, request, Bounds { body: most, answer: ANSWER }, |server, body| {
-        let info = server.model.handle.info();
-        let mut fields = Fields::body(&body)?;
-        check_model(&mut fields, &server.model.handle)?;
-        let ids = match fields.take("tokens") {
-            Some(Value::Array(ids)) => token_ids("tokens", ids)?,
-            other => {
-                return Err(wrong("tokens".into(), "a list of token ids", &other.unwrap_or(Value::Null)));
-            }
-        };
-        fields.finish()?;
-        if let Some(id) = ids.iter().find(|id| **id as usize >= info.vocab) {
-            return Err(unknown_token("tokens".into(), *id, info.vocab));
+    read_json_within(&server, request, bounds(&server)).await?.process(&server, text).await
+}
+
+fn text(server: &Server, body: Vec<u8>) -> Result<Response, ApiError> {
+    let info = server.model.handle.info();
+    let mut fields = Fields::body(&body)?;
+    check_model(&mut fields, &server.model.handle)?;
+    let ids = match fields.take("tokens") {
+        Some(Value::Array(ids)) => token_ids("tokens", ids)?,
+        other => {
+            return Err(wrong("tokens".into(), "a list of token ids", &other.unwrap_or(Value::Null)));
         }
-        respond(&Text { prompt: text_of(&ids, &info.tokenizer)? })
-    })
-    .await
+    };
+    fields.finish()?;
+    if let Some(id) = ids.iter().find(|id| **id as usize >= info.vocab) {
+        return Err(unknown_token("tokens".into(), *id, info.vocab));
+    }
+    respond(&Text { prompt: text_of(&ids, &info.tokenizer)? })
 }
 
 /// Detokenizes, up to [`MOST_TEXT`] bytes.

@@ -1,4 +1,4 @@
-//! Request bodies: how they are read, and where prompts are prepared from them.
+//! Request bodies: how they are read and where they are processed, within limits on memory and processors.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,13 +22,11 @@ const LARGE: usize = 4 << 20;
 /// Initial capacity of a body's buffer.
 const FIRST: usize = 16 << 10;
 
-/// Reads a request's body and runs `make` on it, on a blocking thread because that may take a while.
-pub(crate) async fn prepare<M: Model, T: Send + 'static>(
-    server: &Arc<Server<M>>,
-    request: Request,
-    make: impl FnOnce(&Server<M>, Vec<u8>) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    prepare_within(server, request, Bounds { body: MOST_BYTES, answer: 0 }, make).await
+/// A body of JSON, and the claim to the memory that it and what is parsed from it take.
+pub(crate) struct JsonBody {
+    bytes: Vec<u8>,
+    visit: Arc<RequestContext>,
+    bounds: Bounds,
 }
 
 /// Size limits of a body and of its answer.
@@ -36,47 +34,64 @@ pub(crate) async fn prepare<M: Model, T: Send + 'static>(
 pub(crate) struct Bounds {
     /// Longest body in bytes.
     pub(crate) body: usize,
-    /// Bytes of an answer that `make` builds at once, per byte of the body.
+    /// Bytes of an answer that is built while the body is processed, per byte of the body. They are claimed beforehand
+    /// and stay claimed.
     pub(crate) answer: usize,
 }
 
-/// [`prepare`] with other limits. Where the answer is built at once its bytes are claimed beforehand and stay claimed.
-pub(crate) async fn prepare_within<M: Model, T: Send + 'static>(
-    server: &Arc<Server<M>>,
+/// Reads the JSON body of a request.
+pub(crate) async fn read_json<M: Model>(server: &Server<M>, request: Request) -> Result<JsonBody, ApiError> {
+    read_json_within(server, request, Bounds { body: MOST_BYTES, answer: 0 }).await
+}
+
+/// [`read_json`] with other limits.
+pub(crate) async fn read_json_within<M: Model>(
+    server: &Server<M>,
     request: Request,
     bounds: Bounds,
-    make: impl FnOnce(&Server<M>, Vec<u8>) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
+) -> Result<JsonBody, ApiError> {
     server.ready()?;
     let visit = server.request_context(&request);
     let (parts, body) = request.into_parts();
-    check_kind(&parts.headers)?;
+    check_content_type(&parts.headers)?;
     let bytes = read(body, &visit, bounds.body).await?;
     // Texts are copied out of the body, and JSON values take more memory than their text does.
     visit.claim.grow(json::most_memory(&bytes) + bounds.answer * bytes.len()).await?;
-    let desk = server.prepare_pool.acquire(visit.client, bytes.len() > SMALL).await;
-    let (server, held) = (server.clone(), visit.clone());
-    let made = tokio::task::spawn_blocking(move || {
-        // All are released when this closure ends, even if nobody waits for it any more.
-        let _desk = desk;
-        let length = bytes.len();
-        let made = held.scope_sync(|| make(&server, bytes));
-        if length > LARGE {
-            (server.settings.trim)();
-        }
-        (made, length)
-    });
-    let (made, length) = made.await.map_err(|e| {
-        tracing::error!("a request could not be prepared: {e}");
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
-    })?;
-    if bounds.answer == 0 || made.is_err() {
-        visit.claim.settle(length);
-    }
-    made
+    Ok(JsonBody { bytes, visit, bounds })
 }
 
-fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
+impl JsonBody {
+    /// Runs `work` on the body when it is the client's turn, on a blocking thread because it may take a while.
+    pub(crate) async fn process<M: Model, T: Send + 'static>(
+        self,
+        server: &Arc<Server<M>>,
+        work: impl FnOnce(&Server<M>, Vec<u8>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let JsonBody { bytes, visit, bounds } = self;
+        let length = bytes.len();
+        let permit = server.prepare_pool.acquire(visit.client, length > SMALL).await;
+        let (server, held) = (server.clone(), visit.clone());
+        let done = tokio::task::spawn_blocking(move || {
+            // All are released when this closure ends, even if nobody waits for it any more.
+            let _permit = permit;
+            let done = held.scope_sync(|| work(&server, bytes));
+            if length > LARGE {
+                (server.settings.trim)();
+            }
+            done
+        });
+        let done = done.await.map_err(|e| {
+            tracing::error!("a request could not be prepared: {e}");
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
+        })?;
+        if bounds.answer == 0 || done.is_err() {
+            visit.claim.settle(length);
+        }
+        done
+    }
+}
+
+fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let unsupported = |why: &str| Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();

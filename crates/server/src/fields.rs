@@ -232,3 +232,9 @@ pub(crate) fn text(path: String, value: Value) -> Result<String, ApiError> {
         other => Err(wrong(path, "text", &other)),
     }
 }
+
+/// Parses a list of token ids.
+pub(crate) fn token_ids(path: &str, values: Vec<Value>) -> Result<Vec<u32>, ApiError> {
+    let id = |(i, value)| whole(format!("{path}[{i}]"), &value, 0..=i64::from(u32::MAX)).map(|id| id as u32);
+    values.into_iter().enumerate().map(id).collect()
+}

@@ -8,11 +8,11 @@ use tallow_engine::lora::LoraRef;
 use tallow_engine::sampler::Sampling;
 use tallow_engine::scheduler::ClientId;
 
-use crate::adapters::{self, Wanted};
 use crate::errors::ApiError;
 use crate::fields::{Fields, number, text, whole, wrong};
 use crate::foreign;
 use crate::guard::Caller;
+use crate::lora::{self, Wanted};
 use crate::thinking::Reasoned;
 
 /// Most choices of one request, over all its prompts.
@@ -110,7 +110,7 @@ impl Generation {
 
     /// Checks token ids against the vocabulary, and finds the requested adapter.
     pub(crate) fn fit(&self, handle: &EngineHandle) -> Result<Option<LoraRef>, ApiError> {
-        let (info, adapter) = (handle.info(), adapters::chosen(handle, self.model.as_deref(), self.lora)?);
+        let (info, adapter) = (handle.info(), lora::chosen(handle, self.model.as_deref(), self.lora)?);
         let known = |path: String, id: u32| match (id as usize) < info.vocab {
             true => Ok(()),
             false => Err(unknown_token(path, id, info.vocab)),

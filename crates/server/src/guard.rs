@@ -12,6 +12,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 
 use crate::Settings;
+use crate::endpoints;
 use crate::errors::{ApiError, quoted};
 use crate::origin::{self, ANY};
 
@@ -195,8 +196,10 @@ const ALLOW_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-contro
 impl Reader {
     /// Answers a preflight request. An allowed origin may send any headers.
     pub(crate) fn preflight(&self, asked: &HeaderMap) -> Response {
-        let headers =
-            [(header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST"), (header::ACCESS_CONTROL_MAX_AGE, "600")];
+        let headers = [
+            (header::ACCESS_CONTROL_ALLOW_METHODS, endpoints::methods()),
+            (header::ACCESS_CONTROL_MAX_AGE, "600".into()),
+        ];
         let mut response = (StatusCode::NO_CONTENT, headers).into_response();
         let wanted = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
         let usual = HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");

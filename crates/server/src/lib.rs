@@ -4,45 +4,38 @@
 //! nothing below it knows JSON.
 
 mod access;
-mod adapters;
 mod answers;
 mod base64;
 mod body;
 mod budget;
-mod chat;
-mod classify;
-mod completions;
 mod connection;
-mod embeddings;
+mod endpoints;
 mod errors;
 mod exposition;
 mod fields;
 mod foreign;
 mod generation;
 mod guard;
-mod health;
 mod json;
 mod limits;
 mod loading;
+mod log_health;
+mod lora;
 mod metrics;
 mod multipart;
 mod origin;
-mod page;
 mod prepare_pool;
 mod process;
 mod prompt;
 mod request_context;
-mod rerank;
 mod routes;
 mod run;
 mod served;
 mod socket;
-mod speech;
 mod state;
 mod stream;
 mod table;
 mod thinking;
-mod tokens;
 pub mod transcript;
 mod wire;
 
@@ -50,15 +43,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use tokio::net::TcpListener;
 
-pub use chat::{ChatRequest, parse_chat_request};
-pub use completions::{CompletionRequest, parse_completion_request};
+pub use endpoints::{
+    ChatRequest, CompletionRequest, endpoints_as_markdown, parse_chat_request, parse_completion_request,
+};
 pub use errors::ApiError;
-pub use health::LogHealth;
 pub use limits::Limits;
 pub use loading::Loading;
+pub use log_health::LogHealth;
 pub use served::{Served, ServedEncoder, ServedSpeech};
 
 /// Server configuration.
@@ -126,7 +119,7 @@ pub async fn serve(
     settings: Settings,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), std::io::Error> {
-    serve_model(listener, served, routes::of_writer(), settings, stop).await
+    serve_model(listener, served, settings, stop).await
 }
 
 /// [`serve`] for an encoder.
@@ -136,7 +129,7 @@ pub async fn serve_encoder(
     settings: Settings,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), std::io::Error> {
-    serve_model(listener, served, routes::of_encoder(), settings, stop).await
+    serve_model(listener, served, settings, stop).await
 }
 
 /// [`serve`] for a speech-to-text model.
@@ -146,13 +139,12 @@ pub async fn serve_speech(
     settings: Settings,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), std::io::Error> {
-    serve_model(listener, served, routes::of_speech(), settings, stop).await
+    serve_model(listener, served, settings, stop).await
 }
 
-async fn serve_model<M: state::Model>(
+async fn serve_model<M: endpoints::Kind>(
     listener: TcpListener,
     served: M,
-    own: Router<Arc<state::Server<M>>>,
     settings: Settings,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), std::io::Error> {
@@ -166,7 +158,7 @@ async fn serve_model<M: state::Model>(
         }
     };
     let table = server.table.clone();
-    let open = connection::accept(&listener, routes::router(own, server), table, end).await;
+    let open = connection::accept(&listener, routes::router(server), table, end).await;
     drop(listener);
     open.close().await;
     Ok(())

@@ -191,7 +191,7 @@ impl Metrics {
     }
 
     /// Metrics of a generative model.
-    pub(crate) fn of_writer(&self, page: &mut Page, handle: &EngineHandle) {
+    pub(crate) fn of_generator(&self, page: &mut Page, handle: &EngineHandle) {
         let (info, stats) = (handle.info(), handle.stats());
         let load = |n: &std::sync::atomic::AtomicUsize| n.load(Ordering::Relaxed);
         let usage = load(&stats.pages_in_use) as f64 / info.pages.max(1) as f64;

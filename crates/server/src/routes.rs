@@ -1,106 +1,54 @@
-//! All routes, the middleware in front of them, and the small handlers.
+//! The router, made from the table of endpoints, and the middleware in front of it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post};
-use serde::Serialize;
+use axum::routing::any;
 
 use crate::access::Entry;
 use crate::connection::contained;
-use crate::errors::{ApiError, quoted, respond};
-use crate::exposition::{Format, Labels, Page};
+use crate::endpoints::{self, ENDPOINTS, Endpoint, Kind};
+use crate::errors::{ApiError, quoted};
+use crate::foreign;
 use crate::guard::{REQUEST_ID, is_preflight, request_id};
-use crate::health::{health, ready};
-use crate::state::{self, Server};
-use crate::{
-    Served, ServedEncoder, ServedSpeech, adapters, chat, classify, completions, embeddings, foreign, page,
-    rerank, speech, tokens,
-};
+use crate::state::{AnyServer, Server};
 
-/// Routes of liveness and readiness probes.
-const PROBES: [&str; 2] = ["/health", "/ready"];
-
-/// Routes of a generative model.
-pub(crate) fn of_writer() -> Router<Arc<Server<Served>>> {
-    let other = || async {
-        other(
-            "computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions",
-        )
-    };
-    Router::new()
-        .route("/v1/chat/completions", post(chat::chat))
-        .route("/v1/completions", post(completions::completions))
-        .route("/tokenize", post(tokens::tokenize))
-        .route("/detokenize", post(tokens::detokenize))
-        .route("/v1/load_lora_adapter", post(adapters::load))
-        .route("/v1/unload_lora_adapter", post(adapters::unload))
-        .route("/lora-adapters", get(adapters::list))
-        .route("/v1/embeddings", any(other))
-        .route("/v1/rerank", any(other))
-        .route("/classify", any(other))
-        .route("/v1/audio/{*what}", any(deaf))
-}
-
-/// Routes of an encoder.
-pub(crate) fn of_encoder() -> Router<Arc<Server<ServedEncoder>>> {
-    let other = || async { other("generates no text; it has /v1/embeddings, /v1/rerank or /classify") };
-    Router::new()
-        .route("/v1/embeddings", post(embeddings::embeddings))
-        .route("/v1/rerank", post(rerank::rerank))
-        .route("/classify", post(classify::classify))
-        .route("/v1/chat/completions", any(other))
-        .route("/v1/completions", any(other))
-        .route("/v1/audio/{*what}", any(deaf))
-}
-
-/// Routes of a speech-to-text model.
-pub(crate) fn of_speech() -> Router<Arc<Server<ServedSpeech>>> {
-    let other = || async { other("hears; it has /v1/audio/transcriptions and /v1/audio/translations") };
-    Router::new()
-        .route("/v1/audio/transcriptions", post(speech::transcriptions))
-        .route("/v1/audio/translations", post(speech::translations))
-        .route("/v1/chat/completions", any(other))
-        .route("/v1/completions", any(other))
-        .route("/v1/embeddings", any(other))
-        .route("/v1/rerank", any(other))
-        .route("/classify", any(other))
-}
-
-async fn deaf() -> ApiError {
-    other("does not transcribe audio; serve a speech model for that")
-}
-
-/// 404 for a route that only another kind of model has.
-fn other(what: &str) -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, format!("the model of this server {what}"))
-}
-
-pub(crate) fn router<M: state::Model>(own: Router<Arc<Server<M>>>, server: Arc<Server<M>>) -> Router {
-    own.route("/", get(page::page::<M>))
-        .route("/v1/models", get(models::<M>))
-        .route("/v1/models/{*id}", get(model::<M>))
-        .route("/health", get(health::<M>))
-        .route("/ready", get(ready::<M>))
-        .route("/metrics", get(metrics::<M>))
-        .route("/version", get(version::<M>))
+/// All routes of a server whose model is of kind `M`.
+pub(crate) fn router<M: Kind>(server: Arc<Server<M>>) -> Router {
+    let any_server: Arc<AnyServer> = server.clone();
+    let mut router = Router::new();
+    for endpoint in ENDPOINTS {
+        let Endpoint { method, path, every, .. } = endpoint;
+        if let Some(handler) = every {
+            router = router.route(path, handler(method.filter()).with_state(any_server.clone()));
+        }
+        if let Some(handler) = M::handler(endpoint) {
+            router = router.route(path, handler(method.filter()).with_state(server.clone()));
+        }
+    }
+    for (route, why) in refusals::<M>() {
+        let error = ApiError::new(StatusCode::NOT_FOUND, why);
+        router = router.route(route, any(move || async move { error }));
+    }
+    router
         .method_not_allowed_fallback(wrong_method)
         .fallback(no_route)
-        .layer(from_fn_with_state(server.clone(), every::<M>))
-        .with_state(server)
+        .layer(from_fn_with_state(any_server, every_request))
+}
+
+/// Routes that only other kinds of model answer, and why `M` does not.
+fn refusals<M: Kind>() -> BTreeSet<(&'static str, String)> {
+    let others = ENDPOINTS.iter().filter(|e| e.every.is_none() && M::handler(e).is_none());
+    others.filter_map(|endpoint| Some((endpoint.refused_at?, endpoint.refusal::<M>()))).collect()
 }
 
 /// Middleware of every request: host and origin check, request id, access log, accounting.
-async fn every<M: state::Model>(
-    State(server): State<Arc<Server<M>>>,
-    mut request: Request,
-    next: Next,
-) -> Response {
+async fn every_request(State(server): State<Arc<AnyServer>>, mut request: Request, next: Next) -> Response {
     // An absolute-form request target overrides the `Host` header.
     let target = request.uri().authority().map(|to| HeaderValue::try_from(to.as_str()));
     if let Some(Ok(host)) = target
@@ -131,10 +79,8 @@ async fn every<M: state::Model>(
 }
 
 /// Middleware of requests whose host and origin are allowed: API key check, panic containment.
-async fn admitted<M: state::Model>(server: &Server<M>, mut request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    // That the server runs is no secret, and probes seldom have a key.
-    let open = path == "/" || (PROBES.contains(&path) && !server.settings.private_health);
+async fn admitted(server: &AnyServer, mut request: Request, next: Next) -> Response {
+    let open = endpoints::is_open(request.uri().path(), &server.settings);
     match server.guard.key(request.headers()) {
         Ok(caller) => drop(request.extensions_mut().insert(caller)),
         Err(_) if open => {}
@@ -158,90 +104,40 @@ async fn wrong_method(request: Request) -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, why)
 }
 
-#[derive(Serialize)]
-struct Models {
-    object: &'static str,
-    data: Vec<Model>,
-}
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
 
-/// A model in `/v1/models`.
-#[derive(Serialize)]
-struct Model {
-    id: String,
-    object: &'static str,
-    created: u64,
-    owned_by: &'static str,
-    /// Primary name; for an adapter, its own name.
-    root: Option<String>,
-    /// Base model of an adapter.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parent: Option<String>,
-    max_model_len: usize,
-}
+    use super::*;
+    use crate::{Served, ServedEncoder, ServedSpeech};
 
-fn list<M: state::Model>(server: &Server<M>) -> Vec<Model> {
-    let (names, max_model_len) = (server.model.names(), server.model.context());
-    let first = names.first();
-    let (object, created, owned_by) = ("model", server.since, "tallow");
-    let model = |id: &String| {
-        let (id, root, parent) = (id.clone(), first.cloned(), None);
-        Model { id, object, created, owned_by, root, parent, max_model_len }
-    };
-    let adapter = |id: String| {
-        let (root, parent) = (Some(id.clone()), first.cloned());
-        Model { id, object, created, owned_by, root, parent, max_model_len }
-    };
-    names.iter().map(model).chain(server.model.adapters().into_iter().map(adapter)).collect()
-}
+    fn own<M: Kind>() -> Vec<(&'static str, &'static str)> {
+        let answered = ENDPOINTS.iter().filter(|e| e.every.is_some() || M::handler(e).is_some());
+        answered.map(|e| (e.method.name(), e.path)).collect()
+    }
 
-async fn models<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
-    respond(&Models { object: "list", data: list(&server) })
-}
+    /// Checks that axum would take the routes, and returns what the kind refuses.
+    fn refused<M: Kind>() -> Vec<String> {
+        let (own, refusals) = (own::<M>(), refusals::<M>());
+        let different: BTreeSet<_> = own.iter().collect();
+        assert_eq!(different.len(), own.len(), "an endpoint is there twice");
+        let routes: BTreeSet<_> = refusals.iter().map(|(route, _)| route).collect();
+        assert_eq!(routes.len(), refusals.len(), "a route is refused for two reasons");
+        assert!(own.iter().all(|(_, path)| !routes.contains(path)), "a route is answered and refused");
+        refusals.into_iter().map(|(route, why)| format!("{route}: {why}")).collect()
+    }
 
-async fn model<M: state::Model>(
-    State(server): State<Arc<Server<M>>>,
-    path: Result<Path<String>, PathRejection>,
-) -> Result<Response, ApiError> {
-    let Path(asked) = path.map_err(|e| ApiError::bad(e.body_text()))?;
-    let all = list(&server);
-    let names: Vec<String> = all.iter().map(|model| model.id.clone()).collect();
-    let found = all.into_iter().find(|model| model.id == asked);
-    respond(&found.ok_or_else(|| ApiError::no_model(&asked, &names))?)
-}
+    #[test]
+    fn models_refuse_what_other_kinds_are_for() {
+        let text = [refused::<Served>(), refused::<ServedEncoder>(), refused::<ServedSpeech>()];
+        insta::assert_snapshot!(text.map(|all| all.join("\n")).join("\n\n"), @"");
+    }
 
-async fn metrics<M: state::Model>(State(server): State<Arc<Server<M>>>, headers: HeaderMap) -> Response {
-    let format = Format::accepted(&headers);
-    let mut page = Page::new(format, server.model.names().first().map_or("", String::as_str));
-    server.model.metrics(&mut page, &server.metrics);
-    server.metrics.of_requests(&mut page);
-    let (log, version) = (&server.settings.log, env!("CARGO_PKG_VERSION"));
-    page.counter("vllm:log_lines_dropped", "Log lines dropped.", log.total_dropped());
-    let filled = server.table.filled();
-    page.gauge("vllm:connections", "Open connections.", filled.connections);
-    page.gauge("vllm:connections_max", "Limit of open connections.", filled.most);
-    page.counter(
-        "vllm:connections_given_up",
-        "Idle or stalled connections closed for new ones.",
-        filled.given_up,
-    );
-    let refused = "Connections turned away since their address had too many.";
-    page.counter("vllm:connections_refused", refused, filled.refused);
-    let memory = "Memory that requests hold: bodies, prompts and answers that are not sent yet.";
-    page.gauge("vllm:memory_in_flight_bytes", memory, server.budget.used());
-    let build: Labels<'_> = &[("version", version), ("commit", server.settings.commit.unwrap_or_default())];
-    page.gauges("vllm:build_info", "Version and commit of this build.", [(build, 1)]);
-    crate::process::write(&mut page, server.since);
-    ([(header::CONTENT_TYPE, format.content_type())], page.finish()).into_response()
-}
-
-#[derive(Serialize)]
-struct Version {
-    version: &'static str,
-    /// Commit of the source, if known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    commit: Option<&'static str>,
-}
-
-async fn version<M: state::Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
-    respond(&Version { version: env!("CARGO_PKG_VERSION"), commit: server.settings.commit })
+    #[test]
+    fn every_endpoint_is_answered_by_some_kind() {
+        let all = [own::<Served>(), own::<ServedEncoder>(), own::<ServedSpeech>()].concat();
+        for Endpoint { method, path, .. } in ENDPOINTS {
+            assert!(all.contains(&(method.name(), path)), "{path}");
+        }
+    }
 }

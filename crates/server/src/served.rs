@@ -112,7 +112,7 @@ impl Model for Served {
     }
 
     fn metrics(&self, page: &mut Page, of_server: &Metrics) {
-        of_server.of_writer(page, &self.handle);
+        of_server.of_generator(page, &self.handle);
     }
 }
 

@@ -46,8 +46,7 @@ pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
 
 /// State shared by all connections.
 #[derive(Debug)]
-pub(crate) struct Server<M = Served> {
-    pub(crate) model: M,
+pub(crate) struct Server<M: ?Sized = Served> {
     pub(crate) settings: Settings,
     pub(crate) guard: Guard,
     pub(crate) metrics: Arc<Metrics>,
@@ -63,7 +62,11 @@ pub(crate) struct Server<M = Served> {
     open: watch::Sender<usize>,
     /// Whether the drain time is over.
     over: watch::Sender<bool>,
+    pub(crate) model: M,
 }
+
+/// A server of any kind of model.
+pub(crate) type AnyServer = Server<dyn Model>;
 
 impl<M: Model> Server<M> {
     pub(crate) fn new(model: M, settings: Settings, guard: Guard) -> Server<M> {
@@ -76,12 +79,14 @@ impl<M: Model> Server<M> {
             table: Arc::new(settings.limits.table()),
             open: watch::Sender::new(0),
             over: watch::Sender::new(false),
-            model,
             settings,
             guard,
+            model,
         }
     }
+}
 
+impl<M: Model + ?Sized> Server<M> {
     /// Whether requests are taken; the error says why not.
     pub(crate) fn ready(&self) -> Result<(), ApiError> {
         self.model.ready().map_err(|why| ApiError::engine(why, self.model.is_alive()))

@@ -10,9 +10,9 @@ use serde_json::Value;
 use tallow_engine::embedder::Wanted;
 use tallow_models::encoder::{Item, Truncation, relevance};
 
+use super::embeddings::{MOST_TEXTS, Usage, answered, model, unfit};
 use crate::ServedEncoder;
-use crate::body::prepare;
-use crate::embeddings::{MOST_TEXTS, Usage, answered, model, unfit};
+use crate::body::read_json;
 use crate::errors::{ApiError, respond};
 use crate::fields::{Fields, text};
 use crate::state::Server;
@@ -51,7 +51,8 @@ pub(crate) async fn rerank(
     State(server): State<Arc<Server<ServedEncoder>>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let Asked { inputs, documents, top_n, model } = prepare(&server, request, read).await?;
+    let Asked { inputs, documents, top_n, model } =
+        read_json(&server, request).await?.process(&server, parse).await?;
     let usage = Usage::of(&inputs);
     let scores = answered(&server, inputs).await?;
     let mut order: Vec<(usize, f32)> =
@@ -67,7 +68,8 @@ pub(crate) async fn rerank(
     respond(&Ranking { id: format!("rerank-{}", crate::run::unique()), model, usage, results })
 }
 
-fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
+/// Parses and tokenizes a body.
+fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
     let info = server.model.handle.info();
     if info.wanted != Wanted::Scores {
         let why = "the model of this server computes embeddings and is no reranker; it has /v1/embeddings";

@@ -1,15 +1,8 @@
-//! `/health` and `/ready`, with problems that do not stop the server.
+//! [`LogHealth`]: whether the log can be written.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-use axum::extract::State;
-use axum::response::Response;
-use serde::Serialize;
-
-use crate::errors::{ApiError, respond};
-use crate::state::{Model, Server};
 
 /// Time to write a log line above which something is wrong.
 const SLOW: Duration = Duration::from_secs(5);
@@ -77,28 +70,6 @@ impl LogHealth {
             }
         })
     }
-}
-
-#[derive(Serialize)]
-struct Fine {
-    status: &'static str,
-    /// Problems that do not keep requests from being answered.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    problems: Vec<String>,
-}
-
-/// Liveness: 200 while the engine runs.
-pub(crate) async fn health<M: Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
-    if !server.model.is_alive() {
-        server.ready()?;
-    }
-    respond(&Fine { status: "ok", problems: server.problems() })
-}
-
-/// Readiness: 200 while requests are taken.
-pub(crate) async fn ready<M: Model>(State(server): State<Arc<Server<M>>>) -> Result<Response, ApiError> {
-    server.ready()?;
-    respond(&Fine { status: "ready", problems: server.problems() })
 }
 
 #[cfg(test)]

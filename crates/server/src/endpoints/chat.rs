@@ -6,7 +6,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::Value;
 
-use crate::body::prepare;
+use crate::body::read_json;
 use crate::errors::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, MOST_TOKENS};
@@ -96,20 +96,23 @@ fn not_yet(fields: &mut Fields) -> Result<(), ApiError> {
 
 pub(crate) async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Response, ApiError> {
     let caller = Caller::of(&request);
-    let job = prepare(&server, request, move |server, body| {
-        // Journey, stop 2: the chat. Its template makes it text, the tokenizer makes that tokens, and the engine gets
-        // those.
-        let ChatRequest { messages, mut generation } = parse_chat_request(&body)?;
-        drop(body);
-        let info = server.model.handle.info();
-        let adapter = generation.fit(&server.model.handle)?;
-        let (templates, allowed) = (server.model.templates.as_ref(), server.settings.template_values);
-        let ids = messages.tokens(templates, allowed, &info.tokenizer, info.context)?;
-        let room = info.context.saturating_sub(ids.len());
-        let max_new = generation.length(server.model.max_tokens, room);
-        generation.keep_apart(caller);
-        generation.reasoned = messages.reasoned(templates, &ids, &info.tokenizer);
-        Job::new(generation, Form::Chat, vec![Prompt { ids, echo: None }], max_new, (adapter, info))
-    });
-    run(&server, job.await?).await
+    let body = read_json(&server, request).await?;
+    let job = body.process(&server, move |server, body| job(server, body, caller)).await?;
+    run(&server, job).await
+}
+
+/// Parses a body and makes its messages a prompt.
+fn job(server: &Server, body: Vec<u8>, caller: Caller) -> Result<Job, ApiError> {
+    // Journey, stop 2: the chat. Its template makes it text, the tokenizer makes that tokens, and the engine gets those.
+    let ChatRequest { messages, mut generation } = parse_chat_request(&body)?;
+    drop(body);
+    let info = server.model.handle.info();
+    let adapter = generation.fit(&server.model.handle)?;
+    let (templates, allowed) = (server.model.templates.as_ref(), server.settings.template_values);
+    let ids = messages.tokens(templates, allowed, &info.tokenizer, info.context)?;
+    let room = info.context.saturating_sub(ids.len());
+    let max_new = generation.length(server.model.max_tokens, room);
+    generation.keep_apart(caller);
+    generation.reasoned = messages.reasoned(templates, &ids, &info.tokenizer);
+    Job::new(generation, Form::Chat, vec![Prompt { ids, echo: None }], max_new, (adapter, info))
 }

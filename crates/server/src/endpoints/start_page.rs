@@ -7,18 +7,10 @@ use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::state::{Model, Server};
+use super::{ENDPOINTS, Endpoint};
+use crate::state::AnyServer;
 
-/// Routes listed on the page.
-const ROUTES: [(&str, &str); 5] = [
-    ("POST /v1/chat/completions", "chats"),
-    ("POST /v1/completions", "texts to be continued"),
-    ("GET /v1/models", "the models that are served"),
-    ("GET /health", "whether the server is well"),
-    ("GET /metrics", "what it does, for Prometheus"),
-];
-
-pub(crate) async fn page<M: Model>(State(server): State<Arc<Server<M>>>, headers: HeaderMap) -> Response {
+pub(crate) async fn start_page(State(server): State<Arc<AnyServer>>, headers: HeaderMap) -> Response {
     // Clients without a key must not learn what is served.
     let names = if server.settings.api_keys.is_empty() { server.model.names() } else { &[] };
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
@@ -32,12 +24,18 @@ pub(crate) async fn page<M: Model>(State(server): State<Arc<Server<M>>>, headers
         .into_response()
 }
 
+/// Endpoints listed on the page.
+fn listed() -> impl Iterator<Item = (String, &'static str)> {
+    let endpoints = ENDPOINTS.iter().filter(|endpoint| endpoint.on_start_page);
+    endpoints.map(|Endpoint { method, path, what, .. }| (format!("{} {path}", method.name()), *what))
+}
+
 fn text(name: Option<&str>) -> String {
     let mut page = format!("Tallow {} is running.\n", env!("CARGO_PKG_VERSION"));
     if let Some(name) = name {
         let _ = writeln!(page, "Model: {name}");
     }
-    for (route, what) in ROUTES {
+    for (route, what) in listed() {
         let _ = writeln!(page, "{route}: {what}");
     }
     page
@@ -53,7 +51,7 @@ fn html(name: Option<&str>) -> String {
         let _ = write!(page, "<p>It serves <code>{}</code>.</p>", escaped(name));
     }
     page += "<p>Its API is OpenAI's: give a client this address with <code>/v1</code> behind it.</p><ul>";
-    for (route, what) in ROUTES {
+    for (route, what) in listed() {
         let _ = write!(page, "<li><code>{route}</code>: {what}</li>");
     }
     let _ = writeln!(page, "</ul><p>Version {}.</p></html>", env!("CARGO_PKG_VERSION"));

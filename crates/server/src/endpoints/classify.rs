@@ -8,9 +8,9 @@ use axum::response::Response;
 use serde::Serialize;
 use tallow_models::encoder::{Classes, Item, Truncation};
 
+use super::embeddings::{Usage, answered, inputs, item, model};
 use crate::ServedEncoder;
-use crate::body::prepare;
-use crate::embeddings::{Usage, answered, inputs, item, model};
+use crate::body::read_json;
 use crate::errors::{ApiError, respond};
 use crate::fields::Fields;
 use crate::state::Server;
@@ -46,7 +46,8 @@ pub(crate) async fn classify(
     State(server): State<Arc<Server<ServedEncoder>>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let Asked { inputs, activated, classes, model } = prepare(&server, request, read).await?;
+    let Asked { inputs, activated, classes, model } =
+        read_json(&server, request).await?.process(&server, parse).await?;
     let usage = Usage::of(&inputs);
     let scores = answered(&server, inputs).await?;
     let classified = |(index, scores): (usize, Vec<f32>)| {
@@ -59,7 +60,8 @@ pub(crate) async fn classify(
     respond(&Classification { id, object: "list", created, model, data, usage })
 }
 
-fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
+/// Parses and tokenizes a body.
+fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
     let info = server.model.handle.info();
     let Some(classes) = info.classes.clone() else {
         let why =

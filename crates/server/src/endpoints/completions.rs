@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use tallow_engine::handle::Info;
 use tallow_models::tokenizer::{Around, Shown};
 
-use crate::body::prepare;
+use crate::body::read_json;
 use crate::errors::ApiError;
-use crate::fields::{Fields, text, whole, wrong};
+use crate::fields::{Fields, text, token_ids, wrong};
 use crate::generation::{Generation, MOST_CHOICES, MOST_TOKENS};
 use crate::guard::Caller;
 use crate::prompt::tokens_of_text;
@@ -91,23 +91,17 @@ fn prompts(fields: &mut Fields) -> Result<Vec<Given>, ApiError> {
         Some(other) => return Err(wrong("prompt".into(), "text, tokens, or a list of those", &other)),
     };
     if values.iter().all(Value::is_number) && !values.is_empty() {
-        return Ok(vec![Given::Tokens(tokens("prompt", values)?)]);
+        return Ok(vec![Given::Tokens(token_ids("prompt", values)?)]);
     }
     if values.is_empty() || values.len() > MOST_PROMPTS {
         let why = format!("prompt should have from 1 to {MOST_PROMPTS} prompts, and has {}", values.len());
         return Err(ApiError::field("prompt", why));
     }
     let each = |(i, value)| match value {
-        Value::Array(ids) => tokens(&format!("prompt[{i}]"), ids).map(Given::Tokens),
+        Value::Array(ids) => token_ids(&format!("prompt[{i}]"), ids).map(Given::Tokens),
         value => text(format!("prompt[{i}]"), value).map(Given::Text),
     };
     values.into_iter().enumerate().map(each).collect()
-}
-
-/// Parses a list of token ids.
-pub(crate) fn tokens(path: &str, values: Vec<Value>) -> Result<Vec<u32>, ApiError> {
-    let id = |(i, value)| whole(format!("{path}[{i}]"), &value, 0..=i64::from(u32::MAX)).map(|id| id as u32);
-    values.into_iter().enumerate().map(id).collect()
 }
 
 impl Given {
@@ -133,16 +127,20 @@ pub(crate) async fn completions(
     request: Request,
 ) -> Result<Response, ApiError> {
     let caller = Caller::of(&request);
-    let job = prepare(&server, request, move |server, body| {
-        let CompletionRequest { prompts, echo, mut generation } = parse_completion_request(&body)?;
-        drop(body);
-        let info = server.model.handle.info();
-        let adapter = generation.fit(&server.model.handle)?;
-        let prompts = prompts.into_iter().map(|given| given.prompt(echo, info));
-        let prompts = prompts.collect::<Result<_, _>>()?;
-        let max_new = generation.length(server.model.max_tokens, USUAL_TOKENS);
-        generation.keep_apart(caller);
-        Job::new(generation, Form::Completion, prompts, max_new, (adapter, info))
-    });
-    run(&server, job.await?).await
+    let body = read_json(&server, request).await?;
+    let job = body.process(&server, move |server, body| job(server, body, caller)).await?;
+    run(&server, job).await
+}
+
+/// Parses a body and tokenizes its prompts.
+fn job(server: &Server, body: Vec<u8>, caller: Caller) -> Result<Job, ApiError> {
+    let CompletionRequest { prompts, echo, mut generation } = parse_completion_request(&body)?;
+    drop(body);
+    let info = server.model.handle.info();
+    let adapter = generation.fit(&server.model.handle)?;
+    let prompts = prompts.into_iter().map(|given| given.prompt(echo, info));
+    let prompts = prompts.collect::<Result<_, _>>()?;
+    let max_new = generation.length(server.model.max_tokens, USUAL_TOKENS);
+    generation.keep_apart(caller);
+    Job::new(generation, Form::Completion, prompts, max_new, (adapter, info))
 }

@@ -15,10 +15,9 @@ use tallow_models::encoder::{InputError, Inputs, Item, Truncation, shortened};
 use crate::ServedEncoder;
 use crate::access::Notes;
 use crate::base64;
-use crate::body::prepare;
-use crate::completions::tokens;
+use crate::body::read_json;
 use crate::errors::{ApiError, respond};
-use crate::fields::{Fields, text, wrong};
+use crate::fields::{Fields, text, token_ids, wrong};
 use crate::metrics::Counted;
 use crate::request_context::RequestContext;
 use crate::state::{Open, Server};
@@ -89,7 +88,7 @@ pub(crate) async fn embeddings(
     State(server): State<Arc<Server<ServedEncoder>>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let asked = prepare(&server, request, read).await?;
+    let asked = read_json(&server, request).await?.process(&server, parse).await?;
     let usage = Usage::of(&asked.inputs);
     if let Some(visit) = RequestContext::current() {
         // Vectors and their JSON.
@@ -162,7 +161,8 @@ pub(crate) fn unfit(path: &str, why: &InputError) -> ApiError {
     }
 }
 
-fn read(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
+/// Parses and tokenizes a body.
+fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
     let info = server.model.handle.info();
     if info.wanted == Wanted::Scores {
         let why = match info.width {
@@ -259,7 +259,7 @@ pub(crate) fn inputs(
         Some(other) => return Err(wrong("input".into(), "text, tokens, or a list of those", &other)),
     };
     if values.iter().all(Value::is_number) && !values.is_empty() {
-        return Ok(vec![make("input", Given::Tokens(tokens("input", values)?))?]);
+        return Ok(vec![make("input", Given::Tokens(token_ids("input", values)?))?]);
     }
     if values.is_empty() || values.len() > MOST_TEXTS {
         let why = format!("input should have from 1 to {MOST_TEXTS} texts, and has {}", values.len());
@@ -273,7 +273,7 @@ pub(crate) fn inputs(
     let each = |(i, value)| {
         let path = format!("input[{i}]");
         match value {
-            Value::Array(ids) => make(&path, Given::Tokens(tokens(&path, ids)?)),
+            Value::Array(ids) => make(&path, Given::Tokens(token_ids(&path, ids)?)),
             value @ Value::Object(_) => {
                 let (path, given) = object(path, value)?;
                 make(&path, given)

@@ -1,0 +1,276 @@
+//! The endpoints of the API: a file each, and [`ENDPOINTS`], the table that says which models answer which.
+//!
+//! All else follows from the table: the routes, what a model says to requests for models of another kind, who needs an
+//! API key, the methods that CORS allows, the start page, and the list in `docs/reference.md`.
+
+mod adapters;
+mod chat;
+mod classify;
+mod completions;
+mod embeddings;
+mod health;
+mod metrics;
+mod models;
+mod rerank;
+mod speech;
+mod start_page;
+mod tokens;
+mod version;
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use axum::routing::{MethodFilter, MethodRouter, on};
+
+use crate::Settings;
+use crate::served::{Served, ServedEncoder, ServedSpeech};
+use crate::state::{Model, Server};
+
+pub use chat::{ChatRequest, parse_chat_request};
+pub use completions::{CompletionRequest, parse_completion_request};
+
+/// Every endpoint.
+pub(crate) const ENDPOINTS: &[Endpoint] = &[
+    post("/v1/chat/completions", "chats").generator(|m| on(m, chat::chat)).is_task().on_start_page(),
+    post("/v1/completions", "texts to be continued")
+        .generator(|m| on(m, completions::completions))
+        .is_task()
+        .on_start_page(),
+    post("/v1/embeddings", "embeddings of texts and images")
+        .encoder(|m| on(m, embeddings::embeddings))
+        .is_task(),
+    post("/v1/rerank", "relevance of documents to a query").encoder(|m| on(m, rerank::rerank)).is_task(),
+    post("/classify", "classes of texts").encoder(|m| on(m, classify::classify)).is_task(),
+    post("/v1/audio/transcriptions", "text of speech")
+        .speech(|m| on(m, speech::transcriptions))
+        .is_task()
+        .refused_at("/v1/audio/{*what}"),
+    post("/v1/audio/translations", "text of speech, in English")
+        .speech(|m| on(m, speech::translations))
+        .is_task()
+        .refused_at("/v1/audio/{*what}"),
+    post("/tokenize", "tokens of a text or of a chat").generator(|m| on(m, tokens::tokenize)),
+    post("/detokenize", "the text of tokens").generator(|m| on(m, tokens::detokenize)),
+    get("/lora-adapters", "the LoRA adapters that are loaded").generator(|m| on(m, adapters::list)),
+    post("/v1/load_lora_adapter", "loads a LoRA adapter").generator(|m| on(m, adapters::load)),
+    post("/v1/unload_lora_adapter", "unloads a LoRA adapter").generator(|m| on(m, adapters::unload)),
+    get("/v1/models", "the models that are served").every(|m| on(m, models::models)).on_start_page(),
+    get("/v1/models/{*id}", "one of them").every(|m| on(m, models::model)),
+    get("/health", "whether the server is well")
+        .every(|m| on(m, health::health))
+        .access(Access::Probe)
+        .on_start_page(),
+    get("/ready", "whether it takes requests").every(|m| on(m, health::ready)).access(Access::Probe),
+    get("/metrics", "what it does, for Prometheus").every(|m| on(m, metrics::metrics)).on_start_page(),
+    get("/version", "version and commit of the server").every(|m| on(m, version::version)),
+    get("/", "a page about the server").every(|m| on(m, start_page::start_page)).access(Access::Open),
+];
+
+/// A row of [`ENDPOINTS`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) method: Method,
+    /// Path of its route; `{*id}` stands for any rest.
+    pub(crate) path: &'static str,
+    /// What it answers with.
+    pub(crate) what: &'static str,
+    generator: Option<Handler<Served>>,
+    encoder: Option<Handler<ServedEncoder>>,
+    speech: Option<Handler<ServedSpeech>>,
+    /// Handler for all kinds of model.
+    pub(crate) every: Option<Handler<dyn Model>>,
+    /// Whether it is what its kind of model is for.
+    is_task: bool,
+    /// Route at which other kinds of model say what they do instead; if `None` they do not know its path.
+    pub(crate) refused_at: Option<&'static str>,
+    access: Access,
+    /// Whether the page at `/` lists it.
+    pub(crate) on_start_page: bool,
+}
+
+/// HTTP method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Method {
+    Get,
+    Post,
+}
+
+/// Who may send requests to an endpoint, where API keys are configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    /// Callers that have a key.
+    Key,
+    /// Everybody, unless [`Settings::private_health`] is set: probes seldom have a key.
+    Probe,
+    /// Everybody: that the server runs is no secret.
+    Open,
+}
+
+/// Makes the route of a handler for a method.
+pub(crate) type Handler<M> = fn(MethodFilter) -> MethodRouter<Arc<Server<M>>>;
+
+/// A kind of model, which has endpoints of its own.
+pub(crate) trait Kind: Model + Sized {
+    /// What it does instead of what models of other kinds do.
+    const INSTEAD: &'static str;
+    /// The word before the last of its tasks: `or` where each model has only one of them.
+    const CONJUNCTION: &'static str = "and";
+
+    /// Its handler of an endpoint.
+    fn handler(endpoint: &Endpoint) -> Option<Handler<Self>>;
+}
+
+impl Kind for Served {
+    const INSTEAD: &'static str = "computes no embeddings and classifies nothing";
+
+    fn handler(endpoint: &Endpoint) -> Option<Handler<Served>> {
+        endpoint.generator
+    }
+}
+
+impl Kind for ServedEncoder {
+    const INSTEAD: &'static str = "generates no text";
+    const CONJUNCTION: &'static str = "or";
+
+    fn handler(endpoint: &Endpoint) -> Option<Handler<ServedEncoder>> {
+        endpoint.encoder
+    }
+}
+
+impl Kind for ServedSpeech {
+    const INSTEAD: &'static str = "hears";
+
+    fn handler(endpoint: &Endpoint) -> Option<Handler<ServedSpeech>> {
+        endpoint.speech
+    }
+}
+
+const fn get(path: &'static str, what: &'static str) -> Endpoint {
+    row(Method::Get, path, what)
+}
+
+const fn post(path: &'static str, what: &'static str) -> Endpoint {
+    row(Method::Post, path, what)
+}
+
+const fn row(method: Method, path: &'static str, what: &'static str) -> Endpoint {
+    Endpoint {
+        method,
+        path,
+        what,
+        generator: None,
+        encoder: None,
+        speech: None,
+        every: None,
+        is_task: false,
+        refused_at: None,
+        access: Access::Key,
+        on_start_page: false,
+    }
+}
+
+impl Endpoint {
+    /// Generative models answer it.
+    const fn generator(self, handler: Handler<Served>) -> Endpoint {
+        Endpoint { generator: Some(handler), ..self }
+    }
+
+    /// Encoders answer it.
+    const fn encoder(self, handler: Handler<ServedEncoder>) -> Endpoint {
+        Endpoint { encoder: Some(handler), ..self }
+    }
+
+    /// Speech-to-text models answer it.
+    const fn speech(self, handler: Handler<ServedSpeech>) -> Endpoint {
+        Endpoint { speech: Some(handler), ..self }
+    }
+
+    /// All models answer it.
+    const fn every(self, handler: Handler<dyn Model>) -> Endpoint {
+        Endpoint { every: Some(handler), ..self }
+    }
+
+    /// It is what its kind of model is for: other kinds refuse it and say what they do.
+    const fn is_task(self) -> Endpoint {
+        Endpoint { is_task: true, refused_at: Some(self.path), ..self }
+    }
+
+    /// Other kinds of model refuse all of this route, of which it is a part.
+    const fn refused_at(self, route: &'static str) -> Endpoint {
+        Endpoint { refused_at: Some(route), ..self }
+    }
+
+    const fn access(self, access: Access) -> Endpoint {
+        Endpoint { access, ..self }
+    }
+
+    const fn on_start_page(self) -> Endpoint {
+        Endpoint { on_start_page: true, ..self }
+    }
+
+    /// Why a model of kind `M` refuses it.
+    pub(crate) fn refusal<M: Kind>(&self) -> String {
+        if self.speech.is_some() {
+            return "the model of this server does not transcribe audio; serve a speech model for that"
+                .into();
+        }
+        let (instead, conjunction) = (M::INSTEAD, M::CONJUNCTION);
+        let tasks = ENDPOINTS.iter().filter(|e| e.is_task && M::handler(e).is_some());
+        let mut tasks: Vec<&str> = tasks.map(|e| e.path).collect();
+        let last = tasks.pop().unwrap_or_default();
+        format!("the model of this server {instead}; it has {} {conjunction} {last}", tasks.join(", "))
+    }
+
+    /// Kinds of model that answer it, for the documentation.
+    fn kinds(&self) -> String {
+        let kinds = [
+            (self.generator.is_some(), "generative"),
+            (self.encoder.is_some(), "encoder"),
+            (self.speech.is_some(), "speech"),
+            (self.every.is_some(), "all"),
+        ];
+        kinds.iter().filter(|(has, _)| *has).map(|(_, kind)| *kind).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl Method {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Method::Get => "GET",
+            Method::Post => "POST",
+        }
+    }
+
+    pub(crate) fn filter(self) -> MethodFilter {
+        match self {
+            Method::Get => MethodFilter::GET,
+            Method::Post => MethodFilter::POST,
+        }
+    }
+}
+
+/// Whether requests to a path need no API key.
+pub(crate) fn is_open(path: &str, settings: &Settings) -> bool {
+    ENDPOINTS.iter().filter(|endpoint| endpoint.path == path).any(|endpoint| match endpoint.access {
+        Access::Key => false,
+        Access::Probe => !settings.private_health,
+        Access::Open => true,
+    })
+}
+
+/// Methods that endpoints have, separated by commas.
+pub(crate) fn methods() -> String {
+    let is_used = |method: &Method| ENDPOINTS.iter().any(|endpoint| endpoint.method == *method);
+    let methods = [Method::Get, Method::Post].into_iter().filter(is_used);
+    methods.map(Method::name).collect::<Vec<_>>().join(", ")
+}
+
+/// The endpoints as a table in Markdown.
+pub fn endpoints_as_markdown() -> String {
+    let mut text = String::from("| endpoint | what it answers with or does | models |\n|---|---|---|\n");
+    for endpoint in ENDPOINTS {
+        let Endpoint { method, path, what, .. } = endpoint;
+        let _ = writeln!(text, "| `{} {path}` | {what} | {} |", method.name(), endpoint.kinds());
+    }
+    text
+}

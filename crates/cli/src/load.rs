@@ -348,7 +348,7 @@ impl LoadedModel {
     fn slow(&self, device: &Device) -> Vec<String> {
         let (layers, on_gpu) = (&self.model.spec.layers, !matches!(device, Device::Cpu));
         let (experts, latent) =
-            (layers.iter().any(|l| l.experts.is_some()), layers.iter().any(|l| l.mla.is_some()));
+            (layers.iter().any(|l| l.ffn.moe().is_some()), layers.iter().any(|l| l.mixer.mla().is_some()));
         let mut slow = Vec::new();
         if on_gpu && experts {
             slow.push(format!("{device} computes every expert for every token; --device cpu may be faster"));

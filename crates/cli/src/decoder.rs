@@ -75,12 +75,12 @@ impl LoadedModel {
     fn slow(&self, device: &Device) -> Vec<String> {
         let (layers, traits) = (&self.model.spec.layers, device.info().traits());
         let mut slow = Vec::new();
-        if traits.all_experts && layers.iter().any(|l| l.experts.is_some()) {
+        if traits.all_experts && layers.iter().any(|l| l.ffn.moe().is_some()) {
             slow.push(format!("{device} computes every expert for every token; --device cpu may be faster"));
         } else if self.model.has_shuffled_experts() {
             slow.push("experts quantized with act-order are all computed for every token".into());
         }
-        if traits.mla_by_head && layers.iter().any(|l| l.mla.is_some()) {
+        if traits.mla_by_head && layers.iter().any(|l| l.mixer.mla().is_some()) {
             slow.push(format!(
                 "{device} goes through this model's heads one by one; --device cpu may be faster"
             ));

@@ -8,7 +8,7 @@ use tallow_engine::seq2seq::SlotLimits;
 use tallow_models::Model;
 use tallow_models::encoder::{self, EncoderModel};
 use tallow_models::seq2seq::Seq2SeqModel;
-use tallow_models::spec::{ExpertsSpec, GatedDeltaSpec, LayerSpec};
+use tallow_models::spec::{LayerSpec, Mixer, MoeSpec};
 
 use crate::Failed;
 use crate::devices::Device;
@@ -296,20 +296,22 @@ fn workspace(model: &Model, step: Step, context: usize) -> u64 {
 }
 
 /// Upper bound of the elements per token that a step has at one time.
-fn activations(layers: &[LayerSpec], dim: usize) -> usize {
+fn activations<L: Clone + Into<LayerSpec>>(layers: &[L], dim: usize) -> usize {
+    let layers: Vec<LayerSpec> = layers.iter().cloned().map(L::into).collect();
     let widest = |f: &dyn Fn(&LayerSpec) -> usize| layers.iter().map(f).max().unwrap_or(0);
-    let latent =
-        |l: &LayerSpec| l.mla.map_or(0, |a| l.mixer.heads.q * (a.qk_nope_dim + a.qk_rope_dim + a.v_dim));
-    let attention = |l: &LayerSpec| {
-        let heads = l.mixer.heads;
-        heads.qkv_cols() + (2 + 2 * usize::from(l.mixer.gated)) * heads.q_cols() + latent(l)
-    };
-    // Gated delta rule: q, k and v as projected, after the convolution, and as heads.
-    let recalled = |d: GatedDeltaSpec| 3 * d.heads.cols() + 5 * d.heads.value_cols() + 4 * d.heads.values;
-    let qkv = widest(&|l| l.gated_delta.map_or_else(|| attention(l), recalled));
+    let qkv = widest(&|l| match &l.mixer {
+        Mixer::Attention(a) => a.heads.qkv_cols() + (2 + 2 * usize::from(a.gated)) * a.heads.q_cols(),
+        Mixer::SharedKv(a) => a.heads.qkv_cols() + 2 * a.heads.q_cols(),
+        Mixer::Mla(a) => {
+            let projected = a.q_heads * (a.qk_nope_dim + a.qk_rope_dim + a.v_dim);
+            a.heads().qkv_cols() + 2 * a.heads().q_cols() + projected
+        }
+        // Gated delta rule: q, k and v as projected, after the convolution, and as heads.
+        Mixer::GatedDelta(d) => 3 * d.heads.cols() + 5 * d.heads.value_cols() + 4 * d.heads.values,
+    });
     // MoE: each token is copied for each of its experts, and their outputs are kept apart.
-    let sorted = |e: ExpertsSpec| 2 * e.top_k * dim + 4 * e.count;
-    let ffn = widest(&|l| 3 * l.active_ffn_width() + l.experts.map_or(0, sorted));
+    let sorted = |moe: &MoeSpec| 2 * moe.experts.top_k * dim + 4 * moe.experts.count;
+    let ffn = widest(&|l| 3 * l.active_ffn_width() + l.ffn.moe().map_or(0, sorted));
     4 * dim + qkv.max(ffn)
 }
 

@@ -38,7 +38,8 @@ impl<B: Backend> Decoder<B> {
         let mut decoder = Decoder::read(&mut w, spec, context, None)?;
         decoder.targets = Some(Targets::new(model, w.targets()));
         // Files may hold K and V weights of layers that read another layer's cache.
-        let borrowers = spec.layers.iter().enumerate().filter(|(_, layer)| layer.mixer.kv_source.is_some());
+        let borrowers =
+            spec.layers.iter().enumerate().filter(|(_, layer)| layer.mixer.kv_source().is_some());
         let unused = |i| [names.k, names.v, names.k_norm].map(|name| weights::named(&of_layer(name, i)));
         let unused: HashSet<String> = borrowers.flat_map(|(i, _)| unused(i)).collect();
         let lent = |name: &str| unused.contains(name);
@@ -132,7 +133,7 @@ impl<B: Backend> Decoder<B> {
             let given =
                 given.map(|(plan, cache)| Ok::<_, tallow_core::Error>(StepInputs { plan, kv: cache.kv()? }));
             let across = given.transpose()?;
-            let lender = self.spec.layers[i].mixer.kv_source.and_then(|lender| caches.get(lender));
+            let lender = self.spec.layers[i].mixer.kv_source().and_then(|lender| caches.get(lender));
             let cx = Context { b, plan, cache: lender.unwrap_or(cache), ropes: &self.ropes, across, side };
             x = layer.forward(&cx, &x)?; // [tokens, dim]
             see(i + 1, &x)?;

@@ -148,7 +148,7 @@ impl Model {
 
     /// Bytes of all experts of a layer.
     pub fn expert_bytes(&self, layer: usize) -> usize {
-        let (names, count) = (self.names(), self.spec.layers[layer].experts.map_or(0, |e| e.count));
+        let (names, count) = (self.names(), self.spec.layers[layer].ffn.moe().map_or(0, |moe| moe.experts.count));
         let stored = |name: &str| self.checkpoint.get(name).map_or(0, |stored| self.size(name, stored));
         let bytes = |name: String| stored(&named(&name));
         if let Some((joint, _)) = names.expert_joint {

@@ -1,13 +1,22 @@
 //! [`DecoderSpec`]: a decoder's architecture as plain values. Families build it from a model's settings; blocks read
 //! it.
 
-use tallow_core::{Activation, DType, DeltaHeads, Groups, Heads, NormKind, Scores, ShareOf};
+mod ffn;
+mod mixer;
+
+use tallow_core::{DType, NormKind};
 
 use crate::blocks::rope::RopeSpec;
+pub use ffn::{ExpertsSpec, Ffn, FfnSpec, MoeSpec, SharedExpertSpec};
+pub use mixer::{AttentionSpec, GatedDeltaSpec, Mixer, MlaSpec, QkNormSpec, RelativeBiasSpec, SharedKvSpec};
 
 /// A decoder: token embedding, layers, final norm, LM head.
+///
+/// Families begin with a [`DenseDecoderSpec`], of whose layers they can set anything that attention or a dense FFN has;
+/// then they exchange what a layer has instead ([`with_mixers`](DecoderSpec::with_mixers),
+/// [`with_ffns`](DecoderSpec::with_ffns)).
 #[derive(Debug, Clone, PartialEq)]
-pub struct DecoderSpec {
+pub struct DecoderSpec<L = LayerSpec> {
     /// Whether GGUF files of the family store Q and K rows in another order than the original checkpoints.
     pub gguf_permutes_qk: bool,
     /// Rows of the embedding; token ids are below it.
@@ -37,8 +46,11 @@ pub struct DecoderSpec {
     /// MTP layers (nextn) stored behind the last layer. They are skipped.
     pub mtp_layers: usize,
     /// First to last.
-    pub layers: Vec<LayerSpec>,
+    pub layers: Vec<L>,
 }
+
+/// A decoder whose layers all have attention and a dense FFN.
+pub type DenseDecoderSpec = DecoderSpec<DenseLayerSpec>;
 
 /// Settings shared by all norms of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,29 +67,21 @@ pub struct NormSpec {
 
 /// One decoder or encoder layer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LayerSpec {
-    /// Attention, unless `gated_delta` is set.
-    pub mixer: AttentionSpec,
-    /// MLA (DeepSeek V2). `mixer` then describes attention over the latent KV rows.
-    pub mla: Option<MlaSpec>,
-    /// Gated delta rule (Qwen3-Next): a recurrent state in place of K and V. `mixer` is then unused.
-    pub gated_delta: Option<GatedDeltaSpec>,
-    /// The FFN; with `experts`, one expert.
-    pub ffn: FfnSpec,
-    /// MoE: number of experts and how a token is routed.
-    pub experts: Option<ExpertsSpec>,
-    /// Parallel MoE (Gemma 4): a dense FFN beside the experts, each with norms of its own.
-    pub dense_ffn: Option<FfnSpec>,
+pub struct LayerSpec<M = Mixer, F = Ffn> {
+    /// The block that mixes tokens.
+    pub mixer: M,
+    /// The feed-forward block.
+    pub ffn: F,
     /// Placement of the norms.
     pub order: Order,
     /// Multiplies each block's output before it is added to the residual stream.
     pub residual_scale: f32,
     /// Whether a learned scalar multiplies the layer's output.
     pub layer_scale: bool,
-    /// Cross-attention to the encoder's output, with the same heads and biases as `mixer`. It runs between the mixer
-    /// and the FFN, with a norm in front of it.
-    pub cross_attention: bool,
 }
+
+/// A layer with attention and a dense FFN. Encoders have no other.
+pub type DenseLayerSpec = LayerSpec<AttentionSpec, FfnSpec>;
 
 /// Placement of a layer's norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,229 +102,132 @@ pub enum Order {
     ParallelOneNorm,
 }
 
-/// Self-attention.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AttentionSpec {
-    /// Number of query and KV heads, and their width.
-    pub heads: Heads,
-    /// Bias of the Q, K and V projections.
-    pub qkv_bias: Bias,
-    /// Bias of the output projection.
-    pub out_bias: Bias,
-    /// QK norm.
-    pub qk_norm: QkNormSpec,
-    /// Whether each head of V is normalised, without weights.
-    pub v_norm: bool,
-    /// RoPE variant: index into [`DecoderSpec::ropes`]. `None`: no position encoding (NoPE).
-    pub rope: Option<usize>,
-    /// Causal mask; otherwise attention is bidirectional.
-    pub causal: bool,
-    /// Sliding window: positions that a token attends to in each visible direction, itself included.
-    pub window: Option<usize>,
-    /// Chunked attention (Llama 4): the sequence is cut into chunks of this length, and no token attends outside its
-    /// own.
-    pub chunk: Option<usize>,
-    /// Attention sinks (gpt-oss): each head has a learned score beside those of tokens.
-    pub sinks: bool,
-    /// Multiplies attention scores.
-    pub scale: f32,
-    /// Softcap: scores then become `cap * tanh(score / cap)`.
-    pub softcap: Option<f32>,
-    /// Second RoPE variant, applied to queries alone, after `rope`.
-    pub second_rope: Option<usize>,
-    /// Output gate: each element of a query head's result has a gate, projected together with Q.
-    pub gated: bool,
-    /// Relative position bias (T5), added to scores.
-    pub relative_bias: Option<RelativeBiasSpec>,
-    /// Whether K has no bias where Q and V have one (Whisper).
-    pub no_k_bias: bool,
-    /// Whether V is K before QK norm and RoPE.
-    pub tie_kv: bool,
-    /// Shared KV (Gemma 3n, 4): the earlier layer whose KV cache this one reads.
-    pub kv_source: Option<usize>,
-}
-
-/// Relative position bias (T5): distances fall into buckets, with one learned bias per bucket and head. Short distances
-/// have a bucket each, longer ones share logarithmically wider ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RelativeBiasSpec {
-    /// Number of buckets; in bidirectional attention, of both directions together.
-    pub buckets: usize,
-    /// All distances from here on share the last bucket.
-    pub max_distance: usize,
-}
-
-impl AttentionSpec {
-    /// Bias of the K projection.
-    pub fn key_bias(&self) -> Bias {
-        if self.no_k_bias { Bias::No } else { self.qkv_bias }
-    }
-
-    /// Most positions that a token attends to, itself included; `None` if all before it.
-    pub fn sees(&self) -> Option<usize> {
-        self.window.into_iter().chain(self.chunk).min()
-    }
-}
-
-/// MLA (multi-head latent attention, DeepSeek V2): K and V of all heads come from one latent row per token. The KV
-/// cache holds `[k_rope, latent]` as a single KV head; queries are projected to that width, and the attention output
-/// from it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MlaSpec {
-    /// Width of the latent KV row.
-    pub kv_lora_rank: usize,
-    /// Width of the latent query row; `None` if Q is projected from the input directly.
-    pub q_lora_rank: Option<usize>,
-    /// Elements of a query head without RoPE.
-    pub qk_nope_dim: usize,
-    /// Elements of a query head with RoPE, behind those.
-    pub qk_rope_dim: usize,
-    /// Elements of a value head.
-    pub v_dim: usize,
-    /// Epsilon of the norms of latent rows.
-    pub eps: f32,
-}
-
-/// Gated delta rule (Gated DeltaNet, Qwen3-Next): each value head keeps a state matrix; a causal convolution precedes
-/// it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GatedDeltaSpec {
-    /// Number of key and value heads, and their widths.
-    pub heads: DeltaHeads,
-    /// Kernel size of the causal convolution, in tokens.
-    pub kernel: usize,
-}
-
-impl GatedDeltaSpec {
-    /// Floats of a sequence's convolution state: `(kernel - 1) * cols`.
-    pub fn window_len(&self) -> usize {
-        (self.kernel - 1) * self.heads.cols()
-    }
-}
-
-/// A feed-forward block.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FfnSpec {
-    /// Intermediate size.
-    pub width: usize,
-    /// Activation function.
-    pub act: Activation,
-    /// Whether there is a gate projection (GLU).
-    pub gated: bool,
-    /// Bias of its linear layers.
-    pub bias: Bias,
-}
-
-/// Mixture of experts.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ExpertsSpec {
-    /// Number of experts.
-    pub count: usize,
-    /// Experts per token.
-    pub top_k: usize,
-    /// Bias of the router's logits.
-    pub router_bias: Bias,
-    /// How logits become scores.
-    pub scores: Scores,
-    /// What a token's expert weight multiplies: the expert's output or its input.
-    pub share_of: ShareOf,
-    /// Whether a bias takes part in the selection only, not in the expert weights (`e_score_correction_bias`, DeepSeek
-    /// V3).
-    pub bias: bool,
-    /// Group-limited routing: groups are chosen first.
-    pub groups: Option<Groups>,
-    /// Whether the weights of the chosen experts are normalised to sum to 1 (`norm_topk_prob`).
-    pub norm_weights: bool,
-    /// Multiplies expert weights (`routed_scaling_factor`).
-    pub scale: f32,
-    /// Shared expert, which every token goes through.
-    pub shared: Option<SharedExpertSpec>,
-    /// Whether the router reads the hidden state through a norm of its own.
-    pub router_norm: bool,
-    /// Whether a learned scalar per expert multiplies its weight.
-    pub expert_scale: bool,
-}
-
-/// Shared expert: an FFN beside the routed experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SharedExpertSpec {
-    /// Intermediate size.
-    pub width: usize,
-    /// Whether a gate per token scales its output (Qwen2-MoE).
-    pub gated: bool,
-}
-
-impl ExpertsSpec {
-    /// Softmax over all experts, then top-k; everything else off.
-    pub fn softmax(count: usize, top_k: usize) -> ExpertsSpec {
-        let scores = Scores::Softmax;
-        ExpertsSpec {
-            count,
-            top_k,
-            router_bias: Bias::No,
-            scores,
-            share_of: ShareOf::Result,
-            bias: false,
-            groups: None,
-            norm_weights: false,
-            scale: 1.0,
-            shared: None,
-            router_norm: false,
-            expert_scale: false,
-        }
-    }
-}
-
-impl DecoderSpec {
-    /// Whether any layer has a recurrent state in place of K and V. Pages alone then do not hold a sequence's past.
-    pub fn is_recurrent(&self) -> bool {
-        self.layers.iter().any(|layer| layer.gated_delta.is_some())
-    }
-
+impl<L> DecoderSpec<L> {
     /// Longest sequence for which RoPE is as in training. Past it, dynamic variants are stretched for all sequences
     /// alike.
     pub fn trained_context(&self) -> usize {
         let dynamic = self.ropes.iter().filter_map(RopeSpec::dynamic).map(|(_, original)| original);
         dynamic.chain([self.context]).min().unwrap_or(self.context)
     }
+
+    fn with_layers<T>(self, to: impl FnMut((usize, L)) -> T) -> DecoderSpec<T> {
+        DecoderSpec {
+            gguf_permutes_qk: self.gguf_permutes_qk,
+            vocab: self.vocab,
+            dim: self.dim,
+            context: self.context,
+            norm: self.norm,
+            tied_embeddings: self.tied_embeddings,
+            head_bias: self.head_bias,
+            embed_scale: self.embed_scale,
+            positions: self.positions,
+            per_layer_dim: self.per_layer_dim,
+            logit_scale: self.logit_scale,
+            logit_softcap: self.logit_softcap,
+            ropes: self.ropes,
+            mtp_layers: self.mtp_layers,
+            layers: self.layers.into_iter().enumerate().map(to).collect(),
+        }
+    }
+}
+
+impl DenseDecoderSpec {
+    /// The decoder whose layer `i` has `mixer(i, its attention)`.
+    pub fn with_mixers(
+        self,
+        mut mixer: impl FnMut(usize, AttentionSpec) -> Mixer,
+    ) -> DecoderSpec<LayerSpec<Mixer, FfnSpec>> {
+        self.with_layers(|(i, layer)| layer.with(|attention| mixer(i, attention), |ffn| ffn))
+    }
+}
+
+impl<M: Into<Mixer>> DecoderSpec<LayerSpec<M, FfnSpec>> {
+    /// The decoder whose layer `i` has `ffn(i, its FFN)`.
+    pub fn with_ffns(self, mut ffn: impl FnMut(usize, FfnSpec) -> Ffn) -> DecoderSpec {
+        self.with_layers(|(i, layer)| layer.with(M::into, |dense| ffn(i, dense)))
+    }
+
+    /// The decoder whose layer `i` has the MoE `experts(i)`, if there is one; its FFN is that of an expert.
+    pub fn with_experts(self, experts: impl Fn(usize) -> Option<ExpertsSpec>) -> DecoderSpec {
+        self.with_ffns(|i, expert| match experts(i) {
+            Some(experts) => Ffn::Moe(MoeSpec { expert, experts }),
+            None => Ffn::Dense(expert),
+        })
+    }
+}
+
+impl<M: Into<Mixer>> From<DecoderSpec<LayerSpec<M, FfnSpec>>> for DecoderSpec {
+    fn from(spec: DecoderSpec<LayerSpec<M, FfnSpec>>) -> DecoderSpec {
+        spec.with_ffns(|_, ffn| Ffn::Dense(ffn))
+    }
+}
+
+impl DecoderSpec {
+    /// Whether any layer has a recurrent state in place of K and V. Pages alone then do not hold a sequence's past.
+    pub fn is_recurrent(&self) -> bool {
+        self.layers.iter().any(|layer| layer.mixer.gated_delta().is_some())
+    }
+}
+
+impl<M, F> LayerSpec<M, F> {
+    /// Pre-norm, and nothing but the two blocks.
+    pub fn new(mixer: M, ffn: F) -> LayerSpec<M, F> {
+        LayerSpec { mixer, ffn, order: Order::Pre, residual_scale: 1.0, layer_scale: false }
+    }
+
+    fn with<N, G>(self, mixer: impl FnOnce(M) -> N, ffn: impl FnOnce(F) -> G) -> LayerSpec<N, G> {
+        LayerSpec {
+            mixer: mixer(self.mixer),
+            ffn: ffn(self.ffn),
+            order: self.order,
+            residual_scale: self.residual_scale,
+            layer_scale: self.layer_scale,
+        }
+    }
+}
+
+impl From<DenseLayerSpec> for LayerSpec {
+    fn from(layer: DenseLayerSpec) -> LayerSpec {
+        layer.with(Mixer::Attention, Ffn::Dense)
+    }
 }
 
 impl LayerSpec {
     /// Columns of a KV cache of `dtype` for one token's keys, or for its values.
     pub fn cache_cols(&self, dtype: DType) -> usize {
-        let keeps_none = self.gated_delta.is_some() || self.mixer.kv_source.is_some();
-        if keeps_none { 0 } else { self.mixer.heads.cache_cols(dtype) }
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.heads.cache_cols(dtype),
+            Mixer::Mla(mla) => mla.heads().cache_cols(dtype),
+            Mixer::SharedKv(_) | Mixer::GatedDelta(_) => 0,
+        }
     }
 
     /// Floats of a sequence's recurrent state.
     pub fn state_len(&self) -> usize {
-        self.gated_delta.map_or(0, |delta| delta.window_len() + delta.heads.state_len())
+        self.mixer.gated_delta().map_or(0, |delta| delta.window_len() + delta.heads.state_len())
     }
 
     /// Weights of the mixer, for hidden states of width `dim`.
     pub fn mixer_params(&self, dim: usize) -> usize {
-        if let Some(GatedDeltaSpec { heads, .. }) = self.gated_delta {
-            return dim * (heads.cols() + 2 * heads.value_cols() + 2 * heads.values);
+        match &self.mixer {
+            Mixer::Attention(AttentionSpec { heads, gated, .. }) => {
+                let gates = if *gated { heads.q_cols() } else { 0 };
+                dim * (heads.qkv_cols() + heads.q_cols() + gates)
+            }
+            Mixer::SharedKv(shared) => dim * 2 * shared.heads.q_cols(),
+            Mixer::Mla(mla) => mla.params(dim),
+            Mixer::GatedDelta(GatedDeltaSpec { heads, .. }) => {
+                dim * (heads.cols() + 2 * heads.value_cols() + 2 * heads.values)
+            }
         }
-        let heads = self.mixer.heads;
-        let Some(MlaSpec { kv_lora_rank, q_lora_rank, qk_nope_dim, qk_rope_dim, v_dim, .. }) = self.mla
-        else {
-            let gates = if self.mixer.gated { heads.q_cols() } else { 0 };
-            let own = if self.mixer.kv_source.is_some() { heads.q_cols() } else { heads.qkv_cols() };
-            return dim * (own + heads.q_cols() + gates);
-        };
-        let queries = heads.q * (qk_nope_dim + qk_rope_dim);
-        let queries = q_lora_rank.map_or(dim * queries, |narrow| narrow * (dim + queries));
-        queries
-            + dim * (kv_lora_rank + qk_rope_dim)
-            + heads.q * (kv_lora_rank * (qk_nope_dim + v_dim) + v_dim * dim)
     }
 
     /// Intermediate sizes of all FFNs that a token goes through, summed.
     pub fn active_ffn_width(&self) -> usize {
-        let beside = self.dense_ffn.map_or(0, |block| block.width);
-        let of = |e: ExpertsSpec| e.top_k * self.ffn.width + e.shared.map_or(0, |s| s.width) + beside;
-        self.experts.map_or(self.ffn.width, of)
+        let experts = |MoeSpec { expert, experts }: &MoeSpec| {
+            experts.top_k * expert.width + experts.shared.map_or(0, |shared| shared.width)
+        };
+        self.ffn.dense().map_or(0, |dense| dense.width) + self.ffn.moe().map_or(0, experts)
     }
 }
 
@@ -333,19 +240,4 @@ pub enum Bias {
     Yes,
     /// If the checkpoint has one: GGUF metadata does not say.
     IfPresent,
-}
-
-/// QK norm: how Q and K are normalised before RoPE.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QkNormSpec {
-    /// No QK norm.
-    None,
-    /// Per head, without weights.
-    Plain,
-    /// Per head, the same weights for all.
-    PerHead,
-    /// Per head, with weights of its own.
-    HeadWeights,
-    /// Over all heads of a token at once.
-    AllHeads,
 }

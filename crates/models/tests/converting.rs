@@ -274,8 +274,8 @@ fn attention_is_as_sharp_in_a_file() {
         };
         let file = open(out);
         let sharp = |layer: &tallow_models::spec::LayerSpec| {
-            let latent = layer.mla.unwrap();
-            f64::from(layer.mixer.scale) * ((latent.qk_nope_dim + latent.qk_rope_dim) as f64).sqrt()
+            let latent = layer.mixer.mla().unwrap();
+            f64::from(latent.scale) * ((latent.qk_nope_dim + latent.qk_rope_dim) as f64).sqrt()
         };
         let want = (0.1 * all * 4f64.ln() + 1.0).powi(2);
         for layer in model.spec.layers.iter().chain(&file.spec.layers) {

@@ -82,12 +82,12 @@ fn every_matrix_is_heard() {
                     "{name}: {tensor}: {found:?}"
                 ),
                 true => {
-                    let used = model.spec.layers[layer.unwrap()].experts.unwrap().top_k;
+                    let used = model.spec.layers[layer.unwrap()].ffn.moe().unwrap().experts.top_k;
                     let (rows, squares) = found.iter().fold((0, 0.0), |(n, s), (rows, x)| (n + rows, s + x));
                     assert_eq!(rows, used * TOKENS as usize, "{name}: {tensor}");
                     // Each token's row goes to `top_k` experts.
                     let router = heard.get(&tensor.replace("ffn_up_exps", "ffn_gate_inp"));
-                    let whole = model.spec.layers[layer.unwrap()].experts.unwrap().share_of
+                    let whole = model.spec.layers[layer.unwrap()].ffn.moe().unwrap().experts.share_of
                         == tallow_core::ShareOf::Result;
                     if let Some(router) = router.filter(|_| tensor.contains("ffn_up_exps") && whole) {
                         let want = used as f64 * router[0].1;

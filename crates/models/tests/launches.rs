@@ -14,7 +14,7 @@ use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;
 use tallow_models::encoder::spec::Pooling;
 use tallow_models::encoder::{Encoder, EncoderModel, Input};
-use tallow_models::spec::{LayerSpec, Order};
+use tallow_models::spec::{AttentionSpec, ExpertsSpec, LayerSpec, Mixer, Order};
 use tallow_support::{ENCODERS, golden, needed};
 use tallow_wgpu::{Counts, Wgpu, devices};
 
@@ -168,23 +168,24 @@ fn launch_table_of_a_gpu() {
 /// Upper bound of a layer's dispatches: a plain layer's plus those of its extras.
 fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
     let behind = 2 * usize::from(layer.order == Order::Sandwich);
-    let (bent, turned) = (usize::from(!layer.ffn.gated), usize::from(layer.mixer.second_rope.is_some()));
+    let bent = usize::from(!layer.ffn.expert().gated);
     // The GPU runs experts one by one.
-    let experts = layer.experts.map_or(0, |e| 4 * e.count + 5 * usize::from(e.shared.is_some()));
-    // MLA: per head, the parts of queries and of values are separate products.
-    let latent = layer.mla.map_or(0, |_| 5 * layer.mixer.heads.q + 8);
-    // Per-layer embedding, value norm and copying it back, layer scale, and attention gates, which are a fourth part
-    // beside queries, keys and values.
-    let more = 4 * usize::from(model.spec.per_layer_dim.is_some())
-        + 2 * usize::from(layer.mixer.v_norm)
-        + usize::from(layer.layer_scale)
-        + 2 * usize::from(layer.mixer.gated && layer.gated_delta.is_none());
-    // Gated delta rule layer: norm, four projections fused in two, causal convolution in two, QK norm, the recurrence,
-    // gated norm, output.
-    if layer.gated_delta.is_some() {
-        return 14 + behind + bent + experts + more;
-    }
-    9 + behind + bent + turned + experts + latent + more
+    let of_experts = |experts: ExpertsSpec| 4 * experts.count + 5 * usize::from(experts.shared.is_some());
+    let experts = layer.ffn.moe().map_or(0, |moe| of_experts(moe.experts));
+    // Per-layer embedding, layer scale.
+    let more = 4 * usize::from(model.spec.per_layer_dim.is_some()) + usize::from(layer.layer_scale);
+    let mixer = match &layer.mixer {
+        // Value norm and copying it back, and attention gates, which are a fourth part beside queries, keys and values.
+        Mixer::Attention(AttentionSpec { v_norm, gated, second_rope, .. }) => {
+            9 + 2 * usize::from(*v_norm) + 2 * usize::from(*gated) + usize::from(second_rope.is_some())
+        }
+        Mixer::SharedKv(_) => 9,
+        // Per head, the parts of queries and of values are separate products.
+        Mixer::Mla(mla) => 9 + 5 * mla.q_heads + 8,
+        // Norm, four projections fused in two, causal convolution in two, QK norm, the recurrence, gated norm, output.
+        Mixer::GatedDelta(_) => 14,
+    };
+    mixer + behind + bent + experts + more
 }
 
 /// The device's counters before and after a decode step of one token with sampling.

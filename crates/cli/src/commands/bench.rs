@@ -10,7 +10,7 @@ use tallow_engine::handle::LoadLora;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
 use tallow_models::formats::Settings;
-use tallow_models::spec::LayerSpec;
+use tallow_models::spec::{LayerSpec, MoeSpec};
 
 use crate::args::{Bench, DeviceArgs, PromptAndAnswer};
 use crate::devices::{Arithmetic, DeviceChoice, MeasuredBackend, Speeds};
@@ -356,7 +356,7 @@ fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
         .iter()
         .map(|l| {
             let seen = l.mixer.sees().map_or(depth, |w| depth.min(w as f64));
-            let kept = l.mixer.kv_source.map_or(l, |i| &spec.layers[i]).cache_cols(setup.kv.0);
+            let kept = l.mixer.kv_source().map_or(l, |i| &spec.layers[i]).cache_cols(setup.kv.0);
             2.0 * kept as f64 * seen
         })
         .sum();
@@ -369,7 +369,10 @@ fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
 fn idle(model: &Model, sequences: usize) -> f64 {
     let layers = model.spec.layers.iter().enumerate();
     let of = |(i, l): (usize, &LayerSpec)| {
-        let missed = l.experts.map(|e| (1.0 - e.top_k as f64 / e.count as f64).powi(sequences as i32));
+        let missed = l
+            .ffn
+            .moe()
+            .map(|MoeSpec { experts: e, .. }| (1.0 - e.top_k as f64 / e.count as f64).powi(sequences as i32));
         missed.map_or(0.0, |missed| missed * model.expert_bytes(i) as f64)
     };
     layers.map(of).sum()
@@ -390,14 +393,13 @@ fn work(model: &Model, test: Test) -> f64 {
         .layers
         .iter()
         .map(|l| {
-            let ffn = (2 + usize::from(l.ffn.gated)) * l.active_ffn_width();
+            let ffn = (2 + usize::from(l.ffn.expert().gated)) * l.active_ffn_width();
             let linear = l.mixer_params(spec.dim) + spec.dim * ffn;
             let seen = l.mixer.sees().map_or(depth, |w| depth.min(w as f64));
             // The state of the gated delta rule is read twice and written once for each token.
-            let mixing = match l.gated_delta {
-                Some(delta) => 6.0 * delta.heads.state_len() as f64,
-                None => 4.0 * l.mixer.heads.q_cols() as f64 * seen,
-            };
+            let states = l.mixer.gated_delta().map_or(0, |delta| delta.heads.state_len());
+            let scores = l.mixer.heads().map_or(0.0, |heads| 4.0 * heads.q_cols() as f64 * seen);
+            let mixing = 6.0 * states as f64 + scores;
             2.0 * linear as f64 + mixing
         })
         .sum();

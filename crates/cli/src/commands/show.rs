@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use tallow_core::Heads;
 use tallow_models::AnyModel;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::formats::{Checkpoint, Kind, Settings};
 use tallow_models::seq2seq::Seq2SeqModel;
-use tallow_models::spec::{DecoderSpec, GatedDeltaSpec, LayerSpec};
+use tallow_models::spec::{DecoderSpec, GatedDeltaSpec, LayerSpec, MoeSpec};
 use tallow_models::tokenizer::Tokenizer;
 
 use super::print;
@@ -202,27 +203,29 @@ fn context(spec: &DecoderSpec) -> String {
 
 /// `mlp 8192`, or `8 of 128 experts of 768`
 fn feed_forward(layer: &LayerSpec) -> String {
-    let Some(experts) = layer.experts else { return format!("mlp {}", layer.ffn.width) };
-    let beside = experts.shared.map(|s| s.width).or(layer.dense_ffn.map(|block| block.width));
+    let width = layer.ffn.expert().width;
+    let Some(MoeSpec { experts, .. }) = layer.ffn.moe() else { return format!("mlp {width}") };
+    let beside = experts.shared.map(|s| s.width).or(layer.ffn.dense().map(|dense| dense.width));
     let shared = beside.map_or(String::new(), |width| format!(" and one of {width}"));
-    format!("{} of {} experts of {}{shared}", experts.top_k, experts.count, layer.ffn.width)
+    format!("{} of {} experts of {width}{shared}", experts.top_k, experts.count)
 }
 
 /// `8 (32 query heads, 8 key heads, 128 wide, mlp 4096)`, with a part for each kind of layer. `unit` follows the count.
-fn layers(all: &[LayerSpec], unit: &str) -> String {
+fn layers<L: Clone + Into<LayerSpec>>(all: &[L], unit: &str) -> String {
     let mut kinds: Vec<(String, usize)> = Vec::new();
     for layer in all {
+        let layer: LayerSpec = layer.clone().into();
         let of = |what: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(", {what} {n}"));
-        let window = of("window", layer.mixer.window)
-            + &of("chunks of", layer.mixer.chunk)
-            + &of("keys of layer", layer.mixer.kv_source);
-        let heads = match (layer.gated_delta, layer.mixer.heads) {
-            (Some(GatedDeltaSpec { heads: h, .. }), _) => {
-                format!("{} delta heads of {} x {}, {} key heads", h.values, h.key_dim, h.value_dim, h.keys)
-            }
-            (None, h) => format!("{} query heads, {} key heads, {} wide", h.q, h.kv, h.dim),
+        let window = of("window", layer.mixer.window())
+            + &of("chunks of", layer.mixer.chunk())
+            + &of("keys of layer", layer.mixer.kv_source());
+        let attention = |h: Heads| format!("{} query heads, {} key heads, {} wide", h.q, h.kv, h.dim);
+        let delta = |GatedDeltaSpec { heads: h, .. }: &GatedDeltaSpec| {
+            format!("{} delta heads of {} x {}, {} key heads", h.values, h.key_dim, h.value_dim, h.keys)
         };
-        let kind = format!("{heads}, {}{window}", feed_forward(layer));
+        let heads = layer.mixer.heads().map(attention).or(layer.mixer.gated_delta().map(delta));
+        let heads = heads.unwrap_or_default();
+        let kind = format!("{heads}, {}{window}", feed_forward(&layer));
         match kinds.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, n)) => *n += 1,
             None => kinds.push((kind, 1)),

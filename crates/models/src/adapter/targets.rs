@@ -48,7 +48,7 @@ impl Targets {
     /// The targets `all` of a model.
     pub(crate) fn new(model: &Model, all: Vec<Target>) -> Targets {
         let spec = &model.spec;
-        let heads = spec.layers.first().map(|layer| layer.mixer.heads);
+        let heads = spec.layers.first().and_then(|layer| layer.mixer.heads());
         let turned = spec.ropes.first().map(|rope| rope.dim);
         Targets {
             all,

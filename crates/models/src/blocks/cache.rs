@@ -2,7 +2,7 @@
 
 use tallow_core::{Backend, DType, Error, LayerKv, LayerState, Result, Tensor};
 
-use crate::spec::LayerSpec;
+use crate::spec::{LayerSpec, Mixer};
 
 /// A layer's KV cache or recurrent state, on a device.
 #[derive(Debug)]
@@ -34,17 +34,15 @@ impl<B: Backend> LayerCache<B> {
         [pages, page_len]: [usize; 2],
         sequences: usize,
     ) -> Result<LayerCache<B>> {
-        if layer.mixer.kv_source.is_some() {
-            return Ok(LayerCache::None);
-        }
-        let Some(delta) = layer.gated_delta else {
-            let page = || b.alloc(dtype, pages, page_len * layer.cache_cols(dtype));
-            return Ok(LayerCache::Pages { k: page()?, v: page()? });
-        };
+        let page = || b.alloc(dtype, pages, page_len * layer.cache_cols(dtype));
         let state = |len: usize| b.alloc(DType::F32, 2 * sequences, len);
-        Ok(LayerCache::State {
-            window: state(delta.window_len())?,
-            matrices: state(delta.heads.state_len())?,
+        Ok(match &layer.mixer {
+            Mixer::Attention(_) | Mixer::Mla(_) => LayerCache::Pages { k: page()?, v: page()? },
+            Mixer::SharedKv(_) => LayerCache::None,
+            Mixer::GatedDelta(delta) => LayerCache::State {
+                window: state(delta.window_len())?,
+                matrices: state(delta.heads.state_len())?,
+            },
         })
     }
 

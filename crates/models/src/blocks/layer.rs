@@ -15,27 +15,25 @@ use super::per_layer_embedding::PerLayerInput;
 use super::shared_kv::SharedKvAttention;
 use crate::error::Result as LoadResult;
 use crate::formats::names::of_layer;
-use crate::spec::{LayerSpec, Order};
+use crate::spec::{self, Ffn, LayerSpec, Order};
 use crate::weights::Weights;
 
 /// The block that mixes tokens.
 #[derive(Debug)]
 enum Mixer<B: Backend> {
     Attention(Box<Attention<B>>),
-    Borrowed(Box<SharedKvAttention<B>>),
-    Latent(Box<Mla<B>>),
-    Delta(Box<GatedDeltaNet<B>>),
+    SharedKv(Box<SharedKvAttention<B>>),
+    Mla(Box<Mla<B>>),
+    GatedDelta(Box<GatedDeltaNet<B>>),
 }
 
 impl<B: Backend> Mixer<B> {
-    fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<Mixer<B>> {
-        Ok(match (spec.gated_delta, spec.mla) {
-            (Some(delta), _) => Mixer::Delta(Box::new(GatedDeltaNet::load(w, i, &delta)?)),
-            (None, None) if spec.mixer.kv_source.is_some() => {
-                Mixer::Borrowed(Box::new(SharedKvAttention::load(w, i, &spec.mixer)?))
-            }
-            (None, None) => Mixer::Attention(Box::new(Attention::load(w, i, &spec.mixer)?)),
-            (None, Some(latent)) => Mixer::Latent(Box::new(Mla::load(w, i, &spec.mixer, latent)?)),
+    fn load(w: &mut Weights<'_, B>, i: usize, spec: &spec::Mixer) -> LoadResult<Mixer<B>> {
+        Ok(match spec {
+            spec::Mixer::Attention(spec) => Mixer::Attention(Box::new(Attention::load(w, i, spec)?)),
+            spec::Mixer::SharedKv(spec) => Mixer::SharedKv(Box::new(SharedKvAttention::load(w, i, spec)?)),
+            spec::Mixer::Mla(spec) => Mixer::Mla(Box::new(Mla::load(w, i, *spec)?)),
+            spec::Mixer::GatedDelta(spec) => Mixer::GatedDelta(Box::new(GatedDeltaNet::load(w, i, spec)?)),
         })
     }
 
@@ -49,9 +47,9 @@ impl<B: Backend> Mixer<B> {
     ) -> Result<Tensor<B>> {
         match self {
             Mixer::Attention(block) => block.forward(cx, x, norm, then),
-            Mixer::Borrowed(block) => block.forward(cx, x, norm, then),
-            Mixer::Latent(block) => block.forward(cx, x, norm, then),
-            Mixer::Delta(block) => block.forward(cx, x, norm, then),
+            Mixer::SharedKv(block) => block.forward(cx, x, norm, then),
+            Mixer::Mla(block) => block.forward(cx, x, norm, then),
+            Mixer::GatedDelta(block) => block.forward(cx, x, norm, then),
         }
     }
 }
@@ -60,24 +58,22 @@ impl<B: Backend> Mixer<B> {
 #[derive(Debug)]
 enum FeedForward<B: Backend> {
     Dense(Mlp<B>),
-    Experts(Box<MoeBlock<B>>),
-    Twofold(Box<ParallelMoe<B>>),
+    Moe(Box<MoeBlock<B>>),
+    Parallel(Box<ParallelMoe<B>>),
 }
 
 impl<B: Backend> FeedForward<B> {
-    fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<FeedForward<B>> {
-        let names = w.names();
-        let alone = !spec.ffn.gated && !names.up_alone.is_empty();
-        let up = if alone { names.up_alone } else { names.up };
-        Ok(match (&spec.experts, &spec.dense_ffn) {
-            (None, _) => {
-                FeedForward::Dense(Mlp::load(w, i, [names.gate, up, names.gate_up, names.down], &spec.ffn)?)
+    fn load(w: &mut Weights<'_, B>, i: usize, spec: &Ffn) -> LoadResult<FeedForward<B>> {
+        Ok(match spec {
+            Ffn::Dense(dense) => {
+                let names = w.names();
+                let alone = !dense.gated && !names.up_alone.is_empty();
+                let up = if alone { names.up_alone } else { names.up };
+                FeedForward::Dense(Mlp::load(w, i, [names.gate, up, names.gate_up, names.down], dense)?)
             }
-            (Some(experts), None) => {
-                FeedForward::Experts(Box::new(MoeBlock::load(w, i, &spec.ffn, experts)?))
-            }
-            (Some(experts), Some(dense)) => {
-                FeedForward::Twofold(Box::new(ParallelMoe::load(w, i, (dense, &spec.ffn), experts)?))
+            Ffn::Moe(moe) => FeedForward::Moe(Box::new(MoeBlock::load(w, i, moe)?)),
+            Ffn::Parallel { dense, moe } => {
+                FeedForward::Parallel(Box::new(ParallelMoe::load(w, i, dense, moe)?))
             }
         })
     }
@@ -92,8 +88,8 @@ impl<B: Backend> FeedForward<B> {
     ) -> Result<Tensor<B>> {
         match self {
             FeedForward::Dense(block) => block.forward(cx, x, norm, then),
-            FeedForward::Experts(block) => block.forward(cx, x, norm, then),
-            FeedForward::Twofold(block) => block.forward(cx, x, norm, then),
+            FeedForward::Moe(block) => block.forward(cx, x, norm, then),
+            FeedForward::Parallel(block) => block.forward(cx, x, norm, then),
         }
     }
 }
@@ -132,7 +128,7 @@ impl<B: Backend> Norms<B> {
 impl<B: Backend> Layer<B> {
     /// Loads layer `i`.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<Layer<B>> {
-        let (names, order) = (w.names(), spec.order);
+        let (names, order, act) = (w.names(), spec.order, spec.ffn.expert().act);
         let before = !matches!(order, Order::Post | Order::PostNorm);
         let behind = matches!(order, Order::Post | Order::PostNorm | Order::Sandwich);
         let before_mixer = before && order != Order::FfnPreNorm;
@@ -141,16 +137,18 @@ impl<B: Backend> Layer<B> {
         let of_ffn = [before.then_some(names.ffn_norm), behind.then_some(names.ffn_behind)];
         Ok(Layer {
             mixer_norms: Norms::load(w, i, of_mixer)?,
-            mixer: Mixer::load(w, i, spec)?,
-            across: spec
-                .cross_attention
-                .then(|| CrossAttention::load(w, i, &spec.mixer).map(Box::new))
-                .transpose()?,
+            mixer: Mixer::load(w, i, &spec.mixer)?,
+            across: match &spec.mixer {
+                spec::Mixer::Attention(spec) if spec.cross_attention => {
+                    Some(Box::new(CrossAttention::load(w, i, spec)?))
+                }
+                _ => None,
+            },
             ffn_norms: Norms::load(w, i, of_ffn)?,
-            ffn: FeedForward::load(w, i, spec)?,
+            ffn: FeedForward::load(w, i, &spec.ffn)?,
             order,
             residual_scale: spec.residual_scale,
-            side: w.spec().side.map(|width| PerLayerInput::load(w, i, width, &spec.ffn)).transpose()?,
+            side: w.spec().side.map(|width| PerLayerInput::load(w, i, width, act)).transpose()?,
             scale: spec.layer_scale.then(|| w.tensor_row(&of_layer(names.scale, i), 1)).transpose()?,
         })
     }

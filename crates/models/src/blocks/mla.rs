@@ -10,7 +10,7 @@ use tallow_core::{AttnSpec, Backend, DType, Heads, LinearWeights, Norm, Result, 
 
 use super::Context;
 use crate::error::Result as LoadResult;
-use crate::spec::{AttentionSpec, Bias, MlaSpec};
+use crate::spec::{Bias, MlaSpec};
 use crate::weights::Weights;
 
 /// Multi-head latent attention.
@@ -24,7 +24,6 @@ pub struct Mla<B: Backend> {
     each: Vec<MlaHead<B>>,
     o: LinearWeights<B>,
     heads: Heads,
-    rope: Option<usize>,
     latent: MlaSpec,
     spec: AttnSpec<B>,
 }
@@ -40,30 +39,32 @@ pub(crate) struct MlaHead<B: Backend> {
 
 impl<B: Backend> Mla<B> {
     /// Loads layer `i`'s attention.
-    pub fn load(
-        w: &mut Weights<'_, B>,
-        i: usize,
-        mixer: &AttentionSpec,
-        latent: MlaSpec,
-    ) -> LoadResult<Mla<B>> {
-        let (names, dim, heads) = (w.names(), w.spec().dim, mixer.heads);
-        let MlaSpec { kv_lora_rank, q_lora_rank, qk_nope_dim, qk_rope_dim, v_dim, eps } = latent;
+    pub fn load(w: &mut Weights<'_, B>, i: usize, latent: MlaSpec) -> LoadResult<Mla<B>> {
+        let (names, dim, heads) = (w.names(), w.spec().dim, latent.heads());
+        let MlaSpec { kv_lora_rank, q_lora_rank, qk_nope_dim, qk_rope_dim, v_dim, eps, .. } = latent;
         let queries = heads.q * (qk_nope_dim + qk_rope_dim);
         let (q_down, q) = match q_lora_rank {
             None => (None, w.linear((names.q, i), queries, dim, Bias::No)?),
             Some(narrow) => {
-                let down = w.linear((names.mla.q_down, i), narrow, dim, mixer.qkv_bias)?;
+                let down = w.linear((names.mla.q_down, i), narrow, dim, latent.down_bias)?;
                 let norm = Norm { eps, ..w.norm((names.mla.q_norm, i), narrow)? };
                 (Some((down, norm)), w.linear((names.mla.q_up, i), queries, narrow, Bias::No)?)
             }
         };
-        let down = w.linear((names.mla.down, i), kv_lora_rank + qk_rope_dim, dim, mixer.qkv_bias)?;
+        let down = w.linear((names.mla.down, i), kv_lora_rank + qk_rope_dim, dim, latent.down_bias)?;
         let norm = Norm { eps, ..w.norm((names.mla.norm, i), kv_lora_rank)? };
-        let each = w.latent_heads(i, heads.q, &latent)?;
-        let o = w.linear((names.o, i), dim, heads.q * v_dim, mixer.out_bias)?;
-        let AttentionSpec { rope, scale, window, chunk, softcap, .. } = *mixer;
-        let spec = AttnSpec { scale, window, chunk, softcap, sinks: None, bias: None, causal: true };
-        Ok(Mla { q_down, q, down, norm, each, o, heads, rope, latent, spec })
+        let each = w.latent_heads(i, &latent)?;
+        let o = w.linear((names.o, i), dim, heads.q * v_dim, latent.out_bias)?;
+        let spec = AttnSpec {
+            scale: latent.scale,
+            window: None,
+            chunk: None,
+            softcap: None,
+            sinks: None,
+            bias: None,
+            causal: true,
+        };
+        Ok(Mla { q_down, q, down, norm, each, o, heads, latent, spec })
     }
 
     /// `then(attention(norm(x)))`
@@ -78,7 +79,7 @@ impl<B: Backend> Mla<B> {
         let normed = norm.map(|norm| b.run(Normalize { x, norm, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
         let (mut q, mut k) = (self.queries(cx, x)?, self.keys(cx, x)?); // [tokens, q * dim], [tokens, dim]
-        if let Some(rope) = self.rope.and_then(|i| cx.ropes.get(i)) {
+        if let Some(rope) = cx.ropes.get(self.latent.rope) {
             // The RoPE part comes first in each head.
             let turn =
                 |x: &Tensor<B>| b.run(Rope { x, head_dim: heads.dim, rope, positions: &plan.positions });

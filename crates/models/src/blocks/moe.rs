@@ -7,7 +7,7 @@ use super::Context;
 use super::mlp::Mlp;
 use crate::error::Result as LoadResult;
 use crate::formats::names::of_layer;
-use crate::spec::{ExpertsSpec, FfnSpec};
+use crate::spec::{ExpertsSpec, FfnSpec, MoeSpec};
 use crate::weights::Weights;
 
 /// A router, the experts that it chooses from, and optionally a shared expert.
@@ -33,13 +33,9 @@ struct Shared<B: Backend> {
 }
 
 impl<B: Backend> MoeBlock<B> {
-    /// Loads layer `i`'s MoE. `each`: the FFN of one expert.
-    pub fn load(
-        w: &mut Weights<'_, B>,
-        i: usize,
-        each: &FfnSpec,
-        spec: &ExpertsSpec,
-    ) -> LoadResult<MoeBlock<B>> {
+    /// Loads layer `i`'s MoE.
+    pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &MoeSpec) -> LoadResult<MoeBlock<B>> {
+        let MoeSpec { expert: each, experts: spec } = spec;
         let (names, dim, count) = (w.names(), w.spec().dim, spec.count);
         let router = w.linear((names.router, i), count, dim, spec.router_bias)?;
         let bias = match spec.bias {

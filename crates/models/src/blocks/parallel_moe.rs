@@ -7,7 +7,7 @@ use super::Context;
 use super::mlp::Mlp;
 use super::moe::MoeBlock;
 use crate::error::Result as LoadResult;
-use crate::spec::{ExpertsSpec, FfnSpec};
+use crate::spec::{FfnSpec, MoeSpec};
 use crate::weights::Weights;
 
 /// A dense FFN and an MoE whose outputs are added.
@@ -21,19 +21,19 @@ pub struct ParallelMoe<B: Backend> {
 }
 
 impl<B: Backend> ParallelMoe<B> {
-    /// Loads layer `i`'s block. `each`: the FFN of one expert.
+    /// Loads layer `i`'s block.
     pub fn load(
         w: &mut Weights<'_, B>,
         i: usize,
-        (dense, each): (&FfnSpec, &FfnSpec),
-        experts: &ExpertsSpec,
+        dense: &FfnSpec,
+        moe: &MoeSpec,
     ) -> LoadResult<ParallelMoe<B>> {
         let (names, dim) = (w.names(), w.spec().dim);
         Ok(ParallelMoe {
             dense: Mlp::load(w, i, [names.gate, names.up, names.gate_up, names.down], dense)?,
             dense_behind: w.norm((names.parallel_moe.dense_behind, i), dim)?,
             before: w.norm((names.parallel_moe.before, i), dim)?,
-            experts: MoeBlock::load(w, i, each, experts)?,
+            experts: MoeBlock::load(w, i, moe)?,
             behind: w.norm((names.parallel_moe.behind, i), dim)?,
         })
     }

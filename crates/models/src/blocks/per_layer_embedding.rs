@@ -7,7 +7,7 @@ use tallow_core::{Activation, Backend, LinearWeights, Norm, Result, StepPlan, Te
 
 use super::Context;
 use crate::error::Result as LoadResult;
-use crate::spec::{Bias, FfnSpec};
+use crate::spec::Bias;
 use crate::weights::{Weights, named};
 
 /// The table and the projection that per-layer embeddings of all layers come from.
@@ -67,14 +67,14 @@ impl<B: Backend> PerLayerInput<B> {
         w: &mut Weights<'_, B>,
         i: usize,
         width: usize,
-        ffn: &FfnSpec,
+        act: Activation,
     ) -> LoadResult<PerLayerInput<B>> {
         let (names, dim) = (w.names(), w.spec().dim);
         Ok(PerLayerInput {
             gate: w.linear((names.side_gate, i), width, dim, Bias::No)?,
             back: w.linear((names.side_back, i), dim, width, Bias::No)?,
             behind: w.norm((names.side_behind, i), dim)?,
-            act: ffn.act,
+            act,
         })
     }
 

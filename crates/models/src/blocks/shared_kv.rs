@@ -5,14 +5,14 @@ use tallow_core::{AttnSpec, Backend, Heads, LinearWeights, Norm, Result, Tensor}
 
 use super::Context;
 use crate::error::Result as LoadResult;
-use crate::spec::{AttentionSpec, QkNormSpec};
+use crate::spec::SharedKvSpec;
 use crate::weights::Weights;
 
 /// Multi-head attention over the KV cache of an earlier layer.
 #[derive(Debug)]
 pub struct SharedKvAttention<B: Backend> {
     q: LinearWeights<B>,
-    q_norm: Option<Norm<B>>,
+    q_norm: Norm<B>,
     o: LinearWeights<B>,
     heads: Heads,
     rope: Option<usize>,
@@ -21,32 +21,24 @@ pub struct SharedKvAttention<B: Backend> {
 
 impl<B: Backend> SharedKvAttention<B> {
     /// Loads layer `i`'s attention.
-    pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &AttentionSpec) -> LoadResult<SharedKvAttention<B>> {
-        let (names, dim, heads) = (w.names(), w.spec().dim, spec.heads);
-        let AttentionSpec { rope, scale, window, chunk, softcap, causal, .. } = *spec;
-        let q_norm = match spec.qk_norm {
-            QkNormSpec::None => None,
-            QkNormSpec::PerHead => Some(w.norm((names.q_norm, i), heads.dim)?),
-            _ => {
-                return Err(w.refuse(
-                    "such a norm of queries",
-                    "one for all heads is, where keys are another layer's",
-                ));
-            }
-        };
-        if spec.sinks || spec.relative_bias.is_some() || spec.gated || spec.second_rope.is_some() {
-            return Err(w.refuse(
-                "a layer with keys of another",
-                "plain attention is, where keys are another layer's",
-            ));
-        }
+    pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &SharedKvSpec) -> LoadResult<SharedKvAttention<B>> {
+        let (names, dim) = (w.names(), w.spec().dim);
+        let SharedKvSpec { heads, q_bias, out_bias, rope, window, scale, .. } = *spec;
         Ok(SharedKvAttention {
-            q: w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?,
-            q_norm,
-            o: w.linear((names.o, i), dim, heads.q_cols(), spec.out_bias)?,
+            q_norm: w.norm((names.q_norm, i), heads.dim)?,
+            q: w.linear((names.q, i), heads.q_cols(), dim, q_bias)?,
+            o: w.linear((names.o, i), dim, heads.q_cols(), out_bias)?,
             heads,
             rope,
-            spec: AttnSpec { scale, window, chunk, softcap, sinks: None, bias: None, causal },
+            spec: AttnSpec {
+                scale,
+                window,
+                chunk: None,
+                softcap: None,
+                sinks: None,
+                bias: None,
+                causal: true,
+            },
         })
     }
 
@@ -59,10 +51,8 @@ impl<B: Backend> SharedKvAttention<B> {
         then: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
-        let mut q = cx.project_many(x, norm, std::slice::from_ref(&self.q))?; // [tokens, q * dim]
-        if let Some(norm) = &self.q_norm {
-            q = b.run(Normalize { x: &q, norm, residual: None })?;
-        }
+        let q = cx.project_many(x, norm, std::slice::from_ref(&self.q))?; // [tokens, q * dim]
+        let mut q = b.run(Normalize { x: &q, norm: &self.q_norm, residual: None })?;
         if let Some(rope) = self.rope.and_then(|i| cx.ropes.get(i)) {
             q = b.run(Rope { x: &q, head_dim: heads.dim, rope, positions: &plan.positions })?;
         }

@@ -12,7 +12,7 @@ use crate::blocks::gated_delta_net::by_key_head;
 use crate::error::{LoadError, Result};
 use crate::families::Family;
 use crate::formats::names::{EXPERT, Joint, Layout, Names, Part, Rate, is_redundant, of_layer};
-use crate::spec::MlaSpec;
+use crate::spec::{GatedDeltaSpec, Mixer, MlaSpec, MoeSpec};
 use crate::weights::{Pair, Runs, Transpose, by_head, bytes_alone, named};
 
 /// A folder's tensors, named for `reader`. Only tensors that loading also ignores may be left over.
@@ -136,7 +136,7 @@ impl<'a> Renaming<'a> {
                 vec![Change::Turned(Transpose { rows, cols, across: rows, first: 0, step: 1 })]
             }
             (Layout::RowsByHead, Layout::Rows, _) if part == Part::Joint => {
-                let heads = self.model.spec.layers.first().map(|layer| layer.mixer.heads);
+                let heads = self.model.spec.layers.iter().find_map(|layer| layer.mixer.heads());
                 let rows = |heads| (0..3).flat_map(|part| by_head(heads, part, 3)).collect();
                 heads.map(|heads| Change::Rows(rows(heads))).into_iter().collect()
             }
@@ -151,10 +151,12 @@ impl<'a> Renaming<'a> {
     /// MLA: splits `kv_b` into the K and the V part.
     fn latent(&mut self, layer: usize) -> Result<()> {
         let (spec, from, to) = (&self.model.spec.layers[layer], self.names.mla, self.to.mla);
-        let Some(MlaSpec { kv_lora_rank, qk_nope_dim: keys, v_dim: values, .. }) = spec.mla else {
+        let Mixer::Mla(MlaSpec { q_heads: heads, kv_lora_rank, qk_nope_dim: keys, v_dim: values, .. }) =
+            spec.mixer
+        else {
             return Ok(());
         };
-        let (heads, rows) = (spec.mixer.heads.q, keys + values);
+        let rows = keys + values;
         let Some(up) = self.shaped(&named(&of_layer(from.up, layer)), &[heads * rows, kv_lora_rank])? else {
             return Ok(());
         };
@@ -172,9 +174,10 @@ impl<'a> Renaming<'a> {
     /// Splits a fused gate and up of all experts, and adds the matching down.
     fn joint(&mut self, layer: usize) -> Result<()> {
         let Some((up, joint)) = self.names.expert_joint else { return Ok(()) };
-        let spec = &self.model.spec.layers[layer];
-        let (width, dim) = (spec.ffn.width, self.model.spec.dim);
-        let Some(count) = spec.experts.map(|experts| experts.count) else { return Ok(()) };
+        let Some(MoeSpec { expert, experts }) = self.model.spec.layers[layer].ffn.moe() else {
+            return Ok(());
+        };
+        let (count, width, dim) = (experts.count, expert.width, self.model.spec.dim);
         let half = |i: usize| match joint {
             Joint::InTurn => (i * width, 1),
             Joint::Alternating => (i, 2),
@@ -220,7 +223,7 @@ impl<'a> Renaming<'a> {
 
     /// Gated DeltaNet: splits the tensors grouped by key head into Q, K, V and the gates.
     fn recalled(&mut self, layer: usize) -> Result<()> {
-        let Some(heads) = self.model.spec.layers[layer].gated_delta.map(|delta| delta.heads) else {
+        let Mixer::GatedDelta(GatedDeltaSpec { heads, .. }) = self.model.spec.layers[layer].mixer else {
             return Ok(());
         };
         let (rows, dim) = (heads.cols() + heads.value_cols(), self.model.spec.dim);

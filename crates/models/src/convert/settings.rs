@@ -14,7 +14,7 @@ use crate::families::{self, Family};
 use crate::file_type::{FileType, dominant};
 use crate::formats::config::{Config, Noted};
 use crate::formats::gguf::write::{Header, Planned, Written};
-use crate::spec::{Bias, DecoderSpec, GatedDeltaSpec, LayerSpec};
+use crate::spec::{Bias, DecoderSpec, Ffn, GatedDeltaSpec, LayerSpec, Mixer, MoeSpec};
 
 /// The family that reads GGUF files of this model.
 pub(super) fn reader(model: &Model) -> Result<&'static Family> {
@@ -63,11 +63,12 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
         [first, rest @ ..] if rest.iter().all(|n| n == first) => count(*first),
         _ => Written::Counts(all.into_iter().map(|n| i32::try_from(n).unwrap_or(i32::MAX)).collect()),
     };
-    if let Some(first) = layers.iter().rfind(|layer| layer.mixer.window.is_none()).or(layers.first()) {
-        let heads = first.mixer.heads;
+    let all_heads = || layers.iter().filter_map(|layer| layer.mixer.heads());
+    let full = layers.iter().rev().filter(|layer| layer.mixer.window().is_none());
+    if let Some(heads) = full.filter_map(|layer| layer.mixer.heads()).next().or(all_heads().next()) {
         set("attention.head_count", count(heads.q));
-        set("attention.head_count_kv", by_layer(layers.iter().map(|layer| layer.mixer.heads.kv).collect()));
-        let narrow = layers.iter().map(|layer| layer.mixer.heads.dim).find(|dim| *dim != heads.dim);
+        set("attention.head_count_kv", by_layer(all_heads().map(|heads| heads.kv).collect()));
+        let narrow = all_heads().map(|heads| heads.dim).find(|dim| *dim != heads.dim);
         if let Some(narrow) = narrow {
             set("attention.key_length_swa", count(narrow));
             set("attention.value_length_swa", count(narrow));
@@ -75,7 +76,7 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
         }
         set("attention.key_length", count(heads.dim));
         set("attention.value_length", count(heads.dim));
-        if let Some(latent) = first.mla {
+        if let Some(latent) = layers.iter().find_map(|layer| layer.mixer.mla()) {
             set("attention.value_length", count(latent.kv_lora_rank));
             set("attention.key_length_mla", count(latent.qk_nope_dim + latent.qk_rope_dim));
             set("attention.value_length_mla", count(latent.v_dim));
@@ -85,8 +86,7 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
             }
         }
     }
-    let dense = layers.iter().filter(|layer| layer.experts.is_none() || layer.dense_ffn.is_some());
-    let dense: Vec<usize> = dense.map(|layer| layer.dense_ffn.unwrap_or(layer.ffn).width).collect();
+    let dense: Vec<usize> = layers.iter().filter_map(|layer| Some(layer.ffn.dense()?.width)).collect();
     if !dense.is_empty() {
         // Not needed if all layers have experts.
         set(
@@ -97,28 +97,29 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
     if let Some(side) = spec.per_layer_dim {
         set("embedding_length_per_layer_input", count(side));
     }
-    if let Some((layer, experts)) = layers.iter().find_map(|layer| Some((layer, layer.experts?))) {
+    if let Some(MoeSpec { expert, experts }) = layers.iter().find_map(|layer| layer.ffn.moe()) {
         set("expert_count", count(experts.count));
         set("expert_used_count", count(experts.top_k));
-        set("expert_feed_forward_length", count(layer.ffn.width));
+        set("expert_feed_forward_length", count(expert.width));
         set("expert_gating_func", count(if experts.scores == Scores::Sigmoid { 2 } else { 1 }));
     }
-    if let Some(shared) = layers.iter().find_map(|layer| layer.experts?.shared) {
+    if let Some(shared) = layers.iter().find_map(|layer| layer.ffn.moe()?.experts.shared) {
         set("expert_shared_feed_forward_length", count(shared.width));
     }
-    if let Some(GatedDeltaSpec { heads, kernel }) = layers.iter().find_map(|layer| layer.gated_delta) {
-        set("ssm.conv_kernel", count(kernel));
+    if let Some(GatedDeltaSpec { heads, kernel }) = layers.iter().find_map(|layer| layer.mixer.gated_delta())
+    {
+        set("ssm.conv_kernel", count(*kernel));
         set("ssm.state_size", count(heads.key_dim));
         set("ssm.group_count", count(heads.keys));
         set("ssm.time_step_rank", count(heads.values));
         set("ssm.inner_size", count(heads.value_cols()));
-        let is_recalled = |layer: &LayerSpec| layer.gated_delta.is_some();
+        let is_recalled = |layer: &LayerSpec| layer.mixer.gated_delta().is_some();
         set("attention.recurrent_layers", Written::Flags(layers.iter().map(is_recalled).collect()));
     }
     if let [first, ..] = spec.ropes.as_slice() {
         rotation(&mut set, first);
     }
-    if layers.iter().any(|layer| layer.mla.is_some()) {
+    if layers.iter().any(|layer| layer.mixer.mla().is_some()) {
         // MLA families store the attention-scale multiplier instead of the cos/sin factor.
         header.unset(&format!("{arch}.rope.scaling.attn_factor"));
         let sharpening = families::rope::sharpening(&Config::new(&model.checkpoint)?)?;
@@ -225,7 +226,7 @@ pub(super) fn factors<'a>(model: &Model) -> Result<Vec<Target<'a>>> {
 pub(super) fn windows(header: &mut Header, model: &Model, reader: &Family, told: bool) {
     let arch = reader.gguf[0];
     let layers = &model.spec.layers;
-    let window = layers.iter().find_map(|layer| layer.mixer.window);
+    let window = layers.iter().find_map(|layer| layer.mixer.window());
     let Some(window) = window else {
         header.unset(&format!("{arch}.attention.sliding_window"));
         return;
@@ -233,7 +234,7 @@ pub(super) fn windows(header: &mut Header, model: &Model, reader: &Family, told:
     let window = u32::try_from(window).unwrap_or(u32::MAX);
     header.set(format!("{arch}.attention.sliding_window"), Written::Count(window));
     if told {
-        let which = layers.iter().map(|layer| layer.mixer.window.is_some()).collect();
+        let which = layers.iter().map(|layer| layer.mixer.window().is_some()).collect();
         header.set(format!("{arch}.attention.sliding_window_pattern"), Written::Flags(which));
     }
 }
@@ -262,10 +263,10 @@ pub(super) fn difference(model: &DecoderSpec, read: &DecoderSpec) -> Option<Stri
     layers.find_map(|(i, (mine, read))| {
         let what = match mine {
             _ if mine == read => return None,
-            _ if mine.mixer != read.mixer || mine.mla != read.mla => "the attention",
-            _ if mine.gated_delta != read.gated_delta => "what stands for the attention",
-            _ if mine.ffn != read.ffn => "the feed-forward block",
-            _ if mine.experts != read.experts => "the experts",
+            _ if mine.mixer.gated_delta() != read.mixer.gated_delta() => "what stands for the attention",
+            _ if mine.mixer != read.mixer => "the attention",
+            _ if mine.ffn.expert() != read.ffn.expert() => "the feed-forward block",
+            _ if mine.ffn != read.ffn => "the experts",
             _ => "the order of blocks",
         };
         Some(format!("{what} of layer {i}"))
@@ -284,22 +285,43 @@ fn alike(spec: &DecoderSpec, read: &DecoderSpec) -> DecoderSpec {
             *bias = unsure;
         }
     };
+    // Derived from a value that is rounded in the file.
+    let round = |scale: &mut f32, read: f32| {
+        if (*scale - read).abs() <= 1e-6 * read.abs() {
+            *scale = read;
+        }
+    };
     sure(&mut spec.norm.bias, read.norm.bias);
     sure(&mut spec.head_bias, read.head_bias);
     for (layer, read) in spec.layers.iter_mut().zip(&read.layers) {
-        // Derived from a value that is rounded in the file.
-        if (layer.mixer.scale - read.mixer.scale).abs() <= 1e-6 * read.mixer.scale.abs() {
-            layer.mixer.scale = read.mixer.scale;
-        }
-        if let (Some(mine), Some(read)) = (&mut layer.gated_delta, &read.gated_delta) {
+        match (&mut layer.mixer, &read.mixer) {
+            (Mixer::Attention(mine), Mixer::Attention(read)) => {
+                round(&mut mine.scale, read.scale);
+                sure(&mut mine.qkv_bias, read.qkv_bias);
+                sure(&mut mine.out_bias, read.out_bias);
+            }
+            (Mixer::SharedKv(mine), Mixer::SharedKv(read)) => {
+                round(&mut mine.scale, read.scale);
+                sure(&mut mine.q_bias, read.q_bias);
+                sure(&mut mine.out_bias, read.out_bias);
+            }
+            (Mixer::Mla(mine), Mixer::Mla(read)) => {
+                round(&mut mine.scale, read.scale);
+                sure(&mut mine.down_bias, read.down_bias);
+                sure(&mut mine.out_bias, read.out_bias);
+            }
             // Value heads are reordered.
-            mine.heads.sharing = read.heads.sharing;
+            (Mixer::GatedDelta(mine), Mixer::GatedDelta(read)) => mine.heads.sharing = read.heads.sharing,
+            _ => {}
         }
-        sure(&mut layer.mixer.qkv_bias, read.mixer.qkv_bias);
-        sure(&mut layer.mixer.out_bias, read.mixer.out_bias);
-        sure(&mut layer.ffn.bias, read.ffn.bias);
-        if let (Some(experts), Some(read)) = (&mut layer.experts, &read.experts) {
-            sure(&mut experts.router_bias, read.router_bias);
+        match (&mut layer.ffn, &read.ffn) {
+            (Ffn::Dense(mine), Ffn::Dense(read)) => sure(&mut mine.bias, read.bias),
+            (Ffn::Moe(mine), Ffn::Moe(read))
+            | (Ffn::Parallel { moe: mine, .. }, Ffn::Parallel { moe: read, .. }) => {
+                sure(&mut mine.expert.bias, read.expert.bias);
+                sure(&mut mine.experts.router_bias, read.experts.router_bias);
+            }
+            _ => {}
         }
     }
     spec
@@ -320,7 +342,7 @@ fn turn_alike(model: &DecoderSpec, read: &DecoderSpec) -> bool {
             && [1, model.context / 2, model.context, 2 * model.context].into_iter().all(at)
     };
     // A different pairing is compensated for in the tensors, except with MLA.
-    let latent = model.layers.iter().any(|layer| layer.mla.is_some());
+    let latent = model.layers.iter().any(|layer| layer.mixer.mla().is_some());
     let together = model.ropes.iter().zip(&read.ropes).all(|(mine, read)| mine.pairs == read.pairs);
     (together || !latent)
         && model.ropes.len() == read.ropes.len()

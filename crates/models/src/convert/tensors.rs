@@ -241,7 +241,7 @@ impl Stacked<'_> {
     /// Permutes Q and K rows from half-split to interleaved RoPE pairs.
     fn beside(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
         let pairs = |spec: &DecoderSpec| spec.ropes.first().map(|rope| (rope.pairs, rope.dim));
-        let heads = model.layers.first().map(|layer| layer.mixer.heads);
+        let heads = model.layers.iter().find_map(|layer| layer.mixer.heads());
         let (Some((RopePairs::Halves, turned)), Some((RopePairs::Interleaved, _)), Some(heads)) =
             (pairs(model), pairs(read), heads)
         else {
@@ -265,7 +265,7 @@ impl Stacked<'_> {
     /// heads).
     fn in_turn(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
         let heads = |spec: &DecoderSpec| {
-            spec.layers.iter().find_map(|layer| layer.gated_delta.map(|delta| delta.heads))
+            spec.layers.iter().find_map(|layer| layer.mixer.gated_delta().map(|delta| delta.heads))
         };
         let (Some(mine), Some(DeltaHeads { sharing: Sharing::RoundRobin, .. })) = (heads(model), heads(read))
         else {

@@ -196,7 +196,8 @@ impl<B: Backend> Encoder<B> {
         let positions = positions.transpose()?;
         let normed = !parts.embed_norm.is_empty();
         let embed_norm = normed.then(|| w.norm((parts.embed_norm, 0), spec.dim)).transpose()?;
-        let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(w, i, layer));
+        let layers =
+            spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(w, i, &layer.clone().into()));
         let layers = layers.collect::<LoadResult<_>>()?;
         let last_norm = spec.last_norm.then(|| w.norm((names.norm, 0), spec.dim)).transpose()?;
         let head = spec.head.map(|head| ClassifierHead::load(w, &head)).transpose()?;

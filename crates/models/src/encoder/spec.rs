@@ -4,7 +4,7 @@
 use tallow_core::Activation;
 
 use crate::blocks::rope::RopeSpec;
-use crate::spec::{Bias, LayerSpec, NormSpec};
+use crate::spec::{Bias, DenseLayerSpec, NormSpec};
 
 /// An encoder: embeddings and their norm, layers, optional final norm, optional head.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +28,7 @@ pub struct EncoderSpec {
     /// RoPE variants that layers refer to by index.
     pub ropes: Vec<RopeSpec>,
     /// First to last.
-    pub layers: Vec<LayerSpec>,
+    pub layers: Vec<DenseLayerSpec>,
     /// Whether there is a norm behind the last layer.
     pub last_norm: bool,
     /// Classification head, if there is one.

@@ -7,7 +7,7 @@ use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
-use crate::spec::{Bias, DecoderSpec, Order, QkNormSpec};
+use crate::spec::{Bias, DecoderSpec, DenseDecoderSpec, Order, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&COHERE), Declared::Decoder(&COHERE2)];
 
@@ -39,7 +39,7 @@ const USUAL: common::Usual = common::Usual {
 };
 
 /// Settings common to both.
-fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DecoderSpec> {
+fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DenseDecoderSpec> {
     let mut spec = common::plain_as(c, usual)?;
     spec.logit_scale = c.number_or(LOGITS, 0.0625)? as f32;
     spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Interleaved);
@@ -57,7 +57,7 @@ fn cohere(c: &Config<'_>) -> Result<DecoderSpec> {
     if common::flag(c, "use_qk_norm", false)? {
         spec.layers.iter_mut().for_each(|layer| layer.mixer.qk_norm = QkNormSpec::HeadWeights);
     }
-    Ok(spec)
+    Ok(spec.into())
 }
 
 fn cohere2(c: &Config<'_>) -> Result<DecoderSpec> {
@@ -68,5 +68,5 @@ fn cohere2(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.mixer.window = window.filter(|_| windowed);
         layer.mixer.rope = layer.mixer.window.map(|_| 0);
     }
-    Ok(spec)
+    Ok(spec.into())
 }

@@ -7,7 +7,7 @@ use super::rope;
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
-use crate::spec::{AttentionSpec, Bias, DecoderSpec, FfnSpec, LayerSpec, NormSpec, Order, QkNormSpec};
+use crate::spec::{AttentionSpec, Bias, DecoderSpec, DenseDecoderSpec, FfnSpec, LayerSpec, NormSpec};
 
 const VOCAB: Key = key("vocab_size", "vocab_size");
 pub(super) const KV_HEADS: Key = key("num_key_value_heads", "attention.head_count_kv");
@@ -33,7 +33,7 @@ pub(super) const EXPERTS: Key = key("num_experts", "expert_count");
 pub(super) const LOCAL_EXPERTS: Key = key("num_local_experts", "expert_count");
 pub(super) const ROUTED_EXPERTS: Key = key("n_routed_experts", "expert_count");
 pub(super) const EXPERTS_USED: Key = key("num_experts_per_tok", "expert_used_count");
-const GUESSING: Key = key("num_nextn_predict_layers", "nextn_predict_layers");
+const MTP_LAYERS: Key = key("num_nextn_predict_layers", "nextn_predict_layers");
 pub(super) const EXPERT_WIDTH: Key = key("moe_intermediate_size", "expert_feed_forward_length");
 
 /// Upper limit of any size read from a file; a larger value means the file is damaged or malicious.
@@ -95,12 +95,12 @@ pub(super) const USUAL_LAYER_NORM: Usual =
 
 /// Decoder of uniform layers: pre-norm, no biases, no QK norm, RoPE over the whole head, untied embeddings. Families
 /// change what differs.
-pub(super) fn plain(c: &Config<'_>) -> Result<DecoderSpec> {
+pub(super) fn plain(c: &Config<'_>) -> Result<DenseDecoderSpec> {
     plain_as(c, &USUAL)
 }
 
 /// [`plain`] with a family's own keys and defaults.
-pub(super) fn plain_as(c: &Config<'_>, usual: &Usual) -> Result<DecoderSpec> {
+pub(super) fn plain_as(c: &Config<'_>, usual: &Usual) -> Result<DenseDecoderSpec> {
     plain_of(c, usual, |dim| heads(c, dim, usual).map(|heads| (heads, heads.dim)))
 }
 
@@ -110,7 +110,7 @@ pub(super) fn plain_of(
     c: &Config<'_>,
     usual: &Usual,
     heads: impl FnOnce(usize) -> Result<(Heads, usize)>,
-) -> Result<DecoderSpec> {
+) -> Result<DenseDecoderSpec> {
     let dim = sane(c, usual.dim, c.count(usual.dim)?)?;
     let (count, tensors) = (c.count(usual.layers)?, c.checkpoint().tensors().len());
     if count == 0 || count > tensors {
@@ -122,26 +122,6 @@ pub(super) fn plain_of(
     if !(0.0..1.0).contains(&eps) {
         return Err(c.bad(eps_key, format_args!("is {eps}")));
     }
-    let mixer = AttentionSpec {
-        heads,
-        qkv_bias: Bias::No,
-        out_bias: Bias::No,
-        qk_norm: QkNormSpec::None,
-        v_norm: false,
-        rope: Some(0),
-        second_rope: None,
-        gated: false,
-        causal: true,
-        window: None,
-        chunk: None,
-        sinks: false,
-        scale: (1.0 / (heads.dim as f64).sqrt()) as f32,
-        softcap: None,
-        relative_bias: None,
-        no_k_bias: false,
-        tie_kv: false,
-        kv_source: None,
-    };
     let width = match (c.find_count(usual.ffn)?, usual.ffn_times) {
         (None, Some(times)) => times * dim,
         _ => c.count(usual.ffn)?,
@@ -151,18 +131,6 @@ pub(super) fn plain_of(
         act: activation(c, usual.act)?,
         gated: usual.gated,
         bias: Bias::No,
-    };
-    let layer = LayerSpec {
-        mixer,
-        mla: None,
-        gated_delta: None,
-        ffn,
-        experts: None,
-        dense_ffn: None,
-        order: Order::Pre,
-        residual_scale: 1.0,
-        layer_scale: false,
-        cross_attention: false,
     };
     let (context_key, context) = usual.context;
     Ok(DecoderSpec {
@@ -180,7 +148,7 @@ pub(super) fn plain_of(
         logit_scale: 1.0,
         logit_softcap: None,
         ropes: if usual.rotates { vec![rope::rope(c, turned, &usual.rope)?] } else { Vec::new() },
-        layers: vec![layer; count],
+        layers: vec![LayerSpec::new(AttentionSpec::new(heads), ffn); count],
     })
 }
 
@@ -394,14 +362,14 @@ pub(super) fn experts_used(c: &Config<'_>, default: usize, count: usize) -> Resu
 }
 
 /// MTP (nextn) layers behind the last one, which are skipped. GGUF files include them in the layer count.
-pub(super) fn guessing(c: &Config<'_>, spec: &mut DecoderSpec, usual: usize) -> Result<()> {
-    spec.mtp_layers = c.find_count(GUESSING)?.unwrap_or(if c.is_gguf() { 0 } else { usual });
+pub(super) fn mtp_layers<L>(c: &Config<'_>, spec: &mut DecoderSpec<L>, usual: usize) -> Result<()> {
+    spec.mtp_layers = c.find_count(MTP_LAYERS)?.unwrap_or(if c.is_gguf() { 0 } else { usual });
     if c.is_gguf() {
-        let (guessing, layers) = (spec.mtp_layers, spec.layers.len());
-        if guessing >= layers {
-            return Err(c.bad(GUESSING, format_args!("is {guessing}, of {layers} layers")));
+        let (skipped, layers) = (spec.mtp_layers, spec.layers.len());
+        if skipped >= layers {
+            return Err(c.bad(MTP_LAYERS, format_args!("is {skipped}, of {layers} layers")));
         }
-        spec.layers.truncate(layers - guessing);
+        spec.layers.truncate(layers - skipped);
     }
     Ok(())
 }
@@ -418,7 +386,7 @@ pub(super) fn has_router(c: &Config<'_>, i: usize) -> bool {
 }
 
 /// Marks a family whose GGUF converter permutes Q and K rows: RoPE pairs are interleaved in its GGUF files.
-pub(super) fn reordered(c: &Config<'_>, spec: &mut DecoderSpec) {
+pub(super) fn reordered<L>(c: &Config<'_>, spec: &mut DecoderSpec<L>) {
     spec.gguf_permutes_qk = true;
     if c.is_gguf() {
         spec.ropes.iter_mut().for_each(|r| r.pairs = RopePairs::Interleaved);

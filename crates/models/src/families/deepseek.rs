@@ -1,14 +1,14 @@
 //! DeepSeek V2 and V3: MLA; the first layers have a dense FFN, the others grouped MoE with shared experts. The two
 //! differ in expert selection.
 
-use tallow_core::{Heads, RopePairs};
+use tallow_core::RopePairs;
 
 use super::{Declared, Family, common, rope, routed};
 use crate::blocks::rope::Scaling;
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
-use crate::spec::{DecoderSpec, ExpertsSpec, MlaSpec};
+use crate::spec::{Bias, DecoderSpec, ExpertsSpec, Mixer, MlaSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&DEEPSEEK_V2), Declared::Decoder(&DEEPSEEK_V3)];
 
@@ -64,8 +64,7 @@ fn base(
         return Err(c.unsupported(EVERY, every, "1 is"));
     }
     let q = common::sane(c, usual.heads, c.count(usual.heads)?)?;
-    let latent = latent(c)?;
-    let heads = Heads { q, kv: 1, dim: latent.qk_rope_dim + latent.kv_lora_rank };
+    let latent = latent(c, q)?;
     if let Some(kv) = c.find_count(common::KV_HEADS)?.filter(|kv| *kv != q && !c.is_gguf()) {
         return Err(c.unsupported(
             common::KV_HEADS,
@@ -73,8 +72,7 @@ fn base(
             format_args!("as many as there are heads ({q}) are"),
         ));
     }
-    let mut spec = common::plain_of(c, usual, |_| Ok((heads, latent.qk_rope_dim)))?;
-    let latent = MlaSpec { eps: if c.is_gguf() { spec.norm.eps } else { latent.eps }, ..latent };
+    let mut spec = common::plain_of(c, usual, |_| Ok((latent.heads(), latent.qk_rope_dim)))?;
     for rope in &mut spec.ropes {
         rope.pairs = RopePairs::Interleaved;
         // In GGUF files YaRN scales the attention scores only, not cos and sin.
@@ -87,18 +85,15 @@ fn base(
     let dense = c.find_count(routed::DENSE)?.unwrap_or(dense);
     let bias = common::bias(c, "attention_bias", false)?;
     let scale = rope::sharpness(c)? / ((latent.qk_nope_dim + latent.qk_rope_dim) as f64).sqrt();
-    for (i, layer) in spec.layers.iter_mut().enumerate() {
-        layer.mla = Some(latent);
-        layer.mixer.scale = scale as f32;
-        (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
-        if i >= dense {
-            (layer.ffn.width, layer.experts) = (width, Some(experts));
-        }
-    }
-    Ok(spec)
+    let eps = if c.is_gguf() { spec.norm.eps } else { latent.eps };
+    let latent = MlaSpec { eps, down_bias: bias, out_bias: bias, scale: scale as f32, ..latent };
+    spec.layers.iter_mut().skip(dense).for_each(|layer| layer.ffn.width = width);
+    let spec = spec.with_mixers(|_, _| Mixer::Mla(latent));
+    Ok(spec.with_experts(|i| (i >= dense).then_some(experts)))
 }
 
-fn latent(c: &Config<'_>) -> Result<MlaSpec> {
+/// MLA without biases, and with scores as they are.
+fn latent(c: &Config<'_>, q_heads: usize) -> Result<MlaSpec> {
     let count = |key: Key, usual: usize| match c.is_gguf() {
         true => common::sane(c, key, c.count(key)?),
         false => common::sane(c, key, c.find_count(key)?.unwrap_or(usual)),
@@ -120,7 +115,19 @@ fn latent(c: &Config<'_>) -> Result<MlaSpec> {
         );
         return Err(c.bad(TURNED, why));
     }
-    Ok(MlaSpec { kv_lora_rank, q_lora_rank, qk_nope_dim, qk_rope_dim, v_dim, eps: 1e-6 })
+    Ok(MlaSpec {
+        q_heads,
+        kv_lora_rank,
+        q_lora_rank,
+        qk_nope_dim,
+        qk_rope_dim,
+        v_dim,
+        eps: 1e-6,
+        down_bias: Bias::No,
+        out_bias: Bias::No,
+        rope: 0,
+        scale: 1.0,
+    })
 }
 
 fn v2(c: &Config<'_>) -> Result<DecoderSpec> {
@@ -165,6 +172,6 @@ fn v3(c: &Config<'_>) -> Result<DecoderSpec> {
     if !c.flag_or(NEIGHBOURS, true)? {
         spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Halves);
     }
-    common::guessing(c, &mut spec, 1)?;
+    common::mtp_layers(c, &mut spec, 1)?;
     Ok(spec)
 }

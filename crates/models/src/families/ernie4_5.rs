@@ -36,5 +36,5 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     for layer in &mut spec.layers {
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (bias, bias, bias);
     }
-    Ok(spec)
+    Ok(spec.into())
 }

@@ -35,5 +35,5 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.mixer.window = window.filter(|_| windowed);
         layer.mixer.rope = (windowed || window.is_none()).then_some(0);
     }
-    Ok(spec)
+    Ok(spec.into())
 }

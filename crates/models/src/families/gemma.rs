@@ -8,7 +8,7 @@ use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
-use crate::spec::{DecoderSpec, Order, QkNormSpec};
+use crate::spec::{DecoderSpec, DenseDecoderSpec, Order, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] =
     &[Declared::Decoder(&GEMMA), Declared::Decoder(&GEMMA2), Declared::Decoder(&GEMMA3)];
@@ -63,7 +63,7 @@ const USUAL: common::Usual = common::Usual {
 };
 
 /// Settings common to Gemma 1 to 3.
-fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DecoderSpec> {
+fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DenseDecoderSpec> {
     let mut spec = common::plain_as(c, usual)?;
     common::off(c, "use_bidirectional_attention")?;
     spec.embed_scale = (spec.dim as f32).sqrt();
@@ -83,12 +83,12 @@ fn gemma(c: &Config<'_>) -> Result<DecoderSpec> {
         // The first configs say `gelu` but mean the tanh approximation.
         layer.ffn.act = Activation::GeluTanh;
     }
-    Ok(spec)
+    Ok(spec.into())
 }
 
 /// Settings common to Gemma 2 and 3. GGUF files do not have the score scale; the model with `largest` layers has
 /// another one than the rest.
-fn sandwich(c: &Config<'_>, usual: &common::Usual, largest: usize) -> Result<DecoderSpec> {
+fn sandwich(c: &Config<'_>, usual: &common::Usual, largest: usize) -> Result<DenseDecoderSpec> {
     let mut spec = base(c, usual)?;
     let heads = spec.layers[0].mixer.heads;
     let scalar = match c.is_gguf() {
@@ -126,7 +126,7 @@ fn gemma2(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.mixer.window = window.filter(|_| windowed);
         layer.mixer.softcap = softcap;
     }
-    Ok(spec)
+    Ok(spec.into())
 }
 
 fn gemma3(c: &Config<'_>) -> Result<DecoderSpec> {
@@ -149,5 +149,5 @@ fn gemma3(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.mixer.rope = Some(usize::from(windowed));
         layer.mixer.qk_norm = QkNormSpec::PerHead;
     }
-    Ok(spec)
+    Ok(spec.into())
 }

@@ -10,7 +10,10 @@ use crate::blocks::rope::{RopeSpec, Scaling};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names, ParallelMoeNames, of_layer};
-use crate::spec::{DecoderSpec, ExpertsSpec, FfnSpec, LayerSpec, Order, QkNormSpec};
+use crate::spec::{
+    AttentionSpec, DecoderSpec, DenseLayerSpec, ExpertsSpec, Ffn, FfnSpec, Mixer, MoeSpec, Order, QkNormSpec,
+    SharedKvSpec,
+};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GEMMA4)];
 
@@ -43,7 +46,7 @@ const GGUF_NARROW_VALUE: Key = key("", "attention.value_length_swa");
 const GGUF_NARROW_TURNED: Key = key("", "rope.dimension_count_swa");
 const GGUF_TURNED: Key = key("", "rope.dimension_count");
 const GGUF_WIDTH: Key = key("", "feed_forward_length");
-const LENT: Key = key("num_kv_shared_layers", "attention.shared_kv_layers");
+const SHARED_KV: Key = key("num_kv_shared_layers", "attention.shared_kv_layers");
 const SIDE: Key = key("hidden_size_per_layer_input", "embedding_length_per_layer_input");
 const SIDE_VOCAB: Key = key("vocab_size_per_layer_input", "");
 const BOTH_WAYS: Key = key("use_bidirectional_attention", "");
@@ -111,10 +114,19 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         };
         (layer.order, layer.layer_scale) = (Order::Sandwich, true);
     }
-    lend(c, &mut spec.layers, &windowed)?;
-    widths(c, &mut spec.layers)?;
-    experts(c, &mut spec.layers)?;
-    Ok(spec)
+    let sources = kv_sources(c, &spec.layers, &windowed)?;
+    widths(c, &mut spec.layers, &sources)?;
+    let experts = experts(c)?;
+    let spec = spec.with_mixers(|i, attention| match sources[i] {
+        Some(kv_source) => share_kv(kv_source, attention),
+        None => Mixer::Attention(attention),
+    });
+    Ok(spec.with_ffns(|i, dense| match experts.filter(|_| common::has_router(c, i)) {
+        Some((width, experts)) => {
+            Ffn::Parallel { dense, moe: MoeSpec { expert: FfnSpec { width, ..dense }, experts } }
+        }
+        None => Ffn::Dense(dense),
+    }))
 }
 
 /// Which layers have a sliding window; never the last.
@@ -175,46 +187,53 @@ fn heads_by_layer(c: &Config<'_>, dim: usize, windowed: &[bool]) -> Result<Vec<H
 }
 
 /// Shared KV: the last layers read the KV cache of the last earlier layer of their kind (window or full).
-fn lend(c: &Config<'_>, layers: &mut [LayerSpec], windowed: &[bool]) -> Result<()> {
-    let without = c.find_count(LENT)?.unwrap_or(0);
+fn kv_sources(c: &Config<'_>, layers: &[DenseLayerSpec], windowed: &[bool]) -> Result<Vec<Option<usize>>> {
+    let without = c.find_count(SHARED_KV)?.unwrap_or(0);
     let Some(own) = layers.len().checked_sub(without).filter(|own| *own > 0) else {
-        return Err(c.bad(LENT, format_args!("is {without}, of {} layers", layers.len())));
+        return Err(c.bad(SHARED_KV, format_args!("is {without}, of {} layers", layers.len())));
     };
-    for i in own..layers.len() {
-        let Some(lender) = (0..own).rfind(|other| windowed[*other] == windowed[i]) else {
-            return Err(c.bad(LENT, format_args!("is {without}, and no layer before is like layer {i}")));
-        };
-        if layers[lender].mixer.heads != layers[i].mixer.heads {
-            return Err(
-                c.bad(LENT, format_args!("is {without}, and layer {i} has other heads than {lender}"))
-            );
+    let source = |i: usize| {
+        if i < own {
+            return Ok(None);
         }
-        layers[i].mixer.kv_source = Some(lender);
-        layers[i].mixer.tie_kv = false;
-    }
-    Ok(())
+        let Some(source) = (0..own).rfind(|other| windowed[*other] == windowed[i]) else {
+            return Err(c.bad(SHARED_KV, format_args!("is {without}, and no layer before is like layer {i}")));
+        };
+        match layers[source].mixer.heads == layers[i].mixer.heads {
+            true => Ok(Some(source)),
+            false => Err(
+                c.bad(SHARED_KV, format_args!("is {without}, and layer {i} has other heads than {source}"))
+            ),
+        }
+    };
+    (0..layers.len()).map(source).collect()
+}
+
+fn share_kv(kv_source: usize, attention: AttentionSpec) -> Mixer {
+    let AttentionSpec { heads, qkv_bias: q_bias, out_bias, rope, window, scale, .. } = attention;
+    Mixer::SharedKv(SharedKvSpec { kv_source, heads, q_bias, out_bias, rope, window, scale })
 }
 
 /// Layers with shared KV may have an FFN of twice the width.
-fn widths(c: &Config<'_>, layers: &mut [LayerSpec]) -> Result<()> {
+fn widths(c: &Config<'_>, layers: &mut [DenseLayerSpec], sources: &[Option<usize>]) -> Result<()> {
     if c.is_gguf() {
         let widths = c.count_by_layer(GGUF_WIDTH, layers.len())?;
         for (layer, width) in layers.iter_mut().zip(widths) {
             layer.ffn.width = common::sane(c, GGUF_WIDTH, width)?;
         }
     } else if common::flag(c, "use_double_wide_mlp", false)? {
-        for layer in layers.iter_mut().filter(|layer| layer.mixer.kv_source.is_some()) {
+        for (layer, _) in layers.iter_mut().zip(sources).filter(|(_, source)| source.is_some()) {
             layer.ffn.width *= 2;
         }
     }
     Ok(())
 }
 
-/// Parallel MoE: experts beside the dense FFN.
-fn experts(c: &Config<'_>, layers: &mut [LayerSpec]) -> Result<()> {
+/// Parallel MoE: the experts beside the dense FFN and their width, if there are any.
+fn experts(c: &Config<'_>) -> Result<Option<(usize, ExpertsSpec)>> {
     let there = c.is_gguf() || common::flag(c, "enable_moe_block", false)?;
     let Some(count) = common::find_experts(c, common::EXPERTS)?.filter(|count| there && *count > 0) else {
-        return Ok(());
+        return Ok(None);
     };
     let used = c.count(USED)?;
     if !(1..=count).contains(&used) {
@@ -227,12 +246,7 @@ fn experts(c: &Config<'_>, layers: &mut [LayerSpec]) -> Result<()> {
         expert_scale: true,
         ..ExpertsSpec::softmax(count, used)
     };
-    for (_, layer) in layers.iter_mut().enumerate().filter(|(i, _)| common::has_router(c, *i)) {
-        layer.dense_ffn = Some(layer.ffn);
-        layer.ffn = FfnSpec { width, ..layer.ffn };
-        layer.experts = Some(experts);
-    }
-    Ok(())
+    Ok(Some((width, experts)))
 }
 
 /// Size of the per-layer embedding, if the model has one.

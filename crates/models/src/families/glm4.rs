@@ -7,7 +7,7 @@ use super::{Declared, Family, common, rope, routed};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
-use crate::spec::{DecoderSpec, Order, QkNormSpec};
+use crate::spec::{DecoderSpec, DenseDecoderSpec, Order, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] =
     &[Declared::Decoder(&GLM), Declared::Decoder(&GLM4), Declared::Decoder(&GLM4_MOE)];
@@ -18,7 +18,7 @@ static GLM: Family = Family {
     gguf: &[],
     hf_names: Names { gate_up: "model.layers.{}.mlp.gate_up_proj", ..names::HF },
     gguf_names: names::GGUF,
-    spec: glm,
+    spec: |c| Ok(glm(c)?.into()),
 };
 
 static GLM4: Family = Family {
@@ -35,7 +35,7 @@ static GLM4: Family = Family {
     spec: glm4,
 };
 
-fn glm(c: &Config<'_>) -> Result<DecoderSpec> {
+fn glm(c: &Config<'_>) -> Result<DenseDecoderSpec> {
     let usual = common::Usual {
         kv_heads: Some(2),
         head_dim: Some(128),
@@ -54,7 +54,7 @@ fn glm(c: &Config<'_>) -> Result<DecoderSpec> {
 fn glm4(c: &Config<'_>) -> Result<DecoderSpec> {
     let mut spec = glm(c)?;
     spec.layers.iter_mut().for_each(|layer| layer.order = Order::Sandwich);
-    Ok(spec)
+    Ok(spec.into())
 }
 
 static GLM4_MOE: Family = Family {
@@ -75,7 +75,7 @@ fn with_experts(c: &Config<'_>) -> Result<DecoderSpec> {
         ..common::USUAL
     };
     let mut spec = common::plain_as(c, &usual)?;
-    common::guessing(c, &mut spec, 1)?;
+    common::mtp_layers(c, &mut spec, 1)?;
     let width = common::expert_width(c, 1408)?;
     let usual =
         routed::Usual { count: 128, used: Some(8), groups: None, shared: 1, scale: 1.0, to_one: true };
@@ -92,8 +92,8 @@ fn with_experts(c: &Config<'_>) -> Result<DecoderSpec> {
             layer.mixer.qk_norm = QkNormSpec::PerHead;
         }
         if i >= dense {
-            (layer.ffn.width, layer.experts) = (width, Some(experts));
+            layer.ffn.width = width;
         }
     }
-    Ok(spec)
+    Ok(spec.with_experts(|i| (i >= dense).then_some(experts)))
 }

@@ -56,5 +56,5 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.mixer.scale = if by_layer { scale / (i + 1) as f32 } else { scale };
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (Bias::Yes, Bias::Yes, Bias::Yes);
     }
-    Ok(spec)
+    Ok(spec.into())
 }

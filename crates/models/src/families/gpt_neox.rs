@@ -45,5 +45,5 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.order = if parallel { Order::Parallel } else { Order::Pre };
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (bias, bias, Bias::Yes);
     }
-    Ok(spec)
+    Ok(spec.into())
 }

@@ -74,9 +74,8 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.mixer.sinks = true;
         layer.mixer.window = window.filter(|_| windowed);
         (layer.ffn.act, layer.ffn.bias) = (Activation::Clamped, Bias::Yes);
-        layer.experts = Some(experts);
     }
-    Ok(spec)
+    Ok(spec.with_experts(|_| Some(experts)))
 }
 
 /// Returns an error if an activation constant is not `want`.

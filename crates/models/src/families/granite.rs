@@ -5,7 +5,7 @@ use super::{Declared, Family, common};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
-use crate::spec::{DecoderSpec, ExpertsSpec};
+use crate::spec::{DecoderSpec, DenseDecoderSpec, ExpertsSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GRANITE), Declared::Decoder(&GRANITE_MOE)];
 
@@ -15,7 +15,7 @@ static GRANITE: Family = Family {
     gguf: &["granite"],
     hf_names: names::HF,
     gguf_names: names::GGUF,
-    spec,
+    spec: |c| Ok(spec(c)?.into()),
 };
 
 static GRANITE_MOE: Family = Family {
@@ -40,7 +40,7 @@ const RESIDUAL: Key = key("residual_multiplier", "residual_scale");
 /// Divides the logits.
 const LOGITS: Key = key("logits_scaling", "logit_scale");
 
-fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
+fn spec(c: &Config<'_>) -> Result<DenseDecoderSpec> {
     let mut spec = common::plain(c)?;
     common::reordered(c, &mut spec);
     let divisor = c.number_or(LOGITS, 1.0)?;
@@ -60,10 +60,9 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
 }
 
 fn with_experts(c: &Config<'_>) -> Result<DecoderSpec> {
-    let mut spec = spec(c)?;
+    let spec = spec(c)?;
     let count = common::experts(c, common::LOCAL_EXPERTS, 8)?;
     let experts =
         ExpertsSpec { norm_weights: true, ..ExpertsSpec::softmax(count, common::experts_used(c, 2, count)?) };
-    spec.layers.iter_mut().for_each(|layer| layer.experts = Some(experts));
-    Ok(spec)
+    Ok(spec.with_experts(|_| Some(experts)))
 }

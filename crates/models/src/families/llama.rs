@@ -28,7 +28,6 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     for layer in &mut spec.layers {
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (attention, attention, mlp);
         layer.mixer.window = window;
-        layer.experts = experts;
     }
-    Ok(spec)
+    Ok(spec.with_experts(|_| experts))
 }

@@ -79,12 +79,11 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         } else if normed {
             layer.mixer.qk_norm = QkNormSpec::Plain;
         }
-        match mixed[i] {
-            true => layer.experts = Some(experts),
-            false => layer.ffn.width = width,
+        if !mixed[i] {
+            layer.ffn.width = width;
         }
     }
-    Ok(spec)
+    Ok(spec.with_experts(|i| mixed[i].then_some(experts)))
 }
 
 fn experts(c: &Config<'_>, width: usize) -> Result<ExpertsSpec> {

@@ -33,7 +33,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
         layer.mixer.window = window.filter(|_| windowed);
     }
-    Ok(spec)
+    Ok(spec.into())
 }
 
 static MINISTRAL: Family = Family {
@@ -83,5 +83,5 @@ fn ministral3(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.mixer.window = window;
         layer.mixer.second_rope = Some(1);
     }
-    Ok(spec)
+    Ok(spec.into())
 }

@@ -36,10 +36,9 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let experts = experts(c, common::experts(c, common::LOCAL_EXPERTS, 8)?)?;
     let window = common::window(c)?;
     for layer in &mut spec.layers {
-        layer.experts = Some(experts);
         layer.mixer.window = window;
     }
-    Ok(spec)
+    Ok(spec.with_experts(|_| Some(experts)))
 }
 
 /// MoE settings for `count` experts.

@@ -5,7 +5,7 @@ use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::Config;
 use crate::formats::names::{self, Names};
-use crate::spec::{DecoderSpec, Order, QkNormSpec};
+use crate::spec::{DecoderSpec, DenseDecoderSpec, Order, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&OLMO2), Declared::Decoder(&OLMO3)];
 
@@ -45,10 +45,10 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     if c.arch() == OLMO3.hf[0] || c.has(common::WINDOWED) || (c.is_gguf() && c.has(common::WINDOW)) {
         windowed(c, &mut spec)?;
     }
-    Ok(spec)
+    Ok(spec.into())
 }
 
-fn windowed(c: &Config<'_>, spec: &mut DecoderSpec) -> Result<()> {
+fn windowed(c: &Config<'_>, spec: &mut DenseDecoderSpec) -> Result<()> {
     let head = spec.layers[0].mixer.heads.dim;
     let full = rope::rope(c, head, &rope::Usual { theta: (rope::THETA, 500_000.0), ..rope::USUAL })?;
     spec.ropes = vec![full.clone(), rope::window_rope(c, &full, head)?];

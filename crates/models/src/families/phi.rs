@@ -54,7 +54,7 @@ fn phi(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.mixer.qk_norm = if normed { QkNormSpec::PerHead } else { QkNormSpec::None };
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (Bias::Yes, Bias::Yes, Bias::Yes);
     }
-    Ok(spec)
+    Ok(spec.into())
 }
 
 fn phi3(c: &Config<'_>) -> Result<DecoderSpec> {
@@ -66,5 +66,5 @@ fn phi3(c: &Config<'_>) -> Result<DecoderSpec> {
     let mut spec = common::plain_as(c, &usual)?;
     let window = common::window(c)?;
     spec.layers.iter_mut().for_each(|layer| layer.mixer.window = window);
-    Ok(spec)
+    Ok(spec.into())
 }

@@ -63,7 +63,6 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     for layer in &mut spec.layers {
         (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
         layer.mixer.window = window;
-        layer.experts = Some(experts);
     }
-    Ok(spec)
+    Ok(spec.with_experts(|_| Some(experts)))
 }

@@ -4,7 +4,7 @@ use super::{Declared, Family, common, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names;
-use crate::spec::{Bias, DecoderSpec, QkNormSpec};
+use crate::spec::{Bias, DecoderSpec, DenseDecoderSpec, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&QWEN2), Declared::Decoder(&QWEN3)];
 
@@ -37,7 +37,7 @@ const WINDOW_FROM: Key = key("max_window_layers", "");
 fn qwen2(c: &Config<'_>) -> Result<DecoderSpec> {
     let mut spec = windowed(c, None)?;
     spec.layers.iter_mut().for_each(|layer| layer.mixer.qkv_bias = Bias::Yes);
-    Ok(spec)
+    Ok(spec.into())
 }
 
 fn qwen3(c: &Config<'_>) -> Result<DecoderSpec> {
@@ -47,11 +47,11 @@ fn qwen3(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.mixer.qk_norm = QkNormSpec::PerHead;
         (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
     }
-    Ok(spec)
+    Ok(spec.into())
 }
 
 /// Later layers may have a sliding window, if `use_sliding_window` is on.
-fn windowed(c: &Config<'_>, head_dim: Option<usize>) -> Result<DecoderSpec> {
+fn windowed(c: &Config<'_>, head_dim: Option<usize>) -> Result<DenseDecoderSpec> {
     let theta = match c.arch() {
         QWEN3_VL => 5e5,
         QWEN2_VL | QWEN2_5_VL => 1e6,

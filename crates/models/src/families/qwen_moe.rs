@@ -4,7 +4,7 @@ use super::{Declared, Family, common};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
-use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedExpertSpec};
+use crate::spec::{DecoderSpec, ExpertsSpec, FfnSpec, LayerSpec, Mixer, QkNormSpec, SharedExpertSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&QWEN2_MOE), Declared::Decoder(&QWEN3_MOE)];
 
@@ -40,18 +40,14 @@ const TO_ONE: Key = key("norm_topk_prob", "");
 const USE_WINDOW: Key = key("use_sliding_window", "");
 const WINDOW_TO: Key = key("max_window_layers", "");
 
+const USUAL: common::Usual =
+    common::Usual { kv_heads: Some(4), context: (common::CONTEXT, 32_768), ..common::USUAL };
+
 fn qwen2_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     let width = shared_width(c, 5632)?;
     let count = common::experts(c, common::EXPERTS, 60)?;
     let norm_weights = c.flag_or(TO_ONE, false)?;
-    let mut spec = mixed(c, 16, (count, 1408), || {
-        let shared = Some(SharedExpertSpec { width, gated: true });
-        Ok(ExpertsSpec {
-            shared,
-            norm_weights,
-            ..ExpertsSpec::softmax(count, common::experts_used(c, 4, count)?)
-        })
-    })?;
+    let mut spec = common::plain_as(c, &common::Usual { kv_heads: Some(16), ..USUAL })?;
     let bias = common::bias(c, QKV_BIAS, true)?;
     spec.layers.iter_mut().for_each(|layer| layer.mixer.qkv_bias = bias);
     if c.flag_or(USE_WINDOW, false)? {
@@ -62,16 +58,19 @@ fn qwen2_moe(c: &Config<'_>) -> Result<DecoderSpec> {
             layer.mixer.window = window;
         }
     }
-    Ok(spec)
+    if count == 0 {
+        return Ok(spec.into());
+    }
+    let shared = Some(SharedExpertSpec { width, gated: true });
+    let softmax = ExpertsSpec::softmax(count, common::experts_used(c, 4, count)?);
+    mix(c, spec, ExpertsSpec { shared, norm_weights, ..softmax }, 1408)
 }
 
 fn qwen3_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     let count = common::experts(c, common::EXPERTS, 128)?;
     // GGUF files do not have the flag, and their readers take it as true.
     let norm_weights = c.is_gguf() || c.flag_or(TO_ONE, false)?;
-    let mut spec = mixed(c, 4, (count, 768), || {
-        Ok(ExpertsSpec { norm_weights, ..ExpertsSpec::softmax(count, common::experts_used(c, 8, count)?) })
-    })?;
+    let mut spec = common::plain_as(c, &USUAL)?;
     let bias = common::bias(c, "attention_bias", false)?;
     let window = match c.flag_or(USE_WINDOW, false)? {
         true => common::window_or(c, 4096)?,
@@ -82,7 +81,11 @@ fn qwen3_moe(c: &Config<'_>) -> Result<DecoderSpec> {
         (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
         layer.mixer.window = window;
     }
-    Ok(spec)
+    if count == 0 {
+        return Ok(spec.into());
+    }
+    let softmax = ExpertsSpec::softmax(count, common::experts_used(c, 8, count)?);
+    mix(c, spec, ExpertsSpec { norm_weights, ..softmax }, 768)
 }
 
 /// FFN width of the shared expert.
@@ -90,35 +93,22 @@ pub(super) fn shared_width(c: &Config<'_>, usual: usize) -> Result<usize> {
     common::sane(c, SHARED, c.find_count(SHARED)?.unwrap_or(usual))
 }
 
-/// Decoder with experts in some layers, if it has any; `width` is the default expert FFN width.
-fn mixed(
+/// MoE in some layers; `width` is the default expert FFN width.
+pub(super) fn mix<M: Into<Mixer>>(
     c: &Config<'_>,
-    kv_heads: usize,
-    (count, width): (usize, usize),
-    experts: impl FnOnce() -> Result<ExpertsSpec>,
+    mut spec: DecoderSpec<LayerSpec<M, FfnSpec>>,
+    experts: ExpertsSpec,
+    width: usize,
 ) -> Result<DecoderSpec> {
-    let kv_heads = Some(kv_heads);
-    let usual = common::Usual { kv_heads, context: (common::CONTEXT, 32_768), ..common::USUAL };
-    let mut spec = common::plain_as(c, &usual)?;
-    if count > 0 {
-        mix(c, &mut spec, experts()?, width)?;
-    }
-    Ok(spec)
-}
-
-/// Adds experts to some layers; `width` is the default expert FFN width.
-pub(super) fn mix(c: &Config<'_>, spec: &mut DecoderSpec, experts: ExpertsSpec, width: usize) -> Result<()> {
     let width = common::expert_width(c, width)?;
     let every = c.find_count(EVERY)?.unwrap_or(1);
     if every == 0 {
         return Err(c.bad(EVERY, "is 0"));
     }
     let dense = c.find_counts(DENSE)?.unwrap_or_default();
-    for (i, layer) in spec.layers.iter_mut().enumerate() {
-        if (i + 1).is_multiple_of(every) && !dense.contains(&i) && common::has_router(c, i) {
-            layer.ffn.width = width;
-            layer.experts = Some(experts);
-        }
+    let mixed = |i: usize| (i + 1).is_multiple_of(every) && !dense.contains(&i) && common::has_router(c, i);
+    for (_, layer) in spec.layers.iter_mut().enumerate().filter(|(i, _)| mixed(*i)) {
+        layer.ffn.width = width;
     }
-    Ok(())
+    Ok(spec.with_experts(|i| mixed(i).then_some(experts)))
 }

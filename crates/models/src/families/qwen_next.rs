@@ -8,7 +8,9 @@ use super::{Declared, Family, common, qwen_moe, rope};
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, GatedDeltaNames, Names, Rate};
-use crate::spec::{DecoderSpec, ExpertsSpec, GatedDeltaSpec, QkNormSpec, SharedExpertSpec};
+use crate::spec::{
+    DecoderSpec, ExpertsSpec, FfnSpec, GatedDeltaSpec, LayerSpec, Mixer, QkNormSpec, SharedExpertSpec,
+};
 
 pub(super) const FAMILIES: &[Declared] =
     &[Declared::Decoder(&QWEN3_NEXT), Declared::Decoder(&QWEN35), Declared::Decoder(&QWEN35_MOE)];
@@ -90,25 +92,24 @@ const USUAL: common::Usual = common::Usual {
 fn qwen3_next(c: &Config<'_>) -> Result<DecoderSpec> {
     // GGUF files do not have the flag, and their readers take it as true.
     let to_one = c.is_gguf() || c.flag_or(TO_ONE, true)?;
-    let mut spec = hybrid(c, &USUAL, Sharing::Grouped)?;
-    if c.find_count(EXPERTS)? != Some(0) {
-        qwen_moe::mix(c, &mut spec, experts(c, [512, 10], to_one)?, 512)?;
+    let spec = hybrid(c, &USUAL, Sharing::Grouped)?;
+    if c.find_count(EXPERTS)? == Some(0) {
+        return Ok(spec.into());
     }
-    Ok(spec)
+    qwen_moe::mix(c, spec, experts(c, [512, 10], to_one)?, 512)
 }
 
 fn qwen35(c: &Config<'_>) -> Result<DecoderSpec> {
     rope::sections(c)?;
-    hybrid(c, &common::Usual { kv_heads: Some(4), ..USUAL }, sharing(c))
+    Ok(hybrid(c, &common::Usual { kv_heads: Some(4), ..USUAL }, sharing(c))?.into())
 }
 
 fn qwen35_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     rope::sections(c)?;
     let ffn = common::EXPERT_WIDTH;
-    let mut spec = hybrid(c, &common::Usual { ffn, ..USUAL }, sharing(c))?;
+    let spec = hybrid(c, &common::Usual { ffn, ..USUAL }, sharing(c))?;
     let experts = experts(c, [256, 8], true)?;
-    spec.layers.iter_mut().for_each(|layer| layer.experts = Some(experts));
-    Ok(spec)
+    Ok(spec.with_experts(|_| Some(experts)))
 }
 
 /// Converters of Qwen3.5 to GGUF reorder the value heads.
@@ -126,12 +127,16 @@ fn experts(c: &Config<'_>, [count, used]: [usize; 2], norm_weights: bool) -> Res
 }
 
 /// Settings common to all three, without experts.
-fn hybrid(c: &Config<'_>, usual: &common::Usual, sharing: Sharing) -> Result<DecoderSpec> {
+fn hybrid(
+    c: &Config<'_>,
+    usual: &common::Usual,
+    sharing: Sharing,
+) -> Result<DecoderSpec<LayerSpec<Mixer, FfnSpec>>> {
     let mut spec = common::plain_as(c, usual)?;
     // Converters to GGUF add the 1.
     spec.norm.weight_offset = if c.is_gguf() { 0.0 } else { 1.0 };
     if c.is_gguf() {
-        common::guessing(c, &mut spec, 0)?;
+        common::mtp_layers(c, &mut spec, 0)?;
     }
     if spec.layers[0].ffn.act != Activation::Silu {
         let act = c.find_text(common::ACT)?.unwrap_or_default();
@@ -139,12 +144,14 @@ fn hybrid(c: &Config<'_>, usual: &common::Usual, sharing: Sharing) -> Result<Dec
     }
     let (delta, bias) = (delta(c, sharing)?, common::bias(c, "attention_bias", false)?);
     let recurrent = recurrent(c, spec.layers.len())?;
-    for (layer, recurrent) in spec.layers.iter_mut().zip(recurrent) {
-        layer.gated_delta = recurrent.then_some(delta);
+    for layer in &mut spec.layers {
         (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
         (layer.mixer.qk_norm, layer.mixer.gated) = (QkNormSpec::PerHead, true);
     }
-    Ok(spec)
+    Ok(spec.with_mixers(|i, attention| match recurrent[i] {
+        true => Mixer::GatedDelta(delta),
+        false => Mixer::Attention(attention),
+    }))
 }
 
 /// Which layers are Gated DeltaNet.

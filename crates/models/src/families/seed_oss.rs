@@ -31,5 +31,5 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     for layer in &mut spec.layers {
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (qkv, out, mlp);
     }
-    Ok(spec)
+    Ok(spec.into())
 }

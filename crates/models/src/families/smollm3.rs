@@ -49,5 +49,5 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.mixer.window = window.filter(|_| windowed[i]);
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (attention, attention, mlp);
     }
-    Ok(spec)
+    Ok(spec.into())
 }

@@ -39,5 +39,5 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.mixer.qk_norm = if normed { QkNormSpec::HeadWeights } else { QkNormSpec::None };
         layer.mixer.qkv_bias = bias;
     }
-    Ok(spec)
+    Ok(spec.into())
 }

@@ -34,5 +34,5 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         layer.mixer.window = window;
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (bias, bias, bias);
     }
-    Ok(spec)
+    Ok(spec.into())
 }

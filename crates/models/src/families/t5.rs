@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, CrossAttentionNames, Names};
 use crate::seq2seq::Seq2SeqSpec;
-use crate::spec::{DecoderSpec, RelativeBiasSpec};
+use crate::spec::{DenseDecoderSpec, RelativeBiasSpec};
 use crate::weights::named;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&T5_ENCODER), Declared::Seq2Seq(&T5)];
@@ -93,7 +93,7 @@ const START: Key = key("decoder_start_token_id", "");
 const MOST_DISTANCE: usize = 1 << 16;
 
 /// The encoder or the decoder; `layers` is the key for its number of layers.
-fn half(c: &Config<'_>, layers: Key, causal: bool) -> Result<DecoderSpec> {
+fn half(c: &Config<'_>, layers: Key, causal: bool) -> Result<DenseDecoderSpec> {
     let usual = common::Usual {
         dim: key("d_model", ""),
         layers,
@@ -117,7 +117,8 @@ fn half(c: &Config<'_>, layers: Key, causal: bool) -> Result<DecoderSpec> {
     for layer in &mut spec.layers {
         (layer.mixer.rope, layer.mixer.scale, layer.mixer.causal) = (None, 1.0, causal);
         layer.mixer.relative_bias = Some(bias);
-        (layer.ffn.act, layer.ffn.gated, layer.cross_attention) = (act, gated, causal);
+        layer.mixer.cross_attention = causal;
+        (layer.ffn.act, layer.ffn.gated) = (act, gated);
     }
     spec.ropes.clear();
     Ok(spec)
@@ -166,11 +167,7 @@ fn encoder(c: &Config<'_>) -> Result<EncoderSpec> {
         patches: None,
         pad: None,
         ropes: Vec::new(),
-        layers: like
-            .layers
-            .into_iter()
-            .map(|layer| crate::spec::LayerSpec { cross_attention: false, ..layer })
-            .collect(),
+        layers: like.layers,
         last_norm: true,
         head: None,
         mlm_head: None,
@@ -196,5 +193,10 @@ fn spec(c: &Config<'_>) -> Result<Seq2SeqSpec> {
     if start >= decoder.vocab {
         return Err(c.bad(START, format_args!("is {start}, of {} tokens", decoder.vocab)));
     }
-    Ok(Seq2SeqSpec { encoder: encoder(c)?, decoder, start: start as u32, shares_embedding: true })
+    Ok(Seq2SeqSpec {
+        encoder: encoder(c)?,
+        decoder: decoder.into(),
+        start: start as u32,
+        shares_embedding: true,
+    })
 }

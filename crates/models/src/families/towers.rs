@@ -7,7 +7,7 @@ use crate::encoder::spec::{EncoderSpec, ImagePreprocessing, PatchSpec, Positions
 use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, Names};
-use crate::spec::{AttentionSpec, Bias, FfnSpec, LayerSpec, NormSpec, Order, QkNormSpec};
+use crate::spec::{AttentionSpec, Bias, FfnSpec, LayerSpec, NormSpec};
 
 /// Defaults of settings; configs may leave all of them out.
 #[derive(Debug, Clone, Copy)]
@@ -104,39 +104,14 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         return Err(c.bad(common::LAYER_EPS, format_args!("is {eps}")));
     }
     let mixer = AttentionSpec {
-        gated: false,
-        heads: Heads { q: heads, kv: heads, dim: head },
         qkv_bias: Bias::Yes,
         out_bias: Bias::Yes,
-        qk_norm: QkNormSpec::None,
-        v_norm: false,
         rope: None,
-        second_rope: None,
         causal: false,
-        window: None,
-        chunk: None,
-        sinks: false,
-        scale: (1.0 / (head as f64).sqrt()) as f32,
-        softcap: None,
-        relative_bias: None,
-        no_k_bias: false,
-        tie_kv: false,
-        kv_source: None,
+        ..AttentionSpec::new(Heads { q: heads, kv: heads, dim: head })
     };
     let act = common::activation(c, (common::ACT, usual.act))?;
     let ffn = FfnSpec { width: count(c, FFN, usual.ffn)?, act, gated: false, bias: Bias::Yes };
-    let layer = LayerSpec {
-        gated_delta: None,
-        mixer,
-        cross_attention: false,
-        mla: None,
-        ffn,
-        experts: None,
-        dense_ffn: None,
-        order: Order::Pre,
-        residual_scale: 1.0,
-        layer_scale: false,
-    };
     Ok(EncoderSpec {
         vocab: 0,
         dim,
@@ -147,7 +122,7 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         patches: None,
         pad: None,
         ropes: Vec::new(),
-        layers: vec![layer; layers],
+        layers: vec![LayerSpec::new(mixer, ffn); layers],
         last_norm: true,
         head: None,
         mlm_head: None,

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::formats::config::{Config, Key, key};
 use crate::formats::names::{self, CrossAttentionNames, Names};
 use crate::seq2seq::Seq2SeqSpec;
-use crate::spec::{Bias, DecoderSpec};
+use crate::spec::{Bias, DenseDecoderSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Seq2Seq(&WHISPER)];
 
@@ -70,7 +70,7 @@ fn half(
     names: [&'static str; 3],
     context: (Key, usize),
     causal: bool,
-) -> Result<DecoderSpec> {
+) -> Result<DenseDecoderSpec> {
     let [layers, heads, ffn] = names.map(|name| key(name, ""));
     let usual = common::Usual {
         dim: key("d_model", ""),
@@ -86,7 +86,7 @@ fn half(
     };
     let mut spec = common::plain_as(c, &usual)?;
     for layer in &mut spec.layers {
-        (layer.mixer.rope, layer.mixer.causal, layer.cross_attention) = (None, causal, causal);
+        (layer.mixer.rope, layer.mixer.causal, layer.mixer.cross_attention) = (None, causal, causal);
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (Bias::Yes, Bias::Yes, Bias::Yes);
         layer.mixer.no_k_bias = true;
     }
@@ -129,5 +129,5 @@ fn spec(c: &Config<'_>) -> Result<Seq2SeqSpec> {
     if start >= decoder.vocab {
         return Err(c.bad(START, format_args!("is {start}, of {} tokens", decoder.vocab)));
     }
-    Ok(Seq2SeqSpec { encoder, decoder, start: start as u32, shares_embedding: false })
+    Ok(Seq2SeqSpec { encoder, decoder: decoder.into(), start: start as u32, shares_embedding: false })
 }

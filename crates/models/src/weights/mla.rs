@@ -11,10 +11,11 @@ use crate::spec::MlaSpec;
 
 impl<B: Backend> Weights<'_, B> {
     /// The K and V up-projections of layer `i`'s heads, stored as two tensors (GGUF) or fused in one (`kv_b_proj`).
-    pub(crate) fn latent_heads(&mut self, i: usize, heads: usize, spec: &MlaSpec) -> Result<Vec<MlaHead<B>>> {
-        let (names, MlaSpec { kv_lora_rank, qk_nope_dim, v_dim, .. }) = (self.names().mla, *spec);
+    pub(crate) fn latent_heads(&mut self, i: usize, spec: &MlaSpec) -> Result<Vec<MlaHead<B>>> {
+        let names = self.names().mla;
+        let MlaSpec { q_heads: heads, kv_lora_rank, qk_nope_dim, v_dim, .. } = *spec;
         if names.k.is_empty() {
-            return self.heads_of_one(&named(&of_layer(names.up, i)), heads, spec);
+            return self.heads_of_one(&named(&of_layer(names.up, i)), spec);
         }
         let (k, v) = (named(&of_layer(names.k, i)), named(&of_layer(names.v, i)));
         let stored = self.stored(&k, &[heads, kv_lora_rank, qk_nope_dim])?;
@@ -30,8 +31,8 @@ impl<B: Backend> Weights<'_, B> {
     }
 
     /// The fused tensor: per head, rows for K, which are transposed, and then rows for V.
-    fn heads_of_one(&mut self, name: &str, heads: usize, spec: &MlaSpec) -> Result<Vec<MlaHead<B>>> {
-        let MlaSpec { kv_lora_rank, qk_nope_dim: keys, v_dim, .. } = *spec;
+    fn heads_of_one(&mut self, name: &str, spec: &MlaSpec) -> Result<Vec<MlaHead<B>>> {
+        let MlaSpec { q_heads: heads, kv_lora_rank, qk_nope_dim: keys, v_dim, .. } = *spec;
         let (stored, format) = self.stored(name, &[heads * (keys + v_dim), kv_lora_rank])?;
         plain(stored, name, format)?;
         let row = stored.bytes().len() / (heads * (keys + v_dim)).max(1);

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use tallow_models::formats::gguf::Gguf;
-use tallow_models::formats::map::Mapping;
-use tallow_models::template::ChatTemplates;
-use tallow_models::tokenizer::Tokenizer;
+use tallow_checkpoint::gguf::Gguf;
+use tallow_checkpoint::map::Mapping;
+use tallow_text::template::ChatTemplates;
+use tallow_text::tokenizer::Tokenizer;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let path = tallow_fuzz::write("model.gguf", bytes);

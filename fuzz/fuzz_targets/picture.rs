@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    let _ = tallow_models::images::decode::decode(bytes);
+    let _ = tallow_media::image::decode::decode(bytes);
 });

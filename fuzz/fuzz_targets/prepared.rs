@@ -3,9 +3,9 @@
 
 use std::sync::OnceLock;
 
+use tallow_media::image::decode::decode;
 use tallow_models::encoder::EncoderModel;
-use tallow_models::images::Pictures;
-use tallow_models::images::decode::decode;
+use tallow_models::encoder::PatchProcessor;
 
 /// Most pixels of an image that is resized: more would be slow and exercise nothing new.
 const MOST: usize = 1 << 20;
@@ -22,7 +22,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     tallow_fuzz::write("preprocessor_config.json", &bytes[..end]);
     let images = model.of_images().expect("what sees images");
     let patches = images.spec.patches.expect("images are cut up");
-    let Ok(pictures) = Pictures::new(&images.checkpoint, patches) else { return };
+    let Ok(pictures) = PatchProcessor::new(&images.checkpoint, patches) else { return };
     match decode(&bytes[end + 1..]) {
         Ok(picture) if picture.width * picture.height <= MOST => drop(pictures.picture(picture)),
         _ => {}

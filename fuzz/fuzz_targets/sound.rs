@@ -4,7 +4,7 @@
 
 use std::sync::Once;
 
-use tallow_audio::Audio;
+use tallow_media::audio::Audio;
 
 /// Leaves panics to those who catch them. libFuzzer's hook, set before, would end the process.
 static CAUGHT: Once = Once::new();
@@ -25,7 +25,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Ok(mut sound) = Audio::bytes(bytes.to_vec()) else { return };
     // A second at a time, and no more than a minute: a file of a low sample rate is resampled to a long sound.
     for _ in 0..60 {
-        match sound.read(tallow_audio::RATE as usize) {
+        match sound.read(tallow_media::audio::RATE as usize) {
             Ok(samples) if !samples.is_empty() => {}
             _ => return,
         }

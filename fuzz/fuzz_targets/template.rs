@@ -1,7 +1,7 @@
 //! A chat template's source.
 #![no_main]
 
-use tallow_models::template::ChatTemplate;
+use tallow_text::template::ChatTemplate;
 
 libfuzzer_sys::fuzz_target!(|source: &str| {
     if let Ok(template) = ChatTemplate::new(source) {

@@ -4,15 +4,15 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use tallow_checkpoint::Checkpoint;
+use tallow_convert::Conversion;
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::AnyModel;
-use tallow_models::convert::Conversion;
 use tallow_models::decoder::Decoder;
 use tallow_models::encoder::Encoder;
-use tallow_models::formats::Checkpoint;
 use tallow_models::seq2seq::Seq2Seq;
-use tallow_models::template::{Chat, ChatTemplate, Now};
-use tallow_models::tokenizer::{Around, Shown, Special, Tokenizer, Written};
+use tallow_text::template::{Chat, ChatTemplate, Now};
+use tallow_text::tokenizer::{Around, Shown, Special, Tokenizer, Written};
 
 /// A folder of this process, in memory if `TMPDIR` is.
 pub fn folder() -> &'static Path {
@@ -33,7 +33,8 @@ pub fn write(name: &str, bytes: &[u8]) -> PathBuf {
 
 /// Opens a model, converts it to a file and loads it onto a device, as far as its files are valid.
 pub fn open(path: &Path) {
-    let Ok(model) = Checkpoint::open(path).and_then(AnyModel::new) else { return };
+    let Ok(checkpoint) = Checkpoint::open(path) else { return };
+    let Ok(model) = AnyModel::new(checkpoint) else { return };
     let b = Cpu::new(Isa::best(), 1).expect("the processor");
     let told = &mut |_, _| ControlFlow::Continue(());
     match model {

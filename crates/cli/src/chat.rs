@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tallow_engine::handle::{Done, EngineHandle, Event, Finish, Request};
 use tallow_engine::sampler::Sampling;
-use tallow_models::reasoning::{Piece, Splitter};
+use tallow_text::reasoning::{Piece, Splitter};
 
 use crate::Failed;
 use crate::dialogue::{Dialogue, Message};

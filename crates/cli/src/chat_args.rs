@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use clap::Args;
-use tallow_models::reasoning::Effort;
+use tallow_text::reasoning::Effort;
 
 /// How a chat goes and how it is shown.
 #[derive(Debug, Clone, Default, Args)]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tallow_models::tokenizer::Special;
+use tallow_text::tokenizer::Special;
 
 use crate::Failed;
 use crate::load::LoadedModel;

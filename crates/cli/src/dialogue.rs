@@ -1,9 +1,9 @@
 //! [`Dialogue`]: the messages of a chat, and the prompt tokens made of them.
 
 use serde_json::{Map, Value, json};
-use tallow_models::reasoning::{Controls, Effort, Reasoning, Splitter, Uncontrolled};
-use tallow_models::template::{Chat, ChatTemplate, ChatTemplates, Now};
-use tallow_models::tokenizer::{Shown, Special, Tokenizer};
+use tallow_text::reasoning::{Controls, Effort, Reasoning, Splitter, Uncontrolled};
+use tallow_text::template::{Chat, ChatTemplate, ChatTemplates, Now};
+use tallow_text::tokenizer::{Shown, Special, Tokenizer};
 
 use crate::Failed;
 

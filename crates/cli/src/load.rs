@@ -4,15 +4,15 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use tallow_checkpoint::Checkpoint;
 use tallow_hub::{Cache, Hub, HubError, ModelRef};
 use tallow_models::encoder::EncoderModel;
-use tallow_models::formats::Checkpoint;
-use tallow_models::generation::Generation;
 use tallow_models::recipe::Recipe;
 use tallow_models::seq2seq::Seq2SeqModel;
-use tallow_models::template::ChatTemplates;
-use tallow_models::tokenizer::Tokenizer;
 use tallow_models::{AnyModel, Model};
+use tallow_text::generation::Generation;
+use tallow_text::template::ChatTemplates;
+use tallow_text::tokenizer::Tokenizer;
 
 use crate::settings::{Origin, Sources, Switch, unreadable};
 use crate::{Failed, commands, env, log, terminal};
@@ -247,8 +247,8 @@ pub(crate) fn opened(name: &str, model: Model) -> Result<LoadedModel, Failed> {
 pub(crate) fn tokenizer(name: &str, offline: Option<Offline>) -> Result<Tokenizer, Failed> {
     let checkpoint = checkpoint(name, offline)?;
     Ok(match &checkpoint.settings {
-        tallow_models::formats::Settings::Gguf(meta) => Tokenizer::from_gguf(meta)?,
-        tallow_models::formats::Settings::Hf(_) => Tokenizer::from_folder(&checkpoint.path)?,
+        tallow_checkpoint::Settings::Gguf(meta) => Tokenizer::from_gguf(meta)?,
+        tallow_checkpoint::Settings::Hf(_) => Tokenizer::from_folder(&checkpoint.path)?,
     })
 }
 

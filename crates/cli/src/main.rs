@@ -64,15 +64,16 @@ macro_rules! from {
     ($($error:ty),*) => { $(impl From<$error> for Failed { fn from(e: $error) -> Failed { Failed::new(e) } })* };
 }
 from!(
-    tallow_audio::AudioError,
+    tallow_media::audio::AudioError,
     tallow_core::Error,
     tallow_engine::handle::Failure,
     tallow_engine::transcribe::Interrupted,
     tallow_hub::HubError,
+    tallow_checkpoint::FileError,
     tallow_models::LoadError,
     tallow_models::encoder::InputError,
-    tallow_models::template::PromptError,
-    tallow_models::tokenizer::TokenizeError
+    tallow_text::template::PromptError,
+    tallow_text::tokenizer::TokenizeError
 );
 
 fn main() -> ExitCode {

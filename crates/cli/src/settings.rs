@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tallow_core::DType;
 use tallow_engine::sampler::Sampling;
-use tallow_models::generation::Generation;
+use tallow_text::generation::Generation;
 
 use crate::Failed;
 use crate::args::{EngineArgs, SampleArgs, Serve};

@@ -2,7 +2,7 @@
 //!
 //! Text is released in whole characters, and only once it cannot be part of a stop string any more.
 
-use tallow_models::tokenizer::{Detokenizer, Shown, Tokenizer};
+use tallow_text::tokenizer::{Detokenizer, Shown, Tokenizer};
 
 /// Incremental text of one answer.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tallow_models::adapter::AdapterFile;
-use tallow_models::tokenizer::Tokenizer;
+use tallow_text::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::admission::Admission;

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tallow_models::speech::mel::{HOP, LogMel};
+use tallow_media::mel::{HOP, LogMel};
 use tallow_models::speech::rules::{choose, language, likelihood};
 use tallow_models::speech::window::{cut, repetition};
 use tallow_models::speech::{Job, RATE, Speech};
-use tallow_models::tokenizer::{Shown, Special, TokenizeError, Tokenizer};
+use tallow_text::tokenizer::{Shown, Special, TokenizeError, Tokenizer};
 use tokio::sync::oneshot;
 
 use crate::handle::Failure;

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use tallow_checkpoint::tensor_names::of_layer;
 use tallow_core::ops::{Eltwise, EltwiseOp, Embed, Epilogue, Head, Normalize};
 use tallow_core::{Adapter, Backend, LinearWeights, Norm, Result, RopeTable, StepPlan, Tensor, Weight};
 
@@ -11,7 +12,6 @@ use crate::blocks::layer::Layer;
 use crate::blocks::per_layer_embedding::PerLayerEmbeddings;
 use crate::blocks::{Context, StepInputs};
 use crate::error::{LoadError, Result as LoadResult};
-use crate::formats::names::of_layer;
 use crate::spec::DecoderSpec;
 use crate::weights::{Progress, Weights};
 use crate::{Model, weights};
@@ -38,8 +38,7 @@ impl<B: Backend> Decoder<B> {
         let mut decoder = Decoder::read(&mut w, spec, context, None)?;
         decoder.targets = Some(Targets::new(model, w.targets()));
         // Files may hold K and V weights of layers that read another layer's cache.
-        let borrowers =
-            spec.layers.iter().enumerate().filter(|(_, layer)| layer.mixer.kv_source().is_some());
+        let borrowers = spec.layers.iter().enumerate().filter(|(_, layer)| layer.mixer.kv_source().is_some());
         let unused = |i| [names.k, names.v, names.k_norm].map(|name| weights::named(&of_layer(name, i)));
         let unused: HashSet<String> = borrowers.flat_map(|(i, _)| unused(i)).collect();
         let lent = |name: &str| unused.contains(name);

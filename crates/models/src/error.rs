@@ -1,39 +1,16 @@
-//! [`LoadError`]: why a model did not load; each message names the file and the place in it.
+//! [`LoadError`]: why a model did not load.
 
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use tallow_checkpoint::FileError;
 
 /// Why a model did not load.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The file could not be read at all.
-    #[error("{}: {}", path.display(), said(why))]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's error.
-        why: std::io::Error,
-    },
-    /// The file is malformed.
-    #[error("{}: {field}: {why}", path.display())]
-    Bad {
-        /// The file.
-        path: PathBuf,
-        /// The place in it: a key, a tensor, a byte range.
-        field: String,
-        /// What is wrong there.
-        why: String,
-    },
-    /// The file is well-formed but needs something that is not implemented.
-    #[error("{}: {what} is not supported: {why}", path.display())]
-    Unsupported {
-        /// The file.
-        path: PathBuf,
-        /// What it asks for.
-        what: String,
-        /// Why not, and what to do instead.
-        why: String,
-    },
+    /// A file is missing, malformed, or needs something that is not implemented.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// Loading was cancelled.
     #[error("loading was stopped")]
     Stopped,
@@ -45,28 +22,19 @@ pub enum LoadError {
 impl LoadError {
     /// A malformed place in a file.
     pub fn bad(path: &Path, field: impl Display, why: impl Display) -> LoadError {
-        LoadError::Bad { path: path.into(), field: field.to_string(), why: why.to_string() }
+        LoadError::File(FileError::bad(path, field, why))
     }
 
     /// Something that is not implemented.
     pub fn unsupported(path: &Path, what: impl Display, why: impl Display) -> LoadError {
-        LoadError::Unsupported { path: path.into(), what: what.to_string(), why: why.to_string() }
+        LoadError::File(FileError::unsupported(path, what, why))
     }
 
     /// A file that could not be read.
     pub fn io(path: &Path, why: std::io::Error) -> LoadError {
-        LoadError::Io { path: path.into(), why }
+        LoadError::File(FileError::io(path, why))
     }
 }
 
-/// The result of reading model files.
-pub(crate) type Result<T> = std::result::Result<T, LoadError>;
-
-/// The operating system's message, reworded where it is unclear.
-fn said(why: &std::io::Error) -> String {
-    match why.kind() {
-        std::io::ErrorKind::NotFound => "there is no such file or folder".to_owned(),
-        std::io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
-        _ => why.to_string(),
-    }
-}
+/// The result of loading a model.
+pub type Result<T> = std::result::Result<T, LoadError>;

@@ -50,7 +50,7 @@ fn types(format: Format) -> &'static [(u32, &'static str)] {
 impl FileType {
     /// File type of a model in which most matrices have that format: the first of `said` that fits, else the default.
     /// `None` if no file type stands for the format.
-    pub(crate) fn of(format: Format, said: impl IntoIterator<Item = u32>) -> Option<FileType> {
+    pub fn of(format: Format, said: impl IntoIterator<Item = u32>) -> Option<FileType> {
         let known = types(format);
         let kept = said.into_iter().find_map(|id| known.iter().find(|(known, _)| *known == id));
         kept.or(known.first()).map(|(id, name)| FileType { id: *id, name })
@@ -70,7 +70,7 @@ impl fmt::Display for FileType {
 
 /// The format of most weights in layers. Embeddings and heads count only if there are no others: they often have more
 /// bits than the rest.
-pub(crate) fn dominant(matrices: impl Iterator<Item = (bool, Format, usize)>) -> Option<Format> {
+pub fn dominant(matrices: impl Iterator<Item = (bool, Format, usize)>) -> Option<Format> {
     let mut counts: [HashMap<Format, usize>; 2] = Default::default();
     for (is_edge, format, weights) in matrices {
         *counts[usize::from(is_edge)].entry(format).or_default() += weights;

@@ -2,21 +2,21 @@
 
 use std::path::Path;
 
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names::{EXPERT, Names, layer_in, of_layer};
+use tallow_checkpoint::{Checkpoint, Kind, Settings, Stored};
 use tallow_quant::Format;
+use tallow_text::generation::Generation;
+use tallow_text::template::{ChatTemplates, MOST_SOURCE};
+use tallow_text::tokenizer::Tokenizer;
 
+use crate::Result;
 use crate::encoder::EncoderModel;
-use crate::error::Result;
 use crate::families::{self, Family};
 use crate::file_type::{FileType, dominant};
-use crate::formats::config::Config;
-use crate::formats::names::{EXPERT, Names, layer_in, of_layer};
-use crate::formats::{Checkpoint, Kind, Settings, Stored};
-use crate::generation::Generation;
-use crate::recipe::{Outcome, Quantizing, Recipe};
+use crate::recipe::{Choice, Outcome, Quantizing, Recipe};
 use crate::seq2seq::Seq2SeqModel;
 use crate::spec::DecoderSpec;
-use crate::template::{ChatTemplates, MOST_SOURCE};
-use crate::tokenizer::Tokenizer;
 use crate::weights::{Common, Source, named};
 
 /// A decoder as its files describe it.
@@ -54,7 +54,8 @@ impl Model {
         Ok(Model { checkpoint, family, spec, recipe: None, requantize: false })
     }
 
-    pub(crate) fn names(&self) -> Names {
+    /// Tensor names in its files.
+    pub fn names(&self) -> Names {
         match self.checkpoint.settings {
             Settings::Gguf(_) => self.family.gguf_names,
             Settings::Hf(_) => self.family.hf_names,
@@ -71,6 +72,16 @@ impl Model {
             spec: Common { dim: spec.dim, norm: spec.norm, side: spec.per_layer_dim },
             quantizing: self.recipe.map(|recipe| Quantizing { recipe, again: self.requantize, tied, layers }),
         }
+    }
+
+    /// Format that rows of `cols` elements of tensor `name`, stored as `format`, are loaded or converted to.
+    pub fn wanted_format(&self, name: &str, format: Format, cols: usize) -> Format {
+        self.source().wanted(name, format, cols)
+    }
+
+    /// The recipe's choice for those rows; `None` if it leaves the tensor alone.
+    pub fn recipe_choice(&self, name: &str, format: Format, cols: usize) -> Option<Choice> {
+        self.source().choice(name, format, cols)
     }
 
     /// Notes for the user where the recipe's outcome is not what they asked for.
@@ -99,12 +110,12 @@ impl Model {
     }
 
     /// Tensors outside the layers: embedding, LM head, position embedding.
-    pub(crate) fn edges(&self, names: &Names) -> [String; 3] {
+    pub fn edges(&self, names: &Names) -> [String; 3] {
         [names.embed, names.head, names.positions].map(named)
     }
 
     /// File type ids that the recipe, or the file, claims.
-    pub(crate) fn said_types(&self) -> Vec<u32> {
+    pub fn said_types(&self) -> Vec<u32> {
         let own = match &self.checkpoint.settings {
             Settings::Gguf(meta) => meta.uint("general.file_type").ok().flatten(),
             Settings::Hf(_) => None,
@@ -148,7 +159,8 @@ impl Model {
 
     /// Bytes of all experts of a layer.
     pub fn expert_bytes(&self, layer: usize) -> usize {
-        let (names, count) = (self.names(), self.spec.layers[layer].ffn.moe().map_or(0, |moe| moe.experts.count));
+        let (names, count) =
+            (self.names(), self.spec.layers[layer].ffn.moe().map_or(0, |moe| moe.experts.count));
         let stored = |name: &str| self.checkpoint.get(name).map_or(0, |stored| self.size(name, stored));
         let bytes = |name: String| stored(&named(&name));
         if let Some((joint, _)) = names.expert_joint {
@@ -185,7 +197,7 @@ impl Model {
     }
 
     /// Its chat templates; `None` if it has none.
-    pub fn templates(&self, tokenizer: &Tokenizer) -> Result<Option<ChatTemplates>> {
+    pub fn templates(&self, tokenizer: &Tokenizer) -> tallow_checkpoint::Result<Option<ChatTemplates>> {
         match &self.checkpoint.settings {
             Settings::Gguf(meta) => ChatTemplates::from_gguf(meta, tokenizer),
             Settings::Hf(_) => {
@@ -198,7 +210,7 @@ impl Model {
     }
 
     /// Default sampling settings (`generation_config.json`).
-    pub fn generation(&self) -> Result<Generation> {
+    pub fn generation(&self) -> tallow_checkpoint::Result<Generation> {
         Generation::read(&self.checkpoint)
     }
 }

@@ -8,9 +8,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use tallow_checkpoint::tensor_names::{Names, layer_in};
 use tallow_quant::Format;
-
-use crate::formats::names::{Names, layer_in};
 
 /// Formats for a model's matrices (llama.cpp's ftype).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +86,7 @@ impl fmt::Display for Recipe {
 
 impl Recipe {
     /// `general.file_type` in GGUF files.
-    pub(crate) fn gguf_id(self) -> u32 {
+    pub fn gguf_id(self) -> u32 {
         self.id
     }
 }
@@ -124,12 +123,14 @@ impl Role {
 
 /// A recipe, and what it needs to know of the model.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Quantizing {
+pub struct Quantizing {
+    /// The recipe.
     pub recipe: Recipe,
     /// Whether matrices that are quantized already are quantized again.
     pub again: bool,
     /// Whether the LM head is the embedding.
     pub tied: bool,
+    /// Number of layers.
     pub layers: usize,
 }
 
@@ -144,12 +145,7 @@ impl Quantizing {
     }
 
     /// The recipe's choice for a tensor; `None` if it leaves it alone.
-    pub(crate) fn choice(
-        &self,
-        names: &Names,
-        name: &str,
-        (stored, cols): (Format, usize),
-    ) -> Option<Choice> {
+    pub fn choice(&self, names: &Names, name: &str, (stored, cols): (Format, usize)) -> Option<Choice> {
         let wanted = match Role::of(names, self.tied, name) {
             Role::Kept => return None,
             Role::Head => self.recipe.head,
@@ -162,7 +158,7 @@ impl Quantizing {
 
 /// A recipe's choice for a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Choice {
+pub struct Choice {
     /// The recipe's format, whatever the row length.
     pub wanted: Format,
     /// The format that fits the row length.
@@ -171,7 +167,7 @@ pub(crate) struct Choice {
 
 /// Counts of what a recipe did to matrices.
 #[derive(Debug, Default)]
-pub(crate) struct Outcome {
+pub struct Outcome {
     all: usize,
     /// Matrices that were quantized already and left alone, by format.
     kept: BTreeMap<String, usize>,
@@ -181,7 +177,7 @@ pub(crate) struct Outcome {
 
 impl Outcome {
     /// Counts a matrix that was stored as `stored` and became `got`.
-    pub(crate) fn count(&mut self, stored: Format, choice: Choice, got: Format) {
+    pub fn count(&mut self, stored: Format, choice: Choice, got: Format) {
         self.all += 1;
         if !stored.is_plain() && got == stored && choice.fitting != stored {
             *self.kept.entry(stored.to_string()).or_default() += 1;
@@ -191,7 +187,7 @@ impl Outcome {
     }
 
     /// Notes for the user who asked for that recipe.
-    pub(crate) fn notes(&self, recipe: Recipe) -> Vec<String> {
+    pub fn notes(&self, recipe: Recipe) -> Vec<String> {
         let all = self.all;
         let mut notes = Vec::new();
         let kept: usize = self.kept.values().sum();
@@ -242,7 +238,7 @@ fn fitting(format: Format, cols: usize) -> Option<Format> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::formats::names::{GGUF, HF};
+    use tallow_checkpoint::tensor_names::{GGUF, HF};
 
     #[test]
     fn matrices_get_what_they_matter() {

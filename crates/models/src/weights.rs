@@ -16,23 +16,23 @@ use std::collections::BTreeSet;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
+use tallow_checkpoint::grouped::Grouped;
+use tallow_checkpoint::tensor_names::{Layout, Names, is_redundant, of_layer};
+use tallow_checkpoint::{Checkpoint, Kind, Stored};
 use tallow_core::{Backend, Error, HostWeight, LinearWeights, LoraTarget, Memory, Norm, Tensor, Weight};
 use tallow_quant::Format;
 
 use crate::adapter::Target;
 use crate::error::{LoadError, Result};
-use crate::formats::grouped::Grouped;
-use crate::formats::names::{Layout, Names, is_redundant, of_layer};
-use crate::formats::{Checkpoint, Kind, Stored};
 use crate::recipe::{Choice, Quantizing};
 use crate::spec::{Bias, NormSpec};
 
-pub(crate) use experts::{Pair, bytes_alone};
-pub(crate) use parts::{Runs, by_head};
-pub(crate) use quantize::{quantized, room};
+pub use experts::{Pair, bytes_alone};
+pub use parts::{Runs, by_head};
+pub use quantize::{quantized, room};
 use stream_check::StreamCheck;
-pub(crate) use stream_check::not_finite;
-pub(crate) use transpose::Transpose;
+pub use stream_check::not_finite;
+pub use transpose::Transpose;
 use transpose::plain;
 
 /// Called with the bytes loaded so far and the bytes in total; returns whether to go on.
@@ -112,7 +112,7 @@ pub(crate) struct Common {
 }
 
 /// The full tensor name for a name in [`Names`].
-pub(crate) fn named(name: &str) -> String {
+pub fn named(name: &str) -> String {
     format!("{name}.weight")
 }
 

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use serde_json::Value;
+use tallow_checkpoint::tensor_names::Layout;
 use tallow_core::{Adapter, Backend, DType, LoraRows, Memory, Span, StateRows, Step, StepPlan};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::adapter::AdapterFile;
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;
-use tallow_models::formats::names::Layout;
 use tallow_support::{DECODERS, Golden, golden, json, needed, tensors};
 use tallow_wgpu::{Wgpu, devices};
 

@@ -6,12 +6,12 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tallow_convert::Conversion;
 use tallow_core::{Backend, DType, Memory, Span, StateRows, Step, StepPlan, Tensor};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::blocks::rope::Scaling;
-use tallow_models::convert::Conversion;
 use tallow_models::decoder::Decoder;
 use tallow_quant::Format;
 use tallow_support::{DECODERS, Golden, golden, json, needed, tensors, with_tensors};

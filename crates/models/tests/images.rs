@@ -11,10 +11,10 @@ use image::{DynamicImage, ImageFormat, Rgb, RgbImage};
 use serde_json::{Value, json};
 use tallow_core::{Backend, Memory, Tensor};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_media::image::decode::decode;
+use tallow_models::encoder::PatchProcessor;
 use tallow_models::encoder::spec::{PatchSpec, Pooling};
 use tallow_models::encoder::{Encoder, EncoderModel, Image, Input, Inputs, Truncation, shortened};
-use tallow_models::images::Pictures;
-use tallow_models::images::decode::decode;
 use tallow_support::{Golden, golden, image_encoder, json, needed, only_tensors, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
@@ -94,7 +94,7 @@ impl Case {
 
     fn images(&self, patches: PatchSpec) -> Vec<Image> {
         let (pixels, side) = (self.tensors["pixel_values"].f32(), patches.image);
-        pixels.chunks(3 * side * side).map(|numbers| patches.cut_up(numbers)).collect()
+        pixels.chunks(3 * side * side).map(|numbers| patches.cut(numbers)).collect()
     }
 
     fn far(&self, name: &str, got: &[f32]) -> f32 {
@@ -331,7 +331,7 @@ fn refused(name: &str, change: impl Fn(&mut Value), processing: Option<Value>) -
         let images = model.of_images().unwrap();
         Encoder::load(&cpu(), &model, &mut |_, _| ControlFlow::Continue(()))?;
         Encoder::load(&cpu(), images, &mut |_, _| ControlFlow::Continue(()))?;
-        Pictures::new(&images.checkpoint, images.spec.patches.unwrap())
+        Ok(PatchProcessor::new(&images.checkpoint, images.spec.patches.unwrap())?)
     });
     let why = why.unwrap_err().to_string().replace(&dir.display().to_string(), "DIR");
     std::fs::remove_dir_all(dir).unwrap();
@@ -415,14 +415,14 @@ fn texts_are_filled_up() {
 }
 
 /// Preprocessing with the given settings, for a model that takes `side` × `side` pixels.
-fn pictures(side: usize, processing: Value) -> Pictures {
+fn pictures(side: usize, processing: Value) -> PatchProcessor {
     let mut config = config("clip");
     config["vision_config"]["image_size"] = json!(side);
     let dir = folder("clip", &config, |_| true, &format!("pictures-{side}"));
     std::fs::write(dir.join("preprocessor_config.json"), processing.to_string()).unwrap();
     let model = open(&dir);
     let images = model.of_images().unwrap();
-    let made = Pictures::new(&images.checkpoint, images.spec.patches.unwrap()).unwrap();
+    let made = PatchProcessor::new(&images.checkpoint, images.spec.patches.unwrap()).unwrap();
     std::fs::remove_dir_all(dir).unwrap();
     made
 }
@@ -445,7 +445,7 @@ fn pictures_are_those_of_the_reference() {
     let file = std::fs::read(golden("frontends/pattern.png")).unwrap();
     for side in [224, 336] {
         let pictures = pictures(side, processing(side));
-        let numbers = pictures.numbers(decode(&file).unwrap()).unwrap();
+        let numbers = pictures.pixels(decode(&file).unwrap()).unwrap();
         let facts = &facts[format!("clip{side}")];
         let row: Vec<f32> =
             facts["first_row_red"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect();
@@ -467,13 +467,13 @@ fn pictures_are_those_of_the_reference() {
 fn settings_have_several_forms() {
     let plain = json!({ "size": 24, "crop_size": 24, "resample": 3 });
     let picture = || decode(&std::fs::read(golden("frontends/pattern.png")).unwrap()).unwrap();
-    let want = pictures(24, processing(24)).numbers(picture()).unwrap();
-    assert_eq!(pictures(24, plain).numbers(picture()).unwrap(), want);
-    assert_eq!(pictures(24, json!({})).numbers(picture()).unwrap(), want);
+    let want = pictures(24, processing(24)).pixels(picture()).unwrap();
+    assert_eq!(pictures(24, plain).pixels(picture()).unwrap(), want);
+    assert_eq!(pictures(24, json!({})).pixels(picture()).unwrap(), want);
     let other = |key: &str, value: Value| {
         let mut json = processing(24);
         json[key] = value;
-        pictures(24, json).numbers(picture()).unwrap()
+        pictures(24, json).pixels(picture()).unwrap()
     };
     for (key, value) in [
         ("resample", json!(2)),
@@ -490,7 +490,7 @@ fn settings_have_several_forms() {
     let bytes = {
         let mut json = processing(24);
         (json["do_normalize"], json["do_rescale"]) = (json!(false), json!(false));
-        pictures(24, json).numbers(picture()).unwrap()
+        pictures(24, json).pixels(picture()).unwrap()
     };
     assert!(bytes.iter().all(|x| x.fract() == 0.0 && (0.0..=255.0).contains(x)));
 }
@@ -499,8 +499,8 @@ fn settings_have_several_forms() {
 #[test]
 fn small_pictures_stand_in_black() {
     let processing = json!({ "do_resize": false, "do_normalize": false, "do_rescale": false });
-    let picture = tallow_models::images::resize::Picture { width: 1, height: 2, bytes: vec![9; 6] };
-    let numbers = pictures(8, processing).numbers(picture).unwrap();
+    let picture = tallow_media::image::resize::Picture { width: 1, height: 2, bytes: vec![9; 6] };
+    let numbers = pictures(8, processing).pixels(picture).unwrap();
     let lit: Vec<usize> = (0..64).filter(|i| numbers[*i] == 9.0).collect();
     // (2 - 8) / 2 rows above it, and (1 - 8) / 2, rounded down, columns to its left.
     assert_eq!(lit, [3 * 8 + 4, 4 * 8 + 4]);
@@ -566,14 +566,14 @@ fn bad_files_are_refused() {
     }
     let said: Vec<String> = [files[1], files[4]].map(|file| decode(file).unwrap_err().to_string()).into();
     insta::assert_snapshot!(said.join("\n"));
-    let long = pictures(224, processing(224)).picture(tallow_models::images::resize::Picture {
+    let long = pictures(224, processing(224)).picture(tallow_media::image::resize::Picture {
         width: 30_000,
         height: 1,
         bytes: vec![0; 90_000],
     });
     assert_eq!(long.unwrap_err().to_string(), "it is too long and narrow");
     let as_is = pictures(8, json!({ "do_resize": false, "do_center_crop": false }));
-    let wrong = tallow_models::images::resize::Picture { width: 9, height: 8, bytes: vec![0; 216] };
+    let wrong = tallow_media::image::resize::Picture { width: 9, height: 8, bytes: vec![0; 216] };
     assert_eq!(
         as_is.picture(wrong).unwrap_err().to_string(),
         "it has 9 x 8 pixels; the model takes 8 x 8, and its settings do not resize"

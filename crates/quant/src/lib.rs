@@ -90,3 +90,8 @@ pub fn pack(format: Format, weights: &[f32], out: &mut [u8]) -> Result<(), SizeE
 pub fn pack_with(format: Format, weights: &[f32], care: &[f32], out: &mut [u8]) -> Result<(), SizeError> {
     with_block!(format, B => pack_as::<B>(weights, care, out))
 }
+
+/// The examples of the README compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use tallow_engine::handle::{Done, Event, Failure, Finish};
 use tallow_engine::sampler::Choice;
-use tallow_models::reasoning::Piece;
-use tallow_models::tokenizer::{Detokenizer, Shown, Tokenizer};
+use tallow_text::reasoning::Piece;
+use tallow_text::tokenizer::{Detokenizer, Shown, Tokenizer};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::access::Notes;

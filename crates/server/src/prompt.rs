@@ -3,9 +3,9 @@
 use std::time::SystemTime;
 
 use serde_json::{Map, Value};
-use tallow_models::reasoning::Reasoning;
-use tallow_models::template::{Chat, ChatTemplates, Ending, Now};
-use tallow_models::tokenizer::{Around, Shown, Special, TokenizeError, Tokenizer, Written};
+use tallow_text::reasoning::Reasoning;
+use tallow_text::template::{Chat, ChatTemplates, Ending, Now};
+use tallow_text::tokenizer::{Around, Shown, Special, TokenizeError, Tokenizer, Written};
 
 use crate::errors::{ApiError, quoted};
 use crate::fields::{Fields, text, wrong};

@@ -9,7 +9,7 @@ use axum::response::Response;
 use tallow_engine::handle::{Info, Request, Unread};
 use tallow_engine::lora::LoraRef;
 use tallow_engine::scheduler::ClientId;
-use tallow_models::tokenizer::Shown;
+use tallow_text::tokenizer::Shown;
 
 use crate::access::Notes;
 use crate::answers::{Answers, Echo, Followed, Part};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tallow_engine::embedder::EmbedderHandle;
 use tallow_engine::handle::{EngineHandle, Failure};
 use tallow_engine::transcribe::Transcriber;
-use tallow_models::template::ChatTemplates;
+use tallow_text::template::ChatTemplates;
 use tokio::sync::Semaphore;
 
 use crate::exposition::Page;

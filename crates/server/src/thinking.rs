@@ -1,8 +1,8 @@
 //! [`Thinking`]: a request's reasoning options; [`Reasoned`]: how reasoning is split from its answer.
 
 use serde_json::{Map, Value};
-use tallow_models::reasoning::{Controls, Effort, Splitter};
-use tallow_models::template::ChatTemplate;
+use tallow_text::reasoning::{Controls, Effort, Splitter};
+use tallow_text::template::ChatTemplate;
 
 use crate::errors::{ApiError, quoted};
 use crate::fields::{Fields, wrong};
@@ -171,7 +171,7 @@ impl Thinking {
         let wanted = match wish {
             Wish::Effort(effort) => controls.values(*effort),
             Wish::On if controls.thinks => Ok(controls.switched(true).unwrap_or_default()),
-            Wish::On => controls.switched(true).ok_or(tallow_models::reasoning::Uncontrolled::NoThinking),
+            Wish::On => controls.switched(true).ok_or(tallow_text::reasoning::Uncontrolled::NoThinking),
         };
         let wanted = wanted.map_err(|why| {
             let why = format!("{field} cannot be honoured: {why}; leave it out");

@@ -12,7 +12,7 @@ use common::{BOS, END, Plan, START, Site, VOCAB, hello, info, recorder, site, to
 use serde_json::{Value, json};
 use tallow_engine::handle::Request;
 use tallow_engine::sampler::Sampling;
-use tallow_models::tokenizer::Shown;
+use tallow_text::tokenizer::Shown;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -102,7 +102,7 @@ fn a_text_begins_once() {
     assert_eq!(given(CHAT, &body).prompt[..2], [BOS, START]);
     // A template that omits it.
     let config = json!({"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"});
-    let templates = tallow_models::template::ChatTemplates::from_config("c".as_ref(), &config, None).unwrap();
+    let templates = tallow_text::template::ChatTemplates::from_config("c".as_ref(), &config, None).unwrap();
     let (handle, requests) = recorder(info());
     let mut plan = Plan::new(handle);
     plan.templates = templates;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tallow_engine::handle::{Done, Event, Info};
 use tallow_engine::sampler::{Choice, Scored};
 use tallow_engine::sim;
-use tallow_models::tokenizer::Tokenizer;
+use tallow_text::tokenizer::Tokenizer;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";

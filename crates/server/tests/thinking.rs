@@ -11,8 +11,8 @@ use common::client::post;
 use common::{END, Plan, Site, bytes, info, recorder, script, tokenizer};
 use serde_json::{Value, json};
 use tallow_engine::sim;
-use tallow_models::template::ChatTemplates;
-use tallow_models::tokenizer::Shown;
+use tallow_text::template::ChatTemplates;
+use tallow_text::tokenizer::Shown;
 
 /// Thinks between tags, and can be switched off.
 const SWITCHED: &str = "{% for m in messages %}{{ m.content }}</think>{% endfor %}\

@@ -4,14 +4,17 @@ use super::Finding;
 use super::source::{DEVICES, File, backends};
 
 /// A crate, and those of ours that it may depend on. `cli` may depend on all.
-const LAYERS: [(&str, &[&str]); 7] = [
+const LAYERS: [(&str, &[&str]); 10] = [
     ("quant", &[]),
     ("core", &["quant"]),
-    ("models", &["core", "quant"]),
-    ("engine", &["models", "core", "quant"]),
-    ("server", &["audio", "engine", "models"]),
+    ("checkpoint", &["quant"]),
+    ("text", &["checkpoint"]),
+    ("media", &["checkpoint"]),
+    ("models", &["checkpoint", "core", "media", "quant", "text"]),
+    ("convert", &["checkpoint", "core", "models", "quant", "text"]),
+    ("engine", &["checkpoint", "core", "media", "models", "text"]),
+    ("server", &["engine", "media", "models", "text"]),
     ("hub", &[]),
-    ("audio", &[]),
 ];
 /// What a backend may depend on.
 const BACKEND: &[&str] = &["core", "quant"];

@@ -30,9 +30,13 @@ const BELOW_MODELS: [&str; 2] = ["quant", "core"];
 /// Devices, beside the names of the backends. Layers above the backends use the trait only, and so does `cli` but for
 /// its folder of devices.
 const DEVICES: [&str; 6] = ["cuda", "metal", "vulkan", "avx", "neon", "nvidia"];
-const ABOVE_BACKENDS: [&str; 4] = ["models", "engine", "server", "hub"];
+const ABOVE_BACKENDS: [&str; 8] =
+    ["checkpoint", "text", "media", "models", "convert", "engine", "server", "hub"];
 
-/// Wire formats, and the crates below `server`. `models` reads files that are JSON; `hub` is a client.
+/// Crates that read files of models, which are JSON among others.
+const READ_FILES: [&str; 5] = ["checkpoint", "text", "media", "models", "convert"];
+
+/// Wire formats, and the crates below `server`. `hub` is a client.
 const WIRES: [&str; 6] = ["serde_json", "axum", "hyper", "ureq", "reqwest", "http::"];
 const BELOW_SERVER: [&str; 4] = ["quant", "core", "cpu", "engine"];
 
@@ -83,7 +87,7 @@ fn in_file(file: &File, backends: &[&str]) -> Vec<Finding> {
             let what = "names a device above the backends: only cli chooses devices; ask the trait instead";
             found.extend(named(file, line, &lower, &devices, what));
         }
-        if in_crate(&BELOW_SERVER) || (in_crate(&["models"]) && !lower.contains("serde_json")) {
+        if in_crate(&BELOW_SERVER) || (in_crate(&READ_FILES) && !lower.contains("serde_json")) {
             let what = "is about a wire format below the server: hand over types instead";
             let code = file.code.get(line - 1).map_or("", String::as_str);
             found.extend(named(file, line, code, &WIRES, what));

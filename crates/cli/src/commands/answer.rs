@@ -8,7 +8,7 @@ use tallow_engine::handle::Failure;
 use tallow_engine::sampler::Sampler;
 use tallow_engine::seq2seq::{EncoderInput, LogitsPolicy, SlotLimits, Task};
 use tallow_models::seq2seq::Seq2SeqModel;
-use tallow_models::tokenizer::{Special, Tokenizer};
+use tallow_text::tokenizer::{Special, Tokenizer};
 
 use super::print;
 use crate::args::Run;

@@ -5,11 +5,11 @@ use std::io::IsTerminal;
 use std::ops::Range;
 use std::time::{Instant, SystemTime};
 
+use tallow_checkpoint::Settings;
 use tallow_core::{Backend, DType, launch_table};
 use tallow_engine::handle::LoadLora;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
-use tallow_models::formats::Settings;
 use tallow_models::spec::{LayerSpec, MoeSpec};
 
 use crate::args::{Bench, DeviceArgs, PromptAndAnswer};

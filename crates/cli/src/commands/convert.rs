@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tallow_models::convert::{Conversion, Importance, WriteError};
+use tallow_convert::{Conversion, Importance, WriteError};
 use tallow_models::{AnyModel, LoadError, Model};
 
 use super::print;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tallow_core::conformance::{self, Suite};
 use tallow_engine::seq2seq::SlotLimits;
 use tallow_models::AnyModel;
-use tallow_models::generation::Generation;
+use tallow_text::generation::Generation;
 
 use super::{counted, print};
 use crate::args::Doctor;

@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
+use tallow_convert::{Conversion, Inputs, Measured};
 use tallow_engine::scheduler::Wanted;
-use tallow_models::convert::{Conversion, Inputs, Measured};
 
 use super::print;
 use crate::Failed;

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tallow_models::AnyModel;
 use tallow_models::encoder::EncoderModel;
-use tallow_models::generation::Generation;
 use tallow_models::seq2seq::Seq2SeqModel;
 use tallow_server::{Limits, Loading, Served, ServedEncoder, ServedSpeech, Settings};
+use tallow_text::generation::Generation;
 use tokio::net::{TcpListener, TcpSocket};
 
 use crate::args::{SampleArgs, Serve};

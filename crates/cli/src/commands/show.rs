@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use tallow_checkpoint::{Checkpoint, Kind, Settings};
 use tallow_core::Heads;
 use tallow_models::AnyModel;
 use tallow_models::encoder::EncoderModel;
-use tallow_models::formats::{Checkpoint, Kind, Settings};
 use tallow_models::seq2seq::Seq2SeqModel;
 use tallow_models::spec::{DecoderSpec, GatedDeltaSpec, LayerSpec, MoeSpec};
-use tallow_models::tokenizer::Tokenizer;
+use tallow_text::tokenizer::Tokenizer;
 
 use super::print;
 use crate::Failed;

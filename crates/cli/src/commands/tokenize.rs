@@ -1,6 +1,6 @@
 //! `tallow tokenize`: text to tokens and back.
 
-use tallow_models::tokenizer::{Around, Shown, Special, Written};
+use tallow_text::tokenizer::{Around, Shown, Special, Written};
 
 use super::{print, text_or_stdin};
 use crate::Failed;

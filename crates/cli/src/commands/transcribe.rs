@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tallow_audio::Audio;
 use tallow_engine::transcribe::{Segment, TranscribeOptions, Transcriber};
+use tallow_media::audio::Audio;
 use tallow_models::speech::Job;
 use tallow_server::transcript::{Format, Transcript, clock};
 

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use faulty::Faulty;
+use tallow_checkpoint::Settings;
 use tallow_core::DType;
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::engine::spawn;
@@ -19,10 +20,9 @@ use tallow_engine::runner::Runner;
 use tallow_engine::sampler::{Choice, Sampling};
 use tallow_engine::scheduler::Limits;
 use tallow_models::decoder::Decoder;
-use tallow_models::formats::Settings;
-use tallow_models::tokenizer::Tokenizer;
 use tallow_models::{LoadError, Model};
 use tallow_support::{golden, json};
+use tallow_text::tokenizer::Tokenizer;
 
 pub(crate) const SLOTS: usize = 4;
 

@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use tallow_checkpoint::gguf::Gguf;
+use tallow_checkpoint::map::Mapping;
+use tallow_checkpoint::{Kind, Stored, regular};
+
 use super::{AdapterFile, Half, Halves, Origin};
 use crate::error::{LoadError, Result};
-use crate::formats::gguf::Gguf;
-use crate::formats::map::Mapping;
-use crate::formats::{Kind, Stored, regular};
 
 pub(super) fn open(path: &Path) -> Result<AdapterFile> {
     regular(path)?;

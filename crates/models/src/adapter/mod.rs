@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use tallow_checkpoint::{Kind, Stored};
 use tallow_core::{Adapter, Backend, HostWeight, LoraPair, Weight};
 use tallow_quant::Format;
 
 use crate::error::{LoadError, Result};
-use crate::formats::{Kind, Stored};
 use crate::weights::{not_finite, quantized, room};
 
 pub(crate) use targets::{Target, Targets};

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use tallow_checkpoint::map::Mapping;
+use tallow_checkpoint::{StoredTensors, read_json, safetensors};
 
 use super::{AdapterFile, Half, Halves, Origin};
 use crate::error::{LoadError, Result};
-use crate::formats::map::Mapping;
-use crate::formats::{StoredTensors, read_json, safetensors};
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";

@@ -3,14 +3,14 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use tallow_checkpoint::Settings;
+use tallow_checkpoint::tensor_names::{Names, Part, layer_in, of_layer};
 use tallow_core::{Heads, LoraTarget};
 
 use super::{AdapterFile, Origin, Pair};
 use crate::Model;
 use crate::error::{LoadError, Result};
 use crate::families::Family;
-use crate::formats::Settings;
-use crate::formats::names::{Names, Part, layer_in, of_layer};
 
 /// A linear layer that adapters may target.
 #[derive(Debug, Clone)]

@@ -1,11 +1,11 @@
 //! Self-attention: fused QKV projection, QK norm and RoPE and cache write ([`QkvPrep`]), attention, output projection.
 
+use tallow_checkpoint::tensor_names::of_layer;
 use tallow_core::ops::{Attend, Copy, Eltwise, EltwiseOp, Epilogue, Normalize, QkvPrep, Rope};
 use tallow_core::{AttnSpec, Backend, Heads, LinearWeights, Norm, QkNorm, Result, Tensor};
 
 use super::{Context, relative_bias};
-use crate::error::Result as LoadResult;
-use crate::formats::names::of_layer;
+use crate::Result as LoadResult;
 use crate::spec::{AttentionSpec, QkNormSpec};
 use crate::weights::{Weights, by_head};
 

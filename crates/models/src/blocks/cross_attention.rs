@@ -6,7 +6,7 @@ use tallow_core::{
 };
 
 use super::StepInputs;
-use crate::error::Result as LoadResult;
+use crate::Result as LoadResult;
 use crate::spec::AttentionSpec;
 use crate::weights::Weights;
 

@@ -1,11 +1,11 @@
 //! Gated DeltaNet (Qwen3-Next), in place of attention: a causal convolution, then the gated delta rule.
 
+use tallow_checkpoint::tensor_names::of_layer;
 use tallow_core::ops::{Activate, CausalConv, Epilogue, GatedDelta as Recall, Normalize};
 use tallow_core::{Activation, Backend, Decay, DeltaHeads, LinearWeights, Norm, NormKind, Result, Tensor};
 
 use super::Context;
-use crate::error::Result as LoadResult;
-use crate::formats::names::of_layer;
+use crate::Result as LoadResult;
 use crate::spec::{Bias, GatedDeltaSpec};
 use crate::weights::{Weights, named};
 
@@ -94,7 +94,7 @@ impl<B: Backend> GatedDeltaNet<B> {
 
 /// Row ranges that undo an interleaving by key head. The tensor has, per key head, `own` rows and then twice `each`
 /// rows for each of its value heads; the result has all heads of a kind side by side, as the block reads them.
-pub(crate) fn by_key_head<const N: usize>(
+pub fn by_key_head<const N: usize>(
     heads: DeltaHeads,
     own: [usize; N],
     each: usize,

@@ -1,5 +1,6 @@
 //! A layer: mixer and FFN, their norms, and the order of these.
 
+use tallow_checkpoint::tensor_names::of_layer;
 use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Normalize};
 use tallow_core::{Backend, Norm, Result, Tensor};
 
@@ -13,8 +14,7 @@ use super::moe::MoeBlock;
 use super::parallel_moe::ParallelMoe;
 use super::per_layer_embedding::PerLayerInput;
 use super::shared_kv::SharedKvAttention;
-use crate::error::Result as LoadResult;
-use crate::formats::names::of_layer;
+use crate::Result as LoadResult;
 use crate::spec::{self, Ffn, LayerSpec, Order};
 use crate::weights::Weights;
 

@@ -9,7 +9,7 @@ use tallow_core::ops::{Attend, Copy, Epilogue, KvWrite, Linear, Normalize, Rope}
 use tallow_core::{AttnSpec, Backend, DType, Heads, LinearWeights, Norm, Result, Tensor};
 
 use super::Context;
-use crate::error::Result as LoadResult;
+use crate::Result as LoadResult;
 use crate::spec::{Bias, MlaSpec};
 use crate::weights::Weights;
 

@@ -4,7 +4,7 @@ use tallow_core::ops::{Epilogue, Ffn};
 use tallow_core::{Activation, Backend, LinearWeights, Norm, Result, Tensor};
 
 use super::Context;
-use crate::error::Result as LoadResult;
+use crate::Result as LoadResult;
 use crate::spec::FfnSpec;
 use crate::weights::Weights;
 

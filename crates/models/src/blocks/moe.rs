@@ -1,12 +1,12 @@
 //! Mixture of experts (MoE).
 
+use tallow_checkpoint::tensor_names::of_layer;
 use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Moe, Normalize, Route};
 use tallow_core::{Activation, Backend, Expert, LinearWeights, Norm, Result, Routing, ShareOf, Tensor};
 
 use super::Context;
 use super::mlp::Mlp;
-use crate::error::Result as LoadResult;
-use crate::formats::names::of_layer;
+use crate::Result as LoadResult;
 use crate::spec::{ExpertsSpec, FfnSpec, MoeSpec};
 use crate::weights::Weights;
 

@@ -6,7 +6,7 @@ use tallow_core::{Backend, Norm, Result, Tensor};
 use super::Context;
 use super::mlp::Mlp;
 use super::moe::MoeBlock;
-use crate::error::Result as LoadResult;
+use crate::Result as LoadResult;
 use crate::spec::{FfnSpec, MoeSpec};
 use crate::weights::Weights;
 

@@ -6,7 +6,7 @@ use tallow_core::ops::{Activate, Eltwise, EltwiseOp, Embed, Epilogue, Normalize}
 use tallow_core::{Activation, Backend, LinearWeights, Norm, Result, StepPlan, Tensor, Weight};
 
 use super::Context;
-use crate::error::Result as LoadResult;
+use crate::Result as LoadResult;
 use crate::spec::Bias;
 use crate::weights::{Weights, named};
 

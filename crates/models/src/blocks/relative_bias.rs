@@ -1,9 +1,9 @@
 //! Relative position bias (T5), expanded at load time from buckets to a table by distance: devices know no buckets.
 
+use tallow_checkpoint::tensor_names::of_layer;
 use tallow_core::{Backend, Memory, Tensor};
 
-use crate::error::Result;
-use crate::formats::names::of_layer;
+use crate::Result;
 use crate::spec::RelativeBiasSpec;
 use crate::weights::{Weights, named};
 

@@ -4,7 +4,7 @@ use tallow_core::ops::{Attend, Epilogue, Normalize, Rope};
 use tallow_core::{AttnSpec, Backend, Heads, LinearWeights, Norm, Result, Tensor};
 
 use super::Context;
-use crate::error::Result as LoadResult;
+use crate::Result as LoadResult;
 use crate::spec::SharedKvSpec;
 use crate::weights::Weights;
 

@@ -5,7 +5,7 @@ use tallow_core::ops::{Activate, Copy, Epilogue, IndexMode, IndexRows, Linear};
 use tallow_core::{Activation, Backend, DType, LinearWeights, Memory, Result, Tensor};
 
 use super::spec::AudioSpec;
-use crate::error::Result as LoadResult;
+use crate::Result as LoadResult;
 use crate::weights::Weights;
 
 /// Two 1D convolutions with kernel size 3; the second has stride 2.

@@ -1,10 +1,10 @@
 //! [`Classes`]: labels and activation of a sequence classifier.
 
 use serde_json::Value;
+use tallow_checkpoint::Settings;
+use tallow_checkpoint::config::{Config, Key, key};
 
-use crate::error::Result;
-use crate::formats::Settings;
-use crate::formats::config::{Config, Key, key};
+use tallow_checkpoint::Result;
 
 /// The labels of a sequence classifier, and how its scores become probabilities.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use tallow_core::ops::{Activate, Epilogue, Linear, Normalize};
 use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor};
 
 use super::spec::{HeadActivation, HeadSpec};
-use crate::error::Result as LoadResult;
+use crate::Result as LoadResult;
 use crate::spec::Bias;
 use crate::weights::Weights;
 

@@ -1,7 +1,7 @@
 //! [`ClipSimilarity`]: similarity of texts and images in dual encoders (CLIP, SigLIP).
 
 use crate::error::{LoadError, Result};
-use crate::formats::{Checkpoint, Kind};
+use tallow_checkpoint::{Checkpoint, Kind};
 
 /// From the cosine of two vectors to a logit: `cosine * scale + bias`.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use serde_json::Value;
+use tallow_checkpoint::Checkpoint;
 use tallow_core::{Activation, Backend, LinearWeights, Result, Tensor};
 
 use super::classifier_head::bent;
 use super::spec::{DenseSpec, HeadActivation};
 use crate::error::{LoadError, Result as LoadResult};
-use crate::formats::Checkpoint;
 use crate::spec::Bias;
 use crate::weights::Weights;
 

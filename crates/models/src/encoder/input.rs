@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
+use crate::encoder::PatchProcessor;
 use serde_json::Value;
+use tallow_media::image::decode::PictureError;
+use tallow_text::tokenizer::{Piece, Placed, Special, TokenizeError, Tokenizer};
 
 use super::{EncoderModel, Image, Input};
-use crate::error::Result;
-use crate::images::Pictures;
-use crate::images::decode::PictureError;
-use crate::tokenizer::{Piece, Placed, Special, TokenizeError, Tokenizer};
+use crate::Result;
 
 /// Truncation: how a text that is too long is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub enum InputError {
 #[derive(Debug, Clone)]
 pub struct Inputs {
     words: Option<Words>,
-    pictures: Option<Pictures>,
+    pictures: Option<PatchProcessor>,
     most: usize,
 }
 
@@ -91,7 +91,8 @@ impl Inputs {
     /// For a model.
     pub fn new(model: &EncoderModel) -> Result<Inputs> {
         let pictures = model.of_images().and_then(|m| Some((m, m.spec.patches?)));
-        let pictures = pictures.map(|(m, patches)| Pictures::new(&m.checkpoint, patches)).transpose()?;
+        let pictures =
+            pictures.map(|(m, patches)| PatchProcessor::new(&m.checkpoint, patches)).transpose()?;
         Ok(Inputs { words: model.of_texts().map(Words::new).transpose()?, pictures, most: model.context() })
     }
 

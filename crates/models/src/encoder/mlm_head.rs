@@ -5,7 +5,7 @@ use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor, Weight};
 
 use super::classifier_head::bent;
 use super::spec::{HeadActivation, MlmHeadSpec};
-use crate::error::Result as LoadResult;
+use crate::Result as LoadResult;
 use crate::spec::Bias;
 use crate::weights::Weights;
 

@@ -10,6 +10,7 @@ mod input;
 mod mlm_head;
 mod model;
 mod patch_embed;
+mod patches;
 mod pooling_head;
 mod sentence_transformers;
 pub mod spec;
@@ -20,10 +21,10 @@ use tallow_core::{
     Weight,
 };
 
+use crate::Result as LoadResult;
 use crate::blocks::Context;
 use crate::blocks::cache::LayerCache;
 use crate::blocks::layer::Layer;
-use crate::error::Result as LoadResult;
 use crate::spec::Bias;
 use crate::weights::{Progress, Weights, named};
 use audio_stem::AudioStem;
@@ -35,6 +36,7 @@ pub use input::{First, InputError, Inputs, Truncation};
 use mlm_head::MlmHead;
 pub use model::EncoderModel;
 use patch_embed::PatchEmbed;
+pub use patches::PatchProcessor;
 use pooling_head::PoolingHead;
 pub use sentence_transformers::SentenceTransformers;
 use spec::{EncoderSpec, HeadActivation, Pooling};

@@ -2,15 +2,16 @@
 
 use std::path::Path;
 
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::{Checkpoint, Settings};
+use tallow_text::tokenizer::Tokenizer;
+
 use super::Classes;
 use super::clip_similarity::ClipSimilarity;
 use super::sentence_transformers::SentenceTransformers;
 use super::spec::{DenseSpec, EncoderSpec};
 use crate::error::{LoadError, Result};
 use crate::families::{self, EncoderFamily};
-use crate::formats::config::Config;
-use crate::formats::{Checkpoint, Settings};
-use crate::tokenizer::Tokenizer;
 use crate::weights::{Common, Source};
 
 /// Checks that each dense layer takes as many inputs as the one before returns.
@@ -133,7 +134,7 @@ impl EncoderModel {
     /// Labels of its scores; `None` without a classification head.
     pub fn classes(&self) -> Result<Option<Classes>> {
         let Some(head) = self.spec.head else { return Ok(None) };
-        Classes::read(&Config::new(&self.checkpoint)?, head.labels).map(Some)
+        Ok(Some(Classes::read(&Config::new(&self.checkpoint)?, head.labels)?))
     }
 
     /// Checks that it computes embeddings; the error says why not.

@@ -1,11 +1,11 @@
 //! [`PatchEmbed`]: from patches of images to the rows that layers read (ViT).
 
+use tallow_checkpoint::tensor_names::Names;
 use tallow_core::ops::{Epilogue, IndexMode, IndexRows, Linear};
 use tallow_core::{Backend, LinearWeights, Memory, Result, Tensor};
 
 use super::spec::{CHANNELS, PatchSpec};
-use crate::error::Result as LoadResult;
-use crate::formats::names::Names;
+use crate::Result as LoadResult;
 use crate::weights::Weights;
 
 /// Linear layer over each patch, and optionally a class row in front of them.

@@ -7,9 +7,9 @@ use tallow_core::{
 
 use super::spec::{EncoderSpec, PoolKind, PoolingHeadSpec};
 use super::{PAGE, Texts, gathered};
+use crate::Result as LoadResult;
 use crate::blocks::Context;
 use crate::blocks::mlp::Mlp;
-use crate::error::Result as LoadResult;
 use crate::spec::Bias;
 use crate::weights::Weights;
 

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use serde_json::Value;
+use tallow_checkpoint::Checkpoint;
+use tallow_checkpoint::config::{Config, Key, key};
 
 use super::spec::Pooling;
-use crate::error::{LoadError, Result};
-use crate::formats::Checkpoint;
-use crate::formats::config::{Config, Key, key};
+use tallow_checkpoint::{FileError, Result};
 
 const MODULES: &str = "modules.json";
 
@@ -49,14 +49,14 @@ impl SentenceTransformers {
         }
         let Some(modules) = checkpoint.json_beside(MODULES)? else { return Ok(sentence) };
         let file = checkpoint.path.join(MODULES);
-        let bad = |why: &str| LoadError::bad(&file, "the file", why);
+        let bad = |why: &str| FileError::bad(&file, "the file", why);
         let modules = modules.as_array().ok_or_else(|| bad("is not a list of modules"))?;
         for module in modules {
             let text =
                 |key: &str| module[key].as_str().ok_or_else(|| bad("has a module without a type or path"));
             let (kind, folder) = (text("type")?, text("path")?);
             if Path::new(folder).components().any(|c| !matches!(c, std::path::Component::Normal(_))) {
-                return Err(LoadError::bad(
+                return Err(FileError::bad(
                     &file,
                     format!("path {folder:?}"),
                     "leads out of the model's folder",
@@ -76,7 +76,7 @@ impl SentenceTransformers {
                 "Normalize" => {}
                 other => {
                     let why = "Transformer, Pooling, Dense and Normalize are";
-                    return Err(LoadError::unsupported(&file, format!("the module {other}"), why));
+                    return Err(FileError::unsupported(&file, format!("the module {other}"), why));
                 }
             }
         }
@@ -104,14 +104,14 @@ fn of_texts(checkpoint: &Checkpoint, name: &str) -> Result<(Option<usize>, bool)
         Value::Null => false,
         Value::Bool(lowers) => *lowers,
         other => {
-            return Err(LoadError::bad(&file, "do_lower_case", format!("is {other}, not true or false")));
+            return Err(FileError::bad(&file, "do_lower_case", format!("is {other}, not true or false")));
         }
     };
     match &json["max_seq_length"] {
         Value::Null => Ok((None, lowers)),
         value => match value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0) {
             Some(n) => Ok((Some(n), lowers)),
-            None => Err(LoadError::bad(&file, "max_seq_length", format!("is {value}; a count is expected"))),
+            None => Err(FileError::bad(&file, "max_seq_length", format!("is {value}; a count is expected"))),
         },
     }
 }
@@ -127,12 +127,12 @@ fn pooling(checkpoint: &Checkpoint, name: &str) -> Result<Pooling> {
     let on: Vec<_> = KINDS.iter().filter(is_on).collect();
     match on.as_slice() {
         [(.., pooling)] => Ok(*pooling),
-        [] if named.is_none() => Err(LoadError::bad(&file, "pooling_mode", "is missing")),
+        [] if named.is_none() => Err(FileError::bad(&file, "pooling_mode", "is missing")),
         kinds => {
             let kinds: Vec<&str> = kinds.iter().map(|(_, name, _)| *name).collect();
             let kinds = named.map_or_else(|| kinds.join(" and "), str::to_owned);
             let why = "one of mean, cls, lasttoken, max, mean_sqrt_len_tokens and weightedmean is";
-            Err(LoadError::unsupported(&file, format!("pooling by {kinds}"), why))
+            Err(FileError::unsupported(&file, format!("pooling by {kinds}"), why))
         }
     }
 }

@@ -2,6 +2,7 @@
 //! it.
 
 use tallow_core::Activation;
+pub use tallow_media::image::{CHANNELS, ImageDefaults};
 
 use crate::blocks::rope::RopeSpec;
 use crate::spec::{Bias, DenseLayerSpec, NormSpec};
@@ -68,22 +69,8 @@ pub struct PatchSpec {
     /// Bias of the patch projection.
     pub bias: Bias,
     /// Preprocessing of images where the folder does not say.
-    pub usual: ImagePreprocessing,
+    pub usual: ImageDefaults,
 }
-
-/// A family's default image preprocessing.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ImagePreprocessing {
-    /// Whether images are resized by their shorter side and center-cropped. Otherwise they are resized to a square.
-    pub crops: bool,
-    /// Mean of each channel.
-    pub mean: [f32; CHANNELS],
-    /// Standard deviation of each channel.
-    pub deviation: [f32; CHANNELS],
-}
-
-/// Red, green, blue.
-pub const CHANNELS: usize = 3;
 
 impl PatchSpec {
     /// Patches of an image.
@@ -285,7 +272,7 @@ mod tests {
 
     #[test]
     fn what_is_left_over_of_an_image_is_not_seen() {
-        let usual = ImagePreprocessing { crops: true, mean: [0.0; 3], deviation: [1.0; 3] };
+        let usual = ImageDefaults { crops: true, mean: [0.0; 3], deviation: [1.0; 3] };
         let patches = |image, side, first| PatchSpec { image, side, first, bias: Bias::No, usual };
         assert_eq!((patches(384, 14, None).rows(), patches(384, 14, None).width()), (729, 588));
         assert_eq!(patches(224, 32, Some("class")).rows(), 50);

@@ -1,9 +1,10 @@
 //! Arcee AFM: Llama with an ungated FFN.
 
 use super::{Declared, Family, common};
-use crate::error::Result;
-use crate::formats::config::Config;
-use crate::formats::names;
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names;
+
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&ARCEE)];
@@ -12,8 +13,8 @@ static ARCEE: Family = Family {
     name: "Arcee",
     hf: &["ArceeForCausalLM"],
     gguf: &[],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

@@ -2,9 +2,10 @@
 
 use super::{Declared, EncoderFamily, encoders};
 use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
-use crate::error::Result;
-use crate::formats::config::Config;
-use crate::formats::names::{self, Names};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names::{self, Names};
+
 use crate::spec::Bias;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&BERT), Declared::GgufEncoder(&BERT_GGUF)];
@@ -42,7 +43,7 @@ const NAMES: Names = Names {
     ffn_behind: "bert.encoder.layer.{}.output.LayerNorm",
     up: "bert.encoder.layer.{}.intermediate.dense",
     down: "bert.encoder.layer.{}.output.dense",
-    ..names::HF
+    ..tensor_names::HF
 };
 
 fn spec(c: &Config<'_>) -> Result<EncoderSpec> {

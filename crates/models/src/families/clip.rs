@@ -2,10 +2,11 @@
 
 use super::{Declared, EncoderFamily, towers};
 use crate::encoder::spec::{
-    EncoderSpec, ImagePreprocessing, PatchSpec, PoolKind, Pooling, PoolingHeadSpec, Projection,
+    EncoderSpec, ImageDefaults, PatchSpec, PoolKind, Pooling, PoolingHeadSpec, Projection,
 };
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, Key, key};
+
 use crate::spec::Bias;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&CLIP), Declared::Encoder(&CLIP_IMAGES)];
@@ -46,7 +47,7 @@ const PATCHES: PatchSpec = PatchSpec {
     first: Some("vision_model.embeddings.class_embedding"),
     bias: Bias::No,
     // Mean and standard deviation of CLIP's training images.
-    usual: ImagePreprocessing {
+    usual: ImageDefaults {
         crops: true,
         mean: [0.481_454_66, 0.457_827_5, 0.408_210_73],
         deviation: [0.268_629_54, 0.261_302_6, 0.275_777_1],

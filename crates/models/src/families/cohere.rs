@@ -1,13 +1,13 @@
 //! Cohere Command R and successors: attention and FFN in parallel behind one norm, interleaved RoPE, scaled logits.
 //! Cohere 2 has sliding windows, and no RoPE in the layers without one.
 
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names;
 use tallow_core::RopePairs;
 
 use super::{Declared, Family, common, rope};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names;
 use crate::spec::{Bias, DecoderSpec, DenseDecoderSpec, Order, QkNormSpec};
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&COHERE), Declared::Decoder(&COHERE2)];
 
@@ -15,8 +15,8 @@ static COHERE: Family = Family {
     name: "Cohere",
     hf: &["CohereForCausalLM"],
     gguf: &["command-r"],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec: cohere,
 };
 
@@ -24,8 +24,8 @@ static COHERE2: Family = Family {
     name: "Cohere 2",
     hf: &["Cohere2ForCausalLM"],
     gguf: &["cohere2"],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec: cohere2,
 };
 

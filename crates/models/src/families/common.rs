@@ -1,13 +1,13 @@
 //! Config settings common to most decoder families.
 
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names;
 use tallow_core::ops::MOST_EXPERTS;
 use tallow_core::{Activation, Heads, NormKind, RopePairs};
 
 use super::rope;
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names;
 use crate::spec::{AttentionSpec, Bias, DecoderSpec, DenseDecoderSpec, FfnSpec, LayerSpec, NormSpec};
+use tallow_checkpoint::Result;
 
 const VOCAB: Key = key("vocab_size", "vocab_size");
 pub(super) const KV_HEADS: Key = key("num_key_value_heads", "attention.head_count_kv");
@@ -162,7 +162,7 @@ pub(super) fn sane(c: &Config<'_>, key: Key, n: usize) -> Result<usize> {
 
 /// Vocabulary size. GGUF metadata may leave it to the embedding's shape.
 fn vocab(c: &Config<'_>, usual: &Usual) -> Result<usize> {
-    let embed = c.checkpoint().get(&format!("{}.weight", names::GGUF.embed)).filter(|_| c.is_gguf());
+    let embed = c.checkpoint().get(&format!("{}.weight", tensor_names::GGUF.embed)).filter(|_| c.is_gguf());
     match embed.and_then(|t| t.shape.first()) {
         Some(rows) => sane(c, VOCAB, *rows),
         None => sane(c, VOCAB, c.find_count(VOCAB)?.or(usual.vocab).map_or_else(|| c.count(VOCAB), Ok)?),
@@ -246,13 +246,13 @@ pub(super) fn activation_called(c: &Config<'_>, key: Key, name: &str) -> Result<
 /// Whether the LM head shares the embedding's weights. GGUF files with tied weights have no head tensor.
 pub(super) fn tied(c: &Config<'_>, default: bool) -> Result<bool> {
     match c.is_gguf() {
-        true => Ok(c.checkpoint().get(&format!("{}.weight", names::GGUF.head)).is_none()),
+        true => Ok(c.checkpoint().get(&format!("{}.weight", tensor_names::GGUF.head)).is_none()),
         false => {
             // In a multimodal config the flag may be in the outer or the text config; the outer one wins.
             let whole = c.of_whole();
             let said = if whole.has(TIED) { whole } else { *c };
             // Multimodal models do not agree on the default, so it depends on whether a head tensor exists.
-            let alone = c.checkpoint().get(&format!("{}.weight", names::HF.head)).is_none();
+            let alone = c.checkpoint().get(&format!("{}.weight", tensor_names::HF.head)).is_none();
             said.flag_or(TIED, if c.is_within() { alone } else { default })
         }
     }
@@ -381,7 +381,7 @@ pub(super) fn expert_width(c: &Config<'_>, default: usize) -> Result<usize> {
 
 /// Whether layer `i` has experts. In GGUF files that depends on whether the router tensor exists.
 pub(super) fn has_router(c: &Config<'_>, i: usize) -> bool {
-    let router = format!("{}.weight", names::of_layer(names::GGUF.router, i));
+    let router = format!("{}.weight", tensor_names::of_layer(tensor_names::GGUF.router, i));
     !c.is_gguf() || c.checkpoint().get(&router).is_some()
 }
 

@@ -1,14 +1,14 @@
 //! DeepSeek V2 and V3: MLA; the first layers have a dense FFN, the others grouped MoE with shared experts. The two
 //! differ in expert selection.
 
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names;
 use tallow_core::RopePairs;
 
 use super::{Declared, Family, common, rope, routed};
 use crate::blocks::rope::Scaling;
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names;
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec, Mixer, MlaSpec};
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&DEEPSEEK_V2), Declared::Decoder(&DEEPSEEK_V3)];
 
@@ -17,8 +17,8 @@ static DEEPSEEK_V2: Family = Family {
     hf: &["DeepseekV2ForCausalLM"],
     // GGUF files of V3 have the same architecture name.
     gguf: &["deepseek2"],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec: v2,
 };
 
@@ -26,8 +26,8 @@ static DEEPSEEK_V3: Family = Family {
     name: "DeepSeek V3",
     hf: &["DeepseekV3ForCausalLM"],
     gguf: &["deepseek2"],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec: v3,
 };
 

@@ -1,13 +1,13 @@
 //! DistilBERT: BERT without token types, with its own tensor names.
 
+use tallow_checkpoint::config::{Config, key};
+use tallow_checkpoint::tensor_names::{self, Names};
 use tallow_core::Activation;
 
 use super::{Declared, EncoderFamily, common, encoders};
 use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
-use crate::error::Result;
-use crate::formats::config::{Config, key};
-use crate::formats::names::{self, Names};
 use crate::spec::Bias;
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&DISTILBERT)];
 
@@ -26,7 +26,7 @@ static DISTILBERT: EncoderFamily = EncoderFamily {
         ffn_behind: "distilbert.transformer.layer.{}.output_layer_norm",
         up: "distilbert.transformer.layer.{}.ffn.lin1",
         down: "distilbert.transformer.layer.{}.ffn.lin2",
-        ..names::HF
+        ..tensor_names::HF
     },
     types: "",
     embed_norm: "distilbert.embeddings.LayerNorm",

@@ -2,9 +2,10 @@
 
 use super::{Declared, common, declared, find};
 use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling, Positions};
-use crate::error::{LoadError, Result};
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, Names};
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::{FileError, Result};
+
 use crate::spec::{Bias, Order};
 use crate::weights::named;
 
@@ -74,15 +75,15 @@ pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
                 format!("these are: {}", known.join(", "))
             }
         };
-        LoadError::unsupported(&c.checkpoint().path, what, why)
+        FileError::unsupported(&c.checkpoint().path, what, why)
     })
 }
 
 /// Error for text generation with an encoder-only checkpoint.
-pub(super) fn writes_no_text(c: &Config<'_>) -> LoadError {
+pub(super) fn writes_no_text(c: &Config<'_>) -> FileError {
     let what = format!("text generation with the architecture {:?}", c.arch());
     let why = "it is an encoder: use `tallow embed`, `tallow rerank` or `tallow classify`, or serve it";
-    LoadError::unsupported(&c.checkpoint().path, what, why)
+    FileError::unsupported(&c.checkpoint().path, what, why)
 }
 
 const TYPES: Key = key("type_vocab_size", "");
@@ -135,8 +136,11 @@ pub(super) const GGUF_TYPES: &str = "token_types";
 pub(super) const GGUF_EMBED_NORM: &str = "token_embd_norm";
 
 /// GGUF names of post-norm encoders.
-pub(super) const GGUF_NAMES: Names =
-    Names { mixer_behind: "blk.{}.attn_output_norm", ffn_behind: "blk.{}.layer_output_norm", ..names::GGUF };
+pub(super) const GGUF_NAMES: Names = Names {
+    mixer_behind: "blk.{}.attn_output_norm",
+    ffn_behind: "blk.{}.layer_output_norm",
+    ..tensor_names::GGUF
+};
 
 const CAUSAL: Key = key("", "attention.causal");
 

@@ -1,12 +1,12 @@
 //! ERNIE 4.5, dense text models: Llama with interleaved RoPE.
 
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names;
 use tallow_core::RopePairs;
 
 use super::{Declared, Family, common, rope};
-use crate::error::Result;
-use crate::formats::config::Config;
-use crate::formats::names;
 use crate::spec::DecoderSpec;
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&ERNIE4_5)];
 
@@ -15,8 +15,8 @@ static ERNIE4_5: Family = Family {
     // The second is the name in Baidu's own code.
     hf: &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"],
     gguf: &[],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

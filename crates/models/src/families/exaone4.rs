@@ -1,9 +1,10 @@
 //! EXAONE 4: post-norm and QK norm. Large models have sliding windows, and no RoPE in the layers without one.
 
 use super::{Declared, Family, common};
-use crate::error::Result;
-use crate::formats::config::Config;
-use crate::formats::names::{self, Names};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names::{self, Names};
+
 use crate::spec::{DecoderSpec, Order, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&EXAONE4)];
@@ -15,9 +16,9 @@ static EXAONE4: Family = Family {
     hf_names: Names {
         mixer_behind: "model.layers.{}.post_attention_layernorm",
         ffn_behind: "model.layers.{}.post_feedforward_layernorm",
-        ..names::HF
+        ..tensor_names::HF
     },
-    gguf_names: names::GGUF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

@@ -2,13 +2,13 @@
 //! softcaps on scores and logits, and a sliding window in every other layer. Gemma 3 has QK norm instead of the score
 //! softcap, and a separate RoPE for window layers.
 
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, Names};
 use tallow_core::Activation;
 
 use super::{Declared, Family, common, rope};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, Names};
 use crate::spec::{DecoderSpec, DenseDecoderSpec, Order, QkNormSpec};
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] =
     &[Declared::Decoder(&GEMMA), Declared::Decoder(&GEMMA2), Declared::Decoder(&GEMMA3)];
@@ -17,8 +17,8 @@ static GEMMA: Family = Family {
     name: "Gemma",
     hf: &["GemmaForCausalLM"],
     gguf: &["gemma"],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec: gemma,
 };
 
@@ -27,7 +27,7 @@ static GEMMA2: Family = Family {
     hf: &["Gemma2ForCausalLM"],
     gguf: &["gemma2"],
     hf_names: HF,
-    gguf_names: names::GGUF,
+    gguf_names: tensor_names::GGUF,
     spec: gemma2,
 };
 
@@ -36,7 +36,7 @@ static GEMMA3: Family = Family {
     hf: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
     gguf: &["gemma3"],
     hf_names: HF,
-    gguf_names: names::GGUF,
+    gguf_names: tensor_names::GGUF,
     spec: gemma3,
 };
 
@@ -44,7 +44,7 @@ pub(super) const HF: Names = Names {
     mixer_behind: "model.layers.{}.post_attention_layernorm",
     ffn_norm: "model.layers.{}.pre_feedforward_layernorm",
     ffn_behind: "model.layers.{}.post_feedforward_layernorm",
-    ..names::HF
+    ..tensor_names::HF
 };
 
 pub(super) const ACT: Key = key("hidden_activation", "");

@@ -2,18 +2,18 @@
 //! embeddings. In some models the last layers share the KV cache of earlier ones, some tie K and V, and some have
 //! parallel MoE.
 
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, Names, ParallelMoeNames, of_layer};
 use tallow_core::Heads;
 
 use super::gemma::{self, LOGIT_CAP};
 use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{RopeSpec, Scaling};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, Names, ParallelMoeNames, of_layer};
 use crate::spec::{
     AttentionSpec, DecoderSpec, DenseLayerSpec, ExpertsSpec, Ffn, FfnSpec, Mixer, MoeSpec, Order, QkNormSpec,
     SharedKvSpec,
 };
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GEMMA4)];
 
@@ -33,7 +33,7 @@ static GEMMA4: Family = Family {
         },
         ..gemma::HF
     },
-    gguf_names: names::GGUF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 
@@ -109,7 +109,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         mixer.window = window.filter(|_| windowed);
         mixer.rope = Some(usize::from(windowed));
         mixer.tie_kv = match c.is_gguf() {
-            true => c.checkpoint().get(&format!("{}.weight", of_layer(names::GGUF.v, i))).is_none(),
+            true => c.checkpoint().get(&format!("{}.weight", of_layer(tensor_names::GGUF.v, i))).is_none(),
             false => values_of_keys && !windowed,
         };
         (layer.order, layer.layer_scale) = (Order::Sandwich, true);

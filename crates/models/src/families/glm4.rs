@@ -1,13 +1,13 @@
 //! GLM: Llama with fused tensors and interleaved partial RoPE (half of each head). GLM 4 adds post-norms. GLM 4 MoE
 //! differs: pre-norm and half-split RoPE.
 
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names::{self, Names};
 use tallow_core::RopePairs;
 
 use super::{Declared, Family, common, rope, routed};
-use crate::error::Result;
-use crate::formats::config::Config;
-use crate::formats::names::{self, Names};
 use crate::spec::{DecoderSpec, DenseDecoderSpec, Order, QkNormSpec};
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] =
     &[Declared::Decoder(&GLM), Declared::Decoder(&GLM4), Declared::Decoder(&GLM4_MOE)];
@@ -16,8 +16,8 @@ static GLM: Family = Family {
     name: "GLM",
     hf: &["GlmForCausalLM"],
     gguf: &[],
-    hf_names: Names { gate_up: "model.layers.{}.mlp.gate_up_proj", ..names::HF },
-    gguf_names: names::GGUF,
+    hf_names: Names { gate_up: "model.layers.{}.mlp.gate_up_proj", ..tensor_names::HF },
+    gguf_names: tensor_names::GGUF,
     spec: |c| Ok(glm(c)?.into()),
 };
 
@@ -29,9 +29,9 @@ static GLM4: Family = Family {
         mixer_behind: "model.layers.{}.post_self_attn_layernorm",
         ffn_behind: "model.layers.{}.post_mlp_layernorm",
         gate_up: "model.layers.{}.mlp.gate_up_proj",
-        ..names::HF
+        ..tensor_names::HF
     },
-    gguf_names: Names { gate_up: "blk.{}.ffn_up", ..names::GGUF },
+    gguf_names: Names { gate_up: "blk.{}.ffn_up", ..tensor_names::GGUF },
     spec: glm4,
 };
 
@@ -61,8 +61,8 @@ static GLM4_MOE: Family = Family {
     name: "GLM 4 MoE",
     hf: &["Glm4MoeForCausalLM"],
     gguf: &["glm4moe"],
-    hf_names: names::HF,
-    gguf_names: Names { ffn_norm: "blk.{}.post_attention_norm", ..names::GGUF },
+    hf_names: tensor_names::HF,
+    gguf_names: Names { ffn_norm: "blk.{}.post_attention_norm", ..tensor_names::GGUF },
     spec: with_experts,
 };
 

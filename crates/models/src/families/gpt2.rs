@@ -1,9 +1,10 @@
 //! GPT-2: learned positions, no RoPE, ungated FFN, weights stored as [inputs, outputs].
 
 use super::{Declared, Family, common};
-use crate::error::Result;
-use crate::formats::config::{Config, key};
-use crate::formats::names::{self, Layout, Names};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, key};
+use tallow_checkpoint::tensor_names::{self, Layout, Names};
+
 use crate::spec::{Bias, DecoderSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GPT2)];
@@ -24,9 +25,9 @@ static GPT2: Family = Family {
         up: "transformer.h.{}.mlp.c_fc",
         down: "transformer.h.{}.mlp.c_proj",
         layout: Layout::Columns,
-        ..names::HF
+        ..tensor_names::HF
     },
-    gguf_names: Names { qkv: "blk.{}.attn_qkv", ..names::GGUF },
+    gguf_names: Names { qkv: "blk.{}.attn_qkv", ..tensor_names::GGUF },
     spec,
 };
 

@@ -1,9 +1,10 @@
 //! GPT-NeoX and Pythia: attention and FFN in parallel with a norm each; QKV fused head by head.
 
 use super::{Declared, Family, common, rope};
-use crate::error::Result;
-use crate::formats::config::{Config, key};
-use crate::formats::names::{self, Layout, Names};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, key};
+use tallow_checkpoint::tensor_names::{self, Layout, Names};
+
 use crate::spec::{Bias, DecoderSpec, Order};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GPT_NEOX)];
@@ -25,9 +26,9 @@ static GPT_NEOX: Family = Family {
         up: "gpt_neox.layers.{}.mlp.dense_h_to_4h",
         down: "gpt_neox.layers.{}.mlp.dense_4h_to_h",
         layout: Layout::RowsByHead,
-        ..names::HF
+        ..tensor_names::HF
     },
-    gguf_names: names::GGUF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

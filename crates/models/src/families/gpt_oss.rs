@@ -1,14 +1,14 @@
 //! gpt-oss: experts with biases and a clamped activation, attention sinks, a sliding window in every other layer.
 //! Folders have MXFP4 or unquantized experts.
 
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, Joint, Names};
 use tallow_core::Activation;
 
 use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{Scaling, Yarn};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, Joint, Names};
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec};
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GPT_OSS)];
 
@@ -21,12 +21,12 @@ static GPT_OSS: Family = Family {
         router: "model.layers.{}.mlp.router",
         expert_joint: Some(("model.layers.{}.mlp.experts.gate_up_proj", Joint::Alternating)),
         expert_down: "model.layers.{}.mlp.experts.down_proj",
-        ..names::HF
+        ..tensor_names::HF
     },
     gguf_names: Names {
         sinks: "blk.{}.attn_sinks.weight",
         ffn_norm: "blk.{}.post_attention_norm",
-        ..names::GGUF
+        ..tensor_names::GGUF
     },
     spec,
 };

@@ -2,9 +2,10 @@
 //! layer.
 
 use super::{Declared, Family, common};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, Names};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, Names};
+
 use crate::spec::{DecoderSpec, DenseDecoderSpec, ExpertsSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GRANITE), Declared::Decoder(&GRANITE_MOE)];
@@ -13,8 +14,8 @@ static GRANITE: Family = Family {
     name: "Granite",
     hf: &["GraniteForCausalLM"],
     gguf: &["granite"],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec: |c| Ok(spec(c)?.into()),
 };
 
@@ -28,9 +29,9 @@ static GRANITE_MOE: Family = Family {
             "model.layers.{}.block_sparse_moe.input_linear.weight",
             "model.layers.{}.block_sparse_moe.output_linear.weight",
         )),
-        ..names::HF
+        ..tensor_names::HF
     },
-    gguf_names: names::GGUF,
+    gguf_names: tensor_names::GGUF,
     spec: with_experts,
 };
 

@@ -1,9 +1,10 @@
 //! Llama 1 to 3, and models that use its architecture name.
 
 use super::{Declared, Family, common, mixtral};
-use crate::error::Result;
-use crate::formats::config::Config;
-use crate::formats::names;
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names;
+
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&LLAMA)];
@@ -12,8 +13,8 @@ static LLAMA: Family = Family {
     name: "Llama",
     hf: &["LlamaForCausalLM"],
     gguf: &["llama"],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

@@ -1,14 +1,14 @@
 //! Llama 4, text model: layers with chunked attention, and between them full-attention layers without RoPE whose
 //! queries are scaled by position; MoE in some layers, whose router weights scale the experts' input.
 
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, Joint, Names};
 use tallow_core::{RopePairs, Scores, ShareOf};
 
 use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{RopeSpec, Scaling};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, Joint, Names};
 use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedExpertSpec};
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&LLAMA4)];
 
@@ -26,9 +26,9 @@ static LLAMA4: Family = Family {
         shared_gate: "model.layers.{}.feed_forward.shared_expert.gate_proj",
         shared_up: "model.layers.{}.feed_forward.shared_expert.up_proj",
         shared_down: "model.layers.{}.feed_forward.shared_expert.down_proj",
-        ..names::HF
+        ..tensor_names::HF
     },
-    gguf_names: names::GGUF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

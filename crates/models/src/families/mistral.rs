@@ -3,9 +3,10 @@
 
 use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{RopeSpec, Scaling, Yarn};
-use crate::error::Result;
-use crate::formats::config::Config;
-use crate::formats::names;
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names;
+
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] =
@@ -15,8 +16,8 @@ static MISTRAL: Family = Family {
     name: "Mistral",
     hf: &["MistralForCausalLM", "Mistral3ForConditionalGeneration"],
     gguf: &["llama"],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 
@@ -40,8 +41,8 @@ static MINISTRAL: Family = Family {
     name: "Ministral",
     hf: &["MinistralForCausalLM"],
     gguf: &[],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 
@@ -49,8 +50,8 @@ static MINISTRAL3: Family = Family {
     name: "Ministral 3",
     hf: &["Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"],
     gguf: &[],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec: ministral3,
 };
 

@@ -1,9 +1,10 @@
 //! Mixtral: Mistral with MoE, top 2 by a softmax over those two.
 
 use super::{Declared, Family, common, rope};
-use crate::error::Result;
-use crate::formats::config::Config;
-use crate::formats::names::{self, Names};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names::{self, Names};
+
 use crate::spec::{DecoderSpec, ExpertsSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&MIXTRAL)];
@@ -17,9 +18,9 @@ static MIXTRAL: Family = Family {
         expert_gate: "model.layers.{}.block_sparse_moe.experts.{e}.w1",
         expert_up: "model.layers.{}.block_sparse_moe.experts.{e}.w3",
         expert_down: "model.layers.{}.block_sparse_moe.experts.{e}.w2",
-        ..names::HF
+        ..tensor_names::HF
     },
-    gguf_names: names::GGUF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

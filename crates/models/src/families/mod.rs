@@ -4,7 +4,7 @@
 
 mod common;
 mod encoders;
-pub(crate) mod rope;
+pub mod rope;
 mod routed;
 mod seq2seq;
 mod towers;
@@ -61,11 +61,12 @@ families! {
 
 use std::collections::HashSet;
 
+use tallow_checkpoint::config::{Config, Key, TEXT, key};
+use tallow_checkpoint::tensor_names::Names;
+
 use crate::blocks::rope::RopeSpec;
-use crate::error::Result;
-use crate::formats::config::{Config, Key, TEXT, key};
-use crate::formats::names::Names;
 use crate::spec::DecoderSpec;
+use tallow_checkpoint::Result;
 
 pub use encoders::{EncoderFamily, encoder, encoder_of_images, find_encoder};
 pub use seq2seq::{Seq2SeqFamily, find_seq2seq, seq2seq_family};
@@ -89,7 +90,7 @@ pub struct Family {
 
 impl Family {
     /// Reads the settings of such a model, or of the text model inside a multimodal one.
-    pub(crate) fn read(&self, config: &Config<'_>) -> Result<DecoderSpec> {
+    pub fn read(&self, config: &Config<'_>) -> Result<DecoderSpec> {
         let mut spec = (self.spec)(&config.of_text())?;
         if let Some((longest, _)) = spec.ropes.iter().find_map(RopeSpec::dynamic) {
             spec.context = spec.context.max(longest.min(common::SANE));
@@ -105,7 +106,7 @@ impl Family {
     }
 
     /// Whether the tensor is one that the settings were read from.
-    pub(crate) fn reads(&self, name: &str) -> bool {
+    pub fn reads(&self, name: &str) -> bool {
         rope::TENSORS.contains(&name)
     }
 }
@@ -129,7 +130,7 @@ fn declared() -> impl Iterator<Item = Declared> {
 }
 
 /// All decoder families.
-pub(crate) fn decoders() -> impl Iterator<Item = &'static Family> {
+pub fn decoders() -> impl Iterator<Item = &'static Family> {
     declared().filter_map(|d| if let Declared::Decoder(family) = d { Some(family) } else { None })
 }
 
@@ -161,6 +162,10 @@ pub fn find(config: &Config<'_>) -> Result<&'static Family> {
         let mut seen = HashSet::new();
         known.retain(|name| seen.insert(*name));
         let why = format!("these are: {}", known.join(", "));
-        crate::LoadError::unsupported(&config.checkpoint().path, format!("the architecture {arch:?}"), why)
+        tallow_checkpoint::FileError::unsupported(
+            &config.checkpoint().path,
+            format!("the architecture {arch:?}"),
+            why,
+        )
     })
 }

@@ -2,9 +2,10 @@
 
 use super::{Declared, EncoderFamily, common, encoders, rope};
 use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, Names};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, Names};
+
 use crate::spec::Order;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&MODERNBERT)];
@@ -22,7 +23,7 @@ static MODERNBERT: EncoderFamily = EncoderFamily {
         ffn_norm: "model.layers.{}.mlp_norm",
         gate_up: "model.layers.{}.mlp.Wi",
         down: "model.layers.{}.mlp.Wo",
-        ..names::HF
+        ..tensor_names::HF
     },
     types: "",
     embed_norm: "model.embeddings.norm",

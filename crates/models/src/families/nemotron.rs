@@ -1,9 +1,10 @@
 //! Nemotron (3, 4 and Minitron): LayerNorm with weights stored as w - 1, partial RoPE (half of each head), ungated FFN.
 
 use super::{Declared, Family, common, rope};
-use crate::error::Result;
-use crate::formats::config::{Config, key};
-use crate::formats::names;
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, key};
+use tallow_checkpoint::tensor_names;
+
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&NEMOTRON)];
@@ -12,8 +13,8 @@ static NEMOTRON: Family = Family {
     name: "Nemotron",
     hf: &["NemotronForCausalLM"],
     gguf: &[],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

@@ -2,9 +2,9 @@
 
 use super::{Declared, EncoderFamily, common, encoders, rope};
 use crate::encoder::spec::{EncoderSpec, HeadActivation};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, Names};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, Names};
 
 /// Tensor names, with a common prefix.
 macro_rules! names {
@@ -19,7 +19,7 @@ macro_rules! names {
             gate: concat!($base, "encoder.layers.{}.mlp.fc12"),
             up: concat!($base, "encoder.layers.{}.mlp.fc11"),
             down: concat!($base, "encoder.layers.{}.mlp.fc2"),
-            ..names::HF
+            ..tensor_names::HF
         }
     };
 }

@@ -2,9 +2,10 @@
 //! RoPE is not scaled.
 
 use super::{Declared, Family, common, rope};
-use crate::error::Result;
-use crate::formats::config::Config;
-use crate::formats::names::{self, Names};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names::{self, Names};
+
 use crate::spec::{DecoderSpec, DenseDecoderSpec, Order, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&OLMO2), Declared::Decoder(&OLMO3)];
@@ -14,7 +15,7 @@ static OLMO2: Family = Family {
     hf: &["Olmo2ForCausalLM"],
     gguf: &["olmo2"],
     hf_names: HF,
-    gguf_names: names::GGUF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 
@@ -24,14 +25,14 @@ static OLMO3: Family = Family {
     // `olmo2` files of OLMo 3 are those with a window.
     gguf: &["olmo2"],
     hf_names: HF,
-    gguf_names: names::GGUF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 
 const HF: Names = Names {
     mixer_behind: "model.layers.{}.post_attention_layernorm",
     ffn_behind: "model.layers.{}.post_feedforward_layernorm",
-    ..names::HF
+    ..tensor_names::HF
 };
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {

@@ -1,9 +1,10 @@
 //! OLMoE: MoE in every layer, QK norm over all heads at once.
 
 use super::{Declared, Family, common};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names;
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names;
+
 use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&OLMOE)];
@@ -12,8 +13,8 @@ static OLMOE: Family = Family {
     name: "OLMoE",
     hf: &["OlmoeForCausalLM"],
     gguf: &[],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

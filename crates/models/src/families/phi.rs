@@ -2,9 +2,10 @@
 //! tensors).
 
 use super::{Declared, Family, common, rope};
-use crate::error::Result;
-use crate::formats::config::Config;
-use crate::formats::names::{self, Names};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names::{self, Names};
+
 use crate::spec::{Bias, DecoderSpec, Order, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&PHI), Declared::Decoder(&PHI3)];
@@ -20,9 +21,9 @@ static PHI: Family = Family {
         k_norm: "model.layers.{}.self_attn.k_layernorm",
         up: "model.layers.{}.mlp.fc1",
         down: "model.layers.{}.mlp.fc2",
-        ..names::HF
+        ..tensor_names::HF
     },
-    gguf_names: Names { qkv: "blk.{}.attn_qkv", ..names::GGUF },
+    gguf_names: Names { qkv: "blk.{}.attn_qkv", ..tensor_names::GGUF },
     spec: phi,
 };
 
@@ -33,9 +34,9 @@ static PHI3: Family = Family {
     hf_names: Names {
         qkv: "model.layers.{}.self_attn.qkv_proj",
         gate_up: "model.layers.{}.mlp.gate_up_proj",
-        ..names::HF
+        ..tensor_names::HF
     },
-    gguf_names: Names { qkv: "blk.{}.attn_qkv", gate_up: "blk.{}.ffn_up", ..names::GGUF },
+    gguf_names: Names { qkv: "blk.{}.attn_qkv", gate_up: "blk.{}.ffn_up", ..tensor_names::GGUF },
     spec: phi3,
 };
 

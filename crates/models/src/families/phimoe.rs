@@ -1,13 +1,13 @@
 //! PhiMoE: experts chosen one after the other (SparseMixer), LayerNorm, biases in attention and head.
 
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, Names};
 use tallow_core::{NormKind, Scores};
 
 use super::{Declared, Family, common, rope};
 use crate::blocks::rope::Scaling;
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, Names};
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec};
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&PHIMOE)];
 
@@ -21,9 +21,9 @@ static PHIMOE: Family = Family {
         expert_gate: "model.layers.{}.block_sparse_moe.experts.{e}.w1",
         expert_up: "model.layers.{}.block_sparse_moe.experts.{e}.w3",
         expert_down: "model.layers.{}.block_sparse_moe.experts.{e}.w2",
-        ..names::HF
+        ..tensor_names::HF
     },
-    gguf_names: names::GGUF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

@@ -1,9 +1,10 @@
 //! Qwen2 and 2.5 (biases on Q, K and V), Qwen3 (QK norm instead).
 
 use super::{Declared, Family, common, rope};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names;
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names;
+
 use crate::spec::{Bias, DecoderSpec, DenseDecoderSpec, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&QWEN2), Declared::Decoder(&QWEN3)];
@@ -12,8 +13,8 @@ static QWEN2: Family = Family {
     name: "Qwen2",
     hf: &["Qwen2ForCausalLM", QWEN2_VL, QWEN2_5_VL],
     gguf: &["qwen2"],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec: qwen2,
 };
 
@@ -21,8 +22,8 @@ static QWEN3: Family = Family {
     name: "Qwen3",
     hf: &["Qwen3ForCausalLM", QWEN3_VL],
     gguf: &["qwen3"],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec: qwen3,
 };
 

@@ -1,9 +1,10 @@
 //! Qwen2-MoE (experts and a gated shared expert) and Qwen3-MoE.
 
 use super::{Declared, Family, common};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, Names};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, Names};
+
 use crate::spec::{DecoderSpec, ExpertsSpec, FfnSpec, LayerSpec, Mixer, QkNormSpec, SharedExpertSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&QWEN2_MOE), Declared::Decoder(&QWEN3_MOE)];
@@ -17,9 +18,9 @@ static QWEN2_MOE: Family = Family {
         shared_up: "model.layers.{}.mlp.shared_expert.up_proj",
         shared_down: "model.layers.{}.mlp.shared_expert.down_proj",
         shared_router: "model.layers.{}.mlp.shared_expert_gate",
-        ..names::HF
+        ..tensor_names::HF
     },
-    gguf_names: names::GGUF,
+    gguf_names: tensor_names::GGUF,
     spec: qwen2_moe,
 };
 
@@ -27,8 +28,8 @@ static QWEN3_MOE: Family = Family {
     name: "Qwen3-MoE",
     hf: &["Qwen3MoeForCausalLM"],
     gguf: &["qwen3moe"],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec: qwen3_moe,
 };
 

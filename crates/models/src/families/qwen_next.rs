@@ -1,16 +1,16 @@
 //! Qwen3-Next and Qwen3.5, dense and MoE: most layers are Gated DeltaNet, every fourth is attention with a gated
 //! output. Qwen3.5 checkpoints have a vision encoder too; only the text model is read.
 
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, GatedDeltaNames, Names, Rate};
 use tallow_core::ops::{MOST_KERNEL, MOST_KEY};
 use tallow_core::{Activation, DeltaHeads, Sharing};
 
 use super::{Declared, Family, common, qwen_moe, rope};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, GatedDeltaNames, Names, Rate};
 use crate::spec::{
     DecoderSpec, ExpertsSpec, FfnSpec, GatedDeltaSpec, LayerSpec, Mixer, QkNormSpec, SharedExpertSpec,
 };
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] =
     &[Declared::Decoder(&QWEN3_NEXT), Declared::Decoder(&QWEN35), Declared::Decoder(&QWEN35_MOE)];
@@ -62,9 +62,9 @@ const TEXT: Names = Names {
     shared_down: "model.layers.{}.mlp.shared_expert.down_proj",
     shared_router: "model.layers.{}.mlp.shared_expert_gate",
     spare: &["mtp."],
-    ..names::HF
+    ..tensor_names::HF
 };
-const GGUF: Names = Names { ffn_norm: "blk.{}.post_attention_norm", ..names::GGUF };
+const GGUF: Names = Names { ffn_norm: "blk.{}.post_attention_norm", ..tensor_names::GGUF };
 
 const KERNEL: Key = key("linear_conv_kernel_dim", "ssm.conv_kernel");
 const KEYS: Key = key("linear_num_key_heads", "ssm.group_count");

@@ -1,13 +1,13 @@
 //! RoBERTa and XLM-R: BERT with positions that start behind the padding token's id.
 
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names::{self, Names};
 use tallow_core::Activation;
 
 use super::{Declared, EncoderFamily, encoders};
 use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
-use crate::error::Result;
-use crate::formats::config::Config;
-use crate::formats::names::{self, Names};
 use crate::spec::Bias;
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&ROBERTA)];
 
@@ -33,7 +33,7 @@ static ROBERTA: EncoderFamily = EncoderFamily {
         ffn_behind: "roberta.encoder.layer.{}.output.LayerNorm",
         up: "roberta.encoder.layer.{}.intermediate.dense",
         down: "roberta.encoder.layer.{}.output.dense",
-        ..names::HF
+        ..tensor_names::HF
     },
     types: "roberta.embeddings.token_type_embeddings",
     embed_norm: "roberta.embeddings.LayerNorm",

@@ -1,13 +1,13 @@
 //! Reads RoPE settings from three generations of `config.json` and from GGUF metadata into one [`RopeSpec`].
 
+use tallow_checkpoint::Kind;
+use tallow_checkpoint::config::{Config, Key, key};
 use tallow_core::RopePairs;
 use tallow_quant::Format;
 
 use super::common::{CONTEXT, sane};
 use crate::blocks::rope::{RopeSpec, Scaling, Yarn};
-use crate::error::Result;
-use crate::formats::Kind;
-use crate::formats::config::{Config, Key, key};
+use tallow_checkpoint::Result;
 
 /// Tensors that are part of the settings: per-frequency divisors.
 pub(super) const TENSORS: [&str; 3] = ["rope_freqs.weight", SHORT_TENSOR, LONG_TENSOR];
@@ -27,7 +27,7 @@ const FACTOR: Key = key("factor", "rope.scaling.factor");
 const ORIGINAL: Key = key("original_max_position_embeddings", "rope.scaling.original_context_length");
 const ATTENTION: Key = key("attention_factor", "rope.scaling.attn_factor");
 /// M-RoPE: number of pairs that rotate by time, height and width. For text all three positions are the same.
-pub(crate) const SECTIONS: Key = key("mrope_section", "rope.dimension_sections");
+pub const SECTIONS: Key = key("mrope_section", "rope.dimension_sections");
 const LOW: Key = key("low_freq_factor", "");
 const HIGH: Key = key("high_freq_factor", "");
 const BETA_FAST: Key = key("beta_fast", "rope.scaling.yarn_beta_fast");
@@ -96,7 +96,7 @@ pub(super) fn sections(c: &Config<'_>) -> Result<()> {
 }
 
 /// `mscale_all_dim`, by which YaRN raises the attention scale in families that do so; `None` without scaling.
-pub(crate) fn sharpening(c: &Config<'_>) -> Result<Option<f64>> {
+pub fn sharpening(c: &Config<'_>) -> Result<Option<f64>> {
     let r = scope(c);
     let kind = r.find_text(TYPE)?.or(r.find_text(OLD_TYPE)?).unwrap_or("default");
     if !c.is_gguf() {

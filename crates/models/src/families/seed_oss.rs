@@ -1,9 +1,10 @@
 //! Seed-OSS: Llama with biases on Q, K and V.
 
 use super::{Declared, Family, common};
-use crate::error::Result;
-use crate::formats::config::Config;
-use crate::formats::names;
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names;
+
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&SEED_OSS)];
@@ -12,8 +13,8 @@ static SEED_OSS: Family = Family {
     name: "Seed-OSS",
     hf: &["SeedOssForCausalLM"],
     gguf: &[],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

@@ -2,9 +2,10 @@
 
 use super::{Declared, declared, find};
 use crate::encoder::Parts;
-use crate::error::{LoadError, Result};
-use crate::formats::config::Config;
-use crate::formats::names::Names;
+use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names::Names;
+use tallow_checkpoint::{FileError, Result};
+
 use crate::seq2seq::Seq2SeqSpec;
 
 /// An encoder-decoder architecture (T5, Whisper): encodes a text or audio, then decodes text.
@@ -45,13 +46,13 @@ pub fn find_seq2seq(c: &Config<'_>) -> Result<&'static Seq2SeqFamily> {
             Ok(_) => "it has a decoder alone: `tallow run` and `tallow serve` are for it".to_owned(),
             Err(_) => format!("these are: {}", known.join(", ")),
         };
-        LoadError::unsupported(&c.checkpoint().path, what, why)
+        FileError::unsupported(&c.checkpoint().path, what, why)
     })
 }
 
 /// Error for decoder-only text generation with an encoder-decoder checkpoint.
-pub(super) fn has_an_encoder(c: &Config<'_>) -> LoadError {
+pub(super) fn has_an_encoder(c: &Config<'_>) -> FileError {
     let what = format!("text generation with the architecture {:?}", c.arch());
     let why = "it has an encoder: `tallow run` takes one prompt at a time for it if it reads text, `tallow transcribe` if it hears";
-    LoadError::unsupported(&c.checkpoint().path, what, why)
+    FileError::unsupported(&c.checkpoint().path, what, why)
 }

@@ -2,8 +2,9 @@
 
 use super::{Declared, EncoderFamily, common, towers};
 use crate::encoder::spec::{EncoderSpec, PatchSpec, PoolKind, Pooling, PoolingHeadSpec, Projection};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, Key, key};
+
 use crate::spec::Bias;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&SIGLIP), Declared::Encoder(&SIGLIP_IMAGES)];

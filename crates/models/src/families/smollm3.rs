@@ -2,9 +2,10 @@
 
 use super::rope::{self, THETA};
 use super::{Declared, Family, common};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names;
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names;
+
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&SMOLLM3)];
@@ -13,8 +14,8 @@ static SMOLLM3: Family = Family {
     name: "SmolLM3",
     hf: &["SmolLM3ForCausalLM"],
     gguf: &["smollm3"],
-    hf_names: names::HF,
-    gguf_names: names::GGUF,
+    hf_names: tensor_names::HF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

@@ -1,9 +1,10 @@
 //! StableLM: LayerNorm, partial RoPE (a quarter of each head); some models run attention and FFN in parallel.
 
 use super::{Declared, Family, common, rope};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, Names};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, Names};
+
 use crate::spec::{DecoderSpec, Order, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&STABLELM)];
@@ -15,9 +16,9 @@ static STABLELM: Family = Family {
     hf_names: Names {
         q_norm: "model.layers.{}.self_attn.q_layernorm.norms.{head}",
         k_norm: "model.layers.{}.self_attn.k_layernorm.norms.{head}",
-        ..names::HF
+        ..tensor_names::HF
     },
-    gguf_names: names::GGUF,
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

@@ -1,9 +1,10 @@
 //! StarCoder2: LayerNorm, biases everywhere, ungated FFN.
 
 use super::{Declared, Family, common};
-use crate::error::Result;
-use crate::formats::config::{Config, key};
-use crate::formats::names::{self, Names};
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, key};
+use tallow_checkpoint::tensor_names::{self, Names};
+
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&STARCODER2)];
@@ -13,8 +14,12 @@ static STARCODER2: Family = Family {
     hf: &["Starcoder2ForCausalLM"],
     // Its GGUF files do not have the window.
     gguf: &[],
-    hf_names: Names { up: "model.layers.{}.mlp.c_fc", down: "model.layers.{}.mlp.c_proj", ..names::HF },
-    gguf_names: names::GGUF,
+    hf_names: Names {
+        up: "model.layers.{}.mlp.c_fc",
+        down: "model.layers.{}.mlp.c_proj",
+        ..tensor_names::HF
+    },
+    gguf_names: tensor_names::GGUF,
     spec,
 };
 

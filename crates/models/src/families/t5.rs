@@ -1,16 +1,16 @@
 //! T5: relative position bias, unscaled attention scores, one embedding shared by encoder and decoder.
 
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, CrossAttentionNames, Names};
 use tallow_core::{Activation, Heads};
 
 use super::{Declared, EncoderFamily, Seq2SeqFamily, common};
 use crate::encoder::Parts;
 use crate::encoder::spec::EncoderSpec;
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, CrossAttentionNames, Names};
 use crate::seq2seq::Seq2SeqSpec;
 use crate::spec::{DenseDecoderSpec, RelativeBiasSpec};
 use crate::weights::named;
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&T5_ENCODER), Declared::Seq2Seq(&T5)];
 
@@ -51,7 +51,7 @@ static T5: Seq2SeqFamily = Seq2SeqFamily {
         up: "decoder.block.{}.layer.2.DenseReluDense.wi_1",
         up_alone: "decoder.block.{}.layer.2.DenseReluDense.wi",
         down: "decoder.block.{}.layer.2.DenseReluDense.wo",
-        ..names::HF
+        ..tensor_names::HF
     },
     // Old checkpoints also have a relative bias for cross-attention, which nothing reads.
     spare: &[
@@ -76,7 +76,7 @@ const ENCODER: Names = Names {
     up: "encoder.block.{}.layer.1.DenseReluDense.wi_1",
     up_alone: "encoder.block.{}.layer.1.DenseReluDense.wi",
     down: "encoder.block.{}.layer.1.DenseReluDense.wo",
-    ..names::HF
+    ..tensor_names::HF
 };
 
 const LAYERS: Key = key("num_layers", "");
@@ -183,7 +183,7 @@ fn spec(c: &Config<'_>) -> Result<Seq2SeqSpec> {
     let mut decoder = half(c, layers, true)?;
     // Newer configs always say that embeddings are tied; they are only if there is no head tensor.
     let was_tied = c.flag_or(TIED, true)?;
-    decoder.tied_embeddings = c.checkpoint().get(&named(names::HF.head)).is_none();
+    decoder.tied_embeddings = c.checkpoint().get(&named(tensor_names::HF.head)).is_none();
     // Older configs imply the logit scale by the tie flag, newer ones have a key of its own; multilingual models (mT5)
     // never scale.
     if c.flag_or(SCALED, was_tied && !is_multilingual(c))? {

@@ -1,13 +1,13 @@
 //! Settings common to two-tower families (CLIP, SigLIP): a text and an image encoder that embed into one space.
 
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, Names};
 use tallow_core::{Heads, NormKind};
 
 use super::common;
-use crate::encoder::spec::{EncoderSpec, ImagePreprocessing, PatchSpec, Positions};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, Names};
+use crate::encoder::spec::{EncoderSpec, ImageDefaults, PatchSpec, Positions};
 use crate::spec::{AttentionSpec, Bias, FfnSpec, LayerSpec, NormSpec};
+use tallow_checkpoint::Result;
 
 /// Defaults of settings; configs may leave all of them out.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +43,7 @@ pub(super) const TEXT: Names = Names {
     ffn_norm: "text_model.encoder.layers.{}.layer_norm2",
     up: "text_model.encoder.layers.{}.mlp.fc1",
     down: "text_model.encoder.layers.{}.mlp.fc2",
-    ..names::HF
+    ..tensor_names::HF
 };
 
 /// Tensor names of the image encoder.
@@ -60,12 +60,11 @@ pub(super) const IMAGES: Names = Names {
     ffn_norm: "vision_model.encoder.layers.{}.layer_norm2",
     up: "vision_model.encoder.layers.{}.mlp.fc1",
     down: "vision_model.encoder.layers.{}.mlp.fc2",
-    ..names::HF
+    ..tensor_names::HF
 };
 
 /// Preprocessing without a center crop, pixel values scaled to [-1, 1].
-pub(super) const WHOLE: ImagePreprocessing =
-    ImagePreprocessing { crops: false, mean: [0.5; 3], deviation: [0.5; 3] };
+pub(super) const WHOLE: ImageDefaults = ImageDefaults { crops: false, mean: [0.5; 3], deviation: [0.5; 3] };
 
 /// Tensors that the text encoder leaves to the image encoder and to the similarity.
 pub(super) const BESIDE_TEXT: &[&str] = &["vision_model.", "visual_projection.", "logit_scale", "logit_bias"];

@@ -1,15 +1,15 @@
 //! Whisper: an audio encoder behind two convolutions, and a text decoder.
 
+use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::{self, CrossAttentionNames, Names};
 use tallow_core::Activation;
 
 use super::{Declared, Seq2SeqFamily, common};
 use crate::encoder::Parts;
 use crate::encoder::spec::{AudioSpec, EncoderSpec, Positions};
-use crate::error::Result;
-use crate::formats::config::{Config, Key, key};
-use crate::formats::names::{self, CrossAttentionNames, Names};
 use crate::seq2seq::Seq2SeqSpec;
 use crate::spec::{Bias, DenseDecoderSpec};
+use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Seq2Seq(&WHISPER)];
 
@@ -28,7 +28,7 @@ static WHISPER: Seq2SeqFamily = Seq2SeqFamily {
         ffn_norm: "model.encoder.layers.{}.final_layer_norm",
         up: "model.encoder.layers.{}.fc1",
         down: "model.encoder.layers.{}.fc2",
-        ..names::HF
+        ..tensor_names::HF
     },
     parts: Parts { types: "", embed_norm: "", ears: ["model.encoder.conv1", "model.encoder.conv2"] },
     decoder: Names {
@@ -52,7 +52,7 @@ static WHISPER: Seq2SeqFamily = Seq2SeqFamily {
         ffn_norm: "model.decoder.layers.{}.final_layer_norm",
         up: "model.decoder.layers.{}.fc1",
         down: "model.decoder.layers.{}.fc2",
-        ..names::HF
+        ..tensor_names::HF
     },
     spare: &[],
     spec,

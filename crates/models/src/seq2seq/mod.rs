@@ -3,19 +3,19 @@
 
 use std::path::Path;
 
+use tallow_checkpoint::Checkpoint;
+use tallow_checkpoint::config::Config;
 use tallow_core::{Backend, Result, StepPlan, Tensor};
+use tallow_text::generation::Generation;
+use tallow_text::tokenizer::Tokenizer;
 
+use crate::Result as LoadResult;
 use crate::blocks::cache::LayerCache;
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::encoder::spec::EncoderSpec;
-use crate::error::Result as LoadResult;
 use crate::families::{self, Seq2SeqFamily};
-use crate::formats::Checkpoint;
-use crate::formats::config::Config;
-use crate::generation::Generation;
 use crate::spec::DecoderSpec;
-use crate::tokenizer::Tokenizer;
 use crate::weights::{Common, Progress, Source, Weights, named};
 
 /// Architecture of an encoder-decoder model.
@@ -80,7 +80,7 @@ impl Seq2SeqModel {
     }
 
     /// Default sampling settings (`generation_config.json`).
-    pub fn generation(&self) -> LoadResult<Generation> {
+    pub fn generation(&self) -> tallow_checkpoint::Result<Generation> {
         Generation::read(&self.checkpoint)
     }
 }

@@ -1,20 +1,18 @@
-//! Speech recognition with a [`Seq2Seq`](crate::seq2seq::Seq2Seq) (Whisper). Samples become log-mel frames in [`mel`],
+//! Speech recognition with a [`Seq2Seq`](crate::seq2seq::Seq2Seq) (Whisper). Samples become log-mel frames in [`tallow_media::mel`],
 //! tokens are chosen by the timestamp rules in [`rules`], and a window's tokens are split into segments in [`window`].
 
-mod fourier;
-pub mod mel;
 pub mod rules;
 pub mod window;
 
 use serde_json::Value;
+use tallow_checkpoint::Settings;
+use tallow_text::tokenizer::Tokenizer;
 
 use crate::error::{LoadError, Result};
-use crate::formats::Settings;
 use crate::seq2seq::Seq2SeqModel;
-use crate::tokenizer::Tokenizer;
 
 /// Samples per second.
-pub const RATE: usize = 16_000;
+pub const RATE: usize = tallow_media::audio::RATE as usize;
 /// Seconds per timestamp token.
 pub const TICK: f64 = 0.02;
 const FILE: &str = "generation_config.json";

@@ -1,13 +1,13 @@
 //! Weights of MoE experts: stored per expert, stacked in one tensor, or stacked with gate and up fused.
 
+use tallow_checkpoint::tensor_names::{EXPERT, Joint, of_layer};
+use tallow_checkpoint::{Kind, Stored};
 use tallow_core::{Backend, Expert, LinearWeights, Memory, Norm, Weight};
 use tallow_quant::{Format, MXFP4};
 
 use super::transpose::{Transpose, plain};
 use super::{StreamCheck, Weights, named};
 use crate::error::{LoadError, Result};
-use crate::formats::names::{EXPERT, Joint, of_layer};
-use crate::formats::{Kind, Stored};
 use crate::spec::{Bias, FfnSpec};
 
 /// Rows of a fused tensor that form one matrix: from `first` on, `step` apart.
@@ -24,20 +24,22 @@ const CODES: usize = BLOCK / 2;
 
 /// MXFP4 matrices stored as two tensors (gpt-oss): 4-bit codes, two to a byte, and one exponent per block.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pair<'a> {
-    pub(crate) codes: &'a Stored,
-    pub(crate) exponents: &'a Stored,
+pub struct Pair<'a> {
+    /// [matrices, rows, blocks, 16 bytes]
+    pub codes: &'a Stored,
+    /// [matrices, rows, blocks]
+    pub exponents: &'a Stored,
 }
 
 impl Pair<'_> {
     /// Shapes of both tensors; `None` if a row is not a whole number of blocks.
-    pub(crate) fn shapes(count: usize, rows: usize, cols: usize) -> Option<([usize; 4], [usize; 3])> {
+    pub fn shapes(count: usize, rows: usize, cols: usize) -> Option<([usize; 4], [usize; 3])> {
         let blocks = cols.is_multiple_of(BLOCK).then_some(cols / BLOCK)?;
         Some(([count, rows, blocks, CODES], [count, rows, blocks]))
     }
 
     /// Writes these rows as GGUF MXFP4 blocks.
-    pub(crate) fn rows(&self, rows: impl Iterator<Item = usize>, to: &mut [u8]) {
+    pub fn rows(&self, rows: impl Iterator<Item = usize>, to: &mut [u8]) {
         let blocks = self.exponents.shape.last().copied().unwrap_or(0);
         for (row, to) in rows.zip(to.chunks_exact_mut((blocks * size_of::<MXFP4>()).max(1))) {
             let at = row * blocks;
@@ -54,7 +56,7 @@ impl Pair<'_> {
 }
 
 /// Checks that a tensor holds raw bytes (`U8`), which have a meaning only together with a second tensor.
-pub(crate) fn bytes_alone(stored: &Stored, name: &str) -> Result<()> {
+pub fn bytes_alone(stored: &Stored, name: &str) -> Result<()> {
     match &stored.kind {
         Kind::Other(elements) if elements == "U8" => Ok(()),
         other => {

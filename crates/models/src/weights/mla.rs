@@ -1,12 +1,12 @@
 //! MLA: the K and V up-projections of each head.
 
+use tallow_checkpoint::tensor_names::of_layer;
 use tallow_core::{Backend, HostWeight, LinearWeights};
 
 use super::transpose::{Transpose, plain};
 use super::{StreamCheck, Weights, named, not_taken};
+use crate::Result;
 use crate::blocks::mla::MlaHead;
-use crate::error::Result;
-use crate::formats::names::of_layer;
 use crate::spec::MlaSpec;
 
 impl<B: Backend> Weights<'_, B> {

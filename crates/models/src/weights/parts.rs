@@ -2,17 +2,17 @@
 
 use std::ops::Range;
 
+use tallow_checkpoint::tensor_names::{Layout, Rate, of_layer};
+use tallow_checkpoint::{Kind, Stored};
 use tallow_core::{Backend, Heads, HostWeight, LinearWeights, Memory, Tensor, Weight};
 use tallow_quant::Format;
 
 use super::{StreamCheck, Weights, named, not_taken, room};
 use crate::error::{LoadError, Result};
-use crate::formats::names::{Layout, Rate, of_layer};
-use crate::formats::{Kind, Stored};
 use crate::spec::Bias;
 
 /// The row ranges of a tensor that make up a matrix, in the matrix's order.
-pub(crate) type Runs = Vec<Range<usize>>;
+pub type Runs = Vec<Range<usize>>;
 
 impl<'a, B: Backend> Weights<'a, B> {
     /// Linear layers fused in one tensor of layer `i`. Each of its rows belongs to exactly one of `parts`.
@@ -154,6 +154,6 @@ impl<'a, B: Backend> Weights<'a, B> {
 }
 
 /// Row ranges of part `part` of every query head, in a tensor that stores `parts` parts per head.
-pub(crate) fn by_head(heads: Heads, part: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
+pub fn by_head(heads: Heads, part: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
     (0..heads.q).map(move |head| (parts * head + part) * heads.dim..(parts * head + part + 1) * heads.dim)
 }

@@ -4,7 +4,7 @@ use tallow_core::{Error, HostWeight};
 use tallow_quant::Format;
 
 /// A zeroed host buffer of `len` bytes; an error instead of an abort if memory runs out.
-pub(crate) fn room(len: usize) -> Result<Vec<u8>, Error> {
+pub fn room(len: usize) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     let out_of_memory = |_| Error::OutOfMemory { device: "the host".into(), asked: len };
     bytes.try_reserve_exact(len).map_err(out_of_memory)?;
@@ -14,7 +14,7 @@ pub(crate) fn room(len: usize) -> Result<Vec<u8>, Error> {
 
 /// Converts a matrix to format `to`, with one thread per core. `care`: the weight of each column's error (imatrix), if
 /// known.
-pub(crate) fn quantized(weight: &HostWeight<'_>, to: Format, care: Option<&[f32]>) -> Result<Vec<u8>, Error> {
+pub fn quantized(weight: &HostWeight<'_>, to: Format, care: Option<&[f32]>) -> Result<Vec<u8>, Error> {
     let HostWeight { format: from, rows, cols, bytes: source, .. } = *weight;
     let (Some(width), Some(wanted)) = (from.row_bytes(cols), to.row_bytes(cols)) else {
         return Ok(Vec::new());

@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use tallow_checkpoint::Stored;
 use tallow_quant::Format;
 
 use crate::error::{LoadError, Result};
-use crate::formats::Stored;
 
 /// A matrix on its way to a device. Rows that the device has read are checked while they are cached, and then released.
 ///
@@ -62,7 +62,7 @@ impl<'a> StreamCheck<'a> {
 }
 
 /// Index of the first element that is NaN or infinite (all exponent bits set), in unquantized formats.
-pub(crate) fn not_finite(format: Format, bytes: &[u8]) -> Option<usize> {
+pub fn not_finite(format: Format, bytes: &[u8]) -> Option<usize> {
     match format {
         Format::F32 => position(bytes, |x| u32::from_le_bytes(x) & 0x7F80_0000 == 0x7F80_0000),
         Format::BF16 => position(bytes, |x| u16::from_le_bytes(x) & 0x7F80 == 0x7F80),
@@ -84,8 +84,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::formats::Kind;
-    use crate::formats::map::Mapping;
+    use tallow_checkpoint::Kind;
+    use tallow_checkpoint::map::Mapping;
 
     const COLS: usize = 1500;
 

@@ -1,9 +1,9 @@
 //! Matrices stored transposed: a row of the file per input.
 
+use tallow_checkpoint::Stored;
 use tallow_quant::Format;
 
 use crate::error::{LoadError, Result};
-use crate::formats::Stored;
 
 /// Only unquantized tensors can be transposed: blocks run along the file's rows.
 pub(super) fn plain(stored: &Stored, name: &str, format: Format) -> Result<()> {
@@ -16,14 +16,17 @@ pub(super) fn plain(stored: &Stored, name: &str, format: Format) -> Result<()> {
 
 /// A matrix whose columns are rows of the file, possibly interleaved with other matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Transpose {
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
+pub struct Transpose {
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
     /// Elements of a row of the file.
-    pub(crate) across: usize,
-    /// Position in the file's row of our first row, and the distance to the next.
-    pub(crate) first: usize,
-    pub(crate) step: usize,
+    pub across: usize,
+    /// Position in the file's row of the first output.
+    pub first: usize,
+    /// Distance to the next output there.
+    pub step: usize,
 }
 
 impl Transpose {
@@ -31,13 +34,13 @@ impl Transpose {
     const TILE: usize = 64;
 
     /// Whether the file has exactly `count` elements and the matrix lies within them.
-    pub(crate) fn is_within(&self, count: usize) -> bool {
+    pub fn is_within(&self, count: usize) -> bool {
         let last = self.rows.saturating_sub(1).saturating_mul(self.step).saturating_add(self.first);
         last < self.across && self.across.checked_mul(self.cols) == Some(count)
     }
 
     /// Transposes the file's bytes `from` into `to`, row-major.
-    pub(crate) fn bytes(&self, from: &[u8], to: &mut [u8]) {
+    pub fn bytes(&self, from: &[u8], to: &mut [u8]) {
         let size = to.len() / (self.rows * self.cols).max(1);
         for (tile, to) in to.chunks_mut((Self::TILE * self.cols * size).max(1)).enumerate() {
             for (col, from) in from.chunks_exact((self.across * size).max(1)).enumerate() {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use tallow_models::Model;
-use tallow_models::generation::Generation;
+use tallow_text::generation::Generation;
 
 use crate::gguf_file::{GgufFile, array, float, text, uint, value};
 use crate::{Dir, Said, folder, snapshot};
@@ -293,7 +293,7 @@ fn c3_12_settings_for_choosing_tokens() {
         ("min_p", "2", uint(2)),
         ("penalty_repeat", "inf", float(f32::INFINITY)),
     ] {
-        said.note(&format!("{key}: {written}"), generation(&file(key, value)).unwrap_err());
+        said.note(&format!("{key}: {written}"), generation(&file(key, value)).unwrap_err().into());
     }
     let folder = Dir::new("12-sampling-folder");
     folder.write_folder();

@@ -8,13 +8,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
+use tallow_checkpoint::Checkpoint;
 use tallow_core::{DType, Memory, Span, StateRows, Step, StepPlan};
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;
 use tallow_models::encoder::spec::Pooling;
 use tallow_models::encoder::{Encoder, EncoderModel, Input};
-use tallow_models::formats::Checkpoint;
 use tallow_models::seq2seq::Seq2Seq;
 use tallow_models::{AnyModel, Model};
 
@@ -28,7 +28,7 @@ type Said = Result<(), Box<dyn std::error::Error>>;
 /// Loads a model and runs a first step.
 fn go(b: &Cpu, path: &Path) -> Said {
     let told = &mut |_, _| ControlFlow::Continue(());
-    match Checkpoint::open(path).and_then(AnyModel::new)? {
+    match AnyModel::new(Checkpoint::open(path)?)? {
         AnyModel::Decoder(model) => decode(b, &model)?,
         AnyModel::Encoder(mut model) => {
             // Load every tensor that a file can have.
@@ -71,7 +71,7 @@ fn encode(b: &Cpu, model: &EncoderModel) -> Said {
 /// What is wrong with how a model's files are accepted or refused, if anything.
 pub(crate) fn fault(b: &Cpu, path: &Path, words: &[&str], refused: bool) -> Option<String> {
     let len = length(path);
-    let open = || Checkpoint::open(path).and_then(AnyModel::new).map(drop).is_ok();
+    let open = || Checkpoint::open(path).is_ok_and(|checkpoint| AnyModel::new(checkpoint).is_ok());
     let (opened, peak) = memory::peak_of(|| catch_unwind(AssertUnwindSafe(open)));
     let gone = catch_unwind(AssertUnwindSafe(|| memory::peak_of(|| go(b, path))));
     match (opened, gone) {

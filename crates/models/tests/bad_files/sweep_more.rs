@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tallow_cpu::{Cpu, Isa};
+use tallow_media::image::resize::Picture;
 use tallow_models::encoder::EncoderModel;
-use tallow_models::images::Pictures;
-use tallow_models::images::resize::Picture;
+use tallow_models::encoder::PatchProcessor;
 use tallow_models::seq2seq::Seq2SeqModel;
 use tallow_models::speech::{Job, Speech};
-use tallow_models::tokenizer::{Special, Tokenizer};
+use tallow_text::tokenizer::{Special, Tokenizer};
 
 use crate::sweep::{complaint, fault, others, places};
 use crate::{Dir, SPARE, memory};
@@ -126,7 +126,7 @@ fn how_pictures_are_prepared() {
     let see = |path: &Path| {
         let model = EncoderModel::open(path)?;
         let images = model.of_images().unwrap();
-        let pictures = Pictures::new(&images.checkpoint, images.spec.patches.unwrap())?;
+        let pictures = PatchProcessor::new(&images.checkpoint, images.spec.patches.unwrap())?;
         for (width, height) in [(20, 17), (1, 40), (40, 1)] {
             let _ = pictures.picture(Picture { width, height, bytes: vec![100; 3 * width * height] });
         }

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use tallow_models::Model;
-use tallow_models::tokenizer::Special;
+use tallow_text::tokenizer::Special;
 
 use crate::gguf_file::{GgufFile, texts, uint};
 use crate::{Dir, Said, folder, memory, snapshot};

@@ -6,7 +6,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Value, json};
 use tallow_engine::handle::Info;
-use tallow_models::tokenizer::{Around, Shown};
+use tallow_text::tokenizer::{Around, Shown};
 
 use crate::body::read_json;
 use crate::errors::ApiError;

@@ -8,9 +8,9 @@ use std::time::Instant;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use tallow_audio::Audio;
 use tallow_engine::handle::Failure;
 use tallow_engine::transcribe::{Interrupted, TranscribeOptions};
+use tallow_media::audio::Audio;
 use tallow_models::speech::Job;
 use tokio::sync::{OwnedSemaphorePermit, TryAcquireError};
 

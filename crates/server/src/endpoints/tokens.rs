@@ -7,7 +7,7 @@ use axum::response::Response;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tallow_engine::handle::EngineHandle;
-use tallow_models::tokenizer::{Around, Shown, Tokenizer};
+use tallow_text::tokenizer::{Around, Shown, Tokenizer};
 
 use crate::body::{Bounds, read_json_within};
 use crate::errors::{ApiError, respond};

@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 use tallow_engine::handle::{Command, Done, EngineHandle, Event, Finish, Info, Request, Timings};
 use tallow_engine::sampler::Sampling;
 use tallow_engine::sim::{self, Script};
-use tallow_models::template::ChatTemplates;
-use tallow_models::tokenizer::{Special, Tokenizer};
 use tallow_server::{LogHealth, Served, Settings};
+use tallow_text::template::ChatTemplates;
+use tallow_text::tokenizer::{Special, Tokenizer};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 

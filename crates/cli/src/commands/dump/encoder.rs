@@ -166,7 +166,7 @@ fn of_images<B: Backend>(
     let Some(images) = given.floats(&format!("{before}pixel_values"), &shape)? else { return Ok(None) };
     let (mut hidden, mut own) = (Vec::new(), Vec::new());
     for image in &images {
-        let image = encoder.upload_images(b, &[patches.cut_up(image)])?;
+        let image = encoder.upload_images(b, &[patches.cut(image)])?;
         let x = encoder.forward(b, &image, |_, _| Ok(()))?;
         hidden.extend(b.download::<f32>(&x)?);
         own.push(shortened(b.download(&vectors(b, encoder, &image, &x, Pooling::First)?)?, None));

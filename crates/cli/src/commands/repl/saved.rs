@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Write};
 
 use serde_json::{Map, Value, json};
+use tallow_text::reasoning::Effort;
 
 use super::{Repl, print};
 use crate::dialogue::Message;
@@ -10,7 +11,6 @@ use crate::load::expand;
 use crate::settings::unreadable;
 use crate::{Failed, terminal};
 use tallow_engine::sampler::Sampling;
-use tallow_models::reasoning::Effort;
 
 /// Largest chat file that is loaded, in bytes.
 const MOST_SAVED: u64 = 64 << 20;

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use tallow_models::reasoning::Effort;
+use tallow_text::reasoning::Effort;
 
 use super::{Known, Repl, known, print};
 use crate::chat::BASE_MODEL_WHY;

@@ -1,0 +1,241 @@
+//! Maps a Hugging Face folder's tensors to their GGUF names.
+
+use std::collections::BTreeSet;
+use std::iter;
+use std::ops::Range;
+
+use super::changes::Change;
+use super::pieces::Piece;
+use super::tensors::Target;
+use tallow_checkpoint::tensor_names::{EXPERT, Joint, Layout, Names, Part, Rate, is_redundant, of_layer};
+use tallow_models::Model;
+use tallow_models::blocks::gated_delta_net::by_key_head;
+use tallow_models::families::Family;
+use tallow_models::spec::{GatedDeltaSpec, Mixer, MlaSpec, MoeSpec};
+use tallow_models::weights::{Pair, Runs, Transpose, by_head, bytes_alone, named};
+use tallow_models::{LoadError, Result};
+
+/// A folder's tensors, named for `reader`. Only tensors that loading also ignores may be left over.
+pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Target<'a>>> {
+    let (names, layers) = (model.names(), model.spec.layers.len());
+    let mut all =
+        Renaming { model, names, to: reader.gguf_names, used: BTreeSet::new(), targets: Vec::new() };
+    let (parts, recalled) = (names.beside(&all.to), names.gated_delta.beside(&all.to.gated_delta));
+    let (of_layers, alone): (Vec<_>, Vec<_>) =
+        parts.into_iter().chain(recalled).partition(|(_, from, _)| from.contains("{}"));
+    for (part, from, to) in alone {
+        all.part(part, from, to)?;
+    }
+    for layer in 0..layers {
+        for (part, from, to) in &of_layers {
+            all.part(*part, &of_layer(from, layer), &of_layer(to, layer))?;
+        }
+        all.latent(layer)?;
+        all.joint(layer)?;
+        all.recalled(layer)?;
+    }
+    let spare = |name: &str| {
+        let past = names.layer(name).is_some_and(|layer| layer >= layers);
+        past || is_redundant(name) || names.spares(name) || model.family.reads(name)
+    };
+    match model.checkpoint.tensors().find(|(name, _)| !all.used.contains(*name) && !spare(name)) {
+        None => Ok(all.targets),
+        Some((name, stored)) => {
+            let why = "what GGUF files have in its place is not known here";
+            Err(LoadError::unsupported(stored.file.path(), format!("converting tensor {name:?}"), why))
+        }
+    }
+}
+
+/// State of the renaming.
+struct Renaming<'a> {
+    model: &'a Model,
+    names: Names,
+    to: Names,
+    used: BTreeSet<String>,
+    targets: Vec<Target<'a>>,
+}
+
+impl<'a> Renaming<'a> {
+    /// The tensor of that name, if it exists.
+    fn find(&self, name: &str) -> Option<Piece<'a>> {
+        let short = name.strip_prefix(self.names.base);
+        let mut names = [Some(name), short].into_iter().flatten();
+        names.find_map(|name| Some(Piece::new(name.to_owned(), self.model.checkpoint.get(name)?)))
+    }
+
+    /// The tensor of that name, if it exists; an error if its shape differs.
+    fn shaped(&mut self, name: &str, shape: &[usize]) -> Result<Option<Piece<'a>>> {
+        let Some(piece) = self.find(name) else { return Ok(None) };
+        if piece.stored.shape != shape {
+            let why = format!("has shape {:?}; the settings ask for {shape:?}", piece.stored.shape);
+            return Err(LoadError::bad(piece.stored.file.path(), format!("tensor {:?}", piece.name), why));
+        }
+        self.used.insert(piece.name.clone());
+        Ok(Some(piece))
+    }
+
+    /// Adds a GGUF tensor made of `pieces`, which together have `shape`, with `changes` applied.
+    fn add(
+        &mut self,
+        to: String,
+        pieces: Vec<Piece<'a>>,
+        shape: &[usize],
+        (part, changes): (Part, Vec<Change>),
+    ) -> Result<()> {
+        self.targets.push(Target::stored(self.model, to, (pieces, shape), part, changes)?);
+        Ok(())
+    }
+
+    /// Adds the tensors of a part: weight and bias, one per expert or head.
+    fn part(&mut self, part: Part, from: &str, to: &str) -> Result<()> {
+        if from.is_empty() || to.is_empty() {
+            return Ok(());
+        }
+        let kinds: &[&str] = if part.is_whole() { &[""] } else { &[".weight", ".bias"] };
+        for kind in kinds {
+            let (from, to) = (format!("{from}{kind}"), format!("{to}{kind}"));
+            let found = match [EXPERT, "{head}"].into_iter().find(|many| from.contains(many)) {
+                None => self.find(&from).into_iter().collect(),
+                Some(many) => {
+                    let each = |i: usize| self.find(&from.replace(many, &i.to_string()));
+                    (0..).map_while(each).collect::<Vec<_>>()
+                }
+            };
+            // Where a family has no norm before a block, that name may be of one behind it, which is added already.
+            let Some(first) = found.first().filter(|piece| !self.used.contains(&piece.name)) else {
+                continue;
+            };
+            let first = first.stored;
+            self.used.extend(found.iter().map(|piece| piece.name.clone()));
+            if self.model.spec.tied_embeddings && to == "output.weight" {
+                continue;
+            }
+            if let Some(Piece { name, stored, .. }) = found.iter().find(|p| p.stored.shape != first.shape) {
+                let why = format!("has shape {:?}, and others of its kind {:?}", stored.shape, first.shape);
+                return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
+            }
+            let mut shape = first.shape.clone();
+            if found.len() > 1 || from.contains(EXPERT) {
+                shape.insert(0, found.len());
+            }
+            if let (Part::Kernel, [cols, 1, kernel]) = (part, shape.as_slice()) {
+                shape = vec![*cols, *kernel];
+            }
+            let changes = self.changes(part, &shape);
+            self.add(to, found, &shape, (part, changes))?;
+        }
+        Ok(())
+    }
+
+    /// Transformations that a part needs between the two layouts.
+    fn changes(&self, part: Part, shape: &[usize]) -> Vec<Change> {
+        let linear = matches!(part, Part::Linear | Part::Queries | Part::Keys | Part::Joint);
+        match (self.names.layout, self.to.layout, shape) {
+            (Layout::Columns, Layout::Rows, &[cols, rows]) if linear => {
+                vec![Change::Turned(Transpose { rows, cols, across: rows, first: 0, step: 1 })]
+            }
+            (Layout::RowsByHead, Layout::Rows, _) if part == Part::Joint => {
+                let heads = self.model.spec.layers.iter().find_map(|layer| layer.mixer.heads());
+                let rows = |heads| (0..3).flat_map(|part| by_head(heads, part, 3)).collect();
+                heads.map(|heads| Change::Rows(rows(heads))).into_iter().collect()
+            }
+            _ if part == Part::Rates => match (self.names.gated_delta.rate.1, self.to.gated_delta.rate.1) {
+                (Rate::Logarithm, Rate::Negative) => vec![Change::Rates],
+                _ => Vec::new(),
+            },
+            _ => Vec::new(),
+        }
+    }
+
+    /// MLA: splits `kv_b` into the K and the V part.
+    fn latent(&mut self, layer: usize) -> Result<()> {
+        let (spec, from, to) = (&self.model.spec.layers[layer], self.names.mla, self.to.mla);
+        let Mixer::Mla(MlaSpec { q_heads: heads, kv_lora_rank, qk_nope_dim: keys, v_dim: values, .. }) =
+            spec.mixer
+        else {
+            return Ok(());
+        };
+        let rows = keys + values;
+        let Some(up) = self.shaped(&named(&of_layer(from.up, layer)), &[heads * rows, kv_lora_rank])? else {
+            return Ok(());
+        };
+        let turn = Transpose { rows: kv_lora_rank, cols: keys, across: kv_lora_rank, first: 0, step: 1 };
+        let some = |rows: Range<usize>| Change::Rows(iter::once(rows).collect());
+        for (to, change) in
+            [(to.k, vec![some(0..keys), Change::Turned(turn)]), (to.v, vec![some(keys..rows)])]
+        {
+            let to = named(&of_layer(to, layer));
+            self.add(to, vec![up.clone()], &[heads, rows, kv_lora_rank], (Part::Linear, change))?;
+        }
+        Ok(())
+    }
+
+    /// Splits a fused gate and up of all experts, and adds the matching down.
+    fn joint(&mut self, layer: usize) -> Result<()> {
+        let Some((up, joint)) = self.names.expert_joint else { return Ok(()) };
+        let Some(MoeSpec { expert, experts }) = self.model.spec.layers[layer].ffn.moe() else {
+            return Ok(());
+        };
+        let (count, width, dim) = (experts.count, expert.width, self.model.spec.dim);
+        let half = |i: usize| match joint {
+            Joint::InTurn => (i * width, 1),
+            Joint::Alternating => (i, 2),
+        };
+        for (from, to, shape, rows, (first, step)) in [
+            (up, self.to.expert_gate, [count, 2 * width, dim], width, half(0)),
+            (up, self.to.expert_up, [count, 2 * width, dim], width, half(1)),
+            (self.names.expert_down, self.to.expert_down, [count, dim, width], dim, (0, 1)),
+        ] {
+            let (from, to) = (of_layer(from, layer), of_layer(to, layer));
+            let [_, outputs, cols] = shape;
+            let some: Runs = (0..rows).map(|row| first + row * step).map(|row| row..row + 1).collect();
+            let some = if rows < outputs { vec![Change::Rows(some)] } else { Vec::new() };
+            if let Some(pair) = self.pair(&from, shape)? {
+                self.add(named(&to), vec![pair], &shape, (Part::Linear, some.clone()))?;
+            } else if let Some(plain) = self.shaped(&from, &[count, cols, outputs])? {
+                let turn = Change::Turned(Transpose { rows, cols, across: outputs, first, step });
+                self.add(named(&to), vec![plain], &[count, cols, outputs], (Part::Linear, vec![turn]))?;
+            }
+            if let Some(bias) = self.shaped(&format!("{from}_bias"), &[count, outputs])? {
+                self.add(format!("{to}.bias"), vec![bias], &[count, outputs], (Part::Linear, some))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Matrices whose MXFP4 codes and exponents are separate tensors, if they exist.
+    fn pair(&mut self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Option<Piece<'a>>> {
+        let Some((of_codes, of_exponents)) = Pair::shapes(count, rows, cols) else { return Ok(None) };
+        let Some(codes) = self.shaped(&format!("{name}_blocks"), &of_codes)? else { return Ok(None) };
+        let name = format!("{name}_scales");
+        let Some(exponents) = self.shaped(&name, &of_exponents)? else {
+            return Err(LoadError::bad(
+                &self.model.checkpoint.path,
+                format!("tensor {name:?}"),
+                "is missing",
+            ));
+        };
+        bytes_alone(codes.stored, &codes.name)?;
+        bytes_alone(exponents.stored, &exponents.name)?;
+        Ok(Some(Piece { exponents: Some(exponents.stored), ..codes }))
+    }
+
+    /// Gated DeltaNet: splits the tensors grouped by key head into Q, K, V and the gates.
+    fn recalled(&mut self, layer: usize) -> Result<()> {
+        let Mixer::GatedDelta(GatedDeltaSpec { heads, .. }) = self.model.spec.layers[layer].mixer else {
+            return Ok(());
+        };
+        let (rows, dim) = (heads.cols() + heads.value_cols(), self.model.spec.dim);
+        let from = named(&of_layer(self.names.gated_delta.qkvz, layer));
+        let Some(all) = self.shaped(&from, &[rows, dim])? else { return Ok(()) };
+        let mut seen = by_key_head(heads, [heads.key_dim; 2], heads.value_dim);
+        let gates = seen.split_off(3 * heads.keys);
+        let to = self.to.gated_delta;
+        for (to, part, runs) in [(to.qkv, Part::Recalled, seen), (to.z, Part::Values, gates)] {
+            let to = named(&of_layer(to, layer));
+            self.add(to, vec![all.clone()], &[rows, dim], (part, vec![Change::Rows(runs)]))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,14 @@
+//! Between text and tokens, as a model's files say.
+//!
+//! [`tokenizer`] encodes and decodes; [`template`] renders a chat to the prompt that a model was trained on;
+//! [`reasoning`] separates a model's reasoning from its answer; [`generation`] reads its default sampling settings.
+
+pub mod generation;
+pub mod reasoning;
+pub mod template;
+pub mod tokenizer;
+
+/// The examples of the README compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
